@@ -1,0 +1,54 @@
+# The two commands: `make tune` and `make test`. `make help` lists the rest.
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+M ?= 1024
+N ?= 1024
+K ?= 1024
+DTYPE ?= float32
+TUNE_ARGS ?=
+TEST_PROCESSES ?= 2
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help venv tune serve test check format clean
+
+help: ## show the commands
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | \
+	  while IFS='|' read -r name text; do printf '  make %-8s %s\n' "$$name" "$$text"; done
+
+venv: $(STAMP) ## create the virtual environment with pinned dependencies
+
+# torch goes first and by itself: what provides it differs between machines (CPU or CUDA build),
+# and an installed one is kept.
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "expected Python 3.11 or newer, found `$(BIN)/python --version`; set PYTHON=" >&2; exit 2; }
+	@$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install -q -c constraints.txt $(TORCH)
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	@touch $@
+
+tune: $(STAMP) ## profile this machine, then tune a GEMM (M=, N=, K=, DTYPE=, TUNE_ARGS=--force)
+	@$(BIN)/tilecore profile --if-missing
+	@$(BIN)/tilecore tune gemm --m $(M) --n $(N) --k $(K) --dtype $(DTYPE) $(TUNE_ARGS)
+
+serve: $(STAMP) ## start the REST service and a coordinator
+	@$(BIN)/tilecore serve
+
+test: $(STAMP) ## run all tests, files side by side on two cores
+	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --durations=12
+
+check: $(STAMP) ## ruff, formatting, mypy --strict, import contracts
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: $(STAMP) ## format the code
+	@$(BIN)/ruff check --fix -q . && $(BIN)/ruff format .
+
+clean: ## remove caches (not the virtual environment, not the database)
+	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist *.egg-info
