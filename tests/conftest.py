@@ -1,0 +1,56 @@
+"""Fixtures of all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# A starved machine is slow at everything: how long an example takes is no finding of a test.
+settings.register_profile("tilecore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tilecore")
+
+
+# Files of few but long tests start first: with files side by side the last ones run alone.
+LONG_FILES = (
+    "e2e/test_service.py",
+    "workers/test_ray_pool.py",
+    "tilecore/test_compat.py",
+    "tilecore/test_jit.py",
+    "workers/test_gemm_end_to_end.py",
+    "workers/test_host.py",
+    "workers/test_pool.py",
+    "architecture/test_imports.py",
+    "e2e/test_sigkill.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rank = {name: position for position, name in enumerate(LONG_FILES)}
+    root = Path(__file__).parent
+    items.sort(key=lambda i: rank.get(i.path.relative_to(root).as_posix(), len(rank)))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-snapshots", action="store_true", help="write snapshots instead of comparing"
+    )
+
+
+@pytest.fixture
+def snapshot(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compare a text with ``snapshots/<name>.txt`` beside the test (at most 40 lines)."""
+    folder = Path(request.path).parent / "snapshots"
+
+    def check(name: str, text: str) -> None:
+        assert text.count("\n") <= 40, "a snapshot is to be read: at most 40 lines"
+        path = folder / f"{name}.txt"
+        if request.config.getoption("--update-snapshots"):
+            folder.mkdir(exist_ok=True)
+            path.write_text(text)
+        assert path.exists(), f"no {path.name}: run pytest --update-snapshots and review it"
+        assert text == path.read_text(), f"differs from {path.name} (--update-snapshots rewrites)"
+
+    return check

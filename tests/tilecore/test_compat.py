@@ -1,0 +1,142 @@
+"""Programs that say ``import tilelang`` and ``device="cuda"`` run here."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tilecore.compat import runner, survey
+from tilecore.compat.__main__ import main
+from tilecore.compat.device import cuda_on_cpu
+from tilecore.compat.modules import aliased
+
+ADD = """
+import sys
+import tilelang
+import tilelang.language as T
+import torch
+from tilelang.profiler import do_bench
+
+@tilelang.jit(target="cuda")
+def add(A, B):
+    N = T.const("N")
+    A: T.Tensor[[N], T.float32]
+    B: T.Tensor[[N], T.float32]
+    C = T.empty([N], T.float32)
+    with T.Kernel(T.ceildiv(N, 64), threads=64) as b:
+        for i in T.Parallel(64):
+            C[b * 64 + i] = A[b * 64 + i] + B[b * 64 + i]
+    return C
+
+n = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+x, y = torch.randn(n, device="cuda"), torch.randn(n).cuda()
+assert x.is_cuda and torch.cuda.get_device_capability() >= (8, 0)
+torch.testing.assert_close(add(x, y), x + y)
+assert do_bench(lambda: add(x, y), n_repeat=2) > 0
+"""
+TESTS = """
+import pytest
+import tilelang.testing
+
+@tilelang.testing.requires_cuda
+def test_passes():
+    assert True
+
+@tilelang.testing.requires_rocm
+def test_skipped():
+    raise AssertionError
+
+def test_fails():
+    pytest.importorskip("sys")
+    assert 1 == 2
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "helper.py").write_text("VALUE = 3\n")
+    (tmp_path / "add.py").write_text(ADD)
+    (tmp_path / "test_file.py").write_text(TESTS)
+    (tmp_path / "primitive.py").write_text(
+        "import tilelang\nimport tilelang.language as T\nT.tcgen05_mma\n"
+    )
+    (tmp_path / "package.py").write_text("import tilelang\nimport no_such_package\n")
+    (tmp_path / "neighbour.py").write_text(
+        "import tilelang\nfrom helper import VALUE\nassert VALUE == 4, 'three'\n"
+    )
+    (tmp_path / "hang.py").write_text("import tilelang, time\ntime.sleep(60)\n")
+    (tmp_path / "crash.py").write_text("import tilelang, os\nos.abort()\n")
+    (tmp_path / "plain.py").write_text("import tilelang\nprint(tilelang.cdiv(5, 2))\n")
+    return tmp_path
+
+
+def test_a_program_for_cuda_runs_with_its_arguments(folder: Path) -> None:
+    runner.run(folder / "add.py", ["70"])
+    assert "tilelang" not in sys.modules
+    assert not torch.cuda.is_available()
+
+
+def test_a_survey_tells_every_kind_of_outcome(folder: Path) -> None:
+    out = folder / "table.md"
+    command = [sys.executable, "-m", "tilecore.compat", "--survey", str(folder), "--limit", "15"]
+    done = subprocess.run(
+        [*command, "--out", str(out)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [line.strip("| ").split(" | ") for line in out.read_text().splitlines()]
+    found = {row[0]: row[1:] for row in rows if row[0].endswith(".py")}
+    assert set(found) == {p.name for p in survey.programs(folder)}
+    assert "helper.py" not in found
+    assert found["add.py"][0] == runner.CHECKED, found["add.py"]
+    assert found["plain.py"][0] == runner.RAN
+    assert found["primitive.py"][0] == runner.MISSING_PRIMITIVE
+    assert "TC102" in found["primitive.py"][-1]
+    assert found["package.py"][0] == runner.MISSING_PACKAGE
+    assert "no_such_package (package.py:2)" in found["package.py"][-1]
+    assert found["neighbour.py"][0] == runner.WRONG
+    assert "three (neighbour.py:3)" in found["neighbour.py"][-1]
+    assert found["hang.py"][0] == runner.TIMED_OUT
+    assert found["crash.py"][0] == runner.FAILED
+    assert "-6" in found["crash.py"][-1]
+    assert found["test_file.py"][:2] == [runner.WRONG, "1/1/1"]
+    assert "plain.py: runs, checks nothing" in done.stdout
+
+
+def test_bad_calls_are_told(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main([str(folder / "none.py")]) == 2
+    assert main(["--survey", str(folder / "none")]) == 2
+    assert main([str(folder / "primitive.py")]) == 2
+    assert "TC102" in capsys.readouterr().err
+
+
+def test_aliases_share_modules_and_end_with_the_block() -> None:
+    import tilecore.language
+
+    spec = tilecore.language.__spec__
+    with aliased():
+        assert importlib.import_module("tilelang.language") is tilecore.language
+        assert importlib.import_module("tilelang.jit.kernel").JITKernel
+        with pytest.raises(ModuleNotFoundError, match=r"no counterpart of tilelang\.metal"):
+            importlib.import_module("tilelang.metal")
+    assert tilecore.language.__spec__ is spec
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("tilelang.language")
+
+
+def test_cuda_calls_answer_for_one_device() -> None:
+    with cuda_on_cpu((8, 9)):
+        assert torch.cuda.get_device_capability() == (8, 9)
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        x = torch.zeros(3, device=torch.device("cuda:0")).to("cuda")
+        end.record()
+        torch.cuda.synchronize()
+        assert start.elapsed_time(end) >= 0
+        assert x.device.type == "cpu"
+        assert torch.nn.Linear(2, 2).cuda()(torch.ones(1, 2).cuda()).shape == (1, 2)
+    assert not torch.cuda.is_available()

@@ -1,0 +1,109 @@
+"""Eight-bit floats against torch: every code, and rounding to nearest even of random floats."""
+
+import numpy as np
+import pytest
+import torch
+
+import tilecore.language as T
+from tilecore import runtime
+from tilecore.artifact import ArtifactStore
+from tilecore.compiler import compile
+
+NAMES = ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return ArtifactStore(tmp_path_factory.mktemp("artifacts"))
+
+
+def convert(source, target):
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def main(X: T.Tensor((n,), source), Y: T.Tensor((n,), target)):
+        with T.Kernel(T.ceildiv(n, 128)) as b:
+            for i in T.Parallel(128):
+                Y[b * 128 + i] = T.cast(X[b * 128 + i], target)
+
+    return main
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_code_has_the_value_torch_gives_it(store, name):
+    kernel = runtime.load(compile(convert(name, "float32"), store=store))
+    codes = torch.arange(256, dtype=torch.uint8).view(getattr(torch, name))
+    found = torch.empty(256)
+    kernel(codes, found)
+    torch.testing.assert_close(found, codes.float(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_floats_round_as_in_torch(store, name):
+    kernel = runtime.load(compile(convert("float32", name), store=store))
+    dtype = getattr(torch, name)
+    every = torch.arange(256, dtype=torch.uint8).view(dtype).float()
+    finite = every[torch.isfinite(every)].sort().values
+    ties = (finite[1:].double() + finite[:-1].double()) / 2
+    rng = np.random.default_rng(0)
+    bits = torch.from_numpy(rng.integers(0, 2**32, 50_000, np.uint32).view(np.float32))
+    near = torch.from_numpy(rng.uniform(-600, 600, 20_000).astype(np.float32))
+    scales = 2.0 ** torch.from_numpy(rng.integers(-30, 10, 20_000)).float()
+    special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 448, 464, 480, 1e9, -1e9])
+    values = torch.cat([bits, near, near * scales, ties.float(), special, finite])
+    if name == "float8_e8m0fnu":
+        values = values.abs()
+    found = torch.empty(len(values), dtype=dtype)
+    kernel(values, found)
+    got, want = found.float(), values.to(dtype).float()
+    wrong = ~((got == want) | (got.isnan() & want.isnan()))
+    assert not wrong.any(), (values[wrong][:5], got[wrong][:5], want[wrong][:5])
+    zero = want == 0
+    assert torch.equal(got[zero].signbit(), want[zero].signbit())
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+def test_gemm_of_eight_bit_operands(store, name):
+    m = T.dynamic("m")
+
+    @T.prim_func
+    def main(A: T.Tensor((m, 64), name), B: T.Tensor((40, 64), name), C: T.Tensor((m, 40), name)):
+        with T.Kernel(T.ceildiv(m, 16)) as by:
+            a = T.alloc_shared((16, 64), name)
+            b = T.alloc_shared((40, 64), name)
+            c = T.alloc_fragment((16, 40), "float32")
+            T.copy(A[by * 16, 0], a)
+            T.copy(B, b)
+            T.gemm(a, b, c, transpose_B=True, clear_accum=True)
+            for i, j in T.Parallel(16, 40):
+                c[i, j] = c[i, j] * 0.125
+            T.copy(c, C[by * 16, 0])
+
+    dtype = getattr(torch, name)
+    kernel = runtime.load(compile(main, store=store))
+    for rows in (1, 16, 37):
+        a, b = (torch.randn(s).to(dtype) for s in ((rows, 64), (40, 64)))
+        c = torch.zeros(rows, 40).to(dtype)
+        kernel(a, b, c)
+        exact = a.double() @ b.double().T * 0.125
+        error = (c.double() - exact).abs() / exact.abs().clamp(min=0.1)
+        assert error.max() <= {"float8_e4m3fn": 2**-4, "float8_e5m2": 2**-3}[name] * 1.01
+
+
+def test_numpy_arrays_and_arithmetic_between_types(store):
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float8_e4m3fn"), Y: T.Tensor((64,), "float8_e5m2")):
+        with T.Kernel(1):
+            for i in T.Parallel(64):
+                Y[i] = T.cast(T.cast(X[i], "float32") * 2 + 1, "float8_e5m2")
+
+    x = np.random.default_rng(1).standard_normal(64).astype(T.dtype("float8_e4m3fn").numpy)
+    y = np.zeros(64, T.dtype("float8_e5m2").numpy)
+    runtime.load(compile(main, store=store))(x, y)
+    expected = (x.astype(np.float32) * 2 + 1).astype(y.dtype)
+    np.testing.assert_array_equal(y.view(np.uint8), expected.view(np.uint8))
+
+
+def test_tfloat32_is_float32():
+    assert T.tfloat32 == T.float32
+    assert T.dtype("tfloat32") == "float32"

@@ -1,0 +1,63 @@
+"""Layouts: tables, inverses, expressions; random layouts are bijections of their domain."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tilecore.errors import ShapeMismatch
+from tilecore.ir.evaluate import evaluate
+from tilecore.ir.expr import Var
+from tilecore.ir.layout import Layout, panels, row_major
+
+
+def test_row_major_with_padding() -> None:
+    layout = row_major((3, 5), leading=8)
+    np.testing.assert_array_equal(layout.table, np.arange(3)[:, None] * 8 + np.arange(5))
+    assert layout.size == 2 * 8 + 5
+    assert layout.is_injective
+    assert layout.describe() == "row-major layout of 3x5, strides (8, 1)"
+    with pytest.raises(ShapeMismatch, match="at least 5"):
+        row_major((3, 5), leading=4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 1), st.sampled_from([4, 6, 16]))
+def test_panels_are_bijections(rows: int, columns: int, axis: int, width: int) -> None:
+    layout = panels((rows, columns), axis, width)
+    i, j = np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij")
+    along, across, other = (i, j, columns) if axis == 0 else (j, i, rows)
+    expected = along // width * (other * width) + across * width + along % width
+    np.testing.assert_array_equal(layout.table, expected)
+    assert layout.is_injective
+    inverse = layout.inverse
+    np.testing.assert_array_equal(inverse[layout.table.ravel()], np.arange(rows * columns))
+    assert (inverse >= 0).sum() == rows * columns
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 12), st.integers(1, 12), st.sampled_from([1, 2, 4]))
+def test_expression_and_table_agree(rows: int, columns: int, width: int) -> None:
+    layout = Layout((rows, columns), lambda i, j: (j // width, i, j % width))
+    i, j = Var("i"), Var("j")
+    grid = np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij", sparse=True)
+    offsets = evaluate(layout.offset((i, j)), {i: grid[0], j: grid[1]})
+    np.testing.assert_array_equal(np.broadcast_to(offsets, layout.shape), layout.table)
+    assert layout.is_injective
+
+
+def test_equality_is_by_table() -> None:
+    plain = row_major((4, 8))
+    assert plain.equals(Layout((4, 8), lambda i, j: (i, j)))
+    assert not plain.equals(Layout((4, 8), lambda i, j: (j, i)))
+    assert not plain.equals(row_major((8, 4)))
+    assert not Layout((4, 8), lambda i, j: i + j).is_injective
+
+
+def test_layouts_need_known_shapes_and_fitting_functions() -> None:
+    with pytest.raises(ShapeMismatch, match="known ints"):
+        Layout((Var("n"), 4), lambda i, j: i)
+    with pytest.raises(ShapeMismatch, match="2 indices"):
+        Layout((4, 4), lambda i: i)

@@ -1,0 +1,234 @@
+"""Programs written per thread: the serialized program and the threaded oracle agree with torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tilecore as tilelang
+import tilecore.language as T
+from tilecore import interpreter
+from tilecore.errors import ScopeError, TypeMismatch
+
+THREADS = 64
+
+
+def run_both(program, *arrays: np.ndarray) -> list[np.ndarray]:
+    """Return the outputs of the compiled program, after comparing them with the oracle's."""
+    kernel = tilelang.compile(program, target="llvm")
+    compiled = [a.copy() for a in arrays]
+    expected = [a.copy() for a in arrays]
+    kernel(*compiled)
+    interpreter.run(program, *expected)
+    for found, wanted in zip(compiled, expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    return compiled
+
+
+def test_block_reduction_through_shared_memory() -> None:
+    @T.prim_func
+    def total(X: T.Tensor((3, 200), "float32"), Y: T.Tensor((3,), "float32")):
+        with T.Kernel(3, threads=THREADS) as b:
+            tx = T.get_thread_binding(0)
+            shared = T.alloc_shared((THREADS,), "float32")
+            acc = T.alloc_var("float32", init=0.0)
+            for k in T.serial(T.ceildiv(200, THREADS)):
+                acc = acc + X[b, k * THREADS + tx]
+            shared[tx] = acc
+            T.sync_threads()
+            for step in T.serial(6):
+                half = 32 >> step
+                if tx < half:
+                    shared[tx] = shared[tx] + shared[tx + half]
+                T.sync_threads()
+            if tx == 0:
+                Y[b] = shared[0]
+
+    x = np.random.default_rng(0).standard_normal((3, 200)).astype(np.float32)
+    _, y = run_both(total, x, np.zeros(3, np.float32))
+    np.testing.assert_allclose(y, x.astype(np.float64).sum(1), rtol=1e-5, atol=1e-4)
+
+
+def test_shuffles_stay_in_their_group() -> None:
+    @T.prim_func
+    def shuffle(X: T.Tensor((THREADS,), "int32"), Y: T.Tensor((5, THREADS), "int32")):
+        with T.Kernel(1, threads=THREADS):
+            tx = T.get_thread_binding()
+            v = X[tx]
+            Y[0, tx] = T.shfl_xor(v, 5)
+            Y[1, tx] = T.shfl_up(v, 3)
+            Y[2, tx] = T.shfl_down(v, 7, 16)
+            Y[3, tx] = T.shfl_sync(v, 9)
+            Y[4, tx] = T.tvm_warp_shuffle(T.tvm_warp_activemask(), v, 2, 8, 32)
+
+    x = np.random.default_rng(1).integers(0, 1000, THREADS).astype(np.int32)
+    _, y = run_both(shuffle, x, np.zeros((5, THREADS), np.int32))
+    lane = np.arange(THREADS)
+    warp = lane // 32 * 32
+    np.testing.assert_array_equal(y[0], x[warp + ((lane % 32) ^ 5)])
+    np.testing.assert_array_equal(y[1], np.where(lane % 32 >= 3, x[lane - 3], x))
+    down = np.where(lane % 16 + 7 < 16, lane + 7, lane)
+    np.testing.assert_array_equal(y[2], x[down])
+    np.testing.assert_array_equal(y[3], x[warp + 9])
+    np.testing.assert_array_equal(y[4], x[lane // 8 * 8 + 2])
+
+
+def test_votes_and_warp_reductions() -> None:
+    @T.prim_func
+    def vote(X: T.Tensor((THREADS,), "float32"), Y: T.Tensor((8, THREADS), "float32")):
+        with T.Kernel(1, threads=THREADS):
+            tx = T.get_thread_binding()
+            v = X[tx]
+            Y[0, tx] = T.any_sync(v > 2.0)
+            Y[1, tx] = T.all_sync(v > -9.0)
+            Y[2, tx] = T.syncthreads_count(v > 0.0)
+            Y[3, tx] = T.warp_reduce_sum(v)
+            Y[4, tx] = T.warp_reduce_max(v)
+            Y[5, tx] = T.warp_reduce_min(v)
+            Y[6, tx] = T.cast(T.ballot(v > 0.0) & 255, "float32")
+            Y[7, tx] = T.get_warp_idx() * 100 + T.get_lane_idx()
+
+    x = np.random.default_rng(2).standard_normal(THREADS).astype(np.float32)
+    _, y = run_both(vote, x, np.zeros((8, THREADS), np.float32))
+    warps = x.reshape(2, 32)
+    spread = lambda values: np.repeat(np.asarray(values, np.float64), 32)
+    np.testing.assert_array_equal(y[0], spread((warps > 2).any(1)))
+    np.testing.assert_array_equal(y[1], spread((warps > -9).all(1)))
+    np.testing.assert_array_equal(y[2], (x > 0).sum())
+    np.testing.assert_allclose(y[3], spread(warps.astype(np.float64).sum(1)), rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(y[4], spread(warps.max(1)))
+    np.testing.assert_array_equal(y[5], spread(warps.min(1)))
+    bits = (warps[:, :8] > 0) @ (1 << np.arange(8))
+    np.testing.assert_array_equal(y[6], spread(bits))
+    np.testing.assert_array_equal(y[7], np.arange(64) // 32 * 100 + np.arange(64) % 32)
+
+
+def test_gemv_with_allreduce_over_one_axis() -> None:
+    n, k, rows, reduce_threads, vector = 10, 100, 4, 16, 4
+    step = reduce_threads * vector
+
+    @T.prim_func
+    def gemv(
+        A: T.Tensor((k,), "float32"), B: T.Tensor((n, k), "float32"), C: T.Tensor((n,), "float32")
+    ):
+        with T.Kernel(T.ceildiv(n, rows), threads=(reduce_threads, rows)) as bn:
+            tk = T.get_thread_binding(0)
+            tn = T.get_thread_binding(1)
+            a = T.alloc_local((vector,), "float32")
+            b = T.alloc_local((vector,), "float32")
+            acc = T.alloc_local((1,), "float32")
+            total = T.alloc_local((1,), "float32")
+            T.clear(acc)
+            for bk in T.serial(T.ceildiv(k, step)):
+                for v in T.vectorized(vector):
+                    a[v] = A[bk * step + tk * vector + v]
+                    b[v] = B[bn * rows + tn, bk * step + tk * vector + v]
+                for v in T.serial(vector):
+                    acc[0] += a[v] * b[v]
+            with T.attr(
+                T.comm_reducer(lambda x, y: x + y, [T.cast(0, "float32")]), "reduce_scope", 0
+            ):
+                T.evaluate(T.tvm_thread_allreduce(T.uint32(1), acc[0], True, total[0], tk))
+            if tk == 0:
+                C[bn * rows + tn] = total[0]
+
+    rng = np.random.default_rng(3)
+    a, b = rng.standard_normal(k).astype(np.float32), rng.standard_normal((n, k), dtype=np.float32)
+    *_, c = run_both(gemv, a, b, np.zeros(n, np.float32))
+    np.testing.assert_allclose(c, b.astype(np.float64) @ a, rtol=1e-4, atol=1e-4)
+
+
+def test_tile_operations_between_thread_code() -> None:
+    @T.prim_func
+    def mixed(X: T.Tensor((2, 64), "float32"), Y: T.Tensor((2, 64), "float32")):
+        with T.Kernel(2, threads=32) as b:
+            tx = T.get_thread_binding()
+            tile = T.alloc_shared((64,), "float32")
+            scale = T.alloc_var("float32", init=1.0)
+            T.copy(X[b, 0], tile)
+            if tx % 2 == 0:
+                tile[tx] = tile[tx] * 10.0
+                T.sync_threads()
+                scale = 3.0
+            for i in T.Parallel(64):
+                tile[i] = tile[i] + 1.0
+            tile[tx + 32] = tile[tx + 32] * scale
+            T.copy(tile, Y[b, 0])
+
+    x = np.random.default_rng(4).standard_normal((2, 64)).astype(np.float32)
+    kernel = tilelang.compile(mixed, target="llvm")
+    y = np.zeros_like(x)
+    kernel(x, y)
+    even = np.arange(32) % 2 == 0
+    expected = x.astype(np.float64)
+    expected[:, :32][:, even] *= 10
+    expected += 1
+    expected[:, 32:][:, even] *= 3
+    np.testing.assert_allclose(y, expected, rtol=1e-5)
+
+
+def test_shared_memory_needs_no_written_barrier() -> None:
+    @T.prim_func
+    def transpose(X: T.Tensor((3, 8, 8), "int32"), Y: T.Tensor((3, 8, 8), "int32")):
+        with T.Kernel(1, threads=(8, 8)):
+            tx, ty = T.get_thread_bindings()
+            shared = T.alloc_shared((8, 8), "int32")
+            mine = T.alloc_local((3,), "int32")
+            for r in T.serial(3):
+                shared[ty, tx] = X[r, ty, tx]
+                mine[r] = shared[tx, ty]
+            for r in T.serial(3):
+                if tx >= 0:
+                    shared[ty, tx] = mine[r] + 1
+                    Y[r, ty, tx] = shared[7 - ty, 7 - tx]
+
+    x = np.random.default_rng(5).integers(0, 1000, (3, 8, 8)).astype(np.int32)
+    y = np.zeros_like(x)
+    tilelang.compile(transpose, target="llvm")(x, y)
+    np.testing.assert_array_equal(y, x.transpose(0, 2, 1)[:, ::-1, ::-1] + 1)
+
+
+def test_a_barrier_that_not_all_threads_reach_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tilecore import interpreter_threads
+
+    monkeypatch.setattr(interpreter_threads, "BARRIER_TIMEOUT_S", 1.0)
+
+    @T.prim_func
+    def hang(Y: T.Tensor((4,), "int32")):
+        with T.Kernel(1, threads=4):
+            tx = T.get_thread_binding()
+            if tx < 2:
+                T.sync_threads()
+            Y[tx] = tx
+
+    with pytest.raises(ScopeError, match="not reached by every thread"):
+        interpreter.run(hang, np.zeros(4, np.int32))
+
+
+def test_wrong_uses() -> None:
+    with pytest.raises(TypeMismatch, match="axis from 0 to 0"):
+
+        @T.prim_func
+        def no_axis(Y: T.Tensor((4,), "int32")):
+            with T.Kernel(1, threads=4):
+                Y[T.get_thread_binding(1)] = 1
+
+    with pytest.raises(TypeMismatch, match="comm_reducer"):
+
+        @T.prim_func
+        def no_reducer(Y: T.Tensor((4,), "int32")):
+            with T.Kernel(1, threads=4):
+                total = T.alloc_local((1,), "int32")
+                T.tvm_thread_allreduce(1, 1, True, total[0], T.get_thread_binding())
+
+    @T.prim_func
+    def parallel_local(Y: T.Tensor((4,), "int32")):
+        with T.Kernel(1, threads=4):
+            tx = T.get_thread_binding()
+            mine = T.alloc_local((4,), "int32")
+            for i in T.Parallel(4):
+                mine[i] = i
+            Y[tx] = mine[tx]
+
+    with pytest.raises(ScopeError, match=r"T\.alloc_local"):
+        tilelang.compile(parallel_local)

@@ -1,0 +1,231 @@
+"""Artifact: a compiled program on disk, with everything needed to load and call it.
+
+A folder with ``manifest.json``, ``kernel.so`` and ``program.txt`` (the tile IR). The key contains
+everything that can change the code: the program, the target, the config, this compiler's own
+source, and the versions of the tools. Folders appear by atomic rename, so that several processes
+may fill one store.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tilecore.errors import ArtifactError
+from tilecore.tile_config import KnobValue, digest
+
+SCHEMA = 1
+MANIFEST, LIBRARY, PROGRAM = "manifest.json", "kernel.so", "program.txt"
+DEFAULT_LIMIT_BYTES = 2 << 30
+# Programs have digests of their own; the rest of these cannot change generated code.
+UNRELATED = ("kernels", "interpreter.py", "graph", "jit.py", "kernel.py", "profiler.py", "compat")
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterSpec:
+    """A parameter as the caller must pass it.
+
+    Extents and strides (None: row-major) that are known at the call only are text: the name of a
+    dimension or an expression of names.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+    is_output: bool
+    is_written: bool
+    kind: str = "tensor"  # "tensor" | "scalar" | "pointer"
+    strides: tuple[int | str, ...] | None = None
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> ParameterSpec:
+        """Return the parameter that a manifest describes."""
+        strides = values.get("strides")
+        shape = tuple(values["shape"])
+        return cls(
+            **{**values, "shape": shape, "strides": None if strides is None else tuple(strides)}
+        )
+
+    @property
+    def is_static(self) -> bool:
+        """Whether shape and strides are known without a call."""
+        return self.strides is None and all(isinstance(e, int) for e in self.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What an artifact is; ``entry`` is the function in the library."""
+
+    key: str
+    name: str
+    entry: str
+    parameters: tuple[ParameterSpec, ...]
+    target: str
+    isa: str
+    config: Mapping[str, KnobValue]
+    program_digest: str
+    versions: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+    resources: Mapping[str, int] = field(default_factory=dict)
+    schema: int = SCHEMA
+
+    def to_json(self) -> str:
+        """Return the text of ``manifest.json``."""
+        return json.dumps(asdict(self), indent=1, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str, path: Path) -> Manifest:
+        """Return the manifest; raises ArtifactError (TC401) if damaged or of another version."""
+        try:
+            values: dict[str, Any] = json.loads(text)
+            if values.get("schema") != SCHEMA:
+                raise ArtifactError(
+                    path=path, reason=f"expected schema {SCHEMA}, found {values.get('schema')}"
+                )
+            parameters = tuple(ParameterSpec.from_json(p) for p in values["parameters"])
+            return cls(**{**values, "parameters": parameters, "notes": tuple(values["notes"])})
+        except (ValueError, KeyError, TypeError) as error:
+            raise ArtifactError(path=path, reason=f"damaged manifest: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A compiled program at ``path``."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def library(self) -> Path:
+        """The shared object."""
+        return self.path / LIBRARY
+
+    @property
+    def program(self) -> str:
+        """The tile IR that was compiled."""
+        return (self.path / PROGRAM).read_text()
+
+    @classmethod
+    def open(cls, path: Path) -> Artifact:
+        """Return the artifact in folder ``path``; raises ArtifactError (TC401)."""
+        try:
+            text = (path / MANIFEST).read_text()
+        except OSError as error:
+            raise ArtifactError(path=path, reason=f"no readable {MANIFEST}: {error}") from error
+        if not (path / LIBRARY).is_file():
+            raise ArtifactError(path=path, reason=f"no {LIBRARY}")
+        return cls(path, Manifest.from_json(text, path))
+
+
+@functools.cache
+def compiler_versions() -> Mapping[str, str]:
+    """Return what identifies this compiler: a digest of its source, and its tools' versions."""
+    return {
+        "tilecore": source_digest(Path(__file__).parent),
+        "tvm": _version("apache-tvm"),
+        "tvm_ffi": _version("apache-tvm-ffi"),
+    }
+
+
+def source_digest(package: Path) -> str:
+    """Return a digest (32 hex digits) over the Python files of a package that make code."""
+    code = hashlib.sha256()
+    for file in sorted(package.rglob("*.py")):
+        name = file.relative_to(package)
+        if name.parts[0] in UNRELATED:
+            continue
+        content = file.read_bytes()
+        code.update(f"{name.as_posix()}\0{len(content)}\0".encode())
+        code.update(content)
+    return code.hexdigest()[:32]
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def artifact_key(
+    program_digest: str, target: str, mcpu: str, config: Mapping[str, KnobValue]
+) -> str:
+    """Return the digest of everything that can change the generated code."""
+    return digest(
+        {
+            "schema": SCHEMA,
+            "program": program_digest,
+            "target": target,
+            "mcpu": mcpu,
+            "config": dict(config),
+            "versions": dict(compiler_versions()),
+        }
+    )
+
+
+class ArtifactStore:
+    """Artifacts by key below one folder, shared between processes, bounded in size."""
+
+    def __init__(self, root: Path, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
+        self.root, self.limit_bytes = Path(root), limit_bytes
+
+    def get(self, key: str) -> Artifact | None:
+        """Return the artifact stored under ``key``, or None (a damaged one is removed)."""
+        path = self._path(key)
+        if not path.is_dir():
+            return None
+        try:
+            return Artifact.open(path)
+        except ArtifactError:
+            shutil.rmtree(path, ignore_errors=True)
+            return None
+
+    def put(
+        self, manifest: Manifest, program: str, write_library: Callable[[Path], None]
+    ) -> Artifact:
+        """Store an artifact; ``write_library`` creates the shared object at a given path."""
+        path = self._path(manifest.key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=".staging-", dir=path.parent))
+        try:
+            write_library(staging / LIBRARY)
+            (staging / PROGRAM).write_text(program)
+            (staging / MANIFEST).write_text(manifest.to_json())
+            staging.chmod(0o755)
+            try:
+                staging.rename(path)
+            except OSError:
+                if self.get(manifest.key) is None:
+                    raise
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+        if manifest.key.endswith("00"):  # one put in 256 looks at the size of the store
+            self.trim()
+        return Artifact.open(path)
+
+    def trim(self) -> int:
+        """Remove the oldest artifacts until the store is within its limit; return bytes removed."""
+        entries = []
+        for path in self.root.glob("??/*"):
+            if path.is_dir() and not path.name.startswith(".staging-"):
+                size = sum(f.stat().st_size for f in path.iterdir())
+                entries.append((path.stat().st_mtime, size, path))
+        excess = sum(size for _, size, _ in entries) - self.limit_bytes
+        removed = 0
+        for _, size, path in sorted(entries):
+            if removed >= excess:
+                break
+            shutil.rmtree(path, ignore_errors=True)
+            removed += size
+        return removed
+
+    def _path(self, key: str) -> Path:
+        return self.root / key[:2] / key

@@ -1,0 +1,1 @@
+"""``tilelang.carver.roller``: names that programs import."""

@@ -1,0 +1,94 @@
+"""TIR to a shared object for x86-64: TVM's LLVM back end, then the system linker.
+
+Our TIR is flat, vectorised and unrolled already, so six lowering passes suffice; TVM's default
+pipeline is slower and runs the simplifier that is unsafe on vector floats
+(shared/research/cpu-lowering.md sections 6 and 7).
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import tirx as tir
+
+from tilecore.errors import CompileFailed, ToolchainMissing
+from tilecore.lowering.cpu.tir import target_of
+from tilecore.target import Target
+
+LINKERS = (("ld", ("-shared",)), ("ld.lld", ("-shared",)), ("cc", ("-shared", "-nostdlib")))
+ENTRY = "main"
+LINK_TIMEOUT_S = 60
+
+
+def generate(func: Any, target: Target) -> Any:
+    """Return TVM's LLVM module of a TIR PrimFunc.
+
+    Raises:
+        CompileFailed: TVM or LLVM rejects the program (TC305).
+    """
+    tvm_target = target_of(target.mcpu)
+    passes = tir.transform
+    pipeline = [
+        passes.BindTarget(tvm_target.with_host(tvm_target)),
+        passes.AnnotateEntryFunc(),
+        passes.MakePackedAPI(),
+        passes.BF16StorageLegalize(),
+        passes.LowerTVMBuiltin(),
+        passes.LowerIntrin(),
+    ]
+    try:
+        module = tvm.ir.transform.Sequential(pipeline)(tvm.IRModule({ENTRY: func}))
+        return tvm.get_global_func("target.build.llvm")(module, tvm_target)
+    except Exception as error:
+        raise CompileFailed(stage="TVM", detail=_brief(error)) from error
+
+
+def find_linker() -> tuple[str, tuple[str, ...]]:
+    """Return the linker that is installed and the flags that make a shared object.
+
+    Raises:
+        ToolchainMissing: none is (TC306).
+    """
+    for name, flags in LINKERS:
+        path = shutil.which(name)
+        if path:
+            return path, flags
+    raise ToolchainMissing(
+        tool="a linker (ld, ld.lld or cc)",
+        purpose="CPU kernels",
+        hint="install binutils (Debian: apt-get install binutils)",
+    )
+
+
+def link(module: Any, path: Path) -> None:
+    """Write the module as a shared object to ``path``.
+
+    Raises:
+        ToolchainMissing: no linker is installed (TC306).
+        CompileFailed: the linker failed (TC305).
+    """
+    linker, flags = find_linker()
+    with tempfile.TemporaryDirectory(prefix="tilecore-") as folder:
+        obj = Path(folder) / "kernel.o"
+        module.write_to_file(str(obj), "o")
+        command = [linker, *flags, "-o", str(path), str(obj)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=LINK_TIMEOUT_S, check=False
+        )
+    if done.returncode != 0:
+        raise CompileFailed(stage=linker, detail=done.stderr.strip()[:2000])
+
+
+def llvm_version() -> str:
+    """Return the version of the LLVM inside TVM."""
+    return str(tvm.get_global_func("target.llvm_version_major")())
+
+
+def _brief(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return "; ".join(lines[-3:])[:2000] or type(error).__name__

@@ -1,0 +1,58 @@
+"""``python -m tilecore.compat [--sm 90] program.py [args]`` and ``--survey DIR``."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+from tilecore.compat import runner, survey
+from tilecore.errors import TileError
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a program or a survey; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tilecore.compat", description=__doc__)
+    parser.add_argument("--sm", default="90", help="compute capability that programs see (80)")
+    parser.add_argument("--survey", type=Path, metavar="DIR", help="run every program below DIR")
+    parser.add_argument("--out", type=Path, help="write the survey's table to this file (Markdown)")
+    parser.add_argument("--match", default="", help="survey: only paths with this regex in them")
+    parser.add_argument("--limit", type=float, default=120.0, help="survey: seconds per program")
+    parser.add_argument("--source", default="", help="survey: what the programs are, for the table")
+    parser.add_argument("program", type=Path, nargs="?")
+    parser.add_argument("args", nargs=argparse.REMAINDER)
+    given = parser.parse_args(argv)
+    if given.survey is not None:
+        return _survey(given)
+    if given.program is None or not given.program.is_file():
+        print(f"expected a program, found {given.program or 'none'}", file=sys.stderr)
+        return 2
+    try:
+        runner.run(given.program.resolve(), given.args, (int(given.sm[:-1]), int(given.sm[-1])))
+    except TileError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def _survey(given: argparse.Namespace) -> int:
+    folder = given.survey.resolve()
+    if not folder.is_dir():
+        print(f"expected a folder, found {given.survey}", file=sys.stderr)
+        return 2
+    chosen = [p for p in survey.programs(folder) if re.search(given.match, p.as_posix())]
+
+    def tell(s: survey.Surveyed) -> None:
+        print(f"{s.wall_s:6.1f} s  {s.program}: {s.outcome.kind}  {s.outcome.reason}", flush=True)
+
+    found = survey.survey(chosen, folder, given.limit, tell)
+    if given.out is not None:
+        given.out.write_text(
+            survey.markdown(found, "TileLang programs on tilecore", given.source or folder.name)
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""Programs that say ``device="cuda"`` run on this CPU while :func:`cuda_on_cpu` is active.
+
+torch functions get "cpu" where they were given "cuda"; what programs ask ``torch.cuda`` about is
+answered for one device with the compute capability that was asked for. Tensors stay CPU tensors
+and say so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+CAPABILITY = (9, 0)  # programs for Hopper take their Hopper branches, as on the machine they know
+DEVICE_NAME = "tilecore on CPU"
+
+
+def _is_cuda(value: Any) -> bool:
+    if isinstance(value, torch.device):
+        return bool(value.type == "cuda")
+    return isinstance(value, str) and (value == "cuda" or value.startswith("cuda:"))
+
+
+def on_cpu(value: Any) -> Any:
+    """Return ``value`` with the device "cuda" replaced by "cpu"."""
+    return torch.device("cpu") if _is_cuda(value) else value
+
+
+class CudaOnCpu(TorchFunctionMode):  # type: ignore[misc]  # torch has no types here
+    """Replaces the device "cuda" in the arguments of torch functions."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run ``func`` with CPU devices."""
+        _ = types
+        if func is torch.Tensor.cuda:
+            return args[0]
+        if func == torch.Tensor.is_cuda.__get__:
+            return True
+        if func is torch.Tensor.get_device:
+            return 0
+        named = {k: on_cpu(v) for k, v in (kwargs or {}).items()}
+        if named.get("pin_memory"):
+            named.pop("pin_memory")
+        return func(*[on_cpu(a) for a in args], **named)
+
+
+class Event:
+    """torch.cuda.Event by the clock of the CPU: work here is done when the call returns."""
+
+    def __init__(self, **_: Any) -> None:
+        self.at_s = 0.0
+
+    def record(self, stream: Any = None) -> None:
+        """Note the time."""
+        _ = stream
+        self.at_s = time.perf_counter()
+
+    def elapsed_time(self, end: Event) -> float:
+        """Return the time between two events in ms."""
+        return (end.at_s - self.at_s) * 1e3
+
+    def synchronize(self) -> None:
+        """Nothing is under way."""
+
+    wait = query = synchronize
+
+
+class Stream:
+    """torch.cuda.Stream: everything runs in order anyway."""
+
+    cuda_stream = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def synchronize(self) -> None:
+        """Nothing is under way."""
+
+    wait_stream = wait_event = record_event = lambda self, other=None: other
+
+
+def _replacements(capability: tuple[int, int]) -> dict[str, Any]:
+    cores = os.cpu_count() or 1
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    properties = SimpleNamespace(
+        name=DEVICE_NAME, major=capability[0], minor=capability[1], multi_processor_count=cores,
+        total_memory=memory, warp_size=32, shared_memory_per_block_optin=232448,
+        max_threads_per_multi_processor=2048, regs_per_multiprocessor=65536,
+        L2_cache_size=50 << 20, gcnArchName="",
+    )  # fmt: skip
+    stream = Stream()
+
+    def nothing(*_: Any, **__: Any) -> None:
+        return None
+
+    def always(value: Any) -> Callable[..., Any]:
+        return lambda *_, **__: value
+
+    return {
+        "is_available": always(True), "device_count": always(1), "current_device": always(0),
+        "get_device_capability": always(capability), "get_device_name": always(DEVICE_NAME),
+        "get_device_properties": always(properties), "current_stream": always(stream),
+        "default_stream": always(stream), "stream": always(stream), "Stream": Stream,
+        "Event": Event, "synchronize": nothing, "set_device": nothing, "init": nothing,
+        "empty_cache": nothing, "manual_seed": nothing, "manual_seed_all": nothing,
+        "device": always(contextlib.nullcontext()), "mem_get_info": always((memory, memory)),
+        "memory_allocated": always(0), "max_memory_allocated": always(0),
+        "reset_peak_memory_stats": nothing, "is_bf16_supported": always(True),
+    }  # fmt: skip
+
+
+@contextlib.contextmanager
+def cuda_on_cpu(capability: tuple[int, int] = CAPABILITY) -> Iterator[None]:
+    """Let code written for a CUDA device run on the CPU inside the block.
+
+    Args:
+        capability: the compute capability that ``torch.cuda`` tells programs.
+    """
+    new = _replacements(capability)
+    old = {name: getattr(torch.cuda, name) for name in new}
+    module_cuda = torch.nn.Module.cuda
+    for name, value in new.items():
+        setattr(torch.cuda, name, value)
+    torch.nn.Module.cuda = lambda self, device=None: self
+    try:
+        with CudaOnCpu():
+            yield
+    finally:
+        for name, value in old.items():
+            setattr(torch.cuda, name, value)
+        torch.nn.Module.cuda = module_cuda

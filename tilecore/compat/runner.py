@@ -1,0 +1,165 @@
+"""Runs one program and says what became of it, as a value."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tilecore.compat.device import CAPABILITY, cuda_on_cpu
+from tilecore.compat.modules import aliased
+from tilecore.errors import TileError
+from tilecore.target import gpu_programs_on_cpu
+
+CHECKED, RAN, WRONG, MISSING_PRIMITIVE, MISSING_PACKAGE, REJECTED, SKIPPED, FAILED, TIMED_OUT = (
+    "passes its own check", "runs, checks nothing", "its own check fails", "needs a primitive",
+    "needs a package", "rejected by tilecore", "all its tests are skipped", "fails otherwise",
+    "out of time",
+)  # fmt: skip
+CHECKS = ("assert", "allclose", "assert_close", "torch_assert_close", "assert_allclose")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a program.
+
+    Attributes:
+        kind: one of the names above.
+        reason: one line: message, primitive or package, and where.
+        passed, failed, skipped: tests, for a file of tests.
+    """
+
+    kind: str
+    reason: str = ""
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+
+
+@contextlib.contextmanager
+def environment(program: Path, arguments: Sequence[str], sm: tuple[int, int]) -> Iterator[None]:
+    """What a program finds: tilelang, its own folder on the path, its arguments, a CUDA device."""
+    argv, path = sys.argv, list(sys.path)
+    sys.argv = [str(program), *arguments]
+    sys.path.insert(0, str(program.parent))
+    try:
+        with aliased(), cuda_on_cpu(sm), gpu_programs_on_cpu():
+            yield
+    finally:
+        sys.argv, sys.path[:] = argv, path
+
+
+def run(program: Path, arguments: Sequence[str] = (), sm: tuple[int, int] = CAPABILITY) -> None:
+    """Run a program as ``python program.py arguments`` would; what it raises is raised."""
+    with environment(program, arguments, sm):
+        runpy.run_path(str(program), run_name="__main__")
+
+
+def attempt(program: Path, sm: tuple[int, int] = CAPABILITY) -> Outcome:
+    """Run a program (a file of tests by pytest) and return what became of it."""
+    try:
+        if program.name.startswith("test_"):
+            return _run_tests(program, sm)
+        run(program, (), sm)
+    except SystemExit as stop:
+        if stop.code not in (None, 0):
+            return Outcome(FAILED, f"exits with {stop.code}")
+    except BaseException as error:  # noqa: BLE001  the border to code that is not ours
+        return classify(error, program)
+    return Outcome(CHECKED if has_check(program) else RAN)
+
+
+def has_check(program: Path) -> bool:
+    """Return whether the program compares anything: an assert, or a call named like one."""
+    for node in ast.walk(ast.parse(program.read_text())):
+        if isinstance(node, ast.Assert):
+            return True
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if name in CHECKS:
+                return True
+    return False
+
+
+def classify(error: BaseException, program: Path) -> Outcome:
+    """Return the outcome that an exception stands for."""
+    line = _place(error, program)
+    if isinstance(error, TileError):
+        kind = MISSING_PRIMITIVE if error.code == "TC102" else REJECTED
+        return Outcome(kind, f"{error.code} {_first_line(error.message)} {line}")
+    if isinstance(error, ModuleNotFoundError):
+        return Outcome(MISSING_PACKAGE, f"{error.name or error} {line}")
+    if isinstance(error, AssertionError):
+        return Outcome(WRONG, f"{_first_line(str(error)) or 'assert'} {line}")
+    return Outcome(FAILED, f"{type(error).__name__}: {_first_line(str(error))} {line}")
+
+
+def _place(error: BaseException, program: Path) -> str:
+    """Return the last line below the program's folder that was being run."""
+    if isinstance(error, TileError) and error.span is not None and error.span.is_known:
+        return f"({Path(error.span.file).name}:{error.span.line})"
+    here = str(program.parent)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(here)]
+    return f"({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+
+
+def _first_line(text: str) -> str:
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    return lines[0].strip()[:160] if lines else ""
+
+
+class _Collector:
+    """A pytest plugin that keeps the outcome of each test."""
+
+    def __init__(self, program: Path) -> None:
+        self.program = program
+        self.passed = self.skipped = 0
+        self.failures: list[Outcome] = []
+
+    def pytest_runtest_makereport(self, item: object, call: object) -> None:
+        """Note a failure with its exception, while that is still an object."""
+        _ = item
+        info = getattr(call, "excinfo", None)
+        if info is not None and type(info.value).__name__ != "Skipped":
+            self.failures.append(classify(info.value, self.program))
+
+    def pytest_runtest_logreport(self, report: object) -> None:
+        """Count passes and skips."""
+        if getattr(report, "skipped", False):
+            self.skipped += 1
+        elif getattr(report, "when", "") == "call" and getattr(report, "passed", False):
+            self.passed += 1
+
+    def pytest_collectreport(self, report: object) -> None:
+        """Note a file that cannot be imported."""
+        if getattr(report, "failed", False):
+            last = str(getattr(report, "longrepr", "")).strip().splitlines()
+            text = next((x[2:].strip() for x in reversed(last) if x.startswith("E ")), "import")
+            missing = "No module named" in text or "no counterpart" in text
+            self.failures.append(Outcome(MISSING_PACKAGE if missing else FAILED, text[:160]))
+
+
+def _run_tests(program: Path, sm: tuple[int, int]) -> Outcome:
+    import pytest
+
+    found = _Collector(program)
+    options = [
+        "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:timeout", "--tb=line",
+        "--rootdir", str(program.parent), "-c", os.devnull, str(program),
+    ]  # fmt: skip
+    with environment(program, (), sm):
+        pytest.main(options, plugins=[found])
+    counts = {"passed": found.passed, "failed": len(found.failures), "skipped": found.skipped}
+    if found.failures:
+        order = (WRONG, FAILED, REJECTED, MISSING_PRIMITIVE, MISSING_PACKAGE)
+        worst = min(found.failures, key=lambda o: order.index(o.kind))
+        return Outcome(worst.kind, worst.reason, **counts)
+    if not found.passed:
+        return Outcome(SKIPPED, "", **counts)
+    return Outcome(CHECKED, "", **counts)

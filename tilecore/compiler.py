@@ -1,0 +1,137 @@
+"""compile(): the whole path from a tile program to an artifact, on one screen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tilecore.artifact import (
+    Artifact,
+    ArtifactStore,
+    Manifest,
+    ParameterSpec,
+    artifact_key,
+    compiler_versions,
+)
+from tilecore.inference.cpu import infer
+from tilecore.inference.options import CpuOptions
+from tilecore.ir.analysis import written_buffers
+from tilecore.ir.expr import Expr, Pointer, Var, int_value
+from tilecore.ir.nodes import Assert, Buffer, PrimFunc
+from tilecore.ir.printer import Namer, format_expr, format_func, program_digest
+from tilecore.ir.verifier import verify
+from tilecore.ir.visitor import walk
+from tilecore.passes.pipeline import run_passes
+from tilecore.target import Target, parse_target
+from tilecore.tile_config import KnobValue
+
+Observer = Callable[[str, Any], None]
+LOWERING_KNOBS = ("micro_m", "micro_n", "pack_a", "pack_b")
+
+
+def default_store() -> ArtifactStore:
+    """Return the artifact cache of this user."""
+    return ArtifactStore(Path.home() / ".cache" / "tilecore" / "artifacts")
+
+
+def compile(
+    func: PrimFunc,
+    target: str | Target | None = "llvm",
+    config: Mapping[str, KnobValue] | None = None,
+    store: ArtifactStore | None = None,
+) -> Artifact:
+    """Return the compiled program, from the store where it was compiled before.
+
+    Args:
+        func: a traced tile program; tile shapes are known, tensor shapes may be dynamic.
+        target: a Target or its name; "llvm" is this machine's CPU.
+        config: knobs of the lowering (others are ignored: the program has them already).
+        store: where artifacts are kept; default: the user's cache.
+
+    Raises:
+        TileError: any fault of the program, the config or the toolchain, by class.
+    """
+    chosen = parse_target(target)
+    knobs = {k: v for k, v in (config or {}).items() if k in LOWERING_KNOBS}
+    digest = program_digest(func)
+    key = artifact_key(digest + assertion_places(func), chosen.kind, chosen.mcpu, knobs)
+    store = store or default_store()
+    found = store.get(key)
+    if found is not None:
+        return found
+    from tilecore.codegen.llvm import ENTRY, generate, link
+
+    plan, tir = lower(func, chosen, knobs)
+    module = generate(tir, chosen)
+    manifest = Manifest(
+        key=key, name=func.name, entry=ENTRY, parameters=parameters(func), target=chosen.kind,
+        isa=chosen.isa, config=knobs, program_digest=digest, versions=compiler_versions(),
+        notes=tuple(plan.explain().splitlines()),
+    )  # fmt: skip
+    return store.put(manifest, format_func(func), lambda path: link(module, path))
+
+
+def lower(
+    func: PrimFunc,
+    target: Target,
+    knobs: Mapping[str, KnobValue],
+    observer: Observer | None = None,
+) -> tuple[Any, Any]:
+    """Return (inference plan, TIR); ``observer`` sees the result of every stage.
+
+    verify -> passes -> verify -> infer -> lower
+    """
+    from tilecore.lowering.cpu.lower import lower_function
+
+    see: Observer = observer or (lambda stage, value: None)
+    verify(func)
+    see("source", func)
+    func = run_passes(func, observer)
+    verify(func)
+    plan = infer(func, target, CpuOptions.parse(knobs, target))
+    see("inference", plan)
+    tir = lower_function(func, plan, target)
+    see("tir", tir)
+    return plan, tir
+
+
+def assertion_places(func: PrimFunc) -> str:
+    """Return where the assertions of ``func`` stand, which is part of the code."""
+    return "".join(f" {s.span}" for s in walk(func.body) if isinstance(s, Assert))
+
+
+def parameters(func: PrimFunc) -> tuple[ParameterSpec, ...]:
+    """Return the parameters with what the program does to them."""
+    written = {b.root for b in written_buffers(func.body)}
+    outputs = {i % len(func.params) for i in func.attrs.get("out_idx", ())}
+    namer = Namer()
+    for param in func.params:
+        namer.name(param)
+    return tuple(
+        _parameter(p, namer, position in outputs, p in written)
+        for position, p in enumerate(func.params)
+    )
+
+
+def _parameter(
+    param: Buffer | Var, namer: Namer, is_output: bool, is_written: bool
+) -> ParameterSpec:
+    name, dtype = namer.name(param), str(param.dtype)
+    if isinstance(param, Var):
+        kind = "pointer" if isinstance(param, Pointer) else "scalar"
+        return ParameterSpec(name, dtype, (), is_output=False, is_written=False, kind=kind)
+
+    def extent(value: Expr) -> int | str:
+        size = int_value(value)
+        return format_expr(value, namer) if size is None else size
+
+    strides = None if param.strides is None else tuple(extent(e) for e in param.strides)
+    return ParameterSpec(
+        name=name,
+        dtype=dtype,
+        shape=tuple(extent(e) for e in param.shape),
+        is_output=param.is_output or is_output,
+        is_written=is_written,
+        strides=strides,
+    )

@@ -1,0 +1,28 @@
+"""``tilelang.engine``: lowering without running, and hooks on generated GPU source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tilecore import compiler
+from tilecore.ir.nodes import PrimFunc
+from tilecore.target import Target, parse_target
+
+Hook = Callable[..., Any]
+
+
+def lower(func: PrimFunc, target: str | Target | None = "auto", **_: Any) -> dict[str, Any]:
+    """Return the result of every stage of the compilation of ``func``, by its name."""
+    stages: dict[str, Any] = {}
+    compiler.lower(func, parse_target(target), {}, stages.__setitem__)
+    return stages
+
+
+def register_cuda_postproc_callback(hook: Hook | None = None, **_: Any) -> Any:
+    """Accept a hook on CUDA source: without effect where no CUDA source is generated."""
+    return hook if hook is not None else (lambda f: f)
+
+
+register_cuda_postproc = register_hip_postproc = register_cuda_postproc_callback
+register_hip_postproc_callback = register_c_postproc = register_cuda_postproc_callback

@@ -1,0 +1,256 @@
+"""Every error that tilecore raises: one class per cause, with a stable code, place and hint.
+
+Shown as::
+
+    TC201 shape-mismatch: T.gemm expected K = 32 on both sides, found 32 and 64
+      --> gemm.py:27:9
+       27 |     T.gemm(A_shared, B_shared, C_local)
+      hint: ...
+
+Errors are picklable: they cross process borders.
+"""
+
+from __future__ import annotations
+
+import linecache
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSpan:
+    """Where a piece of a tile program stands: 1-based line, 1-based column."""
+
+    file: str
+    line: int
+    column: int = 1
+    end_column: int | None = None
+
+    @classmethod
+    def unknown(cls) -> SourceSpan:
+        """Return the span of a node that no source line made."""
+        return cls("<unknown>", 0, 0)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a source line made the node."""
+        return self.line > 0
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+    def excerpt(self) -> str:
+        """Return the source line with a caret below, or '' where it cannot be read."""
+        text = linecache.getline(self.file, self.line).rstrip("\n")
+        if not text:
+            return ""
+        width = max(1, (self.end_column or self.column + 1) - self.column)
+        gutter = f"{self.line:5d} | "
+        return f"{gutter}{text}\n{' ' * (len(gutter) - 2)}| {' ' * (self.column - 1)}{'^' * width}"
+
+
+class TileError(Exception):
+    """Base of all errors of tilecore.
+
+    ``code`` and ``title`` belong to the class; ``template`` is formatted with the keyword fields.
+    """
+
+    code = "TC000"
+    title = "error"
+    template = "{message}"
+    default_hint = ""
+
+    def __init__(self, *, span: SourceSpan | None = None, hint: str = "", **fields: Any) -> None:
+        self.span = span if span is not None and span.is_known else None
+        self.hint = hint or self.default_hint
+        self.fields = fields
+        super().__init__(self.message)
+
+    @property
+    def message(self) -> str:
+        """What was expected and what was found, on one line."""
+        return self.template.format(**self.fields)
+
+    def at(self, span: SourceSpan) -> TileError:
+        """Return this error placed at ``span`` unless it already has a place."""
+        if self.span is None and span.is_known:
+            self.span = span
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.span, self.hint, self.fields))
+
+    def __str__(self) -> str:
+        lines = [f"{self.code} {self.title}: {self.message}"]
+        if self.span is not None:
+            lines.append(f"  --> {self.span}")
+            excerpt = self.span.excerpt()
+            if excerpt:
+                lines.append(excerpt)
+        if self.hint:
+            lines.append(f"  hint: {self.hint}")
+        return "\n".join(lines)
+
+
+def _rebuild(
+    kind: type[TileError], span: SourceSpan | None, hint: str, fields: dict[str, Any]
+) -> TileError:
+    return kind(span=span, hint=hint, **fields)
+
+
+# --- TC1xx: the source program ---------------------------------------------------------------
+
+
+class UnsupportedSyntax(TileError):
+    """Python that has no meaning inside a tile program."""
+
+    code, title = "TC101", "unsupported-syntax"
+    template = "expected {expected}, found {found}"
+
+
+class UnknownPrimitive(TileError):
+    """A ``T.name`` that tilecore does not have (yet) or that the target cannot run."""
+
+    code, title = "TC102", "unknown-primitive"
+    template = "T.{name} is not available: {reason}"
+
+
+class SourceUnavailable(TileError):
+    """The Python source of a kernel cannot be read."""
+
+    code, title = "TC103", "source-unavailable"
+    template = "the source of `{name}` cannot be read"
+    default_hint = "define the kernel in a file, not in exec() or an interactive prompt"
+
+
+class ScopeError(TileError):
+    """A value is used where it does not exist, or a statement stands where it may not."""
+
+    code, title = "TC104", "scope-error"
+    template = "{message}"
+
+
+# --- TC2xx: types and shapes -----------------------------------------------------------------
+
+
+class ShapeMismatch(TileError):
+    """Shapes that must agree do not."""
+
+    code, title = "TC201", "shape-mismatch"
+    template = "{what}: expected {expected}, found {found}"
+
+
+class TypeMismatch(TileError, ValueError):
+    """A value has the wrong type."""
+
+    code, title = "TC202", "type-mismatch"
+    template = "expected {expected}, found {found}"
+
+
+class InvalidProgram(TileError):
+    """The verifier found one or more faults; all are listed."""
+
+    code, title = "TC203", "invalid-program"
+    template = "{count} fault(s) in `{name}`:\n{faults}"
+
+
+# --- TC3xx: inference, lowering, targets -----------------------------------------------------
+
+
+class LayoutConflict(TileError):
+    """No layout of a buffer satisfies all its uses or its annotation."""
+
+    code, title = "TC301", "layout-conflict"
+    template = "no layout for `{buffer}`: {reason}"
+
+
+class UnsupportedOnTarget(TileError):
+    """The program is valid but the target cannot run it."""
+
+    code, title = "TC302", "unsupported-on-target"
+    template = "{what} on target {target}: {reason}"
+
+
+class InvalidConfig(TileError):
+    """A tile config breaks a limit of the program or the hardware."""
+
+    code, title = "TC303", "invalid-config"
+    template = "{knob}={value}: expected {expected}"
+
+
+class UnknownTarget(TileError):
+    """A target name that tilecore does not know."""
+
+    code, title = "TC304", "unknown-target"
+    template = "expected one of {known}, found {found}"
+
+
+class CompileFailed(TileError):
+    """The code generator or linker rejected the program (a fault of tilecore or the toolchain)."""
+
+    code, title = "TC305", "compile-failed"
+    template = "{stage}: {detail}"
+
+
+class ToolchainMissing(TileError):
+    """A program that the target needs is not installed."""
+
+    code, title = "TC306", "toolchain-missing"
+    template = "{tool} is needed for {purpose} and was not found"
+
+
+# --- TC4xx: artifacts and calls --------------------------------------------------------------
+
+
+class ArtifactError(TileError):
+    """An artifact is damaged, of another version, or for another machine."""
+
+    code, title = "TC401", "artifact-error"
+    template = "{path}: {reason}"
+
+
+class ArgumentError(TileError):
+    """A kernel was called with arguments it does not take."""
+
+    code, title = "TC402", "argument-error"
+    template = "argument {position} `{name}`: expected {expected}, found {found}"
+
+
+class AliasError(TileError):
+    """Two arguments share memory and one of them is written."""
+
+    code, title = "TC403", "alias-error"
+    template = "arguments `{first}` and `{second}` share memory and `{written}` is written"
+    default_hint = "pass a copy: the kernel assumes that what it writes is not read elsewhere"
+
+
+class AssertionFailed(TileError):
+    """A condition that a program asserts does not hold while it runs."""
+
+    code, title = "TC404", "assertion-failed"
+    template = "{message}"
+
+
+# --- TC5xx: library kernels ------------------------------------------------------------------
+
+
+class UnknownKernel(TileError):
+    """A kernel name that is not registered."""
+
+    code, title = "TC501", "unknown-kernel"
+    template = "expected one of {known}, found {found!r}"
+
+
+class InvalidProblem(TileError):
+    """A problem (shape, dtype, attribute) that the kernel does not take."""
+
+    code, title = "TC502", "invalid-problem"
+    template = "{field}: expected {expected}, found {found}"
+
+
+class TuningFailed(TileError):
+    """No config of a tuning compiled and computed right."""
+
+    code, title = "TC503", "tuning-failed"
+    template = "expected at least one of {count} configs to work, found none: {reason}"
+    default_hint = "compile one of them by itself to see its whole error"

@@ -1,0 +1,28 @@
+"""The fused tile graph: traffic, work and resources of a tile program as closed forms."""
+
+from __future__ import annotations
+
+from tilecore.graph.build import build
+from tilecore.graph.closed_form import evaluate, free_vars, substitute
+from tilecore.graph.contraction import Contraction, Operand, main_contraction
+from tilecore.graph.describe import gemm_extents
+from tilecore.graph.graph import Launch, TileGraph
+from tilecore.graph.nodes import Access, Edge, Loop, TileOp, Work
+
+__all__ = [
+    "Access",
+    "Contraction",
+    "Edge",
+    "Launch",
+    "Loop",
+    "Operand",
+    "TileGraph",
+    "TileOp",
+    "Work",
+    "build",
+    "evaluate",
+    "free_vars",
+    "gemm_extents",
+    "main_contraction",
+    "substitute",
+]

@@ -1,0 +1,89 @@
+"""Contraction: the matrix product at the heart of a program, with where its operands come from.
+
+A backend packs, hoists and register-blocks around it; a cost model needs the same facts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilecore.graph.closed_form import product
+from tilecore.graph.describe import gemm_extents
+from tilecore.graph.graph import Launch, TileGraph
+from tilecore.graph.nodes import Access, TileOp
+from tilecore.ir.dtype import DType
+from tilecore.ir.expr import Expr
+from tilecore.ir.nodes import Buffer, Gemm, Region
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operand:
+    """One input of a gemm.
+
+    Attributes:
+        tile: the buffer that the gemm reads.
+        source: the box of a tensor that was copied into the tile; None if it was computed.
+        reuse: number of grid blocks that read the same box (1: none shares it).
+        is_transposed: whether the box is stored transposed to its role.
+    """
+
+    tile: Buffer
+    source: Access | None
+    reuse: Expr
+    is_transposed: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Contraction:
+    """``c[m, n] += a[m, k] @ b[k, n]`` for one tile, executed ``trips`` times per block."""
+
+    launch: Launch
+    op: TileOp
+    m: Expr
+    n: Expr
+    k: Expr
+    a: Operand
+    b: Operand
+    dtype: DType
+    accum_dtype: DType
+
+    @property
+    def trips(self) -> Expr:
+        """Executions per block."""
+        return self.op.trips
+
+
+def main_contraction(graph: TileGraph) -> Contraction | None:
+    """Return the gemm in the deepest loop of ``graph`` (the first of several), or None."""
+    found = [
+        (launch, op) for launch in graph.launches for op in launch.ops if isinstance(op.stmt, Gemm)
+    ]
+    if not found:
+        return None
+    launch, op = max(found, key=lambda pair: len(pair[1].loops))
+    stmt = op.stmt
+    assert isinstance(stmt, Gemm)
+    m, n, k = gemm_extents(stmt)
+    return Contraction(
+        launch=launch,
+        op=op,
+        m=m,
+        n=n,
+        k=k,
+        a=_operand(launch, op, stmt.a, stmt.transpose_a),
+        b=_operand(launch, op, stmt.b, stmt.transpose_b),
+        dtype=stmt.a.buffer.dtype,
+        accum_dtype=stmt.c.buffer.dtype,
+    )
+
+
+def _operand(launch: Launch, op: TileOp, region: Region, is_transposed: bool) -> Operand:
+    producer = launch.producer(region.buffer, op)
+    source = None
+    if region.buffer.scope == "global":
+        source = next(a for a in op.reads if a.buffer is region.buffer)
+    elif producer is not None and producer.kind == "copy":
+        source = next((a for a in producer.reads if a.buffer.scope == "global"), None)
+    shared = set(range(len(launch.grid))) - (source.block_axes if source else set())
+    reuse = product(launch.grid[i] for i in sorted(shared)) if source else product(())
+    return Operand(region.buffer, source, reuse, is_transposed)

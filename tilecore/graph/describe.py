@@ -1,0 +1,132 @@
+"""What one tile statement reads, writes and computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tilecore.graph.closed_form import ceildiv, free_vars, minimum, product, substitute, walk
+from tilecore.graph.nodes import Work
+from tilecore.ir.dtype import DType
+from tilecore.ir.expr import Binary, Call, Expr, Load, Unary, Var, binary, const, int_value
+from tilecore.ir.nodes import (
+    Atomic,
+    Buffer,
+    Copy,
+    Fill,
+    For,
+    Gemm,
+    If,
+    Let,
+    Parallel,
+    Reduce,
+    Region,
+    Scan,
+    Seq,
+    Stmt,
+    Store,
+)
+
+Described = tuple[str, list[Region], list[Region], list[Work]]
+
+
+def describe(stmt: Stmt) -> Described:
+    """Return kind, regions read, regions written and work of one execution of a tile statement."""
+    if isinstance(stmt, Copy):
+        work = Work("elementwise", stmt.dst.buffer.dtype, product(stmt.dst.extents))
+        return "copy", [stmt.src], [stmt.dst], [work]
+    if isinstance(stmt, Fill):
+        work = Work("elementwise", stmt.dst.buffer.dtype, product(stmt.dst.extents))
+        return "fill", [], [stmt.dst], [work]
+    if isinstance(stmt, Gemm):
+        m, n, k = gemm_extents(stmt)
+        work = Work("fma", stmt.a.buffer.dtype, product((2, m, n, k)))
+        reads = [stmt.a, stmt.b]
+        if (
+            int_value(stmt.clear_accum) is None
+            and getattr(stmt.clear_accum, "value", None) is not True
+        ):
+            reads.append(stmt.c)
+        return "gemm", reads, [stmt.c], [work]
+    if isinstance(stmt, (Reduce, Scan)):
+        work = Work("elementwise", stmt.dst.buffer.dtype, product(stmt.src.extents))
+        keeps = isinstance(stmt, Reduce) and not stmt.clear
+        kind = "reduce" if isinstance(stmt, Reduce) else "scan"
+        return kind, [stmt.src, stmt.dst] if keeps else [stmt.src], [stmt.dst], [work]
+    if isinstance(stmt, Parallel):
+        extents = dict(zip(stmt.loop_vars, stmt.extents, strict=True))
+        return ("parallel", *_describe_nest(stmt.body, extents))
+    return ("scalar", *_describe_nest(stmt, {}))
+
+
+def gemm_extents(stmt: Gemm) -> tuple[Expr, Expr, Expr]:
+    """Return M, N, K of one ``T.gemm``."""
+    a0, a1 = _matrix(stmt.a)
+    b0, b1 = _matrix(stmt.b)
+    m, k = (a1, a0) if stmt.transpose_a else (a0, a1)
+    return m, (b0 if stmt.transpose_b else b1), k
+
+
+def _matrix(region: Region) -> tuple[Expr, Expr]:
+    kept = [e for e in region.extents if int_value(e) != 1]
+    axes = kept if len(kept) == 2 else list(region.extents[-2:])
+    return axes[0], axes[1]
+
+
+def _describe_nest(
+    body: Stmt, extents: Mapping[Var, Expr]
+) -> tuple[list[Region], list[Region], list[Work]]:
+    """Return reads, writes and work of scalar code under a parallel nest."""
+    reads: list[Region] = []
+    writes: list[Region] = []
+    work: list[Work] = []
+    count = product(extents.values())
+    for stmt, factor in _scalar_stmts(body, const(1)):
+        for expr in _expressions(stmt):
+            for e in walk(expr):
+                if isinstance(e, Load):
+                    reads.append(_box(e.buffer, e.indices, extents))
+                unit = _unit(e)
+                if unit is not None:
+                    work.append(Work(unit, DType(e.dtype), product((count, factor))))
+        if isinstance(stmt, (Store, Atomic)):
+            writes.append(_box(stmt.buffer, stmt.indices, extents))
+        if isinstance(stmt, Atomic):
+            reads.append(writes[-1])
+    return reads, writes, work
+
+
+def _unit(e: Expr) -> str | None:
+    if isinstance(e, Call):
+        return "special"
+    return "elementwise" if isinstance(e, (Binary, Unary)) and e.dtype.is_float else None
+
+
+def _scalar_stmts(stmt: Stmt, factor: Expr) -> list[tuple[Stmt, Expr]]:
+    if isinstance(stmt, Seq):
+        return [x for child in stmt.stmts for x in _scalar_stmts(child, factor)]
+    if isinstance(stmt, For):
+        trips = ceildiv(binary("sub", stmt.stop, stmt.start), stmt.step)
+        return _scalar_stmts(stmt.body, product((factor, trips)))
+    if isinstance(stmt, If):
+        bodies = [b for b in (stmt.then_body, stmt.else_body) if b is not None]
+        return [(stmt, factor), *(x for b in bodies for x in _scalar_stmts(b, factor))]
+    return [(stmt, factor)]
+
+
+def _expressions(stmt: Stmt) -> tuple[Expr, ...]:
+    if isinstance(stmt, (Store, Atomic)):
+        return (stmt.value, *stmt.indices)
+    if isinstance(stmt, Let):
+        return (stmt.value,)
+    return (stmt.cond,) if isinstance(stmt, If) else ()
+
+
+def _box(buffer: Buffer, indices: tuple[Expr, ...], extents: Mapping[Var, Expr]) -> Region:
+    """Return the box that ``indices`` cover while the nest runs (unit coefficients assumed)."""
+    zero = {var: const(0) for var in extents}
+    offsets = tuple(substitute(i, zero) for i in indices)
+    sizes = tuple(
+        minimum(product(extents[v] for v in extents if v in free_vars(i)), size)
+        for i, size in zip(indices, buffer.shape, strict=True)
+    )
+    return Region(buffer, offsets, sizes)

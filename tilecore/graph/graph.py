@@ -1,0 +1,135 @@
+"""TileGraph: what a tile program moves, computes and holds, as closed forms of its knobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tilecore.graph.closed_form import product, total
+from tilecore.graph.nodes import UNITS, Access, Edge, TileOp
+from tilecore.ir.expr import Expr, Var
+from tilecore.ir.nodes import Buffer, PrimFunc
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launch:
+    """One grid of blocks.
+
+    Attributes:
+        live_bytes: per scope (shared, fragment, local) the most bytes alive at once in a block.
+    """
+
+    block_vars: tuple[Var, ...]
+    grid: tuple[Expr, ...]
+    threads: tuple[Expr, ...]
+    ops: tuple[TileOp, ...]
+    tiles: tuple[Buffer, ...]
+    live_bytes: dict[str, Expr]
+
+    @property
+    def blocks(self) -> Expr:
+        """Number of blocks in the grid."""
+        return product(self.grid)
+
+    @property
+    def edges(self) -> tuple[Edge, ...]:
+        """Producer and next consumer of each tile, in program order."""
+        found: list[Edge] = []
+        writer: dict[Buffer, TileOp] = {}
+        for op in self.ops:
+            tiles = dict.fromkeys(a.buffer for a in op.reads if a.buffer.scope != "global")
+            found.extend(Edge(writer[tile], op, tile) for tile in tiles if tile in writer)
+            writer.update({a.buffer: op for a in op.writes})
+        return tuple(found)
+
+    def producer(self, tile: Buffer, before: TileOp) -> TileOp | None:
+        """Return the last op that writes ``tile`` before ``before``, if any."""
+        earlier = [
+            op
+            for op in self.ops[: before.index]
+            if any(access.buffer is tile for access in op.writes)
+        ]
+        return earlier[-1] if earlier else None
+
+    def accesses(self, *, writes: bool, scope: str = "global") -> Iterator[tuple[TileOp, Access]]:
+        """Yield the accesses of one direction to buffers of one scope."""
+        for op in self.ops:
+            for access in op.writes if writes else op.reads:
+                if access.buffer.scope == scope:
+                    yield op, access
+
+    def block_bytes(self, *, writes: bool, scope: str = "global") -> Expr:
+        """Return the bytes that one interior block moves at one memory level."""
+        moved = self.accesses(writes=writes, scope=scope)
+        return total(product((a.tile_bytes, op.trips)) for op, a in moved)
+
+    def tensor_bytes(self, buffer: Buffer, *, writes: bool) -> Expr:
+        """Return the bytes of ``buffer`` moved by the whole grid; edges clipped, reuse not counted.
+
+        A footprint is moved again for every block along a grid axis, and every trip of a loop, that
+        its offsets do not depend on.
+        """
+        terms = []
+        for op, access in self.accesses(writes=writes):
+            if access.buffer is buffer:
+                terms.append(product((access.footprint_bytes, self.repeats(op, access))))
+        return total(terms)
+
+    def repeats(self, op: TileOp, access: Access) -> Expr:
+        """Return how often the whole footprint of ``access`` is moved by the grid."""
+        axes = [size for i, size in enumerate(self.grid) if i not in access.block_axes]
+        loops = [loop.trip_count for loop in op.loops if all(loop is not x for x in access.loops)]
+        return product((*axes, *loops))
+
+    def work(self, unit: str, dtype: str | None = None) -> Expr:
+        """Return the work of one block on ``unit`` (all dtypes if None), padding included."""
+        return total(
+            product((w.amount, op.trips))
+            for op in self.ops
+            for w in op.work
+            if w.unit == unit and dtype in (None, str(w.dtype))
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TileGraph:
+    """The fused tile graph of one program."""
+
+    func: PrimFunc
+    launches: tuple[Launch, ...]
+
+    @property
+    def read_bytes(self) -> Expr:
+        """Bytes read from tensors by all launches."""
+        return self._moved(writes=False)
+
+    @property
+    def write_bytes(self) -> Expr:
+        """Bytes written to tensors by all launches."""
+        return self._moved(writes=True)
+
+    def _moved(self, *, writes: bool) -> Expr:
+        return total(
+            launch.tensor_bytes(buffer, writes=writes)
+            for launch in self.launches
+            for buffer in dict.fromkeys(
+                access.buffer for _, access in launch.accesses(writes=writes)
+            )
+        )
+
+    def work(self, unit: str) -> Expr:
+        """Return the work of all blocks on ``unit`` of UNITS, padding included."""
+        assert unit in UNITS
+        return total(product((launch.work(unit), launch.blocks)) for launch in self.launches)
+
+    @property
+    def operand_traffic(self) -> dict[str, Expr]:
+        """Bytes moved per tensor, reads and writes together, by tensor name."""
+        return {
+            buffer.name: total(
+                launch.tensor_bytes(buffer, writes=writes)
+                for launch in self.launches
+                for writes in (False, True)
+            )
+            for buffer in self.func.buffers
+        }

@@ -1,0 +1,104 @@
+"""Nodes of the fused tile graph: tile ops with their loops, their accesses and their work.
+
+Grammar::
+
+    graph  = TileGraph(func, launches)
+    launch = Launch(block_vars, grid, threads, ops, tiles)     one KernelLaunch of the program
+    op     = TileOp(kind, loops, reads, writes, work)          kind in OP_KINDS, in program order
+    access = Access(buffer, offsets, extents, block_axes, loops)
+    loop   = Loop(var, trip_count, kind, num_stages)
+    work   = Work(unit, dtype, amount)                         unit in UNITS, per execution
+
+An op and the next one that touches the same tile are joined by that tile: ``Launch.edges``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilecore.graph.closed_form import minimum, product
+from tilecore.ir.dtype import DType
+from tilecore.ir.expr import Expr, Var
+from tilecore.ir.nodes import Buffer, Stmt
+
+OP_KINDS = ("copy", "fill", "gemm", "reduce", "scan", "parallel", "scalar")
+UNITS = ("fma", "elementwise", "special")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loop:
+    """A loop around a tile op. ``trip_count`` is free of block variables (see build)."""
+
+    var: Var
+    trip_count: Expr
+    kind: str  # serial | pipelined | unroll | vectorized | while
+    num_stages: Expr
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """Work of one execution: FLOP for unit fma (1 FMA = 2 FLOP), scalar operations otherwise."""
+
+    unit: str
+    dtype: DType
+    amount: Expr
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Access:
+    """A box of a buffer that a tile op reads or writes.
+
+    Attributes:
+        offsets: first element per axis.
+        extents: elements per axis, before clipping at the tensor's edge.
+        block_axes: positions in ``Launch.block_vars`` on which the offsets depend. An access of a
+            tensor is the same for all blocks that differ only along the other axes.
+        loops: the loops around the op on whose variables the offsets depend.
+        axis_steps: per axis the number of boxes that lie side by side along it.
+    """
+
+    buffer: Buffer
+    offsets: tuple[Expr, ...]
+    extents: tuple[Expr, ...]
+    block_axes: frozenset[int]
+    loops: tuple[Loop, ...]
+    axis_steps: tuple[Expr, ...]
+
+    @property
+    def tile_bytes(self) -> Expr:
+        """Bytes of one box."""
+        return product((*self.extents, self.buffer.dtype.itemsize))
+
+    @property
+    def footprint_bytes(self) -> Expr:
+        """Bytes of the tensor that all boxes together touch, clipped at its edges."""
+        axes = zip(self.buffer.shape, self.extents, self.axis_steps, strict=True)
+        covered = [minimum(size, extent * steps) for size, extent, steps in axes]
+        return product((*covered, self.buffer.dtype.itemsize))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TileOp:
+    """One tile statement with everything around it that decides how often it runs."""
+
+    index: int
+    kind: str
+    stmt: Stmt
+    loops: tuple[Loop, ...]
+    reads: tuple[Access, ...]
+    writes: tuple[Access, ...]
+    work: tuple[Work, ...]
+
+    @property
+    def trips(self) -> Expr:
+        """How often one block executes the op."""
+        return product(loop.trip_count for loop in self.loops)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Edge:
+    """``source`` writes ``tile`` and ``sink`` reads it next."""
+
+    source: TileOp
+    sink: TileOp
+    tile: Buffer

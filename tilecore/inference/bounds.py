@@ -1,0 +1,207 @@
+"""Integer bounds of index expressions: linear forms and intervals, no prover.
+
+A linear form is ``constant + sum(coefficient * var)`` with integer coefficients. Intervals follow
+from the ranges of loop and block variables. What is not linear is bounded by interval arithmetic
+or, failing that, unknown (None): callers then guard the access.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tilecore.ir.expr import (
+    Binary,
+    Cast,
+    Const,
+    Expr,
+    Select,
+    Unary,
+    Var,
+    binary,
+    const,
+    int_value,
+)
+from tilecore.ir.polynomial import is_equal
+
+Interval = tuple[int, int]  # inclusive on both ends
+NON_NEGATIVE: Interval = (0, 2**31 - 1)  # an index whose end is known only at run time
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """``constant + sum(coefficients[var] * var)``."""
+
+    coefficients: Mapping[Var, int]
+    constant: int
+
+    def coefficient(self, var: Var) -> int:
+        """Return the factor of ``var`` (0 where absent)."""
+        return self.coefficients.get(var, 0)
+
+    def without(self, var: Var) -> Linear:
+        """Return the form with ``var`` set to 0."""
+        return Linear({v: c for v, c in self.coefficients.items() if v is not var}, self.constant)
+
+    def plus(self, other: Linear, factor: int = 1) -> Linear:
+        """Return ``self + factor * other``."""
+        merged = dict(self.coefficients)
+        for var, value in other.coefficients.items():
+            merged[var] = merged.get(var, 0) + factor * value
+        nonzero = {v: c for v, c in merged.items() if c}
+        return Linear(nonzero, self.constant + factor * other.constant)
+
+    def scaled(self, factor: int) -> Linear:
+        """Return ``factor * self``."""
+        return Linear({}, 0).plus(self, factor)
+
+    def to_expr(self) -> Expr:
+        """Return the form as an expression."""
+        total: Expr = const(0)
+        for var, value in self.coefficients.items():
+            total = binary("add", total, binary("mul", var, value))
+        return binary("add", total, self.constant)
+
+
+def linear(expr: Expr, bindings: Mapping[Var, Expr] | None = None) -> Linear | None:
+    """Return ``expr`` as a linear form, or None; ``bindings`` replaces let-bound variables."""
+    if isinstance(expr, Const) and not expr.dtype.is_float:
+        return Linear({}, int(expr.value))
+    if isinstance(expr, Var):
+        if bindings is not None and expr in bindings:
+            return linear(bindings[expr], bindings)
+        return Linear({expr: 1}, 0)
+    if isinstance(expr, Cast) and expr.dtype.is_integer and expr.a.dtype.is_integer:
+        return linear(expr.a, bindings)
+    if isinstance(expr, Unary) and expr.op == "neg":
+        inner = linear(expr.a, bindings)
+        return inner.scaled(-1) if inner else None
+    if isinstance(expr, Binary) and expr.op in ("add", "sub", "mul"):
+        a, b = linear(expr.a, bindings), linear(expr.b, bindings)
+        if a is None or b is None:
+            return None
+        if expr.op != "mul":
+            return a.plus(b, 1 if expr.op == "add" else -1)
+        if not a.coefficients:
+            return b.scaled(a.constant)
+        if not b.coefficients:
+            return a.scaled(b.constant)
+    return None
+
+
+def interval(
+    expr: Expr, ranges: Mapping[Var, Interval], bindings: Mapping[Var, Expr] | None = None
+) -> Interval | None:
+    """Return inclusive bounds of an integer expression, or None where they are unknown."""
+    form = linear(expr, bindings)
+    if form is not None:
+        low = high = form.constant
+        for var, factor in form.coefficients.items():
+            bounds = ranges.get(var)
+            if bounds is None:
+                return None
+            ends = (factor * bounds[0], factor * bounds[1])
+            low, high = low + min(ends), high + max(ends)
+        return low, high
+    if isinstance(expr, Var) and bindings is not None and expr in bindings:
+        return interval(bindings[expr], ranges, bindings)
+    if isinstance(expr, Cast) and expr.dtype.is_integer:
+        return interval(expr.a, ranges, bindings)
+    if isinstance(expr, Select):
+        a, b = interval(expr.a, ranges, bindings), interval(expr.b, ranges, bindings)
+        return (min(a[0], b[0]), max(a[1], b[1])) if a and b else None
+    if isinstance(expr, Binary):
+        a, b = interval(expr.a, ranges, bindings), interval(expr.b, ranges, bindings)
+        rule = _INTERVAL_RULES.get(expr.op)
+        return rule(a, b) if rule and a and b else None
+    return None
+
+
+def _floordiv(a: Interval, b: Interval) -> Interval | None:
+    if b[0] <= 0:
+        return None
+    ends = [x // y for x in a for y in b]
+    return min(ends), max(ends)
+
+
+def _mod(a: Interval, b: Interval) -> Interval | None:
+    if b[0] <= 0:
+        return None
+    if a[0] >= 0 and a[1] < b[0]:
+        return a
+    return 0, b[1] - 1
+
+
+def _mul(a: Interval, b: Interval) -> Interval:
+    ends = [x * y for x in a for y in b]
+    return min(ends), max(ends)
+
+
+_INTERVAL_RULES: dict[str, Callable[[Interval, Interval], Interval | None]] = {
+    "add": lambda a, b: (a[0] + b[0], a[1] + b[1]),
+    "sub": lambda a, b: (a[0] - b[1], a[1] - b[0]),
+    "mul": _mul,
+    "floordiv": _floordiv,
+    "mod": _mod,
+    "min": lambda a, b: (min(a[0], b[0]), min(a[1], b[1])),
+    "max": lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of variables where an expression stands.
+
+    Attributes:
+        ranges: inclusive bounds.
+        tops: for loop and block variables an expression that they stay below.
+        lets: values of let-bound variables.
+    """
+
+    ranges: Mapping[Var, Interval]
+    tops: Mapping[Var, Expr]
+    lets: Mapping[Var, Expr]
+
+    def bounds(self, expr: Expr) -> Interval | None:
+        """Return inclusive bounds of an integer expression, or None."""
+        return interval(expr, self.ranges, self.lets)
+
+    def is_below(self, index: Expr, extent: Expr | int) -> bool:
+        """Return whether ``index < extent`` is known."""
+        size = int_value(extent)
+        if size is not None:
+            bounds = self.bounds(index)
+            return bounds is not None and bounds[1] < size
+        while isinstance(index, Cast):
+            index = index.a
+        top = self.tops.get(index) if isinstance(index, Var) else None
+        return top is not None and is_equal(top, extent)
+
+
+def variables(expr: Expr) -> set[Var]:
+    """Return the Vars that ``expr`` mentions outside of loads; loads count as an unknown Var."""
+    from tilecore.ir.expr import Call, Load
+
+    found: set[Var] = set()
+    stack: list[Expr] = [expr]
+    while stack:
+        node = stack.pop()
+        match node:
+            case Var():
+                found.add(node)
+            case Binary(a=a, b=b):
+                stack += [a, b]
+            case Unary(a=a) | Cast(a=a):
+                stack.append(a)
+            case Select(cond=c, a=a, b=b):
+                stack += [c, a, b]
+            case Call(args=args):
+                stack += args
+            case Load():
+                found.add(_UNKNOWN)
+            case _:
+                pass
+    return found
+
+
+_UNKNOWN = Var("<memory>")

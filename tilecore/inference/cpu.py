@@ -1,0 +1,395 @@
+"""Tile inference for CPUs: which lanes, which register tile, where each tile lives.
+
+The input is a verified program after the passes; the result is a ``LaunchPlan`` per kernel launch
+that the lowering follows without deciding anything itself:
+
+- every gemm gets a register tile (rows x vectors) and the valid extents of its operands;
+- the vector operand (b) of a gemm is kept in panels, the broadcast operand (a) in padded rows;
+- a tile that is always a box of a global tensor may be read in place (a), or packed once per call
+  before the grid (b) where its box does not depend on every block index;
+- an accumulator whose only fate is to be copied out is accumulated in the output itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from tilecore.errors import InvalidConfig, UnsupportedOnTarget
+from tilecore.inference import layouts
+from tilecore.inference.bounds import linear, variables
+from tilecore.inference.options import CpuOptions
+from tilecore.inference.plan import CpuPlan, GemmPlan, LaunchPlan, TilePlan, TileSource
+from tilecore.inference.storage import Storage, panels, rows
+from tilecore.inference.uses import Context, Use, kept_axes, limit_of, starts_inside, uses
+from tilecore.ir.analysis import covers_whole, pads
+from tilecore.ir.dims import value_ranges
+from tilecore.ir.dtype import DType
+from tilecore.ir.expr import Expr, Var, int_value
+from tilecore.ir.nodes import (
+    Alloc,
+    Buffer,
+    Copy,
+    Gemm,
+    KernelLaunch,
+    Parallel,
+    PrimFunc,
+    Region,
+    Stmt,
+    Store,
+)
+from tilecore.ir.visitor import loads, walk
+from tilecore.target import Target
+
+HOIST_LIMIT_BYTES = 512 << 20  # largest packed copy of an operand held for one call
+
+
+def infer(func: PrimFunc, target: Target, options: CpuOptions) -> CpuPlan:
+    """Return the plan of every kernel launch of ``func``.
+
+    Raises:
+        UnsupportedOnTarget: a tile has a symbolic shape (TC302).
+        InvalidConfig: the register tile asked for does not fit the gemm or the target (TC303).
+        LayoutConflict: a layout annotation cannot be honoured (TC301).
+    """
+    launches = [s for s in walk(func.body) if isinstance(s, KernelLaunch)]
+    context = Context(ranges=value_ranges(func))
+    return CpuPlan(
+        {launch: _Inference(launch, target, options, context).run() for launch in launches}
+    )
+
+
+class _Inference:
+    def __init__(
+        self, launch: KernelLaunch, target: Target, options: CpuOptions, context: Context
+    ) -> None:
+        self.launch, self.target, self.options = launch, target, options
+        self.notes: list[str] = []
+        self.padded = pads(launch)  # their edges are not 0: no operand may skip them
+        self.uses = list(uses(launch, context))
+        self.order = {id(use): position for position, use in enumerate(self.uses)}
+        self.by_buffer: dict[Buffer, list[Use]] = {}
+        for use in self.uses:
+            self.by_buffer.setdefault(use.buffer, []).append(use)
+        self.declared = [s.buffer for s in walk(launch) if isinstance(s, Alloc)]
+        self.viewed = {b.base for b in self.by_buffer if b.base is not None}
+        self.tiles = {
+            b: _static(b, target, is_dense=b in self.viewed)
+            for b in self.declared
+            if b.scope != "global" and b.base is None
+        }
+
+    def run(self) -> LaunchPlan:
+        layouts.check(self.launch)
+        sources = {b: s for b in self.tiles if (s := self._source(b)) is not None}
+        micro = {g: self._micro_tile(g) for g in walk(self.launch) if isinstance(g, Gemm)}
+        plans: dict[Buffer, TilePlan] = {}
+        for buffer in self.tiles:
+            plans[buffer] = self._place(buffer, sources.get(buffer), micro)
+        gemms = {g: self._gemm(g, size, plans, sources) for g, size in micro.items()}
+        elided: set[Stmt] = set()
+        for plan in plans.values():
+            if plan.placement in ("in_place", "grid") and plan.source is not None:
+                elided.add(plan.source.copy)
+            if plan.placement == "output":
+                elided.update(u.stmt for u in self.by_buffer[plan.buffer] if u.role == "copy-src")
+        return LaunchPlan(self.launch, plans, gemms, frozenset(elided), tuple(self.notes))
+
+    # --- facts --------------------------------------------------------------------------------
+
+    def _source(self, buffer: Buffer) -> TileSource | None:
+        """Return the global box that the tile always holds, if there is one."""
+        if buffer in self.viewed:
+            return None
+        writes = [u for u in self.by_buffer.get(buffer, ()) if u.role in _WRITES]
+        if len(writes) != 1 or writes[0].role != "copy-dst":
+            return None
+        copy, context = writes[0].stmt, writes[0].context
+        assert isinstance(copy, Copy)
+        origin = copy.src.buffer
+        written = any(u.role in _WRITES for u in self._family(origin))
+        if origin.scope != "global" or written or context.conditional or origin in self.padded:
+            return None
+        if not covers_whole(copy.dst) or not starts_inside(copy.src, context):
+            return None
+        tile_axes, source_axes = kept_axes(copy.dst), kept_axes(copy.src)
+        if len(tile_axes) != len(source_axes):
+            return None
+        readers = [u for u in self.by_buffer[buffer] if u.role not in _WRITES]
+        if not all(self._dominates(writes[0], reader) for reader in readers):
+            return None
+        axis_of = dict(zip(tile_axes, source_axes, strict=True))
+        axes = tuple(axis_of.get(i) for i in range(len(buffer.shape)))
+        limits = tuple(None if a is None else limit_of(copy.src, a, context) for a in axes)
+        return TileSource(copy, axes, limits, context)
+
+    def _family(self, buffer: Buffer) -> list[Use]:
+        """Return the uses of all buffers that share the memory of ``buffer``."""
+        return [u for b, found in self.by_buffer.items() if b.root is buffer.root for u in found]
+
+    def _dominates(self, write: Use, read: Use) -> bool:
+        """Return whether ``read`` always sees what ``write`` wrote in the same iteration."""
+        outer, inner = write.context.loops, read.context.loops
+        nested = len(outer) <= len(inner) and all(a is b for a, b in zip(outer, inner))  # noqa: B905
+        return nested and self.order[id(write)] < self.order[id(read)]
+
+    # --- register tile ------------------------------------------------------------------------
+
+    def _micro_tile(self, gemm: Gemm) -> tuple[int, int]:
+        (m, n), lanes = gemm_extents(gemm.c), self.target.lanes(gemm.c.buffer.dtype)
+        vectors = math.ceil(n / lanes)
+        micro_n = min(self.options.micro_n or 2, vectors)
+        budget = self.target.vector_registers - micro_n - 1
+        micro_m = min(self.options.micro_m or budget // micro_n, m)
+        if not self.target.micro_tile_fits(micro_m, micro_n):
+            raise InvalidConfig(
+                knob="micro_m",
+                value=micro_m,
+                expected=f"a register tile of at most {self.target.vector_registers} registers "
+                f"({micro_m} x {micro_n} vectors needs {micro_m * micro_n + micro_n + 1})",
+                span=gemm.span,
+            )
+        self.notes.append(
+            f"{gemm.span}: gemm {m}x{n}: register tile {micro_m} rows x {micro_n} vectors of "
+            f"{lanes} lanes ({'given' if self.options.micro_m else 'inferred'}); lanes run along N"
+        )
+        return micro_m, micro_n
+
+    # --- placement ----------------------------------------------------------------------------
+
+    def _place(
+        self, buffer: Buffer, source: TileSource | None, micro: Mapping[Gemm, tuple[int, int]]
+    ) -> TilePlan:
+        found = self.by_buffer.get(buffer, [])
+        readers = [u for u in found if u.role not in _WRITES]
+        if buffer in self.viewed:
+            self._note(buffer, f"{self.tiles[buffer].describe()}: it has views")
+            return TilePlan(buffer, self.tiles[buffer])
+        output = self._output(buffer, found)
+        if output is not None:
+            self._note(buffer, "accumulated in the output itself")
+            return TilePlan(buffer, self.tiles[buffer], "output", None, (), output)
+        if readers and all(u.role == "gemm-b" for u in readers) and len(buffer.shape) == 2:
+            return self._place_vector_operand(buffer, source, readers, micro)
+        if readers and all(u.role == "gemm-a" for u in readers) and source is not None:
+            return self._place_broadcast_operand(buffer, source, readers)
+        storage = self.tiles[buffer]
+        self._note(buffer, storage.describe())
+        return TilePlan(buffer, storage, "block", source)
+
+    def _place_vector_operand(
+        self,
+        buffer: Buffer,
+        source: TileSource | None,
+        readers: Sequence[Use],
+        micro: Mapping[Gemm, tuple[int, int]],
+    ) -> TilePlan:
+        gemms = [u.stmt for u in readers if isinstance(u.stmt, Gemm)]
+        axes = {0 if g.transpose_b else 1 for g in gemms}
+        whole = all(u.region is not None and covers_whole(u.region) for u in readers)
+        if len(axes) != 1 or not whole:
+            self._note(buffer, "rows: its gemms want lanes along different axes or parts of it")
+            return TilePlan(buffer, self.tiles[buffer], "block", source)
+        gemm = gemms[0]
+        width = micro[gemm][1] * self.target.lanes(gemm.c.buffer.dtype)
+        shape = buffer.static_shape
+        assert shape is not None
+        storage = panels(shape, _kept_dtype(buffer, gemm), axes.pop(), width)
+        hoisted = self._hoist(buffer, source, storage)
+        if hoisted is not None and self.options.pack_b in ("auto", "grid"):
+            count = math.prod(c for _, _, c in hoisted)
+            self._note(buffer, f"{storage.describe()}, {count} tiles packed once before the grid")
+            return TilePlan(buffer, storage, "grid", source, hoisted)
+        self._note(buffer, f"{storage.describe()}, packed in every block")
+        return TilePlan(buffer, storage, "block", source)
+
+    def _hoist(
+        self, buffer: Buffer, source: TileSource | None, storage: Storage
+    ) -> tuple[tuple[Var, int, int], ...] | None:
+        """Return the variables that the tile's box depends on, where packing once pays."""
+        if source is None or not is_contiguous(source.copy.src):
+            return None
+        if source.copy.src.buffer in self.declared:  # it has no address before the grid runs
+            return None
+        used = set().union(*(variables(o) for o in source.copy.src.offsets))
+        ranges = source.context.ranges
+        known = {*self.launch.block_vars, *(loop.loop_var for loop in source.context.loops)}
+        if any(v not in known or v not in ranges for v in used):
+            return None
+        outer = [v for v in self.launch.block_vars if v in ranges]
+        reuse = math.prod(ranges[v][1] + 1 for v in outer if v not in used)
+        ordered = [v for v in outer if v in used]
+        ordered += [l.loop_var for l in source.context.loops if l.loop_var in used]  # noqa: E741
+        spans = tuple((v, ranges[v][0], ranges[v][1] - ranges[v][0] + 1) for v in ordered)
+        size = math.prod(c for _, _, c in spans) * storage.size * DType(storage.dtype).itemsize
+        return spans if reuse > 1 and size <= HOIST_LIMIT_BYTES else None
+
+    def _place_broadcast_operand(
+        self, buffer: Buffer, source: TileSource, readers: Sequence[Use]
+    ) -> TilePlan:
+        gemm = readers[0].stmt
+        assert isinstance(gemm, Gemm)
+        whole = all(u.region is not None and covers_whole(u.region) for u in readers)
+        two_axes = all(axis is not None for axis in source.axes) and len(source.axes) == 2
+        if whole and two_axes and self.options.pack_a == "none":
+            self._note(buffer, f"read in place from {source.copy.src.buffer.name}")
+            return TilePlan(buffer, self.tiles[buffer], "in_place", source)
+        dtype = DType(_kept_dtype(buffer, gemm))
+        shape = buffer.static_shape
+        assert shape is not None
+        storage = rows(shape, dtype, dtype.itemsize, self.target.lanes(dtype))
+        self._note(buffer, storage.describe())
+        return TilePlan(buffer, storage, "block", source)
+
+    def _output(self, buffer: Buffer, found: Sequence[Use]) -> Region | None:
+        """Return the global region that ``buffer`` may be accumulated in, or None."""
+        copies = [u for u in found if u.role == "copy-src"]
+        if len(copies) != 1 or not any(u.role == "gemm-c" for u in found):
+            return None
+        last, copy = copies[0], copies[0].stmt
+        assert isinstance(copy, Copy)
+        target, tile = copy.dst.buffer, copy.src
+        top_level = not last.context.loops and not last.context.conditional
+        same = target.scope == "global" and target.dtype == buffer.dtype
+        if not (top_level and same and covers_whole(tile) and len(buffer.shape) == 2):
+            return None
+        others = [u for u in self._family(target) if u is not last and u.stmt is not copy]
+        axes = kept_axes(copy.dst)
+        if others or len(axes) != 2 or not is_contiguous(copy.dst):
+            return None
+        if len(kept_axes(tile)) != 2 or not starts_inside(copy.dst, last.context):
+            return None
+        block_vars = set(self.launch.block_vars)
+        if any(not variables(o) <= block_vars for o in copy.dst.offsets):
+            return None
+        position = self.order[id(last)]
+        legal = all(
+            u is last or (self.order[id(u)] < position and self._is_elementwise(u)) for u in found
+        )
+        return copy.dst if legal else None
+
+    def _is_elementwise(self, use: Use) -> bool:
+        """Return whether a use of an accumulator stays right if elements outside are lost."""
+        if use.role in ("gemm-c", "fill"):
+            return use.region is not None and covers_whole(use.region)
+        if use.role not in ("load", "store"):
+            return False
+        nest = self._nest_of(use.stmt)
+        if nest is None or len(nest.loop_vars) != len(use.buffer.shape):
+            return False
+        inside = list(walk(nest))
+        stores = [s for s in inside if isinstance(s, Store)]
+        own = [load for s in inside for load in loads(s) if load.buffer is use.buffer]
+        indices = [s.indices for s in stores] + [load.indices for load in own]
+        at_vars = all(
+            all(i is v for i, v in zip(index, nest.loop_vars, strict=True)) for index in indices
+        )
+        return at_vars and all(s.buffer is use.buffer for s in stores)
+
+    def _nest_of(self, stmt: Stmt) -> Parallel | None:
+        for nest in walk(self.launch):
+            if isinstance(nest, Parallel) and any(s is stmt for s in walk(nest)):
+                return nest
+        return None
+
+    # --- gemm ---------------------------------------------------------------------------------
+
+    def _gemm(
+        self,
+        gemm: Gemm,
+        micro: tuple[int, int],
+        plans: Mapping[Buffer, TilePlan],
+        sources: Mapping[Buffer, TileSource],
+    ) -> GemmPlan:
+        m, n = gemm_extents(gemm.c)
+        k = gemm_extents(gemm.a)[0 if gemm.transpose_a else 1]
+        row_a, k_a = self._limits(gemm.a, sources, gemm.transpose_a)
+        k_b, col_b = self._limits(gemm.b, sources, gemm.transpose_b)
+        output = plans.get(gemm.c.buffer)
+        row_c = col_c = None
+        if output is not None and output.output is not None:
+            context = next(u.context for u in self.uses if u.stmt is gemm)
+            axes = kept_axes(output.output)
+            row_c = limit_of(output.output, axes[0], context)
+            col_c = limit_of(output.output, axes[1], context)
+        return GemmPlan(
+            gemm, m, n, k, *micro,
+            _distinct(row_a, row_c), _distinct(col_b, col_c), k_a if k_a is not None else k_b,
+        )  # fmt: skip
+
+    def _limits(
+        self, region: Region, sources: Mapping[Buffer, TileSource], transposed: bool
+    ) -> tuple[Expr | None, Expr | None]:
+        source = sources.get(region.buffer)
+        if source is None or not covers_whole(region) or len(source.limits) < 2:
+            return None, None
+        first, second = source.limits[-2:]
+        return (second, first) if transposed else (first, second)
+
+    def _note(self, buffer: Buffer, text: str) -> None:
+        self.notes.append(f"{buffer.span}: {buffer.name} ({buffer.scope}): {text}")
+
+
+def is_contiguous(region: Region) -> bool:
+    """Return whether neighbours along the last varying axis lie side by side in the tensor."""
+    axes, strides = kept_axes(region), region.buffer.strides
+    is_last = bool(axes) and axes[-1] == region.buffer.ndim - 1
+    return is_last and (strides is None or int_value(strides[-1]) == 1)
+
+
+_WRITES = ("copy-dst", "fill", "gemm-c", "fold-dst", "store", "atomic")
+
+
+def gemm_extents(region: Region) -> tuple[int, int]:
+    """Return the last two extents of a region as ints."""
+    rows_, cols = (int_value(e) for e in region.extents[-2:])
+    assert rows_ is not None
+    assert cols is not None
+    return rows_, cols
+
+
+def _static(buffer: Buffer, target: Target, is_dense: bool) -> Storage:
+    """Return row storage; without padding where other views of the tile must see its elements."""
+    shape = buffer.static_shape
+    if shape is None:
+        raise UnsupportedOnTarget(
+            what=f"a tile `{buffer.name}` of symbolic shape",
+            target=target,
+            reason="tile shapes must be known when the kernel is compiled",
+            span=buffer.span,
+        )
+    if is_dense:
+        return Storage(shape, buffer.dtype, "rows", shape[-1], spare=target.lanes(buffer.dtype))
+    return rows(shape, buffer.dtype, buffer.dtype.itemsize, target.lanes(buffer.dtype))
+
+
+def _kept_dtype(buffer: Buffer, gemm: Gemm) -> str:
+    """Return the dtype an operand is stored in: half types are widened once, when they are packed.
+
+    The value of a float16 or bfloat16 element is exact in float32, so results do not change.
+    """
+    accum = gemm.c.buffer.dtype
+    narrow = buffer.dtype.is_float and buffer.dtype.bits < 32 and accum == "float32"
+    return str(accum if narrow else buffer.dtype)
+
+
+def _distinct(*limits: Expr | None) -> tuple[Expr, ...]:
+    """Return the limits that are not None, without repetitions of one linear form."""
+    result: list[Expr] = []
+    for limit in limits:
+        if limit is None:
+            continue
+        form = linear(limit)
+        known = [linear(other) for other in result]
+        if form is None or not any(f and _is_zero_difference(form, f) for f in known):
+            result.append(limit)
+    return tuple(result)
+
+
+def _is_zero_difference(a: object, b: object) -> bool:
+    from tilecore.inference.bounds import Linear
+
+    assert isinstance(a, Linear)
+    assert isinstance(b, Linear)
+    difference = a.plus(b, -1)
+    return not difference.coefficients and difference.constant == 0

@@ -1,0 +1,87 @@
+"""What tile inference decides for a CPU: the plan that the lowering follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tilecore.inference.storage import Storage
+from tilecore.inference.uses import Context
+from tilecore.ir.expr import Expr, Var
+from tilecore.ir.nodes import Buffer, Copy, Gemm, KernelLaunch, Region, Stmt
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TileSource:
+    """A tile whose contents are always a box of one global tensor, padded with zeros.
+
+    Attributes:
+        copy: the only statement that writes the tile.
+        axes: for each tile axis the source axis it runs along (None: extent 1).
+        limits: for each tile axis how many elements lie inside the tensor (None: all).
+    """
+
+    copy: Copy
+    axes: tuple[int | None, ...]
+    limits: tuple[Expr | None, ...]
+    context: Context
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TilePlan:
+    """Where a tile lives.
+
+    placement:
+        block: scratch memory of the running block;
+        in_place: not stored, read from its source;
+        grid: packed for all values of ``hoist_vars`` before the grid runs;
+        output: not stored, accumulated in the output region.
+    """
+
+    buffer: Buffer
+    storage: Storage
+    placement: str = "block"
+    source: TileSource | None = None
+    hoist_vars: tuple[tuple[Var, int, int], ...] = ()  # variable, first value, count
+    output: Region | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GemmPlan:
+    """How a gemm is computed: extents, register tile, and what part of the tiles is real.
+
+    Limits are expressions (None: the whole extent): rows and columns beyond them are neither
+    computed nor written; products beyond ``k_limit`` are zero and skipped.
+    """
+
+    gemm: Gemm
+    m: int
+    n: int
+    k: int
+    micro_m: int
+    micro_n: int
+    row_limits: tuple[Expr, ...] = ()
+    col_limits: tuple[Expr, ...] = ()
+    k_limit: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LaunchPlan:
+    """Everything inferred for one kernel launch. ``elided`` statements are not executed."""
+
+    launch: KernelLaunch
+    tiles: Mapping[Buffer, TilePlan]
+    gemms: Mapping[Gemm, GemmPlan]
+    elided: frozenset[Stmt]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CpuPlan:
+    """The plans of a program's kernel launches, in order."""
+
+    launches: Mapping[KernelLaunch, LaunchPlan]
+
+    def explain(self) -> str:
+        """Return what was inferred and why, one line per decision."""
+        return "\n".join(note for plan in self.launches.values() for note in plan.notes)

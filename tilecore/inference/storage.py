@@ -1,0 +1,124 @@
+"""Storage: where each element of a tile or tensor lies in memory on a CPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilecore.inference.bounds import linear
+from tilecore.ir.expr import Expr, Var, binary, cast, const
+
+CACHE_LINE_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Rows with a padded leading dimension, or panels of ``width`` lanes.
+
+    rows:   offset(i.., j) = row_major(i..) * leading + j
+    panels: offset(k, n) = (n // width) * depth * width + k * width + n % width, where n runs along
+            ``axis`` and k along the other one; the vector operand of a gemm is kept so.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    kind: str = "rows"  # "rows" | "panels"
+    leading: int = 0  # rows: elements from one row to the next
+    axis: int = 1  # panels: the axis cut into panels
+    width: int = 0  # panels: elements of ``axis`` per panel
+    spare: int = 0  # rows that may not be padded: elements after the last row
+
+    @property
+    def size(self) -> int:
+        """Elements of memory, padding included."""
+        if self.kind == "panels":
+            depth = self.shape[1 - self.axis]
+            return math.ceil(self.shape[self.axis] / self.width) * depth * self.width
+        return math.prod(self.shape[:-1]) * self.leading + self.spare
+
+    def offset(self, indices: Sequence[Expr | int]) -> Expr:
+        """Return the flat offset of an element."""
+        if self.kind == "panels":
+            n, k = indices[self.axis], indices[1 - self.axis]
+            depth = self.shape[1 - self.axis]
+            panel = binary("mul", binary("floordiv", n, self.width), depth * self.width)
+            lane = binary("add", binary("mul", k, self.width), binary("mod", n, self.width))
+            return binary("add", panel, lane)
+        flat: Expr = const(0)
+        if not self.shape:
+            return flat
+        for extent, index in zip(self.shape[:-1], indices[:-1], strict=True):
+            flat = binary("add", binary("mul", flat, extent), index)
+        return binary("add", binary("mul", flat, self.leading), indices[-1])
+
+    def step(self, axis: int) -> int:
+        """Return the elements from one index of ``axis`` to the next (rows)."""
+        if axis == len(self.shape) - 1:
+            return 1
+        return self.leading * math.prod(self.shape[axis + 1 : -1])
+
+    def contiguous_axis(self) -> int:
+        """Return the axis along which neighbours lie side by side (within a panel)."""
+        return self.axis if self.kind == "panels" else len(self.shape) - 1
+
+    def describe(self) -> str:
+        """Return the storage in words."""
+        if self.kind == "panels":
+            return f"panels of {self.width} along axis {self.axis} ({self.dtype})"
+        pad = self.leading - self.shape[-1]
+        return f"rows, leading dimension {self.leading} (+{pad}) ({self.dtype})"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorStorage:
+    """A tensor whose extents or strides are known only at run time, or that is very large.
+
+    offset(i..) = sum(i * stride), in int64.
+    """
+
+    shape: tuple[Expr | int, ...]
+    dtype: str
+    strides: tuple[Expr | int, ...]
+    kind: str = "tensor"
+
+    def offset(self, indices: Sequence[Expr | int]) -> Expr:
+        """Return the flat offset of an element."""
+        flat: Expr = const(0, "int64")
+        for index, stride in zip(indices, self.strides, strict=True):
+            flat = binary("add", flat, binary("mul", cast(index, "int64"), stride))
+        return flat
+
+    def step(self, axis: int) -> Expr | int:
+        """Return the elements from one index of ``axis`` to the next."""
+        return self.strides[axis]
+
+    def lane_distance(self, indices: Sequence[Expr], var: Var) -> int | None:
+        """Return how the offset grows with ``var``; None: not by a known number."""
+        total = 0
+        for index, stride in zip(indices, self.strides, strict=True):
+            form = linear(index)
+            factor = None if form is None else form.coefficient(var)
+            if factor is None or (factor and not isinstance(stride, int)):
+                return None
+            total += factor * stride if isinstance(stride, int) else 0
+        return total
+
+
+def rows(shape: tuple[int, ...], dtype: str, itemsize: int, lanes: int) -> Storage:
+    """Return row storage whose leading dimension is whole vectors and an odd number of cache lines.
+
+    An even number (above all a power of two) puts the rows of a micro-tile into few cache sets:
+    82 instead of 107 GFLOP/s at 1000^3 (shared/research/cpu-lowering.md section 3).
+    """
+    leading = math.ceil(shape[-1] / lanes) * lanes if len(shape) > 1 else shape[-1]
+    per_line = CACHE_LINE_BYTES // itemsize
+    if len(shape) > 1 and shape[-1] >= 4 * per_line:
+        lines = math.ceil(leading / per_line)
+        leading = (lines + 1 - lines % 2) * per_line
+    return Storage(shape, dtype, "rows", leading)
+
+
+def panels(shape: tuple[int, ...], dtype: str, axis: int, width: int) -> Storage:
+    """Return panel storage along ``axis``."""
+    return Storage(shape, dtype, "panels", 0, axis, width)

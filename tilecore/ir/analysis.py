@@ -1,0 +1,106 @@
+"""Facts about a program: which tensors it reads and writes, its outputs, its free symbols."""
+
+from __future__ import annotations
+
+from tilecore.ir import nodes
+from tilecore.ir.expr import Expr, Var, int_value
+from tilecore.ir.nodes import Buffer, PrimFunc, Region, Stmt
+from tilecore.ir.visitor import expressions, loads, walk, walk_expr
+
+
+def pads(launch: Stmt) -> dict[Buffer, Expr]:
+    """Return the tensors whose loads give something else than 0 outside, with that value."""
+    return {s.buffer: s.value for s in walk(launch) if isinstance(s, nodes.Pad)}
+
+
+def reads(stmt: Stmt) -> list[Buffer]:
+    """Return the buffers that a statement itself reads."""
+    found = [load.buffer for load in loads(stmt)]
+    match stmt:
+        case nodes.Copy(src=src) | nodes.Scan(src=src):
+            found.append(src.buffer)
+        case nodes.Gemm(a=a, b=b, c=c):
+            found += [a.buffer, b.buffer, c.buffer]
+        case nodes.Reduce(src=src, dst=dst, clear=clear):
+            found += [src.buffer] if clear else [src.buffer, dst.buffer]
+        case nodes.Atomic(buffer=buffer):
+            found.append(buffer)
+        case _:
+            pass
+    return found
+
+
+def writes(stmt: Stmt) -> list[Buffer]:
+    """Return the buffers that a statement itself writes."""
+    match stmt:
+        case nodes.Copy() | nodes.Fill() | nodes.Reduce() | nodes.Scan():
+            return [stmt.dst.buffer]
+        case nodes.Gemm(c=c):
+            return [c.buffer]
+        case nodes.Store(buffer=buffer) | nodes.Exchange(dst=buffer):
+            return [buffer]
+        case nodes.Atomic(buffer=buffer, prev=prev):
+            return [buffer] if prev is None else [buffer, prev]
+        case _:
+            return []
+
+
+def read_buffers(stmt: Stmt) -> list[Buffer]:
+    """Return the buffers read anywhere in ``stmt``, in order of first use."""
+    return list({id(b): b for node in walk(stmt) for b in reads(node)}.values())
+
+
+def written_buffers(stmt: Stmt) -> list[Buffer]:
+    """Return the buffers written anywhere in ``stmt``, in order of first use."""
+    return list({id(b): b for node in walk(stmt) for b in writes(node)}.values())
+
+
+def output_positions(func: PrimFunc) -> tuple[int, ...]:
+    """Return the positions of the parameters that ``func`` produces.
+
+    Marked outputs (``T.empty``, ``out_idx``) where there are any, else the tensors that are
+    written and never read.
+    """
+    marked = [i for i, p in enumerate(func.params) if isinstance(p, Buffer) and p.is_output]
+    if not marked and "out_idx" in func.attrs:
+        marked = [int(i) % len(func.params) for i in func.attrs["out_idx"]]
+    if marked:
+        return tuple(marked)
+    written = {id(b.root) for b in written_buffers(func.body)}
+    written -= {id(b.root) for b in read_buffers(func.body)}
+    return tuple(i for i, p in enumerate(func.params) if id(p) in written)
+
+
+def free_vars(func: PrimFunc) -> list[Var]:
+    """Return the symbols of ``func`` that nothing inside binds: dynamic dims and symbolic knobs."""
+    bound = {id(p) for p in func.params}
+    used: dict[int, Var] = {}
+    exprs = [e for b in func.buffers for e in (*b.shape, *(b.strides or ()))]
+    for stmt in walk(func.body):
+        exprs += expressions(stmt)
+        match stmt:
+            case nodes.KernelLaunch():
+                bound |= {id(v) for v in (*stmt.block_vars, *stmt.thread_vars)}
+            case nodes.Parallel():
+                bound |= {id(v) for v in stmt.loop_vars}
+            case nodes.For():
+                bound.add(id(stmt.loop_var))
+                exprs += [v for v in stmt.annotations.values() if isinstance(v, Expr)]
+            case nodes.Let():
+                bound.add(id(stmt.var))
+            case _:
+                pass
+    for expr in exprs:
+        for node in walk_expr(expr):
+            if isinstance(node, Var):
+                used.setdefault(id(node), node)
+    return [v for i, v in used.items() if i not in bound]
+
+
+def covers_whole(region: Region) -> bool:
+    """Return whether the region is its whole buffer."""
+    shape = region.buffer.static_shape
+    return shape is not None and all(
+        int_value(o) == 0 and int_value(e) == s
+        for o, e, s in zip(region.offsets, region.extents, shape, strict=True)
+    )

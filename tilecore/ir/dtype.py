@@ -1,0 +1,110 @@
+"""Element types: names, widths, promotion, and their NumPy counterparts."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from tilecore.errors import TypeMismatch
+
+_BITS = {
+    "bool": 8, "int8": 8, "int16": 16, "int32": 32, "int64": 64,
+    "uint8": 8, "uint16": 16, "uint32": 32, "uint64": 64,
+    "float16": 16, "bfloat16": 16, "float32": 32, "float64": 64,
+    "float8_e4m3fn": 8, "float8_e5m2": 8, "float8_e4m3fnuz": 8, "float8_e5m2fnuz": 8,
+    "float8_e8m0fnu": 8,
+}  # fmt: skip
+_ALIASES = {
+    "float": "float32", "half": "float16", "double": "float64", "int": "int32", "long": "int64",
+    "short": "int16", "char": "int8", "boolean": "bool", "uint": "uint32", "f16": "float16",
+    "bf16": "bfloat16", "f32": "float32", "f64": "float64", "fp16": "float16", "fp32": "float32",
+    "i8": "int8", "i32": "int32", "i64": "int64", "e4m3_float8": "float8_e4m3fn",
+    "e5m2_float8": "float8_e5m2", "float8_e4m3": "float8_e4m3fn", "tfloat32": "float32",
+}  # fmt: skip
+
+
+class DType(str):
+    """An element type; equal to its canonical name, so ``DType("float") == "float32"``.
+
+    Accepts names, aliases, NumPy dtypes and torch dtypes. Called with a value inside a tile
+    program it converts the value: ``T.float32(x)``.
+
+    Raises:
+        TypeMismatch: the name is not an element type that tilecore knows.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, name: Any) -> DType:
+        """Return the element type of that name."""
+        if isinstance(name, DType):
+            return name
+        text = str(name).removeprefix("torch.")
+        if isinstance(name, (type, np.dtype)):
+            text = np.dtype(name).name
+        text = _ALIASES.get(text, text)
+        if text not in _BITS:
+            raise TypeMismatch(
+                expected=f"an element type ({', '.join(sorted(_BITS))})", found=repr(name)
+            )
+        return super().__new__(cls, text)
+
+    def __call__(self, value: Any) -> Any:
+        """Return ``value`` converted to this type, as an expression."""
+        from tilecore.ir.expr import cast
+
+        return cast(value, self)
+
+    def as_torch(self) -> Any:
+        """Return torch's dtype of this name; torch must be installed."""
+        return getattr(importlib.import_module("torch"), str(self))
+
+    @property
+    def bits(self) -> int:
+        """Width of one element in memory."""
+        return _BITS[str(self)]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element in memory."""
+        return self.bits // 8
+
+    @property
+    def is_float(self) -> bool:
+        """Whether values are floating point."""
+        return "float" in str(self)
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether values are integers (bool is not)."""
+        return not self.is_float and self != "bool"
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether values can be negative."""
+        return not self.startswith("uint") and self != "bool"
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        """The NumPy dtype (bfloat16 and float8 from ml_dtypes)."""
+        name = str(self)
+        return np.dtype(getattr(ml_dtypes, name) if hasattr(ml_dtypes, name) else name)
+
+
+def promote(a: str, b: str) -> DType:
+    """Return the common type of two operands: float beats int, wider beats narrower."""
+    x, y = DType(a), DType(b)
+    if x == y:
+        return x
+    if x.is_float != y.is_float:
+        return x if x.is_float else y
+    if x == "bool" or y == "bool":
+        return y if x == "bool" else x
+    if x.bits != y.bits:
+        return x if x.bits > y.bits else y
+    if x.is_float:  # float16 with bfloat16, or the two float8 types: neither holds the other
+        return DType("float32")
+    return x if not x.is_signed else y

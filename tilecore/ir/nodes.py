@@ -1,0 +1,407 @@
+"""The tile IR: what a tile program means, before any target is chosen.
+
+Grammar::
+
+    func   = PrimFunc(name, params, body, attrs)          params: Buffers (global), Vars (scalars)
+    stmt   = Seq(stmts)
+           | KernelLaunch(block_vars, grid, threads, body)   blocks run in any order, concurrently
+           | Alloc(buffer)                                   scope = rest of the enclosing Seq
+           | Copy(src, dst)             tile copy with conversion; outside a global tensor loads
+                                        give 0 and stores are skipped
+           | Fill(dst, value)
+           | Gemm(a, b, c, transpose_a, transpose_b, clear_accum)   c (+)= op(a) @ op(b)
+           | Reduce(op, src, dst, axes, clear)   dst (op)= src folded along axes; see ir/fold.py
+           | Scan(op, src, dst, axis, reverse)   dst = running fold of src along an axis
+           | Parallel(loop_vars, extents, body)              iterations independent
+           | For(loop_var, start, stop, step, kind, body)    kind: one of LOOP_KINDS
+           | While(cond, body)
+           | Jump(word)                                      break or continue of the innermost loop
+           | If(cond, then_body, else_body)
+           | Store(buffer, indices, value)                   outside a global tensor: skipped
+           | Atomic(op, buffer, indices, value, prev)        one indivisible update of an element
+           | Let(var, value)                                 immutable; scope = rest of the Seq
+           | Annotate(key, value)                            a hint; never changes the meaning
+           | Assert(cond, message)
+           | Sync(scope)                        threads of a block (warp, grid) wait for each other
+           | Exchange(op, dst, args, width)     every thread tells its group and is told
+           | Print(text, args)              writes a line; each `{}` in text stands for an argument
+           | Pad(buffer, value)             loads outside the tensor give value, in all the launch
+    region = Region(buffer, offsets, extents)               extents: one per buffer axis
+    buffer = Buffer(name, shape, dtype, scope)              scope: one of SCOPES
+           | Buffer(.., strides)                            global, elements between neighbours
+           | Buffer(.., base)                               another shape or dtype of base's memory
+           | Buffer(.., address)                            global, at an address known at run time
+
+All nodes are immutable and carry the SourceSpan of the line that made them. Buffers and Vars are
+compared by identity. Extents are expressions: Python ints become Const, dynamic dims and traced
+knobs are Vars.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from tilecore.errors import ScopeError, SourceSpan
+from tilecore.ir.dtype import DType
+from tilecore.ir.expr import Expr, Var, int_value
+
+SCOPES = ("global", "shared", "fragment", "local")
+LOOP_KINDS = ("serial", "pipelined", "unroll", "vectorized")
+SHUFFLES = ("shfl", "shfl_xor", "shfl_up", "shfl_down")
+COMBINERS = ("sum", "max", "min", "bitand", "bitor", "bitxor", "any", "all", "ballot", "count")
+ATOMIC_OPS = ("add", "max", "min", "or", "load", "store")
+NO_SPAN = SourceSpan.unknown()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Buffer:
+    """A tensor (scope global) or a tile: row-major unless a layout says otherwise.
+
+    ``is_output`` marks a tensor the kernel allocates and returns (``T.empty``, ``out_idx``).
+    A scalar variable (``T.alloc_var``) is a local Buffer of shape (1,) with ``is_var``.
+    ``reducer`` names the operation (ir.fold.REDUCER_OPS) of a tile that the iterations of a
+    Parallel nest may all update (``T.alloc_reducer``).
+    ``strides`` (None: row-major) are in elements. A view has a ``base`` that is no view itself and
+    shares its memory from the first element on; a tensor at an ``address`` (integer expression)
+    owns no memory either. Both come into being with an Alloc, as tiles and workspaces do.
+    """
+
+    name: str
+    shape: tuple[Expr, ...]
+    dtype: DType
+    scope: str = "global"
+    is_output: bool = False
+    is_var: bool = False
+    reducer: str | None = None
+    span: SourceSpan = NO_SPAN
+    strides: tuple[Expr, ...] | None = None
+    base: Buffer | None = None
+    address: Expr | None = None
+
+    @property
+    def root(self) -> Buffer:
+        """The buffer that owns the memory."""
+        return self if self.base is None else self.base
+
+    @property
+    def static_shape(self) -> tuple[int, ...] | None:
+        """The shape as ints, or None if an extent is symbolic."""
+        values = [int_value(e) for e in self.shape]
+        return None if any(v is None for v in values) else tuple(v for v in values if v is not None)
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return a Load (all indices given) or a Region (at least one slice)."""
+        from tilecore.ir.indexing import index_buffer
+
+        return index_buffer(self, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise ScopeError(
+            message=f"an element of `{self.name}` is assigned in plain Python",
+            hint="assign in the body of the kernel, or decorate the helper with @T.macro",
+        )
+
+    __iter__ = None  # indexing does not make a tensor iterable
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Region:
+    """A box of ``buffer``: ``offsets[i] <= index[i] < offsets[i] + extents[i]``."""
+
+    buffer: Buffer
+    offsets: tuple[Expr, ...]
+    extents: tuple[Expr, ...]
+
+
+class Stmt:
+    """Base of all statements."""
+
+    __slots__ = ()
+    span: SourceSpan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Seq(Stmt):
+    """Statements in order."""
+
+    stmts: tuple[Stmt, ...]
+    span: SourceSpan = NO_SPAN
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelLaunch(Stmt):
+    """A grid of independent blocks; ``block_vars[0]`` is blockIdx.x.
+
+    ``threads`` is a GPU hint, unless the program asks which thread it is: then ``thread_vars``
+    holds threadIdx.x, .y, .z, everything but tile operations runs once per thread, and tiles of
+    scope local are private to each thread.
+    """
+
+    block_vars: tuple[Var, ...]
+    grid: tuple[Expr, ...]
+    threads: tuple[Expr, ...]
+    body: Stmt
+    span: SourceSpan = NO_SPAN
+    thread_vars: tuple[Var, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Alloc(Stmt):
+    """Brings a tile, workspace or view into being; new memory has undefined contents.
+
+    A workspace (scope global) may stand before the kernel launches and lives across them.
+    """
+
+    buffer: Buffer
+    span: SourceSpan = NO_SPAN
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Copy(Stmt):
+    """``dst = convert(src)``; the regions have the same extents but for axes of size 1."""
+
+    src: Region
+    dst: Region
+    annotations: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    span: SourceSpan = NO_SPAN
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fill(Stmt):
+    """Sets every element of ``dst``."""
+
+    dst: Region
+    value: Expr
+    span: SourceSpan = NO_SPAN
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gemm(Stmt):
+    """``c (+)= op(a) @ op(b)``; ``clear_accum`` (bool expression) drops the old value of c.
+
+    Shapes: op(a)[M, K], op(b)[K, N], c[M, N] after axes of size 1 are dropped. Products are taken
+    in c's dtype.
+    """
+
+    a: Region
+    b: Region
+    c: Region
+    transpose_a: bool
+    transpose_b: bool
+    clear_accum: Expr
+    policy: str = "square"
+    span: SourceSpan = NO_SPAN
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reduce(Stmt):
+    """``dst (op)= src`` folded along ``axes``; ``clear`` drops the old value of dst.
+
+    Shapes: dst has the extents of src without ``axes``, axes of size 1 aside. ``op`` is one of
+    ir.fold.REDUCE_OPS. ``nan_propagate``: a maximum or minimum over a NaN is NaN.
+    """
+
+    op: str
+    src: Region
+    dst: Region
+    axes: tuple[int, ...]
+    clear: bool = True
+    nan_propagate: bool = False
+    span: SourceSpan = NO_SPAN
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scan(Stmt):
+    """``dst[.., i, ..]`` = the fold of ``src[.., 0..i, ..]`` (``i..`` if ``reverse``).
+
+    src and dst have one shape and may be the same region. ``op`` is one of ir.fold.SCAN_OPS.
+    """
+
+    op: str
+    src: Region
+    dst: Region
+    axis: int
+    reverse: bool = False
+    span: SourceSpan = NO_SPAN
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parallel(Stmt):
+    """A data-parallel nest; iterations may run in any order and at once."""
+
+    loop_vars: tuple[Var, ...]
+    extents: tuple[Expr, ...]
+    body: Stmt
+    annotations: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    span: SourceSpan = NO_SPAN
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class For(Stmt):
+    """``for loop_var in range(start, stop, step)``; ``annotations['num_stages']`` if pipelined."""
+
+    loop_var: Var
+    start: Expr
+    stop: Expr
+    step: Expr
+    kind: str
+    body: Stmt
+    annotations: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    span: SourceSpan = NO_SPAN
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class While(Stmt):
+    """Runs ``body`` while ``cond`` holds."""
+
+    cond: Expr
+    body: Stmt
+    span: SourceSpan = NO_SPAN
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Jump(Stmt):
+    """``break`` or ``continue`` (``word``) of the innermost For or While."""
+
+    word: str
+    span: SourceSpan = NO_SPAN
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class If(Stmt):
+    """Runs one of two bodies."""
+
+    cond: Expr
+    then_body: Stmt
+    else_body: Stmt | None = None
+    span: SourceSpan = NO_SPAN
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Store(Stmt):
+    """``buffer[indices] = value``, converted to the buffer's dtype."""
+
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+    value: Expr
+    span: SourceSpan = NO_SPAN
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Atomic(Stmt):
+    """``prev = buffer[indices]; buffer[indices] = prev op value``, indivisible and in one order.
+
+    ``op`` is one of ATOMIC_OPS ("load" keeps the element, "store" drops it); outside a global
+    tensor nothing is updated and ``prev`` (a variable, or None) becomes 0.
+    """
+
+    op: str
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+    value: Expr
+    prev: Buffer | None = None
+    span: SourceSpan = NO_SPAN
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Let(Stmt):
+    """Binds ``var`` to ``value`` for the rest of the enclosing Seq."""
+
+    var: Var
+    value: Expr
+    span: SourceSpan = NO_SPAN
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Annotate(Stmt):
+    """A hint: ``swizzle`` (panel_size, order, enable) or ``layout`` (mapping Buffer -> Layout)."""
+
+    key: str
+    value: Any
+    span: SourceSpan = NO_SPAN
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Assert(Stmt):
+    """Stops the program with ``message`` where ``cond`` does not hold."""
+
+    cond: Expr
+    message: str
+    span: SourceSpan = NO_SPAN
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sync(Stmt):
+    """Every thread of the ``scope`` ("warp", "block" or "grid") waits here for the others."""
+
+    scope: str = "block"
+    span: SourceSpan = NO_SPAN
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Exchange(Stmt):
+    """``dst`` = what each thread learns from its group of ``width`` threads (0: the block).
+
+    op, args: one of SHUFFLES with (value, lane or distance), or of COMBINERS with (value,). A
+    thread that a shuffle points outside the group gets its own value back.
+    """
+
+    op: str
+    dst: Buffer
+    args: tuple[Expr, ...]
+    width: int = 32
+    span: SourceSpan = NO_SPAN
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Print(Stmt):
+    """Writes ``text`` and a newline to standard output, each ``{}`` replaced by an argument."""
+
+    text: str
+    args: tuple[Expr, ...] = ()
+    span: SourceSpan = NO_SPAN
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pad(Stmt):
+    """Loads outside the global tensor ``buffer`` give ``value`` instead of 0, in all the launch."""
+
+    buffer: Buffer
+    value: Expr
+    span: SourceSpan = NO_SPAN
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrimFunc:
+    """One tile program: parameters in call order, and one or more kernel launches in sequence.
+
+    ``attrs`` may hold ``out_idx`` (positions of the output tensors).
+    """
+
+    name: str
+    params: tuple[Buffer | Var, ...]
+    body: Stmt
+    attrs: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    span: SourceSpan = NO_SPAN
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """The tensor parameters."""
+        return tuple(p for p in self.params if isinstance(p, Buffer))
+
+    def __str__(self) -> str:
+        from tilecore.ir.printer import format_func
+
+        return format_func(self)
+
+    def script(self) -> str:
+        """Return the program as text, as ``str`` does (the name is TVM's)."""
+        return str(self)

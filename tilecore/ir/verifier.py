@@ -1,0 +1,414 @@
+"""The verifier: says whether a tile program is well formed, and lists every fault it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from tilecore.errors import (
+    InvalidProgram,
+    ScopeError,
+    ShapeMismatch,
+    SourceSpan,
+    TileError,
+    TypeMismatch,
+)
+from tilecore.ir import nodes
+from tilecore.ir.analysis import reads, writes
+from tilecore.ir.dims import dimensions, extents_of, unbound
+from tilecore.ir.expr import Const, Expr, Load, Var, int_value
+from tilecore.ir.fold import check_fold
+from tilecore.ir.gemm_shape import check_gemm_shape
+from tilecore.ir.indexing import format_shape, same_extents
+from tilecore.ir.nodes import Buffer, PrimFunc, Region, Stmt
+from tilecore.ir.polynomial import is_equal, product
+from tilecore.ir.visitor import expressions, regions, walk, walk_expr
+
+_TILE_OPS = (nodes.Copy, nodes.Fill, nodes.Gemm, nodes.Reduce, nodes.Scan)
+_IN_KERNEL = (
+    nodes.Parallel, nodes.Store, nodes.Atomic, nodes.Sync, nodes.Exchange,
+)  # fmt: skip
+
+
+def faults(func: PrimFunc, symbols: Collection[Var] = ()) -> list[TileError]:
+    """Return every fault of ``func`` in program order, each placed at its source line.
+
+    Args:
+        func: the program.
+        symbols: symbolic knobs that may stay open.
+    """
+    checker = _Checker(func, symbols)
+    checker.check_dimensions(func)
+    checker.visit(func.body)
+    checker.check_undefined_tiles(func)
+    return checker.found
+
+
+def verify(func: PrimFunc, symbols: Collection[Var] = ()) -> PrimFunc:
+    """Return ``func`` if it is well formed.
+
+    Raises:
+        TileError: the fault, of its own class, if there is one.
+        InvalidProgram: the list of faults, if there are several (TC203).
+    """
+    found = faults(func, symbols)
+    if len(found) == 1:
+        raise found[0]
+    if found:
+        lines = [f"  {e.code} {e.message}" + (f" ({e.span})" if e.span else "") for e in found]
+        raise InvalidProgram(
+            count=len(found), name=func.name, faults="\n".join(lines), span=found[0].span
+        )
+    return func
+
+
+class _Checker:
+    def __init__(self, func: PrimFunc, symbols: Collection[Var]) -> None:
+        self.found: list[TileError] = []
+        self.span: SourceSpan = func.span
+        self.context: list[Stmt] = []
+        self.ended: set[int] = set()  # what went out of scope
+        self.live: set[int] = {id(s) for s in symbols} | {id(p) for p in func.params}
+        for buffer in func.buffers:
+            for extent in extents_of(buffer):
+                self.live |= {id(v) for v in walk_expr(extent) if isinstance(v, Var)}
+        self.dimensions = {id(s) for s in symbols} | {id(v) for v in dimensions(func)}
+
+    def fault(self, error: TileError) -> None:
+        """Record a fault at the current statement."""
+        self.found.append(error.at(self.span))
+
+    @contextmanager
+    def scope(self, *items: Var) -> Iterator[None]:
+        """Make ``items`` known inside; what is declared inside ends with it."""
+        before = set(self.live)
+        self.live |= {id(i) for i in items}
+        yield
+        self.ended |= self.live - before
+        self.live = before
+
+    def check_dimensions(self, func: PrimFunc) -> None:
+        """Report symbols in shapes that no axis of a tensor parameter gives a value."""
+        known = self.dimensions | {id(p) for p in func.params}
+        for buffer in func.buffers:
+            for symbol in unbound(buffer, known):
+                known.add(id(symbol))
+                self.found.append(
+                    ScopeError(
+                        message=f"dimension `{symbol.name}` in the shape of `{buffer.name}` "
+                        "follows from no axis of a tensor",
+                        hint=f"give a tensor the axis `{symbol.name}`, or pass it as a scalar",
+                        span=buffer.span,
+                    )
+                )
+
+    # --- statements -----------------------------------------------------------------------
+
+    def visit(self, stmt: Stmt) -> None:
+        """Check ``stmt`` and what is inside it."""
+        if isinstance(stmt, nodes.Seq):
+            for child in stmt.stmts:
+                self.visit(child)
+            return
+        self.span = stmt.span if stmt.span.is_known else self.span
+        self.check_place(stmt)
+        for expr in expressions(stmt):
+            self.check_expr(expr)
+        for region in regions(stmt):
+            self.check_region(region)
+        handler = _CHECKS.get(type(stmt))
+        if handler is not None:
+            handler(self, stmt)
+
+    def inside(self, stmt: Any, *items: Var) -> None:
+        """Check the body of a compound statement."""
+        self.context.append(stmt)
+        with self.scope(*items):
+            self.visit(stmt.body)
+        self.context.pop()
+
+    def launch(self, stmt: nodes.KernelLaunch) -> None:
+        for extent in (*stmt.grid, *stmt.threads):
+            self.check_integer(extent, "grid extent or thread count")
+        self.inside(stmt, *stmt.block_vars, *stmt.thread_vars)
+
+    def alloc(self, stmt: nodes.Alloc) -> None:
+        buffer = stmt.buffer
+        if buffer.base is not None:
+            self.check_buffer(buffer.base)
+            self.check_view(buffer, buffer.base)
+        if buffer.address is not None:
+            self.check_integer(buffer.address, f"address of `{buffer.name}`")
+        self.live.add(id(buffer))
+
+    def check_view(self, view: Buffer, base: Buffer) -> None:
+        """Check that a view covers just the memory of its base."""
+        own, whole = (product((*b.shape, b.dtype.bits)) for b in (view, base))
+        if view.scope != base.scope or base.strides is not None or not is_equal(own, whole):
+            self.fault(
+                ShapeMismatch(
+                    what=f"view `{view.name}` of `{base.name}`",
+                    expected=f"the size of {base.dtype}{format_shape(base.shape)}, contiguous",
+                    found=f"{view.dtype}{format_shape(view.shape)}",
+                )
+            )
+
+    def let(self, stmt: nodes.Let) -> None:
+        if stmt.var.dtype != stmt.value.dtype:
+            self.fault(TypeMismatch(expected=f"a {stmt.var.dtype} value", found=stmt.value.dtype))
+        self.live.add(id(stmt.var))
+
+    def parallel(self, stmt: nodes.Parallel) -> None:
+        for extent in stmt.extents:
+            self.check_integer(extent, "loop extent")
+        self.inside(stmt, *stmt.loop_vars)
+
+    def for_loop(self, stmt: nodes.For) -> None:
+        for bound in (stmt.start, stmt.stop, stmt.step):
+            self.check_integer(bound, "loop bound")
+        if int_value(stmt.step) == 0:
+            self.fault(TypeMismatch(expected="a step other than 0", found=0))
+        self.inside(stmt, stmt.loop_var)
+
+    def while_loop(self, stmt: nodes.While) -> None:
+        self.check_bool(stmt.cond)
+        self.inside(stmt)
+
+    def if_stmt(self, stmt: nodes.If) -> None:
+        self.check_bool(stmt.cond)
+        self.context.append(stmt)
+        for body in (stmt.then_body, stmt.else_body):
+            if body is not None:
+                with self.scope():
+                    self.visit(body)
+        self.context.pop()
+
+    def copy(self, stmt: nodes.Copy) -> None:
+        if not same_extents(stmt.src.extents, stmt.dst.extents):
+            self.fault(
+                ShapeMismatch(
+                    what=f"copy from `{stmt.src.buffer.name}` to `{stmt.dst.buffer.name}`",
+                    expected=format_shape(stmt.src.extents),
+                    found=format_shape(stmt.dst.extents),
+                )
+            )
+
+    def fill(self, stmt: nodes.Fill) -> None:
+        if stmt.value.dtype == "bool" and stmt.dst.buffer.dtype.is_float:
+            self.fault(TypeMismatch(expected=f"a {stmt.dst.buffer.dtype} value", found="a bool"))
+
+    def gemm(self, stmt: nodes.Gemm) -> None:
+        try:
+            check_gemm_shape(stmt.a, stmt.b, stmt.c, stmt.transpose_a, stmt.transpose_b)
+        except ShapeMismatch as error:
+            self.fault(error)
+        a, b, c = (r.buffer for r in (stmt.a, stmt.b, stmt.c))
+        both_fp8 = a.dtype.startswith("float8") and b.dtype.startswith("float8")
+        if a.dtype != b.dtype and not both_fp8:
+            what = f"one element type for `{a.name}` and `{b.name}` in T.gemm"
+            self.fault(TypeMismatch(expected=what, found=f"{a.dtype} and {b.dtype}"))
+        if a.dtype.is_float != c.dtype.is_float or c.dtype == "bool":
+            what = f"an accumulator `{c.name}` of the kind of {a.dtype}"
+            self.fault(TypeMismatch(expected=what, found=c.dtype))
+        if c.scope == "global":
+            self.fault(
+                ScopeError(
+                    message=f"T.gemm accumulates into the global tensor `{c.name}`",
+                    hint="accumulate into T.alloc_fragment(...) and T.copy it out",
+                )
+            )
+        self.check_bool(stmt.clear_accum)
+
+    def reduce(self, stmt: nodes.Reduce) -> None:
+        try:
+            check_fold(stmt.op, stmt.src, stmt.dst, stmt.axes)
+        except (ShapeMismatch, TypeMismatch) as error:
+            self.fault(error)
+
+    def scan(self, stmt: nodes.Scan) -> None:
+        if not same_extents(stmt.src.extents, stmt.dst.extents):
+            self.fault(
+                ShapeMismatch(
+                    what=f"running fold of `{stmt.src.buffer.name}` in `{stmt.dst.buffer.name}`",
+                    expected=format_shape(stmt.src.extents),
+                    found=format_shape(stmt.dst.extents),
+                )
+            )
+
+    def store(self, stmt: nodes.Store | nodes.Atomic) -> None:
+        self.check_buffer(stmt.buffer)
+        self.check_indices(stmt.buffer, stmt.indices)
+        if isinstance(stmt, nodes.Atomic) and stmt.prev is not None:
+            self.check_buffer(stmt.prev)
+
+    def pad(self, stmt: nodes.Pad) -> None:
+        self.check_buffer(stmt.buffer)
+        if stmt.buffer.scope != "global":
+            message = f"`{stmt.buffer.name}` is a tile; only tensors have values outside"
+            self.fault(ScopeError(message=message))
+        if stmt.value.dtype != stmt.buffer.dtype:
+            self.fault(TypeMismatch(expected=f"a {stmt.buffer.dtype}", found=stmt.value.dtype))
+        if not isinstance(stmt.value, Const):
+            self.fault(TypeMismatch(expected="a number known while tracing", found=stmt.value))
+
+    def check(self, stmt: nodes.Assert) -> None:
+        self.check_bool(stmt.cond)
+
+    def exchange(self, stmt: nodes.Exchange) -> None:
+        self.check_buffer(stmt.dst)
+        if stmt.op not in (*nodes.SHUFFLES, *nodes.COMBINERS):
+            known = ", ".join((*nodes.SHUFFLES, *nodes.COMBINERS))
+            self.fault(TypeMismatch(expected=f"an exchange {known}", found=stmt.op))
+        if stmt.op in nodes.SHUFFLES:
+            self.check_integer(stmt.args[1], "lane or distance")
+        if stmt.op in ("any", "all", "ballot", "count"):
+            self.check_bool(stmt.args[0])
+
+    def jump(self, stmt: nodes.Jump) -> None:
+        kinds = (nodes.For, nodes.While, nodes.Parallel, nodes.KernelLaunch)
+        around = next((s for s in reversed(self.context) if isinstance(s, kinds)), None)
+        if not isinstance(around, (nodes.For, nodes.While)):
+            self.fault(
+                ScopeError(
+                    message=f"`{stmt.word}` stands outside a serial loop",
+                    hint="T.Parallel has no order to break; use T.serial or `if`",
+                )
+            )
+
+    # --- parts ----------------------------------------------------------------------------
+
+    def check_place(self, stmt: Stmt) -> None:
+        """Check that the statement may stand where it stands."""
+        kinds = [type(s) for s in self.context]
+        name = type(stmt).__name__
+        if isinstance(stmt, nodes.KernelLaunch) and kinds:
+            self.fault(ScopeError(message="a kernel launch stands inside another statement"))
+        is_tile = isinstance(stmt, nodes.Alloc) and stmt.buffer.scope != "global"
+        needs_kernel = is_tile or isinstance(stmt, (*_TILE_OPS, *_IN_KERNEL))
+        if needs_kernel and nodes.KernelLaunch not in kinds:
+            self.fault(ScopeError(message=f"{name} stands outside T.Kernel"))
+        is_pipeline = isinstance(stmt, nodes.For) and stmt.kind == "pipelined"
+        if nodes.Parallel in kinds and (isinstance(stmt, _TILE_OPS) or is_pipeline):
+            self.fault(
+                ScopeError(
+                    message=f"{'T.Pipelined' if is_pipeline else name} stands inside T.Parallel",
+                    hint="tile operations are parallel themselves; put them outside T.Parallel",
+                )
+            )
+
+    def check_expr(self, expr: Expr) -> None:
+        for node in walk_expr(expr):
+            if isinstance(node, Var) and id(node) not in self.live:
+                ended = id(node) in self.ended
+                reason = "is used after its scope has ended" if ended else "has no value here"
+                self.fault(ScopeError(message=f"`{node.name}` {reason}"))
+            elif isinstance(node, Load):
+                self.check_buffer(node.buffer)
+                self.check_indices(node.buffer, node.indices)
+
+    def check_buffer(self, buffer: Buffer) -> None:
+        if id(buffer) not in self.live:
+            ended = id(buffer) in self.ended
+            reason = "is used after its scope has ended" if ended else "does not exist here"
+            self.fault(ScopeError(message=f"`{buffer.name}` ({buffer.scope}) {reason}"))
+
+    def check_indices(self, buffer: Buffer, indices: tuple[Expr, ...]) -> None:
+        if len(indices) != buffer.ndim:
+            what = f"indices of `{buffer.name}`"
+            self.fault(ShapeMismatch(what=what, expected=buffer.ndim, found=len(indices)))
+            return
+        for axis, (index, extent) in enumerate(zip(indices, buffer.shape, strict=True)):
+            self.check_integer(index, f"index of `{buffer.name}`")
+            self.check_inside(buffer, axis, int_value(index), 1, int_value(extent))
+
+    def check_region(self, region: Region) -> None:
+        buffer = region.buffer
+        self.check_buffer(buffer)
+        if len(region.offsets) != buffer.ndim or len(region.extents) != buffer.ndim:
+            what = f"axes of the region of `{buffer.name}`"
+            self.fault(ShapeMismatch(what=what, expected=buffer.ndim, found=len(region.offsets)))
+            return
+        parts = zip(region.offsets, region.extents, buffer.shape, strict=True)
+        for axis, (offset, extent, size) in enumerate(parts):
+            self.check_integer(offset, f"offset into `{buffer.name}`")
+            self.check_inside(
+                buffer, axis, int_value(offset), int_value(extent) or 1, int_value(size)
+            )
+
+    def check_inside(
+        self, buffer: Buffer, axis: int, start: int | None, extent: int, size: int | None
+    ) -> None:
+        """Check a known index against a known extent; only global tensors have safe edges."""
+        if buffer.scope == "global" or start is None or size is None:
+            return
+        if start < 0 or start + extent > size:
+            self.fault(
+                ShapeMismatch(
+                    what=f"index of `{buffer.name}`, axis {axis}",
+                    expected=f"0 to {size - 1}",
+                    found=str(start) if extent == 1 else f"{start} to {start + extent - 1}",
+                )
+            )
+
+    def check_integer(self, expr: Expr, what: str) -> None:
+        if not expr.dtype.is_integer:
+            self.fault(
+                TypeMismatch(expected=f"an integer {what}", found=f"`{expr}` ({expr.dtype})")
+            )
+
+    def check_bool(self, expr: Expr) -> None:
+        if expr.dtype != "bool":
+            self.fault(TypeMismatch(expected="a condition", found=f"`{expr}` ({expr.dtype})"))
+
+    def check_undefined_tiles(self, func: PrimFunc) -> None:
+        """Report tiles that are read although nothing ever gives them a value."""
+        written: set[int] = {id(b) for b in func.buffers}
+        written |= {
+            id(s.buffer)
+            for s in walk(func.body)
+            if isinstance(s, nodes.Alloc) and s.buffer.address is not None
+        }
+        readers: dict[int, tuple[Buffer, SourceSpan]] = {}
+        for stmt in walk(func.body):
+            written.update(id(b.root) for b in _sets(stmt))
+            for buffer in reads(stmt):
+                readers.setdefault(id(buffer), (buffer, stmt.span))
+        for key, (buffer, span) in readers.items():
+            if key not in written and id(buffer.root) not in written:
+                self.span = span
+                message = f"`{buffer.name}` is read but nothing ever sets it"
+                self.fault(ScopeError(message=message, hint="T.clear or T.copy into it first"))
+
+
+def _sets(stmt: Stmt) -> list[Buffer]:
+    """Return the buffers that a statement gives a value without using their old one."""
+    match stmt:
+        case nodes.Gemm(clear_accum=Const(value=False)) | nodes.Reduce(clear=False):
+            return []
+        case nodes.Atomic(op=op, prev=prev) if op != "store":
+            return [] if prev is None else [prev]
+        case _:
+            return writes(stmt)
+
+
+_CHECKS: Mapping[type[Stmt], Callable[[_Checker, Any], None]] = {
+    nodes.KernelLaunch: _Checker.launch,
+    nodes.Alloc: _Checker.alloc,
+    nodes.Let: _Checker.let,
+    nodes.Parallel: _Checker.parallel,
+    nodes.For: _Checker.for_loop,
+    nodes.While: _Checker.while_loop,
+    nodes.If: _Checker.if_stmt,
+    nodes.Copy: _Checker.copy,
+    nodes.Fill: _Checker.fill,
+    nodes.Gemm: _Checker.gemm,
+    nodes.Reduce: _Checker.reduce,
+    nodes.Scan: _Checker.scan,
+    nodes.Store: _Checker.store,
+    nodes.Atomic: _Checker.store,
+    nodes.Assert: _Checker.check,
+    nodes.Exchange: _Checker.exchange,
+    nodes.Pad: _Checker.pad,
+    nodes.Jump: _Checker.jump,
+}

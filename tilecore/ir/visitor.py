@@ -1,0 +1,179 @@
+"""Walking and rewriting tile IR. Rewriters return the same object where nothing changes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from tilecore.ir.expr import Binary, Call, Cast, Expr, Load, Select, Unary
+from tilecore.ir.nodes import (
+    Alloc,
+    Assert,
+    Atomic,
+    Buffer,
+    Copy,
+    Exchange,
+    Fill,
+    For,
+    Gemm,
+    If,
+    Jump,
+    KernelLaunch,
+    Let,
+    Pad,
+    Parallel,
+    Print,
+    Reduce,
+    Region,
+    Scan,
+    Seq,
+    Stmt,
+    Store,
+    While,
+)
+
+
+def children(stmt: Stmt) -> tuple[Stmt, ...]:
+    """Return the statements directly inside ``stmt``."""
+    match stmt:
+        case Seq(stmts=stmts):
+            return stmts
+        case KernelLaunch(body=body) | Parallel(body=body) | For(body=body) | While(body=body):
+            return (body,)
+        case If(then_body=then, else_body=other):
+            return (then,) if other is None else (then, other)
+        case _:
+            return ()
+
+
+def walk(stmt: Stmt) -> Iterator[Stmt]:
+    """Yield ``stmt`` and every statement inside it, in program order."""
+    yield stmt
+    for child in children(stmt):
+        yield from walk(child)
+
+
+def regions(stmt: Stmt) -> tuple[Region, ...]:
+    """Return the regions that a tile op names (not those of nested statements)."""
+    match stmt:
+        case Copy(src=src, dst=dst) | Reduce(src=src, dst=dst) | Scan(src=src, dst=dst):
+            return (src, dst)
+        case Fill(dst=dst):
+            return (dst,)
+        case Gemm(a=a, b=b, c=c):
+            return (a, b, c)
+        case _:
+            return ()
+
+
+def expressions(stmt: Stmt) -> tuple[Expr, ...]:
+    """Return the expressions that a statement holds itself (region offsets and extents too)."""
+    found: list[Expr] = [e for r in regions(stmt) for e in (*r.offsets, *r.extents)]
+    match stmt:
+        case KernelLaunch(grid=grid, threads=threads):
+            found += [*grid, *threads]
+        case Fill(value=value) | Let(value=value) | Pad(value=value):
+            found.append(value)
+        case Alloc(buffer=buffer):
+            found += [*buffer.shape, *(buffer.strides or ())]
+            found += [] if buffer.address is None else [buffer.address]
+        case Gemm(clear_accum=clear):
+            found.append(clear)
+        case Parallel(extents=extents):
+            found += extents
+        case For(start=start, stop=stop, step=step):
+            found += [start, stop, step]
+        case While(cond=cond) | If(cond=cond) | Assert(cond=cond):
+            found.append(cond)
+        case Print(args=args):
+            found += args
+        case Store(indices=indices, value=value) | Atomic(indices=indices, value=value):
+            found += [*indices, value]
+        case Exchange(args=args):
+            found += args
+        case _:
+            pass
+    return tuple(found)
+
+
+def has_jump(stmt: Stmt) -> bool:
+    """Return whether ``stmt``, the body of a loop, may leave an iteration of that loop early."""
+    if isinstance(stmt, Jump):
+        return True
+    return not isinstance(stmt, (For, While)) and any(has_jump(s) for s in children(stmt))
+
+
+def walk_expr(expr: Expr) -> Iterator[Expr]:
+    """Yield ``expr`` and every expression inside it."""
+    yield expr
+    match expr:
+        case Binary(a=a, b=b):
+            yield from walk_expr(a)
+            yield from walk_expr(b)
+        case Unary(a=a) | Cast(a=a):
+            yield from walk_expr(a)
+        case Select(cond=cond, a=a, b=b):
+            for part in (cond, a, b):
+                yield from walk_expr(part)
+        case Load(indices=indices):
+            for index in indices:
+                yield from walk_expr(index)
+        case Call(args=args):
+            for arg in args:
+                yield from walk_expr(arg)
+        case _:
+            pass
+
+
+def loads(stmt: Stmt) -> Iterator[Load]:
+    """Yield the element loads of a statement's own expressions."""
+    for expr in expressions(stmt):
+        for node in walk_expr(expr):
+            if isinstance(node, Load):
+                yield node
+
+
+def buffers_of(stmt: Stmt) -> set[Buffer]:
+    """Return every buffer that ``stmt`` or a statement inside it reads, writes or allocates."""
+    found: set[Buffer] = set()
+    for node in walk(stmt):
+        found.update(r.buffer for r in regions(node))
+        found.update(load.buffer for load in loads(node))
+        if isinstance(node, Exchange):
+            found.add(node.dst)
+        if isinstance(node, (Store, Alloc, Atomic)):
+            found.update((node.buffer, node.buffer.root))
+        if isinstance(node, Atomic) and node.prev is not None:
+            found.add(node.prev)
+    return found
+
+
+class Rewriter:
+    """Rebuilds statements bottom-up; override ``visit_<class name in lower case>``."""
+
+    def visit(self, stmt: Stmt) -> Stmt:
+        """Return the rewritten statement."""
+        method = getattr(self, f"visit_{type(stmt).__name__.lower()}", None)
+        if method is not None:
+            result: Stmt = method(stmt)
+            return result
+        return self.rebuild(stmt)
+
+    def rebuild(self, stmt: Stmt) -> Stmt:
+        """Return ``stmt`` with its nested statements rewritten."""
+        match stmt:
+            case Seq(stmts=stmts):
+                new = tuple(self.visit(s) for s in stmts)
+                same = all(a is b for a, b in zip(new, stmts, strict=True))
+                return stmt if same else dataclasses.replace(stmt, stmts=new)
+            case KernelLaunch(body=body) | Parallel(body=body) | For(body=body) | While(body=body):
+                changed = self.visit(body)
+                return stmt if changed is body else dataclasses.replace(stmt, body=changed)
+            case If(then_body=then, else_body=other):
+                new_then = self.visit(then)
+                new_else = None if other is None else self.visit(other)
+                if new_then is then and new_else is other:
+                    return stmt
+                return dataclasses.replace(stmt, then_body=new_then, else_body=new_else)
+            case _:
+                return stmt

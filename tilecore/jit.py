@@ -1,0 +1,352 @@
+"""tilelang.jit and tilelang.compile: from a decorated function to a kernel that can be called."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from types import FunctionType, ModuleType
+from typing import Any
+
+from tilecore.errors import ArgumentError, SourceUnavailable, TypeMismatch
+from tilecore.frontend.eager import (
+    EagerSignature,
+    eager_signature,
+    is_eager,
+    trace_eager,
+)
+from tilecore.frontend.signature import PointerSpec, TensorSpec, is_tensor, solve_constants
+from tilecore.frontend.trace import resolve_annotations
+from tilecore.ir.dtype import DType
+from tilecore.ir.nodes import Buffer, PrimFunc
+from tilecore.kernel import JITKernel
+from tilecore.pass_config import check_pass_configs
+from tilecore.target import Target, parse_target
+from tilecore.tile_config import KnobValue
+
+_LOG = logging.getLogger("tilecore.jit")
+_CACHE_IS_ON: ContextVar[bool] = ContextVar("tilecore_jit_cache", default=True)
+
+
+def enable_cache() -> None:
+    """Let ``@jit`` functions keep the kernels they have built in this process (the default)."""
+    _CACHE_IS_ON.set(True)
+
+
+def disable_cache() -> None:
+    """Make ``@jit`` functions trace and build anew on every call."""
+    _CACHE_IS_ON.set(False)
+
+
+def is_cache_enabled() -> bool:
+    """Return whether ``@jit`` functions keep kernels."""
+    return _CACHE_IS_ON.get()
+
+
+@dataclass(frozen=True, slots=True)
+class JitOptions:
+    """Keywords of ``jit`` and ``compile``.
+
+    Attributes:
+        out_idx: positions of the parameters the kernel allocates and returns.
+        target: what to generate code for.
+        config: knobs of the lowering.
+        pass_configs: accepted for compatibility; unknown keys warn.
+        ignored: other keywords of TileLang, which have no effect here.
+    """
+
+    out_idx: int | Sequence[int] | None = None
+    target: str | Target | None = "auto"
+    config: Mapping[str, KnobValue] = field(default_factory=dict)
+    pass_configs: Mapping[str, Any] | None = None
+    verbose: bool = False
+    ignored: Mapping[str, Any] = field(default_factory=dict)
+
+
+_COMPATIBLE = ("target_host", "execution_backend", "debug_root_path", "compile_flags", "workers")
+
+
+def _options(keywords: Mapping[str, Any]) -> JitOptions:
+    own = {k: v for k, v in keywords.items() if k in JitOptions.__dataclass_fields__}
+    ignored = {k: v for k, v in keywords.items() if k not in own}
+    unknown = sorted(set(ignored) - set(_COMPATIBLE))
+    if unknown:
+        raise TypeMismatch(
+            expected=f"keywords out_idx, target, config, pass_configs, verbose, "
+            f"{', '.join(_COMPATIBLE)}",
+            found=", ".join(unknown),
+        )
+    check_pass_configs(own.get("pass_configs") or {})
+    own["config"] = dict(own.get("config") or {})
+    return JitOptions(**own, ignored=ignored)
+
+
+def mark_outputs(func: PrimFunc, out_idx: int | Sequence[int] | None) -> PrimFunc:
+    """Return ``func`` with the parameters at ``out_idx`` recorded as its outputs.
+
+    Raises:
+        ArgumentError: a position that is no tensor parameter (TC402).
+    """
+    if out_idx is None:
+        return func
+    count = len(func.params)
+    positions = [out_idx] if isinstance(out_idx, int) else list(out_idx)
+    for position in positions:
+        if not -count <= position < count or not isinstance(func.params[position], Buffer):
+            raise ArgumentError(
+                position=position,
+                name="out_idx",
+                expected=f"the position of a tensor parameter of {func.name} (0 to {count - 1})",
+                found=position,
+            )
+    normal = tuple(p % count for p in positions)
+    return replace(func, attrs={**func.attrs, "out_idx": normal})
+
+
+def compile(
+    func: PrimFunc | None = None,
+    out_idx: int | Sequence[int] | None = None,
+    target: str | Target | None = "auto",
+    **keywords: Any,
+) -> JITKernel:
+    """Return a callable kernel of a traced program.
+
+    Args:
+        func: what ``@T.prim_func`` returned.
+        out_idx: positions of the parameters the kernel allocates and returns.
+        target: "auto", "llvm" or a Target.
+        keywords: further keywords of JitOptions, and those of TileLang.
+
+    Raises:
+        TileError: any fault of the program, the config or the target, by class.
+    """
+    if not isinstance(func, PrimFunc):
+        raise TypeMismatch(
+            expected="a program made by @T.prim_func",
+            found=f"{type(func).__name__}",
+            hint="call the function that returns the program first",
+        )
+    return _build(func, _options({"out_idx": out_idx, "target": target, **keywords}))
+
+
+def _build(func: PrimFunc, options: JitOptions) -> JITKernel:
+    from tilecore import compiler, runtime
+
+    target = parse_target(options.target)
+    marked = mark_outputs(func, options.out_idx)
+    artifact = compiler.compile(marked, target, options.config)
+    if options.verbose:
+        _LOG.info("compiled %s for %s: %s", func.name, target, artifact.path)
+    return JITKernel(marked, artifact, runtime.load(artifact), options.out_idx)
+
+
+def par_compile(
+    funcs: Sequence[PrimFunc], out_idx: int | Sequence[int] | None = None, **keywords: Any
+) -> list[JITKernel]:
+    """Return the kernels of several programs."""
+    return [compile(f, out_idx, **keywords) for f in funcs]
+
+
+class JITImpl:
+    """A function decorated with ``@tilelang.jit``.
+
+    Lazy style: the function returns a program; calling it returns the kernel. Eager style: the
+    function is the kernel; calling it with tensors runs it. ``.compile(...)`` returns the kernel
+    in both.
+    """
+
+    def __init__(
+        self, fn: Callable[..., Any] | PrimFunc, options: JitOptions, local_names: Mapping[str, Any]
+    ) -> None:
+        self.wrapped: Any = fn
+        self.options = options
+        self._locals = dict(local_names) if _has_text_annotations(fn) else {}
+        self._kernels: dict[Any, JITKernel] = {}
+        self._signatures: dict[Any, EagerSignature] = {}
+        if isinstance(fn, FunctionType):
+            functools.update_wrapper(self, fn)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Lazy: return the kernel. Eager: run the kernel and return its outputs."""
+        if not self._is_eager:
+            return self.compile(*args, **kwargs)
+        static, tensors, _ = self._split(args, kwargs)
+        signature = self._signature(static)
+        missing = [p.name for p in signature.params if p.name not in tensors]
+        if missing:
+            raise ArgumentError(
+                position=len(tensors), name=missing[0], expected="a tensor", found="nothing"
+            )
+        constants = solve_constants(signature.params, tensors, signature.constants)
+        kernel = self._kernel(static, constants)
+        return kernel(*(tensors[p.name] for p in signature.params))
+
+    def compile(self, *args: Any, **kwargs: Any) -> JITKernel:
+        """Return the kernel for the given arguments (eager: values of T.const names by keyword)."""
+        if self._is_eager:
+            static, constants = self._constants(args, kwargs)
+            return self._kernel(static, constants)
+        key = (_key(args), _key(kwargs))
+        if key not in self._kernels or not _CACHE_IS_ON.get():
+            self._kernels[key] = _build(self.get_tir(*args, **kwargs), self.options)
+        return self._kernels[key]
+
+    def get_tir(self, *args: Any, **kwargs: Any) -> PrimFunc:
+        """Return the traced program for the given arguments.
+
+        Raises:
+            TypeMismatch: a lazy function returned something other than a program (TC202).
+        """
+        if isinstance(self.wrapped, PrimFunc):
+            return self.wrapped
+        if self._is_eager:
+            static, constants = self._constants(args, kwargs)
+            return trace_eager(self.function, static, self._annotations, constants)
+        func = self.wrapped(*args, **kwargs)
+        if not isinstance(func, PrimFunc):
+            raise TypeMismatch(
+                expected=f"`{self.function.__name__}` to return a program made by @T.prim_func",
+                found=f"{type(func).__name__}",
+                hint="or write it in the eager style, with `with T.Kernel(...)` in its own body",
+            )
+        return func
+
+    def get_kernel_source(self, *args: Any, **kwargs: Any) -> str:
+        """Return the source of the kernel for the given arguments."""
+        return self.compile(*args, **kwargs).get_kernel_source()
+
+    def par_compile(self, configs: Sequence[Any], **_: Any) -> list[JITKernel]:
+        """Return the kernel of each config (a mapping of keywords, or a tuple of arguments)."""
+        return [self.compile(**c) if isinstance(c, Mapping) else self.compile(*c) for c in configs]
+
+    def tensors(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Return the tensors among the arguments of a call, in the order of the parameters."""
+        if isinstance(self.wrapped, PrimFunc) or not self._is_eager:
+            return []
+        return list(self._split(args, kwargs)[1].values())
+
+    def key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return something hashable that is equal for calls that need the same kernel."""
+        if isinstance(self.wrapped, PrimFunc) or not self._is_eager:
+            return (_key(args), _key(kwargs))
+        static, tensors, rest = self._split(args, kwargs)
+        shapes = {k: (tuple(t.shape), str(t.dtype)) for k, t in tensors.items()}
+        return (_key(static), _key(shapes), _key(rest))
+
+    # --- eager style ----------------------------------------------------------------------
+
+    @property
+    def function(self) -> Any:
+        """The decorated function."""
+        assert isinstance(self.wrapped, FunctionType)
+        return self.wrapped
+
+    @functools.cached_property
+    def _annotations(self) -> dict[str, Any]:
+        return resolve_annotations(self.function, self._locals, strict=False)
+
+    @functools.cached_property
+    def _is_eager(self) -> bool:
+        if isinstance(self.wrapped, PrimFunc):
+            return False
+        try:
+            return is_eager(self.function, self._annotations)
+        except SourceUnavailable:
+            return False
+
+    def _split(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """Return (static arguments, tensors, keywords that are not parameters) by name."""
+        signature = inspect.signature(self.function)
+        own = {k: v for k, v in kwargs.items() if k in signature.parameters}
+        bound = signature.bind_partial(*args, **own)
+        bound.apply_defaults()
+        scalars = {k for k, a in self._annotations.items() if isinstance(a, (DType, PointerSpec))}
+        tensors = {k: v for k, v in bound.arguments.items() if is_tensor(v) or k in scalars}
+        static = {k: v for k, v in bound.arguments.items() if k not in tensors}
+        return static, tensors, {k: v for k, v in kwargs.items() if k not in own}
+
+    def _constants(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, int]]:
+        static, tensors, constants = self._split(args, kwargs)
+        if tensors:
+            signature = self._signature(static)
+            known = [p for p in signature.params if p.name in tensors]
+            symbols = {n: v for n, v in signature.constants.items() if n not in constants}
+            constants = {**solve_constants(known, tensors, symbols), **constants}
+        return static, constants
+
+    def _signature(self, static: Mapping[str, Any]) -> EagerSignature:
+        key = _key(static)
+        if key not in self._signatures:
+            self._signatures[key] = eager_signature(self.function, static, self._annotations)
+        return self._signatures[key]
+
+    def _kernel(self, static: Mapping[str, Any], constants: Mapping[str, int]) -> JITKernel:
+        key = (_key(static), _key(constants))
+        if key not in self._kernels or not _CACHE_IS_ON.get():
+            func = trace_eager(self.function, static, self._annotations, constants)
+            self._kernels[key] = _build(func, self.options)
+        return self._kernels[key]
+
+
+def jit(fn: Any = None, **keywords: Any) -> Any:
+    """Decorate a lazy or eager function, or a program: ``@tilelang.jit`` or ``@tilelang.jit(...)``.
+
+    Args:
+        fn: the function.
+        keywords: out_idx, target, config, pass_configs, verbose, and the other keywords of
+            TileLang, which are accepted and have no effect on this target.
+
+    Raises:
+        TypeMismatch: an unknown keyword (TC202).
+    """
+    return _decorate(fn, keywords, sys._getframe(1).f_locals)
+
+
+def _decorate(fn: Any, keywords: Mapping[str, Any], local_names: Mapping[str, Any]) -> Any:
+    options = _options(keywords)
+    if fn is None:
+        return lambda f: JITImpl(f, options, local_names)
+    return JITImpl(fn, options, local_names)
+
+
+def _has_text_annotations(fn: Any) -> bool:
+    return any(isinstance(a, str) for a in getattr(fn, "__annotations__", {}).values())
+
+
+def _key(value: Any) -> Any:
+    """Return something hashable that is equal for equal arguments."""
+    if isinstance(value, Mapping):
+        return tuple((k, _key(v)) for k, v in sorted(value.items(), key=lambda kv: str(kv[0])))
+    if isinstance(value, (tuple, list)):
+        return (type(value).__name__, *(_key(v) for v in value))
+    if isinstance(value, TensorSpec):
+        return ("tensor", str(value))
+    try:
+        hash(value)
+    except TypeError:
+        return ("object", id(value))
+    return (type(value).__name__, value)
+
+
+__all__ = [
+    "JITImpl", "JITKernel", "JitOptions", "compile", "disable_cache", "enable_cache",
+    "is_cache_enabled", "jit", "mark_outputs", "par_compile",
+]  # fmt: skip
+
+
+class _CallableModule(ModuleType):
+    """Importing ``tilecore.jit`` binds this module where users expect the decorator: it is both."""
+
+    def __call__(self, fn: Any = None, **keywords: Any) -> Any:
+        return _decorate(fn, keywords, sys._getframe(1).f_locals)
+
+
+sys.modules[__name__].__class__ = _CallableModule

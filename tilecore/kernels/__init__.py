@@ -1,0 +1,20 @@
+"""The kernel library: tile programs with reference, search space and FLOP/byte counts."""
+
+from __future__ import annotations
+
+from tilecore.errors import UnknownKernel
+from tilecore.kernels.definition import KernelDefinition
+from tilecore.kernels.gemm import GEMM
+
+KERNELS: dict[str, KernelDefinition] = {d.name: d for d in (GEMM,)}
+
+
+def get(name: str) -> KernelDefinition:
+    """Return the kernel registered as ``name``.
+
+    Raises:
+        UnknownKernel: no such kernel (TC501).
+    """
+    if name not in KERNELS:
+        raise UnknownKernel(known=", ".join(sorted(KERNELS)), found=name)
+    return KERNELS[name]

@@ -1,0 +1,142 @@
+"""KernelDefinition: a tile program of the library with all that a tuner needs to know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilecore.errors import InvalidProblem
+from tilecore.ir.expr import Expr
+from tilecore.ir.nodes import PrimFunc
+from tilecore.tile_config import KnobValue, TileConfig
+
+Problem = Mapping[str, int | str | bool]
+MAX_DIMENSION = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemField:
+    """One field of a problem: its type, default (None: required) and accepted aliases."""
+
+    name: str
+    kind: str  # "dimension" | "dtype" | "flag"
+    default: int | str | bool | None = None
+    choices: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    doc: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """One knob of a program or its lowering, with the values worth trying on each target kind."""
+
+    name: str
+    default: KnobValue
+    values: Mapping[str, tuple[KnobValue, ...]]  # target kind ("cpu", "cuda") -> values
+    symbolic: bool = True  # a program knob, traced as a symbol; False: read by the lowering only
+    doc: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelDefinition:
+    """A kernel that can be tuned and recommended by name.
+
+    Attributes:
+        program: (problem, knob values) -> traced PrimFunc. Knob values may be ints or symbolic
+            Vars ("trace once, evaluate many").
+        inputs: (problem, rng) -> input arrays in parameter order (outputs excluded).
+        reference: (problem, inputs) -> expected outputs in float64 (ints: exact).
+        rival: (problem, inputs) -> a no-argument callable running the same work with torch into
+            preallocated outputs, or None where torch has no such operator. Imports torch lazily.
+        work_flop: (problem) -> FLOP of the computation (1 FMA = 2 FLOP).
+        traffic_bytes: (problem) -> compulsory bytes (each operand once).
+        reduction_length: (problem) -> length of the longest sum, for tolerances.
+    """
+
+    name: str
+    doc: str
+    fields: tuple[ProblemField, ...]
+    knobs: tuple[Knob, ...]
+    program: Callable[[Problem, Mapping[str, Any]], PrimFunc]
+    inputs: Callable[[Problem, np.random.Generator], Sequence[np.ndarray]]
+    reference: Callable[[Problem, Sequence[np.ndarray]], Sequence[np.ndarray]]
+    rival: Callable[[Problem, Sequence[np.ndarray]], Callable[[], Any] | None]
+    work_flop: Callable[[Problem], float]
+    traffic_bytes: Callable[[Problem], float]
+    reduction_length: Callable[[Problem], int]
+
+    def default_config(self) -> TileConfig:
+        """Return the config a user gets who tunes nothing."""
+        return TileConfig.of({k.name: k.default for k in self.knobs})
+
+    def program_digest(self, problem: Problem) -> str:
+        """Return the digest (32 hex digits) of the program for a problem: the kernel's version.
+
+        It is the digest of the tile IR at the default config, so it changes with the program text
+        and not with the config that is being tried. Database, recommender and workers all use it.
+        """
+        from tilecore.ir.printer import program_digest
+
+        return program_digest(self.program(problem, dict(self.default_config())))
+
+    def parse_problem(self, values: Mapping[str, Any]) -> dict[str, int | str | bool]:
+        """Return the canonical problem: aliases resolved, defaults filled in, values checked.
+
+        Raises:
+            InvalidProblem: a field is unknown, missing, of the wrong type or out of range (TC502).
+        """
+        known = {alias.lower(): f for f in self.fields for alias in (f.name, *f.aliases)}
+        given: dict[str, Any] = {}
+        for name, value in values.items():
+            found = known.get(name.lower())
+            if found is None:
+                expected = ", ".join(f.name for f in self.fields)
+                raise InvalidProblem(
+                    field=name, expected=f"one of {expected}", found="unknown field"
+                )
+            if found.name in given and given[found.name] != value:
+                raise InvalidProblem(field=name, expected="one value", found="two spellings")
+            given[found.name] = value
+        result: dict[str, int | str | bool] = {}
+        for f in self.fields:
+            value = given.get(f.name, f.default)
+            if value is None:
+                raise InvalidProblem(field=f.name, expected=f"a {f.kind}", found="nothing")
+            result[f.name] = _check(f, value)
+        return result
+
+
+def _check(f: ProblemField, value: Any) -> int | str | bool:
+    if f.kind == "dimension":
+        is_int = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+        if not is_int or not 1 <= int(value) <= MAX_DIMENSION:
+            raise InvalidProblem(
+                field=f.name, expected=f"an integer from 1 to {MAX_DIMENSION}", found=repr(value)
+            )
+        return int(value)
+    if f.kind == "flag":
+        if not isinstance(value, bool):
+            raise InvalidProblem(field=f.name, expected="true or false", found=repr(value))
+        return value
+    from tilecore.errors import TypeMismatch
+    from tilecore.ir.dtype import DType
+
+    try:
+        name = str(DType(value))
+    except TypeMismatch:
+        name = ""
+    if name not in f.choices:
+        raise InvalidProblem(
+            field=f.name, expected=f"one of {', '.join(f.choices)}", found=repr(value)
+        )
+    return name
+
+
+def knob_symbols(definition: KernelDefinition) -> dict[str, Expr | KnobValue]:
+    """Return a symbol for each program knob (and the default of each lowering knob)."""
+    from tilecore.ir.expr import Var
+
+    return {k.name: Var(k.name) if k.symbolic else k.default for k in definition.knobs}

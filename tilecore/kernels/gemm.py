@@ -1,0 +1,152 @@
+"""GEMM: C[M, N] = op(A) @ op(B), written as an ordinary tile program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import tilecore.language as T
+from tilecore.ir.dtype import DType
+from tilecore.ir.nodes import PrimFunc
+from tilecore.kernels.definition import KernelDefinition, Knob, Problem, ProblemField
+
+FLOATS = ("float32", "float16", "bfloat16", "float64")
+
+
+def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
+    M, N, K = int(problem["m"]), int(problem["n"]), int(problem["k"])
+    dtype, accum_dtype, out_dtype = problem["dtype"], problem["accum_dtype"], problem["out_dtype"]
+    trans_a, trans_b = bool(problem["transpose_a"]), bool(problem["transpose_b"])
+    block_M, block_N, block_K = knobs["block_M"], knobs["block_N"], knobs["block_K"]
+    threads, num_stages = knobs["threads"], knobs["num_stages"]
+    a_shape = (K, M) if trans_a else (M, K)
+    b_shape = (N, K) if trans_b else (K, N)
+    a_tile = (block_K, block_M) if trans_a else (block_M, block_K)
+    b_tile = (block_N, block_K) if trans_b else (block_K, block_N)
+
+    @T.prim_func
+    def gemm(
+        A: T.Tensor(a_shape, dtype),  # type: ignore[valid-type]
+        B: T.Tensor(b_shape, dtype),  # type: ignore[valid-type]
+        C: T.Tensor((M, N), out_dtype),  # type: ignore[valid-type]
+    ) -> None:
+        with T.Kernel(T.ceildiv(N, block_N), T.ceildiv(M, block_M), threads=threads) as (bx, by):
+            A_shared = T.alloc_shared(a_tile, dtype)
+            B_shared = T.alloc_shared(b_tile, dtype)
+            C_local = T.alloc_fragment((block_M, block_N), accum_dtype)
+            T.clear(C_local)
+            for ko in T.Pipelined(T.ceildiv(K, block_K), num_stages=num_stages):
+                if trans_a:
+                    T.copy(A[ko * block_K, by * block_M], A_shared)
+                else:
+                    T.copy(A[by * block_M, ko * block_K], A_shared)
+                if trans_b:
+                    T.copy(B[bx * block_N, ko * block_K], B_shared)
+                else:
+                    T.copy(B[ko * block_K, bx * block_N], B_shared)
+                T.gemm(A_shared, B_shared, C_local, transpose_A=trans_a, transpose_B=trans_b)
+            T.copy(C_local, C[by * block_M, bx * block_N])
+
+    return gemm
+
+
+def _shapes(problem: Problem) -> tuple[tuple[int, int], tuple[int, int]]:
+    m, n, k = int(problem["m"]), int(problem["n"]), int(problem["k"])
+    return ((k, m) if problem["transpose_a"] else (m, k)), (
+        (n, k) if problem["transpose_b"] else (k, n)
+    )
+
+
+def _inputs(problem: Problem, rng: np.random.Generator) -> Sequence[np.ndarray]:
+    dtype = DType(problem["dtype"]).numpy
+    return [rng.standard_normal(s, dtype=np.float32).astype(dtype) for s in _shapes(problem)]
+
+
+def _operands(problem: Problem, a: Any, b: Any) -> tuple[Any, Any]:
+    return (a.T if problem["transpose_a"] else a), (b.T if problem["transpose_b"] else b)
+
+
+def _reference(problem: Problem, inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+    a, b = _operands(problem, *(x.astype(np.float64) for x in inputs))
+    return [a @ b]
+
+
+def _rival(problem: Problem, inputs: Sequence[np.ndarray]) -> Callable[[], Any] | None:
+    import torch
+
+    if problem["out_dtype"] != problem["dtype"]:
+        return None
+    dtype = getattr(torch, str(problem["dtype"]))
+    tensors = [torch.from_numpy(x.astype(np.float64)).to(dtype) for x in inputs]
+    a, b = _operands(problem, *tensors)
+    out = torch.empty((int(problem["m"]), int(problem["n"])), dtype=dtype)
+    return lambda: torch.mm(a, b, out=out)
+
+
+def _work_flop(problem: Problem) -> float:
+    return 2.0 * int(problem["m"]) * int(problem["n"]) * int(problem["k"])
+
+
+def _traffic_bytes(problem: Problem) -> float:
+    m, n, k = int(problem["m"]), int(problem["n"]), int(problem["k"])
+    return float(
+        (m * k + k * n) * DType(problem["dtype"]).itemsize
+        + m * n * DType(problem["out_dtype"]).itemsize
+    )
+
+
+GEMM = KernelDefinition(
+    name="gemm",
+    doc="C[m, n] = op(A) @ op(B)",
+    fields=(
+        ProblemField("m", "dimension", aliases=("M",), doc="rows of C"),
+        ProblemField("n", "dimension", aliases=("N",), doc="columns of C"),
+        ProblemField("k", "dimension", aliases=("K",), doc="length of the sums"),
+        ProblemField("dtype", "dtype", "float32", FLOATS, ("dtype_a", "dtype_b", "in_dtype")),
+        ProblemField("accum_dtype", "dtype", "float32", ("float32", "float64"), ("dtype_acc",)),
+        ProblemField("out_dtype", "dtype", "float32", FLOATS, ("dtype_c", "dtype_d")),
+        ProblemField("transpose_a", "flag", False, aliases=("trans_a",)),
+        ProblemField("transpose_b", "flag", False, aliases=("trans_b",)),
+    ),
+    knobs=(
+        Knob(
+            "block_M",
+            128,
+            {"cpu": (16, 32, 48, 64, 96, 128, 192, 256, 512, 1024)},
+            doc="rows of C per block",
+        ),
+        Knob(
+            "block_N", 128, {"cpu": (32, 64, 128, 192, 256, 384, 512)}, doc="columns of C per block"
+        ),
+        Knob("block_K", 32, {"cpu": (64, 128, 256, 512, 1024, 2048)}, doc="depth of one step"),
+        Knob("num_stages", 3, {"cpu": (1,)}, doc="pipeline depth; no effect on a CPU"),
+        Knob("threads", 128, {"cpu": (128,)}, doc="GPU threads per block; no effect on a CPU"),
+        Knob(
+            "micro_m", 0, {"cpu": (4, 6, 8, 10, 12, 14)}, False, "register tile rows; 0: inferred"
+        ),
+        Knob("micro_n", 0, {"cpu": (1, 2, 3, 4)}, False, "register tile vectors; 0: inferred"),
+        Knob(
+            "pack_a",
+            "auto",
+            {"cpu": ("none", "block")},
+            False,
+            "copy A per block, or read it in place",
+        ),
+        Knob(
+            "pack_b",
+            "auto",
+            {"cpu": ("block", "grid")},
+            False,
+            "pack B per block, or once per call",
+        ),
+    ),
+    program=_program,
+    inputs=_inputs,
+    reference=_reference,
+    rival=_rival,
+    work_flop=_work_flop,
+    traffic_bytes=_traffic_bytes,
+    reduction_length=lambda problem: int(problem["k"]),
+)

@@ -1,0 +1,267 @@
+"""The tile language: ``import tilecore.language as T``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilecore.ir.expr import Expr as PrimExpr
+from tilecore.ir.expr import Var
+from tilecore.ir.nodes import PrimFunc
+from tilecore.language.allocate import (
+    alloc_fragment,
+    alloc_global,
+    alloc_local,
+    alloc_shared,
+    alloc_var,
+)
+from tilecore.language.annotate import (
+    Layout,
+    annotate_layout,
+    annotate_safe_value,
+    assume,
+    device_assert,
+    use_swizzle,
+)
+from tilecore.language.atomic import (
+    atomic_add,
+    atomic_addx2,
+    atomic_addx4,
+    atomic_load,
+    atomic_max,
+    atomic_min,
+    atomic_or,
+    atomic_store,
+)
+from tilecore.language.attributes import (
+    annotate_compile_flags,
+    annotate_pass_configs,
+    func_attr,
+)
+from tilecore.language.copy import clear, copy, fill
+from tilecore.language.dtypes import (
+    ALIASES,
+    bfloat16,
+    dtype,
+    float8_e4m3,
+    float8_e4m3fn,
+    float8_e4m3fnuz,
+    float8_e5m2,
+    float8_e5m2fnuz,
+    float8_e8m0fnu,
+    float16,
+    float32,
+    float64,
+    int8,
+    int16,
+    int32,
+    int64,
+    tfloat32,
+    uint8,
+    uint16,
+    uint32,
+    uint64,
+)
+from tilecore.language.gemm import GemmWarpPolicy, gemm
+from tilecore.language.kernel import Kernel, Ref, macro, prim_func
+from tilecore.language.loop import (
+    Parallel,
+    Persistent,
+    Pipelined,
+    grid,
+    loop_break,
+    serial,
+    unroll,
+    vectorized,
+)
+from tilecore.language.math import (
+    Cast,
+    Select,
+    abs,
+    acos,
+    align_up,
+    asin,
+    atan,
+    atan2,
+    bitwise_and,
+    bitwise_or,
+    bitwise_xor,
+    cast,
+    cdiv,
+    ceil,
+    ceildiv,
+    clamp,
+    cos,
+    cosh,
+    erf,
+    exp,
+    exp2,
+    exp10,
+    floor,
+    floordiv,
+    floormod,
+    fmod,
+    if_then_else,
+    infinity,
+    isfinite,
+    isinf,
+    isnan,
+    log,
+    log1p,
+    log2,
+    log10,
+    max,
+    max_value,
+    min,
+    min_value,
+    nearbyint,
+    pow,
+    reinterpret,
+    round,
+    rsqrt,
+    shift_left,
+    shift_right,
+    sigmoid,
+    sin,
+    sinh,
+    sqrt,
+    tan,
+    tanh,
+    trunc,
+)
+from tilecore.language.movement import c2d_im2col, im2col, transpose
+from tilecore.language.output import print
+from tilecore.language.reduce import (
+    all_of,
+    any_of,
+    cummax,
+    cumsum,
+    reduce,
+    reduce_absmax,
+    reduce_abssum,
+    reduce_bitand,
+    reduce_bitor,
+    reduce_bitxor,
+    reduce_max,
+    reduce_min,
+    reduce_sum,
+)
+from tilecore.language.reducer import (
+    alloc_reducer,
+    finalize_reducer,
+    reducer_init,
+    reducer_update,
+)
+from tilecore.language.tensor import (
+    Buffer,
+    FragmentBuffer,
+    LocalBuffer,
+    SharedBuffer,
+    StridedTensor,
+    Tensor,
+    const,
+    dynamic,
+    empty,
+)
+from tilecore.language.thread import (
+    activemask,
+    all_sync,
+    any_sync,
+    attr,
+    ballot,
+    ballot_sync,
+    comm_reducer,
+    dp4a,
+    evaluate,
+    get_block_binding,
+    get_block_bindings,
+    get_block_extent,
+    get_block_extents,
+    get_lane_idx,
+    get_thread_binding,
+    get_thread_bindings,
+    get_thread_extent,
+    get_thread_extents,
+    get_warp_group_idx,
+    get_warp_idx,
+    get_warp_idx_sync,
+    shfl_down,
+    shfl_sync,
+    shfl_up,
+    shfl_xor,
+    shuffle_elect,
+    sync_threads,
+    sync_warp,
+    syncthreads_and,
+    syncthreads_count,
+    syncthreads_or,
+    tvm_thread_allreduce,
+    tvm_warp_activemask,
+    tvm_warp_shuffle,
+    tvm_warp_shuffle_down,
+    tvm_warp_shuffle_up,
+    warp_reduce_bitand,
+    warp_reduce_bitor,
+    warp_reduce_max,
+    warp_reduce_min,
+    warp_reduce_sum,
+)
+from tilecore.language.unavailable import unknown
+from tilecore.language.view import (
+    handle,
+    make_tensor,
+    make_tensor_from_addr,
+    match_buffer,
+    ptr,
+    reshape,
+    view,
+)
+
+symbolic = dynamic
+Serial, Unroll, Vectorized, parallel = serial, unroll, vectorized, Parallel
+
+__all__ = [
+    "Buffer", "Cast", "GemmWarpPolicy", "Kernel", "Layout", "Parallel", "Persistent", "Pipelined",
+    "PrimExpr", "PrimFunc", "Select", "Serial", "Tensor", "Unroll", "Var", "Vectorized", "abs",
+    "acos", "all_of", "alloc_fragment", "alloc_local", "alloc_reducer", "alloc_shared", "alloc_var",
+    "annotate_layout", "annotate_safe_value", "any_of", "asin", "assume", "atan", "atan2",
+    "atomic_add", "atomic_addx2", "atomic_addx4", "atomic_load", "atomic_max", "atomic_min",
+    "atomic_or", "atomic_store", "bfloat16", "bitwise_and", "bitwise_or", "bitwise_xor",
+    "c2d_im2col", "cast", "cdiv", "ceil", "ceildiv", "clamp", "clear", "const", "copy", "cos",
+    "cosh", "cummax", "cumsum", "device_assert", "dtype", "dynamic", "empty", "erf", "exp", "exp10",
+    "exp2", "fill", "finalize_reducer", "float16", "float32", "float64", "float8_e4m3",
+    "float8_e4m3fn", "float8_e5m2", "floor", "floordiv", "floormod", "fmod", "func_attr", "gemm",
+    "grid",
+    "if_then_else", "im2col", "infinity", "int16", "int32", "int64", "int8", "isfinite", "isinf",
+    "isnan", "log", "log10", "log1p", "log2", "macro", "max", "max_value", "min", "min_value",
+    "nearbyint", "parallel", "pow", "prim_func", "print", "reduce", "reduce_absmax",
+    "reduce_abssum", "reduce_bitand", "reduce_bitor", "reduce_bitxor", "reduce_max", "reduce_min",
+    "reduce_sum", "reducer_init", "reducer_update", "reinterpret", "round", "rsqrt", "serial",
+    "shift_left", "shift_right", "sigmoid", "sin", "sinh", "sqrt", "symbolic", "tan", "tanh",
+    "transpose", "trunc", "uint16", "uint32", "uint64", "uint8", "unroll", "use_swizzle",
+    "vectorized",
+    # programs written per thread
+    "activemask", "all_sync", "any_sync", "attr", "ballot", "ballot_sync", "comm_reducer", "dp4a",
+    "evaluate", "get_block_binding", "get_block_bindings", "get_block_extent", "get_block_extents",
+    "get_lane_idx", "get_thread_binding", "get_thread_bindings", "get_thread_extent",
+    "get_thread_extents", "get_warp_group_idx", "get_warp_idx", "get_warp_idx_sync", "shfl_down",
+    "shfl_sync", "shfl_up", "shfl_xor", "shuffle_elect", "sync_threads", "sync_warp",
+    "syncthreads_and", "syncthreads_count", "syncthreads_or", "tvm_thread_allreduce",
+    "tvm_warp_activemask", "tvm_warp_shuffle", "tvm_warp_shuffle_down", "tvm_warp_shuffle_up",
+    "warp_reduce_bitand", "warp_reduce_bitor", "warp_reduce_max", "warp_reduce_min",
+    "warp_reduce_sum",
+]  # fmt: skip
+__all__ += [
+    "FragmentBuffer", "LocalBuffer", "Ref", "SharedBuffer", "StridedTensor", "align_up",
+    "alloc_global",
+    "annotate_compile_flags", "annotate_pass_configs", "float8_e4m3fnuz", "float8_e5m2fnuz",
+    "float8_e8m0fnu", "func_attr", "handle", "loop_break", "tfloat32",
+    "make_tensor", "make_tensor_from_addr", "match_buffer", "ptr", "reshape", "view",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in ALIASES:
+        return ALIASES[name]
+    if name.startswith("__") and name.endswith("__"):
+        raise AttributeError(f"module 'tilecore.language' has no attribute {name!r}")
+    raise unknown(name, __all__)

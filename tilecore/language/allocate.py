@@ -1,0 +1,109 @@
+"""Memory: T.alloc_shared, T.alloc_fragment, T.alloc_local, T.alloc_global, T.alloc_var."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+
+from tilecore.errors import TypeMismatch
+from tilecore.frontend.builder import current
+from tilecore.frontend.signature import tensor_spec
+from tilecore.ir.dtype import DType
+from tilecore.ir.expr import Load, cast, const
+from tilecore.ir.nodes import Alloc, Buffer, Store
+
+
+def _allocate(shape: Any, dtype: Any, scope: str, default: str) -> Buffer:
+    builder = current()
+    spec = tensor_spec(shape, dtype)
+    name = builder.take_hint(default)
+    return builder.allocate(Buffer(name, spec.shape, spec.dtype, scope, span=builder.span))
+
+
+def alloc_shared(shape: Any, dtype: Any, scope: str = "shared.dyn") -> Buffer:
+    """Return a tile that all threads of a block share; its contents are undefined.
+
+    Args:
+        shape: extents in elements.
+        dtype: element type.
+        scope: "shared.dyn" or "shared"; no difference here.
+
+    Raises:
+        ScopeError: outside ``with T.Kernel(...)`` (TC104).
+        TypeMismatch: a bad extent, element type or scope (TC202).
+    """
+    if scope not in ("shared", "shared.dyn"):
+        raise TypeMismatch(expected='scope "shared" or "shared.dyn"', found=repr(scope))
+    return _allocate(shape, dtype, "shared", "shared")
+
+
+def alloc_fragment(shape: Any, dtype: Any, scope: str = "local.fragment") -> Buffer:
+    """Return a tile kept in the registers of a block; its contents are undefined.
+
+    Raises:
+        ScopeError: outside ``with T.Kernel(...)`` (TC104).
+        TypeMismatch: a bad extent, element type or scope (TC202).
+    """
+    if scope != "local.fragment":
+        raise TypeMismatch(expected='scope "local.fragment"', found=repr(scope))
+    return _allocate(shape, dtype, "fragment", "fragment")
+
+
+def alloc_local(shape: Any, dtype: Any, scope: str = "local") -> Buffer:
+    """Return a small private array; its contents are undefined.
+
+    Raises:
+        ScopeError: outside ``with T.Kernel(...)`` (TC104).
+        TypeMismatch: a bad extent, element type or scope (TC202).
+    """
+    if scope != "local":
+        raise TypeMismatch(expected='scope "local"', found=repr(scope))
+    return _allocate(shape, dtype, "local", "local")
+
+
+def alloc_global(shape: Any, dtype: Any, scope: str = "global") -> Buffer:
+    """Return a workspace in main memory that lives through all kernel launches of the program.
+
+    One for all blocks; its contents are undefined. The shape may be dynamic.
+
+    Raises:
+        TypeMismatch: a bad extent, element type or scope (TC202).
+    """
+    if scope != "global":
+        raise TypeMismatch(expected='scope "global"', found=repr(scope))
+    builder = current()
+    spec = tensor_spec(shape, dtype)
+    buffer = replace(spec.buffer(builder.take_hint("workspace")), span=builder.span)
+    builder.frames[0].stmts.append(Alloc(buffer, builder.span))
+    return buffer
+
+
+def alloc_var(dtype: Any, *init: Any, scope: str = "local.var", **keywords: Any) -> Load:
+    """Return a scalar variable: ``x = T.alloc_var("int32", init=1)``; later ``x = ...`` stores.
+
+    Without ``init`` it starts at 0, which programs for TileLang rely on.
+
+    Raises:
+        ScopeError: outside ``with T.Kernel(...)`` (TC104).
+        TypeMismatch: a bad element type, or unknown keywords (TC202).
+    """
+    value = keywords.pop("init", init[0] if init else 0)
+    if keywords or len(init) > 1 or scope != "local.var":
+        raise TypeMismatch(expected="T.alloc_var(dtype, init)", found=f"{[*init, *keywords]}")
+    builder = current()
+    kind = DType(dtype)
+    name = builder.take_hint("var")
+    buffer = Buffer(name, (const(1),), kind, "local", is_var=True, span=builder.span)
+    if isinstance(value, float) and kind.is_float and math.isfinite(value):
+        largest = float(ml_dtypes.finfo(kind.numpy).max)
+        if abs(value) > largest:
+            raise TypeMismatch(
+                expected=f"an initial value of `{name}` within {kind}",
+                found=f"{value}, which exceeds maximum of {kind} ({largest:.6g})",
+            )
+    variable = builder.variable(buffer)
+    builder.emit(Store(buffer, variable.indices, cast(value, kind), builder.span))
+    return variable

@@ -1,0 +1,99 @@
+"""Moving and setting tiles: T.copy, T.fill, T.clear."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any
+
+from tilecore.errors import ShapeMismatch, TypeMismatch
+from tilecore.frontend.builder import current
+from tilecore.ir.expr import ExprLike, Load, cast
+from tilecore.ir.indexing import format_shape, grow, same_extents, whole
+from tilecore.ir.nodes import Buffer, Copy, Fill, Region, Store
+
+
+def region(value: Any, what: str) -> Region:
+    """Return a tile argument as a region: a buffer, a slice, or one element.
+
+    Raises:
+        TypeMismatch: it is not a tile (TC202).
+    """
+    if isinstance(value, Buffer):
+        return whole(value)
+    if isinstance(value, Load):
+        return grow(value, ())
+    if isinstance(value, Region):
+        return value
+    raise TypeMismatch(expected=f"a tensor or tile for {what}", found=f"{type(value).__name__}")
+
+
+def copy(
+    src: Any,
+    dst: Any,
+    coalesced_width: int | None = None,
+    disable_tma: bool = False,
+    eviction_policy: str | None = None,
+    prefer_instruction: str | None = None,
+    annotations: dict[str, Any] | None = None,
+    loop_layout: Any = None,
+) -> None:
+    """Copy a tile, converting elements to the type of ``dst``.
+
+    A buffer stands for all of it, a slice for its region; an element ``A[i, j]`` takes the extents
+    of the other side, right-aligned. Outside a global tensor loads give 0 and stores are skipped.
+
+    Args:
+        src: where to read.
+        dst: where to write.
+        coalesced_width: hint, changes speed only; so do the following.
+        disable_tma: see coalesced_width.
+        eviction_policy: see coalesced_width.
+        prefer_instruction: see coalesced_width.
+        annotations: kept on the node.
+        loop_layout: see coalesced_width.
+
+    Raises:
+        ShapeMismatch: the extents of the two sides differ (TC201).
+        TypeMismatch: a side is not a tile (TC202).
+    """
+    _ = (coalesced_width, disable_tma, eviction_policy, prefer_instruction, loop_layout)
+    builder = current()
+    if isinstance(src, Load) and isinstance(dst, Load):
+        value = cast(src, dst.dtype)
+        builder.emit(Store(dst.buffer, dst.indices, value, builder.span))
+        return
+    if isinstance(src, Load):
+        target = region(dst, "the destination of T.copy")
+        source = grow(src, target.extents)
+    else:
+        source = region(src, "the source of T.copy")
+        grown = isinstance(dst, Load)
+        target = grow(dst, source.extents) if grown else region(dst, "the destination of T.copy")
+    if not same_extents(source.extents, target.extents):
+        raise ShapeMismatch(
+            what=f"T.copy from `{source.buffer.name}` to `{target.buffer.name}`",
+            expected=f"one shape on both sides; the source has {format_shape(source.extents)}",
+            found=format_shape(target.extents),
+        )
+    notes = MappingProxyType(dict(annotations or {}))
+    builder.emit(Copy(source, target, notes, builder.span))
+
+
+def fill(buffer: Any, value: ExprLike = 0) -> None:
+    """Set every element of a tile to ``value``.
+
+    Raises:
+        TypeMismatch: not a tile, or not a number (TC202).
+    """
+    builder = current()
+    if isinstance(buffer, Load) and buffer.buffer.is_var:
+        number = cast(value, buffer.dtype)
+        builder.emit(Store(buffer.buffer, buffer.indices, number, builder.span))
+        return
+    target = region(buffer, "T.fill")
+    builder.emit(Fill(target, cast(value, target.buffer.dtype), builder.span))
+
+
+def clear(buffer: Any) -> None:
+    """Set every element of a tile to 0."""
+    fill(buffer, 0)

@@ -1,0 +1,28 @@
+"""Element types as names: T.float16, T.float32, ..., T.dtype."""
+
+from __future__ import annotations
+
+from tilecore.ir.dtype import DType as dtype
+
+bool_ = dtype("bool")
+int8, int16, int32, int64 = dtype("int8"), dtype("int16"), dtype("int32"), dtype("int64")
+uint8, uint16, uint32, uint64 = dtype("uint8"), dtype("uint16"), dtype("uint32"), dtype("uint64")
+float16, bfloat16 = dtype("float16"), dtype("bfloat16")
+float32, float64 = dtype("float32"), dtype("float64")
+float8_e4m3fn, float8_e4m3 = dtype("float8_e4m3fn"), dtype("float8_e4m3fn")
+float8_e5m2 = dtype("float8_e5m2")
+float8_e4m3fnuz, float8_e5m2fnuz = dtype("float8_e4m3fnuz"), dtype("float8_e5m2fnuz")
+float8_e8m0fnu = dtype("float8_e8m0fnu")
+tfloat32 = float32  # the matrix units of GPUs drop bits of its fraction; a CPU keeps them
+# Names of C and of TileLang for the same types; `T.int`, `T.float` and `T.bool` shadow Python's
+# only inside the namespace of the language.
+ALIASES = {
+    "bool": bool_, "boolean": bool_, "int": int32, "long": int64, "short": int16, "char": int8,
+    "uint": uint32, "half": float16, "float": float32, "double": float64,
+}  # fmt: skip
+
+__all__ = [
+    "ALIASES", "bfloat16", "dtype", "float16", "float32", "float64", "float8_e4m3",
+    "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
+    "int16", "int32", "int64", "int8", "tfloat32", "uint16", "uint32", "uint64", "uint8",
+]  # fmt: skip

@@ -1,0 +1,65 @@
+"""Matrix products: T.gemm and the warp policies of GPUs."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from tilecore.errors import ScopeError, TypeMismatch
+from tilecore.frontend.builder import current
+from tilecore.ir.expr import as_bool
+from tilecore.ir.gemm_shape import check_gemm_shape
+from tilecore.ir.nodes import Gemm
+from tilecore.language.copy import region
+
+_IGNORED = ("k_pack", "wg_wait", "mbar", "annotations", "k_inner", "use_2cta", "prefer_instruction")
+
+
+class GemmWarpPolicy(StrEnum):
+    """How warps divide the output of T.gemm on a GPU; no effect on a CPU."""
+
+    Square = "square"
+    FullRow = "full_row"
+    FullCol = "full_col"
+
+
+def gemm(
+    A: Any,
+    B: Any,
+    C: Any,
+    transpose_A: bool = False,
+    transpose_B: bool = False,
+    policy: GemmWarpPolicy = GemmWarpPolicy.Square,
+    clear_accum: Any = False,
+    **options: Any,
+) -> None:
+    """Compute ``C (+)= op(A) @ op(B)``, accumulating in the element type of C.
+
+    Args:
+        A: tile [M, K], or [K, M] with ``transpose_A``.
+        B: tile [K, N], or [N, K] with ``transpose_B``.
+        C: tile [M, N].
+        transpose_A: whether A is stored transposed.
+        transpose_B: whether B is stored transposed.
+        policy: how warps divide C; a hint.
+        clear_accum: drop the old value of C; a bool or an expression such as ``k == 0``.
+        options: ``k_pack`` and other hints of TileLang, without effect here.
+
+    Raises:
+        ShapeMismatch: M, N or K differ between the tiles (TC201).
+        TypeMismatch: an argument is not a tile, or a keyword is unknown (TC202).
+    """
+    unknown = sorted(set(options) - set(_IGNORED))
+    if unknown:
+        raise TypeMismatch(
+            expected=f"keywords of T.gemm (also accepted: {', '.join(_IGNORED)})",
+            found=", ".join(unknown),
+        )
+    builder = current()
+    if builder.find("parallel") is not None:
+        raise ScopeError(message="T.gemm stands inside T.Parallel", hint="use T.serial around it")
+    a, b, c = region(A, "A of T.gemm"), region(B, "B of T.gemm"), region(C, "C of T.gemm")
+    check_gemm_shape(a, b, c, bool(transpose_A), bool(transpose_B))
+    name = policy.value if isinstance(policy, GemmWarpPolicy) else str(policy)
+    clear = as_bool(clear_accum)
+    builder.emit(Gemm(a, b, c, bool(transpose_A), bool(transpose_B), clear, name, builder.span))

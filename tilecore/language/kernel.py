@@ -1,0 +1,141 @@
+"""Programs and launches: T.prim_func, T.macro, T.Kernel."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from types import FunctionType
+from typing import Any, overload
+
+from tilecore.errors import ScopeError, ShapeMismatch, SourceUnavailable
+from tilecore.frontend.builder import Builder, Frame, current
+from tilecore.frontend.loops import integer
+from tilecore.frontend.trace import Ref, macro, resolve_annotations, trace_prim_func
+from tilecore.ir.expr import INT32, Expr, ExprLike, Var, as_expr
+from tilecore.ir.nodes import KernelLaunch, PrimFunc
+
+__all__ = ["Kernel", "KernelFrame", "Ref", "macro", "prim_func"]
+BLOCK_NAMES = ("bx", "by", "bz")
+THREAD_NAMES = ("tx", "ty", "tz")
+DEFAULT_THREADS = 128
+
+
+@overload
+def prim_func(fn: Callable[..., Any], **options: Any) -> PrimFunc: ...
+@overload
+def prim_func(fn: None = None, **options: Any) -> Callable[[Callable[..., Any]], PrimFunc]: ...
+def prim_func(fn: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """Return the program that the decorated function describes, traced at once.
+
+    Args:
+        fn: a function whose parameters are annotated with T.Tensor(shape, dtype) or an element
+            type and whose body holds one or more ``with T.Kernel(...)``.
+        options: accepted for compatibility (``private``), without effect.
+
+    Raises:
+        SourceUnavailable: the source of the function cannot be read (TC103).
+        TileError: whatever the program does wrong, at the place where it does it.
+    """
+    local_names = sys._getframe(1).f_locals
+    if fn is None:
+        return lambda f: _trace(f, local_names)
+    return _trace(fn, local_names)
+
+
+def _trace(fn: Callable[..., Any], local_names: Mapping[str, Any]) -> PrimFunc:
+    if not isinstance(fn, FunctionType):
+        raise SourceUnavailable(name=repr(fn), hint="decorate a function written with `def`")
+    return trace_prim_func(fn, resolve_annotations(fn, local_names))
+
+
+class KernelFrame:
+    """``with T.Kernel(...) as (bx, by)``: the statements inside run once per block."""
+
+    def __init__(self, grid: tuple[Expr, ...], threads: tuple[Expr, ...]) -> None:
+        self.grid = grid
+        self.threads = threads
+        self.names: tuple[str, ...] = BLOCK_NAMES[: len(grid)]
+        self.block_vars: tuple[Var, ...] = ()
+        self.thread_vars: tuple[Var, ...] = ()  # empty until the program asks for its thread
+        self.reducer: Any = None  # of the enclosing T.attr(T.comm_reducer(...), ...)
+        self._open: tuple[Builder, AbstractContextManager[Frame], Frame, tuple[Var, ...]] | None = (
+            None
+        )
+
+    def with_names(self, names: Sequence[str]) -> KernelFrame:
+        """Return this launch with its block indices named as the program names them."""
+        if len(names) == len(self.grid):
+            self.names = tuple(names)
+        elif len(names) > 1:
+            raise ShapeMismatch(
+                what="block indices of T.Kernel",
+                expected=f"{len(self.grid)}, one per grid axis",
+                found=len(names),
+            )
+        return self
+
+    def __enter__(self) -> Any:
+        builder = current()
+        if builder.find("kernel", "loop", "parallel", "while", "then", "else") is not None:
+            raise ScopeError(
+                message="T.Kernel stands inside another T.Kernel, a loop or a branch",
+                hint="launch kernels one after the other at the top of the program",
+            )
+        block_vars = tuple(Var(n, e.dtype) for n, e in zip(self.names, self.grid, strict=True))
+        builder.block_vars = block_vars
+        context = builder.open("kernel")
+        frame = context.__enter__()
+        frame.launch, self.block_vars, self.thread_vars = self, block_vars, ()
+        self._open = (builder, context, frame, block_vars)
+        return block_vars[0] if len(block_vars) == 1 else block_vars
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        assert self._open is not None
+        builder, context, frame, block_vars = self._open
+        context.__exit__(kind, error, trace)
+        builder.block_vars = ()
+        if kind is None:
+            body = frame.body()
+            builder.emit(
+                KernelLaunch(
+                    block_vars, self.grid, self.threads, body, frame.span, self.thread_vars
+                )
+            )
+
+    def thread_var(self, dim: int) -> Var:
+        """Return threadIdx of an axis; from now on the program is one written per thread."""
+        if not self.thread_vars:
+            names = THREAD_NAMES[: len(self.threads)]
+            self.thread_vars = tuple(Var(name, INT32) for name in names)
+        return self.thread_vars[dim]
+
+
+def Kernel(
+    *blocks: ExprLike,
+    threads: ExprLike | Sequence[ExprLike] | None = None,
+    prelude: str | None = None,
+    cluster_dims: Any = None,
+) -> KernelFrame:
+    """Launch a grid of 1 to 3 axes of independent blocks.
+
+    Args:
+        blocks: number of blocks along x, y, z; without any, one block.
+        threads: GPU threads per block (default 128); a hint on a CPU.
+        prelude: accepted for compatibility; C text has no meaning on this target.
+        cluster_dims: accepted for compatibility; changes speed only.
+
+    Returns:
+        A context manager that gives the block index variables (one Var for one axis).
+
+    Raises:
+        ShapeMismatch: more than 3 axes (TC201).
+        TypeMismatch: an axis is not an integer (TC202).
+    """
+    _ = (prelude, cluster_dims)
+    if len(blocks) > 3:
+        raise ShapeMismatch(what="grid of T.Kernel", expected="1 to 3 axes", found=len(blocks))
+    grid = tuple(integer(b, "number of blocks") for b in blocks or (1,))
+    count = DEFAULT_THREADS if threads is None else threads
+    shape = count if isinstance(count, (tuple, list)) else (count,)
+    return KernelFrame(grid, tuple(as_expr(t) for t in shape))

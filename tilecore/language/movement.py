@@ -1,0 +1,143 @@
+"""Moving tiles into another shape: T.transpose, T.im2col."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilecore.errors import ShapeMismatch
+from tilecore.frontend.builder import current
+from tilecore.ir.expr import (
+    Expr,
+    ExprLike,
+    Load,
+    Var,
+    as_expr,
+    binary,
+    cast,
+    const,
+    int_value,
+    select,
+)
+from tilecore.ir.indexing import element, format_shape, same_extents, squeeze
+from tilecore.ir.nodes import For, Parallel, Region, Store
+from tilecore.language.copy import region
+
+
+def _matrix(box: Region, what: str) -> tuple[Expr, ...]:
+    extents = squeeze(box.extents)
+    if len(extents) != 2:
+        raise ShapeMismatch(what=what, expected="two axes", found=format_shape(box.extents))
+    return extents
+
+
+def _emit(names: tuple[Var, ...], extents: tuple[Expr, ...], place: Load, value: Expr) -> None:
+    builder = current()
+    store = Store(place.buffer, place.indices, cast(value, place.dtype), builder.span)
+    builder.emit(Parallel(names, extents, store, span=builder.span))
+
+
+def transpose(src: Any, dst: Any, annotations: dict[str, Any] | None = None) -> None:
+    """Set ``dst[j, i] = src[i, j]``.
+
+    Args:
+        src: tile [M, N], whole or a slice.
+        dst: tile [N, M].
+        annotations: hint, changes speed only.
+
+    Raises:
+        ShapeMismatch: not two axes each, or other extents (TC201).
+        TypeMismatch: not a tile (TC202).
+    """
+    _ = annotations
+    source, target = region(src, "the source of T.transpose"), region(dst, "its destination")
+    m, n = _matrix(source, f"T.transpose of `{source.buffer.name}`")
+    if not same_extents((n, m), target.extents):
+        raise ShapeMismatch(
+            what=f"T.transpose of `{source.buffer.name}` to `{target.buffer.name}`",
+            expected=format_shape((n, m)),
+            found=format_shape(target.extents),
+        )
+    j, i = Var("j"), Var("i")
+    _emit((j, i), (n, m), element(target, (j, i)), element(source, (i, j)))
+
+
+def im2col(
+    img: Any,
+    col: Any,
+    nhw_step: ExprLike,
+    c_step: ExprLike,
+    kernel: int,
+    stride: int,
+    dilation: int,
+    pad: int,
+    eviction_policy: str | None = None,
+    annotations: dict[str, Any] | None = None,
+) -> None:
+    """Gather one tile of the matrix whose product with the weights is a convolution.
+
+    Row m of the matrix is a pixel (n, oh, ow) of the output, column k an element (kh, kw, c) of
+    its window; the tile is number ``nhw_step`` along the rows and ``c_step`` along the columns.
+    What lies outside the image is 0.
+
+    Args:
+        img: tensor [N, H, W, C].
+        col: tile [rows, columns].
+        nhw_step: number of the tile along the rows.
+        c_step: number of the tile along the columns.
+        kernel: height and width of the window.
+        stride: distance between windows.
+        dilation: distance between elements of a window.
+        pad: zeros around the image.
+        eviction_policy: hint, changes speed only; so is annotations.
+        annotations: see eviction_policy.
+
+    Raises:
+        ShapeMismatch: ``img`` has not four axes, or ``col`` not two (TC201).
+        TypeMismatch: not a tensor or tile (TC202).
+    """
+    _ = (eviction_policy, annotations)
+    image, tile = region(img, "img of T.im2col"), region(col, "col of T.im2col")
+    if len(image.extents) != 4:
+        found = format_shape(image.extents)
+        raise ShapeMismatch(what="img of T.im2col", expected="axes N, H, W, C", found=found)
+    rows, columns = _matrix(tile, "col of T.im2col")
+    _, height, width, channels = image.extents
+    reach = dilation * (kernel - 1) + 1
+    out_h, out_w = ((size + (2 * pad - reach)) // stride + 1 for size in (height, width))
+    builder, i, j = current(), Var("i"), Var("j")
+    dy, dx, channel, is_real = _window(as_expr(c_step) * columns, columns, channels, kernel, j)
+    with builder.open("loop") as frame:
+        m = builder.let("m", as_expr(nhw_step) * rows + i)
+        y = builder.let("y", m % (out_h * out_w) // out_w * stride - pad)
+        x = builder.let("x", m % out_w * stride - pad)
+        n = builder.let("n", m // (out_h * out_w))
+        at = (n, y + dy * dilation, x + dx * dilation, channel)
+        indices = tuple(binary("add", o, a) for o, a in zip(image.offsets, at, strict=True))
+        kind = image.buffer.dtype
+        value = select(is_real, Load(image.buffer, indices, kind), const(0, kind))
+        _emit((j,), (columns,), element(tile, (i, j)), value)
+    body, span = frame.body(), builder.span
+    builder.emit(For(i, const(0), rows, const(1), "serial", body, span=span))
+
+
+def _window(
+    first: Expr, columns: Expr, channels: Expr, kernel: int, j: Var
+) -> tuple[Expr, Expr, Expr, Expr]:
+    """Return (kh, kw, channel, whether it exists) of column ``first + j``.
+
+    Where whole tiles make up the channels, kh and kw are one for all columns of a tile and the
+    channels lie side by side.
+    """
+    size, width = int_value(channels), int_value(columns)
+    builder = current()
+    if size is not None and width is not None and size % width == 0:
+        place = builder.let("window", first // channels)
+        start = builder.let("channel", first % channels)
+        kh, kw = builder.let("kh", place // kernel), builder.let("kw", place % kernel)
+        return kh, kw, start + j, place < kernel * kernel
+    k = first + j
+    number = k // channels
+    return number // kernel, number % kernel, k % channels, number < kernel * kernel
+
+
+c2d_im2col = im2col

@@ -1,0 +1,391 @@
+"""Programs written per thread: thread and block indices, barriers, shuffles, votes.
+
+Once a kernel asks for its thread index, everything in it but tile operations runs once per thread,
+and arrays of T.alloc_local and variables of T.alloc_var are private to each thread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tilecore.errors import ScopeError, TypeMismatch
+from tilecore.frontend.builder import Builder, current
+from tilecore.ir.dtype import DType
+from tilecore.ir.expr import (
+    Expr,
+    ExprLike,
+    Load,
+    Var,
+    as_bool,
+    as_expr,
+    binary,
+    cast,
+    const,
+    int_value,
+)
+from tilecore.ir.nodes import Buffer, Exchange, Store, Sync
+from tilecore.language.kernel import KernelFrame
+
+WARP = 32
+WARPGROUP = 128
+
+
+def _kernel(what: str) -> tuple[Builder, KernelFrame]:
+    builder = current()
+    frame = builder.find("kernel")
+    if frame is None:
+        raise ScopeError(
+            message=f"T.{what} stands outside T.Kernel", hint="call it inside `with T.Kernel(...)`"
+        )
+    launch: KernelFrame = frame.launch
+    return builder, launch
+
+
+def _axis(items: tuple[Any, ...], dim: int, what: str) -> Any:
+    if not 0 <= dim < len(items):
+        raise TypeMismatch(expected=f"an axis from 0 to {len(items) - 1} for T.{what}", found=dim)
+    return items[dim]
+
+
+# --- indices ---------------------------------------------------------------------------------
+
+
+def get_thread_binding(dim: int = 0) -> Expr:
+    """Return threadIdx of an axis.
+
+    Raises:
+        ScopeError: outside T.Kernel (TC104).
+        TypeMismatch: the block has no such axis (TC202).
+    """
+    _, launch = _kernel("get_thread_binding")
+    _axis(launch.threads, dim, "get_thread_binding")
+    return launch.thread_var(dim)
+
+
+def get_thread_bindings() -> list[Expr]:
+    """Return threadIdx of all axes of the block."""
+    _, launch = _kernel("get_thread_bindings")
+    return [launch.thread_var(dim) for dim in range(len(launch.threads))]
+
+
+def get_thread_extent(dim: int = 0) -> Any:
+    """Return the threads along an axis."""
+    _, launch = _kernel("get_thread_extent")
+    extent = _axis(launch.threads, dim, "get_thread_extent")
+    value = int_value(extent)
+    return extent if value is None else value
+
+
+def get_thread_extents() -> list[Any]:
+    """Return the threads along all axes."""
+    return [get_thread_extent(d) for d in range(len(_kernel("get_thread_extents")[1].threads))]
+
+
+def get_block_binding(dim: int = 0) -> Expr:
+    """Return blockIdx of an axis."""
+    found: Expr = _axis(_kernel("get_block_binding")[1].block_vars, dim, "get_block_binding")
+    return found
+
+
+def get_block_bindings() -> list[Expr]:
+    """Return blockIdx of all axes."""
+    return list(_kernel("get_block_bindings")[1].block_vars)
+
+
+def get_block_extent(dim: int = 0) -> Expr:
+    """Return the number of blocks along an axis."""
+    found: Expr = _axis(_kernel("get_block_extent")[1].grid, dim, "get_block_extent")
+    return found
+
+
+def get_block_extents() -> list[Expr]:
+    """Return the number of blocks along all axes."""
+    return list(_kernel("get_block_extents")[1].grid)
+
+
+def _linear_thread() -> Expr:
+    _, launch = _kernel("get_lane_idx")
+    total: Expr = const(0)
+    for dim in reversed(range(len(launch.threads))):
+        total = total * launch.threads[dim] + launch.thread_var(dim)
+    return total
+
+
+def get_lane_idx(warp_size: int = WARP) -> Expr:
+    """Return the position of the thread in its warp."""
+    return _linear_thread() % warp_size
+
+
+def get_warp_idx(warp_size: int = WARP) -> Expr:
+    """Return the number of the thread's warp in the block."""
+    return _linear_thread() // warp_size
+
+
+get_warp_idx_sync = get_warp_idx
+
+
+def get_warp_group_idx(warp_size: int = WARP, warps_per_group: int = 4) -> Expr:
+    """Return the number of the thread's warpgroup in the block."""
+    return _linear_thread() // (warp_size * warps_per_group)
+
+
+def shuffle_elect(thread_extent: int = 0) -> Expr:
+    """Return whether this is the first thread of each ``thread_extent`` threads (0: the block)."""
+    thread = _linear_thread()
+    return binary("eq", thread % thread_extent if thread_extent else thread, 0)
+
+
+# --- barriers --------------------------------------------------------------------------------
+
+
+def sync_threads(barrier_id: Any = None, arrive_count: Any = None) -> None:
+    """Make all threads of the block wait for each other."""
+    _ = barrier_id, arrive_count
+    builder = current()
+    builder.emit(Sync("block", builder.span))
+
+
+def sync_warp(mask: Any = None) -> None:
+    """Make the threads of a warp wait for each other."""
+    _ = mask
+    builder = current()
+    builder.emit(Sync("warp", builder.span))
+
+
+# --- exchanges -------------------------------------------------------------------------------
+
+
+def _exchange(op: str, args: tuple[Expr, ...], width: int, dtype: DType) -> Load:
+    builder, launch = _kernel(op)
+    launch.thread_var(0)
+    buffer = Buffer(
+        builder.take_hint(op), (const(1),), dtype, "local", is_var=True, span=builder.span
+    )
+    builder.allocate(buffer)
+    builder.emit(Exchange(op, buffer, args, width, builder.span))
+    return Load(buffer, (const(0),), dtype)
+
+
+def _shuffle(op: str, value: ExprLike, lane: ExprLike, width: Any) -> Load:
+    known = int_value(width)
+    if known is None or known < 1:
+        raise TypeMismatch(expected=f"a width of 1 or more for T.{op}", found=width)
+    given = as_expr(value)
+    return _exchange(op, (given, as_expr(lane)), known, given.dtype)
+
+
+def shfl_xor(value: ExprLike, delta: ExprLike, width: Any = WARP, mask: Any = None) -> Load:
+    """Return ``value`` of the thread whose lane differs in the bits of ``delta``."""
+    _ = mask
+    return _shuffle("shfl_xor", value, delta, width)
+
+
+def shfl_up(value: ExprLike, delta: ExprLike, width: Any = WARP, mask: Any = None) -> Load:
+    """Return ``value`` of the thread ``delta`` lanes below."""
+    _ = mask
+    return _shuffle("shfl_up", value, delta, width)
+
+
+def shfl_down(value: ExprLike, delta: ExprLike, width: Any = WARP, mask: Any = None) -> Load:
+    """Return ``value`` of the thread ``delta`` lanes above."""
+    _ = mask
+    return _shuffle("shfl_down", value, delta, width)
+
+
+def shfl_sync(value: ExprLike, src_lane: ExprLike, width: Any = WARP, mask: Any = None) -> Load:
+    """Return ``value`` of the thread at a lane."""
+    _ = mask
+    return _shuffle("shfl", value, src_lane, width)
+
+
+def tvm_warp_shuffle(
+    mask: Any, value: ExprLike, lane: ExprLike, width: Any, warp_size: Any = WARP
+) -> Load:
+    """Return ``value`` of the thread at a lane (TVM's spelling)."""
+    _ = mask, warp_size
+    return _shuffle("shfl", value, lane, width)
+
+
+def tvm_warp_shuffle_up(
+    mask: Any, value: ExprLike, delta: ExprLike, width: Any, warp_size: Any = WARP
+) -> Load:
+    """Return ``value`` of the thread ``delta`` lanes below (TVM's spelling)."""
+    _ = mask, warp_size
+    return _shuffle("shfl_up", value, delta, width)
+
+
+def tvm_warp_shuffle_down(
+    mask: Any, value: ExprLike, delta: ExprLike, width: Any, warp_size: Any = WARP
+) -> Load:
+    """Return ``value`` of the thread ``delta`` lanes above (TVM's spelling)."""
+    _ = mask, warp_size
+    return _shuffle("shfl_down", value, delta, width)
+
+
+def tvm_warp_activemask() -> Expr:
+    """Return the mask of the active lanes: all."""
+    return const(0xFFFFFFFF, "uint32")
+
+
+activemask = tvm_warp_activemask
+
+
+def _vote(op: str, predicate: ExprLike, width: int, dtype: str) -> Load:
+    return _exchange(op, (as_bool(predicate),), width, DType(dtype))
+
+
+def any_sync(predicate: ExprLike, mask: Any = None) -> Load:
+    """Return 1 in every thread of a warp where the predicate holds in any of them, else 0."""
+    _ = mask
+    return _vote("any", predicate, WARP, "int32")
+
+
+def all_sync(predicate: ExprLike, mask: Any = None) -> Load:
+    """Return 1 in every thread of a warp where the predicate holds in all of them, else 0."""
+    _ = mask
+    return _vote("all", predicate, WARP, "int32")
+
+
+def ballot_sync(predicate: ExprLike, mask: Any = None) -> Load:
+    """Return the lanes of the warp where the predicate holds, one bit each."""
+    _ = mask
+    return _vote("ballot", predicate, WARP, "uint64")
+
+
+ballot = ballot_sync
+
+
+def syncthreads_and(predicate: ExprLike) -> Load:
+    """Return 1 in every thread of the block if the predicate holds in all of them, else 0."""
+    return _vote("all", predicate, 0, "int32")
+
+
+def syncthreads_or(predicate: ExprLike) -> Load:
+    """Return 1 in every thread of the block if the predicate holds in any of them, else 0."""
+    return _vote("any", predicate, 0, "int32")
+
+
+def syncthreads_count(predicate: ExprLike) -> Load:
+    """Return in how many threads of the block the predicate holds."""
+    return _vote("count", predicate, 0, "int32")
+
+
+def _warp_reduce(op: str, value: ExprLike) -> Load:
+    given = as_expr(value)
+    return _exchange(op, (given,), WARP, given.dtype)
+
+
+def warp_reduce_sum(value: ExprLike) -> Load:
+    """Return the sum over the warp, in every thread of it."""
+    return _warp_reduce("sum", value)
+
+
+def warp_reduce_max(value: ExprLike) -> Load:
+    """Return the largest value in the warp."""
+    return _warp_reduce("max", value)
+
+
+def warp_reduce_min(value: ExprLike) -> Load:
+    """Return the smallest value in the warp."""
+    return _warp_reduce("min", value)
+
+
+def warp_reduce_bitand(value: ExprLike) -> Load:
+    """Return the bits that all values in the warp have."""
+    return _warp_reduce("bitand", value)
+
+
+def warp_reduce_bitor(value: ExprLike) -> Load:
+    """Return the bits that any value in the warp has."""
+    return _warp_reduce("bitor", value)
+
+
+# --- TVM's spellings -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CommReducer:
+    """An associative operation of T.comm_reducer: one of sum, max, min."""
+
+    op: str
+
+
+def comm_reducer(combine: Callable[[Expr, Expr], Expr], identity: Any = None) -> CommReducer:
+    """Return the reducer that a function of two values stands for.
+
+    Raises:
+        TypeMismatch: it is neither a sum nor a maximum nor a minimum (TC202).
+    """
+    _ = identity
+    found = combine(Var("x", DType("float32")), Var("y", DType("float32")))
+    op = {"add": "sum", "max": "max", "min": "min"}.get(getattr(found, "op", ""))
+    if op is None:
+        raise TypeMismatch(expected="lambda x, y: x + y, T.max or T.min", found=str(found))
+    return CommReducer(op)
+
+
+@contextmanager
+def attr(node: Any, key: str, value: Any = None) -> Iterator[None]:
+    """Set the reducer of T.tvm_thread_allreduce inside the block; other attributes are hints."""
+    _ = value
+    builder, launch = _kernel("attr")
+    _ = builder
+    before = launch.reducer
+    if key == "reduce_scope":
+        launch.reducer = node
+    yield
+    launch.reducer = before
+
+
+def evaluate(value: Any) -> None:
+    """Accept an expression that is evaluated for its effect: it has had it."""
+    _ = value
+
+
+def tvm_thread_allreduce(
+    size: Any, value: ExprLike, cond: Any, result: Load, *threads: Any, dtype: Any = None
+) -> None:
+    """Combine ``value`` over the threads of an axis into ``result``, in every thread.
+
+    The operation is that of the enclosing ``T.attr(T.comm_reducer(...), "reduce_scope", ...)``.
+
+    Raises:
+        TypeMismatch: no reducer is set, or the axes are not the innermost ones (TC202).
+    """
+    _ = size, cond, dtype
+    builder, launch = _kernel("tvm_thread_allreduce")
+    if not isinstance(launch.reducer, CommReducer):
+        raise TypeMismatch(expected="T.attr(T.comm_reducer(...), ...) around it", found="none")
+    inner = [launch.thread_var(d) for d in range(len(threads))]
+    if not all(any(t is v for v in inner) for t in threads):
+        raise TypeMismatch(expected="the innermost thread axes", found=f"{threads}")
+    width = math.prod(int_value(launch.threads[d]) or 0 for d in range(len(threads)))
+    given = as_expr(value)
+    builder.emit(Exchange(launch.reducer.op, result.buffer, (given,), width, builder.span))
+
+
+def dp4a(a: Any, b: Any, c: Any) -> None:
+    """Add the product of four int8 pairs, from ``a`` and ``b`` on, to the int32 ``c``."""
+    builder, _ = _kernel("dp4a")
+    first, second, total = (_element(x) for x in (a, b, c))
+    value: Expr = total
+    for i in range(4):
+        value = value + cast(_next(first, i), "int32") * cast(_next(second, i), "int32")
+    builder.emit(Store(total.buffer, total.indices, cast(value, total.dtype), builder.span))
+
+
+def _element(place: Any) -> Load:
+    if isinstance(place, Load):
+        return place
+    if isinstance(place, Buffer):
+        return Load(place, tuple(const(0) for _ in place.shape), place.dtype)
+    raise TypeMismatch(expected="an array or an element of one", found=repr(place))
+
+
+def _next(place: Load, distance: int) -> Load:
+    *outer, last = place.indices
+    return Load(place.buffer, (*outer, last + distance), place.dtype)

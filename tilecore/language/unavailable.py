@@ -1,0 +1,41 @@
+"""Names of the TileLang language that tilecore does not have, with the reason users are told."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+from tilecore.errors import UnknownPrimitive
+
+_FAMILIES: dict[str, str] = {
+    "raw pointers into tiles are not implemented": "Ptr access_ptr address_of tvm_access_ptr",
+    "sparse and block-scaled gemm and tile schedulers are not implemented yet": """
+        gemm_sp gemm_blockscaled mma_gemm_blockscaled PersistentTileScheduler""",
+    "TVM's thread statements and foreign code in a kernel are not implemented yet": """
+        thread_binding launch_thread sync_grid thread_return call_extern call_intrin
+        import_source Fragment""",
+    "it is an instruction of a GPU, and this version generates CPU code": """
+        alloc_barrier alloc_cluster_barrier alloc_tmem mbarrier_wait_parity mbarrier_arrive
+        mbarrier_expect_tx barrier_wait barrier_arrive tma_copy tma_load tma_store_wait async_copy
+        copy_cluster wgmma_gemm wait_wgmma tcgen05_gemm tcgen05_gemm_blockscaled ws WarpSpecialize
+        set_max_nreg no_set_max_nreg disable_warp_group_reg_alloc fence_proxy_async cluster_sync
+        block_rank_in_cluster ClusterKernel CUDASourceCodeKernel pdl_trigger pdl_sync ptx_cp_async
+        ptx_wgmma_ss ptx_wgmma_rs ptx_mma ptx_mma_sp ptx_ldmatrix mfma tvm_mfma ldg32 ldg64 ldg128
+        ldg256 stg32 stg64 stg128 stg256""",
+    "this element type is not implemented yet": """
+        int4 uint4 float4_e2m1fn float6_e2m3fn float6_e3m2fn""",
+}
+_REASONS = {name: reason for reason, names in _FAMILIES.items() for name in names.split()}
+_VECTOR = re.compile(r"^(bfloat|float|tfloat|u?int)\d+(_e\dm\d\w*)?x\d+$")
+
+
+def unknown(name: str, available: Iterable[str]) -> UnknownPrimitive:
+    """Return the error for ``T.name``: why it is missing, or the nearest name there is."""
+    if name in _REASONS:
+        return UnknownPrimitive(name=name, reason=_REASONS[name])
+    if _VECTOR.match(name):
+        return UnknownPrimitive(name=name, reason="vector element types are not implemented yet")
+    near = difflib.get_close_matches(name, list(available), 1)
+    hint = f"did you mean T.{near[0]}?" if near else ""
+    return UnknownPrimitive(name=name, reason="tilecore has no primitive of this name", hint=hint)

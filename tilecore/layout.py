@@ -1,0 +1,80 @@
+"""``tilelang.layout``: layouts that programs build by hand. Hints: they never change a result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilecore.ir.expr import Expr, int_value
+from tilecore.ir.layout import Layout, panels, row_major
+from tilecore.ir.nodes import Buffer
+
+__all__ = [
+    "Layout", "make_full_bank_swizzled_layout", "make_half_bank_swizzled_layout",
+    "make_linear_layout", "make_mma_swizzle_layout",
+    "make_quarter_bank_swizzled_layout", "make_swizzled_layout", "panels",
+    "row_major",
+]  # fmt: skip
+
+BANK_BYTES = 16  # shared memory is swizzled in chunks of one 128-bit access
+ROWS = 8
+
+
+def make_linear_layout(*shape: Any) -> Layout:
+    """Return the row-major layout of a shape, or of a buffer."""
+    return row_major(_extents(shape[0] if len(shape) == 1 else shape))
+
+
+def make_swizzled_layout(buffer: Any, k_major: bool = True, allow_pad: bool = True) -> Layout:
+    """Return the XOR swizzle over 128-byte rows that avoids bank conflicts of ldmatrix.
+
+    Args:
+        buffer: a tile of at least two axes; the last one is contiguous.
+        k_major: accepted for compatibility.
+        allow_pad: accepted for compatibility: no padding is needed.
+    """
+    _ = k_major, allow_pad
+    return _swizzled(buffer, 128)
+
+
+def make_mma_swizzle_layout(buffer: Any, is_smooth: bool = False) -> Layout:
+    """Return the XOR swizzle for ldmatrix; the row-major layout where ``is_smooth``."""
+    return row_major(_extents(buffer)) if is_smooth else _swizzled(buffer, 128)
+
+
+def make_full_bank_swizzled_layout(buffer: Any, **_: Any) -> Layout:
+    """Return the XOR swizzle over 128 bytes."""
+    return _swizzled(buffer, 128)
+
+
+def make_half_bank_swizzled_layout(buffer: Any, **_: Any) -> Layout:
+    """Return the XOR swizzle over 64 bytes."""
+    return _swizzled(buffer, 64)
+
+
+def make_quarter_bank_swizzled_layout(buffer: Any, **_: Any) -> Layout:
+    """Return the XOR swizzle over 32 bytes."""
+    return _swizzled(buffer, 32)
+
+
+def _swizzled(buffer: Any, row_bytes: int) -> Layout:
+    """Chunk c of row r lies at chunk c ^ (r mod the chunks of a swizzle row)."""
+    extents = _extents(buffer)
+    itemsize = buffer.dtype.itemsize if isinstance(buffer, Buffer) else 2
+    chunk, columns = max(1, BANK_BYTES // itemsize), extents[-1]
+    chunks = min(row_bytes // BANK_BYTES, columns // chunk)
+    if chunks < 2 or chunks & (chunks - 1) or columns % (chunk * chunks):
+        return row_major(extents)
+
+    def forward(*indices: Expr) -> tuple[Expr, ...]:
+        *outer, column = indices
+        row = outer[-1]
+        swizzled = (column // chunk) ^ (row % ROWS * chunks // ROWS)
+        return (*outer, swizzled * chunk + column % chunk)
+
+    return Layout(extents, forward, f"{row_bytes} B swizzle")
+
+
+def _extents(shape: Any) -> tuple[int, ...]:
+    given = shape.shape if isinstance(shape, Buffer) else shape
+    values = [int_value(e) for e in given]
+    return tuple(v for v in values if v is not None)

@@ -1,0 +1,249 @@
+"""Where the elements of tiles and tensors lie, and loading and storing them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx as tir
+
+from tilecore.inference.bounds import Interval, Known, linear
+from tilecore.inference.storage import Storage, TensorStorage
+from tilecore.ir.expr import Expr, Load, Var, binary, cast, const
+from tilecore.ir.nodes import Buffer
+from tilecore.lowering.cpu.scalar import (
+    Scope,
+    convert,
+    from_memory,
+    lower,
+    memory_type,
+    to_memory,
+)
+from tilecore.lowering.cpu.tir import TirBuilder, add, broadcast, ramp, typed, vector_type
+
+INT32_MAX = 2**31 - 1
+Extent = Expr | int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """Memory of a buffer.
+
+    Attributes:
+        memory: the TIR buffer.
+        storage: how elements are laid out.
+        base: TIR offset of element 0 (a slice of a larger buffer).
+        shift: added to the indices before the layout (a tile that is a box of a tensor).
+        guarded: whether indices may leave the buffer (global tensors).
+    """
+
+    memory: Any
+    storage: Storage | TensorStorage
+    base: Any = 0
+    shift: tuple[Expr, ...] = ()
+    axes: tuple[int, ...] = ()
+    guarded: bool = False
+
+    def indices(self, indices: Sequence[Expr]) -> tuple[Expr, ...]:
+        """Return the indices into ``memory``'s tensor for indices into the tile."""
+        if not self.shift:
+            return tuple(indices)
+        result = list(self.shift)
+        for axis, index in zip(self.axes, indices, strict=True):
+            result[axis] = binary("add", result[axis], index)
+        return tuple(result)
+
+
+class Accessor:
+    """Lowers element accesses under the ranges of the loops around them."""
+
+    def __init__(self, builder: TirBuilder) -> None:
+        self.builder = builder
+        self.places: dict[Buffer, Place] = {}
+        self.values: dict[Var, Any] = {}
+        self.ranges: dict[Var, Interval] = {}
+        self.lets: dict[Var, Expr] = {}
+        self.pads: dict[Buffer, Expr] = {}  # what loads outside a tensor give, where not 0
+        self.tops: dict[Var, Expr] = {}
+
+    def scope(self, vector: Var | None = None, lanes: int = 1) -> Scope:
+        """Return the naming scope for expressions here."""
+        return Scope(self.values, self.load, vector, lanes)
+
+    def scalar(self, expr: Expr) -> Any:
+        """Lower a scalar expression."""
+        return lower(expr, self.scope())
+
+    def assign(self, var: Var, value: Any) -> None:
+        """Give a loop or block variable its value, an int32 index."""
+        self.values[var] = self.builder.bind(
+            value if var.dtype == "int32" else typed(value, str(var.dtype))
+        )
+
+    def count(self, expr: Expr, most: int) -> Any:
+        """Return an integer expression as int32; a wider one is limited to ``most`` first."""
+        if expr.dtype == "int32":
+            return self.scalar(expr)
+        return self.scalar(cast(binary("min", expr, most), "int32"))
+
+    def step(self, place: Place, axis: int) -> Any:
+        """Return the elements from one index of ``axis`` to the next, as an int or in TIR."""
+        size = place.storage.step(axis)
+        return self.builder.bind(self.scalar(size)) if isinstance(size, Expr) else size
+
+    @property
+    def known(self) -> Known:
+        """What is known of the variables here."""
+        return Known(self.ranges, self.tops, self.lets)
+
+    def bounds(self, expr: Expr) -> Interval | None:
+        """Return inclusive bounds of an integer expression, or None."""
+        return self.known.bounds(expr)
+
+    # --- guards -------------------------------------------------------------------------------
+
+    def open_ends(self, place: Place, indices: Sequence[Expr]) -> list[tuple[Expr, Extent]]:
+        """Return the (index, extent) pairs that are not known to stay inside a global tensor."""
+        if not place.guarded:
+            return []
+        found: list[tuple[Expr, Extent]] = []
+        for index, extent in zip(indices, place.storage.shape, strict=True):
+            bounds = self.bounds(index)
+            if bounds is None or bounds[0] < 0 or not self.known.is_below(index, extent):
+                found.append((index, extent))
+        return found
+
+    def inside(self, index: Expr, extent: Extent, scope: Scope, last: Expr | None = None) -> Any:
+        """Return the TIR condition 0 <= index and (last or index) < extent."""
+        end = last if last is not None else index
+        if isinstance(extent, int) and extent <= INT32_MAX:
+            upper = tir.LT(_i32(lower(end, scope)), tir.IntImm(str(end.dtype), extent))
+        else:
+            wide = cast(end, "int64") if isinstance(extent, int) else end
+            upper = lower(binary("lt", wide, extent), scope)
+        bounds = self.bounds(index)
+        if bounds is not None and bounds[0] >= 0:
+            return upper
+        return tir.And(tir.GE(_i32(lower(index, scope)), tir.IntImm(str(index.dtype), 0)), upper)
+
+    def guard(self, pairs: Sequence[tuple[Expr, Extent]], scope: Scope) -> Any | None:
+        """Return the conjunction of all bounds conditions, or None where there are none."""
+        cond = None
+        for index, extent in pairs:
+            one = self.inside(index, extent, scope)
+            cond = one if cond is None else tir.And(cond, one)
+        return cond
+
+    # --- elements -----------------------------------------------------------------------------
+
+    def load(self, expr: Load, scope: Scope) -> Any:
+        """Return an element (or one per lane); outside a global tensor it is padded."""
+        place = self.places[expr.buffer]
+        indices = place.indices(expr.indices)
+        lanes = scope.lanes if scope.is_vector(expr) else 1
+        flat = Scope(scope.values, scope.load)
+        uniform = [p for p in self.open_ends(place, indices) if not scope.is_vector(p[0])]
+        offset, stride = self.offset(place, indices, scope.vector if lanes > 1 else None)
+        raw = self.builder.load(place.memory, offset, lanes, stride)
+        stored = place.storage.dtype
+        value = convert(from_memory(raw, stored, lanes), stored, expr.dtype, lanes)
+        cond = self.guard(uniform, flat)
+        if cond is None:
+            return value
+        pad = self.pads.get(expr.buffer, const(0, expr.dtype))
+        return tir.if_then_else(cond, value, broadcast(lower(pad, flat), lanes))
+
+    def store(
+        self, buffer: Buffer, indices: Sequence[Expr], value: Any, dtype: str, scope: Scope
+    ) -> None:
+        """Store a computed value of ``dtype``; outside a global tensor nothing happens."""
+        place = self.places[buffer]
+        at = place.indices(indices)
+        lanes = scope.lanes if scope.vector is not None else 1
+        uniform = [p for p in self.open_ends(place, at) if not scope.is_vector(p[0])]
+        offset, stride = self.offset(place, at, scope.vector)
+        rounded = convert(value, dtype, buffer.dtype, lanes)
+        kept = to_memory(
+            convert(rounded, buffer.dtype, place.storage.dtype, lanes), place.storage.dtype, lanes
+        )
+        cond = self.guard(uniform, Scope(scope.values, scope.load))
+        if cond is None:
+            self.builder.store(place.memory, kept, offset, lanes, stride)
+        else:
+            with self.builder.when(cond):
+                self.builder.store(place.memory, kept, offset, lanes, stride)
+
+    def offset(
+        self, place: Place, indices: Sequence[Expr], vector: Var | None = None
+    ) -> tuple[Any, int]:
+        """Return (TIR offset of the first lane, elements between lanes)."""
+        storage = place.storage
+        if isinstance(storage, TensorStorage):
+            offset = storage.offset(indices)
+            lanes_apart = storage.lane_distance(indices, vector) if vector is not None else 1
+            assert lanes_apart is not None  # checked by stride_of before vector code is chosen
+            return add(place.base, lower(offset, Scope(self.values, self.load))), lanes_apart
+        offset = storage.offset([cast(index, "int32") for index in indices])
+        stride = 1
+        if vector is not None and storage.kind == "rows":
+            form = linear(offset)
+            assert form is not None  # checked by stride_of before vector code is chosen
+            stride = form.coefficient(vector)
+        return add(place.base, lower(offset, Scope(self.values, self.load))), stride
+
+    def stride_of(self, buffer: Buffer, indices: Sequence[Expr], vector: Var) -> int | None:
+        """Return the distance between lanes if ``vector`` runs over lanes; None: not constant."""
+        place = self.places[buffer]
+        at = place.indices(indices)
+        if isinstance(place.storage, TensorStorage):
+            return place.storage.lane_distance(at, vector)
+        if place.storage.kind == "panels":
+            axis = place.storage.axis
+            other = linear(at[1 - axis])
+            along = at[axis] is vector
+            return 1 if along and other is not None and not other.coefficient(vector) else None
+        form = linear(place.storage.offset(at))
+        return None if form is None else form.coefficient(vector)
+
+
+def vector_load(
+    builder: TirBuilder, place: Place, offset: Any, lanes: int, dtype: str, mask: Any = None
+) -> Any:
+    """Return ``lanes`` contiguous elements converted to ``dtype``; masked-off lanes are 0."""
+    stored = place.storage.dtype
+    if mask is None:
+        raw = builder.load(place.memory, offset, lanes)
+    else:
+        kind = vector_type(memory_type(stored), lanes)
+        raw = tir.op.masked_load(kind, place.memory, ramp(offset, lanes), mask)
+    return convert(from_memory(raw, stored, lanes), stored, dtype, lanes)
+
+
+def vector_store(
+    builder: TirBuilder, place: Place, value: Any, offset: Any, lanes: int, mask: Any = None
+) -> None:
+    """Store ``lanes`` contiguous values of the storage's dtype; masked-off lanes stay."""
+    kept = to_memory(value, place.storage.dtype, lanes)
+    if mask is None:
+        builder.store(place.memory, kept, offset, lanes)
+    else:
+        builder.evaluate(tir.op.masked_store(place.memory, kept, ramp(offset, lanes), mask))
+
+
+def lane_mask(first: Any, limit: Any, lanes: int) -> Any:
+    """Return which of ``lanes`` consecutive indices from ``first`` on are below ``limit``."""
+    return tir.LT(ramp(first, lanes), broadcast(_i32(limit), lanes))
+
+
+def bound_values(values: Mapping[Var, Any], extra: Mapping[Var, Any]) -> dict[Var, Any]:
+    """Return ``values`` with some replaced."""
+    return {**values, **extra}
+
+
+def _int(value: int) -> Any:
+    return tir.IntImm("int32", value)
+
+
+def _i32(value: Any) -> Any:
+    return _int(value) if isinstance(value, int) else value

@@ -1,0 +1,292 @@
+"""T.copy between tensors and tiles: row copies, packing into panels, transposing packs.
+
+Elements outside the source tensor become 0 in the tile; elements outside the destination tensor
+are not written. What none of the fast paths covers is lowered as a parallel nest (see nest.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx as tir
+
+from tilecore.inference.storage import Storage
+from tilecore.inference.uses import kept_axes
+from tilecore.ir.dtype import DType
+from tilecore.ir.expr import Expr, int_value
+from tilecore.ir.nodes import Copy, Region
+from tilecore.lowering.cpu.access import (
+    INT32_MAX,
+    Accessor,
+    Extent,
+    Place,
+    vector_load,
+    vector_store,
+)
+from tilecore.lowering.cpu.scalar import convert, zero
+from tilecore.lowering.cpu.tir import TirBuilder, add, maximum, minimum, mul, quotient
+from tilecore.target import Target
+
+
+class Box:
+    """The two varying axes of a region: extents, strides, offset of the first element, limits."""
+
+    def __init__(self, accessor: Accessor, region: Region) -> None:
+        self.place = accessor.places[region.buffer]
+        self.axes = kept_axes(region)
+        storage = self.place.storage
+        self.extents = tuple(int_value(region.extents[a]) or 0 for a in self.axes)
+        self.limits = tuple(self._limit(accessor, region, a) for a in self.axes)
+        self.steps = tuple(accessor.step(self.place, a) for a in self.axes)
+        self.starts_inside = not self.place.guarded or all(
+            self._inside(accessor, offset, extent, i in self.axes)
+            for i, (offset, extent) in enumerate(zip(region.offsets, storage.shape, strict=True))
+        )
+        self.dtype = str(region.buffer.dtype)
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether neighbours along the last varying axis lie side by side."""
+        last = len(self.place.storage.shape) - 1
+        return bool(self.axes) and self.axes[-1] == last and self.steps[-1] == 1
+
+    def _limit(self, accessor: Accessor, region: Region, axis: int) -> Any | None:
+        """Return how many elements along ``axis`` exist (None: all; may exceed the extent)."""
+        if not self.place.guarded:
+            return None
+        size, offset = self.place.storage.shape[axis], region.offsets[axis]
+        if isinstance(size, int) and size <= INT32_MAX:
+            last = accessor.bounds(offset + region.extents[axis])
+            if last is not None and last[1] <= size:
+                return None
+            if offset.dtype == "int32":
+                rest = tir.IntImm("int32", size) - accessor.scalar(offset)
+                return accessor.builder.bind(maximum(0, rest))
+        rest = accessor.count(size - offset, int_value(region.extents[axis]) or INT32_MAX)
+        return accessor.builder.bind(maximum(0, rest))
+
+    @staticmethod
+    def _inside(accessor: Accessor, offset: Expr, extent: Extent, varies: bool) -> bool:
+        bounds = accessor.bounds(offset)
+        if bounds is None or bounds[0] < 0:
+            return False
+        return varies or accessor.known.is_below(offset, extent)
+
+
+def is_row_copy(copy: Copy, source: Box, target: Box) -> bool:
+    """Return whether both sides are boxes with a contiguous last axis of whole-row storage."""
+    contiguous = all(
+        b.place.storage.kind != "panels"
+        and not b.place.shift
+        and b.is_contiguous
+        and b.starts_inside
+        for b in (source, target)
+    )
+    one_side = not (source.place.guarded and target.place.guarded)
+    return contiguous and one_side and 1 <= len(source.axes) <= 2 and _same_extents(source, target)
+
+
+def is_pack(copy: Copy, source: Box, target: Box) -> bool:
+    """Return whether the copy fills panels from a tensor."""
+    return (
+        target.place.storage.kind == "panels"
+        and len(source.axes) == 2
+        and target.axes == (0, 1)
+        and source.place.guarded
+        and source.starts_inside
+        and source.is_contiguous
+        and _same_extents(source, target)
+    )
+
+
+def _same_extents(source: Box, target: Box) -> bool:
+    return source.extents == target.extents and all(source.extents)
+
+
+def row_copy(accessor: Accessor, copy: Copy, target: Target) -> None:
+    """Emit a copy of rows; the side that is a tensor gives the limits."""
+    builder = accessor.builder
+    source, dest = Box(accessor, copy.src), Box(accessor, copy.dst)
+    lanes = target.lanes(max((source.dtype, dest.dtype), key=lambda d: DType(d).itemsize))
+    fills = not dest.place.guarded
+    bounds = source if source.place.guarded else dest
+    rows = source.extents[0] if len(source.extents) == 2 else 1
+    row_limit = bounds.limits[0] if len(source.extents) == 2 else None
+    source_base, _ = accessor.offset(source.place, copy.src.offsets)
+    dest_base, _ = accessor.offset(dest.place, copy.dst.offsets)
+    source_base, dest_base = builder.bind(source_base), builder.bind(dest_base)
+    steps = [box.steps[0] if len(box.axes) == 2 else 0 for box in (source, dest)]
+    count = rows if row_limit is None else builder.bind(minimum(rows, row_limit))
+    with builder.loop(count) as r:
+        _one_row(
+            builder, source, dest, bounds.limits[-1], lanes, fills,
+            builder.bind(add(source_base, mul(r, steps[0]))),
+            builder.bind(add(dest_base, mul(r, steps[1]))),
+        )  # fmt: skip
+    if fills and row_limit is not None:
+        with builder.loop(_i32(rows) - _i32(count), start=count) as r:
+            _zero_row(builder, dest, add(dest_base, mul(r, steps[1])), 0, source.extents[-1], lanes)
+
+
+def _one_row(
+    builder: TirBuilder,
+    source: Box,
+    dest: Box,
+    limit: Any | None,
+    lanes: int,
+    fills: bool,
+    source_at: Any,
+    dest_at: Any,
+) -> None:
+    extent = source.extents[-1]
+    valid = extent if limit is None else builder.bind(minimum(extent, limit))
+
+    def move(position: Any, width: int) -> None:
+        value = vector_load(builder, source.place, add(source_at, position), width, source.dtype)
+        value = convert(value, source.dtype, dest.dtype, width)
+        value = convert(value, dest.dtype, dest.place.storage.dtype, width)
+        vector_store(builder, dest.place, value, add(dest_at, position), width)
+
+    whole = quotient(valid, lanes)
+    with builder.loop(whole) as q:
+        move(mul(q, lanes), lanes)
+    if not isinstance(valid, int) or valid % lanes:
+        done = mul(whole, lanes)
+        with builder.loop(_i32(valid) - _i32(done), start=done) as q:
+            move(q, 1)
+    if fills and limit is not None:
+        _zero_row(builder, dest, dest_at, valid, extent, lanes)
+
+
+def _zero_row(
+    builder: TirBuilder, dest: Box, dest_at: Any, start: Any, extent: int, lanes: int
+) -> None:
+    stored = dest.place.storage.dtype
+    if isinstance(start, int) and extent % lanes == 0:
+        with builder.loop(extent // lanes) as q:
+            vector_store(
+                builder, dest.place, zero(stored, lanes), add(dest_at, mul(q, lanes)), lanes
+            )
+        return
+    with builder.loop(_i32(extent) - _i32(start), start=start) as q:
+        vector_store(builder, dest.place, zero(stored), add(dest_at, q), 1)
+
+
+class PanelPacker:
+    """Fills the panels of a tile from a box of a tensor, one panel at a time."""
+
+    def __init__(self, accessor: Accessor, copy: Copy, target: Target, place: Place) -> None:
+        self.accessor, self.builder, self.place = accessor, accessor.builder, place
+        self.source = Box(accessor, copy.src)
+        storage = place.storage
+        assert isinstance(storage, Storage)
+        self.axis, self.width = storage.axis, storage.width
+        self.depth, self.columns = storage.shape[1 - self.axis], storage.shape[self.axis]
+        self.lanes = min(target.lanes(storage.dtype), self.width)
+        self.panels = -(-self.columns // self.width)
+        base, _ = accessor.offset(self.source.place, copy.src.offsets)
+        self.base = self.builder.bind(base)
+        self.step = self.source.steps[0]
+        limits = self.source.limits
+        self.column_limit, self.depth_limit = limits[self.axis], limits[1 - self.axis]
+
+    def pack(self, panel: Any) -> None:
+        """Emit the packing of one panel."""
+        builder = self.builder
+        first = builder.bind(mul(panel, self.width))
+        depth: Any = self.depth
+        if self.depth_limit is not None:
+            depth = builder.bind(minimum(self.depth, self.depth_limit))
+        columns: Any = self.columns
+        if self.column_limit is not None:
+            columns = builder.bind(minimum(self.columns, self.column_limit))
+        start = builder.bind(add(self.place.base, mul(panel, self.depth * self.width)))
+        if self.column_limit is None and self.columns % self.width == 0:
+            self._whole(first, start, depth)
+        else:
+            with builder.when(tir.LE(_i32(add(first, self.width)), _i32(columns))):
+                self._whole(first, start, depth)
+            with builder.otherwise():
+                self._edge(first, start, depth, columns)
+        if self.depth_limit is not None:
+            self._zero(start, depth)
+
+    def _value(self, offset: Any, lanes: int) -> Any:
+        value = vector_load(self.builder, self.source.place, offset, lanes, self.source.dtype)
+        return convert(value, self.source.dtype, self.place.storage.dtype, lanes)
+
+    def _whole(self, first: Any, start: Any, depth: Any) -> None:
+        if self.axis == 0:
+            self._transposed(first, start, depth)
+            return
+        builder = self.builder
+        with builder.loop(depth) as k:
+            row = builder.bind(add(self.base, add(mul(k, self.step), first)))
+            to = builder.bind(add(start, mul(k, self.width)))
+            for j in range(self.width // self.lanes):
+                value = self._value(add(row, j * self.lanes), self.lanes)
+                vector_store(builder, self.place, value, add(to, j * self.lanes), self.lanes)
+
+    def _transposed(self, first: Any, start: Any, depth: Any) -> None:
+        builder, lanes = self.builder, self.lanes
+        blocks = quotient(depth, lanes)
+        with builder.loop(blocks) as q, builder.loop(self.width // lanes) as j:
+            k0, column = builder.bind(mul(q, lanes)), builder.bind(mul(j, lanes))
+            rows = []
+            for i in range(lanes):
+                row = add(self.base, mul(add(first, add(column, i)), self.step))
+                rows.append(builder.bind(self._value(add(row, k0), lanes)))
+            for i, vector in enumerate(transpose(builder, rows, lanes)):
+                to = add(start, add(mul(add(k0, i), self.width), column))
+                vector_store(builder, self.place, vector, to, lanes)
+        done = mul(blocks, lanes)
+        rest = _i32(depth) - _i32(done)
+        with builder.loop(rest, start=done) as k, builder.loop(self.width) as n:
+            row = add(self.base, mul(add(first, n), self.step))
+            to = add(start, add(mul(k, self.width), n))
+            vector_store(builder, self.place, self._value(add(row, k), 1), to, 1)
+
+    def _edge(self, first: Any, start: Any, depth: Any, columns: Any) -> None:
+        builder = self.builder
+        stored = self.place.storage.dtype
+        with builder.loop(depth) as k, builder.loop(self.width) as n:
+            column = add(first, n)
+            if self.axis == 0:
+                offset = add(self.base, add(mul(column, self.step), k))
+            else:
+                offset = add(self.base, add(mul(k, self.step), column))
+            inside = tir.LT(_i32(column), _i32(columns))
+            value = tir.if_then_else(inside, self._value(offset, 1), zero(stored))
+            vector_store(builder, self.place, value, add(start, add(mul(k, self.width), n)), 1)
+
+    def _zero(self, start: Any, depth: Any) -> None:
+        builder, lanes = self.builder, self.lanes
+        stored = self.place.storage.dtype
+        with builder.loop(_i32(self.depth) - _i32(depth), start=depth) as k:
+            for j in range(self.width // lanes):
+                to = add(start, add(mul(k, self.width), j * lanes))
+                vector_store(builder, self.place, zero(stored, lanes), to, lanes)
+
+
+def transpose(builder: TirBuilder, rows: list[Any], lanes: int) -> list[Any]:
+    """Return the columns of a lanes x lanes block: log2(lanes) stages of perfect shuffles."""
+    half = lanes // 2
+    low = [i for k in range(half) for i in (k, lanes + k)]
+    high = [i for k in range(half) for i in (half + k, lanes + half + k)]
+    current = rows
+    for _ in range(lanes.bit_length() - 1):
+        following = []
+        for i in range(half):
+            pair = [current[i], current[i + half]]
+            following.append(builder.bind(_shuffle(pair, low)))
+            following.append(builder.bind(_shuffle(pair, high)))
+        current = following
+    return current
+
+
+def _shuffle(pair: list[Any], lanes: list[int]) -> Any:
+    return tir.Shuffle(pair, [tir.IntImm("int32", i) for i in lanes])
+
+
+def _i32(value: Any) -> Any:
+    return tir.IntImm("int32", value) if isinstance(value, int) else value

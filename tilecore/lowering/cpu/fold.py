@@ -1,0 +1,206 @@
+"""Reductions and scans on CPUs.
+
+The last axis of the source gives the lanes. Where that axis is folded, several vectors collect
+partial folds, which are folded across lanes at the end; where it is kept, each lane folds its own
+element. What has no constant distance between lanes, or may leave a tensor, runs in scalar code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from tvm import tirx as tir
+
+from tilecore.inference.uses import kept_axes
+from tilecore.ir.dtype import DType
+from tilecore.ir.expr import Expr, Load, Var, binary, cast, int_value
+from tilecore.ir.fold import STEPS, accumulator_dtype, identity, magnitude
+from tilecore.ir.nodes import Reduce, Region, Scan
+from tilecore.lowering.cpu.access import Accessor
+from tilecore.lowering.cpu.scalar import Scope, constant_of, convert, differs, lower, widen
+from tilecore.lowering.cpu.tir import add, mul
+from tilecore.target import Target
+
+UNROLL = 4  # partial folds in flight: an addition takes 4 cycles and starts every half cycle
+
+
+class FoldLowering:
+    """Emits one reduction or scan."""
+
+    def __init__(self, accessor: Accessor, target: Target, stmt: Reduce | Scan) -> None:
+        self.accessor, self.builder, self.stmt = accessor, accessor.builder, stmt
+        self.src, self.dst = stmt.src, stmt.dst
+        self.is_scan = isinstance(stmt, Scan)
+        axes = stmt.axes if isinstance(stmt, Reduce) else (stmt.axis,)
+        self.axes = kept_axes(self.src)
+        self.vars = {axis: Var(f"f{axis}") for axis in self.axes}
+        self.folded = [a for a in self.axes if a in axes]
+        self.outer = [a for a in self.axes if a not in axes]
+        source, result = self.src.buffer.dtype, self.dst.buffer.dtype
+        self.dtype = accumulator_dtype(stmt.op, source, result)
+        self.lanes = target.vector_bytes // max(
+            DType(d).itemsize for d in (source, result, self.dtype)
+        )
+        self.src_indices = self._indices(self.src, list(self.axes))
+        kept = list(self.axes) if self.is_scan else self.outer
+        self.dst_indices = self._indices(self.dst, kept)
+
+    def _indices(self, region: Region, axes: list[int]) -> tuple[Expr, ...]:
+        indices = list(region.offsets)
+        for own, axis in zip(kept_axes(region), axes, strict=True):
+            indices[own] = binary("add", indices[own], self.vars[axis])
+        return tuple(indices)
+
+    def emit(self) -> None:
+        """Emit loops over what is kept, and the folds inside."""
+        for axis, var in self.vars.items():
+            extent = int_value(self.src.extents[axis])
+            if extent is not None:
+                self.accessor.ranges[var] = (0, extent - 1)
+        vector = self._vector_axis()
+        with ExitStack() as loops:
+            for axis in self.outer:
+                if axis != vector:
+                    loops.enter_context(self._loop(axis))
+            if vector in self.outer:
+                self._kept_lanes(vector)
+            elif vector is not None:
+                self._folded_lanes(vector)
+            else:
+                self._fold(self.accessor.scope())
+        for var in self.vars.values():
+            self.accessor.ranges.pop(var, None)
+            self.accessor.values.pop(var, None)
+
+    def _vector_axis(self) -> int | None:
+        """Return the axis that runs over lanes, or None for scalar code."""
+        if not self.axes or self.dtype == "bool" or self.lanes < 2:
+            return None
+        axis = self.axes[-1]
+        extent, var = int_value(self.src.extents[axis]), self.vars[axis]
+        if extent is None or extent < self.lanes or (self.is_scan and axis in self.folded):
+            return None
+        accesses = [(self.src.buffer, self.src_indices)]
+        if axis in self.outer:
+            accesses.append((self.dst.buffer, self.dst_indices))
+        scope = self.accessor.scope(var, self.lanes)
+        for buffer, indices in accesses:
+            place = self.accessor.places[buffer]
+            ends = self.accessor.open_ends(place, place.indices(indices))
+            if any(scope.is_vector(index) for index, _ in ends):
+                return None
+            if self.accessor.stride_of(buffer, indices, var) != 1:
+                return None
+        return axis
+
+    @contextmanager
+    def _loop(self, axis: int) -> Iterator[None]:
+        extent = self.src.extents[axis]
+        size = int_value(extent)
+        count: Any = size if size is not None else self.builder.bind(self.accessor.scalar(extent))
+        with self.builder.loop(count) as index:
+            if isinstance(self.stmt, Scan) and self.stmt.reverse and axis in self.folded:
+                index = tir.Sub(add(count, -1), index)
+            self.accessor.values[self.vars[axis]] = index
+            yield
+
+    # --- folds --------------------------------------------------------------------------------
+
+    def _kept_lanes(self, axis: int) -> None:
+        extent, var = int_value(self.src.extents[axis]), self.vars[axis]
+        assert extent is not None
+        whole = extent // self.lanes
+        with self.builder.loop(whole) as q:
+            self.accessor.values[var] = self.builder.bind(mul(q, self.lanes))
+            self._fold(self.accessor.scope(var, self.lanes))
+        if extent % self.lanes:
+            with self.builder.loop(extent % self.lanes, start=whole * self.lanes) as index:
+                self.accessor.values[var] = index
+                self._fold(self.accessor.scope())
+
+    def _fold(self, scope: Scope) -> None:
+        """Emit the fold of one element (of ``scope.lanes`` neighbours) of the result."""
+        total = self._accumulator(scope.lanes)
+        with ExitStack() as loops:
+            for axis in self.folded:
+                loops.enter_context(self._loop(axis))
+            self._take(total, self._value(scope), scope.lanes)
+            if self.is_scan:
+                self._store(total, scope)
+        if not self.is_scan:
+            self._store(total, scope)
+
+    def _folded_lanes(self, axis: int) -> None:
+        extent, var = int_value(self.src.extents[axis]), self.vars[axis]
+        assert extent is not None
+        builder, lanes, values = self.builder, self.lanes, self.accessor.values
+        vectors = extent // lanes
+        count = min(UNROLL, vectors)
+        parts = [self._accumulator(lanes) for _ in range(count)]
+        total = self._accumulator(1)
+        scope = self.accessor.scope(var, lanes)
+        with ExitStack() as loops:
+            for other in self.folded[:-1]:
+                loops.enter_context(self._loop(other))
+            with builder.loop(vectors // count) as q:
+                for i, part in enumerate(parts):
+                    values[var] = builder.bind(add(mul(q, count * lanes), i * lanes))
+                    self._take(part, self._value(scope), lanes)
+            for i in range(vectors % count):
+                values[var] = (vectors - vectors % count + i) * lanes
+                self._take(parts[i], self._value(scope), lanes)
+            if extent % lanes:
+                with builder.loop(extent % lanes, start=vectors * lanes) as index:
+                    values[var] = index
+                    self._take(total, self._value(self.accessor.scope()), 1)
+        for part in parts[1:]:
+            self._take(parts[0], builder.load(part, 0, lanes), lanes)
+        for lane in range(lanes):
+            self._take(total, builder.load(parts[0], lane), 1)
+        self._store(total, self.accessor.scope())
+
+    def _accumulator(self, lanes: int) -> Any:
+        memory = self.builder.alloc(lanes, str(self.dtype), "acc")
+        start = constant_of(identity(self.stmt.op, self.dtype), self.dtype, lanes)
+        self.builder.store(memory, start, 0, lanes)
+        return memory
+
+    def _value(self, scope: Scope) -> Any:
+        """Return the source element (vector) in the type of the accumulator."""
+        value = cast(Load(self.src.buffer, self.src_indices, self.src.buffer.dtype), self.dtype)
+        if STEPS[self.stmt.op][0]:
+            value = magnitude(value)
+        return widen(lower(value, scope), value, scope, scope.lanes)
+
+    def _take(self, memory: Any, value: Any, lanes: int) -> None:
+        old = self.builder.bind(self.builder.load(memory, 0, lanes))
+        self.builder.store(memory, self._combine(old, self.builder.bind(value)), 0, lanes)
+
+    def _combine(self, old: Any, value: Any) -> Any:
+        step = STEPS[self.stmt.op][1]
+        if self.dtype == "bool":
+            if step == "bitxor":
+                return differs(old, value, "bool")
+            return (tir.And if step == "bitand" else tir.Or)(old, value)
+        if step in ("max", "min"):
+            replaces = (tir.GT if step == "max" else tir.LT)(value, old)
+            if isinstance(self.stmt, Reduce) and self.stmt.nan_propagate and self.dtype.is_float:
+                replaces = tir.Or(replaces, differs(value, value, self.dtype))
+            return tir.Select(replaces, value, old)
+        return _STEPS[step](old, value)
+
+    def _store(self, total: Any, scope: Scope) -> None:
+        lanes, kind = scope.lanes, self.dst.buffer.dtype
+        result = self.builder.load(total, 0, lanes)
+        if isinstance(self.stmt, Reduce) and not self.stmt.clear:
+            old = Load(self.dst.buffer, self.dst_indices, kind)
+            before = convert(widen(lower(old, scope), old, scope, lanes), kind, self.dtype, lanes)
+            result = self._combine(self.builder.bind(result), self.builder.bind(before))
+        self.accessor.store(self.dst.buffer, self.dst_indices, result, self.dtype, scope)
+
+
+_STEPS = {
+    "add": tir.Add, "bitand": tir.bitwise_and, "bitor": tir.bitwise_or, "bitxor": tir.bitwise_xor,
+}  # fmt: skip

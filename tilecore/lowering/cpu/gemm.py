@@ -1,0 +1,251 @@
+"""T.gemm as a register-blocked micro-kernel over packed operands.
+
+For each panel of ``micro_n`` vectors along N and each group of ``micro_m`` rows the accumulators
+stay in registers over the whole of K: per k, ``micro_n`` vector loads of b, ``micro_m`` broadcasts
+of a, ``micro_m * micro_n`` fused multiply-adds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx as tir
+
+from tilecore.inference.plan import GemmPlan
+from tilecore.inference.storage import Storage
+from tilecore.ir.expr import Binary, Const, Expr, int_value
+from tilecore.ir.nodes import Region
+from tilecore.lowering.cpu.access import Accessor, Place, lane_mask, vector_load, vector_store
+from tilecore.lowering.cpu.scalar import convert, from_memory, value_type, zero
+from tilecore.lowering.cpu.tir import add, broadcast, maximum, minimum, mul
+from tilecore.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Strided:
+    """A 2-D operand in memory: element (i, j) lies at base + i * row + j * column."""
+
+    place: Place
+    base: Any
+    row: Any
+    column: Any
+
+    def at(self, i: Any, j: Any) -> Any:
+        """Return the offset of element (i, j)."""
+        return add(self.base, add(mul(i, self.row), mul(j, self.column)))
+
+
+def balanced_splits(extent: int, largest: int) -> list[tuple[int, int]]:
+    """Split ``extent`` rows into nearly equal groups of at most ``largest``: (rows, count)."""
+    groups = -(-extent // largest)
+    small, extra = divmod(extent, groups)
+    pairs = [(small + 1, extra), (small, groups - extra)]
+    return [(rows, count) for rows, count in pairs if count and rows]
+
+
+def strided(accessor: Accessor, region: Region, transposed: bool) -> Strided:
+    """Return the last two axes of a region as a strided operand (i, j), swapped if transposed."""
+    place = accessor.places[region.buffer]
+    origin = place.indices(region.offsets)
+    offset, _ = accessor.offset(place, origin)
+    storage = place.storage
+    axes = place.axes[-2:] if place.shift else (len(storage.shape) - 2, len(storage.shape) - 1)
+    steps = [accessor.step(place, axis) for axis in axes]
+    row, column = (steps[1], steps[0]) if transposed else (steps[0], steps[1])
+    return Strided(place, accessor.builder.bind(offset), row, column)
+
+
+class GemmLowering:
+    """Emits one gemm."""
+
+    def __init__(self, accessor: Accessor, plan: GemmPlan, target: Target) -> None:
+        gemm = plan.gemm
+        self.accessor, self.builder, self.plan, self.gemm = accessor, accessor.builder, plan, gemm
+        self.accum = str(gemm.c.buffer.dtype)
+        self.lanes = target.lanes(self.accum)
+        self.a = strided(accessor, gemm.a, gemm.transpose_a)
+        self.b_place = accessor.places[gemm.b.buffer]
+        if self.b_place.storage.kind == "panels":
+            self.b = Strided(self.b_place, self.b_place.base, 0, 0)
+        else:
+            self.b = strided(accessor, gemm.b, gemm.transpose_b)
+        self.c = strided(accessor, gemm.c, False)
+        self.rows = self._limit(plan.row_limits, plan.m)
+        self.columns = self._limit(plan.col_limits, plan.n)
+        depth = plan.k if plan.k_limit is None else self._limit((plan.k_limit,), plan.k)
+        self.depth = plan.k if depth is None else depth
+        self.in_output = self.c.place.guarded
+        # Rows of a whole tile are padded to vectors; elsewhere a neighbour follows the last column.
+        tight = isinstance(self.c.place.storage, Storage) and self.c.place.storage.spare > 0
+        fills_rows = int_value(gemm.c.extents[-1]) == self.c.place.storage.shape[-1]
+        self.is_tight = self.in_output or tight or not fills_rows
+        self.a_in_place = self.a.place.guarded
+
+    def _limit(self, limits: tuple[Expr, ...], extent: int) -> Any | None:
+        if not limits:
+            return None
+        limit: Any = extent
+        for expr in limits:
+            limit = minimum(limit, self.accessor.count(expr, extent))
+        return self.builder.bind(maximum(0, limit))
+
+    def emit(self) -> None:
+        """Emit all panels."""
+        vectors = -(-self.plan.n // self.lanes)
+        full, rest = divmod(vectors, self.plan.micro_n)
+        if full:
+            with self.builder.loop(full) as panel:
+                self._panel(panel, self.plan.micro_n)
+        if rest:
+            self._panel(full, rest)
+
+    def _panel(self, panel: Any, count: int) -> None:
+        column = mul(panel, self.plan.micro_n * self.lanes)
+        if self.columns is None:
+            self._row_groups(panel, column, count)
+            return
+        with self.builder.when(tir.LT(_expr(column), _expr(self.columns))):
+            self._row_groups(panel, column, count)
+
+    def _row_groups(self, panel: Any, column: Any, count: int) -> None:
+        first = 0
+        for size, groups in balanced_splits(self.plan.m, self.plan.micro_m):
+            with self.builder.loop(groups) as group:
+                row = self.builder.bind(add(first, mul(group, size)))
+                if self.rows is None:
+                    self._micro_kernel(panel, column, row, size, count, edge=False)
+                else:
+                    self._edge_rows(panel, column, row, size, count)
+            first += size * groups
+
+    def _edge_rows(self, panel: Any, column: Any, row: Any, size: int, count: int) -> None:
+        assert self.rows is not None
+        if not self.a_in_place and not self.in_output:
+            with self.builder.when(tir.LT(_expr(row), _expr(self.rows))):
+                self._micro_kernel(panel, column, row, size, count, edge=False)
+            return
+        with self.builder.when(tir.LE(_expr(add(row, size)), _expr(self.rows))):
+            self._micro_kernel(panel, column, row, size, count, edge=False)
+        begins = tir.LT(_expr(row), _expr(self.rows))
+        with self.builder.otherwise(), self.builder.when(begins):
+            self._micro_kernel(panel, column, row, size, count, edge=True)
+
+    # --- one register tile --------------------------------------------------------------------
+
+    def _micro_kernel(
+        self, panel: Any, column: Any, row: Any, size: int, count: int, *, edge: bool
+    ) -> None:
+        builder, lanes = self.builder, self.lanes
+        accumulators = builder.registers(size * count, lanes, value_type(self.accum))
+        self._start(accumulators, column, row, size, count, edge)
+        rows = [add(row, i) for i in range(size)]
+        if edge:
+            assert self.rows is not None
+            rows = [builder.bind(minimum(r, add(self.rows, -1))) for r in rows]
+        bases = [self.a.at(r, 0) for r in rows]
+        if edge:
+            bases = [builder.bind(base) for base in bases]
+        with builder.loop(self.depth) as k:
+            vectors = [builder.bind(self._b_vector(panel, column, k, j)) for j in range(count)]
+            for i in range(size):
+                scalar = self._a_scalar(add(bases[i], mul(k, self.a.column)))
+                value = builder.bind(broadcast(scalar, lanes))
+                for j in range(count):
+                    register = accumulators[i * count + j]
+                    total = builder.load(register, 0, lanes) + value * vectors[j]
+                    builder.store(register, total, 0, lanes)
+        for i in range(size):
+            with self._row_guard(row, i, edge):
+                for j in range(count):
+                    value = builder.load(accumulators[i * count + j], 0, lanes)
+                    offset = self.c.at(add(row, i), add(column, j * lanes))
+                    mask = self._mask(column, j)
+                    vector_store(builder, self.c.place, value, offset, lanes, mask)
+
+    def _start(
+        self, accumulators: list[Any], column: Any, row: Any, size: int, count: int, edge: bool
+    ) -> None:
+        clear = known_truth(self.gemm.clear_accum, self.accessor)
+        if clear is True or edge:
+            self._zero(accumulators)
+        if clear is True:
+            return
+        if clear is False:
+            self._load_c(accumulators, column, row, size, count, edge)
+            return
+        cond = self.accessor.scalar(self.gemm.clear_accum)
+        if edge:
+            with self.builder.when(tir.Not(cond)):
+                self._load_c(accumulators, column, row, size, count, edge)
+            return
+        with self.builder.when(cond):
+            self._zero(accumulators)
+        with self.builder.otherwise():
+            self._load_c(accumulators, column, row, size, count, edge)
+
+    def _zero(self, accumulators: list[Any]) -> None:
+        for register in accumulators:
+            self.builder.store(register, zero(self.accum, self.lanes), 0, self.lanes)
+
+    def _load_c(
+        self, accumulators: list[Any], column: Any, row: Any, size: int, count: int, edge: bool
+    ) -> None:
+        for i in range(size):
+            with self._row_guard(row, i, edge):
+                for j in range(count):
+                    offset = self.c.at(add(row, i), add(column, j * self.lanes))
+                    mask = self._mask(column, j)
+                    value = vector_load(
+                        self.builder, self.c.place, offset, self.lanes, self.accum, mask
+                    )
+                    self.builder.store(accumulators[i * count + j], value, 0, self.lanes)
+
+    def _row_guard(self, row: Any, i: int, edge: bool) -> Any:
+        if not (edge and self.in_output):
+            return contextlib.nullcontext()
+        return self.builder.when(tir.LT(_expr(add(row, i)), _expr(self.rows)))
+
+    def _mask(self, column: Any, j: int) -> Any | None:
+        if not self.is_tight:
+            return None
+        if self.plan.n % self.lanes == 0 and (self.columns is None or not self.in_output):
+            return None
+        limit = self.plan.n if self.columns is None or not self.in_output else self.columns
+        return lane_mask(add(column, j * self.lanes), limit, self.lanes)
+
+    def _a_scalar(self, offset: Any) -> Any:
+        stored = self.a.place.storage.dtype
+        raw = self.builder.load(self.a.place.memory, offset)
+        return convert(from_memory(raw, stored, 1), stored, self.accum, 1)
+
+    def _b_vector(self, panel: Any, column: Any, k: Any, j: int) -> Any:
+        storage = self.b_place.storage
+        if isinstance(storage, Storage) and storage.kind == "panels":
+            depth = storage.shape[1 - storage.axis]
+            inner = add(mul(k, storage.width), j * self.lanes)
+            offset = add(self.b.base, add(mul(panel, depth * storage.width), inner))
+            stride = 1
+        else:
+            offset, stride = self.b.at(k, add(column, j * self.lanes)), self.b.column
+        raw = self.builder.load(self.b_place.memory, offset, self.lanes, stride)
+        value = from_memory(raw, storage.dtype, self.lanes)
+        return convert(value, storage.dtype, self.accum, self.lanes)
+
+
+def known_truth(cond: Expr, accessor: Accessor) -> bool | None:
+    """Return the value of a condition where it is the same in every iteration here."""
+    if isinstance(cond, Const):
+        return bool(cond.value)
+    if isinstance(cond, Binary) and cond.op == "eq" and not cond.a.dtype.is_float:
+        difference = accessor.bounds(cond.a - cond.b)
+        if difference == (0, 0):
+            return True
+        if difference is not None and (difference[0] > 0 or difference[1] < 0):
+            return False
+    return None
+
+
+def _expr(value: Any) -> Any:
+    return tir.IntImm("int32", value) if isinstance(value, int) else value

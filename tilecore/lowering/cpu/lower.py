@@ -1,0 +1,341 @@
+"""Tile IR to TIR for CPUs: the blocks of a grid run in one parallel loop over the cores."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tilecore.errors import UnsupportedOnTarget
+from tilecore.inference.bounds import NON_NEGATIVE
+from tilecore.inference.plan import CpuPlan, LaunchPlan, TilePlan
+from tilecore.inference.uses import kept_axes
+from tilecore.ir.analysis import pads
+from tilecore.ir.expr import Expr, Load, Var, cast, int_value, select
+from tilecore.ir.nodes import (
+    Alloc,
+    Annotate,
+    Assert,
+    Atomic,
+    Buffer,
+    Copy,
+    Fill,
+    For,
+    Gemm,
+    If,
+    Jump,
+    KernelLaunch,
+    Let,
+    Pad,
+    Parallel,
+    PrimFunc,
+    Print,
+    Reduce,
+    Region,
+    Scan,
+    Seq,
+    Stmt,
+    Store,
+    While,
+)
+from tilecore.ir.visitor import buffers_of, has_jump
+from tilecore.lowering.cpu.access import Accessor, Place
+from tilecore.lowering.cpu.atomic import emit_atomic
+from tilecore.lowering.cpu.copy import Box, PanelPacker, is_pack, is_row_copy, row_copy
+from tilecore.lowering.cpu.fold import FoldLowering
+from tilecore.lowering.cpu.gemm import GemmLowering
+from tilecore.lowering.cpu.nest import NestLowering, as_nest
+from tilecore.lowering.cpu.output import Assertions, emit_print
+from tilecore.lowering.cpu.params import lower_params
+from tilecore.lowering.cpu.scalar import check_dtypes, memory_type
+from tilecore.lowering.cpu.tir import TirBuilder, add, maximum, mul, quotient, remainder
+from tilecore.lowering.cpu.views import bind_let, declare
+from tilecore.target import Target
+
+
+def lower_function(func: PrimFunc, plan: CpuPlan, target: Target) -> Any:
+    """Return ``func`` as one TIR PrimFunc named ``main`` whose parameters are its tensors.
+
+    Raises:
+        UnsupportedOnTarget: an element type or statement that this code generator does not have
+            (TC302).
+    """
+    check_dtypes({str(b.dtype) for b in (*func.buffers, *buffers_of(func.body))}, target)
+    builder = TirBuilder()
+    accessor = Accessor(builder)
+    params = lower_params(accessor, func)
+    for stmt in _top_level(func.body):
+        if isinstance(stmt, KernelLaunch):
+            _LaunchLowering(accessor, plan.launches[stmt], target).emit()
+        elif isinstance(stmt, Alloc):
+            declare(accessor, stmt.buffer)
+        elif isinstance(stmt, Let):
+            bind_let(accessor, stmt)
+        elif not isinstance(stmt, Annotate):
+            raise UnsupportedOnTarget(
+                what=f"a {type(stmt).__name__} outside T.Kernel",
+                target=target,
+                reason="statements run inside a T.Kernel region",
+                span=stmt.span,
+            )
+    return builder.finish("main", params)
+
+
+def _top_level(body: Stmt) -> tuple[Stmt, ...]:
+    return body.stmts if isinstance(body, Seq) else (body,)
+
+
+class _LaunchLowering:
+    def __init__(self, accessor: Accessor, plan: LaunchPlan, target: Target) -> None:
+        self.accessor, self.builder = accessor, accessor.builder
+        self.plan, self.launch, self.target = plan, plan.launch, target
+        self.packed: dict[Buffer, Any] = {}
+        self.assertions = Assertions(self.builder, plan.launch)
+
+    def emit(self) -> None:
+        """Emit the packing phases, then the grid."""
+        for tile in self.plan.tiles.values():
+            if tile.placement == "grid":
+                self._pack_before_grid(tile)
+        self.accessor.pads = pads(self.launch)
+        grid = [self._extent(e) for e in self.launch.grid]
+        blocks: Any = 1
+        for extent in grid:
+            blocks = mul(blocks, extent)
+        many = not isinstance(blocks, int) or blocks > 1
+        with self.builder.loop(blocks, parallel=many) as block:
+            rest: Any = block if many else 0
+            for var, extent, top in zip(
+                self.launch.block_vars, grid, self.launch.grid, strict=True
+            ):
+                last = var is self.launch.block_vars[-1]
+                self.accessor.assign(var, rest if last else remainder(rest, extent))
+                known = isinstance(extent, int)
+                self.accessor.ranges[var] = (0, max(0, extent - 1)) if known else NON_NEGATIVE
+                self.accessor.tops[var] = top
+                rest = quotient(rest, extent)
+            self.statement(self.launch.body)
+        self.assertions.finish()
+
+    def _extent(self, expr: Expr) -> Any:
+        """Return the number of blocks along an axis, as an int or in TIR."""
+        value = int_value(expr)
+        if value is not None:
+            return value
+        return self.builder.bind(maximum(0, self.accessor.scalar(cast(expr, "int32"))))
+
+    # --- packing ------------------------------------------------------------------------------
+
+    def _pack_before_grid(self, tile: TilePlan) -> None:
+        assert tile.source is not None
+        copy, storage = tile.source.copy, tile.storage
+        tiles = math.prod(count for _, _, count in tile.hoist_vars)
+        memory = self.builder.alloc(
+            tiles * storage.size, memory_type(storage.dtype), f"{tile.buffer.name}_packed"
+        )
+        self.packed[tile.buffer] = memory
+        panels = -(-storage.shape[storage.axis] // storage.width)
+        with self.builder.loop(tiles * panels, parallel=tiles * panels > 1) as task:
+            number, panel = quotient(task, panels), remainder(task, panels)
+            rest = number
+            for var, first, count in reversed(tile.hoist_vars):
+                self.accessor.values[var] = self.builder.bind(add(first, remainder(rest, count)))
+                self.accessor.ranges[var] = (first, first + count - 1)
+                rest = quotient(rest, count)
+            place = Place(memory, storage, self.builder.bind(mul(number, storage.size)))
+            self.accessor.places[tile.buffer] = place
+            packer = PanelPacker(self.accessor, copy, self.target, place)
+            packer.pack(panel)
+        for var, _, _ in tile.hoist_vars:
+            self.accessor.values.pop(var)
+            self.accessor.ranges.pop(var)
+        del self.accessor.places[tile.buffer]
+
+    def _packed_place(self, tile: TilePlan) -> Place:
+        number: Any = 0
+        for var, first, count in tile.hoist_vars:
+            number = add(mul(number, count), add(self.accessor.values[var], -first))
+        base = self.builder.bind(mul(number, tile.storage.size))
+        return Place(self.packed[tile.buffer], tile.storage, base)
+
+    # --- statements ---------------------------------------------------------------------------
+
+    def statement(self, stmt: Stmt) -> None:  # noqa: C901 - one case per node
+        """Emit one statement as scalar code."""
+        if stmt in self.plan.elided:
+            return
+        match stmt:
+            case Seq(stmts=stmts):
+                for child in stmts:
+                    self.statement(child)
+            case Alloc(buffer=buffer) if buffer in self.plan.tiles:
+                self._alloc(self.plan.tiles[buffer])
+            case Alloc(buffer=buffer):
+                declare(self.accessor, buffer)
+            case Copy():
+                self._copy(stmt)
+            case Fill(dst=dst, value=value):
+                self._fill(dst, value, stmt)
+            case Gemm():
+                self._gemm(stmt)
+            case Reduce() | Scan():
+                FoldLowering(self.accessor, self.target, stmt).emit()
+            case Atomic():
+                emit_atomic(self.accessor, stmt, self.target)
+            case Parallel():
+                NestLowering(self.accessor, self.target, self.statement).emit(stmt)
+            case For():
+                self._for(stmt)
+            case If() | While():
+                self._control(stmt)
+            case Jump(word=word):
+                self.builder.jump(word)
+            case Store(buffer=buffer, indices=indices, value=value):
+                lowered = self.accessor.scalar(value)
+                self.accessor.store(buffer, indices, lowered, value.dtype, self.accessor.scope())
+            case Let():
+                bind_let(self.accessor, stmt)
+            case Assert():
+                self.assertions.emit(self.accessor, stmt)
+            case Print():
+                emit_print(self.accessor, stmt)
+            case Annotate() | Pad():
+                pass
+            case _:
+                raise AssertionError(f"no lowering for {type(stmt).__name__}")
+
+    def _control(self, stmt: If | While) -> None:
+        cond = self.accessor.scalar(stmt.cond)
+        if isinstance(stmt, While):
+            with self.builder.loop_while(cond):
+                self.statement(stmt.body)
+            return
+        with self.builder.when(cond):
+            self.statement(stmt.then_body)
+        if stmt.else_body is not None:
+            with self.builder.otherwise():
+                self.statement(stmt.else_body)
+
+    def _alloc(self, tile: TilePlan) -> None:
+        places = self.accessor.places
+        if tile.placement == "in_place":
+            assert tile.source is not None
+            origin = places[tile.source.copy.src.buffer]
+            axes = tuple(a for a in tile.source.axes if a is not None)
+            places[tile.buffer] = Place(
+                origin.memory, origin.storage, origin.base, tile.source.copy.src.offsets, axes, True
+            )
+        elif tile.placement == "output":
+            assert tile.output is not None
+            origin = places[tile.output.buffer]
+            places[tile.buffer] = Place(
+                origin.memory, origin.storage, origin.base, tile.output.offsets,
+                kept_axes(tile.output), True,
+            )  # fmt: skip
+        elif tile.placement == "block":
+            memory = self.builder.alloc(
+                tile.storage.size, memory_type(tile.storage.dtype), tile.buffer.name
+            )
+            places[tile.buffer] = Place(memory, tile.storage)
+
+    def _gemm(self, stmt: Gemm) -> None:
+        plan = self.plan.gemms[stmt]
+        tile = self.plan.tiles.get(stmt.b.buffer)
+        if tile is not None and tile.placement == "grid":
+            self.accessor.places[stmt.b.buffer] = self._packed_place(tile)
+        GemmLowering(self.accessor, plan, self.target).emit()
+
+    def _for(self, stmt: For) -> None:
+        start, stop = int_value(stmt.start), int_value(stmt.stop)
+        step = int_value(stmt.step)
+        first: Any = start if start is not None else self.accessor.scalar(cast(stmt.start, "int32"))
+        if start is not None and stop is not None and step is not None:
+            values = range(start, stop, step)
+            if len(values) == 1 and not has_jump(stmt.body):
+                self._iteration(stmt, start, (start, start))
+                return
+            count: Any = len(values)
+            bounds = (min(values), max(values)) if values else (start, start)
+        else:
+            trips = self.accessor.scalar(cast(trip_count(stmt), "int32"))
+            count = self.builder.bind(maximum(0, trips))
+            low, high = self.accessor.bounds(stmt.start), self.accessor.bounds(stmt.stop)
+            known = step == 1 and low is not None and high is not None
+            bounds = (low[0], max(low[0], high[1] - 1)) if known and low and high else None  # type: ignore[assignment]
+        distance: Any = step
+        if step is None:
+            distance = self.builder.bind(self.accessor.scalar(cast(stmt.step, "int32")))
+        with self.builder.loop(count) as index:
+            self._iteration(stmt, add(first, mul(index, distance)), bounds)
+
+    def _iteration(self, stmt: For, value: Any, bounds: tuple[int, int] | None) -> None:
+        self.accessor.assign(stmt.loop_var, value)
+        if bounds is not None:
+            self.accessor.ranges[stmt.loop_var] = bounds
+        if (int_value(stmt.step) or 0) > 0:
+            self.accessor.tops[stmt.loop_var] = stmt.stop
+        self.statement(stmt.body)
+        self.accessor.ranges.pop(stmt.loop_var, None)
+        self.accessor.tops.pop(stmt.loop_var, None)
+        self.accessor.values.pop(stmt.loop_var, None)
+
+    # --- copies and fills ---------------------------------------------------------------------
+
+    def _copy(self, stmt: Copy) -> None:
+        accessor = self.accessor
+        axes = len(kept_axes(stmt.src))
+        is_box = axes in (1, 2) and axes == len(kept_axes(stmt.dst))
+        if is_box and stmt.src.buffer not in accessor.pads:
+            source, dest = Box(accessor, stmt.src), Box(accessor, stmt.dst)
+            if is_pack(stmt, source, dest):
+                place = accessor.places[stmt.dst.buffer]
+                packer = PanelPacker(accessor, stmt, self.target, place)
+                with self.builder.loop(packer.panels) as panel:
+                    packer.pack(panel)
+                return
+            if is_row_copy(stmt, source, dest):
+                row_copy(accessor, stmt, self.target)
+                return
+        self._generic_copy(stmt)
+
+    def _generic_copy(self, stmt: Copy) -> None:
+        src, dst = stmt.src, stmt.dst
+        src_axes, dst_axes = kept_axes(src), kept_axes(dst)
+        extents = tuple(dst.extents[a] for a in dst_axes)
+
+        def body(names: tuple[Var, ...]) -> Store:
+            load = Load(src.buffer, _shifted(src, src_axes, names), src.buffer.dtype)
+            return Store(dst.buffer, _shifted(dst, dst_axes, names), load, stmt.span)
+
+        if not extents:
+            self.statement(body(()))
+            return
+        NestLowering(self.accessor, self.target, self.statement).emit(as_nest(extents, body))
+
+    def _fill(self, dst: Region, value: Expr, stmt: Fill) -> None:
+        axes = kept_axes(dst)
+
+        def body(names: tuple[Var, ...]) -> Store:
+            return Store(dst.buffer, _shifted(dst, axes, names), value, stmt.span)
+
+        if not axes:
+            self.statement(body(()))
+            return
+        extents = tuple(dst.extents[a] for a in axes)
+        NestLowering(self.accessor, self.target, self.statement).emit(as_nest(extents, body))
+
+
+def trip_count(stmt: For) -> Expr:
+    """Return how often a loop runs (not above 0: never)."""
+    up, down = stmt.stop - stmt.start, stmt.start - stmt.stop
+    step = int_value(stmt.step)
+    if step is not None:
+        return ((up if step > 0 else down) + (abs(step) - 1)) // abs(step)
+    forward, backward = (up + stmt.step - 1) // stmt.step, (down - stmt.step - 1) // -stmt.step
+    return select(stmt.step > 0, forward, backward)
+
+
+def _shifted(region: Region, axes: tuple[int, ...], names: tuple[Var, ...]) -> tuple[Expr, ...]:
+    indices = list(region.offsets)
+    for axis, name in zip(axes, names, strict=True):
+        indices[axis] = indices[axis] + name
+    return tuple(indices)

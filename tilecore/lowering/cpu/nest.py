@@ -1,0 +1,199 @@
+"""Parallel nests: the last axis in vectors where every access has a constant lane distance.
+
+Vectors that may leave a global tensor are tested as a whole; where the test fails the lanes run
+one by one, each with its own guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tvm import tirx as tir
+
+from tilecore.inference.bounds import NON_NEGATIVE
+from tilecore.ir.dtype import DType
+from tilecore.ir.expr import Binary, Call, Expr, Load, Select, Var, cast, int_value
+from tilecore.ir.nodes import Parallel, Seq, Stmt, Store
+from tilecore.ir.visitor import expressions, walk, walk_expr
+from tilecore.lowering.cpu.access import Accessor, Extent
+from tilecore.lowering.cpu.scalar import LIBM, Scope, lower, widen
+from tilecore.lowering.cpu.tir import add, maximum, mul, quotient, typed
+from tilecore.target import Target
+
+SCALAR_CALLS = ("erf", "pow", *LIBM)  # no vector lowering in TVM's LLVM code generator
+
+
+class NestLowering:
+    """Emits one parallel nest; ``statement`` lowers the body as scalar code."""
+
+    def __init__(
+        self, accessor: Accessor, target: Target, statement: Callable[[Stmt], None]
+    ) -> None:
+        self.accessor, self.builder, self.target = accessor, accessor.builder, target
+        self.statement = statement
+
+    def emit(self, nest: Parallel) -> None:
+        """Emit loops over all axes and the body."""
+        self._axis(nest, 0)
+
+    def _axis(self, nest: Parallel, axis: int) -> None:
+        var, extent = nest.loop_vars[axis], nest.extents[axis]
+        size = int_value(extent)
+        self.accessor.tops[var] = extent
+        count: Any = size
+        if size is None:
+            number = self.accessor.scalar(cast(extent, "int32"))
+            count = self.builder.bind(maximum(0, number))
+        if axis < len(nest.loop_vars) - 1:
+            with self._running(var, count, 0) as _:
+                self._axis(nest, axis + 1)
+            return
+        lanes = self._lanes(nest)
+        short = size is not None and size < lanes
+        if lanes == 1 or short or not self._vectorises(nest, var):
+            self._scalar(nest.body, var, 0, count)
+            return
+        if size is None:
+            self._dynamic(nest, var, count, lanes)
+            return
+        whole = size // lanes
+        with self.builder.loop(whole) as q:
+            self._vector(nest, var, mul(q, lanes), lanes, (0, size - 1))
+        if size % lanes:
+            self._scalar(nest.body, var, whole * lanes, size % lanes)
+
+    def _dynamic(self, nest: Parallel, var: Var, count: Any, lanes: int) -> None:
+        """Emit whole vectors, then the rest, of an axis whose extent is known at run time."""
+        whole = self.builder.bind(quotient(count, lanes))
+        with self.builder.loop(whole) as q:
+            self._vector(nest, var, mul(q, lanes), lanes, NON_NEGATIVE)
+        done = self.builder.bind(mul(whole, lanes))
+        self._scalar(nest.body, var, done, self.builder.bind(count - done))
+
+    def _running(self, var: Var, count: Any, start: Any) -> _Running:
+        return _Running(self.accessor, var, count, start)
+
+    def _scalar(self, body: Stmt, var: Var, start: Any, count: Any) -> None:
+        with self._running(var, count, start):
+            self.statement(body)
+
+    # --- vectors ------------------------------------------------------------------------------
+
+    def _lanes(self, nest: Parallel) -> int:
+        sizes = [4 if s.value.dtype.is_integer else 1 for s in _stores(nest.body)]
+        for stmt in walk(nest.body):
+            if isinstance(stmt, Store):
+                sizes.append(stmt.buffer.dtype.itemsize)
+            for expr in expressions(stmt):
+                sizes += [node.dtype.itemsize for node in walk_expr(expr)]
+        return self.target.vector_bytes // max(sizes)
+
+    def _vectorises(self, nest: Parallel, var: Var) -> bool:
+        body = nest.body.stmts if isinstance(nest.body, Seq) else (nest.body,)
+        if not all(isinstance(s, Store) for s in body):
+            return False
+        for stmt in body:
+            assert isinstance(stmt, Store)
+            if self.accessor.stride_of(stmt.buffer, stmt.indices, var) != 1:
+                return False
+            for node in (n for e in expressions(stmt) for n in walk_expr(e)):
+                if not self._has_vector_form(node, var):
+                    return False
+        return True
+
+    def _has_vector_form(self, node: Expr, var: Var) -> bool:
+        if isinstance(node, Load):
+            return self.accessor.stride_of(node.buffer, node.indices, var) is not None
+        if isinstance(node, Call):
+            return node.name not in SCALAR_CALLS
+        if isinstance(node, Binary):
+            return node.op not in ("pow", "floordiv", "mod")
+        if isinstance(node, Select):  # both sides run: only safe for loads that cannot trap
+            return True
+        return DType(node.dtype).bits >= 8
+
+    def _vector(
+        self, nest: Parallel, var: Var, start: Any, lanes: int, bounds: tuple[int, int]
+    ) -> None:
+        accessor, builder = self.accessor, self.builder
+        accessor.assign(var, start)
+        accessor.ranges[var] = bounds
+        scope = accessor.scope(var, lanes)
+        ends = [p for p in self._open_ends(nest) if scope.is_vector(p[0])]
+        if not ends:
+            self._vector_body(nest, scope)
+        else:
+            cond = None
+            flat = accessor.scope()
+            for index, extent in ends:
+                one = accessor.inside(index, extent, flat, index + (lanes - 1))
+                cond = one if cond is None else tir.And(cond, one)
+            with builder.when(cond):
+                self._vector_body(nest, scope)
+            with builder.otherwise():
+                self._scalar(nest.body, var, start, lanes)
+        accessor.values.pop(var, None)
+        accessor.ranges.pop(var, None)
+
+    def _open_ends(self, nest: Parallel) -> list[tuple[Expr, Extent]]:
+        found: list[tuple[Expr, Extent]] = []
+        for stmt in walk(nest.body):
+            accesses = [(n.buffer, n.indices) for e in expressions(stmt) for n in _loads(e)]
+            if isinstance(stmt, Store):
+                accesses.append((stmt.buffer, stmt.indices))
+            for buffer, indices in accesses:
+                place = self.accessor.places[buffer]
+                found += self.accessor.open_ends(place, place.indices(indices))
+        return found
+
+    def _vector_body(self, nest: Parallel, scope: Scope) -> None:
+        for stmt in _stores(nest.body):
+            value = widen(lower(stmt.value, scope), stmt.value, scope, scope.lanes)
+            self.accessor.store(stmt.buffer, stmt.indices, value, stmt.value.dtype, scope)
+
+
+class _Running:
+    """A loop whose variable has a value and a range inside."""
+
+    def __init__(self, accessor: Accessor, var: Var, count: Any, start: Any) -> None:
+        self.accessor, self.var, self.start = accessor, var, start
+        self.loop = accessor.builder.loop(count)
+        known = isinstance(count, int) and isinstance(start, int)
+        self.bounds = (start, max(start, start + count - 1)) if known else NON_NEGATIVE
+
+    def __enter__(self) -> None:
+        index = self.loop.__enter__()
+        value = add(self.start, index)
+        self.accessor.values[self.var] = (
+            value if self.var.dtype == "int32" else typed(value, str(self.var.dtype))
+        )
+        self.outer = self.accessor.ranges.get(self.var)
+        self.accessor.ranges[self.var] = self.bounds
+
+    def __exit__(self, *error: Any) -> None:
+        self.accessor.values.pop(self.var, None)
+        if self.outer is None:
+            self.accessor.ranges.pop(self.var, None)
+        else:
+            self.accessor.ranges[self.var] = self.outer
+        self.loop.__exit__(*error)
+
+
+def _stores(body: Stmt) -> Iterator[Store]:
+    for stmt in walk(body):
+        if isinstance(stmt, Store):
+            yield stmt
+
+
+def _loads(expr: Expr) -> Iterator[Load]:
+    for node in walk_expr(expr):
+        if isinstance(node, Load):
+            yield node
+
+
+def as_nest(extents: tuple[Expr, ...], body: Callable[[tuple[Var, ...]], Store]) -> Parallel:
+    """Return a parallel nest over ``extents`` with fresh variables."""
+    names = tuple(Var(f"i{axis}") for axis in range(len(extents)))
+    store = body(names)
+    return Parallel(names, extents, store, span=store.span)

@@ -1,0 +1,91 @@
+"""TIR of the probes that measure a machine's limits: FMA rate, memory bandwidth, fork and join.
+
+Operands come from memory, so that nothing can be folded; every chain is a multiply-add of its own
+value (``r = r * b + c``), so that no part of it is loop-invariant.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx as tir
+
+from tilecore.ir.dtype import DType
+from tilecore.lowering.cpu.tir import TirBuilder, vector_type
+from tilecore.target import Target
+
+# Enough independent chains for 2 ports x 4-5 cycles of latency, few enough to stay in registers:
+# 24 of 32 with AVX-512, 12 of 16 with AVX2.
+CHAINS_PER_REGISTER = 0.75
+STREAM_UNROLL = 4
+
+
+def fma_chains(target: Target) -> int:
+    """Return how many independent accumulators the FMA probe keeps."""
+    return int(target.vector_registers * CHAINS_PER_REGISTER)
+
+
+def fma_probe(dtype: str, target: Target) -> tuple[Any, int]:
+    """Return (TIR, FLOP per step) of a loop of nothing but vector multiply-adds.
+
+    Parameters of the function: values[chains * lanes] (start and result), operands[2 * lanes],
+    steps[1] (int32).
+    """
+    lanes, chains = target.lanes(dtype), fma_chains(target)
+    builder = TirBuilder()
+    values = _param("values", chains * lanes, dtype)
+    operands = _param("operands", 2 * lanes, dtype)
+    steps = _param("steps", 1, "int32")
+    b = builder.bind(builder.load(operands, 0, lanes))
+    c = builder.bind(builder.load(operands, lanes, lanes))
+    registers = builder.registers(chains, lanes, dtype)
+    for i, register in enumerate(registers):
+        builder.store(register, builder.load(values, i * lanes, lanes), 0, lanes)
+    kind = vector_type(dtype, lanes)
+    with builder.loop(builder.load(steps, 0)):
+        for register in registers:
+            r = builder.load(register, 0, lanes)
+            product = tir.call_llvm_pure_intrin(kind, "llvm.fma", r, b, c)
+            builder.store(register, product, 0, lanes)
+    for i, register in enumerate(registers):
+        builder.store(values, builder.load(register, 0, lanes), i * lanes, lanes)
+    return builder.finish("main", [values, operands, steps]), 2 * chains * lanes
+
+
+def stream_probe(elements: int, tasks: int, target: Target) -> Any:
+    """Return TIR of ``target[i] = factor * source[i]`` over float32, in ``tasks`` parallel parts.
+
+    Parameters of the function: source[elements], target[elements], factor[1].
+    """
+    lanes = target.lanes("float32")
+    step = lanes * STREAM_UNROLL
+    if elements % (tasks * step):
+        raise ValueError(f"expected a multiple of {tasks * step} elements, found {elements}")
+    builder = TirBuilder()
+    source = _param("source", elements, "float32")
+    result = _param("target", elements, "float32")
+    factor = _param("factor", 1, "float32")
+    part = elements // tasks
+    with builder.loop(tasks, parallel=True) as task:
+        scale = builder.bind(tir.Broadcast(builder.load(factor, 0), lanes))
+        with builder.loop(part // step) as i:
+            for u in range(STREAM_UNROLL):
+                place = task * part + i * step + u * lanes
+                builder.store(result, builder.load(source, place, lanes) * scale, place, lanes)
+    return builder.finish("main", [source, result, factor])
+
+
+def launch_probe(tasks: int) -> Any:
+    """Return TIR of a parallel loop that does next to nothing: its time is fork and join.
+
+    Parameter of the function: out[16 * tasks] (int32), one cache line per task.
+    """
+    builder = TirBuilder()
+    out = _param("out", 16 * tasks, "int32")
+    with builder.loop(tasks, parallel=True) as task:
+        builder.store(out, task, task * 16)
+    return builder.finish("main", [out])
+
+
+def _param(name: str, size: int, dtype: str) -> Any:
+    return tir.decl_buffer((size,), dtype, name, data_alignment=DType(dtype).itemsize)

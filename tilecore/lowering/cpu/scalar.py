@@ -1,0 +1,296 @@
+"""Scalar and vector expressions of the tile IR as TIR.
+
+A vector expression is an expression over one *vector variable* that stands for ``lanes``
+consecutive values. ``bfloat16`` lives in memory as uint16, float8 types as uint8, and both are
+computed in float32 (TVM's LLVM code generator has neither); other types are computed as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx as tir
+
+from tilecore.errors import UnsupportedOnTarget
+from tilecore.inference.bounds import Linear, linear
+from tilecore.ir.dtype import DType
+from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var
+from tilecore.lowering.cpu import float8
+from tilecore.lowering.cpu.tir import broadcast, index, ramp, vector_type
+
+SUPPORTED = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "float16", "bfloat16", "float32", "float64", *float8.NAMES,
+)  # fmt: skip
+BYTES = dict.fromkeys(float8.NAMES, "uint8")
+PACKED = ("bfloat16", *float8.NAMES)  # computed in float32, rounded when stored
+
+
+LIBM = ("tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "log1p", "fmod")  # scalar only
+
+
+def memory_type(dtype: str) -> str:
+    """Return the type an element has in memory."""
+    return {"bfloat16": "uint16", **BYTES}.get(dtype, dtype)
+
+
+def value_type(dtype: str) -> str:
+    """Return the type a loaded element is computed in."""
+    return "float32" if dtype in PACKED else dtype
+
+
+def from_memory(value: Any, dtype: str, lanes: int) -> Any:
+    """Return a loaded value as it is computed with."""
+    if dtype in BYTES:
+        return float8.from_float8(value, dtype, lanes)
+    if dtype != "bfloat16":
+        return value
+    wide = tir.Cast(vector_type("uint32", lanes), value)
+    shifted = tir.shift_left(wide, broadcast(tir.IntImm("uint32", 16), lanes))
+    return tir.reinterpret(vector_type("float32", lanes), shifted)
+
+
+def to_memory(value: Any, dtype: str, lanes: int) -> Any:
+    """Return a computed value as it is stored; float32 to narrower rounds to nearest even."""
+    if dtype in BYTES:
+        return float8.to_float8(value, dtype, lanes)
+    if dtype != "bfloat16":
+        return value
+    bits = tir.reinterpret(vector_type("uint32", lanes), value)
+
+    def constant(number: int) -> Any:
+        return broadcast(tir.IntImm("uint32", number), lanes)
+
+    odd = tir.bitwise_and(tir.shift_right(bits, constant(16)), constant(1))
+    rounded = tir.shift_right(bits + constant(0x7FFF) + odd, constant(16))
+    quiet = tir.shift_right(tir.bitwise_or(bits, constant(0x400000)), constant(16))
+    magnitude = tir.bitwise_and(bits, constant(0x7FFFFFFF))
+    is_nan = tir.GT(magnitude, constant(0x7F800000))
+    return tir.Cast(vector_type("uint16", lanes), tir.Select(is_nan, quiet, rounded))
+
+
+def convert(value: Any, source: str, target: str, lanes: int) -> Any:
+    """Return a computed value of ``source`` as a computed value of ``target``."""
+    if value_type(source) == value_type(target):
+        if target in PACKED and source != target:
+            return from_memory(to_memory(value, target, lanes), target, lanes)
+        return value
+    if target == "bool":
+        return differs(value, zero(source, lanes), source)
+    converted = tir.Cast(vector_type(value_type(target), lanes), value)
+    return convert(converted, "float32", target, lanes) if target in PACKED else converted
+
+
+def differs(a: Any, b: Any, dtype: str) -> Any:
+    """Return ``a != b``, which holds for NaN (TVM's NE on floats is false there).
+
+    TVM compares bools as floats, which LLVM rejects.
+    """
+    if dtype == "bool":
+        return tir.Or(tir.And(a, tir.Not(b)), tir.And(tir.Not(a), b))
+    return tir.Not(tir.EQ(a, b)) if DType(dtype).is_float else tir.NE(a, b)
+
+
+def zero(dtype: str, lanes: int = 1) -> Any:
+    """Return 0 of a type, as it is computed with."""
+    return constant_of(0, dtype, lanes)
+
+
+def constant_of(value: float | bool, dtype: str, lanes: int = 1) -> Any:
+    """Return a literal, as it is computed with."""
+    kind = value_type(dtype)
+    if DType(dtype).is_float:
+        return broadcast(tir.FloatImm(kind, float(value)), lanes)
+    return broadcast(tir.IntImm(kind, int(value)), lanes)
+
+
+LoadFn = Callable[[Load, "Scope"], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What names mean where an expression stands.
+
+    Attributes:
+        values: TIR value of each Var (the first lane's value for the vector variable).
+        load: lowers an element access.
+        vector: the vector variable, or None for scalar code.
+        lanes: how many values it stands for.
+        lets: let-bound variables that are vectors here.
+    """
+
+    values: dict[Var, Any]
+    load: LoadFn
+    vector: Var | None = None
+    lanes: int = 1
+    vector_lets: frozenset[Var] = frozenset()
+
+    def is_vector(self, expr: Expr) -> bool:
+        """Return whether the value differs between lanes."""
+        if self.vector is None:
+            return False
+        match expr:
+            case Var():
+                return expr is self.vector or expr in self.vector_lets
+            case Binary(a=a, b=b):
+                return self.is_vector(a) or self.is_vector(b)
+            case Unary(a=a) | Cast(a=a):
+                return self.is_vector(a)
+            case Select(cond=c, a=a, b=b):
+                return self.is_vector(c) or self.is_vector(a) or self.is_vector(b)
+            case Load(indices=indices):
+                return any(self.is_vector(i) for i in indices)
+            case Call(args=args):
+                return any(self.is_vector(x) for x in args)
+            case _:
+                return False
+
+
+def lower(expr: Expr, scope: Scope) -> Any:
+    """Return ``expr`` as TIR: a vector of ``scope.lanes`` where it differs between lanes."""
+    match expr:
+        case Const(value=value, dtype=dtype):
+            return constant_of(value, dtype)
+        case Var():
+            value = scope.values[expr]
+            if expr is scope.vector:
+                return ramp(value, scope.lanes)
+            return index(value)
+        case Cast(a=a, dtype=dtype):
+            return convert(lower(a, scope), a.dtype, dtype, _lanes(a, scope))
+        case Unary():
+            return _unary(expr, scope)
+        case Binary():
+            return _binary(expr, scope)
+        case Select(cond=cond, a=a, b=b):
+            lanes = _lanes(expr, scope)
+            parts = [widen(lower(e, scope), e, scope, lanes) for e in (cond, a, b)]
+            return tir.Select(*parts) if lanes > 1 else tir.if_then_else(*parts)
+        case Load():
+            return scope.load(expr, scope)
+        case Call():
+            return _call(expr, scope)
+        case _:
+            raise AssertionError(f"no lowering for {type(expr).__name__}")
+
+
+def widen(value: Any, expr: Expr, scope: Scope, lanes: int) -> Any:
+    """Return the lowered ``expr`` in ``lanes`` lanes."""
+    return value if lanes == 1 or scope.is_vector(expr) else broadcast(value, lanes)
+
+
+def _lanes(expr: Expr, scope: Scope) -> int:
+    return scope.lanes if scope.is_vector(expr) else 1
+
+
+def _unary(expr: Unary, scope: Scope) -> Any:
+    value, lanes = lower(expr.a, scope), _lanes(expr, scope)
+    if expr.op == "neg":
+        return (
+            zero(expr.dtype, lanes) - value
+            if not expr.dtype.is_float
+            else value * constant_of(-1, expr.dtype, lanes)
+        )
+    return tir.Not(value) if expr.op == "not" else tir.bitwise_not(value)
+
+
+_TIR_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "add": tir.Add, "sub": tir.Sub, "mul": tir.Mul, "min": tir.Min, "max": tir.Max,
+    "eq": tir.EQ, "lt": tir.LT, "le": tir.LE, "gt": tir.GT, "ge": tir.GE,
+    "and": tir.And, "or": tir.Or, "bitand": tir.bitwise_and, "bitor": tir.bitwise_or,
+    "bitxor": tir.bitwise_xor, "shl": tir.shift_left, "shr": tir.shift_right,
+    "pow": tir.pow,
+}  # fmt: skip
+
+
+def _binary(expr: Binary, scope: Scope) -> Any:
+    lanes = _lanes(expr, scope)
+    a, b = (widen(lower(e, scope), e, scope, lanes) for e in (expr.a, expr.b))
+    is_float = expr.a.dtype.is_float
+    if expr.op == "div":
+        return tir.Div(a, b)
+    if expr.op == "floordiv":
+        return tir.floor(tir.Div(a, b)) if is_float else tir.FloorDiv(a, b)
+    if expr.op == "mod":
+        return a - tir.floor(tir.Div(a, b)) * b if is_float else tir.FloorMod(a, b)
+    if expr.op in ("max", "min") and is_float:
+        # As fmax: NaN is dropped on either side (TIR's Max keeps it on the second).
+        compare = tir.GT if expr.op == "max" else tir.LT
+        return tir.Select(tir.Or(compare(b, a), differs(a, a, expr.a.dtype)), b, a)
+    if expr.op == "ne":
+        return differs(a, b, expr.a.dtype)
+    if expr.op == "eq" and expr.a.dtype == "bool":
+        return tir.Not(differs(a, b, "bool"))
+    return _TIR_BINARY[expr.op](a, b)
+
+
+_TIR_CALLS: dict[str, Callable[[Any], Any]] = {
+    "exp": tir.exp, "log": tir.log, "sqrt": tir.sqrt, "tanh": tir.tanh, "sigmoid": tir.sigmoid,
+    "sin": tir.sin, "cos": tir.cos, "abs": tir.abs, "floor": tir.floor, "ceil": tir.ceil,
+    "round": tir.nearbyint, "trunc": tir.trunc, "erf": tir.erf,
+}  # fmt: skip
+
+
+def _call(expr: Call, scope: Scope) -> Any:
+    lanes, kind = _lanes(expr, scope), value_type(expr.dtype)
+    args = [widen(lower(a, scope), a, scope, lanes) for a in expr.args]
+    if expr.name == "reinterpret":
+        return _reinterpret(args[0], expr.args[0].dtype, expr.dtype, lanes)
+    narrow = kind == "float16"  # libm has no half functions: compute in float32
+    if narrow:
+        args = [tir.Cast(vector_type("float32", lanes), a) for a in args]
+        kind = "float32"
+    if expr.name in LIBM:
+        name = expr.name if kind == "float64" else f"{expr.name}f"
+        result = tir.call_pure_extern(kind, name, *args)
+    else:
+        result = _math(expr.name, args[0], kind, lanes)
+    return convert(result, kind, expr.dtype, lanes)
+
+
+def _reinterpret(value: Any, source: str, target: str, lanes: int) -> Any:
+    bits = to_memory(value, source, lanes)
+    if memory_type(source) != memory_type(target):
+        bits = tir.reinterpret(vector_type(memory_type(target), lanes), bits)
+    return from_memory(bits, target, lanes)
+
+
+def _math(name: str, x: Any, kind: str, lanes: int) -> Any:
+    def number(value: float) -> Any:
+        return constant_of(value, kind, lanes)
+
+    match name:
+        case "exp2":
+            return tir.exp(x * number(math.log(2.0)))
+        case "exp10":
+            return tir.exp(x * number(math.log(10.0)))
+        case "log2":
+            return tir.log(x) * number(1.0 / math.log(2.0))
+        case "log10":
+            return tir.log(x) * number(1.0 / math.log(10.0))
+        case "rsqrt":
+            return number(1.0) / tir.sqrt(x)
+        case "sigmoid":
+            return number(1.0) / (number(1.0) + tir.exp(number(0.0) - x))
+        case _:
+            return _TIR_CALLS[name](x)
+
+
+def stride_in(offset: Expr, var: Var) -> tuple[int, Linear] | None:
+    """Return (factor of ``var``, the rest) of a linear offset, or None."""
+    form = linear(offset)
+    return None if form is None else (form.coefficient(var), form.without(var))
+
+
+def check_dtypes(dtypes: set[str], target: object) -> None:
+    """Raise UnsupportedOnTarget for element types that this code generator does not have."""
+    for dtype in sorted(dtypes):
+        if dtype not in SUPPORTED:
+            raise UnsupportedOnTarget(
+                what=f"element type {dtype}",
+                target=target,
+                reason=f"supported: {', '.join(SUPPORTED)}",
+            )

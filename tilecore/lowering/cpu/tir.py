@@ -1,0 +1,239 @@
+"""A small builder of flat TIR: loops, vector loads and stores, scratch memory.
+
+Everything is built as nodes (parsing TVMScript costs 20 ms per function). Buffers are 1-D; vector
+operations are explicit; nothing relies on TVM's own vectoriser or simplifier, whose StmtSimplify
+is unsafe on vector floats (shared/research/cpu-lowering.md, pitfall 3).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import tvm
+from tvm import tirx as tir
+from tvm.tirx.buffer import is_buffer_var
+
+SERIAL, PARALLEL = 0, 1
+CPU = 1  # device type of DLPack
+REGISTER_BYTES = 1024  # smaller "global" buffers become stack slots, then registers
+
+
+class TirBuilder:
+    """Collects statements of one PrimFunc; ``loop``, ``when`` open nested scopes."""
+
+    def __init__(self) -> None:
+        self._scopes: list[list[Any]] = [[]]
+        self._count = 0
+        self._llvm: dict[str, str] = {}
+
+    # --- statements ---------------------------------------------------------------------------
+
+    def emit(self, stmt: Any) -> None:
+        """Append a statement to the innermost scope."""
+        self._scopes[-1].append(stmt)
+
+    @contextlib.contextmanager
+    def loop(self, extent: Any, *, parallel: bool = False, start: Any = 0) -> Iterator[Any]:
+        """Open ``for i in range(start, start + extent)`` and yield ``i``."""
+        var = tir.Var(self.name("i"), "int32")
+        self._scopes.append([])
+        yield var
+        body = self._close()
+        kind = PARALLEL if parallel else SERIAL
+        self.emit(tir.For(var, index(start), index(extent), kind, body))
+
+    @contextlib.contextmanager
+    def when(self, cond: Any) -> Iterator[None]:
+        """Open ``if cond``."""
+        self._scopes.append([])
+        yield
+        self.emit(tir.IfThenElse(cond, self._close(), None))
+
+    @contextlib.contextmanager
+    def otherwise(self) -> Iterator[None]:
+        """Open the ``else`` of the ``when`` that was closed last."""
+        last = self._scopes[-1].pop()
+        self._scopes.append([])
+        yield
+        self.emit(tir.IfThenElse(last.condition, last.then_case, self._close()))
+
+    @contextlib.contextmanager
+    def loop_while(self, cond: Any) -> Iterator[None]:
+        """Open ``while cond``."""
+        self._scopes.append([])
+        yield
+        self.emit(tir.While(cond, self._close()))
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """Open a block whose allocations end with it."""
+        self._scopes.append([])
+        yield
+        self.emit(self._close())
+
+    def _close(self) -> Any:
+        return sequence(self._scopes.pop())
+
+    # --- memory -------------------------------------------------------------------------------
+
+    def alloc(self, size: Any, dtype: str, name: str) -> Any:
+        """Allocate ``size`` elements, 64-byte aligned, to the end of the scope."""
+        buffer = tir.decl_buffer((size,), dtype, self.name(name), data_alignment=64)
+        self.emit(tir.AllocBuffer(buffer))
+        return buffer
+
+    def registers(self, count: int, lanes: int, dtype: str) -> list[Any]:
+        """Allocate ``count`` vector registers (one small buffer each)."""
+        return [self.alloc(lanes, dtype, "r") for _ in range(count)]
+
+    def flat_view(self, owner: Any, size: int, dtype: str, alignment: int) -> Any:
+        """Return a 1-D view of the memory of a buffer, or at an address."""
+        view = tir.decl_buffer((size,), dtype, self.name("v"), data_alignment=alignment)
+        data = tir.buffer_data(owner) if is_buffer_var(owner) else owner
+        self.emit(tir.DeclBuffer(view, data=data))
+        return view
+
+    def load(self, buffer: Any, offset: Any, lanes: int = 1, stride: int = 1) -> Any:
+        """Return ``lanes`` elements from ``offset`` on, ``stride`` apart."""
+        return tir.BufferLoad(buffer, [ramp(offset, lanes, stride)])
+
+    def store(self, buffer: Any, value: Any, offset: Any, lanes: int = 1, stride: int = 1) -> None:
+        """Store ``lanes`` elements from ``offset`` on."""
+        self.emit(tir.BufferStore(buffer, value, [ramp(offset, lanes, stride)]))
+
+    def bind(self, value: Any) -> Any:
+        """Name a value so that it is computed once."""
+        if isinstance(value, (int, tir.IntImm, tir.FloatImm, tir.Var)):
+            return value
+        var = tir.Var(self.name("t"), value.ty if hasattr(value, "ty") else value.dtype)
+        self.emit(tir.Bind(var, value))
+        return var
+
+    def jump(self, word: str) -> None:
+        """Leave the innermost loop (``break``) or its iteration (``continue``)."""
+        self.evaluate(tir.break_loop() if word == "break" else tir.continue_loop())
+
+    def evaluate(self, call: Any) -> None:
+        """Append a call whose value is not used."""
+        self.emit(tir.Evaluate(call))
+
+    def define_llvm(self, name: str, text: str) -> None:
+        """Add ``text`` in LLVM IR, which defines ``name``, to the module (once)."""
+        self._llvm[name] = text
+
+    def call_llvm(self, dtype: str, name: str, text: str, *args: Any) -> Any:
+        """Call the function ``name``, which ``text`` defines in LLVM IR, and return its result."""
+        self.define_llvm(name, text)
+        return self.bind(tir.call_extern(dtype, name, *args))
+
+    def name(self, prefix: str) -> str:
+        """Return a new name."""
+        self._count += 1
+        return f"{prefix}{self._count}"
+
+    def finish(self, name: str, params: list[Any]) -> Any:
+        """Return the PrimFunc."""
+        body = sequence(self._scopes[0])
+        if self._llvm:
+            text = tvm.ir.StringImm("\n".join(self._llvm.values()))
+            body = tir.AttrStmt(index(0), "pragma_import_llvm", text, body)
+        if not any(is_buffer_var(p) for p in params):
+            # Scratch memory belongs to a device, which TVM reads off the first tensor.
+            for key, value in (("device_id", 0), ("device_type", CPU)):
+                body = tir.AttrStmt("default", key, index(value), body)
+        func = tir.PrimFunc(params, body)
+        func = func.with_attr("global_symbol", name)
+        return func.with_attr("tirx.noalias", True).with_attr("s_tir", True)
+
+
+def sequence(stmts: list[Any]) -> Any:
+    """Return the statements as one."""
+    if not stmts:
+        return tir.Evaluate(tir.IntImm("int32", 0))
+    return stmts[0] if len(stmts) == 1 else tir.SeqStmt(stmts)
+
+
+def index(value: Any) -> Any:
+    """Return an int32 TIR expression for a Python int or expression."""
+    return tir.IntImm("int32", value) if isinstance(value, int) else value
+
+
+def ramp(offset: Any, lanes: int, stride: int = 1) -> Any:
+    """Return the index (vector) of ``lanes`` elements."""
+    if lanes == 1:
+        return index(offset)
+    base = index(offset)
+    return tir.Ramp(base, typed(stride, str(base.ty)), lanes)
+
+
+def typed(value: Any, dtype: str) -> Any:
+    """Return an int32 index (Python int or TIR) as a value of an integer type."""
+    if str(dtype) == "int32":
+        return index(value)
+    return tir.IntImm(dtype, value) if isinstance(value, int) else tir.Cast(dtype, value)
+
+
+def broadcast(value: Any, lanes: int) -> Any:
+    """Return ``value`` in every lane."""
+    return value if lanes == 1 else tir.Broadcast(value, lanes)
+
+
+def vector_type(dtype: str, lanes: int) -> str:
+    """Return TVM's name of a vector type."""
+    return dtype if lanes == 1 else f"{dtype}x{lanes}"
+
+
+def add(a: Any, b: Any) -> Any:
+    """Return ``a + b`` for indices, folding zero and constants."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a + b
+    if isinstance(a, int) and a == 0:
+        return b
+    if isinstance(b, int) and b == 0:
+        return a
+    return index(a) + index(b)
+
+
+def mul(a: Any, b: Any) -> Any:
+    """Return ``a * b`` for indices, folding zero, one and constants."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a * b
+    for one, other in ((a, b), (b, a)):
+        if isinstance(one, int) and one in (0, 1):
+            return other if one else 0
+    return index(a) * index(b)
+
+
+def minimum(a: Any, b: Any) -> Any:
+    """Return min(a, b) for indices."""
+    if isinstance(a, int) and isinstance(b, int):
+        return min(a, b)
+    return tir.Min(index(a), index(b))
+
+
+def maximum(a: Any, b: Any) -> Any:
+    """Return max(a, b) for indices."""
+    if isinstance(a, int) and isinstance(b, int):
+        return max(a, b)
+    return tir.Max(index(a), index(b))
+
+
+def quotient(a: Any, b: Any) -> Any:
+    """Return a // b for a >= 0, b > 0."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b
+    return a if isinstance(b, int) and b == 1 else tir.truncdiv(index(a), index(b))
+
+
+def remainder(a: Any, b: Any) -> Any:
+    """Return a % b for a >= 0, b > 0."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a % b
+    return 0 if isinstance(b, int) and b == 1 else tir.truncmod(index(a), index(b))
+
+
+def target_of(mcpu: str, opt_level: int = 2) -> Any:
+    """Return TVM's target for a processor family."""
+    return tvm.target.Target({"kind": "llvm", "mcpu": mcpu, "opt-level": opt_level})

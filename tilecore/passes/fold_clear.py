@@ -1,0 +1,76 @@
+"""fold_clear: ``clear(C); for k: gemm(A, B, C)`` becomes ``gemm(..., clear_accum=(k == first))``.
+
+Saves one pass of writes and one of reads over the accumulator. Legal where the loop runs at least
+once, the gemm is a direct statement of the loop body, writes the whole of C, and nothing else in
+the loop touches C.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tilecore.ir.analysis import covers_whole
+from tilecore.ir.expr import Const, Expr, binary, int_value
+from tilecore.ir.nodes import Buffer, Fill, For, Gemm, PrimFunc, Seq, Stmt
+from tilecore.ir.visitor import Rewriter, buffers_of, has_jump
+
+
+def run(func: PrimFunc) -> PrimFunc:
+    """Return the function with foldable clears removed."""
+    return dataclasses.replace(func, body=_Fold().visit(func.body))
+
+
+class _Fold(Rewriter):
+    def visit_seq(self, stmt: Seq) -> Stmt:
+        stmts = [self.visit(s) for s in stmt.stmts]
+        position = 0
+        while position < len(stmts):
+            fill = stmts[position]
+            if isinstance(fill, Fill) and _is_zero(fill.value) and covers_whole(fill.dst):
+                target = _first_use(stmts, position + 1, fill.dst.buffer)
+                folded = target is not None and _fold_into(stmts[target], fill.dst.buffer)
+                if target is not None and folded:
+                    assert isinstance(folded, For)
+                    stmts[target] = folded
+                    del stmts[position]
+                    continue
+            position += 1
+        return dataclasses.replace(stmt, stmts=tuple(stmts))
+
+
+def _is_zero(value: Expr) -> bool:
+    return isinstance(value, Const) and value.value == 0
+
+
+def _first_use(stmts: list[Stmt], start: int, buffer: Buffer) -> int | None:
+    for position in range(start, len(stmts)):
+        if buffer in buffers_of(stmts[position]):
+            return position
+    return None
+
+
+def _fold_into(loop: Stmt, buffer: Buffer) -> For | None:
+    if not isinstance(loop, For):
+        return None
+    first, stop = int_value(loop.start), int_value(loop.stop)
+    forward = (int_value(loop.step) or 0) > 0
+    if first is None or stop is None or stop <= first or not forward or has_jump(loop.body):
+        return None
+    body = loop.body.stmts if isinstance(loop.body, Seq) else (loop.body,)
+    users = [i for i, s in enumerate(body) if buffer in buffers_of(s)]
+    if len(users) != 1:
+        return None
+    gemm = body[users[0]]
+    if not isinstance(gemm, Gemm) or gemm.c.buffer is not buffer or not covers_whole(gemm.c):
+        return None
+    if gemm.a.buffer is buffer or gemm.b.buffer is buffer or int_value_of_bool(gemm.clear_accum):
+        return None
+    is_first = binary("eq", loop.loop_var, first)
+    folded = dataclasses.replace(gemm, clear_accum=binary("or", gemm.clear_accum, is_first))
+    stmts = (*body[: users[0]], folded, *body[users[0] + 1 :])
+    return dataclasses.replace(loop, body=Seq(stmts, loop.body.span))
+
+
+def int_value_of_bool(value: Expr) -> bool:
+    """Return whether a bool expression is the literal True."""
+    return isinstance(value, Const) and bool(value.value)

@@ -1,0 +1,446 @@
+"""serialize_threads: a program written per thread becomes one that a single thread can run.
+
+The body of a launch splits where threads wait for each other: at barriers, exchanges and tile
+operations. What stands between two such points runs for all threads in a loop; what is private to a
+thread (tiles of scope local, values bound by Let) gets one copy per thread. A loop with a barrier
+inside stays outside the thread loops: a barrier is only legal where all threads run it alike. A
+branch with a barrier inside becomes a predicate of everything in it.
+
+Programs need not write the barriers between threads that meet in shared memory: TileLang inserts
+them. So the body splits as well where a tile that all threads share is read after it was written,
+or written after it was read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilecore.errors import ScopeError
+from tilecore.ir import nodes
+from tilecore.ir.analysis import read_buffers, written_buffers
+from tilecore.ir.dtype import DType
+from tilecore.ir.expr import (
+    Expr,
+    Load,
+    Var,
+    as_bool,
+    binary,
+    cast,
+    const,
+    int_value,
+    select,
+    unary,
+)
+from tilecore.ir.nodes import Buffer, PrimFunc, Region, Seq, Stmt
+from tilecore.ir.substitute import Rebuilder
+from tilecore.ir.visitor import Rewriter, has_jump, loads, regions, walk, walk_expr
+
+INLINE_NODES = 32  # a longer pure value is kept per thread instead of being computed again
+WARP = 32
+Predicate = tuple[tuple[Buffer, bool], ...]  # flags per thread, and what they must be
+
+
+def run(func: PrimFunc) -> PrimFunc:
+    """Return the function without thread indices, barriers and exchanges.
+
+    Raises:
+        ScopeError: the number of threads is not known, or private data meets T.Parallel (TC104).
+    """
+    return dataclasses.replace(func, body=_Launches().visit(func.body))
+
+
+class _Launches(Rewriter):
+    def visit_kernellaunch(self, stmt: nodes.KernelLaunch) -> Stmt:
+        if stmt.thread_vars or any(isinstance(s, nodes.Exchange) for s in walk(stmt)):
+            return _Serializer(stmt).launch()
+        return _WithoutSync().rebuild(stmt)
+
+
+class _WithoutSync(Rewriter):
+    """Drops barriers of a program that has one thread per block as far as it can tell."""
+
+    def visit_sync(self, stmt: nodes.Sync) -> Stmt:
+        return Seq((), stmt.span)
+
+
+class _PerThread(Rebuilder):
+    """Rewrites code for thread ``index``: thread indices, private tiles, values kept per thread."""
+
+    def __init__(self, owner: _Serializer, index: Expr) -> None:
+        super().__init__()
+        self.owner, self.index = owner, index
+
+    def expr(self, expr: Expr) -> Expr:
+        if isinstance(expr, Var):
+            return self.owner.value(expr, self.index, self)
+        if isinstance(expr, Load) and expr.buffer in self.owner.private:
+            indices = (self.index, *(self.expr(i) for i in expr.indices))
+            return Load(self.owner.private[expr.buffer], indices, expr.dtype)
+        return super().expr(expr)
+
+    def stmt(self, stmt: Stmt) -> Stmt:
+        if isinstance(stmt, nodes.Store) and stmt.buffer in self.owner.private:
+            indices = (self.index, *(self.expr(i) for i in stmt.indices))
+            buffer = self.owner.private[stmt.buffer]
+            return nodes.Store(buffer, indices, self.expr(stmt.value), stmt.span)
+        if isinstance(stmt, nodes.Let):
+            return self.owner.bind(stmt, self.index, self)
+        if isinstance(stmt, nodes.Atomic) and stmt.prev in self.owner.private:
+            return self.with_previous(stmt, stmt.prev)
+        return super().stmt(stmt)
+
+    def with_previous(self, stmt: nodes.Atomic, prev: Buffer) -> Stmt:
+        """Return an atomic update whose old value goes to this thread's copy of ``prev``."""
+        value = dataclasses.replace(prev)
+        self.owner.allocs.append(nodes.Alloc(value, stmt.span))
+        update = super().stmt(dataclasses.replace(stmt, prev=value))
+        zeros = tuple(const(0) for _ in prev.shape)
+        kept = self.owner.private[prev]
+        old = Load(value, zeros, value.dtype)
+        return Seq((update, nodes.Store(kept, (self.index, *zeros), old, stmt.span)), stmt.span)
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, Region) and value.buffer in self.owner.private:
+            offsets = (self.index, *(self.expr(o) for o in value.offsets))
+            extents = (const(1), *(self.expr(e) for e in value.extents))
+            return Region(self.owner.private[value.buffer], offsets, extents)
+        return super()._value(value)
+
+
+class _Serializer:
+    """Rewrites one launch."""
+
+    def __init__(self, launch: nodes.KernelLaunch) -> None:
+        self.source = launch
+        extents = [int_value(e) for e in launch.threads]
+        if any(e is None for e in extents):
+            raise ScopeError(
+                message="a program written per thread needs a known number of threads",
+                hint="give T.Kernel(..., threads=...) numbers",
+            ).at(launch.span)
+        self.extents = [e for e in extents if e is not None]
+        self.count = math.prod(self.extents)
+        self.thread = Var("thread", const(0).dtype)
+        self.allocs: list[Stmt] = []
+        self.private: dict[Buffer, Buffer] = {
+            s.buffer: self.per_thread(s.buffer)
+            for s in walk(launch)
+            if isinstance(s, nodes.Alloc) and s.buffer.scope == "local"
+        }
+        self.values: dict[Var, Expr | Buffer] = {}  # what a Let is: an expression, or kept
+        self.each = _PerThread(self, self.thread)
+        self.first = _PerThread(self, const(0))
+
+    def launch(self) -> nodes.KernelLaunch:
+        """Return the launch as one thread runs it."""
+        body = self.sequence([self.source.body], ())
+        stmts = (*self.allocs, *body)
+        return dataclasses.replace(
+            self.source, body=Seq(stmts, self.source.span), thread_vars=(), threads=(const(1),)
+        )
+
+    # --- names --------------------------------------------------------------------------------
+
+    def per_thread(self, buffer: Buffer) -> Buffer:
+        """Return (and allocate) a tile with one copy of ``buffer`` per thread."""
+        shape = (const(self.count), *buffer.shape)
+        made = dataclasses.replace(buffer, shape=shape, is_var=False)
+        self.allocs.append(nodes.Alloc(made, buffer.span))
+        return made
+
+    def kept(self, name: str, dtype: Any) -> Buffer:
+        """Return a new tile with one element per thread."""
+        made = Buffer(name, (const(self.count),), DType(dtype), "local", span=self.source.span)
+        self.allocs.append(nodes.Alloc(made, self.source.span))
+        return made
+
+    def value(self, var: Var, index: Expr, rewriter: _PerThread) -> Expr:
+        """Return what ``var`` is for thread ``index``."""
+        axes = [i for i, v in enumerate(self.source.thread_vars) if v is var]
+        if axes:
+            axis = axes[0]
+            inner = math.prod(self.extents[:axis])
+            outermost = axis == len(self.extents) - 1
+            found = binary("floordiv", index, inner) if inner > 1 else index
+            found = found if outermost else binary("mod", found, self.extents[axis])
+            return cast(found, var.dtype)
+        known = self.values.get(var)
+        if isinstance(known, Buffer):
+            return Load(known, (index,), known.dtype)
+        return var if known is None else rewriter.expr(known)
+
+    def bind(self, stmt: nodes.Let, index: Expr, rewriter: _PerThread) -> Stmt:
+        """Return the statement that a Let becomes: none where its value can be repeated."""
+        parts = list(walk_expr(stmt.value))
+        if len(parts) <= INLINE_NODES and not any(isinstance(p, Load) for p in parts):
+            self.values[stmt.var] = stmt.value
+            return Seq((), stmt.span)
+        value = rewriter.expr(stmt.value)
+        known = self.values.get(stmt.var)
+        kept = known if isinstance(known, Buffer) else self.kept(stmt.var.name, stmt.var.dtype)
+        self.values[stmt.var] = kept
+        return nodes.Store(kept, (index,), value, stmt.span)
+
+    # --- splitting ----------------------------------------------------------------------------
+
+    def splits(self, stmt: Stmt) -> bool:
+        """Return whether threads wait for each other anywhere in ``stmt``."""
+        return any(self.is_point(s) for s in walk(stmt)) or (
+            _has_conflict(stmt) and not self.loops_vary(stmt)
+        )
+
+    def loops_vary(self, stmt: Stmt) -> bool:
+        """Return whether threads may run the loops of ``stmt`` a different number of times."""
+        heads = [
+            e
+            for s in walk(stmt)
+            if isinstance(s, (nodes.For, nodes.While))
+            for e in ((s.cond,) if isinstance(s, nodes.While) else (s.start, s.stop, s.step))
+        ]
+        found = (node for e in heads for node in walk_expr(self.each.expr(e)))
+        return any(node is self.thread for node in found)
+
+    def is_point(self, stmt: Stmt) -> bool:
+        """Return whether ``stmt`` itself is done by all threads together."""
+        if isinstance(stmt, (nodes.Sync, nodes.Exchange, nodes.Parallel)):
+            return True
+        if isinstance(stmt, nodes.Alloc):
+            return stmt.buffer.scope != "local"
+        touched = regions(stmt)
+        return bool(touched) and not any(r.buffer in self.private for r in touched)
+
+    def sequence(self, stmts: Sequence[Stmt], predicate: Predicate) -> list[Stmt]:
+        """Return ``stmts`` as thread loops and what stands between them."""
+        done: list[Stmt] = []
+        group: list[Stmt] = []
+        for stmt in _flat(stmts):
+            if isinstance(stmt, nodes.Alloc) and stmt.buffer in self.private:
+                continue
+            is_compound = not isinstance(stmt, (nodes.Store, nodes.Let, nodes.Atomic))
+            if is_compound or _conflict(Seq(tuple(group), stmt.span), stmt):
+                done += self.loop(group, predicate)
+                group = []
+            if is_compound and self.splits(stmt):
+                done += self.point(stmt, predicate)
+            else:
+                group.append(stmt)
+        return done + self.loop(group, predicate)
+
+    def loop(self, group: Sequence[Stmt], predicate: Predicate) -> list[Stmt]:
+        """Return ``group`` run by every thread for which ``predicate`` holds."""
+        made = (self.each.stmt(s) for s in group)
+        body = [s for s in made if not (isinstance(s, Seq) and not s.stmts)]
+        return [self.for_each(body, predicate)] if body else []
+
+    def for_each(self, body: Sequence[Stmt], predicate: Predicate = ()) -> Stmt:
+        """Return a loop over the threads."""
+        span = body[0].span
+        inner: Stmt = Seq(tuple(body), span)
+        if predicate:
+            inner = nodes.If(self.holds(predicate), inner, None, span)
+        zero, one = const(0), const(1)
+        return nodes.For(self.thread, zero, const(self.count), one, "serial", inner, span=span)
+
+    def holds(self, predicate: Predicate) -> Expr:
+        """Return whether the thread of the enclosing loop is active."""
+        terms = []
+        for flags, wanted in predicate:
+            flag = as_bool(Load(flags, (self.thread,), flags.dtype))
+            terms.append(flag if wanted else unary("not", flag))
+        return functools.reduce(lambda a, b: binary("and", a, b), terms)
+
+    def point(self, stmt: Stmt, predicate: Predicate) -> list[Stmt]:
+        """Return a statement with a barrier inside, or one that is a barrier."""
+        match stmt:
+            case nodes.Sync():
+                return []
+            case nodes.Exchange():
+                return self.exchange(stmt, predicate)
+            case nodes.For() | nodes.While() if has_jump(stmt.body):
+                raise ScopeError(
+                    message="`break` or `continue` in a loop in which threads wait for each other",
+                    hint="put what follows under a condition instead",
+                ).at(stmt.span)
+            case nodes.For():
+                start, stop, step = (self.first.expr(e) for e in (stmt.start, stmt.stop, stmt.step))
+                body = Seq(tuple(self.sequence([stmt.body], predicate)), stmt.span)
+                return [dataclasses.replace(stmt, start=start, stop=stop, step=step, body=body)]
+            case nodes.While():
+                body = Seq(tuple(self.sequence([stmt.body], predicate)), stmt.span)
+                return [dataclasses.replace(stmt, cond=self.first.expr(stmt.cond), body=body)]
+            case nodes.If():
+                return self.branch(stmt, predicate)
+            case nodes.Alloc():
+                return [stmt]
+            case _:
+                return self.together(stmt, predicate)
+
+    def branch(self, stmt: nodes.If, predicate: Predicate) -> list[Stmt]:
+        """Return a branch with a barrier inside: as it is where all threads take it alike."""
+        cond = self.each.expr(stmt.cond)
+        bodies: list[tuple[Stmt, bool]] = [(stmt.then_body, True)]
+        if stmt.else_body is not None:
+            bodies.append((stmt.else_body, False))
+        if not any(node is self.thread for node in walk_expr(cond)):
+            made = [Seq(tuple(self.sequence([b], predicate)), stmt.span) for b, _ in bodies]
+            other = made[1] if len(made) > 1 else None
+            return [nodes.If(cond, made[0], other, stmt.span)]
+        flags = self.kept("active", "int32")
+        store = nodes.Store(flags, (self.thread,), cast(cond, "int32"), stmt.span)
+        done: list[Stmt] = [self.for_each([store])]
+        for body, wanted in bodies:
+            done += self.sequence([body], (*predicate, (flags, wanted)))
+        return done
+
+    def together(self, stmt: Stmt, predicate: Predicate) -> list[Stmt]:
+        """Return a tile operation, done once if any thread is active."""
+        if isinstance(stmt, nodes.Parallel):
+            self.check_parallel(stmt)
+        made = self.first.stmt(stmt)
+        if not predicate:
+            return [made]
+        anyone = self.kept("anyone", "int32")
+        zero = (const(0),)
+        clear = nodes.Store(anyone, zero, const(0), stmt.span)
+        mark = nodes.Store(anyone, zero, const(1), stmt.span)
+        cond = as_bool(Load(anyone, zero, anyone.dtype))
+        return [clear, self.for_each([mark], predicate), nodes.If(cond, made, None, stmt.span)]
+
+    def check_parallel(self, stmt: nodes.Parallel) -> None:
+        """Refuse T.Parallel over what every thread has for itself."""
+        for node in walk(stmt):
+            written = isinstance(node, nodes.Store) and node.buffer in self.private
+            indexed = any(
+                load.buffer in self.private and not load.buffer.is_var for load in loads(node)
+            )
+            if written or indexed:
+                raise ScopeError(
+                    message="T.Parallel uses a tile of T.alloc_local in a program that asks for "
+                    "its thread",
+                    hint="loop over it with T.serial or T.vectorized, or make it a fragment",
+                ).at(node.span)
+
+    # --- exchanges ----------------------------------------------------------------------------
+
+    def exchange(self, stmt: nodes.Exchange, predicate: Predicate) -> list[Stmt]:
+        """Return the two thread loops of an exchange: tell, then be told."""
+        width = min(stmt.width or self.count, self.count)
+        value = self.each.expr(stmt.args[0])
+        told = self.kept("told", "int32" if value.dtype == "bool" else value.dtype)
+        stored = cast(value, told.dtype)
+        if predicate:
+            stored = select(self.holds(predicate), stored, _identity(stmt.op, told.dtype))
+        tell = self.for_each([nodes.Store(told, (self.thread,), stored, stmt.span)])
+        dst = self.private[stmt.dst]
+        place = (self.thread, *(const(0) for _ in stmt.dst.shape))
+        base = binary("mul", binary("floordiv", self.thread, width), width)
+        if stmt.op in nodes.SHUFFLES:
+            source = _source_lane(stmt.op, self.thread, base, width, self.each.expr(stmt.args[1]))
+            source = binary("min", source, self.count - 1)
+            store = nodes.Store(dst, place, Load(told, (source,), told.dtype), stmt.span)
+            return [tell, self.for_each([store], predicate)]
+        return [tell, self.for_each(self.combined(stmt, told, dst, place, base, width), predicate)]
+
+    def combined(
+        self, stmt: nodes.Exchange, told: Buffer, dst: Buffer, place: tuple[Expr, ...],
+        base: Expr, width: int,
+    ) -> list[Stmt]:  # fmt: skip
+        """Return the statements by which a thread combines what its group told."""
+        lane = Var("lane", self.thread.dtype)
+        other = Load(told, (binary("add", base, lane),), told.dtype)
+        total = self.kept("combined", "int64" if stmt.op == "ballot" else told.dtype)
+        here = (self.thread,)
+        now = Load(total, here, total.dtype)
+        step = _COMBINE[stmt.op](now, cast(other, total.dtype), lane)
+        start = nodes.Store(total, here, _identity(stmt.op, total.dtype), stmt.span)
+        again = nodes.For(
+            lane, const(0), const(width), const(1), "serial",
+            nodes.Store(total, here, step, stmt.span), span=stmt.span,
+        )  # fmt: skip
+        return [start, again, nodes.Store(dst, place, cast(now, dst.dtype), stmt.span)]
+
+
+def _shared(buffers: Sequence[Buffer]) -> set[Buffer]:
+    return {b.root for b in buffers if b.scope in ("shared", "fragment")}
+
+
+def _conflict(before: Stmt, after: Stmt) -> bool:
+    """Return whether threads must wait between two statements: they meet in a shared tile."""
+    written = _shared(written_buffers(before))
+    later = _shared(written_buffers(after))
+    read = _shared(read_buffers(before))
+    return bool(written & (later | _shared(read_buffers(after))) or read & later)
+
+
+def _has_conflict(stmt: Stmt) -> bool:
+    """Return whether threads must wait for each other inside a loop or branch."""
+    if isinstance(stmt, (nodes.For, nodes.While)):
+        return bool(_shared(written_buffers(stmt.body)) & _shared(read_buffers(stmt.body)))
+    if isinstance(stmt, nodes.If):
+        bodies = [b for b in (stmt.then_body, stmt.else_body) if b is not None]
+        return any(_sequence_conflicts(_flat([body])) for body in bodies)
+    return False
+
+
+def _sequence_conflicts(stmts: Sequence[Stmt]) -> bool:
+    if any(_has_conflict(s) for s in stmts):
+        return True
+    return any(
+        _conflict(Seq(tuple(stmts[:i]), stmts[i].span), stmts[i]) for i in range(1, len(stmts))
+    )
+
+
+def _flat(stmts: Sequence[Stmt]) -> list[Stmt]:
+    found: list[Stmt] = []
+    for stmt in stmts:
+        found += _flat(stmt.stmts) if isinstance(stmt, Seq) else [stmt]
+    return found
+
+
+def _source_lane(op: str, thread: Expr, base: Expr, width: int, given: Expr) -> Expr:
+    """Return the thread that a shuffle reads; the own one outside the group."""
+    given = cast(given, thread.dtype)
+    lane = binary("mod", thread, width)
+    if op == "shfl":
+        return binary("add", base, binary("mod", given, width))
+    op_name = {"shfl_xor": "bitxor", "shfl_up": "sub", "shfl_down": "add"}[op]
+    source = binary(op_name, lane, given)
+    inside = binary("and", binary("ge", source, 0), binary("lt", source, width))
+    return binary("add", base, select(inside, source, lane))
+
+
+def _identity(op: str, dtype: Any) -> Expr:
+    """Return the value that changes nothing, in a group's combination."""
+    if op in ("max", "min"):
+        kind = dtype.numpy
+        low, high = (-math.inf, math.inf) if dtype.is_float else _integer_limits(kind)
+        return const(low if op == "max" else high, dtype)
+    return const({"all": 1, "bitand": -1}.get(op, 0), dtype)
+
+
+def _integer_limits(kind: np.dtype[Any]) -> tuple[int, int]:
+    info = np.iinfo(kind)
+    return int(info.min), int(info.max)
+
+
+_Combine = Callable[[Expr, Expr, Expr], Expr]
+_COMBINE: dict[str, _Combine] = {
+    "sum": lambda a, b, _: binary("add", a, b),
+    "count": lambda a, b, _: binary("add", a, b),
+    "max": lambda a, b, _: binary("max", a, b),
+    "min": lambda a, b, _: binary("min", a, b),
+    "bitand": lambda a, b, _: binary("bitand", a, b),
+    "all": lambda a, b, _: binary("bitand", a, b),
+    "bitor": lambda a, b, _: binary("bitor", a, b),
+    "any": lambda a, b, _: binary("bitor", a, b),
+    "bitxor": lambda a, b, _: binary("bitxor", a, b),
+    "ballot": lambda a, b, lane: binary(
+        "bitor", a, binary("shl", b, cast(lane, b.dtype))
+    ),
+}  # fmt: skip

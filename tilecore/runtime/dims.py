@@ -1,0 +1,122 @@
+"""Dimensions of a call: values of the names in parameter shapes, read off the actual arguments."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tilecore.artifact import ParameterSpec
+from tilecore.errors import ArgumentError
+from tilecore.runtime.tensor import view
+
+_OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.LShift: operator.lshift,
+    ast.RShift: operator.rshift, ast.BitAnd: operator.and_, ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
+}  # fmt: skip
+_FUNCTIONS: Mapping[str, Callable[..., int]] = {"min": min, "max": max, "int32": int, "int64": int}
+
+
+@functools.lru_cache(maxsize=4096)
+def _parse(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+def evaluate(extent: int | str, values: Mapping[str, int]) -> int:
+    """Return the value of an extent: a number, a name, or an expression of names."""
+    return extent if isinstance(extent, int) else _value(_parse(extent), values)
+
+
+def _value(node: ast.expr, values: Mapping[str, int]) -> int:
+    match node:
+        case ast.Constant(value=int(number)):
+            return number
+        case ast.Name(id=name):
+            return values[name]
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value(operand, values)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_value(left, values), _value(right, values))
+        case ast.Call(func=ast.Name(id=name), args=args) if name in _FUNCTIONS:
+            return _FUNCTIONS[name](*(_value(a, values) for a in args))
+        case _:
+            raise ValueError(f"no extent: {ast.unparse(node)}")
+
+
+def bind(parameters: Sequence[ParameterSpec], arguments: Sequence[Any]) -> dict[str, int]:
+    """Return the value of each dimension.
+
+    Args:
+        parameters: the parameters of a kernel.
+        arguments: one per parameter, None for outputs that are still to be made.
+
+    Raises:
+        ArgumentError: a rank differs, or two tensors disagree about a dimension (TC402).
+    """
+    values: dict[str, int] = {}
+    origin: dict[str, str] = {}
+    linear: list[tuple[str, int]] = []
+    for spec, argument in zip(parameters, arguments, strict=True):
+        if spec.kind == "scalar" and argument is not None and "float" not in spec.dtype:
+            values[spec.name], origin[spec.name] = int(argument), "the scalar argument"
+    for position, (spec, argument) in enumerate(zip(parameters, arguments, strict=True)):
+        found = None if spec.kind != "tensor" or argument is None else view(argument)
+        if found is None or spec.is_static:
+            continue
+        if len(found.shape) != len(spec.shape):
+            raise ArgumentError(
+                position=position,
+                name=spec.name,
+                expected=f"rank {len(spec.shape)} (shape {show(spec.shape)})",
+                found=f"rank {len(found.shape)}",
+            )
+        actual = (*found.shape, *found.strides)
+        for axis, name in enumerate((*spec.shape, *(spec.strides or ()))):
+            if isinstance(name, int):
+                continue
+            if not name.isidentifier():
+                linear.append((name, actual[axis]))
+                continue
+            if values.setdefault(name, actual[axis]) != actual[axis]:
+                raise ArgumentError(
+                    position=position,
+                    name=spec.name,
+                    expected=f"{name} = {values[name]}, as in {origin[name]}",
+                    found=f"{name} = {actual[axis]} (shape {found.shape})",
+                )
+            origin.setdefault(name, f"`{spec.name}`")
+    for text, size in linear:
+        _solve(text, size, values)
+    return values
+
+
+def _solve(text: str, size: int, values: dict[str, int]) -> None:
+    """Give the only unknown name of a linear expression the value that makes it ``size``."""
+    unknown = _names(text) - values.keys()
+    if len(unknown) != 1:
+        return
+    (name,) = unknown
+    at = [evaluate(text, {**values, name: n}) for n in (0, 1, 2)]
+    factor = at[1] - at[0]
+    if factor > 0 and at[2] - at[1] == factor:
+        values[name] = (size - at[0]) // factor
+
+
+def missing(spec: ParameterSpec, values: Mapping[str, int]) -> list[str]:
+    """Return the names in the shape of a parameter that have no value."""
+    texts = [e for e in spec.shape if isinstance(e, str)]
+    return sorted({n for t in texts for n in _names(t)} - values.keys())
+
+
+def _names(text: str) -> set[str]:
+    names = {n.id for n in ast.walk(_parse(text)) if isinstance(n, ast.Name)}
+    return names - _FUNCTIONS.keys()
+
+
+def show(shape: Sequence[int | str]) -> str:
+    """Return a shape as people write it."""
+    return "(" + ", ".join(str(e) for e in shape) + ("," if len(shape) == 1 else "") + ")"

@@ -1,0 +1,178 @@
+"""LoadedKernel: checked, zero-copy calls."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tilecore.artifact import Artifact, ParameterSpec
+from tilecore.assertion import parse_failure
+from tilecore.errors import AliasError, ArgumentError, ArtifactError, UnknownTarget
+from tilecore.runtime import dims
+from tilecore.runtime.library import load_library
+from tilecore.runtime.tensor import TensorView, view
+from tilecore.target import AVX2, AVX512, cpu_target
+
+_ISA_ORDER = (AVX2.isa, AVX512.isa)
+
+
+class LoadedKernel:
+    """A compiled kernel in this process; call it with all arguments in parameter order."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        _check_isa(artifact)
+        self.artifact = artifact
+        self.parameters = artifact.manifest.parameters
+        self._module, self._function = load_library(artifact.library, artifact.manifest.entry)
+
+    def __call__(self, *arguments: Any) -> None:
+        """Run the kernel; output tensors are written in place.
+
+        Raises:
+            ArgumentError: wrong number of arguments, a scalar of the wrong type, or a tensor of the
+                wrong device, dtype, rank, shape, strides or alignment (TC402).
+            AliasError: a written tensor shares memory with another one (TC403).
+            AssertionFailed: a condition that the program asserts does not hold (TC404).
+        """
+        self.unchecked(*check(self.parameters, arguments))
+
+    def unchecked(self, *tensors: Any) -> None:
+        """Run the kernel with tensors that ``check`` has accepted before (for timing loops).
+
+        Raises:
+            AssertionFailed: a condition that the program asserts does not hold (TC404).
+        """
+        try:
+            self._function(*tensors)
+        except RuntimeError as error:
+            failed = parse_failure(str(error))
+            if failed is None:
+                raise
+            raise failed from None
+
+
+def check(parameters: Sequence[ParameterSpec], arguments: Sequence[Any]) -> list[Any]:
+    """Return the arguments as the kernel takes them, or raise (see LoadedKernel.__call__)."""
+    if len(arguments) != len(parameters):
+        names = ", ".join(p.name for p in parameters)
+        is_plain = all(p.kind == "tensor" for p in parameters)
+        raise ArgumentError(
+            position=min(len(arguments), len(parameters)),
+            name=names,
+            expected=f"{len(parameters)} {'tensors' if is_plain else 'arguments'}",
+            found=len(arguments),
+        )
+    scalars = {
+        position: _scalar(position, spec, arguments[position])
+        for position, spec in enumerate(parameters)
+        if spec.kind != "tensor"
+    }
+    given = [scalars.get(position, argument) for position, argument in enumerate(arguments)]
+    is_static = all(p.is_static for p in parameters)
+    values: Mapping[str, int] = {} if is_static else dims.bind(parameters, given)
+    tensors = [(i, p) for i, p in enumerate(parameters) if p.kind == "tensor"]
+    views = [_checked(i, spec, arguments[i], values) for i, spec in tensors]
+    _check_aliases([spec for _, spec in tensors], views)
+    for (position, _), found in zip(tensors, views, strict=True):
+        given[position] = found.handle
+    return given
+
+
+def _scalar(position: int, spec: ParameterSpec, argument: Any) -> Any:
+    """Return a scalar argument as an int, float or bool; a pointer as an address."""
+
+    def fail(expected: str, found: object) -> ArgumentError:
+        return ArgumentError(position=position, name=spec.name, expected=expected, found=found)
+
+    found = view(argument) if getattr(argument, "ndim", 0) else None
+    if spec.kind == "pointer":
+        if found is not None:
+            return found.address
+        if not isinstance(argument, int):
+            raise fail("a tensor or an address", type(argument).__name__)
+        return argument
+    try:
+        if spec.dtype == "bool":
+            return bool(argument)
+        if "float" in spec.dtype:
+            return float(argument)
+        number = operator.index(argument)
+    except (TypeError, ValueError) as error:
+        raise fail(f"a number ({spec.dtype})", repr(argument)) from error
+    signed = not spec.dtype.startswith("u")
+    bits = int(spec.dtype.removeprefix("u").removeprefix("int"))
+    low = -(1 << (bits - 1)) if signed else 0
+    if not low <= number < low + (1 << bits):
+        raise fail(f"a value of type {spec.dtype}", number)
+    return number
+
+
+def _checked(
+    position: int, spec: ParameterSpec, tensor: Any, values: Mapping[str, int]
+) -> TensorView:
+    found = view(tensor)
+
+    def fail(expected: str, actual: str, hint: str = "") -> ArgumentError:
+        return ArgumentError(
+            position=position, name=spec.name, expected=expected, found=actual, hint=hint
+        )
+
+    if found is None:
+        raise fail("a torch.Tensor or numpy.ndarray", type(tensor).__name__)
+    if found.device != "cpu":
+        raise fail("a tensor on the cpu", f"one on {found.device}", "move it with .cpu()")
+    if found.dtype != spec.dtype:
+        raise fail(f"dtype {spec.dtype}", found.dtype)
+    shape = spec.shape
+    if len(found.shape) != len(shape):
+        raise fail(f"rank {len(shape)} (shape {dims.show(shape)})", f"rank {len(found.shape)}")
+    if not spec.is_static:
+        shape = tuple(dims.evaluate(e, values) for e in shape)
+    if found.shape != shape:
+        written = "" if shape == spec.shape else f" = {dims.show(spec.shape)}"
+        raise fail(f"shape {shape}{written}", f"shape {found.shape}")
+    if spec.strides is not None:
+        _check_strides(spec, found, values, fail)
+    elif not found.is_contiguous:
+        raise fail("contiguous row-major strides", f"strides {found.strides}", "call .contiguous()")
+    if found.address % found.itemsize:
+        raise fail(f"memory aligned to {found.itemsize} bytes", f"address {found.address:#x}")
+    if spec.is_written and found.is_readonly:
+        raise fail("a writable tensor", "a read-only one")
+    return found
+
+
+def _check_strides(
+    spec: ParameterSpec, found: TensorView, values: Mapping[str, int], fail: Any
+) -> None:
+    """Check strides, but for axes of extent 1, whose stride has no meaning."""
+    expected = tuple(dims.evaluate(e, values) for e in spec.strides or ())
+    axes = zip(expected, found.strides, found.shape, strict=True)
+    if any(want != have for want, have, extent in axes if extent > 1):
+        raise fail(f"strides {expected} = {dims.show(spec.strides or ())}", f"{found.strides}")
+
+
+def _check_aliases(parameters: Sequence[ParameterSpec], views: Sequence[TensorView]) -> None:
+    for i, (spec, one) in enumerate(zip(parameters, views, strict=True)):
+        if not spec.is_written:
+            continue
+        for j, (other_spec, other) in enumerate(zip(parameters, views, strict=True)):
+            overlap = one.address < other.end and other.address < one.end
+            if i != j and overlap and one.size_bytes and other.size_bytes:
+                raise AliasError(first=spec.name, second=other_spec.name, written=spec.name)
+
+
+def _check_isa(artifact: Artifact) -> None:
+    needed = artifact.manifest.isa
+    try:
+        have = cpu_target().isa
+    except UnknownTarget:
+        have = "none"
+    supported = _ISA_ORDER[: _ISA_ORDER.index(have) + 1] if have in _ISA_ORDER else ()
+    if needed not in supported:
+        raise ArtifactError(
+            path=artifact.path,
+            reason=f"compiled for {needed}, this machine has {have}",
+            hint="compile it here, or for target avx2",
+        )
