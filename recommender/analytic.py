@@ -1,0 +1,171 @@
+"""The analytic model: predicted time with no measurement at all, in terms that people can read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from recommender.cpu_choices import Columns, Tiling, tiling
+from recommender.cpu_model import DEFAULT_CONSTANTS, CpuConstants, core_terms
+from recommender.hardware import HardwareProfile
+from recommender.space import SearchSpace
+from tilecore.graph import TileGraph, evaluate
+
+ADVICE = {
+    "fma": "at the arithmetic limit of the cores: only fewer operations would help",
+    "loads": "operand loads outnumber FMAs: use a squarer register tile (micro_m, micro_n)",
+    "latency": "too few accumulators to hide the FMA latency: enlarge micro_m * micro_n",
+    "l2": "operands stream from L2: a smaller block_K keeps the panel of B in L1",
+    "l3": "operands stream from beyond L2: enlarge block_M (reuse of B) or shrink block_K",
+    "calls": "many short micro-kernel runs: enlarge block_K",
+    "update_c": "C is loaded and stored often: enlarge block_K",
+    "pack_a": "copying A per block: enlarge block_N, or pack_a=none",
+    "pack_b": "packing B in every block: enlarge block_M, or pack_b=grid",
+    "pack_b_once": "packing B once costs as much as the product: pack_b=block for few rows",
+    "imbalance": "cores wait for the last block: use smaller blocks",
+    "launch": "the call itself: batch several problems into one call",
+    "memory": "memory bandwidth: the problem moves more bytes than it computes with",
+    "work": "scalar and vector arithmetic",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The predicted time of one config and where it goes (seconds, on all threads)."""
+
+    time_s: float
+    terms_s: Mapping[str, float]
+    bound_by: str
+    work_flop: float
+    threads: int
+
+    def explain(self) -> str:
+        """Return what bounds the config, each term's share, and what to change."""
+        shares = sorted(self.terms_s.items(), key=lambda item: -item[1])
+        parts = [f"{name} {s / self.time_s:.0%}" for name, s in shares if s >= 0.01 * self.time_s]
+        rate = self.work_flop / self.time_s / 1e9
+        return (
+            f"{self.time_s * 1e6:.1f} us predicted on {self.threads} thread(s), {rate:.1f} GFLOP/s;"
+            f" bound by {self.bound_by}: {ADVICE[self.bound_by]} ({', '.join(parts)})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """Predicted times of many configs; every array has one entry per config.
+
+    ``terms_s`` add up to ``time_s``; the micro-kernel's time counts under what bounds it.
+    """
+
+    time_s: np.ndarray
+    terms_s: Mapping[str, np.ndarray]
+    resources_s: Mapping[str, np.ndarray]  # time each resource alone would need
+    tiling: Tiling | None
+    work_flop: float
+    threads: int
+
+    @property
+    def bound_by(self) -> np.ndarray:
+        """Name of the largest term of every config."""
+        names = np.array(list(self.terms_s))
+        found: np.ndarray = names[np.argmax(np.stack(list(self.terms_s.values())), axis=0)]
+        return found
+
+    def at(self, row: int) -> Estimate:
+        """Return the estimate of one config."""
+        terms = {name: float(s[row]) for name, s in self.terms_s.items() if s[row] > 0}
+        bound = max(terms, key=lambda name: terms[name])
+        return Estimate(float(self.time_s[row]), terms, bound, self.work_flop, self.threads)
+
+
+def estimate(
+    space: SearchSpace,
+    columns: Columns | None = None,
+    *,
+    threads: int = 0,
+    constants: CpuConstants = DEFAULT_CONSTANTS,
+) -> Estimates:
+    """Return predicted times of all candidates of ``space``, or of the configs in ``columns``.
+
+    Args:
+        space: program, problem and device.
+        columns: knob values per config, as ``SearchSpace.table`` makes them.
+        threads: cores used (0: all of the device).
+        constants: properties of the generated code.
+    """
+    hardware = space.hardware
+    cores = min(threads or hardware.cores, hardware.cores)
+    chosen = space.columns if columns is None else columns
+    work = space.definition.work_flop(space.problem)
+    if space.site is None or space.site.a.source is None or space.site.b.source is None:
+        return _roofline(space.graph, chosen, hardware, cores, work)
+    t = tiling(space.site, chosen, hardware)
+    core = core_terms(t, space.site, hardware, constants)
+    launches_per_tile = np.maximum(
+        1.0, np.broadcast_to(evaluate(space.site.launch.blocks, chosen), t.blocks.shape) / t.blocks
+    )
+    blocks = t.blocks * launches_per_tile
+    alone = core.kernel + core.calls + core.update_c + core.pack_a + core.pack_b
+    spread = _largest_share(blocks, cores)
+    bandwidth_loss = _bandwidth_loss(hardware, cores)
+    resources = {
+        "fma": core.fma, "loads": core.loads, "latency": core.latency,
+        "l2": core.l2, "l3": core.l3 * bandwidth_loss,
+    }  # fmt: skip
+    names, slowest = list(resources), np.argmax(np.stack(list(resources.values())), axis=0)
+    kernel = {n: np.where(slowest == i, core.kernel, 0.0) / cores for i, n in enumerate(names)}
+    terms = {
+        **kernel,
+        "calls": core.calls / cores,
+        "update_c": core.update_c / cores,
+        "pack_a": core.pack_a / cores,
+        "pack_b": core.pack_b / cores,
+        "pack_b_once": core.pack_b_once / cores,
+        "imbalance": alone * (spread - 1.0 / cores),
+        "launch": np.full(len(blocks), hardware.launch_s)
+        * (1 + t.is_b_hoisted) * (1.0 if cores > 1 else 0.2),
+    }  # fmt: skip
+    time_s = np.add.reduce(list(terms.values()))
+    return Estimates(time_s, terms, resources, t, work, cores)
+
+
+def _largest_share(blocks: np.ndarray, cores: int) -> np.ndarray:
+    """Return the share of all blocks that the busiest core runs (static contiguous chunks)."""
+    share: np.ndarray = np.ceil(blocks / cores) / blocks
+    return share
+
+
+def _bandwidth_loss(hardware: HardwareProfile, cores: int) -> float:
+    """Return by how much a core's bandwidth shrinks when ``cores`` of them share the memory."""
+    wanted = cores * hardware.core_bandwidth_bytes_per_s
+    return max(1.0, wanted / hardware.bandwidth_bytes_per_s)
+
+
+def _roofline(
+    graph: TileGraph, columns: Columns, hardware: HardwareProfile, cores: int, work_flop: float
+) -> Estimates:
+    """Return the larger of bytes / bandwidth and work / rate: programs without a gemm."""
+    count = len(next(iter(columns.values())))
+
+    def column(values: np.ndarray) -> np.ndarray:
+        return np.broadcast_to(values, (count,)).astype(np.float64)
+
+    rate = max(hardware.peak_flop_per_s.values(), default=32e9) * cores
+    bandwidth = min(cores * hardware.core_bandwidth_bytes_per_s, hardware.bandwidth_bytes_per_s)
+    moved = column(evaluate(graph.read_bytes, columns) + evaluate(graph.write_bytes, columns))
+    # a polynomial of about 10 FMA per special function (shared/research/cpu-lowering.md section 4)
+    operations = (
+        evaluate(graph.work("fma"), columns)
+        + evaluate(graph.work("elementwise"), columns)
+        + 20 * evaluate(graph.work("special"), columns)
+    )
+    memory, work = moved / bandwidth, column(operations) / (0.5 * rate)
+    terms = {
+        "memory": np.where(memory >= work, memory, 0.0),
+        "work": np.where(memory < work, work, 0.0),
+        "launch": np.full(count, hardware.launch_s),
+    }
+    time_s = np.add.reduce(list(terms.values()))
+    return Estimates(time_s, terms, {"memory": memory, "work": work}, None, work_flop, cores)

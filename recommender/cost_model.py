@@ -1,0 +1,190 @@
+"""CostModel: what measurements add to the analytic model. The only file that knows XGBoost."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xgboost
+
+from recommender.errors import InvalidModel, NotEnoughMeasurements
+
+FORMAT = 1
+MIN_ROWS = 8
+MAX_BLOB_BYTES = 64 << 20
+EXACT_ROWS = 1000  # up to here exact splits are as fast as histograms, and better
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Factors on the analytic time: expected, and the ends of the interval that holds 80 %."""
+
+    factor: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CostModel:
+    """Gradient-boosted trees for ``log(measured time / analytic time)``.
+
+    Attributes:
+        feature_schema: version of the features it was trained with.
+        spread: 10 % and 90 % quantiles of the residual on rows it was not trained on.
+        rows: number of measurements behind it.
+    """
+
+    booster: Any
+    feature_schema: str
+    spread: tuple[float, float]
+    rows: int
+
+    @classmethod
+    def fit(
+        cls,
+        features: np.ndarray,
+        log_ratio: np.ndarray,
+        groups: np.ndarray,
+        *,
+        feature_schema: str,
+        seed: int = 0,
+        rounds: int = 120,
+        with_interval: bool = True,
+    ) -> CostModel:
+        """Return a model of ``log_ratio`` (measured over analytic time).
+
+        Args:
+            features: one row per measurement.
+            log_ratio: natural logarithm of measured over analytic time.
+            groups: workload of every row; the interval comes from rows of held-out workloads, or
+                of held-out rows where there is only one.
+            feature_schema: version of the features.
+            seed: of the row and column sampling.
+            rounds: number of trees.
+            with_interval: False leaves the interval empty, which saves three trainings.
+
+        Raises:
+            NotEnoughMeasurements: fewer than MIN_ROWS rows (RC606).
+        """
+        if len(log_ratio) < MIN_ROWS:
+            raise NotEnoughMeasurements(
+                expected=f"{MIN_ROWS} measurements", found=str(len(log_ratio))
+            )
+        spread = (0.0, 0.0)
+        if with_interval:
+            spread = _held_out_spread(features, log_ratio, groups, seed, max(20, rounds // 2))
+        booster = _train(features, log_ratio, seed, rounds)
+        return cls(booster, feature_schema, spread, len(log_ratio))
+
+    def predict(self, features: np.ndarray) -> Prediction:
+        """Return factors on the analytic time for every row of ``features``."""
+        log_ratio = self.booster.inplace_predict(features).astype(np.float64)
+        low, high = self.spread
+        return Prediction(np.exp(log_ratio), np.exp(log_ratio + low), np.exp(log_ratio + high))
+
+    def to_bytes(self) -> bytes:
+        """Return the model as checked JSON bytes."""
+        raw = bytes(self.booster.save_raw("json"))
+        envelope = {
+            "format": FORMAT,
+            "feature_schema": self.feature_schema,
+            "spread": list(self.spread),
+            "rows": self.rows,
+            "sha256": hashlib.sha256(raw).hexdigest(),
+            "booster": base64.b64encode(raw).decode(),
+        }
+        return json.dumps(envelope, sort_keys=True).encode()
+
+    @classmethod
+    def from_bytes(cls, blob: bytes, *, feature_schema: str) -> CostModel:
+        """Return the model in ``blob``.
+
+        XGBoost crashes on damaged files, so nothing reaches it before hash and structure fit.
+
+        Raises:
+            InvalidModel: damaged, of another format, or for other features (RC604).
+        """
+        envelope = _open_envelope(blob)
+        found = envelope["feature_schema"]
+        if found != feature_schema:
+            raise InvalidModel(expected=f"feature schema {feature_schema}", found=str(found))
+        raw = _checked_booster(envelope)
+        booster = xgboost.Booster({"nthread": 1})
+        booster.load_model(bytearray(raw))
+        low, high = (float(x) for x in envelope["spread"])
+        return cls(booster, feature_schema, (low, high), int(envelope["rows"]))
+
+
+def _open_envelope(blob: bytes) -> dict[str, Any]:
+    expected = f"a cost model of format {FORMAT}"
+    if len(blob) > MAX_BLOB_BYTES:
+        raise InvalidModel(expected=expected, found=f"{len(blob)} bytes")
+    try:
+        envelope = json.loads(blob)
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InvalidModel(expected=expected, found=f"no JSON ({error})") from error
+    wanted = {"format", "feature_schema", "spread", "rows", "sha256", "booster"}
+    if not isinstance(envelope, dict) or set(envelope) != wanted:
+        raise InvalidModel(expected=expected, found="JSON of another structure")
+    if envelope["format"] != FORMAT:
+        raise InvalidModel(expected=expected, found=f"format {envelope['format']}")
+    spread = envelope["spread"]
+    numbers = isinstance(spread, list) and len(spread) == 2
+    if not numbers or not all(isinstance(x, (int, float)) for x in [*spread, envelope["rows"]]):
+        raise InvalidModel(expected="two numbers as spread", found=repr(spread))
+    return envelope
+
+
+def _checked_booster(envelope: dict[str, Any]) -> bytes:
+    try:
+        raw = base64.b64decode(envelope["booster"], validate=True)
+    except (TypeError, ValueError, binascii.Error) as error:
+        raise InvalidModel(expected="base64 text as booster", found=str(error)) from error
+    digest = hashlib.sha256(raw).hexdigest()
+    if digest != envelope["sha256"]:
+        raise InvalidModel(expected=f"booster with sha256 {envelope['sha256']}", found=digest)
+    return raw
+
+
+def _train(features: np.ndarray, target: np.ndarray, seed: int, rounds: int) -> Any:
+    options = {
+        "objective": "reg:pseudohubererror",  # outliers of noisy machines weigh less
+        "huber_slope": 1.0,
+        "base_score": float(np.median(target)),
+        "max_depth": 5,
+        "eta": 0.15,
+        "subsample": 0.8,
+        "min_child_weight": 1.0,
+        "lambda": 1.0,
+        "tree_method": "exact" if len(target) <= EXACT_ROWS else "hist",
+        "nthread": 1,  # two threads beside a busy neighbour cost 24 ms per prediction
+        "seed": seed,
+        "verbosity": 0,
+    }
+    matrix = xgboost.DMatrix(features, label=target, nthread=1)
+    return xgboost.train(options, matrix, num_boost_round=rounds)
+
+
+def _held_out_spread(
+    features: np.ndarray, target: np.ndarray, groups: np.ndarray, seed: int, rounds: int
+) -> tuple[float, float]:
+    """Return the 10 % and 90 % quantiles of the error on folds that were left out."""
+    names = np.unique(groups)
+    rng = np.random.default_rng(seed)
+    if len(names) > 1:
+        fold_of = dict(zip(names.tolist(), (rng.permutation(len(names)) % 3).tolist(), strict=True))
+        folds = np.array([fold_of[g] for g in groups.tolist()])
+    else:
+        folds = rng.permutation(len(target)) % 3
+    errors = []
+    for fold in np.unique(folds):
+        train = folds != fold
+        booster = _train(features[train], target[train], seed, rounds)
+        errors.append(target[~train] - booster.inplace_predict(features[~train]))
+    low, high = np.quantile(np.concatenate(errors), [0.1, 0.9])
+    return float(min(low, 0.0)), float(max(high, 0.0))

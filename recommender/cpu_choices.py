@@ -1,0 +1,132 @@
+"""What the CPU lowering uses where a config leaves a choice open, and tile counts that follow.
+
+Mirrors ``tilecore.inference.cpu``: micro_n = 0 means 2 vectors, micro_m = 0 the most rows that stay
+in registers, pack "auto" means A per block and B once per call where blocks share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recommender.hardware import HardwareProfile
+from tilecore.graph import Contraction, evaluate
+from tilecore.ir.dtype import DType
+from tilecore.ir.expr import Expr
+
+Columns = Mapping[str, NDArray[Any]]
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """Tile counts of every candidate (arrays of one length) around its main contraction.
+
+    ``m``, ``n``, ``k`` are the extents of the whole problem; ``block_*`` those of one tile.
+    """
+
+    m: float
+    n: float
+    k: float
+    block_m: Floats
+    block_n: Floats
+    block_k: Floats
+    micro_m: Floats
+    micro_n: Floats
+    lanes: int
+    is_a_packed: Mask
+    is_b_hoisted: Mask
+    a_reuse: Floats
+    b_reuse: Floats
+
+    @property
+    def grid_m(self) -> Floats:
+        """Block rows."""
+        return np.ceil(self.m / self.block_m)
+
+    @property
+    def grid_n(self) -> Floats:
+        """Block columns."""
+        return np.ceil(self.n / self.block_n)
+
+    @property
+    def blocks(self) -> Floats:
+        """Blocks in the grid (two-dimensional part)."""
+        return self.grid_m * self.grid_n
+
+    @property
+    def steps(self) -> Floats:
+        """Steps along k."""
+        return np.ceil(self.k / self.block_k)
+
+    @property
+    def panel(self) -> Floats:
+        """Columns of one packed panel of B."""
+        return self.micro_n * self.lanes
+
+    @property
+    def panels(self) -> Floats:
+        """Panels in all block columns, partly filled ones included."""
+        last = self.n - (self.grid_n - 1) * self.block_n
+        full = np.ceil(np.minimum(self.block_n, self.n) / self.panel)
+        return (self.grid_n - 1) * full + np.ceil(last / self.panel)
+
+    @property
+    def row_tiles(self) -> Floats:
+        """Register tiles along m in all block rows; rows beyond the edge are skipped."""
+        last = self.m - (self.grid_m - 1) * self.block_m
+        full = np.ceil(np.minimum(self.block_m, self.m) / self.micro_m)
+        return (self.grid_m - 1) * full + np.ceil(last / self.micro_m)
+
+    @property
+    def rows_per_tile(self) -> Floats:
+        """Average rows of a register tile (tiles of a block are balanced)."""
+        return self.m / self.row_tiles
+
+    @property
+    def depth(self) -> Floats:
+        """Average length of one run of the micro-kernel along k."""
+        return self.k / self.steps
+
+
+def tiling(site: Contraction, columns: Columns, hardware: HardwareProfile) -> Tiling:
+    """Return the tile counts of every candidate in ``columns`` (one value per knob each)."""
+    count = len(next(iter(columns.values())))
+
+    def values(expr: Expr) -> Floats:
+        return np.broadcast_to(evaluate(expr, columns), (count,)).astype(np.float64)
+
+    block_m, block_n, block_k = values(site.m), values(site.n), values(site.k)
+    m, n, k = whole_extents(site)
+    lanes = hardware.vector_bytes // DType(site.accum_dtype).itemsize
+    zeros, autos = np.zeros(count), np.full(count, "auto")
+    micro_n = np.asarray(columns.get("micro_n", zeros), dtype=np.float64)
+    micro_n = np.minimum(np.where(micro_n == 0, 2, micro_n), np.ceil(block_n / lanes))
+    micro_m = np.asarray(columns.get("micro_m", zeros), dtype=np.float64)
+    most = (hardware.vector_registers - micro_n - 1) // micro_n
+    micro_m = np.minimum(np.where(micro_m == 0, most, micro_m), block_m)
+    a_reuse, b_reuse = values(site.a.reuse), values(site.b.reuse)
+    return Tiling(
+        m=m, n=n, k=k, block_m=block_m, block_n=block_n, block_k=block_k,
+        micro_m=micro_m, micro_n=micro_n, lanes=lanes,
+        is_a_packed=columns.get("pack_a", autos) != "none",
+        is_b_hoisted=(columns.get("pack_b", autos) != "block") & (b_reuse > 1),
+        a_reuse=a_reuse, b_reuse=b_reuse,
+    )  # fmt: skip
+
+
+def whole_extents(site: Contraction) -> tuple[float, float, float]:
+    """Return M, N, K of the whole problem from the shapes of the tensors behind the operands."""
+    a, b = site.a.source, site.b.source
+    if a is None or b is None:
+        raise ValueError("a contraction of computed operands has no tensor extents")
+    a_shape = [float(evaluate(e, {})) for e in a.buffer.shape[-2:]]
+    b_shape = [float(evaluate(e, {})) for e in b.buffer.shape[-2:]]
+    m, k = reversed(a_shape) if site.a.is_transposed else a_shape
+    n = b_shape[0] if site.b.is_transposed else b_shape[1]
+    return m, n, k

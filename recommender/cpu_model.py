@@ -1,0 +1,153 @@
+"""Analytic time of a blocked matrix product on a CPU: work and bytes divided by rates.
+
+The time of one core is the sum of what cannot overlap (packing, starting micro-kernels, moving C)
+and of the micro-kernel itself, which is as slow as its slowest resource: FMA ports, load ports, FMA
+latency, or the cache that its operands stream from.
+
+The unit of the micro-kernel's resources is the *slot*: the time one core needs for one vector FMA
+at peak rate; a core that starts p FMAs per cycle has slots of 1/p cycle and, on the machines this
+was built for (Intel AVX-512 and AVX2, AMD Zen), starts one load per slot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from recommender.cpu_choices import Tiling
+from recommender.hardware import HardwareProfile
+from tilecore.graph import Contraction, evaluate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuConstants:
+    """Properties of the generated code and of caches that no profile holds.
+
+    Source: starting from shared/research/cpu-lowering.md sections 3 and 5, checked against
+    measurements by ``benchmarks/calibrate_cpu_model.py`` (AVX-512 Xeon, 2 cores, 2026-11-20), where
+    FMAs on registers reach 208 GFLOP/s per core and the best library GEMM 165.
+    """
+
+    efficiency: float = 0.76  # of FMA peak that a micro-kernel reaches in cache
+    latency_slots: float = 10.0  # independent FMAs in flight needed for full rate
+    call_slots: float = 50.0  # starting and ending one run of the micro-kernel
+    c_vector_slots: float = 3.75  # load and store of one vector of C
+    l2_bytes_per_slot: float = 12.8  # sustained L2 to L1
+    l3_factor: float = 1.5  # L3 rate per core relative to core_bandwidth_bytes_per_s
+    a_copy_bytes_per_slot: float = 4.8  # rows to padded rows
+    b_pack_bytes_per_slot: float = 4.0  # rows to panels
+    b_pack_once_factor: float = 1.0  # time of packing B once relative to packing it in blocks
+    overlap_power: float = 4.0  # p of the p-norm that joins resources used at the same time
+    in_place_start_bytes: float = 1024.0  # lost per row segment read in place from beyond L2
+    l1_ways: float = 8.0  # rows with a stride of 4096 B that L1 holds at once
+
+
+DEFAULT_CONSTANTS = CpuConstants()
+
+
+@dataclass(frozen=True, slots=True)
+class CoreTerms:
+    """Seconds of one thread that runs the whole problem alone, by cause (arrays)."""
+
+    fma: np.ndarray
+    loads: np.ndarray
+    latency: np.ndarray
+    l2: np.ndarray
+    l3: np.ndarray
+    kernel: np.ndarray  # the five above joined
+    calls: np.ndarray
+    update_c: np.ndarray
+    pack_a: np.ndarray
+    pack_b: np.ndarray
+    pack_b_once: np.ndarray
+
+
+def core_terms(
+    t: Tiling, site: Contraction, hardware: HardwareProfile, constants: CpuConstants
+) -> CoreTerms:
+    """Return where the time of one core goes for every candidate of ``t``."""
+    c, size = constants, float(site.accum_dtype.itemsize)
+    slot_s = fma_slot_s(site, hardware)
+    far = hardware.core_bandwidth_bytes_per_s * c.l3_factor
+    runs = t.row_tiles * t.panels * t.steps
+    rows, depth = t.rows_per_tile, t.depth
+    per_k_s = runs * depth * slot_s
+    fma = rows * t.micro_n * per_k_s / c.efficiency
+    loads = (rows + t.micro_n) * per_k_s / c.efficiency
+    latency = c.latency_slots * per_k_s / c.efficiency
+    near, distant = _stream_bytes_per_k(t, site, hardware, constants)
+    l2 = near * per_k_s / c.l2_bytes_per_slot
+    l3 = distant * runs * depth / far
+    kernel = _p_norm((fma, loads, latency, l2, l3), c.overlap_power)
+    a_bytes, b_bytes = t.m * t.k * size, t.k * t.n * size
+    copies = np.where(t.is_a_packed, t.a_reuse, 0)
+    own = np.where(t.is_b_hoisted, 0, t.b_reuse)
+    once = np.where(t.is_b_hoisted, 1.0, 0.0)
+    pack_b_s = b_bytes * (slot_s / c.b_pack_bytes_per_slot)
+    c_tile = t.block_m * t.block_n * size
+    c_far = np.where(c_tile > hardware.l2_bytes / 2, 2 * t.steps, 2.0)
+    return CoreTerms(
+        fma=fma, loads=loads, latency=latency, l2=l2, l3=l3, kernel=kernel,
+        calls=runs * c.call_slots * slot_s,
+        update_c=runs * rows * t.micro_n * c.c_vector_slots * slot_s
+        + t.m * t.n * size * c_far / far,
+        pack_a=a_bytes * (copies * slot_s / c.a_copy_bytes_per_slot),
+        pack_b=pack_b_s * own,
+        pack_b_once=once * (pack_b_s * c.b_pack_once_factor + b_bytes / far),
+    )  # fmt: skip
+
+
+def fma_slot_s(site: Contraction, hardware: HardwareProfile) -> float:
+    """Return the seconds one core needs for one vector FMA of the accumulator's type at peak."""
+    name = str(site.accum_dtype)
+    lanes = hardware.vector_bytes // site.accum_dtype.itemsize
+    peaks = hardware.peak_flop_per_s
+    peak = peaks.get(name) or next(iter(peaks.values()), 32e9)
+    return 2.0 * lanes / peak
+
+
+def _stream_bytes_per_k(
+    t: Tiling, site: Contraction, hardware: HardwareProfile, constants: CpuConstants
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return bytes per step of k of one micro-kernel run that come from L2 and from beyond."""
+    size, line = float(site.accum_dtype.itemsize), 64.0
+    l1, l2 = hardware.l1d_bytes, hardware.l2_bytes
+    panel, a_rows = t.panel * size, t.rows_per_tile * size
+    row_runs = np.maximum(1.0, np.ceil(np.minimum(t.block_m, t.m) / t.micro_m))
+    in_l1 = (panel + a_rows) * t.depth <= 0.8 * l1
+    from_l2 = np.where(in_l1, panel / row_runs, panel) + a_rows
+    stride = row_stride_bytes(site)
+    sets = 4096.0 / np.gcd(int(stride), 4096)
+    clash = ~t.is_a_packed & (t.micro_m > constants.l1_ways * sets)
+    column_walk = ~t.is_a_packed & site.a.is_transposed
+    a_lines = t.rows_per_tile * line
+    from_l2 = from_l2 + np.where(clash, a_lines - a_rows, 0)
+    from_l2 = from_l2 + np.where(column_walk, np.maximum(line - a_rows, 0), 0)
+    a_tile = np.minimum(t.block_m, t.m) * t.depth * size
+    b_tile = np.minimum(t.block_n, t.n) * t.depth * size
+    panel_runs = np.maximum(1.0, np.ceil(np.minimum(t.block_n, t.n) / t.panel))
+    # B from beyond L2: each panel once per block, spread over the row tiles that share it
+    b_stays = ~t.is_b_hoisted & (a_tile + b_tile <= 0.75 * l2)
+    b_far = np.where(b_stays, 0.0, panel / row_runs)
+    # A from beyond L2: once per block if the tile stays there, else once per panel
+    a_stays = a_tile + panel * t.depth <= 0.75 * l2
+    # rows read in place come in short segments far apart, which no prefetcher keeps up with
+    restart = 1.0 + constants.in_place_start_bytes / (t.depth * size)
+    first = np.where(t.is_a_packed, 0.0, a_rows / panel_runs * restart)
+    a_far = np.where(a_stays, first, a_rows)
+    return from_l2, a_far + b_far
+
+
+def row_stride_bytes(site: Contraction) -> float:
+    """Return the distance between rows of the tensor behind operand a."""
+    source = site.a.source
+    assert source is not None
+    return float(evaluate(source.buffer.shape[-1], {})) * source.buffer.dtype.itemsize
+
+
+def _p_norm(terms: tuple[np.ndarray, ...], power: float) -> np.ndarray:
+    largest = np.maximum.reduce(terms)
+    scaled = np.add.reduce([(x / largest) ** power for x in terms])
+    joined: np.ndarray = largest * scaled ** (1.0 / power)
+    return joined

@@ -1,0 +1,49 @@
+"""Errors of the recommender: RC6xx."""
+
+from __future__ import annotations
+
+from tilecore.errors import TileError
+
+
+class UnknownHardware(TileError):
+    """A hardware name that no profile has."""
+
+    code, title = "RC601", "unknown-hardware"
+    template = "expected one of {known}, found {found!r}"
+    default_hint = "profile the machine at hand with `tilecore profile`, or name a known device"
+
+
+class EmptySpace(TileError):
+    """No config of a program is legal for a problem on a device."""
+
+    code, title = "RC602", "empty-space"
+    template = "{kernel} on {hardware}: no legal config; {reason}"
+
+
+class InvalidProfile(TileError):
+    """A hardware profile file does not say what a profile must say."""
+
+    code, title = "RC603", "invalid-profile"
+    template = "{path}: {reason}"
+
+
+class InvalidModel(TileError):
+    """The bytes of a cost model are damaged or of another version."""
+
+    code, title = "RC604", "invalid-model"
+    template = "expected {expected}, found {found}"
+    default_hint = "train it again; the recommender works without a model until then"
+
+
+class UnknownCandidate(TileError):
+    """A config that is not a point of the search space."""
+
+    code, title = "RC605", "unknown-candidate"
+    template = "expected a config of the space of {kernel}, found {config}"
+
+
+class NotEnoughMeasurements(TileError):
+    """Too little was measured to train a cost model."""
+
+    code, title = "RC606", "not-enough-measurements"
+    template = "expected at least {expected}, found {found}"

@@ -1,0 +1,104 @@
+"""HardwareProfile: what a device can do, as numbers with units."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from functools import cache
+from pathlib import Path
+
+from tilecore.tile_config import digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HardwareProfile:
+    """A device: identity, capacities, rates (of the whole device unless named per core).
+
+    ``key`` identifies the kind of device from performance-relevant identity facts (not from the
+    measured rates, which vary a little from run to run).
+    """
+
+    name: str  # "Intel(R) Xeon(R) Processor" or "NVIDIA H200"
+    kind: str  # "cpu" | "cuda" | "rocm"
+    arch: str  # "x86-64-avx512", "x86-64-avx2", "sm_90a", "gfx942"
+    cores: int  # physical cores usable by this process, SMs, CUs
+    vector_bytes: int = 64  # widest vector register
+    vector_registers: int = 32
+    l1d_bytes: int = 32 * 1024  # per core
+    l2_bytes: int = 1024 * 1024  # per core (CPU) or whole device (GPU)
+    l3_bytes: int = 0  # shared
+    peak_flop_per_s: Mapping[str, float] = field(default_factory=dict)  # per core, by dtype (CPU)
+    bandwidth_bytes_per_s: float = 10e9  # memory, all cores
+    core_bandwidth_bytes_per_s: float = 10e9  # memory, one core
+    launch_s: float = 5e-6  # one call including the parallel fork and join
+    features: tuple[str, ...] = ()  # "avx512f", "avx512_bf16", ...
+    source: str = "detected"  # "detected", "measured <date>", or the document
+    aliases: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the JSON form."""
+        return {**asdict(self), "peak_flop_per_s": dict(self.peak_flop_per_s)}
+
+    @property
+    def key(self) -> str:
+        """A stable digest (32 hex digits) of the identity facts."""
+        facts = {
+            "schema": 1,
+            "name": self.name,
+            "kind": self.kind,
+            "arch": self.arch,
+            "cores": self.cores,
+            "l1d_bytes": self.l1d_bytes,
+            "l2_bytes": self.l2_bytes,
+            "features": sorted(self.features),
+        }
+        return digest(facts)
+
+
+PROFILE_FOLDER = Path(__file__).parent / "profiles"
+
+
+def profile_names() -> list[str]:
+    """Return the names of the shipped profiles."""
+    return sorted(path.stem for path in PROFILE_FOLDER.glob("*.toml"))
+
+
+def load_profile(name: str) -> HardwareProfile:
+    """Return the shipped profile with that file name, device name or alias (case-insensitive).
+
+    Raises:
+        UnknownHardware: no profile has the name (RC601).
+        InvalidProfile: the file does not parse or lacks a field (RC603).
+    """
+    from recommender.errors import UnknownHardware
+
+    wanted = name.strip().lower()
+    for stem in profile_names():
+        profile = _read_profile(PROFILE_FOLDER / f"{stem}.toml")
+        if wanted in {stem, profile.name.lower(), *(alias.lower() for alias in profile.aliases)}:
+            return profile
+    raise UnknownHardware(known=", ".join(profile_names()), found=name)
+
+
+@cache
+def _read_profile(path: Path) -> HardwareProfile:
+    from recommender.errors import InvalidProfile
+
+    known = {f.name for f in fields(HardwareProfile)}
+    try:
+        values = tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise InvalidProfile(path=path.name, reason=str(error)) from error
+    sources = values.pop("sources", {})
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise InvalidProfile(path=path.name, reason=f"unknown fields {', '.join(unknown)}")
+    for key, value in values.items():
+        if isinstance(value, list):
+            values[key] = tuple(value)
+    values.setdefault("source", "; ".join(sources.values()))
+    try:
+        return HardwareProfile(**values)
+    except TypeError as error:
+        raise InvalidProfile(path=path.name, reason=str(error)) from error

@@ -1,0 +1,129 @@
+"""Limits of a search space: what a config must keep to run, and what is not worth trying."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from recommender.cpu_choices import Columns, tiling
+from recommender.hardware import HardwareProfile
+from tilecore.graph import Contraction, TileGraph, evaluate
+from tilecore.kernels.definition import KernelDefinition, Knob
+from tilecore.tile_config import KnobValue
+
+LATENCY_BOUND_ACCUMULATORS = 8  # 4 cycles of FMA latency x 2 ports (Intel optimization manual)
+WORKSPACE_BYTES = 64 << 20  # scratch of one block beyond which a launch is refused
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One condition on configs.
+
+    Attributes:
+        knob: the knob to change first.
+        expected: what must hold, with the numbers of this problem and device.
+        holds: columns -> mask.
+        is_hard: a config that breaks it does not run; otherwise it is only not worth trying.
+    """
+
+    knob: str
+    expected: str
+    holds: Callable[[Columns], np.ndarray]
+    is_hard: bool
+
+
+def hard_limits(graph: TileGraph, hardware: HardwareProfile) -> list[Limit]:
+    """Return what every config must keep on ``hardware``; values were checked by value_fault."""
+    registers = hardware.vector_registers
+
+    def fits(c: Columns) -> np.ndarray:
+        rows, vectors = c["micro_m"], c["micro_n"]
+        kept: np.ndarray = (
+            (rows == 0) | (vectors == 0) | (rows * vectors + vectors + 1 <= registers)
+        )
+        return kept
+
+    def scratch(c: Columns) -> np.ndarray:
+        live = [evaluate(e, c) for launch in graph.launches for e in launch.live_bytes.values()]
+        return np.broadcast_to(sum(live) <= WORKSPACE_BYTES, (len(c["micro_m"]),))
+
+    first = next(iter(sorted(k for k in _symbols(graph))), "block_M")
+    return [
+        Limit("micro_m", f"micro_m * micro_n + micro_n + 1 <= {registers} registers", fits, True),
+        Limit(first, f"tiles of one block within {WORKSPACE_BYTES >> 20} MiB", scratch, True),
+    ]
+
+
+def soft_limits(
+    site: Contraction, knobs: Mapping[str, Knob], hardware: HardwareProfile
+) -> list[Limit]:
+    """Return what a config of a matrix product should keep to be worth a measurement."""
+    size, l2 = site.dtype.itemsize, hardware.l2_bytes
+
+    def rule(knob: str, expected: str, test: Callable[..., np.ndarray]) -> Limit:
+        return Limit(knob, expected, lambda c: test(tiling(site, c, hardware), c), False)
+
+    limits = [
+        rule("block_N", "block_N a multiple of micro_n vectors",
+             lambda t, c: t.block_n % t.panel == 0),
+        rule("micro_n", "micro_n vectors within block_N", lambda t, c: c["micro_n"] <= t.micro_n),
+        rule("micro_m", "micro_m <= block_M", lambda t, c: c["micro_m"] <= t.block_m),
+        rule(
+            "micro_m",
+            f"at least {LATENCY_BOUND_ACCUMULATORS} accumulators to hide the FMA latency "
+            "(or all rows of the problem)",
+            lambda t, c: (t.micro_m * t.micro_n >= LATENCY_BOUND_ACCUMULATORS)
+            | (t.micro_m >= t.m),
+        ),
+        rule("block_K", f"a tile of A within the L2 cache ({l2 >> 10} KiB)",
+             lambda t, c: t.block_m * np.minimum(t.block_k, t.k) * size <= l2),
+        rule("block_K", f"a panel of B within half the L2 cache ({l2 >> 11} KiB)",
+             lambda t, c: t.panel * np.minimum(t.block_k, t.k) * size <= l2 / 2),
+        rule("pack_b", "pack_b=block: no two blocks share a tile of B",
+             lambda t, c: (c["pack_b"] != "grid") | (t.b_reuse > 1)),
+    ]  # fmt: skip
+    for extent, knob in (("m", "block_M"), ("n", "block_N"), ("k", "block_K")):
+        if knob in knobs:
+            limits.append(_no_larger_than_needed(site, knobs[knob], extent, hardware))
+    return limits
+
+
+def _no_larger_than_needed(
+    site: Contraction, knob: Knob, extent: str, hardware: HardwareProfile
+) -> Limit:
+    """Return the limit that a block covers the problem with the smallest value that does."""
+    from recommender.cpu_choices import whole_extents
+
+    needed = dict(zip("mnk", whole_extents(site), strict=True))[extent]
+    values = sorted(int(v) for v in knob.values[hardware.kind])
+    largest = next((v for v in values if v >= needed), values[-1])
+    return Limit(
+        knob.name,
+        f"{knob.name} <= {largest} ({extent} = {needed:.0f})",
+        lambda c: c[knob.name] <= largest,
+        False,
+    )
+
+
+def value_fault(definition: KernelDefinition, knob: str, value: KnobValue) -> str:
+    """Return what is expected of a knob's value where ``value`` is not it, else ''."""
+    known = {k.name: k for k in definition.knobs}
+    if knob not in known:
+        return f"one of the knobs {', '.join(sorted(known))}"
+    if isinstance(known[knob].default, str):
+        choices = {str(v) for values in known[knob].values.values() for v in values}
+        choices.add(str(known[knob].default))
+        return "" if value in choices else f"one of {', '.join(sorted(choices))}"
+    lowest, highest = (1, 1 << 16) if known[knob].symbolic else (0, 30)
+    if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
+        return f"an integer from {lowest} to {highest}"
+    return ""
+
+
+def _symbols(graph: TileGraph) -> set[str]:
+    from tilecore.graph import free_vars
+
+    live = [e for launch in graph.launches for e in launch.live_bytes.values()]
+    return {v.name for v in free_vars(*live)}

@@ -1,0 +1,97 @@
+"""Measurement: the record that workers make, the database keeps and the cost model learns from."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+
+from recommender.hardware import HardwareProfile
+from recommender.workload import Workload
+from tilecore.tile_config import TileConfig
+
+
+class MeasureStatus(StrEnum):
+    """What became of a candidate; the set is closed (the database checks it)."""
+
+    OK = "OK"
+    INVALID_CONFIG = "INVALID_CONFIG"
+    COMPILE_ERROR = "COMPILE_ERROR"
+    COMPILE_TIMEOUT = "COMPILE_TIMEOUT"
+    TOOLCHAIN_MISSING = "TOOLCHAIN_MISSING"
+    LAUNCH_ERROR = "LAUNCH_ERROR"
+    RUN_TIMEOUT = "RUN_TIMEOUT"
+    WRONG_RESULT = "WRONG_RESULT"
+    UNSTABLE = "UNSTABLE"
+    WORKER_LOST = "WORKER_LOST"
+
+
+class Protocol(StrEnum):
+    """How the time was taken."""
+
+    SCREEN = "screen"  # one thread, thread CPU time, median of few: ranks candidates
+    CONFIRM = (
+        "confirm"  # all threads asked for, wall clock, interleaved with the incumbent and torch
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Toolchain:
+    """Everything besides the program and the config that can change the generated code."""
+
+    tilecore: str  # digest of tilecore's own source
+    tvm: str
+    llvm: str
+    linker: str = ""
+
+    @property
+    def key(self) -> str:
+        """A stable digest (32 hex digits)."""
+        from tilecore.tile_config import digest
+
+        return digest({"tilecore": self.tilecore, "tvm": self.tvm, "llvm": self.llvm})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """The outcome of one trial: times or a failure, never both.
+
+    ``times_s`` holds every repeat in the order taken (seconds per call),
+    ``reference_times_s`` those of the rival (torch) timed interleaved in the same run, where the
+    protocol asks for it.
+    """
+
+    workload: Workload
+    config: TileConfig
+    hardware: HardwareProfile
+    toolchain: Toolchain
+    program_digest: str  # of the tile IR traced for this config's kernel (kernel version)
+    protocol: Protocol
+    threads: int  # threads actually used
+    status: MeasureStatus
+    times_s: tuple[float, ...] = ()
+    reference_times_s: tuple[float, ...] = ()
+    detail: str = ""  # why it failed: one line to a few kB
+    compile_s: float | None = None
+    max_error: float | None = None  # largest error relative to the tolerance (<= 1 passes)
+    worker: str = ""
+    measured_at: datetime
+    metrics: Mapping[str, float] = field(default_factory=dict)  # resources, clocks, load
+
+    def __post_init__(self) -> None:
+        if (self.status is MeasureStatus.OK) != bool(self.times_s):
+            raise ValueError(f"status {self.status} with {len(self.times_s)} times")
+        if any(not t > 0 for t in self.times_s):
+            raise ValueError(f"times must be positive seconds, found {self.times_s}")
+
+    @property
+    def time_s(self) -> float | None:
+        """The median of the repeats."""
+        return statistics.median(self.times_s) if self.times_s else None
+
+    @property
+    def reference_time_s(self) -> float | None:
+        """The median of the rival's repeats."""
+        return statistics.median(self.reference_times_s) if self.reference_times_s else None

@@ -1,0 +1,82 @@
+"""What the decisions need from the outside: protocols that db and workers implement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol as TypingProtocol
+
+from recommender.hardware import HardwareProfile
+from recommender.measurement import Measurement, Protocol
+from recommender.workload import Workload
+from tilecore.tile_config import TileConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredModel:
+    """A trained cost model as the store keeps it."""
+
+    id: int
+    kernel: str
+    blob: bytes  # XGBoost UBJ/JSON bytes, sha256-checked by the store
+    feature_schema: str
+    metrics: dict[str, float]
+    trained_on: int  # number of measurements
+
+
+class MeasurementStore(TypingProtocol):
+    """Read access to what was measured."""
+
+    def best(
+        self, workload: Workload, hardware_key: str, program_digest: str, toolchain_key: str
+    ) -> Measurement | None:
+        """Return the fastest OK CONFIRM measurement (else SCREEN) of exactly this key."""
+        ...
+
+    def measurements(
+        self,
+        *,
+        kernel: str | None = None,
+        workload_key: str | None = None,
+        hardware_key: str | None = None,
+        protocol: Protocol | None = None,
+        only_ok: bool = False,
+        limit: int = 10_000,
+    ) -> Sequence[Measurement]:
+        """Return measurements, newest first."""
+        ...
+
+    def active_model(self, kernel: str) -> StoredModel | None:
+        """Return the promoted cost model of a kernel."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureRequest:
+    """One candidate to compile, check and time.
+
+    ``token`` is the caller's name for it; results carry it back.
+    """
+
+    token: str
+    workload: Workload
+    config: TileConfig
+    protocol: Protocol
+
+
+class Measurer(TypingProtocol):
+    """Compiles, checks and times candidates. CONFIRM requests of one call are timed interleaved."""
+
+    hardware: HardwareProfile
+
+    def submit(self, requests: Sequence[MeasureRequest]) -> None:
+        """Queue candidates; returns at once."""
+        ...
+
+    def collect(self, timeout_s: float) -> list[tuple[MeasureRequest, Measurement]]:
+        """Return what has finished, waiting up to ``timeout_s`` for the first result."""
+        ...
+
+    def close(self) -> None:
+        """Stop all processes of this measurer."""
+        ...

@@ -1,0 +1,240 @@
+"""recommend(): ranked configs for a workload on a device, at once and with reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from recommender.analytic import estimate
+from recommender.cost_model import CostModel
+from recommender.hardware import HardwareProfile
+from recommender.measurement import Measurement, Protocol
+from recommender.nearest import Neighbour, best_nearby
+from recommender.ports import MeasurementStore
+from recommender.predict import Forecast, active_model, forecast, forecast_config
+from recommender.space import SearchSpace
+from recommender.workload import Workload
+from tilecore.errors import InvalidConfig
+from tilecore.kernels.definition import KernelDefinition
+from tilecore.tile_config import TileConfig
+
+SOURCES = ("measured", "nearest", "predicted", "analytic")
+CLOSE = 1.5  # distance up to which a neighbour's winner goes before the analytic model's choice
+MAX_NEIGHBOURS = 3
+HISTORY = 2_000  # measurements of other workloads looked at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """A config and what is known about it.
+
+    Attributes:
+        source: one of SOURCES.
+        time_s: measured or expected time per call with the workload's threads.
+        interval_s: ends of the interval that holds 80 % of outcomes.
+        distance: 0 for the workload itself, else how far the evidence comes from
+            (``recommender.nearest``).
+        confidence: 0 to 1; falls with distance, width of the interval and staleness.
+        is_stale: the evidence is of another program version or toolchain.
+    """
+
+    config: TileConfig
+    source: str
+    time_s: float
+    interval_s: tuple[float, float]
+    distance: float
+    confidence: float
+    bound_by: str
+    rationale: str
+    is_stale: bool = False
+
+
+def recommend(
+    workload: Workload,
+    definition: KernelDefinition,
+    hardware: HardwareProfile,
+    store: MeasurementStore,
+    *,
+    top_k: int = 5,
+    program_digest: str = "",
+    toolchain_key: str = "",
+    use_exact: bool = True,
+) -> list[Recommendation]:
+    """Return up to ``top_k`` different configs, the one to use first.
+
+    A measurement of exactly this workload, device, program and toolchain answers first. Winners of
+    related workloads and the models' favourites follow; evidence of another program version or
+    toolchain comes after them and is marked.
+
+    Args:
+        workload: what is to be computed.
+        definition: of the workload's kernel.
+        hardware: the device.
+        store: what was measured.
+        top_k: length of the list.
+        program_digest: of the current program (``definition.program_digest``).
+        toolchain_key: of the current toolchain.
+        use_exact: False leaves out what was measured for this workload: the zero-measurement
+            recommendation.
+
+    Raises:
+        EmptySpace: no config of the kernel can run on the device (RC602).
+    """
+    space = SearchSpace.build(definition, dict(workload.problem), hardware)
+    threads = workload.threads or hardware.cores
+    model = active_model(store, definition.name)
+    expected = forecast(space, threads, model)
+    found: list[Recommendation] = []
+    if use_exact:
+        exact = store.best(workload, hardware.key, program_digest, toolchain_key)
+        if exact is not None:
+            found.append(_measured(exact, space, threads))
+    history = store.measurements(kernel=definition.name, only_ok=True, limit=HISTORY)
+    others = [m for m in history if use_exact or m.workload.key != workload.key]
+    nearby = [
+        _nearest(neighbour, space, threads, model)
+        for neighbour in best_nearby(
+            others, workload, hardware,
+            program_digest=program_digest, toolchain_key=toolchain_key,
+        )
+        if not _is_answered(neighbour, found) and _is_legal(neighbour, space)
+    ][:MAX_NEIGHBOURS]  # fmt: skip
+    return _rank(found, nearby, expected, space, threads, top_k)
+
+
+def _rank(
+    measured: Sequence[Recommendation],
+    nearby: Sequence[Recommendation],
+    expected: Forecast,
+    space: SearchSpace,
+    threads: int,
+    top_k: int,
+) -> list[Recommendation]:
+    """Return measured, then the better founded of model and neighbours, then the rest; no twins.
+
+    A promoted cost model has beaten the nearest lookup on held-out workloads, so it goes first; the
+    analytic model has not, so close neighbours go before it.
+    """
+    favourites = list(_favourites(expected, space, threads, top_k))
+    fresh = [r for r in nearby if not r.is_stale]
+    close = [r for r in fresh if r.distance <= CLOSE]
+    far = [r for r in fresh if r.distance > CLOSE]
+    stale = [r for r in nearby if r.is_stale]
+    if expected.source == "predicted":
+        ordered = [*measured, *favourites[:1], *close, *favourites[1:2], *far, *stale]
+    else:
+        ordered = [*measured, *close, *favourites[:2], *far, *stale]
+    unique: dict[TileConfig, Recommendation] = {}
+    for r in [*ordered, *favourites[1:]]:
+        unique.setdefault(r.config, r)
+    return list(unique.values())[:top_k]
+
+
+def _favourites(
+    expected: Forecast, space: SearchSpace, threads: int, count: int
+) -> Iterator[Recommendation]:
+    """Yield the fastest expected configs that differ from each other in two knobs or more."""
+    configs: list[TileConfig] = []
+    for position, row in enumerate(expected.rows.tolist()):
+        config = space.config(row)
+        if any(_differences(config, other) < 2 for other in configs):
+            continue
+        configs.append(config)
+        low, high = float(expected.low_s[position]), float(expected.high_s[position])
+        time_s = float(expected.time_s[position])
+        reason, bound_by = _explain(space, config, threads)
+        yield Recommendation(
+            config=config,
+            source=expected.source,
+            time_s=time_s,
+            interval_s=(low, high),
+            distance=0.0,
+            confidence=_width_confidence(low, high),
+            bound_by=bound_by,
+            rationale=f"fastest of {len(space)} legal configs by the {_MODEL[expected.source]}"
+            f"{'' if position == 0 else f' (rank {position + 1}, different tiling)'}; {reason}",
+        )
+        if len(configs) == count + 1:
+            return
+
+
+_MODEL = {"predicted": "cost model", "analytic": "analytic model"}
+
+
+def _measured(m: Measurement, space: SearchSpace, threads: int) -> Recommendation:
+    assert m.time_s is not None
+    scale = _thread_scale(space, m, threads)
+    times = sorted(t * scale for t in m.times_s)
+    reason, bound_by = _explain(space, m.config, threads)
+    how = f"median of {len(times)} repeats on {m.measured_at:%Y-%m-%d}"
+    if m.protocol is Protocol.SCREEN:
+        how += f", one thread, scaled to {threads}"
+    return Recommendation(
+        config=m.config,
+        source="measured",
+        time_s=m.time_s * scale,
+        interval_s=(times[0], times[-1]),
+        distance=0.0,
+        confidence=0.98 if m.protocol is Protocol.CONFIRM else 0.85,
+        bound_by=bound_by,
+        rationale=f"best measured for exactly this workload: {how}; {reason}",
+    )
+
+
+def _nearest(
+    neighbour: Neighbour, space: SearchSpace, threads: int, model: CostModel | None
+) -> Recommendation:
+    m = neighbour.measurement
+    time_s, low, high = forecast_config(space, m.config, threads, model)
+    reason, bound_by = _explain(space, m.config, threads)
+    confidence = 0.9 / (1.0 + neighbour.distance)
+    where = f"{m.workload}" + (
+        "" if m.hardware.key == space.hardware.key else f" on {m.hardware.name}"
+    )
+    age = "; older program or toolchain" if neighbour.is_stale else ""
+    return Recommendation(
+        config=m.config,
+        source="nearest",
+        time_s=time_s,
+        interval_s=(low, high),
+        distance=neighbour.distance,
+        confidence=confidence * (0.5 if neighbour.is_stale else 1.0),
+        bound_by=bound_by,
+        rationale=f"best measured for {where} (distance {neighbour.distance:.2f}{age}); {reason}",
+        is_stale=neighbour.is_stale,
+    )
+
+
+def _thread_scale(space: SearchSpace, m: Measurement, threads: int) -> float:
+    """Return the predicted ratio of the time with ``threads`` to that of the measured run."""
+    if m.threads == threads:
+        return 1.0
+    columns = space.table([m.config])
+    wanted = estimate(space, columns, threads=threads).time_s[0]
+    return float(wanted / estimate(space, columns, threads=m.threads).time_s[0])
+
+
+def _explain(space: SearchSpace, config: TileConfig, threads: int) -> tuple[str, str]:
+    e = estimate(space, space.table([config]), threads=threads).at(0)
+    return e.explain(), e.bound_by
+
+
+def _is_answered(neighbour: Neighbour, found: Sequence[Recommendation]) -> bool:
+    return any(r.config == neighbour.measurement.config for r in found)
+
+
+def _is_legal(neighbour: Neighbour, space: SearchSpace) -> bool:
+    try:
+        space.check(neighbour.measurement.config)
+    except InvalidConfig:
+        return False
+    return True
+
+
+def _differences(a: TileConfig, b: TileConfig) -> int:
+    return sum(b.get(knob) != value for knob, value in a.items())
+
+
+def _width_confidence(low_s: float, high_s: float) -> float:
+    """Return 0.9 for an interval of no width, 0.45 for a factor of 2."""
+    return 0.9 * low_s / high_s

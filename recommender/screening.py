@@ -1,0 +1,96 @@
+"""Screening: the search part of a tuning session, on rows of the space instead of configs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from recommender.analytic import estimate
+from recommender.features import features
+from recommender.ports import MeasurementStore
+from recommender.predict import active_model
+from recommender.search import Landscape, Observations, Strategy
+from recommender.space import SearchSpace
+from tilecore.tile_config import TileConfig
+
+WORTHWHILE = 0.99  # a trial counts as progress if it takes at most this share of the best time
+
+
+class Screening:
+    """Chooses configs to screen and ranks them by what they promise with all threads.
+
+    SCREEN times are of one thread; what counts is the time with ``threads``, so each is multiplied
+    with the predicted ratio of the two, which knows how blocks spread over cores.
+    """
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        threads: int,
+        store: MeasurementStore,
+        strategy: Strategy,
+        seed: int,
+    ) -> None:
+        self._space, self._strategy, self._seed = space, strategy, seed
+        self._threads = threads
+        whole = estimate(space, threads=threads)
+        alone = estimate(space, threads=1)
+        self._scale = whole.time_s / alone.time_s
+        table = features(space, space.columns, whole)
+        model = active_model(store, space.definition.name)
+        self._model = model
+        factor = model.predict(table).factor if model is not None else 1.0
+        self._landscape = Landscape(whole.time_s * factor, table, self._neighbours)
+        self._seen = Observations()
+        self._times: dict[TileConfig, float] = {}  # with all threads, successful ones
+        self._order: list[float] = []  # best time so far after every told trial
+
+    def expect(self, config: TileConfig) -> None:
+        """Note that ``config`` is being measured."""
+        if self._space.contains(config):
+            self._seen.pending.add(self._space.index(config))
+
+    def tell(self, config: TileConfig, time_s: float | None) -> None:
+        """Take in a SCREEN time of one thread, or None for a failure."""
+        scaled = None if time_s is None else time_s * self._scale_of(config)
+        if scaled is not None:
+            self._times[config] = scaled
+        best = min(self._times.values(), default=np.inf)
+        self._order.append(float(best))
+        if self._space.contains(config):
+            row = self._space.index(config)
+            self._seen.pending.discard(row)
+            self._seen.times_s[row] = scaled
+
+    def ask(self, count: int) -> list[TileConfig]:
+        """Return new configs to screen."""
+        rows = self._strategy.ask(count, self._landscape, self._seen, self._seed)
+        self._seen.pending |= set(rows)
+        return [self._space.config(row) for row in rows]
+
+    def fastest(self, count: int) -> list[TileConfig]:
+        """Return the configs with the smallest times told so far."""
+        ranked = sorted(self._times.items(), key=lambda item: (item[1], item[0].key))
+        return [config for config, _ in ranked[:count]]
+
+    def has_stalled(self, patience: int) -> bool:
+        """Return whether the last ``patience`` trials brought less than 1 %."""
+        if patience <= 0 or len(self._order) <= patience:
+            return False
+        return self._order[-1] > WORTHWHILE * self._order[-1 - patience]
+
+    def predicted_s(self, config: TileConfig, threads: int = 0) -> float:
+        """Return the expected time of ``config`` on ``threads`` threads (0: the workload's)."""
+        columns = self._space.table([config])
+        estimates = estimate(self._space, columns, threads=threads or self._threads)
+        if self._model is None:
+            return float(estimates.time_s[0])
+        table = features(self._space, columns, estimates)
+        return float(estimates.time_s[0] * self._model.predict(table).factor[0])
+
+    def _scale_of(self, config: TileConfig) -> float:
+        columns = self._space.table([config])
+        whole = estimate(self._space, columns, threads=self._threads).time_s[0]
+        return float(whole / estimate(self._space, columns, threads=1).time_s[0])
+
+    def _neighbours(self, row: int) -> list[int]:
+        return self._space.neighbours(self._space.config(row))

@@ -1,0 +1,214 @@
+"""SearchSpace: every config worth measuring for one problem on one device, as NumPy columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from recommender.cpu_choices import Columns
+from recommender.errors import EmptySpace, UnknownCandidate
+from recommender.hardware import HardwareProfile
+from recommender.limits import Limit, hard_limits, soft_limits, value_fault
+from tilecore.errors import InvalidConfig
+from tilecore.graph import Contraction, TileGraph, build, main_contraction
+from tilecore.kernels.definition import KernelDefinition, Problem, knob_symbols
+from tilecore.tile_config import KnobValue, TileConfig
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SearchSpace:
+    """Candidates are rows 0..len-1; a row's config is its value in every column.
+
+    Attributes:
+        columns: per knob the value of every candidate.
+        values: per knob the values that span the space, in order.
+        codes: mixed-radix number of every candidate over ``values``, ascending.
+    """
+
+    definition: KernelDefinition
+    problem: Mapping[str, int | str | bool]
+    hardware: HardwareProfile
+    graph: TileGraph
+    site: Contraction | None
+    limits: tuple[Limit, ...]
+    values: Mapping[str, tuple[KnobValue, ...]]
+    columns: Columns
+    codes: np.ndarray
+
+    @classmethod
+    def build(
+        cls, definition: KernelDefinition, problem: Problem, hardware: HardwareProfile
+    ) -> SearchSpace:
+        """Return the space of ``definition`` for a canonical problem.
+
+        Raises:
+            EmptySpace: the kernel has no knob values for the device, or no legal config (RC602).
+        """
+        return _build(
+            _Hashed(definition, definition.name),
+            tuple(sorted(problem.items())),
+            _Hashed(hardware, hardware.key),
+        )
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def config(self, row: int) -> TileConfig:
+        """Return the config of a candidate."""
+        return TileConfig.of({knob: c[row].item() for knob, c in self.columns.items()})
+
+    def index(self, config: Mapping[str, KnobValue]) -> int:
+        """Return the row of ``config``.
+
+        Raises:
+            UnknownCandidate: the config is not in the space (RC605).
+        """
+        row = self._row(self._code(config))
+        if row is None:
+            raise UnknownCandidate(kernel=self.definition.name, config=str(config))
+        return row
+
+    def contains(self, config: Mapping[str, KnobValue]) -> bool:
+        """Return whether ``config`` is a candidate."""
+        return self._row(self._code(config)) is not None
+
+    def explain(self, config: Mapping[str, KnobValue]) -> list[str]:
+        """Return one line per limit that ``config`` breaks; empty for a candidate worth trying."""
+        faults = self._value_faults(config)
+        lines = [f"{knob}={value}: expected {want}" for knob, value, want in faults]
+        if faults:
+            return lines
+        columns = self.table([config])
+        for limit in self.limits:
+            if not np.all(limit.holds(columns)):
+                kind = "" if limit.is_hard else " (legal, not worth trying)"
+                value = config.get(limit.knob, "default")
+                lines.append(f"{limit.knob}={value}: expected {limit.expected}{kind}")
+        return lines
+
+    def check(self, config: Mapping[str, KnobValue]) -> None:
+        """Return if ``config`` can run, be it in the space or not.
+
+        Raises:
+            InvalidConfig: a value is out of range or a hard limit is broken (TC303).
+        """
+        for knob, value, want in self._value_faults(config):
+            raise InvalidConfig(knob=knob, value=value, expected=want)
+        columns = self.table([config])
+        for limit in self.limits:
+            if limit.is_hard and not np.all(limit.holds(columns)):
+                value = config.get(limit.knob, "default")
+                raise InvalidConfig(knob=limit.knob, value=value, expected=limit.expected)
+
+    def neighbours(self, config: Mapping[str, KnobValue]) -> list[int]:
+        """Return the candidates that differ from ``config`` in one knob.
+
+        Numbers move to the next smaller or larger value of the space, choices to any other.
+        """
+        rows = []
+        for knob, values in self.values.items():
+            for value in _adjacent(values, config.get(knob, self._default(knob))):
+                code = self._code({**config, knob: value})
+                row = self._row(code)
+                if row is not None:
+                    rows.append(row)
+        return rows
+
+    def table(self, configs: Sequence[Mapping[str, KnobValue]]) -> Columns:
+        """Return columns for any configs (missing knobs take their default)."""
+        return {
+            k.name: np.array([c.get(k.name, k.default) for c in configs])
+            for k in self.definition.knobs
+        }
+
+    def rows(self, indices: np.ndarray) -> Columns:
+        """Return the columns of some candidates."""
+        return {knob: column[indices] for knob, column in self.columns.items()}
+
+    def _default(self, knob: str) -> KnobValue:
+        return next(k.default for k in self.definition.knobs if k.name == knob)
+
+    def _value_faults(self, config: Mapping[str, KnobValue]) -> list[tuple[str, KnobValue, str]]:
+        faults = ((k, v, value_fault(self.definition, k, v)) for k, v in config.items())
+        return [fault for fault in faults if fault[2]]
+
+    def _code(self, config: Mapping[str, KnobValue]) -> int | None:
+        code = 0
+        for knob, values in self.values.items():
+            value = config.get(knob, self._default(knob))
+            if value not in values:
+                return None
+            code = code * len(values) + values.index(value)
+        return code if set(config) <= set(self.values) else None
+
+    def _row(self, code: int | None) -> int | None:
+        if code is None:
+            return None
+        row = int(np.searchsorted(self.codes, code))
+        return row if row < len(self.codes) and self.codes[row] == code else None
+
+
+def _adjacent(values: tuple[KnobValue, ...], value: KnobValue) -> Iterator[KnobValue]:
+    if isinstance(values[0], str):
+        yield from (v for v in values if v != value)
+        return
+    smaller = [v for v in values if not isinstance(v, str) and int(v) < int(value)]
+    larger = [v for v in values if not isinstance(v, str) and int(v) > int(value)]
+    yield from smaller[-1:]
+    yield from larger[:1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Hashed:
+    """A value with unhashable fields as a cache key: hashed by name, compared whole."""
+
+    value: KernelDefinition | HardwareProfile
+    name: str
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+@lru_cache(maxsize=64)
+def _build(
+    kernel: _Hashed, problem_items: tuple[tuple[str, int | str | bool], ...], device: _Hashed
+) -> SearchSpace:
+    definition, hardware, problem = kernel.value, device.value, dict(problem_items)
+    assert isinstance(definition, KernelDefinition)
+    assert isinstance(hardware, HardwareProfile)
+    values = {k.name: tuple(k.values.get(hardware.kind, ())) for k in definition.knobs}
+    bare = [knob for knob, options in values.items() if not options]
+    if bare:
+        reason = f"no values for {', '.join(bare)} on {hardware.kind}"
+        raise EmptySpace(kernel=definition.name, hardware=hardware.name, reason=reason)
+    graph = build(definition.program(problem, knob_symbols(definition)))
+    site = main_contraction(graph)
+    limits = hard_limits(graph, hardware)
+    if site is not None and site.a.source is not None and site.b.source is not None:
+        limits += soft_limits(site, {k.name: k for k in definition.knobs}, hardware)
+    columns, codes = _enumerate(values, limits)
+    if not len(codes):
+        reason = "; ".join(limit.expected for limit in limits)
+        raise EmptySpace(kernel=definition.name, hardware=hardware.name, reason=reason)
+    return SearchSpace(
+        definition, problem, hardware, graph, site, tuple(limits), values, columns, codes
+    )
+
+
+def _enumerate(
+    values: Mapping[str, tuple[KnobValue, ...]], limits: Sequence[Limit]
+) -> tuple[Columns, np.ndarray]:
+    sizes = [len(options) for options in values.values()]
+    codes = np.arange(int(np.prod(sizes)))
+
+    def columns_of(selected: np.ndarray) -> Columns:
+        digits = np.unravel_index(selected, sizes)
+        pairs = zip(values.items(), digits, strict=True)
+        return {knob: np.array(options)[digit] for (knob, options), digit in pairs}
+
+    for limit in limits:  # each limit sees only what the ones before left
+        codes = codes[limit.holds(columns_of(codes))]
+    return columns_of(codes), codes

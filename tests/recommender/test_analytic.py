@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from recommender.analytic import ADVICE, estimate
+from recommender.features import NAMES, features
+from tests.recommender.support import GEMM, HOST, space_of, workload
+
+CUBE = workload(1024, 1024, 1024)
+BASE = GEMM.default_config().replace(
+    block_M=128, block_N=256, block_K=512, micro_m=14, micro_n=2, pack_a="block", pack_b="grid"
+)
+
+
+def time_of(w=CUBE, threads: int = 1, hardware=HOST, **knobs) -> float:
+    space = space_of(w, hardware)
+    return float(estimate(space, space.table([BASE.replace(**knobs)]), threads=threads).time_s[0])
+
+
+def test_no_config_is_faster_than_the_peak() -> None:
+    space = space_of(CUBE)
+    for threads in (1, 2):
+        e = estimate(space, threads=threads)
+        assert e.time_s.min() >= e.work_flop / (threads * HOST.peak_flop_per_s["float32"])
+
+
+def test_terms_add_up_and_are_named() -> None:
+    e = estimate(space_of(CUBE))
+    np.testing.assert_allclose(sum(e.terms_s.values()), e.time_s)
+    assert set(e.terms_s) <= set(ADVICE)
+    assert all((t >= 0).all() for t in e.terms_s.values())
+    one = e.at(int(np.argmin(e.time_s)))
+    assert one.bound_by == "fma"
+    assert "GFLOP/s" in one.explain()
+    assert "bound by fma" in one.explain()
+
+
+def test_known_effects_have_the_right_sign() -> None:
+    assert time_of(micro_m=4, micro_n=1) > 1.3 * time_of()  # latency and loads
+    assert time_of(block_K=16) > 1.1 * time_of()  # many short runs
+    assert time_of(pack_b="block") > time_of()  # packed 8 times instead of once
+    assert time_of(pack_a="none", micro_m=14) > time_of(pack_a="none", micro_m=6, micro_n=4)
+    assert time_of(threads=2) < 0.6 * time_of(threads=1)
+    assert time_of(threads=2, block_M=1024, block_N=1024) > 0.9 * time_of(threads=1)  # one block
+    wide = replace(HOST, core_bandwidth_bytes_per_s=1e9, name="slow memory")
+    assert time_of(hardware=wide) > time_of()
+
+
+def test_inferred_knobs_mean_what_the_lowering_infers() -> None:
+    inferred = time_of(micro_m=0, micro_n=0, pack_a="auto", pack_b="auto")
+    assert inferred == pytest.approx(time_of())
+    few = workload(64, 1024, 1024)
+    alone = time_of(few, block_M=64, pack_b="grid")  # not shared: the lowering packs per block
+    assert alone == pytest.approx(time_of(few, block_M=64, pack_b="block"))
+
+
+def test_features_are_finite_and_named() -> None:
+    space = space_of(workload(1000, 77, 333))
+    table = features(space, space.columns, estimate(space))
+    assert table.shape == (len(space), len(NAMES))
+    assert np.isfinite(table).all()

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from recommender.features import SCHEMA
+from recommender.measurement import Protocol
+from recommender.nearest import workload_distance
+from recommender.ports import StoredModel
+from recommender.recommend import recommend
+from recommender.training import train
+from tests.recommender.support import (
+    GEMM,
+    HOST,
+    PROGRAM,
+    TOOLCHAIN,
+    MemoryStore,
+    SimulatedDevice,
+    measured,
+    sample,
+    space_of,
+    workload,
+)
+
+CUBE = workload(1024, 1024, 1024)
+
+
+def ask(store: MemoryStore, w=CUBE, hardware=HOST, **kw):
+    return recommend(
+        w, GEMM, hardware, store, program_digest=PROGRAM, toolchain_key=TOOLCHAIN.key,
+        **{"top_k": 5, **kw},
+    )  # fmt: skip
+
+
+def test_without_any_measurement_the_analytic_model_answers() -> None:
+    found = ask(MemoryStore())
+    assert [r.source for r in found] == ["analytic"] * 5
+    assert found == ask(MemoryStore())
+    for r in found:
+        assert r.interval_s[0] < r.time_s < r.interval_s[1]
+        assert 0 < r.confidence < 1
+        assert "bound by" in r.rationale
+    for i, r in enumerate(found):
+        for other in found[:i]:
+            assert sum(other.config[k] != v for k, v in r.config.items()) >= 2
+
+
+def test_measured_answers_first_and_only_for_exactly_this_key() -> None:
+    config = space_of(CUBE).config(77)
+    m = measured(CUBE, config, 0.02, protocol=Protocol.CONFIRM)
+    first = ask(MemoryStore([m]))[0]
+    assert (first.source, first.config, first.time_s) == ("measured", config, 0.02)
+    other_tools = replace(m, toolchain=replace(TOOLCHAIN, llvm="99"))
+    stale = ask(MemoryStore([other_tools]))
+    assert stale[0].source == "analytic"
+    (marked,) = [r for r in stale if r.is_stale]
+    assert marked.config == config
+    assert "older program or toolchain" in marked.rationale
+    blind = ask(MemoryStore([m]), use_exact=False)
+    assert all(r.source == "analytic" for r in blind)
+
+
+def test_close_neighbours_go_before_the_analytic_model_and_far_ones_after() -> None:
+    near, far = workload(1024, 1024, 2048), workload(32, 8192, 64)
+    config = space_of(CUBE).config(77)
+    found = ask(MemoryStore([measured(near, config, 0.02)]))
+    assert (found[0].source, found[0].distance) == ("nearest", 1.0)
+    found = ask(MemoryStore([measured(far, config, 0.02)]))
+    assert found[0].source == "analytic"
+
+
+def test_neighbours_that_cannot_run_here_are_left_out() -> None:
+    avx2 = replace(HOST, name="small", arch="x86-64-avx2", vector_bytes=32, vector_registers=16)
+    config = GEMM.default_config().replace(micro_m=14, micro_n=2)
+    store = MemoryStore([measured(workload(1024, 1024, 2048), config, 0.02)])
+    assert all(r.source == "analytic" for r in ask(store, hardware=avx2))
+
+
+def test_promoted_model_answers_better_than_the_analytic_model() -> None:
+    shapes = [(512, 512, 512), (1000, 1000, 1000), (768, 768, 2048), (2048, 256, 512)]
+    outcome = train([m for s in shapes for m in sample(workload(*s), 60)], GEMM)
+    store = MemoryStore()
+    blind = ask(store)[0]
+    store.model = StoredModel(
+        id=1, kernel="gemm", blob=outcome.model.to_bytes(), feature_schema=SCHEMA,
+        metrics=outcome.metrics, trained_on=240,
+    )  # fmt: skip
+    learned = ask(store)[0]
+    assert learned.source == "predicted"
+    device = SimulatedDevice(CUBE)
+    best = device.best_s(2)
+    assert best / device.time_s(learned.config, 2) >= 0.93
+    assert device.time_s(learned.config, 2) <= device.time_s(blind.config, 2) * 1.02
+    store.model = replace(store.model, blob=b"garbage")
+    assert ask(store)[0].source == "analytic"
+
+
+def test_answers_in_50_ms_once_the_space_is_known() -> None:
+    store = MemoryStore()
+    ask(store)
+    times = []
+    for _ in range(7):
+        begin = time.process_time()
+        ask(store)
+        times.append(time.process_time() - begin)
+    assert sorted(times)[3] < 0.05
+
+
+@pytest.mark.parametrize(
+    ("other", "distance"),
+    [((1024, 1024, 1024), 0.0), ((2048, 1024, 1024), 1.0), ((4096, 1024, 1024), 2.0)],
+)
+def test_workload_distance(other, distance) -> None:
+    assert workload_distance(CUBE, workload(*other)) == pytest.approx(distance)
+    assert workload_distance(CUBE, workload(*other, transpose_b=True)) == distance + 2

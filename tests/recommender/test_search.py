@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recommender.replay import RecordedSpace, replay
+from recommender.search import STRATEGIES, ExhaustiveSearch, Landscape, Observations
+
+RECORDED = Path(__file__).parent / "recorded" / "convolution_milo__A100.csv.gz"
+
+
+@pytest.fixture(scope="module")
+def recorded() -> RecordedSpace:
+    return RecordedSpace.load(RECORDED)
+
+
+def test_recorded_space_has_failures(recorded: RecordedSpace) -> None:
+    assert len(recorded) == 4362
+    assert np.isnan(recorded.time_s).sum() == 161
+
+
+@pytest.mark.parametrize("name", sorted(STRATEGIES))
+def test_strategies_never_repeat_and_are_deterministic(name: str, recorded: RecordedSpace) -> None:
+    landscape, strategy = recorded.landscape(), STRATEGIES[name]
+    seen = Observations()
+    asked: list[int] = []
+    for _ in range(4):
+        rows = strategy.ask(6, landscape, seen, 1)
+        assert rows == strategy.ask(6, landscape, seen, 1)
+        assert len(set(rows)) == 6
+        seen.pending |= set(rows)
+        for row in rows[:4]:  # two of each batch stay open
+            time_s = float(recorded.time_s[row])
+            seen.times_s[row] = None if np.isnan(time_s) else time_s
+            seen.pending.discard(row)
+        asked += rows
+    assert len(set(asked)) == len(asked)
+
+
+def test_small_spaces_run_dry() -> None:
+    landscape = Landscape(np.array([3.0, 1.0, 2.0]), np.zeros((3, 1), np.float32), lambda row: [])
+    for strategy in STRATEGIES.values():
+        assert sorted(strategy.ask(9, landscape, Observations(), 0)) == [0, 1, 2]
+    assert ExhaustiveSearch().ask(2, landscape, Observations(), 0) == [1, 2]
+
+
+def test_model_guided_search_beats_random_on_a_recorded_space(recorded: RecordedSpace) -> None:
+    def mean(name: str) -> float:
+        curves = [replay(recorded, STRATEGIES[name], trials=48, seed=s) for s in range(3)]
+        return float(np.mean([c[31:].mean() for c in curves]))
+
+    assert mean("model") > mean("random") + 0.05
+
+
+def test_a_good_prior_is_used_from_the_first_trial(recorded: RecordedSpace) -> None:
+    rng = np.random.default_rng(0)
+    times = np.where(np.isnan(recorded.time_s), np.nanmax(recorded.time_s), recorded.time_s)
+    prior = times * np.exp(rng.normal(0, 0.2, len(times)))
+    curve = replay(recorded, STRATEGIES["model"], trials=24, prior_s=prior)
+    assert curve[7] > 0.75

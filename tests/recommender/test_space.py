@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recommender.errors import EmptySpace, UnknownCandidate, UnknownHardware
+from recommender.hardware import HardwareProfile, load_profile, profile_names
+from recommender.space import SearchSpace
+from tests.recommender.support import GEMM, HOST, space_of, workload
+from tilecore.errors import InvalidConfig
+from tilecore.target import AVX2, AVX512
+
+CUBE = workload(1024, 1024, 1024)
+
+
+def test_gemm_has_several_thousand_legal_configs() -> None:
+    assert 3_000 <= len(space_of(CUBE)) <= 30_000
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    m=st.integers(1, 5000),
+    n=st.integers(1, 5000),
+    k=st.integers(1, 5000),
+    isa=st.sampled_from([AVX512, AVX2]),
+    row=st.integers(0, 1 << 20),
+)
+def test_every_candidate_is_legal_and_found_again(m, n, k, isa, row) -> None:
+    hardware = load_profile(isa.isa)
+    space = space_of(workload(m, n, k), hardware)
+    row %= len(space)
+    config = space.config(row)
+    assert space.explain(config) == []
+    space.check(config)
+    assert space.index(config) == row
+    assert isa.micro_tile_fits(int(config["micro_m"]), int(config["micro_n"]))
+    assert all(type(value) in (int, str) for value in config.values())
+
+
+def test_mask_keeps_exactly_what_explain_accepts() -> None:
+    space = space_of(workload(64, 4096, 4096))
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        config = {k: v[int(rng.integers(len(v)))] for k, v in space.values.items()}
+        assert space.contains(config) == (space.explain(config) == [])
+
+
+def test_default_config_is_always_legal() -> None:
+    for m, n, k in [(1, 1, 1), (64, 4096, 4096), (4096, 64, 4096), (7, 5, 3)]:
+        space_of(workload(m, n, k)).check(GEMM.default_config())
+
+
+@pytest.mark.parametrize(
+    ("knobs", "words"),
+    [
+        ({"micro_m": 14, "micro_n": 4}, "32 registers"),
+        ({"micro_m": 99}, "from 0 to 30"),
+        ({"block_M": 0}, "from 1 to"),
+        ({"block_M": "128"}, "an integer"),
+        ({"block_M": True}, "an integer"),
+        ({"pack_b": "sometimes"}, "auto, block, grid"),
+        ({"block_Q": 1}, "one of the knobs block_K"),
+        ({"block_M": 8192, "block_N": 8192}, "64 MiB"),
+    ],
+)
+def test_illegal_configs_say_which_limit(knobs: dict, words: str) -> None:
+    space = space_of(CUBE)
+    config = {**GEMM.default_config(), **knobs}
+    assert any(words in line for line in space.explain(config))
+    with pytest.raises(InvalidConfig, match=words) as caught:
+        space.check(config)
+    assert caught.value.code == "TC303"
+
+
+def test_legal_but_pointless_configs_are_explained_not_refused() -> None:
+    space = space_of(workload(16, 512, 512))
+    config = GEMM.default_config().replace(block_M=128, pack_b="grid", micro_m=14, micro_n=2)
+    space.check(config)
+    lines = space.explain(config)
+    assert any("block_M <= 16 (m = 16)" in line for line in lines)
+    assert any("no two blocks share" in line for line in space.explain({**config, "block_M": 16}))
+
+
+def test_neighbours_differ_in_one_knob() -> None:
+    space = space_of(CUBE)
+    config = space.config(len(space) // 2)
+    near = space.neighbours(config)
+    assert near
+    for row in near:
+        other = space.config(row)
+        assert sum(other[k] != v for k, v in config.items()) == 1
+
+
+def test_hand_packed_b_is_left_out_where_no_blocks_share_it() -> None:
+    space = space_of(workload(64, 4096, 4096))
+    shared = space.columns["pack_b"] == "grid"
+    assert shared.any()
+    assert (space.columns["block_M"][shared] < 64).all()
+
+
+def test_unknown_candidate_and_unknown_device_kind() -> None:
+    space = space_of(CUBE)
+    with pytest.raises(UnknownCandidate, match="RC605"):
+        space.index(GEMM.default_config())
+    gpu = HardwareProfile(name="some GPU", kind="cuda", arch="sm_90a", cores=132)
+    with pytest.raises(EmptySpace, match="some GPU"):
+        SearchSpace.build(GEMM, dict(CUBE.problem), gpu)
+
+
+def test_profiles_load_by_name_and_alias() -> None:
+    for name in profile_names():
+        profile = load_profile(name)
+        assert profile.source
+        assert all(load_profile(alias) == profile for alias in (*profile.aliases, profile.name))
+    assert load_profile("AVX512").vector_bytes == HOST.vector_bytes
+    with pytest.raises(UnknownHardware, match="x86-64-avx2"):
+        load_profile("abacus")
