@@ -1,0 +1,160 @@
+"""A kernel y = 2 * x whose candidates fail on demand: real hangs, segfaults, aborts, bad results.
+
+The knob ``fault`` says what the candidate does; "compile-…" faults happen in the compiler.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from recommender.hardware import HardwareProfile
+from recommender.workload import Workload
+from tilecore.errors import CompileFailed, InvalidConfig, ToolchainMissing, UnknownKernel
+from tilecore.ir.dtype import DType
+from tilecore.ir.expr import Const
+from tilecore.ir.nodes import Buffer, PrimFunc, Seq
+from tilecore.kernels.definition import KernelDefinition, Knob, Problem, ProblemField
+from tilecore.tile_config import TileConfig, digest
+from workers.outcome import Compiled
+
+
+class Unpicklable(Exception):
+    def __reduce__(self):
+        raise TypeError("this exception cannot be pickled")
+
+
+def eat_memory() -> None:
+    kept = []
+    while True:
+        kept.append(bytearray(256 << 20))
+
+
+def _refuse(error: Exception) -> Callable[[], None]:
+    def refuse() -> None:
+        raise error
+
+    return refuse
+
+
+def _print_and_abort() -> None:
+    os.write(2, b"free(): invalid pointer\n")
+    os.abort()
+
+
+CRASHES: dict[str, Callable[[], object]] = {
+    "hang": lambda: ctypes.CDLL(None).sleep(1000),
+    "spin": lambda: [None for _ in iter(int, 1)],
+    "segfault": lambda: ctypes.string_at(0),
+    "abort": _print_and_abort,
+    "exit": lambda: os._exit(3),
+    "memory": eat_memory,
+    "unpicklable": _refuse(Unpicklable("bad luck")),
+    "invalid": _refuse(InvalidConfig(knob="fault", value="invalid", expected="a good one")),
+    "toolchain": _refuse(ToolchainMissing(tool="ld", purpose="linking")),
+    "refuse": _refuse(CompileFailed(stage="llvm", detail="no such instruction")),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DoublingKernel:
+    """Computes y = 2 * x, or something else."""
+
+    fault: str
+    delay_s: float
+
+    def __call__(self, x: np.ndarray, y: np.ndarray) -> None:
+        if self.fault in CRASHES:
+            CRASHES[self.fault]()
+        np.multiply(x, 2.0, out=y)
+        if self.delay_s:
+            end = time.thread_time() + self.delay_s
+            while time.thread_time() < end:
+                pass
+        if self.fault == "wrong":
+            y[3] += 1.0
+        elif self.fault == "unwritten":
+            y[-1] = np.nan
+        elif self.fault == "input":
+            x[0] += 1.0
+        elif self.fault == "beyond":
+            ctypes.memset(y.ctypes.data + y.nbytes, 0, 8)
+        elif self.fault == "crash-later" and time.thread_time() > 0 and _count() > 2:
+            CRASHES["segfault"]()
+
+
+CALLS: list[None] = []
+
+
+def _count() -> int:
+    CALLS.append(None)
+    return len(CALLS)
+
+
+def _program(problem: Problem, knobs: object) -> PrimFunc:
+    shape = (Const(int(problem["n"]), DType("int32")),)
+    x = Buffer("x", shape, DType("float32"))
+    y = Buffer("y", shape, DType("float32"))
+    return PrimFunc("double", (x, y), Seq(()))
+
+
+DOUBLE = KernelDefinition(
+    name="double",
+    doc="y = 2 * x",
+    fields=(
+        ProblemField("n", "dimension"),
+        ProblemField("dtype", "dtype", "float32", ("float32",)),
+    ),
+    knobs=(Knob("fault", "none", {"cpu": ("none",)}), Knob("delay_us", 0, {"cpu": (0,)})),
+    program=_program,
+    inputs=lambda problem, rng: [rng.standard_normal(int(problem["n"]), dtype=np.float32)],
+    reference=lambda problem, inputs: [inputs[0].astype(np.float64) * 2],
+    rival=lambda problem, inputs: lambda: inputs[0] * 2,
+    work_flop=lambda problem: float(problem["n"]),
+    traffic_bytes=lambda problem: 8.0 * int(problem["n"]),
+    reduction_length=lambda problem: 1,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FaultToolbox:
+    compile_modules: tuple[str, ...] = ("numpy", "tests.workers.fault_toolbox")
+    run_modules: tuple[str, ...] = ("numpy", "tests.workers.fault_toolbox")
+
+    def definition(self, kernel: str) -> KernelDefinition:
+        if kernel != "double":
+            raise UnknownKernel(known="double", found=kernel)
+        return DOUBLE
+
+    def compile(self, workload: Workload, config: TileConfig, store: Path) -> Compiled:
+        start = time.monotonic()
+        fault = str(config["fault"])
+        if fault.startswith("compile-"):
+            CRASHES[fault.removeprefix("compile-")]()
+        text = f"{fault} {int(config['delay_us'])}"
+        path = store / f"{digest(text)}.kernel"
+        path.write_text(text)
+        elapsed = max(time.monotonic() - start, 1e-9)
+        return Compiled(path=str(path), digest=digest(text), compile_s=elapsed)
+
+    def bind(self, path: Path, arrays: Sequence[np.ndarray]) -> Callable[[], None]:
+        fault, delay_us = path.read_text().split()
+        return functools.partial(DoublingKernel(fault, int(delay_us) * 1e-6), *arrays)
+
+    def set_threads(self, threads: int) -> None:
+        pass
+
+
+HARDWARE = HardwareProfile(name="test machine", kind="cpu", arch="x86-64-avx2", cores=2)
+WORKLOAD = Workload.of("double", {"n": 1000, "dtype": "float32"})
+
+
+def config(fault: str = "none", **knobs: int) -> TileConfig:
+    return TileConfig.of({"fault": fault, "delay_us": 0, **knobs})

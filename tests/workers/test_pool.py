@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from recommender.measurement import MeasureStatus
+from recommender.ports import Measurer
+from tests.workers.fault_toolbox import HARDWARE, FaultToolbox
+from tests.workers.measurer_contract import WAIT_S, MeasurerContract, confirm, screen
+from workers.pool import LocalPool, wait_for_all
+
+
+def make_pool(path: Path, **options: object) -> LocalPool:
+    return LocalPool(
+        HARDWARE,
+        artifact_dir=path,
+        compile_workers=2,
+        compile_timeout_s=5.0,
+        run_timeout_s=5.0,
+        toolbox=FaultToolbox(),
+        **options,  # type: ignore[arg-type]
+    )
+
+
+class TestLocalPool(MeasurerContract):
+    @pytest.fixture(scope="class")
+    def measurer(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measurer]:
+        with make_pool(tmp_path_factory.mktemp("artifacts")) as pool:
+            yield pool
+
+
+def test_close_ends_a_hanging_candidate_and_every_process(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path)
+    wait_for_all(pool, [screen("ok")], WAIT_S)
+    pool.submit([screen("hang", "hang"), screen("compile", "compile-hang")])
+    time.sleep(0.3)
+    start = time.monotonic()
+    pool.close()
+    assert time.monotonic() - start < 4.0
+    left = [p for p in psutil.Process().children(recursive=True) if "workers.zygote" in _command(p)]
+    assert left == []
+
+
+def test_a_killed_forking_process_is_a_lost_worker_and_is_replaced(tmp_path: Path) -> None:
+    with make_pool(tmp_path) as pool:
+        wait_for_all(pool, [screen("ok")], WAIT_S)
+        pool.submit([screen("hang", "hang")])
+        time.sleep(0.5)
+        for process in psutil.Process().children(recursive=True):
+            if "workers.zygote" in _command(process):
+                process.kill()
+        [(request, lost)] = pool.collect(WAIT_S)
+        assert request.token == "hang"
+        assert lost.status is MeasureStatus.WORKER_LOST
+        assert "WK701" in lost.detail
+        assert wait_for_all(pool, [screen("next")], WAIT_S)["next"].status is MeasureStatus.OK
+
+
+def test_two_confirm_batches_of_one_submit_keep_their_tokens(tmp_path: Path) -> None:
+    with make_pool(tmp_path) as pool:
+        requests = [confirm("a"), screen("b"), confirm("c", delay_us=100)]
+        found = wait_for_all(pool, requests, WAIT_S)
+    assert {m.status for m in found.values()} == {MeasureStatus.OK}
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+
+from workers.statistics import StoppingRule
+from workers.timing import MIN_SAMPLE_S, calibrate, interleave, load_metrics, screen
+
+
+class Machine:
+    """A clock that the calls themselves advance."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.log: list[str] = []
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.log.append("sleep")
+
+    def call(self, name: str, *durations_s: float):
+        pending = list(durations_s)
+
+        def run() -> None:
+            self.now_s += pending.pop(0) if len(pending) > 1 else pending[0]
+            self.log.append(name)
+
+        return run
+
+
+RULE = StoppingRule(min_samples=3, max_samples=5, target=0.0001, unstable=0.5)
+
+
+@pytest.mark.parametrize("duration_s", [1e-6, 1e-4, 1e-3, 0.5])
+def test_a_sample_is_long_enough_for_the_clock(duration_s):
+    machine = Machine()
+    calls, call_s = calibrate(machine.call("a", duration_s), machine.clock)
+    assert calls * duration_s >= MIN_SAMPLE_S
+    assert call_s == pytest.approx(duration_s)
+    assert calls * duration_s <= max(2 * MIN_SAMPLE_S, duration_s) * 4
+
+
+def test_screen_takes_more_samples_while_they_disagree():
+    machine = Machine()
+    steady = screen(machine.call("a", 0.01), RULE, machine.clock)
+    assert steady == pytest.approx((0.01,) * 3)
+    noisy = screen(machine.call("a", 0.01, 0.01, 0.01, 0.02, 0.03, 0.04, 0.05), RULE, machine.clock)
+    assert len(noisy) == 5
+
+
+def test_participants_take_turns_after_a_pause_and_a_warm_call():
+    machine = Machine()
+    calls = {"a": machine.call("a", 0.05), "b": machine.call("b", 0.01)}
+    times = interleave(calls, RULE, machine.clock, machine.sleep)
+    assert times["a"] == pytest.approx((0.05,) * 3)
+    assert times["b"] == pytest.approx((0.01,) * 3)
+    rounds = machine.log[machine.log.index("sleep") :]
+    assert rounds[:7] == ["sleep", "a", "a", "sleep", "b", "b", "b"]
+    assert rounds.count("sleep") == 6
+
+
+def test_a_budget_ends_the_rounds_but_not_before_the_minimum():
+    machine = Machine()
+    calls = {"a": machine.call("a", 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3)}
+    times = interleave(calls, RULE, machine.clock, machine.sleep, budget_s=0.1)
+    assert len(times["a"]) == RULE.min_samples
+
+
+def test_own_work_is_not_a_neighbour():
+    alone = load_metrics((0, 0), (100, 200), used_s=2.0, cores=2, wall_s=2.0)
+    assert alone == {"machine_busy": 0.5, "neighbour_busy": 0.0}
+    crowded = load_metrics((0, 0), (200, 200), used_s=2.0, cores=2, wall_s=2.0)
+    assert crowded == {"machine_busy": 1.0, "neighbour_busy": 0.5}

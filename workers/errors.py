@@ -1,0 +1,61 @@
+"""Errors of the workers: WK7xx. A failed candidate is not an error but a Failure value."""
+
+from __future__ import annotations
+
+from tilecore.errors import TileError
+
+
+class WorkerError(TileError):
+    """Base of everything that goes wrong with the workers themselves."""
+
+
+class WorkerLost(WorkerError):
+    """A worker process or actor ended without a fault of the candidate: retry elsewhere."""
+
+    code, title = "WK701", "worker-lost"
+    template = "{worker}: {reason}"
+
+
+class SandboxFailed(WorkerError):
+    """The process that candidates run in cannot be started."""
+
+    code, title = "WK702", "sandbox-failed"
+    template = "the child process of {worker} did not start: {reason}"
+
+
+class DeviceBusy(WorkerError):
+    """Another run on this machine holds the measuring lock for longer than one waits."""
+
+    code, title = "WK703", "device-busy"
+    template = "expected the lock {path} within {waited_s:.0f} s, found it held by another run"
+    default_hint = "wait for the other tuning run on this machine, or stop it"
+
+
+class HardwareNotOffered(WorkerError):
+    """No node of the Ray cluster offers the hardware that was asked for."""
+
+    code, title = "WK704", "hardware-not-offered"
+    template = "expected a node with resource `{resource}`, found {found}"
+    default_hint = "start a worker on that machine: ray start --address=… --resources='{{…}}'"
+
+
+class StaleEpoch(WorkerError):
+    """A newer leader has started its workers: this one must stop."""
+
+    code, title = "WK705", "stale-epoch"
+    template = "expected to be the newest leader (epoch {epoch}), found actors of epoch {found}"
+
+
+class ProbeFailed(WorkerError):
+    """The machine's peaks could not be measured."""
+
+    code, title = "WK706", "probe-failed"
+    template = "measuring the machine's {what}: {reason}"
+
+
+class ClusterUnavailable(WorkerError):
+    """The Ray cluster cannot be reached or started."""
+
+    code, title = "WK707", "cluster-unavailable"
+    template = "expected a Ray cluster at {address}, found {reason}"
+    default_hint = "start one (ray start --head), or use the local executor"

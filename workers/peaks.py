@@ -1,0 +1,149 @@
+"""Measure what this machine can do: FMA rate per core, memory bandwidth, cost of a parallel call.
+
+Runs in a sandbox child; takes a few seconds. Times of one core are thread CPU time, so that
+neighbours on the machine do not lower the peak; medians throughout.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from recommender.hardware import HardwareProfile
+from tilecore.target import Target, cpu_target
+from workers.correctness import aligned_copy
+from workers.errors import ProbeFailed
+from workers.outcome import describe
+from workers.sandbox import Returned, Sandbox, Zygote
+from workers.statistics import median
+from workers.timing import Call, calibrate, sample
+
+MODULES = ("numpy", "tilecore.codegen.llvm", "tilecore.lowering.cpu.peaks")
+PROBE_TIMEOUT_S = 120.0
+MEMORY_BYTES = 8 << 30
+DTYPES = ("float32", "float64")
+SAMPLES = 9
+STREAM_BYTES = 64 << 20  # per array, two arrays: far beyond a core's own caches, cheap to page in
+FMA_STEPS = 200_000  # a few ms
+# Outside of this a probe measured something else: 1 FLOP per cycle of a slow core, 4 AVX-512 FMA
+# ports at 8 GHz.
+PLAUSIBLE_FLOP_PER_S = (1e9, 1e12)
+
+
+class PeakProbe:
+    """Lives in the child process: compiles the probes and times them."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+
+    def fma_flop_per_s(self, dtype: str) -> float:
+        """Return the FLOP per second of one core."""
+        from tilecore.lowering.cpu.peaks import fma_chains, fma_probe
+
+        func, flop = fma_probe(dtype, self._target)
+        lanes = self._target.lanes(dtype)
+        values = aligned_copy(np.zeros(fma_chains(self._target) * lanes, dtype))
+        # r = r * 0.999 + 0.001 tends to 1: no overflow, no denormals
+        operands = aligned_copy(np.repeat(np.array([0.999, 0.001], dtype), lanes))
+        steps = np.array([FMA_STEPS], np.int32)
+        run = self._compiled(func)
+        times_s = _samples(lambda: run(values, operands, steps), time.thread_time, SAMPLES)
+        if not np.allclose(values, 1.0, rtol=1e-3):
+            raise ProbeFailed(what=f"{dtype} FMA rate", reason=f"the sums are {values[:4]}, not 1")
+        return flop * FMA_STEPS / median(times_s)
+
+    def bandwidth_bytes_per_s(self, threads: int) -> float:
+        """Return bytes read plus written per second by ``threads`` cores."""
+        from tilecore.lowering.cpu.peaks import stream_probe
+
+        elements = STREAM_BYTES // 4 // (threads * 1024) * (threads * 1024)
+        source, target = np.ones(elements, np.float32), np.zeros(elements, np.float32)
+        factor = np.array([2.0], np.float32)
+        run = self._compiled(stream_probe(elements, threads, self._target))
+        self._set_threads(threads)
+        clock = time.thread_time if threads == 1 else time.perf_counter
+        times_s = _samples(lambda: run(source, target, factor), clock, SAMPLES)
+        return 2 * source.nbytes / median(times_s)
+
+    def launch_s(self, threads: int) -> float:
+        """Return the wall time of a parallel call that does nothing."""
+        from tilecore.lowering.cpu.peaks import launch_probe
+
+        out = np.zeros(16 * threads, np.int32)
+        run = self._compiled(launch_probe(threads))
+        self._set_threads(threads)
+        return median(_samples(lambda: run(out), time.perf_counter, SAMPLES))
+
+    def _compiled(self, func: Any) -> Callable[..., object]:
+        from tilecore.codegen.llvm import ENTRY, generate
+
+        found: Callable[..., object] = generate(func, self._target)[ENTRY]
+        return found
+
+    def _set_threads(self, threads: int) -> None:
+        import tvm_ffi
+
+        tvm_ffi.get_global_func("runtime.config_threadpool")(1, threads)
+
+
+def measure(
+    hardware: HardwareProfile,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> HardwareProfile:
+    """Return the profile with measured rates in place of defaults.
+
+    Raises:
+        ProbeFailed: a probe crashed, hung or gave an implausible rate (WK706).
+        UnknownTarget: no code can be generated for this processor (TC304).
+    """
+    zygote = Zygote(
+        "peak probe",
+        MODULES,
+        absent=("torch",),
+        environment={"TVM_THREAD_POOL_SPIN_COUNT": "0", "TVM_NUM_THREADS": str(hardware.cores)},
+        memory_bytes=MEMORY_BYTES,
+    )
+    sandbox = Sandbox(zygote, PeakProbe, cpu_target(hardware.features or None))
+    cores = hardware.cores
+    try:
+        peaks = {dtype: _ask(sandbox, "fma_flop_per_s", dtype) for dtype in DTYPES}
+        _check_plausible(peaks)
+        one_core = _ask(sandbox, "bandwidth_bytes_per_s", 1)
+        all_cores = _ask(sandbox, "bandwidth_bytes_per_s", cores)
+        launch_s = _ask(sandbox, "launch_s", cores)
+    finally:
+        sandbox.close()
+        zygote.close()
+    return dataclasses.replace(
+        hardware,
+        peak_flop_per_s=peaks,
+        core_bandwidth_bytes_per_s=one_core,
+        bandwidth_bytes_per_s=max(one_core, all_cores),
+        launch_s=launch_s,
+        source=f"measured {now():%Y-%m-%d}",
+    )
+
+
+def _ask(sandbox: Sandbox, method: str, *args: object) -> float:
+    outcome = sandbox.call(method, *args, timeout_s=PROBE_TIMEOUT_S)
+    if not isinstance(outcome, Returned):
+        raise ProbeFailed(what=method, reason=describe(outcome))
+    return float(outcome.value)
+
+
+def _check_plausible(peaks: dict[str, float]) -> None:
+    low, high = PLAUSIBLE_FLOP_PER_S
+    for dtype, peak in peaks.items():
+        if not low < peak < high:
+            reason = f"expected {low:.0e} to {high:.0e} FLOP/s per core, found {peak:.3g}"
+            raise ProbeFailed(what=f"{dtype} FMA rate", reason=reason)
+
+
+def _samples(call: Call, clock: Callable[[], float], count: int) -> list[float]:
+    calls, _ = calibrate(call, clock)
+    return [sample(call, calls, clock) for _ in range(count)]

@@ -1,0 +1,80 @@
+"""LocalPool: candidates compiled and measured by processes of this machine, without a cluster."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from recommender.hardware import HardwareProfile
+from recommender.measurement import Measurement
+from recommender.ports import Measurer, MeasureRequest
+from workers.compile_worker import CompileWorker, compile_zygote
+from workers.device_lock import lock_path
+from workers.measure_pool import MeasurePool
+from workers.measure_worker import MeasureWorker, measure_zygote
+from workers.toolbox import TilecoreToolbox, Toolbox
+
+
+class LocalPool(MeasurePool):
+    """Measurer with processes of this machine: a compile pool and one exclusive meter."""
+
+    def __init__(
+        self,
+        hardware: HardwareProfile,
+        *,
+        artifact_dir: Path,
+        compile_workers: int = 2,
+        compile_timeout_s: float = 60.0,
+        run_timeout_s: float = 60.0,
+        toolbox: Toolbox | None = None,
+    ) -> None:
+        tools = toolbox or TilecoreToolbox()
+        artifact_dir.mkdir(parents=True, exist_ok=True)
+        compiling, measuring = compile_zygote(tools), measure_zygote(tools, hardware.cores)
+        self._zygotes = (compiling, measuring)
+        meter = MeasureWorker(
+            measuring,
+            tools,
+            cores=hardware.cores,
+            timeout_s=run_timeout_s,
+            lock=lock_path(hardware.kind),
+        )
+        super().__init__(
+            hardware,
+            compilers=[
+                CompileWorker(compiling, tools, artifact_dir, compile_timeout_s)
+                for _ in range(compile_workers)
+            ],
+            meter=meter,
+            toolbox=tools,
+            name=f"local:{platform.node()}",
+        )
+
+    def close(self) -> None:
+        """Stop all processes; what is queued or running has no result any more."""
+        super().close()
+        for zygote in self._zygotes:
+            zygote.close()
+
+
+def wait_for_all(
+    pool: Measurer, requests: Iterable[MeasureRequest], timeout_s: float
+) -> dict[str, Measurement]:
+    """Submit requests and return their measurements by token.
+
+    Raises:
+        TimeoutError: not all have finished after ``timeout_s``.
+    """
+    wanted = list(requests)
+    pool.submit(wanted)
+    results: dict[str, Measurement] = {}
+    deadline = time.monotonic() + timeout_s
+    while len(results) < len(wanted):
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            missing = [r.token for r in wanted if r.token not in results]
+            raise TimeoutError(f"no result for {missing} after {timeout_s} s")
+        results.update((request.token, m) for request, m in pool.collect(left_s))
+    return results

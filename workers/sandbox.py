@@ -1,0 +1,296 @@
+"""Sandbox: candidates run in a child process that may hang, crash or eat memory without harm.
+
+A :class:`Zygote` owns the process that children are forked from (modules imported once, environment
+set once). A :class:`Sandbox` owns one child holding one worker object; ``call`` runs a method of it
+and returns what became of it as a value. After a fault the next call starts a new child.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import IO, Any
+
+from workers.errors import SandboxFailed, WorkerLost
+from workers.zygote import STATUS, boot_command, kill_group
+
+OUTPUT_TAIL_BYTES = 2000
+START_TIMEOUT_S = 120.0  # importing TVM and torch on a busy machine
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The call returned."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The call raised: class name, stable code of ours ('' where foreign) and message."""
+
+    kind: str
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Crashed:
+    """The child ended inside the call: by a signal or by exiting."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOut:
+    """The call ran longer than allowed and the child was killed."""
+
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """The call asked for more memory than the child may have."""
+
+    detail: str
+
+
+Outcome = Returned | Raised | Crashed | TimedOut | OutOfMemory
+
+
+@dataclass(slots=True)
+class Child:
+    """A forked child: its job connection, status pipe and captured output."""
+
+    pid: int
+    jobs: Connection[Any, Any]
+    status: int
+    output: IO[bytes]
+
+    def exit_code(self, timeout_s: float) -> int | None:
+        """Return the exit code (negative: signal) or None while it runs."""
+        if not wait([self.status], timeout_s):
+            return None
+        found = os.read(self.status, STATUS.size)
+        return int(STATUS.unpack(found)[0]) if found else None
+
+    def last_output(self) -> str:
+        """Return the end of what the child printed."""
+        self.output.seek(0, os.SEEK_END)
+        self.output.seek(max(0, self.output.tell() - OUTPUT_TAIL_BYTES))
+        return self.output.read().decode(errors="replace").strip()
+
+    def kill(self) -> None:
+        """Kill the child with all it started, unless it has ended: its pid may be another's."""
+        if not wait([self.status], 0):
+            kill_group(self.pid)
+
+    def close(self) -> None:
+        """Kill the child and release its descriptors."""
+        self.kill()
+        self.jobs.close()
+        os.close(self.status)
+        self.output.close()
+
+
+@dataclass
+class Zygote:
+    """Owner of the process that children are forked from; restarted when it is found dead.
+
+    Attributes:
+        name: for messages.
+        preload: modules imported before the first fork.
+        absent: modules whose import fails in it, as if they were not installed.
+        environment: variables set for the process, on top of the inherited ones.
+        memory_bytes: address space a child may add to what the imports took, None: no limit.
+    """
+
+    name: str
+    preload: Sequence[str] = ()
+    absent: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    memory_bytes: int | None = None
+    _process: subprocess.Popen[bytes] | None = None
+    _control: socket.socket | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _is_closed: bool = False
+
+    def fork(self) -> Child:
+        """Return a new child.
+
+        Raises:
+            SandboxFailed: neither the running nor a restarted zygote answers (WK702).
+        """
+        with self._lock:
+            for attempt in range(2):
+                try:
+                    return self._fork()
+                except (OSError, EOFError) as error:
+                    self._stop()
+                    if attempt or self._is_closed:
+                        raise SandboxFailed(worker=self.name, reason=str(error)) from error
+        raise AssertionError("unreachable")
+
+    def close(self) -> None:
+        """End the process for good; its children end with it. May be called from any thread."""
+        self._is_closed = True
+        if self._process is not None:
+            self._process.kill()  # whoever waits for it gets an answer at once
+        with self._lock:
+            self._stop()
+
+    def _fork(self) -> Child:
+        control = self._control or self._start()
+        ours, theirs = Pipe()
+        status_read, status_write = os.pipe()
+        output = tempfile.TemporaryFile()  # noqa: SIM115  closed with the child
+        try:
+            fds = [theirs.fileno(), status_write, output.fileno()]
+            socket.send_fds(control, [b"F"], fds)
+        finally:
+            theirs.close()
+            os.close(status_write)
+        child = Child(0, ours, status_read, output)
+        pid = child.exit_code(START_TIMEOUT_S)  # the first number on the pipe is the pid
+        if pid is None:
+            ours.close()
+            os.close(status_read)
+            output.close()
+            raise EOFError("the forking process ended")
+        child.pid = pid
+        return child
+
+    def _start(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        config = {
+            "control_fd": theirs.fileno(),
+            "preload": list(self.preload),
+            "absent": list(self.absent),
+            "memory_bytes": self.memory_bytes,
+        }
+        settings = [f"{name}={value}" for name, value in sorted(self.environment.items())]
+        with theirs:
+            self._process = subprocess.Popen(  # `env` adds variables to the inherited ones
+                ["env", *settings, *boot_command(config)],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        self._control = ours
+        ours.settimeout(START_TIMEOUT_S)
+        if ours.recv(1) != b"R":
+            raise EOFError("the forking process ended while importing " + ", ".join(self.preload))
+        ours.settimeout(None)
+        return ours
+
+    def _stop(self) -> None:
+        if self._control is not None:
+            self._control.close()
+        if self._process is not None:
+            try:
+                self._process.wait(2.0)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._process = self._control = None
+
+
+class Sandbox:
+    """One child with one worker object; a fault of a call ends the child, not the owner."""
+
+    def __init__(self, zygote: Zygote, factory: Callable[..., Any], *args: Any) -> None:
+        self._zygote = zygote
+        self._factory = factory
+        self._args = args
+        self._child: Child | None = None
+        self.starts = 0
+
+    def start(self) -> None:
+        """Make sure that a child with a worker object runs.
+
+        Raises:
+            SandboxFailed: it does not start (WK702).
+            WorkerLost: the worker object cannot be built (WK701).
+        """
+        if self._child is not None:
+            if not wait([self._child.status], 0):
+                return
+            self.close()  # it ended between two calls
+        self._child = self._zygote.fork()
+        self.starts += 1
+        outcome = self._exchange("__init__", (self._factory, self._args), START_TIMEOUT_S)
+        if not isinstance(outcome, Returned):
+            self.close()
+            raise WorkerLost(worker=self._zygote.name, reason=f"start of the worker: {outcome}")
+
+    def call(self, method: str, *args: Any, timeout_s: float) -> Outcome:
+        """Run ``worker.method(*args)`` in the child and return what became of it.
+
+        Raises:
+            SandboxFailed, WorkerLost: the machinery failed, not the candidate (WK702, WK701).
+        """
+        self.start()
+        outcome = self._exchange(method, args, timeout_s)
+        if isinstance(outcome, Crashed | TimedOut | OutOfMemory):
+            self.close()  # its memory and its state cannot be trusted any more
+        return outcome
+
+    def kill(self) -> None:
+        """Kill the child, if any; a call in progress in another thread ends as lost or crashed."""
+        child = self._child
+        if child is not None:
+            child.kill()
+
+    def close(self) -> None:
+        """Kill the child, if any, and release its descriptors; not while a call is in progress."""
+        if self._child is not None:
+            self._child.close()
+            self._child = None
+
+    def _exchange(self, method: str, args: tuple[Any, ...], timeout_s: float) -> Outcome:
+        child = self._child
+        assert child is not None
+        start = time.monotonic()
+        try:
+            child.jobs.send((method, args))
+            if not child.jobs.poll(timeout_s):
+                return TimedOut(time.monotonic() - start)
+            reply = child.jobs.recv()
+        except (EOFError, ConnectionError):
+            return self._crash(child)
+        except (pickle.UnpicklingError, ValueError, AttributeError, ImportError) as error:
+            return Crashed(f"sent an unreadable answer ({type(error).__name__})")
+        if reply[0] == "returned":
+            return Returned(reply[1])
+        if reply[0] == "memory":
+            return OutOfMemory(reply[1])
+        return Raised(*reply[1:])
+
+    def _crash(self, child: Child) -> Crashed:
+        code = child.exit_code(1.0)
+        if code is None:  # the zygote is gone and took its children along
+            self.close()
+            raise WorkerLost(worker=self._zygote.name, reason="its forking process ended")
+        reason, output = _exit_reason(code), child.last_output()
+        return Crashed(f"{reason}; last output: {output}" if output else reason)
+
+
+def _exit_reason(code: int) -> str:
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    hint = " (by the kernel: out of memory?)" if -code == signal.SIGKILL else ""
+    return f"killed by {name}{hint}"
