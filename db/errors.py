@@ -1,0 +1,83 @@
+"""Errors of the database layer: codes DB8xx."""
+
+from __future__ import annotations
+
+from tilecore.errors import TileError
+
+
+class DatabaseError(TileError):
+    """Base of all errors of the database layer."""
+
+    code, title = "DB800", "database-error"
+    template = "{url}: {reason}"
+
+
+class DatabaseLocked(DatabaseError):
+    """Another process holds the database for longer than the busy timeout."""
+
+    code, title = "DB801", "database-locked"
+    template = "{url}: expected the lock within {timeout_s:g} s, found another process holding it"
+    default_hint = "wait for or stop the other process (a backup, a sqlite3 shell), then try again"
+
+
+class SchemaTooNew(DatabaseError):
+    """The database was written by a newer version of this program."""
+
+    code, title = "DB802", "schema-too-new"
+    template = "{url}: expected schema revision {expected} or older, found {found}"
+    default_hint = "upgrade tilecore, or point TILECORE_DATABASE_URL at another database"
+
+
+class SchemaTooOld(DatabaseError):
+    """The database must be migrated before this version can use it."""
+
+    code, title = "DB803", "schema-too-old"
+    template = "{url}: expected schema revision {expected}, found {found}"
+    default_hint = "run `tilecore migrate` (make a backup first)"
+
+
+class DatabaseUnreachable(DatabaseError):
+    """The database cannot be opened or connected to."""
+
+    code, title = "DB804", "database-unreachable"
+    template = "{url}: cannot be opened: {reason}"
+    default_hint = "check TILECORE_DATABASE_URL and that its folder exists and is writable"
+
+
+class NotADatabase(DatabaseError):
+    """The file is not an SQLite database, or not one of this program."""
+
+    code, title = "DB805", "not-a-database"
+    template = "{url}: expected a tilecore database, found {found}"
+    default_hint = "move the file aside or point TILECORE_DATABASE_URL elsewhere"
+
+
+class LeadershipLost(DatabaseError):
+    """Another coordinator took over; this one may write nothing more."""
+
+    code, title = "DB806", "leadership-lost"
+    template = "expected leader epoch {expected}, found {found}: another coordinator has taken over"
+
+
+class IdempotencyConflict(DatabaseError):
+    """An idempotency key came again with another body."""
+
+    code, title = "DB807", "idempotency-conflict"
+    template = "idempotency key {key!r} was used before with another request body"
+    default_hint = "send a new key for a new request"
+
+
+class ModelCorrupt(DatabaseError):
+    """The bytes of a stored cost model are not those that were saved."""
+
+    code, title = "DB808", "model-corrupt"
+    template = "cost model {id}: expected sha256 {expected}, found {found}"
+    default_hint = "retire the model; a new one is trained after the next tuning run"
+
+
+class UnknownRun(DatabaseError):
+    """No tuning run has this id."""
+
+    code, title = "DB809", "unknown-run"
+    template = "expected the id of a tuning run, found {found!r}"
+    default_hint = "list the runs: `tilecore runs` or GET /v1/tuning-runs"

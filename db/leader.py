@@ -1,0 +1,85 @@
+"""Leadership: one coordinator at a time, with an epoch that fences everything it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from db.errors import LeadershipLost
+from db.models import LeaderRow
+from db.records import LeaderRecord
+from db.session import Database, change
+
+NAME = "coordinator"
+
+
+class Leadership:
+    """The leader lease of the coordinators of one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def current(self) -> LeaderRecord | None:
+        """Return the last leader; ``is_alive`` says whether its lease still runs."""
+        with self._database.read() as session:
+            row = session.get(LeaderRow, NAME)
+            if row is None:
+                return None
+            alive = row.until > self._database.now(session)
+            return LeaderRecord(owner=row.owner, epoch=row.epoch, until=row.until, is_alive=alive)
+
+    def acquire(
+        self, owner: str, ttl_s: float, is_gone: Callable[[str], bool] = lambda _owner: False
+    ) -> int | None:
+        """Return a new epoch if nobody leads, else None.
+
+        Args:
+            owner: who asks, unique per process.
+            ttl_s: how long the lease runs without a renewal.
+            is_gone: tells of a leader whose lease still runs whether its process is known to be
+                dead (same host); then there is no need to wait.
+        """
+        with self._database.write() as session:
+            now = self._database.now(session)
+            row = session.get(LeaderRow, NAME, with_for_update=True)
+            until = now + timedelta(seconds=ttl_s)
+            if row is None:
+                session.add(LeaderRow(name=NAME, owner=owner, epoch=1, until=until))
+                return 1
+            if row.until > now and not is_gone(row.owner):
+                return None
+            row.owner, row.epoch, row.until = owner, row.epoch + 1, until
+            return row.epoch
+
+    def renew(self, epoch: int, ttl_s: float) -> None:
+        """Prolong the lease.
+
+        Raises:
+            LeadershipLost: another coordinator leads now (DB806).
+        """
+        with self._database.write() as session:
+            until = self._database.now(session) + timedelta(seconds=ttl_s)
+            check_epoch(session, epoch)
+            mine = update(LeaderRow).where(LeaderRow.name == NAME, LeaderRow.epoch == epoch)
+            change(session, mine.values(until=until))
+
+    def release(self, epoch: int) -> None:
+        """Let the next coordinator lead at once."""
+        with self._database.write() as session:
+            mine = update(LeaderRow).where(LeaderRow.name == NAME, LeaderRow.epoch == epoch)
+            change(session, mine.values(until=self._database.now(session)))
+
+
+def check_epoch(session: Session, epoch: int) -> None:
+    """Refuse to write for a coordinator that no longer leads.
+
+    Raises:
+        LeadershipLost: the epoch has passed (DB806).
+    """
+    query = select(LeaderRow.epoch).where(LeaderRow.name == NAME).with_for_update(read=True)
+    found = session.execute(query).scalar()
+    if found != epoch:
+        raise LeadershipLost(expected=epoch, found=found)

@@ -1,0 +1,119 @@
+"""Bring a database to the schema of this version, or say why it cannot be used."""
+
+from __future__ import annotations
+
+import fcntl
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sqlalchemy import inspect, text
+
+from db.errors import DatabaseUnreachable, NotADatabase, SchemaTooNew, SchemaTooOld
+from db.session import Database
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+REVISIONS = ("0001",)  # oldest first; a test compares it with the files in versions/
+HEAD = REVISIONS[-1]
+
+
+def open_database(url: str, *, busy_timeout_s: float = 30.0) -> Database:
+    """Return the database at ``url``, ready for use.
+
+    An embedded SQLite file is created or upgraded (after copying it aside); any other database
+    must be at this version's schema already.
+
+    Raises:
+        DatabaseUnreachable: it cannot be opened (DB804).
+        NotADatabase: the file is something else (DB805).
+        SchemaTooNew: a newer version wrote it (DB802).
+        SchemaTooOld: it must be migrated first (DB803).
+        DatabaseLocked: another process holds it (DB801).
+    """
+    database = Database(url, busy_timeout_s=busy_timeout_s)
+    if database.path is not None:
+        _make_folder(database, database.path)
+    found = revision(database)
+    if found == HEAD:
+        return database
+    if database.path is None:
+        raise SchemaTooOld(url=database.shown_url, expected=HEAD, found=found or "no schema")
+    upgrade(database)
+    return database
+
+
+def revision(database: Database) -> str | None:
+    """Return the schema revision of a database, None where it is empty.
+
+    Raises:
+        SchemaTooNew: this version does not know the revision (DB802).
+        NotADatabase: there are tables, but not ours (DB805).
+    """
+    with database.errors(), database.engine.connect() as connection:
+        tables = set(inspect(connection).get_table_names())
+        if not tables:
+            return None
+        if "alembic_version" not in tables:
+            raise NotADatabase(
+                url=database.shown_url, found=f"tables {', '.join(sorted(tables)[:5])}"
+            )
+        found = connection.execute(text("select version_num from alembic_version")).scalar()
+    if found is not None and found not in REVISIONS:
+        raise SchemaTooNew(url=database.shown_url, expected=HEAD, found=found)
+    return None if found is None else str(found)
+
+
+def upgrade(database: Database) -> str:
+    """Migrate to this version's schema and return the revision found before ('' if empty)."""
+    from alembic import command
+
+    with _migration_lock(database.path):
+        before = revision(database)
+        if before == HEAD:
+            return before
+        if before is not None and database.path is not None:
+            copy_aside(database.path, before)
+        with database.errors(), database.engine.begin() as connection:
+            config = alembic_config()
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+    return before or ""
+
+
+def alembic_config() -> Config:
+    """Return Alembic's configuration: no ini file, the scripts beside this module."""
+    from alembic.config import Config  # slow to import; most starts find the schema current
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    return config
+
+
+def copy_aside(path: Path, before: str) -> Path:
+    """Copy an SQLite database (with its write-ahead log) and return where the copy lies."""
+    target = path.with_name(f"{path.name}.before-{HEAD}-from-{before}")
+    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(target)) as copy:
+        source.backup(copy)
+    return target
+
+
+def _make_folder(database: Database, path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DatabaseUnreachable(url=database.shown_url, reason=str(error)) from error
+
+
+@contextmanager
+def _migration_lock(path: Path | None) -> Iterator[None]:
+    """Let one process migrate at a time (PostgreSQL takes an advisory lock in env.py)."""
+    if path is None:
+        yield
+        return
+    with path.with_name(f"{path.name}.migrate.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

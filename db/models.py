@@ -1,0 +1,264 @@
+"""The tables. What is filtered, joined or constrained is a column; what only travels is JSON.
+
+Identity tables (hardware, toolchain, program, workload, config) are written once per natural key.
+``measurement`` is append-only (triggers refuse changes on SQLite); its repeats lie in a side table
+so that scans stay narrow. A change here needs a migration in ``db/migrations/versions``.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import (
+    CheckConstraint,
+    ForeignKey,
+    Index,
+    LargeBinary,
+    MetaData,
+    String,
+    Text,
+    UniqueConstraint,
+    false,
+    text,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
+
+from db.types import BigId, JsonValue, UtcDateTime
+from recommender.measurement import MeasureStatus, Protocol
+
+NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+    "pk": "pk_%(table_name)s",
+}
+RUN_STATES = ("QUEUED", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED")
+TRIAL_STATES = ("pending", "leased", "done", "failed", "cancelled")
+MODEL_STATES = ("candidate", "active", "retired")
+
+
+def one_of(column: str, values: tuple[str, ...]) -> CheckConstraint:
+    """Return a constraint that closes the set of values of a column."""
+    listed = ", ".join(f"'{value}'" for value in values)
+    return CheckConstraint(f"{column} in ({listed})", name=column)
+
+
+class Base(DeclarativeBase):
+    """Base of all rows."""
+
+    metadata = MetaData(naming_convention=NAMING)
+    type_annotation_map = {  # noqa: RUF012  read by SQLAlchemy's metaclass
+        dict[str, Any]: JsonValue,
+        list[float]: JsonValue,
+        datetime: UtcDateTime,
+    }
+
+
+class HardwareRow(Base):
+    """A kind of device, by the digest of its identity facts; the profile may get measured rates."""
+
+    __tablename__ = "hardware"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(String(32), unique=True)
+    kind: Mapped[str] = mapped_column(String(16))
+    name: Mapped[str] = mapped_column(String(200))
+    profile: Mapped[dict[str, Any]]
+    updated_at: Mapped[datetime]
+
+
+class ToolchainRow(Base):
+    """Versions that can change generated code."""
+
+    __tablename__ = "toolchain"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(String(32), unique=True)
+    versions: Mapped[dict[str, Any]]
+
+
+class ProgramRow(Base):
+    """One version of a kernel's tile program."""
+
+    __tablename__ = "program"
+    __table_args__ = (UniqueConstraint("kernel", "digest"),)
+    id: Mapped[int] = mapped_column(primary_key=True)
+    kernel: Mapped[str] = mapped_column(String(64))
+    digest: Mapped[str] = mapped_column(String(64))
+
+
+class WorkloadRow(Base):
+    """A kernel and its problem; the columns that people filter by stand beside the JSON."""
+
+    __tablename__ = "workload"
+    __table_args__ = (Index(None, "kernel", "dtype", "m", "n", "k"),)
+    id: Mapped[int] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(String(32), unique=True)
+    kernel: Mapped[str] = mapped_column(String(64))
+    dtype: Mapped[str | None] = mapped_column(String(16))
+    m: Mapped[int | None]
+    n: Mapped[int | None]
+    k: Mapped[int | None]
+    threads: Mapped[int]
+    problem: Mapped[dict[str, Any]]
+
+
+class ConfigRow(Base):
+    """A tile config, stored once."""
+
+    __tablename__ = "config"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(String(32), unique=True)
+    knobs: Mapped[dict[str, Any]]
+
+
+class RunRow(Base):
+    """A tuning run: what was asked for, where it stands, what came out."""
+
+    __tablename__ = "tuning_run"
+    __table_args__ = (one_of("state", RUN_STATES), Index(None, "workload_id", "hardware_id"))
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    public_id: Mapped[str] = mapped_column(String(36), unique=True)
+    idempotency_key: Mapped[str | None] = mapped_column(String(128), unique=True)
+    body_hash: Mapped[str] = mapped_column(String(32))
+    state: Mapped[str] = mapped_column(String(16), index=True)
+    workload_id: Mapped[int] = mapped_column(ForeignKey("workload.id"))
+    hardware_id: Mapped[int] = mapped_column(ForeignKey("hardware.id"))
+    program_id: Mapped[int] = mapped_column(ForeignKey("program.id"))
+    toolchain_id: Mapped[int] = mapped_column(ForeignKey("toolchain.id"))
+    spec: Mapped[dict[str, Any]]
+    seed: Mapped[int]
+    planned_trials: Mapped[int]
+    active_s: Mapped[float] = mapped_column(server_default="0")
+    cancel_requested: Mapped[bool] = mapped_column(server_default=false())
+    result: Mapped[dict[str, Any] | None]
+    error: Mapped[str | None] = mapped_column(Text)
+    created_at: Mapped[datetime]
+    started_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+    workload: Mapped[WorkloadRow] = relationship(lazy="joined", innerjoin=True)
+    hardware: Mapped[HardwareRow] = relationship(lazy="joined", innerjoin=True)
+    program: Mapped[ProgramRow] = relationship(lazy="joined", innerjoin=True)
+    toolchain: Mapped[ToolchainRow] = relationship(lazy="joined", innerjoin=True)
+
+
+class TrialRow(Base):
+    """One candidate of a run. ``(attempt, lease_epoch)`` is the fencing token of its lease."""
+
+    __tablename__ = "trial"
+    __table_args__ = (
+        UniqueConstraint("run_id", "config_id", "protocol"),
+        UniqueConstraint("run_id", "sequence"),
+        one_of("state", TRIAL_STATES),
+        one_of("protocol", tuple(p.value for p in Protocol)),
+        Index(None, "state", "run_id", "sequence"),
+    )
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    run_id: Mapped[int] = mapped_column(ForeignKey("tuning_run.id"))
+    config_id: Mapped[int] = mapped_column(ForeignKey("config.id"))
+    protocol: Mapped[str] = mapped_column(String(16))
+    purpose: Mapped[str] = mapped_column(String(16))
+    predicted_s: Mapped[float | None]
+    sequence: Mapped[int]
+    state: Mapped[str] = mapped_column(String(16))
+    attempt: Mapped[int]
+    lease_epoch: Mapped[int | None]
+    lease_until: Mapped[datetime | None]
+    not_before: Mapped[datetime | None]
+    last_error: Mapped[str | None] = mapped_column(Text)
+    config: Mapped[ConfigRow] = relationship(lazy="joined", innerjoin=True)
+
+
+class MeasurementRow(Base):
+    """The accepted outcome of a trial (or an imported one): a time or a failure, never both."""
+
+    __tablename__ = "measurement"
+    __table_args__ = (
+        one_of("status", tuple(s.value for s in MeasureStatus)),
+        one_of("protocol", tuple(p.value for p in Protocol)),
+        CheckConstraint("(status = 'OK') = (time_s is not null)", name="time_or_failure"),
+        Index(None, "workload_id", "hardware_id", "protocol", "time_s"),
+        Index(None, "hardware_id", "id"),
+    )
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    trial_id: Mapped[int | None] = mapped_column(ForeignKey("trial.id"), unique=True)
+    workload_id: Mapped[int] = mapped_column(ForeignKey("workload.id"))
+    hardware_id: Mapped[int] = mapped_column(ForeignKey("hardware.id"))
+    program_id: Mapped[int] = mapped_column(ForeignKey("program.id"))
+    toolchain_id: Mapped[int] = mapped_column(ForeignKey("toolchain.id"))
+    config_id: Mapped[int] = mapped_column(ForeignKey("config.id"))
+    protocol: Mapped[str] = mapped_column(String(16))
+    threads: Mapped[int]
+    status: Mapped[str] = mapped_column(String(20), index=True)
+    time_s: Mapped[float | None]
+    reference_time_s: Mapped[float | None]
+    compile_s: Mapped[float | None]
+    max_error: Mapped[float | None]
+    detail: Mapped[str] = mapped_column(Text)
+    worker: Mapped[str] = mapped_column(String(200))
+    metrics: Mapped[dict[str, Any]]
+    measured_at: Mapped[datetime]
+    workload: Mapped[WorkloadRow] = relationship(lazy="joined")
+    hardware: Mapped[HardwareRow] = relationship(lazy="joined")
+    program: Mapped[ProgramRow] = relationship(lazy="joined")
+    toolchain: Mapped[ToolchainRow] = relationship(lazy="joined")
+    config: Mapped[ConfigRow] = relationship(lazy="joined")
+    sample: Mapped[SampleRow] = relationship(lazy="joined")
+
+
+class SampleRow(Base):
+    """All repeats of one measurement, in the order taken, with those of the rival."""
+
+    __tablename__ = "measurement_sample"
+    measurement_id: Mapped[int] = mapped_column(
+        BigId, ForeignKey("measurement.id"), primary_key=True, autoincrement=False
+    )
+    times_s: Mapped[list[float]]
+    reference_times_s: Mapped[list[float]]
+
+
+class EventRow(Base):
+    """What happened in a run, in order; the id is the id of the server-sent event."""
+
+    __tablename__ = "event"
+    __table_args__ = (Index(None, "run_id", "id"),)
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    run_id: Mapped[int] = mapped_column(ForeignKey("tuning_run.id"))
+    at: Mapped[datetime]
+    kind: Mapped[str] = mapped_column(String(32))
+    payload: Mapped[dict[str, Any]]
+
+
+class LeaderRow(Base):
+    """Which coordinator may write; ``epoch`` grows with every change of leader."""
+
+    __tablename__ = "leader"
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    owner: Mapped[str] = mapped_column(String(200))
+    epoch: Mapped[int]
+    until: Mapped[datetime]
+
+
+class ModelRow(Base):
+    """A trained cost model; at most one per kernel is active."""
+
+    __tablename__ = "model_version"
+    __table_args__ = (
+        one_of("state", MODEL_STATES),
+        Index(
+            "ix_model_version_active",
+            "kernel",
+            unique=True,
+            sqlite_where=text("state = 'active'"),
+            postgresql_where=text("state = 'active'"),
+        ),
+    )
+    id: Mapped[int] = mapped_column(primary_key=True)
+    kernel: Mapped[str] = mapped_column(String(64))
+    state: Mapped[str] = mapped_column(String(16))
+    feature_schema: Mapped[str] = mapped_column(String(64))
+    sha256: Mapped[str] = mapped_column(String(64))
+    blob: Mapped[bytes] = mapped_column(LargeBinary)
+    metrics: Mapped[dict[str, Any]]
+    trained_on: Mapped[int]
+    created_at: Mapped[datetime]

@@ -1,0 +1,147 @@
+"""What the store takes and returns: values, never rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from recommender.hardware import HardwareProfile
+from recommender.measurement import Measurement, MeasureStatus, Protocol, Toolchain
+from recommender.workload import Workload
+from tilecore.tile_config import TileConfig
+
+FINISHED_STATES = ("SUCCEEDED", "FAILED", "CANCELLED")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRun:
+    """A tuning run to be queued.
+
+    ``spec`` is the request in canonical form; ``body_hash`` its digest, compared when an
+    idempotency key comes again.
+    """
+
+    workload: Workload
+    hardware: HardwareProfile
+    program_digest: str
+    toolchain: Toolchain
+    spec: Mapping[str, Any]
+    body_hash: str
+    seed: int = 0
+    planned_trials: int = 0
+    idempotency_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """A tuning run as stored. ``active_s`` is the time that coordinators spent on it."""
+
+    id: int
+    public_id: str
+    state: str
+    workload: Workload
+    hardware: HardwareProfile
+    program_digest: str
+    toolchain: Toolchain
+    spec: Mapping[str, Any]
+    body_hash: str
+    seed: int
+    planned_trials: int
+    active_s: float
+    cancel_requested: bool
+    result: Mapping[str, Any] | None
+    error: str | None
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing will change any more."""
+        return self.state in FINISHED_STATES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewTrial:
+    """A candidate that a run's session proposed."""
+
+    config: TileConfig
+    protocol: Protocol
+    purpose: str
+    predicted_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRecord:
+    """A trial as stored, with its measurement where there is one."""
+
+    id: int
+    run_id: int
+    sequence: int
+    config: TileConfig
+    protocol: Protocol
+    purpose: str
+    predicted_s: float | None
+    state: str
+    attempt: int
+    last_error: str | None = None
+    measurement: Measurement | None = None
+    measurement_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventRecord:
+    """One step of a run."""
+
+    id: int
+    at: datetime
+    kind: str
+    payload: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasurementRecord:
+    """A measurement with its identity."""
+
+    id: int
+    run: str | None  # public id of the run it belongs to; None: imported
+    measurement: Measurement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasurementQuery:
+    """Filters of the tuning log; None: any. ``best_first`` orders by time instead of by age."""
+
+    kernel: str | None = None
+    dtype: str | None = None
+    m: int | None = None
+    n: int | None = None
+    k: int | None = None
+    threads: int | None = None
+    status: MeasureStatus | None = None
+    protocol: Protocol | None = None
+    hardware_key: str | None = None
+    program_digest: str | None = None
+    toolchain_key: str | None = None
+    run: str | None = None
+    best_first: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Some measurements and where to go on: pass ``next_after`` as ``after``."""
+
+    items: Sequence[MeasurementRecord]
+    next_after: tuple[float, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderRecord:
+    """Who leads, and until when unless it renews."""
+
+    owner: str
+    epoch: int
+    until: datetime
+    is_alive: bool = field(default=False)

@@ -1,0 +1,174 @@
+"""Trials: proposals persisted, leased, and closed by exactly one accepted measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import and_, func, insert, or_, select, update
+from sqlalchemy.orm import Session
+
+from db.leader import check_epoch
+from db.models import MeasurementRow, TrialRow
+from db.records import NewTrial, TrialRecord
+from db.rows import add_measurement, config_id, trial_of
+from db.runs import add_event
+from db.session import Database, change
+from recommender.measurement import Measurement, MeasureStatus
+
+OPEN_STATES = ("pending", "leased")
+
+
+class Trials:
+    """The work queue of tuning runs."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, run_id: int, new: Sequence[NewTrial], epoch: int) -> Sequence[NewTrial]:
+        """Persist proposals before anybody works on them; return those that were known already."""
+        repeated = []
+        with self._database.write() as session:
+            check_epoch(session, epoch)
+            known = {
+                (config, protocol)
+                for config, protocol in session.execute(
+                    select(TrialRow.config_id, TrialRow.protocol).where(TrialRow.run_id == run_id)
+                )
+            }
+            for trial in new:
+                key = (config_id(session, trial.config), trial.protocol.value)
+                if key in known:
+                    repeated.append(trial)
+                    continue
+                values = _new_row(run_id, len(known), key, trial)
+                session.execute(insert(TrialRow).values(values))
+                known.add(key)
+        return repeated
+
+    def claim(self, run_id: int, epoch: int, limit: int, lease_s: float) -> Sequence[TrialRecord]:
+        """Lease up to ``limit`` pending trials in the order in which they were proposed."""
+        with self._database.write() as session:
+            check_epoch(session, epoch)
+            now = self._database.now(session)
+            ready = or_(TrialRow.not_before.is_(None), TrialRow.not_before <= now)
+            rows = session.scalars(
+                select(TrialRow)
+                .where(TrialRow.run_id == run_id, TrialRow.state == "pending", ready)
+                .order_by(TrialRow.sequence)
+                .limit(limit)
+                .with_for_update(of=TrialRow, skip_locked=True)
+            ).all()
+            for row in rows:
+                row.state, row.attempt, row.lease_epoch = "leased", row.attempt + 1, epoch
+                row.lease_until = now + timedelta(seconds=lease_s)
+            return [trial_of(row) for row in rows]
+
+    def accept(self, trial: TrialRecord, epoch: int, measurement: Measurement) -> int | None:
+        """Store the outcome of a leased trial, or return None if the lease is not held any more.
+
+        The lease is given up and the measurement inserted in one transaction: of an execution that
+        happened twice exactly one record stays.
+        """
+        with self._database.write() as session:
+            lost = measurement.status is MeasureStatus.WORKER_LOST
+            values = {"state": "failed" if lost else "done", "last_error": None}
+            if not self._give_up(session, trial, epoch, values):
+                return None
+            now = self._database.now(session)
+            measurement_id = add_measurement(session, measurement, now, trial.id)
+            add_event(session, self._database, trial.run_id, "trial", _payload(trial, measurement))
+            return measurement_id
+
+    def retry_later(self, trial: TrialRecord, epoch: int, reason: str, delay_s: float) -> bool:
+        """Put a trial back after a failure that is not its own; False if the lease is gone."""
+        with self._database.write() as session:
+            not_before = self._database.now(session) + timedelta(seconds=delay_s)
+            values = {"state": "pending", "last_error": reason[:4096], "not_before": not_before}
+            done = self._give_up(session, trial, epoch, values)
+            if done:
+                payload = {"sequence": trial.sequence, "reason": reason, "attempt": trial.attempt}
+                add_event(session, self._database, trial.run_id, "retry", payload)
+            return done
+
+    def requeue(self, epoch: int) -> int:
+        """Put back what earlier leaders leased and what ran out of time; return how many."""
+        with self._database.write() as session:
+            check_epoch(session, epoch)
+            stale = or_(
+                TrialRow.lease_epoch < epoch, TrialRow.lease_until < self._database.now(session)
+            )
+            return self._put_back(session, stale)
+
+    def release(self, epoch: int) -> int:
+        """Put back all leases of this leader (it is going to stop); return how many."""
+        with self._database.write() as session:
+            return self._put_back(session, TrialRow.lease_epoch == epoch)
+
+    def of_run(self, run_id: int, *, state: str | None = None) -> Sequence[TrialRecord]:
+        """Return all trials of a run: measured ones in the order of acceptance, then open ones."""
+        query = (
+            select(TrialRow, MeasurementRow)
+            .outerjoin(MeasurementRow, MeasurementRow.trial_id == TrialRow.id)
+            .where(TrialRow.run_id == run_id)
+            .order_by(MeasurementRow.id.is_(None), MeasurementRow.id, TrialRow.sequence)
+        )
+        if state is not None:
+            query = query.where(TrialRow.state == state)
+        with self._database.read() as session:
+            return [trial_of(trial, measured) for trial, measured in session.execute(query)]
+
+    def count_by_status(self, run_id: int) -> dict[str, int]:
+        """Return how many trials ended with which status; open ones count under their state."""
+        status = func.coalesce(MeasurementRow.status, TrialRow.state)
+        query = (
+            select(status, func.count())
+            .select_from(TrialRow)
+            .outerjoin(MeasurementRow, MeasurementRow.trial_id == TrialRow.id)
+            .where(TrialRow.run_id == run_id)
+            .group_by(status)
+        )
+        with self._database.read() as session:
+            return {name: count for name, count in session.execute(query)}  # noqa: C416
+
+    @staticmethod
+    def _give_up(session: Session, trial: TrialRecord, epoch: int, values: dict[str, Any]) -> bool:
+        held = and_(
+            TrialRow.id == trial.id,
+            TrialRow.state == "leased",
+            TrialRow.attempt == trial.attempt,
+            TrialRow.lease_epoch == epoch,
+        )
+        return change(session, update(TrialRow).where(held).values(values)) == 1
+
+    @staticmethod
+    def _put_back(session: Session, where: Any) -> int:
+        leased = update(TrialRow).where(TrialRow.state == "leased", where)
+        return change(session, leased.values(state="pending"))
+
+
+def _new_row(run_id: int, sequence: int, key: tuple[int, str], trial: NewTrial) -> dict[str, Any]:
+    return {
+        "run_id": run_id,
+        "sequence": sequence,
+        "config_id": key[0],
+        "protocol": key[1],
+        "purpose": trial.purpose,
+        "predicted_s": trial.predicted_s,
+        "state": "pending",
+        "attempt": 0,
+    }
+
+
+def _payload(trial: TrialRecord, measurement: Measurement) -> dict[str, Any]:
+    return {
+        "sequence": trial.sequence,
+        "purpose": trial.purpose,
+        "protocol": trial.protocol.value,
+        "status": measurement.status.value,
+        "time_s": measurement.time_s,
+        "reference_time_s": measurement.reference_time_s,
+        "config": dict(trial.config.items_),
+        "detail": measurement.detail[:200],
+    }

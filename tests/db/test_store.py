@@ -1,0 +1,162 @@
+"""SqlStore keeps measurements whole and finds the right ones."""
+
+import sqlite3
+from contextlib import closing
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import exc as sa_exc
+from sqlalchemy import text
+
+from db.errors import ModelCorrupt
+from db.records import MeasurementQuery
+from recommender.hardware import HardwareProfile
+from recommender.measurement import MeasureStatus, Protocol, Toolchain
+from tilecore.tile_config import TileConfig
+
+HARDWARE = HardwareProfile(name="bench CPU", kind="cpu", arch="x86-64-avx2", cores=2)
+TOOLCHAIN = Toolchain(tilecore="t1", tvm="0.27", llvm="22")
+
+
+def test_round_trip_keeps_every_field(store, make_measurement):
+    written = make_measurement(compile_s=0.1, max_error=0.25, worker="w0", threads=2)
+    store.add(written)
+    assert store.measurements() == [written]
+
+
+def test_a_failure_has_no_time_and_keeps_its_cause(store, make_measurement):
+    store.add(make_measurement(None))
+    (read,) = store.measurements()
+    assert (read.status, read.time_s, read.detail) == (
+        MeasureStatus.COMPILE_ERROR,
+        None,
+        "no such register",
+    )
+    assert store.measurements(only_ok=True) == []
+
+
+def test_a_repeated_query_sees_new_records(store, make_measurement, second_store):
+    store.add(make_measurement(1e-3))
+    assert len(store.measurements()) == len(store.measurements()) == 1
+    second_store.add(make_measurement(2e-3))  # another process
+    assert len(store.measurements()) == 2
+
+
+def test_best_prefers_confirmed_times_and_needs_the_exact_key(store, make_measurement):
+    fast = make_measurement(1e-4, config=TileConfig.of(block_M=1))
+    confirmed = make_measurement(2e-4, protocol=Protocol.CONFIRM, config=TileConfig.of(block_M=2))
+    slower = make_measurement(3e-4, protocol=Protocol.CONFIRM, config=TileConfig.of(block_M=3))
+    key = (fast.workload, HARDWARE.key, "p1", TOOLCHAIN.key)
+    assert store.best(*key) is None
+    store.add(fast)
+    assert store.best(*key) == fast
+    for other in (slower, confirmed, make_measurement(None, config=TileConfig.of(block_M=4))):
+        store.add(other)
+    assert store.best(*key) == confirmed
+    assert store.best(fast.workload, HARDWARE.key, "p2", TOOLCHAIN.key) is None
+    assert store.best(fast.workload, HARDWARE.key, "p1", "other") is None
+    assert store.best(fast.workload, "other", "p1", TOOLCHAIN.key) is None
+
+
+def test_filters(store, make_measurement, make_workload):
+    store.add(make_measurement(1e-3))
+    store.add(make_measurement(2e-3, workload=make_workload(128)))
+    store.add(make_measurement(None, workload=make_workload(128, "float64")))
+
+    def count(**filters):
+        return len(store.page(MeasurementQuery(**filters), limit=10).items)
+
+    assert count() == 3
+    assert count(m=128) == 2
+    assert count(m=128, dtype="float64") == 1
+    assert count(status=MeasureStatus.OK) == 2
+    assert count(kernel="conv") == 0
+    assert count(hardware_key=HARDWARE.key) == 3
+    assert count(protocol=Protocol.CONFIRM) == 0
+    assert count(best_first=True) == 2
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(limit=st.integers(1, 7), best_first=st.booleans())
+def test_pages_show_every_record_once(store, make_measurement, limit, best_first):
+    if store.count_measurements() == 0:
+        for i in range(12):  # equal times: the id must break the tie
+            store.add(make_measurement(1e-3 * (1 + i % 3), config=TileConfig.of(block_M=i)))
+    query, seen, after = MeasurementQuery(best_first=best_first), [], None
+    while True:
+        page = store.page(query, limit=limit, after=after)
+        seen += [(r.measurement.time_s, r.id) for r in page.items]
+        after = page.next_after
+        if after is None:
+            break
+    assert len(set(seen)) == len(seen) == 12
+    assert seen == (sorted(seen) if best_first else sorted(seen, key=lambda r: -r[1]))
+
+
+def test_measurements_cannot_be_changed_or_deleted(store, make_measurement):
+    store.add(make_measurement())
+    for change in ("update measurement set time_s = 1", "delete from measurement_sample"):
+        refused = pytest.raises(sa_exc.IntegrityError, match="append-only")
+        with refused, store.database.write() as session:
+            session.execute(text(change))
+
+
+@pytest.mark.parametrize("row", [("OK", None), ("COMPILE_ERROR", 1.0), ("ODD", None)])
+def test_the_database_itself_refuses_impossible_rows(store, make_measurement, database_path, row):
+    store.add(make_measurement())
+    columns = (
+        "workload_id, hardware_id, program_id, toolchain_id, config_id, protocol, threads, "
+        "detail, worker, metrics, measured_at"
+    )
+    refused = pytest.raises(sqlite3.IntegrityError, match="CHECK")
+    with closing(sqlite3.connect(database_path)) as connection, refused:
+        connection.execute(
+            f"insert into measurement (status, time_s, {columns}) "
+            f"select ?, ?, {columns} from measurement",
+            row,
+        )
+
+
+def test_status_constraint_names_the_closed_set(store):
+    """Alembic does not see changed CHECK constraints, so this test does."""
+    with store.database.read() as session:
+        sql = session.execute(
+            text("select sql from sqlite_master where name = 'measurement'")
+        ).scalar_one()
+    assert all(f"'{status.value}'" in sql for status in MeasureStatus)
+
+
+def test_hardware_profile_is_replaced_by_a_measured_one(store):
+    store.save_hardware(HARDWARE)
+    measured = HardwareProfile(
+        name="bench CPU",
+        kind="cpu",
+        arch="x86-64-avx2",
+        cores=2,
+        peak_flop_per_s={"float32": 1e11},
+        features=(),
+        source="measured 2026-11-20",
+    )
+    store.save_hardware(measured)
+    assert store.hardware(HARDWARE.key) == measured
+    assert store.all_hardware() == [measured]
+
+
+def test_one_model_is_active_and_damage_is_noticed(store):
+    def save(blob, promote):
+        return store.save_model(
+            kernel="gemm", blob=blob, feature_schema="f1", metrics={"r": 1.0}, trained_on=9,
+            promote=promote,
+        )  # fmt: skip
+
+    assert store.active_model("gemm") is None
+    save(b"one", True)
+    save(b"candidate", False)
+    assert store.active_model("gemm").blob == b"one"
+    newest = save(b"two", True)
+    assert (store.active_model("gemm").id, store.active_model("gemm").blob) == (newest, b"two")
+    with store.database.write() as session:
+        session.execute(text("update model_version set blob = x'00' where state = 'active'"))
+    with pytest.raises(ModelCorrupt, match="DB808"):
+        store.active_model("gemm")
