@@ -1,0 +1,118 @@
+"""The whole service as a user runs it: `tilecore serve` and `tilecore tune`, real workers."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import httpx
+import pytest
+
+from db.migrate import open_database
+from db.store import SqlStore
+from recommender.hardware import HardwareProfile
+from tuner_service import wiring
+from tuner_service.settings import Settings
+
+# One thread: on a machine that other tests use too, the rival's threads would wait for a core.
+GEMM = ["gemm", "--m", "48", "--n", "64", "--k", "32", "--threads", "1"]
+PROBLEM = {"m": 48, "n": 64, "k": 32}
+BODY = {"kernel": "gemm", "problem": PROBLEM, "threads": 1, "max_trials": 3}
+pytestmark = pytest.mark.timeout(600)
+CLI = [sys.executable, "-m", "tuner_service.cli"]
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return Settings(data_dir=tmp_path, executor="local", compile_workers=1, leader_ttl_s=5.0)
+
+
+@pytest.fixture
+def store(settings):
+    store = SqlStore(open_database(settings.url))
+    host = wiring.detected_host().as_dict()
+    store.save_hardware(HardwareProfile(**{**host, "source": "measured for this test"}))
+    yield store
+    store.database.close()
+
+
+def wait(condition, timeout_s=200.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.05)
+
+
+def leader_pid(store):
+    leader = store.leader.current()
+    return int(leader.owner.split("/")[2]) if leader and leader.is_alive else None
+
+
+def test_tune_survives_the_death_of_its_coordinator_and_answers_at_once_later(settings, store):
+    command = [*CLI, "tune", *GEMM, "--trials", "4"]
+    environment = {**settings.environment(), "COLUMNS": "120"}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as tuning:
+        wait(lambda: store.count_measurements() >= 2)
+        os.kill(leader_pid(store), signal.SIGKILL)
+        output, _ = tuning.communicate(timeout=240)
+    assert tuning.returncode == 0, output + settings.log_file.read_text()[-3000:]
+    assert "best found" in output
+    (run,) = store.runs.list()
+    trials = store.trials.of_run(run.id)
+    assert {t.state for t in trials} == {"done"}
+    assert len({t.measurement_id for t in trials}) == len(trials) == store.count_measurements()
+    outcomes = {t.measurement.status.value for t in trials}
+    assert "OK" in outcomes
+    assert outcomes <= {"OK", "UNSTABLE"}  # the second on a machine with busy neighbours
+    assert store.leader.current().epoch == 2
+    again = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    assert "answered from the database" in again.stdout
+    assert store.count_measurements() == len(trials)
+
+
+def test_serve_answers_tunes_and_stops_with_everything_it_started(settings, store):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [*CLI, "serve", "--port", str(port)]
+    log = settings.data_dir / "serve.log"
+    with log.open("w") as output:
+        serving = subprocess.Popen(
+            command, env=settings.environment(), stdout=output, stderr=subprocess.STDOUT
+        )
+    client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
+    try:
+        wait(lambda: _is_ready(client))
+        ranked = client.post("/v1/recommendations", json={**BODY, "max_trials": None}).status_code
+        assert ranked == 422  # a field of another request
+        question = {name: BODY[name] for name in ("kernel", "problem", "threads")}
+        assert client.post("/v1/recommendations", json=question).json()["recommendations"]
+        created = client.post("/v1/tuning-runs", json=BODY)
+        assert created.status_code == 202
+        url = created.headers["location"]
+        with client.stream("GET", f"{url}/events", timeout=240) as stream:
+            kinds = [line[7:] for line in stream.iter_lines() if line.startswith("event: ")]
+        assert kinds[-1] == "succeeded", client.get(url).json()
+        measured = client.get("/v1/measurements?best=true&protocol=confirm&limit=1").json()["items"]
+        assert measured[0]["reference_repeats_us"]
+        first = client.post("/v1/recommendations", json=question).json()["recommendations"][0]
+        assert (first["source"], first["config"]) == ("measured", measured[0]["config"])
+        child = leader_pid(store)
+    finally:
+        serving.terminate()
+        serving.wait(60)
+    assert serving.returncode in (0, -signal.SIGTERM), log.read_text()[-3000:]
+    wait(lambda: not os.path.exists(f"/proc/{child}"), 60)
+    assert not store.leader.current().is_alive
+
+
+def _is_ready(client):
+    try:
+        return client.get("/readyz").json().get("coordinator") == "leading"
+    except httpx.TransportError:
+        return False

@@ -1,0 +1,271 @@
+"""The REST service: what it answers, and that every error is a problem with a stable code."""
+
+import json
+import threading
+
+import pytest
+from fastapi.testclient import TestClient
+
+from recommender.measurement import Toolchain
+from tests.tuner_service.table_measurer import TableMeasurer
+from tuner_service import wiring
+from tuner_service.app import create_app
+from tuner_service.coordinator import Coordinator
+from tuner_service.run_driver import Limits
+
+GEMM = {"kernel": "gemm", "problem": {"m": 64, "n": 64, "k": 64, "dtype": "float32"}}
+
+
+@pytest.fixture
+def client(settings, store):
+    with TestClient(create_app(settings, store), raise_server_exceptions=False) as client:
+        yield client
+
+
+def coordinate(store):
+    """Let a coordinator of this host work until nothing is open."""
+    host = wiring.host_profile(store)
+    toolchain: Toolchain = wiring.host_toolchain()
+    Coordinator(
+        store,
+        hardware=host,
+        toolchain=toolchain,
+        make_measurer=lambda _: TableMeasurer(host, toolchain=toolchain),
+        limits=Limits(poll_s=0.01),
+        until_idle=True,
+    ).run()
+
+
+def problem(response, status, code):
+    body = response.json()
+    assert response.status_code == status, body
+    assert response.headers["content-type"] == "application/problem+json"
+    assert (body["status"], body["code"]) == (status, code)
+    assert body["type"] == f"urn:tilecore:error:{code}"
+    assert body["detail"]
+    assert body["instance"].startswith("/")
+    return body
+
+
+def test_a_recommendation_for_an_unmeasured_workload(client):
+    body = client.post("/v1/recommendations", json=GEMM | {"top_k": 3}).json()
+    ranks = body["recommendations"]
+    assert [r["rank"] for r in ranks] == [1, 2, 3]
+    first = ranks[0]
+    assert first["source"] == "analytic"
+    assert first["interval_us"][0] <= first["latency_us"] <= first["interval_us"][1]
+    assert first["gflops"] == pytest.approx(2 * 64**3 / first["latency_us"] / 1e3)
+    assert first["rationale"]
+    assert len({json.dumps(r["config"]) for r in ranks}) == 3
+    assert body["workload"]["problem"]["m"] == 64
+
+
+def test_a_batch(client):
+    other = GEMM | {"problem": {"M": 128, "N": 64, "K": 64}}
+    body = client.post("/v1/recommendations:batch", json={"requests": [GEMM, other]}).json()
+    assert [r["workload"]["problem"]["m"] for r in body["responses"]] == [64, 128]
+
+
+def test_a_tuning_run_from_request_to_measured_recommendation(client, store):
+    created = client.post("/v1/tuning-runs", json=GEMM | {"max_trials": 5})
+    assert created.status_code == 202
+    run = created.json()
+    assert run["state"] == "QUEUED"
+    url = created.headers["location"]
+    assert client.get(url).json() == run
+    coordinate(store)
+    done = client.get(url).json()
+    assert (done["state"], done["error"]) == ("SUCCEEDED", None)
+    trials = client.get(f"{url}/trials").json()["items"]
+    assert done["trials"] == {"OK": len(trials)}
+    assert {t["state"] for t in trials} == {"done"}
+    assert client.get(f"{url}/trials?state=pending").json()["items"] == []
+    best = done["result"]["best"]
+    first = client.post("/v1/recommendations", json=GEMM).json()["recommendations"][0]
+    assert first["source"] == "measured"
+    assert first["config"] == best["config"]
+    assert first["latency_us"] == pytest.approx(best["latency_us"])
+    listed = client.get("/v1/tuning-runs?state=SUCCEEDED&limit=1").json()
+    assert [r["id"] for r in listed["items"]] == [run["id"]]
+
+
+def test_events_stream_until_the_end_and_resume(client, store):
+    url = client.post("/v1/tuning-runs", json=GEMM | {"max_trials": 3}).headers["location"]
+    thread = threading.Thread(target=coordinate, args=(store,))
+    thread.start()
+    events = _events(client.get(f"{url}/events"))
+    thread.join()
+    kinds = [event["event"] for event in events]
+    assert kinds[:2] == ["queued", "started"]
+    assert kinds[-1] == "succeeded"
+    assert kinds.count("trial") == len(client.get(f"{url}/trials").json()["items"])
+    trial = json.loads(events[2]["data"])
+    assert (trial["status"], trial["purpose"]) == ("OK", "default")
+    middle = events[3]["id"]
+    rest = _events(client.get(f"{url}/events", headers={"Last-Event-ID": middle}))
+    assert rest == events[4:]
+
+
+def _events(response):
+    assert response.headers["content-type"].startswith("text/event-stream")
+    blocks = [b for b in response.text.split("\n\n") if "data:" in b]
+    return [dict(line.split(": ", 1) for line in b.splitlines() if ": " in line) for b in blocks]
+
+
+def test_the_tuning_log_can_be_filtered_and_paged(client, store):
+    for m in (64, 32):
+        body = GEMM | {"max_trials": 4, "problem": GEMM["problem"] | {"m": m}}
+        client.post("/v1/tuning-runs", json=body)
+    coordinate(store)
+    total = store.count_measurements()
+    seen, cursor = [], None
+    while True:
+        query = {"limit": 3} | ({"cursor": cursor} if cursor else {})
+        page = client.get("/v1/measurements", params=query).json()
+        seen += [item["id"] for item in page["items"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    assert seen == sorted(seen, reverse=True)
+    assert len(set(seen)) == len(seen) == total
+    few = client.get("/v1/measurements?kernel=gemm&m=32&protocol=confirm&status=OK&best=true")
+    items = few.json()["items"]
+    latencies = [item["latency_us"] for item in items]
+    assert latencies == sorted(latencies)
+    assert {(i["problem"]["m"], i["protocol"]) for i in items} == {(32, "confirm")}
+    assert all(len(i["repeats_us"]) == 3 and len(i["reference_repeats_us"]) == 2 for i in items)
+    assert client.get("/v1/measurements?hardware=host").json()["items"]
+    assert client.get("/v1/measurements?status=WRONG_RESULT").json()["items"] == []
+    run = client.get("/v1/tuning-runs").json()["items"][0]
+    mine = client.get(f"/v1/measurements?run={run['id']}&limit=200").json()["items"]
+    assert {i["run"] for i in mine} == {run["id"]}
+
+
+def test_idempotency_keys(client):
+    headers, body = {"Idempotency-Key": "once"}, GEMM | {"max_trials": 5}
+    first = client.post("/v1/tuning-runs", json=body, headers=headers)
+    again = client.post("/v1/tuning-runs", json=body, headers=headers)
+    assert (first.status_code, again.status_code) == (202, 200)
+    assert first.json()["id"] == again.json()["id"]
+    other = client.post("/v1/tuning-runs", json=body | {"seed": 3}, headers=headers)
+    problem(other, 422, "DB807")
+
+
+def test_cancel(client):
+    url = client.post("/v1/tuning-runs", json=GEMM).headers["location"]
+    assert client.post(f"{url}:cancel").json()["state"] == "CANCELLED"
+    assert client.post(f"{url}:cancel").status_code == 202
+
+
+def test_catalog_and_health(client, store):
+    (gemm,) = client.get("/v1/kernels").json()
+    assert [f["name"] for f in gemm["fields"] if f["required"]] == ["m", "n", "k"]
+    assert client.get("/v1/kernels/gemm").json() == gemm
+    hardware = client.get("/v1/hardware").json()
+    assert hardware[0]["is_host"]
+    assert client.get(f"/v1/hardware/{hardware[0]['key']}").json() == hardware[0]
+    assert client.get("/healthz").json() == {"status": "ok"}
+    assert client.get("/readyz").json()["coordinator"] == "absent"
+    store.leader.acquire("someone", 60)
+    assert client.get("/readyz").json()["coordinator"] == "leading"
+
+
+BAD_QUESTIONS = {
+    "unknown kernel": (GEMM | {"kernel": "conv"}, 404, "TC501"),
+    "unknown hardware": (GEMM | {"hardware": "z80"}, 404, "RC601"),
+    "negative dimension": (GEMM | {"problem": {"m": -1, "n": 4, "k": 4}}, 422, "TC502"),
+    "huge dimension": (GEMM | {"problem": {"m": 2**21, "n": 4, "k": 4}}, 422, "TC502"),
+    "astronomic dimension": (GEMM | {"problem": {"m": 10**400, "n": 4, "k": 4}}, 422, "TC502"),
+    "missing dimension": (GEMM | {"problem": {"m": 4, "n": 4}}, 422, "TC502"),
+    "unknown field": (GEMM | {"problem": {"m": 4, "n": 4, "k": 4, "q": 1}}, 422, "TC502"),
+    "dtype mismatch": (
+        GEMM | {"problem": {"m": 4, "n": 4, "k": 4, "dtype": "int7"}},
+        422,
+        "TC502",
+    ),
+    "text for a number": (GEMM | {"problem": {"m": "4", "n": 4, "k": 4}}, 422, "TC502"),
+    "flag for a number": (GEMM | {"problem": {"m": True, "n": 4, "k": 4}}, 422, "TC502"),
+    "fraction": (GEMM | {"problem": {"m": 4.5, "n": 4, "k": 4}}, 422, "SV901"),
+    "list": (GEMM | {"problem": {"m": [4], "n": 4, "k": 4}}, 422, "SV901"),
+    "extra member": (GEMM | {"colour": "red"}, 422, "SV901"),
+    "threads": (GEMM | {"threads": 4000}, 422, "SV907"),
+    "threads as text": (GEMM | {"threads": "1"}, 422, "SV901"),
+    "no kernel": ({"problem": {"m": 4}}, 422, "SV901"),
+    "not an object": ([1, 2], 422, "SV901"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_QUESTIONS)
+@pytest.mark.parametrize("path", ["/v1/recommendations", "/v1/tuning-runs"])
+def test_bad_questions(client, store, path, name):
+    body, status, code = BAD_QUESTIONS[name]
+    problem(client.post(path, json=body), status, code)
+    assert store.runs.list() == []
+
+
+def test_a_whole_number_with_a_point_is_an_integer(client):
+    body = GEMM | {"problem": {"m": 64.0, "n": 64, "k": 64}, "top_k": 1.0}
+    assert client.post("/v1/recommendations", json=body).status_code == 200
+
+
+def test_tuning_needs_a_device_that_is_here(client):
+    other = next(h for h in client.get("/v1/hardware").json() if not h["offers_tuning"])
+    body = GEMM | {"hardware": other["name"]}
+    assert client.post("/v1/recommendations", json=body).status_code == 200
+    problem(client.post("/v1/tuning-runs", json=body), 422, "SV906")
+
+
+def test_other_errors_are_problems_too(client):
+    problem(client.get("/nowhere"), 404, "SV902")
+    problem(client.delete("/v1/tuning-runs"), 405, "SV903")
+    problem(client.get("/v1/tuning-runs/none"), 404, "DB809")
+    problem(client.get("/v1/tuning-runs/none/events"), 404, "DB809")
+    problem(client.post("/v1/tuning-runs/none:cancel"), 404, "DB809")
+    problem(client.get("/v1/measurements?limit=0"), 422, "SV901")
+    problem(client.get("/v1/measurements?kernel=conv"), 404, "TC501")
+    problem(client.get("/v1/measurements?cursor=abc"), 422, "SV908")
+    problem(client.get("/v1/measurements?cursor=%F0%9F%98%80"), 422, "SV901")
+    problem(client.get("/v1/tuning-runs?state=ODD"), 422, "SV901")
+    broken = client.post(
+        "/v1/recommendations", content=b"{", headers={"content-type": "application/json"}
+    )
+    assert problem(broken, 422, "SV901")["errors"]
+
+
+def test_a_cursor_belongs_to_its_query(client, store):
+    client.post("/v1/tuning-runs", json=GEMM | {"max_trials": 4})
+    coordinate(store)
+    cursor = client.get("/v1/measurements?limit=1").json()["next_cursor"]
+    assert client.get(f"/v1/measurements?limit=1&cursor={cursor}").status_code == 200
+    problem(client.get(f"/v1/measurements?limit=1&m=64&cursor={cursor}"), 422, "SV908")
+
+
+def test_long_bodies_are_refused_announced_or_not(client, settings):
+    long = b" " * (settings.max_body_bytes + 1)
+    problem(client.post("/v1/recommendations", content=long), 413, "SV904")
+    pieces = (b" " * 1000 for _ in range(settings.max_body_bytes // 1000 + 2))
+    problem(client.post("/v1/recommendations", content=pieces), 413, "SV904")
+
+
+def test_a_locked_database_is_503(settings, store, database_lock):
+    app = create_app(settings.model_copy(update={"database_timeout_s": 0.1}))
+    with TestClient(app, raise_server_exceptions=False) as client, database_lock():
+        response = client.post("/v1/tuning-runs", json=GEMM)
+        problem(response, 503, "DB801")
+        assert response.headers["retry-after"] == "5"
+
+
+def test_a_fault_of_ours_is_a_problem_without_a_trace(client, store):
+    client.app.state.store = None
+    body = problem(client.get("/v1/tuning-runs"), 500, "SV905")
+    client.app.state.store = store
+    assert "NoneType" not in json.dumps(body)
+
+
+def test_openapi_documents_errors_and_examples(client):
+    document = client.get("/openapi.json").json()
+    post = document["paths"]["/v1/recommendations"]["post"]["responses"]
+    assert "application/problem+json" in post["422"]["content"]
+    question = document["components"]["schemas"]["RecommendationRequest"]["properties"]
+    assert question["problem"]["examples"] == [{"m": 1000, "n": 1024, "k": 512, "dtype": "float32"}]
+    assert "text/event-stream" in json.dumps(document["paths"]["/v1/tuning-runs/{run_id}/events"])

@@ -1,0 +1,190 @@
+"""The command line: one clear message and exit status 2 for bad input, never a traceback."""
+
+import json
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+
+import pytest
+
+from db.errors import SchemaTooNew
+from db.migrate import open_database
+from tests.tuner_service.table_measurer import TableMeasurer
+from tuner_service import wiring
+from tuner_service.cli import run_cli
+from tuner_service.coordinator import Coordinator
+from tuner_service.errors import InvalidSettings
+from tuner_service.jobs import submit, understand
+from tuner_service.run_driver import Limits
+from tuner_service.settings import load_settings
+
+GEMM = ["gemm", "--m", "64", "--n", "64", "--k", "64"]
+
+
+@pytest.fixture
+def cli(settings, monkeypatch, capsys):
+    monkeypatch.setenv("TILECORE_DATA_DIR", str(settings.data_dir))
+    monkeypatch.setenv("TILECORE_DATABASE_TIMEOUT_S", "0.2")
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments):
+        status = run_cli(list(arguments))
+        shown = capsys.readouterr()
+        return status, shown.out, shown.err
+
+    return run
+
+
+@pytest.fixture
+def tuned(store):
+    """A finished run of this host for the workload GEMM."""
+    question = understand(store, "gemm", {"m": 64, "n": 64, "k": 64})
+    run, _ = submit(store, question, max_trials=5, time_limit_s=60)
+    Coordinator(
+        store,
+        hardware=question.hardware,
+        toolchain=question.toolchain,
+        make_measurer=lambda _: TableMeasurer(question.hardware, toolchain=question.toolchain),
+        limits=Limits(poll_s=0.01),
+        until_idle=True,
+    ).run()
+    return run
+
+
+BAD_INPUT = {
+    "unknown kernel": (["recommend", "conv", "--m", "4"], "TC501"),
+    "unknown kernel, tune": (["tune", "conv", "--m", "4"], "TC501"),
+    "unknown hardware": (["recommend", *GEMM, "--hardware", "z80"], "RC601"),
+    "negative dimension": (["tune", "gemm", "--m", "-4", "--n", "4", "--k", "4"], "TC502"),
+    "huge dimension": (["tune", "gemm", "--m", "9999999", "--n", "4", "--k", "4"], "TC502"),
+    "missing dimension": (["recommend", "gemm", "--m", "4"], "TC502"),
+    "dtype mismatch": (["tune", *GEMM, "--dtype", "int7"], "TC502"),
+    "unknown field": (["recommend", *GEMM, "--set", "colour=red"], "TC502"),
+    "no value": (["recommend", *GEMM, "--set", "transpose_a"], "TC502"),
+    "wrong value": (["recommend", *GEMM, "--set", "transpose_a=7"], "TC502"),
+    "too many threads": (["tune", *GEMM, "--threads", "4000"], "SV907"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_INPUT)
+def test_bad_input_gets_one_message_and_status_2(cli, store, name):
+    arguments, code = BAD_INPUT[name]
+    status, out, err = cli(*arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"error: {code} ")
+    assert "Traceback" not in err
+    assert store.runs.list() == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["frobnicate"],
+        ["tune", "gemm", "--m", "many"],
+        ["tune", "--trials", "0"],
+        ["tune", "--executor", "slurm"],
+        ["recommend", *GEMM, "--top-k", "0"],
+        ["serve", "--port", "99999999"],
+        ["measurements", "--status", "FINE"],
+    ],
+)
+def test_wrong_usage_is_explained(cli, arguments):
+    status, _, err = cli(*arguments)
+    assert status == 2
+    assert "Usage: tilecore" in err
+
+
+def test_a_locked_database(cli, database_lock):
+    with database_lock():
+        status, _, err = cli("tune", *GEMM, "--executor", "local")
+    assert status == 2
+    assert "DB801" in err
+
+
+def test_a_newer_database(cli, settings):
+    with closing(sqlite3.connect(settings.data_dir / "tilecore.db")) as connection:
+        connection.execute("update alembic_version set version_num = '9999'")
+        connection.commit()
+    status, _, err = cli("runs")
+    assert status == 2
+    assert "DB802" in err
+    with pytest.raises(SchemaTooNew):
+        open_database(settings.url)
+
+
+def test_a_setting_that_cannot_be_used(cli, monkeypatch):
+    monkeypatch.setenv("TILECORE_PORT", "eighty")
+    status, _, err = cli("runs")
+    assert status == 2
+    assert "TILECORE_PORT" in err
+    assert "'eighty'" in err
+    with pytest.raises(InvalidSettings):
+        load_settings()
+
+
+def test_recommend_prints_source_interval_and_reason(cli):
+    status, out, _ = cli("recommend", *GEMM, "--top-k", "2")
+    assert status == 0
+    assert "analytic" in out
+    assert "80 % interval" in out
+    assert "1. block_K=" in out
+
+
+def test_recommend_as_json(cli):
+    status, out, _ = cli("recommend", *GEMM, "--top-k", "2", "--json")
+    ranked = json.loads(out)
+    assert status == 0
+    assert [r["rank"] for r in ranked] == [1, 2]
+    assert set(ranked[0]["config"]) >= {"block_M", "block_N", "block_K"}
+
+
+def test_a_second_tune_answers_from_the_database(cli, store, tuned):
+    host = wiring.detected_host()
+    measured = {**host.as_dict(), "source": "measured 2026-11-20"}
+    store.save_hardware(type(host)(**measured))
+    before = store.count_measurements()
+    status, out, err = cli("tune", *GEMM, "--trials", "5")
+    assert (status, err) == (0, "")
+    assert "answered from the database (--force tunes again)" in out
+    for expected in ("default config", "zero-measurement recommendation", "best found"):
+        assert expected in out
+    assert tuned.public_id in out
+    assert "vs torch" in out
+    assert store.count_measurements() == before
+    assert len(store.runs.list()) == 1
+
+
+def test_lists(cli, tuned):
+    status, out, _ = cli("runs")
+    assert status == 0
+    assert tuned.public_id in out
+    status, out, _ = cli("measurements", "--best", "--limit", "3", "--m", "64")
+    assert status == 0
+    assert out.count("gemm 64x64x64") == 3
+    status, out, _ = cli("recommend", *GEMM, "--top-k", "1")
+    assert "measured" in out
+
+
+def test_migrate_says_what_it_did(cli, settings):
+    status, out, _ = cli("migrate")
+    assert status == 0
+    assert "schema is current" in out
+
+
+def test_a_coordinator_ends_with_its_parent(settings):
+    """A coordinator whose parent is gone stops by itself (SIGKILL of `serve` leaves nothing)."""
+    command = [sys.executable, "-m", "tuner_service.cli", "coordinator", "--parent", "999999"]
+    host = wiring.detected_host()
+    store = wiring.open_store(settings)
+    store.save_hardware(type(host)(**{**host.as_dict(), "source": "measured 2026-11-20"}))
+    done = subprocess.run(
+        command,
+        env=settings.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not store.leader.current() or not store.leader.current().is_alive

@@ -1,0 +1,214 @@
+"""The command line: ``tilecore tune | recommend | serve | ...``, on the same code as REST."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import Annotated, Literal
+
+import typer
+
+from recommender.measurement import MeasureStatus
+from tilecore.errors import TileError
+from tuner_service.settings import load_settings
+
+app = typer.Typer(
+    help="Tunes tile kernels for this machine and recommends tile configs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Kernel = Annotated[str, typer.Argument(help="a kernel of the library")]
+M = Annotated[int | None, typer.Option("--m", "-m", help="rows of C")]
+N = Annotated[int | None, typer.Option("--n", "-n", help="columns of C")]
+K = Annotated[int | None, typer.Option("--k", "-k", help="length of the sums")]
+Dtype = Annotated[str | None, typer.Option(help="element type of the inputs")]
+Fields = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="another field of the problem"),
+]
+Threads = Annotated[int, typer.Option(help="cores to use; 0: all")]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+Executor = Annotated[
+    Literal["auto", "ray", "local"] | None, typer.Option(help="who runs the workers")
+]
+State = Literal["QUEUED", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"]
+Limit = Annotated[int, typer.Option(min=1, max=1000, help="how many at most")]
+
+
+@app.command()
+def tune(
+    kernel: Kernel = "gemm",
+    m: M = None,
+    n: N = None,
+    k: K = None,
+    dtype: Dtype = None,
+    fields: Fields = None,
+    threads: Threads = 0,
+    trials: Annotated[int | None, typer.Option(min=1, help="screening trials at most")] = None,
+    time_limit: Annotated[float | None, typer.Option(min=1.0, help="seconds of screening")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="of the search")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="tune again")] = False,
+    executor: Executor = None,
+) -> None:
+    """Tune a kernel for this machine; a second call answers from the database."""
+    from tuner_service import commands
+
+    settings = load_settings(executor=executor)
+    commands.tune(
+        settings,
+        kernel,
+        commands.parse_problem({"m": m, "n": n, "k": k, "dtype": dtype}, fields or ()),
+        threads=threads,
+        max_trials=trials or settings.max_trials,
+        time_limit_s=time_limit or settings.time_limit_s,
+        seed=seed,
+        force=force,
+    )
+
+
+@app.command()
+def recommend(
+    kernel: Kernel = "gemm",
+    m: M = None,
+    n: N = None,
+    k: K = None,
+    dtype: Dtype = None,
+    fields: Fields = None,
+    threads: Threads = 0,
+    hardware: Annotated[str | None, typer.Option(help="a device; default: this host")] = None,
+    top_k: Annotated[int, typer.Option(min=1, max=50, help="how many configs")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Print ranked tile configs at once, measured or predicted, with reasons."""
+    from tuner_service import commands
+
+    commands.recommend(
+        load_settings(),
+        kernel,
+        commands.parse_problem({"m": m, "n": n, "k": k, "dtype": dtype}, fields or ()),
+        threads=threads,
+        hardware=hardware,
+        top_k=top_k,
+        as_json=as_json,
+    )
+
+
+@app.command()
+def serve(
+    host: Annotated[str | None, typer.Option(help="address to listen on")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="port to listen on")] = None,
+    executor: Executor = None,
+    coordinator: Annotated[bool, typer.Option(help="start a coordinator, too")] = True,
+) -> None:
+    """Start the REST service (and a coordinator) on the database of the settings."""
+    from tuner_service import commands
+
+    settings = load_settings(host=host, port=port, executor=executor)
+    commands.serve(settings, with_coordinator=coordinator)
+
+
+@app.command()
+def coordinator(
+    until_idle: Annotated[bool, typer.Option("--until-idle", help="end without work")] = False,
+    parent: Annotated[int | None, typer.Option(help="end with this process")] = None,
+    check: Annotated[bool, typer.Option("--check", help="only say whether one leads")] = False,
+    executor: Executor = None,
+) -> None:
+    """Run tuning runs until stopped (one leads per database; others stand by)."""
+    from tuner_service import commands
+
+    settings = load_settings(executor=executor)
+    status = commands.coordinator(settings, until_idle=until_idle, parent=parent, check=check)
+    raise typer.Exit(status)
+
+
+@app.command()
+def profile(
+    if_missing: Annotated[bool, typer.Option("--if-missing", help="only if not known")] = False,
+) -> None:
+    """Measure this machine's FMA peak, bandwidth and latency; show and store them."""
+    from tuner_service import commands
+
+    commands.profile(load_settings(), if_missing=if_missing)
+
+
+@app.command()
+def runs(
+    state: Annotated[State | None, typer.Option(help="only runs in this state")] = None,
+    limit: Limit = 20,
+) -> None:
+    """List tuning runs, newest first."""
+    from tuner_service import commands
+
+    commands.runs(load_settings(), state=state, limit=limit)
+
+
+@app.command()
+def measurements(
+    kernel: Annotated[str | None, typer.Option(help="only of this kernel")] = None,
+    m: M = None,
+    n: N = None,
+    k: K = None,
+    dtype: Dtype = None,
+    status: Annotated[MeasureStatus | None, typer.Option(help="only with this outcome")] = None,
+    best: Annotated[bool, typer.Option("--best", help="fastest first")] = False,
+    limit: Limit = 20,
+) -> None:
+    """Query the tuning log."""
+    from db.records import MeasurementQuery
+    from tuner_service import commands
+
+    query = MeasurementQuery(
+        kernel=kernel, m=m, n=n, k=k, dtype=dtype, status=status, best_first=best
+    )
+    commands.measurements(load_settings(), query, limit=limit)
+
+
+@app.command()
+def migrate() -> None:
+    """Bring the database to the schema of this version."""
+    from tuner_service import commands
+
+    commands.migrate(load_settings())
+
+
+def main() -> None:
+    """Run the command line: bad input gives one message and exit status 2, never a traceback."""
+    sys.exit(run_cli(sys.argv[1:]))
+
+
+def run_cli(arguments: list[str]) -> int:
+    """Run one command and return its exit status."""
+    try:
+        app(args=arguments, prog_name="tilecore")
+    except SystemExit as end:  # typer shows wrong usage itself
+        return end.code if isinstance(end.code, int) else 0
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return 128 + signal.SIGPIPE
+    except TileError as error:
+        return _complain(str(error), 1 if _is_no_fault_of_the_user(error) else 2)
+    except Exception as error:
+        if load_settings().log_level == "debug":
+            raise
+        where = "TILECORE_LOG_LEVEL=debug shows where"
+        return _complain(f"unexpected error: {error!r}\n  hint: {where}", 1)
+    return 0
+
+
+def _is_no_fault_of_the_user(error: TileError) -> bool:
+    from tuner_service.errors import ServiceError
+
+    return error.code.startswith("WK") or (isinstance(error, ServiceError) and error.status >= 500)
+
+
+def _complain(text: str, status: int) -> int:
+    typer.echo(f"error: {text}", err=True)
+    return status
+
+
+if __name__ == "__main__":
+    main()

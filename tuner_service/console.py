@@ -1,0 +1,220 @@
+"""What the command line prints: progress and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from db.records import EventRecord, MeasurementRecord, RunRecord
+from recommender.hardware import HardwareProfile
+from tilecore import kernels
+from tilecore.tile_config import TileConfig
+from tuner_service.report import ROLES
+
+if TYPE_CHECKING:
+    from recommender.recommend import Recommendation
+
+ROLE_TITLES = ("default config", "zero-measurement recommendation", "best found")
+IDLE_KNOBS = ("num_stages", "threads")  # without effect on a CPU: not worth a column
+
+
+class RunProgress:
+    """A progress bar with the live best; use as a context manager."""
+
+    def __init__(self, console: Console, run: RunRecord) -> None:
+        problem = dict(run.workload.problem)
+        self._work_flop = kernels.get(run.workload.kernel).work_flop(problem)
+        self._best_s: dict[str, float] = {}
+        self._done = 0
+        self._planned = run.planned_trials
+        self._progress = Progress(
+            TextColumn("{task.description:<22}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[best]}"),
+            console=console,
+        )
+        self._task = self._progress.add_task("waiting for workers", total=None, best="")
+
+    def __enter__(self) -> RunProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def show(self, event: EventRecord) -> None:
+        """Take in an event."""
+        if event.kind in ("started", "resumed"):
+            self._progress.update(self._task, description=f"{event.kind}, compiling")
+        if event.kind != "trial":
+            return
+        self._done += 1
+        protocol, time_s = event.payload["protocol"], event.payload["time_s"]
+        if time_s is not None:
+            self._best_s[protocol] = min(time_s, self._best_s.get(protocol, time_s))
+        phase = {"screen": "screening (1 thread)", "confirm": "confirming"}[protocol]
+        total = max(self._planned, self._done) if protocol == "screen" else None
+        self._progress.update(
+            self._task,
+            description=phase,
+            completed=self._done,
+            total=total or max(self._planned, self._done),
+            best=self._best(protocol),
+        )
+
+    def _best(self, protocol: str) -> str:
+        time_s = self._best_s.get(protocol)
+        if time_s is None:
+            return ""
+        return f"best {time_s * 1e6:,.0f} µs  {self._work_flop / time_s / 1e9:,.1f} GFLOP/s"
+
+
+def print_result(
+    console: Console, run: RunRecord, by_status: Mapping[str, int], where: str
+) -> None:
+    """Print the table at the end of a tuning run."""
+    result = run.result or {}
+    title = f"{workload_text(run.workload.kernel, dict(run.workload.problem))}, {run.hardware.name}"
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    for column in ("median µs", "GFLOP/s", "of peak", "vs torch"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for role, role_title in zip(ROLES, ROLE_TITLES, strict=True):
+        table.add_row(role_title, *_candidate_cells(result.get(role)))
+    console.print(table)
+    for line in _summary(run, result, by_status):
+        console.print(line, soft_wrap=True, highlight=False)
+    console.print(f"records: run {run.public_id} in {where}", soft_wrap=True)
+
+
+def _candidate_cells(shown: Mapping[str, Any] | None) -> list[str]:
+    if shown is None:
+        return ["not measured", "", "", ""]
+    if "latency_us" not in shown:
+        return [str(shown["status"]), "", "", ""]
+    peak, ratio = shown["fraction_of_peak"], shown["ratio_to_reference"]
+    return [
+        f"{shown['latency_us']:,.1f}",
+        f"{shown['gflops']:,.1f}",
+        "?" if peak is None else f"{peak:.1%}",
+        "?" if ratio is None else f"{ratio:.2f}x",
+    ]
+
+
+def _summary(
+    run: RunRecord, result: Mapping[str, Any], by_status: Mapping[str, int]
+) -> Iterable[str]:
+    for role, title in zip(ROLES, ROLE_TITLES, strict=True):
+        if result.get(role) is not None:
+            yield f"{title}: {short_config(result[role]['config'])}"
+    gain, ratio = result.get("gain_over_default"), result.get("recommendation_ratio")
+    if gain is not None:
+        yield f"best is {gain:.2f}x as fast as the default config"
+    if ratio is not None:
+        yield f"the recommendation without any measurement reached {ratio:.2f} of the best"
+    counts = ", ".join(f"{count} {status}" for status, count in sorted(by_status.items()))
+    yield f"trials: {counts} (of {result.get('space_size', '?')} legal configs)"
+    yield f"wall time: {run.active_s:.1f} s"
+
+
+def short_config(config: Mapping[str, Any]) -> str:
+    """Return a config on one line, without the knobs that have no effect on a CPU."""
+    return " ".join(f"{k}={v}" for k, v in config.items() if k not in IDLE_KNOBS)
+
+
+def print_recommendations(
+    console: Console, work_flop: float, ranked: Sequence[Recommendation]
+) -> None:
+    """Print ranked configs with source, expectation and reason."""
+    table = Table()
+    for title in ("#", "µs", "80 % interval", "GFLOP/s"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("source")
+    table.add_column("bound by")
+    for rank, r in enumerate(ranked, 1):
+        low_s, high_s = r.interval_s
+        table.add_row(
+            str(rank),
+            f"{r.time_s * 1e6:,.0f}",
+            f"{low_s * 1e6:,.0f} to {high_s * 1e6:,.0f}",
+            f"{work_flop / r.time_s / 1e9:,.1f}",
+            r.source + (" (stale)" if r.is_stale else ""),
+            r.bound_by,
+        )
+    console.print(table)
+    for rank, r in enumerate(ranked, 1):
+        console.print(f"{rank}. {short_config(r.config)}", highlight=False, soft_wrap=True)
+        console.print(f"   {r.rationale}", highlight=False, soft_wrap=True)
+
+
+def print_profile(console: Console, profile: HardwareProfile) -> None:
+    """Print what a device can do."""
+    table = Table(title=profile.name, show_header=False, title_justify="left")
+    rows = {
+        "key": profile.key,
+        "architecture": profile.arch,
+        "cores": str(profile.cores),
+        "caches": f"L1d {profile.l1d_bytes >> 10} KiB, L2 {profile.l2_bytes >> 10} KiB per core, "
+        f"L3 {profile.l3_bytes >> 20} MiB",
+        "peak per core": ", ".join(
+            f"{dtype} {rate / 1e9:.1f} GFLOP/s" for dtype, rate in profile.peak_flop_per_s.items()
+        )
+        or "not measured",
+        "memory": f"{profile.bandwidth_bytes_per_s / 1e9:.1f} GB/s all cores, "
+        f"{profile.core_bandwidth_bytes_per_s / 1e9:.1f} GB/s one core",
+        "parallel launch": f"{profile.launch_s * 1e6:.1f} µs",
+        "source": profile.source,
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    console.print(table)
+
+
+def print_runs(console: Console, runs: Sequence[tuple[RunRecord, Mapping[str, int]]]) -> None:
+    """Print a list of runs."""
+    table = Table()
+    for title in ("run", "state", "workload", "trials", "best µs", "created"):
+        table.add_column(title, no_wrap=title in ("run", "state"))
+    for run, counts in runs:
+        best = (run.result or {}).get("best") or {}
+        latency = best.get("latency_us")
+        table.add_row(
+            run.public_id,
+            run.state,
+            workload_text(run.workload.kernel, dict(run.workload.problem)),
+            str(sum(counts.values())),
+            "" if latency is None else f"{latency:,.1f}",
+            f"{run.created_at:%Y-%m-%d %H:%M}",
+        )
+    console.print(table)
+
+
+def print_measurements(console: Console, records: Sequence[MeasurementRecord]) -> None:
+    """Print records of the tuning log."""
+    table = Table()
+    for title in ("id", "workload", "config", "protocol", "status", "µs", "torch µs"):
+        table.add_column(title, overflow="fold")
+    for record in records:
+        m = record.measurement
+        table.add_row(
+            str(record.id),
+            workload_text(m.workload.kernel, dict(m.workload.problem)),
+            short_config(TileConfig.of(dict(m.config.items_))),
+            m.protocol.value,
+            m.status.value,
+            "" if m.time_s is None else f"{m.time_s * 1e6:,.1f}",
+            "" if m.reference_time_s is None else f"{m.reference_time_s * 1e6:,.1f}",
+        )
+    console.print(table)
+
+
+def workload_text(kernel: str, problem: Mapping[str, Any]) -> str:
+    """Return a workload in a few words: gemm 1024x1024x512 float32."""
+    shape = "x".join(str(problem[d]) for d in ("m", "n", "k") if d in problem)
+    return f"{kernel} {shape} {problem.get('dtype', '')}".strip()

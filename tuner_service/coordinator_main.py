@@ -1,0 +1,76 @@
+"""The coordinator's process: signals, parent, logging, and what it is wired to."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+
+import structlog
+
+from db.store import SqlStore
+from tuner_service import wiring
+from tuner_service.coordinator import Coordinator
+from tuner_service.run_driver import Limits
+from tuner_service.settings import Settings
+
+PARENT_POLL_S = 1.0
+
+
+def run_coordinator(
+    settings: Settings, store: SqlStore, *, until_idle: bool, parent: int | None
+) -> None:
+    """Work until SIGTERM, SIGINT, the end of ``parent`` or, if so wished, until nothing is open."""
+    configure_logging(settings.log_level)
+    hardware = wiring.profiled_host(store)
+    coordinator = Coordinator(
+        store,
+        hardware=hardware,
+        toolchain=wiring.host_toolchain(),
+        make_measurer=lambda epoch: wiring.make_measurer(settings, hardware, epoch),
+        limits=limits(settings),
+        leader_ttl_s=settings.leader_ttl_s,
+        until_idle=until_idle,
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: coordinator.stop())
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent, coordinator), daemon=True).start()
+    coordinator.run()
+
+
+def limits(settings: Settings) -> Limits:
+    """Return the part of the settings that says how trials are treated."""
+    return Limits(
+        queue_depth=settings.queue_depth,
+        lease_s=settings.lease_s,
+        max_attempts=settings.max_attempts,
+        retry_base_s=settings.retry_base_s,
+    )
+
+
+def configure_logging(level: str) -> None:
+    """Write one JSON object per line to stderr."""
+    number = getattr(logging, level.upper())
+    logging.basicConfig(
+        level=number, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s"
+    )
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+    )
+
+
+def _end_with(parent: int, coordinator: Coordinator) -> None:
+    waiting = threading.Event()
+    while os.getppid() == parent:
+        waiting.wait(PARENT_POLL_S)
+    coordinator.stop()

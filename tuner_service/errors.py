@@ -1,0 +1,124 @@
+"""Errors of the service and the command line: codes SV9xx, and the HTTP status of every error."""
+
+from __future__ import annotations
+
+from db.errors import DatabaseError, IdempotencyConflict, UnknownRun
+from recommender.errors import UnknownHardware
+from tilecore.errors import (
+    CompileFailed,
+    InvalidProblem,
+    TileError,
+    ToolchainMissing,
+    UnknownKernel,
+)
+
+
+class ServiceError(TileError):
+    """Base of all errors of the service; ``status`` is the HTTP status."""
+
+    code, title = "SV900", "service-error"
+    status = 500
+
+
+class InvalidRequest(ServiceError):
+    """The request does not have the documented form."""
+
+    code, title, status = "SV901", "invalid-request", 422
+    template = "{message}"
+
+
+class NotFound(ServiceError):
+    """No such resource."""
+
+    code, title, status = "SV902", "not-found", 404
+    template = "{path} does not exist"
+    default_hint = "see /docs for what does"
+
+
+class MethodNotAllowed(ServiceError):
+    """The resource does not take this method."""
+
+    code, title, status = "SV903", "method-not-allowed", 405
+    template = "{method} is not possible on {path}"
+
+
+class BodyTooLarge(ServiceError):
+    """The request body is longer than the limit."""
+
+    code, title, status = "SV904", "body-too-large", 413
+    template = "expected a body of at most {limit} bytes, found {found}"
+
+
+class InternalError(ServiceError):
+    """A fault of ours; the log has the details under the request id."""
+
+    code, title, status = "SV905", "internal-error", 500
+    template = "an unexpected error occurred (request {request_id})"
+    default_hint = "look for the request id in the log of the service and report it"
+
+
+class HardwareNotOffered(ServiceError):
+    """No worker measures on the hardware that was asked for."""
+
+    code, title, status = "SV906", "hardware-not-offered", 422
+    template = "expected hardware that a worker here offers ({offered}), found {found}"
+    default_hint = "a recommendation works for any known hardware; tuning needs the device"
+
+
+class TooManyThreads(ServiceError):
+    """More threads than the device has cores."""
+
+    code, title, status = "SV907", "too-many-threads", 422
+    template = "threads: expected 0 (all) to {cores} on {hardware}, found {found}"
+
+
+class InvalidCursor(ServiceError):
+    """A page cursor that this service did not make for this query."""
+
+    code, title, status = "SV908", "invalid-cursor", 422
+    template = "cursor: expected one from `next_cursor` of the same query, found {found!r}"
+
+
+class CoordinatorStopped(ServiceError):
+    """The coordinator process ended before the run did."""
+
+    code, title = "SV909", "coordinator-stopped"
+    template = "the coordinator ended with exit status {status} before the run was finished"
+    default_hint = "run the same command again: it goes on where it stopped"
+
+
+class InvalidSettings(ServiceError):
+    """A TILECORE_ environment variable has a value that cannot be used."""
+
+    code, title, status = "SV910", "invalid-settings", 422
+    template = "{message}"
+
+
+class RunFailed(ServiceError):
+    """A tuning run ended without a result."""
+
+    code, title = "SV911", "run-failed"
+    template = "tuning run {run} ended as {state}: {error}"
+
+
+class StaleRun(ServiceError):
+    """A queued run was made for other code than this coordinator has."""
+
+    code, title = "SV912", "stale-run"
+    template = (
+        "expected {what} {expected}, found {found}: the code changed since the run was queued"
+    )
+    default_hint = "submit the run again"
+
+
+def http_status(error: TileError) -> int:
+    """Return the HTTP status of an error."""
+    if isinstance(error, ServiceError):
+        return error.status
+    if isinstance(error, (UnknownKernel, UnknownHardware, UnknownRun)):
+        return 404
+    if isinstance(error, (InvalidProblem, IdempotencyConflict)):
+        return 422
+    if isinstance(error, (DatabaseError, CompileFailed, ToolchainMissing)):
+        return 503
+    return 422 if error.code.startswith(("TC", "RC")) else 500

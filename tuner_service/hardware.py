@@ -1,0 +1,41 @@
+"""Which devices are known: this host, what is stored, and the profiles that come along."""
+
+from __future__ import annotations
+
+from db.store import SqlStore
+from recommender.errors import UnknownHardware
+from recommender.hardware import HardwareProfile, load_profile, profile_names
+from tuner_service.wiring import host_profile
+
+HOST_NAMES = ("host", "cpu", "auto", "local")
+
+
+def all_hardware(store: SqlStore) -> list[HardwareProfile]:
+    """Return the host first, then stored devices, then profiles from documents."""
+    shipped = [load_profile(name) for name in profile_names()]
+    found: dict[str, HardwareProfile] = {}
+    for profile in (host_profile(store), *store.all_hardware(), *shipped):
+        found.setdefault(profile.key, profile)
+    return list(found.values())
+
+
+def find_hardware(store: SqlStore, name: str | None) -> HardwareProfile:
+    """Return the device called ``name`` (name, alias or key; None: this host).
+
+    Raises:
+        UnknownHardware: nobody knows it (RC601).
+    """
+    if name is None or name.lower() in HOST_NAMES:
+        return host_profile(store)
+    if name.lower() in profile_names():
+        return load_profile(name)
+    profiles = all_hardware(store)
+    for profile in profiles:
+        if name.lower() in _names(profile) or (len(name) >= 8 and profile.key.startswith(name)):
+            return profile
+    known = ", ".join(dict.fromkeys(["host", *profile_names(), *(p.name for p in profiles)]))
+    raise UnknownHardware(known=known, found=name)
+
+
+def _names(profile: HardwareProfile) -> set[str]:
+    return {n.lower() for n in (profile.name, profile.name.replace(" ", "_"), *profile.aliases)}

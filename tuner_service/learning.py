@@ -1,0 +1,52 @@
+"""What follows a tuning run: train the kernel's cost model and promote it if it earned that."""
+
+from __future__ import annotations
+
+import structlog
+
+from db.records import RunRecord
+from db.store import SqlStore
+from recommender.cost_model import CostModel
+from recommender.errors import InvalidModel, NotEnoughMeasurements
+from recommender.features import SCHEMA
+from recommender.training import TrainingOutcome, train
+from tilecore import kernels
+
+log = structlog.get_logger()
+TRAINING_LIMIT = 20_000  # newest measurements looked at
+
+
+def train_after(store: SqlStore, run: RunRecord) -> TrainingOutcome | None:
+    """Train on all measurements of the run's kernel; None where there are too few yet.
+
+    The model is stored either way; it answers only if it beat the analytic model, the nearest
+    lookup and the incumbent on workloads that it had not seen.
+    """
+    definition = kernels.get(run.workload.kernel)
+    measurements = store.measurements(kernel=definition.name, only_ok=True, limit=TRAINING_LIMIT)
+    try:
+        outcome = train(measurements, definition, incumbent=_incumbent(store, definition.name))
+    except NotEnoughMeasurements as error:
+        log.info("no model trained", why=error.message)
+        return None
+    store.save_model(
+        kernel=definition.name,
+        blob=outcome.model.to_bytes(),
+        feature_schema=SCHEMA,
+        metrics=outcome.metrics,
+        trained_on=len(measurements),
+        promote=outcome.is_promoted,
+    )
+    log.info("model trained", promoted=outcome.is_promoted, why=outcome.reason)
+    return outcome
+
+
+def _incumbent(store: SqlStore, kernel: str) -> CostModel | None:
+    stored = store.active_model(kernel)
+    if stored is None:
+        return None
+    try:
+        return CostModel.from_bytes(stored.blob, feature_schema=SCHEMA)
+    except InvalidModel as error:  # of an older feature schema: it has no vote
+        log.info("incumbent not used", why=error.message)
+        return None

@@ -1,0 +1,68 @@
+"""The result of a tuning run as a document: stored with the run, sent by REST, shown as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from db.records import RunRecord
+from recommender.hardware import HardwareProfile
+from recommender.measurement import Measurement
+from tilecore import kernels
+
+if TYPE_CHECKING:
+    from recommender.tuning import TuningResult
+
+ROLES = ("default", "recommended", "best")
+
+
+def result_document(result: TuningResult, run: RunRecord, active_s: float) -> dict[str, Any]:
+    """Return what a run found: three candidates, their ratios, trials by status."""
+    found = (result.default, result.recommended, result.best)
+    return {
+        **{role: candidate(m, run.hardware) for role, m in zip(ROLES, found, strict=True)},
+        "gain_over_default": result.gain_over_default,
+        "recommendation_ratio": result.recommendation_ratio,
+        "trials": result.trials,
+        "by_status": dict(result.by_status),
+        "space_size": result.space_size,
+        "active_s": active_s,
+    }
+
+
+def candidate(m: Measurement | None, hardware: HardwareProfile) -> dict[str, Any] | None:
+    """Return one candidate with its rates, None where it was not measured."""
+    if m is None:
+        return None
+    problem = dict(m.workload.problem)
+    shown: dict[str, Any] = {
+        "config": dict(m.config.items_),
+        "status": m.status.value,
+        "protocol": m.protocol.value,
+        "threads": m.threads,
+        "repeats": len(m.times_s),
+        "detail": m.detail,
+    }
+    if m.time_s is None:
+        return shown
+    rate = kernels.get(m.workload.kernel).work_flop(problem) / m.time_s
+    peak = peak_flop_per_s(hardware, problem, m.threads)
+    reference_s = m.reference_time_s
+    return shown | {
+        "latency_us": m.time_s * 1e6,
+        "gflops": rate / 1e9,
+        "fraction_of_peak": None if peak is None else rate / peak,
+        "reference_latency_us": None if reference_s is None else reference_s * 1e6,
+        "ratio_to_reference": None if reference_s is None else reference_s / m.time_s,
+    }
+
+
+def peak_flop_per_s(
+    hardware: HardwareProfile, problem: Mapping[str, Any], threads: int
+) -> float | None:
+    """Return the FMA peak of the cores used in the dtype that sums are kept in, if it is known."""
+    dtype = str(problem.get("accum_dtype") or problem.get("dtype"))
+    per_core = hardware.peak_flop_per_s.get(dtype)
+    if not per_core:
+        return None
+    return per_core * min(max(1, threads), hardware.cores)

@@ -1,0 +1,87 @@
+"""GET /v1/kernels and /v1/hardware: what can be asked for."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+
+from recommender.hardware import HardwareProfile
+from tilecore import kernels
+from tilecore.kernels.definition import KernelDefinition
+from tuner_service.hardware import all_hardware, find_hardware
+from tuner_service.problems import documented
+from tuner_service.routes.context import Store
+from tuner_service.schemas import HardwareOut, KernelOut
+from tuner_service.wiring import detected_host
+
+router = APIRouter(tags=["catalog"])
+
+
+@router.get("/kernels")
+def list_kernels() -> list[KernelOut]:
+    """Return the kernels of the library."""
+    return [_kernel(definition) for definition in kernels.KERNELS.values()]
+
+
+@router.get("/kernels/{name}", responses=documented(404))
+def get_kernel(name: Annotated[str, Path(max_length=64)]) -> KernelOut:
+    """Return one kernel."""
+    return _kernel(kernels.get(name))
+
+
+@router.get("/hardware")
+def list_hardware(store: Store) -> list[HardwareOut]:
+    """Return the known devices, the host of the service first."""
+    return [_hardware(profile) for profile in all_hardware(store)]
+
+
+@router.get("/hardware/{name}", responses=documented(404))
+def get_hardware(name: Annotated[str, Path(max_length=200)], store: Store) -> HardwareOut:
+    """Return one device by name, alias or key."""
+    return _hardware(find_hardware(store, name))
+
+
+def _kernel(definition: KernelDefinition) -> KernelOut:
+    return KernelOut(
+        name=definition.name,
+        doc=definition.doc,
+        fields=[
+            {
+                "name": f.name,
+                "kind": f.kind,
+                "required": f.default is None,
+                "default": f.default,
+                "choices": list(f.choices),
+                "aliases": list(f.aliases),
+                "doc": f.doc,
+            }
+            for f in definition.fields
+        ],
+        knobs=[
+            {
+                "name": knob.name,
+                "default": knob.default,
+                "values": {kind: list(values) for kind, values in knob.values.items()},
+                "doc": knob.doc,
+            }
+            for knob in definition.knobs
+        ],
+    )
+
+
+def _hardware(profile: HardwareProfile) -> HardwareOut:
+    is_host = profile.key == detected_host().key
+    return HardwareOut(
+        key=profile.key,
+        name=profile.name,
+        kind=profile.kind,
+        arch=profile.arch,
+        cores=profile.cores,
+        aliases=list(profile.aliases),
+        source=profile.source,
+        is_host=is_host,
+        offers_tuning=is_host,
+        peak_gflops_per_core={d: rate / 1e9 for d, rate in profile.peak_flop_per_s.items()},
+        bandwidth_gb_per_s=profile.bandwidth_bytes_per_s / 1e9,
+    )

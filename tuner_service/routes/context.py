@@ -1,0 +1,58 @@
+"""What every route needs: the store and the settings of its application."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from typing import Annotated
+
+from fastapi import Depends, Query, Request
+
+from db.store import SqlStore
+from tuner_service.errors import InvalidCursor
+from tuner_service.settings import Settings
+
+
+def _store(request: Request) -> SqlStore:
+    store: SqlStore = request.app.state.store
+    return store
+
+
+def _settings(request: Request) -> Settings:
+    settings: Settings = request.app.state.settings
+    return settings
+
+
+Store = Annotated[SqlStore, Depends(_store)]
+AppSettings = Annotated[Settings, Depends(_settings)]
+Limit = Annotated[int, Query(ge=1, le=200, description="how many items at most")]
+Cursor = Annotated[
+    str | None,
+    Query(max_length=400, pattern="^[A-Za-z0-9_-]+$", description="next_cursor of the last page"),
+]
+
+
+def encode_cursor(query: str, key: list[float]) -> str:
+    """Return an opaque cursor: the sort key to go on from, tied to its query."""
+    text = json.dumps({"q": query, "k": key})
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def decode_cursor(query: str, cursor: str | None, length: int) -> list[float] | None:
+    """Return the sort key of a cursor.
+
+    Raises:
+        InvalidCursor: it is damaged or belongs to another query (SV908).
+    """
+    if cursor is None:
+        return None
+    try:
+        value = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        key = value["k"]
+        fits = value["q"] == query and len(key) == length
+        if fits and all(isinstance(k, (int, float)) and abs(k) < 2**62 for k in key):
+            return list(key)
+    except (binascii.Error, ValueError, KeyError, TypeError):
+        pass
+    raise InvalidCursor(found=cursor[:40])

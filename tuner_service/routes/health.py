@@ -1,0 +1,39 @@
+"""/healthz and /readyz."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from db.errors import SchemaTooOld
+from db.migrate import HEAD, revision
+from tuner_service.problems import documented
+from tuner_service.routes.context import Store
+from tuner_service.schemas import Health, Readiness
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/healthz")
+async def health() -> Health:
+    """Say that the process lives; touches nothing else."""
+    return Health(status="ok")
+
+
+@router.get("/readyz", responses=documented(503))
+def ready(store: Store) -> Readiness:
+    """Say whether the database can be used, and whether a coordinator leads.
+
+    Without a coordinator recommendations still work; tuning runs wait.
+    """
+    found = revision(store.database)
+    if found != HEAD:
+        url = store.database.shown_url
+        raise SchemaTooOld(url=url, expected=HEAD, found=found or "no schema")
+    leader = store.leader.current()
+    leads = leader is not None and leader.is_alive
+    return Readiness(
+        status="ready",
+        schema_revision=found,
+        coordinator="leading" if leads else "absent",
+        coordinator_epoch=leader.epoch if leader is not None else None,
+    )

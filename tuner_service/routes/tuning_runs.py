@@ -1,0 +1,187 @@
+"""/v1/tuning-runs: queue, watch, cancel."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Annotated, Literal
+
+import anyio
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, Depends, Header, Path, Query, Response
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+
+from db.records import RunRecord, TrialRecord
+from db.store import SqlStore
+from tuner_service.jobs import submit, understand
+from tuner_service.problems import documented
+from tuner_service.routes.context import (
+    AppSettings,
+    Cursor,
+    Limit,
+    Store,
+    decode_cursor,
+    encode_cursor,
+)
+from tuner_service.schemas import (
+    TrialOut,
+    TrialPage,
+    TuningRunOut,
+    TuningRunPage,
+    TuningRunRequest,
+)
+
+router = APIRouter(prefix="/tuning-runs", tags=["tuning runs"])
+RunId = Annotated[str, Path(max_length=64)]
+State = Literal["QUEUED", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"]
+EVENT_POLL_S = 0.3
+MAX_EVENT_ID = 2**62
+
+
+@router.post(
+    "",
+    status_code=202,
+    responses={
+        200: {"model": TuningRunOut, "description": "The key came before"},
+        **documented(404, 413, 422),
+    },
+)
+def create_tuning_run(
+    request: TuningRunRequest,
+    response: Response,
+    store: Store,
+    settings: AppSettings,
+    idempotency_key: Annotated[
+        str | None, Header(max_length=128, pattern="^[!-~]+$", examples=["my-run-1"])
+    ] = None,
+) -> TuningRunOut:
+    """Queue a tuning run on this host; the coordinator works on it."""
+    question = understand(
+        store,
+        request.kernel,
+        request.problem,
+        threads=request.threads,
+        hardware=request.hardware,
+    )
+    run, is_new = submit(
+        store,
+        question,
+        max_trials=request.max_trials or settings.max_trials,
+        time_limit_s=request.time_limit_s or settings.time_limit_s,
+        seed=request.seed,
+        idempotency_key=idempotency_key,
+    )
+    response.headers["Location"] = f"/v1/tuning-runs/{run.public_id}"
+    if not is_new:
+        response.status_code = 200
+    return to_wire(store, run)
+
+
+@router.get("", responses=documented(422))
+def list_tuning_runs(
+    store: Store,
+    state: State | None = None,
+    kernel: Annotated[str | None, Query(max_length=64)] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+) -> TuningRunPage:
+    """Return runs, newest first."""
+    query = f"runs:{state}:{kernel}"
+    key = decode_cursor(query, cursor, 1)
+    before = int(key[0]) if key else None
+    runs = store.runs.list(state=state, kernel=kernel, limit=limit + 1, before=before)
+    more = encode_cursor(query, [runs[limit - 1].id]) if len(runs) > limit else None
+    return TuningRunPage(items=[to_wire(store, r) for r in runs[:limit]], next_cursor=more)
+
+
+@router.get("/{run_id}", responses=documented(404))
+def get_tuning_run(run_id: RunId, store: Store) -> TuningRunOut:
+    """Return a run: state, trials by status, result."""
+    return to_wire(store, store.runs.get(run_id))
+
+
+@router.get("/{run_id}/trials", responses=documented(404))
+def list_trials(
+    run_id: RunId,
+    store: Store,
+    state: Literal["pending", "leased", "done", "failed", "cancelled"] | None = None,
+) -> TrialPage:
+    """Return the trials of a run: measured ones in the order of measuring, then open ones."""
+    run = store.runs.get(run_id)
+    return TrialPage(items=[_trial(t) for t in store.trials.of_run(run.id, state=state)])
+
+
+@router.post("/{run_id}:cancel", status_code=202, responses=documented(404))
+def cancel_tuning_run(run_id: RunId, store: Store) -> TuningRunOut:
+    """Cancel a run; what was measured stays. A finished run is left as it is."""
+    return to_wire(store, store.runs.cancel(run_id))
+
+
+def _run(run_id: RunId, store: Store) -> RunRecord:
+    """Look the run up before the stream begins: after that no status can be sent."""
+    return store.runs.get(run_id)
+
+
+@router.get("/{run_id}/events", response_class=EventSourceResponse, responses=documented(404, 422))
+async def stream_events(
+    run: Annotated[RunRecord, Depends(_run)],
+    store: Store,
+    last_event_id: Annotated[int, Header(ge=0, le=MAX_EVENT_ID)] = 0,
+) -> AsyncIterator[ServerSentEvent]:
+    """Stream what happens in a run until it is finished; resume with Last-Event-ID."""
+    last = last_event_id
+    while True:
+        events = await run_sync(partial(store.runs.events, run.id, after=last))
+        for event in events:
+            last = event.id
+            data = {"at": event.at.isoformat(), **event.payload}
+            yield ServerSentEvent(id=str(event.id), event=event.kind, data=data)
+        if run.is_finished and not events:
+            return
+        if not events:
+            await anyio.sleep(EVENT_POLL_S)
+        run = await run_sync(store.runs.get, run.public_id)
+
+
+def to_wire(store: SqlStore, run: RunRecord) -> TuningRunOut:
+    """Return a run as it goes over the wire."""
+    return TuningRunOut(
+        id=run.public_id,
+        state=run.state,  # type: ignore[arg-type]  # the database closes the set
+        workload=run.workload.as_dict(),
+        hardware=run.hardware.name,
+        hardware_key=run.hardware.key,
+        program_digest=run.program_digest,
+        toolchain_key=run.toolchain.key,
+        spec=dict(run.spec),
+        trials=store.trials.count_by_status(run.id),
+        planned_trials=run.planned_trials,
+        active_s=run.active_s,
+        result=None if run.result is None else dict(run.result),
+        error=run.error,
+        created_at=run.created_at,
+        started_at=run.started_at,
+        finished_at=run.finished_at,
+    )
+
+
+def _trial(trial: TrialRecord) -> TrialOut:
+    measured = trial.measurement
+    return TrialOut(
+        sequence=trial.sequence,
+        config=dict(trial.config.items_),
+        protocol=trial.protocol.value,
+        purpose=trial.purpose,
+        state=trial.state,
+        attempt=trial.attempt,
+        predicted_us=_us(trial.predicted_s),
+        status=measured.status.value if measured else None,
+        latency_us=_us(measured.time_s) if measured else None,
+        reference_latency_us=_us(measured.reference_time_s) if measured else None,
+        detail=(measured.detail if measured else trial.last_error) or None,
+        measurement_id=trial.measurement_id,
+    )
+
+
+def _us(time_s: float | None) -> float | None:
+    return None if time_s is None else time_s * 1e6

@@ -1,0 +1,250 @@
+"""Wire models: what REST takes and gives. Numbers carry their unit; unknown fields are refused."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+MAX_THREADS = 4096
+GEMM_EXAMPLE = {"m": 1000, "n": 1024, "k": 512, "dtype": "float32"}
+
+
+def _strict_number(value: Any) -> Any:
+    """Refuse what JSON Schema does not call an integer; 750.0 is one, "750" and true are not."""
+    if isinstance(value, (bool, str, bytes)):
+        raise ValueError("expected an integer")
+    return value
+
+
+def _problem_value(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, (bool, int)) or (isinstance(value, str) and len(value) <= 64):
+        return value
+    raise ValueError("expected an integer, a flag or a short text")
+
+
+Int = Annotated[int, BeforeValidator(_strict_number)]
+ProblemValue = Annotated[bool | int | str, BeforeValidator(_problem_value)]
+ProblemFields = Annotated[
+    dict[Annotated[str, Field(max_length=64)], ProblemValue], Field(min_length=1, max_length=32)
+]
+
+
+class Wire(BaseModel):
+    """Base of all request bodies."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class QuestionIn(Wire):
+    """A kernel, its problem and the device it shall run on."""
+
+    kernel: str = Field(max_length=64, examples=["gemm"])
+    problem: ProblemFields = Field(examples=[GEMM_EXAMPLE])
+    threads: Int = Field(0, ge=0, le=MAX_THREADS, description="cores to use; 0: all")
+    hardware: str | None = Field(
+        None, max_length=200, description="name, alias or key; null: the host of the service"
+    )
+
+
+class RecommendationRequest(QuestionIn):
+    """Ask for ranked tile configs."""
+
+    top_k: Int = Field(5, ge=1, le=50)
+
+
+class BatchRequest(Wire):
+    """Ask several questions at once."""
+
+    requests: list[RecommendationRequest] = Field(min_length=1, max_length=64)
+
+
+class RecommendationOut(BaseModel):
+    """One recommended config."""
+
+    rank: int
+    config: dict[str, int | str | bool]
+    source: Literal["measured", "nearest", "predicted", "analytic"]
+    latency_us: float
+    interval_us: tuple[float, float]
+    gflops: float
+    confidence: float
+    distance: float
+    bound_by: str
+    rationale: str
+    is_stale: bool = Field(description="evidence of another program version or toolchain")
+
+
+class RecommendationResponse(BaseModel):
+    """Ranked configs for one question; the first is the best guess."""
+
+    workload: dict[str, Any]
+    workload_key: str
+    hardware: str
+    hardware_key: str
+    recommendations: list[RecommendationOut]
+    tune_url: str = "/v1/tuning-runs"
+
+
+class BatchResponse(BaseModel):
+    """Answers in the order of the questions."""
+
+    responses: list[RecommendationResponse]
+
+
+class TuningRunRequest(QuestionIn):
+    """Queue a tuning run."""
+
+    max_trials: Int | None = Field(None, ge=1, le=100_000)
+    time_limit_s: float | None = Field(None, gt=0, le=7 * 86_400)
+    seed: Int = Field(0, ge=0, le=2**31 - 1)
+
+
+class TuningRunOut(BaseModel):
+    """A tuning run: where it stands and, once finished, what came out."""
+
+    id: str
+    state: Literal["QUEUED", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"]
+    workload: dict[str, Any]
+    hardware: str
+    hardware_key: str
+    program_digest: str
+    toolchain_key: str
+    spec: dict[str, Any]
+    trials: dict[str, int]
+    planned_trials: int
+    active_s: float
+    result: dict[str, Any] | None
+    error: str | None
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+
+
+class TuningRunPage(BaseModel):
+    """Some runs, newest first."""
+
+    items: list[TuningRunOut]
+    next_cursor: str | None
+
+
+class TrialOut(BaseModel):
+    """A candidate of a run and what became of it."""
+
+    sequence: int
+    config: dict[str, int | str | bool]
+    protocol: str
+    purpose: str
+    state: str
+    attempt: int
+    predicted_us: float | None
+    status: str | None
+    latency_us: float | None
+    reference_latency_us: float | None
+    detail: str | None
+    measurement_id: int | None
+
+
+class TrialPage(BaseModel):
+    """All trials of a run."""
+
+    items: list[TrialOut]
+
+
+class MeasurementOut(BaseModel):
+    """One record of the tuning log, with all repeats."""
+
+    id: int
+    run: str | None
+    kernel: str
+    problem: dict[str, Any]
+    threads: int
+    hardware: str
+    hardware_key: str
+    program_digest: str
+    toolchain_key: str
+    config: dict[str, int | str | bool]
+    protocol: str
+    status: str
+    latency_us: float | None
+    reference_latency_us: float | None
+    gflops: float | None
+    repeats_us: list[float]
+    reference_repeats_us: list[float]
+    compile_ms: float | None
+    max_error: float | None
+    detail: str
+    worker: str
+    metrics: dict[str, float]
+    measured_at: datetime
+
+
+class MeasurementPage(BaseModel):
+    """Some measurements; pass ``next_cursor`` as ``cursor`` for the next ones."""
+
+    items: list[MeasurementOut]
+    next_cursor: str | None
+
+
+class KernelOut(BaseModel):
+    """A kernel of the library: its problem fields and its knobs."""
+
+    name: str
+    doc: str
+    fields: list[dict[str, Any]]
+    knobs: list[dict[str, Any]]
+
+
+class HardwareOut(BaseModel):
+    """A device."""
+
+    key: str
+    name: str
+    kind: str
+    arch: str
+    cores: int
+    aliases: list[str]
+    source: str
+    is_host: bool
+    offers_tuning: bool
+    peak_gflops_per_core: dict[str, float]
+    bandwidth_gb_per_s: float
+
+
+class Health(BaseModel):
+    """Whether the service can answer."""
+
+    status: Literal["ok"]
+
+
+class Readiness(BaseModel):
+    """Whether the service has what it needs."""
+
+    status: Literal["ready"]
+    schema_revision: str
+    coordinator: Literal["leading", "absent"]
+    coordinator_epoch: int | None
+
+
+class FieldFault(BaseModel):
+    """One field of a request that cannot be used."""
+
+    pointer: str
+    detail: str
+    code: str
+
+
+class Problem(BaseModel):
+    """An error as RFC 9457 has it, with the stable code of the error."""
+
+    type: str = Field(examples=["urn:tilecore:error:TC502"])
+    title: str = Field(examples=["invalid-problem"])
+    status: int = Field(examples=[422])
+    detail: str
+    code: str = Field(examples=["TC502"])
+    instance: str
+    hint: str | None = None
+    errors: list[FieldFault] | None = None

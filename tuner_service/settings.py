@@ -1,0 +1,85 @@
+"""Settings: the only reader of environment variables (prefix ``TILECORE_``)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from tuner_service.errors import InvalidSettings
+
+
+def default_data_dir() -> Path:
+    """Return ``tilecore`` in the user's data folder (XDG)."""
+    base = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
+    return Path(base) / "tilecore"
+
+
+class Settings(BaseSettings):
+    """Everything an operator can set. Durations are in seconds."""
+
+    model_config = SettingsConfigDict(env_prefix="TILECORE_", extra="ignore", frozen=True)
+
+    data_dir: Path = Field(default_factory=default_data_dir)
+    database_url: str | None = None  # None: SQLite in data_dir
+    database_timeout_s: float = Field(30.0, gt=0)
+    host: str = "127.0.0.1"
+    port: int = Field(8711, ge=0, le=65535)
+    executor: Literal["auto", "ray", "local"] = "auto"  # auto: Ray, else local
+    ray_address: str | None = None  # None: a Ray of its own on this machine
+    compile_workers: int = Field(2, ge=1, le=256)
+    compile_timeout_s: float = Field(60.0, gt=0)
+    run_timeout_s: float = Field(60.0, gt=0)
+    queue_depth: int = Field(16, ge=1, le=1024)  # trials handed to the workers at once
+    leader_ttl_s: float = Field(10.0, gt=0.1)
+    lease_s: float = Field(900.0, gt=0)
+    max_attempts: int = Field(6, ge=1)  # executions of a trial whose worker got lost
+    retry_base_s: float = Field(0.5, ge=0)
+    max_trials: int = Field(96, ge=1, le=100_000)  # of a run that does not say
+    time_limit_s: float = Field(900.0, gt=0)  # of a run that does not say
+    max_body_bytes: int = Field(65_536, ge=1024)
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @property
+    def url(self) -> str:
+        """The database URL."""
+        return self.database_url or f"sqlite:///{self.data_dir.absolute() / 'tilecore.db'}"
+
+    @property
+    def artifact_dir(self) -> Path:
+        """Where compiled kernels lie."""
+        return self.data_dir / "artifacts"
+
+    @property
+    def log_file(self) -> Path:
+        """Where a coordinator writes that runs as a child process."""
+        return self.data_dir / "coordinator.log"
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment of a child process that shall have these settings."""
+        own = {
+            f"TILECORE_{name.upper()}": str(value)
+            for name, value in self.model_dump().items()
+            if value is not None
+        }
+        return {**os.environ, **own}
+
+
+def load_settings(**overrides: object) -> Settings:
+    """Return the settings from the environment; ``overrides`` that are not None win.
+
+    Raises:
+        InvalidSettings: a value cannot be used (SV910).
+    """
+    given = {name: value for name, value in overrides.items() if value is not None}
+    try:
+        return Settings(**given)  # type: ignore[arg-type]
+    except ValidationError as error:
+        faults = "; ".join(
+            f"TILECORE_{'_'.join(map(str, e['loc'])).upper()}: {e['msg']}, found {e['input']!r}"
+            for e in error.errors()
+        )
+        raise InvalidSettings(message=faults) from error

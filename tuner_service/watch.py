@@ -1,0 +1,113 @@
+"""Follow a tuning run from outside the coordinator, and start a coordinator where none works."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import structlog
+
+from db.records import EventRecord, RunRecord
+from db.store import SqlStore
+from tuner_service.errors import CoordinatorStopped
+from tuner_service.process import is_process_gone
+from tuner_service.settings import Settings
+
+log = structlog.get_logger()
+POLL_S = 0.2
+STOP_TIMEOUT_S = 30.0
+MAX_STARTS = 4
+
+
+class CoordinatorProcess:
+    """A coordinator as a child process; it ends with its parent."""
+
+    def __init__(self, settings: Settings, *, until_idle: bool) -> None:
+        self._settings = settings
+        self._until_idle = until_idle
+        self._process: subprocess.Popen[bytes] | None = None
+        self.starts = 0
+
+    def ensure(self, store: SqlStore) -> None:
+        """Start it unless it runs or another coordinator leads.
+
+        Raises:
+            CoordinatorStopped: it ended again and again (SV909).
+        """
+        if self._process is not None and self._process.poll() is None:
+            return
+        if is_led(store):
+            return
+        if self._process is not None and self.starts >= MAX_STARTS:
+            raise CoordinatorStopped(
+                status=self._process.returncode, hint=f"see the log: {self._settings.log_file}"
+            )
+        self.start()
+
+    def start(self) -> None:
+        """Start it; what it says goes to the log file."""
+        command = [sys.executable, "-m", "tuner_service.cli", "coordinator"]
+        command += ["--parent", str(os.getpid())] + (["--until-idle"] if self._until_idle else [])
+        self._settings.log_file.parent.mkdir(parents=True, exist_ok=True)
+        with self._settings.log_file.open("ab") as output:
+            self._process = subprocess.Popen(
+                command,
+                env=self._settings.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C is for the parent, which then asks it to stop
+            )
+        self.starts += 1
+
+    def stop(self) -> None:
+        """Ask it to stop, wait, and end it if it does not."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def keep_running(self, store: SqlStore, stop: threading.Event) -> None:
+        """Start it again whenever it ended, until ``stop`` is set."""
+        while not stop.is_set():
+            self.starts = 0
+            self.ensure(store)
+            stop.wait(1.0)
+
+
+def is_led(store: SqlStore) -> bool:
+    """Return whether a coordinator of this database is at work."""
+    leader = store.leader.current()
+    return leader is not None and leader.is_alive and not is_process_gone(leader.owner)
+
+
+def follow(
+    store: SqlStore, run: RunRecord, coordinator: CoordinatorProcess | None
+) -> Iterator[EventRecord | None]:
+    """Yield the events of a run until it is finished, None where nothing new happened.
+
+    Raises:
+        CoordinatorStopped: the coordinator ended again and again (SV909).
+    """
+    last = 0
+    while True:
+        finished = store.runs.get(run.public_id).is_finished
+        events = store.runs.events(run.id, after=last)
+        for event in events:
+            last = event.id
+            yield event
+        if finished and not events:
+            return
+        if not events:
+            if coordinator is not None:
+                coordinator.ensure(store)
+            yield None
+            time.sleep(POLL_S)
