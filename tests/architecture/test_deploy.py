@@ -1,0 +1,104 @@
+"""Container files and Makefile say what the program can do (no engine is needed to know that)."""
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+import typer.testing
+import yaml
+
+from tuner_service.cli import app
+from tuner_service.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def compose():
+    return yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+
+
+def test_what_services_refer_to_exists(compose):
+    services = compose["services"]
+    for name, service in services.items():
+        for other, how in service.get("depends_on", {}).items():
+            assert other in services, name
+            once = how["condition"] == "service_completed_successfully"
+            restart = services[other].get("restart", "no")
+            assert not once or restart == "no" or restart.startswith("on-failure"), name
+            assert once or "healthcheck" in services[other], name
+            assert set(services[other].get("profiles", [])) <= set(service.get("profiles", []))
+        for kind in ("networks", "secrets"):
+            assert set(service.get(kind, [])) <= set(compose[kind]), name
+        for volume in service.get("volumes", []):
+            assert volume.split(":")[0] in compose["volumes"], name
+
+
+def test_services_are_confined(compose):
+    for name in ("migrate", "api", "coordinator"):
+        service = compose["services"][name]
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+    assert compose["networks"]["backend"] == {"internal": True}
+    (port,) = compose["services"]["api"]["ports"]
+    assert "127.0.0.1" in port["host_ip"]
+    assert [n for n, s in compose["services"].items() if "ports" in s] == ["api"]
+
+
+def test_images_are_pinned_and_secrets_are_files(compose):
+    for name, service in compose["services"].items():
+        assert re.search(r":[^/]+$", service["image"]), name
+        assert ":latest" not in service["image"]
+        for key, value in service.get("environment", {}).items():
+            is_secret = re.search("PASSWORD|TOKEN|SECRET", key)
+            assert not is_secret or key.endswith("_FILE"), f"{name}: {key}"
+            named = re.match("/run/secrets/(.+)", str(value))
+            assert not named or named[1] in service["secrets"], f"{name}: {key}"
+
+
+def test_environment_variables_are_settings(compose):
+    known = {f"TILECORE_{field.upper()}" for field in Settings.model_fields}
+    text = (ROOT / "Dockerfile").read_text()
+    found = set(re.findall(r"\b(TILECORE_[A-Z_]+)=", text))
+    for service in compose["services"].values():
+        found |= {key for key in service.get("environment", {}) if key.startswith("TILECORE_")}
+    assert found
+    assert found <= known
+
+
+def test_commands_are_commands_of_the_program(compose):
+    commands = [s["command"] for s in compose["services"].values() if "command" in s]
+    commands.append(compose["services"]["coordinator"]["healthcheck"]["test"][2:])
+    commands.append(["serve", "--host", "0.0.0.0"])
+    for command in commands:
+        result = typer.testing.CliRunner().invoke(app, [*command, "--help"])
+        assert result.exit_code == 0, command
+        options = [word for word in command if word.startswith("--")]
+        assert all(re.sub("^--no-", "--", o) in result.output for o in options), command
+
+
+def test_the_image_gets_every_package():
+    copied = re.findall(r"^COPY (\w+) \w+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    packages = {p.parent.name for p in ROOT.glob("*/__init__.py")}
+    assert packages - {"tests", "benchmarks", "examples"} == set(copied)
+
+
+@pytest.mark.parametrize("goal", ["tune", "test", "check", "venv", "serve", "help"])
+def test_make_knows_its_goals(goal):
+    shown = subprocess.run(
+        ["make", "--dry-run", goal, "VENV=/nonexistent"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert shown.returncode == 0, shown.stderr
+
+
+def test_ci_runs_the_tests_only():
+    script = (ROOT / ".ci" / "run").read_text()
+    calls = [shlex.split(line) for line in script.splitlines() if line.startswith("make")]
+    assert calls == [["make", "test"]]

@@ -1,0 +1,37 @@
+"""Processes load what they need and nothing heavier."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("tvm", "torch", "ray")
+
+APP = """
+import sys, tempfile
+from pathlib import Path
+from tuner_service.app import create_app
+from tuner_service.jobs import answer, understand
+from tuner_service.settings import Settings
+app = create_app(Settings(data_dir=Path(tempfile.mkdtemp())))
+app.openapi()
+store = app.state.store
+question = understand(store, "gemm", {"m": 64, "n": 64, "k": 64})
+assert answer(store, question, top_k=3)
+"""
+CASES = {
+    "the service, a recommendation included": (APP, HEAVY),
+    "recommender": ("import recommender.recommend, recommender.tuning", (*HEAVY, "sqlalchemy")),
+    "workers": ("import workers, workers.host, workers.toolchain", ("ray", "tvm", "torch")),
+    "settings": ("import tuner_service.settings", (*HEAVY, "sqlalchemy", "fastapi")),
+    "the command line's help": ("import tuner_service.cli", (*HEAVY, "fastapi", "xgboost")),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_processes_load_no_more_than_they_need(name):
+    code, forbidden = CASES[name]
+    code += f"\nimport sys; print([m for m in {forbidden!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().splitlines()[-1] == "[]"
