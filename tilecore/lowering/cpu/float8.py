@@ -7,12 +7,14 @@ holds powers of two only.
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx as tir
 
-from tilecore.lowering.cpu.tir import broadcast, vector_type
+from tilecore.lowering.cpu.tir import vector_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,105 +48,178 @@ FORMATS = {
 }
 E8M0 = "float8_e8m0fnu"
 NAMES = (*FORMATS, E8M0)
+LANES = (1, 2, 4, 8, 16, 32, 64)
 
 
-class _Bits:
-    """Arithmetic on uint32 lanes."""
+class _Function:
+    """Text of one LLVM function from ``lanes`` values to as many, line by line."""
 
     def __init__(self, lanes: int) -> None:
         self.lanes = lanes
+        self.lines: list[str] = []
 
-    def number(self, value: int) -> Any:
-        return broadcast(tir.IntImm("uint32", value), self.lanes)
+    def kind(self, element: str) -> str:
+        return element if self.lanes == 1 else f"<{self.lanes} x {element}>"
 
-    def real(self, value: float) -> Any:
-        return broadcast(tir.FloatImm("float32", value), self.lanes)
+    def constant(self, element: str, literal: str) -> str:
+        each = ", ".join(f"{element} {literal}" for _ in range(self.lanes))
+        return literal if self.lanes == 1 else f"<{each}>"
 
-    def masked(self, value: Any, mask: int) -> Any:
-        return tir.bitwise_and(value, self.number(mask))
+    def number(self, value: int) -> str:
+        return self.constant("i32", str(value))
 
-    def left(self, value: Any, count: int) -> Any:
-        return tir.shift_left(value, self.number(count))
+    def real(self, value: float) -> str:
+        """Return a float; LLVM writes it as the bits of the same double."""
+        bits = struct.unpack(">Q", struct.pack(">d", value))[0]
+        return self.constant("float", f"0x{bits:016X}")
 
-    def right(self, value: Any, count: int) -> Any:
-        return tir.shift_right(value, self.number(count))
+    def line(self, text: str) -> str:
+        self.lines.append(f"  %t{len(self.lines)} = {text}")
+        return f"%t{len(self.lines) - 1}"
 
-    def as_float(self, value: Any) -> Any:
-        return tir.reinterpret(vector_type("float32", self.lanes), value)
+    def on_ints(self, op: str, a: str, b: str) -> str:
+        return self.line(f"{op} {self.kind('i32')} {a}, {b}")
 
-    def of_float(self, value: Any) -> Any:
-        return tir.reinterpret(vector_type("uint32", self.lanes), value)
+    def on_floats(self, op: str, a: str, b: str) -> str:
+        return self.line(f"{op} {self.kind('float')} {a}, {b}")
 
-    def cast(self, value: Any, dtype: str) -> Any:
-        return tir.Cast(vector_type(dtype, self.lanes), value)
+    def select(self, cond: str, a: str, b: str) -> str:
+        kind = self.kind("i32")
+        return self.line(f"select {self.kind('i1')} {cond}, {kind} {a}, {kind} {b}")
+
+    def change(self, op: str, value: str, source: str, target: str) -> str:
+        return self.line(f"{op} {self.kind(source)} {value} to {self.kind(target)}")
+
+    def masked(self, value: str, mask: int) -> str:
+        return self.on_ints("and", value, self.number(mask))
+
+    def left(self, value: str, count: int) -> str:
+        return self.on_ints("shl", value, self.number(count))
+
+    def right(self, value: str, count: int) -> str:
+        return self.on_ints("lshr", value, self.number(count))
+
+    def plus(self, value: str, other: int) -> str:
+        return self.on_ints("add", value, self.number(other))
+
+    def compare(self, how: str, value: str, other: int) -> str:
+        return self.on_ints(f"icmp {how}", value, self.number(other))
+
+    def as_float(self, value: str) -> str:
+        return self.change("bitcast", value, "i32", "float")
+
+    def of_float(self, value: str) -> str:
+        return self.change("bitcast", value, "float", "i32")
+
+    def text(self, name: str, source: str, target: str, result: str) -> str:
+        """Return the definition; the argument is ``%x``."""
+        head = f"define linkonce_odr hidden {self.kind(target)} @{name}({self.kind(source)} %x)"
+        body = "\n".join(self.lines)
+        return f"{head} alwaysinline {{\n{body}\n  ret {self.kind(target)} {result}\n}}"
+
+
+def definitions(dtypes: Iterable[str]) -> dict[str, str]:
+    """Return LLVM functions, text by name, that convert values of the float8 types in ``dtypes``.
+
+    As functions an operand is written once; spelled out in TIR it stood in a dozen places, and
+    a kernel took LLVM more than a minute.
+    """
+    found = {}
+    for dtype in sorted(set(dtypes) & set(NAMES)):
+        for lanes in LANES:
+            found[_name("from", dtype, lanes)] = _from_text(dtype, lanes)
+            found[_name("to", dtype, lanes)] = _to_text(dtype, lanes)
+    return found
 
 
 def from_float8(value: Any, dtype: str, lanes: int) -> Any:
     """Return bytes as float32 values."""
-    bits = _Bits(lanes)
-    code = bits.cast(value, "uint32")
-    nan = bits.number(0x7FC00000)
-    if dtype == E8M0:
-        is_smallest = tir.EQ(code, bits.number(0))
-        power = tir.Select(is_smallest, bits.number(0x00400000), bits.left(code, 23))
-        return bits.as_float(tir.Select(tir.EQ(code, bits.number(0xFF)), nan, power))
-    form = FORMATS[dtype]
-    magnitude = bits.masked(code, 0x7F)
-    normal = bits.left(magnitude, 23 - form.mantissa) + bits.number((127 - form.bias) << 23)
-    step = bits.real(2.0 ** (1 - form.bias - form.mantissa))
-    small = bits.of_float(bits.cast(magnitude, "float32") * step)
-    is_small = tir.LT(magnitude, bits.number(1 << form.mantissa))
-    found = tir.Select(is_small, small, normal)
-    if form.has_negative_zero:
-        last = form.largest
-        if form.infinity is not None:
-            last = form.infinity
-            is_infinite = tir.EQ(magnitude, bits.number(last))
-            found = tir.Select(is_infinite, bits.number(0x7F800000), found)
-        found = tir.Select(tir.GT(magnitude, bits.number(last)), nan, found)
-    else:
-        found = tir.Select(tir.EQ(code, bits.number(form.nan)), nan, found)
-    return bits.as_float(tir.bitwise_or(found, bits.left(bits.masked(code, 0x80), 24)))
+    return _call("from", value, dtype, lanes, "float32")
 
 
 def to_float8(value: Any, dtype: str, lanes: int) -> Any:
     """Return float32 values as bytes."""
-    bits = _Bits(lanes)
-    source = bits.of_float(value)
+    return _call("to", value, dtype, lanes, "uint8")
+
+
+def _call(way: str, value: Any, dtype: str, lanes: int, result: str) -> Any:
+    assert lanes in LANES
+    return tir.call_pure_extern(vector_type(result, lanes), _name(way, dtype, lanes), value)
+
+
+def _name(way: str, dtype: str, lanes: int) -> str:
+    return f"tilecore_{way}_{dtype}_x{lanes}"
+
+
+def _from_text(dtype: str, lanes: int) -> str:
+    f = _Function(lanes)
+    code = f.change("zext", "%x", "i8", "i32")
+    nan = f.number(0x7FC00000)
     if dtype == E8M0:
-        return _to_power(bits, source)
+        power = f.select(f.compare("eq", code, 0), f.number(0x00400000), f.left(code, 23))
+        found = f.select(f.compare("eq", code, 0xFF), nan, power)
+        return f.text(_name("from", dtype, lanes), "i8", "float", f.as_float(found))
     form = FORMATS[dtype]
-    magnitude = bits.masked(source, 0x7FFFFFFF)
+    magnitude = f.masked(code, 0x7F)
+    normal = f.plus(f.left(magnitude, 23 - form.mantissa), (127 - form.bias) << 23)
+    step = f.real(2.0 ** (1 - form.bias - form.mantissa))
+    scaled = f.on_floats("fmul", f.change("uitofp", magnitude, "i32", "float"), step)
+    is_small = f.compare("ult", magnitude, 1 << form.mantissa)
+    found = f.select(is_small, f.of_float(scaled), normal)
+    if form.has_negative_zero:
+        last = form.largest
+        if form.infinity is not None:
+            last = form.infinity
+            found = f.select(f.compare("eq", magnitude, last), f.number(0x7F800000), found)
+        found = f.select(f.compare("ugt", magnitude, last), nan, found)
+    else:
+        found = f.select(f.compare("eq", code, form.nan), nan, found)
+    signed = f.on_ints("or", found, f.left(f.masked(code, 0x80), 24))
+    return f.text(_name("from", dtype, lanes), "i8", "float", f.as_float(signed))
+
+
+def _to_text(dtype: str, lanes: int) -> str:
+    f = _Function(lanes)
+    source = f.of_float("%x")
+    code = _power(f, source) if dtype == E8M0 else _rounded(f, source, FORMATS[dtype])
+    byte = f.change("trunc", code, "i32", "i8")
+    return f.text(_name("to", dtype, lanes), "float", "i8", byte)
+
+
+def _rounded(f: _Function, source: str, form: Format) -> str:
+    """Return the code of the nearest number, the even one of two."""
+    magnitude = f.masked(source, 0x7FFFFFFF)
     shift = 23 - form.mantissa
-    rebased = magnitude - bits.number((127 - form.bias) << 23)
-    odd = bits.masked(bits.right(rebased, shift), 1)
-    normal = bits.right(rebased + bits.number((1 << (shift - 1)) - 1) + odd, shift)
+    rebased = f.plus(magnitude, -((127 - form.bias) << 23))
+    odd = f.masked(f.right(rebased, shift), 1)
+    biased = f.on_ints("add", f.plus(rebased, (1 << (shift - 1)) - 1), odd)
+    normal = f.right(biased, shift)
     # Adding this power of two leaves the fraction in units of the smallest result, rounded.
     anchor = 2.0 ** (24 - form.bias - form.mantissa)
-    aligned = bits.of_float(bits.as_float(magnitude) + bits.real(anchor))
-    small = aligned - bits.of_float(bits.real(anchor))
-    is_small = tir.LT(magnitude, bits.number((128 - form.bias) << 23))
-    code = tir.Select(is_small, small, normal)
-    code = tir.Select(tir.GT(code, bits.number(form.largest)), bits.number(form.overflow), code)
-    is_nan = tir.GT(magnitude, bits.number(0x7F800000))
-    code = tir.Select(is_nan, bits.number(form.nan), code)
-    sign = bits.masked(bits.right(source, 24), 0x80)
-    signed = tir.bitwise_or(code, sign)
-    if not form.has_negative_zero:
-        signed = tir.Select(tir.EQ(code, bits.number(0)), code, signed)
-    return bits.cast(signed, "uint8")
+    aligned = f.on_floats("fadd", f.as_float(magnitude), f.real(anchor))
+    small = f.on_ints("sub", f.of_float(aligned), f.of_float(f.real(anchor)))
+    is_small = f.compare("ult", magnitude, (128 - form.bias) << 23)
+    code = f.select(is_small, small, normal)
+    is_large = f.compare("ugt", code, form.largest)
+    code = f.select(is_large, f.number(form.overflow), code)
+    is_nan = f.compare("ugt", magnitude, 0x7F800000)
+    code = f.select(is_nan, f.number(form.nan), code)
+    signed = f.on_ints("or", code, f.masked(f.right(source, 24), 0x80))
+    if form.has_negative_zero:
+        return signed
+    return f.select(f.compare("eq", code, 0), code, signed)
 
 
-def _to_power(bits: _Bits, source: Any) -> Any:
+def _power(f: _Function, source: str) -> str:
     """Return the exponent of the nearest power of two; ties go to the larger one."""
-    exponent = bits.masked(bits.right(source, 23), 0xFF)
-    fraction = bits.masked(source, 0x7FFFFF)
-    half = bits.number(0x400000)
-    is_subnormal = tir.EQ(exponent, bits.number(0))
-    above = tir.Select(is_subnormal, tir.GT(fraction, half), tir.GE(fraction, half))
-    is_finite = tir.LT(exponent, bits.number(0xFF))
-    step = tir.Select(tir.And(above, is_finite), bits.number(1), bits.number(0))
-    return bits.cast(exponent + step, "uint8")
+    exponent = f.masked(f.right(source, 23), 0xFF)
+    fraction = f.masked(source, 0x7FFFFF)
+    # Of a subnormal, which has no leading one, a half alone is not enough.
+    least = f.select(f.compare("eq", exponent, 0), f.number(0x400001), f.number(0x400000))
+    above = f.on_ints("icmp uge", fraction, least)
+    step = f.select(above, f.number(1), f.number(0))
+    step = f.select(f.compare("eq", exponent, 0xFF), f.number(0), step)
+    return f.on_ints("add", exponent, step)
 
 
-__all__ = ["E8M0", "FORMATS", "NAMES", "Format", "from_float8", "to_float8"]
+__all__ = ["E8M0", "FORMATS", "NAMES", "Format", "definitions", "from_float8", "to_float8"]

@@ -37,7 +37,8 @@ from tilecore.ir.nodes import (
     Store,
     While,
 )
-from tilecore.ir.visitor import buffers_of, has_jump
+from tilecore.ir.visitor import buffers_of, expressions, has_jump, walk, walk_expr
+from tilecore.lowering.cpu import float8
 from tilecore.lowering.cpu.access import Accessor, Place
 from tilecore.lowering.cpu.atomic import emit_atomic
 from tilecore.lowering.cpu.copy import Box, PanelPacker, is_pack, is_row_copy, row_copy
@@ -61,6 +62,8 @@ def lower_function(func: PrimFunc, plan: CpuPlan, target: Target) -> Any:
     """
     check_dtypes({str(b.dtype) for b in (*func.buffers, *buffers_of(func.body))}, target)
     builder = TirBuilder()
+    for name, text in float8.definitions(_value_dtypes(func)).items():
+        builder.define_llvm(name, text)
     accessor = Accessor(builder)
     params = lower_params(accessor, func)
     for stmt in _top_level(func.body):
@@ -78,6 +81,13 @@ def lower_function(func: PrimFunc, plan: CpuPlan, target: Target) -> Any:
                 span=stmt.span,
             )
     return builder.finish("main", params)
+
+
+def _value_dtypes(func: PrimFunc) -> set[str]:
+    """Return the types of all elements and of all values that expressions go through."""
+    buffers = (*func.buffers, *buffers_of(func.body))
+    exprs = (e for stmt in walk(func.body) for e in expressions(stmt))
+    return {b.dtype for b in buffers} | {n.dtype for e in exprs for n in walk_expr(e)}
 
 
 def _top_level(body: Stmt) -> tuple[Stmt, ...]:
