@@ -16,6 +16,7 @@ from tilecore.artifact import (
 )
 from tilecore.inference.cpu import infer
 from tilecore.inference.options import CpuOptions
+from tilecore.inference.races import check_races
 from tilecore.ir.analysis import written_buffers
 from tilecore.ir.expr import Expr, Pointer, Var, int_value
 from tilecore.ir.nodes import Assert, Buffer, PrimFunc
@@ -80,12 +81,13 @@ def lower(
 ) -> tuple[Any, Any]:
     """Return (inference plan, TIR); ``observer`` sees the result of every stage.
 
-    verify -> passes -> verify -> infer -> lower
+    verify -> check races -> passes -> verify -> infer -> lower
     """
     from tilecore.lowering.cpu.lower import lower_function
 
     see: Observer = observer or (lambda stage, value: None)
     verify(func)
+    check_races(func)
     see("source", func)
     func = run_passes(func, observer)
     verify(func)

@@ -12,6 +12,7 @@ Errors are picklable: they cross process borders.
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 from dataclasses import dataclass
 from typing import Any
@@ -130,6 +131,26 @@ class ScopeError(TileError):
     template = "{message}"
 
 
+class ProgramError(TileError):
+    """Python raised an error while a program was traced; also an instance of that error's class."""
+
+    code, title = "TC105", "python-error"
+    template = "{kind}: {detail}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (ProgramError, self.span, self.hint, self.fields))
+
+
+def program_error(error: Exception, span: SourceSpan) -> ProgramError:
+    """Return ``error``, raised by the Python in a program, as an error with a place."""
+    kind = type(error)
+    both: type[ProgramError] = ProgramError
+    with contextlib.suppress(TypeError):  # the layouts of the two classes may not fit together
+        both = type("ProgramError", (ProgramError, kind), {"__module__": __name__})
+    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+    return both(kind=name, detail=str(error) or "no message", span=span)
+
+
 # --- TC2xx: types and shapes -----------------------------------------------------------------
 
 
@@ -152,6 +173,13 @@ class InvalidProgram(TileError):
 
     code, title = "TC203", "invalid-program"
     template = "{count} fault(s) in `{name}`:\n{faults}"
+
+
+class DataRace(TileError):
+    """Iterations or blocks that have no order write, or write and read, the same element."""
+
+    code, title = "TC204", "data-race"
+    template = "{what}"
 
 
 # --- TC3xx: inference, lowering, targets -----------------------------------------------------

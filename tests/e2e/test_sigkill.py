@@ -16,7 +16,7 @@ from tilecore import kernels
 from tuner_service.coordinator import Coordinator
 from tuner_service.run_driver import Limits
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 KILLS = 5
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import tilecore.language as T
 from tilecore import interpreter
 from tilecore.errors import (
+    ProgramError,
     ScopeError,
     SourceUnavailable,
     TypeMismatch,
@@ -269,8 +271,10 @@ def test_python_errors_keep_their_type_and_get_a_place() -> None:
 
     with pytest.raises(KeyError) as caught:
         build()
-    note = caught.value.__notes__[0]
-    assert f"{__file__}:{line_of('# no such key', build)}" in note
+    assert isinstance(caught.value, ProgramError)
+    assert str(caught.value).startswith("TC105 python-error: KeyError: 'b'")
+    assert f"{__file__}:{line_of('# no such key', build)}" in str(caught.value)
+    assert type(pickle.loads(pickle.dumps(caught.value))) is ProgramError
 
 
 def test_error_in_a_macro_points_into_the_macro() -> None:
@@ -413,3 +417,21 @@ def test_primitives_need_a_program_and_a_kernel() -> None:
         def nested(A: T.Tensor((4,), "float32")):
             with T.Kernel(1), T.Kernel(2):
                 T.clear(A)
+
+
+def test_a_macro_may_call_itself_down_to_a_python_value() -> None:
+    @T.macro
+    def count_down(target, n: int):
+        if n > 0:
+            target[n] = n
+            count_down(target, n - 1)
+
+    @T.prim_func
+    def program(Out: T.Tensor((4,), "int32")):
+        with T.Kernel(1):
+            Out[0] = 7
+            count_down(Out, 3)
+
+    out = np.zeros(4, np.int32)
+    interpreter.run(verify(program), out)
+    np.testing.assert_array_equal(out, [7, 1, 2, 3])

@@ -184,7 +184,7 @@ def test_a_coordinator_ends_with_its_parent(settings):
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     assert not store.leader.current() or not store.leader.current().is_alive

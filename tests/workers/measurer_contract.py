@@ -12,7 +12,7 @@ from recommender.workload import Workload
 from tests.workers.fault_toolbox import HARDWARE, WORKLOAD, config
 from workers.pool import wait_for_all
 
-WAIT_S = 240.0  # only reached when something is lost; a busy machine starts processes slowly
+WAIT_S = 900.0  # only reached when something is lost; a busy machine starts processes slowly
 S = MeasureStatus
 
 FAULTS = [
@@ -90,15 +90,15 @@ class MeasurerContract:
         assert found["late"].status is S.LAUNCH_ERROR, found["late"]
         assert found["wrong"].status is S.WRONG_RESULT
         assert found["none"].status is S.COMPILE_ERROR
-        for name in ("fast", "slow"):
-            assert found[name].status is S.OK, found[name].detail
-            assert len(found[name].times_s) >= 5
-            assert found[name].threads == 2
-        fast, slow = found["fast"].time_s, found["slow"].time_s
-        assert fast is not None
-        assert slow is not None
-        assert fast < slow
-        assert "machine_busy" in found["fast"].metrics
+        fast, slow = found["fast"], found["slow"]
+        assert (fast.threads, slow.threads) == (2, 2)
+        if S.UNSTABLE in (fast.status, slow.status):
+            pytest.skip(f"the machine is too busy to time on, and says so: {fast.detail}")
+        for one in (fast, slow):
+            assert one.status is S.OK, one.detail
+            assert len(one.times_s) >= 5
+        assert fast.time_s < slow.time_s
+        assert "machine_busy" in fast.metrics
 
     def test_equal_code_is_measured_once(self, measurer: Measurer) -> None:
         twins = [screen("a", delay_us=50), screen("b", delay_us=50)]

@@ -39,8 +39,8 @@ def make_pool(path: Path, epoch: int) -> RayPool:
         HARDWARE,
         artifact_dir=path,
         epoch=epoch,
-        compile_timeout_s=5.0,
-        run_timeout_s=5.0,
+        compile_timeout_s=15.0,
+        run_timeout_s=15.0,
         toolbox=FaultToolbox(),
     )
 

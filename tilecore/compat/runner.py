@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tilecore.compat.device import CAPABILITY, cuda_on_cpu
 from tilecore.compat.modules import aliased
-from tilecore.errors import TileError
+from tilecore.errors import ProgramError, TileError
 from tilecore.target import gpu_programs_on_cpu
 
 CHECKED, RAN, WRONG, MISSING_PRIMITIVE, MISSING_PACKAGE, REJECTED, SKIPPED, FAILED, TIMED_OUT = (
@@ -90,6 +90,8 @@ def has_check(program: Path) -> bool:
 def classify(error: BaseException, program: Path) -> Outcome:
     """Return the outcome that an exception stands for."""
     line = _place(error, program)
+    if isinstance(error, ProgramError) and error.__cause__ is not None:
+        error = error.__cause__
     if isinstance(error, TileError):
         kind = MISSING_PRIMITIVE if error.code == "TC102" else REJECTED
         return Outcome(kind, f"{error.code} {_first_line(error.message)} {line}")

@@ -71,6 +71,7 @@ class Builder:
         self.constants: Callable[[str, DType], Any] | None = None  # T.const, set by the eager style
         self.fresh: dict[int, Load] = {}  # variables not yet bound to a name
         self.block_vars: tuple[Var, ...] = ()  # of the launch that is open
+        self.depth = 0  # of nested macros
 
     @property
     def frame(self) -> Frame:

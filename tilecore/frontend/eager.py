@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any
 
-from tilecore.errors import ScopeError, TypeMismatch
+from tilecore.errors import TypeMismatch
 from tilecore.frontend import source
 from tilecore.frontend.builder import Builder, building
 from tilecore.frontend.scope import Scope
@@ -109,10 +109,7 @@ class _Trace:
             scope.declared = self.declare
             outputs = outputs_of(run_body(fn, self.builder, arguments, scope), self.builder)
             if self.open:
-                raise ScopeError(
-                    message=f"parameter `{sorted(self.open)[0]}` has no tensor annotation",
-                    hint="write `A: T.Tensor[[M, K], dtype]` in the body or the signature",
-                )
+                raise ParamSlot(sorted(self.open)[0]).unannotated()
         ordered = [self.params[n] for n in parameter_names(fn) if n in self.params]
         return finish(fn.__name__, (*ordered, *outputs), self.builder, place)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tilecore.errors import ArgumentError, ShapeMismatch, TypeMismatch
+from tilecore.errors import ArgumentError, ScopeError, ShapeMismatch, TypeMismatch
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, ExprLike, Pointer, Var, as_expr, int_value
 from tilecore.ir.indexing import format_shape
@@ -108,6 +108,19 @@ class ParamSlot:
     """A tensor parameter of an eager function before its in-body annotation is met."""
 
     name: str
+
+    def __getitem__(self, key: Any) -> Any:
+        raise self.unannotated()
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise self.unannotated()
+
+    def unannotated(self) -> ScopeError:
+        """Return the error of using the parameter, or leaving the body, without an annotation."""
+        return ScopeError(
+            message=f"parameter `{self.name}` has no tensor annotation",
+            hint=f"write `{self.name}: T.Tensor[[M, K], dtype]` in the body or the signature",
+        )
 
 
 def is_tensor(value: Any) -> bool:

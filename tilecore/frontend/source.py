@@ -10,10 +10,11 @@ from functools import lru_cache
 from types import CodeType, FunctionType
 from typing import Any
 
-from tilecore.errors import SourceSpan, SourceUnavailable
+from tilecore.errors import SourceSpan, SourceUnavailable, UnsupportedSyntax
 from tilecore.frontend.rewriter import Rewritten, rewrite
 
 FACTORY = "__tilecore_factory"
+BODY = "__tilecore_body"  # not the function's own name, by which it may refer to its macro
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +53,11 @@ def _load(code: CodeType, name: str, file: str) -> TracedCode:
     # `file` is part of the key: equal functions of two files have equal code objects.
     definition = parse_function(code, name)
     rewritten: Rewritten = rewrite(definition, file)
+    rewritten.definition.name = BODY
     factory = ast.FunctionDef(
         name=FACTORY,
         args=_arguments(["__tb", *code.co_freevars]),
-        body=[rewritten.definition, ast.Return(ast.Name(name, ast.Load()))],
+        body=[rewritten.definition, ast.Return(ast.Name(BODY, ast.Load()))],
         decorator_list=[],
     )
     module = ast.Module([factory], [])
@@ -80,6 +82,7 @@ def parse_function(code: CodeType, name: str) -> ast.FunctionDef:
 
     Raises:
         SourceUnavailable: its source cannot be read (TC103).
+        UnsupportedSyntax: it is a coroutine (TC101).
     """
     try:
         lines, first = inspect.getsourcelines(code)
@@ -90,6 +93,10 @@ def parse_function(code: CodeType, name: str) -> ast.FunctionDef:
     except (OSError, TypeError, SyntaxError, IndentationError) as error:
         raise SourceUnavailable(name=name) from error
     ast.increment_lineno(tree, shift)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.AsyncFunctionDef) and node.name == name:
+            place = SourceSpan(code.co_filename, node.lineno, node.col_offset + 1)
+            raise UnsupportedSyntax(expected="`def`", found="`async def`", span=place)
     found = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == name]
     if not found:
         raise SourceUnavailable(name=name)

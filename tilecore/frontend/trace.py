@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-from tilecore.errors import SourceSpan, TileError, TypeMismatch
+from tilecore.errors import ScopeError, SourceSpan, TileError, TypeMismatch, program_error
 from tilecore.frontend import source
 from tilecore.frontend.builder import Builder, building, current
 from tilecore.frontend.scope import Scope, has_loads, is_symbolic
@@ -19,12 +21,16 @@ from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Load, Var
 from tilecore.ir.nodes import Buffer, PrimFunc
 
+PACKAGE = Path(__file__).parent.parent
+MACRO_DEPTH = 32
+
 
 @contextmanager
 def placing_errors(builder: Builder) -> Iterator[None]:
     """Give errors raised while tracing the place of the statement that was being traced.
 
-    Errors of tilecore get it as their span; others keep their type and get a note.
+    Errors of tilecore get it as their span; those of the program's own Python become a
+    ProgramError, which is also an error of their class. Faults inside tilecore stay what they are.
     """
     try:
         yield
@@ -32,10 +38,15 @@ def placing_errors(builder: Builder) -> Iterator[None]:
         error.at(builder.span)
         raise
     except Exception as error:
-        if builder.span.is_known and not getattr(error, "__notes__", None):
-            excerpt = builder.span.excerpt()
-            error.add_note(f"  --> {builder.span}" + (f"\n{excerpt}" if excerpt else ""))
+        if not _raised_inside(error):
+            raise program_error(error, builder.span) from error
         raise
+
+
+def _raised_inside(error: Exception) -> bool:
+    """Return whether tilecore's own code raised ``error``."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return Path(last.filename).is_relative_to(PACKAGE)
 
 
 def definition_span(fn: FunctionType) -> SourceSpan:
@@ -171,9 +182,18 @@ class Macro:
         functools.update_wrapper(self, fn)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Trace the body into the current program and return what it returns."""
+        """Trace the body into the current program and return what it returns.
+
+        Raises:
+            ScopeError: macros call each other without end (TC104).
+        """
         builder = current()
         outside = builder.span, builder.hint
+        if builder.depth == MACRO_DEPTH:
+            raise ScopeError(
+                message=f"macro `{self.fn.__name__}` is called inside {MACRO_DEPTH} others",
+                hint="a macro is traced where it is called: recursion must end on a Python value",
+            )
         bound = inspect.signature(self.fn).bind(*args, **kwargs)
         bound.apply_defaults()
         scope = Scope(builder, ())
@@ -182,8 +202,10 @@ class Macro:
             bound.arguments[name] = _argument(scope, name, value, annotations.get(name))
         code = source.load(self.fn)
         scope.spans = code.spans
+        builder.depth += 1
         with placing_errors(builder):
             result = code.bind(self.fn, scope)(*bound.args, **bound.kwargs)
+        builder.depth -= 1
         builder.span, builder.hint = outside
         return result
 

@@ -53,9 +53,15 @@ class DType(str):
         return super().__new__(cls, text)
 
     def __call__(self, value: Any) -> Any:
-        """Return ``value`` converted to this type, as an expression."""
-        from tilecore.ir.expr import cast
+        """Return ``value`` converted to this type, as an expression.
 
+        Raises:
+            TypeMismatch: a Python integer that the type does not hold (TC202).
+        """
+        from tilecore.ir.expr import cast, holds
+
+        if type(value) is int and self != "bool" and not holds(self, value):
+            raise TypeMismatch(expected=f"a number that {self} holds", found=value)
         return cast(value, self)
 
     def as_torch(self) -> Any:

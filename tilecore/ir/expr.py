@@ -67,6 +67,14 @@ class Expr:
             hint="use `if` inside the kernel body, T.if_then_else, or a Python constant",
         )
 
+    def __index__(self) -> int:
+        raise TypeMismatch(
+            expected="an integer known while the program is traced",
+            found=f"`{self}`, known only when the kernel runs",
+            hint="index a tensor or tile instead of a Python list, loop with T.serial, "
+            "or unroll with a Python range",
+        )
+
     def __add__(self, other: ExprLike) -> Expr:
         return binary("add", self, other)
 
@@ -280,6 +288,15 @@ def const(value: float | bool, dtype: str | None = None) -> Const:
     return Const(int(value), kind)
 
 
+def holds(dtype: str, value: int) -> bool:
+    """Return whether a type (bool excepted) has this integer."""
+    kind = DType(dtype)
+    if kind.is_float or kind == "bool":
+        return kind.is_float
+    low = -(1 << (kind.bits - 1)) if kind.is_signed else 0
+    return low <= value < low + (1 << kind.bits)
+
+
 def as_expr(value: ExprLike, like: str | None = None) -> Expr:
     """Return ``value`` as an expression; a Python number takes the dtype ``like`` where it fits."""
     if isinstance(value, Expr):
@@ -287,7 +304,7 @@ def as_expr(value: ExprLike, like: str | None = None) -> Expr:
     if isinstance(value, (bool, np.bool_)):
         return const(bool(value))
     if isinstance(value, (int, np.integer)):
-        if like is not None and like != "bool":
+        if like is not None and holds(like, int(value)):
             return const(int(value), like)
         return const(int(value))
     if isinstance(value, (float, np.floating)):
@@ -410,8 +427,8 @@ def cast(value: ExprLike, dtype: str) -> Expr:
         return a
     if isinstance(a, Const):
         finite = not isinstance(a.value, float) or math.isfinite(a.value)
-        if finite or kind.is_float:
-            return const(a.value if kind.is_float else int(a.value), kind)
+        if kind.is_float or (finite and (kind == "bool" or holds(kind, int(a.value)))):
+            return const(a.value if kind.is_float or kind == "bool" else int(a.value), kind)
     return Cast(a, kind)
 
 

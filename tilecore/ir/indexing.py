@@ -61,8 +61,16 @@ def as_index(buffer: Buffer, axis: int, value: Any) -> Expr:
         raise TypeMismatch(
             expected=f"an integer index of `{buffer.name}` (axis {axis})", found=index.dtype
         )
-    number = int_value(index)
-    return buffer.shape[axis] + index if number is not None and number < 0 else index
+    number, extent = int_value(index), int_value(buffer.shape[axis])
+    if number is None or number >= 0:
+        return index
+    if extent is not None and number < -extent and buffer.scope != "global":
+        raise ShapeMismatch(
+            what=f"index of `{buffer.name}`, axis {axis}",
+            expected=f"{-extent} to {extent - 1}",
+            found=number,
+        )
+    return buffer.shape[axis] + index
 
 
 def whole(buffer: Buffer) -> Region:

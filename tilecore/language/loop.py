@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tilecore.errors import UnsupportedSyntax
+from tilecore.errors import TypeMismatch, UnsupportedSyntax
 from tilecore.frontend.builder import current
 from tilecore.frontend.control import jump
 from tilecore.frontend.loops import LoopSpec, integer, loop, nest, persistent
@@ -58,11 +58,13 @@ def Pipelined(
         annotations: kept on the node.
 
     Raises:
-        TypeMismatch: a bound or ``num_stages`` is not an integer (TC202).
+        TypeMismatch: a bound or ``num_stages`` is not an integer, or is negative (TC202).
     """
     _ = (sync, group)
     stages = integer(num_stages, "num_stages")
     known = int_value(stages)
+    if known is not None and known < 0:
+        raise TypeMismatch(expected="num_stages of at least 0", found=known)
     notes: dict[str, Any] = {"num_stages": stages if known is None else known}
     notes |= {k: tuple(v) for k, v in (("order", order), ("stage", stage)) if v is not None}
     return loop("pipelined", start, stop, annotations={**notes, **(annotations or {})})
