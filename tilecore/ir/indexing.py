@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tilecore.errors import ShapeMismatch, TypeMismatch, UnsupportedSyntax
@@ -116,12 +116,15 @@ def grow(load: Load, extents: Sequence[Expr]) -> Region:
     return Region(load.buffer, load.indices, tuple(padded))
 
 
-def element(box: Region, names: Sequence[Expr]) -> Load:
-    """Return the element of ``box`` at ``names``, one per axis of a size other than 1."""
-    rest = iter(names)
+def varying_axes(box: Region) -> tuple[int, ...]:
+    """Return the axes of a size other than 1."""
+    return tuple(axis for axis, extent in enumerate(box.extents) if not is_one(extent))
+
+
+def element(box: Region, names: Mapping[int, Expr]) -> Load:
+    """Return the element of ``box`` at ``names``, by axis; 0 along the others."""
     indices = tuple(
-        offset if is_one(extent) else offset + next(rest)
-        for offset, extent in zip(box.offsets, box.extents, strict=True)
+        offset + names[axis] if axis in names else offset for axis, offset in enumerate(box.offsets)
     )
     return Load(box.buffer, indices, box.buffer.dtype)
 

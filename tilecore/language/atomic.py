@@ -8,7 +8,7 @@ from tilecore.errors import ShapeMismatch, TypeMismatch
 from tilecore.frontend.builder import current
 from tilecore.frontend.loops import DEFAULT_NAMES
 from tilecore.ir.expr import Expr, ExprLike, Load, Var, as_expr, cast, const
-from tilecore.ir.indexing import element, format_shape, grow, same_extents, squeeze
+from tilecore.ir.indexing import element, format_shape, grow, same_extents, varying_axes
 from tilecore.ir.nodes import Atomic, Buffer, Parallel, Region
 from tilecore.ir.polynomial import is_one
 from tilecore.language.copy import region
@@ -52,10 +52,13 @@ def _tile(op: str, dst: Any, value: Any) -> None:
             )
     else:
         source, target = None, _target(op, dst, ())
-    extents = squeeze(target.extents)
+    axes = varying_axes(target)
+    extents = tuple(target.extents[axis] for axis in axes)
     names = tuple(Var(n) for n in DEFAULT_NAMES[: len(extents)])
-    place = element(target, names)
-    number = cast(value if source is None else element(source, names), place.dtype)
+    place = element(target, dict(zip(axes, names, strict=True)))
+    if source is not None:
+        value = element(source, dict(zip(varying_axes(source), names, strict=True)))
+    number = cast(value, place.dtype)
     update = Atomic(op, place.buffer, place.indices, number, None, builder.span)
     builder.emit(Parallel(names, extents, update, span=builder.span) if names else update)
 

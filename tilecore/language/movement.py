@@ -18,16 +18,20 @@ from tilecore.ir.expr import (
     int_value,
     select,
 )
-from tilecore.ir.indexing import element, format_shape, same_extents, squeeze
+from tilecore.ir.indexing import element, format_shape, varying_axes
 from tilecore.ir.nodes import For, Parallel, Region, Store
+from tilecore.ir.polynomial import is_equal
 from tilecore.language.copy import region
 
 
-def _matrix(box: Region, what: str) -> tuple[Expr, ...]:
-    extents = squeeze(box.extents)
-    if len(extents) != 2:
+def _matrix(box: Region, what: str) -> tuple[int, ...]:
+    """Return the two axes of a region used as a matrix: those that vary, or the last two."""
+    axes = varying_axes(box)
+    if len(axes) < 2:
+        axes = tuple(range(len(box.extents)))[-2:]
+    if len(axes) != 2:
         raise ShapeMismatch(what=what, expected="two axes", found=format_shape(box.extents))
-    return extents
+    return axes
 
 
 def _emit(names: tuple[Var, ...], extents: tuple[Expr, ...], place: Load, value: Expr) -> None:
@@ -50,15 +54,18 @@ def transpose(src: Any, dst: Any, annotations: dict[str, Any] | None = None) -> 
     """
     _ = annotations
     source, target = region(src, "the source of T.transpose"), region(dst, "its destination")
-    m, n = _matrix(source, f"T.transpose of `{source.buffer.name}`")
-    if not same_extents((n, m), target.extents):
+    rows, columns = _matrix(source, f"T.transpose of `{source.buffer.name}`")
+    first, second = _matrix(target, f"T.transpose into `{target.buffer.name}`")
+    m, n = source.extents[rows], source.extents[columns]
+    if not (is_equal(target.extents[first], n) and is_equal(target.extents[second], m)):
         raise ShapeMismatch(
             what=f"T.transpose of `{source.buffer.name}` to `{target.buffer.name}`",
             expected=format_shape((n, m)),
             found=format_shape(target.extents),
         )
     j, i = Var("j"), Var("i")
-    _emit((j, i), (n, m), element(target, (j, i)), element(source, (i, j)))
+    to = element(target, {first: j, second: i})
+    _emit((j, i), (n, m), to, element(source, {rows: i, columns: j}))
 
 
 def im2col(
@@ -100,7 +107,8 @@ def im2col(
     if len(image.extents) != 4:
         found = format_shape(image.extents)
         raise ShapeMismatch(what="img of T.im2col", expected="axes N, H, W, C", found=found)
-    rows, columns = _matrix(tile, "col of T.im2col")
+    row_axis, column_axis = _matrix(tile, "col of T.im2col")
+    rows, columns = tile.extents[row_axis], tile.extents[column_axis]
     _, height, width, channels = image.extents
     reach = dilation * (kernel - 1) + 1
     out_h, out_w = ((size + (2 * pad - reach)) // stride + 1 for size in (height, width))
@@ -115,7 +123,8 @@ def im2col(
         indices = tuple(binary("add", o, a) for o, a in zip(image.offsets, at, strict=True))
         kind = image.buffer.dtype
         value = select(is_real, Load(image.buffer, indices, kind), const(0, kind))
-        _emit((j,), (columns,), element(tile, (i, j)), value)
+        place = element(tile, {row_axis: i, column_axis: j})
+        _emit((j,), (columns,), place, value)
     body, span = frame.body(), builder.span
     builder.emit(For(i, const(0), rows, const(1), "serial", body, span=span))
 

@@ -1,0 +1,32 @@
+"""Random programs: compiled code gives what the interpreter says the program means."""
+
+from __future__ import annotations
+
+import runpy
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+
+import tilecore.language as T
+from tests.tilecore.program_generator import Program, programs
+from tilecore import runtime
+from tilecore.compiler import compile
+from tilecore.interpreter import run
+
+
+@settings(
+    max_examples=40,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(program=programs())
+def test_compiled_code_agrees_with_the_oracle(program: Program, artifacts, tmp_path) -> None:
+    path = tmp_path / f"program{abs(hash(program.source))}.py"
+    path.write_text(program.source)
+    func = runpy.run_path(str(path), {"T": T})["main"]
+    wanted = [array.copy() for array, _ in program.outputs]
+    run(func, *[x.copy() for x in program.inputs], *wanted, seed=5)
+    found = [array.copy() for array, _ in program.outputs]
+    runtime.load(compile(func, store=artifacts))(*program.inputs, *found)
+    for got, want, (_, tolerance) in zip(found, wanted, program.outputs, strict=True):
+        difference = np.abs(got.astype(np.float64) - want.astype(np.float64))
+        assert difference.max(initial=0.0) <= tolerance, program
