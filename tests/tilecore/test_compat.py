@@ -55,6 +55,17 @@ def test_fails():
     pytest.importorskip("sys")
     assert 1 == 2
 """
+READS = """
+import tilelang
+import tilelang.language as T
+
+@T.prim_func
+def main(A: T.Tensor((8,), "float32")):
+    with T.Kernel(1):
+        A[0] = 1.0
+
+assert "__global__" in tilelang.compile(main).get_kernel_source()
+"""
 
 
 @pytest.fixture
@@ -62,6 +73,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "helper.py").write_text("VALUE = 3\n")
     (tmp_path / "add.py").write_text(ADD)
     (tmp_path / "test_file.py").write_text(TESTS)
+    (tmp_path / "reads.py").write_text(READS)
     (tmp_path / "primitive.py").write_text(
         "import tilelang\nimport tilelang.language as T\nT.tcgen05_mma\n"
     )
@@ -81,16 +93,18 @@ def test_a_program_for_cuda_runs_with_its_arguments(folder: Path) -> None:
 
 
 def surveyed(folder: Path, limit: int) -> tuple[dict[str, list[str]], str]:
-    """Return the table's rows by program, and what was printed."""
+    """Return the table's rows by program, and the table."""
     out = folder / "table.md"
-    command = [sys.executable, "-m", "tilecore.compat", "--survey", str(folder)]
+    given = folder / "arguments.toml"
+    given.write_text('"add.py" = ["33"]\n')
+    command = [sys.executable, "-m", "tilecore.compat", "--survey", str(folder), "--jobs", "2"]
     done = subprocess.run(
-        [*command, "--limit", str(limit), "--out", str(out)],
+        [*command, "--limit", str(limit), "--out", str(out), "--arguments", str(given)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = [line.strip("| ").split(" | ") for line in out.read_text().splitlines()]
-    return {row[0]: row[1:] for row in rows if row[0].endswith(".py")}, done.stdout
+    return {row[0].split()[0]: row[1:] for row in rows if ".py" in row[0]}, out.read_text()
 
 
 def test_a_program_that_hangs_is_out_of_time(tmp_path: Path) -> None:
@@ -100,11 +114,13 @@ def test_a_program_that_hangs_is_out_of_time(tmp_path: Path) -> None:
 
 
 def test_a_survey_tells_every_kind_of_outcome(folder: Path) -> None:
-    found, printed = surveyed(folder, limit=300)
+    found, table = surveyed(folder, limit=300)
     assert set(found) == {p.name for p in survey.programs(folder)}
     assert "helper.py" not in found
     assert found["add.py"][0] == runner.CHECKED, found["add.py"]
+    assert "| add.py 33 |" in table
     assert found["plain.py"][0] == runner.RAN
+    assert found["reads.py"][0] == runner.READS_CODE
     assert found["primitive.py"][0] == runner.MISSING_PRIMITIVE
     assert "TC102" in found["primitive.py"][-1]
     assert found["package.py"][0] == runner.MISSING_PACKAGE
@@ -114,12 +130,13 @@ def test_a_survey_tells_every_kind_of_outcome(folder: Path) -> None:
     assert found["crash.py"][0] == runner.FAILED
     assert "-6" in found["crash.py"][-1]
     assert found["test_file.py"][:2] == [runner.WRONG, "1/1/1"]
-    assert "plain.py: runs, checks nothing" in printed
 
 
 def test_bad_calls_are_told(folder: Path, capsys: pytest.CaptureFixture) -> None:
     assert main([str(folder / "none.py")]) == 2
     assert main(["--survey", str(folder / "none")]) == 2
+    assert main(["--survey", str(folder), "--arguments", str(folder / "add.py")]) == 2
+    assert "expected a TOML file" in capsys.readouterr().err
     assert main([str(folder / "primitive.py")]) == 2
     assert "TC102" in capsys.readouterr().err
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 from tilecore.compat import runner, survey
@@ -19,6 +20,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="write the survey's table to this file (Markdown)")
     parser.add_argument("--match", default="", help="survey: only paths with this regex in them")
     parser.add_argument("--limit", type=float, default=120.0, help="survey: seconds per program")
+    parser.add_argument("--jobs", type=int, default=1, help="survey: programs run at once")
+    parser.add_argument(
+        "--arguments",
+        type=Path,
+        help='survey: TOML file of lines "path/of/program.py" = ["--n", "8"]',
+    )
     parser.add_argument("--source", default="", help="survey: what the programs are, for the table")
     parser.add_argument("program", type=Path, nargs="?")
     parser.add_argument("args", nargs=argparse.REMAINDER)
@@ -43,10 +50,20 @@ def _survey(given: argparse.Namespace) -> int:
         return 2
     chosen = [p for p in survey.programs(folder) if re.search(given.match, p.as_posix())]
 
+    arguments = {}
+    if given.arguments is not None:
+        try:
+            arguments = tomllib.loads(given.arguments.read_text())
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            print(f"expected a TOML file in {given.arguments}, found: {error}", file=sys.stderr)
+            return 2
+
     def tell(s: survey.Surveyed) -> None:
         print(f"{s.wall_s:6.1f} s  {s.program}: {s.outcome.kind}  {s.outcome.reason}", flush=True)
 
-    found = survey.survey(chosen, folder, given.limit, tell)
+    found = survey.survey(
+        chosen, folder, given.limit, arguments=arguments, jobs=given.jobs, tell=tell
+    )
     if given.out is not None:
         given.out.write_text(
             survey.markdown(found, "TileLang programs on tilecore", given.source or folder.name)

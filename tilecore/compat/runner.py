@@ -22,6 +22,8 @@ CHECKED, RAN, WRONG, MISSING_PRIMITIVE, MISSING_PACKAGE, REJECTED, SKIPPED, FAIL
     "needs a package", "rejected by tilecore", "all its tests are skipped", "fails otherwise",
     "out of time",
 )  # fmt: skip
+READS_CODE = "reads the code of another compiler"
+CODE = ("get_kernel_source", "get_host_source", "kernel_source", "get_source", "inspect_source")
 CHECKS = ("assert", "allclose", "assert_close", "torch_assert_close", "assert_allclose")
 
 
@@ -61,12 +63,14 @@ def run(program: Path, arguments: Sequence[str] = (), sm: tuple[int, int] = CAPA
         runpy.run_path(str(program), run_name="__main__")
 
 
-def attempt(program: Path, sm: tuple[int, int] = CAPABILITY) -> Outcome:
+def attempt(
+    program: Path, arguments: Sequence[str] = (), sm: tuple[int, int] = CAPABILITY
+) -> Outcome:
     """Run a program (a file of tests by pytest) and return what became of it."""
     try:
         if program.name.startswith("test_"):
             return _run_tests(program, sm)
-        run(program, (), sm)
+        run(program, arguments, sm)
     except SystemExit as stop:
         if stop.code not in (None, 0):
             return Outcome(FAILED, f"exits with {stop.code}")
@@ -98,7 +102,8 @@ def classify(error: BaseException, program: Path) -> Outcome:
     if isinstance(error, ModuleNotFoundError):
         return Outcome(MISSING_PACKAGE, f"{error.name or error} {line}")
     if isinstance(error, AssertionError):
-        return Outcome(WRONG, f"{_first_line(str(error)) or 'assert'} {line}")
+        kind = READS_CODE if _reads_code(error, program) else WRONG
+        return Outcome(kind, f"{_first_line(str(error)) or 'assert'} {line}")
     return Outcome(FAILED, f"{type(error).__name__}: {_first_line(str(error))} {line}")
 
 
@@ -109,6 +114,14 @@ def _place(error: BaseException, program: Path) -> str:
     here = str(program.parent)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(here)]
     return f"({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+
+
+def _reads_code(error: BaseException, program: Path) -> bool:
+    """Return whether a function of the program on the way to ``error`` asks for generated code."""
+    here = str(program.parent)
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    names = {n for f in frames if f.f_code.co_filename.startswith(here) for n in f.f_code.co_names}
+    return not names.isdisjoint(CODE)
 
 
 def _first_line(text: str) -> str:
@@ -159,7 +172,7 @@ def _run_tests(program: Path, sm: tuple[int, int]) -> Outcome:
         pytest.main(options, plugins=[found])
     counts = {"passed": found.passed, "failed": len(found.failures), "skipped": found.skipped}
     if found.failures:
-        order = (WRONG, FAILED, REJECTED, MISSING_PRIMITIVE, MISSING_PACKAGE)
+        order = (WRONG, FAILED, REJECTED, MISSING_PRIMITIVE, MISSING_PACKAGE, READS_CODE)
         worst = min(found.failures, key=lambda o: order.index(o.kind))
         return Outcome(worst.kind, worst.reason, **counts)
     if not found.passed:

@@ -9,11 +9,12 @@ import signal
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NoReturn
 
 from tilecore import __version__
 from tilecore.compat.runner import FAILED, TIMED_OUT, Outcome, attempt
@@ -26,8 +27,43 @@ class Surveyed:
     """One program with its outcome; ``wall_s`` includes tracing and compiling."""
 
     program: str
+    arguments: tuple[str, ...]
     outcome: Outcome
     wall_s: float
+
+
+class Child:
+    """A program that runs in a forked child of this process."""
+
+    def __init__(self, program: Path, arguments: Sequence[str], limit_s: float) -> None:
+        self.program, self.arguments = program, tuple(arguments)
+        self.limit_s, self.start_s = limit_s, time.monotonic()
+        self._answer = tempfile.TemporaryFile("w+")  # noqa: SIM115 - poll() closes it
+        sys.stdout.flush()
+        self._pid = os.fork()
+        if self._pid == 0:
+            _run(program, arguments, self._answer.fileno())
+
+    def poll(self) -> Outcome | None:
+        """Return what became of the program, None while it runs; kill it past its limit."""
+        done, status = os.waitpid(self._pid, os.WNOHANG)
+        if not done and self.wall_s <= self.limit_s:
+            return None
+        with self._answer as answer:
+            if not done:
+                os.killpg(self._pid, signal.SIGKILL)
+                os.waitpid(self._pid, 0)
+                return Outcome(TIMED_OUT, f"killed after {self.limit_s:.0f} s")
+            answer.seek(0)
+            text = answer.read()
+        if text:
+            return Outcome(**json.loads(text))
+        return Outcome(FAILED, f"the process ended with {os.waitstatus_to_exitcode(status)}")
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.start_s
 
 
 def programs(folder: Path) -> list[Path]:
@@ -44,60 +80,49 @@ def survey(
     paths: Iterable[Path],
     folder: Path,
     limit_s: float,
+    *,
+    arguments: Mapping[str, Sequence[str]] | None = None,
+    jobs: int = 1,
     tell: Callable[[Surveyed], None] = lambda _: None,
 ) -> list[Surveyed]:
-    """Run programs one after the other.
+    """Run programs and return what became of them, by name.
 
     Args:
         paths: the programs.
         folder: names in the result are relative to it.
         limit_s: time after which a program is killed.
+        arguments: what programs are started with, by name.
+        jobs: how many run at once.
         tell: called with every outcome as it is known.
     """
     _preload()
-    found = []
-    for path in paths:
-        start = time.monotonic()
-        outcome = in_child(path, limit_s)
-        name = path.relative_to(folder).as_posix()
-        found.append(Surveyed(name, outcome, round(time.monotonic() - start, 1)))
-        tell(found[-1])
-    return found
+    waiting = deque(paths)
+    running: list[Child] = []
+    found: list[Surveyed] = []
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            path = waiting.popleft()
+            given = (arguments or {}).get(path.relative_to(folder).as_posix(), ())
+            running.append(Child(path, given, limit_s))
+        for child in list(running):
+            outcome = child.poll()
+            if outcome is not None:
+                running.remove(child)
+                name = child.program.relative_to(folder).as_posix()
+                found.append(Surveyed(name, child.arguments, outcome, round(child.wall_s, 1)))
+                tell(found[-1])
+        time.sleep(0.02)
+    return sorted(found, key=lambda s: s.program)
 
 
-def in_child(program: Path, limit_s: float) -> Outcome:
-    """Return what became of a program that ran in a forked child of this process."""
-    with tempfile.TemporaryFile("w+") as answer:
-        sys.stdout.flush()
-        pid = os.fork()
-        if pid == 0:
-            _child(program, answer.fileno())
-        deadline = time.monotonic() + limit_s
-        while True:
-            done, status = os.waitpid(pid, os.WNOHANG)
-            if done:
-                break
-            if time.monotonic() > deadline:
-                os.killpg(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                return Outcome(TIMED_OUT, f"killed after {limit_s:.0f} s")
-            time.sleep(0.02)
-        answer.seek(0)
-        text = answer.read()
-    if text:
-        return Outcome(**json.loads(text))
-    code = os.waitstatus_to_exitcode(status)
-    return Outcome(FAILED, f"the process ended with {code}")
-
-
-def _child(program: Path, answer: int) -> None:
+def _run(program: Path, arguments: Sequence[str], answer: int) -> NoReturn:
     os.setpgid(0, 0)
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
     os.chdir(program.parent)
     try:
-        outcome = attempt(program)
+        outcome = attempt(program, arguments)
         os.write(answer, json.dumps(asdict(outcome)).encode())
     finally:
         os._exit(0)
@@ -134,5 +159,6 @@ def markdown(found: Sequence[Surveyed], title: str, source: str) -> str:
         o = s.outcome
         tests = f"{o.passed}/{o.failed}/{o.skipped}" if o.passed or o.failed or o.skipped else ""
         reason = o.reason.replace("|", "\\|")
-        lines.append(f"| {s.program} | {o.kind} | {tests} | {reason} |")
+        name = " ".join((s.program, *s.arguments))
+        lines.append(f"| {name} | {o.kind} | {tests} | {reason} |")
     return "\n".join(lines) + "\n"
