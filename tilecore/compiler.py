@@ -17,6 +17,7 @@ from tilecore.artifact import (
 from tilecore.inference.cpu import infer
 from tilecore.inference.options import CpuOptions
 from tilecore.inference.races import check_races
+from tilecore.inference.tile_bounds import check_tile_bounds
 from tilecore.ir.analysis import written_buffers
 from tilecore.ir.expr import Expr, Pointer, Var, int_value
 from tilecore.ir.nodes import Assert, Buffer, PrimFunc
@@ -81,12 +82,13 @@ def lower(
 ) -> tuple[Any, Any]:
     """Return (inference plan, TIR); ``observer`` sees the result of every stage.
 
-    verify -> check races -> passes -> verify -> infer -> lower
+    verify -> bounds, races -> passes -> verify -> infer -> lower
     """
     from tilecore.lowering.cpu.lower import lower_function
 
     see: Observer = observer or (lambda stage, value: None)
     verify(func)
+    check_tile_bounds(func)
     check_races(func)
     see("source", func)
     func = run_passes(func, observer)

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 
 from tilecore.errors import DataRace
 from tilecore.inference.bounds import Linear, linear
+from tilecore.inference.tile_bounds import sure_loads
 from tilecore.ir import nodes
 from tilecore.ir.analysis import reads, writes
 from tilecore.ir.expr import Expr, Load, Select, Var, int_value
 from tilecore.ir.nodes import Buffer, PrimFunc, Stmt
+from tilecore.ir.substitute import expr_children
 from tilecore.ir.visitor import children, expressions, loads, walk, walk_expr
 
 HINTS = {
@@ -158,7 +160,7 @@ def _check_nest(nest: nodes.Parallel, facts: _Facts) -> None:
     for store in stores:
         _check_one_place(store, extents, facts)
         for stmt in always:
-            for load in _sure_loads(stmt):
+            for load in sure_loads(stmt):
                 if load.buffer is store.buffer:
                     _check_order(store, load, extents, facts)
 
@@ -186,31 +188,7 @@ def _varies(value: Expr, var: Var, facts: _Facts) -> bool:
         return any(f is not None and f.coefficient(var) != 0 for f in forms)
     if isinstance(value, Var):
         return value is var or (value in facts.lets and _varies(facts.lets[value], var, facts))
-    return any(_varies(part, var, facts) for part in _parts(value))
-
-
-def _parts(value: Expr) -> tuple[Expr, ...]:
-    """Return the operands that are evaluated whenever ``value`` is."""
-    names = ("a", "b")
-    direct = tuple(getattr(value, n) for n in names if hasattr(value, n))
-    return (*direct, *getattr(value, "args", ()))
-
-
-def _sure_loads(stmt: Stmt) -> Iterator[Load]:
-    """Yield the loads of a statement that run in every iteration."""
-
-    def visit(expr: Expr) -> Iterator[Load]:
-        if isinstance(expr, Load):
-            yield expr
-            for index in expr.indices:
-                yield from visit(index)
-        elif not isinstance(expr, Select):
-            for part in _parts(expr):
-                yield from visit(part)
-
-    if not isinstance(stmt, (nodes.If, nodes.While)):
-        for expr in expressions(stmt):
-            yield from visit(expr)
+    return any(_varies(part, var, facts) for part in expr_children(value))
 
 
 def _check_order(store: nodes.Store, load: Load, extents: dict[Var, int], facts: _Facts) -> None:
