@@ -165,5 +165,7 @@ def test_cuda_calls_answer_for_one_device() -> None:
         torch.cuda.synchronize()
         assert start.elapsed_time(end) >= 0
         assert x.device.type == "cpu"
+        assert not torch.empty(1 << 16, device="cuda").any()
+        assert not torch.empty_like(x).any()
         assert torch.nn.Linear(2, 2).cuda()(torch.ones(1, 2).cuda()).shape == (1, 2)
     assert not torch.cuda.is_available()

@@ -342,3 +342,30 @@ def test_all_faults_of_a_program_are_listed():
     launch = nodes.KernelLaunch((T.Var("b"),), (const(4),), (const(1),), nodes.Jump("continue"))
     with pytest.raises(InvalidProgram, match="2 fault"):
         verify(nodes.PrimFunc("main", (x,), launch))
+
+
+def test_large_tiles_inside_a_while_with_break(run_both):
+    @T.prim_func
+    def main(A: T.Tensor((8, 64, 64), "float32"), B: T.Tensor((2, 64, 64), "float32")):
+        with T.Kernel(2) as b:
+            at = T.alloc_var("int32")
+            at = b
+            while at < 8:
+                tile = T.alloc_shared((64, 64), "float32")
+                total = T.alloc_fragment((64, 64), "float32")
+                T.copy(A[at, 0, 0], tile)
+                T.copy(B[b, 0, 0], total)
+                for k in T.serial(3):
+                    scaled = T.alloc_fragment((64, 64), "float32")
+                    for i, j in T.Parallel(64, 64):
+                        scaled[i, j] = tile[i, j] * (k + 1)
+                    if at == 5:
+                        break
+                    for i, j in T.Parallel(64, 64):
+                        total[i, j] += scaled[i, j]
+                T.copy(total, B[b, 0, 0])
+                at = at + 2
+
+    a = np.random.default_rng(0).standard_normal((8, 64, 64), np.float32)
+    expected = np.stack([6 * a[0::2].sum(0), 6 * (a[1] + a[3] + a[7])])
+    run_both(main, [a], [np.zeros((2, 64, 64), np.float32)], [expected], rtol=1e-4, atol=1e-4)

@@ -32,6 +32,14 @@ def on_cpu(value: Any) -> Any:
     return torch.device("cpu") if _is_cuda(value) else value
 
 
+# A GPU's fresh memory usually reads as 0, and programs multiply by what they never set.
+ZEROED = {
+    torch.empty: torch.zeros,
+    torch.empty_like: torch.zeros_like,
+    torch.Tensor.new_empty: torch.Tensor.new_zeros,
+}
+
+
 class CudaOnCpu(TorchFunctionMode):  # type: ignore[misc]  # torch has no types here
     """Replaces the device "cuda" in the arguments of torch functions."""
 
@@ -49,7 +57,7 @@ class CudaOnCpu(TorchFunctionMode):  # type: ignore[misc]  # torch has no types 
         named = {k: on_cpu(v) for k, v in (kwargs or {}).items()}
         if named.get("pin_memory"):
             named.pop("pin_memory")
-        return func(*[on_cpu(a) for a in args], **named)
+        return ZEROED.get(func, func)(*[on_cpu(a) for a in args], **named)
 
 
 class Event:

@@ -15,6 +15,8 @@ import tvm
 from tvm import tirx as tir
 from tvm.tirx.buffer import is_buffer_var
 
+from tilecore.ir.dtype import DType
+
 SERIAL, PARALLEL = 0, 1
 CPU = 1  # device type of DLPack
 REGISTER_BYTES = 1024  # smaller "global" buffers become stack slots, then registers
@@ -25,6 +27,7 @@ class TirBuilder:
 
     def __init__(self) -> None:
         self._scopes: list[list[Any]] = [[]]
+        self._owners = [0]  # scopes that hold the memory of what is inside: one per task
         self._count = 0
         self._llvm: dict[str, str] = {}
 
@@ -39,7 +42,11 @@ class TirBuilder:
         """Open ``for i in range(start, start + extent)`` and yield ``i``."""
         var = tir.Var(self.name("i"), "int32")
         self._scopes.append([])
+        if parallel:
+            self._owners.append(len(self._scopes) - 1)
         yield var
+        if parallel:
+            self._owners.pop()
         body = self._close()
         kind = PARALLEL if parallel else SERIAL
         self.emit(tir.For(var, index(start), index(extent), kind, body))
@@ -79,9 +86,15 @@ class TirBuilder:
     # --- memory -------------------------------------------------------------------------------
 
     def alloc(self, size: Any, dtype: str, name: str) -> Any:
-        """Allocate ``size`` elements, 64-byte aligned, to the end of the scope."""
+        """Allocate ``size`` elements, 64-byte aligned, to the end of the scope.
+
+        Memory from the heap lasts to the end of the task: TVM would free it where a ``break``
+        passes by, and outside the ``while`` that it was allocated in.
+        """
         buffer = tir.decl_buffer((size,), dtype, self.name(name), data_alignment=64)
-        self.emit(tir.AllocBuffer(buffer))
+        is_register = isinstance(size, int) and size * DType(dtype).itemsize < REGISTER_BYTES
+        in_place = is_register or not isinstance(size, int)
+        self._scopes[-1 if in_place else self._owners[-1]].append(tir.AllocBuffer(buffer))
         return buffer
 
     def registers(self, count: int, lanes: int, dtype: str) -> list[Any]:
