@@ -24,6 +24,7 @@ _EXPORTS = {
     "DataType": "tilecore.ir.dtype",
     "dtypes": "tilecore.language",
     "env": "tilecore.env",
+    "set_log_level": "tilecore.env",
     "lower": "tilecore.engine",
     "GemmWarpPolicy": "tilecore.language",
     "cdiv": "tilecore.language",

@@ -30,6 +30,7 @@ Configs = Sequence[Any] | Callable[..., Sequence[Any]]
 _INPUTS: ContextVar[Sequence[Any] | None] = ContextVar("autotune_inputs", default=None)
 ROUNDS = 5
 EARLY_STOP_FACTOR = 1.5
+COMPILER_KEYS = ("pass_configs",)  # of a config: not for the program, and without effect on a CPU
 
 
 @contextmanager
@@ -121,8 +122,9 @@ def tune(
     inputs: list[Any] | None = None
     for config in configs:
         shown = dict(config) if isinstance(config, Mapping) else {"args": tuple(config)}
+        arguments = {k: v for k, v in shown.items() if k not in COMPILER_KEYS}
         try:
-            kernel = build(**config) if isinstance(config, Mapping) else build(*config)
+            kernel = build(**arguments) if isinstance(config, Mapping) else build(*config)
             if inputs is None:
                 inputs = _inputs(kernel, options)
             _check(kernel, inputs, options)

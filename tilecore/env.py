@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,6 +34,11 @@ class _Environment:
         from tilecore import jit
 
         jit.disable_cache()
+
+
+def set_log_level(level: int | str) -> None:
+    """Show messages of tilecore from this level on ("DEBUG", "INFO", "WARNING", ...)."""
+    logging.getLogger("tilecore").setLevel(level)
 
 
 env = _Environment()

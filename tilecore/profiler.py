@@ -133,6 +133,11 @@ class Profiler:
             for p in self.kernel.inputs
         ]
 
+    @property
+    def func(self) -> JITKernel:
+        """The kernel."""
+        return self.kernel
+
     def run_once(self, func: Reference | None = None) -> Any:
         """Run the kernel (or ``func``) on supplied inputs and return its outputs."""
         return (func or self.kernel)(*self.inputs())

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -40,6 +41,7 @@ torch.testing.assert_close(add(x, y), x + y)
 assert do_bench(lambda: add(x, y), n_repeat=2) > 0
 """
 TESTS = """
+import numpy as np
 import pytest
 import tilelang.testing
 
@@ -169,3 +171,16 @@ def test_cuda_calls_answer_for_one_device() -> None:
         assert not torch.empty_like(x).any()
         assert torch.nn.Linear(2, 2).cuda()(torch.ones(1, 2).cuda()).shape == (1, 2)
     assert not torch.cuda.is_available()
+
+
+def test_random_states_and_division_are_those_of_the_device() -> None:
+    with cuda_on_cpu():
+        generator = torch.Generator(device="cuda").manual_seed(3)
+        assert torch.rand(2, generator=generator, device="cuda").shape == (2,)
+        with torch.random.fork_rng(devices=[0]):
+            torch.manual_seed(0)
+        x = torch.arange(1, 1000, device="cuda").float()
+        # CUDA multiplies by the reciprocal of a number, which rounds differently.
+        assert torch.equal(x / 448.0, x * float(np.float32(1) / np.float32(448)))
+        assert torch.equal(x / x, torch.ones_like(x))
+    assert not torch.equal(x / 448.0, x * float(np.float32(1) / np.float32(448)))

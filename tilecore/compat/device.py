@@ -14,11 +14,16 @@ from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
 CAPABILITY = (9, 0)  # programs for Hopper take their Hopper branches, as on the machine they know
 DEVICE_NAME = "tilecore on CPU"
+DO_NOTHING = (
+    "synchronize", "set_device", "init", "empty_cache", "manual_seed", "manual_seed_all",
+    "reset_peak_memory_stats",
+)  # fmt: skip
 
 
 def _is_cuda(value: Any) -> bool:
@@ -40,6 +45,28 @@ ZEROED = {
 }
 
 
+DIVISIONS = (torch.div, torch.true_divide, torch.Tensor.div, torch.Tensor.__truediv__)
+
+
+def _is_reciprocal(a: Any, b: Any) -> bool:
+    """Return whether torch's CUDA kernels multiply ``a`` by the reciprocal of ``b``."""
+    is_number = isinstance(b, (int, float)) and not isinstance(b, bool) and b != 0
+    return is_number and isinstance(a, torch.Tensor) and bool(a.is_floating_point())
+
+
+def _reciprocal(a: Any, b: float) -> float:
+    return 1.0 / b if a.dtype == torch.float64 else float(np.float32(1.0) / np.float32(b))
+
+
+class CpuGenerator(torch.Generator):  # type: ignore[misc]  # torch has no types here
+    """torch.Generator, of the CPU whatever device is asked for."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        """Return a generator of the CPU."""
+        _ = device
+        return super().__new__(cls, device="cpu")
+
+
 class CudaOnCpu(TorchFunctionMode):  # type: ignore[misc]  # torch has no types here
     """Replaces the device "cuda" in the arguments of torch functions."""
 
@@ -54,6 +81,8 @@ class CudaOnCpu(TorchFunctionMode):  # type: ignore[misc]  # torch has no types 
             return True
         if func is torch.Tensor.get_device:
             return 0
+        if func in DIVISIONS and len(args) == 2 and _is_reciprocal(*args):
+            return args[0] * _reciprocal(args[0], args[1])
         named = {k: on_cpu(v) for k, v in (kwargs or {}).items()}
         if named.get("pin_memory"):
             named.pop("pin_memory")
@@ -110,9 +139,6 @@ def _replacements(capability: tuple[int, int]) -> dict[str, Any]:
     )  # fmt: skip
     stream = Stream()
 
-    def nothing(*_: Any, **__: Any) -> None:
-        return None
-
     def always(value: Any) -> Callable[..., Any]:
         return lambda *_, **__: value
 
@@ -121,11 +147,12 @@ def _replacements(capability: tuple[int, int]) -> dict[str, Any]:
         "get_device_capability": always(capability), "get_device_name": always(DEVICE_NAME),
         "get_device_properties": always(properties), "current_stream": always(stream),
         "default_stream": always(stream), "stream": always(stream), "Stream": Stream,
-        "Event": Event, "synchronize": nothing, "set_device": nothing, "init": nothing,
-        "empty_cache": nothing, "manual_seed": nothing, "manual_seed_all": nothing,
+        "Event": Event,
         "device": always(contextlib.nullcontext()), "mem_get_info": always((memory, memory)),
         "memory_allocated": always(0), "max_memory_allocated": always(0),
-        "reset_peak_memory_stats": nothing, "is_bf16_supported": always(True),
+        "is_bf16_supported": always(True),
+        # One function each: torch's compiler refuses one that has two names.
+        **{name: always(None) for name in DO_NOTHING},
     }  # fmt: skip
 
 
@@ -136,16 +163,22 @@ def cuda_on_cpu(capability: tuple[int, int] = CAPABILITY) -> Iterator[None]:
     Args:
         capability: the compute capability that ``torch.cuda`` tells programs.
     """
-    new = _replacements(capability)
-    old = {name: getattr(torch.cuda, name) for name in new}
-    module_cuda = torch.nn.Module.cuda
-    for name, value in new.items():
-        setattr(torch.cuda, name, value)
-    torch.nn.Module.cuda = lambda self, device=None: self
+    fork_rng = torch.random.fork_rng
+    new: list[tuple[Any, str, Any]] = [
+        *((torch.cuda, name, value) for name, value in _replacements(capability).items()),
+        (torch.nn.Module, "cuda", lambda self, device=None: self),
+        (torch, "Generator", CpuGenerator),
+        (torch.random, "fork_rng", lambda *_, **__: fork_rng(devices=())),
+    ]
+    old = [(owner, name, getattr(owner, name)) for owner, name, _ in new]
+    _assign(new)
     try:
         with CudaOnCpu():
             yield
     finally:
-        for name, value in old.items():
-            setattr(torch.cuda, name, value)
-        torch.nn.Module.cuda = module_cuda
+        _assign(old)
+
+
+def _assign(attributes: list[tuple[Any, str, Any]]) -> None:
+    for owner, name, value in attributes:
+        setattr(owner, name, value)
