@@ -75,6 +75,9 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "helper.py").write_text("VALUE = 3\n")
     (tmp_path / "add.py").write_text(ADD)
     (tmp_path / "test_file.py").write_text(TESTS)
+    (tmp_path / "sized.py").write_text(
+        "import tilelang\ndef check(size=1 << 40):\n    assert size == 7\n"
+    )
     (tmp_path / "reads.py").write_text(READS)
     (tmp_path / "primitive.py").write_text(
         "import tilelang\nimport tilelang.language as T\nT.tcgen05_mma\n"
@@ -98,7 +101,7 @@ def surveyed(folder: Path, limit: int) -> tuple[dict[str, list[str]], str]:
     """Return the table's rows by program, and the table."""
     out = folder / "table.md"
     given = folder / "arguments.toml"
-    given.write_text('"add.py" = ["33"]\n')
+    given.write_text('"add.py" = ["33"]\n"sized.py" = {check = {size = 7}}\n')
     command = [sys.executable, "-m", "tilecore.compat", "--survey", str(folder), "--jobs", "2"]
     done = subprocess.run(
         [*command, "--limit", str(limit), "--out", str(out), "--arguments", str(given)],
@@ -121,6 +124,8 @@ def test_a_survey_tells_every_kind_of_outcome(folder: Path) -> None:
     assert "helper.py" not in found
     assert found["add.py"][0] == runner.CHECKED, found["add.py"]
     assert "| add.py 33 |" in table
+    assert "| sized.py check(size=7) |" in table
+    assert found["sized.py"][0] == runner.CHECKED
     assert found["plain.py"][0] == runner.RAN
     assert found["reads.py"][0] == runner.READS_CODE
     assert found["primitive.py"][0] == runner.MISSING_PRIMITIVE

@@ -24,7 +24,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--arguments",
         type=Path,
-        help='survey: TOML file of lines "path/of/program.py" = ["--n", "8"]',
+        help='survey: TOML file of lines "program.py" = ["--n", "8"] or {main = {n = 8}}',
     )
     parser.add_argument("--source", default="", help="survey: what the programs are, for the table")
     parser.add_argument("program", type=Path, nargs="?")

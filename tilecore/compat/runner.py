@@ -8,9 +8,10 @@ import os
 import runpy
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tilecore.compat.device import CAPABILITY, cuda_on_cpu
 from tilecore.compat.modules import aliased
@@ -25,6 +26,8 @@ CHECKED, RAN, WRONG, MISSING_PRIMITIVE, MISSING_PACKAGE, REJECTED, SKIPPED, FAIL
 READS_CODE = "reads the code of another compiler"
 CODE = ("get_kernel_source", "get_host_source", "kernel_source", "get_source", "inspect_source")
 CHECKS = ("assert", "allclose", "assert_close", "torch_assert_close", "assert_allclose")
+
+Arguments = Sequence[str] | Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +66,32 @@ def run(program: Path, arguments: Sequence[str] = (), sm: tuple[int, int] = CAPA
         runpy.run_path(str(program), run_name="__main__")
 
 
-def attempt(
-    program: Path, arguments: Sequence[str] = (), sm: tuple[int, int] = CAPABILITY
-) -> Outcome:
-    """Run a program (a file of tests by pytest) and return what became of it."""
+def call(
+    program: Path, calls: Mapping[str, Mapping[str, Any]], sm: tuple[int, int] = CAPABILITY
+) -> None:
+    """Import a program and call functions of it with keywords; what it raises is raised."""
+    with environment(program, (), sm):
+        names = runpy.run_path(str(program), run_name=program.stem)
+        for name, keywords in calls.items():
+            names[name](**keywords)
+
+
+def attempt(program: Path, arguments: Arguments = (), sm: tuple[int, int] = CAPABILITY) -> Outcome:
+    """Run a program (a file of tests by pytest) and return what became of it.
+
+    Args:
+        program: a Python file.
+        arguments: of the command line; or functions of the program with their keywords, which
+            are called instead.
+        sm: compute capability that the program sees.
+    """
     try:
         if program.name.startswith("test_"):
             return _run_tests(program, sm)
-        run(program, arguments, sm)
+        if isinstance(arguments, Mapping):
+            call(program, arguments, sm)
+        else:
+            run(program, arguments, sm)
     except SystemExit as stop:
         if stop.code not in (None, 0):
             return Outcome(FAILED, f"exits with {stop.code}")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from tilecore import __version__
-from tilecore.compat.runner import FAILED, TIMED_OUT, Outcome, attempt
+from tilecore.compat.runner import FAILED, TIMED_OUT, Arguments, Outcome, attempt
 
 IMPORTS = re.compile(r"^\s*(?:import|from)\s+tilelang\b", re.MULTILINE)
 
@@ -27,7 +27,7 @@ class Surveyed:
     """One program with its outcome; ``wall_s`` includes tracing and compiling."""
 
     program: str
-    arguments: tuple[str, ...]
+    arguments: Arguments
     outcome: Outcome
     wall_s: float
 
@@ -35,8 +35,8 @@ class Surveyed:
 class Child:
     """A program that runs in a forked child of this process."""
 
-    def __init__(self, program: Path, arguments: Sequence[str], limit_s: float) -> None:
-        self.program, self.arguments = program, tuple(arguments)
+    def __init__(self, program: Path, arguments: Arguments, limit_s: float) -> None:
+        self.program, self.arguments = program, arguments
         self.limit_s, self.start_s = limit_s, time.monotonic()
         self._answer = tempfile.TemporaryFile("w+")  # noqa: SIM115 - poll() closes it
         sys.stdout.flush()
@@ -81,7 +81,7 @@ def survey(
     folder: Path,
     limit_s: float,
     *,
-    arguments: Mapping[str, Sequence[str]] | None = None,
+    arguments: Mapping[str, Arguments] | None = None,
     jobs: int = 1,
     tell: Callable[[Surveyed], None] = lambda _: None,
 ) -> list[Surveyed]:
@@ -115,7 +115,7 @@ def survey(
     return sorted(found, key=lambda s: s.program)
 
 
-def _run(program: Path, arguments: Sequence[str], answer: int) -> NoReturn:
+def _run(program: Path, arguments: Arguments, answer: int) -> NoReturn:
     os.setpgid(0, 0)
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
@@ -159,6 +159,15 @@ def markdown(found: Sequence[Surveyed], title: str, source: str) -> str:
         o = s.outcome
         tests = f"{o.passed}/{o.failed}/{o.skipped}" if o.passed or o.failed or o.skipped else ""
         reason = o.reason.replace("|", "\\|")
-        name = " ".join((s.program, *s.arguments))
-        lines.append(f"| {name} | {o.kind} | {tests} | {reason} |")
+        lines.append(f"| {s.program}{_shown(s.arguments)} | {o.kind} | {tests} | {reason} |")
     return "\n".join(lines) + "\n"
+
+
+def _shown(arguments: Arguments) -> str:
+    if not isinstance(arguments, Mapping):
+        return "".join(f" {a}" for a in arguments)
+    calls = (
+        f"{name}({', '.join(f'{k}={v!r}' for k, v in keywords.items())})"
+        for name, keywords in arguments.items()
+    )
+    return " " + ", ".join(calls)
