@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tilecore.errors import ScopeError, TypeMismatch
+from tilecore.errors import TypeMismatch
 from tilecore.frontend.builder import Builder, current
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import (
@@ -28,21 +28,14 @@ from tilecore.ir.expr import (
     int_value,
 )
 from tilecore.ir.nodes import Buffer, Exchange, Store, Sync
-from tilecore.language.kernel import KernelFrame
+from tilecore.language.kernel import KernelFrame, launch_of
 
 WARP = 32
 WARPGROUP = 128
 
 
 def _kernel(what: str) -> tuple[Builder, KernelFrame]:
-    builder = current()
-    frame = builder.find("kernel")
-    if frame is None:
-        raise ScopeError(
-            message=f"T.{what} stands outside T.Kernel", hint="call it inside `with T.Kernel(...)`"
-        )
-    launch: KernelFrame = frame.launch
-    return builder, launch
+    return current(), launch_of(what)
 
 
 def _axis(items: tuple[Any, ...], dim: int, what: str) -> Any:

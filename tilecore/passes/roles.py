@@ -1,0 +1,102 @@
+"""Roles: branches that split the threads of a block by their index, and run concurrently on a GPU.
+
+Roles without waits run one after the other. Where they wait for each other at barriers they become
+coroutines: each role runs until it meets a wait that is not over, then the next one gets its turn
+(passes/coroutine.py). The order in which a GPU would run them may differ, their results may not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tilecore.ir import nodes
+from tilecore.ir.evaluate import Evaluator
+from tilecore.ir.expr import Expr, Load, Var
+from tilecore.ir.nodes import Seq, Stmt
+from tilecore.ir.visitor import walk, walk_expr
+from tilecore.passes.coroutine import interleave
+
+if TYPE_CHECKING:
+    from tilecore.passes.threads import Serializer
+
+Part = tuple[range, Stmt]  # neighbouring threads, and what they run
+
+
+def thread_parts(owner: Serializer, stmt: Stmt) -> list[Part] | None:
+    """Return which threads run which body of a branch (``if``, ``elif`` .. ``else``).
+
+    None if more than the thread's index decides, or the threads of a body are no neighbours.
+    """
+    if not isinstance(stmt, nodes.If) or _taken(owner, stmt.cond, list(owner.active)) is None:
+        return None
+    found: list[Part] = []
+    for members, body in _leaves(owner, stmt, list(owner.active)):
+        threads = range(members[0], members[-1] + 1)
+        if len(threads) != len(members):
+            return None
+        found.append((threads, body))
+    return found
+
+
+def _leaves(owner: Serializer, stmt: Stmt, members: list[int]) -> Iterator[tuple[list[int], Stmt]]:
+    inner = stmt.stmts[0] if isinstance(stmt, Seq) and len(stmt.stmts) == 1 else stmt
+    taken = _taken(owner, inner.cond, members) if isinstance(inner, nodes.If) else None
+    if taken is None or not isinstance(inner, nodes.If):
+        yield members, stmt
+        return
+    for body, wanted in ((inner.then_body, True), (inner.else_body, False)):
+        chosen = [m for m, t in zip(members, taken, strict=True) if t == wanted]
+        if body is not None and chosen:
+            yield from _leaves(owner, body, chosen)
+
+
+def _taken(owner: Serializer, cond: Expr, members: list[int]) -> list[bool] | None:
+    """Return which of the threads meet ``cond``, if their index alone decides."""
+    made = owner.each.expr(cond)
+    leaves = [e for e in walk_expr(made) if isinstance(e, (Var, Load))]
+    if not leaves or any(e is not owner.thread for e in leaves):
+        return None
+    values = Evaluator({owner.thread: np.asarray(members)})(made)
+    return [bool(v) for v in np.broadcast_to(values, len(members))]
+
+
+class Roles:
+    """The roles met one after the other in a sequence, until something else follows them."""
+
+    def __init__(self, owner: Serializer) -> None:
+        self.owner = owner
+        self.bodies: dict[range, list[Stmt]] = {}
+
+    def add(self, parts: Sequence[Part]) -> list[Stmt]:
+        """Take the parts of one more branch; return what has to run before it."""
+        before: list[Stmt] = []
+        if any(_overlap(p, known) for p, _ in parts for known in self.bodies if p != known):
+            before = self.end()
+        for threads, body in parts:
+            self.bodies.setdefault(threads, []).append(body)
+        return before
+
+    def end(self) -> list[Stmt]:
+        """Return the statements by which one thread runs all roles, and forget them."""
+        owner, bodies = self.owner, self.bodies
+        if not bodies:
+            return []
+        self.bodies = {}
+        outside = owner.active
+        made: list[list[Stmt]] = []
+        for threads, body in bodies.items():
+            owner.active = threads
+            made.append(owner.sequence(body, ()))
+        owner.active = outside
+        waits = any(isinstance(s, nodes.Wait) for body in made for stmt in body for s in walk(stmt))
+        # Roles within a role have only one turn together: it is the outer role that waits.
+        if waits and len(made) > 1 and len(outside) == owner.count:
+            return interleave([Seq(tuple(body), body[0].span) for body in made if body])
+        return [stmt for body in made for stmt in body]
+
+
+def _overlap(a: range, b: range) -> bool:
+    return a.start < b.stop and b.start < a.stop
