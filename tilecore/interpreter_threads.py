@@ -20,16 +20,17 @@ from tilecore.interpreter import Array
 from tilecore.interpreter import _Machine as Machine
 from tilecore.ir import nodes
 from tilecore.ir.barrier import arrival, arrive_count, deadlock, is_over
-from tilecore.ir.evaluate import Mask, convert
+from tilecore.ir.evaluate import Evaluator, Mask, convert
 from tilecore.ir.expr import Expr, Load, Var
 from tilecore.ir.nodes import Stmt
 from tilecore.ir.substitute import substitute_expr
-from tilecore.ir.visitor import regions, walk, walk_expr
+from tilecore.ir.visitor import expressions, regions, walk, walk_expr
 
 PRIVATE = (
     nodes.Seq, nodes.Let, nodes.If, nodes.For, nodes.While, nodes.Store, nodes.Assert, nodes.Atomic,
     nodes.Print, nodes.Jump,
 )  # fmt: skip
+Complaint = Callable[[], TileError]
 
 
 def run_threads(block: Machine, launch: nodes.KernelLaunch) -> None:
@@ -41,10 +42,10 @@ def run_threads(block: Machine, launch: nodes.KernelLaunch) -> None:
     """
     extents = [int(block.evaluate(e)) for e in launch.threads]
     indices = [tuple(reversed(i)) for i in itertools.product(*map(range, reversed(extents)))]
-    clock = _Clock(len(indices))
-    shared = _Shared(block, clock, launch, np.asarray(indices))
-    everyone = _Group(clock, tuple(range(len(indices))))
-    machines = [_Thread(shared, everyone, number) for number in range(len(indices))]
+    weights = representatives(launch, np.asarray(indices))
+    clock = _Clock(len(weights))
+    shared = _Shared(block, clock, launch, np.asarray(indices), weights)
+    machines = [_Thread(shared, number) for number in weights]
     threads = [threading.Thread(target=m.main, args=(launch.body,), daemon=True) for m in machines]
     for thread in threads:
         thread.start()
@@ -52,6 +53,37 @@ def run_threads(block: Machine, launch: nodes.KernelLaunch) -> None:
         thread.join()
     if clock.errors:
         raise clock.errors[0]
+
+
+def representatives(launch: nodes.KernelLaunch, indices: Array) -> dict[int, int]:
+    """Return the threads to run and how many threads each stands for.
+
+    Where the index of a thread only decides which branches it takes, all threads that take the same
+    ones do the same, and one of them is enough.
+    """
+    everyone = dict.fromkeys(range(len(indices)), 1)
+    own = {id(v) for v in launch.thread_vars}
+    lets: dict[Var, Expr] = {}
+    columns: list[Array] = []
+    evaluate = Evaluator(dict(zip(launch.thread_vars, indices.T, strict=True)))
+    for stmt in walk(launch.body):
+        found = [substitute_expr(e, lets) for e in expressions(stmt)]
+        parts = [p for e in found for p in walk_expr(e)]
+        if isinstance(stmt, (nodes.Atomic, nodes.Exchange, nodes.Print)):
+            return everyone
+        if not any(id(p) in own for p in parts):
+            continue
+        if isinstance(stmt, nodes.Let):
+            lets[stmt.var] = found[0]
+        elif isinstance(stmt, nodes.If) and all(
+            id(p) in own for p in parts if isinstance(p, (Var, Load))
+        ):
+            columns.append(np.broadcast_to(evaluate(found[0]), len(indices)))
+        else:
+            return everyone
+    rows = np.stack([*columns, np.zeros(len(indices), np.bool_)], axis=1)
+    _, first, counts = np.unique(rows, axis=0, return_index=True, return_counts=True)
+    return {int(i): int(n) for i, n in sorted(zip(first, counts, strict=True))}
 
 
 class _Stopped(Exception):
@@ -64,10 +96,10 @@ class _Clock:
     def __init__(self, running: int) -> None:
         self.lock = threading.RLock()
         self.running = running
-        self.waiting: list[tuple[Callable[[], bool], threading.Event, TileError]] = []
+        self.waiting: list[tuple[Callable[[], bool], threading.Event, Complaint]] = []
         self.errors: list[BaseException] = []
 
-    def wait(self, is_ready: Callable[[], bool], complaint: TileError) -> None:
+    def wait(self, is_ready: Callable[[], bool], complaint: Complaint) -> None:
         """Return once ``is_ready()``; ``complaint`` is the error if that can never be."""
         with self.lock:
             if not self.errors and is_ready():
@@ -81,19 +113,22 @@ class _Clock:
 
     def changed(self) -> None:
         """Wake the threads that need not wait any more; called with the lock held."""
-        ready = [w for w in self.waiting if w[0]()]
-        self.waiting = [w for w in self.waiting if w not in ready]
-        self.running += len(ready)
-        for _, event, _ in ready:
-            event.set()
+        still = []
+        for waiter in self.waiting:
+            if waiter[0]():
+                self.running += 1
+                waiter[1].set()
+            else:
+                still.append(waiter)
+        self.waiting = still
 
     def rest(self) -> None:
         """Count out a thread that waits or has ended; find out whether any can go on."""
         with self.lock:
             self.running -= 1
             if not self.running and self.waiting:
-                order = sorted(self.waiting, key=lambda w: w[2].message.startswith("a barrier"))
-                self.fail(order[0][2])
+                found = [complaint() for _, _, complaint in self.waiting]
+                self.fail(next((e for e in found if e.message.startswith("deadlock")), found[0]))
 
     def fail(self, error: BaseException) -> None:
         """Keep an error and end all threads."""
@@ -122,11 +157,14 @@ class _Group:
                 self.here = 0
                 self.turn += 1
                 self.clock.changed()
-        complaint = ScopeError(
-            message="a barrier is not reached by every thread of the block",
-            hint="move it out of branches and loops that depend on the thread",
-            span=stmt.span,
-        )
+
+        def complaint() -> TileError:
+            return ScopeError(
+                message="a barrier is not reached by every thread of the block",
+                hint="move it out of branches and loops that depend on the thread",
+                span=stmt.span,
+            )
+
         self.clock.wait(lambda: self.turn != turn, complaint)
 
     def part(self, members: tuple[int, ...]) -> _Group:
@@ -139,9 +177,16 @@ class _Shared:
     """What all threads of a block know."""
 
     def __init__(
-        self, block: Machine, clock: _Clock, launch: nodes.KernelLaunch, indices: Array
+        self,
+        block: Machine,
+        clock: _Clock,
+        launch: nodes.KernelLaunch,
+        indices: Array,
+        weights: dict[int, int],
     ) -> None:
+        self.everyone = _Group(clock, tuple(weights))
         self.block, self.clock, self.launch, self.indices = block, clock, launch, indices
+        self.weights = weights
         inside = [(s, any(map(is_joint, walk(s)))) for s in walk(launch)]
         self.meeting = {id(s) for s, meets in inside if meets}
 
@@ -186,12 +231,12 @@ class _Memory(MutableMapping[int, Array]):
 class _Thread(Machine):
     """The machine of one thread."""
 
-    def __init__(self, shared: _Shared, group: _Group, number: int) -> None:
+    def __init__(self, shared: _Shared, number: int) -> None:
         super().__init__(shared.block.func, None)
         self.evaluate.values.update(shared.block.evaluate.values)
         self.own: dict[int, Array] = {}
         self.memory = _Memory(shared.block.memory, self.own)
-        self.shared, self.group, self.number = shared, group, number
+        self.shared, self.group, self.number = shared, shared.everyone, number
         self.lets: dict[Var, Expr] = {}
         for var, index in zip(shared.launch.thread_vars, shared.indices[number], strict=False):
             self.evaluate.set(var, int(index))
@@ -214,10 +259,12 @@ class _Thread(Machine):
             case nodes.Exchange():
                 self.exchange(stmt)
             case nodes.Sync():
-                self.group.wait(stmt)
+                (self.shared.everyone if stmt.scope == "block" else self.group).wait(stmt)
             case nodes.Wait():
-                complaint = ScopeError(message=deadlock(stmt), span=stmt.span)
-                clock.wait(lambda: bool(self.evaluate(is_over(stmt))), complaint)
+                clock.wait(
+                    lambda: bool(self.evaluate(is_over(stmt))),
+                    lambda: ScopeError(message=deadlock(stmt), span=stmt.span),
+                )
             case nodes.Arrive(once=False):
                 self.count_arrival(stmt)
             case nodes.Atomic():
@@ -244,9 +291,9 @@ class _Thread(Machine):
         self.group.wait(stmt)
 
     def count_arrival(self, stmt: nodes.Arrive) -> None:
-        """Count one arrival; wake who waits if it ends a phase."""
+        """Count the arrivals of the threads this one stands for; wake who waits for the last."""
         with self.shared.clock.lock:
-            super().run(arrival(stmt))
+            super().run(arrival(stmt, 1 if stmt.once else self.shared.weights[self.number]))
             count = int(self.evaluate(arrive_count(stmt.buffer, stmt.index)))
             arrived = self.array(stmt.buffer)[int(self.evaluate(stmt.index))]
             if arrived % count == 0:

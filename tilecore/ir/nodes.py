@@ -346,7 +346,10 @@ class Assert(Stmt):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sync(Stmt):
-    """Every thread of the ``scope`` ("warp", "block" or "grid") waits here for the others."""
+    """Every thread of the ``scope`` waits here for the others.
+
+    It is "warp", "block", "grid", or "group": the threads that take the same branches.
+    """
 
     scope: str = "block"
     span: SourceSpan = NO_SPAN

@@ -136,10 +136,15 @@ def shuffle_elect(thread_extent: int = 0) -> Expr:
 
 
 def sync_threads(barrier_id: Any = None, arrive_count: Any = None) -> None:
-    """Make all threads of the block wait for each other."""
-    _ = barrier_id, arrive_count
+    """Make all threads of the block wait for each other.
+
+    Args:
+        barrier_id: names a barrier of its own, at which only the threads in this branch meet.
+        arrive_count: how many those are; they are known from the branch.
+    """
+    _ = arrive_count
     builder = current()
-    builder.emit(Sync("block", builder.span))
+    builder.emit(Sync("block" if barrier_id is None else "group", builder.span))
 
 
 def sync_warp(mask: Any = None) -> None:
