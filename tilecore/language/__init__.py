@@ -313,7 +313,8 @@ __all__ += [
 
 __all__ += [
     # asynchronous on a GPU
-    "ClusterKernel", "PersistentTileScheduler", "WarpSpecialize", "access_ptr", "alloc_barrier", "alloc_cluster_barrier",
+    "ClusterKernel", "PersistentTileScheduler",
+    "WarpSpecialize", "access_ptr", "alloc_barrier", "alloc_cluster_barrier",
     "alloc_tmem", "annotate_consumer_reg_alloc", "annotate_producer_reg_dealloc", "async_copy",
     "barrier_arrive", "barrier_wait", "block_rank_in_cluster", "cluster_sync", "copy_cluster",
     "cp_async_barrier_noinc", "cp_async_commit", "cp_async_wait", "deallocate_tmem",

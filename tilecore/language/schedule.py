@@ -1,4 +1,4 @@
-"""T.PersistentTileScheduler: which tiles a block that stays resident computes, one after another."""
+"""T.PersistentTileScheduler: which tiles a resident block computes, one after another."""
 
 from __future__ import annotations
 
