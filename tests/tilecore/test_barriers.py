@@ -193,3 +193,55 @@ def test_wrong_uses_are_named() -> None:
 
     with pytest.raises(ScopeError, match=r"`bar` is used inside T.Parallel"):
         tilelang.compile(in_parallel, target="llvm")
+
+
+def test_blocks_wait_for_each_other(run_both: RunBoth) -> None:
+    @T.prim_func
+    def total(X: T.Tensor((3, 20), "float32"), Y: T.Tensor((3,), "float32")):
+        with T.Kernel(3, threads=32) as b:
+            part = T.alloc_fragment((20,), "float32")
+            sums = T.alloc_fragment((1,), "float32")
+            work = T.alloc_global((3,), "float32")
+            other = (b + 1) % 3
+            T.copy(X[b, :], part)
+            T.reduce_sum(part, sums)
+            T.copy(sums, work[b : b + 1])
+            T.sync_grid()
+            for i in T.Parallel(1):
+                sums[i] = work[0] + work[1] + work[2]
+            Y[other] = sums[0]
+
+    x = RNG.standard_normal((3, 20)).astype(np.float32)
+    (y,) = run_both(total, [x], [np.zeros(3, np.float32)])
+    np.testing.assert_allclose(y, np.full(3, x.sum()), rtol=1e-4)
+
+
+def test_nothing_but_tensors_survives_a_wait_of_the_grid() -> None:
+    with pytest.raises(ScopeError, match=r"`tile` would have to keep its value across T.sync_grid"):
+
+        @T.prim_func
+        def keeps(Y: T.Tensor((4,), "float32")):
+            with T.Kernel(1):
+                tile = T.alloc_fragment((4,), "float32")
+                T.clear(tile)
+                T.sync_grid()
+                T.copy(tile, Y)
+
+    with pytest.raises(ScopeError, match=r"`first` would have to keep its value"):
+
+        @T.prim_func
+        def binds(Y: T.Tensor((4,), "float32")):
+            with T.Kernel(1):
+                first = Y[0]
+                Y[1] = 1.0
+                T.sync_grid()
+                Y[2] = first
+
+    with pytest.raises(ScopeError, match=r"T.sync_grid stands inside a loop"):
+
+        @T.prim_func
+        def loops(Y: T.Tensor((4,), "float32")):
+            with T.Kernel(1):
+                for i in T.serial(4):
+                    T.sync_grid()
+                    Y[i] = 1.0

@@ -208,6 +208,7 @@ from tilecore.language.thread import (
     shfl_up,
     shfl_xor,
     shuffle_elect,
+    sync_grid,
     sync_threads,
     sync_warp,
     syncthreads_and,
@@ -313,7 +314,7 @@ __all__ += [
 
 __all__ += [
     # asynchronous on a GPU
-    "ClusterKernel", "PersistentTileScheduler",
+    "ClusterKernel", "PersistentTileScheduler", "sync_grid",
     "WarpSpecialize", "access_ptr", "alloc_barrier", "alloc_cluster_barrier",
     "alloc_tmem", "annotate_consumer_reg_alloc", "annotate_producer_reg_dealloc", "async_copy",
     "barrier_arrive", "barrier_wait", "block_rank_in_cluster", "cluster_sync", "copy_cluster",

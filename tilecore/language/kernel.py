@@ -14,7 +14,8 @@ from tilecore.frontend.builder import Builder, Frame, current
 from tilecore.frontend.loops import integer
 from tilecore.frontend.trace import Ref, macro, resolve_annotations, trace_prim_func
 from tilecore.ir.expr import INT32, Expr, ExprLike, Var, as_expr, int_value
-from tilecore.ir.nodes import KernelLaunch, PrimFunc, Stmt
+from tilecore.ir.grid_sync import parts_between_syncs
+from tilecore.ir.nodes import KernelLaunch, PrimFunc
 from tilecore.ir.private import with_private_fragments
 
 __all__ = ["Kernel", "KernelFrame", "Ref", "macro", "prim_func"]
@@ -104,13 +105,10 @@ class KernelFrame:
         context.__exit__(kind, error, trace)
         builder.block_vars = ()
         if kind is None:
-            body: Stmt = frame.body()
-            body = with_private_fragments(body) if self.thread_vars else body
-            builder.emit(
-                KernelLaunch(
-                    block_vars, self.grid, self.threads, body, frame.span, self.thread_vars
-                )
-            )
+            for part in parts_between_syncs(frame.body()):
+                body = with_private_fragments(part) if self.thread_vars else part
+                launch = (block_vars, self.grid, self.threads, body, frame.span, self.thread_vars)
+                builder.emit(KernelLaunch(*launch))
 
     @property
     def cluster_size(self) -> int:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tilecore.errors import TypeMismatch
+from tilecore.errors import ScopeError, TypeMismatch
 from tilecore.frontend.builder import Builder, current
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import (
@@ -145,6 +145,23 @@ def sync_threads(barrier_id: Any = None, arrive_count: Any = None) -> None:
     _ = arrive_count
     builder = current()
     builder.emit(Sync("block" if barrier_id is None else "group", builder.span))
+
+
+def sync_grid() -> None:
+    """Make all blocks of the grid wait for each other.
+
+    Tiles and variables lose their values; tensors keep theirs.
+
+    Raises:
+        ScopeError: inside a loop or branch (TC104).
+    """
+    builder, _ = _kernel("sync_grid")
+    if builder.frame.kind != "kernel":
+        raise ScopeError(
+            message="T.sync_grid stands inside a loop or branch",
+            hint="blocks run one after the other here; launch a T.Kernel per step instead",
+        )
+    builder.emit(Sync("grid", builder.span))
 
 
 def sync_warp(mask: Any = None) -> None:

@@ -15,7 +15,7 @@ _FAMILIES: dict[str, str] = {
     "TVM's thread statements and foreign code in a kernel are not implemented yet": """
         thread_binding launch_thread thread_return call_extern call_intrin
         import_source Fragment""",
-    "blocks of a grid do not wait for each other on this target": "sync_grid sync_global",
+    "blocks of a grid do not wait for each other on this target": "sync_global",
     "it names an instruction or descriptor of NVIDIA GPUs; this version generates CPU code": """
         CUDASourceCodeKernel create_tma_descriptor tma_load tma_gather4 tma_scatter4
         named_barrier_arrive ptx_wgmma_ss ptx_wgmma_rs ptx_mma ptx_mma_sp ptx_ldmatrix tvm_mma_sync
