@@ -18,6 +18,7 @@ from tilecore.ir.expr import Expr, Load, Var
 from tilecore.ir.nodes import Seq, Stmt
 from tilecore.ir.visitor import walk, walk_expr
 from tilecore.passes.coroutine import interleave
+from tilecore.passes.schedule import fuse
 
 if TYPE_CHECKING:
     from tilecore.passes.threads import Serializer
@@ -94,7 +95,9 @@ class Roles:
         waits = any(isinstance(s, nodes.Wait) for body in made for stmt in body for s in walk(stmt))
         # Roles within a role have only one turn together: it is the outer role that waits.
         if waits and len(made) > 1 and len(outside) == owner.count:
-            return interleave([Seq(tuple(body), body[0].span) for body in made if body])
+            busy = [body for body in made if body]
+            fused = fuse(busy) if owner.fuses else None
+            return fused or interleave([Seq(tuple(body), body[0].span) for body in busy])
         return [stmt for body in made for stmt in body]
 
 

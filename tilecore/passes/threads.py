@@ -40,6 +40,7 @@ from tilecore.ir.substitute import Rebuilder
 from tilecore.ir.visitor import Rewriter, has_jump, loads, regions, walk, walk_expr
 from tilecore.passes.exchange import exchange
 from tilecore.passes.roles import Roles, thread_parts
+from tilecore.passes.schedule import settle
 
 INLINE_NODES = 32  # a longer pure value is kept per thread instead of being computed again
 WARP = 32
@@ -58,8 +59,13 @@ def run(func: PrimFunc) -> PrimFunc:
 class _Launches(Rewriter):
     def visit_kernellaunch(self, stmt: nodes.KernelLaunch) -> Stmt:
         if stmt.thread_vars or any(isinstance(s, nodes.Exchange) for s in walk(stmt)):
-            return Serializer(stmt).launch()
+            settled = Serializer(stmt, fuses=True).settled() if _waits(stmt) else None
+            return Serializer(stmt).launch() if settled is None else settled
         return _OneThread(stmt).rebuild(stmt)
+
+
+def _waits(stmt: Stmt) -> bool:
+    return any(isinstance(s, nodes.Wait) for s in walk(stmt))
 
 
 class _OneThread(Rewriter):
@@ -137,8 +143,9 @@ class _PerThread(Rebuilder):
 class Serializer:
     """Rewrites one launch."""
 
-    def __init__(self, launch: nodes.KernelLaunch) -> None:
+    def __init__(self, launch: nodes.KernelLaunch, fuses: bool = False) -> None:
         self.source = launch
+        self.fuses = fuses  # whether roles get one order of their statements, or take turns
         extents = [int_value(e) for e in launch.threads]
         if any(e is None for e in extents):
             raise unknown_threads().at(launch.span)
@@ -162,11 +169,21 @@ class Serializer:
 
     def launch(self) -> nodes.KernelLaunch:
         """Return the launch as one thread runs it."""
-        body = [_OneThread().visit(s) for s in self.sequence([self.source.body], ())]
-        stmts = (*self.allocs, *body)
-        return dataclasses.replace(
-            self.source, body=Seq(stmts, self.source.span), thread_vars=(), threads=(const(1),)
-        )
+        return self.finished([_OneThread().visit(s) for s in self.body()])
+
+    def settled(self) -> nodes.KernelLaunch | None:
+        """Return the launch without waits, if an order is found in which none has to wait."""
+        body = settle(Seq(tuple(self.body()), self.source.span))
+        return None if body is None else self.finished([body])
+
+    def body(self) -> list[Stmt]:
+        """Return the statements of all threads, with waits."""
+        return self.sequence([self.source.body], ())
+
+    def finished(self, body: Sequence[Stmt]) -> nodes.KernelLaunch:
+        """Return the launch with the statements of all threads as its body."""
+        stmts = Seq((*self.allocs, *body), self.source.span)
+        return dataclasses.replace(self.source, body=stmts, thread_vars=(), threads=(const(1),))
 
     # --- names --------------------------------------------------------------------------------
 
