@@ -247,3 +247,17 @@ def test_a_warpgroup_is_a_number() -> None:
         def nobody(Y: T.Tensor((4,), "float32")):
             with T.Kernel(1, threads=256), T.ws():
                 T.clear(Y)
+
+
+def test_a_fragment_belongs_to_one_role() -> None:
+    @T.prim_func
+    def shares(Y: T.Tensor((4,), "float32")):
+        with T.Kernel(1, threads=256):
+            mine = T.alloc_fragment((4,), "float32")
+            with T.ws(0):
+                T.clear(mine)
+            with T.ws(1):
+                T.copy(mine, Y)
+
+    with pytest.raises(ScopeError, match=r"`mine` is used by threads 0 to 127 and by threads 128"):
+        tilelang.compile(shares, target="llvm")

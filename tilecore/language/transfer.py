@@ -12,7 +12,7 @@ from tilecore.frontend.builder import current
 from tilecore.ir.expr import Expr, ExprLike, Load, Var, as_bool, as_expr, cast, const, int_value
 from tilecore.ir.expr import select as if_then_else
 from tilecore.ir.nodes import Buffer, For, Region, Store
-from tilecore.language.allocate import alloc_fragment
+from tilecore.language.allocate import alloc_shared
 from tilecore.language.barrier import alone, arrive, barrier_place
 from tilecore.language.copy import copy
 from tilecore.language.gemm import GemmWarpPolicy, gemm
@@ -201,7 +201,7 @@ def tcgen05_gemm(
 
 def alloc_tmem(shape: Any, dtype: Any) -> Buffer:
     """Return a tile of the tensor memory of a block; its contents are undefined."""
-    return alloc_fragment(shape, dtype)
+    return alloc_shared(shape, dtype)
 
 
 # --- what changes nothing --------------------------------------------------------------------

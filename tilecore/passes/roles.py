@@ -7,16 +7,17 @@ coroutines: each role runs until it meets a wait that is not over, then the next
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tilecore.errors import ScopeError
 from tilecore.ir import nodes
 from tilecore.ir.evaluate import Evaluator
 from tilecore.ir.expr import Expr, Load, Var
-from tilecore.ir.nodes import Seq, Stmt
-from tilecore.ir.visitor import walk, walk_expr
+from tilecore.ir.nodes import Buffer, Seq, Stmt
+from tilecore.ir.visitor import buffers_of, walk, walk_expr
 from tilecore.passes.coroutine import interleave
 from tilecore.passes.schedule import fuse
 
@@ -86,6 +87,7 @@ class Roles:
         if not bodies:
             return []
         self.bodies = {}
+        _check_registers(bodies)
         outside = owner.active
         made: list[list[Stmt]] = []
         for threads, body in bodies.items():
@@ -99,6 +101,23 @@ class Roles:
             fused = fuse(busy) if owner.fuses else None
             return fused or interleave([Seq(tuple(body), body[0].span) for body in busy])
         return [stmt for body in made for stmt in body]
+
+
+def _check_registers(bodies: Mapping[range, Sequence[Stmt]]) -> None:
+    """Refuse fragments of several roles: each role has registers of its own."""
+    owners: dict[Buffer, range] = {}
+    for threads, body in bodies.items():
+        for stmt in body:
+            for buffer in buffers_of(stmt):
+                if buffer.scope != "fragment" or owners.setdefault(buffer.root, threads) == threads:
+                    continue
+                other = owners[buffer.root]
+                raise ScopeError(
+                    message=f"fragment `{buffer.name}` is used by threads {other.start} to "
+                    f"{other.stop - 1} and by threads {threads.start} to {threads.stop - 1}",
+                    hint="registers belong to threads: give each role a fragment of its own, or "
+                    "share a tile of T.alloc_shared",
+                ).at(stmt.span)
 
 
 def _overlap(a: range, b: range) -> bool:
