@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from tilecore.ir.expr import Binary, Call, Cast, Expr, Load, Select, Unary
 from tilecore.ir.nodes import (
@@ -46,6 +46,14 @@ def children(stmt: Stmt) -> tuple[Stmt, ...]:
             return (then,) if other is None else (then, other)
         case _:
             return ()
+
+
+def flat(stmts: Iterable[Stmt]) -> list[Stmt]:
+    """Return the statements of a list of which some are sequences themselves."""
+    found: list[Stmt] = []
+    for stmt in stmts:
+        found += flat(stmt.stmts) if isinstance(stmt, Seq) else [stmt]
+    return found
 
 
 def walk(stmt: Stmt) -> Iterator[Stmt]:

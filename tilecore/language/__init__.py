@@ -170,6 +170,7 @@ from tilecore.language.role import (
     ws,
 )
 from tilecore.language.schedule import PersistentTileScheduler
+from tilecore.language.sync import sync_grid, sync_threads, sync_warp
 from tilecore.language.tensor import (
     Buffer,
     FragmentBuffer,
@@ -208,9 +209,6 @@ from tilecore.language.thread import (
     shfl_up,
     shfl_xor,
     shuffle_elect,
-    sync_grid,
-    sync_threads,
-    sync_warp,
     syncthreads_and,
     syncthreads_count,
     syncthreads_or,

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tilecore.errors import ScopeError, TypeMismatch
+from tilecore.errors import TypeMismatch
 from tilecore.frontend.builder import Builder, current
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import (
@@ -27,7 +27,7 @@ from tilecore.ir.expr import (
     const,
     int_value,
 )
-from tilecore.ir.nodes import Buffer, Exchange, Store, Sync
+from tilecore.ir.nodes import Buffer, Exchange, Store
 from tilecore.language.kernel import KernelFrame, launch_of
 
 WARP = 32
@@ -130,45 +130,6 @@ def shuffle_elect(thread_extent: int = 0) -> Expr:
     """Return whether this is the first thread of each ``thread_extent`` threads (0: the block)."""
     thread = _linear_thread()
     return binary("eq", thread % thread_extent if thread_extent else thread, 0)
-
-
-# --- barriers --------------------------------------------------------------------------------
-
-
-def sync_threads(barrier_id: Any = None, arrive_count: Any = None) -> None:
-    """Make all threads of the block wait for each other.
-
-    Args:
-        barrier_id: names a barrier of its own, at which only the threads in this branch meet.
-        arrive_count: how many those are; they are known from the branch.
-    """
-    _ = arrive_count
-    builder = current()
-    builder.emit(Sync("block" if barrier_id is None else "group", builder.span))
-
-
-def sync_grid() -> None:
-    """Make all blocks of the grid wait for each other.
-
-    Tiles and variables lose their values; tensors keep theirs.
-
-    Raises:
-        ScopeError: inside a loop or branch (TC104).
-    """
-    builder, _ = _kernel("sync_grid")
-    if builder.frame.kind != "kernel":
-        raise ScopeError(
-            message="T.sync_grid stands inside a loop or branch",
-            hint="blocks run one after the other here; launch a T.Kernel per step instead",
-        )
-    builder.emit(Sync("grid", builder.span))
-
-
-def sync_warp(mask: Any = None) -> None:
-    """Make the threads of a warp wait for each other."""
-    _ = mask
-    builder = current()
-    builder.emit(Sync("warp", builder.span))
 
 
 # --- exchanges -------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ the barriers, and only that: it must depend on nothing but the program's own loo
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tilecore.errors import ScopeError, SourceSpan
@@ -18,7 +18,7 @@ from tilecore.ir.evaluate import Evaluator
 from tilecore.ir.expr import Load, int_value
 from tilecore.ir.nodes import Seq, Stmt, Wait
 from tilecore.ir.substitute import substitute_stmt
-from tilecore.ir.visitor import Rewriter, buffers_of, walk
+from tilecore.ir.visitor import Rewriter, buffers_of, flat, walk
 
 MAX_STEPS = 20_000  # barrier statements run for a proof; a longer one is given up
 MAX_ORDERS = 4  # orders tried for the pieces of one region
@@ -39,35 +39,27 @@ class _NoProof(Exception):
 
 def fuse(roles: Sequence[Sequence[Stmt]]) -> list[Stmt] | None:
     """Return the roles with their waiting loops made one each, or None if those do not match."""
-    flat = [list(_flat(body)) for body in roles]
-    loops = [[i for i, s in enumerate(body) if _loops_and_waits(s)] for body in flat]
+    bodies = [flat(body) for body in roles]
+    loops = [[i for i, s in enumerate(body) if _loops_and_waits(s)] for body in bodies]
     counts = {len(found) for found in loops if found}
     if not counts:
-        return [Region(tuple(tuple(body) for body in flat), flat[0][0].span)]
+        return [Region(tuple(tuple(body) for body in bodies))]
     if len(counts) > 1:
         return None
     done: list[Stmt] = []
-    starts = [0] * len(flat)
+    starts = [0] * len(bodies)
     for turn in range(counts.pop()):
         places = [found[turn] if found else None for found in loops]
         before = [
-            b[s:p] if p is not None else [] for b, s, p in zip(flat, starts, places, strict=True)
+            b[s:p] if p is not None else [] for b, s, p in zip(bodies, starts, places, strict=True)
         ]
-        inner = _fused_loop([b[p] for b, p in zip(flat, places, strict=True) if p is not None])
+        inner = _fused_loop([b[p] for b, p in zip(bodies, places, strict=True) if p is not None])
         if inner is None:
             return None
         done += [Region(tuple(tuple(b) for b in before)), inner]
         starts = [s if p is None else p + 1 for s, p in zip(starts, places, strict=True)]
-    rest = tuple(tuple(b[s:]) for b, s in zip(flat, starts, strict=True))
+    rest = tuple(tuple(b[s:]) for b, s in zip(bodies, starts, strict=True))
     return [*done, Region(rest)]
-
-
-def _flat(stmts: Sequence[Stmt]) -> Iterator[Stmt]:
-    for stmt in stmts:
-        if isinstance(stmt, Seq):
-            yield from _flat(stmt.stmts)
-        else:
-            yield stmt
 
 
 def _waits(stmt: Stmt) -> bool:

@@ -21,7 +21,6 @@ from typing import Any
 
 from tilecore.errors import ScopeError
 from tilecore.ir import nodes
-from tilecore.ir.analysis import read_buffers, written_buffers
 from tilecore.ir.barrier import arrival, deadlock, is_over
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import (
@@ -37,7 +36,8 @@ from tilecore.ir.expr import (
 )
 from tilecore.ir.nodes import Buffer, PrimFunc, Region, Seq, Stmt
 from tilecore.ir.substitute import Rebuilder
-from tilecore.ir.visitor import Rewriter, has_jump, loads, regions, walk, walk_expr
+from tilecore.ir.visitor import Rewriter, flat, has_jump, loads, regions, walk, walk_expr
+from tilecore.passes.conflict import conflict, has_conflict
 from tilecore.passes.exchange import exchange
 from tilecore.passes.roles import Roles, thread_parts
 from tilecore.passes.schedule import settle
@@ -237,7 +237,7 @@ class Serializer:
     def splits(self, stmt: Stmt) -> bool:
         """Return whether threads wait for each other anywhere in ``stmt``."""
         return any(self.is_point(s) for s in walk(stmt)) or (
-            _has_conflict(stmt) and not self.loops_vary(stmt)
+            has_conflict(stmt) and not self.loops_vary(stmt)
         )
 
     def loops_vary(self, stmt: Stmt) -> bool:
@@ -265,7 +265,7 @@ class Serializer:
         done: list[Stmt] = []
         group: list[Stmt] = []
         roles = Roles(self)
-        for stmt in _flat(stmts):
+        for stmt in flat(stmts):
             if isinstance(stmt, nodes.Alloc) and stmt.buffer in self.private:
                 continue
             parts = None if predicate or not self.splits(stmt) else thread_parts(self, stmt)
@@ -276,7 +276,7 @@ class Serializer:
             if not (isinstance(stmt, nodes.Let) and self.is_repeatable(stmt)):
                 done += roles.end()
             is_compound = not isinstance(stmt, (nodes.Store, nodes.Let, nodes.Atomic))
-            if is_compound or _conflict(Seq(tuple(group), stmt.span), stmt):
+            if is_compound or conflict(Seq(tuple(group), stmt.span), stmt):
                 done += self.loop(group, predicate)
                 group = []
             if is_compound and self.splits(stmt):
@@ -390,40 +390,3 @@ class Serializer:
                     "its thread",
                     hint="loop over it with T.serial or T.vectorized, or make it a fragment",
                 ).at(node.span)
-
-
-def _shared(buffers: Sequence[Buffer]) -> set[Buffer]:
-    return {b.root for b in buffers if b.scope in ("shared", "fragment")}
-
-
-def _conflict(before: Stmt, after: Stmt) -> bool:
-    """Return whether threads must wait between two statements: they meet in a shared tile."""
-    written = _shared(written_buffers(before))
-    later = _shared(written_buffers(after))
-    read = _shared(read_buffers(before))
-    return bool(written & (later | _shared(read_buffers(after))) or read & later)
-
-
-def _has_conflict(stmt: Stmt) -> bool:
-    """Return whether threads must wait for each other inside a loop or branch."""
-    if isinstance(stmt, (nodes.For, nodes.While)):
-        return bool(_shared(written_buffers(stmt.body)) & _shared(read_buffers(stmt.body)))
-    if isinstance(stmt, nodes.If):
-        bodies = [b for b in (stmt.then_body, stmt.else_body) if b is not None]
-        return any(_sequence_conflicts(_flat([body])) for body in bodies)
-    return False
-
-
-def _sequence_conflicts(stmts: Sequence[Stmt]) -> bool:
-    if any(_has_conflict(s) for s in stmts):
-        return True
-    return any(
-        _conflict(Seq(tuple(stmts[:i]), stmts[i].span), stmts[i]) for i in range(1, len(stmts))
-    )
-
-
-def _flat(stmts: Sequence[Stmt]) -> list[Stmt]:
-    found: list[Stmt] = []
-    for stmt in stmts:
-        found += _flat(stmt.stmts) if isinstance(stmt, Seq) else [stmt]
-    return found
