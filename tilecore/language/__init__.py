@@ -166,7 +166,10 @@ from tilecore.language.reducer import (
 from tilecore.language.role import (
     WarpSpecialize,
     block_rank_in_cluster,
+    cluster_arrive,
+    cluster_arrive_relaxed,
     cluster_sync,
+    cluster_wait,
     ws,
 )
 from tilecore.language.schedule import PersistentTileScheduler
@@ -267,6 +270,17 @@ from tilecore.language.view import (
     reshape,
     view,
 )
+from tilecore.language.ws_schedule import (
+    WSID,
+    WSOpRef,
+    WSPipeline,
+    WSRole,
+    WSSchedule,
+    WSScope,
+    WSSync,
+    annotate_ws_schedule,
+    ws_op,
+)
 
 symbolic = dynamic
 Serial, Unroll, Vectorized, parallel = serial, unroll, vectorized, Parallel
@@ -313,6 +327,9 @@ __all__ += [
 __all__ += [
     # asynchronous on a GPU
     "ClusterKernel", "PersistentTileScheduler", "sync_grid",
+    "cluster_arrive", "cluster_arrive_relaxed", "cluster_wait",
+    "WSID", "WSOpRef", "WSPipeline", "WSRole", "WSSchedule", "WSScope", "WSSync",
+    "annotate_ws_schedule", "ws_op",
     "WarpSpecialize", "access_ptr", "alloc_barrier", "alloc_cluster_barrier",
     "alloc_tmem", "annotate_consumer_reg_alloc", "annotate_producer_reg_dealloc", "async_copy",
     "barrier_arrive", "barrier_wait", "block_rank_in_cluster", "cluster_sync", "copy_cluster",

@@ -53,6 +53,18 @@ def block_rank_in_cluster() -> Expr:
     return rank
 
 
+def cluster_arrive() -> None:
+    """Arrive at the barrier of the cluster: T.cluster_wait does the waiting.
+
+    Raises:
+        UnknownPrimitive: the cluster has several blocks (TC102).
+    """
+    alone("cluster_arrive")
+
+
+cluster_arrive_relaxed = cluster_arrive
+
+
 def cluster_sync() -> None:
     """Make all threads of a cluster wait for each other.
 
@@ -62,3 +74,6 @@ def cluster_sync() -> None:
     alone("cluster_sync")
     builder = current()
     builder.emit(Sync("block", builder.span))
+
+
+cluster_wait = cluster_sync

@@ -18,7 +18,9 @@ _FAMILIES: dict[str, str] = {
     "blocks of a grid do not wait for each other on this target": "sync_global",
     "it names an instruction or descriptor of NVIDIA GPUs; this version generates CPU code": """
         CUDASourceCodeKernel create_tma_descriptor tma_load tma_gather4 tma_scatter4
-        named_barrier_arrive ptx_wgmma_ss ptx_wgmma_rs ptx_mma ptx_mma_sp ptx_ldmatrix tvm_mma_sync
+        clc_try_cancel clc_try_cancel_multicast clc_is_canceled clc_get_first_ctaid_x
+        clc_get_first_ctaid_y clc_get_first_ctaid_z named_barrier_arrive
+        ptx_wgmma_ss ptx_wgmma_rs ptx_mma ptx_mma_sp ptx_ldmatrix tvm_mma_sync
         initialize_wgmma_descriptor initialize_tcgen05_descriptor tcgen05_cp_warpx4
         ldg32 ldg64 ldg128 ldg256 stg32 stg64 stg128 stg256""",
     "it is an instruction of an AMD GPU; this version generates CPU code": "mfma tvm_mfma",
