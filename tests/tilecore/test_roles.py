@@ -261,3 +261,72 @@ def test_a_fragment_belongs_to_one_role() -> None:
 
     with pytest.raises(ScopeError, match=r"`mine` is used by threads 0 to 127 and by threads 128"):
         tilelang.compile(shares, target="llvm")
+
+
+def test_a_role_may_depend_on_more_than_the_thread(run_both: RunBoth) -> None:
+    """One elected thread arrives; blocks take their roles by their number too."""
+
+    @T.prim_func
+    def program(X: T.Tensor((3, 4, 8), "float32"), Y: T.Tensor((3, 8), "float32")):
+        with T.Kernel(3, threads=256) as b:
+            tx = T.get_thread_binding()
+            row = T.alloc_shared((8,), "float32")
+            total = T.alloc_fragment((8,), "float32")
+            full = T.alloc_barrier(1)
+            empty = T.alloc_barrier(1)
+            T.clear(Y[b, :])
+            if tx >= 128 and b < 2:
+                for k in T.serial(b + 2):
+                    T.barrier_wait(empty, (k & 1) ^ 1)
+                    T.copy(X[b, k, :], row)
+                    if T.shuffle_elect(128):
+                        T.mbarrier_arrive_expect_tx(full, 32)
+            elif b < 2 and tx < 128:
+                T.clear(total)
+                for k in T.serial(b + 2):
+                    T.barrier_wait(full, k & 1)
+                    for i in T.Parallel(8):
+                        total[i] = total[i] + row[i]
+                    if tx == 5:
+                        T.mbarrier_arrive(empty)
+                T.copy(total, Y[b, :])
+
+    x = RNG.standard_normal((3, 4, 8)).astype(np.float32)
+    (y,) = run_both(program, [x], [np.zeros((3, 8), np.float32)])
+    wanted = np.stack([x[0, :2].sum(0), x[1, :3].sum(0), np.zeros(8, np.float32)])
+    np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_a_schedule_of_roles_changes_nothing(run_both: RunBoth) -> None:
+    @T.prim_func
+    def program(X: T.Tensor((4, 8), "float32"), Y: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=128):
+            row = T.alloc_shared((8,), "float32")
+            total = T.alloc_fragment((8,), "float32")
+            steps = {
+                "load": [
+                    T.WSSync.producer_acquire("rows"),
+                    "copy",
+                    T.WSSync.producer_commit("rows"),
+                ],
+                "add": [T.WSSync.consumer_wait("rows"), "sum", T.WSSync.consumer_release("rows")],
+            }
+            T.annotate_ws_schedule(
+                T.WSSchedule(
+                    num_warps=8,
+                    roles=[T.WSRole("load", 0, 4), T.WSRole("add", 4, 8, max_nreg=240)],
+                    pipelines=[T.WSPipeline("rows", [row], depth=2)],
+                    scopes=[T.WSScope("loop", steps), T.WSScope(T.WSScope.ROOT, {})],
+                )
+            )
+            T.clear(total, annotations={T.WSID: "start"})
+            for k in T.serial(4, annotations={T.WSID: "loop"}):
+                T.copy(X[k, :], row, annotations={T.WSID: "copy"})
+                with T.ws_op("sum"):
+                    for i in T.Parallel(8):
+                        total[i] = total[i] + row[i]
+            T.copy(total, Y)
+
+    x = RNG.standard_normal((4, 8)).astype(np.float32)
+    (y,) = run_both(program, [x], [np.zeros(8, np.float32)])
+    np.testing.assert_allclose(y, x.sum(0), rtol=1e-5, atol=1e-6)

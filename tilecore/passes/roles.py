@@ -7,6 +7,7 @@ coroutines: each role runs until it meets a wait that is not over, then the next
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ import numpy as np
 from tilecore.errors import ScopeError
 from tilecore.ir import nodes
 from tilecore.ir.evaluate import Evaluator
-from tilecore.ir.expr import Expr, Load, Var
+from tilecore.ir.expr import Binary, Expr, Load, Var
 from tilecore.ir.nodes import Buffer, Seq, Stmt
 from tilecore.ir.visitor import buffers_of, walk, walk_expr
 from tilecore.passes.coroutine import interleave
@@ -32,7 +33,10 @@ def thread_parts(owner: Serializer, stmt: Stmt) -> list[Part] | None:
 
     None if more than the thread's index decides, or the threads of a body are no neighbours.
     """
-    if not isinstance(stmt, nodes.If) or _taken(owner, stmt.cond, list(owner.active)) is None:
+    if not isinstance(stmt, nodes.If):
+        return None
+    stmt = _thread_first(owner, stmt)
+    if _taken(owner, stmt.cond, list(owner.active)) is None:
         return None
     found: list[Part] = []
     for members, body in _leaves(owner, stmt, list(owner.active)):
@@ -45,6 +49,7 @@ def thread_parts(owner: Serializer, stmt: Stmt) -> list[Part] | None:
 
 def _leaves(owner: Serializer, stmt: Stmt, members: list[int]) -> Iterator[tuple[list[int], Stmt]]:
     inner = stmt.stmts[0] if isinstance(stmt, Seq) and len(stmt.stmts) == 1 else stmt
+    inner = _thread_first(owner, inner) if isinstance(inner, nodes.If) else inner
     taken = _taken(owner, inner.cond, members) if isinstance(inner, nodes.If) else None
     if taken is None or not isinstance(inner, nodes.If):
         yield members, stmt
@@ -53,6 +58,18 @@ def _leaves(owner: Serializer, stmt: Stmt, members: list[int]) -> Iterator[tuple
         chosen = [m for m, t in zip(members, taken, strict=True) if t == wanted]
         if body is not None and chosen:
             yield from _leaves(owner, body, chosen)
+
+
+def _thread_first(owner: Serializer, stmt: nodes.If) -> nodes.If:
+    """Return ``if thread and other`` as ``if thread: if other``."""
+    cond, threads = stmt.cond, list(owner.active)
+    if not isinstance(cond, Binary) or cond.op != "and" or _taken(owner, cond, threads) is not None:
+        return stmt
+    for own, other in ((cond.a, cond.b), (cond.b, cond.a)):
+        if _taken(owner, own, threads) is not None:
+            inner = dataclasses.replace(stmt, cond=other)
+            return dataclasses.replace(stmt, cond=own, then_body=inner)
+    return stmt
 
 
 def _taken(owner: Serializer, cond: Expr, members: list[int]) -> list[bool] | None:
@@ -87,13 +104,13 @@ class Roles:
         if not bodies:
             return []
         self.bodies = {}
-        _check_registers(bodies)
         outside = owner.active
         made: list[list[Stmt]] = []
         for threads, body in bodies.items():
             owner.active = threads
             made.append(owner.sequence(body, ()))
         owner.active = outside
+        _check_registers(dict(zip(bodies, made, strict=True)))
         waits = any(isinstance(s, nodes.Wait) for body in made for stmt in body for s in walk(stmt))
         # Roles within a role have only one turn together: it is the outer role that waits.
         if waits and len(made) > 1 and len(outside) == owner.count:

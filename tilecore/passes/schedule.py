@@ -102,6 +102,7 @@ class _Run:
         self.orders = orders
         self.changed = False
         self.steps = 0
+        self.known: dict[Stmt, bool] = {}
         self.arrived: dict[tuple[int, int], int] = {}
         self.evaluate = Evaluator(load=self.load)
 
@@ -114,11 +115,19 @@ class _Run:
         """Run one statement; raise _NoProof where a wait is not over or nothing is known."""
         if isinstance(stmt, nodes.Let):
             self.bind(stmt)
-        elif _touches_barriers(stmt):
+        elif self.touches_barriers(stmt):
             self.steps += 1
             if self.steps > MAX_STEPS:
                 raise _NoProof
             self.run(stmt)
+
+    def touches_barriers(self, stmt: Stmt) -> bool:
+        """Return whether anything in ``stmt`` has to do with barriers."""
+        if stmt not in self.known:
+            self.known[stmt] = any(isinstance(s, Region) for s in walk(stmt)) or any(
+                b.arrive_counts is not None for b in buffers_of(stmt)
+            )
+        return self.known[stmt]
 
     def run(self, stmt: Stmt) -> None:
         """Run a statement that has to do with barriers."""
@@ -201,14 +210,6 @@ class _Run:
             self.arrived = before
             return False
         return True
-
-
-def _touches_barriers(stmt: Stmt) -> bool:
-    if isinstance(stmt, Region):
-        return True
-    return any(isinstance(s, Region) for s in walk(stmt)) or any(
-        b.arrive_counts is not None for b in buffers_of(stmt)
-    )
 
 
 class _InOrder(Rewriter):
