@@ -100,3 +100,32 @@ def test_a_step_that_is_used_later_keeps_its_copy(run_both: RunBoth) -> None:
     x = RNG.standard_normal((6, 4, 8)).astype(np.float32)
     (y,) = run_both(program, [x], [np.zeros((5, 4, 8), np.float32)])
     np.testing.assert_array_equal(y, np.concatenate([np.zeros_like(x[:1]), x[:4]]))
+
+
+def test_loops_may_depend_on_a_block_index(run_both: RunBoth) -> None:
+    @T.prim_func
+    def program(X: T.Tensor((6, 8), "float32"), Y: T.Tensor((5, 8), "float32")):
+        with T.Kernel(5, threads=256) as b:
+            row = T.alloc_shared((2, 8), "float32")
+            total = T.alloc_fragment((8,), "float32")
+            full = T.alloc_barrier([128, 128])
+            empty = T.alloc_barrier([128, 128])
+            with T.ws(1):
+                for k in T.serial(b + 2):
+                    T.barrier_wait(empty[k % 2], (k // 2 % 2) ^ 1)
+                    T.copy(X[k, :], row[k % 2, :])
+                    T.barrier_arrive(full[k % 2])
+            with T.ws(0):
+                T.clear(total)
+                for k in T.serial(b + 2):
+                    T.barrier_wait(full[k % 2], k // 2 % 2)
+                    for i in T.Parallel(8):
+                        total[i] = total[i] + row[k % 2, i]
+                    T.barrier_arrive(empty[k % 2])
+                T.copy(total, Y[b, :])
+
+    assert "while" not in str(run_passes(program))
+    x = RNG.standard_normal((6, 8)).astype(np.float32)
+    (y,) = run_both(program, [x], [np.zeros((5, 8), np.float32)])
+    wanted = np.stack([x[: b + 2].sum(0) for b in range(5)])
+    np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=1e-5)

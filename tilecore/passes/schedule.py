@@ -15,12 +15,14 @@ from tilecore.errors import ScopeError, SourceSpan
 from tilecore.ir import nodes
 from tilecore.ir.barrier import is_over
 from tilecore.ir.evaluate import Evaluator
-from tilecore.ir.expr import Load, int_value
+from tilecore.ir.expr import Load, Var, int_value
 from tilecore.ir.nodes import Seq, Stmt, Wait
+from tilecore.ir.printer import Namer, format_expr
 from tilecore.ir.substitute import substitute_stmt
 from tilecore.ir.visitor import Rewriter, buffers_of, flat, walk
 
 MAX_STEPS = 20_000  # barrier statements run for a proof; a longer one is given up
+MAX_BLOCKS = 64  # values of a block index for which a proof is done one by one
 MAX_ORDERS = 4  # orders tried for the pieces of one region
 Piece = tuple[int, int]  # role, and which of its statements
 
@@ -73,38 +75,60 @@ def _loops_and_waits(stmt: Stmt) -> bool:
 def _fused_loop(loops: Sequence[Stmt]) -> Stmt | None:
     """Return one loop for all of them, or None if their ranges are not the same known ones."""
     counted = [loop for loop in loops if isinstance(loop, nodes.For)]
-    ranges = {tuple(int_value(e) for e in (s.start, s.stop, s.step)) for s in counted}
-    if len(counted) < len(loops) or len(ranges) > 1 or None in ranges.pop():
+    namer = Namer()
+    ranges = {tuple(format_expr(e, namer) for e in (s.start, s.stop, s.step)) for s in counted}
+    if len(counted) < len(loops) or len(ranges) > 1:
         return None
     first = counted[0]
     inner = fuse([[substitute_stmt(s.body, {s.loop_var: first.loop_var})] for s in counted])
     return None if inner is None else dataclasses.replace(first, body=Seq(tuple(inner), first.span))
 
 
-def settle(body: Stmt) -> Stmt | None:
-    """Return ``body`` with regions put in order and waits dropped, or None without a proof."""
+def settle(body: Stmt, launch: nodes.KernelLaunch) -> Stmt | None:
+    """Return ``body`` with regions put in order and waits dropped, or None without a proof.
+
+    Where loops depend on one block index, the proof is done for all of its values.
+    """
+    free: list[tuple[Var, int]] = [
+        (var, size)
+        for var, extent in zip(launch.block_vars, launch.grid, strict=True)
+        if (size := int_value(extent)) is not None and size <= MAX_BLOCKS
+    ]
+    starts: list[list[dict[Var, int]]] = [[{}]]
+    starts += [[{var: i} for i in range(size)] for var, size in free]
+    for values in starts:
+        try:
+            return _settle(body, values)
+        except ScopeError:
+            continue
+        except _NoProof:
+            return None
+    return None
+
+
+def _settle(body: Stmt, starts: Sequence[Mapping[Var, int]]) -> Stmt:
     orders: dict[int, list[Piece]] = {}
     for _ in range(MAX_ORDERS):
-        run = _Run(orders)
-        try:
+        is_settled = True
+        for values in starts:
+            run = _Run(orders, values)
             run.stmt(body)
-        except (_NoProof, ScopeError):
-            return None
-        if not run.changed:
+            is_settled &= not run.changed
+        if is_settled:
             return _InOrder(orders).visit(body)
-    return None
+    raise _NoProof
 
 
 class _Run:
     """One run of what happens to the barriers, in the orders known so far."""
 
-    def __init__(self, orders: dict[int, list[Piece]]) -> None:
+    def __init__(self, orders: dict[int, list[Piece]], values: Mapping[Var, int]) -> None:
         self.orders = orders
         self.changed = False
         self.steps = 0
         self.known: dict[Stmt, bool] = {}
         self.arrived: dict[tuple[int, int], int] = {}
-        self.evaluate = Evaluator(load=self.load)
+        self.evaluate = Evaluator(values, load=self.load)
 
     def load(self, expr: Load, indices: tuple[Any, ...], mask: Any) -> Any:
         if expr.buffer.arrive_counts is None:

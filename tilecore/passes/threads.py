@@ -173,7 +173,7 @@ class Serializer:
 
     def settled(self) -> nodes.KernelLaunch | None:
         """Return the launch without waits, if an order is found in which none has to wait."""
-        body = settle(Seq(tuple(self.body()), self.source.span))
+        body = settle(Seq(tuple(self.body()), self.source.span), self.source)
         return None if body is None else self.finished([body])
 
     def body(self) -> list[Stmt]:
