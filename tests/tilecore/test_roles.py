@@ -330,3 +330,20 @@ def test_a_schedule_of_roles_changes_nothing(run_both: RunBoth) -> None:
     x = RNG.standard_normal((4, 8)).astype(np.float32)
     (y,) = run_both(program, [x], [np.zeros(8, np.float32)])
     np.testing.assert_allclose(y, x.sum(0), rtol=1e-5, atol=1e-6)
+
+
+def test_a_part_of_a_warp_may_exchange_values(run_both: RunBoth) -> None:
+    @T.prim_func
+    def program(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            tx = T.get_thread_binding()
+            Y[tx] = 0.0
+            if tx < 16:
+                Y[tx] = T.warp_reduce_sum(X[tx])
+            elif tx >= 32:
+                Y[tx] = T.warp_reduce_max(X[tx])
+
+    x = RNG.standard_normal(64).astype(np.float32)
+    (y,) = run_both(program, [x], [np.zeros(64, np.float32)])
+    wanted = np.concatenate([np.full(16, x[:16].sum()), np.zeros(16), np.full(32, x[32:].max())])
+    np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=1e-5)

@@ -31,7 +31,8 @@ Part = tuple[range, Stmt]  # neighbouring threads, and what they run
 def thread_parts(owner: Serializer, stmt: Stmt) -> list[Part] | None:
     """Return which threads run which body of a branch (``if``, ``elif`` .. ``else``).
 
-    None if more than the thread's index decides, or the threads of a body are no neighbours.
+    None if more than the thread's index decides, or the threads of a body are no neighbours or not
+    all of a group that exchanges values.
     """
     if not isinstance(stmt, nodes.If):
         return None
@@ -41,7 +42,7 @@ def thread_parts(owner: Serializer, stmt: Stmt) -> list[Part] | None:
     found: list[Part] = []
     for members, body in _leaves(owner, stmt, list(owner.active)):
         threads = range(members[0], members[-1] + 1)
-        if len(threads) != len(members):
+        if len(threads) != len(members) or _splits_groups(owner, threads, body):
             return None
         found.append((threads, body))
     return found
@@ -58,6 +59,12 @@ def _leaves(owner: Serializer, stmt: Stmt, members: list[int]) -> Iterator[tuple
         chosen = [m for m, t in zip(members, taken, strict=True) if t == wanted]
         if body is not None and chosen:
             yield from _leaves(owner, body, chosen)
+
+
+def _splits_groups(owner: Serializer, threads: range, body: Stmt) -> bool:
+    """Return whether a group that exchanges values has threads outside of ``threads``."""
+    widths = [s.width or owner.count for s in walk(body) if isinstance(s, nodes.Exchange)]
+    return any(threads.start % w or len(threads) % w for w in widths)
 
 
 def _thread_first(owner: Serializer, stmt: nodes.If) -> nodes.If:
