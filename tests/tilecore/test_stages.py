@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 
 import tilecore.language as T
 from tilecore.passes.pipeline import run_passes
@@ -129,3 +130,63 @@ def test_loops_may_depend_on_a_block_index(run_both: RunBoth) -> None:
     (y,) = run_both(program, [x], [np.zeros((5, 8), np.float32)])
     wanted = np.stack([x[: b + 2].sum(0) for b in range(5)])
     np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+@pytest.mark.parametrize(("stages", "ahead"), [(1, 0), (3, 0), (3, 2)])
+def test_three_roles_in_any_order_of_the_text(
+    run_both: RunBoth, order: tuple[int, ...], stages: int, ahead: int
+) -> None:
+    """One role loads (``ahead`` steps before its loop), one mixes, one uses row and mixture."""
+    steps = 7
+
+    @T.prim_func
+    def program(X: T.Tensor((steps, 8), "float32"), Y: T.Tensor((2, 8), "float32")):
+        with T.Kernel(1, threads=384):
+            row = T.alloc_shared((stages, 8), "float32")
+            mix = T.alloc_shared((8,), "float32")
+            first = T.alloc_fragment((8,), "float32")
+            second = T.alloc_fragment((8,), "float32")
+            full = T.alloc_barrier([128] * stages)
+            empty = T.alloc_barrier([256] * stages)
+            mixed = T.alloc_barrier(128)
+            used = T.alloc_barrier(128)
+            for role in order:
+                with T.ws(role):
+                    if role == 0:
+                        for k in T.unroll(ahead):
+                            T.copy(X[k, :], row[k, :])
+                            T.barrier_arrive(full[k])
+                        for k in T.serial(ahead, steps):
+                            T.barrier_wait(empty[k % stages], (k // stages & 1) ^ 1)
+                            T.copy(X[k, :], row[k % stages, :])
+                            T.barrier_arrive(full[k % stages])
+                    elif role == 1:
+                        T.clear(first)
+                        for k in T.serial(steps):
+                            T.barrier_wait(full[k % stages], k // stages & 1)
+                            for i in T.Parallel(8):
+                                first[i] = first[i] * 0.5 + row[k % stages, i]
+                            T.barrier_wait(used, (k & 1) ^ 1)
+                            T.copy(first, mix)
+                            T.barrier_arrive(mixed)
+                            T.barrier_arrive(empty[k % stages])
+                        T.copy(first, Y[0, :])
+                    else:
+                        T.clear(second)
+                        for k in T.serial(steps):
+                            T.barrier_wait(full[k % stages], k // stages & 1)
+                            T.barrier_wait(mixed, k & 1)
+                            for i in T.Parallel(8):
+                                second[i] = second[i] + row[k % stages, i] * mix[i]
+                            T.barrier_arrive(used)
+                            T.barrier_arrive(empty[k % stages])
+                        T.copy(second, Y[1, :])
+
+    x = RNG.standard_normal((steps, 8)).astype(np.float32)
+    (y,) = run_both(program, [x], [np.zeros((2, 8), np.float32)])
+    mixture, total = np.zeros(8, np.float32), np.zeros(8, np.float32)
+    for line in x:
+        mixture = mixture * 0.5 + line
+        total = total + line * mixture
+    np.testing.assert_allclose(y, [mixture, total], rtol=1e-4, atol=1e-4)
