@@ -20,7 +20,7 @@ from tilecore.inference.races import check_races
 from tilecore.inference.tile_bounds import check_tile_bounds
 from tilecore.ir.analysis import written_buffers
 from tilecore.ir.expr import Expr, Pointer, Var, int_value
-from tilecore.ir.nodes import Assert, Buffer, PrimFunc
+from tilecore.ir.nodes import Assert, Buffer, PrimFunc, Wait
 from tilecore.ir.printer import Namer, format_expr, format_func, program_digest
 from tilecore.ir.verifier import verify
 from tilecore.ir.visitor import walk
@@ -101,8 +101,8 @@ def lower(
 
 
 def assertion_places(func: PrimFunc) -> str:
-    """Return where the assertions of ``func`` stand, which is part of the code."""
-    return "".join(f" {s.span}" for s in walk(func.body) if isinstance(s, Assert))
+    """Return where the assertions and waits of ``func`` stand, which is part of the code."""
+    return "".join(f" {s.span}" for s in walk(func.body) if isinstance(s, (Assert, Wait)))
 
 
 def parameters(func: PrimFunc) -> tuple[ParameterSpec, ...]:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from tilecore.errors import ArgumentError, AssertionFailed, ScopeError, ShapeMismatch, TileError
 from tilecore.ir import nodes
 from tilecore.ir.analysis import output_positions, pads, written_buffers
+from tilecore.ir.barrier import arrival, deadlock, is_over
 from tilecore.ir.dims import solve
 from tilecore.ir.evaluate import Evaluator, Mask, Value, convert
 from tilecore.ir.expr import Expr, Load, Var, int_value
@@ -83,6 +84,7 @@ class _Machine:
         self.memory: MutableMapping[int, Array] = {}
         self.outside: dict[int, Value] = {}  # what loads outside a tensor give, where not 0
         self.evaluate = Evaluator(load=self.load)
+        self.threads: tuple[Expr, ...] = ()  # of the launch that runs
 
     # --- arguments ------------------------------------------------------------------------
 
@@ -284,6 +286,7 @@ class _Machine:
 
         grid = [int(self.evaluate(e)) for e in stmt.grid]
         is_per_thread = bool(stmt.thread_vars)
+        self.threads = stmt.threads
         for buffer, value in pads(stmt).items():
             self.outside[id(buffer)] = self.evaluate(value)
         for block in self.order(itertools.product(*(range(n) for n in grid))):
@@ -393,6 +396,15 @@ class _Machine:
             return jump.word == "break"
         return False
 
+    def arrive(self, stmt: nodes.Arrive, mask: Mask) -> None:
+        """Let all threads of the block arrive, which are one here."""
+        threads = math.prod(int(self.evaluate(e)) for e in self.threads)
+        self.store(arrival(stmt, 1 if stmt.once else threads), mask)
+
+    def wait(self, stmt: nodes.Wait, mask: Mask) -> None:
+        if not bool(self.evaluate(is_over(stmt))):
+            raise ScopeError(message=deadlock(stmt))
+
     def jump(self, stmt: nodes.Jump, mask: Mask) -> None:
         raise _Jump(stmt.word)
 
@@ -492,4 +504,6 @@ _HANDLERS: Mapping[type[Stmt], _Handler] = {
     nodes.Print: _Machine.write_line,
     nodes.Pad: _Machine.skip,
     nodes.Jump: _Machine.jump,
+    nodes.Arrive: _Machine.arrive,
+    nodes.Wait: _Machine.wait,
 }

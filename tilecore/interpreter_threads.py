@@ -1,8 +1,9 @@
 """The oracle for programs written per thread: one Python thread per GPU thread, real barriers.
 
 Private tiles and variables live in the thread's own machine, everything else in the block's. Tile
-operations are done by the first thread while the others wait. A barrier that not all threads reach
-is an error, as it is a hang on a GPU.
+operations are done by the first thread of a group while the others wait. The group is the block; in
+a branch that only some threads take, by their index, it is those threads, so roles of warps run
+concurrently. A wait that nothing can end is an error, as it is a hang on a GPU.
 """
 
 from __future__ import annotations
@@ -14,65 +15,195 @@ from typing import Any
 
 import numpy as np
 
-from tilecore.errors import ScopeError
+from tilecore.errors import ScopeError, TileError
 from tilecore.interpreter import Array
 from tilecore.interpreter import _Machine as Machine
 from tilecore.ir import nodes
-from tilecore.ir.evaluate import Mask, convert
+from tilecore.ir.barrier import arrival, arrive_count, deadlock, is_over
+from tilecore.ir.evaluate import Evaluator, Mask, convert
+from tilecore.ir.expr import Expr, Load, Var
 from tilecore.ir.nodes import Stmt
-from tilecore.ir.visitor import regions
+from tilecore.ir.substitute import substitute_expr
+from tilecore.ir.visitor import expressions, regions, walk, walk_expr
 
-BARRIER_TIMEOUT_S = 60.0
 PRIVATE = (
     nodes.Seq, nodes.Let, nodes.If, nodes.For, nodes.While, nodes.Store, nodes.Assert, nodes.Atomic,
-    nodes.Print,
+    nodes.Print, nodes.Jump,
 )  # fmt: skip
+Complaint = Callable[[], TileError]
 
 
 def run_threads(block: Machine, launch: nodes.KernelLaunch) -> None:
     """Run the body of ``launch`` for one block whose indices ``block`` knows.
 
     Raises:
-        ScopeError: a barrier that not every thread reaches (TC104).
+        ScopeError: a barrier that not every thread reaches, or a deadlock (TC104).
         TileError: whatever a thread finds wrong.
     """
     extents = [int(block.evaluate(e)) for e in launch.threads]
-    group = _Group(int(np.prod(extents)))
-    indices = itertools.product(*(range(n) for n in reversed(extents)))
-    machines = []
-    for number, reversed_index in enumerate(indices):
-        machine = _Thread(block, group, number)
-        for var, value in zip(launch.thread_vars, reversed(reversed_index), strict=True):
-            machine.evaluate.set(var, value)
-        machines.append(machine)
+    indices = [tuple(reversed(i)) for i in itertools.product(*map(range, reversed(extents)))]
+    weights = representatives(launch, np.asarray(indices))
+    clock = _Clock(len(weights))
+    shared = _Shared(block, clock, launch, np.asarray(indices), weights)
+    machines = [_Thread(shared, number) for number in weights]
     threads = [threading.Thread(target=m.main, args=(launch.body,), daemon=True) for m in machines]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    if group.errors:
-        raise group.errors[0]
+    if clock.errors:
+        raise clock.errors[0]
+
+
+def representatives(launch: nodes.KernelLaunch, indices: Array) -> dict[int, int]:
+    """Return the threads to run and how many threads each stands for.
+
+    Where the index of a thread only decides which branches it takes, all threads that take the same
+    ones do the same, and one of them is enough.
+    """
+    everyone = dict.fromkeys(range(len(indices)), 1)
+    own = {id(v) for v in launch.thread_vars}
+    lets: dict[Var, Expr] = {}
+    columns: list[Array] = []
+    evaluate = Evaluator(dict(zip(launch.thread_vars, indices.T, strict=True)))
+    for stmt in walk(launch.body):
+        found = [substitute_expr(e, lets) for e in expressions(stmt)]
+        parts = [p for e in found for p in walk_expr(e)]
+        if isinstance(stmt, (nodes.Atomic, nodes.Exchange, nodes.Print)):
+            return everyone
+        if not any(id(p) in own for p in parts):
+            continue
+        if isinstance(stmt, nodes.Let):
+            lets[stmt.var] = found[0]
+        elif isinstance(stmt, nodes.If) and all(
+            id(p) in own for p in parts if isinstance(p, (Var, Load))
+        ):
+            columns.append(np.broadcast_to(evaluate(found[0]), len(indices)))
+        else:
+            return everyone
+    rows = np.stack([*columns, np.zeros(len(indices), np.bool_)], axis=1)
+    _, first, counts = np.unique(rows, axis=0, return_index=True, return_counts=True)
+    return {int(i): int(n) for i, n in sorted(zip(first, counts, strict=True))}
+
+
+class _Stopped(Exception):
+    """Ends a thread because another one has failed."""
+
+
+class _Clock:
+    """Who runs and who waits for what: only this class blocks threads, so it knows of deadlocks."""
+
+    def __init__(self, running: int) -> None:
+        self.lock = threading.RLock()
+        self.running = running
+        self.waiting: list[tuple[Callable[[], bool], threading.Event, Complaint]] = []
+        self.errors: list[BaseException] = []
+
+    def wait(self, is_ready: Callable[[], bool], complaint: Complaint) -> None:
+        """Return once ``is_ready()``; ``complaint`` is the error if that can never be."""
+        with self.lock:
+            if not self.errors and is_ready():
+                return
+            event = threading.Event()
+            self.waiting.append((is_ready, event, complaint))
+            self.rest()
+        event.wait()
+        if self.errors:
+            raise _Stopped
+
+    def changed(self) -> None:
+        """Wake the threads that need not wait any more; called with the lock held."""
+        still = []
+        for waiter in self.waiting:
+            if waiter[0]():
+                self.running += 1
+                waiter[1].set()
+            else:
+                still.append(waiter)
+        self.waiting = still
+
+    def rest(self) -> None:
+        """Count out a thread that waits or has ended; find out whether any can go on."""
+        with self.lock:
+            self.running -= 1
+            if not self.running and self.waiting:
+                found = [complaint() for _, _, complaint in self.waiting]
+                self.fail(next((e for e in found if e.message.startswith("deadlock")), found[0]))
+
+    def fail(self, error: BaseException) -> None:
+        """Keep an error and end all threads."""
+        with self.lock:
+            self.errors.append(error)
+            for _, event, _ in self.waiting:
+                event.set()
 
 
 class _Group:
-    """What the threads of a block share."""
+    """Threads that do tile operations together."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.barrier = threading.Barrier(count)
-        self.lock = threading.Lock()
-        self.told: list[Any] = [None] * count
-        self.errors: list[BaseException] = []
+    def __init__(self, clock: _Clock, members: tuple[int, ...]) -> None:
+        self.clock, self.members = clock, members
+        self.here = 0
+        self.turn = 0
+        self.told: dict[int, Any] = {}
+        self.parts: dict[tuple[int, ...], _Group] = {}
 
-    def wait(self) -> None:
-        """Wait for all threads of the block."""
-        try:
-            self.barrier.wait(BARRIER_TIMEOUT_S)
-        except threading.BrokenBarrierError:
-            raise ScopeError(
+    def wait(self, stmt: Stmt) -> None:
+        """Wait for all threads of the group."""
+        with self.clock.lock:
+            turn = self.turn
+            self.here += 1
+            if self.here == len(self.members):
+                self.here = 0
+                self.turn += 1
+                self.clock.changed()
+
+        def complaint() -> TileError:
+            return ScopeError(
                 message="a barrier is not reached by every thread of the block",
                 hint="move it out of branches and loops that depend on the thread",
-            ) from None
+                span=stmt.span,
+            )
+
+        self.clock.wait(lambda: self.turn != turn, complaint)
+
+    def part(self, members: tuple[int, ...]) -> _Group:
+        """Return the group of some of the threads, one object for all of them."""
+        with self.clock.lock:
+            return self.parts.setdefault(members, _Group(self.clock, members))
+
+
+class _Shared:
+    """What all threads of a block know."""
+
+    def __init__(
+        self,
+        block: Machine,
+        clock: _Clock,
+        launch: nodes.KernelLaunch,
+        indices: Array,
+        weights: dict[int, int],
+    ) -> None:
+        self.everyone = _Group(clock, tuple(weights))
+        self.block, self.clock, self.launch, self.indices = block, clock, launch, indices
+        self.weights = weights
+        inside = [(s, any(map(is_joint, walk(s)))) for s in walk(launch)]
+        self.meeting = {id(s) for s, meets in inside if meets}
+
+
+def is_joint(stmt: Stmt) -> bool:
+    """Return whether the threads of a group meet at ``stmt``."""
+    if isinstance(stmt, nodes.Alloc):
+        return False
+    if isinstance(stmt, nodes.Arrive):
+        return stmt.once
+    if isinstance(stmt, nodes.Wait):
+        return True
+    return not isinstance(stmt, PRIVATE) and not _is_local(stmt)
+
+
+def _is_local(stmt: Stmt) -> bool:
+    return any(r.buffer.scope == "local" for r in regions(stmt))
 
 
 class _Memory(MutableMapping[int, Array]):
@@ -100,39 +231,98 @@ class _Memory(MutableMapping[int, Array]):
 class _Thread(Machine):
     """The machine of one thread."""
 
-    def __init__(self, block: Machine, group: _Group, number: int) -> None:
-        super().__init__(block.func, None)
-        self.evaluate.values.update(block.evaluate.values)
+    def __init__(self, shared: _Shared, number: int) -> None:
+        super().__init__(shared.block.func, None)
+        self.evaluate.values.update(shared.block.evaluate.values)
         self.own: dict[int, Array] = {}
-        self.memory = _Memory(block.memory, self.own)
-        self.block, self.group, self.number = block, group, number
+        self.memory = _Memory(shared.block.memory, self.own)
+        self.shared, self.group, self.number = shared, shared.everyone, number
+        self.lets: dict[Var, Expr] = {}
+        for var, index in zip(shared.launch.thread_vars, shared.indices[number], strict=False):
+            self.evaluate.set(var, int(index))
 
     def main(self, body: Stmt) -> None:
-        """Run the body; the first error ends the others at their next barrier."""
+        """Run the body; the first error ends the others."""
         try:
             with np.errstate(all="ignore"):
                 self.run(body)
+        except _Stopped:
+            pass
         except BaseException as error:  # noqa: BLE001  the border of a thread
-            self.group.errors.append(error)
-            self.group.barrier.abort()
+            self.shared.clock.fail(error)
+        self.shared.clock.rest()
 
     def run(self, stmt: Stmt, mask: Mask = True) -> None:
-        """Run one statement: by this thread, or together with the others."""
-        if isinstance(stmt, nodes.Exchange):
-            self.exchange(stmt)
-        elif isinstance(stmt, nodes.Sync):
-            self.group.wait()
-        elif isinstance(stmt, nodes.Atomic):
-            with self.group.lock:
+        """Run one statement: by this thread, or together with the others of its group."""
+        clock = self.shared.clock
+        match stmt:
+            case nodes.Exchange():
+                self.exchange(stmt)
+            case nodes.Sync():
+                (self.shared.everyone if stmt.scope == "block" else self.group).wait(stmt)
+            case nodes.Wait():
+                clock.wait(
+                    lambda: bool(self.evaluate(is_over(stmt))),
+                    lambda: ScopeError(message=deadlock(stmt), span=stmt.span),
+                )
+            case nodes.Arrive(once=False):
+                self.count_arrival(stmt)
+            case nodes.Atomic():
+                with clock.lock:
+                    super().run(stmt, mask)
+            case nodes.If() if id(stmt) in self.shared.meeting and self.depends(stmt.cond):
+                self.branch(stmt, mask)
+            case _ if self.is_private(stmt):
+                if isinstance(stmt, nodes.Let):
+                    self.lets[stmt.var] = substitute_expr(stmt.value, self.lets)
                 super().run(stmt, mask)
-        elif self.is_private(stmt):
-            super().run(stmt, mask)
-        else:
-            self.group.wait()
-            if self.number == 0:
+            case _:
+                self.together(stmt, mask)
+
+    def together(self, stmt: Stmt, mask: Mask) -> None:
+        """Run a tile operation once for the group."""
+        self.group.wait(stmt)
+        if self.number == self.group.members[0]:
+            if isinstance(stmt, nodes.Arrive):
+                self.count_arrival(stmt)
+            else:
                 super().run(stmt, mask)
-                self.block.memory.update(self.shared_arrays(stmt))
-            self.group.wait()
+                self.shared.block.memory.update(self.shared_arrays(stmt))
+        self.group.wait(stmt)
+
+    def count_arrival(self, stmt: nodes.Arrive) -> None:
+        """Count the arrivals of the threads this one stands for; wake who waits for the last."""
+        with self.shared.clock.lock:
+            super().run(arrival(stmt, 1 if stmt.once else self.shared.weights[self.number]))
+            count = int(self.evaluate(arrive_count(stmt.buffer, stmt.index)))
+            arrived = self.array(stmt.buffer)[int(self.evaluate(stmt.index))]
+            if arrived % count == 0:
+                self.shared.clock.changed()
+
+    def depends(self, cond: Expr) -> bool:
+        """Return whether only the index of a thread, nothing it computed, takes it elsewhere."""
+        parts = list(walk_expr(substitute_expr(cond, self.lets)))
+        known = {id(v) for v in self.shared.launch.thread_vars}
+        return any(id(p) in known for p in parts) and not any(isinstance(p, Load) for p in parts)
+
+    def branch(self, stmt: nodes.If, mask: Mask) -> None:
+        """Take one side of a branch with the threads of the group that take it too."""
+        cond = substitute_expr(stmt.cond, self.lets)
+        values = dict(self.evaluate.values)
+        members = np.asarray(self.group.members)
+        for var, column in zip(self.shared.launch.thread_vars, self.shared.indices.T, strict=False):
+            self.evaluate.set(var, column[members])
+        taken = np.broadcast_to(np.asarray(self.evaluate(cond)), members.shape)
+        self.evaluate.values.clear()
+        self.evaluate.values.update(values)
+        mine = bool(taken[self.group.members.index(self.number)])
+        body = stmt.then_body if mine else stmt.else_body
+        if body is None:
+            return
+        outside = self.group
+        self.group = outside.part(tuple(int(m) for m in members[taken == mine]))
+        self.run(body, mask)
+        self.group = outside
 
     def is_private(self, stmt: Stmt) -> bool:
         """Return whether every thread runs ``stmt`` for itself."""
@@ -140,7 +330,7 @@ class _Thread(Machine):
             return True
         if isinstance(stmt, nodes.Alloc):
             return stmt.buffer.scope == "local"
-        return any(r.buffer.scope == "local" for r in regions(stmt))
+        return _is_local(stmt)
 
     def shared_arrays(self, stmt: Stmt) -> dict[int, Array]:
         """Return (and give up) the array that an allocation for the block has made."""
@@ -150,15 +340,16 @@ class _Thread(Machine):
 
     def exchange(self, stmt: nodes.Exchange) -> None:
         """Tell the group a value and keep what it says."""
-        value = np.asarray(self.evaluate(stmt.args[0]))
-        self.group.told[self.number] = value
-        self.group.wait()
-        told = list(self.group.told)
-        self.group.wait()
-        width = stmt.width or self.group.count
-        start = self.number // width * width
-        lanes = told[start : start + width]
-        lane = self.number - start
+        group, members = self.group, self.group.members
+        group.told[self.number] = np.asarray(self.evaluate(stmt.args[0]))
+        group.wait(stmt)
+        told = dict(group.told)
+        group.wait(stmt)
+        width = stmt.width or len(members)
+        place = members.index(self.number)
+        start = place // width * width
+        lanes = [told[m] for m in members[start : start + width]]
+        lane = place - start
         if stmt.op in nodes.SHUFFLES:
             given = int(self.evaluate(stmt.args[1]))
             result = lanes[_source(stmt.op, lane, given, width)]

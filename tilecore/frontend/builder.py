@@ -17,6 +17,7 @@ from tilecore.ir.expr import Expr, Load, Var, const
 from tilecore.ir.nodes import (
     NO_SPAN,
     Alloc,
+    Arrive,
     Atomic,
     Buffer,
     Copy,
@@ -31,10 +32,13 @@ from tilecore.ir.nodes import (
     Stmt,
     Store,
     Sync,
+    Wait,
 )
 
 _CURRENT: ContextVar[Builder | None] = ContextVar("tilecore_builder", default=None)
-_IN_KERNEL = (Copy, Exchange, Fill, Gemm, Reduce, Scan, Parallel, Store, Atomic, Sync)
+_IN_KERNEL = (
+    Arrive, Atomic, Copy, Exchange, Fill, Gemm, Parallel, Reduce, Scan, Store, Sync, Wait,
+)  # fmt: skip
 INLINE_LIMIT = 64  # nodes: a longer pure expression gets a name instead of being repeated
 
 

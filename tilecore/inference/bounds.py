@@ -112,6 +112,8 @@ def interval(
         return (min(a[0], b[0]), max(a[1], b[1])) if a and b else None
     if isinstance(expr, Binary):
         a, b = interval(expr.a, ranges, bindings), interval(expr.b, ranges, bindings)
+        if expr.op == "mod" and a is None and b is not None and b[0] > 0:
+            return 0, b[1] - 1  # floored: never negative
         rule = _INTERVAL_RULES.get(expr.op)
         return rule(a, b) if rule and a and b else None
     return None

@@ -23,7 +23,7 @@ def reads(stmt: Stmt) -> list[Buffer]:
             found += [a.buffer, b.buffer, c.buffer]
         case nodes.Reduce(src=src, dst=dst, clear=clear):
             found += [src.buffer] if clear else [src.buffer, dst.buffer]
-        case nodes.Atomic(buffer=buffer):
+        case nodes.Atomic(buffer=buffer) | nodes.Arrive(buffer=buffer) | nodes.Wait(buffer=buffer):
             found.append(buffer)
         case _:
             pass
@@ -37,7 +37,7 @@ def writes(stmt: Stmt) -> list[Buffer]:
             return [stmt.dst.buffer]
         case nodes.Gemm(c=c):
             return [c.buffer]
-        case nodes.Store(buffer=buffer) | nodes.Exchange(dst=buffer):
+        case nodes.Store(buffer=buffer) | nodes.Exchange(dst=buffer) | nodes.Arrive(buffer=buffer):
             return [buffer]
         case nodes.Atomic(buffer=buffer, prev=prev):
             return [buffer] if prev is None else [buffer, prev]

@@ -24,6 +24,8 @@ Grammar::
            | Assert(cond, message)
            | Sync(scope)                        threads of a block (warp, grid) wait for each other
            | Exchange(op, dst, args, width)     every thread tells its group and is told
+           | Arrive(buffer, index, once)        an arrival at a barrier, by each thread or once
+           | Wait(buffer, index, parity)        until the barrier's phase of this parity is over
            | Print(text, args)              writes a line; each `{}` in text stands for an argument
            | Pad(buffer, value)             loads outside the tensor give value, in all the launch
     region = Region(buffer, offsets, extents)               extents: one per buffer axis
@@ -31,6 +33,7 @@ Grammar::
            | Buffer(.., strides)                            global, elements between neighbours
            | Buffer(.., base)                               another shape or dtype of base's memory
            | Buffer(.., address)                            global, at an address known at run time
+           | Buffer(.., arrive_counts)                      int32, arrivals at barriers so far
 
 All nodes are immutable and carry the SourceSpan of the line that made them. Buffers and Vars are
 compared by identity. Extents are expressions: Python ints become Const, dynamic dims and traced
@@ -67,6 +70,8 @@ class Buffer:
     ``strides`` (None: row-major) are in elements. A view has a ``base`` that is no view itself and
     shares its memory from the first element on; a tensor at an ``address`` (integer expression)
     owns no memory either. Both come into being with an Alloc, as tiles and workspaces do.
+    ``arrive_counts`` makes a shared tile an array of mbarriers: each element counts arrivals, and
+    every so many of them end a phase; phases are numbered from 0 (ir.barrier).
     """
 
     name: str
@@ -80,6 +85,7 @@ class Buffer:
     strides: tuple[Expr, ...] | None = None
     base: Buffer | None = None
     address: Expr | None = None
+    arrive_counts: tuple[int, ...] | None = None
 
     @property
     def root(self) -> Buffer:
@@ -340,7 +346,10 @@ class Assert(Stmt):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sync(Stmt):
-    """Every thread of the ``scope`` ("warp", "block" or "grid") waits here for the others."""
+    """Every thread of the ``scope`` waits here for the others.
+
+    It is "warp", "block", "grid", or "group": the threads that take the same branches.
+    """
 
     scope: str = "block"
     span: SourceSpan = NO_SPAN
@@ -358,6 +367,26 @@ class Exchange(Stmt):
     dst: Buffer
     args: tuple[Expr, ...]
     width: int = 32
+    span: SourceSpan = NO_SPAN
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrive(Stmt):
+    """Every thread here, or one for all (``once``), arrives at the barrier ``buffer[index]``."""
+
+    buffer: Buffer
+    index: Expr
+    once: bool = False
+    span: SourceSpan = NO_SPAN
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Wait(Stmt):
+    """Waits until the running phase of ``buffer[index]`` is not of this ``parity`` (an integer)."""
+
+    buffer: Buffer
+    index: Expr
+    parity: Expr
     span: SourceSpan = NO_SPAN
 
 

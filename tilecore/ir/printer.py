@@ -104,6 +104,7 @@ def _type(buffer: Buffer, namer: Namer) -> str:
     shape = ", ".join(_expr(e, namer, 0) for e in buffer.shape)
     marks = " output" if buffer.is_output else " var" if buffer.is_var else ""
     marks += "" if buffer.reducer is None else f" reducer({buffer.reducer})"
+    marks += "" if buffer.arrive_counts is None else f" barrier{buffer.arrive_counts}"
     scope = "" if buffer.scope == "global" else f"{buffer.scope} "
     if buffer.strides is not None:
         marks = f" strides({', '.join(_expr(e, namer, 0) for e in buffer.strides)}){marks}"
@@ -233,6 +234,12 @@ def _head(stmt: Stmt, namer: Namer) -> str:  # noqa: C901 - one case per node of
             return f"assert {_expr(c, namer, 0)}, {stmt.message!r}"
         case nodes.Sync(scope=scope):
             return f"sync {scope}"
+        case nodes.Arrive(buffer=b):
+            word = "arrive once at" if stmt.once else "arrive at"
+            return f"{word} {namer.name(b)}[{_expr(stmt.index, namer, 0)}]"
+        case nodes.Wait(buffer=b):
+            place = f"{namer.name(b)}[{_expr(stmt.index, namer, 0)}]"
+            return f"wait for {place} parity {_expr(stmt.parity, namer, 0)}"
         case nodes.Exchange():
             args = ", ".join(_expr(a, namer, 0) for a in stmt.args)
             group = f"{stmt.width} threads" if stmt.width else "block"

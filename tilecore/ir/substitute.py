@@ -148,6 +148,11 @@ def substitute_expr(expr: Expr, values: Mapping[Var, ExprLike]) -> Expr:
     return _Substitution(values).expr(expr)
 
 
+def substitute_stmt(stmt: Stmt, values: Mapping[Var, ExprLike]) -> Stmt:
+    """Return ``stmt`` with Vars replaced and constants folded."""
+    return _Substitution(values).stmt(stmt)
+
+
 def substitute(func: PrimFunc, values: Mapping[Var, ExprLike]) -> PrimFunc:
     """Return ``func`` with Vars (dynamic dims, symbolic knobs) replaced and constants folded."""
     return _Substitution(values).func(func)

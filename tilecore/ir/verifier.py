@@ -27,7 +27,7 @@ from tilecore.ir.visitor import expressions, regions, walk, walk_expr
 
 _TILE_OPS = (nodes.Copy, nodes.Fill, nodes.Gemm, nodes.Reduce, nodes.Scan)
 _IN_KERNEL = (
-    nodes.Parallel, nodes.Store, nodes.Atomic, nodes.Sync, nodes.Exchange,
+    nodes.Parallel, nodes.Store, nodes.Atomic, nodes.Sync, nodes.Exchange, nodes.Arrive, nodes.Wait,
 )  # fmt: skip
 
 
@@ -265,6 +265,22 @@ class _Checker:
         if stmt.op in ("any", "all", "ballot", "count"):
             self.check_bool(stmt.args[0])
 
+    def barrier(self, stmt: nodes.Arrive | nodes.Wait) -> None:
+        self.check_buffer(stmt.buffer)
+        self.check_indices(stmt.buffer, (stmt.index,))
+        if stmt.buffer.arrive_counts is None:
+            name = stmt.buffer.name
+            self.fault(TypeMismatch(expected="a barrier of T.alloc_barrier", found=f"`{name}`"))
+        if any(isinstance(s, nodes.Parallel) for s in self.context):
+            self.fault(
+                ScopeError(
+                    message=f"barrier `{stmt.buffer.name}` is used inside T.Parallel",
+                    hint="threads arrive and wait outside of it",
+                )
+            )
+        if isinstance(stmt, nodes.Wait):
+            self.check_integer(stmt.parity, "parity")
+
     def jump(self, stmt: nodes.Jump) -> None:
         kinds = (nodes.For, nodes.While, nodes.Parallel, nodes.KernelLaunch)
         around = next((s for s in reversed(self.context) if isinstance(s, kinds)), None)
@@ -411,4 +427,6 @@ _CHECKS: Mapping[type[Stmt], Callable[[_Checker, Any], None]] = {
     nodes.Exchange: _Checker.exchange,
     nodes.Pad: _Checker.pad,
     nodes.Jump: _Checker.jump,
+    nodes.Arrive: _Checker.barrier,
+    nodes.Wait: _Checker.barrier,
 }

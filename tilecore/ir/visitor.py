@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from tilecore.ir.expr import Binary, Call, Cast, Expr, Load, Select, Unary
 from tilecore.ir.nodes import (
     Alloc,
+    Arrive,
     Assert,
     Atomic,
     Buffer,
@@ -29,6 +30,7 @@ from tilecore.ir.nodes import (
     Seq,
     Stmt,
     Store,
+    Wait,
     While,
 )
 
@@ -44,6 +46,14 @@ def children(stmt: Stmt) -> tuple[Stmt, ...]:
             return (then,) if other is None else (then, other)
         case _:
             return ()
+
+
+def flat(stmts: Iterable[Stmt]) -> list[Stmt]:
+    """Return the statements of a list of which some are sequences themselves."""
+    found: list[Stmt] = []
+    for stmt in stmts:
+        found += flat(stmt.stmts) if isinstance(stmt, Seq) else [stmt]
+    return found
 
 
 def walk(stmt: Stmt) -> Iterator[Stmt]:
@@ -85,12 +95,14 @@ def expressions(stmt: Stmt) -> tuple[Expr, ...]:
             found += [start, stop, step]
         case While(cond=cond) | If(cond=cond) | Assert(cond=cond):
             found.append(cond)
-        case Print(args=args):
+        case Print(args=args) | Exchange(args=args):
             found += args
         case Store(indices=indices, value=value) | Atomic(indices=indices, value=value):
             found += [*indices, value]
-        case Exchange(args=args):
-            found += args
+        case Arrive(index=index):
+            found.append(index)
+        case Wait(index=index, parity=parity):
+            found += [index, parity]
         case _:
             pass
     return tuple(found)
@@ -141,7 +153,7 @@ def buffers_of(stmt: Stmt) -> set[Buffer]:
         found.update(load.buffer for load in loads(node))
         if isinstance(node, Exchange):
             found.add(node.dst)
-        if isinstance(node, (Store, Alloc, Atomic)):
+        if isinstance(node, (Store, Alloc, Atomic, Arrive, Wait)):
             found.update((node.buffer, node.buffer.root))
         if isinstance(node, Atomic) and node.prev is not None:
             found.add(node.prev)

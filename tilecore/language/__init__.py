@@ -37,6 +37,18 @@ from tilecore.language.attributes import (
     annotate_pass_configs,
     func_attr,
 )
+from tilecore.language.barrier import (
+    alloc_barrier,
+    alloc_cluster_barrier,
+    barrier_arrive,
+    barrier_wait,
+    cp_async_barrier_noinc,
+    mbarrier_arrive,
+    mbarrier_arrive_expect_tx,
+    mbarrier_expect_tx,
+    mbarrier_wait_parity,
+    tcgen05_mma_arrive,
+)
 from tilecore.language.copy import clear, copy, fill
 from tilecore.language.dtypes import (
     ALIASES,
@@ -62,7 +74,7 @@ from tilecore.language.dtypes import (
     uint64,
 )
 from tilecore.language.gemm import GemmWarpPolicy, gemm
-from tilecore.language.kernel import Kernel, Ref, macro, prim_func
+from tilecore.language.kernel import ClusterKernel, Kernel, Ref, macro, prim_func
 from tilecore.language.loop import (
     Parallel,
     Persistent,
@@ -151,6 +163,17 @@ from tilecore.language.reducer import (
     reducer_init,
     reducer_update,
 )
+from tilecore.language.role import (
+    WarpSpecialize,
+    block_rank_in_cluster,
+    cluster_arrive,
+    cluster_arrive_relaxed,
+    cluster_sync,
+    cluster_wait,
+    ws,
+)
+from tilecore.language.schedule import PersistentTileScheduler
+from tilecore.language.sync import sync_grid, sync_threads, sync_warp
 from tilecore.language.tensor import (
     Buffer,
     FragmentBuffer,
@@ -189,8 +212,6 @@ from tilecore.language.thread import (
     shfl_up,
     shfl_xor,
     shuffle_elect,
-    sync_threads,
-    sync_warp,
     syncthreads_and,
     syncthreads_count,
     syncthreads_or,
@@ -205,6 +226,40 @@ from tilecore.language.thread import (
     warp_reduce_min,
     warp_reduce_sum,
 )
+from tilecore.language.transfer import (
+    access_ptr,
+    alloc_tmem,
+    annotate_consumer_reg_alloc,
+    annotate_producer_reg_dealloc,
+    async_copy,
+    copy_cluster,
+    cp_async_commit,
+    cp_async_wait,
+    deallocate_tmem,
+    dec_max_nreg,
+    disable_warp_group_reg_alloc,
+    fence_proxy_async,
+    inc_max_nreg,
+    no_set_max_nreg,
+    pdl_sync,
+    pdl_trigger,
+    ptx_commit_group,
+    ptx_cp_async,
+    ptx_wait_group,
+    set_max_nreg,
+    tcgen05_after_thread_sync,
+    tcgen05_before_thread_sync,
+    tcgen05_gemm,
+    tma_copy,
+    tma_store_arrive,
+    tma_store_wait,
+    wait_wgmma,
+    warpgroup_arrive,
+    warpgroup_commit_batch,
+    warpgroup_fence_operand,
+    warpgroup_wait,
+    wgmma_gemm,
+)
 from tilecore.language.unavailable import unknown
 from tilecore.language.view import (
     handle,
@@ -214,6 +269,17 @@ from tilecore.language.view import (
     ptr,
     reshape,
     view,
+)
+from tilecore.language.ws_schedule import (
+    WSID,
+    WSOpRef,
+    WSPipeline,
+    WSRole,
+    WSSchedule,
+    WSScope,
+    WSSync,
+    annotate_ws_schedule,
+    ws_op,
 )
 
 symbolic = dynamic
@@ -256,6 +322,25 @@ __all__ += [
     "annotate_compile_flags", "annotate_pass_configs", "float8_e4m3fnuz", "float8_e5m2fnuz",
     "float8_e8m0fnu", "func_attr", "handle", "loop_break", "tfloat32",
     "make_tensor", "make_tensor_from_addr", "match_buffer", "ptr", "reshape", "view",
+]  # fmt: skip
+
+__all__ += [
+    # asynchronous on a GPU
+    "ClusterKernel", "PersistentTileScheduler", "sync_grid",
+    "cluster_arrive", "cluster_arrive_relaxed", "cluster_wait",
+    "WSID", "WSOpRef", "WSPipeline", "WSRole", "WSSchedule", "WSScope", "WSSync",
+    "annotate_ws_schedule", "ws_op",
+    "WarpSpecialize", "access_ptr", "alloc_barrier", "alloc_cluster_barrier",
+    "alloc_tmem", "annotate_consumer_reg_alloc", "annotate_producer_reg_dealloc", "async_copy",
+    "barrier_arrive", "barrier_wait", "block_rank_in_cluster", "cluster_sync", "copy_cluster",
+    "cp_async_barrier_noinc", "cp_async_commit", "cp_async_wait", "deallocate_tmem",
+    "dec_max_nreg", "disable_warp_group_reg_alloc", "fence_proxy_async", "inc_max_nreg",
+    "mbarrier_arrive", "mbarrier_arrive_expect_tx", "mbarrier_expect_tx",
+    "mbarrier_wait_parity", "no_set_max_nreg", "pdl_sync", "pdl_trigger", "ptx_commit_group",
+    "ptx_cp_async", "ptx_wait_group", "set_max_nreg", "tcgen05_after_thread_sync",
+    "tcgen05_before_thread_sync", "tcgen05_gemm", "tcgen05_mma_arrive", "tma_copy",
+    "tma_store_arrive", "tma_store_wait", "wait_wgmma", "warpgroup_arrive",
+    "warpgroup_commit_batch", "warpgroup_fence_operand", "warpgroup_wait", "wgmma_gemm", "ws",
 ]  # fmt: skip
 
 

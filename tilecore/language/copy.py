@@ -79,12 +79,18 @@ def copy(
     builder.emit(Copy(source, target, notes, builder.span))
 
 
-def fill(buffer: Any, value: ExprLike = 0) -> None:
+def fill(buffer: Any, value: ExprLike = 0, annotations: dict[str, Any] | None = None) -> None:
     """Set every element of a tile to ``value``.
+
+    Args:
+        buffer: the tile, region or variable.
+        value: a number.
+        annotations: accepted for compatibility, without effect.
 
     Raises:
         TypeMismatch: not a tile, or not a number (TC202).
     """
+    _ = annotations
     builder = current()
     if isinstance(buffer, Load) and buffer.buffer.is_var:
         number = cast(value, buffer.dtype)
@@ -94,6 +100,6 @@ def fill(buffer: Any, value: ExprLike = 0) -> None:
     builder.emit(Fill(target, cast(value, target.buffer.dtype), builder.span))
 
 
-def clear(buffer: Any) -> None:
+def clear(buffer: Any, annotations: dict[str, Any] | None = None) -> None:
     """Set every element of a tile to 0."""
-    fill(buffer, 0)
+    fill(buffer, 0, annotations)

@@ -10,9 +10,10 @@ from tilecore.frontend.builder import current
 from tilecore.ir.expr import as_bool
 from tilecore.ir.gemm_shape import check_gemm_shape
 from tilecore.ir.nodes import Gemm
+from tilecore.language.barrier import arrive
 from tilecore.language.copy import region
 
-_IGNORED = ("k_pack", "wg_wait", "mbar", "annotations", "k_inner", "use_2cta", "prefer_instruction")
+_IGNORED = ("k_pack", "wg_wait", "annotations", "k_inner", "prefer_instruction")
 
 
 class GemmWarpPolicy(StrEnum):
@@ -31,6 +32,7 @@ def gemm(
     transpose_B: bool = False,
     policy: GemmWarpPolicy = GemmWarpPolicy.Square,
     clear_accum: Any = False,
+    mbar: Any = None,
     **options: Any,
 ) -> None:
     """Compute ``C (+)= op(A) @ op(B)``, accumulating in the element type of C.
@@ -43,6 +45,7 @@ def gemm(
         transpose_B: whether B is stored transposed.
         policy: how warps divide C; a hint.
         clear_accum: drop the old value of C; a bool or an expression such as ``k == 0``.
+        mbar: a barrier at which to arrive, once, when C is complete.
         options: ``k_pack`` and other hints of TileLang, without effect here.
 
     Raises:
@@ -63,3 +66,5 @@ def gemm(
     name = policy.value if isinstance(policy, GemmWarpPolicy) else str(policy)
     clear = as_bool(clear_accum)
     builder.emit(Gemm(a, b, c, bool(transpose_A), bool(transpose_B), clear, name, builder.span))
+    if mbar is not None:
+        arrive(mbar, "gemm", once=True)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import FunctionType
 from typing import Any, overload
 
-from tilecore.errors import ScopeError, ShapeMismatch, SourceUnavailable
+from tilecore.errors import ScopeError, ShapeMismatch, SourceUnavailable, TypeMismatch
 from tilecore.frontend.builder import Builder, Frame, current
 from tilecore.frontend.loops import integer
 from tilecore.frontend.trace import Ref, macro, resolve_annotations, trace_prim_func
-from tilecore.ir.expr import INT32, Expr, ExprLike, Var, as_expr
+from tilecore.ir.expr import INT32, Expr, ExprLike, Var, as_expr, int_value
+from tilecore.ir.grid_sync import parts_between_syncs
 from tilecore.ir.nodes import KernelLaunch, PrimFunc
+from tilecore.ir.private import with_private_fragments
 
 __all__ = ["Kernel", "KernelFrame", "Ref", "macro", "prim_func"]
 BLOCK_NAMES = ("bx", "by", "bz")
@@ -52,9 +55,15 @@ def _trace(fn: Callable[..., Any], local_names: Mapping[str, Any]) -> PrimFunc:
 class KernelFrame:
     """``with T.Kernel(...) as (bx, by)``: the statements inside run once per block."""
 
-    def __init__(self, grid: tuple[Expr, ...], threads: tuple[Expr, ...]) -> None:
+    def __init__(
+        self,
+        grid: tuple[Expr, ...],
+        threads: tuple[Expr, ...],
+        cluster_dims: tuple[int, ...] = (),
+    ) -> None:
         self.grid = grid
         self.threads = threads
+        self.cluster_dims = cluster_dims
         self.names: tuple[str, ...] = BLOCK_NAMES[: len(grid)]
         self.block_vars: tuple[Var, ...] = ()
         self.thread_vars: tuple[Var, ...] = ()  # empty until the program asks for its thread
@@ -96,12 +105,15 @@ class KernelFrame:
         context.__exit__(kind, error, trace)
         builder.block_vars = ()
         if kind is None:
-            body = frame.body()
-            builder.emit(
-                KernelLaunch(
-                    block_vars, self.grid, self.threads, body, frame.span, self.thread_vars
-                )
-            )
+            for part in parts_between_syncs(frame.body()):
+                body = with_private_fragments(part) if self.thread_vars else part
+                launch = (block_vars, self.grid, self.threads, body, frame.span, self.thread_vars)
+                builder.emit(KernelLaunch(*launch))
+
+    @property
+    def cluster_size(self) -> int:
+        """The number of blocks in a cluster."""
+        return math.prod(self.cluster_dims)
 
     def thread_var(self, dim: int) -> Var:
         """Return threadIdx of an axis; from now on the program is one written per thread."""
@@ -123,7 +135,8 @@ def Kernel(
         blocks: number of blocks along x, y, z; without any, one block.
         threads: GPU threads per block (default 128); a hint on a CPU.
         prelude: accepted for compatibility; C text has no meaning on this target.
-        cluster_dims: accepted for compatibility; changes speed only.
+        cluster_dims: blocks of a cluster along x, y, z; what reaches into other blocks of it is
+            rejected.
 
     Returns:
         A context manager that gives the block index variables (one Var for one axis).
@@ -132,10 +145,40 @@ def Kernel(
         ShapeMismatch: more than 3 axes (TC201).
         TypeMismatch: an axis is not an integer (TC202).
     """
-    _ = (prelude, cluster_dims)
+    _ = prelude
     if len(blocks) > 3:
         raise ShapeMismatch(what="grid of T.Kernel", expected="1 to 3 axes", found=len(blocks))
     grid = tuple(integer(b, "number of blocks") for b in blocks or (1,))
     count = DEFAULT_THREADS if threads is None else threads
     shape = count if isinstance(count, (tuple, list)) else (count,)
-    return KernelFrame(grid, tuple(as_expr(t) for t in shape))
+    return KernelFrame(grid, tuple(as_expr(t) for t in shape), _cluster(cluster_dims))
+
+
+def ClusterKernel(
+    *blocks: ExprLike, cluster_dims: Any, threads: Any = None, prelude: str | None = None
+) -> KernelFrame:
+    """Launch a grid whose blocks form clusters; see ``Kernel``."""
+    return Kernel(*blocks, threads=threads, prelude=prelude, cluster_dims=cluster_dims)
+
+
+def _cluster(dims: Any) -> tuple[int, ...]:
+    given = dims if isinstance(dims, (tuple, list)) else (1,) if dims is None else (dims,)
+    sizes = [int_value(d) for d in given]
+    if any(s is None or s < 1 for s in sizes):
+        raise TypeMismatch(expected="cluster_dims as positive numbers", found=repr(dims))
+    return tuple(s for s in sizes if s is not None)
+
+
+def launch_of(what: str) -> KernelFrame:
+    """Return the launch that is open.
+
+    Raises:
+        ScopeError: there is none (TC104).
+    """
+    frame = current().find("kernel")
+    if frame is None:
+        raise ScopeError(
+            message=f"T.{what} stands outside T.Kernel", hint="call it inside `with T.Kernel(...)`"
+        )
+    launch: KernelFrame = frame.launch
+    return launch

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tilecore.errors import ScopeError, TypeMismatch
+from tilecore.errors import TypeMismatch
 from tilecore.frontend.builder import Builder, current
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import (
@@ -27,22 +27,15 @@ from tilecore.ir.expr import (
     const,
     int_value,
 )
-from tilecore.ir.nodes import Buffer, Exchange, Store, Sync
-from tilecore.language.kernel import KernelFrame
+from tilecore.ir.nodes import Buffer, Exchange, Store
+from tilecore.language.kernel import KernelFrame, launch_of
 
 WARP = 32
 WARPGROUP = 128
 
 
 def _kernel(what: str) -> tuple[Builder, KernelFrame]:
-    builder = current()
-    frame = builder.find("kernel")
-    if frame is None:
-        raise ScopeError(
-            message=f"T.{what} stands outside T.Kernel", hint="call it inside `with T.Kernel(...)`"
-        )
-    launch: KernelFrame = frame.launch
-    return builder, launch
+    return current(), launch_of(what)
 
 
 def _axis(items: tuple[Any, ...], dim: int, what: str) -> Any:
@@ -137,23 +130,6 @@ def shuffle_elect(thread_extent: int = 0) -> Expr:
     """Return whether this is the first thread of each ``thread_extent`` threads (0: the block)."""
     thread = _linear_thread()
     return binary("eq", thread % thread_extent if thread_extent else thread, 0)
-
-
-# --- barriers --------------------------------------------------------------------------------
-
-
-def sync_threads(barrier_id: Any = None, arrive_count: Any = None) -> None:
-    """Make all threads of the block wait for each other."""
-    _ = barrier_id, arrive_count
-    builder = current()
-    builder.emit(Sync("block", builder.span))
-
-
-def sync_warp(mask: Any = None) -> None:
-    """Make the threads of a warp wait for each other."""
-    _ = mask
-    builder = current()
-    builder.emit(Sync("warp", builder.span))
 
 
 # --- exchanges -------------------------------------------------------------------------------

@@ -9,20 +9,21 @@ from collections.abc import Iterable
 from tilecore.errors import UnknownPrimitive
 
 _FAMILIES: dict[str, str] = {
-    "raw pointers into tiles are not implemented": "Ptr access_ptr address_of tvm_access_ptr",
-    "sparse and block-scaled gemm and tile schedulers are not implemented yet": """
-        gemm_sp gemm_blockscaled mma_gemm_blockscaled PersistentTileScheduler""",
+    "raw pointers into tiles are not implemented": "Ptr address_of tvm_access_ptr",
+    "sparse and block-scaled gemm are not implemented yet": """
+        gemm_sp gemm_blockscaled mma_gemm_blockscaled tcgen05_gemm_blockscaled""",
     "TVM's thread statements and foreign code in a kernel are not implemented yet": """
-        thread_binding launch_thread sync_grid thread_return call_extern call_intrin
+        thread_binding launch_thread thread_return call_extern call_intrin
         import_source Fragment""",
-    "it is an instruction of a GPU, and this version generates CPU code": """
-        alloc_barrier alloc_cluster_barrier alloc_tmem mbarrier_wait_parity mbarrier_arrive
-        mbarrier_expect_tx barrier_wait barrier_arrive tma_copy tma_load tma_store_wait async_copy
-        copy_cluster wgmma_gemm wait_wgmma tcgen05_gemm tcgen05_gemm_blockscaled ws WarpSpecialize
-        set_max_nreg no_set_max_nreg disable_warp_group_reg_alloc fence_proxy_async cluster_sync
-        block_rank_in_cluster ClusterKernel CUDASourceCodeKernel pdl_trigger pdl_sync ptx_cp_async
-        ptx_wgmma_ss ptx_wgmma_rs ptx_mma ptx_mma_sp ptx_ldmatrix mfma tvm_mfma ldg32 ldg64 ldg128
-        ldg256 stg32 stg64 stg128 stg256""",
+    "blocks of a grid do not wait for each other on this target": "sync_global",
+    "it names an instruction or descriptor of NVIDIA GPUs; this version generates CPU code": """
+        CUDASourceCodeKernel create_tma_descriptor tma_load tma_gather4 tma_scatter4
+        clc_try_cancel clc_try_cancel_multicast clc_is_canceled clc_get_first_ctaid_x
+        clc_get_first_ctaid_y clc_get_first_ctaid_z named_barrier_arrive
+        ptx_wgmma_ss ptx_wgmma_rs ptx_mma ptx_mma_sp ptx_ldmatrix tvm_mma_sync
+        initialize_wgmma_descriptor initialize_tcgen05_descriptor tcgen05_cp_warpx4
+        ldg32 ldg64 ldg128 ldg256 stg32 stg64 stg128 stg256""",
+    "it is an instruction of an AMD GPU; this version generates CPU code": "mfma tvm_mfma",
     "this element type is not implemented yet": """
         int4 uint4 float4_e2m1fn float6_e2m3fn float6_e3m2fn""",
 }

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tilecore.ir.nodes import PrimFunc
-from tilecore.passes import fold_clear, threads
+from tilecore.passes import fold_clear, stages, threads
 
 Pass = Callable[[PrimFunc], PrimFunc]
 PIPELINE: tuple[tuple[str, Pass], ...] = (
     ("serialize_threads", threads.run),
+    ("drop_stages", stages.run),
     ("fold_clear", fold_clear.run),
 )
 

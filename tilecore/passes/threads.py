@@ -16,14 +16,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from tilecore.errors import ScopeError
 from tilecore.ir import nodes
-from tilecore.ir.analysis import read_buffers, written_buffers
+from tilecore.ir.barrier import arrival, deadlock, is_over
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import (
     Expr,
@@ -34,12 +32,15 @@ from tilecore.ir.expr import (
     cast,
     const,
     int_value,
-    select,
     unary,
 )
 from tilecore.ir.nodes import Buffer, PrimFunc, Region, Seq, Stmt
 from tilecore.ir.substitute import Rebuilder
-from tilecore.ir.visitor import Rewriter, has_jump, loads, regions, walk, walk_expr
+from tilecore.ir.visitor import Rewriter, flat, has_jump, loads, regions, walk, walk_expr
+from tilecore.passes.conflict import conflict, has_conflict
+from tilecore.passes.exchange import exchange
+from tilecore.passes.roles import Roles, thread_parts
+from tilecore.passes.schedule import settle
 
 INLINE_NODES = 32  # a longer pure value is kept per thread instead of being computed again
 WARP = 32
@@ -58,21 +59,47 @@ def run(func: PrimFunc) -> PrimFunc:
 class _Launches(Rewriter):
     def visit_kernellaunch(self, stmt: nodes.KernelLaunch) -> Stmt:
         if stmt.thread_vars or any(isinstance(s, nodes.Exchange) for s in walk(stmt)):
-            return _Serializer(stmt).launch()
-        return _WithoutSync().rebuild(stmt)
+            settled = Serializer(stmt, fuses=True).settled() if _waits(stmt) else None
+            return Serializer(stmt).launch() if settled is None else settled
+        return _OneThread(stmt).rebuild(stmt)
 
 
-class _WithoutSync(Rewriter):
+def _waits(stmt: Stmt) -> bool:
+    return any(isinstance(s, nodes.Wait) for s in walk(stmt))
+
+
+class _OneThread(Rewriter):
     """Drops barriers of a program that has one thread per block as far as it can tell."""
+
+    def __init__(self, launch: nodes.KernelLaunch | None = None) -> None:
+        self.launch = launch
 
     def visit_sync(self, stmt: nodes.Sync) -> Stmt:
         return Seq((), stmt.span)
+
+    def visit_arrive(self, stmt: nodes.Arrive) -> Stmt:
+        assert self.launch is not None
+        threads = [int_value(e) for e in self.launch.threads]
+        if None in threads and not stmt.once:
+            raise unknown_threads().at(stmt.span)
+        return arrival(stmt, 1 if stmt.once else math.prod(t or 1 for t in threads))
+
+    def visit_wait(self, stmt: nodes.Wait) -> Stmt:
+        return nodes.Assert(is_over(stmt), deadlock(stmt), stmt.span)
+
+
+def unknown_threads() -> ScopeError:
+    """Return the error for a launch that must know its threads and does not."""
+    return ScopeError(
+        message="a program written per thread needs a known number of threads",
+        hint="give T.Kernel(..., threads=...) numbers",
+    )
 
 
 class _PerThread(Rebuilder):
     """Rewrites code for thread ``index``: thread indices, private tiles, values kept per thread."""
 
-    def __init__(self, owner: _Serializer, index: Expr) -> None:
+    def __init__(self, owner: Serializer, index: Expr) -> None:
         super().__init__()
         self.owner, self.index = owner, index
 
@@ -113,19 +140,18 @@ class _PerThread(Rebuilder):
         return super()._value(value)
 
 
-class _Serializer:
+class Serializer:
     """Rewrites one launch."""
 
-    def __init__(self, launch: nodes.KernelLaunch) -> None:
+    def __init__(self, launch: nodes.KernelLaunch, fuses: bool = False) -> None:
         self.source = launch
+        self.fuses = fuses  # whether roles get one order of their statements, or take turns
         extents = [int_value(e) for e in launch.threads]
         if any(e is None for e in extents):
-            raise ScopeError(
-                message="a program written per thread needs a known number of threads",
-                hint="give T.Kernel(..., threads=...) numbers",
-            ).at(launch.span)
+            raise unknown_threads().at(launch.span)
         self.extents = [e for e in extents if e is not None]
         self.count = math.prod(self.extents)
+        self.active = range(self.count)  # the threads that run the code being rewritten
         self.thread = Var("thread", const(0).dtype)
         self.allocs: list[Stmt] = []
         self.private: dict[Buffer, Buffer] = {
@@ -135,15 +161,29 @@ class _Serializer:
         }
         self.values: dict[Var, Expr | Buffer] = {}  # what a Let is: an expression, or kept
         self.each = _PerThread(self, self.thread)
-        self.first = _PerThread(self, const(0))
+
+    @property
+    def first(self) -> _PerThread:
+        """The rewriter of what the active threads do together."""
+        return _PerThread(self, const(self.active.start))
 
     def launch(self) -> nodes.KernelLaunch:
         """Return the launch as one thread runs it."""
-        body = self.sequence([self.source.body], ())
-        stmts = (*self.allocs, *body)
-        return dataclasses.replace(
-            self.source, body=Seq(stmts, self.source.span), thread_vars=(), threads=(const(1),)
-        )
+        return self.finished([_OneThread().visit(s) for s in self.body()])
+
+    def settled(self) -> nodes.KernelLaunch | None:
+        """Return the launch without waits, if an order is found in which none has to wait."""
+        body = settle(Seq(tuple(self.body()), self.source.span), self.source)
+        return None if body is None else self.finished([body])
+
+    def body(self) -> list[Stmt]:
+        """Return the statements of all threads, with waits."""
+        return self.sequence([self.source.body], ())
+
+    def finished(self, body: Sequence[Stmt]) -> nodes.KernelLaunch:
+        """Return the launch with the statements of all threads as its body."""
+        stmts = Seq((*self.allocs, *body), self.source.span)
+        return dataclasses.replace(self.source, body=stmts, thread_vars=(), threads=(const(1),))
 
     # --- names --------------------------------------------------------------------------------
 
@@ -177,8 +217,7 @@ class _Serializer:
 
     def bind(self, stmt: nodes.Let, index: Expr, rewriter: _PerThread) -> Stmt:
         """Return the statement that a Let becomes: none where its value can be repeated."""
-        parts = list(walk_expr(stmt.value))
-        if len(parts) <= INLINE_NODES and not any(isinstance(p, Load) for p in parts):
+        if self.is_repeatable(stmt):
             self.values[stmt.var] = stmt.value
             return Seq((), stmt.span)
         value = rewriter.expr(stmt.value)
@@ -187,12 +226,18 @@ class _Serializer:
         self.values[stmt.var] = kept
         return nodes.Store(kept, (index,), value, stmt.span)
 
+    @staticmethod
+    def is_repeatable(stmt: nodes.Let) -> bool:
+        """Return whether the value may be computed again wherever it is used."""
+        parts = list(walk_expr(stmt.value))
+        return len(parts) <= INLINE_NODES and not any(isinstance(p, Load) for p in parts)
+
     # --- splitting ----------------------------------------------------------------------------
 
     def splits(self, stmt: Stmt) -> bool:
         """Return whether threads wait for each other anywhere in ``stmt``."""
         return any(self.is_point(s) for s in walk(stmt)) or (
-            _has_conflict(stmt) and not self.loops_vary(stmt)
+            has_conflict(stmt) and not self.loops_vary(stmt)
         )
 
     def loops_vary(self, stmt: Stmt) -> bool:
@@ -208,7 +253,7 @@ class _Serializer:
 
     def is_point(self, stmt: Stmt) -> bool:
         """Return whether ``stmt`` itself is done by all threads together."""
-        if isinstance(stmt, (nodes.Sync, nodes.Exchange, nodes.Parallel)):
+        if isinstance(stmt, (nodes.Sync, nodes.Exchange, nodes.Parallel, nodes.Arrive, nodes.Wait)):
             return True
         if isinstance(stmt, nodes.Alloc):
             return stmt.buffer.scope != "local"
@@ -219,18 +264,26 @@ class _Serializer:
         """Return ``stmts`` as thread loops and what stands between them."""
         done: list[Stmt] = []
         group: list[Stmt] = []
-        for stmt in _flat(stmts):
+        roles = Roles(self)
+        for stmt in flat(stmts):
             if isinstance(stmt, nodes.Alloc) and stmt.buffer in self.private:
                 continue
+            parts = None if predicate or not self.splits(stmt) else thread_parts(self, stmt)
+            if parts is not None:
+                done += [*self.loop(group, predicate), *roles.add(parts)]
+                group = []
+                continue
+            if not (isinstance(stmt, nodes.Let) and self.is_repeatable(stmt)):
+                done += roles.end()
             is_compound = not isinstance(stmt, (nodes.Store, nodes.Let, nodes.Atomic))
-            if is_compound or _conflict(Seq(tuple(group), stmt.span), stmt):
+            if is_compound or conflict(Seq(tuple(group), stmt.span), stmt):
                 done += self.loop(group, predicate)
                 group = []
             if is_compound and self.splits(stmt):
                 done += self.point(stmt, predicate)
             else:
                 group.append(stmt)
-        return done + self.loop(group, predicate)
+        return done + roles.end() + self.loop(group, predicate)
 
     def loop(self, group: Sequence[Stmt], predicate: Predicate) -> list[Stmt]:
         """Return ``group`` run by every thread for which ``predicate`` holds."""
@@ -244,8 +297,8 @@ class _Serializer:
         inner: Stmt = Seq(tuple(body), span)
         if predicate:
             inner = nodes.If(self.holds(predicate), inner, None, span)
-        zero, one = const(0), const(1)
-        return nodes.For(self.thread, zero, const(self.count), one, "serial", inner, span=span)
+        bounds = (const(self.active.start), const(self.active.stop), const(1))
+        return nodes.For(self.thread, *bounds, "serial", inner, span=span)
 
     def holds(self, predicate: Predicate) -> Expr:
         """Return whether the thread of the enclosing loop is active."""
@@ -261,7 +314,9 @@ class _Serializer:
             case nodes.Sync():
                 return []
             case nodes.Exchange():
-                return self.exchange(stmt, predicate)
+                return exchange(self, stmt, predicate)
+            case nodes.Arrive(once=False):
+                return [self.arrive(stmt, predicate)]
             case nodes.For() | nodes.While() if has_jump(stmt.body):
                 raise ScopeError(
                     message="`break` or `continue` in a loop in which threads wait for each other",
@@ -303,6 +358,7 @@ class _Serializer:
         if isinstance(stmt, nodes.Parallel):
             self.check_parallel(stmt)
         made = self.first.stmt(stmt)
+        made = arrival(made) if isinstance(made, nodes.Arrive) else made
         if not predicate:
             return [made]
         anyone = self.kept("anyone", "int32")
@@ -311,6 +367,15 @@ class _Serializer:
         mark = nodes.Store(anyone, zero, const(1), stmt.span)
         cond = as_bool(Load(anyone, zero, anyone.dtype))
         return [clear, self.for_each([mark], predicate), nodes.If(cond, made, None, stmt.span)]
+
+    def arrive(self, stmt: nodes.Arrive, predicate: Predicate) -> Stmt:
+        """Return the arrivals of the active threads, counted at once where they are alike."""
+        made = self.each.stmt(stmt)
+        assert isinstance(made, nodes.Arrive)
+        varies = any(node is self.thread for node in walk_expr(made.index))
+        if predicate or varies:
+            return self.for_each([arrival(made)], predicate)
+        return arrival(made, len(self.active))
 
     def check_parallel(self, stmt: nodes.Parallel) -> None:
         """Refuse T.Parallel over what every thread has for itself."""
@@ -325,122 +390,3 @@ class _Serializer:
                     "its thread",
                     hint="loop over it with T.serial or T.vectorized, or make it a fragment",
                 ).at(node.span)
-
-    # --- exchanges ----------------------------------------------------------------------------
-
-    def exchange(self, stmt: nodes.Exchange, predicate: Predicate) -> list[Stmt]:
-        """Return the two thread loops of an exchange: tell, then be told."""
-        width = min(stmt.width or self.count, self.count)
-        value = self.each.expr(stmt.args[0])
-        told = self.kept("told", "int32" if value.dtype == "bool" else value.dtype)
-        stored = cast(value, told.dtype)
-        if predicate:
-            stored = select(self.holds(predicate), stored, _identity(stmt.op, told.dtype))
-        tell = self.for_each([nodes.Store(told, (self.thread,), stored, stmt.span)])
-        dst = self.private[stmt.dst]
-        place = (self.thread, *(const(0) for _ in stmt.dst.shape))
-        base = binary("mul", binary("floordiv", self.thread, width), width)
-        if stmt.op in nodes.SHUFFLES:
-            source = _source_lane(stmt.op, self.thread, base, width, self.each.expr(stmt.args[1]))
-            source = binary("min", source, self.count - 1)
-            store = nodes.Store(dst, place, Load(told, (source,), told.dtype), stmt.span)
-            return [tell, self.for_each([store], predicate)]
-        return [tell, self.for_each(self.combined(stmt, told, dst, place, base, width), predicate)]
-
-    def combined(
-        self, stmt: nodes.Exchange, told: Buffer, dst: Buffer, place: tuple[Expr, ...],
-        base: Expr, width: int,
-    ) -> list[Stmt]:  # fmt: skip
-        """Return the statements by which a thread combines what its group told."""
-        lane = Var("lane", self.thread.dtype)
-        other = Load(told, (binary("add", base, lane),), told.dtype)
-        total = self.kept("combined", "int64" if stmt.op == "ballot" else told.dtype)
-        here = (self.thread,)
-        now = Load(total, here, total.dtype)
-        step = _COMBINE[stmt.op](now, cast(other, total.dtype), lane)
-        start = nodes.Store(total, here, _identity(stmt.op, total.dtype), stmt.span)
-        again = nodes.For(
-            lane, const(0), const(width), const(1), "serial",
-            nodes.Store(total, here, step, stmt.span), span=stmt.span,
-        )  # fmt: skip
-        return [start, again, nodes.Store(dst, place, cast(now, dst.dtype), stmt.span)]
-
-
-def _shared(buffers: Sequence[Buffer]) -> set[Buffer]:
-    return {b.root for b in buffers if b.scope in ("shared", "fragment")}
-
-
-def _conflict(before: Stmt, after: Stmt) -> bool:
-    """Return whether threads must wait between two statements: they meet in a shared tile."""
-    written = _shared(written_buffers(before))
-    later = _shared(written_buffers(after))
-    read = _shared(read_buffers(before))
-    return bool(written & (later | _shared(read_buffers(after))) or read & later)
-
-
-def _has_conflict(stmt: Stmt) -> bool:
-    """Return whether threads must wait for each other inside a loop or branch."""
-    if isinstance(stmt, (nodes.For, nodes.While)):
-        return bool(_shared(written_buffers(stmt.body)) & _shared(read_buffers(stmt.body)))
-    if isinstance(stmt, nodes.If):
-        bodies = [b for b in (stmt.then_body, stmt.else_body) if b is not None]
-        return any(_sequence_conflicts(_flat([body])) for body in bodies)
-    return False
-
-
-def _sequence_conflicts(stmts: Sequence[Stmt]) -> bool:
-    if any(_has_conflict(s) for s in stmts):
-        return True
-    return any(
-        _conflict(Seq(tuple(stmts[:i]), stmts[i].span), stmts[i]) for i in range(1, len(stmts))
-    )
-
-
-def _flat(stmts: Sequence[Stmt]) -> list[Stmt]:
-    found: list[Stmt] = []
-    for stmt in stmts:
-        found += _flat(stmt.stmts) if isinstance(stmt, Seq) else [stmt]
-    return found
-
-
-def _source_lane(op: str, thread: Expr, base: Expr, width: int, given: Expr) -> Expr:
-    """Return the thread that a shuffle reads; the own one outside the group."""
-    given = cast(given, thread.dtype)
-    lane = binary("mod", thread, width)
-    if op == "shfl":
-        return binary("add", base, binary("mod", given, width))
-    op_name = {"shfl_xor": "bitxor", "shfl_up": "sub", "shfl_down": "add"}[op]
-    source = binary(op_name, lane, given)
-    inside = binary("and", binary("ge", source, 0), binary("lt", source, width))
-    return binary("add", base, select(inside, source, lane))
-
-
-def _identity(op: str, dtype: Any) -> Expr:
-    """Return the value that changes nothing, in a group's combination."""
-    if op in ("max", "min"):
-        kind = dtype.numpy
-        low, high = (-math.inf, math.inf) if dtype.is_float else _integer_limits(kind)
-        return const(low if op == "max" else high, dtype)
-    return const({"all": 1, "bitand": -1}.get(op, 0), dtype)
-
-
-def _integer_limits(kind: np.dtype[Any]) -> tuple[int, int]:
-    info = np.iinfo(kind)
-    return int(info.min), int(info.max)
-
-
-_Combine = Callable[[Expr, Expr, Expr], Expr]
-_COMBINE: dict[str, _Combine] = {
-    "sum": lambda a, b, _: binary("add", a, b),
-    "count": lambda a, b, _: binary("add", a, b),
-    "max": lambda a, b, _: binary("max", a, b),
-    "min": lambda a, b, _: binary("min", a, b),
-    "bitand": lambda a, b, _: binary("bitand", a, b),
-    "all": lambda a, b, _: binary("bitand", a, b),
-    "bitor": lambda a, b, _: binary("bitor", a, b),
-    "any": lambda a, b, _: binary("bitor", a, b),
-    "bitxor": lambda a, b, _: binary("bitxor", a, b),
-    "ballot": lambda a, b, lane: binary(
-        "bitor", a, binary("shl", b, cast(lane, b.dtype))
-    ),
-}  # fmt: skip

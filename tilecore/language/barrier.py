@@ -1,0 +1,141 @@
+"""Barriers in shared memory (mbarriers): threads arrive, threads wait for a phase to end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tilecore.errors import TypeMismatch, UnknownPrimitive
+from tilecore.frontend.builder import current
+from tilecore.ir.dtype import DType
+from tilecore.ir.expr import Expr, ExprLike, Load, as_expr, cast, const, int_value
+from tilecore.ir.indexing import whole
+from tilecore.ir.nodes import Arrive, Buffer, Fill, Wait
+from tilecore.language.kernel import launch_of
+
+
+def alloc_barrier(arrive_count: int | Sequence[int]) -> Buffer:
+    """Return an array of barriers: one, or one per entry of a list.
+
+    Args:
+        arrive_count: how many arrivals end a phase of each barrier.
+
+    Raises:
+        ScopeError: outside ``with T.Kernel(...)`` (TC104).
+        TypeMismatch: not a positive number or a list of them (TC202).
+    """
+    given: Any = arrive_count if isinstance(arrive_count, (list, tuple)) else [arrive_count]
+    counts = [int_value(c) for c in given]
+    if not counts or any(c is None or c < 1 for c in counts):
+        raise TypeMismatch(expected="a number of arrivals, or a list of them", found=arrive_count)
+    builder = current()
+    buffer = Buffer(
+        builder.take_hint("barrier"), (const(len(counts)),), DType("int32"), "shared",
+        span=builder.span, arrive_counts=tuple(c for c in counts if c is not None),
+    )  # fmt: skip
+    builder.allocate(buffer)
+    builder.emit(Fill(whole(buffer), const(0), builder.span))
+    return buffer
+
+
+def alloc_cluster_barrier(arrive_count: int | Sequence[int]) -> Buffer:
+    """Return an array of barriers that the blocks of a cluster can reach; see ``alloc_barrier``."""
+    return alloc_barrier(arrive_count)
+
+
+def barrier_place(barrier: Any, what: str) -> tuple[Buffer, Expr]:
+    """Return the array and the index that a barrier argument names.
+
+    Raises:
+        TypeMismatch: it is no barrier (TC202).
+    """
+    buffer = barrier.buffer if isinstance(barrier, Load) else barrier
+    if not isinstance(buffer, Buffer) or buffer.arrive_counts is None:
+        name = getattr(buffer, "name", repr(buffer))
+        raise TypeMismatch(expected=f"a barrier of T.alloc_barrier for T.{what}", found=name)
+    return buffer, barrier.indices[0] if isinstance(barrier, Load) else const(0)
+
+
+def arrive(barrier: Any, what: str, once: bool) -> None:
+    """Emit an arrival: of every thread that runs it, or one for all of them."""
+    builder = current()
+    buffer, index = barrier_place(barrier, what)
+    builder.emit(Arrive(buffer, index, once, builder.span))
+
+
+def mbarrier_wait_parity(mbarrier: Any, parity: ExprLike) -> None:
+    """Wait until the phase of this parity that ran last is over.
+
+    Phases are numbered from 0. A wait for parity 1 on a new barrier does not wait.
+
+    Raises:
+        TypeMismatch: not a barrier (TC202).
+    """
+    builder = current()
+    buffer, index = barrier_place(mbarrier, "mbarrier_wait_parity")
+    builder.emit(Wait(buffer, index, cast(as_expr(parity), "int32"), builder.span))
+
+
+def barrier_wait(mbarrier: Any, parity: ExprLike = 0) -> None:
+    """Wait until the phase of this parity that ran last is over."""
+    mbarrier_wait_parity(mbarrier, parity)
+
+
+def mbarrier_arrive(mbarrier: Any, cta_id: Any = None) -> None:
+    """Arrive at a barrier, each thread that runs this once.
+
+    Raises:
+        TypeMismatch: not a barrier (TC202).
+        UnknownPrimitive: it is the barrier of another block of a cluster (TC102).
+    """
+    if cta_id is not None:
+        alone("mbarrier_arrive(..., cta_id)")
+    arrive(mbarrier, "mbarrier_arrive", once=False)
+
+
+def barrier_arrive(mbarrier: Any) -> None:
+    """Arrive at a barrier, each thread that runs this once."""
+    arrive(mbarrier, "barrier_arrive", once=False)
+
+
+def mbarrier_expect_tx(mbarrier: Any, tx: Any) -> None:
+    """Announce bytes that a transfer will bring; transfers are complete at once here."""
+    _ = tx
+    barrier_place(mbarrier, "mbarrier_expect_tx")
+
+
+def mbarrier_arrive_expect_tx(mbarrier: Any, tx: Any) -> None:
+    """Arrive at a barrier and announce bytes."""
+    _ = tx
+    arrive(mbarrier, "mbarrier_arrive_expect_tx", once=False)
+
+
+def cp_async_barrier_noinc(barrier: Any) -> None:
+    """Arrive at a barrier once the copies of T.ptx_cp_async by this thread are complete."""
+    arrive(barrier, "cp_async_barrier_noinc", once=False)
+
+
+def tcgen05_mma_arrive(mbar: Any, arrive_2cta: bool = False) -> None:
+    """Arrive at a barrier, once, when the products of T.tcgen05_gemm so far are complete.
+
+    Raises:
+        TypeMismatch: not a barrier (TC202).
+        UnknownPrimitive: it is to arrive in two blocks of a cluster (TC102).
+    """
+    if arrive_2cta:
+        alone("tcgen05_mma_arrive(arrive_2cta=True)")
+    arrive(mbar, "tcgen05_mma_arrive", once=True)
+
+
+def alone(what: str) -> None:
+    """Check that the block is a cluster of its own.
+
+    Raises:
+        UnknownPrimitive: the cluster has several blocks, which would have to run together (TC102).
+    """
+    if launch_of(what).cluster_size > 1:
+        raise UnknownPrimitive(
+            name=what,
+            reason="it reaches into other blocks of a cluster; those run together on sm_90 and "
+            "later GPUs, one after the other on this target",
+        )

@@ -1,0 +1,245 @@
+"""Copies and matrix products that run asynchronously on a GPU: complete at once on a CPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tilecore.errors import TypeMismatch
+from tilecore.frontend.builder import current
+from tilecore.ir.expr import Expr, ExprLike, Load, Var, as_bool, as_expr, cast, const, int_value
+from tilecore.ir.expr import select as if_then_else
+from tilecore.ir.nodes import Buffer, For, Region, Store
+from tilecore.language.allocate import alloc_shared
+from tilecore.language.barrier import alone, arrive, barrier_place
+from tilecore.language.copy import copy
+from tilecore.language.gemm import GemmWarpPolicy, gemm
+
+
+def tma_copy(
+    src: Any, dst: Any, *, barrier: Any = None, cluster_mask: int | None = None, **options: Any
+) -> None:
+    """Copy a tile as ``T.copy`` does; ``barrier`` sees the copy complete at once.
+
+    The threads still arrive at the barrier themselves (``T.mbarrier_arrive``).
+
+    Raises:
+        ShapeMismatch: the extents of the two sides differ (TC201).
+        TypeMismatch: a side is not a tile, or ``barrier`` is no barrier (TC202).
+        UnknownPrimitive: a copy to several blocks of a cluster (TC102).
+    """
+    _copy_with_hints("tma_copy", src, dst, options)
+    if barrier is not None:
+        barrier_place(barrier, "tma_copy")
+    if cluster_mask is not None:
+        alone("tma_copy(cluster_mask=...)")
+
+
+def async_copy(src: Any, dst: Any, **options: Any) -> None:
+    """Copy a tile as ``T.copy`` does, without a wait; see T.ptx_wait_group.
+
+    Raises:
+        ShapeMismatch: the extents of the two sides differ (TC201).
+        TypeMismatch: a side is not a tile (TC202).
+    """
+    _copy_with_hints("async_copy", src, dst, options)
+
+
+def copy_cluster(
+    src: Any,
+    dst: Any,
+    *,
+    dst_block: Any = None,
+    cluster_mask: int | None = None,
+    remote_barrier: Any = None,
+    **options: Any,
+) -> None:
+    """Copy a tile in a cluster of one block: as ``T.copy`` does, then arrive at the barrier.
+
+    Raises:
+        ShapeMismatch: the extents of the two sides differ (TC201).
+        TypeMismatch: a side is not a tile (TC202).
+        UnknownPrimitive: the cluster has several blocks (TC102).
+    """
+    _ = (dst_block, cluster_mask)
+    alone("copy_cluster")
+    _copy_with_hints("copy_cluster", src, dst, options)
+    if remote_barrier is not None:
+        arrive(remote_barrier, "copy_cluster", once=True)
+
+
+_HINTS = (
+    "annotations", "coalesced_width", "eviction_policy", "leader_scope_threads", "loop_layout",
+)  # fmt: skip
+
+
+def _copy_with_hints(what: str, src: Any, dst: Any, options: dict[str, Any]) -> None:
+    unknown = sorted(set(options) - set(_HINTS))
+    if unknown:
+        expected = f"keywords of T.{what} (also accepted: {', '.join(_HINTS)})"
+        raise TypeMismatch(expected=expected, found=", ".join(unknown))
+    copy(src, dst)
+
+
+# --- element pointers ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AccessPointer:
+    """``extent`` elements of a buffer from ``place`` on, in row-major order."""
+
+    place: Load
+    extent: int | None
+
+
+def access_ptr(
+    base: Any, access_type: Any = "r", *extents: Any, offset: ExprLike = 0, extent: Any = None
+) -> AccessPointer:
+    """Return a pointer to elements of a tensor or tile, for T.ptx_cp_async.
+
+    Args:
+        base: a buffer (its first element), a region (its first element) or an element.
+        access_type: "r", "w" or "rw"; accepted for compatibility.
+        extents: how many elements along the last axes.
+        offset: elements to skip along the last axis.
+        extent: how many elements in all.
+
+    Raises:
+        TypeMismatch: ``base`` is no place in memory (TC202).
+    """
+    _ = access_type
+    match base:
+        case Load():
+            buffer, indices = base.buffer, base.indices
+        case Region():
+            buffer, indices = base.buffer, base.offsets
+        case Buffer():
+            buffer, indices = base, tuple(const(0) for _ in base.shape)
+        case _:
+            raise TypeMismatch(expected="a buffer or an element of one", found=repr(base))
+    place = (*indices[:-1], indices[-1] + offset)
+    sizes = [int_value(e) for e in (extents if extent is None else (extent,))]
+    known = math.prod(s for s in sizes if s is not None) if sizes and None not in sizes else None
+    return AccessPointer(Load(buffer, place, buffer.dtype), known)
+
+
+def ptx_cp_async(
+    dst_access_ptr: AccessPointer,
+    src_access_ptr: AccessPointer,
+    num_elems: Any,
+    predicate: ExprLike | None = None,
+) -> None:
+    """Copy a few elements of a row, each thread its own; zeros where ``predicate`` does not hold.
+
+    Raises:
+        TypeMismatch: not two pointers of T.access_ptr, or not a known number (TC202).
+    """
+    count = int_value(num_elems)
+    pointers = (dst_access_ptr, src_access_ptr)
+    if count is None or not all(isinstance(p, AccessPointer) for p in pointers):
+        expected = "T.ptx_cp_async(T.access_ptr(...), T.access_ptr(...), number)"
+        raise TypeMismatch(expected=expected, found=f"{pointers}, {num_elems}")
+    builder = current()
+    dst, src = dst_access_ptr.place, src_access_ptr.place
+    lane = Var("lane")
+    value: Expr = cast(_shifted(src, lane), dst.dtype)
+    if predicate is not None:
+        value = if_then_else(as_bool(predicate), value, cast(const(0), dst.dtype))
+    store = Store(dst.buffer, _shifted(dst, lane).indices, value, builder.span)
+    bounds = (const(0), const(count), const(1))
+    builder.emit(For(lane, *bounds, "vectorized", store, span=builder.span))
+
+
+def _shifted(place: Load, distance: Expr) -> Load:
+    *outer, last = place.indices
+    return Load(place.buffer, (*outer, as_expr(last) + distance), place.dtype)
+
+
+# --- matrix products -------------------------------------------------------------------------
+
+
+def wgmma_gemm(
+    A: Any,
+    B: Any,
+    C: Any,
+    transpose_A: bool = False,
+    transpose_B: bool = False,
+    policy: GemmWarpPolicy = GemmWarpPolicy.Square,
+    clear_accum: Any = False,
+    **options: Any,
+) -> None:
+    """Compute what ``T.gemm`` computes; T.wait_wgmma has nothing to wait for."""
+    gemm(A, B, C, transpose_A, transpose_B, policy, clear_accum, **options)
+
+
+def tcgen05_gemm(
+    A: Any,
+    B: Any,
+    C: Any,
+    transpose_A: bool = False,
+    transpose_B: bool = False,
+    policy: GemmWarpPolicy = GemmWarpPolicy.Square,
+    clear_accum: Any = False,
+    *,
+    mbar: Any = None,
+    use_2cta: bool = False,
+    **options: Any,
+) -> None:
+    """Compute what ``T.gemm`` computes, then arrive once at the barrier ``mbar``.
+
+    Raises:
+        ShapeMismatch: M, N or K differ between the tiles (TC201).
+        TypeMismatch: an argument is not a tile, or ``mbar`` is no barrier (TC202).
+        UnknownPrimitive: a product of two blocks of a cluster (TC102).
+    """
+    if use_2cta:
+        alone("tcgen05_gemm(use_2cta=True)")
+    gemm(A, B, C, transpose_A, transpose_B, policy, clear_accum, mbar=mbar, **options)
+
+
+def alloc_tmem(shape: Any, dtype: Any) -> Buffer:
+    """Return a tile of the tensor memory of a block; its contents are undefined."""
+    return alloc_shared(shape, dtype)
+
+
+# --- what changes nothing --------------------------------------------------------------------
+
+
+def _without_effect(name: str, reason: str) -> Callable[..., None]:
+    def nothing(*arguments: Any, **options: Any) -> None:
+        _ = (arguments, options)
+        current()
+
+    nothing.__name__ = nothing.__qualname__ = name
+    nothing.__doc__ = f"Do nothing: {reason}."
+    return nothing
+
+
+_COMPLETE = "copies and products are complete when their statement is"
+_REGISTERS = "how a GPU divides its registers among warps"
+fence_proxy_async = _without_effect("fence_proxy_async", "memory is coherent")
+tcgen05_before_thread_sync = _without_effect("tcgen05_before_thread_sync", "memory is coherent")
+tcgen05_after_thread_sync = _without_effect("tcgen05_after_thread_sync", "memory is coherent")
+warpgroup_fence_operand = _without_effect("warpgroup_fence_operand", "memory is coherent")
+wait_wgmma = _without_effect("wait_wgmma", _COMPLETE)
+warpgroup_arrive = _without_effect("warpgroup_arrive", _COMPLETE)
+warpgroup_commit_batch = _without_effect("warpgroup_commit_batch", _COMPLETE)
+warpgroup_wait = _without_effect("warpgroup_wait", _COMPLETE)
+tma_store_arrive = _without_effect("tma_store_arrive", _COMPLETE)
+tma_store_wait = _without_effect("tma_store_wait", _COMPLETE)
+ptx_commit_group = _without_effect("ptx_commit_group", _COMPLETE)
+ptx_wait_group = _without_effect("ptx_wait_group", _COMPLETE)
+cp_async_commit = _without_effect("cp_async_commit", _COMPLETE)
+cp_async_wait = _without_effect("cp_async_wait", _COMPLETE)
+pdl_trigger = _without_effect("pdl_trigger", "kernels run one after the other")
+pdl_sync = _without_effect("pdl_sync", "kernels run one after the other")
+deallocate_tmem = _without_effect("deallocate_tmem", "a tile lives as long as its block")
+set_max_nreg = _without_effect("set_max_nreg", _REGISTERS)
+inc_max_nreg = _without_effect("inc_max_nreg", _REGISTERS)
+dec_max_nreg = _without_effect("dec_max_nreg", _REGISTERS)
+no_set_max_nreg = _without_effect("no_set_max_nreg", _REGISTERS)
+disable_warp_group_reg_alloc = _without_effect("disable_warp_group_reg_alloc", _REGISTERS)
+annotate_producer_reg_dealloc = _without_effect("annotate_producer_reg_dealloc", _REGISTERS)
+annotate_consumer_reg_alloc = _without_effect("annotate_consumer_reg_alloc", _REGISTERS)
