@@ -346,3 +346,37 @@ def test_runtime_loads_no_compiler(relu):
     command = [sys.executable, "-c", code, str(relu.artifact.path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_calls_after_the_first_are_checked_as_closely(store):
+    import torch
+
+    @T.prim_func
+    def main(X: T.Tensor((8, 4), "float32"), Y: T.Tensor((8, 4), "float32")):
+        with T.Kernel(1):
+            for i, j in T.Parallel(8, 4):
+                Y[i, j] = X[i, j] * 2
+
+    kernel = runtime.load(compile(main, store=store))
+    x, y = torch.randn(8, 4), torch.zeros(8, 4)
+    for _ in range(2):
+        kernel(x, y)
+        assert torch.equal(y, x * 2)
+    memory = torch.zeros(100)
+    with pytest.raises(AliasError):
+        kernel(memory[:32].view(8, 4), memory[16:48].view(8, 4))
+    for bad, text in (
+        (torch.zeros(4, 8).T, "contiguous"),
+        (torch.zeros(8, 5), r"shape \(8, 4\)"),
+        (torch.zeros(8, 4, dtype=torch.float64), "dtype float32"),
+        (torch.zeros(8, 4, device="meta"), "on the cpu"),
+        (torch.zeros(129, dtype=torch.uint8)[1:].view(8, 16), "dtype float32"),
+    ):
+        with pytest.raises(ArgumentError, match=text):
+            kernel(x, bad)
+    with pytest.raises(ArgumentError, match="2 tensors"):
+        kernel(x)
+    kernel(x.clone().requires_grad_(), y)
+    kernel(x.numpy(), y)
+    kernel(torch.nn.Parameter(x), y)
+    assert torch.equal(y, x * 2)

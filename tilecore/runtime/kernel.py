@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from tilecore.assertion import parse_failure
 from tilecore.errors import AliasError, ArgumentError, ArtifactError, UnknownTarget
 from tilecore.runtime import dims
 from tilecore.runtime.library import load_library
+from tilecore.runtime.quick import QuickCheck
 from tilecore.runtime.tensor import TensorView, view
 from tilecore.target import AVX2, AVX512, cpu_target
 
@@ -25,6 +27,7 @@ class LoadedKernel:
         self.artifact = artifact
         self.parameters = artifact.manifest.parameters
         self._module, self._function = load_library(artifact.library, artifact.manifest.entry)
+        self._quick: QuickCheck | None = None
 
     def __call__(self, *arguments: Any) -> None:
         """Run the kernel; output tensors are written in place.
@@ -35,7 +38,17 @@ class LoadedKernel:
             AliasError: a written tensor shares memory with another one (TC403).
             AssertionFailed: a condition that the program asserts does not hold (TC404).
         """
-        self.unchecked(*check(self.parameters, arguments))
+        quick = self._quick or self._prepare_quick()
+        if quick is None or not quick.accepts(arguments):
+            arguments = tuple(check(self.parameters, arguments))
+        self.unchecked(*arguments)
+
+    def _prepare_quick(self) -> QuickCheck | None:
+        """Return the quick check once torch is there, None for kernels that it cannot serve."""
+        torch = sys.modules.get("torch")
+        if torch is not None and QuickCheck.serves(self.parameters):
+            self._quick = QuickCheck(self.parameters, torch)
+        return self._quick
 
     def unchecked(self, *tensors: Any) -> None:
         """Run the kernel with tensors that ``check`` has accepted before (for timing loops).
