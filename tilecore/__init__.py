@@ -33,7 +33,7 @@ _EXPORTS = {
 _RENAMED = {"DataType": "DType"}
 _MODULES = (
     "autotuner", "carver", "engine", "errors", "kernels", "language", "layout", "math", "profiler",
-    "testing", "transform", "utils",
+    "testing", "tools", "transform", "utils",
 )  # fmt: skip
 
 

@@ -79,10 +79,11 @@ class Layout:
     @cached_property
     def physical_shape(self) -> tuple[int, ...]:
         """The box that the physical coordinates span."""
-        return tuple(int(np.max(c)) + 1 for c in self._coordinate_tables)
+        return tuple(int(np.max(c)) + 1 for c in self.coordinate_tables)
 
     @cached_property
-    def _coordinate_tables(self) -> list[Offsets]:
+    def coordinate_tables(self) -> list[Offsets]:
+        """Each physical coordinate of each element; the arrays have the logical shape."""
         grids = np.meshgrid(*(np.arange(n) for n in self.shape), indexing="ij", sparse=True)
         values = dict(zip(self.variables, grids, strict=True))
         tables = [np.asarray(evaluate(c, values), np.int64) for c in self.coordinates]
@@ -92,7 +93,7 @@ class Layout:
     def table(self) -> Offsets:
         """The offset of each element; the array has the logical shape."""
         flat = np.zeros(self.shape, np.int64)
-        for extent, coordinate in zip(self.physical_shape, self._coordinate_tables, strict=True):
+        for extent, coordinate in zip(self.physical_shape, self.coordinate_tables, strict=True):
             flat = flat * extent + coordinate
         return flat
 
