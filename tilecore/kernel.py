@@ -140,6 +140,8 @@ def _empty(shape: tuple[int, ...], dtype: DType, inputs: Sequence[Any]) -> Any:
     """Return an uninitialised output, of torch if an input is, or if torch is loaded at all."""
     torch = sys.modules.get("torch")
     is_numpy = any(isinstance(i, np.ndarray) for i in inputs)
+    if dtype.is_packed:
+        shape = (*shape[:-1], shape[-1] // 2)
     if torch is None or (is_numpy and not any(isinstance(i, torch.Tensor) for i in inputs)):
-        return np.empty(shape, dtype.numpy)
-    return torch.empty(shape, dtype=getattr(torch, str(dtype)))
+        return np.empty(shape, np.uint8 if dtype.is_packed else dtype.numpy)
+    return torch.empty(shape, dtype=dtype.as_torch())

@@ -15,8 +15,10 @@ _BITS = {
     "uint8": 8, "uint16": 16, "uint32": 32, "uint64": 64,
     "float16": 16, "bfloat16": 16, "float32": 32, "float64": 64,
     "float8_e4m3fn": 8, "float8_e5m2": 8, "float8_e4m3fnuz": 8, "float8_e5m2fnuz": 8,
-    "float8_e8m0fnu": 8,
+    "float8_e8m0fnu": 8, "int4": 4, "uint4": 4, "float4_e2m1fn": 4,
 }  # fmt: skip
+# What torch and NumPy keep pairs of 4-bit elements in; NumPy has bytes for all of them.
+_TORCH_STORAGE = {"int4": "int8", "uint4": "uint8", "float4_e2m1fn": "float4_e2m1fn_x2"}
 _ALIASES = {
     "float": "float32", "half": "float16", "double": "float64", "int": "int32", "long": "int64",
     "short": "int16", "char": "int8", "boolean": "bool", "uint": "uint32", "f16": "float16",
@@ -59,8 +61,9 @@ class DType(str):
         return cast(value, self)
 
     def as_torch(self) -> Any:
-        """Return torch's dtype of this name; torch must be installed."""
-        return getattr(importlib.import_module("torch"), str(self))
+        """Return torch's dtype of this name (of 4 bits: of its pairs); torch must be installed."""
+        torch = importlib.import_module("torch")
+        return getattr(torch, _TORCH_STORAGE.get(str(self), str(self)))
 
     @property
     def bits(self) -> int:
@@ -69,8 +72,25 @@ class DType(str):
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element in memory."""
-        return self.bits // 8
+        """Bytes of one element in memory; of two elements of 4 bits."""
+        return max(1, self.bits // 8)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether a byte of a tensor holds two elements, the first in its low half."""
+        return self.bits < 8
+
+    @property
+    def storage(self) -> str:
+        """The type in words, with what tensors of it are passed as."""
+        return f"{self}, two per byte of int8 or uint8" if self.is_packed else str(self)
+
+    @property
+    def computed(self) -> DType:
+        """The type that arithmetic on values takes place in: that of C for less than 8 bits."""
+        if not self.is_packed:
+            return self
+        return DType("float32" if self.is_float else "int32")
 
     @property
     def is_float(self) -> bool:

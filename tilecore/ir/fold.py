@@ -33,7 +33,7 @@ def accumulator_dtype(op: str, source: DType, target: DType) -> DType:
     """Return the type that values of ``source`` are accumulated in on their way to ``target``."""
     if target == "bool":
         return target
-    wide = promote(source, target)
+    wide = promote(source, target).computed
     return DType("float32") if wide.is_float and wide.bits < 32 else wide
 
 

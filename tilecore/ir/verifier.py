@@ -22,6 +22,7 @@ from tilecore.ir.fold import check_fold
 from tilecore.ir.gemm_shape import check_gemm_shape
 from tilecore.ir.indexing import format_shape, same_extents
 from tilecore.ir.nodes import Buffer, PrimFunc, Region, Stmt
+from tilecore.ir.packed_rules import param_faults, stmt_faults
 from tilecore.ir.polynomial import is_equal, product
 from tilecore.ir.visitor import expressions, regions, walk, walk_expr
 
@@ -39,6 +40,7 @@ def faults(func: PrimFunc, symbols: Collection[Var] = ()) -> list[TileError]:
         symbols: symbolic knobs that may stay open.
     """
     checker = _Checker(func, symbols)
+    checker.check_params(func)
     checker.check_dimensions(func)
     checker.visit(func.body)
     checker.check_undefined_tiles(func)
@@ -88,6 +90,10 @@ class _Checker:
         self.ended |= self.live - before
         self.live = before
 
+    def check_params(self, func: PrimFunc) -> None:
+        """Report parameters that cannot be passed."""
+        self.found += [e.at(func.span) for p in func.params for e in param_faults(p)]
+
     def check_dimensions(self, func: PrimFunc) -> None:
         """Report symbols in shapes that no axis of a tensor parameter gives a value."""
         known = self.dimensions | {id(p) for p in func.params}
@@ -117,6 +123,8 @@ class _Checker:
             self.check_expr(expr)
         for region in regions(stmt):
             self.check_region(region)
+        for error in stmt_faults(stmt):
+            self.fault(error)
         handler = _CHECKS.get(type(stmt))
         if handler is not None:
             handler(self, stmt)

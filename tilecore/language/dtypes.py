@@ -13,6 +13,7 @@ float8_e4m3fn, float8_e4m3 = dtype("float8_e4m3fn"), dtype("float8_e4m3fn")
 float8_e5m2 = dtype("float8_e5m2")
 float8_e4m3fnuz, float8_e5m2fnuz = dtype("float8_e4m3fnuz"), dtype("float8_e5m2fnuz")
 float8_e8m0fnu = dtype("float8_e8m0fnu")
+int4, uint4, float4_e2m1fn = dtype("int4"), dtype("uint4"), dtype("float4_e2m1fn")
 tfloat32 = float32  # the matrix units of GPUs drop bits of its fraction; a CPU keeps them
 # Names of C and of TileLang for the same types; `T.int`, `T.float` and `T.bool` shadow Python's
 # only inside the namespace of the language.
@@ -22,7 +23,8 @@ ALIASES = {
 }  # fmt: skip
 
 __all__ = [
-    "ALIASES", "bfloat16", "dtype", "float16", "float32", "float64", "float8_e4m3",
+    "ALIASES", "bfloat16", "dtype", "float16", "float32", "float4_e2m1fn", "float64", "float8_e4m3",
     "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
-    "int16", "int32", "int64", "int8", "tfloat32", "uint16", "uint32", "uint64", "uint8",
+    "int16", "int32", "int4", "int64", "int8", "tfloat32", "uint16", "uint32", "uint4", "uint64",
+    "uint8",
 ]  # fmt: skip

@@ -268,7 +268,7 @@ def infinity(dtype: Any = "float32") -> Const:
         TypeMismatch: the type has no infinity (TC202).
     """
     kind = DType(dtype)
-    if not kind.is_float or (kind.bits == 8 and kind != "float8_e5m2"):
+    if not kind.is_float or (kind.bits <= 8 and kind != "float8_e5m2"):
         raise TypeMismatch(expected="a float type with an infinity", found=kind)
     return const(math.inf, kind)
 

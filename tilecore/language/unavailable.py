@@ -24,7 +24,7 @@ _FAMILIES: dict[str, str] = {
         ptx_wgmma_ss ptx_wgmma_rs ptx_mma ptx_mma_sp ptx_ldmatrix mfma tvm_mfma ldg32 ldg64 ldg128
         ldg256 stg32 stg64 stg128 stg256""",
     "this element type is not implemented yet": """
-        int4 uint4 float4_e2m1fn float6_e2m3fn float6_e3m2fn""",
+        float6_e2m3fn float6_e3m2fn""",
 }
 _REASONS = {name: reason for reason, names in _FAMILIES.items() for name in names.split()}
 _VECTOR = re.compile(r"^(bfloat|float|tfloat|u?int)\d+(_e\dm\d\w*)?x\d+$")
