@@ -116,4 +116,5 @@ def at_address(
 def packed(values: Array, dtype: DType) -> Array:
     """Return numbers, converted to ``dtype``, two per byte; the last axis becomes half as long."""
     bits = codes(values.astype(dtype.numpy))
-    return np.bitwise_or(bits[..., 0::2], bits[..., 1::2] << np.uint8(4))
+    result: Array = np.bitwise_or(bits[..., 0::2], bits[..., 1::2] << np.uint8(4))
+    return result
