@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,3 +37,8 @@ class _Environment:
 
 
 env = _Environment()
+
+
+def set_log_level(level: str | int) -> None:
+    """Let tilecore log from ``level`` on, a name such as "WARNING" or a number of logging."""
+    logging.getLogger("tilecore").setLevel(level.upper() if isinstance(level, str) else level)

@@ -54,11 +54,13 @@ class DType(str):
             )
         return super().__new__(cls, text)
 
-    def __call__(self, value: Any) -> Any:
-        """Return ``value`` converted to this type, as an expression."""
-        from tilecore.ir.expr import cast
+    def __call__(self, *value: Any) -> Any:
+        """Return a value converted to this type; without one, a variable for T.let to bind."""
+        from tilecore.ir.expr import Var, cast
 
-        return cast(value, self)
+        if len(value) > 1:
+            raise TypeMismatch(expected=f"one value of {self}", found=f"{len(value)} values")
+        return cast(value[0], self) if value else Var("v", self)
 
     def as_torch(self) -> Any:
         """Return torch's dtype of this name (of 4 bits: of its pairs); torch must be installed."""

@@ -34,9 +34,12 @@ from tilecore.language.atomic import (
 )
 from tilecore.language.attributes import (
     annotate_compile_flags,
+    annotate_l2_hit_ratio,
+    annotate_min_blocks_per_sm,
     annotate_pass_configs,
     func_attr,
 )
+from tilecore.language.binding import let, thread_binding
 from tilecore.language.copy import clear, copy, fill
 from tilecore.language.dtypes import (
     ALIASES,
@@ -64,6 +67,7 @@ from tilecore.language.dtypes import (
     uint32,
     uint64,
 )
+from tilecore.language.fp8 import determine_fp8_type, determine_torch_fp8_type
 from tilecore.language.gemm import GemmWarpPolicy, gemm
 from tilecore.language.kernel import Kernel, Ref, macro, prim_func
 from tilecore.language.loop import (
@@ -104,6 +108,7 @@ from tilecore.language.math import (
     floormod,
     fmod,
     if_then_else,
+    index_to_coordinates,
     infinity,
     isfinite,
     isinf,
@@ -256,7 +261,9 @@ __all__ = [
 __all__ += [
     "FragmentBuffer", "LocalBuffer", "Ref", "SharedBuffer", "StridedTensor", "align_up",
     "alloc_global",
-    "float4_e2m1fn", "int4", "uint4",
+    "annotate_l2_hit_ratio", "annotate_min_blocks_per_sm", "determine_fp8_type",
+    "determine_torch_fp8_type", "float4_e2m1fn", "index_to_coordinates", "int4", "let",
+    "thread_binding", "uint4",
     "annotate_compile_flags", "annotate_pass_configs", "float8_e4m3fnuz", "float8_e5m2fnuz",
     "float8_e8m0fnu", "func_attr", "handle", "loop_break", "tfloat32",
     "make_tensor", "make_tensor_from_addr", "match_buffer", "ptr", "reshape", "view",

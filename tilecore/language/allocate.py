@@ -43,13 +43,15 @@ def alloc_shared(shape: Any, dtype: Any, scope: str = "shared.dyn") -> Buffer:
 def alloc_fragment(shape: Any, dtype: Any, scope: str = "local.fragment") -> Buffer:
     """Return a tile kept in the registers of a block; its contents are undefined.
 
+    With scope "local" it is what T.alloc_local returns.
+
     Raises:
         ScopeError: outside ``with T.Kernel(...)`` (TC104).
         TypeMismatch: a bad extent, element type or scope (TC202).
     """
-    if scope != "local.fragment":
-        raise TypeMismatch(expected='scope "local.fragment"', found=repr(scope))
-    return _allocate(shape, dtype, "fragment", "fragment")
+    if scope not in ("local.fragment", "local"):
+        raise TypeMismatch(expected='scope "local.fragment" or "local"', found=repr(scope))
+    return _allocate(shape, dtype, "local" if scope == "local" else "fragment", "fragment")
 
 
 def alloc_local(shape: Any, dtype: Any, scope: str = "local") -> Buffer:

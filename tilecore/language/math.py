@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from tilecore.errors import TypeMismatch
@@ -228,6 +229,15 @@ def align_up(a: ExprLike, b: ExprLike) -> Any:
     return ir.ceildiv(a, b) * b
 
 
+def index_to_coordinates(index: ExprLike, shape: Sequence[ExprLike]) -> list[Any]:
+    """Return the indices of an element of a row-major box, given its position."""
+    found: list[Any] = []
+    for extent in reversed(shape):
+        found.insert(0, binary("mod", index, extent))
+        index = binary("floordiv", index, extent)
+    return found
+
+
 def if_then_else(cond: ExprLike, a: ExprLike, b: ExprLike) -> Expr:
     """Return ``a`` where ``cond`` holds, else ``b``; only the chosen one is evaluated."""
     return select(cond, a, b)
@@ -253,12 +263,14 @@ def Cast(dtype: Any, value: Any) -> Expr:
 def reinterpret(value: Any, dtype: Any) -> Expr:
     """Return the bits of ``value`` as ``dtype``; arguments may stand in either order.
 
+    A "handle" is an address, a uint64.
+
     Raises:
         TypeMismatch: the types differ in width (TC202).
     """
     if isinstance(value, str) and not isinstance(dtype, str):
         value, dtype = dtype, value
-    return ir.reinterpret(value, DType(dtype))
+    return ir.reinterpret(value, DType("uint64" if dtype == "handle" else dtype))
 
 
 def infinity(dtype: Any = "float32") -> Const:

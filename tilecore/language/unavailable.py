@@ -13,7 +13,7 @@ _FAMILIES: dict[str, str] = {
     "sparse and block-scaled gemm and tile schedulers are not implemented yet": """
         gemm_sp gemm_blockscaled mma_gemm_blockscaled PersistentTileScheduler""",
     "TVM's thread statements and foreign code in a kernel are not implemented yet": """
-        thread_binding launch_thread sync_grid thread_return call_extern call_intrin
+        launch_thread sync_grid thread_return call_extern call_intrin
         import_source Fragment""",
     "it is an instruction of a GPU, and this version generates CPU code": """
         alloc_barrier alloc_cluster_barrier alloc_tmem mbarrier_wait_parity mbarrier_arrive
