@@ -67,6 +67,15 @@ from tilecore.language.dtypes import (
     uint32,
     uint64,
 )
+from tilecore.language.foreign import (
+    call_extern,
+    call_intrin,
+    call_pure_extern,
+    call_pure_intrin,
+    ffs,
+    import_source,
+    ldg,
+)
 from tilecore.language.fp8 import determine_fp8_type, determine_torch_fp8_type
 from tilecore.language.gemm import GemmWarpPolicy, gemm
 from tilecore.language.kernel import Kernel, Ref, macro, prim_func
@@ -138,6 +147,7 @@ from tilecore.language.math import (
 )
 from tilecore.language.movement import c2d_im2col, im2col, transpose
 from tilecore.language.output import print
+from tilecore.language.pointer import access_ptr, address_of
 from tilecore.language.reduce import (
     all_of,
     any_of,
@@ -225,6 +235,11 @@ from tilecore.language.view import (
 )
 
 symbolic = dynamic
+# Functions whose names begin with two underscores in CUDA: quick ones, computed here as others.
+INTRINSICS = {
+    "__exp": exp, "__exp10": exp10, "__log": log, "__log2": log2, "__log10": log10, "__tan": tan,
+    "__cos": cos, "__sin": sin, "__ldg": ldg, "__ffs": ffs,
+}  # fmt: skip
 Serial, Unroll, Vectorized, parallel = serial, unroll, vectorized, Parallel
 
 __all__ = [
@@ -261,6 +276,8 @@ __all__ = [
 __all__ += [
     "FragmentBuffer", "LocalBuffer", "Ref", "SharedBuffer", "StridedTensor", "align_up",
     "alloc_global",
+    "access_ptr", "address_of", "call_extern", "call_intrin", "call_pure_extern",
+    "call_pure_intrin", "import_source",
     "annotate_l2_hit_ratio", "annotate_min_blocks_per_sm", "determine_fp8_type",
     "determine_torch_fp8_type", "float4_e2m1fn", "index_to_coordinates", "int4", "let",
     "thread_binding", "uint4",
@@ -273,6 +290,8 @@ __all__ += [
 def __getattr__(name: str) -> Any:
     if name in ALIASES:
         return ALIASES[name]
+    if name in INTRINSICS:
+        return INTRINSICS[name]
     if name.startswith("__") and name.endswith("__"):
         raise AttributeError(f"module 'tilecore.language' has no attribute {name!r}")
     raise unknown(name, __all__)

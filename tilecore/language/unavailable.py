@@ -8,13 +8,15 @@ from collections.abc import Iterable
 
 from tilecore.errors import UnknownPrimitive
 
+FOREIGN = (
+    "C code is not compiled for this target, and no function of CUDA or of TileLang's "
+    "quantize package has this name"
+)
 _FAMILIES: dict[str, str] = {
-    "raw pointers into tiles are not implemented": "Ptr access_ptr address_of tvm_access_ptr",
+    "raw pointers into tiles are not implemented": "Ptr tvm_access_ptr",
     "sparse and block-scaled gemm and tile schedulers are not implemented yet": """
         gemm_sp gemm_blockscaled mma_gemm_blockscaled PersistentTileScheduler""",
-    "TVM's thread statements and foreign code in a kernel are not implemented yet": """
-        launch_thread sync_grid thread_return call_extern call_intrin
-        import_source Fragment""",
+    "TVM's thread statements are not implemented yet": "launch_thread sync_grid thread_return",
     "it is an instruction of a GPU, and this version generates CPU code": """
         alloc_barrier alloc_cluster_barrier alloc_tmem mbarrier_wait_parity mbarrier_arrive
         mbarrier_expect_tx barrier_wait barrier_arrive tma_copy tma_load tma_store_wait async_copy
