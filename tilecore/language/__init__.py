@@ -14,6 +14,7 @@ from tilecore.language.allocate import (
     alloc_shared,
     alloc_var,
 )
+from tilecore.language.allreduce import attr, comm_reducer, tvm_thread_allreduce
 from tilecore.language.annotate import (
     Layout,
     annotate_layout,
@@ -184,10 +185,8 @@ from tilecore.language.thread import (
     activemask,
     all_sync,
     any_sync,
-    attr,
     ballot,
     ballot_sync,
-    comm_reducer,
     dp4a,
     evaluate,
     get_block_binding,
@@ -212,7 +211,6 @@ from tilecore.language.thread import (
     syncthreads_and,
     syncthreads_count,
     syncthreads_or,
-    tvm_thread_allreduce,
     tvm_warp_activemask,
     tvm_warp_shuffle,
     tvm_warp_shuffle_down,
