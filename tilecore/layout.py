@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from tilecore.ir.expr import Expr, int_value
+from tilecore.ir.fragment import Fragment
 from tilecore.ir.layout import Layout, panels, row_major
 from tilecore.ir.nodes import Buffer
 
 __all__ = [
-    "Layout", "make_full_bank_swizzled_layout", "make_half_bank_swizzled_layout",
+    "Fragment", "Layout", "make_full_bank_swizzled_layout", "make_half_bank_swizzled_layout",
     "make_linear_layout", "make_mma_swizzle_layout",
     "make_quarter_bank_swizzled_layout", "make_swizzled_layout", "panels",
     "row_major",

@@ -16,6 +16,7 @@ from tilecore.language.allocate import (
 )
 from tilecore.language.allreduce import attr, comm_reducer, tvm_thread_allreduce
 from tilecore.language.annotate import (
+    Fragment,
     Layout,
     annotate_layout,
     annotate_safe_value,
@@ -241,7 +242,8 @@ INTRINSICS = {
 Serial, Unroll, Vectorized, parallel = serial, unroll, vectorized, Parallel
 
 __all__ = [
-    "Buffer", "Cast", "GemmWarpPolicy", "Kernel", "Layout", "Parallel", "Persistent", "Pipelined",
+    "Buffer", "Cast", "Fragment", "GemmWarpPolicy", "Kernel", "Layout", "Parallel", "Persistent",
+    "Pipelined",
     "PrimExpr", "PrimFunc", "Select", "Serial", "Tensor", "Unroll", "Var", "Vectorized", "abs",
     "acos", "all_of", "alloc_fragment", "alloc_local", "alloc_reducer", "alloc_shared", "alloc_var",
     "annotate_layout", "annotate_safe_value", "any_of", "asin", "assume", "atan", "atan2",
