@@ -48,6 +48,13 @@ class DType(str):
         if isinstance(name, (type, np.dtype)):
             text = np.dtype(name).name
         text = _ALIASES.get(text, text)
+        if text.partition("x")[0] in _BITS and text.rpartition("x")[2].isdigit():
+            element, _, lanes = text.rpartition("x")
+            raise TypeMismatch(
+                expected="an element type; vectors are values and variables (T.alloc_var)",
+                found=text,
+                hint=f"use {element} and one more axis of {lanes}",
+            )
         if text not in _BITS:
             raise TypeMismatch(
                 expected=f"an element type ({', '.join(sorted(_BITS))})", found=repr(name)

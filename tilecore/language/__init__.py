@@ -7,6 +7,7 @@ from typing import Any
 from tilecore.ir.expr import Expr as PrimExpr
 from tilecore.ir.expr import Var
 from tilecore.ir.nodes import PrimFunc
+from tilecore.ir.vector import VectorType
 from tilecore.language.allocate import (
     alloc_fragment,
     alloc_global,
@@ -223,6 +224,20 @@ from tilecore.language.thread import (
     warp_reduce_sum,
 )
 from tilecore.language.unavailable import unknown
+from tilecore.language.vector import (
+    BY_WIDTH,
+    Broadcast,
+    Ramp,
+    Shuffle,
+    abs2,
+    add2,
+    extract_lane,
+    fma2,
+    max2,
+    min2,
+    mul2,
+    sub2,
+)
 from tilecore.language.view import (
     handle,
     make_tensor,
@@ -276,7 +291,8 @@ __all__ = [
 __all__ += [
     "FragmentBuffer", "LocalBuffer", "Ref", "SharedBuffer", "StridedTensor", "align_up",
     "alloc_global",
-    "access_ptr", "address_of", "call_extern", "call_intrin", "call_pure_extern",
+    "Broadcast", "Ramp", "Shuffle", "abs2", "add2", "extract_lane", "fma2", "max2", "min2",
+    "mul2", "sub2", "access_ptr", "address_of", "call_extern", "call_intrin", "call_pure_extern",
     "call_pure_intrin", "import_source",
     "annotate_l2_hit_ratio", "annotate_min_blocks_per_sm", "determine_fp8_type",
     "determine_torch_fp8_type", "float4_e2m1fn", "index_to_coordinates", "int4", "let",
@@ -290,8 +306,12 @@ __all__ += [
 def __getattr__(name: str) -> Any:
     if name in ALIASES:
         return ALIASES[name]
-    if name in INTRINSICS:
-        return INTRINSICS[name]
+    for known in (INTRINSICS, BY_WIDTH):
+        if name in known:
+            return known[name]
+    lanes = VectorType.parse(name)
+    if lanes is not None:
+        return lanes
     if name.startswith("__") and name.endswith("__"):
         raise AttributeError(f"module 'tilecore.language' has no attribute {name!r}")
     raise unknown(name, __all__)

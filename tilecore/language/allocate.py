@@ -14,6 +14,7 @@ from tilecore.frontend.signature import tensor_spec
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Load, cast, const
 from tilecore.ir.nodes import Alloc, Buffer, Store
+from tilecore.ir.vector import Vector, VectorType
 
 
 def _allocate(shape: Any, dtype: Any, scope: str, default: str) -> Buffer:
@@ -83,10 +84,11 @@ def alloc_global(shape: Any, dtype: Any, scope: str = "global") -> Buffer:
     return buffer
 
 
-def alloc_var(dtype: Any, *init: Any, scope: str = "local.var", **keywords: Any) -> Load:
+def alloc_var(dtype: Any, *init: Any, scope: str = "local.var", **keywords: Any) -> Any:
     """Return a scalar variable: ``x = T.alloc_var("int32", init=1)``; later ``x = ...`` stores.
 
-    Without ``init`` it starts at 0, which programs for TileLang rely on.
+    Without ``init`` it starts at 0, which programs for TileLang rely on. One of a vector type
+    (T.float32x2) is a vector to be assigned as a whole.
 
     Raises:
         ScopeError: outside ``with T.Kernel(...)`` (TC104).
@@ -96,6 +98,9 @@ def alloc_var(dtype: Any, *init: Any, scope: str = "local.var", **keywords: Any)
     if keywords or len(init) > 1 or scope != "local.var":
         raise TypeMismatch(expected="T.alloc_var(dtype, init)", found=f"{[*init, *keywords]}")
     builder = current()
+    lanes = VectorType.parse(dtype)
+    if lanes is not None:
+        return _vector(lanes, value)
     kind = DType(dtype)
     name = builder.take_hint("var")
     buffer = Buffer(name, (const(1),), kind, "local", is_var=True, span=builder.span)
@@ -109,3 +114,13 @@ def alloc_var(dtype: Any, *init: Any, scope: str = "local.var", **keywords: Any)
     variable = builder.variable(buffer)
     builder.emit(Store(buffer, variable.indices, cast(value, kind), builder.span))
     return variable
+
+
+def _vector(kind: VectorType, value: Any) -> Vector:
+    """Return a variable of several lanes."""
+    builder = current()
+    buffer = _allocate((kind.lanes,), kind.element, "local", "vector")
+    places = [Load(buffer, (const(i),), kind.element) for i in range(kind.lanes)]
+    for place, lane in zip(places, kind(value).lanes, strict=True):
+        builder.emit(Store(buffer, place.indices, lane, builder.span))
+    return Vector(tuple(places), buffer)

@@ -10,6 +10,8 @@ from tilecore.errors import TypeMismatch
 from tilecore.ir import expr as ir
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Const, Expr, ExprLike, as_expr, binary, call, const, select
+from tilecore.ir.nodes import Region
+from tilecore.ir.vector import Vector, VectorType, reinterpret_lanes
 
 _FOLDED = {
     "exp": math.exp, "exp2": lambda x: 2.0**x, "exp10": lambda x: 10.0**x, "log": math.log,
@@ -260,16 +262,19 @@ def Cast(dtype: Any, value: Any) -> Expr:
     return cast(value, dtype)
 
 
-def reinterpret(value: Any, dtype: Any) -> Expr:
+def reinterpret(value: Any, dtype: Any) -> Any:
     """Return the bits of ``value`` as ``dtype``; arguments may stand in either order.
 
-    A "handle" is an address, a uint64.
+    A "handle" is an address, a uint64. Slices and vectors may become vectors (T.float32x2).
 
     Raises:
         TypeMismatch: the types differ in width (TC202).
     """
     if isinstance(value, str) and not isinstance(dtype, str):
         value, dtype = dtype, value
+    kind = VectorType.parse(dtype)
+    if kind is not None or isinstance(value, (Vector, Region)):
+        return reinterpret_lanes(value, kind or DType(dtype))
     return ir.reinterpret(value, DType("uint64" if dtype == "handle" else dtype))
 
 

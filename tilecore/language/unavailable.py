@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable
 
 from tilecore.errors import UnknownPrimitive
@@ -23,21 +22,17 @@ _FAMILIES: dict[str, str] = {
         copy_cluster wgmma_gemm wait_wgmma tcgen05_gemm tcgen05_gemm_blockscaled ws WarpSpecialize
         set_max_nreg no_set_max_nreg disable_warp_group_reg_alloc fence_proxy_async cluster_sync
         block_rank_in_cluster ClusterKernel CUDASourceCodeKernel pdl_trigger pdl_sync ptx_cp_async
-        ptx_wgmma_ss ptx_wgmma_rs ptx_mma ptx_mma_sp ptx_ldmatrix mfma tvm_mfma ldg32 ldg64 ldg128
-        ldg256 stg32 stg64 stg128 stg256""",
+        ptx_wgmma_ss ptx_wgmma_rs ptx_mma ptx_mma_sp ptx_ldmatrix mfma tvm_mfma""",
     "this element type is not implemented yet": """
         float6_e2m3fn float6_e3m2fn""",
 }
 _REASONS = {name: reason for reason, names in _FAMILIES.items() for name in names.split()}
-_VECTOR = re.compile(r"^(bfloat|float|tfloat|u?int)\d+(_e\dm\d\w*)?x\d+$")
 
 
 def unknown(name: str, available: Iterable[str]) -> UnknownPrimitive:
     """Return the error for ``T.name``: why it is missing, or the nearest name there is."""
     if name in _REASONS:
         return UnknownPrimitive(name=name, reason=_REASONS[name])
-    if _VECTOR.match(name):
-        return UnknownPrimitive(name=name, reason="vector element types are not implemented yet")
     near = difflib.get_close_matches(name, list(available), 1)
     hint = f"did you mean T.{near[0]}?" if near else ""
     return UnknownPrimitive(name=name, reason="tilecore has no primitive of this name", hint=hint)
