@@ -32,7 +32,7 @@ _EXPORTS = {
 }
 _RENAMED = {"DataType": "DType"}
 _MODULES = (
-    "autotuner", "carver", "engine", "errors", "kernels", "language", "layout", "math", "profiler",
+    "autotuner", "carver", "contrib", "engine", "errors", "kernels", "language", "layout", "math", "profiler",
     "testing", "transform", "utils",
 )  # fmt: skip
 

@@ -150,3 +150,26 @@ def test_cuda_calls_answer_for_one_device() -> None:
         assert x.device.type == "cpu"
         assert torch.nn.Linear(2, 2).cuda()(torch.ones(1, 2).cuda()).shape == (1, 2)
     assert not torch.cuda.is_available()
+
+
+def test_a_generator_of_cuda_is_one_of_the_cpu() -> None:
+    import torch
+
+    from tilecore.compat.device import cuda_on_cpu
+
+    plain = torch.Generator
+    with cuda_on_cpu():
+        generator = torch.Generator(device="cuda").manual_seed(3)
+        found = torch.randperm(9, generator=generator, device="cuda")
+    assert torch.Generator is plain
+    assert torch.equal(found, torch.randperm(9, generator=plain().manual_seed(3)))
+
+
+def test_programs_find_the_capability_they_run_for() -> None:
+    from tilecore.compat.device import cuda_on_cpu
+    from tilecore.contrib import nvcc
+
+    with cuda_on_cpu((8, 6)):
+        version = nvcc.get_target_compute_version()
+    assert version == "8.6"
+    assert nvcc.parse_compute_version(version) == (8, 6)

@@ -69,8 +69,9 @@ def test_lanes_are_read_before_they_are_written(store):
      ("float16", "int16"), ("uint16", "int64"), ("uint8", "uint4"), ("int4", "int16")],
 )  # fmt: skip
 def test_reinterpretation_between_widths(store, source, target):
-    size = {"int4": 0.5, "uint4": 0.5, "int8": 1, "uint8": 1, "bfloat16": 2, "float16": 2, "int16": 2,
-            "uint16": 2, "uint32": 4, "float32": 4, "uint64": 8, "int64": 8}  # fmt: skip
+    size = {"int4": 0.5, "uint4": 0.5, "int8": 1, "uint8": 1, "bfloat16": 2, "float16": 2,
+            "int16": 2, "uint16": 2, "uint32": 4, "float32": 4, "uint64": 8,
+            "int64": 8}  # fmt: skip
     n, m = int(16 / size[source]), int(16 / size[target])
 
     @T.prim_func
@@ -132,3 +133,19 @@ def in_kernel(body):
 def test_bad_use_is_named(body, error, message):
     with pytest.raises(error, match=message):
         in_kernel(body)
+
+
+def test_atomic_additions_of_lanes_return_what_was_there(store):
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32"), B: T.Tensor((4,), "float32"),
+             P: T.Tensor((8,), "float32")):  # fmt: skip
+        with T.Kernel(1):
+            P[0:2] = T.atomic_addx2(A[0:2], B[0:2], return_prev=True)
+            old = T.atomic_addx4(A[T.Ramp(2, 1, 4)], B[T.Ramp(0, 1, 4)], return_prev=True)
+            P[4:8] = old
+
+    a, b = normal(8), normal(4, seed=1)
+    after, _, before = run_both(main, a, b, np.zeros(8, np.float32), store=store)
+    np.testing.assert_array_equal(before[[0, 1, 4, 5, 6, 7]], a[:6])
+    np.testing.assert_allclose(after[:6], a[:6] + np.concatenate([b[:2], b]))
+    np.testing.assert_array_equal(after[6:], a[6:])

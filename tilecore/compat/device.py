@@ -52,6 +52,15 @@ class CudaOnCpu(TorchFunctionMode):  # type: ignore[misc]  # torch has no types 
         return func(*[on_cpu(a) for a in args], **named)
 
 
+class Generator(torch.Generator):  # type: ignore[misc]  # torch has no types here
+    """torch.Generator, of the CPU for programs that want one of "cuda"."""
+
+    def __new__(cls, device: Any = "cpu") -> Generator:
+        """Return a generator of random numbers."""
+        made: Generator = super().__new__(cls, on_cpu(device))
+        return made
+
+
 class Event:
     """torch.cuda.Event by the clock of the CPU: work here is done when the call returns."""
 
@@ -130,14 +139,15 @@ def cuda_on_cpu(capability: tuple[int, int] = CAPABILITY) -> Iterator[None]:
     """
     new = _replacements(capability)
     old = {name: getattr(torch.cuda, name) for name in new}
-    module_cuda = torch.nn.Module.cuda
+    module_cuda, generator = torch.nn.Module.cuda, torch.Generator
     for name, value in new.items():
         setattr(torch.cuda, name, value)
     torch.nn.Module.cuda = lambda self, device=None: self
+    torch.Generator = Generator
     try:
         with CudaOnCpu():
             yield
     finally:
         for name, value in old.items():
             setattr(torch.cuda, name, value)
-        torch.nn.Module.cuda = module_cuda
+        torch.nn.Module.cuda, torch.Generator = module_cuda, generator

@@ -9,6 +9,7 @@ from tilecore.ir.expr import Var
 from tilecore.ir.nodes import PrimFunc
 from tilecore.ir.vector import VectorType
 from tilecore.language.allocate import (
+    alloc_buffer,
     alloc_fragment,
     alloc_global,
     alloc_local,
@@ -292,7 +293,8 @@ __all__ += [
     "FragmentBuffer", "LocalBuffer", "Ref", "SharedBuffer", "StridedTensor", "align_up",
     "alloc_global",
     "Broadcast", "Ramp", "Shuffle", "abs2", "add2", "extract_lane", "fma2", "max2", "min2",
-    "mul2", "sub2", "access_ptr", "address_of", "call_extern", "call_intrin", "call_pure_extern",
+    "mul2", "sub2", "access_ptr", "address_of", "alloc_buffer", "call_extern", "call_intrin",
+    "call_pure_extern",
     "call_pure_intrin", "import_source",
     "annotate_l2_hit_ratio", "annotate_min_blocks_per_sm", "determine_fp8_type",
     "determine_torch_fp8_type", "float4_e2m1fn", "index_to_coordinates", "int4", "let",

@@ -84,6 +84,28 @@ def alloc_global(shape: Any, dtype: Any, scope: str = "global") -> Buffer:
     return buffer
 
 
+def alloc_buffer(
+    shape: Any, dtype: Any = "float32", scope: str = "global", **options: Any
+) -> Buffer:
+    """Return memory of a scope by TVM's name: a workspace, or a shared, fragment or local tile.
+
+    Args:
+        shape: extents in elements.
+        dtype: element type.
+        scope: "global", "shared", "shared.dyn", "local.fragment" or "local".
+        options: keywords of TVM (``align``, ...), without effect here.
+
+    Raises:
+        TypeMismatch: a bad extent, element type or scope (TC202).
+    """
+    _ = options
+    if scope.startswith("shared"):
+        return alloc_shared(shape, dtype, scope)
+    if scope.startswith("local"):
+        return alloc_fragment(shape, dtype, scope)
+    return alloc_global(shape, dtype, scope)
+
+
 def alloc_var(dtype: Any, *init: Any, scope: str = "local.var", **keywords: Any) -> Any:
     """Return a scalar variable: ``x = T.alloc_var("int32", init=1)``; later ``x = ...`` stores.
 

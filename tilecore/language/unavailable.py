@@ -16,6 +16,7 @@ _FAMILIES: dict[str, str] = {
     "sparse and block-scaled gemm and tile schedulers are not implemented yet": """
         gemm_sp gemm_blockscaled mma_gemm_blockscaled PersistentTileScheduler""",
     "TVM's thread statements are not implemented yet": "launch_thread sync_grid thread_return",
+    "the generators of cuRAND are not implemented": "rng_init rng_rand rng_rand_float",
     "it is an instruction of a GPU, and this version generates CPU code": """
         alloc_barrier alloc_cluster_barrier alloc_tmem mbarrier_wait_parity mbarrier_arrive
         mbarrier_expect_tx barrier_wait barrier_arrive tma_copy tma_load tma_store_wait async_copy
