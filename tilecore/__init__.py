@@ -32,8 +32,8 @@ _EXPORTS = {
 }
 _RENAMED = {"DataType": "DType"}
 _MODULES = (
-    "autotuner", "carver", "contrib", "engine", "errors", "kernels", "language", "layout", "math", "profiler",
-    "testing", "transform", "utils",
+    "autotuner", "carver", "contrib", "engine", "errors", "kernels", "language", "layout", "math",
+    "profiler", "testing", "transform", "utils",
 )  # fmt: skip
 
 

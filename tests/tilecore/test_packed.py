@@ -323,3 +323,12 @@ def nothing(A):
 def test_bad_use_is_named(shape, strides, body, message):
     with pytest.raises(TileError, match=message):
         compile(build(shape, strides, body))
+
+
+def test_names_of_what_carries_pairs():
+    assert T.resolve_torch_storage_dtype(T.int4) == T.int8
+    assert T.resolve_torch_storage_dtype(T.float16) == T.float16
+    assert T.resolve_torch_storage_dtype(T.float4_e2m1fn) == T.float4_e2m1fnx2
+    assert T.float4_e2m1fnx2.as_torch() is torch.float4_e2m1fn_x2
+    assert T.float4_e2m1fn.as_torch() is torch.float4_e2m1fn_x2
+    assert T.int4.as_torch() is torch.int8

@@ -51,6 +51,16 @@ class VectorType:
         """Width of all lanes."""
         return self.element.bits * self.lanes
 
+    def as_torch(self) -> Any:
+        """Return torch's dtype of the pair of 4-bit floats, the one vector that torch has.
+
+        Raises:
+            TypeMismatch: another vector (TC202).
+        """
+        if str(self) != "float4_e2m1fnx2":
+            raise TypeMismatch(expected="a type that torch has", found=str(self))
+        return self.element.as_torch()
+
     def __call__(self, *values: Any) -> Vector:
         """Return the vector of one value per lane, of one value in all, or of a vector converted.
 
