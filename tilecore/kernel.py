@@ -35,13 +35,21 @@ class JITKernel:
     def __init__(
         self,
         prim_func: PrimFunc,
-        artifact: Artifact,
-        loaded: LoadedKernel,
+        artifact: Artifact | None = None,
+        loaded: LoadedKernel | None = None,
         out_idx: int | Sequence[int] | None = None,
+        *,
+        target: Any = "auto",
+        **options: Any,
     ) -> None:
+        if artifact is None or loaded is None:  # JITKernel(program, target=...)
+            from tilecore.jit import compile
+
+            made: JITKernel = compile(prim_func, out_idx=out_idx, target=target, **options)
+            prim_func, artifact, loaded = made.prim_func, made.artifact, made.loaded
         self.prim_func = prim_func
-        self.artifact = artifact
-        self.loaded = loaded
+        self.artifact: Artifact = artifact
+        self.loaded: LoadedKernel = loaded
         marked = [
             i for i, p in enumerate(prim_func.params) if isinstance(p, Buffer) and p.is_output
         ]

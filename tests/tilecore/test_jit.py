@@ -220,3 +220,15 @@ def test_the_package_is_lazy_and_jit_stays_a_decorator() -> None:
 def test_examples_run(name: str, capsys: pytest.CaptureFixture) -> None:
     runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
     assert "matches PyTorch" in capsys.readouterr().out
+
+
+def test_a_kernel_made_from_a_program() -> None:
+    @T.prim_func
+    def double(A: T.Tensor((8,), "float32"), B: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            for i in T.Parallel(8):
+                B[i] = A[i] * 2
+
+    kernel = tilelang.JITKernel(double, out_idx=[1], target="llvm")
+    a = np.arange(8, dtype=np.float32)
+    np.testing.assert_array_equal(kernel(a), a * 2)
