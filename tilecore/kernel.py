@@ -47,7 +47,7 @@ class JITKernel:
 
             made: JITKernel = compile(prim_func, out_idx=out_idx, target=target, **options)
             prim_func, artifact, loaded = made.prim_func, made.artifact, made.loaded
-        self.prim_func = prim_func
+        self.prim_func: PrimFunc = prim_func
         self.artifact: Artifact = artifact
         self.loaded: LoadedKernel = loaded
         marked = [
