@@ -332,3 +332,28 @@ def test_names_of_what_carries_pairs():
     assert T.float4_e2m1fnx2.as_torch() is torch.float4_e2m1fn_x2
     assert T.float4_e2m1fn.as_torch() is torch.float4_e2m1fn_x2
     assert T.int4.as_torch() is torch.int8
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_limits(name):
+    low, high = {"int4": (-8, 7), "uint4": (0, 15), "float4_e2m1fn": (-6, 6)}[name]
+    assert (float(T.min_value(name)), float(T.max_value(name))) == (low, high)
+
+
+@pytest.mark.parametrize("op", ["max", "min"])
+def test_folds_of_four_bits(store, op):
+    fold = T.reduce_max if op == "max" else T.reduce_min
+
+    @T.prim_func
+    def main(A: T.Tensor((6, 38), "int4"), B: T.Tensor((6,), "int4")):
+        with T.Kernel(1):
+            tile = T.alloc_fragment((6, 38), "int4")
+            best = T.alloc_fragment((6,), "int4")
+            T.copy(A, tile)
+            fold(tile, best, dim=1)
+            T.copy(best, B)
+
+    a = random_bytes(6, 19, seed=8) & 0x77 if op == "max" else random_bytes(6, 19, seed=8)
+    b = run_both(main, a, random_bytes(3), store=store)[1]
+    want = getattr(unpack(a, "int4"), op)(1)
+    np.testing.assert_array_equal(unpack(b, "int4"), want)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
+import ml_dtypes
 
 from tilecore.errors import ShapeMismatch, TypeMismatch
 from tilecore.ir.dtype import DType, promote
@@ -48,7 +48,7 @@ def identity(op: str, dtype: DType) -> float | int | bool:
         return 0
     if dtype.is_float:
         return -math.inf if step == "max" else math.inf
-    limits = np.iinfo(dtype.numpy)
+    limits = ml_dtypes.iinfo(dtype.numpy)
     return int(limits.min if step == "max" else limits.max)
 
 

@@ -302,10 +302,9 @@ def min_value(dtype: Any) -> Const:
 
 def _limit(dtype: Any, side: str) -> Const:
     import ml_dtypes
-    import numpy as np
 
     kind = DType(dtype)
-    limits = ml_dtypes.finfo(kind.numpy) if kind.is_float else np.iinfo(kind.numpy)
+    limits = (ml_dtypes.finfo if kind.is_float else ml_dtypes.iinfo)(kind.numpy)
     value = getattr(limits, side)
     return const(float(value) if kind.is_float else int(value), kind)
 
