@@ -173,3 +173,41 @@ def test_programs_find_the_capability_they_run_for() -> None:
         version = nvcc.get_target_compute_version()
     assert version == "8.6"
     assert nvcc.parse_compute_version(version) == (8, 6)
+
+
+PROGRAM_WITH_TIRX = """
+import torch
+import tilelang
+import tilelang.language as T
+from tilelang import tvm as tvm
+from tvm import tirx, DataType
+
+def nibble(value: tirx.PrimExpr, place: tirx.PrimExpr):
+    mask = tirx.const(15, T.uint16)
+    found = (value >> (place.astype(T.uint16) * tirx.const(4, T.uint16))) & mask
+    return tirx.Select(tirx.any(found == 3, found == tvm.tirx.IntImm("uint16", 5)),
+                       tirx.reinterpret(T.int16, found), tirx.Cast("int16", tirx.Min(found, 9)))
+
+@T.prim_func
+def main(A: T.Tensor((8,), T.uint8), B: T.Tensor((16,), T.int16)):
+    with T.Kernel(1):
+        for i in T.Parallel(16):
+            B[i] = nibble(A[i // 2], i % 2)
+
+assert DataType("float16").bits == 16
+kernel = tilelang.compile(main, out_idx=-1, target=tvm.target.Target("cuda"))
+a = torch.arange(8, dtype=torch.uint8, device="cuda") * 31
+want = torch.stack([a & 15, a >> 4], -1).flatten().clamp(max=9).to(torch.int16)
+assert torch.equal(kernel(a), want)
+"""
+
+
+def test_programs_get_expressions_of_tilecore_from_tvm(tmp_path) -> None:
+    import tvm
+
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM_WITH_TIRX)
+    outcome = runner.attempt(program)
+    assert outcome.kind == runner.CHECKED, outcome
+    assert tvm.__name__ == "tvm"
+    assert tvm.tirx.__name__ == "tvm.tirx"

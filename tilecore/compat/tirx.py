@@ -7,7 +7,9 @@ from typing import Any
 
 from tilecore import language
 from tilecore.errors import UnknownPrimitive
-from tilecore.ir.expr import Const, Expr, Load, Var, binary, const
+from tilecore.ir import expr
+from tilecore.ir.dtype import DType
+from tilecore.ir.expr import Const, Expr, Load, binary, const
 from tilecore.ir.nodes import PrimFunc, Stmt
 from tilecore.language import Cast, Select, reinterpret
 
@@ -17,6 +19,11 @@ __all__ = [
 ]  # fmt: skip
 
 PrimExpr, BufferLoad = Expr, Load
+
+
+def Var(name: str, dtype: Any = "int32") -> expr.Var:
+    """Return a named scalar."""
+    return expr.Var(name, DType(dtype))
 
 
 def IntImm(dtype: Any, value: int) -> Const:
