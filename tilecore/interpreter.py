@@ -18,10 +18,10 @@ import numpy as np
 
 from tilecore.errors import ArgumentError, AssertionFailed, ScopeError, ShapeMismatch, TileError
 from tilecore.ir import nodes
-from tilecore.ir.analysis import output_positions, pads, written_buffers
+from tilecore.ir.analysis import is_elementwise, output_positions, pads, written_buffers
 from tilecore.ir.dims import solve
 from tilecore.ir.evaluate import Evaluator, Mask, Value, convert
-from tilecore.ir.expr import Expr, Load, Var, int_value
+from tilecore.ir.expr import Expr, Load, Var
 from tilecore.ir.fold import accumulator_dtype, reducer_update
 from tilecore.ir.fold_values import fold_values, scan_values, updated_value
 from tilecore.ir.indexing import format_shape
@@ -35,7 +35,6 @@ from tilecore.ir.packed import (
     measures,
     memory_of,
 )
-from tilecore.ir.visitor import loads, walk
 
 Array = Any  # a NumPy array, or a PackedArray
 UNDEFINED_INT = 0x55  # every byte of an undefined integer tile
@@ -418,7 +417,7 @@ class _Machine:
 
     def parallel(self, stmt: nodes.Parallel, mask: Mask) -> None:
         extents = [max(0, int(self.evaluate(e))) for e in stmt.extents]
-        if mask is True and _is_elementwise(stmt.body):
+        if mask is True and is_elementwise(stmt.body):
             for axis, (var, extent) in enumerate(zip(stmt.loop_vars, extents, strict=True)):
                 shape = [1] * len(extents)
                 shape[axis] = extent
@@ -451,31 +450,6 @@ class _Machine:
         """Annotations change no meaning; padding is known when the launch starts; a single thread
         waits for nobody.
         """
-
-
-def _is_elementwise(body: Stmt) -> bool:
-    """Return whether all iterations can be evaluated at once: stores to shared arrays, lets, ifs.
-
-    A variable or array of one iteration (T.alloc_var, T.alloc_local) would mix up its iterations,
-    and so would a reducer that is used for more than updates.
-    """
-    updates = 0
-    for stmt in walk(body):
-        if isinstance(stmt, nodes.Store):
-            if stmt.buffer.is_var or stmt.buffer.scope == "local":
-                return False
-            if stmt.buffer.reducer is not None and reducer_update(stmt) is None:
-                return False
-            updates += stmt.buffer.reducer is not None
-        elif isinstance(stmt, nodes.Atomic):
-            if stmt.prev is not None:
-                return False
-        elif isinstance(stmt, nodes.For):
-            if any(int_value(e) is None for e in (stmt.start, stmt.stop, stmt.step)):
-                return False
-        elif not isinstance(stmt, (nodes.Seq, nodes.Let, nodes.If, nodes.Assert, nodes.Print)):
-            return False
-    return updates == sum(x.buffer.reducer is not None for s in walk(body) for x in loads(s))
 
 
 _Handler = Callable[[_Machine, Any, Mask], None]

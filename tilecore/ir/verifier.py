@@ -15,7 +15,7 @@ from tilecore.errors import (
     TypeMismatch,
 )
 from tilecore.ir import nodes
-from tilecore.ir.analysis import reads, writes
+from tilecore.ir.analysis import reads, sets
 from tilecore.ir.dims import dimensions, extents_of, unbound
 from tilecore.ir.expr import Const, Expr, Load, Var, int_value
 from tilecore.ir.fold import check_fold
@@ -379,7 +379,7 @@ class _Checker:
         }
         readers: dict[int, tuple[Buffer, SourceSpan]] = {}
         for stmt in walk(func.body):
-            written.update(id(b.root) for b in _sets(stmt))
+            written.update(id(b.root) for b in sets(stmt))
             for buffer in reads(stmt):
                 readers.setdefault(id(buffer), (buffer, stmt.span))
         for key, (buffer, span) in readers.items():
@@ -387,17 +387,6 @@ class _Checker:
                 self.span = span
                 message = f"`{buffer.name}` is read but nothing ever sets it"
                 self.fault(ScopeError(message=message, hint="T.clear or T.copy into it first"))
-
-
-def _sets(stmt: Stmt) -> list[Buffer]:
-    """Return the buffers that a statement gives a value without using their old one."""
-    match stmt:
-        case nodes.Gemm(clear_accum=Const(value=False)) | nodes.Reduce(clear=False):
-            return []
-        case nodes.Atomic(op=op, prev=prev) if op != "store":
-            return [] if prev is None else [prev]
-        case _:
-            return writes(stmt)
 
 
 _CHECKS: Mapping[type[Stmt], Callable[[_Checker, Any], None]] = {
