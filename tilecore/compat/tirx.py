@@ -7,9 +7,9 @@ from typing import Any
 
 from tilecore import language
 from tilecore.errors import UnknownPrimitive
-from tilecore.ir import expr
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Const, Expr, Load, binary, const
+from tilecore.ir.expr import Var as Variable
 from tilecore.ir.nodes import PrimFunc, Stmt
 from tilecore.language import Cast, Select, reinterpret
 
@@ -21,9 +21,9 @@ __all__ = [
 PrimExpr, BufferLoad = Expr, Load
 
 
-def Var(name: str, dtype: Any = "int32") -> expr.Var:
+def Var(name: str, dtype: Any = "int32") -> Variable:
     """Return a named scalar."""
-    return expr.Var(name, DType(dtype))
+    return Variable(name, DType(dtype))
 
 
 def IntImm(dtype: Any, value: int) -> Const:
