@@ -32,8 +32,8 @@ _EXPORTS = {
 }
 _RENAMED = {"DataType": "DType"}
 _MODULES = (
-    "autotuner", "carver", "engine", "errors", "kernels", "language", "layout", "math", "profiler",
-    "testing", "tools", "transform", "utils",
+    "autotuner", "carver", "contrib", "engine", "errors", "kernels", "language", "layout", "math",
+    "profiler", "testing", "tools", "transform", "utils",
 )  # fmt: skip
 
 
@@ -42,8 +42,8 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(_EXPORTS[name]), _RENAMED.get(name, name))
     if name in _MODULES:
         return importlib.import_module(f"tilecore.{name}")
-    if name == "tvm":  # programs say `from tilelang import tvm`; here it is the stock package
-        return importlib.import_module("tvm")
+    if name == "tvm":  # programs say `from tilelang import tvm`
+        return importlib.import_module("tilecore.compat.tvm")
     raise AttributeError(f"module 'tilecore' has no attribute {name!r}")
 
 

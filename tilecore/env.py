@@ -36,9 +36,9 @@ class _Environment:
         jit.disable_cache()
 
 
-def set_log_level(level: int | str) -> None:
-    """Show messages of tilecore from this level on ("DEBUG", "INFO", "WARNING", ...)."""
-    logging.getLogger("tilecore").setLevel(level)
-
-
 env = _Environment()
+
+
+def set_log_level(level: str | int) -> None:
+    """Let tilecore log from ``level`` on, a name such as "WARNING" or a number of logging."""
+    logging.getLogger("tilecore").setLevel(level.upper() if isinstance(level, str) else level)

@@ -8,7 +8,6 @@ once where their body allows, else one by one in a shuffled order.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import math
 import sys
@@ -16,22 +15,29 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tilecore.errors import ArgumentError, AssertionFailed, ScopeError, ShapeMismatch, TileError
 from tilecore.ir import nodes
-from tilecore.ir.analysis import output_positions, pads, written_buffers
+from tilecore.ir.analysis import is_elementwise, output_positions, pads, written_buffers
 from tilecore.ir.barrier import arrival, deadlock, is_over
 from tilecore.ir.dims import solve
 from tilecore.ir.evaluate import Evaluator, Mask, Value, convert
-from tilecore.ir.expr import Expr, Load, Var, int_value
+from tilecore.ir.expr import Expr, Load, Var
 from tilecore.ir.fold import accumulator_dtype, reducer_update
 from tilecore.ir.fold_values import fold_values, scan_values, updated_value
 from tilecore.ir.indexing import format_shape
 from tilecore.ir.nodes import Buffer, PrimFunc, Region, Stmt
-from tilecore.ir.visitor import loads, walk
+from tilecore.ir.packed import (
+    PackedArray,
+    as_array,
+    at_address,
+    bytes_of,
+    empty_packed,
+    measures,
+    memory_of,
+)
 
-Array = npt.NDArray[Any]
+Array = Any  # a NumPy array, or a PackedArray
 UNDEFINED_INT = 0x55  # every byte of an undefined integer tile
 
 
@@ -65,7 +71,7 @@ def run(
     outputs = machine.bind(arguments)
     with np.errstate(all="ignore"):
         machine.run(func.body)
-    return [machine.memory[id(b)] for b in outputs]
+    return [memory_of(machine.memory[id(b)]) for b in outputs]
 
 
 class _Jump(Exception):
@@ -123,9 +129,8 @@ class _Machine:
             if isinstance(param, Var):
                 self.evaluate.set(param, argument)
                 continue
-            array = np.asarray(argument)
-            steps = [s // max(1, array.itemsize) for s in array.strides]
-            found += zip(param.shape, array.shape, strict=False)
+            shape, steps = measures(np.asarray(argument), param.dtype)
+            found += zip(param.shape, shape, strict=False)
             found += zip(param.strides or (), steps, strict=False)
         for is_alone in (True, False):
             for extent, actual in found:
@@ -144,18 +149,21 @@ class _Machine:
         def fail(expected: object, found: object) -> ArgumentError:
             return ArgumentError(position=position, name=param.name, expected=expected, found=found)
 
-        if array.dtype != param.dtype.numpy:
-            raise fail(param.dtype, array.dtype)
-        if array.ndim != param.ndim:
-            raise fail(f"shape {format_shape(param.shape)}", f"shape {array.shape}")
-        for extent, actual in zip(param.shape, array.shape, strict=True):
+        found = as_array(array, param.dtype)
+        if found is None:
+            raise fail(param.dtype.storage, array.dtype)
+        if found.ndim != param.ndim:
+            raise fail(f"shape {format_shape(param.shape)}", f"shape {found.shape}")
+        for extent, actual in zip(param.shape, found.shape, strict=True):
             if int(self.evaluate(extent)) != actual:
-                raise fail(f"shape {format_shape(param.shape)}", f"shape {array.shape}")
-        self.memory[id(param)] = array
+                raise fail(f"shape {format_shape(param.shape)}", f"shape {found.shape}")
+        self.memory[id(param)] = found
 
     def undefined(self, buffer: Buffer) -> Array:
         """Return a new array with contents that show when they are used."""
         shape = tuple(int(self.evaluate(e)) for e in buffer.shape)
+        if buffer.dtype.is_packed:
+            return empty_packed(shape, buffer.dtype, UNDEFINED_INT)
         if buffer.dtype.is_float:
             return np.full(shape, np.nan, np.float32).astype(buffer.dtype.numpy)
         pattern = np.full(buffer.dtype.itemsize, UNDEFINED_INT, np.uint8)
@@ -166,21 +174,21 @@ class _Machine:
     def view(self, buffer: Buffer, base: Array) -> Array:
         """Return the memory of a tile or tensor with another shape or element type."""
         shape = tuple(int(self.evaluate(e)) for e in buffer.shape)
-        return base.reshape(-1).view(buffer.dtype.numpy).reshape(shape)
+        flat = memory_of(base).reshape(-1)
+        if buffer.dtype.is_packed:
+            return PackedArray(flat.view(np.uint8).reshape(*shape[:-1], -1), buffer.dtype, shape)
+        return flat.view(buffer.dtype.numpy).reshape(shape)
 
     def at_address(self, buffer: Buffer, address: int) -> Array:
         """Return the memory at an address as an array."""
         shape = [int(self.evaluate(e)) for e in buffer.shape]
-        dtype = buffer.dtype.numpy
-        if 0 in shape:
-            return np.zeros(shape, dtype)
+        steps = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
         if buffer.strides is not None:
-            steps = [int(self.evaluate(e)) * dtype.itemsize for e in buffer.strides]
-        else:
-            steps = [math.prod(shape[i + 1 :]) * dtype.itemsize for i in range(len(shape))]
-        size = sum((n - 1) * s for n, s in zip(shape, steps, strict=True)) + dtype.itemsize
-        memory = (ctypes.c_byte * size).from_address(address)
-        return np.ndarray(shape, dtype, memory, strides=steps)  # type: ignore[arg-type]  # a buffer
+            steps = [int(self.evaluate(e)) for e in buffer.strides]
+        if buffer.dtype.is_packed:
+            memory = at_address(address, *bytes_of(shape, steps), np.dtype(np.uint8))
+            return PackedArray(memory, buffer.dtype, tuple(shape))
+        return at_address(address, shape, steps, buffer.dtype.numpy)
 
     # --- memory ---------------------------------------------------------------------------
 
@@ -421,7 +429,7 @@ class _Machine:
 
     def parallel(self, stmt: nodes.Parallel, mask: Mask) -> None:
         extents = [max(0, int(self.evaluate(e))) for e in stmt.extents]
-        if mask is True and _is_elementwise(stmt.body):
+        if mask is True and is_elementwise(stmt.body):
             for axis, (var, extent) in enumerate(zip(stmt.loop_vars, extents, strict=True)):
                 shape = [1] * len(extents)
                 shape[axis] = extent
@@ -454,31 +462,6 @@ class _Machine:
         """Annotations change no meaning; padding is known when the launch starts; a single thread
         waits for nobody.
         """
-
-
-def _is_elementwise(body: Stmt) -> bool:
-    """Return whether all iterations can be evaluated at once: stores to shared arrays, lets, ifs.
-
-    A variable or array of one iteration (T.alloc_var, T.alloc_local) would mix up its iterations,
-    and so would a reducer that is used for more than updates.
-    """
-    updates = 0
-    for stmt in walk(body):
-        if isinstance(stmt, nodes.Store):
-            if stmt.buffer.is_var or stmt.buffer.scope == "local":
-                return False
-            if stmt.buffer.reducer is not None and reducer_update(stmt) is None:
-                return False
-            updates += stmt.buffer.reducer is not None
-        elif isinstance(stmt, nodes.Atomic):
-            if stmt.prev is not None:
-                return False
-        elif isinstance(stmt, nodes.For):
-            if any(int_value(e) is None for e in (stmt.start, stmt.stop, stmt.step)):
-                return False
-        elif not isinstance(stmt, (nodes.Seq, nodes.Let, nodes.If, nodes.Assert, nodes.Print)):
-            return False
-    return updates == sum(x.buffer.reducer is not None for s in walk(body) for x in loads(s))
 
 
 _Handler = Callable[[_Machine, Any, Mask], None]

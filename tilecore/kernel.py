@@ -35,13 +35,21 @@ class JITKernel:
     def __init__(
         self,
         prim_func: PrimFunc,
-        artifact: Artifact,
-        loaded: LoadedKernel,
+        artifact: Artifact | None = None,
+        loaded: LoadedKernel | None = None,
         out_idx: int | Sequence[int] | None = None,
+        *,
+        target: Any = "auto",
+        **options: Any,
     ) -> None:
-        self.prim_func = prim_func
-        self.artifact = artifact
-        self.loaded = loaded
+        if artifact is None or loaded is None:  # JITKernel(program, target=...)
+            from tilecore.jit import compile
+
+            made: JITKernel = compile(prim_func, out_idx=out_idx, target=target, **options)
+            prim_func, artifact, loaded = made.prim_func, made.artifact, made.loaded
+        self.prim_func: PrimFunc = prim_func
+        self.artifact: Artifact = artifact
+        self.loaded: LoadedKernel = loaded
         marked = [
             i for i, p in enumerate(prim_func.params) if isinstance(p, Buffer) and p.is_output
         ]
@@ -140,6 +148,8 @@ def _empty(shape: tuple[int, ...], dtype: DType, inputs: Sequence[Any]) -> Any:
     """Return an uninitialised output, of torch if an input is, or if torch is loaded at all."""
     torch = sys.modules.get("torch")
     is_numpy = any(isinstance(i, np.ndarray) for i in inputs)
+    if dtype.is_packed:
+        shape = (*shape[:-1], shape[-1] // 2)
     if torch is None or (is_numpy and not any(isinstance(i, torch.Tensor) for i in inputs)):
-        return np.empty(shape, dtype.numpy)
-    return torch.empty(shape, dtype=getattr(torch, str(dtype)))
+        return np.empty(shape, np.uint8 if dtype.is_packed else dtype.numpy)
+    return torch.empty(shape, dtype=dtype.as_torch())

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilecore.errors import ShapeMismatch
+from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, int_value
+from tilecore.ir.fragment import Fragment
 from tilecore.ir.layout import Layout, panels, row_major
 from tilecore.ir.nodes import Buffer
 
 __all__ = [
-    "Layout", "make_full_bank_swizzled_layout", "make_half_bank_swizzled_layout",
+    "Fragment", "Layout", "get_swizzle_layout", "make_full_bank_swizzled_layout",
+    "make_half_bank_swizzled_layout",
     "make_linear_layout", "make_mma_swizzle_layout",
     "make_quarter_bank_swizzled_layout", "make_swizzled_layout", "panels",
     "row_major",
@@ -39,6 +43,32 @@ def make_swizzled_layout(buffer: Any, k_major: bool = True, allow_pad: bool = Tr
 def make_mma_swizzle_layout(buffer: Any, is_smooth: bool = False) -> Layout:
     """Return the XOR swizzle for ldmatrix; the row-major layout where ``is_smooth``."""
     return row_major(_extents(buffer)) if is_smooth else _swizzled(buffer, 128)
+
+
+def get_swizzle_layout(
+    row_idx: Any, col_idx: Any, row_size: Any, dtype: Any, swizzle_bytes: int | None = None
+) -> tuple[Any, Any]:
+    """Return where an element of a shared tile lies: its row, and a column without conflicts.
+
+    Args:
+        row_idx: its row.
+        col_idx: its column.
+        row_size: elements of a row.
+        dtype: element type.
+        swizzle_bytes: bytes that are permuted among each other, at most 128.
+
+    Raises:
+        ShapeMismatch: rows that are no multiple of 32 bytes (TC201).
+    """
+    bits = DType(dtype).bits
+    row_bytes = (int_value(row_size) or 0) * bits // 8
+    if row_bytes < 32 or row_bytes % 32:
+        what = "row of a swizzled layout"
+        raise ShapeMismatch(what=what, expected="a multiple of 32 bytes", found=row_bytes)
+    chunks = (swizzle_bytes or next(s for s in (128, 64, 32) if row_bytes % s == 0)) // BANK_BYTES
+    chunk = 8 * BANK_BYTES // bits
+    moved = (col_idx // chunk) ^ (row_idx % ROWS * chunks // ROWS)
+    return row_idx, moved * chunk + col_idx % chunk
 
 
 def make_full_bank_swizzled_layout(buffer: Any, **_: Any) -> Layout:

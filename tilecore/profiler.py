@@ -18,6 +18,7 @@ from tilecore.errors import TypeMismatch
 from tilecore.ir.evaluate import evaluate
 from tilecore.ir.expr import Var
 from tilecore.ir.nodes import Buffer
+from tilecore.ir.packed import packed
 from tilecore.ir.visitor import walk_expr
 
 if TYPE_CHECKING:
@@ -232,5 +233,8 @@ def _as_tensor(values: np.ndarray[Any, Any], buffer: Buffer) -> Any:
     try:
         import torch
     except ImportError:
-        return values.astype(buffer.dtype.numpy)
-    return torch.from_numpy(values).to(getattr(torch, str(buffer.dtype)))
+        is_packed = buffer.dtype.is_packed
+        return packed(values, buffer.dtype) if is_packed else values.astype(buffer.dtype.numpy)
+    if buffer.dtype.is_packed:
+        return torch.from_numpy(packed(values, buffer.dtype)).view(buffer.dtype.as_torch())
+    return torch.from_numpy(values).to(buffer.dtype.as_torch())

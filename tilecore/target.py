@@ -99,6 +99,8 @@ def gpu_programs_on_cpu() -> Iterator[None]:
 def parse_target(target: str | Target | Mapping[str, object] | None) -> Target:
     """Return the Target for a name as TileLang users write it ("llvm", "cpu", "auto").
 
+    A target of TVM stands for the name of its kind.
+
     Raises:
         UnknownTarget: the name is not one this version generates code for (TC304).
     """
@@ -106,6 +108,9 @@ def parse_target(target: str | Target | Mapping[str, object] | None) -> Target:
         return target
     if isinstance(target, Mapping):
         target = str(target.get("kind", target))
+    kind = getattr(target, "kind", None)
+    if kind is not None:
+        target = str(getattr(kind, "name", kind))
     name = "llvm" if target is None else str(target).split()[0].lower()
     if name in CPU_NAMES or (name in GPU_NAMES and _GPU_PROGRAMS_ON_CPU.get()):
         return cpu_target()

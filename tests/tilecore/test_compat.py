@@ -180,8 +180,6 @@ def test_cuda_calls_answer_for_one_device() -> None:
 
 def test_random_states_and_division_are_those_of_the_device() -> None:
     with cuda_on_cpu():
-        generator = torch.Generator(device="cuda").manual_seed(3)
-        assert torch.rand(2, generator=generator, device="cuda").shape == (2,)
         with torch.random.fork_rng(devices=[0]):
             torch.manual_seed(0)
         x = torch.arange(1, 1000, device="cuda").float()
@@ -189,3 +187,59 @@ def test_random_states_and_division_are_those_of_the_device() -> None:
         assert torch.equal(x / 448.0, x * float(np.float32(1) / np.float32(448)))
         assert torch.equal(x / x, torch.ones_like(x))
     assert not torch.equal(x / 448.0, x * float(np.float32(1) / np.float32(448)))
+
+
+def test_a_generator_of_cuda_is_one_of_the_cpu() -> None:
+    plain = torch.Generator
+    with cuda_on_cpu():
+        generator = torch.Generator(device="cuda").manual_seed(3)
+        found = torch.randperm(9, generator=generator, device="cuda")
+    assert torch.Generator is plain
+    assert torch.equal(found, torch.randperm(9, generator=plain().manual_seed(3)))
+
+
+def test_programs_find_the_capability_they_run_for() -> None:
+    from tilecore.contrib import nvcc
+
+    with cuda_on_cpu((8, 6)):
+        version = nvcc.get_target_compute_version()
+    assert version == "8.6"
+    assert nvcc.parse_compute_version(version) == (8, 6)
+
+
+PROGRAM_WITH_TIRX = """
+import torch
+import tilelang
+import tilelang.language as T
+from tilelang import tvm as tvm
+from tvm import tirx, DataType
+
+def nibble(value: tirx.PrimExpr, place: tirx.PrimExpr):
+    mask = tirx.const(15, T.uint16)
+    found = (value >> (place.astype(T.uint16) * tirx.const(4, T.uint16))) & mask
+    return tirx.Select(tirx.any(found == 3, found == tvm.tirx.IntImm("uint16", 5)),
+                       tirx.reinterpret(T.int16, found), tirx.Cast("int16", tirx.Min(found, 9)))
+
+@T.prim_func
+def main(A: T.Tensor((8,), T.uint8), B: T.Tensor((16,), T.int16)):
+    with T.Kernel(1):
+        for i in T.Parallel(16):
+            B[i] = nibble(A[i // 2], i % 2)
+
+assert DataType("float16").bits == 16
+kernel = tilelang.compile(main, out_idx=-1, target=tvm.target.Target("cuda"))
+a = torch.arange(8, dtype=torch.uint8, device="cuda") * 31
+want = torch.stack([a & 15, a >> 4], -1).flatten().clamp(max=9).to(torch.int16)
+assert torch.equal(kernel(a), want)
+"""
+
+
+def test_programs_get_expressions_of_tilecore_from_tvm(tmp_path) -> None:
+    import tvm
+
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM_WITH_TIRX)
+    outcome = runner.attempt(program)
+    assert outcome.kind == runner.CHECKED, outcome
+    assert tvm.__name__ == "tvm"
+    assert tvm.tirx.__name__ == "tvm.tirx"

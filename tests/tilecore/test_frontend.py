@@ -388,8 +388,8 @@ def test_unknown_primitives_say_why() -> None:
         T.thread_return  # noqa: B018
     with pytest.raises(UnknownPrimitive, match=r"did you mean T.alloc_shared\?"):
         T.alloc_sharde  # noqa: B018
-    with pytest.raises(UnknownPrimitive, match="vector element types"):
-        T.float16x8  # noqa: B018
+    with pytest.raises(UnknownPrimitive, match="this element type is not implemented yet"):
+        T.float6_e2m3fn  # noqa: B018
 
 
 def test_primitives_need_a_program_and_a_kernel() -> None:

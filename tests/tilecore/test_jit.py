@@ -220,3 +220,36 @@ def test_the_package_is_lazy_and_jit_stays_a_decorator() -> None:
 def test_examples_run(name: str, capsys: pytest.CaptureFixture) -> None:
     runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
     assert "matches PyTorch" in capsys.readouterr().out
+
+
+def test_a_kernel_made_from_a_program() -> None:
+    @T.prim_func
+    def double(A: T.Tensor((8,), "float32"), B: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            for i in T.Parallel(8):
+                B[i] = A[i] * 2
+
+    kernel = tilelang.JITKernel(double, out_idx=[1], target="llvm")
+    a = np.arange(8, dtype=np.float32)
+    np.testing.assert_array_equal(kernel(a), a * 2)
+
+
+def test_simplified_programs_lose_parameters_that_they_never_touch() -> None:
+    from tilecore.transform import simplify_prim_func
+
+    @simplify_prim_func
+    def program(with_bias):
+        @T.prim_func
+        def main(A: T.Tensor((8,), "float32"), Bias: T.Tensor((8,), "float32"),
+                 B: T.Tensor((8,), "float32")):  # fmt: skip
+            with T.Kernel(1):
+                for i in T.Parallel(8):
+                    B[i] = A[i] + Bias[i] if with_bias else A[i]
+
+        return main
+
+    a, bias, b = (np.arange(8, dtype=np.float32) * k for k in (1, 3, 0))
+    tilelang.compile(program(False), target="llvm")(a, b)
+    np.testing.assert_array_equal(b, a)
+    tilelang.compile(program(True), target="llvm")(a, bias, b)
+    np.testing.assert_array_equal(b, a + bias)

@@ -11,6 +11,7 @@ from tilecore.errors import ShapeMismatch
 from tilecore.ir.evaluate import evaluate
 from tilecore.ir.expr import Var
 from tilecore.ir.layout import Layout, panels, row_major
+from tilecore.layout import get_swizzle_layout
 
 
 def test_row_major_with_padding() -> None:
@@ -61,3 +62,14 @@ def test_layouts_need_known_shapes_and_fitting_functions() -> None:
         Layout((Var("n"), 4), lambda i, j: i)
     with pytest.raises(ShapeMismatch, match="2 indices"):
         Layout((4, 4), lambda i: i)
+
+
+@pytest.mark.parametrize(
+    ("columns", "dtype"), [(32, "float16"), (64, "int8"), (128, "float16"), (48, "float32")]
+)
+def test_swizzled_places_are_distinct(columns: int, dtype: str) -> None:
+    layout = Layout((16, columns), lambda i, j: get_swizzle_layout(i, j, columns, dtype))
+    assert layout.is_injective
+    assert layout.physical_shape == (16, columns)
+    with pytest.raises(ShapeMismatch, match="a multiple of 32 bytes, found 6"):
+        get_swizzle_layout(0, 0, 3, "float16")

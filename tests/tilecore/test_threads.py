@@ -229,3 +229,46 @@ def test_wrong_uses() -> None:
 
     with pytest.raises(ScopeError, match=r"T\.alloc_local"):
         tilelang.compile(parallel_local)
+
+
+@pytest.mark.parametrize("axes", [(0,), (1,), (2,), (0, 2), (1, 2), (0, 1)])
+@pytest.mark.parametrize("op", ["sum", "max"])
+def test_allreduce_over_any_thread_axes(axes, op) -> None:
+    """Threads of outer axes are no neighbours: they meet in shared memory, in a loop too."""
+    extents = (4, 3, 2)
+    combine = (lambda x, y: x + y) if op == "sum" else T.max
+
+    @T.prim_func
+    def main(A: T.Tensor((2, 2, 3, 4), "float32"), B: T.Tensor((2, 2, 3, 4), "float32")):
+        with T.Kernel(1, threads=extents):
+            own = T.get_thread_bindings()
+            mine = T.alloc_local((1,), "float32")
+            found = T.alloc_local((1,), "float32")
+            for i in T.serial(2):
+                mine[0] = A[i, own[2], own[1], own[0]]
+                with T.attr(T.comm_reducer(combine, [T.float32(0)]), "reduce_scope",
+                            T.reinterpret(T.uint64(0), dtype="handle")):  # fmt: skip
+                    T.evaluate(
+                        T.tvm_thread_allreduce(
+                            T.uint32(1), mine[0], True, found[0],
+                            *[own[d] for d in axes], dtype="handle",
+                        )
+                    )  # fmt: skip
+                B[i, own[2], own[1], own[0]] = found[0]
+
+    a = np.random.default_rng(3).integers(-9, 9, (2, 2, 3, 4)).astype(np.float32)
+    fold = np.sum if op == "sum" else np.max
+    want = fold(a, axis=tuple(3 - d for d in axes), keepdims=True) + np.zeros_like(a)
+    found = run_both(main, a, np.zeros_like(a))[1]
+    np.testing.assert_array_equal(found, want)
+
+
+def test_allreduce_over_what_is_no_thread_axis_is_named() -> None:
+    with pytest.raises(TypeMismatch, match=r"thread indices of the block \(tx\), found bx"):
+
+        @T.prim_func
+        def main(A: T.Tensor((4,), "float32")):
+            with T.Kernel(4, threads=4) as bx:
+                found = T.alloc_local((1,), "float32")
+                with T.attr(T.comm_reducer(lambda x, y: x + y), "reduce_scope", 0):
+                    T.tvm_thread_allreduce(T.uint32(1), A[bx], True, found[0], bx)

@@ -58,15 +58,6 @@ def _reciprocal(a: Any, b: float) -> float:
     return 1.0 / b if a.dtype == torch.float64 else float(np.float32(1.0) / np.float32(b))
 
 
-class CpuGenerator(torch.Generator):  # type: ignore[misc]  # torch has no types here
-    """torch.Generator, of the CPU whatever device is asked for."""
-
-    def __new__(cls, device: Any = "cpu") -> Any:
-        """Return a generator of the CPU."""
-        _ = device
-        return super().__new__(cls, device="cpu")
-
-
 class CudaOnCpu(TorchFunctionMode):  # type: ignore[misc]  # torch has no types here
     """Replaces the device "cuda" in the arguments of torch functions."""
 
@@ -87,6 +78,15 @@ class CudaOnCpu(TorchFunctionMode):  # type: ignore[misc]  # torch has no types 
         if named.get("pin_memory"):
             named.pop("pin_memory")
         return ZEROED.get(func, func)(*[on_cpu(a) for a in args], **named)
+
+
+class Generator(torch.Generator):  # type: ignore[misc]  # torch has no types here
+    """torch.Generator, of the CPU for programs that want one of "cuda"."""
+
+    def __new__(cls, device: Any = "cpu") -> Generator:
+        """Return a generator of random numbers."""
+        made: Generator = super().__new__(cls, on_cpu(device))
+        return made
 
 
 class Event:
@@ -167,7 +167,7 @@ def cuda_on_cpu(capability: tuple[int, int] = CAPABILITY) -> Iterator[None]:
     new: list[tuple[Any, str, Any]] = [
         *((torch.cuda, name, value) for name, value in _replacements(capability).items()),
         (torch.nn.Module, "cuda", lambda self, device=None: self),
-        (torch, "Generator", CpuGenerator),
+        (torch, "Generator", Generator),
         (torch.random, "fork_rng", lambda *_, **__: fork_rng(devices=())),
     ]
     old = [(owner, name, getattr(owner, name)) for owner, name, _ in new]

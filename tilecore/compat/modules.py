@@ -1,15 +1,20 @@
-"""``import tilelang.x.y`` finds tilecore's counterpart while :func:`aliased` is active."""
+"""``import tilelang.x.y`` finds tilecore's counterpart while :func:`aliased` is active.
+
+``import tvm`` finds :mod:`tilecore.compat.tvm` then, but for tilecore and TVM themselves.
+"""
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 ALIAS, OURS = "tilelang", "tilecore"
 
@@ -19,16 +24,22 @@ COUNTERPARTS = {
     "backend.target": "utils.target",
     "cache": "jit",
     "carver.arch.driver": "carver.arch",
+    "cpu.language": "language",
     "cuda.intrinsics": "layout",
+    "cuda.intrinsics.layout.mma_layout": "layout",
+    "cuda.intrinsics.layout.utils": "layout",
+    "cuda.language": "language",
     "engine.callback": "engine",
     "engine.lower": "engine",
     "jit.kernel": "kernel",
     "language.dtypes": "language",
-    "language.fp8": "language.dtypes",
+    "language.tir.ir": "language",
+    "language.tir.op": "language",
     "layout.layout": "layout",
     "layout.fragment": "layout",
     "layout.swizzle": "layout",
     "profiler.bench": "profiler",
+    "rocm.language": "language",
     "tileop.base": "language",
     "transform.pass_config": "pass_config",
     "transform.simplify": "transform",
@@ -76,6 +87,30 @@ class AliasFinder(MetaPathFinder):
         )
 
 
+TVM = "tvm"
+_THEIR_OWN = ("tilecore", "tvm", "tvm_ffi")  # packages that mean TVM when they say so
+
+
+def _import_as_programs_mean(real: Any) -> Any:
+    def find(
+        name: str,
+        globals: Mapping[str, Any] | None = None,
+        locals: Mapping[str, Any] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> Any:
+        root, _, rest = name.partition(".")
+        asker = str((globals or {}).get("__name__", "")).partition(".")[0]
+        if level or root != TVM or asker in _THEIR_OWN:
+            return real(name, globals, locals, fromlist, level)
+        found: Any = importlib.import_module("tilecore.compat.tvm")
+        for part in rest.split(".") if rest and fromlist else ():
+            found = getattr(found, part)
+        return found
+
+    return find
+
+
 def _is_ours(name: str) -> bool:
     """Return whether tilecore has a module of this name (its parent must exist)."""
     return importlib.util.find_spec(name) is not None
@@ -92,9 +127,12 @@ def aliased() -> Iterator[None]:
         del sys.modules[name]
     finder = AliasFinder()
     sys.meta_path.insert(0, finder)
+    real = builtins.__import__
+    builtins.__import__ = _import_as_programs_mean(real)
     try:
         yield
     finally:
+        builtins.__import__ = real
         sys.meta_path.remove(finder)
         for name in [n for n in sys.modules if n.partition(".")[0] == ALIAS]:
             del sys.modules[name]

@@ -20,6 +20,7 @@ from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Const, Expr, Load, as_bool, binary, cast, const, select, unary
 from tilecore.ir.indexing import index_buffer, same_extents, whole
 from tilecore.ir.nodes import Assert, Buffer, Copy, Fill, Region, Store
+from tilecore.ir.vector import Vector, places
 from tilecore.ir.visitor import walk_expr
 
 _OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
@@ -98,7 +99,20 @@ class Scope:
                 return old.value
         elif isinstance(value, Expr) and not fresh:
             value = self._settle(name, value)
+        elif isinstance(value, Vector) and value.variable is None:
+            return self._bind_vector(name, value, None if old is None else old.value)
         return self.bind_new(name, value)
+
+    def _bind_vector(self, name: str, value: Vector, old: Any) -> Any:
+        lanes = [self._settle(name, lane) for lane in value.lanes]
+        if not isinstance(old, Vector) or old.variable is None:
+            return self.bind_new(name, Vector(tuple(lanes)))
+        if value.dtype != old.dtype:
+            raise TypeMismatch(expected=f"a {old.dtype} for `{name}`", found=str(value.dtype))
+        for place, lane in zip(old.lanes, lanes, strict=True):
+            assert isinstance(place, Load)
+            self._store_element(place.buffer, place.indices, lane)
+        return old
 
     def bind_new(self, name: str, value: Any) -> Any:
         """Bind ``name`` to ``value`` as it is."""
@@ -201,8 +215,18 @@ class Scope:
                     expected=f"a tile like `{target.name}[...]`", found="another shape"
                 )
             self.builder.emit(Copy(source, place, span=self.builder.span))
+        elif isinstance(value, Vector):
+            self._store_vector(place, value)
         else:
             self.builder.emit(Fill(place, cast(value, target.dtype), self.builder.span))
+
+    def _store_vector(self, place: Region, value: Vector) -> None:
+        at = places(place)
+        if len(at) != len(value.lanes):
+            raise TypeMismatch(expected=f"{len(at)} lanes", found=str(value.dtype))
+        lanes = [self._settle("lane", lane) for lane in value.lanes]
+        for indices, lane in zip(at, lanes, strict=True):
+            self._store_element(place.buffer, indices, lane)
 
     def _store_element(self, buffer: Buffer, indices: tuple[Expr, ...], value: Any) -> None:
         if isinstance(value, (Buffer, Region)):

@@ -145,7 +145,7 @@ def solve_constants(
     for position, buffer in enumerate(params):
         if isinstance(buffer, Var):
             continue
-        shape = tuple(tensors[buffer.name].shape)
+        shape, steps = _measures(tensors[buffer.name], buffer.dtype)
         if len(shape) != buffer.ndim:
             raise ArgumentError(
                 position=position,
@@ -154,8 +154,7 @@ def solve_constants(
                 found=f"shape {tuple(int(s) for s in shape)}",
             )
         written = (*buffer.shape, *(buffer.strides or ()))
-        steps = _strides(tensors[buffer.name]) if buffer.strides is not None else ()
-        for axis, (expr, actual) in enumerate(zip(written, (*shape, *steps), strict=True)):
+        for axis, (expr, actual) in enumerate(zip(written, (*shape, *steps), strict=False)):
             name = names.get(id(expr))
             if name is None:
                 continue
@@ -175,9 +174,17 @@ def solve_constants(
     return found
 
 
-def _strides(tensor: Any) -> tuple[int, ...]:
-    """Return the strides of a torch or NumPy tensor in elements."""
+def _measures(tensor: Any, dtype: DType) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return shape and strides of a torch or NumPy tensor in elements of ``dtype``."""
+    shape = tuple(tensor.shape)
+    if isinstance(tensor, TensorSpec):
+        return tensor.shape, tensor.strides or ()  # type: ignore[return-value]  # known numbers
     stride = getattr(tensor, "stride", None)
     if callable(stride):
-        return tuple(stride())
-    return tuple(s // max(1, tensor.itemsize) for s in tensor.strides)
+        steps = tuple(stride())
+    else:
+        steps = tuple(s // max(1, tensor.itemsize) for s in tensor.strides)
+    if not dtype.is_packed:
+        return shape, steps
+    rows = tuple(s * 2 for s in steps[:-1])  # a byte of the tensor is two elements
+    return (*shape[:-1], *(n * 2 for n in shape[-1:])), (*rows, *steps[-1:])

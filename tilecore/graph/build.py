@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tilecore.graph.closed_form import ceildiv, free_vars, product, substitute, total
+from tilecore.graph.closed_form import ceildiv, free_vars, product, size_bytes, substitute, total
 from tilecore.graph.describe import describe
 from tilecore.graph.graph import Launch, TileGraph
 from tilecore.graph.nodes import Access, Loop, TileOp
@@ -139,7 +139,7 @@ def _live_bytes(stmt: Stmt, scope: str) -> Expr:
     """Return the most bytes of ``scope`` alive at once inside ``stmt``."""
     if isinstance(stmt, Alloc):
         buffer = stmt.buffer
-        own = product((*buffer.shape, buffer.dtype.itemsize))
+        own = size_bytes(buffer.shape, buffer.dtype)
         return own if buffer.scope == scope else const(0)
     if isinstance(stmt, Seq):
         own_bytes = total(_live_bytes(s, scope) for s in stmt.stmts if isinstance(s, Alloc))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tilecore.errors import TypeMismatch
+from tilecore.ir.dtype import DType
 from tilecore.ir.expr import (
     Binary,
     Call,
@@ -153,3 +154,10 @@ def ceildiv(a: ExprLike, b: ExprLike) -> Expr:
 def minimum(a: ExprLike, b: ExprLike) -> Expr:
     """Return the smaller of two closed forms."""
     return binary("min", a, b)
+
+
+def size_bytes(extents: Iterable[ExprLike], dtype: DType) -> Expr:
+    """Return the bytes of a box of elements."""
+    if dtype.is_packed:
+        return ceildiv(product(extents), 8 // dtype.bits)
+    return product((*extents, dtype.itemsize))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilecore.graph.closed_form import minimum, product
+from tilecore.graph.closed_form import minimum, product, size_bytes
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Var
 from tilecore.ir.nodes import Buffer, Stmt
@@ -67,14 +67,14 @@ class Access:
     @property
     def tile_bytes(self) -> Expr:
         """Bytes of one box."""
-        return product((*self.extents, self.buffer.dtype.itemsize))
+        return size_bytes(self.extents, self.buffer.dtype)
 
     @property
     def footprint_bytes(self) -> Expr:
         """Bytes of the tensor that all boxes together touch, clipped at its edges."""
         axes = zip(self.buffer.shape, self.extents, self.axis_steps, strict=True)
         covered = [minimum(size, extent * steps) for size, extent, steps in axes]
-        return product((*covered, self.buffer.dtype.itemsize))
+        return size_bytes(covered, self.buffer.dtype)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -41,6 +41,8 @@ from tilecore.ir.nodes import (
 from tilecore.ir.visitor import loads, walk
 from tilecore.target import Target
 
+# Tiles without views keep 4-bit elements in types of their own: none shares a byte.
+UNPACKED = {"int4": "int8", "uint4": "uint8", "float4_e2m1fn": "float16"}
 HOIST_LIMIT_BYTES = 512 << 20  # largest packed copy of an operand held for one call
 
 
@@ -358,6 +360,9 @@ def _static(buffer: Buffer, target: Target, is_dense: bool) -> Storage:
             reason="tile shapes must be known when the kernel is compiled",
             span=buffer.span,
         )
+    if buffer.dtype.is_packed and not is_dense:
+        kind = DType(UNPACKED[buffer.dtype])
+        return rows(shape, kind, kind.itemsize, target.lanes(kind))
     if is_dense:
         return Storage(shape, buffer.dtype, "rows", shape[-1], spare=target.lanes(buffer.dtype))
     return rows(shape, buffer.dtype, buffer.dtype.itemsize, target.lanes(buffer.dtype))
@@ -370,7 +375,7 @@ def _kept_dtype(buffer: Buffer, gemm: Gemm) -> str:
     """
     accum = gemm.c.buffer.dtype
     narrow = buffer.dtype.is_float and buffer.dtype.bits < 32 and accum == "float32"
-    return str(accum if narrow else buffer.dtype)
+    return str(accum) if narrow else UNPACKED.get(buffer.dtype, str(buffer.dtype))
 
 
 def _distinct(*limits: Expr | None) -> tuple[Expr, ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tilecore.ir import nodes
-from tilecore.ir.expr import Expr, Var, int_value
+from tilecore.ir.expr import Const, Expr, Var, int_value
+from tilecore.ir.fold import reducer_update
 from tilecore.ir.nodes import Buffer, PrimFunc, Region, Stmt
 from tilecore.ir.visitor import expressions, loads, walk, walk_expr
 
@@ -104,3 +105,39 @@ def covers_whole(region: Region) -> bool:
         int_value(o) == 0 and int_value(e) == s
         for o, e, s in zip(region.offsets, region.extents, shape, strict=True)
     )
+
+
+def is_elementwise(body: Stmt) -> bool:
+    """Return whether all iterations can be evaluated at once: stores to shared arrays, lets, ifs.
+
+    A variable or array of one iteration (T.alloc_var, T.alloc_local) would mix up its iterations,
+    and so would a reducer that is used for more than updates.
+    """
+    updates = 0
+    for stmt in walk(body):
+        if isinstance(stmt, nodes.Store):
+            if stmt.buffer.is_var or stmt.buffer.scope == "local":
+                return False
+            if stmt.buffer.reducer is not None and reducer_update(stmt) is None:
+                return False
+            updates += stmt.buffer.reducer is not None
+        elif isinstance(stmt, nodes.Atomic):
+            if stmt.prev is not None:
+                return False
+        elif isinstance(stmt, nodes.For):
+            if any(int_value(e) is None for e in (stmt.start, stmt.stop, stmt.step)):
+                return False
+        elif not isinstance(stmt, (nodes.Seq, nodes.Let, nodes.If, nodes.Assert, nodes.Print)):
+            return False
+    return updates == sum(x.buffer.reducer is not None for s in walk(body) for x in loads(s))
+
+
+def sets(stmt: Stmt) -> list[Buffer]:
+    """Return the buffers that a statement gives a value without using their old one."""
+    match stmt:
+        case nodes.Gemm(clear_accum=Const(value=False)) | nodes.Reduce(clear=False):
+            return []
+        case nodes.Atomic(op=op, prev=prev) if op != "store":
+            return [] if prev is None else [prev]
+        case _:
+            return writes(stmt)

@@ -15,8 +15,10 @@ _BITS = {
     "uint8": 8, "uint16": 16, "uint32": 32, "uint64": 64,
     "float16": 16, "bfloat16": 16, "float32": 32, "float64": 64,
     "float8_e4m3fn": 8, "float8_e5m2": 8, "float8_e4m3fnuz": 8, "float8_e5m2fnuz": 8,
-    "float8_e8m0fnu": 8,
+    "float8_e8m0fnu": 8, "int4": 4, "uint4": 4, "float4_e2m1fn": 4,
 }  # fmt: skip
+# What torch and NumPy keep pairs of 4-bit elements in; NumPy has bytes for all of them.
+_TORCH_STORAGE = {"int4": "int8", "uint4": "uint8", "float4_e2m1fn": "float4_e2m1fn_x2"}
 _ALIASES = {
     "float": "float32", "half": "float16", "double": "float64", "int": "int32", "long": "int64",
     "short": "int16", "char": "int8", "boolean": "bool", "uint": "uint32", "f16": "float16",
@@ -46,27 +48,37 @@ class DType(str):
         if isinstance(name, (type, np.dtype)):
             text = np.dtype(name).name
         text = _ALIASES.get(text, text)
+        if text.partition("x")[0] in _BITS and text.rpartition("x")[2].isdigit():
+            element, _, lanes = text.rpartition("x")
+            raise TypeMismatch(
+                expected="an element type; vectors are values and variables (T.alloc_var)",
+                found=text,
+                hint=f"use {element} and one more axis of {lanes}",
+            )
         if text not in _BITS:
             raise TypeMismatch(
                 expected=f"an element type ({', '.join(sorted(_BITS))})", found=repr(name)
             )
         return super().__new__(cls, text)
 
-    def __call__(self, value: Any) -> Any:
-        """Return ``value`` converted to this type, as an expression.
+    def __call__(self, *value: Any) -> Any:
+        """Return a value converted to this type; without one, a variable for T.let to bind.
 
         Raises:
-            TypeMismatch: a Python integer that the type does not hold (TC202).
+            TypeMismatch: several values, or a Python integer that the type does not hold (TC202).
         """
-        from tilecore.ir.expr import cast, holds
+        from tilecore.ir.expr import Var, cast, holds
 
-        if type(value) is int and self != "bool" and not holds(self, value):
-            raise TypeMismatch(expected=f"a number that {self} holds", found=value)
-        return cast(value, self)
+        if len(value) > 1:
+            raise TypeMismatch(expected=f"one value of {self}", found=f"{len(value)} values")
+        if value and type(value[0]) is int and self != "bool" and not holds(self, value[0]):
+            raise TypeMismatch(expected=f"a number that {self} holds", found=value[0])
+        return cast(value[0], self) if value else Var("v", self)
 
     def as_torch(self) -> Any:
-        """Return torch's dtype of this name; torch must be installed."""
-        return getattr(importlib.import_module("torch"), str(self))
+        """Return torch's dtype of this name (of 4 bits: of its pairs); torch must be installed."""
+        torch = importlib.import_module("torch")
+        return getattr(torch, _TORCH_STORAGE.get(str(self), str(self)))
 
     @property
     def bits(self) -> int:
@@ -75,8 +87,25 @@ class DType(str):
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element in memory."""
-        return self.bits // 8
+        """Bytes of one element in memory; of two elements of 4 bits."""
+        return max(1, self.bits // 8)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether a byte of a tensor holds two elements, the first in its low half."""
+        return self.bits < 8
+
+    @property
+    def storage(self) -> str:
+        """The type in words, with what tensors of it are passed as."""
+        return f"{self}, two per byte of int8 or uint8" if self.is_packed else str(self)
+
+    @property
+    def computed(self) -> DType:
+        """The type that arithmetic on values takes place in: that of C for less than 8 bits."""
+        if not self.is_packed:
+            return self
+        return DType("float32" if self.is_float else "int32")
 
     @property
     def is_float(self) -> bool:

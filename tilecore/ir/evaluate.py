@@ -14,6 +14,7 @@ import numpy as np
 
 from tilecore.errors import ScopeError
 from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var
+from tilecore.ir.packed import reinterpreted
 
 Value = Any  # a NumPy scalar or array of the dtype of the expression
 Mask = Any  # True, or a bool array
@@ -117,7 +118,7 @@ class Evaluator:
         """Evaluate in at least float32 (16-bit math functions are computed so everywhere)."""
         args = [np.asarray(self(a, mask)) for a in expr.args]
         if expr.name == "reinterpret":
-            return args[0].view(expr.dtype.numpy)[()]
+            return reinterpreted(args[0], expr.dtype)[()]
         narrow = expr.dtype.is_float and expr.dtype.bits < 32
         result = _CALLS[expr.name](*(a.astype(np.float32) if narrow else a for a in args))
         return np.asarray(result).astype(expr.dtype.numpy)[()]
@@ -128,6 +129,8 @@ def convert(value: Value, dtype: np.dtype[Any]) -> Value:
 
     Numbers too large for float8_e4m3fn become its largest (as in torch; ml_dtypes gives NaN).
     """
+    if dtype.name == "float4_e2m1fn":  # its largest, as on a GPU (ml_dtypes gives 0)
+        value = np.where(np.isnan(np.asarray(value).astype(np.float64)), 6.0, value)
     if dtype.name == "float8_e4m3fn":
         value = np.clip(np.asarray(value).astype(np.float64), -E4M3FN_MAX, E4M3FN_MAX)
     with np.errstate(invalid="ignore", over="ignore"):

@@ -355,10 +355,11 @@ def binary(op: str, left: ExprLike, right: ExprLike) -> Expr:
     if not isinstance(left, Expr) and not isinstance(right, Expr):
         left = as_expr(left)
     if isinstance(left, Expr):
-        a, b = left, as_expr(right, left.dtype)
+        a = _computed(left)
+        b = _computed(as_expr(right, a.dtype))
     else:
-        assert isinstance(right, Expr)
-        a, b = as_expr(left, right.dtype), right
+        b = _computed(as_expr(right))
+        a = as_expr(left, b.dtype)
     if op in LOGICAL:
         a, b = as_bool(a), as_bool(b)
         dtype = DType("bool")
@@ -371,6 +372,11 @@ def binary(op: str, left: ExprLike, right: ExprLike) -> Expr:
         a, b = cast(a, dtype), cast(b, dtype)
     result = DType("bool") if op in COMPARISONS or op in LOGICAL else dtype
     return _fold_binary(op, a, b, result)
+
+
+def _computed(value: Expr) -> Expr:
+    """Return a value in the type that arithmetic takes place in."""
+    return cast(value, value.dtype.computed)
 
 
 def _fold_binary(op: str, a: Expr, b: Expr, result: DType) -> Expr:
@@ -400,7 +406,7 @@ def _fold_binary(op: str, a: Expr, b: Expr, result: DType) -> Expr:
 
 def unary(op: str, value: ExprLike) -> Expr:
     """Return ``op value``, folded where known."""
-    a = as_expr(value)
+    a = _computed(as_expr(value))
     if op == "not":
         a = as_bool(a)
         return const(not a.value, "bool") if isinstance(a, Const) else Unary("not", a, a.dtype)
@@ -448,8 +454,8 @@ def call(name: str, *args: ExprLike) -> Expr:
     """Return the math function ``name`` of CALLS applied to ``args``."""
     if name not in CALLS:
         raise TypeMismatch(expected=f"one of {', '.join(CALLS)}", found=name)
-    like = next((a.dtype for a in args if isinstance(a, Expr)), None)
-    values = tuple(as_expr(a, like) for a in args)
+    like = next((a.dtype.computed for a in args if isinstance(a, Expr)), None)
+    values = tuple(_computed(as_expr(a, like)) for a in args)
     dtype = functools.reduce(promote, (v.dtype for v in values))
     if not dtype.is_float and name != "abs":
         dtype = DType("float32")

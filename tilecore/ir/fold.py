@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
+import ml_dtypes
 
 from tilecore.errors import ShapeMismatch, TypeMismatch
 from tilecore.ir.dtype import DType, promote
@@ -33,7 +33,7 @@ def accumulator_dtype(op: str, source: DType, target: DType) -> DType:
     """Return the type that values of ``source`` are accumulated in on their way to ``target``."""
     if target == "bool":
         return target
-    wide = promote(source, target)
+    wide = promote(source, target).computed
     return DType("float32") if wide.is_float and wide.bits < 32 else wide
 
 
@@ -48,7 +48,7 @@ def identity(op: str, dtype: DType) -> float | int | bool:
         return 0
     if dtype.is_float:
         return -math.inf if step == "max" else math.inf
-    limits = np.iinfo(dtype.numpy)
+    limits = ml_dtypes.iinfo(dtype.numpy)
     return int(limits.min if step == "max" else limits.max)
 
 

@@ -103,6 +103,11 @@ class Buffer:
         """The number of axes."""
         return len(self.shape)
 
+    @property
+    def data(self) -> Buffer:
+        """The memory, as ``T.Tensor(shape, dtype, data)`` takes it to see it in another shape."""
+        return self
+
     def __getitem__(self, key: Any) -> Any:
         """Return a Load (all indices given) or a Region (at least one slice)."""
         from tilecore.ir.indexing import index_buffer

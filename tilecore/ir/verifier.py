@@ -15,13 +15,14 @@ from tilecore.errors import (
     TypeMismatch,
 )
 from tilecore.ir import nodes
-from tilecore.ir.analysis import reads, writes
+from tilecore.ir.analysis import reads, sets
 from tilecore.ir.dims import dimensions, extents_of, unbound
 from tilecore.ir.expr import Const, Expr, Load, Var, int_value
 from tilecore.ir.fold import check_fold
 from tilecore.ir.gemm_shape import check_gemm_shape
 from tilecore.ir.indexing import format_shape, same_extents
 from tilecore.ir.nodes import Buffer, PrimFunc, Region, Stmt
+from tilecore.ir.packed_rules import param_faults, stmt_faults
 from tilecore.ir.polynomial import is_equal, product
 from tilecore.ir.visitor import expressions, regions, walk, walk_expr
 
@@ -39,6 +40,7 @@ def faults(func: PrimFunc, symbols: Collection[Var] = ()) -> list[TileError]:
         symbols: symbolic knobs that may stay open.
     """
     checker = _Checker(func, symbols)
+    checker.check_params(func)
     checker.check_dimensions(func)
     checker.visit(func.body)
     checker.check_undefined_tiles(func)
@@ -88,6 +90,10 @@ class _Checker:
         self.ended |= self.live - before
         self.live = before
 
+    def check_params(self, func: PrimFunc) -> None:
+        """Report parameters that cannot be passed."""
+        self.found += [e.at(func.span) for p in func.params for e in param_faults(p)]
+
     def check_dimensions(self, func: PrimFunc) -> None:
         """Report symbols in shapes that no axis of a tensor parameter gives a value."""
         known = self.dimensions | {id(p) for p in func.params}
@@ -117,6 +123,8 @@ class _Checker:
             self.check_expr(expr)
         for region in regions(stmt):
             self.check_region(region)
+        for error in stmt_faults(stmt):
+            self.fault(error)
         handler = _CHECKS.get(type(stmt))
         if handler is not None:
             handler(self, stmt)
@@ -387,7 +395,7 @@ class _Checker:
         }
         readers: dict[int, tuple[Buffer, SourceSpan]] = {}
         for stmt in walk(func.body):
-            written.update(id(b.root) for b in _sets(stmt))
+            written.update(id(b.root) for b in sets(stmt))
             for buffer in reads(stmt):
                 readers.setdefault(id(buffer), (buffer, stmt.span))
         for key, (buffer, span) in readers.items():
@@ -395,17 +403,6 @@ class _Checker:
                 self.span = span
                 message = f"`{buffer.name}` is read but nothing ever sets it"
                 self.fault(ScopeError(message=message, hint="T.clear or T.copy into it first"))
-
-
-def _sets(stmt: Stmt) -> list[Buffer]:
-    """Return the buffers that a statement gives a value without using their old one."""
-    match stmt:
-        case nodes.Gemm(clear_accum=Const(value=False)) | nodes.Reduce(clear=False):
-            return []
-        case nodes.Atomic(op=op, prev=prev) if op != "store":
-            return [] if prev is None else [prev]
-        case _:
-            return writes(stmt)
 
 
 _CHECKS: Mapping[type[Stmt], Callable[[_Checker, Any], None]] = {

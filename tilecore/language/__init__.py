@@ -7,14 +7,18 @@ from typing import Any
 from tilecore.ir.expr import Expr as PrimExpr
 from tilecore.ir.expr import Var
 from tilecore.ir.nodes import PrimFunc
+from tilecore.ir.vector import VectorType
 from tilecore.language.allocate import (
+    alloc_buffer,
     alloc_fragment,
     alloc_global,
     alloc_local,
     alloc_shared,
     alloc_var,
 )
+from tilecore.language.allreduce import attr, comm_reducer, tvm_thread_allreduce
 from tilecore.language.annotate import (
+    Fragment,
     Layout,
     annotate_layout,
     annotate_safe_value,
@@ -34,6 +38,8 @@ from tilecore.language.atomic import (
 )
 from tilecore.language.attributes import (
     annotate_compile_flags,
+    annotate_l2_hit_ratio,
+    annotate_min_blocks_per_sm,
     annotate_pass_configs,
     func_attr,
 )
@@ -49,11 +55,13 @@ from tilecore.language.barrier import (
     mbarrier_wait_parity,
     tcgen05_mma_arrive,
 )
+from tilecore.language.binding import let, thread_binding
 from tilecore.language.copy import clear, copy, fill
 from tilecore.language.dtypes import (
     ALIASES,
     bfloat16,
     dtype,
+    float4_e2m1fn,
     float8_e4m3,
     float8_e4m3fn,
     float8_e4m3fnuz,
@@ -63,16 +71,29 @@ from tilecore.language.dtypes import (
     float16,
     float32,
     float64,
+    int4,
     int8,
     int16,
     int32,
     int64,
+    resolve_torch_storage_dtype,
     tfloat32,
+    uint4,
     uint8,
     uint16,
     uint32,
     uint64,
 )
+from tilecore.language.foreign import (
+    call_extern,
+    call_intrin,
+    call_pure_extern,
+    call_pure_intrin,
+    ffs,
+    import_source,
+    ldg,
+)
+from tilecore.language.fp8 import determine_fp8_type, determine_torch_fp8_type
 from tilecore.language.gemm import GemmWarpPolicy, gemm
 from tilecore.language.kernel import ClusterKernel, Kernel, Ref, macro, prim_func
 from tilecore.language.loop import (
@@ -113,6 +134,7 @@ from tilecore.language.math import (
     floormod,
     fmod,
     if_then_else,
+    index_to_coordinates,
     infinity,
     isfinite,
     isinf,
@@ -142,6 +164,7 @@ from tilecore.language.math import (
 )
 from tilecore.language.movement import c2d_im2col, im2col, transpose
 from tilecore.language.output import print
+from tilecore.language.pointer import access_ptr, address_of
 from tilecore.language.reduce import (
     all_of,
     any_of,
@@ -189,10 +212,8 @@ from tilecore.language.thread import (
     activemask,
     all_sync,
     any_sync,
-    attr,
     ballot,
     ballot_sync,
-    comm_reducer,
     dp4a,
     evaluate,
     get_block_binding,
@@ -215,7 +236,6 @@ from tilecore.language.thread import (
     syncthreads_and,
     syncthreads_count,
     syncthreads_or,
-    tvm_thread_allreduce,
     tvm_warp_activemask,
     tvm_warp_shuffle,
     tvm_warp_shuffle_down,
@@ -227,7 +247,6 @@ from tilecore.language.thread import (
     warp_reduce_sum,
 )
 from tilecore.language.transfer import (
-    access_ptr,
     alloc_tmem,
     annotate_consumer_reg_alloc,
     annotate_producer_reg_dealloc,
@@ -261,6 +280,20 @@ from tilecore.language.transfer import (
     wgmma_gemm,
 )
 from tilecore.language.unavailable import unknown
+from tilecore.language.vector import (
+    BY_WIDTH,
+    Broadcast,
+    Ramp,
+    Shuffle,
+    abs2,
+    add2,
+    extract_lane,
+    fma2,
+    max2,
+    min2,
+    mul2,
+    sub2,
+)
 from tilecore.language.view import (
     handle,
     make_tensor,
@@ -283,10 +316,16 @@ from tilecore.language.ws_schedule import (
 )
 
 symbolic = dynamic
+# Functions whose names begin with two underscores in CUDA: quick ones, computed here as others.
+INTRINSICS = {
+    "__exp": exp, "__exp10": exp10, "__log": log, "__log2": log2, "__log10": log10, "__tan": tan,
+    "__cos": cos, "__sin": sin, "__ldg": ldg, "__ffs": ffs,
+}  # fmt: skip
 Serial, Unroll, Vectorized, parallel = serial, unroll, vectorized, Parallel
 
 __all__ = [
-    "Buffer", "Cast", "GemmWarpPolicy", "Kernel", "Layout", "Parallel", "Persistent", "Pipelined",
+    "Buffer", "Cast", "Fragment", "GemmWarpPolicy", "Kernel", "Layout", "Parallel", "Persistent",
+    "Pipelined",
     "PrimExpr", "PrimFunc", "Select", "Serial", "Tensor", "Unroll", "Var", "Vectorized", "abs",
     "acos", "all_of", "alloc_fragment", "alloc_local", "alloc_reducer", "alloc_shared", "alloc_var",
     "annotate_layout", "annotate_safe_value", "any_of", "asin", "assume", "atan", "atan2",
@@ -319,6 +358,14 @@ __all__ = [
 __all__ += [
     "FragmentBuffer", "LocalBuffer", "Ref", "SharedBuffer", "StridedTensor", "align_up",
     "alloc_global",
+    "Broadcast", "Ramp", "Shuffle", "abs2", "add2", "extract_lane", "fma2", "max2", "min2",
+    "mul2", "sub2", "access_ptr", "address_of", "alloc_buffer",
+    "resolve_torch_storage_dtype", "call_extern", "call_intrin",
+    "call_pure_extern",
+    "call_pure_intrin", "import_source",
+    "annotate_l2_hit_ratio", "annotate_min_blocks_per_sm", "determine_fp8_type",
+    "determine_torch_fp8_type", "float4_e2m1fn", "index_to_coordinates", "int4", "let",
+    "thread_binding", "uint4",
     "annotate_compile_flags", "annotate_pass_configs", "float8_e4m3fnuz", "float8_e5m2fnuz",
     "float8_e8m0fnu", "func_attr", "handle", "loop_break", "tfloat32",
     "make_tensor", "make_tensor_from_addr", "match_buffer", "ptr", "reshape", "view",
@@ -330,7 +377,7 @@ __all__ += [
     "cluster_arrive", "cluster_arrive_relaxed", "cluster_wait",
     "WSID", "WSOpRef", "WSPipeline", "WSRole", "WSSchedule", "WSScope", "WSSync",
     "annotate_ws_schedule", "ws_op",
-    "WarpSpecialize", "access_ptr", "alloc_barrier", "alloc_cluster_barrier",
+    "WarpSpecialize", "alloc_barrier", "alloc_cluster_barrier",
     "alloc_tmem", "annotate_consumer_reg_alloc", "annotate_producer_reg_dealloc", "async_copy",
     "barrier_arrive", "barrier_wait", "block_rank_in_cluster", "cluster_sync", "copy_cluster",
     "cp_async_barrier_noinc", "cp_async_commit", "cp_async_wait", "deallocate_tmem",
@@ -347,6 +394,12 @@ __all__ += [
 def __getattr__(name: str) -> Any:
     if name in ALIASES:
         return ALIASES[name]
+    for known in (INTRINSICS, BY_WIDTH):
+        if name in known:
+            return known[name]
+    lanes = VectorType.parse(name)
+    if lanes is not None:
+        return lanes
     if name.startswith("__") and name.endswith("__"):
         raise AttributeError(f"module 'tilecore.language' has no attribute {name!r}")
     raise unknown(name, __all__)

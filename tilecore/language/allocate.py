@@ -14,6 +14,7 @@ from tilecore.frontend.signature import tensor_spec
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Load, cast, const
 from tilecore.ir.nodes import Alloc, Buffer, Store
+from tilecore.ir.vector import Vector, VectorType
 
 
 def _allocate(shape: Any, dtype: Any, scope: str, default: str) -> Buffer:
@@ -43,13 +44,15 @@ def alloc_shared(shape: Any, dtype: Any, scope: str = "shared.dyn") -> Buffer:
 def alloc_fragment(shape: Any, dtype: Any, scope: str = "local.fragment") -> Buffer:
     """Return a tile kept in the registers of a block; its contents are undefined.
 
+    With scope "local" it is what T.alloc_local returns.
+
     Raises:
         ScopeError: outside ``with T.Kernel(...)`` (TC104).
         TypeMismatch: a bad extent, element type or scope (TC202).
     """
-    if scope != "local.fragment":
-        raise TypeMismatch(expected='scope "local.fragment"', found=repr(scope))
-    return _allocate(shape, dtype, "fragment", "fragment")
+    if scope not in ("local.fragment", "local"):
+        raise TypeMismatch(expected='scope "local.fragment" or "local"', found=repr(scope))
+    return _allocate(shape, dtype, "local" if scope == "local" else "fragment", "fragment")
 
 
 def alloc_local(shape: Any, dtype: Any, scope: str = "local") -> Buffer:
@@ -81,10 +84,33 @@ def alloc_global(shape: Any, dtype: Any, scope: str = "global") -> Buffer:
     return buffer
 
 
-def alloc_var(dtype: Any, *init: Any, scope: str = "local.var", **keywords: Any) -> Load:
+def alloc_buffer(
+    shape: Any, dtype: Any = "float32", scope: str = "global", **options: Any
+) -> Buffer:
+    """Return memory of a scope by TVM's name: a workspace, or a shared, fragment or local tile.
+
+    Args:
+        shape: extents in elements.
+        dtype: element type.
+        scope: "global", "shared", "shared.dyn", "local.fragment" or "local".
+        options: keywords of TVM (``align``, ...), without effect here.
+
+    Raises:
+        TypeMismatch: a bad extent, element type or scope (TC202).
+    """
+    _ = options
+    if scope.startswith("shared"):
+        return alloc_shared(shape, dtype, scope)
+    if scope.startswith("local"):
+        return alloc_fragment(shape, dtype, scope)
+    return alloc_global(shape, dtype, scope)
+
+
+def alloc_var(dtype: Any, *init: Any, scope: str = "local.var", **keywords: Any) -> Any:
     """Return a scalar variable: ``x = T.alloc_var("int32", init=1)``; later ``x = ...`` stores.
 
-    Without ``init`` it starts at 0, which programs for TileLang rely on.
+    Without ``init`` it starts at 0, which programs for TileLang rely on. One of a vector type
+    (T.float32x2) is a vector to be assigned as a whole.
 
     Raises:
         ScopeError: outside ``with T.Kernel(...)`` (TC104).
@@ -94,6 +120,9 @@ def alloc_var(dtype: Any, *init: Any, scope: str = "local.var", **keywords: Any)
     if keywords or len(init) > 1 or scope != "local.var":
         raise TypeMismatch(expected="T.alloc_var(dtype, init)", found=f"{[*init, *keywords]}")
     builder = current()
+    lanes = VectorType.parse(dtype)
+    if lanes is not None:
+        return _vector(lanes, value)
     kind = DType(dtype)
     name = builder.take_hint("var")
     buffer = Buffer(name, (const(1),), kind, "local", is_var=True, span=builder.span)
@@ -107,3 +136,13 @@ def alloc_var(dtype: Any, *init: Any, scope: str = "local.var", **keywords: Any)
     variable = builder.variable(buffer)
     builder.emit(Store(buffer, variable.indices, cast(value, kind), builder.span))
     return variable
+
+
+def _vector(kind: VectorType, value: Any) -> Vector:
+    """Return a variable of several lanes."""
+    builder = current()
+    buffer = _allocate((kind.lanes,), kind.element, "local", "vector")
+    places = [Load(buffer, (const(i),), kind.element) for i in range(kind.lanes)]
+    for place, lane in zip(places, kind(value).lanes, strict=True):
+        builder.emit(Store(buffer, place.indices, lane, builder.span))
+    return Vector(tuple(places), buffer)

@@ -9,11 +9,12 @@ from typing import Any
 from tilecore.errors import TypeMismatch
 from tilecore.frontend.builder import current
 from tilecore.ir.expr import ExprLike, as_bool, cast
+from tilecore.ir.fragment import Fragment
 from tilecore.ir.layout import Layout
 from tilecore.ir.nodes import Annotate, Assert, Buffer, Pad
 
 __all__ = [
-    "Layout", "annotate_layout", "annotate_safe_value", "assume", "device_assert",
+    "Fragment", "Layout", "annotate_layout", "annotate_safe_value", "assume", "device_assert",
     "use_swizzle",
 ]  # fmt: skip
 

@@ -11,6 +11,7 @@ from tilecore.ir.expr import Expr, ExprLike, Load, Var, as_expr, cast, const
 from tilecore.ir.indexing import element, format_shape, grow, same_extents, varying_axes
 from tilecore.ir.nodes import Atomic, Buffer, Parallel, Region
 from tilecore.ir.polynomial import is_one
+from tilecore.ir.vector import Vector
 from tilecore.language.copy import region
 
 ORDERS = ("relaxed", "consume", "acquire", "release", "acq_rel", "seq_cst")
@@ -193,32 +194,37 @@ def atomic_store(dst: Any, src: Any, memory_order: str = "seq_cst") -> None:
     _atomic("store", dst, src, memory_order, False)
 
 
-def _add_lanes(dst: Any, value: Any, lanes: int, return_prev: bool) -> None:
+def _add_lanes(dst: Any, value: Any, lanes: int, return_prev: bool) -> Vector | None:
     name = f"T.atomic_addx{lanes}"
-    if return_prev:
-        raise TypeMismatch(expected=f"{name} without return_prev", found="return_prev=True")
     target, source = _first(dst, name), _first(value, name)
+    before: list[Expr] = []
     for lane in range(lanes):
         place, number = (
             Load(x.buffer, (*x.indices[:-1], x.indices[-1] + lane), x.dtype)
             for x in (target, source)
         )
-        _element("add", place, number, False)
+        old = _element("add", place, number, return_prev)
+        before += [] if old is None else [old]
+    return Vector(tuple(before)) if before else None
 
 
-def atomic_addx2(dst: Any, value: Any, return_prev: bool = False) -> None:
+def atomic_addx2(dst: Any, value: Any, return_prev: bool = False) -> Vector | None:
     """Add two neighbouring elements, from ``value`` on, to those from ``dst`` on.
 
+    Each addition is indivisible, the pair is not. Returns the old values if ``return_prev``.
+
     Raises:
-        TypeMismatch: not elements or slices, or ``return_prev`` (TC202).
+        TypeMismatch: not elements or slices (TC202).
     """
-    _add_lanes(dst, value, 2, return_prev)
+    return _add_lanes(dst, value, 2, return_prev)
 
 
-def atomic_addx4(dst: Any, value: Any, return_prev: bool = False) -> None:
+def atomic_addx4(dst: Any, value: Any, return_prev: bool = False) -> Vector | None:
     """Add four neighbouring elements, from ``value`` on, to those from ``dst`` on.
 
+    Each addition is indivisible, the four are not. Returns the old values if ``return_prev``.
+
     Raises:
-        TypeMismatch: not elements or slices, or ``return_prev`` (TC202).
+        TypeMismatch: not elements or slices (TC202).
     """
-    _add_lanes(dst, value, 4, return_prev)
+    return _add_lanes(dst, value, 4, return_prev)

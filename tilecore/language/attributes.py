@@ -7,6 +7,7 @@ from typing import Any
 
 from tilecore.errors import TypeMismatch
 from tilecore.frontend.builder import current
+from tilecore.ir.nodes import Buffer
 
 
 def func_attr(attrs: Mapping[str, Any]) -> None:
@@ -30,4 +31,30 @@ def annotate_compile_flags(flags: Sequence[str]) -> None:
     func_attr({"tilelang_compile_flags": (flags,) if isinstance(flags, str) else tuple(flags)})
 
 
-__all__ = ["annotate_compile_flags", "annotate_pass_configs", "func_attr"]
+def annotate_min_blocks_per_sm(count: int) -> None:
+    """Record how many blocks a GPU should run on one multiprocessor; without effect here.
+
+    Raises:
+        TypeMismatch: not a positive integer (TC202).
+    """
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise TypeMismatch(expected="a number of blocks of at least 1", found=repr(count))
+    func_attr({"min_blocks_per_sm": count})
+
+
+def annotate_l2_hit_ratio(ratios: Mapping[Any, float]) -> None:
+    """State which share of a tensor a GPU should keep in its L2 cache; without effect here.
+
+    Raises:
+        TypeMismatch: a key is no tensor, or a ratio not from 0 to 1 (TC202).
+    """
+    for buffer, ratio in ratios.items():
+        if not isinstance(buffer, Buffer) or buffer.scope != "global" or not 0 <= ratio <= 1:
+            found = f"{getattr(buffer, 'name', buffer)}: {ratio}"
+            raise TypeMismatch(expected="tensors with ratios from 0 to 1", found=found)
+
+
+__all__ = [
+    "annotate_compile_flags", "annotate_l2_hit_ratio", "annotate_min_blocks_per_sm",
+    "annotate_pass_configs", "func_attr",
+]  # fmt: skip

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tilecore.ir.dtype import DType as dtype
+from tilecore.ir.vector import VectorType
 
 bool_ = dtype("bool")
 int8, int16, int32, int64 = dtype("int8"), dtype("int16"), dtype("int32"), dtype("int64")
@@ -13,6 +16,7 @@ float8_e4m3fn, float8_e4m3 = dtype("float8_e4m3fn"), dtype("float8_e4m3fn")
 float8_e5m2 = dtype("float8_e5m2")
 float8_e4m3fnuz, float8_e5m2fnuz = dtype("float8_e4m3fnuz"), dtype("float8_e5m2fnuz")
 float8_e8m0fnu = dtype("float8_e8m0fnu")
+int4, uint4, float4_e2m1fn = dtype("int4"), dtype("uint4"), dtype("float4_e2m1fn")
 tfloat32 = float32  # the matrix units of GPUs drop bits of its fraction; a CPU keeps them
 # Names of C and of TileLang for the same types; `T.int`, `T.float` and `T.bool` shadow Python's
 # only inside the namespace of the language.
@@ -21,8 +25,21 @@ ALIASES = {
     "uint": uint32, "half": float16, "float": float32, "double": float64,
 }  # fmt: skip
 
+_STORAGE = {"int4": "int8", "uint4": "uint8"}
+
+
+def resolve_torch_storage_dtype(value: Any) -> dtype | VectorType:
+    """Return the type of the elements of torch tensors that carry elements of a type."""
+    kind = dtype(value)
+    if kind == "float4_e2m1fn":
+        return VectorType(kind, 2)
+    return dtype(_STORAGE.get(kind, kind))
+
+
 __all__ = [
-    "ALIASES", "bfloat16", "dtype", "float16", "float32", "float64", "float8_e4m3",
+    "ALIASES", "bfloat16", "dtype", "float16", "float32", "float4_e2m1fn", "float64", "float8_e4m3",
     "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
-    "int16", "int32", "int64", "int8", "tfloat32", "uint16", "uint32", "uint64", "uint8",
+    "resolve_torch_storage_dtype",
+    "int16", "int32", "int4", "int64", "int8", "tfloat32", "uint16", "uint32", "uint4", "uint64",
+    "uint8",
 ]  # fmt: skip

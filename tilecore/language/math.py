@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from tilecore.errors import TypeMismatch
 from tilecore.ir import expr as ir
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Const, Expr, ExprLike, as_expr, binary, call, const, select
+from tilecore.ir.nodes import Region
+from tilecore.ir.vector import Vector, VectorType, reinterpret_lanes
 
 _FOLDED = {
     "exp": math.exp, "exp2": lambda x: 2.0**x, "exp10": lambda x: 10.0**x, "log": math.log,
@@ -228,6 +231,15 @@ def align_up(a: ExprLike, b: ExprLike) -> Any:
     return ir.ceildiv(a, b) * b
 
 
+def index_to_coordinates(index: ExprLike, shape: Sequence[ExprLike]) -> list[Any]:
+    """Return the indices of an element of a row-major box, given its position."""
+    found: list[Any] = []
+    for extent in reversed(shape):
+        found.insert(0, binary("mod", index, extent))
+        index = binary("floordiv", index, extent)
+    return found
+
+
 def if_then_else(cond: ExprLike, a: ExprLike, b: ExprLike) -> Expr:
     """Return ``a`` where ``cond`` holds, else ``b``; only the chosen one is evaluated."""
     return select(cond, a, b)
@@ -250,15 +262,20 @@ def Cast(dtype: Any, value: Any) -> Expr:
     return cast(value, dtype)
 
 
-def reinterpret(value: Any, dtype: Any) -> Expr:
+def reinterpret(value: Any, dtype: Any) -> Any:
     """Return the bits of ``value`` as ``dtype``; arguments may stand in either order.
+
+    A "handle" is an address, a uint64. Slices and vectors may become vectors (T.float32x2).
 
     Raises:
         TypeMismatch: the types differ in width (TC202).
     """
     if isinstance(value, str) and not isinstance(dtype, str):
         value, dtype = dtype, value
-    return ir.reinterpret(value, DType(dtype))
+    kind = VectorType.parse(dtype)
+    if kind is not None or isinstance(value, (Vector, Region)):
+        return reinterpret_lanes(value, kind or DType(dtype))
+    return ir.reinterpret(value, DType("uint64" if dtype == "handle" else dtype))
 
 
 def infinity(dtype: Any = "float32") -> Const:
@@ -268,7 +285,7 @@ def infinity(dtype: Any = "float32") -> Const:
         TypeMismatch: the type has no infinity (TC202).
     """
     kind = DType(dtype)
-    if not kind.is_float or (kind.bits == 8 and kind != "float8_e5m2"):
+    if not kind.is_float or (kind.bits <= 8 and kind != "float8_e5m2"):
         raise TypeMismatch(expected="a float type with an infinity", found=kind)
     return const(math.inf, kind)
 
@@ -285,10 +302,9 @@ def min_value(dtype: Any) -> Const:
 
 def _limit(dtype: Any, side: str) -> Const:
     import ml_dtypes
-    import numpy as np
 
     kind = DType(dtype)
-    limits = ml_dtypes.finfo(kind.numpy) if kind.is_float else np.iinfo(kind.numpy)
+    limits = (ml_dtypes.finfo if kind.is_float else ml_dtypes.iinfo)(kind.numpy)
     value = getattr(limits, side)
     return const(float(value) if kind.is_float else int(value), kind)
 

@@ -11,6 +11,7 @@ from tilecore.frontend.signature import PointerSpec, TensorSpec, tensor_spec
 from tilecore.ir import nodes
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Var
+from tilecore.language.view import view
 
 
 class TensorFactory:
@@ -18,13 +19,18 @@ class TensorFactory:
 
     def __call__(
         self, shape: Any, dtype: Any = "float32", data: Any = None, scope: Any = None
-    ) -> TensorSpec:
+    ) -> Any:
         """Return the spec of a contiguous tensor of ``shape`` elements of ``dtype``.
+
+        With ``data``, the memory of another tensor or tile (``A.data``), return a view of that.
 
         Raises:
             TypeMismatch: a bad extent or element type, or a scope other than global (TC202).
+            ShapeMismatch: a view of another size than its memory (TC201).
         """
-        if data is not None or scope not in (None, "global"):
+        if data is not None:
+            return view(data, shape, dtype)
+        if scope not in (None, "global"):
             raise TypeMismatch(expected="a tensor in global memory", found=f"scope={scope!r}")
         return tensor_spec(shape, dtype)
 

@@ -6,10 +6,6 @@ and arrays of T.alloc_local and variables of T.alloc_var are private to each thr
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from tilecore.errors import TypeMismatch
@@ -19,7 +15,6 @@ from tilecore.ir.expr import (
     Expr,
     ExprLike,
     Load,
-    Var,
     as_bool,
     as_expr,
     binary,
@@ -34,7 +29,12 @@ WARP = 32
 WARPGROUP = 128
 
 
-def _kernel(what: str) -> tuple[Builder, KernelFrame]:
+def thread_kernel(what: str) -> tuple[Builder, KernelFrame]:
+    """Return the builder and the launch that ``T.what`` stands in.
+
+    Raises:
+        ScopeError: outside T.Kernel (TC104).
+    """
     return current(), launch_of(what)
 
 
@@ -54,20 +54,20 @@ def get_thread_binding(dim: int = 0) -> Expr:
         ScopeError: outside T.Kernel (TC104).
         TypeMismatch: the block has no such axis (TC202).
     """
-    _, launch = _kernel("get_thread_binding")
+    _, launch = thread_kernel("get_thread_binding")
     _axis(launch.threads, dim, "get_thread_binding")
     return launch.thread_var(dim)
 
 
 def get_thread_bindings() -> list[Expr]:
     """Return threadIdx of all axes of the block."""
-    _, launch = _kernel("get_thread_bindings")
+    _, launch = thread_kernel("get_thread_bindings")
     return [launch.thread_var(dim) for dim in range(len(launch.threads))]
 
 
 def get_thread_extent(dim: int = 0) -> Any:
     """Return the threads along an axis."""
-    _, launch = _kernel("get_thread_extent")
+    _, launch = thread_kernel("get_thread_extent")
     extent = _axis(launch.threads, dim, "get_thread_extent")
     value = int_value(extent)
     return extent if value is None else value
@@ -75,33 +75,35 @@ def get_thread_extent(dim: int = 0) -> Any:
 
 def get_thread_extents() -> list[Any]:
     """Return the threads along all axes."""
-    return [get_thread_extent(d) for d in range(len(_kernel("get_thread_extents")[1].threads))]
+    return [
+        get_thread_extent(d) for d in range(len(thread_kernel("get_thread_extents")[1].threads))
+    ]
 
 
 def get_block_binding(dim: int = 0) -> Expr:
     """Return blockIdx of an axis."""
-    found: Expr = _axis(_kernel("get_block_binding")[1].block_vars, dim, "get_block_binding")
+    found: Expr = _axis(thread_kernel("get_block_binding")[1].block_vars, dim, "get_block_binding")
     return found
 
 
 def get_block_bindings() -> list[Expr]:
     """Return blockIdx of all axes."""
-    return list(_kernel("get_block_bindings")[1].block_vars)
+    return list(thread_kernel("get_block_bindings")[1].block_vars)
 
 
 def get_block_extent(dim: int = 0) -> Expr:
     """Return the number of blocks along an axis."""
-    found: Expr = _axis(_kernel("get_block_extent")[1].grid, dim, "get_block_extent")
+    found: Expr = _axis(thread_kernel("get_block_extent")[1].grid, dim, "get_block_extent")
     return found
 
 
 def get_block_extents() -> list[Expr]:
     """Return the number of blocks along all axes."""
-    return list(_kernel("get_block_extents")[1].grid)
+    return list(thread_kernel("get_block_extents")[1].grid)
 
 
 def _linear_thread() -> Expr:
-    _, launch = _kernel("get_lane_idx")
+    _, launch = thread_kernel("get_lane_idx")
     total: Expr = const(0)
     for dim in reversed(range(len(launch.threads))):
         total = total * launch.threads[dim] + launch.thread_var(dim)
@@ -136,7 +138,7 @@ def shuffle_elect(thread_extent: int = 0) -> Expr:
 
 
 def _exchange(op: str, args: tuple[Expr, ...], width: int, dtype: DType) -> Load:
-    builder, launch = _kernel(op)
+    builder, launch = thread_kernel(op)
     launch.thread_var(0)
     buffer = Buffer(
         builder.take_hint(op), (const(1),), dtype, "local", is_var=True, span=builder.span
@@ -283,70 +285,14 @@ def warp_reduce_bitor(value: ExprLike) -> Load:
 # --- TVM's spellings -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class CommReducer:
-    """An associative operation of T.comm_reducer: one of sum, max, min."""
-
-    op: str
-
-
-def comm_reducer(combine: Callable[[Expr, Expr], Expr], identity: Any = None) -> CommReducer:
-    """Return the reducer that a function of two values stands for.
-
-    Raises:
-        TypeMismatch: it is neither a sum nor a maximum nor a minimum (TC202).
-    """
-    _ = identity
-    found = combine(Var("x", DType("float32")), Var("y", DType("float32")))
-    op = {"add": "sum", "max": "max", "min": "min"}.get(getattr(found, "op", ""))
-    if op is None:
-        raise TypeMismatch(expected="lambda x, y: x + y, T.max or T.min", found=str(found))
-    return CommReducer(op)
-
-
-@contextmanager
-def attr(node: Any, key: str, value: Any = None) -> Iterator[None]:
-    """Set the reducer of T.tvm_thread_allreduce inside the block; other attributes are hints."""
-    _ = value
-    builder, launch = _kernel("attr")
-    _ = builder
-    before = launch.reducer
-    if key == "reduce_scope":
-        launch.reducer = node
-    yield
-    launch.reducer = before
-
-
 def evaluate(value: Any) -> None:
     """Accept an expression that is evaluated for its effect: it has had it."""
     _ = value
 
 
-def tvm_thread_allreduce(
-    size: Any, value: ExprLike, cond: Any, result: Load, *threads: Any, dtype: Any = None
-) -> None:
-    """Combine ``value`` over the threads of an axis into ``result``, in every thread.
-
-    The operation is that of the enclosing ``T.attr(T.comm_reducer(...), "reduce_scope", ...)``.
-
-    Raises:
-        TypeMismatch: no reducer is set, or the axes are not the innermost ones (TC202).
-    """
-    _ = size, cond, dtype
-    builder, launch = _kernel("tvm_thread_allreduce")
-    if not isinstance(launch.reducer, CommReducer):
-        raise TypeMismatch(expected="T.attr(T.comm_reducer(...), ...) around it", found="none")
-    inner = [launch.thread_var(d) for d in range(len(threads))]
-    if not all(any(t is v for v in inner) for t in threads):
-        raise TypeMismatch(expected="the innermost thread axes", found=f"{threads}")
-    width = math.prod(int_value(launch.threads[d]) or 0 for d in range(len(threads)))
-    given = as_expr(value)
-    builder.emit(Exchange(launch.reducer.op, result.buffer, (given,), width, builder.span))
-
-
 def dp4a(a: Any, b: Any, c: Any) -> None:
     """Add the product of four int8 pairs, from ``a`` and ``b`` on, to the int32 ``c``."""
-    builder, _ = _kernel("dp4a")
+    builder, _ = thread_kernel("dp4a")
     first, second, total = (_element(x) for x in (a, b, c))
     value: Expr = total
     for i in range(4):

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from tilecore.errors import TypeMismatch
 from tilecore.frontend.builder import current
-from tilecore.ir.expr import Expr, ExprLike, Load, Var, as_bool, as_expr, cast, const, int_value
+from tilecore.ir.expr import ExprLike, Var, as_bool, cast, const, int_value
 from tilecore.ir.expr import select as if_then_else
-from tilecore.ir.nodes import Buffer, For, Region, Store
+from tilecore.ir.nodes import Buffer, For
 from tilecore.language.allocate import alloc_shared
 from tilecore.language.barrier import alone, arrive, barrier_place
 from tilecore.language.copy import copy
 from tilecore.language.gemm import GemmWarpPolicy, gemm
+from tilecore.language.pointer import Pointer
 
 
 def tma_copy(
@@ -86,48 +85,9 @@ def _copy_with_hints(what: str, src: Any, dst: Any, options: dict[str, Any]) -> 
 # --- element pointers ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class AccessPointer:
-    """``extent`` elements of a buffer from ``place`` on, in row-major order."""
-
-    place: Load
-    extent: int | None
-
-
-def access_ptr(
-    base: Any, access_type: Any = "r", *extents: Any, offset: ExprLike = 0, extent: Any = None
-) -> AccessPointer:
-    """Return a pointer to elements of a tensor or tile, for T.ptx_cp_async.
-
-    Args:
-        base: a buffer (its first element), a region (its first element) or an element.
-        access_type: "r", "w" or "rw"; accepted for compatibility.
-        extents: how many elements along the last axes.
-        offset: elements to skip along the last axis.
-        extent: how many elements in all.
-
-    Raises:
-        TypeMismatch: ``base`` is no place in memory (TC202).
-    """
-    _ = access_type
-    match base:
-        case Load():
-            buffer, indices = base.buffer, base.indices
-        case Region():
-            buffer, indices = base.buffer, base.offsets
-        case Buffer():
-            buffer, indices = base, tuple(const(0) for _ in base.shape)
-        case _:
-            raise TypeMismatch(expected="a buffer or an element of one", found=repr(base))
-    place = (*indices[:-1], indices[-1] + offset)
-    sizes = [int_value(e) for e in (extents if extent is None else (extent,))]
-    known = math.prod(s for s in sizes if s is not None) if sizes and None not in sizes else None
-    return AccessPointer(Load(buffer, place, buffer.dtype), known)
-
-
 def ptx_cp_async(
-    dst_access_ptr: AccessPointer,
-    src_access_ptr: AccessPointer,
+    dst_access_ptr: Pointer,
+    src_access_ptr: Pointer,
     num_elems: Any,
     predicate: ExprLike | None = None,
 ) -> None:
@@ -138,23 +98,17 @@ def ptx_cp_async(
     """
     count = int_value(num_elems)
     pointers = (dst_access_ptr, src_access_ptr)
-    if count is None or not all(isinstance(p, AccessPointer) for p in pointers):
+    if count is None or not all(isinstance(p, Pointer) for p in pointers):
         expected = "T.ptx_cp_async(T.access_ptr(...), T.access_ptr(...), number)"
         raise TypeMismatch(expected=expected, found=f"{pointers}, {num_elems}")
-    builder = current()
-    dst, src = dst_access_ptr.place, src_access_ptr.place
-    lane = Var("lane")
-    value: Expr = cast(_shifted(src, lane), dst.dtype)
+    builder, lane = current(), Var("lane")
+    value = src_access_ptr.load(lane)
     if predicate is not None:
-        value = if_then_else(as_bool(predicate), value, cast(const(0), dst.dtype))
-    store = Store(dst.buffer, _shifted(dst, lane).indices, value, builder.span)
+        value = if_then_else(as_bool(predicate), value, cast(const(0), value.dtype))
+    with builder.open("loop") as frame:
+        dst_access_ptr.store(lane, value)
     bounds = (const(0), const(count), const(1))
-    builder.emit(For(lane, *bounds, "vectorized", store, span=builder.span))
-
-
-def _shifted(place: Load, distance: Expr) -> Load:
-    *outer, last = place.indices
-    return Load(place.buffer, (*outer, as_expr(last) + distance), place.dtype)
+    builder.emit(For(lane, *bounds, "vectorized", frame.body(), span=builder.span))
 
 
 # --- matrix products -------------------------------------------------------------------------

@@ -3,40 +3,38 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable
 
 from tilecore.errors import UnknownPrimitive
 
+FOREIGN = (
+    "C code is not compiled for this target, and no function of CUDA or of TileLang's "
+    "quantize package has this name"
+)
 _FAMILIES: dict[str, str] = {
-    "raw pointers into tiles are not implemented": "Ptr address_of tvm_access_ptr",
+    "raw pointers into tiles are not implemented": "Ptr tvm_access_ptr",
     "sparse and block-scaled gemm are not implemented yet": """
         gemm_sp gemm_blockscaled mma_gemm_blockscaled tcgen05_gemm_blockscaled""",
-    "TVM's thread statements and foreign code in a kernel are not implemented yet": """
-        thread_binding launch_thread thread_return call_extern call_intrin
-        import_source Fragment""",
+    "TVM's thread statements are not implemented yet": "launch_thread thread_return",
+    "the generators of cuRAND are not implemented": "rng_init rng_rand rng_rand_float",
     "blocks of a grid do not wait for each other on this target": "sync_global",
     "it names an instruction or descriptor of NVIDIA GPUs; this version generates CPU code": """
         CUDASourceCodeKernel create_tma_descriptor tma_load tma_gather4 tma_scatter4
         clc_try_cancel clc_try_cancel_multicast clc_is_canceled clc_get_first_ctaid_x
         clc_get_first_ctaid_y clc_get_first_ctaid_z named_barrier_arrive
         ptx_wgmma_ss ptx_wgmma_rs ptx_mma ptx_mma_sp ptx_ldmatrix tvm_mma_sync
-        initialize_wgmma_descriptor initialize_tcgen05_descriptor tcgen05_cp_warpx4
-        ldg32 ldg64 ldg128 ldg256 stg32 stg64 stg128 stg256""",
+        initialize_wgmma_descriptor initialize_tcgen05_descriptor tcgen05_cp_warpx4""",
     "it is an instruction of an AMD GPU; this version generates CPU code": "mfma tvm_mfma",
     "this element type is not implemented yet": """
-        int4 uint4 float4_e2m1fn float6_e2m3fn float6_e3m2fn""",
+        float6_e2m3fn float6_e3m2fn""",
 }
 _REASONS = {name: reason for reason, names in _FAMILIES.items() for name in names.split()}
-_VECTOR = re.compile(r"^(bfloat|float|tfloat|u?int)\d+(_e\dm\d\w*)?x\d+$")
 
 
 def unknown(name: str, available: Iterable[str]) -> UnknownPrimitive:
     """Return the error for ``T.name``: why it is missing, or the nearest name there is."""
     if name in _REASONS:
         return UnknownPrimitive(name=name, reason=_REASONS[name])
-    if _VECTOR.match(name):
-        return UnknownPrimitive(name=name, reason="vector element types are not implemented yet")
     near = difflib.get_close_matches(name, list(available), 1)
     hint = f"did you mean T.{near[0]}?" if near else ""
     return UnknownPrimitive(name=name, reason="tilecore has no primitive of this name", hint=hint)

@@ -64,7 +64,7 @@ def bind(parameters: Sequence[ParameterSpec], arguments: Sequence[Any]) -> dict[
         if spec.kind == "scalar" and argument is not None and "float" not in spec.dtype:
             values[spec.name], origin[spec.name] = int(argument), "the scalar argument"
     for position, (spec, argument) in enumerate(zip(parameters, arguments, strict=True)):
-        found = None if spec.kind != "tensor" or argument is None else view(argument)
+        found = None if spec.kind != "tensor" or argument is None else view(argument, spec.dtype)
         if found is None or spec.is_static:
             continue
         if len(found.shape) != len(spec.shape):

@@ -10,6 +10,7 @@ from typing import Any
 from tilecore.artifact import Artifact, ParameterSpec
 from tilecore.assertion import parse_failure
 from tilecore.errors import AliasError, ArgumentError, ArtifactError, UnknownTarget
+from tilecore.ir.dtype import DType
 from tilecore.runtime import dims
 from tilecore.runtime.library import load_library
 from tilecore.runtime.quick import QuickCheck
@@ -124,7 +125,7 @@ def _scalar(position: int, spec: ParameterSpec, argument: Any) -> Any:
 def _checked(
     position: int, spec: ParameterSpec, tensor: Any, values: Mapping[str, int]
 ) -> TensorView:
-    found = view(tensor)
+    found = view(tensor, spec.dtype)
 
     def fail(expected: str, actual: str, hint: str = "") -> ArgumentError:
         return ArgumentError(
@@ -136,7 +137,7 @@ def _checked(
     if found.device != "cpu":
         raise fail("a tensor on the cpu", f"one on {found.device}", "move it with .cpu()")
     if found.dtype != spec.dtype:
-        raise fail(f"dtype {spec.dtype}", found.dtype)
+        raise fail(f"dtype {DType(spec.dtype).storage}", found.dtype)
     shape = spec.shape
     if len(found.shape) != len(shape):
         raise fail(f"rank {len(shape)} (shape {dims.show(shape)})", f"rank {len(found.shape)}")

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+# What tensors of two elements per byte are passed as.
+_PAIRS = {
+    "int4": ("int8", "uint8"), "uint4": ("int8", "uint8"),
+    "float4_e2m1fn": ("int8", "uint8", "float4_e2m1fn_x2"),
+}  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class TensorView:
-    """A tensor's memory. ``strides`` are in elements; ``handle`` is what the kernel is given."""
+    """A tensor's memory. ``strides`` are in elements; ``handle`` is what the kernel is given.
+
+    ``itemsize`` bytes hold ``per_item`` elements.
+    """
 
     handle: Any
     device: str
@@ -23,11 +32,12 @@ class TensorView:
     address: int
     is_contiguous: bool
     is_readonly: bool = False
+    per_item: int = 1
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the elements (of a contiguous tensor: of its memory)."""
-        return math.prod(self.shape) * self.itemsize
+        return math.prod(self.shape) * self.itemsize // self.per_item
 
     @property
     def end(self) -> int:
@@ -35,17 +45,33 @@ class TensorView:
         if self.is_contiguous or 0 in self.shape:
             return self.address + self.size_bytes
         last = sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
-        return self.address + (last + 1) * self.itemsize
+        return self.address + (last // self.per_item + 1) * self.itemsize
 
 
-def view(tensor: Any) -> TensorView | None:
-    """Return a view of a torch or NumPy tensor, or None for anything else."""
-    if isinstance(tensor, np.ndarray):
-        return _numpy_view(tensor)
+def view(tensor: Any, dtype: str = "") -> TensorView | None:
+    """Return a view of a torch or NumPy tensor, or None for anything else.
+
+    Bytes given for elements ``dtype`` of 4 bits are seen as those: the last axis is twice as long.
+    """
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(tensor, torch.Tensor):
-        return _torch_view(tensor)
-    return None
+    if isinstance(tensor, np.ndarray):
+        found = _numpy_view(tensor)
+    elif torch is not None and isinstance(tensor, torch.Tensor):
+        found = _torch_view(tensor)
+    else:
+        return None
+    return _pairs(found, dtype) if found.dtype in _PAIRS.get(dtype, ()) else found
+
+
+def _pairs(found: TensorView, dtype: str) -> TensorView:
+    handle, byte = found.handle, np.uint8
+    if not isinstance(handle, np.ndarray):
+        byte = sys.modules["torch"].uint8
+    shape = (*found.shape[:-1], *(2 * n for n in found.shape[-1:]))
+    strides = (*(2 * s for s in found.strides[:-1]), *found.strides[-1:])
+    return replace(
+        found, handle=handle.view(byte), dtype=dtype, shape=shape, strides=strides, per_item=2
+    )
 
 
 def _numpy_view(array: np.ndarray[Any, Any]) -> TensorView:

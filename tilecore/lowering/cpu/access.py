@@ -10,8 +10,10 @@ from tvm import tirx as tir
 
 from tilecore.inference.bounds import Interval, Known, linear
 from tilecore.inference.storage import Storage, TensorStorage
+from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Load, Var, binary, cast, const
 from tilecore.ir.nodes import Buffer
+from tilecore.lowering.cpu.packed import load_codes, store_codes
 from tilecore.lowering.cpu.scalar import (
     Scope,
     convert,
@@ -145,9 +147,8 @@ class Accessor:
         flat = Scope(scope.values, scope.load)
         uniform = [p for p in self.open_ends(place, indices) if not scope.is_vector(p[0])]
         offset, stride = self.offset(place, indices, scope.vector if lanes > 1 else None)
-        raw = self.builder.load(place.memory, offset, lanes, stride)
-        stored = place.storage.dtype
-        value = convert(from_memory(raw, stored, lanes), stored, expr.dtype, lanes)
+        value = load_values(self.builder, place, offset, lanes, stride)
+        value = convert(value, place.storage.dtype, expr.dtype, lanes)
         cond = self.guard(uniform, flat)
         if cond is None:
             return value
@@ -164,15 +165,13 @@ class Accessor:
         uniform = [p for p in self.open_ends(place, at) if not scope.is_vector(p[0])]
         offset, stride = self.offset(place, at, scope.vector)
         rounded = convert(value, dtype, buffer.dtype, lanes)
-        kept = to_memory(
-            convert(rounded, buffer.dtype, place.storage.dtype, lanes), place.storage.dtype, lanes
-        )
+        kept = convert(rounded, buffer.dtype, place.storage.dtype, lanes)
         cond = self.guard(uniform, Scope(scope.values, scope.load))
         if cond is None:
-            self.builder.store(place.memory, kept, offset, lanes, stride)
+            store_values(self.builder, place, kept, offset, lanes, stride)
         else:
             with self.builder.when(cond):
-                self.builder.store(place.memory, kept, offset, lanes, stride)
+                store_values(self.builder, place, kept, offset, lanes, stride)
 
     def offset(
         self, place: Place, indices: Sequence[Expr], vector: Var | None = None
@@ -207,16 +206,37 @@ class Accessor:
         return None if form is None else form.coefficient(vector)
 
 
+def load_values(
+    builder: TirBuilder, place: Place, offset: Any, lanes: int = 1, stride: int = 1
+) -> Any:
+    """Return elements as they are computed with, in the type they are stored in."""
+    stored = place.storage.dtype
+    if DType(stored).is_packed:
+        return from_memory(load_codes(builder, place.memory, offset, lanes, stride), stored, lanes)
+    return from_memory(builder.load(place.memory, offset, lanes, stride), stored, lanes)
+
+
+def store_values(
+    builder: TirBuilder, place: Place, value: Any, offset: Any, lanes: int = 1, stride: int = 1
+) -> None:
+    """Store computed values of the storage's dtype."""
+    stored = place.storage.dtype
+    kept = to_memory(value, stored, lanes)
+    if DType(stored).is_packed:
+        store_codes(builder, place.memory, kept, offset, lanes, stride)
+    else:
+        builder.store(place.memory, kept, offset, lanes, stride)
+
+
 def vector_load(
     builder: TirBuilder, place: Place, offset: Any, lanes: int, dtype: str, mask: Any = None
 ) -> Any:
     """Return ``lanes`` contiguous elements converted to ``dtype``; masked-off lanes are 0."""
     stored = place.storage.dtype
     if mask is None:
-        raw = builder.load(place.memory, offset, lanes)
-    else:
-        kind = vector_type(memory_type(stored), lanes)
-        raw = tir.op.masked_load(kind, place.memory, ramp(offset, lanes), mask)
+        return convert(load_values(builder, place, offset, lanes), stored, dtype, lanes)
+    kind = vector_type(memory_type(stored), lanes)
+    raw = tir.op.masked_load(kind, place.memory, ramp(offset, lanes), mask)
     return convert(from_memory(raw, stored, lanes), stored, dtype, lanes)
 
 
@@ -224,10 +244,10 @@ def vector_store(
     builder: TirBuilder, place: Place, value: Any, offset: Any, lanes: int, mask: Any = None
 ) -> None:
     """Store ``lanes`` contiguous values of the storage's dtype; masked-off lanes stay."""
-    kept = to_memory(value, place.storage.dtype, lanes)
     if mask is None:
-        builder.store(place.memory, kept, offset, lanes)
+        store_values(builder, place, value, offset, lanes)
     else:
+        kept = to_memory(value, place.storage.dtype, lanes)
         builder.evaluate(tir.op.masked_store(place.memory, kept, ramp(offset, lanes), mask))
 
 

@@ -1,8 +1,8 @@
-"""Eight-bit floats: bytes in memory, computed in float32, rounded to nearest even.
+"""Floats of 8 and 4 bits: codes in memory, computed in float32, rounded to nearest even.
 
 Results are those of torch: what is too large becomes the largest number (e4m3fn), infinity (e5m2)
 or NaN (the others); the ``fnuz`` types have one zero and keep NaN in its negative; ``e8m0fnu``
-holds powers of two only.
+holds powers of two only; ``float4_e2m1fn`` has neither NaN, which becomes 6, nor infinities.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ class Format:
         nan: code of NaN.
         infinity: code of infinity, where there is one.
         has_negative_zero: whether the sign of zero and NaN is kept.
+        sign: the bit that holds the sign.
+        has_nan: whether there is a code of NaN; else NaN becomes ``nan``, without a sign.
     """
 
     mantissa: int
@@ -38,6 +40,8 @@ class Format:
     nan: int
     infinity: int | None = None
     has_negative_zero: bool = True
+    sign: int = 7
+    has_nan: bool = True
 
 
 FORMATS = {
@@ -45,6 +49,7 @@ FORMATS = {
     "float8_e5m2": Format(2, 15, 0x7B, 0x7C, 0x7F, infinity=0x7C),
     "float8_e4m3fnuz": Format(3, 8, 0x7F, 0x80, 0x80, has_negative_zero=False),
     "float8_e5m2fnuz": Format(2, 16, 0x7F, 0x80, 0x80, has_negative_zero=False),
+    "float4_e2m1fn": Format(1, 1, 0x7, 0x7, 0x7, sign=3, has_nan=False),
 }
 E8M0 = "float8_e8m0fnu"
 NAMES = (*FORMATS, E8M0)
@@ -160,21 +165,21 @@ def _from_text(dtype: str, lanes: int) -> str:
         found = f.select(f.compare("eq", code, 0xFF), nan, power)
         return f.text(_name("from", dtype, lanes), "i8", "float", f.as_float(found))
     form = FORMATS[dtype]
-    magnitude = f.masked(code, 0x7F)
+    magnitude = f.masked(code, (1 << form.sign) - 1)
     normal = f.plus(f.left(magnitude, 23 - form.mantissa), (127 - form.bias) << 23)
     step = f.real(2.0 ** (1 - form.bias - form.mantissa))
     scaled = f.on_floats("fmul", f.change("uitofp", magnitude, "i32", "float"), step)
     is_small = f.compare("ult", magnitude, 1 << form.mantissa)
     found = f.select(is_small, f.of_float(scaled), normal)
-    if form.has_negative_zero:
+    if form.has_negative_zero and form.has_nan:
         last = form.largest
         if form.infinity is not None:
             last = form.infinity
             found = f.select(f.compare("eq", magnitude, last), f.number(0x7F800000), found)
         found = f.select(f.compare("ugt", magnitude, last), nan, found)
-    else:
+    elif form.has_nan:
         found = f.select(f.compare("eq", code, form.nan), nan, found)
-    signed = f.on_ints("or", found, f.left(f.masked(code, 0x80), 24))
+    signed = f.on_ints("or", found, f.left(f.masked(code, 1 << form.sign), 31 - form.sign))
     return f.text(_name("from", dtype, lanes), "i8", "float", f.as_float(signed))
 
 
@@ -203,8 +208,12 @@ def _rounded(f: _Function, source: str, form: Format) -> str:
     is_large = f.compare("ugt", code, form.largest)
     code = f.select(is_large, f.number(form.overflow), code)
     is_nan = f.compare("ugt", magnitude, 0x7F800000)
-    code = f.select(is_nan, f.number(form.nan), code)
-    signed = f.on_ints("or", code, f.masked(f.right(source, 24), 0x80))
+    if form.has_nan:
+        code = f.select(is_nan, f.number(form.nan), code)
+    sign = f.masked(f.right(source, 31 - form.sign), 1 << form.sign)
+    signed = f.on_ints("or", code, sign)
+    if not form.has_nan:
+        return f.select(is_nan, f.number(form.nan), signed)
     if form.has_negative_zero:
         return signed
     return f.select(f.compare("eq", code, 0), code, signed)

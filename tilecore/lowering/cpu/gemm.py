@@ -17,8 +17,15 @@ from tilecore.inference.plan import GemmPlan
 from tilecore.inference.storage import Storage
 from tilecore.ir.expr import Binary, Const, Expr, int_value
 from tilecore.ir.nodes import Region
-from tilecore.lowering.cpu.access import Accessor, Place, lane_mask, vector_load, vector_store
-from tilecore.lowering.cpu.scalar import convert, from_memory, value_type, zero
+from tilecore.lowering.cpu.access import (
+    Accessor,
+    Place,
+    lane_mask,
+    load_values,
+    vector_load,
+    vector_store,
+)
+from tilecore.lowering.cpu.scalar import convert, value_type, zero
 from tilecore.lowering.cpu.tir import add, broadcast, maximum, minimum, mul
 from tilecore.target import Target
 
@@ -217,8 +224,8 @@ class GemmLowering:
 
     def _a_scalar(self, offset: Any) -> Any:
         stored = self.a.place.storage.dtype
-        raw = self.builder.load(self.a.place.memory, offset)
-        return convert(from_memory(raw, stored, 1), stored, self.accum, 1)
+        value = load_values(self.builder, self.a.place, offset)
+        return convert(value, stored, self.accum, 1)
 
     def _b_vector(self, panel: Any, column: Any, k: Any, j: int) -> Any:
         storage = self.b_place.storage
@@ -229,8 +236,7 @@ class GemmLowering:
             stride = 1
         else:
             offset, stride = self.b.at(k, add(column, j * self.lanes)), self.b.column
-        raw = self.builder.load(self.b_place.memory, offset, self.lanes, stride)
-        value = from_memory(raw, storage.dtype, self.lanes)
+        value = load_values(self.builder, self.b_place, offset, self.lanes, stride)
         return convert(value, storage.dtype, self.accum, self.lanes)
 
 

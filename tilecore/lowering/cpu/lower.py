@@ -45,7 +45,7 @@ from tilecore.lowering.cpu.copy import Box, PanelPacker, is_pack, is_row_copy, r
 from tilecore.lowering.cpu.fold import FoldLowering
 from tilecore.lowering.cpu.gemm import GemmLowering
 from tilecore.lowering.cpu.nest import NestLowering, as_nest
-from tilecore.lowering.cpu.output import Assertions, emit_print
+from tilecore.lowering.cpu.output import Assertions, emit_assert, emit_print
 from tilecore.lowering.cpu.params import lower_params
 from tilecore.lowering.cpu.scalar import check_dtypes, memory_type
 from tilecore.lowering.cpu.tir import TirBuilder, add, maximum, mul, quotient, remainder
@@ -73,6 +73,8 @@ def lower_function(func: PrimFunc, plan: CpuPlan, target: Target) -> Any:
             declare(accessor, stmt.buffer)
         elif isinstance(stmt, Let):
             bind_let(accessor, stmt)
+        elif isinstance(stmt, Assert):
+            emit_assert(accessor, stmt)
         elif not isinstance(stmt, Annotate):
             raise UnsupportedOnTarget(
                 what=f"a {type(stmt).__name__} outside T.Kernel",

@@ -75,19 +75,25 @@ class Assertions:
         holds = self.builder.bind(accessor.scalar(stmt.cond))
         with self.builder.when(tir.Not(holds)):
             self.builder.store(self.failed, index(self._number(stmt)), 0)
-        self._check(holds, stmt)
+        _check(self.builder, holds, stmt)
 
     def finish(self) -> None:
         """Emit the look at the note, after all blocks."""
         for stmt in self.stmts:
             noted = self.builder.load(self.failed, 0)
-            self._check(tir.NE(noted, index(self._number(stmt))), stmt)
+            _check(self.builder, tir.NE(noted, index(self._number(stmt))), stmt)
 
     def _number(self, stmt: Assert) -> int:
         return next(i for i, s in enumerate(self.stmts, 1) if s is stmt)
 
-    def _check(self, holds: Any, stmt: Assert) -> None:
-        message = stmt.message or f"`{stmt.cond}` does not hold"
-        parts = [tvm.ir.StringImm(failure_text(message, stmt.span))]
-        # TVM 0.27's constructor names its first two arguments the wrong way round.
-        self.builder.emit(tir.AssertStmt(holds, tvm.ir.StringImm("RuntimeError"), parts))
+
+def emit_assert(accessor: Accessor, stmt: Assert) -> None:
+    """Emit the check of an assertion outside the launches, where the caller's thread is alone."""
+    _check(accessor.builder, accessor.scalar(stmt.cond), stmt)
+
+
+def _check(builder: TirBuilder, holds: Any, stmt: Assert) -> None:
+    message = stmt.message or f"`{stmt.cond}` does not hold"
+    parts = [tvm.ir.StringImm(failure_text(message, stmt.span))]
+    # TVM 0.27's constructor names its first two arguments the wrong way round.
+    builder.emit(tir.AssertStmt(holds, tvm.ir.StringImm("RuntimeError"), parts))

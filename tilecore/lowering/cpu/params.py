@@ -57,7 +57,10 @@ def _scalar(accessor: Accessor, param: Var) -> Any:
 def _tensor(accessor: Accessor, buffer: Buffer, axes: list[tuple[Expr, Any]]) -> Any:
     """Return the TIR buffer of a tensor; add its axes and strides that are found at the call."""
     if is_small(buffer):
-        shape = [tir.IntImm("int32", e) for e in buffer.static_shape or ()]
+        known = list(buffer.static_shape or ())
+        if buffer.dtype.is_packed:
+            known[-1] //= 2
+        shape = [tir.IntImm("int32", e) for e in known]
         handle = _declared(buffer, shape, None)
         place = Place(flat_view(accessor, handle, buffer), small_storage(buffer), guarded=True)
         accessor.places[buffer] = place
@@ -65,7 +68,11 @@ def _tensor(accessor: Accessor, buffer: Buffer, axes: list[tuple[Expr, Any]]) ->
     shape = [tir.Var(f"{buffer.name}_{i}", "int64") for i in range(buffer.ndim)]
     # Named strides also keep TVM from checking them: those of an empty tensor have no meaning.
     strides = [tir.Var(f"{buffer.name}_s{i}", "int64") for i in range(buffer.ndim)]
-    axes += zip(extents_of(buffer), (*shape, *strides), strict=False)
+    sizes, steps = list(shape), list(strides)
+    if buffer.dtype.is_packed:
+        sizes[-1] = sizes[-1] * 2
+        steps[:-1] = [step * 2 for step in steps[:-1]]
+    axes += zip(extents_of(buffer), (*sizes, *steps), strict=False)
     return _declared(buffer, shape, strides)
 
 

@@ -1,8 +1,9 @@
 """Scalar and vector expressions of the tile IR as TIR.
 
 A vector expression is an expression over one *vector variable* that stands for ``lanes``
-consecutive values. ``bfloat16`` lives in memory as uint16, float8 types as uint8, and both are
-computed in float32 (TVM's LLVM code generator has neither); other types are computed as they are.
+consecutive values. ``bfloat16`` lives in memory as uint16, narrower floats as uint8, and all are
+computed in float32 (TVM's LLVM code generator has none of them); 4-bit integers are computed in 8
+bits, other types as they are.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from tilecore.lowering.cpu.tir import broadcast, index, ramp, vector_type
 
 SUPPORTED = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
-    "float16", "bfloat16", "float32", "float64", *float8.NAMES,
+    "float16", "bfloat16", "float32", "float64", "int4", "uint4", *float8.NAMES,
 )  # fmt: skip
-BYTES = dict.fromkeys(float8.NAMES, "uint8")
+BYTES = dict.fromkeys((*float8.NAMES, "int4", "uint4"), "uint8")
+NIBBLES = {"int4": "int8", "uint4": "uint8"}  # computed in 8 bits
 PACKED = ("bfloat16", *float8.NAMES)  # computed in float32, rounded when stored
 
 
@@ -39,11 +41,13 @@ def memory_type(dtype: str) -> str:
 
 def value_type(dtype: str) -> str:
     """Return the type a loaded element is computed in."""
-    return "float32" if dtype in PACKED else dtype
+    return "float32" if dtype in PACKED else NIBBLES.get(dtype, dtype)
 
 
 def from_memory(value: Any, dtype: str, lanes: int) -> Any:
     """Return a loaded value as it is computed with."""
+    if dtype in NIBBLES:
+        return _nibble(value, dtype, lanes)
     if dtype in BYTES:
         return float8.from_float8(value, dtype, lanes)
     if dtype != "bfloat16":
@@ -53,8 +57,19 @@ def from_memory(value: Any, dtype: str, lanes: int) -> Any:
     return tir.reinterpret(vector_type("float32", lanes), shifted)
 
 
+def _nibble(value: Any, dtype: str, lanes: int) -> Any:
+    """Return the low 4 bits of bytes as numbers."""
+    kind = NIBBLES[dtype]
+    four = broadcast(tir.IntImm(kind, 4), lanes)
+    upper = tir.shift_left(tir.Cast(vector_type(kind, lanes), value), four)
+    return tir.shift_right(upper, four)
+
+
 def to_memory(value: Any, dtype: str, lanes: int) -> Any:
     """Return a computed value as it is stored; float32 to narrower rounds to nearest even."""
+    if dtype in NIBBLES:
+        bits = tir.Cast(vector_type("uint8", lanes), value)
+        return tir.bitwise_and(bits, broadcast(tir.IntImm("uint8", 0xF), lanes))
     if dtype in BYTES:
         return float8.to_float8(value, dtype, lanes)
     if dtype != "bfloat16":
@@ -77,10 +92,13 @@ def convert(value: Any, source: str, target: str, lanes: int) -> Any:
     if value_type(source) == value_type(target):
         if target in PACKED and source != target:
             return from_memory(to_memory(value, target, lanes), target, lanes)
-        return value
+        is_wrapped = target in NIBBLES and source != target
+        return _nibble(value, target, lanes) if is_wrapped else value
     if target == "bool":
         return differs(value, zero(source, lanes), source)
     converted = tir.Cast(vector_type(value_type(target), lanes), value)
+    if target in NIBBLES:
+        return _nibble(converted, target, lanes)
     return convert(converted, "float32", target, lanes) if target in PACKED else converted
 
 

@@ -1,0 +1,199 @@
+"""Functions of CUDA that programs call by name: T.call_extern, T.import_source.
+
+The C text that a program imports is not compiled for a CPU. What it calls must be one of CUDA's
+functions, or one of the decoders of TileLang's `quantize` package, which have a meaning here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tilecore.errors import TypeMismatch, UnknownPrimitive
+from tilecore.ir.dtype import DType
+from tilecore.ir.expr import (
+    Expr,
+    ExprLike,
+    as_expr,
+    binary,
+    cast,
+    const,
+    int_value,
+    reinterpret,
+    select,
+)
+from tilecore.language import math
+from tilecore.language.pointer import Pointer
+from tilecore.language.unavailable import FOREIGN
+
+__all__ = [
+    "call_extern", "call_intrin", "call_pure_extern", "call_pure_intrin", "ffs", "import_source",
+    "ldg",
+]  # fmt: skip
+
+
+def import_source(source: str | None = None) -> None:
+    """Accept C text; see the head of this module for what T.call_extern knows without it.
+
+    Raises:
+        TypeMismatch: not text (TC202).
+    """
+    if source is not None and not isinstance(source, str):
+        raise TypeMismatch(expected="C text", found=type(source).__name__)
+
+
+def call_extern(*args: Any, dtype: Any = None) -> Any:
+    """Call a function by name: ``T.call_extern("float32", "__expf", x)``.
+
+    Args:
+        args: result type, name and arguments; with ``dtype`` name and arguments.
+        dtype: the result type.
+
+    Returns:
+        The value, converted to the result type; nothing for a function that stores its results.
+
+    Raises:
+        UnknownPrimitive: a function without a meaning here (TC102).
+        TypeMismatch: arguments that it does not take (TC202).
+    """
+    kind, name, given = (dtype, args[0], args[1:]) if dtype else (args[0], args[1], args[2:])
+    plain = str(name).split("::")[-1].split(".")[-1]
+    decode = _DECODER.fullmatch(plain)
+    if decode is not None:
+        _decode_integers(*_pair(plain, given), *decode.groups())
+        return None
+    if plain == TWIDDLED:
+        source, target = _pair(plain, given)
+        _decode_twiddled(source, target, int_value(given[2]) if len(given) > 2 else 8)
+        return None
+    known = _FUNCTIONS.get(plain)
+    if known is None:
+        raise UnknownPrimitive(name=f'call_extern("{name}", ...)', reason=FOREIGN)
+    count, function = known
+    if len(given) != count:
+        raise TypeMismatch(expected=f"{count} arguments of {plain}", found=len(given))
+    return math.cast(function(*given), _result(kind))
+
+
+call_intrin = call_pure_extern = call_pure_intrin = call_extern
+
+
+def _result(kind: Any) -> DType:
+    if kind == "handle":
+        raise TypeMismatch(expected="the type of a value", found="handle")
+    return DType(kind)
+
+
+def ldg(element: Any) -> Expr:
+    """Return the element (or what lies at an address), which a GPU reads through its cache."""
+    return element.load() if isinstance(element, Pointer) else as_expr(element)
+
+
+def ffs(value: ExprLike) -> Expr:
+    """Return the position of the lowest bit that is set, counted from 1; 0 where none is."""
+    bits = as_expr(value)
+    if not bits.dtype.is_integer:
+        raise TypeMismatch(expected="an integer for __ffs", found=bits.dtype)
+    lowest = cast(binary("bitand", bits, binary("sub", 0, bits)), f"uint{bits.dtype.bits}")
+    position: Expr = const(1)
+    for power in range(bits.dtype.bits.bit_length() - 1):
+        chosen = sum(1 << i for i in range(bits.dtype.bits) if i >> power & 1)
+        is_in = binary("ne", binary("bitand", lowest, const(chosen, lowest.dtype)), 0)
+        position = binary("add", position, select(is_in, 1 << power, 0))
+    return select(binary("eq", bits, 0), 0, position)
+
+
+def _fma(a: ExprLike, b: ExprLike, c: ExprLike) -> Expr:
+    return binary("add", binary("mul", a, b), c)
+
+
+def _operator(op: str) -> Callable[..., Expr]:
+    return lambda a, b: binary(op, a, b)
+
+
+def _table() -> dict[str, tuple[int, Callable[..., Any]]]:
+    """Return the number of arguments and the meaning of CUDA's functions."""
+    one: dict[str, Callable[..., Any]] = {
+        name: getattr(math, name)
+        for name in ("exp", "exp2", "exp10", "log", "log2", "log10", "log1p", "sqrt", "rsqrt",
+                     "tanh", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "erf",
+                     "floor", "ceil", "trunc", "round")
+    }  # fmt: skip
+    one |= {"fabs": math.abs, "rint": math.nearbyint}
+    two = {
+        "fmax": _operator("max"), "fmin": _operator("min"), "pow": math.pow, "fmod": math.fmod,
+        "atan2": math.atan2, "fdivide": _operator("div"),
+    }  # fmt: skip
+    found: dict[str, tuple[int, Callable[..., Any]]] = {}
+    for count, functions in ((1, one), (2, two), (3, {"fma": _fma})):
+        for name, function in functions.items():
+            for spelling in (name, f"{name}f", f"__{name}", f"__{name}f", f"h{name}"):
+                found[spelling] = (count, function)
+    return found | {
+        "fast_exp2f": (1, math.exp2), "fast_expf": (1, math.exp), "__ldg": (1, ldg),
+        "__ffs": (1, ffs), "__ffsll": (1, ffs), "max": (2, math.max), "min": (2, math.min),
+        "abs": (1, math.abs),
+    }  # fmt: skip
+
+
+_FUNCTIONS = _table()
+
+
+# --- decoders of packed weights ----------------------------------------------------------------
+
+_DECODER = re.compile(r"decode_i([124])([us])_to_(f16|i8s)")
+TWIDDLED = "decode_fp4_to_bf16_twiddling"
+
+
+def _pair(name: str, args: Sequence[Any]) -> tuple[Pointer, Pointer]:
+    if len(args) < 2 or not all(isinstance(a, Pointer) for a in args[:2]):
+        raise TypeMismatch(expected=f"two addresses (T.access_ptr) for {name}", found=f"{args}")
+    return args[0], args[1]
+
+
+def _place(bits: int, to: str, e: int) -> tuple[int, int]:
+    """Return the byte and the shift at which element ``e`` lies in an interleaved word."""
+    if to == "f16":  # pairs (2i, 2i + 1) lie half of the input apart
+        half, pair = e % 2, e // 2
+        position = {4: 16, 2: 8, 1: 4}[bits] * half + bits * pair
+        return position // 8, position % 8
+    lane, row = e % 4, e // 4  # one in each byte of a 32-bit word
+    if bits == 1:  # the halves of two bytes
+        return lane % 2, 4 * (lane // 2) + row
+    per_word = 8 // bits
+    return 4 * (row // per_word) + lane, bits * (row % per_word)
+
+
+def _decode_integers(source: Pointer, target: Pointer, bits: str, sign: str, to: str) -> None:
+    width = int(bits)
+    for e in range(8 if to == "f16" else 16):
+        byte, shift = _place(width, to, e)
+        code = binary("bitand", binary("shr", source.byte(byte), shift), (1 << width) - 1)
+        if sign == "s" and width == 1:
+            code = binary("sub", binary("mul", code, 2), 1)
+        elif sign == "s":
+            zero = 7 if (width, to) == (4, "i8s") else 1 << (width - 1)
+            code = binary("sub", code, zero)
+        target.store(e, code)
+
+
+# In the 16 bits of two bytes, high one first: the places of sign, exponent and fraction.
+_TWIDDLE = ((15, 7, 6), (12, 4, 3), (9, 1, 0), (14, 10, 13))
+
+
+def _decode_twiddled(source: Pointer, target: Pointer, groups: int | None) -> None:
+    """Decode 8 numbers of float4_e2m1fn from each 4 bytes."""
+    if groups is None:
+        raise TypeMismatch(expected="a known number of groups", found="an expression")
+    for group in range(groups):
+        for half in range(2):
+            high, low = (source.byte(4 * group + 2 * half + i) for i in (0, 1))
+            word = binary("bitor", binary("shl", high, 8), low)
+            for number, (sign, exponent, fraction) in enumerate(_TWIDDLE):
+                code: Expr = const(0)
+                for place, width, to in ((sign, 1, 3), (exponent, 2, 1), (fraction, 1, 0)):
+                    field = binary("bitand", binary("shr", word, place), (1 << width) - 1)
+                    code = binary("bitor", code, binary("shl", field, to))
+                value = reinterpret(cast(code, "uint4"), "float4_e2m1fn")
+                target.store(8 * group + 4 * half + number, value)

@@ -1,0 +1,90 @@
+"""Addresses of elements: T.access_ptr, T.address_of; what foreign functions are given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tilecore.errors import TypeMismatch
+from tilecore.frontend.builder import current
+from tilecore.ir.expr import Expr, ExprLike, Load, binary, cast, const
+from tilecore.ir.nodes import Buffer, Region, Store
+from tilecore.language.math import index_to_coordinates
+
+__all__ = ["Pointer", "access_ptr", "address_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """The place of an element of a row-major tensor or tile; neighbours follow in its order."""
+
+    buffer: Buffer
+    position: Expr
+
+    def load(self, distance: ExprLike = 0) -> Expr:
+        """Return an element from here on."""
+        return Load(self.buffer, self._indices(distance), self.buffer.dtype)
+
+    def store(self, distance: ExprLike, value: ExprLike) -> None:
+        """Set an element from here on, converted to the element type."""
+        builder = current()
+        kept = cast(value, self.buffer.dtype)
+        builder.emit(Store(self.buffer, self._indices(distance), kept, builder.span))
+
+    def byte(self, number: int) -> Expr:
+        """Return a byte from here on as an int32 of 0 to 255; elements are integers."""
+        size = self.buffer.dtype.itemsize
+        whole = cast(self.load(number // size), "int64" if size == 8 else "int32")
+        shifted = binary("shr", whole, 8 * (number % size))
+        return cast(binary("bitand", shifted, 0xFF), "int32")
+
+    def _indices(self, distance: ExprLike) -> tuple[Expr, ...]:
+        place = binary("add", self.position, distance)
+        if self.buffer.ndim == 1:
+            return (place,)
+        return tuple(index_to_coordinates(place, self.buffer.shape))
+
+
+def access_ptr(base: Any, access_type: str = "r", *extents: ExprLike, **options: Any) -> Pointer:
+    """Return the address of an element, of a region's first one, or of a whole tile.
+
+    Args:
+        base: a tensor or tile, a slice, or an element.
+        access_type: "r", "w" or "rw"; a hint.
+        extents: how many elements are accessed; a hint.
+        options: ``offset`` in elements, and hints of TVM.
+
+    Raises:
+        TypeMismatch: ``base`` is none of these, or has strides (TC202).
+    """
+    _ = extents
+    if access_type not in ("r", "w", "rw"):
+        raise TypeMismatch(expected='access_type "r", "w" or "rw"', found=repr(access_type))
+    return _pointer(base, options.get("offset", 0))
+
+
+def address_of(element: Any) -> Pointer:
+    """Return the address of an element: ``T.address_of(A[i, j])``.
+
+    Raises:
+        TypeMismatch: not an element of a tensor or tile (TC202).
+    """
+    return _pointer(element, 0)
+
+
+def _pointer(base: Any, offset: ExprLike) -> Pointer:
+    indices: tuple[Expr, ...]
+    if isinstance(base, Buffer):
+        buffer, indices = base, tuple(const(0) for _ in base.shape)
+    elif isinstance(base, Load):
+        buffer, indices = base.buffer, base.indices
+    elif isinstance(base, Region):
+        buffer, indices = base.buffer, base.offsets
+    else:
+        raise TypeMismatch(expected="a tensor, tile or element", found=type(base).__name__)
+    if buffer.strides is not None:
+        raise TypeMismatch(expected="a row-major tensor", found=f"`{buffer.name}` with strides")
+    position: Expr = const(0)
+    for index, extent in zip(indices, buffer.shape, strict=True):
+        position = binary("add", binary("mul", position, extent), index)
+    return Pointer(buffer, binary("add", position, offset))
