@@ -9,7 +9,6 @@ from tilecore.errors import TypeMismatch
 from tilecore.frontend.builder import current
 from tilecore.ir.expr import Expr, ExprLike, Load, binary, cast, const
 from tilecore.ir.nodes import Buffer, Region, Store
-from tilecore.language.math import index_to_coordinates
 
 __all__ = ["Pointer", "access_ptr", "address_of"]
 
@@ -39,10 +38,12 @@ class Pointer:
         return cast(binary("bitand", shifted, 0xFF), "int32")
 
     def _indices(self, distance: ExprLike) -> tuple[Expr, ...]:
-        place = binary("add", self.position, distance)
-        if self.buffer.ndim == 1:
-            return (place,)
-        return tuple(index_to_coordinates(place, self.buffer.shape))
+        rest = binary("add", self.position, distance)
+        indices = []
+        for extent in self.buffer.shape[:0:-1]:
+            indices.append(binary("mod", rest, extent))
+            rest = binary("floordiv", rest, extent)
+        return (rest, *reversed(indices))  # the first axis tells what lies outside
 
 
 def access_ptr(base: Any, access_type: str = "r", *extents: ExprLike, **options: Any) -> Pointer:
