@@ -7,13 +7,13 @@ holds powers of two only; ``float4_e2m1fn`` has neither NaN, which becomes 6, no
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx as tir
 
+from tilecore.lowering.cpu.llvm_text import LANES, LlvmFunction
 from tilecore.lowering.cpu.tir import vector_type
 
 
@@ -53,74 +53,6 @@ FORMATS = {
 }
 E8M0 = "float8_e8m0fnu"
 NAMES = (*FORMATS, E8M0)
-LANES = (1, 2, 4, 8, 16, 32, 64)
-
-
-class _Function:
-    """Text of one LLVM function from ``lanes`` values to as many, line by line."""
-
-    def __init__(self, lanes: int) -> None:
-        self.lanes = lanes
-        self.lines: list[str] = []
-
-    def kind(self, element: str) -> str:
-        return element if self.lanes == 1 else f"<{self.lanes} x {element}>"
-
-    def constant(self, element: str, literal: str) -> str:
-        each = ", ".join(f"{element} {literal}" for _ in range(self.lanes))
-        return literal if self.lanes == 1 else f"<{each}>"
-
-    def number(self, value: int) -> str:
-        return self.constant("i32", str(value))
-
-    def real(self, value: float) -> str:
-        """Return a float; LLVM writes it as the bits of the same double."""
-        bits = struct.unpack(">Q", struct.pack(">d", value))[0]
-        return self.constant("float", f"0x{bits:016X}")
-
-    def line(self, text: str) -> str:
-        self.lines.append(f"  %t{len(self.lines)} = {text}")
-        return f"%t{len(self.lines) - 1}"
-
-    def on_ints(self, op: str, a: str, b: str) -> str:
-        return self.line(f"{op} {self.kind('i32')} {a}, {b}")
-
-    def on_floats(self, op: str, a: str, b: str) -> str:
-        return self.line(f"{op} {self.kind('float')} {a}, {b}")
-
-    def select(self, cond: str, a: str, b: str) -> str:
-        kind = self.kind("i32")
-        return self.line(f"select {self.kind('i1')} {cond}, {kind} {a}, {kind} {b}")
-
-    def change(self, op: str, value: str, source: str, target: str) -> str:
-        return self.line(f"{op} {self.kind(source)} {value} to {self.kind(target)}")
-
-    def masked(self, value: str, mask: int) -> str:
-        return self.on_ints("and", value, self.number(mask))
-
-    def left(self, value: str, count: int) -> str:
-        return self.on_ints("shl", value, self.number(count))
-
-    def right(self, value: str, count: int) -> str:
-        return self.on_ints("lshr", value, self.number(count))
-
-    def plus(self, value: str, other: int) -> str:
-        return self.on_ints("add", value, self.number(other))
-
-    def compare(self, how: str, value: str, other: int) -> str:
-        return self.on_ints(f"icmp {how}", value, self.number(other))
-
-    def as_float(self, value: str) -> str:
-        return self.change("bitcast", value, "i32", "float")
-
-    def of_float(self, value: str) -> str:
-        return self.change("bitcast", value, "float", "i32")
-
-    def text(self, name: str, source: str, target: str, result: str) -> str:
-        """Return the definition; the argument is ``%x``."""
-        head = f"define linkonce_odr hidden {self.kind(target)} @{name}({self.kind(source)} %x)"
-        body = "\n".join(self.lines)
-        return f"{head} alwaysinline {{\n{body}\n  ret {self.kind(target)} {result}\n}}"
 
 
 def definitions(dtypes: Iterable[str]) -> dict[str, str]:
@@ -157,7 +89,7 @@ def _name(way: str, dtype: str, lanes: int) -> str:
 
 
 def _from_text(dtype: str, lanes: int) -> str:
-    f = _Function(lanes)
+    f = LlvmFunction(lanes)
     code = f.change("zext", "%x", "i8", "i32")
     nan = f.number(0x7FC00000)
     if dtype == E8M0:
@@ -184,14 +116,14 @@ def _from_text(dtype: str, lanes: int) -> str:
 
 
 def _to_text(dtype: str, lanes: int) -> str:
-    f = _Function(lanes)
+    f = LlvmFunction(lanes)
     source = f.of_float("%x")
     code = _power(f, source) if dtype == E8M0 else _rounded(f, source, FORMATS[dtype])
     byte = f.change("trunc", code, "i32", "i8")
     return f.text(_name("to", dtype, lanes), "float", "i8", byte)
 
 
-def _rounded(f: _Function, source: str, form: Format) -> str:
+def _rounded(f: LlvmFunction, source: str, form: Format) -> str:
     """Return the code of the nearest number, the even one of two."""
     magnitude = f.masked(source, 0x7FFFFFFF)
     shift = 23 - form.mantissa
@@ -219,7 +151,7 @@ def _rounded(f: _Function, source: str, form: Format) -> str:
     return f.select(f.compare("eq", code, 0), code, signed)
 
 
-def _power(f: _Function, source: str) -> str:
+def _power(f: LlvmFunction, source: str) -> str:
     """Return the exponent of the nearest power of two; ties go to the larger one."""
     exponent = f.masked(f.right(source, 23), 0xFF)
     fraction = f.masked(source, 0x7FFFFF)

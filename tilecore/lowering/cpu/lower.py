@@ -10,7 +10,7 @@ from tilecore.inference.bounds import NON_NEGATIVE
 from tilecore.inference.plan import CpuPlan, LaunchPlan, TilePlan
 from tilecore.inference.uses import kept_axes
 from tilecore.ir.analysis import pads
-from tilecore.ir.expr import Expr, Load, Var, cast, int_value, select
+from tilecore.ir.expr import Call, Expr, Load, Var, cast, int_value, select
 from tilecore.ir.nodes import (
     Alloc,
     Annotate,
@@ -38,7 +38,7 @@ from tilecore.ir.nodes import (
     While,
 )
 from tilecore.ir.visitor import buffers_of, expressions, has_jump, walk, walk_expr
-from tilecore.lowering.cpu import float8
+from tilecore.lowering.cpu import float8, vector_math
 from tilecore.lowering.cpu.access import Accessor, Place
 from tilecore.lowering.cpu.atomic import emit_atomic
 from tilecore.lowering.cpu.copy import Box, PanelPacker, is_pack, is_row_copy, row_copy
@@ -62,8 +62,7 @@ def lower_function(func: PrimFunc, plan: CpuPlan, target: Target) -> Any:
     """
     check_dtypes({str(b.dtype) for b in (*func.buffers, *buffers_of(func.body))}, target)
     builder = TirBuilder()
-    for name, text in float8.definitions(_value_dtypes(func)).items():
-        builder.define_llvm(name, text)
+    _define_functions(builder, func)
     accessor = Accessor(builder)
     params = lower_params(accessor, func)
     for stmt in _top_level(func.body):
@@ -85,11 +84,16 @@ def lower_function(func: PrimFunc, plan: CpuPlan, target: Target) -> Any:
     return builder.finish("main", params)
 
 
-def _value_dtypes(func: PrimFunc) -> set[str]:
-    """Return the types of all elements and of all values that expressions go through."""
-    buffers = (*func.buffers, *buffers_of(func.body))
-    exprs = (e for stmt in walk(func.body) for e in expressions(stmt))
-    return {b.dtype for b in buffers} | {n.dtype for e in exprs for n in walk_expr(e)}
+def _define_functions(builder: TirBuilder, func: PrimFunc) -> None:
+    """Add the functions in LLVM IR that the types and calls of the program need."""
+    nodes = [n for s in walk(func.body) for e in expressions(s) for n in walk_expr(e)]
+    dtypes = {n.dtype for n in nodes}
+    dtypes |= {b.dtype for b in (*func.buffers, *buffers_of(func.body))}
+    found = float8.definitions(dtypes)
+    if any(isinstance(n, Call) and n.name in vector_math.USERS for n in nodes):
+        found |= vector_math.definitions()
+    for name, text in found.items():
+        builder.define_llvm(name, text)
 
 
 def _top_level(body: Stmt) -> tuple[Stmt, ...]:

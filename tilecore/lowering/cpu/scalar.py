@@ -19,7 +19,7 @@ from tilecore.errors import UnsupportedOnTarget
 from tilecore.inference.bounds import Linear, linear
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var
-from tilecore.lowering.cpu import float8
+from tilecore.lowering.cpu import float8, vector_math
 from tilecore.lowering.cpu.tir import broadcast, index, ramp, vector_type
 
 SUPPORTED = (
@@ -246,7 +246,7 @@ def _binary(expr: Binary, scope: Scope) -> Any:
 
 
 _TIR_CALLS: dict[str, Callable[[Any], Any]] = {
-    "exp": tir.exp, "log": tir.log, "sqrt": tir.sqrt, "tanh": tir.tanh, "sigmoid": tir.sigmoid,
+    "log": tir.log, "sqrt": tir.sqrt, "tanh": tir.tanh,
     "sin": tir.sin, "cos": tir.cos, "abs": tir.abs, "floor": tir.floor, "ceil": tir.ceil,
     "round": tir.nearbyint, "trunc": tir.trunc, "erf": tir.erf,
 }  # fmt: skip
@@ -280,11 +280,18 @@ def _math(name: str, x: Any, kind: str, lanes: int) -> Any:
     def number(value: float) -> Any:
         return constant_of(value, kind, lanes)
 
+    def exp(value: Any) -> Any:
+        return vector_math.call("exp", value, lanes) if kind == "float32" else tir.exp(value)
+
     match name:
+        case "exp":
+            return exp(x)
+        case "exp2" if kind == "float32":
+            return vector_math.call("exp2", x, lanes)
         case "exp2":
-            return tir.exp(x * number(math.log(2.0)))
+            return exp(x * number(math.log(2.0)))
         case "exp10":
-            return tir.exp(x * number(math.log(10.0)))
+            return exp(x * number(math.log(10.0)))
         case "log2":
             return tir.log(x) * number(1.0 / math.log(2.0))
         case "log10":
@@ -292,7 +299,7 @@ def _math(name: str, x: Any, kind: str, lanes: int) -> Any:
         case "rsqrt":
             return number(1.0) / tir.sqrt(x)
         case "sigmoid":
-            return number(1.0) / (number(1.0) + tir.exp(number(0.0) - x))
+            return number(1.0) / (number(1.0) + exp(number(0.0) - x))
         case _:
             return _TIR_CALLS[name](x)
 

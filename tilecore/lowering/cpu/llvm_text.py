@@ -1,0 +1,90 @@
+"""Functions in LLVM IR, written line by line: what TIR cannot say, or only at great length."""
+
+from __future__ import annotations
+
+import struct
+
+LANES = (1, 2, 4, 8, 16, 32, 64)
+
+
+class LlvmFunction:
+    """Text of one LLVM function from ``lanes`` values to as many, line by line."""
+
+    def __init__(self, lanes: int) -> None:
+        self.lanes = lanes
+        self.lines: list[str] = []
+
+    def kind(self, element: str) -> str:
+        """Return the type of ``lanes`` elements."""
+        return element if self.lanes == 1 else f"<{self.lanes} x {element}>"
+
+    def constant(self, element: str, literal: str) -> str:
+        """Return a literal in every lane."""
+        each = ", ".join(f"{element} {literal}" for _ in range(self.lanes))
+        return literal if self.lanes == 1 else f"<{each}>"
+
+    def number(self, value: int) -> str:
+        """Return an i32."""
+        return self.constant("i32", str(value))
+
+    def real(self, value: float) -> str:
+        """Return the nearest float; LLVM writes it as the bits of the same double."""
+        (single,) = struct.unpack(">f", struct.pack(">f", value))
+        bits = struct.unpack(">Q", struct.pack(">d", single))[0]
+        return self.constant("float", f"0x{bits:016X}")
+
+    def line(self, text: str) -> str:
+        """Add an instruction and return the name of its result."""
+        self.lines.append(f"  %t{len(self.lines)} = {text}")
+        return f"%t{len(self.lines) - 1}"
+
+    def on_ints(self, op: str, a: str, b: str) -> str:
+        """Add an instruction on two i32."""
+        return self.line(f"{op} {self.kind('i32')} {a}, {b}")
+
+    def on_floats(self, op: str, a: str, b: str) -> str:
+        """Add an instruction on two floats."""
+        return self.line(f"{op} {self.kind('float')} {a}, {b}")
+
+    def select(self, cond: str, a: str, b: str, element: str = "i32") -> str:
+        """Return ``a`` where ``cond`` holds, else ``b``."""
+        kind = self.kind(element)
+        return self.line(f"select {self.kind('i1')} {cond}, {kind} {a}, {kind} {b}")
+
+    def change(self, op: str, value: str, source: str, target: str) -> str:
+        """Convert a value."""
+        return self.line(f"{op} {self.kind(source)} {value} to {self.kind(target)}")
+
+    def masked(self, value: str, mask: int) -> str:
+        """Return ``value & mask``."""
+        return self.on_ints("and", value, self.number(mask))
+
+    def left(self, value: str, count: int) -> str:
+        """Return ``value << count``."""
+        return self.on_ints("shl", value, self.number(count))
+
+    def right(self, value: str, count: int) -> str:
+        """Return ``value >> count``, zeros coming in."""
+        return self.on_ints("lshr", value, self.number(count))
+
+    def plus(self, value: str, other: int) -> str:
+        """Return ``value + other``."""
+        return self.on_ints("add", value, self.number(other))
+
+    def compare(self, how: str, value: str, other: int) -> str:
+        """Compare i32 with a number."""
+        return self.on_ints(f"icmp {how}", value, self.number(other))
+
+    def as_float(self, value: str) -> str:
+        """Return the float of these bits."""
+        return self.change("bitcast", value, "i32", "float")
+
+    def of_float(self, value: str) -> str:
+        """Return the bits of a float."""
+        return self.change("bitcast", value, "float", "i32")
+
+    def text(self, name: str, source: str, target: str, result: str) -> str:
+        """Return the definition; the argument is ``%x``."""
+        head = f"define linkonce_odr hidden {self.kind(target)} @{name}({self.kind(source)} %x)"
+        body = "\n".join(self.lines)
+        return f"{head} alwaysinline {{\n{body}\n  ret {self.kind(target)} {result}\n}}"
