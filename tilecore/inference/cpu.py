@@ -173,7 +173,7 @@ class _Inference:
             return TilePlan(buffer, self.tiles[buffer], "output", None, (), output)
         if readers and all(u.role == "gemm-b" for u in readers) and len(buffer.shape) == 2:
             return self._place_vector_operand(buffer, source, readers, micro)
-        if readers and all(u.role == "gemm-a" for u in readers) and source is not None:
+        if readers and all(u.role == "gemm-a" for u in readers):
             return self._place_broadcast_operand(buffer, source, readers)
         storage = self.tiles[buffer]
         self._note(buffer, storage.describe())
@@ -227,15 +227,16 @@ class _Inference:
         return spans if reuse > 1 and size <= HOIST_LIMIT_BYTES else None
 
     def _place_broadcast_operand(
-        self, buffer: Buffer, source: TileSource, readers: Sequence[Use]
+        self, buffer: Buffer, source: TileSource | None, readers: Sequence[Use]
     ) -> TilePlan:
         gemm = readers[0].stmt
         assert isinstance(gemm, Gemm)
         whole = all(u.region is not None and covers_whole(u.region) for u in readers)
-        two_axes = all(axis is not None for axis in source.axes) and len(source.axes) == 2
-        if whole and two_axes and self.options.pack_a == "none":
-            self._note(buffer, f"read in place from {source.copy.src.buffer.name}")
-            return TilePlan(buffer, self.tiles[buffer], "in_place", source)
+        if source is not None and whole and self.options.pack_a == "none":
+            two_axes = all(axis is not None for axis in source.axes) and len(source.axes) == 2
+            if two_axes:
+                self._note(buffer, f"read in place from {source.copy.src.buffer.name}")
+                return TilePlan(buffer, self.tiles[buffer], "in_place", source)
         dtype = DType(_kept_dtype(buffer, gemm))
         shape = buffer.static_shape
         assert shape is not None
