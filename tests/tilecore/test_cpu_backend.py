@@ -380,3 +380,34 @@ def test_calls_after_the_first_are_checked_as_closely(store):
     kernel(x.numpy(), y)
     kernel(torch.nn.Parameter(x), y)
     assert torch.equal(y, x * 2)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_accumulators_are_rounded_once_per_product(store, dtype):
+    import torch
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((70, 512), dtype), B: T.Tensor((512, 90), dtype), C: T.Tensor((70, 90), dtype)
+    ):
+        with T.Kernel(T.ceildiv(90, 32), T.ceildiv(70, 16)) as (bx, by):
+            a = T.alloc_shared((16, 256), dtype)
+            b = T.alloc_shared((256, 32), dtype)
+            c = T.alloc_fragment((16, 32), dtype)
+            T.clear(c)
+            for k in T.Pipelined(2, num_stages=2):
+                T.copy(A[by * 16, k * 256], a)
+                T.copy(B[k * 256, bx * 32], b)
+                T.gemm(a, b, c)
+            T.copy(c, C[by * 16, bx * 32])
+
+    kind = getattr(torch, dtype)
+    a, b = (torch.randn(s).to(kind) for s in ((70, 512), (512, 90)))
+    c = torch.zeros(70, 90, dtype=kind)
+    runtime.load(compile(main, store=store))(a, b, c)
+    first = (a[:, :256].double() @ b[:256].double()).to(kind)
+    want = first.double() + a[:, 256:].double() @ b[256:].double()
+    step = {"float16": 2**-11, "bfloat16": 2**-8}[dtype]
+    # The sum after 256 terms and the last one are rounded, and float32 in between.
+    bound = step * 1.01 * (want.abs() + first.double().abs()) + 1e-4
+    assert ((c.double() - want).abs() <= bound).all()

@@ -13,6 +13,7 @@ from tilecore.graph.graph import Launch, TileGraph
 from tilecore.graph.nodes import Access, TileOp
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr
+from tilecore.ir.gemm_shape import accumulator_dtype
 from tilecore.ir.nodes import Buffer, Gemm, Region
 
 
@@ -73,7 +74,7 @@ def main_contraction(graph: TileGraph) -> Contraction | None:
         a=_operand(launch, op, stmt.a, stmt.transpose_a),
         b=_operand(launch, op, stmt.b, stmt.transpose_b),
         dtype=stmt.a.buffer.dtype,
-        accum_dtype=stmt.c.buffer.dtype,
+        accum_dtype=accumulator_dtype(stmt),
     )
 
 

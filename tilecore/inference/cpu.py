@@ -26,6 +26,7 @@ from tilecore.ir.analysis import covers_whole, pads
 from tilecore.ir.dims import value_ranges
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Var, int_value
+from tilecore.ir.gemm_shape import accumulator_dtype
 from tilecore.ir.nodes import (
     Alloc,
     Buffer,
@@ -138,7 +139,7 @@ class _Inference:
     # --- register tile ------------------------------------------------------------------------
 
     def _micro_tile(self, gemm: Gemm) -> tuple[int, int]:
-        (m, n), lanes = gemm_extents(gemm.c), self.target.lanes(gemm.c.buffer.dtype)
+        (m, n), lanes = gemm_extents(gemm.c), self.target.lanes(accumulator_dtype(gemm))
         vectors = math.ceil(n / lanes)
         micro_n = min(self.options.micro_n or 2, vectors)
         budget = self.target.vector_registers - micro_n - 1
@@ -193,7 +194,7 @@ class _Inference:
             self._note(buffer, "rows: its gemms want lanes along different axes or parts of it")
             return TilePlan(buffer, self.tiles[buffer], "block", source)
         gemm = gemms[0]
-        width = micro[gemm][1] * self.target.lanes(gemm.c.buffer.dtype)
+        width = micro[gemm][1] * self.target.lanes(accumulator_dtype(gemm))
         shape = buffer.static_shape
         assert shape is not None
         storage = panels(shape, _kept_dtype(buffer, gemm), axes.pop(), width)
@@ -374,7 +375,7 @@ def _kept_dtype(buffer: Buffer, gemm: Gemm) -> str:
 
     The value of a float16 or bfloat16 element is exact in float32, so results do not change.
     """
-    accum = gemm.c.buffer.dtype
+    accum = accumulator_dtype(gemm)
     narrow = buffer.dtype.is_float and buffer.dtype.bits < 32 and accum == "float32"
     return str(accum) if narrow else UNPACKED.get(buffer.dtype, str(buffer.dtype))
 

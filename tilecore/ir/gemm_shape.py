@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from tilecore.errors import ShapeMismatch
+from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr
 from tilecore.ir.indexing import format_shape
-from tilecore.ir.nodes import Region
+from tilecore.ir.nodes import Gemm, Region
 from tilecore.ir.polynomial import is_equal, is_one
 
 
@@ -25,6 +26,12 @@ def matrix_shape(tile: Region, what: str) -> tuple[Expr, Expr]:
             found=format_shape(tile.extents),
         )
     return extents[0], extents[1]
+
+
+def accumulator_dtype(gemm: Gemm) -> DType:
+    """Return the type in which one product is summed up: half types are rounded at its end."""
+    dtype = gemm.c.buffer.dtype
+    return DType("float32") if dtype.is_float and dtype.bits < 32 else dtype
 
 
 def check_gemm_shape(a: Region, b: Region, c: Region, transpose_a: bool, transpose_b: bool) -> None:

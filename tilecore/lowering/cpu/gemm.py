@@ -16,6 +16,7 @@ from tvm import tirx as tir
 from tilecore.inference.plan import GemmPlan
 from tilecore.inference.storage import Storage
 from tilecore.ir.expr import Binary, Const, Expr, int_value
+from tilecore.ir.gemm_shape import accumulator_dtype
 from tilecore.ir.nodes import Region
 from tilecore.lowering.cpu.access import (
     Accessor,
@@ -70,7 +71,7 @@ class GemmLowering:
     def __init__(self, accessor: Accessor, plan: GemmPlan, target: Target) -> None:
         gemm = plan.gemm
         self.accessor, self.builder, self.plan, self.gemm = accessor, accessor.builder, plan, gemm
-        self.accum = str(gemm.c.buffer.dtype)
+        self.accum = str(accumulator_dtype(gemm))
         self.lanes = target.lanes(self.accum)
         self.a = strided(accessor, gemm.a, gemm.transpose_a)
         self.b_place = accessor.places[gemm.b.buffer]
@@ -166,10 +167,15 @@ class GemmLowering:
         for i in range(size):
             with self._row_guard(row, i, edge):
                 for j in range(count):
-                    value = builder.load(accumulators[i * count + j], 0, lanes)
+                    value = self._stored(builder.load(accumulators[i * count + j], 0, lanes))
                     offset = self.c.at(add(row, i), add(column, j * lanes))
                     mask = self._mask(column, j)
                     vector_store(builder, self.c.place, value, offset, lanes, mask)
+
+    def _stored(self, value: Any) -> Any:
+        """Return sums in the type that the tile keeps, rounded to its element type."""
+        dtype, kept = str(self.gemm.c.buffer.dtype), self.c.place.storage.dtype
+        return convert(convert(value, self.accum, dtype, self.lanes), dtype, kept, self.lanes)
 
     def _start(
         self, accumulators: list[Any], column: Any, row: Any, size: int, count: int, edge: bool
