@@ -1,9 +1,10 @@
 """The oracle for programs written per thread: one Python thread per GPU thread, real barriers.
 
 Private tiles and variables live in the thread's own machine, everything else in the block's. Tile
-operations are done by the first thread of a group while the others wait. The group is the block; in
-a branch that only some threads take, by their index, it is those threads, so roles of warps run
-concurrently. A wait that nothing can end is an error, as it is a hang on a GPU.
+operations, and stores that all threads do alike, are done by the first thread of a group while the
+others wait. The group is the block; in a branch that only some threads take, by their index, it is
+those threads, so roles of warps run concurrently. A wait that nothing can end is an error, as it is
+a hang on a GPU.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tilecore.errors import ScopeError, TileError
 from tilecore.interpreter import Array
 from tilecore.interpreter import _Machine as Machine
 from tilecore.ir import nodes
+from tilecore.ir.alike import alike_stores
 from tilecore.ir.barrier import arrival, arrive_count, deadlock, is_over
 from tilecore.ir.evaluate import Evaluator, Mask, convert
 from tilecore.ir.expr import Expr, Load, Var
@@ -187,7 +189,10 @@ class _Shared:
         self.everyone = _Group(clock, tuple(weights))
         self.block, self.clock, self.launch, self.indices = block, clock, launch, indices
         self.weights = weights
-        inside = [(s, any(map(is_joint, walk(s)))) for s in walk(launch)]
+        self.alike = alike_stores(launch)
+        inside = [
+            (s, any(is_joint(i) or id(i) in self.alike for i in walk(s))) for s in walk(launch)
+        ]
         self.meeting = {id(s) for s, meets in inside if meets}
 
 
@@ -326,6 +331,8 @@ class _Thread(Machine):
 
     def is_private(self, stmt: Stmt) -> bool:
         """Return whether every thread runs ``stmt`` for itself."""
+        if id(stmt) in self.shared.alike:
+            return False
         if isinstance(stmt, PRIVATE):
             return True
         if isinstance(stmt, nodes.Alloc):

@@ -56,6 +56,10 @@ def test_skipped():
 def test_fails():
     pytest.importorskip("sys")
     assert 1 == 2
+
+def test_expects_an_error():
+    with pytest.raises(ValueError):
+        pass
 """
 READS = """
 import tilelang
@@ -136,7 +140,8 @@ def test_a_survey_tells_every_kind_of_outcome(folder: Path) -> None:
     assert "three (neighbour.py:3)" in found["neighbour.py"][-1]
     assert found["crash.py"][0] == runner.FAILED
     assert "-6" in found["crash.py"][-1]
-    assert found["test_file.py"][:2] == [runner.WRONG, "1/1/1"]
+    assert found["test_file.py"][:2] == [runner.WRONG, "1/2/1"]
+    assert f"| {runner.EXPECTS_ERROR} | 1 |" in table
 
 
 def test_bad_calls_are_told(folder: Path, capsys: pytest.CaptureFixture) -> None:

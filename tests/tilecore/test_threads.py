@@ -272,3 +272,36 @@ def test_allreduce_over_what_is_no_thread_axis_is_named() -> None:
                 found = T.alloc_local((1,), "float32")
                 with T.attr(T.comm_reducer(lambda x, y: x + y), "reduce_scope", 0):
                     T.tvm_thread_allreduce(T.uint32(1), A[bx], True, found[0], bx)
+
+
+@pytest.mark.parametrize("scope", ["fragment", "shared"])
+def test_what_all_threads_store_alike_is_stored_once(run_both, scope):
+    allocate = T.alloc_fragment if scope == "fragment" else T.alloc_shared
+
+    @T.prim_func
+    def main(
+        S: T.Tensor((3,), "float32"), A: T.Tensor((24,), "float32"), Out: T.Tensor((25,), "float32")
+    ):
+        with T.Kernel(1, threads=96):
+            total = allocate((1,), "float32")
+            total[0] = 0
+            for s in T.serial(3):
+                weight = S[s] * 2
+                total[0] += weight
+            total[0] = total[0] + 1
+            scaled = T.alloc_shared((24,), "float32")
+            for j in T.Parallel(24):
+                scaled[j] = A[j] * total[0]
+            t = T.get_thread_binding()
+            if t < 32:
+                if t < 24:
+                    Out[t] = scaled[t]
+            else:
+                total[0] += 5
+                Out[24] = total[0]
+
+    rng = np.random.default_rng(0)
+    s, a = rng.standard_normal(3, np.float32), rng.standard_normal(24, np.float32)
+    total = 2 * s.sum() + 1
+    expected = np.concatenate([a * total, [total + 5]])
+    run_both(main, [s, a], [np.zeros(25, np.float32)], [expected])

@@ -38,13 +38,7 @@ def on_cpu(value: Any) -> Any:
 
 
 # A GPU's fresh memory usually reads as 0, and programs multiply by what they never set.
-ZEROED = {
-    torch.empty: torch.zeros,
-    torch.empty_like: torch.zeros_like,
-    torch.Tensor.new_empty: torch.Tensor.new_zeros,
-}
-
-
+UNINITIALISED = (torch.empty, torch.empty_like, torch.Tensor.new_empty)
 DIVISIONS = (torch.div, torch.true_divide, torch.Tensor.div, torch.Tensor.__truediv__)
 
 
@@ -77,7 +71,10 @@ class CudaOnCpu(TorchFunctionMode):  # type: ignore[misc]  # torch has no types 
         named = {k: on_cpu(v) for k, v in (kwargs or {}).items()}
         if named.get("pin_memory"):
             named.pop("pin_memory")
-        return ZEROED.get(func, func)(*[on_cpu(a) for a in args], **named)
+        made = func(*[on_cpu(a) for a in args], **named)
+        if func in UNINITIALISED and made.device.type == "cpu":
+            made.untyped_storage().fill_(0)  # the bytes: not every type has a fill
+        return made
 
 
 class Generator(torch.Generator):  # type: ignore[misc]  # torch has no types here

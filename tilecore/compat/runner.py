@@ -8,8 +8,9 @@ import os
 import runpy
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ CHECKED, RAN, WRONG, MISSING_PRIMITIVE, MISSING_PACKAGE, REJECTED, SKIPPED, FAIL
     "out of time",
 )  # fmt: skip
 READS_CODE = "reads the code of another compiler"
+EXPECTS_ERROR = "expects an error of TileLang's"
 CODE = ("get_kernel_source", "get_host_source", "kernel_source", "get_source", "inspect_source")
 CHECKS = ("assert", "allclose", "assert_close", "torch_assert_close", "assert_allclose")
 
@@ -38,6 +40,7 @@ class Outcome:
         kind: one of the names above.
         reason: one line: message, primitive or package, and where.
         passed, failed, skipped: tests, for a file of tests.
+        failures: how many of its tests failed in which way.
     """
 
     kind: str
@@ -45,6 +48,7 @@ class Outcome:
     passed: int = 0
     failed: int = 0
     skipped: int = 0
+    failures: Mapping[str, int] = field(default_factory=dict)
 
 
 @contextlib.contextmanager
@@ -122,6 +126,10 @@ def classify(error: BaseException, program: Path) -> Outcome:
         return Outcome(kind, f"{error.code} {_first_line(error.message)} {line}")
     if isinstance(error, ModuleNotFoundError):
         return Outcome(MISSING_PACKAGE, f"{error.name or error} {line}")
+    if "DID NOT RAISE" in str(error) or str(error).startswith("Regex pattern did not match"):
+        return Outcome(EXPECTS_ERROR, f"{_first_line(str(error))} {line}")
+    if isinstance(error, AttributeError) and error.name in CODE:
+        return Outcome(READS_CODE, f"{_first_line(str(error))} {line}")
     if isinstance(error, AssertionError):
         kind = READS_CODE if _reads_code(error, program) else WRONG
         return Outcome(kind, f"{_first_line(str(error)) or 'assert'} {line}")
@@ -191,11 +199,14 @@ def _run_tests(program: Path, sm: tuple[int, int]) -> Outcome:
     ]  # fmt: skip
     with environment(program, (), sm):
         pytest.main(options, plugins=[found])
-    counts = {"passed": found.passed, "failed": len(found.failures), "skipped": found.skipped}
+    kind, reason = (CHECKED, "") if found.passed else (SKIPPED, "")
     if found.failures:
-        order = (WRONG, FAILED, REJECTED, MISSING_PRIMITIVE, MISSING_PACKAGE, READS_CODE)
+        order = (
+            WRONG, FAILED, REJECTED, MISSING_PRIMITIVE, MISSING_PACKAGE, EXPECTS_ERROR, READS_CODE,
+        )  # fmt: skip
         worst = min(found.failures, key=lambda o: order.index(o.kind))
-        return Outcome(worst.kind, worst.reason, **counts)
-    if not found.passed:
-        return Outcome(SKIPPED, "", **counts)
-    return Outcome(CHECKED, "", **counts)
+        kind, reason = worst.kind, worst.reason
+    return Outcome(
+        kind, reason, passed=found.passed, failed=len(found.failures), skipped=found.skipped,
+        failures=dict(Counter(o.kind for o in found.failures)),
+    )  # fmt: skip

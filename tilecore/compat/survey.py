@@ -142,6 +142,10 @@ def _preload() -> None:
 def markdown(found: Sequence[Surveyed], title: str, source: str) -> str:
     """Return the survey as a Markdown document."""
     kinds = Counter(s.outcome.kind for s in found)
+    tests: Counter[str] = Counter()
+    for one in found:
+        tests += Counter({"passes": one.outcome.passed, "is skipped": one.outcome.skipped})
+        tests += Counter(one.outcome.failures)
     lines = [
         f"# {title}",
         "",
@@ -152,14 +156,19 @@ def markdown(found: Sequence[Surveyed], title: str, source: str) -> str:
         "|---|---|",
         *(f"| {kind} | {count} |" for kind, count in kinds.most_common()),
         "",
+        "| outcome of single tests, in files of tests | tests |",
+        "|---|---|",
+        *(f"| {kind} | {count} |" for kind, count in tests.most_common()),
+        "",
         "| program | outcome | tests passed/failed/skipped | reason |",
         "|---|---|---|---|",
     ]
     for s in found:
         o = s.outcome
-        tests = f"{o.passed}/{o.failed}/{o.skipped}" if o.passed or o.failed or o.skipped else ""
+        numbers = (o.passed, o.failed, o.skipped)
+        counts = "/".join(map(str, numbers)) if any(numbers) else ""
         reason = o.reason.replace("|", "\\|")
-        lines.append(f"| {s.program}{_shown(s.arguments)} | {o.kind} | {tests} | {reason} |")
+        lines.append(f"| {s.program}{_shown(s.arguments)} | {o.kind} | {counts} | {reason} |")
     return "\n".join(lines) + "\n"
 
 

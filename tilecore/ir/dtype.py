@@ -10,7 +10,7 @@ import numpy as np
 
 from tilecore.errors import TypeMismatch
 
-_BITS = {
+BITS = {
     "bool": 8, "int8": 8, "int16": 16, "int32": 32, "int64": 64,
     "uint8": 8, "uint16": 16, "uint32": 32, "uint64": 64,
     "float16": 16, "bfloat16": 16, "float32": 32, "float64": 64,
@@ -48,16 +48,16 @@ class DType(str):
         if isinstance(name, (type, np.dtype)):
             text = np.dtype(name).name
         text = _ALIASES.get(text, text)
-        if text.partition("x")[0] in _BITS and text.rpartition("x")[2].isdigit():
+        if text.partition("x")[0] in BITS and text.rpartition("x")[2].isdigit():
             element, _, lanes = text.rpartition("x")
             raise TypeMismatch(
                 expected="an element type; vectors are values and variables (T.alloc_var)",
                 found=text,
                 hint=f"use {element} and one more axis of {lanes}",
             )
-        if text not in _BITS:
+        if text not in BITS:
             raise TypeMismatch(
-                expected=f"an element type ({', '.join(sorted(_BITS))})", found=repr(name)
+                expected=f"an element type ({', '.join(sorted(BITS))})", found=repr(name)
             )
         return super().__new__(cls, text)
 
@@ -83,7 +83,7 @@ class DType(str):
     @property
     def bits(self) -> int:
         """Width of one element in memory."""
-        return _BITS[str(self)]
+        return BITS[str(self)]
 
     @property
     def itemsize(self) -> int:

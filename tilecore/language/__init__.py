@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilecore.ir.dtype import BITS
 from tilecore.ir.expr import Expr as PrimExpr
 from tilecore.ir.expr import Var
 from tilecore.ir.nodes import PrimFunc
@@ -316,6 +317,7 @@ from tilecore.language.ws_schedule import (
 )
 
 symbolic = dynamic
+_all_dtypes = tuple(BITS)  # public programs import it by this name
 # Functions whose names begin with two underscores in CUDA: quick ones, computed here as others.
 INTRINSICS = {
     "__exp": exp, "__exp10": exp10, "__log": log, "__log2": log2, "__log10": log10, "__tan": tan,

@@ -16,7 +16,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from tilecore.errors import ScopeError
@@ -235,10 +236,36 @@ class Serializer:
     # --- splitting ----------------------------------------------------------------------------
 
     def splits(self, stmt: Stmt) -> bool:
-        """Return whether threads wait for each other anywhere in ``stmt``."""
-        return any(self.is_point(s) for s in walk(stmt)) or (
-            has_conflict(stmt) and not self.loops_vary(stmt)
-        )
+        """Return whether threads wait for each other, or act as one, anywhere in ``stmt``."""
+        if any(self.is_point(s) for s in walk(stmt)):
+            return True
+        if self.loops_vary(stmt):
+            return False
+        if has_conflict(stmt):
+            return True
+        lets = {s.var: s.value for s in walk(stmt) if isinstance(s, nodes.Let)}
+        jumps = any(isinstance(s, nodes.Jump) for s in walk(stmt))
+        return not jumps and any(self.is_alike(s, lets) for s in walk(stmt))
+
+    def is_alike(self, stmt: Stmt, lets: Mapping[Var, Expr] = MappingProxyType({})) -> bool:
+        """Return whether all threads store one value in one place: then one of them does.
+
+        Args:
+            stmt: any statement.
+            lets: values of names that are bound between here and ``stmt``.
+        """
+        if not isinstance(stmt, nodes.Store) or stmt.buffer in self.private:
+            return False
+        return not any(self.differs(e, lets) for e in (*stmt.indices, stmt.value))
+
+    def differs(self, expr: Expr, lets: Mapping[Var, Expr]) -> bool:
+        """Return whether the value of ``expr`` may differ between threads."""
+        for part in walk_expr(self.each.expr(expr)):
+            if part is self.thread:
+                return True
+            if isinstance(part, Var) and part in lets and self.differs(lets[part], lets):
+                return True
+        return False
 
     def loops_vary(self, stmt: Stmt) -> bool:
         """Return whether threads may run the loops of ``stmt`` a different number of times."""
@@ -281,6 +308,9 @@ class Serializer:
                 group = []
             if is_compound and self.splits(stmt):
                 done += self.point(stmt, predicate)
+            elif self.is_alike(stmt):
+                done += [*self.loop(group, predicate), *self.point(stmt, predicate)]
+                group = []
             else:
                 group.append(stmt)
         return done + roles.end() + self.loop(group, predicate)
