@@ -411,3 +411,43 @@ def test_half_accumulators_are_rounded_once_per_product(store, dtype):
     # The sum after 256 terms and the last one are rounded, and float32 in between.
     bound = step * 1.01 * (want.abs() + first.double().abs()) + 1e-4
     assert ((c.double() - want).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("pack_a", ["none", "block"])
+@pytest.mark.parametrize("clears", ["fill", "argument"])
+def test_rows_and_columns_outside_the_operands_are_zero_in_the_accumulator(store, pack_a, clears):
+    """A second product and a whole copy see what lies beyond the edge of A and of B."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((23, 20), "float32"),
+        B: T.Tensor((20, 37), "float32"),
+        Whole: T.Tensor((2, 16, 96), "float32"),
+        Sums: T.Tensor((2, 96), "float32"),
+    ):
+        with T.Kernel(2) as by:
+            a = T.alloc_shared((16, 8), "float32")
+            b = T.alloc_shared((8, 96), "float32")
+            c = T.alloc_fragment((16, 96), "float32")
+            sums = T.alloc_fragment((96,), "float32")
+            if clears == "fill":
+                T.clear(c)
+            for k in T.Pipelined(3, num_stages=2):
+                T.copy(A[by * 16, k * 8], a)
+                T.copy(B[k * 8, 0], b)
+                T.gemm(a, b, c, clear_accum=(k == 0) if clears == "argument" else False)
+            T.reduce_sum(c, sums, dim=0)
+            T.copy(c, Whole[by, 0, 0])
+            T.copy(sums, Sums[by, 0])
+
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(s, np.float32) for s in ((23, 20), (20, 37)))
+    exact = np.zeros((32, 96))
+    exact[:23, :37] = a.astype(np.float64) @ b
+    kernel = runtime.load(compile(main, config={"pack_a": pack_a}, store=store))
+    for _ in range(3):  # memory that an earlier call has used
+        whole = np.full((2, 16, 96), np.nan, np.float32)
+        sums = np.full((2, 96), np.nan, np.float32)
+        kernel(a, b, whole, sums)
+        np.testing.assert_allclose(whole, exact.reshape(2, 16, 96), atol=1e-4)
+        np.testing.assert_allclose(sums, exact.reshape(2, 16, 96).sum(1), atol=1e-4)

@@ -25,8 +25,10 @@ def test_compiled_code_agrees_with_the_oracle(program: Program, artifacts, tmp_p
     func = runpy.run_path(str(path), {"T": T})["main"]
     wanted = [array.copy() for array, _ in program.outputs]
     run(func, *[x.copy() for x in program.inputs], *wanted, seed=5)
-    found = [array.copy() for array, _ in program.outputs]
-    runtime.load(compile(func, store=artifacts))(*program.inputs, *found)
-    for got, want, (_, tolerance) in zip(found, wanted, program.outputs, strict=True):
-        difference = np.abs(got.astype(np.float64) - want.astype(np.float64))
-        assert difference.max(initial=0.0) <= tolerance, program
+    kernel = runtime.load(compile(func, store=artifacts))
+    for _ in range(2):  # the second time in memory that the first has used
+        found = [array.copy() for array, _ in program.outputs]
+        kernel(*program.inputs, *found)
+        for got, want, (_, tolerance) in zip(found, wanted, program.outputs, strict=True):
+            difference = np.abs(got.astype(np.float64) - want.astype(np.float64))
+            assert difference.max(initial=0.0) <= tolerance, program

@@ -101,6 +101,7 @@ class GemmLowering:
 
     def emit(self) -> None:
         """Emit all panels."""
+        self._clear_edges()
         vectors = -(-self.plan.n // self.lanes)
         full, rest = divmod(vectors, self.plan.micro_n)
         if full:
@@ -108,6 +109,22 @@ class GemmLowering:
                 self._panel(panel, self.plan.micro_n)
         if rest:
             self._panel(full, rest)
+
+    def _clear_edges(self) -> None:
+        """Clear a tile of which some rows or columns get no products: they lie outside A or B."""
+        clear = known_truth(self.gemm.clear_accum, self.accessor)
+        limits = ((self.rows, self.plan.m), (self.columns, self.plan.n))
+        short = [tir.LT(_expr(limit), _expr(size)) for limit, size in limits if limit is not None]
+        if self.in_output or clear is False or not short:
+            return
+        cond = short[0] if len(short) == 1 else tir.Or(*short)
+        if clear is None:
+            cond = tir.And(cond, self.accessor.scalar(self.gemm.clear_accum))
+        value = zero(self.c.place.storage.dtype, self.lanes)
+        with self.builder.when(cond), self.builder.loop(self.plan.m) as row:
+            for j in range(-(-self.plan.n // self.lanes)):
+                offset, mask = self.c.at(row, j * self.lanes), self._mask(0, j)
+                vector_store(self.builder, self.c.place, value, offset, self.lanes, mask)
 
     def _panel(self, panel: Any, count: int) -> None:
         column = mul(panel, self.plan.micro_n * self.lanes)
@@ -216,7 +233,7 @@ class GemmLowering:
                     self.builder.store(accumulators[i * count + j], value, 0, self.lanes)
 
     def _row_guard(self, row: Any, i: int, edge: bool) -> Any:
-        if not (edge and self.in_output):
+        if not edge:
             return contextlib.nullcontext()
         return self.builder.when(tir.LT(_expr(add(row, i)), _expr(self.rows)))
 
