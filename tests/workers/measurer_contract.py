@@ -78,8 +78,8 @@ class MeasurerContract:
         self, measurer: Measurer
     ) -> None:
         requests = [
-            confirm("fast", delay_us=300),
-            confirm("slow", delay_us=900),
+            confirm("fast", delay_us=1_000),
+            confirm("slow", delay_us=60_000),
             confirm("bad", "segfault"),
             confirm("late", "crash-later"),
             confirm("wrong", "wrong"),

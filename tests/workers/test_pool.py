@@ -49,15 +49,25 @@ def test_a_killed_forking_process_is_a_lost_worker_and_is_replaced(tmp_path: Pat
     with make_pool(tmp_path) as pool:
         wait_for_all(pool, [screen("ok")], WAIT_S)
         pool.submit([screen("hang", "hang")])
+        zygotes = [
+            p for p in psutil.Process().children(recursive=True) if "workers.zygote" in _command(p)
+        ]
         time.sleep(0.5)
-        for process in psutil.Process().children(recursive=True):
-            if "workers.zygote" in _command(process):
-                process.kill()
+        for process in zygotes:
+            process.kill()
+        psutil.wait_procs(zygotes, timeout=WAIT_S)
         [(request, lost)] = pool.collect(WAIT_S)
         assert request.token == "hang"
         assert lost.status is MeasureStatus.WORKER_LOST
         assert "WK701" in lost.detail
-        assert wait_for_all(pool, [screen("next")], WAIT_S)["next"].status is MeasureStatus.OK
+        # The process that did not run the candidate is found dead by the next one, which is lost too
+        # where nobody looked in between: the coordinator tries lost candidates again.
+        statuses = []
+        while MeasureStatus.OK not in statuses and len(statuses) < 3:
+            found = wait_for_all(pool, [screen("next")], WAIT_S)["next"].status
+            statuses.append(found)
+        assert statuses[-1] is MeasureStatus.OK
+        assert set(statuses[:-1]) <= {MeasureStatus.WORKER_LOST}
 
 
 def test_two_confirm_batches_of_one_submit_keep_their_tokens(tmp_path: Path) -> None:
