@@ -60,8 +60,8 @@ def test_a_killed_forking_process_is_a_lost_worker_and_is_replaced(tmp_path: Pat
         assert request.token == "hang"
         assert lost.status is MeasureStatus.WORKER_LOST
         assert "WK701" in lost.detail
-        # The process that did not run the candidate is found dead by the next one, which is lost too
-        # where nobody looked in between: the coordinator tries lost candidates again.
+        # The process that did not run the candidate is found dead by the next one, lost as well
+        # where nobody looked in between; the coordinator tries lost candidates again.
         statuses = []
         while MeasureStatus.OK not in statuses and len(statuses) < 3:
             found = wait_for_all(pool, [screen("next")], WAIT_S)["next"].status
