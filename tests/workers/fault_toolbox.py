@@ -140,7 +140,9 @@ class FaultToolbox:
             CRASHES[fault.removeprefix("compile-")]()
         text = f"{fault} {int(config['delay_us'])}"
         path = store / f"{digest(text)}.kernel"
-        path.write_text(text)
+        written = path.with_suffix(f".{os.getpid()}")
+        written.write_text(text)
+        written.replace(path)  # a twin of this candidate may be read just now
         elapsed = max(time.monotonic() - start, 1e-9)
         return Compiled(path=str(path), digest=digest(text), compile_s=elapsed)
 
