@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,10 @@ from tilecore.errors import TypeMismatch
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import (
     Binary,
-    Call,
     Cast,
     Const,
     Expr,
     ExprLike,
-    Load,
     Select,
     Unary,
     Var,
@@ -27,6 +25,7 @@ from tilecore.ir.expr import (
     select,
     unary,
 )
+from tilecore.ir.visitor import walk_expr
 
 Value = int | float | np.ndarray
 Environment = Mapping[str, Value]
@@ -90,29 +89,9 @@ def _value(e: Expr, env: Environment, memo: dict[int, Any]) -> Any:
     return result
 
 
-def children(e: Expr) -> tuple[Expr, ...]:
-    """Return the operands of ``e``."""
-    if isinstance(e, Binary):
-        return (e.a, e.b)
-    if isinstance(e, (Unary, Cast)):
-        return (e.a,)
-    if isinstance(e, Select):
-        return (e.cond, e.a, e.b)
-    if isinstance(e, Load):
-        return e.indices
-    return e.args if isinstance(e, Call) else ()
-
-
-def walk(e: Expr) -> Iterator[Expr]:
-    """Yield ``e`` and everything below it, operands after users."""
-    yield e
-    for child in children(e):
-        yield from walk(child)
-
-
 def free_vars(*exprs: Expr) -> frozenset[Var]:
     """Return every Var that occurs in ``exprs``."""
-    return frozenset(v for e in exprs for v in walk(e) if isinstance(v, Var))
+    return frozenset(v for e in exprs for v in walk_expr(e) if isinstance(v, Var))
 
 
 def substitute(e: Expr, values: Mapping[Var, Expr]) -> Expr:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tilecore.graph.closed_form import ceildiv, free_vars, minimum, product, substitute, walk
+from tilecore.graph.closed_form import ceildiv, free_vars, minimum, product, substitute
 from tilecore.graph.nodes import Work
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Binary, Call, Expr, Load, Unary, Var, binary, const, int_value
@@ -25,6 +25,7 @@ from tilecore.ir.nodes import (
     Stmt,
     Store,
 )
+from tilecore.ir.visitor import walk_expr
 
 Described = tuple[str, list[Region], list[Region], list[Work]]
 
@@ -82,7 +83,7 @@ def _describe_nest(
     count = product(extents.values())
     for stmt, factor in _scalar_stmts(body, const(1)):
         for expr in _expressions(stmt):
-            for e in walk(expr):
+            for e in walk_expr(expr):
                 if isinstance(e, Load):
                     reads.append(_box(e.buffer, e.indices, extents))
                 unit = _unit(e)

@@ -17,8 +17,7 @@ from tilecore.ir import nodes
 from tilecore.ir.analysis import reads, writes
 from tilecore.ir.expr import Expr, Load, Select, Var, int_value
 from tilecore.ir.nodes import Buffer, PrimFunc, Stmt
-from tilecore.ir.substitute import expr_children
-from tilecore.ir.visitor import children, expressions, loads, walk, walk_expr
+from tilecore.ir.visitor import children, expr_children, expressions, loads, walk, walk_expr
 
 HINTS = {
     "iterations": "index it by every loop variable, or use T.reduce_sum, T.alloc_reducer or "

@@ -13,8 +13,7 @@ from tilecore.inference.bounds import Interval, interval, linear
 from tilecore.ir import nodes
 from tilecore.ir.expr import Expr, Load, Select, Var, int_value
 from tilecore.ir.nodes import Buffer, PrimFunc, Stmt
-from tilecore.ir.substitute import expr_children
-from tilecore.ir.visitor import children, expressions, has_jump
+from tilecore.ir.visitor import children, expr_children, expressions, has_jump
 
 
 def check_tile_bounds(func: PrimFunc) -> None:

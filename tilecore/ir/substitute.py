@@ -24,19 +24,7 @@ from tilecore.ir.expr import (
     unary,
 )
 from tilecore.ir.nodes import Buffer, PrimFunc, Region, Stmt
-
-
-def expr_children(expr: Expr) -> tuple[Expr, ...]:
-    """Return the direct operands of ``expr``."""
-    if isinstance(expr, Binary):
-        return (expr.a, expr.b)
-    if isinstance(expr, (Unary, Cast)):
-        return (expr.a,)
-    if isinstance(expr, Select):
-        return (expr.cond, expr.a, expr.b)
-    if isinstance(expr, Load):
-        return expr.indices
-    return expr.args if isinstance(expr, Call) else ()
+from tilecore.ir.visitor import expr_children
 
 
 class Rebuilder:

@@ -115,26 +115,24 @@ def has_jump(stmt: Stmt) -> bool:
     return not isinstance(stmt, (For, While)) and any(has_jump(s) for s in children(stmt))
 
 
+def expr_children(expr: Expr) -> tuple[Expr, ...]:
+    """Return the direct operands of ``expr``."""
+    if isinstance(expr, Binary):
+        return (expr.a, expr.b)
+    if isinstance(expr, (Unary, Cast)):
+        return (expr.a,)
+    if isinstance(expr, Select):
+        return (expr.cond, expr.a, expr.b)
+    if isinstance(expr, Load):
+        return expr.indices
+    return expr.args if isinstance(expr, Call) else ()
+
+
 def walk_expr(expr: Expr) -> Iterator[Expr]:
     """Yield ``expr`` and every expression inside it."""
     yield expr
-    match expr:
-        case Binary(a=a, b=b):
-            yield from walk_expr(a)
-            yield from walk_expr(b)
-        case Unary(a=a) | Cast(a=a):
-            yield from walk_expr(a)
-        case Select(cond=cond, a=a, b=b):
-            for part in (cond, a, b):
-                yield from walk_expr(part)
-        case Load(indices=indices):
-            for index in indices:
-                yield from walk_expr(index)
-        case Call(args=args):
-            for arg in args:
-                yield from walk_expr(arg)
-        case _:
-            pass
+    for part in expr_children(expr):
+        yield from walk_expr(part)
 
 
 def loads(stmt: Stmt) -> Iterator[Load]:
