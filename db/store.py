@@ -109,8 +109,13 @@ class SqlStore:
 
     def add(self, measurement: Measurement) -> int:
         """Store a measurement that belongs to no run and return its id."""
+        return self.add_all([measurement])[0]
+
+    def add_all(self, measurements: Sequence[Measurement]) -> list[int]:
+        """Store measurements that belong to no run, all or none, and return their ids."""
         with self.database.write() as session:
-            return add_measurement(session, measurement, self.database.now(session))
+            now = self.database.now(session)
+            return [add_measurement(session, m, now) for m in measurements]
 
     def page(
         self, query: MeasurementQuery, *, limit: int, after: tuple[float, int] | None = None

@@ -11,7 +11,7 @@ from recommender.cpu_choices import Columns, Tiling, tiling
 from recommender.cpu_model import DEFAULT_CONSTANTS, CpuConstants, core_terms
 from recommender.hardware import HardwareProfile
 from recommender.space import SearchSpace
-from tilecore.graph import TileGraph, evaluate
+from tilecore.graph import Contraction, TileGraph, evaluate
 
 ADVICE = {
     "fma": "at the arithmetic limit of the cores: only fewer operations would help",
@@ -95,16 +95,30 @@ def estimate(
         threads: cores used (0: all of the device).
         constants: properties of the generated code.
     """
-    hardware = space.hardware
+    return estimate_graph(
+        space.graph, space.site, space.hardware, space.columns if columns is None else columns,
+        work_flop=space.definition.work_flop(space.problem), threads=threads, constants=constants,
+    )  # fmt: skip
+
+
+def estimate_graph(
+    graph: TileGraph,
+    site: Contraction | None,
+    hardware: HardwareProfile,
+    columns: Columns,
+    *,
+    work_flop: float,
+    threads: int = 0,
+    constants: CpuConstants = DEFAULT_CONSTANTS,
+) -> Estimates:
+    """Return predicted times of a program whose main contraction is ``site`` (see ``estimate``)."""
     cores = min(threads or hardware.cores, hardware.cores)
-    chosen = space.columns if columns is None else columns
-    work = space.definition.work_flop(space.problem)
-    if space.site is None or space.site.a.source is None or space.site.b.source is None:
-        return _roofline(space.graph, chosen, hardware, cores, work)
-    t = tiling(space.site, chosen, hardware)
-    core = core_terms(t, space.site, hardware, constants)
+    if site is None or site.a.source is None or site.b.source is None:
+        return _roofline(graph, columns, hardware, cores, work_flop)
+    t = tiling(site, columns, hardware)
+    core = core_terms(t, site, hardware, constants)
     launches_per_tile = np.maximum(
-        1.0, np.broadcast_to(evaluate(space.site.launch.blocks, chosen), t.blocks.shape) / t.blocks
+        1.0, np.broadcast_to(evaluate(site.launch.blocks, columns), t.blocks.shape) / t.blocks
     )
     blocks = t.blocks * launches_per_tile
     alone = core.kernel + core.calls + core.update_c + core.pack_a + core.pack_b
@@ -128,7 +142,7 @@ def estimate(
         * (1 + t.is_b_hoisted) * (1.0 if cores > 1 else 0.2),
     }  # fmt: skip
     time_s = np.add.reduce(list(terms.values()))
-    return Estimates(time_s, terms, resources, t, work, cores)
+    return Estimates(time_s, terms, resources, t, work_flop, cores)
 
 
 def _largest_share(blocks: np.ndarray, cores: int) -> np.ndarray:

@@ -26,7 +26,10 @@ SCHEMA = 1
 MANIFEST, LIBRARY, PROGRAM = "manifest.json", "kernel.so", "program.txt"
 DEFAULT_LIMIT_BYTES = 2 << 30
 # Programs have digests of their own; the rest of these cannot change generated code.
-UNRELATED = ("kernels", "interpreter.py", "graph", "jit.py", "kernel.py", "profiler.py", "compat")
+UNRELATED = (
+    "kernels", "interpreter.py", "graph", "jit.py", "kernel.py", "profiler.py", "compat",
+    "autotuner.py", "tuning.py",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """``@tilelang.autotune`` and ``AutoTuner``: the fastest of given configs that computes right.
 
-Every config is compiled; what cannot be compiled, fails, or disagrees with the reference is left
-out with its reason. The survivors are timed interleaved, so that a disturbance of the machine hits
-all of them alike. Results are kept per process by shape and arguments.
+Every config is traced here; the installed tuner (``tilecore.tuning``) has worker processes compile,
+check and time the programs, and remembers what it measured: the same programs on the same inputs,
+machine and toolchain are not measured again, in this process or a later one.
 """
 
 from __future__ import annotations
@@ -10,27 +10,31 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import statistics
-import time
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tilecore.errors import TileError, TuningFailed, TypeMismatch
+from tilecore.ir.expr import Pointer
+from tilecore.ir.nodes import Buffer, PrimFunc
 from tilecore.jit import JITImpl, jit
-from tilecore.kernel import JITKernel
-from tilecore.profiler import Profiler, TensorSupplyType
+from tilecore.kernel import JITKernel, input_parameters
+from tilecore.profiler import TensorSupplyType, Tolerance, do_bench, listed, supply_all
+from tilecore.target import parse_target
+from tilecore.tile_config import KnobValue, TileConfig
+from tilecore.tuning import Candidate, TuningTask, installed_tuner
 
 LOG = logging.getLogger("tilecore.autotuner")
 Configs = Sequence[Any] | Callable[..., Sequence[Any]]
 _INPUTS: ContextVar[Sequence[Any] | None] = ContextVar("autotune_inputs", default=None)
-ROUNDS = 5
-EARLY_STOP_FACTOR = 1.5
 COMPILER_KEYS = ("pass_configs",)  # of a config: not for the program, and without effect on a CPU
+NAME_CHARACTERS = 64
 
 
 @contextmanager
@@ -53,21 +57,19 @@ def get_autotune_inputs() -> Sequence[Any] | None:
 class ProfileOptions:
     """How candidates are checked and timed.
 
+    Timing follows the workers' protocols, which repeat until the median is certain: TileLang's
+    ``warmup``, ``rep`` and ``early_stop`` are accepted and have no effect.
+
     Attributes:
-        warmup: time to run before a sample, ms.
-        rep: time of all samples of a candidate, ms.
         supply_type: what inputs contain where none are given.
         supply_prog: makes the inputs from the parameters.
         ref_prog: what the kernel shall compute, on torch tensors.
         manual_check_prog: checks (found, expected) itself and raises.
         rtol, atol, max_mismatched_ratio: tolerance of the comparison.
         skip_check: do not compare.
-        early_stop: leave a candidate out after one sample that is slower than the best by
-            ``early_stop_factor``.
+        timeout: how long checking and timing a candidate may take, seconds.
     """
 
-    warmup: float = 25.0
-    rep: float = 100.0
     supply_type: TensorSupplyType = TensorSupplyType.Auto
     supply_prog: Callable[..., Any] | None = None
     ref_prog: Callable[..., Any] | None = None
@@ -76,8 +78,19 @@ class ProfileOptions:
     atol: float = 1e-2
     max_mismatched_ratio: float = 0.01
     skip_check: bool = False
-    early_stop: bool = False
-    early_stop_factor: float = EARLY_STOP_FACTOR
+    timeout: float | None = None
+
+    @classmethod
+    def of(cls, keywords: Mapping[str, Any]) -> ProfileOptions:
+        """Return the options among TileLang's keywords."""
+        return cls(**{k: v for k, v in keywords.items() if k in cls.__dataclass_fields__})
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """The tolerance of comparisons with the reference."""
+        return Tolerance(
+            atol=self.atol, rtol=self.rtol, max_mismatched_ratio=self.max_mismatched_ratio
+        )
 
 
 @dataclass(slots=True)
@@ -90,6 +103,7 @@ class AutotuneResult:
         ref_latency: the reference's time in ms, None without one.
         kernel: the compiled kernel.
         failures: why each config that was left out was.
+        is_stored: whether it was measured before, by this process or another one.
     """
 
     config: dict[str, Any]
@@ -97,6 +111,7 @@ class AutotuneResult:
     kernel: JITKernel
     ref_latency: float | None = None
     failures: list[tuple[dict[str, Any], str]] = field(default_factory=list)
+    is_stored: bool = False
 
     @property
     def libcode(self) -> str:
@@ -104,101 +119,183 @@ class AutotuneResult:
         return self.kernel.get_kernel_source()
 
 
-def tune(
-    build: Callable[..., JITKernel], configs: Sequence[Any], options: ProfileOptions
-) -> AutotuneResult:
-    """Return the fastest config.
+@dataclass(frozen=True, slots=True)
+class _Traced:
+    """A config with the program it makes and that program's inputs."""
 
-    Args:
-        build: makes the kernel of a config, given as keywords.
-        configs: mappings of keywords, or sequences of arguments.
-        options: checking and timing.
+    config: dict[str, Any]
+    arguments: tuple[Sequence[Any], Mapping[str, Any]]
+    program: PrimFunc
+    inputs: Sequence[Any]
+    expected: Sequence[Any] | None
 
-    Raises:
-        TuningFailed: no config compiles and computes right (TC503).
-    """
-    failures: list[tuple[dict[str, Any], str]] = []
-    kernels: list[tuple[dict[str, Any], JITKernel]] = []
-    inputs: list[Any] | None = None
-    for config in configs:
-        shown = dict(config) if isinstance(config, Mapping) else {"args": tuple(config)}
-        arguments = {k: v for k, v in shown.items() if k not in COMPILER_KEYS}
+
+class _Tuning:
+    """One tuning: the programs of all configs, their inputs, the tuner's answer, the winner."""
+
+    def __init__(
+        self,
+        impl: JITImpl,
+        configs: Sequence[Any],
+        options: ProfileOptions,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.impl, self.options = impl, options
+        self._args, self._kwargs = tuple(args), dict(kwargs or {})
+        self.failures: list[tuple[dict[str, Any], str]] = []
+        self._inputs: dict[Any, Sequence[Any]] = {}
+        self._expected: dict[Any, Sequence[Any] | None] = {}
+        found = [self._trace(config) for config in configs]
+        self.traced = [t for t in found if t is not None]
+
+    def run(self) -> AutotuneResult:
+        """Return the fastest config.
+
+        Raises:
+            TuningFailed: no config compiles and computes right (TC503).
+        """
+        if self.traced:
+            answer = installed_tuner()(self._task())
+            for position, reason in sorted(answer.failures.items()):
+                self._leave_out(self.traced[position].config, reason)
+            for position, time_s in answer.times_s.items():
+                result = self._result(self.traced[position], time_s, is_stored=answer.is_stored)
+                if result is not None:
+                    return result
+        reasons = "; ".join(sorted({reason for _, reason in self.failures})[:3])
+        raise TuningFailed(count=len(self.failures), reason=reasons or "no configs were given")
+
+    def _task(self) -> TuningTask:
+        configs = _stored_forms([t.config for t in self.traced])
+        options = self.impl.options
+        return TuningTask(
+            name=_name(self.impl.wrapped),
+            problem=_problem(self.traced[0]),
+            candidates=[
+                Candidate(config=c, program=t.program, inputs=t.inputs, expected=t.expected)
+                for c, t in zip(configs, self.traced, strict=True)
+            ],
+            target=parse_target(options.target).kind,
+            knobs=options.config,
+            tolerance=self.options.tolerance,
+            run_timeout_s=self.options.timeout,
+        )
+
+    # --- candidates -----------------------------------------------------------------------
+
+    def _trace(self, config: Any) -> _Traced | None:
+        is_named = isinstance(config, Mapping)
+        shown = dict(config) if is_named else {"args": tuple(config)}
+        named = {k: v for k, v in shown.items() if k not in COMPILER_KEYS} if is_named else {}
+        args = self._args if is_named else (*self._args, *config)
+        arguments = (args, {**self._kwargs, **named})
         try:
-            kernel = build(**arguments) if isinstance(config, Mapping) else build(*config)
-            if inputs is None:
-                inputs = _inputs(kernel, options)
-            _check(kernel, inputs, options)
+            program = self.impl.program(*arguments[0], **arguments[1])
         except (TileError, AssertionError, ValueError) as error:
-            failures.append((shown, str(error).strip().splitlines()[0]))
-            LOG.warning("config %s left out: %s", shown, failures[-1][1])
-            continue
-        kernels.append((shown, kernel))
-    if not kernels or inputs is None:
-        reasons = "; ".join(sorted({reason for _, reason in failures})[:3])
-        raise TuningFailed(count=len(failures), reason=reasons or "no configs were given")
-    calls = [functools.partial(kernel, *inputs) for _, kernel in kernels]
-    if options.ref_prog is not None:
-        calls.append(functools.partial(options.ref_prog, *inputs))
-    times = _interleaved(calls, options)
-    best = min(range(len(kernels)), key=lambda i: times[i])
-    config, kernel = kernels[best]
-    kernel.latency, kernel.config = times[best], config
-    kernel.ref_latency = times[-1] if options.ref_prog is not None else None
-    return AutotuneResult(
-        config=config, latency=times[best], kernel=kernel, ref_latency=kernel.ref_latency,
-        failures=failures,
-    )  # fmt: skip
+            self._leave_out(shown, str(error).strip().splitlines()[0])
+            return None
+        return _Traced(shown, arguments, program, *self._data(program))
+
+    def _data(self, program: PrimFunc) -> tuple[Sequence[Any], Sequence[Any] | None]:
+        """Return inputs and expected outputs: the same ones for all programs they fit."""
+        params = input_parameters(program)
+        key = tuple(str(_kind(p)) for p in params)
+        if key not in self._inputs:
+            self._inputs[key] = self._supply(program, params)
+            self._expected[key] = self._reference(self._inputs[key])
+        return self._inputs[key], self._expected[key]
+
+    def _supply(self, program: PrimFunc, params: Sequence[Any]) -> Sequence[Any]:
+        given = get_autotune_inputs()
+        numbers = [p for p in params if not isinstance(p, Buffer)]
+        if any(isinstance(p, Pointer) for p in numbers):
+            raise TypeMismatch(
+                expected="tensors and numbers as arguments of a program that is tuned",
+                found="an address, which means nothing to a worker process",
+            )
+        if given is not None:
+            return list(given)
+        if self.options.supply_prog is not None:
+            return listed(self.options.supply_prog(list(program.params)))
+        if numbers:
+            raise TypeMismatch(
+                expected=f"a value of `{numbers[0].name}` to tune with",
+                found="nothing",
+                hint="call it inside `with set_autotune_inputs(...)`, or give supply_prog=",
+            )
+        return supply_all(params, self.options.supply_type, np.random.default_rng(0))
+
+    def _reference(self, inputs: Sequence[Any]) -> Sequence[Any] | None:
+        if self.options.ref_prog is None or self.options.skip_check:
+            return None
+        if self.options.manual_check_prog is not None:
+            return None  # it compares in this process, see _result
+        return listed(self.options.ref_prog(*inputs))
+
+    # --- the winner -----------------------------------------------------------------------
+
+    def _result(self, winner: _Traced, time_s: float, *, is_stored: bool) -> AutotuneResult | None:
+        kernel = self.impl.compile(*winner.arguments[0], **winner.arguments[1])
+        options, inputs = self.options, winner.inputs
+        if options.manual_check_prog is not None and options.ref_prog is not None:
+            try:
+                options.manual_check_prog(kernel(*inputs), options.ref_prog(*inputs))
+            except (TileError, AssertionError, ValueError) as error:
+                self._leave_out(winner.config, str(error).strip().splitlines()[0])
+                return None
+        if options.ref_prog is not None:
+            kernel.ref_latency = do_bench(functools.partial(options.ref_prog, *inputs))
+        kernel.latency, kernel.config = time_s * 1e3, winner.config
+        return AutotuneResult(
+            config=winner.config, latency=kernel.latency, kernel=kernel,
+            ref_latency=kernel.ref_latency, failures=self.failures, is_stored=is_stored,
+        )  # fmt: skip
+
+    def _leave_out(self, config: dict[str, Any], reason: str) -> None:
+        self.failures.append((config, reason))
+        LOG.warning("config %s left out: %s", config, reason)
 
 
-def _inputs(kernel: JITKernel, options: ProfileOptions) -> list[Any]:
-    given = get_autotune_inputs()
-    if given is not None:
-        return list(given)
-    if options.supply_prog is not None:
-        return list(options.supply_prog(kernel.params))
-    return Profiler(kernel, options.supply_type).inputs()
+def _name(function: Any) -> str:
+    """Return what the log calls a program: its module (the script's name) and function."""
+    module = getattr(function, "__module__", "")
+    if module == "__main__":
+        module = Path(sys.argv[0]).stem
+    name = getattr(function, "__qualname__", type(function).__name__).replace(".<locals>", "")
+    return f"{module}:{name}"[-NAME_CHARACTERS:]
 
 
-def _check(kernel: JITKernel, inputs: Sequence[Any], options: ProfileOptions) -> None:
-    if options.ref_prog is None or options.skip_check:
-        kernel(*inputs)
-        return
-    if options.manual_check_prog is not None:
-        options.manual_check_prog(kernel(*inputs), options.ref_prog(*inputs))
-        return
-    Profiler(kernel).assert_allclose(
-        options.ref_prog, inputs, options.atol, options.rtol, options.max_mismatched_ratio
-    )
+def _kind(param: Any) -> str:
+    """Return what a parameter takes, as text: its extents and element type."""
+    if isinstance(param, Buffer):
+        return f"{param.name} {'x'.join(str(e) for e in param.shape)} {param.dtype}"
+    return f"{param.name} {param.dtype}"
 
 
-def _interleaved(calls: Sequence[Callable[[], Any]], options: ProfileOptions) -> list[float]:
-    """Return the median time of each call in ms; infinite where stopped early."""
-    samples: list[list[float]] = [[] for _ in calls]
-    for round_ in range(ROUNDS):
-        for i, call in enumerate(calls):
-            if samples[i] and samples[i][-1] == np.inf:
-                continue
-            samples[i].append(_sample_ms(call, options.rep / ROUNDS))
-        if options.early_stop and round_ == 0:
-            limit = min(s[0] for s in samples) * options.early_stop_factor
-            samples = [s if s[0] <= limit else [np.inf] for s in samples]
-    return [statistics.median(s) for s in samples]
+def _problem(traced: _Traced) -> dict[str, KnobValue]:
+    """Return shapes and element types of the inputs, and the numbers, by parameter name."""
+    found: dict[str, KnobValue] = {}
+    for param, value in zip(input_parameters(traced.program), traced.inputs, strict=False):
+        if isinstance(param, Buffer):
+            shape = "x".join(str(n) for n in np.shape(value))
+            found[f"input {param.name}"] = f"{shape} {param.dtype}"
+        else:
+            found[f"input {param.name}"] = str(value)
+    return found
 
 
-def _sample_ms(call: Callable[[], Any], budget_ms: float) -> float:
-    start = time.perf_counter()
-    call()
-    once_ms = (time.perf_counter() - start) * 1e3
-    count = max(1, min(1000, int(budget_ms / max(once_ms, 1e-3))))
-    start = time.perf_counter()
-    for _ in range(count):
-        call()
-    return (time.perf_counter() - start) * 1e3 / count
-
-
-def _profile_options(keywords: Mapping[str, Any]) -> ProfileOptions:
-    known = {k: v for k, v in keywords.items() if k in ProfileOptions.__dataclass_fields__}
-    return ProfileOptions(**known)
+def _stored_forms(configs: Sequence[Mapping[str, Any]]) -> list[TileConfig]:
+    """Return the configs with plain values only; those that look alike then are numbered."""
+    found: list[TileConfig] = []
+    for config in configs:
+        plain = {k: v if isinstance(v, (int, str, bool)) else str(v) for k, v in config.items()}
+        made = TileConfig.of(plain)
+        number = 2
+        while made in found:
+            made, number = TileConfig.of(plain, number=number), number + 1
+        found.append(made)
+    return found
 
 
 class AutoTuner:
@@ -225,26 +322,42 @@ class AutoTuner:
         return self
 
     def run(self, warmup: float = 25.0, rep: float = 100.0, **keywords: Any) -> AutotuneResult:
-        """Tune; raises TuningFailed (TC503) where no config works."""
-        options = _profile_options({**self._profile, **keywords, "warmup": warmup, "rep": rep})
+        """Tune (see ProfileOptions for the keywords).
+
+        Raises:
+            TuningFailed: no config compiles and computes right (TC503).
+        """
+        _ = warmup, rep
+        options = ProfileOptions.of({**self._profile, **keywords})
         made = self.fn if isinstance(self.fn, JITImpl) else jit(self.fn, **self._compile)
         configs = self.configs() if callable(self.configs) else self.configs
-        return tune(made.compile, list(configs), options)
+        return _Tuning(made, list(configs), options).run()
 
 
 class AutoTuneImpl:
     """A ``@jit`` function decorated with ``@autotune``: the first call with new arguments tunes."""
 
-    def __init__(self, impl: JITImpl, configs: Configs, options: ProfileOptions) -> None:
+    def __init__(
+        self,
+        impl: JITImpl,
+        configs: Configs,
+        options: ProfileOptions,
+        do_not_specialize: Sequence[str] = (),
+    ) -> None:
         self.impl, self.configs, self.options = impl, configs, options
+        self._unspecialized = frozenset(do_not_specialize)
         self.results: dict[Any, AutotuneResult] = {}
         functools.update_wrapper(self, impl.wrapped, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Lazy: return the tuned kernel. Eager: run it on the tensors."""
+        """Lazy: return the tuned kernel. Eager: run it on the tensors.
+
+        The keyword ``__return_kernel`` asks for the kernel in both styles.
+        """
+        wants_kernel = kwargs.pop("__return_kernel", False)
         kernel = self.compile(*args, **kwargs)
         tensors = self.impl.tensors(args, kwargs)
-        return kernel(*tensors) if tensors else kernel
+        return kernel(*tensors) if tensors and not wants_kernel else kernel
 
     def compile(self, *args: Any, **kwargs: Any) -> JITKernel:
         """Return the tuned kernel for the given arguments."""
@@ -253,20 +366,25 @@ class AutoTuneImpl:
         fixed = set(kwargs) | set(list(names)[: len(args)])
         if configs and all(set(c) <= fixed for c in configs):
             return self.impl.compile(*args, **kwargs)  # the caller has chosen
-        key = self.impl.key(args, kwargs)
+        key = self._key(args, kwargs)
         if key not in self.results:
-            tensors = self.impl.tensors(args, kwargs)
-            inputs = tensors or get_autotune_inputs()
-            token = _INPUTS.set(inputs)
+            token = _INPUTS.set(self.impl.tensors(args, kwargs) or get_autotune_inputs())
             try:
-                build = functools.partial(self._build, args, kwargs)
-                self.results[key] = tune(build, configs, self.options)
+                tuning = _Tuning(self.impl, configs, self.options, args, kwargs)
+                self.results[key] = tuning.run()
             finally:
                 _INPUTS.reset(token)
-        return self.results[key].kernel
-
-    def _build(self, args: Sequence[Any], kwargs: Mapping[str, Any], **config: Any) -> JITKernel:
+            return self.results[key].kernel
+        config = {k: v for k, v in self.results[key].config.items() if k not in COMPILER_KEYS}
         return self.impl.compile(*args, **{**kwargs, **config})
+
+    def _key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return what calls have in common that share a config."""
+        signature = inspect.signature(self.impl.function)
+        own = {k: v for k, v in kwargs.items() if k in signature.parameters}
+        named = {**kwargs, **signature.bind_partial(*args, **own).arguments}
+        kept = {k: v for k, v in named.items() if k not in self._unspecialized}
+        return self.impl.key((), kept)
 
     def _configs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         if not callable(self.configs):
@@ -278,12 +396,20 @@ class AutoTuneImpl:
         return list(self.configs(*args, **kwargs))
 
 
-def autotune(fn: Any = None, *, configs: Configs | None = None, **keywords: Any) -> Any:
+def autotune(
+    fn: Any = None,
+    *,
+    configs: Configs | None = None,
+    do_not_specialize: Sequence[str] | None = None,
+    **keywords: Any,
+) -> Any:
     """Decorate a ``@tilelang.jit`` function: ``@tilelang.autotune(configs=[...])`` above it.
 
     Args:
         fn: the function; given where the decorator is used without parentheses.
         configs: keywords to try, as a list of mappings, or a function that returns it.
+        do_not_specialize: parameters whose values may change without a new tuning: the kernel is
+            made for the new values with the config that was found for the first ones.
         keywords: how candidates are checked and timed (see ProfileOptions); other keywords of
             TileLang are accepted.
 
@@ -292,7 +418,7 @@ def autotune(fn: Any = None, *, configs: Configs | None = None, **keywords: Any)
     """
     if configs is None:
         raise TypeMismatch(expected="configs=[{...}, ...] in @autotune", found="none")
-    options = _profile_options(keywords)
+    options = ProfileOptions.of(keywords)
 
     def decorate(impl: Any) -> AutoTuneImpl:
         if not isinstance(impl, JITImpl):
@@ -300,6 +426,6 @@ def autotune(fn: Any = None, *, configs: Configs | None = None, **keywords: Any)
                 expected="a function decorated with @tilelang.jit below @autotune",
                 found=type(impl).__name__,
             )
-        return AutoTuneImpl(impl, configs, options)
+        return AutoTuneImpl(impl, configs, options, do_not_specialize or ())
 
     return decorate if fn is None else decorate(fn)

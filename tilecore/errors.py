@@ -282,3 +282,11 @@ class TuningFailed(TileError):
     code, title = "TC503", "tuning-failed"
     template = "expected at least one of {count} configs to work, found none: {reason}"
     default_hint = "compile one of them by itself to see its whole error"
+
+
+class TunerMissing(TileError):
+    """Nothing that measures candidates is installed."""
+
+    code, title = "TC504", "tuner-missing"
+    template = "expected a tuner registered as entry point of `{group}`, found none"
+    default_hint = "install the project (pip install .), which registers its own"

@@ -171,8 +171,11 @@ class JITImpl:
             functools.update_wrapper(self, fn)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Lazy: return the kernel. Eager: run the kernel and return its outputs."""
-        if not self._is_eager:
+        """Lazy: return the kernel. Eager: run the kernel and return its outputs.
+
+        The keyword ``__return_kernel`` asks for the kernel in both styles.
+        """
+        if kwargs.pop("__return_kernel", False) or not self._is_eager:
             return self.compile(*args, **kwargs)
         static, tensors, _ = self._split(args, kwargs)
         signature = self._signature(static)
@@ -214,6 +217,10 @@ class JITImpl:
                 hint="or write it in the eager style, with `with T.Kernel(...)` in its own body",
             )
         return func
+
+    def program(self, *args: Any, **kwargs: Any) -> PrimFunc:
+        """Return the traced program for the given arguments with its outputs marked."""
+        return mark_outputs(self.get_tir(*args, **kwargs), self.options.out_idx)
 
     def get_kernel_source(self, *args: Any, **kwargs: Any) -> str:
         """Return the source of the kernel for the given arguments."""

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from tilecore.errors import ArgumentError
-from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Var
 from tilecore.ir.nodes import Buffer, PrimFunc
 from tilecore.profiler import Profiler, TensorSupplyType
-from tilecore.runtime import dims
+from tilecore.runtime.outputs import with_outputs
 
 if TYPE_CHECKING:
     from tilecore.artifact import Artifact
     from tilecore.runtime import LoadedKernel
+
+
+def returned_positions(func: PrimFunc) -> tuple[int, ...]:
+    """Return the positions of the parameters that a kernel allocates and returns."""
+    marked = [i for i, p in enumerate(func.params) if isinstance(p, Buffer) and p.is_output]
+    return tuple(func.attrs.get("out_idx", marked))
+
+
+def input_parameters(func: PrimFunc) -> tuple[Buffer | Var, ...]:
+    """Return the parameters that a caller passes."""
+    outputs = returned_positions(func)
+    return tuple(p for i, p in enumerate(func.params) if i not in outputs)
 
 
 class JITKernel:
@@ -50,10 +58,7 @@ class JITKernel:
         self.prim_func: PrimFunc = prim_func
         self.artifact: Artifact = artifact
         self.loaded: LoadedKernel = loaded
-        marked = [
-            i for i, p in enumerate(prim_func.params) if isinstance(p, Buffer) and p.is_output
-        ]
-        self.output_positions = tuple(prim_func.attrs.get("out_idx", marked))
+        self.output_positions = returned_positions(prim_func)
         self.out_idx = list(self.output_positions) if out_idx is None else out_idx
         self.latency: float | None = None
         self.ref_latency: float | None = None
@@ -67,7 +72,7 @@ class JITKernel:
     @property
     def inputs(self) -> tuple[Buffer | Var, ...]:
         """The parameters a caller passes."""
-        return tuple(p for i, p in enumerate(self.params) if i not in self.output_positions)
+        return input_parameters(self.prim_func)
 
     def __call__(self, *tensors: Any) -> Any:
         """Run the kernel.
@@ -102,24 +107,7 @@ class JITKernel:
 
     def with_outputs(self, inputs: list[Any]) -> list[Any]:
         """Return all arguments, with new outputs of the shapes that the inputs give them."""
-        arguments: list[Any] = list(inputs)
-        for position in sorted(self.output_positions):
-            arguments.insert(position, None)
-        specs = self.loaded.parameters
-        values = dims.bind(specs, arguments)
-        for position in self.output_positions:
-            spec = specs[position]
-            missing = dims.missing(spec, values)
-            if missing:
-                raise ArgumentError(
-                    position=position,
-                    name=spec.name,
-                    expected=f"its size: no input has an axis {', '.join(missing)}",
-                    found="an output left out",
-                )
-            shape = tuple(dims.evaluate(e, values) for e in spec.shape)
-            arguments[position] = _empty(shape, DType(spec.dtype), inputs)
-        return arguments
+        return with_outputs(self.loaded.parameters, self.output_positions, inputs)
 
     def get_kernel_source(self, kernel_only: bool = True) -> str:
         """Return the program that was compiled, in tile IR (``kernel_only`` has no effect)."""
@@ -142,14 +130,3 @@ class JITKernel:
 
     def __repr__(self) -> str:
         return f"JITKernel({self.prim_func.name}, {self.artifact.manifest.target})"
-
-
-def _empty(shape: tuple[int, ...], dtype: DType, inputs: Sequence[Any]) -> Any:
-    """Return an uninitialised output, of torch if an input is, or if torch is loaded at all."""
-    torch = sys.modules.get("torch")
-    is_numpy = any(isinstance(i, np.ndarray) for i in inputs)
-    if dtype.is_packed:
-        shape = (*shape[:-1], shape[-1] // 2)
-    if torch is None or (is_numpy and not any(isinstance(i, torch.Tensor) for i in inputs)):
-        return np.empty(shape, np.uint8 if dtype.is_packed else dtype.numpy)
-    return torch.empty(shape, dtype=dtype.as_torch())

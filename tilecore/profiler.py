@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -113,6 +114,48 @@ def supply(
     return _as_tensor(values, buffer)
 
 
+def supply_all(
+    params: Sequence[Buffer | Var],
+    kind: TensorSupplyType,
+    rng: np.random.Generator,
+    sizes: Mapping[str, int] | None = None,
+) -> list[Any]:
+    """Return a value for each parameter; ``sizes`` gives scalars and dimensions theirs by name."""
+    given = dict(sizes or {})
+    return [
+        supply(p, kind, rng, given) if isinstance(p, Buffer) else _size(p, given) for p in params
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """When two tensors count as equal: ``|found - expected| <= atol + rtol * |expected|``.
+
+    ``max_mismatched_ratio`` is the share of elements that may miss that.
+    """
+
+    atol: float = 1e-2
+    rtol: float = 1e-2
+    max_mismatched_ratio: float = 0.01
+
+    def difference(self, found: Sequence[Any], expected: Sequence[Any]) -> str:
+        """Return what is wrong with the outputs of a kernel, '' if nothing."""
+        if len(found) != len(expected):
+            return f"expected {len(expected)} outputs, found {len(found)}"
+        for index, (a, b) in enumerate(zip(found, expected, strict=True)):
+            x, y = _as_float(a), _as_float(b)
+            if x.shape != y.shape:
+                return f"output {index}: expected shape {y.shape}, found {x.shape}"
+            wrong = np.logical_not(np.isclose(x, y, atol=self.atol, rtol=self.rtol, equal_nan=True))
+            if wrong.size and wrong.mean() > self.max_mismatched_ratio:
+                largest = np.nanmax(abs(x - y))
+                return (
+                    f"output {index}: {wrong.sum()} of {wrong.size} elements differ by more than "
+                    f"atol={self.atol}, rtol={self.rtol}; the largest difference is {largest:.3g}"
+                )
+        return ""
+
+
 class Profiler:
     """Runs a kernel on inputs that it supplies: torch tensors where torch is installed."""
 
@@ -128,11 +171,7 @@ class Profiler:
 
     def inputs(self, sizes: Mapping[str, int] | None = None) -> list[Any]:
         """Return new inputs; ``sizes`` gives scalars and dimensions their values by name."""
-        given = dict(sizes or {})
-        return [
-            supply(p, self.supply, self.rng, given) if isinstance(p, Buffer) else _size(p, given)
-            for p in self.kernel.inputs
-        ]
+        return supply_all(self.kernel.inputs, self.supply, self.rng, sizes)
 
     @property
     def func(self) -> JITKernel:
@@ -179,18 +218,10 @@ class Profiler:
         """
         inputs = self.inputs() if input_tensors is None else list(input_tensors)
         found, expected = self.kernel(*inputs), reference_program(*inputs)
-        pairs = zip(_listed(found), _listed(expected), strict=True)
-        for index, (a, b) in enumerate(pairs):
-            x, y = _as_float(a), _as_float(b)
-            if x.shape != y.shape:
-                raise AssertionError(f"output {index}: expected shape {y.shape}, found {x.shape}")
-            wrong = np.logical_not(np.isclose(x, y, atol=atol, rtol=rtol, equal_nan=True))
-            if wrong.mean() > max_mismatched_ratio:
-                largest = np.nanmax(abs(x - y))
-                raise AssertionError(
-                    f"output {index}: {wrong.sum()} of {wrong.size} elements differ by more than "
-                    f"atol={atol}, rtol={rtol}; the largest difference is {largest:.3g}"
-                )
+        tolerance = Tolerance(atol=atol, rtol=rtol, max_mismatched_ratio=max_mismatched_ratio)
+        difference = tolerance.difference(listed(found), listed(expected))
+        if difference:
+            raise AssertionError(difference)
 
     def assert_consistent(self, repeat: int = 10) -> None:
         """Check that repeated runs on the same inputs give bit-equal outputs.
@@ -199,9 +230,9 @@ class Profiler:
             AssertionError: two runs differ.
         """
         inputs = self.inputs()
-        first = [_as_float(o).copy() for o in _listed(self.kernel(*inputs))]
+        first = [_as_float(o).copy() for o in listed(self.kernel(*inputs))]
         for _ in range(repeat):
-            again = [_as_float(o) for o in _listed(self.kernel(*inputs))]
+            again = [_as_float(o) for o in listed(self.kernel(*inputs))]
             if not all(
                 np.array_equal(a, b, equal_nan=True) for a, b in zip(first, again, strict=True)
             ):
@@ -218,7 +249,8 @@ def _size(symbol: Var, sizes: Mapping[str, int]) -> int:
     return sizes[symbol.name]
 
 
-def _listed(value: Any) -> list[Any]:
+def listed(value: Any) -> list[Any]:
+    """Return what a call returned as a list of outputs."""
     return list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
 
 

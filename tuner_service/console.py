@@ -217,4 +217,6 @@ def print_measurements(console: Console, records: Sequence[MeasurementRecord]) -
 def workload_text(kernel: str, problem: Mapping[str, Any]) -> str:
     """Return a workload in a few words: gemm 1024x1024x512 float32."""
     shape = "x".join(str(problem[d]) for d in ("m", "n", "k") if d in problem)
+    if not shape:  # a user's program: problem holds its inputs
+        return f"{kernel} {', '.join(map(str, problem.values()))}"
     return f"{kernel} {shape} {problem.get('dtype', '')}".strip()

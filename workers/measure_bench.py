@@ -2,88 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from recommender.measurement import MeasureStatus
 from recommender.workload import Workload
-from tilecore.kernels.definition import KernelDefinition
 from workers import timing
-from workers.correctness import (
-    Array,
-    CheckReport,
-    GuardedOutput,
-    aligned_copy,
-    compare,
-    tolerance,
-)
+from workers.correctness import CheckReport
 from workers.outcome import Failure, Timed
+from workers.problem import Call, Problem
 from workers.statistics import CONFIRMING, SCREENING, relative_interval
-from workers.toolbox import Call, Toolbox
+from workers.toolbox import Toolbox
 
 RIVAL = "rival"
-
-
-@dataclass(slots=True)
-class Problem:
-    """Inputs, expectation and guarded outputs of one workload."""
-
-    workload: Workload
-    definition: KernelDefinition
-    seed: int
-    inputs: list[Array]
-    pristine: list[Array]  # what the inputs must still be after a run
-    expected: list[Array]
-    outputs: list[GuardedOutput]
-    rtol: float
-    atol: float
-
-    @classmethod
-    def fresh(cls, workload: Workload, definition: KernelDefinition) -> Problem:
-        """Return new random inputs with their float64 expectation."""
-        seed = int(np.random.SeedSequence().generate_state(1)[0])
-        problem = dict(workload.problem)
-        given = list(definition.inputs(problem, np.random.default_rng(seed)))
-        expected = list(definition.reference(problem, given))
-        out_dtype = str(problem.get("out_dtype", problem.get("dtype", "float32")))
-        accum_dtype = str(problem.get("accum_dtype", out_dtype))
-        rtol, atol = tolerance(out_dtype, accum_dtype, definition.reduction_length(problem))
-        outputs = [GuardedOutput.allocate(x.shape, out_dtype) for x in expected]
-        inputs = [aligned_copy(x) for x in given]
-        return cls(workload, definition, seed, inputs, given, expected, outputs, rtol, atol)
-
-    @property
-    def arguments(self) -> list[Array]:
-        """Inputs, then outputs."""
-        return [*self.inputs, *(out.array for out in self.outputs)]
-
-    def check(self, call: Call) -> CheckReport:
-        """Run a kernel once on poisoned outputs and compare everything it may have touched."""
-        for out in self.outputs:
-            out.poison()
-        call()
-        worst = CheckReport(0.0)
-        for i, (out, wanted) in enumerate(zip(self.outputs, self.expected, strict=True)):
-            report = compare(out.array, wanted, self.rtol, self.atol, f"output {i}")
-            if report.max_error > worst.max_error or not report.passed:
-                worst = report
-            if not out.is_intact:
-                worst = CheckReport(np.inf, f"output {i}: written beyond its ends")
-        for i, (now, before) in enumerate(zip(self.inputs, self.pristine, strict=True)):
-            if now.tobytes() != before.tobytes():
-                np.copyto(now, before)
-                worst = CheckReport(np.inf, f"input {i} was written to")
-        if worst.passed:
-            return worst
-        return CheckReport(worst.max_error, f"{worst.detail} (input seed {self.seed})")
 
 
 class MeasureBench:
@@ -92,21 +29,21 @@ class MeasureBench:
     def __init__(self, toolbox: Toolbox, cores: int) -> None:
         self._toolbox = toolbox
         self._cores = cores
+        self._workload: Workload | None = None
         self._problem: Problem | None = None
-        self._rival: Callable[[], Any] | None = None
+        self._rival: Call | None = None
 
     def prepare(self, workload: Workload) -> None:
         """Make inputs and reference of a workload, unless they are those of the last one."""
-        if self._problem is None or self._problem.workload != workload:
+        if self._problem is None or self._workload != workload:
             self._problem = self._rival = None  # release the memory first
-            self._problem = Problem.fresh(workload, self._toolbox.definition(workload.kernel))
+            self._problem, self._workload = self._toolbox.problem(workload), workload
 
     def prepare_rival(self, workload: Workload) -> None:
-        """Make the rival's call; without torch or its operator there is none."""
+        """Make the rival's call, if there is one."""
         problem = self._of(workload)
         if self._rival is None:
-            with contextlib.suppress(ImportError):  # torch is optional
-                self._rival = problem.definition.rival(dict(workload.problem), problem.pristine)
+            self._rival = problem.rival()
         if "torch" in sys.modules:
             sys.modules["torch"].set_num_threads(workload.threads or self._cores)
 
@@ -145,7 +82,7 @@ class MeasureBench:
     def _bind(self, workload: Workload, path: str) -> Call:
         """Return the candidate's call, with all threads that the workload asks for."""
         self._toolbox.set_threads(workload.threads or self._cores)
-        return self._toolbox.bind(Path(path), self._of(workload).arguments)
+        return self._of(workload).bind(Path(path))
 
     def _of(self, workload: Workload) -> Problem:
         self.prepare(workload)

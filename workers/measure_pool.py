@@ -261,8 +261,7 @@ class MeasurePool:
         """Return the program's digest, '' where it cannot be traced (then nothing runs)."""
         if workload not in self._digests:
             try:
-                definition = self._toolbox.definition(workload.kernel)
-                digest = definition.program_digest(dict(workload.problem))
+                digest = self._toolbox.program_digest(workload)
             except Exception as error:  # noqa: BLE001  user programs may raise anything
                 LOG.warning("no program digest for %s: %s", workload, error)
                 digest = ""

@@ -7,6 +7,7 @@ and returns what became of it as a value. After a fault the next call starts a n
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -123,6 +124,16 @@ class Zygote:
     _control: socket.socket | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _is_closed: bool = False
+
+    def warm_up(self) -> None:
+        """Start the process ahead of its first use; returns at once."""
+
+        def start() -> None:
+            with self._lock, contextlib.suppress(OSError, EOFError):  # fork() tries again and tells
+                if self._control is None and not self._is_closed:
+                    self._start()
+
+        threading.Thread(target=start, daemon=True).start()
 
     def fork(self) -> Child:
         """Return a new child.

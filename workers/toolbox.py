@@ -10,20 +10,19 @@ from __future__ import annotations
 import functools
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from recommender.workload import Workload
 from tilecore import kernels
 from tilecore.errors import InvalidConfig
+from tilecore.ir.nodes import PrimFunc
 from tilecore.kernels.definition import KernelDefinition
 from tilecore.tile_config import KnobValue, TileConfig
-from workers.correctness import Array
 from workers.outcome import Compiled
-
-Call = Callable[[], object]
+from workers.problem import Call, KernelProblem, Problem
 
 
 class Toolbox(Protocol):
@@ -39,16 +38,16 @@ class Toolbox(Protocol):
         """Modules worth importing once, before measuring processes are forked."""
         ...
 
-    def definition(self, kernel: str) -> KernelDefinition:
-        """Return the kernel's definition; raises UnknownKernel."""
+    def program_digest(self, workload: Workload) -> str:
+        """Return the version of the workload's program."""
+        ...
+
+    def problem(self, workload: Workload) -> Problem:
+        """Return inputs and expectation, in the measuring process."""
         ...
 
     def compile(self, workload: Workload, config: TileConfig, store: Path) -> Compiled:
         """Compile a candidate into ``store``."""
-        ...
-
-    def bind(self, path: Path, arrays: Sequence[Array]) -> Call:
-        """Return a call of an artifact's kernel on inputs and outputs, checked here, once."""
         ...
 
     def set_threads(self, threads: int) -> None:
@@ -72,43 +71,58 @@ class TilecoreToolbox:
         """The runtime, and torch for the rival where it is installed."""
         return ("tilecore.runtime", "tilecore.kernels", "torch")
 
-    def definition(self, kernel: str) -> KernelDefinition:
-        """Return the kernel's definition; raises UnknownKernel (TC501)."""
-        return kernels.get(kernel)
+    def program_digest(self, workload: Workload) -> str:
+        """Return the digest of the kernel's program; raises UnknownKernel (TC501)."""
+        return kernels.get(workload.kernel).program_digest(dict(workload.problem))
+
+    def problem(self, workload: Workload) -> KernelProblem:
+        """Return random inputs with their float64 reference; raises UnknownKernel (TC501)."""
+        return KernelProblem.fresh(workload, kernels.get(workload.kernel), bind)
 
     def compile(self, workload: Workload, config: TileConfig, store: Path) -> Compiled:
         """Trace, lower and generate code for a candidate; raises TileErrors."""
-        from tilecore.artifact import ArtifactStore
-        from tilecore.compiler import compile
-
         start = time.perf_counter()
-        definition = self.definition(workload.kernel)
+        definition = kernels.get(workload.kernel)
         knobs = complete_config(definition, config)
         program = definition.program(dict(workload.problem), knobs)
-        artifact = compile(
-            program, self.target, lowering_knobs(definition, knobs), ArtifactStore(store)
-        )
-        code = artifact.library.read_bytes()
-        return Compiled(
-            path=str(artifact.path),
-            digest=hashlib.sha256(code).hexdigest()[:32],
-            compile_s=time.perf_counter() - start,
-            metrics={**artifact.manifest.resources, "code_bytes": float(len(code))},
-        )
-
-    def bind(self, path: Path, arrays: Sequence[Array]) -> Call:
-        """Load an artifact and bind its arguments; raises ArtifactError, ArgumentError."""
-        from tilecore.runtime import load
-        from tilecore.runtime.kernel import check
-
-        kernel = load(path)
-        return functools.partial(kernel.unchecked, *check(kernel.parameters, arrays))
+        return build(program, self.target, lowering_knobs(definition, knobs), store, start)
 
     def set_threads(self, threads: int) -> None:
         """Set the number of cores that the runtime's parallel loops use."""
-        from tilecore.runtime import set_num_threads
+        set_threads(threads)
 
-        set_num_threads(threads)
+
+def build(
+    program: PrimFunc, target: str, knobs: Mapping[str, KnobValue], store: Path, start_s: float
+) -> Compiled:
+    """Compile a program into ``store``; ``start_s`` is the ``perf_counter`` at which it began."""
+    from tilecore.artifact import ArtifactStore
+    from tilecore.compiler import compile
+
+    artifact = compile(program, target, knobs, ArtifactStore(store))
+    code = artifact.library.read_bytes()
+    return Compiled(
+        path=str(artifact.path),
+        digest=hashlib.sha256(code).hexdigest()[:32],
+        compile_s=time.perf_counter() - start_s,
+        metrics={**artifact.manifest.resources, "code_bytes": float(len(code))},
+    )
+
+
+def bind(path: Path, arrays: Sequence[Any]) -> Call:
+    """Load an artifact and bind its arguments; raises ArtifactError, ArgumentError."""
+    from tilecore.runtime import load
+    from tilecore.runtime.kernel import check
+
+    kernel = load(path)
+    return functools.partial(kernel.unchecked, *check(kernel.parameters, arrays))
+
+
+def set_threads(threads: int) -> None:
+    """Set the number of cores that the runtime's parallel loops use in this process."""
+    from tilecore.runtime import set_num_threads
+
+    set_num_threads(threads)
 
 
 def complete_config(definition: KernelDefinition, config: TileConfig) -> TileConfig:

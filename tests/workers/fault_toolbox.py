@@ -24,6 +24,7 @@ from tilecore.ir.nodes import Buffer, PrimFunc, Seq
 from tilecore.kernels.definition import KernelDefinition, Knob, Problem, ProblemField
 from tilecore.tile_config import TileConfig, digest
 from workers.outcome import Compiled
+from workers.problem import KernelProblem
 
 
 class Unpicklable(Exception):
@@ -128,10 +129,11 @@ class FaultToolbox:
     compile_modules: tuple[str, ...] = ("numpy", "tests.workers.fault_toolbox")
     run_modules: tuple[str, ...] = ("numpy", "tests.workers.fault_toolbox")
 
-    def definition(self, kernel: str) -> KernelDefinition:
-        if kernel != "double":
-            raise UnknownKernel(known="double", found=kernel)
-        return DOUBLE
+    def program_digest(self, workload: Workload) -> str:
+        return _definition(workload).program_digest(dict(workload.problem))
+
+    def problem(self, workload: Workload) -> KernelProblem:
+        return KernelProblem.fresh(workload, _definition(workload), _bind)
 
     def compile(self, workload: Workload, config: TileConfig, store: Path) -> Compiled:
         start = time.monotonic()
@@ -146,12 +148,19 @@ class FaultToolbox:
         elapsed = max(time.monotonic() - start, 1e-9)
         return Compiled(path=str(path), digest=digest(text), compile_s=elapsed)
 
-    def bind(self, path: Path, arrays: Sequence[np.ndarray]) -> Callable[[], None]:
-        fault, delay_us = path.read_text().split()
-        return functools.partial(DoublingKernel(fault, int(delay_us) * 1e-6), *arrays)
-
     def set_threads(self, threads: int) -> None:
         pass
+
+
+def _definition(workload: Workload) -> KernelDefinition:
+    if workload.kernel != "double":
+        raise UnknownKernel(known="double", found=workload.kernel)
+    return DOUBLE
+
+
+def _bind(path: Path, arrays: Sequence[np.ndarray]) -> Callable[[], None]:
+    fault, delay_us = path.read_text().split()
+    return functools.partial(DoublingKernel(fault, int(delay_us) * 1e-6), *arrays)
 
 
 HARDWARE = HardwareProfile(name="test machine", kind="cpu", arch="x86-64-avx2", cores=2)

@@ -42,6 +42,7 @@ knobs are Vars.
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -57,6 +58,14 @@ SHUFFLES = ("shfl", "shfl_xor", "shfl_up", "shfl_down")
 COMBINERS = ("sum", "max", "min", "bitand", "bitor", "bitxor", "any", "all", "ballot", "count")
 ATOMIC_OPS = ("add", "max", "min", "or", "load", "store")
 NO_SPAN = SourceSpan.unknown()
+
+
+def read_only(values: Mapping[str, Any]) -> MappingProxyType[str, Any]:
+    """Return a view of ``values`` that cannot be changed."""
+    return MappingProxyType(dict(values))
+
+
+copyreg.pickle(MappingProxyType, lambda proxy: (read_only, (dict(proxy),)))  # programs travel
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,159 @@
+"""The tuner behind @autotune, on workers whose times follow from the config."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+import pytest
+
+import tilecore.language as T
+from db.records import MeasurementQuery
+from recommender.measurement import Measurement, MeasureStatus, Protocol
+from recommender.ports import MeasureRequest
+from tilecore.ir.nodes import PrimFunc
+from tilecore.tile_config import TileConfig
+from tilecore.tuning import Candidate, TuningTask
+from tuner_service import autotune
+from tuner_service.wiring import detected_host, host_toolchain
+
+FASTEST_BLOCK = 48
+
+
+def program(block: int, n: int = 4096) -> PrimFunc:
+    @T.prim_func
+    def main(X: T.Tensor((n, n), "float32"), Y: T.Tensor((n, n), "float32")):
+        with T.Kernel(T.ceildiv(n, block), T.ceildiv(n, block)) as (bx, by):
+            tile = T.alloc_fragment((block, block), "float32")
+            T.copy(X[by * block, bx * block], tile)
+            T.copy(tile, Y[by * block, bx * block])
+
+    return main
+
+
+def task(blocks: Sequence[int], name: str = "script:copy") -> TuningTask:
+    candidates = [
+        Candidate(config=TileConfig.of(block=b), program=program(b), inputs=[]) for b in blocks
+    ]
+    return TuningTask(
+        name=name, problem={"input X": "4096x4096 float32"}, candidates=candidates, target="llvm"
+    )
+
+
+@dataclass
+class FakePool:
+    """A Measurer without processes. Blocks 16 and 17 make the same code."""
+
+    lost: dict[int, int] = field(default_factory=dict)  # block: how often its worker is lost
+    silent: set[int] = field(default_factory=set)
+    asked: list[tuple[Protocol, int]] = field(default_factory=list)
+    pools: int = 0
+
+    def __call__(self, *_: object, **__: object) -> FakePool:
+        self.pools += 1
+        self._queue: list[MeasureRequest] = []
+        return self
+
+    def __enter__(self) -> FakePool:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def submit(self, requests: Sequence[MeasureRequest]) -> None:
+        self._queue.extend(requests)
+
+    def collect(self, timeout_s: float) -> list[tuple[MeasureRequest, Measurement]]:
+        taken, self._queue = self._queue, []
+        return [(r, self._measure(r)) for r in taken if r.config["block"] not in self.silent]
+
+    def _measure(self, request: MeasureRequest) -> Measurement:
+        block = int(request.config["block"])
+        self.asked.append((request.protocol, block))
+        status, times_s = MeasureStatus.OK, (1e-3 * (1 + abs(block - FASTEST_BLOCK)),)
+        if block == 17:
+            times_s = (1e-3 * (1 + abs(16 - FASTEST_BLOCK)),)
+        if self.lost.get(block, 0) > 0:
+            self.lost[block] -= 1
+            status, times_s = MeasureStatus.WORKER_LOST, ()
+        if block == 13:
+            status, times_s = MeasureStatus.WRONG_RESULT, ()
+        return Measurement(
+            workload=request.workload,
+            config=request.config,
+            hardware=detected_host(),
+            toolchain=host_toolchain(),
+            program_digest=autotune._family(self.task),
+            protocol=request.protocol,
+            threads=1,
+            status=status,
+            times_s=times_s,
+            detail="" if times_s else "as asked",
+            measured_at=datetime.now(UTC),
+        )
+
+    def tune(self, what: TuningTask):
+        self.task = what
+        return autotune.tune(what)
+
+
+@pytest.fixture
+def pool(monkeypatch, settings) -> Iterator[FakePool]:
+    made = FakePool()
+    monkeypatch.setattr(autotune, "LocalPool", made)
+    monkeypatch.setattr(autotune, "load_settings", lambda: settings)
+    return made
+
+
+def test_default_and_recommendation_first_finalists_by_time_and_code(pool) -> None:
+    blocks = [8, 13, *range(16, 29), 64]
+    answer = pool.tune(task(blocks))
+    screened = [block for protocol, block in pool.asked if protocol is Protocol.SCREEN]
+    confirmed = [block for protocol, block in pool.asked if protocol is Protocol.CONFIRM]
+    assert screened[0] == 8, "the author's default"
+    assert sorted(screened) == blocks
+    assert confirmed[0] == 8
+    assert set(confirmed) == {8, screened[1], 64, *range(21, 29)} - {13}
+    ranked = [blocks[i] for i in answer.times_s]
+    assert ranked[:2] == [64, 28]
+    assert set(ranked) == set(blocks) - {13}
+    assert answer.failures == {1: "WRONG_RESULT: as asked"}
+
+
+def test_equal_code_is_confirmed_once(pool) -> None:
+    pool.tune(task([16, 17, 13]))
+    confirmed = [block for protocol, block in pool.asked if protocol is Protocol.CONFIRM]
+    assert confirmed == [16]
+
+
+def test_what_was_measured_is_not_measured_again(pool, store) -> None:
+    first = pool.tune(task([8, 13, 64]))
+    again = pool.tune(task([8, 13, 64]))
+    assert pool.pools == 1
+    assert (first.is_stored, again.is_stored) == (False, True)
+    assert (again.times_s, again.failures) == (first.times_s, first.failures)
+    rows = store.page(MeasurementQuery(kernel="script:copy"), limit=50).items
+    assert {r.measurement.status.value for r in rows} == {"OK", "WRONG_RESULT"}
+    assert len(rows) == 5
+    pool.tune(task([8, 64]))  # other programs
+    pool.tune(replace(task([8, 13, 64]), problem={"input X": "64x64 float32"}))
+    assert pool.pools == 3
+
+
+def test_a_lost_worker_is_no_ones_fault(pool) -> None:
+    pool.lost = {64: 2, 8: 1}
+    answer = pool.tune(task([8, 64]))
+    assert list(answer.times_s) == [1, 0]
+    pool.lost = {24: 99}
+    answer = pool.tune(task([24, 32]))
+    assert answer.failures == {0: "WORKER_LOST: as asked"}
+
+
+def test_the_time_limit_leaves_the_rest_out(pool, settings, monkeypatch) -> None:
+    short = settings.model_copy(update={"time_limit_s": 0.05})
+    monkeypatch.setattr(autotune, "load_settings", lambda: short)
+    pool.silent = {64}
+    answer = pool.tune(task([8, 64]))
+    assert list(answer.times_s) == [0]
+    assert "time limit" in answer.failures[1]
+    assert pool.pools == 2, "the first one still has work in its queue"

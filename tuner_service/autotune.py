@@ -1,0 +1,200 @@
+"""The tuner behind ``@tilelang.autotune``: recommender, workers and database for any program.
+
+Registered as the entry point ``tilecore.tuner``. What was measured for exactly these programs, on
+these inputs, machine and toolchain, answers; otherwise worker processes of this machine compile,
+check and time the programs, the author's default and the recommender's favourite first, and every
+outcome goes into the database.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from db.store import SqlStore
+from recommender.analytic import Estimate
+from recommender.hardware import HardwareProfile
+from recommender.measurement import Measurement, MeasureStatus, Protocol
+from recommender.ports import MeasureRequest
+from recommender.programs import by_promise, expect
+from recommender.workload import Workload
+from tilecore.ir.printer import program_digest
+from tilecore.tile_config import TileConfig, digest
+from tilecore.tuning import TuningAnswer, TuningTask
+from tuner_service.settings import Settings, load_settings
+from tuner_service.wiring import host_profile, host_toolchain, open_store
+from workers.pool import LocalPool, gather
+from workers.program_toolbox import ProgramToolbox
+
+LOG = logging.getLogger(__name__)
+CONFIRM_TOP = 8
+CONFIRM_LIMIT_S = 600.0
+ATTEMPTS = 3  # of candidates whose worker was lost
+NO_TIME = "not measured: the time limit of a tuning (TILECORE_TIME_LIMIT_S) was reached"
+
+
+def tune(task: TuningTask) -> TuningAnswer:
+    """Return the times of a task's candidates: stored ones, or measured now and then stored."""
+    settings = load_settings()
+    store = open_store(settings)
+    with closing(store.database):
+        tuning = _Tuning(task, settings, host_profile(store))
+        found = tuning.stored(store)
+        if found:
+            return tuning.answer(found, is_stored=True)
+        found = tuning.measure()
+        store.add_all([m for m in found if m.status is not MeasureStatus.WORKER_LOST])
+        return tuning.answer(found, is_stored=False)
+
+
+def _family(task: TuningTask) -> str:
+    """Return the version of all programs of a task together, and of what is done with them."""
+    programs = [[dict(c.config.items_), program_digest(c.program)] for c in task.candidates]
+    return digest([programs, task.target, dict(task.knobs)])
+
+
+@dataclass(frozen=True)
+class _Tuning:
+    """One task on this machine."""
+
+    task: TuningTask
+    settings: Settings
+    hardware: HardwareProfile
+
+    @cached_property
+    def workload(self) -> Workload:
+        """What the log files the measurements under."""
+        return Workload.of(self.task.name, self.task.problem)
+
+    @cached_property
+    def family(self) -> str:
+        """The version of all programs together."""
+        return _family(self.task)
+
+    # --- memory -------------------------------------------------------------------------------
+
+    def stored(self, store: SqlStore) -> list[Measurement]:
+        """Return what is stored of exactly this task if a tuning was finished, else nothing."""
+        toolchain = host_toolchain().key
+        found = [
+            m
+            for m in store.measurements(
+                workload_key=self.workload.key, hardware_key=self.hardware.key
+            )
+            if m.program_digest == self.family and m.toolchain.key == toolchain
+        ]
+        return found if any(m.protocol is Protocol.CONFIRM for m in found) else []
+
+    # --- measuring ----------------------------------------------------------------------------
+
+    def measure(self) -> list[Measurement]:
+        """Return the outcomes of the candidates: all screened, the finalists confirmed."""
+        order = by_promise([self._expected(i) for i in range(len(self.task.candidates))])
+        configs = [self.task.candidates[i].config for i in order]
+        LOG.info("tuning %s: %d configs", self.workload, len(configs))
+        with tempfile.TemporaryDirectory(prefix="tilecore-") as folder:
+            toolbox = ProgramToolbox(
+                Path(folder), self.family, self.task.target, tuple(self.task.knobs.items()),
+                self.task.tolerance,
+            )  # fmt: skip
+            toolbox.write(self.task.candidates)
+            with self._pool(toolbox) as pool:
+                limit_s = self.settings.time_limit_s
+                screened = self._run(pool, configs, Protocol.SCREEN, limit_s)
+                finalists = self._finalists(configs[:2], screened)
+                if len(screened) == len(configs):
+                    return [*screened, *self._confirm(pool, finalists)]
+            with self._pool(toolbox) as pool:  # the other one still has candidates in its queue
+                return [*screened, *self._confirm(pool, finalists)]
+
+    def _pool(self, toolbox: ProgramToolbox) -> LocalPool:
+        return LocalPool(
+            self.hardware,
+            artifact_dir=self.settings.artifact_dir,
+            compile_workers=self.settings.compile_workers,
+            compile_timeout_s=self.settings.compile_timeout_s,
+            run_timeout_s=self.task.run_timeout_s or self.settings.run_timeout_s,
+            toolbox=toolbox,
+        )
+
+    def _confirm(self, pool: LocalPool, finalists: Sequence[TileConfig]) -> list[Measurement]:
+        return self._run(pool, finalists, Protocol.CONFIRM, CONFIRM_LIMIT_S)
+
+    def _expected(self, position: int, threads: int = 0) -> Estimate | None:
+        program = self.task.candidates[position].program
+        return expect(program, self.hardware, threads, self.task.knobs)
+
+    def _run(
+        self,
+        pool: LocalPool,
+        configs: Sequence[TileConfig],
+        protocol: Protocol,
+        limit_s: float,
+    ) -> list[Measurement]:
+        """Return what worker processes found; candidates of lost workers are tried again."""
+        done: dict[str, Measurement] = {}
+        wanted = list(configs)
+        for _attempt in range(ATTEMPTS):
+            requests = [
+                MeasureRequest(token=c.key, workload=self.workload, config=c, protocol=protocol)
+                for c in wanted
+            ]
+            done |= gather(pool, requests, limit_s)
+            wanted = [m.config for m in done.values() if m.status is MeasureStatus.WORKER_LOST]
+            if not wanted:
+                break
+        return list(done.values())
+
+    def _finalists(
+        self, first: Sequence[TileConfig], screened: Sequence[Measurement]
+    ) -> list[TileConfig]:
+        """Return default, recommendation and the fastest, one of those with the same code."""
+        good = {m.config: m for m in screened if m.status is MeasureStatus.OK}
+        ranked = sorted(good, key=lambda c: self._on_all_threads(good[c]))
+        chosen: dict[tuple[float, ...], TileConfig] = {}
+        for config in [*(c for c in first if c in good), *ranked]:
+            if len(chosen) < CONFIRM_TOP + len(first):
+                chosen.setdefault(good[config].times_s, config)
+        return list(chosen.values())
+
+    def _on_all_threads(self, screened: Measurement) -> float:
+        """Return a one-thread time scaled to all threads, as far as the model can tell how."""
+        assert screened.time_s is not None
+        position = self._positions[screened.config]
+        whole, alone = self._expected(position), self._expected(position, threads=1)
+        scale = whole.time_s / alone.time_s if whole is not None and alone is not None else 1.0
+        return screened.time_s * scale
+
+    @cached_property
+    def _positions(self) -> Mapping[TileConfig, int]:
+        return {c.config: i for i, c in enumerate(self.task.candidates)}
+
+    # --- the answer ---------------------------------------------------------------------------
+
+    def answer(self, found: Sequence[Measurement], *, is_stored: bool) -> TuningAnswer:
+        """Return times by rank: confirmed ones first, those only screened behind them."""
+        confirmed = self._times(found, Protocol.CONFIRM)
+        screened = self._times(found, Protocol.SCREEN)
+        times_s = {
+            i: times[i]
+            for times in (confirmed, screened)
+            for i in sorted(times, key=lambda i: times[i])
+            if times is confirmed or i not in confirmed
+        }
+        reasons = {self._positions[m.config]: f"{m.status.value}: {m.detail}" for m in found}
+        failures = {
+            i: reasons.get(i, NO_TIME) for i in range(len(self.task.candidates)) if i not in times_s
+        }
+        return TuningAnswer(times_s=times_s, failures=failures, is_stored=is_stored)
+
+    def _times(self, found: Sequence[Measurement], protocol: Protocol) -> dict[int, float]:
+        return {
+            self._positions[m.config]: m.time_s
+            for m in found
+            if m.protocol is protocol and m.time_s is not None
+        }

@@ -1,0 +1,162 @@
+"""ProgramToolbox: candidates that are programs of a user's, traced elsewhere and passed as files.
+
+The folder holds ``<config key>.program`` for each candidate and ``cases``, the inputs (and the
+expected outputs, where they are known) by program digest. Everything in it was pickled by the
+process that asks: it must not come from anybody else.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recommender.workload import Workload
+from tilecore.ir.printer import program_digest
+from tilecore.profiler import Tolerance
+from tilecore.tile_config import KnobValue, TileConfig
+from tilecore.tuning import Candidate
+from workers.correctness import CheckReport
+from workers.outcome import Compiled
+from workers.problem import Call
+from workers.toolbox import bind, build, set_threads
+
+CASES = "cases"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What one program is run on, and what it must compute (None: nobody knows)."""
+
+    inputs: Sequence[Any]
+    expected: Sequence[Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramToolbox:
+    """The candidates of one tuning task.
+
+    Attributes:
+        folder: where ``write`` has put them.
+        digest: the version of the whole family of programs.
+        target, knobs: what they are compiled for and with.
+        tolerance: of comparisons with what is expected.
+    """
+
+    folder: Path
+    digest: str
+    target: str
+    knobs: tuple[tuple[str, KnobValue], ...]
+    tolerance: Tolerance
+
+    @property
+    def compile_modules(self) -> tuple[str, ...]:
+        """TVM takes seconds to import: once per zygote."""
+        return ("tilecore.compiler", "tilecore.codegen.llvm", "workers.program_toolbox")
+
+    @property
+    def run_modules(self) -> tuple[str, ...]:
+        """The runtime, and torch: inputs are its tensors where it is installed."""
+        return ("tilecore.runtime", "workers.program_toolbox", "torch")
+
+    def write(self, candidates: Sequence[Candidate]) -> None:
+        """Put the candidates into the folder; inputs that they share are written once."""
+        cases = {}
+        for c in candidates:
+            self._file(c.config).write_bytes(pickle.dumps(c.program))
+            cases[program_digest(c.program)] = Case(c.inputs, c.expected)
+        with (self.folder / CASES).open("wb") as file:
+            pickle.dump(cases, file, protocol=pickle.HIGHEST_PROTOCOL)
+
+    def program_digest(self, workload: Workload) -> str:
+        """Return the version of the family of programs."""
+        _ = workload
+        return self.digest
+
+    def compile(self, workload: Workload, config: TileConfig, store: Path) -> Compiled:
+        """Compile a candidate into ``store``; raises TileErrors."""
+        _ = workload
+        start = time.perf_counter()
+        program = pickle.loads(self._file(config).read_bytes())
+        return build(program, self.target, dict(self.knobs), store, start)
+
+    def problem(self, workload: Workload) -> ProgramProblem:
+        """Return the inputs of all candidates."""
+        _ = workload
+        cases = pickle.loads((self.folder / CASES).read_bytes())
+        return ProgramProblem(cases, self.tolerance)
+
+    def set_threads(self, threads: int) -> None:
+        """Set the number of cores that the runtime's parallel loops use."""
+        set_threads(threads)
+
+    def _file(self, config: TileConfig) -> Path:
+        return self.folder / f"{config.key}.program"
+
+
+@dataclass(slots=True)
+class ProgramCall:
+    """A call of a user's program, with what it writes."""
+
+    run: Call
+    results: Sequence[Any]
+    written: Sequence[tuple[Any, Any]]  # inputs that the kernel writes, with their first values
+    expected: Sequence[Any] | None
+
+    def __call__(self) -> object:
+        """Run the kernel."""
+        return self.run()
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramProblem:
+    """Inputs by program digest, and how outputs are compared."""
+
+    cases: Mapping[str, Case]
+    tolerance: Tolerance
+
+    def bind(self, path: Path) -> ProgramCall:
+        """Return a call of an artifact's kernel; raises ArtifactError, ArgumentError."""
+        from tilecore.artifact import Artifact
+        from tilecore.runtime.outputs import with_outputs
+
+        manifest = Artifact.open(path).manifest
+        case, specs = self.cases[manifest.program_digest], manifest.parameters
+        outputs = [i for i, spec in enumerate(specs) if spec.is_output]
+        arguments = list(case.inputs)
+        if len(arguments) < len(specs):
+            arguments = with_outputs(specs, outputs, arguments)
+        written = [i for i, spec in enumerate(specs) if spec.is_written and i not in outputs]
+        return ProgramCall(
+            run=bind(path, arguments),
+            results=[arguments[i] for i in (outputs or written)],
+            written=[(arguments[i], _copy(arguments[i])) for i in written],
+            expected=case.expected,
+        )
+
+    def check(self, call: Call) -> CheckReport:
+        """Run a kernel on its inputs' first values and compare its outputs with what is known.
+
+        What a program returns nothing of but writes in place is compared in the parameters' order.
+        """
+        assert isinstance(call, ProgramCall)
+        for now, first in call.written:
+            now[...] = first
+        call()
+        if not call.expected:
+            return CheckReport(0.0)
+        detail = self.tolerance.difference(call.results, call.expected)
+        return CheckReport(np.inf if detail else 0.0, detail)
+
+    def rival(self) -> Call | None:
+        """Return None: what the same work would cost otherwise is the user's to say."""
+        return None
+
+
+def _copy(tensor: Any) -> Any:
+    return tensor.clone() if hasattr(tensor, "clone") else tensor.copy()
