@@ -20,6 +20,10 @@ MIN_SAMPLE_S = 3e-3  # shorter samples measure the clock and the first-touch of 
 PAUSE_S = 15e-3  # OpenMP's default spin is a few ms; 10-30 ms measured to be enough
 MAX_CALLS = 1 << 20
 LONG_CALL_S = 20e-3  # one warm call is enough for these
+SLOW_CALL_S = 0.5  # no warm call: a call's own first milliseconds are lost in it
+FEW_SAMPLES = 3  # enough once the time is used up: long calls vary little
+SCREEN_BUDGET_S = 4.0
+CONFIRM_BUDGET_S = 30.0
 
 
 def calibrate(call: Call, clock: Clock, min_sample_s: float = MIN_SAMPLE_S) -> tuple[int, float]:
@@ -28,7 +32,9 @@ def calibrate(call: Call, clock: Clock, min_sample_s: float = MIN_SAMPLE_S) -> t
     The calls made here warm caches, pages and the branch predictor up.
     """
     calls = 1
-    call()
+    first_s = sample(call, calls, clock)
+    if first_s >= LONG_CALL_S:
+        return calls, first_s
     while True:
         elapsed = sample(call, calls, clock) * calls
         if elapsed >= min_sample_s or calls >= MAX_CALLS:
@@ -46,12 +52,21 @@ def sample(call: Call, calls: int, clock: Clock) -> float:
 
 
 def screen(
-    call: Call, rule: StoppingRule = SCREENING, clock: Clock = time.thread_time
+    call: Call,
+    rule: StoppingRule = SCREENING,
+    clock: Clock = time.thread_time,
+    budget_s: float = SCREEN_BUDGET_S,
 ) -> tuple[float, ...]:
-    """Return samples of one call's time on the calling thread, in seconds."""
+    """Return samples of one call's time on the calling thread, in seconds.
+
+    Samples end when the rule has enough, or when ``budget_s`` is used up and FEW_SAMPLES are taken.
+    """
+    start = clock()
     calls, _ = calibrate(call, clock)
     times: list[float] = []
     while not rule.is_enough(times):
+        if len(times) >= FEW_SAMPLES and clock() - start > budget_s:
+            break
         times.append(sample(call, calls, clock))
     return tuple(times)
 
@@ -61,24 +76,24 @@ def interleave(
     rule: StoppingRule = CONFIRMING,
     clock: Clock = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
-    budget_s: float = 30.0,
+    budget_s: float = CONFIRM_BUDGET_S,
 ) -> dict[str, tuple[float, ...]]:
     """Return the samples of each participant, taken in turn: A B C A B C …, in seconds per call.
 
     Rounds end when the rule has enough of every participant, or when ``budget_s`` is used up and
-    ``rule.min_samples`` are taken.
+    FEW_SAMPLES are taken.
     """
     start = clock()
     calls = {name: calibrate(call, clock) for name, call in participants.items()}
     times: dict[str, list[float]] = {name: [] for name in participants}
     while not all(rule.is_enough(samples) for samples in times.values()):
         taken = min(len(samples) for samples in times.values())
-        if taken >= rule.min_samples and clock() - start > budget_s:
+        if taken >= FEW_SAMPLES and clock() - start > budget_s:
             break
         for name, call in participants.items():
             sleep(PAUSE_S)
             count, call_s = calls[name]
-            for _ in range(1 if call_s > LONG_CALL_S else 2):
+            for _ in range((call_s <= SLOW_CALL_S) + (call_s <= LONG_CALL_S)):
                 call()
             times[name].append(sample(call, count, clock))
     return {name: tuple(samples) for name, samples in times.items()}

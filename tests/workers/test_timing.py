@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from workers.statistics import StoppingRule
-from workers.timing import MIN_SAMPLE_S, calibrate, interleave, load_metrics, screen
+from workers.timing import FEW_SAMPLES, MIN_SAMPLE_S, calibrate, interleave, load_metrics, screen
 
 
 class Machine:
@@ -61,11 +61,22 @@ def test_participants_take_turns_after_a_pause_and_a_warm_call():
     assert rounds.count("sleep") == 6
 
 
-def test_a_budget_ends_the_rounds_but_not_before_the_minimum():
+def test_a_budget_ends_the_samples_but_not_before_a_few():
+    patient = StoppingRule(min_samples=7, max_samples=9, target=0.0001, unstable=0.5)
+    durations = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3)
     machine = Machine()
-    calls = {"a": machine.call("a", 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3)}
-    times = interleave(calls, RULE, machine.clock, machine.sleep, budget_s=0.1)
-    assert len(times["a"]) == RULE.min_samples
+    calls = {"a": machine.call("a", *durations)}
+    times = interleave(calls, patient, machine.clock, machine.sleep, budget_s=0.1)
+    assert len(times["a"]) == FEW_SAMPLES
+    screened = screen(machine.call("a", *durations), patient, machine.clock, budget_s=0.1)
+    assert screened == pytest.approx((0.6, 0.7, 0.8))
+    assert len(screen(machine.call("a", *durations), patient, machine.clock, budget_s=99)) == 9
+
+
+def test_slow_calls_need_no_warm_call():
+    machine = Machine()
+    interleave({"a": machine.call("a", 0.6)}, RULE, machine.clock, machine.sleep)
+    assert machine.log == ["a", *["sleep", "a"] * 3]
 
 
 def test_own_work_is_not_a_neighbour():
