@@ -118,6 +118,20 @@ class JITKernel:
         """Return what was inferred for the program, and why."""
         return "\n".join(self.artifact.manifest.notes)
 
+    def show(self, stage: str | None = None) -> str:
+        """Return the program after a stage of its compilation (all up to TIR if None).
+
+        Stages: ``source``, the passes by name, ``inference``, ``tir``, ``llvm``, ``asm``.
+
+        Raises:
+            TypeMismatch: there is no such stage (TC202).
+        """
+        from tilecore.show import show
+        from tilecore.target import parse_target
+
+        manifest = self.artifact.manifest
+        return show(self.prim_func, parse_target(manifest.isa), manifest.config, stage)
+
     def get_profiler(
         self, tensor_supply_type: TensorSupplyType = TensorSupplyType.Auto
     ) -> Profiler:

@@ -1,0 +1,41 @@
+"""kernel.show(): the program after every stage of its compilation."""
+
+import pytest
+
+import tilecore as tilelang
+import tilecore.language as T
+from tilecore.errors import TypeMismatch
+
+
+@pytest.fixture(scope="module")
+def kernel():
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
+        with T.Kernel(4, threads=16) as b:
+            i = T.get_thread_binding()
+            Y[b * 16 + i] = X[b * 16 + i] * 2.0
+
+    return tilelang.compile(main, target="avx2")
+
+
+def test_every_stage_has_its_text(kernel) -> None:
+    assert "func main(X: float32[64]" in kernel.show("source")
+    assert kernel.show("serialize_threads") != kernel.show("source")
+    assert "def main" in kernel.show("tir")
+    assert "define" in kernel.show("llvm")
+    assert "ymm" in kernel.show("asm")
+    assert "zmm" not in kernel.show("asm")
+
+
+def test_all_stages_at_once(kernel) -> None:
+    shown = kernel.show()
+    names = [line.split()[2] for line in shown.splitlines() if line.startswith("# --- ")]
+    assert names == [
+        "source", "serialize_threads", "drop_stages", "fold_clear", "inference", "tir",
+    ]  # fmt: skip
+    assert shown.count("(unchanged)") == 2
+
+
+def test_an_unknown_stage_is_refused(kernel) -> None:
+    with pytest.raises(TypeMismatch, match=r"source, serialize_threads.*found 'ptx'"):
+        kernel.show("ptx")

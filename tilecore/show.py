@@ -1,0 +1,63 @@
+"""The texts of a program on its way to machine code, stage by stage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilecore import compiler
+from tilecore.errors import TypeMismatch
+from tilecore.inference.plan import CpuPlan
+from tilecore.ir.nodes import PrimFunc
+from tilecore.ir.printer import format_func
+from tilecore.target import Target
+
+MACHINE_STAGES = {"llvm": "ll", "asm": "s"}  # name: TVM's format
+
+
+def stage_texts(func: PrimFunc, target: Target, knobs: Any = None) -> dict[str, str]:
+    """Return the result of every stage of the compilation of ``func`` as text, in order.
+
+    ``source`` and the passes (see ``passes/pipeline.py``) as tile IR, ``inference``, ``tir``,
+    ``llvm`` and ``asm``.
+
+    Raises:
+        TileError: any fault of the program, by class.
+    """
+    from tilecore.codegen.llvm import generate
+
+    stages: dict[str, Any] = {}
+    _, tir = compiler.lower(func, target, knobs or {}, stages.__setitem__)
+    module = generate(tir, target)
+    machine = {name: module.inspect_source(form) for name, form in MACHINE_STAGES.items()}
+    return {**{name: _text(value) for name, value in stages.items()}, **machine}
+
+
+def show(func: PrimFunc, target: Target, knobs: Any = None, stage: str | None = None) -> str:
+    """Return the text of one stage; without one, of all of them up to TIR, each under its name.
+
+    A pass that changed nothing is named only.
+
+    Raises:
+        TypeMismatch: there is no such stage (TC202).
+    """
+    texts = stage_texts(func, target, knobs)
+    if stage is not None:
+        if stage not in texts:
+            raise TypeMismatch(expected=f"a stage: {', '.join(texts)}", found=repr(stage))
+        return texts[stage]
+    parts: list[str] = []
+    before = ""
+    for name, text in texts.items():
+        if name not in MACHINE_STAGES:
+            shown = text.rstrip() if text != before else "(unchanged)"
+            parts.append(f"# --- {name} ---\n{shown}\n")
+            before = text
+    return "\n".join(parts)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, PrimFunc):
+        return format_func(value)
+    if isinstance(value, CpuPlan):
+        return value.explain()
+    return str(value.script())
