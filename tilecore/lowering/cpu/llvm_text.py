@@ -5,6 +5,11 @@ from __future__ import annotations
 import struct
 
 LANES = (1, 2, 4, 8, 16, 32, 64)
+FMA_NAMES = {n: f"llvm.fma.v{n}f32" for n in LANES[1:]}
+FMA_DECLARATIONS = {
+    name: f"declare <{n} x float> @{name}({', '.join([f'<{n} x float>'] * 3)})"
+    for n, name in FMA_NAMES.items()
+}
 
 
 class LlvmFunction:
@@ -74,6 +79,40 @@ class LlvmFunction:
     def compare(self, how: str, value: str, other: int) -> str:
         """Compare i32 with a number."""
         return self.on_ints(f"icmp {how}", value, self.number(other))
+
+    def fma(self, a: str, b: str, c: str) -> str:
+        """Return ``a * b + c`` of floats, rounded once."""
+        kind = self.kind("float")
+        name = FMA_NAMES[self.lanes]
+        return self.line(f"call {kind} @{name}({kind} {a}, {kind} {b}, {kind} {c})")
+
+    def compare_floats(self, how: str, a: str, b: str) -> str:
+        """Compare two floats."""
+        return self.line(f"fcmp {how} {self.kind('float')} {a}, {b}")
+
+    def resized(self, value: str, lanes: int, wanted: int) -> str:
+        """Return the first floats of ``value``; those beyond its end are undefined."""
+        if lanes == 1:
+            kind = f"<{wanted} x float>"
+            return self.line(f"insertelement {kind} zeroinitializer, float {value}, i32 0")
+        if wanted == 1:
+            return self.line(f"extractelement <{lanes} x float> {value}, i32 0")
+        order = [str(i) if i < lanes else "poison" for i in range(wanted)]
+        return self._shuffle(value, "poison", lanes, order)
+
+    def part(self, value: str, number: int, lanes: int) -> str:
+        """Return the ``number``-th ``lanes`` floats of ``value``, which has twice as many."""
+        order = [str(number * lanes + i) for i in range(lanes)]
+        return self._shuffle(value, "poison", 2 * lanes, order)
+
+    def joined(self, a: str, b: str, lanes: int) -> str:
+        """Return the ``lanes`` floats of ``a``, then those of ``b``."""
+        return self._shuffle(a, b, lanes, [str(i) for i in range(2 * lanes)])
+
+    def _shuffle(self, a: str, b: str, lanes: int, order: list[str]) -> str:
+        kind = f"<{lanes} x float>"
+        places = ", ".join(f"i32 {i}" for i in order)
+        return self.line(f"shufflevector {kind} {a}, {kind} {b}, <{len(order)} x i32> <{places}>")
 
     def as_float(self, value: str) -> str:
         """Return the float of these bits."""

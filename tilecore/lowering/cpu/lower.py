@@ -62,7 +62,7 @@ def lower_function(func: PrimFunc, plan: CpuPlan, target: Target) -> Any:
     """
     check_dtypes({str(b.dtype) for b in (*func.buffers, *buffers_of(func.body))}, target)
     builder = TirBuilder()
-    _define_functions(builder, func)
+    _define_functions(builder, func, target)
     accessor = Accessor(builder)
     params = lower_params(accessor, func)
     for stmt in _top_level(func.body):
@@ -84,14 +84,14 @@ def lower_function(func: PrimFunc, plan: CpuPlan, target: Target) -> Any:
     return builder.finish("main", params)
 
 
-def _define_functions(builder: TirBuilder, func: PrimFunc) -> None:
+def _define_functions(builder: TirBuilder, func: PrimFunc, target: Target) -> None:
     """Add the functions in LLVM IR that the types and calls of the program need."""
     nodes = [n for s in walk(func.body) for e in expressions(s) for n in walk_expr(e)]
     dtypes = {n.dtype for n in nodes}
     dtypes |= {b.dtype for b in (*func.buffers, *buffers_of(func.body))}
     found = float8.definitions(dtypes)
-    if any(isinstance(n, Call) and n.name in vector_math.USERS for n in nodes):
-        found |= vector_math.definitions()
+    calls = {n.name for n in nodes if isinstance(n, Call)}
+    found |= vector_math.definitions(calls, target.isa)
     for name, text in found.items():
         builder.define_llvm(name, text)
 

@@ -17,8 +17,9 @@ from tilecore.ir.expr import Binary, Call, Expr, Load, Select, Var, cast, int_va
 from tilecore.ir.nodes import Parallel, Seq, Stmt, Store
 from tilecore.ir.visitor import expressions, walk, walk_expr
 from tilecore.lowering.cpu.access import Accessor, Extent
-from tilecore.lowering.cpu.scalar import LIBM, Scope, lower, widen
+from tilecore.lowering.cpu.scalar import LIBM, Scope, lower, value_type, widen
 from tilecore.lowering.cpu.tir import add, maximum, mul, quotient, typed
+from tilecore.lowering.cpu.vector_math import FUNCTIONS
 from tilecore.target import Target
 
 SCALAR_CALLS = ("erf", "pow", *LIBM)  # no vector lowering in TVM's LLVM code generator
@@ -106,7 +107,8 @@ class NestLowering:
         if isinstance(node, Load):
             return self.accessor.stride_of(node.buffer, node.indices, var) is not None
         if isinstance(node, Call):
-            return node.name not in SCALAR_CALLS
+            is_ours = node.name in FUNCTIONS and value_type(node.dtype) != "float64"
+            return is_ours or node.name not in SCALAR_CALLS
         if isinstance(node, Binary):
             return node.op not in ("pow", "floordiv", "mod")
         if isinstance(node, Select):  # both sides run: only safe for loads that cannot trap

@@ -283,11 +283,11 @@ def _math(name: str, x: Any, kind: str, lanes: int) -> Any:
     def exp(value: Any) -> Any:
         return vector_math.call("exp", value, lanes) if kind == "float32" else tir.exp(value)
 
+    if kind == "float32" and name in vector_math.FUNCTIONS:
+        return vector_math.call(name, x, lanes)
     match name:
         case "exp":
             return exp(x)
-        case "exp2" if kind == "float32":
-            return vector_math.call("exp2", x, lanes)
         case "exp2":
             return exp(x * number(math.log(2.0)))
         case "exp10":

@@ -1,22 +1,27 @@
-"""exp and exp2 of float32 vectors: range reduction and a polynomial (coefficients of Cephes).
+"""Functions of float32 vectors: range reduction and a polynomial.
 
 LLVM has no vector code for these: TVM's would call libm once per lane. Errors stay within 2 units
-in the last place of the exact value; subnormal results, overflow to infinity and NaN are those of
-libm. Tails computed lane by lane use the same code: a value does not depend on its place.
+in the last place of the exact value (3 for log2 and log10); subnormal results, infinities, signed
+zeros and NaN are those of libm. Tails computed lane by lane use the same code: a value does not
+depend on its place.
+
+The coefficients of exp and exp2 are those of Cephes. The others are weighted least-squares fits,
+reweighted towards the least maximum (Lawson), of relative error below 1e-8.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from tvm import tirx as tir
 
-from tilecore.lowering.cpu.llvm_text import LANES, LlvmFunction
+from tilecore.lowering.cpu import avx512
+from tilecore.lowering.cpu.llvm_text import FMA_DECLARATIONS, LANES, LlvmFunction
 from tilecore.lowering.cpu.tir import vector_type
 
-FUNCTIONS = ("exp", "exp2")
-USERS = ("exp", "exp2", "exp10", "sigmoid")  # calls of the tile IR that are computed by these
 LOG2_E = 1.44269504088896341
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # the first has 10 bits: multiples are exact
 ROUND = 12582912.0  # 1.5 * 2^23: adding it leaves the nearest integer in the low bits
@@ -27,12 +32,49 @@ EXP2 = (
     0.2402264791363012, 0.6931472028550421,
 )  # fmt: skip
 
+# log(1 + r) = r - r^2/2 + r^3 * LOG(r) for 3/4 <= 1 + r < 3/2
+LOG = (
+    3.7672463218e-02, -9.1161418923e-02, 1.1700653692e-01, -1.2727785088e-01, 1.4276240285e-01,
+    -1.6655296308e-01, 1.9999604796e-01, -2.5000165274e-01, 3.3333339862e-01,
+)  # fmt: skip
+LEAST_BITS = 0x3F400000  # of 3/4
+TINY, TINY_SCALE, TINY_POWER = 2.0**-126, 2.0**23, 23.0
 
-def definitions() -> dict[str, str]:
-    """Return all functions, text by name."""
-    return {
-        _name(function, lanes): _text(function, lanes) for function in FUNCTIONS for lanes in LANES
+# tanh(x) = x + x^3 * TANH(x^2) for |x| < 0.625
+TANH = (-5.7049783742e-03, 2.0639078741e-02, -5.3739712157e-02, 1.3331442158e-01, -3.3333281940e-01)
+TANH_SMALL, TANH_FULL = 0.625, 10.0  # from the second on it is 1
+
+# erf(x) = x + x * ERF(x^2) for |x| < 0.93; 1 - exp(-ERF_TAIL(|x|)) beyond
+ERF = (
+    8.3167726333e-05, -8.1300120137e-04, 5.1999066072e-03, -2.6858941482e-02, 1.1283687188e-01,
+    -3.7612633188e-01, 1.2837916658e-01,
+)  # fmt: skip
+ERF_TAIL = (
+    2.1278762253e-05, -4.3657499035e-04, 4.1812411848e-03, -2.5146078979e-02, 1.0832107130e-01,
+    6.3330987618e-01, 1.1295331488e+00, -1.7845234194e-04,
+)  # fmt: skip
+ERF_SMALL, ERF_FULL = 0.93, 4.0
+
+WHOLE = (4, 8, 16)  # lanes of a vector register; fewer are computed in one, more in several
+
+# Calls of the tile IR, and the functions here that compute them.
+USES = {
+    "exp": ("exp",), "exp2": ("exp2",), "exp10": ("exp",), "sigmoid": ("exp",), "log": ("log",),
+    "log2": ("log2",), "log10": ("log10",), "tanh": ("exp", "tanh"), "erf": ("exp", "erf"),
+}  # fmt: skip
+
+
+def definitions(calls: set[str], isa: str) -> dict[str, str]:
+    """Return the functions that calls of the tile IR need, text by name."""
+    needed = dict.fromkeys(f for name in USES if name in calls for f in USES[name])
+    found = {
+        _name(function, lanes): _text(function, lanes, isa)
+        for function in needed
+        for lanes in LANES
     }
+    if needed:
+        found |= FMA_DECLARATIONS
+    return {**avx512.declarations(), **found} if needed and isa == "avx512" else found
 
 
 def call(function: str, value: Any, lanes: int) -> Any:
@@ -45,48 +87,176 @@ def _name(function: str, lanes: int) -> str:
     return f"tilecore_{function}_float32_x{lanes}"
 
 
-def _text(function: str, lanes: int) -> str:
+def _text(function: str, lanes: int, isa: str) -> str:
+    """Return the definition: by instructions for vectors of a register's size, else by those."""
     f = LlvmFunction(lanes)
-    is_exp = function == "exp"
-    x = _clamp(f, *((-104.0, 89.0) if is_exp else (-151.0, 129.0)))
-    scaled = f.on_floats("fmul", x, f.real(LOG2_E)) if is_exp else x
-    rounded = f.on_floats("fadd", scaled, f.real(ROUND))
-    whole = f.on_floats("fsub", rounded, f.real(ROUND))
-    if is_exp:
-        high = f.on_floats("fmul", whole, f.real(LN2_HIGH))
-        low = f.on_floats("fmul", whole, f.real(LN2_LOW))
-        rest = f.on_floats("fsub", f.on_floats("fsub", x, high), low)
-        value = _horner(f, EXP, rest)
-        squared = f.on_floats("fmul", rest, rest)
-        tail = f.on_floats("fadd", f.on_floats("fmul", value, squared), rest)
+    if lanes in WHOLE:
+        result = _BODIES[function](f, isa == "avx512")
+    elif lanes < min(WHOLE):
+        wide = f.resized("%x", lanes, min(WHOLE))
+        result = f.resized(_called(f, function, wide, min(WHOLE)), min(WHOLE), lanes)
     else:
-        rest = f.on_floats("fsub", x, whole)
-        tail = f.on_floats("fmul", _horner(f, EXP2, rest), rest)
-    value = f.on_floats("fadd", tail, f.real(1.0))
-    power = f.plus(f.of_float(rounded), -ROUND_BITS)
-    return f.text(_name(function, lanes), "float", "float", _times_power(f, value, power))
+        half = lanes // 2
+        low, high = (_called(f, function, f.part("%x", i, half), half) for i in (0, 1))
+        result = f.joined(low, high, half)
+    return f.text(_name(function, lanes), "float", "float", result)
+
+
+def _called(f: LlvmFunction, function: str, value: str, lanes: int) -> str:
+    kind = f"<{lanes} x float>"
+    return f.line(f"call {kind} @{_name(function, lanes)}({kind} {value})")
+
+
+# --- exp ------------------------------------------------------------------------------------------
+
+
+def _exp(f: LlvmFunction, has_avx512: bool) -> str:
+    x = _clamp(f, -104.0, 89.0)
+    rounded = f.fma(x, f.real(LOG2_E), f.real(ROUND))
+    whole = f.on_floats("fsub", rounded, f.real(ROUND))
+    rest = f.fma(whole, f.real(-LN2_HIGH), x)
+    rest = f.fma(whole, f.real(-LN2_LOW), rest)
+    tail = f.fma(_horner(f, EXP, rest), f.on_floats("fmul", rest, rest), rest)
+    return _power(f, f.on_floats("fadd", tail, f.real(1.0)), rounded, whole, has_avx512)
+
+
+def _exp2(f: LlvmFunction, has_avx512: bool) -> str:
+    x = _clamp(f, -151.0, 129.0)
+    rounded = f.on_floats("fadd", x, f.real(ROUND))
+    whole = f.on_floats("fsub", rounded, f.real(ROUND))
+    rest = f.on_floats("fsub", x, whole)
+    return _power(f, _horner(f, (*EXP2, 1.0), rest), rounded, whole, has_avx512)
 
 
 def _clamp(f: LlvmFunction, low: float, high: float) -> str:
     """Return the argument between two bounds; NaN stays."""
-    kind = f.kind("float")
-    below = f.line(f"fcmp olt {kind} %x, {f.real(low)}")
-    raised = f.select(below, f.real(low), "%x", "float")
-    above = f.line(f"fcmp ogt {kind} {raised}, {f.real(high)}")
+    raised = f.select(f.compare_floats("olt", "%x", f.real(low)), f.real(low), "%x", "float")
+    above = f.compare_floats("ogt", raised, f.real(high))
     return f.select(above, f.real(high), raised, "float")
 
 
-def _horner(f: LlvmFunction, coefficients: Sequence[float], x: str) -> str:
-    value = f.real(coefficients[0])
-    for coefficient in coefficients[1:]:
-        value = f.on_floats("fadd", f.on_floats("fmul", value, x), f.real(coefficient))
-    return value
+def _power(f: LlvmFunction, value: str, rounded: str, whole: str, has_avx512: bool) -> str:
+    """Return ``value * 2**whole``; the low bits of ``rounded`` hold the same integer.
 
-
-def _times_power(f: LlvmFunction, value: str, power: str) -> str:
-    """Return ``value * 2**power`` in two steps, so that neither factor leaves the range."""
+    Without an instruction the power is applied in two steps, so that neither factor leaves the
+    range.
+    """
+    if has_avx512:
+        return avx512.scale(f, value, whole)
+    power = f.plus(f.of_float(rounded), -ROUND_BITS)
     first = f.on_ints("ashr", power, f.number(1))
     for part in (first, f.on_ints("sub", power, first)):
         factor = f.as_float(f.left(f.plus(part, 127), 23))
         value = f.on_floats("fmul", value, factor)
     return value
+
+
+# --- logarithms -----------------------------------------------------------------------------------
+
+
+def _logarithm(f: LlvmFunction, has_avx512: bool, base: float, high: float) -> str:
+    """Return the logarithm of x = m * 2**n, 3/4 <= m < 3/2.
+
+    ``high`` are the first bits of the logarithm of 2, so few that multiples are exact. The rest of
+    it must not be negative: infinite n would give NaN.
+    """
+    mantissa, power = avx512.mantissa_power(f) if has_avx512 else _mantissa_power(f)
+    r = f.on_floats("fsub", mantissa, f.real(1.0))
+    squared = f.on_floats("fmul", r, r)
+    tail = f.on_floats("fmul", f.on_floats("fmul", squared, r), _horner(f, LOG, r))
+    tail = f.fma(squared, f.real(-0.5), tail)
+    low = math.log(2) / math.log(base) - high
+    if base == math.e:
+        tail = f.fma(power, f.real(low), tail)
+        found = f.on_floats("fadd", tail, r)
+    else:
+        # (r + tail) * factor with the factor in two parts, the larger terms last
+        factor = 1 / math.log(base)
+        first = round(factor * 256) / 256
+        found = f.on_floats("fmul", f.on_floats("fadd", r, tail), f.real(factor - first))
+        found = f.fma(tail, f.real(first), found)
+        found = f.fma(power, f.real(low), found) if low else found
+        found = f.fma(r, f.real(first), found)
+    found = f.fma(power, f.real(high), found)
+    return found if has_avx512 else _outside_logarithm(f, found)
+
+
+def _mantissa_power(f: LlvmFunction) -> tuple[str, str]:
+    """Return m and n (as a float) with x = m * 2**n for positive finite x."""
+    is_tiny = f.compare_floats("olt", "%x", f.real(TINY))
+    scaled = f.on_floats("fmul", "%x", f.real(TINY_SCALE))
+    x = f.select(is_tiny, scaled, "%x", "float")
+    bits = f.plus(f.of_float(x), -LEAST_BITS)
+    mantissa = f.as_float(f.plus(f.masked(bits, 0x7FFFFF), LEAST_BITS))
+    power = f.change("sitofp", f.on_ints("ashr", bits, f.number(23)), "i32", "float")
+    lower = f.on_floats("fsub", power, f.real(TINY_POWER))
+    return mantissa, f.select(is_tiny, lower, power, "float")
+
+
+def _outside_logarithm(f: LlvmFunction, found: str) -> str:
+    """Return -inf at 0, NaN below, and the argument itself where it is inf or NaN."""
+    is_ordered = f.compare_floats("olt", "%x", f.real(math.inf))
+    found = f.select(is_ordered, found, "%x", "float")
+    is_zero = f.compare_floats("oeq", "%x", f.real(0.0))
+    found = f.select(is_zero, f.real(-math.inf), found, "float")
+    is_negative = f.compare_floats("olt", "%x", f.real(0.0))
+    return f.select(is_negative, f.real(math.nan), found, "float")
+
+
+# --- tanh and erf ---------------------------------------------------------------------------------
+
+
+def _tanh(f: LlvmFunction, has_avx512: bool) -> str:
+    size = _size(f, TANH_FULL)
+    doubled = _called(f, "exp", f.on_floats("fadd", size, size), f.lanes)
+    below = f.on_floats("fadd", doubled, f.real(1.0))
+    if has_avx512:
+        quotient = f.on_floats("fmul", f.real(2.0), avx512.reciprocal(f, below))
+    else:
+        quotient = f.on_floats("fdiv", f.real(2.0), below)
+    squared = f.on_floats("fmul", size, size)
+    cubed = f.on_floats("fmul", squared, size)
+    small = f.fma(_horner(f, TANH, squared), cubed, size)
+    return _odd(f, size, TANH_SMALL, small, f.on_floats("fsub", f.real(1.0), quotient))
+
+
+def _erf(f: LlvmFunction, has_avx512: bool) -> str:
+    _ = has_avx512
+    size = _size(f, ERF_FULL)
+    negated = f.on_floats("fsub", f.real(0.0), _horner(f, ERF_TAIL, size))
+    tail = _called(f, "exp", negated, f.lanes)
+    squared = f.on_floats("fmul", size, size)
+    small = f.fma(_horner(f, ERF, squared), size, size)
+    return _odd(f, size, ERF_SMALL, small, f.on_floats("fsub", f.real(1.0), tail))
+
+
+def _size(f: LlvmFunction, limit: float) -> str:
+    """Return ``|x|``, at most ``limit``; NaN stays."""
+    size = f.as_float(f.masked(f.of_float("%x"), 0x7FFFFFFF))
+    return f.select(f.compare_floats("ogt", size, f.real(limit)), f.real(limit), size, "float")
+
+
+def _odd(f: LlvmFunction, size: str, limit: float, small: str, large: str) -> str:
+    """Return ``small`` where ``size = |x|`` is below ``limit``, else ``large``; with x's sign."""
+    found = f.select(f.compare_floats("olt", size, f.real(limit)), small, large, "float")
+    sign = f.masked(f.of_float("%x"), -(1 << 31))
+    return f.as_float(f.on_ints("or", f.of_float(found), sign))
+
+
+def _horner(f: LlvmFunction, coefficients: Sequence[float], x: str) -> str:
+    value = f.real(coefficients[0])
+    for coefficient in coefficients[1:]:
+        value = f.fma(value, x, f.real(coefficient))
+    return value
+
+
+_BODIES: dict[str, Callable[[LlvmFunction, bool], str]] = {
+    "exp": _exp,
+    "exp2": _exp2,
+    "log": partial(_logarithm, base=math.e, high=0.693145751953125),
+    "log2": partial(_logarithm, base=2.0, high=1.0),
+    "log10": partial(_logarithm, base=10.0, high=0.30078125),
+    "tanh": _tanh,
+    "erf": _erf,
+}
+FUNCTIONS = tuple(_BODIES)

@@ -1,0 +1,70 @@
+"""Instructions of AVX-512 that LLVM IR has no words for, on vectors of 4, 8 and 16 floats."""
+
+from __future__ import annotations
+
+from tilecore.lowering.cpu.llvm_text import LlvmFunction
+
+BITS = {4: 128, 8: 256, 16: 512}
+CURRENT_ROUNDING = 4
+# getmant: 3/4 <= mantissa < 3/2; NaN for negative arguments, and no sign for -0
+MANTISSA_INTERVAL = 0b1111
+
+
+def declarations() -> dict[str, str]:
+    """Return the declarations of all instructions here, text by name."""
+    found: dict[str, str] = {}
+    for lanes, bits in BITS.items():
+        v, mask, rounding = f"<{lanes} x float>", _mask_type(lanes), ", i32" if bits == 512 else ""
+        parameters = {
+            f"llvm.x86.avx512.mask.scalef.ps.{bits}": f"{v}, {v}, {v}, {mask}{rounding}",
+            f"llvm.x86.avx512.mask.getexp.ps.{bits}": f"{v}, {v}, {mask}{rounding}",
+            f"llvm.x86.avx512.mask.getmant.ps.{bits}": f"{v}, i32, {v}, {mask}{rounding}",
+            f"llvm.x86.avx512.rcp14.ps.{bits}": f"{v}, {v}, {mask}",
+        }
+        found |= {name: f"declare {v} @{name}({args})" for name, args in parameters.items()}
+    return found
+
+
+def scale(f: LlvmFunction, value: str, power: str) -> str:
+    """Return ``value * 2**power`` for whole powers, rounded once."""
+    kind = f.kind("float")
+    return _masked(f, "mask.scalef.ps", f"{kind} {value}, {kind} {power}")
+
+
+def mantissa_power(f: LlvmFunction) -> tuple[str, str]:
+    """Return m and n (as a float) with x = m * 2**n.
+
+    Of 0 and infinity m is 1 and n infinite; of negative numbers m is NaN.
+    """
+    kind = f.kind("float")
+    mantissa = _masked(f, "mask.getmant.ps", f"{kind} %x, i32 {MANTISSA_INTERVAL}")
+    exponent = _masked(f, "mask.getexp.ps", f"{kind} %x")
+    is_below = f.compare_floats("olt", mantissa, f.real(1.0))  # of 3/2 <= m < 2 it took a half
+    raised = f.on_floats("fadd", exponent, f.real(1.0))
+    return mantissa, f.select(is_below, raised, exponent, "float")
+
+
+def reciprocal(f: LlvmFunction, value: str) -> str:
+    """Return ``1 / value`` within a unit in the last place, for normal results.
+
+    One step of Newton's method on an estimate of 14 bits.
+    """
+    kind = f.kind("float")
+    name = f"llvm.x86.avx512.rcp14.ps.{BITS[f.lanes]}"
+    mask = f"{_mask_type(f.lanes)} -1"
+    estimate = f.line(f"call {kind} @{name}({kind} {value}, {kind} zeroinitializer, {mask})")
+    negated = f.on_floats("fsub", f.real(0.0), estimate)
+    return f.fma(f.fma(negated, value, f.real(1.0)), estimate, estimate)
+
+
+def _masked(f: LlvmFunction, instruction: str, arguments: str) -> str:
+    """Call an instruction of all lanes."""
+    kind, bits = f.kind("float"), BITS[f.lanes]
+    rest = f"{kind} zeroinitializer, {_mask_type(f.lanes)} -1"
+    rounding = f", i32 {CURRENT_ROUNDING}" if bits == 512 else ""
+    name = f"llvm.x86.avx512.{instruction}.{bits}"
+    return f.line(f"call {kind} @{name}({arguments}, {rest}{rounding})")
+
+
+def _mask_type(lanes: int) -> str:
+    return "i16" if lanes == 16 else "i8"
