@@ -114,11 +114,14 @@ GEMM = KernelDefinition(
         Knob(
             "block_M",
             128,
-            {"cpu": (16, 32, 48, 64, 96, 128, 192, 256, 512, 1024)},
+            {"cpu": (16, 32, 48, 64, 96, 112, 128, 192, 224, 256, 448, 512, 1024)},
             doc="rows of C per block",
         ),
         Knob(
-            "block_N", 128, {"cpu": (32, 64, 128, 192, 256, 384, 512)}, doc="columns of C per block"
+            "block_N",
+            128,
+            {"cpu": (32, 64, 128, 192, 256, 384, 512, 1024, 2048)},
+            doc="columns of C per block",
         ),
         Knob("block_K", 32, {"cpu": (64, 128, 256, 512, 1024, 2048)}, doc="depth of one step"),
         Knob("num_stages", 3, {"cpu": (1,)}, doc="pipeline depth; no effect on a CPU"),

@@ -90,6 +90,19 @@ class LlvmFunction:
         """Compare two floats."""
         return self.line(f"fcmp {how} {self.kind('float')} {a}, {b}")
 
+    def both(self, a: str, b: str) -> str:
+        """Return ``a and b`` of truth values."""
+        return self.line(f"and {self.kind('i1')} {a}, {b}")
+
+    def either(self, a: str, b: str) -> str:
+        """Return ``a or b`` of truth values."""
+        return self.line(f"or {self.kind('i1')} {a}, {b}")
+
+    def all_of(self, conditions: str) -> str:
+        """Return whether all lanes hold, as one i1."""
+        bits = self.line(f"bitcast {self.kind('i1')} {conditions} to i{self.lanes}")
+        return self.line(f"icmp eq i{self.lanes} {bits}, -1")
+
     def resized(self, value: str, lanes: int, wanted: int) -> str:
         """Return the first floats of ``value``; those beyond its end are undefined."""
         if lanes == 1:
@@ -122,8 +135,23 @@ class LlvmFunction:
         """Return the bits of a float."""
         return self.change("bitcast", value, "float", "i32")
 
-    def text(self, name: str, source: str, target: str, result: str) -> str:
-        """Return the definition; the argument is ``%x``."""
-        head = f"define linkonce_odr hidden {self.kind(target)} @{name}({self.kind(source)} %x)"
+    def label(self, name: str) -> None:
+        """Start a block."""
+        self.lines.append(f"{name}:")
+
+    def go(self, target: str) -> None:
+        """End a block by a jump."""
+        self.lines.append(f"  br label %{target}")
+
+    def branch(self, cond: str, true: str, false: str) -> None:
+        """End a block by a branch on an i1."""
+        self.lines.append(f"  br i1 {cond}, label %{true}, label %{false}")
+
+    def text(
+        self, name: str, source: str, target: str, result: str, arguments: tuple[str, ...] = ("%x",)
+    ) -> str:
+        """Return the definition; its arguments are of one type."""
+        given = ", ".join(f"{self.kind(source)} {a}" for a in arguments)
+        head = f"define linkonce_odr hidden {self.kind(target)} @{name}({given})"
         body = "\n".join(self.lines)
         return f"{head} alwaysinline {{\n{body}\n  ret {self.kind(target)} {result}\n}}"

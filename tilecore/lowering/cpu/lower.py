@@ -10,7 +10,7 @@ from tilecore.inference.bounds import NON_NEGATIVE
 from tilecore.inference.plan import CpuPlan, LaunchPlan, TilePlan
 from tilecore.inference.uses import kept_axes
 from tilecore.ir.analysis import pads
-from tilecore.ir.expr import Call, Expr, Load, Var, cast, int_value, select
+from tilecore.ir.expr import Binary, Call, Expr, Load, Var, cast, int_value, select
 from tilecore.ir.nodes import (
     Alloc,
     Annotate,
@@ -38,7 +38,7 @@ from tilecore.ir.nodes import (
     While,
 )
 from tilecore.ir.visitor import buffers_of, expressions, has_jump, walk, walk_expr
-from tilecore.lowering.cpu import float8, vector_math
+from tilecore.lowering.cpu import division, float8, vector_math
 from tilecore.lowering.cpu.access import Accessor, Place
 from tilecore.lowering.cpu.atomic import emit_atomic
 from tilecore.lowering.cpu.copy import Box, PanelPacker, is_pack, is_row_copy, row_copy
@@ -92,6 +92,8 @@ def _define_functions(builder: TirBuilder, func: PrimFunc, target: Target) -> No
     found = float8.definitions(dtypes)
     calls = {n.name for n in nodes if isinstance(n, Call)}
     found |= vector_math.definitions(calls, target.isa)
+    if any(isinstance(n, Binary) and n.op == "div" for n in nodes):
+        found |= division.definitions(target.isa)
     for name, text in found.items():
         builder.define_llvm(name, text)
 

@@ -20,6 +20,7 @@ from tilecore.inference.bounds import Linear, linear
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var
 from tilecore.lowering.cpu import float8, vector_math
+from tilecore.lowering.cpu.division import divide
 from tilecore.lowering.cpu.tir import broadcast, index, ramp, vector_type
 
 SUPPORTED = (
@@ -229,7 +230,9 @@ def _binary(expr: Binary, scope: Scope) -> Any:
     a, b = (widen(lower(e, scope), e, scope, lanes) for e in (expr.a, expr.b))
     is_float = expr.a.dtype.is_float
     if expr.op == "div":
-        return tir.Div(a, b)
+        is_shared = lanes > 1 and not scope.is_vector(expr.b)
+        is_ours = is_shared and value_type(expr.dtype) == "float32"
+        return divide(a, b, lanes) if is_ours else tir.Div(a, b)
     if expr.op == "floordiv":
         return tir.floor(tir.Div(a, b)) if is_float else tir.FloorDiv(a, b)
     if expr.op == "mod":
