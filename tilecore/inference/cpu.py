@@ -21,6 +21,7 @@ from tilecore.inference.bounds import linear, variables
 from tilecore.inference.options import CpuOptions
 from tilecore.inference.plan import CpuPlan, GemmPlan, LaunchPlan, TilePlan, TileSource
 from tilecore.inference.storage import Storage, panels, rows
+from tilecore.inference.streams import streamed_tensors
 from tilecore.inference.uses import Context, Use, kept_axes, limit_of, starts_inside, uses
 from tilecore.ir.analysis import covers_whole, pads
 from tilecore.ir.dims import value_ranges
@@ -57,9 +58,10 @@ def infer(func: PrimFunc, target: Target, options: CpuOptions) -> CpuPlan:
     """
     launches = [s for s in walk(func.body) if isinstance(s, KernelLaunch)]
     context = Context(ranges=value_ranges(func))
-    return CpuPlan(
-        {launch: _Inference(launch, target, options, context).run() for launch in launches}
-    )
+    plans = {launch: _Inference(launch, target, options, context).run() for launch in launches}
+    tiles = [tile for plan in plans.values() for tile in plan.tiles.values()]
+    summed = {tile.output.buffer for tile in tiles if tile.output is not None}
+    return CpuPlan(plans, streamed_tensors(func) - summed)
 
 
 class _Inference:

@@ -78,10 +78,17 @@ class LaunchPlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CpuPlan:
-    """The plans of a program's kernel launches, in order."""
+    """The plans of a program's kernel launches, in order.
+
+    ``streamed`` tensors are written past the caches.
+    """
 
     launches: Mapping[KernelLaunch, LaunchPlan]
+    streamed: frozenset[Buffer] = frozenset()
 
     def explain(self) -> str:
         """Return what was inferred and why, one line per decision."""
-        return "\n".join(note for plan in self.launches.values() for note in plan.notes)
+        notes = [note for plan in self.launches.values() for note in plan.notes]
+        names = sorted(buffer.name for buffer in self.streamed)
+        notes += [f"{name}: written past the caches (large, never read here)" for name in names]
+        return "\n".join(notes)

@@ -13,6 +13,7 @@ from tilecore.inference.storage import Storage, TensorStorage
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Load, Var, binary, cast, const
 from tilecore.ir.nodes import Buffer
+from tilecore.lowering.cpu import stream
 from tilecore.lowering.cpu.packed import load_codes, store_codes
 from tilecore.lowering.cpu.scalar import (
     Scope,
@@ -38,6 +39,7 @@ class Place:
         base: TIR offset of element 0 (a slice of a larger buffer).
         shift: added to the indices before the layout (a tile that is a box of a tensor).
         guarded: whether indices may leave the buffer (global tensors).
+        stream_bytes: vectors of this size are stored past the caches (0: none).
     """
 
     memory: Any
@@ -46,6 +48,7 @@ class Place:
     shift: tuple[Expr, ...] = ()
     axes: tuple[int, ...] = ()
     guarded: bool = False
+    stream_bytes: int = 0
 
     def indices(self, indices: Sequence[Expr]) -> tuple[Expr, ...]:
         """Return the indices into ``memory``'s tensor for indices into the tile."""
@@ -224,6 +227,8 @@ def store_values(
     kept = to_memory(value, stored, lanes)
     if DType(stored).is_packed:
         store_codes(builder, place.memory, kept, offset, lanes, stride)
+    elif stride == 1 and place.stream_bytes == lanes * DType(stored).itemsize:
+        stream.store(builder, place.memory, kept, offset, lanes)
     else:
         builder.store(place.memory, kept, offset, lanes, stride)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from tilecore.errors import UnsupportedOnTarget
@@ -38,7 +39,7 @@ from tilecore.ir.nodes import (
     While,
 )
 from tilecore.ir.visitor import buffers_of, expressions, has_jump, walk, walk_expr
-from tilecore.lowering.cpu import division, float8, vector_math
+from tilecore.lowering.cpu import division, float8, stream, vector_math
 from tilecore.lowering.cpu.access import Accessor, Place
 from tilecore.lowering.cpu.atomic import emit_atomic
 from tilecore.lowering.cpu.copy import Box, PanelPacker, is_pack, is_row_copy, row_copy
@@ -65,6 +66,9 @@ def lower_function(func: PrimFunc, plan: CpuPlan, target: Target) -> Any:
     _define_functions(builder, func, target)
     accessor = Accessor(builder)
     params = lower_params(accessor, func)
+    for buffer in plan.streamed:
+        place = accessor.places[buffer]
+        accessor.places[buffer] = replace(place, stream_bytes=target.vector_bytes)
     for stmt in _top_level(func.body):
         if isinstance(stmt, KernelLaunch):
             _LaunchLowering(accessor, plan.launches[stmt], target).emit()
@@ -132,6 +136,8 @@ class _LaunchLowering:
                 self.accessor.tops[var] = top
                 rest = quotient(rest, extent)
             self.statement(self.launch.body)
+            if any(place.stream_bytes for place in self.accessor.places.values()):
+                stream.fence(self.builder)
         self.assertions.finish()
 
     def _extent(self, expr: Expr) -> Any:

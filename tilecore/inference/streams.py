@@ -1,0 +1,59 @@
+"""Which tensors are written past the caches: large ones that the program itself never reads.
+
+A normal store reads the line it writes to from memory first. For an output far larger than the L2
+that is a third of all traffic of an elementwise program.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tilecore.ir.analysis import read_buffers, writes
+from tilecore.ir.nodes import (
+    Alloc,
+    Annotate,
+    Buffer,
+    Copy,
+    Fill,
+    For,
+    Gemm,
+    If,
+    KernelLaunch,
+    Let,
+    Pad,
+    Parallel,
+    PrimFunc,
+    Reduce,
+    Scan,
+    Seq,
+    Store,
+)
+from tilecore.ir.visitor import walk
+
+LEAST_BYTES = 8 << 20  # four times the L2 of today's server cores
+# Nothing among these lets one block see what another one wrote.
+PLAIN = (
+    Alloc, Annotate, Copy, Fill, For, Gemm, If, KernelLaunch, Let, Pad, Parallel, Reduce, Scan,
+    Seq, Store,
+)  # fmt: skip
+
+
+def streamed_tensors(func: PrimFunc) -> frozenset[Buffer]:
+    """Return the parameters whose whole vectors are to be stored past the caches."""
+    stmts = list(walk(func.body))
+    if not all(isinstance(stmt, PLAIN) for stmt in stmts):
+        return frozenset()
+    unfit = {b.root for b in read_buffers(func.body)}
+    for stmt in stmts:
+        if not isinstance(stmt, (Copy, Store)):
+            unfit |= {b.root for b in writes(stmt)}
+    tensors = (p for p in func.params if isinstance(p, Buffer))
+    return frozenset(p for p in tensors if p not in unfit and size_bytes(p) >= LEAST_BYTES)
+
+
+def size_bytes(buffer: Buffer) -> int:
+    """Return the size of a tensor of known shape, 0 for others and those of strides."""
+    shape = buffer.static_shape
+    if shape is None or buffer.strides is not None or buffer.dtype.is_packed:
+        return 0
+    return math.prod(shape) * buffer.dtype.itemsize
