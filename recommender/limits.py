@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,7 +34,7 @@ class Limit:
     is_hard: bool
 
 
-def hard_limits(graph: TileGraph, hardware: HardwareProfile) -> list[Limit]:
+def hard_limits(graph: TileGraph, knobs: Iterable[str], hardware: HardwareProfile) -> list[Limit]:
     """Return what every config must keep on ``hardware``; values were checked by value_fault."""
     registers = hardware.vector_registers
 
@@ -47,13 +47,14 @@ def hard_limits(graph: TileGraph, hardware: HardwareProfile) -> list[Limit]:
 
     def scratch(c: Columns) -> np.ndarray:
         live = [evaluate(e, c) for launch in graph.launches for e in launch.live_bytes.values()]
-        return np.broadcast_to(sum(live) <= WORKSPACE_BYTES, (len(c["micro_m"]),))
+        return np.broadcast_to(sum(live) <= WORKSPACE_BYTES, (len(next(iter(c.values()))),))
 
     first = next(iter(sorted(k for k in _symbols(graph))), "block_M")
-    return [
-        Limit("micro_m", f"micro_m * micro_n + micro_n + 1 <= {registers} registers", fits, True),
-        Limit(first, f"tiles of one block within {WORKSPACE_BYTES >> 20} MiB", scratch, True),
-    ]
+    limits = [Limit(first, f"tiles of one block within {WORKSPACE_BYTES >> 20} MiB", scratch, True)]
+    if {"micro_m", "micro_n"} <= set(knobs):
+        expected = f"micro_m * micro_n + micro_n + 1 <= {registers} registers"
+        limits.insert(0, Limit("micro_m", expected, fits, True))
+    return limits
 
 
 def soft_limits(

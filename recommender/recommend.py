@@ -133,11 +133,12 @@ def _rank(
 def _favourites(
     expected: Forecast, space: SearchSpace, threads: int, count: int
 ) -> Iterator[Recommendation]:
-    """Yield the fastest expected configs that differ from each other in two knobs or more."""
+    """Yield the fastest expected configs that differ from each other in two knobs, if there are."""
     configs: list[TileConfig] = []
+    least = min(2, len(space.values))
     for position, row in enumerate(expected.rows.tolist()):
         config = space.config(row)
-        if any(_differences(config, other) < 2 for other in configs):
+        if any(_differences(config, other) < least for other in configs):
             continue
         configs.append(config)
         low, high = float(expected.low_s[position]), float(expected.high_s[position])

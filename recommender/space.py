@@ -186,7 +186,7 @@ def _build(
         raise EmptySpace(kernel=definition.name, hardware=hardware.name, reason=reason)
     graph = build(definition.program(problem, knob_symbols(definition)))
     site = main_contraction(graph)
-    limits = hard_limits(graph, hardware)
+    limits = hard_limits(graph, values, hardware)
     if site is not None and site.a.source is not None and site.b.source is not None:
         limits += soft_limits(site, {k.name: k for k in definition.knobs}, hardware)
     columns, codes = _enumerate(values, limits)

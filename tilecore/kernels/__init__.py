@@ -5,8 +5,9 @@ from __future__ import annotations
 from tilecore.errors import UnknownKernel
 from tilecore.kernels.definition import KernelDefinition
 from tilecore.kernels.gemm import GEMM
+from tilecore.kernels.rows import LAYER_NORM, RMS_NORM, SOFTMAX
 
-KERNELS: dict[str, KernelDefinition] = {d.name: d for d in (GEMM,)}
+KERNELS: dict[str, KernelDefinition] = {d.name: d for d in (GEMM, SOFTMAX, RMS_NORM, LAYER_NORM)}
 
 
 def get(name: str) -> KernelDefinition:
