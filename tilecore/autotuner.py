@@ -217,7 +217,7 @@ class _Tuning:
         if given is not None:
             return list(given)
         if self.options.supply_prog is not None:
-            return listed(self.options.supply_prog(list(program.params)))
+            return listed(self.options.supply_prog(list(params)))
         if numbers:
             raise TypeMismatch(
                 expected=f"a value of `{numbers[0].name}` to tune with",
