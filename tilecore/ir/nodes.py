@@ -280,7 +280,10 @@ class While(Stmt):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Jump(Stmt):
-    """``break`` or ``continue`` (``word``) of the innermost For or While."""
+    """``break`` or ``continue`` (``word``) of the innermost For or While.
+
+    While a kernel is traced also "return": ir.early_return makes breaks of it.
+    """
 
     word: str
     span: SourceSpan = NO_SPAN

@@ -56,7 +56,7 @@ from tilecore.language.barrier import (
     mbarrier_wait_parity,
     tcgen05_mma_arrive,
 )
-from tilecore.language.binding import let, thread_binding
+from tilecore.language.binding import launch_thread, let, thread_binding
 from tilecore.language.copy import clear, copy, fill
 from tilecore.language.dtypes import (
     ALIASES,
@@ -104,6 +104,7 @@ from tilecore.language.loop import (
     grid,
     loop_break,
     serial,
+    thread_return,
     unroll,
     vectorized,
 )
@@ -366,8 +367,8 @@ __all__ += [
     "call_pure_extern",
     "call_pure_intrin", "import_source",
     "annotate_l2_hit_ratio", "annotate_min_blocks_per_sm", "determine_fp8_type",
-    "determine_torch_fp8_type", "float4_e2m1fn", "index_to_coordinates", "int4", "let",
-    "thread_binding", "uint4",
+    "determine_torch_fp8_type", "float4_e2m1fn", "index_to_coordinates", "int4", "launch_thread", "let",
+    "thread_binding", "thread_return", "uint4",
     "annotate_compile_flags", "annotate_pass_configs", "float8_e4m3fnuz", "float8_e5m2fnuz",
     "float8_e8m0fnu", "func_attr", "handle", "loop_break", "tfloat32",
     "make_tensor", "make_tensor_from_addr", "match_buffer", "ptr", "reshape", "view",

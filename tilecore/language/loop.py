@@ -10,6 +10,8 @@ from tilecore.frontend.builder import current
 from tilecore.frontend.control import jump
 from tilecore.frontend.loops import LoopSpec, integer, loop, nest, persistent
 from tilecore.ir.expr import ExprLike, int_value
+from tilecore.ir.nodes import Jump
+from tilecore.language.kernel import launch_of
 
 
 def Parallel(
@@ -139,6 +141,22 @@ def loop_break() -> None:
     """
     if jump(current(), "break"):
         raise UnsupportedSyntax(expected="T.loop_break in T.serial", found="a Python loop")
+
+
+def thread_return() -> None:
+    """End the kernel for the threads that come here.
+
+    Raises:
+        UnsupportedSyntax: inside T.Parallel, whose iterations are not threads (TC101).
+        ScopeError: outside T.Kernel (TC104).
+    """
+    builder = current()
+    launch_of("thread_return")
+    if builder.find("parallel") is not None:
+        raise UnsupportedSyntax(
+            expected="T.thread_return outside T.Parallel", found="T.thread_return inside of it"
+        )
+    builder.emit(Jump("return", builder.span))
 
 
 def vectorized(
