@@ -35,6 +35,39 @@ def test_transpose(run_both, dtype):
     run_both(main, [a], outputs, [a.T.astype(float), a[:8, :16].T.astype(float)])
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 4), (2, 3, 4, 5), (2, 3, 1), (2, 1, 3)])
+def test_transpose_of_the_last_two_axes(run_both, shape):
+    turned = (*shape[:-2], shape[-1], shape[-2])
+
+    @T.prim_func
+    def main(
+        A: T.Tensor(shape, "float32"),
+        B: T.Tensor(turned, "float32"),
+        C: T.Tensor(turned, "float32"),
+    ):
+        with T.Kernel(1):
+            T.transpose(A, B)
+            T.fill(C, -1)
+            last = len(shape) - 1
+            T.transpose(A, C[..., 1 : shape[last - 1] + 1])
+
+    a = np.random.default_rng(0).standard_normal(shape, np.float32)
+    shifted = np.full(turned, -1, np.float32)
+    shifted[..., 1:] = np.swapaxes(a, -1, -2)[..., :-1]
+    zeros = np.zeros(turned, np.float32)
+    run_both(main, [a], [zeros, zeros], [np.swapaxes(a, -1, -2), shifted])
+
+
+def test_transpose_of_a_slice_drops_axes_of_size_1(run_both):
+    @T.prim_func
+    def main(A: T.Tensor((3, 6, 2, 5), "float32"), B: T.Tensor((5, 6), "float32")):
+        with T.Kernel(1):
+            T.transpose(A[1, 0:6, 1, 0:5], B)
+
+    a = np.random.default_rng(0).standard_normal((3, 6, 2, 5)).astype(np.float32)
+    run_both(main, [a], [np.zeros((5, 6), np.float32)], [a[1, :, 1].T])
+
+
 def convolution(N, H, W, C, F, K, S, D, P, dtype, primitive, blocks=(32, 16, 24)):
     bM, bN, bK = blocks
     OH, OW = ((n + 2 * P - D * (K - 1) - 1) // S + 1 for n in (H, W))

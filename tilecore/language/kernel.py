@@ -13,8 +13,8 @@ from tilecore.errors import ScopeError, ShapeMismatch, SourceUnavailable, TypeMi
 from tilecore.frontend.builder import Builder, Frame, current
 from tilecore.frontend.loops import integer
 from tilecore.frontend.trace import Ref, macro, resolve_annotations, trace_prim_func
-from tilecore.ir.expr import INT32, Expr, ExprLike, Var, as_expr, const, int_value
 from tilecore.ir.early_return import without_returns
+from tilecore.ir.expr import INT32, Expr, ExprLike, Var, as_expr, const, int_value
 from tilecore.ir.grid_sync import parts_between_syncs
 from tilecore.ir.indexing import format_shape
 from tilecore.ir.nodes import KernelLaunch, PrimFunc, Seq, Stmt

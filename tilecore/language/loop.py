@@ -1,16 +1,17 @@
-"""Loops: T.Parallel, T.Pipelined, T.Persistent, T.serial, T.unroll, T.vectorized, T.grid."""
+"""Loops: T.Parallel, T.Pipelined, T.Persistent, T.serial, T.unroll, T.vectorized, T.grid, T.While."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from tilecore.errors import TypeMismatch, UnsupportedSyntax
 from tilecore.frontend.builder import current
 from tilecore.frontend.control import jump
 from tilecore.frontend.loops import LoopSpec, integer, loop, nest, persistent
-from tilecore.ir.expr import ExprLike, int_value
-from tilecore.ir.nodes import Jump
+from tilecore.ir import nodes
+from tilecore.ir.expr import Const, ExprLike, as_bool, int_value
 from tilecore.language.kernel import launch_of
 
 
@@ -143,6 +144,22 @@ def loop_break() -> None:
         raise UnsupportedSyntax(expected="T.loop_break in T.serial", found="a Python loop")
 
 
+@contextmanager
+def While(condition: ExprLike) -> Iterator[None]:
+    """Run the body while ``condition``, computed anew before each time, holds: ``with T.While(c)``.
+
+    Raises:
+        TypeMismatch: the condition is known while tracing, so that no iteration changes it (TC202).
+    """
+    test = as_bool(condition)
+    if isinstance(test, Const):
+        raise TypeMismatch(expected="a condition that a loop can change", found=f"{condition}")
+    builder = current()
+    with builder.open("while") as frame:
+        yield
+    builder.emit(nodes.While(test, frame.body(), frame.span))
+
+
 def thread_return() -> None:
     """End the kernel for the threads that come here.
 
@@ -156,7 +173,7 @@ def thread_return() -> None:
         raise UnsupportedSyntax(
             expected="T.thread_return outside T.Parallel", found="T.thread_return inside of it"
         )
-    builder.emit(Jump("return", builder.span))
+    builder.emit(nodes.Jump("return", builder.span))
 
 
 def vectorized(

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from tilecore.artifact import Artifact, ParameterSpec
 from tilecore.assertion import parse_failure
 from tilecore.errors import AliasError, ArgumentError, ArtifactError, UnknownTarget
@@ -85,6 +87,7 @@ def check(parameters: Sequence[ParameterSpec], arguments: Sequence[Any]) -> list
     given = [scalars.get(position, argument) for position, argument in enumerate(arguments)]
     is_static = all(p.is_static for p in parameters)
     values: Mapping[str, int] = {} if is_static else dims.bind(parameters, given)
+    values = dims.with_absent(parameters, given, values)
     tensors = [(i, p) for i, p in enumerate(parameters) if p.kind == "tensor"]
     views = [_checked(i, spec, arguments[i], values) for i, spec in tensors]
     _check_aliases([spec for _, spec in tensors], views)
@@ -125,6 +128,8 @@ def _scalar(position: int, spec: ParameterSpec, argument: Any) -> Any:
 def _checked(
     position: int, spec: ParameterSpec, tensor: Any, values: Mapping[str, int]
 ) -> TensorView:
+    if tensor is None and not spec.is_used:
+        tensor = _absent(spec, values)
     found = view(tensor, spec.dtype)
 
     def fail(expected: str, actual: str, hint: str = "") -> ArgumentError:
@@ -155,6 +160,19 @@ def _checked(
     if spec.is_written and found.is_readonly:
         raise fail("a writable tensor", "a read-only one")
     return found
+
+
+def _absent(spec: ParameterSpec, values: Mapping[str, int]) -> Any:
+    """Return a tensor of the right shape for one that the kernel does not touch."""
+    kind = DType(spec.dtype)
+    shape = [dims.evaluate(e, values) for e in spec.shape]
+    if kind.is_packed:
+        return np.empty([*shape[:-1], shape[-1] // 2], np.uint8)
+    steps = None if spec.strides is None else [dims.evaluate(e, values) for e in spec.strides]
+    found = np.empty(shape, kind.numpy)
+    if steps is None:
+        return found
+    return np.lib.stride_tricks.as_strided(found, shape, [s * found.itemsize for s in steps])
 
 
 def _check_strides(
