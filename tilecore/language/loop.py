@@ -1,4 +1,4 @@
-"""Loops: T.Parallel, T.Pipelined, T.Persistent, T.serial, T.unroll, T.vectorized, T.grid, T.While."""
+"""Loops: T.Parallel, T.Pipelined, T.Persistent, T.serial and its kin, T.While; ends of loops."""
 
 from __future__ import annotations
 

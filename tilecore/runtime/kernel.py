@@ -89,7 +89,7 @@ def check(parameters: Sequence[ParameterSpec], arguments: Sequence[Any]) -> list
     values: Mapping[str, int] = {} if is_static else dims.bind(parameters, given)
     values = dims.with_absent(parameters, given, values)
     tensors = [(i, p) for i, p in enumerate(parameters) if p.kind == "tensor"]
-    views = [_checked(i, spec, arguments[i], values) for i, spec in tensors]
+    views = [_checked(i, s, _present(s, arguments[i], values), values) for i, s in tensors]
     _check_aliases([spec for _, spec in tensors], views)
     for (position, _), found in zip(tensors, views, strict=True):
         given[position] = found.handle
@@ -128,8 +128,6 @@ def _scalar(position: int, spec: ParameterSpec, argument: Any) -> Any:
 def _checked(
     position: int, spec: ParameterSpec, tensor: Any, values: Mapping[str, int]
 ) -> TensorView:
-    if tensor is None and not spec.is_used:
-        tensor = _absent(spec, values)
     found = view(tensor, spec.dtype)
 
     def fail(expected: str, actual: str, hint: str = "") -> ArgumentError:
@@ -162,8 +160,10 @@ def _checked(
     return found
 
 
-def _absent(spec: ParameterSpec, values: Mapping[str, int]) -> Any:
-    """Return a tensor of the right shape for one that the kernel does not touch."""
+def _present(spec: ParameterSpec, tensor: Any, values: Mapping[str, int]) -> Any:
+    """Return the tensor; of the right shape, where one that the kernel does not touch is absent."""
+    if tensor is not None or spec.is_used:
+        return tensor
     kind = DType(spec.dtype)
     shape = [dims.evaluate(e, values) for e in spec.shape]
     if kind.is_packed:
