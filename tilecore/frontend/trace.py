@@ -19,6 +19,7 @@ from tilecore.frontend.scope import Scope, has_loads, is_symbolic
 from tilecore.frontend.signature import ParamSlot, TensorSpec, scalar, scalar_type
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Load, Var, const
+from tilecore.ir.negative_index import with_negative_indices
 from tilecore.ir.nodes import Buffer, KernelLaunch, PrimFunc, Seq
 
 PACKAGE = Path(__file__).parent.parent
@@ -149,7 +150,7 @@ def finish(
         launch, one = builder.frames[0].launch, (const(1),)
         alone = [KernelLaunch((Var("bx"),), one, one, body, place)]
         body = Seq(tuple(alone if launch is None else launch.around(body)), place)
-    return PrimFunc(name, params, body, dict(builder.attrs), span=place)
+    return with_negative_indices(PrimFunc(name, params, body, dict(builder.attrs), span=place))
 
 
 def resolve_annotations(

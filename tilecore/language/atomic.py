@@ -166,8 +166,9 @@ def atomic_or(
 
 def _first(value: Any, what: str) -> Load:
     """Return an argument that names one element; a tensor stands for its first."""
-    if isinstance(value, Load):
-        return value
+    first = value.lanes[0] if isinstance(value, Vector) else value
+    if isinstance(first, Load):
+        return first
     box = region(value, what)
     return Load(box.buffer, box.offsets, box.buffer.dtype)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from tvm import tirx as tir
 
-from tilecore.inference.bounds import Interval, Known, linear
 from tilecore.inference.storage import Storage, TensorStorage
+from tilecore.ir.bounds import Interval, Known, linear
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Load, Var, binary, cast, const
 from tilecore.ir.nodes import Buffer

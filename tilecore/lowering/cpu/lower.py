@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 from tilecore.errors import UnsupportedOnTarget
-from tilecore.inference.bounds import NON_NEGATIVE
 from tilecore.inference.plan import CpuPlan, LaunchPlan, TilePlan
 from tilecore.inference.uses import kept_axes
 from tilecore.ir.analysis import pads
+from tilecore.ir.bounds import NON_NEGATIVE
 from tilecore.ir.expr import Call, Expr, Load, Var, cast, int_value, select
 from tilecore.ir.nodes import (
     Alloc,
