@@ -16,7 +16,6 @@ from tilecore.frontend.trace import Ref, macro, resolve_annotations, trace_prim_
 from tilecore.ir.early_return import without_returns
 from tilecore.ir.expr import INT32, Expr, ExprLike, Var, as_expr, const, int_value
 from tilecore.ir.grid_sync import parts_between_syncs
-from tilecore.ir.indexing import format_shape
 from tilecore.ir.nodes import KernelLaunch, PrimFunc, Seq, Stmt
 from tilecore.ir.private import with_private_fragments
 
@@ -236,7 +235,9 @@ def bind_axis(tag: str, extent: ExprLike) -> Var:
         launch.widen(0, launch.grid[0] if launch.grid else const(1), is_thread=False)
         launch.widen(axis, size, is_thread)
     extents = launch.threads if is_thread else launch.grid
-    if axis >= len(extents) or int_value(extents[axis]) != int_value(size):
-        known = format_shape(extents)
-        raise TypeMismatch(expected=f"an axis of {kind}{known}", found=f"{tag} of {size}")
+    if axis >= len(extents):
+        axes = ", ".join(f"{kind}.{known}" for known in "xyz"[: len(extents)])
+        raise TypeMismatch(expected=f"an axis of the launch ({axes})", found=repr(tag))
+    if int_value(extents[axis]) != int_value(size):
+        raise TypeMismatch(expected=f"the extent {extents[axis]} of {tag}", found=str(size))
     return launch.thread_var(axis) if is_thread else launch.block_vars[axis]
