@@ -384,8 +384,8 @@ def test_source_that_cannot_be_read() -> None:
 
 
 def test_unknown_primitives_say_why() -> None:
-    with pytest.raises(UnknownPrimitive, match=r"the generators of cuRAND are not implemented"):
-        T.rng_init  # noqa: B018
+    with pytest.raises(UnknownPrimitive, match=r"names an instruction or descriptor of NVIDIA"):
+        T.tma_load  # noqa: B018
     with pytest.raises(UnknownPrimitive, match=r"did you mean T.alloc_shared\?"):
         T.alloc_sharde  # noqa: B018
     with pytest.raises(UnknownPrimitive, match="this element type is not implemented yet"):

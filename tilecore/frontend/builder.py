@@ -57,6 +57,7 @@ class Frame:
     stmts: list[Stmt] = field(default_factory=list)
     reads: set[tuple[int, str]] = field(default_factory=set)
     is_open: bool = True
+    axes: tuple[tuple[Var, Expr], ...] = ()  # variables and extents of a "parallel" frame
     launch: Any = None  # the KernelFrame of a "kernel" frame, or of a "func" that binds axes itself
 
     def body(self) -> Seq:

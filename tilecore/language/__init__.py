@@ -168,6 +168,7 @@ from tilecore.language.math import (
 from tilecore.language.movement import c2d_im2col, im2col, transpose
 from tilecore.language.output import print
 from tilecore.language.pointer import access_ptr, address_of
+from tilecore.language.random import rng_init, rng_rand, rng_rand_float
 from tilecore.language.reduce import (
     all_of,
     any_of,
@@ -370,7 +371,8 @@ __all__ += [
     "annotate_l2_hit_ratio", "annotate_min_blocks_per_sm", "determine_fp8_type",
     "determine_torch_fp8_type", "float4_e2m1fn", "index_to_coordinates", "int4",
     "launch_thread", "let",
-    "thread_binding", "thread_return", "uint4", "While",
+    "rng_init", "rng_rand",
+    "rng_rand_float", "thread_binding", "thread_return", "uint4", "While",
     "annotate_compile_flags", "annotate_pass_configs", "float8_e4m3fnuz", "float8_e5m2fnuz",
     "float8_e8m0fnu", "func_attr", "handle", "loop_break", "tfloat32",
     "make_tensor", "make_tensor_from_addr", "match_buffer", "ptr", "reshape", "view",

@@ -69,6 +69,7 @@ class KernelFrame:
         self.block_vars: tuple[Var, ...] = ()
         self.thread_vars: tuple[Var, ...] = ()  # empty until the program asks for its thread
         self.reducer: Any = None  # of the enclosing T.attr(T.comm_reducer(...), ...)
+        self.random: Any = None  # the stream that T.rng_init has chosen
         self._open: tuple[Builder, AbstractContextManager[Frame], Frame] | None = None
 
     def with_names(self, names: Sequence[str]) -> KernelFrame:

@@ -15,7 +15,6 @@ _FAMILIES: dict[str, str] = {
     "raw pointers into tiles are not implemented": "Ptr tvm_access_ptr",
     "sparse and block-scaled gemm are not implemented yet": """
         gemm_sp gemm_blockscaled mma_gemm_blockscaled tcgen05_gemm_blockscaled""",
-    "the generators of cuRAND are not implemented": "rng_init rng_rand rng_rand_float",
     "blocks of a grid do not wait for each other on this target": "sync_global",
     "it names an instruction or descriptor of NVIDIA GPUs; this version generates CPU code": """
         CUDASourceCodeKernel create_tma_descriptor tma_load tma_gather4 tma_scatter4
