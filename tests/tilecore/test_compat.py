@@ -116,6 +116,15 @@ def surveyed(folder: Path, limit: int) -> tuple[dict[str, list[str]], str]:
     return {row[0].split()[0]: row[1:] for row in rows if ".py" in row[0]}, out.read_text()
 
 
+def test_a_test_imports_the_examples_beside_it(tmp_path: Path) -> None:
+    for name in ("examples/sums", "testing/python"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "examples/sums/one.py").write_text("VALUE = 7\n")
+    program = tmp_path / "testing/python/check.py"
+    program.write_text("from examples.sums.one import VALUE\nassert VALUE == 7\n")
+    runner.run(program)
+
+
 def test_a_program_that_hangs_is_out_of_time(tmp_path: Path) -> None:
     (tmp_path / "hang.py").write_text("import tilelang, time\ntime.sleep(600)\n")
     found, _ = surveyed(tmp_path, limit=3)

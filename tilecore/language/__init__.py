@@ -79,6 +79,7 @@ from tilecore.language.dtypes import (
     int64,
     resolve_torch_storage_dtype,
     tfloat32,
+    torch_names,
     uint4,
     uint8,
     uint16,
@@ -200,6 +201,7 @@ from tilecore.language.role import (
     ws,
 )
 from tilecore.language.schedule import PersistentTileScheduler
+from tilecore.language.sparse import gemm_sp, tcgen05_gemm_sp, wgmma_gemm_sp
 from tilecore.language.sync import sync_grid, sync_threads, sync_warp
 from tilecore.language.tensor import (
     Buffer,
@@ -373,6 +375,7 @@ __all__ += [
     "launch_thread", "let",
     "rng_init", "rng_rand",
     "rng_rand_float", "thread_binding", "thread_return", "uint4", "While",
+    "gemm_sp", "tcgen05_gemm_sp", "wgmma_gemm_sp",
     "annotate_compile_flags", "annotate_pass_configs", "float8_e4m3fnuz", "float8_e5m2fnuz",
     "float8_e8m0fnu", "func_attr", "handle", "loop_break", "tfloat32",
     "make_tensor", "make_tensor_from_addr", "match_buffer", "ptr", "reshape", "view",
@@ -401,6 +404,8 @@ __all__ += [
 def __getattr__(name: str) -> Any:
     if name in ALIASES:
         return ALIASES[name]
+    if name == "_TORCH_DTYPE_TO_STR":
+        return torch_names()
     for known in (INTRINSICS, BY_WIDTH):
         if name in known:
             return known[name]

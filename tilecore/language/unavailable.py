@@ -13,8 +13,8 @@ FOREIGN = (
 )
 _FAMILIES: dict[str, str] = {
     "raw pointers into tiles are not implemented": "Ptr tvm_access_ptr",
-    "sparse and block-scaled gemm are not implemented yet": """
-        gemm_sp gemm_blockscaled mma_gemm_blockscaled tcgen05_gemm_blockscaled""",
+    "block-scaled gemm is not implemented yet": """
+        gemm_blockscaled mma_gemm_blockscaled tcgen05_gemm_blockscaled""",
     "blocks of a grid do not wait for each other on this target": "sync_global",
     "it names an instruction or descriptor of NVIDIA GPUs; this version generates CPU code": """
         CUDASourceCodeKernel create_tma_descriptor tma_load tma_gather4 tma_scatter4
