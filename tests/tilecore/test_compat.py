@@ -243,6 +243,10 @@ def main(A: T.Tensor((8,), T.uint8), B: T.Tensor((16,), T.int16)):
 assert DataType("float16").bits == 16
 kernel = tilelang.compile(main, out_idx=-1, target=tvm.target.Target("cuda"))
 a = torch.arange(8, dtype=torch.uint8, device="cuda") * 31
+hip = tvm.target.Target("hip -mcpu=gfx950")
+assert isinstance(hip, tvm.target.Target) and hip.attrs["mcpu"] == "gfx950"
+assert tvm.target.Target.current(allow_none=True) is None
+assert tvm.testing.requires_package("sys") and tvm.testing.assert_allclose
 want = torch.stack([a & 15, a >> 4], -1).flatten().clamp(max=9).to(torch.int16)
 assert torch.equal(kernel(a), want)
 """

@@ -17,10 +17,8 @@ def compressed(dense, kept, size, bits):
     order = np.argsort(groups == 0, axis=-1, kind="stable")[..., :kept]
     order = np.sort(order, axis=-1)
     values = np.take_along_axis(groups, order, axis=-1).reshape(m, -1)
-    if kept == 2:
-        codes = order[..., 0] | order[..., 1] << 2
-    else:
-        codes = np.where(order[..., 0] == 0, 0b0100, 0b1110)
+    first = order[..., 0]
+    codes = first | order[..., 1] << 2 if kept == 2 else np.where(first == 0, 0b0100, 0b1110)
     per_word = bits // 4
     codes = codes.reshape(m, -1, per_word).astype(np.uint64)
     shifts = (4 * np.arange(per_word)).astype(np.uint64)
@@ -111,5 +109,5 @@ def test_bad_use_is_named():
 
     with pytest.raises(ShapeMismatch, match=r"metadata `e` of T.gemm_sp: expected \(16, 4\), fou"):
         kernel(lambda C: product(C, "float16", 8))
-    with pytest.raises(TypeMismatch, match="a sparse matrix of float32, .* found float64"):
+    with pytest.raises(TypeMismatch, match=r"a sparse matrix of float32, .* found float64"):
         kernel(lambda C: product(C, "float64", 4))

@@ -204,6 +204,8 @@ def test_profiler() -> None:
     with pytest.raises(AssertionError, match="elements differ"):
         profiler.assert_allclose(lambda x: x * 2.5)
     assert tuple(kernel.run_once().shape) == (64,)
+    assert [tuple(t.shape) for t in profiler._get_inputs()] == [(64,)]
+    assert len(profiler._get_inputs(with_output=True)) == 2
 
 
 def test_the_package_is_lazy_and_jit_stays_a_decorator() -> None:
