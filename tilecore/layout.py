@@ -73,7 +73,7 @@ def get_swizzle_layout(
 
 
 def make_full_bank_swizzled_layout(*tile: Any, **_: Any) -> Layout:
-    """Return the XOR swizzle over 128 bytes of a tile, or of (rows, columns, bits of an element)."""
+    """Return the XOR swizzle over 128 bytes of a tile, or of (rows, columns, element bits)."""
     return _swizzled(_tile(tile), 128, _itemsize(tile))
 
 

@@ -266,6 +266,45 @@ def test_reinterpret_keeps_the_bits(run_both, source, target):
     assert got.tobytes() == a.tobytes()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_rounding_and_stated_rounding(run_both, dtype):
+    n = 64
+
+    @T.prim_func
+    def main(X: T.Tensor((3, n), dtype), Y: T.Tensor((10, n), dtype)):
+        with T.Kernel(1):
+            for i in T.Parallel(n):
+                a, b, c = X[0, i], X[1, i], X[2, i]
+                Y[0, i] = T.round(a)
+                Y[1, i] = T.round(a, "ties-away-from-zero")
+                Y[2, i] = T.ieee_add(a, b)
+                Y[3, i] = T.ieee_sub(a, b, "rn")
+                Y[4, i] = T.ieee_mul(a, b)
+                Y[5, i] = T.ieee_fmaf(a, b, c)
+                Y[6, i] = T.ieee_frcp(b)
+                Y[7, i] = T.ieee_fsqrt(b)
+                Y[8, i] = T.ieee_frsqrt(b)
+                Y[9, i] = T.ieee_fdiv(a, b)
+
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-4, 4, (3, n)).astype(dtype)
+    x[0, :12] = [0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 0.25, -0.75, 3.0, -0.0, 1000.5, 0.49999997]
+    x[1] = np.abs(x[1]) + np.asarray(0.1, dtype)
+    a, b, c = x.astype(np.float64)
+    away = np.trunc(a) + np.where(np.abs(a - np.trunc(a)) >= 0.5, np.sign(a), 0)
+    expected = np.stack([
+        np.rint(a), away, a + b, a - b, a * b, a * b + c, 1 / b, np.sqrt(b), b**-0.5, a / b,
+    ])  # fmt: skip
+    tolerance = 2e-3 if dtype == "float16" else 1e-6
+    run_both(main, [x], [np.zeros((10, n), dtype)], [expected], rtol=tolerance, atol=tolerance)
+    with pytest.raises(TypeMismatch, match=r"rounding_mode=.rn. of T\.ieee_add: .* found 'rz'"):
+        T.ieee_add(1.0, T.float32(2.0), "rz")
+    with pytest.raises(TypeMismatch, match=r"rounding mode rn, rz, ru, rd of T\.ieee_fdiv"):
+        T.ieee_fdiv(1.0, T.float32(2.0), "up")
+    with pytest.raises(TypeMismatch, match='"ties-to-even" or "ties-away-from-zero"'):
+        T.round(T.float32(1.0), "up")
+
+
 def test_bad_operators():
     with pytest.raises(TypeMismatch, match="32 bits"):
         T.reinterpret(T.float16(1.0), "int32")

@@ -54,7 +54,9 @@ from tilecore.ir.expr import Expr, Var, int_value
 SCOPES = ("global", "shared", "fragment", "local")
 LOOP_KINDS = ("serial", "pipelined", "unroll", "vectorized")
 SHUFFLES = ("shfl", "shfl_xor", "shfl_up", "shfl_down")
-COMBINERS = ("sum", "max", "min", "bitand", "bitor", "bitxor", "any", "all", "ballot", "count")
+COMBINERS = (
+    "sum", "prod", "max", "min", "bitand", "bitor", "bitxor", "any", "all", "ballot", "count",
+)  # fmt: skip
 ATOMIC_OPS = ("add", "max", "min", "or", "load", "store")
 NO_SPAN = SourceSpan.unknown()
 

@@ -108,7 +108,9 @@ class _LaunchLowering:
         self.assertions = Assertions(self.builder, plan.launch)
 
     def emit(self) -> None:
-        """Emit the packing phases, then the grid."""
+        """Emit the packing phases, then the grid; nothing for a grid known to be empty."""
+        if any(int_value(e) == 0 for e in self.launch.grid):
+            return
         for tile in self.plan.tiles.values():
             if tile.placement == "grid":
                 self._pack_before_grid(tile)
