@@ -14,6 +14,12 @@ from tilecore.language.barrier import (
     mbarrier_wait_parity,
     tcgen05_mma_arrive,
 )
+from tilecore.language.blockscaled import (
+    mma_gemm_blockscaled,
+    tcgen05_cp_warpx4,
+    tcgen05_gemm_blockscaled,
+    tcgen05_sf_warp_transpose,
+)
 from tilecore.language.role import (
     WarpSpecialize,
     block_rank_in_cluster,
@@ -78,9 +84,11 @@ __all__ = [
     "cluster_wait", "copy_cluster", "cp_async_barrier_noinc", "cp_async_commit",
     "cp_async_wait", "deallocate_tmem", "dec_max_nreg", "disable_warp_group_reg_alloc",
     "fence_proxy_async", "inc_max_nreg", "mbarrier_arrive", "mbarrier_arrive_expect_tx",
-    "mbarrier_expect_tx", "mbarrier_wait_parity", "no_set_max_nreg", "pdl_sync",
+    "mbarrier_expect_tx", "mbarrier_wait_parity", "mma_gemm_blockscaled",
+    "no_set_max_nreg", "pdl_sync",
     "pdl_trigger", "ptx_commit_group", "ptx_cp_async", "ptx_wait_group", "set_max_nreg",
-    "tcgen05_after_thread_sync", "tcgen05_before_thread_sync", "tcgen05_gemm",
+    "tcgen05_after_thread_sync", "tcgen05_before_thread_sync", "tcgen05_cp_warpx4",
+    "tcgen05_gemm", "tcgen05_gemm_blockscaled", "tcgen05_sf_warp_transpose",
     "tcgen05_mma_arrive", "tma_copy", "tma_store_arrive", "tma_store_wait", "wait_wgmma",
     "warpgroup_arrive", "warpgroup_commit_batch", "warpgroup_fence_operand", "warpgroup_wait",
     "wgmma_gemm", "ws", "ws_op",
