@@ -243,6 +243,10 @@ def main(A: T.Tensor((8,), T.uint8), B: T.Tensor((16,), T.int16)):
 assert DataType("float16").bits == 16
 kernel = tilelang.compile(main, out_idx=-1, target=tvm.target.Target("cuda"))
 a = torch.arange(8, dtype=torch.uint8, device="cuda") * 31
+from tvm.tirx.expr import EQ, And, IntImm, Not, Or, Var
+
+x, y = Var("x", "int32"), Var("y", T.int32)
+assert "and" in str(Or(Not(tvm.tirx.all(x < y, And(y < 3, EQ(x, IntImm("int32", 2))))), x > y))
 hip = tvm.target.Target("hip -mcpu=gfx950")
 assert isinstance(hip, tvm.target.Target) and hip.attrs["mcpu"] == "gfx950"
 assert tvm.target.Target.current(allow_none=True) is None

@@ -192,6 +192,12 @@ def test_options_of_tilelang_are_accepted() -> None:
         tilelang.compile(scaled(20), pass_configs={"tl.no_such_key": True})
 
 
+def test_lower_gives_every_stage_and_a_text() -> None:
+    stages = tilelang.lower(scaled(8))
+    assert list(stages)[0] == "source"
+    assert "main" in stages.kernel_source
+
+
 def test_profiler() -> None:
     kernel = tilelang.compile(scaled(64), out_idx=[1])
     profiler = kernel.get_profiler(tensor_supply_type=tilelang.TensorSupplyType.Integer)
