@@ -194,7 +194,7 @@ def test_options_of_tilelang_are_accepted() -> None:
 
 def test_lower_gives_every_stage_and_a_text() -> None:
     stages = tilelang.lower(scaled(8))
-    assert list(stages)[0] == "source"
+    assert next(iter(stages)) == "source"
     assert "main" in stages.kernel_source
 
 
