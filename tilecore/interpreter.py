@@ -262,14 +262,18 @@ class _Machine:
         """Return a copy of a region without its axes of size 1; padded outside a tensor."""
         grids, shape = self._box(region)
         array = self.array(region.buffer)
-        place, inside = self.locate(region.buffer, grids, True)
-        found = np.where(inside, array[place], self._pad(region.buffer))
+        found = self._pad(region.buffer)
+        if 0 not in array.shape:
+            place, inside = self.locate(region.buffer, grids, True)
+            found = np.where(inside, array[place], found)
         return np.broadcast_to(found, shape).reshape([n for n in shape if n != 1])
 
     def write(self, region: Region, value: Array) -> None:
         """Set a region; skipped outside a global tensor."""
         grids, shape = self._box(region)
         array = self.array(region.buffer)
+        if 0 in array.shape:
+            return
         place, inside = self.locate(region.buffer, grids, True)
         wide = np.broadcast_to(value, [n for n in shape if n != 1]).reshape(shape)
         *full, active = np.broadcast_arrays(*place, np.broadcast_to(inside, shape))
