@@ -111,6 +111,25 @@ def test_indices_known_not_to_be_negative_stay_as_they_are():
     assert "B[b * 4] = " in text
 
 
+def test_unsigned_indices_wrap_around_as_numbers_do(run_both):
+    @T.prim_func
+    def main(
+        A: T.Tensor((256,), "int32"), B: T.Tensor((16,), "int32"), C: T.Tensor((16,), "int32")
+    ):
+        with T.Kernel(1):
+            for i in T.serial(16):
+                B[i] = A[T.cast(i - 20, "uint8")]
+            for i in T.Parallel(16):
+                C[i] = A[T.cast(i * 30, "int8")] + A[T.cast(i, "uint8") + T.uint8(250)]
+
+    a = np.arange(1, 257, dtype=np.int32)
+    at = np.arange(16)
+    signed = (at * 30).astype(np.int8)
+    wrapped = np.where(signed >= 0, a[signed], 0) + a[(at + 250) % 256]
+    zeros = np.zeros(16, np.int32)
+    run_both(main, [a], [zeros, zeros], [np.arange(237, 253), wrapped])
+
+
 def test_a_tile_has_no_element_below_its_first():
     @T.prim_func
     def main(A: T.Tensor((8,), "int32"), B: T.Tensor((8,), "int32")):

@@ -64,6 +64,11 @@ def _may_be_negative(index: Expr, suspects: Collection[Var]) -> bool:
     return False
 
 
+def _is_plain(index: Expr) -> bool:
+    """Return whether no part of an index wraps around, as unsigned and narrow integers do."""
+    return all(n.dtype in ("int32", "int64", "bool") for n in walk_expr(index))
+
+
 class _FromStart(Rebuilder):
     def __init__(self, ranges: dict[Var, Interval], suspects: Collection[Var]) -> None:
         super().__init__()
@@ -154,7 +159,7 @@ class _FromStart(Rebuilder):
 
     def index(self, index: Expr, extent: Expr) -> Expr:
         """Return one index counted from the start."""
-        if not _may_be_negative(index, self.suspects):
+        if not _may_be_negative(index, self.suspects) or not _is_plain(index):
             return index
         if isinstance(index, Select):
             holds = self.decided(index.cond)

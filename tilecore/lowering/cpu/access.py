@@ -118,6 +118,8 @@ class Accessor:
 
     def inside(self, index: Expr, extent: Extent, scope: Scope, last: Expr | None = None) -> Any:
         """Return the TIR condition 0 <= index and (last or index) < extent."""
+        if index.dtype.bits < 32:
+            index = cast(index, "int32")
         end = last if last is not None else index
         if isinstance(extent, int) and extent <= INT32_MAX:
             upper = tir.LT(_i32(lower(end, scope)), tir.IntImm(str(end.dtype), extent))
