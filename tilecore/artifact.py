@@ -37,7 +37,7 @@ class ParameterSpec:
     """A parameter as the caller must pass it.
 
     Extents and strides (None: row-major) that are known at the call only are text: the name of a
-    dimension or an expression of names.
+    dimension or an expression of names. In place of a tensor that is not used None may be passed.
     """
 
     name: str
@@ -47,6 +47,7 @@ class ParameterSpec:
     is_written: bool
     kind: str = "tensor"  # "tensor" | "scalar" | "pointer"
     strides: tuple[int | str, ...] | None = None
+    is_used: bool = True
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> ParameterSpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from tilecore.ir.expr import Expr, Pointer, Var, int_value
 from tilecore.ir.nodes import Assert, Buffer, PrimFunc, Wait
 from tilecore.ir.printer import Namer, format_expr, format_func, program_digest
 from tilecore.ir.verifier import verify
-from tilecore.ir.visitor import walk
+from tilecore.ir.visitor import buffers_of, walk
 from tilecore.passes.pipeline import run_passes
 from tilecore.target import Target, parse_target
 from tilecore.tile_config import KnobValue
@@ -108,12 +109,13 @@ def assertion_places(func: PrimFunc) -> str:
 def parameters(func: PrimFunc) -> tuple[ParameterSpec, ...]:
     """Return the parameters with what the program does to them."""
     written = {b.root for b in written_buffers(func.body)}
+    used = {b.root for b in buffers_of(func.body)}
     outputs = {i % len(func.params) for i in func.attrs.get("out_idx", ())}
     namer = Namer()
     for param in func.params:
         namer.name(param)
     return tuple(
-        _parameter(p, namer, position in outputs, p in written)
+        replace(_parameter(p, namer, position in outputs, p in written), is_used=p in used)
         for position, p in enumerate(func.params)
     )
 

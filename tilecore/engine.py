@@ -12,9 +12,18 @@ from tilecore.target import Target, parse_target
 Hook = Callable[..., Any]
 
 
-def lower(func: PrimFunc, target: str | Target | None = "auto", **_: Any) -> dict[str, Any]:
+class Lowered(dict[str, Any]):
+    """The result of every stage of a compilation, by its name."""
+
+    @property
+    def kernel_source(self) -> str:
+        """The last stage that has a text: the program in TIR."""
+        return str(self["tir"])
+
+
+def lower(func: PrimFunc, target: str | Target | None = "auto", **_: Any) -> Lowered:
     """Return the result of every stage of the compilation of ``func``, by its name."""
-    stages: dict[str, Any] = {}
+    stages = Lowered()
     compiler.lower(func, parse_target(target), {}, stages.__setitem__)
     return stages
 

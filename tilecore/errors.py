@@ -102,7 +102,7 @@ def _rebuild(
 # --- TC1xx: the source program ---------------------------------------------------------------
 
 
-class UnsupportedSyntax(TileError):
+class UnsupportedSyntax(TileError, RuntimeError):
     """Python that has no meaning inside a tile program."""
 
     code, title = "TC101", "unsupported-syntax"

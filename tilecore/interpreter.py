@@ -36,6 +36,7 @@ from tilecore.ir.packed import (
     measures,
     memory_of,
 )
+from tilecore.ir.visitor import buffers_of, walk_expr
 
 Array = Any  # a NumPy array, or a PackedArray
 UNDEFINED_INT = 0x55  # every byte of an undefined integer tile
@@ -124,10 +125,14 @@ class _Machine:
     def _bind_dimensions(self, arguments: Iterable[tuple[int, Any]]) -> None:
         """Give scalar parameters and dimensions their values."""
         found: list[tuple[Expr, int]] = []
+        absent: list[Var] = []
         for position, argument in arguments:
             param = self.func.params[position]
             if isinstance(param, Var):
                 self.evaluate.set(param, argument)
+                continue
+            if argument is None:
+                absent += [v for e in param.shape for v in walk_expr(e) if isinstance(v, Var)]
                 continue
             shape, steps = measures(np.asarray(argument), param.dtype)
             found += zip(param.shape, shape, strict=False)
@@ -139,11 +144,15 @@ class _Machine:
                     continue
                 if id(solved.symbol) not in self.evaluate.values:
                     self.evaluate.set(solved.symbol, (actual - solved.rest) // solved.factor)
+        for symbol in absent:
+            self.evaluate.values.setdefault(id(symbol), 0)
 
     def _bind_one(self, position: int, argument: Any) -> None:
         param = self.func.params[position]
         if isinstance(param, Var):
             return
+        if argument is None and param not in {b.root for b in buffers_of(self.func.body)}:
+            return  # a tensor that is not used may be absent
         array = np.asarray(argument)
 
         def fail(expected: object, found: object) -> ArgumentError:
@@ -253,14 +262,18 @@ class _Machine:
         """Return a copy of a region without its axes of size 1; padded outside a tensor."""
         grids, shape = self._box(region)
         array = self.array(region.buffer)
-        place, inside = self.locate(region.buffer, grids, True)
-        found = np.where(inside, array[place], self._pad(region.buffer))
+        found = self._pad(region.buffer)
+        if 0 not in array.shape:
+            place, inside = self.locate(region.buffer, grids, True)
+            found = np.where(inside, array[place], found)
         return np.broadcast_to(found, shape).reshape([n for n in shape if n != 1])
 
     def write(self, region: Region, value: Array) -> None:
         """Set a region; skipped outside a global tensor."""
         grids, shape = self._box(region)
         array = self.array(region.buffer)
+        if 0 in array.shape:
+            return
         place, inside = self.locate(region.buffer, grids, True)
         wide = np.broadcast_to(value, [n for n in shape if n != 1]).reshape(shape)
         *full, active = np.broadcast_arrays(*place, np.broadcast_to(inside, shape))

@@ -378,7 +378,8 @@ def _combined(op: str, lanes: list[Any]) -> Any:
     if op == "ballot":
         return sum(int(bool(v)) << i for i, v in enumerate(values))
     combine: dict[str, Callable[..., Any]] = {
-        "sum": np.sum, "count": np.sum, "max": np.max, "min": np.min, "any": np.any, "all": np.all,
+        "sum": np.sum, "prod": np.prod, "count": np.sum, "max": np.max, "min": np.min,
+        "any": np.any, "all": np.all,
         "bitand": np.bitwise_and.reduce, "bitor": np.bitwise_or.reduce,
         "bitxor": np.bitwise_xor.reduce,
     }  # fmt: skip

@@ -38,7 +38,10 @@ class JITKernel:
         latency: time of one call in ms once the profiler or the autotuner has measured it.
         ref_latency: the same of the autotuner's reference program.
         config: the keywords that the autotuner chose.
+        execution_backend: how calls reach the machine code; always "tvm_ffi".
     """
+
+    execution_backend = "tvm_ffi"
 
     def __init__(
         self,

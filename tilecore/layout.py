@@ -15,7 +15,8 @@ __all__ = [
     "Fragment", "Layout", "get_swizzle_layout", "make_full_bank_swizzled_layout",
     "make_half_bank_swizzled_layout",
     "make_linear_layout", "make_mma_swizzle_layout",
-    "make_quarter_bank_swizzled_layout", "make_swizzled_layout", "panels",
+    "make_quarter_bank_swizzled_layout", "make_swizzled_layout",
+    "make_tcgen05mma_swizzled_layout", "make_wgmma_swizzled_layout", "panels",
     "row_major",
 ]  # fmt: skip
 
@@ -71,26 +72,55 @@ def get_swizzle_layout(
     return row_idx, moved * chunk + col_idx % chunk
 
 
-def make_full_bank_swizzled_layout(buffer: Any, **_: Any) -> Layout:
-    """Return the XOR swizzle over 128 bytes."""
-    return _swizzled(buffer, 128)
+def make_full_bank_swizzled_layout(*tile: Any, **_: Any) -> Layout:
+    """Return the XOR swizzle over 128 bytes of a tile, or of (rows, columns, element bits)."""
+    return _swizzled(_tile(tile), 128, _itemsize(tile))
 
 
-def make_half_bank_swizzled_layout(buffer: Any, **_: Any) -> Layout:
-    """Return the XOR swizzle over 64 bytes."""
-    return _swizzled(buffer, 64)
+def make_half_bank_swizzled_layout(*tile: Any, **_: Any) -> Layout:
+    """Return the XOR swizzle over 64 bytes; see make_full_bank_swizzled_layout."""
+    return _swizzled(_tile(tile), 64, _itemsize(tile))
 
 
-def make_quarter_bank_swizzled_layout(buffer: Any, **_: Any) -> Layout:
-    """Return the XOR swizzle over 32 bytes."""
-    return _swizzled(buffer, 32)
+def make_quarter_bank_swizzled_layout(*tile: Any, **_: Any) -> Layout:
+    """Return the XOR swizzle over 32 bytes; see make_full_bank_swizzled_layout."""
+    return _swizzled(_tile(tile), 32, _itemsize(tile))
 
 
-def _swizzled(buffer: Any, row_bytes: int) -> Layout:
+def make_wgmma_swizzled_layout(
+    buffer: Any, continuity: int | None = None, k_major: bool = True
+) -> Layout:
+    """Return the XOR swizzle for the matrix units of NVIDIA GPUs from sm_90 on.
+
+    Args:
+        buffer: a tile of at least two axes; the last one is contiguous.
+        continuity: elements of a row that a swizzle may span; without it those of the tile.
+        k_major: accepted for compatibility.
+    """
+    _ = k_major
+    span = (continuity or _extents(buffer)[-1]) * _itemsize((buffer,))
+    return _swizzled(buffer, next((s for s in (128, 64) if span % s == 0), 32))
+
+
+make_tcgen05mma_swizzled_layout = make_wgmma_swizzled_layout
+
+
+def _tile(given: tuple[Any, ...]) -> Any:
+    return given[:2] if len(given) == 3 else given[0]
+
+
+def _itemsize(given: tuple[Any, ...]) -> int:
+    bits = int_value(given[2]) if len(given) == 3 else None
+    if bits is not None:
+        return max(1, bits // 8)
+    return given[0].dtype.itemsize if isinstance(given[0], Buffer) else 2
+
+
+def _swizzled(buffer: Any, row_bytes: int, itemsize: int | None = None) -> Layout:
     """Chunk c of row r lies at chunk c ^ (r mod the chunks of a swizzle row)."""
     extents = _extents(buffer)
-    itemsize = buffer.dtype.itemsize if isinstance(buffer, Buffer) else 2
-    chunk, columns = max(1, BANK_BYTES // itemsize), extents[-1]
+    chunk = max(1, BANK_BYTES // (itemsize or _itemsize((buffer,))))
+    columns = extents[-1]
     chunks = min(row_bytes // BANK_BYTES, columns // chunk)
     if chunks < 2 or chunks & (chunks - 1) or columns % (chunk * chunks):
         return row_major(extents)

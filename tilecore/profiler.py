@@ -173,6 +173,15 @@ class Profiler:
         """Return new inputs; ``sizes`` gives scalars and dimensions their values by name."""
         return supply_all(self.kernel.inputs, self.supply, self.rng, sizes)
 
+    def _get_inputs(
+        self,
+        with_output: bool = False,
+        dynamic_symbolic_constraints: Mapping[str, int] | None = None,
+    ) -> list[Any]:
+        """Return new inputs (TileLang's name, which programs use), or all arguments."""
+        found = self.inputs(dynamic_symbolic_constraints)
+        return self.kernel.with_outputs(found) if with_output else found
+
     @property
     def func(self) -> JITKernel:
         """The kernel."""

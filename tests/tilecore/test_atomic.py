@@ -260,6 +260,8 @@ def failing(body):
         (lambda A, n, t: T.atomic_add(A[0:4, 0:4], t), ShapeMismatch, "T.atomic_add of `tile`"),
         (lambda A, n, t: T.atomic_add(A, t, return_prev=True), TypeMismatch, "one element"),
         (lambda A, n, t: T.atomic_add(A[0, 0], 1.0, "strong"), TypeMismatch, "memory_order"),
+        (lambda A, n, t: T.atomic_load(A[0, 0], "release"), TypeMismatch, "acquire, seq_cst"),
+        (lambda A, n, t: T.atomic_store(A[0, 0], 1.0, "acquire"), TypeMismatch, "release, seq_cst"),
         (lambda A, n, t: T.atomic_add(3, 1.0), TypeMismatch, "an element or tile"),
         (lambda A, n, t: T.atomic_or(A[0, 0], 1), TypeMismatch, "integers"),
     ],

@@ -116,6 +116,15 @@ def surveyed(folder: Path, limit: int) -> tuple[dict[str, list[str]], str]:
     return {row[0].split()[0]: row[1:] for row in rows if ".py" in row[0]}, out.read_text()
 
 
+def test_a_test_imports_the_examples_beside_it(tmp_path: Path) -> None:
+    for name in ("examples/sums", "testing/python"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "examples/sums/one.py").write_text("VALUE = 7\n")
+    program = tmp_path / "testing/python/check.py"
+    program.write_text("from examples.sums.one import VALUE\nassert VALUE == 7\n")
+    runner.run(program)
+
+
 def test_a_program_that_hangs_is_out_of_time(tmp_path: Path) -> None:
     (tmp_path / "hang.py").write_text("import tilelang, time\ntime.sleep(600)\n")
     found, _ = surveyed(tmp_path, limit=3)
@@ -234,6 +243,14 @@ def main(A: T.Tensor((8,), T.uint8), B: T.Tensor((16,), T.int16)):
 assert DataType("float16").bits == 16
 kernel = tilelang.compile(main, out_idx=-1, target=tvm.target.Target("cuda"))
 a = torch.arange(8, dtype=torch.uint8, device="cuda") * 31
+from tvm.tirx.expr import EQ, And, IntImm, Not, Or, Var
+
+x, y = Var("x", "int32"), Var("y", T.int32)
+assert "and" in str(Or(Not(tvm.tirx.all(x < y, And(y < 3, EQ(x, IntImm("int32", 2))))), x > y))
+hip = tvm.target.Target("hip -mcpu=gfx950")
+assert isinstance(hip, tvm.target.Target) and hip.attrs["mcpu"] == "gfx950"
+assert tvm.target.Target.current(allow_none=True) is None
+assert tvm.testing.requires_package("sys") and tvm.testing.assert_allclose
 want = torch.stack([a & 15, a >> 4], -1).flatten().clamp(max=9).to(torch.int16)
 assert torch.equal(kernel(a), want)
 """

@@ -369,3 +369,28 @@ def test_large_tiles_inside_a_while_with_break(run_both):
     a = np.random.default_rng(0).standard_normal((8, 64, 64), np.float32)
     expected = np.stack([6 * a[0::2].sum(0), 6 * (a[1] + a[3] + a[7])])
     run_both(main, [a], [np.zeros((2, 64, 64), np.float32)], [expected], rtol=1e-4, atol=1e-4)
+
+
+def test_while_as_a_context_manager(store):
+    @T.prim_func
+    def main(X: T.Tensor((5,), "int32"), Y: T.Tensor((5,), "int32")):
+        with T.Kernel(5) as b:
+            state = T.alloc_fragment((1,), "int32")
+            steps = T.alloc_var("int32", 0)
+            state[0] = X[b]
+            with T.While(state[0] > 1):
+                if steps == 50:
+                    T.loop_break()
+                state[0] = T.if_then_else(state[0] % 2 == 0, state[0] // 2, 3 * state[0] + 1)
+                steps += 1
+            Y[b] = steps
+
+    x = np.array([1, 2, 7, 27, 0], np.int32)
+    _, y = both(store, main, x, np.zeros(5, np.int32))
+    assert y.tolist() == [0, 1, 16, 50, 0]
+    with pytest.raises(TypeMismatch, match="a condition that a loop can change"):
+
+        @T.prim_func
+        def endless(X: T.Tensor((5,), "int32")):
+            with T.Kernel(1), T.While(True):
+                X[0] = 1

@@ -224,12 +224,12 @@ def in_kernel(body):
         (
             lambda A: T.thread_binding(0, 64, thread="threadIdx.x"),
             TypeMismatch,
-            "the range 0 to 32 of threadIdx.x, found 0 to 64",
+            "the extent 32 of threadIdx.x, found 64",
         ),
         (
-            lambda A: T.thread_binding(0, 4, thread="blockIdx.x"),
+            lambda A: T.thread_binding(0, 4, thread="threadIdx.y"),
             TypeMismatch,
-            "a thread axis of the block .threadIdx.x., found 'blockIdx.x'",
+            "an axis of the launch .threadIdx.x., found 'threadIdx.y'",
         ),
     ],
 )

@@ -192,6 +192,12 @@ def test_options_of_tilelang_are_accepted() -> None:
         tilelang.compile(scaled(20), pass_configs={"tl.no_such_key": True})
 
 
+def test_lower_gives_every_stage_and_a_text() -> None:
+    stages = tilelang.lower(scaled(8))
+    assert next(iter(stages)) == "source"
+    assert "main" in stages.kernel_source
+
+
 def test_profiler() -> None:
     kernel = tilelang.compile(scaled(64), out_idx=[1])
     profiler = kernel.get_profiler(tensor_supply_type=tilelang.TensorSupplyType.Integer)
@@ -204,6 +210,8 @@ def test_profiler() -> None:
     with pytest.raises(AssertionError, match="elements differ"):
         profiler.assert_allclose(lambda x: x * 2.5)
     assert tuple(kernel.run_once().shape) == (64,)
+    assert [tuple(t.shape) for t in profiler._get_inputs()] == [(64,)]
+    assert len(profiler._get_inputs(with_output=True)) == 2
 
 
 def test_the_package_is_lazy_and_jit_stays_a_decorator() -> None:

@@ -8,10 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilecore.errors import ShapeMismatch
+from tilecore.ir.dtype import DType
 from tilecore.ir.evaluate import evaluate
-from tilecore.ir.expr import Var
+from tilecore.ir.expr import Var, const
 from tilecore.ir.layout import Layout, panels, row_major
-from tilecore.layout import get_swizzle_layout
+from tilecore.ir.nodes import Buffer
+from tilecore.layout import (
+    get_swizzle_layout,
+    make_full_bank_swizzled_layout,
+    make_half_bank_swizzled_layout,
+    make_quarter_bank_swizzled_layout,
+    make_wgmma_swizzled_layout,
+)
 
 
 def test_row_major_with_padding() -> None:
@@ -73,3 +81,21 @@ def test_swizzled_places_are_distinct(columns: int, dtype: str) -> None:
     assert layout.physical_shape == (16, columns)
     with pytest.raises(ShapeMismatch, match="a multiple of 32 bytes, found 6"):
         get_swizzle_layout(0, 0, 3, "float16")
+
+
+def test_swizzles_of_a_tile_or_of_its_measures() -> None:
+    tile = Buffer("tile", tuple(const(n) for n in (8, 64)), DType("float16"), "shared")
+    for make, wide in (
+        (make_quarter_bank_swizzled_layout, 16),
+        (make_half_bank_swizzled_layout, 32),
+        (make_full_bank_swizzled_layout, 64),
+    ):
+        layout = make(8, wide, 16)
+        assert layout.is_injective
+        assert layout.table[0].tolist() == list(range(wide))  # the first row stays
+        assert layout.table[7].tolist() != list(range(7 * wide, 8 * wide))
+    full = make_full_bank_swizzled_layout(tile)
+    assert full.equals(make_full_bank_swizzled_layout(8, 64, 16))
+    assert full.equals(make_wgmma_swizzled_layout(tile))
+    half = make_half_bank_swizzled_layout(tile)
+    assert half.equals(make_wgmma_swizzled_layout(tile, continuity=32))

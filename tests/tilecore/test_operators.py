@@ -35,6 +35,39 @@ def test_transpose(run_both, dtype):
     run_both(main, [a], outputs, [a.T.astype(float), a[:8, :16].T.astype(float)])
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 4), (2, 3, 4, 5), (2, 3, 1), (2, 1, 3)])
+def test_transpose_of_the_last_two_axes(run_both, shape):
+    turned = (*shape[:-2], shape[-1], shape[-2])
+
+    @T.prim_func
+    def main(
+        A: T.Tensor(shape, "float32"),
+        B: T.Tensor(turned, "float32"),
+        C: T.Tensor(turned, "float32"),
+    ):
+        with T.Kernel(1):
+            T.transpose(A, B)
+            T.fill(C, -1)
+            last = len(shape) - 1
+            T.transpose(A, C[..., 1 : shape[last - 1] + 1])
+
+    a = np.random.default_rng(0).standard_normal(shape, np.float32)
+    shifted = np.full(turned, -1, np.float32)
+    shifted[..., 1:] = np.swapaxes(a, -1, -2)[..., :-1]
+    zeros = np.zeros(turned, np.float32)
+    run_both(main, [a], [zeros, zeros], [np.swapaxes(a, -1, -2), shifted])
+
+
+def test_transpose_of_a_slice_drops_axes_of_size_1(run_both):
+    @T.prim_func
+    def main(A: T.Tensor((3, 6, 2, 5), "float32"), B: T.Tensor((5, 6), "float32")):
+        with T.Kernel(1):
+            T.transpose(A[1, 0:6, 1, 0:5], B)
+
+    a = np.random.default_rng(0).standard_normal((3, 6, 2, 5)).astype(np.float32)
+    run_both(main, [a], [np.zeros((5, 6), np.float32)], [a[1, :, 1].T])
+
+
 def convolution(N, H, W, C, F, K, S, D, P, dtype, primitive, blocks=(32, 16, 24)):
     bM, bN, bK = blocks
     OH, OW = ((n + 2 * P - D * (K - 1) - 1) // S + 1 for n in (H, W))
@@ -231,6 +264,45 @@ def test_reinterpret_keeps_the_bits(run_both, source, target):
     a = rng.standard_normal(n).astype(kind) if DType(source).is_float else small.astype(kind)
     (got,) = run_both(main, [a], [np.zeros(n, DType(target).numpy)])
     assert got.tobytes() == a.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_rounding_and_stated_rounding(run_both, dtype):
+    n = 64
+
+    @T.prim_func
+    def main(X: T.Tensor((3, n), dtype), Y: T.Tensor((10, n), dtype)):
+        with T.Kernel(1):
+            for i in T.Parallel(n):
+                a, b, c = X[0, i], X[1, i], X[2, i]
+                Y[0, i] = T.round(a)
+                Y[1, i] = T.round(a, "ties-away-from-zero")
+                Y[2, i] = T.ieee_add(a, b)
+                Y[3, i] = T.ieee_sub(a, b, "rn")
+                Y[4, i] = T.ieee_mul(a, b)
+                Y[5, i] = T.ieee_fmaf(a, b, c)
+                Y[6, i] = T.ieee_frcp(b)
+                Y[7, i] = T.ieee_fsqrt(b)
+                Y[8, i] = T.ieee_frsqrt(b)
+                Y[9, i] = T.ieee_fdiv(a, b)
+
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-4, 4, (3, n)).astype(dtype)
+    x[0, :12] = [0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 0.25, -0.75, 3.0, -0.0, 1000.5, 0.49999997]
+    x[1] = np.abs(x[1]) + np.asarray(0.1, dtype)
+    a, b, c = x.astype(np.float64)
+    away = np.trunc(a) + np.where(np.abs(a - np.trunc(a)) >= 0.5, np.sign(a), 0)
+    expected = np.stack([
+        np.rint(a), away, a + b, a - b, a * b, a * b + c, 1 / b, np.sqrt(b), b**-0.5, a / b,
+    ])  # fmt: skip
+    tolerance = 2e-3 if dtype == "float16" else 1e-6
+    run_both(main, [x], [np.zeros((10, n), dtype)], [expected], rtol=tolerance, atol=tolerance)
+    with pytest.raises(TypeMismatch, match=r"rounding_mode=.rn. of T\.ieee_add: .* found 'rz'"):
+        T.ieee_add(1.0, T.float32(2.0), "rz")
+    with pytest.raises(TypeMismatch, match=r"rounding mode rn, rz, ru, rd of T\.ieee_fdiv"):
+        T.ieee_fdiv(1.0, T.float32(2.0), "up")
+    with pytest.raises(TypeMismatch, match='"ties-to-even" or "ties-away-from-zero"'):
+        T.round(T.float32(1.0), "up")
 
 
 def test_bad_operators():

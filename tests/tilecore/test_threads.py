@@ -232,11 +232,11 @@ def test_wrong_uses() -> None:
 
 
 @pytest.mark.parametrize("axes", [(0,), (1,), (2,), (0, 2), (1, 2), (0, 1)])
-@pytest.mark.parametrize("op", ["sum", "max"])
+@pytest.mark.parametrize("op", ["sum", "max", "prod"])
 def test_allreduce_over_any_thread_axes(axes, op) -> None:
     """Threads of outer axes are no neighbours: they meet in shared memory, in a loop too."""
     extents = (4, 3, 2)
-    combine = (lambda x, y: x + y) if op == "sum" else T.max
+    combine = {"sum": lambda x, y: x + y, "prod": lambda x, y: x * y, "max": T.max}[op]
 
     @T.prim_func
     def main(A: T.Tensor((2, 2, 3, 4), "float32"), B: T.Tensor((2, 2, 3, 4), "float32")):
@@ -257,7 +257,7 @@ def test_allreduce_over_any_thread_axes(axes, op) -> None:
                 B[i, own[2], own[1], own[0]] = found[0]
 
     a = np.random.default_rng(3).integers(-9, 9, (2, 2, 3, 4)).astype(np.float32)
-    fold = np.sum if op == "sum" else np.max
+    fold = {"sum": np.sum, "prod": np.prod, "max": np.max}[op]
     want = fold(a, axis=tuple(3 - d for d in axes), keepdims=True) + np.zeros_like(a)
     found = run_both(main, a, np.zeros_like(a))[1]
     np.testing.assert_array_equal(found, want)
@@ -305,3 +305,66 @@ def test_what_all_threads_store_alike_is_stored_once(run_both, scope):
     total = 2 * s.sum() + 1
     expected = np.concatenate([a * total, [total + 5]])
     run_both(main, [s, a], [np.zeros(25, np.float32)], [expected])
+
+
+def test_lanes_that_have_the_same_value(run_both) -> None:
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((3, 64), "uint32")):
+        with T.Kernel(1, threads=64):
+            tx = T.get_thread_binding()
+            Y[0, tx] = T.match_any_sync(X[tx])
+            Y[1, tx] = T.match_all_sync(X[tx])
+            Y[2, tx] = T.match_all_sync(T.cast(X[tx], "int32") // 8 + tx // 32)
+
+    x = np.random.default_rng(0).integers(0, 5, 64).astype(np.float32)
+    expected = np.zeros((3, 64))
+    for lane in range(64):
+        start = lane // 32 * 32
+        peers = np.flatnonzero(x[start : start + 32] == x[lane])
+        expected[0, lane] = sum(1 << int(p) for p in peers)
+    expected[2] = 0xFFFFFFFF
+    run_both(main, [x], [np.zeros((3, 64), np.uint32)], [expected], rtol=0)
+
+
+def test_the_position_of_a_set_bit(run_both) -> None:
+    cases = [(1, 0), (3, 0), (-1, 31), (-2, 20), (0, 7), (0, 6), (2, 9), (9, 30)]
+
+    @T.macro
+    def find(M, Y, i, base, offset):
+        Y[i] = T.__fns(M[0], base, offset)
+
+    @T.prim_func
+    def main(M: T.Tensor((1,), "uint32"), Y: T.Tensor((len(cases),), "uint32")):
+        with T.Kernel(1):
+            for i, (offset, base) in enumerate(cases):
+                find(M, Y, i, base, offset)
+
+    def reference(mask, base, offset):
+        order = range(base, 32) if offset >= 0 else range(base, -1, -1)
+        if offset == 0:
+            return base if mask >> base & 1 else 0xFFFFFFFF
+        found = [i for i in order if mask >> i & 1]
+        return found[abs(offset) - 1] if len(found) >= abs(offset) else 0xFFFFFFFF
+
+    for mask in (0b1010_0000_1000_0001_1110_0011_1001_0100, 0, 0xFFFFFFFF):
+        expected = np.array([reference(mask, base, offset) for offset, base in cases])
+        given = np.array([mask], np.uint32)
+        run_both(main, [given], [np.zeros(len(cases), np.uint32)], [expected], rtol=0)
+    with pytest.raises(TypeMismatch, match="a known offset of __fns"):
+
+        @T.prim_func
+        def unknown(Y: T.Tensor((32,), "uint32")):
+            with T.Kernel(1, threads=32):
+                tx = T.get_thread_binding()
+                Y[tx] = T.__fns(0, 0, tx)
+
+
+def test_a_grid_without_blocks_does_nothing(run_both) -> None:
+    @T.prim_func
+    def main(Y: T.Tensor((4,), "float32")):
+        with T.Kernel(0, threads=32) as b:
+            Y[b] = 1.0
+        with T.Kernel(4, 0) as (b, c):
+            Y[b] = 1.0 + c
+
+    run_both(main, [], [np.zeros(4, np.float32)], [np.zeros(4)])

@@ -126,7 +126,6 @@ def in_kernel(body):
             TypeMismatch,
             "use float32 and one more axis of 2",
         ),
-        (lambda A: A[T.Ramp(0, 2, 4)], TypeMismatch, "stride 1 in T.Ramp, found 2"),
         (lambda A: [T.extract_lane(A[0:2], 2)], TypeMismatch, "a known lane from 0 to 1, found 2"),
     ],
 )
@@ -149,3 +148,36 @@ def test_atomic_additions_of_lanes_return_what_was_there(store):
     np.testing.assert_array_equal(before[[0, 1, 4, 5, 6, 7]], a[:6])
     np.testing.assert_allclose(after[:6], a[:6] + np.concatenate([b[:2], b]))
     np.testing.assert_array_equal(after[6:], a[6:])
+
+
+def test_vectors_as_indices_take_no_slices():
+    with pytest.raises(TypeMismatch, match="vectors of one length as indices of `A`, and no slic"):
+
+        @T.prim_func
+        def main(A: T.Tensor((8, 8), "float32")):
+            with T.Kernel(1):
+                A[T.Ramp(0, 1, 4), 0:4] = 0.0
+
+
+def test_vectors_as_indices(store):
+    """Strides, two axes at once, broadcasts, and lanes that count from the end."""
+
+    @T.prim_func
+    def main(A: T.Tensor((8, 8), "float32"), B: T.Tensor((6, 4), "float32")):
+        with T.Kernel(1):
+            B[0, T.Ramp(0, 1, 4)] = A[T.Ramp(0, 2, 4), T.Ramp(1, 1, 4)]
+            B[1, T.Ramp(3, -1, 4)] = A[3, T.Ramp(0, 1, 4)]
+            B[2, T.Ramp(0, 1, 4)] = A[T.Broadcast(5, 4), T.Ramp(-2, 1, 4)]
+            B[3, T.Ramp(0, 1, 4)] = A[7, 4:8]
+            B[4, T.Ramp(0, 3, 2)] = 9.0
+
+    a = normal(8, 8)
+    _, b = run_both(main, a, np.zeros((6, 4), np.float32), store=store)
+    steps = np.arange(4)
+    expected = np.zeros((6, 4), np.float32)
+    expected[0] = a[2 * steps, steps + 1]
+    expected[1] = a[3, :4][::-1]
+    expected[2] = a[5, [6, 7, 0, 1]]
+    expected[3] = a[7, 4:]
+    expected[4, [0, 3]] = 9
+    np.testing.assert_array_equal(b, expected)

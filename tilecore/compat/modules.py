@@ -28,6 +28,7 @@ COUNTERPARTS = {
     "cuda.intrinsics": "layout",
     "cuda.intrinsics.layout.mma_layout": "layout",
     "cuda.intrinsics.layout.utils": "layout",
+    "cuda.intrinsics.sparse_layout": "language.sparse",
     "cuda.language": "language",
     "engine.callback": "engine",
     "engine.lower": "engine",

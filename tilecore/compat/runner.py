@@ -53,10 +53,14 @@ class Outcome:
 
 @contextlib.contextmanager
 def environment(program: Path, arguments: Sequence[str], sm: tuple[int, int]) -> Iterator[None]:
-    """What a program finds: tilelang, its own folder on the path, its arguments, a CUDA device."""
+    """What a program finds: tilelang, its own folder on the path, its arguments, a CUDA device.
+
+    Where a folder around it holds `examples`, it is on the path too: tests import them from there.
+    """
     argv, path = sys.argv, list(sys.path)
     sys.argv = [str(program), *arguments]
-    sys.path.insert(0, str(program.parent))
+    around = [str(p) for p in program.parents if (p / "examples").is_dir()]
+    sys.path[:0] = [str(program.parent), *around[:1]]
     try:
         with aliased(), cuda_on_cpu(sm), gpu_programs_on_cpu():
             yield

@@ -24,6 +24,7 @@ from tilecore.ir.nodes import (
     Exchange,
     Fill,
     Gemm,
+    KernelLaunch,
     Let,
     Parallel,
     Reduce,
@@ -56,7 +57,8 @@ class Frame:
     stmts: list[Stmt] = field(default_factory=list)
     reads: set[tuple[int, str]] = field(default_factory=set)
     is_open: bool = True
-    launch: Any = None  # the KernelFrame of a "kernel" frame
+    axes: tuple[tuple[Var, Expr], ...] = ()  # variables and extents of a "parallel" frame
+    launch: Any = None  # the KernelFrame of a "kernel" frame, or of a "func" that binds axes itself
 
     def body(self) -> Seq:
         """Return the collected statements."""
@@ -75,6 +77,7 @@ class Builder:
         self.constants: Callable[[str, DType], Any] | None = None  # T.const, set by the eager style
         self.fresh: dict[int, Load] = {}  # variables not yet bound to a name
         self.block_vars: tuple[Var, ...] = ()  # of the launch that is open
+        self.loose: ScopeError | None = None  # about the first statement that needs a kernel
         self.depth = 0  # of nested macros
 
     @property
@@ -91,14 +94,26 @@ class Builder:
         """Append ``stmt`` to the innermost frame that holds statements.
 
         Raises:
-            ScopeError: a tile operation outside ``with T.Kernel(...)`` (TC104).
+            ScopeError: a tile operation outside the T.Kernel of a program that has one (TC104).
         """
-        if isinstance(stmt, _IN_KERNEL) and self.find("kernel") is None:
-            raise ScopeError(
-                message=f"a {type(stmt).__name__.lower()} stands outside T.Kernel",
-                hint="put it inside `with T.Kernel(...)`",
+        if isinstance(stmt, _IN_KERNEL):
+            self.needs_kernel(
+                f"a {type(stmt).__name__.lower()} stands outside T.Kernel",
+                "put it inside `with T.Kernel(...)`",
             )
         self.stmts.append(stmt)
+
+    def needs_kernel(self, message: str, hint: str) -> None:
+        """Note that what is being traced stands in a kernel: a program without one is one block.
+
+        Raises:
+            ScopeError: the program has launched kernels, and this is outside of them (TC104).
+        """
+        if self.find("kernel") is not None:
+            return
+        self.loose = self.loose or ScopeError(message=message, hint=hint, span=self.span)
+        if any(isinstance(s, KernelLaunch) for s in self.frames[0].stmts):
+            raise self.loose
 
     @contextmanager
     def open(self, kind: str) -> Iterator[Frame]:
@@ -125,13 +140,12 @@ class Builder:
         """Emit the allocation of ``buffer``.
 
         Raises:
-            ScopeError: outside ``with T.Kernel(...)`` (TC104).
+            ScopeError: outside the T.Kernel of a program that has one (TC104).
         """
-        if self.find("kernel") is None:
-            raise ScopeError(
-                message=f"`{buffer.name}` ({buffer.scope}) is allocated outside T.Kernel",
-                hint="allocate tiles inside `with T.Kernel(...)`; T.empty makes an output tensor",
-            )
+        self.needs_kernel(
+            f"`{buffer.name}` ({buffer.scope}) is allocated outside T.Kernel",
+            "allocate tiles inside `with T.Kernel(...)`; T.empty makes an output tensor",
+        )
         self.emit(Alloc(buffer, self.span))
         return buffer
 

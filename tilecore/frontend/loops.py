@@ -55,6 +55,7 @@ class LoopSpec:
 
     def _parallel(self, builder: Builder, loop_vars: tuple[Var, ...], value: Any) -> Iterator[Any]:
         with builder.open("parallel") as frame:
+            frame.axes = tuple(zip(loop_vars, self.stops, strict=True))
             yield value
         body = frame.body()
         builder.emit(Parallel(loop_vars, self.stops, body, self.annotations, frame.span))

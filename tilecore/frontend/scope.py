@@ -17,10 +17,10 @@ from tilecore.frontend import control
 from tilecore.frontend.builder import INLINE_LIMIT, Builder, Frame
 from tilecore.frontend.signature import ParamSlot, TensorSpec
 from tilecore.ir.dtype import DType
-from tilecore.ir.expr import Const, Expr, Load, as_bool, binary, cast, const, select, unary
+from tilecore.ir.expr import Const, Expr, Load, as_bool, as_expr, binary, cast, const, select, unary
 from tilecore.ir.indexing import index_buffer, same_extents, whole
 from tilecore.ir.nodes import Assert, Buffer, Copy, Fill, Region, Store
-from tilecore.ir.vector import Vector, places
+from tilecore.ir.vector import Vector, places, vector
 from tilecore.ir.visitor import walk_expr
 
 _OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
@@ -208,6 +208,10 @@ class Scope:
         place = index_buffer(target, key)
         if isinstance(place, Load):
             self._store_element(target, place.indices, value)
+        elif isinstance(place, Vector):
+            many = isinstance(value, (Vector, Region))
+            lanes = vector(value) if many else Vector((as_expr(value),) * len(place.lanes))
+            self._store_vector(target, places(place), lanes)
         elif isinstance(value, (Buffer, Region)):
             source = whole(value) if isinstance(value, Buffer) else value
             if not same_extents(source.extents, place.extents):
@@ -216,17 +220,16 @@ class Scope:
                 )
             self.builder.emit(Copy(source, place, span=self.builder.span))
         elif isinstance(value, Vector):
-            self._store_vector(place, value)
+            self._store_vector(target, places(place), value)
         else:
             self.builder.emit(Fill(place, cast(value, target.dtype), self.builder.span))
 
-    def _store_vector(self, place: Region, value: Vector) -> None:
-        at = places(place)
+    def _store_vector(self, buffer: Buffer, at: list[tuple[Expr, ...]], value: Vector) -> None:
         if len(at) != len(value.lanes):
             raise TypeMismatch(expected=f"{len(at)} lanes", found=str(value.dtype))
         lanes = [self._settle("lane", lane) for lane in value.lanes]
         for indices, lane in zip(at, lanes, strict=True):
-            self._store_element(place.buffer, indices, lane)
+            self._store_element(buffer, indices, lane)
 
     def _store_element(self, buffer: Buffer, indices: tuple[Expr, ...], value: Any) -> None:
         if isinstance(value, (Buffer, Region)):

@@ -36,15 +36,24 @@ class TensorSpec:
         return f"{self.dtype}{format_shape(self.shape)}"
 
 
-def tensor_spec(shape: Any, dtype: Any, strides: Any = None, scope: str = "global") -> TensorSpec:
+def tensor_spec(
+    shape: Any, dtype: Any, strides: Any = None, scope: str = "global", least: int = 0
+) -> TensorSpec:
     """Return the spec for a shape (int, expression, or a sequence of them) and an element type.
 
+    Args:
+        shape: extents of at least ``least``: tensors may be empty, tiles may not.
+        dtype: element type.
+        strides: elements between neighbours along each axis; without it row-major.
+        scope: the memory.
+        least: see shape.
+
     Raises:
-        TypeMismatch: an extent or stride is not an integer or is negative (TC202).
+        TypeMismatch: an extent or stride is not an integer or is too small (TC202).
         ShapeMismatch: not one stride per axis (TC201).
     """
     extents = shape if isinstance(shape, (tuple, list)) else (shape,)
-    found = tuple(extent(e) for e in extents)
+    found = tuple(extent(e, least) for e in extents)
     steps = None if strides is None else tuple(extent(s) for s in strides)
     if steps is not None and len(steps) != len(found):
         raise ShapeMismatch(
@@ -90,16 +99,17 @@ def scalar(name: str, kind: DType | PointerSpec) -> Var:
     return kind.var(name) if isinstance(kind, PointerSpec) else Var(name, kind)
 
 
-def extent(value: ExprLike) -> Expr:
+def extent(value: ExprLike, least: int = 1) -> Expr:
     """Return one extent of a shape as an expression.
 
     Raises:
-        TypeMismatch: it is not an integer, or below 1 (TC202).
+        TypeMismatch: it is not an integer, or below ``least`` (TC202).
     """
     expr = as_expr(value)
     number = int_value(expr)
-    if not expr.dtype.is_integer or (number is not None and number < 1):
-        raise TypeMismatch(expected="an extent (an integer of at least 1)", found=f"{value!s}")
+    if not expr.dtype.is_integer or (number is not None and number < least):
+        known = f"an extent (an integer of at least {least})"
+        raise TypeMismatch(expected=known, found=f"{value!s}")
     return expr
 
 

@@ -18,8 +18,9 @@ from tilecore.frontend.builder import Builder, building, current
 from tilecore.frontend.scope import Scope, has_loads, is_symbolic
 from tilecore.frontend.signature import ParamSlot, TensorSpec, scalar, scalar_type
 from tilecore.ir.dtype import DType
-from tilecore.ir.expr import Load, Var
-from tilecore.ir.nodes import Buffer, PrimFunc
+from tilecore.ir.expr import Load, Var, const
+from tilecore.ir.negative_index import with_negative_indices
+from tilecore.ir.nodes import Buffer, KernelLaunch, PrimFunc, Seq
 
 PACKAGE = Path(__file__).parent.parent
 MACRO_DEPTH = 32
@@ -139,8 +140,17 @@ def trace_prim_func(fn: FunctionType, annotations: Mapping[str, Any]) -> PrimFun
 def finish(
     name: str, params: tuple[Buffer | Var, ...], builder: Builder, place: SourceSpan
 ) -> PrimFunc:
-    """Return the PrimFunc of a finished trace."""
-    return PrimFunc(name, params, builder.frames[0].body(), dict(builder.attrs), span=place)
+    """Return the PrimFunc of a finished trace.
+
+    A program that needs a T.Kernel and has none is one block of one thread, but for the axes that
+    it binds by name (T.launch_thread).
+    """
+    body = builder.frames[0].body()
+    if builder.loose is not None:
+        launch, one = builder.frames[0].launch, (const(1),)
+        alone = [KernelLaunch((Var("bx"),), one, one, body, place)]
+        body = Seq(tuple(alone if launch is None else launch.around(body)), place)
+    return with_negative_indices(PrimFunc(name, params, body, dict(builder.attrs), span=place))
 
 
 def resolve_annotations(

@@ -17,13 +17,13 @@ from collections.abc import Mapping, Sequence
 
 from tilecore.errors import InvalidConfig, UnsupportedOnTarget
 from tilecore.inference import layouts
-from tilecore.inference.bounds import linear, variables
 from tilecore.inference.options import CpuOptions
 from tilecore.inference.plan import CpuPlan, GemmPlan, LaunchPlan, TilePlan, TileSource
 from tilecore.inference.storage import Storage, panels, rows
 from tilecore.inference.streams import streamed_tensors
 from tilecore.inference.uses import Context, Use, kept_axes, limit_of, starts_inside, uses
 from tilecore.ir.analysis import covers_whole, pads
+from tilecore.ir.bounds import linear, variables
 from tilecore.ir.dims import value_ranges
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Var, int_value
@@ -396,7 +396,7 @@ def _distinct(*limits: Expr | None) -> tuple[Expr, ...]:
 
 
 def _is_zero_difference(a: object, b: object) -> bool:
-    from tilecore.inference.bounds import Linear
+    from tilecore.ir.bounds import Linear
 
     assert isinstance(a, Linear)
     assert isinstance(b, Linear)

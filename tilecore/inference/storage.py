@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilecore.inference.bounds import linear
+from tilecore.ir.bounds import linear
 from tilecore.ir.expr import Expr, Var, binary, cast, const
 
 CACHE_LINE_BYTES = 64

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tilecore.errors import ShapeMismatch, SourceSpan
-from tilecore.inference.bounds import Interval, interval, linear
 from tilecore.ir import nodes
+from tilecore.ir.bounds import Interval, interval, linear
 from tilecore.ir.expr import Expr, Load, Select, Var, int_value
 from tilecore.ir.nodes import Buffer, PrimFunc, Stmt
 from tilecore.ir.visitor import children, expr_children, expressions, has_jump

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from tilecore.inference.bounds import NON_NEGATIVE, Interval, Known
+from tilecore.ir.bounds import NON_NEGATIVE, Interval, Known
 from tilecore.ir.expr import Expr, Var, binary, const, int_value
 from tilecore.ir.nodes import (
     Atomic,

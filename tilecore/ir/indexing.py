@@ -6,13 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tilecore.errors import ShapeMismatch, TypeMismatch, UnsupportedSyntax
-from tilecore.ir.expr import Expr, Load, as_expr, const, int_value
+from tilecore.ir.expr import Expr, Load, as_expr, binary, const, int_value, select
 from tilecore.ir.nodes import Buffer, Region
 from tilecore.ir.polynomial import is_equal, is_one, subtract
+from tilecore.ir.vector import Vector
 
 
-def index_buffer(buffer: Buffer, key: Any) -> Load | Region:
+def index_buffer(buffer: Buffer, key: Any) -> Load | Region | Vector:
     """Return ``buffer[key]``: a Load if every axis has an index, a Region if one has a slice.
+
+    Where an index is a vector (T.Ramp) it is the vector of the elements at its lanes.
 
     Raises:
         ShapeMismatch: the number of indices is not the rank (TC201).
@@ -27,6 +30,8 @@ def index_buffer(buffer: Buffer, key: Any) -> Load | Region:
             expected=f"{buffer.ndim} (its shape is {format_shape(buffer.shape)})",
             found=len(keys),
         )
+    if any(isinstance(k, Vector) for k in keys):
+        return _gather(buffer, keys)
     if not any(isinstance(k, slice) for k in keys):
         indices = tuple(as_index(buffer, axis, k) for axis, k in enumerate(keys))
         return Load(buffer, indices, buffer.dtype)
@@ -36,6 +41,28 @@ def index_buffer(buffer: Buffer, key: Any) -> Load | Region:
         offsets.append(start)
         extents.append(extent)
     return Region(buffer, tuple(offsets), tuple(extents))
+
+
+def _gather(buffer: Buffer, keys: tuple[Any, ...]) -> Vector:
+    """Return the elements at the lanes of an index; lanes below 0 count from the end."""
+    counts = {len(k.lanes) for k in keys if isinstance(k, Vector)}
+    if len(counts) > 1 or any(isinstance(k, slice) for k in keys):
+        raise TypeMismatch(
+            expected=f"vectors of one length as indices of `{buffer.name}`, and no slices",
+            found=", ".join(str(k.dtype) if isinstance(k, Vector) else str(k) for k in keys),
+        )
+
+    def index(axis: int, lane: int) -> Expr:
+        key = keys[axis]
+        if not isinstance(key, Vector):
+            return as_index(buffer, axis, key)
+        found = as_index(buffer, axis, key.lanes[lane])
+        if int_value(found) is not None or all(x is key.lanes[0] for x in key.lanes):
+            return found
+        return select(binary("lt", found, 0), buffer.shape[axis] + found, found)
+
+    lanes = (tuple(index(a, i) for a in range(len(keys))) for i in range(counts.pop()))
+    return Vector(tuple(Load(buffer, at, buffer.dtype) for at in lanes))
 
 
 def _expand_ellipsis(keys: tuple[Any, ...], rank: int) -> tuple[Any, ...]:

@@ -55,7 +55,9 @@ from tilecore.ir.expr import Expr, Var, int_value
 SCOPES = ("global", "shared", "fragment", "local")
 LOOP_KINDS = ("serial", "pipelined", "unroll", "vectorized")
 SHUFFLES = ("shfl", "shfl_xor", "shfl_up", "shfl_down")
-COMBINERS = ("sum", "max", "min", "bitand", "bitor", "bitxor", "any", "all", "ballot", "count")
+COMBINERS = (
+    "sum", "prod", "max", "min", "bitand", "bitor", "bitxor", "any", "all", "ballot", "count",
+)  # fmt: skip
 ATOMIC_OPS = ("add", "max", "min", "or", "load", "store")
 NO_SPAN = SourceSpan.unknown()
 
@@ -289,7 +291,10 @@ class While(Stmt):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Jump(Stmt):
-    """``break`` or ``continue`` (``word``) of the innermost For or While."""
+    """``break`` or ``continue`` (``word``) of the innermost For or While.
+
+    While a kernel is traced also "return": ir.early_return makes breaks of it.
+    """
 
     word: str
     span: SourceSpan = NO_SPAN

@@ -149,12 +149,14 @@ def vector(value: Any) -> Vector:
     raise TypeMismatch(expected="a vector, a slice or a number", found=type(value).__name__)
 
 
-def places(region: Region) -> list[tuple[Expr, ...]]:
-    """Return the indices of the elements of a row.
+def places(region: Region | Vector) -> list[tuple[Expr, ...]]:
+    """Return the indices of the elements of a row, or of a vector of elements.
 
     Raises:
         TypeMismatch: several axes vary, or by an unknown number (TC202).
     """
+    if isinstance(region, Vector):
+        return [lane.indices for lane in region.lanes if isinstance(lane, Load)]
     sizes = [int_value(e) for e in region.extents]
     long = [axis for axis, size in enumerate(sizes) if size != 1]
     count = sizes[long[0]] if long else 1

@@ -9,6 +9,7 @@ from tilecore.ir.expr import Expr as PrimExpr
 from tilecore.ir.expr import Var
 from tilecore.ir.nodes import PrimFunc
 from tilecore.ir.vector import VectorType
+from tilecore.language import gpu
 from tilecore.language.allocate import (
     alloc_buffer,
     alloc_fragment,
@@ -44,19 +45,7 @@ from tilecore.language.attributes import (
     annotate_pass_configs,
     func_attr,
 )
-from tilecore.language.barrier import (
-    alloc_barrier,
-    alloc_cluster_barrier,
-    barrier_arrive,
-    barrier_wait,
-    cp_async_barrier_noinc,
-    mbarrier_arrive,
-    mbarrier_arrive_expect_tx,
-    mbarrier_expect_tx,
-    mbarrier_wait_parity,
-    tcgen05_mma_arrive,
-)
-from tilecore.language.binding import let, thread_binding
+from tilecore.language.binding import launch_thread, let, thread_binding
 from tilecore.language.copy import clear, copy, fill
 from tilecore.language.dtypes import (
     ALIASES,
@@ -79,6 +68,7 @@ from tilecore.language.dtypes import (
     int64,
     resolve_torch_storage_dtype,
     tfloat32,
+    torch_names,
     uint4,
     uint8,
     uint16,
@@ -96,14 +86,28 @@ from tilecore.language.foreign import (
 )
 from tilecore.language.fp8 import determine_fp8_type, determine_torch_fp8_type
 from tilecore.language.gemm import GemmWarpPolicy, gemm
+from tilecore.language.gpu import *  # noqa: F403
+from tilecore.language.ieee import (
+    fast_rcp,
+    ieee_add,
+    ieee_fdiv,
+    ieee_fmaf,
+    ieee_frcp,
+    ieee_frsqrt,
+    ieee_fsqrt,
+    ieee_mul,
+    ieee_sub,
+)
 from tilecore.language.kernel import ClusterKernel, Kernel, Ref, macro, prim_func
 from tilecore.language.loop import (
     Parallel,
     Persistent,
     Pipelined,
+    While,
     grid,
     loop_break,
     serial,
+    thread_return,
     unroll,
     vectorized,
 )
@@ -166,6 +170,7 @@ from tilecore.language.math import (
 from tilecore.language.movement import c2d_im2col, im2col, transpose
 from tilecore.language.output import print
 from tilecore.language.pointer import access_ptr, address_of
+from tilecore.language.random import rng_init, rng_rand, rng_rand_float
 from tilecore.language.reduce import (
     all_of,
     any_of,
@@ -187,16 +192,7 @@ from tilecore.language.reducer import (
     reducer_init,
     reducer_update,
 )
-from tilecore.language.role import (
-    WarpSpecialize,
-    block_rank_in_cluster,
-    cluster_arrive,
-    cluster_arrive_relaxed,
-    cluster_sync,
-    cluster_wait,
-    ws,
-)
-from tilecore.language.schedule import PersistentTileScheduler
+from tilecore.language.sparse import gemm_sp, tcgen05_gemm_sp, wgmma_gemm_sp
 from tilecore.language.sync import sync_grid, sync_threads, sync_warp
 from tilecore.language.tensor import (
     Buffer,
@@ -247,39 +243,6 @@ from tilecore.language.thread import (
     warp_reduce_min,
     warp_reduce_sum,
 )
-from tilecore.language.transfer import (
-    alloc_tmem,
-    annotate_consumer_reg_alloc,
-    annotate_producer_reg_dealloc,
-    async_copy,
-    copy_cluster,
-    cp_async_commit,
-    cp_async_wait,
-    deallocate_tmem,
-    dec_max_nreg,
-    disable_warp_group_reg_alloc,
-    fence_proxy_async,
-    inc_max_nreg,
-    no_set_max_nreg,
-    pdl_sync,
-    pdl_trigger,
-    ptx_commit_group,
-    ptx_cp_async,
-    ptx_wait_group,
-    set_max_nreg,
-    tcgen05_after_thread_sync,
-    tcgen05_before_thread_sync,
-    tcgen05_gemm,
-    tma_copy,
-    tma_store_arrive,
-    tma_store_wait,
-    wait_wgmma,
-    warpgroup_arrive,
-    warpgroup_commit_batch,
-    warpgroup_fence_operand,
-    warpgroup_wait,
-    wgmma_gemm,
-)
 from tilecore.language.unavailable import unknown
 from tilecore.language.vector import (
     BY_WIDTH,
@@ -304,24 +267,14 @@ from tilecore.language.view import (
     reshape,
     view,
 )
-from tilecore.language.ws_schedule import (
-    WSID,
-    WSOpRef,
-    WSPipeline,
-    WSRole,
-    WSSchedule,
-    WSScope,
-    WSSync,
-    annotate_ws_schedule,
-    ws_op,
-)
+from tilecore.language.warp import fns, match_all_sync, match_any_sync
 
 symbolic = dynamic
 _all_dtypes = tuple(BITS)  # public programs import it by this name
 # Functions whose names begin with two underscores in CUDA: quick ones, computed here as others.
 INTRINSICS = {
     "__exp": exp, "__exp10": exp10, "__log": log, "__log2": log2, "__log10": log10, "__tan": tan,
-    "__cos": cos, "__sin": sin, "__ldg": ldg, "__ffs": ffs,
+    "__cos": cos, "__sin": sin, "__ldg": ldg, "__ffs": ffs, "__fns": fns,
 }  # fmt: skip
 Serial, Unroll, Vectorized, parallel = serial, unroll, vectorized, Parallel
 
@@ -366,36 +319,26 @@ __all__ += [
     "call_pure_extern",
     "call_pure_intrin", "import_source",
     "annotate_l2_hit_ratio", "annotate_min_blocks_per_sm", "determine_fp8_type",
-    "determine_torch_fp8_type", "float4_e2m1fn", "index_to_coordinates", "int4", "let",
-    "thread_binding", "uint4",
+    "determine_torch_fp8_type", "float4_e2m1fn", "index_to_coordinates", "int4",
+    "launch_thread", "let",
+    "rng_init", "rng_rand",
+    "rng_rand_float", "thread_binding", "thread_return", "uint4", "While",
+    "match_all_sync", "match_any_sync", "fast_rcp", "ieee_add", "ieee_fdiv", "ieee_fmaf",
+    "ieee_frcp", "ieee_frsqrt", "ieee_fsqrt", "ieee_mul", "ieee_sub", "gemm_sp",
+    "tcgen05_gemm_sp", "wgmma_gemm_sp",
     "annotate_compile_flags", "annotate_pass_configs", "float8_e4m3fnuz", "float8_e5m2fnuz",
     "float8_e8m0fnu", "func_attr", "handle", "loop_break", "tfloat32",
     "make_tensor", "make_tensor_from_addr", "match_buffer", "ptr", "reshape", "view",
 ]  # fmt: skip
 
-__all__ += [
-    # asynchronous on a GPU
-    "ClusterKernel", "PersistentTileScheduler", "sync_grid",
-    "cluster_arrive", "cluster_arrive_relaxed", "cluster_wait",
-    "WSID", "WSOpRef", "WSPipeline", "WSRole", "WSSchedule", "WSScope", "WSSync",
-    "annotate_ws_schedule", "ws_op",
-    "WarpSpecialize", "alloc_barrier", "alloc_cluster_barrier",
-    "alloc_tmem", "annotate_consumer_reg_alloc", "annotate_producer_reg_dealloc", "async_copy",
-    "barrier_arrive", "barrier_wait", "block_rank_in_cluster", "cluster_sync", "copy_cluster",
-    "cp_async_barrier_noinc", "cp_async_commit", "cp_async_wait", "deallocate_tmem",
-    "dec_max_nreg", "disable_warp_group_reg_alloc", "fence_proxy_async", "inc_max_nreg",
-    "mbarrier_arrive", "mbarrier_arrive_expect_tx", "mbarrier_expect_tx",
-    "mbarrier_wait_parity", "no_set_max_nreg", "pdl_sync", "pdl_trigger", "ptx_commit_group",
-    "ptx_cp_async", "ptx_wait_group", "set_max_nreg", "tcgen05_after_thread_sync",
-    "tcgen05_before_thread_sync", "tcgen05_gemm", "tcgen05_mma_arrive", "tma_copy",
-    "tma_store_arrive", "tma_store_wait", "wait_wgmma", "warpgroup_arrive",
-    "warpgroup_commit_batch", "warpgroup_fence_operand", "warpgroup_wait", "wgmma_gemm", "ws",
-]  # fmt: skip
+__all__ += ["ClusterKernel", "sync_grid", *gpu.__all__]
 
 
 def __getattr__(name: str) -> Any:
     if name in ALIASES:
         return ALIASES[name]
+    if name == "_TORCH_DTYPE_TO_STR":
+        return torch_names()
     for known in (INTRINSICS, BY_WIDTH):
         if name in known:
             return known[name]

@@ -19,7 +19,7 @@ from tilecore.ir.vector import Vector, VectorType
 
 def _allocate(shape: Any, dtype: Any, scope: str, default: str) -> Buffer:
     builder = current()
-    spec = tensor_spec(shape, dtype)
+    spec = tensor_spec(shape, dtype, least=1)
     name = builder.take_hint(default)
     return builder.allocate(Buffer(name, spec.shape, spec.dtype, scope, span=builder.span))
 
@@ -78,7 +78,7 @@ def alloc_global(shape: Any, dtype: Any, scope: str = "global") -> Buffer:
     if scope != "global":
         raise TypeMismatch(expected='scope "global"', found=repr(scope))
     builder = current()
-    spec = tensor_spec(shape, dtype)
+    spec = tensor_spec(shape, dtype, least=1)
     buffer = replace(spec.buffer(builder.take_hint("workspace")), span=builder.span)
     builder.frames[0].stmts.append(Alloc(buffer, builder.span))
     return buffer

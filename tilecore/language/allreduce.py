@@ -18,12 +18,12 @@ from tilecore.language.math import index_to_coordinates
 from tilecore.language.thread import thread_kernel
 
 __all__ = ["CommReducer", "attr", "comm_reducer", "tvm_thread_allreduce"]
-_STEPS = {"sum": "add", "max": "max", "min": "min"}
+_STEPS = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
 
 
 @dataclass(frozen=True)
 class CommReducer:
-    """An associative operation of T.comm_reducer: one of sum, max, min."""
+    """An associative operation of T.comm_reducer: one of sum, prod, max, min."""
 
     op: str
 
@@ -32,13 +32,14 @@ def comm_reducer(combine: Callable[[Expr, Expr], Expr], identity: Any = None) ->
     """Return the reducer that a function of two values stands for.
 
     Raises:
-        TypeMismatch: it is neither a sum nor a maximum nor a minimum (TC202).
+        TypeMismatch: it is no sum, product, maximum or minimum (TC202).
     """
     _ = identity
     found = combine(Var("x", DType("float32")), Var("y", DType("float32")))
-    op = {"add": "sum", "max": "max", "min": "min"}.get(getattr(found, "op", ""))
+    op = {step: op for op, step in _STEPS.items()}.get(getattr(found, "op", ""))
     if op is None:
-        raise TypeMismatch(expected="lambda x, y: x + y, T.max or T.min", found=str(found))
+        known = "lambda x, y: x + y, x * y, T.max or T.min"
+        raise TypeMismatch(expected=known, found=str(found))
     return CommReducer(op)
 
 

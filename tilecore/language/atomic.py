@@ -15,13 +15,16 @@ from tilecore.ir.vector import Vector
 from tilecore.language.copy import region
 
 ORDERS = ("relaxed", "consume", "acquire", "release", "acq_rel", "seq_cst")
+# Orders that make no sense for an access that only reads, or only writes.
+_SENSELESS = {"load": ("release", "acq_rel"), "store": ("consume", "acquire", "acq_rel")}
 Notes = dict[str, Any] | None
 
 
-def _check_order(memory_order: str | None) -> None:
-    if memory_order is not None and memory_order not in ORDERS:
+def _check_order(memory_order: str | None, op: str = "") -> None:
+    known = [o for o in ORDERS if o not in _SENSELESS.get(op, ())]
+    if memory_order is not None and memory_order not in known:
         raise TypeMismatch(
-            expected=f"memory_order: one of {', '.join(ORDERS)}", found=repr(memory_order)
+            expected=f"memory_order: one of {', '.join(known)}", found=repr(memory_order)
         )
 
 
@@ -72,7 +75,7 @@ def _target(op: str, dst: Any, extents: tuple[Expr, ...]) -> Region:
 def _atomic(
     op: str, dst: Any, value: Any, memory_order: str | None, return_prev: bool
 ) -> Load | None:
-    _check_order(memory_order)
+    _check_order(memory_order, op)
     is_tile = isinstance(dst, (Buffer, Region)) or isinstance(value, (Buffer, Region))
     if not is_tile:
         if not isinstance(dst, Load):
@@ -166,8 +169,9 @@ def atomic_or(
 
 def _first(value: Any, what: str) -> Load:
     """Return an argument that names one element; a tensor stands for its first."""
-    if isinstance(value, Load):
-        return value
+    first = value.lanes[0] if isinstance(value, Vector) else value
+    if isinstance(first, Load):
+        return first
     box = region(value, what)
     return Load(box.buffer, box.offsets, box.buffer.dtype)
 
@@ -178,7 +182,7 @@ def atomic_load(src: Any, memory_order: str = "seq_cst") -> Load:
     Raises:
         TypeMismatch: not an element or tensor, or a bad memory order (TC202).
     """
-    _check_order(memory_order)
+    _check_order(memory_order, "load")
     place = _first(src, "T.atomic_load")
     value = _element("load", place, const(0, place.dtype), True)
     assert value is not None

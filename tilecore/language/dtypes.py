@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
+from tilecore.ir.dtype import BITS
 from tilecore.ir.dtype import DType as dtype
 from tilecore.ir.vector import VectorType
 
@@ -36,10 +38,16 @@ def resolve_torch_storage_dtype(value: Any) -> dtype | VectorType:
     return dtype(_STORAGE.get(kind, kind))
 
 
+def torch_names() -> dict[Any, str]:
+    """Return the name of each element type of torch; torch must be installed."""
+    torch = importlib.import_module("torch")
+    return {getattr(torch, name): name for name in BITS if hasattr(torch, name)}
+
+
 __all__ = [
     "ALIASES", "bfloat16", "dtype", "float16", "float32", "float4_e2m1fn", "float64", "float8_e4m3",
     "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
-    "resolve_torch_storage_dtype",
+    "resolve_torch_storage_dtype", "torch_names",
     "int16", "int32", "int4", "int64", "int8", "tfloat32", "uint16", "uint32", "uint4", "uint64",
     "uint8",
 ]  # fmt: skip

@@ -13,9 +13,10 @@ from tilecore.errors import ScopeError, ShapeMismatch, SourceUnavailable, TypeMi
 from tilecore.frontend.builder import Builder, Frame, current
 from tilecore.frontend.loops import integer
 from tilecore.frontend.trace import Ref, macro, resolve_annotations, trace_prim_func
-from tilecore.ir.expr import INT32, Expr, ExprLike, Var, as_expr, int_value
+from tilecore.ir.early_return import without_returns
+from tilecore.ir.expr import INT32, Expr, ExprLike, Var, as_expr, const, int_value
 from tilecore.ir.grid_sync import parts_between_syncs
-from tilecore.ir.nodes import KernelLaunch, PrimFunc
+from tilecore.ir.nodes import KernelLaunch, PrimFunc, Seq, Stmt
 from tilecore.ir.private import with_private_fragments
 
 __all__ = ["Kernel", "KernelFrame", "Ref", "macro", "prim_func"]
@@ -68,9 +69,8 @@ class KernelFrame:
         self.block_vars: tuple[Var, ...] = ()
         self.thread_vars: tuple[Var, ...] = ()  # empty until the program asks for its thread
         self.reducer: Any = None  # of the enclosing T.attr(T.comm_reducer(...), ...)
-        self._open: tuple[Builder, AbstractContextManager[Frame], Frame, tuple[Var, ...]] | None = (
-            None
-        )
+        self.random: Any = None  # the stream that T.rng_init has chosen
+        self._open: tuple[Builder, AbstractContextManager[Frame], Frame] | None = None
 
     def with_names(self, names: Sequence[str]) -> KernelFrame:
         """Return this launch with its block indices named as the program names them."""
@@ -91,29 +91,54 @@ class KernelFrame:
                 message="T.Kernel stands inside another T.Kernel, a loop or a branch",
                 hint="launch kernels one after the other at the top of the program",
             )
+        if builder.loose is not None:
+            raise builder.loose
         block_vars = tuple(Var(n, e.dtype) for n, e in zip(self.names, self.grid, strict=True))
         builder.block_vars = block_vars
         context = builder.open("kernel")
         frame = context.__enter__()
         frame.launch, self.block_vars, self.thread_vars = self, block_vars, ()
-        self._open = (builder, context, frame, block_vars)
+        self._open = (builder, context, frame)
         return block_vars[0] if len(block_vars) == 1 else block_vars
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         assert self._open is not None
-        builder, context, frame, block_vars = self._open
+        builder, context, frame = self._open
         context.__exit__(kind, error, trace)
         builder.block_vars = ()
         if kind is None:
-            for part in parts_between_syncs(frame.body()):
-                body = with_private_fragments(part) if self.thread_vars else part
-                launch = (block_vars, self.grid, self.threads, body, frame.span, self.thread_vars)
-                builder.emit(KernelLaunch(*launch))
+            for launch in self.around(frame.body()):
+                builder.emit(launch)
+
+    def around(self, body: Seq) -> list[KernelLaunch]:
+        """Return the launches that run ``body``: one more for each T.sync_grid in it."""
+        found = []
+        for part in parts_between_syncs(body):
+            own: Stmt = without_returns(part)
+            own = with_private_fragments(own) if self.thread_vars else own
+            launch = (self.block_vars, self.grid, self.threads, own, body.span, self.thread_vars)
+            found.append(KernelLaunch(*launch))
+        return found
 
     @property
     def cluster_size(self) -> int:
         """The number of blocks in a cluster."""
         return math.prod(self.cluster_dims)
+
+    def widen(self, axis: int, extent: Expr, is_thread: bool) -> None:
+        """Set the extent of an axis; those before it that have none have 1."""
+        old = self.threads if is_thread else self.grid
+        sizes = [*old, *(const(1) for _ in range(axis + 1 - len(old)))]
+        sizes[axis] = extent
+        if not is_thread:
+            missing = BLOCK_NAMES[len(self.block_vars) : len(sizes)]
+            self.grid = tuple(sizes)
+            self.block_vars += tuple(Var(name, INT32) for name in missing)
+            return
+        self.threads = tuple(sizes)
+        if self.thread_vars:
+            missing = THREAD_NAMES[len(self.thread_vars) : len(sizes)]
+            self.thread_vars += tuple(Var(name, INT32) for name in missing)
 
     def thread_var(self, dim: int) -> Var:
         """Return threadIdx of an axis; from now on the program is one written per thread."""
@@ -175,10 +200,45 @@ def launch_of(what: str) -> KernelFrame:
     Raises:
         ScopeError: there is none (TC104).
     """
-    frame = current().find("kernel")
-    if frame is None:
+    frame = current().find("kernel") or current().frames[0]
+    if frame.launch is None:
         raise ScopeError(
             message=f"T.{what} stands outside T.Kernel", hint="call it inside `with T.Kernel(...)`"
         )
     launch: KernelFrame = frame.launch
     return launch
+
+
+def bind_axis(tag: str, extent: ExprLike) -> Var:
+    """Return the index along an axis of the grid or block, as TVM binds it by name.
+
+    Outside T.Kernel the axis becomes one of the launch that the rest of the program is.
+
+    Args:
+        tag: "blockIdx.x", "threadIdx.y", ...
+        extent: blocks or threads along it; those of T.Kernel inside of one.
+
+    Raises:
+        TypeMismatch: no such axis, or another extent than it has (TC202).
+        ScopeError: the program has a T.Kernel, and this stands outside (TC104).
+    """
+    builder, size = current(), integer(extent, f"extent of {tag}")
+    kind, _, letter = tag.partition(".")
+    if kind not in ("blockIdx", "threadIdx") or letter not in ("x", "y", "z"):
+        raise TypeMismatch(expected="blockIdx or threadIdx with .x, .y or .z", found=repr(tag))
+    axis, is_thread = "xyz".index(letter), kind == "threadIdx"
+    if builder.find("kernel") is not None:
+        launch = launch_of("launch_thread")
+    else:
+        builder.needs_kernel(f"T.launch_thread({tag!r}) stands outside T.Kernel", "move it inside")
+        launch = builder.frames[0].launch or KernelFrame((), (const(1),))
+        builder.frames[0].launch = launch
+        launch.widen(0, launch.grid[0] if launch.grid else const(1), is_thread=False)
+        launch.widen(axis, size, is_thread)
+    extents = launch.threads if is_thread else launch.grid
+    if axis >= len(extents):
+        axes = ", ".join(f"{kind}.{known}" for known in "xyz"[: len(extents)])
+        raise TypeMismatch(expected=f"an axis of the launch ({axes})", found=repr(tag))
+    if int_value(extents[axis]) != int_value(size):
+        raise TypeMismatch(expected=f"the extent {extents[axis]} of {tag}", found=str(size))
+    return launch.thread_var(axis) if is_thread else launch.block_vars[axis]

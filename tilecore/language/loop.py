@@ -1,15 +1,18 @@
-"""Loops: T.Parallel, T.Pipelined, T.Persistent, T.serial, T.unroll, T.vectorized, T.grid."""
+"""Loops: T.Parallel, T.Pipelined, T.Persistent, T.serial and its kin, T.While; ends of loops."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from tilecore.errors import TypeMismatch, UnsupportedSyntax
 from tilecore.frontend.builder import current
 from tilecore.frontend.control import jump
 from tilecore.frontend.loops import LoopSpec, integer, loop, nest, persistent
-from tilecore.ir.expr import ExprLike, int_value
+from tilecore.ir import nodes
+from tilecore.ir.expr import Const, ExprLike, as_bool, int_value
+from tilecore.language.kernel import launch_of
 
 
 def Parallel(
@@ -139,6 +142,38 @@ def loop_break() -> None:
     """
     if jump(current(), "break"):
         raise UnsupportedSyntax(expected="T.loop_break in T.serial", found="a Python loop")
+
+
+@contextmanager
+def While(condition: ExprLike) -> Iterator[None]:
+    """Run the body while ``condition``, computed anew before each time, holds: ``with T.While(c)``.
+
+    Raises:
+        TypeMismatch: the condition is known while tracing, so that no iteration changes it (TC202).
+    """
+    test = as_bool(condition)
+    if isinstance(test, Const):
+        raise TypeMismatch(expected="a condition that a loop can change", found=f"{condition}")
+    builder = current()
+    with builder.open("while") as frame:
+        yield
+    builder.emit(nodes.While(test, frame.body(), frame.span))
+
+
+def thread_return() -> None:
+    """End the kernel for the threads that come here.
+
+    Raises:
+        UnsupportedSyntax: inside T.Parallel, whose iterations are not threads (TC101).
+        ScopeError: outside T.Kernel (TC104).
+    """
+    builder = current()
+    launch_of("thread_return")
+    if builder.find("parallel") is not None:
+        raise UnsupportedSyntax(
+            expected="T.thread_return outside T.Parallel", found="T.thread_return inside of it"
+        )
+    builder.emit(nodes.Jump("return", builder.span))
 
 
 def vectorized(

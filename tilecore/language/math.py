@@ -171,9 +171,27 @@ def ceil(x: ExprLike) -> Expr:
     return call("ceil", x)
 
 
-def round(x: ExprLike) -> Expr:
-    """Return x rounded to the nearest whole number, halves to even."""
-    return call("round", x)
+def round(x: ExprLike, rounding_mode: str = "ties-to-even") -> Expr:
+    """Return x rounded to the nearest whole number.
+
+    Args:
+        x: a number.
+        rounding_mode: where halves go: "ties-to-even" or "ties-away-from-zero".
+
+    Raises:
+        TypeMismatch: another mode (TC202).
+    """
+    if rounding_mode == "ties-to-even":
+        return call("round", x)
+    if rounding_mode != "ties-away-from-zero":
+        known = '"ties-to-even" or "ties-away-from-zero"'
+        raise TypeMismatch(expected=known, found=repr(rounding_mode))
+    given = as_expr(x)
+    whole = call("trunc", given)
+    rest = binary("sub", given, whole)  # exact
+    up = select(binary("ge", rest, 0.5), 1.0, 0.0)
+    step = select(binary("le", rest, -0.5), -1.0, up)
+    return binary("add", whole, ir.cast(step, whole.dtype))
 
 
 def nearbyint(x: ExprLike) -> Expr:

@@ -41,19 +41,38 @@ def _emit(names: tuple[Var, ...], extents: tuple[Expr, ...], place: Load, value:
 
 
 def transpose(src: Any, dst: Any, annotations: dict[str, Any] | None = None) -> None:
-    """Set ``dst[j, i] = src[i, j]``.
+    """Set ``dst[.., j, i] = src[.., i, j]``.
 
     Args:
-        src: tile [M, N], whole or a slice.
-        dst: tile [N, M].
+        src: tile [.., M, N], whole or a slice.
+        dst: tile [.., N, M]; the leading axes are those of ``src``.
         annotations: hint, changes speed only.
 
     Raises:
-        ShapeMismatch: not two axes each, or other extents (TC201).
+        ShapeMismatch: fewer than two axes, or other extents (TC201).
         TypeMismatch: not a tile (TC202).
     """
     _ = annotations
     source, target = region(src, "the source of T.transpose"), region(dst, "its destination")
+    order = _swapped(source, target)
+    names = tuple(Var(f"i{axis}") for axis in range(len(order)))
+    extents = tuple(target.extents[axis] for axis, _ in order)
+    to = element(target, {axis: name for (axis, _), name in zip(order, names, strict=True)})
+    value = element(source, {axis: name for (_, axis), name in zip(order, names, strict=True)})
+    _emit(names, extents, to, value)
+
+
+def _swapped(source: Region, target: Region) -> list[tuple[int, int]]:
+    """Return the axes of the target, each with the axis of the source that it is.
+
+    The last two are swapped; where that does not fit, those of a size other than 1 are.
+    """
+    rank = len(source.extents)
+    if rank == len(target.extents) >= 2:
+        order = [*range(rank - 2), rank - 1, rank - 2]
+        pairs = [(source.extents[axis], e) for axis, e in zip(order, target.extents, strict=True)]
+        if all(is_equal(a, b) for a, b in pairs):
+            return list(enumerate(order))
     rows, columns = _matrix(source, f"T.transpose of `{source.buffer.name}`")
     first, second = _matrix(target, f"T.transpose into `{target.buffer.name}`")
     m, n = source.extents[rows], source.extents[columns]
@@ -63,9 +82,7 @@ def transpose(src: Any, dst: Any, annotations: dict[str, Any] | None = None) -> 
             expected=format_shape((n, m)),
             found=format_shape(target.extents),
         )
-    j, i = Var("j"), Var("i")
-    to = element(target, {first: j, second: i})
-    _emit((j, i), (n, m), to, element(source, {rows: i, columns: j}))
+    return [(first, columns), (second, rows)]
 
 
 def im2col(

@@ -33,7 +33,7 @@ def alloc_reducer(shape: Any, dtype: Any, op: str = "sum", replication: Any = No
     if op not in REDUCER_OPS:
         raise TypeMismatch(expected=f"one of {', '.join(REDUCER_OPS)}", found=repr(op))
     builder = current()
-    spec = tensor_spec(shape, dtype)
+    spec = tensor_spec(shape, dtype, least=1)
     name = builder.take_hint("reducer")
     return builder.allocate(
         Buffer(name, spec.shape, spec.dtype, "fragment", reducer=op, span=builder.span)

@@ -292,7 +292,7 @@ def evaluate(value: Any) -> None:
 
 def dp4a(a: Any, b: Any, c: Any) -> None:
     """Add the product of four int8 pairs, from ``a`` and ``b`` on, to the int32 ``c``."""
-    builder, _ = thread_kernel("dp4a")
+    builder = current()
     first, second, total = (_element(x) for x in (a, b, c))
     value: Expr = total
     for i in range(4):

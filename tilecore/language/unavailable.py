@@ -13,17 +13,13 @@ FOREIGN = (
 )
 _FAMILIES: dict[str, str] = {
     "raw pointers into tiles are not implemented": "Ptr tvm_access_ptr",
-    "sparse and block-scaled gemm are not implemented yet": """
-        gemm_sp gemm_blockscaled mma_gemm_blockscaled tcgen05_gemm_blockscaled""",
-    "TVM's thread statements are not implemented yet": "launch_thread thread_return",
-    "the generators of cuRAND are not implemented": "rng_init rng_rand rng_rand_float",
     "blocks of a grid do not wait for each other on this target": "sync_global",
     "it names an instruction or descriptor of NVIDIA GPUs; this version generates CPU code": """
         CUDASourceCodeKernel create_tma_descriptor tma_load tma_gather4 tma_scatter4
         clc_try_cancel clc_try_cancel_multicast clc_is_canceled clc_get_first_ctaid_x
         clc_get_first_ctaid_y clc_get_first_ctaid_z named_barrier_arrive
         ptx_wgmma_ss ptx_wgmma_rs ptx_mma ptx_mma_sp ptx_ldmatrix tvm_mma_sync
-        initialize_wgmma_descriptor initialize_tcgen05_descriptor tcgen05_cp_warpx4""",
+        initialize_wgmma_descriptor initialize_tcgen05_descriptor""",
     "it is an instruction of an AMD GPU; this version generates CPU code": "mfma tvm_mfma",
     "this element type is not implemented yet": """
         float6_e2m3fn float6_e3m2fn""",

@@ -10,7 +10,7 @@ from tilecore.frontend.builder import current
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, ExprLike, Load, as_expr, binary, call, int_value, select
 from tilecore.ir.indexing import grow
-from tilecore.ir.nodes import If, Region, Seq, Store
+from tilecore.ir.nodes import Buffer, If, Region, Seq, Store
 from tilecore.ir.vector import Vector, VectorType, places, reinterpret_lanes, vector
 
 __all__ = [
@@ -24,15 +24,13 @@ def Broadcast(value: ExprLike, lanes: int) -> Vector:
     return Vector((as_expr(value),) * _count(lanes))
 
 
-def Ramp(base: ExprLike, stride: ExprLike, lanes: int) -> slice:
-    """Return the indices of neighbours, to be used as a slice: ``A[T.Ramp(i, 1, 4)]``.
+def Ramp(base: ExprLike, stride: ExprLike, lanes: int) -> Vector:
+    """Return ``base``, ``base + stride``, ...: as an index, ``A[T.Ramp(i, 1, 4)]``, several places.
 
-    Raises:
-        TypeMismatch: a stride other than 1 (TC202).
+    Used as an index, lanes below 0 count from the end of the axis.
     """
-    if int_value(as_expr(stride)) != 1:
-        raise TypeMismatch(expected="stride 1 in T.Ramp", found=str(stride))
-    return slice(as_expr(base), binary("add", base, _count(lanes)))
+    steps = (binary("mul", stride, i) for i in range(_count(lanes)))
+    return Vector(tuple(binary("add", base, step) for step in steps))
 
 
 def Shuffle(vectors: Sequence[Any], indices: Sequence[Any]) -> Any:
@@ -92,13 +90,21 @@ def abs2(a: Any) -> Vector:
 # --- loads and stores of a given width ---------------------------------------------------------
 
 
-def _row(element: Any, bits: int) -> Region:
+def _row(element: Any, bits: int) -> Region | Vector:
     """Return the neighbours that ``bits`` hold, from an element on or of a slice."""
     if isinstance(element, Load):
         return grow(element, (as_expr(max(1, bits // element.dtype.bits)),))
-    if not isinstance(element, Region):
+    if not isinstance(element, (Region, Vector)):
         raise TypeMismatch(expected="an element or a slice", found=type(element).__name__)
     return element
+
+
+def _buffer(row: Region | Vector) -> Buffer:
+    """Return the tensor or tile that a row lies in."""
+    found = row if isinstance(row, Region) else row.lanes[0]
+    if not isinstance(found, (Region, Load)):
+        raise TypeMismatch(expected="elements of a tensor or tile", found=str(row))
+    return found.buffer
 
 
 def _load(bits: int) -> Callable[..., Any]:
@@ -118,11 +124,12 @@ def _load(bits: int) -> Callable[..., Any]:
 def _store(bits: int) -> Callable[..., None]:
     def store(target: Any, value: Any, pred: Any = None) -> None:
         row, builder = _row(target, bits), current()
-        at, element = places(row), row.buffer.dtype
+        at, buffer = places(row), _buffer(row)
+        element = buffer.dtype
         kind = VectorType(element, len(at)) if len(at) > 1 else element
         found = vector(reinterpret_lanes(value, kind))
         kept = [builder.let("lane", lane) for lane in found.lanes]
-        stores = [Store(row.buffer, i, k, builder.span) for i, k in zip(at, kept, strict=True)]
+        stores = [Store(buffer, i, k, builder.span) for i, k in zip(at, kept, strict=True)]
         body = Seq(tuple(stores), builder.span)
         builder.emit(body if pred is None else If(as_expr(pred), body, span=builder.span))
 

@@ -73,7 +73,7 @@ def _identity(op: str, dtype: Any) -> Expr:
         kind = dtype.numpy
         low, high = (-math.inf, math.inf) if dtype.is_float else _integer_limits(kind)
         return const(low if op == "max" else high, dtype)
-    return const({"all": 1, "bitand": -1}.get(op, 0), dtype)
+    return const({"all": 1, "prod": 1, "bitand": -1}.get(op, 0), dtype)
 
 
 def _integer_limits(kind: np.dtype[Any]) -> tuple[int, int]:
@@ -84,6 +84,7 @@ def _integer_limits(kind: np.dtype[Any]) -> tuple[int, int]:
 _Combine = Callable[[Expr, Expr, Expr], Expr]
 _COMBINE: dict[str, _Combine] = {
     "sum": lambda a, b, _: binary("add", a, b),
+    "prod": lambda a, b, _: binary("mul", a, b),
     "count": lambda a, b, _: binary("add", a, b),
     "max": lambda a, b, _: binary("max", a, b),
     "min": lambda a, b, _: binary("min", a, b),

@@ -35,13 +35,14 @@ from tilecore.ir.expr import (
     int_value,
     unary,
 )
-from tilecore.ir.nodes import Buffer, PrimFunc, Region, Seq, Stmt
-from tilecore.ir.substitute import Rebuilder
+from tilecore.ir.nodes import Buffer, PrimFunc, Seq, Stmt
 from tilecore.ir.visitor import Rewriter, flat, has_jump, loads, regions, walk, walk_expr
 from tilecore.passes.conflict import conflict, has_conflict
 from tilecore.passes.exchange import exchange
+from tilecore.passes.per_thread import PerThread
 from tilecore.passes.roles import Roles, thread_parts
 from tilecore.passes.schedule import settle
+from tilecore.passes.uniform import Uniform
 
 INLINE_NODES = 32  # a longer pure value is kept per thread instead of being computed again
 WARP = 32
@@ -67,6 +68,17 @@ class _Launches(Rewriter):
 
 def _waits(stmt: Stmt) -> bool:
     return any(isinstance(s, nodes.Wait) for s in walk(stmt))
+
+
+def _uses_barriers(stmt: Stmt) -> bool:
+    return any(isinstance(s, (nodes.Wait, nodes.Arrive)) for s in walk(stmt))
+
+
+def _no_jump(where: str) -> ScopeError:
+    return ScopeError(
+        message=f"`break` or `continue` in {where}, of a loop in which threads wait for each other",
+        hint="put what follows under a condition instead",
+    )
 
 
 class _OneThread(Rewriter):
@@ -97,50 +109,6 @@ def unknown_threads() -> ScopeError:
     )
 
 
-class _PerThread(Rebuilder):
-    """Rewrites code for thread ``index``: thread indices, private tiles, values kept per thread."""
-
-    def __init__(self, owner: Serializer, index: Expr) -> None:
-        super().__init__()
-        self.owner, self.index = owner, index
-
-    def expr(self, expr: Expr) -> Expr:
-        if isinstance(expr, Var):
-            return self.owner.value(expr, self.index, self)
-        if isinstance(expr, Load) and expr.buffer in self.owner.private:
-            indices = (self.index, *(self.expr(i) for i in expr.indices))
-            return Load(self.owner.private[expr.buffer], indices, expr.dtype)
-        return super().expr(expr)
-
-    def stmt(self, stmt: Stmt) -> Stmt:
-        if isinstance(stmt, nodes.Store) and stmt.buffer in self.owner.private:
-            indices = (self.index, *(self.expr(i) for i in stmt.indices))
-            buffer = self.owner.private[stmt.buffer]
-            return nodes.Store(buffer, indices, self.expr(stmt.value), stmt.span)
-        if isinstance(stmt, nodes.Let):
-            return self.owner.bind(stmt, self.index, self)
-        if isinstance(stmt, nodes.Atomic) and stmt.prev in self.owner.private:
-            return self.with_previous(stmt, stmt.prev)
-        return super().stmt(stmt)
-
-    def with_previous(self, stmt: nodes.Atomic, prev: Buffer) -> Stmt:
-        """Return an atomic update whose old value goes to this thread's copy of ``prev``."""
-        value = dataclasses.replace(prev)
-        self.owner.allocs.append(nodes.Alloc(value, stmt.span))
-        update = super().stmt(dataclasses.replace(stmt, prev=value))
-        zeros = tuple(const(0) for _ in prev.shape)
-        kept = self.owner.private[prev]
-        old = Load(value, zeros, value.dtype)
-        return Seq((update, nodes.Store(kept, (self.index, *zeros), old, stmt.span)), stmt.span)
-
-    def _value(self, value: Any) -> Any:
-        if isinstance(value, Region) and value.buffer in self.owner.private:
-            offsets = (self.index, *(self.expr(o) for o in value.offsets))
-            extents = (const(1), *(self.expr(e) for e in value.extents))
-            return Region(self.owner.private[value.buffer], offsets, extents)
-        return super()._value(value)
-
-
 class Serializer:
     """Rewrites one launch."""
 
@@ -161,12 +129,13 @@ class Serializer:
             if isinstance(s, nodes.Alloc) and s.buffer.scope == "local"
         }
         self.values: dict[Var, Expr | Buffer] = {}  # what a Let is: an expression, or kept
-        self.each = _PerThread(self, self.thread)
+        self.each = PerThread(self, self.thread)
+        self.uniform = Uniform(launch)
 
     @property
-    def first(self) -> _PerThread:
+    def first(self) -> PerThread:
         """The rewriter of what the active threads do together."""
-        return _PerThread(self, const(self.active.start))
+        return PerThread(self, const(self.active.start))
 
     def launch(self) -> nodes.KernelLaunch:
         """Return the launch as one thread runs it."""
@@ -201,7 +170,7 @@ class Serializer:
         self.allocs.append(nodes.Alloc(made, self.source.span))
         return made
 
-    def value(self, var: Var, index: Expr, rewriter: _PerThread) -> Expr:
+    def value(self, var: Var, index: Expr, rewriter: PerThread) -> Expr:
         """Return what ``var`` is for thread ``index``."""
         axes = [i for i, v in enumerate(self.source.thread_vars) if v is var]
         if axes:
@@ -216,7 +185,7 @@ class Serializer:
             return Load(known, (index,), known.dtype)
         return var if known is None else rewriter.expr(known)
 
-    def bind(self, stmt: nodes.Let, index: Expr, rewriter: _PerThread) -> Stmt:
+    def bind(self, stmt: nodes.Let, index: Expr, rewriter: PerThread) -> Stmt:
         """Return the statement that a Let becomes: none where its value can be repeated."""
         if self.is_repeatable(stmt):
             self.values[stmt.var] = stmt.value
@@ -295,7 +264,9 @@ class Serializer:
         for stmt in flat(stmts):
             if isinstance(stmt, nodes.Alloc) and stmt.buffer in self.private:
                 continue
-            parts = None if predicate or not self.splits(stmt) else thread_parts(self, stmt)
+            leaves = has_jump(stmt)
+            is_split = not predicate and not leaves and self.splits(stmt)
+            parts = thread_parts(self, stmt) if is_split else None
             if parts is not None:
                 done += [*self.loop(group, predicate), *roles.add(parts)]
                 group = []
@@ -306,7 +277,7 @@ class Serializer:
             if is_compound or conflict(Seq(tuple(group), stmt.span), stmt):
                 done += self.loop(group, predicate)
                 group = []
-            if is_compound and self.splits(stmt):
+            if leaves or (is_compound and self.splits(stmt)):
                 done += self.point(stmt, predicate)
             elif self.is_alike(stmt):
                 done += [*self.loop(group, predicate), *self.point(stmt, predicate)]
@@ -347,11 +318,10 @@ class Serializer:
                 return exchange(self, stmt, predicate)
             case nodes.Arrive(once=False):
                 return [self.arrive(stmt, predicate)]
-            case nodes.For() | nodes.While() if has_jump(stmt.body):
-                raise ScopeError(
-                    message="`break` or `continue` in a loop in which threads wait for each other",
-                    hint="put what follows under a condition instead",
-                ).at(stmt.span)
+            case nodes.For() | nodes.While() if has_jump(stmt.body) and _uses_barriers(stmt):
+                raise _no_jump("a loop in which threads wait at barriers").at(stmt.span)
+            case nodes.Jump():
+                return [stmt]
             case nodes.For():
                 start, stop, step = (self.first.expr(e) for e in (stmt.start, stmt.stop, stmt.step))
                 body = Seq(tuple(self.sequence([stmt.body], predicate)), stmt.span)
@@ -372,7 +342,11 @@ class Serializer:
         bodies: list[tuple[Stmt, bool]] = [(stmt.then_body, True)]
         if stmt.else_body is not None:
             bodies.append((stmt.else_body, False))
-        if not any(node is self.thread for node in walk_expr(cond)):
+        is_alike = self.uniform.holds(stmt.cond) and not predicate
+        if has_jump(stmt) and not is_alike:
+            raise _no_jump("a branch that threads may take differently").at(stmt.span)
+        if is_alike or not any(node is self.thread for node in walk_expr(cond)):
+            cond = self.first.expr(stmt.cond)
             made = [Seq(tuple(self.sequence([b], predicate)), stmt.span) for b, _ in bodies]
             other = made[1] if len(made) > 1 else None
             return [nodes.If(cond, made[0], other, stmt.span)]

@@ -52,7 +52,8 @@ def bind(parameters: Sequence[ParameterSpec], arguments: Sequence[Any]) -> dict[
 
     Args:
         parameters: the parameters of a kernel.
-        arguments: one per parameter, None for outputs that are still to be made.
+        arguments: one per parameter, None for outputs that are still to be made and for tensors
+            that are not used.
 
     Raises:
         ArgumentError: a rank differs, or two tensors disagree about a dimension (TC402).
@@ -108,8 +109,16 @@ def _solve(text: str, size: int, values: dict[str, int]) -> None:
 
 def missing(spec: ParameterSpec, values: Mapping[str, int]) -> list[str]:
     """Return the names in the shape of a parameter that have no value."""
-    texts = [e for e in spec.shape if isinstance(e, str)]
+    texts = [e for e in (*spec.shape, *(spec.strides or ())) if isinstance(e, str)]
     return sorted({n for t in texts for n in _names(t)} - values.keys())
+
+
+def with_absent(
+    parameters: Sequence[ParameterSpec], arguments: Sequence[Any], values: Mapping[str, int]
+) -> dict[str, int]:
+    """Return ``values`` with 0 for the dimensions that only absent tensors have."""
+    absent = [p for p, a in zip(parameters, arguments, strict=True) if a is None]
+    return {**dict.fromkeys((n for p in absent for n in missing(p, values)), 0), **values}
 
 
 def _names(text: str) -> set[str]:

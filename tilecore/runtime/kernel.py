@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from tilecore.artifact import Artifact, ParameterSpec
 from tilecore.assertion import parse_failure
 from tilecore.errors import AliasError, ArgumentError, ArtifactError, UnknownTarget
@@ -85,8 +87,9 @@ def check(parameters: Sequence[ParameterSpec], arguments: Sequence[Any]) -> list
     given = [scalars.get(position, argument) for position, argument in enumerate(arguments)]
     is_static = all(p.is_static for p in parameters)
     values: Mapping[str, int] = {} if is_static else dims.bind(parameters, given)
+    values = dims.with_absent(parameters, given, values)
     tensors = [(i, p) for i, p in enumerate(parameters) if p.kind == "tensor"]
-    views = [_checked(i, spec, arguments[i], values) for i, spec in tensors]
+    views = [_checked(i, s, _present(s, arguments[i], values), values) for i, s in tensors]
     _check_aliases([spec for _, spec in tensors], views)
     for (position, _), found in zip(tensors, views, strict=True):
         given[position] = found.handle
@@ -155,6 +158,21 @@ def _checked(
     if spec.is_written and found.is_readonly:
         raise fail("a writable tensor", "a read-only one")
     return found
+
+
+def _present(spec: ParameterSpec, tensor: Any, values: Mapping[str, int]) -> Any:
+    """Return the tensor; of the right shape, where one that the kernel does not touch is absent."""
+    if tensor is not None or spec.is_used:
+        return tensor
+    kind = DType(spec.dtype)
+    shape = [dims.evaluate(e, values) for e in spec.shape]
+    if kind.is_packed:
+        return np.empty([*shape[:-1], shape[-1] // 2], np.uint8)
+    steps = None if spec.strides is None else [dims.evaluate(e, values) for e in spec.strides]
+    found = np.empty(shape, kind.numpy)
+    if steps is None:
+        return found
+    return np.lib.stride_tricks.as_strided(found, shape, [s * found.itemsize for s in steps])
 
 
 def _check_strides(

@@ -8,8 +8,8 @@ from typing import Any
 
 from tvm import tirx as tir
 
-from tilecore.inference.bounds import Interval, Known, linear
 from tilecore.inference.storage import Storage, TensorStorage
+from tilecore.ir.bounds import Interval, Known, linear
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Load, Var, binary, cast, const
 from tilecore.ir.nodes import Buffer
@@ -121,6 +121,8 @@ class Accessor:
 
     def inside(self, index: Expr, extent: Extent, scope: Scope, last: Expr | None = None) -> Any:
         """Return the TIR condition 0 <= index and (last or index) < extent."""
+        if index.dtype.bits < 32:
+            index = cast(index, "int32")
         end = last if last is not None else index
         if isinstance(extent, int) and extent <= INT32_MAX:
             upper = tir.LT(_i32(lower(end, scope)), tir.IntImm(str(end.dtype), extent))

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from tilecore.errors import UnsupportedOnTarget
-from tilecore.inference.bounds import NON_NEGATIVE
 from tilecore.inference.plan import CpuPlan, LaunchPlan, TilePlan
 from tilecore.inference.uses import kept_axes
 from tilecore.ir.analysis import pads
+from tilecore.ir.bounds import NON_NEGATIVE
 from tilecore.ir.expr import Binary, Call, Expr, Load, Var, cast, int_value, select
 from tilecore.ir.nodes import (
     Alloc,
@@ -114,7 +114,9 @@ class _LaunchLowering:
         self.assertions = Assertions(self.builder, plan.launch)
 
     def emit(self) -> None:
-        """Emit the packing phases, then the grid."""
+        """Emit the packing phases, then the grid; nothing for a grid known to be empty."""
+        if any(int_value(e) == 0 for e in self.launch.grid):
+            return
         for tile in self.plan.tiles.values():
             if tile.placement == "grid":
                 self._pack_before_grid(tile)

@@ -11,7 +11,7 @@ from typing import Any
 
 from tvm import tirx as tir
 
-from tilecore.inference.bounds import NON_NEGATIVE
+from tilecore.ir.bounds import NON_NEGATIVE
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Binary, Call, Expr, Load, Select, Var, cast, int_value
 from tilecore.ir.nodes import Parallel, Seq, Stmt, Store

@@ -41,9 +41,12 @@ def lower_params(accessor: Accessor, func: PrimFunc) -> list[Any]:
 
 
 def is_small(buffer: Buffer) -> bool:
-    """Return whether shape and strides are known and offsets fit int32."""
+    """Return whether shape and strides are known and offsets fit int32.
+
+    Strides of empty tensors have no meaning: they are left open, so that TVM does not check them.
+    """
     shape = buffer.static_shape
-    return shape is not None and buffer.strides is None and math.prod(shape) <= INT32_MAX
+    return shape is not None and buffer.strides is None and 0 < math.prod(shape) <= INT32_MAX
 
 
 def _scalar(accessor: Accessor, param: Var) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 from tvm import tirx as tir
 
 from tilecore.errors import UnsupportedOnTarget
-from tilecore.inference.bounds import Linear, linear
+from tilecore.ir.bounds import Linear, linear
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var
 from tilecore.lowering.cpu import float8, vector_math

@@ -64,7 +64,12 @@ class Linear:
 
 
 def linear(expr: Expr, bindings: Mapping[Var, Expr] | None = None) -> Linear | None:
-    """Return ``expr`` as a linear form, or None; ``bindings`` replaces let-bound variables."""
+    """Return ``expr`` as a linear form, or None; ``bindings`` replaces let-bound variables.
+
+    Integers of less than 32 bits wrap around: what is computed in them is not linear.
+    """
+    if isinstance(expr, (Binary, Unary, Cast)) and _is_narrow(expr):
+        return None
     if isinstance(expr, Const) and not expr.dtype.is_float:
         return Linear({}, int(expr.value))
     if isinstance(expr, Var):
@@ -89,10 +94,26 @@ def linear(expr: Expr, bindings: Mapping[Var, Expr] | None = None) -> Linear | N
     return None
 
 
+def _is_narrow(expr: Expr) -> bool:
+    return expr.dtype.is_integer and expr.dtype.bits < 32
+
+
 def interval(
     expr: Expr, ranges: Mapping[Var, Interval], bindings: Mapping[Var, Expr] | None = None
 ) -> Interval | None:
     """Return inclusive bounds of an integer expression, or None where they are unknown."""
+    found = _interval(expr, ranges, bindings)
+    if not _is_narrow(expr):
+        return found
+    bits, signed = expr.dtype.bits, expr.dtype.is_signed
+    low, high = (-(1 << (bits - 1)) if signed else 0), (1 << (bits - signed)) - 1
+    fits = found is not None and low <= found[0] and found[1] <= high
+    return found if fits else (low, high)
+
+
+def _interval(
+    expr: Expr, ranges: Mapping[Var, Interval], bindings: Mapping[Var, Expr] | None
+) -> Interval | None:
     form = linear(expr, bindings)
     if form is not None:
         low = high = form.constant

@@ -1,0 +1,79 @@
+"""Values that are one for all threads of a block, wherever all of them come by.
+
+A private variable is uniform if every assignment to it is: a value that no thread has differently,
+under conditions that all threads meet alike. What cannot be told is taken to differ.
+"""
+
+from __future__ import annotations
+
+from tilecore.ir import nodes
+from tilecore.ir.analysis import read_buffers, written_buffers
+from tilecore.ir.expr import Expr, Load, Var
+from tilecore.ir.nodes import Buffer, Stmt
+from tilecore.ir.visitor import children, expressions, has_jump, walk_expr
+
+
+class Uniform:
+    """Which values are uniform in one launch."""
+
+    def __init__(self, launch: nodes.KernelLaunch) -> None:
+        self.thread_vars = set(launch.thread_vars)
+        self.various: set[Var | Buffer] = {
+            *launch.thread_vars,
+            *(b.root for b in written_buffers(launch) if b.scope == "global"),
+        }
+        before = -1
+        while before != len(self.various):
+            before = len(self.various)
+            self.visit(launch.body, True)
+
+    def holds(self, *exprs: Expr) -> bool:
+        """Return whether all threads have the same values."""
+        for part in (p for e in exprs for p in walk_expr(e)):
+            if isinstance(part, Load) and part.buffer.root in self.various:
+                return False
+            if isinstance(part, Var) and part in self.various:
+                return False
+        return True
+
+    def visit(self, stmt: Stmt, is_common: bool) -> None:
+        """Add what ``stmt``, which all threads run alike if ``is_common``, makes differ."""
+        match stmt:
+            case nodes.Parallel():
+                return
+            case nodes.Let(var=var, value=value):
+                if not self.holds(value):
+                    self.various.add(var)
+            case nodes.Atomic(prev=prev):
+                self.various |= {prev} if prev is not None else set()
+            case nodes.Exchange(op=op, dst=dst, width=width):
+                if op in nodes.SHUFFLES or width or not is_common:
+                    self.various.add(dst)
+            case nodes.If(cond=cond):
+                is_common = is_common and self.holds(cond)
+            case nodes.For(loop_var=var, start=start, stop=stop, step=step, body=body):
+                if not self.holds(start, stop, step):
+                    self.various.add(var)
+                    is_common = False
+                is_common = is_common and not self.parts(body)
+            case nodes.While(cond=cond, body=body):
+                is_common = is_common and self.holds(cond) and not self.parts(body)
+            case _:
+                self.assign(stmt, is_common)
+        for child in children(stmt):
+            self.visit(child, is_common)
+
+    def assign(self, stmt: Stmt, is_common: bool) -> None:
+        """Add the private tiles that a store or tile operation sets, unless it is uniform."""
+        if children(stmt):
+            return
+        read = {b.root for b in read_buffers(stmt)}
+        if not (is_common and self.holds(*expressions(stmt)) and not read & self.various):
+            self.various |= {b.root for b in written_buffers(stmt) if b.scope == "local"}
+
+    def parts(self, stmt: Stmt) -> bool:
+        """Return whether some threads leave an iteration of the loop around ``stmt`` early."""
+        if isinstance(stmt, nodes.If) and has_jump(stmt) and not self.holds(stmt.cond):
+            return True
+        is_loop = isinstance(stmt, (nodes.For, nodes.While))
+        return not is_loop and any(self.parts(child) for child in children(stmt))
