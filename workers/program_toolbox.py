@@ -8,6 +8,7 @@ process that asks: it must not come from anybody else.
 from __future__ import annotations
 
 import pickle
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from workers.outcome import Compiled
 from workers.problem import Call
 from workers.toolbox import bind, build, set_threads
 
-CASES = "cases"
+CASES, TORCH_CASES = "cases", "cases.torch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +71,11 @@ class ProgramToolbox:
         for c in candidates:
             self._file(c.config).write_bytes(pickle.dumps(c.program))
             cases[program_digest(c.program)] = Case(c.inputs, c.expected)
-        with (self.folder / CASES).open("wb") as file:
-            pickle.dump(cases, file, protocol=pickle.HIGHEST_PROTOCOL)
+        torch = sys.modules.get("torch")
+        if torch is not None:  # plain pickle cannot restore tensors of float8
+            torch.save(cases, self.folder / TORCH_CASES)
+        else:
+            (self.folder / CASES).write_bytes(pickle.dumps(cases))
 
     def program_digest(self, workload: Workload) -> str:
         """Return the version of the family of programs."""
@@ -88,12 +92,21 @@ class ProgramToolbox:
     def problem(self, workload: Workload) -> ProgramProblem:
         """Return the inputs of all candidates."""
         _ = workload
-        cases = pickle.loads((self.folder / CASES).read_bytes())
-        return ProgramProblem(cases, self.tolerance)
+        return ProgramProblem(self._cases(), self.tolerance)
 
     def set_threads(self, threads: int) -> None:
         """Set the number of cores that the runtime's parallel loops use."""
         set_threads(threads)
+
+    def _cases(self) -> dict[str, Case]:
+        found: dict[str, Case]
+        if (self.folder / TORCH_CASES).exists():
+            import torch
+
+            found = torch.load(self.folder / TORCH_CASES, weights_only=False)
+        else:
+            found = pickle.loads((self.folder / CASES).read_bytes())
+        return found
 
     def _file(self, config: TileConfig) -> Path:
         return self.folder / f"{config.key}.program"

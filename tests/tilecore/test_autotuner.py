@@ -154,6 +154,29 @@ def test_inputs_may_depend_on_the_config_and_programs_may_write_in_place() -> No
     assert result.failures == []
 
 
+def test_tensors_of_any_type_and_strides_reach_the_workers() -> None:
+    def kernel(block: int):
+        @T.prim_func
+        def main(
+            X: T.Tensor((64,), "float8_e4m3fn"),
+            S: T.StridedTensor((8, 8), (16, 1), "float32"),
+            Y: T.Tensor((64,), "float32"),
+        ):
+            with T.Kernel(64 // block) as b:
+                for i in T.Parallel(block):
+                    at = b * block + i
+                    Y[at] = T.cast(X[at], "float32") + S[at // 8, at % 8]
+
+        return main
+
+    x = torch.arange(64).float().to(torch.float8_e4m3fn)
+    s = torch.randn(8, 16)[:, :8]
+    made = AutoTuner.from_kernel(kernel, [{"block": 8}]).set_compile_args(out_idx=-1)
+    made.set_profile_args(ref_prog=lambda x, s: x.float() + s.flatten())
+    with set_autotune_inputs(x, s):
+        assert made.run().failures == []
+
+
 def test_a_check_of_the_users_own_decides(no_workers, monkeypatch) -> None:
     def tune(task):
         from tilecore.tuning import TuningAnswer
