@@ -82,7 +82,7 @@ def test_a_new_shape_is_tuned_anew(monkeypatch) -> None:
         tuned.append(dict(task.problem))
         raise TunerMissing(group="none")
 
-    monkeypatch.setattr("tilecore.autotuner.installed_tuner", lambda: note)
+    monkeypatch.setattr("tilecore.tuning_run.installed_tuner", lambda: note)
     with pytest.raises(TunerMissing):
         doubled(torch.randn(33))
     assert tuned == [{"input A": "33 float32"}]
@@ -187,7 +187,7 @@ def test_a_check_of_the_users_own_decides(no_workers, monkeypatch) -> None:
     def check(found, expected):
         assert torch.equal(found, expected), "not what was expected"
 
-    monkeypatch.setattr("tilecore.autotuner.installed_tuner", lambda: tune)
+    monkeypatch.setattr("tilecore.tuning_run.installed_tuner", lambda: tune)
     configs = [{"block": 8}, {"block": 8, "factor": 3.0}]
     result = tuner(40, configs, ref_prog=lambda x: x * 2, manual_check_prog=check).run()
     assert result.config == {"block": 8}
@@ -202,7 +202,7 @@ def test_unspecialized_parameters_share_a_config(monkeypatch) -> None:
         return TuningAnswer(times_s={0: 1e-6}, failures={}, is_stored=False)
 
     tuned: list[object] = []
-    monkeypatch.setattr("tilecore.autotuner.installed_tuner", lambda: tune)
+    monkeypatch.setattr("tilecore.tuning_run.installed_tuner", lambda: tune)
 
     @tilelang.autotune(configs=[{"block": 8}], do_not_specialize=["n"])
     @tilelang.jit(out_idx=-1)
