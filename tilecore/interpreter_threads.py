@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from tilecore.errors import ScopeError, TileError
-from tilecore.interpreter import Array
 from tilecore.interpreter import _Machine as Machine
+from tilecore.interpreter_memory import Array
 from tilecore.ir import nodes
 from tilecore.ir.alike import alike_stores
 from tilecore.ir.barrier import arrival, arrive_count, deadlock, is_over
