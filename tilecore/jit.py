@@ -246,6 +246,11 @@ class JITImpl:
         return self.wrapped
 
     @functools.cached_property
+    def signature(self) -> inspect.Signature:
+        """The parameters of the decorated function."""
+        return inspect.signature(self.function)
+
+    @functools.cached_property
     def _annotations(self) -> dict[str, Any]:
         return resolve_annotations(self.function, self._locals, strict=False)
 
@@ -262,9 +267,8 @@ class JITImpl:
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """Return (static arguments, tensors, keywords that are not parameters) by name."""
-        signature = inspect.signature(self.function)
-        own = {k: v for k, v in kwargs.items() if k in signature.parameters}
-        bound = signature.bind_partial(*args, **own)
+        own = {k: v for k, v in kwargs.items() if k in self.signature.parameters}
+        bound = self.signature.bind_partial(*args, **own)
         bound.apply_defaults()
         scalars = {k for k, a in self._annotations.items() if isinstance(a, (DType, PointerSpec))}
         tensors = {k: v for k, v in bound.arguments.items() if is_tensor(v) or k in scalars}

@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 from tilecore import language
+from tilecore.compat import stmt_functor
 from tilecore.errors import UnknownPrimitive
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Const, Expr, Load, binary, const
@@ -14,8 +15,9 @@ from tilecore.ir.nodes import PrimFunc, Stmt
 from tilecore.language import Cast, Select, reinterpret
 
 __all__ = [
-    "BufferLoad", "Cast", "FloatImm", "IntImm", "Max", "Min", "PrimExpr", "PrimFunc", "Select",
+    "BufferLoad", "Cast", "FloatImm", "IntImm", "PrimExpr", "PrimFunc", "Select",
     "Stmt", "Var", "all", "any", "const", "reinterpret",
+    "stmt_functor",
 ]  # fmt: skip
 
 PrimExpr, BufferLoad = Expr, Load
@@ -34,16 +36,6 @@ def IntImm(dtype: Any, value: int) -> Const:
 def FloatImm(dtype: Any, value: float) -> Const:
     """Return a float literal."""
     return const(value, dtype)
-
-
-def Min(a: Any, b: Any) -> Expr:
-    """Return the smaller value."""
-    return binary("min", a, b)
-
-
-def Max(a: Any, b: Any) -> Expr:
-    """Return the larger value."""
-    return binary("max", a, b)
 
 
 def all(*conditions: Any) -> Any:

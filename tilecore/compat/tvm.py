@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from tilecore.compat import tirx
+from tilecore.compat import ir, tirx
 from tilecore.ir.dtype import DType as DataType
 
-__all__ = ["DataType", "tir", "tirx"]
+__all__ = ["DataType", "ir", "tir", "tirx"]
 
 tir = tirx
 

@@ -46,8 +46,8 @@ INLINE_LIMIT = 64  # nodes: a longer pure expression gets a name instead of bein
 class Frame:
     """One open statement list.
 
-    ``kind`` is "func", "kernel", "loop", "parallel", "while", "then", "else" or "python" (a Python
-    loop, which runs while tracing and makes no statement). ``reads`` holds the names (scope id,
+    ``kind`` is "func", "kernel", "loop", "parallel", "while", "if" (the inside of T.If), "then",
+    "else" or "python" (a Python loop, which runs while tracing and makes no statement). ``reads`` holds the names (scope id,
     name) that the body of a loop has read from outside so far.
     """
 
@@ -57,6 +57,7 @@ class Frame:
     reads: set[tuple[int, str]] = field(default_factory=set)
     is_open: bool = True
     launch: Any = None  # the KernelFrame of a "kernel" frame
+    branch: Any = None  # the Branch of an "if" frame
 
     def body(self) -> Seq:
         """Return the collected statements."""

@@ -45,7 +45,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tilecore.errors import ScopeError, SourceSpan
 from tilecore.ir.dtype import DType
@@ -123,6 +123,13 @@ class Buffer:
     __iter__ = None  # indexing does not make a tensor iterable
 
 
+class Range(NamedTuple):
+    """One axis of a region, by TVM's names."""
+
+    min: Expr
+    extent: Expr
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Region:
     """A box of ``buffer``: ``offsets[i] <= index[i] < offsets[i] + extents[i]``."""
@@ -130,6 +137,16 @@ class Region:
     buffer: Buffer
     offsets: tuple[Expr, ...]
     extents: tuple[Expr, ...]
+
+    @property
+    def dtype(self) -> DType:
+        """The element type."""
+        return self.buffer.dtype
+
+    @property
+    def region(self) -> tuple[Range, ...]:
+        """The box axis by axis, as programs ask a slice for it."""
+        return tuple(map(Range, self.offsets, self.extents))
 
 
 class Stmt:

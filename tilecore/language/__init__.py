@@ -9,6 +9,7 @@ from tilecore.ir.expr import Expr as PrimExpr
 from tilecore.ir.expr import Var
 from tilecore.ir.nodes import PrimFunc
 from tilecore.ir.vector import VectorType
+from tilecore.language import branch, operators, pointer
 from tilecore.language.allocate import (
     alloc_buffer,
     alloc_fragment,
@@ -165,7 +166,6 @@ from tilecore.language.math import (
 )
 from tilecore.language.movement import c2d_im2col, im2col, transpose
 from tilecore.language.output import print
-from tilecore.language.pointer import access_ptr, address_of
 from tilecore.language.reduce import (
     all_of,
     any_of,
@@ -361,7 +361,7 @@ __all__ += [
     "FragmentBuffer", "LocalBuffer", "Ref", "SharedBuffer", "StridedTensor", "align_up",
     "alloc_global",
     "Broadcast", "Ramp", "Shuffle", "abs2", "add2", "extract_lane", "fma2", "max2", "min2",
-    "mul2", "sub2", "access_ptr", "address_of", "alloc_buffer",
+    "mul2", "sub2", "alloc_buffer",
     "resolve_torch_storage_dtype", "call_extern", "call_intrin",
     "call_pure_extern",
     "call_pure_intrin", "import_source",
@@ -396,6 +396,9 @@ __all__ += [
 def __getattr__(name: str) -> Any:
     if name in ALIASES:
         return ALIASES[name]
+    for module in (branch, operators, pointer):
+        if name in module.__all__:
+            return getattr(module, name)
     for known in (INTRINSICS, BY_WIDTH):
         if name in known:
             return known[name]

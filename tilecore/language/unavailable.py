@@ -12,7 +12,7 @@ FOREIGN = (
     "quantize package has this name"
 )
 _FAMILIES: dict[str, str] = {
-    "raw pointers into tiles are not implemented": "Ptr tvm_access_ptr",
+    "raw pointers into tiles are not implemented": "Ptr",
     "sparse and block-scaled gemm are not implemented yet": """
         gemm_sp gemm_blockscaled mma_gemm_blockscaled tcgen05_gemm_blockscaled""",
     "TVM's thread statements are not implemented yet": "launch_thread thread_return",
