@@ -235,8 +235,10 @@ class AutoTuner:
 class AutoTuneImpl:
     """A ``@jit`` function decorated with ``@autotune``: the first call with new arguments tunes."""
 
-    def __init__(self, impl: JITImpl, configs: Configs, options: ProfileOptions) -> None:
-        self.impl, self.configs, self.options = impl, configs, options
+    def __init__(
+        self, impl: JITImpl, configs: Configs, options: ProfileOptions, free: Sequence[str] = ()
+    ) -> None:
+        self.impl, self.configs, self.options, self.free = impl, configs, options, free
         self.results: dict[Any, AutotuneResult] = {}
         functools.update_wrapper(self, impl.wrapped, updated=())
 
@@ -250,7 +252,7 @@ class AutoTuneImpl:
         """Return the tuned kernel for the given arguments."""
         names = inspect.signature(self.impl.function).parameters
         configs = [c for c in self._configs(args, kwargs) if isinstance(c, Mapping)]
-        fixed = set(kwargs) | set(list(names)[: len(args)])
+        fixed = (set(kwargs) | set(list(names)[: len(args)])) - set(self.free)
         if configs and all(set(c) <= fixed for c in configs):
             return self.impl.compile(*args, **kwargs)  # the caller has chosen
         key = self.impl.key(args, kwargs)
@@ -284,15 +286,15 @@ def autotune(fn: Any = None, *, configs: Configs | None = None, **keywords: Any)
     Args:
         fn: the function; given where the decorator is used without parentheses.
         configs: keywords to try, as a list of mappings, or a function that returns it.
-        keywords: how candidates are checked and timed (see ProfileOptions); other keywords of
-            TileLang are accepted.
+        keywords: how candidates are checked and timed (see ProfileOptions), where the jit below
+            does not say it; ``do_not_specialize``: parameters that are tuned although the call
+            gives them; other keywords of TileLang are accepted.
 
     Raises:
         TypeMismatch: no configs, or something that ``@tilelang.jit`` did not make (TC202).
     """
     if configs is None:
         raise TypeMismatch(expected="configs=[{...}, ...] in @autotune", found="none")
-    options = _profile_options(keywords)
 
     def decorate(impl: Any) -> AutoTuneImpl:
         if not isinstance(impl, JITImpl):
@@ -300,6 +302,7 @@ def autotune(fn: Any = None, *, configs: Configs | None = None, **keywords: Any)
                 expected="a function decorated with @tilelang.jit below @autotune",
                 found=type(impl).__name__,
             )
-        return AutoTuneImpl(impl, configs, options)
+        options = _profile_options({**impl.options.ignored, **keywords})
+        return AutoTuneImpl(impl, configs, options, keywords.get("do_not_specialize") or ())
 
     return decorate if fn is None else decorate(fn)

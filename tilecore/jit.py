@@ -67,7 +67,14 @@ class JitOptions:
     ignored: Mapping[str, Any] = field(default_factory=dict)
 
 
-_COMPATIBLE = ("target_host", "execution_backend", "debug_root_path", "compile_flags", "workers")
+# What the jit of TileLang 0.1.0 took for its autotuner, which asks the function for it.
+TUNING = (
+    "atol", "cache_input_tensors", "max_mismatched_ratio", "profiler", "ref_prog", "rtol",
+    "skip_check", "supply_prog", "supply_type",
+)  # fmt: skip
+_COMPATIBLE = (
+    "target_host", "execution_backend", "debug_root_path", "compile_flags", "workers", *TUNING,
+)  # fmt: skip
 
 
 def _options(keywords: Mapping[str, Any]) -> JitOptions:
@@ -238,6 +245,11 @@ class JITImpl:
         return (_key(static), _key(shapes), _key(rest))
 
     # --- eager style ----------------------------------------------------------------------
+
+    @property
+    def func(self) -> Any:
+        """The decorated function or program, by TileLang's name."""
+        return self.wrapped
 
     @property
     def function(self) -> Any:

@@ -134,6 +134,11 @@ class Profiler:
             for p in self.kernel.inputs
         ]
 
+    def _get_inputs(self, with_output: bool = False) -> list[Any]:
+        """Return new inputs, and outputs to write: what programs for old releases call."""
+        made = self.inputs()
+        return self.kernel.with_outputs(made) if with_output else made
+
     @property
     def func(self) -> JITKernel:
         """The kernel."""

@@ -66,6 +66,8 @@ class CudaOnCpu(TorchFunctionMode):  # type: ignore[misc]  # torch has no types 
     ) -> Any:
         """Run ``func`` with CPU devices."""
         _ = types
+        if func is torch.device:
+            return func(*args, **(kwargs or {}))
         if func is torch.Tensor.cuda:
             return args[0]
         if func == torch.Tensor.is_cuda.__get__:
@@ -195,7 +197,7 @@ def cuda_on_cpu(capability: tuple[int, int] = CAPABILITY) -> Iterator[None]:
     Args:
         capability: the compute capability that ``torch.cuda`` tells programs.
     """
-    fork_rng = torch.random.fork_rng
+    fork_rng, set_default_device = torch.random.fork_rng, torch.set_default_device
     new: list[tuple[Any, str, Any]] = [
         *((torch.cuda, name, value) for name, value in _replacements(capability).items()),
         (torch.Tensor, "record_stream", lambda self, stream: None),
@@ -203,6 +205,7 @@ def cuda_on_cpu(capability: tuple[int, int] = CAPABILITY) -> Iterator[None]:
         (CustomOpDef, "register_kernel", _register_kernel(CustomOpDef.register_kernel)),
         (torch.autograd, RUN_BACKWARD, _in_mode(getattr(torch.autograd, RUN_BACKWARD))),
         (torch, "Generator", Generator),
+        (torch, "set_default_device", lambda device: set_default_device(on_cpu(device))),
         (torch.random, "fork_rng", lambda *_, **__: fork_rng(devices=())),
     ]
     old = [(owner, name, getattr(owner, name)) for owner, name, _ in new]

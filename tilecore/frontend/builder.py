@@ -47,8 +47,8 @@ class Frame:
     """One open statement list.
 
     ``kind`` is "func", "kernel", "loop", "parallel", "while", "if" (the inside of T.If), "then",
-    "else" or "python" (a Python loop, which runs while tracing and makes no statement). ``reads`` holds the names (scope id,
-    name) that the body of a loop has read from outside so far.
+    "else" or "python" (a Python loop, which runs while tracing and makes no statement). ``reads``
+    holds the names (scope id, name) that the body of a loop has read from outside so far.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""Addresses of elements: T.access_ptr, T.address_of, T.tvm_access_ptr; what foreign functions are given."""
+"""Addresses of elements (T.access_ptr, T.address_of), which foreign functions are given."""
 
 from __future__ import annotations
 
