@@ -5,7 +5,7 @@ import pytest
 
 import tilecore as tilelang
 import tilecore.language as T
-from tilecore.errors import ScopeError, ShapeMismatch
+from tilecore.errors import AssertionFailed, ScopeError, ShapeMismatch
 
 
 def test_launches_in_a_loop_run_one_after_the_other(run_both):
@@ -96,3 +96,33 @@ def test_a_slice_tells_its_type_and_its_box():
             assert box.dtype == "int32"
             assert [(int(r.min), int(r.extent)) for r in box.region] == [(2, 3), (4, 4)]
             T.clear(box)
+
+
+@pytest.mark.parametrize("by_thread", [False, True])
+def test_an_access_that_leaves_its_tile_under_a_condition_stops_the_program(by_thread):
+    """It wrote over other memory where the condition held."""
+
+    @tilelang.jit
+    def widen(A, n: int):
+        m = T.dynamic("m")
+        A: T.Tensor[[m], T.float32]
+        B = T.empty([n], T.float32)
+        with T.Kernel(1, threads=128):
+            tile = T.alloc_fragment((8, n), "float32")
+            T.clear(tile)
+            if by_thread:
+                T.evaluate(T.get_thread_binding())
+            for _step in T.serial(m):
+                if A[0] > 0:
+                    for i, j in T.Parallel(16, n):
+                        tile[i, j] = tile[i, j] + A[0]
+                for i in T.Parallel(16):
+                    if i < 8:
+                        tile[i, 0] = tile[i, 0] + 1
+            T.copy(tile[7, :], B)
+        return B
+
+    found = np.asarray(widen(np.zeros(3, np.float32), n=5))
+    np.testing.assert_array_equal(found, [3, 0, 0, 0, 0])
+    with pytest.raises(AssertionFailed, match="index of `tile`, axis 0: expected 0 to 7, found 0"):
+        widen(np.ones(3, np.float32), n=5)

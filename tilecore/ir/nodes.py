@@ -448,6 +448,11 @@ class PrimFunc:
         """The tensor parameters."""
         return tuple(p for p in self.params if isinstance(p, Buffer))
 
+    @property
+    def buffer_map(self) -> dict[Buffer, Buffer]:
+        """The tensors by parameter, as programs look them up in TVM's functions."""
+        return {p: p for p in self.buffers}
+
     def __str__(self) -> str:
         from tilecore.ir.printer import format_func
 
