@@ -108,12 +108,18 @@ def surveyed(folder: Path, limit: int) -> tuple[dict[str, list[str]], str]:
     given.write_text('"add.py" = ["33"]\n"sized.py" = {check = {size = 7}}\n')
     command = [sys.executable, "-m", "tilecore.compat", "--survey", str(folder), "--jobs", "2"]
     done = subprocess.run(
-        [*command, "--limit", str(limit), "--out", str(out), "--arguments", str(given)],
+        [*command, "--limit", str(limit), "--out", str(out), "--arguments", str(given),
+         "--tests", "-p no:randomly"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = [line.strip("| ").split(" | ") for line in out.read_text().splitlines()]
     return {row[0].split()[0]: row[1:] for row in rows if ".py" in row[0]}, out.read_text()
+
+
+def test_options_of_pytest_choose_tests(folder: Path) -> None:
+    outcome = runner.attempt(folder / "test_file.py", tests=["-k", "passes or skipped"])
+    assert (outcome.kind, outcome.passed, outcome.skipped) == (runner.CHECKED, 1, 1)
 
 
 def test_a_program_that_hangs_is_out_of_time(tmp_path: Path) -> None:
@@ -126,6 +132,7 @@ def test_a_survey_tells_every_kind_of_outcome(folder: Path) -> None:
     found, table = surveyed(folder, limit=300)
     assert set(found) == {p.name for p in survey.programs(folder)}
     assert "helper.py" not in found
+    assert folder / "helper.py" in survey.programs(folder, every=True)
     assert found["add.py"][0] == runner.CHECKED, found["add.py"]
     assert "| add.py 33 |" in table
     assert "| sized.py check(size=7) |" in table
