@@ -185,6 +185,9 @@ def test_cuda_calls_answer_for_one_device() -> None:
         assert start.elapsed_time(end) >= 0
         assert x.device == torch.device("cuda:0")
         assert torch.zeros_like(x, device=x.device).is_cpu
+        number = torch.cuda.current_device()
+        assert torch.zeros(2, device=number).to(number).is_cpu
+        assert torch.device(number) == x.device
         with torch.device("cuda"):
             assert torch.ones(2).device.type == "cuda"
         torch.set_default_device("cuda")

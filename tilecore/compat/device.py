@@ -67,7 +67,7 @@ class CudaOnCpu(TorchFunctionMode):  # type: ignore[misc]  # torch has no types 
         """Run ``func`` with CPU devices."""
         _ = types
         if func is torch.device:
-            return func(*args, **(kwargs or {}))
+            return DEVICE if args and type(args[0]) is int else func(*args, **(kwargs or {}))
         if func is torch.Tensor.cuda:
             return args[0]
         if func == torch.Tensor.is_cuda.__get__:
@@ -79,6 +79,10 @@ class CudaOnCpu(TorchFunctionMode):  # type: ignore[misc]  # torch has no types 
         if func in DIVISIONS and len(args) == 2 and _is_reciprocal(*args):
             return args[0] * _reciprocal(args[0], args[1])
         named = {k: on_cpu(v) for k, v in (kwargs or {}).items()}
+        if type(named.get("device")) is int:  # the number of a GPU
+            named["device"] = "cpu"
+        if func is torch.Tensor.to and len(args) > 1 and type(args[1]) is int:
+            args = (args[0], "cpu", *args[2:])
         if named.get("pin_memory"):
             named.pop("pin_memory")
         made = func(*[on_cpu(a) for a in args], **named)
