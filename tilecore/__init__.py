@@ -27,7 +27,7 @@ _EXPORTS = {
     "set_log_level": "tilecore.env",
     "lower": "tilecore.engine",
     "GemmWarpPolicy": "tilecore.language",
-    "cdiv": "tilecore.language",
+    "cdiv": "tilecore.math",
     "TileError": "tilecore.errors",
 }
 _RENAMED = {"DataType": "DType"}

@@ -97,7 +97,7 @@ class AutoTuneImpl:
         """Return the tuned kernel for the given arguments."""
         names = inspect.signature(self.impl.function).parameters
         configs = [c for c in self._configs(args, kwargs) if isinstance(c, Mapping)]
-        fixed = set(kwargs) | set(list(names)[: len(args)])
+        fixed = (set(kwargs) | set(list(names)[: len(args)])) - self._unspecialized
         if configs and all(set(c) <= fixed for c in configs):
             return self.impl.compile(*args, **kwargs)  # the caller has chosen
         key = self._key(args, kwargs)
@@ -141,16 +141,16 @@ def autotune(
         fn: the function; given where the decorator is used without parentheses.
         configs: keywords to try, as a list of mappings, or a function that returns it.
         do_not_specialize: parameters whose values may change without a new tuning: the kernel is
-            made for the new values with the config that was found for the first ones.
-        keywords: how candidates are checked and timed (see ProfileOptions); other keywords of
-            TileLang are accepted.
+            made for the new values with the config that was found for the first ones; they are
+            tuned although a call gives them.
+        keywords: how candidates are checked and timed (see ProfileOptions), where the jit below
+            does not say it; other keywords of TileLang are accepted.
 
     Raises:
         TypeMismatch: no configs, or something that ``@tilelang.jit`` did not make (TC202).
     """
     if configs is None:
         raise TypeMismatch(expected="configs=[{...}, ...] in @autotune", found="none")
-    options = ProfileOptions.of(keywords)
 
     def decorate(impl: Any) -> AutoTuneImpl:
         if not isinstance(impl, JITImpl):
@@ -158,6 +158,7 @@ def autotune(
                 expected="a function decorated with @tilelang.jit below @autotune",
                 found=type(impl).__name__,
             )
+        options = ProfileOptions.of({**impl.options.ignored, **keywords})
         return AutoTuneImpl(impl, configs, options, do_not_specialize or ())
 
     return decorate if fn is None else decorate(fn)

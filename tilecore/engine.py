@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from tilecore import compiler
-from tilecore.ir.nodes import PrimFunc
+from tilecore.ir.nodes import Buffer, PrimFunc
 from tilecore.target import Target, parse_target
 
+KernelParam = Buffer  # what kernel.params holds
 Hook = Callable[..., Any]
 
 

@@ -67,7 +67,14 @@ class JitOptions:
     ignored: Mapping[str, Any] = field(default_factory=dict)
 
 
-_COMPATIBLE = ("target_host", "execution_backend", "debug_root_path", "compile_flags", "workers")
+# What the jit of TileLang 0.1.0 took for its autotuner, which asks the function for it.
+TUNING = (
+    "atol", "cache_input_tensors", "max_mismatched_ratio", "profiler", "ref_prog", "rtol",
+    "skip_check", "supply_prog", "supply_type",
+)  # fmt: skip
+_COMPATIBLE = (
+    "target_host", "execution_backend", "debug_root_path", "compile_flags", "workers", *TUNING,
+)  # fmt: skip
 
 
 def _options(keywords: Mapping[str, Any]) -> JitOptions:
@@ -247,10 +254,20 @@ class JITImpl:
     # --- eager style ----------------------------------------------------------------------
 
     @property
+    def func(self) -> Any:
+        """The decorated function or program, by TileLang's name."""
+        return self.wrapped
+
+    @property
     def function(self) -> Any:
         """The decorated function."""
         assert isinstance(self.wrapped, FunctionType)
         return self.wrapped
+
+    @functools.cached_property
+    def signature(self) -> inspect.Signature:
+        """The parameters of the decorated function."""
+        return inspect.signature(self.function)
 
     @functools.cached_property
     def _annotations(self) -> dict[str, Any]:
@@ -269,9 +286,8 @@ class JITImpl:
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """Return (static arguments, tensors, keywords that are not parameters) by name."""
-        signature = inspect.signature(self.function)
-        own = {k: v for k, v in kwargs.items() if k in signature.parameters}
-        bound = signature.bind_partial(*args, **own)
+        own = {k: v for k, v in kwargs.items() if k in self.signature.parameters}
+        bound = self.signature.bind_partial(*args, **own)
         bound.apply_defaults()
         scalars = {k for k, a in self._annotations.items() if isinstance(a, (DType, PointerSpec))}
         tensors = {k: v for k, v in bound.arguments.items() if is_tensor(v) or k in scalars}

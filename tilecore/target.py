@@ -96,6 +96,11 @@ def gpu_programs_on_cpu() -> Iterator[None]:
         _GPU_PROGRAMS_ON_CPU.reset(token)
 
 
+def runs_gpu_programs() -> bool:
+    """Return whether ``gpu_programs_on_cpu`` is active: what runs was written for TileLang."""
+    return _GPU_PROGRAMS_ON_CPU.get()
+
+
 def parse_target(target: str | Target | Mapping[str, object] | None) -> Target:
     """Return the Target for a name as TileLang users write it ("llvm", "cpu", "auto").
 

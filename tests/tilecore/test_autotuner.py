@@ -95,6 +95,15 @@ def test_arguments_of_the_caller_are_not_tuned(no_workers) -> None:
     assert len(doubled.results) == before
 
 
+def test_arguments_may_be_tuned_all_the_same() -> None:
+    """What the caller gives are values to start from, as programs of libraries say it."""
+    assert doubled.impl.signature.parameters["block"].default == 16
+    assert doubled.impl.func.__name__ == "doubled"
+    tuned = tilelang.autotune(configs=CONFIGS, do_not_specialize=["block"])(doubled.impl)
+    kernel = tuned.compile(torch.randn(64), block=16)
+    assert kernel.config in CONFIGS
+
+
 def test_wrong_and_broken_configs_are_left_out_and_the_rest_is_remembered(monkeypatch) -> None:
     configs = [
         {"block": 8}, {"block": 16, "factor": 3.0}, {"block": "many"}, {"block": 32},

@@ -91,6 +91,39 @@ def test_threads_copy_a_few_elements_each(run_both: RunBoth) -> None:
     np.testing.assert_array_equal(y, np.where((index == 7)[:, None], 0, wanted))
 
 
+def test_threads_copy_by_addresses_as_tvm_says_them(run_both: RunBoth) -> None:
+    @T.prim_func
+    def main(X: T.Tensor((5, 16), "float16"), Y: T.Tensor((8, 16), "float16")):
+        with T.Kernel(1, threads=32):
+            rows = T.alloc_shared((8, 16), "float16")
+            for i, j in T.Parallel(8, 2):
+                T.ptx_cp_async(
+                    T.tvm_access_ptr(T.type_annotation("float16"), rows.data, i * 16 + j * 8, 8, 2),
+                    T.tvm_access_ptr(T.type_annotation("float16"), X.data, i * 16 + j * 8, 8, 1),
+                    8,
+                    predicate=T.And(i < 5, j * 8 < 16),
+                )
+            T.ptx_commit_group()
+            T.ptx_wait_group(0)
+            T.copy(rows, Y)
+
+    x = RNG.standard_normal((5, 16)).astype(np.float16)
+    want = np.concatenate([x, np.zeros((3, 16))])
+    (y,) = run_both(main, [x], [np.zeros((8, 16), np.float16)])
+    np.testing.assert_array_equal(y, want)
+
+
+def test_an_address_has_the_type_of_its_buffer() -> None:
+    for data, message in (("X", "expected the type of `X`, float16"), (3, "as in A.data")):
+        with pytest.raises(TypeMismatch, match=message):
+
+            @T.prim_func
+            def main(X: T.Tensor((8,), "float16")):
+                with T.Kernel(1):
+                    memory = X.data if data == "X" else data  # noqa: B023
+                    T.tvm_access_ptr(T.type_annotation("int8"), memory, 0, 8, 1)
+
+
 @pytest.mark.parametrize("asks", [False, True])
 def test_a_wait_that_nothing_ends_is_named(asks: bool) -> None:
     @T.prim_func

@@ -108,7 +108,8 @@ def surveyed(folder: Path, limit: int) -> tuple[dict[str, list[str]], str]:
     given.write_text('"add.py" = ["33"]\n"sized.py" = {check = {size = 7}}\n')
     command = [sys.executable, "-m", "tilecore.compat", "--survey", str(folder), "--jobs", "2"]
     done = subprocess.run(
-        [*command, "--limit", str(limit), "--out", str(out), "--arguments", str(given)],
+        [*command, "--limit", str(limit), "--out", str(out), "--arguments", str(given),
+         "--tests", "-p no:randomly"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -125,6 +126,11 @@ def test_a_test_imports_the_examples_beside_it(tmp_path: Path) -> None:
     runner.run(program)
 
 
+def test_options_of_pytest_choose_tests(folder: Path) -> None:
+    outcome = runner.attempt(folder / "test_file.py", tests=["-k", "passes or skipped"])
+    assert (outcome.kind, outcome.passed, outcome.skipped) == (runner.CHECKED, 1, 1)
+
+
 def test_a_program_that_hangs_is_out_of_time(tmp_path: Path) -> None:
     (tmp_path / "hang.py").write_text("import tilelang, time\ntime.sleep(600)\n")
     found, _ = surveyed(tmp_path, limit=3)
@@ -135,6 +141,7 @@ def test_a_survey_tells_every_kind_of_outcome(folder: Path) -> None:
     found, table = surveyed(folder, limit=300)
     assert set(found) == {p.name for p in survey.programs(folder)}
     assert "helper.py" not in found
+    assert folder / "helper.py" in survey.programs(folder, every=True)
     assert found["add.py"][0] == runner.CHECKED, found["add.py"]
     assert "| add.py 33 |" in table
     assert "| sized.py check(size=7) |" in table
@@ -185,11 +192,54 @@ def test_cuda_calls_answer_for_one_device() -> None:
         end.record()
         torch.cuda.synchronize()
         assert start.elapsed_time(end) >= 0
-        assert x.device.type == "cpu"
+        assert x.device == torch.device("cuda:0")
+        assert torch.zeros_like(x, device=x.device).is_cpu
+        number = torch.cuda.current_device()
+        assert torch.zeros(2, device=number).to(number).is_cpu
+        assert torch.device(number) == x.device
+        with torch.device("cuda"):
+            assert torch.ones(2).device.type == "cuda"
+        torch.set_default_device("cuda")
+        assert torch.ones(2).is_cpu
+        torch.set_default_device(None)
+        x.record_stream(torch.cuda.current_stream())
         assert not torch.empty(1 << 16, device="cuda").any()
         assert not torch.empty_like(x).any()
         assert torch.nn.Linear(2, 2).cuda()(torch.ones(1, 2).cuda()).shape == (1, 2)
     assert not torch.cuda.is_available()
+    assert x.device.type == "cpu"
+
+
+def test_operators_and_gradients_of_programs_find_the_device() -> None:
+    """torch runs these functions itself, with the mode of the caller switched off."""
+
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * torch.full((1,), 2.0, device="cuda")
+
+        @staticmethod
+        def backward(ctx, grad):
+            assert grad.is_cuda
+            return grad * torch.full((1,), 2.0, device="cuda")
+
+    with cuda_on_cpu():
+
+        @torch.library.custom_op("tilecore_tests::triple", mutates_args=(), device_types="cuda")
+        def triple(x: torch.Tensor) -> torch.Tensor:
+            assert x.is_cuda
+            return x + torch.full((3,), 2.0, device=x.device) * x
+
+        x = torch.ones(3, device="cuda", requires_grad=True)
+        assert torch.equal(triple(x.detach()), torch.full((3,), 3.0))
+        Double.apply(x).sum().backward()
+        assert torch.equal(x.grad, torch.full((3,), 2.0))
+        (grad,) = torch.autograd.grad(Double.apply(x).sum(), x)
+        assert torch.equal(grad, torch.full((3,), 2.0))
+        state = torch.cuda.get_rng_state()
+        first = torch.rand(4, device="cuda")
+        torch.cuda.set_rng_state(state)
+        assert torch.equal(torch.rand(4, device="cuda"), first)
 
 
 def test_random_states_and_division_are_those_of_the_device() -> None:
@@ -265,3 +315,101 @@ def test_programs_get_expressions_of_tilecore_from_tvm(tmp_path) -> None:
     assert outcome.kind == runner.CHECKED, outcome
     assert tvm.__name__ == "tvm"
     assert tvm.tirx.__name__ == "tvm.tirx"
+
+
+OLDER = """
+import torch
+import tilelang
+import tilelang.language as T
+from tilelang.autotuner import autotune, jit
+from tilelang.engine.param import KernelParam
+
+def product(A, B):
+    return A @ B.T
+
+@autotune(configs=[{"block": 16}, {"block": 32}], keys=["block"], warmup=1, rep=1)
+@jit(out_idx=[2], supply_type=tilelang.TensorSupplyType.Integer, ref_prog=product, rtol=1e-2,
+     profiler="auto", target="auto")
+def kernel(block=None):
+    @T.prim_func
+    def main(A: T.Buffer((32, 32), "float32"), B: T.Buffer((32, 32), "float32"),
+             C: T.Buffer((32, 32), "float32")):
+        with T.Kernel(32 // block, 32 // block) as (bx, by):
+            a = T.alloc_shared((block, 32), "float32")
+            b = T.alloc_shared((block, 32), "float32")
+            c = T.alloc_fragment((block, block), "float32")
+            T.copy(A[by * block, 0], a)
+            T.copy(B[bx * block, 0], b)
+            T.gemm(a, b, c, transpose_B=True, clear_accum=True)
+            T.copy(c, C[by * block, bx * block])
+    return main
+
+best = kernel()
+assert best.config["block"] in (16, 32) and best.ref_latency > 0
+assert all(isinstance(p, KernelParam) for p in best.params)
+a, b = best.get_profiler()._get_inputs()
+torch.testing.assert_close(best(a, b), product(a, b))
+assert len(best.get_profiler()._get_inputs(with_output=True)) == 3
+"""
+
+
+def test_a_program_for_an_older_release(tmp_path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(OLDER)
+    outcome = runner.attempt(program)
+    assert outcome.kind == runner.CHECKED, outcome
+
+
+REBINDS = """
+import numpy as np
+import tilelang
+import tilelang.language as T
+
+@T.prim_func
+def main(A: T.Tensor((8,), "float32"), B: T.Tensor((8,), "float32")):
+    with T.Kernel(1):
+        x = A[0]
+        for i in T.serial(8):
+            B[i] = x
+            if i > 2:
+                x = A[i]
+                B[i] = B[i] + x
+
+a = np.arange(8, dtype=np.float32) + 1
+assert (tilelang.compile(main, out_idx=-1)(a) == np.where(a > 3, a + 1, 1)).all()
+"""
+
+
+def test_a_name_bound_anew_in_a_loop_means_what_it_does_in_tilelang(tmp_path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(REBINDS)
+    with pytest.warns(UserWarning, match="`x` is read and then rebound in a loop"):
+        outcome = runner.attempt(program)
+    assert outcome.kind == runner.CHECKED, outcome
+
+
+VISITS = """
+import tilelang
+import tilelang.language as T
+from tvm.ir import PrimExpr
+from tvm.tirx.stmt_functor import ir_transform
+
+def twice(value: PrimExpr):
+    return value * 2
+
+@T.prim_func
+def main(A: T.Tensor((8,), "float32")):
+    with T.Kernel(1):
+        A[0] = twice(A[1])
+
+assert isinstance(twice(tilelang.tvm.tirx.Var("x", "int32")), PrimExpr)
+ir_transform(main, None, None)
+"""
+
+
+def test_a_rewrite_of_tvms_trees_is_refused(tmp_path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(VISITS)
+    outcome = runner.attempt(program)
+    assert outcome.kind == runner.REJECTED
+    assert "TC302 tvm.tirx.stmt_functor.ir_transform on target llvm" in outcome.reason

@@ -87,6 +87,55 @@ def test_a_producer_and_a_consumer(run_both: RunBoth, producer_first: bool, in_l
     np.testing.assert_allclose(c, a @ b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("producer_first", [True, False])
+def test_a_producer_runs_no_further_ahead_than_it_must(producer_first: bool) -> None:
+    """Programs keep one mask for two stages: right on a GPU, where the consumer is quicker."""
+    steps = 3
+
+    @T.macro
+    def produce(A, tile, number, full, empty, k):
+        for stage in (0, 1):
+            T.mbarrier_wait_parity(empty[stage], (k % 2) ^ 1)
+            T.copy(A[(k * 2 + stage) * 16, 0], tile[stage, :, :])
+            number[0] = k * 2 + stage
+            T.mbarrier_arrive(full[stage])
+
+    @T.macro
+    def consume(tile, found, number, N, full, empty, k):
+        for stage in (0, 1):
+            T.mbarrier_wait_parity(full[stage], k % 2)
+            N[k * 2 + stage] = number[0]
+            T.gemm(tile[stage, :, :], tile[stage, :, :], found)
+            T.mbarrier_arrive(empty[stage])
+
+    @T.prim_func
+    def program(
+        A: T.Tensor((steps * 32, 16), "float32"),
+        B: T.Tensor((16, 16), "float32"),
+        N: T.Tensor((steps * 2,), "int32"),
+    ):
+        with T.Kernel(1, threads=256):
+            tile = T.alloc_shared((2, 16, 16), "float32")
+            number = T.alloc_shared((1,), "int32")
+            found = T.alloc_fragment((16, 16), "float32")
+            full, empty = T.alloc_barrier([128] * 2), T.alloc_barrier([128] * 2)
+            with T.ws(int(not producer_first)):
+                for k in T.serial(steps):
+                    produce(A, tile, number, full, empty, k)
+            with T.ws(int(producer_first)):
+                T.clear(found)
+                for k in T.serial(steps):
+                    consume(tile, found, number, N, full, empty, k)
+                T.copy(found, B)
+
+    a = RNG.standard_normal((steps * 32, 16)).astype(np.float32)
+    b, numbers = np.zeros((16, 16), np.float32), np.zeros(steps * 2, np.int32)
+    tilelang.compile(program)(a, b, numbers)
+    np.testing.assert_array_equal(numbers, np.arange(steps * 2))
+    parts = a.reshape(-1, 16, 16)
+    np.testing.assert_allclose(b, sum(p @ p for p in parts), rtol=1e-4, atol=1e-4)
+
+
 def test_the_number_of_steps_may_be_known_only_at_run_time(run_both: RunBoth) -> None:
     k = T.dynamic("k")
     program = matmul(40, 50, k, True, False)

@@ -31,11 +31,11 @@ def test_all_stages_at_once(kernel) -> None:
     shown = kernel.show()
     names = [line.split()[2] for line in shown.splitlines() if line.startswith("# --- ")]
     assert names == [
-        "source", "serialize_threads", "drop_stages", "fold_clear", "inference", "tir",
+        "source", "guard_tiles", "serialize_threads", "drop_stages", "fold_clear", "inference", "tir",
     ]  # fmt: skip
-    assert shown.count("(unchanged)") == 2
+    assert shown.count("(unchanged)") == 3
 
 
 def test_an_unknown_stage_is_refused(kernel) -> None:
-    with pytest.raises(TypeMismatch, match=r"source, serialize_threads.*found 'ptx'"):
+    with pytest.raises(TypeMismatch, match=r"source, guard_tiles.*found 'ptx'"):
         kernel.show("ptx")

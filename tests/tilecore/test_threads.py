@@ -231,6 +231,32 @@ def test_wrong_uses() -> None:
         tilelang.compile(parallel_local)
 
 
+def test_a_tile_operation_takes_a_scalar_that_every_thread_has() -> None:
+    """T.Parallel of one warp group of two reads what its threads keep in T.alloc_local."""
+
+    @T.prim_func
+    def main(A: T.Tensor((3, 40), "float32"), B: T.Tensor((3, 40), "float32")):
+        with T.Kernel(3, threads=256) as b:
+            tx = T.get_thread_binding()
+            rows = T.alloc_shared((40,), "float32")
+            scale = T.alloc_local((2,), "float32")
+            T.copy(A[b, 0], rows)
+            if tx >= 128:
+                for step in T.serial(2):
+                    scale[1] = rows[step] + 1
+                    for i in T.Parallel(40):
+                        rows[i] = rows[i] * scale[1]
+            T.sync_threads()
+            T.copy(rows, B[b, 0])
+
+    a = np.random.default_rng(4).standard_normal((3, 40)).astype(np.float32)
+    want = a.copy()
+    for step in range(2):
+        want *= want[:, step : step + 1] + 1
+    found = run_both(main, a, np.zeros_like(a))[1]
+    np.testing.assert_allclose(found, want, rtol=1e-5)
+
+
 @pytest.mark.parametrize("axes", [(0,), (1,), (2,), (0, 2), (1, 2), (0, 1)])
 @pytest.mark.parametrize("op", ["sum", "max", "prod"])
 def test_allreduce_over_any_thread_axes(axes, op) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 import sys
 import tomllib
 from pathlib import Path
@@ -19,12 +20,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--survey", type=Path, metavar="DIR", help="run every program below DIR")
     parser.add_argument("--out", type=Path, help="write the survey's table to this file (Markdown)")
     parser.add_argument("--match", default="", help="survey: only paths with this regex in them")
+    parser.add_argument(
+        "--every", action="store_true", help="survey: programs that do not import tilelang too"
+    )
     parser.add_argument("--limit", type=float, default=120.0, help="survey: seconds per program")
     parser.add_argument("--jobs", type=int, default=1, help="survey: programs run at once")
     parser.add_argument(
         "--arguments",
         type=Path,
         help='survey: TOML file of lines "program.py" = ["--n", "8"] or {main = {n = 8}}',
+    )
+    parser.add_argument(
+        "--tests", default="", help='survey: options of pytest for files of tests ("-m smoke")'
     )
     parser.add_argument("--source", default="", help="survey: what the programs are, for the table")
     parser.add_argument("program", type=Path, nargs="?")
@@ -48,7 +55,8 @@ def _survey(given: argparse.Namespace) -> int:
     if not folder.is_dir():
         print(f"expected a folder, found {given.survey}", file=sys.stderr)
         return 2
-    chosen = [p for p in survey.programs(folder) if re.search(given.match, p.as_posix())]
+    files = survey.programs(folder, every=given.every)
+    chosen = [p for p in files if re.search(given.match, p.as_posix())]
 
     arguments = {}
     if given.arguments is not None:
@@ -62,8 +70,9 @@ def _survey(given: argparse.Namespace) -> int:
         print(f"{s.wall_s:6.1f} s  {s.program}: {s.outcome.kind}  {s.outcome.reason}", flush=True)
 
     found = survey.survey(
-        chosen, folder, given.limit, arguments=arguments, jobs=given.jobs, tell=tell
-    )
+        chosen, folder, given.limit, arguments=arguments, jobs=given.jobs,
+        tests=shlex.split(given.tests), tell=tell,
+    )  # fmt: skip
     if given.out is not None:
         given.out.write_text(
             survey.markdown(found, "TileLang programs on tilecore", given.source or folder.name)

@@ -1,13 +1,14 @@
 """Programs that say ``device="cuda"`` run on this CPU while :func:`cuda_on_cpu` is active.
 
 torch functions get "cpu" where they were given "cuda"; what programs ask ``torch.cuda`` about is
-answered for one device with the compute capability that was asked for. Tensors stay CPU tensors
-and say so.
+answered for one device with the compute capability that was asked for. Tensors stay CPU tensors,
+but programs that ask are told that they are on "cuda:0".
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.library import CustomOpDef
 from torch.overrides import TorchFunctionMode
 
 CAPABILITY = (9, 0)  # programs for Hopper take their Hopper branches, as on the machine they know
@@ -24,6 +26,9 @@ DO_NOTHING = (
     "synchronize", "set_device", "init", "empty_cache", "manual_seed", "manual_seed_all",
     "reset_peak_memory_stats",
 )  # fmt: skip
+
+
+DEVICE = torch.device("cuda", 0)
 
 
 def _is_cuda(value: Any) -> bool:
@@ -39,6 +44,7 @@ def on_cpu(value: Any) -> Any:
 
 # A GPU's fresh memory usually reads as 0, and programs multiply by what they never set.
 UNINITIALISED = (torch.empty, torch.empty_like, torch.Tensor.new_empty)
+RUN_BACKWARD = "_engine_run_backward"  # what Tensor.backward and autograd.grad both call
 DIVISIONS = (torch.div, torch.true_divide, torch.Tensor.div, torch.Tensor.__truediv__)
 
 
@@ -60,21 +66,54 @@ class CudaOnCpu(TorchFunctionMode):  # type: ignore[misc]  # torch has no types 
     ) -> Any:
         """Run ``func`` with CPU devices."""
         _ = types
+        if func is torch.device:
+            return DEVICE if args and type(args[0]) is int else func(*args, **(kwargs or {}))
         if func is torch.Tensor.cuda:
             return args[0]
         if func == torch.Tensor.is_cuda.__get__:
             return True
+        if func == torch.Tensor.device.__get__ and args[0].is_cpu:
+            return DEVICE
         if func is torch.Tensor.get_device:
             return 0
         if func in DIVISIONS and len(args) == 2 and _is_reciprocal(*args):
             return args[0] * _reciprocal(args[0], args[1])
         named = {k: on_cpu(v) for k, v in (kwargs or {}).items()}
+        if type(named.get("device")) is int:  # the number of a GPU
+            named["device"] = "cpu"
+        if func is torch.Tensor.to and len(args) > 1 and type(args[1]) is int:
+            args = (args[0], "cpu", *args[2:])
         if named.get("pin_memory"):
             named.pop("pin_memory")
         made = func(*[on_cpu(a) for a in args], **named)
         if func in UNINITIALISED and made.device.type == "cpu":
             made.untyped_storage().fill_(0)  # the bytes: not every type has a fill
         return made
+
+
+def _in_mode(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``function`` with "cuda" meaning the CPU, for torch calls it while the mode is off."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with CudaOnCpu():
+            return function(*args, **kwargs)
+
+    return run
+
+
+def _register_kernel(real: Callable[..., Any]) -> Callable[..., Any]:
+    """Return CustomOpDef.register_kernel for implementations that run in the mode."""
+
+    def register(self: Any, device_types: Any, fn: Any = None, /) -> Any:
+        if fn is None:
+            return lambda f: register(self, device_types, f)
+        wanted = [device_types] if isinstance(device_types, str) else device_types
+        own = None if wanted is None else [str(on_cpu(d)) for d in wanted]
+        real(self, own)(_in_mode(fn))
+        return fn
+
+    return register
 
 
 class Generator(torch.Generator):  # type: ignore[misc]  # torch has no types here
@@ -148,6 +187,8 @@ def _replacements(capability: tuple[int, int]) -> dict[str, Any]:
         "device": always(contextlib.nullcontext()), "mem_get_info": always((memory, memory)),
         "memory_allocated": always(0), "max_memory_allocated": always(0),
         "is_bf16_supported": always(True),
+        "get_rng_state": lambda *_, **__: torch.get_rng_state(),
+        "set_rng_state": lambda state, *_, **__: torch.set_rng_state(state),
         # One function each: torch's compiler refuses one that has two names.
         **{name: always(None) for name in DO_NOTHING},
     }  # fmt: skip
@@ -160,11 +201,15 @@ def cuda_on_cpu(capability: tuple[int, int] = CAPABILITY) -> Iterator[None]:
     Args:
         capability: the compute capability that ``torch.cuda`` tells programs.
     """
-    fork_rng = torch.random.fork_rng
+    fork_rng, set_default_device = torch.random.fork_rng, torch.set_default_device
     new: list[tuple[Any, str, Any]] = [
         *((torch.cuda, name, value) for name, value in _replacements(capability).items()),
+        (torch.Tensor, "record_stream", lambda self, stream: None),
         (torch.nn.Module, "cuda", lambda self, device=None: self),
+        (CustomOpDef, "register_kernel", _register_kernel(CustomOpDef.register_kernel)),
+        (torch.autograd, RUN_BACKWARD, _in_mode(getattr(torch.autograd, RUN_BACKWARD))),
         (torch, "Generator", Generator),
+        (torch, "set_default_device", lambda device: set_default_device(on_cpu(device))),
         (torch.random, "fork_rng", lambda *_, **__: fork_rng(devices=())),
     ]
     old = [(owner, name, getattr(owner, name)) for owner, name, _ in new]

@@ -32,6 +32,7 @@ COUNTERPARTS = {
     "cuda.language": "language",
     "engine.callback": "engine",
     "engine.lower": "engine",
+    "engine.param": "engine",
     "jit.kernel": "kernel",
     "language.dtypes": "language",
     "language.tir.ir": "language",

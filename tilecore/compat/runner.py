@@ -84,7 +84,12 @@ def call(
             names[name](**keywords)
 
 
-def attempt(program: Path, arguments: Arguments = (), sm: tuple[int, int] = CAPABILITY) -> Outcome:
+def attempt(
+    program: Path,
+    arguments: Arguments = (),
+    sm: tuple[int, int] = CAPABILITY,
+    tests: Sequence[str] = (),
+) -> Outcome:
     """Run a program (a file of tests by pytest) and return what became of it.
 
     Args:
@@ -92,10 +97,11 @@ def attempt(program: Path, arguments: Arguments = (), sm: tuple[int, int] = CAPA
         arguments: of the command line; or functions of the program with their keywords, which
             are called instead.
         sm: compute capability that the program sees.
+        tests: options of pytest for a file of tests.
     """
     try:
         if program.name.startswith("test_"):
-            return _run_tests(program, sm)
+            return _run_tests(program, sm, tests)
         if isinstance(arguments, Mapping):
             call(program, arguments, sm)
         else:
@@ -193,13 +199,13 @@ class _Collector:
             self.failures.append(Outcome(MISSING_PACKAGE if missing else FAILED, text[:160]))
 
 
-def _run_tests(program: Path, sm: tuple[int, int]) -> Outcome:
+def _run_tests(program: Path, sm: tuple[int, int], tests: Sequence[str]) -> Outcome:
     import pytest
 
     found = _Collector(program)
     options = [
         "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:timeout", "--tb=line",
-        "--rootdir", str(program.parent), "-c", os.devnull, str(program),
+        "--rootdir", str(program.parent), "-c", os.devnull, *tests, str(program),
     ]  # fmt: skip
     with environment(program, (), sm):
         pytest.main(options, plugins=[found])

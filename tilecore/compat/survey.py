@@ -35,14 +35,16 @@ class Surveyed:
 class Child:
     """A program that runs in a forked child of this process."""
 
-    def __init__(self, program: Path, arguments: Arguments, limit_s: float) -> None:
+    def __init__(
+        self, program: Path, arguments: Arguments, limit_s: float, tests: Sequence[str]
+    ) -> None:
         self.program, self.arguments = program, arguments
         self.limit_s, self.start_s = limit_s, time.monotonic()
         self._answer = tempfile.TemporaryFile("w+")  # noqa: SIM115 - poll() closes it
         sys.stdout.flush()
         self._pid = os.fork()
         if self._pid == 0:
-            _run(program, arguments, self._answer.fileno())
+            _run(program, arguments, tests, self._answer.fileno())
 
     def poll(self) -> Outcome | None:
         """Return what became of the program, None while it runs; kill it past its limit."""
@@ -66,13 +68,13 @@ class Child:
         return time.monotonic() - self.start_s
 
 
-def programs(folder: Path) -> list[Path]:
-    """Return the Python files below ``folder`` that import tilelang, sorted."""
+def programs(folder: Path, *, every: bool = False) -> list[Path]:
+    """Return the Python files below ``folder`` that import tilelang, or all of them, sorted."""
     return [
         path
         for path in sorted(folder.rglob("*.py"))
         if path.name not in ("conftest.py", "__init__.py")
-        and IMPORTS.search(path.read_text(errors="replace"))
+        and (every or IMPORTS.search(path.read_text(errors="replace")))
     ]
 
 
@@ -83,6 +85,7 @@ def survey(
     *,
     arguments: Mapping[str, Arguments] | None = None,
     jobs: int = 1,
+    tests: Sequence[str] = (),
     tell: Callable[[Surveyed], None] = lambda _: None,
 ) -> list[Surveyed]:
     """Run programs and return what became of them, by name.
@@ -93,6 +96,7 @@ def survey(
         limit_s: time after which a program is killed.
         arguments: what programs are started with, by name.
         jobs: how many run at once.
+        tests: options of pytest for files of tests.
         tell: called with every outcome as it is known.
     """
     _preload()
@@ -103,7 +107,7 @@ def survey(
         while waiting and len(running) < jobs:
             path = waiting.popleft()
             given = (arguments or {}).get(path.relative_to(folder).as_posix(), ())
-            running.append(Child(path, given, limit_s))
+            running.append(Child(path, given, limit_s, tests))
         for child in list(running):
             outcome = child.poll()
             if outcome is not None:
@@ -115,14 +119,14 @@ def survey(
     return sorted(found, key=lambda s: s.program)
 
 
-def _run(program: Path, arguments: Arguments, answer: int) -> NoReturn:
+def _run(program: Path, arguments: Arguments, tests: Sequence[str], answer: int) -> NoReturn:
     os.setpgid(0, 0)
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
     os.chdir(program.parent)
     try:
-        outcome = attempt(program, arguments)
+        outcome = attempt(program, arguments, tests=tests)
         os.write(answer, json.dumps(asdict(outcome)).encode())
     finally:
         os._exit(0)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from tilecore import language
+from tilecore.compat import stmt_functor
 from tilecore.errors import UnknownPrimitive
 from tilecore.ir.dtype import DType
-from tilecore.ir.expr import Const, Expr, Load, binary, const, unary
+from tilecore.ir.expr import Const, Expr, Load, binary, const
 from tilecore.ir.expr import Var as Variable
 from tilecore.ir.nodes import PrimFunc, Stmt
 from tilecore.language import Cast, Select, reinterpret
 
 __all__ = [
-    "EQ", "GE", "GT", "LE", "LT", "NE", "Add", "And", "BufferLoad", "Cast", "Div", "FloatImm",
-    "FloorDiv", "FloorMod", "IntImm", "Max", "Min", "Mul", "Not", "Or", "PrimExpr", "PrimFunc",
-    "Select", "Stmt", "Sub", "Var", "all", "any", "const", "expr", "reinterpret",
+    "BufferLoad", "Cast", "FloatImm", "IntImm", "PrimExpr", "PrimFunc", "Select",
+    "Stmt", "Var", "all", "any", "const", "expr", "reinterpret",
+    "stmt_functor",
 ]  # fmt: skip
 
 expr = sys.modules[__name__]  # `tvm.tirx.expr` has the same names
@@ -39,36 +39,6 @@ def IntImm(dtype: Any, value: int) -> Const:
 def FloatImm(dtype: Any, value: float) -> Const:
     """Return a float literal."""
     return const(value, dtype)
-
-
-def Min(a: Any, b: Any) -> Expr:
-    """Return the smaller value."""
-    return binary("min", a, b)
-
-
-def Max(a: Any, b: Any) -> Expr:
-    """Return the larger value."""
-    return binary("max", a, b)
-
-
-def _operator(op: str) -> Callable[[Any, Any], Expr]:
-    def compute(a: Any, b: Any) -> Expr:
-        return binary(op, a, b)
-
-    compute.__doc__ = f"Return `a {op} b`."
-    return compute
-
-
-Add, Sub, Mul, Div, FloorDiv, FloorMod = (
-    _operator(op) for op in ("add", "sub", "mul", "div", "floordiv", "mod")
-)
-EQ, NE, LT, LE, GT, GE = (_operator(op) for op in ("eq", "ne", "lt", "le", "gt", "ge"))
-And, Or = _operator("and"), _operator("or")
-
-
-def Not(a: Any) -> Expr:
-    """Return whether ``a`` does not hold."""
-    return unary("not", a)
 
 
 def all(*conditions: Any) -> Any:

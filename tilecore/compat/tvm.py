@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from tilecore.compat import tirx
+from tilecore.compat import ir, tirx
 from tilecore.ir.dtype import DType as DataType
 
-__all__ = ["DataType", "tir", "tirx"]
+__all__ = ["DataType", "ir", "tir", "tirx"]
 
 tir = tirx
 _KINDS = {"hip": "rocm"}  # names of TileLang's TVM and of the released one

@@ -47,9 +47,9 @@ INLINE_LIMIT = 64  # nodes: a longer pure expression gets a name instead of bein
 class Frame:
     """One open statement list.
 
-    ``kind`` is "func", "kernel", "loop", "parallel", "while", "then", "else" or "python" (a Python
-    loop, which runs while tracing and makes no statement). ``reads`` holds the names (scope id,
-    name) that the body of a loop has read from outside so far.
+    ``kind`` is "func", "kernel", "loop", "parallel", "while", "if" (the inside of T.If), "then",
+    "else" or "python" (a Python loop, which runs while tracing and makes no statement). ``reads``
+    holds the names (scope id, name) that the body of a loop has read from outside so far.
     """
 
     kind: str
@@ -59,6 +59,7 @@ class Frame:
     is_open: bool = True
     axes: tuple[tuple[Var, Expr], ...] = ()  # variables and extents of a "parallel" frame
     launch: Any = None  # the KernelFrame of a "kernel" frame, or of a "func" that binds axes itself
+    branch: Any = None  # the Branch of an "if" frame
 
     def body(self) -> Seq:
         """Return the collected statements."""

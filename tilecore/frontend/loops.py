@@ -10,6 +10,7 @@ from typing import Any
 
 from tilecore.errors import ShapeMismatch, TypeMismatch
 from tilecore.frontend.builder import Builder, current
+from tilecore.frontend.launches import iterations, launches_kernels
 from tilecore.ir.expr import Expr, ExprLike, Var, as_expr, binary, cast, ceildiv, const, int_value
 from tilecore.ir.nodes import For, If, Let, Parallel
 
@@ -70,7 +71,9 @@ class LoopSpec:
                 yield from self._nest(builder, loop_vars, value, axis + 1)
         bounds = (self.starts[axis], self.stops[axis], self.steps[axis])
         body, notes = frame.body(), self.annotations
-        builder.emit(For(loop_vars[axis], *bounds, self.kind, body, notes, frame.span))
+        loop = For(loop_vars[axis], *bounds, self.kind, body, notes, frame.span)
+        for stmt in iterations(loop) if launches_kernels(loop) else (loop,):
+            builder.emit(stmt)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,6 +7,7 @@ frontend.control.
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from tilecore.ir.indexing import index_buffer, same_extents, whole
 from tilecore.ir.nodes import Assert, Buffer, Copy, Fill, Region, Store
 from tilecore.ir.vector import Vector, places, vector
 from tilecore.ir.visitor import walk_expr
+from tilecore.target import runs_gpu_programs
 
 _OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv,
@@ -120,12 +122,23 @@ class Scope:
         before = old.frame if old is not None else self.root
         for frame in self._frames_inside(before):
             if (id(self), name) in frame.reads:
-                raise ScopeError(
-                    message=f"`{name}` is read and then rebound in a loop at {frame.span}",
-                    hint=f"a plain name is immutable: use {name} = T.alloc_var(dtype, init)",
-                )
+                self._refuse_rebinding(name, frame)
         self.bound[name] = Binding(value, self._frame())
         return value
+
+    def _refuse_rebinding(self, name: str, loop: Frame) -> None:
+        """Refuse a name that a loop reads before it binds it; TileLang's programs are warned."""
+        error = ScopeError(
+            message=f"`{name}` is read and then rebound in a loop at {loop.span}",
+            hint=f"a plain name is immutable: use {name} = T.alloc_var(dtype, init)",
+        )
+        if not runs_gpu_programs():
+            raise error
+        warnings.warn(
+            f"{self.builder.span}: {error.message}; as in TileLang, what is read is always the "
+            "value from before the loop",
+            stacklevel=2,
+        )
 
     def read(self, name: str, value: Any) -> Any:
         """Return ``value`` after checking that the binding of ``name`` still holds."""

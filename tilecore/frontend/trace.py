@@ -224,8 +224,7 @@ def _argument(scope: Scope, name: str, value: Any, annotation: Any) -> Any:
     """Return what a macro parameter is bound to.
 
     Raises:
-        TypeMismatch: ``T.Ref`` got a value instead of a variable or element, or a tile lies in
-            another memory than annotated (TC202).
+        TypeMismatch: ``T.Ref`` got a value instead of a variable or element (TC202).
     """
     if annotation is Ref or annotation is Var or str(annotation) in ("T.Ref", "T.Var"):
         if not isinstance(value, Load):
@@ -234,13 +233,6 @@ def _argument(scope: Scope, name: str, value: Any, annotation: Any) -> Any:
                 found=f"the value {value}",
             )
         scope.refer(name, value)
-        return value
-    if isinstance(annotation, TensorSpec) and isinstance(value, Buffer):
-        if annotation.scope not in ("global", value.scope):
-            raise TypeMismatch(
-                expected=f"`{name}` in {annotation.scope} memory",
-                found=f"`{value.name}` in {value.scope} memory",
-            )
         return value
     is_late = is_symbolic(value) and has_loads(value)
     return scope.builder.let(name, value) if is_late else value

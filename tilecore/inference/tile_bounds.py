@@ -1,7 +1,8 @@
-"""Accesses that surely leave a tile. Tensors have guarded edges, tiles have none.
+"""Accesses that leave a tile. Tensors have guarded edges, tiles have none.
 
-Only what runs unconditionally, with an index linear in loops of known range, is judged: such
-an index takes both ends of its interval.
+Only an index linear in loops of known range is judged: it takes both ends of its interval. What
+runs unconditionally then leaves its tile for sure. What stands under a condition, with loops of its
+own, does so if it runs at all.
 """
 
 from __future__ import annotations
@@ -22,7 +23,15 @@ def check_tile_bounds(func: PrimFunc) -> None:
     Raises:
         ShapeMismatch: an index lies outside (TC201).
     """
-    _Checker().visit(func.body)
+    for _, error, is_sure in _Checker().visit(func.body, True):
+        if is_sure:
+            raise error
+
+
+def conditional_faults(func: PrimFunc) -> dict[int, ShapeMismatch]:
+    """Return what to say, by id, of statements that leave a tile if they run."""
+    found = _Checker().visit(func.body, True)
+    return {id(stmt): error for stmt, error, is_sure in found if not is_sure}
 
 
 def sure_loads(stmt: Stmt) -> Iterator[Load]:
@@ -47,20 +56,33 @@ class _Checker:
         self.ranges: dict[Var, Interval] = {}
         self.lets: dict[Var, Expr] = {}
 
-    def visit(self, stmt: Stmt) -> None:
-        """Check ``stmt`` and what always runs inside it."""
+    def visit(self, stmt: Stmt, is_sure: bool) -> Iterator[tuple[Stmt, ShapeMismatch, bool]]:
+        """Yield the faults of ``stmt``, which surely runs or perhaps, and of what is inside."""
         if isinstance(stmt, nodes.Let):
             self.lets[stmt.var] = stmt.value
-        for load in sure_loads(stmt):
-            self.check(load.buffer, load.indices, stmt.span)
+        accesses = [(load.buffer, load.indices) for load in sure_loads(stmt)]
         if isinstance(stmt, nodes.Store):
-            self.check(stmt.buffer, stmt.indices, stmt.span)
-        if self.enter(stmt):
-            for child in children(stmt):
-                self.visit(child)
+            accesses.append((stmt.buffer, stmt.indices))
+        for buffer, indices in accesses:
+            error = self.check(buffer, indices, stmt.span)
+            if error is not None:
+                yield stmt, error, is_sure
+        runs = self.enter(stmt)
+        if runs is None:
+            return
+        outside = self.ranges
+        if not runs:  # a condition may keep the variables outside it from their ends
+            self.ranges = {}
+        for child in children(stmt):
+            yield from self.visit(child, is_sure and runs)
+        self.ranges = outside
 
-    def enter(self, stmt: Stmt) -> bool:
-        """Note the ranges of the variables of ``stmt``; return whether its body surely runs."""
+    def enter(self, stmt: Stmt) -> bool | None:
+        """Note the ranges of the variables of ``stmt``.
+
+        Returns:
+            Whether its body surely runs (each time in full); None if it never does.
+        """
         match stmt:
             case nodes.If() | nodes.While():
                 return False
@@ -75,28 +97,31 @@ class _Checker:
                 values = range(first, last, by)
                 if values:
                     self.ranges[name] = (min(values), max(values))
-                return bool(values)
+                return True if values else None
             case _:
                 return True
 
-    def count(self, names: Sequence[Var], extents: Sequence[Expr]) -> bool:
+    def count(self, names: Sequence[Var], extents: Sequence[Expr]) -> bool | None:
         """Note ranges from 0 on; unknown extents leave their variable unknown."""
         for name, extent in zip(names, extents, strict=True):
             size = int_value(extent)
             if size is not None and size > 0:
                 self.ranges[name] = (0, size - 1)
-        return all(int_value(e) != 0 for e in extents)
+        return True if all(int_value(e) != 0 for e in extents) else None
 
-    def check(self, buffer: Buffer, indices: Sequence[Expr], span: SourceSpan) -> None:
-        """Raise if an index surely leaves the buffer."""
+    def check(
+        self, buffer: Buffer, indices: Sequence[Expr], span: SourceSpan
+    ) -> ShapeMismatch | None:
+        """Return the error of an access with an index that leaves the buffer."""
         if buffer.scope == "global":
-            return
+            return None
         for axis, (index, extent) in enumerate(zip(indices, buffer.shape, strict=True)):
             size, form = int_value(extent), linear(index, self.lets)
             found = None if form is None else interval(form.to_expr(), self.ranges)
             if size is not None and found is not None and (found[0] < 0 or found[1] >= size):
                 shown = str(found[0]) if found[0] == found[1] else f"{found[0]} to {found[1]}"
-                raise ShapeMismatch(
+                return ShapeMismatch(
                     what=f"index of `{buffer.name}`, axis {axis}",
                     expected=f"0 to {size - 1}", found=shown, span=span,
                 )  # fmt: skip
+        return None

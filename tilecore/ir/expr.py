@@ -41,6 +41,7 @@ ARITHMETIC = ("add", "sub", "mul", "div", "floordiv", "mod", "min", "max", "pow"
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 LOGICAL = ("and", "or")
 BITWISE = ("bitand", "bitor", "bitxor", "shl", "shr")
+LITERAL_BITS = 32  # of a Python number beside a narrower operand
 BINARY_OPS = ARITHMETIC + COMPARISONS + LOGICAL + BITWISE
 UNARY_OPS = ("neg", "not", "bitnot")
 CALLS = (
@@ -356,10 +357,10 @@ def binary(op: str, left: ExprLike, right: ExprLike) -> Expr:
         left = as_expr(left)
     if isinstance(left, Expr):
         a = _computed(left)
-        b = _computed(as_expr(right, a.dtype))
+        b = _computed(_beside(a.dtype, right, op))
     else:
         b = _computed(as_expr(right))
-        a = as_expr(left, b.dtype)
+        a = _beside(b.dtype, left, op)
     if op in LOGICAL:
         a, b = as_bool(a), as_bool(b)
         dtype = DType("bool")
@@ -367,11 +368,24 @@ def binary(op: str, left: ExprLike, right: ExprLike) -> Expr:
         dtype = promote(a.dtype, b.dtype)
         if op == "div" and not dtype.is_float:
             dtype = DType("float32")
+        if op in ARITHMETIC and dtype == "bool":
+            dtype = DType("int32")  # as in C: two truths sum up to 2
         if op in BITWISE and dtype.is_float:
             raise TypeMismatch(expected=f"integers for `{op}`", found=f"{a.dtype} and {b.dtype}")
         a, b = cast(a, dtype), cast(b, dtype)
     result = DType("bool") if op in COMPARISONS or op in LOGICAL else dtype
     return _fold_binary(op, a, b, result)
+
+
+def _beside(kind: DType, value: ExprLike, op: str = "") -> Expr:
+    """Return ``value`` as an operand of ``op`` beside one of type ``kind``.
+
+    A Python number keeps its own type where that is wider, as in TVM: a float beside a float16 is
+    a float32, an int beside an int8 an int32. Bit operations keep the type of their operand.
+    """
+    is_fraction = isinstance(value, (float, np.floating))
+    keeps = op in BITWISE or (kind.is_float and not is_fraction) or kind.bits >= LITERAL_BITS
+    return as_expr(value, kind if keeps else None)
 
 
 def _computed(value: Expr) -> Expr:
@@ -441,8 +455,8 @@ def cast(value: ExprLike, dtype: str) -> Expr:
 def select(cond: ExprLike, a: ExprLike, b: ExprLike) -> Expr:
     """Return ``a`` where ``cond`` holds, else ``b``, in their common dtype."""
     test = as_bool(cond)
-    left = as_expr(a, b.dtype if isinstance(b, Expr) else None)
-    right = as_expr(b, left.dtype)
+    left = _beside(b.dtype, a) if isinstance(b, Expr) else as_expr(a)
+    right = _beside(left.dtype, b) if isinstance(a, Expr) else as_expr(b, left.dtype)
     dtype = promote(left.dtype, right.dtype)
     left, right = cast(left, dtype), cast(right, dtype)
     if isinstance(test, Const):

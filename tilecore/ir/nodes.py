@@ -46,7 +46,7 @@ import copyreg
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tilecore.errors import ScopeError, SourceSpan
 from tilecore.ir.dtype import DType
@@ -134,6 +134,13 @@ class Buffer:
     __iter__ = None  # indexing does not make a tensor iterable
 
 
+class Range(NamedTuple):
+    """One axis of a region, by TVM's names."""
+
+    min: Expr
+    extent: Expr
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Region:
     """A box of ``buffer``: ``offsets[i] <= index[i] < offsets[i] + extents[i]``."""
@@ -141,6 +148,16 @@ class Region:
     buffer: Buffer
     offsets: tuple[Expr, ...]
     extents: tuple[Expr, ...]
+
+    @property
+    def dtype(self) -> DType:
+        """The element type."""
+        return self.buffer.dtype
+
+    @property
+    def region(self) -> tuple[Range, ...]:
+        """The box axis by axis, as programs ask a slice for it."""
+        return tuple(map(Range, self.offsets, self.extents))
 
 
 class Stmt:
@@ -444,6 +461,11 @@ class PrimFunc:
     def buffers(self) -> tuple[Buffer, ...]:
         """The tensor parameters."""
         return tuple(p for p in self.params if isinstance(p, Buffer))
+
+    @property
+    def buffer_map(self) -> dict[Buffer, Buffer]:
+        """The tensors by parameter, as programs look them up in TVM's functions."""
+        return {p: p for p in self.buffers}
 
     def __str__(self) -> str:
         from tilecore.ir.printer import format_func

@@ -120,12 +120,15 @@ def _rebuild(expr: Expr, new: tuple[Expr, ...], buffer: Buffer | None) -> Expr:
     return Load(buffer, new, expr.dtype)
 
 
-class _Substitution(Rebuilder):
+class Substitution(Rebuilder):
+    """Rebuilds a program with Vars replaced and constants folded."""
+
     def __init__(self, values: Mapping[Var, ExprLike]) -> None:
         super().__init__()
         self.values = {id(v): as_expr(x, v.dtype) for v, x in values.items()}
 
     def expr(self, expr: Expr) -> Expr:
+        """Return ``expr`` with its Vars replaced."""
         if isinstance(expr, Var):
             return self.values.get(id(expr), expr)
         return super().expr(expr)
@@ -133,14 +136,14 @@ class _Substitution(Rebuilder):
 
 def substitute_expr(expr: Expr, values: Mapping[Var, ExprLike]) -> Expr:
     """Return ``expr`` with Vars replaced and constants folded."""
-    return _Substitution(values).expr(expr)
+    return Substitution(values).expr(expr)
 
 
 def substitute_stmt(stmt: Stmt, values: Mapping[Var, ExprLike]) -> Stmt:
     """Return ``stmt`` with Vars replaced and constants folded."""
-    return _Substitution(values).stmt(stmt)
+    return Substitution(values).stmt(stmt)
 
 
 def substitute(func: PrimFunc, values: Mapping[Var, ExprLike]) -> PrimFunc:
     """Return ``func`` with Vars (dynamic dims, symbolic knobs) replaced and constants folded."""
-    return _Substitution(values).func(func)
+    return Substitution(values).func(func)

@@ -9,7 +9,7 @@ from tilecore.ir.expr import Expr as PrimExpr
 from tilecore.ir.expr import Var
 from tilecore.ir.nodes import PrimFunc
 from tilecore.ir.vector import VectorType
-from tilecore.language import gpu
+from tilecore.language import branch, gpu, operators, pointer
 from tilecore.language.allocate import (
     alloc_buffer,
     alloc_fragment,
@@ -169,7 +169,6 @@ from tilecore.language.math import (
 )
 from tilecore.language.movement import c2d_im2col, im2col, transpose
 from tilecore.language.output import print
-from tilecore.language.pointer import access_ptr, address_of
 from tilecore.language.random import rng_init, rng_rand, rng_rand_float
 from tilecore.language.reduce import (
     all_of,
@@ -314,7 +313,7 @@ __all__ += [
     "FragmentBuffer", "LocalBuffer", "Ref", "SharedBuffer", "StridedTensor", "align_up",
     "alloc_global",
     "Broadcast", "Ramp", "Shuffle", "abs2", "add2", "extract_lane", "fma2", "max2", "min2",
-    "mul2", "sub2", "access_ptr", "address_of", "alloc_buffer",
+    "mul2", "sub2", "alloc_buffer",
     "resolve_torch_storage_dtype", "call_extern", "call_intrin",
     "call_pure_extern",
     "call_pure_intrin", "import_source",
@@ -339,6 +338,9 @@ def __getattr__(name: str) -> Any:
         return ALIASES[name]
     if name == "_TORCH_DTYPE_TO_STR":
         return torch_names()
+    for module in (branch, operators, pointer):
+        if name in module.__all__:
+            return getattr(module, name)
     for known in (INTRINSICS, BY_WIDTH):
         if name in known:
             return known[name]

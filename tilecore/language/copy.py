@@ -7,8 +7,8 @@ from typing import Any
 
 from tilecore.errors import ShapeMismatch, TypeMismatch
 from tilecore.frontend.builder import current
-from tilecore.ir.expr import ExprLike, Load, cast
-from tilecore.ir.indexing import format_shape, grow, same_extents, whole
+from tilecore.ir.expr import ExprLike, Load, cast, int_value
+from tilecore.ir.indexing import format_shape, grow, same_extents, squeeze, varying_axes, whole
 from tilecore.ir.nodes import Buffer, Copy, Fill, Region, Store
 
 
@@ -40,7 +40,8 @@ def copy(
     """Copy a tile, converting elements to the type of ``dst``.
 
     A buffer stands for all of it, a slice for its region; an element ``A[i, j]`` takes the extents
-    of the other side, right-aligned. Outside a global tensor loads give 0 and stores are skipped.
+    of the other side, right-aligned; where a slice of a global tensor has a size known only at run
+    time, a tile's size holds for both. Outside a global tensor loads give 0 and stores are skipped.
 
     Args:
         src: where to read.
@@ -70,6 +71,8 @@ def copy(
         grown = isinstance(dst, Load)
         target = grow(dst, source.extents) if grown else region(dst, "the destination of T.copy")
     if not same_extents(source.extents, target.extents):
+        source, target = _as_the_tile(source, target)
+    if not same_extents(source.extents, target.extents):
         raise ShapeMismatch(
             what=f"T.copy from `{source.buffer.name}` to `{target.buffer.name}`",
             expected=f"one shape on both sides; the source has {format_shape(source.extents)}",
@@ -77,6 +80,24 @@ def copy(
         )
     notes = MappingProxyType(dict(annotations or {}))
     builder.emit(Copy(source, target, notes, builder.span))
+
+
+def _as_the_tile(source: Region, target: Region) -> tuple[Region, Region]:
+    """Return both sides with the tile's extents where the tensor's are known at run time only."""
+    tensors = [r for r in (source, target) if r.buffer.scope == "global"]
+    if len(tensors) != 1:
+        return source, target
+    tensor, tile = (source, target) if tensors[0] is source else (target, source)
+    axes = varying_axes(tensor)
+    sizes = next((e for e in (squeeze(tile.extents), tile.extents) if len(e) == len(axes)), None)
+    if sizes is None:
+        return source, target
+    extents = list(tensor.extents)
+    for axis, size in zip(axes, sizes, strict=True):
+        if int_value(extents[axis]) is None:
+            extents[axis] = size
+    grown = Region(tensor.buffer, tensor.offsets, tuple(extents))
+    return (grown, tile) if tensor is source else (tile, grown)
 
 
 def fill(buffer: Any, value: ExprLike = 0, annotations: dict[str, Any] | None = None) -> None:

@@ -86,9 +86,9 @@ class KernelFrame:
 
     def __enter__(self) -> Any:
         builder = current()
-        if builder.find("kernel", "loop", "parallel", "while", "then", "else") is not None:
+        if builder.find("kernel", "parallel", "while", "then", "else") is not None:
             raise ScopeError(
-                message="T.Kernel stands inside another T.Kernel, a loop or a branch",
+                message="T.Kernel stands inside another T.Kernel, a while or a branch",
                 hint="launch kernels one after the other at the top of the program",
             )
         if builder.loose is not None:

@@ -1,4 +1,4 @@
-"""Addresses of elements: T.access_ptr, T.address_of; what foreign functions are given."""
+"""Addresses of elements (T.access_ptr, T.address_of), which foreign functions are given."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 from tilecore.errors import TypeMismatch
 from tilecore.frontend.builder import current
+from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, ExprLike, Load, binary, cast, const
 from tilecore.ir.nodes import Buffer, Region, Store
 
-__all__ = ["Pointer", "access_ptr", "address_of"]
+__all__ = ["Pointer", "access_ptr", "address_of", "tvm_access_ptr", "type_annotation"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,34 @@ def address_of(element: Any) -> Pointer:
         TypeMismatch: not an element of a tensor or tile (TC202).
     """
     return _pointer(element, 0)
+
+
+def type_annotation(dtype: Any) -> DType:
+    """Return the element type that T.tvm_access_ptr takes."""
+    return DType(dtype)
+
+
+def tvm_access_ptr(
+    ptype: Any, data: Any, offset: ExprLike, extent: ExprLike, rw_mask: int
+) -> Pointer:
+    """Return the address of an element of ``buffer.data``, as TVM says it.
+
+    Args:
+        ptype: the element type, that of the buffer.
+        data: the memory of a tensor or tile.
+        offset: which element, row by row.
+        extent: how many elements are accessed; a hint.
+        rw_mask: 1 to read, 2 to write, 3 for both; a hint.
+
+    Raises:
+        TypeMismatch: another type than the buffer's, or no memory of a buffer (TC202).
+    """
+    _ = (extent, rw_mask)
+    if not isinstance(data, Buffer):
+        raise TypeMismatch(expected="the memory of a buffer, as in A.data", found=f"{data}")
+    if DType(ptype) != data.dtype:
+        raise TypeMismatch(expected=f"the type of `{data.name}`, {data.dtype}", found=f"{ptype}")
+    return _pointer(data, offset)
 
 
 def _pointer(base: Any, offset: ExprLike) -> Pointer:

@@ -12,7 +12,7 @@ FOREIGN = (
     "quantize package has this name"
 )
 _FAMILIES: dict[str, str] = {
-    "raw pointers into tiles are not implemented": "Ptr tvm_access_ptr",
+    "raw pointers into tiles are not implemented": "Ptr",
     "blocks of a grid do not wait for each other on this target": "sync_global",
     "it names an instruction or descriptor of NVIDIA GPUs; this version generates CPU code": """
         CUDASourceCodeKernel create_tma_descriptor tma_load tma_gather4 tma_scatter4

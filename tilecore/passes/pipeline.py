@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tilecore.ir.nodes import PrimFunc
-from tilecore.passes import fold_clear, stages, threads
+from tilecore.passes import fold_clear, stages, threads, tile_guards
 
 Pass = Callable[[PrimFunc], PrimFunc]
 PIPELINE: tuple[tuple[str, Pass], ...] = (
+    ("guard_tiles", tile_guards.run),
     ("serialize_threads", threads.run),
     ("drop_stages", stages.run),
     ("fold_clear", fold_clear.run),

@@ -64,6 +64,10 @@ def fuse(roles: Sequence[Sequence[Stmt]]) -> list[Stmt] | None:
     return [*done, Region(rest)]
 
 
+def _has_gemm(stmts: Sequence[Stmt]) -> bool:
+    return any(isinstance(s, nodes.Gemm) for stmt in stmts for s in walk(stmt))
+
+
 def _waits(stmt: Stmt) -> bool:
     return any(isinstance(s, Wait) for s in walk(stmt))
 
@@ -210,17 +214,27 @@ class _Run:
         self.changed = True
 
     def search(self, region: Region) -> list[Piece]:
-        """Return an order of the pieces in which each wait is over; run them."""
+        """Return an order of the pieces in which each wait is over; run them.
+
+        Roles that compute products go first: those that fill tiles for them run no further ahead
+        than they must, which keeps what they fill in the cache.
+        """
         order: list[Piece] = []
         at = [0] * len(region.roles)
+        eager = sorted(range(len(region.roles)), key=lambda r: not _has_gemm(region.roles[r]))
         moved = True
         while moved:
             moved = False
-            for role, stmts in enumerate(region.roles):
+            for role in eager:
+                stmts = region.roles[role]
                 while at[role] < len(stmts) and self.succeeds(stmts[at[role]]):
                     order.append((role, at[role]))
                     at[role] += 1
                     moved = True
+                    if role != eager[0] and self.touches_barriers(stmts[at[role] - 1]):
+                        break
+                if moved:
+                    break
         if any(place < len(stmts) for place, stmts in zip(at, region.roles, strict=True)):
             raise _NoProof
         return order

@@ -382,11 +382,14 @@ class Serializer:
         return arrival(made, len(self.active))
 
     def check_parallel(self, stmt: nodes.Parallel) -> None:
-        """Refuse T.Parallel over what every thread has for itself."""
+        """Refuse T.Parallel over what every thread has for itself, but for its scalars."""
+        axes = {id(v) for s in walk(stmt) if isinstance(s, nodes.Parallel) for v in s.loop_vars}
         for node in walk(stmt):
             written = isinstance(node, nodes.Store) and node.buffer in self.private
             indexed = any(
-                load.buffer in self.private and not load.buffer.is_var for load in loads(node)
+                load.buffer in self.private
+                and any(id(e) in axes for index in load.indices for e in walk_expr(index))
+                for load in loads(node)
             )
             if written or indexed:
                 raise ScopeError(

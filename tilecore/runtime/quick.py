@@ -22,7 +22,6 @@ class QuickCheck:
 
     def __init__(self, parameters: Sequence[ParameterSpec], torch: Any) -> None:
         self._tensor = torch.Tensor
-        self._device = torch.device("cpu")
         self._expected = [
             (getattr(torch, spec.dtype), torch.Size(spec.shape), _size_bytes(spec, torch))
             for spec in parameters
@@ -50,7 +49,7 @@ class QuickCheck:
                 type(tensor) is self._tensor
                 and tensor.dtype is dtype
                 and tensor.shape == shape
-                and tensor.device == self._device
+                and tensor.is_cpu
                 and tensor.is_contiguous()
                 and not tensor.requires_grad
             ):

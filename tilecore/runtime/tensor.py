@@ -118,11 +118,11 @@ def _torch_view(tensor: Any) -> TensorView:
         handle = handle.view(sys.modules["torch"].uint8)  # kernels take the bytes
     return TensorView(
         handle=handle,
-        device=tensor.device.type,
+        device="cpu" if tensor.is_cpu else tensor.device.type,
         dtype=dtype,
         shape=tuple(tensor.shape),
         strides=tuple(tensor.stride()),
         itemsize=tensor.element_size(),
-        address=tensor.data_ptr() if tensor.device.type == "cpu" else 0,
+        address=tensor.data_ptr() if tensor.is_cpu else 0,
         is_contiguous=tensor.is_contiguous(),
     )

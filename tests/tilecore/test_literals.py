@@ -1,0 +1,170 @@
+"""Types of mixed operands are TVM's: a literal is as wide as it is by itself, or wider."""
+
+import numpy as np
+import pytest
+
+import tilecore.language as T
+from tilecore.errors import ScopeError
+from tilecore.ir.dtype import DType
+from tilecore.ir.expr import Var, binary, select
+
+
+@pytest.mark.parametrize(
+    ("kind", "op", "number", "expected"),
+    [
+        ("float16", "mul", 0.1, "float32"),
+        ("bfloat16", "gt", 0.1, "bool"),
+        ("float16", "mul", 2, "float16"),
+        ("float64", "mul", 0.1, "float64"),
+        ("float8_e4m3fn", "max", 0.5, "float32"),
+        ("uint8", "sub", 8, "int32"),
+        ("int8", "mul", 2, "int32"),
+        ("int16", "floordiv", 3, "int32"),
+        ("uint32", "add", 1, "uint32"),
+        ("int64", "add", 1, "int64"),
+        ("uint8", "bitand", 15, "uint8"),
+        ("uint8", "shl", 4, "uint8"),
+        ("bool", "add", 1, "int32"),
+        ("int32", "mul", 0.5, "float32"),
+    ],
+)
+def test_type_beside_a_number(kind, op, number, expected):
+    value = Var("x", DType(kind))
+    assert binary(op, value, number).dtype == expected
+    swapped = binary(op, number, value) if op not in ("shl", "floordiv") else None
+    assert swapped is None or swapped.dtype == expected
+
+
+def test_type_of_a_choice_beside_a_number():
+    cond, half, byte = Var("c", DType("bool")), Var("h", DType("float16")), Var("b", DType("uint8"))
+    assert select(cond, half, 0.5).dtype == select(cond, 0.5, half).dtype == "float32"
+    assert select(cond, half, 0).dtype == "float16"
+    assert select(cond, byte, 0).dtype == "int32"
+
+
+def test_half_times_a_number_does_not_overflow(run_both):
+    n = 70
+
+    @T.prim_func
+    def main(A: T.Tensor((n,), "float16"), B: T.Tensor((n,), "float32")):
+        with T.Kernel(T.ceildiv(n, 32)) as b:
+            for i in T.Parallel(32):
+                B[b * 32 + i] = T.exp2(-A[b * 32 + i] * 1.44269504)
+
+    a = -np.random.default_rng(1).random(n).astype(np.float16) * 30
+    expected = np.exp2(-a.astype(float) * np.float32(1.44269504))
+    assert expected.max() > 65504
+    run_both(main, [a], [np.zeros(n, np.float32)], [expected])
+
+
+def test_nibbles_below_their_middle_are_negative(run_both):
+    n = 37
+
+    @T.prim_func
+    def main(A: T.Tensor((n,), "uint8"), B: T.Tensor((n,), "float32")):
+        with T.Kernel(T.ceildiv(n, 16)) as b:
+            for i in T.Parallel(16):
+                B[b * 16 + i] = T.cast((A[b * 16 + i] & 15) - 8, "float32")
+
+    a = np.random.default_rng(2).integers(0, 256, n).astype(np.uint8)
+    run_both(main, [a], [np.zeros(n, np.float32)], [(a & 15).astype(float) - 8])
+
+
+@pytest.mark.parametrize("op", ["add", "mul", "sub", "max"])
+def test_arithmetic_of_truths_is_that_of_integers(run_both, op):
+    n = 40
+    meaning = {"add": np.add, "mul": np.multiply, "sub": np.subtract, "max": np.maximum}[op]
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((n,), "bool"), B: T.Tensor((n,), "bool"), C: T.Tensor((n,), "bool"),
+        S: T.Tensor((n,), "int32"),
+    ):  # fmt: skip
+        with T.Kernel(1):
+            for i in T.Parallel(n):
+                S[i] = binary(op, A[i], B[i])
+                C[i] = binary(op, A[i], B[i])
+
+    rng = np.random.default_rng(3)
+    a, b = (rng.integers(0, 2, n).astype(bool) for _ in range(2))
+    found = meaning(a.astype(int), b.astype(int))
+    run_both(main, [a, b], [np.zeros(n, bool), np.zeros(n, np.int32)], [found != 0, found])
+
+
+def test_operators_by_their_names(run_both):
+    n = 50
+
+    @T.prim_func
+    def main(A: T.Tensor((n,), "int32"), B: T.Tensor((n,), "int32")):
+        with T.Kernel(T.ceildiv(n, 32)) as b:
+            for i in T.Parallel(32):
+                place = T.Add(T.Mul(b, 32), i)
+                small = T.And(T.GE(A[place], 0), T.Or(T.LT(A[place], 5), T.EQ(A[place], 7)))
+                B[place] = T.if_then_else(
+                    T.Not(small), T.FloorMod(A[place], 4), T.Max(T.FloorDiv(A[place], 2), 1)
+                )
+
+    a = np.random.default_rng(4).integers(-20, 20, n).astype(np.int32)
+    small = (a >= 0) & ((a < 5) | (a == 7))
+    run_both(main, [a], [np.zeros_like(a)], [np.where(small, np.maximum(a // 2, 1), a % 4)])
+
+
+def test_branches_by_hand(run_both):
+    n = 75
+
+    @T.prim_func
+    def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
+        with T.Kernel(T.ceildiv(n, 32)) as b:
+            for i in T.Parallel(32):
+                with T.If(A[b * 32 + i] > 0):
+                    with T.Then():
+                        B[b * 32 + i] = A[b * 32 + i] * 2
+                    with T.Else():
+                        B[b * 32 + i] = -1.0
+            with T.If(b == 1), T.Then():
+                B[40] = 77.0
+
+    a = np.random.default_rng(5).standard_normal(n).astype(np.float32)
+    expected = np.where(a > 0, 2 * a, -1)
+    expected[40] = 77
+    run_both(main, [a], [np.zeros_like(a)], [expected])
+
+
+def test_bad_branches_are_told():
+    def program(body):
+        @T.macro
+        def branch(A):
+            body(A)
+
+        @T.prim_func
+        def main(A: T.Tensor((8,), "float32")):
+            with T.Kernel(1):
+                branch(A)
+
+    def without_then(A):
+        with T.If(A[0] > 0):
+            pass
+
+    def twice(A):
+        with T.If(A[0] > 0):
+            with T.Then():
+                pass
+            with T.Then():
+                pass
+
+    def alone(A):
+        with T.Else():
+            pass
+
+    def outside(A):
+        with T.If(A[0] > 0):
+            T.fill(A, 1)
+            with T.Then():
+                pass
+
+    for body, message in (
+        (without_then, "no T.Then"), (twice, "twice in one T.If"), (alone, "outside T.If"),
+        (outside, "a statement outside both"),
+    ):  # fmt: skip
+        with pytest.raises(ScopeError, match=message):
+            program(body)
