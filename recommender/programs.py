@@ -9,7 +9,7 @@ import numpy as np
 from recommender.analytic import Estimate, estimate_graph
 from recommender.hardware import HardwareProfile
 from tilecore.errors import TileError
-from tilecore.graph import TileGraph, build, evaluate, main_contraction
+from tilecore.graph import TileGraph, build, evaluate, sole_contraction
 from tilecore.ir.nodes import PrimFunc
 from tilecore.tile_config import KnobValue
 
@@ -34,7 +34,7 @@ def expect(
     try:
         graph = build(program)
         return estimate_graph(
-            graph, main_contraction(graph), hardware, columns,
+            graph, sole_contraction(graph), hardware, columns,
             work_flop=work_flop(graph), threads=threads,
         ).at(0)  # fmt: skip
     except TileError:  # sizes known at the call only, or a graph without a closed form

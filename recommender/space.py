@@ -13,7 +13,7 @@ from recommender.errors import EmptySpace, UnknownCandidate
 from recommender.hardware import HardwareProfile
 from recommender.limits import Limit, hard_limits, soft_limits, value_fault
 from tilecore.errors import InvalidConfig
-from tilecore.graph import Contraction, TileGraph, build, main_contraction
+from tilecore.graph import Contraction, TileGraph, build, sole_contraction
 from tilecore.kernels.definition import KernelDefinition, Problem, knob_symbols
 from tilecore.tile_config import KnobValue, TileConfig
 
@@ -185,7 +185,7 @@ def _build(
         reason = f"no values for {', '.join(bare)} on {hardware.kind}"
         raise EmptySpace(kernel=definition.name, hardware=hardware.name, reason=reason)
     graph = build(definition.program(problem, knob_symbols(definition)))
-    site = main_contraction(graph)
+    site = sole_contraction(graph)
     limits = hard_limits(graph, values, hardware)
     if site is not None and site.a.source is not None and site.b.source is not None:
         limits += soft_limits(site, {k.name: k for k in definition.knobs}, hardware)

@@ -159,7 +159,7 @@ def test_cancel(client):
 
 def test_catalog_and_health(client, store):
     found = {kernel["name"]: kernel for kernel in client.get("/v1/kernels").json()}
-    assert set(found) == {"gemm", "softmax", "rms_norm", "layer_norm"}
+    assert set(found) == {"attention", "gemm", "layer_norm", "rms_norm", "softmax"}
     gemm = found["gemm"]
     assert [f["name"] for f in gemm["fields"] if f["required"]] == ["m", "n", "k"]
     assert client.get("/v1/kernels/gemm").json() == gemm

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilecore.graph.build import build
 from tilecore.graph.closed_form import evaluate, free_vars, substitute
-from tilecore.graph.contraction import Contraction, Operand, main_contraction
+from tilecore.graph.contraction import Contraction, Operand, sole_contraction
 from tilecore.graph.describe import gemm_extents
 from tilecore.graph.graph import Launch, TileGraph
 from tilecore.graph.nodes import Access, Edge, Loop, TileOp, Work
@@ -23,6 +23,6 @@ __all__ = [
     "evaluate",
     "free_vars",
     "gemm_extents",
-    "main_contraction",
+    "sole_contraction",
     "substitute",
 ]

@@ -54,14 +54,14 @@ class Contraction:
         return self.op.trips
 
 
-def main_contraction(graph: TileGraph) -> Contraction | None:
-    """Return the gemm in the deepest loop of ``graph`` (the first of several), or None."""
+def sole_contraction(graph: TileGraph) -> Contraction | None:
+    """Return the gemm of a program that has exactly one, else None."""
     found = [
         (launch, op) for launch in graph.launches for op in launch.ops if isinstance(op.stmt, Gemm)
     ]
-    if not found:
+    if len(found) != 1:
         return None
-    launch, op = max(found, key=lambda pair: len(pair[1].loops))
+    launch, op = found[0]
     stmt = op.stmt
     assert isinstance(stmt, Gemm)
     m, n, k = gemm_extents(stmt)
