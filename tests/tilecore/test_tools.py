@@ -11,6 +11,7 @@ import tilecore.language as T
 from tilecore import kernels
 from tilecore.errors import TypeMismatch
 from tilecore.ir.layout import panels, row_major
+from tilecore.profiler import TensorSupplyType
 from tilecore.tools import Analyzer, plot_layout
 
 
@@ -55,3 +56,14 @@ def test_a_picture_shows_every_offset(tmp_path: Path) -> None:
         plot_layout(row_major((100, 100)), tmp_path)
     with pytest.raises(TypeMismatch, match="a layout"):
         plot_layout([1, 2], tmp_path)  # type: ignore[arg-type]
+
+
+def test_a_tensor_for_anything_with_a_shape_and_a_dtype() -> None:
+    from types import SimpleNamespace
+
+    import torch
+
+    from tilecore.utils.tensor import get_tensor_supply
+
+    made = get_tensor_supply(TensorSupplyType.One)(SimpleNamespace(shape=(4, 8), dtype="int8"))
+    assert torch.equal(made, torch.ones(4, 8, dtype=torch.int8))

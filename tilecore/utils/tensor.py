@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from tilecore.ir.dtype import DType
+from tilecore.ir.expr import as_expr
 from tilecore.ir.nodes import Buffer
 from tilecore.profiler import TensorSupplyType, supply
 
@@ -21,10 +23,16 @@ def is_float8_dtype(dtype: torch.dtype) -> bool:
 
 def get_tensor_supply(
     supply_type: TensorSupplyType = TensorSupplyType.Integer, seed: int = 0
-) -> Callable[[Buffer], Any]:
-    """Return a function that makes a tensor for a parameter of a kernel."""
+) -> Callable[[Any], Any]:
+    """Return a function that makes a tensor for anything with a shape and a dtype."""
     rng = np.random.default_rng(seed)
-    return lambda buffer: supply(buffer, supply_type, rng)
+    return lambda param: supply(_as_buffer(param), supply_type, rng)
+
+
+def _as_buffer(param: Any) -> Buffer:
+    if isinstance(param, Buffer):
+        return param
+    return Buffer("param", tuple(as_expr(extent) for extent in param.shape), DType(param.dtype))
 
 
 def torch_assert_close(
