@@ -174,7 +174,9 @@ class _Inference:
         if output is not None:
             self._note(buffer, "accumulated in the output itself")
             return TilePlan(buffer, self.tiles[buffer], "output", None, (), output)
-        if readers and all(u.role == "gemm-b" for u in readers) and len(buffer.shape) == 2:
+        is_sum = any(u.role == "gemm-c" for u in found)  # which is written in rows
+        is_operand = readers and all(u.role == "gemm-b" for u in readers)
+        if is_operand and not is_sum and len(buffer.shape) == 2:
             return self._place_vector_operand(buffer, source, readers, micro)
         if readers and all(u.role == "gemm-a" for u in readers):
             return self._place_broadcast_operand(buffer, source, readers)
