@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tilecore import amx
 from tilecore.errors import UnknownTarget
 from tilecore.ir.dtype import DType
 
@@ -91,8 +92,12 @@ SLOW_FEATURES = {"GenuineIntel": frozenset({"avx512_bf16"})}
 
 
 def host_features() -> frozenset[str]:
-    """Return the CPU feature flags of this machine as Linux names them (empty elsewhere)."""
-    return frozenset(_cpuinfo("flags").split())
+    """Return the CPU feature flags of this machine as Linux names them (empty elsewhere).
+
+    Those of AMX are among them only where processes get leave to use its tiles.
+    """
+    flags = frozenset(_cpuinfo("flags").split())
+    return flags if amx.is_available() else flags - {f for f in flags if f.startswith("amx_")}
 
 
 def _cpuinfo(key: str) -> str:

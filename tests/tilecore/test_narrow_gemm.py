@@ -17,10 +17,13 @@ from tilecore.target import host_features, parse_target, widest_target
 from workers.correctness import tolerance
 
 VECTOR = "avx512+avx512_bf16+avx512_vnni"
-PATHS = [
-    p for p in ("avx2", "avx512", VECTOR) if widest_target(host_features()).runs(parse_target(p))
-]
-INSTRUCTIONS = {(VECTOR, "bfloat16"): "vdpbf16ps", (VECTOR, "int8"): "vpdpbusd"}
+TILES = "avx512+amx_bf16+amx_int8+amx_tile"
+HOST = widest_target(host_features())
+PATHS = [p for p in ("avx2", "avx512", VECTOR, TILES) if HOST.runs(parse_target(p))]
+INSTRUCTIONS = {
+    VECTOR: {"bfloat16": "vdpbf16ps", "int8": "vpdpbusd", "uint8": "vpdpbusd"},
+    TILES: {"bfloat16": "tdpbf16ps", "int8": "tdpbssd", "uint8": "tdpbuud"},
+}
 SHAPES = [(64, 64, 64), (70, 90, 45), (1, 1, 1), (130, 77, 201)]
 
 
@@ -94,9 +97,9 @@ def test_every_transposition_and_ragged_shapes(store, path, dtype, trans_a, tran
         b = operand((n, k) if trans_b else (k, n), dtype, n)
         out = blank((m, n), accum)
         artifact = compile(func, path, store=store)
-        name = INSTRUCTIONS.get((path, "int8" if dtype == "uint8" else dtype))
-        if name is not None:
-            assert any(note.endswith(name) for note in artifact.manifest.notes)
+        name = INSTRUCTIONS.get(path, {}).get(dtype)
+        is_used = any(note.endswith(name or "none") for note in artifact.manifest.notes)
+        assert is_used == (name is not None and not (path == TILES and trans_a))
         runtime.load(artifact)(a, b, out)
         expect(a.T if trans_a else a, b.T if trans_b else b, out, k)
 

@@ -146,7 +146,14 @@ class _Inference:
 
     def _micro_tile(self, gemm: Gemm) -> tuple[int, int]:
         (m, n), lanes = gemm_extents(gemm.c), self.target.lanes(accumulator_dtype(gemm))
-        vectors = math.ceil(n / lanes)
+        vectors, tile = math.ceil(n / lanes), self._tile(gemm)
+        if tile is not None:
+            name, (rows_, groups) = self.dots[gemm].name, tile
+            self.notes.append(
+                f"{gemm.span}: gemm {m}x{n}: 2 x 2 tiles of {rows_} rows x {lanes} columns, "
+                f"{groups} groups deep (micro_m and micro_n have no effect); {name}"
+            )
+            return min(2 * rows_, m), min(2, vectors)
         micro_n = min(self.options.micro_n or 2, vectors)
         budget = self.target.vector_registers - micro_n - 1
         micro_m = min(self.options.micro_m or budget // micro_n, m)
@@ -245,7 +252,8 @@ class _Inference:
         group = max(self._group(g) for g in gemms)
         if source is not None and whole and self.options.pack_a == "none":
             two_axes = all(axis is not None for axis in source.axes) and len(source.axes) == 2
-            if two_axes and (group == 1 or self._has_groups_in_place(source, gemms, group)):
+            kept = {g: self.dots[g] for g in gemms if g in self.dots}
+            if two_axes and dots.lies_in_groups(source.copy.src, source.limits, kept):
                 self._note(buffer, f"read in place from {source.copy.src.buffer.name}")
                 return TilePlan(buffer, self.tiles[buffer], "in_place", source)
         dtype = DType(self._kept_dtype(buffer, gemms))
@@ -260,14 +268,9 @@ class _Inference:
         self._note(buffer, storage.describe())
         return TilePlan(buffer, storage, "block", source)
 
-    def _has_groups_in_place(self, source: TileSource, gemms: Sequence[Gemm], group: int) -> bool:
-        """Return whether every group along K is inside the tensor, its elements side by side."""
-        limit, depth = source.limits[1], gemms[0].a.extents[-1]
-        is_whole = (
-            dots.is_multiple(depth, group) if limit is None else dots.is_multiple(limit, group)
-        )
-        rowwise = not any(g.transpose_a for g in gemms)
-        return rowwise and is_whole and is_contiguous(source.copy.src)
+    def _tile(self, gemm: Gemm) -> tuple[int, int] | None:
+        dot = self.dots.get(gemm)
+        return dots.tile_of(gemm, dot) if dot is not None and dot.is_tiled else None
 
     def _group(self, gemm: Gemm) -> int:
         return self.dots[gemm].group if gemm in self.dots else 1
@@ -357,7 +360,7 @@ class _Inference:
         return GemmPlan(
             gemm, m, n, k, *micro,
             distinct(row_a, row_c), distinct(col_b, col_c), k_a if k_a is not None else k_b,
-            self.dots.get(gemm),
+            self.dots.get(gemm), self._tile(gemm),
         )  # fmt: skip
 
     def _limits(

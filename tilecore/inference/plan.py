@@ -53,7 +53,8 @@ class GemmPlan:
 
     Limits are expressions (None: the whole extent): rows and columns beyond them are neither
     computed nor written; products beyond ``k_limit`` are zero and skipped. ``dot`` is the
-    instruction that sums up several products, if there is one for the operands.
+    instruction that sums up several products, if there is one for the operands; ``tile`` the rows
+    and groups of its tiles, if it works on tiles.
     """
 
     gemm: Gemm
@@ -66,6 +67,7 @@ class GemmPlan:
     col_limits: tuple[Expr, ...] = ()
     k_limit: Expr | None = None
     dot: Dot | None = None
+    tile: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tilecore import amx
 from tilecore.artifact import Artifact, ParameterSpec
 from tilecore.assertion import parse_failure
 from tilecore.errors import AliasError, ArgumentError, ArtifactError, UnknownTarget
@@ -206,4 +207,10 @@ def _check_isa(artifact: Artifact) -> None:
             path=artifact.path,
             reason=f"compiled for {needed}, this machine has {have.name if have else 'none'}",
             hint="compile it here, or for target avx2",
+        )
+    if "amx_tile" in parse_target(needed).features and not amx.request():
+        raise ArtifactError(
+            path=artifact.path,
+            reason="the kernel of this machine refused the process the tiles of AMX",
+            hint="compile it for target avx512",
         )

@@ -41,6 +41,7 @@ from tilecore.ir.nodes import (
 from tilecore.ir.visitor import buffers_of, expressions, has_jump, walk, walk_expr
 from tilecore.lowering.cpu import division, float8, stream, vector_math
 from tilecore.lowering.cpu.access import Accessor, Place
+from tilecore.lowering.cpu.amx import TileLowering
 from tilecore.lowering.cpu.atomic import emit_atomic
 from tilecore.lowering.cpu.copy import Box, is_pack, is_row_copy, row_copy
 from tilecore.lowering.cpu.dot import DotLowering
@@ -270,8 +271,10 @@ class _LaunchLowering:
         tile = self.plan.tiles.get(stmt.b.buffer)
         if tile is not None and tile.placement == "grid":
             self.accessor.places[stmt.b.buffer] = self._packed_place(tile)
-        lowering = GemmLowering if plan.dot is None else DotLowering
-        lowering(self.accessor, plan, self.target).emit()
+        kind = GemmLowering if plan.dot is None else DotLowering
+        if plan.tile is not None:
+            kind = TileLowering
+        kind(self.accessor, plan, self.target).emit()
 
     def _for(self, stmt: For) -> None:
         start, stop = int_value(stmt.start), int_value(stmt.stop)
