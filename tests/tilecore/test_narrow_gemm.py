@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tilecore.language as T
-from tilecore import runtime
+from tilecore import kernels, runtime
 from tilecore.artifact import Artifact, ArtifactStore
 from tilecore.compiler import compile
 from tilecore.errors import ArtifactError, UnknownTarget
@@ -227,6 +227,18 @@ def test_a_computed_tile_is_the_broadcast_operand(store, path):
     first = np.maximum(a.astype(np.float32) @ b.astype(np.float32), 0).astype(ml_dtypes.bfloat16)
     wanted = first.astype(np.float64) @ b.astype(np.float64)
     np.testing.assert_allclose(out, wanted, rtol=1e-2, atol=0.3)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_the_library_multiplies_bytes(store, dtype):
+    definition = kernels.get("gemm")
+    fields = {"dtype": dtype, "accum_dtype": "int32", "out_dtype": "int32"}
+    problem = definition.parse_problem({"m": 70, "n": 50, "k": 90, **fields})
+    func = definition.program(problem, definition.default_config())
+    inputs = definition.inputs(problem, np.random.default_rng(0))
+    out = blank((70, 50), "int32")
+    runtime.load(compile(func, store=store))(*inputs, out)
+    np.testing.assert_array_equal(out, definition.reference(problem, inputs)[0])
 
 
 def test_what_keeps_a_gemm_from_the_instruction_is_said(store):
