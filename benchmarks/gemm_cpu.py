@@ -1,7 +1,11 @@
-"""GEMM f32 on this CPU: default, recommended and tuned config beside torch.matmul in one process.
+"""GEMM on this CPU: default, recommended and tuned config beside torch.matmul in one process.
 
     python benchmarks/gemm_cpu.py [--candidates 40] [--rounds 15] [--shapes 512x512x512,...]
+                                  [--dtype float32]
                                   [--out benchmarks/results/NAME.json]
+
+``--dtype bfloat16`` sums up in float32 and rounds at the end, ``int8`` gives int32 (beside
+torch._int_mm, which has no preallocated output).
 
 The machine's peaks are measured first: the recommendation is what the analytic model says with
 them, no candidate measured. For each shape its best candidates and random ones are screened on
@@ -45,6 +49,11 @@ from workers.peaks import measure
 
 SHAPES = "512x512x512,1024x1024x1024,2048x2048x2048,1000x1000x1000,64x4096x4096,4096x64x4096"
 GEMM = kernels.get("gemm")
+FIELDS = {  # the fields of a problem beside its shape
+    "float32": {},
+    "bfloat16": {"dtype": "bfloat16", "out_dtype": "bfloat16"},
+    "int8": {"dtype": "int8", "accum_dtype": "int32", "out_dtype": "int32"},
+}
 Call = Callable[[], Any]
 
 
@@ -52,15 +61,16 @@ class Case:
     """One shape: operands, reference, and kernels by config."""
 
     def __init__(
-        self, shape: tuple[int, int, int], host: HardwareProfile, store: ArtifactStore
+        self, shape: tuple[int, int, int], dtype: str, host: HardwareProfile, store: ArtifactStore
     ) -> None:
         self.shape, self.store = shape, store
-        self.problem = GEMM.parse_problem(dict(zip("mnk", shape, strict=True)))
+        self.problem = GEMM.parse_problem({**dict(zip("mnk", shape, strict=True)), **FIELDS[dtype]})
         arrays = GEMM.inputs(self.problem, np.random.default_rng(0))
         self.expected = GEMM.reference(self.problem, arrays)[0]
-        self.inputs = [torch.from_numpy(a) for a in arrays]
-        self.output = torch.empty(shape[0], shape[1])
-        self.rival_output = torch.empty(shape[0], shape[1])
+        kind, out = (getattr(torch, str(self.problem[f])) for f in ("dtype", "out_dtype"))
+        self.inputs = [torch.from_numpy(a.astype(np.float32)).to(kind) for a in arrays]
+        self.output = torch.empty(shape[0], shape[1], dtype=out)
+        self.rival_output = torch.empty_like(self.output)
         self.space = SearchSpace.build(GEMM, self.problem, host)
 
     def recommended(self, threads: int) -> TileConfig:
@@ -71,14 +81,18 @@ class Case:
         """Return the checked kernel of a config."""
         program = GEMM.program(self.problem, dict(config))
         loaded = runtime.load(compile(program, "llvm", dict(config), self.store))
-        self.output.fill_(float("nan"))
+        self.output.fill_(float("nan") if self.output.is_floating_point() else -1)
         loaded(*self.inputs, self.output)
-        rtol, atol = tolerance("float32", "float32", self.shape[2])
-        np.testing.assert_allclose(self.output.numpy(), self.expected, rtol=rtol, atol=atol)
+        types = (str(self.problem[f]) for f in ("out_dtype", "accum_dtype"))
+        rtol, atol = tolerance(*types, self.shape[2])
+        found = self.output.double().numpy()
+        np.testing.assert_allclose(found, self.expected, rtol=rtol, atol=atol)
         return partial(loaded.unchecked, *self.inputs, self.output)
 
     def rival(self) -> Call:
-        """Return torch.matmul into a preallocated output."""
+        """Return torch.mm into a preallocated output; of bytes torch._int_mm."""
+        if self.problem["dtype"] == "int8":
+            return partial(torch._int_mm, *self.inputs)
         return partial(torch.mm, *self.inputs, out=self.rival_output)
 
 
@@ -139,7 +153,7 @@ def run_shape(
 ) -> dict[str, Any]:
     """Measure one shape; return its row."""
     with tempfile.TemporaryDirectory() as folder:
-        case = Case(shape, host, ArtifactStore(Path(folder)))
+        case = Case(shape, args.dtype, host, ArtifactStore(Path(folder)))
         row: dict[str, Any] = {"shape": "x".join(map(str, shape))}
         flop = GEMM.work_flop(case.problem)
         best = finalists(case, args.candidates, 5, args.seed)
@@ -206,6 +220,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--shapes", default=SHAPES)
+    parser.add_argument("--dtype", default="float32", choices=sorted(FIELDS))
     parser.add_argument("--candidates", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seed", type=int, default=0)
@@ -232,8 +247,8 @@ def record(
     """Return the document to keep."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": f"python benchmarks/gemm_cpu.py --candidates {args.candidates} "
-        f"--rounds {args.rounds} --seed {args.seed}",
+        "command": f"python benchmarks/gemm_cpu.py --dtype {args.dtype} "
+        f"--candidates {args.candidates} --rounds {args.rounds} --seed {args.seed}",
         "machine": {
             "name": host.name, "arch": host.arch, "cores": host.cores,
             "peak_gflops_per_core": host.peak_flop_per_s["float32"] / 1e9,

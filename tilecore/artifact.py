@@ -67,7 +67,9 @@ class ParameterSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What an artifact is; ``entry`` is the function in the library."""
+    """What an artifact is; ``entry`` is the function in the library, ``isa`` the name of the
+    target with the features that its code needs.
+    """
 
     key: str
     name: str
@@ -161,7 +163,7 @@ def _version(distribution: str) -> str:
 
 
 def artifact_key(
-    program_digest: str, target: str, mcpu: str, config: Mapping[str, KnobValue]
+    program_digest: str, target: str, isa: str, config: Mapping[str, KnobValue]
 ) -> str:
     """Return the digest of everything that can change the generated code."""
     return digest(
@@ -169,7 +171,7 @@ def artifact_key(
             "schema": SCHEMA,
             "program": program_digest,
             "target": target,
-            "mcpu": mcpu,
+            "isa": isa,
             "config": dict(config),
             "versions": dict(compiler_versions()),
         }

@@ -58,7 +58,7 @@ def compile(
     chosen = parse_target(target)
     knobs = {k: v for k, v in (config or {}).items() if k in LOWERING_KNOBS}
     digest = program_digest(func)
-    key = artifact_key(digest + assertion_places(func), chosen.kind, chosen.mcpu, knobs)
+    key = artifact_key(digest + assertion_places(func), chosen.kind, chosen.name, knobs)
     store = store or default_store()
     found = store.get(key)
     if found is not None:
@@ -66,10 +66,11 @@ def compile(
     from tilecore.codegen.llvm import ENTRY, generate, link
 
     plan, tir = lower(func, chosen, knobs)
-    module = generate(tir, chosen)
+    needed = chosen.using(plan.features)
+    module = generate(tir, needed)
     manifest = Manifest(
         key=key, name=func.name, entry=ENTRY, parameters=parameters(func), target=chosen.kind,
-        isa=chosen.isa, config=knobs, program_digest=digest, versions=compiler_versions(),
+        isa=needed.name, config=knobs, program_digest=digest, versions=compiler_versions(),
         notes=tuple(plan.explain().splitlines()),
     )  # fmt: skip
     return store.put(manifest, format_func(func), lambda path: link(module, path))

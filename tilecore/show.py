@@ -26,8 +26,8 @@ def stage_texts(func: PrimFunc, target: Target, knobs: Any = None) -> dict[str, 
     from tilecore.codegen.llvm import generate
 
     stages: dict[str, Any] = {}
-    _, tir = compiler.lower(func, target, knobs or {}, stages.__setitem__)
-    module = generate(tir, target)
+    plan, tir = compiler.lower(func, target, knobs or {}, stages.__setitem__)
+    module = generate(tir, target.using(plan.features))
     machine = {name: module.inspect_source(form) for name, form in MACHINE_STAGES.items()}
     return {**{name: _text(value) for name, value in stages.items()}, **machine}
 

@@ -169,7 +169,7 @@ class Tuning:
                 Candidate(config=c, program=t.program, inputs=t.inputs, expected=t.expected)
                 for c, t in zip(configs, self.traced, strict=True)
             ],
-            target=parse_target(options.target).isa,
+            target=parse_target(options.target).name,
             knobs=options.config,
             tolerance=self.options.tolerance,
             run_timeout_s=self.options.timeout,

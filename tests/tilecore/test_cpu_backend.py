@@ -86,6 +86,23 @@ def test_gemm_random_configs(store, data):
     gemm_case(m, n, k, config, store)
 
 
+@pytest.mark.parametrize("trans_b", [False, True])
+def test_a_product_is_the_vector_operand_of_the_next(store, trans_b):
+    @T.prim_func
+    def main(A: T.Tensor((40, 40), "float32"), C: T.Tensor((40, 40), "float32")):
+        with T.Kernel(1, threads=128) as _:
+            A_s = T.alloc_shared((40, 40), "float32")
+            first = T.alloc_fragment((40, 40), "float32")
+            second = T.alloc_fragment((40, 40), "float32")
+            T.copy(A, A_s)
+            T.gemm(A_s, A_s, first, clear_accum=True)
+            T.gemm(A_s, first, second, transpose_B=trans_b, clear_accum=True)
+            T.copy(second, C)
+
+    a = np.random.default_rng(0).standard_normal((40, 40), dtype=np.float32)
+    run_both(main, [a], [np.full((40, 40), np.nan, np.float32)], store, atol=1e-3)
+
+
 def relu_gemm(M, N, K, block=32):
     @T.prim_func
     def main(

@@ -31,7 +31,7 @@ def generate(func: Any, target: Target) -> Any:
     Raises:
         CompileFailed: TVM or LLVM rejects the program (TC305).
     """
-    tvm_target = target_of(target.mcpu)
+    tvm_target = target_of(target.mcpu, target.attributes)
     passes = tir.transform
     pipeline = [
         passes.BindTarget(tvm_target.with_host(tvm_target)),

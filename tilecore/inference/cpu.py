@@ -16,17 +16,18 @@ import math
 from collections.abc import Mapping, Sequence
 
 from tilecore.errors import InvalidConfig, UnsupportedOnTarget
-from tilecore.inference import layouts
+from tilecore.inference import dots, layouts
 from tilecore.inference.options import CpuOptions
 from tilecore.inference.plan import CpuPlan, GemmPlan, LaunchPlan, TilePlan, TileSource
+from tilecore.inference.regions import distinct, gemm_extents, is_contiguous
 from tilecore.inference.storage import Storage, panels, rows
 from tilecore.inference.streams import streamed_tensors
 from tilecore.inference.uses import Context, Use, kept_axes, limit_of, starts_inside, uses
 from tilecore.ir.analysis import covers_whole, pads
-from tilecore.ir.bounds import linear, variables
+from tilecore.ir.bounds import variables
 from tilecore.ir.dims import value_ranges
 from tilecore.ir.dtype import DType
-from tilecore.ir.expr import Expr, Var, int_value
+from tilecore.ir.expr import Expr, Var
 from tilecore.ir.gemm_shape import accumulator_dtype
 from tilecore.ir.nodes import (
     Alloc,
@@ -86,19 +87,22 @@ class _Inference:
 
     def run(self) -> LaunchPlan:
         layouts.check(self.launch)
+        gemms = [s for s in walk(self.launch) if isinstance(s, Gemm)]
+        self.dots, notes = dots.choose(gemms, self.by_buffer, self.target)
+        self.notes += notes
         sources = {b: s for b in self.tiles if (s := self._source(b)) is not None}
-        micro = {g: self._micro_tile(g) for g in walk(self.launch) if isinstance(g, Gemm)}
+        micro = {g: self._micro_tile(g) for g in gemms}
         plans: dict[Buffer, TilePlan] = {}
         for buffer in self.tiles:
             plans[buffer] = self._place(buffer, sources.get(buffer), micro)
-        gemms = {g: self._gemm(g, size, plans, sources) for g, size in micro.items()}
+        planned = {g: self._gemm(g, size, plans, sources) for g, size in micro.items()}
         elided: set[Stmt] = set()
         for plan in plans.values():
             if plan.placement in ("in_place", "grid") and plan.source is not None:
                 elided.add(plan.source.copy)
             if plan.placement == "output":
                 elided.update(u.stmt for u in self.by_buffer[plan.buffer] if u.role == "copy-src")
-        return LaunchPlan(self.launch, plans, gemms, frozenset(elided), tuple(self.notes))
+        return LaunchPlan(self.launch, plans, planned, frozenset(elided), tuple(self.notes))
 
     # --- facts --------------------------------------------------------------------------------
 
@@ -142,7 +146,14 @@ class _Inference:
 
     def _micro_tile(self, gemm: Gemm) -> tuple[int, int]:
         (m, n), lanes = gemm_extents(gemm.c), self.target.lanes(accumulator_dtype(gemm))
-        vectors = math.ceil(n / lanes)
+        vectors, tile = math.ceil(n / lanes), self._tile(gemm)
+        if tile is not None:
+            name, (rows_, groups) = self.dots[gemm].name, tile
+            self.notes.append(
+                f"{gemm.span}: gemm {m}x{n}: 2 x 2 tiles of {rows_} rows x {lanes} columns, "
+                f"{groups} groups deep (micro_m and micro_n have no effect); {name}"
+            )
+            return min(2 * rows_, m), min(2, vectors)
         micro_n = min(self.options.micro_n or 2, vectors)
         budget = self.target.vector_registers - micro_n - 1
         micro_m = min(self.options.micro_m or budget // micro_n, m)
@@ -157,6 +168,7 @@ class _Inference:
         self.notes.append(
             f"{gemm.span}: gemm {m}x{n}: register tile {micro_m} rows x {micro_n} vectors of "
             f"{lanes} lanes ({'given' if self.options.micro_m else 'inferred'}); lanes run along N"
+            f"{f'; {self.dots[gemm].name}' if gemm in self.dots else ''}"
         )
         return micro_m, micro_n
 
@@ -174,7 +186,9 @@ class _Inference:
         if output is not None:
             self._note(buffer, "accumulated in the output itself")
             return TilePlan(buffer, self.tiles[buffer], "output", None, (), output)
-        if readers and all(u.role == "gemm-b" for u in readers) and len(buffer.shape) == 2:
+        is_sum = any(u.role == "gemm-c" for u in found)  # which is written in rows
+        is_operand = readers and all(u.role == "gemm-b" for u in readers)
+        if is_operand and not is_sum and len(buffer.shape) == 2:
             return self._place_vector_operand(buffer, source, readers, micro)
         if readers and all(u.role == "gemm-a" for u in readers):
             return self._place_broadcast_operand(buffer, source, readers)
@@ -199,7 +213,8 @@ class _Inference:
         width = micro[gemm][1] * self.target.lanes(accumulator_dtype(gemm))
         shape = buffer.static_shape
         assert shape is not None
-        storage = panels(shape, _kept_dtype(buffer, gemm), axes.pop(), width)
+        dtype = self._kept_dtype(buffer, gemms)
+        storage = panels(shape, dtype, axes.pop(), width, self._group(gemm))
         hoisted = self._hoist(buffer, source, storage)
         if hoisted is not None and self.options.pack_b in ("auto", "grid"):
             count = math.prod(c for _, _, c in hoisted)
@@ -232,20 +247,44 @@ class _Inference:
     def _place_broadcast_operand(
         self, buffer: Buffer, source: TileSource | None, readers: Sequence[Use]
     ) -> TilePlan:
-        gemm = readers[0].stmt
-        assert isinstance(gemm, Gemm)
+        gemms = [u.stmt for u in readers if isinstance(u.stmt, Gemm)]
         whole = all(u.region is not None and covers_whole(u.region) for u in readers)
+        group = max(self._group(g) for g in gemms)
         if source is not None and whole and self.options.pack_a == "none":
             two_axes = all(axis is not None for axis in source.axes) and len(source.axes) == 2
-            if two_axes:
+            kept = {g: self.dots[g] for g in gemms if g in self.dots}
+            if two_axes and dots.lies_in_groups(source.copy.src, source.limits, kept):
                 self._note(buffer, f"read in place from {source.copy.src.buffer.name}")
                 return TilePlan(buffer, self.tiles[buffer], "in_place", source)
-        dtype = DType(_kept_dtype(buffer, gemm))
+        dtype = DType(self._kept_dtype(buffer, gemms))
         shape = buffer.static_shape
         assert shape is not None
-        storage = rows(shape, dtype, dtype.itemsize, self.target.lanes(dtype))
+        if group > 1 and gemms[0].transpose_a:
+            lanes = self.target.lanes(accumulator_dtype(gemms[0]))
+            width = math.ceil(shape[1] / lanes) * lanes
+            storage = panels(shape, dtype, 1, width, group)
+        else:
+            storage = rows(shape, dtype, dtype.itemsize, self.target.lanes(dtype))
         self._note(buffer, storage.describe())
         return TilePlan(buffer, storage, "block", source)
+
+    def _tile(self, gemm: Gemm) -> tuple[int, int] | None:
+        dot = self.dots.get(gemm)
+        return dots.tile_of(gemm, dot) if dot is not None and dot.is_tiled else None
+
+    def _group(self, gemm: Gemm) -> int:
+        return self.dots[gemm].group if gemm in self.dots else 1
+
+    def _kept_dtype(self, buffer: Buffer, gemms: Sequence[Gemm]) -> str:
+        """Return the dtype an operand is stored in: half types are widened when they are packed.
+
+        The value of a float16 or bfloat16 element is exact in float32, so results do not change.
+        """
+        accum = accumulator_dtype(gemms[0])
+        narrow = buffer.dtype.is_float and buffer.dtype.bits < 32 and accum == "float32"
+        if narrow and not any(g in self.dots for g in gemms):
+            return str(accum)
+        return UNPACKED.get(buffer.dtype, str(buffer.dtype))
 
     def _output(self, buffer: Buffer, found: Sequence[Use]) -> Region | None:
         """Return the global region that ``buffer`` may be accumulated in, or None."""
@@ -320,7 +359,8 @@ class _Inference:
             col_c = limit_of(output.output, axes[1], context)
         return GemmPlan(
             gemm, m, n, k, *micro,
-            _distinct(row_a, row_c), _distinct(col_b, col_c), k_a if k_a is not None else k_b,
+            distinct(row_a, row_c), distinct(col_b, col_c), k_a if k_a is not None else k_b,
+            self.dots.get(gemm), self._tile(gemm),
         )  # fmt: skip
 
     def _limits(
@@ -336,22 +376,7 @@ class _Inference:
         self.notes.append(f"{buffer.span}: {buffer.name} ({buffer.scope}): {text}")
 
 
-def is_contiguous(region: Region) -> bool:
-    """Return whether neighbours along the last varying axis lie side by side in the tensor."""
-    axes, strides = kept_axes(region), region.buffer.strides
-    is_last = bool(axes) and axes[-1] == region.buffer.ndim - 1
-    return is_last and (strides is None or int_value(strides[-1]) == 1)
-
-
 _WRITES = ("copy-dst", "fill", "gemm-c", "fold-dst", "store", "atomic")
-
-
-def gemm_extents(region: Region) -> tuple[int, int]:
-    """Return the last two extents of a region as ints."""
-    rows_, cols = (int_value(e) for e in region.extents[-2:])
-    assert rows_ is not None
-    assert cols is not None
-    return rows_, cols
 
 
 def _static(buffer: Buffer, target: Target, is_dense: bool) -> Storage:
@@ -370,35 +395,3 @@ def _static(buffer: Buffer, target: Target, is_dense: bool) -> Storage:
     if is_dense:
         return Storage(shape, buffer.dtype, "rows", shape[-1], spare=target.lanes(buffer.dtype))
     return rows(shape, buffer.dtype, buffer.dtype.itemsize, target.lanes(buffer.dtype))
-
-
-def _kept_dtype(buffer: Buffer, gemm: Gemm) -> str:
-    """Return the dtype an operand is stored in: half types are widened once, when they are packed.
-
-    The value of a float16 or bfloat16 element is exact in float32, so results do not change.
-    """
-    accum = accumulator_dtype(gemm)
-    narrow = buffer.dtype.is_float and buffer.dtype.bits < 32 and accum == "float32"
-    return str(accum) if narrow else UNPACKED.get(buffer.dtype, str(buffer.dtype))
-
-
-def _distinct(*limits: Expr | None) -> tuple[Expr, ...]:
-    """Return the limits that are not None, without repetitions of one linear form."""
-    result: list[Expr] = []
-    for limit in limits:
-        if limit is None:
-            continue
-        form = linear(limit)
-        known = [linear(other) for other in result]
-        if form is None or not any(f and _is_zero_difference(form, f) for f in known):
-            result.append(limit)
-    return tuple(result)
-
-
-def _is_zero_difference(a: object, b: object) -> bool:
-    from tilecore.ir.bounds import Linear
-
-    assert isinstance(a, Linear)
-    assert isinstance(b, Linear)
-    difference = a.plus(b, -1)
-    return not difference.coefficients and difference.constant == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tilecore.inference.dots import Dot
 from tilecore.inference.storage import Storage
 from tilecore.inference.uses import Context
 from tilecore.ir.expr import Expr, Var
@@ -51,7 +52,9 @@ class GemmPlan:
     """How a gemm is computed: extents, register tile, and what part of the tiles is real.
 
     Limits are expressions (None: the whole extent): rows and columns beyond them are neither
-    computed nor written; products beyond ``k_limit`` are zero and skipped.
+    computed nor written; products beyond ``k_limit`` are zero and skipped. ``dot`` is the
+    instruction that sums up several products, if there is one for the operands; ``tile`` the rows
+    and groups of its tiles, if it works on tiles.
     """
 
     gemm: Gemm
@@ -63,6 +66,8 @@ class GemmPlan:
     row_limits: tuple[Expr, ...] = ()
     col_limits: tuple[Expr, ...] = ()
     k_limit: Expr | None = None
+    dot: Dot | None = None
+    tile: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,6 +90,12 @@ class CpuPlan:
 
     launches: Mapping[KernelLaunch, LaunchPlan]
     streamed: frozenset[Buffer] = frozenset()
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What the code needs of the CPU beyond its vector instructions."""
+        gemms = [gemm for plan in self.launches.values() for gemm in plan.gemms.values()]
+        return frozenset[str]().union(*(g.dot.features for g in gemms if g.dot is not None))
 
     def explain(self) -> str:
         """Return what was inferred and why, one line per decision."""

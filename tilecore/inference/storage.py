@@ -19,6 +19,7 @@ class Storage:
     rows:   offset(i.., j) = row_major(i..) * leading + j
     panels: offset(k, n) = (n // width) * depth * width + k * width + n % width, where n runs along
             ``axis`` and k along the other one; the vector operand of a gemm is kept so.
+            With groups, k // group takes the place of k, and each lane holds the group's elements.
     """
 
     shape: tuple[int, ...]
@@ -28,23 +29,31 @@ class Storage:
     axis: int = 1  # panels: the axis cut into panels
     width: int = 0  # panels: elements of ``axis`` per panel
     spare: int = 0  # rows that may not be padded: elements after the last row
+    group: int = 1  # panels: neighbours along k in one lane
+
+    @property
+    def depth(self) -> int:
+        """Panels: elements along k, whole groups."""
+        return math.ceil(self.shape[1 - self.axis] / self.group) * self.group
 
     @property
     def size(self) -> int:
         """Elements of memory, padding included."""
         if self.kind == "panels":
-            depth = self.shape[1 - self.axis]
-            return math.ceil(self.shape[self.axis] / self.width) * depth * self.width
+            return math.ceil(self.shape[self.axis] / self.width) * self.depth * self.width
         return math.prod(self.shape[:-1]) * self.leading + self.spare
 
     def offset(self, indices: Sequence[Expr | int]) -> Expr:
         """Return the flat offset of an element."""
         if self.kind == "panels":
             n, k = indices[self.axis], indices[1 - self.axis]
-            depth = self.shape[1 - self.axis]
-            panel = binary("mul", binary("floordiv", n, self.width), depth * self.width)
-            lane = binary("add", binary("mul", k, self.width), binary("mod", n, self.width))
-            return binary("add", panel, lane)
+            panel = binary("mul", binary("floordiv", n, self.width), self.depth * self.width)
+            lane = binary("mod", n, self.width)
+            if self.group > 1:
+                row = binary("mul", binary("floordiv", k, self.group), self.width * self.group)
+                place = binary("add", binary("mul", lane, self.group), binary("mod", k, self.group))
+                return binary("add", panel, binary("add", row, place))
+            return binary("add", panel, binary("add", binary("mul", k, self.width), lane))
         flat: Expr = const(0)
         if not self.shape:
             return flat
@@ -65,7 +74,8 @@ class Storage:
     def describe(self) -> str:
         """Return the storage in words."""
         if self.kind == "panels":
-            return f"panels of {self.width} along axis {self.axis} ({self.dtype})"
+            groups = f" of groups of {self.group}" if self.group > 1 else ""
+            return f"panels of {self.width} along axis {self.axis}{groups} ({self.dtype})"
         pad = self.leading - self.shape[-1]
         return f"rows, leading dimension {self.leading} (+{pad}) ({self.dtype})"
 
@@ -119,6 +129,6 @@ def rows(shape: tuple[int, ...], dtype: str, itemsize: int, lanes: int) -> Stora
     return Storage(shape, dtype, "rows", leading)
 
 
-def panels(shape: tuple[int, ...], dtype: str, axis: int, width: int) -> Storage:
+def panels(shape: tuple[int, ...], dtype: str, axis: int, width: int, group: int = 1) -> Storage:
     """Return panel storage along ``axis``."""
-    return Storage(shape, dtype, "panels", 0, axis, width)
+    return Storage(shape, dtype, "panels", 0, axis, width, 0, group)

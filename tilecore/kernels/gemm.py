@@ -13,6 +13,7 @@ from tilecore.ir.nodes import PrimFunc
 from tilecore.kernels.definition import KernelDefinition, Knob, Problem, ProblemField
 
 FLOATS = ("float32", "float16", "bfloat16", "float64")
+BYTES = ("int8", "uint8")  # summed up in int32
 
 
 def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
@@ -61,6 +62,9 @@ def _shapes(problem: Problem) -> tuple[tuple[int, int], tuple[int, int]]:
 
 def _inputs(problem: Problem, rng: np.random.Generator) -> Sequence[np.ndarray]:
     dtype = DType(problem["dtype"]).numpy
+    if problem["dtype"] in BYTES:
+        ends = np.iinfo(dtype)
+        return [rng.integers(ends.min, ends.max + 1, s).astype(dtype) for s in _shapes(problem)]
     return [rng.standard_normal(s, dtype=np.float32).astype(dtype) for s in _shapes(problem)]
 
 
@@ -76,11 +80,14 @@ def _reference(problem: Problem, inputs: Sequence[np.ndarray]) -> Sequence[np.nd
 def _rival(problem: Problem, inputs: Sequence[np.ndarray]) -> Callable[[], Any] | None:
     import torch
 
-    if problem["out_dtype"] != problem["dtype"]:
+    is_exact = (problem["dtype"], problem["out_dtype"]) == ("int8", "int32")
+    if problem["out_dtype"] != problem["dtype"] and not is_exact:
         return None
     dtype = getattr(torch, str(problem["dtype"]))
     tensors = [torch.from_numpy(x.astype(np.float64)).to(dtype) for x in inputs]
     a, b = _operands(problem, *tensors)
+    if is_exact:
+        return lambda: torch._int_mm(a, b)
     out = torch.empty((int(problem["m"]), int(problem["n"])), dtype=dtype)
     return lambda: torch.mm(a, b, out=out)
 
@@ -104,9 +111,13 @@ GEMM = KernelDefinition(
         ProblemField("m", "dimension", aliases=("M",), doc="rows of C"),
         ProblemField("n", "dimension", aliases=("N",), doc="columns of C"),
         ProblemField("k", "dimension", aliases=("K",), doc="length of the sums"),
-        ProblemField("dtype", "dtype", "float32", FLOATS, ("dtype_a", "dtype_b", "in_dtype")),
-        ProblemField("accum_dtype", "dtype", "float32", ("float32", "float64"), ("dtype_acc",)),
-        ProblemField("out_dtype", "dtype", "float32", FLOATS, ("dtype_c", "dtype_d")),
+        ProblemField(
+            "dtype", "dtype", "float32", (*FLOATS, *BYTES), ("dtype_a", "dtype_b", "in_dtype")
+        ),
+        ProblemField(
+            "accum_dtype", "dtype", "float32", ("float32", "float64", "int32"), ("dtype_acc",)
+        ),
+        ProblemField("out_dtype", "dtype", "float32", (*FLOATS, "int32"), ("dtype_c", "dtype_d")),
         ProblemField("transpose_a", "flag", False, aliases=("trans_a",)),
         ProblemField("transpose_b", "flag", False, aliases=("trans_b",)),
     ),

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tilecore import amx
 from tilecore.artifact import Artifact, ParameterSpec
 from tilecore.assertion import parse_failure
 from tilecore.errors import AliasError, ArgumentError, ArtifactError, UnknownTarget
@@ -17,9 +18,7 @@ from tilecore.runtime import dims
 from tilecore.runtime.library import load_library
 from tilecore.runtime.quick import QuickCheck
 from tilecore.runtime.tensor import TensorView, view
-from tilecore.target import AVX2, AVX512, cpu_target
-
-_ISA_ORDER = (AVX2.isa, AVX512.isa)
+from tilecore.target import Target, host_features, parse_target, widest_target
 
 
 class LoadedKernel:
@@ -197,14 +196,21 @@ def _check_aliases(parameters: Sequence[ParameterSpec], views: Sequence[TensorVi
 
 def _check_isa(artifact: Artifact) -> None:
     needed = artifact.manifest.isa
+    have: Target | None = None
     try:
-        have = cpu_target().isa
+        have = widest_target(host_features())
+        is_runnable = have.runs(parse_target(needed))
     except UnknownTarget:
-        have = "none"
-    supported = _ISA_ORDER[: _ISA_ORDER.index(have) + 1] if have in _ISA_ORDER else ()
-    if needed not in supported:
+        is_runnable = False
+    if not is_runnable:
         raise ArtifactError(
             path=artifact.path,
-            reason=f"compiled for {needed}, this machine has {have}",
+            reason=f"compiled for {needed}, this machine has {have.name if have else 'none'}",
             hint="compile it here, or for target avx2",
+        )
+    if "amx_tile" in parse_target(needed).features and not amx.request():
+        raise ArtifactError(
+            path=artifact.path,
+            reason="the kernel of this machine refused the process the tiles of AMX",
+            hint="compile it for target avx512",
         )

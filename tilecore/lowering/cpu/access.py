@@ -206,7 +206,8 @@ class Accessor:
             axis = place.storage.axis
             other = linear(at[1 - axis])
             along = at[axis] is vector
-            return 1 if along and other is not None and not other.coefficient(vector) else None
+            is_lane = along and place.storage.group == 1
+            return 1 if is_lane and other is not None and not other.coefficient(vector) else None
         form = linear(place.storage.offset(at))
         return None if form is None else form.coefficient(vector)
 

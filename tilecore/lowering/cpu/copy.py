@@ -88,14 +88,17 @@ def is_row_copy(copy: Copy, source: Box, target: Box) -> bool:
 
 def is_pack(copy: Copy, source: Box, target: Box) -> bool:
     """Return whether the copy fills panels from a tensor."""
+    storage = target.place.storage
+    if not isinstance(storage, Storage) or storage.kind != "panels":
+        return False
     return (
-        target.place.storage.kind == "panels"
-        and len(source.axes) == 2
+        len(source.axes) == 2
         and target.axes == (0, 1)
         and source.place.guarded
         and source.starts_inside
         and source.is_contiguous
         and _same_extents(source, target)
+        and (storage.group == 1 or source.dtype == storage.dtype)
     )
 
 
@@ -182,6 +185,7 @@ class PanelPacker:
         assert isinstance(storage, Storage)
         self.axis, self.width = storage.axis, storage.width
         self.depth, self.columns = storage.shape[1 - self.axis], storage.shape[self.axis]
+        self.panel_size = storage.depth * storage.width
         self.lanes = min(target.lanes(storage.dtype), self.width)
         self.panels = -(-self.columns // self.width)
         base, _ = accessor.offset(self.source.place, copy.src.offsets)
@@ -200,7 +204,7 @@ class PanelPacker:
         columns: Any = self.columns
         if self.column_limit is not None:
             columns = builder.bind(minimum(self.columns, self.column_limit))
-        start = builder.bind(add(self.place.base, mul(panel, self.depth * self.width)))
+        start = builder.bind(add(self.place.base, mul(panel, self.panel_size)))
         if self.column_limit is None and self.columns % self.width == 0:
             self._whole(first, start, depth)
         else:

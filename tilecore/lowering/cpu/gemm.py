@@ -73,7 +73,7 @@ class GemmLowering:
         self.accessor, self.builder, self.plan, self.gemm = accessor, accessor.builder, plan, gemm
         self.accum = str(accumulator_dtype(gemm))
         self.lanes = target.lanes(self.accum)
-        self.a = strided(accessor, gemm.a, gemm.transpose_a)
+        self.a = self._broadcast_operand()
         self.b_place = accessor.places[gemm.b.buffer]
         if self.b_place.storage.kind == "panels":
             self.b = Strided(self.b_place, self.b_place.base, 0, 0)
@@ -90,6 +90,9 @@ class GemmLowering:
         fills_rows = int_value(gemm.c.extents[-1]) == self.c.place.storage.shape[-1]
         self.is_tight = self.in_output or tight or not fills_rows
         self.a_in_place = self.a.place.guarded
+
+    def _broadcast_operand(self) -> Strided:
+        return strided(self.accessor, self.gemm.a, self.gemm.transpose_a)
 
     def _limit(self, limits: tuple[Expr, ...], extent: int) -> Any | None:
         if not limits:
@@ -172,15 +175,7 @@ class GemmLowering:
         bases = [self.a.at(r, 0) for r in rows]
         if edge:
             bases = [builder.bind(base) for base in bases]
-        with builder.loop(self.depth) as k:
-            vectors = [builder.bind(self._b_vector(panel, column, k, j)) for j in range(count)]
-            for i in range(size):
-                scalar = self._a_scalar(add(bases[i], mul(k, self.a.column)))
-                value = builder.bind(broadcast(scalar, lanes))
-                for j in range(count):
-                    register = accumulators[i * count + j]
-                    total = builder.load(register, 0, lanes) + value * vectors[j]
-                    builder.store(register, total, 0, lanes)
+        self._products(accumulators, rows, bases, panel, column, count)
         for i in range(size):
             with self._row_guard(row, i, edge):
                 for j in range(count):
@@ -188,6 +183,22 @@ class GemmLowering:
                     offset = self.c.at(add(row, i), add(column, j * lanes))
                     mask = self._mask(column, j)
                     vector_store(builder, self.c.place, value, offset, lanes, mask)
+
+    def _products(
+        self, accumulators: list[Any], rows: list[Any], bases: list[Any],
+        panel: Any, column: Any, count: int,
+    ) -> None:  # fmt: skip
+        """Add all products of K to the accumulators of ``rows``, which begin at ``bases`` in a."""
+        builder, lanes = self.builder, self.lanes
+        with builder.loop(self.depth) as k:
+            vectors = [builder.bind(self._b_vector(panel, column, k, j)) for j in range(count)]
+            for i, base in enumerate(bases):
+                scalar = self._a_scalar(add(base, mul(k, self.a.column)))
+                value = builder.bind(broadcast(scalar, lanes))
+                for j in range(count):
+                    register = accumulators[i * count + j]
+                    total = builder.load(register, 0, lanes) + value * vectors[j]
+                    builder.store(register, total, 0, lanes)
 
     def _stored(self, value: Any) -> Any:
         """Return sums in the type that the tile keeps, rounded to its element type."""

@@ -41,10 +41,13 @@ from tilecore.ir.nodes import (
 from tilecore.ir.visitor import buffers_of, expressions, has_jump, walk, walk_expr
 from tilecore.lowering.cpu import division, float8, stream, vector_math
 from tilecore.lowering.cpu.access import Accessor, Place
+from tilecore.lowering.cpu.amx import TileLowering
 from tilecore.lowering.cpu.atomic import emit_atomic
-from tilecore.lowering.cpu.copy import Box, PanelPacker, is_pack, is_row_copy, row_copy
+from tilecore.lowering.cpu.copy import Box, is_pack, is_row_copy, row_copy
+from tilecore.lowering.cpu.dot import DotLowering
 from tilecore.lowering.cpu.fold import FoldLowering
 from tilecore.lowering.cpu.gemm import GemmLowering
+from tilecore.lowering.cpu.groups import packer_for
 from tilecore.lowering.cpu.nest import NestLowering, as_nest
 from tilecore.lowering.cpu.output import Assertions, emit_assert, emit_print
 from tilecore.lowering.cpu.params import lower_params
@@ -169,7 +172,7 @@ class _LaunchLowering:
                 rest = quotient(rest, count)
             place = Place(memory, storage, self.builder.bind(mul(number, storage.size)))
             self.accessor.places[tile.buffer] = place
-            packer = PanelPacker(self.accessor, copy, self.target, place)
+            packer = packer_for(self.accessor, copy, self.target, place)
             packer.pack(panel)
         for var, _, _ in tile.hoist_vars:
             self.accessor.values.pop(var)
@@ -268,7 +271,10 @@ class _LaunchLowering:
         tile = self.plan.tiles.get(stmt.b.buffer)
         if tile is not None and tile.placement == "grid":
             self.accessor.places[stmt.b.buffer] = self._packed_place(tile)
-        GemmLowering(self.accessor, plan, self.target).emit()
+        kind = GemmLowering if plan.dot is None else DotLowering
+        if plan.tile is not None:
+            kind = TileLowering
+        kind(self.accessor, plan, self.target).emit()
 
     def _for(self, stmt: For) -> None:
         start, stop = int_value(stmt.start), int_value(stmt.stop)
@@ -314,7 +320,7 @@ class _LaunchLowering:
             source, dest = Box(accessor, stmt.src), Box(accessor, stmt.dst)
             if is_pack(stmt, source, dest):
                 place = accessor.places[stmt.dst.buffer]
-                packer = PanelPacker(accessor, stmt, self.target, place)
+                packer = packer_for(accessor, stmt, self.target, place)
                 with self.builder.loop(packer.panels) as panel:
                     packer.pack(panel)
                 return

@@ -8,7 +8,7 @@ is unsafe on vector floats (shared/research/cpu-lowering.md, pitfall 3).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tvm
@@ -247,6 +247,7 @@ def remainder(a: Any, b: Any) -> Any:
     return 0 if isinstance(b, int) and b == 1 else tir.truncmod(index(a), index(b))
 
 
-def target_of(mcpu: str, opt_level: int = 2) -> Any:
-    """Return TVM's target for a processor family."""
-    return tvm.target.Target({"kind": "llvm", "mcpu": mcpu, "opt-level": opt_level})
+def target_of(mcpu: str, attributes: Sequence[str] = (), opt_level: int = 2) -> Any:
+    """Return TVM's target for a processor family, with further instructions by LLVM's names."""
+    target = {"kind": "llvm", "mcpu": mcpu, "opt-level": opt_level, "mattr": list(attributes)}
+    return tvm.target.Target(target)

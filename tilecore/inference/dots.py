@@ -1,0 +1,168 @@
+"""Which gemms multiply narrow elements by instructions that sum up several products at once.
+
+Such an instruction takes ``group`` neighbours along K of each operand. The vector operand then lies
+in panels whose lanes hold groups. Of the broadcast operand vector instructions read a group as one
+32-bit word, those on tiles (AMX) up to 16 rows of up to 16 groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tilecore.inference.regions import gemm_extents, is_contiguous
+from tilecore.inference.uses import Use, kept_axes
+from tilecore.ir.analysis import covers_whole
+from tilecore.ir.bounds import linear
+from tilecore.ir.expr import Expr
+from tilecore.ir.gemm_shape import accumulator_dtype
+from tilecore.ir.nodes import Buffer, Copy, Gemm, Region
+from tilecore.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    """An instruction: to each lane of ``accum`` it adds ``group`` products of ``operands``.
+
+    ``is_tiled``: it multiplies matrices of at most 16 rows and 16 groups.
+    """
+
+    name: str
+    group: int
+    operands: tuple[str, ...]
+    accum: str
+    features: frozenset[str]
+    is_tiled: bool = False
+
+
+TILE_ROWS = 16
+BFLOAT_TILES, BYTE_TILES = (frozenset({"amx_tile", f"amx_{kind}"}) for kind in ("bf16", "int8"))
+DOTS = (  # the fastest first
+    Dot("tdpbf16ps", 2, ("bfloat16",), "float32", BFLOAT_TILES, True),
+    Dot("tdpbssd", 4, ("int8",), "int32", BYTE_TILES, True),
+    Dot("tdpbuud", 4, ("uint8",), "int32", BYTE_TILES, True),
+    Dot("vdpbf16ps", 2, ("bfloat16",), "float32", frozenset({"avx512_bf16"})),
+    Dot("vpdpbusd", 4, ("int8", "uint8"), "int32", frozenset({"avx512_vnni"})),
+)
+
+
+def choose(
+    gemms: Iterable[Gemm], uses: Mapping[Buffer, Sequence[Use]], target: Target
+) -> tuple[dict[Gemm, Dot], list[str]]:
+    """Return the gemms that use such an instruction, and notes on those that could but do not."""
+    chosen: dict[Gemm, Dot] = {}
+    notes: list[str] = []
+    for gemm in gemms:
+        for dot in DOTS:
+            if not _has_types(gemm, dot):
+                continue
+            reason = _obstacle(gemm, dot, uses, target)
+            if not reason:
+                chosen[gemm] = dot
+                break
+            notes.append(f"{gemm.span}: gemm without {dot.name}: {reason}")
+    while shared := [g for g in chosen if not _agrees(g, chosen, uses)]:
+        for gemm in shared:
+            name = chosen.pop(gemm).name
+            notes.append(
+                f"{gemm.span}: gemm without {name}: it shares a tile with one that has not"
+            )
+    return chosen, notes
+
+
+def tile_of(gemm: Gemm, dot: Dot) -> tuple[int, int] | None:
+    """Return the rows and groups of the tiles that divide a gemm, or None: they would be small."""
+    m, _ = gemm_extents(gemm.c)
+    groups, rest = divmod(gemm_extents(gemm.a)[0 if gemm.transpose_a else 1], dot.group)
+    rows, depth = _divisor(m), _divisor(groups)
+    is_wasteful = any(
+        size < min(whole, TILE_ROWS // 2) for size, whole in ((rows, m), (depth, groups))
+    )
+    return None if rest or is_wasteful or not groups else (rows, depth)
+
+
+def _divisor(extent: int) -> int:
+    """Return the largest divisor that is no more than the rows of a tile."""
+    return max(d for d in range(1, TILE_ROWS + 1) if extent % d == 0)
+
+
+def lies_in_groups(
+    source: Region, limits: Sequence[Expr | None], gemms: Mapping[Gemm, Dot]
+) -> bool:
+    """Return whether gemms can read groups, and rows of tiles, of a where it lies in a tensor."""
+    for gemm, dot in gemms.items():
+        tile = tile_of(gemm, dot) if dot.is_tiled else None
+        if gemm.transpose_a or not is_contiguous(source) or (tile and limits[0] is not None):
+            return False
+        depth = gemm.a.extents[-1] if limits[1] is None else limits[1]
+        if not is_multiple(depth, dot.group * (tile[1] if tile else 1)):
+            return False
+    return True
+
+
+def is_multiple(expr: Expr, factor: int) -> bool:
+    """Return whether an integer expression is always a multiple of ``factor``."""
+    form = linear(expr)
+    if form is None:
+        return False
+    return not any(c % factor for c in (form.constant, *form.coefficients.values()))
+
+
+def _has_types(gemm: Gemm, dot: Dot) -> bool:
+    narrow = all(str(r.buffer.dtype) in dot.operands for r in (gemm.a, gemm.b))
+    return narrow and accumulator_dtype(gemm) == dot.accum
+
+
+def _obstacle(gemm: Gemm, dot: Dot, uses: Mapping[Buffer, Sequence[Use]], target: Target) -> str:
+    """Return why a gemm cannot use an instruction ("" if it can)."""
+    a, b = gemm.a.buffer, gemm.b.buffer
+    if missing := dot.features - target.features:
+        return f"{target.name} lacks {', '.join(sorted(missing))}"
+    if dot.is_tiled and gemm.transpose_a:
+        return "its broadcast operand is transposed"
+    if dot.is_tiled and tile_of(gemm, dot) is None:
+        return "M or K of its tiles have no divisor from 8 to 16"
+    if a is b:
+        return "both operands are one tile"
+    if a.scope == "global" or not _is_operand(b, "gemm-b", uses):
+        return "its operands are not tiles of their own"
+    if gemm.transpose_a and not _is_operand(a, "gemm-a", uses):
+        return "its transposed operand is no tile of its own"
+    for operand in (b, a) if gemm.transpose_a else (b,):
+        writes = [u for u in uses[operand] if u.role != "gemm-b" and u.role != "gemm-a"]
+        if not all(_is_plain_copy(u) for u in writes):
+            return f"{operand.name} is not copied from a tensor of its type"
+    return ""
+
+
+def _is_operand(buffer: Buffer, role: str, uses: Mapping[Buffer, Sequence[Use]]) -> bool:
+    """Return whether a tile of two axes is written by copies, and else read whole in one role."""
+    if buffer.scope == "global" or buffer.base is not None or len(buffer.shape) != 2:
+        return False
+    if any(other.base is not None and other.root is buffer for other in uses):
+        return False
+    readers = [u for u in uses[buffer] if u.role not in ("copy-dst", "fill")]
+    gemms = [u.stmt for u in readers if isinstance(u.stmt, Gemm)]
+    whole = all(u.role == role and u.region and covers_whole(u.region) for u in readers)
+    flags = {g.transpose_a if role == "gemm-a" else g.transpose_b for g in gemms}
+    return whole and len(flags) == 1
+
+
+def _is_plain_copy(use: Use) -> bool:
+    copy = use.stmt
+    if not isinstance(copy, Copy) or use.role != "copy-dst" or not covers_whole(copy.dst):
+        return False
+    source = copy.src.buffer
+    return (
+        source.scope == "global"
+        and source.dtype == use.buffer.dtype
+        and len(kept_axes(copy.src)) == 2
+        and len(kept_axes(copy.dst)) == 2
+    )
+
+
+def _agrees(gemm: Gemm, chosen: Mapping[Gemm, Dot], uses: Mapping[Buffer, Sequence[Use]]) -> bool:
+    """Return whether all gemms that read the tiles laid out for this one use its instruction."""
+    laid_out = [gemm.b.buffer, *([gemm.a.buffer] if gemm.transpose_a else [])]
+    readers = [u.stmt for b in laid_out for u in uses[b] if isinstance(u.stmt, Gemm)]
+    return all(chosen.get(r) is chosen[gemm] for r in readers)

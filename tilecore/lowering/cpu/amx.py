@@ -1,0 +1,292 @@
+"""T.gemm of bfloat16 and 8-bit integers on the tiles of AMX.
+
+Four tiles of sums (2 x 2, each up to 16 rows of 16 lanes) stay in tile registers over the whole of
+K; a step loads two tiles of each operand: of a as it lies in rows, of b from panels of groups. Sums
+go to and from memory by tile where all of them exist, else through scratch memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import tirx as tir
+
+from tilecore.inference.plan import GemmPlan
+from tilecore.inference.storage import Storage
+from tilecore.ir.dtype import DType
+from tilecore.lowering.cpu.access import Accessor, Place, vector_load, vector_store
+from tilecore.lowering.cpu.gemm import GemmLowering, known_truth
+from tilecore.lowering.cpu.tir import add, index, mul, quotient
+from tilecore.target import Target
+
+LANES = 16
+WORD_BYTES = 4
+A_TILES, B_TILES = 4, 6  # 0 to 3 are sums
+RELEASE = "tilecore_tile_release"
+
+
+class TileLowering(GemmLowering):
+    """Emits one gemm whose plan names an instruction on tiles."""
+
+    def __init__(self, accessor: Accessor, plan: GemmPlan, target: Target) -> None:
+        super().__init__(accessor, plan, target)
+        assert plan.dot is not None
+        assert plan.tile is not None
+        self.dot, (self.tile_rows, self.tile_groups) = plan.dot, plan.tile
+        step = self.dot.group * self.tile_groups  # elements of K
+        self.steps = self.builder.bind(quotient(add(self.depth, step - 1), step))
+        self.scratch: Any = None
+
+    def emit(self) -> None:
+        """Emit all panels between setting tiles up and giving them back."""
+        size = self.plan.micro_m * self.plan.micro_n * LANES
+        with self.builder.scope():
+            self.scratch = Place(
+                self.builder.alloc(size, self.accum, "sums"), Storage((size,), self.accum)
+            )
+            self._call(*_configure(self.tile_rows, self.tile_groups))
+            super().emit()
+            self._call(RELEASE, _RELEASE_TEXT)
+
+    def _call(self, name: str, text: str, *arguments: Any) -> None:
+        self.builder.define_llvm("amx", _DECLARATIONS)
+        self.builder.define_llvm(name, text)
+        self.builder.evaluate(tir.call_extern("int32", name, *arguments))
+
+    # --- which sums ---------------------------------------------------------------------------
+
+    def _row_groups(self, panel: Any, column: Any, count: int) -> None:
+        largest = self.plan.micro_m
+        for size, first in ((largest, 0), (self.plan.m % largest, self.plan.m // largest)):
+            if not size:
+                continue
+            with self.builder.loop(1 if first else self.plan.m // largest) as group:
+                row = self.builder.bind(mul(add(first, group), largest))
+                if self.rows is None:
+                    self._sums(panel, column, row, size, count)
+                else:
+                    with self.builder.when(tir.LT(_i32(row), _i32(self.rows))):
+                        self._sums(panel, column, row, size, count)
+
+    def _sums(self, panel: Any, column: Any, row: Any, size: int, count: int) -> None:
+        """Emit one group of tiles: directly, through scratch memory, or as it turns out."""
+        if self.c.place.storage.dtype != self.accum:
+            self._through_scratch(panel, column, row, size, count)
+            return
+        conditions = []
+        if self.in_output and self.rows is not None:
+            conditions.append(tir.LE(_i32(add(row, size)), _i32(self.rows)))
+        if any(self._mask(column, j) is not None for j in range(count)):
+            guarded = self.columns is not None and self.in_output
+            limit = self.columns if guarded else self.plan.n
+            conditions.append(tir.LE(_i32(add(column, count * LANES)), _i32(limit)))
+        if not conditions:
+            self._direct(panel, column, row, size, count)
+            return
+        with self.builder.when(tir.And(*conditions) if len(conditions) > 1 else conditions[0]):
+            self._direct(panel, column, row, size, count)
+        with self.builder.otherwise():
+            self._through_scratch(panel, column, row, size, count)
+
+    def _direct(self, panel: Any, column: Any, row: Any, size: int, count: int) -> None:
+        at = self.builder.bind(self.c.at(row, column))
+        memory = self._address(self.c.place.memory, at), self._bytes(self.c.row, self.accum)
+        self._start_tiles(memory, size, count, lambda: None)
+        self._products_of_tiles(panel, row, size, count)
+        self._move("store", memory, size, count)
+
+    def _through_scratch(self, panel: Any, column: Any, row: Any, size: int, count: int) -> None:
+        memory = self._address(self.scratch.memory, 0), _i64(count * LANES * WORD_BYTES)
+
+        def fill() -> None:
+            with self.builder.loop(self._row_count(row, size)) as i:
+                for j in range(count):
+                    at, mask = self.c.at(add(row, i), add(column, j * LANES)), self._mask(column, j)
+                    value = vector_load(self.builder, self.c.place, at, LANES, self.accum, mask)
+                    to = add(mul(i, count * LANES), j * LANES)
+                    vector_store(self.builder, self.scratch, value, to, LANES)
+
+        self._start_tiles(memory, size, count, fill)
+        self._products_of_tiles(panel, row, size, count)
+        self._move("store", memory, size, count)
+        with self.builder.loop(self._row_count(row, size)) as i:
+            for j in range(count):
+                at, mask = self.c.at(add(row, i), add(column, j * LANES)), self._mask(column, j)
+                source = add(mul(i, count * LANES), j * LANES)
+                value = vector_load(self.builder, self.scratch, source, LANES, self.accum)
+                vector_store(self.builder, self.c.place, self._stored(value), at, LANES, mask)
+
+    def _row_count(self, row: Any, size: int) -> Any:
+        """Return how many rows of a group the output has."""
+        if not self.in_output or self.rows is None:
+            return size
+        return tir.Min(_i32(size), _i32(self.rows) - _i32(row))
+
+    # --- tiles --------------------------------------------------------------------------------
+
+    def _start_tiles(
+        self, memory: tuple[Any, ...], size: int, count: int, fill: Callable[[], None]
+    ) -> None:
+        """Set the sums to 0 or to what ``fill`` leaves in memory."""
+        clear = known_truth(self.gemm.clear_accum, self.accessor)
+        if clear is True:
+            self._move("zero", memory, size, count)
+            return
+        if clear is False:
+            fill()
+            self._move("load", memory, size, count)
+            return
+        with self.builder.when(self.accessor.scalar(self.gemm.clear_accum)):
+            self._move("zero", memory, size, count)
+        with self.builder.otherwise():
+            fill()
+            self._move("load", memory, size, count)
+
+    def _move(self, what: str, memory: tuple[Any, ...], size: int, count: int) -> None:
+        """Clear, load or store the tiles of sums."""
+        tall = size // self.tile_rows
+        name = f"tilecore_tile_{what}_{tall}x{count}"
+        if what == "zero":
+            memory = ()
+        elif tall > 1:
+            memory = (*memory, _i64(self.tile_rows))
+        self._call(name, _move_text(name, what, tall, count), *memory)
+
+    def _products_of_tiles(self, panel: Any, row: Any, size: int, count: int) -> None:
+        storage = self.b_place.storage
+        assert isinstance(storage, Storage)
+        tall = size // self.tile_rows
+        name = f"tilecore_{self.dot.name}_{tall}x{count}"
+        first = add(self.b.base, mul(panel, storage.depth * storage.width))
+        steps = (
+            tir.Cast("int64", self.steps) if not isinstance(self.steps, int) else _i64(self.steps)
+        )
+        self._call(
+            name, _products_text(name, self.dot.name, tall, count),
+            self._address(self.a.place.memory, self.builder.bind(self.a.at(row, 0))),
+            self._bytes(self.a.row, self.a.place.storage.dtype), _i64(self.tile_rows),
+            self._address(self.b_place.memory, self.builder.bind(first)),
+            _i64(storage.width * WORD_BYTES), _i64(self.tile_groups), steps,
+        )  # fmt: skip
+
+    @staticmethod
+    def _address(memory: Any, offset: Any) -> Any:
+        return tir.address_of(tir.BufferLoad(memory, [index(offset)]))
+
+    @staticmethod
+    def _bytes(elements: Any, dtype: str) -> Any:
+        """Return a distance between rows in bytes."""
+        size = DType(dtype).itemsize
+        if isinstance(elements, int):
+            return _i64(elements * size)
+        return tir.Cast("int64", elements) * _i64(size)
+
+
+def _i32(value: Any) -> Any:
+    return tir.IntImm("int32", value) if isinstance(value, int) else value
+
+
+def _i64(value: int) -> Any:
+    return tir.IntImm("int64", value)
+
+
+# --- LLVM IR ------------------------------------------------------------------------------------
+
+_TILE_MEMORY = "i8, ptr, i64"
+_DECLARATIONS = "\n".join(
+    f"declare void @llvm.x86.{name}({arguments})"
+    for name, arguments in {
+        "ldtilecfg": "ptr", "tilerelease": "", "tilezero": "i8",
+        "tileloadd64": _TILE_MEMORY, "tilestored64": _TILE_MEMORY,
+        **dict.fromkeys(("tdpbf16ps", "tdpbssd", "tdpbuud"), "i8, i8, i8"),
+    }.items()
+)  # fmt: skip
+_HEAD = "define linkonce_odr hidden i32 @{name}({parameters}) {{"
+_RELEASE_TEXT = "\n".join(
+    [_HEAD.format(name=RELEASE, parameters=""), "  call void @llvm.x86.tilerelease()",
+     "  ret i32 0", "}"]
+)  # fmt: skip
+
+
+def _configure(rows: int, groups: int) -> tuple[str, str]:
+    """Return name and text of the function that says how large the tiles are."""
+    sums, a, b = (rows, LANES), (rows, groups), (groups, LANES)
+    tiles = [sums] * A_TILES + [a] * (B_TILES - A_TILES) + [b] * 2
+    widths = [words * WORD_BYTES for _, words in tiles]
+    layout = bytes([1, *[0] * 15])
+    layout += b"".join(w.to_bytes(2, "little") for w in widths) + bytes(16)
+    layout += bytes(height for height, _ in tiles) + bytes(8)
+    name = f"tilecore_tiles_{rows}_{groups}"
+    text = "".join(f"\\{byte:02X}" for byte in layout)
+    body = [
+        f'@{name}_layout = linkonce_odr hidden constant [64 x i8] c"{text}", align 64',
+        _HEAD.format(name=name, parameters=""),
+        f"  call void @llvm.x86.ldtilecfg(ptr @{name}_layout)",
+        "  ret i32 0", "}",
+    ]  # fmt: skip
+    return name, "\n".join(body)
+
+
+def _move_text(name: str, what: str, tall: int, wide: int) -> str:
+    """Return the function that clears, loads or stores tiles of sums."""
+    if what == "zero":
+        tiles = [2 * i + j for i in range(tall) for j in range(wide)]
+        cleared = [f"  call void @llvm.x86.tilezero(i8 {tile})" for tile in tiles]
+        return "\n".join([_HEAD.format(name=name, parameters=""), *cleared, "  ret i32 0", "}"])
+    parameters = "ptr %p, i64 %stride" + ", i64 %rows" * (tall > 1)
+    lines = [_HEAD.format(name=name, parameters=parameters)]
+    if tall > 1:
+        lines += [
+            "  %below = mul i64 %rows, %stride",
+            "  %p1 = getelementptr i8, ptr %p, i64 %below",
+        ]
+    for i in range(tall):
+        row = "%p1" if i else "%p"
+        for j in range(wide):
+            tile = 2 * i + j
+            at = row
+            if j:
+                at = f"%q{i}"
+                lines.append(f"  {at} = getelementptr i8, ptr {row}, i64 {LANES * WORD_BYTES}")
+            call = "tileloadd64" if what == "load" else "tilestored64"
+            lines.append(f"  call void @llvm.x86.{call}(i8 {tile}, ptr {at}, i64 %stride)")
+    return "\n".join([*lines, "  ret i32 0", "}"])
+
+
+def _products_text(name: str, instruction: str, tall: int, wide: int) -> str:
+    """Return the function that adds the products of all steps along K to the tiles of sums."""
+    parameters = "ptr %a, i64 %a_stride, i64 %rows, ptr %b, i64 %b_stride, i64 %groups, i64 %steps"
+    load = "  call void @llvm.x86.tileloadd64(i8 {}, ptr {}, i64 {})"
+    lines = [
+        _HEAD.format(name=name, parameters=parameters),
+        "entry:",
+        "  %below = mul i64 %rows, %a_stride",
+        f"  %a_step = mul i64 %groups, {WORD_BYTES}",
+        "  %b_step = mul i64 %groups, %b_stride",
+        "  %any = icmp sgt i64 %steps, 0",
+        "  br i1 %any, label %loop, label %done",
+        "loop:",
+        "  %a0 = phi ptr [ %a, %entry ], [ %a_next, %loop ]",
+        "  %b0 = phi ptr [ %b, %entry ], [ %b_next, %loop ]",
+        "  %left = phi i64 [ %steps, %entry ], [ %fewer, %loop ]",
+        "  %a1 = getelementptr i8, ptr %a0, i64 %below",
+        f"  %b1 = getelementptr i8, ptr %b0, i64 {LANES * WORD_BYTES}",
+    ]
+    lines += [load.format(B_TILES + j, f"%b{j}", "%b_stride") for j in range(wide)]
+    for i in range(tall):
+        lines.append(load.format(A_TILES + i, f"%a{i}", "%a_stride"))
+        for j in range(wide):
+            tiles = f"i8 {2 * i + j}, i8 {A_TILES + i}, i8 {B_TILES + j}"
+            lines.append(f"  call void @llvm.x86.{instruction}({tiles})")
+    lines += [
+        "  %a_next = getelementptr i8, ptr %a0, i64 %a_step",
+        "  %b_next = getelementptr i8, ptr %b0, i64 %b_step",
+        "  %fewer = sub i64 %left, 1",
+        "  %more = icmp sgt i64 %fewer, 0",
+        "  br i1 %more, label %loop, label %done",
+        "done:",
+        "  ret i32 0",
+        "}",
+    ]
+    return "\n".join(lines)

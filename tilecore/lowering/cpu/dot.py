@@ -1,0 +1,218 @@
+"""T.gemm of bfloat16 and 8-bit integers by instructions that sum up groups of products.
+
+The vector operand lies in panels of groups (see groups.py); a group of the broadcast operand is one
+32-bit word. ``vpdpbusd`` multiplies unsigned by signed bytes, T.gemm those of one type: b is
+shifted by 128, which adds 128 times the sum of a's row to every product of that row (of unsigned
+bytes takes it off); these sums are computed first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx as tir
+
+from tilecore.inference.plan import GemmPlan
+from tilecore.inference.storage import Storage
+from tilecore.lowering.cpu.access import Accessor
+from tilecore.lowering.cpu.gemm import GemmLowering, Strided
+from tilecore.lowering.cpu.groups import load_words
+from tilecore.lowering.cpu.tir import add, broadcast, minimum, mul, quotient, vector_type
+from tilecore.target import Target
+
+LANES = 16
+ONES, SIGNS = 0x01010101, -0x7F7F7F80  # bytes of 1 and of 0x80
+ROW_SUM = "tilecore_sum_x16"
+
+
+class DotLowering(GemmLowering):
+    """Emits one gemm whose plan names an instruction."""
+
+    def __init__(self, accessor: Accessor, plan: GemmPlan, target: Target) -> None:
+        super().__init__(accessor, plan, target)
+        assert plan.dot is not None
+        assert self.lanes == LANES
+        self.dot, self.group = plan.dot, plan.dot.group
+        self.is_signed = plan.gemm.a.buffer.dtype.is_signed
+        self.is_shifted = self.dot.accum == "int32"
+        self.groups = self._grouped(self.depth)
+        self.sums: Any = None
+        self.builder.define_llvm(self.dot.name, _TEXTS[self.dot.name])
+
+    def _broadcast_operand(self) -> Strided:
+        place = self.accessor.places[self.gemm.a.buffer]
+        storage = place.storage
+        if not isinstance(storage, Storage) or storage.kind == "rows":
+            return super()._broadcast_operand()
+        # Steps from row to row, and from group to group as if elements of one were side by side.
+        return Strided(place, place.base, storage.group, storage.width)
+
+    def _grouped(self, depth: Any) -> Any:
+        assert self.plan.dot is not None
+        group = self.plan.dot.group
+        return self.builder.bind(quotient(add(depth, group - 1), group))
+
+    def emit(self) -> None:
+        """Emit the sums of rows where they are needed, then all panels."""
+        if self.is_shifted:
+            self.builder.define_llvm(ROW_SUM, _SUM_TEXT)
+            with self.builder.scope():
+                self.sums = self.builder.alloc(-(-self.plan.m // LANES) * LANES, "int32", "sums")
+                self._sum_rows()
+                super().emit()
+            return
+        super().emit()
+
+    # --- products -----------------------------------------------------------------------------
+
+    def _products(
+        self, accumulators: list[Any], rows: list[Any], bases: list[Any],
+        panel: Any, column: Any, count: int,
+    ) -> None:  # fmt: skip
+        builder = self.builder
+        if self.sums is not None:
+            for i, row in enumerate(rows):
+                total = builder.bind(broadcast(builder.load(self.sums, row), LANES))
+                for j in range(count):
+                    register = accumulators[i * count + j]
+                    builder.store(register, builder.load(register, 0, LANES) + total, 0, LANES)
+        whole = self.plan.k // self.group
+        if self.plan.k % self.group == 0:
+            with builder.loop(self.groups) as q:
+                self._step(accumulators, bases, panel, count, q, None)
+            return
+        with builder.loop(minimum(self.groups, whole)) as q:
+            self._step(accumulators, bases, panel, count, q, None)
+        mask = (1 << 32 // self.group * (self.plan.k % self.group)) - 1
+        with builder.when(tir.LT(_i32(whole), _i32(self.groups))):
+            self._step(accumulators, bases, panel, count, whole, mask)
+
+    def _step(
+        self, accumulators: list[Any], bases: list[Any], panel: Any, count: int, q: Any,
+        mask: int | None,
+    ) -> None:  # fmt: skip
+        """Add the products of group ``q``; ``mask`` has the bits of elements that exist."""
+        builder = self.builder
+        vectors = [builder.bind(self._b_words(panel, q, j, mask)) for j in range(count)]
+        for i, base in enumerate(bases):
+            at = add(base, mul(mul(q, self.group), self.a.column))
+            word = builder.bind(broadcast(self._a_word(at, mask), LANES))
+            for j in range(count):
+                register = accumulators[i * count + j]
+                total = self._dot(builder.load(register, 0, LANES), word, vectors[j])
+                builder.store(register, total, 0, LANES)
+
+    def _a_word(self, offset: Any, mask: int | None) -> Any:
+        word = load_words(self.builder, self.a.place, offset, 1)
+        return word if mask is None else tir.bitwise_and(word, tir.IntImm("int32", mask))
+
+    def _b_words(self, panel: Any, q: Any, j: int, mask: int | None) -> Any:
+        storage = self.b_place.storage
+        assert isinstance(storage, Storage)
+        inner = mul(add(mul(q, storage.width), j * LANES), self.group)
+        offset = add(self.b.base, add(mul(panel, storage.depth * storage.width), inner))
+        words = load_words(self.builder, self.b_place, offset, LANES)
+        if mask is not None:
+            words = tir.bitwise_and(words, _splat(mask))
+        return tir.bitwise_xor(words, _splat(SIGNS)) if self.is_shifted else words
+
+    def _dot(self, total: Any, a: Any, b: Any) -> Any:
+        """Return ``total`` plus the products of each lane's group."""
+        if self.is_shifted and self.is_signed:
+            a, b = b, a  # the first operand is taken as unsigned
+        return _call(self.dot.name, self.accum, total, a, b)
+
+    # --- sums of rows -------------------------------------------------------------------------
+
+    def _sum_rows(self) -> None:
+        """Store what b's shift by 128 adds to the products of each row of a, negated."""
+        builder, storage = self.builder, self.a.place.storage
+        if isinstance(storage, Storage) and storage.kind == "panels":
+            with builder.loop(-(-self.plan.m // LANES)) as block:
+                first = builder.bind(mul(block, LANES))
+                total = builder.alloc(LANES, "int32", "r")
+                builder.store(total, _splat(0), 0, LANES)
+                with builder.loop(self.groups) as q:
+                    at = add(self.a.at(first, mul(q, self.group)), 0)
+                    self._add(total, load_words(builder, self.a.place, at, LANES))
+                value = builder.load(total, 0, LANES) * _splat(self._factor)
+                builder.store(self.sums, value, first, LANES)
+            return
+        with builder.loop(self.plan.m if self.rows is None else self.rows) as row:
+            builder.store(self.sums, self._row_sum(row) * tir.IntImm("int32", self._factor), row)
+
+    @property
+    def _factor(self) -> int:
+        return -128 if self.is_signed else 128
+
+    def _row_sum(self, row: Any) -> Any:
+        builder = self.builder
+        total = builder.alloc(LANES, "int32", "r")
+        builder.store(total, _splat(0), 0, LANES)
+        base = builder.bind(self.a.at(row, 0))
+        whole = minimum(self.groups, self.plan.k // self.group)
+        blocks = builder.bind(quotient(whole, LANES))
+        with builder.loop(blocks) as block:
+            at = add(base, mul(block, LANES * self.group))
+            self._add(total, load_words(builder, self.a.place, at, LANES))
+        done = builder.bind(mul(blocks, LANES))
+        with builder.loop(_i32(whole) - _i32(done), start=done) as q:
+            self._add(total, self._lane(self._a_word(add(base, mul(q, self.group)), None)))
+        if self.plan.k % self.group:
+            mask = (1 << 32 // self.group * (self.plan.k % self.group)) - 1
+            last = self.plan.k // self.group
+            with builder.when(tir.LT(_i32(last), _i32(self.groups))):
+                at = add(base, last * self.group)
+                self._add(total, self._lane(self._a_word(at, mask)))
+        return tir.call_pure_extern("int32", ROW_SUM, builder.load(total, 0, LANES))
+
+    def _add(self, total: Any, words: Any) -> None:
+        """Add the bytes of ``words`` to the lanes of ``total``."""
+        ones = _splat(ONES)
+        operands = (ones, words) if self.is_signed else (words, ones)
+        value = _call(self.dot.name, "int32", self.builder.load(total, 0, LANES), *operands)
+        self.builder.store(total, value, 0, LANES)
+
+    def _lane(self, word: Any) -> Any:
+        """Return a vector with ``word`` in its first lane, else 0."""
+        first = tir.EQ(tir.Ramp(_i32(0), _i32(1), LANES), _splat(0))
+        return tir.Select(first, broadcast(word, LANES), _splat(0))
+
+
+def _call(name: str, accum: str, total: Any, a: Any, b: Any) -> Any:
+    return tir.call_pure_extern(vector_type(accum, LANES), f"tilecore_{name}", total, a, b)
+
+
+def _splat(value: int) -> Any:
+    signed = value - (1 << 32) if value >= 1 << 31 else value
+    return broadcast(tir.IntImm("int32", signed), LANES)
+
+
+def _i32(value: Any) -> Any:
+    return tir.IntImm("int32", value) if isinstance(value, int) else value
+
+
+def _instruction(name: str, intrinsic: str, accum: str, operand: str) -> str:
+    """Return the function of an instruction of AVX-512 whose operands are words."""
+    words = "<16 x i32>"
+    given = f"{accum} %c, {words} %a, {words} %b"
+    return f"""declare {accum} @{intrinsic}({accum}, {operand}, {operand})
+define linkonce_odr hidden {accum} @tilecore_{name}({given}) alwaysinline {{
+  %x = bitcast {words} %a to {operand}
+  %y = bitcast {words} %b to {operand}
+  %r = call {accum} @{intrinsic}({accum} %c, {operand} %x, {operand} %y)
+  ret {accum} %r
+}}"""
+
+
+_TEXTS = {
+    "vdpbf16ps": _instruction(
+        "vdpbf16ps", "llvm.x86.avx512bf16.dpbf16ps.512", "<16 x float>", "<32 x bfloat>"
+    ),
+    "vpdpbusd": _instruction("vpdpbusd", "llvm.x86.avx512.vpdpbusd.512", "<16 x i32>", "<64 x i8>"),
+}
+_SUM_TEXT = f"""declare i32 @llvm.vector.reduce.add.v16i32(<16 x i32>)
+define linkonce_odr hidden i32 @{ROW_SUM}(<16 x i32> %x) alwaysinline {{
+  %r = call i32 @llvm.vector.reduce.add.v16i32(<16 x i32> %x)
+  ret i32 %r
+}}"""

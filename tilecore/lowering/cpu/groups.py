@@ -1,0 +1,136 @@
+"""Packing into panels whose lanes hold groups of neighbours along K, one 32-bit word per group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx as tir
+
+from tilecore.inference.storage import Storage
+from tilecore.ir.dtype import DType
+from tilecore.ir.nodes import Copy
+from tilecore.lowering.cpu.access import Accessor, Place
+from tilecore.lowering.cpu.copy import PanelPacker, transpose
+from tilecore.lowering.cpu.scalar import memory_type
+from tilecore.lowering.cpu.tir import TirBuilder, add, broadcast, mul, quotient, vector_type
+from tilecore.target import Target
+
+
+def packer_for(accessor: Accessor, copy: Copy, target: Target, place: Place) -> PanelPacker:
+    """Return what fills the panels of ``place``."""
+    storage = place.storage
+    assert isinstance(storage, Storage)
+    kind = PanelPacker if storage.group == 1 else GroupPacker
+    return kind(accessor, copy, target, place)
+
+
+def load_words(builder: TirBuilder, place: Place, offset: Any, words: int) -> Any:
+    """Return 32-bit words of elements of 8 or 16 bits, as int32."""
+    lanes = words * 4 // DType(place.storage.dtype).itemsize
+    return tir.reinterpret(vector_type("int32", words), builder.load(place.memory, offset, lanes))
+
+
+class GroupPacker(PanelPacker):
+    """Fills panels of groups; elements of a group beyond the source are 0."""
+
+    def __init__(self, accessor: Accessor, copy: Copy, target: Target, place: Place) -> None:
+        super().__init__(accessor, copy, target, place)
+        storage = place.storage
+        assert isinstance(storage, Storage)
+        self.group, self.groups = storage.group, storage.depth // storage.group
+        self.kind = memory_type(storage.dtype)
+        self.lanes = target.lanes("int32")
+
+    def _whole(self, first: Any, start: Any, depth: Any) -> None:
+        builder, done = self.builder, quotient(depth, self.group)
+        if self.axis == 0:
+            self._transposed(first, start, depth)
+            return
+        with builder.loop(done) as q:
+            self._interleave(first, start, q, None)
+        if not isinstance(depth, int) or depth % self.group:
+            with builder.when(tir.LT(_i32(mul(done, self.group)), _i32(depth))):
+                self._interleave(first, start, builder.bind(done), depth)
+
+    def _interleave(self, first: Any, start: Any, q: Any, depth: Any | None) -> None:
+        """Pack one group of rows of the source; those from ``depth`` on are 0."""
+        builder, lanes = self.builder, self.lanes
+        k = builder.bind(mul(q, self.group))
+        for j in range(self.width // lanes):
+            word: Any = None
+            for i in range(self.group):
+                at = add(self.base, add(mul(add(k, i), self.step), add(first, j * lanes)))
+                part = self._unsigned(at, lanes)
+                if depth is not None and i:
+                    zeros = broadcast(tir.IntImm("uint32", 0), lanes)
+                    part = tir.if_then_else(tir.LT(_i32(add(k, i)), _i32(depth)), part, zeros)
+                bits = broadcast(tir.IntImm("uint32", 32 // self.group * i), lanes)
+                part = tir.shift_left(part, bits) if i else part
+                word = part if word is None else tir.bitwise_or(word, part)
+            self._store(builder.bind(word), start, q, j * lanes)
+
+    def _unsigned(self, offset: Any, lanes: int) -> Any:
+        """Return elements, their bits as uint32."""
+        raw = self.builder.load(self.source.place.memory, offset, lanes)
+        narrow = vector_type(f"uint{32 // self.group}", lanes)
+        return tir.Cast(vector_type("uint32", lanes), tir.reinterpret(narrow, raw))
+
+    def _store(self, words: Any, start: Any, q: Any, lane: Any) -> None:
+        """Store a vector of words at group ``q``, from ``lane`` of the panel on."""
+        count = self.lanes * self.group
+        value = tir.reinterpret(vector_type(self.kind, count), words)
+        to = add(start, mul(add(mul(q, self.width), lane), self.group))
+        self.builder.store(self.place.memory, value, to, count)
+
+    def _transposed(self, first: Any, start: Any, depth: Any) -> None:
+        builder, lanes = self.builder, self.lanes
+        step = lanes * self.group
+        blocks = builder.bind(quotient(depth, step))
+        with builder.loop(blocks) as block, builder.loop(self.width // lanes) as j:
+            column = builder.bind(mul(j, lanes))
+            rows = []
+            for i in range(lanes):
+                at = add(self.base, mul(add(first, add(column, i)), self.step))
+                at = add(at, mul(block, step))
+                rows.append(builder.bind(load_words(builder, self.source.place, at, lanes)))
+            for i, words in enumerate(transpose(builder, rows, lanes)):
+                self._store(words, start, add(mul(block, lanes), i), column)
+        self._elements(first, start, builder.bind(mul(blocks, step)), depth, None)
+
+    def _edge(self, first: Any, start: Any, depth: Any, columns: Any) -> None:
+        self._elements(first, start, 0, depth, columns)
+
+    def _elements(
+        self, first: Any, start: Any, begin: Any, depth: Any, columns: Any | None
+    ) -> None:
+        """Pack groups from element ``begin`` to ``depth`` along K one by one."""
+        builder = self.builder
+        end = self._rounded(depth)
+        steps = builder.loop(_i32(end) - _i32(begin), start=begin)
+        with steps as k, builder.loop(self.width) as n:
+            column = add(first, n)
+            along, across = (column, k) if self.axis == 0 else (k, column)
+            at = add(self.base, add(mul(along, self.step), across))
+            inside = tir.LT(k, _i32(depth))
+            if columns is not None:
+                inside = tir.And(inside, tir.LT(_i32(column), _i32(columns)))
+            element = builder.load(self.source.place.memory, at)
+            value = tir.if_then_else(inside, element, tir.IntImm(self.kind, 0))
+            q, rest = tir.truncdiv(k, _i32(self.group)), tir.truncmod(k, _i32(self.group))
+            to = add(start, add(mul(add(mul(q, self.width), n), self.group), rest))
+            builder.store(self.place.memory, value, to)
+
+    def _rounded(self, depth: Any) -> Any:
+        """Return ``depth`` rounded up to whole groups."""
+        return mul(quotient(add(depth, self.group - 1), self.group), self.group)
+
+    def _zero(self, start: Any, depth: Any) -> None:
+        builder, lanes = self.builder, self.lanes
+        done = builder.bind(quotient(add(depth, self.group - 1), self.group))
+        with builder.loop(_i32(self.groups) - _i32(done), start=done) as q:
+            for j in range(self.width // lanes):
+                self._store(broadcast(tir.IntImm("int32", 0), lanes), start, q, j * lanes)
+
+
+def _i32(value: Any) -> Any:
+    return tir.IntImm("int32", value) if isinstance(value, int) else value
