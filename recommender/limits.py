@@ -82,6 +82,9 @@ def soft_limits(
              lambda t, c: t.block_m * np.minimum(t.block_k, t.k) * size <= l2),
         rule("block_K", f"a panel of B within half the L2 cache ({l2 >> 11} KiB)",
              lambda t, c: t.panel * np.minimum(t.block_k, t.k) * size <= l2 / 2),
+        rule("block_N", f"a tile of B that each block packs within the L2 cache ({l2 >> 10} KiB)",
+             lambda t, c: t.is_b_hoisted
+             | (t.block_n * np.minimum(t.block_k, t.k) * size <= l2)),
         rule("pack_b", "pack_b=block: no two blocks share a tile of B",
              lambda t, c: (c["pack_b"] != "grid") | (t.b_reuse > 1)),
     ]  # fmt: skip
