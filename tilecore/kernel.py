@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tilecore.errors import ArgumentError
+from tilecore.ir.analysis import marked_outputs
 from tilecore.ir.expr import Var
 from tilecore.ir.nodes import Buffer, PrimFunc
 from tilecore.profiler import Profiler, TensorSupplyType
@@ -16,15 +17,9 @@ if TYPE_CHECKING:
     from tilecore.runtime import LoadedKernel
 
 
-def returned_positions(func: PrimFunc) -> tuple[int, ...]:
-    """Return the positions of the parameters that a kernel allocates and returns."""
-    marked = [i for i, p in enumerate(func.params) if isinstance(p, Buffer) and p.is_output]
-    return tuple(func.attrs.get("out_idx", marked))
-
-
 def input_parameters(func: PrimFunc) -> tuple[Buffer | Var, ...]:
     """Return the parameters that a caller passes."""
-    outputs = returned_positions(func)
+    outputs = marked_outputs(func)
     return tuple(p for i, p in enumerate(func.params) if i not in outputs)
 
 
@@ -61,7 +56,7 @@ class JITKernel:
         self.prim_func: PrimFunc = prim_func
         self.artifact: Artifact = artifact
         self.loaded: LoadedKernel = loaded
-        self.output_positions = returned_positions(prim_func)
+        self.output_positions = marked_outputs(prim_func)
         self.out_idx = list(self.output_positions) if out_idx is None else out_idx
         self.latency: float | None = None
         self.ref_latency: float | None = None

@@ -193,7 +193,7 @@ class Tuning:
     def _data(self, program: PrimFunc) -> tuple[Sequence[Any], Sequence[Any] | None]:
         """Return inputs and expected outputs: the same ones for all programs they fit."""
         params = input_parameters(program)
-        key = tuple(str(_kind(p)) for p in params)
+        key = tuple(_kind(p) for p in params)
         if key not in self._inputs:
             self._inputs[key] = self._supply(program, params)
             self._expected[key] = self._reference(self._inputs[key])

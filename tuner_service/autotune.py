@@ -125,9 +125,17 @@ class _Tuning:
     def _confirm(self, pool: LocalPool, finalists: Sequence[TileConfig]) -> list[Measurement]:
         return self._run(pool, finalists, Protocol.CONFIRM, CONFIRM_LIMIT_S)
 
+    @cached_property
+    def _expectations(self) -> dict[tuple[int, int], Estimate | None]:
+        return {}
+
     def _expected(self, position: int, threads: int = 0) -> Estimate | None:
-        program = self.task.candidates[position].program
-        return expect(program, self.hardware, threads, self.task.knobs)
+        """Return the time expected of a candidate; its graph is built once per thread count."""
+        known, key = self._expectations, (position, threads)
+        if key not in known:
+            program = self.task.candidates[position].program
+            known[key] = expect(program, self.hardware, threads, self.task.knobs)
+        return known[key]
 
     def _run(
         self,

@@ -84,11 +84,6 @@ def link(module: Any, path: Path) -> None:
         raise CompileFailed(stage=linker, detail=done.stderr.strip()[:2000])
 
 
-def llvm_version() -> str:
-    """Return the version of the LLVM inside TVM."""
-    return str(tvm.get_global_func("target.llvm_version_major")())
-
-
 def _brief(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return "; ".join(lines[-3:])[:2000] or type(error).__name__

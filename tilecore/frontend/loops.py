@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from tilecore.errors import ShapeMismatch, TypeMismatch
 from tilecore.frontend.builder import Builder, current
 from tilecore.frontend.launches import iterations, launches_kernels
 from tilecore.ir.expr import Expr, ExprLike, Var, as_expr, binary, cast, ceildiv, const, int_value
-from tilecore.ir.nodes import For, If, Let, Parallel
+from tilecore.ir.nodes import For, If, Let, Parallel, read_only
 
 DEFAULT_NAMES = ("i", "j", "k", "l", "m", "n")
 
@@ -29,7 +28,7 @@ class LoopSpec:
     starts: tuple[Expr, ...]
     stops: tuple[Expr, ...]
     steps: tuple[Expr, ...]
-    annotations: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    annotations: Mapping[str, Any] = field(default_factory=lambda: read_only({}))
 
     def open(self, names: Sequence[str] = ()) -> Iterator[Any]:
         """Open the loop, yield its variable (a tuple if several) once, and close it.
@@ -120,7 +119,7 @@ def persistent(
         raise TypeMismatch(expected="at least one extent", found="none")
     stops = tuple(integer(e, "number of tiles") for e in domain)
     zeros, ones = tuple(const(0) for _ in stops), tuple(const(1) for _ in stops)
-    notes = MappingProxyType(dict(annotations or {}))
+    notes = read_only(annotations or {})
     wave, number = integer(wave_size, "number of blocks"), integer(index, "block index")
     return PersistentLoop("serial", zeros, stops, ones, notes, wave, number)
 
@@ -154,7 +153,7 @@ def loop(
     if int_value(size) == 0:
         raise TypeMismatch(expected="a step other than 0", found=f"{size}")
     bounds = (integer(first, "loop start"), integer(last, "loop end"))
-    notes = MappingProxyType(dict(annotations or {}))
+    notes = read_only(annotations or {})
     return LoopSpec(kind, (bounds[0],), (bounds[1],), (size,), notes)
 
 
@@ -170,4 +169,4 @@ def nest(
         raise TypeMismatch(expected="at least one loop extent", found="none")
     stops = tuple(integer(e, "loop extent") for e in extents)
     zeros, ones = tuple(const(0) for _ in stops), tuple(const(1) for _ in stops)
-    return LoopSpec(kind, zeros, stops, ones, MappingProxyType(dict(annotations or {})))
+    return LoopSpec(kind, zeros, stops, ones, read_only(annotations or {}))

@@ -67,10 +67,6 @@ class Storage:
             return 1
         return self.leading * math.prod(self.shape[axis + 1 : -1])
 
-    def contiguous_axis(self) -> int:
-        """Return the axis along which neighbours lie side by side (within a panel)."""
-        return self.axis if self.kind == "panels" else len(self.shape) - 1
-
     def describe(self) -> str:
         """Return the storage in words."""
         if self.kind == "panels":

@@ -56,17 +56,22 @@ def written_buffers(stmt: Stmt) -> list[Buffer]:
     return list({id(b): b for node in walk(stmt) for b in writes(node)}.values())
 
 
+def marked_outputs(func: PrimFunc) -> tuple[int, ...]:
+    """Return the positions of the parameters that calls allocate (``out_idx``, ``T.empty``)."""
+    if "out_idx" in func.attrs:
+        return tuple(int(i) % len(func.params) for i in func.attrs["out_idx"])
+    return tuple(i for i, p in enumerate(func.params) if isinstance(p, Buffer) and p.is_output)
+
+
 def output_positions(func: PrimFunc) -> tuple[int, ...]:
     """Return the positions of the parameters that ``func`` produces.
 
     Marked outputs (``T.empty``, ``out_idx``) where there are any, else the tensors that are
     written and never read.
     """
-    marked = [i for i, p in enumerate(func.params) if isinstance(p, Buffer) and p.is_output]
-    if not marked and "out_idx" in func.attrs:
-        marked = [int(i) % len(func.params) for i in func.attrs["out_idx"]]
+    marked = marked_outputs(func)
     if marked:
-        return tuple(marked)
+        return marked
     written = {id(b.root) for b in written_buffers(func.body)}
     written -= {id(b.root) for b in read_buffers(func.body)}
     return tuple(i for i, p in enumerate(func.params) if id(p) in written)

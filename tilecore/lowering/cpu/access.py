@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -262,11 +262,6 @@ def vector_store(
 def lane_mask(first: Any, limit: Any, lanes: int) -> Any:
     """Return which of ``lanes`` consecutive indices from ``first`` on are below ``limit``."""
     return tir.LT(ramp(first, lanes), broadcast(_i32(limit), lanes))
-
-
-def bound_values(values: Mapping[Var, Any], extra: Mapping[Var, Any]) -> dict[Var, Any]:
-    """Return ``values`` with some replaced."""
-    return {**values, **extra}
 
 
 def _int(value: int) -> Any:

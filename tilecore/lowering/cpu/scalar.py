@@ -16,7 +16,6 @@ from typing import Any
 from tvm import tirx as tir
 
 from tilecore.errors import UnsupportedOnTarget
-from tilecore.ir.bounds import Linear, linear
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var
 from tilecore.lowering.cpu import float8, vector_math
@@ -305,12 +304,6 @@ def _math(name: str, x: Any, kind: str, lanes: int) -> Any:
             return number(1.0) / (number(1.0) + exp(number(0.0) - x))
         case _:
             return _TIR_CALLS[name](x)
-
-
-def stride_in(offset: Expr, var: Var) -> tuple[int, Linear] | None:
-    """Return (factor of ``var``, the rest) of a linear offset, or None."""
-    form = linear(offset)
-    return None if form is None else (form.coefficient(var), form.without(var))
 
 
 def check_dtypes(dtypes: set[str], target: object) -> None:
