@@ -59,8 +59,8 @@ def test_a_killed_meter_is_a_lost_worker_and_restarts(cluster: None, tmp_path: P
         wait_for_all(pool, [screen("ok")], WAIT_S)
         pool.submit([screen("hang", "hang")])
         deadline = time.monotonic() + WAIT_S
-        while len(meters := [p for p in psutil.process_iter() if "MeasureActor" in _title(p)]) > 1:
-            assert time.monotonic() < deadline, "the actor of an earlier test does not end"
+        while len(meters := _meters()) != 1:
+            assert time.monotonic() < deadline, f"one meter is to run, found {meters}"
             time.sleep(0.05)
         [meter] = meters
         while not (children := meter.children(recursive=True)):
@@ -99,6 +99,12 @@ def test_importing_workers_and_the_local_pool_loads_neither_ray_nor_a_compiler()
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def _meters() -> list[psutil.Process]:
+    """Return the meters of this test's own cluster: other tests run beside it."""
+    ours = psutil.Process().children(recursive=True)
+    return [p for p in ours if "MeasureActor" in _title(p)]
 
 
 def _title(process: psutil.Process) -> str:
