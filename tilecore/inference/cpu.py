@@ -17,13 +17,14 @@ from collections.abc import Mapping, Sequence
 
 from tilecore.errors import InvalidConfig, UnsupportedOnTarget
 from tilecore.inference import dots, layouts
+from tilecore.inference.fusion import fuse
 from tilecore.inference.options import CpuOptions
-from tilecore.inference.plan import CpuPlan, GemmPlan, LaunchPlan, TilePlan, TileSource
+from tilecore.inference.plan import CpuPlan, FusedNest, GemmPlan, LaunchPlan, TilePlan, TileSource
 from tilecore.inference.regions import distinct, gemm_extents, is_contiguous
 from tilecore.inference.storage import Storage, panels, rows
 from tilecore.inference.streams import streamed_tensors
-from tilecore.inference.uses import Context, Use, kept_axes, limit_of, starts_inside, uses
-from tilecore.ir.analysis import covers_whole, pads
+from tilecore.inference.uses import Context, Use, limit_of, starts_inside, uses
+from tilecore.ir.analysis import covers_whole, kept_axes, pads
 from tilecore.ir.bounds import variables
 from tilecore.ir.dims import value_ranges
 from tilecore.ir.dtype import DType
@@ -102,7 +103,11 @@ class _Inference:
                 elided.add(plan.source.copy)
             if plan.placement == "output":
                 elided.update(u.stmt for u in self.by_buffer[plan.buffer] if u.role == "copy-src")
-        return LaunchPlan(self.launch, plans, planned, frozenset(elided), tuple(self.notes))
+        storages = {buffer: plan.storage for buffer, plan in plans.items()}
+        nests = fuse(self.launch, elided, storages)
+        self.notes += [_fusion_note(nest) for nest in nests]
+        fused = {member: nest for nest in nests for member in nest.members}
+        return LaunchPlan(self.launch, plans, planned, frozenset(elided), fused, tuple(self.notes))
 
     # --- facts --------------------------------------------------------------------------------
 
@@ -374,6 +379,12 @@ class _Inference:
 
     def _note(self, buffer: Buffer, text: str) -> None:
         self.notes.append(f"{buffer.span}: {buffer.name} ({buffer.scope}): {text}")
+
+
+def _fusion_note(nest: FusedNest) -> str:
+    lines = ", ".join(str(member.span.line) for member in nest.members)
+    domain = " x ".join(map(str, nest.extents))
+    return f"{nest.members[0].span}: one nest over {domain} for lines {lines}"
 
 
 _WRITES = ("copy-dst", "fill", "gemm-c", "fold-dst", "store", "atomic")

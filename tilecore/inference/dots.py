@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilecore.inference.regions import gemm_extents, is_contiguous
-from tilecore.inference.uses import Use, kept_axes
-from tilecore.ir.analysis import covers_whole
+from tilecore.inference.uses import Use
+from tilecore.ir.analysis import covers_whole, kept_axes
 from tilecore.ir.bounds import linear
 from tilecore.ir.expr import Expr
 from tilecore.ir.gemm_shape import accumulator_dtype

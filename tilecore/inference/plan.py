@@ -9,7 +9,7 @@ from tilecore.inference.dots import Dot
 from tilecore.inference.storage import Storage
 from tilecore.inference.uses import Context
 from tilecore.ir.expr import Expr, Var
-from tilecore.ir.nodes import Buffer, Copy, Gemm, KernelLaunch, Region, Stmt
+from tilecore.ir.nodes import Buffer, Copy, Gemm, KernelLaunch, Reduce, Region, Stmt, Store
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,13 +71,35 @@ class GemmPlan:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class FusedNest:
+    """Statements that run in one loop nest over ``extents``, in this order in each iteration.
+
+    Attributes:
+        members: the statements, as the program has them.
+        steps: what they do at ``loop_vars``; a reduction takes the element of its source there.
+        folded: positions of the axes that the reductions fold.
+    """
+
+    members: tuple[Stmt, ...]
+    loop_vars: tuple[Var, ...]
+    extents: tuple[int, ...]
+    steps: tuple[Store | Reduce, ...]
+    folded: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LaunchPlan:
-    """Everything inferred for one kernel launch. ``elided`` statements are not executed."""
+    """Everything inferred for one kernel launch.
+
+    ``elided`` statements are not executed; ``fused`` has the nest of each statement that is part
+    of one.
+    """
 
     launch: KernelLaunch
     tiles: Mapping[Buffer, TilePlan]
     gemms: Mapping[Gemm, GemmPlan]
     elided: frozenset[Stmt]
+    fused: Mapping[Stmt, FusedNest]
     notes: tuple[str, ...]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilecore.inference.uses import kept_axes
+from tilecore.ir.analysis import kept_axes
 from tilecore.ir.bounds import Linear, linear
 from tilecore.ir.expr import Expr, int_value
 from tilecore.ir.nodes import Region

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from tilecore.ir.analysis import kept_axes
 from tilecore.ir.bounds import NON_NEGATIVE, Interval, Known
 from tilecore.ir.expr import Expr, Var, binary, const, int_value
 from tilecore.ir.nodes import (
@@ -137,11 +138,6 @@ def uses(stmt: Stmt, context: Context | None = None) -> Iterator[Use]:
     inner = enter(stmt, context)
     for child in children(stmt):
         yield from uses(child, inner)
-
-
-def kept_axes(region: Region) -> tuple[int, ...]:
-    """Return the axes of a region whose extent is not the literal 1."""
-    return tuple(i for i, e in enumerate(region.extents) if int_value(e) != 1)
 
 
 def limit_of(region: Region, axis: int, context: Context) -> Expr | None:

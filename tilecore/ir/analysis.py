@@ -103,6 +103,11 @@ def free_vars(func: PrimFunc) -> list[Var]:
     return [v for i, v in used.items() if i not in bound]
 
 
+def kept_axes(region: Region) -> tuple[int, ...]:
+    """Return the axes of a region whose extent is not the literal 1."""
+    return tuple(i for i, e in enumerate(region.extents) if int_value(e) != 1)
+
+
 def covers_whole(region: Region) -> bool:
     """Return whether the region is its whole buffer."""
     shape = region.buffer.static_shape

@@ -37,13 +37,16 @@ def _softmax(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
             x = T.alloc_fragment((block_M, N), "float32")
             largest = T.alloc_fragment((block_M,), "float32")
             total = T.alloc_fragment((block_M,), "float32")
+            scale = T.alloc_fragment((block_M,), "float32")
             T.copy(X[b * block_M, 0], x)
             T.reduce_max(x, largest, dim=1)
             for i, j in T.Parallel(block_M, N):
                 x[i, j] = T.exp(x[i, j] - largest[i])
             T.reduce_sum(x, total, dim=1)
+            for i in T.Parallel(block_M):
+                scale[i] = 1 / total[i]
             for i, j in T.Parallel(block_M, N):
-                x[i, j] = x[i, j] / total[i]
+                x[i, j] = x[i, j] * scale[i]
             T.copy(x, Y[b * block_M, 0])
 
     return softmax

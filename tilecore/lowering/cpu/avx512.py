@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tilecore.lowering.cpu.llvm_text import LlvmFunction
 
 BITS = {4: 128, 8: 256, 16: 512}
 CURRENT_ROUNDING = 4
 # getmant: 3/4 <= mantissa < 3/2; NaN for negative arguments, and no sign for -0
 MANTISSA_INTERVAL = 0b1111
+LOOK_UP = "llvm.x86.avx512.vpermi2var.ps.512"
+TABLE = 32  # entries that fit two registers
 
 
 def declarations() -> dict[str, str]:
@@ -20,8 +24,11 @@ def declarations() -> dict[str, str]:
             f"llvm.x86.avx512.mask.getexp.ps.{bits}": f"{v}, {v}, {mask}{rounding}",
             f"llvm.x86.avx512.mask.getmant.ps.{bits}": f"{v}, i32, {v}, {mask}{rounding}",
             f"llvm.x86.avx512.rcp14.ps.{bits}": f"{v}, {v}, {mask}",
+            f"llvm.x86.avx512.rsqrt14.ps.{bits}": f"{v}, {v}, {mask}",
         }
         found |= {name: f"declare {v} @{name}({args})" for name, args in parameters.items()}
+    v = "<16 x float>"
+    found[LOOK_UP] = f"declare {v} @{LOOK_UP}({v}, <16 x i32>, {v})"
     return found
 
 
@@ -49,12 +56,25 @@ def reciprocal(f: LlvmFunction, value: str) -> str:
 
     One step of Newton's method on an estimate of 14 bits.
     """
-    kind = f.kind("float")
-    name = f"llvm.x86.avx512.rcp14.ps.{BITS[f.lanes]}"
-    mask = f"{_mask_type(f.lanes)} -1"
-    estimate = f.line(f"call {kind} @{name}({kind} {value}, {kind} zeroinitializer, {mask})")
+    estimate = _estimate(f, "rcp14", value)
     negated = f.on_floats("fsub", f.real(0.0), estimate)
     return f.fma(f.fma(negated, value, f.real(1.0)), estimate, estimate)
+
+
+def look_up(f: LlvmFunction, index: str, table: Sequence[float]) -> str:
+    """Return for each of 16 lanes the entry of ``table`` that the low 5 bits of its index name."""
+    assert f.lanes == 16
+    assert len(table) == TABLE
+    low, high = f.reals(table[:16]), f.reals(table[16:])
+    kind = f.kind("float")
+    return f.line(f"call {kind} @{LOOK_UP}({kind} {low}, <16 x i32> {index}, {kind} {high})")
+
+
+def _estimate(f: LlvmFunction, instruction: str, value: str) -> str:
+    kind = f.kind("float")
+    name = f"llvm.x86.avx512.{instruction}.ps.{BITS[f.lanes]}"
+    mask = f"{_mask_type(f.lanes)} -1"
+    return f.line(f"call {kind} @{name}({kind} {value}, {kind} zeroinitializer, {mask})")
 
 
 def _masked(f: LlvmFunction, instruction: str, arguments: str) -> str:

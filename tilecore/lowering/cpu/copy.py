@@ -11,7 +11,7 @@ from typing import Any
 from tvm import tirx as tir
 
 from tilecore.inference.storage import Storage
-from tilecore.inference.uses import kept_axes
+from tilecore.ir.analysis import kept_axes
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, int_value
 from tilecore.ir.nodes import Copy, Region

@@ -7,17 +7,17 @@ element. What has no constant distance between lanes, or may leave a tensor, run
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from tvm import tirx as tir
 
-from tilecore.inference.uses import kept_axes
+from tilecore.ir.analysis import kept_axes
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Load, Var, binary, cast, int_value
 from tilecore.ir.fold import STEPS, accumulator_dtype, identity, magnitude
-from tilecore.ir.nodes import Reduce, Region, Scan
+from tilecore.ir.nodes import Buffer, Reduce, Region, Scan
 from tilecore.lowering.cpu.access import Accessor
 from tilecore.lowering.cpu.scalar import Scope, constant_of, convert, differs, lower, widen
 from tilecore.lowering.cpu.tir import add, mul
@@ -29,13 +29,20 @@ UNROLL = 4  # partial folds in flight: an addition takes 4 cycles and starts eve
 class FoldLowering:
     """Emits one reduction or scan."""
 
-    def __init__(self, accessor: Accessor, target: Target, stmt: Reduce | Scan) -> None:
+    def __init__(
+        self,
+        accessor: Accessor,
+        target: Target,
+        stmt: Reduce | Scan,
+        names: Sequence[Var] | None = None,
+    ) -> None:
         self.accessor, self.builder, self.stmt = accessor, accessor.builder, stmt
         self.src, self.dst = stmt.src, stmt.dst
         self.is_scan = isinstance(stmt, Scan)
         axes = stmt.axes if isinstance(stmt, Reduce) else (stmt.axis,)
         self.axes = kept_axes(self.src)
-        self.vars = {axis: Var(f"f{axis}") for axis in self.axes}
+        names = names or [Var(f"f{axis}") for axis in self.axes]
+        self.vars = dict(zip(self.axes, names, strict=True))
         self.folded = [a for a in self.axes if a in axes]
         self.outer = [a for a in self.axes if a not in axes]
         source, result = self.src.buffer.dtype, self.dst.buffer.dtype
@@ -52,6 +59,11 @@ class FoldLowering:
         for own, axis in zip(kept_axes(region), axes, strict=True):
             indices[own] = binary("add", indices[own], self.vars[axis])
         return tuple(indices)
+
+    @property
+    def accesses(self) -> list[tuple[Buffer, tuple[Expr, ...]]]:
+        """The elements it reads and writes."""
+        return [(self.src.buffer, self.src_indices), (self.dst.buffer, self.dst_indices)]
 
     def emit(self) -> None:
         """Emit loops over what is kept, and the folds inside."""
@@ -76,24 +88,31 @@ class FoldLowering:
 
     def _vector_axis(self) -> int | None:
         """Return the axis that runs over lanes, or None for scalar code."""
-        if not self.axes or self.dtype == "bool" or self.lanes < 2:
+        if not self.axes or self.lanes < 2:
             return None
         axis = self.axes[-1]
         extent, var = int_value(self.src.extents[axis]), self.vars[axis]
         if extent is None or extent < self.lanes or (self.is_scan and axis in self.folded):
             return None
-        accesses = [(self.src.buffer, self.src_indices)]
-        if axis in self.outer:
-            accesses.append((self.dst.buffer, self.dst_indices))
+        if not self.has_vector_form(var, axis in self.folded):
+            return None
         scope = self.accessor.scope(var, self.lanes)
-        for buffer, indices in accesses:
+        for buffer, indices in self._along_lanes(axis in self.folded):
             place = self.accessor.places[buffer]
             ends = self.accessor.open_ends(place, place.indices(indices))
             if any(scope.is_vector(index) for index, _ in ends):
                 return None
-            if self.accessor.stride_of(buffer, indices, var) != 1:
-                return None
         return axis
+
+    def has_vector_form(self, var: Var, is_folded: bool) -> bool:
+        """Return whether neighbours along ``var`` lie side by side wherever it runs over lanes."""
+        return self.dtype != "bool" and all(
+            self.accessor.stride_of(buffer, indices, var) == 1
+            for buffer, indices in self._along_lanes(is_folded)
+        )
+
+    def _along_lanes(self, is_folded: bool) -> list[tuple[Buffer, tuple[Expr, ...]]]:
+        return self.accesses[:1] if is_folded else self.accesses
 
     @contextmanager
     def _loop(self, axis: int) -> Iterator[None]:
@@ -122,15 +141,15 @@ class FoldLowering:
 
     def _fold(self, scope: Scope) -> None:
         """Emit the fold of one element (of ``scope.lanes`` neighbours) of the result."""
-        total = self._accumulator(scope.lanes)
+        total = self.accumulator(scope.lanes)
         with ExitStack() as loops:
             for axis in self.folded:
                 loops.enter_context(self._loop(axis))
-            self._take(total, self._value(scope), scope.lanes)
+            self.take(total, scope)
             if self.is_scan:
-                self._store(total, scope)
+                self.store(total, scope)
         if not self.is_scan:
-            self._store(total, scope)
+            self.store(total, scope)
 
     def _folded_lanes(self, axis: int) -> None:
         extent, var = int_value(self.src.extents[axis]), self.vars[axis]
@@ -138,8 +157,8 @@ class FoldLowering:
         builder, lanes, values = self.builder, self.lanes, self.accessor.values
         vectors = extent // lanes
         count = min(UNROLL, vectors)
-        parts = [self._accumulator(lanes) for _ in range(count)]
-        total = self._accumulator(1)
+        parts = [self.accumulator(lanes) for _ in range(count)]
+        total = self.accumulator(1)
         scope = self.accessor.scope(var, lanes)
         with ExitStack() as loops:
             for other in self.folded[:-1]:
@@ -147,21 +166,33 @@ class FoldLowering:
             with builder.loop(vectors // count) as q:
                 for i, part in enumerate(parts):
                     values[var] = builder.bind(add(mul(q, count * lanes), i * lanes))
-                    self._take(part, self._value(scope), lanes)
+                    self.take(part, scope)
             for i in range(vectors % count):
                 values[var] = (vectors - vectors % count + i) * lanes
-                self._take(parts[i], self._value(scope), lanes)
+                self.take(parts[i], scope)
             if extent % lanes:
                 with builder.loop(extent % lanes, start=vectors * lanes) as index:
                     values[var] = index
-                    self._take(total, self._value(self.accessor.scope()), 1)
+                    self.take(total, self.accessor.scope())
+        self.close_lanes(parts, total, lanes)
+
+    def close_lanes(self, parts: Sequence[Any], total: Any, lanes: int) -> None:
+        """Fold partial folds of ``lanes`` lanes each, and then the lanes, and store the result."""
+        builder = self.builder
         for part in parts[1:]:
             self._take(parts[0], builder.load(part, 0, lanes), lanes)
-        for lane in range(lanes):
-            self._take(total, builder.load(parts[0], lane), 1)
-        self._store(total, self.accessor.scope())
+        whole = parts[0]
+        while lanes > 1:
+            lanes //= 2
+            half = self.accumulator(lanes)
+            for first in (0, lanes):
+                self._take(half, builder.load(whole, first, lanes), lanes)
+            whole = half
+        self._take(total, builder.load(whole, 0), 1)
+        self.store(total, self.accessor.scope())
 
-    def _accumulator(self, lanes: int) -> Any:
+    def accumulator(self, lanes: int) -> Any:
+        """Return memory for a fold of each lane that nothing was folded into yet."""
         memory = self.builder.alloc(lanes, str(self.dtype), "acc")
         start = constant_of(identity(self.stmt.op, self.dtype), self.dtype, lanes)
         self.builder.store(memory, start, 0, lanes)
@@ -173,6 +204,10 @@ class FoldLowering:
         if STEPS[self.stmt.op][0]:
             value = magnitude(value)
         return widen(lower(value, scope), value, scope, scope.lanes)
+
+    def take(self, memory: Any, scope: Scope) -> None:
+        """Fold the element (one per lane) at the loop variables into an accumulator."""
+        self._take(memory, self._value(scope), scope.lanes)
 
     def _take(self, memory: Any, value: Any, lanes: int) -> None:
         old = self.builder.bind(self.builder.load(memory, 0, lanes))
@@ -191,7 +226,8 @@ class FoldLowering:
             return tir.Select(replaces, value, old)
         return _STEPS[step](old, value)
 
-    def _store(self, total: Any, scope: Scope) -> None:
+    def store(self, total: Any, scope: Scope) -> None:
+        """Store the result (one per lane) at the loop variables."""
         lanes, kind = scope.lanes, self.dst.buffer.dtype
         result = self.builder.load(total, 0, lanes)
         if isinstance(self.stmt, Reduce) and not self.stmt.clear:

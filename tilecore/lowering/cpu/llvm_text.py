@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 LANES = (1, 2, 4, 8, 16, 32, 64)
 FMA_NAMES = {n: f"llvm.fma.v{n}f32" for n in LANES[1:]}
@@ -33,10 +34,13 @@ class LlvmFunction:
         return self.constant("i32", str(value))
 
     def real(self, value: float) -> str:
-        """Return the nearest float; LLVM writes it as the bits of the same double."""
-        (single,) = struct.unpack(">f", struct.pack(">f", value))
-        bits = struct.unpack(">Q", struct.pack(">d", single))[0]
-        return self.constant("float", f"0x{bits:016X}")
+        """Return the nearest float in every lane."""
+        return self.constant("float", _literal(value))
+
+    def reals(self, values: Sequence[float]) -> str:
+        """Return the nearest floats, one per lane."""
+        assert len(values) == self.lanes
+        return f"<{', '.join(f'float {_literal(value)}' for value in values)}>"
 
     def line(self, text: str) -> str:
         """Add an instruction and return the name of its result."""
@@ -155,3 +159,9 @@ class LlvmFunction:
         head = f"define linkonce_odr hidden {self.kind(target)} @{name}({given})"
         body = "\n".join(self.lines)
         return f"{head} alwaysinline {{\n{body}\n  ret {self.kind(target)} {result}\n}}"
+
+
+def _literal(value: float) -> str:
+    """Return the nearest float as LLVM writes it: as the bits of the same double."""
+    (single,) = struct.unpack(">f", struct.pack(">f", value))
+    return f"0x{struct.unpack('>Q', struct.pack('>d', single))[0]:016X}"

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from tilecore.errors import UnsupportedOnTarget
 from tilecore.inference.plan import CpuPlan, LaunchPlan, TilePlan
-from tilecore.inference.uses import kept_axes
-from tilecore.ir.analysis import pads
+from tilecore.ir.analysis import kept_axes, pads
 from tilecore.ir.bounds import NON_NEGATIVE
-from tilecore.ir.expr import Binary, Call, Expr, Load, Var, cast, int_value, select
+from tilecore.ir.expr import Binary, Call, Expr, cast, int_value, select
+from tilecore.ir.nests import copy_nest, fill_nest
 from tilecore.ir.nodes import (
     Alloc,
     Annotate,
@@ -31,7 +33,6 @@ from tilecore.ir.nodes import (
     PrimFunc,
     Print,
     Reduce,
-    Region,
     Scan,
     Seq,
     Stmt,
@@ -46,15 +47,18 @@ from tilecore.lowering.cpu.atomic import emit_atomic
 from tilecore.lowering.cpu.copy import Box, is_pack, is_row_copy, row_copy
 from tilecore.lowering.cpu.dot import DotLowering
 from tilecore.lowering.cpu.fold import FoldLowering
+from tilecore.lowering.cpu.fused import FusedLowering
 from tilecore.lowering.cpu.gemm import GemmLowering
 from tilecore.lowering.cpu.groups import packer_for
-from tilecore.lowering.cpu.nest import NestLowering, as_nest
+from tilecore.lowering.cpu.nest import NestLowering
 from tilecore.lowering.cpu.output import Assertions, emit_assert, emit_print
 from tilecore.lowering.cpu.params import lower_params
 from tilecore.lowering.cpu.scalar import check_dtypes, memory_type
-from tilecore.lowering.cpu.tir import TirBuilder, add, maximum, mul, quotient, remainder
+from tilecore.lowering.cpu.tir import TirBuilder, add, maximum, minimum, mul, quotient, remainder
 from tilecore.lowering.cpu.views import bind_let, declare
 from tilecore.target import Target
+
+TASKS = 512  # most tasks of a launch: each takes some blocks, memory for their tiles and a fence
 
 
 def lower_function(func: PrimFunc, plan: CpuPlan, target: Target) -> Any:
@@ -128,22 +132,39 @@ class _LaunchLowering:
         blocks: Any = 1
         for extent in grid:
             blocks = mul(blocks, extent)
-        many = not isinstance(blocks, int) or blocks > 1
-        with self.builder.loop(blocks, parallel=many) as block:
-            rest: Any = block if many else 0
-            for var, extent, top in zip(
-                self.launch.block_vars, grid, self.launch.grid, strict=True
-            ):
-                last = var is self.launch.block_vars[-1]
-                self.accessor.assign(var, rest if last else remainder(rest, extent))
-                known = isinstance(extent, int)
-                self.accessor.ranges[var] = (0, max(0, extent - 1)) if known else NON_NEGATIVE
-                self.accessor.tops[var] = top
-                rest = quotient(rest, extent)
-            self.statement(self.launch.body)
+        share = -(-blocks // TASKS) if isinstance(blocks, int) else 1
+        tasks = -(-blocks // share) if isinstance(blocks, int) else blocks
+        with self.builder.loop(tasks, parallel=tasks != 1) as task:
+            first = mul(task, share)
+            count: Any = share
+            if isinstance(blocks, int) and blocks % share:
+                count = self.builder.bind(minimum(share, add(blocks, mul(first, -1))))
+            with self._blocks(first, count) as block:
+                self._block(block if blocks != 1 else 0, grid)
             if any(place.stream_bytes for place in self.accessor.places.values()):
                 stream.fence(self.builder)
         self.assertions.finish()
+
+    @contextmanager
+    def _blocks(self, first: Any, count: Any) -> Iterator[Any]:
+        """Open the loop over the blocks of a task."""
+        if count == 1:
+            yield first
+            return
+        with self.builder.loop(count, start=self.builder.bind(first)) as block:
+            yield block
+
+    def _block(self, block: Any, grid: list[Any]) -> None:
+        """Emit what the block of this number does."""
+        rest = block
+        for var, extent, top in zip(self.launch.block_vars, grid, self.launch.grid, strict=True):
+            last = var is self.launch.block_vars[-1]
+            self.accessor.assign(var, rest if last else remainder(rest, extent))
+            known = isinstance(extent, int)
+            self.accessor.ranges[var] = (0, max(0, extent - 1)) if known else NON_NEGATIVE
+            self.accessor.tops[var] = top
+            rest = quotient(rest, extent)
+        self.statement(self.launch.body)
 
     def _extent(self, expr: Expr) -> Any:
         """Return the number of blocks along an axis, as an int or in TIR."""
@@ -188,10 +209,17 @@ class _LaunchLowering:
 
     # --- statements ---------------------------------------------------------------------------
 
-    def statement(self, stmt: Stmt) -> None:  # noqa: C901 - one case per node
-        """Emit one statement as scalar code."""
+    def statement(self, stmt: Stmt) -> None:
+        """Emit one statement, or the nest that begins with it."""
         if stmt in self.plan.elided:
             return
+        nest = self.plan.fused.get(stmt)
+        if nest is None:
+            self._single(stmt)
+        elif stmt is nest.members[0]:
+            FusedLowering(self.accessor, self.target, nest, self._single).emit()
+
+    def _single(self, stmt: Stmt) -> None:  # noqa: C901 - one case per node
         match stmt:
             case Seq(stmts=stmts):
                 for child in stmts:
@@ -202,8 +230,8 @@ class _LaunchLowering:
                 declare(self.accessor, buffer)
             case Copy():
                 self._copy(stmt)
-            case Fill(dst=dst, value=value):
-                self._fill(dst, value, stmt)
+            case Fill():
+                self._nest(fill_nest(stmt))
             case Gemm():
                 self._gemm(stmt)
             case Reduce() | Scan():
@@ -211,7 +239,7 @@ class _LaunchLowering:
             case Atomic():
                 emit_atomic(self.accessor, stmt, self.target)
             case Parallel():
-                NestLowering(self.accessor, self.target, self.statement).emit(stmt)
+                self._nest(stmt)
             case For():
                 self._for(stmt)
             case If() | While():
@@ -310,7 +338,7 @@ class _LaunchLowering:
         self.accessor.tops.pop(stmt.loop_var, None)
         self.accessor.values.pop(stmt.loop_var, None)
 
-    # --- copies and fills ---------------------------------------------------------------------
+    # --- nests ---------------------------------------------------------------------------------
 
     def _copy(self, stmt: Copy) -> None:
         accessor = self.accessor
@@ -327,33 +355,13 @@ class _LaunchLowering:
             if is_row_copy(stmt, source, dest):
                 row_copy(accessor, stmt, self.target)
                 return
-        self._generic_copy(stmt)
+        self._nest(copy_nest(stmt))
 
-    def _generic_copy(self, stmt: Copy) -> None:
-        src, dst = stmt.src, stmt.dst
-        src_axes, dst_axes = kept_axes(src), kept_axes(dst)
-        extents = tuple(dst.extents[a] for a in dst_axes)
-
-        def body(names: tuple[Var, ...]) -> Store:
-            load = Load(src.buffer, _shifted(src, src_axes, names), src.buffer.dtype)
-            return Store(dst.buffer, _shifted(dst, dst_axes, names), load, stmt.span)
-
-        if not extents:
-            self.statement(body(()))
-            return
-        NestLowering(self.accessor, self.target, self.statement).emit(as_nest(extents, body))
-
-    def _fill(self, dst: Region, value: Expr, stmt: Fill) -> None:
-        axes = kept_axes(dst)
-
-        def body(names: tuple[Var, ...]) -> Store:
-            return Store(dst.buffer, _shifted(dst, axes, names), value, stmt.span)
-
-        if not axes:
-            self.statement(body(()))
-            return
-        extents = tuple(dst.extents[a] for a in axes)
-        NestLowering(self.accessor, self.target, self.statement).emit(as_nest(extents, body))
+    def _nest(self, nest: Parallel) -> None:
+        if nest.loop_vars:
+            NestLowering(self.accessor, self.target, self.statement).emit(nest)
+        else:
+            self.statement(nest.body)
 
 
 def trip_count(stmt: For) -> Expr:
@@ -364,10 +372,3 @@ def trip_count(stmt: For) -> Expr:
         return ((up if step > 0 else down) + (abs(step) - 1)) // abs(step)
     forward, backward = (up + stmt.step - 1) // stmt.step, (down - stmt.step - 1) // -stmt.step
     return select(stmt.step > 0, forward, backward)
-
-
-def _shifted(region: Region, axes: tuple[int, ...], names: tuple[Var, ...]) -> tuple[Expr, ...]:
-    indices = list(region.offsets)
-    for axis, name in zip(axes, names, strict=True):
-        indices[axis] = indices[axis] + name
-    return tuple(indices)

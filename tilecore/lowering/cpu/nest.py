@@ -50,7 +50,7 @@ class NestLowering:
             with self._running(var, count, 0) as _:
                 self._axis(nest, axis + 1)
             return
-        lanes = self._lanes(nest)
+        lanes = lanes_of(nest.body, self.target)
         short = size is not None and size < lanes
         if lanes == 1 or short or not self._vectorises(nest, var):
             self._scalar(nest.body, var, 0, count)
@@ -81,39 +81,9 @@ class NestLowering:
 
     # --- vectors ------------------------------------------------------------------------------
 
-    def _lanes(self, nest: Parallel) -> int:
-        sizes = [4 if s.value.dtype.is_integer else 1 for s in _stores(nest.body)]
-        for stmt in walk(nest.body):
-            if isinstance(stmt, Store):
-                sizes.append(stmt.buffer.dtype.itemsize)
-            for expr in expressions(stmt):
-                sizes += [node.dtype.itemsize for node in walk_expr(expr)]
-        return self.target.vector_bytes // max(sizes)
-
     def _vectorises(self, nest: Parallel, var: Var) -> bool:
         body = nest.body.stmts if isinstance(nest.body, Seq) else (nest.body,)
-        if not all(isinstance(s, Store) for s in body):
-            return False
-        for stmt in body:
-            assert isinstance(stmt, Store)
-            if self.accessor.stride_of(stmt.buffer, stmt.indices, var) != 1:
-                return False
-            for node in (n for e in expressions(stmt) for n in walk_expr(e)):
-                if not self._has_vector_form(node, var):
-                    return False
-        return True
-
-    def _has_vector_form(self, node: Expr, var: Var) -> bool:
-        if isinstance(node, Load):
-            return self.accessor.stride_of(node.buffer, node.indices, var) is not None
-        if isinstance(node, Call):
-            is_ours = node.name in FUNCTIONS and value_type(node.dtype) != "float64"
-            return is_ours or node.name not in SCALAR_CALLS
-        if isinstance(node, Binary):
-            return node.op not in ("pow", "floordiv", "mod")
-        if isinstance(node, Select):  # both sides run: only safe for loads that cannot trap
-            return True
-        return DType(node.dtype).bits >= 8
+        return all(isinstance(s, Store) and has_vector_form(self.accessor, s, var) for s in body)
 
     def _vector(
         self, nest: Parallel, var: Var, start: Any, lanes: int, bounds: tuple[int, int]
@@ -151,8 +121,45 @@ class NestLowering:
 
     def _vector_body(self, nest: Parallel, scope: Scope) -> None:
         for stmt in _stores(nest.body):
-            value = widen(lower(stmt.value, scope), stmt.value, scope, scope.lanes)
-            self.accessor.store(stmt.buffer, stmt.indices, value, stmt.value.dtype, scope)
+            emit_store(self.accessor, stmt, scope)
+
+
+def lanes_of(body: Stmt, target: Target) -> int:
+    """Return how many lanes the widest values of a body leave in a vector register."""
+    sizes = [4 if s.value.dtype.is_integer else 1 for s in _stores(body)]
+    for stmt in walk(body):
+        if isinstance(stmt, Store):
+            sizes.append(stmt.buffer.dtype.itemsize)
+        for expr in expressions(stmt):
+            sizes += [node.dtype.itemsize for node in walk_expr(expr)]
+    return target.vector_bytes // max(sizes)
+
+
+def has_vector_form(accessor: Accessor, stmt: Store, var: Var) -> bool:
+    """Return whether a store and all it computes can run with ``var`` over the lanes."""
+    if accessor.stride_of(stmt.buffer, stmt.indices, var) != 1:
+        return False
+    nodes = (n for e in expressions(stmt) for n in walk_expr(e))
+    return all(_has_vector_form(accessor, node, var) for node in nodes)
+
+
+def _has_vector_form(accessor: Accessor, node: Expr, var: Var) -> bool:
+    if isinstance(node, Load):
+        return accessor.stride_of(node.buffer, node.indices, var) is not None
+    if isinstance(node, Call):
+        is_ours = node.name in FUNCTIONS and value_type(node.dtype) != "float64"
+        return is_ours or node.name not in SCALAR_CALLS
+    if isinstance(node, Binary):
+        return node.op not in ("pow", "floordiv", "mod")
+    if isinstance(node, Select):  # both sides run: only safe for loads that cannot trap
+        return True
+    return DType(node.dtype).bits >= 8
+
+
+def emit_store(accessor: Accessor, stmt: Store, scope: Scope) -> None:
+    """Emit a store of one value per lane."""
+    value = widen(lower(stmt.value, scope), stmt.value, scope, scope.lanes)
+    accessor.store(stmt.buffer, stmt.indices, value, stmt.value.dtype, scope)
 
 
 class _Running:
@@ -192,10 +199,3 @@ def _loads(expr: Expr) -> Iterator[Load]:
     for node in walk_expr(expr):
         if isinstance(node, Load):
             yield node
-
-
-def as_nest(extents: tuple[Expr, ...], body: Callable[[tuple[Var, ...]], Store]) -> Parallel:
-    """Return a parallel nest over ``extents`` with fresh variables."""
-    names = tuple(Var(f"i{axis}") for axis in range(len(extents)))
-    store = body(names)
-    return Parallel(names, extents, store, span=store.span)

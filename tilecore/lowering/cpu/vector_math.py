@@ -18,7 +18,7 @@ from typing import Any
 
 from tvm import tirx as tir
 
-from tilecore.lowering.cpu import avx512
+from tilecore.lowering.cpu import avx512, vector_tables
 from tilecore.lowering.cpu.llvm_text import FMA_DECLARATIONS, LANES, LlvmFunction
 from tilecore.lowering.cpu.tir import vector_type
 
@@ -90,11 +90,13 @@ def _name(function: str, lanes: int) -> str:
 def _text(function: str, lanes: int, isa: str) -> str:
     """Return the definition: by instructions for vectors of a register's size, else by those."""
     f = LlvmFunction(lanes)
-    if lanes in WHOLE:
-        result = _BODIES[function](f, isa == "avx512")
-    elif lanes < min(WHOLE):
-        wide = f.resized("%x", lanes, min(WHOLE))
-        result = f.resized(_called(f, function, wide, min(WHOLE)), min(WHOLE), lanes)
+    tabulated = vector_tables.BODIES.get(function) if isa == "avx512" else None
+    whole = WHOLE if tabulated is None else (avx512.TABLE // 2,)
+    if lanes in whole:
+        result = _BODIES[function](f, isa == "avx512") if tabulated is None else tabulated(f)
+    elif lanes < min(whole):
+        wide = f.resized("%x", lanes, min(whole))
+        result = f.resized(_called(f, function, wide, min(whole)), min(whole), lanes)
     else:
         half = lanes // 2
         low, high = (_called(f, function, f.part("%x", i, half), half) for i in (0, 1))

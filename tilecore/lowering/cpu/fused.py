@@ -1,0 +1,203 @@
+"""Several statements in one loop nest, so that what they hand on stays in registers.
+
+Where an element may lie outside a tensor, the block tests once whether all of them lie inside; if
+not, the statements run one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+from tvm import tirx as tir
+
+from tilecore.inference.plan import FusedNest
+from tilecore.ir.bounds import linear
+from tilecore.ir.expr import Call, Expr, binary
+from tilecore.ir.nodes import Buffer, Reduce, Stmt, Store
+from tilecore.ir.visitor import expressions, loads, walk_expr
+from tilecore.lowering.cpu.access import Accessor
+from tilecore.lowering.cpu.fold import UNROLL, FoldLowering
+from tilecore.lowering.cpu.nest import emit_store, has_vector_form, lanes_of
+from tilecore.lowering.cpu.scalar import Scope
+from tilecore.lowering.cpu.tir import add, mul
+from tilecore.target import Target
+
+
+class FusedLowering:
+    """Emits one fused nest; ``single`` lowers a member by itself."""
+
+    def __init__(
+        self, accessor: Accessor, target: Target, nest: FusedNest, single: Callable[[Stmt], None]
+    ) -> None:
+        self.accessor, self.builder = accessor, accessor.builder
+        self.nest, self.single = nest, single
+        *outer, self.last = range(len(nest.extents))
+        self.outer = [axis for axis in outer if axis not in nest.folded]
+        self.inner = [axis for axis in outer if axis in nest.folded]
+        self.var = nest.loop_vars[self.last]
+        self.folds = {
+            step: FoldLowering(accessor, target, step, nest.loop_vars)
+            for step in nest.steps
+            if isinstance(step, Reduce)
+        }
+        stores = [lanes_of(step, target) for step in nest.steps if isinstance(step, Store)]
+        self.lanes = min([*stores, *(fold.lanes for fold in self.folds.values())])
+
+    def emit(self) -> None:
+        """Emit the nest."""
+        accessor = self.accessor
+        for var, extent in zip(self.nest.loop_vars, self.nest.extents, strict=True):
+            accessor.ranges[var] = (0, extent - 1)
+        ends = self._open_ends() if self._has_vector_form() else None
+        if ends is None:
+            self._one_by_one()
+        elif not ends:
+            self._all_inside([])
+        else:
+            cond = None
+            for _, one in ends:
+                cond = one if cond is None else tir.And(cond, one)
+            with self.builder.when(cond):
+                self._all_inside([buffer for buffer, _ in ends])
+            with self.builder.otherwise():
+                self._one_by_one()
+        for var in self.nest.loop_vars:
+            accessor.ranges.pop(var, None)
+
+    def _one_by_one(self) -> None:
+        for member in self.nest.members:
+            self.single(member)
+
+    def _has_vector_form(self) -> bool:
+        if self.lanes < 2 or self.nest.extents[self.last] < self.lanes:
+            return False
+        is_folded = self.last in self.nest.folded
+        return all(
+            self.folds[step].has_vector_form(self.var, is_folded)
+            if isinstance(step, Reduce)
+            else has_vector_form(self.accessor, step, self.var)
+            for step in self.nest.steps
+        )
+
+    def _open_ends(self) -> list[tuple[Buffer, Any]] | None:
+        """Return the tensors that may be left, each with the condition that it is not.
+
+        None: the first and the last element are not known to be at the ends of the nest.
+        """
+        accessor, found = self.accessor, []
+        for buffer, indices in self._accesses():
+            place = accessor.places[buffer]
+            for index, extent in accessor.open_ends(place, place.indices(indices)):
+                form = linear(index)
+                if form is None:
+                    return None
+                factors = [form.coefficient(var) for var in self.nest.loop_vars]
+                if min(factors) < 0:
+                    return None
+                reach = sum(f * (e - 1) for f, e in zip(factors, self.nest.extents, strict=True))
+                with self._at(dict.fromkeys(range(len(self.nest.extents)), 0)):
+                    last = binary("add", index, reach)
+                    cond = accessor.inside(index, extent, accessor.scope(), last)
+                found.append((buffer, self.builder.bind(cond)))
+        return found
+
+    def _accesses(self) -> Iterator[tuple[Buffer, Sequence[Expr]]]:
+        for step in self.nest.steps:
+            if isinstance(step, Reduce):
+                yield from self.folds[step].accesses
+            else:
+                yield step.buffer, step.indices
+                yield from ((load.buffer, load.indices) for load in loads(step))
+
+    @contextmanager
+    def _at(self, values: dict[int, Any]) -> Iterator[None]:
+        """Give loop variables their values inside."""
+        names = [self.nest.loop_vars[axis] for axis in values]
+        for name, value in zip(names, values.values(), strict=True):
+            self.accessor.assign(name, value)
+        yield
+        for name in names:
+            self.accessor.values.pop(name)
+
+    # --- loops --------------------------------------------------------------------------------
+
+    def _all_inside(self, buffers: list[Buffer]) -> None:
+        places = self.accessor.places
+        before = {buffer: places[buffer] for buffer in buffers}
+        places.update({buffer: replace(place, guarded=False) for buffer, place in before.items()})
+        with self._loops(self.outer):
+            if self.last in self.nest.folded or not self.folds:
+                self._row()
+            else:
+                self._columns()
+        places.update(before)
+
+    @contextmanager
+    def _loops(self, axes: list[int]) -> Iterator[None]:
+        with ExitStack() as loops:
+            for axis in axes:
+                index = loops.enter_context(self.builder.loop(self.nest.extents[axis]))
+                loops.enter_context(self._at({axis: index}))
+            yield
+
+    def _row(self) -> None:
+        """Emit vectors along the last axis, which is folded if anything is."""
+        lanes = self.lanes
+        vectors, rest = divmod(self.nest.extents[self.last], lanes)
+        count = min(vectors, UNROLL) if self.folds and not self._calls() else 1
+        parts = [self._accumulators(lanes) for _ in range(count)]
+        total = self._accumulators(1)
+        scope = self.accessor.scope(self.var, lanes)
+        with self._loops(self.inner):
+            with self.builder.loop(vectors // count) as q:
+                first = self.builder.bind(mul(q, count * lanes))
+                for i, part in enumerate(parts):
+                    self._steps(add(first, i * lanes), part, scope)
+            for i in range(vectors % count):
+                self._steps((vectors - vectors % count + i) * lanes, parts[i], scope)
+            if rest:
+                with self.builder.loop(rest, start=vectors * lanes) as index:
+                    self._steps(index, total, self.accessor.scope())
+        for step, fold in self.folds.items():
+            fold.close_lanes([part[step] for part in parts], total[step], lanes)
+
+    def _columns(self) -> None:
+        """Emit vectors along the last axis, which is not folded, around the folded ones."""
+        vectors, rest = divmod(self.nest.extents[self.last], self.lanes)
+        with self.builder.loop(vectors) as q:
+            self._column(self.builder.bind(mul(q, self.lanes)), self.lanes)
+        if rest:
+            with self.builder.loop(rest, start=vectors * self.lanes) as index:
+                self._column(index, 1)
+
+    def _column(self, first: Any, lanes: int) -> None:
+        scope = self.accessor.scope(self.var, lanes) if lanes > 1 else self.accessor.scope()
+        sums = self._accumulators(lanes)
+        with self._loops(self.inner):
+            self._steps(first, sums, scope)
+        with self._at({self.last: first}):
+            for step, fold in self.folds.items():
+                fold.store(sums[step], scope)
+
+    def _accumulators(self, lanes: int) -> dict[Reduce, Any]:
+        return {step: fold.accumulator(lanes) for step, fold in self.folds.items()}
+
+    def _calls(self) -> bool:
+        """Return whether a step takes long enough to hide the latency of a fold."""
+        return any(
+            isinstance(node, Call)
+            for step in self.nest.steps
+            for e in expressions(step)
+            for node in walk_expr(e)
+        )
+
+    def _steps(self, first: Any, sums: dict[Reduce, Any], scope: Scope) -> None:
+        with self._at({self.last: first}):
+            for step in self.nest.steps:
+                if isinstance(step, Reduce):
+                    self.folds[step].take(sums[step], scope)
+                else:
+                    emit_store(self.accessor, step, scope)
