@@ -33,9 +33,12 @@ class Function:
 FUNCTIONS = {
     "exp": Function(T.exp, np.exp, (-87.3, 88.7)),
     "exp2": Function(T.exp2, np.exp2, (-126.0, 127.999)),
+    "exp10": Function(T.exp10, lambda x: 10.0**x, (-37.9, 38.5)),
     "log": Function(T.log, np.log, (0.0, 4.0)),
     "log2": Function(T.log2, np.log2, (0.0, 4.0), 3.0),
     "log10": Function(T.log10, np.log10, (0.0, 4.0), 3.0),
+    "rsqrt": Function(T.rsqrt, lambda x: 1 / np.sqrt(x), (0.0, 4.0)),
+    "sigmoid": Function(T.sigmoid, lambda x: 1 / (1 + np.exp(-x)), (-87.0, 20.0), 3.5),
     "tanh": Function(T.tanh, np.tanh, (-11.0, 11.0)),
     "erf": Function(T.erf, erf, (-4.5, 4.5)),
 }
@@ -81,7 +84,7 @@ def test_error_over_the_whole_range(name, target, artifacts):
         ]
     )
     x = x[np.isfinite(x)]
-    if name.startswith("log"):
+    if name.startswith("log") or name == "rsqrt":
         x = x[x > 0]
     with np.errstate(over="ignore", under="ignore"):
         want = function.exact(x.astype(np.float64))

@@ -56,9 +56,9 @@ def reciprocal(f: LlvmFunction, value: str) -> str:
 
     One step of Newton's method on an estimate of 14 bits.
     """
-    estimate = _estimate(f, "rcp14", value)
-    negated = f.on_floats("fsub", f.real(0.0), estimate)
-    return f.fma(f.fma(negated, value, f.real(1.0)), estimate, estimate)
+    first = estimate(f, "rcp14", value)
+    negated = f.on_floats("fsub", f.real(0.0), first)
+    return f.fma(f.fma(negated, value, f.real(1.0)), first, first)
 
 
 def look_up(f: LlvmFunction, index: str, table: Sequence[float]) -> str:
@@ -70,7 +70,8 @@ def look_up(f: LlvmFunction, index: str, table: Sequence[float]) -> str:
     return f.line(f"call {kind} @{LOOK_UP}({kind} {low}, <16 x i32> {index}, {kind} {high})")
 
 
-def _estimate(f: LlvmFunction, instruction: str, value: str) -> str:
+def estimate(f: LlvmFunction, instruction: str, value: str) -> str:
+    """Return an approximation of 14 bits (``rcp14``, ``rsqrt14``)."""
     kind = f.kind("float")
     name = f"llvm.x86.avx512.{instruction}.ps.{BITS[f.lanes]}"
     mask = f"{_mask_type(f.lanes)} -1"

@@ -248,7 +248,7 @@ def _binary(expr: Binary, scope: Scope) -> Any:
 
 
 _TIR_CALLS: dict[str, Callable[[Any], Any]] = {
-    "log": tir.log, "sqrt": tir.sqrt, "tanh": tir.tanh,
+    "exp": tir.exp, "log": tir.log, "sqrt": tir.sqrt, "tanh": tir.tanh,
     "sin": tir.sin, "cos": tir.cos, "abs": tir.abs, "floor": tir.floor, "ceil": tir.ceil,
     "round": tir.nearbyint, "trunc": tir.trunc, "erf": tir.erf,
 }  # fmt: skip
@@ -282,18 +282,13 @@ def _math(name: str, x: Any, kind: str, lanes: int) -> Any:
     def number(value: float) -> Any:
         return constant_of(value, kind, lanes)
 
-    def exp(value: Any) -> Any:
-        return vector_math.call("exp", value, lanes) if kind == "float32" else tir.exp(value)
-
     if kind == "float32" and name in vector_math.FUNCTIONS:
         return vector_math.call(name, x, lanes)
     match name:
-        case "exp":
-            return exp(x)
         case "exp2":
-            return exp(x * number(math.log(2.0)))
+            return tir.exp(x * number(math.log(2.0)))
         case "exp10":
-            return exp(x * number(math.log(10.0)))
+            return tir.exp(x * number(math.log(10.0)))
         case "log2":
             return tir.log(x) * number(1.0 / math.log(2.0))
         case "log10":
@@ -301,7 +296,7 @@ def _math(name: str, x: Any, kind: str, lanes: int) -> Any:
         case "rsqrt":
             return number(1.0) / tir.sqrt(x)
         case "sigmoid":
-            return number(1.0) / (number(1.0) + exp(number(0.0) - x))
+            return number(1.0) / (number(1.0) + tir.exp(number(0.0) - x))
         case _:
             return _TIR_CALLS[name](x)
 

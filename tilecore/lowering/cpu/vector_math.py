@@ -1,9 +1,9 @@
 """Functions of float32 vectors: range reduction and a polynomial.
 
 LLVM has no vector code for these: TVM's would call libm once per lane. Errors stay within 2 units
-in the last place of the exact value (3 for log2 and log10); subnormal results, infinities, signed
-zeros and NaN are those of libm. Tails computed lane by lane use the same code: a value does not
-depend on its place.
+in the last place of the exact value (3 for log2 and log10, 3.5 for sigmoid); subnormal results,
+infinities, signed zeros and NaN are those of libm. Tails computed lane by lane use the same code: a
+value does not depend on its place.
 
 The coefficients of exp and exp2 are those of Cephes. The others are weighted least-squares fits,
 reweighted towards the least maximum (Lawson), of relative error below 1e-8.
@@ -18,12 +18,11 @@ from typing import Any
 
 from tvm import tirx as tir
 
-from tilecore.lowering.cpu import avx512, vector_tables
+from tilecore.lowering.cpu import avx512, vector_math_avx512
 from tilecore.lowering.cpu.llvm_text import FMA_DECLARATIONS, LANES, LlvmFunction
 from tilecore.lowering.cpu.tir import vector_type
+from tilecore.lowering.cpu.vector_math_avx512 import LOG_2
 
-LOG2_E = 1.44269504088896341
-LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # the first has 10 bits: multiples are exact
 ROUND = 12582912.0  # 1.5 * 2^23: adding it leaves the nearest integer in the low bits
 ROUND_BITS = 0x4B400000
 EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 0.16666665459, 0.5)
@@ -55,12 +54,16 @@ ERF_TAIL = (
 )  # fmt: skip
 ERF_SMALL, ERF_FULL = 0.93, 4.0
 
+SQRT_NAMES = {n: f"llvm.sqrt.v{n}f32" for n in (4, 8, 16)}
+SQRT_DECLARATIONS = {
+    name: f"declare <{n} x float> @{name}(<{n} x float>)" for n, name in SQRT_NAMES.items()
+}
 WHOLE = (4, 8, 16)  # lanes of a vector register; fewer are computed in one, more in several
 
 # Calls of the tile IR, and the functions here that compute them.
 USES = {
-    "exp": ("exp",), "exp2": ("exp2",), "exp10": ("exp",), "sigmoid": ("exp",), "log": ("log",),
-    "log2": ("log2",), "log10": ("log10",), "tanh": ("exp", "tanh"), "erf": ("exp", "erf"),
+    **{name: (name,) for name in ("exp", "exp2", "exp10", "log", "log2", "log10", "rsqrt")},
+    **{name: ("exp", name) for name in ("sigmoid", "tanh", "erf")},
 }  # fmt: skip
 
 
@@ -73,7 +76,7 @@ def definitions(calls: set[str], isa: str) -> dict[str, str]:
         for lanes in LANES
     }
     if needed:
-        found |= FMA_DECLARATIONS
+        found |= FMA_DECLARATIONS | SQRT_DECLARATIONS
     return {**avx512.declarations(), **found} if needed and isa == "avx512" else found
 
 
@@ -90,7 +93,7 @@ def _name(function: str, lanes: int) -> str:
 def _text(function: str, lanes: int, isa: str) -> str:
     """Return the definition: by instructions for vectors of a register's size, else by those."""
     f = LlvmFunction(lanes)
-    tabulated = vector_tables.BODIES.get(function) if isa == "avx512" else None
+    tabulated = vector_math_avx512.BODIES.get(function) if isa == "avx512" else None
     whole = WHOLE if tabulated is None else (avx512.TABLE // 2,)
     if lanes in whole:
         result = _BODIES[function](f, isa == "avx512") if tabulated is None else tabulated(f)
@@ -112,12 +115,15 @@ def _called(f: LlvmFunction, function: str, value: str, lanes: int) -> str:
 # --- exp ------------------------------------------------------------------------------------------
 
 
-def _exp(f: LlvmFunction, has_avx512: bool) -> str:
-    x = _clamp(f, -104.0, 89.0)
-    rounded = f.fma(x, f.real(LOG2_E), f.real(ROUND))
+def _exp(f: LlvmFunction, has_avx512: bool, base: float = math.e) -> str:
+    factor, high = math.log(base), LOG_2[base]
+    x = _clamp(f, -104.0 / factor, 89.0 / factor)
+    rounded = f.fma(x, f.real(factor / math.log(2)), f.real(ROUND))
     whole = f.on_floats("fsub", rounded, f.real(ROUND))
-    rest = f.fma(whole, f.real(-LN2_HIGH), x)
-    rest = f.fma(whole, f.real(-LN2_LOW), rest)
+    rest = f.fma(whole, f.real(-high), x)
+    rest = f.fma(whole, f.real(high - math.log(2) / factor), rest)
+    if base != math.e:
+        rest = f.on_floats("fmul", rest, f.real(factor))
     tail = f.fma(_horner(f, EXP, rest), f.on_floats("fmul", rest, rest), rest)
     return _power(f, f.on_floats("fadd", tail, f.real(1.0)), rounded, whole, has_avx512)
 
@@ -232,6 +238,25 @@ def _erf(f: LlvmFunction, has_avx512: bool) -> str:
     return _odd(f, size, ERF_SMALL, small, f.on_floats("fsub", f.real(1.0), tail))
 
 
+# --- quotients ------------------------------------------------------------------------------------
+
+
+def _rsqrt(f: LlvmFunction, has_avx512: bool) -> str:
+    _ = has_avx512
+    kind = f.kind("float")
+    root = f.line(f"call {kind} @{SQRT_NAMES[f.lanes]}({kind} %x)")
+    return f.on_floats("fdiv", f.real(1.0), root)
+
+
+def _sigmoid(f: LlvmFunction, has_avx512: bool) -> str:
+    _ = has_avx512
+    negative = f.as_float(f.on_ints("or", f.of_float("%x"), f.number(-(1 << 31))))
+    power = _called(f, "exp", negative, f.lanes)  # of -|x|: no more than 1
+    below = f.compare_floats("olt", "%x", f.real(0.0))
+    share = f.select(below, power, f.real(1.0), "float")
+    return f.on_floats("fdiv", share, f.on_floats("fadd", power, f.real(1.0)))
+
+
 def _size(f: LlvmFunction, limit: float) -> str:
     """Return ``|x|``, at most ``limit``; NaN stays."""
     size = f.as_float(f.masked(f.of_float("%x"), 0x7FFFFFFF))
@@ -255,9 +280,12 @@ def _horner(f: LlvmFunction, coefficients: Sequence[float], x: str) -> str:
 _BODIES: dict[str, Callable[[LlvmFunction, bool], str]] = {
     "exp": _exp,
     "exp2": _exp2,
+    "exp10": partial(_exp, base=10.0),
     "log": partial(_logarithm, base=math.e, high=0.693145751953125),
     "log2": partial(_logarithm, base=2.0, high=1.0),
     "log10": partial(_logarithm, base=10.0, high=0.30078125),
+    "rsqrt": _rsqrt,
+    "sigmoid": _sigmoid,
     "tanh": _tanh,
     "erf": _erf,
 }
