@@ -29,7 +29,9 @@ class LoadedKernel:
         self.artifact = artifact
         self.parameters = artifact.manifest.parameters
         self._module, self._function = load_library(artifact.library, artifact.manifest.entry)
+        self._is_quick = QuickCheck.serves(self.parameters)
         self._quick: QuickCheck | None = None
+        self._knows_torch = False
 
     def __call__(self, *arguments: Any) -> None:
         """Run the kernel; output tensors are written in place.
@@ -40,16 +42,19 @@ class LoadedKernel:
             AliasError: a written tensor shares memory with another one (TC403).
             AssertionFailed: a condition that the program asserts does not hold (TC404).
         """
-        quick = self._quick or self._prepare_quick()
+        quick = self._quick
+        if self._is_quick and not self._knows_torch:
+            quick = self._prepare_quick()
         if quick is None or not quick.accepts(arguments):
             arguments = tuple(check(self.parameters, arguments))
         self.unchecked(*arguments)
 
-    def _prepare_quick(self) -> QuickCheck | None:
-        """Return the quick check once torch is there, None for kernels that it cannot serve."""
+    def _prepare_quick(self) -> QuickCheck:
+        """Return the quick check, anew once torch is there."""
         torch = sys.modules.get("torch")
-        if torch is not None and QuickCheck.serves(self.parameters):
+        if self._quick is None or torch is not None:
             self._quick = QuickCheck(self.parameters, torch)
+            self._knows_torch = torch is not None
         return self._quick
 
     def unchecked(self, *tensors: Any) -> None:
