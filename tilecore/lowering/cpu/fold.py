@@ -1,8 +1,8 @@
 """Reductions and scans on CPUs.
 
 The last axis of the source gives the lanes. Where that axis is folded, several vectors collect
-partial folds, which are folded across lanes at the end; where it is kept, each lane folds its own
-element. What has no constant distance between lanes, or may leave a tensor, runs in scalar code.
+partial folds, which are folded across lanes at the end, those of as many rows as there are lanes
+together; where it is kept, each lane folds its own element. What has no constant distance between lanes, or may leave a tensor, runs in scalar code.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from tilecore.ir.fold import STEPS, accumulator_dtype, identity, magnitude
 from tilecore.ir.nodes import Reduce, Region, Scan
 from tilecore.lowering.cpu.access import Accessor
 from tilecore.lowering.cpu.scalar import Scope, constant_of, convert, differs, lower, widen
+from tilecore.lowering.cpu.shuffles import fold_rows
 from tilecore.lowering.cpu.tir import add, mul
 from tilecore.target import Target
 
+GROUPS = (4, 8, 16)  # lanes of which rows are folded together: a shuffle each
 UNROLL = 4  # partial folds in flight: an addition takes 4 cycles and starts every half cycle
 
 
@@ -60,12 +62,15 @@ class FoldLowering:
             if extent is not None:
                 self.accessor.ranges[var] = (0, extent - 1)
         vector = self._vector_axis()
+        grouped = self._grouped_axis(vector)
         with ExitStack() as loops:
             for axis in self.outer:
-                if axis != vector:
+                if axis not in (vector, grouped):
                     loops.enter_context(self._loop(axis))
             if vector in self.outer:
                 self._kept_lanes(vector)
+            elif vector is not None and grouped is not None:
+                self._groups(grouped, vector)
             elif vector is not None:
                 self._folded_lanes(vector)
             else:
@@ -94,6 +99,20 @@ class FoldLowering:
             if self.accessor.stride_of(buffer, indices, var) != 1:
                 return None
         return axis
+
+    def _grouped_axis(self, vector: int | None) -> int | None:
+        """Return the kept axis whose neighbours lie side by side in the result, if it is long."""
+        if vector not in self.folded or not self.outer or self.lanes not in GROUPS:
+            return None
+        axis, size = self.outer[-1], int_value(self.src.extents[vector])
+        extent, var = int_value(self.src.extents[axis]), self.vars[axis]
+        if extent is None or extent < self.lanes or size is None or size % self.lanes:
+            return None
+        place, scope = self.accessor.places[self.dst.buffer], self.accessor.scope(var, self.lanes)
+        ends = self.accessor.open_ends(place, place.indices(self.dst_indices))
+        if any(scope.is_vector(index) for index, _ in ends):
+            return None
+        return axis if self.accessor.stride_of(self.dst.buffer, self.dst_indices, var) == 1 else None
 
     @contextmanager
     def _loop(self, axis: int) -> Iterator[None]:
@@ -132,14 +151,43 @@ class FoldLowering:
         if not self.is_scan:
             self._store(total, scope)
 
+    def _groups(self, kept: int, axis: int) -> None:
+        """Emit the folds of ``lanes`` neighbours along ``kept`` together."""
+        extent, var = int_value(self.src.extents[kept]), self.vars[kept]
+        assert extent is not None
+        builder, lanes, values = self.builder, self.lanes, self.accessor.values
+        block = builder.alloc(lanes * lanes, str(self.dtype), "rows")
+        with builder.loop(extent // lanes) as group:
+            first = builder.bind(mul(group, lanes))
+            with builder.loop(lanes) as row:
+                values[var] = builder.bind(add(first, row))
+                part = self._partial(axis, None)
+                builder.store(block, builder.load(part, 0, lanes), mul(row, lanes), lanes)
+            parts = [builder.bind(builder.load(block, i * lanes, lanes)) for i in range(lanes)]
+            total = self._accumulator(lanes)
+            self._take(total, fold_rows(builder, parts, lanes, self._combine), lanes)
+            values[var] = first
+            self._store(total, self.accessor.scope(var, lanes))
+        with builder.loop(extent % lanes, start=extent // lanes * lanes) as row:
+            values[var] = row
+            self._folded_lanes(axis)
+
     def _folded_lanes(self, axis: int) -> None:
+        builder, lanes = self.builder, self.lanes
+        total = self._accumulator(1)
+        part = self._partial(axis, total)
+        for lane in range(lanes):
+            self._take(total, builder.load(part, lane), 1)
+        self._store(total, self.accessor.scope())
+
+    def _partial(self, axis: int, rest: Any | None) -> Any:
+        """Return a vector that folds whole vectors; elements beyond them go to ``rest``."""
         extent, var = int_value(self.src.extents[axis]), self.vars[axis]
         assert extent is not None
         builder, lanes, values = self.builder, self.lanes, self.accessor.values
         vectors = extent // lanes
         count = min(UNROLL, vectors)
         parts = [self._accumulator(lanes) for _ in range(count)]
-        total = self._accumulator(1)
         scope = self.accessor.scope(var, lanes)
         with ExitStack() as loops:
             for other in self.folded[:-1]:
@@ -154,12 +202,10 @@ class FoldLowering:
             if extent % lanes:
                 with builder.loop(extent % lanes, start=vectors * lanes) as index:
                     values[var] = index
-                    self._take(total, self._value(self.accessor.scope()), 1)
+                    self._take(rest, self._value(self.accessor.scope()), 1)
         for part in parts[1:]:
             self._take(parts[0], builder.load(part, 0, lanes), lanes)
-        for lane in range(lanes):
-            self._take(total, builder.load(parts[0], lane), 1)
-        self._store(total, self.accessor.scope())
+        return parts[0]
 
     def _accumulator(self, lanes: int) -> Any:
         memory = self.builder.alloc(lanes, str(self.dtype), "acc")
