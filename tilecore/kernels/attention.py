@@ -54,33 +54,38 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
             weights = T.alloc_fragment((block_M, block_N), dtype)
             out = T.alloc_fragment((block_M, D), "float32")
             largest = T.alloc_fragment((block_M,), "float32")
-            before = T.alloc_fragment((block_M,), "float32")
+            top = T.alloc_fragment((block_M,), "float32")  # the largest score, scaled
             shrink = T.alloc_fragment((block_M,), "float32")
             part = T.alloc_fragment((block_M,), "float32")
             total = T.alloc_fragment((block_M,), "float32")
             T.copy(Q[bz, by, bx * block_M, 0], q)
             T.clear(out)
             T.clear(total)
-            T.fill(largest, -T.infinity("float32"))
+            T.fill(largest, -1e30)  # finite: a row may see nothing yet
+            T.fill(top, -1e30 * scale)
             # a causal row i sees the keys up to i + SK - SQ
             last = T.min(SK, (bx + 1) * block_M + SK - SQ) if causal else SK
+            seen = T.min(SK, bx * block_M + SK - SQ + 1) if causal else SK  # by the first row
             for step in T.Pipelined(T.ceildiv(last, block_N), num_stages=1):
                 T.copy(K[bz, by // groups, step * block_N, 0], k)
-                for i, j in T.Parallel(block_M, block_N):
-                    row, column = bx * block_M + i, step * block_N + j
-                    hidden = column >= SK
-                    if causal:
-                        hidden = T.Or(hidden, column > row + SK - SQ)
-                    scores[i, j] = T.if_then_else(hidden, -T.infinity("float32"), 0)
-                T.gemm(q, k, scores, transpose_B=True)
                 T.copy(V[bz, by // groups, step * block_N, 0], v)
-                T.copy(largest, before)
+                T.clear(scores)
+                T.gemm(q, k, scores, transpose_B=True)
+                if (step + 1) * block_N > seen:
+                    for i, j in T.Parallel(block_M, block_N):
+                        row, column = bx * block_M + i, step * block_N + j
+                        hidden = column >= SK
+                        if causal:
+                            hidden = T.Or(hidden, column > row + SK - SQ)
+                        scores[i, j] = T.if_then_else(
+                            hidden, -T.infinity("float32"), scores[i, j]
+                        )
                 T.reduce_max(scores, largest, dim=1, clear=False)
                 for i in T.Parallel(block_M):
-                    largest[i] = T.max(largest[i], -1e30)  # rows that see nothing yet
-                    shrink[i] = T.exp2((before[i] - largest[i]) * scale)
+                    shrink[i] = T.exp2(top[i] - largest[i] * scale)
+                    top[i] = largest[i] * scale
                 for i, j in T.Parallel(block_M, block_N):
-                    scores[i, j] = T.exp2((scores[i, j] - largest[i]) * scale)
+                    scores[i, j] = T.exp2(scores[i, j] * scale - top[i])
                 T.reduce_sum(scores, part, dim=1)
                 for i in T.Parallel(block_M):
                     total[i] = total[i] * shrink[i] + part[i]
