@@ -37,6 +37,7 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
     B, H, HK, SQ, SK, D = _sizes(problem)
     dtype, causal = problem["dtype"], bool(problem["causal"])
     block_M, block_N = knobs["block_M"], knobs["block_N"]
+    is_narrow = dtype != "float32"
     scale, groups = LOG2_E / math.sqrt(D), H // HK
 
     @T.prim_func
@@ -51,7 +52,9 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
             k = T.alloc_shared((block_N, D), dtype)
             v = T.alloc_shared((block_N, D), dtype)
             scores = T.alloc_fragment((block_M, block_N), "float32")
-            weights = T.alloc_fragment((block_M, block_N), dtype)
+            weights = scores  # the second product takes them as they are
+            if is_narrow:
+                weights = T.alloc_fragment((block_M, block_N), dtype)
             out = T.alloc_fragment((block_M, D), "float32")
             largest = T.alloc_fragment((block_M,), "float32")
             top = T.alloc_fragment((block_M,), "float32")  # the largest score, scaled
@@ -89,7 +92,8 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
                 T.reduce_sum(scores, part, dim=1)
                 for i in T.Parallel(block_M):
                     total[i] = total[i] * shrink[i] + part[i]
-                T.copy(scores, weights)
+                if is_narrow:
+                    T.copy(scores, weights)
                 for i, j in T.Parallel(block_M, D):
                     out[i, j] *= shrink[i]
                 T.gemm(weights, v, out)
