@@ -16,9 +16,21 @@ from tilecore.kernels.definition import KernelDefinition, Knob, Problem, Problem
 
 FLOATS = ("float32", "float16", "bfloat16")
 LOG2_E = 1.44269504088896341
+FIELDS = (
+    ProblemField("batch", "dimension", aliases=("b", "batch_count")),
+    ProblemField("heads", "dimension", aliases=("h", "num_heads"), doc="of Q and O"),
+    ProblemField("kv_heads", "dimension", aliases=("num_kv_heads",), doc="of K and V"),
+    ProblemField("seq_q", "dimension", aliases=("seq_len", "q_len"), doc="queries"),
+    ProblemField("seq_kv", "dimension", aliases=("kv_len",), doc="keys and values"),
+    ProblemField("dim", "dimension", aliases=("d", "head_dim"), doc="of a head"),
+    ProblemField("causal", "flag", False, aliases=("is_causal",), doc="later keys are hidden"),
+    ProblemField("dtype", "dtype", "float32", FLOATS, doc="of all tensors"),
+    ProblemField("accum_dtype", "dtype", "float32", ("float32",), doc="of sums"),
+)
 
 
-def _sizes(problem: Problem) -> tuple[int, int, int, int, int, int]:
+def sizes(problem: Problem) -> tuple[int, int, int, int, int, int]:
+    """Return batch, heads, heads of K and V, queries, keys, dim of a legal problem."""
     names = ("batch", "heads", "kv_heads", "seq_q", "seq_kv", "dim")
     batch, heads, kv_heads, seq_q, seq_kv, dim = (int(problem[name]) for name in names)
     if heads % kv_heads:
@@ -34,7 +46,7 @@ def _sizes(problem: Problem) -> tuple[int, int, int, int, int, int]:
 
 
 def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
-    B, H, HK, SQ, SK, D = _sizes(problem)
+    B, H, HK, SQ, SK, D = sizes(problem)
     dtype, causal = problem["dtype"], bool(problem["causal"])
     block_M, block_N = knobs["block_M"], knobs["block_N"]
     is_narrow = dtype != "float32"
@@ -80,9 +92,7 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
                         hidden = column >= SK
                         if causal:
                             hidden = T.Or(hidden, column > row + SK - SQ)
-                        scores[i, j] = T.if_then_else(
-                            hidden, -T.infinity("float32"), scores[i, j]
-                        )
+                        scores[i, j] = T.if_then_else(hidden, -T.infinity("float32"), scores[i, j])
                 T.reduce_max(scores, largest, dim=1, clear=False)
                 for i in T.Parallel(block_M):
                     shrink[i] = T.exp2(top[i] - largest[i] * scale)
@@ -104,16 +114,18 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
     return attention
 
 
-def _inputs(problem: Problem, rng: np.random.Generator) -> Sequence[np.ndarray]:
-    B, H, HK, SQ, SK, D = _sizes(problem)
+def inputs(problem: Problem, rng: np.random.Generator) -> Sequence[np.ndarray]:
+    """Return Q, K and V."""
+    B, H, HK, SQ, SK, D = sizes(problem)
     dtype = DType(problem["dtype"]).numpy
     shapes = ((B, H, SQ, D), (B, HK, SK, D), (B, HK, SK, D))
     return [rng.standard_normal(s, dtype=np.float32).astype(dtype) for s in shapes]
 
 
-def _reference(problem: Problem, inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-    _, H, HK, SQ, SK, D = _sizes(problem)
-    q, k, v = (x.astype(np.float64) for x in inputs)
+def reference(problem: Problem, tensors: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+    """Return O in float64."""
+    _, H, HK, SQ, SK, D = sizes(problem)
+    q, k, v = (x.astype(np.float64) for x in tensors)
     k, v = (np.repeat(x, H // HK, axis=1) for x in (k, v))
     scores = q @ k.swapaxes(-1, -2) / math.sqrt(D)
     if problem["causal"]:
@@ -122,11 +134,12 @@ def _reference(problem: Problem, inputs: Sequence[np.ndarray]) -> Sequence[np.nd
     return [weights @ v / weights.sum(-1, keepdims=True)]
 
 
-def _rival(problem: Problem, inputs: Sequence[np.ndarray]) -> Callable[[], Any]:
+def rival(problem: Problem, tensors: Sequence[np.ndarray]) -> Callable[[], Any]:
+    """Return torch's attention of the same tensors."""
     import torch
 
     dtype = getattr(torch, str(problem["dtype"]))
-    q, k, v = (torch.from_numpy(x.astype(np.float32)).to(dtype) for x in inputs)
+    q, k, v = (torch.from_numpy(x.astype(np.float32)).to(dtype) for x in tensors)
     options: dict[str, Any] = {"enable_gqa": q.shape[1] != k.shape[1]}
     if problem["causal"]:
         is_square = q.shape[2] == k.shape[2]
@@ -138,39 +151,35 @@ def _rival(problem: Problem, inputs: Sequence[np.ndarray]) -> Callable[[], Any]:
 
 def _pairs(problem: Problem) -> float:
     """Return the number of (query, key) pairs that count."""
-    B, H, _, SQ, SK, _ = _sizes(problem)
+    B, H, _, SQ, SK, _ = sizes(problem)
     hidden = SQ * (SQ - 1) / 2 if problem["causal"] else 0
     return B * H * (SQ * SK - hidden)
 
 
-def _traffic_bytes(problem: Problem) -> float:
-    B, H, HK, SQ, SK, D = _sizes(problem)
+def work_flop(problem: Problem) -> float:
+    """Return the FLOP of both products."""
+    return 4.0 * _pairs(problem) * int(problem["dim"])
+
+
+def traffic_bytes(problem: Problem) -> float:
+    """Return the bytes of Q, K, V and O."""
+    B, H, HK, SQ, SK, D = sizes(problem)
     return float(B * D * (2 * H * SQ + 2 * HK * SK) * DType(problem["dtype"]).itemsize)
 
 
 ATTENTION = KernelDefinition(
     name="attention",
     doc="O[b, h, q, d] = softmax(Q K^T / sqrt(d)) V",
-    fields=(
-        ProblemField("batch", "dimension", aliases=("b", "batch_count")),
-        ProblemField("heads", "dimension", aliases=("h", "num_heads"), doc="of Q and O"),
-        ProblemField("kv_heads", "dimension", aliases=("num_kv_heads",), doc="of K and V"),
-        ProblemField("seq_q", "dimension", aliases=("seq_len", "q_len"), doc="queries"),
-        ProblemField("seq_kv", "dimension", aliases=("kv_len",), doc="keys and values"),
-        ProblemField("dim", "dimension", aliases=("d", "head_dim"), doc="of a head"),
-        ProblemField("causal", "flag", False, aliases=("is_causal",), doc="later keys are hidden"),
-        ProblemField("dtype", "dtype", "float32", FLOATS, doc="of all tensors"),
-        ProblemField("accum_dtype", "dtype", "float32", ("float32",), doc="of sums"),
-    ),
+    fields=FIELDS,
     knobs=(
         Knob("block_M", 64, {"cpu": (16, 32, 64, 128)}, doc="queries per block"),
         Knob("block_N", 64, {"cpu": (32, 64, 128, 256)}, doc="keys per step"),
     ),
     program=_program,
-    inputs=_inputs,
-    reference=_reference,
-    rival=_rival,
-    work_flop=lambda problem: 4.0 * _pairs(problem) * int(problem["dim"]),
-    traffic_bytes=_traffic_bytes,
+    inputs=inputs,
+    reference=reference,
+    rival=rival,
+    work_flop=work_flop,
+    traffic_bytes=traffic_bytes,
     reduction_length=lambda problem: 16,  # weights sum to 1: an average
 )

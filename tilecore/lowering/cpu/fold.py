@@ -112,7 +112,9 @@ class FoldLowering:
         ends = self.accessor.open_ends(place, place.indices(self.dst_indices))
         if any(scope.is_vector(index) for index, _ in ends):
             return None
-        return axis if self.accessor.stride_of(self.dst.buffer, self.dst_indices, var) == 1 else None
+        return (
+            axis if self.accessor.stride_of(self.dst.buffer, self.dst_indices, var) == 1 else None
+        )
 
     @contextmanager
     def _loop(self, axis: int) -> Iterator[None]:
