@@ -13,9 +13,9 @@ from tilecore.errors import InvalidProblem
 from tilecore.ir.dtype import DType
 from tilecore.ir.nodes import PrimFunc
 from tilecore.kernels.definition import KernelDefinition, Knob, Problem, ProblemField
+from tilecore.kernels.softmax_steps import LOG2_E, alloc_rows, start_softmax, take_scores
 
 FLOATS = ("float32", "float16", "bfloat16")
-LOG2_E = 1.44269504088896341
 FIELDS = (
     ProblemField("batch", "dimension", aliases=("b", "batch_count")),
     ProblemField("heads", "dimension", aliases=("h", "num_heads"), doc="of Q and O"),
@@ -64,20 +64,12 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
             k = T.alloc_shared((block_N, D), dtype)
             v = T.alloc_shared((block_N, D), dtype)
             scores = T.alloc_fragment((block_M, block_N), "float32")
-            weights = scores  # the second product takes them as they are
-            if is_narrow:
-                weights = T.alloc_fragment((block_M, block_N), dtype)
+            weights = T.alloc_fragment((block_M, block_N), dtype) if is_narrow else scores
             out = T.alloc_fragment((block_M, D), "float32")
-            largest = T.alloc_fragment((block_M,), "float32")
-            top = T.alloc_fragment((block_M,), "float32")  # the largest score, scaled
-            shrink = T.alloc_fragment((block_M,), "float32")
-            part = T.alloc_fragment((block_M,), "float32")
-            total = T.alloc_fragment((block_M,), "float32")
+            largest, top, shrink, part, total = alloc_rows(block_M, 5)
             T.copy(Q[bz, by, bx * block_M, 0], q)
             T.clear(out)
-            T.clear(total)
-            T.fill(largest, -1e30)  # finite: a row may see nothing yet
-            T.fill(top, -1e30 * scale)
+            start_softmax(largest, top, total, scale)
             # a causal row i sees the keys up to i + SK - SQ
             last = T.min(SK, (bx + 1) * block_M + SK - SQ) if causal else SK
             seen = T.min(SK, bx * block_M + SK - SQ + 1) if causal else SK  # by the first row
@@ -93,15 +85,7 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
                         if causal:
                             hidden = T.Or(hidden, column > row + SK - SQ)
                         scores[i, j] = T.if_then_else(hidden, -T.infinity("float32"), scores[i, j])
-                T.reduce_max(scores, largest, dim=1, clear=False)
-                for i in T.Parallel(block_M):
-                    shrink[i] = T.exp2(top[i] - largest[i] * scale)
-                    top[i] = largest[i] * scale
-                for i, j in T.Parallel(block_M, block_N):
-                    scores[i, j] = T.exp2(scores[i, j] * scale - top[i])
-                T.reduce_sum(scores, part, dim=1)
-                for i in T.Parallel(block_M):
-                    total[i] = total[i] * shrink[i] + part[i]
+                take_scores(scores, largest, top, shrink, part, total, scale)
                 if is_narrow:
                     T.copy(scores, weights)
                 for i, j in T.Parallel(block_M, D):
@@ -182,4 +166,5 @@ ATTENTION = KernelDefinition(
     work_flop=work_flop,
     traffic_bytes=traffic_bytes,
     reduction_length=lambda problem: 16,  # weights sum to 1: an average
+    rounded_dtype=lambda problem: str(problem["dtype"]),  # weights
 )

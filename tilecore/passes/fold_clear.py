@@ -1,8 +1,8 @@
 """fold_clear: ``clear(C); for k: gemm(A, B, C)`` becomes ``gemm(..., clear_accum=(k == first))``.
 
-``clear(C); gemm(A, B, C)`` becomes ``gemm(..., clear_accum=True)``. Saves one pass of writes and one
-of reads over the accumulator. Legal where the gemm writes the whole of C and, in a loop, is a direct
-statement of its body, the loop runs at least once, and nothing else in it touches C.
+``clear(C); gemm(A, B, C)`` becomes ``gemm(..., clear_accum=True)``. Saves one pass of writes and
+one of reads over the accumulator. Legal where the gemm writes the whole of C and, in a loop, is a
+direct statement of its body, the loop runs at least once, and nothing else in it touches C.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Vectors of float32 rounded to bfloat16 by the instruction, which takes subnormal numbers for 0."""
+"""float32 rounded to bfloat16 by the instruction, which takes subnormal numbers for 0."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 The last axis of the source gives the lanes. Where that axis is folded, several vectors collect
 partial folds, which are folded across lanes at the end, those of as many rows as there are lanes
-together; where it is kept, each lane folds its own element. What has no constant distance between lanes, or may leave a tensor, runs in scalar code.
+together; where it is kept, each lane folds its own element. What has no constant distance between
+lanes, or may leave a tensor, runs in scalar code.
 """
 
 from __future__ import annotations
