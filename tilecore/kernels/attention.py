@@ -118,19 +118,25 @@ def reference(problem: Problem, tensors: Sequence[np.ndarray]) -> Sequence[np.nd
     return [weights @ v / weights.sum(-1, keepdims=True)]
 
 
+def torch_attention(problem: Problem, q: Any, k: Any, v: Any) -> Any:
+    """Return torch's attention of tensors of its own."""
+    import torch
+
+    options: dict[str, Any] = {"enable_gqa": q.shape[1] != k.shape[1]}
+    if problem["causal"]:
+        shape = (q.shape[2], k.shape[2])
+        mask = torch.ones(shape, dtype=torch.bool).tril(k.shape[2] - q.shape[2])
+        options |= {"is_causal": True} if shape[0] == shape[1] else {"attn_mask": mask}
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
+
+
 def rival(problem: Problem, tensors: Sequence[np.ndarray]) -> Callable[[], Any]:
     """Return torch's attention of the same tensors."""
     import torch
 
     dtype = getattr(torch, str(problem["dtype"]))
     q, k, v = (torch.from_numpy(x.astype(np.float32)).to(dtype) for x in tensors)
-    options: dict[str, Any] = {"enable_gqa": q.shape[1] != k.shape[1]}
-    if problem["causal"]:
-        is_square = q.shape[2] == k.shape[2]
-        shape = (q.shape[2], k.shape[2])
-        mask = torch.ones(shape, dtype=torch.bool).tril(k.shape[2] - q.shape[2])
-        options |= {"is_causal": True} if is_square else {"attn_mask": mask}
-    return lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
+    return lambda: torch_attention(problem, q, k, v)
 
 
 def _pairs(problem: Problem) -> float:
