@@ -23,6 +23,7 @@ FEATURES = {
     "amx_bf16": "amx-bf16",
     "amx_int8": "amx-int8",
 }
+IMPLIED = {"amx_bf16": ("avx512_bf16",)}  # a CPU that lacks these is taken to lack the first
 _GPU_PROGRAMS_ON_CPU: ContextVar[bool] = ContextVar("gpu_programs_on_cpu", default=False)
 
 
@@ -54,7 +55,8 @@ class Target:
     @property
     def attributes(self) -> tuple[str, ...]:
         """LLVM's names of the features."""
-        return tuple(f"+{FEATURES[name]}" for name in sorted(self.features))
+        names = self.features | {n for f in self.features for n in IMPLIED.get(f, ())}
+        return tuple(f"+{FEATURES[name]}" for name in sorted(names))
 
     def using(self, features: Iterable[str]) -> Target:
         """Return this target with just these features."""
@@ -132,7 +134,8 @@ def widest_target(features: Iterable[str]) -> Target:
     """
     flags = frozenset(features)
     if {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= flags:
-        return AVX512.using(flags & FEATURES.keys())
+        lacking = {name for name, implied in IMPLIED.items() if not flags >= set(implied)}
+        return AVX512.using((flags & FEATURES.keys()) - lacking)
     if {"avx2", "fma"} <= flags:
         return AVX2
     raise UnknownTarget(

@@ -32,7 +32,9 @@ def unit_roundoff(dtype: str) -> float:
     return float(ml_dtypes.finfo(name.numpy).eps) / 2
 
 
-def tolerance(dtype: str, accum_dtype: str, reduction_length: int) -> tuple[float, float]:
+def tolerance(
+    dtype: str, accum_dtype: str, reduction_length: int, rounded_dtype: str | None = None
+) -> tuple[float, float]:
     """Return (rtol, atol): the one tolerance table of the project.
 
     A result passes where ``|found - expected| <= atol + rtol * |expected|``, for inputs of unit
@@ -42,9 +44,12 @@ def tolerance(dtype: str, accum_dtype: str, reduction_length: int) -> tuple[floa
         dtype: element type of the output (rounded once).
         accum_dtype: element type of the sums.
         reduction_length: terms of the longest sum (1: elementwise).
+        rounded_dtype: element type that terms are rounded to on the way (None: they are not).
     """
     rtol = ROUND_SLACK * max(unit_roundoff(dtype), unit_roundoff(accum_dtype))
     atol = SUM_SLACK * unit_roundoff(accum_dtype) * max(1, reduction_length)
+    if rounded_dtype is not None:
+        atol += ROUND_SLACK * unit_roundoff(rounded_dtype)
     return rtol, atol
 
 

@@ -67,7 +67,10 @@ class KernelProblem:
         expected = list(definition.reference(problem, given))
         out_dtype = str(problem.get("out_dtype", problem.get("dtype", "float32")))
         accum_dtype = str(problem.get("accum_dtype", out_dtype))
-        rtol, atol = tolerance(out_dtype, accum_dtype, definition.reduction_length(problem))
+        length, rounded = definition.reduction_length(problem), definition.rounded_dtype
+        rtol, atol = tolerance(
+            out_dtype, accum_dtype, length, None if rounded is None else rounded(problem)
+        )
         outputs = [GuardedOutput.allocate(x.shape, out_dtype) for x in expected]
         inputs = [aligned_copy(x) for x in given]
         return cls(workload, definition, binder, seed, inputs, given, expected, outputs, rtol, atol)

@@ -270,8 +270,10 @@ class _Inference:
             storage = panels(shape, dtype, 1, width, group)
         else:
             storage = rows(shape, dtype, dtype.itemsize, self.target.lanes(dtype))
-        self._note(buffer, storage.describe())
-        return TilePlan(buffer, storage, "block", source)
+        flushes = storage.kind == "rows" and all(dots.flushes(g, self.dots) for g in gemms)
+        rounding = ", rounded by vcvtneps2bf16" if flushes else ""
+        self._note(buffer, storage.describe() + rounding)
+        return TilePlan(buffer, storage, "block", source, flushes=flushes)
 
     def _tile(self, gemm: Gemm) -> tuple[int, int] | None:
         dot = self.dots.get(gemm)

@@ -100,6 +100,11 @@ def lies_in_groups(
     return True
 
 
+def flushes(gemm: Gemm, chosen: Mapping[Gemm, Dot]) -> bool:
+    """Return whether a gemm takes subnormal bfloat16 operands for 0, as the conversion does."""
+    return gemm in chosen and chosen[gemm].operands == ("bfloat16",)
+
+
 def is_multiple(expr: Expr, factor: int) -> bool:
     """Return whether an integer expression is always a multiple of ``factor``."""
     form = linear(expr)

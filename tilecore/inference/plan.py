@@ -37,6 +37,8 @@ class TilePlan:
         in_place: not stored, read from its source;
         grid: packed for all values of ``hoist_vars`` before the grid runs;
         output: not stored, accumulated in the output region.
+
+    flushes: its bfloat16 numbers may be rounded by an instruction that takes subnormal ones for 0.
     """
 
     buffer: Buffer
@@ -45,6 +47,7 @@ class TilePlan:
     source: TileSource | None = None
     hoist_vars: tuple[tuple[Var, int, int], ...] = ()  # variable, first value, count
     output: Region | None = None
+    flushes: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

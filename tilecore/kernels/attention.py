@@ -13,12 +13,24 @@ from tilecore.errors import InvalidProblem
 from tilecore.ir.dtype import DType
 from tilecore.ir.nodes import PrimFunc
 from tilecore.kernels.definition import KernelDefinition, Knob, Problem, ProblemField
+from tilecore.kernels.softmax_steps import LOG2_E, alloc_rows, start_softmax, take_scores
 
 FLOATS = ("float32", "float16", "bfloat16")
-LOG2_E = 1.44269504088896341
+FIELDS = (
+    ProblemField("batch", "dimension", aliases=("b", "batch_count")),
+    ProblemField("heads", "dimension", aliases=("h", "num_heads"), doc="of Q and O"),
+    ProblemField("kv_heads", "dimension", aliases=("num_kv_heads",), doc="of K and V"),
+    ProblemField("seq_q", "dimension", aliases=("seq_len", "q_len"), doc="queries"),
+    ProblemField("seq_kv", "dimension", aliases=("kv_len",), doc="keys and values"),
+    ProblemField("dim", "dimension", aliases=("d", "head_dim"), doc="of a head"),
+    ProblemField("causal", "flag", False, aliases=("is_causal",), doc="later keys are hidden"),
+    ProblemField("dtype", "dtype", "float32", FLOATS, doc="of all tensors"),
+    ProblemField("accum_dtype", "dtype", "float32", ("float32",), doc="of sums"),
+)
 
 
-def _sizes(problem: Problem) -> tuple[int, int, int, int, int, int]:
+def sizes(problem: Problem) -> tuple[int, int, int, int, int, int]:
+    """Return batch, heads, heads of K and V, queries, keys, dim of a legal problem."""
     names = ("batch", "heads", "kv_heads", "seq_q", "seq_kv", "dim")
     batch, heads, kv_heads, seq_q, seq_kv, dim = (int(problem[name]) for name in names)
     if heads % kv_heads:
@@ -34,9 +46,10 @@ def _sizes(problem: Problem) -> tuple[int, int, int, int, int, int]:
 
 
 def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
-    B, H, HK, SQ, SK, D = _sizes(problem)
+    B, H, HK, SQ, SK, D = sizes(problem)
     dtype, causal = problem["dtype"], bool(problem["causal"])
     block_M, block_N = knobs["block_M"], knobs["block_N"]
+    is_narrow = dtype != "float32"
     scale, groups = LOG2_E / math.sqrt(D), H // HK
 
     @T.prim_func
@@ -51,40 +64,30 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
             k = T.alloc_shared((block_N, D), dtype)
             v = T.alloc_shared((block_N, D), dtype)
             scores = T.alloc_fragment((block_M, block_N), "float32")
-            weights = T.alloc_fragment((block_M, block_N), dtype)
+            weights = T.alloc_fragment((block_M, block_N), dtype) if is_narrow else scores
             out = T.alloc_fragment((block_M, D), "float32")
-            largest = T.alloc_fragment((block_M,), "float32")
-            before = T.alloc_fragment((block_M,), "float32")
-            shrink = T.alloc_fragment((block_M,), "float32")
-            part = T.alloc_fragment((block_M,), "float32")
-            total = T.alloc_fragment((block_M,), "float32")
+            largest, top, shrink, part, total = alloc_rows(block_M, 5)
             T.copy(Q[bz, by, bx * block_M, 0], q)
             T.clear(out)
-            T.clear(total)
-            T.fill(largest, -T.infinity("float32"))
+            start_softmax(largest, top, total, scale)
             # a causal row i sees the keys up to i + SK - SQ
             last = T.min(SK, (bx + 1) * block_M + SK - SQ) if causal else SK
+            seen = T.min(SK, bx * block_M + SK - SQ + 1) if causal else SK  # by the first row
             for step in T.Pipelined(T.ceildiv(last, block_N), num_stages=1):
                 T.copy(K[bz, by // groups, step * block_N, 0], k)
-                for i, j in T.Parallel(block_M, block_N):
-                    row, column = bx * block_M + i, step * block_N + j
-                    hidden = column >= SK
-                    if causal:
-                        hidden = T.Or(hidden, column > row + SK - SQ)
-                    scores[i, j] = T.if_then_else(hidden, -T.infinity("float32"), 0)
-                T.gemm(q, k, scores, transpose_B=True)
                 T.copy(V[bz, by // groups, step * block_N, 0], v)
-                T.copy(largest, before)
-                T.reduce_max(scores, largest, dim=1, clear=False)
-                for i in T.Parallel(block_M):
-                    largest[i] = T.max(largest[i], -1e30)  # rows that see nothing yet
-                    shrink[i] = T.exp2((before[i] - largest[i]) * scale)
-                for i, j in T.Parallel(block_M, block_N):
-                    scores[i, j] = T.exp2((scores[i, j] - largest[i]) * scale)
-                T.reduce_sum(scores, part, dim=1)
-                for i in T.Parallel(block_M):
-                    total[i] = total[i] * shrink[i] + part[i]
-                T.copy(scores, weights)
+                T.clear(scores)
+                T.gemm(q, k, scores, transpose_B=True)
+                if (step + 1) * block_N > seen:
+                    for i, j in T.Parallel(block_M, block_N):
+                        row, column = bx * block_M + i, step * block_N + j
+                        hidden = column >= SK
+                        if causal:
+                            hidden = T.Or(hidden, column > row + SK - SQ)
+                        scores[i, j] = T.if_then_else(hidden, -T.infinity("float32"), scores[i, j])
+                take_scores(scores, largest, top, shrink, part, total, scale)
+                if is_narrow:
+                    T.copy(scores, weights)
                 for i, j in T.Parallel(block_M, D):
                     out[i, j] *= shrink[i]
                 T.gemm(weights, v, out)
@@ -95,16 +98,18 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
     return attention
 
 
-def _inputs(problem: Problem, rng: np.random.Generator) -> Sequence[np.ndarray]:
-    B, H, HK, SQ, SK, D = _sizes(problem)
+def inputs(problem: Problem, rng: np.random.Generator) -> Sequence[np.ndarray]:
+    """Return Q, K and V."""
+    B, H, HK, SQ, SK, D = sizes(problem)
     dtype = DType(problem["dtype"]).numpy
     shapes = ((B, H, SQ, D), (B, HK, SK, D), (B, HK, SK, D))
     return [rng.standard_normal(s, dtype=np.float32).astype(dtype) for s in shapes]
 
 
-def _reference(problem: Problem, inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-    _, H, HK, SQ, SK, D = _sizes(problem)
-    q, k, v = (x.astype(np.float64) for x in inputs)
+def reference(problem: Problem, tensors: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+    """Return O in float64."""
+    _, H, HK, SQ, SK, D = sizes(problem)
+    q, k, v = (x.astype(np.float64) for x in tensors)
     k, v = (np.repeat(x, H // HK, axis=1) for x in (k, v))
     scores = q @ k.swapaxes(-1, -2) / math.sqrt(D)
     if problem["causal"]:
@@ -113,55 +118,59 @@ def _reference(problem: Problem, inputs: Sequence[np.ndarray]) -> Sequence[np.nd
     return [weights @ v / weights.sum(-1, keepdims=True)]
 
 
-def _rival(problem: Problem, inputs: Sequence[np.ndarray]) -> Callable[[], Any]:
+def torch_attention(problem: Problem, q: Any, k: Any, v: Any) -> Any:
+    """Return torch's attention of tensors of its own."""
+    import torch
+
+    options: dict[str, Any] = {"enable_gqa": q.shape[1] != k.shape[1]}
+    if problem["causal"]:
+        shape = (q.shape[2], k.shape[2])
+        mask = torch.ones(shape, dtype=torch.bool).tril(k.shape[2] - q.shape[2])
+        options |= {"is_causal": True} if shape[0] == shape[1] else {"attn_mask": mask}
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
+
+
+def rival(problem: Problem, tensors: Sequence[np.ndarray]) -> Callable[[], Any]:
+    """Return torch's attention of the same tensors."""
     import torch
 
     dtype = getattr(torch, str(problem["dtype"]))
-    q, k, v = (torch.from_numpy(x.astype(np.float32)).to(dtype) for x in inputs)
-    options: dict[str, Any] = {"enable_gqa": q.shape[1] != k.shape[1]}
-    if problem["causal"]:
-        is_square = q.shape[2] == k.shape[2]
-        shape = (q.shape[2], k.shape[2])
-        mask = torch.ones(shape, dtype=torch.bool).tril(k.shape[2] - q.shape[2])
-        options |= {"is_causal": True} if is_square else {"attn_mask": mask}
-    return lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
+    q, k, v = (torch.from_numpy(x.astype(np.float32)).to(dtype) for x in tensors)
+    return lambda: torch_attention(problem, q, k, v)
 
 
 def _pairs(problem: Problem) -> float:
     """Return the number of (query, key) pairs that count."""
-    B, H, _, SQ, SK, _ = _sizes(problem)
+    B, H, _, SQ, SK, _ = sizes(problem)
     hidden = SQ * (SQ - 1) / 2 if problem["causal"] else 0
     return B * H * (SQ * SK - hidden)
 
 
-def _traffic_bytes(problem: Problem) -> float:
-    B, H, HK, SQ, SK, D = _sizes(problem)
+def work_flop(problem: Problem) -> float:
+    """Return the FLOP of both products."""
+    return 4.0 * _pairs(problem) * int(problem["dim"])
+
+
+def traffic_bytes(problem: Problem) -> float:
+    """Return the bytes of Q, K, V and O."""
+    B, H, HK, SQ, SK, D = sizes(problem)
     return float(B * D * (2 * H * SQ + 2 * HK * SK) * DType(problem["dtype"]).itemsize)
 
 
 ATTENTION = KernelDefinition(
     name="attention",
     doc="O[b, h, q, d] = softmax(Q K^T / sqrt(d)) V",
-    fields=(
-        ProblemField("batch", "dimension", aliases=("b", "batch_count")),
-        ProblemField("heads", "dimension", aliases=("h", "num_heads"), doc="of Q and O"),
-        ProblemField("kv_heads", "dimension", aliases=("num_kv_heads",), doc="of K and V"),
-        ProblemField("seq_q", "dimension", aliases=("seq_len", "q_len"), doc="queries"),
-        ProblemField("seq_kv", "dimension", aliases=("kv_len",), doc="keys and values"),
-        ProblemField("dim", "dimension", aliases=("d", "head_dim"), doc="of a head"),
-        ProblemField("causal", "flag", False, aliases=("is_causal",), doc="later keys are hidden"),
-        ProblemField("dtype", "dtype", "float32", FLOATS, doc="of all tensors"),
-        ProblemField("accum_dtype", "dtype", "float32", ("float32",), doc="of sums"),
-    ),
+    fields=FIELDS,
     knobs=(
         Knob("block_M", 64, {"cpu": (16, 32, 64, 128)}, doc="queries per block"),
         Knob("block_N", 64, {"cpu": (32, 64, 128, 256)}, doc="keys per step"),
     ),
     program=_program,
-    inputs=_inputs,
-    reference=_reference,
-    rival=_rival,
-    work_flop=lambda problem: 4.0 * _pairs(problem) * int(problem["dim"]),
-    traffic_bytes=_traffic_bytes,
+    inputs=inputs,
+    reference=reference,
+    rival=rival,
+    work_flop=work_flop,
+    traffic_bytes=traffic_bytes,
     reduction_length=lambda problem: 16,  # weights sum to 1: an average
+    rounded_dtype=lambda problem: str(problem["dtype"]),  # weights
 )

@@ -54,6 +54,8 @@ class KernelDefinition:
         work_flop: (problem) -> FLOP of the computation (1 FMA = 2 FLOP).
         traffic_bytes: (problem) -> compulsory bytes (each operand once).
         reduction_length: (problem) -> length of the longest sum, for tolerances.
+        rounded_dtype: (problem) -> type that terms of its sums are rounded to, for tolerances;
+            None: they are as exact as the inputs.
     """
 
     name: str
@@ -67,6 +69,7 @@ class KernelDefinition:
     work_flop: Callable[[Problem], float]
     traffic_bytes: Callable[[Problem], float]
     reduction_length: Callable[[Problem], int]
+    rounded_dtype: Callable[[Problem], str] | None = None
 
     def default_config(self) -> TileConfig:
         """Return the config a user gets who tunes nothing."""

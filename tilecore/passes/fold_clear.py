@@ -1,8 +1,8 @@
 """fold_clear: ``clear(C); for k: gemm(A, B, C)`` becomes ``gemm(..., clear_accum=(k == first))``.
 
-Saves one pass of writes and one of reads over the accumulator. Legal where the loop runs at least
-once, the gemm is a direct statement of the loop body, writes the whole of C, and nothing else in
-the loop touches C.
+``clear(C); gemm(A, B, C)`` becomes ``gemm(..., clear_accum=True)``. Saves one pass of writes and
+one of reads over the accumulator. Legal where the gemm writes the whole of C and, in a loop, is a
+direct statement of its body, the loop runs at least once, and nothing else in it touches C.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from tilecore.ir.analysis import covers_whole
-from tilecore.ir.expr import Const, Expr, binary, int_value
+from tilecore.ir.expr import Const, Expr, binary, const, int_value
 from tilecore.ir.nodes import Buffer, Fill, For, Gemm, PrimFunc, Seq, Stmt
 from tilecore.ir.visitor import Rewriter, buffers_of, has_jump
 
@@ -30,7 +30,6 @@ class _Fold(Rewriter):
                 target = _first_use(stmts, position + 1, fill.dst.buffer)
                 folded = target is not None and _fold_into(stmts[target], fill.dst.buffer)
                 if target is not None and folded:
-                    assert isinstance(folded, For)
                     stmts[target] = folded
                     del stmts[position]
                     continue
@@ -49,9 +48,20 @@ def _first_use(stmts: list[Stmt], start: int, buffer: Buffer) -> int | None:
     return None
 
 
-def _fold_into(loop: Stmt, buffer: Buffer) -> For | None:
-    if not isinstance(loop, For):
-        return None
+def _fold_into(user: Stmt, buffer: Buffer) -> Stmt | None:
+    if isinstance(user, Gemm) and _may_clear(user, buffer):
+        return dataclasses.replace(user, clear_accum=const(True))
+    return _fold_into_loop(user, buffer) if isinstance(user, For) else None
+
+
+def _may_clear(gemm: Gemm, buffer: Buffer) -> bool:
+    """Return whether the gemm writes the whole buffer and reads it as its accumulator only."""
+    if gemm.c.buffer is not buffer or not covers_whole(gemm.c):
+        return False
+    return gemm.a.buffer is not buffer and gemm.b.buffer is not buffer
+
+
+def _fold_into_loop(loop: For, buffer: Buffer) -> For | None:
     first, stop = int_value(loop.start), int_value(loop.stop)
     forward = (int_value(loop.step) or 0) > 0
     if first is None or stop is None or stop <= first or not forward or has_jump(loop.body):
@@ -61,9 +71,9 @@ def _fold_into(loop: Stmt, buffer: Buffer) -> For | None:
     if len(users) != 1:
         return None
     gemm = body[users[0]]
-    if not isinstance(gemm, Gemm) or gemm.c.buffer is not buffer or not covers_whole(gemm.c):
+    if not isinstance(gemm, Gemm) or not _may_clear(gemm, buffer):
         return None
-    if gemm.a.buffer is buffer or gemm.b.buffer is buffer or int_value_of_bool(gemm.clear_accum):
+    if int_value_of_bool(gemm.clear_accum):
         return None
     is_first = binary("eq", loop.loop_var, first)
     folded = dataclasses.replace(gemm, clear_accum=binary("or", gemm.clear_accum, is_first))

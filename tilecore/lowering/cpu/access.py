@@ -13,12 +13,13 @@ from tilecore.ir.bounds import Interval, Known, linear
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Load, Var, binary, cast, const
 from tilecore.ir.nodes import Buffer
-from tilecore.lowering.cpu import stream
+from tilecore.lowering.cpu import bfloat16, stream
 from tilecore.lowering.cpu.packed import load_codes, store_codes
 from tilecore.lowering.cpu.scalar import (
     Scope,
     convert,
     from_memory,
+    kept,
     lower,
     memory_type,
     to_memory,
@@ -40,6 +41,7 @@ class Place:
         shift: added to the indices before the layout (a tile that is a box of a tensor).
         guarded: whether indices may leave the buffer (global tensors).
         stream_bytes: vectors of this size are stored past the caches (0: none).
+        flushes: bfloat16 whose subnormal numbers may be kept as 0.
     """
 
     memory: Any
@@ -49,6 +51,7 @@ class Place:
     axes: tuple[int, ...] = ()
     guarded: bool = False
     stream_bytes: int = 0
+    flushes: bool = False
 
     def indices(self, indices: Sequence[Expr]) -> tuple[Expr, ...]:
         """Return the indices into ``memory``'s tensor for indices into the tile."""
@@ -169,14 +172,13 @@ class Accessor:
         lanes = scope.lanes if scope.vector is not None else 1
         uniform = [p for p in self.open_ends(place, at) if not scope.is_vector(p[0])]
         offset, stride = self.offset(place, at, scope.vector)
-        rounded = convert(value, dtype, buffer.dtype, lanes)
-        kept = convert(rounded, buffer.dtype, place.storage.dtype, lanes)
+        result = kept(value, dtype, buffer.dtype, place.storage.dtype, lanes)
         cond = self.guard(uniform, Scope(scope.values, scope.load))
         if cond is None:
-            store_values(self.builder, place, kept, offset, lanes, stride)
+            store_values(self.builder, place, result, offset, lanes, stride)
         else:
             with self.builder.when(cond):
-                store_values(self.builder, place, kept, offset, lanes, stride)
+                store_values(self.builder, place, result, offset, lanes, stride)
 
     def offset(
         self, place: Place, indices: Sequence[Expr], vector: Var | None = None
@@ -227,13 +229,20 @@ def store_values(
 ) -> None:
     """Store computed values of the storage's dtype."""
     stored = place.storage.dtype
-    kept = to_memory(value, stored, lanes)
+    raw = _raw(builder, place, value, lanes)
     if DType(stored).is_packed:
-        store_codes(builder, place.memory, kept, offset, lanes, stride)
+        store_codes(builder, place.memory, raw, offset, lanes, stride)
     elif stride == 1 and place.stream_bytes == lanes * DType(stored).itemsize:
-        stream.store(builder, place.memory, kept, offset, lanes)
+        stream.store(builder, place.memory, raw, offset, lanes)
     else:
-        builder.store(place.memory, kept, offset, lanes, stride)
+        builder.store(place.memory, raw, offset, lanes, stride)
+
+
+def _raw(builder: TirBuilder, place: Place, value: Any, lanes: int) -> Any:
+    """Return a computed value of the storage's dtype as memory has it."""
+    if place.flushes and lanes == bfloat16.LANES:
+        return bfloat16.rounded(builder, value)
+    return to_memory(value, place.storage.dtype, lanes)
 
 
 def vector_load(
@@ -255,8 +264,8 @@ def vector_store(
     if mask is None:
         store_values(builder, place, value, offset, lanes)
     else:
-        kept = to_memory(value, place.storage.dtype, lanes)
-        builder.evaluate(tir.op.masked_store(place.memory, kept, ramp(offset, lanes), mask))
+        raw = _raw(builder, place, value, lanes)
+        builder.evaluate(tir.op.masked_store(place.memory, raw, ramp(offset, lanes), mask))
 
 
 def lane_mask(first: Any, limit: Any, lanes: int) -> Any:

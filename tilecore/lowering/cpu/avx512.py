@@ -8,6 +8,7 @@ from tilecore.lowering.cpu.llvm_text import LlvmFunction
 
 BITS = {4: 128, 8: 256, 16: 512}
 CURRENT_ROUNDING = 4
+ROUNDED_DOWN = 0b1001  # reduce: the distance to the next lower integer, no exceptions
 # getmant: 3/4 <= mantissa < 3/2; NaN for negative arguments, and no sign for -0
 MANTISSA_INTERVAL = 0b1111
 LOOK_UP = "llvm.x86.avx512.vpermi2var.ps.512"
@@ -23,6 +24,7 @@ def declarations() -> dict[str, str]:
             f"llvm.x86.avx512.mask.scalef.ps.{bits}": f"{v}, {v}, {v}, {mask}{rounding}",
             f"llvm.x86.avx512.mask.getexp.ps.{bits}": f"{v}, {v}, {mask}{rounding}",
             f"llvm.x86.avx512.mask.getmant.ps.{bits}": f"{v}, i32, {v}, {mask}{rounding}",
+            f"llvm.x86.avx512.mask.reduce.ps.{bits}": f"{v}, i32, {v}, {mask}{rounding}",
             f"llvm.x86.avx512.rcp14.ps.{bits}": f"{v}, {v}, {mask}",
             f"llvm.x86.avx512.rsqrt14.ps.{bits}": f"{v}, {v}, {mask}",
         }
@@ -33,9 +35,14 @@ def declarations() -> dict[str, str]:
 
 
 def scale(f: LlvmFunction, value: str, power: str) -> str:
-    """Return ``value * 2**power`` for whole powers, rounded once."""
+    """Return ``value * 2**floor(power)``, rounded once."""
     kind = f.kind("float")
     return _masked(f, "mask.scalef.ps", f"{kind} {value}, {kind} {power}")
+
+
+def fraction(f: LlvmFunction, value: str) -> str:
+    """Return ``value - floor(value)``, 0 of infinities; it may round to 1."""
+    return _masked(f, "mask.reduce.ps", f"{f.kind('float')} {value}, i32 {ROUNDED_DOWN}")
 
 
 def mantissa_power(f: LlvmFunction) -> tuple[str, str]:

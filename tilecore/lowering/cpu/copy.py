@@ -23,7 +23,8 @@ from tilecore.lowering.cpu.access import (
     vector_load,
     vector_store,
 )
-from tilecore.lowering.cpu.scalar import convert, zero
+from tilecore.lowering.cpu.scalar import convert, kept, zero
+from tilecore.lowering.cpu.shuffles import transpose
 from tilecore.lowering.cpu.tir import TirBuilder, add, maximum, minimum, mul, quotient
 from tilecore.target import Target
 
@@ -146,8 +147,7 @@ def _one_row(
 
     def move(position: Any, width: int) -> None:
         value = vector_load(builder, source.place, add(source_at, position), width, source.dtype)
-        value = convert(value, source.dtype, dest.dtype, width)
-        value = convert(value, dest.dtype, dest.place.storage.dtype, width)
+        value = kept(value, source.dtype, dest.dtype, dest.place.storage.dtype, width)
         vector_store(builder, dest.place, value, add(dest_at, position), width)
 
     whole = quotient(valid, lanes)
@@ -270,26 +270,6 @@ class PanelPacker:
             for j in range(self.width // lanes):
                 to = add(start, add(mul(k, self.width), j * lanes))
                 vector_store(builder, self.place, zero(stored, lanes), to, lanes)
-
-
-def transpose(builder: TirBuilder, rows: list[Any], lanes: int) -> list[Any]:
-    """Return the columns of a lanes x lanes block: log2(lanes) stages of perfect shuffles."""
-    half = lanes // 2
-    low = [i for k in range(half) for i in (k, lanes + k)]
-    high = [i for k in range(half) for i in (half + k, lanes + half + k)]
-    current = rows
-    for _ in range(lanes.bit_length() - 1):
-        following = []
-        for i in range(half):
-            pair = [current[i], current[i + half]]
-            following.append(builder.bind(_shuffle(pair, low)))
-            following.append(builder.bind(_shuffle(pair, high)))
-        current = following
-    return current
-
-
-def _shuffle(pair: list[Any], lanes: list[int]) -> Any:
-    return tir.Shuffle(pair, [tir.IntImm("int32", i) for i in lanes])
 
 
 def _i32(value: Any) -> Any:

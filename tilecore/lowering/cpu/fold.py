@@ -1,8 +1,9 @@
 """Reductions and scans on CPUs.
 
 The last axis of the source gives the lanes. Where that axis is folded, several vectors collect
-partial folds, which are folded across lanes at the end; where it is kept, each lane folds its own
-element. What has no constant distance between lanes, or may leave a tensor, runs in scalar code.
+partial folds, which are folded across lanes at the end, those of as many rows as there are lanes
+together; where it is kept, each lane folds its own element. What has no constant distance between
+lanes, or may leave a tensor, runs in scalar code.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from tilecore.ir.fold import STEPS, accumulator_dtype, identity, magnitude
 from tilecore.ir.nodes import Buffer, Reduce, Region, Scan
 from tilecore.lowering.cpu.access import Accessor
 from tilecore.lowering.cpu.scalar import Scope, constant_of, convert, differs, lower, widen
+from tilecore.lowering.cpu.shuffles import fold_rows
 from tilecore.lowering.cpu.tir import add, mul
 from tilecore.target import Target
 
+GROUPS = (4, 8, 16)  # lanes of which rows are folded together: a shuffle each
 UNROLL = 4  # partial folds in flight: an addition takes 4 cycles and starts every half cycle
 
 
@@ -72,12 +75,15 @@ class FoldLowering:
             if extent is not None:
                 self.accessor.ranges[var] = (0, extent - 1)
         vector = self._vector_axis()
+        grouped = self.grouped_axis(vector)
         with ExitStack() as loops:
             for axis in self.outer:
-                if axis != vector:
+                if axis not in (vector, grouped):
                     loops.enter_context(self._loop(axis))
             if vector in self.outer:
                 self._kept_lanes(vector)
+            elif vector is not None and grouped is not None:
+                self._groups(grouped, vector)
             elif vector is not None:
                 self._folded_lanes(vector)
             else:
@@ -113,6 +119,22 @@ class FoldLowering:
 
     def _along_lanes(self, is_folded: bool) -> list[tuple[Buffer, tuple[Expr, ...]]]:
         return self.accesses[:1] if is_folded else self.accesses
+
+    def grouped_axis(self, vector: int | None) -> int | None:
+        """Return the kept axis whose neighbours lie side by side in the result, if it is long."""
+        if vector not in self.folded or not self.outer or self.lanes not in GROUPS:
+            return None
+        axis, size = self.outer[-1], int_value(self.src.extents[vector])
+        extent, var = int_value(self.src.extents[axis]), self.vars[axis]
+        if extent is None or extent < self.lanes or size is None or size % self.lanes:
+            return None
+        place, scope = self.accessor.places[self.dst.buffer], self.accessor.scope(var, self.lanes)
+        ends = self.accessor.open_ends(place, place.indices(self.dst_indices))
+        if any(scope.is_vector(index) for index, _ in ends):
+            return None
+        return (
+            axis if self.accessor.stride_of(self.dst.buffer, self.dst_indices, var) == 1 else None
+        )
 
     @contextmanager
     def _loop(self, axis: int) -> Iterator[None]:
@@ -151,14 +173,36 @@ class FoldLowering:
         if not self.is_scan:
             self.store(total, scope)
 
+    def _groups(self, kept: int, axis: int) -> None:
+        """Emit the folds of ``lanes`` neighbours along ``kept`` together."""
+        extent, var = int_value(self.src.extents[kept]), self.vars[kept]
+        assert extent is not None
+        builder, lanes, values = self.builder, self.lanes, self.accessor.values
+        block = self.block()
+        with builder.loop(extent // lanes) as group:
+            first = builder.bind(mul(group, lanes))
+            with builder.loop(lanes) as row:
+                values[var] = builder.bind(add(first, row))
+                part = self._partial(axis, None)
+                builder.store(block, builder.load(part, 0, lanes), mul(row, lanes), lanes)
+            values[var] = first
+            self.close_rows(block, var)
+        with builder.loop(extent % lanes, start=extent // lanes * lanes) as row:
+            values[var] = row
+            self._folded_lanes(axis)
+
     def _folded_lanes(self, axis: int) -> None:
+        total = self.accumulator(1)
+        self.close_lanes(self._partial(axis, total), total, self.lanes)
+
+    def _partial(self, axis: int, rest: Any | None) -> Any:
+        """Return a vector that folds whole vectors; elements beyond them go to ``rest``."""
         extent, var = int_value(self.src.extents[axis]), self.vars[axis]
         assert extent is not None
         builder, lanes, values = self.builder, self.lanes, self.accessor.values
         vectors = extent // lanes
         count = min(UNROLL, vectors)
         parts = [self.accumulator(lanes) for _ in range(count)]
-        total = self.accumulator(1)
         scope = self.accessor.scope(var, lanes)
         with ExitStack() as loops:
             for other in self.folded[:-1]:
@@ -173,23 +217,41 @@ class FoldLowering:
             if extent % lanes:
                 with builder.loop(extent % lanes, start=vectors * lanes) as index:
                     values[var] = index
-                    self.take(total, self.accessor.scope())
-        self.close_lanes(parts, total, lanes)
+                    self.take(rest, self.accessor.scope())
+        return self.merged(parts, lanes)
 
-    def close_lanes(self, parts: Sequence[Any], total: Any, lanes: int) -> None:
-        """Fold partial folds of ``lanes`` lanes each, and then the lanes, and store the result."""
-        builder = self.builder
+    def merged(self, parts: Sequence[Any], lanes: int) -> Any:
+        """Fold partial folds into the first of them, and return it."""
         for part in parts[1:]:
-            self._take(parts[0], builder.load(part, 0, lanes), lanes)
-        whole = parts[0]
+            self._take(parts[0], self.builder.load(part, 0, lanes), lanes)
+        return parts[0]
+
+    def close_lanes(self, part: Any, total: Any, lanes: int) -> None:
+        """Fold the lanes of a partial fold into ``total``, and store the result."""
+        whole = part
         while lanes > 1:
             lanes //= 2
             half = self.accumulator(lanes)
             for first in (0, lanes):
-                self._take(half, builder.load(whole, first, lanes), lanes)
+                self._take(half, self.builder.load(whole, first, lanes), lanes)
             whole = half
-        self._take(total, builder.load(whole, 0), 1)
+        self._take(total, self.builder.load(whole, 0), 1)
         self.store(total, self.accessor.scope())
+
+    def close_rows(self, block: Any, var: Var) -> None:
+        """Store the results of as many neighbours along ``var`` as there are lanes.
+
+        Each row of ``block`` holds the partial fold of one of them.
+        """
+        builder, lanes = self.builder, self.lanes
+        parts = [builder.bind(builder.load(block, i * lanes, lanes)) for i in range(lanes)]
+        total = self.accumulator(lanes)
+        self._take(total, fold_rows(builder, parts, lanes, str(self.dtype), self._combine), lanes)
+        self.store(total, self.accessor.scope(var, lanes))
+
+    def block(self) -> Any:
+        """Return memory for the partial folds of as many neighbours as there are lanes."""
+        return self.builder.alloc(self.lanes * self.lanes, str(self.dtype), "rows")
 
     def accumulator(self, lanes: int) -> Any:
         """Return memory for a fold of each lane that nothing was folded into yet."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tvm import tirx as tir
@@ -128,12 +129,45 @@ class FusedLowering:
         places = self.accessor.places
         before = {buffer: places[buffer] for buffer in buffers}
         places.update({buffer: replace(place, guarded=False) for buffer, place in before.items()})
-        with self._loops(self.outer):
-            if self.last in self.nest.folded or not self.folds:
-                self._row()
-            else:
+        if self.folds and self.last not in self.nest.folded:
+            with self._loops(self.outer):
                 self._columns()
+        elif self._folds_rows_together():
+            self._groups()
+        else:
+            with self._loops(self.outer):
+                self._row(self._close_lanes)
         places.update(before)
+
+    def _folds_rows_together(self) -> bool:
+        axes = [fold.grouped_axis(fold.axes[self.last]) for fold in self.folds.values()]
+        return bool(axes) and all(
+            axis is not None and fold.vars[axis] is self.nest.loop_vars[self.outer[-1]]
+            for axis, fold in zip(axes, self.folds.values(), strict=True)
+        )
+
+    def _groups(self) -> None:
+        """Emit as many rows as there are lanes, whose folds are closed together."""
+        *outer, axis = self.outer
+        groups, rest = divmod(self.nest.extents[axis], self.lanes)
+        with self._loops(outer):
+            blocks = {step: fold.block() for step, fold in self.folds.items()}
+            with self.builder.loop(groups) as group:
+                first = self.builder.bind(mul(group, self.lanes))
+                with self.builder.loop(self.lanes) as row, self._at({axis: add(first, row)}):
+                    self._row(partial(self._keep, blocks, row))
+                with self._at({axis: first}):
+                    for step, fold in self.folds.items():
+                        fold.close_rows(blocks[step], self.nest.loop_vars[axis])
+            with self.builder.loop(rest, start=groups * self.lanes) as row, self._at({axis: row}):
+                self._row(self._close_lanes)
+
+    def _keep(self, blocks: dict[Reduce, Any], row: Any, step: Reduce, part: Any, _: Any) -> None:
+        value = self.builder.load(part, 0, self.lanes)
+        self.builder.store(blocks[step], value, mul(row, self.lanes), self.lanes)
+
+    def _close_lanes(self, step: Reduce, part: Any, total: Any) -> None:
+        self.folds[step].close_lanes(part, total, self.lanes)
 
     @contextmanager
     def _loops(self, axes: list[int]) -> Iterator[None]:
@@ -143,8 +177,11 @@ class FusedLowering:
                 loops.enter_context(self._at({axis: index}))
             yield
 
-    def _row(self) -> None:
-        """Emit vectors along the last axis, which is folded if anything is."""
+    def _row(self, close: Callable[[Reduce, Any, Any], None]) -> None:
+        """Emit vectors along the last axis, which is folded if anything is.
+
+        ``close`` is given each partial fold of vectors, and that of the elements beyond them.
+        """
         lanes = self.lanes
         vectors, rest = divmod(self.nest.extents[self.last], lanes)
         count = min(vectors, UNROLL) if self.folds and not self._calls() else 1
@@ -162,7 +199,7 @@ class FusedLowering:
                 with self.builder.loop(rest, start=vectors * lanes) as index:
                     self._steps(index, total, self.accessor.scope())
         for step, fold in self.folds.items():
-            fold.close_lanes([part[step] for part in parts], total[step], lanes)
+            close(step, fold.merged([part[step] for part in parts], lanes), total[step])
 
     def _columns(self) -> None:
         """Emit vectors along the last axis, which is not folded, around the folded ones."""

@@ -26,7 +26,7 @@ from tilecore.lowering.cpu.access import (
     vector_load,
     vector_store,
 )
-from tilecore.lowering.cpu.scalar import convert, value_type, zero
+from tilecore.lowering.cpu.scalar import convert, kept, value_type, zero
 from tilecore.lowering.cpu.tir import add, broadcast, maximum, minimum, mul
 from tilecore.target import Target
 
@@ -202,8 +202,8 @@ class GemmLowering:
 
     def _stored(self, value: Any) -> Any:
         """Return sums in the type that the tile keeps, rounded to its element type."""
-        dtype, kept = str(self.gemm.c.buffer.dtype), self.c.place.storage.dtype
-        return convert(convert(value, self.accum, dtype, self.lanes), dtype, kept, self.lanes)
+        dtype, stored = str(self.gemm.c.buffer.dtype), self.c.place.storage.dtype
+        return kept(value, self.accum, dtype, stored, self.lanes)
 
     def _start(
         self, accumulators: list[Any], column: Any, row: Any, size: int, count: int, edge: bool

@@ -10,8 +10,9 @@ from tilecore.inference.storage import Storage
 from tilecore.ir.dtype import DType
 from tilecore.ir.nodes import Copy
 from tilecore.lowering.cpu.access import Accessor, Place
-from tilecore.lowering.cpu.copy import PanelPacker, transpose
+from tilecore.lowering.cpu.copy import PanelPacker
 from tilecore.lowering.cpu.scalar import memory_type
+from tilecore.lowering.cpu.shuffles import transpose
 from tilecore.lowering.cpu.tir import TirBuilder, add, broadcast, mul, quotient, vector_type
 from tilecore.target import Target
 

@@ -292,7 +292,7 @@ class _LaunchLowering:
             memory = self.builder.alloc(
                 tile.storage.size, memory_type(tile.storage.dtype), tile.buffer.name
             )
-            places[tile.buffer] = Place(memory, tile.storage)
+            places[tile.buffer] = Place(memory, tile.storage, flushes=tile.flushes)
 
     def _gemm(self, stmt: Gemm) -> None:
         plan = self.plan.gemms[stmt]

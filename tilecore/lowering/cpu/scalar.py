@@ -80,11 +80,10 @@ def to_memory(value: Any, dtype: str, lanes: int) -> Any:
         return broadcast(tir.IntImm("uint32", number), lanes)
 
     odd = tir.bitwise_and(tir.shift_right(bits, constant(16)), constant(1))
-    rounded = tir.shift_right(bits + constant(0x7FFF) + odd, constant(16))
-    quiet = tir.shift_right(tir.bitwise_or(bits, constant(0x400000)), constant(16))
-    magnitude = tir.bitwise_and(bits, constant(0x7FFFFFFF))
-    is_nan = tir.GT(magnitude, constant(0x7F800000))
-    return tir.Cast(vector_type("uint16", lanes), tir.Select(is_nan, quiet, rounded))
+    quiet = tir.bitwise_or(bits, constant(0x400000))
+    is_nan = differs(value, value, "float32")
+    rounded = tir.Select(is_nan, quiet, bits + constant(0x7FFF) + odd)
+    return tir.Cast(vector_type("uint16", lanes), tir.shift_right(rounded, constant(16)))
 
 
 def convert(value: Any, source: str, target: str, lanes: int) -> Any:
@@ -100,6 +99,16 @@ def convert(value: Any, source: str, target: str, lanes: int) -> Any:
     if target in NIBBLES:
         return _nibble(converted, target, lanes)
     return convert(converted, "float32", target, lanes) if target in PACKED else converted
+
+
+def kept(value: Any, source: str, dtype: str, stored: str, lanes: int) -> Any:
+    """Return a computed value of ``source``, rounded to ``dtype``, as one of ``stored``.
+
+    What memory keeps as it is rounds when it is stored: here it is not rounded a first time.
+    """
+    if dtype == stored and dtype in PACKED:
+        dtype = stored = "float32"
+    return convert(convert(value, source, dtype, lanes), dtype, stored, lanes)
 
 
 def differs(a: Any, b: Any, dtype: str) -> Any:

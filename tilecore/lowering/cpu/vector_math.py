@@ -30,6 +30,10 @@ EXP2 = (
     1.535336188319500e-4, 1.339887440266574e-3, 9.618437357674640e-3, 5.550332471162809e-2,
     0.2402264791363012, 0.6931472028550421,
 )  # fmt: skip
+EXP2_ABOVE = (  # for 0 <= x <= 1
+    2.1612914861179888e-4, 1.2467845808714628e-3, 9.675451554358006e-3, 5.5485282093286514e-2,
+    0.2402293086051941, 0.6931470632553101,
+)  # fmt: skip
 
 # log(1 + r) = r - r^2/2 + r^3 * LOG(r) for 3/4 <= 1 + r < 3/2
 LOG = (
@@ -129,6 +133,9 @@ def _exp(f: LlvmFunction, has_avx512: bool, base: float = math.e) -> str:
 
 
 def _exp2(f: LlvmFunction, has_avx512: bool) -> str:
+    if has_avx512:
+        rest = avx512.fraction(f, "%x")
+        return avx512.scale(f, _horner(f, (*EXP2_ABOVE, 1.0), rest), "%x")
     x = _clamp(f, -151.0, 129.0)
     rounded = f.on_floats("fadd", x, f.real(ROUND))
     whole = f.on_floats("fsub", rounded, f.real(ROUND))
