@@ -22,7 +22,7 @@ class ProblemField:
     """One field of a problem: its type, default (None: required) and accepted aliases."""
 
     name: str
-    kind: str  # "dimension" | "dtype" | "flag"
+    kind: str  # "dimension" | "dtype" | "flag" | "choice"
     default: int | str | bool | None = None
     choices: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
@@ -121,18 +121,22 @@ def _check(f: ProblemField, value: Any) -> int | str | bool:
         if not isinstance(value, bool):
             raise InvalidProblem(field=f.name, expected="true or false", found=repr(value))
         return value
-    from tilecore.errors import TypeMismatch
-    from tilecore.ir.dtype import DType
-
-    try:
-        name = str(DType(value))
-    except TypeMismatch:
-        name = ""
+    name = str(value) if f.kind == "choice" else _dtype_name(value)
     if name not in f.choices:
         raise InvalidProblem(
             field=f.name, expected=f"one of {', '.join(f.choices)}", found=repr(value)
         )
     return name
+
+
+def _dtype_name(value: Any) -> str:
+    from tilecore.errors import TypeMismatch
+    from tilecore.ir.dtype import DType
+
+    try:
+        return str(DType(value))
+    except TypeMismatch:
+        return ""
 
 
 def knob_symbols(definition: KernelDefinition) -> dict[str, Expr | KnobValue]:

@@ -7,6 +7,7 @@ one by one, each with its own guard.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from tvm import tirx as tir
@@ -14,9 +15,10 @@ from tvm import tirx as tir
 from tilecore.ir.bounds import NON_NEGATIVE
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Binary, Call, Expr, Load, Select, Var, cast, int_value
-from tilecore.ir.nodes import Parallel, Seq, Stmt, Store
+from tilecore.ir.nodes import Let, Parallel, Seq, Stmt, Store
 from tilecore.ir.visitor import expressions, walk, walk_expr
 from tilecore.lowering.cpu.access import Accessor, Extent
+from tilecore.lowering.cpu.lets import has_vector_form, indices_of, inlined
 from tilecore.lowering.cpu.scalar import LIBM, Scope, lower, value_type, widen
 from tilecore.lowering.cpu.tir import add, maximum, mul, quotient, typed
 from tilecore.lowering.cpu.vector_math import FUNCTIONS
@@ -36,7 +38,7 @@ class NestLowering:
 
     def emit(self, nest: Parallel) -> None:
         """Emit loops over all axes and the body."""
-        self._axis(nest, 0)
+        self._axis(inlined(nest), 0)
 
     def _axis(self, nest: Parallel, axis: int) -> None:
         var, extent = nest.loop_vars[axis], nest.extents[axis]
@@ -91,17 +93,22 @@ class NestLowering:
         return self.target.vector_bytes // max(sizes)
 
     def _vectorises(self, nest: Parallel, var: Var) -> bool:
-        body = nest.body.stmts if isinstance(nest.body, Seq) else (nest.body,)
-        if not all(isinstance(s, Store) for s in body):
+        body = _stmts(nest.body)
+        if not all(isinstance(s, (Let, Store)) for s in body):
+            return False
+        lets = [s for s in body if isinstance(s, Let)]
+        if not has_vector_form(lets, [index for s in body for index in indices_of(s)]):
             return False
         for stmt in body:
-            assert isinstance(stmt, Store)
-            if self.accessor.stride_of(stmt.buffer, stmt.indices, var) != 1:
+            if isinstance(stmt, Store) and self._distance(stmt, var) != 1:
                 return False
             for node in (n for e in expressions(stmt) for n in walk_expr(e)):
                 if not self._has_vector_form(node, var):
                     return False
         return True
+
+    def _distance(self, stmt: Store, var: Var) -> int | None:
+        return self.accessor.stride_of(stmt.buffer, stmt.indices, var)
 
     def _has_vector_form(self, node: Expr, var: Var) -> bool:
         if isinstance(node, Load):
@@ -150,7 +157,14 @@ class NestLowering:
         return found
 
     def _vector_body(self, nest: Parallel, scope: Scope) -> None:
-        for stmt in _stores(nest.body):
+        for stmt in _stmts(nest.body):
+            if isinstance(stmt, Let):
+                is_vector = scope.is_vector(stmt.value)
+                self.accessor.values[stmt.var] = self.builder.bind(lower(stmt.value, scope))
+                if is_vector:
+                    scope = replace(scope, vector_lets=scope.vector_lets | {stmt.var})
+                continue
+            assert isinstance(stmt, Store)
             value = widen(lower(stmt.value, scope), stmt.value, scope, scope.lanes)
             self.accessor.store(stmt.buffer, stmt.indices, value, stmt.value.dtype, scope)
 
@@ -180,6 +194,10 @@ class _Running:
         else:
             self.accessor.ranges[self.var] = self.outer
         self.loop.__exit__(*error)
+
+
+def _stmts(body: Stmt) -> tuple[Stmt, ...]:
+    return body.stmts if isinstance(body, Seq) else (body,)
 
 
 def _stores(body: Stmt) -> Iterator[Store]:
