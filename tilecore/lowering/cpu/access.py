@@ -22,6 +22,7 @@ from tilecore.lowering.cpu.scalar import (
     lower,
     memory_type,
     to_memory,
+    zero,
 )
 from tilecore.lowering.cpu.tir import TirBuilder, add, broadcast, ramp, typed, vector_type
 
@@ -243,9 +244,15 @@ def vector_load(
     stored = place.storage.dtype
     if mask is None:
         return convert(load_values(builder, place, offset, lanes), stored, dtype, lanes)
-    kind = vector_type(memory_type(stored), lanes)
-    raw = tir.op.masked_load(kind, place.memory, ramp(offset, lanes), mask)
+    raw = masked_raw(place, offset, lanes, mask)
     return convert(from_memory(raw, stored, lanes), stored, dtype, lanes)
+
+
+def masked_raw(place: Place, offset: Any, lanes: int, mask: Any) -> Any:
+    """Return ``lanes`` contiguous elements as they lie in memory; masked-off lanes are 0."""
+    kind = memory_type(place.storage.dtype)
+    raw = tir.op.masked_load(vector_type(kind, lanes), place.memory, ramp(offset, lanes), mask)
+    return tir.Select(mask, raw, zero(kind, lanes))  # TVM leaves those lanes undefined
 
 
 def vector_store(

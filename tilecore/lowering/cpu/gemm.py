@@ -200,10 +200,14 @@ class GemmLowering:
                     total = builder.load(register, 0, lanes) + value * vectors[j]
                     builder.store(register, total, 0, lanes)
 
-    def _stored(self, value: Any) -> Any:
+    def _stored(self, value: Any, lanes: int = 0) -> Any:
         """Return sums in the type that the tile keeps, rounded to its element type."""
-        dtype, kept = str(self.gemm.c.buffer.dtype), self.c.place.storage.dtype
-        return convert(convert(value, self.accum, dtype, self.lanes), dtype, kept, self.lanes)
+        dtype, kept, lanes = (
+            str(self.gemm.c.buffer.dtype),
+            self.c.place.storage.dtype,
+            lanes or self.lanes,
+        )
+        return convert(convert(value, self.accum, dtype, lanes), dtype, kept, lanes)
 
     def _start(
         self, accumulators: list[Any], column: Any, row: Any, size: int, count: int, edge: bool

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tilecore.errors import UnsupportedOnTarget
-from tilecore.inference.plan import CpuPlan, LaunchPlan, TilePlan
+from tilecore.inference.plan import DOTS, PANELS, SUMS, CpuPlan, LaunchPlan, TilePlan
 from tilecore.inference.uses import kept_axes
 from tilecore.ir.analysis import pads
 from tilecore.ir.bounds import NON_NEGATIVE
@@ -45,6 +45,7 @@ from tilecore.lowering.cpu.amx import TileLowering
 from tilecore.lowering.cpu.atomic import emit_atomic
 from tilecore.lowering.cpu.copy import Box, is_pack, is_row_copy, row_copy
 from tilecore.lowering.cpu.dot import DotLowering
+from tilecore.lowering.cpu.few_rows import DotsLowering, SumsLowering
 from tilecore.lowering.cpu.fold import FoldLowering
 from tilecore.lowering.cpu.gemm import GemmLowering
 from tilecore.lowering.cpu.groups import packer_for
@@ -55,6 +56,8 @@ from tilecore.lowering.cpu.scalar import check_dtypes, memory_type
 from tilecore.lowering.cpu.tir import TirBuilder, add, maximum, mul, quotient, remainder
 from tilecore.lowering.cpu.views import bind_let, declare
 from tilecore.target import Target
+
+FORMS = {PANELS: GemmLowering, DOTS: DotsLowering, SUMS: SumsLowering}
 
 
 def lower_function(func: PrimFunc, plan: CpuPlan, target: Target) -> Any:
@@ -271,7 +274,7 @@ class _LaunchLowering:
         tile = self.plan.tiles.get(stmt.b.buffer)
         if tile is not None and tile.placement == "grid":
             self.accessor.places[stmt.b.buffer] = self._packed_place(tile)
-        kind = GemmLowering if plan.dot is None else DotLowering
+        kind = FORMS[plan.form] if plan.dot is None else DotLowering
         if plan.tile is not None:
             kind = TileLowering
         kind(self.accessor, plan, self.target).emit()
