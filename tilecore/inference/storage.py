@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilecore.errors import UnsupportedOnTarget
-from tilecore.ir.bounds import linear
+from tilecore.ir.bounds import step_of
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Var, binary, cast, const
 from tilecore.ir.nodes import Buffer
@@ -109,8 +109,7 @@ class TensorStorage:
         """Return how the offset grows with ``var``; None: not by a known number."""
         total = 0
         for index, stride in zip(indices, self.strides, strict=True):
-            form = linear(index)
-            factor = None if form is None else form.coefficient(var)
+            factor = step_of(index, var)
             if factor is None or (factor and not isinstance(stride, int)):
                 return None
             total += factor * stride if isinstance(stride, int) else 0

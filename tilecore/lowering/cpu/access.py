@@ -9,7 +9,7 @@ from typing import Any
 from tvm import tirx as tir
 
 from tilecore.inference.storage import Storage, TensorStorage
-from tilecore.ir.bounds import Interval, Known, linear
+from tilecore.ir.bounds import Interval, Known, step_of
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Load, Var, binary, cast, const
 from tilecore.ir.nodes import Buffer
@@ -192,9 +192,9 @@ class Accessor:
         offset = storage.offset([cast(index, "int32") for index in indices])
         stride = 1
         if vector is not None and storage.kind == "rows":
-            form = linear(offset)
-            assert form is not None  # checked by stride_of before vector code is chosen
-            stride = form.coefficient(vector)
+            found = step_of(offset, vector)
+            assert found is not None  # checked by stride_of before vector code is chosen
+            stride = found
         return add(place.base, lower(offset, Scope(self.values, self.load))), stride
 
     def stride_of(self, buffer: Buffer, indices: Sequence[Expr], vector: Var) -> int | None:
@@ -205,12 +205,10 @@ class Accessor:
             return place.storage.lane_distance(at, vector)
         if place.storage.kind == "panels":
             axis = place.storage.axis
-            other = linear(at[1 - axis])
             along = at[axis] is vector
             is_lane = along and place.storage.group == 1
-            return 1 if is_lane and other is not None and not other.coefficient(vector) else None
-        form = linear(place.storage.offset(at))
-        return None if form is None else form.coefficient(vector)
+            return 1 if is_lane and step_of(at[1 - axis], vector) == 0 else None
+        return step_of(place.storage.offset(at), vector)
 
 
 def load_values(

@@ -46,6 +46,11 @@ def has_loads(expr: Expr) -> bool:
     return any(isinstance(node, Load) for node in walk_expr(expr))
 
 
+def is_uniform(expr: Expr, varying: set[Var]) -> bool:
+    """Return whether an expression mentions no element and none of the variables."""
+    return not has_loads(expr) and not variables(expr) & varying
+
+
 def indices_of(stmt: Stmt) -> list[Expr]:
     """Return the indices of all accesses of a statement."""
     nodes = [n for e in expressions(stmt) for n in walk_expr(e)]

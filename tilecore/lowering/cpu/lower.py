@@ -48,6 +48,7 @@ from tilecore.lowering.cpu.dot import DotLowering
 from tilecore.lowering.cpu.few_rows import DotsLowering, SumsLowering
 from tilecore.lowering.cpu.fold import FoldLowering
 from tilecore.lowering.cpu.gemm import GemmLowering
+from tilecore.lowering.cpu.group_nest import GroupNestLowering, fills_groups
 from tilecore.lowering.cpu.groups import packer_for
 from tilecore.lowering.cpu.nest import NestLowering, as_nest
 from tilecore.lowering.cpu.output import Assertions, emit_assert, emit_print
@@ -214,7 +215,8 @@ class _LaunchLowering:
             case Atomic():
                 emit_atomic(self.accessor, stmt, self.target)
             case Parallel():
-                NestLowering(self.accessor, self.target, self.statement).emit(stmt)
+                kind = GroupNestLowering if fills_groups(stmt, self.accessor) else NestLowering
+                kind(self.accessor, self.target, self.statement).emit(stmt)
             case For():
                 self._for(stmt)
             case If() | While():

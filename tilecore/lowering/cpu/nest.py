@@ -6,7 +6,7 @@ one by one, each with its own guard.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from tilecore.ir.expr import Binary, Call, Expr, Load, Select, Var, cast, int_va
 from tilecore.ir.nodes import Let, Parallel, Seq, Stmt, Store
 from tilecore.ir.visitor import expressions, walk, walk_expr
 from tilecore.lowering.cpu.access import Accessor, Extent
-from tilecore.lowering.cpu.lets import has_vector_form, indices_of, inlined
+from tilecore.lowering.cpu.lets import has_vector_form, indices_of, inlined, is_uniform
 from tilecore.lowering.cpu.scalar import LIBM, Scope, lower, value_type, widen
 from tilecore.lowering.cpu.tir import add, maximum, mul, quotient, typed
 from tilecore.lowering.cpu.vector_math import FUNCTIONS
@@ -102,22 +102,25 @@ class NestLowering:
         for stmt in body:
             if isinstance(stmt, Store) and self._distance(stmt, var) != 1:
                 return False
-            for node in (n for e in expressions(stmt) for n in walk_expr(e)):
-                if not self._has_vector_form(node, var):
-                    return False
-        return True
+        return self._values_vectorise(body, var)
+
+    def _values_vectorise(self, body: Sequence[Stmt], var: Var) -> bool:
+        """Return whether all that the statements compute has a vector form."""
+        varying = {var, *(s.var for s in body if isinstance(s, Let))}
+        nodes = (n for s in body for e in expressions(s) for n in walk_expr(e))
+        return all(self._has_vector_form(node, var, varying) for node in nodes)
 
     def _distance(self, stmt: Store, var: Var) -> int | None:
         return self.accessor.stride_of(stmt.buffer, stmt.indices, var)
 
-    def _has_vector_form(self, node: Expr, var: Var) -> bool:
+    def _has_vector_form(self, node: Expr, var: Var, varying: set[Var]) -> bool:
         if isinstance(node, Load):
             return self.accessor.stride_of(node.buffer, node.indices, var) is not None
         if isinstance(node, Call):
             is_ours = node.name in FUNCTIONS and value_type(node.dtype) != "float64"
             return is_ours or node.name not in SCALAR_CALLS
         if isinstance(node, Binary):
-            return node.op not in ("pow", "floordiv", "mod")
+            return node.op not in ("pow", "floordiv", "mod") or is_uniform(node, varying)
         if isinstance(node, Select):  # both sides run: only safe for loads that cannot trap
             return True
         return DType(node.dtype).bits >= 8
@@ -159,14 +162,17 @@ class NestLowering:
     def _vector_body(self, nest: Parallel, scope: Scope) -> None:
         for stmt in _stmts(nest.body):
             if isinstance(stmt, Let):
-                is_vector = scope.is_vector(stmt.value)
-                self.accessor.values[stmt.var] = self.builder.bind(lower(stmt.value, scope))
-                if is_vector:
-                    scope = replace(scope, vector_lets=scope.vector_lets | {stmt.var})
+                scope = self._bind(stmt, scope)
                 continue
             assert isinstance(stmt, Store)
             value = widen(lower(stmt.value, scope), stmt.value, scope, scope.lanes)
             self.accessor.store(stmt.buffer, stmt.indices, value, stmt.value.dtype, scope)
+
+    def _bind(self, stmt: Let, scope: Scope) -> Scope:
+        """Bind a name, in all lanes where they differ, and return the scope that knows it."""
+        is_vector = scope.is_vector(stmt.value)
+        self.accessor.values[stmt.var] = self.builder.bind(lower(stmt.value, scope))
+        return replace(scope, vector_lets=scope.vector_lets | {stmt.var}) if is_vector else scope
 
 
 class _Running:
