@@ -27,6 +27,7 @@ class ProblemField:
     choices: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     doc: str = ""
+    least: int = 1  # of a dimension
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +113,9 @@ class KernelDefinition:
 def _check(f: ProblemField, value: Any) -> int | str | bool:
     if f.kind == "dimension":
         is_int = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-        if not is_int or not 1 <= int(value) <= MAX_DIMENSION:
-            raise InvalidProblem(
-                field=f.name, expected=f"an integer from 1 to {MAX_DIMENSION}", found=repr(value)
-            )
+        if not is_int or not f.least <= int(value) <= MAX_DIMENSION:
+            expected = f"an integer from {f.least} to {MAX_DIMENSION}"
+            raise InvalidProblem(field=f.name, expected=expected, found=repr(value))
         return int(value)
     if f.kind == "flag":
         if not isinstance(value, bool):
