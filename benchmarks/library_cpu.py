@@ -45,6 +45,21 @@ PROBLEMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("attention", {**HEADS, "dim": 128}),
     ("attention", {**HEADS, "dim": 128, "causal": True}),
 )
+WIDE = {"n": 4096, "k": 4096}
+BFLOAT = {"dtype": "bfloat16", "out_dtype": "bfloat16"}
+IMAGE = {"batch": 1, "height": 56, "width": 56, "channels": 64, "filters": 64, "padding": 1}
+EXPERTS = {"experts": 8, "m": 512, "n": 1024, "k": 1024}
+PROBLEMS += (
+    *(("gemm_epilogue", {"m": 1024, "n": 4096, "k": 1024, "transpose_b": True, "activation": a})
+      for a in ("relu", "gelu", "gelu_tanh", "silu")),
+    *(("gemm", {"m": m, **WIDE, "transpose_b": t, **kind})
+      for kind in ({}, BFLOAT) for t in (True, False) for m in (1, 4, 16)),
+    *(("dequant_gemm", {"m": m, **WIDE}) for m in (1, 4, 16, 64, 256)),
+    ("grouped_gemm", EXPERTS),
+    ("grouped_gemm", {**EXPERTS, **BFLOAT, "transpose_b": True}),
+    ("conv2d", IMAGE),
+    ("conv2d", {**IMAGE, **BFLOAT}),
+)  # fmt: skip
 FINALISTS = 4
 LIMIT_S = 1800.0
 

@@ -90,6 +90,7 @@ def soft_limits(
         rule("pack_b", "pack_b=block or grid: more rows use B than read it in place",
              lambda t, c: (c["pack_b"] != "none") | t.is_b_in_place),
     ]  # fmt: skip
+    limits = [limit for limit in limits if limit.knob in knobs]
     for extent, knob in (("m", "block_M"), ("n", "block_N"), ("k", "block_K")):
         if knob in knobs:
             limits.append(_no_larger_than_needed(site, knobs[knob], extent, hardware))
