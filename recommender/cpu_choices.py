@@ -1,7 +1,8 @@
 """What the CPU lowering uses where a config leaves a choice open, and tile counts that follow.
 
 Mirrors ``tilecore.inference.cpu``: micro_n = 0 means 2 vectors, micro_m = 0 the most rows that stay
-in registers, pack "auto" means A per block and B once per call where blocks share it.
+in registers, pack "auto" means A per block and B once per call where blocks share it; few rows read
+B in place.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 
 from recommender.hardware import HardwareProfile
 from tilecore.graph import Contraction, evaluate
+from tilecore.inference.few_rows import MOST_ROWS
+from tilecore.inference.plan import DOTS, SUMS
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr
 
@@ -41,6 +44,7 @@ class Tiling:
     lanes: int
     is_a_packed: Mask
     is_b_hoisted: Mask
+    is_b_in_place: Mask
     a_reuse: Floats
     b_reuse: Floats
 
@@ -110,12 +114,15 @@ def tiling(site: Contraction, columns: Columns, hardware: HardwareProfile) -> Ti
     micro_m = np.asarray(columns.get("micro_m", zeros), dtype=np.float64)
     most = (hardware.vector_registers - micro_n - 1) // micro_n
     micro_m = np.minimum(np.where(micro_m == 0, most, micro_m), block_m)
+    pack_b = columns.get("pack_b", autos)
+    most_in_place = MOST_ROWS[DOTS if site.b.is_transposed else SUMS]
     a_reuse, b_reuse = values(site.a.reuse), values(site.b.reuse)
     return Tiling(
         m=m, n=n, k=k, block_m=block_m, block_n=block_n, block_k=block_k,
         micro_m=micro_m, micro_n=micro_n, lanes=lanes,
         is_a_packed=columns.get("pack_a", autos) != "none",
-        is_b_hoisted=(columns.get("pack_b", autos) != "block") & (b_reuse > 1),
+        is_b_hoisted=(pack_b != "block") & (b_reuse > 1),
+        is_b_in_place=np.isin(pack_b, ("auto", "none")) & (b_reuse <= 1) & (m <= most_in_place),
         a_reuse=a_reuse, b_reuse=b_reuse,
     )  # fmt: skip
 

@@ -82,7 +82,7 @@ def core_terms(
     kernel = _p_norm((fma, loads, latency, l2, l3), c.overlap_power)
     a_bytes, b_bytes = t.m * t.k * size, t.k * t.n * size
     copies = np.where(t.is_a_packed, t.a_reuse, 0)
-    own = np.where(t.is_b_hoisted, 0, t.b_reuse)
+    own = np.where(t.is_b_hoisted | t.is_b_in_place, 0, t.b_reuse)
     once = np.where(t.is_b_hoisted, 1.0, 0.0)
     pack_b_s = b_bytes * (slot_s / c.b_pack_bytes_per_slot)
     c_tile = t.block_m * t.block_n * size

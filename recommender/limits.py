@@ -87,7 +87,10 @@ def soft_limits(
              | (t.block_n * np.minimum(t.block_k, t.k) * size <= l2)),
         rule("pack_b", "pack_b=block: no two blocks share a tile of B",
              lambda t, c: (c["pack_b"] != "grid") | (t.b_reuse > 1)),
+        rule("pack_b", "pack_b=block or grid: more rows use B than read it in place",
+             lambda t, c: (c["pack_b"] != "none") | t.is_b_in_place),
     ]  # fmt: skip
+    limits = [limit for limit in limits if limit.knob in knobs]
     for extent, knob in (("m", "block_M"), ("n", "block_N"), ("k", "block_K")):
         if knob in knobs:
             limits.append(_no_larger_than_needed(site, knobs[knob], extent, hardware))

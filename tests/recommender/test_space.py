@@ -5,10 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recommender.analytic import estimate
 from recommender.errors import EmptySpace, UnknownCandidate, UnknownHardware
 from recommender.hardware import HardwareProfile, load_profile, profile_names
 from recommender.space import SearchSpace
 from tests.recommender.support import GEMM, HOST, space_of, workload
+from tilecore import kernels
 from tilecore.errors import InvalidConfig
 from tilecore.target import AVX2, AVX512
 
@@ -117,3 +119,25 @@ def test_profiles_load_by_name_and_alias() -> None:
     assert load_profile("AVX512").vector_bytes == HOST.vector_bytes
     with pytest.raises(UnknownHardware, match="x86-64-avx2"):
         load_profile("abacus")
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("gemm_epilogue", {"m": 64, "n": 128, "k": 64}),
+        ("dequant_gemm", {"m": 16, "n": 256, "k": 256}),
+        ("grouped_gemm", {"experts": 4, "m": 64, "n": 128, "k": 64}),
+        ("conv2d", {"batch": 1, "height": 8, "width": 8, "channels": 16, "filters": 16}),
+    ],
+)
+def test_kernels_with_other_knobs_than_gemm_have_spaces(name, problem) -> None:
+    definition = kernels.get(name)
+    space = SearchSpace.build(definition, definition.parse_problem(problem), HOST)
+    assert len(space) > 1
+    assert np.isfinite(estimate(space, threads=1).time_s).all()
+
+
+def test_few_rows_may_read_b_in_place() -> None:
+    few, many = (space_of(workload(m, 512, 512)) for m in (4, 512))
+    assert "none" in {few.config(row)["pack_b"] for row in range(len(few))}
+    assert "none" not in {many.config(row)["pack_b"] for row in range(len(many))}

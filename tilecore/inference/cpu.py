@@ -15,13 +15,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from tilecore.errors import InvalidConfig, UnsupportedOnTarget
-from tilecore.inference import dots, layouts
+from tilecore.errors import InvalidConfig
+from tilecore.inference import dots, few_rows, layouts
 from tilecore.inference.fusion import fuse
 from tilecore.inference.options import CpuOptions
-from tilecore.inference.plan import CpuPlan, FusedNest, GemmPlan, LaunchPlan, TilePlan, TileSource
-from tilecore.inference.regions import distinct, gemm_extents, is_contiguous
-from tilecore.inference.storage import Storage, panels, rows
+from tilecore.inference.plan import (
+    PANELS,
+    CpuPlan,
+    FusedNest,
+    GemmPlan,
+    LaunchPlan,
+    TilePlan,
+    TileSource,
+)
+from tilecore.inference.regions import distinct, gemm_extents, is_contiguous, least
+from tilecore.inference.storage import UNPACKED, Storage, panels, rows, tile_rows
 from tilecore.inference.streams import streamed_tensors
 from tilecore.inference.uses import Context, Use, limit_of, starts_inside, uses
 from tilecore.ir.analysis import covers_whole, kept_axes, pads
@@ -45,8 +53,6 @@ from tilecore.ir.nodes import (
 from tilecore.ir.visitor import loads, walk
 from tilecore.target import Target
 
-# Tiles without views keep 4-bit elements in types of their own: none shares a byte.
-UNPACKED = {"int4": "int8", "uint4": "uint8", "float4_e2m1fn": "float16"}
 HOIST_LIMIT_BYTES = 512 << 20  # largest packed copy of an operand held for one call
 
 
@@ -81,7 +87,7 @@ class _Inference:
         self.declared = [s.buffer for s in walk(launch) if isinstance(s, Alloc)]
         self.viewed = {b.base for b in self.by_buffer if b.base is not None}
         self.tiles = {
-            b: _static(b, target, is_dense=b in self.viewed)
+            b: tile_rows(b, target, is_dense=b in self.viewed)
             for b in self.declared
             if b.scope != "global" and b.base is None
         }
@@ -89,10 +95,14 @@ class _Inference:
     def run(self) -> LaunchPlan:
         layouts.check(self.launch)
         gemms = [s for s in walk(self.launch) if isinstance(s, Gemm)]
-        self.dots, notes = dots.choose(gemms, self.by_buffer, self.target)
-        self.notes += notes
         sources = {b: s for b in self.tiles if (s := self._source(b)) is not None}
-        micro = {g: self._micro_tile(g) for g in gemms}
+        self.forms = few_rows.choose(
+            gemms, self.by_buffer, sources, self.launch, self.target, self.options
+        )
+        packed = [g for g in gemms if g not in self.forms]
+        self.dots, notes = dots.choose(packed, self.by_buffer, self.target)
+        self.notes += notes
+        micro = {g: self._micro_tile(g, few_rows.most_rows(g, sources)) for g in gemms}
         plans: dict[Buffer, TilePlan] = {}
         for buffer in self.tiles:
             plans[buffer] = self._place(buffer, sources.get(buffer), micro)
@@ -149,7 +159,12 @@ class _Inference:
 
     # --- register tile ------------------------------------------------------------------------
 
-    def _micro_tile(self, gemm: Gemm) -> tuple[int, int]:
+    def _micro_tile(self, gemm: Gemm, most_rows: int) -> tuple[int, int]:
+        form = self.forms.get(gemm)
+        if form is not None:
+            size = few_rows.register_tile(gemm, form, most_rows, self.target, self.options)
+            self.notes.append(few_rows.describe(gemm, form, most_rows, size))
+            return size
         (m, n), lanes = gemm_extents(gemm.c), self.target.lanes(accumulator_dtype(gemm))
         vectors, tile = math.ceil(n / lanes), self._tile(gemm)
         if tile is not None:
@@ -215,6 +230,10 @@ class _Inference:
             self._note(buffer, "rows: its gemms want lanes along different axes or parts of it")
             return TilePlan(buffer, self.tiles[buffer], "block", source)
         gemm = gemms[0]
+        if gemm in self.forms:
+            assert source is not None
+            self._note(buffer, f"read in place from {source.copy.src.buffer.name}")
+            return TilePlan(buffer, self.tiles[buffer], "in_place", source)
         width = micro[gemm][1] * self.target.lanes(accumulator_dtype(gemm))
         shape = buffer.static_shape
         assert shape is not None
@@ -366,8 +385,9 @@ class _Inference:
             col_c = limit_of(output.output, axes[1], context)
         return GemmPlan(
             gemm, m, n, k, *micro,
-            distinct(row_a, row_c), distinct(col_b, col_c), k_a if k_a is not None else k_b,
-            self.dots.get(gemm), self._tile(gemm),
+            distinct(row_a, row_c), distinct(col_b, col_c), least(k_a, k_b),
+            self.dots.get(gemm), self._tile(gemm), self.forms.get(gemm, PANELS),
+            few_rows.most_rows(gemm, sources),
         )  # fmt: skip
 
     def _limits(
@@ -390,21 +410,3 @@ def _fusion_note(nest: FusedNest) -> str:
 
 
 _WRITES = ("copy-dst", "fill", "gemm-c", "fold-dst", "store", "atomic")
-
-
-def _static(buffer: Buffer, target: Target, is_dense: bool) -> Storage:
-    """Return row storage; without padding where other views of the tile must see its elements."""
-    shape = buffer.static_shape
-    if shape is None:
-        raise UnsupportedOnTarget(
-            what=f"a tile `{buffer.name}` of symbolic shape",
-            target=target,
-            reason="tile shapes must be known when the kernel is compiled",
-            span=buffer.span,
-        )
-    if buffer.dtype.is_packed and not is_dense:
-        kind = DType(UNPACKED[buffer.dtype])
-        return rows(shape, kind, kind.itemsize, target.lanes(kind))
-    if is_dense:
-        return Storage(shape, buffer.dtype, "rows", shape[-1], spare=target.lanes(buffer.dtype))
-    return rows(shape, buffer.dtype, buffer.dtype.itemsize, target.lanes(buffer.dtype))

@@ -14,9 +14,9 @@ from tilecore.inference.regions import gemm_extents, is_contiguous
 from tilecore.inference.uses import Use
 from tilecore.ir.analysis import covers_whole, kept_axes
 from tilecore.ir.bounds import linear
-from tilecore.ir.expr import Expr
+from tilecore.ir.expr import Expr, int_value
 from tilecore.ir.gemm_shape import accumulator_dtype
-from tilecore.ir.nodes import Buffer, Copy, Gemm, Region
+from tilecore.ir.nodes import Buffer, Copy, Gemm, Let, Region, Seq, Store
 from tilecore.target import Target
 
 
@@ -135,8 +135,8 @@ def _obstacle(gemm: Gemm, dot: Dot, uses: Mapping[Buffer, Sequence[Use]], target
         return "its transposed operand is no tile of its own"
     for operand in (b, a) if gemm.transpose_a else (b,):
         writes = [u for u in uses[operand] if u.role != "gemm-b" and u.role != "gemm-a"]
-        if not all(_is_plain_copy(u) for u in writes):
-            return f"{operand.name} is not copied from a tensor of its type"
+        if not all(_is_plain_copy(u) or is_computed(u, uses) for u in writes):
+            return f"{operand.name} is neither copied from a tensor of its type nor computed whole"
     return ""
 
 
@@ -146,7 +146,7 @@ def _is_operand(buffer: Buffer, role: str, uses: Mapping[Buffer, Sequence[Use]])
         return False
     if any(other.base is not None and other.root is buffer for other in uses):
         return False
-    readers = [u for u in uses[buffer] if u.role not in ("copy-dst", "fill")]
+    readers = [u for u in uses[buffer] if u.role not in ("copy-dst", "fill", "store")]
     gemms = [u.stmt for u in readers if isinstance(u.stmt, Gemm)]
     whole = all(u.role == role and u.region and covers_whole(u.region) for u in readers)
     flags = {g.transpose_a if role == "gemm-a" else g.transpose_b for g in gemms}
@@ -164,6 +164,24 @@ def _is_plain_copy(use: Use) -> bool:
         and len(kept_axes(copy.src)) == 2
         and len(kept_axes(copy.dst)) == 2
     )
+
+
+def is_computed(use: Use, uses: Mapping[Buffer, Sequence[Use]]) -> bool:
+    """Return whether a store is one of a nest that computes a whole tile of pairs, by rows."""
+    nest = use.context.nest
+    if use.role != "store" or nest is None or use.buffer.dtype != "bfloat16":
+        return False
+    body = nest.body.stmts if isinstance(nest.body, Seq) else (nest.body,)
+    if body[-1] is not use.stmt or not all(isinstance(s, Let) for s in body[:-1]):
+        return False
+    store = use.stmt
+    assert isinstance(store, Store)
+    extents = tuple(int_value(e) for e in nest.extents)
+    at_vars = len(nest.loop_vars) == len(store.indices) and all(
+        i is v for i, v in zip(store.indices, nest.loop_vars, strict=True)
+    )
+    by_rows = not any(isinstance(u.stmt, Gemm) and u.stmt.transpose_b for u in uses[use.buffer])
+    return at_vars and extents == use.buffer.static_shape and by_rows
 
 
 def _agrees(gemm: Gemm, chosen: Mapping[Gemm, Dot], uses: Mapping[Buffer, Sequence[Use]]) -> bool:

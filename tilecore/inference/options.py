@@ -10,7 +10,7 @@ from tilecore.target import Target
 from tilecore.tile_config import KnobValue
 
 PACK_A = ("auto", "none", "block")
-PACK_B = ("auto", "block", "grid")
+PACK_B = ("auto", "block", "grid", "none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,8 @@ class CpuOptions:
         micro_m: rows of the register tile (0: inferred).
         micro_n: vectors per row of the register tile (0: inferred).
         pack_a: "block" copies the broadcast operand's tile to scratch, "none" reads it in place.
-        pack_b: "block" packs the vector operand's tile in every block, "grid" once per call.
+        pack_b: "block" packs the vector operand's tile in every block, "grid" once per call,
+            "none" not where few rows use it (it is read in place).
     """
 
     micro_m: int = 0

@@ -11,6 +11,8 @@ from tilecore.inference.uses import Context
 from tilecore.ir.expr import Expr, Var
 from tilecore.ir.nodes import Buffer, Copy, Gemm, KernelLaunch, Reduce, Region, Stmt, Store
 
+PANELS, DOTS, SUMS = "panels", "dots", "sums"  # forms of a gemm
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TileSource:
@@ -57,7 +59,10 @@ class GemmPlan:
     Limits are expressions (None: the whole extent): rows and columns beyond them are neither
     computed nor written; products beyond ``k_limit`` are zero and skipped. ``dot`` is the
     instruction that sums up several products, if there is one for the operands; ``tile`` the rows
-    and groups of its tiles, if it works on tiles.
+    and groups of its tiles, if it works on tiles. ``form`` says where b is read: in panels, or
+    where it lies in a tensor, along K (dots of rows) or along N (sums of rows); then only the first
+    ``most_rows`` rows can be real, and a register tile is ``micro_m`` rows of a by ``micro_n`` rows
+    of b (dots) or vectors (sums).
     """
 
     gemm: Gemm
@@ -71,6 +76,8 @@ class GemmPlan:
     k_limit: Expr | None = None
     dot: Dot | None = None
     tile: tuple[int, int] | None = None
+    form: str = PANELS
+    most_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

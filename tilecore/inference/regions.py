@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilecore.ir.analysis import kept_axes
 from tilecore.ir.bounds import Linear, linear
-from tilecore.ir.expr import Expr, int_value
+from tilecore.ir.expr import Expr, binary, int_value
 from tilecore.ir.nodes import Region
 
 
@@ -34,6 +34,14 @@ def distinct(*limits: Expr | None) -> tuple[Expr, ...]:
         if form is None or not any(f and _is_zero_difference(form, f) for f in known):
             result.append(limit)
     return tuple(result)
+
+
+def least(a: Expr | None, b: Expr | None) -> Expr | None:
+    """Return the smaller of two limits; None is none."""
+    limits = distinct(a, b)
+    if len(limits) == 2:
+        return binary("min", *limits)
+    return limits[0] if limits else None
 
 
 def _is_zero_difference(a: Linear, b: Linear) -> bool:

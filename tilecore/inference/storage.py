@@ -6,10 +6,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilecore.ir.bounds import linear
+from tilecore.errors import UnsupportedOnTarget
+from tilecore.ir.bounds import step_of
+from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Var, binary, cast, const
+from tilecore.ir.nodes import Buffer
+from tilecore.target import Target
 
 CACHE_LINE_BYTES = 64
+# Tiles without views keep 4-bit elements in types of their own: none shares a byte.
+UNPACKED = {"int4": "int8", "uint4": "uint8", "float4_e2m1fn": "float16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +109,7 @@ class TensorStorage:
         """Return how the offset grows with ``var``; None: not by a known number."""
         total = 0
         for index, stride in zip(indices, self.strides, strict=True):
-            form = linear(index)
-            factor = None if form is None else form.coefficient(var)
+            factor = step_of(index, var)
             if factor is None or (factor and not isinstance(stride, int)):
                 return None
             total += factor * stride if isinstance(stride, int) else 0
@@ -128,3 +133,21 @@ def rows(shape: tuple[int, ...], dtype: str, itemsize: int, lanes: int) -> Stora
 def panels(shape: tuple[int, ...], dtype: str, axis: int, width: int, group: int = 1) -> Storage:
     """Return panel storage along ``axis``."""
     return Storage(shape, dtype, "panels", 0, axis, width, 0, group)
+
+
+def tile_rows(buffer: Buffer, target: Target, is_dense: bool) -> Storage:
+    """Return row storage; without padding where other views of the tile must see its elements."""
+    shape = buffer.static_shape
+    if shape is None:
+        raise UnsupportedOnTarget(
+            what=f"a tile `{buffer.name}` of symbolic shape",
+            target=target,
+            reason="tile shapes must be known when the kernel is compiled",
+            span=buffer.span,
+        )
+    if buffer.dtype.is_packed and not is_dense:
+        kind = DType(UNPACKED[buffer.dtype])
+        return rows(shape, kind, kind.itemsize, target.lanes(kind))
+    if is_dense:
+        return Storage(shape, buffer.dtype, "rows", shape[-1], spare=target.lanes(buffer.dtype))
+    return rows(shape, buffer.dtype, buffer.dtype.itemsize, target.lanes(buffer.dtype))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from tilecore.ir.analysis import read_buffers, writes
+from tilecore.ir.analysis import read_buffers, writes, written_buffers
 from tilecore.ir.nodes import (
     Alloc,
     Annotate,
@@ -47,8 +47,9 @@ def streamed_tensors(func: PrimFunc) -> frozenset[Buffer]:
     for stmt in stmts:
         if not isinstance(stmt, (Copy, Store)):
             unfit |= {b.root for b in writes(stmt)}
+    written = {b.root for b in written_buffers(func.body)} - unfit
     tensors = (p for p in func.params if isinstance(p, Buffer))
-    return frozenset(p for p in tensors if p not in unfit and size_bytes(p) >= LEAST_BYTES)
+    return frozenset(p for p in tensors if p in written and size_bytes(p) >= LEAST_BYTES)
 
 
 def size_bytes(buffer: Buffer) -> int:

@@ -37,6 +37,7 @@ class Context:
     lets: dict[Var, Expr] = field(default_factory=dict)
     conditional: bool = False  # under an if or while, or in a loop that may not run as written
     tops: dict[Var, Expr] = field(default_factory=dict)
+    nest: Parallel | None = None  # the innermost parallel nest
 
     @property
     def known(self) -> Known:
@@ -82,7 +83,7 @@ def enter(stmt: Stmt, context: Context) -> Context:
                 found = loop_range(const(0), extent, context)
                 ranges[var] = NON_NEGATIVE if found is None else found
                 tops[var] = extent
-            return replace(context, ranges=ranges, tops=tops)
+            return replace(context, ranges=ranges, tops=tops, nest=stmt)
         case For(loop_var=var, start=start, stop=stop, step=step):
             found = loop_range(start, stop, context) if int_value(step) == 1 else None
             if found is not None:

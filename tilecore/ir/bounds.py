@@ -201,6 +201,37 @@ class Known:
         return top is not None and is_equal(top, extent)
 
 
+def step_of(expr: Expr, var: Var) -> int | None:
+    """Return how ``expr`` grows with ``var``; None: not by a known number.
+
+    What does not mention ``var`` is constant, whatever it is made of.
+    """
+    if not _mentions(expr, var):
+        return 0
+    match expr:
+        case Var():
+            return 1
+        case Cast(a=a) if not _is_narrow(a) and not _is_narrow(expr):
+            return step_of(a, var)
+        case Binary(op="add" | "sub", a=a, b=b):
+            x, y = step_of(a, var), step_of(b, var)
+            if x is None or y is None:
+                return None
+            return x + y if expr.op == "add" else x - y
+        case Binary(op="mul", a=a, b=b):
+            factor, rest = (int_value(a), b) if int_value(a) is not None else (int_value(b), a)
+            step = step_of(rest, var)
+            return None if factor is None or step is None else factor * step
+        case _:
+            return None
+
+
+def _mentions(expr: Expr, var: Var) -> bool:
+    from tilecore.ir.visitor import walk_expr
+
+    return any(node is var for node in walk_expr(expr))
+
+
 def variables(expr: Expr) -> set[Var]:
     """Return the Vars that ``expr`` mentions outside of loads; loads count as an unknown Var."""
     from tilecore.ir.expr import Call, Load

@@ -5,15 +5,22 @@ from __future__ import annotations
 from tilecore.errors import UnknownKernel
 from tilecore.kernels.attention import ATTENTION
 from tilecore.kernels.attention_backward import ATTENTION_BACKWARD
+from tilecore.kernels.conv2d import CONV2D
 from tilecore.kernels.decode_attention import DECODE_ATTENTION
 from tilecore.kernels.definition import KernelDefinition
+from tilecore.kernels.dequant_gemm import DEQUANT_GEMM
 from tilecore.kernels.gemm import GEMM
+from tilecore.kernels.gemm_epilogue import GEMM_EPILOGUE
+from tilecore.kernels.grouped_gemm import GROUPED_GEMM
 from tilecore.kernels.rows import LAYER_NORM, RMS_NORM, SOFTMAX
 
 KERNELS: dict[str, KernelDefinition] = {
     d.name: d
-    for d in (GEMM, ATTENTION, ATTENTION_BACKWARD, DECODE_ATTENTION, SOFTMAX, RMS_NORM, LAYER_NORM)
-}
+    for d in (
+        GEMM, GEMM_EPILOGUE, DEQUANT_GEMM, GROUPED_GEMM, CONV2D,
+        ATTENTION, ATTENTION_BACKWARD, DECODE_ATTENTION, SOFTMAX, RMS_NORM, LAYER_NORM,
+    )
+}  # fmt: skip
 
 
 def get(name: str) -> KernelDefinition:

@@ -22,11 +22,12 @@ class ProblemField:
     """One field of a problem: its type, default (None: required) and accepted aliases."""
 
     name: str
-    kind: str  # "dimension" | "dtype" | "flag"
+    kind: str  # "dimension" | "dtype" | "flag" | "choice"
     default: int | str | bool | None = None
     choices: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     doc: str = ""
+    least: int = 1  # of a dimension
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,27 +116,30 @@ class KernelDefinition:
 def _check(f: ProblemField, value: Any) -> int | str | bool:
     if f.kind == "dimension":
         is_int = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-        if not is_int or not 1 <= int(value) <= MAX_DIMENSION:
-            raise InvalidProblem(
-                field=f.name, expected=f"an integer from 1 to {MAX_DIMENSION}", found=repr(value)
-            )
+        if not is_int or not f.least <= int(value) <= MAX_DIMENSION:
+            expected = f"an integer from {f.least} to {MAX_DIMENSION}"
+            raise InvalidProblem(field=f.name, expected=expected, found=repr(value))
         return int(value)
     if f.kind == "flag":
         if not isinstance(value, bool):
             raise InvalidProblem(field=f.name, expected="true or false", found=repr(value))
         return value
-    from tilecore.errors import TypeMismatch
-    from tilecore.ir.dtype import DType
-
-    try:
-        name = str(DType(value))
-    except TypeMismatch:
-        name = ""
+    name = str(value) if f.kind == "choice" else _dtype_name(value)
     if name not in f.choices:
         raise InvalidProblem(
             field=f.name, expected=f"one of {', '.join(f.choices)}", found=repr(value)
         )
     return name
+
+
+def _dtype_name(value: Any) -> str:
+    from tilecore.errors import TypeMismatch
+    from tilecore.ir.dtype import DType
+
+    try:
+        return str(DType(value))
+    except TypeMismatch:
+        return ""
 
 
 def knob_symbols(definition: KernelDefinition) -> dict[str, Expr | KnobValue]:

@@ -151,9 +151,9 @@ GEMM = KernelDefinition(
         Knob(
             "pack_b",
             "auto",
-            {"cpu": ("block", "grid")},
+            {"cpu": ("block", "grid", "none")},
             False,
-            "pack B per block, or once per call",
+            "pack B per block, or once per call; none: read in place by few rows",
         ),
     ),
     program=_program,

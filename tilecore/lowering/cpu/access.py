@@ -9,7 +9,7 @@ from typing import Any
 from tvm import tirx as tir
 
 from tilecore.inference.storage import Storage, TensorStorage
-from tilecore.ir.bounds import Interval, Known, linear
+from tilecore.ir.bounds import Interval, Known, step_of
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Load, Var, binary, cast, const
 from tilecore.ir.nodes import Buffer
@@ -23,6 +23,7 @@ from tilecore.lowering.cpu.scalar import (
     lower,
     memory_type,
     to_memory,
+    zero,
 )
 from tilecore.lowering.cpu.tir import TirBuilder, add, broadcast, ramp, typed, vector_type
 
@@ -193,9 +194,9 @@ class Accessor:
         offset = storage.offset([cast(index, "int32") for index in indices])
         stride = 1
         if vector is not None and storage.kind == "rows":
-            form = linear(offset)
-            assert form is not None  # checked by stride_of before vector code is chosen
-            stride = form.coefficient(vector)
+            found = step_of(offset, vector)
+            assert found is not None  # checked by stride_of before vector code is chosen
+            stride = found
         return add(place.base, lower(offset, Scope(self.values, self.load))), stride
 
     def stride_of(self, buffer: Buffer, indices: Sequence[Expr], vector: Var) -> int | None:
@@ -206,12 +207,10 @@ class Accessor:
             return place.storage.lane_distance(at, vector)
         if place.storage.kind == "panels":
             axis = place.storage.axis
-            other = linear(at[1 - axis])
             along = at[axis] is vector
             is_lane = along and place.storage.group == 1
-            return 1 if is_lane and other is not None and not other.coefficient(vector) else None
-        form = linear(place.storage.offset(at))
-        return None if form is None else form.coefficient(vector)
+            return 1 if is_lane and step_of(at[1 - axis], vector) == 0 else None
+        return step_of(place.storage.offset(at), vector)
 
 
 def load_values(
@@ -252,9 +251,15 @@ def vector_load(
     stored = place.storage.dtype
     if mask is None:
         return convert(load_values(builder, place, offset, lanes), stored, dtype, lanes)
-    kind = vector_type(memory_type(stored), lanes)
-    raw = tir.op.masked_load(kind, place.memory, ramp(offset, lanes), mask)
+    raw = masked_raw(place, offset, lanes, mask)
     return convert(from_memory(raw, stored, lanes), stored, dtype, lanes)
+
+
+def masked_raw(place: Place, offset: Any, lanes: int, mask: Any) -> Any:
+    """Return ``lanes`` contiguous elements as they lie in memory; masked-off lanes are 0."""
+    kind = memory_type(place.storage.dtype)
+    raw = tir.op.masked_load(vector_type(kind, lanes), place.memory, ramp(offset, lanes), mask)
+    return tir.Select(mask, raw, zero(kind, lanes))  # TVM leaves those lanes undefined
 
 
 def vector_store(

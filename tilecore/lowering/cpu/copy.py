@@ -145,7 +145,14 @@ def _one_row(
     extent = source.extents[-1]
     valid = extent if limit is None else builder.bind(minimum(extent, limit))
 
+    kinds = {source.place.storage.dtype, dest.place.storage.dtype}
+    is_raw = len(kinds) == 1 and not DType(source.dtype).is_packed and source.dtype == dest.dtype
+
     def move(position: Any, width: int) -> None:
+        if is_raw and not dest.place.stream_bytes:  # bit by bit: rounding a bfloat16 takes long
+            value = builder.load(source.place.memory, add(source_at, position), width)
+            builder.store(dest.place.memory, value, add(dest_at, position), width)
+            return
         value = vector_load(builder, source.place, add(source_at, position), width, source.dtype)
         value = kept(value, source.dtype, dest.dtype, dest.place.storage.dtype, width)
         vector_store(builder, dest.place, value, add(dest_at, position), width)

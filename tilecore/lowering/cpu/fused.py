@@ -21,7 +21,7 @@ from tilecore.ir.nodes import Buffer, Reduce, Stmt, Store
 from tilecore.ir.visitor import expressions, loads, walk_expr
 from tilecore.lowering.cpu.access import Accessor
 from tilecore.lowering.cpu.fold import UNROLL, FoldLowering
-from tilecore.lowering.cpu.nest import emit_store, has_vector_form, lanes_of
+from tilecore.lowering.cpu.nest import emit_store, lanes_of, runs_in_vectors
 from tilecore.lowering.cpu.scalar import Scope
 from tilecore.lowering.cpu.tir import add, mul
 from tilecore.target import Target
@@ -79,7 +79,7 @@ class FusedLowering:
         return all(
             self.folds[step].has_vector_form(self.var, is_folded)
             if isinstance(step, Reduce)
-            else has_vector_form(self.accessor, step, self.var)
+            else runs_in_vectors(self.accessor, step, self.var)
             for step in self.nest.steps
         )
 

@@ -200,10 +200,10 @@ class GemmLowering:
                     total = builder.load(register, 0, lanes) + value * vectors[j]
                     builder.store(register, total, 0, lanes)
 
-    def _stored(self, value: Any) -> Any:
+    def _stored(self, value: Any, lanes: int = 0) -> Any:
         """Return sums in the type that the tile keeps, rounded to its element type."""
         dtype, stored = str(self.gemm.c.buffer.dtype), self.c.place.storage.dtype
-        return kept(value, self.accum, dtype, stored, self.lanes)
+        return kept(value, self.accum, dtype, stored, lanes or self.lanes)
 
     def _start(
         self, accumulators: list[Any], column: Any, row: Any, size: int, count: int, edge: bool

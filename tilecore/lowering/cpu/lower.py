@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from tilecore.errors import UnsupportedOnTarget
-from tilecore.inference.plan import CpuPlan, LaunchPlan, TilePlan
+from tilecore.inference.plan import DOTS, PANELS, SUMS, CpuPlan, LaunchPlan, TilePlan
 from tilecore.ir.analysis import kept_axes, pads
 from tilecore.ir.bounds import NON_NEGATIVE
 from tilecore.ir.expr import Binary, Call, Expr, cast, int_value, select
@@ -46,9 +46,11 @@ from tilecore.lowering.cpu.amx import TileLowering
 from tilecore.lowering.cpu.atomic import emit_atomic
 from tilecore.lowering.cpu.copy import Box, is_pack, is_row_copy, row_copy
 from tilecore.lowering.cpu.dot import DotLowering
+from tilecore.lowering.cpu.few_rows import DotsLowering, SumsLowering
 from tilecore.lowering.cpu.fold import FoldLowering
 from tilecore.lowering.cpu.fused import FusedLowering
 from tilecore.lowering.cpu.gemm import GemmLowering
+from tilecore.lowering.cpu.group_nest import GroupNestLowering, fills_groups
 from tilecore.lowering.cpu.groups import packer_for
 from tilecore.lowering.cpu.nest import NestLowering
 from tilecore.lowering.cpu.output import Assertions, emit_assert, emit_print
@@ -58,6 +60,7 @@ from tilecore.lowering.cpu.tir import TirBuilder, add, maximum, minimum, mul, qu
 from tilecore.lowering.cpu.views import bind_let, declare
 from tilecore.target import Target
 
+FORMS = {PANELS: GemmLowering, DOTS: DotsLowering, SUMS: SumsLowering}
 TASKS = 512  # most tasks of a launch: each takes some blocks, memory for their tiles and a fence
 
 
@@ -299,7 +302,7 @@ class _LaunchLowering:
         tile = self.plan.tiles.get(stmt.b.buffer)
         if tile is not None and tile.placement == "grid":
             self.accessor.places[stmt.b.buffer] = self._packed_place(tile)
-        kind = GemmLowering if plan.dot is None else DotLowering
+        kind = FORMS[plan.form] if plan.dot is None else DotLowering
         if plan.tile is not None:
             kind = TileLowering
         kind(self.accessor, plan, self.target).emit()
@@ -359,7 +362,8 @@ class _LaunchLowering:
 
     def _nest(self, nest: Parallel) -> None:
         if nest.loop_vars:
-            NestLowering(self.accessor, self.target, self.statement).emit(nest)
+            kind = GroupNestLowering if fills_groups(nest, self.accessor) else NestLowering
+            kind(self.accessor, self.target, self.statement).emit(nest)
         else:
             self.statement(nest.body)
 

@@ -6,7 +6,8 @@ one by one, each with its own guard.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tvm import tirx as tir
@@ -14,9 +15,10 @@ from tvm import tirx as tir
 from tilecore.ir.bounds import NON_NEGATIVE
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Binary, Call, Expr, Load, Select, Var, cast, int_value
-from tilecore.ir.nodes import Parallel, Seq, Stmt, Store
+from tilecore.ir.nodes import Let, Parallel, Seq, Stmt, Store
 from tilecore.ir.visitor import expressions, walk, walk_expr
 from tilecore.lowering.cpu.access import Accessor, Extent
+from tilecore.lowering.cpu.lets import has_vector_form, indices_of, inlined, is_uniform
 from tilecore.lowering.cpu.scalar import LIBM, Scope, lower, value_type, widen
 from tilecore.lowering.cpu.tir import add, maximum, mul, quotient, typed
 from tilecore.lowering.cpu.vector_math import FUNCTIONS
@@ -36,7 +38,7 @@ class NestLowering:
 
     def emit(self, nest: Parallel) -> None:
         """Emit loops over all axes and the body."""
-        self._axis(nest, 0)
+        self._axis(inlined(nest), 0)
 
     def _axis(self, nest: Parallel, axis: int) -> None:
         var, extent = nest.loop_vars[axis], nest.extents[axis]
@@ -82,8 +84,25 @@ class NestLowering:
     # --- vectors ------------------------------------------------------------------------------
 
     def _vectorises(self, nest: Parallel, var: Var) -> bool:
-        body = nest.body.stmts if isinstance(nest.body, Seq) else (nest.body,)
-        return all(isinstance(s, Store) and has_vector_form(self.accessor, s, var) for s in body)
+        body = _stmts(nest.body)
+        if not all(isinstance(s, (Let, Store)) for s in body):
+            return False
+        lets = [s for s in body if isinstance(s, Let)]
+        if not has_vector_form(lets, [index for s in body for index in indices_of(s)]):
+            return False
+        for stmt in body:
+            if isinstance(stmt, Store) and self._distance(stmt, var) != 1:
+                return False
+        return self._values_vectorise(body, var)
+
+    def _values_vectorise(self, body: Sequence[Stmt], var: Var) -> bool:
+        """Return whether all that the statements compute has a vector form."""
+        varying = {var, *(s.var for s in body if isinstance(s, Let))}
+        nodes = (n for s in body for e in expressions(s) for n in walk_expr(e))
+        return all(_has_vector_form(self.accessor, node, var, varying) for node in nodes)
+
+    def _distance(self, stmt: Store, var: Var) -> int | None:
+        return self.accessor.stride_of(stmt.buffer, stmt.indices, var)
 
     def _vector(
         self, nest: Parallel, var: Var, start: Any, lanes: int, bounds: tuple[int, int]
@@ -120,8 +139,18 @@ class NestLowering:
         return found
 
     def _vector_body(self, nest: Parallel, scope: Scope) -> None:
-        for stmt in _stores(nest.body):
+        for stmt in _stmts(nest.body):
+            if isinstance(stmt, Let):
+                scope = self._bind(stmt, scope)
+                continue
+            assert isinstance(stmt, Store)
             emit_store(self.accessor, stmt, scope)
+
+    def _bind(self, stmt: Let, scope: Scope) -> Scope:
+        """Bind a name, in all lanes where they differ, and return the scope that knows it."""
+        is_vector = scope.is_vector(stmt.value)
+        self.accessor.values[stmt.var] = self.builder.bind(lower(stmt.value, scope))
+        return replace(scope, vector_lets=scope.vector_lets | {stmt.var}) if is_vector else scope
 
 
 def lanes_of(body: Stmt, target: Target) -> int:
@@ -135,22 +164,22 @@ def lanes_of(body: Stmt, target: Target) -> int:
     return target.vector_bytes // max(sizes)
 
 
-def has_vector_form(accessor: Accessor, stmt: Store, var: Var) -> bool:
+def runs_in_vectors(accessor: Accessor, stmt: Store, var: Var) -> bool:
     """Return whether a store and all it computes can run with ``var`` over the lanes."""
     if accessor.stride_of(stmt.buffer, stmt.indices, var) != 1:
         return False
     nodes = (n for e in expressions(stmt) for n in walk_expr(e))
-    return all(_has_vector_form(accessor, node, var) for node in nodes)
+    return all(_has_vector_form(accessor, node, var, {var}) for node in nodes)
 
 
-def _has_vector_form(accessor: Accessor, node: Expr, var: Var) -> bool:
+def _has_vector_form(accessor: Accessor, node: Expr, var: Var, varying: set[Var]) -> bool:
     if isinstance(node, Load):
         return accessor.stride_of(node.buffer, node.indices, var) is not None
     if isinstance(node, Call):
         is_ours = node.name in FUNCTIONS and value_type(node.dtype) != "float64"
         return is_ours or node.name not in SCALAR_CALLS
     if isinstance(node, Binary):
-        return node.op not in ("pow", "floordiv", "mod")
+        return node.op not in ("pow", "floordiv", "mod") or is_uniform(node, varying)
     if isinstance(node, Select):  # both sides run: only safe for loads that cannot trap
         return True
     return DType(node.dtype).bits >= 8
@@ -187,6 +216,10 @@ class _Running:
         else:
             self.accessor.ranges[self.var] = self.outer
         self.loop.__exit__(*error)
+
+
+def _stmts(body: Stmt) -> tuple[Stmt, ...]:
+    return body.stmts if isinstance(body, Seq) else (body,)
 
 
 def _stores(body: Stmt) -> Iterator[Store]:

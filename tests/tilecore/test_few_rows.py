@@ -1,0 +1,190 @@
+"""T.gemm of few rows, whose vector operand is read in place: both forms, all edges."""
+
+import numpy as np
+import pytest
+import torch
+
+import tilecore.language as T
+from tilecore import runtime
+from tilecore.compiler import compile
+from tilecore.interpreter import run
+from tilecore.ir.dtype import DType
+from tilecore.target import host_features, parse_target, widest_target
+from workers.correctness import tolerance
+
+HOST = widest_target(host_features())
+PATHS = [p for p in ("avx2", "avx512") if HOST.runs(parse_target(p))]
+SHAPES = [(1, 40, 100), (3, 33, 64), (7, 130, 77), (13, 5, 3), (16, 64, 128), (1, 1, 1)]
+
+
+def product(m, n, k, dtype, block=(16, 32, 48), trans_b=True, out=None, clear=False):
+    bm, bn, bk = block
+    b_shape, b_tile = ((n, k), (bn, bk)) if trans_b else ((k, n), (bk, bn))
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((m, k), dtype), B: T.Tensor(b_shape, dtype),
+        C: T.Tensor((m, n), out or "float32"),
+    ):  # fmt: skip
+        with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), threads=128) as (bx, by):
+            a = T.alloc_shared((bm, bk), dtype)
+            b = T.alloc_shared(b_tile, dtype)
+            c = T.alloc_fragment((bm, bn), "float32")
+            if not clear:
+                T.clear(c)
+            for ko in T.Pipelined(T.ceildiv(k, bk), num_stages=2):
+                T.copy(A[by * bm, ko * bk], a)
+                if trans_b:
+                    T.copy(B[bx * bn, ko * bk], b)
+                else:
+                    T.copy(B[ko * bk, bx * bn], b)
+                if clear:
+                    T.gemm(a, b, c, transpose_B=trans_b, clear_accum=ko == 0)
+                else:
+                    T.gemm(a, b, c, transpose_B=trans_b)
+            T.copy(c, C[by * bm, bx * bn])
+
+    return main
+
+
+def operands(m, n, k, dtype, trans_b, seed=0):
+    rng = np.random.default_rng(seed)
+    shapes = ((m, k), (n, k) if trans_b else (k, n))
+    return [rng.standard_normal(s, dtype=np.float32).astype(DType(dtype).numpy) for s in shapes]
+
+
+def wanted(a, b, trans_b):
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    return a @ (b.T if trans_b else b)
+
+
+def checked(artifact, a, b, trans_b, out="float32"):
+    expected = wanted(a, b, trans_b)
+    found = np.full(expected.shape, np.nan).astype(DType(out).numpy)
+    runtime.load(artifact)(a, b, found)
+    rtol, atol = tolerance(out, "float32", a.shape[1])
+    np.testing.assert_allclose(found.astype(np.float64), expected, rtol=rtol, atol=atol)
+
+
+def is_in_place(artifact):
+    return any("few rows: b is read in place" in note for note in artifact.manifest.notes)
+
+
+@pytest.mark.parametrize("pack_a", ["none", "block"])
+@pytest.mark.parametrize("trans_b", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("path", PATHS)
+def test_ragged_shapes(artifacts, path, dtype, trans_b, pack_a):
+    for m, n, k in SHAPES:
+        func = product(m, n, k, dtype, trans_b=trans_b)
+        artifact = compile(func, path, {"pack_a": pack_a}, artifacts)
+        assert is_in_place(artifact)
+        checked(artifact, *operands(m, n, k, dtype, trans_b), trans_b)
+
+
+@pytest.mark.parametrize("trans_b", [True, False])
+@pytest.mark.parametrize("out", ["bfloat16", "float32"])
+@pytest.mark.parametrize("clear", [True, False])
+def test_sums_in_a_tile_and_in_the_output(artifacts, clear, out, trans_b):
+    for block in ((4, 32, 16), (3, 40, 200), (16, 20, 33)):
+        func = product(3, 75, 100, "float32", block, trans_b, out, clear)
+        artifact = compile(func, store=artifacts)
+        assert is_in_place(artifact)
+        checked(artifact, *operands(3, 75, 100, "float32", trans_b), trans_b, out)
+
+
+@pytest.mark.parametrize("trans_b", [True, False])
+def test_the_oracle_agrees(run_both, trans_b):
+    a, b = operands(5, 37, 50, "float32", trans_b)
+    func = product(5, 37, 50, "float32", trans_b=trans_b)
+    run_both(func, [a, b], [np.full((5, 37), np.nan, np.float32)], [wanted(a, b, trans_b)])
+
+
+@pytest.mark.parametrize("trans_b", [True, False])
+def test_rows_known_at_run_time(artifacts, trans_b):
+    m = T.dynamic("m")
+    k, n = T.dynamic("k"), T.dynamic("n")
+    for func in (product(m, 70, 90, "float32", trans_b=trans_b),
+                 product(4, n, k, "float32", trans_b=trans_b)):  # fmt: skip
+        artifact = compile(func, store=artifacts)
+        checked(artifact, *operands(4, 70, 90, "float32", trans_b), trans_b)
+
+
+@pytest.mark.parametrize("trans_b", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_operands_at_any_address(artifacts, dtype, trans_b):
+    func = product(2, 50, 70, str(dtype).removeprefix("torch."), trans_b=trans_b)
+    kernel = runtime.load(compile(func, store=artifacts))
+    shape = (50, 70) if trans_b else (70, 50)
+    for shift in (1, 3):
+        a = torch.randn(2 * 70 + shift)[shift:].to(dtype).reshape(2, 70)
+        b = torch.randn(50 * 70 + shift).to(dtype)[shift:].reshape(shape)
+        c = torch.full((2 * 50 + shift,), torch.nan)[shift:].reshape(2, 50)
+        kernel(a, b, c)
+        expected = a.double() @ (b.double().T if trans_b else b.double())
+        torch.testing.assert_close(c.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("trans_b", [True, False])
+def test_nothing_is_read_beyond_the_end(artifacts, trans_b):
+    """What lies behind the operands is NaN: it may not reach a sum."""
+    m, n, k = 3, 21, 19
+    a, b = operands(m, n, k, "float32", trans_b)
+    padded = [np.full(x.size + 64, np.nan, np.float32) for x in (a, b)]
+    for space, x in zip(padded, (a, b), strict=True):
+        space[: x.size] = x.ravel()
+    views = [s[: x.size].reshape(x.shape) for s, x in zip(padded, (a, b), strict=True)]
+    checked(compile(product(m, n, k, "float32", trans_b=trans_b), store=artifacts), *views, trans_b)
+
+
+@pytest.mark.parametrize("trans_b", [True, False])
+def test_nan_and_infinity_stay_in_their_row(artifacts, trans_b):
+    a, b = operands(3, 33, 40, "float32", trans_b)
+    a[0, 5], a[1, 39] = np.inf, np.nan
+    func = product(3, 33, 40, "float32", trans_b=trans_b)
+    found, oracle = (np.zeros((3, 33), np.float32) for _ in range(2))
+    runtime.load(compile(func, store=artifacts))(a, b, found)
+    run(func, a, b, oracle)
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(oracle))
+    assert np.isinf(found[0]).all()
+    np.testing.assert_allclose(found[2], oracle[2], rtol=1e-4, atol=1e-5)
+
+
+def test_what_many_rows_or_blocks_use_is_packed(artifacts):
+    for shape, block in (((64, 64, 64), (64, 32, 32)), ((64, 64, 64), (16, 32, 32))):
+        assert not is_in_place(compile(product(*shape, "float32", block), store=artifacts))
+    forced = compile(product(4, 64, 64, "float32"), config={"pack_b": "block"}, store=artifacts)
+    assert not is_in_place(forced)
+
+
+def test_a_tile_that_two_products_read(artifacts):
+    """Both read b in place, or none does: here one of them takes only a part."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((4, 32), "float32"), B: T.Tensor((64, 32), "float32"),
+        C: T.Tensor((4, 64), "float32"), D: T.Tensor((4, 64), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(2) as bx:
+            a = T.alloc_shared((4, 32), "float32")
+            twice = T.alloc_shared((4, 32), "float32")
+            b = T.alloc_shared((32, 32), "float32")
+            c = T.alloc_fragment((4, 32), "float32")
+            d = T.alloc_fragment((4, 32), "float32")
+            T.copy(A, a)
+            T.copy(B[bx * 32, 0], b)
+            for i, j in T.Parallel(4, 32):
+                twice[i, j] = a[i, j] * 2
+            T.clear(d)
+            T.gemm(a, b, c, transpose_B=True, clear_accum=True)
+            T.gemm(twice, b, d, transpose_B=True)
+            T.copy(c, C[0, bx * 32])
+            T.copy(d, D[0, bx * 32])
+
+    a, b = operands(4, 64, 32, "float32", True)
+    c, d = np.zeros((4, 64), np.float32), np.zeros((4, 64), np.float32)
+    artifact = compile(main, store=artifacts)
+    assert is_in_place(artifact)
+    runtime.load(artifact)(a, b, c, d)
+    np.testing.assert_allclose(c, wanted(a, b, True), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(d, 2 * wanted(a, b, True), rtol=1e-4, atol=1e-4)

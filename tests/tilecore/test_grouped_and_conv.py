@@ -1,0 +1,107 @@
+"""grouped_gemm and conv2d of the library against float64, the oracle and torch."""
+
+import numpy as np
+import pytest
+
+from tilecore import kernels, runtime
+from tilecore.compiler import compile
+from tilecore.errors import InvalidProblem
+from tilecore.interpreter import run
+from workers.correctness import compare, tolerance
+
+GROUPED, CONV = kernels.get("grouped_gemm"), kernels.get("conv2d")
+SMALL = {"block_M": 8, "block_N": 32}
+
+
+def check(definition, problem, inputs, found):
+    k = definition.reduction_length(problem)
+    bounds = tolerance(problem["out_dtype"], "float32", k)
+    report = compare(found, definition.reference(problem, inputs)[0], *bounds)
+    assert report.passed, report.detail
+
+
+def checked(definition, problem, inputs, artifacts, **knobs):
+    config = {**definition.default_config(), **knobs}
+    expected = definition.reference(problem, inputs)[0]
+    found = np.full(expected.shape, np.nan).astype(inputs[0].dtype)
+    runtime.load(compile(definition.program(problem, config), store=artifacts))(*inputs, found)
+    check(definition, problem, inputs, found)
+
+
+@pytest.mark.parametrize("trans_b", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_groups_of_any_size(dtype, trans_b, artifacts):
+    for experts, m, n, k in ((4, 70, 50, 33), (1, 5, 64, 16), (9, 3, 20, 40)):
+        problem = GROUPED.parse_problem(
+            {"experts": experts, "m": m, "n": n, "k": k, "transpose_b": trans_b, "dtype": dtype,
+             "out_dtype": dtype}
+        )  # fmt: skip
+        inputs = GROUPED.inputs(problem, np.random.default_rng(0))
+        checked(GROUPED, problem, inputs, artifacts, **SMALL)
+
+
+def test_empty_groups_and_one_that_has_all(artifacts):
+    problem = GROUPED.parse_problem({"experts": 4, "m": 30, "n": 40, "k": 20})
+    a, b, _ = GROUPED.inputs(problem, np.random.default_rng(1))
+    for ends in ([0, 0, 30, 30, 30], [0, 0, 0, 0, 30], [0, 7, 15, 16, 30]):
+        checked(GROUPED, problem, [a, b, np.array(ends, np.int32)], artifacts, **SMALL)
+
+
+def test_rows_of_no_group_stay(artifacts):
+    problem = GROUPED.parse_problem({"experts": 2, "m": 20, "n": 40, "k": 20})
+    a, b, _ = GROUPED.inputs(problem, np.random.default_rng(2))
+    found = np.full((20, 40), 7, np.float32)
+    program = GROUPED.program(problem, {**GROUPED.default_config(), **SMALL})
+    runtime.load(compile(program, store=artifacts))(a, b, np.array([2, 9, 18], np.int32), found)
+    assert (found[:2] == 7).all()
+    assert (found[18:] == 7).all()
+    np.testing.assert_allclose(found[2:9], a[2:9] @ b[0], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found[9:18], a[9:18] @ b[1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_windows_strides_and_padding(dtype, artifacts):
+    for sizes in (
+        {"batch": 2, "height": 9, "width": 7, "channels": 8, "filters": 10, "padding": 1},
+        {"batch": 1, "height": 12, "width": 11, "channels": 3, "filters": 33, "stride": 2},
+        {"batch": 1, "height": 13, "width": 13, "channels": 32, "filters": 16, "dilation": 2,
+         "kernel": 5, "padding": 3, "stride": 3},
+        {"batch": 3, "height": 4, "width": 4, "channels": 16, "filters": 8, "kernel": 1},
+    ):  # fmt: skip
+        problem = CONV.parse_problem({**sizes, "dtype": dtype, "out_dtype": dtype})
+        inputs = CONV.inputs(problem, np.random.default_rng(3))
+        for block_k in (16, 32):
+            checked(CONV, problem, inputs, artifacts, block_M=16, block_N=32, block_K=block_k)
+
+
+def test_the_oracle_and_the_rivals_agree():
+    image = {"batch": 1, "height": 5, "width": 6, "channels": 4, "filters": 7, "padding": 1}
+    for definition, values, knobs in (
+        (GROUPED, {"experts": 3, "m": 12, "n": 20, "k": 9}, SMALL),
+        (CONV, image, {"block_M": 16, "block_N": 8, "block_K": 8}),
+    ):
+        problem = definition.parse_problem(values)
+        inputs = definition.inputs(problem, np.random.default_rng(4))
+        program = definition.program(problem, {**definition.default_config(), **knobs})
+        found = np.zeros(definition.reference(problem, inputs)[0].shape, np.float32)
+        run(program, *inputs, found)
+        check(definition, problem, inputs, found)
+        check(definition, problem, inputs, definition.rival(problem, inputs)().numpy())
+
+
+def test_a_window_larger_than_the_image_is_refused():
+    sizes = {"batch": 1, "height": 4, "width": 9, "channels": 1, "filters": 1, "kernel": 7}
+    problem = CONV.parse_problem(sizes)
+    with pytest.raises(InvalidProblem, match=r"kernel.*reach of at most 4"):
+        CONV.program(problem, CONV.default_config())
+    with pytest.raises(InvalidProblem, match=r"padding.*from 0 to"):
+        CONV.parse_problem({**sizes, "padding": -1})
+
+
+def test_counts():
+    problem = GROUPED.parse_problem({"experts": 2, "m": 4, "n": 8, "k": 16})
+    assert GROUPED.traffic_bytes(problem) == 4 * (64 + 256 + 32 + 3)
+    assert GROUPED.work_flop(problem) == 2 * 4 * 8 * 16
+    problem = CONV.parse_problem({"batch": 1, "height": 4, "width": 4, "channels": 2, "filters": 3})
+    assert CONV.work_flop(problem) == 2 * 4 * 3 * 18
+    assert CONV.traffic_bytes(problem) == 4 * (32 + 54 + 12)

@@ -1,0 +1,137 @@
+"""Gemms of few rows: the vector operand is read where it lies, since packing it costs more.
+
+Packing pays where every element of b is used by many rows. Where few use it, and no other block
+does, b streams from memory once. If it is transposed, lanes run along K: each sum is a dot
+product of two rows in memory ("dots"). If not, lanes run along N and some rows of b are summed up
+at a time, each a stream of its own ("sums").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from tilecore.inference.options import CpuOptions
+from tilecore.inference.plan import DOTS, SUMS, TileSource
+from tilecore.inference.regions import gemm_extents, is_contiguous
+from tilecore.inference.uses import Use
+from tilecore.ir.analysis import covers_whole
+from tilecore.ir.bounds import variables
+from tilecore.ir.gemm_shape import accumulator_dtype
+from tilecore.ir.nodes import Buffer, Gemm, KernelLaunch
+from tilecore.target import Target
+
+# Up to so many rows a product is faster with b in place than with b packed for it alone.
+MOST_ROWS = {DOTS: 32, SUMS: 16}
+MOST_ROWS_AT_ONCE = {DOTS: 5, SUMS: 16}
+MOST_STREAMS = 8  # rows of b read at once
+MOST_ROWS_BESIDE_TILES = 7  # instructions on tiles take whole groups of more rows
+ELEMENTS = ("float32", "bfloat16", "float16")
+
+
+def choose(
+    gemms: Sequence[Gemm],
+    uses: Mapping[Buffer, Sequence[Use]],
+    sources: Mapping[Buffer, TileSource],
+    launch: KernelLaunch,
+    target: Target,
+    options: CpuOptions,
+) -> dict[Gemm, str]:
+    """Return the form of the gemms whose vector operand is best read in place."""
+    if options.pack_b not in ("auto", "none"):
+        return {}
+    found: dict[Gemm, str] = {}
+    for gemm in gemms:
+        form = DOTS if gemm.transpose_b else SUMS
+        most = MOST_ROWS[form]
+        if form == DOTS and gemm.b.buffer.dtype == "bfloat16" and "amx_bf16" in target.features:
+            most = MOST_ROWS_BESIDE_TILES
+        if most_rows(gemm, sources) <= most and _fits(gemm, uses, sources, launch):
+            found[gemm] = form
+    while shared := [g for g in found if not _agrees(g, found, uses)]:
+        for gemm in shared:
+            del found[gemm]
+    return found
+
+
+def most_rows(gemm: Gemm, sources: Mapping[Buffer, TileSource]) -> int:
+    """Return how many rows of a product can lie inside its tensors."""
+    rows, _ = gemm_extents(gemm.c)
+    source = sources.get(gemm.a.buffer)
+    if source is None or not covers_whole(gemm.a) or len(source.limits) < 2:
+        return rows
+    limit = source.limits[-1 if gemm.transpose_a else -2]
+    bounds = None if limit is None else source.context.bounds(limit)
+    return rows if bounds is None else max(1, min(rows, bounds[1]))
+
+
+def register_tile(
+    gemm: Gemm, form: str, rows: int, target: Target, options: CpuOptions
+) -> tuple[int, int]:
+    """Return rows of a, and rows of b ("dots") or vectors ("sums"), in flight."""
+    most = options.micro_m or MOST_ROWS_AT_ONCE[form]
+    micro_m = math.ceil(rows / math.ceil(rows / most))
+    free = target.vector_registers - 1 - (micro_m if form == DOTS else 0)
+    width = free // (micro_m if form == DOTS else micro_m + 1)
+    limit = MOST_STREAMS if form == DOTS else 4
+    columns = gemm_extents(gemm.c)[1]
+    if form == SUMS:
+        columns = math.ceil(columns / target.lanes(accumulator_dtype(gemm)))
+    return micro_m, max(1, min(options.micro_n or limit, width, columns))
+
+
+def is_read_once(source: TileSource, launch: KernelLaunch) -> bool:
+    """Return whether no two blocks read the same box of the tensor."""
+    used = set().union(*(variables(o) for o in source.copy.src.offsets))
+    ranges = source.context.ranges
+    return all(v in used or ranges.get(v) == (0, 0) for v in launch.block_vars)
+
+
+def _fits(
+    gemm: Gemm,
+    uses: Mapping[Buffer, Sequence[Use]],
+    sources: Mapping[Buffer, TileSource],
+    launch: KernelLaunch,
+) -> bool:
+    a, b = gemm.a.buffer, gemm.b.buffer
+    source = sources.get(b)
+    if source is None or a is b or gemm.transpose_a or accumulator_dtype(gemm) != "float32":
+        return False
+    if not all(str(x.dtype) in ELEMENTS for x in (a, b, source.copy.src.buffer)):
+        return False
+    in_order = len(source.axes) == 2 and all(axis is not None for axis in source.axes)
+    if not in_order or source.copy.src.buffer.dtype != b.dtype:
+        return False
+    if not is_contiguous(source.copy.src) or not is_read_once(source, launch):
+        return False
+    if a.scope == "global" or not _lies_in_rows(a, uses, sources):
+        return False
+    readers = [u for u in uses[b] if u.role != "copy-dst"]
+    return all(u.role == "gemm-b" and u.region and covers_whole(u.region) for u in readers)
+
+
+def _lies_in_rows(
+    a: Buffer, uses: Mapping[Buffer, Sequence[Use]], sources: Mapping[Buffer, TileSource]
+) -> bool:
+    """Return whether neighbours along K lie side by side, wherever the tile is placed."""
+    if any(u.role == "gemm-b" for u in uses[a]):
+        return False
+    source = sources.get(a)
+    return source is None or is_contiguous(source.copy.src)
+
+
+def _agrees(gemm: Gemm, found: Mapping[Gemm, str], uses: Mapping[Buffer, Sequence[Use]]) -> bool:
+    """Return whether all gemms that read b, or a in another type, have this form."""
+    readers = [u.stmt for u in uses[gemm.b.buffer] if isinstance(u.stmt, Gemm)]
+    return all(found.get(r) == found[gemm] for r in readers)
+
+
+def describe(gemm: Gemm, form: str, rows: int, size: tuple[int, int]) -> str:
+    """Return how such a gemm is computed, in words."""
+    _, columns = gemm_extents(gemm.c)
+    streams = "rows of b" if form == DOTS else "vectors"
+    lanes = "K, summed across at the end" if form == DOTS else "N"
+    return (
+        f"{gemm.span}: gemm {rows}x{columns}: register tile {size[0]} rows x {size[1]} {streams}; "
+        f"lanes run along {lanes}; few rows: b is read in place"
+    )

@@ -1,0 +1,265 @@
+"""T.gemm of few rows: b is read where it lies in a tensor (inference/few_rows.py says when).
+
+Dots: lanes run along K. Some rows of b stream from memory at once, each multiplied by every row
+of a; the lanes of each sum are added up at the end. Sums: lanes run along N. Some rows of b at a
+time are added to the sums, which stay in the caches meanwhile: few long streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import tirx as tir
+
+from tilecore.inference.plan import DOTS, GemmPlan
+from tilecore.lowering.cpu.access import (
+    Accessor,
+    Place,
+    lane_mask,
+    masked_raw,
+    vector_load,
+    vector_store,
+)
+from tilecore.lowering.cpu.gemm import GemmLowering, balanced_splits, known_truth
+from tilecore.lowering.cpu.groups import load_words
+from tilecore.lowering.cpu.scalar import zero
+from tilecore.lowering.cpu.tir import add, broadcast, minimum, mul, quotient, vector_type
+from tilecore.target import Target
+
+ROWS_AT_ONCE = 8  # rows of b in one step of sums
+SUM = "tilecore_sum_float32"
+HIGH_HALF = -0x10000
+
+
+class FewRowsLowering(GemmLowering):
+    """What both forms share: rows of a, of which few are real."""
+
+    def __init__(self, accessor: Accessor, plan: GemmPlan, target: Target) -> None:
+        super().__init__(accessor, plan, target)
+        bounds = [accessor.bounds(limit) for limit in plan.row_limits]
+        self.fits_rows = all(b is not None and b[0] >= plan.most_rows for b in bounds)
+        self.clears = known_truth(plan.gemm.clear_accum, accessor)
+
+    def emit(self) -> None:
+        """Emit all groups of columns, and of rows in each."""
+        self._clear_edges()
+        width = self._width
+        limit = self.plan.n if self.columns is None else self.columns
+        whole = quotient(limit, width)
+        if not isinstance(whole, int) or whole:
+            with self.builder.loop(whole) as group:
+                self._groups_of_rows(mul(group, width), width // self._step, is_whole=True)
+        if isinstance(limit, int) and limit % width == 0:
+            return
+        done = self.builder.bind(mul(whole, width))
+        rest = _i32(limit) - _i32(done)
+        steps = quotient(add(rest, self._step - 1), self._step)
+        with self.builder.loop(steps) as one:
+            self._groups_of_rows(add(done, mul(one, self._step)), 1, is_whole=False)
+
+    @property
+    def _step(self) -> int:
+        """Columns of one row of b (dots) or one vector of it (sums)."""
+        return 1 if self.plan.form == DOTS else self.lanes
+
+    @property
+    def _width(self) -> int:
+        return self.plan.micro_n * self._step
+
+    def _groups_of_rows(self, column: Any, count: int, *, is_whole: bool) -> None:
+        column = self.builder.bind(column)
+        first = 0
+        for size, groups in balanced_splits(self.plan.most_rows, self.plan.micro_m):
+            with self.builder.loop(groups) as group:
+                row = self.builder.bind(add(first, mul(group, size)))
+                if self.fits_rows or self.rows is None:
+                    self._tile(row, size, column, count, is_whole=is_whole, edge=False)
+                else:
+                    self._edge(row, size, column, count, is_whole=is_whole)
+            first += size * groups
+
+    def _edge(self, row: Any, size: int, column: Any, count: int, *, is_whole: bool) -> None:
+        builder, rows = self.builder, _i32(self.rows)
+        with builder.when(tir.LE(_i32(add(row, size)), rows)):
+            self._tile(row, size, column, count, is_whole=is_whole, edge=False)
+        with builder.otherwise(), builder.when(tir.LT(_i32(row), rows)):
+            self._tile(row, size, column, count, is_whole=is_whole, edge=True)
+
+    def _a_bases(self, row: Any, size: int, edge: bool) -> list[Any]:
+        rows = [add(row, i) for i in range(size)]
+        if edge:  # rows that are not there are computed as the last one, and not stored
+            rows = [minimum(r, add(self.rows, -1)) for r in rows]
+        return [self.builder.bind(self.a.at(r, 0)) for r in rows]
+
+    def _tile(
+        self, row: Any, size: int, column: Any, count: int, *, is_whole: bool, edge: bool
+    ) -> None:
+        raise NotImplementedError
+
+
+class DotsLowering(FewRowsLowering):
+    """Lanes run along K."""
+
+    def _tile(
+        self, row: Any, size: int, column: Any, count: int, *, is_whole: bool, edge: bool
+    ) -> None:
+        builder, lanes = self.builder, self.lanes
+        sums = builder.registers(size * count, lanes, "float32")
+        for register in sums:
+            builder.store(register, zero("float32", lanes), 0, lanes)
+        a_rows = self._a_bases(row, size, edge)
+        b_rows = [builder.bind(self.b.at(0, add(column, j))) for j in range(count)]
+        step = lanes * self._parts
+        blocks = quotient(self.depth, step)
+        with builder.loop(blocks) as block:
+            self._products(sums, a_rows, b_rows, mul(block, step), None)
+        if not isinstance(self.depth, int) or self.depth % step:
+            start = builder.bind(mul(blocks, step))
+            with builder.when(tir.LT(_i32(start), _i32(self.depth))):
+                self._products(sums, a_rows, b_rows, start, lane_mask(start, self.depth, step))
+        builder.define_llvm(f"{SUM}_x{lanes}", _sum_text(lanes))
+        for i in range(size):
+            with self._row_guard(row, i, edge):
+                for j in range(count):
+                    total = builder.load(sums[i * count + j], 0, lanes)
+                    self._add(add(row, i), add(column, j), total)
+
+    @property
+    def _parts(self) -> int:
+        """Vectors of sums that one vector of elements gives products for."""
+        stored = {place.storage.dtype for place in (self.a.place, self.b_place)}
+        return 2 if stored == {"bfloat16"} else 1
+
+    def _products(  # type: ignore[override]
+        self, sums: Sequence[Any], a_rows: Sequence[Any], b_rows: Sequence[Any], k: Any, mask: Any
+    ) -> None:
+        builder, lanes, count = self.builder, self.lanes, len(b_rows)
+        a_parts = [self._floats(self.a.place, add(base, k), mask) for base in a_rows]
+        for j, base in enumerate(b_rows):
+            b_parts = self._floats(self.b_place, add(base, k), mask)
+            for i, parts in enumerate(a_parts):
+                register = sums[i * count + j]
+                for a, b in zip(parts, b_parts, strict=True):
+                    total = builder.load(register, 0, lanes) + a * b
+                    builder.store(register, total, 0, lanes)
+
+    def _floats(self, place: Place, offset: Any, mask: Any) -> list[Any]:
+        """Return neighbours along K as vectors of floats; of pairs, the first and the second."""
+        builder, lanes = self.builder, self.lanes
+        if self._parts == 1:
+            return [builder.bind(vector_load(builder, place, offset, lanes, "float32", mask))]
+        if mask is None:
+            words = builder.bind(load_words(builder, place, offset, lanes))
+        else:
+            raw = masked_raw(place, offset, 2 * lanes, mask)
+            words = builder.bind(tir.reinterpret(vector_type("int32", lanes), raw))
+        first = tir.shift_left(words, broadcast(_i32(16), lanes))
+        second = tir.bitwise_and(words, broadcast(_i32(HIGH_HALF), lanes))
+        kind = vector_type("float32", lanes)
+        return [builder.bind(tir.reinterpret(kind, half)) for half in (first, second)]
+
+    def _add(self, row: Any, column: Any, lanes_of_sum: Any) -> None:
+        """Add the lanes of a sum to its element of c."""
+        builder, place = self.builder, self.c.place
+        total = tir.call_pure_extern("float32", f"{SUM}_x{self.lanes}", lanes_of_sum)
+        offset = builder.bind(self.c.at(row, column))
+        if self.clears is not True:
+            before = vector_load(builder, place, offset, 1, "float32")
+            if self.clears is None:
+                cond = self.accessor.scalar(self.gemm.clear_accum)
+                before = tir.if_then_else(cond, zero("float32"), before)
+            total = builder.bind(before) + total
+        vector_store(builder, place, self._stored(total, 1), offset, 1)
+
+
+class SumsLowering(FewRowsLowering):
+    """Lanes run along N."""
+
+    def emit(self) -> None:
+        """Emit a pass over the columns for every few rows of b."""
+        if self.clears is not False:
+            self._clear()
+        depth = self.depth
+        whole = quotient(depth, ROWS_AT_ONCE)
+        with self.builder.loop(whole) as block:
+            self._pass(self.builder.bind(mul(block, ROWS_AT_ONCE)), ROWS_AT_ONCE)
+        if not isinstance(depth, int) or depth % ROWS_AT_ONCE:
+            done = self.builder.bind(mul(whole, ROWS_AT_ONCE))
+            with self.builder.loop(_i32(depth) - _i32(done), start=done) as k:
+                self._pass(k, 1)
+
+    def _clear(self) -> None:
+        """Clear c before the first pass."""
+        builder, lanes = self.builder, self.lanes
+        rows = self.plan.m if self.rows is None or not self.in_output else self.rows
+
+        def clear() -> None:
+            with builder.loop(rows) as row:
+                for j in range(-(-self.plan.n // lanes)):
+                    value = zero(self.c.place.storage.dtype, lanes)
+                    offset, mask = self.c.at(row, j * lanes), self._mask(0, j)
+                    vector_store(builder, self.c.place, value, offset, lanes, mask)
+
+        if self.clears:
+            clear()
+            return
+        with builder.when(self.accessor.scalar(self.gemm.clear_accum)):
+            clear()
+
+    def _pass(self, k: Any, depth: int) -> None:
+        self.k, self.pass_depth = k, depth
+        super().emit()
+
+    def _clear_edges(self) -> None:
+        """Nothing: c was cleared whole."""
+
+    def _tile(
+        self, row: Any, size: int, column: Any, count: int, *, is_whole: bool, edge: bool
+    ) -> None:
+        builder, lanes = self.builder, self.lanes
+        sums = builder.registers(size * count, lanes, "float32")
+        mask = None if is_whole else self._edge_mask(column)
+        places = [(i, j) for i in range(size) for j in range(count)]
+        for i, j in places:
+            with self._row_guard(row, i, edge):
+                offset = self.c.at(add(row, i), add(column, j * lanes))
+                value = vector_load(builder, self.c.place, offset, lanes, "float32", mask)
+                builder.store(sums[i * count + j], value, 0, lanes)
+        bases = self._a_bases(row, size, edge)
+        for step in range(self.pass_depth):
+            k = add(self.k, step)
+            vectors = []
+            for j in range(count):
+                offset = self.b.at(k, add(column, j * lanes))
+                value = vector_load(builder, self.b_place, offset, lanes, "float32", mask)
+                vectors.append(builder.bind(value))
+            for i, base in enumerate(bases):
+                scalar = self._a_scalar(add(base, k))
+                factor = builder.bind(broadcast(scalar, lanes))
+                for j, vector in enumerate(vectors):
+                    register = sums[i * count + j]
+                    total = builder.load(register, 0, lanes) + factor * vector
+                    builder.store(register, total, 0, lanes)
+        for i, j in places:
+            with self._row_guard(row, i, edge):
+                value = self._stored(builder.load(sums[i * count + j], 0, lanes))
+                offset = self.c.at(add(row, i), add(column, j * lanes))
+                vector_store(builder, self.c.place, value, offset, lanes, mask)
+
+    def _edge_mask(self, column: Any) -> Any:
+        limit = self.plan.n if self.columns is None else self.columns
+        return lane_mask(column, limit, self.lanes)
+
+
+def _sum_text(lanes: int) -> str:
+    kind, name = f"<{lanes} x float>", f"llvm.vector.reduce.fadd.v{lanes}f32"
+    return f"""declare float @{name}(float, {kind})
+define linkonce_odr hidden float @{SUM}_x{lanes}({kind} %x) alwaysinline {{
+  %r = call reassoc float @{name}(float 0.0, {kind} %x)
+  ret float %r
+}}"""
+
+
+def _i32(value: Any) -> Any:
+    return tir.IntImm("int32", value) if isinstance(value, int) else value

@@ -1,0 +1,235 @@
+"""Parallel nests that compute a vector operand of bfloat16 straight into its panels of groups.
+
+Two neighbours along K make one 32-bit word, so a step computes two rows of the operand. An element
+that is a table's entry at 4 bits of a word is looked up by one permutation for both rows, where
+the bits of the second row lie 16 above those of the first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx as tir
+
+from tilecore.inference.storage import Storage
+from tilecore.ir.bounds import linear
+from tilecore.ir.expr import Binary, Cast, Expr, Load, Var, binary, const, int_value
+from tilecore.ir.nodes import Let, Parallel, Seq, Stmt, Store
+from tilecore.ir.substitute import substitute_expr
+from tilecore.lowering.cpu.access import Accessor
+from tilecore.lowering.cpu.lets import has_vector_form, indices_of, inlined
+from tilecore.lowering.cpu.nest import NestLowering
+from tilecore.lowering.cpu.scalar import Scope, convert, lower, to_memory, widen
+from tilecore.lowering.cpu.tir import add, broadcast, mul, vector_type
+
+GROUP, LANES, TABLE = 2, 16, 16
+PERIOD = 8  # rows of one step: the 4-bit elements of a 32-bit word
+PERMUTE = "tilecore_permute_u16x32"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lookup:
+    """Elements that are ``table[(word >> shifts[k % PERIOD]) & 15]``."""
+
+    table: Load
+    word: Load
+    shifts: tuple[int, ...]
+
+
+class GroupNestLowering(NestLowering):
+    """Emits one nest over (K, N) that fills a tile of panels of pairs."""
+
+    def emit(self, nest: Parallel) -> None:
+        """Emit loops over pairs of rows and vectors of columns."""
+        nest = inlined(nest)
+        self.row, column = nest.loop_vars
+        rows, columns = (int_value(e) or 0 for e in nest.extents)
+        self.lookup = find_lookup(nest, self.accessor)
+        if self.lookup is None and not self._is_vector(nest, column):
+            NestLowering(self.accessor, self.target, self.statement).emit(nest)
+            return
+        for var, size in ((self.row, rows), (column, columns)):
+            self.accessor.tops[var] = const(size)
+        self.accessor.ranges[self.row] = (0, rows - 1)
+        self.entries = None if self.lookup is None else self._entries(self.lookup)
+        step = PERIOD if rows % PERIOD == 0 else GROUP
+        with self.builder.loop(rows // step) as q, self.builder.loop(columns // LANES) as j:
+            first, start = self.builder.bind(mul(q, step)), self.builder.bind(mul(j, LANES))
+            for offset in range(0, step, GROUP):
+                self.first, self.offset = add(first, offset), offset
+                self._vector(nest, column, start, LANES, (0, columns - 1))
+        self.accessor.ranges.pop(self.row)
+
+    def _is_vector(self, nest: Parallel, column: Var) -> bool:
+        body = nest.body.stmts if isinstance(nest.body, Seq) else (nest.body,)
+        lets = [s for s in body if isinstance(s, Let)]
+        indices = [index for s in body for index in indices_of(s)]
+        return has_vector_form(lets, indices) and self._values_vectorise(body, column)
+
+    def _scalar(self, body: Stmt, var: Var, start: Any, count: Any) -> None:
+        for half in range(GROUP):
+            self.accessor.values[self.row] = add(self.first, half)
+            super()._scalar(body, var, start, count)
+
+    def _vector_body(self, nest: Parallel, scope: Scope) -> None:
+        self.accessor.values[self.row] = self.first
+        store = _store(nest)
+        place = self.accessor.places[store.buffer]
+        storage = place.storage
+        assert isinstance(storage, Storage)
+        if self.lookup is None:
+            words = self._words([self._row(nest, scope, half) for half in range(GROUP)])
+        else:
+            words = self._looked_up(self.lookup, scope)
+        self.accessor.values[self.row] = self.first
+        offset, _ = self.accessor.offset(place, store.indices)
+        value = tir.reinterpret(vector_type("uint16", LANES * GROUP), words)
+        self.builder.store(place.memory, value, offset, LANES * GROUP)
+
+    def _row(self, nest: Parallel, scope: Scope, half: int) -> Any:
+        """Return the elements of one row as uint16."""
+        self.accessor.values[self.row] = self.builder.bind(add(self.first, half))
+        body = nest.body.stmts if isinstance(nest.body, Seq) else (nest.body,)
+        for stmt in body:
+            if isinstance(stmt, Let):
+                scope = self._bind(stmt, scope)
+        value = _store(nest).value
+        if isinstance(value, Cast) and value.dtype == "bfloat16" and value.a.dtype == "float32":
+            value = value.a  # rounded once, below
+        lowered = widen(lower(value, scope), value, scope, scope.lanes)
+        if value.dtype != "float32":
+            lowered = convert(lowered, value.dtype, "bfloat16", LANES)
+        return to_memory(lowered, "bfloat16", LANES)
+
+    def _words(self, rows: list[Any]) -> Any:
+        kind = vector_type("uint32", LANES)
+        low, high = (tir.Cast(kind, row) for row in rows)
+        return tir.bitwise_or(low, tir.shift_left(high, broadcast(tir.IntImm("uint32", 16), LANES)))
+
+    # --- tables -------------------------------------------------------------------------------
+
+    def _entries(self, lookup: Lookup) -> Any:
+        """Return the table twice, as the permutation wants it."""
+        place = self.accessor.places[lookup.table.buffer]
+        zeros = [const(0)] * len(lookup.table.indices)
+        offset, _ = self.accessor.offset(place, place.indices(tuple(zeros)))
+        once = self.builder.bind(self.builder.load(place.memory, offset, TABLE))
+        order = [tir.IntImm("int32", i % TABLE) for i in range(2 * TABLE)]
+        return self.builder.bind(tir.Shuffle([once, once], order))
+
+    def _looked_up(self, lookup: Lookup, scope: Scope) -> Any:
+        self.builder.define_llvm(PERMUTE, _PERMUTE_TEXT)
+        kind = vector_type("uint16", LANES * GROUP)
+        codes = tir.reinterpret(kind, lower(lookup.word, scope))
+        shift = lookup.shifts[self.offset]
+        if shift:
+            by = broadcast(tir.IntImm("uint16", shift), LANES * GROUP)
+            codes = tir.shift_right(codes, by)
+        return tir.call_pure_extern(kind, PERMUTE, self.entries, codes)
+
+
+def fills_groups(nest: Parallel, accessor: Accessor) -> bool:
+    """Return whether a nest is one that this module lowers."""
+    body = nest.body.stmts if isinstance(nest.body, Seq) else (nest.body,)
+    if len(nest.loop_vars) != 2 or not isinstance(body[-1], Store):
+        return False
+    if not all(isinstance(s, Let) for s in body[:-1]):
+        return False
+    storage = accessor.places[body[-1].buffer].storage
+    if not isinstance(storage, Storage) or storage.group != GROUP or storage.axis != 1:
+        return False
+    rows, columns = (int_value(e) or 0 for e in nest.extents)
+    at_vars = all(i is v for i, v in zip(body[-1].indices, nest.loop_vars, strict=True))
+    whole = rows % GROUP == 0 and columns % LANES == 0 and rows > 0 and columns > 0
+    return at_vars and whole and storage.dtype == "bfloat16"
+
+
+def find_lookup(nest: Parallel, accessor: Accessor) -> Lookup | None:
+    """Return the table and the words that the elements of ``nest`` come from, if they do."""
+    row, column = nest.loop_vars
+    body = nest.body.stmts if isinstance(nest.body, Seq) else (nest.body,)
+    value: Expr = _store(nest).value
+    for stmt in reversed(body[:-1]):
+        assert isinstance(stmt, Let)
+        value = substitute_expr(value, {stmt.var: stmt.value})
+    rows = int_value(nest.extents[0]) or 0
+    if not isinstance(value, Load) or len(value.indices) != 1 or rows % PERIOD:
+        return None
+    if value.buffer.static_shape != (TABLE,) or value.buffer.dtype != "bfloat16":
+        return None
+    found = _nibble(value.indices[0])
+    if found is None:
+        return None
+    word, shift = found
+    if accessor.stride_of(word.buffer, word.indices, column) != 1:
+        return None
+    shifts = [linear(fold(shift, row, k)) for k in range(rows)]
+    if any(s is None or s.coefficients for s in shifts):
+        return None
+    known = tuple(s.constant for s in shifts if s is not None)
+    if any(s != known[k % PERIOD] for k, s in enumerate(known)):
+        return None
+    for k in range(0, rows, GROUP):
+        same = all(_is_same(fold(i, row, k), fold(i, row, k + 1)) for i in word.indices)
+        if not same or known[k + 1] - known[k] != 16 or not 0 <= known[k] <= 12:
+            return None
+    return Lookup(value, word, known[:PERIOD])
+
+
+def _nibble(index: Expr) -> tuple[Load, Expr] | None:
+    """Return the word and the shift of ``(word >> shift) & 15``."""
+    masked = index.a if isinstance(index, Cast) else index
+    if not isinstance(masked, Binary) or masked.op != "bitand":
+        return None
+    if int_value(masked.b) != TABLE - 1:
+        return None
+    value = masked.a
+    shift: Expr = const(0)
+    if isinstance(value, Binary) and value.op == "shr":
+        shift = value.b
+        value = value.a
+    if not isinstance(value, Load) or value.buffer.dtype not in ("int32", "uint32"):
+        return None
+    return value, shift
+
+
+def fold(expr: Expr, var: Var, value: int) -> Expr:
+    """Return an index with ``var`` known, its constant parts computed."""
+    return _folded(substitute_expr(expr, {var: const(value, var.dtype)}))
+
+
+def _folded(expr: Expr) -> Expr:
+    if isinstance(expr, Cast) and expr.dtype.is_integer:
+        return _folded(expr.a)
+    if not isinstance(expr, Binary):
+        return expr
+    a, b = _folded(expr.a), _folded(expr.b)
+    x, y = int_value(a), int_value(b)
+    if x is not None and y:
+        if expr.op == "floordiv":
+            return const(x // y)
+        if expr.op == "mod":
+            return const(x % y)
+    return binary(expr.op, a, b)
+
+
+def _is_same(a: Expr, b: Expr) -> bool:
+    x, y = linear(a), linear(b)
+    if x is None or y is None:
+        return False
+    difference = x.plus(y, -1)
+    return not difference.coefficients and difference.constant == 0
+
+
+def _store(nest: Parallel) -> Store:
+    last = nest.body.stmts[-1] if isinstance(nest.body, Seq) else nest.body
+    assert isinstance(last, Store)
+    return last
+
+
+_PERMUTE_TEXT = f"""declare <32 x i16> @llvm.x86.avx512.permvar.hi.512(<32 x i16>, <32 x i16>)
+define linkonce_odr hidden <32 x i16> @{PERMUTE}(<32 x i16> %t, <32 x i16> %i) alwaysinline {{
+  %r = call <32 x i16> @llvm.x86.avx512.permvar.hi.512(<32 x i16> %t, <32 x i16> %i)
+  ret <32 x i16> %r
+}}"""

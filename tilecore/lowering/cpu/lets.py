@@ -1,0 +1,71 @@
+"""Let bindings in the body of a parallel nest that is to run in vectors.
+
+What indices are made of, and conditions, are put in the place of their names: accesses are judged
+by their indices, and LLVM cannot bind a vector of truth values. The rest is bound, lane by lane.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilecore.ir.bounds import variables
+from tilecore.ir.expr import Expr, Load, Var
+from tilecore.ir.nodes import Let, Parallel, Seq, Stmt, Store
+from tilecore.ir.substitute import substitute_stmt
+from tilecore.ir.visitor import expressions, walk_expr
+
+
+def inlined(nest: Parallel) -> Parallel:
+    """Return ``nest`` with its indices and conditions free of bindings, where they can be."""
+    stmts = nest.body.stmts if isinstance(nest.body, Seq) else (nest.body,)
+    if not any(isinstance(s, Let) for s in stmts):
+        return nest
+    if not all(isinstance(s, (Let, Store)) for s in stmts):
+        return nest
+    needed = _needed(stmts)
+    values: dict[Var, Expr] = {}
+    kept: list[Stmt] = []
+    for stmt in stmts:
+        found = substitute_stmt(stmt, values) if values else stmt
+        if isinstance(found, Let) and found.var in needed and not has_loads(found.value):
+            values[found.var] = found.value
+        else:
+            kept.append(found)
+    return replace(nest, body=kept[0] if len(kept) == 1 else Seq(tuple(kept)))
+
+
+def has_vector_form(lets: list[Let], indices: list[Expr]) -> bool:
+    """Return whether bindings that are left can be bound lane by lane."""
+    bound = {let.var for let in lets}
+    is_plain = all(let.var.dtype != "bool" for let in lets)
+    return is_plain and not any(variables(index) & bound for index in indices)
+
+
+def has_loads(expr: Expr) -> bool:
+    """Return whether an expression reads an element."""
+    return any(isinstance(node, Load) for node in walk_expr(expr))
+
+
+def is_uniform(expr: Expr, varying: set[Var]) -> bool:
+    """Return whether an expression mentions no element and none of the variables."""
+    return not has_loads(expr) and not variables(expr) & varying
+
+
+def indices_of(stmt: Stmt) -> list[Expr]:
+    """Return the indices of all accesses of a statement."""
+    nodes = [n for e in expressions(stmt) for n in walk_expr(e)]
+    found = [i for n in nodes if isinstance(n, Load) for i in n.indices]
+    return [*found, *stmt.indices] if isinstance(stmt, Store) else found
+
+
+def _needed(stmts: tuple[Stmt, ...]) -> set[Var]:
+    """Return the variables that indices and conditions are made of, directly or not."""
+    lets = {s.var: s.value for s in stmts if isinstance(s, Let)}
+    found = {v for v in lets if v.dtype == "bool"}
+    found |= {v for s in stmts for i in indices_of(s) for v in variables(i) if v in lets}
+    waiting = list(found)
+    while waiting:
+        for var in variables(lets[waiting.pop()]) & lets.keys() - found:
+            found.add(var)
+            waiting.append(var)
+    return found
