@@ -43,7 +43,7 @@ from tilecore.lowering.cpu import division, float8, stream, vector_math
 from tilecore.lowering.cpu.access import Accessor, Place
 from tilecore.lowering.cpu.amx import TileLowering
 from tilecore.lowering.cpu.atomic import emit_atomic
-from tilecore.lowering.cpu.copy import Box, is_pack, is_row_copy, row_copy
+from tilecore.lowering.cpu.copy import Box, is_pack, is_row_copy, packing_tasks, row_copy
 from tilecore.lowering.cpu.dot import DotLowering
 from tilecore.lowering.cpu.fold import FoldLowering
 from tilecore.lowering.cpu.gemm import GemmLowering
@@ -162,9 +162,9 @@ class _LaunchLowering:
             tiles * storage.size, memory_type(storage.dtype), f"{tile.buffer.name}_packed"
         )
         self.packed[tile.buffer] = memory
-        panels = -(-storage.shape[storage.axis] // storage.width)
-        with self.builder.loop(tiles * panels, parallel=tiles * panels > 1) as task:
-            number, panel = quotient(task, panels), remainder(task, panels)
+        tasks = packing_tasks(copy, storage)
+        with self.builder.loop(tiles * tasks, parallel=tiles * tasks > 1) as task:
+            number, part = quotient(task, tasks), remainder(task, tasks)
             rest = number
             for var, first, count in reversed(tile.hoist_vars):
                 self.accessor.values[var] = self.builder.bind(add(first, remainder(rest, count)))
@@ -173,7 +173,7 @@ class _LaunchLowering:
             place = Place(memory, storage, self.builder.bind(mul(number, storage.size)))
             self.accessor.places[tile.buffer] = place
             packer = packer_for(self.accessor, copy, self.target, place)
-            packer.pack(panel)
+            packer.pack(part)
         for var, _, _ in tile.hoist_vars:
             self.accessor.values.pop(var)
             self.accessor.ranges.pop(var)
@@ -321,8 +321,8 @@ class _LaunchLowering:
             if is_pack(stmt, source, dest):
                 place = accessor.places[stmt.dst.buffer]
                 packer = packer_for(accessor, stmt, self.target, place)
-                with self.builder.loop(packer.panels) as panel:
-                    packer.pack(panel)
+                with self.builder.loop(packing_tasks(stmt, packer.storage)) as task:
+                    packer.pack(task)
                 return
             if is_row_copy(stmt, source, dest):
                 row_copy(accessor, stmt, self.target)
