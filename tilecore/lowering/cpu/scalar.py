@@ -64,8 +64,9 @@ def _loaded_bits(value: Any) -> Any | None:
         return None
     shifted = value.args[0]
     wide = shifted.a if isinstance(shifted, tir.LShift) else None
-    is_half = isinstance(wide, tir.Cast) and str(wide.value.ty).startswith("uint16")
-    return wide.value if is_half else None
+    if isinstance(wide, tir.Cast) and str(wide.value.ty).startswith("uint16"):
+        return wide.value
+    return None
 
 
 def _nibble(value: Any, dtype: str, lanes: int) -> Any:
