@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tilecore.inference.dots import Dot
+from tilecore.inference.outputs import Output
 from tilecore.inference.storage import Storage
 from tilecore.inference.uses import Context
 from tilecore.ir.expr import Expr, Var
-from tilecore.ir.nodes import Buffer, Copy, Gemm, KernelLaunch, Region, Stmt
+from tilecore.ir.nodes import Buffer, Copy, Gemm, KernelLaunch, Stmt
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +37,8 @@ class TilePlan:
         block: scratch memory of the running block;
         in_place: not stored, read from its source;
         grid: packed for all values of ``hoist_vars`` before the grid runs;
-        output: not stored, accumulated in the output region.
+        output: not stored, accumulated in the output region;
+        late: scratch memory, copied to the output region by the last step of its gemm.
     """
 
     buffer: Buffer
@@ -44,7 +46,7 @@ class TilePlan:
     placement: str = "block"
     source: TileSource | None = None
     hoist_vars: tuple[tuple[Var, int, int], ...] = ()  # variable, first value, count
-    output: Region | None = None
+    output: Output | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +56,8 @@ class GemmPlan:
     Limits are expressions (None: the whole extent): rows and columns beyond them are neither
     computed nor written; products beyond ``k_limit`` are zero and skipped. ``dot`` is the
     instruction that sums up several products, if there is one for the operands; ``tile`` the rows
-    and groups of its tiles, if it works on tiles.
+    and groups of its tiles, if it works on tiles; ``late`` where its last step writes the sums;
+    ``is_b_far``: the vector operand comes from beyond the caches of a core.
     """
 
     gemm: Gemm
@@ -68,6 +71,8 @@ class GemmPlan:
     k_limit: Expr | None = None
     dot: Dot | None = None
     tile: tuple[int, int] | None = None
+    late: Output | None = None
+    is_b_far: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

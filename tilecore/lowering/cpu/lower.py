@@ -46,7 +46,7 @@ from tilecore.lowering.cpu.atomic import emit_atomic
 from tilecore.lowering.cpu.copy import Box, is_pack, is_row_copy, packing_tasks, row_copy
 from tilecore.lowering.cpu.dot import DotLowering
 from tilecore.lowering.cpu.fold import FoldLowering
-from tilecore.lowering.cpu.gemm import GemmLowering
+from tilecore.lowering.cpu.gemm import GemmLowering, box_place
 from tilecore.lowering.cpu.groups import packer_for
 from tilecore.lowering.cpu.nest import NestLowering, as_nest
 from tilecore.lowering.cpu.output import Assertions, emit_assert, emit_print
@@ -248,19 +248,12 @@ class _LaunchLowering:
         places = self.accessor.places
         if tile.placement == "in_place":
             assert tile.source is not None
-            origin = places[tile.source.copy.src.buffer]
             axes = tuple(a for a in tile.source.axes if a is not None)
-            places[tile.buffer] = Place(
-                origin.memory, origin.storage, origin.base, tile.source.copy.src.offsets, axes, True
-            )
+            places[tile.buffer] = box_place(self.accessor, tile.source.copy.src, axes)
         elif tile.placement == "output":
             assert tile.output is not None
-            origin = places[tile.output.buffer]
-            places[tile.buffer] = Place(
-                origin.memory, origin.storage, origin.base, tile.output.offsets,
-                kept_axes(tile.output), True,
-            )  # fmt: skip
-        elif tile.placement == "block":
+            places[tile.buffer] = box_place(self.accessor, tile.output.region)
+        elif tile.placement in ("block", "late"):
             memory = self.builder.alloc(
                 tile.storage.size, memory_type(tile.storage.dtype), tile.buffer.name
             )
