@@ -16,7 +16,7 @@ from tvm import tirx as tir
 from tilecore.inference.plan import GemmPlan
 from tilecore.inference.storage import CACHE_LINE_BYTES, Storage
 from tilecore.ir.dtype import DType
-from tilecore.lowering.cpu.access import Accessor, Place, vector_load, vector_store
+from tilecore.lowering.cpu.access import Accessor, LaneMask, Place, vector_load, vector_store
 from tilecore.lowering.cpu.gemm import GemmLowering, Strided, known_truth
 from tilecore.lowering.cpu.tir import add, index, mul, quotient
 from tilecore.target import Target
@@ -121,7 +121,7 @@ class TileLowering(GemmLowering):
                 vector_store(self.builder, self.scratch, value, to, LANES)
 
     def _copy_out(
-        self, target: Strided | None, mask_of: Callable[[Any, int], Any],
+        self, target: Strided | None, mask_of: Callable[[Any, int], LaneMask | None],
         row: Any, column: Any, size: int, count: int,
     ) -> None:  # fmt: skip
         """Copy sums from scratch memory to ``target``."""

@@ -22,8 +22,8 @@ from tilecore.ir.gemm_shape import accumulator_dtype
 from tilecore.ir.nodes import Region
 from tilecore.lowering.cpu.access import (
     Accessor,
+    LaneMask,
     Place,
-    lane_mask,
     load_values,
     vector_load,
     vector_store,
@@ -293,20 +293,20 @@ class GemmLowering:
             return contextlib.nullcontext()
         return self.builder.when(tir.LT(_expr(add(row, i)), _expr(self.rows)))
 
-    def _mask(self, column: Any, j: int) -> Any | None:
+    def _mask(self, column: Any, j: int) -> LaneMask | None:
         if not self.is_tight:
             return None
         if self.plan.n % self.lanes == 0 and (self.columns is None or not self.in_output):
             return None
         limit = self.plan.n if self.columns is None or not self.in_output else self.columns
-        return lane_mask(add(column, j * self.lanes), limit, self.lanes)
+        return LaneMask(add(column, j * self.lanes), limit, self.lanes)
 
-    def _late_mask(self, column: Any, j: int) -> Any | None:
+    def _late_mask(self, column: Any, j: int) -> LaneMask | None:
         """Return which lanes of the output exist."""
         if self.columns is None and self.plan.n % self.lanes == 0:
             return None
         limit = self.plan.n if self.columns is None else self.columns
-        return lane_mask(add(column, j * self.lanes), limit, self.lanes)
+        return LaneMask(add(column, j * self.lanes), limit, self.lanes)
 
     def _a_scalar(self, offset: Any) -> Any:
         stored = self.a.place.storage.dtype
