@@ -19,6 +19,7 @@ from tilecore.errors import InvalidConfig
 from tilecore.inference import dots, few_rows, layouts
 from tilecore.inference.fusion import fuse
 from tilecore.inference.options import CpuOptions
+from tilecore.inference.outputs import Outputs
 from tilecore.inference.plan import (
     PANELS,
     CpuPlan,
@@ -44,13 +45,11 @@ from tilecore.ir.nodes import (
     Copy,
     Gemm,
     KernelLaunch,
-    Parallel,
     PrimFunc,
     Region,
     Stmt,
-    Store,
 )
-from tilecore.ir.visitor import loads, walk
+from tilecore.ir.visitor import walk
 from tilecore.target import Target
 
 HOIST_LIMIT_BYTES = 512 << 20  # largest packed copy of an operand held for one call
@@ -68,7 +67,7 @@ def infer(func: PrimFunc, target: Target, options: CpuOptions) -> CpuPlan:
     context = Context(ranges=value_ranges(func))
     plans = {launch: _Inference(launch, target, options, context).run() for launch in launches}
     tiles = [tile for plan in plans.values() for tile in plan.tiles.values()]
-    summed = {tile.output.buffer for tile in tiles if tile.output is not None}
+    summed = {t.output.region.buffer for t in tiles if t.output and t.placement == "output"}
     return CpuPlan(plans, streamed_tensors(func) - summed)
 
 
@@ -94,6 +93,7 @@ class _Inference:
 
     def run(self) -> LaunchPlan:
         layouts.check(self.launch)
+        self.outputs = Outputs(self.launch, self.by_buffer, self.order)
         gemms = [s for s in walk(self.launch) if isinstance(s, Gemm)]
         sources = {b: s for b in self.tiles if (s := self._source(b)) is not None}
         self.forms = few_rows.choose(
@@ -111,7 +111,7 @@ class _Inference:
         for plan in plans.values():
             if plan.placement in ("in_place", "grid") and plan.source is not None:
                 elided.add(plan.source.copy)
-            if plan.placement == "output":
+            if plan.placement in ("output", "late"):
                 elided.update(u.stmt for u in self.by_buffer[plan.buffer] if u.role == "copy-src")
         storages = {buffer: plan.storage for buffer, plan in plans.items()}
         nests = fuse(self.launch, elided, storages)
@@ -202,13 +202,17 @@ class _Inference:
         if buffer in self.viewed:
             self._note(buffer, f"{self.tiles[buffer].describe()}: it has views")
             return TilePlan(buffer, self.tiles[buffer])
-        output = self._output(buffer, found)
+        sums = [u.stmt for u in found if u.role == "gemm-c"]
+        is_tiled = any(isinstance(g, Gemm) and self._tile(g) is not None for g in sums)
+        is_plain = any(g in self.forms for g in sums if isinstance(g, Gemm))
+        output = self.outputs.of(buffer, is_tiled, is_plain)
         if output is not None:
-            self._note(buffer, "accumulated in the output itself")
-            return TilePlan(buffer, self.tiles[buffer], "output", None, (), output)
-        is_sum = any(u.role == "gemm-c" for u in found)  # which is written in rows
+            is_late, storage = output.last is not None, self.tiles[buffer]
+            late = f"{storage.describe()}, copied to the output by its last step"
+            self._note(buffer, late if is_late else "accumulated in the output itself")
+            return TilePlan(buffer, storage, "late" if is_late else "output", None, (), output)
         is_operand = readers and all(u.role == "gemm-b" for u in readers)
-        if is_operand and not is_sum and len(buffer.shape) == 2:
+        if is_operand and not sums and len(buffer.shape) == 2:
             return self._place_vector_operand(buffer, source, readers, micro)
         if readers and all(u.role == "gemm-a" for u in readers):
             return self._place_broadcast_operand(buffer, source, readers)
@@ -312,57 +316,6 @@ class _Inference:
             return str(accum)
         return UNPACKED.get(buffer.dtype, str(buffer.dtype))
 
-    def _output(self, buffer: Buffer, found: Sequence[Use]) -> Region | None:
-        """Return the global region that ``buffer`` may be accumulated in, or None."""
-        copies = [u for u in found if u.role == "copy-src"]
-        if len(copies) != 1 or not any(u.role == "gemm-c" for u in found):
-            return None
-        last, copy = copies[0], copies[0].stmt
-        assert isinstance(copy, Copy)
-        target, tile = copy.dst.buffer, copy.src
-        top_level = not last.context.loops and not last.context.conditional
-        same = target.scope == "global" and target.dtype == buffer.dtype
-        if not (top_level and same and covers_whole(tile) and len(buffer.shape) == 2):
-            return None
-        others = [u for u in self._family(target) if u is not last and u.stmt is not copy]
-        axes = kept_axes(copy.dst)
-        if others or len(axes) != 2 or not is_contiguous(copy.dst):
-            return None
-        if len(kept_axes(tile)) != 2 or not starts_inside(copy.dst, last.context):
-            return None
-        block_vars = set(self.launch.block_vars)
-        if any(not variables(o) <= block_vars for o in copy.dst.offsets):
-            return None
-        position = self.order[id(last)]
-        legal = all(
-            u is last or (self.order[id(u)] < position and self._is_elementwise(u)) for u in found
-        )
-        return copy.dst if legal else None
-
-    def _is_elementwise(self, use: Use) -> bool:
-        """Return whether a use of an accumulator stays right if elements outside are lost."""
-        if use.role in ("gemm-c", "fill"):
-            return use.region is not None and covers_whole(use.region)
-        if use.role not in ("load", "store"):
-            return False
-        nest = self._nest_of(use.stmt)
-        if nest is None or len(nest.loop_vars) != len(use.buffer.shape):
-            return False
-        inside = list(walk(nest))
-        stores = [s for s in inside if isinstance(s, Store)]
-        own = [load for s in inside for load in loads(s) if load.buffer is use.buffer]
-        indices = [s.indices for s in stores] + [load.indices for load in own]
-        at_vars = all(
-            all(i is v for i, v in zip(index, nest.loop_vars, strict=True)) for index in indices
-        )
-        return at_vars and all(s.buffer is use.buffer for s in stores)
-
-    def _nest_of(self, stmt: Stmt) -> Parallel | None:
-        for nest in walk(self.launch):
-            if isinstance(nest, Parallel) and any(s is stmt for s in walk(nest)):
-                return nest
-        return None
-
     # --- gemm ---------------------------------------------------------------------------------
 
     def _gemm(
@@ -377,17 +330,19 @@ class _Inference:
         row_a, k_a = self._limits(gemm.a, sources, gemm.transpose_a)
         k_b, col_b = self._limits(gemm.b, sources, gemm.transpose_b)
         output = plans.get(gemm.c.buffer)
-        row_c = col_c = None
+        vectors = plans.get(gemm.b.buffer)
+        is_far = vectors is not None and vectors.placement == "grid"
+        row_c = col_c = late = None
         if output is not None and output.output is not None:
             context = next(u.context for u in self.uses if u.stmt is gemm)
-            axes = kept_axes(output.output)
-            row_c = limit_of(output.output, axes[0], context)
-            col_c = limit_of(output.output, axes[1], context)
+            region = output.output.region
+            row_c, col_c = (limit_of(region, axis, context) for axis in kept_axes(region))
+            late = output.output if output.placement == "late" else None
         return GemmPlan(
             gemm, m, n, k, *micro,
             distinct(row_a, row_c), distinct(col_b, col_c), least(k_a, k_b),
             self.dots.get(gemm), self._tile(gemm), self.forms.get(gemm, PANELS),
-            few_rows.most_rows(gemm, sources),
+            few_rows.most_rows(gemm, sources), late, is_far,
         )  # fmt: skip
 
     def _limits(

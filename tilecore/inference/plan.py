@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tilecore.inference.dots import Dot
+from tilecore.inference.outputs import Output
 from tilecore.inference.storage import Storage
 from tilecore.inference.uses import Context
 from tilecore.ir.expr import Expr, Var
-from tilecore.ir.nodes import Buffer, Copy, Gemm, KernelLaunch, Reduce, Region, Stmt, Store
+from tilecore.ir.nodes import Buffer, Copy, Gemm, KernelLaunch, Reduce, Stmt, Store
 
 PANELS, DOTS, SUMS = "panels", "dots", "sums"  # forms of a gemm
 
@@ -38,7 +39,8 @@ class TilePlan:
         block: scratch memory of the running block;
         in_place: not stored, read from its source;
         grid: packed for all values of ``hoist_vars`` before the grid runs;
-        output: not stored, accumulated in the output region.
+        output: not stored, accumulated in the output region;
+        late: scratch memory, copied to the output region by the last step of its gemm.
 
     flushes: its bfloat16 numbers may be rounded by an instruction that takes subnormal ones for 0.
     """
@@ -48,7 +50,7 @@ class TilePlan:
     placement: str = "block"
     source: TileSource | None = None
     hoist_vars: tuple[tuple[Var, int, int], ...] = ()  # variable, first value, count
-    output: Region | None = None
+    output: Output | None = None
     flushes: bool = False
 
 
@@ -62,7 +64,8 @@ class GemmPlan:
     and groups of its tiles, if it works on tiles. ``form`` says where b is read: in panels, or
     where it lies in a tensor, along K (dots of rows) or along N (sums of rows); then only the first
     ``most_rows`` rows can be real, and a register tile is ``micro_m`` rows of a by ``micro_n`` rows
-    of b (dots) or vectors (sums).
+    of b (dots) or vectors (sums). ``late`` where its last step writes the sums; ``is_b_far``: the
+    vector operand comes from beyond the caches of a core.
     """
 
     gemm: Gemm
@@ -78,6 +81,8 @@ class GemmPlan:
     tile: tuple[int, int] | None = None
     form: str = PANELS
     most_rows: int = 0
+    late: Output | None = None
+    is_b_far: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -25,7 +25,15 @@ from tilecore.lowering.cpu.scalar import (
     to_memory,
     zero,
 )
-from tilecore.lowering.cpu.tir import TirBuilder, add, broadcast, ramp, typed, vector_type
+from tilecore.lowering.cpu.tir import (
+    TirBuilder,
+    add,
+    broadcast,
+    minimum,
+    ramp,
+    typed,
+    vector_type,
+)
 
 INT32_MAX = 2**31 - 1
 Extent = Expr | int
@@ -244,38 +252,74 @@ def _raw(builder: TirBuilder, place: Place, value: Any, lanes: int) -> Any:
     return to_memory(value, place.storage.dtype, lanes)
 
 
+@dataclass(frozen=True, slots=True)
+class LaneMask:
+    """Which of ``lanes`` consecutive indices from ``first`` on are below ``limit``."""
+
+    first: Any
+    limit: Any
+    lanes: int
+
+    @property
+    def condition(self) -> Any:
+        """The mask as a vector in TIR."""
+        return tir.LT(ramp(self.first, self.lanes), broadcast(_i32(self.limit), self.lanes))
+
+
 def vector_load(
-    builder: TirBuilder, place: Place, offset: Any, lanes: int, dtype: str, mask: Any = None
+    builder: TirBuilder,
+    place: Place,
+    offset: Any,
+    lanes: int,
+    dtype: str,
+    mask: LaneMask | None = None,
 ) -> Any:
     """Return ``lanes`` contiguous elements converted to ``dtype``; masked-off lanes are 0."""
     stored = place.storage.dtype
     if mask is None:
         return convert(load_values(builder, place, offset, lanes), stored, dtype, lanes)
-    raw = masked_raw(place, offset, lanes, mask)
+    raw = masked_raw(place, offset, mask)
     return convert(from_memory(raw, stored, lanes), stored, dtype, lanes)
 
 
-def masked_raw(place: Place, offset: Any, lanes: int, mask: Any) -> Any:
-    """Return ``lanes`` contiguous elements as they lie in memory; masked-off lanes are 0."""
-    kind = memory_type(place.storage.dtype)
-    raw = tir.op.masked_load(vector_type(kind, lanes), place.memory, ramp(offset, lanes), mask)
-    return tir.Select(mask, raw, zero(kind, lanes))  # TVM leaves those lanes undefined
+def masked_raw(place: Place, offset: Any, mask: LaneMask) -> Any:
+    """Return contiguous elements as they lie in memory; masked-off lanes are 0."""
+    kind, lanes, condition = memory_type(place.storage.dtype), mask.lanes, mask.condition
+    raw = tir.op.masked_load(vector_type(kind, lanes), place.memory, ramp(offset, lanes), condition)
+    return tir.Select(condition, raw, zero(kind, lanes))  # TVM leaves those lanes undefined
 
 
 def vector_store(
-    builder: TirBuilder, place: Place, value: Any, offset: Any, lanes: int, mask: Any = None
+    builder: TirBuilder,
+    place: Place,
+    value: Any,
+    offset: Any,
+    lanes: int,
+    mask: LaneMask | None = None,
 ) -> None:
     """Store ``lanes`` contiguous values of the storage's dtype; masked-off lanes stay."""
+    stored = place.storage.dtype
     if mask is None:
         store_values(builder, place, value, offset, lanes)
+    elif DType(stored).itemsize >= 4:
+        kept = to_memory(value, stored, lanes)
+        builder.evaluate(
+            tir.op.masked_store(place.memory, kept, ramp(offset, lanes), mask.condition)
+        )
     else:
-        raw = _raw(builder, place, value, lanes)
-        builder.evaluate(tir.op.masked_store(place.memory, raw, ramp(offset, lanes), mask))
+        _store_some(builder, place, _raw(builder, place, value, lanes), offset, mask)
 
 
-def lane_mask(first: Any, limit: Any, lanes: int) -> Any:
-    """Return which of ``lanes`` consecutive indices from ``first`` on are below ``limit``."""
-    return tir.LT(ramp(first, lanes), broadcast(_i32(limit), lanes))
+def _store_some(builder: TirBuilder, place: Place, kept: Any, offset: Any, mask: LaneMask) -> None:
+    """Store narrow elements without masks: LLVM 22 writes 4 bytes for one element of 2."""
+    kept, lanes = builder.bind(kept), mask.lanes
+    with builder.when(tir.LE(_i32(add(mask.first, lanes)), _i32(mask.limit))):
+        builder.store(place.memory, kept, offset, lanes)
+    with builder.otherwise():
+        edge = builder.alloc(lanes, memory_type(place.storage.dtype), "edge")
+        builder.store(edge, kept, 0, lanes)
+        with builder.loop(minimum(lanes, _i32(mask.limit) - _i32(mask.first))) as lane:
+            builder.store(place.memory, builder.load(edge, lane), add(offset, lane))
 
 
 def _int(value: int) -> Any:

@@ -7,16 +7,17 @@ go to and from memory by tile where all of them exist, else through scratch memo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from tvm import tirx as tir
 
 from tilecore.inference.plan import GemmPlan
-from tilecore.inference.storage import Storage
+from tilecore.inference.storage import CACHE_LINE_BYTES, Storage
 from tilecore.ir.dtype import DType
-from tilecore.lowering.cpu.access import Accessor, Place, vector_load, vector_store
-from tilecore.lowering.cpu.gemm import GemmLowering, known_truth
+from tilecore.lowering.cpu.access import Accessor, LaneMask, Place, vector_load, vector_store
+from tilecore.lowering.cpu.gemm import GemmLowering, Strided, known_truth
 from tilecore.lowering.cpu.tir import add, index, mul, quotient
 from tilecore.target import Target
 
@@ -71,55 +72,71 @@ class TileLowering(GemmLowering):
 
     def _sums(self, panel: Any, column: Any, row: Any, size: int, count: int) -> None:
         """Emit one group of tiles: directly, through scratch memory, or as it turns out."""
-        if self.c.place.storage.dtype != self.accum:
+        place = self.c.place
+        if self.in_output or place.storage.dtype != self.accum:
             self._through_scratch(panel, column, row, size, count)
-            return
-        conditions = []
-        if self.in_output and self.rows is not None:
-            conditions.append(tir.LE(_i32(add(row, size)), _i32(self.rows)))
-        if any(self._mask(column, j) is not None for j in range(count)):
-            guarded = self.columns is not None and self.in_output
-            limit = self.columns if guarded else self.plan.n
-            conditions.append(tir.LE(_i32(add(column, count * LANES)), _i32(limit)))
-        if not conditions:
+        elif all(self._mask(column, j) is None for j in range(count)):
             self._direct(panel, column, row, size, count)
-            return
-        with self.builder.when(tir.And(*conditions) if len(conditions) > 1 else conditions[0]):
-            self._direct(panel, column, row, size, count)
-        with self.builder.otherwise():
-            self._through_scratch(panel, column, row, size, count)
+        else:
+            end = add(column, count * LANES)
+            with self.builder.when(tir.LE(_i32(end), _i32(self.plan.n))):
+                self._direct(panel, column, row, size, count)
+            with self.builder.otherwise():
+                self._through_scratch(panel, column, row, size, count)
 
     def _direct(self, panel: Any, column: Any, row: Any, size: int, count: int) -> None:
+        """Emit sums that are kept in a tile of whole rows and vectors."""
         at = self.builder.bind(self.c.at(row, column))
         memory = self._address(self.c.place.memory, at), self._bytes(self.c.row, self.accum)
         self._start_tiles(memory, size, count, lambda: None)
         self._products_of_tiles(panel, row, size, count)
-        self._move("store", memory, size, count)
+
+        def write() -> None:
+            assert self.late is not None
+            self._move("store", self._scratch_memory(count), size, count)
+            self._copy_out(self.late, self._late_mask, row, column, size, count)
+
+        self._finish(lambda: self._move("store", memory, size, count), write)
 
     def _through_scratch(self, panel: Any, column: Any, row: Any, size: int, count: int) -> None:
-        memory = self._address(self.scratch.memory, 0), _i64(count * LANES * WORD_BYTES)
-
-        def fill() -> None:
-            with self.builder.loop(self._row_count(row, size)) as i:
-                for j in range(count):
-                    at, mask = self.c.at(add(row, i), add(column, j * LANES)), self._mask(column, j)
-                    value = vector_load(self.builder, self.c.place, at, LANES, self.accum, mask)
-                    to = add(mul(i, count * LANES), j * LANES)
-                    vector_store(self.builder, self.scratch, value, to, LANES)
-
-        self._start_tiles(memory, size, count, fill)
+        memory = self._scratch_memory(count)
+        self._start_tiles(memory, size, count, lambda: self._fill(row, column, size, count))
         self._products_of_tiles(panel, row, size, count)
         self._move("store", memory, size, count)
+        self._finish(
+            lambda: self._copy_out(self.c, self._mask, row, column, size, count),
+            lambda: self._copy_out(self.late, self._late_mask, row, column, size, count),
+        )
+
+    def _scratch_memory(self, count: int) -> tuple[Any, Any]:
+        return self._address(self.scratch.memory, 0), _i64(count * LANES * WORD_BYTES)
+
+    def _fill(self, row: Any, column: Any, size: int, count: int) -> None:
+        """Copy sums to scratch memory."""
         with self.builder.loop(self._row_count(row, size)) as i:
             for j in range(count):
                 at, mask = self.c.at(add(row, i), add(column, j * LANES)), self._mask(column, j)
+                value = vector_load(self.builder, self.c.place, at, LANES, self.accum, mask)
+                to = add(mul(i, count * LANES), j * LANES)
+                vector_store(self.builder, self.scratch, value, to, LANES)
+
+    def _copy_out(
+        self, target: Strided | None, mask_of: Callable[[Any, int], LaneMask | None],
+        row: Any, column: Any, size: int, count: int,
+    ) -> None:  # fmt: skip
+        """Copy sums from scratch memory to ``target``."""
+        assert target is not None
+        with self.builder.loop(self._row_count(row, size)) as i:
+            for j in range(count):
                 source = add(mul(i, count * LANES), j * LANES)
                 value = vector_load(self.builder, self.scratch, source, LANES, self.accum)
-                vector_store(self.builder, self.c.place, self._stored(value), at, LANES, mask)
+                value = self._stored(value, target.place)
+                at = target.at(add(row, i), add(column, j * LANES))
+                vector_store(self.builder, target.place, value, at, LANES, mask_of(column, j))
 
     def _row_count(self, row: Any, size: int) -> Any:
         """Return how many rows of a group the output has."""
-        if not self.in_output or self.rows is None:
+        if self.rows is None or not (self.in_output or self.late):
             return size
         return tir.Min(_i32(size), _i32(self.rows) - _i32(row))
 
@@ -156,19 +173,30 @@ class TileLowering(GemmLowering):
     def _products_of_tiles(self, panel: Any, row: Any, size: int, count: int) -> None:
         storage = self.b_place.storage
         assert isinstance(storage, Storage)
-        tall = size // self.tile_rows
-        name = f"tilecore_{self.dot.name}_{tall}x{count}"
-        first = add(self.b.base, mul(panel, storage.depth * storage.width))
+        tall, panel_size = size // self.tile_rows, storage.depth * storage.width
+        first = self.builder.bind(add(self.b.base, mul(panel, panel_size)))
+        lines = self._lines_ahead(panel_size, size)
+        ahead = add(add(first, panel_size), mul(row, panel_size // self.plan.m))
+        name = f"tilecore_{self.dot.name}_{tall}x{count}_{lines}"
         steps = (
             tir.Cast("int64", self.steps) if not isinstance(self.steps, int) else _i64(self.steps)
         )
         self._call(
-            name, _products_text(name, self.dot.name, tall, count),
+            name, _products_text(name, self.dot.name, tall, count, lines),
             self._address(self.a.place.memory, self.builder.bind(self.a.at(row, 0))),
             self._bytes(self.a.row, self.a.place.storage.dtype), _i64(self.tile_rows),
-            self._address(self.b_place.memory, self.builder.bind(first)),
+            self._address(self.b_place.memory, first),
             _i64(storage.width * WORD_BYTES), _i64(self.tile_groups), steps,
+            self._address(self.b_place.memory, self.builder.bind(ahead) if lines else first),
         )  # fmt: skip
+
+    def _lines_ahead(self, panel_size: int, size: int) -> int:
+        """Return how many cache lines of the next panel a step fetches: each group its share."""
+        if not self.plan.is_b_far:
+            return 0
+        steps = -(-self.plan.k // (self.dot.group * self.tile_groups))
+        share = panel_size * DType(self.b_place.storage.dtype).itemsize * size / self.plan.m
+        return math.ceil(share / CACHE_LINE_BYTES / steps)
 
     @staticmethod
     def _address(memory: Any, offset: Any) -> Any:
@@ -202,6 +230,7 @@ _DECLARATIONS = "\n".join(
         **dict.fromkeys(("tdpbf16ps", "tdpbssd", "tdpbuud"), "i8, i8, i8"),
     }.items()
 )  # fmt: skip
+_DECLARATIONS += "\ndeclare void @llvm.prefetch.p0(ptr, i32, i32, i32)"
 _HEAD = "define linkonce_odr hidden i32 @{name}({parameters}) {{"
 _RELEASE_TEXT = "\n".join(
     [_HEAD.format(name=RELEASE, parameters=""), "  call void @llvm.x86.tilerelease()",
@@ -254,9 +283,15 @@ def _move_text(name: str, what: str, tall: int, wide: int) -> str:
     return "\n".join([*lines, "  ret i32 0", "}"])
 
 
-def _products_text(name: str, instruction: str, tall: int, wide: int) -> str:
-    """Return the function that adds the products of all steps along K to the tiles of sums."""
-    parameters = "ptr %a, i64 %a_stride, i64 %rows, ptr %b, i64 %b_stride, i64 %groups, i64 %steps"
+def _products_text(name: str, instruction: str, tall: int, wide: int, lines_ahead: int) -> str:
+    """Return the function that adds the products of all steps along K to the tiles of sums.
+
+    A step brings ``lines_ahead`` cache lines from ``ahead`` on to the L2 cache.
+    """
+    parameters = (
+        "ptr %a, i64 %a_stride, i64 %rows, ptr %b, i64 %b_stride, i64 %groups, i64 %steps, "
+        "ptr %ahead"
+    )
     load = "  call void @llvm.x86.tileloadd64(i8 {}, ptr {}, i64 {})"
     lines = [
         _HEAD.format(name=name, parameters=parameters),
@@ -269,10 +304,16 @@ def _products_text(name: str, instruction: str, tall: int, wide: int) -> str:
         "loop:",
         "  %a0 = phi ptr [ %a, %entry ], [ %a_next, %loop ]",
         "  %b0 = phi ptr [ %b, %entry ], [ %b_next, %loop ]",
+        "  %line0 = phi ptr [ %ahead, %entry ], [ %line_next, %loop ]",
         "  %left = phi i64 [ %steps, %entry ], [ %fewer, %loop ]",
         "  %a1 = getelementptr i8, ptr %a0, i64 %below",
         f"  %b1 = getelementptr i8, ptr %b0, i64 {LANES * WORD_BYTES}",
     ]
+    for i in range(lines_ahead):
+        if i:
+            at = i * CACHE_LINE_BYTES
+            lines.append(f"  %line{i} = getelementptr i8, ptr %line0, i64 {at}")
+        lines.append(f"  call void @llvm.prefetch.p0(ptr %line{i}, i32 0, i32 2, i32 1)")
     lines += [load.format(B_TILES + j, f"%b{j}", "%b_stride") for j in range(wide)]
     for i in range(tall):
         lines.append(load.format(A_TILES + i, f"%a{i}", "%a_stride"))
@@ -280,6 +321,7 @@ def _products_text(name: str, instruction: str, tall: int, wide: int) -> str:
             tiles = f"i8 {2 * i + j}, i8 {A_TILES + i}, i8 {B_TILES + j}"
             lines.append(f"  call void @llvm.x86.{instruction}({tiles})")
     lines += [
+        f"  %line_next = getelementptr i8, ptr %line0, i64 {lines_ahead * CACHE_LINE_BYTES}",
         "  %a_next = getelementptr i8, ptr %a0, i64 %a_step",
         "  %b_next = getelementptr i8, ptr %b0, i64 %b_step",
         "  %fewer = sub i64 %left, 1",

@@ -28,6 +28,8 @@ from tilecore.lowering.cpu.shuffles import transpose
 from tilecore.lowering.cpu.tir import TirBuilder, add, maximum, minimum, mul, quotient
 from tilecore.target import Target
 
+PIECE_BYTES = 256  # of a row, read at once by packing
+
 
 class Box:
     """The two varying axes of a region: extents, strides, offset of the first element, limits."""
@@ -182,51 +184,96 @@ def _zero_row(
         vector_store(builder, dest.place, zero(stored), add(dest_at, q), 1)
 
 
+def packing_tasks(copy: Copy, storage: Storage) -> int:
+    """Return how many parts the packing of a tile has (see ``PanelPacker.pack``)."""
+    return -(-_panels(storage) // _together(copy, storage))
+
+
+def _panels(storage: Storage) -> int:
+    return -(-storage.shape[storage.axis] // storage.width)
+
+
+def _together(copy: Copy, storage: Storage) -> int:
+    """Return how many panels are packed at once: short pieces of many rows come in slowly."""
+    piece = storage.width * copy.src.buffer.dtype.itemsize
+    return 1 if storage.axis == 0 else max(1, min(_panels(storage), PIECE_BYTES // piece))
+
+
 class PanelPacker:
-    """Fills the panels of a tile from a box of a tensor, one panel at a time."""
+    """Fills the panels of a tile from a box of a tensor, some neighbouring panels at a time."""
 
     def __init__(self, accessor: Accessor, copy: Copy, target: Target, place: Place) -> None:
         self.accessor, self.builder, self.place = accessor, accessor.builder, place
         self.source = Box(accessor, copy.src)
         storage = place.storage
         assert isinstance(storage, Storage)
+        self.storage = storage
         self.axis, self.width = storage.axis, storage.width
         self.depth, self.columns = storage.shape[1 - self.axis], storage.shape[self.axis]
         self.panel_size = storage.depth * storage.width
         self.lanes = min(target.lanes(storage.dtype), self.width)
-        self.panels = -(-self.columns // self.width)
+        self.together = _together(copy, storage)
         base, _ = accessor.offset(self.source.place, copy.src.offsets)
         self.base = self.builder.bind(base)
         self.step = self.source.steps[0]
         limits = self.source.limits
         self.column_limit, self.depth_limit = limits[self.axis], limits[1 - self.axis]
 
-    def pack(self, panel: Any) -> None:
-        """Emit the packing of one panel."""
-        builder = self.builder
-        first = builder.bind(mul(panel, self.width))
-        depth: Any = self.depth
+    def pack(self, task: Any) -> None:
+        """Emit the packing of the ``task``-th group of neighbouring panels."""
+        panel = self.builder.bind(mul(task, self.together))
+        depth, columns = self._extent(self.depth, self.depth_limit), self._columns()
+        if self.together == 1:
+            self._one(panel, depth, columns)
+            return
+        is_whole = self.column_limit is None and self.columns % (self.together * self.width) == 0
+        if is_whole:
+            self._several(panel, depth)
+            return
+        first_beyond = mul(add(panel, self.together), self.width)
+        with self.builder.when(tir.LE(_i32(first_beyond), _i32(columns))):
+            self._several(panel, depth)
+        rest = minimum(self.together, _i32(_panels(self.storage)) - _i32(panel))
+        with self.builder.otherwise(), self.builder.loop(rest) as i:
+            self._one(self.builder.bind(add(panel, i)), depth, columns)
+
+    def _extent(self, extent: int, limit: Any | None) -> Any:
+        return extent if limit is None else self.builder.bind(minimum(extent, limit))
+
+    def _columns(self) -> Any:
+        return self._extent(self.columns, self.column_limit)
+
+    def _several(self, panel: Any, depth: Any) -> None:
+        first, start = self._begin(panel)
+        self._whole(first, start, depth, self.together)
         if self.depth_limit is not None:
-            depth = builder.bind(minimum(self.depth, self.depth_limit))
-        columns: Any = self.columns
-        if self.column_limit is not None:
-            columns = builder.bind(minimum(self.columns, self.column_limit))
-        start = builder.bind(add(self.place.base, mul(panel, self.panel_size)))
+            with self.builder.loop(self.together) as i:
+                self._zero(self.builder.bind(add(start, mul(i, self.panel_size))), depth)
+
+    def _one(self, panel: Any, depth: Any, columns: Any) -> None:
+        builder = self.builder
+        first, start = self._begin(panel)
         if self.column_limit is None and self.columns % self.width == 0:
-            self._whole(first, start, depth)
+            self._whole(first, start, depth, 1)
         else:
             with builder.when(tir.LE(_i32(add(first, self.width)), _i32(columns))):
-                self._whole(first, start, depth)
+                self._whole(first, start, depth, 1)
             with builder.otherwise():
                 self._edge(first, start, depth, columns)
         if self.depth_limit is not None:
             self._zero(start, depth)
 
+    def _begin(self, panel: Any) -> tuple[Any, Any]:
+        """Return a panel's first column and its place in memory."""
+        start = add(self.place.base, mul(panel, self.panel_size))
+        return self.builder.bind(mul(panel, self.width)), self.builder.bind(start)
+
     def _value(self, offset: Any, lanes: int) -> Any:
         value = vector_load(self.builder, self.source.place, offset, lanes, self.source.dtype)
         return convert(value, self.source.dtype, self.place.storage.dtype, lanes)
 
-    def _whole(self, first: Any, start: Any, depth: Any) -> None:
+    def _whole(self, first: Any, start: Any, depth: Any, count: int) -> None:
+        """Emit the packing of ``count`` panels that lie inside the source."""
         if self.axis == 0:
             self._transposed(first, start, depth)
             return
@@ -234,9 +281,11 @@ class PanelPacker:
         with builder.loop(depth) as k:
             row = builder.bind(add(self.base, add(mul(k, self.step), first)))
             to = builder.bind(add(start, mul(k, self.width)))
-            for j in range(self.width // self.lanes):
+            for j in range(count * self.width // self.lanes):
+                panel, lane = divmod(j * self.lanes, self.width)
                 value = self._value(add(row, j * self.lanes), self.lanes)
-                vector_store(builder, self.place, value, add(to, j * self.lanes), self.lanes)
+                at = add(to, panel * self.panel_size + lane)
+                vector_store(builder, self.place, value, at, self.lanes)
 
     def _transposed(self, first: Any, start: Any, depth: Any) -> None:
         builder, lanes = self.builder, self.lanes

@@ -15,8 +15,8 @@ from tvm import tirx as tir
 from tilecore.inference.plan import DOTS, GemmPlan
 from tilecore.lowering.cpu.access import (
     Accessor,
+    LaneMask,
     Place,
-    lane_mask,
     masked_raw,
     vector_load,
     vector_store,
@@ -117,7 +117,7 @@ class DotsLowering(FewRowsLowering):
         if not isinstance(self.depth, int) or self.depth % step:
             start = builder.bind(mul(blocks, step))
             with builder.when(tir.LT(_i32(start), _i32(self.depth))):
-                self._products(sums, a_rows, b_rows, start, lane_mask(start, self.depth, step))
+                self._products(sums, a_rows, b_rows, start, LaneMask(start, self.depth, step))
         builder.define_llvm(f"{SUM}_x{lanes}", _sum_text(lanes))
         for i in range(size):
             with self._row_guard(row, i, edge):
@@ -152,7 +152,7 @@ class DotsLowering(FewRowsLowering):
         if mask is None:
             words = builder.bind(load_words(builder, place, offset, lanes))
         else:
-            raw = masked_raw(place, offset, 2 * lanes, mask)
+            raw = masked_raw(place, offset, mask)
             words = builder.bind(tir.reinterpret(vector_type("int32", lanes), raw))
         first = tir.shift_left(words, broadcast(_i32(16), lanes))
         second = tir.bitwise_and(words, broadcast(_i32(HIGH_HALF), lanes))
@@ -170,7 +170,7 @@ class DotsLowering(FewRowsLowering):
                 cond = self.accessor.scalar(self.gemm.clear_accum)
                 before = tir.if_then_else(cond, zero("float32"), before)
             total = builder.bind(before) + total
-        vector_store(builder, place, self._stored(total, 1), offset, 1)
+        vector_store(builder, place, self._stored(total, place, 1), offset, 1)
 
 
 class SumsLowering(FewRowsLowering):
@@ -243,13 +243,13 @@ class SumsLowering(FewRowsLowering):
                     builder.store(register, total, 0, lanes)
         for i, j in places:
             with self._row_guard(row, i, edge):
-                value = self._stored(builder.load(sums[i * count + j], 0, lanes))
+                value = self._stored(builder.load(sums[i * count + j], 0, lanes), self.c.place)
                 offset = self.c.at(add(row, i), add(column, j * lanes))
                 vector_store(builder, self.c.place, value, offset, lanes, mask)
 
     def _edge_mask(self, column: Any) -> Any:
         limit = self.plan.n if self.columns is None else self.columns
-        return lane_mask(column, limit, self.lanes)
+        return LaneMask(column, limit, self.lanes)
 
 
 def _sum_text(lanes: int) -> str:

@@ -8,20 +8,22 @@ of a, ``micro_m * micro_n`` fused multiply-adds.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import tirx as tir
 
 from tilecore.inference.plan import GemmPlan
 from tilecore.inference.storage import Storage
-from tilecore.ir.expr import Binary, Const, Expr, int_value
+from tilecore.inference.uses import kept_axes
+from tilecore.ir.expr import Binary, Const, Expr, const, int_value
 from tilecore.ir.gemm_shape import accumulator_dtype
 from tilecore.ir.nodes import Region
 from tilecore.lowering.cpu.access import (
     Accessor,
+    LaneMask,
     Place,
-    lane_mask,
     load_values,
     vector_load,
     vector_store,
@@ -65,6 +67,21 @@ def strided(accessor: Accessor, region: Region, transposed: bool) -> Strided:
     return Strided(place, accessor.builder.bind(offset), row, column)
 
 
+def box_place(accessor: Accessor, region: Region, axes: tuple[int, ...] | None = None) -> Place:
+    """Return the place of a tile that is a box of a tensor and runs along ``axes`` of it."""
+    origin = accessor.places[region.buffer]
+    kept = kept_axes(region) if axes is None else axes
+    return replace(origin, shift=region.offsets, axes=kept, guarded=True)
+
+
+def boxed(accessor: Accessor, region: Region) -> Strided:
+    """Return a box of a tensor with two axes as a strided operand."""
+    place = box_place(accessor, region)
+    offset, _ = accessor.offset(place, place.indices((const(0), const(0))))
+    row, column = (accessor.step(place, axis) for axis in place.axes)
+    return Strided(place, accessor.builder.bind(offset), row, column)
+
+
 class GemmLowering:
     """Emits one gemm."""
 
@@ -85,6 +102,7 @@ class GemmLowering:
         depth = plan.k if plan.k_limit is None else self._limit((plan.k_limit,), plan.k)
         self.depth = plan.k if depth is None else depth
         self.in_output = self.c.place.guarded
+        self.late = None if plan.late is None else boxed(accessor, plan.late.region)
         # Rows of a whole tile are padded to vectors; elsewhere a neighbour follows the last column.
         tight = isinstance(self.c.place.storage, Storage) and self.c.place.storage.spare > 0
         fills_rows = int_value(gemm.c.extents[-1]) == self.c.place.storage.shape[-1]
@@ -118,7 +136,7 @@ class GemmLowering:
         clear = known_truth(self.gemm.clear_accum, self.accessor)
         limits = ((self.rows, self.plan.m), (self.columns, self.plan.n))
         short = [tir.LT(_expr(limit), _expr(size)) for limit, size in limits if limit is not None]
-        if self.in_output or clear is False or not short:
+        if self.in_output or self.late is not None or clear is False or not short:
             return
         cond = short[0] if len(short) == 1 else tir.Or(*short)
         if clear is None:
@@ -150,7 +168,7 @@ class GemmLowering:
 
     def _edge_rows(self, panel: Any, column: Any, row: Any, size: int, count: int) -> None:
         assert self.rows is not None
-        if not self.a_in_place and not self.in_output:
+        if not self.a_in_place and not self.in_output and self.late is None:
             with self.builder.when(tir.LT(_expr(row), _expr(self.rows))):
                 self._micro_kernel(panel, column, row, size, count, edge=False)
             return
@@ -176,13 +194,40 @@ class GemmLowering:
         if edge:
             bases = [builder.bind(base) for base in bases]
         self._products(accumulators, rows, bases, panel, column, count)
+        self._finish(
+            lambda: self._store_sums(accumulators, None, row, column, size, count, edge),
+            lambda: self._store_sums(accumulators, self.late, row, column, size, count, edge),
+        )
+
+    def _finish(self, keep: Callable[[], None], write: Callable[[], None]) -> None:
+        """Emit what happens to finished sums: they are kept, or the last step writes them."""
+        if self.plan.late is None:
+            keep()
+            return
+        assert self.plan.late.last is not None
+        is_last = known_truth(self.plan.late.last, self.accessor)
+        if is_last is not None:
+            (write if is_last else keep)()
+            return
+        with self.builder.when(self.accessor.scalar(self.plan.late.last)):
+            write()
+        with self.builder.otherwise():
+            keep()
+
+    def _store_sums(
+        self, accumulators: list[Any], late: Strided | None,
+        row: Any, column: Any, size: int, count: int, edge: bool,
+    ) -> None:  # fmt: skip
+        """Store sums in their tile, or in the output that gets them ``late``."""
+        target, lanes = self.c if late is None else late, self.lanes
         for i in range(size):
             with self._row_guard(row, i, edge):
                 for j in range(count):
-                    value = self._stored(builder.load(accumulators[i * count + j], 0, lanes))
-                    offset = self.c.at(add(row, i), add(column, j * lanes))
-                    mask = self._mask(column, j)
-                    vector_store(builder, self.c.place, value, offset, lanes, mask)
+                    sums = self.builder.load(accumulators[i * count + j], 0, lanes)
+                    mask = self._mask(column, j) if late is None else self._late_mask(column, j)
+                    at = target.at(add(row, i), add(column, j * lanes))
+                    value = self._stored(sums, target.place)
+                    vector_store(self.builder, target.place, value, at, lanes, mask)
 
     def _products(
         self, accumulators: list[Any], rows: list[Any], bases: list[Any],
@@ -200,9 +245,9 @@ class GemmLowering:
                     total = builder.load(register, 0, lanes) + value * vectors[j]
                     builder.store(register, total, 0, lanes)
 
-    def _stored(self, value: Any, lanes: int = 0) -> Any:
-        """Return sums in the type that the tile keeps, rounded to its element type."""
-        dtype, stored = str(self.gemm.c.buffer.dtype), self.c.place.storage.dtype
+    def _stored(self, value: Any, place: Place, lanes: int = 0) -> Any:
+        """Return sums in the type that a place keeps, rounded to the tile's element type."""
+        dtype, stored = str(self.gemm.c.buffer.dtype), place.storage.dtype
         return kept(value, self.accum, dtype, stored, lanes or self.lanes)
 
     def _start(
@@ -248,13 +293,20 @@ class GemmLowering:
             return contextlib.nullcontext()
         return self.builder.when(tir.LT(_expr(add(row, i)), _expr(self.rows)))
 
-    def _mask(self, column: Any, j: int) -> Any | None:
+    def _mask(self, column: Any, j: int) -> LaneMask | None:
         if not self.is_tight:
             return None
         if self.plan.n % self.lanes == 0 and (self.columns is None or not self.in_output):
             return None
         limit = self.plan.n if self.columns is None or not self.in_output else self.columns
-        return lane_mask(add(column, j * self.lanes), limit, self.lanes)
+        return LaneMask(add(column, j * self.lanes), limit, self.lanes)
+
+    def _late_mask(self, column: Any, j: int) -> LaneMask | None:
+        """Return which lanes of the output exist."""
+        if self.columns is None and self.plan.n % self.lanes == 0:
+            return None
+        limit = self.plan.n if self.columns is None else self.columns
+        return LaneMask(add(column, j * self.lanes), limit, self.lanes)
 
     def _a_scalar(self, offset: Any) -> Any:
         stored = self.a.place.storage.dtype

@@ -42,39 +42,49 @@ class GroupPacker(PanelPacker):
         self.kind = memory_type(storage.dtype)
         self.lanes = target.lanes("int32")
 
-    def _whole(self, first: Any, start: Any, depth: Any) -> None:
+    def _whole(self, first: Any, start: Any, depth: Any, count: int) -> None:
         builder, done = self.builder, quotient(depth, self.group)
         if self.axis == 0:
             self._transposed(first, start, depth)
             return
         with builder.loop(done) as q:
-            self._interleave(first, start, q, None)
+            self._interleave(first, start, q, None, count)
         if not isinstance(depth, int) or depth % self.group:
             with builder.when(tir.LT(_i32(mul(done, self.group)), _i32(depth))):
-                self._interleave(first, start, builder.bind(done), depth)
+                self._interleave(first, start, builder.bind(done), depth, count)
 
-    def _interleave(self, first: Any, start: Any, q: Any, depth: Any | None) -> None:
+    def _interleave(self, first: Any, start: Any, q: Any, depth: Any | None, count: int) -> None:
         """Pack one group of rows of the source; those from ``depth`` on are 0."""
-        builder, lanes = self.builder, self.lanes
+        builder = self.builder
         k = builder.bind(mul(q, self.group))
-        for j in range(self.width // lanes):
-            word: Any = None
+        wide = 2 * self.lanes if self.width % (2 * self.lanes) == 0 else self.lanes
+        for j in range(0, count * self.width, wide):
+            panel, lane = divmod(j, self.width)
+            rows = []
             for i in range(self.group):
-                at = add(self.base, add(mul(add(k, i), self.step), add(first, j * lanes)))
-                part = self._unsigned(at, lanes)
+                at = add(self.base, add(mul(add(k, i), self.step), add(first, j)))
+                part = builder.load(self.source.place.memory, at, wide)
                 if depth is not None and i:
-                    zeros = broadcast(tir.IntImm("uint32", 0), lanes)
+                    zeros = broadcast(tir.IntImm(self.kind, 0), wide)
                     part = tir.if_then_else(tir.LT(_i32(add(k, i)), _i32(depth)), part, zeros)
-                bits = broadcast(tir.IntImm("uint32", 32 // self.group * i), lanes)
-                part = tir.shift_left(part, bits) if i else part
-                word = part if word is None else tir.bitwise_or(word, part)
-            self._store(builder.bind(word), start, q, j * lanes)
+                rows.append(builder.bind(part))
+            to = add(start, panel * self.panel_size + mul(lane, self.group))
+            to = add(to, mul(mul(q, self.width), self.group))
+            size = wide * self.group
+            builder.store(self.place.memory, self._zipped(rows, wide), to, size)
 
-    def _unsigned(self, offset: Any, lanes: int) -> Any:
-        """Return elements, their bits as uint32."""
-        raw = self.builder.load(self.source.place.memory, offset, lanes)
-        narrow = vector_type(f"uint{32 // self.group}", lanes)
-        return tir.Cast(vector_type("uint32", lanes), tir.reinterpret(narrow, raw))
+    def _zipped(self, rows: list[Any], lanes: int) -> Any:
+        """Return the elements of ``rows`` in turn, in one vector."""
+        bits = 32 // self.group
+        while len(rows) > 1:
+            order = [tir.IntImm("int32", i) for k in range(lanes) for i in (k, lanes + k)]
+            pairs = zip(rows[::2], rows[1::2], strict=True)
+            rows = [self.builder.bind(tir.Shuffle(list(pair), order)) for pair in pairs]
+            bits *= 2
+            if len(rows) > 1:  # pairs of elements go together from here on
+                kind = vector_type(f"uint{bits}", lanes)
+                rows = [self.builder.bind(tir.reinterpret(kind, row)) for row in rows]
+        return tir.reinterpret(vector_type(self.kind, lanes * self.group), rows[0])
 
     def _store(self, words: Any, start: Any, q: Any, lane: Any) -> None:
         """Store a vector of words at group ``q``, from ``lane`` of the panel on."""

@@ -44,12 +44,12 @@ from tilecore.lowering.cpu import division, float8, stream, vector_math
 from tilecore.lowering.cpu.access import Accessor, Place
 from tilecore.lowering.cpu.amx import TileLowering
 from tilecore.lowering.cpu.atomic import emit_atomic
-from tilecore.lowering.cpu.copy import Box, is_pack, is_row_copy, row_copy
+from tilecore.lowering.cpu.copy import Box, is_pack, is_row_copy, packing_tasks, row_copy
 from tilecore.lowering.cpu.dot import DotLowering
 from tilecore.lowering.cpu.few_rows import DotsLowering, SumsLowering
 from tilecore.lowering.cpu.fold import FoldLowering
 from tilecore.lowering.cpu.fused import FusedLowering
-from tilecore.lowering.cpu.gemm import GemmLowering
+from tilecore.lowering.cpu.gemm import GemmLowering, box_place
 from tilecore.lowering.cpu.group_nest import GroupNestLowering, fills_groups
 from tilecore.lowering.cpu.groups import packer_for
 from tilecore.lowering.cpu.nest import NestLowering
@@ -186,9 +186,9 @@ class _LaunchLowering:
             tiles * storage.size, memory_type(storage.dtype), f"{tile.buffer.name}_packed"
         )
         self.packed[tile.buffer] = memory
-        panels = -(-storage.shape[storage.axis] // storage.width)
-        with self.builder.loop(tiles * panels, parallel=tiles * panels > 1) as task:
-            number, panel = quotient(task, panels), remainder(task, panels)
+        tasks = packing_tasks(copy, storage)
+        with self.builder.loop(tiles * tasks, parallel=tiles * tasks > 1) as task:
+            number, part = quotient(task, tasks), remainder(task, tasks)
             rest = number
             for var, first, count in reversed(tile.hoist_vars):
                 self.accessor.values[var] = self.builder.bind(add(first, remainder(rest, count)))
@@ -197,7 +197,7 @@ class _LaunchLowering:
             place = Place(memory, storage, self.builder.bind(mul(number, storage.size)))
             self.accessor.places[tile.buffer] = place
             packer = packer_for(self.accessor, copy, self.target, place)
-            packer.pack(panel)
+            packer.pack(part)
         for var, _, _ in tile.hoist_vars:
             self.accessor.values.pop(var)
             self.accessor.ranges.pop(var)
@@ -279,19 +279,12 @@ class _LaunchLowering:
         places = self.accessor.places
         if tile.placement == "in_place":
             assert tile.source is not None
-            origin = places[tile.source.copy.src.buffer]
             axes = tuple(a for a in tile.source.axes if a is not None)
-            places[tile.buffer] = Place(
-                origin.memory, origin.storage, origin.base, tile.source.copy.src.offsets, axes, True
-            )
+            places[tile.buffer] = box_place(self.accessor, tile.source.copy.src, axes)
         elif tile.placement == "output":
             assert tile.output is not None
-            origin = places[tile.output.buffer]
-            places[tile.buffer] = Place(
-                origin.memory, origin.storage, origin.base, tile.output.offsets,
-                kept_axes(tile.output), True,
-            )  # fmt: skip
-        elif tile.placement == "block":
+            places[tile.buffer] = box_place(self.accessor, tile.output.region)
+        elif tile.placement in ("block", "late"):
             memory = self.builder.alloc(
                 tile.storage.size, memory_type(tile.storage.dtype), tile.buffer.name
             )
@@ -352,8 +345,8 @@ class _LaunchLowering:
             if is_pack(stmt, source, dest):
                 place = accessor.places[stmt.dst.buffer]
                 packer = packer_for(accessor, stmt, self.target, place)
-                with self.builder.loop(packer.panels) as panel:
-                    packer.pack(panel)
+                with self.builder.loop(packing_tasks(stmt, packer.storage)) as task:
+                    packer.pack(task)
                 return
             if is_row_copy(stmt, source, dest):
                 row_copy(accessor, stmt, self.target)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import tvm
 from tvm import tirx as tir
 
 from tilecore.errors import UnsupportedOnTarget
@@ -57,6 +58,17 @@ def from_memory(value: Any, dtype: str, lanes: int) -> Any:
     return tir.reinterpret(vector_type("float32", lanes), shifted)
 
 
+def _loaded_bits(value: Any) -> Any | None:
+    """Return the bits of the bfloat16 that ``value`` is as ``from_memory`` gives it, or None."""
+    if not (isinstance(value, tvm.ir.Call) and value.op.name == "tirx.reinterpret"):
+        return None
+    shifted = value.args[0]
+    wide = shifted.a if isinstance(shifted, tir.LShift) else None
+    if isinstance(wide, tir.Cast) and str(wide.value.ty).startswith("uint16"):
+        return wide.value
+    return None
+
+
 def _nibble(value: Any, dtype: str, lanes: int) -> Any:
     """Return the low 4 bits of bytes as numbers."""
     kind = NIBBLES[dtype]
@@ -74,6 +86,9 @@ def to_memory(value: Any, dtype: str, lanes: int) -> Any:
         return float8.to_float8(value, dtype, lanes)
     if dtype != "bfloat16":
         return value
+    loaded = _loaded_bits(value)  # a copy, or a value rounded before
+    if loaded is not None:
+        return loaded
     bits = tir.reinterpret(vector_type("uint32", lanes), value)
 
     def constant(number: int) -> Any:
