@@ -16,7 +16,7 @@ from tvm import tirx as tir
 
 from tilecore.inference.plan import GemmPlan
 from tilecore.inference.storage import Storage
-from tilecore.inference.uses import kept_axes
+from tilecore.ir.analysis import kept_axes
 from tilecore.ir.expr import Binary, Const, Expr, const, int_value
 from tilecore.ir.gemm_shape import accumulator_dtype
 from tilecore.ir.nodes import Region
