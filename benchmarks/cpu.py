@@ -79,21 +79,61 @@ class Row:
 
 def rows() -> Iterator[Row]:
     """Yield every row, in the order of the table."""
+    yield from products()
+    yield from attentions()
+    for name in ("softmax", "rms_norm", "layer_norm"):
+        for m, n in ((512, 1024), (4096, 1024), (4096, 4096)):
+            note = ALLOCATES if name == "rms_norm" else ""
+            yield Row(f"{name} float32 {m}x{n}", name, {"m": m, "n": n}, note)
+
+
+def products() -> Iterator[Row]:
+    """Yield the rows of matrix products."""
     for name, fields in TYPES.items():
         for m, n, k in [*CUBES, *THIN]:
             problem = {"m": m, "n": n, "k": k, **fields}
             note = ALLOCATES if name == "int8" else ""
             yield Row(f"gemm {name} {m}x{n}x{k}", "gemm", problem, note)
+    wide = {"n": 4096, "k": 4096}
+    for name in ("float32", "bfloat16"):
+        for m in (1, 4, 16):
+            for transposed in (True, False):
+                label = f"gemv {name} M={m}, weights {'(N, K)' if transposed else '(K, N)'}"
+                problem = {"m": m, **wide, **TYPES[name], "transpose_b": transposed}
+                yield Row(label, "gemm", problem)
+    for m in (1, 4, 16, 64, 256):
+        yield Row(f"int4 bfloat16 M={m}", "dequant_gemm", {"m": m, **wide})
+    layer = {"m": 1024, "n": 4096, "k": 1024, "transpose_b": True}
+    for activation in ("relu", "gelu", "gelu_tanh", "silu"):
+        problem = {**layer, "activation": activation}
+        yield Row(f"epilogue float32 {activation}", "gemm_epilogue", problem, ALLOCATES)
+    experts = {"experts": 8, "m": 512, "n": 1024, "k": 1024}
+    image = {"batch": 1, "height": 56, "width": 56, "channels": 64, "filters": 64, "padding": 1}
+    for name in ("float32", "bfloat16"):
+        kind = TYPES[name]
+        yield Row(f"experts {name} 8", "grouped_gemm", {**experts, **kind, "transpose_b": True})
+        yield Row(f"conv2d {name} 56x56x64 3x3", "conv2d", {**image, **kind}, ALLOCATES)
+
+
+def attentions() -> Iterator[Row]:
+    """Yield the rows of attention."""
     for dtype in ("float32", "bfloat16"):
         for dim in (64, 128):
             for causal in (False, True):
                 label = f"attention {dtype} d{dim}{' causal' if causal else ''}"
                 problem = {**HEADS, "dim": dim, "causal": causal, "dtype": dtype}
                 yield Row(label, "attention", problem, ALLOCATES)
-    for name in ("softmax", "rms_norm", "layer_norm"):
-        for m, n in ((512, 1024), (4096, 1024), (4096, 4096)):
-            note = ALLOCATES if name == "rms_norm" else ""
-            yield Row(f"{name} float32 {m}x{n}", name, {"m": m, "n": n}, note)
+        for batch, kv_heads in ((1, 32), (4, 8)):
+            problem = {
+                "batch": batch, "heads": 32, "kv_heads": kv_heads, "seq_q": 1, "seq_kv": 2048,
+                "dim": 128, "dtype": dtype,
+            }  # fmt: skip
+            label = f"decode {dtype} B{batch} {kv_heads} heads of 32"
+            yield Row(label, "decode_attention", problem, ALLOCATES)
+    for causal in (False, True):
+        label = f"backward float32 d64{' causal' if causal else ''}"
+        problem = {**HEADS, "dim": 64, "causal": causal}
+        yield Row(label, "attention_backward", problem, ALLOCATES)
 
 
 class Case:
