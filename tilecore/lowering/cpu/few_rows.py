@@ -273,7 +273,7 @@ def _sum_text(lanes: int) -> str:
         )
         return f"%t{len(lines) - 1}"
 
-    def folded(a: str, b: str, width: int, orders: tuple[list[int], list[int]]) -> str:
+    def folded(a: str, b: str, width: int, orders: Sequence[list[int]]) -> str:
         low, high = (shuffled(a, b, width, order) for order in orders)
         lines.append(f"  %t{len(lines)} = fadd <{len(orders[0])} x float> {low}, {high}")
         return f"%t{len(lines) - 1}"
@@ -285,7 +285,7 @@ def _sum_text(lanes: int) -> str:
     ones = within((0, 4, 1, 5)), within((2, 6, 3, 7))
     twos = within((0, 1, 4, 5)), within((2, 3, 6, 7))
     pairs = [folded(a, b, lanes, ones) for a, b in (("%a", "%b"), ("%c", "%d"))]
-    total, width = folded(*pairs, lanes, twos), lanes
+    total, width = folded(pairs[0], pairs[1], lanes, twos), lanes
     while width > AT_ONCE:
         half = width // 2
         total = folded(total, "poison", width, (list(range(half)), list(range(half, width))))
