@@ -10,7 +10,7 @@ from tilecore.compiler import compile, lower
 from tilecore.errors import InvalidProblem
 from tilecore.interpreter import run
 from tilecore.ir.dtype import DType
-from tilecore.kernels.dequant_gemm import TABLES, pack_codes, unpack_codes
+from tilecore.kernels.dequant_gemm import FP8, TABLES, pack_codes, unpack_codes
 from tilecore.target import host_features, parse_target, widest_target
 from workers.correctness import compare, tolerance
 
@@ -44,7 +44,7 @@ def test_ragged_shapes_on_every_path(shape, artifacts):
 
 
 @pytest.mark.parametrize("group", [8, 32, 40, 64, 128, 256, 384])
-@pytest.mark.parametrize("form", TABLES)
+@pytest.mark.parametrize("form", [*TABLES, *FP8])
 def test_groups_and_formats(form, group, artifacts):
     problem = DEFINITION.parse_problem(
         {"m": 3, "n": 70, "k": 400, "group_size": group, "format": form}

@@ -24,6 +24,7 @@ from tilecore.target import Target
 # Up to so many rows a product is faster with b in place than with b packed for it alone.
 MOST_ROWS = {DOTS: 32, SUMS: 16}
 MOST_ROWS_AT_ONCE = {DOTS: 5, SUMS: 16}
+FEW, DEPTH_PER_ROW = 4, 16
 MOST_STREAMS = 8  # rows of b read at once
 MOST_ROWS_BESIDE_TILES = 7  # instructions on tiles take whole groups of more rows
 ELEMENTS = ("float32", "bfloat16", "float16")
@@ -44,6 +45,8 @@ def choose(
     for gemm in gemms:
         form = DOTS if gemm.transpose_b else SUMS
         most = MOST_ROWS[form]
+        if form == DOTS:  # adding up lanes takes as long as some products
+            most = min(most, max(FEW, gemm_extents(gemm.b)[1] // DEPTH_PER_ROW))
         if form == DOTS and gemm.b.buffer.dtype == "bfloat16" and "amx_bf16" in target.features:
             most = MOST_ROWS_BESIDE_TILES
         if most_rows(gemm, sources) <= most and _fits(gemm, uses, sources, launch):

@@ -1,11 +1,12 @@
-"""GEMM with 4-bit weights: C = A @ W, W[k, n] = table[code[k, n]] * scale[g, n] + zero[g, n].
+"""GEMM with narrow weights: C = A @ W, W[k, n] = table[code[k, n]] * scale[g, n] + zero[g, n].
 
 The table has the 16 values that a code can mean: whole numbers (int4), NF4, or 4-bit floats (fp4).
 Groups of ``group`` neighbours along K share a scale and a zero, as in torch's
 ``_weight_int4pack_mm_for_cpu``. ``pack_codes`` gives the layout of the weights: int32 words
 [N / 128, K / 8, 128] (a block of columns reads one stream), in which element k lies at bit
 4 * ((k % 8) // 2) + 16 * (k % 2) of word k // 8, so that two neighbours along K are decoded by one
-look-up. K and N are rounded up to 128 by codes of 0.
+look-up. K and N are rounded up to 128 by codes of 0. Weights of 8-bit floats are no codes: they are
+taken as they are, [K, N], and the table is not used.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ NF4 = (
 )  # fmt: skip
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 TABLES = {"int4": tuple(float(i - 8) for i in range(16)), "nf4": NF4, "fp4": FP4}
+FP8 = ("float8_e4m3fn", "float8_e5m2")
 PER_WORD = 8
 DEPTH = 128  # of a tile of decoded weights, at most
 PANEL = 64  # columns of a block
@@ -70,12 +72,14 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
     dtype, out_dtype, has_zeros = problem["dtype"], problem["out_dtype"], bool(problem["zeros"])
     block_M, threads = knobs["block_M"], knobs["threads"]
     groups, words, panels = -(-K // G), -(-K // DEPTH) * DEPTH // PER_WORD, -(-N // PANEL)
-    steps = -(-K // D)
+    steps, form = -(-K // D), str(problem["format"])
+    is_wide = form in FP8
+    w_shape, w_dtype = ((K, N), form) if is_wide else ((panels, words, PANEL), "int32")
 
     @T.prim_func
     def dequant_gemm(
         A: T.Tensor((M, K), dtype),  # type: ignore[valid-type]
-        W: T.Tensor((panels, words, PANEL), "int32"),  # type: ignore[valid-type]
+        W: T.Tensor(w_shape, w_dtype),  # type: ignore[valid-type]
         Table: T.Tensor((16,), dtype),  # type: ignore[valid-type]
         Scale: T.Tensor((groups, N), dtype),  # type: ignore[valid-type]
         Zero: T.Tensor((groups, N), dtype),  # type: ignore[valid-type]
@@ -100,9 +104,12 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
             for ko in T.serial(steps):
                 T.copy(A[by * block_M, ko * D], a)
                 for k, n in T.Parallel(D, PANEL):
-                    word = W[bx, ko * (D // PER_WORD) + k // PER_WORD, n]
-                    bit = 4 * ((k % PER_WORD) // 2) + 16 * (k % 2)
-                    b[k, n] = Table[(word >> bit) & 15]
+                    if is_wide:
+                        b[k, n] = T.cast(W[ko * D + k, bx * PANEL + n], dtype)
+                    else:
+                        word = W[bx, ko * (D // PER_WORD) + k // PER_WORD, n]
+                        bit = 4 * ((k % PER_WORD) // 2) + 16 * (k % 2)
+                        b[k, n] = Table[(word >> bit) & 15]
                 T.gemm(a, b, part, clear_accum=True)
                 for i, n in T.Parallel(block_M, PANEL):
                     scaled = part[i, n] * T.cast(Scale[ko * D // G, bx * PANEL + n], "float32")
@@ -118,12 +125,17 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
 def _inputs(problem: Problem, rng: np.random.Generator) -> Sequence[np.ndarray]:
     m, n, k, group, _ = _sizes(problem)
     dtype, groups = DType(problem["dtype"]).numpy, -(-k // group)
-    table = np.array(TABLES[str(problem["format"])], np.float32)
+    form = str(problem["format"])
+    table = np.array(TABLES.get(form, TABLES["int4"]), np.float32)
+    if form in FP8:
+        weights = rng.standard_normal((k, n), np.float32).astype(DType(form).numpy)
+    else:
+        weights = pack_codes(rng.integers(0, 16, (k, n)))
     scale = rng.uniform(0.5, 1.5, (groups, n)) / (np.abs(table).max() * np.sqrt(k))
     zero = rng.standard_normal((groups, n)) * 0.1 / np.sqrt(k)
     return [
         rng.standard_normal((m, k), dtype=np.float32).astype(dtype),
-        pack_codes(rng.integers(0, 16, (k, n))),
+        weights,
         table.astype(dtype),
         scale.astype(dtype),
         zero.astype(dtype),
@@ -133,7 +145,10 @@ def _inputs(problem: Problem, rng: np.random.Generator) -> Sequence[np.ndarray]:
 def _weights(problem: Problem, inputs: Sequence[np.ndarray]) -> Any:
     _, words, table, scale, zero = inputs
     _, n, k, group, _ = _sizes(problem)
-    values = table.astype(np.float64)[unpack_codes(words, k, n)]
+    if problem["format"] in FP8:
+        values = words.astype(np.float64)
+    else:
+        values = table.astype(np.float64)[unpack_codes(words, k, n)]
     scales, zeros = (np.repeat(x.astype(np.float64), group, 0)[:k] for x in (scale, zero))
     return values * scales + (zeros if problem["zeros"] else 0.0)
 
@@ -164,16 +179,18 @@ def _traffic_bytes(problem: Problem) -> float:
     m, n, k, group, _ = _sizes(problem)
     size = DType(problem["dtype"]).itemsize
     scales = -(-k // group) * n * (1 + bool(problem["zeros"]))
-    return float((m * k + scales) * size + k * n / 2 + m * n * DType(problem["out_dtype"]).itemsize)
+    weight_bytes = 1 if problem["format"] in FP8 else 0.5
+    out = m * n * DType(problem["out_dtype"]).itemsize
+    return float((m * k + scales) * size + k * n * weight_bytes + out)
 
 
 DEQUANT_GEMM = KernelDefinition(
     name="dequant_gemm",
-    doc="C[m, n] = A[m, k] @ W[k, n], W of 4 bits with a scale (and zero) per group along k",
+    doc="C[m, n] = A[m, k] @ W[k, n], W of 4 or 8 bits with a scale (and zero) per group along k",
     fields=(
         *(f for f in GEMM.fields if f.name in ("m", "n", "k")),
         ProblemField("group", "dimension", 128, aliases=("group_size",), doc="along k"),
-        ProblemField("format", "choice", "int4", tuple(TABLES), doc="what a code means"),
+        ProblemField("format", "choice", "int4", (*TABLES, *FP8), doc="of weights"),
         ProblemField("zeros", "flag", True, doc="a zero per group is added"),
         ProblemField("dtype", "dtype", "bfloat16", ("float32", "bfloat16"), ("in_dtype",)),
         ProblemField("out_dtype", "dtype", "bfloat16", ("float32", "bfloat16"), ("dtype_c",)),

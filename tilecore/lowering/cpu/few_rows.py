@@ -28,7 +28,8 @@ from tilecore.lowering.cpu.tir import add, broadcast, minimum, mul, quotient, ve
 from tilecore.target import Target
 
 ROWS_AT_ONCE = 8  # rows of b in one step of sums
-SUM = "tilecore_sum_float32"
+SUM = "tilecore_sum_of_four"
+AT_ONCE = 4  # sums whose lanes are added up together
 HIGH_HALF = -0x10000
 
 
@@ -118,12 +119,12 @@ class DotsLowering(FewRowsLowering):
             start = builder.bind(mul(blocks, step))
             with builder.when(tir.LT(_i32(start), _i32(self.depth))):
                 self._products(sums, a_rows, b_rows, start, LaneMask(start, self.depth, step))
-        builder.define_llvm(f"{SUM}_x{lanes}", _sum_text(lanes))
+        builder.define_llvm(SUM, _sum_text(lanes))
         for i in range(size):
             with self._row_guard(row, i, edge):
-                for j in range(count):
-                    total = builder.load(sums[i * count + j], 0, lanes)
-                    self._add(add(row, i), add(column, j), total)
+                for j in range(0, count, AT_ONCE):
+                    four = sums[i * count + j : i * count + min(count, j + AT_ONCE)]
+                    self._add(add(row, i), add(column, j), four)
 
     @property
     def _parts(self) -> int:
@@ -159,18 +160,24 @@ class DotsLowering(FewRowsLowering):
         kind = vector_type("float32", lanes)
         return [builder.bind(tir.reinterpret(kind, half)) for half in (first, second)]
 
-    def _add(self, row: Any, column: Any, lanes_of_sum: Any) -> None:
-        """Add the lanes of a sum to its element of c."""
-        builder, place = self.builder, self.c.place
-        total = tir.call_pure_extern("float32", f"{SUM}_x{self.lanes}", lanes_of_sum)
-        offset = builder.bind(self.c.at(row, column))
-        if self.clears is not True:
-            before = vector_load(builder, place, offset, 1, "float32")
-            if self.clears is None:
-                cond = self.accessor.scalar(self.gemm.clear_accum)
-                before = tir.if_then_else(cond, zero("float32"), before)
-            total = builder.bind(before) + total
-        vector_store(builder, place, self._stored(total, place, 1), offset, 1)
+    def _add(self, row: Any, column: Any, sums: Sequence[Any]) -> None:
+        """Add the lanes of up to four sums to their neighbouring elements of c."""
+        builder, place, count = self.builder, self.c.place, len(sums)
+        given = [builder.load(sums[i % count], 0, self.lanes) for i in range(AT_ONCE)]
+        totals = tir.call_pure_extern(vector_type("float32", AT_ONCE), SUM, *given)
+        totals = builder.bind(totals)
+        parts = [(totals, AT_ONCE)]
+        if count < AT_ONCE:
+            parts = [(tir.Shuffle([totals], [_i32(i)]), 1) for i in range(count)]
+        for i, (total, lanes) in enumerate(parts):
+            offset = builder.bind(self.c.at(row, add(column, i)))
+            if self.clears is not True:
+                before = vector_load(builder, place, offset, lanes, "float32")
+                if self.clears is None:
+                    cond = self.accessor.scalar(self.gemm.clear_accum)
+                    before = tir.if_then_else(cond, zero("float32", lanes), before)
+                total = builder.bind(before) + total
+            vector_store(builder, place, self._stored(total, place, lanes), offset, lanes)
 
 
 class SumsLowering(FewRowsLowering):
@@ -253,12 +260,40 @@ class SumsLowering(FewRowsLowering):
 
 
 def _sum_text(lanes: int) -> str:
-    kind, name = f"<{lanes} x float>", f"llvm.vector.reduce.fadd.v{lanes}f32"
-    return f"""declare float @{name}(float, {kind})
-define linkonce_odr hidden float @{SUM}_x{lanes}({kind} %x) alwaysinline {{
-  %r = call reassoc float @{name}(float 0.0, {kind} %x)
-  ret float %r
-}}"""
+    """Return the function from four vectors to the sums of their lanes."""
+    kind = f"<{lanes} x float>"
+    lines: list[str] = []
+
+    def shuffled(a: str, b: str, width: int, order: list[int]) -> str:
+        places = ", ".join(f"i32 {i}" for i in order)
+        source = f"<{width} x float>"
+        lines.append(
+            f"  %t{len(lines)} = shufflevector {source} {a}, {source} {b}, "
+            f"<{len(order)} x i32> <{places}>"
+        )
+        return f"%t{len(lines) - 1}"
+
+    def folded(a: str, b: str, width: int, orders: Sequence[list[int]]) -> str:
+        low, high = (shuffled(a, b, width, order) for order in orders)
+        lines.append(f"  %t{len(lines)} = fadd <{len(orders[0])} x float> {low}, {high}")
+        return f"%t{len(lines) - 1}"
+
+    def within(pattern: tuple[int, ...]) -> list[int]:
+        """Return the order of a shuffle that does ``pattern`` in every 4 lanes of both."""
+        return [i % 4 + q + (lanes if i > 3 else 0) for q in range(0, lanes, 4) for i in pattern]
+
+    ones = within((0, 4, 1, 5)), within((2, 6, 3, 7))
+    twos = within((0, 1, 4, 5)), within((2, 3, 6, 7))
+    pairs = [folded(a, b, lanes, ones) for a, b in (("%a", "%b"), ("%c", "%d"))]
+    total, width = folded(pairs[0], pairs[1], lanes, twos), lanes
+    while width > AT_ONCE:
+        half = width // 2
+        total = folded(total, "poison", width, (list(range(half)), list(range(half, width))))
+        width = half
+    head = f"define linkonce_odr hidden <{AT_ONCE} x float> @{SUM}"
+    given = ", ".join(f"{kind} %{name}" for name in "abcd")
+    body = "\n".join(lines)
+    return f"{head}({given}) alwaysinline {{\n{body}\n  ret <{AT_ONCE} x float> {total}\n}}"
 
 
 def _i32(value: Any) -> Any:
