@@ -4,8 +4,8 @@
 
 For each workload all configs of a small space (or a seeded sample of ``--candidates``) are checked
 against float64 and screened; the fastest, the default and torch are then timed in turn, wall clock,
-outputs preallocated for all where torch can (``rms_norm`` and ``attention`` cannot: their times
-include an allocation). Numbers are medians; the ratio is torch / ours, above 1 we are faster.
+outputs preallocated for all where torch can (``rms_norm`` and attention of any kind cannot: their
+times include an allocation). Numbers are medians; the ratio is torch / ours, above 1 we are faster.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from workers.host import detect
 from workers.pool import LocalPool, wait_for_all
 
 HEADS = {"batch": 1, "heads": 8, "kv_heads": 8, "seq_q": 1024, "seq_kv": 1024}
+CACHE = {"batch": 1, "heads": 32, "seq_q": 1, "seq_kv": 2048, "dim": 128}
+LINEAR = {"batch": 1, "heads": 8, "seq_len": 2048}
 PROBLEMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("softmax", {"m": 512, "n": 1024}),
     ("softmax", {"m": 4096, "n": 1024}),
@@ -44,6 +46,19 @@ PROBLEMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("attention", {**HEADS, "dim": 64, "causal": True}),
     ("attention", {**HEADS, "dim": 128}),
     ("attention", {**HEADS, "dim": 128, "causal": True}),
+    ("attention", {**HEADS, "dim": 64, "dtype": "bfloat16"}),
+    ("attention", {**HEADS, "dim": 64, "causal": True, "dtype": "bfloat16"}),
+    ("attention", {**HEADS, "dim": 128, "dtype": "bfloat16"}),
+    ("attention", {**HEADS, "dim": 128, "causal": True, "dtype": "bfloat16"}),
+    ("decode_attention", {**CACHE, "kv_heads": 32}),
+    ("decode_attention", {**CACHE, "kv_heads": 8}),
+    ("decode_attention", {**CACHE, "kv_heads": 32, "dtype": "bfloat16"}),
+    ("decode_attention", {**CACHE, "kv_heads": 8, "dtype": "bfloat16"}),
+    ("attention_backward", {**HEADS, "dim": 64}),
+    ("attention_backward", {**HEADS, "dim": 64, "causal": True}),
+    ("attention_backward", {**HEADS, "dim": 64, "dtype": "bfloat16"}),
+    ("linear_attention", {**LINEAR, "dim": 64, "dim_v": 64}),
+    ("linear_attention", {**LINEAR, "dim": 128, "dim_v": 128}),
 )
 FINALISTS = 4
 LIMIT_S = 1800.0

@@ -8,11 +8,21 @@ from tilecore.kernels.attention_backward import ATTENTION_BACKWARD
 from tilecore.kernels.decode_attention import DECODE_ATTENTION
 from tilecore.kernels.definition import KernelDefinition
 from tilecore.kernels.gemm import GEMM
+from tilecore.kernels.linear_attention import LINEAR_ATTENTION
 from tilecore.kernels.rows import LAYER_NORM, RMS_NORM, SOFTMAX
 
 KERNELS: dict[str, KernelDefinition] = {
     d.name: d
-    for d in (GEMM, ATTENTION, ATTENTION_BACKWARD, DECODE_ATTENTION, SOFTMAX, RMS_NORM, LAYER_NORM)
+    for d in (
+        GEMM,
+        ATTENTION,
+        ATTENTION_BACKWARD,
+        DECODE_ATTENTION,
+        LINEAR_ATTENTION,
+        SOFTMAX,
+        RMS_NORM,
+        LAYER_NORM,
+    )
 }
 
 
