@@ -41,7 +41,7 @@ from tilecore.ir.nodes import (
 from tilecore.ir.visitor import buffers_of, expressions, has_jump, walk, walk_expr
 from tilecore.lowering.cpu import division, float8, stream, vector_math
 from tilecore.lowering.cpu.access import Accessor, Place
-from tilecore.lowering.cpu.amx import TileLowering
+from tilecore.lowering.cpu.amx import TileLowering, configured
 from tilecore.lowering.cpu.atomic import emit_atomic
 from tilecore.lowering.cpu.copy import Box, is_pack, is_row_copy, row_copy
 from tilecore.lowering.cpu.dot import DotLowering
@@ -140,10 +140,16 @@ class _LaunchLowering:
                 self.accessor.ranges[var] = (0, max(0, extent - 1)) if known else NON_NEGATIVE
                 self.accessor.tops[var] = top
                 rest = quotient(rest, extent)
-            self.statement(self.launch.body)
+            with configured(self.accessor, self._tile_shape()):
+                self.statement(self.launch.body)
             if any(place.stream_bytes for place in self.accessor.places.values()):
                 stream.fence(self.builder)
         self.assertions.finish()
+
+    def _tile_shape(self) -> tuple[int, int] | None:
+        """Return the rows and groups of tiles of the launch's products, if all have the same."""
+        shapes = {plan.tile for plan in self.plan.gemms.values() if plan.tile is not None}
+        return shapes.pop() if len(shapes) == 1 else None
 
     def _extent(self, expr: Expr) -> Any:
         """Return the number of blocks along an axis, as an int or in TIR."""
