@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tilecore import kernels, runtime
+from tilecore.codegen.llvm import generate
 from tilecore.compiler import compile, lower
 from tilecore.errors import InvalidProblem
 from tilecore.target import parse_target
@@ -95,3 +96,13 @@ def test_rounding_to_bfloat16_may_flush_operands_of_dots_only():
         plan, _ = lower(program, parse_target(target), {})
         tiles = [t for p in plan.launches.values() for t in p.tiles.values() if t.flushes]
         assert [t.buffer.dtype for t in tiles if t.source is None] == ["bfloat16"] * expected
+
+
+def test_tiles_are_set_up_once_per_block():
+    target = parse_target("avx512+amx_tile+amx_bf16")
+    problem = problem_of("one query", dtype="bfloat16")
+    program = ATTENTION.program(problem, {"block_M": 16, "block_N": 32})
+    _, function = lower(program, target, {})
+    assembly = generate(function, target).inspect_source("s")
+    assert [assembly.count(word) for word in ("ldtilecfg", "tilerelease")] == [1, 1]
+    assert assembly.count("tdpbf16ps") >= 2
