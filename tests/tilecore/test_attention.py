@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from tilecore import kernels, runtime
-from tilecore.compiler import compile
+from tilecore.codegen.llvm import generate
+from tilecore.compiler import compile, lower
 from tilecore.errors import InvalidProblem
+from tilecore.target import parse_target
 from workers.correctness import compare, tolerance
 
 ATTENTION = kernels.get("attention")
@@ -70,3 +72,37 @@ def test_counts():
     pairs = 2 * 4 * sum(min(70, 70 - 33 + i + 1) for i in range(33))
     assert ATTENTION.work_flop(problem) == 4 * 32 * pairs
     assert ATTENTION.traffic_bytes(problem) == 4 * 2 * 32 * (2 * 4 * 33 + 2 * 2 * 70)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_nan_and_infinity_reach_the_rows_that_see_them(dtype, artifacts):
+    problem = problem_of("groups", causal=True, dtype=dtype)
+    q, k, v = (np.array(x) for x in ATTENTION.inputs(problem, np.random.default_rng(0)))
+    k[0, 0, 60, 5] = np.nan  # of 70 keys: queries from 60 - (70 - 33) on see it
+    q[1, 3, 7, 2] = np.inf  # scores of both signs: the largest is infinite
+    found = np.empty(q.shape, q.dtype)
+    program = ATTENTION.program(problem, {"block_M": 16, "block_N": 32})
+    runtime.load(compile(program, store=artifacts))(q, k, v, found)
+    expected = np.zeros(q.shape, bool)
+    expected[0, :2, 60 - 37 :] = True
+    expected[1, 3, 7] = True
+    np.testing.assert_array_equal(np.isnan(found.astype(np.float32)), expected)
+
+
+def test_rounding_to_bfloat16_may_flush_operands_of_dots_only():
+    problem = problem_of("groups", dtype="bfloat16")
+    program = ATTENTION.program(problem, {"block_M": 16, "block_N": 32})
+    for target, expected in (("avx512+amx_tile+amx_bf16", 1), ("avx512", 0)):
+        plan, _ = lower(program, parse_target(target), {})
+        tiles = [t for p in plan.launches.values() for t in p.tiles.values() if t.flushes]
+        assert [t.buffer.dtype for t in tiles if t.source is None] == ["bfloat16"] * expected
+
+
+def test_tiles_are_set_up_once_per_block():
+    target = parse_target("avx512+amx_tile+amx_bf16")
+    problem = problem_of("one query", dtype="bfloat16")
+    program = ATTENTION.program(problem, {"block_M": 16, "block_N": 32})
+    _, function = lower(program, target, {})
+    assembly = generate(function, target).inspect_source("s")
+    assert [assembly.count(word) for word in ("ldtilecfg", "tilerelease")] == [1, 1]
+    assert assembly.count("tdpbf16ps") >= 2

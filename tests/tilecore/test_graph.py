@@ -169,3 +169,16 @@ def test_reductions_and_updates_are_operations() -> None:
     assert evaluate(reduce.work[0].amount, {}) == 16 * 32
     assert [a.buffer.name for a in update.reads] == ["sums", "B"]
     assert [evaluate(a.tile_bytes, {}) for a in update.writes] == [64]
+
+
+def test_trip_counts_that_depend_on_outer_loops_are_taken_in_the_middle() -> None:
+    @T.prim_func
+    def program(A: T.Tensor((64, 32), "float32")):
+        with T.Kernel(4) as b:
+            tile = T.alloc_shared((16, 32), "float32")
+            for x in T.serial(2, 10):
+                for _ in T.serial(x + b):
+                    T.copy(A[b * 16, 0], tile)
+
+    loops = build(program).launches[0].ops[0].loops
+    assert [int(evaluate(loop.trip_count, {})) for loop in loops] == [8, 6 + 2]

@@ -546,3 +546,33 @@ def test_tile_that_nothing_sets_is_reported():
         verify(program)
     (out,) = interpreter.run(program)
     assert np.isnan(out).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "float16"])
+@pytest.mark.parametrize("rows", [16, 37])
+@pytest.mark.parametrize("op", ["sum", "max", "min"])
+def test_rows_folded_together(run_both, op, rows, dtype):
+    check_reduction(run_both, op, (rows, 48), 1, dtype)
+    check_reduction(run_both, op, (2, rows, 16), 2, dtype, clear=False)
+
+
+def test_nan_in_rows_folded_together(run_both):
+    rng = np.random.default_rng(0)
+    a = rng.standard_normal((32, 32)).astype(np.float32)
+    a[5, 7] = a[20, :] = np.nan
+    a[9, 3] = np.inf
+
+    @T.prim_func
+    def main(A: T.Tensor((32, 32), "float32"), B: T.Tensor((2, 32), "float32")):
+        with T.Kernel(1):
+            src = T.alloc_fragment((32, 32), "float32")
+            dst = T.alloc_fragment((32,), "float32")
+            T.copy(A, src)
+            T.reduce_max(src, dst, dim=1)
+            T.copy(dst, B[0, 0])
+            T.reduce_sum(src, dst, dim=1)
+            T.copy(dst, B[1, 0])
+
+    largest = np.fmax.reduce(a, axis=1, initial=-np.inf)
+    expected = np.stack([largest, a.astype(np.float64).sum(axis=1)])
+    run_both(main, [a], [np.zeros((2, 32), np.float32)], [expected])

@@ -71,6 +71,7 @@ class _Walker:
     ops: list[TileOp] = field(default_factory=list)
     tiles: list[Buffer] = field(default_factory=list)
     lets: dict[Var, Expr] = field(default_factory=dict)
+    middles: dict[Var, Expr] = field(default_factory=dict)  # of loops, where trip counts ask
 
     def visit(self, stmt: Stmt, loops: tuple[Loop, ...]) -> None:
         """Record the tile ops of ``stmt``, which runs inside ``loops``."""
@@ -94,11 +95,14 @@ class _Walker:
 
     def _loop(self, stmt: For) -> Loop:
         span = binary("sub", stmt.stop, stmt.start)
-        middle = {
+        middle = self.middles | {
             var: binary("floordiv", size, 2)
             for var, size in zip(self.launch.block_vars, self.launch.grid, strict=True)
         }
         trips = substitute(substitute(ceildiv(span, stmt.step), self.lets), middle)
+        half = binary("mul", binary("floordiv", trips, 2), stmt.step)
+        first = substitute(substitute(stmt.start, self.lets), middle)
+        self.middles[stmt.loop_var] = binary("add", first, half)
         stages = as_expr(stmt.annotations.get("num_stages", 1))
         return Loop(stmt.loop_var, trips, stmt.kind, stages)
 

@@ -12,13 +12,15 @@ from tilecore.kernels.dequant_gemm import DEQUANT_GEMM
 from tilecore.kernels.gemm import GEMM
 from tilecore.kernels.gemm_epilogue import GEMM_EPILOGUE
 from tilecore.kernels.grouped_gemm import GROUPED_GEMM
+from tilecore.kernels.linear_attention import LINEAR_ATTENTION
 from tilecore.kernels.rows import LAYER_NORM, RMS_NORM, SOFTMAX
 
 KERNELS: dict[str, KernelDefinition] = {
     d.name: d
     for d in (
         GEMM, GEMM_EPILOGUE, DEQUANT_GEMM, GROUPED_GEMM, CONV2D,
-        ATTENTION, ATTENTION_BACKWARD, DECODE_ATTENTION, SOFTMAX, RMS_NORM, LAYER_NORM,
+        ATTENTION, ATTENTION_BACKWARD, DECODE_ATTENTION, LINEAR_ATTENTION,
+        SOFTMAX, RMS_NORM, LAYER_NORM,
     )
 }  # fmt: skip
 

@@ -7,8 +7,9 @@ go to and from memory by tile where all of them exist, else through scratch memo
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tvm import tirx as tir
@@ -18,13 +19,38 @@ from tilecore.inference.storage import CACHE_LINE_BYTES, Storage
 from tilecore.ir.dtype import DType
 from tilecore.lowering.cpu.access import Accessor, LaneMask, Place, vector_load, vector_store
 from tilecore.lowering.cpu.gemm import GemmLowering, Strided, known_truth
-from tilecore.lowering.cpu.tir import add, index, mul, quotient
+from tilecore.lowering.cpu.tir import TirBuilder, add, index, mul, quotient
 from tilecore.target import Target
 
 LANES = 16
 WORD_BYTES = 4
 A_TILES, B_TILES = 4, 6  # 0 to 3 are sums
 RELEASE = "tilecore_tile_release"
+
+
+@contextlib.contextmanager
+def configured(accessor: Accessor, tile: tuple[int, int] | None) -> Iterator[None]:
+    """Set tiles of ``tile`` rows and groups up for what is inside, unless they are (None: do not).
+
+    It takes some 60 ns, as long as ten products of tiles.
+    """
+    if tile is None or accessor.tile_shape == tile:
+        yield
+        return
+    _call(accessor.builder, *_configure(*tile))
+    before, accessor.tile_shape = accessor.tile_shape, tile
+    yield
+    accessor.tile_shape = before
+    if before is None:
+        _call(accessor.builder, RELEASE, _RELEASE_TEXT)
+    else:
+        _call(accessor.builder, *_configure(*before))
+
+
+def _call(builder: TirBuilder, name: str, text: str, *arguments: Any) -> None:
+    builder.define_llvm("amx", _DECLARATIONS)
+    builder.define_llvm(name, text)
+    builder.evaluate(tir.call_extern("int32", name, *arguments))
 
 
 class TileLowering(GemmLowering):
@@ -40,20 +66,17 @@ class TileLowering(GemmLowering):
         self.scratch: Any = None
 
     def emit(self) -> None:
-        """Emit all panels between setting tiles up and giving them back."""
+        """Emit all panels, between setting tiles up and giving them back if the block did not."""
         size = self.plan.micro_m * self.plan.micro_n * LANES
         with self.builder.scope():
             self.scratch = Place(
                 self.builder.alloc(size, self.accum, "sums"), Storage((size,), self.accum)
             )
-            self._call(*_configure(self.tile_rows, self.tile_groups))
-            super().emit()
-            self._call(RELEASE, _RELEASE_TEXT)
+            with configured(self.accessor, self.plan.tile):
+                super().emit()
 
     def _call(self, name: str, text: str, *arguments: Any) -> None:
-        self.builder.define_llvm("amx", _DECLARATIONS)
-        self.builder.define_llvm(name, text)
-        self.builder.evaluate(tir.call_extern("int32", name, *arguments))
+        _call(self.builder, name, text, *arguments)
 
     # --- which sums ---------------------------------------------------------------------------
 

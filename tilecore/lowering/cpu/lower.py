@@ -42,7 +42,7 @@ from tilecore.ir.nodes import (
 from tilecore.ir.visitor import buffers_of, expressions, has_jump, walk, walk_expr
 from tilecore.lowering.cpu import division, float8, stream, vector_math
 from tilecore.lowering.cpu.access import Accessor, Place
-from tilecore.lowering.cpu.amx import TileLowering
+from tilecore.lowering.cpu.amx import TileLowering, configured
 from tilecore.lowering.cpu.atomic import emit_atomic
 from tilecore.lowering.cpu.copy import Box, is_pack, is_row_copy, packing_tasks, row_copy
 from tilecore.lowering.cpu.dot import DotLowering
@@ -142,7 +142,8 @@ class _LaunchLowering:
             count: Any = share
             if isinstance(blocks, int) and blocks % share:
                 count = self.builder.bind(minimum(share, add(blocks, mul(first, -1))))
-            with self._blocks(first, count) as block:
+            configuration = configured(self.accessor, self._tile_shape())
+            with configuration, self._blocks(first, count) as block:
                 self._block(block if blocks != 1 else 0, grid)
             if any(place.stream_bytes for place in self.accessor.places.values()):
                 stream.fence(self.builder)
@@ -168,6 +169,11 @@ class _LaunchLowering:
             self.accessor.tops[var] = top
             rest = quotient(rest, extent)
         self.statement(self.launch.body)
+
+    def _tile_shape(self) -> tuple[int, int] | None:
+        """Return the rows and groups of tiles of the launch's products, if all have the same."""
+        shapes = {plan.tile for plan in self.plan.gemms.values() if plan.tile is not None}
+        return shapes.pop() if len(shapes) == 1 else None
 
     def _extent(self, expr: Expr) -> Any:
         """Return the number of blocks along an axis, as an int or in TIR."""
