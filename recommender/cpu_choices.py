@@ -1,7 +1,8 @@
 """What the CPU lowering uses where a config leaves a choice open, and tile counts that follow.
 
 Mirrors ``tilecore.inference.cpu``: micro_n = 0 means 2 vectors, micro_m = 0 the most rows that stay
-in registers, pack "auto" means A per block and B once per call where blocks share it.
+in registers, pack "auto" means A per block and B once per call where blocks share it; on tiles
+(AMX) two by two of them take the place of the register tile, whatever micro_m and micro_n say.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from recommender.hardware import HardwareProfile
 from tilecore.graph import Contraction, evaluate
+from tilecore.inference.dots import DOTS, TILE_ROWS, Dot
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr
 
@@ -43,6 +45,7 @@ class Tiling:
     is_b_hoisted: Mask
     a_reuse: Floats
     b_reuse: Floats
+    dot: Dot | None = None
 
     @property
     def grid_m(self) -> Floats:
@@ -110,14 +113,33 @@ def tiling(site: Contraction, columns: Columns, hardware: HardwareProfile) -> Ti
     micro_m = np.asarray(columns.get("micro_m", zeros), dtype=np.float64)
     most = (hardware.vector_registers - micro_n - 1) // micro_n
     micro_m = np.minimum(np.where(micro_m == 0, most, micro_m), block_m)
+    dot = instruction(site, hardware)
+    if dot is not None and dot.is_tiled:
+        micro_m = np.minimum(2.0 * TILE_ROWS, block_m)
+        micro_n = np.minimum(2.0, np.ceil(block_n / lanes))
     a_reuse, b_reuse = values(site.a.reuse), values(site.b.reuse)
     return Tiling(
         m=m, n=n, k=k, block_m=block_m, block_n=block_n, block_k=block_k,
         micro_m=micro_m, micro_n=micro_n, lanes=lanes,
         is_a_packed=columns.get("pack_a", autos) != "none",
         is_b_hoisted=(columns.get("pack_b", autos) != "block") & (b_reuse > 1),
-        a_reuse=a_reuse, b_reuse=b_reuse,
+        a_reuse=a_reuse, b_reuse=b_reuse, dot=dot,
     )  # fmt: skip
+
+
+def instruction(site: Contraction, hardware: HardwareProfile) -> Dot | None:
+    """Return the instruction that sums up several products of the operands, if there is one."""
+    return next(
+        (
+            dot
+            for dot in DOTS
+            if site.dtype in dot.operands
+            and site.accum_dtype == dot.accum
+            and dot.features <= set(hardware.features)
+            and not (dot.is_tiled and site.a.is_transposed)
+        ),
+        None,
+    )
 
 
 def whole_extents(site: Contraction) -> tuple[float, float, float]:

@@ -13,12 +13,13 @@ from typing import Any
 
 from tvm import tirx as tir
 
+from tilecore.inference.dots import Dot
 from tilecore.inference.plan import GemmPlan
 from tilecore.inference.storage import CACHE_LINE_BYTES, Storage
 from tilecore.ir.dtype import DType
 from tilecore.lowering.cpu.access import Accessor, LaneMask, Place, vector_load, vector_store
 from tilecore.lowering.cpu.gemm import GemmLowering, Strided, known_truth
-from tilecore.lowering.cpu.tir import add, index, mul, quotient
+from tilecore.lowering.cpu.tir import TirBuilder, add, index, mul, quotient
 from tilecore.target import Target
 
 LANES = 16
@@ -209,6 +210,38 @@ class TileLowering(GemmLowering):
         if isinstance(elements, int):
             return _i64(elements * size)
         return tir.Cast("int64", elements) * _i64(size)
+
+
+def emit_products(
+    builder: TirBuilder, dot: Dot, operands: Any, out: Any, times: Any, depth: int
+) -> None:
+    """Emit ``times`` products of two tiles by two of ``operands``, each ``depth`` tiles deep."""
+    row = depth * LANES * WORD_BYTES
+    half = 2 * LANES * depth * LANES  # words of one operand
+
+    def call(name: str, text: str, *arguments: Any) -> None:
+        builder.define_llvm("amx", _DECLARATIONS)
+        builder.define_llvm(name, text)
+        builder.evaluate(tir.call_extern("int32", name, *arguments))
+
+    def address(memory: Any, offset: int) -> Any:
+        return tir.address_of(tir.BufferLoad(memory, [index(offset)]))
+
+    call(*_configure(LANES, LANES))
+    call("tilecore_zero", _move_text("tilecore_zero", "zero", 2, 2))
+    name = "tilecore_products"
+    with builder.loop(times):
+        call(
+            name, _products_text(name, dot.name, 2, 2, 0), address(operands, 0), _i64(row),
+            _i64(LANES), address(operands, half), _i64(2 * LANES * WORD_BYTES), _i64(LANES),
+            _i64(depth), address(operands, 0),
+        )  # fmt: skip
+    name = "tilecore_store"
+    call(
+        name, _move_text(name, "store", 2, 2), address(out, 0), _i64(2 * LANES * WORD_BYTES),
+        _i64(LANES),
+    )  # fmt: skip
+    call(RELEASE, _RELEASE_TEXT)
 
 
 def _i32(value: Any) -> Any:
