@@ -75,7 +75,7 @@ def test_float32_is_summed_in_registers(target, micro_m, micro_n):
         results = {line.split(",")[-1].strip() for line in multiplies(body)}
         assert all(re.fullmatch(rf"%{register}\d+", r) for r in results)
         others = [x for x in body if not MULTIPLY.search(x) and "(" not in x]
-        assert len(others) <= 4  # the loop's own, and broadcasts of what was loaded
+        assert len(others) <= 6  # the loop's own, and broadcasts of what was loaded
         assert not any(re.search(r", \S*\(\S+\)$", x) for x in body)  # no stores
 
 

@@ -17,6 +17,7 @@ from tilecore.inference.dots import Dot
 from tilecore.inference.plan import GemmPlan
 from tilecore.inference.storage import CACHE_LINE_BYTES, Storage
 from tilecore.ir.dtype import DType
+from tilecore.lowering.cpu import prefetch
 from tilecore.lowering.cpu.access import Accessor, LaneMask, Place, vector_load, vector_store
 from tilecore.lowering.cpu.gemm import GemmLowering, Strided, known_truth
 from tilecore.lowering.cpu.tir import TirBuilder, add, index, mul, quotient
@@ -52,6 +53,7 @@ class TileLowering(GemmLowering):
             self._call(RELEASE, _RELEASE_TEXT)
 
     def _call(self, name: str, text: str, *arguments: Any) -> None:
+        prefetch.declare(self.builder)
         self.builder.define_llvm("amx", _DECLARATIONS)
         self.builder.define_llvm(name, text)
         self.builder.evaluate(tir.call_extern("int32", name, *arguments))
@@ -263,7 +265,6 @@ _DECLARATIONS = "\n".join(
         **dict.fromkeys(("tdpbf16ps", "tdpbssd", "tdpbuud"), "i8, i8, i8"),
     }.items()
 )  # fmt: skip
-_DECLARATIONS += "\ndeclare void @llvm.prefetch.p0(ptr, i32, i32, i32)"
 _HEAD = "define linkonce_odr hidden i32 @{name}({parameters}) {{"
 _RELEASE_TEXT = "\n".join(
     [_HEAD.format(name=RELEASE, parameters=""), "  call void @llvm.x86.tilerelease()",
@@ -346,7 +347,7 @@ def _products_text(name: str, instruction: str, tall: int, wide: int, lines_ahea
         if i:
             at = i * CACHE_LINE_BYTES
             lines.append(f"  %line{i} = getelementptr i8, ptr %line0, i64 {at}")
-        lines.append(f"  call void @llvm.prefetch.p0(ptr %line{i}, i32 0, i32 2, i32 1)")
+        lines.append("  " + prefetch.CALL.format(f"%line{i}"))
     lines += [load.format(B_TILES + j, f"%b{j}", "%b_stride") for j in range(wide)]
     for i in range(tall):
         lines.append(load.format(A_TILES + i, f"%a{i}", "%a_stride"))
