@@ -24,7 +24,7 @@ class TileConstants:
     """Properties of the generated code and of caches; slots as in ``CpuConstants``.
 
     Source: fitted to 432 configs of the library's GEMM on a Xeon with AMX, 2 cores, one thread
-    (benchmarks/results/gemm_tiles_2026-11-21.csv); its choices reach 0.95 of the best measured.
+    (benchmarks/results/gemm_tiles_2026-11-21.csv); its choices reach 0.94 of the best measured.
     """
 
     peak_factor: float = 12.0  # tiles of 2-byte elements relative to vector FMAs of float32
@@ -93,6 +93,9 @@ def _near_bytes(
     stays = panel + a_rows <= 0.8 * hardware.l1d_bytes
     crowded = t.micro_m / _rows_kept(t, site, L1_SETS * L1_WAYS)
     near = np.where(stays, panel / row_runs, panel)
+    a_tile = np.minimum(t.block_m, t.m) * t.depth * size
+    panel_runs = np.maximum(1.0, np.ceil(np.minimum(t.block_n, t.n) / t.panel))
+    a_rows = np.where(a_tile + panel <= 0.8 * hardware.l1d_bytes, a_rows / panel_runs, a_rows)
     clash = 1.0 + c.clash_share * np.log2(np.maximum(1.0, crowded))
     total: np.ndarray = near + a_rows * clash
     return total
