@@ -130,6 +130,9 @@ def attentions() -> Iterator[Row]:
             }  # fmt: skip
             label = f"decode {dtype} B{batch} {kv_heads} heads of 32"
             yield Row(label, "decode_attention", problem, ALLOCATES)
+    for dim in (64, 128):
+        shape = {"batch": 1, "heads": 8, "seq_len": 2048, "dim": dim, "dim_v": dim}
+        yield Row(f"linear float32 d{dim}", "linear_attention", shape, ALLOCATES)
     for causal in (False, True):
         label = f"backward float32 d64{' causal' if causal else ''}"
         problem = {**HEADS, "dim": 64, "causal": causal}

@@ -2,7 +2,8 @@
 
 Mirrors ``tilecore.inference.cpu``: micro_n = 0 means 2 vectors, micro_m = 0 the most rows that stay
 in registers, pack "auto" means A per block and B once per call where blocks share it; few rows read
-B in place.
+B in place; on tiles (AMX) two by two of them take the place of the register tile, whatever micro_m
+and micro_n say.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from numpy.typing import NDArray
 
 from recommender.hardware import HardwareProfile
 from tilecore.graph import Contraction, evaluate
-from tilecore.inference.few_rows import MOST_ROWS
-from tilecore.inference.plan import DOTS, SUMS
+from tilecore.inference import few_rows, plan
+from tilecore.inference.dots import DOTS, TILE_ROWS, Dot
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr
 
@@ -47,6 +48,7 @@ class Tiling:
     is_b_in_place: Mask
     a_reuse: Floats
     b_reuse: Floats
+    dot: Dot | None = None
 
     @property
     def grid_m(self) -> Floats:
@@ -114,8 +116,14 @@ def tiling(site: Contraction, columns: Columns, hardware: HardwareProfile) -> Ti
     micro_m = np.asarray(columns.get("micro_m", zeros), dtype=np.float64)
     most = (hardware.vector_registers - micro_n - 1) // micro_n
     micro_m = np.minimum(np.where(micro_m == 0, most, micro_m), block_m)
+    dot = instruction(site, hardware)
+    if dot is not None and dot.is_tiled:
+        micro_m = np.minimum(2.0 * TILE_ROWS, block_m)
+        micro_n = np.minimum(2.0, np.ceil(block_n / lanes))
     pack_b = columns.get("pack_b", autos)
-    most_in_place = MOST_ROWS[DOTS if site.b.is_transposed else SUMS]
+    most_in_place = few_rows.MOST_ROWS[plan.DOTS if site.b.is_transposed else plan.SUMS]
+    if dot is not None and dot.is_tiled and site.b.is_transposed:
+        most_in_place = few_rows.MOST_ROWS_BESIDE_TILES
     a_reuse, b_reuse = values(site.a.reuse), values(site.b.reuse)
     return Tiling(
         m=m, n=n, k=k, block_m=block_m, block_n=block_n, block_k=block_k,
@@ -123,8 +131,23 @@ def tiling(site: Contraction, columns: Columns, hardware: HardwareProfile) -> Ti
         is_a_packed=columns.get("pack_a", autos) != "none",
         is_b_hoisted=(pack_b != "block") & (b_reuse > 1),
         is_b_in_place=np.isin(pack_b, ("auto", "none")) & (b_reuse <= 1) & (m <= most_in_place),
-        a_reuse=a_reuse, b_reuse=b_reuse,
+        a_reuse=a_reuse, b_reuse=b_reuse, dot=dot,
     )  # fmt: skip
+
+
+def instruction(site: Contraction, hardware: HardwareProfile) -> Dot | None:
+    """Return the instruction that sums up several products of the operands, if there is one."""
+    return next(
+        (
+            dot
+            for dot in DOTS
+            if site.dtype in dot.operands
+            and site.accum_dtype == dot.accum
+            and dot.features <= set(hardware.features)
+            and not (dot.is_tiled and site.a.is_transposed)
+        ),
+        None,
+    )
 
 
 def whole_extents(site: Contraction) -> tuple[float, float, float]:

@@ -16,8 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from recommender.cpu_choices import Tiling
+from recommender.cpu_terms import CoreTerms, fma_slot_s, row_stride_bytes
 from recommender.hardware import HardwareProfile
-from tilecore.graph import Contraction, evaluate
+from recommender.tile_model import tile_terms
+from tilecore.graph import Contraction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,38 +48,24 @@ class CpuConstants:
 DEFAULT_CONSTANTS = CpuConstants()
 
 
-@dataclass(frozen=True, slots=True)
-class CoreTerms:
-    """Seconds of one thread that runs the whole problem alone, by cause (arrays)."""
-
-    fma: np.ndarray
-    loads: np.ndarray
-    latency: np.ndarray
-    l2: np.ndarray
-    l3: np.ndarray
-    kernel: np.ndarray  # the five above joined
-    calls: np.ndarray
-    update_c: np.ndarray
-    pack_a: np.ndarray
-    pack_b: np.ndarray
-    pack_b_once: np.ndarray
-
-
 def core_terms(
     t: Tiling, site: Contraction, hardware: HardwareProfile, constants: CpuConstants
 ) -> CoreTerms:
     """Return where the time of one core goes for every candidate of ``t``."""
-    c, size = constants, float(site.accum_dtype.itemsize)
+    if t.dot is not None and t.dot.is_tiled:
+        return tile_terms(t, site, hardware)
+    c, group = constants, 1 if t.dot is None else t.dot.group
+    size = float((site.accum_dtype if t.dot is None else site.dtype).itemsize)
     slot_s = fma_slot_s(site, hardware)
     far = hardware.core_bandwidth_bytes_per_s * c.l3_factor
     runs = t.row_tiles * t.panels * t.steps
     rows, depth = t.rows_per_tile, t.depth
-    per_k_s = runs * depth * slot_s
+    per_k_s = runs * depth * slot_s / group
     fma = rows * t.micro_n * per_k_s / c.efficiency
     loads = (rows + t.micro_n) * per_k_s / c.efficiency
     latency = c.latency_slots * per_k_s / c.efficiency
-    near, distant = _stream_bytes_per_k(t, site, hardware, constants)
-    l2 = near * per_k_s / c.l2_bytes_per_slot
+    near, distant = _stream_bytes_per_k(t, site, hardware, constants, size)
+    l2 = near * runs * depth * slot_s / c.l2_bytes_per_slot
     l3 = distant * runs * depth / far
     kernel = _p_norm((fma, loads, latency, l2, l3), c.overlap_power)
     a_bytes, b_bytes = t.m * t.k * size, t.k * t.n * size
@@ -85,33 +73,29 @@ def core_terms(
     own = np.where(t.is_b_hoisted | t.is_b_in_place, 0, t.b_reuse)
     once = np.where(t.is_b_hoisted, 1.0, 0.0)
     pack_b_s = b_bytes * (slot_s / c.b_pack_bytes_per_slot)
-    c_tile = t.block_m * t.block_n * size
+    sum_size = float(site.accum_dtype.itemsize)
+    c_tile = t.block_m * t.block_n * sum_size
     c_far = np.where(c_tile > hardware.l2_bytes / 2, 2 * t.steps, 2.0)
     return CoreTerms(
         fma=fma, loads=loads, latency=latency, l2=l2, l3=l3, kernel=kernel,
         calls=runs * c.call_slots * slot_s,
         update_c=runs * rows * t.micro_n * c.c_vector_slots * slot_s
-        + t.m * t.n * size * c_far / far,
+        + t.m * t.n * sum_size * c_far / far,
         pack_a=a_bytes * (copies * slot_s / c.a_copy_bytes_per_slot),
         pack_b=pack_b_s * own,
         pack_b_once=once * (pack_b_s * c.b_pack_once_factor + b_bytes / far),
     )  # fmt: skip
 
 
-def fma_slot_s(site: Contraction, hardware: HardwareProfile) -> float:
-    """Return the seconds one core needs for one vector FMA of the accumulator's type at peak."""
-    name = str(site.accum_dtype)
-    lanes = hardware.vector_bytes // site.accum_dtype.itemsize
-    peaks = hardware.peak_flop_per_s
-    peak = peaks.get(name) or next(iter(peaks.values()), 32e9)
-    return 2.0 * lanes / peak
-
-
 def _stream_bytes_per_k(
-    t: Tiling, site: Contraction, hardware: HardwareProfile, constants: CpuConstants
+    t: Tiling,
+    site: Contraction,
+    hardware: HardwareProfile,
+    constants: CpuConstants,
+    size: float,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return bytes per step of k of one micro-kernel run that come from L2 and from beyond."""
-    size, line = float(site.accum_dtype.itemsize), 64.0
+    line = 64.0
     l1, l2 = hardware.l1d_bytes, hardware.l2_bytes
     panel, a_rows = t.panel * size, t.rows_per_tile * size
     row_runs = np.maximum(1.0, np.ceil(np.minimum(t.block_m, t.m) / t.micro_m))
@@ -137,13 +121,6 @@ def _stream_bytes_per_k(
     first = np.where(t.is_a_packed, 0.0, a_rows / panel_runs * restart)
     a_far = np.where(a_stays, first, a_rows)
     return from_l2, a_far + b_far
-
-
-def row_stride_bytes(site: Contraction) -> float:
-    """Return the distance between rows of the tensor behind operand a."""
-    source = site.a.source
-    assert source is not None
-    return float(evaluate(source.buffer.shape[-1], {})) * source.buffer.dtype.itemsize
 
 
 def _p_norm(terms: tuple[np.ndarray, ...], power: float) -> np.ndarray:

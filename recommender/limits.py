@@ -10,6 +10,7 @@ import numpy as np
 from recommender.cpu_choices import Columns, tiling
 from recommender.hardware import HardwareProfile
 from tilecore.graph import Contraction, TileGraph, evaluate
+from tilecore.inference.dots import TILE_ROWS
 from tilecore.kernels.definition import KernelDefinition, Knob
 from tilecore.tile_config import KnobValue
 
@@ -67,6 +68,9 @@ def soft_limits(
         return Limit(knob, expected, lambda c: test(tiling(site, c, hardware), c), False)
 
     limits = [
+        rule("block_M", f"block_M a multiple of {2 * TILE_ROWS} rows of tiles (or all rows)",
+             lambda t, c: np.full(t.block_m.shape, t.dot is None or not t.dot.is_tiled)
+             | (t.block_m % (2 * TILE_ROWS) == 0) | (t.block_m >= t.m)),
         rule("block_N", "block_N a multiple of micro_n vectors",
              lambda t, c: t.block_n % t.panel == 0),
         rule("micro_n", "micro_n vectors within block_N", lambda t, c: c["micro_n"] <= t.micro_n),

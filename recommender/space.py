@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from recommender.cpu_choices import Columns
+from recommender.cpu_choices import Columns, instruction
 from recommender.errors import EmptySpace, UnknownCandidate
 from recommender.hardware import HardwareProfile
 from recommender.limits import Limit, hard_limits, soft_limits, value_fault
@@ -179,13 +179,16 @@ def _build(
     definition, hardware, problem = kernel.value, device.value, dict(problem_items)
     assert isinstance(definition, KernelDefinition)
     assert isinstance(hardware, HardwareProfile)
-    values = {k.name: tuple(k.values.get(hardware.kind, ())) for k in definition.knobs}
+    values: dict[str, tuple[KnobValue, ...]] = {
+        k.name: tuple(k.values.get(hardware.kind, ())) for k in definition.knobs
+    }
     bare = [knob for knob, options in values.items() if not options]
     if bare:
         reason = f"no values for {', '.join(bare)} on {hardware.kind}"
         raise EmptySpace(kernel=definition.name, hardware=hardware.name, reason=reason)
     graph = build(definition.program(problem, knob_symbols(definition)))
     site = sole_contraction(graph)
+    values |= _settled(site, values, hardware)
     limits = hard_limits(graph, values, hardware)
     if site is not None and site.a.source is not None and site.b.source is not None:
         limits += soft_limits(site, {k.name: k for k in definition.knobs}, hardware)
@@ -196,6 +199,16 @@ def _build(
     return SearchSpace(
         definition, problem, hardware, graph, site, tuple(limits), values, columns, codes
     )
+
+
+def _settled(
+    site: Contraction | None, knobs: Iterable[str], hardware: HardwareProfile
+) -> dict[str, tuple[KnobValue, ...]]:
+    """Return the values of knobs that make no difference: tiles leave no choice of registers."""
+    dot = None if site is None else instruction(site, hardware)
+    if dot is None or not dot.is_tiled:
+        return {}
+    return {knob: (0,) for knob in ("micro_m", "micro_n") if knob in knobs}
 
 
 def _enumerate(

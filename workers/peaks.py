@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from recommender.hardware import HardwareProfile
+from tilecore import amx
+from tilecore.inference.dots import DOTS
 from tilecore.target import Target, cpu_target
 from workers.correctness import aligned_copy
 from workers.errors import ProbeFailed
@@ -30,9 +32,10 @@ DTYPES = ("float32", "float64")
 SAMPLES = 9
 STREAM_BYTES = 64 << 20  # per array, two arrays: far beyond a core's own caches, cheap to page in
 FMA_STEPS = 200_000  # a few ms
+TILE_STEPS = 20_000
 # Outside of this a probe measured something else: 1 FLOP per cycle of a slow core, 4 AVX-512 FMA
-# ports at 8 GHz.
-PLAUSIBLE_FLOP_PER_S = (1e9, 1e12)
+# ports at 8 GHz; 16 times that on tiles.
+PLAUSIBLE_FLOP_PER_S = (1e9, 16e12)
 
 
 class PeakProbe:
@@ -56,6 +59,24 @@ class PeakProbe:
         if not np.allclose(values, 1.0, rtol=1e-3):
             raise ProbeFailed(what=f"{dtype} FMA rate", reason=f"the sums are {values[:4]}, not 1")
         return flop * FMA_STEPS / median(times_s)
+
+    def tile_flop_per_s(self, dtype: str) -> float:
+        """Return the FLOP per second of one core on tiles, of arbitrary numbers in its L1 cache."""
+        from tilecore.lowering.cpu.peaks import DOT_WORDS, TILE_WORDS, dot_probe
+
+        func, flop = dot_probe(next(d for d in DOTS if d.is_tiled and dtype in d.operands))
+        rng = np.random.default_rng(0)  # the clock depends on the bits that change
+        values = rng.standard_normal(2 * DOT_WORDS, dtype=np.float32).view(np.uint32) >> 16
+        operands = aligned_copy(values.astype(np.uint16).view(np.int32))
+        out = aligned_copy(np.zeros(4 * TILE_WORDS, np.int32))
+        steps = np.array([TILE_STEPS], np.int32)
+        run = self._compiled(func)
+        if not amx.request():
+            raise ProbeFailed(what=f"{dtype} rate on tiles", reason="Linux does not allow tiles")
+        times_s = _samples(lambda: run(operands, out, steps), time.thread_time, SAMPLES)
+        if not out.any():
+            raise ProbeFailed(what=f"{dtype} rate on tiles", reason="the sums are 0")
+        return flop * TILE_STEPS / median(times_s)
 
     def bandwidth_bytes_per_s(self, threads: int) -> float:
         """Return bytes read plus written per second by ``threads`` cores."""
@@ -112,6 +133,9 @@ def measure(
     cores = hardware.cores
     try:
         peaks = {dtype: _ask(sandbox, "fma_flop_per_s", dtype) for dtype in DTYPES}
+        tiled = [d for d in DOTS if d.is_tiled and d.features <= set(hardware.features)]
+        for dtype in sorted({t for d in tiled for t in d.operands}):
+            peaks[dtype] = _ask(sandbox, "tile_flop_per_s", dtype)
         _check_plausible(peaks)
         one_core = _ask(sandbox, "bandwidth_bytes_per_s", 1)
         all_cores = _ask(sandbox, "bandwidth_bytes_per_s", cores)

@@ -21,7 +21,7 @@ PROBLEMS = {
     "attention": HEADS,
     "attention_backward": HEADS,
     "decode_attention": {**HEADS, "seq_q": 1},
-    "linear_attention": {"batch": 1, "heads": 2, "seq_len": 100, "dim_k": 24, "dim_v": 20},
+    "linear_attention": {"batch": 1, "heads": 2, "seq_len": 100, "dim": 24, "dim_v": 20},
     "softmax": {"m": 9, "n": 100},
     "rms_norm": {"m": 9, "n": 100},
     "layer_norm": {"m": 9, "n": 100},

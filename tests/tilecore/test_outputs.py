@@ -79,6 +79,9 @@ def check(func, path, store, m, n, k, dtype, out, factor=1):
 @pytest.mark.parametrize("path", PATHS)
 def test_the_last_of_several_steps_writes(store, path, dtype, out, shape):
     notes = check(product(*shape, dtype, out, 32), path, store, *shape, dtype, out)
+    if "few rows" in notes:  # which are summed up in their own type
+        assert LATE not in notes
+        return
     assert (LATE in notes) == (out != "float32" or path == TILES)
     assert (NOW in notes) == (LATE not in notes)
 

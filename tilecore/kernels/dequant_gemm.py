@@ -3,7 +3,7 @@
 The table has the 16 values that a code can mean: whole numbers (int4), NF4, or 4-bit floats (fp4).
 Groups of ``group`` neighbours along K share a scale and a zero, as in torch's
 ``_weight_int4pack_mm_for_cpu``. ``pack_codes`` gives the layout of the weights: int32 words
-[N / 128, K / 8, 128] (a block of columns reads one stream), in which element k lies at bit
+[N / 64, K / 8, 64] (a block of columns reads one stream), in which element k lies at bit
 4 * ((k % 8) // 2) + 16 * (k % 2) of word k // 8, so that two neighbours along K are decoded by one
 look-up. K and N are rounded up to 128 by codes of 0. Weights of 8-bit floats are no codes: they are
 taken as they are, [K, N], and the table is not used.

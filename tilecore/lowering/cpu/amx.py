@@ -14,9 +14,11 @@ from typing import Any
 
 from tvm import tirx as tir
 
+from tilecore.inference.dots import Dot
 from tilecore.inference.plan import GemmPlan
 from tilecore.inference.storage import CACHE_LINE_BYTES, Storage
 from tilecore.ir.dtype import DType
+from tilecore.lowering.cpu import prefetch
 from tilecore.lowering.cpu.access import Accessor, LaneMask, Place, vector_load, vector_store
 from tilecore.lowering.cpu.gemm import GemmLowering, Strided, known_truth
 from tilecore.lowering.cpu.tir import TirBuilder, add, index, mul, quotient
@@ -48,6 +50,7 @@ def configured(accessor: Accessor, tile: tuple[int, int] | None) -> Iterator[Non
 
 
 def _call(builder: TirBuilder, name: str, text: str, *arguments: Any) -> None:
+    prefetch.declare(builder)
     builder.define_llvm("amx", _DECLARATIONS)
     builder.define_llvm(name, text)
     builder.evaluate(tir.call_extern("int32", name, *arguments))
@@ -234,6 +237,38 @@ class TileLowering(GemmLowering):
         return tir.Cast("int64", elements) * _i64(size)
 
 
+def emit_products(
+    builder: TirBuilder, dot: Dot, operands: Any, out: Any, times: Any, depth: int
+) -> None:
+    """Emit ``times`` products of two tiles by two of ``operands``, each ``depth`` tiles deep."""
+    row = depth * LANES * WORD_BYTES
+    half = 2 * LANES * depth * LANES  # words of one operand
+
+    def call(name: str, text: str, *arguments: Any) -> None:
+        builder.define_llvm("amx", _DECLARATIONS)
+        builder.define_llvm(name, text)
+        builder.evaluate(tir.call_extern("int32", name, *arguments))
+
+    def address(memory: Any, offset: int) -> Any:
+        return tir.address_of(tir.BufferLoad(memory, [index(offset)]))
+
+    call(*_configure(LANES, LANES))
+    call("tilecore_zero", _move_text("tilecore_zero", "zero", 2, 2))
+    name = "tilecore_products"
+    with builder.loop(times):
+        call(
+            name, _products_text(name, dot.name, 2, 2, 0), address(operands, 0), _i64(row),
+            _i64(LANES), address(operands, half), _i64(2 * LANES * WORD_BYTES), _i64(LANES),
+            _i64(depth), address(operands, 0),
+        )  # fmt: skip
+    name = "tilecore_store"
+    call(
+        name, _move_text(name, "store", 2, 2), address(out, 0), _i64(2 * LANES * WORD_BYTES),
+        _i64(LANES),
+    )  # fmt: skip
+    call(RELEASE, _RELEASE_TEXT)
+
+
 def _i32(value: Any) -> Any:
     return tir.IntImm("int32", value) if isinstance(value, int) else value
 
@@ -253,7 +288,6 @@ _DECLARATIONS = "\n".join(
         **dict.fromkeys(("tdpbf16ps", "tdpbssd", "tdpbuud"), "i8, i8, i8"),
     }.items()
 )  # fmt: skip
-_DECLARATIONS += "\ndeclare void @llvm.prefetch.p0(ptr, i32, i32, i32)"
 _HEAD = "define linkonce_odr hidden i32 @{name}({parameters}) {{"
 _RELEASE_TEXT = "\n".join(
     [_HEAD.format(name=RELEASE, parameters=""), "  call void @llvm.x86.tilerelease()",
@@ -336,7 +370,7 @@ def _products_text(name: str, instruction: str, tall: int, wide: int, lines_ahea
         if i:
             at = i * CACHE_LINE_BYTES
             lines.append(f"  %line{i} = getelementptr i8, ptr %line0, i64 {at}")
-        lines.append(f"  call void @llvm.prefetch.p0(ptr %line{i}, i32 0, i32 2, i32 1)")
+        lines.append("  " + prefetch.CALL.format(f"%line{i}"))
     lines += [load.format(B_TILES + j, f"%b{j}", "%b_stride") for j in range(wide)]
     for i in range(tall):
         lines.append(load.format(A_TILES + i, f"%a{i}", "%a_stride"))

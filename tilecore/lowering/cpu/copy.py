@@ -200,9 +200,15 @@ def _together(copy: Copy, storage: Storage) -> int:
 
 
 class PanelPacker:
-    """Fills the panels of a tile from a box of a tensor, some neighbouring panels at a time."""
+    """Fills the panels of a tile from a box of a tensor, some neighbouring panels at a time.
 
-    def __init__(self, accessor: Accessor, copy: Copy, target: Target, place: Place) -> None:
+    ``skips_absent``: nobody reads panels that lie outside the tensor, they need not be 0.
+    """
+
+    def __init__(
+        self, accessor: Accessor, copy: Copy, target: Target, place: Place, skips_absent: bool
+    ) -> None:
+        self.skips_absent = skips_absent
         self.accessor, self.builder, self.place = accessor, accessor.builder, place
         self.source = Box(accessor, copy.src)
         storage = place.storage
@@ -258,7 +264,8 @@ class PanelPacker:
         else:
             with builder.when(tir.LE(_i32(add(first, self.width)), _i32(columns))):
                 self._whole(first, start, depth, 1)
-            with builder.otherwise():
+            exists = tir.LT(_i32(first), _i32(columns)) if self.skips_absent else tir.const(True)
+            with builder.otherwise(), builder.when(exists):
                 self._edge(first, start, depth, columns)
         if self.depth_limit is not None:
             self._zero(start, depth)

@@ -8,6 +8,7 @@ of a, ``micro_m * micro_n`` fused multiply-adds.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,11 +16,13 @@ from typing import Any
 from tvm import tirx as tir
 
 from tilecore.inference.plan import GemmPlan
-from tilecore.inference.storage import Storage
+from tilecore.inference.storage import CACHE_LINE_BYTES, Storage
 from tilecore.ir.analysis import kept_axes
+from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Binary, Const, Expr, const, int_value
 from tilecore.ir.gemm_shape import accumulator_dtype
 from tilecore.ir.nodes import Region
+from tilecore.lowering.cpu import prefetch
 from tilecore.lowering.cpu.access import (
     Accessor,
     LaneMask,
@@ -185,6 +188,8 @@ class GemmLowering:
     ) -> None:
         builder, lanes = self.builder, self.lanes
         accumulators = builder.registers(size * count, lanes, value_type(self.accum))
+        if self.plan.is_b_far:
+            self._fetch_ahead(panel, row, size)
         self._start(accumulators, column, row, size, count, edge)
         rows = [add(row, i) for i in range(size)]
         if edge:
@@ -198,6 +203,17 @@ class GemmLowering:
             lambda: self._store_sums(accumulators, None, row, column, size, count, edge),
             lambda: self._store_sums(accumulators, self.late, row, column, size, count, edge),
         )
+
+    def _fetch_ahead(self, panel: Any, row: Any, size: int) -> None:
+        """Fetch the next panel of b: each group of rows its share."""
+        storage = self.b_place.storage
+        assert isinstance(storage, Storage)
+        panel_size = storage.depth * storage.width
+        line = CACHE_LINE_BYTES // DType(storage.dtype).itemsize
+        first = add(self.b.base, mul(add(panel, 1), panel_size))
+        first = self.builder.bind(add(first, mul(row, panel_size // self.plan.m)))
+        with self.builder.loop(math.ceil(panel_size * size / self.plan.m / line)) as i:
+            prefetch.fetch(self.builder, self.b_place.memory, add(first, mul(i, line)))
 
     def _finish(self, keep: Callable[[], None], write: Callable[[], None]) -> None:
         """Emit what happens to finished sums: they are kept, or the last step writes them."""

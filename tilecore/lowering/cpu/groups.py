@@ -17,12 +17,14 @@ from tilecore.lowering.cpu.tir import TirBuilder, add, broadcast, mul, quotient,
 from tilecore.target import Target
 
 
-def packer_for(accessor: Accessor, copy: Copy, target: Target, place: Place) -> PanelPacker:
+def packer_for(
+    accessor: Accessor, copy: Copy, target: Target, place: Place, skips_absent: bool
+) -> PanelPacker:
     """Return what fills the panels of ``place``."""
     storage = place.storage
     assert isinstance(storage, Storage)
     kind = PanelPacker if storage.group == 1 else GroupPacker
-    return kind(accessor, copy, target, place)
+    return kind(accessor, copy, target, place, skips_absent)
 
 
 def load_words(builder: TirBuilder, place: Place, offset: Any, words: int) -> Any:
@@ -34,8 +36,10 @@ def load_words(builder: TirBuilder, place: Place, offset: Any, words: int) -> An
 class GroupPacker(PanelPacker):
     """Fills panels of groups; elements of a group beyond the source are 0."""
 
-    def __init__(self, accessor: Accessor, copy: Copy, target: Target, place: Place) -> None:
-        super().__init__(accessor, copy, target, place)
+    def __init__(
+        self, accessor: Accessor, copy: Copy, target: Target, place: Place, skips_absent: bool
+    ) -> None:
+        super().__init__(accessor, copy, target, place, skips_absent)
         storage = place.storage
         assert isinstance(storage, Storage)
         self.group, self.groups = storage.group, storage.depth // storage.group

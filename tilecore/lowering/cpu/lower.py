@@ -202,7 +202,7 @@ class _LaunchLowering:
                 rest = quotient(rest, count)
             place = Place(memory, storage, self.builder.bind(mul(number, storage.size)))
             self.accessor.places[tile.buffer] = place
-            packer = packer_for(self.accessor, copy, self.target, place)
+            packer = packer_for(self.accessor, copy, self.target, place, skips_absent=True)
             packer.pack(part)
         for var, _, _ in tile.hoist_vars:
             self.accessor.values.pop(var)
@@ -350,7 +350,8 @@ class _LaunchLowering:
             source, dest = Box(accessor, stmt.src), Box(accessor, stmt.dst)
             if is_pack(stmt, source, dest):
                 place = accessor.places[stmt.dst.buffer]
-                packer = packer_for(accessor, stmt, self.target, place)
+                is_known = self.plan.tiles[stmt.dst.buffer].source is not None
+                packer = packer_for(accessor, stmt, self.target, place, is_known)
                 with self.builder.loop(packing_tasks(stmt, packer.storage)) as task:
                     packer.pack(task)
                 return

@@ -10,7 +10,9 @@ from typing import Any
 
 from tvm import tirx as tir
 
+from tilecore.inference.dots import TILE_ROWS, Dot
 from tilecore.ir.dtype import DType
+from tilecore.lowering.cpu import amx
 from tilecore.lowering.cpu.tir import TirBuilder, vector_type
 from tilecore.target import Target
 
@@ -18,6 +20,9 @@ from tilecore.target import Target
 # 24 of 32 with AVX-512, 12 of 16 with AVX2.
 CHAINS_PER_REGISTER = 0.75
 STREAM_UNROLL = 4
+TILE_WORDS = TILE_ROWS * TILE_ROWS
+DOT_DEPTH = 4  # tiles along K
+DOT_WORDS = 4 * DOT_DEPTH * TILE_WORDS  # two tiles of each operand at every depth
 
 
 def fma_chains(target: Target) -> int:
@@ -50,6 +55,22 @@ def fma_probe(dtype: str, target: Target) -> tuple[Any, int]:
     for i, register in enumerate(registers):
         builder.store(values, builder.load(register, 0, lanes), i * lanes, lanes)
     return builder.finish("main", [values, operands, steps]), 2 * chains * lanes
+
+
+def dot_probe(dot: Dot) -> tuple[Any, int]:
+    """Return (TIR, FLOP per step) of products on tiles whose operands stay in the L1 cache.
+
+    Parameters of the function: operands (words, ``DOT_WORDS`` of them), out[1024], steps[1].
+    """
+    builder = TirBuilder()
+    operands = _param("operands", DOT_WORDS, "int32")
+    out, steps = _param("out", 4 * TILE_WORDS, "int32"), _param("steps", 1, "int32")
+    amx.emit_products(builder, dot, operands, out, builder.load(steps, 0), DOT_DEPTH)
+    rows = 2 * TILE_ROWS
+    return (
+        builder.finish("main", [operands, out, steps]),
+        2 * rows * rows * TILE_ROWS * dot.group * DOT_DEPTH,
+    )
 
 
 def stream_probe(elements: int, tasks: int, target: Target) -> Any:

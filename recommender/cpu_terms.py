@@ -1,0 +1,43 @@
+"""Where the time of one core goes, and rates that every model of a CPU starts from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from recommender.hardware import HardwareProfile
+from tilecore.graph import Contraction, evaluate
+
+
+@dataclass(frozen=True, slots=True)
+class CoreTerms:
+    """Seconds of one thread that runs the whole problem alone, by cause (arrays)."""
+
+    fma: np.ndarray
+    loads: np.ndarray
+    latency: np.ndarray
+    l2: np.ndarray
+    l3: np.ndarray
+    kernel: np.ndarray  # the five above joined
+    calls: np.ndarray
+    update_c: np.ndarray
+    pack_a: np.ndarray
+    pack_b: np.ndarray
+    pack_b_once: np.ndarray
+
+
+def fma_slot_s(site: Contraction, hardware: HardwareProfile) -> float:
+    """Return the seconds one core needs for one vector FMA of the accumulator's type at peak."""
+    name = str(site.accum_dtype)
+    lanes = hardware.vector_bytes // site.accum_dtype.itemsize
+    peaks = hardware.peak_flop_per_s
+    peak = peaks.get(name) or next(iter(peaks.values()), 32e9)
+    return 2.0 * lanes / peak
+
+
+def row_stride_bytes(site: Contraction) -> float:
+    """Return the distance between rows of the tensor behind operand a."""
+    source = site.a.source
+    assert source is not None
+    return float(evaluate(source.buffer.shape[-1], {})) * source.buffer.dtype.itemsize

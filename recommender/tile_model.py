@@ -1,0 +1,131 @@
+"""Analytic time of a blocked matrix product on the tiles of AMX.
+
+Tile loads hardly overlap with products: where an operand streams from L2, its time comes on top.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from recommender.cpu_choices import Tiling
+from recommender.cpu_terms import CoreTerms, fma_slot_s, row_stride_bytes
+from recommender.hardware import HardwareProfile
+from tilecore.graph import Contraction
+
+L1_SETS, L1_WAYS = 64, 8  # what tiles of A may take of L1
+PIECE_BYTES = 256  # shorter pieces of rows come in more slowly when B is packed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileConstants:
+    """Properties of the generated code and of caches; slots as in ``CpuConstants``.
+
+    Source: fitted to 432 configs of the library's GEMM on a Xeon with AMX, 2 cores, one thread
+    (benchmarks/results/gemm_tiles_2026-11-21.csv); its choices reach 0.94 of the best measured.
+    """
+
+    peak_factor: float = 12.0  # tiles of 2-byte elements relative to vector FMAs of float32
+    efficiency: float = 1.0  # of the peak, operands in L1
+    l2_bytes_per_slot: float = 22.0  # of operands that stream from L2 to tiles
+    clash_share: float = 0.2  # more, whenever the stride of rows in place halves the sets of L1
+    c_bytes_per_slot: float = 17.0  # sums loaded and stored
+    run_slots: float = 60.0  # starting and ending a group of tiles
+    write_bytes_per_slot: float = 6.5  # rounding and storing the output
+    l3_factor: float = 2.95  # L3 rate per core relative to core_bandwidth_bytes_per_s
+    exposed: float = 0.5  # share of B's way from L3 that fetching ahead does not hide
+    a_copy_bytes_per_slot: float = 2.7
+    b_pack_bytes_per_slot: float = 3.2
+
+
+DEFAULT_TILE_CONSTANTS = TileConstants()
+
+
+def tile_terms(
+    t: Tiling,
+    site: Contraction,
+    hardware: HardwareProfile,
+    constants: TileConstants = DEFAULT_TILE_CONSTANTS,
+) -> CoreTerms:
+    """Return where the time of one core goes for every candidate of ``t``."""
+    c, size = constants, float(site.dtype.itemsize)
+    slot_s = fma_slot_s(site, hardware)
+    far = hardware.core_bandwidth_bytes_per_s * c.l3_factor
+    runs, rows = t.row_tiles * t.panels * t.steps, t.rows_per_tile
+    peak = hardware.peak_flop_per_s.get(str(site.dtype)) or _guessed_peak(site, hardware, c)
+    fma = 2.0 * runs * t.micro_m * t.panel * t.depth / (peak * c.efficiency)
+    l2 = runs * _near_bytes(t, site, hardware, c) * slot_s / c.l2_bytes_per_slot
+    a_far, b_far = _far_bytes(t, site, hardware)
+    l3 = (a_far + b_far * c.exposed) / far
+    sums = rows * t.panel * 4.0
+    spills = t.block_m * t.block_n * 4.0 > hardware.l2_bytes / 2
+    c_rate = np.where(spills, far, c.c_bytes_per_slot / slot_s)
+    moved = runs * sums * (2.0 - 1.0 / t.steps)
+    a_bytes, b_bytes = t.m * t.k * size, t.k * t.n * size
+    copies = np.where(t.is_a_packed, t.a_reuse, 0)
+    pieces = 1.0 if site.b.is_transposed else np.minimum(1.0, t.block_n * size / PIECE_BYTES)
+    pack_b_s = b_bytes * (slot_s / c.b_pack_bytes_per_slot + 1.0 / far) / np.sqrt(pieces)
+    zero = np.zeros_like(fma)
+    return CoreTerms(
+        fma=fma, loads=zero, latency=zero, l2=l2, l3=l3, kernel=fma + l2 + l3,
+        calls=runs * c.run_slots * slot_s,
+        update_c=moved / c_rate + t.m * t.n * 4.0 * slot_s / c.write_bytes_per_slot,
+        pack_a=a_bytes * (copies * slot_s / c.a_copy_bytes_per_slot),
+        pack_b=pack_b_s * np.where(t.is_b_hoisted, 0, t.b_reuse),
+        pack_b_once=(pack_b_s + b_bytes / far) * t.is_b_hoisted,
+    )  # fmt: skip
+
+
+def _guessed_peak(site: Contraction, hardware: HardwareProfile, c: TileConstants) -> float:
+    vector = hardware.peak_flop_per_s.get("float32", 32e9)
+    return vector * c.peak_factor * 2 / site.dtype.itemsize
+
+
+def _near_bytes(
+    t: Tiling, site: Contraction, hardware: HardwareProfile, c: TileConstants
+) -> np.ndarray:
+    """Return the bytes that one run over a step's depth takes from L2."""
+    size = float(site.dtype.itemsize)
+    panel, a_rows = t.panel * t.depth * size, t.rows_per_tile * t.depth * size
+    row_runs = np.maximum(1.0, np.ceil(np.minimum(t.block_m, t.m) / t.micro_m))
+    stays = panel + a_rows <= 0.8 * hardware.l1d_bytes
+    crowded = t.micro_m / _rows_kept(t, site, L1_SETS * L1_WAYS)
+    near = np.where(stays, panel / row_runs, panel)
+    a_tile = np.minimum(t.block_m, t.m) * t.depth * size
+    panel_runs = np.maximum(1.0, np.ceil(np.minimum(t.block_n, t.n) / t.panel))
+    a_rows = np.where(a_tile + panel <= 0.8 * hardware.l1d_bytes, a_rows / panel_runs, a_rows)
+    clash = 1.0 + c.clash_share * np.log2(np.maximum(1.0, crowded))
+    total: np.ndarray = near + a_rows * clash
+    return total
+
+
+def _rows_kept(t: Tiling, site: Contraction, lines: float) -> np.ndarray:
+    """Return how many rows of A a cache of ``lines`` holds at once: their stride decides the sets.
+
+    Copied rows lie an odd number of lines apart, which uses all sets.
+    """
+    line = 64
+    stride = int(row_stride_bytes(site))
+    apart = math.gcd(stride, 1 << 20) / line
+    kept: np.ndarray = np.where(t.is_a_packed, lines, lines / max(1.0, apart))
+    return kept
+
+
+def _far_bytes(
+    t: Tiling, site: Contraction, hardware: HardwareProfile
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bytes of a and of b that come from beyond L2 while products run."""
+    size, l2 = float(site.dtype.itemsize), 0.5 * hardware.l2_bytes
+    block_m, block_n = np.minimum(t.block_m, t.m), np.minimum(t.block_n, t.n)
+    a_bytes, b_bytes = t.m * t.k * size, t.k * t.n * size
+    sums = np.where(t.steps > 1, block_m * block_n * 4.0, 0.0)
+    b_tile, a_step = block_n * t.depth * size, block_m * t.depth * size
+    b_lost = np.where(a_step + b_tile + sums > l2, 1.0, 0.0)
+    b_again = np.where(t.is_b_hoisted, np.where(b_bytes <= l2, 0.0, t.grid_m), b_lost)
+    is_apart = block_m <= 0.5 * _rows_kept(t, site, hardware.l2_bytes / 64)
+    a_stays = (block_m * t.k * size + sums + b_tile <= l2) & is_apart
+    first = np.where(t.is_a_packed, 0.0, np.where(a_stays, 1.0, t.grid_n))
+    a_lost = np.where((a_step + sums > l2) | ~is_apart, t.panels / t.grid_n, 0.0)
+    return (first + a_lost) * a_bytes, b_again * b_bytes

@@ -1,0 +1,77 @@
+"""Products on tiles of AMX: spaces without knobs of no effect, a model that knows the rates."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from recommender.analytic import estimate
+from recommender.hardware import load_profile
+from recommender.space import SearchSpace
+from tests.recommender.support import GEMM
+
+RECORDED = Path(__file__).parents[2] / "benchmarks/results/gemm_tiles_2026-11-21.csv"
+VECTOR = load_profile("avx512")
+TILES = replace(
+    VECTOR,
+    l1d_bytes=48 << 10,
+    l2_bytes=2 << 20,
+    features=(*VECTOR.features, "amx_tile", "amx_bf16", "amx_int8"),
+    peak_flop_per_s={"float32": 202e9, "bfloat16": 2.4e12, "int8": 4.8e12},
+    core_bandwidth_bytes_per_s=11.6e9,
+)
+FIELDS = {
+    "bfloat16": {"dtype": "bfloat16", "out_dtype": "bfloat16"},
+    "int8": {"dtype": "int8", "accum_dtype": "int32", "out_dtype": "int32"},
+}
+
+
+def space_of(dtype, shape, hardware=TILES, **fields):
+    problem = {**dict(zip("mnk", shape, strict=True)), **FIELDS.get(dtype, {}), **fields}
+    return SearchSpace.build(GEMM, GEMM.parse_problem(problem), hardware)
+
+
+def test_register_tiles_are_not_enumerated():
+    space = space_of("bfloat16", (1024, 1024, 1024))
+    assert set(space.columns["micro_m"]) == set(space.columns["micro_n"]) == {0}
+    assert (space.columns["block_M"] % 32 == 0).all()
+    assert 100 < len(space) < len(space_of("float32", (1024, 1024, 1024)))
+    for others in (
+        space_of("bfloat16", (1024, 1024, 1024), VECTOR),
+        space_of("bfloat16", (1024, 1024, 1024), transpose_a=True),
+    ):
+        assert 0 not in others.columns["micro_m"]
+
+
+def test_odd_rows_are_said_to_be_not_worth_trying():
+    space = space_of("int8", (1024, 1024, 1024))
+    config = {**space.config(0), "block_M": 48}
+    assert any("multiple of 32 rows of tiles" in line for line in space.explain(config))
+    assert not any("of tiles" in s for s in space_of("int8", (40, 64, 64)).explain(config))
+
+
+def test_estimates_follow_the_peak_of_the_type():
+    shape = (1024, 1024, 1024)
+    times = {d: estimate(space_of(d, shape), threads=1).time_s.min() for d in FIELDS}
+    assert times["int8"] < 0.8 * times["bfloat16"]
+    assert times["bfloat16"] > 2 * 1024**3 / 2.4e12
+    slow = replace(TILES, peak_flop_per_s={"float32": 20e9})
+    assert estimate(space_of("int8", shape, slow), threads=1).time_s.min() > times["int8"]
+
+
+def test_choices_among_recorded_configs():
+    rows = list(csv.DictReader(RECORDED.open()))
+    kept = []
+    for key in {(r["dtype"], r["m"], r["n"], r["k"]) for r in rows}:
+        members = [r for r in rows if (r["dtype"], r["m"], r["n"], r["k"]) == key]
+        space = space_of(key[0], tuple(map(int, key[1:])))
+        configs = [
+            {k: int(v) if v.isdigit() else v for k, v in r.items() if "block" in k or "pack" in k}
+            for r in members
+        ]
+        predicted = estimate(space, space.table(configs), threads=1).time_s
+        times = np.array([float(r["time_s"]) for r in members])
+        kept.append(times.min() / times[np.argmin(predicted)])
+    assert np.mean(kept) > 0.92
+    assert min(kept) > 0.75

@@ -1,0 +1,99 @@
+"""The machine code of products: innermost loops multiply in registers and never touch the stack."""
+
+import re
+
+import pytest
+
+import tilecore.language as T
+from tilecore.codegen.llvm import generate
+from tilecore.compiler import lower
+from tilecore.target import parse_target
+
+VNNI = "avx512+avx512_bf16+avx512_vnni"
+TILES = "avx512+amx_bf16+amx_int8+amx_tile"
+MULTIPLY = re.compile(r"\s(vfmadd\w+ps|vpdpbusd|vdpbf16ps|tdp\w+)\s")
+
+
+def product(dtype, accum, depth):
+    """A product of whole blocks of 56 x 64 x depth."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((112, 2 * depth), dtype),
+        B: T.Tensor((2 * depth, 128), dtype),
+        C: T.Tensor((112, 128), accum),
+    ):
+        with T.Kernel(2, 2, threads=128) as (bx, by):
+            a = T.alloc_shared((56, depth), dtype)
+            b = T.alloc_shared((depth, 64), dtype)
+            c = T.alloc_fragment((56, 64), accum)
+            T.clear(c)
+            for ko in T.Pipelined(2, num_stages=2):
+                T.copy(A[by * 56, ko * depth], a)
+                T.copy(B[ko * depth, bx * 64], b)
+                T.gemm(a, b, c)
+            T.copy(c, C[by * 56, bx * 64])
+
+    return main
+
+
+def innermost_loops(target, func, **knobs):
+    """Return the instructions of every innermost loop that multiplies, one list per loop."""
+    chosen = parse_target(target)
+    _, tir = lower(func, chosen, knobs)
+    lines = generate(tir, chosen).inspect_source("asm").splitlines()
+    labels = {m[1]: i for i, line in enumerate(lines) if (m := re.match(r"(\.LBB\w+):", line))}
+    jumps = ((i, re.match(r"\s+j\w+\s+(\.LBB\w+)", line)) for i, line in enumerate(lines))
+    loops = [(labels[m[1]], i) for i, m in jumps if m and labels.get(m[1], i) < i]
+    inner = [(a, b) for a, b in loops if not any(a <= c and d < b for c, d in loops)]
+    bodies = [[x for x in lines[a:b] if x.startswith("\t") and x[1] != "."] for a, b in inner]
+    return [body for body in bodies if any(MULTIPLY.search(x) for x in body)]
+
+
+def multiplies(body):
+    return [x for x in body if MULTIPLY.search(x)]
+
+
+def uses_stack(line):
+    return re.search(r"\(%rsp|\(%rbp\)|\d\(%rbp\)", line) is not None
+
+
+@pytest.mark.parametrize(
+    ("target", "micro_m", "micro_n"),
+    [("avx512", 14, 2), ("avx512", 8, 3), ("avx512", 28, 1), ("avx512", 0, 0),
+     ("avx2", 6, 2), ("avx2", 4, 3), ("avx2", 0, 0)],
+)  # fmt: skip
+def test_float32_is_summed_in_registers(target, micro_m, micro_n):
+    func = product("float32", "float32", 128)
+    bodies = innermost_loops(target, func, micro_m=micro_m, micro_n=micro_n)
+    rows, vectors = (micro_m or {"avx512": 14, "avx2": 6}[target]), micro_n or 2
+    register = "zmm" if target == "avx512" else "ymm"
+    groups = -(-56 // rows)  # nearly equal ones
+    assert any(len(multiplies(body)) % (-(-56 // groups) * vectors) == 0 for body in bodies)
+    for body in bodies:
+        assert not any(uses_stack(line) for line in body)
+        results = {line.split(",")[-1].strip() for line in multiplies(body)}
+        assert all(re.fullmatch(rf"%{register}\d+", r) for r in results)
+        others = [x for x in body if not MULTIPLY.search(x) and "(" not in x]
+        assert len(others) <= 6  # the loop's own, and broadcasts of what was loaded
+        assert not any(re.search(r", \S*\(\S+\)$", x) for x in body)  # no stores
+
+
+@pytest.mark.parametrize("target", [VNNI, TILES])
+@pytest.mark.parametrize(
+    ("dtype", "accum", "names"),
+    [
+        ("bfloat16", "float32", ("vdpbf16ps", "tdpbf16ps")),
+        ("int8", "int32", ("vpdpbusd", "tdpbssd")),
+    ],
+)
+def test_dots_are_summed_in_registers(target, dtype, accum, names):
+    bodies = innermost_loops(target, product(dtype, accum, 2048))
+    name = names[target == TILES]
+    products = [body for body in bodies if len(multiplies(body)) >= 4]
+    assert products
+    for body in products:
+        assert all(name in line for line in multiplies(body))
+        assert not any(uses_stack(line) for line in body)
+        stores = [x for x in body if re.search(r"\s(vmov\w+|tilestored)\s+%\w+, .*\(", x)]
+        assert not stores
