@@ -5,7 +5,7 @@ Groups of ``group`` neighbours along K share a scale and a zero, as in torch's
 ``_weight_int4pack_mm_for_cpu``. ``pack_codes`` gives the layout of the weights: int32 words
 [N / 64, K / 8, 64] (a block of columns reads one stream), in which element k lies at bit
 4 * ((k % 8) // 2) + 16 * (k % 2) of word k // 8, so that two neighbours along K are decoded by one
-look-up. K and N are rounded up to 128 by codes of 0. Weights of 8-bit floats are no codes: they are
+look-up. K is rounded up to 128, N to 64, by codes of 0. Weights of 8-bit floats are no codes: they are
 taken as they are, [K, N], and the table is not used.
 """
 
@@ -37,7 +37,7 @@ BITS = tuple(4 * (i // 2) + 16 * (i % 2) for i in range(PER_WORD))  # where elem
 
 
 def pack_codes(codes: np.ndarray) -> np.ndarray:
-    """Return codes[K, N] (0 to 15) as int32 words[ceil(N / 128), ceil(K / 128) * 16, 128]."""
+    """Return codes[K, N] (0 to 15) as int32 words[ceil(N / 64), ceil(K / 128) * 16, 64]."""
     k, n = codes.shape
     padded = np.zeros((-(-k // DEPTH) * DEPTH, -(-n // PANEL) * PANEL), np.uint32)
     padded[:k, :n] = codes
