@@ -122,3 +122,18 @@ def test_infinities_and_nan_are_written(store, path):
     runtime.load(compile(func, path, store=store))(a.astype(kind), b.astype(kind), out)
     with np.errstate(invalid="ignore"):
         np.testing.assert_array_equal(out.astype(np.float32), (a @ b))
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_copy_of_bfloat16_keeps_its_bits(store, path):
+    @T.prim_func
+    def main(A: T.Tensor((64, 1024), "bfloat16"), B: T.Tensor((64, 1024), "bfloat16")):
+        with T.Kernel(8, threads=128) as bx:
+            tile = T.alloc_shared((8, 1024), "bfloat16")
+            T.copy(A[bx * 8, 0], tile)
+            T.copy(tile, B[bx * 8, 0])
+
+    bits = np.arange(1 << 16, dtype=np.uint16).reshape(64, 1024)
+    out = np.zeros((64, 1024), DType("bfloat16").numpy)
+    runtime.load(compile(main, path, store=store))(bits.view(out.dtype), out)
+    np.testing.assert_array_equal(out.view(np.uint16), bits)
