@@ -145,7 +145,14 @@ def _one_row(
     extent = source.extents[-1]
     valid = extent if limit is None else builder.bind(minimum(extent, limit))
 
+    kinds = {source.dtype, dest.dtype, source.place.storage.dtype, dest.place.storage.dtype}
+    is_raw = kinds == {"bfloat16"} and not dest.place.stream_bytes
+
     def move(position: Any, width: int) -> None:
+        if is_raw:  # no need to widen and round
+            raw = builder.load(source.place.memory, add(source_at, position), width)
+            builder.store(dest.place.memory, raw, add(dest_at, position), width)
+            return
         value = vector_load(builder, source.place, add(source_at, position), width, source.dtype)
         value = kept(value, source.dtype, dest.dtype, dest.place.storage.dtype, width)
         vector_store(builder, dest.place, value, add(dest_at, position), width)
