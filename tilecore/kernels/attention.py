@@ -163,7 +163,7 @@ ATTENTION = KernelDefinition(
     fields=FIELDS,
     knobs=(
         Knob("block_M", 64, {"cpu": (16, 32, 64, 128)}, doc="queries per block"),
-        Knob("block_N", 64, {"cpu": (32, 64, 128, 256)}, doc="keys per step"),
+        Knob("block_N", 128, {"cpu": (32, 64, 128, 256)}, doc="keys per step"),
     ),
     program=_program,
     inputs=inputs,
