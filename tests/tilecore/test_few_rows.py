@@ -6,7 +6,7 @@ import torch
 
 import tilecore.language as T
 from tilecore import runtime
-from tilecore.compiler import compile
+from tilecore.compiler import compile, lower
 from tilecore.interpreter import run
 from tilecore.ir.dtype import DType
 from tilecore.target import host_features, parse_target, widest_target
@@ -193,3 +193,12 @@ def test_a_tile_that_two_products_read(artifacts):
     runtime.load(artifact)(a, b, c, d)
     np.testing.assert_allclose(c, wanted(a, b, True), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(d, 2 * wanted(a, b, True), rtol=1e-4, atol=1e-4)
+
+
+def test_tiles_of_amx_take_more_rows_of_bfloat16():
+    target = parse_target("avx512+amx_bf16+amx_tile")
+    for trans_b in (True, False):
+        for rows, is_left in ((4, True), (16, False)):
+            func = product(rows, 64, 512, "bfloat16", (16, 32, 512), trans_b)
+            plan, _ = lower(func, target, {})
+            assert ("few rows" in plan.explain()) == is_left

@@ -47,8 +47,8 @@ def choose(
         most = MOST_ROWS[form]
         if form == DOTS:  # adding up lanes takes as long as some products
             most = min(most, max(FEW, gemm_extents(gemm.b)[1] // DEPTH_PER_ROW))
-        if form == DOTS and gemm.b.buffer.dtype == "bfloat16" and "amx_bf16" in target.features:
-            most = MOST_ROWS_BESIDE_TILES
+        if gemm.b.buffer.dtype == "bfloat16" and "amx_bf16" in target.features:
+            most = min(most, MOST_ROWS_BESIDE_TILES)
         if most_rows(gemm, sources) <= most and _fits(gemm, uses, sources, launch):
             found[gemm] = form
     while shared := [g for g in found if not _agrees(g, found, uses)]:
