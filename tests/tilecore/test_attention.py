@@ -98,9 +98,9 @@ def test_rounding_to_bfloat16_may_flush_operands_of_dots_only():
         assert [t.buffer.dtype for t in tiles if t.source is None] == ["bfloat16"] * expected
 
 
-def test_tiles_are_set_up_once_per_block():
+def test_tiles_are_set_up_once_per_task():
     target = parse_target("avx512+amx_tile+amx_bf16")
-    problem = problem_of("one query", dtype="bfloat16")
+    problem = problem_of("groups", dtype="bfloat16")
     program = ATTENTION.program(problem, {"block_M": 16, "block_N": 32})
     _, function = lower(program, target, {})
     assembly = generate(function, target).inspect_source("s")

@@ -5,8 +5,8 @@ Groups of ``group`` neighbours along K share a scale and a zero, as in torch's
 ``_weight_int4pack_mm_for_cpu``. ``pack_codes`` gives the layout of the weights: int32 words
 [N / 64, K / 8, 64] (a block of columns reads one stream), in which element k lies at bit
 4 * ((k % 8) // 2) + 16 * (k % 2) of word k // 8, so that two neighbours along K are decoded by one
-look-up. K is rounded up to 128, N to 64, by codes of 0. Weights of 8-bit floats are no codes: they are
-taken as they are, [K, N], and the table is not used.
+look-up. K is rounded up to 128, N to 64, by codes of 0. Weights of 8-bit floats are no codes: they
+are taken as they are, [K, N], and the table is not used.
 """
 
 from __future__ import annotations
