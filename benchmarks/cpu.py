@@ -107,6 +107,11 @@ def products() -> Iterator[Row]:
     for activation in ("relu", "gelu", "gelu_tanh", "silu"):
         problem = {**layer, "activation": activation}
         yield Row(f"epilogue float32 {activation}", "gemm_epilogue", problem, ALLOCATES)
+    for name in ("float32", "bfloat16"):
+        shape = {"batch": 16, "m": 256, "n": 256, "k": 256, **TYPES[name]}
+        yield Row(f"batched {name} 16 x 256x256x256", "batched_gemm", shape)
+        shape = {"m": 64, "n": 64, "k": 16384, **TYPES[name]}
+        yield Row(f"split-k {name} 64x64x16384", "split_k_gemm", shape)
     experts = {"experts": 8, "m": 512, "n": 1024, "k": 1024}
     image = {"batch": 1, "height": 56, "width": 56, "channels": 64, "filters": 64, "padding": 1}
     for name in ("float32", "bfloat16"):

@@ -12,6 +12,8 @@ from tilecore.kernels import KERNELS
 
 HEADS = {"batch": 1, "heads": 4, "kv_heads": 2, "dim": 64, "causal": True}
 PROBLEMS = {
+    "batched_gemm": {"batch": 3, "m": 100, "n": 200, "k": 300},
+    "split_k_gemm": {"m": 64, "n": 64, "k": 20000},
     "attention": {**HEADS, "seq_q": 100, "seq_kv": 300},
     "attention_backward": {**HEADS, "seq_q": 100, "seq_kv": 300},
     "decode_attention": {**HEADS, "seq_q": 1, "seq_kv": 300},

@@ -15,6 +15,8 @@ HEADS = {"batch": 1, "heads": 4, "kv_heads": 2, "seq_q": 35, "seq_kv": 70, "dim"
 PROBLEMS = {
     "gemm": {"m": 45, "n": 70, "k": 33},
     "gemm_epilogue": {"m": 45, "n": 70, "k": 33},
+    "batched_gemm": {"batch": 3, "m": 45, "n": 70, "k": 33},
+    "split_k_gemm": {"m": 5, "n": 20, "k": 300},
     "dequant_gemm": {"m": 5, "n": 64, "k": 256, "dtype": "float32", "out_dtype": "float32"},
     "grouped_gemm": {"experts": 3, "m": 40, "n": 33, "k": 20},
     "conv2d": {"batch": 1, "height": 9, "width": 11, "channels": 5, "filters": 19, "padding": 1},

@@ -160,8 +160,9 @@ def test_cancel(client):
 def test_catalog_and_health(client, store):
     found = {kernel["name"]: kernel for kernel in client.get("/v1/kernels").json()}
     assert set(found) == {
-        "attention", "attention_backward", "conv2d", "decode_attention", "dequant_gemm", "gemm",
-        "gemm_epilogue", "grouped_gemm", "layer_norm", "linear_attention", "rms_norm", "softmax",
+        "attention", "attention_backward", "batched_gemm", "conv2d", "decode_attention",
+        "dequant_gemm", "gemm", "gemm_epilogue", "grouped_gemm", "layer_norm", "linear_attention",
+        "rms_norm", "softmax", "split_k_gemm",
     }  # fmt: skip
     gemm = found["gemm"]
     assert [f["name"] for f in gemm["fields"] if f["required"]] == ["m", "n", "k"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tilecore.errors import UnknownKernel
 from tilecore.kernels.attention import ATTENTION
 from tilecore.kernels.attention_backward import ATTENTION_BACKWARD
+from tilecore.kernels.batched_gemm import BATCHED_GEMM
 from tilecore.kernels.conv2d import CONV2D
 from tilecore.kernels.decode_attention import DECODE_ATTENTION
 from tilecore.kernels.definition import KernelDefinition
@@ -14,11 +15,12 @@ from tilecore.kernels.gemm_epilogue import GEMM_EPILOGUE
 from tilecore.kernels.grouped_gemm import GROUPED_GEMM
 from tilecore.kernels.linear_attention import LINEAR_ATTENTION
 from tilecore.kernels.rows import LAYER_NORM, RMS_NORM, SOFTMAX
+from tilecore.kernels.split_k_gemm import SPLIT_K_GEMM
 
 KERNELS: dict[str, KernelDefinition] = {
     d.name: d
     for d in (
-        GEMM, GEMM_EPILOGUE, DEQUANT_GEMM, GROUPED_GEMM, CONV2D,
+        GEMM, GEMM_EPILOGUE, BATCHED_GEMM, SPLIT_K_GEMM, DEQUANT_GEMM, GROUPED_GEMM, CONV2D,
         ATTENTION, ATTENTION_BACKWARD, DECODE_ATTENTION, LINEAR_ATTENTION,
         SOFTMAX, RMS_NORM, LAYER_NORM,
     )

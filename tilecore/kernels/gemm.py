@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -163,4 +164,10 @@ GEMM = KernelDefinition(
     work_flop=_work_flop,
     traffic_bytes=_traffic_bytes,
     reduction_length=lambda problem: int(problem["k"]),
+)
+
+_FLOATS = dict.fromkeys(("dtype", "out_dtype"), FLOATS[:3]) | {"accum_dtype": ("float32",)}
+# The fields of products that are summed up in float32.
+FLOAT_FIELDS = tuple(
+    replace(f, choices=_FLOATS[f.name]) if f.name in _FLOATS else f for f in GEMM.fields
 )
