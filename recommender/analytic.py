@@ -10,6 +10,7 @@ import numpy as np
 from recommender.cpu_choices import Columns, Tiling, tiling
 from recommender.cpu_model import DEFAULT_CONSTANTS, CpuConstants, core_terms
 from recommender.hardware import HardwareProfile
+from recommender.op_model import op_terms
 from recommender.space import SearchSpace
 from tilecore.graph import Contraction, TileGraph, evaluate
 
@@ -28,6 +29,9 @@ ADVICE = {
     "launch": "the call itself: batch several problems into one call",
     "memory": "memory bandwidth: the problem moves more bytes than it computes with",
     "work": "scalar and vector arithmetic",
+    "products": "matrix products inside the program: larger blocks keep their instructions busier",
+    "tiles": "tiles move between statements: smaller blocks stay in the L1 cache",
+    "runs": "many short statements: use larger blocks",
 }
 
 
@@ -114,7 +118,7 @@ def estimate_graph(
     """Return predicted times of a program whose main contraction is ``site`` (see ``estimate``)."""
     cores = min(threads or hardware.cores, hardware.cores)
     if site is None or site.a.source is None or site.b.source is None:
-        return _roofline(graph, columns, hardware, cores, work_flop)
+        return _of_ops(graph, columns, hardware, cores, work_flop)
     t = tiling(site, columns, hardware)
     core = core_terms(t, site, hardware, constants)
     launches_per_tile = np.maximum(
@@ -157,29 +161,21 @@ def _bandwidth_loss(hardware: HardwareProfile, cores: int) -> float:
     return max(1.0, wanted / hardware.bandwidth_bytes_per_s)
 
 
-def _roofline(
+def _of_ops(
     graph: TileGraph, columns: Columns, hardware: HardwareProfile, cores: int, work_flop: float
 ) -> Estimates:
-    """Return the larger of bytes / bandwidth and work / rate: programs without a gemm."""
-    count = len(next(iter(columns.values())))
-
-    def column(values: np.ndarray) -> np.ndarray:
-        return np.broadcast_to(values, (count,)).astype(np.float64)
-
-    rate = max(hardware.peak_flop_per_s.values(), default=32e9) * cores
-    bandwidth = min(cores * hardware.core_bandwidth_bytes_per_s, hardware.bandwidth_bytes_per_s)
-    moved = column(evaluate(graph.read_bytes, columns) + evaluate(graph.write_bytes, columns))
-    # a polynomial of about 10 FMA per special function (shared/research/cpu-lowering.md section 4)
-    operations = (
-        evaluate(graph.work("fma"), columns)
-        + evaluate(graph.work("elementwise"), columns)
-        + 20 * evaluate(graph.work("special"), columns)
-    )
-    memory, work = moved / bandwidth, column(operations) / (0.5 * rate)
-    terms = {
-        "memory": np.where(memory >= work, memory, 0.0),
-        "work": np.where(memory < work, work, 0.0),
-        "launch": np.full(count, hardware.launch_s),
-    }
+    """Return the estimates of a program that is not one product (see op_model)."""
+    t = op_terms(graph, columns, hardware, cores)
+    blocks = np.maximum.reduce(
+        [np.broadcast_to(evaluate(x.blocks, columns), t.memory.shape) for x in graph.launches]
+    ).astype(np.float64)
+    resources = {
+        "products": t.products / cores, "work": t.work / cores, "tiles": t.tiles / cores,
+        "runs": t.runs / cores, "memory": t.memory / cores,
+    }  # fmt: skip
+    shares = t.shares
+    terms = {name: seconds * shares[name] for name, seconds in resources.items()}
+    terms["imbalance"] = (t.busy_s / cores) * (_largest_share(blocks, cores) * cores - 1.0)
+    terms["launch"] = np.full(len(blocks), hardware.launch_s * len(graph.launches))
     time_s = np.add.reduce(list(terms.values()))
-    return Estimates(time_s, terms, {"memory": memory, "work": work}, None, work_flop, cores)
+    return Estimates(time_s, terms, resources, None, work_flop, cores)

@@ -1,0 +1,123 @@
+"""Fit the constants of recommender/op_model.py to measured spaces of the library's kernels.
+
+    python benchmarks/calibrate_op_model.py SPACES.json [--measure] [--trials 400]
+
+``--measure`` first measures up to 20 configs of every row of benchmarks/cpu.py that this model is
+for on this machine, one thread, interleaved, and writes them with the machine's profile. Constants
+are then drawn at random around the best ones so far; what counts is how near the model's choice
+comes to the fastest config measured, on average over workloads. Prints choice and constants.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cpu import Case, interleaved, profile, rows
+
+from recommender.analytic import estimate
+from recommender.hardware import HardwareProfile
+from recommender.op_model import DEFAULT_OP_CONSTANTS, OpConstants, op_terms
+from recommender.space import SearchSpace
+from tilecore import kernels
+from tilecore.artifact import ArtifactStore
+from tilecore.tile_config import TileConfig
+
+MOST_CONFIGS = 20
+
+
+@dataclass(frozen=True)
+class Space:
+    """Configs of one workload with their measured times."""
+
+    label: str
+    space: SearchSpace
+    columns: dict[str, np.ndarray]
+    time_s: np.ndarray
+
+    def reached(self, constants: OpConstants) -> float:
+        """Return the fastest time divided by that of the model's choice."""
+        terms = op_terms(self.space.graph, self.columns, self.space.hardware, 1, constants)
+        predicted = terms.time_s
+        return float(self.time_s.min() / self.time_s[int(np.argmin(predicted))])
+
+
+def measure(path: Path) -> None:
+    """Measure the spaces and write them."""
+    host = profile("llvm")
+    found: list[dict[str, Any]] = []
+    for row in rows():
+        with tempfile.TemporaryDirectory() as folder:
+            case = Case(row, host, "llvm", ArtifactStore(Path(folder)))
+            if estimate(case.space).tiling is not None:  # a product, which has a model of its own
+                continue
+            chosen = random.Random(0).sample(
+                range(len(case.space)), min(MOST_CONFIGS, len(case.space))
+            )
+            configs = [case.space.config(i) for i in chosen]
+            times = interleaved({c: case.kernel(c) for c in configs}, 1, 3)
+        found.append(
+            {
+                "label": row.label, "kernel": row.kernel, "problem": dict(case.problem),
+                "configs": [dict(c) for c in configs],
+                "time_s": [statistics.median(times[c]) for c in configs],
+            }
+        )  # fmt: skip
+        print(row.label, flush=True)
+        path.write_text(json.dumps({"hardware": host.as_dict(), "spaces": found}, indent=1) + "\n")
+
+
+def load(path: Path) -> list[Space]:
+    """Return the measured spaces of a file."""
+    document = json.loads(path.read_text())
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in document["hardware"].items()}
+    host = HardwareProfile(**values)
+    found = []
+    for entry in document["spaces"]:
+        definition = kernels.get(entry["kernel"])
+        space = SearchSpace.build(definition, entry["problem"], host)
+        columns = space.table([TileConfig.of(c) for c in entry["configs"]])
+        found.append(Space(entry["label"], space, dict(columns), np.array(entry["time_s"])))
+    return found
+
+
+def score(spaces: Sequence[Space], constants: OpConstants) -> float:
+    """Return the mean over workloads of what the model's choice reaches."""
+    return statistics.fmean(s.reached(constants) for s in spaces)
+
+
+def main() -> None:
+    """Measure if asked to, fit, print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("spaces", type=Path)
+    parser.add_argument("--measure", action="store_true")
+    parser.add_argument("--trials", type=int, default=400)
+    args = parser.parse_args()
+    if args.measure:
+        measure(args.spaces)
+    spaces, rng = load(args.spaces), random.Random(0)
+    best, reached = DEFAULT_OP_CONSTANTS, score(spaces, DEFAULT_OP_CONSTANTS)
+    print(f"{reached:.3f} of the fastest with the constants in use")
+    for _ in range(args.trials):
+        drawn = {k: v * rng.lognormvariate(0.0, 0.3) for k, v in asdict(best).items()}
+        candidate = replace(best, **drawn)
+        found = score(spaces, candidate)
+        if found > reached:
+            best, reached = candidate, found
+    print(f"{reached:.3f} of the fastest with", best)
+    for space in spaces:
+        print(f"{space.label:36} {space.reached(best):.2f}")
+
+
+if __name__ == "__main__":
+    main()

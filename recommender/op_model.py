@@ -1,0 +1,190 @@
+"""Analytic time of a CPU program as the sum of its tile statements: anything but one lone product.
+
+Every statement runs ``blocks * trips`` times; each run costs its arithmetic, the bytes of the tiles
+it touches, and a constant. What all blocks read and write of tensors goes through memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from recommender.cpu_choices import Columns
+from recommender.hardware import HardwareProfile
+from tilecore.graph import TileGraph, evaluate
+from tilecore.graph.graph import Launch
+from tilecore.graph.nodes import TileOp
+from tilecore.inference.dots import DOTS
+from tilecore.ir.nodes import Buffer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpConstants:
+    """Properties of the generated code and of caches.
+
+    Source: set by hand for a Xeon with AMX. Over 32 workloads of the library, one thread, the
+    model's choice reaches 0.94 of the fastest config measured, 0.95 with constants fitted to them
+    (benchmarks/results/op_spaces_2026-11-22.json, benchmarks/calibrate_op_model.py).
+    """
+
+    product_efficiency: float = 0.7  # of the peak, tiles in the caches
+    tile_efficiency: float = 0.35  # the same on tiles of AMX
+    elementwise_efficiency: float = 0.5  # of one operation per lane and FMA slot
+    special_operations: float = 12.0  # elementwise ones that exp and its like take
+    l1_bytes_per_slot: float = 48.0  # of tiles, in FMA slots of a vector
+    l2_bytes_per_slot: float = 20.0  # of blocks whose tiles exceed L1
+    far_bytes_per_slot: float = 10.0  # of blocks whose tiles exceed half of L2
+    product_run_slots: float = 300.0  # starting a product: panels, edges, configuration of tiles
+    run_slots: float = 40.0  # starting another statement
+    block_slots: float = 200.0
+    row_slots: float = 10.0  # closing the fold of a row
+    again_factor: float = 3.0  # rate of tensors read again, relative to memory
+
+
+DEFAULT_OP_CONSTANTS = OpConstants()
+HIDDEN = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class OpTerms:
+    """Seconds of one thread that runs the whole program alone, by cause (arrays)."""
+
+    products: np.ndarray
+    work: np.ndarray
+    tiles: np.ndarray
+    runs: np.ndarray
+    memory: np.ndarray
+
+    @property
+    def busy_s(self) -> np.ndarray:
+        """Seconds that the core itself takes."""
+        found: np.ndarray = self.products + self.work + self.tiles + self.runs
+        return found
+
+    @property
+    def shares(self) -> dict[str, np.ndarray]:
+        """What of each term counts: half of the shorter of core and memory is hidden."""
+        core = np.where(self.busy_s >= self.memory, 1.0, HIDDEN)
+        names = ("products", "work", "tiles", "runs")
+        return {**dict.fromkeys(names, core), "memory": 1.0 + HIDDEN - core}
+
+    @property
+    def time_s(self) -> np.ndarray:
+        """Seconds of all terms together."""
+        shares = self.shares
+        found: np.ndarray = self.busy_s * shares["work"] + self.memory * shares["memory"]
+        return found
+
+
+def op_terms(
+    graph: TileGraph,
+    columns: Columns,
+    hardware: HardwareProfile,
+    cores: int,
+    constants: OpConstants = DEFAULT_OP_CONSTANTS,
+) -> OpTerms:
+    """Return where the time of one core goes for every config in ``columns``."""
+    count = len(next(iter(columns.values())))
+    zero = np.zeros(count)
+    slot_s = _slot_s(hardware)
+    products, work, tiles, runs = zero, zero, zero, zero
+    for launch in graph.launches:
+        blocks = _column(evaluate(launch.blocks, columns), count)
+        runs = runs + blocks * constants.block_slots * slot_s
+        rate = _tile_rate(launch, columns, hardware, constants, count) / slot_s
+        for op in launch.ops:
+            times = blocks * _column(evaluate(op.trips, columns), count)
+            products = products + times * _product_s(op, columns, hardware, constants, count)
+            work = work + times * _work_s(op, columns, hardware, constants, count)
+            tiles = tiles + times * _bytes(op, columns, count) / rate
+            runs = runs + times * _run_slots(op, columns, constants, count) * slot_s
+    memory = _memory_s(graph, columns, hardware, cores, constants, count)
+    return OpTerms(products, work, tiles, runs, memory)
+
+
+def _slot_s(hardware: HardwareProfile) -> float:
+    """Return the seconds of one float32 vector FMA."""
+    return 2.0 * (hardware.vector_bytes // 4) / hardware.peak_flop_per_s.get("float32", 32e9)
+
+
+def _column(values: np.ndarray, count: int) -> np.ndarray:
+    return np.broadcast_to(values, (count,)).astype(np.float64)
+
+
+def _product_s(
+    op: TileOp, columns: Columns, hardware: HardwareProfile, c: OpConstants, count: int
+) -> np.ndarray:
+    found = np.zeros(count)
+    for w in op.work:
+        if w.unit != "fma":
+            continue
+        on_tiles = any(
+            d.is_tiled and str(w.dtype) in d.operands and d.features <= set(hardware.features)
+            for d in DOTS
+        )
+        vector = hardware.peak_flop_per_s.get("float32", 32e9) * c.product_efficiency
+        peak = hardware.peak_flop_per_s.get(str(w.dtype), 0.0) * c.tile_efficiency
+        rate = peak if on_tiles and peak else vector
+        found = found + _column(evaluate(w.amount, columns), count) / rate
+    return found
+
+
+def _work_s(
+    op: TileOp, columns: Columns, hardware: HardwareProfile, c: OpConstants, count: int
+) -> np.ndarray:
+    operations = np.zeros(count)
+    for w in op.work:
+        if w.unit != "fma":
+            each = c.special_operations if w.unit == "special" else 1.0
+            operations = operations + each * _column(evaluate(w.amount, columns), count)
+    rate = hardware.peak_flop_per_s.get("float32", 32e9) / 2 * c.elementwise_efficiency
+    return operations / rate
+
+
+def _bytes(op: TileOp, columns: Columns, count: int) -> np.ndarray:
+    return _total((evaluate(a.tile_bytes, columns) for a in (*op.reads, *op.writes)), count)
+
+
+def _tile_rate(
+    launch: Launch, columns: Columns, hardware: HardwareProfile, c: OpConstants, count: int
+) -> np.ndarray:
+    """Return the bytes per slot that tiles come in with, by the cache that holds them."""
+    held = _total((evaluate(size, columns) for size in launch.live_bytes.values()), count)
+    levels = [held <= hardware.l1d_bytes, held <= hardware.l2_bytes / 2]
+    return np.select(levels, [c.l1_bytes_per_slot, c.l2_bytes_per_slot], c.far_bytes_per_slot)
+
+
+def _memory_s(
+    graph: TileGraph, columns: Columns, hardware: HardwareProfile, cores: int, c: OpConstants,
+    count: int,
+) -> np.ndarray:  # fmt: skip
+    """Return the seconds that tensors take: from memory once, from a cache when read again."""
+    bandwidth = min(hardware.core_bandwidth_bytes_per_s, hardware.bandwidth_bytes_per_s / cores)
+    moved = _total(
+        (evaluate(graph.read_bytes, columns), evaluate(graph.write_bytes, columns)), count
+    )
+    tensors: dict[Buffer, np.ndarray] = {}
+    for launch in graph.launches:
+        for writes in (False, True):
+            for _, access in launch.accesses(writes=writes):
+                size = _column(evaluate(access.footprint_bytes, columns), count)
+                tensors[access.buffer] = np.maximum(tensors.get(access.buffer, 0.0), size)
+    once = np.minimum(moved, _total(tensors.values(), count))
+    found: np.ndarray = once / bandwidth + (moved - once) / (bandwidth * c.again_factor)
+    return found
+
+
+def _total(values: Iterable[np.ndarray], count: int) -> np.ndarray:
+    return sum((_column(v, count) for v in values), np.zeros(count))
+
+
+def _run_slots(op: TileOp, columns: Columns, c: OpConstants, count: int) -> np.ndarray:
+    if op.kind == "gemm":
+        return np.full(count, c.product_run_slots)
+    slots = np.full(count, c.run_slots)
+    if op.kind == "reduce":
+        rows = evaluate(op.writes[0].tile_bytes, columns) / op.writes[0].buffer.dtype.itemsize
+        slots = slots + c.row_slots * _column(rows, count)
+    return slots

@@ -1,0 +1,64 @@
+"""The model of programs that are not one product, beside measured spaces of the library."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from recommender.analytic import ADVICE, estimate
+from recommender.hardware import HardwareProfile
+from recommender.space import SearchSpace
+from tilecore import kernels
+from tilecore.tile_config import TileConfig
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+DOCUMENT = json.loads((RESULTS / "op_spaces_2026-11-22.json").read_text())
+HOST = HardwareProfile(
+    **{k: tuple(v) if isinstance(v, list) else v for k, v in DOCUMENT["hardware"].items()}
+)
+HEADS = {"batch": 1, "heads": 8, "kv_heads": 8, "seq_q": 512, "seq_kv": 512, "dim": 64}
+
+
+def space_of(name: str, problem: dict[str, object], host: HardwareProfile = HOST) -> SearchSpace:
+    definition = kernels.get(name)
+    return SearchSpace.build(definition, definition.parse_problem(problem), host)
+
+
+def test_choices_come_near_the_fastest_that_was_measured() -> None:
+    reached = []
+    for entry in DOCUMENT["spaces"]:
+        space = space_of(entry["kernel"], entry["problem"])
+        columns = space.table([TileConfig.of(c) for c in entry["configs"]])
+        choice = int(np.argmin(estimate(space, columns, threads=1).time_s))
+        reached.append(min(entry["time_s"]) / entry["time_s"][choice])
+    assert len(reached) >= 30
+    assert statistics.fmean(reached) >= 0.9
+    assert min(reached) >= 0.6
+
+
+def test_terms_add_up_and_have_advice() -> None:
+    for threads in (1, 2):
+        found = estimate(space_of("attention", HEADS), threads=threads)
+        assert found.tiling is None
+        np.testing.assert_allclose(sum(found.terms_s.values()), found.time_s)
+        assert set(found.terms_s) <= set(ADVICE)
+        assert "us predicted" in found.at(0).explain()
+
+
+def test_tiles_and_cores_make_it_faster() -> None:
+    problem = {**HEADS, "dtype": "bfloat16"}
+    with_tiles = estimate(space_of("attention", problem), threads=1).time_s
+    plain = replace(HOST, features=("avx512f",), name="without tiles")
+    without = estimate(space_of("attention", problem, plain), threads=1).time_s
+    assert (with_tiles < without).all()
+    assert (estimate(space_of("attention", problem), threads=2).time_s < with_tiles).all()
+
+
+def test_a_block_beyond_the_cache_costs_more() -> None:
+    space = space_of("layer_norm", {"m": 4096, "n": 4096})
+    times = dict(zip(space.columns["block_M"], estimate(space, threads=1).time_s, strict=True))
+    assert times[16] < times[128]
