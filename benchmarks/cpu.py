@@ -1,7 +1,7 @@
 """The library's kernels on this CPU beside torch: default, recommended and tuned config.
 
     python benchmarks/cpu.py [--match REGEX] [--candidates 24] [--rounds 9] [--threads 1 2]
-                             [--target avx2] [--out benchmarks/results/NAME.json]
+                             [--target avx2] [--compile] [--out benchmarks/results/NAME.json]
 
 ``--match`` selects rows by their label ("gemm float32 512"). ``recommended`` is the analytic
 model's first choice with this machine's measured peaks, nothing of the workload measured. To find
@@ -237,12 +237,15 @@ def compared(case: Case, args: argparse.Namespace) -> dict[str, Any]:
         calls = {name: case.kernel(config) for name, config in configs.items()}
         if case.rival is not None:
             calls["torch"] = case.rival
+            if args.compile:
+                calls["compiled"] = torch.compile(case.rival)
         times = interleaved(calls, threads, args.rounds)
         found[f"{threads}T"] = {
             "configs": {name: str(config) for name, config in configs.items()},
             "us": {name: statistics.median(t) * 1e6 for name, t in times.items()},
             "of_peak": of_peak(case, statistics.median(times["tuned"]), threads),
             "tuned_vs_torch": ratio(times, "torch", "tuned"),
+            "tuned_vs_compiled": ratio(times, "compiled", "tuned"),
             "tuned_vs_default": ratio(times, "default", "tuned"),
             "recommended_of_tuned": ratio(times, "tuned", "recommended"),
         }
@@ -350,6 +353,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, nargs="*", default=None)
     parser.add_argument("--target", default="llvm")
+    parser.add_argument("--compile", action="store_true", help="time torch.compile as well")
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
     host = profile(args.target)
