@@ -7,6 +7,7 @@ time are added to the sums, which stay in the caches meanwhile: few long streams
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,7 +34,7 @@ AT_ONCE = 4  # sums whose lanes are added up together
 HIGH_HALF = -0x10000
 
 
-class FewRowsLowering(GemmLowering):
+class FewRowsLowering(GemmLowering, ABC):
     """What both forms share: rows of a, of which few are real."""
 
     def __init__(self, accessor: Accessor, plan: GemmPlan, target: Target) -> None:
@@ -93,10 +94,11 @@ class FewRowsLowering(GemmLowering):
             rows = [minimum(r, add(self.rows, -1)) for r in rows]
         return [self.builder.bind(self.a.at(r, 0)) for r in rows]
 
+    @abstractmethod
     def _tile(
         self, row: Any, size: int, column: Any, count: int, *, is_whole: bool, edge: bool
     ) -> None:
-        raise NotImplementedError
+        """Emit one register tile."""
 
 
 class DotsLowering(FewRowsLowering):

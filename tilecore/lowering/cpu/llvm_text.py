@@ -90,6 +90,13 @@ class LlvmFunction:
         name = FMA_NAMES[self.lanes]
         return self.line(f"call {kind} @{name}({kind} {a}, {kind} {b}, {kind} {c})")
 
+    def polynomial(self, coefficients: Sequence[float], x: str) -> str:
+        """Return a polynomial of floats by Horner's rule, the highest coefficient first."""
+        value = self.real(coefficients[0])
+        for coefficient in coefficients[1:]:
+            value = self.fma(value, x, self.real(coefficient))
+        return value
+
     def compare_floats(self, how: str, a: str, b: str) -> str:
         """Compare two floats."""
         return self.line(f"fcmp {how} {self.kind('float')} {a}, {b}")

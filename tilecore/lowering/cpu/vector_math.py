@@ -12,7 +12,7 @@ reweighted towards the least maximum (Lawson), of relative error below 1e-8.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -29,10 +29,6 @@ EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 0.166
 EXP2 = (
     1.535336188319500e-4, 1.339887440266574e-3, 9.618437357674640e-3, 5.550332471162809e-2,
     0.2402264791363012, 0.6931472028550421,
-)  # fmt: skip
-EXP2_ABOVE = (  # for 0 <= x <= 1
-    2.1612914861179888e-4, 1.2467845808714628e-3, 9.675451554358006e-3, 5.5485282093286514e-2,
-    0.2402293086051941, 0.6931470632553101,
 )  # fmt: skip
 
 # log(1 + r) = r - r^2/2 + r^3 * LOG(r) for 3/4 <= 1 + r < 3/2
@@ -62,18 +58,16 @@ SQRT_NAMES = {n: f"llvm.sqrt.v{n}f32" for n in (4, 8, 16)}
 SQRT_DECLARATIONS = {
     name: f"declare <{n} x float> @{name}(<{n} x float>)" for n, name in SQRT_NAMES.items()
 }
-WHOLE = (4, 8, 16)  # lanes of a vector register; fewer are computed in one, more in several
+WHOLE: tuple[int, ...] = (4, 8, 16)  # lanes of a register: fewer run in one, more in several
 
-# Calls of the tile IR, and the functions here that compute them.
-USES = {
-    **{name: (name,) for name in ("exp", "exp2", "exp10", "log", "log2", "log10", "rsqrt")},
-    **{name: ("exp", name) for name in ("sigmoid", "tanh", "erf")},
-}  # fmt: skip
+OF_EXP = ("sigmoid", "tanh", "erf")  # without AVX-512 these call exp
 
 
 def definitions(calls: set[str], isa: str) -> dict[str, str]:
     """Return the functions that calls of the tile IR need, text by name."""
-    needed = dict.fromkeys(f for name in USES if name in calls for f in USES[name])
+    needed = [name for name in FUNCTIONS if name in calls]
+    if isa != "avx512" and "exp" not in needed and any(name in OF_EXP for name in needed):
+        needed.append("exp")
     found = {
         _name(function, lanes): _text(function, lanes, isa)
         for function in needed
@@ -97,10 +91,11 @@ def _name(function: str, lanes: int) -> str:
 def _text(function: str, lanes: int, isa: str) -> str:
     """Return the definition: by instructions for vectors of a register's size, else by those."""
     f = LlvmFunction(lanes)
-    tabulated = vector_math_avx512.BODIES.get(function) if isa == "avx512" else None
-    whole = WHOLE if tabulated is None else (avx512.TABLE // 2,)
+    bodies, whole = _BODIES, WHOLE
+    if isa == "avx512":
+        bodies, whole = vector_math_avx512.BODIES, vector_math_avx512.WHOLE
     if lanes in whole:
-        result = _BODIES[function](f, isa == "avx512") if tabulated is None else tabulated(f)
+        result = bodies[function](f)
     elif lanes < min(whole):
         wide = f.resized("%x", lanes, min(whole))
         result = f.resized(_called(f, function, wide, min(whole)), min(whole), lanes)
@@ -119,7 +114,7 @@ def _called(f: LlvmFunction, function: str, value: str, lanes: int) -> str:
 # --- exp ------------------------------------------------------------------------------------------
 
 
-def _exp(f: LlvmFunction, has_avx512: bool, base: float = math.e) -> str:
+def _exp(f: LlvmFunction, base: float = math.e) -> str:
     factor, high = math.log(base), LOG_2[base]
     x = _clamp(f, -104.0 / factor, 89.0 / factor)
     rounded = f.fma(x, f.real(factor / math.log(2)), f.real(ROUND))
@@ -128,19 +123,16 @@ def _exp(f: LlvmFunction, has_avx512: bool, base: float = math.e) -> str:
     rest = f.fma(whole, f.real(high - math.log(2) / factor), rest)
     if base != math.e:
         rest = f.on_floats("fmul", rest, f.real(factor))
-    tail = f.fma(_horner(f, EXP, rest), f.on_floats("fmul", rest, rest), rest)
-    return _power(f, f.on_floats("fadd", tail, f.real(1.0)), rounded, whole, has_avx512)
+    tail = f.fma(f.polynomial(EXP, rest), f.on_floats("fmul", rest, rest), rest)
+    return _power(f, f.on_floats("fadd", tail, f.real(1.0)), rounded)
 
 
-def _exp2(f: LlvmFunction, has_avx512: bool) -> str:
-    if has_avx512:
-        rest = avx512.fraction(f, "%x")
-        return avx512.scale(f, _horner(f, (*EXP2_ABOVE, 1.0), rest), "%x")
+def _exp2(f: LlvmFunction) -> str:
     x = _clamp(f, -151.0, 129.0)
     rounded = f.on_floats("fadd", x, f.real(ROUND))
     whole = f.on_floats("fsub", rounded, f.real(ROUND))
     rest = f.on_floats("fsub", x, whole)
-    return _power(f, _horner(f, (*EXP2, 1.0), rest), rounded, whole, has_avx512)
+    return _power(f, f.polynomial((*EXP2, 1.0), rest), rounded)
 
 
 def _clamp(f: LlvmFunction, low: float, high: float) -> str:
@@ -150,14 +142,11 @@ def _clamp(f: LlvmFunction, low: float, high: float) -> str:
     return f.select(above, f.real(high), raised, "float")
 
 
-def _power(f: LlvmFunction, value: str, rounded: str, whole: str, has_avx512: bool) -> str:
-    """Return ``value * 2**whole``; the low bits of ``rounded`` hold the same integer.
+def _power(f: LlvmFunction, value: str, rounded: str) -> str:
+    """Return ``value * 2**n``; the low bits of ``rounded`` hold the integer n.
 
-    Without an instruction the power is applied in two steps, so that neither factor leaves the
-    range.
+    The power is applied in two steps, so that neither factor leaves the range.
     """
-    if has_avx512:
-        return avx512.scale(f, value, whole)
     power = f.plus(f.of_float(rounded), -ROUND_BITS)
     first = f.on_ints("ashr", power, f.number(1))
     for part in (first, f.on_ints("sub", power, first)):
@@ -169,16 +158,15 @@ def _power(f: LlvmFunction, value: str, rounded: str, whole: str, has_avx512: bo
 # --- logarithms -----------------------------------------------------------------------------------
 
 
-def _logarithm(f: LlvmFunction, has_avx512: bool, base: float, high: float) -> str:
+def _logarithm(f: LlvmFunction, base: float, high: float) -> str:
     """Return the logarithm of x = m * 2**n, 3/4 <= m < 3/2.
 
-    ``high`` are the first bits of the logarithm of 2, so few that multiples are exact. The rest of
-    it must not be negative: infinite n would give NaN.
+    ``high`` are the first bits of the logarithm of 2, so few that multiples are exact.
     """
-    mantissa, power = avx512.mantissa_power(f) if has_avx512 else _mantissa_power(f)
+    mantissa, power = _mantissa_power(f)
     r = f.on_floats("fsub", mantissa, f.real(1.0))
     squared = f.on_floats("fmul", r, r)
-    tail = f.on_floats("fmul", f.on_floats("fmul", squared, r), _horner(f, LOG, r))
+    tail = f.on_floats("fmul", f.on_floats("fmul", squared, r), f.polynomial(LOG, r))
     tail = f.fma(squared, f.real(-0.5), tail)
     low = math.log(2) / math.log(base) - high
     if base == math.e:
@@ -193,7 +181,7 @@ def _logarithm(f: LlvmFunction, has_avx512: bool, base: float, high: float) -> s
         found = f.fma(power, f.real(low), found) if low else found
         found = f.fma(r, f.real(first), found)
     found = f.fma(power, f.real(high), found)
-    return found if has_avx512 else _outside_logarithm(f, found)
+    return _outside_logarithm(f, found)
 
 
 def _mantissa_power(f: LlvmFunction) -> tuple[str, str]:
@@ -221,42 +209,36 @@ def _outside_logarithm(f: LlvmFunction, found: str) -> str:
 # --- tanh and erf ---------------------------------------------------------------------------------
 
 
-def _tanh(f: LlvmFunction, has_avx512: bool) -> str:
+def _tanh(f: LlvmFunction) -> str:
     size = _size(f, TANH_FULL)
     doubled = _called(f, "exp", f.on_floats("fadd", size, size), f.lanes)
     below = f.on_floats("fadd", doubled, f.real(1.0))
-    if has_avx512:
-        quotient = f.on_floats("fmul", f.real(2.0), avx512.reciprocal(f, below))
-    else:
-        quotient = f.on_floats("fdiv", f.real(2.0), below)
+    quotient = f.on_floats("fdiv", f.real(2.0), below)
     squared = f.on_floats("fmul", size, size)
     cubed = f.on_floats("fmul", squared, size)
-    small = f.fma(_horner(f, TANH, squared), cubed, size)
+    small = f.fma(f.polynomial(TANH, squared), cubed, size)
     return _odd(f, size, TANH_SMALL, small, f.on_floats("fsub", f.real(1.0), quotient))
 
 
-def _erf(f: LlvmFunction, has_avx512: bool) -> str:
-    _ = has_avx512
+def _erf(f: LlvmFunction) -> str:
     size = _size(f, ERF_FULL)
-    negated = f.on_floats("fsub", f.real(0.0), _horner(f, ERF_TAIL, size))
+    negated = f.on_floats("fsub", f.real(0.0), f.polynomial(ERF_TAIL, size))
     tail = _called(f, "exp", negated, f.lanes)
     squared = f.on_floats("fmul", size, size)
-    small = f.fma(_horner(f, ERF, squared), size, size)
+    small = f.fma(f.polynomial(ERF, squared), size, size)
     return _odd(f, size, ERF_SMALL, small, f.on_floats("fsub", f.real(1.0), tail))
 
 
 # --- quotients ------------------------------------------------------------------------------------
 
 
-def _rsqrt(f: LlvmFunction, has_avx512: bool) -> str:
-    _ = has_avx512
+def _rsqrt(f: LlvmFunction) -> str:
     kind = f.kind("float")
     root = f.line(f"call {kind} @{SQRT_NAMES[f.lanes]}({kind} %x)")
     return f.on_floats("fdiv", f.real(1.0), root)
 
 
-def _sigmoid(f: LlvmFunction, has_avx512: bool) -> str:
-    _ = has_avx512
+def _sigmoid(f: LlvmFunction) -> str:
     negative = f.as_float(f.on_ints("or", f.of_float("%x"), f.number(-(1 << 31))))
     power = _called(f, "exp", negative, f.lanes)  # of -|x|: no more than 1
     below = f.compare_floats("olt", "%x", f.real(0.0))
@@ -277,14 +259,7 @@ def _odd(f: LlvmFunction, size: str, limit: float, small: str, large: str) -> st
     return f.as_float(f.on_ints("or", f.of_float(found), sign))
 
 
-def _horner(f: LlvmFunction, coefficients: Sequence[float], x: str) -> str:
-    value = f.real(coefficients[0])
-    for coefficient in coefficients[1:]:
-        value = f.fma(value, x, f.real(coefficient))
-    return value
-
-
-_BODIES: dict[str, Callable[[LlvmFunction, bool], str]] = {
+_BODIES: dict[str, Callable[[LlvmFunction], str]] = {
     "exp": _exp,
     "exp2": _exp2,
     "exp10": partial(_exp, base=10.0),

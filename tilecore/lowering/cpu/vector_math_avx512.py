@@ -25,6 +25,12 @@ LEAST, MOST = -104.0, 89.0  # exp is 0 below and infinite above
 # The first bits of the logarithm of 2 by base; the rest must not be negative (infinity - infinity)
 LOG_2 = {math.e: 0.693145751953125, 10.0: 0.30102539062500}
 
+EXP2_ABOVE = (  # for 0 <= x <= 1
+    2.1612914861179888e-4, 1.2467845808714628e-3, 9.675451554358006e-3, 5.5485282093286514e-2,
+    0.2402293086051941, 0.6931470632553101,
+)  # fmt: skip
+
+WHOLE: tuple[int, ...] = (avx512.TABLE // 2,)  # lanes that a table is looked up for
 DEGREE = 5
 FIRST = 2.0**-4
 SECOND = 5 / 4 * FIRST  # where the second interval begins: four of them per power of 2
@@ -49,6 +55,11 @@ def _exp(f: LlvmFunction, value: str = "%x", base: float = math.e) -> str:
     less_one = f.fma(f.on_floats("fmul", rest, rest), tail, rest)
     entry = avx512.look_up(f, f.of_float(rounded), [2 ** (i / 32) for i in range(32)])
     return avx512.scale(f, f.fma(entry, less_one, entry), power)
+
+
+def _exp2(f: LlvmFunction) -> str:
+    rest = avx512.fraction(f, "%x")
+    return avx512.scale(f, f.polynomial((*EXP2_ABOVE, 1.0), rest), "%x")
 
 
 def _odd(f: LlvmFunction, function: Callable[[float], float], limit: float) -> str:
@@ -146,6 +157,7 @@ def _sigmoid(f: LlvmFunction) -> str:
 BODIES: dict[str, Callable[[LlvmFunction], str]] = {
     "exp": _exp,
     "exp10": partial(_exp, base=10.0),
+    "exp2": _exp2,
     "tanh": partial(_odd, function=math.tanh, limit=10.0),
     "erf": partial(_odd, function=math.erf, limit=4.0),
     "log": partial(_logarithm, base=math.e),
