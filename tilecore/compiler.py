@@ -26,7 +26,7 @@ from tilecore.ir.printer import Namer, format_expr, format_func, program_digest
 from tilecore.ir.verifier import verify
 from tilecore.ir.visitor import buffers_of, walk
 from tilecore.passes.pipeline import run_passes
-from tilecore.target import Target, parse_target
+from tilecore.target import Target, parse_cpu_target
 from tilecore.tile_config import KnobValue
 
 Observer = Callable[[str, Any], None]
@@ -55,7 +55,7 @@ def compile(
     Raises:
         TileError: any fault of the program, the config or the toolchain, by class.
     """
-    chosen = parse_target(target)
+    chosen = parse_cpu_target(target)
     knobs = {k: v for k, v in (config or {}).items() if k in LOWERING_KNOBS}
     digest = program_digest(func)
     key = artifact_key(digest + assertion_places(func), chosen.kind, chosen.name, knobs)

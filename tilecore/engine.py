@@ -7,7 +7,7 @@ from typing import Any
 
 from tilecore import compiler
 from tilecore.ir.nodes import Buffer, PrimFunc
-from tilecore.target import Target, parse_target
+from tilecore.target import Target, parse_cpu_target
 
 KernelParam = Buffer  # what kernel.params holds
 Hook = Callable[..., Any]
@@ -25,7 +25,7 @@ class Lowered(dict[str, Any]):
 def lower(func: PrimFunc, target: str | Target | None = "auto", **_: Any) -> Lowered:
     """Return the result of every stage of the compilation of ``func``, by its name."""
     stages = Lowered()
-    compiler.lower(func, parse_target(target), {}, stages.__setitem__)
+    compiler.lower(func, parse_cpu_target(target), {}, stages.__setitem__)
     return stages
 
 

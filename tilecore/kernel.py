@@ -125,10 +125,10 @@ class JITKernel:
             TypeMismatch: there is no such stage (TC202).
         """
         from tilecore.show import show
-        from tilecore.target import parse_target
+        from tilecore.target import parse_cpu_target
 
         manifest = self.artifact.manifest
-        return show(self.prim_func, parse_target(manifest.isa), manifest.config, stage)
+        return show(self.prim_func, parse_cpu_target(manifest.isa), manifest.config, stage)
 
     def get_profiler(
         self, tensor_supply_type: TensorSupplyType = TensorSupplyType.Auto

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tilecore import amx
-from tilecore.errors import UnknownTarget
+from tilecore.errors import UnknownTarget, UnsupportedOnTarget
+from tilecore.gpu_target import GpuTarget, find_gpu_target, gpu_targets
 from tilecore.ir.dtype import DType
 
 CPU_NAMES = ("llvm", "cpu", "c", "auto")
@@ -159,23 +160,22 @@ def runs_gpu_programs() -> bool:
     return _GPU_PROGRAMS_ON_CPU.get()
 
 
-def parse_target(target: str | Target | Mapping[str, object] | None) -> Target:
-    """Return the Target for a name as TileLang users write it ("llvm", "cpu", "auto").
+def parse_target(
+    target: str | Target | GpuTarget | Mapping[str, object] | None,
+) -> Target | GpuTarget:
+    """Return the target for a name as TileLang users write it ("llvm", "cpu", "auto", "cuda").
 
     "avx512" and "avx2" mean these instructions alone; features may follow
-    ("avx512+avx512_bf16"). A target of TVM stands for the name of its kind.
+    ("avx512+avx512_bf16"). GPUs go by device ("h100") or architecture ("sm_90a",
+    "cuda -arch=sm_90a"); "cuda" alone is this machine's first device, or sm_80 where there is none.
+    A target of TVM stands for its kind and architecture.
 
     Raises:
         UnknownTarget: the name is not one this version generates code for (TC304).
     """
-    if isinstance(target, Target):
+    if isinstance(target, (Target, GpuTarget)):
         return target
-    if isinstance(target, Mapping):
-        target = str(target.get("kind", target))
-    kind = getattr(target, "kind", None)
-    if kind is not None:
-        target = str(getattr(kind, "name", kind))
-    name = "llvm" if target is None else str(target).split()[0].lower()
+    name, arch = _name_and_arch(target)
     if name in CPU_NAMES or (name in GPU_NAMES and _GPU_PROGRAMS_ON_CPU.get()):
         return cpu_target()
     base, *features = name.split("+")
@@ -183,8 +183,45 @@ def parse_target(target: str | Target | Mapping[str, object] | None) -> Target:
         is_base = base in (known.isa, known.mcpu, f"llvm-{known.isa}")
         if is_base and (not features or (known is AVX512 and FEATURES.keys() >= set(features))):
             return known.using(features)
+    gpu = find_gpu_target(name, arch)
+    if gpu is not None:
+        return gpu
     raise UnknownTarget(
-        known=f"llvm, cpu, auto, avx2, avx512 (+ {', '.join(FEATURES)})",
-        found=str(target),
-        hint="this version generates CPU code; CUDA and ROCm come with the CUDA backend issue",
+        known=f"llvm, cpu, auto, avx2, avx512 (+ {', '.join(FEATURES)}), cuda, "
+        f"{', '.join(gpu_targets())}",
+        found=str(target) if arch is None else f"{name} -arch={arch}",
+        hint="ROCm comes with a later version" if name in ("hip", "rocm") else "",
     )
+
+
+def parse_cpu_target(target: str | Target | GpuTarget | Mapping[str, object] | None) -> Target:
+    """Return the CPU target for a name.
+
+    Raises:
+        UnknownTarget: the name is not known (TC304).
+        UnsupportedOnTarget: it is a GPU's (TC302).
+    """
+    found = parse_target(target)
+    if isinstance(found, GpuTarget):
+        raise UnsupportedOnTarget(
+            what="this call", target=found, reason="expected a CPU target", hint='use "llvm"'
+        )
+    return found
+
+
+def _name_and_arch(target: object) -> tuple[str, str | None]:
+    """Return the name of a target in lower case and the GPU architecture that goes with it."""
+    if target is None:
+        return "llvm", None
+    if isinstance(target, Mapping):
+        arch = target.get("arch")
+        return str(target.get("kind", target)).lower(), None if arch is None else str(arch)
+    kind = getattr(target, "kind", None)
+    if kind is not None:
+        arch = getattr(target, "attrs", {}).get("arch")
+        return str(getattr(kind, "name", kind)).lower(), None if arch is None else str(arch)
+    first, *options = str(target).split()
+    given = [o.partition("=")[2] for o in options if o.startswith(("-arch=", "--arch="))]
+    if given or not options or first.startswith("-"):
+        return first.lower(), given[-1] if given else None
+    return (first if first in CPU_NAMES + GPU_NAMES else str(target)).lower(), None

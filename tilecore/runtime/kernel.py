@@ -18,7 +18,7 @@ from tilecore.runtime import dims
 from tilecore.runtime.library import load_library
 from tilecore.runtime.quick import QuickCheck
 from tilecore.runtime.tensor import TensorView, view
-from tilecore.target import Target, host_features, parse_target, widest_target
+from tilecore.target import Target, host_features, parse_cpu_target, widest_target
 
 
 class LoadedKernel:
@@ -204,7 +204,7 @@ def _check_isa(artifact: Artifact) -> None:
     have: Target | None = None
     try:
         have = widest_target(host_features())
-        is_runnable = have.runs(parse_target(needed))
+        is_runnable = have.runs(parse_cpu_target(needed))
     except UnknownTarget:
         is_runnable = False
     if not is_runnable:
@@ -213,7 +213,7 @@ def _check_isa(artifact: Artifact) -> None:
             reason=f"compiled for {needed}, this machine has {have.name if have else 'none'}",
             hint="compile it here, or for target avx2",
         )
-    if "amx_tile" in parse_target(needed).features and not amx.request():
+    if "amx_tile" in parse_cpu_target(needed).features and not amx.request():
         raise ArtifactError(
             path=artifact.path,
             reason="the kernel of this machine refused the process the tiles of AMX",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilecore.target import Target, parse_target
+from tilecore.target import parse_target
 
 
 def determine_target(target: Any = "auto", return_object: bool = False) -> Any:
     """Return the target's kind, or the Target; raises UnknownTarget (TC304)."""
-    found: Target = parse_target(target)
+    found = parse_target(target)
     return found if return_object else found.kind
 
 

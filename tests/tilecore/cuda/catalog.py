@@ -1,0 +1,87 @@
+"""Instructions of every family, for tests that look at all of them."""
+
+from tilecore.lowering.cuda import instructions as I
+from tilecore.lowering.cuda.instructions import matrix
+
+HALVES = ("float16", "bfloat16")
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+
+
+def mma_forms():
+    for operands, sums, shapes in matrix.FAMILIES:
+        for shape in shapes:
+            for c in sums:
+                for a in operands:
+                    for b in operands:
+                        yield shape, a, b, c
+
+
+def wgmma_forms():
+    for n in (8, 64, 256):
+        for a_in_registers in (False, True):
+            for a in HALVES:
+                for a_major in ("k",) if a_in_registers else ("k", "m"):
+                    for b_major in ("k", "n"):
+                        yield n, a, a, "float32", a_in_registers, a_major, b_major
+            yield n, "float16", "float16", "float16", a_in_registers, "k", "k"
+            yield n, "tfloat32", "tfloat32", "float32", a_in_registers, "k", "k"
+            for a, b in (("int8", "int8"), ("uint8", "int8")):
+                yield n, a, b, "int32", a_in_registers, "k", "k"
+            for a in FLOAT8:
+                yield n, a, "float8_e4m3fn", "float32", a_in_registers, "k", "k"
+
+
+def catalog():
+    """Return one instruction of every form."""
+    made = [
+        *(I.mma(*form) for form in mma_forms()),
+        *(I.mma("m8n8k4", "float16", "float16", c, x, y) for c in ("float16", "float32")
+          for x in ("row", "col") for y in ("row", "col")),
+        *(I.ldmatrix(n, t) for n in (1, 2, 4) for t in (False, True)),
+        *(I.stmatrix(n, t) for n in (1, 2, 4) for t in (False, True)),
+        *(I.wgmma(n, a, b, c, a_in_registers=r, a_major=x, b_major=y)
+          for n, a, b, c, r, x, y in wgmma_forms()),
+        *(I.descriptor(s, 16, 1024) for s in (0, 32, 64, 128)),
+        I.wgmma_fence(), I.wgmma_commit(), I.wgmma_wait(0), I.wgmma_wait(1),
+        I.wgmma_keep(128), I.wgmma_keep(64, "int32"), I.set_registers(24, False),
+        I.set_registers(240, True),
+        *(I.cp_async(n, None, z) for n in (4, 8, 16) for z in (False, True)),
+        I.cp_async(16, False), I.cp_async_commit(), I.cp_async_wait(2), I.cp_async_arrive(),
+        I.cp_async_arrive(True), I.bulk_load(), I.bulk_store(), I.bulk_commit(), I.bulk_wait(0),
+        I.bulk_wait(1, True), *(I.bulk_reduce("add", t) for t in (*HALVES, "float32", "int32")),
+        I.bulk_reduce("max", "float16"),
+        *(I.tma_load(r, m, h) for r in range(1, 6) for m in (False, True) for h in (False, True)),
+        *(I.tma_store(r) for r in range(1, 6)), *(I.tma_reduce(r) for r in range(1, 6)),
+        I.tma_reduce(2, "max"), I.prefetch_map(),
+        *(I.cache_policy(k) for k in ("evict_first", "evict_last", "evict_normal")),
+        I.sync_threads(), I.sync_warp(), I.bar_sync(), I.bar_arrive(), I.barrier_init(),
+        I.barrier_invalidate(), I.barrier_arrive(), I.barrier_arrive_remote(), I.barrier_expect(),
+        I.barrier_expect_only(), I.barrier_wait(), I.barrier_wait("sm_80"), I.barrier_test(),
+        I.fence_barrier_init(), I.fence_async(), I.fence_async_global(), I.cluster_arrive(),
+        I.cluster_wait(), I.cluster_rank(), I.dependents_launch(), I.dependencies_wait(),
+        *(I.thread_fence(s) for s in ("cta", "gpu", "sys")),
+        *(I.shuffle(k, t) for k in ("xor", "down", "up", "idx")
+          for t in ("int32", "uint32", "float32", "float64", "int64", *HALVES)),
+        I.shuffle("xor", "float32", 8), I.shuffle_masked("xor", "float32"), I.vote("any"),
+        I.vote("all"), I.vote("ballot"), I.vote_masked("ballot"), I.match_any(), I.active_mask(),
+        I.elect(), *(I.reduce_warp(o, t) for o in ("add", "min", "max", "and", "or", "xor")
+                     for t in ("int32", "uint32")),
+        I.warp_index(), I.lane_index(), I.nanosleep(), I.clock(),
+        *(I.atomic(o, t) for o in ("add", "min", "max", "exchange")
+          for t in ("int32", "uint32", "int64", "uint64", "float32", "float64", *HALVES)),
+        *(I.atomic(o, t) for o in ("and", "or", "xor") for t in ("int32", "uint64", "int64")),
+        I.atomic("inc", "uint32"), I.atomic("dec", "uint32"), I.compare_and_swap("int32"),
+        I.compare_and_swap("uint64"), *(I.atomic_add_vector(t, 2) for t in (*HALVES, "float32")),
+        I.atomic_add_vector("float32", 4),
+        *(I.load_ordered(t) for t in ("int32", "uint64", "float32", "float64")),
+        *(I.store_ordered(t) for t in ("int32", "uint64", "float32", "float64")),
+        *(I.pack(t) for t in HALVES), *(I.pack_float8(t) for t in FLOAT8),
+        *(I.unpack_float8(t) for t in FLOAT8), I.round_tfloat32(),
+        *(I.decode_int4(t, s, i) for t in HALVES for s in (False, True) for i in (False, True)),
+        I.decode_int8("float16", False), I.decode_int8("float16", True),
+        *(I.approximate(f) for f in ("exp2", "log2", "reciprocal", "rsqrt", "sqrt", "sin", "cos",
+                                     "tanh")),
+        *(I.pair_arithmetic(o, t) for o in ("add", "sub", "mul", "max", "min", "fma")
+          for t in HALVES),
+    ]  # fmt: skip
+    return {i.name: i for i in made}

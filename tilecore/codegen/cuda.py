@@ -1,0 +1,257 @@
+"""TIR to CUDA C++: TVM's code generator behind few passes, our own header, and launch parameters.
+
+Source: shared/research/tvm-cuda-lowering.md sections 2, 4 and 5 (measured): TVM's default pipeline
+and header make a compilation five times as long.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx as tir
+from tvm.tirx.build import codegen_build
+
+from tilecore.errors import CompileFailed
+from tilecore.gpu_target import GpuTarget
+from tilecore.lowering.cuda.instructions.base import EMULATED, END, OTHERWISE
+
+ENTRY = "main"
+KERNEL_LAUNCH = 2  # TVM's calling convention of device kernels
+HEADER = """typedef unsigned char uchar; typedef unsigned short ushort; typedef unsigned int uint;
+typedef signed char int8_t; typedef unsigned char uint8_t; typedef short int16_t;
+typedef unsigned short uint16_t; typedef int int32_t; typedef unsigned int uint32_t;
+typedef long long int64_t; typedef unsigned long long uint64_t;
+struct alignas(64) CUtensorMap { unsigned long long opaque[16]; };
+"""
+INCLUDES = {"fp16": "cuda_fp16.h", "bf16": "cuda_bf16.h", "fp8": "cuda_fp8.h"}
+SHORT_NAMES = {
+    "fp8": "".join(
+        f"using fp8_{short}{lanes}_t = __nv_fp8{lanes}_{name};\n"
+        for short, name in (("e4", "e4m3"), ("e5", "e5m2"), ("e8", "e8m0"))
+        for lanes in ("", "x2", "x4")
+    )
+}
+AXES = ("x", "y", "z")
+SHARED_BYTES = "tirx.use_dyn_shared_memory"
+Extent = int | str
+
+
+@dataclass(frozen=True, slots=True)
+class KernelArgument:
+    """What one parameter of a CUDA kernel gets.
+
+    Attributes:
+        name: of the PrimFunc's parameter, or of a dimension of its tensors.
+        kind: "tensor" (its address), "scalar" or "tensor_map".
+        dtype: of the tensor's elements or of the scalar ("" for a tensor map).
+    """
+
+    name: str
+    kind: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class KernelEntry:
+    """One launch.
+
+    Extents are numbers or expressions (Python's syntax) of scalar arguments and dimensions.
+    """
+
+    name: str
+    arguments: tuple[KernelArgument, ...]
+    grid: tuple[Extent, Extent, Extent]
+    block: tuple[Extent, Extent, Extent]
+    cluster: tuple[Extent, Extent, Extent]
+    shared_bytes: Extent
+
+
+@dataclass(frozen=True, slots=True)
+class CudaSource:
+    """The CUDA text of a PrimFunc and how to launch its kernels, in this order.
+
+    Attributes:
+        text: for a CUDA compiler.
+        emulated: for tilecore.emulator: instructions by their meaning on a CPU.
+        entries: the launches.
+        arch: what the text was generated for.
+    """
+
+    text: str
+    emulated: str
+    entries: tuple[KernelEntry, ...]
+    arch: str
+
+
+def generate(func: Any, target: GpuTarget) -> CudaSource:
+    """Return the CUDA text of a PrimFunc whose thread bindings are ``thread_extent`` attributes.
+
+    Loops of kind UNROLLED become ``#pragma unroll``. Every outermost nest of thread bindings is a
+    kernel of its own; bindings of ``clusterCtaIdx`` make clusters.
+
+    Raises:
+        CompileFailed: TVM rejects the program (TC305).
+    """
+    _use_own_header()
+    device = tvm.target.Target(
+        {"kind": "cuda", "arch": target.arch, "max_num_threads": target.threads_per_block},
+        host={"kind": "llvm"},
+    )
+    passes = tir.transform
+    pipeline = [
+        passes.BindTarget(device),
+        passes.StmtSimplify(),
+        passes.FlattenBuffer(),
+        passes.NarrowDataType(32),
+        passes.VectorizeLoop(True),
+        passes.AnnotateEntryFunc(),
+        passes.SplitHostDevice(),
+    ]
+    try:
+        with device:
+            module = tvm.ir.transform.Sequential(pipeline)(
+                tvm.IRModule({ENTRY: func.with_attr("global_symbol", ENTRY)})
+            )
+            kernels = {
+                g: f for g, f in module.functions.items()
+                if f.attrs.get("calling_conv", 0) == KERNEL_LAUNCH
+            }  # fmt: skip
+            (host,) = (f for g, f in module.functions.items() if g not in kernels)
+            code = passes.LowerIntrin()(tvm.IRModule(kernels))
+            text = codegen_build(code, device).inspect_source()
+    except Exception as error:
+        raise CompileFailed(stage="TVM", detail=str(error).strip()[-2000:]) from error
+    parameters = _parameters(func)
+    entries = tuple(_entry(call, parameters) for call in _launches(host))
+    return CudaSource(
+        choose(text, emulated=False), choose(text, emulated=True), entries, target.arch
+    )
+
+
+def choose(text: str, *, emulated: bool) -> str:
+    """Return the text with one of the two meanings of every instruction."""
+
+    def chosen(match: re.Match[str]) -> str:
+        return match.group(1 if emulated else 2)
+
+    pattern = re.escape(EMULATED) + "(.*?)" + re.escape(OTHERWISE) + "(.*?)" + re.escape(END)
+    return re.sub(pattern, chosen, text, flags=re.DOTALL)
+
+
+# --- launches ------------------------------------------------------------------------------------
+
+
+def _parameters(func: Any) -> Mapping[str, tuple[str, str]]:
+    """Return kind and element type of the parameters, by name."""
+    found = {}
+    for param in func.params:
+        if tir.buffer.is_buffer_var(param):
+            found[str(param.name)] = ("tensor", str(param.dtype))
+        elif "TensorMap" in type(getattr(param.ty, "element_type", param.ty)).__name__:
+            found[str(param.name)] = ("tensor_map", "")
+        else:
+            found[str(param.name)] = ("scalar", str(param.ty))
+    return found
+
+
+def _launches(host: Any) -> list[Any]:
+    """Return the calls that launch kernels, in order."""
+    calls: list[Any] = []
+
+    def visit(call: Any) -> None:
+        if getattr(call.op, "name", "") == "tirx.call_ffi_kernel":
+            calls.append(call)
+
+    tvm_ffi.structural_walk(host, (tvm.ir.Call, visit))
+    return calls
+
+
+def _entry(call: Any, parameters: Mapping[str, tuple[str, str]]) -> KernelEntry:
+    names = [str(n) for n in call.attrs.launch_params]
+    values = list(call.args)
+    first = len(values) - len(names)
+    extents = {n: _extent(v) for n, v in zip(names, values[first:], strict=True)}
+
+    def axes(prefix: str) -> tuple[Extent, Extent, Extent]:
+        x, y, z = (extents.get(f"{prefix}.{axis}", 1) for axis in AXES)
+        return x, y, z
+
+    arguments = tuple(_argument(value, parameters) for value in values[1:first])
+    return KernelEntry(
+        name=str(values[0].value), arguments=arguments, grid=axes("blockIdx"),
+        block=axes("threadIdx"), cluster=axes("clusterCtaIdx"),
+        shared_bytes=extents.get(SHARED_BYTES, 0),
+    )  # fmt: skip
+
+
+def _argument(value: Any, parameters: Mapping[str, tuple[str, str]]) -> KernelArgument:
+    source = value
+    while isinstance(source, tvm.ir.Call):  # the data pointer of a buffer
+        source = source.args[0]
+    name = str(source.name)
+    kind, dtype = parameters.get(name, ("scalar", str(getattr(value, "ty", ""))))
+    return KernelArgument(name, kind, dtype)
+
+
+_INFIX = {
+    tir.Add: "+", tir.Sub: "-", tir.Mul: "*", tir.Div: "//", tir.FloorDiv: "//", tir.Mod: "%",
+    tir.FloorMod: "%",
+}  # fmt: skip
+_CALLS = {tir.Min: "min", tir.Max: "max"}
+_SHIFTS = {"tirx.shift_left": "<<", "tirx.shift_right": ">>", "tirx.bitwise_and": "&"}
+
+
+def _extent(value: Any) -> Extent:
+    """Return a launch parameter as a number, or as an expression in Python's syntax.
+
+    Extents are not negative, so that truncated and floor division agree.
+    """
+    if isinstance(value, tir.IntImm):
+        return int(value)
+    return _expression(value)
+
+
+def _expression(value: Any) -> str:
+    kind = type(value)
+    if isinstance(value, tir.IntImm):
+        return str(int(value))
+    if isinstance(value, tir.Var):
+        return str(value.name)
+    if isinstance(value, tir.Cast):
+        return _expression(value.value)
+    if kind in _INFIX:
+        return f"({_expression(value.a)} {_INFIX[kind]} {_expression(value.b)})"
+    if kind in _CALLS:
+        return f"{_CALLS[kind]}({_expression(value.a)}, {_expression(value.b)})"
+    name = str(getattr(getattr(value, "op", None), "name", kind.__name__))
+    if name in _SHIFTS:
+        a, b = (_expression(x) for x in value.args)
+        return f"({a} {_SHIFTS[name]} {b})"
+    raise CompileFailed(
+        stage="launch parameters", detail=f"{value} ({name}) cannot be computed at a launch"
+    )
+
+
+# --- TVM's hooks ---------------------------------------------------------------------------------
+
+
+def _header(tags: Sequence[Any]) -> str:
+    names = [str(tag) for tag in tags]
+    includes = "".join(f"#include <{INCLUDES[n]}>\n" for n in names if n in INCLUDES)
+    return HEADER + includes + "".join(SHORT_NAMES.get(n, "") for n in names)
+
+
+@functools.cache
+def _use_own_header() -> None:
+    """Let TVM's code generator write our header and call no compiler."""
+    for name, function in (
+        ("tirx.intrinsics.cuda.header_generator", _header),
+        ("tvm_callback_cuda_compile", lambda code, target: b"\0"),
+    ):
+        tvm.register_global_func(name, function, override=True)

@@ -1,0 +1,197 @@
+"""CUDA C++ to a cubin: NVRTC through ctypes, from its wheel or a CUDA toolkit; else nvcc.
+
+No GPU and no driver are needed. NVRTC takes 0.2 s for a kernel for which nvcc takes 1.5 s
+(shared/research/tvm-cuda-lowering.md section 5).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tilecore.errors import CompileFailed, ToolchainMissing
+from tilecore.gpu_target import capability
+
+TOOLKITS = (Path("/usr/local/cuda"), Path("/opt/cuda"), Path("/usr/lib/cuda"))
+HINT = "pip install 'tilecore[cuda]', or install a CUDA toolkit (12.8 or newer)"
+NVCC_TIMEOUT_S = 300
+OPTIONS = ("--std=c++17", "--ptxas-options=-v")
+_USED = re.compile(r"Used (\d+) registers")
+_ENTRY = re.compile(r"Compiling entry function '([^']+)'")
+_SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What ptxas says about one kernel."""
+
+    registers: int = 0
+    frame_bytes: int = 0
+    spill_store_bytes: int = 0
+    spill_load_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cubin:
+    """Machine code of a GPU.
+
+    Attributes:
+        data: the ELF file.
+        log: what the compiler said.
+        kernels: what each entry uses, by name.
+    """
+
+    data: bytes
+    log: str
+    kernels: Mapping[str, Usage]
+
+    @property
+    def registers(self) -> int:
+        """The most registers per thread that one of the kernels uses."""
+        return max((u.registers for u in self.kernels.values()), default=0)
+
+    @property
+    def spills(self) -> int:
+        """Bytes of registers that all kernels store to memory for want of room."""
+        return sum(u.spill_store_bytes for u in self.kernels.values())
+
+
+def compile_cuda(source: str, arch: str) -> Cubin:
+    """Return the machine code of CUDA C++ text.
+
+    Args:
+        source: the text.
+        arch: "sm_80", "sm_90a".
+
+    Raises:
+        ToolchainMissing: neither NVRTC nor nvcc is installed (TC306).
+        CompileFailed: the compiler rejects the text, or does not know the architecture (TC305).
+    """
+    library = load_nvrtc()
+    data, log = _nvcc(source, arch) if library is None else library.compile(source, arch)
+    return Cubin(data, log, parse_log(log))
+
+
+def parse_log(log: str) -> Mapping[str, Usage]:
+    """Return what ptxas said about each kernel."""
+    found: dict[str, Usage] = {}
+    for part in re.split(r"(?=ptxas info\s*: Compiling entry function)", log):
+        name, used, spills = _ENTRY.search(part), _USED.search(part), _SPILLS.search(part)
+        if name is not None and used is not None:
+            frame, stores, loads = map(int, spills.groups()) if spills else (0, 0, 0)
+            found[name.group(1)] = Usage(int(used.group(1)), frame, stores, loads)
+    return found
+
+
+def _wheel_folders() -> Iterator[Path]:
+    """Yield the folders of NVIDIA's wheels, which hold ``lib`` and ``include``."""
+    spec = importlib.util.find_spec("nvidia")
+    for root in (spec.submodule_search_locations or ()) if spec is not None else ():
+        yield from sorted(Path(root).glob("cu[0-9]*"), reverse=True)
+        for name in ("cuda_nvrtc", "cuda_runtime"):
+            if (Path(root) / name).is_dir():
+                yield Path(root) / name
+
+
+def _toolkits() -> Iterator[Path]:
+    nvcc = shutil.which("nvcc")
+    if nvcc is not None:
+        yield Path(nvcc).resolve().parent.parent
+    yield from TOOLKITS
+
+
+@functools.cache
+def include_folder() -> Path:
+    """Return the folder of cuda_fp16.h.
+
+    Raises:
+        ToolchainMissing: no such file is installed (TC306).
+    """
+    for root in (*_wheel_folders(), *_toolkits()):
+        for folder in (root / "include", root / "targets" / "x86_64-linux" / "include"):
+            if (folder / "cuda_fp16.h").is_file():
+                return folder
+    raise ToolchainMissing(tool="cuda_fp16.h (CUDA's headers)", purpose="CUDA kernels", hint=HINT)
+
+
+@functools.cache
+def load_nvrtc() -> Nvrtc | None:
+    """Return the newest NVRTC that is installed, or None; wheels go before toolkits."""
+    for root in (*_wheel_folders(), *_toolkits()):
+        for folder in (root / "lib", root / "lib64", root / "targets" / "x86_64-linux" / "lib"):
+            for path in sorted(folder.glob("libnvrtc.so*"), reverse=True):
+                if not path.is_symlink() or path.exists():
+                    return Nvrtc(path)
+    return None
+
+
+class Nvrtc:
+    """The library; ``version`` is (major, minor)."""
+
+    def __init__(self, path: Path) -> None:
+        for builtins in sorted(path.parent.glob("libnvrtc-builtins.so*")):
+            ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)  # NVRTC opens it by name alone
+        self._library = ctypes.CDLL(str(path))
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self._library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+        self.version = (major.value, minor.value)
+
+    def compile(self, source: str, arch: str) -> tuple[bytes, str]:
+        """Return (cubin, log); raises CompileFailed (TC305)."""
+        options = [
+            f"--gpu-architecture={arch}", *OPTIONS, "-default-device", "-w",
+            f"-I{include_folder()}",
+        ]  # fmt: skip
+        program = ctypes.c_void_p()
+        lib = self._library
+        lib.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None)
+        try:
+            array = (ctypes.c_char_p * len(options))(*[o.encode() for o in options])
+            status = lib.nvrtcCompileProgram(program, len(options), array)
+            log = self._read(program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
+            if status:
+                lib.nvrtcGetErrorString.restype = ctypes.c_char_p
+                reason = log or lib.nvrtcGetErrorString(status).decode()
+                raise _rejected("NVRTC", reason, arch)
+            return self._read(program, "CUBIN"), log
+        finally:
+            lib.nvrtcDestroyProgram(ctypes.byref(program))
+
+    def _read(self, program: Any, what: str) -> bytes:
+        size = ctypes.c_size_t()
+        getattr(self._library, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
+        buffer = ctypes.create_string_buffer(size.value)
+        getattr(self._library, f"nvrtcGet{what}")(program, buffer)
+        return buffer.raw
+
+
+def _nvcc(source: str, arch: str) -> tuple[bytes, str]:
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        raise ToolchainMissing(tool="NVRTC (or nvcc)", purpose="CUDA kernels", hint=HINT)
+    with tempfile.TemporaryDirectory(prefix="tilecore-") as folder:
+        text, cubin = Path(folder) / "kernel.cu", Path(folder) / "kernel.cubin"
+        text.write_text(source)
+        command = [nvcc, "-cubin", f"-arch={arch}", *OPTIONS, "-w", "-o", str(cubin), str(text)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=NVCC_TIMEOUT_S, check=False
+        )
+        if done.returncode != 0:
+            raise _rejected("nvcc", done.stderr, arch)
+        return cubin.read_bytes(), done.stderr
+
+
+def _rejected(stage: str, log: str, arch: str) -> CompileFailed:
+    is_arch = "invalid value for --gpu-architecture" in log or "not defined for option" in log
+    newer = "CUDA 12 (CUDA 13 dropped it)" if capability(arch) < 75 else "CUDA 12.8 or newer"
+    hint = f"this compiler does not know {arch}: install {newer}" if is_arch else ""
+    return CompileFailed(stage=f"{stage} ({arch})", detail=log.strip()[:2000], hint=hint)

@@ -1,0 +1,243 @@
+"""NVIDIA GPUs: what code may use, and the limits that every legal program must keep.
+
+Limits of an architecture: CUDA C++ Programming Guide 13.0, section 20.2, tables "Technical
+Specifications per Compute Capability" and "Memory". Multiprocessors of a device: the vendor's
+architecture whitepapers and data sheets, named in DEVICES.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+KB = 1024
+DEFAULT_ARCH = "sm_80"  # of "cuda" where no device is at hand: also runs on sm_86 and sm_89
+PROBE_TIMEOUT_S = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuTarget:
+    """A GPU, or all GPUs of one architecture.
+
+    Attributes:
+        arch: "sm_80", "sm_90a": instructions that code may use, as NVRTC takes it.
+        device: name of the device ("h100"), or the architecture where none is meant.
+        multiprocessors: of the device; of an architecture: of its data centre device.
+        shared_per_block: bytes that a block may ask for.
+        shared_per_multiprocessor: bytes that resident blocks share, with ``shared_reserved`` each.
+        registers_per_multiprocessor: 32-bit registers that resident threads share.
+    """
+
+    arch: str
+    device: str
+    multiprocessors: int
+    shared_per_block: int
+    shared_per_multiprocessor: int
+    threads_per_multiprocessor: int
+    blocks_per_multiprocessor: int
+    shared_reserved: int = 1 * KB  # per block, since compute capability 8.0
+    shared_static_limit: int = 48 * KB  # of arrays whose size is compiled in
+    registers_per_multiprocessor: int = 64 * KB
+    registers_per_thread: int = 255
+    registers_per_block: int = 64 * KB
+    register_unit: int = 256  # registers are given to a warp in units of these
+    threads_per_block: int = 1024
+    threads_per_warp: int = 32
+    blocks_per_cluster: int = 8  # that every device grants
+
+    kind = "cuda"
+
+    @property
+    def name(self) -> str:
+        """The name that ``parse_target`` understands."""
+        return self.device
+
+    @property
+    def capability(self) -> int:
+        """Ten times the compute capability: 80, 90, 100."""
+        return capability(self.arch)
+
+    def has(self, arch: str) -> bool:
+        """Return whether code for ``arch`` runs: "sm_80" on newer ones, "sm_90a" on that alone."""
+        return self.arch == arch if arch[-1] in "af" else self.capability >= capability(arch)
+
+    @property
+    def has_cp_async(self) -> bool:
+        """Whether threads copy from global to shared memory without waiting."""
+        return self.has("sm_80")
+
+    @property
+    def has_ldmatrix(self) -> bool:
+        """Whether warps load matrices from shared memory."""
+        return self.has("sm_75")
+
+    @property
+    def has_stmatrix(self) -> bool:
+        """Whether warps store matrices to shared memory."""
+        return self.has("sm_90")
+
+    @property
+    def has_tma(self) -> bool:
+        """Whether there is a tensor memory accelerator, with barriers that count bytes."""
+        return self.has("sm_90")
+
+    @property
+    def has_clusters(self) -> bool:
+        """Whether blocks of a cluster reach each other's shared memory."""
+        return self.has("sm_90")
+
+    @property
+    def has_wgmma(self) -> bool:
+        """Whether warpgroups multiply matrices in shared memory."""
+        return self.has("sm_90a")
+
+    @property
+    def has_tcgen05(self) -> bool:
+        """Whether there is tensor memory."""
+        return self.has("sm_100a")
+
+    def occupancy(self, threads: int, registers: int, shared_bytes: int) -> int:
+        """Return how many blocks of these resources are resident on a multiprocessor.
+
+        Args:
+            threads: of a block.
+            registers: of a thread.
+            shared_bytes: of a block, static and dynamic.
+        """
+        warps = -(-threads // self.threads_per_warp)
+        per_warp = -(-registers * self.threads_per_warp // self.register_unit) * self.register_unit
+        by_warps = self.threads_per_multiprocessor // self.threads_per_warp // warps
+        # Each of four schedulers has a quarter of the registers and of the warps.
+        quarter = self.registers_per_multiprocessor // 4
+        by_registers = quarter // per_warp * 4 // warps if per_warp else by_warps
+        shared = -(-(shared_bytes + self.shared_reserved) // 128) * 128
+        by_shared = self.shared_per_multiprocessor // shared if shared else by_warps
+        if shared_bytes > self.shared_per_block or threads > self.threads_per_block:
+            return 0
+        return min(by_warps, by_registers, by_shared, self.blocks_per_multiprocessor)
+
+    def __str__(self) -> str:
+        return self.arch if self.device == self.arch else f"{self.device} ({self.arch})"
+
+
+def capability(arch: str) -> int:
+    """Return ten times the compute capability of "sm_90a": 90."""
+    return int(re.sub(r"\D", "", arch))
+
+
+V100 = GpuTarget(
+    arch="sm_70", device="v100", multiprocessors=80, shared_per_block=96 * KB,
+    shared_per_multiprocessor=96 * KB, threads_per_multiprocessor=2048,
+    blocks_per_multiprocessor=32, shared_reserved=0,
+)  # fmt: skip
+RTX_2080 = GpuTarget(
+    arch="sm_75", device="rtx2080", multiprocessors=46, shared_per_block=64 * KB,
+    shared_per_multiprocessor=64 * KB, threads_per_multiprocessor=1024,
+    blocks_per_multiprocessor=16, shared_reserved=0,
+)  # fmt: skip
+A100 = GpuTarget(
+    arch="sm_80", device="a100", multiprocessors=108, shared_per_block=163 * KB,
+    shared_per_multiprocessor=164 * KB, threads_per_multiprocessor=2048,
+    blocks_per_multiprocessor=32,
+)  # fmt: skip
+RTX_3090 = GpuTarget(
+    arch="sm_86", device="rtx3090", multiprocessors=82, shared_per_block=99 * KB,
+    shared_per_multiprocessor=100 * KB, threads_per_multiprocessor=1536,
+    blocks_per_multiprocessor=16,
+)  # fmt: skip
+RTX_4090 = GpuTarget(
+    arch="sm_89", device="rtx4090", multiprocessors=128, shared_per_block=99 * KB,
+    shared_per_multiprocessor=100 * KB, threads_per_multiprocessor=1536,
+    blocks_per_multiprocessor=24,
+)  # fmt: skip
+H100 = GpuTarget(
+    arch="sm_90a", device="h100", multiprocessors=132, shared_per_block=227 * KB,
+    shared_per_multiprocessor=228 * KB, threads_per_multiprocessor=2048,
+    blocks_per_multiprocessor=32,
+)  # fmt: skip
+B200 = GpuTarget(
+    arch="sm_100a", device="b200", multiprocessors=148, shared_per_block=227 * KB,
+    shared_per_multiprocessor=228 * KB, threads_per_multiprocessor=2048,
+    blocks_per_multiprocessor=32,
+)  # fmt: skip
+# Device, multiprocessors, source.
+DEVICES: tuple[tuple[str, int, GpuTarget, str], ...] = (
+    ("v100", 80, V100, "NVIDIA Tesla V100 GPU Architecture whitepaper, table 1"),
+    ("rtx2080", 46, RTX_2080, "NVIDIA Turing GPU Architecture whitepaper, table 2"),
+    ("a100", 108, A100, "NVIDIA A100 Tensor Core GPU Architecture whitepaper, table 4"),
+    ("rtx3090", 82, RTX_3090, "NVIDIA Ampere GA102 GPU Architecture whitepaper, table 9"),
+    ("rtxa6000", 84, RTX_3090, "NVIDIA Ampere GA102 GPU Architecture whitepaper, table 10"),
+    ("rtx4090", 128, RTX_4090, "NVIDIA Ada GPU Architecture whitepaper, table 2"),
+    ("l40s", 142, RTX_4090, "NVIDIA L40S data sheet: 18176 CUDA cores, 128 each"),
+    ("h100", 132, H100, "NVIDIA H100 Tensor Core GPU Architecture whitepaper, table 2 (SXM5)"),
+    ("h100pcie", 114, H100, "NVIDIA H100 Tensor Core GPU Architecture whitepaper, table 2"),
+    ("h200", 132, H100, "NVIDIA H200 data sheet: 16896 CUDA cores, 128 each"),
+    ("b200", 148, B200, "CUDA device query of a B200, as quoted by vendors' benchmarks"),
+)
+ALIASES = {
+    "a6000": "rtxa6000", "geforcertx2080": "rtx2080", "geforcertx3090": "rtx3090",
+    "geforcertx4090": "rtx4090", "teslav100": "v100", "h100sxm": "h100", "2080": "rtx2080",
+    "3090": "rtx3090", "4090": "rtx4090",
+}  # fmt: skip
+
+
+@functools.cache
+def gpu_targets() -> Mapping[str, GpuTarget]:
+    """Return the targets by name: devices, and architectures that mean all their devices."""
+    from dataclasses import replace
+
+    known = {n: replace(base, device=n, multiprocessors=m) for n, m, base, _ in DEVICES}
+    for base in (V100, RTX_2080, A100, RTX_3090, RTX_4090, H100, B200):
+        known[base.arch] = replace(base, device=base.arch)
+    return known
+
+
+def find_gpu_target(name: str, arch: str | None = None) -> GpuTarget | None:
+    """Return the target of a name, or None.
+
+    Args:
+        name: "cuda", "h100", "nvidia/nvidia-h100", "NVIDIA H100 PCIe", "sm_90a", "sm_90" (the same:
+            every device of capability 9.0 and of 10.0 has the instructions of the "a").
+        arch: architecture that "cuda" stands for; default: that of the first device of this
+            machine, else DEFAULT_ARCH.
+    """
+    known = gpu_targets()
+    text = name.strip().lower()
+    if text == "cuda":
+        return find_gpu_target(arch) if arch else local_device() or known[DEFAULT_ARCH]
+    if text.startswith("sm_"):
+        return known.get(text) or known.get(f"{text}a")
+    plain = re.sub(r"[^a-z0-9]", "", text.removeprefix("nvidia/")).removeprefix("nvidia")
+    plain = re.sub(r"\d+gb.*$", "", plain)
+    for ending in ("", "sxm4", "sxm5", "sxm2", "sxm3", "sxm", "hbm3", "nvl", "pcie", "80", "40"):
+        found = known.get(ALIASES.get(plain.removesuffix(ending), plain.removesuffix(ending)))
+        if plain.endswith(ending) and found is not None:
+            return found
+    return None
+
+
+@functools.cache
+def local_device() -> GpuTarget | None:
+    """Return the target of this machine's first NVIDIA device, or None.
+
+    Asks nvidia-smi: a process that has opened the driver can no longer fork.
+    """
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None
+    query = [tool, "--query-gpu=name,compute_cap", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(
+            query, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    lines = done.stdout.splitlines()
+    if not lines:
+        return None
+    device, _, version = lines[0].rpartition(",")
+    return find_gpu_target(device) or find_gpu_target("sm_" + version.strip().replace(".", ""))

@@ -1,0 +1,148 @@
+"""Atomic updates of global and shared memory, and accesses with a memory order."""
+
+from __future__ import annotations
+
+import functools
+
+from tilecore.errors import UnsupportedOnTarget
+from tilecore.lowering.cuda.instructions.base import C_TYPES, Instruction, asm
+from tilecore.lowering.cuda.instructions.warp import HEADERS
+
+FUNCTIONS = {
+    "add": "atomicAdd", "min": "atomicMin", "max": "atomicMax", "and": "atomicAnd",
+    "or": "atomicOr", "xor": "atomicXor", "exchange": "atomicExch", "inc": "atomicInc",
+    "dec": "atomicDec",
+}  # fmt: skip
+# What CUDA's functions take; int64 goes as unsigned long long where only that is there.
+NATIVE = {
+    "add": ("int32", "uint32", "uint64", "float32", "float64", "float16", "bfloat16"),
+    "min": ("int32", "uint32", "int64", "uint64"), "max": ("int32", "uint32", "int64", "uint64"),
+    "and": ("int32", "uint32", "uint64"), "or": ("int32", "uint32", "uint64"),
+    "xor": ("int32", "uint32", "uint64"), "exchange": ("int32", "uint32", "uint64", "float32"),
+    "inc": ("uint32",), "dec": ("uint32",),
+}  # fmt: skip
+WORDS = {16: "unsigned short", 32: "unsigned", 64: "unsigned long long"}
+BITS = {"int32": 32, "uint32": 32, "float32": 32, "int64": 64, "uint64": 64, "float64": 64,
+        "float16": 16, "bfloat16": 16}  # fmt: skip
+COMBINED = {
+    "add": "old + value", "min": "value < old ? value : old", "max": "old < value ? value : old",
+    "and": "old & value", "or": "old | value", "xor": "old ^ value", "exchange": "value",
+}  # fmt: skip
+ORDERED = {"int32": "s32", "uint32": "u32", "int64": "s64", "uint64": "u64", "float32": "f32",
+           "float64": "f64"}  # fmt: skip
+
+
+@functools.cache
+def atomic(op: str, dtype: str) -> Instruction:
+    """Return ``dtype (void* address, dtype value)``: the old value of ``*address op= value``.
+
+    Types that no instruction updates go through compare-and-swap.
+
+    Args:
+        op: add, min, max, and, or, xor, exchange; of uint32 also inc and dec.
+        dtype: 16, 32 or 64 bits wide.
+    """
+    if op not in FUNCTIONS or dtype not in BITS or (op in ("inc", "dec") and dtype != "uint32"):
+        raise UnsupportedOnTarget(
+            what=f"atomic {op} of {dtype}", target="cuda",
+            reason=f"expected {', '.join(COMBINED)} of {', '.join(BITS)}",
+        )  # fmt: skip
+    if op in ("and", "or", "xor") and "float" in dtype:
+        raise UnsupportedOnTarget(
+            what=f"atomic {op} of {dtype}", target="cuda", reason="expected an integer type"
+        )
+    ctype = C_TYPES[dtype]
+    body = f"return {FUNCTIONS[op]}(({ctype}*)address, value);"
+    if dtype == "int64" and dtype not in NATIVE[op]:
+        word = WORDS[64]
+        body = f"return ({ctype}){FUNCTIONS[op]}(({word}*)address, ({word})value);"
+    elif dtype not in NATIVE[op]:
+        body = _compare_and_swap(op, dtype)
+    return Instruction(
+        f"tc_atomic_{op}_{dtype}", f"void* address, {ctype} value", body, returns=dtype,
+        headers=HEADERS.get(dtype, ()), arch="sm_80" if dtype == "bfloat16" else "sm_70",
+    )  # fmt: skip
+
+
+def _compare_and_swap(op: str, dtype: str) -> str:
+    ctype, word = C_TYPES[dtype], WORDS[BITS[dtype]]
+    return (
+        f"{word}* word = ({word}*)address;\n{word} seen = *(volatile {word}*)word, expected;\n"
+        f"do {{\n  expected = seen;\n  {ctype} old = *({ctype}*)&expected;\n"
+        f"  {ctype} made = {COMBINED[op]};\n"
+        f"  seen = atomicCAS(word, expected, *({word}*)&made);\n"
+        f"}} while (seen != expected);\nreturn *({ctype}*)&seen;"
+    )
+
+
+@functools.cache
+def compare_and_swap(dtype: str) -> Instruction:
+    """Return ``dtype (void* address, dtype expected, dtype value)``: the old value (integers)."""
+    ctype, word = C_TYPES[dtype], WORDS[BITS[dtype]]
+    return Instruction(
+        f"tc_atomic_cas_{dtype}", f"void* address, {ctype} expected, {ctype} value",
+        f"return ({ctype})atomicCAS(({word}*)address, ({word})expected, ({word})value);",
+        returns=dtype,
+    )  # fmt: skip
+
+
+@functools.cache
+def atomic_add_vector(dtype: str, lanes: int) -> Instruction:
+    """Return ``(void* address, const void* values)``: 2 or 4 additions by one instruction.
+
+    float16 and bfloat16: 2 lanes, 4-byte aligned (bfloat16: sm_80); float32: 2 or 4 lanes, aligned
+    to their size, in global memory (sm_90).
+    """
+    types = {("float16", 2): "half2", ("bfloat16", 2): "nv_bfloat162", ("float32", 2): "float2",
+             ("float32", 4): "float4"}  # fmt: skip
+    if (dtype, lanes) not in types:
+        raise UnsupportedOnTarget(
+            what=f"atomic add of {lanes} x {dtype}", target="cuda",
+            reason="expected 2 x float16, 2 x bfloat16, 2 or 4 x float32",
+        )  # fmt: skip
+    ctype = types[dtype, lanes]
+    arch = {"float16": "sm_70", "bfloat16": "sm_80", "float32": "sm_90"}[dtype]
+    return Instruction(
+        f"tc_atomic_add_{dtype}x{lanes}", "void* address, const void* values",
+        f"atomicAdd(({ctype}*)address, *(const {ctype}*)values);", arch=arch,
+        headers=HEADERS.get(dtype, ()),
+    )  # fmt: skip
+
+
+@functools.cache
+def load_ordered(dtype: str, order: str = "acquire", scope: str = "gpu") -> Instruction:
+    """Return ``dtype (const void* address)``: a load with a memory order.
+
+    Args:
+        dtype: 32 or 64 bits wide.
+        order: "relaxed" or "acquire".
+        scope: "cta", "cluster", "gpu" or "sys".
+    """
+    name, ctype = ORDERED[dtype], C_TYPES[dtype]
+    constraint = _constraint(dtype)
+    text = asm(
+        f"ld.{order}.{scope}.{name} %0, [%1];", [f'"={constraint}"(value)'], ['"l"(address)']
+    )
+    return Instruction(
+        f"tc_load_{order}_{scope}_{dtype}", "const void* address",
+        f"{ctype} value;\n{text}\nreturn value;",
+        f"return emu::load_ordered<{ctype}>(address);", dtype,
+    )  # fmt: skip
+
+
+@functools.cache
+def store_ordered(dtype: str, order: str = "release", scope: str = "gpu") -> Instruction:
+    """Return ``(void* address, dtype value)``: a store with a memory order (see load_ordered)."""
+    name, ctype = ORDERED[dtype], C_TYPES[dtype]
+    operands = ['"l"(address)', f'"{_constraint(dtype)}"(value)']
+    return Instruction(
+        f"tc_store_{order}_{scope}_{dtype}", f"void* address, {ctype} value",
+        asm(f"st.{order}.{scope}.{name} [%0], %1;", (), operands),
+        f"emu::store_ordered<{ctype}>(address, value);",
+    )  # fmt: skip
+
+
+def _constraint(dtype: str) -> str:
+    if "float" in dtype:
+        return "f" if dtype == "float32" else "d"
+    return "r" if BITS[dtype] == 32 else "l"

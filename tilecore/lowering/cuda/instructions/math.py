@@ -1,0 +1,61 @@
+"""Approximate functions of the special function units and arithmetic on pairs of elements."""
+
+from __future__ import annotations
+
+import functools
+
+from tilecore.errors import UnsupportedOnTarget
+from tilecore.lowering.cuda.instructions.base import Instruction, asm
+
+# Name -> PTX, C++ text of the same, first architecture. Errors: PTX ISA 9.0, section 9.7.3.
+APPROXIMATE = {
+    "exp2": ("ex2.approx.ftz.f32", "exp2f(x)", "sm_70"),
+    "log2": ("lg2.approx.ftz.f32", "log2f(x)", "sm_70"),
+    "reciprocal": ("rcp.approx.ftz.f32", "1.0f / x", "sm_70"),
+    "rsqrt": ("rsqrt.approx.ftz.f32", "1.0f / sqrtf(x)", "sm_70"),
+    "sqrt": ("sqrt.approx.ftz.f32", "sqrtf(x)", "sm_70"),
+    "sin": ("sin.approx.ftz.f32", "sinf(x)", "sm_70"),
+    "cos": ("cos.approx.ftz.f32", "cosf(x)", "sm_70"),
+    "tanh": ("tanh.approx.f32", "tanhf(x)", "sm_75"),
+}
+PAIR_OPS = {"add": "__hadd2", "sub": "__hsub2", "mul": "__hmul2", "max": "__hmax2",
+            "min": "__hmin2", "fma": "__hfma2"}  # fmt: skip
+PAIR_TYPES = {"float16": ("half2", "cuda_fp16.h", "sm_70"),
+              "bfloat16": ("nv_bfloat162", "cuda_bf16.h", "sm_80")}  # fmt: skip
+
+
+@functools.cache
+def approximate(function: str) -> Instruction:
+    """Return ``float (float x)``: exp2, log2, reciprocal, rsqrt, sqrt, sin, cos or tanh."""
+    if function not in APPROXIMATE:
+        raise UnsupportedOnTarget(
+            what=f"approximate {function}", target="cuda",
+            reason=f"expected {', '.join(APPROXIMATE)}",
+        )  # fmt: skip
+    ptx, emulated, arch = APPROXIMATE[function]
+    text = asm(f"{ptx} %0, %1;", ['"=f"(y)'], ['"f"(x)'], is_volatile=False, touches_memory=False)
+    return Instruction(
+        f"tc_{function}", "float x", f"float y;\n{text}\nreturn y;", f"return {emulated};",
+        "float32", arch,
+    )  # fmt: skip
+
+
+@functools.cache
+def pair_arithmetic(op: str, dtype: str) -> Instruction:
+    """Return ``uint32 (uint32 a, uint32 b[, uint32 c])``: two float16 or bfloat16 at once.
+
+    ``op``: add, sub, mul, max, min (from sm_80), or fma (a * b + c).
+    """
+    if op not in PAIR_OPS or dtype not in PAIR_TYPES:
+        raise UnsupportedOnTarget(
+            what=f"{op} of two {dtype}", target="cuda",
+            reason=f"expected {', '.join(PAIR_OPS)} of float16 or bfloat16",
+        )  # fmt: skip
+    pair, header, arch = PAIR_TYPES[dtype]
+    names = ("a", "b", "c") if op == "fma" else ("a", "b")
+    values = ", ".join(f"*({pair}*)&{n}" for n in names)
+    return Instruction(
+        f"tc_{op}2_{dtype}", ", ".join(f"unsigned {n}" for n in names),
+        f"{pair} made = {PAIR_OPS[op]}({values});\nreturn *(unsigned*)&made;", returns="uint32",
+        headers=(header,), arch="sm_80" if op in ("max", "min") else arch,
+    )  # fmt: skip

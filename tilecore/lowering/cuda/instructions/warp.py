@@ -1,0 +1,139 @@
+"""Warps: lane and warp numbers, shuffles, votes, election, reductions."""
+
+from __future__ import annotations
+
+import functools
+
+from tilecore.errors import UnsupportedOnTarget
+from tilecore.lowering.cuda.instructions.base import C_TYPES, Instruction, asm
+
+FULL = "0xffffffffu"
+SHUFFLES = {"xor": "__shfl_xor_sync", "down": "__shfl_down_sync", "up": "__shfl_up_sync",
+            "idx": "__shfl_sync"}  # fmt: skip
+VOTES = {"any": "int32", "all": "int32", "ballot": "uint32"}
+REDUCTIONS = {"add": "add", "min": "min", "max": "max", "and": "and", "or": "or", "xor": "xor"}
+HEADERS = {
+    "float16": ("cuda_fp16.h",), "bfloat16": ("cuda_bf16.h",),
+    "float8_e4m3fn": ("cuda_fp8.h",), "float8_e5m2": ("cuda_fp8.h",),
+}  # fmt: skip
+
+
+@functools.cache
+def shuffle(kind: str, dtype: str, width: int = 32) -> Instruction:
+    """Return ``dtype (dtype value, int lane)``: another lane's value; all lanes of the warp call.
+
+    Args:
+        kind: "xor", "down", "up" or "idx": how ``lane`` names the other lane.
+        dtype: type of the value, at least 16 bits wide.
+        width: lanes of a group (a power of two); lanes outside do not take part.
+    """
+    if kind not in SHUFFLES or width not in (2, 4, 8, 16, 32):
+        raise UnsupportedOnTarget(
+            what=f"shuffle {kind} of width {width}", target="cuda",
+            reason=f"expected {', '.join(SHUFFLES)}; width 2, 4, 8, 16 or 32",
+        )  # fmt: skip
+    return Instruction(
+        f"tc_shuffle_{kind}_{dtype}_{width}", f"{C_TYPES[dtype]} value, int lane",
+        f"return {SHUFFLES[kind]}({FULL}, value, lane, {width});", returns=dtype,
+        headers=HEADERS.get(dtype, ()),
+    )  # fmt: skip
+
+
+@functools.cache
+def shuffle_masked(kind: str, dtype: str, width: int = 32) -> Instruction:
+    """Return ``dtype (uint32 mask, dtype value, int lane)``: a shuffle of the lanes in ``mask``."""
+    return Instruction(
+        f"tc_shuffle_masked_{kind}_{dtype}_{width}",
+        f"unsigned mask, {C_TYPES[dtype]} value, int lane",
+        f"return {SHUFFLES[kind]}(mask, value, lane, {width});", returns=dtype,
+        headers=HEADERS.get(dtype, ()),
+    )  # fmt: skip
+
+
+@functools.cache
+def vote(kind: str) -> Instruction:
+    """Return ``int (int condition)`` for "any" and "all", a mask of lanes for "ballot"."""
+    return Instruction(
+        f"tc_{kind}", "int condition", f"return __{kind}_sync({FULL}, condition);",
+        returns=VOTES[kind],
+    )  # fmt: skip
+
+
+@functools.cache
+def vote_masked(kind: str) -> Instruction:
+    """Return ``(uint32 mask, int condition)``: a vote of the lanes in ``mask``."""
+    return Instruction(
+        f"tc_{kind}_masked", "unsigned mask, int condition",
+        f"return __{kind}_sync(mask, condition);", returns=VOTES[kind],
+    )  # fmt: skip
+
+
+@functools.cache
+def match_any(dtype: str = "int32") -> Instruction:
+    """Return ``uint32 (uint32 mask, dtype value)``: the lanes of ``mask`` with the same value."""
+    return Instruction(
+        f"tc_match_any_{dtype}", f"unsigned mask, {C_TYPES[dtype]} value",
+        "return __match_any_sync(mask, value);", returns="uint32",
+    )  # fmt: skip
+
+
+@functools.cache
+def active_mask() -> Instruction:
+    """Return ``uint32 ()``: the lanes that run together at this moment."""
+    return Instruction("tc_active_mask", "", "return __activemask();", returns="uint32")
+
+
+@functools.cache
+def elect() -> Instruction:
+    """Return ``int ()``: 1 in one lane of the warp, 0 in the others; all lanes call (sm_90)."""
+    text = "{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.b32 %0, 1, 0, p; }"
+    return Instruction(
+        "tc_elect", "", "int chosen;\n" + asm(text, ['"=r"(chosen)']) + "\nreturn chosen;",
+        "return emu::elect();", "int32", "sm_90",
+    )  # fmt: skip
+
+
+@functools.cache
+def reduce_warp(op: str, dtype: str = "int32") -> Instruction:
+    """Return ``dtype (dtype value)``: the reduction over all lanes, of int32 or uint32 (sm_80)."""
+    if op not in REDUCTIONS or dtype not in ("int32", "uint32"):
+        raise UnsupportedOnTarget(
+            what=f"redux.{op} of {dtype}", target="cuda",
+            reason=f"expected {', '.join(REDUCTIONS)} of int32 or uint32",
+        )  # fmt: skip
+    is_bitwise = op in ("and", "or", "xor")
+    value = "(unsigned)value" if is_bitwise else "value"
+    return Instruction(
+        f"tc_reduce_{op}_{dtype}", f"{C_TYPES[dtype]} value",
+        f"return __reduce_{op}_sync({FULL}, {value});", returns=dtype, arch="sm_80",
+    )  # fmt: skip
+
+
+@functools.cache
+def warp_index(axis_text: str = "threadIdx.x") -> Instruction:
+    """Return ``int ()``: the warp's number, known by the compiler to be the same in all lanes."""
+    return Instruction(
+        "tc_warp_index" if axis_text == "threadIdx.x" else "tc_warp_index_flat", "",
+        f"return __shfl_sync({FULL}, (int)({axis_text}) / 32, 0);", returns="int32",
+    )  # fmt: skip
+
+
+@functools.cache
+def lane_index() -> Instruction:
+    """Return ``int ()``: the lane's number in its warp."""
+    text = asm("mov.u32 %0, %%laneid;", ['"=r"(lane)'], is_volatile=False, touches_memory=False)
+    return Instruction(
+        "tc_lane_index", "", f"int lane;\n{text}\nreturn lane;", "return emu::lane();", "int32"
+    )
+
+
+@functools.cache
+def nanosleep() -> Instruction:
+    """Return ``(int nanoseconds)``: let other warps run for about that long."""
+    return Instruction("tc_nanosleep", "int nanoseconds", "__nanosleep(nanoseconds);")
+
+
+@functools.cache
+def clock() -> Instruction:
+    """Return ``int64 ()``: cycles of the multiprocessor's clock."""
+    return Instruction("tc_clock", "", "return clock64();", returns="int64")
