@@ -1,0 +1,414 @@
+"""lower_function(): a program and its plan as TIR for CUDA; each statement has a lowering."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from tvm import tirx as tir
+
+from tilecore.errors import UnsupportedOnTarget
+from tilecore.gpu_target import GpuTarget
+from tilecore.inference.gpu.plan import GpuLaunchPlan, GpuPlan, Pipeline, SharedLayout
+from tilecore.ir import nodes
+from tilecore.ir.analysis import free_vars, pads
+from tilecore.ir.bounds import NON_NEGATIVE
+from tilecore.ir.dtype import DType
+from tilecore.ir.expr import Expr, Var, cast, const, int_value
+from tilecore.ir.nodes import Buffer, For, KernelLaunch, PrimFunc, Stmt
+from tilecore.ir.trips import trip_count
+from tilecore.lowering.cpu.tir import add, index, maximum, mul, remainder
+from tilecore.lowering.cuda.access import INT32_MAX, Accessor
+from tilecore.lowering.cuda.builder import CudaBuilder
+from tilecore.lowering.cuda.folds import FoldLowering, scratch_bytes
+from tilecore.lowering.cuda.instructions import async_copy, barrier
+from tilecore.lowering.cuda.memory import (
+    FragmentPlace,
+    LocalPlace,
+    Place,
+    SharedPlace,
+    TensorPlace,
+)
+from tilecore.lowering.cuda.nests import AsyncCopyLowering, NestLowering
+from tilecore.lowering.cuda.products import FmaLowering, MmaLowering
+from tilecore.lowering.cuda.scalar import memory_type
+from tilecore.lowering.cuda.threads import (
+    emit_arrive,
+    emit_atomic,
+    emit_exchange,
+    emit_wait,
+    init_barriers,
+    is_barrier,
+)
+
+SUPPORTED = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2",
+)  # fmt: skip
+SHARED_ALIGNMENT = 1024  # of what swizzles of 128 bytes repeat after
+
+
+def lower_function(func: PrimFunc, plan: GpuPlan, target: GpuTarget) -> Any:
+    """Return ``func`` as one TIR PrimFunc: a kernel per launch.
+
+    Its parameters are those of ``func`` in order, then the dynamic dimensions by name, then the
+    workspaces (``is_workspace``).
+
+    Raises:
+        UnsupportedOnTarget: an element type or statement that this code generator does not have
+            (TC302).
+    """
+    builder = CudaBuilder()
+    params, scalars = [], {}
+    tensors: dict[Buffer, TensorPlace] = {}
+    for param in func.params:
+        if isinstance(param, Buffer):
+            tensors[param] = tensor_place(param, target)
+            params.append(tensors[param].memory)
+        else:
+            scalars[param] = tir.Var(param.name, memory_type(str(param.dtype)))
+            params.append(scalars[param])
+    for var in free_vars(func):
+        scalars[var] = tir.Var(var.name, str(var.dtype))
+        params.append(scalars[var])
+    body = func.body.stmts if isinstance(func.body, nodes.Seq) else (func.body,)
+    for stmt in body:
+        if isinstance(stmt, nodes.Alloc) and is_workspace(stmt.buffer):
+            tensors[stmt.buffer] = tensor_place(stmt.buffer, target)
+            params.append(tensors[stmt.buffer].memory)
+    for stmt in body:
+        if isinstance(stmt, KernelLaunch):
+            _LaunchLowering(builder, plan.launches[stmt], target, tensors, scalars).emit()
+        elif not isinstance(stmt, nodes.Annotate) and not (
+            isinstance(stmt, nodes.Alloc) and is_workspace(stmt.buffer)
+        ):
+            raise _unsupported(stmt, target, "statements run inside a T.Kernel region")
+    return builder.finish("main", params)
+
+
+def is_workspace(buffer: Buffer) -> bool:
+    """Return whether an allocation is memory of the program's own, which the caller provides."""
+    return buffer.scope == "global" and buffer.base is None and buffer.address is None
+
+
+def tensor_place(buffer: Buffer, target: GpuTarget) -> TensorPlace:
+    """Return the place of a tensor parameter."""
+    if str(buffer.dtype) not in SUPPORTED:
+        raise UnsupportedOnTarget(
+            what=f"element type {buffer.dtype}", target=target.name,
+            reason=f"supported: {', '.join(SUPPORTED)}", span=buffer.span,
+        )  # fmt: skip
+    shape = tuple(_known(e) for e in buffer.shape)
+    if buffer.strides is not None:
+        strides = tuple(_known(e) for e in buffer.strides)
+    else:
+        steps: list[Expr | int] = []
+        step: Expr | int = 1
+        for extent in reversed(shape):
+            steps.append(step)
+            if isinstance(step, int) and isinstance(extent, int):
+                step = step * extent
+            else:
+                step = cast(const(step) if isinstance(step, int) else step, "int64") * extent
+        strides = tuple(reversed(steps))
+    size = math.prod(e for e in shape if isinstance(e, int)) if buffer.static_shape else INT32_MAX
+    memory = tir.decl_buffer(
+        (max(1, min(size, INT32_MAX)),), memory_type(str(buffer.dtype)), buffer.name,
+        data_alignment=buffer.dtype.itemsize,
+    )  # fmt: skip
+    return TensorPlace(memory, str(buffer.dtype), shape, strides)
+
+
+def _known(extent: Expr) -> Expr | int:
+    size = int_value(extent)
+    return extent if size is None else size
+
+
+def _unsupported(stmt: Stmt, target: GpuTarget, reason: str) -> UnsupportedOnTarget:
+    return UnsupportedOnTarget(
+        what=f"a {type(stmt).__name__} statement", target=target.name, reason=reason, span=stmt.span
+    )
+
+
+class _LaunchLowering:
+    def __init__(
+        self,
+        builder: CudaBuilder,
+        plan: GpuLaunchPlan,
+        target: GpuTarget,
+        tensors: dict[Buffer, TensorPlace],
+        scalars: dict[Var, Any],
+    ) -> None:
+        self.builder, self.plan, self.target = builder, plan, target
+        self.launch = plan.launch
+        self.accessor = Accessor(builder)
+        self.accessor.places.update(tensors)
+        self.accessor.values.update(scalars)
+        self.scratch_start = self.shared_bytes = 0
+        self.views: dict[str, Any] = {}
+        self.ahead = {id(c) for p in plan.pipelines.values() for c in p.copies}
+
+    def emit(self) -> None:
+        """Emit the kernel."""
+        accessor, launch = self.accessor, self.launch
+        accessor.pads = pads(launch)
+        grid = [self._extent(e) for e in launch.grid]
+        with self.builder.launch(grid, self.plan.threads) as (blocks, threads):
+            for var, value, extent in zip(launch.block_vars, blocks, launch.grid, strict=True):
+                size = int_value(extent)
+                accessor.values[var] = value
+                accessor.ranges[var] = NON_NEGATIVE if size is None else (0, max(0, size - 1))
+                accessor.tops[var] = extent
+            for var, value, count in zip(
+                launch.thread_vars, threads, self.plan.threads, strict=False
+            ):
+                accessor.values[var] = value
+                accessor.ranges[var] = (0, count - 1)
+                accessor.tops[var] = const(count)
+            x, y, _ = self.plan.threads
+            number = threads[0]
+            if self.plan.threads[1] * self.plan.threads[2] > 1:
+                number = add(number, mul(add(threads[1], mul(threads[2], y)), x))
+            accessor.thread = self.builder.bind(number)
+            self._memory()
+            self.statement(launch.body)
+
+    def _extent(self, expr: Expr) -> Any:
+        value = int_value(expr)
+        return value if value is not None else self.accessor.scalar(cast(expr, "int32"))
+
+    def _memory(self) -> None:
+        """Declare shared memory and the fragments."""
+        extra = max((scratch_bytes(p) for p in self.plan.nests.values()), default=0)
+        self.scratch_start = -(-self.plan.shared_bytes // 16) * 16
+        self.shared_bytes = self.scratch_start + extra
+        if self.shared_bytes:
+            self.shared = self.builder.shared(self.shared_bytes, SHARED_ALIGNMENT)
+        for buffer, layout in self.plan.shared.items():
+            kind = "uint64" if is_barrier(buffer) else memory_type(str(buffer.dtype))
+            self.accessor.places[buffer] = SharedPlace(
+                self._view(kind, self.shared_bytes), str(buffer.dtype), layout
+            )
+        barriers = [b for b in self.plan.shared if is_barrier(b)]
+        if barriers:
+            init_barriers(self.accessor, barriers, self.target)
+        for buffer, held in self.plan.fragments.items():
+            memory = self.builder.local(held.slots, memory_type(str(buffer.dtype)), buffer.name)
+            self.accessor.places[buffer] = FragmentPlace(memory, str(buffer.dtype), held)
+
+    def _view(self, dtype: str, size: int) -> Any:
+        """Return all shared memory as elements of a type."""
+        if dtype not in self.views:
+            self.views[dtype] = self.builder.view(
+                self.shared, size // DType(dtype).itemsize, dtype, f"shared_{dtype}", "shared.dyn"
+            )
+        return self.views[dtype]
+
+    # --- statements ---------------------------------------------------------------------------
+
+    def statement(self, stmt: Stmt) -> None:
+        """Emit one statement, after the barrier that it needs."""
+        if stmt in self.plan.barriers:
+            self._sync()
+        self._statement(stmt)
+
+    def _sync(self) -> None:
+        self.builder.evaluate(barrier.sync_threads().call())
+
+    def _statement(self, stmt: Stmt) -> None:  # noqa: C901 - one case per node
+        match stmt:
+            case nodes.Seq(stmts=stmts):
+                for child in stmts:
+                    self.statement(child)
+            case nodes.Alloc(buffer=buffer):
+                self._alloc(buffer, stmt)
+            case nodes.Copy() if id(stmt) in self.ahead:
+                pass  # the loop around has issued it
+            case nodes.Copy() | nodes.Fill():
+                NestLowering(self.accessor, self.plan.nests[stmt], self.inner).emit()
+            case nodes.Parallel() if stmt in self.plan.nests:
+                NestLowering(self.accessor, self.plan.nests[stmt], self.inner).emit()
+            case nodes.Reduce() | nodes.Scan():
+                FoldLowering(self.accessor, self.plan.nests[stmt], self._scratch).emit()
+            case nodes.Gemm():
+                plan = self.plan.gemms[stmt]
+                kind = MmaLowering if plan.kind == "mma" else FmaLowering
+                kind(self.accessor, plan).emit()
+            case For() if stmt in self.plan.pipelines:
+                self._pipelined(self.plan.pipelines[stmt])
+            case nodes.Store(buffer=buffer) | nodes.Atomic(buffer=buffer) if self._is_alone(buffer):
+                with self.builder.when(tir.EQ(index(self.accessor.thread), index(0))):
+                    self.inner(stmt)
+            case nodes.Sync(scope="block"):
+                self._sync()
+            case nodes.Sync(scope="warp"):
+                self.builder.evaluate(barrier.sync_warp().call())
+            case _:
+                self.inner(stmt)
+
+    def _is_alone(self, buffer: Buffer) -> bool:
+        """Return whether one thread stores for all: the program knows nothing of threads."""
+        is_memory = isinstance(self.accessor.places.get(buffer), (TensorPlace, SharedPlace))
+        return is_memory and not self.launch.thread_vars
+
+    def _scratch(self, dtype: str) -> tuple[Any, int]:
+        """Return (shared memory as elements of a type, the first that folds may use)."""
+        view = self._view(dtype, self.shared_bytes)
+        return view, self.scratch_start // DType(dtype).itemsize
+
+    def inner(self, stmt: Stmt) -> None:  # noqa: C901 - one case per node
+        """Emit a statement that each thread runs by itself."""
+        accessor, builder = self.accessor, self.builder
+        match stmt:
+            case nodes.Seq(stmts=stmts):
+                for child in stmts:
+                    self._child(child)
+            case For():
+                self._for(stmt)
+            case nodes.While(cond=cond, body=body):
+                with builder.loop_while(accessor.scalar(cond)):
+                    self._child(body)
+            case nodes.If(cond=cond, then_body=then, else_body=other):
+                with builder.when(accessor.scalar(cond)):
+                    self._child(then)
+                if other is not None:
+                    with builder.otherwise():
+                        self._child(other)
+            case nodes.Jump(word=word):
+                builder.jump(word)
+            case nodes.Store(buffer=buffer, indices=indices, value=value):
+                accessor.store(buffer, indices, builder.bind(accessor.scalar(value)), value.dtype)
+            case nodes.Let(var=var, value=value):
+                accessor.values[var] = builder.bind(accessor.scalar(value))
+                accessor.lets[var] = value
+            case nodes.Atomic():
+                emit_atomic(accessor, stmt)
+            case nodes.Exchange():
+                emit_exchange(accessor, stmt, self.target)
+            case nodes.Arrive():
+                emit_arrive(accessor, stmt)
+            case nodes.Wait():
+                emit_wait(accessor, stmt, self.target)
+            case nodes.Alloc(buffer=buffer):
+                self._alloc(buffer, stmt)
+            case nodes.Annotate() | nodes.Pad():
+                pass
+            case _:
+                raise _unsupported(stmt, self.target, "no code for it yet")
+
+    def _child(self, stmt: Stmt) -> None:
+        """Emit a nested statement: of the block outside of nests, of the thread inside."""
+        if self.accessor.turn is None:
+            self.statement(stmt)
+        else:
+            self.inner(stmt)
+
+    def _alloc(self, buffer: Buffer, stmt: Stmt) -> None:
+        if buffer in self.plan.shared or buffer in self.plan.fragments:
+            return
+        shape = buffer.static_shape
+        if buffer.scope == "local" and buffer.base is None and shape is not None:
+            memory = self.builder.local(
+                max(1, math.prod(shape)), memory_type(str(buffer.dtype)), buffer.name
+            )
+            self.accessor.places[buffer] = LocalPlace(memory, str(buffer.dtype), shape)
+            return
+        if buffer.base is not None:
+            self.accessor.places[buffer] = self._view_of(buffer, stmt)
+        elif buffer.scope != "fragment":  # a fragment without a place is never used
+            raise _unsupported(stmt, self.target, f"no place for `{buffer.name}` yet")
+
+    def _view_of(self, buffer: Buffer, stmt: Stmt) -> Place:
+        """Return the place of a view: the memory of another buffer in another shape or type."""
+        assert buffer.base is not None
+        base, shape = self.accessor.places[buffer.base], buffer.static_shape
+        kind = memory_type(str(buffer.dtype))
+        if isinstance(base, SharedPlace) and shape is not None:
+            layout = SharedLayout(
+                shape or (1,), buffer.dtype.itemsize, 0, shape[-1] if shape else 1,
+                offset_bytes=base.layout.offset_bytes,
+            )  # fmt: skip
+            return SharedPlace(self._view(kind, self.shared_bytes), str(buffer.dtype), layout)
+        if isinstance(base, LocalPlace) and shape is not None:
+            memory = self.builder.view(base.memory, math.prod(shape), kind, buffer.name, "local")
+            return LocalPlace(memory, str(buffer.dtype), shape)
+        if isinstance(base, TensorPlace):
+            place = tensor_place(buffer, self.target)
+            memory = self.builder.view(base.memory, INT32_MAX, kind, buffer.name, "global")
+            return replace(place, memory=memory)
+        raise _unsupported(stmt, self.target, f"no view of `{buffer.base.name}` yet")
+
+    # --- loops --------------------------------------------------------------------------------
+
+    def _trips(self, stmt: For) -> tuple[Any, Any, Any]:
+        """Return (start, trips, step), as numbers where they are known."""
+        start, step = self.accessor.integer(stmt.start), self.accessor.integer(stmt.step)
+        known = [int_value(e) for e in (stmt.start, stmt.stop, stmt.step)]
+        if all(k is not None for k in known):
+            return start, len(range(*[k for k in known if k is not None])), step
+        trips = self.accessor.scalar(cast(trip_count(stmt), "int32"))
+        return start, self.builder.bind(maximum(0, trips)), step
+
+    def _for(self, stmt: For) -> None:
+        start, trips, step = self._trips(stmt)
+        builder = self.builder
+        if isinstance(trips, int) and stmt.kind in ("unroll", "vectorized"):
+            loop = builder.turns(trips) if trips else builder.loop(0)
+        else:
+            loop = builder.loop(trips)
+        with loop as turn:
+            self._iteration(stmt, add(start, mul(turn, step)))
+
+    def _iteration(self, stmt: For, value: Any) -> None:
+        accessor = self.accessor
+        low, high = accessor.known.bounds(stmt.start), accessor.known.bounds(stmt.stop)
+        is_up = (int_value(stmt.step) or 0) > 0
+        bounds = (low[0], max(low[0], high[1] - 1)) if is_up and low and high else None
+        with accessor.bound(stmt.loop_var, value, bounds, stmt.stop if is_up else None):
+            self._child(stmt.body)
+
+    def _pipelined(self, pipeline: Pipeline) -> None:
+        """Emit a loop whose copies run ``stages - 1`` iterations ahead of their use."""
+        builder, stages = self.builder, pipeline.stages
+        start, trips, _ = self._trips(pipeline.loop)
+        ahead = stages - 1
+        for number in range(ahead):
+            self._issue(pipeline, start, number, number, trips)
+        with builder.loop(trips) as turn:
+            builder.evaluate(async_copy.cp_async_wait(max(0, ahead - 1)).call())
+            self._sync()
+            later = add(turn, ahead)
+            self._issue(pipeline, start, later, remainder(later, stages), trips)
+            self._use_stage(pipeline, builder.bind(remainder(turn, stages)))
+            self._iteration(pipeline.loop, add(start, turn))
+        self._use_stage(pipeline, 0)
+
+    def _issue(self, pipeline: Pipeline, start: Any, turn: Any, stage: Any, trips: Any) -> None:
+        """Emit the copies of an iteration, if there is such a one, as one group."""
+        builder = self.builder
+        self._use_stage(pipeline, stage if isinstance(stage, int) else builder.bind(stage))
+        is_sure = isinstance(turn, int) and isinstance(trips, int) and turn < trips
+        if not (isinstance(turn, int) and isinstance(trips, int)) or is_sure:
+            cond = None if is_sure else tir.LT(index(turn), index(trips))
+            value = add(start, turn)
+            if cond is None:
+                self._copies(pipeline, value)
+            else:
+                with builder.when(cond):
+                    self._copies(pipeline, value)
+        builder.evaluate(async_copy.cp_async_commit().call())
+
+    def _copies(self, pipeline: Pipeline, value: Any) -> None:
+        accessor, loop = self.accessor, pipeline.loop
+        low, high = accessor.known.bounds(loop.start), accessor.known.bounds(loop.stop)
+        bounds = (low[0], max(low[0], high[1] - 1)) if low and high else None
+        with accessor.bound(loop.loop_var, value, bounds, loop.stop):
+            for copy in pipeline.copies:
+                AsyncCopyLowering(accessor, self.plan.nests[copy]).emit()
+
+    def _use_stage(self, pipeline: Pipeline, stage: Any) -> None:
+        for copy in pipeline.copies:
+            place = self.accessor.places[copy.dst.buffer]
+            assert isinstance(place, SharedPlace)
+            self.accessor.places[copy.dst.buffer] = replace(place, stage=stage)
