@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from tilecore.errors import InvalidConfig, UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.barriers import Barriers
+from tilecore.inference.gpu.boxes import with_boxes
 from tilecore.inference.gpu.fragments import Fragments, distribute
 from tilecore.inference.gpu.loops import Points, accessed_outside_points, points_of
 from tilecore.inference.gpu.pipelining import find_pipelines
@@ -49,13 +50,11 @@ def _plan(launch: KernelLaunch, target: GpuTarget) -> GpuLaunchPlan:
     pipelines = find_pipelines(launch, nests, target)
     stages = {c.dst.buffer: p.stages for p in pipelines.values() for c in p.copies}
     viewed = {t.base for t in tiles if t.base is not None}
-    places, size = assign_places(
-        launch.body,
-        lay_out(
-            [t for t in tiles if t.base is None and _in_shared(t, fragments)],
-            gemms.values(), stages, viewed,
-        ),
-    )  # fmt: skip
+    shared = [t for t in tiles if t.base is None and _in_shared(t, fragments)]
+    layouts = lay_out(shared, gemms.values(), stages, viewed)
+    if target.has_tma:
+        pipelines = with_boxes(launch, pipelines, layouts)
+    places, size = assign_places(launch.body, layouts)
     if size > target.shared_per_block:
         raise _too_much(launch, places, size, target)
     finder = Barriers(sharing_memory(places), pipelines, bool(launch.thread_vars))

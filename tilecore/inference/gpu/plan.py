@@ -86,7 +86,7 @@ class Operand:
 
     Attributes:
         distribution: of one step of K, or of the whole operand if it stays in registers.
-        source: "registers", "ldmatrix" or "elements".
+        source: "registers", "ldmatrix", "elements" or "descriptor" (read by the instruction).
         is_transposed: whether K is the first axis of the tile in memory.
     """
 
@@ -100,10 +100,10 @@ class GemmPlan:
     """How one product runs.
 
     Attributes:
-        kind: "mma" (a warp's matrix instruction) or "fma".
+        kind: "mma" (a warp's matrix instruction), "wgmma" (a warpgroup's) or "fma".
         shape: M, N, K of the instruction (1, 1, 1 for fma).
         size: M, N, K of the product.
-        warps: rows and columns of warps over C.
+        warps: rows and columns of warps (of warpgroups) over C.
         a, b: the operands.
         c: the accumulators.
         keeps_c: whether C is a fragment; else it is loaded before and stored after.
@@ -123,25 +123,46 @@ class GemmPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Box:
+    """How the tensor memory accelerator brings a tile.
+
+    Attributes:
+        tensor: where it comes from.
+        extents: of one box, an extent per axis of the tensor.
+        panels: boxes side by side along the last axis that make up the tile.
+    """
+
+    tensor: Buffer
+    extents: tuple[int, ...]
+    panels: int
+
+
+@dataclass(frozen=True, slots=True)
 class Pipeline:
     """A loop whose copies from tensors run ahead of what uses them.
 
     Attributes:
         loop: the loop.
-        copies: its first statements that are moved ``stages - 1`` iterations ahead.
+        copies: those of its statements that run ahead.
         stages: tiles of each kind.
+        boxes: for each copy how the tensor memory accelerator brings it; none: each thread copies
+            its part (cp.async), ``stages - 1`` iterations ahead.
+        is_nested: whether the loop runs more than once in a launch.
     """
 
     loop: For
     copies: tuple[Copy, ...]
     stages: int
+    boxes: tuple[Box, ...] = ()
+    is_nested: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class GpuLaunchPlan:
     """Everything decided about one kernel launch.
 
-    ``barriers`` holds the statements before which all threads of the block meet.
+    ``barriers`` holds the statements before which all threads of the block meet. Where pipelines
+    have ``boxes``, a warpgroup beyond ``threads`` issues them (``has_producer``).
     """
 
     launch: KernelLaunch
@@ -157,9 +178,14 @@ class GpuLaunchPlan:
 
     @property
     def thread_count(self) -> int:
-        """Threads of a block."""
+        """Threads of a block, those that issue copies aside."""
         x, y, z = self.threads
         return x * y * z
+
+    @property
+    def has_producer(self) -> bool:
+        """Whether a warpgroup of its own issues the copies that run ahead."""
+        return any(p.boxes for p in self.pipelines.values())
 
     def explain(self) -> str:
         """Return the decisions in words."""
@@ -172,15 +198,17 @@ class GpuLaunchPlan:
             lines.append(f"{buffer.name}: shared, {order}, {layout.bytes} B{copies}")
         for plan in self.gemms.values():
             m, n, k = plan.shape
-            how = f"mma.m{m}n{n}k{k}" if plan.kind == "mma" else f"fma ({plan.reason})"
+            how = f"fma ({plan.reason})" if plan.kind == "fma" else f"{plan.kind}.m{m}n{n}k{k}"
             rows, columns = plan.warps
+            unit = "warpgroups" if plan.kind == "wgmma" else "warps"
             lines.append(
-                f"gemm {'x'.join(map(str, plan.size))}: {how}, {rows}x{columns} warps; "
+                f"gemm {'x'.join(map(str, plan.size))}: {how}, {rows}x{columns} {unit}; "
                 f"A from {plan.a.source}, B from {plan.b.source}"
             )
         for pipeline in self.pipelines.values():
             names = ", ".join(copy.dst.buffer.name for copy in pipeline.copies)
-            lines.append(f"pipelined: {names} in {pipeline.stages} stages")
+            how = "TMA, by a warpgroup of its own" if pipeline.boxes else "cp.async"
+            lines.append(f"pipelined: {names} in {pipeline.stages} stages ({how})")
         lines.append(f"barriers: {len(self.barriers)}")
         return "\n".join([*lines, *self.notes])
 

@@ -12,7 +12,7 @@ import math
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.distribution import Distribution, by_slot, by_thread
 from tilecore.inference.gpu.plan import GemmPlan, Operand
-from tilecore.ir.analysis import kept_axes
+from tilecore.ir.analysis import covers_whole, kept_axes
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import int_value
 from tilecore.ir.gemm_shape import accumulator_dtype, matrix_shape
@@ -28,6 +28,15 @@ MMA_STEPS = {
     ("float8_e4m3fn", "float8_e4m3fn", "float32"): ((89, 32),),
     ("float8_e5m2", "float8_e5m2", "float32"): ((89, 32),),
 }
+
+
+# Operand types of wgmma -> accumulator; one instruction sums up 32 bytes of each operand.
+WGMMA_SUMS = {
+    "float16": "float32", "bfloat16": "float32", "float8_e4m3fn": "float32",
+    "float8_e5m2": "float32", "int8": "int32", "uint8": "int32",
+}  # fmt: skip
+WARPGROUP = 128
+WGMMA_COLUMNS = 256
 
 
 def mma_step(a: str, b: str, c: str, capability: int) -> int | None:
@@ -50,6 +59,8 @@ def plan_gemm(
     size = _size(gemm)
     accumulated = str(accumulator_dtype(gemm))
     kinds = (str(gemm.a.dtype), str(gemm.b.dtype), accumulated)
+    if target.has_wgmma and _wgmma_fits(gemm, size, threads, kinds, in_registers):
+        return _wgmma(gemm, size, threads, in_registers)
     step = mma_step(*kinds, target.capability)
     reason = ""
     if step is None:
@@ -80,11 +91,13 @@ def _size(gemm: Gemm) -> tuple[int, int, int]:
     return m, n, k
 
 
-def divide_warps(m: int, n: int, warps: int, policy: str, atom: tuple[int, int]) -> tuple[int, int]:
+def divide_warps(
+    m: int, n: int, warps: int, policy: str, atom: tuple[int, int], widest: int = 8
+) -> tuple[int, int]:
     """Return (rows, columns) of warps over C.
 
-    "full_row" and "full_col" put as many warps as fit along M and N; "square" makes the part of a
-    warp as square as it gets, which needs the fewest loads of A and B.
+    "full_row" and "full_col" put as many warps as fit along M and N; "square" loads the least of A
+    and B: an instruction of ``widest`` columns loads its rows of A and its columns of B anew.
     """
     choices = [
         (rows, columns)
@@ -102,6 +115,9 @@ def divide_warps(m: int, n: int, warps: int, policy: str, atom: tuple[int, int])
             return idle, -rows
         if policy == "full_col":
             return idle, -columns
+        if widest > atom[1]:
+            width = min(n // columns, widest)
+            return idle, m / (rows * atom[0]) * (n / (columns * width)) * (atom[0] + width)
         return idle, m / rows + n / columns
 
     return min(choices, key=cost)
@@ -118,6 +134,80 @@ def accumulators(m: int, n: int, warps: tuple[int, int], threads: int) -> Distri
     )
     columns = (by_thread(warps[1], WARP), by_slot(tiles, 4), by_thread(4, 1), by_slot(2, 1))
     return Distribution((m, n), (rows, columns), threads)
+
+
+def _wgmma_fits(
+    gemm: Gemm,
+    size: tuple[int, int, int],
+    threads: int,
+    kinds: tuple[str, str, str],
+    in_registers: tuple[bool, bool, bool],
+) -> bool:
+    """Return whether warpgroups can multiply: whole tiles in shared memory, 32-byte rows."""
+    a, b, c = kinds
+    itemsize = gemm.a.dtype.itemsize
+    if a != b or WGMMA_SUMS.get(a) != c or threads % WARPGROUP:
+        return False
+    if size[0] % 64 or size[1] % (16 if c == "int32" else 8) or size[2] * itemsize % 32:
+        return False
+    for region, in_register, k_first in (
+        (gemm.a, in_registers[0], gemm.transpose_a),
+        (gemm.b, in_registers[1], not gemm.transpose_b),
+    ):
+        shape = region.buffer.static_shape
+        if in_register and region is gemm.a and not k_first:
+            continue
+        is_tile = region.buffer.scope == "shared" and covers_whole(region)
+        if in_register or not is_tile or shape is None or len(shape) != 2:
+            return False
+        if shape[1] * itemsize % 32 or shape[0] % 8 or (k_first and itemsize != 2):
+            return False
+    return True
+
+
+def _wgmma(
+    gemm: Gemm, size: tuple[int, int, int], threads: int, in_registers: tuple[bool, bool, bool]
+) -> GemmPlan:
+    """Return a product by warpgroups of 128 threads, operands described in shared memory."""
+    m, n, k = size
+    itemsize = gemm.a.dtype.itemsize
+    step, groups = 32 // itemsize, threads // WARPGROUP
+    panel = 64 if not gemm.transpose_b else 8  # N-major tiles are cut between panels only
+    rows, columns = divide_warps(m, n, groups, gemm.policy, (64, math.gcd(panel, n)), WGMMA_COLUMNS)
+    tiles = n // (8 * columns)
+    across = (
+        by_thread(rows, WARPGROUP * columns),
+        by_slot(m // (64 * rows), 4 * tiles),
+        by_thread(4, WARP),
+        by_slot(2, 2),
+        by_thread(8, 4),
+    )
+    along = (by_thread(columns, WARPGROUP), by_slot(tiles, 4), by_thread(4, 1), by_slot(2, 1))
+    c = Distribution((m, n), (across, along), threads)
+    a = Operand(c, "descriptor", gemm.transpose_a)
+    if in_registers[0]:
+        per = 4 // itemsize
+        unit, parts = 4 * per, m // (64 * rows)
+        a_rows = (
+            by_thread(rows, WARPGROUP * columns),
+            by_slot(parts, unit),
+            by_thread(4, WARP),
+            by_slot(2, per),
+            by_thread(8, 4),
+        )
+        a_depth = (
+            by_slot(k // step, unit * parts),
+            by_slot(2, 2 * per),
+            by_thread(4, 1),
+            by_slot(per, 1),
+        )
+        a = Operand(Distribution((m, k), (a_rows, a_depth), threads), "registers", False)
+    b = Operand(c, "descriptor", not gemm.transpose_b)
+    width = min(n // columns, WGMMA_COLUMNS)
+    while n // columns % width:
+        width -= 8
+    shape = (64, width, step)
+    return GemmPlan(gemm, "wgmma", shape, size, (rows, columns), a, b, c, in_registers[2])
 
 
 def _operand(

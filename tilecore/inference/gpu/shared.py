@@ -27,7 +27,7 @@ def lay_out(
         region.buffer.root
         for plan in gemms
         for region, operand in ((plan.stmt.a, plan.a), (plan.stmt.b, plan.b))
-        if operand.source == "ldmatrix"
+        if operand.source in ("ldmatrix", "descriptor")
     } - viewed
     found = {}
     for tile in tiles:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import tirx as tir
 
+import tilecore.lowering.cuda.instructions as ptx
 from tilecore.errors import UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
-from tilecore.inference.gpu.plan import GpuLaunchPlan, GpuPlan, Pipeline, SharedLayout
+from tilecore.inference.gpu.plan import Box, GpuLaunchPlan, GpuPlan, SharedLayout
 from tilecore.ir import nodes
 from tilecore.ir.analysis import free_vars, pads
 from tilecore.ir.bounds import NON_NEGATIVE
@@ -18,11 +21,10 @@ from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Var, cast, const, int_value
 from tilecore.ir.nodes import Buffer, For, KernelLaunch, PrimFunc, Stmt
 from tilecore.ir.trips import trip_count
-from tilecore.lowering.cpu.tir import add, index, maximum, mul, remainder
+from tilecore.lowering.cpu.tir import add, index, maximum, mul
 from tilecore.lowering.cuda.access import INT32_MAX, Accessor
 from tilecore.lowering.cuda.builder import CudaBuilder
 from tilecore.lowering.cuda.folds import FoldLowering, scratch_bytes
-from tilecore.lowering.cuda.instructions import async_copy, barrier
 from tilecore.lowering.cuda.memory import (
     FragmentPlace,
     LocalPlace,
@@ -30,8 +32,17 @@ from tilecore.lowering.cuda.memory import (
     SharedPlace,
     TensorPlace,
 )
-from tilecore.lowering.cuda.nests import AsyncCopyLowering, NestLowering
-from tilecore.lowering.cuda.products import FmaLowering, MmaLowering
+from tilecore.lowering.cuda.nests import NestLowering
+from tilecore.lowering.cuda.pipelines import (
+    BARRIER_BYTES,
+    PRODUCER_THREADS,
+    AsyncPipeline,
+    BoxPipelines,
+    TensorMap,
+    map_of,
+    map_parameter,
+)
+from tilecore.lowering.cuda.products import FmaLowering, MmaLowering, WgmmaLowering
 from tilecore.lowering.cuda.scalar import memory_type
 from tilecore.lowering.cuda.threads import (
     emit_arrive,
@@ -46,14 +57,29 @@ SUPPORTED = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2",
 )  # fmt: skip
+PRODUCTS = {"mma": MmaLowering, "fma": FmaLowering, "wgmma": WgmmaLowering}
+COMPUTING = 1  # named barrier of the threads that compute, where others issue copies
 SHARED_ALIGNMENT = 1024  # of what swizzles of 128 bytes repeat after
 
 
-def lower_function(func: PrimFunc, plan: GpuPlan, target: GpuTarget) -> Any:
-    """Return ``func`` as one TIR PrimFunc: a kernel per launch.
+@dataclass(frozen=True, slots=True)
+class LoweredProgram:
+    """A program in TIR.
 
-    Its parameters are those of ``func`` in order, then the dynamic dimensions by name, then the
-    workspaces (``is_workspace``).
+    Attributes:
+        func: a PrimFunc with a kernel per launch. Its parameters are those of the program in order,
+            then dynamic dimensions and workspaces by name, then ``maps``.
+        workspaces: tensors that the caller provides and that hold nothing between calls.
+        maps: tensor maps that the caller encodes.
+    """
+
+    func: Any
+    workspaces: tuple[Buffer, ...]
+    maps: tuple[TensorMap, ...]
+
+
+def lower_function(func: PrimFunc, plan: GpuPlan, target: GpuTarget) -> LoweredProgram:
+    """Return ``func`` in TIR.
 
     Raises:
         UnsupportedOnTarget: an element type or statement that this code generator does not have
@@ -62,6 +88,8 @@ def lower_function(func: PrimFunc, plan: GpuPlan, target: GpuTarget) -> Any:
     builder = CudaBuilder()
     params, scalars = [], {}
     tensors: dict[Buffer, TensorPlace] = {}
+    workspaces: list[Buffer] = []
+    maps: list[tuple[TensorMap, Any]] = []
     for param in func.params:
         if isinstance(param, Buffer):
             tensors[param] = tensor_place(param, target)
@@ -75,16 +103,19 @@ def lower_function(func: PrimFunc, plan: GpuPlan, target: GpuTarget) -> Any:
     body = func.body.stmts if isinstance(func.body, nodes.Seq) else (func.body,)
     for stmt in body:
         if isinstance(stmt, nodes.Alloc) and is_workspace(stmt.buffer):
+            workspaces.append(stmt.buffer)
             tensors[stmt.buffer] = tensor_place(stmt.buffer, target)
             params.append(tensors[stmt.buffer].memory)
     for stmt in body:
         if isinstance(stmt, KernelLaunch):
-            _LaunchLowering(builder, plan.launches[stmt], target, tensors, scalars).emit()
+            LaunchLowering(builder, plan.launches[stmt], target, tensors, scalars, maps).emit()
         elif not isinstance(stmt, nodes.Annotate) and not (
             isinstance(stmt, nodes.Alloc) and is_workspace(stmt.buffer)
         ):
             raise _unsupported(stmt, target, "statements run inside a T.Kernel region")
-    return builder.finish("main", params)
+    params += [param for _, param in maps]
+    made = builder.finish("main", params)
+    return LoweredProgram(made, tuple(workspaces), tuple(m for m, _ in maps))
 
 
 def is_workspace(buffer: Buffer) -> bool:
@@ -131,7 +162,9 @@ def _unsupported(stmt: Stmt, target: GpuTarget, reason: str) -> UnsupportedOnTar
     )
 
 
-class _LaunchLowering:
+class LaunchLowering:
+    """Emits one kernel launch."""
+
     def __init__(
         self,
         builder: CudaBuilder,
@@ -139,9 +172,11 @@ class _LaunchLowering:
         target: GpuTarget,
         tensors: dict[Buffer, TensorPlace],
         scalars: dict[Var, Any],
+        maps: list[tuple[TensorMap, Any]],
     ) -> None:
         self.builder, self.plan, self.target = builder, plan, target
-        self.launch = plan.launch
+        self.launch, self.maps = plan.launch, maps
+        self.boxes: BoxPipelines | None = None
         self.accessor = Accessor(builder)
         self.accessor.places.update(tensors)
         self.accessor.values.update(scalars)
@@ -154,7 +189,9 @@ class _LaunchLowering:
         accessor, launch = self.accessor, self.launch
         accessor.pads = pads(launch)
         grid = [self._extent(e) for e in launch.grid]
-        with self.builder.launch(grid, self.plan.threads) as (blocks, threads):
+        x, y, z = self.plan.threads
+        extra = PRODUCER_THREADS if self.plan.has_producer else 0
+        with self.builder.launch(grid, (x + extra, y, z)) as (blocks, threads):
             for var, value, extent in zip(launch.block_vars, blocks, launch.grid, strict=True):
                 size = int_value(extent)
                 accessor.values[var] = value
@@ -166,42 +203,52 @@ class _LaunchLowering:
                 accessor.values[var] = value
                 accessor.ranges[var] = (0, count - 1)
                 accessor.tops[var] = const(count)
-            x, y, _ = self.plan.threads
             number = threads[0]
-            if self.plan.threads[1] * self.plan.threads[2] > 1:
+            if y * z > 1:
                 number = add(number, mul(add(threads[1], mul(threads[2], y)), x))
             accessor.thread = self.builder.bind(number)
             self._memory()
-            self.statement(launch.body)
+            if self.boxes is None:
+                self.declare_fragments()
+                self.statement(launch.body)
+            else:
+                self.boxes.init()
+                self.boxes.emit_roles(launch.body)
 
     def _extent(self, expr: Expr) -> Any:
         value = int_value(expr)
         return value if value is not None else self.accessor.scalar(cast(expr, "int32"))
 
     def _memory(self) -> None:
-        """Declare shared memory and the fragments."""
+        """Declare shared memory."""
         extra = max((scratch_bytes(p) for p in self.plan.nests.values()), default=0)
         self.scratch_start = -(-self.plan.shared_bytes // 16) * 16
-        self.shared_bytes = self.scratch_start + extra
+        self.shared_bytes = -(-(self.scratch_start + extra) // BARRIER_BYTES) * BARRIER_BYTES
+        if self.plan.has_producer:
+            self.boxes = BoxPipelines(self, self.shared_bytes // BARRIER_BYTES)
+            self.shared_bytes += self.boxes.count * BARRIER_BYTES
         if self.shared_bytes:
             self.shared = self.builder.shared(self.shared_bytes, SHARED_ALIGNMENT)
         for buffer, layout in self.plan.shared.items():
             kind = "uint64" if is_barrier(buffer) else memory_type(str(buffer.dtype))
             self.accessor.places[buffer] = SharedPlace(
-                self._view(kind, self.shared_bytes), str(buffer.dtype), layout
+                self.view(kind), str(buffer.dtype), layout
             )
         barriers = [b for b in self.plan.shared if is_barrier(b)]
         if barriers:
             init_barriers(self.accessor, barriers, self.target)
+
+    def declare_fragments(self) -> None:
+        """Declare the fragments."""
         for buffer, held in self.plan.fragments.items():
             memory = self.builder.local(held.slots, memory_type(str(buffer.dtype)), buffer.name)
             self.accessor.places[buffer] = FragmentPlace(memory, str(buffer.dtype), held)
 
-    def _view(self, dtype: str, size: int) -> Any:
+    def view(self, dtype: str) -> Any:
         """Return all shared memory as elements of a type."""
         if dtype not in self.views:
             self.views[dtype] = self.builder.view(
-                self.shared, size // DType(dtype).itemsize, dtype, f"shared_{dtype}", "shared.dyn"
+                self.shared, self.shared_bytes // DType(dtype).itemsize, dtype, f"shared_{dtype}", "shared.dyn"
             )
         return self.views[dtype]
 
@@ -210,11 +257,18 @@ class _LaunchLowering:
     def statement(self, stmt: Stmt) -> None:
         """Emit one statement, after the barrier that it needs."""
         if stmt in self.plan.barriers:
-            self._sync()
+            self.sync()
         self._statement(stmt)
 
-    def _sync(self) -> None:
-        self.builder.evaluate(barrier.sync_threads().call())
+    def sync(self) -> None:
+        """Let all threads meet; what they wrote to shared memory is seen by wgmma too."""
+        if any(plan.kind == "wgmma" for plan in self.plan.gemms.values()):
+            self.builder.evaluate(ptx.fence_async().call())
+        if self.boxes is None:
+            self.builder.evaluate(ptx.sync_threads().call())
+        else:
+            threads = index(self.plan.thread_count)
+            self.builder.evaluate(ptx.bar_sync().call(index(COMPUTING), threads))
 
     def _statement(self, stmt: Stmt) -> None:  # noqa: C901 - one case per node
         match stmt:
@@ -233,17 +287,19 @@ class _LaunchLowering:
                 FoldLowering(self.accessor, self.plan.nests[stmt], self._scratch).emit()
             case nodes.Gemm():
                 plan = self.plan.gemms[stmt]
-                kind = MmaLowering if plan.kind == "mma" else FmaLowering
-                kind(self.accessor, plan).emit()
+                PRODUCTS[plan.kind](self.accessor, plan).emit()
             case For() if stmt in self.plan.pipelines:
-                self._pipelined(self.plan.pipelines[stmt])
+                if self.boxes is not None:
+                    self.boxes.consume(self.plan.pipelines[stmt])
+                else:
+                    AsyncPipeline(self, self.plan.pipelines[stmt]).emit()
             case nodes.Store(buffer=buffer) | nodes.Atomic(buffer=buffer) if self._is_alone(buffer):
                 with self.builder.when(tir.EQ(index(self.accessor.thread), index(0))):
                     self.inner(stmt)
             case nodes.Sync(scope="block"):
-                self._sync()
+                self.sync()
             case nodes.Sync(scope="warp"):
-                self.builder.evaluate(barrier.sync_warp().call())
+                self.builder.evaluate(ptx.sync_warp().call())
             case _:
                 self.inner(stmt)
 
@@ -254,7 +310,7 @@ class _LaunchLowering:
 
     def _scratch(self, dtype: str) -> tuple[Any, int]:
         """Return (shared memory as elements of a type, the first that folds may use)."""
-        view = self._view(dtype, self.shared_bytes)
+        view = self.view(dtype)
         return view, self.scratch_start // DType(dtype).itemsize
 
     def inner(self, stmt: Stmt) -> None:  # noqa: C901 - one case per node
@@ -329,7 +385,7 @@ class _LaunchLowering:
                 shape or (1,), buffer.dtype.itemsize, 0, shape[-1] if shape else 1,
                 offset_bytes=base.layout.offset_bytes,
             )  # fmt: skip
-            return SharedPlace(self._view(kind, self.shared_bytes), str(buffer.dtype), layout)
+            return SharedPlace(self.view(kind), str(buffer.dtype), layout)
         if isinstance(base, LocalPlace) and shape is not None:
             memory = self.builder.view(base.memory, math.prod(shape), kind, buffer.name, "local")
             return LocalPlace(memory, str(buffer.dtype), shape)
@@ -341,7 +397,7 @@ class _LaunchLowering:
 
     # --- loops --------------------------------------------------------------------------------
 
-    def _trips(self, stmt: For) -> tuple[Any, Any, Any]:
+    def trips(self, stmt: For) -> tuple[Any, Any, Any]:
         """Return (start, trips, step), as numbers where they are known."""
         start, step = self.accessor.integer(stmt.start), self.accessor.integer(stmt.step)
         known = [int_value(e) for e in (stmt.start, stmt.stop, stmt.step)]
@@ -351,64 +407,40 @@ class _LaunchLowering:
         return start, self.builder.bind(maximum(0, trips)), step
 
     def _for(self, stmt: For) -> None:
-        start, trips, step = self._trips(stmt)
+        start, trips, step = self.trips(stmt)
         builder = self.builder
         if isinstance(trips, int) and stmt.kind in ("unroll", "vectorized"):
             loop = builder.turns(trips) if trips else builder.loop(0)
         else:
             loop = builder.loop(trips)
         with loop as turn:
-            self._iteration(stmt, add(start, mul(turn, step)))
+            self.iteration(stmt, add(start, mul(turn, step)))
 
-    def _iteration(self, stmt: For, value: Any) -> None:
+    @contextlib.contextmanager
+    def named(self, stmt: For, value: Any) -> Iterator[None]:
+        """Give the variable of a loop its value, and what is known of it."""
         accessor = self.accessor
         low, high = accessor.known.bounds(stmt.start), accessor.known.bounds(stmt.stop)
         is_up = (int_value(stmt.step) or 0) > 0
         bounds = (low[0], max(low[0], high[1] - 1)) if is_up and low and high else None
         with accessor.bound(stmt.loop_var, value, bounds, stmt.stop if is_up else None):
+            yield
+
+    def iteration(self, stmt: For, value: Any) -> None:
+        """Emit the body of a loop for one value of its variable."""
+        with self.named(stmt, value):
             self._child(stmt.body)
 
-    def _pipelined(self, pipeline: Pipeline) -> None:
-        """Emit a loop whose copies run ``stages - 1`` iterations ahead of their use."""
-        builder, stages = self.builder, pipeline.stages
-        start, trips, _ = self._trips(pipeline.loop)
-        ahead = stages - 1
-        for number in range(ahead):
-            self._issue(pipeline, start, number, number, trips)
-        with builder.loop(trips) as turn:
-            builder.evaluate(async_copy.cp_async_wait(max(0, ahead - 1)).call())
-            self._sync()
-            later = add(turn, ahead)
-            self._issue(pipeline, start, later, remainder(later, stages), trips)
-            self._use_stage(pipeline, builder.bind(remainder(turn, stages)))
-            self._iteration(pipeline.loop, add(start, turn))
-        self._use_stage(pipeline, 0)
+    # --- tensor maps --------------------------------------------------------------------------
 
-    def _issue(self, pipeline: Pipeline, start: Any, turn: Any, stage: Any, trips: Any) -> None:
-        """Emit the copies of an iteration, if there is such a one, as one group."""
-        builder = self.builder
-        self._use_stage(pipeline, stage if isinstance(stage, int) else builder.bind(stage))
-        is_sure = isinstance(turn, int) and isinstance(trips, int) and turn < trips
-        if not (isinstance(turn, int) and isinstance(trips, int)) or is_sure:
-            cond = None if is_sure else tir.LT(index(turn), index(trips))
-            value = add(start, turn)
-            if cond is None:
-                self._copies(pipeline, value)
-            else:
-                with builder.when(cond):
-                    self._copies(pipeline, value)
-        builder.evaluate(async_copy.cp_async_commit().call())
-
-    def _copies(self, pipeline: Pipeline, value: Any) -> None:
-        accessor, loop = self.accessor, pipeline.loop
-        low, high = accessor.known.bounds(loop.start), accessor.known.bounds(loop.stop)
-        bounds = (low[0], max(low[0], high[1] - 1)) if low and high else None
-        with accessor.bound(loop.loop_var, value, bounds, loop.stop):
-            for copy in pipeline.copies:
-                AsyncCopyLowering(accessor, self.plan.nests[copy]).emit()
-
-    def _use_stage(self, pipeline: Pipeline, stage: Any) -> None:
-        for copy in pipeline.copies:
-            place = self.accessor.places[copy.dst.buffer]
-            assert isinstance(place, SharedPlace)
-            self.accessor.places[copy.dst.buffer] = replace(place, stage=stage)
+    def tensor_map(self, box: Box, layout: SharedLayout) -> Any:
+        """Return the address of the tensor map of a box; equal ones are one parameter."""
+        for known, param in self.maps:
+            if (known.tensor, known.box, known.swizzle_bytes) == (
+                box.tensor, box.extents, layout.swizzle_bytes,
+            ):  # fmt: skip
+                return tir.address_of(param)
+        name = f"{box.tensor.name}_map{len(self.maps)}"
+        param = map_parameter(name)
+        self.maps.append((map_of(name, box, layout), param))
+        return tir.address_of(param)
