@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from tilecore.errors import InvalidConfig, UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
@@ -51,7 +51,7 @@ def _plan(launch: KernelLaunch, target: GpuTarget) -> GpuLaunchPlan:
     stages = {c.dst.buffer: p.stages for p in pipelines.values() for c in p.copies}
     viewed = {t.base for t in tiles if t.base is not None}
     shared = [t for t in tiles if t.base is None and _in_shared(t, fragments)]
-    layouts = lay_out(shared, gemms.values(), stages, viewed)
+    layouts = lay_out(shared, gemms.values(), stages, viewed, _staging(statements, gemms.values()))
     if target.has_tma:
         pipelines = with_boxes(launch, pipelines, layouts)
     places, size = assign_places(launch.body, layouts)
@@ -90,7 +90,7 @@ def _in_shared(tile: Buffer, fragments: Fragments) -> bool:
 def _not_in_registers(launch: KernelLaunch, tiles: list[Buffer]) -> set[Buffer]:
     """Return the fragments that no distribution can serve."""
     single = accessed_outside_points(launch.body)
-    found = {t for t in tiles if t.scope == "fragment" and (t in single or t.dtype.is_packed)}
+    found = {t for t in tiles if t in single or t.dtype.is_packed or t.reducer is not None}
     for stmt in walk(launch.body):
         if isinstance(stmt, Gemm):  # instructions know nothing of parts of fragments
             found |= {r.buffer for r in (stmt.a, stmt.b, stmt.c) if not covers_whole(r)}
@@ -106,9 +106,9 @@ def _statements(stmt: Stmt, context: Context) -> Iterator[Points]:
     if points is not None:
         yield points
         return
-    if isinstance(stmt, nodes.Parallel):
+    if isinstance(stmt, (nodes.Parallel, nodes.Copy, nodes.Fill, nodes.Reduce, nodes.Scan)):
         raise UnsupportedOnTarget(
-            what="a T.Parallel whose extents are known only at run time", target="cuda",
+            what=f"a {type(stmt).__name__} of extents known only at run time", target="cuda",
             reason="its points are spread over threads when it is compiled", span=stmt.span,
             hint="loop over the largest extent and put an if inside",
         )  # fmt: skip
@@ -135,6 +135,20 @@ def _products(
                 if is_held:
                     fragments.shared[region.buffer] = "an operand of scalar multiply-adds"
         found[stmt] = plan
+    return found
+
+
+def _staging(statements: Iterable[Points], gemms: Iterable[GemmPlan]) -> set[Buffer]:
+    """Return the shared tiles of two axes that sums are written to."""
+    sums = {g.stmt.c.buffer for g in gemms if g.kind != "fma"}
+    found: set[Buffer] = set()
+    for points in statements:
+        if any(a.buffer in sums and not a.is_store for a in points.accesses):
+            found |= {
+                a.buffer
+                for a in points.accesses
+                if a.is_store and a.buffer.scope == "shared" and a.buffer.ndim == 2
+            }
     return found
 
 

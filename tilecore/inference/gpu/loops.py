@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from tilecore.inference.uses import Context
@@ -15,6 +15,8 @@ from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Unar
 from tilecore.ir.nests import copy_nest, fill_nest, shifted
 from tilecore.ir.nodes import Buffer, Copy, Fill, Parallel, Reduce, Scan, Stmt
 from tilecore.ir.visitor import children, loads, walk
+
+MAX_OPEN = 1 << 16  # points along a loop whose extent is known only when the kernel runs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +33,8 @@ class Access:
 class Points:
     """A statement as loops over independent points.
 
-    ``folded``: the loops (by position) along which points are folded into one.
+    ``folded``: the loops (by position) along which points are folded into one. ``limits``: the
+    extents that are known only when the kernel runs; ``shape`` has what they do not exceed.
     """
 
     stmt: Stmt
@@ -41,6 +44,7 @@ class Points:
     context: Context
     folded: tuple[int, ...] = ()
     nest: Parallel | None = None
+    limits: Mapping[int, Expr] = field(default_factory=dict)
 
     @cached_property
     def lane_loops(self) -> dict[int, int]:
@@ -81,17 +85,34 @@ def points_of(stmt: Stmt, context: Context) -> Points | None:
 
 
 def _nest(stmt: Stmt, nest: Parallel, context: Context) -> Points | None:
-    shape = [int_value(e) for e in nest.extents]
-    if any(e is None for e in shape):
+    known = _extents(nest.extents, context)
+    if known is None:
         return None
-    known = tuple(e for e in shape if e is not None)
-    return Points(stmt, nest.loop_vars, known, tuple(_accesses(nest.body, True)), context, (), nest)
+    accesses = tuple(_accesses(nest.body, True))
+    return Points(stmt, nest.loop_vars, known[0], accesses, context, (), nest, known[1])
+
+
+def _extents(
+    extents: Iterable[Expr], context: Context
+) -> tuple[tuple[int, ...], dict[int, Expr]] | None:
+    """Return (the most that each extent is, those that may be less), or None without bounds."""
+    shape: list[int] = []
+    limits: dict[int, Expr] = {}
+    for position, extent in enumerate(extents):
+        size = int_value(extent)
+        if size is None:
+            bounds = context.bounds(extent)
+            if bounds is None or not 0 < bounds[1] <= MAX_OPEN:
+                return None
+            size, limits[position] = bounds[1], extent
+        shape.append(size)
+    return tuple(shape), limits
 
 
 def _fold(stmt: Reduce | Scan, context: Context) -> Points | None:
     axes = kept_axes(stmt.src)
-    shape = [int_value(stmt.src.extents[a]) for a in axes]
-    if any(e is None for e in shape):
+    sizes = _extents([stmt.src.extents[a] for a in axes], context)
+    if sizes is None or (sizes[1] and isinstance(stmt, Scan)):
         return None
     names = tuple(Var(f"f{a}") for a in axes)
     gone = stmt.axes if isinstance(stmt, Reduce) else ()
@@ -100,8 +121,8 @@ def _fold(stmt: Reduce | Scan, context: Context) -> Points | None:
     source = Access(stmt.src.buffer, shifted(stmt.src, names), False, True)
     folded = stmt.axes if isinstance(stmt, Reduce) else (stmt.axis,)
     positions = tuple(p for p, a in enumerate(axes) if a in folded)
-    known = tuple(e for e in shape if e is not None)
-    return Points(stmt, names, known, (source, *result), context, positions)
+    accesses = (source, *result)
+    return Points(stmt, names, sizes[0], accesses, context, positions, None, sizes[1])
 
 
 def shifted_to(region: nodes.Region, names: tuple[Var, ...]) -> tuple[Expr, ...]:

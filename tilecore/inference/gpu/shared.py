@@ -17,18 +17,21 @@ def lay_out(
     gemms: Iterable[GemmPlan],
     stages: Mapping[Buffer, int],
     viewed: set[Buffer],
+    staging: set[Buffer],
 ) -> dict[Buffer, SharedLayout]:
     """Return the layout of each shared tile, still without a place.
 
     Operands that ldmatrix reads are swizzled, so that the 8 rows of a matrix lie in different
-    banks; memory that a view sees in another shape is row-major.
+    banks, and so are tiles that take sums (``staging``), which come in 8 rows at a time; memory
+    that a view sees in another shape is row-major.
     """
     matrices = {
         region.buffer.root
         for plan in gemms
         for region, operand in ((plan.stmt.a, plan.a), (plan.stmt.b, plan.b))
         if operand.source in ("ldmatrix", "descriptor")
-    } - viewed
+    }
+    matrices = (matrices | staging) - viewed
     found = {}
     for tile in tiles:
         shape = tile.static_shape

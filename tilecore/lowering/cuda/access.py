@@ -51,7 +51,7 @@ class Accessor:
         self.thread: Any = 0
         self.turn: Turn | None = None
         self.slots: dict[tuple[int, tuple[Expr, ...]], Slots] = {}
-        self.staged: dict[tuple[Buffer, tuple[int, ...]], tuple[Any, Any]] = {}
+        self.staged: dict[tuple[Buffer, tuple[int, ...], bool], tuple[Any, Any]] = {}
         self.leader: Any | None = None
 
     @property
@@ -115,7 +115,7 @@ class Accessor:
         """Return an element; outside a tensor it is 0, or what the program pads with."""
         buffer, indices = expr.buffer, expr.indices
         place = self.places[buffer]
-        key = (buffer, tuple(id(i) for i in indices))
+        key = (buffer, tuple(id(i) for i in indices), False)
         if key in self.staged:
             array, lane = self.staged[key]
             return from_memory(self.builder.load(array, lane), str(buffer.dtype))
@@ -133,7 +133,7 @@ class Accessor:
         """Store a computed value of ``dtype``; outside a tensor nothing happens."""
         place = self.places[buffer]
         raw = to_memory(convert(value, dtype, str(buffer.dtype)), str(buffer.dtype))
-        key = (buffer, tuple(id(i) for i in indices))
+        key = (buffer, tuple(id(i) for i in indices), True)
         if key in self.staged:
             array, lane = self.staged[key]
             self.builder.store(array, raw, lane)

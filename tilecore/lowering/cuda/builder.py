@@ -13,6 +13,7 @@ from tilecore.lowering.cpu.tir import TirBuilder, index
 
 UNROLLED = 3  # of TVM's kinds of loops: kept as `#pragma unroll`
 DATA_PARALLEL = 1  # kind of an iteration variable that is bound to threads
+INT32_MAX = 2**31 - 1
 AXES = ("x", "y", "z")
 
 
@@ -75,6 +76,12 @@ class CudaBuilder(TirBuilder):
         """Return the memory of a buffer as elements of ``dtype``."""
         made = tir.decl_buffer((size,), dtype, self.name(name), data_alignment=1, scope=scope)
         self.emit(tir.DeclBuffer(made, data=tir.buffer_data(memory)))
+        return made
+
+    def at_address(self, address: Any, dtype: str, name: str) -> Any:
+        """Return memory at an address as elements of ``dtype``."""
+        made = tir.decl_buffer((INT32_MAX,), dtype, self.name(name), data_alignment=1)
+        self.emit(tir.DeclBuffer(made, data=address))
         return made
 
     def address(self, buffer: Any, offset: Any = 0) -> Any:

@@ -117,6 +117,7 @@ class FoldLowering:
         with builder.turns(kept.slots) as slot:
             builder.store(partial, self._identity(), slot)
         loops = PointLoops(self.accessor, plan.distribution, self.points.names)
+        loops.limits = self.points.limits
         self._fold_slots(loops, partial, kept)
         for digit in folded_digits(plan):
             with builder.turns(kept.slots) as slot:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from tilecore.ir.analysis import free_vars, pads
 from tilecore.ir.bounds import NON_NEGATIVE
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Var, cast, const, int_value
+from tilecore.ir.fold import reducer_update
 from tilecore.ir.nodes import Buffer, For, KernelLaunch, PrimFunc, Stmt
 from tilecore.ir.trips import trip_count
 from tilecore.lowering.cpu.tir import add, index, maximum, mul
@@ -43,11 +44,13 @@ from tilecore.lowering.cuda.pipelines import (
     map_parameter,
 )
 from tilecore.lowering.cuda.products import FmaLowering, MmaLowering, WgmmaLowering
+from tilecore.lowering.cuda.raster import rasterized
 from tilecore.lowering.cuda.scalar import memory_type
 from tilecore.lowering.cuda.threads import (
     emit_arrive,
     emit_atomic,
     emit_exchange,
+    emit_update,
     emit_wait,
     init_barriers,
     is_barrier,
@@ -106,12 +109,15 @@ def lower_function(func: PrimFunc, plan: GpuPlan, target: GpuTarget) -> LoweredP
             workspaces.append(stmt.buffer)
             tensors[stmt.buffer] = tensor_place(stmt.buffer, target)
             params.append(tensors[stmt.buffer].memory)
+    prelude: list[Stmt] = []  # what each kernel computes anew: views, and names of values
     for stmt in body:
         if isinstance(stmt, KernelLaunch):
-            LaunchLowering(builder, plan.launches[stmt], target, tensors, scalars, maps).emit()
-        elif not isinstance(stmt, nodes.Annotate) and not (
-            isinstance(stmt, nodes.Alloc) and is_workspace(stmt.buffer)
-        ):
+            launch = LaunchLowering(builder, plan.launches[stmt], target, tensors, scalars, maps)
+            launch.emit(prelude)
+        elif isinstance(stmt, (nodes.Alloc, nodes.Let)):
+            if not (isinstance(stmt, nodes.Alloc) and is_workspace(stmt.buffer)):
+                prelude.append(stmt)
+        elif not isinstance(stmt, nodes.Annotate):
             raise _unsupported(stmt, target, "statements run inside a T.Kernel region")
     params += [param for _, param in maps]
     made = builder.finish("main", params)
@@ -184,15 +190,16 @@ class LaunchLowering:
         self.views: dict[str, Any] = {}
         self.ahead = {id(c) for p in plan.pipelines.values() for c in p.copies}
 
-    def emit(self) -> None:
-        """Emit the kernel."""
+    def emit(self, prelude: Sequence[Stmt]) -> None:
+        """Emit the kernel, which begins with the statements of ``prelude``."""
         accessor, launch = self.accessor, self.launch
         accessor.pads = pads(launch)
         grid = [self._extent(e) for e in launch.grid]
         x, y, z = self.plan.threads
         extra = PRODUCER_THREADS if self.plan.has_producer else 0
         with self.builder.launch(grid, (x + extra, y, z)) as (blocks, threads):
-            for var, value, extent in zip(launch.block_vars, blocks, launch.grid, strict=True):
+            places = rasterized(self.builder, launch, blocks, grid)
+            for var, value, extent in zip(launch.block_vars, places, launch.grid, strict=True):
                 size = int_value(extent)
                 accessor.values[var] = value
                 accessor.ranges[var] = NON_NEGATIVE if size is None else (0, max(0, size - 1))
@@ -207,6 +214,8 @@ class LaunchLowering:
             if y * z > 1:
                 number = add(number, mul(add(threads[1], mul(threads[2], y)), x))
             accessor.thread = self.builder.bind(number)
+            for stmt in prelude:
+                self.inner(stmt)
             self._memory()
             if self.boxes is None:
                 self.declare_fragments()
@@ -231,9 +240,7 @@ class LaunchLowering:
             self.shared = self.builder.shared(self.shared_bytes, SHARED_ALIGNMENT)
         for buffer, layout in self.plan.shared.items():
             kind = "uint64" if is_barrier(buffer) else memory_type(str(buffer.dtype))
-            self.accessor.places[buffer] = SharedPlace(
-                self.view(kind), str(buffer.dtype), layout
-            )
+            self.accessor.places[buffer] = SharedPlace(self.view(kind), str(buffer.dtype), layout)
         barriers = [b for b in self.plan.shared if is_barrier(b)]
         if barriers:
             init_barriers(self.accessor, barriers, self.target)
@@ -248,7 +255,11 @@ class LaunchLowering:
         """Return all shared memory as elements of a type."""
         if dtype not in self.views:
             self.views[dtype] = self.builder.view(
-                self.shared, self.shared_bytes // DType(dtype).itemsize, dtype, f"shared_{dtype}", "shared.dyn"
+                self.shared,
+                self.shared_bytes // DType(dtype).itemsize,
+                dtype,
+                f"shared_{dtype}",
+                "shared.dyn",
             )
         return self.views[dtype]
 
@@ -333,6 +344,8 @@ class LaunchLowering:
                         self._child(other)
             case nodes.Jump(word=word):
                 builder.jump(word)
+            case nodes.Store() if reducer_update(stmt) is not None:
+                emit_update(accessor, stmt)
             case nodes.Store(buffer=buffer, indices=indices, value=value):
                 accessor.store(buffer, indices, builder.bind(accessor.scalar(value)), value.dtype)
             case nodes.Let(var=var, value=value):
@@ -370,7 +383,12 @@ class LaunchLowering:
             )
             self.accessor.places[buffer] = LocalPlace(memory, str(buffer.dtype), shape)
             return
-        if buffer.base is not None:
+        if buffer.address is not None:
+            address = tir.reinterpret("handle", self.accessor.scalar(buffer.address))
+            place = tensor_place(buffer, self.target)
+            memory = self.builder.at_address(address, memory_type(str(buffer.dtype)), buffer.name)
+            self.accessor.places[buffer] = replace(place, memory=memory)
+        elif buffer.base is not None:
             self.accessor.places[buffer] = self._view_of(buffer, stmt)
         elif buffer.scope != "fragment":  # a fragment without a place is never used
             raise _unsupported(stmt, self.target, f"no place for `{buffer.name}` yet")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from tilecore.inference.gpu.loops import Access
 from tilecore.inference.gpu.places import Slots, slots_of
 from tilecore.inference.gpu.plan import CHUNK_BYTES, NestPlan
 from tilecore.ir import nodes
-from tilecore.ir.expr import Var, const
+from tilecore.ir.expr import Expr, Var, const
 from tilecore.ir.nodes import Copy, Stmt
 from tilecore.lowering.cpu.tir import add, index, mul
 from tilecore.lowering.cuda.access import Accessor
@@ -46,6 +46,7 @@ class PointLoops:
         self.accessor, self.builder = accessor, accessor.builder
         self.distribution, self.names = distribution, names
         self.lanes = lanes
+        self.limits: Mapping[int, Expr] = {}
         self.starts = [
             self.builder.bind(thread_index(distribution, axis, accessor.thread))
             for axis in range(len(names))
@@ -112,9 +113,14 @@ class PointLoops:
                 value = add(self.starts[axis], slot_index(distribution, axis, here))
                 extent = distribution.shape[axis]
                 stack.enter_context(accessor.bound(name, value, (0, extent - 1), const(extent)))
-                if distribution.is_padded(axis):
+                limit = self.limits.get(axis)
+                if limit is not None:
+                    one = tir.LT(index(value), index(accessor.integer(limit)))
+                elif distribution.is_padded(axis):
                     one = tir.LT(index(value), index(extent))
-                    cond = one if cond is None else tir.And(cond, one)
+                else:
+                    continue
+                cond = one if cond is None else tir.And(cond, one)
             if cond is not None:
                 stack.enter_context(self.builder.when(cond))
             yield
@@ -130,13 +136,15 @@ class NestLowering:
         self.accessor, self.builder = accessor, accessor.builder
         self.points, self.statement = plan.points, statement
         self.loops = PointLoops(accessor, plan.distribution, plan.points.names)
+        self.loops.limits = plan.points.limits
         self.has_table = any(
             s.table is not None for s in self.loops.find_slots(self.points.accesses)
         )
         # Where slots are looked up by number, the lanes have to be written out too.
         self.plan = replace(plan, lanes=1, wide=frozenset()) if self.has_table else plan
         self.loops.lanes = self.plan.lanes
-        self.wide = [self.points.accesses[n] for n in sorted(self.plan.wide)]
+        found = [self.points.accesses[n] for n in sorted(self.plan.wide)]
+        self.wide = list({_key(a): a for a in found}.values())
 
     def emit(self) -> None:
         """Emit all points of the thread."""
@@ -224,8 +232,8 @@ class NestLowering:
             builder.store(array, raw, lane)
 
 
-def _key(access: Access) -> tuple[nodes.Buffer, tuple[int, ...]]:
-    return access.buffer, tuple(id(i) for i in access.indices)
+def _key(access: Access) -> tuple[nodes.Buffer, tuple[int, ...], bool]:
+    return access.buffer, tuple(id(i) for i in access.indices), access.is_store
 
 
 class AsyncCopyLowering:

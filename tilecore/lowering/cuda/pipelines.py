@@ -167,7 +167,7 @@ class BoxPipelines:
         counter = self.turns.get(id(loop))
         return (
             turn if counter is None else self.builder.bind(add(self.builder.load(counter, 0), turn))
-        )  # noqa: E501
+        )
 
     def _advance(self, loop: For, trips: Any) -> None:
         counter = self.turns.get(id(loop))

@@ -8,13 +8,15 @@ from tilecore.errors import UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
 from tilecore.ir import nodes
 from tilecore.ir.expr import cast, const
+from tilecore.ir.fold import reducer_update
 from tilecore.ir.nodes import Arrive, Atomic, Exchange, Wait
 from tilecore.lowering.cpu.tir import index
 from tilecore.lowering.cuda.access import Accessor
 from tilecore.lowering.cuda.instructions import barrier, warp
 from tilecore.lowering.cuda.instructions.atomic import atomic, load_ordered
+from tilecore.lowering.cuda.instructions.base import Instruction
 from tilecore.lowering.cuda.memory import SharedPlace, TensorPlace
-from tilecore.lowering.cuda.scalar import BITS, constant, convert, operate
+from tilecore.lowering.cuda.scalar import constant, convert, from_memory, operate
 
 WARP = 32
 SHUFFLES = {"shfl": "idx", "shfl_xor": "xor", "shfl_up": "up", "shfl_down": "down"}
@@ -34,11 +36,6 @@ def emit_atomic(accessor: Accessor, stmt: Atomic) -> None:
             what=f"an atomic {stmt.op} of `{buffer.name}`", target="cuda",
             reason="atomic updates are of tensors and shared tiles", span=stmt.span,
         )  # fmt: skip
-    if dtype in BITS:
-        raise UnsupportedOnTarget(
-            what=f"an atomic {stmt.op} of {dtype}", target="cuda", span=stmt.span,
-            reason="no code for it yet: update float32 or float16",
-        )  # fmt: skip
     value = builder.bind(accessor.scalar(cast(stmt.value, dtype)))
     if prev is not None:
         accessor.store(prev, (const(0),), constant(0, dtype), dtype)
@@ -46,13 +43,59 @@ def emit_atomic(accessor: Accessor, stmt: Atomic) -> None:
         memory, offset = accessor.locate(buffer, stmt.indices)
         address = builder.address(memory, offset)
         if stmt.op == "load":
-            old = load_ordered(dtype).call(address)
+            old = from_memory(load_ordered(dtype).call(address), dtype)
         else:
-            old = atomic(ATOMICS[stmt.op], dtype).call(address, value)
+            old = _updated(ATOMICS[stmt.op], dtype, address, value)
         if prev is None:
             builder.evaluate(old)
         else:
             accessor.store(prev, (const(0),), builder.bind(old), dtype)
+
+
+def emit_update(accessor: Accessor, stmt: nodes.Store) -> None:
+    """Emit an update of a reducer, which all points may make: atomic, in shared memory."""
+    found = reducer_update(stmt)
+    assert found is not None
+    op, value = found
+    names = {"sum": "add", "bitand": "and", "bitor": "or", "bitxor": "xor"}
+    builder, dtype, place = accessor.builder, str(stmt.buffer.dtype), accessor.places[stmt.buffer]
+    raw = builder.bind(accessor.scalar(cast(value, dtype)))
+    with accessor.storing(place, stmt.indices):
+        address = builder.address(*accessor.locate(stmt.buffer, stmt.indices))
+        builder.evaluate(_updated(names.get(op, op), dtype, address, raw))
+
+
+def _updated(op: str, dtype: str, address: Any, value: Any) -> Any:
+    """Return the old value of an element that is updated, as it is computed with."""
+    if dtype == "bfloat16":
+        return update_bfloat16(op).call(address, value)
+    return atomic(op, dtype).call(address, value)
+
+
+@functools.cache
+def update_bfloat16(op: str) -> Instruction:
+    """Return ``float32 (void* address, float32 value)``: an update by compare-and-swap."""
+    steps = {"add": "old + value", "max": "fmaxf(old, value)", "min": "fminf(old, value)",
+             "exchange": "value"}  # fmt: skip
+    if op not in steps:
+        raise UnsupportedOnTarget(
+            what=f"an atomic {op} of bfloat16", target="cuda", reason=f"expected {', '.join(steps)}"
+        )
+    body = f"""unsigned short* word = (unsigned short*)address;
+unsigned short seen = *(volatile unsigned short*)word, expected;
+float old;
+do {{
+  expected = seen;
+  old = __uint_as_float((unsigned)expected << 16);
+  float made = {steps[op]};
+  unsigned bits = __float_as_uint(made);
+  unsigned rounded = made != made ? 0x7fffu : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+  seen = atomicCAS(word, expected, (unsigned short)rounded);
+}} while (seen != expected);
+return old;"""
+    return Instruction(
+        f"tc_update_bf16_{op}", "void* address, float value", body, returns="float32"
+    )
 
 
 def emit_exchange(accessor: Accessor, stmt: Exchange, target: GpuTarget) -> None:
