@@ -15,8 +15,9 @@ from tilecore.emulator.arguments import SCALARS, TensorMap, span
 from tilecore.emulator.toolchain import load_kernel, load_runtime
 from tilecore.emulator.translate import to_cpp
 from tilecore.errors import EmulationError
+from tilecore.gpu_target import GpuTarget
 from tilecore.runtime.dims import evaluate
-from tilecore.target import GpuTarget, parse_target
+from tilecore.target import parse_target
 
 DELIVERIES = ("late", "early", "random")
 

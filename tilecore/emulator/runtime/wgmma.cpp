@@ -101,6 +101,15 @@ void note_reads(Block& block, int group, const Product& p, const Clock& seen) {
   if (p.registers.empty()) note(p.a, ROWS, p.a_transposed);
   note(p.b, p.n, p.b_transposed);
 }
+// The next product in flight on the accumulators of `p`, which is the i-th of the oldest group.
+Product* following(Warpgroup& g, size_t i, const Product& p) {
+  for (size_t group = 0; group <= g.groups.size(); ++group) {
+    auto& products = group < g.groups.size() ? g.groups[group] : g.open;
+    for (size_t j = group ? 0 : i + 1; j < products.size(); ++j)
+      if (products[j].d[0] == p.d[0] && !products[j].is_done) return &products[j];
+  }
+  return nullptr;
+}
 struct Issue {
   void* d;
   const void* registers;
@@ -157,8 +166,11 @@ void wgmma_wait(int pending) {
   int number = me().rank / WARPGROUP;
   meet_warpgroup("wgmma.wait_group", nullptr, [&](Warpgroup& g, Collective&) {
     while ((int)g.groups.size() > pending) {
-      for (const Product& p : g.groups.front()) {
+      auto& products = g.groups.front();
+      for (size_t i = 0; i < products.size(); ++i) {
+        const Product& p = products[i];
         complete(block, p);
+        if (Product* next = following(g, i, p)) next->before = accumulators(*next);
         for (int t = 0; t < WARPGROUP; ++t)
           clock_of(*block.fibers[number * WARPGROUP + t]).set(group_agent(block, number), p.time);
       }
