@@ -227,6 +227,13 @@ class ToolchainMissing(TileError):
     template = "{tool} is needed for {purpose} and was not found"
 
 
+class EmulationError(TileError):
+    """A generated kernel does what a GPU does not define, or never ends (tilecore.emulator)."""
+
+    code, title = "TC307", "emulation-error"
+    template = "{kernel}: {what}"
+
+
 # --- TC4xx: artifacts and calls --------------------------------------------------------------
 
 

@@ -1,0 +1,132 @@
+// What a kernel sees when it is compiled for the emulator: CUDA's words, and the functions that
+// stand for PTX (tilecore/lowering/cuda/instructions). The runtime (machine.h) is linked in.
+#pragma once
+#include <cstdio>
+
+#include "functions.h"
+#include "types.h"
+
+struct alignas(64) CUtensorMap {
+  unsigned long long opaque[16];
+};
+
+namespace emu {
+typedef unsigned long long u64;
+extern uint3 thread_index, block_index;
+extern dim3 block_shape, grid_shape;
+extern int line;  // of the generated text, where the running thread is
+[[noreturn]] void fail(const char* message);
+
+// Memory. Shared addresses are offsets into the block's shared memory.
+void* dynamic_shared();
+void* static_shared(int number, unsigned bytes, unsigned alignment);
+unsigned shared_offset(const void* pointer);
+inline u64 descriptor_address(const void* tile) { return (shared_offset(tile) & 0x3ffff) >> 4; }
+void* cluster_pointer(const void* pointer, int rank);
+
+// Barriers.
+void sync_threads();
+int sync_threads_reduce(int condition, int kind);
+void sync_warp(unsigned mask);
+void bar_sync(int id, int threads);
+void bar_arrive(int id, int threads);
+void barrier_init(void* barrier, int count);
+void barrier_invalidate(void* barrier);
+void barrier_arrive(void* barrier, int count);
+void barrier_arrive_remote(void* barrier, int rank);
+void barrier_expect(void* barrier, int bytes, bool arrives);
+void barrier_wait(void* barrier, int parity);
+int barrier_test(void* barrier, int parity);
+void fence_barrier_init();
+void fence_async();
+void cluster_arrive();
+void cluster_wait();
+int cluster_rank();
+
+// Asynchronous copies.
+void cp_async(void* dst, const void* src, int bytes, int src_bytes);
+void cp_async_commit();
+void cp_async_wait(int pending);
+void cp_async_arrive(void* barrier, bool counts);
+void bulk_load(void* dst, const void* src, int bytes, void* barrier);
+void bulk_store(void* dst, const void* src, int bytes);
+void bulk_reduce(int type, void* dst, const void* src, int bytes, const char* op);
+template <class T>
+inline void bulk_reduce(void* dst, const void* src, int bytes, const char* op) {
+  bulk_reduce(T::id, dst, src, bytes, op);
+}
+void bulk_commit();
+void bulk_wait(int pending, bool only_reads);
+void tma_load(void* dst, u64 map, void* barrier, int rank, const int* at, int mask);
+void tma_store(u64 map, const void* src, int rank, const int* at);
+void tma_reduce(u64 map, const void* src, int rank, const int* at, const char* op);
+void check_map(u64 map);
+
+// Matrices.
+void ldmatrix(void* d, const void* row, int count, bool transposed);
+void stmatrix(void* row, const void* s, int count, bool transposed);
+void mma(int m, int n, int k, int a_type, int b_type, int c_type, void* d, const void* a,
+         const void* b);
+template <int M, int N, int K, class A, class B, class C>
+inline void mma(void* d, const void* a, const void* b) {
+  mma(M, N, K, A::id, B::id, C::id, d, a, b);
+}
+void mma_quad(int c_type, void* d, const void* a, const void* b, bool a_row, bool b_col);
+template <class C>
+inline void mma_quad(void* d, const void* a, const void* b, bool a_row, bool b_col) {
+  mma_quad(C::id, d, a, b, a_row, b_col);
+}
+void wgmma(int n, int a_type, int b_type, int c_type, void* d, const void* a_registers, u64 a,
+           u64 b, bool accumulates, bool a_transposed, bool b_transposed);
+template <int N, class A, class B, class C>
+inline void wgmma_ss(void* d, u64 a, u64 b, int accumulates, bool a_t, bool b_t) {
+  wgmma(N, A::id, B::id, C::id, d, nullptr, a, b, accumulates, a_t, b_t);
+}
+template <int N, class A, class B, class C>
+inline void wgmma_rs(void* d, const void* a, u64 b, int accumulates, bool a_t, bool b_t) {
+  wgmma(N, A::id, B::id, C::id, d, a, 0, b, accumulates, a_t, b_t);
+}
+void wgmma_fence();
+void wgmma_commit();
+void wgmma_wait(int pending);
+void set_registers(int count, bool grows);
+float round_tf32(float value);
+template <class T>
+inline unsigned pack_float8(float a, float b, float c, float d) {
+  return encode(T::id, a) | encode(T::id, b) << 8 | encode(T::id, c) << 16 | encode(T::id, d) << 24;
+}
+template <class T>
+inline void unpack_float8(void* halves, unsigned packed) {
+  for (int i = 0; i < 4; ++i) ((half*)halves)[i] = half(decode(T::id, packed >> 8 * i & 255));
+}
+
+// Warps.
+int lane();
+int elect();
+void shuffle(const char* kind, unsigned mask, void* value, int bytes, int source);
+unsigned ballot(const char* kind, unsigned mask, int condition);
+unsigned match(unsigned mask, u64 value);
+int reduce(const char* kind, unsigned mask, int value, bool is_signed);
+void spin();  // the thread waits for another one's store
+u64 now();
+
+template <class T>
+inline T load_ordered(const void* address) {
+  spin();
+  return *(const T*)address;
+}
+template <class T>
+inline void store_ordered(void* address, T value) { *(T*)address = value; }
+void atomic_begin(void* address, int bytes);  // the accesses up to atomic_end are one
+void atomic_end();
+template <class T, class F>
+inline T update(T* address, F combine) {
+  atomic_begin(address, sizeof(T));
+  T old = *address;
+  *address = combine(old);
+  atomic_end();
+  return old;
+}
+}  // namespace emu
+
+#include "words.h"

@@ -1,0 +1,135 @@
+// Matrix instructions of warps: ldmatrix, stmatrix, mma.
+#include <cstring>
+
+#include "elements.h"
+#include "machine.h"
+
+namespace emu {
+namespace {
+struct Rows {
+  void* fragment;
+  void* row;
+};
+// Row `r` of matrix `i` is at the address that lane 8 * i + r passes.
+unsigned char* row_at(Collective& c, int lane, const char* what, bool writes) {
+  void* row = ((Rows*)c.arguments[lane])->row;
+  check_aligned(row, 16, what);
+  Block* block = block_of(row);
+  if (block != &my_block()) fail(std::string(what) + ": expected an address of shared memory");
+  unsigned offset = offset_in(*block, row);
+  shared_at(*block, offset, 16, what);
+  const Fiber& f = *block->fibers[me().rank / WARP * WARP + lane];
+  const Clock& clock = clock_of(f);
+  if (writes) on_write(*block, offset, 16, thread_agent(f), clock, clock.at(thread_agent(f)));
+  else on_read(*block, offset, 16, thread_agent(f), clock);
+  return (unsigned char*)row;
+}
+// Calls `visit` with the bytes of each element of each matrix, in a row and in a lane's fragment.
+template <class F>
+void for_each(Collective& c, int count, bool transposed, const char* what, bool writes, F visit) {
+  for (int i = 0; i < count; ++i)
+    for (int r = 0; r < 8; ++r) {
+      unsigned char* row = row_at(c, 8 * i + r, what, writes);
+      for (int x = 0; x < 8; ++x) {
+        int first = transposed ? x : r, second = transposed ? r : x;
+        unsigned char* fragment =
+            (unsigned char*)((Rows*)c.arguments[4 * first + second / 2])->fragment;
+        visit(row + 2 * x, fragment + 4 * i + 2 * (second % 2));
+      }
+    }
+}
+}  // namespace
+
+void ldmatrix(void* d, const void* row, int count, bool transposed) {
+  std::string what = "ldmatrix.x" + std::to_string(count) + (transposed ? ".trans" : "");
+  Rows own{d, (void*)row};
+  meet_warp(what, 0xffffffffu, &own, [&](Collective& c) {
+    for_each(c, count, transposed, "ldmatrix", false,
+             [](unsigned char* in, unsigned char* out) { memcpy(out, in, 2); });
+  });
+}
+void stmatrix(void* row, const void* s, int count, bool transposed) {
+  std::string what = "stmatrix.x" + std::to_string(count) + (transposed ? ".trans" : "");
+  Rows own{(void*)s, row};
+  meet_warp(what, 0xffffffffu, &own, [&](Collective& c) {
+    for_each(c, count, transposed, "stmatrix", true,
+             [](unsigned char* out, unsigned char* in) { memcpy(out, in, 2); });
+  });
+}
+
+namespace {
+struct Fragments {
+  void* d;
+  const void *a, *b;
+};
+}  // namespace
+
+// d += a * b of m x k and k x n elements; sums are exact to double and rounded once.
+void mma(int m, int n, int k, int a_type, int b_type, int c_type, void* d, const void* a,
+         const void* b) {
+  std::string what = "mma.m" + std::to_string(m) + "n" + std::to_string(n) + "k" + std::to_string(k);
+  Fragments own{d, a, b};
+  meet_warp(what, 0xffffffffu, &own, [=](Collective& c) {
+    int bits = a_type == F64 ? 64 : 32, each = bits / width(a_type);  // elements of a register
+    int a_registers = m * k / (WARP * each), b_registers = n * k / (WARP * each);
+    std::vector<double> left(m * k), right(k * n);
+    for (int lane = 0; lane < WARP; ++lane) {
+      Fragments& f = *(Fragments*)c.arguments[lane];
+      int g = lane / 4, t = lane % 4;
+      for (int r = 0; r < a_registers; ++r)
+        for (int q = 0; q < each; ++q) {
+          int row = m == 8 ? g : g + 8 * (r % 2), step = m == 8 ? r : r / 2;
+          left[row * k + each * t + 4 * each * step + q] = element(a_type, f.a, r * each + q);
+        }
+      for (int r = 0; r < b_registers; ++r)
+        for (int q = 0; q < each; ++q)
+          right[(each * t + 4 * each * r + q) * n + g] = element(b_type, f.b, r * each + q);
+    }
+    for (int lane = 0; lane < WARP; ++lane) {
+      Fragments& f = *(Fragments*)c.arguments[lane];
+      for (int i = 0; i < m * n / WARP; ++i) {
+        int row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
+        double sum = element(c_type, f.d, i);
+        for (int x = 0; x < k; ++x) sum += left[row * k + x] * right[x * n + column];
+        set_element(c_type, f.d, i, sum);
+      }
+    }
+  });
+}
+
+// m8n8k4 of float16 (sm_70): lanes 4 q .. 4 q + 3 and those 16 further on compute one product.
+void mma_quad(int c_type, void* d, const void* a, const void* b, bool a_row, bool b_col) {
+  std::string what = "mma.m8n8k4";
+  Fragments own{d, a, b};
+  meet_warp(what, 0xffffffffu, &own, [=](Collective& c) {
+    for (int pair = 0; pair < 4; ++pair) {
+      double left[8][4], right[4][8];
+      for (int x = 0; x < 8; ++x) {
+        int lane = 4 * pair + x % 4 + (x < 4 ? 0 : 16), half = x < 4 ? 0 : 4;
+        Fragments& f = *(Fragments*)c.arguments[lane];
+        for (int i = 0; i < 4; ++i) {
+          double u = element(F16, f.a, i), v = element(F16, f.b, i);
+          if (a_row) left[x % 4 + half][i] = u;
+          else left[i + half][x % 4] = u;
+          if (b_col) right[i][x % 4 + half] = v;
+          else right[x % 4][i + half] = v;
+        }
+      }
+      for (int x = 0; x < 8; ++x) {
+        int lane = 4 * pair + x % 4 + (x < 4 ? 0 : 16), half = x < 4 ? 0 : 4;
+        Fragments& f = *(Fragments*)c.arguments[lane];
+        for (int i = 0; i < 8; ++i) {
+          int row = x % 4 + half, column = i;
+          if (c_type == F32) {
+            row = (lane & 1) + (i & 2) + half;
+            column = (i & 4) + (lane & 2) + (i & 1);
+          }
+          double sum = element(c_type, f.d, i);
+          for (int y = 0; y < 4; ++y) sum += left[row][y] * right[y][column];
+          set_element(c_type, f.d, i, sum);
+        }
+      }
+    }
+  });
+}
+}  // namespace emu

@@ -1,0 +1,235 @@
+// What threads of a block, a warp or a warpgroup do together.
+#include "machine.h"
+
+#include <cstring>
+
+namespace emu {
+int lane() { return me().rank % WARP; }
+
+static unsigned existing_lanes(const Block& block, int warp) {
+  int lanes = std::min(WARP, block.threads - warp * WARP);
+  return lanes == WARP ? 0xffffffffu : (1u << lanes) - 1;
+}
+
+// --- barriers of a block -------------------------------------------------------------------------
+static NamedBarrier& arrive_at(int id, int threads, const char* what) {
+  if (id < 0 || id >= NAMED_BARRIERS) fail("barrier " + std::to_string(id) + ": expected 0 to 15");
+  if (threads % WARP && threads != my_block().threads)
+    fail(std::string(what) + ": expected a multiple of 32 threads, found " + std::to_string(threads));
+  if (threads > my_block().threads)
+    fail(std::string(what) + ": " + std::to_string(threads) + " threads, the block has " +
+         std::to_string(my_block().threads));
+  NamedBarrier& b = my_block().named[id];
+  if (b.arrived == 0) b.threads = threads;
+  else if (b.threads != threads)
+    fail("divergent barrier " + std::to_string(id) + ": one thread expects " +
+         std::to_string(b.threads) + " threads, another one " + std::to_string(threads));
+  b.gathered.join(clock_of(me()));
+  tick(me());
+  if (++b.arrived == threads) {
+    b.released = b.gathered;
+    b.gathered = Clock();
+    b.arrived = 0;
+    b.generation++;
+    machine.progress++;
+  }
+  return b;
+}
+static void wait_at(NamedBarrier& b, unsigned generation, const std::string& what) {
+  wait_until(what, [&b, generation] { return b.generation != generation; });
+  clock_of(me()).join(b.released);
+}
+void bar_sync(int id, int threads) {
+  settle();
+  unsigned generation = my_block().named[id & 15].generation;
+  NamedBarrier& b = arrive_at(id, threads, "bar.sync");
+  wait_at(b, generation, "barrier " + std::to_string(id) + " of " + std::to_string(threads) +
+                             " threads");
+}
+void bar_arrive(int id, int threads) {
+  settle();
+  arrive_at(id, threads, "bar.arrive");
+  maybe_pause();
+}
+void sync_threads() {
+  settle();
+  unsigned generation = my_block().named[0].generation;
+  NamedBarrier& b = arrive_at(0, my_block().threads, "__syncthreads");
+  wait_at(b, generation, "__syncthreads");
+}
+int sync_threads_reduce(int condition, int kind) {
+  NamedBarrier& b = my_block().named[0];
+  b.votes += condition != 0;
+  sync_threads();
+  int votes = b.votes;
+  sync_threads();
+  b.votes = 0;
+  if (kind == 2) return votes;
+  return kind == 1 ? votes > 0 : votes == my_block().threads;
+}
+
+// --- warps and warpgroups ------------------------------------------------------------------------
+int meet_warp(const std::string& what, unsigned mask, void* argument,
+              const std::function<void(Collective&)>& act) {
+  settle();
+  Block& block = my_block();
+  int warp = me().rank / WARP, own = lane();
+  if (!(mask >> own & 1)) fail(what + ": the lane is not in its own mask " + hex(mask));
+  mask &= existing_lanes(block, warp);
+  auto& open = block.warps[warp];
+  Collective* c = nullptr;
+  for (Collective& other : open) {
+    if (!other.arrived) continue;
+    if (other.mask != mask) continue;
+    if (other.what != what)
+      fail("divergent warp: one lane is at " + what + ", another one at " + other.what);
+    c = &other;
+  }
+  if (!c) {
+    for (Collective& other : open)
+      if (!other.arrived) c = &other;
+    if (!c) {
+      open.emplace_back();
+      c = &open.back();
+    }
+    c->mask = mask;
+    c->what = what;
+    c->arguments.assign(WARP, nullptr);
+  }
+  c->arguments[own] = argument;
+  unsigned generation = c->generation;
+  bool orders = what == "__syncwarp";
+  if (orders) {
+    c->gathered.join(clock_of(me()));
+    tick(me());
+  }
+  if (++c->arrived == __builtin_popcount(mask)) {
+    act(*c);
+    c->released = c->gathered;
+    c->gathered = Clock();
+    c->arrived = 0;
+    c->generation++;
+    machine.progress++;
+  } else {
+    wait_until(what, [c, generation] { return c->generation != generation; });
+  }
+  if (orders) clock_of(me()).join(c->released);
+  return own;
+}
+void meet_warpgroup(const std::string& what, void* argument,
+                    const std::function<void(Warpgroup&, Collective&)>& act) {
+  settle();
+  Block& block = my_block();
+  int number = me().rank / WARPGROUP;
+  if (block.threads < (number + 1) * WARPGROUP)
+    fail(what + ": a warpgroup of 128 threads is needed, the block has " +
+         std::to_string(block.threads) + " threads");
+  Warpgroup& group = block.warpgroups[number];
+  Collective& c = group.meeting;
+  if (c.arrived == 0) {
+    c.what = what;
+    c.arguments.assign(WARPGROUP, nullptr);
+  } else if (c.what != what) {
+    fail("divergent warpgroup: one thread is at " + what + ", another one at " + c.what);
+  }
+  c.arguments[me().rank % WARPGROUP] = argument;
+  unsigned generation = c.generation;
+  if (++c.arrived == WARPGROUP) {
+    act(group, c);
+    c.arrived = 0;
+    c.generation++;
+    machine.progress++;
+  } else {
+    wait_until(what, [&c, generation] { return c.generation != generation; });
+  }
+}
+void sync_warp(unsigned mask) { meet_warp("__syncwarp", mask, nullptr, [](Collective&) {}); }
+int elect() {
+  meet_warp("elect.sync", 0xffffffffu, nullptr, [](Collective&) {});
+  return lane() == 0;
+}
+
+struct Shuffled {
+  unsigned char in[16], out[16];
+  int source;
+};
+void shuffle(const char* kind, unsigned mask, void* value, int bytes, int source) {
+  Shuffled own;
+  memcpy(own.in, value, bytes);
+  own.source = source & 31;
+  meet_warp(kind, mask, &own, [=](Collective& c) {
+    for (int i = 0; i < WARP; ++i) {
+      Shuffled* to = (Shuffled*)c.arguments[i];
+      if (!to) continue;
+      Shuffled* from = (Shuffled*)c.arguments[to->source];
+      if (!from && !(c.mask >> to->source & 1) && (mask >> to->source & 1)) from = to;
+      if (!from)
+        fail(std::string(kind) + ": lane " + std::to_string(i) + " reads lane " +
+             std::to_string(to->source) + ", which does not take part");
+      memcpy(to->out, from->in, bytes);
+    }
+  });
+  memcpy(value, own.out, bytes);
+}
+unsigned ballot(const char* kind, unsigned mask, int condition) {
+  struct Vote { int condition; unsigned all; } own{condition, 0};
+  meet_warp(kind, mask, &own, [](Collective& c) {
+    unsigned all = 0;
+    for (int i = 0; i < WARP; ++i)
+      if (c.arguments[i] && ((Vote*)c.arguments[i])->condition) all |= 1u << i;
+    for (void* a : c.arguments)
+      if (a) ((Vote*)a)->all = all;
+  });
+  return own.all;
+}
+unsigned match(unsigned mask, unsigned long long value) {
+  struct Match { unsigned long long value; unsigned same; } own{value, 0};
+  meet_warp("match.any", mask, &own, [](Collective& c) {
+    for (void* a : c.arguments)
+      for (int i = 0; a && i < WARP; ++i)
+        if (c.arguments[i] && ((Match*)c.arguments[i])->value == ((Match*)a)->value)
+          ((Match*)a)->same |= 1u << i;
+  });
+  return own.same;
+}
+int reduce(const char* kind, unsigned mask, int value, bool is_signed) {
+  struct Reduced { int value, all; } own{value, 0};
+  std::string op = kind + 6;  // behind "redux."
+  meet_warp(kind, mask, &own, [&op, is_signed](Collective& c) {
+    bool first = true;
+    int all = 0;
+    for (void* a : c.arguments) {
+      if (!a) continue;
+      int v = ((Reduced*)a)->value;
+      bool less = is_signed ? v < all : (unsigned)v < (unsigned)all;
+      if (first) all = v;
+      else if (op == "add") all = (int)((unsigned)all + (unsigned)v);
+      else if (op == "min") all = less ? v : all;
+      else if (op == "max") all = less ? all : v;
+      else if (op == "and") all &= v;
+      else if (op == "or") all |= v;
+      else all ^= v;
+      first = false;
+    }
+    for (void* a : c.arguments)
+      if (a) ((Reduced*)a)->all = all;
+  });
+  return own.all;
+}
+
+// --- the end of a thread ---------------------------------------------------------------------------
+void leave(Fiber& f) {
+  for (const auto& group : f.groups)
+    if (!group.empty()) fail("cp.async is still in flight when the thread exits");
+  if (!f.open.empty()) fail("cp.async is still in flight when the thread exits (not committed)");
+  if (!f.bulk_open.empty()) fail("a bulk store was not committed when the thread exits");
+  for (const auto& group : f.bulk_groups)
+    if (!group.empty())
+      fail("a bulk store still reads shared memory when the thread exits: bulk_wait is missing");
+  for (Bulk& bulk : f.bulk_read) bulk.write();
+  Warpgroup& group = my_block().warpgroups[f.rank / WARPGROUP];
+  bool is_open = !group.open.empty();
+  for (const auto& products : group.groups) is_open |= !products.empty();
+  if (is_open) fail("wgmma is still in flight when the thread exits");
+}
+}  // namespace emu
