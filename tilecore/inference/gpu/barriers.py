@@ -39,7 +39,8 @@ class Barriers:
 
     Args:
         memory: for each tile in shared memory those that share its place.
-        pipelines: loops at whose head all threads meet, with the copies that run ahead.
+        pipelines: loops whose copies run ahead. Where threads copy, all meet at the head of the
+            loop; boxes have barriers of their own.
         by_thread: whether statements outside tile operations run once per thread: among
             themselves the program places their barriers.
     """
@@ -81,6 +82,8 @@ class Barriers:
         for expr in exprs:
             own = own.union(self._of_expr(expr))
         pipeline = self.pipelines.get(stmt)
+        if pipeline is not None and pipeline.boxes:
+            pipeline = None
         if pipeline is not None:
             filled = frozenset((b, True) for c in pipeline.copies for b in writes(c))
             own = own.union(Touched(written=filled))

@@ -9,7 +9,7 @@ never wrong, and `explain` says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilecore.inference.gpu.distribution import Digit, Distribution, by_slot, spread
@@ -240,13 +240,13 @@ def _most_threads(points: Points, fragments: Fragments) -> list[int] | None:
 
 def _lanes(points: Points, loop: int, threads: int) -> int:
     """Return how many neighbours along ``loop`` a thread should have."""
-    widths = [
-        _width(access, points, loop)
-        for access in points.accesses
+    widths = {
+        n: _width(access, points, loop)
+        for n, access in enumerate(points.accesses)
         if access.buffer.scope in ("global", "shared")
         and is_contiguous(access.indices, points.names[loop])
-    ]
-    lanes = max(widths, default=1)
+    }
+    lanes = _widest(points, widths)
     while lanes > 1 and (
         points.shape[loop] % lanes or math.prod(points.shape) // lanes < min(threads, WARP)
     ):
@@ -362,7 +362,7 @@ def _nest_plan(points: Points, distribution: Distribution) -> NestPlan:
             for n, a in enumerate(points.accesses)
             if a.buffer.scope in ("global", "shared") and is_contiguous(a.indices, name)
         }
-        lanes = max(widths.values(), default=1)
+        lanes = _widest(points, widths)
         while lanes > 1 and points.shape[loop] % lanes:
             lanes //= 2
         wide = frozenset(
@@ -373,6 +373,12 @@ def _nest_plan(points: Points, distribution: Distribution) -> NestPlan:
         if lanes > best.lanes and wide:
             best = NestPlan(points, distribution, lanes, loop, wide)
     return best
+
+
+def _widest(points: Points, widths: Mapping[int, int]) -> int:
+    """Return the lanes of the widest access, of tensors where there are any."""
+    tensors = [w for n, w in widths.items() if points.accesses[n].buffer.scope == "global"]
+    return max(tensors or widths.values(), default=1)
 
 
 def _reread(points: Points) -> frozenset[int]:

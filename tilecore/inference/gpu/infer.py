@@ -54,7 +54,7 @@ def _plan(launch: KernelLaunch, target: GpuTarget) -> GpuLaunchPlan:
     layouts = lay_out(shared, gemms.values(), stages, viewed, _staging(statements, gemms.values()))
     if target.has_tma:
         pipelines = with_boxes(launch, pipelines, layouts)
-    places, size = assign_places(launch.body, layouts)
+    places, size = assign_places(launch.body, layouts, pipelines.values())
     if size > target.shared_per_block:
         raise _too_much(launch, places, size, target)
     finder = Barriers(sharing_memory(places), pipelines, bool(launch.thread_vars))

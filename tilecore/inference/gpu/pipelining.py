@@ -68,6 +68,8 @@ def _may_run_ahead(
         return False
     if plan.lanes * tile.dtype.itemsize not in ASYNC_BYTES or tile.dtype.is_packed:
         return False
+    if len(plan.wide) < len(plan.points.accesses):
+        return False  # one side is not aligned
     parts = [n for e in expressions(copy) for n in walk_expr(e)]
     return not any(isinstance(n, Load) or (isinstance(n, Var) and n in bound) for n in parts)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from tilecore.inference.gpu.plan import GemmPlan, SharedLayout
+from tilecore.inference.gpu.plan import GemmPlan, Pipeline, SharedLayout
 from tilecore.ir.nodes import Buffer, Seq, Stmt
 from tilecore.ir.visitor import buffers_of
 
@@ -47,14 +47,20 @@ def lay_out(
 
 
 def assign_places(
-    body: Stmt, layouts: Mapping[Buffer, SharedLayout]
+    body: Stmt, layouts: Mapping[Buffer, SharedLayout], pipelines: Iterable[Pipeline]
 ) -> tuple[dict[Buffer, SharedLayout], int]:
     """Return the layouts with their places, and the bytes that a block needs.
 
     Tiles that are never alive together share memory; a tile is alive from the first to the last
-    statement of the launch that uses it.
+    statement of the launch that uses it. Tiles that come in boxes are filled as early as they can
+    be: from the start, and to the end where their loop runs again.
     """
-    spans = _spans(body.stmts if isinstance(body, Seq) else (body,), layouts)
+    stmts = body.stmts if isinstance(body, Seq) else (body,)
+    spans = _spans(stmts, layouts)
+    for pipeline in pipelines:
+        for copy in pipeline.copies if pipeline.boxes else ():
+            tile = copy.dst.buffer
+            spans[tile] = (0, len(stmts) if pipeline.is_nested else spans[tile][1])
     placed: dict[Buffer, SharedLayout] = {}
     for tile in sorted(layouts, key=lambda t: (-layouts[t].alignment, -layouts[t].bytes)):
         layout = layouts[tile]

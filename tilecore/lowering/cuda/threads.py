@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 from tvm import tirx as tir
 
 from tilecore.errors import UnsupportedOnTarget

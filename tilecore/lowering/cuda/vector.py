@@ -16,5 +16,4 @@ def copy_bytes(size: int) -> Instruction:
     return Instruction(
         f"tc_copy_{size}", "void* dst, const void* src",
         f"*({word}*)dst = *(const {word}*)src;",
-        f"emu::copy_bytes<{size}>(dst, src);",
     )  # fmt: skip

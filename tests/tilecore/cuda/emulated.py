@@ -1,0 +1,89 @@
+"""Run a tile program on the emulator: compile it for a GPU, bind its arguments, compare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilecore.codegen.cuda import CudaSource, generate
+from tilecore.compiler import parameters
+from tilecore.emulator import LATE, Schedule, TensorMap, emulate
+from tilecore.gpu_target import find_gpu_target
+from tilecore.inference.gpu.infer import infer
+from tilecore.inference.gpu.plan import GpuPlan
+from tilecore.ir.evaluate import evaluate
+from tilecore.ir.expr import Expr, Var
+from tilecore.ir.nodes import Buffer, PrimFunc
+from tilecore.ir.printer import Namer
+from tilecore.ir.verifier import verify
+from tilecore.lowering.cuda.lower import LoweredProgram, lower_function
+from tilecore.passes.pipeline import GPU_PIPELINE, run_passes
+from tilecore.runtime.dims import bind
+
+BITS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}
+
+
+def lowered(func: PrimFunc, target: str) -> tuple[GpuPlan, LoweredProgram, CudaSource]:
+    """Return the plan, TIR and CUDA text of a program."""
+    device = find_gpu_target(target)
+    assert device is not None
+    verify(func)
+    func = run_passes(func, pipeline=GPU_PIPELINE)
+    verify(func)
+    plan = infer(func, device)
+    program = lower_function(func, plan, device)
+    return plan, program, generate(program.func, device)
+
+
+def raw(array: Any) -> Any:
+    """Return an array as the kernel sees it: narrow floats as their bits."""
+    kind = BITS.get(str(getattr(array, "dtype", "")))
+    return array if kind is None else array.view(kind)
+
+
+def run_emulated(
+    func: PrimFunc,
+    target: str,
+    arguments: Sequence[Any],
+    schedules: Sequence[Schedule] = (LATE,),
+    **options: Any,
+) -> GpuPlan:
+    """Run a program on the emulator, in place; return its plan."""
+    plan, program, source = lowered(func, target)
+    values: dict[str, Any] = {}
+    for param, value in zip(func.params, arguments, strict=True):
+        values[param.name] = raw(value)
+    sizes = dimensions(func, arguments)
+    values |= {var.name: value for var, value in sizes.items()}
+    for buffer in program.workspaces:
+        shape = [int(evaluate(e, sizes)) for e in buffer.shape]
+        values[buffer.name] = raw(np.zeros(shape, buffer.dtype.numpy))
+    for spec in program.maps:
+        values[spec.name] = TensorMap(values[spec.tensor.name], spec.box, spec.swizzle_bytes)
+    emulate(source, values, schedules, **options)
+    return plan
+
+
+def dimensions(func: PrimFunc, arguments: Sequence[Any]) -> Mapping[Var, int]:
+    """Return the values of the dynamic dimensions of a call."""
+    found: dict[Var, int] = {}
+    names = Namer()
+    for param in func.params:
+        names.name(param)
+    specs = parameters(func)
+    if all(s.is_static for s in specs):
+        return found
+    by_name = bind(specs, list(arguments))
+    for param in func.params:
+        if isinstance(param, Buffer):
+            for extent in (*param.shape, *(param.strides or ())):
+                if isinstance(extent, Var):
+                    found[extent] = by_name[extent.name]
+    return found
+
+
+def known(expr: Expr) -> int:
+    """Return the value of an expression without variables."""
+    return int(evaluate(expr, {}))
