@@ -14,7 +14,7 @@ from tilecore.gpu_target import find_gpu_target
 from tilecore.inference.gpu.infer import infer
 from tilecore.inference.gpu.plan import GpuPlan
 from tilecore.ir.evaluate import evaluate
-from tilecore.ir.expr import Expr, Var
+from tilecore.ir.expr import Expr, Pointer, Var
 from tilecore.ir.nodes import Buffer, PrimFunc
 from tilecore.ir.printer import Namer
 from tilecore.ir.verifier import verify
@@ -53,8 +53,12 @@ def run_emulated(
     """Run a program on the emulator, in place; return its plan."""
     plan, program, source = lowered(func, target)
     values: dict[str, Any] = {}
+    reached = []
     for param, value in zip(func.params, arguments, strict=True):
         values[param.name] = raw(value)
+        if isinstance(param, Pointer) and isinstance(value, np.ndarray):
+            values[param.name] = value.ctypes.data
+            reached.append(value)
     sizes = dimensions(func, arguments)
     values |= {var.name: value for var, value in sizes.items()}
     for buffer in program.workspaces:
@@ -62,7 +66,7 @@ def run_emulated(
         values[buffer.name] = raw(np.zeros(shape, buffer.dtype.numpy))
     for spec in program.maps:
         values[spec.name] = TensorMap(values[spec.tensor.name], spec.box, spec.swizzle_bytes)
-    emulate(source, values, schedules, **options)
+    emulate(source, values, schedules, known=reached, **options)
     return plan
 
 

@@ -53,11 +53,12 @@ class Barriers:
     ) -> None:
         self.memory, self.pipelines, self.by_thread = memory, pipelines, by_thread
         self.before: set[Stmt] = set()
+        self.ends: set[Stmt] = set()
 
-    def find(self, body: Stmt) -> frozenset[Stmt]:
-        """Return the statements before which the threads must meet."""
+    def find(self, body: Stmt) -> tuple[frozenset[Stmt], frozenset[Stmt]]:
+        """Return (statements before which the threads must meet, loops at whose end they must)."""
         self._walk(body, Touched())
-        return frozenset(self.before)
+        return frozenset(self.before), frozenset(self.ends)
 
     def _walk(self, stmt: Stmt, touched: Touched) -> Touched:
         match stmt:
@@ -94,7 +95,8 @@ class Barriers:
             after = self._walk(stmt.body, Touched() if pipeline is not None else entry)
             entry = entry.union(after)
             if isinstance(stmt, nodes.While) and self._conflict(own, after):
-                self.before.add(stmt.body)
+                self.ends.add(stmt)
+                after = Touched()
             if len(self.before) == count and pipeline is None:
                 again = self._walk(stmt.body, entry)
                 if len(self.before) == count:

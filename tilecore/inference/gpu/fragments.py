@@ -33,9 +33,11 @@ class Fragments:
     shared: dict[Buffer, str] = field(default_factory=dict)  # with the reason
     folded: dict[Buffer, set[int]] = field(default_factory=dict)  # axes along which it is reduced
 
+    spread: frozenset[Buffer] = frozenset()  # what is not the same in, or private to, each thread
+
     def is_register(self, buffer: Buffer) -> bool:
         """Return whether a buffer is a fragment that threads hold."""
-        return buffer.scope == "fragment" and buffer not in self.shared
+        return buffer in self.spread and buffer not in self.shared
 
 
 def distribute(
@@ -73,7 +75,7 @@ def _folded_axes(statements: Sequence[Points]) -> dict[Buffer, set[int]]:
         for access in points.accesses:
             loops = _loops_of(access, points) if points.folded else None
             axes = {a for a, p in (loops or {}).items() if p in points.folded}
-            if axes and access.buffer.scope == "fragment":
+            if axes and access.buffer.scope in ("fragment", "local"):
                 found.setdefault(access.buffer, set()).update(axes)
     return found
 

@@ -19,7 +19,7 @@ from tilecore.ir import nodes
 from tilecore.ir.analysis import covers_whole
 from tilecore.ir.expr import int_value
 from tilecore.ir.nodes import Buffer, Gemm, KernelLaunch, PrimFunc, Stmt
-from tilecore.ir.visitor import children, walk
+from tilecore.ir.visitor import buffers_of, children, regions, walk
 
 
 def infer(func: PrimFunc, target: GpuTarget) -> GpuPlan:
@@ -37,8 +37,8 @@ def _plan(launch: KernelLaunch, target: GpuTarget) -> GpuLaunchPlan:
     threads = _threads(launch, target)
     count = threads[0] * threads[1] * threads[2]
     tiles = [s.buffer for s in walk(launch.body) if isinstance(s, nodes.Alloc)]
-    fragments = Fragments(count)
-    for tile in _not_in_registers(launch, tiles):
+    fragments = Fragments(count, spread=frozenset(_spread(launch, tiles)))
+    for tile in _not_in_registers(launch, tiles, fragments.spread):
         fragments.shared[tile] = "elements are accessed one by one, or through views"
     statements = list(_statements(launch.body, enter(launch, Context())))
     while True:
@@ -58,11 +58,11 @@ def _plan(launch: KernelLaunch, target: GpuTarget) -> GpuLaunchPlan:
     if size > target.shared_per_block:
         raise _too_much(launch, places, size, target)
     finder = Barriers(sharing_memory(places), pipelines, bool(launch.thread_vars))
-    barriers = finder.find(launch.body)
+    barriers, ends = finder.find(launch.body)
     notes = tuple(f"{t.name}: kept in shared memory ({why})" for t, why in fragments.shared.items())
     return GpuLaunchPlan(
-        launch, threads, dict(fragments.held), places, nests, gemms, pipelines, barriers, size,
-        notes,
+        launch, threads, dict(fragments.held), places, nests, gemms, pipelines, barriers, ends,
+        size, notes,
     )  # fmt: skip
 
 
@@ -84,10 +84,29 @@ def _threads(launch: KernelLaunch, target: GpuTarget) -> tuple[int, int, int]:
 
 
 def _in_shared(tile: Buffer, fragments: Fragments) -> bool:
-    return tile.scope == "shared" or (tile.scope == "fragment" and tile in fragments.shared)
+    return tile.scope == "shared" or (tile in fragments.spread and tile in fragments.shared)
 
 
-def _not_in_registers(launch: KernelLaunch, tiles: list[Buffer]) -> set[Buffer]:
+def _spread(launch: KernelLaunch, tiles: list[Buffer]) -> set[Buffer]:
+    """Return the tiles whose elements are spread over threads.
+
+    Those are fragments, and local arrays that the points of nests share in a program that knows
+    nothing of threads.
+    """
+    found = {t for t in tiles if t.scope == "fragment"}
+    if launch.thread_vars:
+        return found
+    for nest in walk(launch.body):
+        if isinstance(nest, nodes.Parallel) and nest.loop_vars:
+            own = {s.buffer for s in walk(nest) if isinstance(s, nodes.Alloc)}
+            found |= {b for b in buffers_of(nest) - own if b.scope == "local" and not b.is_var}
+        found |= {r.buffer for r in regions(nest) if r.buffer.scope == "local"}
+    return found
+
+
+def _not_in_registers(
+    launch: KernelLaunch, tiles: list[Buffer], spread: frozenset[Buffer]
+) -> set[Buffer]:
     """Return the fragments that no distribution can serve."""
     single = accessed_outside_points(launch.body)
     found = {t for t in tiles if t in single or t.dtype.is_packed or t.reducer is not None}
@@ -97,7 +116,7 @@ def _not_in_registers(launch: KernelLaunch, tiles: list[Buffer]) -> set[Buffer]:
     for tile in tiles:
         if tile.base is not None:
             found |= {tile, tile.base}
-    return {t for t in found if t.scope == "fragment"}
+    return found & spread
 
 
 def _statements(stmt: Stmt, context: Context) -> Iterator[Points]:

@@ -161,7 +161,8 @@ class Pipeline:
 class GpuLaunchPlan:
     """Everything decided about one kernel launch.
 
-    ``barriers`` holds the statements before which all threads of the block meet. Where pipelines
+    ``barriers`` holds the statements before which all threads of the block meet, ``ends`` the loops
+    at the end of whose body they do. Where pipelines
     have ``boxes``, a warpgroup beyond ``threads`` issues them (``has_producer``).
     """
 
@@ -173,6 +174,7 @@ class GpuLaunchPlan:
     gemms: Mapping[Stmt, GemmPlan]
     pipelines: Mapping[Stmt, Pipeline]
     barriers: frozenset[Stmt]
+    ends: frozenset[Stmt]
     shared_bytes: int
     notes: tuple[str, ...] = ()
 
@@ -209,7 +211,7 @@ class GpuLaunchPlan:
             names = ", ".join(copy.dst.buffer.name for copy in pipeline.copies)
             how = "TMA, by a warpgroup of its own" if pipeline.boxes else "cp.async"
             lines.append(f"pipelined: {names} in {pipeline.stages} stages ({how})")
-        lines.append(f"barriers: {len(self.barriers)}")
+        lines.append(f"barriers: {len(self.barriers) + len(self.ends)}")
         return "\n".join([*lines, *self.notes])
 
 

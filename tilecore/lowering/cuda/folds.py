@@ -16,8 +16,8 @@ from tilecore.ir.fold import STEPS, accumulator_dtype, identity
 from tilecore.ir.nodes import Reduce, Scan
 from tilecore.lowering.cpu.tir import add, index, mul, quotient, remainder
 from tilecore.lowering.cuda.access import Accessor
-from tilecore.lowering.cuda.instructions import barrier, warp
-from tilecore.lowering.cuda.memory import is_first_copy
+from tilecore.lowering.cuda.instructions import warp
+from tilecore.lowering.cuda.memory import FragmentPlace, is_first_copy, only
 from tilecore.lowering.cuda.nests import PointLoops
 from tilecore.lowering.cuda.scalar import constant, convert, differs, function, operate, value_type
 
@@ -58,14 +58,19 @@ def scratch_bytes(plan: NestPlan) -> int:
 class FoldLowering:
     """Emits one reduction or scan.
 
-    ``scratch`` gives shared memory of a type and where an element per thread is free.
+    ``scratch`` gives shared memory of a type and where an element per thread is free; ``sync``
+    lets all threads meet.
     """
 
     def __init__(
-        self, accessor: Accessor, plan: NestPlan, scratch: Callable[[str], tuple[Any, int]]
+        self,
+        accessor: Accessor,
+        plan: NestPlan,
+        scratch: Callable[[str], tuple[Any, int]],
+        sync: Callable[[], None],
     ) -> None:
         self.accessor, self.builder, self.plan = accessor, accessor.builder, plan
-        self.points, self.scratch = plan.points, scratch
+        self.points, self.scratch, self.sync = plan.points, scratch, sync
         stmt = plan.points.stmt
         assert isinstance(stmt, (Reduce, Scan))
         self.stmt = stmt
@@ -172,10 +177,10 @@ class FoldLowering:
                 builder.store(partial, self._step(mine, builder.bind(other)), slot)
                 distance //= 2
             return
-        thread, sync = self.accessor.thread, barrier.sync_threads()
+        thread = self.accessor.thread
         scratch, start = self.scratch(self.kind)
         builder.store(scratch, builder.load(partial, slot), add(start, thread))
-        builder.evaluate(sync.call())
+        self.sync()
         number = remainder(quotient(thread, digit.stride), digit.extent)
         own = index(mul(number, digit.stride))
         first = builder.bind(add(start, index(thread) - own))
@@ -186,7 +191,7 @@ class FoldLowering:
             value = builder.load(scratch, there)
             builder.store(total, self._step(builder.load(total, 0), value), 0)
         builder.store(partial, builder.load(total, 0), slot)
-        builder.evaluate(sync.call())
+        self.sync()
 
     def _write(
         self, stmt: Reduce, kept: Distribution, names: tuple[Var, ...], partial: Any
@@ -225,7 +230,9 @@ class FoldLowering:
         (along,) = self.points.folded
         loops = PointLoops(accessor, plan.distribution, self.points.names)
         loops.find_slots((self.source, self.target))
-        before, accessor.leader = accessor.leader, is_first_copy(plan.distribution, accessor.thread)
+        leader = is_first_copy(plan.distribution, accessor.thread)
+        keeps = isinstance(accessor.places[self.target.buffer], FragmentPlace)
+        before, accessor.leader = accessor.leader, leader if keeps else None
         scanned = sorted(
             (d.stride, d.extent) for d in plan.distribution.axes[along] if not d.in_thread
         )
@@ -237,6 +244,7 @@ class FoldLowering:
         ]
         total = builder.local(1, self.kind, "total")
         with contextlib.ExitStack() as stack:
+            stack.enter_context(only(builder, None if keeps else leader))
             digits = {s: stack.enter_context(builder.turns(n)) for s, n in others}
             builder.store(total, self._identity(), 0)
             weights = {d.stride: w for d, w in plan.distribution.weights(along)}

@@ -295,7 +295,8 @@ class LaunchLowering:
             case nodes.Parallel() if stmt in self.plan.nests:
                 NestLowering(self.accessor, self.plan.nests[stmt], self.inner).emit()
             case nodes.Reduce() | nodes.Scan():
-                FoldLowering(self.accessor, self.plan.nests[stmt], self._scratch).emit()
+                nest = self.plan.nests[stmt]
+                FoldLowering(self.accessor, nest, self._scratch, self.sync).emit()
             case nodes.Gemm():
                 plan = self.plan.gemms[stmt]
                 PRODUCTS[plan.kind](self.accessor, plan).emit()
@@ -336,6 +337,8 @@ class LaunchLowering:
             case nodes.While(cond=cond, body=body):
                 with builder.loop_while(accessor.scalar(cond)):
                     self._child(body)
+                    if stmt in self.plan.ends:
+                        self.sync()
             case nodes.If(cond=cond, then_body=then, else_body=other):
                 with builder.when(accessor.scalar(cond)):
                     self._child(then)

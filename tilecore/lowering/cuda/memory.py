@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from tilecore.inference.gpu.places import Slots
 from tilecore.inference.gpu.plan import CHUNK_BYTES, SharedLayout
 from tilecore.ir.expr import Expr
 from tilecore.lowering.cpu.tir import add, index, mul, quotient, remainder
+from tilecore.lowering.cuda.builder import CudaBuilder
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,6 +131,11 @@ def slot_index(distribution: Distribution, axis: int, digits: Mapping[int, Any])
         if not digit.in_thread:
             total = add(total, mul(digits[digit.stride], weight))
     return total
+
+
+def only(builder: CudaBuilder, cond: Any | None) -> contextlib.AbstractContextManager[None]:
+    """Open ``if cond``, or nothing where there is no condition."""
+    return contextlib.nullcontext() if cond is None else builder.when(cond)
 
 
 def is_first_copy(distribution: Distribution, thread: Any) -> Any | None:

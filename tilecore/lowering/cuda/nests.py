@@ -21,9 +21,11 @@ from tilecore.lowering.cuda.access import Accessor
 from tilecore.lowering.cuda.instructions import async_copy
 from tilecore.lowering.cuda.memory import (
     FragmentPlace,
+    LocalPlace,
     TensorPlace,
     Turn,
     is_first_copy,
+    only,
     slot_index,
     thread_index,
 )
@@ -150,10 +152,19 @@ class NestLowering:
         """Emit all points of the thread."""
         accessor, nest = self.accessor, self.points.nest
         assert nest is not None
-        before, accessor.leader = (
-            accessor.leader,
-            is_first_copy(self.plan.distribution, accessor.thread),
+        leader = is_first_copy(self.plan.distribution, accessor.thread)
+        own = (FragmentPlace, LocalPlace)
+        keeps = any(
+            a.is_store and isinstance(accessor.places.get(a.buffer), own)
+            for a in self.points.accesses
         )
+        with only(self.builder, None if keeps else leader):
+            self._points(leader if keeps else None)
+
+    def _points(self, leader: Any | None) -> None:
+        """Emit the points; ``leader``: under which they store to memory."""
+        accessor = self.accessor
+        before, accessor.leader = accessor.leader, leader
         holds = any(
             isinstance(accessor.places.get(a.buffer), FragmentPlace) for a in self.points.accesses
         )

@@ -22,6 +22,7 @@ from tilecore.lowering.cuda.memory import (
     FragmentPlace,
     SharedPlace,
     is_first_copy,
+    only,
     thread_index,
 )
 from tilecore.lowering.cuda.nests import PointLoops
@@ -47,7 +48,8 @@ class ProductLowering:
         """Emit the product."""
         if not self.in_place:
             self.sums = self.builder.local(self.plan.c.slots, self.dtype, "sums")
-            self._exchange(stores=False)
+            if not self._drops_always():
+                self._exchange(stores=False)
         self._clear()
         self.multiply()
         if not self.in_place:
@@ -56,6 +58,10 @@ class ProductLowering:
     def multiply(self) -> None:
         """Emit sums += A B."""
         raise NotImplementedError
+
+    def _drops_always(self) -> bool:
+        clear = self.stmt.clear_accum
+        return isinstance(clear, Const) and bool(clear.value)
 
     def _clear(self) -> None:
         clear = self.stmt.clear_accum
@@ -74,8 +80,11 @@ class ProductLowering:
         indices = matrix_indices(region, names)
         loops = PointLoops(accessor, c, names)
         loops.find_slots((Access(region.buffer, indices, stores, True),))
-        before, accessor.leader = accessor.leader, is_first_copy(c, accessor.thread)
-        with loops.open(unrolled=True) as digits, loops.at(digits):
+        with (
+            only(self.builder, is_first_copy(c, accessor.thread)),
+            loops.open(unrolled=True) as digits,
+            loops.at(digits),
+        ):
             slot: Any = 0
             for stride, value in digits.items():
                 slot = add(slot, mul(value, stride))
@@ -86,7 +95,6 @@ class ProductLowering:
                 load = Load(region.buffer, indices, region.dtype)
                 value = convert(accessor.load(load), str(region.dtype), self.dtype)
                 self.builder.store(self.sums, value, slot)
-        accessor.leader = before
 
 
 def matrix_indices(region: Region, pair: tuple[Expr, Expr]) -> tuple[Expr, ...]:

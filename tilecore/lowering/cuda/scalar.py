@@ -7,6 +7,7 @@ of the programming guide), not the fast intrinsics.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from tvm import tirx as tir
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var
 from tilecore.lowering.cpu.tir import index
+from tilecore.lowering.cuda.instructions.base import C_TYPES, Instruction
 from tilecore.lowering.cuda.narrow import narrow, widen
 
 BITS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
@@ -63,8 +65,20 @@ def convert(value: Any, source: str, target: str) -> Any:
 
 
 def differs(a: Any, b: Any, dtype: str) -> Any:
-    """Return ``a != b``, which holds for NaN."""
-    return tir.Not(tir.EQ(a, b)) if DType(dtype).is_float else tir.NE(a, b)
+    """Return ``a != b``, which holds for NaN (TVM simplifies x != x)."""
+    if not DType(dtype).is_float:
+        return tir.NE(a, b)
+    return tir.NE(_differs(value_type(dtype)).call(a, b), tir.IntImm("int32", 0))
+
+
+@functools.cache
+def _differs(kind: str) -> Instruction:
+    ctype = C_TYPES[kind]
+    name = f"tc_differs_{kind}"
+    headers = ("cuda_fp16.h",) if kind == "float16" else ()
+    return Instruction(
+        name, f"{ctype} a, {ctype} b", "return a != b;", returns="int32", headers=headers
+    )
 
 
 def constant(value: float | bool, dtype: str) -> Any:
