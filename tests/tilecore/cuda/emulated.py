@@ -13,9 +13,10 @@ from tilecore.emulator import LATE, Schedule, TensorMap, emulate
 from tilecore.gpu_target import find_gpu_target
 from tilecore.inference.gpu.infer import infer
 from tilecore.inference.gpu.plan import GpuPlan
+from tilecore.ir.dims import dimensions as symbols
 from tilecore.ir.evaluate import evaluate
 from tilecore.ir.expr import Expr, Pointer, Var
-from tilecore.ir.nodes import Buffer, PrimFunc
+from tilecore.ir.nodes import PrimFunc
 from tilecore.ir.printer import Namer
 from tilecore.ir.verifier import verify
 from tilecore.lowering.cuda.lower import LoweredProgram, lower_function
@@ -80,11 +81,8 @@ def dimensions(func: PrimFunc, arguments: Sequence[Any]) -> Mapping[Var, int]:
     if all(s.is_static for s in specs):
         return found
     by_name = bind(specs, list(arguments))
-    for param in func.params:
-        if isinstance(param, Buffer):
-            for extent in (*param.shape, *(param.strides or ())):
-                if isinstance(extent, Var):
-                    found[extent] = by_name[extent.name]
+    for symbol in symbols(func):
+        found[symbol] = by_name[names.name(symbol)]
     return found
 
 

@@ -12,10 +12,13 @@ from dataclasses import dataclass
 
 from tilecore.inference.gpu.plan import Pipeline
 from tilecore.ir import nodes
+from tilecore.ir.alike import divergent
 from tilecore.ir.analysis import reads, writes
-from tilecore.ir.expr import Expr, Load
-from tilecore.ir.nodes import Buffer, Stmt
-from tilecore.ir.visitor import walk, walk_expr
+from tilecore.ir.bounds import linear
+from tilecore.ir.expr import Expr, Load, int_value
+from tilecore.ir.nodes import Buffer, KernelLaunch, Stmt
+from tilecore.ir.polynomial import Key, structural_key
+from tilecore.ir.visitor import expressions, walk, walk_expr
 
 TILE_STATEMENTS = (
     nodes.Copy, nodes.Fill, nodes.Gemm, nodes.Reduce, nodes.Scan, nodes.Parallel,
@@ -23,11 +26,23 @@ TILE_STATEMENTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Touched:
-    """Memory touched since the last barrier, by tile statements and by single threads."""
+class Touch:
+    """An access of a buffer: by a tile statement, or by each thread for itself.
 
-    read: frozenset[tuple[Buffer, bool]] = frozenset()
-    written: frozenset[tuple[Buffer, bool]] = frozenset()
+    ``own``: the element, where each thread has one of its own.
+    """
+
+    buffer: Buffer
+    is_tile: bool
+    own: tuple[Key, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """Memory touched since the last barrier."""
+
+    read: frozenset[Touch] = frozenset()
+    written: frozenset[Touch] = frozenset()
 
     def union(self, other: Touched) -> Touched:
         """Return what either touched."""
@@ -37,30 +52,38 @@ class Touched:
 class Barriers:
     """Finds the barriers of one launch.
 
+    In a program written per thread, threads may take branches of their own: there can be no barrier
+    inside, so one that is needed comes before. Its accesses of tensors the program orders itself.
+
     Args:
+        launch: the launch.
         memory: for each tile in shared memory those that share its place.
         pipelines: loops whose copies run ahead. Where threads copy, all meet at the head of the
             loop; boxes have barriers of their own.
-        by_thread: whether statements outside tile operations run once per thread: among
-            themselves the program places their barriers.
     """
 
     def __init__(
         self,
+        launch: KernelLaunch,
         memory: Mapping[Buffer, set[Buffer]],
         pipelines: Mapping[Stmt, Pipeline],
-        by_thread: bool,
     ) -> None:
-        self.memory, self.pipelines, self.by_thread = memory, pipelines, by_thread
+        self.launch, self.memory, self.pipelines = launch, memory, pipelines
+        self.divergent = divergent(launch)
+        self.ahead = {id(c) for p in pipelines.values() for c in p.copies}
         self.before: set[Stmt] = set()
         self.ends: set[Stmt] = set()
 
-    def find(self, body: Stmt) -> tuple[frozenset[Stmt], frozenset[Stmt]]:
+    def find(self) -> tuple[frozenset[Stmt], frozenset[Stmt]]:
         """Return (statements before which the threads must meet, loops at whose end they must)."""
-        self._walk(body, Touched())
+        self._walk(self.launch.body, Touched())
         return frozenset(self.before), frozenset(self.ends)
 
     def _walk(self, stmt: Stmt, touched: Touched) -> Touched:
+        if id(stmt) in self.divergent:
+            touched = self._touch(stmt, self._of(stmt), touched)
+            meets = any(isinstance(s, nodes.Sync) and s.scope == "block" for s in walk(stmt))
+            return self._of(stmt) if meets else touched
         match stmt:
             case nodes.Seq(stmts=stmts):
                 for child in stmts:
@@ -69,7 +92,7 @@ class Barriers:
             case nodes.Sync(scope="block" | "grid"):
                 return Touched()
             case nodes.If(cond=cond, then_body=then, else_body=other):
-                touched = self._touch(stmt, self._of_expr(cond), touched)
+                touched = self._touch(stmt, self._of_exprs(cond), touched)
                 after = self._walk(then, touched)
                 return after.union(self._walk(other, touched) if other is not None else touched)
             case nodes.For() | nodes.While():
@@ -78,31 +101,23 @@ class Barriers:
                 return self._touch(stmt, self._of(stmt), touched)
 
     def _loop(self, stmt: nodes.For | nodes.While, touched: Touched) -> Touched:
-        exprs = [stmt.start, stmt.stop, stmt.step] if isinstance(stmt, nodes.For) else [stmt.cond]
-        own = Touched()
-        for expr in exprs:
-            own = own.union(self._of_expr(expr))
+        own = self._of_exprs(*expressions(stmt))
         pipeline = self.pipelines.get(stmt)
-        if pipeline is not None and pipeline.boxes:
-            pipeline = None
-        if pipeline is not None:
-            filled = frozenset((b, True) for c in pipeline.copies for b in writes(c))
-            own = own.union(Touched(written=filled))
-        touched = self._touch(stmt, own, touched)
-        entry = touched
+        if pipeline is not None and not pipeline.boxes:
+            filled = frozenset(Touch(b, True) for c in pipeline.copies for b in writes(c))
+            touched = self._touch(stmt, own.union(Touched(written=filled)), touched)
+            return touched.union(self._walk(stmt.body, Touched()))
+        touched = entry = self._touch(stmt, own, touched)
         while True:
-            count = len(self.before)
-            after = self._walk(stmt.body, Touched() if pipeline is not None else entry)
-            entry = entry.union(after)
+            count = len(self.before) + len(self.ends)
+            after = self._walk(stmt.body, entry)
             if isinstance(stmt, nodes.While) and self._conflict(own, after):
                 self.ends.add(stmt)
-                after = Touched()
-            if len(self.before) == count and pipeline is None:
-                again = self._walk(stmt.body, entry)
-                if len(self.before) == count:
-                    return touched.union(again)
-            elif pipeline is not None:
-                return touched.union(after)
+            entry = touched.union(Touched() if stmt in self.ends else after)
+            if len(self.before) + len(self.ends) == count:
+                self._walk(stmt.body, entry)
+                if len(self.before) + len(self.ends) == count:
+                    return entry
 
     def _touch(self, stmt: Stmt, own: Touched, touched: Touched) -> Touched:
         if stmt in self.before or self._conflict(own, touched):
@@ -110,46 +125,70 @@ class Barriers:
             return own
         return touched.union(own)
 
-    def _conflict(self, own: Touched, touched: Touched) -> bool:
-        def meet(
-            a: frozenset[tuple[Buffer, bool]], b: frozenset[tuple[Buffer, bool]], both: bool
-        ) -> bool:
-            for buffer, is_tile in a:
-                others = self.memory.get(buffer.root, {buffer.root})
-                for other, was_tile in b:
-                    if self.by_thread and not (is_tile or was_tile):
-                        continue
-                    is_global = other.root.scope == "global"
-                    if other.root in others and not (both and is_global):
-                        return True
-            return False
+    # --- conflicts ----------------------------------------------------------------------------
 
+    def _conflict(self, own: Touched, touched: Touched) -> bool:
         return (
-            meet(own.written, touched.read, False)
-            or meet(own.read, touched.written, False)
-            or meet(own.written, touched.written, True)
+            self._meet(own.written, touched.read, both_write=False)
+            or self._meet(own.read, touched.written, both_write=False)
+            or self._meet(own.written, touched.written, both_write=True)
         )
+
+    def _meet(self, some: frozenset[Touch], others: frozenset[Touch], *, both_write: bool) -> bool:
+        for one in some:
+            places = self.memory.get(one.buffer.root, {one.buffer.root})
+            for other in others:
+                if other.buffer.root not in places:
+                    continue
+                if one.own is not None and one.own == other.own:
+                    continue
+                is_global = other.buffer.root.scope == "global"
+                by_threads = bool(self.launch.thread_vars) and not (one.is_tile or other.is_tile)
+                if not (is_global and (both_write or by_threads)):
+                    return True
+        return False
+
+    # --- accesses -----------------------------------------------------------------------------
 
     def _of(self, stmt: Stmt) -> Touched:
         """Return what a statement and those inside it touch."""
-        is_tile = isinstance(stmt, TILE_STATEMENTS)
-        skipped = {id(c) for p in self.pipelines.values() for c in p.copies}
-        if id(stmt) in skipped:
+        if id(stmt) in self.ahead:
             return Touched()
-        read: set[tuple[Buffer, bool]] = set()
-        written: set[tuple[Buffer, bool]] = set()
+        found = Touched()
         for node in walk(stmt):
-            read |= {(b, is_tile) for b in reads(node) if self._matters(b)}
-            written |= {(b, is_tile) for b in writes(node) if self._matters(b)}
-        return Touched(frozenset(read), frozenset(written))
+            is_tile = isinstance(node, TILE_STATEMENTS) or isinstance(stmt, TILE_STATEMENTS)
+            loaded = self._of_exprs(*expressions(node), is_tile=is_tile)
+            read = {Touch(b, is_tile) for b in reads(node) if self._matters(b)}
+            seen = {t.buffer for t in loaded.read}
+            read = {t for t in read if t.buffer not in seen}
+            own = None
+            if isinstance(node, nodes.Store) and not is_tile:
+                own = self._own(node.indices)
+            written = {Touch(b, is_tile, own) for b in writes(node) if self._matters(b)}
+            found = found.union(loaded).union(Touched(frozenset(read), frozenset(written)))
+        return found
 
-    def _of_expr(self, expr: Expr) -> Touched:
+    def _of_exprs(self, *exprs: Expr, is_tile: bool = False) -> Touched:
         found = {
-            (n.buffer, False)
-            for n in walk_expr(expr)
+            Touch(n.buffer, is_tile, None if is_tile else self._own(n.indices))
+            for e in exprs
+            for n in walk_expr(e)
             if isinstance(n, Load) and self._matters(n.buffer)
         }
         return Touched(read=frozenset(found))
+
+    def _own(self, indices: tuple[Expr, ...]) -> tuple[Key, ...] | None:
+        """Return the element, if no two threads have the same one whenever they come by."""
+        threads = self.launch.thread_vars
+        if not threads or any(int_value(t) != 1 for t in self.launch.threads[1:]):
+            return None
+        known = {id(threads[0]), *(id(v) for v in self.launch.block_vars)}
+        forms = [linear(i) for i in indices]
+        if any(f is None or any(id(v) not in known for v in f.coefficients) for f in forms):
+            return None
+        if not any(f is not None and f.coefficient(threads[0]) for f in forms):
+            return None
+        return tuple(structural_key(i) for i in indices)
 
     def _matters(self, buffer: Buffer) -> bool:
         return buffer.root in self.memory or buffer.root.scope == "global"

@@ -245,8 +245,7 @@ def _lanes(points: Points, loop: int, threads: int) -> int:
     widths = {
         n: _width(access, points, loop)
         for n, access in enumerate(points.accesses)
-        if access.buffer.scope in ("global", "shared")
-        and is_contiguous(access.indices, points.names[loop])
+        if is_contiguous(access, points.names[loop])
     }
     lanes = _widest(points, widths)
     while lanes > 1 and (
@@ -362,7 +361,7 @@ def _nest_plan(points: Points, distribution: Distribution) -> NestPlan:
         widths = {
             n: math.gcd(_width(a, points, loop), most)
             for n, a in enumerate(points.accesses)
-            if a.buffer.scope in ("global", "shared") and is_contiguous(a.indices, name)
+            if is_contiguous(a, name)
         }
         lanes = _widest(points, widths)
         while lanes > 1 and points.shape[loop] % lanes:

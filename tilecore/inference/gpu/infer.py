@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from tilecore.errors import InvalidConfig, UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
-from tilecore.inference.gpu.barriers import Barriers
+from tilecore.inference.gpu.barriers import TILE_STATEMENTS, Barriers
 from tilecore.inference.gpu.boxes import with_boxes
 from tilecore.inference.gpu.fragments import Fragments, distribute
 from tilecore.inference.gpu.loops import Points, accessed_outside_points, points_of
@@ -16,6 +16,7 @@ from tilecore.inference.gpu.products import plan_gemm
 from tilecore.inference.gpu.shared import assign_places, lay_out, sharing_memory
 from tilecore.inference.uses import Context, enter
 from tilecore.ir import nodes
+from tilecore.ir.alike import divergent
 from tilecore.ir.analysis import covers_whole
 from tilecore.ir.expr import int_value
 from tilecore.ir.nodes import Buffer, Gemm, KernelLaunch, PrimFunc, Stmt
@@ -36,6 +37,7 @@ def infer(func: PrimFunc, target: GpuTarget) -> GpuPlan:
 def _plan(launch: KernelLaunch, target: GpuTarget) -> GpuLaunchPlan:
     threads = _threads(launch, target)
     count = threads[0] * threads[1] * threads[2]
+    _check_roles(launch, target)
     tiles = [s.buffer for s in walk(launch.body) if isinstance(s, nodes.Alloc)]
     fragments = Fragments(count, spread=frozenset(_spread(launch, tiles)))
     for tile in _not_in_registers(launch, tiles, fragments.spread):
@@ -57,8 +59,7 @@ def _plan(launch: KernelLaunch, target: GpuTarget) -> GpuLaunchPlan:
     places, size = assign_places(launch.body, layouts, pipelines.values())
     if size > target.shared_per_block:
         raise _too_much(launch, places, size, target)
-    finder = Barriers(sharing_memory(places), pipelines, bool(launch.thread_vars))
-    barriers, ends = finder.find(launch.body)
+    barriers, ends = Barriers(launch, sharing_memory(places), pipelines).find()
     notes = tuple(f"{t.name}: kept in shared memory ({why})" for t, why in fragments.shared.items())
     return GpuLaunchPlan(
         launch, threads, dict(fragments.held), places, nests, gemms, pipelines, barriers, ends,
@@ -81,6 +82,21 @@ def _threads(launch: KernelLaunch, target: GpuTarget) -> tuple[int, int, int]:
             expected=f"at most {target.threads_per_block} threads in a block of {target.name}",
         )  # fmt: skip
     return known[0], known[1], known[2]
+
+
+def _check_roles(launch: KernelLaunch, target: GpuTarget) -> None:
+    """Refuse tile operations that not all threads of the block come by."""
+    apart = divergent(launch)
+    for branch in walk(launch.body):
+        if id(branch) not in apart:
+            continue
+        for stmt in walk(branch):
+            is_shared_out = isinstance(stmt, nodes.Parallel) and stmt.loop_vars
+            if is_shared_out or isinstance(stmt, TILE_STATEMENTS[:-1]):
+                raise UnsupportedOnTarget(
+                    what=f"a {type(stmt).__name__} in a branch that only some threads take",
+                    target=target.name, reason="no code for it yet", span=stmt.span,
+                )  # fmt: skip
 
 
 def _in_shared(tile: Buffer, fragments: Fragments) -> bool:

@@ -51,22 +51,18 @@ class Points:
         """For each loop how many accesses of memory have its points side by side."""
         found = {}
         for position, name in enumerate(self.names):
-            found[position] = sum(
-                1
-                for access in self.accesses
-                if access.buffer.scope in ("global", "shared")
-                and is_contiguous(access.indices, name)
-            )
+            found[position] = sum(1 for access in self.accesses if is_contiguous(access, name))
         return found
 
 
-def is_contiguous(indices: tuple[Expr, ...], name: Var) -> bool:
-    """Return whether the last index moves by one with ``name`` and the others not at all."""
-    return (
-        bool(indices)
-        and step_of(indices[-1], name) == 1
-        and all(step_of(i, name) == 0 for i in indices[:-1])
-    )
+def is_contiguous(access: Access, name: Var) -> bool:
+    """Return whether an access of memory moves by one element with ``name``."""
+    buffer, indices = access.buffer, access.indices
+    if buffer.scope not in ("global", "shared") or not indices:
+        return False
+    if buffer.strides is not None and int_value(buffer.strides[-1]) != 1:
+        return False
+    return step_of(indices[-1], name) == 1 and all(step_of(i, name) == 0 for i in indices[:-1])
 
 
 def points_of(stmt: Stmt, context: Context) -> Points | None:

@@ -34,7 +34,7 @@ class Accessor:
     Attributes:
         places: where each buffer lies.
         values: TIR value of each variable.
-        thread: TIR number of the thread in its block.
+        thread: TIR number of the thread in its block, one of ``thread_count``.
         turn: the points being emitted, and where these find fragments.
         staged: elements that a wide access has brought, by access: see ``nests.py``.
         leader: condition under which stores to memory happen, if not all threads do them.
@@ -49,6 +49,7 @@ class Accessor:
         self.lets: dict[Var, Expr] = {}
         self.pads: dict[Buffer, Expr] = {}
         self.thread: Any = 0
+        self.thread_count = 1
         self.turn: Turn | None = None
         self.slots: dict[tuple[int, tuple[Expr, ...]], Slots] = {}
         self.staged: dict[tuple[Buffer, tuple[int, ...], bool], tuple[Any, Any]] = {}

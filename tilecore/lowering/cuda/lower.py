@@ -15,6 +15,7 @@ from tilecore.errors import UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.plan import Box, GpuLaunchPlan, GpuPlan, SharedLayout
 from tilecore.ir import nodes
+from tilecore.ir.alike import alike_stores
 from tilecore.ir.analysis import free_vars, pads
 from tilecore.ir.bounds import NON_NEGATIVE
 from tilecore.ir.dtype import DType
@@ -22,6 +23,7 @@ from tilecore.ir.expr import Expr, Var, cast, const, int_value
 from tilecore.ir.fold import reducer_update
 from tilecore.ir.nodes import Buffer, For, KernelLaunch, PrimFunc, Stmt
 from tilecore.ir.trips import trip_count
+from tilecore.ir.visitor import walk
 from tilecore.lowering.cpu.tir import add, index, maximum, mul
 from tilecore.lowering.cuda.access import INT32_MAX, Accessor
 from tilecore.lowering.cuda.builder import CudaBuilder
@@ -45,13 +47,16 @@ from tilecore.lowering.cuda.pipelines import (
 )
 from tilecore.lowering.cuda.products import FmaLowering, MmaLowering, WgmmaLowering
 from tilecore.lowering.cuda.raster import rasterized
-from tilecore.lowering.cuda.scalar import memory_type
+from tilecore.lowering.cuda.scalar import convert, memory_type, value_type
 from tilecore.lowering.cuda.threads import (
+    WARP,
+    broadcast,
     emit_arrive,
     emit_atomic,
     emit_exchange,
     emit_update,
     emit_wait,
+    exchange_widely,
     init_barriers,
     is_barrier,
 )
@@ -61,6 +66,7 @@ SUPPORTED = (
     "float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2",
 )  # fmt: skip
 PRODUCTS = {"mma": MmaLowering, "fma": FmaLowering, "wgmma": WgmmaLowering}
+SCRATCH_BYTES = 8  # of what a thread tells others through shared memory
 COMPUTING = 1  # named barrier of the threads that compute, where others issue copies
 SHARED_ALIGNMENT = 1024  # of what swizzles of 128 bytes repeat after
 
@@ -98,8 +104,10 @@ def lower_function(func: PrimFunc, plan: GpuPlan, target: GpuTarget) -> LoweredP
             tensors[param] = tensor_place(param, target)
             params.append(tensors[param].memory)
         else:
-            scalars[param] = tir.Var(param.name, memory_type(str(param.dtype)))
-            params.append(scalars[param])
+            kind = str(param.dtype)
+            carrier = "float32" if kind == "float16" else value_type(kind)
+            params.append(tir.Var(param.name, carrier))
+            scalars[param] = convert(params[-1], carrier, kind)
     for var in free_vars(func):
         scalars[var] = tir.Var(var.name, str(var.dtype))
         params.append(scalars[var])
@@ -188,6 +196,7 @@ class LaunchLowering:
         self.accessor.values.update(scalars)
         self.scratch_start = self.shared_bytes = 0
         self.views: dict[str, Any] = {}
+        self.alike = alike_stores(plan.launch) if plan.launch.thread_vars else set()
         self.ahead = {id(c) for p in plan.pipelines.values() for c in p.copies}
 
     def emit(self, prelude: Sequence[Stmt]) -> None:
@@ -214,6 +223,7 @@ class LaunchLowering:
             if y * z > 1:
                 number = add(number, mul(add(threads[1], mul(threads[2], y)), x))
             accessor.thread = self.builder.bind(number)
+            accessor.thread_count = self.plan.thread_count
             for stmt in prelude:
                 self.inner(stmt)
             self._memory()
@@ -231,6 +241,8 @@ class LaunchLowering:
     def _memory(self) -> None:
         """Declare shared memory."""
         extra = max((scratch_bytes(p) for p in self.plan.nests.values()), default=0)
+        if any(isinstance(s, (nodes.Exchange, nodes.Atomic)) for s in walk(self.launch.body)):
+            extra = max(extra, SCRATCH_BYTES * self.plan.thread_count)
         self.scratch_start = -(-self.plan.shared_bytes // 16) * 16
         self.shared_bytes = -(-(self.scratch_start + extra) // BARRIER_BYTES) * BARRIER_BYTES
         if self.plan.has_producer:
@@ -305,9 +317,13 @@ class LaunchLowering:
                     self.boxes.consume(self.plan.pipelines[stmt])
                 else:
                     AsyncPipeline(self, self.plan.pipelines[stmt]).emit()
-            case nodes.Store(buffer=buffer) | nodes.Atomic(buffer=buffer) if self._is_alone(buffer):
+            case nodes.Store() | nodes.Atomic() if self._is_alone(stmt):
                 with self.builder.when(tir.EQ(index(self.accessor.thread), index(0))):
                     self.inner(stmt)
+                if isinstance(stmt, nodes.Atomic) and stmt.prev is not None:
+                    broadcast(self.accessor, stmt.prev, self._scratch, self.sync)
+            case nodes.Exchange(width=width) if not 2 <= width <= WARP or width & (width - 1):
+                exchange_widely(self.accessor, stmt, self._scratch, self.sync)
             case nodes.Sync(scope="block"):
                 self.sync()
             case nodes.Sync(scope="warp"):
@@ -315,10 +331,10 @@ class LaunchLowering:
             case _:
                 self.inner(stmt)
 
-    def _is_alone(self, buffer: Buffer) -> bool:
-        """Return whether one thread stores for all: the program knows nothing of threads."""
-        is_memory = isinstance(self.accessor.places.get(buffer), (TensorPlace, SharedPlace))
-        return is_memory and not self.launch.thread_vars
+    def _is_alone(self, stmt: nodes.Store | nodes.Atomic) -> bool:
+        """Return whether one thread stores for all: all would do the same."""
+        is_memory = isinstance(self.accessor.places.get(stmt.buffer), (TensorPlace, SharedPlace))
+        return is_memory and (not self.launch.thread_vars or id(stmt) in self.alike)
 
     def _scratch(self, dtype: str) -> tuple[Any, int]:
         """Return (shared memory as elements of a type, the first that folds may use)."""
@@ -357,7 +373,7 @@ class LaunchLowering:
             case nodes.Atomic():
                 emit_atomic(accessor, stmt)
             case nodes.Exchange():
-                emit_exchange(accessor, stmt, self.target)
+                emit_exchange(accessor, stmt)
             case nodes.Arrive():
                 emit_arrive(accessor, stmt)
             case nodes.Wait():

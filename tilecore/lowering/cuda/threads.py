@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from tvm import tirx as tir
@@ -10,16 +11,16 @@ from tvm import tirx as tir
 from tilecore.errors import UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
 from tilecore.ir import nodes
-from tilecore.ir.expr import cast, const
+from tilecore.ir.expr import Load, cast, const
 from tilecore.ir.fold import reducer_update
 from tilecore.ir.nodes import Arrive, Atomic, Exchange, Wait
-from tilecore.lowering.cpu.tir import index
+from tilecore.lowering.cpu.tir import add, index, mul, remainder
 from tilecore.lowering.cuda.access import Accessor
 from tilecore.lowering.cuda.instructions import barrier, warp
 from tilecore.lowering.cuda.instructions.atomic import atomic, load_ordered
 from tilecore.lowering.cuda.instructions.base import Instruction
 from tilecore.lowering.cuda.memory import SharedPlace, TensorPlace
-from tilecore.lowering.cuda.scalar import constant, convert, from_memory, operate
+from tilecore.lowering.cuda.scalar import constant, convert, from_memory, operate, value_type
 
 WARP = 32
 SHUFFLES = {"shfl": "idx", "shfl_xor": "xor", "shfl_up": "up", "shfl_down": "down"}
@@ -45,10 +46,10 @@ def emit_atomic(accessor: Accessor, stmt: Atomic) -> None:
     with accessor.storing(place, stmt.indices):
         memory, offset = accessor.locate(buffer, stmt.indices)
         address = builder.address(memory, offset)
-        if stmt.op == "load":
+        if stmt.op == "load" and dtype != "bfloat16":
             old = from_memory(load_ordered(dtype).call(address), dtype)
         else:
-            old = _updated(ATOMICS[stmt.op], dtype, address, value)
+            old = _updated(ATOMICS.get(stmt.op, stmt.op), dtype, address, value)
         if prev is None:
             builder.evaluate(old)
         else:
@@ -79,7 +80,7 @@ def _updated(op: str, dtype: str, address: Any, value: Any) -> Any:
 def update_bfloat16(op: str) -> Instruction:
     """Return ``float32 (void* address, float32 value)``: an update by compare-and-swap."""
     steps = {"add": "old + value", "max": "fmaxf(old, value)", "min": "fminf(old, value)",
-             "exchange": "value"}  # fmt: skip
+             "exchange": "value", "load": "old"}  # fmt: skip
     if op not in steps:
         raise UnsupportedOnTarget(
             what=f"an atomic {op} of bfloat16", target="cuda", reason=f"expected {', '.join(steps)}"
@@ -101,14 +102,9 @@ return old;"""
     )
 
 
-def emit_exchange(accessor: Accessor, stmt: Exchange, target: GpuTarget) -> None:
-    """Emit a shuffle, or a combination of the values of a group of threads."""
+def emit_exchange(accessor: Accessor, stmt: Exchange) -> None:
+    """Emit a shuffle, or a combination of the values of 2, 4, 8, 16 or 32 lanes of a warp."""
     builder, width = accessor.builder, stmt.width
-    if not 2 <= width <= WARP or width & (width - 1):
-        raise UnsupportedOnTarget(
-            what=f"`{stmt.op}` among {width or 'all'} threads", target=target.name,
-            reason="groups are 2, 4, 8, 16 or 32 lanes of a warp", span=stmt.span,
-        )  # fmt: skip
     given = stmt.args[0]
     kind = "int32" if given.dtype == "bool" else str(given.dtype)
     carrier = "float32" if kind == "bfloat16" else kind
@@ -126,6 +122,69 @@ def emit_exchange(accessor: Accessor, stmt: Exchange, target: GpuTarget) -> None
             distance //= 2
     zeros = tuple(const(0) for _ in stmt.dst.shape)
     accessor.store(stmt.dst, zeros, builder.bind(result), kind)
+
+
+Scratch = Callable[[str], tuple[Any, int]]
+
+
+def broadcast(
+    accessor: Accessor, held: nodes.Buffer, scratch: Scratch, sync: Callable[[], None]
+) -> None:
+    """Let all threads have what the first one has in a variable."""
+    builder, dtype = accessor.builder, str(held.dtype)
+    kind = value_type(dtype)
+    memory, start = scratch(kind)
+    zeros = tuple(const(0) for _ in held.shape)
+    with builder.when(tir.EQ(index(accessor.thread), index(0))):
+        builder.store(memory, accessor.load(Load(held, zeros, held.dtype)), start)
+    sync()
+    accessor.store(held, zeros, builder.bind(builder.load(memory, start)), dtype)
+    sync()
+
+
+def exchange_widely(
+    accessor: Accessor, stmt: Exchange, scratch: Scratch, sync: Callable[[], None]
+) -> None:
+    """Emit an exchange among more or other threads than the lanes of a shuffle, by memory.
+
+    All threads of the block come by, as T.sync_threads wants them to.
+    """
+    builder, given = accessor.builder, stmt.args[0]
+    count = accessor.thread_count
+    width = min(stmt.width or count, count)
+    kind = "int32" if given.dtype == "bool" else value_type(str(given.dtype))
+    memory, start = scratch(kind)
+    value = convert(accessor.scalar(given), str(given.dtype), kind)
+    builder.store(memory, builder.bind(value), add(start, accessor.thread))
+    sync()
+    lane = remainder(accessor.thread, width)
+    base = add(index(accessor.thread), mul(lane, -1))
+    if stmt.op in SHUFFLES:
+        there = _source(stmt.op, lane, accessor.scalar(cast(stmt.args[1], "int32")), width)
+        last = index(count - 1)
+        result = builder.load(memory, add(start, tir.Min(add(base, there), last)))
+    else:
+        total = builder.local(1, kind, "total")
+        builder.store(total, builder.load(memory, add(start, base)), 0)
+        with builder.turns(width - 1, unrolled=False) as other:
+            told = builder.load(memory, add(add(start, base), add(other, 1)))
+            folded = operate(FOLDS[stmt.op], builder.load(total, 0), told, kind)
+            builder.store(total, folded, 0)
+        result = builder.load(total, 0)
+    zeros = tuple(const(0) for _ in stmt.dst.shape)
+    accessor.store(stmt.dst, zeros, builder.bind(result), kind)
+    sync()
+
+
+def _source(op: str, lane: Any, given: Any, width: int) -> Any:
+    """Return the lane that a shuffle reads: the own one where it points outside the group."""
+    if op == "shfl":
+        return tir.FloorMod(given, index(width))
+    there = {"shfl_xor": tir.bitwise_xor, "shfl_up": tir.Sub, "shfl_down": tir.Add}[op](
+        index(lane), given
+    )
+    inside = tir.And(tir.GE(there, index(0)), tir.LT(there, index(width)))
+    return tir.if_then_else(inside, there, index(lane))
 
 
 def is_barrier(buffer: nodes.Buffer) -> bool:
