@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from tilecore.ir.nodes import PrimFunc
-from tilecore.passes import fold_clear, stages, threads, tile_guards
+from tilecore.passes import fold_clear, stage_outputs, stages, threads, tile_guards
 
 Pass = Callable[[PrimFunc], PrimFunc]
 PIPELINE: tuple[tuple[str, Pass], ...] = (
@@ -16,9 +16,20 @@ PIPELINE: tuple[tuple[str, Pass], ...] = (
 )
 
 
-def run_passes(func: PrimFunc, observer: Callable[[str, PrimFunc], None] | None = None) -> PrimFunc:
+# On a GPU threads, stages and clears are what the program says they are.
+GPU_PIPELINE: tuple[tuple[str, Pass], ...] = (
+    ("guard_tiles", tile_guards.run),
+    ("stage_outputs", stage_outputs.run),
+)
+
+
+def run_passes(
+    func: PrimFunc,
+    observer: Callable[[str, PrimFunc], None] | None = None,
+    pipeline: Iterable[tuple[str, Pass]] = PIPELINE,
+) -> PrimFunc:
     """Return ``func`` after every pass; ``observer`` sees the name and result of each."""
-    for name, run in PIPELINE:
+    for name, run in pipeline:
         func = run(func)
         if observer is not None:
             observer(name, func)

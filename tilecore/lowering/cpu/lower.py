@@ -12,7 +12,7 @@ from tilecore.errors import UnsupportedOnTarget
 from tilecore.inference.plan import DOTS, PANELS, SUMS, CpuPlan, LaunchPlan, TilePlan
 from tilecore.ir.analysis import kept_axes, pads
 from tilecore.ir.bounds import NON_NEGATIVE
-from tilecore.ir.expr import Binary, Call, Expr, cast, int_value, select
+from tilecore.ir.expr import Binary, Call, Expr, cast, int_value
 from tilecore.ir.nests import copy_nest, fill_nest
 from tilecore.ir.nodes import (
     Alloc,
@@ -39,6 +39,7 @@ from tilecore.ir.nodes import (
     Store,
     While,
 )
+from tilecore.ir.trips import trip_count
 from tilecore.ir.visitor import buffers_of, expressions, has_jump, walk, walk_expr
 from tilecore.lowering.cpu import division, float8, stream, vector_math
 from tilecore.lowering.cpu.access import Accessor, Place
@@ -366,13 +367,3 @@ class _LaunchLowering:
             kind(self.accessor, self.target, self.statement).emit(nest)
         else:
             self.statement(nest.body)
-
-
-def trip_count(stmt: For) -> Expr:
-    """Return how often a loop runs (not above 0: never)."""
-    up, down = stmt.stop - stmt.start, stmt.start - stmt.stop
-    step = int_value(stmt.step)
-    if step is not None:
-        return ((up if step > 0 else down) + (abs(step) - 1)) // abs(step)
-    forward, backward = (up + stmt.step - 1) // stmt.step, (down - stmt.step - 1) // -stmt.step
-    return select(stmt.step > 0, forward, backward)

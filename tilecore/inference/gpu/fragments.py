@@ -1,0 +1,386 @@
+"""Who holds what: the distributions of fragments, from the instructions and loops that use them.
+
+What products fix comes first; loops take the distribution of a fragment that they index by their
+variables and hand it on to the others; what is left is spread so that neighbours are accessed
+together. A fragment whose uses cannot all be served is kept in shared memory instead: slower,
+never wrong, and `explain` says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from tilecore.inference.gpu.distribution import Digit, Distribution, by_slot, spread
+from tilecore.inference.gpu.loops import Access, Points, divisor, is_contiguous
+from tilecore.inference.gpu.places import slots_of
+from tilecore.inference.gpu.plan import CHUNK_BYTES, GemmPlan, NestPlan
+from tilecore.ir.bounds import linear
+from tilecore.ir.expr import Expr, Var, int_value
+from tilecore.ir.nodes import Buffer, Reduce, Scan, Stmt
+
+WARP = 32
+MAX_LANES = 16
+
+
+@dataclass(slots=True)
+class Fragments:
+    """The distributions found so far, and what is known to be kept in shared memory."""
+
+    threads: int
+    held: dict[Buffer, Distribution] = field(default_factory=dict)
+    shared: dict[Buffer, str] = field(default_factory=dict)  # with the reason
+    folded: dict[Buffer, set[int]] = field(default_factory=dict)  # axes along which it is reduced
+
+    def is_register(self, buffer: Buffer) -> bool:
+        """Return whether a buffer is a fragment that threads hold."""
+        return buffer.scope == "fragment" and buffer not in self.shared
+
+
+def distribute(
+    statements: Sequence[Points],
+    gemms: Iterable[GemmPlan],
+    fragments: Fragments,
+) -> dict[Stmt, NestPlan]:
+    """Fill ``fragments`` and return how each statement runs.
+
+    A fragment that does not fit is added to ``fragments.shared`` and all begins anew.
+    """
+    fixed = list(gemms)
+    fragments.folded = _folded_axes(statements)
+    while True:
+        fragments.held.clear()
+        refused = _settle(statements, fixed, fragments)
+        if refused is None:
+            plans = {}
+            for points in statements:
+                distribution = _distribution(points, fragments)
+                refused = _misfit(points, distribution, fragments)
+                if refused is not None:
+                    break
+                plans[points.stmt] = _nest_plan(points, distribution)
+            else:
+                return plans
+        buffer, reason = refused
+        fragments.shared[buffer] = reason
+
+
+def _folded_axes(statements: Sequence[Points]) -> dict[Buffer, set[int]]:
+    """Return the axes along which each fragment is folded."""
+    found: dict[Buffer, set[int]] = {}
+    for points in statements:
+        for access in points.accesses:
+            loops = _loops_of(access, points) if points.folded else None
+            axes = {a for a, p in (loops or {}).items() if p in points.folded}
+            if axes and access.buffer.scope == "fragment":
+                found.setdefault(access.buffer, set()).update(axes)
+    return found
+
+
+def _settle(
+    statements: Sequence[Points], gemms: Sequence[GemmPlan], fragments: Fragments
+) -> tuple[Buffer, str] | None:
+    """Give every fragment a distribution; return one that products want in two ways."""
+    for plan in gemms:
+        wanted = [(plan.stmt.c.buffer, plan.c)] if plan.keeps_c else []
+        for region, operand in ((plan.stmt.a, plan.a), (plan.stmt.b, plan.b)):
+            if operand.source == "registers":
+                wanted.append((region.buffer, operand.distribution))
+        for buffer, distribution in wanted:
+            if not fragments.is_register(buffer):
+                continue
+            known = fragments.held.setdefault(buffer, distribution)
+            if known != distribution:
+                return buffer, "two products hold it differently"
+    while True:
+        _propagate(statements, fragments)
+        open_ones = [p for p in statements if _unknown(p, fragments)]
+        if not open_ones:
+            return None
+        first = max(open_ones, key=lambda p: math.prod(p.shape))
+        before = len(fragments.held)
+        _hand_on(first, _distribution(first, fragments), fragments)
+        if len(fragments.held) == before:  # no use by loop variables: rows of its own
+            buffer = _unknown(first, fragments)[0]
+            shape = buffer.static_shape
+            assert shape is not None
+            fragments.held[buffer] = spread(shape, fragments.threads)
+
+
+def _propagate(statements: Sequence[Points], fragments: Fragments) -> None:
+    changed = True
+    while changed:
+        before = len(fragments.held)
+        for points in statements:
+            if _unknown(points, fragments) and _guides(points, fragments):
+                _hand_on(points, _distribution(points, fragments), fragments)
+        changed = len(fragments.held) > before
+
+
+def _unknown(points: Points, fragments: Fragments) -> list[Buffer]:
+    return [
+        a.buffer
+        for a in points.accesses
+        if fragments.is_register(a.buffer) and a.buffer not in fragments.held
+    ]
+
+
+def _loops_of(access: Access, points: Points) -> dict[int, int] | None:
+    """Return the loop that each axis of a fragment is indexed by (plus a constant), or None.
+
+    Axes that no loop indexes are left out.
+    """
+    found: dict[int, int] = {}
+    for axis, index in enumerate(access.indices):
+        form = linear(index)
+        used = [p for p, n in enumerate(points.names) if form is None or form.coefficient(n)]
+        if not used:
+            continue
+        if form is None or len(used) > 1 or form.coefficient(points.names[used[0]]) != 1:
+            return None
+        loop = used[0]
+        if loop in found.values():
+            return None
+        found[axis] = loop
+    return found
+
+
+def _guides(points: Points, fragments: Fragments) -> list[tuple[Access, dict[int, int]]]:
+    """Return the accesses to known fragments that say how the loops run, the fullest first."""
+    found = []
+    for access in points.accesses:
+        if access.buffer in fragments.held:
+            loops = _loops_of(access, points)
+            if loops:
+                found.append((access, loops))
+    return sorted(found, key=lambda pair: -math.prod(points.shape[p] for p in pair[1].values()))
+
+
+def _distribution(points: Points, fragments: Fragments) -> Distribution:
+    """Return how the points of a statement run, given the fragments that are known."""
+    guides = _guides(points, fragments)
+    if not guides or (
+        isinstance(points.stmt, Scan) and not _fits_scan(points, guides[0], fragments)
+    ):
+        return _free(points, fragments)
+    access, loops = guides[0]
+    held = fragments.held[access.buffer]
+    axes: list[tuple[Digit, ...]] = [()] * len(points.shape)
+    for axis, loop in loops.items():
+        axes[loop] = held.axes[axis]
+    rest = [p for p in range(len(points.shape)) if p not in loops.values()]
+    order = max((d.stride * d.extent for d in held.digits(in_thread=False)), default=1)
+    pool = list(_without(held, set(loops)).copies)
+    for loop in reversed(rest):
+        digits: list[Digit] = []
+        extent = points.shape[loop]
+        while pool and extent > 1:
+            digit = pool.pop(0)
+            count = math.gcd(digit.extent, extent)
+            if count > 1:
+                digits.append(Digit(count, digit.stride, in_thread=True))
+                extent //= count
+            if count < digit.extent:
+                pool.insert(0, Digit(digit.extent // count, digit.stride * count, in_thread=True))
+                break
+        digits.append(by_slot(extent, order))
+        order *= extent
+        axes[loop] = tuple(reversed(digits))
+    return Distribution(points.shape, tuple(axes), fragments.threads).compact()
+
+
+def _fits_scan(points: Points, guide: tuple[Access, dict[int, int]], fragments: Fragments) -> bool:
+    """Return whether a thread holds whole rows of a fragment that is scanned."""
+    access, loops = guide
+    axes = fragments.held[access.buffer].axes
+    return not any(d.in_thread for a, p in loops.items() if p in points.folded for d in axes[a])
+
+
+def _without(held: Distribution, used: set[int]) -> Distribution:
+    return held.without(a for a in range(len(held.shape)) if a not in used)
+
+
+def _free(points: Points, fragments: Fragments) -> Distribution:
+    """Return a distribution that reads and writes memory in wide, neighbouring accesses."""
+    threads = fragments.threads
+    if not points.shape:
+        return Distribution((), (), threads)
+    counts = points.lane_loops
+    last = len(points.shape) - 1
+    lane = max(counts, key=lambda p: (counts[p], p))
+    lane = lane if counts[lane] else last
+    order = [p for p in range(len(points.shape)) if p != lane] + [lane]
+    shape = [points.shape[p] for p in order]
+    most = _most_threads(points, fragments)
+    limits = None if most is None else [most[p] for p in order]
+    found = spread(shape, threads, _lanes(points, lane, threads), limits)
+    axes = [found.axes[order.index(p)] for p in range(len(order))]
+    return Distribution(points.shape, tuple(axes), threads)
+
+
+def _most_threads(points: Points, fragments: Fragments) -> list[int] | None:
+    """Return how many threads each loop may be spread over; None: as many as there are.
+
+    What is folded stays within a warp, where rows are enough for all warps; what is scanned stays
+    within a thread.
+    """
+    threads, folded = fragments.threads, set(points.folded)
+    for access in points.accesses:
+        loops = _loops_of(access, points) or {}
+        folded |= {p for a, p in loops.items() if a in fragments.folded.get(access.buffer, ())}
+    if not folded:
+        return None
+    rows = math.prod(n for p, n in enumerate(points.shape) if p not in folded)
+    if rows * WARP < threads and not isinstance(points.stmt, Scan):
+        return None
+    most = 1 if isinstance(points.stmt, Scan) else WARP
+    return [most if p in folded else threads for p in range(len(points.shape))]
+
+
+def _lanes(points: Points, loop: int, threads: int) -> int:
+    """Return how many neighbours along ``loop`` a thread should have."""
+    widths = [
+        _width(access, points, loop)
+        for access in points.accesses
+        if access.buffer.scope in ("global", "shared")
+        and is_contiguous(access.indices, points.names[loop])
+    ]
+    lanes = max(widths, default=1)
+    while lanes > 1 and (
+        points.shape[loop] % lanes or math.prod(points.shape) // lanes < min(threads, WARP)
+    ):
+        lanes //= 2
+    return lanes
+
+
+def _width(access: Access, points: Points, loop: int) -> int:
+    """Return how many elements one wide access may move, from its alignment in memory."""
+    buffer = access.buffer
+    if not access.always or buffer.dtype.is_packed:
+        return 1
+    return math.gcd(alignment(access, points, loop), _chunk(access))
+
+
+def _chunk(access: Access) -> int:
+    """Return the elements of the widest access of one thread."""
+    return CHUNK_BYTES // access.buffer.dtype.itemsize
+
+
+def alignment(access: Access, points: Points, loop: int) -> int:
+    """Return a power of two that divides the offset of every access at lane 0 (elements).
+
+    The other loops and the lanes before a multiple of the result count as multiples of it.
+    """
+    buffer, lets = access.buffer, points.context.lets
+    inner = {points.names[loop]}
+    found = 0
+    for axis, index in enumerate(access.indices):
+        step = _stride(buffer, axis)
+        rest = _without_name(index, inner) if axis == len(access.indices) - 1 else index
+        if rest is None:
+            return 1
+        found = math.gcd(found, divisor(rest, lets) * step)
+    return math.gcd(found, MAX_LANES)
+
+
+def _without_name(index: Expr, names: set[Var]) -> Expr | None:
+    form = linear(index)
+    if form is None:
+        return None
+    return replace(
+        form, coefficients={v: c for v, c in form.coefficients.items() if v not in names}
+    ).to_expr()
+
+
+def _stride(buffer: Buffer, axis: int) -> int:
+    """Return a number that divides the elements from index to index of an axis."""
+    if buffer.strides is not None:
+        return int_value(buffer.strides[axis]) or 1
+    step = 1
+    for extent in buffer.shape[axis + 1 :]:
+        step *= int_value(extent) or 1
+    return step
+
+
+def _hand_on(points: Points, distribution: Distribution, fragments: Fragments) -> None:
+    """Give the unknown fragments of a statement the distribution of its loops."""
+    for access in points.accesses:
+        buffer = access.buffer
+        if not fragments.is_register(buffer) or buffer in fragments.held:
+            continue
+        loops = _loops_of(access, points)
+        shape = buffer.static_shape
+        if loops is None or shape is None:
+            continue
+        if isinstance(points.stmt, Reduce) and access.is_store:
+            pass  # threads along a folded axis all learn the result
+        axes: list[tuple[Digit, ...]] = []
+        slots = max((d.stride * d.extent for d in distribution.digits(in_thread=False)), default=1)
+        for axis, extent in enumerate(shape):
+            digits = distribution.axes[loops[axis]] if axis in loops else ()
+            covered = math.prod(d.extent for d in digits)
+            if covered < extent:  # loops over a part: the others are further slots
+                more = -(-extent // covered)
+                digits = (by_slot(more, slots), *digits)
+                slots *= more
+            axes.append(digits)
+        fragments.held[buffer] = Distribution(shape, tuple(axes), fragments.threads).compact()
+
+
+def _misfit(
+    points: Points, distribution: Distribution, fragments: Fragments
+) -> tuple[Buffer, str] | None:
+    """Return a fragment that the threads running the points do not hold, and why."""
+    for access in points.accesses:
+        if access.buffer not in fragments.held:
+            continue
+        held = fragments.held[access.buffer]
+        where = distribution
+        if isinstance(points.stmt, Reduce) and access.is_store:
+            where = distribution.without(points.folded)
+            names = tuple(n for p, n in enumerate(points.names) if p not in points.folded)
+        else:
+            names = points.names
+        if slots_of(where, names, access.indices, held) is None:
+            line = points.stmt.span.line
+            return access.buffer, f"line {line} needs elements that other threads hold"
+    return None
+
+
+def _nest_plan(points: Points, distribution: Distribution) -> NestPlan:
+    """Return the plan of a statement: how many neighbours of which loop move at once."""
+    best = NestPlan(points, distribution)
+    if points.folded:
+        return best
+    for loop, digits in enumerate(distribution.axes):
+        if not digits or digits[-1].in_thread or digits[-1].stride != 1:
+            continue
+        name, most = points.names[loop], digits[-1].extent
+        widths = {
+            n: math.gcd(_width(a, points, loop), most)
+            for n, a in enumerate(points.accesses)
+            if a.buffer.scope in ("global", "shared") and is_contiguous(a.indices, name)
+        }
+        lanes = max(widths.values(), default=1)
+        while lanes > 1 and points.shape[loop] % lanes:
+            lanes //= 2
+        wide = frozenset(
+            n
+            for n in widths
+            if _width(points.accesses[n], points, loop) >= min(lanes, _chunk(points.accesses[n]))
+        ) - _reread(points)
+        if lanes > best.lanes and wide:
+            best = NestPlan(points, distribution, lanes, loop, wide)
+    return best
+
+
+def _reread(points: Points) -> frozenset[int]:
+    """Return the accesses of memory that a point writes and then reads, or writes twice."""
+    found = set()
+    for n, access in enumerate(points.accesses):
+        same = [m for m, a in enumerate(points.accesses) if a.buffer.root is access.buffer.root]
+        stores = [m for m in same if points.accesses[m].is_store]
+        if stores and (len(stores) > 1 or any(m > stores[0] for m in same)):
+            found.add(n)
+    return frozenset(found)

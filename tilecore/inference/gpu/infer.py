@@ -1,0 +1,164 @@
+"""infer(): everything that a program leaves open on a GPU, launch by launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from tilecore.errors import InvalidConfig, UnsupportedOnTarget
+from tilecore.gpu_target import GpuTarget
+from tilecore.inference.gpu.barriers import Barriers
+from tilecore.inference.gpu.boxes import with_boxes
+from tilecore.inference.gpu.fragments import Fragments, distribute
+from tilecore.inference.gpu.loops import Points, accessed_outside_points, points_of
+from tilecore.inference.gpu.pipelining import find_pipelines
+from tilecore.inference.gpu.plan import GemmPlan, GpuLaunchPlan, GpuPlan, SharedLayout
+from tilecore.inference.gpu.products import plan_gemm
+from tilecore.inference.gpu.shared import assign_places, lay_out, sharing_memory
+from tilecore.inference.uses import Context, enter
+from tilecore.ir import nodes
+from tilecore.ir.analysis import covers_whole
+from tilecore.ir.expr import int_value
+from tilecore.ir.nodes import Buffer, Gemm, KernelLaunch, PrimFunc, Stmt
+from tilecore.ir.visitor import children, walk
+
+
+def infer(func: PrimFunc, target: GpuTarget) -> GpuPlan:
+    """Return the plan of a program.
+
+    Raises:
+        InvalidConfig: more threads or shared memory than a block may have (TC303).
+        UnsupportedOnTarget: a statement that GPUs cannot run (TC302).
+    """
+    launches = [s for s in walk(func.body) if isinstance(s, KernelLaunch)]
+    return GpuPlan(func, {launch: _plan(launch, target) for launch in launches})
+
+
+def _plan(launch: KernelLaunch, target: GpuTarget) -> GpuLaunchPlan:
+    threads = _threads(launch, target)
+    count = threads[0] * threads[1] * threads[2]
+    tiles = [s.buffer for s in walk(launch.body) if isinstance(s, nodes.Alloc)]
+    fragments = Fragments(count)
+    for tile in _not_in_registers(launch, tiles):
+        fragments.shared[tile] = "elements are accessed one by one, or through views"
+    statements = list(_statements(launch.body, enter(launch, Context())))
+    while True:
+        gemms = _products(launch, count, target, fragments)
+        before = len(fragments.shared)
+        nests = distribute(statements, gemms.values(), fragments)
+        if len(fragments.shared) == before:
+            break
+    pipelines = find_pipelines(launch, nests, target)
+    stages = {c.dst.buffer: p.stages for p in pipelines.values() for c in p.copies}
+    viewed = {t.base for t in tiles if t.base is not None}
+    shared = [t for t in tiles if t.base is None and _in_shared(t, fragments)]
+    layouts = lay_out(shared, gemms.values(), stages, viewed, _staging(statements, gemms.values()))
+    if target.has_tma:
+        pipelines = with_boxes(launch, pipelines, layouts)
+    places, size = assign_places(launch.body, layouts)
+    if size > target.shared_per_block:
+        raise _too_much(launch, places, size, target)
+    finder = Barriers(sharing_memory(places), pipelines, bool(launch.thread_vars))
+    barriers = finder.find(launch.body)
+    notes = tuple(f"{t.name}: kept in shared memory ({why})" for t, why in fragments.shared.items())
+    return GpuLaunchPlan(
+        launch, threads, dict(fragments.held), places, nests, gemms, pipelines, barriers, size,
+        notes,
+    )  # fmt: skip
+
+
+def _threads(launch: KernelLaunch, target: GpuTarget) -> tuple[int, int, int]:
+    values = [int_value(e) for e in launch.threads]
+    if any(v is None for v in values):
+        raise UnsupportedOnTarget(
+            what="a number of threads known only at run time", target=target.name,
+            reason="code is generated for one number of threads", span=launch.span,
+        )  # fmt: skip
+    known = [v for v in values if v is not None] + [1] * (3 - len(values))
+    count = known[0] * known[1] * known[2]
+    if count > target.threads_per_block:
+        raise InvalidConfig(
+            knob="threads", value=count, span=launch.span,
+            expected=f"at most {target.threads_per_block} threads in a block of {target.name}",
+        )  # fmt: skip
+    return known[0], known[1], known[2]
+
+
+def _in_shared(tile: Buffer, fragments: Fragments) -> bool:
+    return tile.scope == "shared" or (tile.scope == "fragment" and tile in fragments.shared)
+
+
+def _not_in_registers(launch: KernelLaunch, tiles: list[Buffer]) -> set[Buffer]:
+    """Return the fragments that no distribution can serve."""
+    single = accessed_outside_points(launch.body)
+    found = {t for t in tiles if t in single or t.dtype.is_packed or t.reducer is not None}
+    for stmt in walk(launch.body):
+        if isinstance(stmt, Gemm):  # instructions know nothing of parts of fragments
+            found |= {r.buffer for r in (stmt.a, stmt.b, stmt.c) if not covers_whole(r)}
+    for tile in tiles:
+        if tile.base is not None:
+            found |= {tile, tile.base}
+    return {t for t in found if t.scope == "fragment"}
+
+
+def _statements(stmt: Stmt, context: Context) -> Iterator[Points]:
+    """Yield the statements that threads share out, with what surrounds them."""
+    points = points_of(stmt, context)
+    if points is not None:
+        yield points
+        return
+    if isinstance(stmt, (nodes.Parallel, nodes.Copy, nodes.Fill, nodes.Reduce, nodes.Scan)):
+        raise UnsupportedOnTarget(
+            what=f"a {type(stmt).__name__} of extents known only at run time", target="cuda",
+            reason="its points are spread over threads when it is compiled", span=stmt.span,
+            hint="loop over the largest extent and put an if inside",
+        )  # fmt: skip
+    inner = context if isinstance(stmt, nodes.Seq) else enter(stmt, context)
+    for child in children(stmt):
+        yield from _statements(child, inner)
+        if isinstance(child, nodes.Let):
+            lets = {**inner.lets, child.var: child.value}
+            inner = Context(inner.loops, inner.ranges, lets, inner.conditional, inner.tops)
+
+
+def _products(
+    launch: KernelLaunch, threads: int, target: GpuTarget, fragments: Fragments
+) -> dict[Stmt, GemmPlan]:
+    """Return the plan of each product; operands of fma lie in shared memory."""
+    found: dict[Stmt, GemmPlan] = {}
+    for stmt in walk(launch.body):
+        if not isinstance(stmt, Gemm):
+            continue
+        held = tuple(fragments.is_register(r.buffer) for r in (stmt.a, stmt.b, stmt.c))
+        plan = plan_gemm(stmt, threads, target, (held[0], held[1], held[2]))
+        if plan.kind == "fma":
+            for region, is_held in ((stmt.a, held[0]), (stmt.b, held[1])):
+                if is_held:
+                    fragments.shared[region.buffer] = "an operand of scalar multiply-adds"
+        found[stmt] = plan
+    return found
+
+
+def _staging(statements: Iterable[Points], gemms: Iterable[GemmPlan]) -> set[Buffer]:
+    """Return the shared tiles of two axes that sums are written to."""
+    sums = {g.stmt.c.buffer for g in gemms if g.kind != "fma"}
+    found: set[Buffer] = set()
+    for points in statements:
+        if any(a.buffer in sums and not a.is_store for a in points.accesses):
+            found |= {
+                a.buffer
+                for a in points.accesses
+                if a.is_store and a.buffer.scope == "shared" and a.buffer.ndim == 2
+            }
+    return found
+
+
+def _too_much(
+    launch: KernelLaunch, places: Mapping[Buffer, SharedLayout], size: int, target: GpuTarget
+) -> InvalidConfig:
+    largest = max(places, key=lambda tile: places[tile].bytes)
+    return InvalidConfig(
+        knob="shared memory", value=f"{size} B", span=launch.span,
+        expected=f"at most {target.shared_per_block} B in a block of {target.name}",
+        hint=f"smaller tiles or fewer num_stages: `{largest.name}` takes "
+        f"{places[largest].bytes} B in {places[largest].stages} stages",
+    )  # fmt: skip

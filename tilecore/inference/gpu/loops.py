@@ -1,0 +1,222 @@
+"""Statements whose points the threads of a block share out: nests, copies, fills and folds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from tilecore.inference.uses import Context
+from tilecore.ir import nodes
+from tilecore.ir.analysis import kept_axes
+from tilecore.ir.bounds import step_of
+from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var, int_value
+from tilecore.ir.nests import copy_nest, fill_nest, shifted
+from tilecore.ir.nodes import Buffer, Copy, Fill, Parallel, Reduce, Scan, Stmt
+from tilecore.ir.visitor import children, loads, walk
+
+MAX_OPEN = 1 << 16  # points along a loop whose extent is known only when the kernel runs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Access:
+    """An element that each point reads or writes; ``always``: whatever conditions say."""
+
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+    is_store: bool
+    always: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Points:
+    """A statement as loops over independent points.
+
+    ``folded``: the loops (by position) along which points are folded into one. ``limits``: the
+    extents that are known only when the kernel runs; ``shape`` has what they do not exceed.
+    """
+
+    stmt: Stmt
+    names: tuple[Var, ...]
+    shape: tuple[int, ...]
+    accesses: tuple[Access, ...]
+    context: Context
+    folded: tuple[int, ...] = ()
+    nest: Parallel | None = None
+    limits: Mapping[int, Expr] = field(default_factory=dict)
+
+    @cached_property
+    def lane_loops(self) -> dict[int, int]:
+        """For each loop how many accesses of memory have its points side by side."""
+        found = {}
+        for position, name in enumerate(self.names):
+            found[position] = sum(
+                1
+                for access in self.accesses
+                if access.buffer.scope in ("global", "shared")
+                and is_contiguous(access.indices, name)
+            )
+        return found
+
+
+def is_contiguous(indices: tuple[Expr, ...], name: Var) -> bool:
+    """Return whether the last index moves by one with ``name`` and the others not at all."""
+    return (
+        bool(indices)
+        and step_of(indices[-1], name) == 1
+        and all(step_of(i, name) == 0 for i in indices[:-1])
+    )
+
+
+def points_of(stmt: Stmt, context: Context) -> Points | None:
+    """Return the points of a statement; None: it has none, or they are not known."""
+    match stmt:
+        case Copy():
+            return _nest(stmt, copy_nest(stmt), context)
+        case Fill():
+            return _nest(stmt, fill_nest(stmt), context)
+        case Parallel():
+            return _nest(stmt, stmt, context)
+        case Reduce() | Scan():
+            return _fold(stmt, context)
+        case _:
+            return None
+
+
+def _nest(stmt: Stmt, nest: Parallel, context: Context) -> Points | None:
+    known = _extents(nest.extents, context)
+    if known is None:
+        return None
+    accesses = tuple(_accesses(nest.body, True))
+    return Points(stmt, nest.loop_vars, known[0], accesses, context, (), nest, known[1])
+
+
+def _extents(
+    extents: Iterable[Expr], context: Context
+) -> tuple[tuple[int, ...], dict[int, Expr]] | None:
+    """Return (the most that each extent is, those that may be less), or None without bounds."""
+    shape: list[int] = []
+    limits: dict[int, Expr] = {}
+    for position, extent in enumerate(extents):
+        size = int_value(extent)
+        if size is None:
+            bounds = context.bounds(extent)
+            if bounds is None or not 0 < bounds[1] <= MAX_OPEN:
+                return None
+            size, limits[position] = bounds[1], extent
+        shape.append(size)
+    return tuple(shape), limits
+
+
+def _fold(stmt: Reduce | Scan, context: Context) -> Points | None:
+    axes = kept_axes(stmt.src)
+    sizes = _extents([stmt.src.extents[a] for a in axes], context)
+    if sizes is None or (sizes[1] and isinstance(stmt, Scan)):
+        return None
+    names = tuple(Var(f"f{a}") for a in axes)
+    gone = stmt.axes if isinstance(stmt, Reduce) else ()
+    kept = tuple(n for a, n in zip(axes, names, strict=True) if a not in gone)
+    result = tuple(Access(stmt.dst.buffer, i, True, True) for i in [shifted_to(stmt.dst, kept)])
+    source = Access(stmt.src.buffer, shifted(stmt.src, names), False, True)
+    folded = stmt.axes if isinstance(stmt, Reduce) else (stmt.axis,)
+    positions = tuple(p for p, a in enumerate(axes) if a in folded)
+    accesses = (source, *result)
+    return Points(stmt, names, sizes[0], accesses, context, positions, None, sizes[1])
+
+
+def shifted_to(region: nodes.Region, names: tuple[Var, ...]) -> tuple[Expr, ...]:
+    """Return the indices at ``names``; a region of fewer kept axes has them at its offsets."""
+    if len(kept_axes(region)) == len(names):
+        return shifted(region, names)
+    return region.offsets
+
+
+def _accesses(stmt: Stmt, always: bool) -> Iterator[Access]:
+    for expr in _expressions(stmt):
+        yield from _loads(expr, always)
+    match stmt:
+        case nodes.Store(buffer=buffer, indices=indices):
+            yield Access(buffer, indices, True, always)
+        case nodes.Atomic(buffer=buffer, indices=indices, prev=prev):
+            yield Access(buffer, indices, True, False)
+            if prev is not None:
+                yield Access(prev, (), True, False)
+        case _:
+            pass
+    inner = always and isinstance(stmt, nodes.Seq)
+    for child in children(stmt):
+        yield from _accesses(child, inner)
+
+
+def _expressions(stmt: Stmt) -> tuple[Expr, ...]:
+    from tilecore.ir.visitor import expressions
+
+    return tuple(expressions(stmt))
+
+
+def _loads(expr: Expr, always: bool) -> Iterator[Access]:
+    match expr:
+        case Load(buffer=buffer, indices=indices):
+            yield Access(buffer, indices, False, always)
+            for index in indices:
+                yield from _loads(index, always)
+        case Select(cond=cond, a=a, b=b):
+            yield from _loads(cond, always)
+            yield from _loads(a, False)
+            yield from _loads(b, False)
+        case Binary(a=a, b=b):
+            yield from _loads(a, always)
+            yield from _loads(b, always)
+        case Unary(a=a) | Cast(a=a):
+            yield from _loads(a, always)
+        case Call(args=args):
+            for arg in args:
+                yield from _loads(arg, always)
+        case _:
+            pass
+
+
+def divisor(expr: Expr, lets: Mapping[Var, Expr]) -> int:
+    """Return a number that divides the integer ``expr`` whatever its variables are (0: it is 0)."""
+    match expr:
+        case Const(value=value):
+            return abs(int(value))
+        case Var():
+            return divisor(lets[expr], lets) if expr in lets else 1
+        case Cast(a=a) if a.dtype.is_integer:
+            return divisor(a, lets)
+        case Unary(op="neg", a=a):
+            return divisor(a, lets)
+        case Binary(op="add" | "sub" | "min" | "max" | "mod", a=a, b=b):
+            return math.gcd(divisor(a, lets), divisor(b, lets))
+        case Binary(op="mul", a=a, b=b):
+            return divisor(a, lets) * divisor(b, lets)
+        case Select(a=a, b=b):
+            return math.gcd(divisor(a, lets), divisor(b, lets))
+        case _:
+            return 1
+
+
+def accessed_outside_points(body: Stmt) -> set[Buffer]:
+    """Return the buffers whose elements statements outside of nests read or write one by one."""
+    found: set[Buffer] = set()
+    _outside(body, found)
+    return found
+
+
+def _outside(stmt: Stmt, found: set[Buffer]) -> None:
+    if isinstance(stmt, Parallel) and stmt.loop_vars:
+        return
+    found |= {load.buffer for load in loads(stmt)}
+    if isinstance(stmt, (nodes.Store, nodes.Atomic)):
+        found.add(stmt.buffer)
+    if isinstance(stmt, nodes.Exchange):
+        found.add(stmt.dst)
+    for child in children(stmt):
+        _outside(child, found)
+
+
+def has_tile_statements(body: Stmt) -> bool:
+    """Return whether anything inside is shared out among threads or multiplies tiles."""
+    return any(isinstance(s, (Copy, Fill, Parallel, Reduce, Scan, nodes.Gemm)) for s in walk(body))

@@ -1,0 +1,94 @@
+"""Software pipelining: which copies of a loop run ahead of their use, through how many tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tilecore.gpu_target import GpuTarget
+from tilecore.inference.gpu.plan import NestPlan, Pipeline
+from tilecore.ir import nodes
+from tilecore.ir.analysis import covers_whole, reads, writes, written_buffers
+from tilecore.ir.expr import Load, Var, int_value
+from tilecore.ir.nodes import Buffer, Copy, For, KernelLaunch, Stmt
+from tilecore.ir.visitor import buffers_of, expressions, walk, walk_expr
+
+ASYNC_BYTES = (4, 8, 16)  # what cp.async moves (PTX ISA 8.7)
+
+
+def find_pipelines(
+    launch: KernelLaunch, nests: Mapping[Stmt, NestPlan], target: GpuTarget
+) -> dict[Stmt, Pipeline]:
+    """Return the pipelines of a launch: of loops with ``num_stages`` of at least 2."""
+    found: dict[Stmt, Pipeline] = {}
+    if not target.has("sm_80"):  # cp.async
+        return found
+    for stmt in walk(launch.body):
+        if isinstance(stmt, For) and stmt.kind == "pipelined":
+            stages = int_value(stmt.annotations.get("num_stages", 0)) or 0
+            copies = _copies(stmt, launch, nests)
+            if stages >= 2 and copies and int_value(stmt.step) == 1:
+                found[stmt] = Pipeline(stmt, copies, stages)
+    return found
+
+
+def _copies(loop: For, launch: KernelLaunch, nests: Mapping[Stmt, NestPlan]) -> tuple[Copy, ...]:
+    body = loop.body.stmts if isinstance(loop.body, nodes.Seq) else (loop.body,)
+    inside = {b for s in body for b in _touched(s)}
+    outside = _touched_outside(launch.body, loop)
+    bound = {s.var for s in walk(loop.body) if isinstance(s, nodes.Let)}
+    written = {b.root for b in written_buffers(launch.body)}
+    found: list[Copy] = []
+    seen: set[Buffer] = set()
+    for stmt in body:
+        if (
+            isinstance(stmt, Copy)
+            and _may_run_ahead(stmt, nests, bound, written, seen | outside)
+            and sum(stmt.dst.buffer in writes(s) for s in walk(loop.body)) == 1
+        ):
+            found.append(stmt)
+        seen |= {b.root for b in _touched(stmt)}
+    assert inside >= {c.dst.buffer for c in found}
+    return tuple(found)
+
+
+def _may_run_ahead(
+    copy: Copy,
+    nests: Mapping[Stmt, NestPlan],
+    bound: set[Var],
+    written: set[Buffer],
+    touched: set[Buffer],
+) -> bool:
+    """Return whether nothing of the iteration must happen before a copy."""
+    plan, tile = nests.get(copy), copy.dst.buffer
+    if plan is None or copy.src.buffer.scope != "global" or tile.scope != "shared":
+        return False
+    if copy.src.buffer.dtype != tile.dtype or not covers_whole(copy.dst) or tile.base is not None:
+        return False
+    if tile in touched or copy.src.buffer.root in written:
+        return False
+    if plan.lanes * tile.dtype.itemsize not in ASYNC_BYTES or tile.dtype.is_packed:
+        return False
+    parts = [n for e in expressions(copy) for n in walk_expr(e)]
+    return not any(isinstance(n, Load) or (isinstance(n, Var) and n in bound) for n in parts)
+
+
+def _touched(stmt: Stmt) -> set[Buffer]:
+    return {b.root for b in buffers_of(stmt)} | set(reads(stmt))
+
+
+def _touched_outside(stmt: Stmt, loop: For) -> set[Buffer]:
+    """Return the buffers that statements outside of a loop read or write."""
+    if stmt is loop:
+        return set()
+    match stmt:
+        case nodes.Seq(stmts=stmts):
+            return {b for s in stmts for b in _touched_outside(s, loop)}
+        case nodes.For(body=body) | nodes.While(body=body):
+            return _touched_outside(body, loop)
+        case nodes.If(then_body=then, else_body=other):
+            found = _touched_outside(then, loop)
+            return found if other is None else found | _touched_outside(other, loop)
+        case nodes.Alloc():
+            return set()
+        case _:
+            return _touched(stmt)

@@ -1,0 +1,225 @@
+"""What inference decides for a GPU; the lowering decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tilecore.inference.gpu.distribution import Distribution
+from tilecore.inference.gpu.loops import Points
+from tilecore.ir.nodes import Buffer, Copy, For, Gemm, KernelLaunch, PrimFunc, Stmt
+
+CHUNK_BYTES = 16  # the widest access of one thread; what swizzles move as one
+
+
+@dataclass(frozen=True, slots=True)
+class SharedLayout:
+    """Where the elements of a shared tile lie.
+
+    The last axis is cut into panels of ``swizzle_bytes``; within a panel row, 16-byte chunks are
+    permuted by the number of the row, as TMA, ldmatrix and wgmma do. 0: row-major, rows
+    ``leading`` elements apart.
+
+    Attributes:
+        shape: of the tile.
+        itemsize: bytes of an element.
+        swizzle_bytes: 0, 32, 64 or 128.
+        leading: elements from row to row of a tile that is not swizzled.
+        stages: copies of the tile, which a pipelined loop uses in turn.
+        offset_bytes: of the first copy in the shared memory of the block.
+    """
+
+    shape: tuple[int, ...]
+    itemsize: int
+    swizzle_bytes: int = 0
+    leading: int = 0
+    stages: int = 1
+    offset_bytes: int = 0
+
+    @property
+    def elements(self) -> int:
+        """Elements of memory that one copy takes."""
+        total = 1
+        for extent in self.shape[:-1]:
+            total *= extent
+        return total * (self.shape[-1] if self.swizzle_bytes else self.leading)
+
+    @property
+    def alignment(self) -> int:
+        """Bytes that the address must be a multiple of: 8 rows of a swizzle are its period."""
+        return max(CHUNK_BYTES, 8 * self.swizzle_bytes)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes from one copy to the next."""
+        size = self.elements * self.itemsize
+        return -(-size // self.alignment) * self.alignment
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all copies."""
+        return self.stage_bytes * self.stages
+
+
+@dataclass(frozen=True, slots=True)
+class NestPlan:
+    """How a data-parallel nest runs: its points, and how many neighbours move at once.
+
+    Attributes:
+        points: the statement as loops.
+        distribution: of the points.
+        lanes: points along ``lane_axis`` whose memory accesses are one.
+        lane_axis: the loop (by position) of which a thread has ``lanes`` consecutive points.
+        wide: accesses of memory (by position among those of ``points``) that move all lanes.
+    """
+
+    points: Points
+    distribution: Distribution
+    lanes: int = 1
+    lane_axis: int = 0
+    wide: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """How a matrix instruction gets an operand: tile rows (M or N) by K.
+
+    Attributes:
+        distribution: of one step of K, or of the whole operand if it stays in registers.
+        source: "registers", "ldmatrix", "elements" or "descriptor" (read by the instruction).
+        is_transposed: whether K is the first axis of the tile in memory.
+    """
+
+    distribution: Distribution
+    source: str
+    is_transposed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GemmPlan:
+    """How one product runs.
+
+    Attributes:
+        kind: "mma" (a warp's matrix instruction), "wgmma" (a warpgroup's) or "fma".
+        shape: M, N, K of the instruction (1, 1, 1 for fma).
+        size: M, N, K of the product.
+        warps: rows and columns of warps (of warpgroups) over C.
+        a, b: the operands.
+        c: the accumulators.
+        keeps_c: whether C is a fragment; else it is loaded before and stored after.
+        reason: why no matrix instruction is used, or "".
+    """
+
+    stmt: Gemm
+    kind: str
+    shape: tuple[int, int, int]
+    size: tuple[int, int, int]
+    warps: tuple[int, int]
+    a: Operand
+    b: Operand
+    c: Distribution
+    keeps_c: bool = True
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """How the tensor memory accelerator brings a tile.
+
+    Attributes:
+        tensor: where it comes from.
+        extents: of one box, an extent per axis of the tensor.
+        panels: boxes side by side along the last axis that make up the tile.
+    """
+
+    tensor: Buffer
+    extents: tuple[int, ...]
+    panels: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A loop whose copies from tensors run ahead of what uses them.
+
+    Attributes:
+        loop: the loop.
+        copies: those of its statements that run ahead.
+        stages: tiles of each kind.
+        boxes: for each copy how the tensor memory accelerator brings it; none: each thread copies
+            its part (cp.async), ``stages - 1`` iterations ahead.
+        is_nested: whether the loop runs more than once in a launch.
+    """
+
+    loop: For
+    copies: tuple[Copy, ...]
+    stages: int
+    boxes: tuple[Box, ...] = ()
+    is_nested: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLaunchPlan:
+    """Everything decided about one kernel launch.
+
+    ``barriers`` holds the statements before which all threads of the block meet. Where pipelines
+    have ``boxes``, a warpgroup beyond ``threads`` issues them (``has_producer``).
+    """
+
+    launch: KernelLaunch
+    threads: tuple[int, int, int]
+    fragments: Mapping[Buffer, Distribution]
+    shared: Mapping[Buffer, SharedLayout]
+    nests: Mapping[Stmt, NestPlan]
+    gemms: Mapping[Stmt, GemmPlan]
+    pipelines: Mapping[Stmt, Pipeline]
+    barriers: frozenset[Stmt]
+    shared_bytes: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def thread_count(self) -> int:
+        """Threads of a block, those that issue copies aside."""
+        x, y, z = self.threads
+        return x * y * z
+
+    @property
+    def has_producer(self) -> bool:
+        """Whether a warpgroup of its own issues the copies that run ahead."""
+        return any(p.boxes for p in self.pipelines.values())
+
+    def explain(self) -> str:
+        """Return the decisions in words."""
+        lines = [f"threads per block: {self.thread_count}; shared memory: {self.shared_bytes} B"]
+        for buffer, held in self.fragments.items():
+            lines.append(f"{buffer.name}: {held.slots} registers a thread; {held.describe()}")
+        for buffer, layout in self.shared.items():
+            order = f"swizzled by {layout.swizzle_bytes} B" if layout.swizzle_bytes else "row-major"
+            copies = f", {layout.stages} stages" if layout.stages > 1 else ""
+            lines.append(f"{buffer.name}: shared, {order}, {layout.bytes} B{copies}")
+        for plan in self.gemms.values():
+            m, n, k = plan.shape
+            how = f"fma ({plan.reason})" if plan.kind == "fma" else f"{plan.kind}.m{m}n{n}k{k}"
+            rows, columns = plan.warps
+            unit = "warpgroups" if plan.kind == "wgmma" else "warps"
+            lines.append(
+                f"gemm {'x'.join(map(str, plan.size))}: {how}, {rows}x{columns} {unit}; "
+                f"A from {plan.a.source}, B from {plan.b.source}"
+            )
+        for pipeline in self.pipelines.values():
+            names = ", ".join(copy.dst.buffer.name for copy in pipeline.copies)
+            how = "TMA, by a warpgroup of its own" if pipeline.boxes else "cp.async"
+            lines.append(f"pipelined: {names} in {pipeline.stages} stages ({how})")
+        lines.append(f"barriers: {len(self.barriers)}")
+        return "\n".join([*lines, *self.notes])
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPlan:
+    """The plan of a program: one per kernel launch."""
+
+    func: PrimFunc
+    launches: Mapping[KernelLaunch, GpuLaunchPlan] = field(default_factory=dict)
+
+    def explain(self) -> str:
+        """Return the decisions in words, launch by launch."""
+        return "\n".join(plan.explain() for plan in self.launches.values())

@@ -1,0 +1,286 @@
+"""Matrix products: which instruction, how warps divide C, who holds what of A, B and C.
+
+Source of the register layouts: PTX ISA 8.7, "Matrix fragments for mma.m16n8k16" and its siblings.
+All shapes m16n8 share one pattern: with g = lane / 4, q = lane % 4 and p elements per register,
+A[g + 8 h, 4 p kh + p q + e], B[g, 4 p kh + p q + e], C[g + 8 h, 2 q + e].
+"""
+
+from __future__ import annotations
+
+import math
+
+from tilecore.gpu_target import GpuTarget
+from tilecore.inference.gpu.distribution import Distribution, by_slot, by_thread
+from tilecore.inference.gpu.plan import GemmPlan, Operand
+from tilecore.ir.analysis import covers_whole, kept_axes
+from tilecore.ir.dtype import DType
+from tilecore.ir.expr import int_value
+from tilecore.ir.gemm_shape import accumulator_dtype, matrix_shape
+from tilecore.ir.nodes import Gemm, Region
+
+WARP = 32
+# (A, B, accumulator) -> (first architecture, K of m16n8)
+MMA_STEPS = {
+    ("float16", "float16", "float32"): ((75, 8), (80, 16)),
+    ("bfloat16", "bfloat16", "float32"): ((80, 16),),
+    ("int8", "int8", "int32"): ((80, 32),),
+    ("uint8", "uint8", "int32"): ((80, 32),),
+    ("float8_e4m3fn", "float8_e4m3fn", "float32"): ((89, 32),),
+    ("float8_e5m2", "float8_e5m2", "float32"): ((89, 32),),
+}
+
+
+# Operand types of wgmma -> accumulator; one instruction sums up 32 bytes of each operand.
+WGMMA_SUMS = {
+    "float16": "float32", "bfloat16": "float32", "float8_e4m3fn": "float32",
+    "float8_e5m2": "float32", "int8": "int32", "uint8": "int32",
+}  # fmt: skip
+WARPGROUP = 128
+WGMMA_COLUMNS = 256
+
+
+def mma_step(a: str, b: str, c: str, capability: int) -> int | None:
+    """Return the K of the widest ``mma.m16n8`` for these types, or None."""
+    steps = MMA_STEPS.get((a, b, c), ())
+    return max((k for first, k in steps if capability >= first), default=None)
+
+
+def plan_gemm(
+    gemm: Gemm, threads: int, target: GpuTarget, in_registers: tuple[bool, bool, bool]
+) -> GemmPlan:
+    """Return how a product runs.
+
+    Args:
+        gemm: the product; its extents are known.
+        threads: of the block.
+        target: decides which instructions there are.
+        in_registers: whether A, B and C are fragments.
+    """
+    size = _size(gemm)
+    accumulated = str(accumulator_dtype(gemm))
+    kinds = (str(gemm.a.dtype), str(gemm.b.dtype), accumulated)
+    if target.has_wgmma and _wgmma_fits(gemm, size, threads, kinds, in_registers):
+        return _wgmma(gemm, size, threads, in_registers)
+    step = mma_step(*kinds, target.capability)
+    reason = ""
+    if step is None:
+        reason = f"no mma for {kinds[0]} x {kinds[1]} on {target.arch}"
+    elif threads % WARP:
+        reason = f"{threads} threads are no whole warps"
+    elif size[0] % 16 or size[1] % 8 or size[2] % step:
+        reason = f"not a multiple of 16x8x{step}"
+    if reason or step is None:
+        return _fma(gemm, size, threads, in_registers[2], reason)
+    warps = divide_warps(size[0], size[1], threads // WARP, gemm.policy, (16, 8))
+    per_register = 4 // DType(kinds[0]).itemsize
+    a = _operand(gemm.a, size[0], size[2], step, per_register, (warps[0], WARP * warps[1]), 16,
+                 threads, gemm.transpose_a, in_registers[0])  # fmt: skip
+    b = _operand(gemm.b, size[1], size[2], step, per_register, (warps[1], WARP), 8,
+                 threads, not gemm.transpose_b, in_registers[1])  # fmt: skip
+    c = accumulators(size[0], size[1], warps, threads)
+    return GemmPlan(gemm, "mma", (16, 8, step), size, warps, a, b, c, in_registers[2])
+
+
+def _size(gemm: Gemm) -> tuple[int, int, int]:
+    m, n = (int_value(e) for e in matrix_shape(gemm.c, "C"))
+    first, second = matrix_shape(gemm.a, "A")
+    k = int_value(first if gemm.transpose_a else second)
+    assert m is not None
+    assert n is not None
+    assert k is not None
+    return m, n, k
+
+
+def divide_warps(
+    m: int, n: int, warps: int, policy: str, atom: tuple[int, int], widest: int = 8
+) -> tuple[int, int]:
+    """Return (rows, columns) of warps over C.
+
+    "full_row" and "full_col" put as many warps as fit along M and N; "square" loads the least of A
+    and B: an instruction of ``widest`` columns loads its rows of A and its columns of B anew.
+    """
+    choices = [
+        (rows, columns)
+        for rows in range(1, warps + 1)
+        for columns in range(1, warps // rows + 1)
+        if warps % (rows * columns) == 0
+        and m % (rows * atom[0]) == 0
+        and n % (columns * atom[1]) == 0
+    ]
+
+    def cost(choice: tuple[int, int]) -> tuple[float, ...]:
+        rows, columns = choice
+        idle = -rows * columns
+        if policy == "full_row":
+            return idle, -rows
+        if policy == "full_col":
+            return idle, -columns
+        if widest > atom[1]:
+            width = min(n // columns, widest)
+            return idle, m / (rows * atom[0]) * (n / (columns * width)) * (atom[0] + width)
+        return idle, m / rows + n / columns
+
+    return min(choices, key=cost)
+
+
+def accumulators(m: int, n: int, warps: tuple[int, int], threads: int) -> Distribution:
+    """Return who holds C of m16n8 instructions."""
+    tiles = n // (8 * warps[1])
+    rows = (
+        by_thread(warps[0], WARP * warps[1]),
+        by_slot(m // (16 * warps[0]), 4 * tiles),
+        by_slot(2, 2),
+        by_thread(8, 4),
+    )
+    columns = (by_thread(warps[1], WARP), by_slot(tiles, 4), by_thread(4, 1), by_slot(2, 1))
+    return Distribution((m, n), (rows, columns), threads)
+
+
+def _wgmma_fits(
+    gemm: Gemm,
+    size: tuple[int, int, int],
+    threads: int,
+    kinds: tuple[str, str, str],
+    in_registers: tuple[bool, bool, bool],
+) -> bool:
+    """Return whether warpgroups can multiply: whole tiles in shared memory, 32-byte rows."""
+    a, b, c = kinds
+    itemsize = gemm.a.dtype.itemsize
+    if a != b or WGMMA_SUMS.get(a) != c or threads % WARPGROUP:
+        return False
+    if size[0] % 64 or size[1] % (16 if c == "int32" else 8) or size[2] * itemsize % 32:
+        return False
+    for region, in_register, k_first in (
+        (gemm.a, in_registers[0], gemm.transpose_a),
+        (gemm.b, in_registers[1], not gemm.transpose_b),
+    ):
+        shape = region.buffer.static_shape
+        if in_register and region is gemm.a and not k_first:
+            continue
+        is_tile = region.buffer.scope == "shared" and covers_whole(region)
+        if in_register or not is_tile or shape is None or len(shape) != 2:
+            return False
+        if shape[1] * itemsize % 32 or shape[0] % 8 or (k_first and itemsize != 2):
+            return False
+    return True
+
+
+def _wgmma(
+    gemm: Gemm, size: tuple[int, int, int], threads: int, in_registers: tuple[bool, bool, bool]
+) -> GemmPlan:
+    """Return a product by warpgroups of 128 threads, operands described in shared memory."""
+    m, n, k = size
+    itemsize = gemm.a.dtype.itemsize
+    step, groups = 32 // itemsize, threads // WARPGROUP
+    panel = 64 if not gemm.transpose_b else 8  # N-major tiles are cut between panels only
+    rows, columns = divide_warps(m, n, groups, gemm.policy, (64, math.gcd(panel, n)), WGMMA_COLUMNS)
+    tiles = n // (8 * columns)
+    across = (
+        by_thread(rows, WARPGROUP * columns),
+        by_slot(m // (64 * rows), 4 * tiles),
+        by_thread(4, WARP),
+        by_slot(2, 2),
+        by_thread(8, 4),
+    )
+    along = (by_thread(columns, WARPGROUP), by_slot(tiles, 4), by_thread(4, 1), by_slot(2, 1))
+    c = Distribution((m, n), (across, along), threads)
+    a = Operand(c, "descriptor", gemm.transpose_a)
+    if in_registers[0]:
+        per = 4 // itemsize
+        unit, parts = 4 * per, m // (64 * rows)
+        a_rows = (
+            by_thread(rows, WARPGROUP * columns),
+            by_slot(parts, unit),
+            by_thread(4, WARP),
+            by_slot(2, per),
+            by_thread(8, 4),
+        )
+        a_depth = (
+            by_slot(k // step, unit * parts),
+            by_slot(2, 2 * per),
+            by_thread(4, 1),
+            by_slot(per, 1),
+        )
+        a = Operand(Distribution((m, k), (a_rows, a_depth), threads), "registers", False)
+    b = Operand(c, "descriptor", not gemm.transpose_b)
+    width = min(n // columns, WGMMA_COLUMNS)
+    while n // columns % width:
+        width -= 8
+    shape = (64, width, step)
+    return GemmPlan(gemm, "wgmma", shape, size, (rows, columns), a, b, c, in_registers[2])
+
+
+def _operand(
+    tile: Region,
+    rows: int,
+    depth: int,
+    step: int,
+    per_register: int,
+    warps: tuple[int, int],
+    atom: int,
+    threads: int,
+    is_transposed: bool,
+    in_registers: bool,
+) -> Operand:
+    """Return how A (atom 16) or B (atom 8) is spread; ``warps``: how many, and their stride."""
+    halves, high = atom // 8, step // (4 * per_register)
+    tiles = rows // (atom * warps[0])
+    unit = per_register * halves * high  # slots of one instruction
+    across = (
+        by_thread(*warps),
+        by_slot(tiles, unit),
+        by_slot(halves, per_register),
+        by_thread(8, 4),
+    )
+    along = (
+        by_slot(depth // step if in_registers else 1, unit * tiles),
+        by_slot(high, per_register * halves),
+        by_thread(4, 1),
+        by_slot(per_register, 1),
+    )
+    shape = (rows, depth if in_registers else step)
+    axes = (across, along)
+    if is_transposed and in_registers:  # fragments have the axes of their tile
+        shape, axes = (shape[1], shape[0]), (along, across)
+    source = "registers" if in_registers else _source(tile, is_transposed)
+    return Operand(Distribution(shape, axes, threads), source, is_transposed)
+
+
+def _source(tile: Region, is_transposed: bool) -> str:
+    """Return whether ldmatrix can load an operand: 16-byte rows of 16-bit elements, or K inside."""
+    shape = tile.buffer.static_shape
+    kept = kept_axes(tile)
+    is_matrix = shape is not None and len(kept) == 2 and kept == (len(shape) - 2, len(shape) - 1)
+    if tile.buffer.scope != "shared" or not is_matrix or shape is None:
+        return "elements"
+    itemsize = tile.dtype.itemsize
+    aligned = all(
+        (shape[axis] if axis == -1 else int_value(tile.offsets[axis]) or 0) * itemsize % 16 == 0
+        for axis in (-1,)
+    )
+    starts = int_value(tile.offsets[-1])
+    if not aligned or starts is None or starts * itemsize % 16:
+        return "elements"
+    return "ldmatrix" if itemsize == 2 or not is_transposed else "elements"
+
+
+def _fma(
+    gemm: Gemm, size: tuple[int, int, int], threads: int, keeps_c: bool, reason: str
+) -> GemmPlan:
+    """Return a product of multiply-adds; each thread has a part of C as square as it gets."""
+    m, n, _ = size
+    vector = math.gcd(n, 4)
+    columns = math.gcd(n // vector, 16 if threads >= 128 else 8)
+    columns = math.gcd(columns, threads)
+    rows = math.gcd(m, threads // columns)
+    c = Distribution(
+        (m, n),
+        (
+            (by_slot(m // rows, n // columns), by_thread(rows, columns)),
+            (by_slot(n // (columns * vector), vector), by_thread(columns, 1), by_slot(vector, 1)),
+        ),
+        threads,
+    )
+    a = Operand(c, "elements", gemm.transpose_a)
+    b = Operand(c, "elements", not gemm.transpose_b)
+    return GemmPlan(gemm, "fma", (1, 1, 1), size, (1, 1), a, b, c, keeps_c, reason)

@@ -1,0 +1,106 @@
+"""Shared memory: how tiles lie in it, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from tilecore.inference.gpu.plan import GemmPlan, SharedLayout
+from tilecore.ir.nodes import Buffer, Seq, Stmt
+from tilecore.ir.visitor import buffers_of
+
+SWIZZLES = (128, 64, 32)
+
+
+def lay_out(
+    tiles: Iterable[Buffer],
+    gemms: Iterable[GemmPlan],
+    stages: Mapping[Buffer, int],
+    viewed: set[Buffer],
+    staging: set[Buffer],
+) -> dict[Buffer, SharedLayout]:
+    """Return the layout of each shared tile, still without a place.
+
+    Operands that ldmatrix reads are swizzled, so that the 8 rows of a matrix lie in different
+    banks, and so are tiles that take sums (``staging``), which come in 8 rows at a time; memory
+    that a view sees in another shape is row-major.
+    """
+    matrices = {
+        region.buffer.root
+        for plan in gemms
+        for region, operand in ((plan.stmt.a, plan.a), (plan.stmt.b, plan.b))
+        if operand.source in ("ldmatrix", "descriptor")
+    }
+    matrices = (matrices | staging) - viewed
+    found = {}
+    for tile in tiles:
+        shape = tile.static_shape
+        assert shape is not None
+        itemsize = 8 if tile.arrive_counts is not None else tile.dtype.itemsize  # an mbarrier
+        row = (shape[-1] if shape else 1) * itemsize
+        swizzle = next((s for s in SWIZZLES if row % s == 0), 0) if tile in matrices else 0
+        leading = shape[-1] if shape else 1
+        if tile in matrices and not swizzle:
+            leading = -(-leading // 8) * 8 + 8  # 16 bytes further each row
+        found[tile] = SharedLayout(shape or (1,), itemsize, swizzle, leading, stages.get(tile, 1))
+    return found
+
+
+def assign_places(
+    body: Stmt, layouts: Mapping[Buffer, SharedLayout]
+) -> tuple[dict[Buffer, SharedLayout], int]:
+    """Return the layouts with their places, and the bytes that a block needs.
+
+    Tiles that are never alive together share memory; a tile is alive from the first to the last
+    statement of the launch that uses it.
+    """
+    spans = _spans(body.stmts if isinstance(body, Seq) else (body,), layouts)
+    placed: dict[Buffer, SharedLayout] = {}
+    for tile in sorted(layouts, key=lambda t: (-layouts[t].alignment, -layouts[t].bytes)):
+        layout = layouts[tile]
+        busy = sorted(
+            (other.offset_bytes, other.offset_bytes + other.bytes)
+            for name, other in placed.items()
+            if _overlap(spans.get(tile), spans.get(name))
+        )
+        offset = 0
+        for start, end in busy:
+            if offset + layout.bytes <= start:
+                break
+            offset = max(offset, -(-end // layout.alignment) * layout.alignment)
+        placed[tile] = replace(layout, offset_bytes=offset)
+    total = max((p.offset_bytes + p.bytes for p in placed.values()), default=0)
+    return {tile: placed[tile] for tile in layouts}, total
+
+
+def sharing_memory(layouts: Mapping[Buffer, SharedLayout]) -> dict[Buffer, set[Buffer]]:
+    """Return for each tile those whose memory overlaps its own, itself included."""
+    return {
+        tile: {
+            other
+            for other, b in layouts.items()
+            if a.offset_bytes < b.offset_bytes + b.bytes
+            and b.offset_bytes < a.offset_bytes + a.bytes
+        }
+        | {tile}
+        for tile, a in layouts.items()
+    }
+
+
+def _spans(
+    stmts: Sequence[Stmt], layouts: Mapping[Buffer, SharedLayout]
+) -> dict[Buffer, tuple[int, int]]:
+    found: dict[Buffer, tuple[int, int]] = {}
+    from tilecore.ir.nodes import Alloc
+
+    for number, stmt in enumerate(stmts):
+        if isinstance(stmt, Alloc):
+            continue
+        for buffer in {b.root for b in buffers_of(stmt)} & layouts.keys():
+            first, _ = found.get(buffer, (number, number))
+            found[buffer] = (first, number)
+    return found
+
+
+def _overlap(a: tuple[int, int] | None, b: tuple[int, int] | None) -> bool:
+    return a is not None and b is not None and a[0] <= b[1] and b[0] <= a[1]

@@ -1,0 +1,95 @@
+"""CudaBuilder: TIR of one kernel after the other, with threads, local arrays and shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tvm
+from tvm import tirx as tir
+
+from tilecore.lowering.cpu.tir import TirBuilder, index
+
+UNROLLED = 3  # of TVM's kinds of loops: kept as `#pragma unroll`
+DATA_PARALLEL = 1  # kind of an iteration variable that is bound to threads
+INT32_MAX = 2**31 - 1
+AXES = ("x", "y", "z")
+
+
+class CudaBuilder(TirBuilder):
+    """Collects the statements of a program; ``launch`` opens a kernel."""
+
+    @contextlib.contextmanager
+    def launch(
+        self, grid: Sequence[Any], threads: Sequence[int]
+    ) -> Iterator[tuple[list[Any], list[Any]]]:
+        """Open a kernel and yield (block indices, thread indices), each x, y, z."""
+        blocks = [tir.Var(f"block_{a}", "int32") for a in AXES[: len(grid)]]
+        lanes = [tir.Var(f"thread_{a}", "int32") for a in AXES]
+        self._scopes.append([])
+        yield blocks, lanes
+        body = self._close()
+        bound = [(v, f"threadIdx.{a}", n) for v, a, n in zip(lanes, AXES, threads, strict=True)]
+        bound += [(v, f"blockIdx.{a}", n) for v, a, n in zip(blocks, AXES, grid, strict=False)]
+        for var, tag, extent in bound:
+            size = index(extent)
+            axis = tir.IterVar(
+                tvm.ir.Range.from_min_extent(index(0), size), var, DATA_PARALLEL, tag
+            )
+            body = tir.AttrStmt(axis, "thread_extent", size, body)
+        self.emit(body)
+
+    @contextlib.contextmanager
+    def turns(self, extent: int, *, unrolled: bool = True) -> Iterator[Any]:
+        """Open a loop of known length and yield its variable, or 0 if it has one turn."""
+        if extent == 1:
+            yield 0
+            return
+        var = tir.Var(self.name("i"), "int32")
+        self._scopes.append([])
+        yield var
+        body = self._close()
+        if unrolled:
+            # 0: the pragma is printed; TVM itself would write out every turn.
+            kept = {"pragma_unroll_explicit": tir.IntImm("bool", 0)}
+            self.emit(tir.For(var, index(0), index(extent), UNROLLED, body, annotations=kept))
+        else:
+            self.emit(tir.For(var, index(0), index(extent), 0, body))
+
+    def local(self, size: int, dtype: str, name: str) -> Any:
+        """Allocate an array of each thread, in registers where all indices become constants."""
+        buffer = tir.decl_buffer((size,), dtype, self.name(name), data_alignment=16, scope="local")
+        self.emit(tir.AllocBuffer(buffer))
+        return buffer
+
+    def shared(self, size_bytes: int, alignment: int) -> Any:
+        """Allocate the shared memory of the block (dynamic: its size is given at the launch)."""
+        buffer = tir.decl_buffer(
+            (size_bytes,), "uint8", self.name("shared"), data_alignment=alignment,
+            scope="shared.dyn",
+        )  # fmt: skip
+        self.emit(tir.AllocBuffer(buffer))
+        return buffer
+
+    def view(self, memory: Any, size: int, dtype: str, name: str, scope: str) -> Any:
+        """Return the memory of a buffer as elements of ``dtype``."""
+        made = tir.decl_buffer((size,), dtype, self.name(name), data_alignment=1, scope=scope)
+        self.emit(tir.DeclBuffer(made, data=tir.buffer_data(memory)))
+        return made
+
+    def at_address(self, address: Any, dtype: str, name: str) -> Any:
+        """Return memory at an address as elements of ``dtype``."""
+        made = tir.decl_buffer((INT32_MAX,), dtype, self.name(name), data_alignment=1)
+        self.emit(tir.DeclBuffer(made, data=address))
+        return made
+
+    def address(self, buffer: Any, offset: Any = 0) -> Any:
+        """Return a pointer to an element."""
+        return tir.address_of(tir.BufferLoad(buffer, [index(offset)]))
+
+    def finish(self, name: str, params: list[Any]) -> Any:
+        """Return the PrimFunc."""
+        body = self._scopes[0]
+        func = tir.PrimFunc(params, body[0] if len(body) == 1 else tir.SeqStmt(body))
+        return func.with_attr("global_symbol", name).with_attr("tirx.noalias", True)

@@ -1,0 +1,464 @@
+"""lower_function(): a program and its plan as TIR for CUDA; each statement has a lowering."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tvm import tirx as tir
+
+import tilecore.lowering.cuda.instructions as ptx
+from tilecore.errors import UnsupportedOnTarget
+from tilecore.gpu_target import GpuTarget
+from tilecore.inference.gpu.plan import Box, GpuLaunchPlan, GpuPlan, SharedLayout
+from tilecore.ir import nodes
+from tilecore.ir.analysis import free_vars, pads
+from tilecore.ir.bounds import NON_NEGATIVE
+from tilecore.ir.dtype import DType
+from tilecore.ir.expr import Expr, Var, cast, const, int_value
+from tilecore.ir.fold import reducer_update
+from tilecore.ir.nodes import Buffer, For, KernelLaunch, PrimFunc, Stmt
+from tilecore.ir.trips import trip_count
+from tilecore.lowering.cpu.tir import add, index, maximum, mul
+from tilecore.lowering.cuda.access import INT32_MAX, Accessor
+from tilecore.lowering.cuda.builder import CudaBuilder
+from tilecore.lowering.cuda.folds import FoldLowering, scratch_bytes
+from tilecore.lowering.cuda.memory import (
+    FragmentPlace,
+    LocalPlace,
+    Place,
+    SharedPlace,
+    TensorPlace,
+)
+from tilecore.lowering.cuda.nests import NestLowering
+from tilecore.lowering.cuda.pipelines import (
+    BARRIER_BYTES,
+    PRODUCER_THREADS,
+    AsyncPipeline,
+    BoxPipelines,
+    TensorMap,
+    map_of,
+    map_parameter,
+)
+from tilecore.lowering.cuda.products import FmaLowering, MmaLowering, WgmmaLowering
+from tilecore.lowering.cuda.raster import rasterized
+from tilecore.lowering.cuda.scalar import memory_type
+from tilecore.lowering.cuda.threads import (
+    emit_arrive,
+    emit_atomic,
+    emit_exchange,
+    emit_update,
+    emit_wait,
+    init_barriers,
+    is_barrier,
+)
+
+SUPPORTED = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2",
+)  # fmt: skip
+PRODUCTS = {"mma": MmaLowering, "fma": FmaLowering, "wgmma": WgmmaLowering}
+COMPUTING = 1  # named barrier of the threads that compute, where others issue copies
+SHARED_ALIGNMENT = 1024  # of what swizzles of 128 bytes repeat after
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredProgram:
+    """A program in TIR.
+
+    Attributes:
+        func: a PrimFunc with a kernel per launch. Its parameters are those of the program in order,
+            then dynamic dimensions and workspaces by name, then ``maps``.
+        workspaces: tensors that the caller provides and that hold nothing between calls.
+        maps: tensor maps that the caller encodes.
+    """
+
+    func: Any
+    workspaces: tuple[Buffer, ...]
+    maps: tuple[TensorMap, ...]
+
+
+def lower_function(func: PrimFunc, plan: GpuPlan, target: GpuTarget) -> LoweredProgram:
+    """Return ``func`` in TIR.
+
+    Raises:
+        UnsupportedOnTarget: an element type or statement that this code generator does not have
+            (TC302).
+    """
+    builder = CudaBuilder()
+    params, scalars = [], {}
+    tensors: dict[Buffer, TensorPlace] = {}
+    workspaces: list[Buffer] = []
+    maps: list[tuple[TensorMap, Any]] = []
+    for param in func.params:
+        if isinstance(param, Buffer):
+            tensors[param] = tensor_place(param, target)
+            params.append(tensors[param].memory)
+        else:
+            scalars[param] = tir.Var(param.name, memory_type(str(param.dtype)))
+            params.append(scalars[param])
+    for var in free_vars(func):
+        scalars[var] = tir.Var(var.name, str(var.dtype))
+        params.append(scalars[var])
+    body = func.body.stmts if isinstance(func.body, nodes.Seq) else (func.body,)
+    for stmt in body:
+        if isinstance(stmt, nodes.Alloc) and is_workspace(stmt.buffer):
+            workspaces.append(stmt.buffer)
+            tensors[stmt.buffer] = tensor_place(stmt.buffer, target)
+            params.append(tensors[stmt.buffer].memory)
+    prelude: list[Stmt] = []  # what each kernel computes anew: views, and names of values
+    for stmt in body:
+        if isinstance(stmt, KernelLaunch):
+            launch = LaunchLowering(builder, plan.launches[stmt], target, tensors, scalars, maps)
+            launch.emit(prelude)
+        elif isinstance(stmt, (nodes.Alloc, nodes.Let)):
+            if not (isinstance(stmt, nodes.Alloc) and is_workspace(stmt.buffer)):
+                prelude.append(stmt)
+        elif not isinstance(stmt, nodes.Annotate):
+            raise _unsupported(stmt, target, "statements run inside a T.Kernel region")
+    params += [param for _, param in maps]
+    made = builder.finish("main", params)
+    return LoweredProgram(made, tuple(workspaces), tuple(m for m, _ in maps))
+
+
+def is_workspace(buffer: Buffer) -> bool:
+    """Return whether an allocation is memory of the program's own, which the caller provides."""
+    return buffer.scope == "global" and buffer.base is None and buffer.address is None
+
+
+def tensor_place(buffer: Buffer, target: GpuTarget) -> TensorPlace:
+    """Return the place of a tensor parameter."""
+    if str(buffer.dtype) not in SUPPORTED:
+        raise UnsupportedOnTarget(
+            what=f"element type {buffer.dtype}", target=target.name,
+            reason=f"supported: {', '.join(SUPPORTED)}", span=buffer.span,
+        )  # fmt: skip
+    shape = tuple(_known(e) for e in buffer.shape)
+    if buffer.strides is not None:
+        strides = tuple(_known(e) for e in buffer.strides)
+    else:
+        steps: list[Expr | int] = []
+        step: Expr | int = 1
+        for extent in reversed(shape):
+            steps.append(step)
+            if isinstance(step, int) and isinstance(extent, int):
+                step = step * extent
+            else:
+                step = cast(const(step) if isinstance(step, int) else step, "int64") * extent
+        strides = tuple(reversed(steps))
+    size = math.prod(e for e in shape if isinstance(e, int)) if buffer.static_shape else INT32_MAX
+    memory = tir.decl_buffer(
+        (max(1, min(size, INT32_MAX)),), memory_type(str(buffer.dtype)), buffer.name,
+        data_alignment=buffer.dtype.itemsize,
+    )  # fmt: skip
+    return TensorPlace(memory, str(buffer.dtype), shape, strides)
+
+
+def _known(extent: Expr) -> Expr | int:
+    size = int_value(extent)
+    return extent if size is None else size
+
+
+def _unsupported(stmt: Stmt, target: GpuTarget, reason: str) -> UnsupportedOnTarget:
+    return UnsupportedOnTarget(
+        what=f"a {type(stmt).__name__} statement", target=target.name, reason=reason, span=stmt.span
+    )
+
+
+class LaunchLowering:
+    """Emits one kernel launch."""
+
+    def __init__(
+        self,
+        builder: CudaBuilder,
+        plan: GpuLaunchPlan,
+        target: GpuTarget,
+        tensors: dict[Buffer, TensorPlace],
+        scalars: dict[Var, Any],
+        maps: list[tuple[TensorMap, Any]],
+    ) -> None:
+        self.builder, self.plan, self.target = builder, plan, target
+        self.launch, self.maps = plan.launch, maps
+        self.boxes: BoxPipelines | None = None
+        self.accessor = Accessor(builder)
+        self.accessor.places.update(tensors)
+        self.accessor.values.update(scalars)
+        self.scratch_start = self.shared_bytes = 0
+        self.views: dict[str, Any] = {}
+        self.ahead = {id(c) for p in plan.pipelines.values() for c in p.copies}
+
+    def emit(self, prelude: Sequence[Stmt]) -> None:
+        """Emit the kernel, which begins with the statements of ``prelude``."""
+        accessor, launch = self.accessor, self.launch
+        accessor.pads = pads(launch)
+        grid = [self._extent(e) for e in launch.grid]
+        x, y, z = self.plan.threads
+        extra = PRODUCER_THREADS if self.plan.has_producer else 0
+        with self.builder.launch(grid, (x + extra, y, z)) as (blocks, threads):
+            places = rasterized(self.builder, launch, blocks, grid)
+            for var, value, extent in zip(launch.block_vars, places, launch.grid, strict=True):
+                size = int_value(extent)
+                accessor.values[var] = value
+                accessor.ranges[var] = NON_NEGATIVE if size is None else (0, max(0, size - 1))
+                accessor.tops[var] = extent
+            for var, value, count in zip(
+                launch.thread_vars, threads, self.plan.threads, strict=False
+            ):
+                accessor.values[var] = value
+                accessor.ranges[var] = (0, count - 1)
+                accessor.tops[var] = const(count)
+            number = threads[0]
+            if y * z > 1:
+                number = add(number, mul(add(threads[1], mul(threads[2], y)), x))
+            accessor.thread = self.builder.bind(number)
+            for stmt in prelude:
+                self.inner(stmt)
+            self._memory()
+            if self.boxes is None:
+                self.declare_fragments()
+                self.statement(launch.body)
+            else:
+                self.boxes.init()
+                self.boxes.emit_roles(launch.body)
+
+    def _extent(self, expr: Expr) -> Any:
+        value = int_value(expr)
+        return value if value is not None else self.accessor.scalar(cast(expr, "int32"))
+
+    def _memory(self) -> None:
+        """Declare shared memory."""
+        extra = max((scratch_bytes(p) for p in self.plan.nests.values()), default=0)
+        self.scratch_start = -(-self.plan.shared_bytes // 16) * 16
+        self.shared_bytes = -(-(self.scratch_start + extra) // BARRIER_BYTES) * BARRIER_BYTES
+        if self.plan.has_producer:
+            self.boxes = BoxPipelines(self, self.shared_bytes // BARRIER_BYTES)
+            self.shared_bytes += self.boxes.count * BARRIER_BYTES
+        if self.shared_bytes:
+            self.shared = self.builder.shared(self.shared_bytes, SHARED_ALIGNMENT)
+        for buffer, layout in self.plan.shared.items():
+            kind = "uint64" if is_barrier(buffer) else memory_type(str(buffer.dtype))
+            self.accessor.places[buffer] = SharedPlace(self.view(kind), str(buffer.dtype), layout)
+        barriers = [b for b in self.plan.shared if is_barrier(b)]
+        if barriers:
+            init_barriers(self.accessor, barriers, self.target)
+
+    def declare_fragments(self) -> None:
+        """Declare the fragments."""
+        for buffer, held in self.plan.fragments.items():
+            memory = self.builder.local(held.slots, memory_type(str(buffer.dtype)), buffer.name)
+            self.accessor.places[buffer] = FragmentPlace(memory, str(buffer.dtype), held)
+
+    def view(self, dtype: str) -> Any:
+        """Return all shared memory as elements of a type."""
+        if dtype not in self.views:
+            self.views[dtype] = self.builder.view(
+                self.shared,
+                self.shared_bytes // DType(dtype).itemsize,
+                dtype,
+                f"shared_{dtype}",
+                "shared.dyn",
+            )
+        return self.views[dtype]
+
+    # --- statements ---------------------------------------------------------------------------
+
+    def statement(self, stmt: Stmt) -> None:
+        """Emit one statement, after the barrier that it needs."""
+        if stmt in self.plan.barriers:
+            self.sync()
+        self._statement(stmt)
+
+    def sync(self) -> None:
+        """Let all threads meet; what they wrote to shared memory is seen by wgmma too."""
+        if any(plan.kind == "wgmma" for plan in self.plan.gemms.values()):
+            self.builder.evaluate(ptx.fence_async().call())
+        if self.boxes is None:
+            self.builder.evaluate(ptx.sync_threads().call())
+        else:
+            threads = index(self.plan.thread_count)
+            self.builder.evaluate(ptx.bar_sync().call(index(COMPUTING), threads))
+
+    def _statement(self, stmt: Stmt) -> None:  # noqa: C901 - one case per node
+        match stmt:
+            case nodes.Seq(stmts=stmts):
+                for child in stmts:
+                    self.statement(child)
+            case nodes.Alloc(buffer=buffer):
+                self._alloc(buffer, stmt)
+            case nodes.Copy() if id(stmt) in self.ahead:
+                pass  # the loop around has issued it
+            case nodes.Copy() | nodes.Fill():
+                NestLowering(self.accessor, self.plan.nests[stmt], self.inner).emit()
+            case nodes.Parallel() if stmt in self.plan.nests:
+                NestLowering(self.accessor, self.plan.nests[stmt], self.inner).emit()
+            case nodes.Reduce() | nodes.Scan():
+                FoldLowering(self.accessor, self.plan.nests[stmt], self._scratch).emit()
+            case nodes.Gemm():
+                plan = self.plan.gemms[stmt]
+                PRODUCTS[plan.kind](self.accessor, plan).emit()
+            case For() if stmt in self.plan.pipelines:
+                if self.boxes is not None:
+                    self.boxes.consume(self.plan.pipelines[stmt])
+                else:
+                    AsyncPipeline(self, self.plan.pipelines[stmt]).emit()
+            case nodes.Store(buffer=buffer) | nodes.Atomic(buffer=buffer) if self._is_alone(buffer):
+                with self.builder.when(tir.EQ(index(self.accessor.thread), index(0))):
+                    self.inner(stmt)
+            case nodes.Sync(scope="block"):
+                self.sync()
+            case nodes.Sync(scope="warp"):
+                self.builder.evaluate(ptx.sync_warp().call())
+            case _:
+                self.inner(stmt)
+
+    def _is_alone(self, buffer: Buffer) -> bool:
+        """Return whether one thread stores for all: the program knows nothing of threads."""
+        is_memory = isinstance(self.accessor.places.get(buffer), (TensorPlace, SharedPlace))
+        return is_memory and not self.launch.thread_vars
+
+    def _scratch(self, dtype: str) -> tuple[Any, int]:
+        """Return (shared memory as elements of a type, the first that folds may use)."""
+        view = self.view(dtype)
+        return view, self.scratch_start // DType(dtype).itemsize
+
+    def inner(self, stmt: Stmt) -> None:  # noqa: C901 - one case per node
+        """Emit a statement that each thread runs by itself."""
+        accessor, builder = self.accessor, self.builder
+        match stmt:
+            case nodes.Seq(stmts=stmts):
+                for child in stmts:
+                    self._child(child)
+            case For():
+                self._for(stmt)
+            case nodes.While(cond=cond, body=body):
+                with builder.loop_while(accessor.scalar(cond)):
+                    self._child(body)
+            case nodes.If(cond=cond, then_body=then, else_body=other):
+                with builder.when(accessor.scalar(cond)):
+                    self._child(then)
+                if other is not None:
+                    with builder.otherwise():
+                        self._child(other)
+            case nodes.Jump(word=word):
+                builder.jump(word)
+            case nodes.Store() if reducer_update(stmt) is not None:
+                emit_update(accessor, stmt)
+            case nodes.Store(buffer=buffer, indices=indices, value=value):
+                accessor.store(buffer, indices, builder.bind(accessor.scalar(value)), value.dtype)
+            case nodes.Let(var=var, value=value):
+                accessor.values[var] = builder.bind(accessor.scalar(value))
+                accessor.lets[var] = value
+            case nodes.Atomic():
+                emit_atomic(accessor, stmt)
+            case nodes.Exchange():
+                emit_exchange(accessor, stmt, self.target)
+            case nodes.Arrive():
+                emit_arrive(accessor, stmt)
+            case nodes.Wait():
+                emit_wait(accessor, stmt, self.target)
+            case nodes.Alloc(buffer=buffer):
+                self._alloc(buffer, stmt)
+            case nodes.Annotate() | nodes.Pad():
+                pass
+            case _:
+                raise _unsupported(stmt, self.target, "no code for it yet")
+
+    def _child(self, stmt: Stmt) -> None:
+        """Emit a nested statement: of the block outside of nests, of the thread inside."""
+        if self.accessor.turn is None:
+            self.statement(stmt)
+        else:
+            self.inner(stmt)
+
+    def _alloc(self, buffer: Buffer, stmt: Stmt) -> None:
+        if buffer in self.plan.shared or buffer in self.plan.fragments:
+            return
+        shape = buffer.static_shape
+        if buffer.scope == "local" and buffer.base is None and shape is not None:
+            memory = self.builder.local(
+                max(1, math.prod(shape)), memory_type(str(buffer.dtype)), buffer.name
+            )
+            self.accessor.places[buffer] = LocalPlace(memory, str(buffer.dtype), shape)
+            return
+        if buffer.address is not None:
+            address = tir.reinterpret("handle", self.accessor.scalar(buffer.address))
+            place = tensor_place(buffer, self.target)
+            memory = self.builder.at_address(address, memory_type(str(buffer.dtype)), buffer.name)
+            self.accessor.places[buffer] = replace(place, memory=memory)
+        elif buffer.base is not None:
+            self.accessor.places[buffer] = self._view_of(buffer, stmt)
+        elif buffer.scope != "fragment":  # a fragment without a place is never used
+            raise _unsupported(stmt, self.target, f"no place for `{buffer.name}` yet")
+
+    def _view_of(self, buffer: Buffer, stmt: Stmt) -> Place:
+        """Return the place of a view: the memory of another buffer in another shape or type."""
+        assert buffer.base is not None
+        base, shape = self.accessor.places[buffer.base], buffer.static_shape
+        kind = memory_type(str(buffer.dtype))
+        if isinstance(base, SharedPlace) and shape is not None:
+            layout = SharedLayout(
+                shape or (1,), buffer.dtype.itemsize, 0, shape[-1] if shape else 1,
+                offset_bytes=base.layout.offset_bytes,
+            )  # fmt: skip
+            return SharedPlace(self.view(kind), str(buffer.dtype), layout)
+        if isinstance(base, LocalPlace) and shape is not None:
+            memory = self.builder.view(base.memory, math.prod(shape), kind, buffer.name, "local")
+            return LocalPlace(memory, str(buffer.dtype), shape)
+        if isinstance(base, TensorPlace):
+            place = tensor_place(buffer, self.target)
+            memory = self.builder.view(base.memory, INT32_MAX, kind, buffer.name, "global")
+            return replace(place, memory=memory)
+        raise _unsupported(stmt, self.target, f"no view of `{buffer.base.name}` yet")
+
+    # --- loops --------------------------------------------------------------------------------
+
+    def trips(self, stmt: For) -> tuple[Any, Any, Any]:
+        """Return (start, trips, step), as numbers where they are known."""
+        start, step = self.accessor.integer(stmt.start), self.accessor.integer(stmt.step)
+        known = [int_value(e) for e in (stmt.start, stmt.stop, stmt.step)]
+        if all(k is not None for k in known):
+            return start, len(range(*[k for k in known if k is not None])), step
+        trips = self.accessor.scalar(cast(trip_count(stmt), "int32"))
+        return start, self.builder.bind(maximum(0, trips)), step
+
+    def _for(self, stmt: For) -> None:
+        start, trips, step = self.trips(stmt)
+        builder = self.builder
+        if isinstance(trips, int) and stmt.kind in ("unroll", "vectorized"):
+            loop = builder.turns(trips) if trips else builder.loop(0)
+        else:
+            loop = builder.loop(trips)
+        with loop as turn:
+            self.iteration(stmt, add(start, mul(turn, step)))
+
+    @contextlib.contextmanager
+    def named(self, stmt: For, value: Any) -> Iterator[None]:
+        """Give the variable of a loop its value, and what is known of it."""
+        accessor = self.accessor
+        low, high = accessor.known.bounds(stmt.start), accessor.known.bounds(stmt.stop)
+        is_up = (int_value(stmt.step) or 0) > 0
+        bounds = (low[0], max(low[0], high[1] - 1)) if is_up and low and high else None
+        with accessor.bound(stmt.loop_var, value, bounds, stmt.stop if is_up else None):
+            yield
+
+    def iteration(self, stmt: For, value: Any) -> None:
+        """Emit the body of a loop for one value of its variable."""
+        with self.named(stmt, value):
+            self._child(stmt.body)
+
+    # --- tensor maps --------------------------------------------------------------------------
+
+    def tensor_map(self, box: Box, layout: SharedLayout) -> Any:
+        """Return the address of the tensor map of a box; equal ones are one parameter."""
+        for known, param in self.maps:
+            if (known.tensor, known.box, known.swizzle_bytes) == (
+                box.tensor, box.extents, layout.swizzle_bytes,
+            ):  # fmt: skip
+                return tir.address_of(param)
+        name = f"{box.tensor.name}_map{len(self.maps)}"
+        param = map_parameter(name)
+        self.maps.append((map_of(name, box, layout), param))
+        return tir.address_of(param)

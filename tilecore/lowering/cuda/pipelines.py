@@ -1,0 +1,344 @@
+"""Pipelined loops: copies that run ahead of their use.
+
+On sm_80 every thread copies its part (cp.async) and all threads meet once an iteration. From sm_90
+on one thread of a warpgroup of its own asks the tensor memory accelerator for boxes; each tile has
+two barriers per stage: ``full`` ends a phase when its bytes have arrived, ``empty`` when all warps
+that read it are done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from tvm import tirx as tir
+from tvm.script import tirx as script
+
+import tilecore.lowering.cuda.instructions as ptx
+from tilecore.inference.gpu.plan import Box, Pipeline, SharedLayout
+from tilecore.ir import nodes
+from tilecore.ir.nodes import Buffer, Copy, For, Gemm, Stmt
+from tilecore.ir.visitor import buffers_of, walk
+from tilecore.lowering.cpu.tir import add, index, mul, quotient, remainder
+from tilecore.lowering.cuda.memory import SharedPlace
+from tilecore.lowering.cuda.nests import AsyncCopyLowering
+from tilecore.lowering.cuda.products import WgmmaLowering
+
+if TYPE_CHECKING:
+    from tilecore.lowering.cuda.lower import LaunchLowering
+
+WARP = 32
+PRODUCER_THREADS = 128
+BARRIER_BYTES = 8
+# Threads that compute -> registers of a thread that computes, of one that issues copies. Together
+# they have what the multiprocessor gives a block at its launch (64 K).
+REGISTERS = {256: (240, 24), 384: (160, 32)}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMap:
+    """What a tensor map of the kernel describes.
+
+    Attributes:
+        name: of the kernel's parameter.
+        tensor: the tensor.
+        box: extents along the axes of the tensor, outermost first.
+        swizzle_bytes: of the rows in shared memory: 0, 32, 64 or 128.
+    """
+
+    name: str
+    tensor: Buffer
+    box: tuple[int, ...]
+    swizzle_bytes: int
+
+
+class AsyncPipeline:
+    """A loop whose tiles all threads copy, ``stages - 1`` iterations ahead."""
+
+    def __init__(self, owner: LaunchLowering, pipeline: Pipeline) -> None:
+        self.owner, self.pipeline = owner, pipeline
+        self.accessor, self.builder = owner.accessor, owner.builder
+        self.start, self.trips, _ = owner.trips(pipeline.loop)
+
+    def emit(self) -> None:
+        """Emit the loop."""
+        builder, stages = self.builder, self.pipeline.stages
+        ahead = stages - 1
+        for number in range(ahead):
+            self._issue(number, number)
+        with builder.loop(self.trips) as turn:
+            builder.evaluate(ptx.cp_async_wait(max(0, ahead - 1)).call())
+            self.owner.sync()
+            later = add(turn, ahead)
+            self._issue(later, builder.bind(remainder(later, stages)))
+            use_stage(self.owner, self.pipeline.copies, builder.bind(remainder(turn, stages)))
+            self.owner.iteration(self.pipeline.loop, add(self.start, turn))
+        use_stage(self.owner, self.pipeline.copies, 0)
+
+    def _issue(self, turn: Any, stage: Any) -> None:
+        """Emit the copies of an iteration, if there is such a one, as one group."""
+        use_stage(self.owner, self.pipeline.copies, stage)
+        if not isinstance(turn, int) or not isinstance(self.trips, int):
+            with self.builder.when(tir.LT(index(turn), index(self.trips))):
+                self._copies(turn)
+        elif turn < self.trips:
+            self._copies(turn)
+        self.builder.evaluate(ptx.cp_async_commit().call())
+
+    def _copies(self, turn: Any) -> None:
+        with self.owner.named(self.pipeline.loop, add(self.start, turn)):
+            for copy in self.pipeline.copies:
+                AsyncCopyLowering(self.accessor, self.owner.plan.nests[copy]).emit()
+
+
+def use_stage(owner: LaunchLowering, copies: tuple[Copy, ...], stage: Any) -> None:
+    """Let the tiles of some copies mean their ``stage``."""
+    for copy in copies:
+        place = owner.accessor.places[copy.dst.buffer]
+        assert isinstance(place, SharedPlace)
+        owner.accessor.places[copy.dst.buffer] = replace(place, stage=stage)
+
+
+class BoxPipelines:
+    """All pipelines of a launch whose tiles come in boxes, and their barriers."""
+
+    def __init__(self, owner: LaunchLowering, first_barrier: int) -> None:
+        self.owner = owner
+        self.accessor, self.builder = owner.accessor, owner.builder
+        self.threads = owner.plan.thread_count
+        self.barriers: dict[tuple[int, str], int] = {}
+        place = first_barrier
+        for pipeline in owner.plan.pipelines.values():
+            for copy in pipeline.copies:
+                for kind in ("full", "empty"):
+                    self.barriers[id(copy), kind] = place
+                    place += pipeline.stages
+        self.count = place - first_barrier
+        self.turns: dict[int, Any] = {}
+
+    def barrier(self, copy: Copy, kind: str, stage: Any) -> Any:
+        """Return a pointer to a barrier."""
+        view = self.owner.view("uint64")
+        return self.builder.address(view, add(self.barriers[id(copy), kind], stage))
+
+    def init(self) -> None:
+        """Emit what makes memory barriers: by one thread, seen by all."""
+        builder = self.builder
+        with builder.when(tir.EQ(index(self.accessor.thread), index(0))):
+            for pipeline in self.owner.plan.pipelines.values():
+                for copy in pipeline.copies:
+                    for stage in range(pipeline.stages):
+                        for kind, count in (("full", 1), ("empty", self.threads // WARP)):
+                            there = self.barrier(copy, kind, stage)
+                            builder.evaluate(ptx.barrier_init().call(there, index(count)))
+        builder.evaluate(ptx.fence_barrier_init().call())
+        builder.evaluate(ptx.sync_threads().call())
+
+    def emit_roles(self, body: Stmt) -> None:
+        """Emit the producer's branch and that of all others."""
+        builder = self.builder
+        warp = builder.bind(ptx.warp_index().call())
+        registers = REGISTERS.get(self.threads)
+        producer = self.threads // WARP
+        with builder.when(tir.GE(warp, index(producer))):
+            if registers is not None:
+                builder.evaluate(ptx.set_registers(registers[1], grows=False).call())
+            with builder.when(tir.EQ(warp, index(producer))):
+                chosen = builder.bind(ptx.elect().call())
+                with builder.when(tir.NE(chosen, index(0))):
+                    self._count_turns()
+                    self._produce(body)
+        with builder.otherwise():
+            if registers is not None:
+                builder.evaluate(ptx.set_registers(registers[0], grows=True).call())
+            self._count_turns()
+            self.owner.declare_fragments()
+            self.owner.statement(body)
+
+    def _count_turns(self) -> None:
+        """Declare how many iterations each loop that runs several times has had so far."""
+        for loop, pipeline in self.owner.plan.pipelines.items():
+            if pipeline.is_nested:
+                self.turns[id(loop)] = self.builder.local(1, "int32", "turns")
+                self.builder.store(self.turns[id(loop)], index(0), 0)
+
+    def _number(self, loop: For, turn: Any) -> Any:
+        """Return the number of an iteration among all of its loop."""
+        counter = self.turns.get(id(loop))
+        return (
+            turn if counter is None else self.builder.bind(add(self.builder.load(counter, 0), turn))
+        )
+
+    def _advance(self, loop: For, trips: Any) -> None:
+        counter = self.turns.get(id(loop))
+        if counter is not None:
+            self.builder.store(counter, add(self.builder.load(counter, 0), trips), 0)
+
+    # --- the producer -------------------------------------------------------------------------
+
+    def _produce(self, stmt: Stmt) -> None:
+        """Emit the copies of all pipelines inside, under the loops and conditions around them."""
+        owner, builder = self.owner, self.builder
+        if not any(s in owner.plan.pipelines for s in walk(stmt)):
+            return
+        match stmt:
+            case nodes.Seq(stmts=stmts):
+                for child in stmts:
+                    if isinstance(child, nodes.Let):
+                        owner.inner(child)
+                    self._produce(child)
+            case For() if stmt in owner.plan.pipelines:
+                self._issue(owner.plan.pipelines[stmt])
+            case For():
+                start, trips, step = owner.trips(stmt)
+                with builder.loop(trips) as turn, owner.named(stmt, add(start, mul(turn, step))):
+                    self._produce(stmt.body)
+            case nodes.If(cond=cond, then_body=then, else_body=other):
+                with builder.when(self.accessor.scalar(cond)):
+                    self._produce(then)
+                if other is not None:
+                    with builder.otherwise():
+                        self._produce(other)
+            case _:
+                raise AssertionError("inference lets no pipeline stand here")
+
+    def _issue(self, pipeline: Pipeline) -> None:
+        builder, stages = self.builder, pipeline.stages
+        start, trips, _ = self.owner.trips(pipeline.loop)
+        with builder.loop(trips) as turn:
+            number = self._number(pipeline.loop, turn)
+            stage = builder.bind(remainder(number, stages))
+            parity = remainder(add(quotient(number, stages), 1), 2)
+            use_stage(self.owner, pipeline.copies, stage)
+            with self.owner.named(pipeline.loop, add(start, turn)):
+                for copy, box in zip(pipeline.copies, pipeline.boxes, strict=True):
+                    empty = self.barrier(copy, "empty", stage)
+                    builder.evaluate(ptx.barrier_wait().call(empty, index(parity)))
+                    self._load(copy, box, self.barrier(copy, "full", stage))
+        self._advance(pipeline.loop, trips)
+        use_stage(self.owner, pipeline.copies, 0)
+
+    def _load(self, copy: Copy, box: Box, full: Any) -> None:
+        """Emit the boxes of one tile."""
+        builder, accessor = self.builder, self.accessor
+        place = accessor.places[copy.dst.buffer]
+        assert isinstance(place, SharedPlace)
+        layout = place.layout
+        size = layout.elements * layout.itemsize
+        builder.evaluate(ptx.barrier_expect().call(full, index(size)))
+        tensor_map = self.owner.tensor_map(box, layout)
+        rank = len(box.extents)
+        load = ptx.tma_load(rank)
+        offsets = [accessor.integer(o) for o in copy.src.offsets]
+        rows = layout.elements // layout.shape[-1]
+        for panel in range(box.panels):
+            origin = place.offset([0] * len(layout.shape))
+            target = builder.address(place.memory, add(origin, panel * rows * box.extents[-1]))
+            at = [*offsets[:-1], add(offsets[-1], panel * box.extents[-1])]
+            coordinates = [index(o) for o in reversed(at)]
+            builder.evaluate(load.call(target, tensor_map, full, *coordinates))
+
+    # --- the consumers ------------------------------------------------------------------------
+
+    def consume(self, pipeline: Pipeline) -> None:
+        """Emit the loop as the threads run it that use its tiles."""
+        owner, builder = self.owner, self.builder
+        start, trips, _ = owner.trips(pipeline.loop)
+        product = self._only_product(pipeline)
+        with builder.loop(trips) as turn:
+            number = self._number(pipeline.loop, turn)
+            stage = builder.bind(remainder(number, pipeline.stages))
+            parity = builder.bind(remainder(quotient(number, pipeline.stages), 2))
+            use_stage(owner, pipeline.copies, stage)
+            with owner.named(pipeline.loop, add(start, turn)):
+                if product is not None:
+                    self._multiply(pipeline, product, turn, number, stage, parity)
+                else:
+                    self._iteration(pipeline, stage, parity)
+        if product is not None:
+            self._finish(pipeline, product, trips)
+        self._advance(pipeline.loop, trips)
+        use_stage(owner, pipeline.copies, 0)
+
+    def _iteration(self, pipeline: Pipeline, stage: Any, parity: Any) -> None:
+        """Emit an iteration: each tile is waited for before its first use, freed after its last."""
+        body = pipeline.loop.body
+        stmts = body.stmts if isinstance(body, nodes.Seq) else (body,)
+        stmts = tuple(s for s in stmts if s not in pipeline.copies)
+        used = [{b.root for b in buffers_of(s)} for s in stmts]
+        for position, stmt in enumerate(stmts):
+            for copy in pipeline.copies:
+                tile = copy.dst.buffer
+                if tile in used[position] and not any(tile in u for u in used[:position]):
+                    self._wait(copy, stage, parity)
+            self.owner.statement(stmt)
+            for copy in pipeline.copies:
+                tile = copy.dst.buffer
+                if tile in used[position] and not any(tile in u for u in used[position + 1 :]):
+                    self._free(copy, stage)
+        for copy in pipeline.copies:
+            if not any(copy.dst.buffer in u for u in used):
+                self._wait(copy, stage, parity)
+                self._free(copy, stage)
+
+    def _wait(self, copy: Copy, stage: Any, parity: Any) -> None:
+        full = self.barrier(copy, "full", stage)
+        self.builder.evaluate(ptx.barrier_wait().call(full, index(parity)))
+
+    def _free(self, copy: Copy, stage: Any) -> None:
+        """Emit the arrival of a warp that is done with a tile."""
+        builder = self.builder
+        builder.evaluate(ptx.sync_warp().call())
+        lane = remainder(self.accessor.thread, WARP)
+        with builder.when(tir.EQ(index(lane), index(0))):
+            builder.evaluate(ptx.barrier_arrive().call(self.barrier(copy, "empty", stage)))
+
+    def _only_product(self, pipeline: Pipeline) -> Gemm | None:
+        """Return the product that is all that a loop does with its tiles, if warpgroups do it."""
+        body = pipeline.loop.body
+        stmts = body.stmts if isinstance(body, nodes.Seq) else (body,)
+        rest = [s for s in stmts if s not in pipeline.copies and not isinstance(s, nodes.Annotate)]
+        if len(rest) != 1 or not isinstance(rest[0], Gemm) or rest[0] in self.owner.plan.barriers:
+            return None
+        plan = self.owner.plan.gemms[rest[0]]
+        in_place = WgmmaLowering(self.accessor, plan).in_place
+        tiles = {c.dst.buffer for c in pipeline.copies}
+        read = {rest[0].a.buffer, rest[0].b.buffer}
+        is_async = plan.kind == "wgmma" and in_place and plan.a.source == "descriptor"
+        return rest[0] if is_async and read == tiles else None
+
+    def _multiply(
+        self, pipeline: Pipeline, product: Gemm, turn: Any, number: Any, stage: Any, parity: Any
+    ) -> None:
+        """Emit an iteration that leaves its product running and frees the tiles before its own."""
+        for copy in pipeline.copies:
+            self._wait(copy, stage, parity)
+        WgmmaLowering(self.accessor, self.owner.plan.gemms[product]).emit(pending=1)
+        last = self.builder.bind(remainder(add(number, pipeline.stages - 1), pipeline.stages))
+        with self.builder.when(tir.GT(index(turn), index(0))):
+            for copy in pipeline.copies:
+                self._free(copy, last)
+
+    def _finish(self, pipeline: Pipeline, product: Gemm, trips: Any) -> None:
+        """Emit the wait for the last product, and free its tiles where the loop runs again."""
+        builder, plan = self.builder, self.owner.plan.gemms[product]
+        lowering = WgmmaLowering(self.accessor, plan)
+        builder.evaluate(ptx.wgmma_wait(0).call())
+        keep = ptx.wgmma_keep(plan.c.slots, lowering.dtype)
+        builder.evaluate(keep.call(builder.address(lowering.sums)))
+        if pipeline.is_nested:
+            number = self._number(pipeline.loop, add(trips, -1))
+            stage = builder.bind(remainder(add(number, pipeline.stages), pipeline.stages))
+            with builder.when(tir.GT(index(trips), index(0))):
+                for copy in pipeline.copies:
+                    self._free(copy, stage)
+
+
+def map_parameter(name: str) -> Any:
+    """Return the TIR parameter of a tensor map."""
+    return tir.Var(name, script.TensorMap().ty)
+
+
+def map_of(name: str, box: Box, layout: SharedLayout) -> TensorMap:
+    """Return the description of the tensor map of a box."""
+    return TensorMap(name, box.tensor, box.extents, layout.swizzle_bytes)

@@ -1,0 +1,183 @@
+"""Scalar expressions of the tile IR as TIR for CUDA.
+
+``bfloat16`` lies in memory as its bits, narrower floats as bytes; both are computed in float32 and
+rounded by instructions. Functions are CUDA's own, with the accuracy of its documentation (table 14
+of the programming guide), not the fast intrinsics.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx as tir
+
+from tilecore.ir.dtype import DType
+from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var
+from tilecore.lowering.cpu.tir import index
+from tilecore.lowering.cuda.narrow import narrow, widen
+
+BITS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
+FUNCTIONS = {
+    "exp": "exp", "exp2": "exp2", "exp10": "exp10", "log": "log", "log2": "log2",
+    "log10": "log10", "sqrt": "sqrt", "rsqrt": "rsqrt", "tanh": "tanh", "erf": "erf", "sin": "sin",
+    "cos": "cos", "tan": "tan", "asin": "asin", "acos": "acos", "atan": "atan", "atan2": "atan2",
+    "sinh": "sinh", "cosh": "cosh", "log1p": "log1p", "fmod": "fmod", "abs": "fabs",
+    "floor": "floor", "ceil": "ceil", "round": "rint", "trunc": "trunc",
+}  # fmt: skip
+
+
+def memory_type(dtype: str) -> str:
+    """Return the type an element has in memory."""
+    return BITS.get(dtype, dtype)
+
+
+def value_type(dtype: str) -> str:
+    """Return the type a loaded element is computed in."""
+    return "float32" if dtype in BITS else dtype
+
+
+def from_memory(value: Any, dtype: str) -> Any:
+    """Return a loaded value as it is computed with."""
+    return widen(dtype).call(tir.Cast("uint32", value)) if dtype in BITS else value
+
+
+def to_memory(value: Any, dtype: str) -> Any:
+    """Return a computed value as it is stored; floats round to nearest even."""
+    return tir.Cast(BITS[dtype], narrow(dtype).call(value)) if dtype in BITS else value
+
+
+def convert(value: Any, source: str, target: str) -> Any:
+    """Return a computed value of ``source`` as a computed value of ``target``."""
+    if source == target:
+        return value
+    if target in BITS:
+        return from_memory(to_memory(convert(value, source, "float32"), target), target)
+    if value_type(source) == target:
+        return value
+    if target == "bool":
+        return differs(value, constant(0, source), source)
+    return tir.Cast(target, value)
+
+
+def differs(a: Any, b: Any, dtype: str) -> Any:
+    """Return ``a != b``, which holds for NaN."""
+    return tir.Not(tir.EQ(a, b)) if DType(dtype).is_float else tir.NE(a, b)
+
+
+def constant(value: float | bool, dtype: str) -> Any:
+    """Return a literal, as it is computed with."""
+    kind = value_type(dtype)
+    if not DType(dtype).is_float:
+        return tir.IntImm(kind, int(value))
+    if math.isfinite(value):
+        return tir.FloatImm(kind, float(value))
+    return tir.Cast(kind, tir.reinterpret("float32", tir.IntImm("uint32", _special_bits(value))))
+
+
+def _special_bits(value: float) -> int:
+    """Return the bits of an infinite float32, or of NaN (CUDA's names need headers)."""
+    return 0x7FC00000 if math.isnan(value) else 0x7F800000 if value > 0 else 0xFF800000
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What names mean where an expression stands: values of variables, and how to load."""
+
+    values: Mapping[Var, Any]
+    load: Callable[[Load], Any]
+
+
+def lower(expr: Expr, scope: Scope) -> Any:
+    """Return ``expr`` as TIR."""
+    match expr:
+        case Const(value=value, dtype=dtype):
+            return constant(value, dtype)
+        case Var():
+            return index(scope.values[expr])
+        case Cast(a=a, dtype=dtype):
+            return convert(lower(a, scope), a.dtype, dtype)
+        case Unary():
+            return _unary(expr, lower(expr.a, scope))
+        case Binary():
+            return _binary(expr, lower(expr.a, scope), lower(expr.b, scope))
+        case Select(cond=cond, a=a, b=b):
+            return tir.if_then_else(*(lower(e, scope) for e in (cond, a, b)))
+        case Load():
+            return scope.load(expr)
+        case Call():
+            return _call(expr, [lower(a, scope) for a in expr.args])
+        case _:
+            raise AssertionError(f"no lowering for {type(expr).__name__}")
+
+
+def _unary(expr: Unary, value: Any) -> Any:
+    if expr.op == "neg":
+        is_float = expr.dtype.is_float
+        return value * constant(-1, expr.dtype) if is_float else constant(0, expr.dtype) - value
+    return tir.Not(value) if expr.op == "not" else tir.bitwise_not(value)
+
+
+_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "add": tir.Add, "sub": tir.Sub, "mul": tir.Mul, "min": tir.Min, "max": tir.Max,
+    "eq": tir.EQ, "lt": tir.LT, "le": tir.LE, "gt": tir.GT, "ge": tir.GE,
+    "and": tir.And, "or": tir.Or, "bitand": tir.bitwise_and, "bitor": tir.bitwise_or,
+    "bitxor": tir.bitwise_xor, "shl": tir.shift_left, "shr": tir.shift_right,
+}  # fmt: skip
+
+
+def _binary(expr: Binary, a: Any, b: Any) -> Any:
+    return operate(expr.op, a, b, expr.a.dtype)
+
+
+def operate(op: str, a: Any, b: Any, dtype: str) -> Any:
+    """Return ``a op b`` of two computed values of ``dtype``."""
+    if not DType(dtype).is_float:
+        if op == "ne":
+            return tir.NE(a, b)
+        if op in ("div", "pow"):
+            return tir.truncdiv(a, b) if op == "div" else tir.pow(a, b)
+        integral = {"floordiv": tir.FloorDiv, "mod": tir.FloorMod}
+        return integral[op](a, b) if op in integral else _OPERATORS[op](a, b)
+    kind = value_type(dtype)
+    match op:
+        case "div":
+            return tir.Div(a, b)
+        case "floordiv":
+            return function("floor", [tir.Div(a, b)], kind)
+        case "mod":
+            return a - function("floor", [tir.Div(a, b)], kind) * b
+        case "pow":
+            return function("pow", [a, b], kind)
+        case "max" | "min":
+            return function(f"f{op}", [a, b], kind)  # drops NaN on either side
+        case "ne":
+            return differs(a, b, dtype)
+        case _:
+            return _OPERATORS[op](a, b)
+
+
+def _call(expr: Call, args: list[Any]) -> Any:
+    kind = value_type(expr.dtype)
+    if expr.name == "reinterpret":
+        bits = to_memory(args[0], expr.args[0].dtype)
+        source, target = memory_type(expr.args[0].dtype), memory_type(expr.dtype)
+        return from_memory(bits if source == target else tir.reinterpret(target, bits), expr.dtype)
+    if expr.name == "sigmoid":
+        one = constant(1, kind)
+        return one / (one + function("exp", [constant(0, kind) - args[0]], kind))
+    if expr.name == "abs" and not expr.dtype.is_float:
+        return tir.if_then_else(
+            tir.LT(args[0], constant(0, kind)), constant(0, kind) - args[0], args[0]
+        )
+    return function(FUNCTIONS[expr.name], args, kind)
+
+
+def function(name: str, args: list[Any], kind: str) -> Any:
+    """Return a function of CUDA's library; halves are computed in float32."""
+    if kind == "float16":
+        wide = [tir.Cast("float32", a) for a in args]
+        return tir.Cast("float16", function(name, wide, "float32"))
+    return tir.call_pure_extern(kind, name if kind == "float64" else f"{name}f", *args)

@@ -1,0 +1,169 @@
+"""What threads do one by one or with each other: atomic updates, shuffles, votes, mbarriers."""
+
+from __future__ import annotations
+
+from tvm import tirx as tir
+
+from tilecore.errors import UnsupportedOnTarget
+from tilecore.gpu_target import GpuTarget
+from tilecore.ir import nodes
+from tilecore.ir.expr import cast, const
+from tilecore.ir.fold import reducer_update
+from tilecore.ir.nodes import Arrive, Atomic, Exchange, Wait
+from tilecore.lowering.cpu.tir import index
+from tilecore.lowering.cuda.access import Accessor
+from tilecore.lowering.cuda.instructions import barrier, warp
+from tilecore.lowering.cuda.instructions.atomic import atomic, load_ordered
+from tilecore.lowering.cuda.instructions.base import Instruction
+from tilecore.lowering.cuda.memory import SharedPlace, TensorPlace
+from tilecore.lowering.cuda.scalar import constant, convert, from_memory, operate
+
+WARP = 32
+SHUFFLES = {"shfl": "idx", "shfl_xor": "xor", "shfl_up": "up", "shfl_down": "down"}
+FOLDS = {
+    "sum": "add", "prod": "mul", "max": "max", "min": "min", "bitand": "bitand",
+    "bitor": "bitor", "bitxor": "bitxor", "count": "add", "all": "bitand", "any": "bitor",
+}  # fmt: skip
+ATOMICS = {"add": "add", "max": "max", "min": "min", "or": "or", "store": "exchange"}
+
+
+def emit_atomic(accessor: Accessor, stmt: Atomic) -> None:
+    """Emit one atomic update; outside a tensor nothing is updated and the old value is 0."""
+    builder, buffer, prev = accessor.builder, stmt.buffer, stmt.prev
+    place, dtype = accessor.places[buffer], str(stmt.buffer.dtype)
+    if not isinstance(place, (TensorPlace, SharedPlace)):
+        raise UnsupportedOnTarget(
+            what=f"an atomic {stmt.op} of `{buffer.name}`", target="cuda",
+            reason="atomic updates are of tensors and shared tiles", span=stmt.span,
+        )  # fmt: skip
+    value = builder.bind(accessor.scalar(cast(stmt.value, dtype)))
+    if prev is not None:
+        accessor.store(prev, (const(0),), constant(0, dtype), dtype)
+    with accessor.storing(place, stmt.indices):
+        memory, offset = accessor.locate(buffer, stmt.indices)
+        address = builder.address(memory, offset)
+        if stmt.op == "load":
+            old = from_memory(load_ordered(dtype).call(address), dtype)
+        else:
+            old = _updated(ATOMICS[stmt.op], dtype, address, value)
+        if prev is None:
+            builder.evaluate(old)
+        else:
+            accessor.store(prev, (const(0),), builder.bind(old), dtype)
+
+
+def emit_update(accessor: Accessor, stmt: nodes.Store) -> None:
+    """Emit an update of a reducer, which all points may make: atomic, in shared memory."""
+    found = reducer_update(stmt)
+    assert found is not None
+    op, value = found
+    names = {"sum": "add", "bitand": "and", "bitor": "or", "bitxor": "xor"}
+    builder, dtype, place = accessor.builder, str(stmt.buffer.dtype), accessor.places[stmt.buffer]
+    raw = builder.bind(accessor.scalar(cast(value, dtype)))
+    with accessor.storing(place, stmt.indices):
+        address = builder.address(*accessor.locate(stmt.buffer, stmt.indices))
+        builder.evaluate(_updated(names.get(op, op), dtype, address, raw))
+
+
+def _updated(op: str, dtype: str, address: Any, value: Any) -> Any:
+    """Return the old value of an element that is updated, as it is computed with."""
+    if dtype == "bfloat16":
+        return update_bfloat16(op).call(address, value)
+    return atomic(op, dtype).call(address, value)
+
+
+@functools.cache
+def update_bfloat16(op: str) -> Instruction:
+    """Return ``float32 (void* address, float32 value)``: an update by compare-and-swap."""
+    steps = {"add": "old + value", "max": "fmaxf(old, value)", "min": "fminf(old, value)",
+             "exchange": "value"}  # fmt: skip
+    if op not in steps:
+        raise UnsupportedOnTarget(
+            what=f"an atomic {op} of bfloat16", target="cuda", reason=f"expected {', '.join(steps)}"
+        )
+    body = f"""unsigned short* word = (unsigned short*)address;
+unsigned short seen = *(volatile unsigned short*)word, expected;
+float old;
+do {{
+  expected = seen;
+  old = __uint_as_float((unsigned)expected << 16);
+  float made = {steps[op]};
+  unsigned bits = __float_as_uint(made);
+  unsigned rounded = made != made ? 0x7fffu : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+  seen = atomicCAS(word, expected, (unsigned short)rounded);
+}} while (seen != expected);
+return old;"""
+    return Instruction(
+        f"tc_update_bf16_{op}", "void* address, float value", body, returns="float32"
+    )
+
+
+def emit_exchange(accessor: Accessor, stmt: Exchange, target: GpuTarget) -> None:
+    """Emit a shuffle, or a combination of the values of a group of threads."""
+    builder, width = accessor.builder, stmt.width
+    if not 2 <= width <= WARP or width & (width - 1):
+        raise UnsupportedOnTarget(
+            what=f"`{stmt.op}` among {width or 'all'} threads", target=target.name,
+            reason="groups are 2, 4, 8, 16 or 32 lanes of a warp", span=stmt.span,
+        )  # fmt: skip
+    given = stmt.args[0]
+    kind = "int32" if given.dtype == "bool" else str(given.dtype)
+    carrier = "float32" if kind == "bfloat16" else kind
+    value = builder.bind(convert(accessor.scalar(given), str(given.dtype), kind))
+    if stmt.op in SHUFFLES:
+        lane = accessor.scalar(cast(stmt.args[1], "int32"))
+        result = warp.shuffle(SHUFFLES[stmt.op], carrier, width).call(value, lane)
+    elif stmt.op == "ballot":
+        result, kind = warp.vote("ballot").call(value), "uint32"
+    else:
+        distance, result = width // 2, value
+        while distance:
+            other = warp.shuffle("xor", carrier, width).call(result, index(distance))
+            result = builder.bind(operate(FOLDS[stmt.op], result, builder.bind(other), kind))
+            distance //= 2
+    zeros = tuple(const(0) for _ in stmt.dst.shape)
+    accessor.store(stmt.dst, zeros, builder.bind(result), kind)
+
+
+def is_barrier(buffer: nodes.Buffer) -> bool:
+    """Return whether a tile is an array of mbarriers."""
+    return buffer.arrive_counts is not None
+
+
+def init_barriers(accessor: Accessor, buffers: list[nodes.Buffer], target: GpuTarget) -> None:
+    """Emit what makes memory mbarriers: by one thread, seen by all."""
+    builder = accessor.builder
+    if not target.has("sm_80"):
+        raise UnsupportedOnTarget(
+            what=f"the barrier `{buffers[0].name}`", target=target.name,
+            reason="mbarriers come with sm_80", span=buffers[0].span,
+        )  # fmt: skip
+    with builder.when(tir.EQ(index(accessor.thread), index(0))):
+        for buffer in buffers:
+            for number, count in enumerate(buffer.arrive_counts or ()):
+                place = accessor.locate(buffer, (const(number),))
+                builder.evaluate(barrier.barrier_init().call(builder.address(*place), index(count)))
+    if target.has("sm_90"):
+        builder.evaluate(barrier.fence_barrier_init().call())
+    builder.evaluate(barrier.sync_threads().call())
+
+
+def emit_arrive(accessor: Accessor, stmt: Arrive) -> None:
+    """Emit an arrival of each thread here, or of one for all."""
+    builder = accessor.builder
+    place = accessor.locate(stmt.buffer, (stmt.index,))
+    call = barrier.barrier_arrive().call(builder.address(*place))
+    if not stmt.once:
+        builder.evaluate(call)
+        return
+    with builder.when(tir.EQ(index(accessor.thread), index(0))):
+        builder.evaluate(call)
+
+
+def emit_wait(accessor: Accessor, stmt: Wait, target: GpuTarget) -> None:
+    """Emit a wait for the last phase of a parity."""
+    place = accessor.locate(stmt.buffer, (stmt.index,))
+    parity = accessor.scalar(cast(stmt.parity, "int32"))
+    arch = f"sm_{target.capability}"
+    call = barrier.barrier_wait(arch).call(accessor.builder.address(*place), parity)
+    accessor.builder.evaluate(call)
