@@ -148,9 +148,7 @@ def test_ldmatrix_and_stmatrix(count, transposed):
       {st.name}(smem + 1024 + t % {rows} * 16, r);
       __syncthreads();
       if (t < {rows}) ((uint4*)back)[t] = ((uint4*)(smem + 1024))[t];"""
-    run(
-        body, {"a": a, "fragments": fragments, "back": back}, [ld, st], shared_bytes=2048
-    )
+    run(body, {"a": a, "fragments": fragments, "back": back}, [ld, st], shared_bytes=2048)
     seen = a.transpose(0, 2, 1) if transposed else a
     for lane in range(32):
         expected = seen[:, lane // 4, lane % 4 * 2 : lane % 4 * 2 + 2]
@@ -184,8 +182,10 @@ def test_wgmma(dtype, c_type, a_major, b_major, swizzle, in_registers):
         """Return tensor, box, and descriptor of a (K-major: mn x k) operand."""
         tensor = np.zeros((64, atom), matrix.dtype)
         if is_mn_major:
-            return np.ascontiguousarray(matrix.T), (k, atom), I.descriptor(
-                swizzle, k * swizzle, 8 * swizzle
+            return (
+                np.ascontiguousarray(matrix.T),
+                (k, atom),
+                I.descriptor(swizzle, k * swizzle, 8 * swizzle),
             )
         tensor[:, :k] = matrix
         return tensor, (64, atom), I.descriptor(swizzle, 16, 8 * swizzle)
