@@ -1,4 +1,4 @@
-"""Matrix instructions on the emulator against NumPy, with the layouts of the PTX manual's tables."""
+"""Matrix instructions on the emulator against NumPy, laid out as in the PTX manual's tables."""
 
 import ml_dtypes
 import numpy as np
@@ -102,7 +102,7 @@ def test_mma_of_every_form():
 
 
 def _bytes(form):
-    shape, a, _, c = form
+    _, a, _, c = form
     s = I.mma_shape(*form)
     size = {"float32": 4, "float16": 2, "float64": 8, "int32": 4}[c]
     return s.m * s.k * WIDTH[a] // 32, s.k * s.n * WIDTH[a] // 32, s.m * s.n * size // 32
