@@ -1,6 +1,7 @@
 """Artifact: a compiled program on disk, with everything needed to load and call it.
 
-A folder with ``manifest.json``, ``kernel.so`` and ``program.txt`` (the tile IR). The key contains
+A folder with ``manifest.json``, ``program.txt`` (the tile IR) and ``kernel.so``, or of a GPU
+``kernel.cubin`` and ``kernel.cu`` (the CUDA text). The key contains
 everything that can change the code: the program, the target, the config, this compiler's own
 source, and the versions of the tools. Folders appear by atomic rename, so that several processes
 may fill one store.
@@ -19,17 +20,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tilecore.device_code import DeviceCode
 from tilecore.errors import ArtifactError
 from tilecore.tile_config import KnobValue, digest
 
 SCHEMA = 1
 MANIFEST, LIBRARY, PROGRAM = "manifest.json", "kernel.so", "program.txt"
+CUBIN, CUDA_TEXT = "kernel.cubin", "kernel.cu"
 DEFAULT_LIMIT_BYTES = 2 << 30
 # Programs have digests of their own; the rest of these cannot change generated code.
 UNRELATED = (
     "interpreter.py", "interpreter_memory.py", "interpreter_threads.py",
     "kernels", "graph", "jit.py", "kernel.py", "profiler.py", "compat",
-    "autotuner.py", "tuning.py", "tuning_run.py", "show.py",
+    "autotuner.py", "tuning.py", "tuning_run.py", "show.py", "emulator",
 )  # fmt: skip
 
 
@@ -68,7 +71,7 @@ class ParameterSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """What an artifact is; ``entry`` is the function in the library, ``isa`` the name of the
-    target with the features that its code needs.
+    target with the features that its code needs; ``device`` how the kernels of a GPU are launched.
     """
 
     key: str
@@ -82,7 +85,13 @@ class Manifest:
     versions: Mapping[str, str]
     notes: tuple[str, ...] = ()
     resources: Mapping[str, int] = field(default_factory=dict)
+    device: DeviceCode | None = None
     schema: int = SCHEMA
+
+    @property
+    def library(self) -> str:
+        """The name of the file with the machine code."""
+        return LIBRARY if self.device is None else CUBIN
 
     def to_json(self) -> str:
         """Return the text of ``manifest.json``."""
@@ -98,7 +107,13 @@ class Manifest:
                     path=path, reason=f"expected schema {SCHEMA}, found {values.get('schema')}"
                 )
             parameters = tuple(ParameterSpec.from_json(p) for p in values["parameters"])
-            return cls(**{**values, "parameters": parameters, "notes": tuple(values["notes"])})
+            device = values.get("device")
+            made = {
+                "parameters": parameters,
+                "notes": tuple(values["notes"]),
+                "device": None if device is None else DeviceCode.from_json(device),
+            }
+            return cls(**{**values, **made})
         except (ValueError, KeyError, TypeError) as error:
             raise ArtifactError(path=path, reason=f"damaged manifest: {error}") from error
 
@@ -112,8 +127,14 @@ class Artifact:
 
     @property
     def library(self) -> Path:
-        """The shared object."""
-        return self.path / LIBRARY
+        """The shared object, or the cubin."""
+        return self.path / self.manifest.library
+
+    @property
+    def cuda_text(self) -> str:
+        """The CUDA text that a cubin was compiled from ("" for a CPU's artifact)."""
+        path = self.path / CUDA_TEXT
+        return path.read_text() if path.is_file() else ""
 
     @property
     def program(self) -> str:
@@ -127,9 +148,10 @@ class Artifact:
             text = (path / MANIFEST).read_text()
         except OSError as error:
             raise ArtifactError(path=path, reason=f"no readable {MANIFEST}: {error}") from error
-        if not (path / LIBRARY).is_file():
-            raise ArtifactError(path=path, reason=f"no {LIBRARY}")
-        return cls(path, Manifest.from_json(text, path))
+        manifest = Manifest.from_json(text, path)
+        if not (path / manifest.library).is_file():
+            raise ArtifactError(path=path, reason=f"no {manifest.library}")
+        return cls(path, manifest)
 
 
 @functools.cache
@@ -139,6 +161,7 @@ def compiler_versions() -> Mapping[str, str]:
         "tilecore": source_digest(Path(__file__).parent),
         "tvm": _version("apache-tvm"),
         "tvm_ffi": _version("apache-tvm-ffi"),
+        "nvrtc": _version("nvidia-cuda-nvrtc"),
     }
 
 
@@ -196,14 +219,20 @@ class ArtifactStore:
             return None
 
     def put(
-        self, manifest: Manifest, program: str, write_library: Callable[[Path], None]
+        self,
+        manifest: Manifest,
+        program: str,
+        write_library: Callable[[Path], None],
+        cuda_text: str = "",
     ) -> Artifact:
-        """Store an artifact; ``write_library`` creates the shared object at a given path."""
+        """Store an artifact; ``write_library`` creates its library at a given path."""
         path = self._path(manifest.key)
         path.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=".staging-", dir=path.parent))
         try:
-            write_library(staging / LIBRARY)
+            write_library(staging / manifest.library)
+            if cuda_text:
+                (staging / CUDA_TEXT).write_text(cuda_text)
             (staging / PROGRAM).write_text(program)
             (staging / MANIFEST).write_text(manifest.to_json())
             staging.chmod(0o755)

@@ -266,6 +266,13 @@ class AssertionFailed(TileError):
     template = "{message}"
 
 
+class LaunchFailed(TileError):
+    """The driver refused a launch, or a kernel of an earlier one failed on the device."""
+
+    code, title = "TC405", "launch-failed"
+    template = "{call}: {detail}"
+
+
 # --- TC5xx: library kernels ------------------------------------------------------------------
 
 

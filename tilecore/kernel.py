@@ -14,7 +14,7 @@ from tilecore.runtime.outputs import with_outputs
 
 if TYPE_CHECKING:
     from tilecore.artifact import Artifact
-    from tilecore.runtime import LoadedKernel
+    from tilecore.runtime import CudaKernel, LoadedKernel
 
 
 def input_parameters(func: PrimFunc) -> tuple[Buffer | Var, ...]:
@@ -42,7 +42,7 @@ class JITKernel:
         self,
         prim_func: PrimFunc,
         artifact: Artifact | None = None,
-        loaded: LoadedKernel | None = None,
+        loaded: LoadedKernel | CudaKernel | None = None,
         out_idx: int | Sequence[int] | None = None,
         *,
         target: Any = "auto",
@@ -55,7 +55,7 @@ class JITKernel:
             prim_func, artifact, loaded = made.prim_func, made.artifact, made.loaded
         self.prim_func: PrimFunc = prim_func
         self.artifact: Artifact = artifact
-        self.loaded: LoadedKernel = loaded
+        self.loaded: LoadedKernel | CudaKernel = loaded
         self.output_positions = marked_outputs(prim_func)
         self.out_idx = list(self.output_positions) if out_idx is None else out_idx
         self.latency: float | None = None

@@ -17,6 +17,7 @@ import tvm_ffi
 from tvm import tirx as tir
 from tvm.tirx.build import codegen_build
 
+from tilecore.device_code import Extent, KernelArgument, KernelEntry
 from tilecore.errors import CompileFailed
 from tilecore.gpu_target import GpuTarget
 from tilecore.lowering.cuda.instructions.base import EMULATED, END, OTHERWISE
@@ -39,37 +40,6 @@ SHORT_NAMES = {
 }
 AXES = ("x", "y", "z")
 SHARED_BYTES = "tirx.use_dyn_shared_memory"
-Extent = int | str
-
-
-@dataclass(frozen=True, slots=True)
-class KernelArgument:
-    """What one parameter of a CUDA kernel gets.
-
-    Attributes:
-        name: of the PrimFunc's parameter, or of a dimension of its tensors.
-        kind: "tensor" (its address), "scalar" or "tensor_map".
-        dtype: of the tensor's elements or of the scalar ("" for a tensor map).
-    """
-
-    name: str
-    kind: str
-    dtype: str
-
-
-@dataclass(frozen=True, slots=True)
-class KernelEntry:
-    """One launch.
-
-    Extents are numbers or expressions (Python's syntax) of scalar arguments and dimensions.
-    """
-
-    name: str
-    arguments: tuple[KernelArgument, ...]
-    grid: tuple[Extent, Extent, Extent]
-    block: tuple[Extent, Extent, Extent]
-    cluster: tuple[Extent, Extent, Extent]
-    shared_bytes: Extent
 
 
 @dataclass(frozen=True, slots=True)

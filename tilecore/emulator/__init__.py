@@ -7,6 +7,7 @@ and deadlocks are errors.
 """
 
 from tilecore.emulator.arguments import TensorMap
+from tilecore.emulator.driver import EmulatedDriver
 from tilecore.emulator.launch import (
     ALL_SCHEDULES,
     EARLY,
@@ -19,6 +20,6 @@ from tilecore.emulator.launch import (
 )
 
 __all__ = [
-    "ALL_SCHEDULES", "EARLY", "LATE", "EmulatedKernels", "Schedule", "TensorMap", "build",
-    "emulate", "random_order",
+    "ALL_SCHEDULES", "EARLY", "LATE", "EmulatedDriver", "EmulatedKernels", "Schedule", "TensorMap",
+    "build", "emulate", "random_order",
 ]  # fmt: skip

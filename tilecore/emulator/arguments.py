@@ -15,8 +15,9 @@ MAGIC = 0x70616D74
 # Numbers of element types: tilecore/emulator/runtime/elements.h.
 TYPES = {
     "float16": 0, "bfloat16": 1, "float32": 3, "float64": 4, "float8_e4m3fn": 5,
-    "float8_e5m2": 6, "int8": 7, "uint8": 8, "int32": 11, "uint32": 12, "uint16": 1,
-    "int64": 4, "uint64": 4,
+    "float8_e5m2": 6, "int8": 7, "uint8": 8, "bool": 8, "int32": 11, "uint32": 12,
+    # Only copied: what has their width.
+    "int16": 1, "uint16": 1, "int64": 4, "uint64": 4,
 }  # fmt: skip
 SCALARS = {
     "int8": ctypes.c_int8, "int16": ctypes.c_int16, "int32": ctypes.c_int32,
@@ -86,16 +87,26 @@ class TensorMap:
         if faults:
             raise EmulationError(kernel="a tensor map", what="; ".join(faults))
         a = self.array
-        storage = (ctypes.c_ubyte * (128 + MAP_ALIGNMENT))()
-        offset = -ctypes.addressof(storage) % MAP_ALIGNMENT
-        made = _Map.from_buffer(storage, offset)
-        made.address, made.rank, made.type = a.ctypes.data, a.ndim, TYPES[a.dtype.name]
-        made.swizzle, made.fills_nan, made.magic = self.swizzle, int(self.fills_nan), MAGIC
-        for i, (extent, box) in enumerate(zip(a.shape[::-1], tuple(self.box)[::-1], strict=True)):
-            made.extents[i], made.box[i] = extent, box
-        for i, stride in enumerate(a.strides[-2::-1] if a.ndim > 1 else ()):
-            made.strides[i] = stride
-        return made
+        return encode_map(
+            a.ctypes.data, a.dtype.name, a.shape[::-1], a.strides[-2::-1] if a.ndim > 1 else (),
+            tuple(self.box)[::-1], self.swizzle, self.fills_nan,
+        )  # fmt: skip
+
+
+def encode_map(
+    address: int, dtype: str, extents: Sequence[int], strides: Sequence[int], box: Sequence[int],
+    swizzle: int, fills_nan: bool = False,
+) -> Any:  # fmt: skip
+    """Return a tensor map as the emulator reads it, aligned; axes go from the innermost on."""
+    storage = (ctypes.c_ubyte * (128 + MAP_ALIGNMENT))()
+    made = _Map.from_buffer(storage, -ctypes.addressof(storage) % MAP_ALIGNMENT)
+    made.address, made.rank, made.type = address, len(extents), TYPES[dtype]
+    made.swizzle, made.fills_nan, made.magic = swizzle, int(fills_nan), MAGIC
+    for i, (extent, size) in enumerate(zip(extents, box, strict=True)):
+        made.extents[i], made.box[i] = extent, size
+    for i, stride in enumerate(strides):
+        made.strides[i] = stride
+    return made
 
 
 def span(array: np.ndarray[Any, Any]) -> tuple[int, int]:

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tilecore.codegen.cuda import CudaSource, KernelArgument, KernelEntry
+from tilecore.codegen.cuda import CudaSource
+from tilecore.device_code import KernelArgument, KernelEntry
 from tilecore.emulator.arguments import SCALARS, TensorMap, span
 from tilecore.emulator.toolchain import load_kernel, load_runtime
 from tilecore.emulator.translate import to_cpp
@@ -94,10 +95,10 @@ class EmulatedKernels:
         if checks_bounds:
             _add_ranges(runtime, arguments, known)
         for entry in self.source.entries:
-            self._launch(runtime, entry, arguments, schedule, resident, finds_races)
+            self._run_entry(entry, arguments, schedule, resident, finds_races)
 
-    def _launch(
-        self, runtime: Any, entry: KernelEntry, arguments: Mapping[str, Any], schedule: Schedule,
+    def _run_entry(
+        self, entry: KernelEntry, arguments: Mapping[str, Any], schedule: Schedule,
         resident: int, finds_races: bool,
     ) -> None:  # fmt: skip
         sizes = {k: int(v) for k, v in arguments.items() if np.ndim(v) == 0 and _is_number(v)}
@@ -110,17 +111,41 @@ class EmulatedKernels:
         _check_limits(entry, self.target, grid, block, cluster, shared)
         if 0 in grid:
             return
-        launch = _Launch(
-            grid, block, cluster, shared, self.target.shared_per_block, resident, schedule.seed,
-            DELIVERIES.index(schedule.delivery), int(finds_races),
-        )  # fmt: skip
         kept = [_parameter(entry, a, arguments) for a in entry.arguments]
         pointers = (ctypes.c_void_p * max(1, len(kept)))(*[ctypes.addressof(k) for k in kept])
+        self.launch(
+            entry.name, (grid, block, cluster), shared, pointers, schedule, resident, finds_races
+        )
+
+    def launch(
+        self, name: str, shape: Sequence[Sequence[int]], shared_bytes: int, parameters: Any,
+        schedule: Schedule = LATE, resident: int = 1, finds_races: bool = True,
+    ) -> None:  # fmt: skip
+        """Run one kernel.
+
+        Args:
+            name: of the kernel.
+            shape: extents of grid, block and cluster.
+            shared_bytes: of dynamic shared memory.
+            parameters: array of the addresses of its parameters.
+            schedule: in which order things happen.
+            resident: clusters that run at a time.
+            finds_races: whether accesses to shared memory must be ordered by barriers.
+
+        Raises:
+            EmulationError: as ``run`` (TC307).
+        """
+        grid, block, cluster = (tuple(extents) for extents in shape)
+        description = _Launch(
+            grid, block, cluster, shared_bytes, self.target.shared_per_block, resident,
+            schedule.seed, DELIVERIES.index(schedule.delivery), int(finds_races),
+        )  # fmt: skip
+        runtime = load_runtime()
         runtime.emu_launch.restype = ctypes.c_char_p
-        function = getattr(self.library, f"emu_{entry.name}")
-        fault: bytes = runtime.emu_launch(function, pointers, ctypes.byref(launch))
+        function = getattr(self.library, f"emu_{name}")
+        fault: bytes = runtime.emu_launch(function, parameters, ctypes.byref(description))
         if fault:
-            raise EmulationError(kernel=f"{entry.name} ({schedule})", what=fault.decode())
+            raise EmulationError(kernel=f"{name} ({schedule})", what=fault.decode())
 
 
 def build(source: CudaSource) -> EmulatedKernels:

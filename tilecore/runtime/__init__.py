@@ -1,23 +1,27 @@
-"""Load and call compiled kernels: tvm-ffi and TVM's small runtime library, no compiler."""
+"""Load and call compiled kernels without a compiler.
+
+On a CPU by tvm-ffi and TVM's small runtime library, on a GPU by cuda-bindings and torch.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from tilecore.artifact import Artifact
+from tilecore.runtime.cuda import CudaKernel
 from tilecore.runtime.kernel import LoadedKernel
 from tilecore.runtime.library import num_threads, set_num_threads
 
-__all__ = ["LoadedKernel", "load", "num_threads", "set_num_threads"]
+__all__ = ["CudaKernel", "LoadedKernel", "load", "num_threads", "set_num_threads"]
 
 
-def load(artifact: Artifact | Path | str) -> LoadedKernel:
+def load(artifact: Artifact | Path | str) -> LoadedKernel | CudaKernel:
     """Return the kernel of an artifact, ready to be called with torch or NumPy tensors.
 
     Raises:
         ArtifactError: it is damaged or needs instructions this machine lacks (TC401).
-        ToolchainMissing: TVM's runtime library is not installed (TC306).
+        ToolchainMissing: TVM's runtime library, or the CUDA driver, is not installed (TC306).
     """
     if not isinstance(artifact, Artifact):
         artifact = Artifact.open(Path(artifact))
-    return LoadedKernel(artifact)
+    return LoadedKernel(artifact) if artifact.manifest.device is None else CudaKernel(artifact)

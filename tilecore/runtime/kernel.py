@@ -72,8 +72,13 @@ class LoadedKernel:
             raise failed from None
 
 
-def check(parameters: Sequence[ParameterSpec], arguments: Sequence[Any]) -> list[Any]:
-    """Return the arguments as the kernel takes them, or raise (see LoadedKernel.__call__)."""
+def check(
+    parameters: Sequence[ParameterSpec], arguments: Sequence[Any], device: str = "cpu"
+) -> list[Any]:
+    """Return the arguments as the kernel takes them, or raise (see LoadedKernel.__call__).
+
+    ``device``: the type of the device that tensors must be on.
+    """
     if len(arguments) != len(parameters):
         names = ", ".join(p.name for p in parameters)
         is_plain = all(p.kind == "tensor" for p in parameters)
@@ -93,7 +98,9 @@ def check(parameters: Sequence[ParameterSpec], arguments: Sequence[Any]) -> list
     values: Mapping[str, int] = {} if is_static else dims.bind(parameters, given)
     values = dims.with_absent(parameters, given, values)
     tensors = [(i, p) for i, p in enumerate(parameters) if p.kind == "tensor"]
-    views = [_checked(i, s, _present(s, arguments[i], values), values) for i, s in tensors]
+    if device != "cpu":  # there, one that is not used is passed as no address
+        tensors = [(i, p) for i, p in tensors if p.is_used or arguments[i] is not None]
+    views = [_checked(i, s, _present(s, arguments[i], values), values, device) for i, s in tensors]
     _check_aliases([spec for _, spec in tensors], views)
     for (position, _), found in zip(tensors, views, strict=True):
         given[position] = found.handle
@@ -130,7 +137,7 @@ def _scalar(position: int, spec: ParameterSpec, argument: Any) -> Any:
 
 
 def _checked(
-    position: int, spec: ParameterSpec, tensor: Any, values: Mapping[str, int]
+    position: int, spec: ParameterSpec, tensor: Any, values: Mapping[str, int], device: str
 ) -> TensorView:
     found = view(tensor, spec.dtype)
 
@@ -141,8 +148,9 @@ def _checked(
 
     if found is None:
         raise fail("a torch.Tensor or numpy.ndarray", type(tensor).__name__)
-    if found.device != "cpu":
-        raise fail("a tensor on the cpu", f"one on {found.device}", "move it with .cpu()")
+    if found.device != device:
+        hint = f"move it with .{device}()"
+        raise fail(f"a tensor on the {device}", f"one on {found.device}", hint)
     if found.dtype != spec.dtype:
         raise fail(f"dtype {DType(spec.dtype).storage}", found.dtype)
     shape = spec.shape

@@ -123,6 +123,6 @@ def _torch_view(tensor: Any) -> TensorView:
         shape=tuple(tensor.shape),
         strides=tuple(tensor.stride()),
         itemsize=tensor.element_size(),
-        address=tensor.data_ptr() if tensor.is_cpu else 0,
+        address=tensor.data_ptr(),
         is_contiguous=tensor.is_contiguous(),
     )

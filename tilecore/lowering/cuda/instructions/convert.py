@@ -95,7 +95,7 @@ def decode_int4(dtype: str, signed: bool, interleaved: bool = False) -> Instruct
     zero, flip = (one + 8, 0x00080008) if signed else (one, 0)
     pairs = []
     for i in range(4):
-        word = f"(packed >> {4 * i})" if interleaved else f"(packed >> {8 * i})"
+        word = f"(packed >> {4 * i})" if interleaved else f"(packed >> {8 * i} & 0xffu)"
         spread = word if interleaved else f"({word} | {word} << 12)"
         bits = f"({spread} & 0x000f000fu)" + (f" ^ {flip:#010x}u" if flip else "")
         pairs.append(f"z[{i}] = ({bits}) | {magic | magic << 16:#x}u;")

@@ -1,0 +1,69 @@
+"""EmulatedDriver: the runtime's driver on the emulator, for artifacts where there is no GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+from tilecore.codegen.cuda import CudaSource
+from tilecore.emulator.arguments import encode_map
+from tilecore.emulator.launch import LATE, EmulatedKernels, Schedule, build
+from tilecore.errors import LaunchFailed
+from tilecore.gpu_target import capability
+from tilecore.runtime.driver import MapShape
+
+
+class EmulatedDriver:
+    """Runs the kernels of one source on CPU tensors; takes the place of the CUDA driver.
+
+    Nothing is known about the tensors' bounds, which are not checked.
+    """
+
+    device_type = "cpu"
+
+    def __init__(self, source: CudaSource, schedule: Schedule = LATE) -> None:
+        self._source, self._schedule = source, schedule
+        self.launches = 0
+
+    def capability(self, device: int) -> int:
+        """Return that of the source's architecture."""
+        _ = device
+        return capability(self._source.arch)
+
+    def stream(self, device: int) -> int:
+        """Return 0: launches run at once."""
+        return 0 * device
+
+    def load(self, cubin: bytes) -> EmulatedKernels:
+        """Return the source's kernels; the machine code is not looked at."""
+        _ = cubin
+        return build(self._source)
+
+    def kernel(
+        self, library: EmulatedKernels, name: str, device: int, shared_bytes: int
+    ) -> tuple[EmulatedKernels, str]:
+        """Return a kernel of the library."""
+        _ = device
+        if shared_bytes > library.target.shared_per_block:
+            raise LaunchFailed(call=name, detail=f"{shared_bytes} bytes of shared memory")
+        return library, name
+
+    def encode_map(self, target: int, address: int, shape: MapShape) -> None:
+        """Write the emulator's tensor map to ``target``."""
+        made = encode_map(
+            address, shape.dtype, shape.extents, shape.strides, shape.box, shape.swizzle_bytes
+        )
+        ctypes.memmove(target, ctypes.addressof(made), ctypes.sizeof(made))
+
+    def launch(
+        self, kernel: tuple[EmulatedKernels, str], grid: Sequence[int], block: Sequence[int],
+        cluster: Sequence[int], shared_bytes: int, stream: int, parameters: Any,
+    ) -> None:  # fmt: skip
+        """Run the kernel; raises EmulationError (TC307)."""
+        _ = stream
+        library, name = kernel
+        self.launches += 1
+        library.launch(
+            name, (grid, block, cluster), shared_bytes, ctypes.c_void_p(parameters), self._schedule
+        )

@@ -1,0 +1,288 @@
+"""CudaKernel: launches the kernels of a cubin from torch tensors, on torch's current stream.
+
+Nothing but torch and cuda-bindings is needed: no TVM, no CUDA toolkit. What depends on shapes
+(grids, scalars, the shapes of tensor maps) is computed at the first call with these shapes; later
+calls exchange addresses. A call allocates through torch alone and waits for nothing, so that CUDA
+graphs capture it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilecore.artifact import Artifact
+from tilecore.device_code import DeviceCode, KernelEntry, TensorMapRecipe, Workspace
+from tilecore.errors import ArgumentError, ArtifactError
+from tilecore.ir.dtype import DType
+from tilecore.runtime import dims
+from tilecore.runtime.driver import (
+    MAP_ALIGNMENT,
+    MAP_BYTES,
+    CudaDriver,
+    Driver,
+    MapShape,
+    check_arch,
+)
+from tilecore.runtime.kernel import check
+
+SCALARS = {
+    "bool": ctypes.c_bool, "int8": ctypes.c_int8, "int16": ctypes.c_int16,
+    "int32": ctypes.c_int32, "int64": ctypes.c_int64, "uint8": ctypes.c_uint8,
+    "uint16": ctypes.c_uint16, "uint32": ctypes.c_uint32, "uint64": ctypes.c_uint64,
+    "float32": ctypes.c_float, "float64": ctypes.c_double,
+}  # fmt: skip
+MOST_SIGNATURES = 256  # shapes and scalars that a kernel is kept prepared for
+
+
+@dataclass(slots=True)
+class _Launch:
+    """One launch with the parameters of the last call, which it owns."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    cluster: tuple[int, ...]
+    shared_bytes: int
+    parameters_at: int  # an array of addresses
+    kept: Any  # what these are the addresses of
+
+
+@dataclass(slots=True)
+class _Bound:
+    """A kernel for arguments of one signature: what a call changes in it."""
+
+    device: int
+    nbytes: list[int]  # of the tensors
+    launches: list[_Launch] = field(default_factory=list)
+    addresses: list[tuple[Any, str]] = field(default_factory=list)  # parameter, tensor's name
+    maps: list[tuple[int, str, MapShape]] = field(default_factory=list)  # where to, tensor's name
+    encoded: list[int] = field(default_factory=list)  # the address that each map has
+    workspaces: list[tuple[str, Callable[[], Any]]] = field(default_factory=list)
+
+
+class CudaKernel:
+    """A GPU artifact in this process; call it with all arguments in parameter order.
+
+    Raises:
+        ArtifactError: the artifact is not a GPU's (TC401).
+        ToolchainMissing: there is no driver, device or cuda-bindings (TC306).
+    """
+
+    def __init__(self, artifact: Artifact, driver: Driver | None = None) -> None:
+        if artifact.manifest.device is None:
+            raise ArtifactError(path=artifact.path, reason="it holds no code of a GPU")
+        self.artifact = artifact
+        self.parameters = artifact.manifest.parameters
+        self._code: DeviceCode = artifact.manifest.device
+        self._driver: Driver = CudaDriver() if driver is None else driver
+        self._library = self._driver.load(artifact.library.read_bytes())
+        self._tensors = [(i, p) for i, p in enumerate(self.parameters) if p.kind == "tensor"]
+        self._numbers = [(i, p) for i, p in enumerate(self.parameters) if p.kind != "tensor"]
+        self._names = [p.name for _, p in self._tensors]
+        self._positions = [i for i, _ in self._tensors]
+        self._scalars = [i for i, _ in self._numbers]
+        self._written = [n for n, (_, p) in enumerate(self._tensors) if p.is_written]
+        self._bound: dict[Any, _Bound] = {}
+        self._last: tuple[Any, _Bound] | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, *arguments: Any) -> None:
+        """Run the kernel on torch's current stream; output tensors are written in place.
+
+        Raises:
+            ArgumentError: wrong number of arguments, a scalar of the wrong type, or a tensor of the
+                wrong device, dtype, rank, shape, strides or alignment (TC402).
+            AliasError: a written tensor shares memory with another one (TC403).
+            LaunchFailed: the driver refused the launch (TC405).
+        """
+        if self._last is not None and self._last[0] == self._signature(arguments):
+            bound = self._last[1]
+            addresses = self._addresses(arguments)
+            if self._are_apart(addresses, bound.nbytes):
+                self._launch(bound, addresses)
+                return
+        self._first_call(arguments)
+
+    def unchecked(self, *arguments: Any) -> None:
+        """Run the kernel with arguments that a call has accepted before (for timing loops)."""
+        signature = self._signature(arguments)
+        is_last = self._last is not None and self._last[0] == signature
+        bound = self._last[1] if self._last and is_last else self._find(arguments, signature)
+        self._launch(bound, self._addresses(arguments))
+
+    # --- arguments --------------------------------------------------------------------------------
+
+    def _signature(self, arguments: Sequence[Any]) -> Any:
+        """Return what the launch depends on, or None where an argument is of no known kind."""
+        if len(arguments) != len(self.parameters):
+            return None
+        try:
+            shapes = [
+                None if (t := arguments[i]) is None else (t.dtype, t.shape, t.stride(), t.device)
+                for i in self._positions
+            ]
+        except (AttributeError, TypeError):
+            return None
+        return (*shapes, *[arguments[i] for i in self._scalars])
+
+    def _addresses(self, arguments: Sequence[Any]) -> list[int]:
+        return [0 if (t := arguments[i]) is None else t.data_ptr() for i in self._positions]
+
+    def _are_apart(self, addresses: Sequence[int], nbytes: Sequence[int]) -> bool:
+        """Return whether addresses are aligned and no written tensor meets another one."""
+        alignment = self._code.alignment
+        for address in addresses:
+            if address % alignment:
+                return False
+        for n in self._written:
+            start, end = addresses[n], addresses[n] + nbytes[n]
+            for m, (other, size) in enumerate(zip(addresses, nbytes, strict=True)):
+                if m != n and start < other + size and other < end:
+                    return False
+        return True
+
+    def _first_call(self, arguments: Sequence[Any]) -> None:
+        """Check the arguments closely, then run the kernel."""
+        given = check(self.parameters, arguments, self._driver.device_type)
+        for position, spec in self._tensors:
+            tensor = given[position]
+            if tensor is not None and tensor.data_ptr() % self._code.alignment and tensor.nbytes:
+                raise ArgumentError(
+                    position=position, name=spec.name,
+                    expected=f"memory aligned to {self._code.alignment} bytes",
+                    found=f"address {tensor.data_ptr():#x}", hint="call .clone()",
+                )  # fmt: skip
+        bound = self._find(given, self._signature(given))
+        self._launch(bound, self._addresses(given))
+        self._last = self._signature(arguments), bound
+
+    def _find(self, arguments: Sequence[Any], signature: Any) -> _Bound:
+        """Return the launches for a signature, made at its first call."""
+        bound = self._bound.get(signature)
+        if bound is None:
+            bound = self._bind(arguments)
+            if len(self._bound) >= MOST_SIGNATURES:
+                self._bound.clear()
+            self._bound[signature] = bound
+        return bound
+
+    # --- launches ---------------------------------------------------------------------------------
+
+    def _launch(self, bound: _Bound, addresses: Sequence[int]) -> None:
+        driver = self._driver
+        with self._lock:
+            held = dict(zip(self._names, addresses, strict=True))
+            kept = []  # until the launch; then torch's allocator keeps the order of the stream
+            for name, make in bound.workspaces:
+                workspace = make()
+                kept.append(workspace)
+                held[name] = workspace.data_ptr()
+            for slot, name in bound.addresses:
+                slot.value = held[name]
+            for number, (target, name, map_) in enumerate(bound.maps):
+                if bound.encoded[number] != held[name]:
+                    driver.encode_map(target, held[name], map_)
+                    bound.encoded[number] = held[name]
+            stream = driver.stream(bound.device)
+            for launch in bound.launches:
+                driver.launch(
+                    launch.kernel, launch.grid, launch.block, launch.cluster,
+                    launch.shared_bytes, stream, launch.parameters_at,
+                )  # fmt: skip
+
+    def _workspace(self, workspace: Workspace, sizes: Mapping[str, int], device: int) -> Any:
+        """Return a function that allocates a workspace."""
+        torch = importlib.import_module("torch")
+        kind = self._driver.device_type
+        return functools.partial(
+            torch.zeros if workspace.is_zeroed else torch.empty,
+            tuple(dims.evaluate(e, sizes) for e in workspace.shape),
+            dtype=DType(workspace.dtype).as_torch(),
+            device=torch.device(kind, device) if kind == "cuda" else torch.device(kind),
+        )
+
+    def _bind(self, arguments: Sequence[Any]) -> _Bound:
+        """Return the launches for the shapes and scalars of a call."""
+        tensors = [arguments[i] for i in self._positions]
+        device = next((int(t.device.index or 0) for t in tensors if t is not None), 0)
+        check_arch(self.artifact.path, self._code.arch, self._driver.capability(device))
+        values: dict[str, Any] = {
+            **dims.with_absent(
+                self.parameters, arguments, dims.bind(self.parameters, list(arguments))
+            ),
+            **{spec.name: arguments[i] for i, spec in self._numbers},
+        }
+        sizes = {k: int(v) for k, v in values.items() if not isinstance(v, float)}
+        bound = _Bound(device, [0 if t is None else t.nbytes for t in tensors])
+        for workspace in self._code.workspaces:
+            make = self._workspace(workspace, sizes, device)
+            bound.workspaces.append((workspace.name, make))
+        for entry in self._code.entries:
+            self._bind_entry(bound, entry, values, sizes)
+        return bound
+
+    def _bind_entry(
+        self, bound: _Bound, entry: KernelEntry, values: Mapping[str, Any],
+        sizes: Mapping[str, int],
+    ) -> None:  # fmt: skip
+        def three(extents: Sequence[int | str]) -> tuple[int, ...]:
+            return tuple(dims.evaluate(e, sizes) for e in extents)
+
+        grid = three(entry.grid)
+        if 0 in grid:
+            return
+        recipes = {m.name: m for m in self._code.maps}
+        kept: list[Any] = []
+        addresses = []
+        for argument in entry.arguments:
+            if argument.kind == "tensor":
+                slot: Any = ctypes.c_void_p()
+                bound.addresses.append((slot, argument.name))
+            elif argument.kind == "tensor_map":
+                recipe = recipes[argument.name]
+                slot = (ctypes.c_ubyte * (MAP_BYTES + MAP_ALIGNMENT))()
+                address = ctypes.addressof(slot) + -ctypes.addressof(slot) % MAP_ALIGNMENT
+                bound.maps.append((address, recipe.tensor, map_shape(recipe, sizes)))
+                bound.encoded.append(-1)
+                kept.append(slot)
+                addresses.append(address)
+                continue
+            else:
+                slot = SCALARS[argument.dtype](values[argument.name])
+            kept.append(slot)
+            addresses.append(ctypes.addressof(slot))
+        shared = dims.evaluate(entry.shared_bytes, sizes)
+        parameters = (ctypes.c_void_p * max(1, len(addresses)))(*addresses)
+        kernel = self._driver.kernel(self._library, entry.name, bound.device, shared)
+        bound.launches.append(
+            _Launch(
+                kernel=kernel,
+                grid=grid,
+                block=three(entry.block),
+                cluster=three(entry.cluster),
+                shared_bytes=shared,
+                parameters_at=ctypes.addressof(parameters),
+                kept=(parameters, *kept),
+            )
+        )
+
+
+def map_shape(recipe: TensorMapRecipe, sizes: Mapping[str, int]) -> MapShape:
+    """Return what a tensor map says for tensors of certain sizes."""
+    shape = [dims.evaluate(e, sizes) for e in recipe.shape]
+    if recipe.strides is None:
+        strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    else:
+        strides = [dims.evaluate(e, sizes) for e in recipe.strides]
+    itemsize = DType(recipe.dtype).itemsize
+    return MapShape(
+        recipe.dtype, tuple(shape[::-1]), tuple(s * itemsize for s in strides[-2::-1]),
+        recipe.box[::-1], recipe.swizzle_bytes,
+    )  # fmt: skip

@@ -1,0 +1,168 @@
+"""The CUDA driver as the runtime needs it, through cuda-bindings; tests put another one in."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tilecore.errors import ArtifactError, LaunchFailed, ToolchainMissing
+
+HINT = "pip install cuda-bindings (torch for CUDA brings it), on a machine with NVIDIA's driver"
+MAP_BYTES, MAP_ALIGNMENT = 128, 64
+# Names of CUtensorMapDataType behind CU_TENSOR_MAP_DATA_TYPE_.
+MAP_TYPES = {
+    "float16": "FLOAT16", "bfloat16": "BFLOAT16", "float32": "FLOAT32", "float64": "FLOAT64",
+    "int8": "UINT8", "uint8": "UINT8", "float8_e4m3fn": "UINT8", "float8_e5m2": "UINT8",
+    "bool": "UINT8", "int16": "UINT16", "uint16": "UINT16", "int32": "INT32", "uint32": "UINT32",
+    "int64": "INT64", "uint64": "UINT64",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class MapShape:
+    """What a tensor map says, innermost axis first; strides in bytes, without the innermost."""
+
+    dtype: str
+    extents: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle_bytes: int
+
+
+class Driver(Protocol):
+    """Loads machine code and launches kernels."""
+
+    device_type: str  # of the tensors it takes, as torch names it
+
+    def capability(self, device: int) -> int:
+        """Return ten times the compute capability of a device."""
+
+    def stream(self, device: int) -> int:
+        """Return the handle of torch's current stream."""
+
+    def load(self, cubin: bytes) -> Any:
+        """Return a library of kernels."""
+
+    def kernel(self, library: Any, name: str, device: int, shared_bytes: int) -> Any:
+        """Return a kernel that may be launched with that much dynamic shared memory."""
+
+    def encode_map(self, target: int, address: int, shape: MapShape) -> None:
+        """Write the tensor map of a tensor at ``address`` to host memory at ``target``."""
+
+    def launch(
+        self, kernel: Any, grid: Sequence[int], block: Sequence[int], cluster: Sequence[int],
+        shared_bytes: int, stream: int, parameters: int,
+    ) -> None:  # fmt: skip
+        """Launch a kernel; ``parameters`` is the address of an array of addresses."""
+
+
+class CudaDriver:
+    """The driver of this machine.
+
+    Raises:
+        ToolchainMissing: cuda-bindings or the driver is not installed (TC306).
+    """
+
+    device_type = "cuda"
+
+    def __init__(self) -> None:
+        try:
+            self._api: Any = importlib.import_module("cuda.bindings.driver")
+            self._torch: Any = importlib.import_module("torch")
+        except ImportError as error:
+            raise ToolchainMissing(
+                tool=str(error.name), purpose="running CUDA kernels", hint=HINT
+            ) from error
+        if not self._torch.cuda.is_available():
+            raise ToolchainMissing(tool="a CUDA device", purpose="CUDA kernels", hint=HINT)
+        self._torch.cuda.init()
+        raw = getattr(self._torch._C, "_cuda_getCurrentRawStream", None)
+        self.stream = raw or self._stream
+
+    def _stream(self, device: int) -> int:
+        return int(self._torch.cuda.current_stream(device).cuda_stream)
+
+    def _done(self, call: str, result: tuple[Any, ...]) -> Any:
+        status = result[0]
+        if int(status) != 0:
+            _, text = self._api.cuGetErrorString(status)
+            raise LaunchFailed(call=call, detail=f"{status.name}: {bytes(text or b'').decode()}")
+        return result[1] if len(result) == 2 else None
+
+    def capability(self, device: int) -> int:
+        """Return ten times the compute capability of a device."""
+        major, minor = self._torch.cuda.get_device_capability(device)
+        return 10 * int(major) + int(minor)
+
+    def load(self, cubin: bytes) -> Any:
+        """Return a library of kernels, for all devices that its code runs on."""
+        api = self._api
+        result = api.cuLibraryLoadData(cubin, [], [], 0, [], [], 0)
+        return self._done("cuLibraryLoadData", result)
+
+    def kernel(self, library: Any, name: str, device: int, shared_bytes: int) -> Any:
+        """Return a kernel that may be launched with that much dynamic shared memory."""
+        api = self._api
+        found = self._done("cuLibraryGetKernel", api.cuLibraryGetKernel(library, name.encode()))
+        handle = self._done("cuDeviceGet", api.cuDeviceGet(device))
+        limit = api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        result = api.cuKernelSetAttribute(limit, shared_bytes, found, handle)
+        self._done(f"cuKernelSetAttribute ({shared_bytes} bytes of shared memory)", result)
+        return api.CUfunction(int(found))  # a launch takes kernels of libraries as functions
+
+    def encode_map(self, target: int, address: int, shape: MapShape) -> None:
+        """Write the tensor map of a tensor at ``address`` to host memory at ``target``."""
+        api, wide, word = self._api, self._api.cuuint64_t, self._api.cuuint32_t
+        result = api.cuTensorMapEncodeTiled(
+            getattr(api.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{MAP_TYPES[shape.dtype]}"),
+            len(shape.extents), address,
+            [wide(e) for e in shape.extents], [wide(s) for s in shape.strides],
+            [word(b) for b in shape.box], [word(1)] * len(shape.box),
+            api.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            api.CUtensorMapSwizzle({0: 0, 32: 1, 64: 2, 128: 3}[shape.swizzle_bytes]),
+            api.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+            api.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )  # fmt: skip
+        made = self._done(f"cuTensorMapEncodeTiled ({shape})", result)
+        ctypes.memmove(target, made.getPtr(), MAP_BYTES)
+
+    def launch(
+        self, kernel: Any, grid: Sequence[int], block: Sequence[int], cluster: Sequence[int],
+        shared_bytes: int, stream: int, parameters: int,
+    ) -> None:  # fmt: skip
+        """Launch a kernel; ``parameters`` is the address of an array of addresses."""
+        api = self._api
+        if tuple(cluster) == (1, 1, 1):
+            result = api.cuLaunchKernel(kernel, *grid, *block, shared_bytes, stream, parameters, 0)
+            self._done("cuLaunchKernel", result)
+            return
+        config, attribute = api.CUlaunchConfig(), api.CUlaunchAttribute()
+        attribute.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        value = attribute.value.clusterDim
+        value.x, value.y, value.z = cluster
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = block
+        config.sharedMemBytes, config.hStream = shared_bytes, api.CUstream(stream)
+        config.attrs, config.numAttrs = [attribute], 1
+        self._done("cuLaunchKernelEx", api.cuLaunchKernelEx(config, kernel, parameters, 0))
+
+
+def check_arch(path: Any, arch: str, capability: int) -> None:
+    """Check that a device runs the machine code of an architecture.
+
+    Raises:
+        ArtifactError: it does not (TC401).
+    """
+    needed = int(arch.removeprefix("sm_").rstrip("af"))
+    is_exact = arch[-1] in "af"
+    same_major = capability // 10 == needed // 10 and capability >= needed
+    if capability == needed if is_exact else same_major:
+        return
+    raise ArtifactError(
+        path=path,
+        reason=f"compiled for {arch}, the device has sm_{capability}",
+        hint=f'compile it for target "sm_{capability}"',
+    )
