@@ -97,7 +97,8 @@ void check_range(const void* pointer, size_t bytes, bool writes, const char* wha
   if (last < machine.ranges.size() && is_inside(machine.ranges[last], p, bytes)) {
     if (!writes || machine.ranges[last].is_writable) return;
   }
-  const Range* near = nullptr;
+  const Range* near = nullptr;  // the one that was meant, most likely
+  size_t nearest = 0;
   for (size_t i = 0; i < machine.ranges.size(); ++i) {
     const Range& r = machine.ranges[i];
     if (is_inside(r, p, bytes)) {
@@ -105,7 +106,11 @@ void check_range(const void* pointer, size_t bytes, bool writes, const char* wha
       last = i;
       return;
     }
-    if (!near || (p >= r.first && r.first > near->first)) near = &r;
+    size_t distance = p < r.first ? r.first - p : p < r.last ? 0 : p - r.last;
+    if (!near || distance < nearest) {
+      near = &r;
+      nearest = distance;
+    }
   }
   long long distance = p - near->first;
   fail(std::string(what) + ": global memory out of bounds, byte " + std::to_string(distance) +
