@@ -15,6 +15,8 @@ from tilecore.artifact import (
     artifact_key,
     compiler_versions,
 )
+from tilecore.gpu_compiler import compile_gpu
+from tilecore.gpu_target import GpuTarget
 from tilecore.inference.cpu import infer
 from tilecore.inference.options import CpuOptions
 from tilecore.inference.races import check_races
@@ -26,7 +28,7 @@ from tilecore.ir.printer import Namer, format_expr, format_func, program_digest
 from tilecore.ir.verifier import verify
 from tilecore.ir.visitor import buffers_of, walk
 from tilecore.passes.pipeline import run_passes
-from tilecore.target import Target, parse_cpu_target
+from tilecore.target import Target, parse_target
 from tilecore.tile_config import KnobValue
 
 Observer = Callable[[str, Any], None]
@@ -40,7 +42,7 @@ def default_store() -> ArtifactStore:
 
 def compile(
     func: PrimFunc,
-    target: str | Target | None = "llvm",
+    target: str | Target | GpuTarget | None = "llvm",
     config: Mapping[str, KnobValue] | None = None,
     store: ArtifactStore | None = None,
 ) -> Artifact:
@@ -48,14 +50,14 @@ def compile(
 
     Args:
         func: a traced tile program; tile shapes are known, tensor shapes may be dynamic.
-        target: a Target or its name; "llvm" is this machine's CPU.
+        target: a target or its name; "llvm" is this machine's CPU, "h100" a GPU.
         config: knobs of the lowering (others are ignored: the program has them already).
         store: where artifacts are kept; default: the user's cache.
 
     Raises:
         TileError: any fault of the program, the config or the toolchain, by class.
     """
-    chosen = parse_cpu_target(target)
+    chosen = parse_target(target)
     knobs = {k: v for k, v in (config or {}).items() if k in LOWERING_KNOBS}
     digest = program_digest(func)
     key = artifact_key(digest + assertion_places(func), chosen.kind, chosen.name, knobs)
@@ -63,6 +65,8 @@ def compile(
     found = store.get(key)
     if found is not None:
         return found
+    if isinstance(chosen, GpuTarget):
+        return compile_gpu(func, chosen, key, digest, parameters(func), store)
     from tilecore.codegen.llvm import ENTRY, generate, link
 
     plan, tir = lower(func, chosen, knobs)

@@ -25,7 +25,7 @@ from tilecore.ir.dtype import DType
 from tilecore.ir.nodes import Buffer, PrimFunc
 from tilecore.kernel import JITKernel
 from tilecore.pass_config import check_pass_configs
-from tilecore.target import Target, parse_cpu_target
+from tilecore.target import Target, parse_target
 from tilecore.tile_config import KnobValue
 
 _LOG = logging.getLogger("tilecore.jit")
@@ -143,12 +143,14 @@ def compile(
 def _build(func: PrimFunc, options: JitOptions) -> JITKernel:
     from tilecore import compiler, runtime
 
-    target = parse_cpu_target(options.target)
+    target = parse_target(options.target)
     marked = mark_outputs(func, options.out_idx)
     artifact = compiler.compile(marked, target, options.config)
     if options.verbose:
         _LOG.info("compiled %s for %s: %s", func.name, target, artifact.path)
-    return JITKernel(marked, artifact, runtime.load(artifact), options.out_idx)
+    # A GPU's kernel is loaded by its first call: to compile it takes no GPU.
+    loaded = None if artifact.manifest.device is not None else runtime.load(artifact)
+    return JITKernel(marked, artifact, loaded, options.out_idx)
 
 
 def par_compile(

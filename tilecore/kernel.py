@@ -48,19 +48,32 @@ class JITKernel:
         target: Any = "auto",
         **options: Any,
     ) -> None:
-        if artifact is None or loaded is None:  # JITKernel(program, target=...)
+        if artifact is None:  # JITKernel(program, target=...)
             from tilecore.jit import compile
 
             made: JITKernel = compile(prim_func, out_idx=out_idx, target=target, **options)
-            prim_func, artifact, loaded = made.prim_func, made.artifact, made.loaded
+            prim_func, artifact, loaded = made.prim_func, made.artifact, made._loaded
         self.prim_func: PrimFunc = prim_func
         self.artifact: Artifact = artifact
-        self.loaded: LoadedKernel | CudaKernel = loaded
+        self._loaded: LoadedKernel | CudaKernel | None = loaded
         self.output_positions = marked_outputs(prim_func)
         self.out_idx = list(self.output_positions) if out_idx is None else out_idx
         self.latency: float | None = None
         self.ref_latency: float | None = None
         self.config: dict[str, Any] | None = None
+
+    @property
+    def loaded(self) -> LoadedKernel | CudaKernel:
+        """The kernel in this process, loaded by its first use.
+
+        Raises:
+            ToolchainMissing: it is a GPU's and there is no driver or device (TC306).
+        """
+        if self._loaded is None:
+            from tilecore import runtime
+
+            self._loaded = runtime.load(self.artifact)
+        return self._loaded
 
     @property
     def params(self) -> tuple[Buffer | Var, ...]:
@@ -105,12 +118,16 @@ class JITKernel:
 
     def with_outputs(self, inputs: list[Any]) -> list[Any]:
         """Return all arguments, with new outputs of the shapes that the inputs give them."""
-        return with_outputs(self.loaded.parameters, self.output_positions, inputs)
+        return with_outputs(self.artifact.manifest.parameters, self.output_positions, inputs)
 
     def get_kernel_source(self, kernel_only: bool = True) -> str:
-        """Return the program that was compiled, in tile IR (``kernel_only`` has no effect)."""
+        """Return the CUDA text of a GPU's kernel, else the program that was compiled, in tile IR.
+
+        ``kernel_only`` has no effect.
+        """
         _ = kernel_only
-        return self.artifact.program
+        is_gpu = self.artifact.manifest.device is not None
+        return self.artifact.cuda_text if is_gpu else self.artifact.program
 
     def explain(self) -> str:
         """Return what was inferred for the program, and why."""
@@ -119,16 +136,17 @@ class JITKernel:
     def show(self, stage: str | None = None) -> str:
         """Return the program after a stage of its compilation (all up to TIR if None).
 
-        Stages: ``source``, the passes by name, ``inference``, ``tir``, ``llvm``, ``asm``.
+        Stages: ``source``, the passes by name, ``inference``, ``tir``; of a CPU ``llvm`` and
+        ``asm``, of a GPU ``cuda``.
 
         Raises:
             TypeMismatch: there is no such stage (TC202).
         """
         from tilecore.show import show
-        from tilecore.target import parse_cpu_target
+        from tilecore.target import parse_target
 
         manifest = self.artifact.manifest
-        return show(self.prim_func, parse_cpu_target(manifest.isa), manifest.config, stage)
+        return show(self.prim_func, parse_target(manifest.isa), manifest.config, stage)
 
     def get_profiler(
         self, tensor_supply_type: TensorSupplyType = TensorSupplyType.Auto

@@ -6,19 +6,23 @@ from typing import Any
 
 from tilecore import compiler
 from tilecore.errors import TypeMismatch
+from tilecore.gpu_compiler import lower_gpu
+from tilecore.gpu_target import GpuTarget
+from tilecore.inference.gpu.plan import GpuPlan
 from tilecore.inference.plan import CpuPlan
 from tilecore.ir.nodes import PrimFunc
 from tilecore.ir.printer import format_func
 from tilecore.target import Target
 
 MACHINE_STAGES = {"llvm": "ll", "asm": "s"}  # name: TVM's format
+LONG_STAGES = (*MACHINE_STAGES, "cuda")
 
 
-def stage_texts(func: PrimFunc, target: Target, knobs: Any = None) -> dict[str, str]:
+def stage_texts(func: PrimFunc, target: Target | GpuTarget, knobs: Any = None) -> dict[str, str]:
     """Return the result of every stage of the compilation of ``func`` as text, in order.
 
-    ``source`` and the passes (see ``passes/pipeline.py``) as tile IR, ``inference``, ``tir``,
-    ``llvm`` and ``asm``.
+    ``source`` and the passes (see ``passes/pipeline.py``) as tile IR, ``inference``, ``tir``;
+    then ``llvm`` and ``asm`` of a CPU, ``cuda`` of a GPU.
 
     Raises:
         TileError: any fault of the program, by class.
@@ -26,13 +30,18 @@ def stage_texts(func: PrimFunc, target: Target, knobs: Any = None) -> dict[str, 
     from tilecore.codegen.llvm import generate
 
     stages: dict[str, Any] = {}
+    if isinstance(target, GpuTarget):
+        lower_gpu(func, target, stages.__setitem__)
+        return {name: _text(value) for name, value in stages.items()}
     plan, tir = compiler.lower(func, target, knobs or {}, stages.__setitem__)
     module = generate(tir, target.using(plan.features))
     machine = {name: module.inspect_source(form) for name, form in MACHINE_STAGES.items()}
     return {**{name: _text(value) for name, value in stages.items()}, **machine}
 
 
-def show(func: PrimFunc, target: Target, knobs: Any = None, stage: str | None = None) -> str:
+def show(
+    func: PrimFunc, target: Target | GpuTarget, knobs: Any = None, stage: str | None = None
+) -> str:
     """Return the text of one stage; without one, of all of them up to TIR, each under its name.
 
     A pass that changed nothing is named only.
@@ -48,7 +57,7 @@ def show(func: PrimFunc, target: Target, knobs: Any = None, stage: str | None = 
     parts: list[str] = []
     before = ""
     for name, text in texts.items():
-        if name not in MACHINE_STAGES:
+        if name not in LONG_STAGES:
             shown = text.rstrip() if text != before else "(unchanged)"
             parts.append(f"# --- {name} ---\n{shown}\n")
             before = text
@@ -58,6 +67,8 @@ def show(func: PrimFunc, target: Target, knobs: Any = None, stage: str | None = 
 def _text(value: Any) -> str:
     if isinstance(value, PrimFunc):
         return format_func(value)
-    if isinstance(value, CpuPlan):
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (CpuPlan, GpuPlan)):
         return value.explain()
     return str(value.script())

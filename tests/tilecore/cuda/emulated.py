@@ -7,20 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from tilecore.codegen.cuda import CudaSource, generate
+from tilecore.codegen.cuda import CudaSource
 from tilecore.compiler import parameters
 from tilecore.emulator import LATE, Schedule, TensorMap, emulate
+from tilecore.gpu_compiler import lower_gpu
 from tilecore.gpu_target import find_gpu_target
-from tilecore.inference.gpu.infer import infer
 from tilecore.inference.gpu.plan import GpuPlan
 from tilecore.ir.dims import dimensions as symbols
 from tilecore.ir.evaluate import evaluate
 from tilecore.ir.expr import Expr, Pointer, Var
 from tilecore.ir.nodes import PrimFunc
 from tilecore.ir.printer import Namer
-from tilecore.ir.verifier import verify
-from tilecore.lowering.cuda.lower import LoweredProgram, lower_function
-from tilecore.passes.pipeline import GPU_PIPELINE, run_passes
+from tilecore.lowering.cuda.lower import LoweredProgram
 from tilecore.runtime.dims import bind
 
 BITS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}
@@ -30,12 +28,7 @@ def lowered(func: PrimFunc, target: str) -> tuple[GpuPlan, LoweredProgram, CudaS
     """Return the plan, TIR and CUDA text of a program."""
     device = find_gpu_target(target)
     assert device is not None
-    verify(func)
-    func = run_passes(func, pipeline=GPU_PIPELINE)
-    verify(func)
-    plan = infer(func, device)
-    program = lower_function(func, plan, device)
-    return plan, program, generate(program.func, device)
+    return lower_gpu(func, device)
 
 
 def raw(array: Any) -> Any:

@@ -24,7 +24,7 @@ from tilecore.ir.fold import reducer_update
 from tilecore.ir.nodes import Buffer, For, KernelLaunch, PrimFunc, Stmt
 from tilecore.ir.trips import trip_count
 from tilecore.ir.visitor import walk
-from tilecore.lowering.cpu.tir import add, index, maximum, mul
+from tilecore.lowering.cpu.tir import add, index, maximum, mul, typed
 from tilecore.lowering.cuda.access import INT32_MAX, Accessor
 from tilecore.lowering.cuda.builder import CudaBuilder
 from tilecore.lowering.cuda.folds import FoldLowering, scratch_bytes
@@ -210,7 +210,7 @@ class LaunchLowering:
             places = rasterized(self.builder, launch, blocks, grid)
             for var, value, extent in zip(launch.block_vars, places, launch.grid, strict=True):
                 size = int_value(extent)
-                accessor.values[var] = value
+                accessor.values[var] = typed(value, str(var.dtype))
                 accessor.ranges[var] = NON_NEGATIVE if size is None else (0, max(0, size - 1))
                 accessor.tops[var] = extent
             for var, value, count in zip(

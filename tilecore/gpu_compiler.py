@@ -1,0 +1,137 @@
+"""compile_gpu(): the whole path from a tile program to a GPU artifact, on one screen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tilecore.artifact import Artifact, ArtifactStore, Manifest, ParameterSpec, compiler_versions
+from tilecore.device_code import DeviceCode, TensorMapRecipe, Workspace
+from tilecore.errors import InvalidConfig
+from tilecore.gpu_target import GpuTarget
+from tilecore.inference.gpu.infer import infer
+from tilecore.inference.gpu.plan import GpuPlan
+from tilecore.inference.races import check_races
+from tilecore.inference.tile_bounds import check_tile_bounds
+from tilecore.ir.expr import Expr, int_value
+from tilecore.ir.nodes import Buffer, PrimFunc
+from tilecore.ir.printer import Namer, format_expr, format_func
+from tilecore.ir.verifier import verify
+from tilecore.passes.pipeline import GPU_PIPELINE, run_passes
+
+if TYPE_CHECKING:
+    from tilecore.codegen.cuda import CudaSource
+    from tilecore.lowering.cuda.lower import LoweredProgram
+
+Observer = Callable[[str, Any], None]
+SHARED_MEMORY = "shared memory"  # the limit that programs without staged outputs may still keep
+
+
+def compile_gpu(
+    func: PrimFunc,
+    target: GpuTarget,
+    key: str,
+    digest: str,
+    parameters: tuple[ParameterSpec, ...],
+    store: ArtifactStore,
+) -> Artifact:
+    """Return the compiled program as a new artifact of the store.
+
+    Raises:
+        TileError: any fault of the program, its config or the toolchain, by class.
+    """
+    from tilecore.codegen.cuda import ENTRY
+    from tilecore.codegen.nvrtc import compile_cuda
+
+    plan, program, source = lower_gpu(func, target)
+    cubin = compile_cuda(source.text, target.arch)
+    namer = names_of(func)
+    device = DeviceCode(
+        target.arch, source.entries, tensor_maps(program, namer), workspaces(program, namer)
+    )
+    manifest = Manifest(
+        key=key, name=func.name, entry=ENTRY, parameters=parameters, target=target.kind,
+        isa=target.name, config={}, program_digest=digest, versions=compiler_versions(),
+        notes=tuple(plan.explain().splitlines()), device=device,
+        resources={
+            "registers": cubin.registers,
+            "spill_bytes": cubin.spills,
+            "shared_bytes": max((p.shared_bytes for p in plan.launches.values()), default=0),
+        },
+    )  # fmt: skip
+
+    def write(path: Path) -> None:
+        path.write_bytes(cubin.data)
+
+    return store.put(manifest, format_func(func), write, source.text)
+
+
+def lower_gpu(
+    func: PrimFunc, target: GpuTarget, observer: Observer | None = None
+) -> tuple[GpuPlan, LoweredProgram, CudaSource]:
+    """Return (inference plan, TIR, CUDA text); ``observer`` sees the result of every stage.
+
+    verify -> bounds, races -> passes -> verify -> infer -> lower -> generate
+    """
+    from tilecore.codegen.cuda import generate
+    from tilecore.lowering.cuda.lower import lower_function
+
+    see: Observer = observer or (lambda stage, value: None)
+    verify(func)
+    check_tile_bounds(func)
+    check_races(func)
+    see("source", func)
+    func, plan = _plan(func, target, observer)
+    see("inference", plan)
+    program = lower_function(func, plan, target)
+    see("tir", program.func)
+    source = generate(program.func, target)
+    see("cuda", source.text)
+    return plan, program, source
+
+
+def _plan(func: PrimFunc, target: GpuTarget, observer: Observer | None) -> tuple[PrimFunc, GpuPlan]:
+    """Return the program after the passes and its plan; outputs are staged where there is room."""
+    passed = run_passes(func, observer, GPU_PIPELINE)
+    verify(passed)
+    try:
+        return passed, infer(passed, target)
+    except InvalidConfig as error:
+        if error.fields.get("knob") != SHARED_MEMORY:
+            raise
+        passed = run_passes(func, None, [p for p in GPU_PIPELINE if p[0] != "stage_outputs"])
+        return passed, infer(passed, target)
+
+
+def names_of(func: PrimFunc) -> Namer:
+    """Return the names that the parameters have in a manifest."""
+    namer = Namer()
+    for param in func.params:
+        namer.name(param)
+    return namer
+
+
+def tensor_maps(program: LoweredProgram, namer: Namer) -> tuple[TensorMapRecipe, ...]:
+    """Return how the tensor maps of a program are made at a call."""
+    return tuple(
+        TensorMapRecipe(
+            name=m.name, tensor=m.tensor.name, dtype=str(m.tensor.dtype),
+            shape=_extents(m.tensor, namer), strides=None, box=m.box,
+            swizzle_bytes=m.swizzle_bytes,
+        )
+        for m in program.maps
+    )  # fmt: skip
+
+
+def workspaces(program: LoweredProgram, namer: Namer) -> tuple[Workspace, ...]:
+    """Return the memory that a call provides."""
+    return tuple(Workspace(b.name, str(b.dtype), _extents(b, namer)) for b in program.workspaces)
+
+
+def _extents(buffer: Buffer, namer: Namer) -> tuple[int | str, ...]:
+    def extent(value: Expr) -> int | str:
+        size = int_value(value)
+        return format_expr(value, namer) if size is None else size
+
+    return tuple(extent(e) for e in buffer.shape)
