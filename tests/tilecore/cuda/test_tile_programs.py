@@ -1,0 +1,232 @@
+"""Tile programs on GPUs: the generated CUDA runs on the emulator and agrees with float64.
+
+Four schedules each: late and early delivery of asynchronous copies, and two random orders of the
+threads; accesses of shared memory that no barrier orders are errors. Nothing here ran on a device.
+"""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tilecore.language as T
+from tests.tilecore.cuda.emulated import lowered, run_emulated
+from tests.tilecore.cuda.tile_programs import attention, gemm
+from tilecore.codegen.cubin import read_features
+from tilecore.codegen.nvrtc import compile_cuda
+from tilecore.emulator import ALL_SCHEDULES, LATE
+from tilecore.errors import EmulationError, InvalidConfig, UnsupportedOnTarget
+from tilecore.ir.analysis import output_positions
+from tilecore.kernels import KERNELS
+
+NUMPY = {"bfloat16": ml_dtypes.bfloat16, "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
+         "float8_e5m2": ml_dtypes.float8_e5m2}  # fmt: skip
+# Of the largest value: results are rounded to the type once, sums are in float32.
+TOLERANCE = {"float16": 2e-3, "bfloat16": 1e-2, "float32": 2e-6, "int32": 0.0}
+
+
+def random(rng, shape, dtype):
+    kind = np.dtype(NUMPY.get(dtype, dtype))
+    if "int" in dtype:
+        return rng.integers(-128, 128, shape).astype(kind)
+    return rng.standard_normal(shape, dtype=np.float32).astype(kind)
+
+
+def close(found, expected, dtype):
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(
+        found.astype(np.float64) / scale, expected / scale, atol=TOLERANCE[dtype], rtol=0
+    )
+
+
+def check_gemm(target, size, block, stages, dtype, out, trans=(False, False), threads=128):
+    M, N, K = size
+    accum = "int32" if dtype == "int8" else "float32"
+    func = gemm(M, N, K, block, stages, dtype, out, accum, trans, threads)
+    rng = np.random.default_rng(0)
+    a = random(rng, (K, M) if trans[0] else (M, K), dtype)
+    b = random(rng, (N, K) if trans[1] else (K, N), dtype)
+    c = np.full((M, N), 77, NUMPY.get(out, out))
+    plan = run_emulated(func, target, [a, b, c], ALL_SCHEDULES)
+    left, right = (x.astype(np.float64) for x in (a, b))
+    close(c, (left.T if trans[0] else left) @ (right.T if trans[1] else right), out)
+    (launch,) = plan.launches.values()
+    (product,) = launch.gemms.values()
+    return product.kind
+
+
+@pytest.mark.parametrize("trans", [(False, False), (False, True), (True, False), (True, True)])
+@pytest.mark.parametrize(("target", "kind"), [("sm_80", "mma"), ("h100", "wgmma")])
+def test_gemm_with_ragged_edges_and_all_transposes(target, kind, trans):
+    used = check_gemm(target, (200, 144, 200), (64, 64, 64), 3, "float16", "float16", trans)
+    assert used == kind
+
+
+@pytest.mark.parametrize(
+    ("target", "dtype", "out", "trans_b", "kind"),
+    [
+        ("sm_80", "bfloat16", "float32", False, "mma"),
+        ("sm_80", "int8", "int32", True, "mma"),
+        ("sm_80", "int8", "int32", False, "mma"),
+        ("sm_80", "float32", "float32", False, "fma"),
+        ("rtx4090", "float8_e4m3fn", "float32", True, "mma"),
+        ("rtx2080", "float16", "float16", False, "mma"),
+        ("v100", "float16", "float16", False, "fma"),
+        ("h100", "bfloat16", "bfloat16", True, "wgmma"),
+        ("h100", "int8", "int32", True, "wgmma"),
+        ("h100", "float8_e4m3fn", "float32", True, "wgmma"),
+        ("h100", "float8_e5m2", "float32", True, "wgmma"),
+        ("h100", "float32", "float32", True, "fma"),
+    ],
+)
+def test_gemm_element_types(target, dtype, out, trans_b, kind):
+    used = check_gemm(target, (128, 128, 192), (64, 64, 64), 2, dtype, out, (False, trans_b))
+    assert used == kind
+
+
+@pytest.mark.parametrize(
+    ("block", "threads"), [((128, 256, 64), 256), ((64, 32, 32), 128), ((128, 64, 128), 256)]
+)
+def test_gemm_by_several_warpgroups_and_other_swizzles(block, threads):
+    check_gemm("h100", (256, 256, 320), block, 2, "float16", "float16", threads=threads)
+
+
+@pytest.mark.parametrize("stages", [0, 1, 2, 4])
+def test_gemm_of_fewer_steps_than_stages(stages):
+    for target in ("sm_80", "h100"):
+        check_gemm(target, (64, 64, 64), (64, 64, 32), stages, "float16", "float16")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("target", "block", "threads", "dtype"),
+    [
+        ("sm_80", (64, 32), 128, "float16"),
+        ("sm_80", (64, 64), 128, "bfloat16"),
+        ("h100", (128, 64), 256, "float16"),
+        ("h100", (64, 64), 128, "bfloat16"),
+    ],
+)
+def test_flash_attention(target, block, threads, dtype, causal):
+    B, S, H, D = 1, 256, 2, 64
+    rng = np.random.default_rng(1)
+    q, k, v = (random(rng, (B, S, H, D), dtype) for _ in range(3))
+    out = np.zeros((B, S, H, D), NUMPY.get(dtype, dtype))
+    func = attention(B, S, H, D, block, 2, threads, dtype, causal)
+    run_emulated(func, target, [q, k, v, out], ALL_SCHEDULES)
+    Q, K, V = (x.astype(np.float64).transpose(0, 2, 1, 3) for x in (q, k, v))
+    scores = Q @ K.swapaxes(-1, -2) / D**0.5
+    if causal:
+        scores = np.where(np.tri(S, dtype=bool), scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    expected = weights @ V / weights.sum(-1, keepdims=True)
+    close(out, expected.transpose(0, 2, 1, 3), dtype)
+
+
+PROBLEMS = {
+    "gemm_epilogue": {"m": 96, "n": 80, "k": 72},
+    "batched_gemm": {"batch": 3, "m": 40, "n": 48, "k": 32},
+    "split_k_gemm": {"m": 40, "n": 48, "k": 300},
+    "dequant_gemm": {"m": 5, "n": 64, "k": 128},
+    "grouped_gemm": {"m": 50, "experts": 3, "n": 64, "k": 64},
+    "conv2d": {"batch": 1, "height": 9, "width": 9, "channels": 8, "filters": 16, "kernel": 3},
+    "attention_backward": {"batch": 1, "heads": 2, "kv_heads": 1, "seq_q": 64, "seq_kv": 64,
+                           "dim": 32},
+    "decode_attention": {"batch": 1, "heads": 4, "kv_heads": 2, "seq_q": 1, "seq_kv": 200,
+                         "dim": 64},
+    "linear_attention": {"batch": 1, "heads": 2, "seq_len": 100, "dim": 32, "dim_v": 32},
+    "softmax": {"m": 10, "n": 200},
+    "rms_norm": {"m": 10, "n": 200},
+    "layer_norm": {"m": 10, "n": 200},
+}  # fmt: skip
+KNOBS = {
+    "attention_backward": {"block_M": 32, "block_N": 32},
+    "gemm_epilogue": {"block_M": 64, "block_N": 64, "block_K": 32},
+}
+
+
+@pytest.mark.parametrize("target", ["sm_80", "h100"])
+@pytest.mark.parametrize("name", sorted(PROBLEMS))
+def test_library_kernels(name, target):
+    """The library's programs are tuned for CPUs; the same programs are right on GPUs."""
+    definition = KERNELS[name]
+    fields = {f.name for f in definition.fields}
+    given = {k: v for k, v in PROBLEMS[name].items() if k in fields}
+    given |= {k: "bfloat16" for k in ("dtype", "out_dtype") if k in fields}
+    problem = definition.parse_problem(given)
+    knobs = {k.name: k.default for k in definition.knobs} | KNOBS.get(name, {})
+    func = definition.program(problem, knobs)
+    inputs = list(definition.inputs(problem, np.random.default_rng(2)))
+    outputs = output_positions(func)
+    given = iter(inputs)
+    arguments = [
+        np.zeros([int(e) for e in p.shape], p.dtype.numpy) if i in outputs else next(given)
+        for i, p in enumerate(func.params)
+    ]
+    run_emulated(func, target, arguments, (LATE,))
+    for position, expected in zip(outputs, definition.reference(problem, inputs), strict=True):
+        dtype = str(func.params[position].dtype)
+        close(arguments[position], np.asarray(expected, np.float64), dtype)
+
+
+def test_recommended_tiles_keep_registers_and_use_the_units_of_hopper():
+    _, _, source = lowered(
+        gemm(4096, 4096, 4096, (128, 256, 64), 4, "float16", "float16", threads=256), "h100"
+    )
+    cubin = compile_cuda(source.text, source.arch)
+    (features,) = read_features(cubin.data, source.arch).values()
+    assert cubin.spills == 0
+    assert features.opcodes["HGMMA"] > 0
+    assert features.opcodes["UTMALDG"] > 0
+    assert "C75" not in cubin.log  # wgmma is not serialised
+
+
+@pytest.mark.parametrize(("target", "opcode"), [("a100", "HMMA"), ("h100", "HGMMA")])
+def test_attention_has_no_spills(target, opcode):
+    func = attention(1, 4096, 8, 128, (128, 64), 2, 256, "float16", True)
+    _, _, source = lowered(func, target)
+    cubin = compile_cuda(source.text, source.arch)
+    (features,) = read_features(cubin.data, source.arch).values()
+    assert cubin.spills == 0
+    assert features.opcodes[opcode] > 0
+
+
+@pytest.mark.parametrize(
+    ("target", "removed"),
+    [
+        ("sm_80", "    tc_sync_threads();\n"),
+        ("h100", "tc_bar_sync(1, 256);"),
+        ("h100", "tc_fence_async();"),
+        ("h100", "tc_wgmma_wait_0();"),
+    ],
+)
+def test_what_inference_places_is_needed(target, removed):
+    """Without one kind of barrier or wait the emulator finds a race or a wrong order."""
+    func = attention(1, 128, 1, 64, (128, 64), 2, 256, "float16", False)
+    _, _, source = lowered(func, target)
+    assert removed in source.emulated
+    rng = np.random.default_rng(3)
+    arrays = [random(rng, (1, 128, 1, 64), "float16") for _ in range(4)]
+    with pytest.raises(EmulationError):
+        run_emulated(func, target, arrays, ALL_SCHEDULES, without=removed)
+
+
+def test_too_much_shared_memory_names_the_tile():
+    with pytest.raises(InvalidConfig, match="at most 166912 B in a block of sm_80") as caught:
+        lowered(gemm(1024, 1024, 1024, (256, 256, 64), 4, "float16", "float16"), "sm_80")
+    assert "A_s" in caught.value.hint or "B_s" in caught.value.hint
+
+
+def test_too_many_threads():
+    with pytest.raises(InvalidConfig, match="at most 1024 threads"):
+        lowered(gemm(64, 64, 64, (64, 64, 32), 2, "float16", "float16", threads=2048), "sm_80")
+
+
+def test_unknown_element_types_are_named():
+    @T.prim_func
+    def main(A: T.Tensor((64,), "float8_e8m0fnu"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1):
+            for i in T.Parallel(64):
+                B[i] = A[i]
+
+    with pytest.raises(UnsupportedOnTarget, match="element type float8_e8m0fnu"):
+        lowered(main, "h100")
