@@ -17,7 +17,7 @@ def mma_forms():
 
 
 def wgmma_forms():
-    for n in (8, 64, 256):
+    for n in (8, 128):
         for a_in_registers in (False, True):
             for a in HALVES:
                 for a_major in ("k",) if a_in_registers else ("k", "m"):

@@ -23,11 +23,12 @@ def _wrapper(instruction):
     call = f"{instruction.name}({', '.join(given)})"
     if "asm" not in instruction.body or instruction.returns != "void":
         call = call if instruction.returns == "void" else f"*({_ctype(instruction)}*)out = {call}"
+    size = 128 if "wgmma" in instruction.name else 16  # words of the largest fragment
     return (
         f'extern "C" __global__ void k_{instruction.name}(const int* s, void* out) {{\n'
-        f"  __align__(16) float local[128];\n"
-        f"  for (int i = 0; i < 128; ++i) local[i] = s[i];\n  {call};\n"
-        f"  for (int i = 0; i < 128; ++i) ((float*)out)[i] = local[i];\n}}\n"
+        f"  __align__(16) float local[{size}];\n"
+        f"  for (int i = 0; i < {size}; ++i) local[i] = s[i];\n  {call};\n"
+        f"  for (int i = 0; i < {size}; ++i) ((float*)out)[i] = local[i];\n}}\n"
     )
 
 

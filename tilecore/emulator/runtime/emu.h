@@ -14,7 +14,8 @@ namespace emu {
 typedef unsigned long long u64;
 extern uint3 thread_index, block_index;
 extern dim3 block_shape, grid_shape;
-extern int line;  // of the generated text, where the running thread is
+extern int line;    // of the generated text, where the running thread is
+void at(int line);  // the thread goes on there
 [[noreturn]] void fail(const char* message);
 
 // Memory. Shared addresses are offsets into the block's shared memory.

@@ -32,6 +32,7 @@ char* stack(size_t number) {
 }  // namespace
 
 size_t stack_bytes() { return STACK; }
+void at(int number) { line = number; }
 
 // Saves what a call must keep on the stack of the one, and goes on with the other.
 extern "C" void emu_switch(void** from, void* to);
@@ -319,6 +320,7 @@ extern "C" const char* emu_launch(void (*entry)(void**), void** arguments, const
     machine.barriers = 0;
     start_clocks();
     run_resident();
+    end_profile_of_blocks();
   }
   reset();
   return machine.error.c_str();

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "profile.h"
 #include "races.h"
 
 struct uint3_ { unsigned x, y, z; };
@@ -132,6 +133,7 @@ struct Machine {
   unsigned seed = 0;
   Delivery delivery = LATE;
   bool finds_races = true;
+  bool counts = false;  // bank conflicts and sectors
   unsigned long long progress = 0, clock = 0;
   int barriers = 0;  // made since the clocks started
   std::string error;
@@ -145,6 +147,7 @@ extern Machine machine;
 std::string hex(unsigned value);
 inline Fiber& me() { return *machine.current; }
 inline Block& my_block() { return *me().block; }
+inline int lane_of(const Fiber& fiber) { return fiber.rank % WARP; }
 void pause();                                          // give the others a turn
 void wait_until(const std::string& what, std::function<bool()> ready);
 void spin();                                            // as long as others have nothing to do
