@@ -342,7 +342,7 @@ class _Inference:
             gemm, m, n, k, *micro,
             distinct(row_a, row_c), distinct(col_b, col_c), least(k_a, k_b),
             self.dots.get(gemm), self._tile(gemm), self.forms.get(gemm, PANELS),
-            few_rows.most_rows(gemm, sources), late, is_far,
+            few_rows.most_rows(gemm, sources), late, is_far, __import__('os').environ.get('ROWS')=='1', __import__('os').environ.get('STAGE')=='1' and plans[gemm.a.buffer].placement=='in_place',
         )  # fmt: skip
 
     def _limits(

@@ -83,6 +83,8 @@ class GemmPlan:
     most_rows: int = 0
     late: Output | None = None
     is_b_far: bool = False
+    rows_first: bool = False
+    stages_a: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -83,21 +83,24 @@ class TileLowering(GemmLowering):
 
     # --- which sums ---------------------------------------------------------------------------
 
-    def _row_groups(self, panel: Any, column: Any, count: int) -> None:
+    def _row_groups(self) -> Iterator[tuple[Any, int]]:
         largest = self.plan.micro_m
         for size, first in ((largest, 0), (self.plan.m % largest, self.plan.m // largest)):
             if not size:
                 continue
             with self.builder.loop(1 if first else self.plan.m // largest) as group:
-                row = self.builder.bind(mul(add(first, group), largest))
-                if self.rows is None:
-                    self._sums(panel, column, row, size, count)
-                else:
-                    with self.builder.when(tir.LT(_i32(row), _i32(self.rows))):
-                        self._sums(panel, column, row, size, count)
+                yield self.builder.bind(mul(add(first, group), largest)), size
 
     def _sums(self, panel: Any, column: Any, row: Any, size: int, count: int) -> None:
-        """Emit one group of tiles: directly, through scratch memory, or as it turns out."""
+        """Emit one group of tiles by one panel, where its rows exist."""
+        if self.rows is None:
+            self._tiles(panel, column, row, size, count)
+            return
+        with self.builder.when(tir.LT(_i32(row), _i32(self.rows))):
+            self._tiles(panel, column, row, size, count)
+
+    def _tiles(self, panel: Any, column: Any, row: Any, size: int, count: int) -> None:
+        """Emit the sums directly, through scratch memory, or as it turns out."""
         place = self.c.place
         if self.in_output or place.storage.dtype != self.accum:
             self._through_scratch(panel, column, row, size, count)
@@ -370,7 +373,7 @@ def _products_text(name: str, instruction: str, tall: int, wide: int, lines_ahea
         if i:
             at = i * CACHE_LINE_BYTES
             lines.append(f"  %line{i} = getelementptr i8, ptr %line0, i64 {at}")
-        lines.append("  " + prefetch.CALL.format(f"%line{i}"))
+        lines.append("  " + prefetch.CALL.format(f"%line{i}", prefetch.L2))
     lines += [load.format(B_TILES + j, f"%b{j}", "%b_stride") for j in range(wide)]
     for i in range(tall):
         lines.append(load.format(A_TILES + i, f"%a{i}", "%a_stride"))

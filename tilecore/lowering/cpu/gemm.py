@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from tvm import tirx as tir
 
 from tilecore.inference.plan import GemmPlan
 from tilecore.inference.storage import CACHE_LINE_BYTES, Storage
+from tilecore.inference.storage import rows as rows_storage
 from tilecore.ir.analysis import kept_axes
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Binary, Const, Expr, const, int_value
@@ -32,8 +33,10 @@ from tilecore.lowering.cpu.access import (
     vector_store,
 )
 from tilecore.lowering.cpu.scalar import convert, kept, value_type, zero
-from tilecore.lowering.cpu.tir import add, broadcast, maximum, minimum, mul
+from tilecore.lowering.cpu.tir import add, broadcast, maximum, minimum, mul, quotient
 from tilecore.target import Target
+
+STEPS_AHEAD = 32  # of K
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +108,19 @@ class GemmLowering:
         depth = plan.k if plan.k_limit is None else self._limit((plan.k_limit,), plan.k)
         self.depth = plan.k if depth is None else depth
         self.in_output = self.c.place.guarded
+        # Sums far away come in while products are made, and are added at the end.
+        self.adds_last = self.in_output and self.c.place.storage.dtype == self.accum
         self.late = None if plan.late is None else boxed(accessor, plan.late.region)
         # Rows of a whole tile are padded to vectors; elsewhere a neighbour follows the last column.
         tight = isinstance(self.c.place.storage, Storage) and self.c.place.storage.spare > 0
         fills_rows = int_value(gemm.c.extents[-1]) == self.c.place.storage.shape[-1]
         self.is_tight = self.in_output or tight or not fills_rows
         self.a_in_place = self.a.place.guarded
+        if plan.stages_a:
+            kind = DType(self.accum)
+            storage = rows_storage((plan.micro_m, plan.k), self.accum, kind.itemsize, self.lanes)
+            memory = self.builder.alloc(storage.size, self.accum, "stage")
+            self.stage = Place(memory, storage)
 
     def _broadcast_operand(self) -> Strided:
         return strided(self.accessor, self.gemm.a, self.gemm.transpose_a)
@@ -126,13 +136,68 @@ class GemmLowering:
     def emit(self) -> None:
         """Emit all panels."""
         self._clear_edges()
+        if self.plan.rows_first:
+            for row, size in self._row_groups():
+                with self._staged(row, size):
+                    for panel, column, count in self._panels():
+                        self._sums(panel, column, row, size, count)
+            return
+        for panel, column, count in self._panels():
+            for row, size in self._row_groups():
+                self._sums(panel, column, row, size, count)
+
+    @contextlib.contextmanager
+    def _staged(self, row: Any, size: int) -> Iterator[None]:
+        """Copy a group of rows of a to scratch memory, which the products read inside."""
+        if not self.plan.stages_a:
+            yield
+            return
+        given, storage = self.a, self.stage.storage
+        builder, lanes, stored = self.builder, self.lanes, str(self.stage.storage.dtype)
+        whole, extent = quotient(self.depth, lanes), given.place.storage.dtype
+        with builder.loop(size if self.rows is None else minimum(size, _expr(self.rows) - _expr(row))) as i:
+            source = builder.bind(given.at(add(row, i), 0))
+            to = builder.bind(mul(i, storage.leading))
+            with builder.loop(whole) as q:
+                value = vector_load(builder, given.place, add(source, mul(q, lanes)), lanes, stored)
+                vector_store(builder, self.stage, value, add(to, mul(q, lanes)), lanes)
+            done = mul(whole, lanes)
+            with builder.loop(_expr(self.depth) - _expr(done), start=done) as k:
+                value = vector_load(builder, given.place, add(source, k), 1, stored)
+                vector_store(builder, self.stage, value, add(to, k), 1)
+        self.a = Strided(self.stage, builder.bind(mul(mul(row, -1), storage.leading)), storage.leading, 1)
+        self.unstaged = given
+        yield
+        self.a = given
+
+    def _panels(self) -> Iterator[tuple[Any, Any, int]]:
+        """Open the loops over panels of b: number, first column and vectors of each."""
         vectors = -(-self.plan.n // self.lanes)
         full, rest = divmod(vectors, self.plan.micro_n)
         if full:
-            with self.builder.loop(full) as panel:
-                self._panel(panel, self.plan.micro_n)
+            with self.builder.loop(full) as panel, self._columns_begin(panel) as column:
+                yield panel, column, self.plan.micro_n
         if rest:
-            self._panel(full, rest)
+            with self._columns_begin(full) as column:
+                yield full, column, rest
+
+    @contextlib.contextmanager
+    def _columns_begin(self, panel: Any) -> Iterator[Any]:
+        """Give the first column of a panel, where it exists."""
+        column = mul(panel, self.plan.micro_n * self.lanes)
+        if self.columns is None:
+            yield column
+            return
+        with self.builder.when(tir.LT(_expr(column), _expr(self.columns))):
+            yield column
+
+    def _row_groups(self) -> Iterator[tuple[Any, int]]:
+        """Open the loops over groups of rows: first row and rows of each."""
+        first = 0
+        for size, groups in balanced_splits(self.plan.m, self.plan.micro_m):
+            with self.builder.loop(groups) as group:
+                yield self.builder.bind(add(first, mul(group, size))), size
+            first += size * groups
 
     def _clear_edges(self) -> None:
         """Clear a tile of which some rows or columns get no products: they lie outside A or B."""
@@ -150,27 +215,11 @@ class GemmLowering:
                 offset, mask = self.c.at(row, j * self.lanes), self._mask(0, j)
                 vector_store(self.builder, self.c.place, value, offset, self.lanes, mask)
 
-    def _panel(self, panel: Any, count: int) -> None:
-        column = mul(panel, self.plan.micro_n * self.lanes)
-        if self.columns is None:
-            self._row_groups(panel, column, count)
+    def _sums(self, panel: Any, column: Any, row: Any, size: int, count: int) -> None:
+        """Emit one group of rows by one panel, as far as its rows exist."""
+        if self.rows is None:
+            self._micro_kernel(panel, column, row, size, count, edge=False)
             return
-        with self.builder.when(tir.LT(_expr(column), _expr(self.columns))):
-            self._row_groups(panel, column, count)
-
-    def _row_groups(self, panel: Any, column: Any, count: int) -> None:
-        first = 0
-        for size, groups in balanced_splits(self.plan.m, self.plan.micro_m):
-            with self.builder.loop(groups) as group:
-                row = self.builder.bind(add(first, mul(group, size)))
-                if self.rows is None:
-                    self._micro_kernel(panel, column, row, size, count, edge=False)
-                else:
-                    self._edge_rows(panel, column, row, size, count)
-            first += size * groups
-
-    def _edge_rows(self, panel: Any, column: Any, row: Any, size: int, count: int) -> None:
-        assert self.rows is not None
         if not self.a_in_place and not self.in_output and self.late is None:
             with self.builder.when(tir.LT(_expr(row), _expr(self.rows))):
                 self._micro_kernel(panel, column, row, size, count, edge=False)
@@ -188,9 +237,13 @@ class GemmLowering:
     ) -> None:
         builder, lanes = self.builder, self.lanes
         accumulators = builder.registers(size * count, lanes, value_type(self.accum))
-        if self.plan.is_b_far:
+        if self.plan.is_b_far and not self.plan.rows_first:
             self._fetch_ahead(panel, row, size)
-        self._start(accumulators, column, row, size, count, edge)
+        if self.adds_last:
+            self._zero(accumulators)
+            self._fetch_sums(row, column, size, count)
+        else:
+            self._start(accumulators, column, row, size, count, edge)
         rows = [add(row, i) for i in range(size)]
         if edge:
             assert self.rows is not None
@@ -199,10 +252,34 @@ class GemmLowering:
         if edge:
             bases = [builder.bind(base) for base in bases]
         self._products(accumulators, rows, bases, panel, column, count)
+        place = row, column, size, count, edge
+        if self.adds_last:
+            self._choose(
+                known_truth(self.gemm.clear_accum, self.accessor), self.gemm.clear_accum,
+                lambda: self._store_sums(accumulators, None, *place),
+                lambda: self._store_sums(accumulators, None, *place, adds=True),
+            )  # fmt: skip
+            return
         self._finish(
-            lambda: self._store_sums(accumulators, None, row, column, size, count, edge),
-            lambda: self._store_sums(accumulators, self.late, row, column, size, count, edge),
+            lambda: self._store_sums(accumulators, None, *place),
+            lambda: self._store_sums(accumulators, self.late, *place),
         )
+
+    def _fetch_sums(self, row: Any, column: Any, size: int, count: int) -> None:
+        """Fetch the lines of c that the sums are added to."""
+        for i in range(size):
+            for j in range(count):
+                at = self.c.at(add(row, i), add(column, j * self.lanes))
+                prefetch.fetch(self.builder, self.c.place.memory, at, prefetch.L1)
+
+    def _next_rows(self, panel: Any, row: Any, size: int) -> list[Any]:
+        """Return the offsets of the rows of a's next group that a panel fetches, its share."""
+        if not self.plan.stages_a:
+            return []
+        panels = -(-self.plan.n // (self.lanes * self.plan.micro_n))
+        share = -(-size // panels)
+        numbers = [minimum(add(mul(panel, share), i), size - 1) for i in range(share)]
+        return [self.builder.bind(self.unstaged.at(add(add(row, size), i), 0)) for i in numbers]
 
     def _fetch_ahead(self, panel: Any, row: Any, size: int) -> None:
         """Fetch the next panel of b: each group of rows its share."""
@@ -220,21 +297,30 @@ class GemmLowering:
         if self.plan.late is None:
             keep()
             return
-        assert self.plan.late.last is not None
-        is_last = known_truth(self.plan.late.last, self.accessor)
-        if is_last is not None:
-            (write if is_last else keep)()
+        last = self.plan.late.last
+        assert last is not None
+        self._choose(known_truth(last, self.accessor), last, write, keep)
+
+    def _choose(
+        self, known: bool | None, cond: Expr, one: Callable[[], None], other: Callable[[], None]
+    ) -> None:
+        """Emit ``one`` where a condition holds and ``other`` where not; both if it is not known."""
+        if known is not None:
+            (one if known else other)()
             return
-        with self.builder.when(self.accessor.scalar(self.plan.late.last)):
-            write()
+        with self.builder.when(self.accessor.scalar(cond)):
+            one()
         with self.builder.otherwise():
-            keep()
+            other()
 
     def _store_sums(
         self, accumulators: list[Any], late: Strided | None,
-        row: Any, column: Any, size: int, count: int, edge: bool,
+        row: Any, column: Any, size: int, count: int, edge: bool, adds: bool = False,
     ) -> None:  # fmt: skip
-        """Store sums in their tile, or in the output that gets them ``late``."""
+        """Store sums in their tile, or in the output that gets them ``late``.
+
+        ``adds``: they are added to what is there.
+        """
         target, lanes = self.c if late is None else late, self.lanes
         for i in range(size):
             with self._row_guard(row, i, edge):
@@ -242,6 +328,10 @@ class GemmLowering:
                     sums = self.builder.load(accumulators[i * count + j], 0, lanes)
                     mask = self._mask(column, j) if late is None else self._late_mask(column, j)
                     at = target.at(add(row, i), add(column, j * lanes))
+                    if adds:
+                        sums += vector_load(
+                            self.builder, target.place, at, lanes, self.accum, mask
+                        )
                     value = self._stored(sums, target.place)
                     vector_store(self.builder, target.place, value, at, lanes, mask)
 
@@ -251,8 +341,13 @@ class GemmLowering:
     ) -> None:  # fmt: skip
         """Add all products of K to the accumulators of ``rows``, which begin at ``bases`` in a."""
         builder, lanes = self.builder, self.lanes
+        coming = self._next_rows(panel, rows[0], len(rows))
         with builder.loop(self.depth) as k:
+            for at in coming:
+                prefetch.fetch(builder, self.unstaged.place.memory, add(at, k))
             vectors = [builder.bind(self._b_vector(panel, column, k, j)) for j in range(count)]
+            if self.plan.rows_first:
+                self._fetch_steps_ahead(panel, k, count)
             for i, base in enumerate(bases):
                 scalar = self._a_scalar(add(base, mul(k, self.a.column)))
                 value = builder.bind(broadcast(scalar, lanes))
@@ -260,6 +355,16 @@ class GemmLowering:
                     register = accumulators[i * count + j]
                     total = builder.load(register, 0, lanes) + value * vectors[j]
                     builder.store(register, total, 0, lanes)
+
+    def _fetch_steps_ahead(self, panel: Any, k: Any, count: int) -> None:
+        """Fetch what b has some steps of K later, or in the next panel."""
+        storage = self.b_place.storage
+        assert isinstance(storage, Storage)
+        first = add(self.b.base, mul(panel, storage.depth * storage.width))
+        first = add(first, mul(add(k, STEPS_AHEAD), storage.width))
+        line = CACHE_LINE_BYTES // DType(storage.dtype).itemsize
+        for at in range(0, count * self.lanes, line):
+            prefetch.fetch(self.builder, self.b_place.memory, add(first, at), prefetch.L1)
 
     def _stored(self, value: Any, place: Place, lanes: int = 0) -> Any:
         """Return sums in the type that a place keeps, rounded to the tile's element type."""
