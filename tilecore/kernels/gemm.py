@@ -126,16 +126,21 @@ GEMM = KernelDefinition(
         Knob(
             "block_M",
             128,
-            {"cpu": (16, 32, 48, 64, 96, 112, 128, 192, 224, 256, 448, 512, 1024)},
+            {"cpu": (16, 32, 48, 64, 96, 112, 128, 192, 224, 256, 448, 512, 1024, 2048)},
             doc="rows of C per block",
         ),
         Knob(
             "block_N",
             128,
-            {"cpu": (32, 64, 128, 192, 256, 384, 512, 1024, 2048)},
+            {"cpu": (32, 64, 128, 192, 256, 384, 512, 768, 1024, 2048)},
             doc="columns of C per block",
         ),
-        Knob("block_K", 32, {"cpu": (64, 128, 256, 512, 1024, 2048)}, doc="depth of one step"),
+        Knob(
+            "block_K",
+            32,
+            {"cpu": (64, 128, 256, 384, 512, 768, 1024, 2048)},
+            doc="depth of one step",
+        ),
         Knob("num_stages", 3, {"cpu": (1,)}, doc="pipeline depth; no effect on a CPU"),
         Knob("threads", 128, {"cpu": (128,)}, doc="GPU threads per block; no effect on a CPU"),
         Knob(
@@ -145,9 +150,9 @@ GEMM = KernelDefinition(
         Knob(
             "pack_a",
             "auto",
-            {"cpu": ("none", "block")},
+            {"cpu": ("none", "rows", "block")},
             False,
-            "copy A per block, or read it in place",
+            "copy A per block, or by groups of rows as they are used, or read it in place",
         ),
         Knob(
             "pack_b",

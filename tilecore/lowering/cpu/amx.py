@@ -20,7 +20,8 @@ from tilecore.inference.storage import CACHE_LINE_BYTES, Storage
 from tilecore.ir.dtype import DType
 from tilecore.lowering.cpu import prefetch
 from tilecore.lowering.cpu.access import Accessor, LaneMask, Place, vector_load, vector_store
-from tilecore.lowering.cpu.gemm import GemmLowering, Strided, known_truth
+from tilecore.lowering.cpu.gemm import GemmLowering, known_truth
+from tilecore.lowering.cpu.strided import Strided
 from tilecore.lowering.cpu.tir import TirBuilder, add, index, mul, quotient
 from tilecore.target import Target
 

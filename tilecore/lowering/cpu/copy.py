@@ -15,7 +15,6 @@ from tilecore.ir.analysis import kept_axes
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, int_value
 from tilecore.ir.nodes import Copy, Region
-from tilecore.lowering.cpu import prefetch
 from tilecore.lowering.cpu.access import (
     INT32_MAX,
     Accessor,
@@ -30,7 +29,6 @@ from tilecore.lowering.cpu.tir import TirBuilder, add, maximum, minimum, mul, qu
 from tilecore.target import Target
 
 PIECE_BYTES = 256  # of a row, read at once by packing
-AHEAD_BYTES = 4096  # of pieces of rows: prefetchers do not follow from one to the next
 
 
 class Box:
@@ -125,25 +123,15 @@ def row_copy(accessor: Accessor, copy: Copy, target: Target) -> None:
     source_base, dest_base = builder.bind(source_base), builder.bind(dest_base)
     steps = [box.steps[0] if len(box.axes) == 2 else 0 for box in (source, dest)]
     count = rows if row_limit is None else builder.bind(minimum(rows, row_limit))
-    ahead = _rows_ahead(source, source.extents[-1])
     with builder.loop(count) as r:
         _one_row(
-            builder, source, dest, bounds.limits[-1], lanes, fills, mul(ahead, steps[0]),
+            builder, source, dest, bounds.limits[-1], lanes, fills,
             builder.bind(add(source_base, mul(r, steps[0]))),
             builder.bind(add(dest_base, mul(r, steps[1]))),
         )  # fmt: skip
     if fills and row_limit is not None:
         with builder.loop(_i32(rows) - _i32(count), start=count) as r:
             _zero_row(builder, dest, add(dest_base, mul(r, steps[1])), 0, source.extents[-1], lanes)
-
-
-def _rows_ahead(source: Box, piece: int) -> int:
-    """Return how many rows ahead pieces of so many elements are fetched (0: they are not)."""
-    size = piece * DType(source.dtype).itemsize
-    far = source.place.guarded and len(source.axes) == 2
-    if not far or DType(source.dtype).is_packed:
-        return 0
-    return max(1, AHEAD_BYTES // size)
 
 
 def _one_row(
@@ -153,7 +141,6 @@ def _one_row(
     limit: Any | None,
     lanes: int,
     fills: bool,
-    ahead: Any,
     source_at: Any,
     dest_at: Any,
 ) -> None:
@@ -174,9 +161,6 @@ def _one_row(
 
     whole = quotient(valid, lanes)
     with builder.loop(whole) as q:
-        if not (isinstance(ahead, int) and ahead == 0):
-            next_at = add(add(source_at, ahead), mul(q, lanes))
-            prefetch.fetch(builder, source.place.memory, next_at, prefetch.L1)
         move(mul(q, lanes), lanes)
     if not isinstance(valid, int) or valid % lanes:
         done = mul(whole, lanes)
@@ -301,13 +285,10 @@ class PanelPacker:
             self._transposed(first, start, depth)
             return
         builder = self.builder
-        ahead = mul(_rows_ahead(self.source, count * self.width), self.step)
         with builder.loop(depth) as k:
             row = builder.bind(add(self.base, add(mul(k, self.step), first)))
             to = builder.bind(add(start, mul(k, self.width)))
             for j in range(count * self.width // self.lanes):
-                if not (isinstance(ahead, int) and ahead == 0):
-                    prefetch.fetch(builder, self.source.place.memory, add(add(row, ahead), j * self.lanes), prefetch.L1)
                 panel, lane = divmod(j * self.lanes, self.width)
                 value = self._value(add(row, j * self.lanes), self.lanes)
                 at = add(to, panel * self.panel_size + lane)

@@ -10,19 +10,15 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import tirx as tir
 
 from tilecore.inference.plan import GemmPlan
 from tilecore.inference.storage import CACHE_LINE_BYTES, Storage
-from tilecore.inference.storage import rows as rows_storage
-from tilecore.ir.analysis import kept_axes
 from tilecore.ir.dtype import DType
-from tilecore.ir.expr import Binary, Const, Expr, const, int_value
+from tilecore.ir.expr import Binary, Const, Expr, int_value
 from tilecore.ir.gemm_shape import accumulator_dtype
-from tilecore.ir.nodes import Region
 from tilecore.lowering.cpu import prefetch
 from tilecore.lowering.cpu.access import (
     Accessor,
@@ -33,24 +29,12 @@ from tilecore.lowering.cpu.access import (
     vector_store,
 )
 from tilecore.lowering.cpu.scalar import convert, kept, value_type, zero
-from tilecore.lowering.cpu.tir import add, broadcast, maximum, minimum, mul, quotient
+from tilecore.lowering.cpu.staging import RowStage
+from tilecore.lowering.cpu.strided import Strided, boxed, strided
+from tilecore.lowering.cpu.tir import add, broadcast, maximum, minimum, mul
 from tilecore.target import Target
 
 STEPS_AHEAD = 32  # of K
-
-
-@dataclass(frozen=True, slots=True)
-class Strided:
-    """A 2-D operand in memory: element (i, j) lies at base + i * row + j * column."""
-
-    place: Place
-    base: Any
-    row: Any
-    column: Any
-
-    def at(self, i: Any, j: Any) -> Any:
-        """Return the offset of element (i, j)."""
-        return add(self.base, add(mul(i, self.row), mul(j, self.column)))
 
 
 def balanced_splits(extent: int, largest: int) -> list[tuple[int, int]]:
@@ -59,33 +43,6 @@ def balanced_splits(extent: int, largest: int) -> list[tuple[int, int]]:
     small, extra = divmod(extent, groups)
     pairs = [(small + 1, extra), (small, groups - extra)]
     return [(rows, count) for rows, count in pairs if count and rows]
-
-
-def strided(accessor: Accessor, region: Region, transposed: bool) -> Strided:
-    """Return the last two axes of a region as a strided operand (i, j), swapped if transposed."""
-    place = accessor.places[region.buffer]
-    origin = place.indices(region.offsets)
-    offset, _ = accessor.offset(place, origin)
-    storage = place.storage
-    axes = place.axes[-2:] if place.shift else (len(storage.shape) - 2, len(storage.shape) - 1)
-    steps = [accessor.step(place, axis) for axis in axes]
-    row, column = (steps[1], steps[0]) if transposed else (steps[0], steps[1])
-    return Strided(place, accessor.builder.bind(offset), row, column)
-
-
-def box_place(accessor: Accessor, region: Region, axes: tuple[int, ...] | None = None) -> Place:
-    """Return the place of a tile that is a box of a tensor and runs along ``axes`` of it."""
-    origin = accessor.places[region.buffer]
-    kept = kept_axes(region) if axes is None else axes
-    return replace(origin, shift=region.offsets, axes=kept, guarded=True)
-
-
-def boxed(accessor: Accessor, region: Region) -> Strided:
-    """Return a box of a tensor with two axes as a strided operand."""
-    place = box_place(accessor, region)
-    offset, _ = accessor.offset(place, place.indices((const(0), const(0))))
-    row, column = (accessor.step(place, axis) for axis in place.axes)
-    return Strided(place, accessor.builder.bind(offset), row, column)
 
 
 class GemmLowering:
@@ -116,11 +73,9 @@ class GemmLowering:
         fills_rows = int_value(gemm.c.extents[-1]) == self.c.place.storage.shape[-1]
         self.is_tight = self.in_output or tight or not fills_rows
         self.a_in_place = self.a.place.guarded
-        if plan.stages_a:
-            kind = DType(self.accum)
-            storage = rows_storage((plan.micro_m, plan.k), self.accum, kind.itemsize, self.lanes)
-            memory = self.builder.alloc(storage.size, self.accum, "stage")
-            self.stage = Place(memory, storage)
+        self.stage = (
+            RowStage(self.builder, self.a, plan, self.accum, self.lanes) if plan.stages_a else None
+        )
 
     def _broadcast_operand(self) -> Strided:
         return strided(self.accessor, self.gemm.a, self.gemm.transpose_a)
@@ -149,26 +104,13 @@ class GemmLowering:
     @contextlib.contextmanager
     def _staged(self, row: Any, size: int) -> Iterator[None]:
         """Copy a group of rows of a to scratch memory, which the products read inside."""
-        if not self.plan.stages_a:
+        if self.stage is None:
             yield
             return
-        given, storage = self.a, self.stage.storage
-        builder, lanes, stored = self.builder, self.lanes, str(self.stage.storage.dtype)
-        whole, extent = quotient(self.depth, lanes), given.place.storage.dtype
-        with builder.loop(size if self.rows is None else minimum(size, _expr(self.rows) - _expr(row))) as i:
-            source = builder.bind(given.at(add(row, i), 0))
-            to = builder.bind(mul(i, storage.leading))
-            with builder.loop(whole) as q:
-                value = vector_load(builder, given.place, add(source, mul(q, lanes)), lanes, stored)
-                vector_store(builder, self.stage, value, add(to, mul(q, lanes)), lanes)
-            done = mul(whole, lanes)
-            with builder.loop(_expr(self.depth) - _expr(done), start=done) as k:
-                value = vector_load(builder, given.place, add(source, k), 1, stored)
-                vector_store(builder, self.stage, value, add(to, k), 1)
-        self.a = Strided(self.stage, builder.bind(mul(mul(row, -1), storage.leading)), storage.leading, 1)
-        self.unstaged = given
+        count = size if self.rows is None else minimum(size, _expr(self.rows) - _expr(row))
+        self.a = self.stage.fill(row, count, self.depth)
         yield
-        self.a = given
+        self.a = self.stage.source
 
     def _panels(self) -> Iterator[tuple[Any, Any, int]]:
         """Open the loops over panels of b: number, first column and vectors of each."""
@@ -272,15 +214,6 @@ class GemmLowering:
                 at = self.c.at(add(row, i), add(column, j * self.lanes))
                 prefetch.fetch(self.builder, self.c.place.memory, at, prefetch.L1)
 
-    def _next_rows(self, panel: Any, row: Any, size: int) -> list[Any]:
-        """Return the offsets of the rows of a's next group that a panel fetches, its share."""
-        if not self.plan.stages_a:
-            return []
-        panels = -(-self.plan.n // (self.lanes * self.plan.micro_n))
-        share = -(-size // panels)
-        numbers = [minimum(add(mul(panel, share), i), size - 1) for i in range(share)]
-        return [self.builder.bind(self.unstaged.at(add(add(row, size), i), 0)) for i in numbers]
-
     def _fetch_ahead(self, panel: Any, row: Any, size: int) -> None:
         """Fetch the next panel of b: each group of rows its share."""
         storage = self.b_place.storage
@@ -329,9 +262,7 @@ class GemmLowering:
                     mask = self._mask(column, j) if late is None else self._late_mask(column, j)
                     at = target.at(add(row, i), add(column, j * lanes))
                     if adds:
-                        sums += vector_load(
-                            self.builder, target.place, at, lanes, self.accum, mask
-                        )
+                        sums += vector_load(self.builder, target.place, at, lanes, self.accum, mask)
                     value = self._stored(sums, target.place)
                     vector_store(self.builder, target.place, value, at, lanes, mask)
 
@@ -341,10 +272,10 @@ class GemmLowering:
     ) -> None:  # fmt: skip
         """Add all products of K to the accumulators of ``rows``, which begin at ``bases`` in a."""
         builder, lanes = self.builder, self.lanes
-        coming = self._next_rows(panel, rows[0], len(rows))
+        coming = [] if self.stage is None else self.stage.coming(panel, rows[0], len(rows))
         with builder.loop(self.depth) as k:
-            for at in coming:
-                prefetch.fetch(builder, self.unstaged.place.memory, add(at, k))
+            if self.stage is not None:
+                self.stage.fetch(coming, k)
             vectors = [builder.bind(self._b_vector(panel, column, k, j)) for j in range(count)]
             if self.plan.rows_first:
                 self._fetch_steps_ahead(panel, k, count)
