@@ -126,19 +126,19 @@ GEMM = KernelDefinition(
         Knob(
             "block_M",
             128,
-            {"cpu": (16, 32, 48, 64, 96, 112, 128, 192, 224, 256, 448, 512, 1024, 2048)},
+            {"cpu": (16, 32, 64, 96, 112, 128, 192, 224, 256, 448, 512, 1024, 2048)},
             doc="rows of C per block",
         ),
         Knob(
             "block_N",
             128,
-            {"cpu": (32, 64, 128, 192, 256, 384, 512, 768, 1024, 2048)},
+            {"cpu": (32, 64, 128, 192, 256, 384, 512, 1024, 2048)},
             doc="columns of C per block",
         ),
         Knob(
             "block_K",
             32,
-            {"cpu": (64, 128, 256, 384, 512, 768, 1024, 2048)},
+            {"cpu": (64, 128, 256, 384, 512, 1024, 2048)},
             doc="depth of one step",
         ),
         Knob("num_stages", 3, {"cpu": (1,)}, doc="pipeline depth; no effect on a CPU"),
@@ -146,7 +146,7 @@ GEMM = KernelDefinition(
         Knob(
             "micro_m", 0, {"cpu": (4, 6, 8, 10, 12, 14)}, False, "register tile rows; 0: inferred"
         ),
-        Knob("micro_n", 0, {"cpu": (1, 2, 3, 4)}, False, "register tile vectors; 0: inferred"),
+        Knob("micro_n", 0, {"cpu": (2, 3, 4)}, False, "register tile vectors; 0: inferred"),
         Knob(
             "pack_a",
             "auto",
