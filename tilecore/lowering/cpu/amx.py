@@ -222,7 +222,7 @@ class TileLowering(GemmLowering):
 
     def _lines_ahead(self, panel_size: int, size: int) -> int:
         """Return how many cache lines of the next panel a step fetches: each group its share."""
-        if not self.plan.is_b_far:
+        if not self.plan.is_b_far or self.plan.rows_first:
             return 0
         steps = -(-self.plan.k // (self.dot.group * self.tile_groups))
         share = panel_size * DType(self.b_place.storage.dtype).itemsize * size / self.plan.m

@@ -74,7 +74,7 @@ class GemmLowering:
         self.is_tight = self.in_output or tight or not fills_rows
         self.a_in_place = self.a.place.guarded
         self.stage = (
-            RowStage(self.builder, self.a, plan, self.accum, self.lanes) if plan.stages_a else None
+            RowStage(self.builder, self.a, plan, self.accum, target) if plan.stages_a else None
         )
 
     def _broadcast_operand(self) -> Strided:

@@ -13,21 +13,30 @@ from tilecore.inference.storage import rows
 from tilecore.ir.dtype import DType
 from tilecore.lowering.cpu import prefetch
 from tilecore.lowering.cpu.access import Place, vector_load, vector_store
+from tilecore.lowering.cpu.scalar import memory_type, zero
 from tilecore.lowering.cpu.strided import Strided
 from tilecore.lowering.cpu.tir import TirBuilder, add, index, minimum, mul, quotient
+from tilecore.target import Target
 
 
 class RowStage:
     """Scratch memory for one group of rows of ``source``, whose columns lie side by side."""
 
     def __init__(
-        self, builder: TirBuilder, source: Strided, plan: GemmPlan, dtype: str, lanes: int
+        self, builder: TirBuilder, source: Strided, plan: GemmPlan, accum: str, target: Target
     ) -> None:
-        self.builder, self.source, self.lanes, self.dtype = builder, source, lanes, dtype
-        storage = rows((plan.micro_m, plan.k), dtype, DType(dtype).itemsize, lanes)
+        self.builder, self.source = builder, source
+        self.fills = plan.k if plan.dot is not None else 0  # whole groups of products read so many
+        given = source.place.storage.dtype
+        self.dtype = accum if plan.dot is None else given
+        self.is_raw = self.dtype == given and not DType(given).is_packed
+        self.lanes = target.lanes(self.dtype)
+        size = DType(self.dtype).itemsize
+        storage = rows((plan.micro_m, plan.k), self.dtype, size, self.lanes)
         self.leading = storage.leading
-        self.place = Place(builder.alloc(storage.size, dtype, "rows"), storage)
-        self.panels = -(-plan.n // (lanes * plan.micro_n))
+        memory = builder.alloc(storage.size, memory_type(self.dtype), "rows")
+        self.place = Place(memory, storage)
+        self.panels = -(-plan.n // (target.lanes(accum) * plan.micro_n))
 
     def fill(self, row: Any, count: Any, depth: Any) -> Strided:
         """Copy ``count`` rows from ``row`` on; return them as an operand with a's numbers of rows.
@@ -45,11 +54,19 @@ class RowStage:
                 done = mul(whole, lanes)
                 with builder.loop(index(depth) - index(done), start=done) as k:
                     self._move(start, to, k, 1)
+            if self.fills and depth is not self.fills:
+                with builder.loop(index(self.fills) - index(depth), start=depth) as k:
+                    vector_store(builder, self.place, zero(self.dtype), add(to, k), 1)
         return Strided(self.place, builder.bind(mul(row, -self.leading)), self.leading, 1)
 
     def _move(self, start: Any, to: Any, at: Any, lanes: int) -> None:
-        value = vector_load(self.builder, self.source.place, add(start, at), lanes, self.dtype)
-        vector_store(self.builder, self.place, value, add(to, at), lanes)
+        builder, given = self.builder, self.source.place
+        if self.is_raw:  # bit by bit: rounding a bfloat16 takes long
+            value = builder.load(given.memory, add(start, at), lanes)
+            builder.store(self.place.memory, value, add(to, at), lanes)
+            return
+        value = vector_load(builder, given, add(start, at), lanes, self.dtype)
+        vector_store(builder, self.place, value, add(to, at), lanes)
 
     def coming(self, panel: Any, row: Any, size: int) -> list[Any]:
         """Return where the rows of the next group begin that a panel fetches, its share."""
