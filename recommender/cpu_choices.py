@@ -134,8 +134,9 @@ def tiling(site: Contraction, columns: Columns, hardware: HardwareProfile) -> Ti
         micro_m = np.minimum(2.0 * TILE_ROWS, block_m)
         micro_n = np.minimum(2.0, np.ceil(block_n / lanes))
     pack_a, pack_b = columns.get("pack_a", autos), columns.get("pack_b", autos)
-    pays = (pack_a == "auto") & (np.ceil(block_n / (micro_n * lanes)) >= gemm_order.FEW_PANELS)
-    is_staged = ((pack_a == "rows") | pays) & (dot is None and not site.a.is_transposed)
+    pays = np.ceil(block_n / (micro_n * lanes)) >= gemm_order.FEW_PANELS
+    is_staged = (pack_a == "rows") | ((pack_a == "auto") & pays & (dot is None))
+    is_staged &= (dot is None or dot.is_tiled) and not site.a.is_transposed
     most_in_place = few_rows.MOST_ROWS[plan.DOTS if site.b.is_transposed else plan.SUMS]
     if dot is not None and dot.is_tiled and site.b.is_transposed:
         most_in_place = few_rows.MOST_ROWS_BESIDE_TILES

@@ -80,7 +80,8 @@ def test_gemm_random_configs(store, data):
     config = {
         "block_M": pick("block_M", [8, 17, 64]), "block_N": pick("block_N", [16, 40, 96]),
         "block_K": pick("block_K", [16, 50, 128]), "micro_m": micro_m, "micro_n": micro_n,
-        "pack_a": pick("pack_a", ["none", "rows", "block"]), "pack_b": pick("pack_b", ["block", "grid"]),
+        "pack_a": pick("pack_a", ["none", "rows", "block"]),
+        "pack_b": pick("pack_b", ["block", "grid"]),
     }  # fmt: skip
     m, n, k = (data.draw(st.integers(1, 150), label=x) for x in "mnk")
     gemm_case(m, n, k, config, store)

@@ -311,19 +311,17 @@ class _Inference:
     ) -> bool:
         """Return whether groups of rows are copied right before the one gemm that uses them."""
         gemm = gemms[0]
-        if len(gemms) > 1 or gemm in self.forms or self._is_by_words(gemm):
+        by_words = gemm in self.dots and self._tile(gemm) is None
+        if len(gemms) > 1 or gemm in self.forms or by_words:
             return False
         lanes = self.target.lanes(accumulator_dtype(gemm))
-        pays = self.options.pack_a == "auto" and gemm_order.pays_staging(gemm, micro[gemm], lanes)
+        is_open = self.options.pack_a == "auto" and gemm not in self.dots
+        pays = is_open and gemm_order.pays_staging(gemm, micro[gemm], lanes)
         return gemm_order.can_stage(gemm, source) and (pays or self.options.pack_a == "rows")
 
     def _tile(self, gemm: Gemm) -> tuple[int, int] | None:
         dot = self.dots.get(gemm)
         return dots.tile_of(gemm, dot) if dot is not None and dot.is_tiled else None
-
-    def _is_by_words(self, gemm: Gemm) -> bool:
-        """Return whether vector instructions read groups of the broadcast operand as words."""
-        return gemm in self.dots and self._tile(gemm) is None
 
     def _group(self, gemm: Gemm) -> int:
         return self.dots[gemm].group if gemm in self.dots else 1
@@ -375,7 +373,7 @@ class _Inference:
         self, gemm: Gemm, micro: tuple[int, int], plans: Mapping[Buffer, TilePlan]
     ) -> bool:
         vectors = plans.get(gemm.b.buffer)
-        if gemm in self.forms or self._is_by_words(gemm) or vectors is None:
+        if gemm in self.forms or gemm in self.dots or vectors is None:
             return False
         storage, lanes = vectors.storage, self.target.lanes(accumulator_dtype(gemm))
         return gemm_order.takes_rows_first(gemm, storage, micro, lanes)

@@ -205,8 +205,7 @@ class TileLowering(GemmLowering):
         assert isinstance(storage, Storage)
         tall, panel_size = size // self.tile_rows, storage.depth * storage.width
         first = self.builder.bind(add(self.b.base, mul(panel, panel_size)))
-        lines = self._lines_ahead(panel_size, size)
-        ahead = add(add(first, panel_size), mul(row, panel_size // self.plan.m))
+        lines, memory, ahead, apart, step = self._ahead(panel, first, row, size)
         name = f"tilecore_{self.dot.name}_{tall}x{count}_{lines}"
         steps = (
             tir.Cast("int64", self.steps) if not isinstance(self.steps, int) else _i64(self.steps)
@@ -217,16 +216,30 @@ class TileLowering(GemmLowering):
             self._bytes(self.a.row, self.a.place.storage.dtype), _i64(self.tile_rows),
             self._address(self.b_place.memory, first),
             _i64(storage.width * WORD_BYTES), _i64(self.tile_groups), steps,
-            self._address(self.b_place.memory, self.builder.bind(ahead) if lines else first),
+            self._address(memory, ahead), apart, _i64(step),
         )  # fmt: skip
 
-    def _lines_ahead(self, panel_size: int, size: int) -> int:
-        """Return how many cache lines of the next panel a step fetches: each group its share."""
+    def _ahead(self, panel: Any, first: Any, row: Any, size: int) -> tuple[int, Any, Any, Any, int]:
+        """Return what a step of the products fetches, a share of what is needed next.
+
+        How many cache lines; memory and offset of those of the first step; bytes from one to the
+        next, and from step to step.
+        """
+        storage, line = self.b_place.storage, CACHE_LINE_BYTES
+        assert isinstance(storage, Storage)
+        if self.stage is not None:
+            source = self.stage.source
+            ahead, share = self.stage.coming(panel, row, size)
+            stride = self._bytes(source.row, source.place.storage.dtype)
+            return share, source.place.memory, ahead, stride, self.tile_groups * WORD_BYTES
         if not self.plan.is_b_far or self.plan.rows_first:
-            return 0
+            return 0, self.b_place.memory, first, _i64(0), 0
+        panel_size = storage.depth * storage.width
+        ahead = add(add(first, panel_size), mul(row, panel_size // self.plan.m))
         steps = -(-self.plan.k // (self.dot.group * self.tile_groups))
-        share = panel_size * DType(self.b_place.storage.dtype).itemsize * size / self.plan.m
-        return math.ceil(share / CACHE_LINE_BYTES / steps)
+        bytes_of_group = panel_size * DType(storage.dtype).itemsize * size / self.plan.m
+        lines = math.ceil(bytes_of_group / line / steps)
+        return lines, self.b_place.memory, self.builder.bind(ahead), _i64(line), lines * line
 
     @staticmethod
     def _address(memory: Any, offset: Any) -> Any:
@@ -263,7 +276,7 @@ def emit_products(
         call(
             name, _products_text(name, dot.name, 2, 2, 0), address(operands, 0), _i64(row),
             _i64(LANES), address(operands, half), _i64(2 * LANES * WORD_BYTES), _i64(LANES),
-            _i64(depth), address(operands, 0),
+            _i64(depth), address(operands, 0), _i64(0), _i64(0),
         )  # fmt: skip
     name = "tilecore_store"
     call(
@@ -347,11 +360,11 @@ def _move_text(name: str, what: str, tall: int, wide: int) -> str:
 def _products_text(name: str, instruction: str, tall: int, wide: int, lines_ahead: int) -> str:
     """Return the function that adds the products of all steps along K to the tiles of sums.
 
-    A step brings ``lines_ahead`` cache lines from ``ahead`` on to the L2 cache.
+    A step brings ``lines_ahead`` cache lines to the L2 cache, ``apart`` bytes from each other.
     """
     parameters = (
         "ptr %a, i64 %a_stride, i64 %rows, ptr %b, i64 %b_stride, i64 %groups, i64 %steps, "
-        "ptr %ahead"
+        "ptr %ahead, i64 %apart, i64 %ahead_step"
     )
     load = "  call void @llvm.x86.tileloadd64(i8 {}, ptr {}, i64 {})"
     lines = [
@@ -372,8 +385,7 @@ def _products_text(name: str, instruction: str, tall: int, wide: int, lines_ahea
     ]
     for i in range(lines_ahead):
         if i:
-            at = i * CACHE_LINE_BYTES
-            lines.append(f"  %line{i} = getelementptr i8, ptr %line0, i64 {at}")
+            lines.append(f"  %line{i} = getelementptr i8, ptr %line{i - 1}, i64 %apart")
         lines.append("  " + prefetch.CALL.format(f"%line{i}", prefetch.L2))
     lines += [load.format(B_TILES + j, f"%b{j}", "%b_stride") for j in range(wide)]
     for i in range(tall):
@@ -382,7 +394,7 @@ def _products_text(name: str, instruction: str, tall: int, wide: int, lines_ahea
             tiles = f"i8 {2 * i + j}, i8 {A_TILES + i}, i8 {B_TILES + j}"
             lines.append(f"  call void @llvm.x86.{instruction}({tiles})")
     lines += [
-        f"  %line_next = getelementptr i8, ptr %line0, i64 {lines_ahead * CACHE_LINE_BYTES}",
+        "  %line_next = getelementptr i8, ptr %line0, i64 %ahead_step",
         "  %a_next = getelementptr i8, ptr %a0, i64 %a_step",
         "  %b_next = getelementptr i8, ptr %b0, i64 %b_step",
         "  %fewer = sub i64 %left, 1",

@@ -272,9 +272,9 @@ class GemmLowering:
     ) -> None:  # fmt: skip
         """Add all products of K to the accumulators of ``rows``, which begin at ``bases`` in a."""
         builder, lanes = self.builder, self.lanes
-        coming = [] if self.stage is None else self.stage.coming(panel, rows[0], len(rows))
+        coming = None if self.stage is None else self.stage.coming(panel, rows[0], len(rows))
         with builder.loop(self.depth) as k:
-            if self.stage is not None:
+            if self.stage is not None and coming is not None:
                 self.stage.fetch(coming, k)
             vectors = [builder.bind(self._b_vector(panel, column, k, j)) for j in range(count)]
             if self.plan.rows_first:

@@ -68,13 +68,15 @@ class RowStage:
         value = vector_load(builder, given, add(start, at), lanes, self.dtype)
         vector_store(builder, self.place, value, add(to, at), lanes)
 
-    def coming(self, panel: Any, row: Any, size: int) -> list[Any]:
-        """Return where the rows of the next group begin that a panel fetches, its share."""
+    def coming(self, panel: Any, row: Any, size: int) -> tuple[Any, int]:
+        """Return where the rows of the next group begin that a panel fetches, and how many."""
         share = -(-size // self.panels)
-        numbers = [minimum(add(mul(panel, share), i), size - 1) for i in range(share)]
-        return [self.builder.bind(self.source.at(add(add(row, size), i), 0)) for i in numbers]
+        first = minimum(mul(panel, share), size - share)
+        return self.builder.bind(self.source.at(add(add(row, size), first), 0)), share
 
-    def fetch(self, coming: list[Any], column: Any) -> None:
+    def fetch(self, coming: tuple[Any, int], column: Any) -> None:
         """Fetch the cache line of a column of each of the rows ``coming``."""
-        for start in coming:
-            prefetch.fetch(self.builder, self.source.place.memory, add(start, column))
+        start, share = coming
+        for i in range(share):
+            at = add(add(start, mul(i, self.source.row)), column)
+            prefetch.fetch(self.builder, self.source.place.memory, at)
