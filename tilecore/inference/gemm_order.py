@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from tilecore.inference.plan import TileSource
+from tilecore.inference.plan import TilePlan, TileSource
 from tilecore.inference.regions import gemm_extents, is_contiguous
 from tilecore.inference.storage import Storage
 from tilecore.ir.dtype import DType
@@ -41,6 +41,14 @@ def can_stage(gemm: Gemm, source: TileSource) -> bool:
 def pays_staging(gemm: Gemm, micro: tuple[int, int], lanes: int) -> bool:
     """Return whether enough panels use a group of rows to copy it for them."""
     return _panels(gemm, micro, lanes) >= FEW_PANELS
+
+
+def is_far(tile: TilePlan) -> bool:
+    """Return whether tiles that were packed before the grid are too many to stay in L2."""
+    if tile.placement != "grid":
+        return False
+    count = math.prod(c for _, _, c in tile.hoist_vars)
+    return count * tile.storage.size * DType(tile.storage.dtype).itemsize > L2_BYTES // 2
 
 
 def _panels(gemm: Gemm, micro: tuple[int, int], lanes: int) -> int:

@@ -22,6 +22,7 @@ from tilecore.lowering.cpu.scalar import (
     kept,
     lower,
     memory_type,
+    moved_bits,
     to_memory,
     zero,
 )
@@ -248,7 +249,7 @@ def store_values(
 
 def _raw(builder: TirBuilder, place: Place, value: Any, lanes: int) -> Any:
     """Return a computed value of the storage's dtype as memory has it."""
-    if place.flushes and lanes == bfloat16.LANES:
+    if place.flushes and lanes == bfloat16.LANES and moved_bits(value) is None:
         return bfloat16.rounded(builder, value)
     return to_memory(value, place.storage.dtype, lanes)
 
