@@ -352,7 +352,7 @@ class _Inference:
         k_b, col_b = self._limits(gemm.b, sources, gemm.transpose_b)
         output = plans.get(gemm.c.buffer)
         vectors = plans.get(gemm.b.buffer)
-        is_far = vectors is not None and gemm_order.is_far(vectors)
+        is_far = vectors is not None and gemm_order.is_far(vectors, self.launch)
         rows_of_a = plans.get(gemm.a.buffer)
         is_staged = rows_of_a is not None and rows_of_a.placement == "staged"
         row_c = col_c = late = None

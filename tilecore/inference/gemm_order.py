@@ -13,7 +13,7 @@ from tilecore.inference.plan import TilePlan, TileSource
 from tilecore.inference.regions import gemm_extents, is_contiguous
 from tilecore.inference.storage import Storage
 from tilecore.ir.dtype import DType
-from tilecore.ir.nodes import Gemm
+from tilecore.ir.nodes import Gemm, KernelLaunch
 
 L1_BYTES = 24 << 10  # what of a tile stays in L1 beside the rest: half of 48 KiB
 L2_BYTES = 1280 << 10  # of 2 MiB
@@ -43,12 +43,20 @@ def pays_staging(gemm: Gemm, micro: tuple[int, int], lanes: int) -> bool:
     return _panels(gemm, micro, lanes) >= FEW_PANELS
 
 
-def is_far(tile: TilePlan) -> bool:
-    """Return whether tiles that were packed before the grid are too many to stay in L2."""
+def is_far(tile: TilePlan, launch: KernelLaunch) -> bool:
+    """Return whether tiles that were packed before the grid are too many to stay in L2.
+
+    Blocks that follow each other use the same ones again where the index that moves first does not
+    choose among them.
+    """
     if tile.placement != "grid":
         return False
-    count = math.prod(c for _, _, c in tile.hoist_vars)
-    return count * tile.storage.size * DType(tile.storage.dtype).itemsize > L2_BYTES // 2
+    counts = {var: count for var, _, count in tile.hoist_vars}
+    if launch.block_vars[0] not in counts:
+        blocks = set(launch.block_vars)
+        counts = {var: count for var, count in counts.items() if var not in blocks}
+    size = tile.storage.size * DType(tile.storage.dtype).itemsize
+    return math.prod(counts.values()) * size > L2_BYTES // 2
 
 
 def _panels(gemm: Gemm, micro: tuple[int, int], lanes: int) -> int:
