@@ -316,7 +316,9 @@ class _Inference:
             return False
         lanes = self.target.lanes(accumulator_dtype(gemm))
         is_open = self.options.pack_a == "auto" and gemm not in self.dots
-        pays = is_open and gemm_order.pays_staging(gemm, micro[gemm], lanes)
+        user = next(u.context for u in self.uses if u.stmt is gemm)
+        as_often = len(user.loops) == len(source.context.loops)
+        pays = is_open and as_often and gemm_order.pays_staging(gemm, micro[gemm], lanes)
         return gemm_order.can_stage(gemm, source) and (pays or self.options.pack_a == "rows")
 
     def _tile(self, gemm: Gemm) -> tuple[int, int] | None:
