@@ -69,6 +69,7 @@ SUPPORTED = (
 )  # fmt: skip
 PRODUCTS = {"mma": MmaLowering, "fma": FmaLowering, "wgmma": WgmmaLowering}
 SCRATCH_BYTES = 8  # of what a thread tells others through shared memory
+MIN_BLOCKS = "tirx.launch_bounds_min_blocks_per_sm"
 COMPUTING = 1  # named barrier of the threads that compute, where others issue copies
 SHARED_ALIGNMENT = 1024  # of what swizzles of 128 bytes repeat after
 
@@ -210,7 +211,8 @@ class LaunchLowering:
         grid = [self._extent(e) for e in launch.grid]
         x, y, z = self.plan.threads
         extra = PRODUCER_THREADS if self.plan.has_producer else 0
-        with self.builder.launch(grid, (x + extra, y, z)) as (blocks, threads):
+        attributes: dict[str, int] = {}
+        with self.builder.launch(grid, (x + extra, y, z), attributes) as (blocks, threads):
             places = rasterized(self.builder, launch, blocks, grid)
             for var, value, extent in zip(launch.block_vars, places, launch.grid, strict=True):
                 size = int_value(extent)
@@ -235,6 +237,8 @@ class LaunchLowering:
                 self.declare_fragments()
                 self.statement(launch.body)
             else:
+                if self.boxes.registers() is not None:
+                    attributes[MIN_BLOCKS] = 1  # setmaxnreg: the count at the start must be known
                 self.boxes.init()
                 self.boxes.emit_roles(launch.body)
 
