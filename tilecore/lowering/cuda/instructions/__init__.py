@@ -58,6 +58,19 @@ from tilecore.lowering.cuda.instructions.matrix import (
     mma_shape,
     stmatrix,
 )
+from tilecore.lowering.cuda.instructions.tcgen05 import (
+    tensor_allocate,
+    tensor_commit,
+    tensor_descriptor,
+    tensor_fence,
+    tensor_free,
+    tensor_k_extent,
+    tensor_load,
+    tensor_mma,
+    tensor_store,
+    tensor_wait_loads,
+    tensor_wait_stores,
+)
 from tilecore.lowering.cuda.instructions.tma import (
     cache_policy,
     prefetch_map,
@@ -103,7 +116,10 @@ __all__ = [
     "ldmatrix", "load_ordered", "match_any", "mma", "mma_shape", "nanosleep", "pack",
     "pack_float8", "pair_arithmetic", "prefetch_map", "reduce_warp", "round_tfloat32",
     "set_registers", "shuffle", "shuffle_masked", "stmatrix", "store_ordered", "sync_threads",
-    "sync_warp", "thread_fence", "tma_load", "tma_reduce", "tma_store", "unpack_float8", "vote",
+    "sync_warp", "tensor_allocate",
+    "tensor_commit", "tensor_descriptor", "tensor_fence", "tensor_free", "tensor_k_extent",
+    "tensor_load", "tensor_mma", "tensor_store", "tensor_wait_loads", "tensor_wait_stores",
+    "thread_fence", "tma_load", "tma_reduce", "tma_store", "unpack_float8", "vote",
     "vote_masked", "warp_index", "wgmma", "wgmma_commit", "wgmma_fence", "wgmma_keep",
     "wgmma_wait",
 ]  # fmt: skip
