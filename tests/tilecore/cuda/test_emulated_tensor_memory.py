@@ -79,7 +79,7 @@ BUGS = {
     "accumulator read too early": ("  tc_barrier_wait(done, 0);\n", "", "still in flight"),
     "no wait for the loads": ("    tc_tensor_wait_loads();\n", "", "wrong result"),
     "no wait for the tile": (
-        f"      tc_barrier_wait(full + 8 * s, k / {STAGES} % 2);\n", "", "race: .* tcgen05.mma reads",
+        f"      tc_barrier_wait(full + 8 * s, k / {STAGES} % 2);\n", "", "race: .* tcgen05.mma",
     ),
     "no commit": ("      tc_tensor_commit(empty + 8 * s);\n", "", "deadlock"),
     "memory that is not freed": ("  if (warp == 0) tc_tensor_free_64(d);", "", "was not freed"),
@@ -126,5 +126,5 @@ def test_the_machine_code_has_the_units():
     made = _source()
     cubin = compile_cuda(HEADER + made.text, "sm_100a")
     found = read_features(cubin.data, "sm_100a")["k"]
-    assert {"UTMALDG", "UTCHMMA", "LDTM"} <= found.opcodes.keys()
+    assert {"UTMALDG", "UTCMMA", "LDTM"} <= found.opcodes.keys()
     assert cubin.spills == 0
