@@ -15,8 +15,11 @@ from tilecore.codegen.cubin import read_features
 from tilecore.codegen.nvrtc import compile_cuda
 from tilecore.emulator import ALL_SCHEDULES, LATE
 from tilecore.errors import EmulationError, InvalidConfig, UnsupportedOnTarget
+from tilecore.inference.gpu.banks import bank_uses, offsets
+from tilecore.inference.gpu.plan import SharedLayout
 from tilecore.ir.analysis import output_positions
 from tilecore.kernels import KERNELS
+from tilecore.lowering.cuda.memory import shared_offset
 
 NUMPY = {"bfloat16": ml_dtypes.bfloat16, "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
          "float8_e5m2": ml_dtypes.float8_e5m2}  # fmt: skip
@@ -230,3 +233,42 @@ def test_unknown_element_types_are_named():
 
     with pytest.raises(UnsupportedOnTarget, match="element type float8_e8m0fnu"):
         lowered(main, "h100")
+
+
+@pytest.mark.parametrize("target", ["sm_80", "h100"])
+def test_main_paths_have_no_predicted_bank_conflicts(target):
+    programs = (
+        gemm(1024, 1024, 1024, (128, 128, 64), 3, "float16", "float16"),
+        gemm(1024, 1024, 1024, (128, 128, 64), 3, "float16", "float16", trans=(True, True)),
+        attention(1, 1024, 8, 128, (128, 64), 2, 256, "float16", True),
+    )
+    for func in programs:
+        plan, _, _ = lowered(func, target)
+        uses = [use for launch in plan.launches.values() for use in bank_uses(launch)]
+        assert uses
+        assert [u for u in uses if u.ways > 1] == []
+
+
+@pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
+def test_tables_and_code_place_elements_alike(swizzle):
+    layout = SharedLayout((16, 128), 2, swizzle, 136)
+    row, column = np.meshgrid(np.arange(16), np.arange(128), indexing="ij")
+    table = offsets(layout, [row, column])
+    assert np.unique(table).size == table.size
+    for r, c in ((0, 0), (3, 70), (15, 127), (9, 8)):
+        assert shared_offset(layout, [r, c]) == table[r, c]
+
+
+def test_columns_of_a_row_major_tile_conflict():
+    @T.prim_func
+    def main(A: T.Tensor((64, 32), "float32"), B: T.Tensor((32, 64), "float32")):
+        with T.Kernel(1, threads=64):
+            tile = T.alloc_shared((64, 32), "float32")
+            T.copy(A, tile)
+            for i, j in T.Parallel(32, 64):
+                B[i, j] = tile[j, i]
+
+    plan, _, _ = lowered(main, "sm_80")
+    (launch,) = plan.launches.values()
+    (read,) = (u for u in bank_uses(launch) if not u.is_store)
+    assert read.ways == 16  # 16 threads read elements of one column, 2 columns at once

@@ -29,12 +29,13 @@ TILE_STATEMENTS = (
 class Touch:
     """An access of a buffer: by a tile statement, or by each thread for itself.
 
-    ``own``: the element, where each thread has one of its own.
+    ``own``: the element, where each thread has one of its own; ``source``: the id of the statement.
     """
 
     buffer: Buffer
     is_tile: bool
     own: tuple[Key, ...] | None = None
+    source: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +143,12 @@ class Barriers:
                     continue
                 if one.own is not None and one.own == other.own:
                     continue
-                is_global = other.buffer.root.scope == "global"
+                if other.buffer.root.scope != "global":
+                    return True
+                # A statement in a loop writes other parts of a tensor each time.
+                is_next = both_write and one.source == other.source
                 by_threads = bool(self.launch.thread_vars) and not (one.is_tile or other.is_tile)
-                if not (is_global and (both_write or by_threads)):
+                if not (is_next or by_threads):
                     return True
         return False
 
@@ -164,7 +168,7 @@ class Barriers:
             own = None
             if isinstance(node, nodes.Store) and not is_tile:
                 own = self._own(node.indices)
-            written = {Touch(b, is_tile, own) for b in writes(node) if self._matters(b)}
+            written = {Touch(b, is_tile, own, id(stmt)) for b in writes(node) if self._matters(b)}
             found = found.union(loaded).union(Touched(frozenset(read), frozenset(written)))
         return found
 

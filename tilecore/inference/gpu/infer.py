@@ -125,7 +125,7 @@ def _not_in_registers(
 ) -> set[Buffer]:
     """Return the fragments that no distribution can serve."""
     single = accessed_outside_points(launch.body)
-    found = {t for t in tiles if t in single or t.dtype.is_packed or t.reducer is not None}
+    found = {t for t in tiles if t in single or t.reducer is not None}
     for stmt in walk(launch.body):
         if isinstance(stmt, Gemm):  # instructions know nothing of parts of fragments
             found |= {r.buffer for r in (stmt.a, stmt.b, stmt.c) if not covers_whole(r)}

@@ -20,7 +20,8 @@ from tilecore.inference.storage import CACHE_LINE_BYTES, Storage
 from tilecore.ir.dtype import DType
 from tilecore.lowering.cpu import prefetch
 from tilecore.lowering.cpu.access import Accessor, LaneMask, Place, vector_load, vector_store
-from tilecore.lowering.cpu.gemm import GemmLowering, Strided, known_truth
+from tilecore.lowering.cpu.gemm import GemmLowering, known_truth
+from tilecore.lowering.cpu.strided import Strided
 from tilecore.lowering.cpu.tir import TirBuilder, add, index, mul, quotient
 from tilecore.target import Target
 
@@ -83,21 +84,24 @@ class TileLowering(GemmLowering):
 
     # --- which sums ---------------------------------------------------------------------------
 
-    def _row_groups(self, panel: Any, column: Any, count: int) -> None:
+    def _row_groups(self) -> Iterator[tuple[Any, int]]:
         largest = self.plan.micro_m
         for size, first in ((largest, 0), (self.plan.m % largest, self.plan.m // largest)):
             if not size:
                 continue
             with self.builder.loop(1 if first else self.plan.m // largest) as group:
-                row = self.builder.bind(mul(add(first, group), largest))
-                if self.rows is None:
-                    self._sums(panel, column, row, size, count)
-                else:
-                    with self.builder.when(tir.LT(_i32(row), _i32(self.rows))):
-                        self._sums(panel, column, row, size, count)
+                yield self.builder.bind(mul(add(first, group), largest)), size
 
     def _sums(self, panel: Any, column: Any, row: Any, size: int, count: int) -> None:
-        """Emit one group of tiles: directly, through scratch memory, or as it turns out."""
+        """Emit one group of tiles by one panel, where its rows exist."""
+        if self.rows is None:
+            self._tiles(panel, column, row, size, count)
+            return
+        with self.builder.when(tir.LT(_i32(row), _i32(self.rows))):
+            self._tiles(panel, column, row, size, count)
+
+    def _tiles(self, panel: Any, column: Any, row: Any, size: int, count: int) -> None:
+        """Emit the sums directly, through scratch memory, or as it turns out."""
         place = self.c.place
         if self.in_output or place.storage.dtype != self.accum:
             self._through_scratch(panel, column, row, size, count)
@@ -201,8 +205,7 @@ class TileLowering(GemmLowering):
         assert isinstance(storage, Storage)
         tall, panel_size = size // self.tile_rows, storage.depth * storage.width
         first = self.builder.bind(add(self.b.base, mul(panel, panel_size)))
-        lines = self._lines_ahead(panel_size, size)
-        ahead = add(add(first, panel_size), mul(row, panel_size // self.plan.m))
+        lines, memory, ahead, apart, step = self._ahead(panel, first, row, size)
         name = f"tilecore_{self.dot.name}_{tall}x{count}_{lines}"
         steps = (
             tir.Cast("int64", self.steps) if not isinstance(self.steps, int) else _i64(self.steps)
@@ -213,16 +216,30 @@ class TileLowering(GemmLowering):
             self._bytes(self.a.row, self.a.place.storage.dtype), _i64(self.tile_rows),
             self._address(self.b_place.memory, first),
             _i64(storage.width * WORD_BYTES), _i64(self.tile_groups), steps,
-            self._address(self.b_place.memory, self.builder.bind(ahead) if lines else first),
+            self._address(memory, ahead), apart, _i64(step),
         )  # fmt: skip
 
-    def _lines_ahead(self, panel_size: int, size: int) -> int:
-        """Return how many cache lines of the next panel a step fetches: each group its share."""
-        if not self.plan.is_b_far:
-            return 0
+    def _ahead(self, panel: Any, first: Any, row: Any, size: int) -> tuple[int, Any, Any, Any, int]:
+        """Return what a step of the products fetches, a share of what is needed next.
+
+        How many cache lines; memory and offset of those of the first step; bytes from one to the
+        next, and from step to step.
+        """
+        storage, line = self.b_place.storage, CACHE_LINE_BYTES
+        assert isinstance(storage, Storage)
+        if self.stage is not None:
+            source = self.stage.source
+            ahead, share = self.stage.coming(panel, row, size)
+            stride = self._bytes(source.row, source.place.storage.dtype)
+            return share, source.place.memory, ahead, stride, self.tile_groups * WORD_BYTES
+        if not self.plan.is_b_far or self.plan.rows_first:
+            return 0, self.b_place.memory, first, _i64(0), 0
+        panel_size = storage.depth * storage.width
+        ahead = add(add(first, panel_size), mul(row, panel_size // self.plan.m))
         steps = -(-self.plan.k // (self.dot.group * self.tile_groups))
-        share = panel_size * DType(self.b_place.storage.dtype).itemsize * size / self.plan.m
-        return math.ceil(share / CACHE_LINE_BYTES / steps)
+        bytes_of_group = panel_size * DType(storage.dtype).itemsize * size / self.plan.m
+        lines = math.ceil(bytes_of_group / line / steps)
+        return lines, self.b_place.memory, self.builder.bind(ahead), _i64(line), lines * line
 
     @staticmethod
     def _address(memory: Any, offset: Any) -> Any:
@@ -259,7 +276,7 @@ def emit_products(
         call(
             name, _products_text(name, dot.name, 2, 2, 0), address(operands, 0), _i64(row),
             _i64(LANES), address(operands, half), _i64(2 * LANES * WORD_BYTES), _i64(LANES),
-            _i64(depth), address(operands, 0),
+            _i64(depth), address(operands, 0), _i64(0), _i64(0),
         )  # fmt: skip
     name = "tilecore_store"
     call(
@@ -343,11 +360,11 @@ def _move_text(name: str, what: str, tall: int, wide: int) -> str:
 def _products_text(name: str, instruction: str, tall: int, wide: int, lines_ahead: int) -> str:
     """Return the function that adds the products of all steps along K to the tiles of sums.
 
-    A step brings ``lines_ahead`` cache lines from ``ahead`` on to the L2 cache.
+    A step brings ``lines_ahead`` cache lines to the L2 cache, ``apart`` bytes from each other.
     """
     parameters = (
         "ptr %a, i64 %a_stride, i64 %rows, ptr %b, i64 %b_stride, i64 %groups, i64 %steps, "
-        "ptr %ahead"
+        "ptr %ahead, i64 %apart, i64 %ahead_step"
     )
     load = "  call void @llvm.x86.tileloadd64(i8 {}, ptr {}, i64 {})"
     lines = [
@@ -368,9 +385,8 @@ def _products_text(name: str, instruction: str, tall: int, wide: int, lines_ahea
     ]
     for i in range(lines_ahead):
         if i:
-            at = i * CACHE_LINE_BYTES
-            lines.append(f"  %line{i} = getelementptr i8, ptr %line0, i64 {at}")
-        lines.append("  " + prefetch.CALL.format(f"%line{i}"))
+            lines.append(f"  %line{i} = getelementptr i8, ptr %line{i - 1}, i64 %apart")
+        lines.append("  " + prefetch.CALL.format(f"%line{i}", prefetch.L2))
     lines += [load.format(B_TILES + j, f"%b{j}", "%b_stride") for j in range(wide)]
     for i in range(tall):
         lines.append(load.format(A_TILES + i, f"%a{i}", "%a_stride"))
@@ -378,7 +394,7 @@ def _products_text(name: str, instruction: str, tall: int, wide: int, lines_ahea
             tiles = f"i8 {2 * i + j}, i8 {A_TILES + i}, i8 {B_TILES + j}"
             lines.append(f"  call void @llvm.x86.{instruction}({tiles})")
     lines += [
-        f"  %line_next = getelementptr i8, ptr %line0, i64 {lines_ahead * CACHE_LINE_BYTES}",
+        "  %line_next = getelementptr i8, ptr %line0, i64 %ahead_step",
         "  %a_next = getelementptr i8, ptr %a0, i64 %a_step",
         "  %b_next = getelementptr i8, ptr %b0, i64 %b_step",
         "  %fewer = sub i64 %left, 1",

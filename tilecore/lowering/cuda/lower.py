@@ -24,6 +24,7 @@ from tilecore.ir.fold import reducer_update
 from tilecore.ir.nodes import Buffer, For, KernelLaunch, PrimFunc, Stmt
 from tilecore.ir.trips import trip_count
 from tilecore.ir.visitor import walk
+from tilecore.lowering.cpu import float8
 from tilecore.lowering.cpu.tir import add, index, maximum, mul, typed
 from tilecore.lowering.cuda.access import INT32_MAX, Accessor
 from tilecore.lowering.cuda.builder import CudaBuilder
@@ -36,6 +37,7 @@ from tilecore.lowering.cuda.memory import (
     TensorPlace,
 )
 from tilecore.lowering.cuda.nests import NestLowering
+from tilecore.lowering.cuda.output import emit_assert, emit_print
 from tilecore.lowering.cuda.pipelines import (
     BARRIER_BYTES,
     PRODUCER_THREADS,
@@ -63,10 +65,11 @@ from tilecore.lowering.cuda.threads import (
 
 SUPPORTED = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
-    "float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2",
+    "float16", "bfloat16", "float32", "float64", "int4", "uint4", *float8.NAMES,
 )  # fmt: skip
 PRODUCTS = {"mma": MmaLowering, "fma": FmaLowering, "wgmma": WgmmaLowering}
 SCRATCH_BYTES = 8  # of what a thread tells others through shared memory
+MIN_BLOCKS = "tirx.launch_bounds_min_blocks_per_sm"
 COMPUTING = 1  # named barrier of the threads that compute, where others issue copies
 SHARED_ALIGNMENT = 1024  # of what swizzles of 128 bytes repeat after
 
@@ -158,6 +161,8 @@ def tensor_place(buffer: Buffer, target: GpuTarget) -> TensorPlace:
                 step = cast(const(step) if isinstance(step, int) else step, "int64") * extent
         strides = tuple(reversed(steps))
     size = math.prod(e for e in shape if isinstance(e, int)) if buffer.static_shape else INT32_MAX
+    if buffer.dtype.is_packed:
+        size = -(-size // 2)
     memory = tir.decl_buffer(
         (max(1, min(size, INT32_MAX)),), memory_type(str(buffer.dtype)), buffer.name,
         data_alignment=buffer.dtype.itemsize,
@@ -206,7 +211,8 @@ class LaunchLowering:
         grid = [self._extent(e) for e in launch.grid]
         x, y, z = self.plan.threads
         extra = PRODUCER_THREADS if self.plan.has_producer else 0
-        with self.builder.launch(grid, (x + extra, y, z)) as (blocks, threads):
+        attributes: dict[str, int] = {}
+        with self.builder.launch(grid, (x + extra, y, z), attributes) as (blocks, threads):
             places = rasterized(self.builder, launch, blocks, grid)
             for var, value, extent in zip(launch.block_vars, places, launch.grid, strict=True):
                 size = int_value(extent)
@@ -231,6 +237,8 @@ class LaunchLowering:
                 self.declare_fragments()
                 self.statement(launch.body)
             else:
+                if self.boxes.registers() is not None:
+                    attributes[MIN_BLOCKS] = 1  # setmaxnreg: the count at the start must be known
                 self.boxes.init()
                 self.boxes.emit_roles(launch.body)
 
@@ -380,6 +388,13 @@ class LaunchLowering:
                 emit_wait(accessor, stmt, self.target)
             case nodes.Alloc(buffer=buffer):
                 self._alloc(buffer, stmt)
+            case nodes.Assert():
+                emit_assert(accessor, stmt)
+            case nodes.Print() if accessor.turn is None and not self.launch.thread_vars:
+                with builder.when(tir.EQ(index(accessor.thread), index(0))):
+                    emit_print(accessor, stmt)
+            case nodes.Print():
+                emit_print(accessor, stmt)
             case nodes.Annotate() | nodes.Pad():
                 pass
             case _:
@@ -416,6 +431,8 @@ class LaunchLowering:
         """Return the place of a view: the memory of another buffer in another shape or type."""
         assert buffer.base is not None
         base, shape = self.accessor.places[buffer.base], buffer.static_shape
+        if buffer.dtype.is_packed or buffer.base.dtype.is_packed:
+            raise _unsupported(stmt, self.target, "tiles of 4-bit elements have no views")
         kind = memory_type(str(buffer.dtype))
         if isinstance(base, SharedPlace) and shape is not None:
             layout = SharedLayout(
