@@ -23,7 +23,8 @@ def mma_forms():
 
 
 def wgmma_forms():
-    for n in (8, 128):
+    yield 256, "bfloat16", "bfloat16", "float32", False, "k", "n"
+    for n in (8, 64):
         for a_in_registers in (False, True):
             for a in HALVES:
                 for a_major in ("k",) if a_in_registers else ("k", "m"):

@@ -23,9 +23,8 @@ def _wrapper(instruction):
     call = f"{instruction.name}({', '.join(given)})"
     if "asm" not in instruction.body or instruction.returns != "void":
         call = call if instruction.returns == "void" else f"*({_ctype(instruction)}*)out = {call}"
-    size = (
-        128 if "wgmma" in instruction.name or "tensor" in instruction.name else 16
-    )  # words of the largest fragment
+    # Words of the largest fragment.
+    size = 128 if re.search(r"n256|keep|_128$", instruction.name) else 32
     return (
         f'extern "C" __global__ void k_{instruction.name}(const int* s, void* out) {{\n'
         f"  __align__(16) float local[{size}];\n"
