@@ -2,7 +2,7 @@
 
 import pytest
 
-from tilecore.errors import CompileFailed, UnknownTarget, UnsupportedOnTarget
+from tilecore.errors import UnknownTarget, UnsupportedOnTarget
 from tilecore.gpu_target import DEVICES, GpuTarget, find_gpu_target, gpu_targets, local_device
 from tilecore.target import Target, gpu_programs_on_cpu, parse_cpu_target, parse_target
 
@@ -74,15 +74,3 @@ def test_instructions_of_architectures():
     assert h100.has_wgmma and h100.has_stmatrix and h100.has("sm_80")  # noqa: PT018
     assert b200.has_tma and b200.has_tcgen05 and not b200.has_wgmma  # noqa: PT018
     assert not parse_target("v100").has_ldmatrix
-
-
-def test_an_architecture_that_the_compiler_does_not_know():
-    from tilecore.codegen.nvrtc import compile_cuda, load_nvrtc
-
-    library = load_nvrtc()
-    if library is None or library.version[0] < 13:
-        pytest.skip("NVRTC 13 is not installed")
-    with pytest.raises(CompileFailed, match=r"install CUDA 12 \(CUDA 13 dropped it\)"):
-        compile_cuda('extern "C" __global__ void k() {}', "sm_70")
-    with pytest.raises(CompileFailed, match="nonsense"):
-        compile_cuda('extern "C" __global__ void k() { nonsense; }', "sm_80")

@@ -31,6 +31,7 @@ char* stack(size_t number) {
 }
 }  // namespace
 
+struct JobFailed {};  // an asynchronous operation failed, which the scheduler ran
 size_t stack_bytes() { return STACK; }
 void at(int number) { line = number; }
 
@@ -67,7 +68,7 @@ static void trampoline() {
   settle();
   leave(me());
   me().is_done = true;
-  me().block->alive--;
+  if (--me().block->alive == 0) leave_tensor_memory(*me().block);
   leave_fiber();
   abort();
 }
@@ -96,7 +97,8 @@ void fail(const std::string& message) {
                        ", line " + std::to_string(line) + ")";
     }
   }
-  if (f) leave_fiber();
+  if (!f) throw JobFailed();
+  leave_fiber();
   abort();  // not reached: the scheduler runs nobody after an error
 }
 void fail(const char* message) { fail(std::string(message)); }
@@ -146,7 +148,10 @@ static void deliver_job(size_t number) {
   Job job = std::move(machine.jobs[number]);
   machine.jobs.erase(machine.jobs.begin() + number);
   machine.progress++;
-  job.run();
+  try {
+    job.run();
+  } catch (const JobFailed&) {
+  }
 }
 
 static std::string position(const Fiber& f) {

@@ -54,6 +54,7 @@ struct Fiber {
   std::vector<Bulk> bulk_open;
   std::deque<std::vector<Bulk>> bulk_groups;
   std::vector<Bulk> bulk_read;  // groups whose source has been read, not yet written
+  std::vector<std::function<void()>> tensor_loads;  // that have not been waited for
   unsigned init_fences = 1, copies = 0, bulks = 0;
   int cluster_phase = -1;  // in which it arrived at the cluster's barrier and has not waited
 };
@@ -84,6 +85,25 @@ struct Warpgroup {
   bool is_fenced = false;
   unsigned products = 0;
 };
+struct TensorOperand {  // a descriptor's fields
+  unsigned start, leading, stride, swizzle;
+};
+// Offset of an element: `x` along M or N, `k` along K, of `size` bytes (wgmma.cpp).
+unsigned operand_place(const TensorOperand& o, int x, int k, int size, bool transposed);
+struct TensorProduct {  // one tcgen05.mma of a block
+  int n, a_type, b_type, c_type;
+  unsigned d;
+  TensorOperand a, b;
+  bool accumulates, a_transposed, b_transposed;
+  bool is_done = false;
+};
+struct TensorMemory {
+  std::vector<unsigned> cells;
+  bool is_used[512] = {};
+  std::deque<TensorProduct> products;  // in flight; `first` have left
+  unsigned long long first = 0;
+  unsigned time = 0;
+};
 struct NamedBarrier {
   int arrived = 0, threads = 0;
   unsigned generation = 0;
@@ -106,6 +126,7 @@ struct Block {
   std::vector<Warpgroup> warpgroups;
   NamedBarrier named[NAMED_BARRIERS];
   std::map<unsigned, MemoryBarrier> barriers;
+  TensorMemory tensor;
   Shadow shadow;
 };
 struct Job {  // an asynchronous operation that completes by itself
@@ -182,4 +203,5 @@ void async_store(const void* src, unsigned bytes, const char* what, std::functio
 double combine(const std::string& op, double old, double value);
 unsigned swizzled(unsigned address, unsigned bytes);  // address bits 4-6 ^= bits 7-9
 void leave(Fiber& fiber);  // checks what a thread must not leave behind
+void leave_tensor_memory(const Block& block);  // when its last thread exits
 }  // namespace emu
