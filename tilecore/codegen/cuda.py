@@ -19,7 +19,7 @@ from tvm.tirx.build import codegen_build
 
 from tilecore.device_code import Extent, KernelArgument, KernelEntry
 from tilecore.errors import CompileFailed
-from tilecore.gpu_target import GpuTarget
+from tilecore.gpu_target import DEFAULT_ARCH, GpuTarget
 from tilecore.lowering.cuda.instructions.base import EMULATED, END, OTHERWISE
 
 ENTRY = "main"
@@ -63,14 +63,16 @@ def generate(func: Any, target: GpuTarget) -> CudaSource:
     """Return the CUDA text of a PrimFunc whose thread bindings are ``thread_extent`` attributes.
 
     Loops of kind UNROLLED become ``#pragma unroll``. Every outermost nest of thread bindings is a
-    kernel of its own; bindings of ``clusterCtaIdx`` make clusters.
+    kernel of its own; bindings of ``clusterCtaIdx`` make clusters. Of a target that is not
+    NVIDIA's the text is for the emulator.
 
     Raises:
         CompileFailed: TVM rejects the program (TC305).
     """
     _use_own_header()
+    arch = target.arch if target.kind == "cuda" else DEFAULT_ARCH
     device = tvm.target.Target(
-        {"kind": "cuda", "arch": target.arch, "max_num_threads": target.threads_per_block},
+        {"kind": "cuda", "arch": arch, "max_num_threads": target.threads_per_block},
         host={"kind": "llvm"},
     )
     passes = tir.transform

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from tilecore.amd_target import AmdTarget
 from tilecore.errors import InvalidConfig, UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.barriers import TILE_STATEMENTS, Barriers
 from tilecore.inference.gpu.boxes import with_boxes
 from tilecore.inference.gpu.fragments import Fragments, distribute
 from tilecore.inference.gpu.loops import Points, accessed_outside_points, points_of
+from tilecore.inference.gpu.mfma import plan_mfma
 from tilecore.inference.gpu.pipelining import find_pipelines
 from tilecore.inference.gpu.plan import GemmPlan, GpuLaunchPlan, GpuPlan, SharedLayout
 from tilecore.inference.gpu.products import plan_gemm
@@ -39,7 +41,7 @@ def _plan(launch: KernelLaunch, target: GpuTarget) -> GpuLaunchPlan:
     count = threads[0] * threads[1] * threads[2]
     _check_roles(launch, target)
     tiles = [s.buffer for s in walk(launch.body) if isinstance(s, nodes.Alloc)]
-    fragments = Fragments(count, spread=frozenset(_spread(launch, tiles)))
+    fragments = Fragments(count, target.threads_per_warp, spread=frozenset(_spread(launch, tiles)))
     for tile in _not_in_registers(launch, tiles, fragments.spread):
         fragments.shared[tile] = "elements are accessed one by one, or through views"
     statements = list(_statements(launch.body, enter(launch, Context())))
@@ -164,7 +166,8 @@ def _products(
         if not isinstance(stmt, Gemm):
             continue
         held = tuple(fragments.is_register(r.buffer) for r in (stmt.a, stmt.b, stmt.c))
-        plan = plan_gemm(stmt, threads, target, (held[0], held[1], held[2]))
+        planner = plan_mfma if isinstance(target, AmdTarget) else plan_gemm
+        plan = planner(stmt, threads, target, (held[0], held[1], held[2]))  # type: ignore[arg-type]
         if plan.kind == "fma":
             for region, is_held in ((stmt.a, held[0]), (stmt.b, held[1])):
                 if is_held:

@@ -28,6 +28,7 @@ from tilecore.lowering.cpu.tir import add, index, maximum, mul, typed
 from tilecore.lowering.cuda.access import INT32_MAX, Accessor
 from tilecore.lowering.cuda.builder import CudaBuilder
 from tilecore.lowering.cuda.folds import FoldLowering, scratch_bytes
+from tilecore.lowering.cuda.instruction_set import instruction_set
 from tilecore.lowering.cuda.memory import (
     FragmentPlace,
     LocalPlace,
@@ -35,6 +36,7 @@ from tilecore.lowering.cuda.memory import (
     SharedPlace,
     TensorPlace,
 )
+from tilecore.lowering.cuda.mfma import MfmaLowering
 from tilecore.lowering.cuda.nests import NestLowering
 from tilecore.lowering.cuda.pipelines import (
     BARRIER_BYTES,
@@ -49,7 +51,6 @@ from tilecore.lowering.cuda.products import FmaLowering, MmaLowering, WgmmaLower
 from tilecore.lowering.cuda.raster import rasterized
 from tilecore.lowering.cuda.scalar import convert, memory_type, value_type
 from tilecore.lowering.cuda.threads import (
-    WARP,
     broadcast,
     emit_arrive,
     emit_atomic,
@@ -65,7 +66,9 @@ SUPPORTED = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2",
 )  # fmt: skip
-PRODUCTS = {"mma": MmaLowering, "fma": FmaLowering, "wgmma": WgmmaLowering}
+PRODUCTS = {
+    "mma": MmaLowering, "fma": FmaLowering, "wgmma": WgmmaLowering, "mfma": MfmaLowering,
+}  # fmt: skip
 SCRATCH_BYTES = 8  # of what a thread tells others through shared memory
 COMPUTING = 1  # named barrier of the threads that compute, where others issue copies
 SHARED_ALIGNMENT = 1024  # of what swizzles of 128 bytes repeat after
@@ -191,7 +194,8 @@ class LaunchLowering:
         self.builder, self.plan, self.target = builder, plan, target
         self.launch, self.maps = plan.launch, maps
         self.boxes: BoxPipelines | None = None
-        self.accessor = Accessor(builder)
+        self.isa = instruction_set(target)
+        self.accessor = Accessor(builder, self.isa)
         self.accessor.places.update(tensors)
         self.accessor.values.update(scalars)
         self.scratch_start = self.shared_bytes = 0
@@ -240,7 +244,8 @@ class LaunchLowering:
 
     def _memory(self) -> None:
         """Declare shared memory."""
-        extra = max((scratch_bytes(p) for p in self.plan.nests.values()), default=0)
+        nests, warp = self.plan.nests.values(), self.isa.warp
+        extra = max((scratch_bytes(p, warp) for p in nests), default=0)
         if any(isinstance(s, (nodes.Exchange, nodes.Atomic)) for s in walk(self.launch.body)):
             extra = max(extra, SCRATCH_BYTES * self.plan.thread_count)
         self.scratch_start = -(-self.plan.shared_bytes // 16) * 16
@@ -322,7 +327,7 @@ class LaunchLowering:
                     self.inner(stmt)
                 if isinstance(stmt, nodes.Atomic) and stmt.prev is not None:
                     broadcast(self.accessor, stmt.prev, self._scratch, self.sync)
-            case nodes.Exchange(width=width) if not 2 <= width <= WARP or width & (width - 1):
+            case nodes.Exchange(width=width) if not self.isa.reaches(width):
                 exchange_widely(self.accessor, stmt, self._scratch, self.sync)
             case nodes.Sync(scope="block"):
                 self.sync()
