@@ -70,11 +70,32 @@ def generate(func: Any, target: GpuTarget) -> CudaSource:
         CompileFailed: TVM rejects the program (TC305).
     """
     _use_own_header()
+    device = device_of(target)
+    try:
+        code, entries = split(func, device)
+        with device:
+            text = codegen_build(code, device).inspect_source()
+    except Exception as error:
+        raise CompileFailed(stage="TVM", detail=str(error).strip()[-2000:]) from error
+    return CudaSource(
+        choose(text, emulated=False), choose(text, emulated=True), entries, target.arch
+    )
+
+
+def device_of(target: GpuTarget) -> Any:
+    """Return TVM's target, whose passes make the TIR that code is generated from.
+
+    Of a GPU that is not NVIDIA's too: what the emulator runs is what is compiled.
+    """
     arch = target.arch if target.kind == "cuda" else DEFAULT_ARCH
-    device = tvm.target.Target(
+    return tvm.target.Target(
         {"kind": "cuda", "arch": arch, "max_num_threads": target.threads_per_block},
         host={"kind": "llvm"},
     )
+
+
+def split(func: Any, device: Any) -> tuple[Any, tuple[KernelEntry, ...]]:
+    """Return (module of kernels with flat indices, their launches) of a PrimFunc."""
     passes = tir.transform
     pipeline = [
         passes.BindTarget(device),
@@ -85,25 +106,18 @@ def generate(func: Any, target: GpuTarget) -> CudaSource:
         passes.AnnotateEntryFunc(),
         passes.SplitHostDevice(),
     ]
-    try:
-        with device:
-            module = tvm.ir.transform.Sequential(pipeline)(
-                tvm.IRModule({ENTRY: func.with_attr("global_symbol", ENTRY)})
-            )
-            kernels = {
-                g: f for g, f in module.functions.items()
-                if f.attrs.get("calling_conv", 0) == KERNEL_LAUNCH
-            }  # fmt: skip
-            (host,) = (f for g, f in module.functions.items() if g not in kernels)
-            code = passes.LowerIntrin()(tvm.IRModule(kernels))
-            text = codegen_build(code, device).inspect_source()
-    except Exception as error:
-        raise CompileFailed(stage="TVM", detail=str(error).strip()[-2000:]) from error
+    with device:
+        module = tvm.ir.transform.Sequential(pipeline)(
+            tvm.IRModule({ENTRY: func.with_attr("global_symbol", ENTRY)})
+        )
+        kernels = {
+            g: f for g, f in module.functions.items()
+            if f.attrs.get("calling_conv", 0) == KERNEL_LAUNCH
+        }  # fmt: skip
+        (host,) = (f for g, f in module.functions.items() if g not in kernels)
+        code = passes.LowerIntrin()(tvm.IRModule(kernels))
     parameters = _parameters(func)
-    entries = tuple(_entry(call, parameters) for call in _launches(host))
-    return CudaSource(
-        choose(text, emulated=False), choose(text, emulated=True), entries, target.arch
-    )
+    return code, tuple(_entry(call, parameters) for call in _launches(host))
 
 
 def choose(text: str, *, emulated: bool) -> str:

@@ -94,8 +94,11 @@ class EmulatedKernels:
         runtime.emu_clear_ranges()
         if checks_bounds:
             _add_ranges(runtime, arguments, known)
-        for entry in self.source.entries:
-            self._run_entry(entry, arguments, schedule, resident, finds_races)
+        try:
+            for entry in self.source.entries:
+                self._run_entry(entry, arguments, schedule, resident, finds_races)
+        finally:
+            runtime.emu_clear_ranges()
 
     def _run_entry(
         self, entry: KernelEntry, arguments: Mapping[str, Any], schedule: Schedule,
