@@ -97,7 +97,7 @@ def compile_rocm(source: RocmSource, target: AmdTarget) -> RocmCode:
         raise CompileFailed(stage="LLVM", detail=str(error).strip()[-2000:]) from error
 
 
-def link(code: RocmCode) -> bytes:
+def link(relocatable: bytes) -> bytes:
     """Return a loadable code object (hsaco).
 
     Raises:
@@ -112,7 +112,7 @@ def link(code: RocmCode) -> bytes:
         )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="tilecore-") as folder:
         obj, made = Path(folder) / "kernel.o", Path(folder) / "kernel.hsaco"
-        obj.write_bytes(code.relocatable)
+        obj.write_bytes(relocatable)
         command = [linker, "-shared", "-o", str(made), str(obj)]
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=LINK_TIMEOUT_S, check=False

@@ -67,9 +67,7 @@ def _usage(name: str, text: str, fields: Mapping[str, str]) -> Usage:
 
     start = text.index(f"\n{name}:")
     body = text[start : text.index(".Lfunc_end", start)]
-    opcodes = Counter(
-        m.group(1) for m in map(_OPCODE.match, body.splitlines()) if m is not None
-    )
+    opcodes = Counter(m.group(1) for m in map(_OPCODE.match, body.splitlines()) if m is not None)
     return Usage(
         vector_registers=number(".vgpr_count") - number(".agpr_count"),
         accumulation_registers=number(".agpr_count"),

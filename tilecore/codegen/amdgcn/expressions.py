@@ -24,12 +24,12 @@ from tilecore.errors import UnsupportedOnTarget
 
 INTEGER_OPS = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "sdiv", "Mod": "srem",
                "BitwiseAnd": "and", "BitwiseOr": "or", "BitwiseXor": "xor", "And": "and",
-               "Or": "or", "ShiftLeft": "shl", "ShiftRight": "ashr"}  # fmt: skip
+               "Or": "or", "LShift": "shl", "RShift": "ashr"}  # fmt: skip
 UNSIGNED_OPS = {"sdiv": "udiv", "srem": "urem", "ashr": "lshr"}
 FLOAT_OPS = {"Add": "fadd", "Sub": "fsub", "Mul": "fmul", "Div": "fdiv"}
 COMPARISONS = {"EQ": "eq", "NE": "ne", "LT": "lt", "LE": "le", "GT": "gt", "GE": "ge"}
 CALL_OPS = {"bitwise_and": "BitwiseAnd", "bitwise_or": "BitwiseOr", "bitwise_xor": "BitwiseXor",
-            "shift_left": "ShiftLeft", "shift_right": "ShiftRight"}  # fmt: skip
+            "shift_left": "LShift", "shift_right": "RShift"}  # fmt: skip
 
 
 class Expressions:
@@ -89,6 +89,9 @@ class Expressions:
             return self._call(node)
         if kind == "Not":
             return self.make(f"xor i1 {self.value(node.a).text}, true", "bool")
+        if kind == "BitwiseNot":
+            value = self.value(node.a)
+            return self.make(f"xor {value.typed}, -1", value.dtype)
         if kind == "Select":
             return self._choose(node.condition, node.true_value, node.false_value)
         if kind in ("And", "Or") and _loads(node.b):

@@ -103,5 +103,3 @@ def _erf() -> str:
   %r = select i1 %isfar, float %far, float %near
   ret float %r"""
     )
-
-
