@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from tilecore.amd_target import AmdTarget
 from tilecore.errors import InvalidConfig, UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.barriers import Barriers
@@ -16,6 +17,7 @@ from tilecore.inference.gpu.loops import (
     is_barrier_setup,
     points_of,
 )
+from tilecore.inference.gpu.mfma import plan_mfma
 from tilecore.inference.gpu.pipelining import find_pipelines
 from tilecore.inference.gpu.plan import GemmPlan, GpuLaunchPlan, GpuPlan, NestPlan, SharedLayout
 from tilecore.inference.gpu.products import plan_gemm
@@ -44,7 +46,8 @@ def _plan(launch: KernelLaunch, target: GpuTarget) -> GpuLaunchPlan:
     threads = _threads(launch, target)
     teams = find_teams(launch, threads, target)
     tiles = [s.buffer for s in walk(launch.body) if isinstance(s, nodes.Alloc)]
-    fragments = Fragments(teams.whole.count, spread=frozenset(_spread(launch, tiles)))
+    spread = frozenset(_spread(launch, tiles))
+    fragments = Fragments(teams.whole.count, target.threads_per_warp, spread=spread)
     for tile in _not_in_registers(launch, tiles, fragments.spread):
         fragments.shared[tile] = "elements are accessed one by one, or through views"
     statements = list(_statements(launch.body, enter(launch, Context())))
@@ -55,7 +58,9 @@ def _plan(launch: KernelLaunch, target: GpuTarget) -> GpuLaunchPlan:
         nests: dict[Stmt, NestPlan] = {}
         held: dict[Buffer, Distribution] = {}
         for team in (teams.whole, *teams.all):
-            own = Fragments(team.count, shared=fragments.shared, spread=fragments.spread)
+            own = Fragments(
+                team.count, fragments.warp, shared=fragments.shared, spread=fragments.spread
+            )
             mine = [p for p in statements if teams.team(p.stmt) == team]
             products = [g for s, g in gemms.items() if teams.team(s) == team]
             nests |= distribute(mine, products, own)
@@ -174,7 +179,8 @@ def _products(
         if not isinstance(stmt, Gemm):
             continue
         held = tuple(fragments.is_register(r.buffer) for r in (stmt.a, stmt.b, stmt.c))
-        plan = plan_gemm(stmt, teams.team(stmt), target, (held[0], held[1], held[2]))
+        planner = plan_mfma if isinstance(target, AmdTarget) else plan_gemm
+        plan = planner(stmt, teams.team(stmt), target, (held[0], held[1], held[2]))  # type: ignore[arg-type]
         if plan.kind == "fma":
             for region, is_held in ((stmt.a, held[0]), (stmt.b, held[1])):
                 if is_held:

@@ -87,7 +87,8 @@ class Operand:
 
     Attributes:
         distribution: of one step of K, or of the whole operand if it stays in registers.
-        source: "registers", "ldmatrix", "elements" or "descriptor" (read by the instruction).
+        source: "registers", "ldmatrix", "chunks" (each lane reads its elements side by side),
+            "elements" or "descriptor" (read by the instruction).
         is_transposed: whether K is the first axis of the tile in memory.
     """
 
@@ -101,7 +102,8 @@ class GemmPlan:
     """How one product runs.
 
     Attributes:
-        kind: "mma" (a warp's matrix instruction), "wgmma" (a warpgroup's) or "fma".
+        kind: "mma" (a warp's matrix instruction), "wgmma" (a warpgroup's), "mfma" (a wavefront's)
+            or "fma".
         shape: M, N, K of the instruction (1, 1, 1 for fma).
         size: M, N, K of the product.
         warps: rows and columns of warps (of warpgroups) over C.

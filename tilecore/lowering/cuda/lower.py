@@ -30,6 +30,7 @@ from tilecore.lowering.cpu.tir import add, index, maximum, mul, typed
 from tilecore.lowering.cuda.access import INT32_MAX, Accessor
 from tilecore.lowering.cuda.builder import CudaBuilder
 from tilecore.lowering.cuda.folds import FoldLowering, scratch_bytes
+from tilecore.lowering.cuda.instruction_set import instruction_set
 from tilecore.lowering.cuda.memory import (
     FragmentPlace,
     LocalPlace,
@@ -37,6 +38,7 @@ from tilecore.lowering.cuda.memory import (
     SharedPlace,
     TensorPlace,
 )
+from tilecore.lowering.cuda.mfma import MfmaLowering
 from tilecore.lowering.cuda.nests import NestLowering
 from tilecore.lowering.cuda.output import emit_assert, emit_print
 from tilecore.lowering.cuda.pipelines import (
@@ -52,7 +54,6 @@ from tilecore.lowering.cuda.products import FmaLowering, MmaLowering, WgmmaLower
 from tilecore.lowering.cuda.raster import rasterized
 from tilecore.lowering.cuda.scalar import convert, memory_type, value_type
 from tilecore.lowering.cuda.threads import (
-    WARP,
     broadcast,
     emit_arrive,
     emit_atomic,
@@ -68,7 +69,9 @@ SUPPORTED = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "float16", "bfloat16", "float32", "float64", "int4", "uint4", *float8.NAMES,
 )  # fmt: skip
-PRODUCTS = {"mma": MmaLowering, "fma": FmaLowering, "wgmma": WgmmaLowering}
+PRODUCTS = {
+    "mma": MmaLowering, "fma": FmaLowering, "wgmma": WgmmaLowering, "mfma": MfmaLowering,
+}  # fmt: skip
 SCRATCH_BYTES = 8  # of what a thread tells others through shared memory
 MIN_BLOCKS = "tirx.launch_bounds_min_blocks_per_sm"
 COMPUTING = 1  # named barrier of the threads that compute, where others issue copies
@@ -199,7 +202,8 @@ class LaunchLowering:
         self.boxes: BoxPipelines | None = None
         self.team = plan.teams.whole
         self.number: Any = 0  # of the thread in the block
-        self.accessor = Accessor(builder)
+        self.isa = instruction_set(target)
+        self.accessor = Accessor(builder, self.isa)
         self.accessor.places.update(tensors)
         self.accessor.values.update(scalars)
         self.scratch_start = self.shared_bytes = 0
@@ -251,9 +255,10 @@ class LaunchLowering:
 
     def _memory(self) -> None:
         """Declare shared memory."""
-        whole = self.plan.thread_count
-        extra = max((scratch_bytes(p) for p in self.plan.nests.values()), default=0)
-        extra = SCRATCH_BYTES * whole if extra and self.plan.teams.all else extra
+        nests, warp = self.plan.nests.values(), self.isa.warp
+        extra = max((scratch_bytes(p, warp) for p in nests), default=0)
+        if extra and self.plan.teams.all:
+            extra = SCRATCH_BYTES * self.plan.thread_count
         if any(isinstance(s, (nodes.Exchange, nodes.Atomic)) for s in walk(self.launch.body)):
             extra = max(extra, SCRATCH_BYTES * self.plan.thread_count)
         self.scratch_start = -(-self.plan.shared_bytes // 16) * 16
@@ -358,7 +363,7 @@ class LaunchLowering:
                     self.inner(stmt)
                 if isinstance(stmt, nodes.Atomic) and stmt.prev is not None:
                     broadcast(self.accessor, stmt.prev, self._scratch, self.sync)
-            case nodes.Exchange(width=width) if not 2 <= width <= WARP or width & (width - 1):
+            case nodes.Exchange(width=width) if not self.isa.reaches(width):
                 exchange_widely(self.accessor, stmt, self._scratch, self.sync)
             case nodes.Sync(scope="block"):
                 self.sync()
