@@ -4,6 +4,10 @@ Four schedules each: late and early delivery of asynchronous copies, and two ran
 threads; accesses of shared memory that no barrier orders are errors. Nothing here ran on a device.
 """
 
+import subprocess
+import sys
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -315,3 +319,14 @@ def test_columns_of_a_row_major_tile_conflict():
     (launch,) = plan.launches.values()
     (read,) = (u for u in bank_uses(launch) if not u.is_store)
     assert read.ways == 16  # 16 threads read elements of one column, 2 columns at once
+
+
+def test_the_example_for_hopper_runs():
+    example = Path(__file__).parents[3] / "examples" / "gemm_for_hopper.py"
+    done = subprocess.run(
+        [sys.executable, str(example)], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "wgmma.m64n256k16" in done.stdout
+    assert done.stdout.count("emulated, ") == 4
+    assert "'spill_bytes': 0" in done.stdout
