@@ -359,6 +359,30 @@ class BoxPipelines:
                     self._free(copy, stage)
 
 
+def store_box(owner: LaunchLowering, copy: Copy, box: Box) -> None:
+    """Emit a copy of a shared tile to a tensor as boxes, which one thread hands over.
+
+    The barrier before it has made the tile visible; the tile may be written again after the next.
+    """
+    builder, accessor = owner.builder, owner.accessor
+    place = accessor.places[copy.src.buffer]
+    assert isinstance(place, SharedPlace)
+    layout = place.layout
+    tensor_map = owner.tensor_map(box, layout)
+    store = ptx.tma_store(len(box.extents))
+    offsets = [accessor.integer(o) for o in copy.dst.offsets]
+    rows = layout.elements // layout.shape[-1]
+    with builder.when(tir.EQ(index(accessor.thread), index(0))):
+        for panel in range(box.panels):
+            origin = place.offset([0] * len(layout.shape))
+            source = builder.address(place.memory, add(origin, panel * rows * box.extents[-1]))
+            at = [*offsets[:-1], add(offsets[-1], panel * box.extents[-1])]
+            coordinates = [index(o) for o in reversed(at)]
+            builder.evaluate(store.call(tensor_map, source, *coordinates))
+        builder.evaluate(ptx.bulk_commit().call())
+        builder.evaluate(ptx.bulk_wait(0).call())
+
+
 def map_parameter(name: str) -> Any:
     """Return the TIR parameter of a tensor map."""
     return tir.Var(name, script.TensorMap().ty)
