@@ -1,7 +1,8 @@
 """Artifact: a compiled program on disk, with everything needed to load and call it.
 
 A folder with ``manifest.json``, ``program.txt`` (the tile IR) and ``kernel.so``, or of a GPU
-``kernel.cubin`` and ``kernel.cu`` (the CUDA text). The key contains
+``kernel.cubin`` and ``kernel.cu`` (the CUDA text), of an AMD GPU ``kernel.hsaco`` (``kernel.o``
+where there is no linker) and ``kernel.s`` (the assembly). The key contains
 everything that can change the code: the program, the target, the config, this compiler's own
 source, and the versions of the tools. Folders appear by atomic rename, so that several processes
 may fill one store.
@@ -27,6 +28,7 @@ from tilecore.tile_config import KnobValue, digest
 SCHEMA = 1
 MANIFEST, LIBRARY, PROGRAM = "manifest.json", "kernel.so", "program.txt"
 CUBIN, CUDA_TEXT = "kernel.cubin", "kernel.cu"
+ROCM, LINKED, ASSEMBLY = "rocm", "linked", "kernel.s"
 DEFAULT_LIMIT_BYTES = 2 << 30
 # Programs have digests of their own; the rest of these cannot change generated code.
 UNRELATED = (
@@ -91,7 +93,14 @@ class Manifest:
     @property
     def library(self) -> str:
         """The name of the file with the machine code."""
+        if self.target == ROCM:
+            return "kernel.hsaco" if self.resources.get(LINKED) else "kernel.o"
         return LIBRARY if self.device is None else CUBIN
+
+    @property
+    def text(self) -> str:
+        """The name of the file with the text that machine code of a GPU goes with."""
+        return ASSEMBLY if self.target == ROCM else CUDA_TEXT
 
     def to_json(self) -> str:
         """Return the text of ``manifest.json``."""
@@ -127,13 +136,13 @@ class Artifact:
 
     @property
     def library(self) -> Path:
-        """The shared object, or the cubin."""
+        """The shared object, the cubin, or the code object of an AMD GPU."""
         return self.path / self.manifest.library
 
     @property
     def cuda_text(self) -> str:
-        """The CUDA text that a cubin was compiled from ("" for a CPU's artifact)."""
-        path = self.path / CUDA_TEXT
+        """The CUDA text of a cubin, the assembly of an AMD GPU ("" for a CPU's artifact)."""
+        path = self.path / self.manifest.text
         return path.read_text() if path.is_file() else ""
 
     @property
@@ -223,7 +232,7 @@ class ArtifactStore:
         manifest: Manifest,
         program: str,
         write_library: Callable[[Path], None],
-        cuda_text: str = "",
+        text: str = "",
     ) -> Artifact:
         """Store an artifact; ``write_library`` creates its library at a given path."""
         path = self._path(manifest.key)
@@ -231,8 +240,8 @@ class ArtifactStore:
         staging = Path(tempfile.mkdtemp(prefix=".staging-", dir=path.parent))
         try:
             write_library(staging / manifest.library)
-            if cuda_text:
-                (staging / CUDA_TEXT).write_text(cuda_text)
+            if text:
+                (staging / manifest.text).write_text(text)
             (staging / PROGRAM).write_text(program)
             (staging / MANIFEST).write_text(manifest.to_json())
             staging.chmod(0o755)

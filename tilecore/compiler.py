@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tilecore.amd_compiler import compile_amd
+from tilecore.amd_target import AmdTarget
 from tilecore.artifact import (
     Artifact,
     ArtifactStore,
@@ -80,6 +82,8 @@ def compile(
     found = store.get(key)
     if found is not None:
         return found
+    if isinstance(chosen, AmdTarget):
+        return compile_amd(func, chosen, key, digest, parameters(func), store)
     if isinstance(chosen, GpuTarget):
         return compile_gpu(func, chosen, key, digest, parameters(func), store)
     from tilecore.codegen.llvm import ENTRY, generate, link

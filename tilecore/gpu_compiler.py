@@ -72,9 +72,24 @@ def lower_gpu(
 ) -> tuple[GpuPlan, LoweredProgram, CudaSource]:
     """Return (inference plan, TIR, CUDA text); ``observer`` sees the result of every stage.
 
-    verify -> bounds, races -> passes -> verify -> infer -> lower -> generate
+    Of a GPU that is not NVIDIA's the text is for the emulator alone.
     """
     from tilecore.codegen.cuda import generate
+
+    plan, program = lower_to_tir(func, target, observer)
+    source = generate(program.func, target)
+    if observer is not None:
+        observer("cuda", source.text)
+    return plan, program, source
+
+
+def lower_to_tir(
+    func: PrimFunc, target: GpuTarget, observer: Observer | None = None
+) -> tuple[GpuPlan, LoweredProgram]:
+    """Return (inference plan, TIR), which is the same for GPUs of all vendors.
+
+    verify -> bounds, races -> passes -> verify -> infer -> lower
+    """
     from tilecore.lowering.cuda.lower import lower_function
 
     see: Observer = observer or (lambda stage, value: None)
@@ -86,9 +101,7 @@ def lower_gpu(
     see("inference", plan)
     program = lower_function(func, plan, target)
     see("tir", program.func)
-    source = generate(program.func, target)
-    see("cuda", source.text)
-    return plan, program, source
+    return plan, program
 
 
 def _plan(func: PrimFunc, target: GpuTarget, observer: Observer | None) -> tuple[PrimFunc, GpuPlan]:

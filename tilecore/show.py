@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tilecore import compiler
+from tilecore.amd_compiler import lower_amd
+from tilecore.amd_target import AmdTarget
 from tilecore.errors import TypeMismatch
 from tilecore.gpu_compiler import lower_gpu
 from tilecore.gpu_target import GpuTarget
@@ -22,7 +24,7 @@ def stage_texts(func: PrimFunc, target: Target | GpuTarget, knobs: Any = None) -
     """Return the result of every stage of the compilation of ``func`` as text, in order.
 
     ``source`` and the passes (see ``passes/pipeline.py``) as tile IR, ``inference``, ``tir``;
-    then ``llvm`` and ``asm`` of a CPU, ``cuda`` of a GPU.
+    then ``llvm`` and ``asm`` of a CPU or an AMD GPU, ``cuda`` of another GPU.
 
     Raises:
         TileError: any fault of the program, by class.
@@ -30,6 +32,9 @@ def stage_texts(func: PrimFunc, target: Target | GpuTarget, knobs: Any = None) -
     from tilecore.codegen.llvm import generate
 
     stages: dict[str, Any] = {}
+    if isinstance(target, AmdTarget):
+        lower_amd(func, target, stages.__setitem__)
+        return {name: _text(value) for name, value in stages.items()}
     if isinstance(target, GpuTarget):
         lower_gpu(func, target, stages.__setitem__)
         return {name: _text(value) for name, value in stages.items()}

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tilecore import amx
+from tilecore.amd_target import amd_targets, find_amd_target
 from tilecore.errors import UnknownTarget, UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget, find_gpu_target, gpu_targets
 from tilecore.ir.dtype import DType
@@ -168,6 +169,7 @@ def parse_target(
     "avx512" and "avx2" mean these instructions alone; features may follow
     ("avx512+avx512_bf16"). GPUs go by device ("h100") or architecture ("sm_90a",
     "cuda -arch=sm_90a"); "cuda" alone is this machine's first device, or sm_80 where there is none.
+    AMD's likewise ("mi300x", "gfx942", "rocm -arch=gfx90a"; "hip" and "rocm" alone are gfx942).
     A target of TVM stands for its kind and architecture.
 
     Raises:
@@ -183,14 +185,13 @@ def parse_target(
         is_base = base in (known.isa, known.mcpu, f"llvm-{known.isa}")
         if is_base and (not features or (known is AVX512 and FEATURES.keys() >= set(features))):
             return known.using(features)
-    gpu = find_gpu_target(name, arch)
+    gpu = find_gpu_target(name, arch) or find_amd_target(name, arch)
     if gpu is not None:
         return gpu
     raise UnknownTarget(
         known=f"llvm, cpu, auto, avx2, avx512 (+ {', '.join(FEATURES)}), cuda, "
-        f"{', '.join(gpu_targets())}",
+        f"{', '.join(gpu_targets())}, rocm, {', '.join(amd_targets())}",
         found=str(target) if arch is None else f"{name} -arch={arch}",
-        hint="ROCm comes with a later version" if name in ("hip", "rocm") else "",
     )
 
 
@@ -226,14 +227,19 @@ def _name_and_arch(target: object) -> tuple[str, str | None]:
     if target is None:
         return "llvm", None
     if isinstance(target, Mapping):
-        arch = target.get("arch")
+        arch = target.get("arch") or target.get("mcpu")
         return str(target.get("kind", target)).lower(), None if arch is None else str(arch)
     kind = getattr(target, "kind", None)
     if kind is not None:
-        arch = getattr(target, "attrs", {}).get("arch")
+        attributes = getattr(target, "attrs", {})
+        arch = attributes.get("arch") or attributes.get("mcpu")
         return str(getattr(kind, "name", kind)).lower(), None if arch is None else str(arch)
     first, *options = str(target).split()
-    given = [o.partition("=")[2] for o in options if o.startswith(("-arch=", "--arch="))]
+    given = [
+        o.partition("=")[2]
+        for o in options
+        if o.startswith(("-arch=", "--arch=", "-mcpu=", "--mcpu=", "--offload-arch="))
+    ]
     if given or not options or first.startswith("-"):
         return first.lower(), given[-1] if given else None
     return (first if first in CPU_NAMES + GPU_NAMES else str(target)).lower(), None

@@ -19,7 +19,7 @@ from tvm.tirx.build import codegen_build
 
 from tilecore.device_code import Extent, KernelArgument, KernelEntry
 from tilecore.errors import CompileFailed
-from tilecore.gpu_target import GpuTarget
+from tilecore.gpu_target import DEFAULT_ARCH, GpuTarget
 from tilecore.lowering.cuda.instructions.base import EMULATED, END, OTHERWISE
 
 ENTRY = "main"
@@ -68,16 +68,39 @@ def generate(func: Any, target: GpuTarget) -> CudaSource:
     """Return the CUDA text of a PrimFunc whose thread bindings are ``thread_extent`` attributes.
 
     Loops of kind UNROLLED become ``#pragma unroll``. Every outermost nest of thread bindings is a
-    kernel of its own; bindings of ``clusterCtaIdx`` make clusters.
+    kernel of its own; bindings of ``clusterCtaIdx`` make clusters. Of a target that is not
+    NVIDIA's the text is for the emulator.
 
     Raises:
         CompileFailed: TVM rejects the program (TC305).
     """
     _use_own_header()
-    device = tvm.target.Target(
-        {"kind": "cuda", "arch": target.arch, "max_num_threads": target.threads_per_block},
+    device = device_of(target)
+    try:
+        code, entries = split(func, device)
+        with device:
+            text = codegen_build(code, device).inspect_source()
+    except Exception as error:
+        raise CompileFailed(stage="TVM", detail=str(error).strip()[-2000:]) from error
+    return CudaSource(
+        choose(text, emulated=False), choose(text, emulated=True), entries, target.arch
+    )
+
+
+def device_of(target: GpuTarget) -> Any:
+    """Return TVM's target, whose passes make the TIR that code is generated from.
+
+    Of a GPU that is not NVIDIA's too: what the emulator runs is what is compiled.
+    """
+    arch = target.arch if target.kind == "cuda" else DEFAULT_ARCH
+    return tvm.target.Target(
+        {"kind": "cuda", "arch": arch, "max_num_threads": target.threads_per_block},
         host={"kind": "llvm"},
     )
+
+
+def split(func: Any, device: Any) -> tuple[Any, tuple[KernelEntry, ...]]:
+    """Return (module of kernels with flat indices, their launches) of a PrimFunc."""
     passes = tir.transform
     pipeline = [
         passes.BindTarget(device),
@@ -88,25 +111,18 @@ def generate(func: Any, target: GpuTarget) -> CudaSource:
         passes.AnnotateEntryFunc(),
         passes.SplitHostDevice(),
     ]
-    try:
-        with device:
-            module = tvm.ir.transform.Sequential(pipeline)(
-                tvm.IRModule({ENTRY: func.with_attr("global_symbol", ENTRY)})
-            )
-            kernels = {
-                g: f for g, f in module.functions.items()
-                if f.attrs.get("calling_conv", 0) == KERNEL_LAUNCH
-            }  # fmt: skip
-            (host,) = (f for g, f in module.functions.items() if g not in kernels)
-            code = passes.LowerIntrin()(tvm.IRModule(kernels))
-            text = codegen_build(code, device).inspect_source()
-    except Exception as error:
-        raise CompileFailed(stage="TVM", detail=str(error).strip()[-2000:]) from error
+    with device:
+        module = tvm.ir.transform.Sequential(pipeline)(
+            tvm.IRModule({ENTRY: func.with_attr("global_symbol", ENTRY)})
+        )
+        kernels = {
+            g: f for g, f in module.functions.items()
+            if f.attrs.get("calling_conv", 0) == KERNEL_LAUNCH
+        }  # fmt: skip
+        (host,) = (f for g, f in module.functions.items() if g not in kernels)
+        code = passes.LowerIntrin()(tvm.IRModule(kernels))
     parameters = _parameters(func)
-    entries = tuple(_entry(call, parameters) for call in _launches(host))
-    return CudaSource(
-        choose(text, emulated=False), choose(text, emulated=True), entries, target.arch
-    )
+    return code, tuple(_entry(call, parameters) for call in _launches(host))
 
 
 def choose(text: str, *, emulated: bool) -> str:

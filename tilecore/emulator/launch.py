@@ -83,7 +83,7 @@ class _Launch(ctypes.Structure):  # tilecore/emulator/runtime/machine.cpp has th
         ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("cluster", ctypes.c_uint * 3),
         ("dynamic_bytes", ctypes.c_uint), ("shared_limit", ctypes.c_uint),
         ("resident", ctypes.c_uint), ("seed", ctypes.c_uint), ("delivery", ctypes.c_uint),
-        ("finds_races", ctypes.c_uint),
+        ("finds_races", ctypes.c_uint), ("warp", ctypes.c_uint),
     )  # fmt: skip
 
 
@@ -188,6 +188,7 @@ class EmulatedKernels:
         description = _Launch(
             grid, block, cluster, shared_bytes, self.target.shared_per_block, resident,
             schedule.seed, DELIVERIES.index(schedule.delivery), int(finds_races),
+            self.target.threads_per_warp,
         )  # fmt: skip
         runtime = load_runtime()
         runtime.emu_launch.restype = ctypes.c_char_p

@@ -357,6 +357,9 @@ class _Inference:
         is_far = vectors is not None and gemm_order.is_far(vectors, self.launch)
         rows_of_a = plans.get(gemm.a.buffer)
         is_staged = rows_of_a is not None and rows_of_a.placement == "staged"
+        is_plain = gemm not in self.forms and gemm not in self.dots
+        lanes = self.target.lanes(accumulator_dtype(gemm))
+        is_rows_first = is_plain and gemm_order.takes_rows_first(gemm, vectors, micro, lanes)
         row_c = col_c = late = None
         if output is not None and output.output is not None:
             context = next(u.context for u in self.uses if u.stmt is gemm)
@@ -368,17 +371,8 @@ class _Inference:
             distinct(row_a, row_c), distinct(col_b, col_c), least(k_a, k_b),
             self.dots.get(gemm), self._tile(gemm), self.forms.get(gemm, PANELS),
             few_rows.most_rows(gemm, sources), late, is_far,
-            is_staged or self._takes_rows_first(gemm, micro, plans), is_staged,
+            is_staged or is_rows_first, is_staged,
         )  # fmt: skip
-
-    def _takes_rows_first(
-        self, gemm: Gemm, micro: tuple[int, int], plans: Mapping[Buffer, TilePlan]
-    ) -> bool:
-        vectors = plans.get(gemm.b.buffer)
-        if gemm in self.forms or gemm in self.dots or vectors is None:
-            return False
-        storage, lanes = vectors.storage, self.target.lanes(accumulator_dtype(gemm))
-        return gemm_order.takes_rows_first(gemm, storage, micro, lanes)
 
     def _limits(
         self, region: Region, sources: Mapping[Buffer, TileSource], transposed: bool

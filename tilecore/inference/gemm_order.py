@@ -11,7 +11,6 @@ import math
 
 from tilecore.inference.plan import TilePlan, TileSource
 from tilecore.inference.regions import gemm_extents, is_contiguous
-from tilecore.inference.storage import Storage
 from tilecore.ir.dtype import DType
 from tilecore.ir.nodes import Gemm, KernelLaunch
 
@@ -20,15 +19,15 @@ L2_BYTES = 1280 << 10  # of 2 MiB
 FEW_PANELS = 4  # copying a group of rows for fewer takes as long as a good part of its products
 
 
-def takes_rows_first(gemm: Gemm, storage: Storage, micro: tuple[int, int], lanes: int) -> bool:
+def takes_rows_first(gemm: Gemm, tile: TilePlan | None, micro: tuple[int, int], lanes: int) -> bool:
     """Return whether each group of rows meets all panels before the next group does.
 
-    ``storage``: of b's tile; ``micro``: rows and vectors of the register tile.
+    ``tile``: that of b; ``micro``: rows and vectors of the register tile.
     """
-    if storage.kind != "panels":
+    if tile is None or tile.storage.kind != "panels":
         return False
     groups = math.ceil(gemm_extents(gemm.c)[0] / micro[0])
-    size = storage.size * DType(storage.dtype).itemsize
+    size = tile.storage.size * DType(tile.storage.dtype).itemsize
     return _panels(gemm, micro, lanes) > 1 and groups > 1 and L1_BYTES < size <= L2_BYTES
 
 

@@ -12,7 +12,7 @@ from tilecore.codegen.cuda import CudaSource
 from tilecore.compiler import parameters
 from tilecore.emulator import LATE, Schedule, TensorMap, emulate
 from tilecore.gpu_compiler import lower_gpu
-from tilecore.gpu_target import find_gpu_target
+from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.plan import GpuPlan
 from tilecore.ir.dims import dimensions as symbols
 from tilecore.ir.evaluate import evaluate
@@ -21,14 +21,15 @@ from tilecore.ir.nodes import PrimFunc
 from tilecore.ir.printer import Namer
 from tilecore.lowering.cuda.lower import LoweredProgram
 from tilecore.runtime.dims import bind
+from tilecore.target import parse_target
 
 NARROW = ("e4m3", "e5m2", "e8m0", "e2m1", "int4", "uint4")
 
 
 def lowered(func: PrimFunc, target: str) -> tuple[GpuPlan, LoweredProgram, CudaSource]:
     """Return the plan, TIR and CUDA text of a program."""
-    device = find_gpu_target(target)
-    assert device is not None
+    device = parse_target(target)
+    assert isinstance(device, GpuTarget)
     return lower_gpu(func, device)
 
 

@@ -72,6 +72,11 @@ template <int M, int N, int K, class A, class B, class C>
 inline void mma(void* d, const void* a, const void* b) {
   mma(M, N, K, A::id, B::id, C::id, d, a, b);
 }
+void mfma(int k, int a_type, int c_type, void* d, const void* a, const void* b);
+template <int K, class A, class C>
+inline void mfma(void* d, const void* a, const void* b) {
+  mfma(K, A::id, C::id, d, a, b);
+}
 void mma_quad(int c_type, void* d, const void* a, const void* b, bool a_row, bool b_col);
 template <class C>
 inline void mma_quad(void* d, const void* a, const void* b, bool a_row, bool b_col) {
@@ -118,8 +123,8 @@ inline void unpack_float8(void* halves, unsigned packed) {
 // Warps.
 int lane();
 int elect();
-void shuffle(const char* kind, unsigned mask, void* value, int bytes, int source);
-unsigned ballot(const char* kind, unsigned mask, int condition);
+void shuffle(const char* kind, u64 mask, void* value, int bytes, int source);
+u64 ballot(const char* kind, u64 mask, int condition);
 unsigned match(unsigned mask, u64 value);
 int reduce(const char* kind, unsigned mask, int value, bool is_signed);
 void spin();  // the thread waits for another one's store

@@ -234,7 +234,7 @@ static void place_block(Block& block, Cluster& cluster, uint3_ index, int rank) 
   block.shared = machine.memory + number * WINDOW;
   memset(block.shared, 0xff, WINDOW);  // NaN in every floating point type
   block.shadow.cells.assign(machine.dynamic_bytes + machine.static_bytes, Cell());
-  block.warps.resize((n + WARP - 1) / WARP);
+  block.warps.resize((n + machine.warp - 1) / machine.warp);
   block.warpgroups.resize((n + WARPGROUP - 1) / WARPGROUP);
   cluster.blocks.push_back(&block);
   for (unsigned i = 0; i < n; ++i) {
@@ -274,7 +274,7 @@ static void add_cluster(uint3_ origin) {
 
 struct Launch {  // the layout is repeated in tilecore/emulator/launch.py
   unsigned grid[3], block[3], cluster[3];
-  unsigned dynamic_bytes, shared_limit, resident, seed, delivery, finds_races;
+  unsigned dynamic_bytes, shared_limit, resident, seed, delivery, finds_races, warp;
 };
 
 extern "C" void emu_add_range(const void* first, unsigned long bytes, int is_writable,
@@ -291,6 +291,7 @@ extern "C" const char* emu_launch(void (*entry)(void**), void** arguments, const
   machine.arguments = arguments;
   machine.error.clear();
   machine.seed = launch->seed;
+  machine.warp = (int)launch->warp;
   machine.delivery = (Delivery)launch->delivery;
   machine.finds_races = launch->finds_races != 0;
   machine.dynamic_bytes = launch->dynamic_bytes;

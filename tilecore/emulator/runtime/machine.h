@@ -15,7 +15,9 @@
 struct uint3_ { unsigned x, y, z; };
 
 namespace emu {
+typedef unsigned long long u64;
 constexpr unsigned WINDOW = 256 << 10;  // bytes between the shared memories of two blocks
+constexpr uint64_t ALL_LANES = ~(uint64_t)0;
 constexpr int WARP = 32, WARPGROUP = 128, NAMED_BARRIERS = 16;
 
 enum Delivery { LATE = 0, EARLY = 1, RANDOM = 2 };  // of asynchronous operations
@@ -32,7 +34,8 @@ struct Bulk {  // a store by the TMA unit: first its source is read, then its de
 };
 struct Collective {  // threads that do something together
   int arrived = 0;
-  unsigned generation = 0, mask = 0;
+  unsigned generation = 0;
+  uint64_t mask = 0;
   std::string what;
   std::vector<void*> arguments;  // by rank within the group
   Clock gathered, released;
@@ -152,6 +155,7 @@ struct Machine {
   unsigned dynamic_bytes = 0, static_bytes = 0, shared_limit = 0;
   std::map<int, unsigned> statics;  // where static arrays lie, by number
   unsigned seed = 0;
+  int warp = WARP;  // 64 where a wavefront of an AMD GPU is meant
   Delivery delivery = LATE;
   bool finds_races = true;
   bool counts = false;  // bank conflicts and sectors
@@ -187,7 +191,7 @@ void check_aligned(const void* pointer, unsigned bytes, const char* what);
 
 // All lanes of `mask` (of the warp), or all threads of the warpgroup, do something together: the
 // last one to arrive runs `act` with what each has passed. Returns the rank within the group.
-int meet_warp(const std::string& what, unsigned mask, void* argument,
+int meet_warp(const std::string& what, uint64_t mask, void* argument,
               const std::function<void(Collective&)>& act);
 void meet_warpgroup(const std::string& what, void* argument,
                     const std::function<void(Warpgroup&, Collective&)>& act);

@@ -101,6 +101,33 @@ void mma(int m, int n, int k, int a_type, int b_type, int c_type, void* d, const
   });
 }
 
+// 16 x 16 sums of k products by a wavefront; sums are exact to double and rounded once.
+void mfma(int k, int a_type, int c_type, void* d, const void* a, const void* b) {
+  std::string what = "mfma.16x16x" + std::to_string(k);
+  Fragments own{d, a, b};
+  if (machine.warp != 64) fail(what + ": expected wavefronts of 64 lanes");
+  meet_warp(what, ALL_LANES, &own, [=](Collective& c) {
+    int each = k / 4;  // elements of a lane
+    std::vector<double> left(16 * k), right(16 * k);
+    for (int lane = 0; lane < 64; ++lane) {
+      Fragments& f = *(Fragments*)c.arguments[lane];
+      for (int e = 0; e < each; ++e) {
+        left[lane % 16 * k + lane / 16 * each + e] = element(a_type, f.a, e);
+        right[lane % 16 * k + lane / 16 * each + e] = element(a_type, f.b, e);
+      }
+    }
+    for (int lane = 0; lane < 64; ++lane) {
+      Fragments& f = *(Fragments*)c.arguments[lane];
+      for (int e = 0; e < 4; ++e) {
+        double sum = element(c_type, f.d, e);
+        for (int x = 0; x < k; ++x)
+          sum += left[(lane / 16 * 4 + e) * k + x] * right[lane % 16 * k + x];
+        set_element(c_type, f.d, e, sum);
+      }
+    }
+  });
+}
+
 // m8n8k4 of float16 (sm_70): lanes 4 q .. 4 q + 3 and those 16 further on compute one product.
 void mma_quad(int c_type, void* d, const void* a, const void* b, bool a_row, bool b_col) {
   std::string what = "mma.m8n8k4";

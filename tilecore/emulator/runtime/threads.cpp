@@ -4,11 +4,11 @@
 #include <cstring>
 
 namespace emu {
-int lane() { return me().rank % WARP; }
+int lane() { return me().rank % machine.warp; }
 
-static unsigned existing_lanes(const Block& block, int warp) {
-  int lanes = std::min(WARP, block.threads - warp * WARP);
-  return lanes == WARP ? 0xffffffffu : (1u << lanes) - 1;
+static uint64_t existing_lanes(const Block& block, int warp) {
+  int lanes = std::min(machine.warp, block.threads - warp * machine.warp);
+  return lanes == 64 ? ALL_LANES : ((uint64_t)1 << lanes) - 1;
 }
 
 // --- barriers of a block -------------------------------------------------------------------------
@@ -69,12 +69,12 @@ int sync_threads_reduce(int condition, int kind) {
 }
 
 // --- warps and warpgroups ------------------------------------------------------------------------
-int meet_warp(const std::string& what, unsigned mask, void* argument,
+int meet_warp(const std::string& what, uint64_t mask, void* argument,
               const std::function<void(Collective&)>& act) {
   settle();
   Block& block = my_block();
-  int warp = me().rank / WARP, own = lane();
-  if (!(mask >> own & 1)) fail(what + ": the lane is not in its own mask " + hex(mask));
+  int warp = me().rank / machine.warp, own = lane();
+  if (!(mask >> own & 1)) fail(what + ": the lane is not in its own mask " + hex((unsigned)mask));
   mask &= existing_lanes(block, warp);
   auto& open = block.warps[warp];
   Collective* c = nullptr;
@@ -94,7 +94,7 @@ int meet_warp(const std::string& what, unsigned mask, void* argument,
     }
     c->mask = mask;
     c->what = what;
-    c->arguments.assign(WARP, nullptr);
+    c->arguments.assign(machine.warp, nullptr);
   }
   c->arguments[own] = argument;
   unsigned generation = c->generation;
@@ -103,7 +103,7 @@ int meet_warp(const std::string& what, unsigned mask, void* argument,
     c->gathered.join(clock_of(me()));
     tick(me());
   }
-  if (++c->arrived == __builtin_popcount(mask)) {
+  if (++c->arrived == __builtin_popcountll(mask)) {
     act(*c);
     c->released = c->gathered;
     c->gathered = Clock();
@@ -153,12 +153,12 @@ struct Shuffled {
   unsigned char in[16], out[16];
   int source;
 };
-void shuffle(const char* kind, unsigned mask, void* value, int bytes, int source) {
+void shuffle(const char* kind, u64 mask, void* value, int bytes, int source) {
   Shuffled own;
   memcpy(own.in, value, bytes);
-  own.source = source & 31;
+  own.source = source & (machine.warp - 1);
   meet_warp(kind, mask, &own, [=](Collective& c) {
-    for (int i = 0; i < WARP; ++i) {
+    for (int i = 0; i < machine.warp; ++i) {
       Shuffled* to = (Shuffled*)c.arguments[i];
       if (!to) continue;
       Shuffled* from = (Shuffled*)c.arguments[to->source];
@@ -171,12 +171,12 @@ void shuffle(const char* kind, unsigned mask, void* value, int bytes, int source
   });
   memcpy(value, own.out, bytes);
 }
-unsigned ballot(const char* kind, unsigned mask, int condition) {
-  struct Vote { int condition; unsigned all; } own{condition, 0};
+u64 ballot(const char* kind, u64 mask, int condition) {
+  struct Vote { int condition; u64 all; } own{condition, 0};
   meet_warp(kind, mask, &own, [](Collective& c) {
-    unsigned all = 0;
-    for (int i = 0; i < WARP; ++i)
-      if (c.arguments[i] && ((Vote*)c.arguments[i])->condition) all |= 1u << i;
+    u64 all = 0;
+    for (int i = 0; i < machine.warp; ++i)
+      if (c.arguments[i] && ((Vote*)c.arguments[i])->condition) all |= (u64)1 << i;
     for (void* a : c.arguments)
       if (a) ((Vote*)a)->all = all;
   });

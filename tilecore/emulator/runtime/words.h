@@ -31,7 +31,7 @@
 
 inline void __syncwarp(unsigned mask = 0xffffffffu) { emu::sync_warp(mask); }
 template <class T>
-inline T emu_shuffle(const char* kind, unsigned mask, T value, int source) {
+inline T emu_shuffle(const char* kind, emu::u64 mask, T value, int source) {
   emu::shuffle(kind, mask, &value, sizeof value, source);
   return value;
 }
@@ -55,9 +55,34 @@ inline T __shfl_up_sync(unsigned mask, T value, int delta, int width = 32) {
   int own = emu::lane();
   return emu_shuffle("shfl.up", mask, value, own % width >= delta ? own - delta : own);
 }
+// HIP's: of all lanes of the wavefront.
+template <class T>
+inline T __shfl(T value, int lane, int width = 64) {
+  int first = emu::lane() & ~(width - 1);
+  return emu_shuffle("shfl.idx", ~0ull, value, first | (lane & (width - 1)));
+}
+template <class T>
+inline T __shfl_xor(T value, int bits, int width = 64) {
+  int own = emu::lane(), other = own ^ bits;
+  return emu_shuffle("shfl.bfly", ~0ull, value, other / width == own / width ? other : own);
+}
+template <class T>
+inline T __shfl_down(T value, int delta, int width = 64) {
+  int own = emu::lane();
+  return emu_shuffle("shfl.down", ~0ull, value, own % width + delta < width ? own + delta : own);
+}
+template <class T>
+inline T __shfl_up(T value, int delta, int width = 64) {
+  int own = emu::lane();
+  return emu_shuffle("shfl.up", ~0ull, value, own % width >= delta ? own - delta : own);
+}
+inline int __any(int c) { return emu::ballot("vote.any", ~0ull, c) != 0; }
+inline int __all(int c) { return emu::ballot("vote.all", ~0ull, !c) == 0; }
 inline int __any_sync(unsigned mask, int c) { return emu::ballot("vote.any", mask, c) != 0; }
 inline int __all_sync(unsigned mask, int c) { return emu::ballot("vote.all", mask, !c) == 0; }
-inline unsigned __ballot_sync(unsigned mask, int c) { return emu::ballot("vote.ballot", mask, c); }
+inline unsigned __ballot_sync(unsigned mask, int c) {
+  return (unsigned)emu::ballot("vote.ballot", mask, c);
+}
 template <class T>
 inline unsigned __match_any_sync(unsigned mask, T value) {
   emu::u64 bits = 0;

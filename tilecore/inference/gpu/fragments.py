@@ -20,7 +20,6 @@ from tilecore.ir.bounds import linear
 from tilecore.ir.expr import Expr, Var, int_value
 from tilecore.ir.nodes import Buffer, Reduce, Scan, Stmt
 
-WARP = 32
 MAX_LANES = 16
 
 
@@ -29,6 +28,7 @@ class Fragments:
     """The distributions found so far, and what is known to be kept in shared memory."""
 
     threads: int
+    warp: int = 32  # threads that shuffles reach
     held: dict[Buffer, Distribution] = field(default_factory=dict)
     shared: dict[Buffer, str] = field(default_factory=dict)  # with the reason
     folded: dict[Buffer, set[int]] = field(default_factory=dict)  # axes along which it is reduced
@@ -216,7 +216,8 @@ def _free(points: Points, fragments: Fragments) -> Distribution:
     shape = [points.shape[p] for p in order]
     most = _most_threads(points, fragments)
     limits = None if most is None else [most[p] for p in order]
-    found = spread(shape, threads, _lanes(points, lane, threads), limits)
+    lanes = _lanes(points, lane, min(threads, fragments.warp))
+    found = spread(shape, threads, lanes, limits)
     axes = [found.axes[order.index(p)] for p in range(len(order))]
     return Distribution(points.shape, tuple(axes), threads)
 
@@ -234,23 +235,21 @@ def _most_threads(points: Points, fragments: Fragments) -> list[int] | None:
     if not folded:
         return None
     rows = math.prod(n for p, n in enumerate(points.shape) if p not in folded)
-    if rows * WARP < threads and not isinstance(points.stmt, Scan):
+    if rows * fragments.warp < threads and not isinstance(points.stmt, Scan):
         return None
-    most = 1 if isinstance(points.stmt, Scan) else WARP
+    most = 1 if isinstance(points.stmt, Scan) else fragments.warp
     return [most if p in folded else threads for p in range(len(points.shape))]
 
 
 def _lanes(points: Points, loop: int, threads: int) -> int:
-    """Return how many neighbours along ``loop`` a thread should have."""
+    """Return how many neighbours along ``loop`` a thread has, so that ``threads`` have some."""
     widths = {
         n: _width(access, points, loop)
         for n, access in enumerate(points.accesses)
         if is_contiguous(access, points.names[loop])
     }
     lanes = _widest(points, widths)
-    while lanes > 1 and (
-        points.shape[loop] % lanes or math.prod(points.shape) // lanes < min(threads, WARP)
-    ):
+    while lanes > 1 and (points.shape[loop] % lanes or math.prod(points.shape) // lanes < threads):
         lanes //= 2
     return lanes
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from tilecore.inference.gpu.distribution import Distribution
 from tilecore.inference.gpu.loops import Points
+from tilecore.inference.gpu.teams import Teams
 from tilecore.ir.nodes import Buffer, Copy, For, Gemm, KernelLaunch, PrimFunc, Stmt
 
 CHUNK_BYTES = 16  # the widest access of one thread; what swizzles move as one
@@ -86,7 +87,8 @@ class Operand:
 
     Attributes:
         distribution: of one step of K, or of the whole operand if it stays in registers.
-        source: "registers", "ldmatrix", "elements" or "descriptor" (read by the instruction).
+        source: "registers", "ldmatrix", "chunks" (each lane reads its elements side by side),
+            "elements" or "descriptor" (read by the instruction).
         is_transposed: whether K is the first axis of the tile in memory.
     """
 
@@ -100,7 +102,8 @@ class GemmPlan:
     """How one product runs.
 
     Attributes:
-        kind: "mma" (a warp's matrix instruction), "wgmma" (a warpgroup's) or "fma".
+        kind: "mma" (a warp's matrix instruction), "wgmma" (a warpgroup's), "mfma" (a wavefront's)
+            or "fma".
         shape: M, N, K of the instruction (1, 1, 1 for fma).
         size: M, N, K of the product.
         warps: rows and columns of warps (of warpgroups) over C.
@@ -176,6 +179,7 @@ class GpuLaunchPlan:
     barriers: frozenset[Stmt]
     ends: frozenset[Stmt]
     shared_bytes: int
+    teams: Teams
     notes: tuple[str, ...] = ()
 
     @property

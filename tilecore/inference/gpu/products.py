@@ -12,6 +12,7 @@ import math
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.distribution import Distribution, by_slot, by_thread
 from tilecore.inference.gpu.plan import GemmPlan, Operand
+from tilecore.inference.gpu.teams import Team
 from tilecore.ir.analysis import covers_whole, kept_axes
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import int_value
@@ -46,20 +47,21 @@ def mma_step(a: str, b: str, c: str, capability: int) -> int | None:
 
 
 def plan_gemm(
-    gemm: Gemm, threads: int, target: GpuTarget, in_registers: tuple[bool, bool, bool]
+    gemm: Gemm, team: Team, target: GpuTarget, in_registers: tuple[bool, bool, bool]
 ) -> GemmPlan:
     """Return how a product runs.
 
     Args:
         gemm: the product; its extents are known.
-        threads: of the block.
+        team: the threads that run it.
         target: decides which instructions there are.
         in_registers: whether A, B and C are fragments.
     """
-    size = _size(gemm)
+    size, threads = size_of(gemm), team.count
     accumulated = str(accumulator_dtype(gemm))
     kinds = (str(gemm.a.dtype), str(gemm.b.dtype), accumulated)
-    if target.has_wgmma and _wgmma_fits(gemm, size, threads, kinds, in_registers):
+    is_grouped = team.first % WARPGROUP == 0
+    if target.has_wgmma and is_grouped and _wgmma_fits(gemm, size, threads, kinds, in_registers):
         return _wgmma(gemm, size, threads, in_registers)
     step = mma_step(*kinds, target.capability)
     reason = ""
@@ -70,7 +72,7 @@ def plan_gemm(
     elif size[0] % 16 or size[1] % 8 or size[2] % step:
         reason = f"not a multiple of 16x8x{step}"
     if reason or step is None:
-        return _fma(gemm, size, threads, in_registers[2], reason)
+        return multiply_adds(gemm, size, threads, in_registers[2], reason)
     warps = divide_warps(size[0], size[1], threads // WARP, gemm.policy, (16, 8))
     per_register = 4 // DType(kinds[0]).itemsize
     a = _operand(gemm.a, size[0], size[2], step, per_register, (warps[0], WARP * warps[1]), 16,
@@ -81,7 +83,8 @@ def plan_gemm(
     return GemmPlan(gemm, "mma", (16, 8, step), size, warps, a, b, c, in_registers[2])
 
 
-def _size(gemm: Gemm) -> tuple[int, int, int]:
+def size_of(gemm: Gemm) -> tuple[int, int, int]:
+    """Return M, N and K of a product."""
     m, n = (int_value(e) for e in matrix_shape(gemm.c, "C"))
     first, second = matrix_shape(gemm.a, "A")
     k = int_value(first if gemm.transpose_a else second)
@@ -246,25 +249,29 @@ def _operand(
     return Operand(Distribution(shape, axes, threads), source, is_transposed)
 
 
-def _source(tile: Region, is_transposed: bool) -> str:
-    """Return whether ldmatrix can load an operand: 16-byte rows of 16-bit elements, or K inside."""
+def has_chunks(tile: Region) -> bool:
+    """Return whether a matrix lies in shared memory in rows of aligned 16-byte chunks."""
     shape = tile.buffer.static_shape
     kept = kept_axes(tile)
     is_matrix = shape is not None and len(kept) == 2 and kept == (len(shape) - 2, len(shape) - 1)
     if tile.buffer.scope != "shared" or not is_matrix or shape is None:
-        return "elements"
+        return False
     itemsize = tile.dtype.itemsize
     aligned = all(
         (shape[axis] if axis == -1 else int_value(tile.offsets[axis]) or 0) * itemsize % 16 == 0
         for axis in (-1,)
     )
     starts = int_value(tile.offsets[-1])
-    if not aligned or starts is None or starts * itemsize % 16:
-        return "elements"
-    return "ldmatrix" if itemsize == 2 or not is_transposed else "elements"
+    return aligned and starts is not None and starts * itemsize % 16 == 0
 
 
-def _fma(
+def _source(tile: Region, is_transposed: bool) -> str:
+    """Return whether ldmatrix can load an operand: rows of 16-bit elements, or K inside."""
+    reads_rows = tile.dtype.itemsize == 2 or not is_transposed
+    return "ldmatrix" if has_chunks(tile) and reads_rows else "elements"
+
+
+def multiply_adds(
     gemm: Gemm, size: tuple[int, int, int], threads: int, keeps_c: bool, reason: str
 ) -> GemmPlan:
     """Return a product of multiply-adds; each thread has a part of C as square as it gets."""

@@ -21,7 +21,7 @@ def lay_out(
 ) -> dict[Buffer, SharedLayout]:
     """Return the layout of each shared tile, still without a place.
 
-    Operands that ldmatrix reads are swizzled, so that the 8 rows of a matrix lie in different
+    Operands that are read in rows are swizzled, so that the 8 rows of a matrix lie in different
     banks, and so are tiles that take sums (``staging``), which come in 8 rows at a time; memory
     that a view sees in another shape is row-major.
     """
@@ -29,7 +29,7 @@ def lay_out(
         region.buffer.root
         for plan in gemms
         for region, operand in ((plan.stmt.a, plan.a), (plan.stmt.b, plan.b))
-        if operand.source in ("ldmatrix", "descriptor")
+        if operand.source in ("ldmatrix", "chunks", "descriptor")
     }
     matrices = (matrices | staging) - viewed
     found = {}

@@ -16,6 +16,7 @@ from tilecore.ir.expr import Expr, Load, Var, binary, cast, const, int_value
 from tilecore.ir.nodes import Buffer
 from tilecore.lowering.cpu.tir import add, index, mul
 from tilecore.lowering.cuda.builder import CudaBuilder
+from tilecore.lowering.cuda.instruction_set import InstructionSet
 from tilecore.lowering.cuda.instructions.base import Instruction
 from tilecore.lowering.cuda.memory import (
     FragmentPlace,
@@ -55,6 +56,7 @@ class Accessor:
     """Lowers element accesses of one launch.
 
     Attributes:
+        isa: the instructions that differ from target to target.
         places: where each buffer lies.
         values: TIR value of each variable.
         thread: TIR number of the thread in its block, one of ``thread_count``.
@@ -63,8 +65,8 @@ class Accessor:
         leader: condition under which stores to memory happen, if not all threads do them.
     """
 
-    def __init__(self, builder: CudaBuilder) -> None:
-        self.builder = builder
+    def __init__(self, builder: CudaBuilder, isa: InstructionSet) -> None:
+        self.builder, self.isa = builder, isa
         self.places: dict[Buffer, Place] = {}
         self.values: dict[Var, Any] = {}
         self.ranges: dict[Var, Interval] = {}

@@ -16,23 +16,20 @@ from tilecore.ir.fold import STEPS, accumulator_dtype, identity
 from tilecore.ir.nodes import Reduce, Scan
 from tilecore.lowering.cpu.tir import add, index, mul, quotient, remainder
 from tilecore.lowering.cuda.access import Accessor
-from tilecore.lowering.cuda.instructions import warp
 from tilecore.lowering.cuda.memory import FragmentPlace, is_first_copy, only
 from tilecore.lowering.cuda.nests import PointLoops
 from tilecore.lowering.cuda.scalar import constant, convert, differs, function, operate, value_type
 
-WARP = 32
 
-
-def folded_digits(plan: NestPlan) -> list[Digit]:
+def folded_digits(plan: NestPlan, warp: int) -> list[Digit]:
     """Return the digits of threads along folded loops, those across warps cut off from the rest."""
     found: list[Digit] = []
     for position in plan.points.folded:
         for digit in plan.distribution.axes[position]:
             if not digit.in_thread:
                 continue
-            inside = WARP // digit.stride if digit.stride < WARP else 1
-            if inside < digit.extent and digit.extent % inside == 0 and WARP % digit.stride == 0:
+            inside = warp // digit.stride if digit.stride < warp else 1
+            if inside < digit.extent and digit.extent % inside == 0 and warp % digit.stride == 0:
                 found.append(by_thread(inside, digit.stride))
                 found.append(by_thread(digit.extent // inside, digit.stride * inside))
             else:
@@ -40,16 +37,18 @@ def folded_digits(plan: NestPlan) -> list[Digit]:
     return sorted((d for d in found if d.extent > 1), key=lambda d: d.stride)
 
 
-def folds_in_warp(digit: Digit) -> bool:
+def folds_in_warp(digit: Digit, warp: int) -> bool:
     """Return whether the threads of a digit are lanes of one warp that shuffles reach."""
     is_power = digit.extent & (digit.extent - 1) == 0 and digit.stride & (digit.stride - 1) == 0
-    return is_power and digit.stride * digit.extent <= WARP
+    return is_power and digit.stride * digit.extent <= warp
 
 
-def scratch_bytes(plan: NestPlan) -> int:
+def scratch_bytes(plan: NestPlan, warp: int) -> int:
     """Return the shared memory that a reduction needs."""
     stmt = plan.points.stmt
-    if not isinstance(stmt, Reduce) or all(map(folds_in_warp, folded_digits(plan))):
+    if not isinstance(stmt, Reduce) or all(
+        folds_in_warp(d, warp) for d in folded_digits(plan, warp)
+    ):
         return 0
     kind = accumulator_dtype(stmt.op, stmt.src.buffer.dtype, stmt.dst.buffer.dtype)
     return plan.distribution.threads * max(4, kind.itemsize)
@@ -124,7 +123,7 @@ class FoldLowering:
         loops = PointLoops(self.accessor, plan.distribution, self.points.names)
         loops.limits = self.points.limits
         self._fold_slots(loops, partial, kept)
-        for digit in folded_digits(plan):
+        for digit in folded_digits(plan, self.accessor.isa.warp):
             with builder.turns(kept.slots) as slot:
                 self._fold_threads(digit, partial, slot)
         names = tuple(n for p, n in enumerate(self.points.names) if p not in self.points.folded)
@@ -165,9 +164,10 @@ class FoldLowering:
     def _fold_threads(self, digit: Digit, partial: Any, slot: Any) -> None:
         """Fold one element of ``partial`` over the threads of a digit; all learn the result."""
         builder = self.builder
-        if folds_in_warp(digit):
+        isa = self.accessor.isa
+        if folds_in_warp(digit, isa.warp):
             shuffled = "int32" if DType(self.kind).bits < 16 else self.kind
-            move = warp.shuffle("xor", shuffled)
+            move = isa.shuffle("xor", shuffled, isa.warp)
             distance = digit.stride * digit.extent // 2
             while distance >= digit.stride:
                 mine = builder.bind(builder.load(partial, slot))

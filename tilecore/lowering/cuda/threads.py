@@ -16,13 +16,12 @@ from tilecore.ir.fold import reducer_update
 from tilecore.ir.nodes import Arrive, Atomic, Exchange, Wait
 from tilecore.lowering.cpu.tir import add, index, mul, remainder
 from tilecore.lowering.cuda.access import Accessor
-from tilecore.lowering.cuda.instructions import barrier, warp
+from tilecore.lowering.cuda.instructions import barrier
 from tilecore.lowering.cuda.instructions.atomic import atomic, load_ordered
 from tilecore.lowering.cuda.instructions.base import Instruction
 from tilecore.lowering.cuda.memory import SharedPlace, TensorPlace
 from tilecore.lowering.cuda.scalar import constant, convert, from_memory, operate, value_type
 
-WARP = 32
 SHUFFLES = {"shfl": "idx", "shfl_xor": "xor", "shfl_up": "up", "shfl_down": "down"}
 FOLDS = {
     "sum": "add", "prod": "mul", "max": "max", "min": "min", "bitand": "bitand",
@@ -103,21 +102,21 @@ return old;"""
 
 
 def emit_exchange(accessor: Accessor, stmt: Exchange) -> None:
-    """Emit a shuffle, or a combination of the values of 2, 4, 8, 16 or 32 lanes of a warp."""
-    builder, width = accessor.builder, stmt.width
+    """Emit a shuffle, or a combination of the values of lanes of a warp (a power of two)."""
+    builder, isa, width = accessor.builder, accessor.isa, stmt.width
     given = stmt.args[0]
     kind = "int32" if given.dtype == "bool" else str(given.dtype)
     carrier = "float32" if kind == "bfloat16" else kind
     value = builder.bind(convert(accessor.scalar(given), str(given.dtype), kind))
     if stmt.op in SHUFFLES:
         lane = accessor.scalar(cast(stmt.args[1], "int32"))
-        result = warp.shuffle(SHUFFLES[stmt.op], carrier, width).call(value, lane)
+        result = isa.shuffle(SHUFFLES[stmt.op], carrier, width).call(value, lane)
     elif stmt.op == "ballot":
-        result, kind = warp.vote("ballot").call(value), "uint32"
+        result, kind = isa.vote("ballot").call(value), "uint32"
     else:
         distance, result = width // 2, value
         while distance:
-            other = warp.shuffle("xor", carrier, width).call(result, index(distance))
+            other = isa.shuffle("xor", carrier, width).call(result, index(distance))
             result = builder.bind(operate(FOLDS[stmt.op], result, builder.bind(other), kind))
             distance //= 2
     zeros = tuple(const(0) for _ in stmt.dst.shape)

@@ -1,0 +1,110 @@
+"""AMD GPUs: the limits that every legal program must keep.
+
+Limits of an architecture: LLVM's "User Guide for AMDGPU Backend" (registers, waves, LDS), the
+"AMD Instinct MI200" and "MI300 Instruction Set Architecture" guides (wavefronts of 64, 512 vector
+registers a lane, 64 KiB of LDS). Compute units: the data sheets named in DEVICES. Nothing here has
+run on an AMD device.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tilecore.gpu_target import KB, GpuTarget
+
+NAMES = ("hip", "rocm")  # of TileLang's users; they mean DEFAULT_ARCH where none is given
+DEFAULT_ARCH = "gfx942"
+SIMDS = 4  # of a compute unit; each has registers of its own
+WAVES_PER_SIMD = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AmdTarget(GpuTarget):
+    """An AMD GPU, or all GPUs of one architecture; a multiprocessor is a compute unit.
+
+    ``registers_per_thread`` are those that code may use without accumulation registers beside
+    them; a wavefront may have 512 of both kinds together.
+    """
+
+    shared_per_block: int = 64 * KB
+    shared_per_multiprocessor: int = 64 * KB
+    threads_per_multiprocessor: int = SIMDS * WAVES_PER_SIMD * 64
+    blocks_per_multiprocessor: int = 16
+    shared_reserved: int = 0
+    shared_static_limit: int = 64 * KB
+    registers_per_multiprocessor: int = SIMDS * 512 * 64
+    registers_per_thread: int = 512
+    registers_per_block: int = SIMDS * 512 * 64
+    register_unit: int = 8 * 64
+    threads_per_warp: int = 64
+    blocks_per_cluster: int = 1
+
+    kind = "rocm"
+
+    @property
+    def capability(self) -> int:
+        """0: older than every NVIDIA architecture, none of whose instructions there are."""
+        return 0
+
+    def has(self, arch: str) -> bool:
+        """Return whether code for ``arch`` runs."""
+        return self.arch == arch
+
+    @property
+    def has_wide_int8(self) -> bool:
+        """Whether matrix instructions of int8 sum up 32 products instead of 16."""
+        return self.arch == "gfx942"
+
+    def occupancy(self, threads: int, registers: int, shared_bytes: int) -> int:
+        """Return how many blocks of these resources are resident on a compute unit.
+
+        Args:
+            threads: of a block.
+            registers: vector registers of a lane, those for accumulation included.
+            shared_bytes: LDS of a block.
+        """
+        if shared_bytes > self.shared_per_block or threads > self.threads_per_block:
+            return 0
+        waves = -(-threads // self.threads_per_warp)
+        each = max(1, -(-registers // 8)) * 8
+        by_waves = SIMDS * min(WAVES_PER_SIMD, 512 // each) // waves
+        by_shared = self.shared_per_multiprocessor // shared_bytes if shared_bytes else by_waves
+        return min(by_waves, by_shared, self.blocks_per_multiprocessor)
+
+
+GFX90A = AmdTarget(arch="gfx90a", device="mi250", multiprocessors=104)
+GFX942 = AmdTarget(arch="gfx942", device="mi300x", multiprocessors=304)
+# Device, compute units, source.
+DEVICES: tuple[tuple[str, int, AmdTarget, str], ...] = (
+    ("mi250", 104, GFX90A, "AMD Instinct MI250 data sheet: 208 compute units in two dies, each of "
+     "which is a device"),
+    ("mi250x", 110, GFX90A, "AMD Instinct MI250X data sheet: 220 compute units in two dies"),
+    ("mi300x", 304, GFX942, "AMD Instinct MI300X data sheet: 304 compute units"),
+)  # fmt: skip
+
+
+@functools.cache
+def amd_targets() -> Mapping[str, AmdTarget]:
+    """Return the targets by name: devices, and architectures that mean all their devices."""
+    known = {n: replace(base, device=n, multiprocessors=m) for n, m, base, _ in DEVICES}
+    for base in (GFX90A, GFX942):
+        known[base.arch] = replace(base, device=base.arch)
+    return known
+
+
+def find_amd_target(name: str, arch: str | None = None) -> AmdTarget | None:
+    """Return the target of a name, or None.
+
+    Args:
+        name: "rocm", "hip", "mi300x", "AMD Instinct MI300X", "gfx942".
+        arch: architecture that "rocm" stands for; default: DEFAULT_ARCH.
+    """
+    known = amd_targets()
+    text = name.strip().lower()
+    if text in NAMES:
+        return known.get(arch or DEFAULT_ARCH)
+    plain = re.sub(r"[^a-z0-9]", "", text.removeprefix("amd/"))
+    return known.get(plain.removeprefix("amd").removeprefix("instinct"))

@@ -1,0 +1,160 @@
+"""TIR to machine code of AMD GPUs: our LLVM IR, TVM's LLVM, and ld.lld where it is installed.
+
+No ROCm is needed to build. What comes out has not run on an AMD device: the checks are those of the
+emulator (the same TIR, with wavefronts of 64 and matrix instructions by their documentation) and of
+the assembly.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import tirx as tir
+
+from tilecore.amd_target import AmdTarget
+from tilecore.codegen.amdgcn.assembly import Usage, read_assembly
+from tilecore.codegen.amdgcn.kernels import KernelWriter, module_text
+from tilecore.codegen.cuda import KERNEL_LAUNCH, device_of, split
+from tilecore.device_code import KernelEntry
+from tilecore.errors import CompileFailed, TileError, ToolchainMissing
+
+LINKER = "ld.lld"
+CARRIER = "tilecore_carrier"  # a kernel of no use, which TVM wants beside what it links
+LINK_TIMEOUT_S = 60
+HEAD = """target datalayout = "e-m:e-p:64:64-p1:64:64-p2:32:32-p3:32:32-p4:64:64-p5:32:32-p6:32:32-\
+p7:160:256:256:32-p8:128:128:128:48-p9:192:256:256:32-i64:64-v16:16-v24:32-v32:32-v48:64-v96:128-\
+v192:256-v256:256-v512:512-v1024:1024-v2048:2048-n32:64-S32-A5-G1-ni:7:8:9"
+target triple = "amdgcn-amd-amdhsa-hcc"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RocmSource:
+    """The LLVM IR of a PrimFunc and how to launch its kernels, in this order.
+
+    Attributes:
+        text: LLVM IR.
+        entries: the launches.
+        arch: what the text was generated for.
+    """
+
+    text: str
+    entries: tuple[KernelEntry, ...]
+    arch: str
+
+
+@dataclass(frozen=True, slots=True)
+class RocmCode:
+    """Machine code of AMD GPUs.
+
+    Attributes:
+        relocatable: an ELF object, which no device loads before it is linked.
+        assembly: the same as text.
+        kernels: what each entry uses, by name.
+    """
+
+    relocatable: bytes
+    assembly: str
+    kernels: dict[str, Usage]
+
+
+def generate(func: Any, target: AmdTarget) -> RocmSource:
+    """Return the LLVM IR of a PrimFunc whose thread bindings are ``thread_extent`` attributes.
+
+    Raises:
+        UnsupportedOnTarget: an instruction or function that AMD GPUs, or this code generator, do
+            not have (TC302).
+        CompileFailed: TVM rejects the program (TC305).
+    """
+    try:
+        code, entries = split(func, device_of(target))
+    except Exception as error:
+        raise CompileFailed(stage="TVM", detail=str(error).strip()[-2000:]) from error
+    kernels = [
+        KernelWriter(target.arch).write(str(g.name_hint), f) for g, f in code.functions.items()
+    ]
+    entries = tuple(replace(e, shared_bytes=0) for e in entries)  # its size is compiled in
+    return RocmSource(module_text(kernels, HEAD), entries, target.arch)
+
+
+def compile_rocm(source: RocmSource, target: AmdTarget) -> RocmCode:
+    """Return the machine code of LLVM IR.
+
+    Raises:
+        CompileFailed: LLVM rejects the text (TC305).
+    """
+    try:
+        return _assemble(source, target)
+    except TileError:
+        raise
+    except Exception as error:
+        raise CompileFailed(stage="LLVM", detail=str(error).strip()[-2000:]) from error
+
+
+def link(relocatable: bytes) -> bytes:
+    """Return a loadable code object (hsaco).
+
+    Raises:
+        ToolchainMissing: ld.lld is not installed (TC306).
+        CompileFailed: the linker failed (TC305).
+    """
+    linker = shutil.which(LINKER)
+    if linker is None:
+        raise ToolchainMissing(
+            tool=LINKER, purpose="loadable code of AMD GPUs",
+            hint="install lld (Debian: apt-get install lld); the relocatable object needs none",
+        )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="tilecore-") as folder:
+        obj, made = Path(folder) / "kernel.o", Path(folder) / "kernel.hsaco"
+        obj.write_bytes(relocatable)
+        command = [linker, "-shared", "-o", str(made), str(obj)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=LINK_TIMEOUT_S, check=False
+        )
+        if done.returncode != 0:
+            raise CompileFailed(stage=LINKER, detail=done.stderr.strip()[:2000])
+        return made.read_bytes()
+
+
+def _device(target: AmdTarget) -> Any:
+    return tvm.target.Target(
+        {
+            "kind": "rocm", "mcpu": target.arch, "max_num_threads": target.threads_per_block,
+            "max_threads_per_block": target.threads_per_block,
+            "thread_warp_size": target.threads_per_warp,
+        },
+        host={"kind": "llvm"},
+    )  # fmt: skip
+
+
+def _assemble(source: RocmSource, target: AmdTarget) -> RocmCode:
+    """Let TVM's LLVM link, optimize and assemble the text, in the place of a device library."""
+    objects: list[bytes] = []
+
+    def keep(obj: Any) -> Any:
+        objects.append(bytes(obj))
+        return obj
+
+    carrier = tir.PrimFunc([], tir.Evaluate(tir.IntImm("int32", 0))).with_attrs(
+        {"global_symbol": CARRIER, "calling_conv": KERNEL_LAUNCH, "tirx.is_global_func": True}
+    )
+    device = _device(target)
+    with tempfile.TemporaryDirectory(prefix="tilecore-") as folder:
+        path = Path(folder) / "kernel.ll"
+        path.write_text(source.text)
+        for name, function in (
+            ("tvm_callback_rocm_bitcode_path", lambda *_: [str(path)]),
+            ("tvm_callback_rocm_link", keep),
+        ):
+            tvm.register_global_func(name, function, override=True)
+        with device:
+            module = tvm.IRModule({CARRIER: carrier.with_attr("target", device)})
+            built = tvm.get_global_func("target.build.rocm")(module, device)
+    assembly = str(built.inspect_source("asm"))
+    return RocmCode(objects[-1], assembly, read_assembly(assembly, without=CARRIER))

@@ -1,0 +1,65 @@
+"""Wavefronts of AMD GPUs: shuffles, votes and matrix instructions of 64 lanes.
+
+The text is HIP's, which the emulator has; machine code comes from the functions of the same names
+in tilecore/codegen/amdgcn/library.py.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from tilecore.errors import UnsupportedOnTarget
+from tilecore.lowering.cuda.instructions.base import C_TYPES, Instruction
+
+SHUFFLES = {"xor": "__shfl_xor", "down": "__shfl_down", "up": "__shfl_up", "idx": "__shfl"}
+VOTES = ("any", "all")
+WIDTHS = (2, 4, 8, 16, 32, 64)
+# Element type -> the emulator's name of it.
+ELEMENTS = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "int8": "s8", "int32": "s32"}
+
+
+@functools.cache
+def shuffle(kind: str, dtype: str, width: int = 64) -> Instruction:
+    """Return ``dtype (dtype value, int lane)``: another lane's value; all lanes of the wave call.
+
+    Args:
+        kind: "xor", "down", "up" or "idx": how ``lane`` names the other lane.
+        dtype: type of the value, 16, 32 or 64 bits wide.
+        width: lanes of a group (a power of two); lanes outside do not take part.
+    """
+    if kind not in SHUFFLES or width not in WIDTHS:
+        raise UnsupportedOnTarget(
+            what=f"shuffle {kind} of width {width}", target="rocm",
+            reason=f"expected {', '.join(SHUFFLES)}; width {', '.join(map(str, WIDTHS))}",
+        )  # fmt: skip
+    return Instruction(
+        f"tc_wave_shuffle_{kind}_{dtype}_{width}", f"{C_TYPES[dtype]} value, int lane",
+        f"return {SHUFFLES[kind]}(value, lane, {width});", returns=dtype,
+    )  # fmt: skip
+
+
+@functools.cache
+def vote(kind: str) -> Instruction:
+    """Return ``int (int condition)``: whether "any" or "all" lanes of the wave say yes."""
+    if kind not in VOTES:
+        raise UnsupportedOnTarget(
+            what=f"a {kind} of a wavefront", target="rocm",
+            reason="it has 64 lanes, and the result 32 bits",
+        )  # fmt: skip
+    return Instruction(
+        f"tc_wave_{kind}", "int condition", f"return __{kind}(condition);", returns="int32"
+    )
+
+
+@functools.cache
+def mfma(k: int, dtype: str, accumulator: str) -> Instruction:
+    """Return ``(void* d, const void* a, const void* b)``: d += a b, 16 x 16 sums of ``k`` products.
+
+    With r = lane % 16, q = lane / 16, p = k / 4: a holds A[r, p q + e], b holds B[p q + e, r] and
+    d holds D[4 q + e, r].
+    """
+    kind, total = ELEMENTS[dtype], ELEMENTS[accumulator]
+    return Instruction(
+        f"tc_mfma_16x16x{k}_{dtype}", "void* d, const void* a, const void* b",
+        f"emu::mfma<{k}, emu::{kind}, emu::{total}>(d, a, b);",
+    )  # fmt: skip

@@ -1,0 +1,87 @@
+"""Matrix products of wavefronts (AMD's MFMA)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tilecore.inference.gpu.plan import Operand
+from tilecore.ir.nodes import Region
+from tilecore.lowering.cpu.tir import add, mul, quotient, remainder
+from tilecore.lowering.cuda.instructions import wave
+from tilecore.lowering.cuda.memory import thread_index
+from tilecore.lowering.cuda.products import MmaLowering
+from tilecore.lowering.cuda.vector import copy_bytes
+
+WAVE = 64
+ATOM = 16
+
+
+class MfmaLowering(MmaLowering):
+    """A product of wavefronts: each multiplies its part, step by step along K."""
+
+    def multiply(self) -> None:
+        """Emit sums += A B."""
+        plan, builder = self.plan, self.builder
+        lane = builder.bind(remainder(self.accessor.thread, WAVE))
+        self.row = builder.bind(remainder(lane, ATOM))
+        self.quarter = builder.bind(quotient(lane, ATOM))
+        sides = ((plan.a, self.stmt.a, "a"), (plan.b, self.stmt.b, "b"))
+        arrays = [self._array(*side) for side in sides]
+        step = plan.shape[2] * self._at_once()
+        with builder.turns(plan.size[2] // step) as turn:
+            for (operand, region, _), array in zip(sides, arrays, strict=True):
+                self._load(operand, region, array, mul(turn, step), ATOM)
+            self._multiply(arrays, turn)
+
+    def _at_once(self) -> int:
+        """Return how many instructions' worth of K is loaded at once."""
+        for operand in (self.plan.a, self.plan.b):
+            if operand.source != "registers":
+                return operand.distribution.shape[1] // self.plan.shape[2]
+        return 1
+
+    def _load(self, operand: Operand, region: Region, array: Any, depth: Any, atom: int) -> None:
+        if operand.source != "chunks":
+            super()._load(operand, region, array, depth, atom)
+            return
+        builder, spread = self.builder, operand.distribution
+        unit = self.plan.shape[2] // 4 * self._at_once()
+        move = copy_bytes(unit * region.dtype.itemsize)
+        wavefront = mul(quotient(self.accessor.thread, WAVE), WAVE)
+        first = builder.bind(add(thread_index(spread, 0, wavefront), self.row))
+        along = builder.bind(add(depth, mul(self.quarter, unit)))
+        with builder.turns(spread.slots // unit) as tile:
+            at = add(first, mul(tile, atom))
+            memory, offset = self._locate(region, (at, along))
+            registers = builder.address(array, mul(tile, unit))
+            builder.evaluate(move.call(registers, builder.address(memory, offset)))
+
+    def _multiply(self, arrays: Sequence[Any], turn: Any) -> None:
+        plan, builder = self.plan, self.builder
+        step, at_once = plan.shape[2], self._at_once()
+        instruction = wave.mfma(step, str(self.stmt.a.dtype), self.dtype)
+        rows = plan.size[0] // (ATOM * plan.warps[0])
+        columns = plan.size[1] // (ATOM * plan.warps[1])
+        each = step // 4
+        unit = each * at_once
+        starts = [
+            mul(turn, count * unit) if operand.source == "registers" else 0
+            for operand, count in ((plan.a, rows), (plan.b, columns))
+        ]
+        with (
+            builder.turns(at_once) as part,
+            builder.turns(rows) as row,
+            builder.turns(columns) as column,
+        ):
+            offset = mul(part, each)
+            a = add(add(starts[0], mul(row, unit)), offset)
+            b = add(add(starts[1], mul(column, unit)), offset)
+            sums = mul(add(mul(row, columns), column), 4)
+            builder.evaluate(
+                instruction.call(
+                    builder.address(self.sums, sums),
+                    builder.address(arrays[1], b),
+                    builder.address(arrays[0], a),
+                )
+            )
