@@ -8,6 +8,7 @@ that read it are done.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from tilecore.ir import nodes
 from tilecore.ir.nodes import Buffer, Copy, For, Gemm, Stmt
 from tilecore.ir.visitor import buffers_of, walk
 from tilecore.lowering.cpu.tir import add, index, mul, quotient, remainder
+from tilecore.lowering.cuda.instructions.base import Instruction, asm
 from tilecore.lowering.cuda.memory import SharedPlace
 from tilecore.lowering.cuda.nests import AsyncCopyLowering
 from tilecore.lowering.cuda.products import WgmmaLowering
@@ -51,6 +53,17 @@ class TensorMap:
     tensor: Buffer
     box: tuple[int, ...]
     swizzle_bytes: int
+
+
+@functools.cache
+def opaque() -> Instruction:
+    """Return ``int (int value)``: the value, of which the compiler knows nothing.
+
+    As the length of a loop it keeps the loop: one thread that issues copies gains nothing from
+    having them written out.
+    """
+    body = asm("", ['"+r"(value)'], touches_memory=False) + "\nreturn value;"
+    return Instruction("tc_opaque", "int value", body, "return value;", "int32")
 
 
 class AsyncPipeline:
@@ -216,7 +229,8 @@ class BoxPipelines:
     def _issue(self, pipeline: Pipeline) -> None:
         builder, stages = self.builder, pipeline.stages
         start, trips, _ = self.owner.trips(pipeline.loop)
-        with builder.loop(trips) as turn:
+        count = builder.bind(opaque().call(index(trips)))
+        with builder.loop(count) as turn:
             number = self._number(pipeline.loop, turn)
             stage = builder.bind(remainder(number, stages))
             parity = remainder(add(quotient(number, stages), 1), 2)
