@@ -16,7 +16,7 @@ from tilecore.artifact import (
 )
 from tilecore.device_code import DeviceCode
 from tilecore.errors import ToolchainMissing
-from tilecore.gpu_compiler import Observer, lower_to_tir, names_of, workspaces
+from tilecore.gpu_compiler import Observer, lower_to_tir, workspaces
 from tilecore.inference.gpu.plan import GpuPlan
 from tilecore.ir.nodes import PrimFunc
 from tilecore.ir.printer import format_func
@@ -61,7 +61,7 @@ def compile_amd(
         isa=target.name, config={}, program_digest=digest, versions=compiler_versions(),
         notes=tuple(notes),
         device=DeviceCode(
-            target.arch, source.entries, workspaces=workspaces(program, names_of(func))
+            target.arch, source.entries, workspaces=workspaces(program)
         ),
         resources={
             "registers": max((u.registers for u in usages), default=0),

@@ -46,10 +46,7 @@ def compile_gpu(
 
     plan, program, source = lower_gpu(func, target)
     cubin = compile_cuda(source.text, target.arch)
-    namer = names_of(func)
-    device = DeviceCode(
-        target.arch, source.entries, tensor_maps(program, namer), workspaces(program, namer)
-    )
+    device = DeviceCode(target.arch, source.entries, tensor_maps(program), workspaces(program))
     manifest = Manifest(
         key=key, name=func.name, entry=ENTRY, parameters=parameters, target=target.kind,
         isa=target.name, config={}, program_digest=digest, versions=compiler_versions(),
@@ -117,29 +114,24 @@ def _plan(func: PrimFunc, target: GpuTarget, observer: Observer | None) -> tuple
         return passed, infer(passed, target)
 
 
-def names_of(func: PrimFunc) -> Namer:
-    """Return the names that the parameters have in a manifest."""
-    namer = Namer()
-    for param in func.params:
-        namer.name(param)
-    return namer
-
-
-def tensor_maps(program: LoweredProgram, namer: Namer) -> tuple[TensorMapRecipe, ...]:
+def tensor_maps(program: LoweredProgram) -> tuple[TensorMapRecipe, ...]:
     """Return how the tensor maps of a program are made at a call."""
     return tuple(
         TensorMapRecipe(
-            name=m.name, tensor=m.tensor.name, dtype=str(m.tensor.dtype),
-            shape=_extents(m.tensor, namer), strides=None, box=m.box,
+            name=m.name, tensor=program.names.name(m.tensor), dtype=str(m.tensor.dtype),
+            shape=_extents(m.tensor, program.names), strides=None, box=m.box,
             swizzle_bytes=m.swizzle_bytes,
         )
         for m in program.maps
     )  # fmt: skip
 
 
-def workspaces(program: LoweredProgram, namer: Namer) -> tuple[Workspace, ...]:
+def workspaces(program: LoweredProgram) -> tuple[Workspace, ...]:
     """Return the memory that a call provides."""
-    return tuple(Workspace(b.name, str(b.dtype), _extents(b, namer)) for b in program.workspaces)
+    return tuple(
+        Workspace(program.names.name(b), str(b.dtype), _extents(b, program.names))
+        for b in program.workspaces
+    )
 
 
 def _extents(buffer: Buffer, namer: Namer) -> tuple[int | str, ...]:

@@ -61,17 +61,20 @@ def run_emulated(
     values: dict[str, Any] = {}
     reached = []
     for param, value in zip(func.params, arguments, strict=True):
-        values[param.name] = raw(value)
+        name = program.names.name(param)
+        values[name] = raw(value)
         if isinstance(param, Pointer) and isinstance(value, np.ndarray):
-            values[param.name] = value.ctypes.data
+            values[name] = value.ctypes.data
             reached.append(value)
     sizes = dimensions(func, arguments)
-    values |= {var.name: value for var, value in sizes.items()}
+    values |= {program.names.name(var): value for var, value in sizes.items()}
     for buffer in program.workspaces:
         shape = [int(evaluate(e, sizes)) for e in buffer.shape]
-        values[buffer.name] = raw(np.zeros(shape, buffer.dtype.numpy))
+        values[program.names.name(buffer)] = raw(np.zeros(shape, buffer.dtype.numpy))
     for spec in program.maps:
-        values[spec.name] = TensorMap(values[spec.tensor.name], spec.box, spec.swizzle_bytes)
+        values[spec.name] = TensorMap(
+            values[program.names.name(spec.tensor)], spec.box, spec.swizzle_bytes
+        )
     emulate(source, values, schedules, known=reached, **options)
     return plan
 

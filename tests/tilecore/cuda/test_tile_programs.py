@@ -4,6 +4,7 @@ Four schedules each: late and early delivery of asynchronous copies, and two ran
 threads; accesses of shared memory that no barrier orders are errors. Nothing here ran on a device.
 """
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ from tilecore.errors import EmulationError, InvalidConfig, UnsupportedOnTarget
 from tilecore.inference.gpu.banks import bank_uses, offsets
 from tilecore.inference.gpu.plan import SharedLayout
 from tilecore.ir.analysis import output_positions
+from tilecore.ir.substitute import Rebuilder
 from tilecore.kernels import KERNELS
 from tilecore.lowering.cuda.memory import shared_offset
 
@@ -331,3 +333,24 @@ def test_the_example_for_hopper_runs():
     assert "wgmma.m64n256k16" in done.stdout
     assert done.stdout.count("emulated, ") == 4
     assert "'spill_bytes': 0" in done.stdout
+
+
+class _Same(Rebuilder):
+    """Gives all tensors one name."""
+
+    def buffer(self, buffer):
+        if id(buffer) not in self._buffers and buffer.scope == "global":
+            self._buffers[id(buffer)] = (buffer, dataclasses.replace(buffer, name="same"))
+        return super().buffer(buffer)
+
+
+def test_tensors_of_one_name_are_told_apart():
+    @T.prim_func
+    def main(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(64):
+                B[i] = A[i] * 2
+
+    a, b = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
+    run_emulated(_Same().func(main), "sm_80", [a, b])
+    np.testing.assert_array_equal(b, a * 2)

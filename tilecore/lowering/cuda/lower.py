@@ -23,6 +23,7 @@ from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Var, cast, const, int_value
 from tilecore.ir.fold import reducer_update
 from tilecore.ir.nodes import Buffer, For, KernelLaunch, PrimFunc, Stmt
+from tilecore.ir.printer import Namer
 from tilecore.ir.trips import trip_count
 from tilecore.ir.visitor import walk
 from tilecore.lowering.cpu import float8
@@ -88,11 +89,13 @@ class LoweredProgram:
             then dynamic dimensions and workspaces by name, then ``maps``.
         workspaces: tensors that the caller provides and that hold nothing between calls.
         maps: tensor maps that the caller encodes.
+        names: what parameters, dimensions and workspaces are called.
     """
 
     func: Any
     workspaces: tuple[Buffer, ...]
     maps: tuple[TensorMap, ...]
+    names: Namer
 
 
 def lower_function(func: PrimFunc, plan: GpuPlan, target: GpuTarget) -> LoweredProgram:
@@ -107,24 +110,28 @@ def lower_function(func: PrimFunc, plan: GpuPlan, target: GpuTarget) -> LoweredP
     tensors: dict[Buffer, TensorPlace] = {}
     workspaces: list[Buffer] = []
     maps: list[tuple[TensorMap, Any]] = []
+    names = Namer()
+    for param in func.params:
+        names.name(param)
     for param in func.params:
         if isinstance(param, Buffer):
-            tensors[param] = tensor_place(param, target)
+            tensors[param] = tensor_place(param, target, names.name(param))
             params.append(tensors[param].memory)
         else:
             kind = str(param.dtype)
             carrier = "float32" if kind == "float16" else value_type(kind)
-            params.append(tir.Var(param.name, carrier))
+            params.append(tir.Var(names.name(param), carrier))
             scalars[param] = convert(params[-1], carrier, kind)
     for var in free_vars(func):
-        scalars[var] = tir.Var(var.name, str(var.dtype))
+        scalars[var] = tir.Var(names.name(var), str(var.dtype))
         params.append(scalars[var])
     body = func.body.stmts if isinstance(func.body, nodes.Seq) else (func.body,)
     for stmt in body:
         if isinstance(stmt, nodes.Alloc) and is_workspace(stmt.buffer):
             workspaces.append(stmt.buffer)
-            tensors[stmt.buffer] = tensor_place(stmt.buffer, target)
-            params.append(tensors[stmt.buffer].memory)
+            place = tensor_place(stmt.buffer, target, names.name(stmt.buffer))
+            tensors[stmt.buffer] = place
+            params.append(place.memory)
     prelude: list[Stmt] = []  # what each kernel computes anew: views, and names of values
     for stmt in body:
         if isinstance(stmt, KernelLaunch):
@@ -137,7 +144,7 @@ def lower_function(func: PrimFunc, plan: GpuPlan, target: GpuTarget) -> LoweredP
             raise _unsupported(stmt, target, "statements run inside a T.Kernel region")
     params += [param for _, param in maps]
     made = builder.finish("main", params)
-    return LoweredProgram(made, tuple(workspaces), tuple(m for m, _ in maps))
+    return LoweredProgram(made, tuple(workspaces), tuple(m for m, _ in maps), names)
 
 
 def is_workspace(buffer: Buffer) -> bool:
@@ -145,8 +152,8 @@ def is_workspace(buffer: Buffer) -> bool:
     return buffer.scope == "global" and buffer.base is None and buffer.address is None
 
 
-def tensor_place(buffer: Buffer, target: GpuTarget) -> TensorPlace:
-    """Return the place of a tensor parameter."""
+def tensor_place(buffer: Buffer, target: GpuTarget, name: str) -> TensorPlace:
+    """Return the place of a tensor, a parameter called ``name``."""
     if str(buffer.dtype) not in SUPPORTED:
         raise UnsupportedOnTarget(
             what=f"element type {buffer.dtype}", target=target.name,
@@ -169,7 +176,7 @@ def tensor_place(buffer: Buffer, target: GpuTarget) -> TensorPlace:
     if buffer.dtype.is_packed:
         size = -(-size // 2)
     memory = tir.decl_buffer(
-        (max(1, min(size, INT32_MAX)),), memory_type(str(buffer.dtype)), buffer.name,
+        (max(1, min(size, INT32_MAX)),), memory_type(str(buffer.dtype)), name,
         data_alignment=buffer.dtype.itemsize,
     )  # fmt: skip
     return TensorPlace(memory, str(buffer.dtype), shape, strides)
@@ -458,7 +465,7 @@ class LaunchLowering:
             return
         if buffer.address is not None:
             address = tir.reinterpret("handle", self.accessor.scalar(buffer.address))
-            place = tensor_place(buffer, self.target)
+            place = tensor_place(buffer, self.target, buffer.name)
             memory = self.builder.at_address(address, memory_type(str(buffer.dtype)), buffer.name)
             self.accessor.places[buffer] = replace(place, memory=memory)
         elif buffer.base is not None:
@@ -483,7 +490,7 @@ class LaunchLowering:
             memory = self.builder.view(base.memory, math.prod(shape), kind, buffer.name, "local")
             return LocalPlace(memory, str(buffer.dtype), shape)
         if isinstance(base, TensorPlace):
-            place = tensor_place(buffer, self.target)
+            place = tensor_place(buffer, self.target, buffer.name)
             memory = self.builder.view(base.memory, INT32_MAX, kind, buffer.name, "global")
             return replace(place, memory=memory)
         raise _unsupported(stmt, self.target, f"no view of `{buffer.base.name}` yet")
