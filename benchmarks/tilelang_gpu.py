@@ -38,7 +38,7 @@ def ours(number: int, cubin: Path) -> float:
     from gpu_programs import PROGRAMS
 
     import tilecore.codegen.cuda
-    import tilecore.lowering.cuda.lower  # noqa: F401
+    import tilecore.lowering.cuda.program  # noqa: F401
     from tilecore.codegen.nvrtc import compile_cuda, load_nvrtc
     from tilecore.gpu_compiler import lower_gpu
     from tilecore.target import parse_gpu_target

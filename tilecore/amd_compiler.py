@@ -23,7 +23,7 @@ from tilecore.ir.printer import format_func
 
 if TYPE_CHECKING:
     from tilecore.codegen.rocm import RocmCode, RocmSource
-    from tilecore.lowering.cuda.lower import LoweredProgram
+    from tilecore.lowering.cuda.program import LoweredProgram
 
 RELOCATABLE = "machine code: a relocatable object; ld.lld, which makes it loadable, is not here"
 UNTRIED = "this code has not run on an AMD device"

@@ -22,7 +22,7 @@ from tilecore.passes.pipeline import GPU_PIPELINE, run_passes
 
 if TYPE_CHECKING:
     from tilecore.codegen.cuda import CudaSource
-    from tilecore.lowering.cuda.lower import LoweredProgram
+    from tilecore.lowering.cuda.program import LoweredProgram
 
 Observer = Callable[[str, Any], None]
 SHARED_MEMORY = "shared memory"  # the limit that programs without staged outputs may still keep
@@ -87,7 +87,7 @@ def lower_to_tir(
 
     verify -> bounds, races -> passes -> verify -> infer -> lower
     """
-    from tilecore.lowering.cuda.lower import lower_function
+    from tilecore.lowering.cuda.program import lower_function
 
     see: Observer = observer or (lambda stage, value: None)
     verify(func)

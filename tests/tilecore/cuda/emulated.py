@@ -19,7 +19,7 @@ from tilecore.ir.evaluate import evaluate
 from tilecore.ir.expr import Expr, Pointer, Var
 from tilecore.ir.nodes import PrimFunc
 from tilecore.ir.printer import Namer
-from tilecore.lowering.cuda.lower import LoweredProgram
+from tilecore.lowering.cuda.program import LoweredProgram
 from tilecore.runtime.dims import bind
 from tilecore.target import parse_target
 

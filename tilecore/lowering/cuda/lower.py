@@ -1,41 +1,34 @@
-"""lower_function(): a program and its plan as TIR for CUDA; each statement has a lowering."""
+"""LaunchLowering: one kernel launch and its plan as TIR; each statement has a lowering."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import tirx as tir
 
 import tilecore.lowering.cuda.instructions as ptx
-from tilecore.errors import UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.loops import is_barrier_setup
-from tilecore.inference.gpu.plan import Box, GpuLaunchPlan, GpuPlan, SharedLayout
+from tilecore.inference.gpu.plan import Box, GpuLaunchPlan, SharedLayout
 from tilecore.ir import nodes
 from tilecore.ir.alike import alike_stores
-from tilecore.ir.analysis import free_vars, pads
+from tilecore.ir.analysis import pads
 from tilecore.ir.bounds import NON_NEGATIVE
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Var, cast, const, int_value
 from tilecore.ir.fold import reducer_update
-from tilecore.ir.nodes import Buffer, For, KernelLaunch, PrimFunc, Stmt
-from tilecore.ir.printer import Namer
+from tilecore.ir.nodes import Buffer, For, Stmt
 from tilecore.ir.trips import trip_count
 from tilecore.ir.visitor import walk
-from tilecore.lowering.cpu import float8
 from tilecore.lowering.cpu.tir import add, index, maximum, mul, typed
-from tilecore.lowering.cuda.access import INT32_MAX, Accessor
+from tilecore.lowering.cuda.access import Accessor
 from tilecore.lowering.cuda.builder import CudaBuilder
 from tilecore.lowering.cuda.folds import FoldLowering, scratch_bytes
 from tilecore.lowering.cuda.instruction_set import instruction_set
 from tilecore.lowering.cuda.memory import (
     FragmentPlace,
-    LocalPlace,
-    Place,
     SharedPlace,
     TensorPlace,
 )
@@ -52,9 +45,10 @@ from tilecore.lowering.cuda.pipelines import (
     map_parameter,
     store_box,
 )
-from tilecore.lowering.cuda.products import FmaLowering, MmaLowering, WgmmaLowering
+from tilecore.lowering.cuda.products import FmaLowering, MmaLowering
 from tilecore.lowering.cuda.raster import rasterized
-from tilecore.lowering.cuda.scalar import convert, memory_type, value_type
+from tilecore.lowering.cuda.scalar import memory_type
+from tilecore.lowering.cuda.tensors import unsupported
 from tilecore.lowering.cuda.threads import (
     broadcast,
     emit_arrive,
@@ -66,11 +60,9 @@ from tilecore.lowering.cuda.threads import (
     init_barriers,
     is_barrier,
 )
+from tilecore.lowering.cuda.views import declare
+from tilecore.lowering.cuda.wgmma import WgmmaLowering
 
-SUPPORTED = (
-    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
-    "float16", "bfloat16", "float32", "float64", "int4", "uint4", *float8.NAMES,
-)  # fmt: skip
 PRODUCTS = {
     "mma": MmaLowering, "fma": FmaLowering, "wgmma": WgmmaLowering, "mfma": MfmaLowering,
 }  # fmt: skip
@@ -78,119 +70,6 @@ SCRATCH_BYTES = 8  # of what a thread tells others through shared memory
 MIN_BLOCKS = "tirx.launch_bounds_min_blocks_per_sm"
 COMPUTING = 1  # named barrier of the threads that compute, where others issue copies
 SHARED_ALIGNMENT = 1024  # of what swizzles of 128 bytes repeat after
-
-
-@dataclass(frozen=True, slots=True)
-class LoweredProgram:
-    """A program in TIR.
-
-    Attributes:
-        func: a PrimFunc with a kernel per launch. Its parameters are those of the program in order,
-            then dynamic dimensions and workspaces by name, then ``maps``.
-        workspaces: tensors that the caller provides and that hold nothing between calls.
-        maps: tensor maps that the caller encodes.
-        names: what parameters, dimensions and workspaces are called.
-    """
-
-    func: Any
-    workspaces: tuple[Buffer, ...]
-    maps: tuple[TensorMap, ...]
-    names: Namer
-
-
-def lower_function(func: PrimFunc, plan: GpuPlan, target: GpuTarget) -> LoweredProgram:
-    """Return ``func`` in TIR.
-
-    Raises:
-        UnsupportedOnTarget: an element type or statement that this code generator does not have
-            (TC302).
-    """
-    builder = CudaBuilder()
-    params, scalars = [], {}
-    tensors: dict[Buffer, TensorPlace] = {}
-    workspaces: list[Buffer] = []
-    maps: list[tuple[TensorMap, Any]] = []
-    names = Namer()
-    for param in func.params:
-        names.name(param)
-    for param in func.params:
-        if isinstance(param, Buffer):
-            tensors[param] = tensor_place(param, target, names.name(param))
-            params.append(tensors[param].memory)
-        else:
-            kind = str(param.dtype)
-            carrier = "float32" if kind == "float16" else value_type(kind)
-            params.append(tir.Var(names.name(param), carrier))
-            scalars[param] = convert(params[-1], carrier, kind)
-    for var in free_vars(func):
-        scalars[var] = tir.Var(names.name(var), str(var.dtype))
-        params.append(scalars[var])
-    body = func.body.stmts if isinstance(func.body, nodes.Seq) else (func.body,)
-    for stmt in body:
-        if isinstance(stmt, nodes.Alloc) and is_workspace(stmt.buffer):
-            workspaces.append(stmt.buffer)
-            place = tensor_place(stmt.buffer, target, names.name(stmt.buffer))
-            tensors[stmt.buffer] = place
-            params.append(place.memory)
-    prelude: list[Stmt] = []  # what each kernel computes anew: views, and names of values
-    for stmt in body:
-        if isinstance(stmt, KernelLaunch):
-            launch = LaunchLowering(builder, plan.launches[stmt], target, tensors, scalars, maps)
-            launch.emit(prelude)
-        elif isinstance(stmt, (nodes.Alloc, nodes.Let)):
-            if not (isinstance(stmt, nodes.Alloc) and is_workspace(stmt.buffer)):
-                prelude.append(stmt)
-        elif not isinstance(stmt, nodes.Annotate):
-            raise _unsupported(stmt, target, "statements run inside a T.Kernel region")
-    params += [param for _, param in maps]
-    made = builder.finish("main", params)
-    return LoweredProgram(made, tuple(workspaces), tuple(m for m, _ in maps), names)
-
-
-def is_workspace(buffer: Buffer) -> bool:
-    """Return whether an allocation is memory of the program's own, which the caller provides."""
-    return buffer.scope == "global" and buffer.base is None and buffer.address is None
-
-
-def tensor_place(buffer: Buffer, target: GpuTarget, name: str) -> TensorPlace:
-    """Return the place of a tensor, a parameter called ``name``."""
-    if str(buffer.dtype) not in SUPPORTED:
-        raise UnsupportedOnTarget(
-            what=f"element type {buffer.dtype}", target=target.name,
-            reason=f"supported: {', '.join(SUPPORTED)}", span=buffer.span,
-        )  # fmt: skip
-    shape = tuple(_known(e) for e in buffer.shape)
-    if buffer.strides is not None:
-        strides = tuple(_known(e) for e in buffer.strides)
-    else:
-        steps: list[Expr | int] = []
-        step: Expr | int = 1
-        for extent in reversed(shape):
-            steps.append(step)
-            if isinstance(step, int) and isinstance(extent, int):
-                step = step * extent
-            else:
-                step = cast(const(step) if isinstance(step, int) else step, "int64") * extent
-        strides = tuple(reversed(steps))
-    size = math.prod(e for e in shape if isinstance(e, int)) if buffer.static_shape else INT32_MAX
-    if buffer.dtype.is_packed:
-        size = -(-size // 2)
-    memory = tir.decl_buffer(
-        (max(1, min(size, INT32_MAX)),), memory_type(str(buffer.dtype)), name,
-        data_alignment=buffer.dtype.itemsize,
-    )  # fmt: skip
-    return TensorPlace(memory, str(buffer.dtype), shape, strides)
-
-
-def _known(extent: Expr) -> Expr | int:
-    size = int_value(extent)
-    return extent if size is None else size
-
-
-def _unsupported(stmt: Stmt, target: GpuTarget, reason: str) -> UnsupportedOnTarget:
-    return UnsupportedOnTarget(
-        what=f"a {type(stmt).__name__} statement", target=target.name, reason=reason, span=stmt.span
-    )
 
 
 class LaunchLowering:
@@ -347,7 +226,7 @@ class LaunchLowering:
                 for child in stmts:
                     self.statement(child)
             case nodes.Alloc(buffer=buffer):
-                self._alloc(buffer, stmt)
+                declare(self, buffer, stmt)
             case nodes.Copy() if id(stmt) in self.ahead:
                 pass  # the loop around has issued it
             case nodes.Fill() if is_barrier_setup(stmt):
@@ -433,7 +312,7 @@ class LaunchLowering:
             case nodes.Wait():
                 emit_wait(accessor, stmt, self.target)
             case nodes.Alloc(buffer=buffer):
-                self._alloc(buffer, stmt)
+                declare(self, buffer, stmt)
             case nodes.Assert():
                 emit_assert(accessor, stmt)
             case nodes.Print() if accessor.turn is None and not self.launch.thread_vars:
@@ -444,7 +323,7 @@ class LaunchLowering:
             case nodes.Annotate() | nodes.Pad():
                 pass
             case _:
-                raise _unsupported(stmt, self.target, "no code for it yet")
+                raise unsupported(stmt, self.target, "no code for it yet")
 
     def _child(self, stmt: Stmt) -> None:
         """Emit a nested statement: of the block outside of nests, of the thread inside."""
@@ -452,48 +331,6 @@ class LaunchLowering:
             self.statement(stmt)
         else:
             self.inner(stmt)
-
-    def _alloc(self, buffer: Buffer, stmt: Stmt) -> None:
-        if buffer in self.plan.shared or buffer in self.plan.fragments:
-            return
-        shape = buffer.static_shape
-        if buffer.scope == "local" and buffer.base is None and shape is not None:
-            memory = self.builder.local(
-                max(1, math.prod(shape)), memory_type(str(buffer.dtype)), buffer.name
-            )
-            self.accessor.places[buffer] = LocalPlace(memory, str(buffer.dtype), shape)
-            return
-        if buffer.address is not None:
-            address = tir.reinterpret("handle", self.accessor.scalar(buffer.address))
-            place = tensor_place(buffer, self.target, buffer.name)
-            memory = self.builder.at_address(address, memory_type(str(buffer.dtype)), buffer.name)
-            self.accessor.places[buffer] = replace(place, memory=memory)
-        elif buffer.base is not None:
-            self.accessor.places[buffer] = self._view_of(buffer, stmt)
-        elif buffer.scope != "fragment":  # a fragment without a place is never used
-            raise _unsupported(stmt, self.target, f"no place for `{buffer.name}` yet")
-
-    def _view_of(self, buffer: Buffer, stmt: Stmt) -> Place:
-        """Return the place of a view: the memory of another buffer in another shape or type."""
-        assert buffer.base is not None
-        base, shape = self.accessor.places[buffer.base], buffer.static_shape
-        if buffer.dtype.is_packed or buffer.base.dtype.is_packed:
-            raise _unsupported(stmt, self.target, "tiles of 4-bit elements have no views")
-        kind = memory_type(str(buffer.dtype))
-        if isinstance(base, SharedPlace) and shape is not None:
-            layout = SharedLayout(
-                shape or (1,), buffer.dtype.itemsize, 0, shape[-1] if shape else 1,
-                offset_bytes=base.layout.offset_bytes,
-            )  # fmt: skip
-            return SharedPlace(self.view(kind), str(buffer.dtype), layout)
-        if isinstance(base, LocalPlace) and shape is not None:
-            memory = self.builder.view(base.memory, math.prod(shape), kind, buffer.name, "local")
-            return LocalPlace(memory, str(buffer.dtype), shape)
-        if isinstance(base, TensorPlace):
-            place = tensor_place(buffer, self.target, buffer.name)
-            memory = self.builder.view(base.memory, INT32_MAX, kind, buffer.name, "global")
-            return replace(place, memory=memory)
-        raise _unsupported(stmt, self.target, f"no view of `{buffer.base.name}` yet")
 
     # --- loops --------------------------------------------------------------------------------
 

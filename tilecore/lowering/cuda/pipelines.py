@@ -24,7 +24,7 @@ from tilecore.lowering.cpu.tir import add, index, mul, quotient, remainder
 from tilecore.lowering.cuda.instructions.base import Instruction, asm
 from tilecore.lowering.cuda.memory import SharedPlace
 from tilecore.lowering.cuda.nests import AsyncCopyLowering
-from tilecore.lowering.cuda.products import WgmmaLowering
+from tilecore.lowering.cuda.wgmma import WgmmaLowering
 
 if TYPE_CHECKING:
     from tilecore.lowering.cuda.lower import LaunchLowering

@@ -1,0 +1,88 @@
+"""lower_function(): a program and its plan as TIR for GPUs, launch by launch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx as tir
+
+from tilecore.gpu_target import GpuTarget
+from tilecore.inference.gpu.plan import GpuPlan
+from tilecore.ir import nodes
+from tilecore.ir.analysis import free_vars
+from tilecore.ir.nodes import Buffer, KernelLaunch, PrimFunc, Stmt
+from tilecore.ir.printer import Namer
+from tilecore.lowering.cuda.builder import CudaBuilder
+from tilecore.lowering.cuda.lower import LaunchLowering
+from tilecore.lowering.cuda.memory import TensorPlace
+from tilecore.lowering.cuda.pipelines import TensorMap
+from tilecore.lowering.cuda.scalar import convert, value_type
+from tilecore.lowering.cuda.tensors import is_workspace, tensor_place, unsupported
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredProgram:
+    """A program in TIR.
+
+    Attributes:
+        func: a PrimFunc with a kernel per launch. Its parameters are those of the program in order,
+            then dynamic dimensions and workspaces by name, then ``maps``.
+        workspaces: tensors that the caller provides and that hold nothing between calls.
+        maps: tensor maps that the caller encodes.
+        names: what parameters, dimensions and workspaces are called.
+    """
+
+    func: Any
+    workspaces: tuple[Buffer, ...]
+    maps: tuple[TensorMap, ...]
+    names: Namer
+
+
+def lower_function(func: PrimFunc, plan: GpuPlan, target: GpuTarget) -> LoweredProgram:
+    """Return ``func`` in TIR.
+
+    Raises:
+        UnsupportedOnTarget: an element type or statement that this code generator does not have
+            (TC302).
+    """
+    builder = CudaBuilder()
+    params, scalars = [], {}
+    tensors: dict[Buffer, TensorPlace] = {}
+    workspaces: list[Buffer] = []
+    maps: list[tuple[TensorMap, Any]] = []
+    names = Namer()
+    for param in func.params:
+        names.name(param)
+    for param in func.params:
+        if isinstance(param, Buffer):
+            tensors[param] = tensor_place(param, target, names.name(param))
+            params.append(tensors[param].memory)
+        else:
+            kind = str(param.dtype)
+            carrier = "float32" if kind == "float16" else value_type(kind)
+            params.append(tir.Var(names.name(param), carrier))
+            scalars[param] = convert(params[-1], carrier, kind)
+    for var in free_vars(func):
+        scalars[var] = tir.Var(names.name(var), str(var.dtype))
+        params.append(scalars[var])
+    body = func.body.stmts if isinstance(func.body, nodes.Seq) else (func.body,)
+    for stmt in body:
+        if isinstance(stmt, nodes.Alloc) and is_workspace(stmt.buffer):
+            workspaces.append(stmt.buffer)
+            place = tensor_place(stmt.buffer, target, names.name(stmt.buffer))
+            tensors[stmt.buffer] = place
+            params.append(place.memory)
+    prelude: list[Stmt] = []  # what each kernel computes anew: views, and names of values
+    for stmt in body:
+        if isinstance(stmt, KernelLaunch):
+            launch = LaunchLowering(builder, plan.launches[stmt], target, tensors, scalars, maps)
+            launch.emit(prelude)
+        elif isinstance(stmt, (nodes.Alloc, nodes.Let)):
+            if not (isinstance(stmt, nodes.Alloc) and is_workspace(stmt.buffer)):
+                prelude.append(stmt)
+        elif not isinstance(stmt, nodes.Annotate):
+            raise unsupported(stmt, target, "statements run inside a T.Kernel region")
+    params += [param for _, param in maps]
+    made = builder.finish("main", params)
+    return LoweredProgram(made, tuple(workspaces), tuple(m for m, _ in maps), names)
