@@ -56,6 +56,15 @@ def run_emulated(
         head, kernel, body = source.emulated.partition('extern "C" __global__')
         body = body.replace(without, ";" if without.endswith(";") else "")
         source = replace(source, emulated=head + kernel + body)
+    values, reached = bound(func, program, arguments)
+    emulate(source, values, schedules, known=reached, **options)
+    return plan
+
+
+def bound(
+    func: PrimFunc, program: LoweredProgram, arguments: Sequence[Any]
+) -> tuple[dict[str, Any], list[Any]]:
+    """Return (what the kernels' parameters get, arrays that they reach by address)."""
     values: dict[str, Any] = {}
     reached = []
     for param, value in zip(func.params, arguments, strict=True):
@@ -70,8 +79,7 @@ def run_emulated(
         values[buffer.name] = raw(np.zeros(shape, buffer.dtype.numpy))
     for spec in program.maps:
         values[spec.name] = TensorMap(values[spec.tensor.name], spec.box, spec.swizzle_bytes)
-    emulate(source, values, schedules, known=reached, **options)
-    return plan
+    return values, reached
 
 
 def dimensions(func: PrimFunc, arguments: Sequence[Any]) -> Mapping[Var, int]:

@@ -67,7 +67,9 @@ def resolve(call: Call) -> tuple[str, str]:
 
 def _define(call: Call, body: str) -> tuple[str, str]:
     spaces = "".join(f".p{a.space}" for a in call.args if a.dtype == "ptr")
-    symbol = f"{call.name}{spaces}"
+    # A name of the C library would mean the library's own function to LLVM.
+    prefix = "" if call.name.startswith("tc_") else "tc_"
+    symbol = f"{prefix}{call.name}{spaces}"
     parameters = ", ".join(f"{a.type} %a{i}" for i, a in enumerate(call.args))
     return symbol, HEAD.format(
         returns=LLVM_TYPES[call.returns], name=symbol, parameters=parameters, body=body.rstrip()
