@@ -28,9 +28,9 @@ from tilecore import kernels
 from workers.host import detect
 
 FITTED = (
-    "efficiency", "latency_slots", "call_slots", "c_vector_slots", "l2_bytes_per_slot",
-    "l3_factor", "a_copy_bytes_per_slot", "b_pack_bytes_per_slot", "b_pack_once_factor",
-    "overlap_power", "in_place_start_bytes",
+    "efficiency", "fetched_efficiency", "latency_slots", "call_slots", "c_vector_slots",
+    "l2_bytes_per_slot", "l3_factor", "a_copy_bytes_per_slot", "a_stage_bytes_per_slot",
+    "b_pack_bytes_per_slot", "b_pack_once_factor", "overlap_power", "in_place_start_bytes",
 )  # fmt: skip
 
 

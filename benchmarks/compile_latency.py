@@ -8,6 +8,10 @@ empty store, in a process that has imported everything; times are medians of wal
 CPU time. The call overhead is that of a kernel on 64 elements beside a bare ``torch.add`` into an
 output of that size. TileLang itself has no target that takes these programs without a GPU, so there
 is no peer to time.
+
+For GPUs (--gpu, default a100 and h100; none is needed): the same programs to a cubin by NVRTC, and
+how many candidates a core builds per second; the goals are 0.25 s (sm_80 GEMM), 0.4 s (sm_90a GEMM)
+and 1 s (attention) of CPU time.
 """
 
 from __future__ import annotations
@@ -29,8 +33,12 @@ import tilecore as tilelang
 import tilecore.language as T
 from tilecore import runtime
 from tilecore.artifact import ArtifactStore, compiler_versions
+from tilecore.codegen.cubin import read_features
+from tilecore.codegen.nvrtc import compile_cuda, load_nvrtc
 from tilecore.compiler import compile, lower
 from tilecore.frontend import source
+from tilecore.gpu_compiler import lower_gpu
+from tilecore.gpu_target import GpuTarget
 from tilecore.ir.nodes import PrimFunc
 from tilecore.target import parse_target
 
@@ -156,6 +164,35 @@ def measure(program: Callable[[], PrimFunc], repeats: int) -> dict[str, dict[str
         }
 
 
+def measure_gpu(program: Callable[[], PrimFunc], name: str, repeats: int) -> dict[str, Any]:
+    """Return the times of one program by phase for a GPU, and what its machine code uses."""
+    target = parse_target(name)
+    assert isinstance(target, GpuTarget)
+    func = program()
+    text = lower_gpu(func, target)[2].text
+    cubin = compile_cuda(text, target.arch)
+
+    def build() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            compile(func, target, store=ArtifactStore(Path(folder)))
+
+    build()
+    phases = {
+        "infer, lower, generate": timed(lambda: lower_gpu(func, target), repeats),
+        "NVRTC": timed(lambda: compile_cuda(text, target.arch), repeats),
+        "compile and store": timed(build, repeats),
+        "static features": timed(lambda: read_features(cubin.data, target.arch), repeats),
+    }
+    (features,) = read_features(cubin.data, target.arch).values()
+    return {
+        "phases": phases,
+        "candidates_per_s_per_core": 1e3 / phases["compile and store"]["cpu_ms"],
+        "registers": features.registers,
+        "spill_bytes": cubin.spills,
+        "instructions": features.instructions,
+    }
+
+
 def call_overhead_us(calls: int = 20_000, rounds: int = 7) -> dict[str, float]:
     """Return the time of a call on 64 elements in us: ours through the kernel, and torch.add."""
 
@@ -192,6 +229,7 @@ def main() -> None:
     )
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--gpu", nargs="*", default=["a100", "h100"], help="names of GPUs")
     args = parser.parse_args()
     record: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -204,6 +242,20 @@ def main() -> None:
             print(
                 f"{program.__name__:>11}  {phase:<20} {times['wall_ms']:8.1f} ms wall "
                 f"{times['cpu_ms']:8.1f} ms CPU"
+            )
+    for name in args.gpu if load_nvrtc() is not None else ():
+        for program in (quickstart, attention):
+            key = f"{program.__name__}, {name}"
+            record[key] = built = measure_gpu(program, name, args.repeats)
+            for phase, times in built["phases"].items():
+                print(
+                    f"{key:>17}  {phase:<24} {times['wall_ms']:8.1f} ms wall "
+                    f"{times['cpu_ms']:8.1f} ms CPU"
+                )
+            print(
+                f"{key:>17}  {built['candidates_per_s_per_core']:.1f} candidates/s per core, "
+                f"{built['registers']} registers, {built['spill_bytes']} bytes spilled, "
+                f"{built['instructions']} instructions"
             )
     record["call_us"] = call_overhead_us()
     for name, microseconds in record["call_us"].items():

@@ -1,9 +1,9 @@
 """What the CPU lowering uses where a config leaves a choice open, and tile counts that follow.
 
 Mirrors ``tilecore.inference.cpu``: micro_n = 0 means 2 vectors, micro_m = 0 the most rows that stay
-in registers, pack "auto" means A per block and B once per call where blocks share it; few rows read
-B in place; on tiles (AMX) two by two of them take the place of the register tile, whatever micro_m
-and micro_n say.
+in registers, pack "auto" means A by groups of rows where enough panels use them, else per block,
+and B once per call where blocks share it; few rows read B in place; on tiles (AMX) two by two of
+them take the place of the register tile, whatever micro_m and micro_n say.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from recommender.hardware import HardwareProfile
 from tilecore.graph import Contraction, evaluate
-from tilecore.inference import few_rows, plan
+from tilecore.inference import few_rows, gemm_order, plan
 from tilecore.inference.dots import DOTS, TILE_ROWS, Dot
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr
@@ -44,6 +44,7 @@ class Tiling:
     micro_n: Floats
     lanes: int
     is_a_packed: Mask
+    is_a_staged: Mask
     is_b_hoisted: Mask
     is_b_in_place: Mask
     a_reuse: Floats
@@ -83,6 +84,18 @@ class Tiling:
         return (self.grid_n - 1) * full + np.ceil(last / self.panel)
 
     @property
+    def panels_per_block(self) -> Floats:
+        """Panels of one tile of B."""
+        return np.maximum(1.0, np.ceil(np.minimum(self.block_n, self.n) / self.panel))
+
+    def takes_rows_first(self, size: float) -> Mask:
+        """Whether each group of rows meets all panels of B, of elements of ``size`` bytes."""
+        tile = np.ceil(self.block_n / self.panel) * self.panel * self.block_k * size
+        fits = (tile > gemm_order.L1_BYTES) & (tile <= gemm_order.L2_BYTES)
+        several = (self.block_n > self.panel) & (self.block_m > self.micro_m)
+        return self.is_a_staged | (several & fits & (self.dot is None))
+
+    @property
     def row_tiles(self) -> Floats:
         """Register tiles along m in all block rows; rows beyond the edge are skipped."""
         last = self.m - (self.grid_m - 1) * self.block_m
@@ -120,7 +133,10 @@ def tiling(site: Contraction, columns: Columns, hardware: HardwareProfile) -> Ti
     if dot is not None and dot.is_tiled:
         micro_m = np.minimum(2.0 * TILE_ROWS, block_m)
         micro_n = np.minimum(2.0, np.ceil(block_n / lanes))
-    pack_b = columns.get("pack_b", autos)
+    pack_a, pack_b = columns.get("pack_a", autos), columns.get("pack_b", autos)
+    pays = np.ceil(block_n / (micro_n * lanes)) >= gemm_order.FEW_PANELS
+    is_staged = (pack_a == "rows") | ((pack_a == "auto") & pays & (dot is None))
+    is_staged &= (dot is None or dot.is_tiled) and not site.a.is_transposed
     most_in_place = few_rows.MOST_ROWS[plan.DOTS if site.b.is_transposed else plan.SUMS]
     if dot is not None and dot.is_tiled and site.b.is_transposed:
         most_in_place = few_rows.MOST_ROWS_BESIDE_TILES
@@ -128,7 +144,7 @@ def tiling(site: Contraction, columns: Columns, hardware: HardwareProfile) -> Ti
     return Tiling(
         m=m, n=n, k=k, block_m=block_m, block_n=block_n, block_k=block_k,
         micro_m=micro_m, micro_n=micro_n, lanes=lanes,
-        is_a_packed=columns.get("pack_a", autos) != "none",
+        is_a_packed=(pack_a != "none") & ~is_staged, is_a_staged=is_staged,
         is_b_hoisted=(pack_b != "block") & (b_reuse > 1),
         is_b_in_place=np.isin(pack_b, ("auto", "none")) & (b_reuse <= 1) & (m <= most_in_place),
         a_reuse=a_reuse, b_reuse=b_reuse, dot=dot,

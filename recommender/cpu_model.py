@@ -21,6 +21,8 @@ from recommender.hardware import HardwareProfile
 from recommender.tile_model import tile_terms
 from tilecore.graph import Contraction
 
+LINE_BYTES = 64.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuConstants:
@@ -32,12 +34,14 @@ class CpuConstants:
     """
 
     efficiency: float = 0.76  # of FMA peak that a micro-kernel reaches in cache
+    fetched_efficiency: float = 0.9  # where b is fetched ahead, to L1
     latency_slots: float = 10.0  # independent FMAs in flight needed for full rate
     call_slots: float = 50.0  # starting and ending one run of the micro-kernel
     c_vector_slots: float = 3.75  # load and store of one vector of C
     l2_bytes_per_slot: float = 12.8  # sustained L2 to L1
     l3_factor: float = 1.5  # L3 rate per core relative to core_bandwidth_bytes_per_s
     a_copy_bytes_per_slot: float = 4.8  # rows to padded rows
+    a_stage_bytes_per_slot: float = 6.4  # the same by groups of rows, fetched ahead
     b_pack_bytes_per_slot: float = 4.0  # rows to panels
     b_pack_once_factor: float = 1.0  # time of packing B once relative to packing it in blocks
     overlap_power: float = 4.0  # p of the p-norm that joins resources used at the same time
@@ -60,16 +64,18 @@ def core_terms(
     far = hardware.core_bandwidth_bytes_per_s * c.l3_factor
     runs = t.row_tiles * t.panels * t.steps
     rows, depth = t.rows_per_tile, t.depth
-    per_k_s = runs * depth * slot_s / group
-    fma = rows * t.micro_n * per_k_s / c.efficiency
-    loads = (rows + t.micro_n) * per_k_s / c.efficiency
-    latency = c.latency_slots * per_k_s / c.efficiency
+    efficiency = np.where(t.takes_rows_first(size), c.fetched_efficiency, c.efficiency)
+    per_k_s = runs * depth * slot_s / group / efficiency
+    fma = rows * t.micro_n * per_k_s
+    loads = (rows + t.micro_n) * per_k_s
+    latency = c.latency_slots * per_k_s
     near, distant = _stream_bytes_per_k(t, site, hardware, constants, size)
     l2 = near * runs * depth * slot_s / c.l2_bytes_per_slot
     l3 = distant * runs * depth / far
     kernel = _p_norm((fma, loads, latency, l2, l3), c.overlap_power)
     a_bytes, b_bytes = t.m * t.k * size, t.k * t.n * size
-    copies = np.where(t.is_a_packed, t.a_reuse, 0)
+    copies = np.where(t.is_a_packed, t.a_reuse / c.a_copy_bytes_per_slot, 0.0)
+    copies = copies + np.where(t.is_a_staged, t.a_reuse / c.a_stage_bytes_per_slot, 0.0)
     own = np.where(t.is_b_hoisted | t.is_b_in_place, 0, t.b_reuse)
     once = np.where(t.is_b_hoisted, 1.0, 0.0)
     pack_b_s = b_bytes * (slot_s / c.b_pack_bytes_per_slot)
@@ -81,7 +87,7 @@ def core_terms(
         calls=runs * c.call_slots * slot_s,
         update_c=runs * rows * t.micro_n * c.c_vector_slots * slot_s
         + t.m * t.n * sum_size * c_far / far,
-        pack_a=a_bytes * (copies * slot_s / c.a_copy_bytes_per_slot),
+        pack_a=a_bytes * copies * slot_s,
         pack_b=pack_b_s * own,
         pack_b_once=once * (pack_b_s * c.b_pack_once_factor + b_bytes / far),
     )  # fmt: skip
@@ -95,22 +101,60 @@ def _stream_bytes_per_k(
     size: float,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return bytes per step of k of one micro-kernel run that come from L2 and from beyond."""
-    line = 64.0
+    first = t.takes_rows_first(size)
+    near, far = _bytes_panels_first(t, site, hardware, constants, size)
+    near_rows, far_rows = _bytes_rows_first(t, site, hardware, constants, size)
+    return np.where(first, near_rows, near), np.where(first, far_rows, far)
+
+
+def _clashes(t: Tiling, site: Contraction, constants: CpuConstants) -> np.ndarray:
+    """Return where rows of a read in place push each other out of L1."""
+    sets = 4096.0 / np.gcd(int(row_stride_bytes(site)), 4096)
+    in_place = ~t.is_a_packed & ~t.is_a_staged
+    clash: np.ndarray = in_place & (t.micro_m > constants.l1_ways * sets)
+    return clash
+
+
+def _bytes_rows_first(
+    t: Tiling,
+    site: Contraction,
+    hardware: HardwareProfile,
+    constants: CpuConstants,
+    size: float,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the same where a group of rows meets all panels: b streams, the group stays."""
+    panel, a_rows = t.panel * size, t.rows_per_tile * size
+    row_runs = np.maximum(1.0, np.ceil(np.minimum(t.block_m, t.m) / t.micro_m))
+    stays = a_rows * t.depth <= 0.8 * hardware.l1d_bytes
+    a_near = np.where(stays, a_rows / t.panels_per_block, a_rows)
+    a_near = np.where(_clashes(t, site, constants), t.rows_per_tile * LINE_BYTES, a_near)
+    from_l2 = panel + a_near
+    b_tile = np.minimum(t.block_n, t.n) * t.depth * size
+    once = np.where(t.is_b_hoisted, panel / row_runs, 0.0)
+    b_far = np.where(b_tile <= 0.75 * hardware.l2_bytes, once, panel)
+    return from_l2, a_rows / t.panels_per_block + b_far
+
+
+def _bytes_panels_first(
+    t: Tiling,
+    site: Contraction,
+    hardware: HardwareProfile,
+    constants: CpuConstants,
+    size: float,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the same where a panel meets all rows."""
     l1, l2 = hardware.l1d_bytes, hardware.l2_bytes
     panel, a_rows = t.panel * size, t.rows_per_tile * size
     row_runs = np.maximum(1.0, np.ceil(np.minimum(t.block_m, t.m) / t.micro_m))
     in_l1 = (panel + a_rows) * t.depth <= 0.8 * l1
     from_l2 = np.where(in_l1, panel / row_runs, panel) + a_rows
-    stride = row_stride_bytes(site)
-    sets = 4096.0 / np.gcd(int(stride), 4096)
-    clash = ~t.is_a_packed & (t.micro_m > constants.l1_ways * sets)
+    clash = _clashes(t, site, constants)
     column_walk = ~t.is_a_packed & site.a.is_transposed
-    a_lines = t.rows_per_tile * line
+    a_lines = t.rows_per_tile * LINE_BYTES
     from_l2 = from_l2 + np.where(clash, a_lines - a_rows, 0)
-    from_l2 = from_l2 + np.where(column_walk, np.maximum(line - a_rows, 0), 0)
+    from_l2 = from_l2 + np.where(column_walk, np.maximum(LINE_BYTES - a_rows, 0), 0)
     a_tile = np.minimum(t.block_m, t.m) * t.depth * size
     b_tile = np.minimum(t.block_n, t.n) * t.depth * size
-    panel_runs = np.maximum(1.0, np.ceil(np.minimum(t.block_n, t.n) / t.panel))
     # B from beyond L2: each panel once per block, spread over the row tiles that share it
     b_stays = ~t.is_b_hoisted & (a_tile + b_tile <= 0.75 * l2)
     b_far = np.where(b_stays, 0.0, panel / row_runs)
@@ -118,7 +162,7 @@ def _stream_bytes_per_k(
     a_stays = a_tile + panel * t.depth <= 0.75 * l2
     # rows read in place come in short segments far apart, which no prefetcher keeps up with
     restart = 1.0 + constants.in_place_start_bytes / (t.depth * size)
-    first = np.where(t.is_a_packed, 0.0, a_rows / panel_runs * restart)
+    first = np.where(t.is_a_packed, 0.0, a_rows / t.panels_per_block * restart)
     a_far = np.where(a_stays, first, a_rows)
     return from_l2, a_far + b_far
 

@@ -64,7 +64,7 @@ def tile_terms(
     c_rate = np.where(spills, far, c.c_bytes_per_slot / slot_s)
     moved = runs * sums * (2.0 - 1.0 / t.steps)
     a_bytes, b_bytes = t.m * t.k * size, t.k * t.n * size
-    copies = np.where(t.is_a_packed, t.a_reuse, 0)
+    copies = np.where(t.is_a_packed | t.is_a_staged, t.a_reuse, 0)
     pieces = 1.0 if site.b.is_transposed else np.minimum(1.0, t.block_n * size / PIECE_BYTES)
     pack_b_s = b_bytes * (slot_s / c.b_pack_bytes_per_slot + 1.0 / far) / np.sqrt(pieces)
     zero = np.zeros_like(fma)
@@ -92,10 +92,11 @@ def _near_bytes(
     row_runs = np.maximum(1.0, np.ceil(np.minimum(t.block_m, t.m) / t.micro_m))
     stays = panel + a_rows <= 0.8 * hardware.l1d_bytes
     crowded = t.micro_m / _rows_kept(t, site, L1_SETS * L1_WAYS)
-    near = np.where(stays, panel / row_runs, panel)
+    first = t.takes_rows_first(size)
+    near = np.where(stays & ~first, panel / row_runs, panel)
     a_tile = np.minimum(t.block_m, t.m) * t.depth * size
-    panel_runs = np.maximum(1.0, np.ceil(np.minimum(t.block_n, t.n) / t.panel))
-    a_rows = np.where(a_tile + panel <= 0.8 * hardware.l1d_bytes, a_rows / panel_runs, a_rows)
+    a_stays = np.where(first, a_rows, a_tile + panel) <= 0.8 * hardware.l1d_bytes
+    a_rows = np.where(a_stays, a_rows / t.panels_per_block, a_rows)
     clash = 1.0 + c.clash_share * np.log2(np.maximum(1.0, crowded))
     total: np.ndarray = near + a_rows * clash
     return total
@@ -109,7 +110,8 @@ def _rows_kept(t: Tiling, site: Contraction, lines: float) -> np.ndarray:
     line = 64
     stride = int(row_stride_bytes(site))
     apart = math.gcd(stride, 1 << 20) / line
-    kept: np.ndarray = np.where(t.is_a_packed, lines, lines / max(1.0, apart))
+    is_copied = t.is_a_packed | t.is_a_staged
+    kept: np.ndarray = np.where(is_copied, lines, lines / max(1.0, apart))
     return kept
 
 
@@ -126,6 +128,8 @@ def _far_bytes(
     b_again = np.where(t.is_b_hoisted, np.where(b_bytes <= l2, 0.0, t.grid_m), b_lost)
     is_apart = block_m <= 0.5 * _rows_kept(t, site, hardware.l2_bytes / 64)
     a_stays = (block_m * t.k * size + sums + b_tile <= l2) & is_apart
-    first = np.where(t.is_a_packed, 0.0, np.where(a_stays, 1.0, t.grid_n))
-    a_lost = np.where((a_step + sums > l2) | ~is_apart, t.panels / t.grid_n, 0.0)
+    is_copied, rows_first = t.is_a_packed | t.is_a_staged, t.takes_rows_first(size)
+    first = np.where(is_copied, 0.0, np.where(a_stays, 1.0, t.grid_n))
+    is_lost = ((a_step + sums > l2) | ~is_apart) & ~rows_first
+    a_lost = np.where(is_lost, t.panels / t.grid_n, 0.0)
     return (first + a_lost) * a_bytes, b_again * b_bytes

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,18 @@ from tilecore.target import Target, parse_target
 from tilecore.tile_config import KnobValue
 
 Observer = Callable[[str, Any], None]
+_LISTENERS: ContextVar[tuple[Callable[[PrimFunc], None], ...]] = ContextVar("listeners", default=())
 LOWERING_KNOBS = ("micro_m", "micro_n", "pack_a", "pack_b")
+
+
+@contextlib.contextmanager
+def listening(listener: Callable[[PrimFunc], None]) -> Iterator[None]:
+    """Let ``listener`` see every program that is compiled inside the block."""
+    token = _LISTENERS.set((*_LISTENERS.get(), listener))
+    try:
+        yield
+    finally:
+        _LISTENERS.reset(token)
 
 
 def default_store() -> ArtifactStore:
@@ -60,6 +73,8 @@ def compile(
         TileError: any fault of the program, the config or the toolchain, by class.
     """
     chosen = parse_target(target)
+    for listener in _LISTENERS.get():
+        listener(func)
     knobs = {k: v for k, v in (config or {}).items() if k in LOWERING_KNOBS}
     digest = program_digest(func)
     key = artifact_key(digest + assertion_places(func), chosen.kind, chosen.name, knobs)

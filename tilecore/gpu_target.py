@@ -211,8 +211,8 @@ def find_gpu_target(name: str, arch: str | None = None) -> GpuTarget | None:
         return find_gpu_target(arch) if arch else local_device() or known[DEFAULT_ARCH]
     if text.startswith("sm_"):
         return known.get(text) or known.get(f"{text}a")
-    plain = re.sub(r"[^a-z0-9]", "", text.removeprefix("nvidia/")).removeprefix("nvidia")
-    plain = re.sub(r"\d+gb.*$", "", plain)
+    text = re.sub(r"[\s-]\d+gb.*$", "", text.removeprefix("nvidia/"))
+    plain = re.sub(r"[^a-z0-9]", "", text).removeprefix("nvidia")
     for ending in ("", "sxm4", "sxm5", "sxm2", "sxm3", "sxm", "hbm3", "nvl", "pcie", "80", "40"):
         found = known.get(ALIASES.get(plain.removesuffix(ending), plain.removesuffix(ending)))
         if plain.endswith(ending) and found is not None:

@@ -118,7 +118,8 @@ class JITKernel:
 
     def with_outputs(self, inputs: list[Any]) -> list[Any]:
         """Return all arguments, with new outputs of the shapes that the inputs give them."""
-        return with_outputs(self.artifact.manifest.parameters, self.output_positions, inputs)
+        parameters, device = self.artifact.manifest.parameters, self.loaded.device_type
+        return with_outputs(parameters, self.output_positions, inputs, device)
 
     def get_kernel_source(self, kernel_only: bool = True) -> str:
         """Return the CUDA text of a GPU's kernel, else the program that was compiled, in tile IR.

@@ -210,6 +210,18 @@ def parse_cpu_target(target: str | Target | GpuTarget | Mapping[str, object] | N
     return found
 
 
+def parse_gpu_target(target: str) -> GpuTarget:
+    """Return the GPU target for a name.
+
+    Raises:
+        UnknownTarget: the name is not known, or a CPU's (TC304).
+    """
+    found = parse_target(target)
+    if not isinstance(found, GpuTarget):
+        raise UnknownTarget(known=", ".join(gpu_targets()), found=target)
+    return found
+
+
 def _name_and_arch(target: object) -> tuple[str, str | None]:
     """Return the name of a target in lower case and the GPU architecture that goes with it."""
     if target is None:

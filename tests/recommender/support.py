@@ -74,6 +74,7 @@ class SimulatedDevice:
         columns = self.space.table([config])
         base = float(estimate(self.space, columns, threads=threads, constants=TRUTH).time_s[0])
         twist = 1.0 + 0.15 * (config["micro_n"] == 3) + 0.1 * (config["block_N"] == 128)
+        twist += 0.1 * (config["pack_a"] == "rows")
         wobble = int(digest([config.key, threads], 8), 16) / 0xFFFFFFFF - 0.5
         return base * twist * math.exp(2 * self.noise * wobble)
 

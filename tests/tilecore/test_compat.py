@@ -413,3 +413,13 @@ def test_a_rewrite_of_tvms_trees_is_refused(tmp_path) -> None:
     outcome = runner.attempt(program)
     assert outcome.kind == runner.REJECTED
     assert "TC302 tvm.tirx.stmt_functor.ir_transform on target llvm" in outcome.reason
+
+
+def test_a_survey_builds_for_gpus_too(folder: Path) -> None:
+    table = folder / "gpu.md"
+    given = ["--survey", str(folder), "--match", "^.*/add.py", "--gpu-out", str(table)]
+    assert main([*given, "--compile-for", "sm_80,h100"]) == 0
+    text = table.read_text()
+    assert "| sm_80 | 1 | 1 | 0 |" in text
+    assert "| h100 | 1 | 1 | 0 |" in text
+    assert main([*given, "--compile-for", "avx2"]) == 2

@@ -50,7 +50,7 @@ def gemm_case(m, n, k, config=None, store=None, **fields):
     assert error <= bound * np.sqrt(k) * 4, (config, error)
 
 
-@pytest.mark.parametrize("pack_a", ["none", "block"])
+@pytest.mark.parametrize("pack_a", ["none", "rows", "block"])
 @pytest.mark.parametrize("pack_b", ["block", "grid"])
 @pytest.mark.parametrize("shape", [(1, 1, 1), (64, 96, 64), (131, 77, 63)])
 def test_gemm_is_right_for_every_packing_and_ragged_shapes(store, shape, pack_a, pack_b):
@@ -80,7 +80,8 @@ def test_gemm_random_configs(store, data):
     config = {
         "block_M": pick("block_M", [8, 17, 64]), "block_N": pick("block_N", [16, 40, 96]),
         "block_K": pick("block_K", [16, 50, 128]), "micro_m": micro_m, "micro_n": micro_n,
-        "pack_a": pick("pack_a", ["none", "block"]), "pack_b": pick("pack_b", ["block", "grid"]),
+        "pack_a": pick("pack_a", ["none", "rows", "block"]),
+        "pack_b": pick("pack_b", ["block", "grid"]),
     }  # fmt: skip
     m, n, k = (data.draw(st.integers(1, 150), label=x) for x in "mnk")
     gemm_case(m, n, k, config, store)
@@ -430,7 +431,7 @@ def test_half_accumulators_are_rounded_once_per_product(store, dtype):
     assert ((c.double() - want).abs() <= bound).all()
 
 
-@pytest.mark.parametrize("pack_a", ["none", "block"])
+@pytest.mark.parametrize("pack_a", ["none", "rows", "block"])
 @pytest.mark.parametrize("clears", ["fill", "argument"])
 def test_rows_and_columns_outside_the_operands_are_zero_in_the_accumulator(store, pack_a, clears):
     """A second product and a whole copy see what lies beyond the edge of A and of B."""

@@ -66,7 +66,9 @@ def test_one_gemm_kernel_for_every_size(store, index):
         np.testing.assert_allclose(out, a.astype(np.float64) @ b, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("config", [{"pack_a": "none"}, {"pack_a": "block", "pack_b": "block"}])
+@pytest.mark.parametrize(
+    "config", [{"pack_a": "none"}, {"pack_a": "rows"}, {"pack_a": "block", "pack_b": "block"}]
+)
 def test_only_the_rows_are_dynamic(store, config):
     func = dynamic_gemm([("m", "int32", 0), (None, None, 70), (None, None, 40)])
     artifact = compile(func, config=config, store=store)

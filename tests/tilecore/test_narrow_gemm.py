@@ -120,7 +120,8 @@ def test_tiles_whose_depth_is_no_multiple_of_a_group(store, path, dtype, block):
 
 
 @pytest.mark.parametrize(
-    "config", [{"pack_a": "none"}, {"pack_b": "block", "micro_m": 5, "micro_n": 3}]
+    "config",
+    [{"pack_a": "none"}, {"pack_a": "rows"}, {"pack_b": "block", "micro_m": 5, "micro_n": 3}],
 )
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 @pytest.mark.parametrize("k", [96, 77])

@@ -182,15 +182,20 @@ def _loops(words: Any, opcodes: Any, arch: str) -> tuple[Loop, ...]:
     ranges = []
     for at in np.nonzero((opcodes & 0x1FF) == _BRANCH_BITS)[0]:
         target = int(at) + 1 + _distance(int(words[at, 0]), int(words[at, 1]), arch)
-        body = {_mnemonic(int(o)) for o in opcodes[target : at + 1]}
-        waits = int(at) - target < WAIT_LENGTH and bool(body & set(WAIT))
-        if 0 <= target < at and not waits:
+        if 0 <= target < at and not _only_waits(opcodes[target : at + 1]):
             ranges.append((target, int(at)))
     ranges.sort(key=lambda r: (r[0], -r[1]))
     return tuple(
         Loop(a, b, sum(1 for c, d in ranges if (c, d) != (a, b) and c <= a and b <= d))
         for a, b in ranges
     )
+
+
+def _only_waits(opcodes: Any) -> bool:
+    """Return whether a loop's instructions do nothing but wait for a barrier."""
+    if opcodes.size > WAIT_LENGTH:
+        return False
+    return any(_mnemonic(int(o)) in WAIT for o in opcodes)
 
 
 _BRANCH_BITS = next(bits for bits, name in MNEMONICS.items() if name == BRANCH)

@@ -24,10 +24,15 @@ from tilecore.lowering.cuda.instructions.base import EMULATED, END, OTHERWISE
 
 ENTRY = "main"
 KERNEL_LAUNCH = 2  # TVM's calling convention of device kernels
-HEADER = """typedef unsigned char uchar; typedef unsigned short ushort; typedef unsigned int uint;
+# NVRTC has no standard headers.
+HEADER = """#ifdef __CUDACC_RTC__
 typedef signed char int8_t; typedef unsigned char uint8_t; typedef short int16_t;
 typedef unsigned short uint16_t; typedef int int32_t; typedef unsigned int uint32_t;
 typedef long long int64_t; typedef unsigned long long uint64_t;
+#else
+#include <cstdint>
+#endif
+typedef unsigned char uchar; typedef unsigned short ushort; typedef unsigned int uint;
 struct alignas(64) CUtensorMap { unsigned long long opaque[16]; };
 """
 INCLUDES = {"fp16": "cuda_fp16.h", "bf16": "cuda_bf16.h", "fp8": "cuda_fp8.h"}

@@ -24,6 +24,7 @@ from tilecore.gpu_target import capability
 TOOLKITS = (Path("/usr/local/cuda"), Path("/opt/cuda"), Path("/usr/lib/cuda"))
 HINT = "pip install 'tilecore[cuda]', or install a CUDA toolkit (12.8 or newer)"
 NVCC_TIMEOUT_S = 300
+UNKNOWN_ARCH = ("invalid value for --gpu-architecture", "Unsupported gpu architecture")
 OPTIONS = ("--std=c++17", "--ptxas-options=-v")
 _USED = re.compile(r"Used (\d+) registers")
 _ENTRY = re.compile(r"Compiling entry function '([^']+)'")
@@ -65,18 +66,21 @@ class Cubin:
         return sum(u.spill_store_bytes for u in self.kernels.values())
 
 
-def compile_cuda(source: str, arch: str) -> Cubin:
+def compile_cuda(source: str, arch: str, compiler: str = "auto") -> Cubin:
     """Return the machine code of CUDA C++ text.
 
     Args:
         source: the text.
         arch: "sm_80", "sm_90a".
+        compiler: "auto" (NVRTC, or nvcc where that is missing), "nvrtc" or "nvcc".
 
     Raises:
         ToolchainMissing: neither NVRTC nor nvcc is installed (TC306).
         CompileFailed: the compiler rejects the text, or does not know the architecture (TC305).
     """
-    library = load_nvrtc()
+    library = None if compiler == "nvcc" else load_nvrtc()
+    if library is None and compiler == "nvrtc":
+        raise ToolchainMissing(tool="NVRTC", purpose="CUDA kernels", hint=HINT)
     data, log = _nvcc(source, arch) if library is None else library.compile(source, arch)
     return Cubin(data, log, parse_log(log))
 
@@ -191,7 +195,7 @@ def _nvcc(source: str, arch: str) -> tuple[bytes, str]:
 
 
 def _rejected(stage: str, log: str, arch: str) -> CompileFailed:
-    is_arch = "invalid value for --gpu-architecture" in log or "not defined for option" in log
+    is_arch = any(words in log for words in UNKNOWN_ARCH)
     newer = "CUDA 12 (CUDA 13 dropped it)" if capability(arch) < 75 else "CUDA 12.8 or newer"
     hint = f"this compiler does not know {arch}: install {newer}" if is_arch else ""
     return CompileFailed(stage=f"{stage} ({arch})", detail=log.strip()[:2000], hint=hint)

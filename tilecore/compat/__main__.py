@@ -6,11 +6,14 @@ import argparse
 import re
 import shlex
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 
-from tilecore.compat import runner, survey
+from tilecore.compat import gpu_builds, runner, survey
+from tilecore.compat.gpu_builds import Builds
 from tilecore.errors import TileError
+from tilecore.target import parse_gpu_target
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -34,6 +37,11 @@ def main(argv: list[str] | None = None) -> int:
         "--tests", default="", help='survey: options of pytest for files of tests ("-m smoke")'
     )
     parser.add_argument("--source", default="", help="survey: what the programs are, for the table")
+    parser.add_argument(
+        "--compile-for", default="", metavar="TARGETS",
+        help='survey: build what the programs compile for these GPUs too ("sm_80,h100")',
+    )  # fmt: skip
+    parser.add_argument("--gpu-out", type=Path, help="survey: the table of these builds (Markdown)")
     parser.add_argument("program", type=Path, nargs="?")
     parser.add_argument("args", nargs=argparse.REMAINDER)
     given = parser.parse_args(argv)
@@ -69,10 +77,20 @@ def _survey(given: argparse.Namespace) -> int:
     def tell(s: survey.Surveyed) -> None:
         print(f"{s.wall_s:6.1f} s  {s.program}: {s.outcome.kind}  {s.outcome.reason}", flush=True)
 
-    found = survey.survey(
-        chosen, folder, given.limit, arguments=arguments, jobs=given.jobs,
-        tests=shlex.split(given.tests), tell=tell,
-    )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="tilecore-") as scratch:
+        try:
+            targets = [parse_gpu_target(name) for name in given.compile_for.split(",") if name]
+        except TileError as error:
+            print(error, file=sys.stderr)
+            return 2
+        builds = Builds(targets, Path(scratch) / "builds") if targets else None
+        found = survey.survey(
+            chosen, folder, given.limit, arguments=arguments, jobs=given.jobs,
+            tests=shlex.split(given.tests), tell=tell, builds=builds,
+        )  # fmt: skip
+        if builds is not None and given.gpu_out is not None:
+            text = gpu_builds.markdown(gpu_builds.read(builds.path), given.source or folder.name)
+            given.gpu_out.write_text(text)
     if given.out is not None:
         given.out.write_text(
             survey.markdown(found, "TileLang programs on tilecore", given.source or folder.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -17,7 +18,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from tilecore import __version__
+from tilecore.compat.gpu_builds import Builds
 from tilecore.compat.runner import FAILED, TIMED_OUT, Arguments, Outcome, attempt
+from tilecore.compiler import listening
 
 IMPORTS = re.compile(r"^\s*(?:import|from)\s+tilelang\b", re.MULTILINE)
 
@@ -36,7 +39,12 @@ class Child:
     """A program that runs in a forked child of this process."""
 
     def __init__(
-        self, program: Path, arguments: Arguments, limit_s: float, tests: Sequence[str]
+        self,
+        program: Path,
+        arguments: Arguments,
+        limit_s: float,
+        tests: Sequence[str],
+        builds: Builds | None = None,
     ) -> None:
         self.program, self.arguments = program, arguments
         self.limit_s, self.start_s = limit_s, time.monotonic()
@@ -44,7 +52,7 @@ class Child:
         sys.stdout.flush()
         self._pid = os.fork()
         if self._pid == 0:
-            _run(program, arguments, tests, self._answer.fileno())
+            _run(program, arguments, tests, self._answer.fileno(), builds)
 
     def poll(self) -> Outcome | None:
         """Return what became of the program, None while it runs; kill it past its limit."""
@@ -87,6 +95,7 @@ def survey(
     jobs: int = 1,
     tests: Sequence[str] = (),
     tell: Callable[[Surveyed], None] = lambda _: None,
+    builds: Builds | None = None,
 ) -> list[Surveyed]:
     """Run programs and return what became of them, by name.
 
@@ -98,6 +107,7 @@ def survey(
         jobs: how many run at once.
         tests: options of pytest for files of tests.
         tell: called with every outcome as it is known.
+        builds: builds for GPUs what the programs compile.
     """
     _preload()
     waiting = deque(paths)
@@ -107,7 +117,9 @@ def survey(
         while waiting and len(running) < jobs:
             path = waiting.popleft()
             given = (arguments or {}).get(path.relative_to(folder).as_posix(), ())
-            running.append(Child(path, given, limit_s, tests))
+            if builds is not None:
+                builds.program = path.relative_to(folder).as_posix()
+            running.append(Child(path, given, limit_s, tests, builds))
         for child in list(running):
             outcome = child.poll()
             if outcome is not None:
@@ -119,14 +131,17 @@ def survey(
     return sorted(found, key=lambda s: s.program)
 
 
-def _run(program: Path, arguments: Arguments, tests: Sequence[str], answer: int) -> NoReturn:
+def _run(
+    program: Path, arguments: Arguments, tests: Sequence[str], answer: int, builds: Builds | None
+) -> NoReturn:
     os.setpgid(0, 0)
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
     os.chdir(program.parent)
     try:
-        outcome = attempt(program, arguments, tests=tests)
+        with contextlib.nullcontext() if builds is None else listening(builds):
+            outcome = attempt(program, arguments, tests=tests)
         os.write(answer, json.dumps(asdict(outcome)).encode())
     finally:
         os._exit(0)

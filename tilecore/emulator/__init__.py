@@ -12,6 +12,7 @@ from tilecore.emulator.launch import (
     ALL_SCHEDULES,
     EARLY,
     LATE,
+    AccessCount,
     EmulatedKernels,
     Schedule,
     build,
@@ -20,6 +21,6 @@ from tilecore.emulator.launch import (
 )
 
 __all__ = [
-    "ALL_SCHEDULES", "EARLY", "LATE", "EmulatedDriver", "EmulatedKernels", "Schedule", "TensorMap",
-    "build", "emulate", "random_order",
+    "ALL_SCHEDULES", "EARLY", "LATE", "AccessCount", "EmulatedDriver", "EmulatedKernels",
+    "Schedule", "TensorMap", "build", "emulate", "random_order",
 ]  # fmt: skip

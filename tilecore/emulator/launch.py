@@ -49,6 +49,35 @@ LATE, EARLY = Schedule("late"), Schedule("early")
 ALL_SCHEDULES = (LATE, EARLY, random_order(1), random_order(2))
 
 
+@dataclass(frozen=True, slots=True)
+class AccessCount:
+    """What a line of the CUDA text asked of memory, all warps together.
+
+    Attributes:
+        line: of ``CudaSource.text``, from 1.
+        kind: "shared load", "shared store", "global load" or "global store".
+        lane_bytes: what one lane accesses at a time.
+        requests: accesses by a warp (of ldmatrix and stmatrix: 8x8 matrices).
+        found: passes over the banks of shared memory; sectors of 32 bytes of global memory.
+        ideal: the fewest that these requests can need.
+    """
+
+    line: int
+    kind: str
+    lane_bytes: int
+    requests: int
+    found: int
+    ideal: int
+
+    @property
+    def excess(self) -> int:
+        """Passes or sectors beyond the fewest: bank conflicts, or what is not coalesced."""
+        return self.found - self.ideal
+
+
+KINDS = ("shared load", "shared store", "global load", "global store")
+
+
 class _Launch(ctypes.Structure):  # tilecore/emulator/runtime/machine.cpp has the same
     _fields_ = (
         ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("cluster", ctypes.c_uint * 3),
@@ -91,7 +120,6 @@ class EmulatedKernels:
             EmulationError: a kernel does what a GPU does not define, or waits forever (TC307).
         """
         runtime = load_runtime()
-        runtime.emu_clear_ranges()
         if checks_bounds:
             _add_ranges(runtime, arguments, known)
         try:
@@ -99,6 +127,24 @@ class EmulatedKernels:
                 self._run_entry(entry, arguments, schedule, resident, finds_races)
         finally:
             runtime.emu_clear_ranges()
+
+    def profile(self, arguments: Mapping[str, Any], **options: Any) -> tuple[AccessCount, ...]:
+        """Run all launches and return how their accesses met banks and sectors, by line.
+
+        Args:
+            arguments: as ``run``.
+            options: as ``run``.
+        """
+        runtime = load_runtime()
+        runtime.emu_profile(1)
+        try:
+            self.run(arguments, **options)
+            runtime.emu_profile_text.restype = ctypes.c_char_p
+            text: bytes = runtime.emu_profile_text()
+        finally:
+            runtime.emu_profile(0)
+        rows = (list(map(int, row.split())) for row in text.decode().splitlines())
+        return tuple(AccessCount(r[0], KINDS[r[1]], *r[2:]) for r in rows)
 
     def _run_entry(
         self, entry: KernelEntry, arguments: Mapping[str, Any], schedule: Schedule,

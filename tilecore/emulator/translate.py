@@ -63,11 +63,31 @@ def to_cpp(source: CudaSource) -> str:
         f'extern "C" EMU_UNSEEN void emu_{n}(void** arguments) {{ emu_call({n}, arguments); }}\n'
         for n in names
     )
+    kernels = _with_lines(kernels)
     begin = source.text[: source.text.find(_KERNEL)].count("\n") + 1
     return (
         f'#include "emu.h"\n{CALLER}{head}{_traced(head)}#line {begin} "kernel.cu"\n'
         f"{first}{kernels}\n{entries}"
     )
+
+
+def _with_lines(text: str) -> str:
+    """Return kernels whose statements say where they stand, for messages and counts.
+
+    A line is a statement's first where the one before ends another one or opens a block.
+    """
+    lines, is_start = [], False
+    for line in text.split("\n"):
+        word = line.strip()
+        is_whole = word.endswith(";") or (
+            word.endswith("{") and word.startswith(("if", "for", "w"))
+        )
+        is_other = word.startswith(("}", "#", "//", "else", "case", "extern", "__shared__"))
+        if is_start and is_whole and not is_other:
+            line = f"emu::at(__LINE__); {line}"
+        lines.append(line)
+        is_start = word.endswith((";", "{", "}")) or (is_start and not word)
+    return "\n".join(lines)
 
 
 def _traced(head: str) -> str:

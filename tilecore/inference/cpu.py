@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from tilecore.errors import InvalidConfig
-from tilecore.inference import dots, few_rows, layouts
+from tilecore.inference import dots, few_rows, gemm_order, layouts
 from tilecore.inference.fusion import fuse
 from tilecore.inference.options import CpuOptions
 from tilecore.inference.outputs import Outputs
@@ -109,7 +109,7 @@ class _Inference:
         planned = {g: self._gemm(g, size, plans, sources) for g, size in micro.items()}
         elided: set[Stmt] = set()
         for plan in plans.values():
-            if plan.placement in ("in_place", "grid") and plan.source is not None:
+            if plan.placement in ("in_place", "staged", "grid") and plan.source is not None:
                 elided.add(plan.source.copy)
             if plan.placement in ("output", "late"):
                 elided.update(u.stmt for u in self.by_buffer[plan.buffer] if u.role == "copy-src")
@@ -215,7 +215,7 @@ class _Inference:
         if is_operand and not sums and len(buffer.shape) == 2:
             return self._place_vector_operand(buffer, source, readers, micro)
         if readers and all(u.role == "gemm-a" for u in readers):
-            return self._place_broadcast_operand(buffer, source, readers)
+            return self._place_broadcast_operand(buffer, source, readers, micro)
         storage = self.tiles[buffer]
         self._note(buffer, storage.describe())
         return TilePlan(buffer, storage, "block", source)
@@ -273,7 +273,11 @@ class _Inference:
         return spans if reuse > 1 and size <= HOIST_LIMIT_BYTES else None
 
     def _place_broadcast_operand(
-        self, buffer: Buffer, source: TileSource | None, readers: Sequence[Use]
+        self,
+        buffer: Buffer,
+        source: TileSource | None,
+        readers: Sequence[Use],
+        micro: Mapping[Gemm, tuple[int, int]],
     ) -> TilePlan:
         gemms = [u.stmt for u in readers if isinstance(u.stmt, Gemm)]
         whole = all(u.region is not None and covers_whole(u.region) for u in readers)
@@ -284,6 +288,10 @@ class _Inference:
             if two_axes and dots.lies_in_groups(source.copy.src, source.limits, kept):
                 self._note(buffer, f"read in place from {source.copy.src.buffer.name}")
                 return TilePlan(buffer, self.tiles[buffer], "in_place", source)
+        if source is not None and whole and self._is_staged(source, gemms, micro):
+            name = source.copy.src.buffer.name
+            self._note(buffer, f"read from {name}, by groups of rows copied right before")
+            return TilePlan(buffer, self.tiles[buffer], "staged", source)
         dtype = DType(self._kept_dtype(buffer, gemms))
         shape = buffer.static_shape
         assert shape is not None
@@ -297,6 +305,21 @@ class _Inference:
         rounding = ", rounded by vcvtneps2bf16" if flushes else ""
         self._note(buffer, storage.describe() + rounding)
         return TilePlan(buffer, storage, "block", source, flushes=flushes)
+
+    def _is_staged(
+        self, source: TileSource, gemms: Sequence[Gemm], micro: Mapping[Gemm, tuple[int, int]]
+    ) -> bool:
+        """Return whether groups of rows are copied right before the one gemm that uses them."""
+        gemm = gemms[0]
+        by_words = gemm in self.dots and self._tile(gemm) is None
+        if len(gemms) > 1 or gemm in self.forms or by_words:
+            return False
+        lanes = self.target.lanes(accumulator_dtype(gemm))
+        is_open = self.options.pack_a == "auto" and gemm not in self.dots
+        user = next(u.context for u in self.uses if u.stmt is gemm)
+        as_often = len(user.loops) == len(source.context.loops)
+        pays = is_open and as_often and gemm_order.pays_staging(gemm, micro[gemm], lanes)
+        return gemm_order.can_stage(gemm, source) and (pays or self.options.pack_a == "rows")
 
     def _tile(self, gemm: Gemm) -> tuple[int, int] | None:
         dot = self.dots.get(gemm)
@@ -331,7 +354,12 @@ class _Inference:
         k_b, col_b = self._limits(gemm.b, sources, gemm.transpose_b)
         output = plans.get(gemm.c.buffer)
         vectors = plans.get(gemm.b.buffer)
-        is_far = vectors is not None and vectors.placement == "grid"
+        is_far = vectors is not None and gemm_order.is_far(vectors, self.launch)
+        rows_of_a = plans.get(gemm.a.buffer)
+        is_staged = rows_of_a is not None and rows_of_a.placement == "staged"
+        is_plain = gemm not in self.forms and gemm not in self.dots
+        lanes = self.target.lanes(accumulator_dtype(gemm))
+        is_rows_first = is_plain and gemm_order.takes_rows_first(gemm, vectors, micro, lanes)
         row_c = col_c = late = None
         if output is not None and output.output is not None:
             context = next(u.context for u in self.uses if u.stmt is gemm)
@@ -343,6 +371,7 @@ class _Inference:
             distinct(row_a, row_c), distinct(col_b, col_c), least(k_a, k_b),
             self.dots.get(gemm), self._tile(gemm), self.forms.get(gemm, PANELS),
             few_rows.most_rows(gemm, sources), late, is_far,
+            is_staged or is_rows_first, is_staged,
         )  # fmt: skip
 
     def _limits(

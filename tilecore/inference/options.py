@@ -9,7 +9,7 @@ from tilecore.errors import InvalidConfig
 from tilecore.target import Target
 from tilecore.tile_config import KnobValue
 
-PACK_A = ("auto", "none", "block")
+PACK_A = ("auto", "none", "rows", "block")
 PACK_B = ("auto", "block", "grid", "none")
 
 
@@ -20,7 +20,8 @@ class CpuOptions:
     Attributes:
         micro_m: rows of the register tile (0: inferred).
         micro_n: vectors per row of the register tile (0: inferred).
-        pack_a: "block" copies the broadcast operand's tile to scratch, "none" reads it in place.
+        pack_a: "block" copies the broadcast operand's tile to scratch, "rows" each group of its
+            rows right before the panels of the vector operand use it, "none" reads it in place.
         pack_b: "block" packs the vector operand's tile in every block, "grid" once per call,
             "none" not where few rows use it (it is read in place).
     """

@@ -38,6 +38,7 @@ class TilePlan:
     placement:
         block: scratch memory of the running block;
         in_place: not stored, read from its source;
+        staged: read from its source, each group of rows copied right before it is used;
         grid: packed for all values of ``hoist_vars`` before the grid runs;
         output: not stored, accumulated in the output region;
         late: scratch memory, copied to the output region by the last step of its gemm.
@@ -65,7 +66,8 @@ class GemmPlan:
     where it lies in a tensor, along K (dots of rows) or along N (sums of rows); then only the first
     ``most_rows`` rows can be real, and a register tile is ``micro_m`` rows of a by ``micro_n`` rows
     of b (dots) or vectors (sums). ``late`` where its last step writes the sums; ``is_b_far``: the
-    vector operand comes from beyond the caches of a core.
+    vector operand comes from beyond the caches of a core; ``rows_first``: each group of rows meets
+    all panels before the next; ``stages_a``: it is copied to scratch memory for them.
     """
 
     gemm: Gemm
@@ -83,6 +85,8 @@ class GemmPlan:
     most_rows: int = 0
     late: Output | None = None
     is_b_far: bool = False
+    rows_first: bool = False
+    stages_a: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

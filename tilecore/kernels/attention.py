@@ -13,7 +13,7 @@ from tilecore.errors import InvalidProblem
 from tilecore.ir.dtype import DType
 from tilecore.ir.nodes import PrimFunc
 from tilecore.kernels.definition import KernelDefinition, Knob, Problem, ProblemField
-from tilecore.kernels.softmax_steps import LOG2_E, alloc_rows, start_softmax, take_scores
+from tilecore.kernels.softmax_steps import LOG2_E, alloc_rows, raise_top, start_softmax, weigh
 
 FLOATS = ("float32", "float16", "bfloat16")
 FIELDS = (
@@ -85,11 +85,12 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
                         if causal:
                             hidden = T.Or(hidden, column > row + SK - SQ)
                         scores[i, j] = T.if_then_else(hidden, -T.infinity("float32"), scores[i, j])
-                take_scores(scores, largest, top, shrink, part, total, scale)
+                raise_top(scores, largest, top, shrink, scale)
+                for i, j in T.Parallel(block_M, D):  # long before the product reads it
+                    out[i, j] *= shrink[i]
+                weigh(scores, top, shrink, part, total, scale)
                 if is_narrow:
                     T.copy(scores, weights)
-                for i, j in T.Parallel(block_M, D):
-                    out[i, j] *= shrink[i]
                 T.gemm(weights, v, out)
             for i, j in T.Parallel(block_M, D):
                 out[i, j] /= total[i]

@@ -135,7 +135,12 @@ CONV2D = KernelDefinition(
     knobs=(
         Knob("block_M", 128, {"cpu": (32, 64, 112, 128, 256)}, doc="pixels per block"),
         Knob("block_N", 128, {"cpu": (32, 64, 128, 256)}, doc="filters per block"),
-        Knob("block_K", 64, {"cpu": (32, 64, 128, 256)}, doc="best a divisor of the channels"),
+        Knob(
+            "block_K",
+            64,
+            {"cpu": (32, 64, 128, 192, 256, 384, 576, 1152)},
+            doc="best a multiple or divisor of the channels",
+        ),
         Knob("threads", 128, {"cpu": (128,)}, doc="GPU threads per block; no effect on a CPU"),
     ),
     program=_program,

@@ -126,7 +126,7 @@ GEMM = KernelDefinition(
         Knob(
             "block_M",
             128,
-            {"cpu": (16, 32, 48, 64, 96, 112, 128, 192, 224, 256, 448, 512, 1024)},
+            {"cpu": (16, 32, 64, 96, 112, 128, 192, 224, 256, 448, 512, 1024, 2048)},
             doc="rows of C per block",
         ),
         Knob(
@@ -135,19 +135,24 @@ GEMM = KernelDefinition(
             {"cpu": (32, 64, 128, 192, 256, 384, 512, 1024, 2048)},
             doc="columns of C per block",
         ),
-        Knob("block_K", 32, {"cpu": (64, 128, 256, 512, 1024, 2048)}, doc="depth of one step"),
+        Knob(
+            "block_K",
+            32,
+            {"cpu": (64, 128, 256, 384, 512, 1024, 2048)},
+            doc="depth of one step",
+        ),
         Knob("num_stages", 3, {"cpu": (1,)}, doc="pipeline depth; no effect on a CPU"),
         Knob("threads", 128, {"cpu": (128,)}, doc="GPU threads per block; no effect on a CPU"),
         Knob(
             "micro_m", 0, {"cpu": (4, 6, 8, 10, 12, 14)}, False, "register tile rows; 0: inferred"
         ),
-        Knob("micro_n", 0, {"cpu": (1, 2, 3, 4)}, False, "register tile vectors; 0: inferred"),
+        Knob("micro_n", 0, {"cpu": (2, 3, 4)}, False, "register tile vectors; 0: inferred"),
         Knob(
             "pack_a",
             "auto",
-            {"cpu": ("none", "block")},
+            {"cpu": ("none", "rows", "block")},
             False,
-            "copy A per block, or read it in place",
+            "copy A per block, or by groups of rows as they are used, or read it in place",
         ),
         Knob(
             "pack_b",

@@ -38,11 +38,24 @@ def take_scores(
         total: (rows,), sum of weights.
         scale: factor of scores that makes weights powers of 2.
     """
-    rows, keys = scores.shape
+    raise_top(scores, largest, top, shrink, scale)
+    weigh(scores, top, shrink, part, total, scale)
+
+
+@T.macro
+def raise_top(scores: Any, largest: Any, top: Any, shrink: Any, scale: float) -> None:
+    """Take scores into the largest so far: the first half of ``take_scores``."""
+    (rows, _) = scores.shape
     T.reduce_max(scores, largest, dim=1, clear=False)
     for i in T.Parallel(rows):
         shrink[i] = T.exp2(top[i] - largest[i] * scale)
         top[i] = largest[i] * scale
+
+
+@T.macro
+def weigh(scores: Any, top: Any, shrink: Any, part: Any, total: Any, scale: float) -> None:
+    """Turn scores into weights: the second half of ``take_scores``."""
+    rows, keys = scores.shape
     for i, j in T.Parallel(rows, keys):
         scores[i, j] = T.exp2(scores[i, j] * scale - top[i])
     T.reduce_sum(scores, part, dim=1)

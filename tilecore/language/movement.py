@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
 from tilecore.errors import ShapeMismatch
@@ -22,6 +24,8 @@ from tilecore.ir.indexing import element, format_shape, varying_axes
 from tilecore.ir.nodes import For, Parallel, Region, Store
 from tilecore.ir.polynomial import is_equal
 from tilecore.language.copy import region
+
+LEAST_CHUNK = 8  # channels side by side that are worth a loop of their own
 
 
 def _matrix(box: Region, what: str) -> tuple[int, ...]:
@@ -125,45 +129,78 @@ def im2col(
         found = format_shape(image.extents)
         raise ShapeMismatch(what="img of T.im2col", expected="axes N, H, W, C", found=found)
     row_axis, column_axis = _matrix(tile, "col of T.im2col")
-    rows, columns = tile.extents[row_axis], tile.extents[column_axis]
+    columns = tile.extents[column_axis]
     _, height, width, channels = image.extents
     reach = dilation * (kernel - 1) + 1
     out_h, out_w = ((size + (2 * pad - reach)) // stride + 1 for size in (height, width))
-    builder, i, j = current(), Var("i"), Var("j")
-    dy, dx, channel, is_real = _window(as_expr(c_step) * columns, columns, channels, kernel, j)
+    gathered = _Gathered(image, tile, (row_axis, column_axis), kernel, stride, dilation, pad)
+    sizes = int_value(channels), int_value(columns)
+    chunk = math.gcd(*(size or 1 for size in sizes))
+    if chunk < LEAST_CHUNK:
+        k, j = as_expr(c_step) * columns, Var("j")
+        number = (k + j) // channels
+        gathered.emit(nhw_step, (out_h, out_w), number, (k + j) % channels, j, (j, columns))
+        return
+    builder, piece, j = current(), Var("piece"), Var("j")
+    of_window, pieces = ((size or 1) // chunk for size in sizes)
     with builder.open("loop") as frame:
-        m = builder.let("m", as_expr(nhw_step) * rows + i)
-        y = builder.let("y", m % (out_h * out_w) // out_w * stride - pad)
-        x = builder.let("x", m % out_w * stride - pad)
-        n = builder.let("n", m // (out_h * out_w))
-        at = (n, y + dy * dilation, x + dx * dilation, channel)
-        indices = tuple(binary("add", o, a) for o, a in zip(image.offsets, at, strict=True))
-        kind = image.buffer.dtype
-        value = select(is_real, Load(image.buffer, indices, kind), const(0, kind))
-        place = element(tile, {row_axis: i, column_axis: j})
-        _emit((j,), (columns,), place, value)
+        part = builder.let("part", as_expr(c_step) * pieces + piece)
+        window = builder.let("window", part // of_window)
+        channel = builder.let("channel", part % of_window * chunk)
+        place = piece * chunk + j
+        gathered.emit(nhw_step, (out_h, out_w), window, channel + j, place, (j, const(chunk)))
     body, span = frame.body(), builder.span
-    builder.emit(For(i, const(0), rows, const(1), "serial", body, span=span))
+    builder.emit(For(piece, const(0), const(pieces), const(1), "serial", body, span=span))
 
 
-def _window(
-    first: Expr, columns: Expr, channels: Expr, kernel: int, j: Var
-) -> tuple[Expr, Expr, Expr, Expr]:
-    """Return (kh, kw, channel, whether it exists) of column ``first + j``.
+@dataclass(frozen=True, slots=True)
+class _Gathered:
+    """Columns of the tile of T.im2col."""
 
-    Where whole tiles make up the channels, kh and kw are one for all columns of a tile and the
-    channels lie side by side.
-    """
-    size, width = int_value(channels), int_value(columns)
-    builder = current()
-    if size is not None and width is not None and size % width == 0:
-        place = builder.let("window", first // channels)
-        start = builder.let("channel", first % channels)
-        kh, kw = builder.let("kh", place // kernel), builder.let("kw", place % kernel)
-        return kh, kw, start + j, place < kernel * kernel
-    k = first + j
-    number = k // channels
-    return number // kernel, number % kernel, k % channels, number < kernel * kernel
+    image: Region
+    tile: Region
+    axes: tuple[int, int]
+    kernel: int
+    stride: int
+    dilation: int
+    pad: int
+
+    def emit(
+        self,
+        nhw_step: ExprLike,
+        out: tuple[Expr, Expr],
+        window: Expr,
+        channel: Expr,
+        column: Expr,
+        lanes: tuple[Var, Expr],
+    ) -> None:
+        """Emit a loop over the rows that sets columns, which are ``lanes`` of a loop.
+
+        Args:
+            nhw_step: number of the tile along the rows.
+            out: height and width of the output.
+            window: number of the place in the window, the same in all lanes or not.
+            channel: channel of each lane.
+            column: column of each lane.
+            lanes: variable and extent of the parallel loop.
+        """
+        image, tile, (row_axis, column_axis) = self.image, self.tile, self.axes
+        (out_h, out_w), rows = out, tile.extents[row_axis]
+        builder, i = current(), Var("i")
+        dy, dx = window // self.kernel * self.dilation, window % self.kernel * self.dilation
+        with builder.open("loop") as frame:
+            m = builder.let("m", as_expr(nhw_step) * rows + i)
+            y = builder.let("y", m % (out_h * out_w) // out_w * self.stride - self.pad)
+            x = builder.let("x", m % out_w * self.stride - self.pad)
+            at = (m // (out_h * out_w), y + dy, x + dx, channel)
+            indices = tuple(binary("add", o, a) for o, a in zip(image.offsets, at, strict=True))
+            kind = image.buffer.dtype
+            is_real = window < self.kernel * self.kernel
+            value = select(is_real, Load(image.buffer, indices, kind), const(0, kind))
+            place = element(tile, {row_axis: i, column_axis: column})
+            _emit((lanes[0],), (lanes[1],), place, value)
+        body, span = frame.body(), builder.span
+        builder.emit(For(i, const(0), rows, const(1), "serial", body, span=span))
 
 
 c2d_im2col = im2col

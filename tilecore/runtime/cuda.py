@@ -82,6 +82,7 @@ class CudaKernel:
         self.parameters = artifact.manifest.parameters
         self._code: DeviceCode = artifact.manifest.device
         self._driver: Driver = CudaDriver() if driver is None else driver
+        self.device_type = self._driver.device_type
         self._library = self._driver.load(artifact.library.read_bytes())
         self._tensors = [(i, p) for i, p in enumerate(self.parameters) if p.kind == "tensor"]
         self._numbers = [(i, p) for i, p in enumerate(self.parameters) if p.kind != "tensor"]

@@ -62,16 +62,20 @@ class Driver(Protocol):
 class CudaDriver:
     """The driver of this machine.
 
+    Args:
+        api: cuda.bindings.driver, imported where it is not given.
+        torch: the module, which knows devices and streams.
+
     Raises:
         ToolchainMissing: cuda-bindings or the driver is not installed (TC306).
     """
 
     device_type = "cuda"
 
-    def __init__(self) -> None:
+    def __init__(self, api: Any = None, torch: Any = None) -> None:
         try:
-            self._api: Any = importlib.import_module("cuda.bindings.driver")
-            self._torch: Any = importlib.import_module("torch")
+            self._api: Any = api or importlib.import_module("cuda.bindings.driver")
+            self._torch: Any = torch or importlib.import_module("torch")
         except ImportError as error:
             raise ToolchainMissing(
                 tool=str(error.name), purpose="running CUDA kernels", hint=HINT
@@ -79,7 +83,7 @@ class CudaDriver:
         if not self._torch.cuda.is_available():
             raise ToolchainMissing(tool="a CUDA device", purpose="CUDA kernels", hint=HINT)
         self._torch.cuda.init()
-        raw = getattr(self._torch._C, "_cuda_getCurrentRawStream", None)
+        raw = getattr(getattr(self._torch, "_C", None), "_cuda_getCurrentRawStream", None)
         self.stream = raw or self._stream
 
     def _stream(self, device: int) -> int:

@@ -24,6 +24,8 @@ from tilecore.target import Target, host_features, parse_cpu_target, widest_targ
 class LoadedKernel:
     """A compiled kernel in this process; call it with all arguments in parameter order."""
 
+    device_type = "cpu"  # where its tensors lie
+
     def __init__(self, artifact: Artifact) -> None:
         _check_isa(artifact)
         self.artifact = artifact

@@ -4,6 +4,12 @@ from tilecore.lowering.cuda import instructions as I
 from tilecore.lowering.cuda.instructions import matrix
 
 HALVES = ("float16", "bfloat16")
+TENSOR_FORMS = (
+    ("float16", "float32", "k", "k"), ("float16", "float16", "m", "k"),
+    ("bfloat16", "float32", "k", "n"), ("tfloat32", "float32", "k", "k"),
+    ("float8_e4m3fn", "float32", "k", "k"), ("float8_e5m2", "float16", "k", "k"),
+    ("int8", "int32", "k", "k"), ("uint8", "int32", "k", "k"),
+)  # fmt: skip
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 
 
@@ -17,7 +23,8 @@ def mma_forms():
 
 
 def wgmma_forms():
-    for n in (8, 64, 256):
+    yield 256, "bfloat16", "bfloat16", "float32", False, "k", "n"
+    for n in (8, 64):
         for a_in_registers in (False, True):
             for a in HALVES:
                 for a_major in ("k",) if a_in_registers else ("k", "m"):
@@ -42,6 +49,12 @@ def catalog():
         *(I.wgmma(n, a, b, c, a_in_registers=r, a_major=x, b_major=y)
           for n, a, b, c, r, x, y in wgmma_forms()),
         *(I.descriptor(s, 16, 1024) for s in (0, 32, 64, 128)),
+        *(I.tensor_mma(128, a, a, c, a_major=x, b_major=y) for a, c, x, y in TENSOR_FORMS),
+        *(I.tensor_descriptor(s, 16, 1024) for s in (0, 32, 64, 128)),
+        *(f(n) for n in (32, 128) for f in (I.tensor_allocate, I.tensor_free, I.tensor_load,
+                                            I.tensor_store)),
+        I.tensor_commit(), I.tensor_wait_loads(), I.tensor_wait_stores(), I.tensor_fence(True),
+        I.tensor_fence(False),
         I.wgmma_fence(), I.wgmma_commit(), I.wgmma_wait(0), I.wgmma_wait(1),
         I.wgmma_keep(128), I.wgmma_keep(64, "int32"), I.set_registers(24, False),
         I.set_registers(240, True),
@@ -58,7 +71,9 @@ def catalog():
         I.barrier_invalidate(), I.barrier_arrive(), I.barrier_arrive_remote(), I.barrier_expect(),
         I.barrier_expect_only(), I.barrier_wait(), I.barrier_wait("sm_80"), I.barrier_test(),
         I.fence_barrier_init(), I.fence_async(), I.fence_async_global(), I.cluster_arrive(),
-        I.cluster_wait(), I.cluster_rank(), I.dependents_launch(), I.dependencies_wait(),
+        I.cluster_wait(), I.cluster_rank(),
+        *(f(t) for t in ("float32", "int32", "uint64") for f in (I.cluster_load, I.cluster_store)),
+        I.dependents_launch(), I.dependencies_wait(),
         *(I.thread_fence(s) for s in ("cta", "gpu", "sys")),
         *(I.shuffle(k, t) for k in ("xor", "down", "up", "idx")
           for t in ("int32", "uint32", "float32", "float64", "int64", *HALVES)),

@@ -23,7 +23,7 @@ from tilecore.lowering.cuda.lower import LoweredProgram
 from tilecore.runtime.dims import bind
 from tilecore.target import parse_target
 
-BITS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}
+NARROW = ("e4m3", "e5m2", "e8m0", "e2m1", "int4", "uint4")
 
 
 def lowered(func: PrimFunc, target: str) -> tuple[GpuPlan, LoweredProgram, CudaSource]:
@@ -35,8 +35,10 @@ def lowered(func: PrimFunc, target: str) -> tuple[GpuPlan, LoweredProgram, CudaS
 
 def raw(array: Any) -> Any:
     """Return an array as the kernel sees it: narrow floats as their bits."""
-    kind = BITS.get(str(getattr(array, "dtype", "")))
-    return array if kind is None else array.view(kind)
+    name = str(getattr(array, "dtype", ""))
+    if name == "bfloat16":
+        return array.view(np.uint16)
+    return array.view(np.uint8) if any(part in name for part in NARROW) else array
 
 
 def run_emulated(

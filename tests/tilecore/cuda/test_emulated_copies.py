@@ -6,6 +6,7 @@ import pytest
 
 from tests.tilecore.cuda.text_kernels import Kernel, pointer, run, source, tensor_map
 from tilecore.emulator import ALL_SCHEDULES, LATE, TensorMap, build, emulate
+from tilecore.errors import EmulationError
 from tilecore.lowering.cuda import instructions as I
 
 BARRIER = [I.barrier_init(), I.barrier_expect(), I.barrier_wait(), I.fence_barrier_init()]
@@ -96,6 +97,27 @@ def test_multicast_and_remote_arrivals_in_a_cluster():
     emulate(made, {"a": TensorMap(a, (64,)), "out": out}, ALL_SCHEDULES)
     expected = a + np.arange(4)[:, None, None] + np.zeros((4, 2, 1))
     np.testing.assert_array_equal(out, expected)
+
+
+def test_blocks_of_a_cluster_read_and_write_each_others_memory():
+    out = np.zeros((2, 32), np.int32)
+    body = """
+      int rank = tc_cluster_rank(), t = threadIdx.x, *mine = (int*)smem;
+      mine[t] = 100 * rank + t;
+      tc_cluster_store_int32(mine + 32 + t, 1 - rank, 1000 * rank + t);
+      tc_cluster_arrive(); tc_cluster_wait();
+      out[rank * 32 + t] = tc_cluster_load_int32(mine + 31 - t, 1 - rank) + mine[32 + t];
+      tc_cluster_arrive(); tc_cluster_wait();"""
+    used = [I.cluster_rank(), I.cluster_store("int32"), I.cluster_load("int32"),
+            I.cluster_arrive(), I.cluster_wait()]  # fmt: skip
+    for schedule in ALL_SCHEDULES:
+        run(body, {"out": out}, used, schedule, grid=2, cluster=2, shared_bytes=256)
+        t = np.arange(32)
+        np.testing.assert_array_equal(out[0], 100 + 31 - t + 1000 + t)
+        np.testing.assert_array_equal(out[1], 31 - t + t)
+    racy = body.replace("tc_cluster_arrive(); tc_cluster_wait();", "", 1)
+    with pytest.raises(EmulationError, match=r"race: thread .* of block"):
+        run(racy, {"out": out}, used, grid=2, cluster=2, shared_bytes=256)
 
 
 def test_cp_async_fills_with_zeros_and_tells_a_barrier():

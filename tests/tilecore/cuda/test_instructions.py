@@ -23,11 +23,13 @@ def _wrapper(instruction):
     call = f"{instruction.name}({', '.join(given)})"
     if "asm" not in instruction.body or instruction.returns != "void":
         call = call if instruction.returns == "void" else f"*({_ctype(instruction)}*)out = {call}"
+    # Words of the largest fragment.
+    size = 128 if re.search(r"n256|keep|_128$", instruction.name) else 32
     return (
         f'extern "C" __global__ void k_{instruction.name}(const int* s, void* out) {{\n'
-        f"  __align__(16) float local[128];\n"
-        f"  for (int i = 0; i < 128; ++i) local[i] = s[i];\n  {call};\n"
-        f"  for (int i = 0; i < 128; ++i) ((float*)out)[i] = local[i];\n}}\n"
+        f"  __align__(16) float local[{size}];\n"
+        f"  for (int i = 0; i < {size}; ++i) local[i] = s[i];\n  {call};\n"
+        f"  for (int i = 0; i < {size}; ++i) ((float*)out)[i] = local[i];\n}}\n"
     )
 
 
@@ -36,7 +38,7 @@ def _ctype(instruction):
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("arch", ["sm_70", "sm_75", "sm_80", "sm_89", "sm_90", "sm_90a"])
+@pytest.mark.parametrize("arch", ["sm_70", "sm_75", "sm_80", "sm_89", "sm_90", "sm_90a", "sm_100a"])
 def test_the_assembler_takes_every_instruction(arch):
     chosen = [i for i in catalog().values() if i.arch == arch]
     headers = dict.fromkeys(h for i in chosen for h in i.headers)
@@ -60,7 +62,7 @@ def test_operands_of_every_asm_statement_are_those_its_text_names():
 def test_names_and_architectures_are_well_formed():
     for name, instruction in catalog().items():
         assert re.fullmatch(r"tc_\w+", name)
-        assert capability(instruction.arch) in (70, 75, 80, 89, 90)
+        assert capability(instruction.arch) in (70, 75, 80, 89, 90, 100)
         assert instruction.emulated is not None or "asm" not in instruction.body, name
 
 

@@ -4,6 +4,10 @@ Four schedules each: late and early delivery of asynchronous copies, and two ran
 threads; accesses of shared memory that no barrier orders are errors. Nothing here ran on a device.
 """
 
+import subprocess
+import sys
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -15,8 +19,11 @@ from tilecore.codegen.cubin import read_features
 from tilecore.codegen.nvrtc import compile_cuda
 from tilecore.emulator import ALL_SCHEDULES, LATE
 from tilecore.errors import EmulationError, InvalidConfig, UnsupportedOnTarget
+from tilecore.inference.gpu.banks import bank_uses, offsets
+from tilecore.inference.gpu.plan import SharedLayout
 from tilecore.ir.analysis import output_positions
 from tilecore.kernels import KERNELS
+from tilecore.lowering.cuda.memory import shared_offset
 
 NUMPY = {"bfloat16": ml_dtypes.bfloat16, "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
          "float8_e5m2": ml_dtypes.float8_e5m2}  # fmt: skip
@@ -221,12 +228,105 @@ def test_too_many_threads():
         lowered(gemm(64, 64, 64, (64, 64, 32), 2, "float16", "float16", threads=2048), "sm_80")
 
 
-def test_unknown_element_types_are_named():
+def test_tile_operations_of_a_part_of_a_warp_are_refused():
     @T.prim_func
-    def main(A: T.Tensor((64,), "float8_e8m0fnu"), B: T.Tensor((64,), "float32")):
-        with T.Kernel(1):
-            for i in T.Parallel(64):
-                B[i] = A[i]
+    def main(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=128):
+            tx = T.get_thread_binding()
+            if tx < 20:
+                for i in T.Parallel(64):
+                    B[i] = A[i]
 
-    with pytest.raises(UnsupportedOnTarget, match="element type float8_e8m0fnu"):
+    with pytest.raises(UnsupportedOnTarget, match="a Parallel in a branch that only some threads"):
         lowered(main, "h100")
+
+
+@pytest.mark.parametrize("target", ["sm_80", "h100"])
+def test_roles_of_warps_work_side_by_side(target):
+    """A producer and two consumers that a program writes itself, ordered by mbarriers."""
+    M, N, K, stages = 128, 64, 192, 2
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((M, K), "float16"),
+        B: T.Tensor((K, N), "float16"),
+        C: T.Tensor((M, N), "float32"),
+    ):
+        with T.Kernel(1, threads=384):
+            tx = T.get_thread_binding()
+            A_s = T.alloc_shared((stages, M, 64), "float16")
+            B_s = T.alloc_shared((stages, 64, N), "float16")
+            full = T.alloc_barrier([128] * stages)
+            empty = T.alloc_barrier([256] * stages)
+            if tx >= 256:
+                for k in T.serial(K // 64):
+                    T.barrier_wait(empty[k % stages], (k // stages + 1) % 2)
+                    T.copy(A[0, k * 64], A_s[k % stages, :, :])
+                    T.copy(B[k * 64, 0], B_s[k % stages, :, :])
+                    T.barrier_arrive(full[k % stages])
+            else:
+                C_l = T.alloc_fragment((M, N), "float32")
+                T.clear(C_l)
+                for k in T.serial(K // 64):
+                    T.barrier_wait(full[k % stages], k // stages % 2)
+                    T.gemm(A_s[k % stages, :, :], B_s[k % stages, :, :], C_l)
+                    T.barrier_arrive(empty[k % stages])
+                T.copy(C_l, C)
+
+    rng = np.random.default_rng(5)
+    a, b = random(rng, (M, K), "float16"), random(rng, (K, N), "float16")
+    c = np.zeros((M, N), np.float32)
+    plan = run_emulated(main, target, [a, b, c], ALL_SCHEDULES)
+    close(c, a.astype(np.float64) @ b.astype(np.float64), "float32")
+    (launch,) = plan.launches.values()
+    assert [(t.first, t.count) for t in launch.teams.all] == [(256, 128), (0, 256)]
+
+
+@pytest.mark.parametrize("target", ["sm_80", "h100"])
+def test_main_paths_have_no_predicted_bank_conflicts(target):
+    programs = (
+        gemm(1024, 1024, 1024, (128, 128, 64), 3, "float16", "float16"),
+        gemm(1024, 1024, 1024, (128, 128, 64), 3, "float16", "float16", trans=(True, True)),
+        attention(1, 1024, 8, 128, (128, 64), 2, 256, "float16", True),
+    )
+    for func in programs:
+        plan, _, _ = lowered(func, target)
+        uses = [use for launch in plan.launches.values() for use in bank_uses(launch)]
+        assert uses
+        assert [u for u in uses if u.ways > 1] == []
+
+
+@pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
+def test_tables_and_code_place_elements_alike(swizzle):
+    layout = SharedLayout((16, 128), 2, swizzle, 136)
+    row, column = np.meshgrid(np.arange(16), np.arange(128), indexing="ij")
+    table = offsets(layout, [row, column])
+    assert np.unique(table).size == table.size
+    for r, c in ((0, 0), (3, 70), (15, 127), (9, 8)):
+        assert shared_offset(layout, [r, c]) == table[r, c]
+
+
+def test_columns_of_a_row_major_tile_conflict():
+    @T.prim_func
+    def main(A: T.Tensor((64, 32), "float32"), B: T.Tensor((32, 64), "float32")):
+        with T.Kernel(1, threads=64):
+            tile = T.alloc_shared((64, 32), "float32")
+            T.copy(A, tile)
+            for i, j in T.Parallel(32, 64):
+                B[i, j] = tile[j, i]
+
+    plan, _, _ = lowered(main, "sm_80")
+    (launch,) = plan.launches.values()
+    (read,) = (u for u in bank_uses(launch) if not u.is_store)
+    assert read.ways == 16  # 16 threads read elements of one column, 2 columns at once
+
+
+def test_the_example_for_hopper_runs():
+    example = Path(__file__).parents[3] / "examples" / "gemm_for_hopper.py"
+    done = subprocess.run(
+        [sys.executable, str(example)], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "wgmma.m64n256k16" in done.stdout
+    assert done.stdout.count("emulated, ") == 4
+    assert "'spill_bytes': 0" in done.stdout

@@ -26,6 +26,11 @@ void cp_async(void* dst, const void* src, int bytes, int src_bytes) {
   Fiber& f = me();
   unsigned offset = shared_offset_of(dst, "cp.async");
   shared_at(*f.block, offset, bytes, "cp.async");
+  if (machine.counts) {
+    const void* site = __builtin_return_address(0);
+    note_access(SHARED_STORE, site, dst, bytes);
+    if (src_bytes) note_access(GLOBAL_LOAD, (const char*)site + 1, src, src_bytes);
+  }
   unsigned time = ++f.copies;
   on_write(*f.block, offset, bytes, copy_agent(f), clock_of(f), time);
   Copy copy{(unsigned char*)dst, (const unsigned char*)src, bytes, src_bytes, time};

@@ -14,7 +14,8 @@ namespace emu {
 typedef unsigned long long u64;
 extern uint3 thread_index, block_index;
 extern dim3 block_shape, grid_shape;
-extern int line;  // of the generated text, where the running thread is
+extern int line;    // of the generated text, where the running thread is
+void at(int line);  // the thread goes on there
 [[noreturn]] void fail(const char* message);
 
 // Memory. Shared addresses are offsets into the block's shared memory.
@@ -95,6 +96,20 @@ void wgmma_fence();
 void wgmma_commit();
 void wgmma_wait(int pending);
 void set_registers(int count, bool grows);
+
+// Tensor memory.
+void tensor_allocate(void* address, int columns);
+void tensor_free(unsigned address, int columns);
+void tensor_mma(int n, int a_type, int b_type, int c_type, unsigned d, u64 a, u64 b,
+                bool accumulates, bool a_transposed, bool b_transposed);
+template <int N, class A, class B, class C>
+inline void tensor_mma(unsigned d, u64 a, u64 b, int accumulates, bool a_t, bool b_t) {
+  tensor_mma(N, A::id, B::id, C::id, d, a, b, accumulates, a_t, b_t);
+}
+void tensor_commit(void* barrier);
+void tensor_load(void* d, unsigned address, int columns);
+void tensor_store(unsigned address, const void* s, int columns);
+void tensor_wait(bool loads);
 float round_tf32(float value);
 template <class T>
 inline unsigned pack_float8(float a, float b, float c, float d) {

@@ -31,7 +31,9 @@ char* stack(size_t number) {
 }
 }  // namespace
 
+struct JobFailed {};  // an asynchronous operation failed, which the scheduler ran
 size_t stack_bytes() { return STACK; }
+void at(int number) { line = number; }
 
 // Saves what a call must keep on the stack of the one, and goes on with the other.
 extern "C" void emu_switch(void** from, void* to);
@@ -66,7 +68,7 @@ static void trampoline() {
   settle();
   leave(me());
   me().is_done = true;
-  me().block->alive--;
+  if (--me().block->alive == 0) leave_tensor_memory(*me().block);
   leave_fiber();
   abort();
 }
@@ -95,7 +97,8 @@ void fail(const std::string& message) {
                        ", line " + std::to_string(line) + ")";
     }
   }
-  if (f) leave_fiber();
+  if (!f) throw JobFailed();
+  leave_fiber();
   abort();  // not reached: the scheduler runs nobody after an error
 }
 void fail(const char* message) { fail(std::string(message)); }
@@ -145,7 +148,10 @@ static void deliver_job(size_t number) {
   Job job = std::move(machine.jobs[number]);
   machine.jobs.erase(machine.jobs.begin() + number);
   machine.progress++;
-  job.run();
+  try {
+    job.run();
+  } catch (const JobFailed&) {
+  }
 }
 
 static std::string position(const Fiber& f) {
@@ -320,6 +326,7 @@ extern "C" const char* emu_launch(void (*entry)(void**), void** arguments, const
     machine.barriers = 0;
     start_clocks();
     run_resident();
+    end_profile_of_blocks();
   }
   reset();
   return machine.error.c_str();

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "profile.h"
 #include "races.h"
 
 struct uint3_ { unsigned x, y, z; };
@@ -56,6 +57,7 @@ struct Fiber {
   std::vector<Bulk> bulk_open;
   std::deque<std::vector<Bulk>> bulk_groups;
   std::vector<Bulk> bulk_read;  // groups whose source has been read, not yet written
+  std::vector<std::function<void()>> tensor_loads;  // that have not been waited for
   unsigned init_fences = 1, copies = 0, bulks = 0;
   int cluster_phase = -1;  // in which it arrived at the cluster's barrier and has not waited
 };
@@ -86,6 +88,25 @@ struct Warpgroup {
   bool is_fenced = false;
   unsigned products = 0;
 };
+struct TensorOperand {  // a descriptor's fields
+  unsigned start, leading, stride, swizzle;
+};
+// Offset of an element: `x` along M or N, `k` along K, of `size` bytes (wgmma.cpp).
+unsigned operand_place(const TensorOperand& o, int x, int k, int size, bool transposed);
+struct TensorProduct {  // one tcgen05.mma of a block
+  int n, a_type, b_type, c_type;
+  unsigned d;
+  TensorOperand a, b;
+  bool accumulates, a_transposed, b_transposed;
+  bool is_done = false;
+};
+struct TensorMemory {
+  std::vector<unsigned> cells;
+  bool is_used[512] = {};
+  std::deque<TensorProduct> products;  // in flight; `first` have left
+  unsigned long long first = 0;
+  unsigned time = 0;
+};
 struct NamedBarrier {
   int arrived = 0, threads = 0;
   unsigned generation = 0;
@@ -108,6 +129,7 @@ struct Block {
   std::vector<Warpgroup> warpgroups;
   NamedBarrier named[NAMED_BARRIERS];
   std::map<unsigned, MemoryBarrier> barriers;
+  TensorMemory tensor;
   Shadow shadow;
 };
 struct Job {  // an asynchronous operation that completes by itself
@@ -136,6 +158,7 @@ struct Machine {
   int warp = WARP;  // 64 where a wavefront of an AMD GPU is meant
   Delivery delivery = LATE;
   bool finds_races = true;
+  bool counts = false;  // bank conflicts and sectors
   unsigned long long progress = 0, clock = 0;
   int barriers = 0;  // made since the clocks started
   std::string error;
@@ -149,6 +172,7 @@ extern Machine machine;
 std::string hex(unsigned value);
 inline Fiber& me() { return *machine.current; }
 inline Block& my_block() { return *me().block; }
+inline int lane_of(const Fiber& fiber) { return fiber.rank % WARP; }
 void pause();                                          // give the others a turn
 void wait_until(const std::string& what, std::function<bool()> ready);
 void spin();                                            // as long as others have nothing to do
@@ -183,4 +207,5 @@ void async_store(const void* src, unsigned bytes, const char* what, std::functio
 double combine(const std::string& op, double old, double value);
 unsigned swizzled(unsigned address, unsigned bytes);  // address bits 4-6 ^= bits 7-9
 void leave(Fiber& fiber);  // checks what a thread must not leave behind
+void leave_tensor_memory(const Block& block);  // when its last thread exits
 }  // namespace emu

@@ -27,9 +27,11 @@ unsigned char* row_at(Collective& c, int lane, const char* what, bool writes) {
 // Calls `visit` with the bytes of each element of each matrix, in a row and in a lane's fragment.
 template <class F>
 void for_each(Collective& c, int count, bool transposed, const char* what, bool writes, F visit) {
-  for (int i = 0; i < count; ++i)
+  for (int i = 0; i < count; ++i) {
+    unsigned offsets[8];
     for (int r = 0; r < 8; ++r) {
       unsigned char* row = row_at(c, 8 * i + r, what, writes);
+      offsets[r] = offset_in(my_block(), row);
       for (int x = 0; x < 8; ++x) {
         int first = transposed ? x : r, second = transposed ? r : x;
         unsigned char* fragment =
@@ -37,6 +39,8 @@ void for_each(Collective& c, int count, bool transposed, const char* what, bool 
         visit(row + 2 * x, fragment + 4 * i + 2 * (second % 2));
       }
     }
+    if (machine.counts) note_rows(writes ? SHARED_STORE : SHARED_LOAD, offsets);
+  }
 }
 }  // namespace
 

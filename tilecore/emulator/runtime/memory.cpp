@@ -97,7 +97,8 @@ void check_range(const void* pointer, size_t bytes, bool writes, const char* wha
   if (last < machine.ranges.size() && is_inside(machine.ranges[last], p, bytes)) {
     if (!writes || machine.ranges[last].is_writable) return;
   }
-  const Range* near = nullptr;
+  const Range* near = nullptr;  // the one that was meant, most likely
+  size_t nearest = 0;
   for (size_t i = 0; i < machine.ranges.size(); ++i) {
     const Range& r = machine.ranges[i];
     if (is_inside(r, p, bytes)) {
@@ -105,7 +106,11 @@ void check_range(const void* pointer, size_t bytes, bool writes, const char* wha
       last = i;
       return;
     }
-    if (!near || (p >= r.first && r.first > near->first)) near = &r;
+    size_t distance = p < r.first ? r.first - p : p < r.last ? 0 : p - r.last;
+    if (!near || distance < nearest) {
+      near = &r;
+      nearest = distance;
+    }
   }
   long long distance = p - near->first;
   fail(std::string(what) + ": global memory out of bounds, byte " + std::to_string(distance) +
@@ -113,7 +118,7 @@ void check_range(const void* pointer, size_t bytes, bool writes, const char* wha
 }
 
 // --- accesses of generated code --------------------------------------------------------------------
-static void access(void* pointer, unsigned bytes, bool writes) {
+static void access(void* pointer, unsigned bytes, bool writes, const void* site) {
   if (!machine.current) return;
   Fiber& f = me();
   const char* p = (const char*)pointer;
@@ -125,6 +130,7 @@ static void access(void* pointer, unsigned bytes, bool writes) {
     if (block->cluster != f.block->cluster) fail("shared memory of a block of another cluster");
     unsigned offset = offset_in(*block, pointer);
     shared_at(*block, offset, bytes, what);
+    if (machine.counts) note_access(writes ? SHARED_STORE : SHARED_LOAD, site, pointer, bytes);
     const Clock& clock = clock_of(f);
     int agent = thread_agent(f);
     if (writes) on_write(*block, offset, bytes, agent, clock, clock.at(agent));
@@ -133,6 +139,7 @@ static void access(void* pointer, unsigned bytes, bool writes) {
   }
   if (is_image((const unsigned char*)pointer, bytes)) return;
   check_range(pointer, bytes, writes, what);
+  if (machine.counts) note_access(writes ? GLOBAL_STORE : GLOBAL_LOAD, site, pointer, bytes);
 }
 static bool is_atomic = false;
 void atomic_begin(void* pointer, int bytes) {
@@ -144,24 +151,22 @@ void atomic_begin(void* pointer, int bytes) {
 void atomic_end() { is_atomic = false; }
 }  // namespace emu
 
-#define EMU_HOOK(n)                                                                         \
-  extern "C" void __tsan_read##n(void* p) { if (!emu::is_atomic) emu::access(p, n, false); }  \
-  extern "C" void __tsan_write##n(void* p) { if (!emu::is_atomic) emu::access(p, n, true); }  \
-  extern "C" void __tsan_unaligned_read##n(void* p) { __tsan_read##n(p); }                  \
-  extern "C" void __tsan_unaligned_write##n(void* p) { __tsan_write##n(p); }                \
-  extern "C" void __tsan_volatile_read##n(void* p) { __tsan_read##n(p); }                   \
-  extern "C" void __tsan_volatile_write##n(void* p) { __tsan_write##n(p); }
+#define EMU_SEE(p, n, writes) \
+  if (!emu::is_atomic) emu::access(p, n, writes, __builtin_return_address(0))
+#define EMU_HOOK(n)                                                                  \
+  extern "C" void __tsan_read##n(void* p) { EMU_SEE(p, n, false); }                  \
+  extern "C" void __tsan_write##n(void* p) { EMU_SEE(p, n, true); }                  \
+  extern "C" void __tsan_unaligned_read##n(void* p) { EMU_SEE(p, n, false); }        \
+  extern "C" void __tsan_unaligned_write##n(void* p) { EMU_SEE(p, n, true); }        \
+  extern "C" void __tsan_volatile_read##n(void* p) { EMU_SEE(p, n, false); }         \
+  extern "C" void __tsan_volatile_write##n(void* p) { EMU_SEE(p, n, true); }
 EMU_HOOK(1)
 EMU_HOOK(2)
 EMU_HOOK(4)
 EMU_HOOK(8)
 EMU_HOOK(16)
-extern "C" void __tsan_read_range(void* p, unsigned long n) {
-  if (!emu::is_atomic) emu::access(p, (unsigned)n, false);
-}
-extern "C" void __tsan_write_range(void* p, unsigned long n) {
-  if (!emu::is_atomic) emu::access(p, (unsigned)n, true);
-}
+extern "C" void __tsan_read_range(void* p, unsigned long n) { EMU_SEE(p, (unsigned)n, false); }
+extern "C" void __tsan_write_range(void* p, unsigned long n) { EMU_SEE(p, (unsigned)n, true); }
 extern "C" void __tsan_init() {}
 extern "C" void __tsan_func_entry(void*) {}
 extern "C" void __tsan_func_exit() {}

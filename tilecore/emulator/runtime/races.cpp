@@ -31,6 +31,7 @@ std::string name_of(int agent) {
   if (agent < n) return thread(agent);
   if (agent < 2 * n) return "cp.async of " + thread(agent - n);
   if (agent < 3 * n) return "a bulk store of " + thread(agent - 2 * n);
+  if (agent < 4 * n && (agent - 3 * n) % WARPGROUP == 1) return "tcgen05.mma";
   if (agent < 4 * n) return "wgmma of the warpgroup of " + thread(agent - 3 * n);
   return "a TMA load";
 }
@@ -53,6 +54,7 @@ int bulk_agent(const Fiber& fiber) { return 2 * resident() + fiber.number; }
 int group_agent(const Block& block, int warpgroup) {
   return 3 * resident() + block.first + warpgroup * WARPGROUP;
 }
+int tensor_agent(const Block& block) { return group_agent(block, 0) + 1; }
 int barrier_agent(int number) { return 4 * resident() + number; }
 Clock& clock_of(const Fiber& fiber) { return clocks[fiber.number]; }
 void start_clocks() {

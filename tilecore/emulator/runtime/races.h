@@ -41,6 +41,7 @@ int copy_agent(const Fiber& fiber);
 int bulk_agent(const Fiber& fiber);
 int group_agent(const Block& block, int warpgroup);
 int barrier_agent(int number);
+int tensor_agent(const Block& block);  // products of tcgen05
 Clock& clock_of(const Fiber& fiber);  // of a thread
 void start_clocks();                  // at time 1, having seen nothing
 unsigned tick(const Fiber& fiber);    // the thread's own time goes on; returns what it was

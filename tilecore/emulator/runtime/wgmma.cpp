@@ -8,18 +8,17 @@ namespace emu {
 namespace {
 constexpr int ROWS = 64;
 
-struct Operand {  // a descriptor's fields
-  unsigned start, leading, stride, swizzle;
-};
+typedef TensorOperand Operand;
 Operand fields(uint64_t bits) {
   static const unsigned swizzles[] = {0, 128, 64, 32};
   return {(unsigned)(bits & 0x3fff) << 4, (unsigned)(bits >> 16 & 0x3fff) << 4,
           (unsigned)(bits >> 32 & 0x3fff) << 4, swizzles[bits >> 62]};
 }
-// Offset of an element: `x` along M or N, `k` along K, of `size` bytes.
-unsigned place(const Operand& o, int x, int k, int size, bool transposed) {
+}  // namespace
+
+unsigned operand_place(const TensorOperand& o, int x, int k, int size, bool transposed) {
   if (!o.swizzle) {
-    if (transposed) fail("wgmma: an M- or N-major operand without swizzle is not emulated");
+    if (transposed) fail("an M- or N-major operand without swizzle is not emulated");
     int byte = k * size;
     return o.start + x / 8 * o.stride + byte / 16 * o.leading + x % 8 * 16 + byte % 16;
   }
@@ -28,6 +27,7 @@ unsigned place(const Operand& o, int x, int k, int size, bool transposed) {
   offset += transposed ? along / w * o.leading + along % w : along;
   return swizzled(offset, o.swizzle);
 }
+namespace {
 int products_of(int type) { return 256 / width(type); }
 
 void multiply(Block& block, const Product& p) {
@@ -38,7 +38,7 @@ void multiply(Block& block, const Product& p) {
     for (int m = 0; m < ROWS; ++m)
       for (int x = 0; x < k; ++x)
         left[m * k + x] =
-            element(p.a_type, block.shared + place(a, m, x, size, p.a_transposed), 0);
+            element(p.a_type, block.shared + operand_place(a, m, x, size, p.a_transposed), 0);
   } else {
     for (int t = 0; t < WARPGROUP; ++t)
       for (int r = 0; r < 4; ++r)
@@ -51,7 +51,7 @@ void multiply(Block& block, const Product& p) {
   for (int x = 0; x < k; ++x)
     for (int n = 0; n < p.n; ++n)
       right[x * p.n + n] =
-          element(p.b_type, block.shared + place(b, n, x, size, p.b_transposed), 0);
+          element(p.b_type, block.shared + operand_place(b, n, x, size, p.b_transposed), 0);
   std::vector<double> sums(p.n);
   for (int m = 0; m < ROWS; ++m) {
     std::fill(sums.begin(), sums.end(), 0.0);
@@ -93,7 +93,7 @@ void note_reads(Block& block, int group, const Product& p, const Clock& seen) {
     int step = 16 / size;  // elements of 16 bytes, which no swizzle takes apart
     for (int x = 0; x < extent; x += transposed ? step : 1)
       for (int y = 0; y < k; y += transposed ? 1 : step) {
-        unsigned at = place(o, x, y, size, transposed);
+        unsigned at = operand_place(o, x, y, size, transposed);
         shared_at(block, at, 16, "wgmma");
         on_read(block, at, 16, agent, clock, true);
       }

@@ -7,10 +7,12 @@ if it conflicts; the body of a loop is walked again with what its end leaves, un
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from tilecore.inference.gpu.loops import TILE_STATEMENTS
 from tilecore.inference.gpu.plan import Pipeline
+from tilecore.inference.gpu.teams import Team, Teams
 from tilecore.ir import nodes
 from tilecore.ir.alike import divergent
 from tilecore.ir.analysis import reads, writes
@@ -18,23 +20,21 @@ from tilecore.ir.bounds import linear
 from tilecore.ir.expr import Expr, Load, int_value
 from tilecore.ir.nodes import Buffer, KernelLaunch, Stmt
 from tilecore.ir.polynomial import Key, structural_key
-from tilecore.ir.visitor import expressions, walk, walk_expr
-
-TILE_STATEMENTS = (
-    nodes.Copy, nodes.Fill, nodes.Gemm, nodes.Reduce, nodes.Scan, nodes.Parallel,
-)  # fmt: skip
+from tilecore.ir.visitor import children, expressions, walk, walk_expr
 
 
 @dataclass(frozen=True, slots=True)
 class Touch:
     """An access of a buffer: by a tile statement, or by each thread for itself.
 
-    ``own``: the element, where each thread has one of its own.
+    ``own``: the element, where each thread has one of its own; ``source``: the id of the statement.
     """
 
     buffer: Buffer
     is_tile: bool
+    team: Team
     own: tuple[Key, ...] | None = None
+    source: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,8 @@ class Barriers:
         memory: for each tile in shared memory those that share its place.
         pipelines: loops whose copies run ahead. Where threads copy, all meet at the head of the
             loop; boxes have barriers of their own.
+        teams: branches whose threads meet among themselves. In a program with mbarriers these order
+            what different teams do.
     """
 
     def __init__(
@@ -67,8 +69,11 @@ class Barriers:
         launch: KernelLaunch,
         memory: Mapping[Buffer, set[Buffer]],
         pipelines: Mapping[Stmt, Pipeline],
+        teams: Teams,
     ) -> None:
         self.launch, self.memory, self.pipelines = launch, memory, pipelines
+        self.teams = teams
+        self.has_waits = any(isinstance(s, nodes.Wait) for s in walk(launch.body))
         self.divergent = divergent(launch)
         self.ahead = {id(c) for p in pipelines.values() for c in p.copies}
         self.before: set[Stmt] = set()
@@ -81,9 +86,16 @@ class Barriers:
 
     def _walk(self, stmt: Stmt, touched: Touched) -> Touched:
         if id(stmt) in self.divergent:
-            touched = self._touch(stmt, self._of(stmt), touched)
+            own = self._of(stmt)
+            if stmt in self.before or self._conflict(own, touched, self._are_apart):
+                self.before.add(stmt)
+                touched = Touched()
+            after = touched.union(own)
+            for body in children(stmt):
+                if id(body) in self.teams.bodies:
+                    after = after.union(self._walk(body, touched))
             meets = any(isinstance(s, nodes.Sync) and s.scope == "block" for s in walk(stmt))
-            return self._of(stmt) if meets else touched
+            return own if meets else after
         match stmt:
             case nodes.Seq(stmts=stmts):
                 for child in stmts:
@@ -92,7 +104,7 @@ class Barriers:
             case nodes.Sync(scope="block" | "grid"):
                 return Touched()
             case nodes.If(cond=cond, then_body=then, else_body=other):
-                touched = self._touch(stmt, self._of_exprs(cond), touched)
+                touched = self._touch(stmt, self._of_exprs(self.teams.team(stmt), cond), touched)
                 after = self._walk(then, touched)
                 return after.union(self._walk(other, touched) if other is not None else touched)
             case nodes.For() | nodes.While():
@@ -101,17 +113,19 @@ class Barriers:
                 return self._touch(stmt, self._of(stmt), touched)
 
     def _loop(self, stmt: nodes.For | nodes.While, touched: Touched) -> Touched:
-        own = self._of_exprs(*expressions(stmt))
+        own = self._of_exprs(self.teams.team(stmt), *expressions(stmt))
         pipeline = self.pipelines.get(stmt)
         if pipeline is not None and not pipeline.boxes:
-            filled = frozenset(Touch(b, True) for c in pipeline.copies for b in writes(c))
+            filled = frozenset(
+                Touch(b, True, self.teams.team(c)) for c in pipeline.copies for b in writes(c)
+            )
             touched = self._touch(stmt, own.union(Touched(written=filled)), touched)
             return touched.union(self._walk(stmt.body, Touched()))
         touched = entry = self._touch(stmt, own, touched)
         while True:
             count = len(self.before) + len(self.ends)
             after = self._walk(stmt.body, entry)
-            if isinstance(stmt, nodes.While) and self._conflict(own, after):
+            if isinstance(stmt, nodes.While) and self._conflict(own, after, self._are_together):
                 self.ends.add(stmt)
             entry = touched.union(Touched() if stmt in self.ends else after)
             if len(self.before) + len(self.ends) == count:
@@ -120,21 +134,41 @@ class Barriers:
                     return entry
 
     def _touch(self, stmt: Stmt, own: Touched, touched: Touched) -> Touched:
-        if stmt in self.before or self._conflict(own, touched):
+        if stmt in self.before or self._conflict(own, touched, self._are_together):
             self.before.add(stmt)
             return own
         return touched.union(own)
 
+    def _are_together(self, one: Touch, other: Touch) -> bool:
+        """Return whether a barrier before what ``one`` belongs to orders both."""
+        return one.team in (other.team, self.teams.whole)
+
+    def _are_apart(self, one: Touch, other: Touch) -> bool:
+        """Return whether all threads must meet between what two teams do."""
+        if one.team == other.team:
+            return False
+        a, b = sorted((one.team, other.team), key=lambda t: t.first)
+        return not (self.has_waits and a.first + a.count <= b.first)
+
     # --- conflicts ----------------------------------------------------------------------------
 
-    def _conflict(self, own: Touched, touched: Touched) -> bool:
+    def _conflict(
+        self, own: Touched, touched: Touched, matter: Callable[[Touch, Touch], bool]
+    ) -> bool:
         return (
-            self._meet(own.written, touched.read, both_write=False)
-            or self._meet(own.read, touched.written, both_write=False)
-            or self._meet(own.written, touched.written, both_write=True)
+            self._meet(own.written, touched.read, matter, both_write=False)
+            or self._meet(own.read, touched.written, matter, both_write=False)
+            or self._meet(own.written, touched.written, matter, both_write=True)
         )
 
-    def _meet(self, some: frozenset[Touch], others: frozenset[Touch], *, both_write: bool) -> bool:
+    def _meet(
+        self,
+        some: frozenset[Touch],
+        others: frozenset[Touch],
+        matter: Callable[[Touch, Touch], bool],
+        *,
+        both_write: bool,
+    ) -> bool:
         for one in some:
             places = self.memory.get(one.buffer.root, {one.buffer.root})
             for other in others:
@@ -142,9 +176,14 @@ class Barriers:
                     continue
                 if one.own is not None and one.own == other.own:
                     continue
-                is_global = other.buffer.root.scope == "global"
+                if not matter(one, other):
+                    continue
+                if other.buffer.root.scope != "global":
+                    return True
+                # A statement in a loop writes other parts of a tensor each time.
+                is_next = both_write and one.source == other.source
                 by_threads = bool(self.launch.thread_vars) and not (one.is_tile or other.is_tile)
-                if not (is_global and (both_write or by_threads)):
+                if not (is_next or by_threads):
                     return True
         return False
 
@@ -157,20 +196,23 @@ class Barriers:
         found = Touched()
         for node in walk(stmt):
             is_tile = isinstance(node, TILE_STATEMENTS) or isinstance(stmt, TILE_STATEMENTS)
-            loaded = self._of_exprs(*expressions(node), is_tile=is_tile)
-            read = {Touch(b, is_tile) for b in reads(node) if self._matters(b)}
+            team = self.teams.team(node)
+            loaded = self._of_exprs(team, *expressions(node), is_tile=is_tile)
+            read = {Touch(b, is_tile, team) for b in reads(node) if self._matters(b)}
             seen = {t.buffer for t in loaded.read}
             read = {t for t in read if t.buffer not in seen}
             own = None
             if isinstance(node, nodes.Store) and not is_tile:
                 own = self._own(node.indices)
-            written = {Touch(b, is_tile, own) for b in writes(node) if self._matters(b)}
+            written = {
+                Touch(b, is_tile, team, own, id(stmt)) for b in writes(node) if self._matters(b)
+            }
             found = found.union(loaded).union(Touched(frozenset(read), frozenset(written)))
         return found
 
-    def _of_exprs(self, *exprs: Expr, is_tile: bool = False) -> Touched:
+    def _of_exprs(self, team: Team, *exprs: Expr, is_tile: bool = False) -> Touched:
         found = {
-            Touch(n.buffer, is_tile, None if is_tile else self._own(n.indices))
+            Touch(n.buffer, is_tile, team, None if is_tile else self._own(n.indices))
             for e in exprs
             for n in walk_expr(e)
             if isinstance(n, Load) and self._matters(n.buffer)
@@ -191,4 +233,6 @@ class Barriers:
         return tuple(structural_key(i) for i in indices)
 
     def _matters(self, buffer: Buffer) -> bool:
+        if buffer.arrive_counts is not None:
+            return False  # mbarriers order themselves
         return buffer.root in self.memory or buffer.root.scope == "global"

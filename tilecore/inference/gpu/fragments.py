@@ -274,7 +274,7 @@ def alignment(access: Access, points: Points, loop: int) -> int:
     """
     buffer, lets = access.buffer, points.context.lets
     inner = {points.names[loop]}
-    found = 0
+    found = int_value(buffer.shape[-1]) or 1  # an access lies inside a row, or outside of it
     for axis, index in enumerate(access.indices):
         step = _stride(buffer, axis)
         rest = _without_name(index, inner) if axis == len(access.indices) - 1 else index

@@ -7,18 +7,24 @@ from collections.abc import Iterable, Iterator, Mapping
 from tilecore.amd_target import AmdTarget
 from tilecore.errors import InvalidConfig, UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
-from tilecore.inference.gpu.barriers import TILE_STATEMENTS, Barriers
+from tilecore.inference.gpu.barriers import Barriers
 from tilecore.inference.gpu.boxes import with_boxes
+from tilecore.inference.gpu.distribution import Distribution
 from tilecore.inference.gpu.fragments import Fragments, distribute
-from tilecore.inference.gpu.loops import Points, accessed_outside_points, points_of
+from tilecore.inference.gpu.loops import (
+    Points,
+    accessed_outside_points,
+    is_barrier_setup,
+    points_of,
+)
 from tilecore.inference.gpu.mfma import plan_mfma
 from tilecore.inference.gpu.pipelining import find_pipelines
-from tilecore.inference.gpu.plan import GemmPlan, GpuLaunchPlan, GpuPlan, SharedLayout
+from tilecore.inference.gpu.plan import GemmPlan, GpuLaunchPlan, GpuPlan, NestPlan, SharedLayout
 from tilecore.inference.gpu.products import plan_gemm
 from tilecore.inference.gpu.shared import assign_places, lay_out, sharing_memory
+from tilecore.inference.gpu.teams import Team, Teams, find_teams
 from tilecore.inference.uses import Context, enter
 from tilecore.ir import nodes
-from tilecore.ir.alike import divergent
 from tilecore.ir.analysis import covers_whole
 from tilecore.ir.expr import int_value
 from tilecore.ir.nodes import Buffer, Gemm, KernelLaunch, PrimFunc, Stmt
@@ -38,17 +44,27 @@ def infer(func: PrimFunc, target: GpuTarget) -> GpuPlan:
 
 def _plan(launch: KernelLaunch, target: GpuTarget) -> GpuLaunchPlan:
     threads = _threads(launch, target)
-    count = threads[0] * threads[1] * threads[2]
-    _check_roles(launch, target)
+    teams = find_teams(launch, threads, target)
     tiles = [s.buffer for s in walk(launch.body) if isinstance(s, nodes.Alloc)]
-    fragments = Fragments(count, target.threads_per_warp, spread=frozenset(_spread(launch, tiles)))
+    spread = frozenset(_spread(launch, tiles))
+    fragments = Fragments(teams.whole.count, target.threads_per_warp, spread=spread)
     for tile in _not_in_registers(launch, tiles, fragments.spread):
         fragments.shared[tile] = "elements are accessed one by one, or through views"
     statements = list(_statements(launch.body, enter(launch, Context())))
+    _share_between_teams(launch, teams, fragments)
     while True:
-        gemms = _products(launch, count, target, fragments)
         before = len(fragments.shared)
-        nests = distribute(statements, gemms.values(), fragments)
+        gemms = _products(launch, teams, target, fragments)
+        nests: dict[Stmt, NestPlan] = {}
+        held: dict[Buffer, Distribution] = {}
+        for team in (teams.whole, *teams.all):
+            own = Fragments(
+                team.count, fragments.warp, shared=fragments.shared, spread=fragments.spread
+            )
+            mine = [p for p in statements if teams.team(p.stmt) == team]
+            products = [g for s, g in gemms.items() if teams.team(s) == team]
+            nests |= distribute(mine, products, own)
+            held |= own.held
         if len(fragments.shared) == before:
             break
     pipelines = find_pipelines(launch, nests, target)
@@ -61,11 +77,10 @@ def _plan(launch: KernelLaunch, target: GpuTarget) -> GpuLaunchPlan:
     places, size = assign_places(launch.body, layouts, pipelines.values())
     if size > target.shared_per_block:
         raise _too_much(launch, places, size, target)
-    barriers, ends = Barriers(launch, sharing_memory(places), pipelines).find()
+    barriers, ends = Barriers(launch, sharing_memory(places), pipelines, teams).find()
     notes = tuple(f"{t.name}: kept in shared memory ({why})" for t, why in fragments.shared.items())
     return GpuLaunchPlan(
-        launch, threads, dict(fragments.held), places, nests, gemms, pipelines, barriers, ends,
-        size, notes,
+        launch, threads, held, places, nests, gemms, pipelines, barriers, ends, size, teams, notes,
     )  # fmt: skip
 
 
@@ -84,21 +99,6 @@ def _threads(launch: KernelLaunch, target: GpuTarget) -> tuple[int, int, int]:
             expected=f"at most {target.threads_per_block} threads in a block of {target.name}",
         )  # fmt: skip
     return known[0], known[1], known[2]
-
-
-def _check_roles(launch: KernelLaunch, target: GpuTarget) -> None:
-    """Refuse tile operations that not all threads of the block come by."""
-    apart = divergent(launch)
-    for branch in walk(launch.body):
-        if id(branch) not in apart:
-            continue
-        for stmt in walk(branch):
-            is_shared_out = isinstance(stmt, nodes.Parallel) and stmt.loop_vars
-            if is_shared_out or isinstance(stmt, TILE_STATEMENTS[:-1]):
-                raise UnsupportedOnTarget(
-                    what=f"a {type(stmt).__name__} in a branch that only some threads take",
-                    target=target.name, reason="no code for it yet", span=stmt.span,
-                )  # fmt: skip
 
 
 def _in_shared(tile: Buffer, fragments: Fragments) -> bool:
@@ -127,7 +127,7 @@ def _not_in_registers(
 ) -> set[Buffer]:
     """Return the fragments that no distribution can serve."""
     single = accessed_outside_points(launch.body)
-    found = {t for t in tiles if t in single or t.dtype.is_packed or t.reducer is not None}
+    found = {t for t in tiles if t in single or t.reducer is not None}
     for stmt in walk(launch.body):
         if isinstance(stmt, Gemm):  # instructions know nothing of parts of fragments
             found |= {r.buffer for r in (stmt.a, stmt.b, stmt.c) if not covers_whole(r)}
@@ -139,6 +139,8 @@ def _not_in_registers(
 
 def _statements(stmt: Stmt, context: Context) -> Iterator[Points]:
     """Yield the statements that threads share out, with what surrounds them."""
+    if is_barrier_setup(stmt):
+        return
     points = points_of(stmt, context)
     if points is not None:
         yield points
@@ -157,8 +159,19 @@ def _statements(stmt: Stmt, context: Context) -> Iterator[Points]:
             inner = Context(inner.loops, inner.ranges, lets, inner.conditional, inner.tops)
 
 
+def _share_between_teams(launch: KernelLaunch, teams: Teams, fragments: Fragments) -> None:
+    """Keep in shared memory the fragments that more than one team uses."""
+    users: dict[Buffer, Team] = {}
+    for stmt in walk(launch.body):
+        if isinstance(stmt, nodes.Alloc) or any(True for _ in children(stmt)):
+            continue
+        for buffer in buffers_of(stmt) & fragments.spread:
+            if users.setdefault(buffer, teams.team(stmt)) != teams.team(stmt):
+                fragments.shared.setdefault(buffer, "several roles of warps use it")
+
+
 def _products(
-    launch: KernelLaunch, threads: int, target: GpuTarget, fragments: Fragments
+    launch: KernelLaunch, teams: Teams, target: GpuTarget, fragments: Fragments
 ) -> dict[Stmt, GemmPlan]:
     """Return the plan of each product; operands of fma lie in shared memory."""
     found: dict[Stmt, GemmPlan] = {}
@@ -167,7 +180,7 @@ def _products(
             continue
         held = tuple(fragments.is_register(r.buffer) for r in (stmt.a, stmt.b, stmt.c))
         planner = plan_mfma if isinstance(target, AmdTarget) else plan_gemm
-        plan = planner(stmt, threads, target, (held[0], held[1], held[2]))  # type: ignore[arg-type]
+        plan = planner(stmt, teams.team(stmt), target, (held[0], held[1], held[2]))  # type: ignore[arg-type]
         if plan.kind == "fma":
             for region, is_held in ((stmt.a, held[0]), (stmt.b, held[1])):
                 if is_held:

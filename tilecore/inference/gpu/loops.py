@@ -16,6 +16,9 @@ from tilecore.ir.nests import copy_nest, fill_nest, shifted
 from tilecore.ir.nodes import Buffer, Copy, Fill, Parallel, Reduce, Scan, Stmt
 from tilecore.ir.visitor import children, loads, walk
 
+TILE_STATEMENTS = (
+    nodes.Copy, nodes.Fill, nodes.Gemm, nodes.Reduce, nodes.Scan, nodes.Parallel,
+)  # fmt: skip
 MAX_OPEN = 1 << 16  # points along a loop whose extent is known only when the kernel runs
 
 
@@ -63,6 +66,11 @@ def is_contiguous(access: Access, name: Var) -> bool:
     if buffer.strides is not None and int_value(buffer.strides[-1]) != 1:
         return False
     return step_of(indices[-1], name) == 1 and all(step_of(i, name) == 0 for i in indices[:-1])
+
+
+def is_barrier_setup(stmt: Stmt) -> bool:
+    """Return whether a statement sets mbarriers to what they are when a kernel begins."""
+    return isinstance(stmt, Fill) and stmt.dst.buffer.arrive_counts is not None
 
 
 def points_of(stmt: Stmt, context: Context) -> Points | None:

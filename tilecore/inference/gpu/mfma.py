@@ -14,6 +14,7 @@ from tilecore.amd_target import AmdTarget
 from tilecore.inference.gpu.distribution import Distribution, by_slot, by_thread
 from tilecore.inference.gpu.plan import CHUNK_BYTES, GemmPlan, Operand
 from tilecore.inference.gpu.products import divide_warps, has_chunks, multiply_adds, size_of
+from tilecore.inference.gpu.teams import Team
 from tilecore.ir.gemm_shape import accumulator_dtype
 from tilecore.ir.nodes import Gemm, Region
 
@@ -35,17 +36,17 @@ def mfma_step(a: str, b: str, c: str, target: AmdTarget) -> int | None:
 
 
 def plan_mfma(
-    gemm: Gemm, threads: int, target: AmdTarget, in_registers: tuple[bool, bool, bool]
+    gemm: Gemm, team: Team, target: AmdTarget, in_registers: tuple[bool, bool, bool]
 ) -> GemmPlan:
     """Return how a product runs.
 
     Args:
         gemm: the product; its extents are known.
-        threads: of the block.
+        team: the threads that run it.
         target: decides which instructions there are.
         in_registers: whether A, B and C are fragments.
     """
-    size = size_of(gemm)
+    size, threads = size_of(gemm), team.count
     kinds = (str(gemm.a.dtype), str(gemm.b.dtype), str(accumulator_dtype(gemm)))
     step = mfma_step(*kinds, target)
     reason = ""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from tilecore.inference.gpu.distribution import Distribution
 from tilecore.inference.gpu.loops import Points
+from tilecore.inference.gpu.teams import Teams
 from tilecore.ir.nodes import Buffer, Copy, For, Gemm, KernelLaunch, PrimFunc, Stmt
 
 CHUNK_BYTES = 16  # the widest access of one thread; what swizzles move as one
@@ -178,6 +179,7 @@ class GpuLaunchPlan:
     barriers: frozenset[Stmt]
     ends: frozenset[Stmt]
     shared_bytes: int
+    teams: Teams
     notes: tuple[str, ...] = ()
 
     @property

@@ -12,6 +12,7 @@ import math
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.distribution import Distribution, by_slot, by_thread
 from tilecore.inference.gpu.plan import GemmPlan, Operand
+from tilecore.inference.gpu.teams import Team
 from tilecore.ir.analysis import covers_whole, kept_axes
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import int_value
@@ -46,20 +47,21 @@ def mma_step(a: str, b: str, c: str, capability: int) -> int | None:
 
 
 def plan_gemm(
-    gemm: Gemm, threads: int, target: GpuTarget, in_registers: tuple[bool, bool, bool]
+    gemm: Gemm, team: Team, target: GpuTarget, in_registers: tuple[bool, bool, bool]
 ) -> GemmPlan:
     """Return how a product runs.
 
     Args:
         gemm: the product; its extents are known.
-        threads: of the block.
+        team: the threads that run it.
         target: decides which instructions there are.
         in_registers: whether A, B and C are fragments.
     """
-    size = size_of(gemm)
+    size, threads = size_of(gemm), team.count
     accumulated = str(accumulator_dtype(gemm))
     kinds = (str(gemm.a.dtype), str(gemm.b.dtype), accumulated)
-    if target.has_wgmma and _wgmma_fits(gemm, size, threads, kinds, in_registers):
+    is_grouped = team.first % WARPGROUP == 0
+    if target.has_wgmma and is_grouped and _wgmma_fits(gemm, size, threads, kinds, in_registers):
         return _wgmma(gemm, size, threads, in_registers)
     step = mma_step(*kinds, target.capability)
     reason = ""

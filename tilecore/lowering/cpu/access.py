@@ -22,6 +22,7 @@ from tilecore.lowering.cpu.scalar import (
     kept,
     lower,
     memory_type,
+    moved_bits,
     to_memory,
     zero,
 )
@@ -51,6 +52,7 @@ class Place:
         guarded: whether indices may leave the buffer (global tensors).
         stream_bytes: vectors of this size are stored past the caches (0: none).
         flushes: bfloat16 whose subnormal numbers may be kept as 0.
+        pairs: keeps vectors of such numbers back, to be rounded in pairs.
     """
 
     memory: Any
@@ -61,6 +63,7 @@ class Place:
     guarded: bool = False
     stream_bytes: int = 0
     flushes: bool = False
+    pairs: bfloat16.Pairs | None = None
 
     def indices(self, indices: Sequence[Expr]) -> tuple[Expr, ...]:
         """Return the indices into ``memory``'s tensor for indices into the tile."""
@@ -237,6 +240,9 @@ def store_values(
 ) -> None:
     """Store computed values of the storage's dtype."""
     stored = place.storage.dtype
+    if place.pairs is not None and stride == 1 and _is_rounded(place, value, lanes):
+        place.pairs.keep(place.memory, offset, value)
+        return
     raw = _raw(builder, place, value, lanes)
     if DType(stored).is_packed:
         store_codes(builder, place.memory, raw, offset, lanes, stride)
@@ -248,9 +254,14 @@ def store_values(
 
 def _raw(builder: TirBuilder, place: Place, value: Any, lanes: int) -> Any:
     """Return a computed value of the storage's dtype as memory has it."""
-    if place.flushes and lanes == bfloat16.LANES:
+    if _is_rounded(place, value, lanes):
         return bfloat16.rounded(builder, value)
     return to_memory(value, place.storage.dtype, lanes)
+
+
+def _is_rounded(place: Place, value: Any, lanes: int) -> bool:
+    """Return whether the instruction rounds a vector of a place, which is computed, not moved."""
+    return place.flushes and lanes == bfloat16.LANES and moved_bits(value) is None
 
 
 @dataclass(frozen=True, slots=True)

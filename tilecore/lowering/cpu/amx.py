@@ -20,14 +20,20 @@ from tilecore.inference.storage import CACHE_LINE_BYTES, Storage
 from tilecore.ir.dtype import DType
 from tilecore.lowering.cpu import prefetch
 from tilecore.lowering.cpu.access import Accessor, LaneMask, Place, vector_load, vector_store
-from tilecore.lowering.cpu.gemm import GemmLowering, Strided, known_truth
+from tilecore.lowering.cpu.amx_text import (
+    DECLARATIONS,
+    LANES,
+    RELEASE,
+    RELEASE_TEXT,
+    WORD_BYTES,
+    configure_text,
+    move_text,
+    products_text,
+)
+from tilecore.lowering.cpu.gemm import GemmLowering, known_truth
+from tilecore.lowering.cpu.strided import Strided
 from tilecore.lowering.cpu.tir import TirBuilder, add, index, mul, quotient
 from tilecore.target import Target
-
-LANES = 16
-WORD_BYTES = 4
-A_TILES, B_TILES = 4, 6  # 0 to 3 are sums
-RELEASE = "tilecore_tile_release"
 
 
 @contextlib.contextmanager
@@ -39,19 +45,19 @@ def configured(accessor: Accessor, tile: tuple[int, int] | None) -> Iterator[Non
     if tile is None or accessor.tile_shape == tile:
         yield
         return
-    _call(accessor.builder, *_configure(*tile))
+    _call(accessor.builder, *configure_text(*tile))
     before, accessor.tile_shape = accessor.tile_shape, tile
     yield
     accessor.tile_shape = before
     if before is None:
-        _call(accessor.builder, RELEASE, _RELEASE_TEXT)
+        _call(accessor.builder, RELEASE, RELEASE_TEXT)
     else:
-        _call(accessor.builder, *_configure(*before))
+        _call(accessor.builder, *configure_text(*before))
 
 
 def _call(builder: TirBuilder, name: str, text: str, *arguments: Any) -> None:
     prefetch.declare(builder)
-    builder.define_llvm("amx", _DECLARATIONS)
+    builder.define_llvm("amx", DECLARATIONS)
     builder.define_llvm(name, text)
     builder.evaluate(tir.call_extern("int32", name, *arguments))
 
@@ -83,21 +89,24 @@ class TileLowering(GemmLowering):
 
     # --- which sums ---------------------------------------------------------------------------
 
-    def _row_groups(self, panel: Any, column: Any, count: int) -> None:
+    def _row_groups(self) -> Iterator[tuple[Any, int]]:
         largest = self.plan.micro_m
         for size, first in ((largest, 0), (self.plan.m % largest, self.plan.m // largest)):
             if not size:
                 continue
             with self.builder.loop(1 if first else self.plan.m // largest) as group:
-                row = self.builder.bind(mul(add(first, group), largest))
-                if self.rows is None:
-                    self._sums(panel, column, row, size, count)
-                else:
-                    with self.builder.when(tir.LT(_i32(row), _i32(self.rows))):
-                        self._sums(panel, column, row, size, count)
+                yield self.builder.bind(mul(add(first, group), largest)), size
 
     def _sums(self, panel: Any, column: Any, row: Any, size: int, count: int) -> None:
-        """Emit one group of tiles: directly, through scratch memory, or as it turns out."""
+        """Emit one group of tiles by one panel, where its rows exist."""
+        if self.rows is None:
+            self._tiles(panel, column, row, size, count)
+            return
+        with self.builder.when(tir.LT(_i32(row), _i32(self.rows))):
+            self._tiles(panel, column, row, size, count)
+
+    def _tiles(self, panel: Any, column: Any, row: Any, size: int, count: int) -> None:
+        """Emit the sums directly, through scratch memory, or as it turns out."""
         place = self.c.place
         if self.in_output or place.storage.dtype != self.accum:
             self._through_scratch(panel, column, row, size, count)
@@ -194,35 +203,48 @@ class TileLowering(GemmLowering):
             memory = ()
         elif tall > 1:
             memory = (*memory, _i64(self.tile_rows))
-        self._call(name, _move_text(name, what, tall, count), *memory)
+        self._call(name, move_text(name, what, tall, count), *memory)
 
     def _products_of_tiles(self, panel: Any, row: Any, size: int, count: int) -> None:
         storage = self.b_place.storage
         assert isinstance(storage, Storage)
         tall, panel_size = size // self.tile_rows, storage.depth * storage.width
         first = self.builder.bind(add(self.b.base, mul(panel, panel_size)))
-        lines = self._lines_ahead(panel_size, size)
-        ahead = add(add(first, panel_size), mul(row, panel_size // self.plan.m))
+        lines, memory, ahead, apart, step = self._ahead(panel, first, row, size)
         name = f"tilecore_{self.dot.name}_{tall}x{count}_{lines}"
         steps = (
             tir.Cast("int64", self.steps) if not isinstance(self.steps, int) else _i64(self.steps)
         )
         self._call(
-            name, _products_text(name, self.dot.name, tall, count, lines),
+            name, products_text(name, self.dot.name, tall, count, lines),
             self._address(self.a.place.memory, self.builder.bind(self.a.at(row, 0))),
             self._bytes(self.a.row, self.a.place.storage.dtype), _i64(self.tile_rows),
             self._address(self.b_place.memory, first),
             _i64(storage.width * WORD_BYTES), _i64(self.tile_groups), steps,
-            self._address(self.b_place.memory, self.builder.bind(ahead) if lines else first),
+            self._address(memory, ahead), apart, _i64(step),
         )  # fmt: skip
 
-    def _lines_ahead(self, panel_size: int, size: int) -> int:
-        """Return how many cache lines of the next panel a step fetches: each group its share."""
-        if not self.plan.is_b_far:
-            return 0
+    def _ahead(self, panel: Any, first: Any, row: Any, size: int) -> tuple[int, Any, Any, Any, int]:
+        """Return what a step of the products fetches, a share of what is needed next.
+
+        How many cache lines; memory and offset of those of the first step; bytes from one to the
+        next, and from step to step.
+        """
+        storage, line = self.b_place.storage, CACHE_LINE_BYTES
+        assert isinstance(storage, Storage)
+        if self.stage is not None:
+            source = self.stage.source
+            ahead, share = self.stage.coming(panel, row, size)
+            stride = self._bytes(source.row, source.place.storage.dtype)
+            return share, source.place.memory, ahead, stride, self.tile_groups * WORD_BYTES
+        if not self.plan.is_b_far or self.plan.rows_first:
+            return 0, self.b_place.memory, first, _i64(0), 0
+        panel_size = storage.depth * storage.width
+        ahead = add(add(first, panel_size), mul(row, panel_size // self.plan.m))
         steps = -(-self.plan.k // (self.dot.group * self.tile_groups))
-        share = panel_size * DType(self.b_place.storage.dtype).itemsize * size / self.plan.m
-        return math.ceil(share / CACHE_LINE_BYTES / steps)
+        bytes_of_group = panel_size * DType(storage.dtype).itemsize * size / self.plan.m
+        lines = math.ceil(bytes_of_group / line / steps)
+        return lines, self.b_place.memory, self.builder.bind(ahead), _i64(line), lines * line
 
     @staticmethod
     def _address(memory: Any, offset: Any) -> Any:
@@ -245,28 +267,28 @@ def emit_products(
     half = 2 * LANES * depth * LANES  # words of one operand
 
     def call(name: str, text: str, *arguments: Any) -> None:
-        builder.define_llvm("amx", _DECLARATIONS)
+        builder.define_llvm("amx", DECLARATIONS)
         builder.define_llvm(name, text)
         builder.evaluate(tir.call_extern("int32", name, *arguments))
 
     def address(memory: Any, offset: int) -> Any:
         return tir.address_of(tir.BufferLoad(memory, [index(offset)]))
 
-    call(*_configure(LANES, LANES))
-    call("tilecore_zero", _move_text("tilecore_zero", "zero", 2, 2))
+    call(*configure_text(LANES, LANES))
+    call("tilecore_zero", move_text("tilecore_zero", "zero", 2, 2))
     name = "tilecore_products"
     with builder.loop(times):
         call(
-            name, _products_text(name, dot.name, 2, 2, 0), address(operands, 0), _i64(row),
+            name, products_text(name, dot.name, 2, 2, 0), address(operands, 0), _i64(row),
             _i64(LANES), address(operands, half), _i64(2 * LANES * WORD_BYTES), _i64(LANES),
-            _i64(depth), address(operands, 0),
+            _i64(depth), address(operands, 0), _i64(0), _i64(0),
         )  # fmt: skip
     name = "tilecore_store"
     call(
-        name, _move_text(name, "store", 2, 2), address(out, 0), _i64(2 * LANES * WORD_BYTES),
+        name, move_text(name, "store", 2, 2), address(out, 0), _i64(2 * LANES * WORD_BYTES),
         _i64(LANES),
     )  # fmt: skip
-    call(RELEASE, _RELEASE_TEXT)
+    call(RELEASE, RELEASE_TEXT)
 
 
 def _i32(value: Any) -> Any:
@@ -275,117 +297,3 @@ def _i32(value: Any) -> Any:
 
 def _i64(value: int) -> Any:
     return tir.IntImm("int64", value)
-
-
-# --- LLVM IR ------------------------------------------------------------------------------------
-
-_TILE_MEMORY = "i8, ptr, i64"
-_DECLARATIONS = "\n".join(
-    f"declare void @llvm.x86.{name}({arguments})"
-    for name, arguments in {
-        "ldtilecfg": "ptr", "tilerelease": "", "tilezero": "i8",
-        "tileloadd64": _TILE_MEMORY, "tilestored64": _TILE_MEMORY,
-        **dict.fromkeys(("tdpbf16ps", "tdpbssd", "tdpbuud"), "i8, i8, i8"),
-    }.items()
-)  # fmt: skip
-_HEAD = "define linkonce_odr hidden i32 @{name}({parameters}) {{"
-_RELEASE_TEXT = "\n".join(
-    [_HEAD.format(name=RELEASE, parameters=""), "  call void @llvm.x86.tilerelease()",
-     "  ret i32 0", "}"]
-)  # fmt: skip
-
-
-def _configure(rows: int, groups: int) -> tuple[str, str]:
-    """Return name and text of the function that says how large the tiles are."""
-    sums, a, b = (rows, LANES), (rows, groups), (groups, LANES)
-    tiles = [sums] * A_TILES + [a] * (B_TILES - A_TILES) + [b] * 2
-    widths = [words * WORD_BYTES for _, words in tiles]
-    layout = bytes([1, *[0] * 15])
-    layout += b"".join(w.to_bytes(2, "little") for w in widths) + bytes(16)
-    layout += bytes(height for height, _ in tiles) + bytes(8)
-    name = f"tilecore_tiles_{rows}_{groups}"
-    text = "".join(f"\\{byte:02X}" for byte in layout)
-    body = [
-        f'@{name}_layout = linkonce_odr hidden constant [64 x i8] c"{text}", align 64',
-        _HEAD.format(name=name, parameters=""),
-        f"  call void @llvm.x86.ldtilecfg(ptr @{name}_layout)",
-        "  ret i32 0", "}",
-    ]  # fmt: skip
-    return name, "\n".join(body)
-
-
-def _move_text(name: str, what: str, tall: int, wide: int) -> str:
-    """Return the function that clears, loads or stores tiles of sums."""
-    if what == "zero":
-        tiles = [2 * i + j for i in range(tall) for j in range(wide)]
-        cleared = [f"  call void @llvm.x86.tilezero(i8 {tile})" for tile in tiles]
-        return "\n".join([_HEAD.format(name=name, parameters=""), *cleared, "  ret i32 0", "}"])
-    parameters = "ptr %p, i64 %stride" + ", i64 %rows" * (tall > 1)
-    lines = [_HEAD.format(name=name, parameters=parameters)]
-    if tall > 1:
-        lines += [
-            "  %below = mul i64 %rows, %stride",
-            "  %p1 = getelementptr i8, ptr %p, i64 %below",
-        ]
-    for i in range(tall):
-        row = "%p1" if i else "%p"
-        for j in range(wide):
-            tile = 2 * i + j
-            at = row
-            if j:
-                at = f"%q{i}"
-                lines.append(f"  {at} = getelementptr i8, ptr {row}, i64 {LANES * WORD_BYTES}")
-            call = "tileloadd64" if what == "load" else "tilestored64"
-            lines.append(f"  call void @llvm.x86.{call}(i8 {tile}, ptr {at}, i64 %stride)")
-    return "\n".join([*lines, "  ret i32 0", "}"])
-
-
-def _products_text(name: str, instruction: str, tall: int, wide: int, lines_ahead: int) -> str:
-    """Return the function that adds the products of all steps along K to the tiles of sums.
-
-    A step brings ``lines_ahead`` cache lines from ``ahead`` on to the L2 cache.
-    """
-    parameters = (
-        "ptr %a, i64 %a_stride, i64 %rows, ptr %b, i64 %b_stride, i64 %groups, i64 %steps, "
-        "ptr %ahead"
-    )
-    load = "  call void @llvm.x86.tileloadd64(i8 {}, ptr {}, i64 {})"
-    lines = [
-        _HEAD.format(name=name, parameters=parameters),
-        "entry:",
-        "  %below = mul i64 %rows, %a_stride",
-        f"  %a_step = mul i64 %groups, {WORD_BYTES}",
-        "  %b_step = mul i64 %groups, %b_stride",
-        "  %any = icmp sgt i64 %steps, 0",
-        "  br i1 %any, label %loop, label %done",
-        "loop:",
-        "  %a0 = phi ptr [ %a, %entry ], [ %a_next, %loop ]",
-        "  %b0 = phi ptr [ %b, %entry ], [ %b_next, %loop ]",
-        "  %line0 = phi ptr [ %ahead, %entry ], [ %line_next, %loop ]",
-        "  %left = phi i64 [ %steps, %entry ], [ %fewer, %loop ]",
-        "  %a1 = getelementptr i8, ptr %a0, i64 %below",
-        f"  %b1 = getelementptr i8, ptr %b0, i64 {LANES * WORD_BYTES}",
-    ]
-    for i in range(lines_ahead):
-        if i:
-            at = i * CACHE_LINE_BYTES
-            lines.append(f"  %line{i} = getelementptr i8, ptr %line0, i64 {at}")
-        lines.append("  " + prefetch.CALL.format(f"%line{i}"))
-    lines += [load.format(B_TILES + j, f"%b{j}", "%b_stride") for j in range(wide)]
-    for i in range(tall):
-        lines.append(load.format(A_TILES + i, f"%a{i}", "%a_stride"))
-        for j in range(wide):
-            tiles = f"i8 {2 * i + j}, i8 {A_TILES + i}, i8 {B_TILES + j}"
-            lines.append(f"  call void @llvm.x86.{instruction}({tiles})")
-    lines += [
-        f"  %line_next = getelementptr i8, ptr %line0, i64 {lines_ahead * CACHE_LINE_BYTES}",
-        "  %a_next = getelementptr i8, ptr %a0, i64 %a_step",
-        "  %b_next = getelementptr i8, ptr %b0, i64 %b_step",
-        "  %fewer = sub i64 %left, 1",
-        "  %more = icmp sgt i64 %fewer, 0",
-        "  br i1 %more, label %loop, label %done",
-        "done:",
-        "  ret i32 0",
-        "}",
-    ]
-    return "\n".join(lines)

@@ -15,8 +15,9 @@ from tvm import tirx as tir
 from tilecore.inference.plan import GemmPlan
 from tilecore.inference.storage import Storage
 from tilecore.lowering.cpu.access import Accessor
-from tilecore.lowering.cpu.gemm import GemmLowering, Strided
+from tilecore.lowering.cpu.gemm import GemmLowering
 from tilecore.lowering.cpu.groups import load_words
+from tilecore.lowering.cpu.strided import Strided
 from tilecore.lowering.cpu.tir import add, broadcast, minimum, mul, quotient, vector_type
 from tilecore.target import Target
 

@@ -20,6 +20,7 @@ from tilecore.ir.expr import Call, Expr, binary
 from tilecore.ir.nodes import Buffer, Reduce, Stmt, Store
 from tilecore.ir.visitor import expressions, loads, walk_expr
 from tilecore.lowering.cpu.access import Accessor
+from tilecore.lowering.cpu.bfloat16 import Pairs
 from tilecore.lowering.cpu.fold import UNROLL, FoldLowering
 from tilecore.lowering.cpu.nest import emit_store, lanes_of, runs_in_vectors
 from tilecore.lowering.cpu.scalar import Scope
@@ -188,10 +189,11 @@ class FusedLowering:
         parts = [self._accumulators(lanes) for _ in range(count)]
         total = self._accumulators(1)
         scope = self.accessor.scope(self.var, lanes)
+        pairs = 1 if count > 1 or vectors % 2 else 2  # iterations that round together
         with self._loops(self.inner):
-            with self.builder.loop(vectors // count) as q:
-                first = self.builder.bind(mul(q, count * lanes))
-                for i, part in enumerate(parts):
+            with self.builder.loop(vectors // (count * pairs)) as q, self._paired(pairs > 1):
+                first = self.builder.bind(mul(q, count * pairs * lanes))
+                for i, part in enumerate(parts * pairs):
                     self._steps(add(first, i * lanes), part, scope)
             for i in range(vectors % count):
                 self._steps((vectors - vectors % count + i) * lanes, parts[i], scope)
@@ -200,6 +202,21 @@ class FusedLowering:
                     self._steps(index, total, self.accessor.scope())
         for step, fold in self.folds.items():
             close(step, fold.merged([part[step] for part in parts], lanes), total[step])
+
+    @contextmanager
+    def _paired(self, is_paired: bool) -> Iterator[None]:
+        """Round to bfloat16 in pairs of vectors what products alone read."""
+        places = self.accessor.places
+        stores = {step.buffer for step in self.nest.steps if isinstance(step, Store)}
+        before = {b: places[b] for b in stores if is_paired and places[b].flushes}
+        if not before:
+            yield
+            return
+        pairs = Pairs(self.builder)
+        places.update({b: replace(place, pairs=pairs) for b, place in before.items()})
+        yield
+        pairs.store()
+        places.update(before)
 
     def _columns(self) -> None:
         """Emit vectors along the last axis, which is not folded, around the folded ones."""

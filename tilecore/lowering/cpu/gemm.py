@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tvm import tirx as tir
 
 from tilecore.inference.plan import GemmPlan
 from tilecore.inference.storage import CACHE_LINE_BYTES, Storage
-from tilecore.ir.analysis import kept_axes
 from tilecore.ir.dtype import DType
-from tilecore.ir.expr import Binary, Const, Expr, const, int_value
+from tilecore.ir.expr import Binary, Const, Expr, int_value
 from tilecore.ir.gemm_shape import accumulator_dtype
-from tilecore.ir.nodes import Region
 from tilecore.lowering.cpu import prefetch
 from tilecore.lowering.cpu.access import (
     Accessor,
@@ -32,22 +29,12 @@ from tilecore.lowering.cpu.access import (
     vector_store,
 )
 from tilecore.lowering.cpu.scalar import convert, kept, value_type, zero
+from tilecore.lowering.cpu.staging import RowStage
+from tilecore.lowering.cpu.strided import Strided, boxed, strided
 from tilecore.lowering.cpu.tir import add, broadcast, maximum, minimum, mul
 from tilecore.target import Target
 
-
-@dataclass(frozen=True, slots=True)
-class Strided:
-    """A 2-D operand in memory: element (i, j) lies at base + i * row + j * column."""
-
-    place: Place
-    base: Any
-    row: Any
-    column: Any
-
-    def at(self, i: Any, j: Any) -> Any:
-        """Return the offset of element (i, j)."""
-        return add(self.base, add(mul(i, self.row), mul(j, self.column)))
+STEPS_AHEAD = 32  # of K
 
 
 def balanced_splits(extent: int, largest: int) -> list[tuple[int, int]]:
@@ -56,33 +43,6 @@ def balanced_splits(extent: int, largest: int) -> list[tuple[int, int]]:
     small, extra = divmod(extent, groups)
     pairs = [(small + 1, extra), (small, groups - extra)]
     return [(rows, count) for rows, count in pairs if count and rows]
-
-
-def strided(accessor: Accessor, region: Region, transposed: bool) -> Strided:
-    """Return the last two axes of a region as a strided operand (i, j), swapped if transposed."""
-    place = accessor.places[region.buffer]
-    origin = place.indices(region.offsets)
-    offset, _ = accessor.offset(place, origin)
-    storage = place.storage
-    axes = place.axes[-2:] if place.shift else (len(storage.shape) - 2, len(storage.shape) - 1)
-    steps = [accessor.step(place, axis) for axis in axes]
-    row, column = (steps[1], steps[0]) if transposed else (steps[0], steps[1])
-    return Strided(place, accessor.builder.bind(offset), row, column)
-
-
-def box_place(accessor: Accessor, region: Region, axes: tuple[int, ...] | None = None) -> Place:
-    """Return the place of a tile that is a box of a tensor and runs along ``axes`` of it."""
-    origin = accessor.places[region.buffer]
-    kept = kept_axes(region) if axes is None else axes
-    return replace(origin, shift=region.offsets, axes=kept, guarded=True)
-
-
-def boxed(accessor: Accessor, region: Region) -> Strided:
-    """Return a box of a tensor with two axes as a strided operand."""
-    place = box_place(accessor, region)
-    offset, _ = accessor.offset(place, place.indices((const(0), const(0))))
-    row, column = (accessor.step(place, axis) for axis in place.axes)
-    return Strided(place, accessor.builder.bind(offset), row, column)
 
 
 class GemmLowering:
@@ -105,12 +65,17 @@ class GemmLowering:
         depth = plan.k if plan.k_limit is None else self._limit((plan.k_limit,), plan.k)
         self.depth = plan.k if depth is None else depth
         self.in_output = self.c.place.guarded
+        # Sums far away come in while products are made, and are added at the end.
+        self.adds_last = self.in_output and self.c.place.storage.dtype == self.accum
         self.late = None if plan.late is None else boxed(accessor, plan.late.region)
         # Rows of a whole tile are padded to vectors; elsewhere a neighbour follows the last column.
         tight = isinstance(self.c.place.storage, Storage) and self.c.place.storage.spare > 0
         fills_rows = int_value(gemm.c.extents[-1]) == self.c.place.storage.shape[-1]
         self.is_tight = self.in_output or tight or not fills_rows
         self.a_in_place = self.a.place.guarded
+        self.stage = (
+            RowStage(self.builder, self.a, plan, self.accum, target) if plan.stages_a else None
+        )
 
     def _broadcast_operand(self) -> Strided:
         return strided(self.accessor, self.gemm.a, self.gemm.transpose_a)
@@ -126,13 +91,55 @@ class GemmLowering:
     def emit(self) -> None:
         """Emit all panels."""
         self._clear_edges()
+        if self.plan.rows_first:
+            for row, size in self._row_groups():
+                with self._staged(row, size):
+                    for panel, column, count in self._panels():
+                        self._sums(panel, column, row, size, count)
+            return
+        for panel, column, count in self._panels():
+            for row, size in self._row_groups():
+                self._sums(panel, column, row, size, count)
+
+    @contextlib.contextmanager
+    def _staged(self, row: Any, size: int) -> Iterator[None]:
+        """Copy a group of rows of a to scratch memory, which the products read inside."""
+        if self.stage is None:
+            yield
+            return
+        count = size if self.rows is None else minimum(size, _expr(self.rows) - _expr(row))
+        self.a = self.stage.fill(row, count, self.depth)
+        yield
+        self.a = self.stage.source
+
+    def _panels(self) -> Iterator[tuple[Any, Any, int]]:
+        """Open the loops over panels of b: number, first column and vectors of each."""
         vectors = -(-self.plan.n // self.lanes)
         full, rest = divmod(vectors, self.plan.micro_n)
         if full:
-            with self.builder.loop(full) as panel:
-                self._panel(panel, self.plan.micro_n)
+            with self.builder.loop(full) as panel, self._columns_begin(panel) as column:
+                yield panel, column, self.plan.micro_n
         if rest:
-            self._panel(full, rest)
+            with self._columns_begin(full) as column:
+                yield full, column, rest
+
+    @contextlib.contextmanager
+    def _columns_begin(self, panel: Any) -> Iterator[Any]:
+        """Give the first column of a panel, where it exists."""
+        column = mul(panel, self.plan.micro_n * self.lanes)
+        if self.columns is None:
+            yield column
+            return
+        with self.builder.when(tir.LT(_expr(column), _expr(self.columns))):
+            yield column
+
+    def _row_groups(self) -> Iterator[tuple[Any, int]]:
+        """Open the loops over groups of rows: first row and rows of each."""
+        first = 0
+        for size, groups in balanced_splits(self.plan.m, self.plan.micro_m):
+            with self.builder.loop(groups) as group:
+                yield self.builder.bind(add(first, mul(group, size))), size
+            first += size * groups
 
     def _clear_edges(self) -> None:
         """Clear a tile of which some rows or columns get no products: they lie outside A or B."""
@@ -150,27 +157,11 @@ class GemmLowering:
                 offset, mask = self.c.at(row, j * self.lanes), self._mask(0, j)
                 vector_store(self.builder, self.c.place, value, offset, self.lanes, mask)
 
-    def _panel(self, panel: Any, count: int) -> None:
-        column = mul(panel, self.plan.micro_n * self.lanes)
-        if self.columns is None:
-            self._row_groups(panel, column, count)
+    def _sums(self, panel: Any, column: Any, row: Any, size: int, count: int) -> None:
+        """Emit one group of rows by one panel, as far as its rows exist."""
+        if self.rows is None:
+            self._micro_kernel(panel, column, row, size, count, edge=False)
             return
-        with self.builder.when(tir.LT(_expr(column), _expr(self.columns))):
-            self._row_groups(panel, column, count)
-
-    def _row_groups(self, panel: Any, column: Any, count: int) -> None:
-        first = 0
-        for size, groups in balanced_splits(self.plan.m, self.plan.micro_m):
-            with self.builder.loop(groups) as group:
-                row = self.builder.bind(add(first, mul(group, size)))
-                if self.rows is None:
-                    self._micro_kernel(panel, column, row, size, count, edge=False)
-                else:
-                    self._edge_rows(panel, column, row, size, count)
-            first += size * groups
-
-    def _edge_rows(self, panel: Any, column: Any, row: Any, size: int, count: int) -> None:
-        assert self.rows is not None
         if not self.a_in_place and not self.in_output and self.late is None:
             with self.builder.when(tir.LT(_expr(row), _expr(self.rows))):
                 self._micro_kernel(panel, column, row, size, count, edge=False)
@@ -188,9 +179,13 @@ class GemmLowering:
     ) -> None:
         builder, lanes = self.builder, self.lanes
         accumulators = builder.registers(size * count, lanes, value_type(self.accum))
-        if self.plan.is_b_far:
+        if self.plan.is_b_far and not self.plan.rows_first:
             self._fetch_ahead(panel, row, size)
-        self._start(accumulators, column, row, size, count, edge)
+        if self.adds_last:
+            self._zero(accumulators)
+            self._fetch_sums(row, column, size, count)
+        else:
+            self._start(accumulators, column, row, size, count, edge)
         rows = [add(row, i) for i in range(size)]
         if edge:
             assert self.rows is not None
@@ -199,10 +194,25 @@ class GemmLowering:
         if edge:
             bases = [builder.bind(base) for base in bases]
         self._products(accumulators, rows, bases, panel, column, count)
+        place = row, column, size, count, edge
+        if self.adds_last:
+            self._choose(
+                known_truth(self.gemm.clear_accum, self.accessor), self.gemm.clear_accum,
+                lambda: self._store_sums(accumulators, None, *place),
+                lambda: self._store_sums(accumulators, None, *place, adds=True),
+            )  # fmt: skip
+            return
         self._finish(
-            lambda: self._store_sums(accumulators, None, row, column, size, count, edge),
-            lambda: self._store_sums(accumulators, self.late, row, column, size, count, edge),
+            lambda: self._store_sums(accumulators, None, *place),
+            lambda: self._store_sums(accumulators, self.late, *place),
         )
+
+    def _fetch_sums(self, row: Any, column: Any, size: int, count: int) -> None:
+        """Fetch the lines of c that the sums are added to."""
+        for i in range(size):
+            for j in range(count):
+                at = self.c.at(add(row, i), add(column, j * self.lanes))
+                prefetch.fetch(self.builder, self.c.place.memory, at, prefetch.L1)
 
     def _fetch_ahead(self, panel: Any, row: Any, size: int) -> None:
         """Fetch the next panel of b: each group of rows its share."""
@@ -220,21 +230,30 @@ class GemmLowering:
         if self.plan.late is None:
             keep()
             return
-        assert self.plan.late.last is not None
-        is_last = known_truth(self.plan.late.last, self.accessor)
-        if is_last is not None:
-            (write if is_last else keep)()
+        last = self.plan.late.last
+        assert last is not None
+        self._choose(known_truth(last, self.accessor), last, write, keep)
+
+    def _choose(
+        self, known: bool | None, cond: Expr, one: Callable[[], None], other: Callable[[], None]
+    ) -> None:
+        """Emit ``one`` where a condition holds and ``other`` where not; both if it is not known."""
+        if known is not None:
+            (one if known else other)()
             return
-        with self.builder.when(self.accessor.scalar(self.plan.late.last)):
-            write()
+        with self.builder.when(self.accessor.scalar(cond)):
+            one()
         with self.builder.otherwise():
-            keep()
+            other()
 
     def _store_sums(
         self, accumulators: list[Any], late: Strided | None,
-        row: Any, column: Any, size: int, count: int, edge: bool,
+        row: Any, column: Any, size: int, count: int, edge: bool, adds: bool = False,
     ) -> None:  # fmt: skip
-        """Store sums in their tile, or in the output that gets them ``late``."""
+        """Store sums in their tile, or in the output that gets them ``late``.
+
+        ``adds``: they are added to what is there.
+        """
         target, lanes = self.c if late is None else late, self.lanes
         for i in range(size):
             with self._row_guard(row, i, edge):
@@ -242,6 +261,8 @@ class GemmLowering:
                     sums = self.builder.load(accumulators[i * count + j], 0, lanes)
                     mask = self._mask(column, j) if late is None else self._late_mask(column, j)
                     at = target.at(add(row, i), add(column, j * lanes))
+                    if adds:
+                        sums += vector_load(self.builder, target.place, at, lanes, self.accum, mask)
                     value = self._stored(sums, target.place)
                     vector_store(self.builder, target.place, value, at, lanes, mask)
 
@@ -251,8 +272,13 @@ class GemmLowering:
     ) -> None:  # fmt: skip
         """Add all products of K to the accumulators of ``rows``, which begin at ``bases`` in a."""
         builder, lanes = self.builder, self.lanes
+        coming = None if self.stage is None else self.stage.coming(panel, rows[0], len(rows))
         with builder.loop(self.depth) as k:
+            if self.stage is not None and coming is not None:
+                self.stage.fetch(coming, k)
             vectors = [builder.bind(self._b_vector(panel, column, k, j)) for j in range(count)]
+            if self.plan.rows_first:
+                self._fetch_steps_ahead(panel, k, count)
             for i, base in enumerate(bases):
                 scalar = self._a_scalar(add(base, mul(k, self.a.column)))
                 value = builder.bind(broadcast(scalar, lanes))
@@ -260,6 +286,16 @@ class GemmLowering:
                     register = accumulators[i * count + j]
                     total = builder.load(register, 0, lanes) + value * vectors[j]
                     builder.store(register, total, 0, lanes)
+
+    def _fetch_steps_ahead(self, panel: Any, k: Any, count: int) -> None:
+        """Fetch what b has some steps of K later, or in the next panel."""
+        storage = self.b_place.storage
+        assert isinstance(storage, Storage)
+        first = add(self.b.base, mul(panel, storage.depth * storage.width))
+        first = add(first, mul(add(k, STEPS_AHEAD), storage.width))
+        line = CACHE_LINE_BYTES // DType(storage.dtype).itemsize
+        for at in range(0, count * self.lanes, line):
+            prefetch.fetch(self.builder, self.b_place.memory, add(first, at), prefetch.L1)
 
     def _stored(self, value: Any, place: Place, lanes: int = 0) -> Any:
         """Return sums in the type that a place keeps, rounded to the tile's element type."""

@@ -50,13 +50,14 @@ from tilecore.lowering.cpu.dot import DotLowering
 from tilecore.lowering.cpu.few_rows import DotsLowering, SumsLowering
 from tilecore.lowering.cpu.fold import FoldLowering
 from tilecore.lowering.cpu.fused import FusedLowering
-from tilecore.lowering.cpu.gemm import GemmLowering, box_place
+from tilecore.lowering.cpu.gemm import GemmLowering
 from tilecore.lowering.cpu.group_nest import GroupNestLowering, fills_groups
 from tilecore.lowering.cpu.groups import packer_for
 from tilecore.lowering.cpu.nest import NestLowering
 from tilecore.lowering.cpu.output import Assertions, emit_assert, emit_print
 from tilecore.lowering.cpu.params import lower_params
 from tilecore.lowering.cpu.scalar import check_dtypes, memory_type
+from tilecore.lowering.cpu.strided import box_place
 from tilecore.lowering.cpu.tir import TirBuilder, add, maximum, minimum, mul, quotient, remainder
 from tilecore.lowering.cpu.views import bind_let, declare
 from tilecore.target import Target
@@ -284,7 +285,7 @@ class _LaunchLowering:
 
     def _alloc(self, tile: TilePlan) -> None:
         places = self.accessor.places
-        if tile.placement == "in_place":
+        if tile.placement in ("in_place", "staged"):
             assert tile.source is not None
             axes = tuple(a for a in tile.source.axes if a is not None)
             places[tile.buffer] = box_place(self.accessor, tile.source.copy.src, axes)

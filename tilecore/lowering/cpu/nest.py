@@ -14,7 +14,7 @@ from tvm import tirx as tir
 
 from tilecore.ir.bounds import NON_NEGATIVE
 from tilecore.ir.dtype import DType
-from tilecore.ir.expr import Binary, Call, Expr, Load, Select, Var, cast, int_value
+from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Var, cast, int_value
 from tilecore.ir.nodes import Let, Parallel, Seq, Stmt, Store
 from tilecore.ir.visitor import expressions, walk, walk_expr
 from tilecore.lowering.cpu.access import Accessor, Extent
@@ -52,7 +52,7 @@ class NestLowering:
             with self._running(var, count, 0) as _:
                 self._axis(nest, axis + 1)
             return
-        lanes = lanes_of(nest.body, self.target)
+        lanes = moving_lanes(nest.body, var, self.target) or lanes_of(nest.body, self.target)
         short = size is not None and size < lanes
         if lanes == 1 or short or not self._vectorises(nest, var):
             self._scalar(nest.body, var, 0, count)
@@ -162,6 +162,29 @@ def lanes_of(body: Stmt, target: Target) -> int:
         for expr in expressions(stmt):
             sizes += [node.dtype.itemsize for node in walk_expr(expr)]
     return target.vector_bytes // max(sizes)
+
+
+def moving_lanes(body: Stmt, var: Var, target: Target) -> int | None:
+    """Return how many lanes a body has that only moves elements of one type; None: it computes.
+
+    What it chooses between elements by is the same in all lanes, so that their size alone counts.
+    """
+    store = _stmts(body)[0]
+    if len(_stmts(body)) > 1 or not isinstance(store, Store):
+        return None
+    dtype = store.buffer.dtype
+    is_moved = not dtype.is_packed and _is_moved(store.value, dtype, var)
+    return target.lanes(dtype) if is_moved else None
+
+
+def _is_moved(value: Expr, dtype: DType, var: Var) -> bool:
+    if value.dtype != dtype:
+        return False
+    if isinstance(value, Select):
+        parts = (value.a, value.b)
+        return is_uniform(value.cond, {var}) and all(_is_moved(p, dtype, var) for p in parts)
+    constant = value.a if isinstance(value, Cast) else value
+    return isinstance(value, Load) or isinstance(constant, Const)
 
 
 def runs_in_vectors(accessor: Accessor, stmt: Store, var: Var) -> bool:

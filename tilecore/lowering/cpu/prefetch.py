@@ -1,4 +1,4 @@
-"""Fetching ahead: cache lines that are needed soon, brought to the L2 cache."""
+"""Fetching ahead: cache lines that are needed soon, brought to a cache."""
 
 from __future__ import annotations
 
@@ -8,12 +8,8 @@ from tvm import tirx as tir
 
 from tilecore.lowering.cpu.tir import TirBuilder, index
 
-FETCH = "tilecore_fetch"
-CALL = "call void @llvm.prefetch.p0(ptr {}, i32 0, i32 2, i32 1)"  # to read, to L2, data
-_TEXT = f"""define linkonce_odr hidden i32 @{FETCH}(ptr %line) alwaysinline {{
-  {CALL.format("%line")}
-  ret i32 0
-}}"""
+L1, L2 = 3, 2  # LLVM's word for it: locality
+CALL = "call void @llvm.prefetch.p0(ptr {}, i32 0, i32 {}, i32 1)"  # to read, to which, data
 
 
 def declare(builder: TirBuilder) -> None:
@@ -21,9 +17,17 @@ def declare(builder: TirBuilder) -> None:
     builder.define_llvm("prefetch", "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
 
 
-def fetch(builder: TirBuilder, memory: Any, offset: Any) -> None:
-    """Fetch the cache line of an element, which need not exist."""
+def fetch(builder: TirBuilder, memory: Any, offset: Any, cache: int = L2) -> None:
+    """Fetch the cache line of an element, which need not exist, to ``cache``."""
     declare(builder)
-    builder.define_llvm(FETCH, _TEXT)
+    name = f"tilecore_fetch_{cache}"
+    builder.define_llvm(name, _text(name, cache))
     address = tir.address_of(tir.BufferLoad(memory, [index(offset)]))
-    builder.evaluate(tir.call_extern("int32", FETCH, address))
+    builder.evaluate(tir.call_extern("int32", name, address))
+
+
+def _text(name: str, cache: int) -> str:
+    return f"""define linkonce_odr hidden i32 @{name}(ptr %line) alwaysinline {{
+  {CALL.format("%line", cache)}
+  ret i32 0
+}}"""

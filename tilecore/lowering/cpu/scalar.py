@@ -9,6 +9,7 @@ bits, other types as they are.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -58,10 +59,33 @@ def from_memory(value: Any, dtype: str, lanes: int) -> Any:
     return tir.reinterpret(vector_type("float32", lanes), shifted)
 
 
-def _loaded_bits(value: Any) -> Any | None:
-    """Return the bits of the bfloat16 that ``value`` is as ``from_memory`` gives it, or None."""
-    if not (isinstance(value, tvm.ir.Call) and value.op.name == "tirx.reinterpret"):
+def moved_bits(value: Any) -> Any | None:
+    """Return the bits of a float32 that only moves bfloat16 numbers, or None.
+
+    Those are numbers as ``from_memory`` gives them, constants, and choices between such.
+    """
+    if isinstance(value, tir.Select):
+        return _chosen_bits(tir.Select, value.condition, value.true_value, value.false_value)
+    if isinstance(value, tir.Broadcast):
+        bits = moved_bits(value.value)
+        return None if bits is None else tir.Broadcast(bits, value.lanes)
+    if isinstance(value, tir.FloatImm):
+        (word,) = struct.unpack("<I", struct.pack("<f", value.value))
+        return None if word & 0xFFFF else tir.IntImm("uint16", word >> 16)
+    if not isinstance(value, tvm.ir.Call):
         return None
+    name = value.op.name.rpartition(".")[2]
+    if name == "if_then_else":
+        return _chosen_bits(tir.if_then_else, *value.args)
+    return _loaded_bits(value) if name == "reinterpret" else None
+
+
+def _chosen_bits(choose: Callable[..., Any], cond: Any, a: Any, b: Any) -> Any | None:
+    bits = moved_bits(a), moved_bits(b)
+    return None if bits[0] is None or bits[1] is None else choose(cond, *bits)
+
+
+def _loaded_bits(value: Any) -> Any | None:
     shifted = value.args[0]
     wide = shifted.a if isinstance(shifted, tir.LShift) else None
     if isinstance(wide, tir.Cast) and str(wide.value.ty).startswith("uint16"):
@@ -86,9 +110,9 @@ def to_memory(value: Any, dtype: str, lanes: int) -> Any:
         return float8.to_float8(value, dtype, lanes)
     if dtype != "bfloat16":
         return value
-    loaded = _loaded_bits(value)  # a copy, or a value rounded before
-    if loaded is not None:
-        return loaded
+    moved = moved_bits(value)  # a copy, or a value rounded before
+    if moved is not None:
+        return moved
     bits = tir.reinterpret(vector_type("uint32", lanes), value)
 
     def constant(number: int) -> Any:

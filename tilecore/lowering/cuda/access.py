@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from tilecore.ir.nodes import Buffer
 from tilecore.lowering.cpu.tir import add, index, mul
 from tilecore.lowering.cuda.builder import CudaBuilder
 from tilecore.lowering.cuda.instruction_set import InstructionSet
+from tilecore.lowering.cuda.instructions.base import Instruction
 from tilecore.lowering.cuda.memory import (
     FragmentPlace,
     LocalPlace,
@@ -27,6 +29,27 @@ from tilecore.lowering.cuda.memory import (
 from tilecore.lowering.cuda.scalar import Scope, constant, convert, from_memory, lower, to_memory
 
 INT32_MAX = 2**31 - 1
+
+
+@functools.cache
+def store_half_byte() -> Instruction:
+    """Return ``(void* bytes, int64 element, uint32 code)``: 4 bits, the other half kept.
+
+    Atomic on the word around it: the other half may be another thread's.
+    """
+    body = """unsigned long long byte = (unsigned long long)bytes + (element >> 1);
+unsigned* word = (unsigned*)(byte & ~3ull);
+unsigned shift = (unsigned)(byte & 3ull) * 8u + (unsigned)(element & 1) * 4u;
+unsigned seen = *(volatile unsigned*)word, expected;
+do {
+  expected = seen;
+  seen = atomicCAS(word, expected, (expected & ~(15u << shift)) | code << shift);
+} while (seen != expected);"""
+    return Instruction("tc_store_half_byte", "void* bytes, long long element, unsigned code", body)
+
+
+def _wide(offset: Any) -> Any:
+    return tir.Cast("int64", index(offset))
 
 
 class Accessor:
@@ -123,7 +146,10 @@ class Accessor:
             array, lane = self.staged[key]
             return from_memory(self.builder.load(array, lane), str(buffer.dtype))
         memory, offset = self.locate(buffer, indices)
-        value = from_memory(self.builder.load(memory, offset), place.dtype)
+        if isinstance(place, TensorPlace) and buffer.dtype.is_packed:
+            value = from_memory(self._half(memory, offset), place.dtype)
+        else:
+            value = from_memory(self.builder.load(memory, offset), place.dtype)
         if not isinstance(place, TensorPlace):
             return value
         cond = self.guard(place, indices)
@@ -143,7 +169,20 @@ class Accessor:
             return
         memory, offset = self.locate(buffer, indices)
         with self.storing(place, indices):
-            self.builder.store(memory, raw, offset)
+            if isinstance(place, TensorPlace) and buffer.dtype.is_packed:
+                start = self.builder.address(memory)
+                nibble = tir.Cast("uint32", raw)
+                self.builder.evaluate(store_half_byte().call(start, _wide(offset), nibble))
+            else:
+                self.builder.store(memory, raw, offset)
+
+    def _half(self, memory: Any, offset: Any) -> Any:
+        """Return 4 bits of a byte that holds two elements, the first one in its low half."""
+        kind = str(getattr(index(offset), "ty", "int32"))
+        place, one = index(offset), tir.IntImm(kind, 1)
+        byte = tir.BufferLoad(memory, [tir.shift_right(place, one)])
+        shift = tir.Cast("uint8", tir.bitwise_and(place, one) * tir.IntImm(kind, 4))
+        return tir.bitwise_and(tir.shift_right(byte, shift), tir.IntImm("uint8", 15))
 
     @contextlib.contextmanager
     def storing(self, place: Place, indices: Sequence[Expr]) -> Iterator[None]:

@@ -22,14 +22,19 @@ class CudaBuilder(TirBuilder):
 
     @contextlib.contextmanager
     def launch(
-        self, grid: Sequence[Any], threads: Sequence[int]
+        self, grid: Sequence[Any], threads: Sequence[int], attributes: dict[str, int]
     ) -> Iterator[tuple[list[Any], list[Any]]]:
-        """Open a kernel and yield (block indices, thread indices), each x, y, z."""
+        """Open a kernel and yield (block indices, thread indices), each x, y, z.
+
+        The caller may add to ``attributes`` of the kernel until it ends.
+        """
         blocks = [tir.Var(f"block_{a}", "int32") for a in AXES[: len(grid)]]
         lanes = [tir.Var(f"thread_{a}", "int32") for a in AXES]
         self._scopes.append([])
         yield blocks, lanes
         body = self._close()
+        for key, value in attributes.items():
+            body = tir.AttrStmt("default", key, index(value), body)
         bound = [(v, f"threadIdx.{a}", n) for v, a, n in zip(lanes, AXES, threads, strict=True)]
         bound += [(v, f"blockIdx.{a}", n) for v, a, n in zip(blocks, AXES, grid, strict=False)]
         for var, tag, extent in bound:

@@ -13,6 +13,7 @@ from tvm import tirx as tir
 import tilecore.lowering.cuda.instructions as ptx
 from tilecore.errors import UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
+from tilecore.inference.gpu.loops import is_barrier_setup
 from tilecore.inference.gpu.plan import Box, GpuLaunchPlan, GpuPlan, SharedLayout
 from tilecore.ir import nodes
 from tilecore.ir.alike import alike_stores
@@ -24,6 +25,7 @@ from tilecore.ir.fold import reducer_update
 from tilecore.ir.nodes import Buffer, For, KernelLaunch, PrimFunc, Stmt
 from tilecore.ir.trips import trip_count
 from tilecore.ir.visitor import walk
+from tilecore.lowering.cpu import float8
 from tilecore.lowering.cpu.tir import add, index, maximum, mul, typed
 from tilecore.lowering.cuda.access import INT32_MAX, Accessor
 from tilecore.lowering.cuda.builder import CudaBuilder
@@ -38,6 +40,7 @@ from tilecore.lowering.cuda.memory import (
 )
 from tilecore.lowering.cuda.mfma import MfmaLowering
 from tilecore.lowering.cuda.nests import NestLowering
+from tilecore.lowering.cuda.output import emit_assert, emit_print
 from tilecore.lowering.cuda.pipelines import (
     BARRIER_BYTES,
     PRODUCER_THREADS,
@@ -64,12 +67,13 @@ from tilecore.lowering.cuda.threads import (
 
 SUPPORTED = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
-    "float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2",
+    "float16", "bfloat16", "float32", "float64", "int4", "uint4", *float8.NAMES,
 )  # fmt: skip
 PRODUCTS = {
     "mma": MmaLowering, "fma": FmaLowering, "wgmma": WgmmaLowering, "mfma": MfmaLowering,
 }  # fmt: skip
 SCRATCH_BYTES = 8  # of what a thread tells others through shared memory
+MIN_BLOCKS = "tirx.launch_bounds_min_blocks_per_sm"
 COMPUTING = 1  # named barrier of the threads that compute, where others issue copies
 SHARED_ALIGNMENT = 1024  # of what swizzles of 128 bytes repeat after
 
@@ -161,6 +165,8 @@ def tensor_place(buffer: Buffer, target: GpuTarget) -> TensorPlace:
                 step = cast(const(step) if isinstance(step, int) else step, "int64") * extent
         strides = tuple(reversed(steps))
     size = math.prod(e for e in shape if isinstance(e, int)) if buffer.static_shape else INT32_MAX
+    if buffer.dtype.is_packed:
+        size = -(-size // 2)
     memory = tir.decl_buffer(
         (max(1, min(size, INT32_MAX)),), memory_type(str(buffer.dtype)), buffer.name,
         data_alignment=buffer.dtype.itemsize,
@@ -194,6 +200,8 @@ class LaunchLowering:
         self.builder, self.plan, self.target = builder, plan, target
         self.launch, self.maps = plan.launch, maps
         self.boxes: BoxPipelines | None = None
+        self.team = plan.teams.whole
+        self.number: Any = 0  # of the thread in the block
         self.isa = instruction_set(target)
         self.accessor = Accessor(builder, self.isa)
         self.accessor.places.update(tensors)
@@ -210,7 +218,8 @@ class LaunchLowering:
         grid = [self._extent(e) for e in launch.grid]
         x, y, z = self.plan.threads
         extra = PRODUCER_THREADS if self.plan.has_producer else 0
-        with self.builder.launch(grid, (x + extra, y, z)) as (blocks, threads):
+        attributes: dict[str, int] = {}
+        with self.builder.launch(grid, (x + extra, y, z), attributes) as (blocks, threads):
             places = rasterized(self.builder, launch, blocks, grid)
             for var, value, extent in zip(launch.block_vars, places, launch.grid, strict=True):
                 size = int_value(extent)
@@ -226,7 +235,7 @@ class LaunchLowering:
             number = threads[0]
             if y * z > 1:
                 number = add(number, mul(add(threads[1], mul(threads[2], y)), x))
-            accessor.thread = self.builder.bind(number)
+            accessor.thread = self.number = self.builder.bind(number)
             accessor.thread_count = self.plan.thread_count
             for stmt in prelude:
                 self.inner(stmt)
@@ -235,6 +244,8 @@ class LaunchLowering:
                 self.declare_fragments()
                 self.statement(launch.body)
             else:
+                if self.boxes.registers() is not None:
+                    attributes[MIN_BLOCKS] = 1  # setmaxnreg: the count at the start must be known
                 self.boxes.init()
                 self.boxes.emit_roles(launch.body)
 
@@ -246,6 +257,8 @@ class LaunchLowering:
         """Declare shared memory."""
         nests, warp = self.plan.nests.values(), self.isa.warp
         extra = max((scratch_bytes(p, warp) for p in nests), default=0)
+        if extra and self.plan.teams.all:
+            extra = SCRATCH_BYTES * self.plan.thread_count
         if any(isinstance(s, (nodes.Exchange, nodes.Atomic)) for s in walk(self.launch.body)):
             extra = max(extra, SCRATCH_BYTES * self.plan.thread_count)
         self.scratch_start = -(-self.plan.shared_bytes // 16) * 16
@@ -290,13 +303,34 @@ class LaunchLowering:
 
     def sync(self) -> None:
         """Let all threads meet; what they wrote to shared memory is seen by wgmma too."""
-        if any(plan.kind == "wgmma" for plan in self.plan.gemms.values()):
-            self.builder.evaluate(ptx.fence_async().call())
-        if self.boxes is None:
+        self._fence()
+        teams = self.plan.teams
+        if self.team != teams.whole:
+            number = COMPUTING + 1 + teams.all.index(self.team)
+            self.builder.evaluate(ptx.bar_sync().call(index(number), index(self.team.count)))
+        elif self.boxes is None:
             self.builder.evaluate(ptx.sync_threads().call())
         else:
             threads = index(self.plan.thread_count)
             self.builder.evaluate(ptx.bar_sync().call(index(COMPUTING), threads))
+
+    def _fence(self) -> None:
+        """Make what threads wrote to shared memory visible to instructions that read it."""
+        if any(plan.kind == "wgmma" for plan in self.plan.gemms.values()):
+            self.builder.evaluate(ptx.fence_async().call())
+
+    @contextlib.contextmanager
+    def _as_team(self, body: Stmt) -> Iterator[None]:
+        """Number the threads anew in a branch that some warps take."""
+        team, accessor = self.plan.teams.bodies.get(id(body)), self.accessor
+        if team is None:
+            yield
+            return
+        before = self.team, accessor.thread, accessor.thread_count
+        self.team, accessor.thread_count = team, max(1, team.count)
+        accessor.thread = self.builder.bind(add(index(self.number), -team.first))
+        yield
+        self.team, accessor.thread, accessor.thread_count = before
 
     def _statement(self, stmt: Stmt) -> None:  # noqa: C901 - one case per node
         match stmt:
@@ -307,6 +341,8 @@ class LaunchLowering:
                 self._alloc(buffer, stmt)
             case nodes.Copy() if id(stmt) in self.ahead:
                 pass  # the loop around has issued it
+            case nodes.Fill() if is_barrier_setup(stmt):
+                pass  # the kernel begins with it
             case nodes.Copy() | nodes.Fill():
                 NestLowering(self.accessor, self.plan.nests[stmt], self.inner).emit()
             case nodes.Parallel() if stmt in self.plan.nests:
@@ -344,7 +380,8 @@ class LaunchLowering:
     def _scratch(self, dtype: str) -> tuple[Any, int]:
         """Return (shared memory as elements of a type, the first that folds may use)."""
         view = self.view(dtype)
-        return view, self.scratch_start // DType(dtype).itemsize
+        size = DType(dtype).itemsize
+        return view, self.scratch_start // size + self.team.first * max(1, SCRATCH_BYTES // size)
 
     def inner(self, stmt: Stmt) -> None:  # noqa: C901 - one case per node
         """Emit a statement that each thread runs by itself."""
@@ -361,10 +398,10 @@ class LaunchLowering:
                     if stmt in self.plan.ends:
                         self.sync()
             case nodes.If(cond=cond, then_body=then, else_body=other):
-                with builder.when(accessor.scalar(cond)):
+                with builder.when(accessor.scalar(cond)), self._as_team(then):
                     self._child(then)
                 if other is not None:
-                    with builder.otherwise():
+                    with builder.otherwise(), self._as_team(other):
                         self._child(other)
             case nodes.Jump(word=word):
                 builder.jump(word)
@@ -380,11 +417,19 @@ class LaunchLowering:
             case nodes.Exchange():
                 emit_exchange(accessor, stmt)
             case nodes.Arrive():
+                self._fence()
                 emit_arrive(accessor, stmt)
             case nodes.Wait():
                 emit_wait(accessor, stmt, self.target)
             case nodes.Alloc(buffer=buffer):
                 self._alloc(buffer, stmt)
+            case nodes.Assert():
+                emit_assert(accessor, stmt)
+            case nodes.Print() if accessor.turn is None and not self.launch.thread_vars:
+                with builder.when(tir.EQ(index(accessor.thread), index(0))):
+                    emit_print(accessor, stmt)
+            case nodes.Print():
+                emit_print(accessor, stmt)
             case nodes.Annotate() | nodes.Pad():
                 pass
             case _:
@@ -421,6 +466,8 @@ class LaunchLowering:
         """Return the place of a view: the memory of another buffer in another shape or type."""
         assert buffer.base is not None
         base, shape = self.accessor.places[buffer.base], buffer.static_shape
+        if buffer.dtype.is_packed or buffer.base.dtype.is_packed:
+            raise _unsupported(stmt, self.target, "tiles of 4-bit elements have no views")
         kind = memory_type(str(buffer.dtype))
         if isinstance(base, SharedPlace) and shape is not None:
             layout = SharedLayout(

@@ -1,19 +1,19 @@
-"""Narrow floats: from the bits in memory to float32 and back, rounded to nearest even."""
+"""Narrow floats: from the bits in memory to float32 and back, rounded to nearest even.
+
+Results are those of torch, as on CPUs (``lowering/cpu/float8.py`` has the formats).
+"""
 
 from __future__ import annotations
 
 import functools
 
+from tilecore.lowering.cpu.float8 import E8M0, FORMATS, Format
 from tilecore.lowering.cuda.instructions.base import Instruction
 
 # What CUDA's conversion to bfloat16 computes, for the emulator.
 ROUND_BFLOAT16 = """unsigned bits = __float_as_uint(x);
 return x != x ? 0x7fffu : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;"""
-WIDEN_FLOAT8 = """int e = bits >> {mantissa} & {exponents}, m = bits & {mask};
-float value = e ? __uint_as_float((unsigned)(e + {shift}) << 23 | (unsigned)m << {up})
-                : (float)m * {smallest}f;
-{special}
-return bits & 0x80u ? -value : value;"""
+INFINITY, NAN = "__uint_as_float(0x7f800000u)", "__uint_as_float(0x7fc00000u)"
 
 
 @functools.cache
@@ -21,16 +21,11 @@ def widen(dtype: str) -> Instruction:
     """Return ``float32 (uint32 bits)``: the value of bits of ``dtype``, exactly."""
     if dtype == "bfloat16":
         body = "return __uint_as_float(bits << 16);"
-    elif dtype == "float8_e4m3fn":
-        body = WIDEN_FLOAT8.format(
-            mantissa=3, exponents=15, mask=7, shift=120, up=20, smallest="0.001953125",
-            special="if (e == 15 && m == 7) value = __uint_as_float(0x7fc00000u);",
-        )  # fmt: skip
+    elif dtype == E8M0:
+        body = f"if (bits == 255u) return {NAN};\n"
+        body += "return __uint_as_float(bits ? bits << 23 : 0x00400000u);"
     else:
-        body = WIDEN_FLOAT8.format(
-            mantissa=2, exponents=31, mask=3, shift=112, up=21, smallest="0.0000152587890625",
-            special="if (e == 31) value = __uint_as_float(m ? 0x7fc00000u : 0x7f800000u);",
-        )  # fmt: skip
+        body = _widened(FORMATS[dtype])
     return Instruction(f"tc_widen_{dtype}", "unsigned bits", body, returns="float32")
 
 
@@ -43,23 +38,62 @@ def narrow(dtype: str) -> Instruction:
             "nv_bfloat16 r = __float2bfloat16_rn(x);\nreturn *(unsigned short*)&r;",
             ROUND_BFLOAT16, returns="uint32", headers=("cuda_bf16.h",),
         )  # fmt: skip
-    return Instruction(f"tc_narrow_{dtype}", "float x", _narrow_float8(dtype), returns="uint32")
+    body = _power() if dtype == E8M0 else _rounded(FORMATS[dtype])
+    return Instruction(f"tc_narrow_{dtype}", "float x", body, returns="uint32")
 
 
-def _narrow_float8(dtype: str) -> str:
-    """Return C text that rounds by adding: the sum with a power of two drops what is too fine."""
-    is_e4m3 = dtype == "float8_e4m3fn"
-    mantissa, bias = (3, 7) if is_e4m3 else (2, 15)
-    limit, nan = ("448.0f", "0x7fu") if is_e4m3 else ("61440.0f", "0x7eu")
-    over = "0x7eu" if is_e4m3 else "0x7cu"
-    lowest = 127 - bias + 1  # biased exponent of the smallest normal number
-    return f"""unsigned bits = __float_as_uint(x), sign = bits >> 24 & 0x80u, e = bits >> 23 & 255u;
-float a = __uint_as_float(bits & 0x7fffffffu);
-if (x != x) return sign | {nan};
-if (a >= {limit}) return sign | {over};
-unsigned base = e < {lowest}u ? {lowest}u : e;
-float unit = __uint_as_float((base + {23 - mantissa}u) << 23);
-float rounded = (a + unit) - unit;
-unsigned r = __float_as_uint(rounded), f = r >> 23 & 255u;
-if (f < {lowest}u) return sign | (unsigned)(rounded * {float(2 ** (bias - 1 + mantissa))}f);
-return sign | (f - {127 - bias}u) << {mantissa} | (r >> {23 - mantissa} & {2**mantissa - 1}u);"""
+def _widened(form: Format) -> str:
+    """Return C text that decodes ``bits``."""
+    lines = [
+        f"unsigned m = bits & {(1 << form.sign) - 1}u;",
+        f"float value = m < {1 << form.mantissa}u "
+        f"? (float)m * {_exact(2.0 ** (1 - form.bias - form.mantissa))} "
+        f": __uint_as_float((m << {23 - form.mantissa}) + {(127 - form.bias) << 23}u);",
+    ]
+    if form.has_negative_zero and form.has_nan:
+        last = form.largest
+        if form.infinity is not None:
+            last = form.infinity
+            lines.append(f"if (m == {last}u) value = {INFINITY};")
+        lines.append(f"if (m > {last}u) value = {NAN};")
+    elif form.has_nan:
+        lines.append(f"if (bits == {form.nan}u) return {NAN};")
+    sign = f"(bits & {1 << form.sign}u) << {31 - form.sign}"
+    lines.append(f"return __uint_as_float(__float_as_uint(value) | {sign});")
+    return "\n".join(lines)
+
+
+def _rounded(form: Format) -> str:
+    """Return C text that rounds ``x``; what is small is rounded by adding a power of two to it."""
+    shift = 23 - form.mantissa
+    anchor = _exact(2.0 ** (24 - form.bias - form.mantissa))
+    lines = [
+        "unsigned bits = __float_as_uint(x), m = bits & 0x7fffffffu;",
+        f"unsigned r = m - {(127 - form.bias) << 23}u;",
+        f"unsigned normal = (r + {(1 << (shift - 1)) - 1}u + (r >> {shift} & 1u)) >> {shift};",
+        f"float aligned = __uint_as_float(m) + {anchor};",
+        f"unsigned small = __float_as_uint(aligned) - __float_as_uint({anchor});",
+        f"unsigned code = m < {(128 - form.bias) << 23}u ? small : normal;",
+        f"if (code > {form.largest}u) code = {form.overflow}u;",
+        f"unsigned sign = bits >> {31 - form.sign} & {1 << form.sign}u;",
+    ]
+    is_nan = "m > 0x7f800000u"
+    if not form.has_nan:
+        lines.append(f"return {is_nan} ? {form.nan}u : code | sign;")
+    elif form.has_negative_zero:
+        lines.append(f"return ({is_nan} ? {form.nan}u : code) | sign;")
+    else:
+        lines += [f"if ({is_nan}) code = {form.nan}u;", "return code ? code | sign : 0u;"]
+    return "\n".join(lines)
+
+
+def _power() -> str:
+    """Return C text of the exponent of the nearest power of two; ties go to the larger one."""
+    return """unsigned bits = __float_as_uint(x), e = bits >> 23 & 255u, f = bits & 0x7fffffu;
+unsigned least = e ? 0x400000u : 0x400001u;
+return e == 255u ? e : e + (f >= least ? 1u : 0u);"""
+
+
+def _exact(value: float) -> str:
+    """Return a literal of a power of two."""
+    return f"{value!r}f" if "e" in repr(value) or "." in repr(value) else f"{value!r}.0f"

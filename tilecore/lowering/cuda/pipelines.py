@@ -32,6 +32,7 @@ PRODUCER_THREADS = 128
 BARRIER_BYTES = 8
 # Threads that compute -> registers of a thread that computes, of one that issues copies. Together
 # they have what the multiprocessor gives a block at its launch (64 K).
+MANY_REGISTERS = 96  # of a thread's fragments
 REGISTERS = {256: (240, 24), 384: (160, 32)}
 
 
@@ -138,7 +139,7 @@ class BoxPipelines:
         """Emit the producer's branch and that of all others."""
         builder = self.builder
         warp = builder.bind(ptx.warp_index().call())
-        registers = REGISTERS.get(self.threads)
+        registers = self.registers()
         producer = self.threads // WARP
         with builder.when(tir.GE(warp, index(producer))):
             if registers is not None:
@@ -154,6 +155,16 @@ class BoxPipelines:
             self._count_turns()
             self.owner.declare_fragments()
             self.owner.statement(body)
+
+    def registers(self) -> tuple[int, int] | None:
+        """Return the registers that threads take over from those that issue copies, if they must.
+
+        Where threads hold little, more blocks are resident without.
+        """
+        held = sum(
+            d.slots * max(1, b.dtype.itemsize // 4) for b, d in self.owner.plan.fragments.items()
+        )
+        return REGISTERS.get(self.threads) if held >= MANY_REGISTERS else None
 
     def _count_turns(self) -> None:
         """Declare how many iterations each loop that runs several times has had so far."""

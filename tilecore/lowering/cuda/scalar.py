@@ -17,11 +17,13 @@ from tvm import tirx as tir
 
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var
+from tilecore.lowering.cpu import float8
 from tilecore.lowering.cpu.tir import index
 from tilecore.lowering.cuda.instructions.base import C_TYPES, Instruction
 from tilecore.lowering.cuda.narrow import narrow, widen
 
-BITS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
+BITS = {"bfloat16": "uint16", **dict.fromkeys(float8.NAMES, "uint8")}
+NIBBLES = {"int4": "int8", "uint4": "uint8"}  # computed in 8 bits, each in a byte but in tensors
 FUNCTIONS = {
     "exp": "exp", "exp2": "exp2", "exp10": "exp10", "log": "log", "log2": "log2",
     "log10": "log10", "sqrt": "sqrt", "rsqrt": "rsqrt", "tanh": "tanh", "erf": "erf", "sin": "sin",
@@ -33,22 +35,36 @@ FUNCTIONS = {
 
 def memory_type(dtype: str) -> str:
     """Return the type an element has in memory."""
-    return BITS.get(dtype, dtype)
+    return "uint8" if dtype in NIBBLES else BITS.get(dtype, dtype)
 
 
 def value_type(dtype: str) -> str:
     """Return the type a loaded element is computed in."""
-    return "float32" if dtype in BITS else dtype
+    return "float32" if dtype in BITS else NIBBLES.get(dtype, dtype)
 
 
 def from_memory(value: Any, dtype: str) -> Any:
     """Return a loaded value as it is computed with."""
+    if dtype in NIBBLES:
+        return _nibble(value, dtype)
     return widen(dtype).call(tir.Cast("uint32", value)) if dtype in BITS else value
 
 
 def to_memory(value: Any, dtype: str) -> Any:
     """Return a computed value as it is stored; floats round to nearest even."""
+    if dtype in NIBBLES:
+        return tir.bitwise_and(tir.Cast("uint8", value), tir.IntImm("uint8", 15))
     return tir.Cast(BITS[dtype], narrow(dtype).call(value)) if dtype in BITS else value
+
+
+def _nibble(value: Any, dtype: str) -> Any:
+    """Return the low 4 bits of a byte as a number."""
+    kind = NIBBLES[dtype]
+    low = tir.bitwise_and(tir.Cast(kind, value), tir.IntImm(kind, 15))
+    if dtype == "uint4":
+        return low
+    eight = tir.IntImm(kind, 8)  # C shifts in 32 bits: a sign is not extended by shifting
+    return tir.Cast(kind, tir.bitwise_xor(low, eight) - eight)
 
 
 def convert(value: Any, source: str, target: str) -> Any:
@@ -57,11 +73,13 @@ def convert(value: Any, source: str, target: str) -> Any:
         return value
     if target in BITS:
         return from_memory(to_memory(convert(value, source, "float32"), target), target)
+    if target in NIBBLES:
+        return _nibble(convert(value, source, NIBBLES[target]), target)
     if value_type(source) == target:
         return value
     if target == "bool":
         return differs(value, constant(0, source), source)
-    return tir.Cast(target, value)
+    return tir.Cast(value_type(target), value)
 
 
 def differs(a: Any, b: Any, dtype: str) -> Any:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import functools
 
-from tilecore.lowering.cuda.instructions.base import Instruction, asm, shared
+from tilecore.lowering.cuda.instructions.base import (
+    C_TYPES,
+    Instruction,
+    asm,
+    shared,
+)
 
 BAR = f'"r"({shared("barrier")})'
 TRY_WAIT = "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;"
@@ -12,6 +17,10 @@ LOOP = "{ .reg .pred p; WAIT: " + TRY_WAIT + " @p bra.uni DONE; bra.uni WAIT; DO
 # Below sm_90 nothing waits by itself: the test is repeated.
 TEST_WAIT = TRY_WAIT.replace("try_wait", "test_wait").replace("::cta", "")
 SPIN = "{ .reg .pred p; WAIT: " + TEST_WAIT + " @p bra.uni DONE; bra.uni WAIT; DONE: }"
+
+MAPA = "void* remote;\n" + asm(
+    "mapa.u64 %0, %1, %2;", ['"=l"(remote)'], ['"l"(element)', '"r"(rank)'], touches_memory=False
+)
 
 
 @functools.cache
@@ -194,6 +203,31 @@ def cluster_rank() -> Instruction:
     return Instruction(
         "tc_cluster_rank", "", f"int rank;\n{text}\nreturn rank;",
         "return emu::cluster_rank();", "int32", "sm_90",
+    )  # fmt: skip
+
+
+@functools.cache
+def cluster_load(dtype: str) -> Instruction:
+    """Return ``dtype (const void* element, int rank)``: that element of a block of the cluster.
+
+    ``element`` is the address of the own block's element at the same place in shared memory.
+    """
+    ctype = C_TYPES[dtype]
+    return Instruction(
+        f"tc_cluster_load_{dtype}", "const void* element, int rank",
+        f"{MAPA}\nreturn *(const {ctype}*)remote;",
+        f"return *(const {ctype}*)emu::cluster_pointer(element, rank);", dtype, "sm_90",
+    )  # fmt: skip
+
+
+@functools.cache
+def cluster_store(dtype: str) -> Instruction:
+    """Return ``(void* element, int rank, dtype value)``: the reverse of ``cluster_load``."""
+    ctype = C_TYPES[dtype]
+    return Instruction(
+        f"tc_cluster_store_{dtype}", f"void* element, int rank, {ctype} value",
+        f"{MAPA}\n*({ctype}*)remote = value;",
+        f"*({ctype}*)emu::cluster_pointer(element, rank) = value;", arch="sm_90",
     )  # fmt: skip
 
 

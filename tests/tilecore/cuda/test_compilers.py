@@ -1,0 +1,68 @@
+"""CUDA text to machine code: NVRTC, nvcc in its place, and what is said where they cannot."""
+
+import shutil
+
+import pytest
+
+from tests.tilecore.cuda.programs import gemm_sm90
+from tilecore.codegen.cubin import read_features
+from tilecore.codegen.cuda import generate
+from tilecore.codegen.nvrtc import compile_cuda, load_nvrtc, parse_log
+from tilecore.errors import CompileFailed, ToolchainMissing
+from tilecore.target import parse_target
+
+EMPTY = 'extern "C" __global__ void k() {}'
+COMPILERS = [
+    pytest.param(
+        "nvrtc", marks=pytest.mark.skipif(load_nvrtc() is None, reason="NVRTC is not installed")
+    ),
+    pytest.param(
+        "nvcc", marks=pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is missing")
+    ),
+]
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_generated_text_compiles(compiler):
+    source = generate(gemm_sm90(128, 128, 256), parse_target("h100"))
+    cubin = compile_cuda(source.text, source.arch, compiler)
+    (found,) = read_features(cubin.data, source.arch).values()
+    assert found.registers == cubin.registers == 168
+    assert cubin.spills == 0
+    assert {"HGMMA", "UTMALDG"} <= found.opcodes.keys()
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_text_that_is_no_program(compiler):
+    with pytest.raises(CompileFailed, match="nonsense"):
+        compile_cuda('extern "C" __global__ void k() { nonsense; }', "sm_80", compiler)
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize(("arch", "hint"), [("sm_50", r"install CUDA 12 "), ("sm_199", "12.8 or")])
+def test_an_architecture_that_the_compiler_does_not_know(compiler, arch, hint):
+    with pytest.raises(CompileFailed, match=hint):
+        compile_cuda(EMPTY, arch, compiler)
+
+
+def test_without_a_compiler(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ToolchainMissing, match=r"NVRTC \(or nvcc\)(.|\n)*pip install"):
+        compile_cuda(EMPTY, "sm_80", "nvcc")
+
+
+def test_what_ptxas_says_about_several_kernels():
+    log = """
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'one' for 'sm_80'
+ptxas info    : Function properties for one
+    16 bytes stack frame, 12 bytes spill stores, 20 bytes spill loads
+ptxas info    : Used 255 registers, used 1 barriers, 16 bytes cumulative stack size
+ptxas info    : Compiling entry function 'two' for 'sm_80'
+ptxas info    : Function properties for two
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 32 registers, used 0 barriers"""
+    found = parse_log(log)
+    assert (found["one"].registers, found["one"].spill_store_bytes) == (255, 12)
+    assert (found["one"].frame_bytes, found["one"].spill_load_bytes) == (16, 20)
+    assert (found["two"].registers, found["two"].spill_store_bytes) == (32, 0)

@@ -1,0 +1,139 @@
+"""Bank conflicts of shared memory, predicted access by access.
+
+32 banks hold consecutive 4-byte words. A warp's request of more than 4 bytes a lane is served in
+parts of 128 bytes (8 lanes of 16 bytes, 16 lanes of 8); within a part, different words of one bank
+are served one after the other. Source: CUDA C++ Programming Guide, "Shared Memory"; the parts of
+wide accesses as measured in Jia et al., "Dissecting the NVIDIA Volta GPU Architecture" (2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilecore.errors import ScopeError
+from tilecore.inference.gpu.distribution import Table
+from tilecore.inference.gpu.places import points
+from tilecore.inference.gpu.plan import CHUNK_BYTES, GpuLaunchPlan, NestPlan, Operand, SharedLayout
+from tilecore.ir.evaluate import Evaluator
+from tilecore.ir.expr import Expr, Load, Var, const
+from tilecore.ir.nodes import Buffer, Stmt
+from tilecore.ir.substitute import substitute_expr
+from tilecore.ir.visitor import walk_expr
+
+BANKS, WORD, PART, WARP = 32, 4, 128, 32
+
+
+@dataclass(frozen=True, slots=True)
+class BankUse:
+    """One access of shared memory: ``ways`` 1 is free of conflicts, n takes n times as long."""
+
+    stmt: Stmt
+    buffer: Buffer
+    is_store: bool
+    bytes_per_lane: int
+    ways: float
+
+
+def bank_uses(plan: GpuLaunchPlan) -> list[BankUse]:
+    """Return the accesses of shared tiles that threads make, with their mean conflicts.
+
+    What is read through descriptors and written by the tensor memory accelerator is left out: the
+    swizzles are those of the hardware. So is what depends on values that only a run knows.
+    """
+    boxed = {id(c) for p in plan.pipelines.values() if p.boxes for c in p.copies}
+    found = [
+        use
+        for stmt, nest in plan.nests.items()
+        if id(stmt) not in boxed
+        for use in _of_nest(stmt, nest, plan.shared)
+    ]
+    for gemm in plan.gemms.values():
+        for region, operand in ((gemm.stmt.a, gemm.a), (gemm.stmt.b, gemm.b)):
+            if operand.source == "ldmatrix":
+                ways = _of_matrices(plan.shared[region.buffer], operand)
+                found.append(BankUse(gemm.stmt, region.buffer, False, CHUNK_BYTES, ways))
+    return found
+
+
+def offsets(layout: SharedLayout, indices: Sequence[Table]) -> Table:
+    """Return where elements lie within one copy of a tile (see ``SharedLayout``)."""
+    row: Table = np.zeros_like(np.asarray(indices[-1]))
+    for extent, index in zip(layout.shape[:-1], indices[:-1], strict=True):
+        row = row * extent + index
+    column = np.asarray(indices[-1])
+    if not layout.swizzle_bytes:
+        return row * layout.leading + column
+    width, chunk = layout.swizzle_bytes // layout.itemsize, CHUNK_BYTES // layout.itemsize
+    rows, chunks = layout.elements // layout.shape[-1], width // chunk
+    within = column % width
+    moved = (within // chunk) ^ (row // (8 // chunks) % chunks)
+    return column // width * (rows * width) + row * width + moved * chunk + within % chunk
+
+
+def _of_nest(
+    stmt: Stmt, nest: NestPlan, shared: Mapping[Buffer, SharedLayout]
+) -> Iterator[BankUse]:
+    values, exists = points(nest.distribution)
+    names = nest.points.names
+    for number, access in enumerate(nest.points.accesses):
+        layout = shared.get(access.buffer)
+        if layout is None or not access.indices:
+            continue
+        is_wide = number in nest.wide
+        lanes = min(nest.lanes, CHUNK_BYTES // layout.itemsize) if is_wide else 1
+        evaluator = Evaluator(dict(zip(names, values, strict=True)))
+        indices = [_without_outer(i, set(names)) for i in access.indices]
+        if any(isinstance(n, Load) for i in indices for n in walk_expr(i)):
+            continue
+        try:
+            found = [np.broadcast_to(evaluator(i), exists.shape) for i in indices]
+        except ScopeError:
+            continue
+        place = offsets(layout, [np.asarray(f, np.int64) for f in found])
+        turns = np.arange(0, nest.distribution.slots, lanes if nest.lanes > 1 else 1)
+        address = place[:, turns] * layout.itemsize
+        ways = conflict_ways(address, exists[:, turns], lanes * layout.itemsize)
+        yield BankUse(stmt, access.buffer, access.is_store, lanes * layout.itemsize, ways)
+
+
+def _without_outer(index: Expr, names: set[Var]) -> Expr:
+    """Return an index with all other variables 0: they move all lanes alike."""
+    outer = {n: const(0, str(n.dtype)) for n in walk_expr(index) if isinstance(n, Var)}
+    return substitute_expr(index, {n: v for n, v in outer.items() if n not in names})
+
+
+def conflict_ways(address: Table, exists: Table, width: int) -> float:
+    """Return how often longer accesses take than without conflicts, on average.
+
+    Args:
+        address: in bytes, by thread and turn.
+        exists: which of them happen.
+        width: bytes of one access.
+    """
+    together = max(1, min(WARP, PART // max(width, WORD)))  # lanes that are served at once
+    served = ideal = 0
+    threads = address.shape[0]
+    for first in range(0, threads, together):
+        part = slice(first, min(first + together, threads))
+        for turn in range(address.shape[1]):
+            there = address[part, turn][exists[part, turn]]
+            if there.size == 0:
+                continue
+            words = np.unique((there[:, None] + np.arange(0, max(width, 1), WORD)) // WORD)
+            served += int(np.bincount(words % BANKS).max())
+            ideal += 1
+    return served / ideal if ideal else 1.0
+
+
+def _of_matrices(layout: SharedLayout, operand: Operand) -> float:
+    """Return the conflicts of the 8 rows of 16 bytes that make up one matrix."""
+    rows, columns = layout.shape[-2], layout.shape[-1]
+    chunk = CHUNK_BYTES // layout.itemsize
+    _ = operand  # the rows of a matrix are rows of the tile, transposed or not
+    row, column = np.meshgrid(np.arange(rows), np.arange(0, columns, chunk), indexing="ij")
+    leading = [np.zeros_like(row)] * (len(layout.shape) - 2)
+    address = offsets(layout, [*leading, row, column]) * layout.itemsize
+    return conflict_ways(address, np.ones_like(address, bool), CHUNK_BYTES)

@@ -1,0 +1,53 @@
+"""Operands of a gemm as two axes in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tilecore.ir.analysis import kept_axes
+from tilecore.ir.expr import const
+from tilecore.ir.nodes import Region
+from tilecore.lowering.cpu.access import Accessor, Place
+from tilecore.lowering.cpu.tir import add, mul
+
+
+@dataclass(frozen=True, slots=True)
+class Strided:
+    """A 2-D operand in memory: element (i, j) lies at base + i * row + j * column."""
+
+    place: Place
+    base: Any
+    row: Any
+    column: Any
+
+    def at(self, i: Any, j: Any) -> Any:
+        """Return the offset of element (i, j)."""
+        return add(self.base, add(mul(i, self.row), mul(j, self.column)))
+
+
+def strided(accessor: Accessor, region: Region, transposed: bool) -> Strided:
+    """Return the last two axes of a region as a strided operand (i, j), swapped if transposed."""
+    place = accessor.places[region.buffer]
+    origin = place.indices(region.offsets)
+    offset, _ = accessor.offset(place, origin)
+    storage = place.storage
+    axes = place.axes[-2:] if place.shift else (len(storage.shape) - 2, len(storage.shape) - 1)
+    steps = [accessor.step(place, axis) for axis in axes]
+    row, column = (steps[1], steps[0]) if transposed else (steps[0], steps[1])
+    return Strided(place, accessor.builder.bind(offset), row, column)
+
+
+def box_place(accessor: Accessor, region: Region, axes: tuple[int, ...] | None = None) -> Place:
+    """Return the place of a tile that is a box of a tensor and runs along ``axes`` of it."""
+    origin = accessor.places[region.buffer]
+    kept = kept_axes(region) if axes is None else axes
+    return replace(origin, shift=region.offsets, axes=kept, guarded=True)
+
+
+def boxed(accessor: Accessor, region: Region) -> Strided:
+    """Return a box of a tensor with two axes as a strided operand."""
+    place = box_place(accessor, region)
+    offset, _ = accessor.offset(place, place.indices((const(0), const(0))))
+    row, column = (accessor.step(place, axis) for axis in place.axes)
+    return Strided(place, accessor.builder.bind(offset), row, column)

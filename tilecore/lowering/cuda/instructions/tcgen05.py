@@ -1,0 +1,211 @@
+"""Tensor cores with tensor memory (sm_100a): tcgen05, for one block per product.
+
+Tensor memory has 128 lanes of 512 columns of 32 bits; an address has the lane in its upper 16 bits.
+A product of 128 rows has row ``m`` in lane ``m`` and element ``n`` in column ``n`` behind the
+accumulator's first; the warps of a warpgroup read 32 lanes each.
+Source: PTX ISA 9.0, section 9.7.16 (TensorCore 5th Generation Family Instructions).
+"""
+
+from __future__ import annotations
+
+import functools
+
+from tilecore.errors import UnsupportedOnTarget
+from tilecore.lowering.cuda.instructions.base import (
+    Instruction,
+    asm,
+    elements,
+    registers,
+    shared,
+)
+from tilecore.lowering.cuda.instructions.matrix import OPERAND_BITS, PTX_NAMES
+
+ARCH = "sm_100a"
+ROWS, COLUMNS = 128, 512
+# Operand type -> kind of the instruction, the descriptor's number of the type.
+KINDS = {
+    "float16": ("f16", 0), "bfloat16": ("f16", 1), "tfloat32": ("tf32", 2),
+    "float8_e4m3fn": ("f8f6f4", 0), "float8_e5m2": ("f8f6f4", 1), "uint8": ("i8", 0),
+    "int8": ("i8", 1),
+}  # fmt: skip
+SUMS = {"float16": 0, "float32": 1, "int32": 2}
+SWIZZLES = {0: 0, 128: 2, 64: 4, 32: 6}
+
+
+def _unsupported(what: str, reason: str) -> UnsupportedOnTarget:
+    return UnsupportedOnTarget(what=what, target="cuda", reason=reason)
+
+
+def tensor_k_extent(dtype: str) -> int:
+    """Return the products that one instruction sums up: 32 bytes of operand."""
+    return 256 // OPERAND_BITS[dtype]
+
+
+def _columns(count: int) -> None:
+    if count not in (32, 64, 128, 256, 512):
+        raise _unsupported(f"{count} columns of tensor memory", "expected 32, 64, 128, 256 or 512")
+
+
+@functools.cache
+def tensor_allocate(columns: int) -> Instruction:
+    """Return ``(void* address)``: one warp writes the address of ``columns`` to shared memory."""
+    _columns(columns)
+    text = f"tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%0], {columns};"
+    return Instruction(
+        f"tc_tensor_allocate_{columns}", "void* address",
+        asm(text, (), [f'"r"({shared("address")})']),
+        f"emu::tensor_allocate(address, {columns});", arch=ARCH,
+    )  # fmt: skip
+
+
+@functools.cache
+def tensor_free(columns: int) -> Instruction:
+    """Return ``(uint32 address)``: the warp that allocated them frees columns, and for good."""
+    _columns(columns)
+    release = asm("tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;")
+    free = f"tcgen05.dealloc.cta_group::1.sync.aligned.b32 %0, {columns};"
+    return Instruction(
+        f"tc_tensor_free_{columns}", "unsigned address",
+        f"{release}\n" + asm(free, (), ['"r"(address)']),
+        f"emu::tensor_free(address, {columns});", arch=ARCH,
+    )  # fmt: skip
+
+
+@functools.cache
+def tensor_descriptor(swizzle: int, leading_bytes: int, stride_bytes: int) -> Instruction:
+    """Return ``uint64 (const void* tile)``: as ``descriptor``, of operands of tcgen05."""
+    if swizzle not in SWIZZLES:
+        raise _unsupported(f"a swizzle of {swizzle} bytes", "expected 0, 32, 64 or 128")
+    for size in (leading_bytes, stride_bytes):
+        if size % 16 or not 0 <= size < 1 << 18:
+            raise _unsupported(
+                f"a descriptor with a step of {size} bytes", "expected a multiple of 16 below 2^18"
+            )
+    version = 1 << 46
+    bits = (
+        SWIZZLES[swizzle] << 61 | version | (stride_bytes >> 4) << 32 | (leading_bytes >> 4) << 16
+    )
+    address = f"(unsigned long long)(({shared('tile')} & 0x3ffff) >> 4)"
+    return Instruction(
+        f"tc_tensor_descriptor_{swizzle}_{leading_bytes}_{stride_bytes}", "const void* tile",
+        f"return {bits:#x}ull | {address};",
+        f"return {bits:#x}ull | emu::descriptor_address(tile);", "uint64", ARCH,
+    )  # fmt: skip
+
+
+@functools.cache
+def tensor_mma(
+    n: int, a: str, b: str, c: str = "float32", *, a_major: str = "k", b_major: str = "k"
+) -> Instruction:
+    """Return ``(uint32 d, uint64 a, uint64 b, int accumulates)``: d (128 x n) = a * b (+ d).
+
+    One thread calls it; products of a thread follow each other, and are complete when the barrier
+    of a later ``tensor_commit`` is.
+
+    Args:
+        n: columns, a multiple of 16 up to 256.
+        a: operand type ("tfloat32": float32 numbers of which 19 bits count).
+        b: operand type.
+        c: type of the sums.
+        a_major: "k" or "m": the axis along which A is contiguous.
+        b_major: "k" or "n"; only 16-bit types take "m" and "n" here.
+
+    Raises:
+        UnsupportedOnTarget: there is no such instruction (TC302).
+    """
+    what = f"tcgen05.mma 128 x {n} of {a} x {b} into {c}"
+    if a not in KINDS or b not in KINDS or c not in SUMS or KINDS[a][0] != KINDS[b][0]:
+        raise _unsupported(what, f"expected two types of one kind among {', '.join(KINDS)}")
+    kind = KINDS[a][0]
+    sums = {"f16": ("float16", "float32"), "f8f6f4": ("float16", "float32"), "i8": ("int32",)}
+    if c not in sums.get(kind, ("float32",)):
+        raise _unsupported(what, f"expected sums of {' or '.join(sums.get(kind, ('float32',)))}")
+    if not 16 <= n <= 256 or n % 16:
+        raise _unsupported(what, "expected n = 16, 32, ... 256")
+    transposed = (a_major != "k", b_major != "k")
+    if any(transposed) and OPERAND_BITS[a] != 16:
+        raise _unsupported(what, "expected K-major operands (16-bit types: or M- and N-major)")
+    bits = SUMS[c] << 4 | KINDS[a][1] << 7 | KINDS[b][1] << 10 | transposed[0] << 15
+    bits |= transposed[1] << 16 | (n >> 3) << 17 | (ROWS >> 4) << 24
+    text = (
+        "{ .reg .pred p; setp.ne.b32 p, %4, 0; "
+        f"tcgen05.mma.cta_group::1.kind::{kind} [%0], %1, %2, %3, p; }}"
+    )
+    operands = ['"r"(d)', '"l"(a)', '"l"(b)', f'"r"({bits:#x}u)', '"r"(accumulates)']
+    tags = ", ".join(f"emu::{PTX_NAMES[t]}" for t in (a, b, c))
+    majors = ", ".join(str(t).lower() for t in transposed)
+    return Instruction(
+        f"tc_tensor_mma_n{n}_{PTX_NAMES[c]}_{PTX_NAMES[a]}_{PTX_NAMES[b]}_{a_major}{b_major}",
+        "unsigned d, unsigned long long a, unsigned long long b, int accumulates",
+        asm(text, (), operands),
+        f"emu::tensor_mma<{n}, {tags}>(d, a, b, accumulates, {majors});", arch=ARCH,
+    )  # fmt: skip
+
+
+@functools.cache
+def tensor_commit() -> Instruction:
+    """Return ``(void* barrier)``: one arrival when the products of this thread are complete."""
+    text = "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];"
+    return Instruction(
+        "tc_tensor_commit", "void* barrier", asm(text, (), [f'"r"({shared("barrier")})']),
+        "emu::tensor_commit(barrier);", arch=ARCH,
+    )  # fmt: skip
+
+
+@functools.cache
+def tensor_load(columns: int) -> Instruction:
+    """Return ``(void* d, uint32 address)``: ``columns`` of the thread's lane, after a wait.
+
+    All lanes of a warp call it; the address has the first lane of the warp's quarter. The values
+    are there after ``tensor_wait_loads``.
+    """
+    if columns not in (1, 2, 4, 8, 16, 32, 64, 128):
+        raise _unsupported(f"tcgen05.ld of {columns} columns", "expected a power of two up to 128")
+    text = f"tcgen05.ld.sync.aligned.32x32b.x{columns}.b32 {registers(0, columns)}, [%{columns}];"
+    body = "unsigned* z = (unsigned*)d;\n"
+    body += asm(text, elements("=r", "z", columns), ['"r"(address)'])
+    return Instruction(
+        f"tc_tensor_load_{columns}", "void* d, unsigned address", body,
+        f"emu::tensor_load(d, address, {columns});", arch=ARCH,
+    )  # fmt: skip
+
+
+@functools.cache
+def tensor_store(columns: int) -> Instruction:
+    """Return ``(uint32 address, const void* s)``: the reverse of ``tensor_load``."""
+    if columns not in (1, 2, 4, 8, 16, 32, 64, 128):
+        raise _unsupported(f"tcgen05.st of {columns} columns", "expected a power of two up to 128")
+    text = f"tcgen05.st.sync.aligned.32x32b.x{columns}.b32 [%0], {registers(1, columns)};"
+    body = "const unsigned* z = (const unsigned*)s;\n"
+    body += asm(text, (), ['"r"(address)', *elements("r", "z", columns)])
+    return Instruction(
+        f"tc_tensor_store_{columns}", "unsigned address, const void* s", body,
+        f"emu::tensor_store(address, s, {columns});", arch=ARCH,
+    )  # fmt: skip
+
+
+@functools.cache
+def tensor_wait_loads() -> Instruction:
+    """Return ``()``: wait for this thread's loads from tensor memory."""
+    return Instruction(
+        "tc_tensor_wait_loads", "", asm("tcgen05.wait::ld.sync.aligned;"),
+        "emu::tensor_wait(true);", arch=ARCH,
+    )  # fmt: skip
+
+
+@functools.cache
+def tensor_wait_stores() -> Instruction:
+    """Return ``()``: wait for this thread's stores to tensor memory."""
+    return Instruction(
+        "tc_tensor_wait_stores", "", asm("tcgen05.wait::st.sync.aligned;"),
+        "emu::tensor_wait(false);", arch=ARCH,
+    )  # fmt: skip
+
+
+@functools.cache
+def tensor_fence(before: bool) -> Instruction:
+    """Return ``()``: orders tcgen05 operations with a barrier that stands behind (or before) it."""
+    side = "before" if before else "after"
+    return Instruction(
+        f"tc_tensor_fence_{side}", "", asm(f"tcgen05.fence::{side}_thread_sync;"), ";", arch=ARCH
+    )
