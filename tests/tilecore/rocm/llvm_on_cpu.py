@@ -28,6 +28,7 @@ SHIMS = """#include "emu.h"
 extern "C" {
 void amd_s_barrier() { emu::sync_threads(); }
 void amd_wave_barrier() {}
+void amd_sched_barrier(int) {}
 int amd_mbcnt_lo(int, int) { return emu::lane(); }
 int amd_mbcnt_hi(int, int lane) { return lane; }
 int amd_ds_bpermute(int address, int value) {

@@ -54,6 +54,23 @@ def test_products_use_matrix_instructions_and_wide_accesses(target, dtype, opcod
     assert code.relocatable.startswith(b"\x7fELF")
 
 
+def test_loads_of_the_next_tiles_begin_before_the_products_and_are_waited_for_after():
+    func = gemm(1024, 1024, 1024, (128, 128, 32), 2, "float16", "float32", "float32", (False, True))
+    _, code = usage(func, "gfx942")
+    lines = code.assembly.splitlines()
+    loop = lines[next(i for i, t in enumerate(lines) if "s_barrier" in t) :]
+    loop = loop[: next(i for i, t in enumerate(loop) if "s_cbranch" in t)]
+
+    def places(opcode):
+        return [i for i, t in enumerate(loop) if opcode in t]
+
+    products = places("v_mfma")
+    assert products
+    assert max(places("global_load_dwordx4")) < min(products)
+    assert max(products) < min(places("ds_write_b128"))
+    assert len(places("s_barrier")) == 1
+
+
 @pytest.mark.parametrize("target", ["gfx90a", "gfx942"])
 def test_attention_has_no_spills(target):
     func = attention(1, 4096, 8, 128, (128, 64), 2, 256, "float16", True)

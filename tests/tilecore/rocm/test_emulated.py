@@ -16,6 +16,7 @@ from tests.tilecore.cuda.test_tile_programs import (
     test_library_kernels,
 )
 from tests.tilecore.cuda.tile_programs import attention
+from tilecore.emulator import ALL_SCHEDULES
 from tilecore.errors import EmulationError
 
 test_flash_attention.__test__ = test_library_kernels.__test__ = False
@@ -81,6 +82,25 @@ def test_warps_of_programs_are_halves_of_a_wavefront():
     run_emulated(main, "gfx942", [x, y])
     np.testing.assert_array_equal(y[0], x[np.arange(128) ^ 16])
     np.testing.assert_array_equal(y[1], x.reshape(4, 32).sum(1).repeat(32))
+
+
+@pytest.mark.parametrize(("dim", "stages"), [(32, 2), (128, 1)])
+def test_next_tiles_wait_in_registers(dim, stages):
+    """In one tile of each kind where local data share has no room for two."""
+    S = 128
+    rng = np.random.default_rng(6)
+    q, k, v = (random(rng, (1, S, 1, dim), "float16") for _ in range(3))
+    out = np.zeros((1, S, 1, dim), q.dtype)
+    func = attention(1, S, 1, dim, (128, 64), 2, 256, "float16", True)
+    plan = run_emulated(func, "gfx942", [q, k, v, out], ALL_SCHEDULES)
+    (launch,) = plan.launches.values()
+    (pipeline,) = launch.pipelines.values()
+    assert pipeline.in_registers
+    assert pipeline.stages == stages
+    Q, K, V = (x[0, :, 0].astype(np.float64) for x in (q, k, v))
+    scores = np.where(np.tri(S, dtype=bool), Q @ K.T / dim**0.5, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    close(out[0, :, 0], weights @ V / weights.sum(-1, keepdims=True), "float16")
 
 
 def test_barriers_that_inference_places_are_needed():

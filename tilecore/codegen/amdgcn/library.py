@@ -109,6 +109,11 @@ def _thread_fence(call: Call, scope: str) -> str:
     return f"  fence {name}acq_rel\n  ret void"
 
 
+def _schedule_fence(call: Call) -> str:
+    _ = call
+    return "  call void @llvm.amdgcn.sched.barrier(i32 0)\n  ret void"
+
+
 _LANE = """  %low = call i32 @llvm.amdgcn.mbcnt.lo(i32 -1, i32 0)
   %lane = call i32 @llvm.amdgcn.mbcnt.hi(i32 -1, i32 %low)
 """
@@ -284,6 +289,7 @@ _FUNCTIONS: tuple[tuple[re.Pattern[str], Callable[..., str | None]], ...] = tupl
         (r"tc_copy_(\d+)", _copy),
         (r"tc_sync_threads", _sync_threads),
         (r"tc_sync_warp", _sync_warp),
+        (r"tc_schedule_fence", _schedule_fence),
         (r"tc_thread_fence_(\w+)", _thread_fence),
         (r"tc_wave_shuffle_(\w+?)_(\w+)_(\d+)", _shuffle),
         (r"tc_wave_(any|all)", _vote),

@@ -18,7 +18,7 @@ from tilecore.inference.gpu.loops import (
     points_of,
 )
 from tilecore.inference.gpu.mfma import plan_mfma
-from tilecore.inference.gpu.pipelining import find_pipelines
+from tilecore.inference.gpu.pipelining import find_pipelines, with_one_tile
 from tilecore.inference.gpu.plan import GemmPlan, GpuLaunchPlan, GpuPlan, NestPlan, SharedLayout
 from tilecore.inference.gpu.products import plan_gemm
 from tilecore.inference.gpu.shared import assign_places, lay_out, sharing_memory
@@ -68,13 +68,19 @@ def _plan(launch: KernelLaunch, target: GpuTarget) -> GpuLaunchPlan:
         if len(fragments.shared) == before:
             break
     pipelines = find_pipelines(launch, nests, target)
-    stages = {c.dst.buffer: p.stages for p in pipelines.values() for c in p.copies}
     viewed = {t.base for t in tiles if t.base is not None}
     shared = [t for t in tiles if t.base is None and _in_shared(t, fragments)]
-    layouts = lay_out(shared, gemms.values(), stages, viewed, _staging(statements, gemms.values()))
-    if target.has_tma:
-        pipelines = with_boxes(launch, pipelines, layouts)
-    places, size = assign_places(launch.body, layouts, pipelines.values())
+    staging = _staging(statements, gemms.values())
+    while True:
+        stages = {c.dst.buffer: p.stages for p in pipelines.values() for c in p.copies}
+        layouts = lay_out(shared, gemms.values(), stages, viewed, staging)
+        if target.has_tma:
+            pipelines = with_boxes(launch, pipelines, layouts)
+        places, size = assign_places(launch.body, layouts, pipelines.values())
+        fewer = with_one_tile(pipelines)
+        if size <= target.shared_per_block or fewer == pipelines:
+            break
+        pipelines = fewer
     if size > target.shared_per_block:
         raise _too_much(launch, places, size, target)
     barriers, ends = Barriers(launch, sharing_memory(places), pipelines, teams).find()

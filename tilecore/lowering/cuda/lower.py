@@ -50,6 +50,7 @@ from tilecore.lowering.cuda.pipelines import (
     map_of,
     map_parameter,
 )
+from tilecore.lowering.cuda.prefetch import RegisterPipeline
 from tilecore.lowering.cuda.products import FmaLowering, MmaLowering, WgmmaLowering
 from tilecore.lowering.cuda.raster import rasterized
 from tilecore.lowering.cuda.scalar import convert, memory_type, value_type
@@ -357,7 +358,9 @@ class LaunchLowering:
                 if self.boxes is not None:
                     self.boxes.consume(self.plan.pipelines[stmt])
                 else:
-                    AsyncPipeline(self, self.plan.pipelines[stmt]).emit()
+                    pipeline = self.plan.pipelines[stmt]
+                    kind = RegisterPipeline if pipeline.in_registers else AsyncPipeline
+                    kind(self, pipeline).emit()
             case nodes.Store() | nodes.Atomic() if self._is_alone(stmt):
                 with self.builder.when(tir.EQ(index(self.accessor.thread), index(0))):
                     self.inner(stmt)
