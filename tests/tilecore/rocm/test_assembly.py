@@ -71,6 +71,14 @@ def test_loads_of_the_next_tiles_begin_before_the_products_and_are_waited_for_af
     assert len(places("s_barrier")) == 1
 
 
+@pytest.mark.parametrize("trans", [(False, False), (True, False), (True, True)])
+def test_operands_whose_k_is_the_first_axis_are_read_in_rows(trans):
+    func = gemm(512, 512, 512, (128, 128, 32), 2, "float16", "float32", "float32", trans, 256)
+    found, _ = usage(func, "gfx90a")
+    assert_lean(found, "gfx90a")
+    assert found.opcodes["ds_read_u16"] == 0
+
+
 @pytest.mark.parametrize("target", ["gfx90a", "gfx942"])
 def test_attention_has_no_spills(target):
     func = attention(1, 4096, 8, 128, (128, 64), 2, 256, "float16", True)

@@ -184,15 +184,28 @@ def _products(
     for stmt in walk(launch.body):
         if not isinstance(stmt, Gemm):
             continue
-        held = tuple(fragments.is_register(r.buffer) for r in (stmt.a, stmt.b, stmt.c))
+        held = _held(stmt, fragments)
         planner = plan_mfma if isinstance(target, AmdTarget) else plan_gemm
-        plan = planner(stmt, teams.team(stmt), target, (held[0], held[1], held[2]))  # type: ignore[arg-type]
+        plan = planner(stmt, teams.team(stmt), target, held)  # type: ignore[arg-type]
         if plan.kind == "fma":
             for region, is_held in ((stmt.a, held[0]), (stmt.b, held[1])):
                 if is_held:
                     fragments.shared[region.buffer] = "an operand of scalar multiply-adds"
         found[stmt] = plan
+    if isinstance(target, AmdTarget):
+        sums: dict[Buffer, set[Distribution]] = {}
+        for plan in found.values():
+            sums.setdefault(plan.stmt.c.buffer, set()).add(plan.c)
+        for stmt in [s for s in found if isinstance(s, Gemm) and len(sums[s.c.buffer]) > 1]:
+            held = _held(stmt, fragments)
+            found[stmt] = plan_mfma(stmt, teams.team(stmt), target, held, deals=False)
     return found
+
+
+def _held(gemm: Gemm, fragments: Fragments) -> tuple[bool, bool, bool]:
+    """Return whether A, B and C are fragments."""
+    a, b, c = (fragments.is_register(r.buffer) for r in (gemm.a, gemm.b, gemm.c))
+    return a, b, c
 
 
 def _staging(statements: Iterable[Points], gemms: Iterable[GemmPlan]) -> set[Buffer]:

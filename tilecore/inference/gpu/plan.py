@@ -88,6 +88,7 @@ class Operand:
     Attributes:
         distribution: of one step of K, or of the whole operand if it stays in registers.
         source: "registers", "ldmatrix", "chunks" (each lane reads its elements side by side),
+            "rows" (it reads those of several tiles, whose K is the first axis, at once),
             "elements" or "descriptor" (read by the instruction).
         is_transposed: whether K is the first axis of the tile in memory.
     """
