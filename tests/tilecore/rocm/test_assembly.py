@@ -150,6 +150,28 @@ def test_functions_of_the_device_library_are_named():
         lower_amd(main, parse_target("gfx942"))
 
 
+def roles(first):
+    @T.prim_func
+    def main(X: T.Tensor((128, 64), "float32"), Y: T.Tensor((128, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            t = T.get_thread_binding()
+            tile = T.alloc_shared((128, 64), "float32")
+            if t < first:
+                T.copy(X, tile)
+            T.sync_threads()
+            if t >= first:
+                T.copy(tile, Y)
+
+    return main
+
+
+def test_roles_are_whole_wavefronts():
+    with pytest.raises(UnsupportedOnTarget, match="whole warps of 64 threads"):
+        lower_amd(roles(32), parse_target("gfx942"))
+    found, _ = usage(roles(64), "gfx942")
+    assert found.opcodes["s_barrier"] == 1
+
+
 def test_barriers_in_shared_memory_are_refused():
     @T.prim_func
     def main(X: T.Tensor((64,), "float32")):
