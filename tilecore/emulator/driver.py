@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from tilecore.emulator.arguments import encode_map
 from tilecore.emulator.launch import LATE, EmulatedKernels, Schedule, build
 from tilecore.errors import LaunchFailed
 from tilecore.gpu_target import capability
-from tilecore.runtime.driver import MapShape
+from tilecore.runtime.driver import NOTHING, MapShape
 
 
 class EmulatedDriver:
@@ -34,6 +35,11 @@ class EmulatedDriver:
     def stream(self, device: int) -> int:
         """Return 0: launches run at once."""
         return 0 * device
+
+    def on(self, device: int) -> contextlib.AbstractContextManager[Any]:
+        """Return a context that changes nothing."""
+        _ = device
+        return NOTHING
 
     def load(self, cubin: bytes) -> EmulatedKernels:
         """Return the source's kernels; the machine code is not looked at."""

@@ -25,6 +25,7 @@ KERNEL_OPTIONS = (
 RUNTIME_OPTIONS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fno-strict-aliasing")
 LIBRARY, HEADER = "libemu.so", "emu.h"
 TIMEOUT_S = 300
+KEPT_RUNTIMES = 4  # of as many versions of this package
 
 
 def _compiler() -> str:
@@ -80,6 +81,10 @@ def _make_runtime(folder: Path, headers: list[Path], sources: list[Path]) -> Non
         precompiled = ["-x", "c++-header", str(made / HEADER), "-o", str(made / f"{HEADER}.gch")]
         _run([_compiler(), *KERNEL_OPTIONS, *precompiled])
         made.rename(folder)
+        others = [p for p in folder.parent.iterdir() if p.is_dir()]
+        others.sort(key=lambda p: p.stat().st_mtime, reverse=True)
+        for old in others[KEPT_RUNTIMES:]:
+            shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(made, ignore_errors=True)
 

@@ -16,6 +16,7 @@ from tilecore.ir.nodes import Gemm, KernelLaunch
 
 L1_BYTES = 24 << 10  # what of a tile stays in L1 beside the rest: half of 48 KiB
 L2_BYTES = 1280 << 10  # of 2 MiB
+NEAR_BYTES = 160 << 10  # what stays in L2 however much else streams through it
 FEW_PANELS = 4  # copying a group of rows for fewer takes as long as a good part of its products
 
 
@@ -55,7 +56,7 @@ def is_far(tile: TilePlan, launch: KernelLaunch) -> bool:
         blocks = set(launch.block_vars)
         counts = {var: count for var, count in counts.items() if var not in blocks}
     size = tile.storage.size * DType(tile.storage.dtype).itemsize
-    return math.prod(counts.values()) * size > L2_BYTES // 2
+    return math.prod(counts.values()) * size > NEAR_BYTES
 
 
 def _panels(gemm: Gemm, micro: tuple[int, int], lanes: int) -> int:

@@ -61,10 +61,11 @@ class _Bound:
     device: int
     nbytes: list[int]  # of the tensors
     launches: list[_Launch] = field(default_factory=list)
-    addresses: list[tuple[Any, str]] = field(default_factory=list)  # parameter, tensor's name
-    maps: list[tuple[int, str, MapShape]] = field(default_factory=list)  # where to, tensor's name
+    # Tensors go by number: those of the call, then workspaces.
+    addresses: list[tuple[Any, int]] = field(default_factory=list)  # parameter, tensor
+    maps: list[tuple[int, int, MapShape]] = field(default_factory=list)  # where to, tensor
     encoded: list[int] = field(default_factory=list)  # the address that each map has
-    workspaces: list[tuple[str, Callable[[], Any]]] = field(default_factory=list)
+    workspaces: list[Callable[[], Any]] = field(default_factory=list)
 
 
 class CudaKernel:
@@ -87,6 +88,7 @@ class CudaKernel:
         self._tensors = [(i, p) for i, p in enumerate(self.parameters) if p.kind == "tensor"]
         self._numbers = [(i, p) for i, p in enumerate(self.parameters) if p.kind != "tensor"]
         self._names = [p.name for _, p in self._tensors]
+        self._names += [w.name for w in self._code.workspaces]
         self._positions = [i for i, _ in self._tensors]
         self._scalars = [i for i, _ in self._numbers]
         self._written = [n for n, (_, p) in enumerate(self._tensors) if p.is_written]
@@ -178,19 +180,17 @@ class CudaKernel:
 
     def _launch(self, bound: _Bound, addresses: Sequence[int]) -> None:
         driver = self._driver
-        with self._lock:
-            held = dict(zip(self._names, addresses, strict=True))
-            kept = []  # until the launch; then torch's allocator keeps the order of the stream
-            for name, make in bound.workspaces:
-                workspace = make()
-                kept.append(workspace)
-                held[name] = workspace.data_ptr()
-            for slot, name in bound.addresses:
-                slot.value = held[name]
-            for number, (target, name, map_) in enumerate(bound.maps):
-                if bound.encoded[number] != held[name]:
-                    driver.encode_map(target, held[name], map_)
-                    bound.encoded[number] = held[name]
+        with self._lock, driver.on(bound.device):
+            held = list(addresses)
+            # Kept until the launch; then torch's allocator keeps the order of the stream.
+            kept = [make() for make in bound.workspaces]
+            held += [workspace.data_ptr() for workspace in kept]
+            for slot, index in bound.addresses:
+                slot.value = held[index]
+            for number, (target, index, map_) in enumerate(bound.maps):
+                if bound.encoded[number] != held[index]:
+                    driver.encode_map(target, held[index], map_)
+                    bound.encoded[number] = held[index]
             stream = driver.stream(bound.device)
             for launch in bound.launches:
                 driver.launch(
@@ -224,7 +224,7 @@ class CudaKernel:
         bound = _Bound(device, [0 if t is None else t.nbytes for t in tensors])
         for workspace in self._code.workspaces:
             make = self._workspace(workspace, sizes, device)
-            bound.workspaces.append((workspace.name, make))
+            bound.workspaces.append(make)
         for entry in self._code.entries:
             self._bind_entry(bound, entry, values, sizes)
         return bound
@@ -245,12 +245,13 @@ class CudaKernel:
         for argument in entry.arguments:
             if argument.kind == "tensor":
                 slot: Any = ctypes.c_void_p()
-                bound.addresses.append((slot, argument.name))
+                bound.addresses.append((slot, self._names.index(argument.name)))
             elif argument.kind == "tensor_map":
                 recipe = recipes[argument.name]
                 slot = (ctypes.c_ubyte * (MAP_BYTES + MAP_ALIGNMENT))()
                 address = ctypes.addressof(slot) + -ctypes.addressof(slot) % MAP_ALIGNMENT
-                bound.maps.append((address, recipe.tensor, map_shape(recipe, sizes)))
+                tensor = self._names.index(recipe.tensor)
+                bound.maps.append((address, tensor, map_shape(recipe, sizes)))
                 bound.encoded.append(-1)
                 kept.append(slot)
                 addresses.append(address)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,6 +13,7 @@ from typing import Any, Protocol
 from tilecore.errors import ArtifactError, LaunchFailed, ToolchainMissing
 
 HINT = "pip install cuda-bindings (torch for CUDA brings it), on a machine with NVIDIA's driver"
+NOTHING = contextlib.nullcontext()
 MAP_BYTES, MAP_ALIGNMENT = 128, 64
 # Names of CUtensorMapDataType behind CU_TENSOR_MAP_DATA_TYPE_.
 MAP_TYPES = {
@@ -42,6 +45,9 @@ class Driver(Protocol):
 
     def stream(self, device: int) -> int:
         """Return the handle of torch's current stream."""
+
+    def on(self, device: int) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which this thread launches on a device."""
 
     def load(self, cubin: bytes) -> Any:
         """Return a library of kernels."""
@@ -83,11 +89,31 @@ class CudaDriver:
         if not self._torch.cuda.is_available():
             raise ToolchainMissing(tool="a CUDA device", purpose="CUDA kernels", hint=HINT)
         self._torch.cuda.init()
+        self._thread = threading.local()  # has a context, or not yet
         raw = getattr(getattr(self._torch, "_C", None), "_cuda_getCurrentRawStream", None)
         self.stream = raw or self._stream
 
     def _stream(self, device: int) -> int:
         return int(self._torch.cuda.current_stream(device).cuda_stream)
+
+    def on(self, device: int) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which this thread launches on a device."""
+        if not getattr(self._thread, "has_context", False):
+            self._enter_context(device)
+            self._thread.has_context = True
+        if self._torch.cuda.current_device() == device:
+            return NOTHING
+        found: contextlib.AbstractContextManager[Any] = self._torch.cuda.device(device)
+        return found
+
+    def _enter_context(self, device: int) -> None:
+        """Give this thread the device's primary context, which torch uses, if it has none."""
+        api = self._api
+        if int(self._done("cuCtxGetCurrent", api.cuCtxGetCurrent())):
+            return
+        handle = self._done("cuDeviceGet", api.cuDeviceGet(device))
+        primary = self._done("cuDevicePrimaryCtxRetain", api.cuDevicePrimaryCtxRetain(handle))
+        self._done("cuCtxSetCurrent", api.cuCtxSetCurrent(primary))
 
     def _done(self, call: str, result: tuple[Any, ...]) -> Any:
         status = result[0]

@@ -19,7 +19,7 @@ from tilecore.errors import LaunchFailed
 from tilecore.runtime.driver import CudaDriver, MapShape
 cuda = SimpleNamespace(
     is_available=lambda: True, init=lambda: None, get_device_capability=lambda i: (9, 0),
-    current_stream=lambda i: SimpleNamespace(cuda_stream=0x77),
+    current_device=lambda: 1, current_stream=lambda i: SimpleNamespace(cuda_stream=0x77),
 )
 driver = CudaDriver(api, SimpleNamespace(cuda=cuda))
 assert driver.capability(0) == 90
@@ -29,6 +29,9 @@ pointer, number = ctypes.c_void_p(0xabcd), ctypes.c_int(42)
 parameters = (ctypes.c_void_p * 2)(ctypes.addressof(pointer), ctypes.addressof(number))
 where = ctypes.addressof(parameters)
 stream = driver.stream(1)
+for _ in range(2):
+    with driver.on(1):
+        pass
 driver.launch(kernel, (1, 2, 3), (128, 1, 1), (1, 1, 1), 4096, stream, where)
 driver.launch(kernel, (4, 2, 1), (384, 1, 1), (2, 1, 1), 512, stream, where)
 target = (ctypes.c_ubyte * 128)()
@@ -46,6 +49,8 @@ TC405 launch-failed: cuLibraryGetKernel: CUDA_ERROR_INVALID_VALUE: invalid argum
 load cubin 0 0
 kernel gemm of 0x11
 attribute 8 = 65536 of 0x22 on 1
+context of 1 retained
+context 0x33 entered
 launch 0x22 grid 1 2 3 block 128 1 1 shared 4096 stream 0x77 extra (nil): abcd 42
 launch 0x22 grid 4 2 1 block 384 1 1 shared 512 stream 0x77 attributes 1: 4 2 1 1 extra (nil): abcd
 map type 6 rank 2 at 0x10000: 256 512 / 1024 / 64 128 / 1 1 / 0 3 2 0

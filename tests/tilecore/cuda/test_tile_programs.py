@@ -280,6 +280,7 @@ def test_roles_of_warps_work_side_by_side(target):
     close(c, a.astype(np.float64) @ b.astype(np.float64), "float32")
     (launch,) = plan.launches.values()
     assert [(t.first, t.count) for t in launch.teams.all] == [(256, 128), (0, 256)]
+    assert {g.kind for g in launch.gemms.values()} == {"mma" if target == "sm_80" else "wgmma"}
 
 
 @pytest.mark.parametrize("target", ["sm_80", "h100"])

@@ -19,17 +19,19 @@ void cp_async(void* dst, const void* src, int bytes, int src_bytes) {
   check_aligned(dst, bytes, "cp.async to shared memory");
   if (src_bytes < 0 || src_bytes > bytes)
     fail("cp.async: " + std::to_string(src_bytes) + " of " + std::to_string(bytes) + " bytes");
+  const unsigned char* first = nullptr;
   if (src_bytes) {
     check_aligned(src, bytes, "cp.async from global memory");
-    check_range(src, src_bytes, false, "cp.async");
+    first = check_range(src, src_bytes, false, "cp.async");
   }
   Fiber& f = me();
   unsigned offset = shared_offset_of(dst, "cp.async");
   shared_at(*f.block, offset, bytes, "cp.async");
   if (machine.counts) {
     const void* site = __builtin_return_address(0);
-    note_access(SHARED_STORE, site, dst, bytes);
-    if (src_bytes) note_access(GLOBAL_LOAD, (const char*)site + 1, src, src_bytes);
+    note_access(SHARED_STORE, site, offset, bytes);
+    unsigned long place = (const unsigned char*)src - first;
+    if (src_bytes) note_access(GLOBAL_LOAD, (const char*)site + 1, place, src_bytes);
   }
   unsigned time = ++f.copies;
   on_write(*f.block, offset, bytes, copy_agent(f), clock_of(f), time);

@@ -186,7 +186,8 @@ unsigned shared_offset_of(const void* pointer, const char* what);  // in the own
 void* cluster_pointer(const void* pointer, int rank);
 unsigned offset_in(const Block& block, const void* pointer);
 unsigned char* shared_at(Block& block, unsigned offset, unsigned bytes, const char* what);
-void check_range(const void* pointer, size_t bytes, bool writes, const char* what);
+// Returns where the tensor begins that holds the bytes (nullptr where bounds are not checked).
+const unsigned char* check_range(const void* pointer, size_t bytes, bool writes, const char* what);
 void check_aligned(const void* pointer, unsigned bytes, const char* what);
 
 // All lanes of `mask` (of the warp), or all threads of the warpgroup, do something together: the

@@ -90,12 +90,13 @@ static bool is_image(const unsigned char* p, size_t bytes) {
 }
 void forget_images() { images.clear(); }
 
-void check_range(const void* pointer, size_t bytes, bool writes, const char* what) {
-  if (machine.ranges.empty()) return;
+const unsigned char* check_range(const void* pointer, size_t bytes, bool writes,
+                                 const char* what) {
+  if (machine.ranges.empty()) return nullptr;
   const unsigned char* p = (const unsigned char*)pointer;
   static size_t last = 0;
   if (last < machine.ranges.size() && is_inside(machine.ranges[last], p, bytes)) {
-    if (!writes || machine.ranges[last].is_writable) return;
+    if (!writes || machine.ranges[last].is_writable) return machine.ranges[last].first;
   }
   const Range* near = nullptr;  // the one that was meant, most likely
   size_t nearest = 0;
@@ -104,7 +105,7 @@ void check_range(const void* pointer, size_t bytes, bool writes, const char* wha
     if (is_inside(r, p, bytes)) {
       if (writes && !r.is_writable) fail(std::string(what) + ": `" + r.name + "` is read-only");
       last = i;
-      return;
+      return r.first;
     }
     size_t distance = p < r.first ? r.first - p : p < r.last ? 0 : p - r.last;
     if (!near || distance < nearest) {
@@ -130,7 +131,7 @@ static void access(void* pointer, unsigned bytes, bool writes, const void* site)
     if (block->cluster != f.block->cluster) fail("shared memory of a block of another cluster");
     unsigned offset = offset_in(*block, pointer);
     shared_at(*block, offset, bytes, what);
-    if (machine.counts) note_access(writes ? SHARED_STORE : SHARED_LOAD, site, pointer, bytes);
+    if (machine.counts) note_access(writes ? SHARED_STORE : SHARED_LOAD, site, offset, bytes);
     const Clock& clock = clock_of(f);
     int agent = thread_agent(f);
     if (writes) on_write(*block, offset, bytes, agent, clock, clock.at(agent));
@@ -138,8 +139,9 @@ static void access(void* pointer, unsigned bytes, bool writes, const void* site)
     return;
   }
   if (is_image((const unsigned char*)pointer, bytes)) return;
-  check_range(pointer, bytes, writes, what);
-  if (machine.counts) note_access(writes ? GLOBAL_STORE : GLOBAL_LOAD, site, pointer, bytes);
+  const unsigned char* first = check_range(pointer, bytes, writes, what);
+  if (machine.counts)
+    note_access(writes ? GLOBAL_STORE : GLOBAL_LOAD, site, (unsigned char*)pointer - first, bytes);
 }
 static bool is_atomic = false;
 void atomic_begin(void* pointer, int bytes) {

@@ -67,15 +67,13 @@ void count(const Pending& p) {
 }
 }  // namespace
 
-void note_access(Kind kind, const void* site, const void* address, unsigned bytes) {
+void note_access(Kind kind, const void* site, unsigned long place, unsigned bytes) {
   const Fiber& f = me();
   int warp = f.number / WARP;
   unsigned visit = visits[{f.number, site}]++;
   auto key = std::make_tuple(warp, site, visit);
   Pending& p = pending[key];
   p.key = {line, kind, bytes};
-  bool is_shared = kind <= SHARED_STORE;
-  uint64_t place = is_shared ? offset_in(*block_of(address), address) : (uint64_t)address;
   p.lanes.push_back({lane_of(f), place, bytes});
   if ((int)p.lanes.size() == WARP) {
     count(p);

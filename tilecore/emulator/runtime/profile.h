@@ -7,7 +7,8 @@ enum Kind { SHARED_LOAD, SHARED_STORE, GLOBAL_LOAD, GLOBAL_STORE };
 
 // The running thread accesses memory at `site` of the code; accesses of a warp's lanes belong
 // together if each lane is at `site` for the same number of times.
-void note_access(Kind kind, const void* site, const void* address, unsigned bytes);
+// `place`: the offset in shared memory, or in a tensor (device memory begins at sectors).
+void note_access(Kind kind, const void* site, unsigned long place, unsigned bytes);
 // Eight rows of 16 bytes at offsets of shared memory, by one instruction (ldmatrix, stmatrix).
 void note_rows(Kind kind, const unsigned* offsets);
 void end_profile_of_blocks();

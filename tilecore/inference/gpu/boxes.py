@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from tilecore.inference.gpu.plan import CHUNK_BYTES, Box, Pipeline, SharedLayout
 from tilecore.ir import nodes
-from tilecore.ir.analysis import kept_axes, pads
+from tilecore.ir.analysis import covers_whole, kept_axes, pads, read_buffers
 from tilecore.ir.expr import Load, int_value
-from tilecore.ir.nodes import Buffer, Copy, For, KernelLaunch, Stmt
+from tilecore.ir.nodes import Buffer, Copy, For, KernelLaunch, Region, Stmt
 from tilecore.ir.visitor import children, expressions, walk, walk_expr
 
 MAX_AXES = 5
@@ -37,7 +37,7 @@ def with_boxes(
     made: dict[Stmt, Pipeline] = {}
     padded = pads(launch)
     for loop, pipeline in pipelines.items():
-        boxes = [box_of(copy, layouts[copy.dst.buffer]) for copy in pipeline.copies]
+        boxes = [box_of(c.src, c.dst, layouts[c.dst.buffer]) for c in pipeline.copies]
         is_padded = any(c.src.buffer in padded for c in pipeline.copies)
         if is_padded or None in boxes or not _reachable(launch.body, pipeline.loop):
             return plain
@@ -48,18 +48,48 @@ def with_boxes(
     return made
 
 
-def box_of(copy: Copy, layout: SharedLayout) -> Box | None:
-    """Return the box of a copy to a whole shared tile, or None where there can be none."""
-    tensor, kept = copy.src.buffer, kept_axes(copy.src)
+def stores_of(
+    launch: KernelLaunch, layouts: Mapping[Buffer, SharedLayout], stages: Mapping[Buffer, int]
+) -> dict[Stmt, Box]:
+    """Return the copies of whole shared tiles to tensors that one thread hands over as boxes.
+
+    Only tensors that nothing in the launch reads: what arrives is not waited for by other blocks.
+    """
+    read = {b.root for b in read_buffers(launch.body)}
+    found: dict[Stmt, Box] = {}
+    for stmt in walk(launch.body):
+        if not isinstance(stmt, Copy) or stmt.src.buffer not in layouts:
+            continue
+        tensor, tile = stmt.dst.buffer, stmt.src.buffer
+        is_plain = tensor.scope == "global" and tensor.base is None and tensor.address is None
+        if not is_plain or tensor.dtype != tile.dtype or tensor.dtype.is_packed or tile in stages:
+            continue
+        if tensor in read or not covers_whole(stmt.src):
+            continue
+        box = box_of(stmt.dst, stmt.src, layouts[tile])
+        if box is not None:
+            found[stmt] = box
+    return found
+
+
+def box_of(there: Region, here: Region, layout: SharedLayout) -> Box | None:
+    """Return the box that a whole shared tile has in a tensor, or None where there can be none.
+
+    Args:
+        there: of the tensor.
+        here: of the tile.
+        layout: of the tile.
+    """
+    tensor, kept = there.buffer, kept_axes(there)
     itemsize = tensor.dtype.itemsize
     if tensor.ndim > MAX_AXES or tensor.strides is not None or not kept:
         return None
-    if kept[-1] != tensor.ndim - 1 or kept_axes(copy.dst)[-1] != len(layout.shape) - 1:
+    if kept[-1] != tensor.ndim - 1 or kept_axes(here)[-1] != len(layout.shape) - 1:
         return None
     row = int_value(tensor.shape[-1])  # a multiple of 16 bytes makes all strides such multiples
     if row is None or row * itemsize % CHUNK_BYTES:
         return None
-    known = [int_value(e) for e in copy.src.extents]
+    known = [int_value(e) for e in there.extents]
     extents = [e for e in known if e is not None]
     width = layout.swizzle_bytes // itemsize or layout.shape[-1]
     rows = layout.elements // layout.shape[-1]

@@ -8,7 +8,7 @@ from tilecore.amd_target import AmdTarget
 from tilecore.errors import InvalidConfig, UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.barriers import Barriers
-from tilecore.inference.gpu.boxes import with_boxes
+from tilecore.inference.gpu.boxes import stores_of, with_boxes
 from tilecore.inference.gpu.distribution import Distribution
 from tilecore.inference.gpu.fragments import Fragments, distribute
 from tilecore.inference.gpu.loops import (
@@ -19,7 +19,14 @@ from tilecore.inference.gpu.loops import (
 )
 from tilecore.inference.gpu.mfma import plan_mfma
 from tilecore.inference.gpu.pipelining import find_pipelines, with_one_tile
-from tilecore.inference.gpu.plan import GemmPlan, GpuLaunchPlan, GpuPlan, NestPlan, SharedLayout
+from tilecore.inference.gpu.plan import (
+    Box,
+    GemmPlan,
+    GpuLaunchPlan,
+    GpuPlan,
+    NestPlan,
+    SharedLayout,
+)
 from tilecore.inference.gpu.products import plan_gemm
 from tilecore.inference.gpu.shared import assign_places, lay_out, sharing_memory
 from tilecore.inference.gpu.teams import Team, Teams, find_teams
@@ -70,12 +77,14 @@ def _plan(launch: KernelLaunch, target: GpuTarget) -> GpuLaunchPlan:
     pipelines = find_pipelines(launch, nests, target)
     viewed = {t.base for t in tiles if t.base is not None}
     shared = [t for t in tiles if t.base is None and _in_shared(t, fragments)]
+    stores: dict[Stmt, Box] = {}
     staging = _staging(statements, gemms.values())
     while True:
         stages = {c.dst.buffer: p.stages for p in pipelines.values() for c in p.copies}
         layouts = lay_out(shared, gemms.values(), stages, viewed, staging)
         if target.has_tma:
             pipelines = with_boxes(launch, pipelines, layouts)
+            stores = stores_of(launch, layouts, stages)
         places, size = assign_places(launch.body, layouts, pipelines.values())
         fewer = with_one_tile(pipelines)
         if size <= target.shared_per_block or fewer == pipelines:
@@ -86,7 +95,8 @@ def _plan(launch: KernelLaunch, target: GpuTarget) -> GpuLaunchPlan:
     barriers, ends = Barriers(launch, sharing_memory(places), pipelines, teams).find()
     notes = tuple(f"{t.name}: kept in shared memory ({why})" for t, why in fragments.shared.items())
     return GpuLaunchPlan(
-        launch, threads, held, places, nests, gemms, pipelines, barriers, ends, size, teams, notes,
+        launch, threads, held, places, nests, gemms, pipelines, stores, barriers, ends, size, teams,
+        notes,
     )  # fmt: skip
 
 

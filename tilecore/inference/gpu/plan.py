@@ -169,8 +169,9 @@ class GpuLaunchPlan:
     """Everything decided about one kernel launch.
 
     ``barriers`` holds the statements before which all threads of the block meet, ``ends`` the loops
-    at the end of whose body they do. Where pipelines
-    have ``boxes``, a warpgroup beyond ``threads`` issues them (``has_producer``).
+    at the end of whose body they do. Where pipelines have ``boxes``, a warpgroup beyond ``threads``
+    issues them (``has_producer``). ``stores`` has the copies of shared tiles to tensors that one
+    thread hands over to the tensor memory accelerator.
     """
 
     launch: KernelLaunch
@@ -180,6 +181,7 @@ class GpuLaunchPlan:
     nests: Mapping[Stmt, NestPlan]
     gemms: Mapping[Stmt, GemmPlan]
     pipelines: Mapping[Stmt, Pipeline]
+    stores: Mapping[Stmt, Box]
     barriers: frozenset[Stmt]
     ends: frozenset[Stmt]
     shared_bytes: int
@@ -220,6 +222,9 @@ class GpuLaunchPlan:
             how = "registers" if pipeline.in_registers else "cp.async"
             how = "TMA, by a warpgroup of its own" if pipeline.boxes else how
             lines.append(f"pipelined: {names} in {pipeline.stages} stages ({how})")
+        if self.stores:
+            names = ", ".join(s.src.buffer.name for s in self.stores if isinstance(s, Copy))
+            lines.append(f"stored by TMA: {names}")
         lines.append(f"barriers: {len(self.barriers) + len(self.ends)}")
         return "\n".join([*lines, *self.notes])
 

@@ -13,7 +13,7 @@ from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.distribution import Distribution, by_slot, by_thread
 from tilecore.inference.gpu.plan import GemmPlan, Operand
 from tilecore.inference.gpu.teams import Team
-from tilecore.ir.analysis import covers_whole, kept_axes
+from tilecore.ir.analysis import kept_axes
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import int_value
 from tilecore.ir.gemm_shape import accumulator_dtype, matrix_shape
@@ -160,12 +160,23 @@ def _wgmma_fits(
         shape = region.buffer.static_shape
         if in_register and region is gemm.a and not k_first:
             continue
-        is_tile = region.buffer.scope == "shared" and covers_whole(region)
-        if in_register or not is_tile or shape is None or len(shape) != 2:
+        if in_register or region.buffer.scope != "shared" or shape is None:
             return False
-        if shape[1] * itemsize % 32 or shape[0] % 8 or (k_first and itemsize != 2):
+        if not _is_whole_matrix(region, shape):
+            return False
+        if shape[-1] * itemsize % 32 or shape[-2] % 8 or (k_first and itemsize != 2):
             return False
     return True
+
+
+def _is_whole_matrix(region: Region, shape: tuple[int, ...]) -> bool:
+    """Return whether a region is all of the last two axes of a tile, at one place of the others."""
+    last = range(len(shape) - 2, len(shape))
+    return len(shape) >= 2 and all(
+        int_value(extent) == (shape[axis] if axis in last else 1)
+        and (axis not in last or int_value(region.offsets[axis]) == 0)
+        for axis, extent in enumerate(region.extents)
+    )
 
 
 def _wgmma(

@@ -49,6 +49,7 @@ from tilecore.lowering.cuda.pipelines import (
     TensorMap,
     map_of,
     map_parameter,
+    store_box,
 )
 from tilecore.lowering.cuda.prefetch import RegisterPipeline
 from tilecore.lowering.cuda.products import FmaLowering, MmaLowering, WgmmaLowering
@@ -317,7 +318,8 @@ class LaunchLowering:
 
     def _fence(self) -> None:
         """Make what threads wrote to shared memory visible to instructions that read it."""
-        if any(plan.kind == "wgmma" for plan in self.plan.gemms.values()):
+        is_read = any(plan.kind == "wgmma" for plan in self.plan.gemms.values())
+        if is_read or self.plan.stores:
             self.builder.evaluate(ptx.fence_async().call())
 
     @contextlib.contextmanager
@@ -344,6 +346,8 @@ class LaunchLowering:
                 pass  # the loop around has issued it
             case nodes.Fill() if is_barrier_setup(stmt):
                 pass  # the kernel begins with it
+            case nodes.Copy() if stmt in self.plan.stores:
+                store_box(self, stmt, self.plan.stores[stmt])
             case nodes.Copy() | nodes.Fill():
                 NestLowering(self.accessor, self.plan.nests[stmt], self.inner).emit()
             case nodes.Parallel() if stmt in self.plan.nests:

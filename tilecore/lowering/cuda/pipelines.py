@@ -8,6 +8,7 @@ that read it are done.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from tilecore.ir import nodes
 from tilecore.ir.nodes import Buffer, Copy, For, Gemm, Stmt
 from tilecore.ir.visitor import buffers_of, walk
 from tilecore.lowering.cpu.tir import add, index, mul, quotient, remainder
+from tilecore.lowering.cuda.instructions.base import Instruction, asm
 from tilecore.lowering.cuda.memory import SharedPlace
 from tilecore.lowering.cuda.nests import AsyncCopyLowering
 from tilecore.lowering.cuda.products import WgmmaLowering
@@ -51,6 +53,17 @@ class TensorMap:
     tensor: Buffer
     box: tuple[int, ...]
     swizzle_bytes: int
+
+
+@functools.cache
+def opaque() -> Instruction:
+    """Return ``int (int value)``: the value, of which the compiler knows nothing.
+
+    As the length of a loop it keeps the loop: one thread that issues copies gains nothing from
+    having them written out.
+    """
+    body = asm("", ['"+r"(value)'], touches_memory=False) + "\nreturn value;"
+    return Instruction("tc_opaque", "int value", body, "return value;", "int32")
 
 
 class AsyncPipeline:
@@ -216,7 +229,8 @@ class BoxPipelines:
     def _issue(self, pipeline: Pipeline) -> None:
         builder, stages = self.builder, pipeline.stages
         start, trips, _ = self.owner.trips(pipeline.loop)
-        with builder.loop(trips) as turn:
+        count = builder.bind(opaque().call(index(trips)))
+        with builder.loop(count) as turn:
             number = self._number(pipeline.loop, turn)
             stage = builder.bind(remainder(number, stages))
             parity = remainder(add(quotient(number, stages), 1), 2)
@@ -343,6 +357,30 @@ class BoxPipelines:
             with builder.when(tir.GT(index(trips), index(0))):
                 for copy in pipeline.copies:
                     self._free(copy, stage)
+
+
+def store_box(owner: LaunchLowering, copy: Copy, box: Box) -> None:
+    """Emit a copy of a shared tile to a tensor as boxes, which one thread hands over.
+
+    The barrier before it has made the tile visible; the tile may be written again after the next.
+    """
+    builder, accessor = owner.builder, owner.accessor
+    place = accessor.places[copy.src.buffer]
+    assert isinstance(place, SharedPlace)
+    layout = place.layout
+    tensor_map = owner.tensor_map(box, layout)
+    store = ptx.tma_store(len(box.extents))
+    offsets = [accessor.integer(o) for o in copy.dst.offsets]
+    rows = layout.elements // layout.shape[-1]
+    with builder.when(tir.EQ(index(accessor.thread), index(0))):
+        for panel in range(box.panels):
+            origin = place.offset([0] * len(layout.shape))
+            source = builder.address(place.memory, add(origin, panel * rows * box.extents[-1]))
+            at = [*offsets[:-1], add(offsets[-1], panel * box.extents[-1])]
+            coordinates = [index(o) for o in reversed(at)]
+            builder.evaluate(store.call(tensor_map, source, *coordinates))
+        builder.evaluate(ptx.bulk_commit().call())
+        builder.evaluate(ptx.bulk_wait(0).call())
 
 
 def map_parameter(name: str) -> Any:

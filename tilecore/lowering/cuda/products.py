@@ -317,9 +317,10 @@ class WgmmaLowering(ProductLowering):
         place = self.accessor.places[region.buffer]
         assert isinstance(place, SharedPlace)
         layout = place.layout
-        swizzle, rows = layout.swizzle_bytes, layout.shape[0]
+        swizzle, rows = layout.swizzle_bytes, layout.elements // layout.shape[-1]
         leading = rows * swizzle if operand.is_transposed else 16
-        base = self.builder.address(place.memory, place.offset([0, 0]))
+        outer = [self.accessor.integer(o) for o in region.offsets[:-2]]
+        base = self.builder.address(place.memory, place.offset([*outer, 0, 0]))
         return self.builder.bind(ptx.descriptor(swizzle, leading, 8 * swizzle).call(base))
 
     def _advance(
@@ -329,7 +330,7 @@ class WgmmaLowering(ProductLowering):
         place = self.accessor.places[region.buffer]
         assert isinstance(place, SharedPlace)
         layout = place.layout
-        swizzle, rows = layout.swizzle_bytes, layout.shape[0]
+        swizzle, rows = layout.swizzle_bytes, layout.elements // layout.shape[-1]
         width = swizzle // layout.itemsize
         first, last = (depth, across) if operand.is_transposed else (across, depth)
         step = add(
