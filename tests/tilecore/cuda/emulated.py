@@ -58,6 +58,15 @@ def run_emulated(
         head, kernel, body = source.emulated.partition('extern "C" __global__')
         body = body.replace(without, ";" if without.endswith(";") else "")
         source = replace(source, emulated=head + kernel + body)
+    values, reached = bound(func, program, arguments)
+    emulate(source, values, schedules, known=reached, **options)
+    return plan
+
+
+def bound(
+    func: PrimFunc, program: LoweredProgram, arguments: Sequence[Any]
+) -> tuple[dict[str, Any], list[Any]]:
+    """Return (what the kernels' parameters get, arrays that they reach by address)."""
     values: dict[str, Any] = {}
     reached = []
     for param, value in zip(func.params, arguments, strict=True):
@@ -72,11 +81,9 @@ def run_emulated(
         shape = [int(evaluate(e, sizes)) for e in buffer.shape]
         values[program.names.name(buffer)] = raw(np.zeros(shape, buffer.dtype.numpy))
     for spec in program.maps:
-        values[spec.name] = TensorMap(
-            values[program.names.name(spec.tensor)], spec.box, spec.swizzle_bytes
-        )
-    emulate(source, values, schedules, known=reached, **options)
-    return plan
+        array = values[program.names.name(spec.tensor)]
+        values[spec.name] = TensorMap(array, spec.box, spec.swizzle_bytes)
+    return values, reached
 
 
 def dimensions(func: PrimFunc, arguments: Sequence[Any]) -> Mapping[Var, int]:

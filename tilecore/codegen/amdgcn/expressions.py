@@ -10,6 +10,7 @@ import tvm_ffi
 from tilecore.codegen.amdgcn.library import Call, resolve
 from tilecore.codegen.amdgcn.values import (
     GLOBAL,
+    LLVM_TYPES,
     SPACES,
     Value,
     bits_of,
@@ -175,7 +176,7 @@ class Expressions:
         return self.make(f"{_conversion(source, dtype)} {value.typed} to {llvm_type(dtype)}", dtype)
 
     def _reinterpret(self, value: Value, dtype: str) -> Value:
-        if dtype.startswith("handle") or dtype == "ptr" or "handle" in dtype:
+        if "handle" in dtype:
             return self.make(f"inttoptr {value.typed} to ptr addrspace({GLOBAL})", "ptr", GLOBAL)
         if value.dtype == "ptr":
             return self.make(f"ptrtoint {value.typed} to {llvm_type(dtype)}", dtype)
@@ -245,8 +246,7 @@ class Expressions:
 
     def function(self, name: str, given: Any, returns: str) -> Value:
         """Return the result of a device function."""
-        kind = returns if returns in ("bool",) or returns.strip() else "void"
-        kind = "void" if kind not in _RESULTS else kind
+        kind = returns if returns in LLVM_TYPES else "void"
         args = tuple(self.value(a) for a in given)
         symbol, text = resolve(Call(name, args, kind, self.arch))
         self.functions[symbol] = text
@@ -259,12 +259,6 @@ class Expressions:
     def space(self, buffer: Any) -> int:
         """Return the address space of a buffer."""
         return SPACES[str(buffer.scope())]
-
-
-_RESULTS = frozenset(
-    ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16",
-     "float32", "float64")
-)  # fmt: skip
 
 
 def _loads(node: Any) -> bool:

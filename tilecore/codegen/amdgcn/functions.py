@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tilecore.codegen.amdgcn.values import floating
+
 EXACT = {
     "floor": "floor", "ceil": "ceil", "rint": "rint", "trunc": "trunc", "fabs": "fabs",
     "fmax": "maxnum", "fmin": "minnum", "sqrt": "sqrt",
@@ -48,8 +50,6 @@ def _rsqrt() -> str:
 
 
 def _number(value: float) -> str:
-    from tilecore.codegen.amdgcn.values import floating
-
     return floating(value, "float32").text
 
 

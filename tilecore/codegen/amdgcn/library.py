@@ -67,7 +67,9 @@ def resolve(call: Call) -> tuple[str, str]:
 
 def _define(call: Call, body: str) -> tuple[str, str]:
     spaces = "".join(f".p{a.space}" for a in call.args if a.dtype == "ptr")
-    symbol = f"{call.name}{spaces}"
+    # A name of the C library would mean the library's own function to LLVM.
+    prefix = "" if call.name.startswith("tc_") else "tc_"
+    symbol = f"{prefix}{call.name}{spaces}"
     parameters = ", ".join(f"{a.type} %a{i}" for i, a in enumerate(call.args))
     return symbol, HEAD.format(
         returns=LLVM_TYPES[call.returns], name=symbol, parameters=parameters, body=body.rstrip()
@@ -105,6 +107,11 @@ def _thread_fence(call: Call, scope: str) -> str:
     _ = call
     name = {"cta": 'syncscope("workgroup") ', "gpu": AGENT + " ", "sys": ""}[scope]
     return f"  fence {name}acq_rel\n  ret void"
+
+
+def _schedule_fence(call: Call) -> str:
+    _ = call
+    return "  call void @llvm.amdgcn.sched.barrier(i32 0)\n  ret void"
 
 
 _LANE = """  %low = call i32 @llvm.amdgcn.mbcnt.lo(i32 -1, i32 0)
@@ -282,6 +289,7 @@ _FUNCTIONS: tuple[tuple[re.Pattern[str], Callable[..., str | None]], ...] = tupl
         (r"tc_copy_(\d+)", _copy),
         (r"tc_sync_threads", _sync_threads),
         (r"tc_sync_warp", _sync_warp),
+        (r"tc_schedule_fence", _schedule_fence),
         (r"tc_thread_fence_(\w+)", _thread_fence),
         (r"tc_wave_shuffle_(\w+?)_(\w+)_(\d+)", _shuffle),
         (r"tc_wave_(any|all)", _vote),

@@ -18,7 +18,7 @@ from tilecore.inference.gpu.loops import (
     points_of,
 )
 from tilecore.inference.gpu.mfma import plan_mfma
-from tilecore.inference.gpu.pipelining import find_pipelines
+from tilecore.inference.gpu.pipelining import find_pipelines, with_one_tile
 from tilecore.inference.gpu.plan import (
     Box,
     GemmPlan,
@@ -75,15 +75,21 @@ def _plan(launch: KernelLaunch, target: GpuTarget) -> GpuLaunchPlan:
         if len(fragments.shared) == before:
             break
     pipelines = find_pipelines(launch, nests, target)
-    stages = {c.dst.buffer: p.stages for p in pipelines.values() for c in p.copies}
     viewed = {t.base for t in tiles if t.base is not None}
     shared = [t for t in tiles if t.base is None and _in_shared(t, fragments)]
-    layouts = lay_out(shared, gemms.values(), stages, viewed, _staging(statements, gemms.values()))
     stores: dict[Stmt, Box] = {}
-    if target.has_tma:
-        pipelines = with_boxes(launch, pipelines, layouts)
-        stores = stores_of(launch, layouts, stages)
-    places, size = assign_places(launch.body, layouts, pipelines.values())
+    staging = _staging(statements, gemms.values())
+    while True:
+        stages = {c.dst.buffer: p.stages for p in pipelines.values() for c in p.copies}
+        layouts = lay_out(shared, gemms.values(), stages, viewed, staging)
+        if target.has_tma:
+            pipelines = with_boxes(launch, pipelines, layouts)
+            stores = stores_of(launch, layouts, stages)
+        places, size = assign_places(launch.body, layouts, pipelines.values())
+        fewer = with_one_tile(pipelines)
+        if size <= target.shared_per_block or fewer == pipelines:
+            break
+        pipelines = fewer
     if size > target.shared_per_block:
         raise _too_much(launch, places, size, target)
     barriers, ends = Barriers(launch, sharing_memory(places), pipelines, teams).find()
@@ -188,15 +194,28 @@ def _products(
     for stmt in walk(launch.body):
         if not isinstance(stmt, Gemm):
             continue
-        held = tuple(fragments.is_register(r.buffer) for r in (stmt.a, stmt.b, stmt.c))
+        held = _held(stmt, fragments)
         planner = plan_mfma if isinstance(target, AmdTarget) else plan_gemm
-        plan = planner(stmt, teams.team(stmt), target, (held[0], held[1], held[2]))  # type: ignore[arg-type]
+        plan = planner(stmt, teams.team(stmt), target, held)  # type: ignore[arg-type]
         if plan.kind == "fma":
             for region, is_held in ((stmt.a, held[0]), (stmt.b, held[1])):
                 if is_held:
                     fragments.shared[region.buffer] = "an operand of scalar multiply-adds"
         found[stmt] = plan
+    if isinstance(target, AmdTarget):
+        sums: dict[Buffer, set[Distribution]] = {}
+        for plan in found.values():
+            sums.setdefault(plan.stmt.c.buffer, set()).add(plan.c)
+        for stmt in [s for s in found if isinstance(s, Gemm) and len(sums[s.c.buffer]) > 1]:
+            held = _held(stmt, fragments)
+            found[stmt] = plan_mfma(stmt, teams.team(stmt), target, held, deals=False)
     return found
+
+
+def _held(gemm: Gemm, fragments: Fragments) -> tuple[bool, bool, bool]:
+    """Return whether A, B and C are fragments."""
+    a, b, c = (fragments.is_register(r.buffer) for r in (gemm.a, gemm.b, gemm.c))
+    return a, b, c
 
 
 def _staging(statements: Iterable[Points], gemms: Iterable[GemmPlan]) -> set[Buffer]:

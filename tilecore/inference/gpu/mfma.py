@@ -10,8 +10,10 @@ memory, a lane takes ``u`` instructions' worth of neighbours at once.
 
 from __future__ import annotations
 
+import math
+
 from tilecore.amd_target import AmdTarget
-from tilecore.inference.gpu.distribution import Distribution, by_slot, by_thread
+from tilecore.inference.gpu.distribution import Digit, Distribution, by_slot, by_thread
 from tilecore.inference.gpu.plan import CHUNK_BYTES, GemmPlan, Operand
 from tilecore.inference.gpu.products import divide_warps, has_chunks, multiply_adds, size_of
 from tilecore.inference.gpu.teams import Team
@@ -36,7 +38,12 @@ def mfma_step(a: str, b: str, c: str, target: AmdTarget) -> int | None:
 
 
 def plan_mfma(
-    gemm: Gemm, team: Team, target: AmdTarget, in_registers: tuple[bool, bool, bool]
+    gemm: Gemm,
+    team: Team,
+    target: AmdTarget,
+    in_registers: tuple[bool, bool, bool],
+    *,
+    deals: bool = True,
 ) -> GemmPlan:
     """Return how a product runs.
 
@@ -45,6 +52,7 @@ def plan_mfma(
         team: the threads that run it.
         target: decides which instructions there are.
         in_registers: whether A, B and C are fragments.
+        deals: whether lanes may have neighbouring rows of A or B, each in a tile of its own.
     """
     size, threads = size_of(gemm), team.count
     kinds = (str(gemm.a.dtype), str(gemm.b.dtype), str(accumulator_dtype(gemm)))
@@ -65,19 +73,43 @@ def plan_mfma(
             at_once *= 2
     m, n, k = size
     waves = divide_warps(m, n, threads // WAVE, gemm.policy, (ATOM, ATOM))
+    wide = [
+        _side_by_side(*side) if deals else 1
+        for side in (
+            (gemm.a, m // (ATOM * waves[0]), gemm.transpose_a, in_registers[0]),
+            (gemm.b, n // (ATOM * waves[1]), not gemm.transpose_b, in_registers[1]),
+        )
+    ]
     a = _operand(gemm.a, (m, k), (step, at_once), (waves[0], WAVE * waves[1]), threads,
-                 gemm.transpose_a, in_registers[0])  # fmt: skip
+                 gemm.transpose_a, in_registers[0], wide[0])  # fmt: skip
     b = _operand(gemm.b, (n, k), (step, at_once), (waves[1], WAVE), threads,
-                 not gemm.transpose_b, in_registers[1])  # fmt: skip
+                 not gemm.transpose_b, in_registers[1], wide[1])  # fmt: skip
     tiles = n // (ATOM * waves[1])
     rows = (
         by_thread(waves[0], WAVE * waves[1]),
-        by_slot(m // (ATOM * waves[0]), 4 * tiles),
+        by_slot(m // (ATOM * waves[0] * wide[0]), 4 * tiles * wide[0]),
         by_thread(ATOM, 1),
+        by_slot(wide[0], 4 * tiles),
     )
-    columns = (by_thread(waves[1], WAVE), by_slot(tiles, 4), by_thread(4, ATOM), by_slot(4, 1))
+    columns = (
+        by_thread(waves[1], WAVE),
+        by_slot(tiles // wide[1], 4 * wide[1]),
+        by_thread(4, ATOM),
+        by_slot(4, 1),
+        by_slot(wide[1], 4),
+    )
     c = Distribution((m, n), (rows, columns), threads)
     return GemmPlan(gemm, "mfma", (ATOM, ATOM, step), size, waves, a, b, c, in_registers[2])
+
+
+def _side_by_side(tile: Region, tiles: int, is_transposed: bool, in_registers: bool) -> int:
+    """Return how many neighbouring rows of an operand a lane has, each in a tile of its own.
+
+    Where K is the first axis, that is how much one access brings.
+    """
+    if in_registers or not is_transposed or not has_chunks(tile):
+        return 1
+    return math.gcd(tiles, CHUNK_BYTES // tile.dtype.itemsize)
 
 
 def _operand(
@@ -88,6 +120,7 @@ def _operand(
     threads: int,
     is_transposed: bool,
     in_registers: bool,
+    wide: int,
 ) -> Operand:
     """Return how an operand of (rows, K) is spread.
 
@@ -99,13 +132,19 @@ def _operand(
         threads: of the block.
         is_transposed: whether K is the first axis of the tile.
         in_registers: whether the tile is a fragment.
+        wide: neighbouring rows of a lane.
     """
     (rows, depth), (step, at_once) = size, steps
     unit = step // 4 * at_once
     tiles = rows // (ATOM * waves[0])
     turns = depth // step if in_registers else 1
-    across = (by_thread(*waves), by_slot(tiles, unit), by_thread(ATOM, 1))
-    along = (by_slot(turns, unit * tiles), by_thread(4, ATOM), by_slot(unit, 1))
+    across: tuple[Digit, ...] = (
+        by_thread(*waves),
+        by_slot(tiles // wide, unit * wide),
+        by_thread(ATOM, 1),
+        by_slot(wide, unit),
+    )
+    along: tuple[Digit, ...] = (by_slot(turns, unit * tiles), by_thread(4, ATOM), by_slot(unit, 1))
     shape = (rows, depth if in_registers else step * at_once)
     axes = (across, along)
     if is_transposed and in_registers:  # fragments have the axes of their tile
@@ -113,4 +152,5 @@ def _operand(
     source = "registers"
     if not in_registers:
         source = "chunks" if has_chunks(tile) and not is_transposed else "elements"
+        source = "rows" if wide > 1 else source
     return Operand(Distribution(shape, axes, threads), source, is_transposed)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
+from tilecore.amd_target import AmdTarget
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.plan import NestPlan, Pipeline
 from tilecore.ir import nodes
@@ -13,6 +15,7 @@ from tilecore.ir.nodes import Buffer, Copy, For, KernelLaunch, Stmt
 from tilecore.ir.visitor import buffers_of, expressions, walk, walk_expr
 
 ASYNC_BYTES = (4, 8, 16)  # what cp.async moves (PTX ISA 8.7)
+PREFETCHED = 2  # tiles of each kind where the next ones come through registers
 
 
 def find_pipelines(
@@ -20,15 +23,22 @@ def find_pipelines(
 ) -> dict[Stmt, Pipeline]:
     """Return the pipelines of a launch: of loops with ``num_stages`` of at least 2."""
     found: dict[Stmt, Pipeline] = {}
-    if not target.has("sm_80"):  # cp.async
+    in_registers = isinstance(target, AmdTarget)
+    if not in_registers and not target.has("sm_80"):  # cp.async
         return found
     for stmt in walk(launch.body):
         if isinstance(stmt, For) and stmt.kind == "pipelined":
             stages = int_value(stmt.annotations.get("num_stages", 0)) or 0
             copies = _copies(stmt, launch, nests)
             if stages >= 2 and copies and int_value(stmt.step) == 1:
-                found[stmt] = Pipeline(stmt, copies, stages)
+                kept = PREFETCHED if in_registers else stages
+                found[stmt] = Pipeline(stmt, copies, kept, in_registers=in_registers)
     return found
+
+
+def with_one_tile(pipelines: Mapping[Stmt, Pipeline]) -> dict[Stmt, Pipeline]:
+    """Return the pipelines with one tile of each kind, where the next ones wait in registers."""
+    return {s: replace(p, stages=1) if p.in_registers else p for s, p in pipelines.items()}
 
 
 def _copies(loop: For, launch: KernelLaunch, nests: Mapping[Stmt, NestPlan]) -> tuple[Copy, ...]:

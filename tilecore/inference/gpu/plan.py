@@ -88,6 +88,7 @@ class Operand:
     Attributes:
         distribution: of one step of K, or of the whole operand if it stays in registers.
         source: "registers", "ldmatrix", "chunks" (each lane reads its elements side by side),
+            "rows" (it reads those of several tiles, whose K is the first axis, at once),
             "elements" or "descriptor" (read by the instruction).
         is_transposed: whether K is the first axis of the tile in memory.
     """
@@ -151,6 +152,8 @@ class Pipeline:
         boxes: for each copy how the tensor memory accelerator brings it; none: each thread copies
             its part (cp.async), ``stages - 1`` iterations ahead.
         is_nested: whether the loop runs more than once in a launch.
+        in_registers: whether a thread keeps its part of the next tiles in registers while the
+            loop uses the tiles before (where no instruction copies to shared memory).
     """
 
     loop: For
@@ -158,6 +161,7 @@ class Pipeline:
     stages: int
     boxes: tuple[Box, ...] = ()
     is_nested: bool = False
+    in_registers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +219,8 @@ class GpuLaunchPlan:
             )
         for pipeline in self.pipelines.values():
             names = ", ".join(copy.dst.buffer.name for copy in pipeline.copies)
-            how = "TMA, by a warpgroup of its own" if pipeline.boxes else "cp.async"
+            how = "registers" if pipeline.in_registers else "cp.async"
+            how = "TMA, by a warpgroup of its own" if pipeline.boxes else how
             lines.append(f"pipelined: {names} in {pipeline.stages} stages ({how})")
         if self.stores:
             names = ", ".join(s.src.buffer.name for s in self.stores if isinstance(s, Copy))

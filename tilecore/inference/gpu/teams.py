@@ -74,6 +74,12 @@ def find_teams(launch: KernelLaunch, threads: tuple[int, int, int], target: GpuT
                 reason="whole warps next to each other may share out a tile operation, which the "
                 "thread index alone must choose",
             )  # fmt: skip
+    warp = target.threads_per_warp
+    if any(t.first % warp or t.count % warp for t in teams.all):
+        raise UnsupportedOnTarget(
+            what=f"a role of other than whole warps of {warp} threads", target=target.name,
+            reason="lanes of a warp work together", span=launch.span,
+        )  # fmt: skip
     if len(teams.all) > MAX_TEAMS:
         raise UnsupportedOnTarget(
             what=f"{len(teams.all)} roles of warps", target=target.name,

@@ -45,6 +45,7 @@ from tilecore.lowering.cuda.pipelines import (
     map_parameter,
     store_box,
 )
+from tilecore.lowering.cuda.prefetch import RegisterPipeline
 from tilecore.lowering.cuda.products import FmaLowering, MmaLowering
 from tilecore.lowering.cuda.raster import rasterized
 from tilecore.lowering.cuda.scalar import memory_type
@@ -247,7 +248,9 @@ class LaunchLowering:
                 if self.boxes is not None:
                     self.boxes.consume(self.plan.pipelines[stmt])
                 else:
-                    AsyncPipeline(self, self.plan.pipelines[stmt]).emit()
+                    pipeline = self.plan.pipelines[stmt]
+                    kind = RegisterPipeline if pipeline.in_registers else AsyncPipeline
+                    kind(self, pipeline).emit()
             case nodes.Store() | nodes.Atomic() if self._is_alone(stmt):
                 with self.builder.when(tir.EQ(index(self.accessor.thread), index(0))):
                     self.inner(stmt)

@@ -11,6 +11,7 @@ from tilecore.lowering.cpu.tir import add, mul, quotient, remainder
 from tilecore.lowering.cuda.instructions import wave
 from tilecore.lowering.cuda.memory import thread_index
 from tilecore.lowering.cuda.products import MmaLowering
+from tilecore.lowering.cuda.scalar import memory_type
 from tilecore.lowering.cuda.vector import copy_bytes
 
 WAVE = 64
@@ -42,6 +43,9 @@ class MfmaLowering(MmaLowering):
         return 1
 
     def _load(self, operand: Operand, region: Region, array: Any, depth: Any, atom: int) -> None:
+        if operand.source == "rows":
+            self._load_rows(operand, region, array, depth)
+            return
         if operand.source != "chunks":
             super()._load(operand, region, array, depth, atom)
             return
@@ -56,6 +60,25 @@ class MfmaLowering(MmaLowering):
             memory, offset = self._locate(region, (at, along))
             registers = builder.address(array, mul(tile, unit))
             builder.evaluate(move.call(registers, builder.address(memory, offset)))
+
+    def _load_rows(self, operand: Operand, region: Region, array: Any, depth: Any) -> None:
+        """Load neighbours along the rows at each K of the lane, and deal them out to the tiles."""
+        builder, spread = self.builder, operand.distribution
+        unit = self.plan.shape[2] // 4 * self._at_once()
+        wide = spread.axes[0][-1].extent
+        move = copy_bytes(wide * region.dtype.itemsize)
+        wavefront = mul(quotient(self.accessor.thread, WAVE), WAVE)
+        first = add(thread_index(spread, 0, wavefront), mul(self.row, wide))
+        first = builder.bind(first)
+        along = builder.bind(add(depth, mul(self.quarter, unit)))
+        staged = builder.local(wide, memory_type(str(region.dtype)), "row")
+        with builder.turns(spread.slots // (unit * wide)) as group, builder.turns(unit) as turn:
+            at = add(first, mul(group, ATOM * wide))
+            memory, offset = self._locate(region, (add(along, turn), at))
+            builder.evaluate(move.call(builder.address(staged), builder.address(memory, offset)))
+            with builder.turns(wide) as tile:
+                slot = add(mul(add(mul(group, wide), tile), unit), turn)
+                builder.store(array, builder.load(staged, tile), slot)
 
     def _multiply(self, arrays: Sequence[Any], turn: Any) -> None:
         plan, builder = self.plan, self.builder

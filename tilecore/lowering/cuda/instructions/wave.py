@@ -52,6 +52,12 @@ def vote(kind: str) -> Instruction:
 
 
 @functools.cache
+def schedule_fence() -> Instruction:
+    """Return ``()``: the compiler moves no instruction from one side to the other."""
+    return Instruction("tc_schedule_fence", "", ";")
+
+
+@functools.cache
 def mfma(k: int, dtype: str, accumulator: str) -> Instruction:
     """Return ``(void* d, const void* a, const void* b)``: d += a b, 16 x 16 sums of ``k`` products.
 
