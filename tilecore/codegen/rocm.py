@@ -25,15 +25,16 @@ from tilecore.device_code import KernelEntry
 from tilecore.errors import CompileFailed, TileError, ToolchainMissing
 
 LINKER = "ld.lld"
+ROCM_LINKERS = "/opt/rocm/llvm/bin"  # where ROCm keeps it, off the PATH
 CARRIER = "tilecore_carrier"  # a kernel of no use, which TVM wants beside what it links
 LINK_TIMEOUT_S = 60
-# Code objects of version 5 are loaded by ROCm 5.5 and newer, LLVM's default 6 only by the newest.
+# Code objects of version 4 are linked by lld 14 too (Debian 12's), and no kernel reads what 5 added.
 HEAD = """target datalayout = "e-m:e-p:64:64-p1:64:64-p2:32:32-p3:32:32-p4:64:64-p5:32:32-p6:32:32-\
 p7:160:256:256:32-p8:128:128:128:48-p9:192:256:256:32-i64:64-v16:16-v24:32-v32:32-v48:64-v96:128-\
 v192:256-v256:256-v512:512-v1024:1024-v2048:2048-n32:64-S32-A5-G1-ni:7:8:9"
 target triple = "amdgcn-amd-amdhsa-hcc"
 !llvm.module.flags = !{!0}
-!0 = !{i32 1, !"amdhsa_code_object_version", i32 500}
+!0 = !{i32 1, !"amdhsa_code_object_version", i32 400}
 """
 
 
@@ -100,6 +101,11 @@ def compile_rocm(source: RocmSource, target: AmdTarget) -> RocmCode:
         raise CompileFailed(stage="LLVM", detail=str(error).strip()[-2000:]) from error
 
 
+def find_linker() -> str | None:
+    """Return the path of ld.lld, from the PATH or from ROCm."""
+    return shutil.which(LINKER) or shutil.which(LINKER, path=ROCM_LINKERS)
+
+
 def link(relocatable: bytes) -> bytes:
     """Return a loadable code object (hsaco).
 
@@ -107,7 +113,7 @@ def link(relocatable: bytes) -> bytes:
         ToolchainMissing: ld.lld is not installed (TC306).
         CompileFailed: the linker failed (TC305).
     """
-    linker = shutil.which(LINKER)
+    linker = find_linker()
     if linker is None:
         raise ToolchainMissing(
             tool=LINKER, purpose="loadable code of AMD GPUs",
