@@ -28,7 +28,7 @@ LINKER = "ld.lld"
 ROCM_LINKERS = "/opt/rocm/llvm/bin"  # where ROCm keeps it, off the PATH
 CARRIER = "tilecore_carrier"  # a kernel of no use, which TVM wants beside what it links
 LINK_TIMEOUT_S = 60
-# Code objects of version 4 are linked by lld 14 too (Debian 12's), and no kernel reads what 5 added.
+# Version 4 of code objects: lld 14 links it too (Debian 12's), and no kernel reads what 5 added.
 HEAD = """target datalayout = "e-m:e-p:64:64-p1:64:64-p2:32:32-p3:32:32-p4:64:64-p5:32:32-p6:32:32-\
 p7:160:256:256:32-p8:128:128:128:48-p9:192:256:256:32-i64:64-v16:16-v24:32-v32:32-v48:64-v96:128-\
 v192:256-v256:256-v512:512-v1024:1024-v2048:2048-n32:64-S32-A5-G1-ni:7:8:9"
