@@ -121,12 +121,11 @@ def estimate_graph(
         return _of_ops(graph, columns, hardware, cores, work_flop)
     t = tiling(site, columns, hardware)
     core = core_terms(t, site, hardware, constants)
-    launches_per_tile = np.maximum(
+    grids = np.maximum(
         1.0, np.broadcast_to(evaluate(site.launch.blocks, columns), t.blocks.shape) / t.blocks
     )
-    blocks = t.blocks * launches_per_tile
     alone = core.kernel + core.calls + core.update_c + core.pack_a + core.pack_b
-    spread = _largest_share(blocks, cores)
+    spread = t.busiest_share(cores, grids)
     bandwidth_loss = _bandwidth_loss(hardware, cores)
     resources = {
         "fma": core.fma, "loads": core.loads, "latency": core.latency,
@@ -142,7 +141,7 @@ def estimate_graph(
         "pack_b": core.pack_b / cores,
         "pack_b_once": core.pack_b_once / cores,
         "imbalance": alone * (spread - 1.0 / cores),
-        "launch": np.full(len(blocks), hardware.launch_s)
+        "launch": np.full(len(spread), hardware.launch_s)
         * (1 + t.is_b_hoisted) * (1.0 if cores > 1 else 0.2),
     }  # fmt: skip
     time_s = np.add.reduce(list(terms.values()))

@@ -79,9 +79,8 @@ class Tiling:
     @property
     def panels(self) -> Floats:
         """Panels in all block columns, partly filled ones included."""
-        last = self.n - (self.grid_n - 1) * self.block_n
-        full = np.ceil(np.minimum(self.block_n, self.n) / self.panel)
-        return (self.grid_n - 1) * full + np.ceil(last / self.panel)
+        full, last = self._panels_of_blocks
+        return (self.grid_n - 1) * full + last
 
     @property
     def panels_per_block(self) -> Floats:
@@ -98,14 +97,47 @@ class Tiling:
     @property
     def row_tiles(self) -> Floats:
         """Register tiles along m in all block rows; rows beyond the edge are skipped."""
-        last = self.m - (self.grid_m - 1) * self.block_m
-        full = np.ceil(np.minimum(self.block_m, self.m) / self.micro_m)
-        return (self.grid_m - 1) * full + np.ceil(last / self.micro_m)
+        full, last = self._row_tiles_of_blocks
+        return (self.grid_m - 1) * full + last
 
     @property
     def rows_per_tile(self) -> Floats:
         """Average rows of a register tile (tiles of a block are balanced)."""
         return self.m / self.row_tiles
+
+    @property
+    def _panels_of_blocks(self) -> tuple[Floats, Floats]:
+        """Panels of a block column, and of the last one."""
+        last = self.n - (self.grid_n - 1) * self.block_n
+        full = np.ceil(np.minimum(self.block_n, self.n) / self.panel)
+        return full, np.ceil(last / self.panel)
+
+    @property
+    def _row_tiles_of_blocks(self) -> tuple[Floats, Floats]:
+        """Register tiles along m of a block row, and of the last one."""
+        last = self.m - (self.grid_m - 1) * self.block_m
+        full = np.ceil(np.minimum(self.block_m, self.m) / self.micro_m)
+        return full, np.ceil(last / self.micro_m)
+
+    def busiest_share(self, cores: int, grids: Floats) -> Floats:
+        """Share of all work that the busiest core has.
+
+        Cores run neighbouring blocks, as many as each other but for the last; block columns follow
+        each other within a block row. The first core's blocks are the fullest, since what is cut
+        off at the edges of a problem lies at the ends of its rows and columns.
+
+        Args:
+            cores: how many run.
+            grids: two-dimensional grids of every candidate, one after the other.
+        """
+        whole, blocks = divmod(np.ceil(self.blocks * grids / cores), self.blocks)
+        rows, columns = divmod(blocks, self.grid_n)
+        (wide, _), (high, low) = self._panels_of_blocks, self._row_tiles_of_blocks
+        begun = columns * wide * np.where(rows < self.grid_m - 1, high, low)
+        grid = self.row_tiles * self.panels
+        work = whole * grid + rows * high * self.panels + begun
+        share: Floats = np.minimum(1.0, work / (grids * grid))
+        return share
 
     @property
     def depth(self) -> Floats:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from recommender.analytic import ADVICE, estimate
+from recommender.cpu_choices import tiling
 from recommender.features import NAMES, features
 from tests.recommender.support import GEMM, HOST, space_of, workload
 
@@ -55,6 +56,40 @@ def test_inferred_knobs_mean_what_the_lowering_infers() -> None:
     few = workload(64, 1024, 1024)
     alone = time_of(few, block_M=64, pack_b="grid")  # not shared: the lowering packs per block
     assert alone == pytest.approx(time_of(few, block_M=64, pack_b="block"))
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3, 8])
+def test_the_busiest_core_is_the_one_that_counts(cores: int) -> None:
+    w = workload(520, 1000, 256)
+    space = space_of(w)
+    columns = space.table(
+        [
+            BASE.replace(block_M=rows, block_N=wide, micro_m=micro)
+            for rows in (32, 128, 512, 1024)
+            for wide in (64, 256, 384, 1024)
+            for micro in (6, 14)
+        ]
+    )
+    t = tiling(space.site, columns, HOST)
+    shares = t.busiest_share(cores, np.ones(len(t.blocks)))
+    for number, share in enumerate(shares):
+        heights, widths = (
+            [-(-min(block, whole - start) // tile) for start in range(0, whole, block)]
+            for whole, block, tile in (
+                (520, int(t.block_m[number]), int(t.micro_m[number])),
+                (1000, int(t.block_n[number]), int(t.panel[number])),
+            )
+        )
+        work = [h * w for h in heights for w in widths]
+        each = -(-len(work) // cores)
+        busiest = max(sum(work[i : i + each]) for i in range(0, len(work), each))
+        assert share == pytest.approx(busiest / sum(work))
+
+
+def test_two_cores_get_blocks_of_one_size() -> None:
+    small = workload(512, 512, 512)
+    halves = time_of(small, threads=2, block_M=512, block_N=256)
+    assert halves < 0.8 * time_of(small, threads=2, block_M=512, block_N=384)
 
 
 def test_features_are_finite_and_named() -> None:
