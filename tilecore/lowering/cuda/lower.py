@@ -46,7 +46,7 @@ from tilecore.lowering.cuda.pipelines import (
     store_box,
 )
 from tilecore.lowering.cuda.prefetch import RegisterPipeline
-from tilecore.lowering.cuda.products import FmaLowering, MmaLowering
+from tilecore.lowering.cuda.products import FmaLowering, MmaLowering, ProductLowering
 from tilecore.lowering.cuda.raster import rasterized
 from tilecore.lowering.cuda.scalar import memory_type
 from tilecore.lowering.cuda.tensors import unsupported
@@ -64,7 +64,7 @@ from tilecore.lowering.cuda.threads import (
 from tilecore.lowering.cuda.views import declare
 from tilecore.lowering.cuda.wgmma import WgmmaLowering
 
-PRODUCTS = {
+PRODUCTS: dict[str, type[ProductLowering]] = {
     "mma": MmaLowering, "fma": FmaLowering, "wgmma": WgmmaLowering, "mfma": MfmaLowering,
 }  # fmt: skip
 SCRATCH_BYTES = 8  # of what a thread tells others through shared memory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ WARP = 32
 WARPGROUP = 128
 
 
-class ProductLowering:
+class ProductLowering(ABC):
     """What all forms of a product share: the accumulators."""
 
     def __init__(self, accessor: Accessor, plan: GemmPlan) -> None:
@@ -52,9 +53,9 @@ class ProductLowering:
         if not self.in_place:
             self._exchange(stores=True)
 
+    @abstractmethod
     def multiply(self) -> None:
         """Emit sums += A B."""
-        raise NotImplementedError
 
     def _drops_always(self) -> bool:
         clear = self.stmt.clear_accum
