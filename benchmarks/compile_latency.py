@@ -6,8 +6,7 @@ Programs: TileLang's quickstart (GEMM + ReLU, float16, 1024^3) and a flash atten
 (float16, 1 x 512 x 8 x 64, causal), both in TileLang's language. Every repeat compiles into an
 empty store, in a process that has imported everything; times are medians of wall and of process
 CPU time. The call overhead is that of a kernel on 64 elements beside a bare ``torch.add`` into an
-output of that size. TileLang itself has no target that takes these programs without a GPU, so there
-is no peer to time.
+output of that size. benchmarks/tilelang_gpu.py builds GPU code beside TileLang.
 
 For GPUs (--gpu, default a100 and h100; none is needed): the same programs to a cubin by NVRTC, and
 how many candidates a core builds per second; the goals are 0.25 s (sm_80 GEMM), 0.4 s (sm_90a GEMM)

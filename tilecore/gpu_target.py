@@ -71,34 +71,14 @@ class GpuTarget:
         return self.has("sm_80")
 
     @property
-    def has_ldmatrix(self) -> bool:
-        """Whether warps load matrices from shared memory."""
-        return self.has("sm_75")
-
-    @property
-    def has_stmatrix(self) -> bool:
-        """Whether warps store matrices to shared memory."""
-        return self.has("sm_90")
-
-    @property
     def has_tma(self) -> bool:
         """Whether there is a tensor memory accelerator, with barriers that count bytes."""
-        return self.has("sm_90")
-
-    @property
-    def has_clusters(self) -> bool:
-        """Whether blocks of a cluster reach each other's shared memory."""
         return self.has("sm_90")
 
     @property
     def has_wgmma(self) -> bool:
         """Whether warpgroups multiply matrices in shared memory."""
         return self.has("sm_90a")
-
-    @property
-    def has_tcgen05(self) -> bool:
-        """Whether there is tensor memory."""
-        return self.has("sm_100a")
 
     def occupancy(self, threads: int, registers: int, shared_bytes: int) -> int:
         """Return how many blocks of these resources are resident on a multiprocessor.

@@ -71,6 +71,6 @@ def test_every_device_names_its_source_and_keeps_the_rules_of_its_architecture()
 def test_instructions_of_architectures():
     a100, h100, b200 = (parse_target(n) for n in ("a100", "h100", "b200"))
     assert a100.has_cp_async and not a100.has_tma and not a100.has_wgmma  # noqa: PT018
-    assert h100.has_wgmma and h100.has_stmatrix and h100.has("sm_80")  # noqa: PT018
-    assert b200.has_tma and b200.has_tcgen05 and not b200.has_wgmma  # noqa: PT018
-    assert not parse_target("v100").has_ldmatrix
+    assert h100.has_wgmma and h100.has("sm_90") and h100.has("sm_80")  # noqa: PT018
+    assert b200.has_tma and b200.has("sm_100a") and not b200.has_wgmma  # noqa: PT018
+    assert not parse_target("v100").has("sm_75")

@@ -14,7 +14,7 @@ from tilecore.ir.bounds import step_of
 from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var, int_value
 from tilecore.ir.nests import copy_nest, fill_nest, shifted
 from tilecore.ir.nodes import Buffer, Copy, Fill, Parallel, Reduce, Scan, Stmt
-from tilecore.ir.visitor import children, loads, walk
+from tilecore.ir.visitor import children, loads
 
 TILE_STATEMENTS = (
     nodes.Copy, nodes.Fill, nodes.Gemm, nodes.Reduce, nodes.Scan, nodes.Parallel,
@@ -219,8 +219,3 @@ def _outside(stmt: Stmt, found: set[Buffer]) -> None:
         found.add(stmt.dst)
     for child in children(stmt):
         _outside(child, found)
-
-
-def has_tile_statements(body: Stmt) -> bool:
-    """Return whether anything inside is shared out among threads or multiplies tiles."""
-    return any(isinstance(s, (Copy, Fill, Parallel, Reduce, Scan, nodes.Gemm)) for s in walk(body))

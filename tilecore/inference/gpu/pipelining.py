@@ -24,7 +24,7 @@ def find_pipelines(
     """Return the pipelines of a launch: of loops with ``num_stages`` of at least 2."""
     found: dict[Stmt, Pipeline] = {}
     in_registers = isinstance(target, AmdTarget)
-    if not in_registers and not target.has("sm_80"):  # cp.async
+    if not in_registers and not target.has_cp_async:
         return found
     for stmt in walk(launch.body):
         if isinstance(stmt, For) and stmt.kind == "pipelined":
