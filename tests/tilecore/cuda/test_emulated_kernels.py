@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import tilecore as tilelang
 import tilecore.language as T
+from tests.tilecore.cuda.emulated import run_emulated
 from tests.tilecore.cuda.tile_programs import gemm
 from tilecore.compat import runner
 from tilecore.compat.__main__ import main
@@ -116,3 +118,29 @@ def test_one_call_is_timed_on_the_emulator():
     with gpu_programs_on_cpu("h100"):
         assert len(do_bench(lambda: calls.append(1), quantiles=[0.2, 0.5])) == 2
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("target", ["sm_80", "h100"])
+def test_private_arrays_are_each_threads_own(target):
+    """Once threads shared out copies and fills of their own arrays, each doing a part."""
+
+    @T.prim_func
+    def main(A: T.Tensor((16, 64), "float32"), B: T.Tensor((16, 64), "float32")):
+        with T.Kernel(2, threads=(8, 4)) as bx:
+            row, part = T.get_thread_binding(0), T.get_thread_binding(1)
+            own = T.alloc_local((16,), "float32")
+            total = T.alloc_local((2,), "float32")
+            T.clear(total)
+            T.copy(A[bx * 8 + row, part * 16 : part * 16 + 16], own)
+            for i in T.unroll(16):
+                total[i % 2] += own[i]
+            for i in T.unroll(16):
+                own[i] = own[i] + total[i % 2]
+            T.copy(own, B[bx * 8 + row, part * 16 : part * 16 + 16])
+
+    a = np.random.default_rng(4).standard_normal((16, 64), dtype=np.float32)
+    b = np.zeros_like(a)
+    run_emulated(main, target, [a, b], ALL_SCHEDULES)
+    parts = a.reshape(16, 4, 8, 2)
+    expected = parts + parts.sum(axis=2, keepdims=True)
+    np.testing.assert_allclose(b, expected.reshape(16, 64), rtol=1e-5, atol=1e-5)
