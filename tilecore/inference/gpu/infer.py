@@ -18,6 +18,7 @@ from tilecore.inference.gpu.loops import (
     points_of,
 )
 from tilecore.inference.gpu.mfma import plan_mfma
+from tilecore.inference.gpu.options import GpuOptions
 from tilecore.inference.gpu.pipelining import find_pipelines, with_one_tile
 from tilecore.inference.gpu.plan import (
     Box,
@@ -38,7 +39,7 @@ from tilecore.ir.nodes import Buffer, Gemm, KernelLaunch, PrimFunc, Stmt
 from tilecore.ir.visitor import buffers_of, children, regions, walk
 
 
-def infer(func: PrimFunc, target: GpuTarget) -> GpuPlan:
+def infer(func: PrimFunc, target: GpuTarget, options: GpuOptions) -> GpuPlan:
     """Return the plan of a program.
 
     Raises:
@@ -46,10 +47,10 @@ def infer(func: PrimFunc, target: GpuTarget) -> GpuPlan:
         UnsupportedOnTarget: a statement that GPUs cannot run (TC302).
     """
     launches = [s for s in walk(func.body) if isinstance(s, KernelLaunch)]
-    return GpuPlan(func, {launch: _plan(launch, target) for launch in launches})
+    return GpuPlan(func, {launch: _plan(launch, target, options) for launch in launches})
 
 
-def _plan(launch: KernelLaunch, target: GpuTarget) -> GpuLaunchPlan:
+def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLaunchPlan:
     threads = _threads(launch, target)
     teams = find_teams(launch, threads, target)
     tiles = [s.buffer for s in walk(launch.body) if isinstance(s, nodes.Alloc)]
@@ -61,7 +62,7 @@ def _plan(launch: KernelLaunch, target: GpuTarget) -> GpuLaunchPlan:
     _share_between_teams(launch, teams, fragments)
     while True:
         before = len(fragments.shared)
-        gemms = _products(launch, teams, target, fragments)
+        gemms = _products(launch, teams, target, fragments, options)
         nests: dict[Stmt, NestPlan] = {}
         held: dict[Buffer, Distribution] = {}
         for team in (teams.whole, *teams.all):
@@ -187,7 +188,11 @@ def _share_between_teams(launch: KernelLaunch, teams: Teams, fragments: Fragment
 
 
 def _products(
-    launch: KernelLaunch, teams: Teams, target: GpuTarget, fragments: Fragments
+    launch: KernelLaunch,
+    teams: Teams,
+    target: GpuTarget,
+    fragments: Fragments,
+    options: GpuOptions,
 ) -> dict[Stmt, GemmPlan]:
     """Return the plan of each product; operands of fma lie in shared memory."""
     found: dict[Stmt, GemmPlan] = {}
@@ -195,8 +200,10 @@ def _products(
         if not isinstance(stmt, Gemm):
             continue
         held = _held(stmt, fragments)
-        planner = plan_mfma if isinstance(target, AmdTarget) else plan_gemm
-        plan = planner(stmt, teams.team(stmt), target, held)  # type: ignore[arg-type]
+        if isinstance(target, AmdTarget):
+            plan = plan_mfma(stmt, teams.team(stmt), target, held)
+        else:
+            plan = plan_gemm(stmt, teams.team(stmt), target, held, options)
         if plan.kind == "fma":
             for region, is_held in ((stmt.a, held[0]), (stmt.b, held[1])):
                 if is_held:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from tilecore.inference.gpu.distribution import Distribution
 from tilecore.inference.gpu.loops import Points
+from tilecore.inference.gpu.matrix_units import TF32_CUT, TF32_ROUNDED
 from tilecore.inference.gpu.teams import Teams
 from tilecore.ir.nodes import Buffer, Copy, For, Gemm, KernelLaunch, PrimFunc, Stmt
 
@@ -111,6 +112,7 @@ class GemmPlan:
         a, b: the operands.
         c: the accumulators.
         keeps_c: whether C is a fragment; else it is loaded before and stored after.
+        sums: element type of the sums.
         reason: why no matrix instruction is used, or "".
     """
 
@@ -122,8 +124,34 @@ class GemmPlan:
     a: Operand
     b: Operand
     c: Distribution
-    keeps_c: bool = True
+    keeps_c: bool
+    sums: str
     reason: str = ""
+
+    @property
+    def is_tf32(self) -> bool:
+        """Whether matrix units read float32 operands, of which they drop bits."""
+        return self.kind in ("mma", "wgmma") and self.stmt.a.dtype == "float32"
+
+    def explain(self) -> str:
+        """Return how the product runs, in words."""
+        m, n, k = self.shape
+        how = f"fma ({self.reason})" if self.kind == "fma" else f"{self.kind}.m{m}n{n}k{k}"
+        if self.is_tf32:
+            cut = self.kind == "wgmma"
+            error = TF32_CUT if cut else TF32_ROUNDED
+            how += (
+                f" of tf32 (operands {'cut' if cut else 'rounded'} to 11 significant bits, relative"
+                f" error up to {error:.1e} each; float32_products='exact' keeps all 24)"
+            )
+        if self.sums == "float16":
+            how += " summed up in float16"
+        rows, columns = self.warps
+        unit = "warpgroups" if self.kind == "wgmma" else "warps"
+        return (
+            f"gemm {'x'.join(map(str, self.size))}: {how}, {rows}x{columns} {unit}; "
+            f"A from {self.a.source}, B from {self.b.source}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,15 +236,7 @@ class GpuLaunchPlan:
             order = f"swizzled by {layout.swizzle_bytes} B" if layout.swizzle_bytes else "row-major"
             copies = f", {layout.stages} stages" if layout.stages > 1 else ""
             lines.append(f"{buffer.name}: shared, {order}, {layout.bytes} B{copies}")
-        for plan in self.gemms.values():
-            m, n, k = plan.shape
-            how = f"fma ({plan.reason})" if plan.kind == "fma" else f"{plan.kind}.m{m}n{n}k{k}"
-            rows, columns = plan.warps
-            unit = "warpgroups" if plan.kind == "wgmma" else "warps"
-            lines.append(
-                f"gemm {'x'.join(map(str, plan.size))}: {how}, {rows}x{columns} {unit}; "
-                f"A from {plan.a.source}, B from {plan.b.source}"
-            )
+        lines += [plan.explain() for plan in self.gemms.values()]
         for pipeline in self.pipelines.values():
             names = ", ".join(copy.dst.buffer.name for copy in pipeline.copies)
             how = "registers" if pipeline.in_registers else "cp.async"

@@ -30,6 +30,7 @@ def lay_out(
         for plan in gemms
         for region, operand in ((plan.stmt.a, plan.a), (plan.stmt.b, plan.b))
         if operand.source in ("ldmatrix", "chunks", "descriptor")
+        or (plan.kind == "mma" and operand.source == "elements" and region.dtype.itemsize >= 4)
     }
     matrices = (matrices | staging) - viewed
     found = {}

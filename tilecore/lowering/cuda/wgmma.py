@@ -11,6 +11,7 @@ from tilecore.inference.gpu.plan import Operand
 from tilecore.ir.expr import Const
 from tilecore.ir.nodes import Region
 from tilecore.lowering.cpu.tir import add, index, mul, quotient, remainder
+from tilecore.lowering.cuda.instructions.base import Instruction
 from tilecore.lowering.cuda.memory import FragmentPlace, SharedPlace
 from tilecore.lowering.cuda.products import ProductLowering
 
@@ -32,8 +33,7 @@ class WgmmaLowering(ProductLowering):
         """Emit sums += A B."""
         plan, builder = self.plan, self.builder
         m, n, step = plan.shape
-        count = plan.c.slots
-        keep = ptx.wgmma_keep(count, self.dtype)
+        keep = self.keep()
         sums = builder.address(self.sums)
         group = builder.bind(quotient(self.accessor.thread, WARPGROUP))
         row, column = quotient(group, plan.warps[1]), remainder(group, plan.warps[1])
@@ -41,7 +41,7 @@ class WgmmaLowering(ProductLowering):
         chunks = plan.size[1] // (n * plan.warps[1])
         in_registers = plan.a.source == "registers"
         instruction = ptx.wgmma(
-            n, str(self.stmt.a.dtype), str(self.stmt.b.dtype), self.dtype,
+            n, *self.kinds(), self.dtype,
             a_in_registers=in_registers,
             a_major="m" if plan.a.is_transposed and not in_registers else "k",
             b_major="n" if plan.b.is_transposed else "k",
@@ -68,6 +68,11 @@ class WgmmaLowering(ProductLowering):
         builder.evaluate(ptx.wgmma_wait(self.pending).call())
         if not self.pending:
             builder.evaluate(keep.call(sums))
+
+    def keep(self) -> Instruction:
+        """Return what orders accesses of the sums with the instructions: by register."""
+        per_register = 2 if self.dtype == "float16" else 1
+        return ptx.wgmma_keep(self.plan.c.slots // per_register, self.dtype)
 
     def _drops(self) -> Any:
         """Return whether the old sums are dropped: a bool, or a condition in TIR."""
