@@ -24,7 +24,7 @@ from tilecore.ir.trips import trip_count
 from tilecore.ir.visitor import walk
 from tilecore.lowering.cpu.tir import add, index, maximum, mul, typed
 from tilecore.lowering.cuda.access import Accessor
-from tilecore.lowering.cuda.builder import CudaBuilder
+from tilecore.lowering.cuda.builder import INT32_MAX, CudaBuilder
 from tilecore.lowering.cuda.folds import FoldLowering, scratch_bytes
 from tilecore.lowering.cuda.instruction_set import instruction_set
 from tilecore.lowering.cuda.memory import (
@@ -120,6 +120,7 @@ class LaunchLowering:
                 accessor.values[var] = value
                 accessor.ranges[var] = (0, count - 1)
                 accessor.tops[var] = const(count)
+            self._assume(blocks, threads, (x + extra, y, z))
             number = threads[0]
             if y * z > 1:
                 number = add(number, mul(add(threads[1], mul(threads[2], y)), x))
@@ -136,6 +137,15 @@ class LaunchLowering:
                     attributes[MIN_BLOCKS] = 1  # setmaxnreg: the count at the start must be known
                 self.boxes.init()
                 self.boxes.emit_roles(launch.body)
+
+    def _assume(self, blocks: Sequence[Any], threads: Sequence[Any], counts: Sequence[int]) -> None:
+        """Tell NVIDIA's compiler the ranges of the indices, which it does not know."""
+        if self.target.kind != "cuda":
+            return
+        known = [*zip(threads, counts, strict=True), *((b, INT32_MAX) for b in blocks)]
+        for value, count in known:
+            if count > 1:
+                self.builder.evaluate(ptx.assume_below().call(value, index(count)))
 
     def _extent(self, expr: Expr) -> Any:
         value = int_value(expr)
