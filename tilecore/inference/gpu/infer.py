@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from tilecore.amd_target import AmdTarget
 from tilecore.errors import InvalidConfig, UnsupportedOnTarget
@@ -55,7 +56,9 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     teams = find_teams(launch, threads, target)
     tiles = [s.buffer for s in walk(launch.body) if isinstance(s, nodes.Alloc)]
     spread = frozenset(_spread(launch, tiles))
-    fragments = Fragments(teams.whole.count, target.threads_per_warp, spread=spread)
+    fragments = Fragments(
+        teams.whole.count, target.threads_per_warp, target.has_stmatrix, spread=spread
+    )
     for tile in _not_in_registers(launch, tiles, fragments.spread):
         fragments.shared[tile] = "elements are accessed one by one, or through views"
     statements = list(_statements(launch.body, enter(launch, Context())))
@@ -66,9 +69,7 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
         nests: dict[Stmt, NestPlan] = {}
         held: dict[Buffer, Distribution] = {}
         for team in (teams.whole, *teams.all):
-            own = Fragments(
-                team.count, fragments.warp, shared=fragments.shared, spread=fragments.spread
-            )
+            own = replace(fragments, threads=team.count, held={}, folded={})
             mine = [p for p in statements if teams.team(p.stmt) == team]
             products = [g for s, g in gemms.items() if teams.team(s) == team]
             nests |= distribute(mine, products, own)

@@ -64,6 +64,24 @@ class SharedLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class MatrixStore:
+    """How a warp stores 8x8 matrices of 16-bit elements to shared memory (stmatrix).
+
+    Attributes:
+        access: the store, by position among the accesses of the points.
+        count: matrices of one instruction: 1, 2 or 4.
+        rows, columns: the loops whose points are rows and columns of a matrix in registers.
+        is_transposed: whether rows in memory are columns in registers.
+    """
+
+    access: int
+    count: int
+    rows: int
+    columns: int
+    is_transposed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class NestPlan:
     """How a data-parallel nest runs: its points, and how many neighbours move at once.
 
@@ -73,6 +91,7 @@ class NestPlan:
         lanes: points along ``lane_axis`` whose memory accesses are one.
         lane_axis: the loop (by position) of which a thread has ``lanes`` consecutive points.
         wide: accesses of memory (by position among those of ``points``) that move all lanes.
+        matrices: how the nest stores by matrices, if it does; then there is one lane.
     """
 
     points: Points
@@ -80,6 +99,7 @@ class NestPlan:
     lanes: int = 1
     lane_axis: int = 0
     wide: frozenset[int] = frozenset()
+    matrices: MatrixStore | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +262,13 @@ class GpuLaunchPlan:
             how = "registers" if pipeline.in_registers else "cp.async"
             how = "TMA, by a warpgroup of its own" if pipeline.boxes else how
             lines.append(f"pipelined: {names} in {pipeline.stages} stages ({how})")
+        stored = [
+            n.points.accesses[n.matrices.access].buffer.name
+            for n in self.nests.values()
+            if n.matrices is not None
+        ]
+        if stored:
+            lines.append(f"stored by stmatrix: {', '.join(dict.fromkeys(stored))}")
         if self.stores:
             names = ", ".join(s.src.buffer.name for s in self.stores if isinstance(s, Copy))
             lines.append(f"stored by TMA: {names}")

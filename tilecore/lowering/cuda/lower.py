@@ -22,11 +22,12 @@ from tilecore.ir.fold import reducer_update
 from tilecore.ir.nodes import Buffer, For, Stmt
 from tilecore.ir.trips import trip_count
 from tilecore.ir.visitor import walk
-from tilecore.lowering.cpu.tir import add, index, maximum, mul, typed
+from tilecore.lowering.cpu.tir import add, index, maximum, mul, quotient, typed
 from tilecore.lowering.cuda.access import Accessor
 from tilecore.lowering.cuda.builder import INT32_MAX, CudaBuilder
 from tilecore.lowering.cuda.folds import FoldLowering, scratch_bytes
 from tilecore.lowering.cuda.instruction_set import instruction_set
+from tilecore.lowering.cuda.matrix_stores import MatrixStoreLowering
 from tilecore.lowering.cuda.memory import (
     FragmentPlace,
     SharedPlace,
@@ -62,7 +63,7 @@ from tilecore.lowering.cuda.threads import (
     is_barrier,
 )
 from tilecore.lowering.cuda.views import declare
-from tilecore.lowering.cuda.wgmma import WgmmaLowering
+from tilecore.lowering.cuda.wgmma import WARPGROUP, WgmmaLowering
 
 PRODUCTS: dict[str, type[ProductLowering]] = {
     "mma": MmaLowering, "fma": FmaLowering, "wgmma": WgmmaLowering, "mfma": MfmaLowering,
@@ -90,6 +91,7 @@ class LaunchLowering:
         self.boxes: BoxPipelines | None = None
         self.team = plan.teams.whole
         self.number: Any = 0  # of the thread in the block
+        self.warpgroup: Any = 0  # of the thread
         self.isa = instruction_set(target)
         self.accessor = Accessor(builder, self.isa)
         self.accessor.places.update(tensors)
@@ -126,6 +128,7 @@ class LaunchLowering:
                 number = add(number, mul(add(threads[1], mul(threads[2], y)), x))
             accessor.thread = self.number = self.builder.bind(number)
             accessor.thread_count = self.plan.thread_count
+            self._number_warpgroup()
             for stmt in prelude:
                 self.inner(stmt)
             self._memory()
@@ -146,6 +149,18 @@ class LaunchLowering:
         for value, count in known:
             if count > 1:
                 self.builder.evaluate(ptx.assume_below().call(value, index(count)))
+
+    def _number_warpgroup(self) -> None:
+        """Bind the number of the warpgroup where products by several of them describe operands.
+
+        It comes from one lane: descriptors must be alike in all, and lie in uniform registers.
+        """
+        gemms = self.plan.gemms.values()
+        if any(g.kind == "wgmma" and g.warps != (1, 1) for g in gemms):
+            number = quotient(self.accessor.thread, WARPGROUP)
+            shuffle = self.isa.shuffle("idx", "int32", self.isa.warp)
+            self.warpgroup = self.builder.bind(shuffle.call(number, index(0)))
+            self.accessor.warpgroup = self.warpgroup
 
     def _extent(self, expr: Expr) -> Any:
         value = int_value(expr)
@@ -225,11 +240,12 @@ class LaunchLowering:
         if team is None:
             yield
             return
-        before = self.team, accessor.thread, accessor.thread_count
+        before = self.team, accessor.thread, accessor.thread_count, accessor.warpgroup
         self.team, accessor.thread_count = team, max(1, team.count)
         accessor.thread = self.builder.bind(add(index(self.number), -team.first))
+        accessor.warpgroup = add(self.warpgroup, -(team.first // WARPGROUP))
         yield
-        self.team, accessor.thread, accessor.thread_count = before
+        self.team, accessor.thread, accessor.thread_count, accessor.warpgroup = before
 
     def _statement(self, stmt: Stmt) -> None:  # noqa: C901 - one case per node
         match stmt:
@@ -244,13 +260,12 @@ class LaunchLowering:
                 pass  # the kernel begins with it
             case nodes.Copy() if stmt in self.plan.stores:
                 store_box(self, stmt, self.plan.stores[stmt])
-            case nodes.Copy() | nodes.Fill():
-                NestLowering(self.accessor, self.plan.nests[stmt], self.inner).emit()
-            case nodes.Parallel() if stmt in self.plan.nests:
-                NestLowering(self.accessor, self.plan.nests[stmt], self.inner).emit()
-            case nodes.Reduce() | nodes.Scan():
+            case nodes.Copy() | nodes.Fill() | nodes.Parallel() if stmt in self.plan.nests:
                 nest = self.plan.nests[stmt]
-                FoldLowering(self.accessor, nest, self._scratch, self.sync).emit()
+                kind = NestLowering if nest.matrices is None else MatrixStoreLowering
+                kind(self.accessor, nest, self.inner).emit()
+            case nodes.Reduce() | nodes.Scan():
+                FoldLowering(self.accessor, self.plan.nests[stmt], self._scratch, self.sync).emit()
             case nodes.Gemm():
                 plan = self.plan.gemms[stmt]
                 PRODUCTS[plan.kind](self.accessor, plan).emit()
@@ -259,8 +274,8 @@ class LaunchLowering:
                     self.boxes.consume(self.plan.pipelines[stmt])
                 else:
                     pipeline = self.plan.pipelines[stmt]
-                    kind = RegisterPipeline if pipeline.in_registers else AsyncPipeline
-                    kind(self, pipeline).emit()
+                    ahead = RegisterPipeline if pipeline.in_registers else AsyncPipeline
+                    ahead(self, pipeline).emit()
             case nodes.Store() | nodes.Atomic() if self._is_alone(stmt):
                 with self.builder.when(tir.EQ(index(self.accessor.thread), index(0))):
                     self.inner(stmt)

@@ -35,7 +35,7 @@ class WgmmaLowering(ProductLowering):
         m, n, step = plan.shape
         keep = self.keep()
         sums = builder.address(self.sums)
-        group = builder.bind(quotient(self.accessor.thread, WARPGROUP))
+        group = self.accessor.warpgroup if plan.warps != (1, 1) else 0
         row, column = quotient(group, plan.warps[1]), remainder(group, plan.warps[1])
         parts = plan.size[0] // (m * plan.warps[0])
         chunks = plan.size[1] // (n * plan.warps[1])
