@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 
 from tilecore.amd_target import AmdTarget
@@ -56,6 +56,7 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     teams = find_teams(launch, threads, target)
     tiles = [s.buffer for s in walk(launch.body) if isinstance(s, nodes.Alloc)]
     spread = frozenset(_spread(launch, tiles))
+    viewed = {t.base for t in tiles if t.base is not None}
     fragments = Fragments(
         teams.whole.count, target.threads_per_warp, target.has_stmatrix, spread=spread
     )
@@ -65,7 +66,7 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     _share_between_teams(launch, teams, fragments)
     while True:
         before = len(fragments.shared)
-        gemms = _products(launch, teams, target, fragments, options)
+        gemms = _products(launch, teams, target, fragments, options, viewed)
         nests: dict[Stmt, NestPlan] = {}
         held: dict[Buffer, Distribution] = {}
         for team in (teams.whole, *teams.all):
@@ -77,7 +78,6 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
         if len(fragments.shared) == before:
             break
     pipelines = find_pipelines(launch, nests, target)
-    viewed = {t.base for t in tiles if t.base is not None}
     shared = [t for t in tiles if t.base is None and _in_shared(t, fragments)]
     stores: dict[Stmt, Box] = {}
     staging = _staging(statements, gemms.values())
@@ -194,6 +194,7 @@ def _products(
     target: GpuTarget,
     fragments: Fragments,
     options: GpuOptions,
+    viewed: Set[Buffer],
 ) -> dict[Stmt, GemmPlan]:
     """Return the plan of each product; operands of fma lie in shared memory."""
     found: dict[Stmt, GemmPlan] = {}
@@ -204,7 +205,7 @@ def _products(
         if isinstance(target, AmdTarget):
             plan = plan_mfma(stmt, teams.team(stmt), target, held)
         else:
-            plan = plan_gemm(stmt, teams.team(stmt), target, held, options)
+            plan = plan_gemm(stmt, teams.team(stmt), target, held, options, viewed)
         if plan.kind == "fma":
             for region, is_held in ((stmt.a, held[0]), (stmt.b, held[1])):
                 if is_held:

@@ -8,9 +8,11 @@ A[g + 8 h, 4 p kh + p q + e], B[g, 4 p kh + p q + e], C[g + 8 h, 2 q + e].
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.distribution import Distribution, by_slot, by_thread
+from tilecore.inference.gpu.loops import divisor
 from tilecore.inference.gpu.matrix_units import (
     WGMMA_BYTES,
     has_wgmma_types,
@@ -20,15 +22,17 @@ from tilecore.inference.gpu.matrix_units import (
 )
 from tilecore.inference.gpu.options import GpuOptions
 from tilecore.inference.gpu.plan import GemmPlan, Operand
+from tilecore.inference.gpu.shared import panel_of
 from tilecore.inference.gpu.teams import Team
 from tilecore.ir.analysis import kept_axes
 from tilecore.ir.expr import int_value
 from tilecore.ir.gemm_shape import accumulator_dtype, matrix_shape
-from tilecore.ir.nodes import Gemm, Region
+from tilecore.ir.nodes import Buffer, Gemm, Region
 
 WARP = 32
 WARPGROUP = 128
 WGMMA_COLUMNS = 256
+SWIZZLED_ROWS = 8  # after which every swizzle repeats
 
 
 def plan_gemm(
@@ -37,6 +41,7 @@ def plan_gemm(
     target: GpuTarget,
     in_registers: tuple[bool, bool, bool],
     options: GpuOptions,
+    viewed: Set[Buffer],
 ) -> GemmPlan:
     """Return how a product runs.
 
@@ -46,6 +51,7 @@ def plan_gemm(
         target: decides which instructions there are.
         in_registers: whether A, B and C are fragments.
         options: what the caller insists on.
+        viewed: tiles that views see in another shape.
     """
     size, threads, keeps_c = size_of(gemm), team.count, in_registers[2]
     if gemm.a.dtype == "float32" and options.float32_products == "exact":
@@ -53,7 +59,7 @@ def plan_gemm(
     a, b = (operand_kind(str(region.dtype)) for region in (gemm.a, gemm.b))
     sums = sums_dtype(gemm, keeps_c)
     by_groups = target.has_wgmma and team.first % WARPGROUP == 0 and has_wgmma_types(a, b, sums)
-    if by_groups and _wgmma_fits(gemm, size, threads, in_registers):
+    if by_groups and _wgmma_fits(gemm, size, threads, in_registers, viewed):
         return _wgmma(gemm, size, threads, in_registers, sums)
     shapes = list(mma_shapes(a, b, sums, target))
     fitting = [s for s in shapes if not any(n % e for n, e in zip(size, s, strict=True))]
@@ -151,39 +157,76 @@ def accumulators(m: int, n: int, atom: int, warps: tuple[int, int], threads: int
 
 
 def _wgmma_fits(
-    gemm: Gemm, size: tuple[int, int, int], threads: int, in_registers: tuple[bool, bool, bool]
+    gemm: Gemm,
+    size: tuple[int, int, int],
+    threads: int,
+    in_registers: tuple[bool, bool, bool],
+    viewed: Set[Buffer],
 ) -> bool:
-    """Return whether warpgroups can multiply: whole tiles in shared memory, 32-byte rows."""
+    """Return whether warpgroups can multiply: operands in shared memory, 32-byte rows."""
     itemsize = gemm.a.dtype.itemsize
-    columns = 8 if gemm.a.dtype.is_float else 16
-    if threads % WARPGROUP or size[0] % 64 or size[1] % columns:
+    if threads % WARPGROUP or size[0] % 64 or size[1] % _wgmma_columns(gemm):
         return False
-    if size[2] * itemsize % WGMMA_BYTES:
+    if size[2] * itemsize % WGMMA_BYTES or _instruction_width(gemm, size, threads) is None:
         return False
     for region, in_register, k_first in (
         (gemm.a, in_registers[0], gemm.transpose_a),
         (gemm.b, in_registers[1], not gemm.transpose_b),
     ):
-        shape = region.buffer.static_shape
         if in_register and region is gemm.a and not k_first:
             continue
-        if in_register or region.buffer.scope != "shared" or shape is None:
+        buffer, is_view = region.buffer, region.buffer.base is not None
+        if in_register or buffer.scope != "shared" or is_view or buffer in viewed:
             return False
-        if not _is_whole_matrix(region, shape):
-            return False
-        if shape[-1] * itemsize % 32 or shape[-2] % 8 or (k_first and itemsize != 2):
+        if not _is_described(region, k_first) or (k_first and itemsize != 2):
             return False
     return True
 
 
-def _is_whole_matrix(region: Region, shape: tuple[int, ...]) -> bool:
-    """Return whether a region is all of the last two axes of a tile, at one place of the others."""
-    last = range(len(shape) - 2, len(shape))
-    return len(shape) >= 2 and all(
-        int_value(extent) == (shape[axis] if axis in last else 1)
-        and (axis not in last or int_value(region.offsets[axis]) == 0)
-        for axis, extent in enumerate(region.extents)
-    )
+def _wgmma_columns(gemm: Gemm) -> int:
+    """Return what the columns of an instruction are a multiple of."""
+    return 8 if gemm.a.dtype.is_float else 16
+
+
+def _is_described(region: Region, is_transposed: bool) -> bool:
+    """Return whether a descriptor can mean a matrix: it begins where the swizzle begins anew.
+
+    That is every 8 rows and, where K is the last axis, every 32 bytes (as the steps along K do),
+    else every panel.
+    """
+    shape = region.buffer.static_shape
+    if shape is None or len(shape) < 2 or any(int_value(e) != 1 for e in region.extents[:-2]):
+        return False
+    itemsize = region.dtype.itemsize
+    if shape[-1] * itemsize % WGMMA_BYTES or shape[-2] % SWIZZLED_ROWS:
+        return False
+    unit = panel_of(shape, itemsize) if is_transposed else WGMMA_BYTES // itemsize
+    row, column = (divisor(offset, {}) for offset in region.offsets[-2:])
+    return row % SWIZZLED_ROWS == 0 and column % unit == 0
+
+
+def _columns_of_groups(gemm: Gemm, size: tuple[int, int, int], threads: int) -> tuple[int, int]:
+    """Return (rows, columns) of warpgroups over C; N-major tiles are cut between panels only."""
+    n, unit = size[1], _column_unit(gemm)
+    atom = (64, unit if n % unit == 0 else n)
+    return divide_warps(size[0], n, threads // WARPGROUP, gemm.policy, atom, WGMMA_COLUMNS)
+
+
+def _column_unit(gemm: Gemm) -> int:
+    """Return what the first column of an instruction is a multiple of."""
+    shape = gemm.b.buffer.static_shape
+    if gemm.transpose_b or shape is None:
+        return _wgmma_columns(gemm)
+    return panel_of(shape, gemm.b.dtype.itemsize)
+
+
+def _instruction_width(gemm: Gemm, size: tuple[int, int, int], threads: int) -> int | None:
+    """Return the columns of an instruction, or None where N cannot be cut."""
+    each, unit = size[1] // _columns_of_groups(gemm, size, threads)[1], _column_unit(gemm)
+    if each <= WGMMA_COLUMNS:
+        return each
+    widths = [w for w in range(unit, WGMMA_COLUMNS + 1, unit) if each % w == 0]
+    return max(widths, default=None)
 
 
 def _wgmma(
@@ -196,9 +239,8 @@ def _wgmma(
     """Return a product by warpgroups of 128 threads, operands described in shared memory."""
     m, n, k = size
     itemsize = gemm.a.dtype.itemsize
-    step, groups = WGMMA_BYTES // itemsize, threads // WARPGROUP
-    panel = 64 if not gemm.transpose_b else 8  # N-major tiles are cut between panels only
-    rows, columns = divide_warps(m, n, groups, gemm.policy, (64, math.gcd(panel, n)), WGMMA_COLUMNS)
+    step = WGMMA_BYTES // itemsize
+    rows, columns = _columns_of_groups(gemm, size, threads)
     tiles = n // (8 * columns)
     across = (
         by_thread(rows, WARPGROUP * columns),
@@ -228,9 +270,8 @@ def _wgmma(
         )
         a = Operand(Distribution((m, k), (a_rows, a_depth), threads), "registers", False)
     b = Operand(c, "descriptor", not gemm.transpose_b)
-    width = min(n // columns, WGMMA_COLUMNS)
-    while n // columns % width:
-        width -= 8
+    width = _instruction_width(gemm, size, threads)
+    assert width is not None
     shape = (64, width, step)
     return GemmPlan(gemm, "wgmma", shape, size, (rows, columns), a, b, c, in_registers[2], sums)
 

@@ -117,6 +117,8 @@ class WgmmaLowering(ProductLowering):
         swizzle, rows = layout.swizzle_bytes, layout.elements // layout.shape[-1]
         width = swizzle // layout.itemsize
         first, last = (depth, across) if operand.is_transposed else (across, depth)
+        row, column = (self.accessor.integer(o) for o in region.offsets[-2:])
+        first, last = add(row, first), add(column, last)
         step = add(
             mul(first, swizzle),
             add(
