@@ -30,6 +30,7 @@ from tilecore.inference.gpu.plan import (
     SharedLayout,
 )
 from tilecore.inference.gpu.products import plan_gemm
+from tilecore.inference.gpu.quads import plan_quads
 from tilecore.inference.gpu.shared import assign_places, lay_out, sharing_memory
 from tilecore.inference.gpu.teams import Team, Teams, find_teams
 from tilecore.inference.uses import Context, enter
@@ -204,6 +205,8 @@ def _products(
         held = _held(stmt, fragments)
         if isinstance(target, AmdTarget):
             plan = plan_mfma(stmt, teams.team(stmt), target, held)
+        elif target.multiplies_by_quads:
+            plan = plan_quads(stmt, teams.team(stmt), target, held)
         else:
             plan = plan_gemm(stmt, teams.team(stmt), target, held, options, viewed)
         if plan.kind == "fma":

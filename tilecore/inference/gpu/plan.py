@@ -124,8 +124,8 @@ class GemmPlan:
     """How one product runs.
 
     Attributes:
-        kind: "mma" (a warp's matrix instruction), "wgmma" (a warpgroup's), "mfma" (a wavefront's)
-            or "fma".
+        kind: "mma" (a warp's matrix instruction), "quads" (that of Volta), "wgmma" (a warpgroup's),
+            "mfma" (a wavefront's) or "fma".
         shape: M, N, K of the instruction (1, 1, 1 for fma).
         size: M, N, K of the product.
         warps: rows and columns of warps (of warpgroups) over C.
@@ -157,6 +157,8 @@ class GemmPlan:
         """Return how the product runs, in words."""
         m, n, k = self.shape
         how = f"fma ({self.reason})" if self.kind == "fma" else f"{self.kind}.m{m}n{n}k{k}"
+        if self.kind == "quads":
+            how = "mma.m8n8k4 by four quad pairs of a warp"
         if self.is_tf32:
             cut = self.kind == "wgmma"
             error = TF32_CUT if cut else TF32_ROUNDED

@@ -48,6 +48,7 @@ from tilecore.lowering.cuda.pipelines import (
 )
 from tilecore.lowering.cuda.prefetch import RegisterPipeline
 from tilecore.lowering.cuda.products import FmaLowering, MmaLowering, ProductLowering
+from tilecore.lowering.cuda.quads import QuadLowering
 from tilecore.lowering.cuda.raster import rasterized
 from tilecore.lowering.cuda.scalar import memory_type
 from tilecore.lowering.cuda.tensors import unsupported
@@ -67,6 +68,7 @@ from tilecore.lowering.cuda.wgmma import WARPGROUP, WgmmaLowering
 
 PRODUCTS: dict[str, type[ProductLowering]] = {
     "mma": MmaLowering, "fma": FmaLowering, "wgmma": WgmmaLowering, "mfma": MfmaLowering,
+    "quads": QuadLowering,
 }  # fmt: skip
 SCRATCH_BYTES = 8  # of what a thread tells others through shared memory
 MIN_BLOCKS = "tirx.launch_bounds_min_blocks_per_sm"
