@@ -18,15 +18,16 @@ from tilecore.gpu_target import GpuTarget
 from tilecore.graph import evaluate, gemm_extents
 from tilecore.graph.graph import Launch
 from tilecore.graph.nodes import Loop, TileOp
-from tilecore.inference.gpu.mfma import mfma_step
-from tilecore.inference.gpu.products import (
-    WARP,
-    WARPGROUP,
-    WGMMA_COLUMNS,
-    WGMMA_SUMS,
-    divide_warps,
-    mma_step,
+from tilecore.inference.gpu import quads
+from tilecore.inference.gpu.matrix_units import (
+    WGMMA_BYTES,
+    has_wgmma_types,
+    mma_shapes,
+    operand_kind,
+    sums_dtype,
 )
+from tilecore.inference.gpu.mfma import mfma_step
+from tilecore.inference.gpu.products import WARP, WARPGROUP, WGMMA_COLUMNS, divide_warps
 from tilecore.ir.gemm_shape import accumulator_dtype
 from tilecore.ir.nodes import Buffer, Copy, Gemm
 from tilecore.target import parse_gpu_target
@@ -141,24 +142,27 @@ def _product(
     m, n, k = (numbers(e, columns) for e in gemm_extents(stmt))
     threads = _threads(launch, columns)
     size = stmt.a.dtype.itemsize
-    kinds = (str(stmt.a.dtype), str(stmt.b.dtype), str(accumulator_dtype(stmt)))
     is_read = [region.buffer.scope == "shared" for region in (stmt.a, stmt.b)]
     grouped = np.zeros(len(m), bool)
-    if target.has_wgmma and kinds[0] == kinds[1] and WGMMA_SUMS.get(kinds[0]) == kinds[2]:
-        grouped = (threads % WARPGROUP == 0) & (m % 64 == 0) & (n % 8 == 0) & (k * size % 32 == 0)
-        grouped &= is_read[1]
-    step = _mma_step(kinds, target)
+    kinds = (operand_kind(str(stmt.a.dtype)), operand_kind(str(stmt.b.dtype)), _sums(stmt))
+    if target.kind == "cuda" and target.has_wgmma and has_wgmma_types(*kinds):
+        grouped = (threads % WARPGROUP == 0) & (m % 64 == 0) & (n % 8 == 0)
+        grouped &= (k * size % WGMMA_BYTES == 0) & is_read[1]
+    shapes, step = _shapes(stmt, target), 1
     warped = np.zeros(len(m), bool)
-    if step is not None:
-        warped = (threads % WARP == 0) & (m % 16 == 0) & (n % 8 == 0) & (k % step == 0)
-    rows, cols = _divided(m, n, threads, stmt.policy, grouped)
+    for rows_of, columns_of, depth_of in shapes:
+        fits = (m % rows_of == 0) & (n % columns_of == 0) & (k % depth_of == 0)
+        warped |= (threads % WARP == 0) & fits
+        step = max(step, depth_of)
+    atom = shapes[0][:2] if shapes else (16, 8)
+    rows, cols = _divided(m, n, threads, stmt.policy, grouped, atom)
     per_instruction = np.ceil(n / cols / WGMMA_COLUMNS)
     by_groups = is_read[0] * m * cols * per_instruction + n * m / 64
     by_warps = is_read[0] * m * cols + is_read[1] * n * rows
     by_threads = np.sqrt(m * n * threads) / 2  # a word that lanes share is read once
     read = k * size * np.where(grouped, by_groups, np.where(warped, by_warps, by_threads))
     is_chained = stmt.a.buffer.scope == "fragment"
-    depth = 2 * (step or 1) * size  # the next step's operands come while this one multiplies
+    depth = 2 * step * size  # the next step's operands come while this one multiplies
     held = (m / rows + n / cols) * depth / WARP / REGISTER_BYTES
     return Product(
         op, 2 * m * n * k, grouped | warped, grouped, read,
@@ -168,23 +172,34 @@ def _product(
     )  # fmt: skip
 
 
-def _mma_step(kinds: tuple[str, str, str], target: GpuTarget) -> int | None:
-    """Return the K of the instruction for whole warps, None where there is none."""
-    if target.kind == "cuda":
-        return mma_step(*kinds, target.capability)
-    assert isinstance(target, AmdTarget)
-    return mfma_step(*kinds, target)
+def _shapes(stmt: Gemm, target: GpuTarget) -> list[tuple[int, int, int]]:
+    """Return the instructions that whole warps have for a product, the preferred one first."""
+    if isinstance(target, AmdTarget):
+        kinds = (str(stmt.a.dtype), str(stmt.b.dtype), str(accumulator_dtype(stmt)))
+        step = mfma_step(*kinds, target)
+        return [] if step is None else [(16, 16, step)]
+    if target.multiplies_by_quads:
+        halves = stmt.a.dtype == stmt.b.dtype == "float16"
+        return (
+            [(quads.ATOM, quads.ATOM, quads.STEP)] if halves and _sums(stmt) in quads.SUMS else []
+        )
+    a, b = operand_kind(str(stmt.a.dtype)), operand_kind(str(stmt.b.dtype))
+    return list(mma_shapes(a, b, _sums(stmt), target))
+
+
+def _sums(stmt: Gemm) -> str:
+    return sums_dtype(stmt, stmt.c.buffer.scope == "fragment")
 
 
 def _divided(
-    m: Floats, n: Floats, threads: Floats, policy: str, grouped: Mask
+    m: Floats, n: Floats, threads: Floats, policy: str, grouped: Mask, warped: tuple[int, int]
 ) -> tuple[Floats, Floats]:
     """Return how warps, or warpgroups, are divided over the rows and columns of C."""
     keys = np.stack([m, n, threads, grouped.astype(np.float64)], axis=1)
     distinct, where = np.unique(keys, axis=0, return_inverse=True)
     made = []
     for rows, columns, count, is_grouped in distinct:
-        size, atom, widest = WARP, (16, 8), 8
+        size, atom, widest = WARP, warped, 8
         if is_grouped:
             size, atom, widest = WARPGROUP, (64, 8), WGMMA_COLUMNS
         warps = max(1, int(count) // size)

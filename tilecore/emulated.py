@@ -22,6 +22,7 @@ from tilecore.ir.visitor import buffers_of
 from tilecore.runtime import dims
 from tilecore.runtime.kernel import check
 from tilecore.target import Target
+from tilecore.tile_config import KnobValue
 
 # Blocks that run at a time: more than one, for programs in which blocks wait for each other.
 RESIDENT = 8
@@ -39,8 +40,9 @@ class EmulatedKernel:
     device_type = "cpu"
 
     def __init__(
-        self, func: PrimFunc, target: Target | GpuTarget, schedules: Sequence[Schedule] = (LATE,)
-    ) -> None:
+        self, func: PrimFunc, target: Target | GpuTarget, schedules: Sequence[Schedule] = (LATE,),
+        knobs: Mapping[str, KnobValue] | None = None,
+    ) -> None:  # fmt: skip
         if not isinstance(target, GpuTarget):
             raise UnsupportedOnTarget(
                 what=f"emulating `{func.name}`", target=target, reason="it is no GPU",
@@ -48,7 +50,7 @@ class EmulatedKernel:
             )  # fmt: skip
         self.parameters = parameters(func)
         self._schedules = tuple(schedules)
-        _, self._program, source = lower_gpu(func, target)
+        _, self._program, source = lower_gpu(func, target, knobs=knobs)
         self._kernels = build(source)
         self._workspaces = workspaces(self._program)
         self._knows_memory = not _computes_addresses(func)

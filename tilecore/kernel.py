@@ -91,8 +91,9 @@ class JITKernel:
         from tilecore.emulator import LATE
         from tilecore.target import parse_target
 
-        target = parse_target(self.artifact.manifest.isa)
-        loaded = EmulatedKernel(self.prim_func, target, schedules or (LATE,))
+        manifest = self.artifact.manifest
+        target = parse_target(manifest.isa)
+        loaded = EmulatedKernel(self.prim_func, target, schedules or (LATE,), manifest.config)
         return JITKernel(self.prim_func, self.artifact, loaded, self.out_idx)
 
     @property

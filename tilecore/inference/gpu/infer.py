@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import replace
 
 from tilecore.amd_target import AmdTarget
 from tilecore.errors import InvalidConfig, UnsupportedOnTarget
@@ -18,6 +19,7 @@ from tilecore.inference.gpu.loops import (
     points_of,
 )
 from tilecore.inference.gpu.mfma import plan_mfma
+from tilecore.inference.gpu.options import GpuOptions
 from tilecore.inference.gpu.pipelining import find_pipelines, with_one_tile
 from tilecore.inference.gpu.plan import (
     Box,
@@ -28,6 +30,7 @@ from tilecore.inference.gpu.plan import (
     SharedLayout,
 )
 from tilecore.inference.gpu.products import plan_gemm
+from tilecore.inference.gpu.quads import plan_quads
 from tilecore.inference.gpu.shared import assign_places, lay_out, sharing_memory
 from tilecore.inference.gpu.teams import Team, Teams, find_teams
 from tilecore.inference.uses import Context, enter
@@ -38,7 +41,7 @@ from tilecore.ir.nodes import Buffer, Gemm, KernelLaunch, PrimFunc, Stmt
 from tilecore.ir.visitor import buffers_of, children, regions, walk
 
 
-def infer(func: PrimFunc, target: GpuTarget) -> GpuPlan:
+def infer(func: PrimFunc, target: GpuTarget, options: GpuOptions) -> GpuPlan:
     """Return the plan of a program.
 
     Raises:
@@ -46,28 +49,29 @@ def infer(func: PrimFunc, target: GpuTarget) -> GpuPlan:
         UnsupportedOnTarget: a statement that GPUs cannot run (TC302).
     """
     launches = [s for s in walk(func.body) if isinstance(s, KernelLaunch)]
-    return GpuPlan(func, {launch: _plan(launch, target) for launch in launches})
+    return GpuPlan(func, {launch: _plan(launch, target, options) for launch in launches})
 
 
-def _plan(launch: KernelLaunch, target: GpuTarget) -> GpuLaunchPlan:
+def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLaunchPlan:
     threads = _threads(launch, target)
     teams = find_teams(launch, threads, target)
     tiles = [s.buffer for s in walk(launch.body) if isinstance(s, nodes.Alloc)]
     spread = frozenset(_spread(launch, tiles))
-    fragments = Fragments(teams.whole.count, target.threads_per_warp, spread=spread)
+    viewed = {t.base for t in tiles if t.base is not None}
+    fragments = Fragments(
+        teams.whole.count, target.threads_per_warp, target.has_stmatrix, spread=spread
+    )
     for tile in _not_in_registers(launch, tiles, fragments.spread):
         fragments.shared[tile] = "elements are accessed one by one, or through views"
     statements = list(_statements(launch.body, enter(launch, Context())))
     _share_between_teams(launch, teams, fragments)
     while True:
         before = len(fragments.shared)
-        gemms = _products(launch, teams, target, fragments)
+        gemms = _products(launch, teams, target, fragments, options, viewed)
         nests: dict[Stmt, NestPlan] = {}
         held: dict[Buffer, Distribution] = {}
         for team in (teams.whole, *teams.all):
-            own = Fragments(
-                team.count, fragments.warp, shared=fragments.shared, spread=fragments.spread
-            )
+            own = replace(fragments, threads=team.count, held={}, folded={})
             mine = [p for p in statements if teams.team(p.stmt) == team]
             products = [g for s, g in gemms.items() if teams.team(s) == team]
             nests |= distribute(mine, products, own)
@@ -75,7 +79,6 @@ def _plan(launch: KernelLaunch, target: GpuTarget) -> GpuLaunchPlan:
         if len(fragments.shared) == before:
             break
     pipelines = find_pipelines(launch, nests, target)
-    viewed = {t.base for t in tiles if t.base is not None}
     shared = [t for t in tiles if t.base is None and _in_shared(t, fragments)]
     stores: dict[Stmt, Box] = {}
     staging = _staging(statements, gemms.values())
@@ -187,7 +190,12 @@ def _share_between_teams(launch: KernelLaunch, teams: Teams, fragments: Fragment
 
 
 def _products(
-    launch: KernelLaunch, teams: Teams, target: GpuTarget, fragments: Fragments
+    launch: KernelLaunch,
+    teams: Teams,
+    target: GpuTarget,
+    fragments: Fragments,
+    options: GpuOptions,
+    viewed: Set[Buffer],
 ) -> dict[Stmt, GemmPlan]:
     """Return the plan of each product; operands of fma lie in shared memory."""
     found: dict[Stmt, GemmPlan] = {}
@@ -195,8 +203,12 @@ def _products(
         if not isinstance(stmt, Gemm):
             continue
         held = _held(stmt, fragments)
-        planner = plan_mfma if isinstance(target, AmdTarget) else plan_gemm
-        plan = planner(stmt, teams.team(stmt), target, held)  # type: ignore[arg-type]
+        if isinstance(target, AmdTarget):
+            plan = plan_mfma(stmt, teams.team(stmt), target, held)
+        elif target.multiplies_by_quads:
+            plan = plan_quads(stmt, teams.team(stmt), target, held)
+        else:
+            plan = plan_gemm(stmt, teams.team(stmt), target, held, options, viewed)
         if plan.kind == "fma":
             for region, is_held in ((stmt.a, held[0]), (stmt.b, held[1])):
                 if is_held:

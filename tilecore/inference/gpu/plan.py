@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from tilecore.inference.gpu.distribution import Distribution
 from tilecore.inference.gpu.loops import Points
+from tilecore.inference.gpu.matrix_units import TF32_CUT, TF32_ROUNDED
 from tilecore.inference.gpu.teams import Teams
 from tilecore.ir.nodes import Buffer, Copy, For, Gemm, KernelLaunch, PrimFunc, Stmt
 
@@ -63,6 +64,24 @@ class SharedLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class MatrixStore:
+    """How a warp stores 8x8 matrices of 16-bit elements to shared memory (stmatrix).
+
+    Attributes:
+        access: the store, by position among the accesses of the points.
+        count: matrices of one instruction: 1, 2 or 4.
+        rows, columns: the loops whose points are rows and columns of a matrix in registers.
+        is_transposed: whether rows in memory are columns in registers.
+    """
+
+    access: int
+    count: int
+    rows: int
+    columns: int
+    is_transposed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class NestPlan:
     """How a data-parallel nest runs: its points, and how many neighbours move at once.
 
@@ -72,6 +91,7 @@ class NestPlan:
         lanes: points along ``lane_axis`` whose memory accesses are one.
         lane_axis: the loop (by position) of which a thread has ``lanes`` consecutive points.
         wide: accesses of memory (by position among those of ``points``) that move all lanes.
+        matrices: how the nest stores by matrices, if it does; then there is one lane.
     """
 
     points: Points
@@ -79,6 +99,7 @@ class NestPlan:
     lanes: int = 1
     lane_axis: int = 0
     wide: frozenset[int] = frozenset()
+    matrices: MatrixStore | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +124,15 @@ class GemmPlan:
     """How one product runs.
 
     Attributes:
-        kind: "mma" (a warp's matrix instruction), "wgmma" (a warpgroup's), "mfma" (a wavefront's)
-            or "fma".
+        kind: "mma" (a warp's matrix instruction), "quads" (that of Volta), "wgmma" (a warpgroup's),
+            "mfma" (a wavefront's) or "fma".
         shape: M, N, K of the instruction (1, 1, 1 for fma).
         size: M, N, K of the product.
         warps: rows and columns of warps (of warpgroups) over C.
         a, b: the operands.
         c: the accumulators.
         keeps_c: whether C is a fragment; else it is loaded before and stored after.
+        sums: element type of the sums.
         reason: why no matrix instruction is used, or "".
     """
 
@@ -122,8 +144,36 @@ class GemmPlan:
     a: Operand
     b: Operand
     c: Distribution
-    keeps_c: bool = True
+    keeps_c: bool
+    sums: str
     reason: str = ""
+
+    @property
+    def is_tf32(self) -> bool:
+        """Whether matrix units read float32 operands, of which they drop bits."""
+        return self.kind in ("mma", "wgmma") and self.stmt.a.dtype == "float32"
+
+    def explain(self) -> str:
+        """Return how the product runs, in words."""
+        m, n, k = self.shape
+        how = f"fma ({self.reason})" if self.kind == "fma" else f"{self.kind}.m{m}n{n}k{k}"
+        if self.kind == "quads":
+            how = "mma.m8n8k4 by four quad pairs of a warp"
+        if self.is_tf32:
+            cut = self.kind == "wgmma"
+            error = TF32_CUT if cut else TF32_ROUNDED
+            how += (
+                f" of tf32 (operands {'cut' if cut else 'rounded'} to 11 significant bits, relative"
+                f" error up to {error:.1e} each; float32_products='exact' keeps all 24)"
+            )
+        if self.sums == "float16":
+            how += " summed up in float16"
+        rows, columns = self.warps
+        unit = "warpgroups" if self.kind == "wgmma" else "warps"
+        return (
+            f"gemm {'x'.join(map(str, self.size))}: {how}, {rows}x{columns} {unit}; "
+            f"A from {self.a.source}, B from {self.b.source}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,20 +258,19 @@ class GpuLaunchPlan:
             order = f"swizzled by {layout.swizzle_bytes} B" if layout.swizzle_bytes else "row-major"
             copies = f", {layout.stages} stages" if layout.stages > 1 else ""
             lines.append(f"{buffer.name}: shared, {order}, {layout.bytes} B{copies}")
-        for plan in self.gemms.values():
-            m, n, k = plan.shape
-            how = f"fma ({plan.reason})" if plan.kind == "fma" else f"{plan.kind}.m{m}n{n}k{k}"
-            rows, columns = plan.warps
-            unit = "warpgroups" if plan.kind == "wgmma" else "warps"
-            lines.append(
-                f"gemm {'x'.join(map(str, plan.size))}: {how}, {rows}x{columns} {unit}; "
-                f"A from {plan.a.source}, B from {plan.b.source}"
-            )
+        lines += [plan.explain() for plan in self.gemms.values()]
         for pipeline in self.pipelines.values():
             names = ", ".join(copy.dst.buffer.name for copy in pipeline.copies)
             how = "registers" if pipeline.in_registers else "cp.async"
             how = "TMA, by a warpgroup of its own" if pipeline.boxes else how
             lines.append(f"pipelined: {names} in {pipeline.stages} stages ({how})")
+        stored = [
+            n.points.accesses[n.matrices.access].buffer.name
+            for n in self.nests.values()
+            if n.matrices is not None
+        ]
+        if stored:
+            lines.append(f"stored by stmatrix: {', '.join(dict.fromkeys(stored))}")
         if self.stores:
             names = ", ".join(s.src.buffer.name for s in self.stores if isinstance(s, Copy))
             lines.append(f"stored by TMA: {names}")

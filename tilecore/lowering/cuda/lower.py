@@ -22,11 +22,12 @@ from tilecore.ir.fold import reducer_update
 from tilecore.ir.nodes import Buffer, For, Stmt
 from tilecore.ir.trips import trip_count
 from tilecore.ir.visitor import walk
-from tilecore.lowering.cpu.tir import add, index, maximum, mul, typed
+from tilecore.lowering.cpu.tir import add, index, maximum, mul, quotient, typed
 from tilecore.lowering.cuda.access import Accessor
-from tilecore.lowering.cuda.builder import CudaBuilder
+from tilecore.lowering.cuda.builder import INT32_MAX, CudaBuilder
 from tilecore.lowering.cuda.folds import FoldLowering, scratch_bytes
 from tilecore.lowering.cuda.instruction_set import instruction_set
+from tilecore.lowering.cuda.matrix_stores import MatrixStoreLowering
 from tilecore.lowering.cuda.memory import (
     FragmentPlace,
     SharedPlace,
@@ -47,6 +48,7 @@ from tilecore.lowering.cuda.pipelines import (
 )
 from tilecore.lowering.cuda.prefetch import RegisterPipeline
 from tilecore.lowering.cuda.products import FmaLowering, MmaLowering, ProductLowering
+from tilecore.lowering.cuda.quads import QuadLowering
 from tilecore.lowering.cuda.raster import rasterized
 from tilecore.lowering.cuda.scalar import memory_type
 from tilecore.lowering.cuda.tensors import unsupported
@@ -62,10 +64,11 @@ from tilecore.lowering.cuda.threads import (
     is_barrier,
 )
 from tilecore.lowering.cuda.views import declare
-from tilecore.lowering.cuda.wgmma import WgmmaLowering
+from tilecore.lowering.cuda.wgmma import WARPGROUP, WgmmaLowering
 
 PRODUCTS: dict[str, type[ProductLowering]] = {
     "mma": MmaLowering, "fma": FmaLowering, "wgmma": WgmmaLowering, "mfma": MfmaLowering,
+    "quads": QuadLowering,
 }  # fmt: skip
 SCRATCH_BYTES = 8  # of what a thread tells others through shared memory
 MIN_BLOCKS = "tirx.launch_bounds_min_blocks_per_sm"
@@ -90,6 +93,7 @@ class LaunchLowering:
         self.boxes: BoxPipelines | None = None
         self.team = plan.teams.whole
         self.number: Any = 0  # of the thread in the block
+        self.warpgroup: Any = 0  # of the thread
         self.isa = instruction_set(target)
         self.accessor = Accessor(builder, self.isa)
         self.accessor.places.update(tensors)
@@ -120,11 +124,13 @@ class LaunchLowering:
                 accessor.values[var] = value
                 accessor.ranges[var] = (0, count - 1)
                 accessor.tops[var] = const(count)
+            self._assume(blocks, threads, (x + extra, y, z))
             number = threads[0]
             if y * z > 1:
                 number = add(number, mul(add(threads[1], mul(threads[2], y)), x))
             accessor.thread = self.number = self.builder.bind(number)
             accessor.thread_count = self.plan.thread_count
+            self._number_warpgroup()
             for stmt in prelude:
                 self.inner(stmt)
             self._memory()
@@ -136,6 +142,27 @@ class LaunchLowering:
                     attributes[MIN_BLOCKS] = 1  # setmaxnreg: the count at the start must be known
                 self.boxes.init()
                 self.boxes.emit_roles(launch.body)
+
+    def _assume(self, blocks: Sequence[Any], threads: Sequence[Any], counts: Sequence[int]) -> None:
+        """Tell NVIDIA's compiler the ranges of the indices, which it does not know."""
+        if self.target.kind != "cuda":
+            return
+        known = [*zip(threads, counts, strict=True), *((b, INT32_MAX) for b in blocks)]
+        for value, count in known:
+            if count > 1:
+                self.builder.evaluate(ptx.assume_below().call(value, index(count)))
+
+    def _number_warpgroup(self) -> None:
+        """Bind the number of the warpgroup where products by several of them describe operands.
+
+        It comes from one lane: descriptors must be alike in all, and lie in uniform registers.
+        """
+        gemms = self.plan.gemms.values()
+        if any(g.kind == "wgmma" and g.warps != (1, 1) for g in gemms):
+            number = quotient(self.accessor.thread, WARPGROUP)
+            shuffle = self.isa.shuffle("idx", "int32", self.isa.warp)
+            self.warpgroup = self.builder.bind(shuffle.call(number, index(0)))
+            self.accessor.warpgroup = self.warpgroup
 
     def _extent(self, expr: Expr) -> Any:
         value = int_value(expr)
@@ -215,11 +242,12 @@ class LaunchLowering:
         if team is None:
             yield
             return
-        before = self.team, accessor.thread, accessor.thread_count
+        before = self.team, accessor.thread, accessor.thread_count, accessor.warpgroup
         self.team, accessor.thread_count = team, max(1, team.count)
         accessor.thread = self.builder.bind(add(index(self.number), -team.first))
+        accessor.warpgroup = add(self.warpgroup, -(team.first // WARPGROUP))
         yield
-        self.team, accessor.thread, accessor.thread_count = before
+        self.team, accessor.thread, accessor.thread_count, accessor.warpgroup = before
 
     def _statement(self, stmt: Stmt) -> None:  # noqa: C901 - one case per node
         match stmt:
@@ -234,13 +262,12 @@ class LaunchLowering:
                 pass  # the kernel begins with it
             case nodes.Copy() if stmt in self.plan.stores:
                 store_box(self, stmt, self.plan.stores[stmt])
-            case nodes.Copy() | nodes.Fill():
-                NestLowering(self.accessor, self.plan.nests[stmt], self.inner).emit()
-            case nodes.Parallel() if stmt in self.plan.nests:
-                NestLowering(self.accessor, self.plan.nests[stmt], self.inner).emit()
-            case nodes.Reduce() | nodes.Scan():
+            case nodes.Copy() | nodes.Fill() | nodes.Parallel() if stmt in self.plan.nests:
                 nest = self.plan.nests[stmt]
-                FoldLowering(self.accessor, nest, self._scratch, self.sync).emit()
+                kind = NestLowering if nest.matrices is None else MatrixStoreLowering
+                kind(self.accessor, nest, self.inner).emit()
+            case nodes.Reduce() | nodes.Scan():
+                FoldLowering(self.accessor, self.plan.nests[stmt], self._scratch, self.sync).emit()
             case nodes.Gemm():
                 plan = self.plan.gemms[stmt]
                 PRODUCTS[plan.kind](self.accessor, plan).emit()
@@ -249,8 +276,8 @@ class LaunchLowering:
                     self.boxes.consume(self.plan.pipelines[stmt])
                 else:
                     pipeline = self.plan.pipelines[stmt]
-                    kind = RegisterPipeline if pipeline.in_registers else AsyncPipeline
-                    kind(self, pipeline).emit()
+                    ahead = RegisterPipeline if pipeline.in_registers else AsyncPipeline
+                    ahead(self, pipeline).emit()
             case nodes.Store() | nodes.Atomic() if self._is_alone(stmt):
                 with self.builder.when(tir.EQ(index(self.accessor.thread), index(0))):
                     self.inner(stmt)
