@@ -18,7 +18,8 @@ from tilecore.ir.expr import Expr, int_value
 from tilecore.ir.nodes import Buffer, PrimFunc
 from tilecore.ir.printer import Namer, format_expr, format_func
 from tilecore.ir.verifier import verify
-from tilecore.passes.pipeline import GPU_PIPELINE, run_passes
+from tilecore.passes import tensor_memory
+from tilecore.passes.pipeline import GPU_PIPELINE, Pass, run_passes
 
 if TYPE_CHECKING:
     from tilecore.codegen.cuda import CudaSource
@@ -103,15 +104,24 @@ def lower_to_tir(
 
 def _plan(func: PrimFunc, target: GpuTarget, observer: Observer | None) -> tuple[PrimFunc, GpuPlan]:
     """Return the program after the passes and its plan; outputs are staged where there is room."""
-    passed = run_passes(func, observer, GPU_PIPELINE)
+    pipeline = passes_for(target)
+    passed = run_passes(func, observer, pipeline)
     verify(passed)
     try:
         return passed, infer(passed, target)
     except InvalidConfig as error:
         if error.fields.get("knob") != SHARED_MEMORY:
             raise
-        passed = run_passes(func, None, [p for p in GPU_PIPELINE if p[0] != "stage_outputs"])
+        passed = run_passes(func, None, [p for p in pipeline if p[0] != "stage_outputs"])
         return passed, infer(passed, target)
+
+
+def passes_for(target: GpuTarget) -> tuple[tuple[str, Pass], ...]:
+    """Return the passes of a target, in order."""
+    own: tuple[tuple[str, Pass], ...] = ()
+    if target.has_tcgen05:
+        own = (("tensor_memory", tensor_memory.run),)
+    return GPU_PIPELINE + own
 
 
 def tensor_maps(program: LoweredProgram) -> tuple[TensorMapRecipe, ...]:

@@ -80,6 +80,11 @@ class GpuTarget:
         """Whether warpgroups multiply matrices in shared memory."""
         return self.has("sm_90a")
 
+    @property
+    def has_tcgen05(self) -> bool:
+        """Whether one thread multiplies matrices in shared memory into tensor memory."""
+        return self.has("sm_100a")
+
     def occupancy(self, threads: int, registers: int, shared_bytes: int) -> int:
         """Return how many blocks of these resources are resident on a multiprocessor.
 

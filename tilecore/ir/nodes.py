@@ -34,6 +34,7 @@ Grammar::
            | Buffer(.., base)                               another shape or dtype of base's memory
            | Buffer(.., address)                            global, at an address known at run time
            | Buffer(.., arrive_counts)                      int32, arrivals at barriers so far
+           | Buffer(.., in_tensor_memory)                   shared, or tensor memory where there is
 
 All nodes are immutable and carry the SourceSpan of the line that made them. Buffers and Vars are
 compared by identity. Extents are expressions: Python ints become Const, dynamic dims and traced
@@ -83,6 +84,8 @@ class Buffer:
     owns no memory either. Both come into being with an Alloc, as tiles and workspaces do.
     ``arrive_counts`` makes a shared tile an array of mbarriers: each element counts arrivals, and
     every so many of them end a phase; phases are numbered from 0 (ir.barrier).
+    ``in_tensor_memory`` asks for the tensor memory of sm_100 (``T.alloc_tmem``); elsewhere the tile
+    is a shared one.
     """
 
     name: str
@@ -97,6 +100,7 @@ class Buffer:
     base: Buffer | None = None
     address: Expr | None = None
     arrive_counts: tuple[int, ...] | None = None
+    in_tensor_memory: bool = False
 
     @property
     def root(self) -> Buffer:
@@ -227,7 +231,8 @@ class Gemm(Stmt):
     """``c (+)= op(a) @ op(b)``; ``clear_accum`` (bool expression) drops the old value of c.
 
     Shapes: op(a)[M, K], op(b)[K, N], c[M, N] after axes of size 1 are dropped. Products are taken
-    in c's dtype.
+    in c's dtype. ``is_async``: the program itself waits for a barrier before it uses c or writes
+    a or b again (``T.tcgen05_gemm``); a target may complete the product at once.
     """
 
     a: Region
@@ -238,6 +243,7 @@ class Gemm(Stmt):
     clear_accum: Expr
     policy: str = "square"
     span: SourceSpan = NO_SPAN
+    is_async: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -408,12 +414,16 @@ class Exchange(Stmt):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrive(Stmt):
-    """Every thread here, or one for all (``once``), arrives at the barrier ``buffer[index]``."""
+    """Every thread here, or one for all (``once``), arrives at the barrier ``buffer[index]``.
+
+    ``after_products``: when the asynchronous products before it are complete.
+    """
 
     buffer: Buffer
     index: Expr
     once: bool = False
     span: SourceSpan = NO_SPAN
+    after_products: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -105,6 +105,7 @@ def _type(buffer: Buffer, namer: Namer) -> str:
     marks = " output" if buffer.is_output else " var" if buffer.is_var else ""
     marks += "" if buffer.reducer is None else f" reducer({buffer.reducer})"
     marks += "" if buffer.arrive_counts is None else f" barrier{buffer.arrive_counts}"
+    marks += " in tensor memory" if buffer.in_tensor_memory else ""
     scope = "" if buffer.scope == "global" else f"{buffer.scope} "
     if buffer.strides is not None:
         marks = f" strides({', '.join(_expr(e, namer, 0) for e in buffer.strides)}){marks}"
@@ -152,6 +153,7 @@ def _gemm(stmt: nodes.Gemm, namer: Namer) -> str:
     clear = _expr(stmt.clear_accum, namer, 0)
     options = "" if clear == "False" else f" clear_accum={clear}"
     options += "" if stmt.policy == "square" else f" policy={stmt.policy}"
+    options += " async" if stmt.is_async else ""
     return f"gemm {_region(stmt.c, namer)} += {a} @ {b}{options}"
 
 
@@ -236,7 +238,8 @@ def _head(stmt: Stmt, namer: Namer) -> str:  # noqa: C901 - one case per node of
             return f"sync {scope}"
         case nodes.Arrive(buffer=b):
             word = "arrive once at" if stmt.once else "arrive at"
-            return f"{word} {namer.name(b)}[{_expr(stmt.index, namer, 0)}]"
+            when = " after products" if stmt.after_products else ""
+            return f"{word} {namer.name(b)}[{_expr(stmt.index, namer, 0)}]{when}"
         case nodes.Wait(buffer=b):
             place = f"{namer.name(b)}[{_expr(stmt.index, namer, 0)}]"
             return f"wait for {place} parity {_expr(stmt.parity, namer, 0)}"

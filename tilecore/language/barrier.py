@@ -56,11 +56,11 @@ def barrier_place(barrier: Any, what: str) -> tuple[Buffer, Expr]:
     return buffer, barrier.indices[0] if isinstance(barrier, Load) else const(0)
 
 
-def arrive(barrier: Any, what: str, once: bool) -> None:
+def arrive(barrier: Any, what: str, once: bool, *, after_products: bool = False) -> None:
     """Emit an arrival: of every thread that runs it, or one for all of them."""
     builder = current()
     buffer, index = barrier_place(barrier, what)
-    builder.emit(Arrive(buffer, index, once, builder.span))
+    builder.emit(Arrive(buffer, index, once, builder.span, after_products))
 
 
 def mbarrier_wait_parity(mbarrier: Any, parity: ExprLike) -> None:
@@ -124,7 +124,7 @@ def tcgen05_mma_arrive(mbar: Any, arrive_2cta: bool = False) -> None:
     """
     if arrive_2cta:
         alone("tcgen05_mma_arrive(arrive_2cta=True)")
-    arrive(mbar, "tcgen05_mma_arrive", once=True)
+    arrive(mbar, "tcgen05_mma_arrive", once=True, after_products=True)
 
 
 def alone(what: str) -> None:

@@ -7,13 +7,13 @@ from typing import Any
 
 from tilecore.errors import TypeMismatch
 from tilecore.frontend.builder import current
+from tilecore.frontend.signature import tensor_spec
 from tilecore.ir.expr import ExprLike, Var, as_bool, cast, const, int_value
 from tilecore.ir.expr import select as if_then_else
 from tilecore.ir.nodes import Buffer, For
-from tilecore.language.allocate import alloc_shared
 from tilecore.language.barrier import alone, arrive, barrier_place
 from tilecore.language.copy import copy
-from tilecore.language.gemm import GemmWarpPolicy, gemm
+from tilecore.language.gemm import GemmWarpPolicy, emit_gemm, gemm
 from tilecore.language.pointer import Pointer
 
 
@@ -150,12 +150,27 @@ def tcgen05_gemm(
     """
     if use_2cta:
         alone("tcgen05_gemm(use_2cta=True)")
-    gemm(A, B, C, transpose_A, transpose_B, policy, clear_accum, mbar=mbar, **options)
+    kept = (bool(transpose_A), bool(transpose_B), policy, clear_accum)
+    emit_gemm(A, B, C, kept, mbar, options, is_async=True)
 
 
 def alloc_tmem(shape: Any, dtype: Any) -> Buffer:
-    """Return a tile of the tensor memory of a block; its contents are undefined."""
-    return alloc_shared(shape, dtype)
+    """Return a tile of the tensor memory of a block; its contents are undefined.
+
+    Where there is no tensor memory, or the program uses the tile otherwise than products and copies
+    of all its rows do, it is a shared tile.
+
+    Raises:
+        ScopeError: outside ``with T.Kernel(...)`` (TC104).
+        TypeMismatch: a bad extent or element type (TC202).
+    """
+    builder = current()
+    spec = tensor_spec(shape, dtype, least=1)
+    tile = Buffer(
+        builder.take_hint("tmem"), spec.shape, spec.dtype, "shared", span=builder.span,
+        in_tensor_memory=True,
+    )  # fmt: skip
+    return builder.allocate(tile)
 
 
 # --- what changes nothing --------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from tilecore.amd_target import AmdTarget
 from tilecore.errors import InvalidConfig, UnsupportedOnTarget
@@ -30,6 +31,13 @@ from tilecore.inference.gpu.plan import (
 from tilecore.inference.gpu.products import plan_gemm
 from tilecore.inference.gpu.shared import assign_places, lay_out, sharing_memory
 from tilecore.inference.gpu.teams import Team, Teams, find_teams
+from tilecore.inference.gpu.tensor_memory import (
+    TensorMemory,
+    find_tensor_memory,
+    plan_tensor_product,
+    refusal,
+    with_waits,
+)
 from tilecore.inference.uses import Context, enter
 from tilecore.ir import nodes
 from tilecore.ir.analysis import covers_whole
@@ -57,11 +65,13 @@ def _plan(launch: KernelLaunch, target: GpuTarget) -> GpuLaunchPlan:
     fragments = Fragments(teams.whole.count, target.threads_per_warp, spread=spread)
     for tile in _not_in_registers(launch, tiles, fragments.spread):
         fragments.shared[tile] = "elements are accessed one by one, or through views"
-    statements = list(_statements(launch.body, enter(launch, Context())))
+    tensor = find_tensor_memory(launch, teams, target)
+    found = _statements(launch.body, enter(launch, Context()))
+    statements = [p for p in found if p.stmt not in tensor.transfers]
     _share_between_teams(launch, teams, fragments)
     while True:
         before = len(fragments.shared)
-        gemms = _products(launch, teams, target, fragments)
+        gemms = _products(launch, teams, target, fragments, tensor)
         nests: dict[Stmt, NestPlan] = {}
         held: dict[Buffer, Distribution] = {}
         for team in (teams.whole, *teams.all):
@@ -70,15 +80,19 @@ def _plan(launch: KernelLaunch, target: GpuTarget) -> GpuLaunchPlan:
             )
             mine = [p for p in statements if teams.team(p.stmt) == team]
             products = [g for s, g in gemms.items() if teams.team(s) == team]
-            nests |= distribute(mine, products, own)
+            moved = tensor.wanted(s for s in tensor.transfers if teams.team(s) == team)
+            nests |= distribute(mine, products, own, moved)
             held |= own.held
         if len(fragments.shared) == before:
             break
     pipelines = find_pipelines(launch, nests, target)
     viewed = {t.base for t in tiles if t.base is not None}
-    shared = [t for t in tiles if t.base is None and _in_shared(t, fragments)]
+    shared = [
+        t for t in tiles
+        if t.base is None and t not in tensor.tiles and _in_shared(t, fragments)
+    ]  # fmt: skip
     stores: dict[Stmt, Box] = {}
-    staging = _staging(statements, gemms.values())
+    staging = _staging(statements, gemms.values(), tensor)
     while True:
         stages = {c.dst.buffer: p.stages for p in pipelines.values() for c in p.copies}
         layouts = lay_out(shared, gemms.values(), stages, viewed, staging)
@@ -92,11 +106,13 @@ def _plan(launch: KernelLaunch, target: GpuTarget) -> GpuLaunchPlan:
         pipelines = fewer
     if size > target.shared_per_block:
         raise _too_much(launch, places, size, target)
-    barriers, ends = Barriers(launch, sharing_memory(places), pipelines, teams).find()
+    gemms = with_waits(gemms, pipelines)
+    memory = sharing_memory(places) | {t: {t} for t in tensor.tiles}
+    barriers, ends = Barriers(launch, memory, pipelines, teams).find()
     notes = tuple(f"{t.name}: kept in shared memory ({why})" for t, why in fragments.shared.items())
     return GpuLaunchPlan(
         launch, threads, held, places, nests, gemms, pipelines, stores, barriers, ends, size, teams,
-        notes,
+        notes + tensor.notes, tensor.tiles, tensor.transfers, tensor.columns,
     )  # fmt: skip
 
 
@@ -187,12 +203,19 @@ def _share_between_teams(launch: KernelLaunch, teams: Teams, fragments: Fragment
 
 
 def _products(
-    launch: KernelLaunch, teams: Teams, target: GpuTarget, fragments: Fragments
+    launch: KernelLaunch,
+    teams: Teams,
+    target: GpuTarget,
+    fragments: Fragments,
+    tensor: TensorMemory,
 ) -> dict[Stmt, GemmPlan]:
     """Return the plan of each product; operands of fma lie in shared memory."""
     found: dict[Stmt, GemmPlan] = {}
     for stmt in walk(launch.body):
         if not isinstance(stmt, Gemm):
+            continue
+        if stmt.c.buffer in tensor.tiles:
+            found[stmt] = plan_tensor_product(stmt, teams.team(stmt))
             continue
         held = _held(stmt, fragments)
         planner = plan_mfma if isinstance(target, AmdTarget) else plan_gemm
@@ -201,6 +224,8 @@ def _products(
             for region, is_held in ((stmt.a, held[0]), (stmt.b, held[1])):
                 if is_held:
                     fragments.shared[region.buffer] = "an operand of scalar multiply-adds"
+        if target.has_tcgen05 and not plan.reason:
+            plan = replace(plan, reason=f"not tcgen05: {refusal(stmt, launch)}")
         found[stmt] = plan
     if isinstance(target, AmdTarget):
         sums: dict[Buffer, set[Distribution]] = {}
@@ -218,9 +243,12 @@ def _held(gemm: Gemm, fragments: Fragments) -> tuple[bool, bool, bool]:
     return a, b, c
 
 
-def _staging(statements: Iterable[Points], gemms: Iterable[GemmPlan]) -> set[Buffer]:
+def _staging(
+    statements: Iterable[Points], gemms: Iterable[GemmPlan], tensor: TensorMemory
+) -> set[Buffer]:
     """Return the shared tiles of two axes that sums are written to."""
     sums = {g.stmt.c.buffer for g in gemms if g.kind != "fma"}
+    sums |= {buffer for buffer, _ in tensor.wanted(tensor.transfers)}
     found: set[Buffer] = set()
     for points in statements:
         if any(a.buffer in sums and not a.is_store for a in points.accesses):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tilecore.inference.gpu.distribution import Distribution
 from tilecore.inference.gpu.loops import Points
 from tilecore.inference.gpu.teams import Teams
-from tilecore.ir.nodes import Buffer, Copy, For, Gemm, KernelLaunch, PrimFunc, Stmt
+from tilecore.ir.nodes import Buffer, Copy, For, Gemm, KernelLaunch, PrimFunc, Region, Stmt
 
 CHUNK_BYTES = 16  # the widest access of one thread; what swizzles move as one
 
@@ -103,15 +104,16 @@ class GemmPlan:
     """How one product runs.
 
     Attributes:
-        kind: "mma" (a warp's matrix instruction), "wgmma" (a warpgroup's), "mfma" (a wavefront's)
-            or "fma".
+        kind: "mma" (a warp's matrix instruction), "wgmma" (a warpgroup's), "mfma" (a wavefront's),
+            "tcgen05" (one thread's, with sums in tensor memory) or "fma".
         shape: M, N, K of the instruction (1, 1, 1 for fma).
         size: M, N, K of the product.
         warps: rows and columns of warps (of warpgroups) over C.
         a, b: the operands.
         c: the accumulators.
         keeps_c: whether C is a fragment; else it is loaded before and stored after.
-        reason: why no matrix instruction is used, or "".
+        reason: why no matrix instruction (on sm_100: not tcgen05) is used, or "".
+        is_async: whether nobody waits for it at its end: the program does, or a pipeline.
     """
 
     stmt: Gemm
@@ -124,6 +126,51 @@ class GemmPlan:
     c: Distribution
     keeps_c: bool = True
     reason: str = ""
+    is_async: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TensorTile:
+    """A tile in tensor memory: matrices of 32-bit elements side by side.
+
+    Attributes:
+        shape: of the tile; the last two axes are those of a matrix.
+        column: the first of the block's columns.
+    """
+
+    shape: tuple[int, ...]
+    column: int
+
+    @property
+    def parts(self) -> int:
+        """Groups of 128 rows, which lie side by side."""
+        return max(1, self.shape[-2] // 128)
+
+    @property
+    def columns(self) -> int:
+        """Columns of all matrices."""
+        return math.prod(self.shape[:-2]) * self.parts * self.shape[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorTransfer:
+    """How threads move elements between tensor memory and their registers.
+
+    Attributes:
+        tile: some columns of all rows of a tile in tensor memory.
+        other: where elements come from or go to; None: all get one value.
+        stores: whether they go to tensor memory.
+        spread: who moves which elements.
+        held: how ``other``, a fragment, must be spread so that its registers are those moved.
+        start: the first column of ``other`` that is moved.
+    """
+
+    tile: Region
+    other: Region | None
+    stores: bool
+    spread: Distribution
+    held: Distribution | None = None
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +218,8 @@ class GpuLaunchPlan:
     ``barriers`` holds the statements before which all threads of the block meet, ``ends`` the loops
     at the end of whose body they do. Where pipelines have ``boxes``, a warpgroup beyond ``threads``
     issues them (``has_producer``). ``stores`` has the copies of shared tiles to tensors that one
-    thread hands over to the tensor memory accelerator.
+    thread hands over to the tensor memory accelerator. ``tensor_tiles`` and ``transfers`` are what
+    lies in tensor memory, of which a block has ``tensor_columns``.
     """
 
     launch: KernelLaunch
@@ -187,6 +235,9 @@ class GpuLaunchPlan:
     shared_bytes: int
     teams: Teams
     notes: tuple[str, ...] = ()
+    tensor_tiles: Mapping[Buffer, TensorTile] = field(default_factory=dict)
+    transfers: Mapping[Stmt, TensorTransfer] = field(default_factory=dict)
+    tensor_columns: int = 0
 
     @property
     def thread_count(self) -> int:
@@ -208,13 +259,18 @@ class GpuLaunchPlan:
             order = f"swizzled by {layout.swizzle_bytes} B" if layout.swizzle_bytes else "row-major"
             copies = f", {layout.stages} stages" if layout.stages > 1 else ""
             lines.append(f"{buffer.name}: shared, {order}, {layout.bytes} B{copies}")
+        for buffer, tile in self.tensor_tiles.items():
+            last = tile.column + tile.columns - 1
+            lines.append(f"{buffer.name}: tensor memory, columns {tile.column} to {last}")
         for plan in self.gemms.values():
             m, n, k = plan.shape
-            how = f"fma ({plan.reason})" if plan.kind == "fma" else f"{plan.kind}.m{m}n{n}k{k}"
+            how = "fma" if plan.kind == "fma" else f"{plan.kind}.m{m}n{n}k{k}"
+            how += f" ({plan.reason})" if plan.reason else ""
             rows, columns = plan.warps
             unit = "warpgroups" if plan.kind == "wgmma" else "warps"
+            who = "one thread" if plan.kind == "tcgen05" else f"{rows}x{columns} {unit}"
             lines.append(
-                f"gemm {'x'.join(map(str, plan.size))}: {how}, {rows}x{columns} {unit}; "
+                f"gemm {'x'.join(map(str, plan.size))}: {how}, {who}; "
                 f"A from {plan.a.source}, B from {plan.b.source}"
             )
         for pipeline in self.pipelines.values():

@@ -49,6 +49,8 @@ from tilecore.lowering.cuda.prefetch import RegisterPipeline
 from tilecore.lowering.cuda.products import FmaLowering, MmaLowering, ProductLowering
 from tilecore.lowering.cuda.raster import rasterized
 from tilecore.lowering.cuda.scalar import memory_type
+from tilecore.lowering.cuda.tcgen05 import TensorProduct
+from tilecore.lowering.cuda.tensor_memory import TensorMemory
 from tilecore.lowering.cuda.tensors import unsupported
 from tilecore.lowering.cuda.threads import (
     broadcast,
@@ -88,6 +90,7 @@ class LaunchLowering:
         self.builder, self.plan, self.target = builder, plan, target
         self.launch, self.maps = plan.launch, maps
         self.boxes: BoxPipelines | None = None
+        self.tensor: TensorMemory | None = None
         self.team = plan.teams.whole
         self.number: Any = 0  # of the thread in the block
         self.isa = instruction_set(target)
@@ -128,6 +131,8 @@ class LaunchLowering:
             for stmt in prelude:
                 self.inner(stmt)
             self._memory()
+            if self.tensor is not None:
+                self.tensor.allocate()
             if self.boxes is None:
                 self.declare_fragments()
                 self.statement(launch.body)
@@ -136,6 +141,8 @@ class LaunchLowering:
                     attributes[MIN_BLOCKS] = 1  # setmaxnreg: the count at the start must be known
                 self.boxes.init()
                 self.boxes.emit_roles(launch.body)
+            if self.tensor is not None:
+                self.tensor.free()
 
     def _extent(self, expr: Expr) -> Any:
         value = int_value(expr)
@@ -154,6 +161,9 @@ class LaunchLowering:
         if self.plan.has_producer:
             self.boxes = BoxPipelines(self, self.shared_bytes // BARRIER_BYTES)
             self.shared_bytes += self.boxes.count * BARRIER_BYTES
+        if self.plan.tensor_tiles:
+            self.tensor = TensorMemory(self, self.shared_bytes // BARRIER_BYTES)
+            self.shared_bytes += self.tensor.words * BARRIER_BYTES
         if self.shared_bytes:
             self.shared = self.builder.shared(self.shared_bytes, SHARED_ALIGNMENT)
         for buffer, layout in self.plan.shared.items():
@@ -192,6 +202,11 @@ class LaunchLowering:
     def sync(self) -> None:
         """Let all threads meet; what they wrote to shared memory is seen by wgmma too."""
         self._fence()
+        self._meet()
+        if self.tensor is not None:
+            self.tensor.fence(before=False)
+
+    def _meet(self) -> None:
         teams = self.plan.teams
         if self.team != teams.whole:
             number = COMPUTING + 1 + teams.all.index(self.team)
@@ -204,9 +219,11 @@ class LaunchLowering:
 
     def _fence(self) -> None:
         """Make what threads wrote to shared memory visible to instructions that read it."""
-        is_read = any(plan.kind == "wgmma" for plan in self.plan.gemms.values())
-        if is_read or self.plan.stores:
+        kinds = {plan.kind for plan in self.plan.gemms.values()}
+        if kinds & {"wgmma", "tcgen05"} or self.plan.stores:
             self.builder.evaluate(ptx.fence_async().call())
+        if self.tensor is not None:
+            self.tensor.fence(before=True)
 
     @contextlib.contextmanager
     def _as_team(self, body: Stmt) -> Iterator[None]:
@@ -232,6 +249,9 @@ class LaunchLowering:
                 pass  # the loop around has issued it
             case nodes.Fill() if is_barrier_setup(stmt):
                 pass  # the kernel begins with it
+            case nodes.Copy() | nodes.Fill() if stmt in self.plan.transfers:
+                assert self.tensor is not None
+                self.tensor.transfer(stmt, self.plan.transfers[stmt])
             case nodes.Copy() if stmt in self.plan.stores:
                 store_box(self, stmt, self.plan.stores[stmt])
             case nodes.Copy() | nodes.Fill():
@@ -241,6 +261,8 @@ class LaunchLowering:
             case nodes.Reduce() | nodes.Scan():
                 nest = self.plan.nests[stmt]
                 FoldLowering(self.accessor, nest, self._scratch, self.sync).emit()
+            case nodes.Gemm() if self.plan.gemms[stmt].kind == "tcgen05":
+                TensorProduct(self, self.plan.gemms[stmt]).emit()
             case nodes.Gemm():
                 plan = self.plan.gemms[stmt]
                 PRODUCTS[plan.kind](self.accessor, plan).emit()
@@ -310,10 +332,11 @@ class LaunchLowering:
             case nodes.Exchange():
                 emit_exchange(accessor, stmt)
             case nodes.Arrive():
-                self._fence()
-                emit_arrive(accessor, stmt)
+                self._arrive(stmt)
             case nodes.Wait():
                 emit_wait(accessor, stmt, self.target)
+                if self.tensor is not None:
+                    self.tensor.fence(before=False)
             case nodes.Alloc(buffer=buffer):
                 declare(self, buffer, stmt)
             case nodes.Assert():
@@ -327,6 +350,15 @@ class LaunchLowering:
                 pass
             case _:
                 raise unsupported(stmt, self.target, "no code for it yet")
+
+    def _arrive(self, stmt: nodes.Arrive) -> None:
+        if stmt.after_products and self.tensor is not None:
+            self.tensor.commit_to(stmt)
+            return
+        if stmt.after_products:
+            self.sync()  # each thread has a part of the product
+        self._fence()
+        emit_arrive(self.accessor, stmt)
 
     def _child(self, stmt: Stmt) -> None:
         """Emit a nested statement: of the block outside of nests, of the thread inside."""
