@@ -8,7 +8,7 @@ from tilecore.amd_target import AmdTarget
 from tilecore.errors import InvalidConfig, UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.barriers import Barriers
-from tilecore.inference.gpu.boxes import stores_of, with_boxes
+from tilecore.inference.gpu.boxes import loads_of, stores_of, with_boxes
 from tilecore.inference.gpu.distribution import Distribution
 from tilecore.inference.gpu.fragments import Fragments, distribute
 from tilecore.inference.gpu.loops import (
@@ -29,7 +29,7 @@ from tilecore.inference.gpu.plan import (
 )
 from tilecore.inference.gpu.products import plan_gemm
 from tilecore.inference.gpu.shared import assign_places, lay_out, sharing_memory
-from tilecore.inference.gpu.teams import Team, Teams, find_teams
+from tilecore.inference.gpu.teams import Team, Teams, find_teams, registers_to_trade
 from tilecore.inference.uses import Context, enter
 from tilecore.ir import nodes
 from tilecore.ir.analysis import covers_whole
@@ -78,6 +78,7 @@ def _plan(launch: KernelLaunch, target: GpuTarget) -> GpuLaunchPlan:
     viewed = {t.base for t in tiles if t.base is not None}
     shared = [t for t in tiles if t.base is None and _in_shared(t, fragments)]
     stores: dict[Stmt, Box] = {}
+    loads: dict[Stmt, Box] = {}
     staging = _staging(statements, gemms.values())
     while True:
         stages = {c.dst.buffer: p.stages for p in pipelines.values() for c in p.copies}
@@ -85,6 +86,7 @@ def _plan(launch: KernelLaunch, target: GpuTarget) -> GpuLaunchPlan:
         if target.has_tma:
             pipelines = with_boxes(launch, pipelines, layouts)
             stores = stores_of(launch, layouts, stages)
+            loads = loads_of(launch, layouts)
         places, size = assign_places(launch.body, layouts, pipelines.values())
         fewer = with_one_tile(pipelines)
         if size <= target.shared_per_block or fewer == pipelines:
@@ -92,11 +94,14 @@ def _plan(launch: KernelLaunch, target: GpuTarget) -> GpuLaunchPlan:
         pipelines = fewer
     if size > target.shared_per_block:
         raise _too_much(launch, places, size, target)
-    barriers, ends = Barriers(launch, sharing_memory(places), pipelines, teams).find()
+    barriers, ends = Barriers(launch, sharing_memory(places), pipelines, teams, loads).find()
     notes = tuple(f"{t.name}: kept in shared memory ({why})" for t, why in fragments.shared.items())
+    trade = registers_to_trade(launch, teams, target)
+    if isinstance(trade, str):
+        notes = (*notes, f"registers stay where they are: {trade}")
     return GpuLaunchPlan(
-        launch, threads, held, places, nests, gemms, pipelines, stores, barriers, ends, size, teams,
-        notes,
+        launch, threads, held, places, nests, gemms, pipelines, stores, loads, trade is True,
+        barriers, ends, size, teams, notes,
     )  # fmt: skip
 
 

@@ -11,6 +11,8 @@ from tilecore.inference.gpu.teams import Teams
 from tilecore.ir.nodes import Buffer, Copy, For, Gemm, KernelLaunch, PrimFunc, Stmt
 
 CHUNK_BYTES = 16  # the widest access of one thread; what swizzles move as one
+# Where a box of the tensor memory accelerator may begin (PTX ISA 9.0, cp.async.bulk.tensor).
+BOX_ALIGNMENT = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,8 @@ class SharedLayout:
     @property
     def alignment(self) -> int:
         """Bytes that the address must be a multiple of: 8 rows of a swizzle are its period."""
-        return max(CHUNK_BYTES, 8 * self.swizzle_bytes)
+        is_small = self.elements * self.itemsize < BOX_ALIGNMENT
+        return max(CHUNK_BYTES if is_small else BOX_ALIGNMENT, 8 * self.swizzle_bytes)
 
     @property
     def stage_bytes(self) -> int:
@@ -171,7 +174,9 @@ class GpuLaunchPlan:
     ``barriers`` holds the statements before which all threads of the block meet, ``ends`` the loops
     at the end of whose body they do. Where pipelines have ``boxes``, a warpgroup beyond ``threads``
     issues them (``has_producer``). ``stores`` has the copies of shared tiles to tensors that one
-    thread hands over to the tensor memory accelerator.
+    thread hands over to the tensor memory accelerator, ``loads`` those from tensors that it asks
+    for on a barrier of the program's own. ``registers``: whether warpgroups hand registers to each
+    other where the program says so.
     """
 
     launch: KernelLaunch
@@ -182,6 +187,8 @@ class GpuLaunchPlan:
     gemms: Mapping[Stmt, GemmPlan]
     pipelines: Mapping[Stmt, Pipeline]
     stores: Mapping[Stmt, Box]
+    loads: Mapping[Stmt, Box]
+    registers: bool
     barriers: frozenset[Stmt]
     ends: frozenset[Stmt]
     shared_bytes: int
@@ -225,6 +232,9 @@ class GpuLaunchPlan:
         if self.stores:
             names = ", ".join(s.src.buffer.name for s in self.stores if isinstance(s, Copy))
             lines.append(f"stored by TMA: {names}")
+        if self.loads:
+            tiles = dict.fromkeys(s.dst.buffer.name for s in self.loads if isinstance(s, Copy))
+            lines.append(f"loaded by TMA on barriers of the program: {', '.join(tiles)}")
         lines.append(f"barriers: {len(self.barriers) + len(self.ends)}")
         return "\n".join([*lines, *self.notes])
 

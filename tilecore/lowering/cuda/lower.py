@@ -24,6 +24,7 @@ from tilecore.ir.trips import trip_count
 from tilecore.ir.visitor import walk
 from tilecore.lowering.cpu.tir import add, index, maximum, mul, typed
 from tilecore.lowering.cuda.access import Accessor
+from tilecore.lowering.cuda.boxes import TensorMap, load_boxes, map_of, map_parameter, store_box
 from tilecore.lowering.cuda.builder import CudaBuilder
 from tilecore.lowering.cuda.folds import FoldLowering, scratch_bytes
 from tilecore.lowering.cuda.instruction_set import instruction_set
@@ -40,10 +41,6 @@ from tilecore.lowering.cuda.pipelines import (
     PRODUCER_THREADS,
     AsyncPipeline,
     BoxPipelines,
-    TensorMap,
-    map_of,
-    map_parameter,
-    store_box,
 )
 from tilecore.lowering.cuda.prefetch import RegisterPipeline
 from tilecore.lowering.cuda.products import FmaLowering, MmaLowering, ProductLowering
@@ -90,6 +87,7 @@ class LaunchLowering:
         self.boxes: BoxPipelines | None = None
         self.team = plan.teams.whole
         self.number: Any = 0  # of the thread in the block
+        self.warp: Any = 0  # of the thread, the same value in its lanes
         self.isa = instruction_set(target)
         self.accessor = Accessor(builder, self.isa)
         self.accessor.places.update(tensors)
@@ -128,6 +126,10 @@ class LaunchLowering:
             for stmt in prelude:
                 self.inner(stmt)
             self._memory()
+            if self.plan.loads:
+                self.warp = self.builder.bind(ptx.warp_index().call())
+            if self.plan.registers:
+                attributes[MIN_BLOCKS] = 1  # setmaxnreg: the count at the start must be known
             if self.boxes is None:
                 self.declare_fragments()
                 self.statement(launch.body)
@@ -205,7 +207,7 @@ class LaunchLowering:
     def _fence(self) -> None:
         """Make what threads wrote to shared memory visible to instructions that read it."""
         is_read = any(plan.kind == "wgmma" for plan in self.plan.gemms.values())
-        if is_read or self.plan.stores:
+        if is_read or self.plan.stores or self.plan.loads:
             self.builder.evaluate(ptx.fence_async().call())
 
     @contextlib.contextmanager
@@ -234,6 +236,10 @@ class LaunchLowering:
                 pass  # the kernel begins with it
             case nodes.Copy() if stmt in self.plan.stores:
                 store_box(self, stmt, self.plan.stores[stmt])
+            case nodes.Copy() if stmt in self.plan.loads:
+                load_boxes(self, stmt, self.plan.loads[stmt])
+            case nodes.Annotate(key="registers", value=(count, grows)) if self.plan.registers:
+                self.builder.evaluate(ptx.set_registers(count, grows=grows).call())
             case nodes.Copy() | nodes.Fill():
                 NestLowering(self.accessor, self.plan.nests[stmt], self.inner).emit()
             case nodes.Parallel() if stmt in self.plan.nests:
