@@ -175,8 +175,9 @@ class GpuLaunchPlan:
     at the end of whose body they do. Where pipelines have ``boxes``, a warpgroup beyond ``threads``
     issues them (``has_producer``). ``stores`` has the copies of shared tiles to tensors that one
     thread hands over to the tensor memory accelerator, ``loads`` those from tensors that it asks
-    for on a barrier of the program's own. ``registers``: whether warpgroups hand registers to each
-    other where the program says so.
+    for on a barrier of the program's own. Behind the ``tile_bytes`` of ``shared_bytes`` is what
+    threads tell each other, and the barriers of pipelines. ``registers``: whether warpgroups hand
+    registers to each other where the program says so.
     """
 
     launch: KernelLaunch
@@ -191,6 +192,7 @@ class GpuLaunchPlan:
     registers: bool
     barriers: frozenset[Stmt]
     ends: frozenset[Stmt]
+    tile_bytes: int
     shared_bytes: int
     teams: Teams
     notes: tuple[str, ...] = ()

@@ -12,6 +12,7 @@ import tilecore.lowering.cuda.instructions as ptx
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.loops import is_barrier_setup
 from tilecore.inference.gpu.plan import Box, GpuLaunchPlan, SharedLayout
+from tilecore.inference.gpu.scratch import BARRIER_BYTES, SCRATCH_BYTES
 from tilecore.ir import nodes
 from tilecore.ir.alike import alike_stores
 from tilecore.ir.analysis import pads
@@ -21,12 +22,11 @@ from tilecore.ir.expr import Expr, Var, cast, const, int_value
 from tilecore.ir.fold import reducer_update
 from tilecore.ir.nodes import Buffer, For, Stmt
 from tilecore.ir.trips import trip_count
-from tilecore.ir.visitor import walk
 from tilecore.lowering.cpu.tir import add, index, maximum, mul, typed
 from tilecore.lowering.cuda.access import Accessor
 from tilecore.lowering.cuda.boxes import TensorMap, load_boxes, map_of, map_parameter, store_box
 from tilecore.lowering.cuda.builder import CudaBuilder
-from tilecore.lowering.cuda.folds import FoldLowering, scratch_bytes
+from tilecore.lowering.cuda.folds import FoldLowering
 from tilecore.lowering.cuda.instruction_set import instruction_set
 from tilecore.lowering.cuda.memory import (
     FragmentPlace,
@@ -37,7 +37,6 @@ from tilecore.lowering.cuda.mfma import MfmaLowering
 from tilecore.lowering.cuda.nests import NestLowering
 from tilecore.lowering.cuda.output import emit_assert, emit_print
 from tilecore.lowering.cuda.pipelines import (
-    BARRIER_BYTES,
     PRODUCER_THREADS,
     AsyncPipeline,
     BoxPipelines,
@@ -64,7 +63,6 @@ from tilecore.lowering.cuda.wgmma import WgmmaLowering
 PRODUCTS: dict[str, type[ProductLowering]] = {
     "mma": MmaLowering, "fma": FmaLowering, "wgmma": WgmmaLowering, "mfma": MfmaLowering,
 }  # fmt: skip
-SCRATCH_BYTES = 8  # of what a thread tells others through shared memory
 MIN_BLOCKS = "tirx.launch_bounds_min_blocks_per_sm"
 COMPUTING = 1  # named barrier of the threads that compute, where others issue copies
 SHARED_ALIGNMENT = 1024  # of what swizzles of 128 bytes repeat after
@@ -145,17 +143,9 @@ class LaunchLowering:
 
     def _memory(self) -> None:
         """Declare shared memory."""
-        nests, warp = self.plan.nests.values(), self.isa.warp
-        extra = max((scratch_bytes(p, warp) for p in nests), default=0)
-        if extra and self.plan.teams.all:
-            extra = SCRATCH_BYTES * self.plan.thread_count
-        if any(isinstance(s, (nodes.Exchange, nodes.Atomic)) for s in walk(self.launch.body)):
-            extra = max(extra, SCRATCH_BYTES * self.plan.thread_count)
-        self.scratch_start = -(-self.plan.shared_bytes // 16) * 16
-        self.shared_bytes = -(-(self.scratch_start + extra) // BARRIER_BYTES) * BARRIER_BYTES
+        self.scratch_start, self.shared_bytes = self.plan.tile_bytes, self.plan.shared_bytes
         if self.plan.has_producer:
             self.boxes = BoxPipelines(self, self.shared_bytes // BARRIER_BYTES)
-            self.shared_bytes += self.boxes.count * BARRIER_BYTES
         if self.shared_bytes:
             self.shared = self.builder.shared(self.shared_bytes, SHARED_ALIGNMENT)
         for buffer, layout in self.plan.shared.items():

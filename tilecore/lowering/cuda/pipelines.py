@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 WARP = 32
 PRODUCER_THREADS = 128
-BARRIER_BYTES = 8
 # Threads that compute -> registers of a thread that computes, of one that issues copies. Together
 # they have what the multiprocessor gives a block at its launch (64 K).
 MANY_REGISTERS = 96  # of a thread's fragments
@@ -98,20 +97,23 @@ def use_stage(owner: LaunchLowering, copies: tuple[Copy, ...], stage: Any) -> No
 
 
 class BoxPipelines:
-    """All pipelines of a launch whose tiles come in boxes, and their barriers."""
+    """All pipelines of a launch whose tiles come in boxes, and their barriers.
 
-    def __init__(self, owner: LaunchLowering, first_barrier: int) -> None:
+    ``end``: of the shared memory of the block, where the barriers lie (in their size).
+    """
+
+    def __init__(self, owner: LaunchLowering, end: int) -> None:
         self.owner = owner
         self.accessor, self.builder = owner.accessor, owner.builder
         self.threads = owner.plan.thread_count
         self.barriers: dict[tuple[int, str], int] = {}
-        place = first_barrier
-        for pipeline in owner.plan.pipelines.values():
+        pipelines = owner.plan.pipelines.values()
+        place = end - sum(2 * p.stages * len(p.copies) for p in pipelines)
+        for pipeline in pipelines:
             for copy in pipeline.copies:
                 for kind in ("full", "empty"):
                     self.barriers[id(copy), kind] = place
                     place += pipeline.stages
-        self.count = place - first_barrier
         self.turns: dict[int, Any] = {}
 
     def barrier(self, copy: Copy, kind: str, stage: Any) -> Any:
