@@ -6,8 +6,8 @@ Grammar::
     stmt   = Seq(stmts)
            | KernelLaunch(block_vars, grid, threads, body)   blocks run in any order, concurrently
            | Alloc(buffer)                                   scope = rest of the enclosing Seq
-           | Copy(src, dst)             tile copy with conversion; outside a global tensor loads
-                                        give 0 and stores are skipped
+           | Copy(src, dst, barrier)    tile copy with conversion; outside a global tensor loads
+                                        give 0 and stores are skipped; see the node for barrier
            | Fill(dst, value)
            | Gemm(a, b, c, transpose_a, transpose_b, clear_accum)   c (+)= op(a) @ op(b)
            | Reduce(op, src, dst, axes, clear)   dst (op)= src folded along axes; see ir/fold.py
@@ -51,7 +51,7 @@ from typing import Any, NamedTuple
 
 from tilecore.errors import ScopeError, SourceSpan
 from tilecore.ir.dtype import DType
-from tilecore.ir.expr import Expr, Var, int_value
+from tilecore.ir.expr import Expr, Load, Var, int_value
 
 SCOPES = ("global", "shared", "fragment", "local")
 LOOP_KINDS = ("serial", "pipelined", "unroll", "vectorized")
@@ -209,12 +209,18 @@ class Alloc(Stmt):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Copy(Stmt):
-    """``dst = convert(src)``; the regions have the same extents but for axes of size 1."""
+    """``dst = convert(src)``; the regions have the same extents but for axes of size 1.
+
+    With a ``barrier`` (an element of an array of mbarriers) the copy may be under way until the
+    phase ends that the barrier is in: who reads ``dst`` waits for it. A target may complete it at
+    once.
+    """
 
     src: Region
     dst: Region
     annotations: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     span: SourceSpan = NO_SPAN
+    barrier: Load | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -370,7 +376,11 @@ class Let(Stmt):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Annotate(Stmt):
-    """A hint: ``swizzle`` (panel_size, order, enable) or ``layout`` (mapping Buffer -> Layout)."""
+    """A hint, which never changes the meaning.
+
+    ``swizzle`` (panel_size, order, enable), ``layout`` (mapping Buffer -> Layout), or ``registers``
+    (of each thread that comes by, whether these are more than before).
+    """
 
     key: str
     value: Any

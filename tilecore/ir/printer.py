@@ -196,6 +196,7 @@ def _head(stmt: Stmt, namer: Namer) -> str:  # noqa: C901 - one case per node of
             return f"alloc {namer.name(b)}: {_type(b, namer)}"
         case nodes.Copy():
             notes = _notes(stmt.annotations, namer)
+            notes += "" if stmt.barrier is None else f" on {_expr(stmt.barrier, namer, 0)}"
             return f"copy {_region(stmt.src, namer)} -> {_region(stmt.dst, namer)}{notes}"
         case nodes.Fill():
             return f"fill {_region(stmt.dst, namer)} = {_expr(stmt.value, namer, 0)}"

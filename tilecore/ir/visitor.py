@@ -76,12 +76,14 @@ def regions(stmt: Stmt) -> tuple[Region, ...]:
             return ()
 
 
-def expressions(stmt: Stmt) -> tuple[Expr, ...]:
+def expressions(stmt: Stmt) -> tuple[Expr, ...]:  # noqa: C901 - one case per node
     """Return the expressions that a statement holds itself (region offsets and extents too)."""
     found: list[Expr] = [e for r in regions(stmt) for e in (*r.offsets, *r.extents)]
     match stmt:
         case KernelLaunch(grid=grid, threads=threads):
             found += [*grid, *threads]
+        case Copy(barrier=Load(indices=indices)):
+            found += indices
         case Fill(value=value) | Let(value=value) | Pad(value=value):
             found.append(value)
         case Alloc(buffer=buffer):

@@ -8,32 +8,38 @@ from typing import Any
 from tilecore.errors import TypeMismatch
 from tilecore.frontend.builder import current
 from tilecore.frontend.signature import tensor_spec
-from tilecore.ir.expr import ExprLike, Var, as_bool, cast, const, int_value
+from tilecore.ir.expr import ExprLike, Load, Var, as_bool, cast, const, int_value
 from tilecore.ir.expr import select as if_then_else
-from tilecore.ir.nodes import Buffer, For
+from tilecore.ir.nodes import Annotate, Buffer, For
 from tilecore.language.barrier import alone, arrive, barrier_place
-from tilecore.language.copy import copy
+from tilecore.language.copy import copy, copy_tile
 from tilecore.language.gemm import GemmWarpPolicy, emit_gemm, gemm
 from tilecore.language.pointer import Pointer
+
+MIN_REGISTERS, MAX_REGISTERS = 24, 256  # of setmaxnreg (PTX ISA 9.7.19.5)
 
 
 def tma_copy(
     src: Any, dst: Any, *, barrier: Any = None, cluster_mask: int | None = None, **options: Any
 ) -> None:
-    """Copy a tile as ``T.copy`` does; ``barrier`` sees the copy complete at once.
+    """Copy a tile as ``T.copy`` does; it may be under way until the phase of ``barrier`` ends.
 
-    The threads still arrive at the barrier themselves (``T.mbarrier_arrive``).
+    The threads still arrive at the barrier themselves (``T.mbarrier_arrive``), after this; who
+    reads the tile waits for the barrier. On sm_90 and later the tensor memory accelerator copies
+    where it can, elsewhere the copy is complete at once.
 
     Raises:
         ShapeMismatch: the extents of the two sides differ (TC201).
         TypeMismatch: a side is not a tile, or ``barrier`` is no barrier (TC202).
         UnknownPrimitive: a copy to several blocks of a cluster (TC102).
     """
-    _copy_with_hints("tma_copy", src, dst, options)
-    if barrier is not None:
-        barrier_place(barrier, "tma_copy")
+    _check_hints("tma_copy", options)
     if cluster_mask is not None:
         alone("tma_copy(cluster_mask=...)")
+    if barrier is not None:
+        buffer, index = barrier_place(barrier, "tma_copy")
+        barrier = Load(buffer, (index,), buffer.dtype)
+    copy_tile(src, dst, {}, barrier)
 
 
 def async_copy(src: Any, dst: Any, **options: Any) -> None:
@@ -75,11 +81,15 @@ _HINTS = (
 
 
 def _copy_with_hints(what: str, src: Any, dst: Any, options: dict[str, Any]) -> None:
+    _check_hints(what, options)
+    copy(src, dst)
+
+
+def _check_hints(what: str, options: dict[str, Any]) -> None:
     unknown = sorted(set(options) - set(_HINTS))
     if unknown:
         expected = f"keywords of T.{what} (also accepted: {', '.join(_HINTS)})"
         raise TypeMismatch(expected=expected, found=", ".join(unknown))
-    copy(src, dst)
 
 
 # --- element pointers ------------------------------------------------------------------------
@@ -173,6 +183,52 @@ def alloc_tmem(shape: Any, dtype: Any) -> Buffer:
     return builder.allocate(tile)
 
 
+# --- registers -------------------------------------------------------------------------------
+
+
+def set_max_nreg(reg_count: Any, is_inc: Any) -> None:
+    """Say how many registers each thread of a role of whole warpgroups needs from here on.
+
+    On sm_90 and later the warpgroups hand registers to each other; elsewhere it changes nothing.
+
+    Args:
+        reg_count: a multiple of 8 from 24 to 256.
+        is_inc: whether these are more than before (1) or fewer (0).
+
+    Raises:
+        TypeMismatch: not such numbers (TC202).
+    """
+    count, grows = int_value(reg_count), int_value(is_inc)
+    if count is None or grows is None or count % 8 or not MIN_REGISTERS <= count <= MAX_REGISTERS:
+        raise TypeMismatch(
+            expected=f"T.set_max_nreg(multiple of 8 from {MIN_REGISTERS} to {MAX_REGISTERS}, "
+            "0 or 1)",
+            found=f"{reg_count}, {is_inc}",
+        )
+    builder = current()
+    builder.emit(Annotate("registers", (count, bool(grows)), builder.span))
+
+
+def inc_max_nreg(reg_count: Any) -> None:
+    """Say that each thread of a role needs more registers: ``T.set_max_nreg(reg_count, 1)``."""
+    set_max_nreg(reg_count, 1)
+
+
+def dec_max_nreg(reg_count: Any) -> None:
+    """Say that each thread of a role needs fewer registers: ``T.set_max_nreg(reg_count, 0)``."""
+    set_max_nreg(reg_count, 0)
+
+
+def annotate_producer_reg_dealloc(reg_count: Any = 24) -> None:
+    """Say that a role that moves tiles needs few registers."""
+    set_max_nreg(reg_count, 0)
+
+
+def annotate_consumer_reg_alloc(reg_count: Any = 240) -> None:
+    """Say that a role that computes needs many registers."""
+    set_max_nreg(reg_count, 1)
+
+
 # --- what changes nothing --------------------------------------------------------------------
 
 
@@ -205,10 +261,5 @@ cp_async_wait = _without_effect("cp_async_wait", _COMPLETE)
 pdl_trigger = _without_effect("pdl_trigger", "kernels run one after the other")
 pdl_sync = _without_effect("pdl_sync", "kernels run one after the other")
 deallocate_tmem = _without_effect("deallocate_tmem", "a tile lives as long as its block")
-set_max_nreg = _without_effect("set_max_nreg", _REGISTERS)
-inc_max_nreg = _without_effect("inc_max_nreg", _REGISTERS)
-dec_max_nreg = _without_effect("dec_max_nreg", _REGISTERS)
 no_set_max_nreg = _without_effect("no_set_max_nreg", _REGISTERS)
 disable_warp_group_reg_alloc = _without_effect("disable_warp_group_reg_alloc", _REGISTERS)
-annotate_producer_reg_dealloc = _without_effect("annotate_producer_reg_dealloc", _REGISTERS)
-annotate_consumer_reg_alloc = _without_effect("annotate_consumer_reg_alloc", _REGISTERS)

@@ -7,7 +7,7 @@ if it conflicts; the body of a loop is walked again with what its end leaves, un
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 
 from tilecore.inference.gpu.loops import TILE_STATEMENTS
@@ -27,7 +27,8 @@ from tilecore.ir.visitor import children, expressions, walk, walk_expr
 class Touch:
     """An access of a buffer: by a tile statement, or by each thread for itself.
 
-    ``own``: the element, where each thread has one of its own; ``source``: the id of the statement.
+    ``own``: the element, where each thread has one of its own; ``source``: the id of the statement;
+    ``until``: the barriers of the program on which who reads what is written here waits.
     """
 
     buffer: Buffer
@@ -35,6 +36,7 @@ class Touch:
     team: Team
     own: tuple[Key, ...] | None = None
     source: int = 0
+    until: Buffer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class Barriers:
             loop; boxes have barriers of their own.
         teams: branches whose threads meet among themselves. In a program with mbarriers these order
             what different teams do.
+        loads: copies that are under way until a barrier of the program ends its phase.
     """
 
     def __init__(
@@ -70,9 +73,10 @@ class Barriers:
         memory: Mapping[Buffer, set[Buffer]],
         pipelines: Mapping[Stmt, Pipeline],
         teams: Teams,
+        loads: Container[Stmt] = (),
     ) -> None:
         self.launch, self.memory, self.pipelines = launch, memory, pipelines
-        self.teams = teams
+        self.teams, self.loads = teams, loads
         self.has_waits = any(isinstance(s, nodes.Wait) for s in walk(launch.body))
         self.divergent = divergent(launch)
         self.ahead = {id(c) for p in pipelines.values() for c in p.copies}
@@ -103,6 +107,9 @@ class Barriers:
                 return touched
             case nodes.Sync(scope="block" | "grid"):
                 return Touched()
+            case nodes.Wait(buffer=buffer):  # what is under way has arrived
+                there = frozenset(t for t in touched.written if t.until is not buffer)
+                return Touched(touched.read, there)
             case nodes.If(cond=cond, then_body=then, else_body=other):
                 touched = self._touch(stmt, self._of_exprs(self.teams.team(stmt), cond), touched)
                 after = self._walk(then, touched)
@@ -178,6 +185,8 @@ class Barriers:
                     continue
                 if not matter(one, other):
                     continue
+                if one.until is not None and other.until is not None and one.team == other.team:
+                    continue  # one thread asks for both; it has waited until the tile is free
                 if other.buffer.root.scope != "global":
                     return True
                 # A statement in a loop writes other parts of a tensor each time.
@@ -204,8 +213,12 @@ class Barriers:
             own = None
             if isinstance(node, nodes.Store) and not is_tile:
                 own = self._own(node.indices)
+            until = node.barrier if isinstance(node, nodes.Copy) and node in self.loads else None
+            barrier = None if until is None else until.buffer
             written = {
-                Touch(b, is_tile, team, own, id(stmt)) for b in writes(node) if self._matters(b)
+                Touch(b, is_tile, team, own, id(stmt), barrier)
+                for b in writes(node)
+                if self._matters(b)
             }
             found = found.union(loaded).union(Touched(frozenset(read), frozenset(written)))
         return found

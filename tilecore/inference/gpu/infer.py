@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from tilecore.amd_target import AmdTarget
 from tilecore.errors import InvalidConfig, UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.barriers import Barriers
-from tilecore.inference.gpu.boxes import stores_of, with_boxes
 from tilecore.inference.gpu.distribution import Distribution
 from tilecore.inference.gpu.fragments import Fragments, distribute
 from tilecore.inference.gpu.loops import (
@@ -18,19 +17,18 @@ from tilecore.inference.gpu.loops import (
     is_barrier_setup,
     points_of,
 )
+from tilecore.inference.gpu.memory import Needs
 from tilecore.inference.gpu.mfma import plan_mfma
-from tilecore.inference.gpu.pipelining import find_pipelines, with_one_tile
+from tilecore.inference.gpu.pipelining import find_pipelines
 from tilecore.inference.gpu.plan import (
-    Box,
     GemmPlan,
     GpuLaunchPlan,
     GpuPlan,
     NestPlan,
-    SharedLayout,
 )
 from tilecore.inference.gpu.products import plan_gemm
-from tilecore.inference.gpu.shared import assign_places, lay_out, sharing_memory
-from tilecore.inference.gpu.teams import Team, Teams, find_teams
+from tilecore.inference.gpu.shared import sharing_memory
+from tilecore.inference.gpu.teams import Team, Teams, find_teams, registers_to_trade
 from tilecore.inference.gpu.tensor_memory import (
     TensorMemory,
     find_tensor_memory,
@@ -91,28 +89,23 @@ def _plan(launch: KernelLaunch, target: GpuTarget) -> GpuLaunchPlan:
         t for t in tiles
         if t.base is None and t not in tensor.tiles and _in_shared(t, fragments)
     ]  # fmt: skip
-    stores: dict[Stmt, Box] = {}
-    staging = _staging(statements, gemms.values(), tensor)
-    while True:
-        stages = {c.dst.buffer: p.stages for p in pipelines.values() for c in p.copies}
-        layouts = lay_out(shared, gemms.values(), stages, viewed, staging)
-        if target.has_tma:
-            pipelines = with_boxes(launch, pipelines, layouts)
-            stores = stores_of(launch, layouts, stages)
-        places, size = assign_places(launch.body, layouts, pipelines.values())
-        fewer = with_one_tile(pipelines)
-        if size <= target.shared_per_block or fewer == pipelines:
-            break
-        pipelines = fewer
-    if size > target.shared_per_block:
-        raise _too_much(launch, places, size, target)
-    gemms = with_waits(gemms, pipelines)
-    memory = sharing_memory(places) | {t: {t} for t in tensor.tiles}
-    barriers, ends = Barriers(launch, memory, pipelines, teams).find()
+    memory = Needs(
+        launch, target, teams, tuple(nests.values()), tuple(gemms.values()), tuple(shared),
+        frozenset(viewed), frozenset(_staging(statements, gemms.values(), tensor)),
+        tensor.words(gemms.values()),
+    ).fit(pipelines)  # fmt: skip
+    places = memory.places
+    gemms = with_waits(gemms, memory.pipelines)
+    touched = sharing_memory(places) | {t: {t} for t in tensor.tiles}
+    barriers, ends = Barriers(launch, touched, memory.pipelines, teams, memory.loads).find()
     notes = tuple(f"{t.name}: kept in shared memory ({why})" for t, why in fragments.shared.items())
+    trade = registers_to_trade(launch, teams, target)
+    if isinstance(trade, str):
+        notes = (*notes, f"registers stay where they are: {trade}")
     return GpuLaunchPlan(
-        launch, threads, held, places, nests, gemms, pipelines, stores, barriers, ends, size, teams,
-        notes + tensor.notes, tensor.tiles, tensor.transfers, tensor.columns,
+        launch, threads, held, places, nests, gemms, memory.pipelines, memory.stores, memory.loads,
+        trade is True, barriers, ends, memory.tile_bytes, memory.bytes, teams, notes + tensor.notes,
+        tensor.tiles, tensor.transfers, tensor.columns,
     )  # fmt: skip
 
 
@@ -258,15 +251,3 @@ def _staging(
                 if a.is_store and a.buffer.scope == "shared" and a.buffer.ndim == 2
             }
     return found
-
-
-def _too_much(
-    launch: KernelLaunch, places: Mapping[Buffer, SharedLayout], size: int, target: GpuTarget
-) -> InvalidConfig:
-    largest = max(places, key=lambda tile: places[tile].bytes)
-    return InvalidConfig(
-        knob="shared memory", value=f"{size} B", span=launch.span,
-        expected=f"at most {target.shared_per_block} B in a block of {target.name}",
-        hint=f"smaller tiles or fewer num_stages: `{largest.name}` takes "
-        f"{places[largest].bytes} B in {places[largest].stages} stages",
-    )  # fmt: skip

@@ -12,6 +12,8 @@ from tilecore.inference.gpu.teams import Teams
 from tilecore.ir.nodes import Buffer, Copy, For, Gemm, KernelLaunch, PrimFunc, Region, Stmt
 
 CHUNK_BYTES = 16  # the widest access of one thread; what swizzles move as one
+# Where a box of the tensor memory accelerator may begin (PTX ISA 9.0, cp.async.bulk.tensor).
+BOX_ALIGNMENT = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,8 @@ class SharedLayout:
     @property
     def alignment(self) -> int:
         """Bytes that the address must be a multiple of: 8 rows of a swizzle are its period."""
-        return max(CHUNK_BYTES, 8 * self.swizzle_bytes)
+        is_small = self.elements * self.itemsize < BOX_ALIGNMENT
+        return max(CHUNK_BYTES if is_small else BOX_ALIGNMENT, 8 * self.swizzle_bytes)
 
     @property
     def stage_bytes(self) -> int:
@@ -218,7 +221,10 @@ class GpuLaunchPlan:
     ``barriers`` holds the statements before which all threads of the block meet, ``ends`` the loops
     at the end of whose body they do. Where pipelines have ``boxes``, a warpgroup beyond ``threads``
     issues them (``has_producer``). ``stores`` has the copies of shared tiles to tensors that one
-    thread hands over to the tensor memory accelerator. ``tensor_tiles`` and ``transfers`` are what
+    thread hands over to the tensor memory accelerator, ``loads`` those from tensors that it asks
+    for on a barrier of the program's own. Behind the ``tile_bytes`` of ``shared_bytes`` is what
+    threads tell each other, and the barriers of pipelines. ``registers``: whether warpgroups hand
+    registers to each other where the program says so. ``tensor_tiles`` and ``transfers`` are what
     lies in tensor memory, of which a block has ``tensor_columns``.
     """
 
@@ -230,8 +236,11 @@ class GpuLaunchPlan:
     gemms: Mapping[Stmt, GemmPlan]
     pipelines: Mapping[Stmt, Pipeline]
     stores: Mapping[Stmt, Box]
+    loads: Mapping[Stmt, Box]
+    registers: bool
     barriers: frozenset[Stmt]
     ends: frozenset[Stmt]
+    tile_bytes: int
     shared_bytes: int
     teams: Teams
     notes: tuple[str, ...] = ()
@@ -281,6 +290,9 @@ class GpuLaunchPlan:
         if self.stores:
             names = ", ".join(s.src.buffer.name for s in self.stores if isinstance(s, Copy))
             lines.append(f"stored by TMA: {names}")
+        if self.loads:
+            tiles = dict.fromkeys(s.dst.buffer.name for s in self.loads if isinstance(s, Copy))
+            lines.append(f"loaded by TMA on barriers of the program: {', '.join(tiles)}")
         lines.append(f"barriers: {len(self.barriers) + len(self.ends)}")
         return "\n".join([*lines, *self.notes])
 

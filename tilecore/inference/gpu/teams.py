@@ -20,10 +20,13 @@ from tilecore.ir.alike import divergent
 from tilecore.ir.evaluate import Evaluator
 from tilecore.ir.expr import Binary, Expr, Load, Var
 from tilecore.ir.nodes import If, KernelLaunch, Parallel, Stmt
-from tilecore.ir.visitor import children, expressions, walk_expr
+from tilecore.ir.visitor import children, expressions, walk, walk_expr
 
 WARP = 32
 MAX_TEAMS = 14  # named barriers 2 to 15
+WARPGROUP = 128
+REGISTERS = 64 * 1024  # of a multiprocessor (CUDA C++ Programming Guide, compute capabilities)
+REGISTER_UNIT = 8  # of a thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,38 @@ def find_teams(launch: KernelLaunch, threads: tuple[int, int, int], target: GpuT
             reason=f"there are barriers for {MAX_TEAMS}", span=launch.span,
         )  # fmt: skip
     return teams
+
+
+def registers_to_trade(launch: KernelLaunch, teams: Teams, target: GpuTarget) -> bool | str:
+    """Return whether warpgroups hand registers to each other as the program asks, or why not.
+
+    A warpgroup that asks for more waits until others have given them away (PTX ISA 9.0,
+    setmaxnreg): together they may have what the block has.
+    """
+    asked: dict[int, int] = {}
+    loops = [s for s in walk(launch.body) if isinstance(s, (nodes.For, nodes.While))]
+    repeated = {id(s) for loop in loops for s in walk(loop)}
+    for stmt in walk(launch.body):
+        if not isinstance(stmt, nodes.Annotate) or stmt.key != "registers":
+            continue
+        team, (count, _) = teams.team(stmt), stmt.value
+        if team == teams.whole or team.first % WARPGROUP or team.count % WARPGROUP:
+            return "setmaxnreg is for roles of whole warpgroups"
+        if id(stmt) in repeated:
+            return "setmaxnreg in a loop leaves open what a thread has"
+        for group in range(team.first // WARPGROUP, (team.first + team.count) // WARPGROUP):
+            asked[group] = max(asked.get(group, 0), count)
+    if not asked:
+        return False
+    if not target.has_wgmma:
+        return f"{target.name} has no setmaxnreg"
+    groups = -(-teams.whole.count // WARPGROUP)
+    most = REGISTERS // WARPGROUP
+    usual = most // groups // REGISTER_UNIT * REGISTER_UNIT
+    total = sum(asked.get(group, usual) for group in range(groups))
+    if total > most:
+        return f"{total} for a thread of each warpgroup are asked for, {most} are there"
+    return True
 
 
 def _thread_values(launch: KernelLaunch, threads: tuple[int, int, int]) -> Evaluator:

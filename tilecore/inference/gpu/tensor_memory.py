@@ -70,6 +70,18 @@ class TensorMemory:
             if s in mine and t.other is not None and t.held is not None
         ]
 
+    def words(self, gemms: Iterable[GemmPlan]) -> int:
+        """Return the 64-bit words of shared memory that the tiles need."""
+        return tensor_words(gemms) if self.tiles else 0
+
+
+def tensor_words(gemms: Iterable[GemmPlan]) -> int:
+    """Return the 64-bit words of shared memory beside tensor memory.
+
+    One has the address of the columns, one per product is a barrier.
+    """
+    return 1 + sum(plan.kind == "tcgen05" for plan in gemms)
+
 
 def find_tensor_memory(launch: KernelLaunch, teams: Teams, target: GpuTarget) -> TensorMemory:
     """Return which tiles that ask for tensor memory lie there: all of a launch, or none."""

@@ -12,6 +12,7 @@ import tilecore.lowering.cuda.instructions as ptx
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.loops import is_barrier_setup
 from tilecore.inference.gpu.plan import Box, GpuLaunchPlan, SharedLayout
+from tilecore.inference.gpu.scratch import BARRIER_BYTES, SCRATCH_BYTES
 from tilecore.ir import nodes
 from tilecore.ir.alike import alike_stores
 from tilecore.ir.analysis import pads
@@ -21,11 +22,11 @@ from tilecore.ir.expr import Expr, Var, cast, const, int_value
 from tilecore.ir.fold import reducer_update
 from tilecore.ir.nodes import Buffer, For, Stmt
 from tilecore.ir.trips import trip_count
-from tilecore.ir.visitor import walk
 from tilecore.lowering.cpu.tir import add, index, maximum, mul, typed
 from tilecore.lowering.cuda.access import Accessor
+from tilecore.lowering.cuda.boxes import TensorMap, load_boxes, map_of, map_parameter, store_box
 from tilecore.lowering.cuda.builder import CudaBuilder
-from tilecore.lowering.cuda.folds import FoldLowering, scratch_bytes
+from tilecore.lowering.cuda.folds import FoldLowering
 from tilecore.lowering.cuda.instruction_set import instruction_set
 from tilecore.lowering.cuda.memory import (
     FragmentPlace,
@@ -36,14 +37,9 @@ from tilecore.lowering.cuda.mfma import MfmaLowering
 from tilecore.lowering.cuda.nests import NestLowering
 from tilecore.lowering.cuda.output import emit_assert, emit_print
 from tilecore.lowering.cuda.pipelines import (
-    BARRIER_BYTES,
     PRODUCER_THREADS,
     AsyncPipeline,
     BoxPipelines,
-    TensorMap,
-    map_of,
-    map_parameter,
-    store_box,
 )
 from tilecore.lowering.cuda.prefetch import RegisterPipeline
 from tilecore.lowering.cuda.products import FmaLowering, MmaLowering, ProductLowering
@@ -69,7 +65,6 @@ from tilecore.lowering.cuda.wgmma import WgmmaLowering
 PRODUCTS: dict[str, type[ProductLowering]] = {
     "mma": MmaLowering, "fma": FmaLowering, "wgmma": WgmmaLowering, "mfma": MfmaLowering,
 }  # fmt: skip
-SCRATCH_BYTES = 8  # of what a thread tells others through shared memory
 MIN_BLOCKS = "tirx.launch_bounds_min_blocks_per_sm"
 COMPUTING = 1  # named barrier of the threads that compute, where others issue copies
 SHARED_ALIGNMENT = 1024  # of what swizzles of 128 bytes repeat after
@@ -93,6 +88,7 @@ class LaunchLowering:
         self.tensor: TensorMemory | None = None
         self.team = plan.teams.whole
         self.number: Any = 0  # of the thread in the block
+        self.warp: Any = 0  # of the thread, the same value in its lanes
         self.isa = instruction_set(target)
         self.accessor = Accessor(builder, self.isa)
         self.accessor.places.update(tensors)
@@ -133,6 +129,10 @@ class LaunchLowering:
             self._memory()
             if self.tensor is not None:
                 self.tensor.allocate()
+            if self.plan.loads:
+                self.warp = self.builder.bind(ptx.warp_index().call())
+            if self.plan.registers:
+                attributes[MIN_BLOCKS] = 1  # setmaxnreg: the count at the start must be known
             if self.boxes is None:
                 self.declare_fragments()
                 self.statement(launch.body)
@@ -150,20 +150,13 @@ class LaunchLowering:
 
     def _memory(self) -> None:
         """Declare shared memory."""
-        nests, warp = self.plan.nests.values(), self.isa.warp
-        extra = max((scratch_bytes(p, warp) for p in nests), default=0)
-        if extra and self.plan.teams.all:
-            extra = SCRATCH_BYTES * self.plan.thread_count
-        if any(isinstance(s, (nodes.Exchange, nodes.Atomic)) for s in walk(self.launch.body)):
-            extra = max(extra, SCRATCH_BYTES * self.plan.thread_count)
-        self.scratch_start = -(-self.plan.shared_bytes // 16) * 16
-        self.shared_bytes = -(-(self.scratch_start + extra) // BARRIER_BYTES) * BARRIER_BYTES
-        if self.plan.has_producer:
-            self.boxes = BoxPipelines(self, self.shared_bytes // BARRIER_BYTES)
-            self.shared_bytes += self.boxes.count * BARRIER_BYTES
+        self.scratch_start, self.shared_bytes = self.plan.tile_bytes, self.plan.shared_bytes
+        end = self.shared_bytes // BARRIER_BYTES
         if self.plan.tensor_tiles:
-            self.tensor = TensorMemory(self, self.shared_bytes // BARRIER_BYTES)
-            self.shared_bytes += self.tensor.words * BARRIER_BYTES
+            self.tensor = TensorMemory(self, end)
+            end = self.tensor.place
+        if self.plan.has_producer:
+            self.boxes = BoxPipelines(self, end)
         if self.shared_bytes:
             self.shared = self.builder.shared(self.shared_bytes, SHARED_ALIGNMENT)
         for buffer, layout in self.plan.shared.items():
@@ -220,7 +213,7 @@ class LaunchLowering:
     def _fence(self) -> None:
         """Make what threads wrote to shared memory visible to instructions that read it."""
         kinds = {plan.kind for plan in self.plan.gemms.values()}
-        if kinds & {"wgmma", "tcgen05"} or self.plan.stores:
+        if kinds & {"wgmma", "tcgen05"} or self.plan.stores or self.plan.loads:
             self.builder.evaluate(ptx.fence_async().call())
         if self.tensor is not None:
             self.tensor.fence(before=True)
@@ -254,6 +247,10 @@ class LaunchLowering:
                 self.tensor.transfer(stmt, self.plan.transfers[stmt])
             case nodes.Copy() if stmt in self.plan.stores:
                 store_box(self, stmt, self.plan.stores[stmt])
+            case nodes.Copy() if stmt in self.plan.loads:
+                load_boxes(self, stmt, self.plan.loads[stmt])
+            case nodes.Annotate(key="registers", value=(count, grows)) if self.plan.registers:
+                self.builder.evaluate(ptx.set_registers(count, grows=grows).call())
             case nodes.Copy() | nodes.Fill():
                 NestLowering(self.accessor, self.plan.nests[stmt], self.inner).emit()
             case nodes.Parallel() if stmt in self.plan.nests:

@@ -11,6 +11,7 @@ from tvm import tirx as tir
 import tilecore.lowering.cuda.instructions as ptx
 from tilecore.inference.gpu.loops import Access
 from tilecore.inference.gpu.plan import TensorTransfer
+from tilecore.inference.gpu.tensor_memory import tensor_words
 from tilecore.ir.expr import Load, Var, int_value
 from tilecore.ir.nodes import Arrive, Fill, Region, Stmt
 from tilecore.lowering.cpu.tir import add, index, mul, quotient, remainder
@@ -29,17 +30,18 @@ BARRIER_WORDS = 2  # of 32 bits
 
 
 class TensorMemory:
-    """The columns of a block, and the barriers at which products tell that they are complete."""
+    """The columns of a block, and the barriers at which products tell that they are complete.
 
-    def __init__(self, owner: LaunchLowering, first_word: int) -> None:
+    Their address and the barriers are the last words (of 64 bits) of shared memory before ``end``.
+    """
+
+    def __init__(self, owner: LaunchLowering, end: int) -> None:
         self.owner, self.builder = owner, owner.builder
         self.accessor, self.plan = owner.accessor, owner.plan
-        self.place = first_word  # of the address, in 64-bit words of shared memory
-        self.done: dict[int, int] = {}
-        for stmt, plan in owner.plan.gemms.items():
-            if plan.kind == "tcgen05" and not plan.is_async:
-                self.done[id(stmt)] = first_word + 1 + len(self.done)
-        self.words = 1 + len(self.done)
+        products = [s for s, p in self.plan.gemms.items() if p.kind == "tcgen05"]
+        self.place = end - tensor_words(self.plan.gemms.values())  # of the address
+        waited = [s for s in products if not self.plan.gemms[s].is_async]
+        self.done = {id(s): self.place + 1 + n for n, s in enumerate(waited)}
         self.turns: dict[int, Any] = {}
 
     def allocate(self) -> None:
