@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from tilecore.device_code import DeviceCode, TensorMapRecipe, Workspace
 from tilecore.errors import InvalidConfig
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.infer import infer
+from tilecore.inference.gpu.options import GpuOptions
 from tilecore.inference.gpu.plan import GpuPlan
 from tilecore.inference.races import check_races
 from tilecore.inference.tile_bounds import check_tile_bounds
@@ -20,6 +21,7 @@ from tilecore.ir.printer import Namer, format_expr, format_func
 from tilecore.ir.verifier import verify
 from tilecore.passes import tensor_memory
 from tilecore.passes.pipeline import GPU_PIPELINE, Pass, run_passes
+from tilecore.tile_config import KnobValue
 
 if TYPE_CHECKING:
     from tilecore.codegen.cuda import CudaSource
@@ -36,6 +38,7 @@ def compile_gpu(
     digest: str,
     parameters: tuple[ParameterSpec, ...],
     store: ArtifactStore,
+    knobs: Mapping[str, KnobValue],
 ) -> Artifact:
     """Return the compiled program as a new artifact of the store.
 
@@ -45,12 +48,12 @@ def compile_gpu(
     from tilecore.codegen.cuda import ENTRY
     from tilecore.codegen.nvrtc import compile_cuda
 
-    plan, program, source = lower_gpu(func, target)
+    plan, program, source = lower_gpu(func, target, knobs=knobs)
     cubin = compile_cuda(source.text, target.arch)
     device = DeviceCode(target.arch, source.entries, tensor_maps(program), workspaces(program))
     manifest = Manifest(
         key=key, name=func.name, entry=ENTRY, parameters=parameters, target=target.kind,
-        isa=target.name, config={}, program_digest=digest, versions=compiler_versions(),
+        isa=target.name, config=knobs, program_digest=digest, versions=compiler_versions(),
         notes=tuple(plan.explain().splitlines()), device=device,
         resources={
             "registers": cubin.registers,
@@ -66,7 +69,10 @@ def compile_gpu(
 
 
 def lower_gpu(
-    func: PrimFunc, target: GpuTarget, observer: Observer | None = None
+    func: PrimFunc,
+    target: GpuTarget,
+    observer: Observer | None = None,
+    knobs: Mapping[str, KnobValue] | None = None,
 ) -> tuple[GpuPlan, LoweredProgram, CudaSource]:
     """Return (inference plan, TIR, CUDA text); ``observer`` sees the result of every stage.
 
@@ -74,7 +80,7 @@ def lower_gpu(
     """
     from tilecore.codegen.cuda import generate
 
-    plan, program = lower_to_tir(func, target, observer)
+    plan, program = lower_to_tir(func, target, observer, knobs)
     source = generate(program.func, target)
     if observer is not None:
         observer("cuda", source.text)
@@ -82,7 +88,10 @@ def lower_gpu(
 
 
 def lower_to_tir(
-    func: PrimFunc, target: GpuTarget, observer: Observer | None = None
+    func: PrimFunc,
+    target: GpuTarget,
+    observer: Observer | None = None,
+    knobs: Mapping[str, KnobValue] | None = None,
 ) -> tuple[GpuPlan, LoweredProgram]:
     """Return (inference plan, TIR), which is the same for GPUs of all vendors.
 
@@ -95,25 +104,27 @@ def lower_to_tir(
     check_tile_bounds(func)
     check_races(func)
     see("source", func)
-    func, plan = _plan(func, target, observer)
+    func, plan = _plan(func, target, observer, GpuOptions.parse(knobs or {}, func.attrs))
     see("inference", plan)
     program = lower_function(func, plan, target)
     see("tir", program.func)
     return plan, program
 
 
-def _plan(func: PrimFunc, target: GpuTarget, observer: Observer | None) -> tuple[PrimFunc, GpuPlan]:
+def _plan(
+    func: PrimFunc, target: GpuTarget, observer: Observer | None, options: GpuOptions
+) -> tuple[PrimFunc, GpuPlan]:
     """Return the program after the passes and its plan; outputs are staged where there is room."""
     pipeline = passes_for(target)
     passed = run_passes(func, observer, pipeline)
     verify(passed)
     try:
-        return passed, infer(passed, target)
+        return passed, infer(passed, target, options)
     except InvalidConfig as error:
         if error.fields.get("knob") != SHARED_MEMORY:
             raise
         passed = run_passes(func, None, [p for p in pipeline if p[0] != "stage_outputs"])
-        return passed, infer(passed, target)
+        return passed, infer(passed, target, options)
 
 
 def passes_for(target: GpuTarget) -> tuple[tuple[str, Pass], ...]:

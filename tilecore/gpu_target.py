@@ -76,6 +76,11 @@ class GpuTarget:
         return self.has("sm_90")
 
     @property
+    def has_stmatrix(self) -> bool:
+        """Whether a warp stores matrices of registers to shared memory."""
+        return self.has("sm_90")
+
+    @property
     def has_wgmma(self) -> bool:
         """Whether warpgroups multiply matrices in shared memory."""
         return self.has("sm_90a")

@@ -213,7 +213,8 @@ class _Checker:
             self.fault(error)
         a, b, c = (r.buffer for r in (stmt.a, stmt.b, stmt.c))
         both_fp8 = a.dtype.startswith("float8") and b.dtype.startswith("float8")
-        if a.dtype != b.dtype and not both_fp8:
+        both_bytes = {a.dtype, b.dtype} == {"int8", "uint8"}
+        if a.dtype != b.dtype and not both_fp8 and not both_bytes:
             what = f"one element type for `{a.name}` and `{b.name}` in T.gemm"
             self.fault(TypeMismatch(expected=what, found=f"{a.dtype} and {b.dtype}"))
         if a.dtype.is_float != c.dtype.is_float or c.dtype == "bool":

@@ -81,7 +81,7 @@ def catalog():
         I.vote("all"), I.vote("ballot"), I.vote_masked("ballot"), I.match_any(), I.active_mask(),
         I.elect(), *(I.reduce_warp(o, t) for o in ("add", "min", "max", "and", "or", "xor")
                      for t in ("int32", "uint32")),
-        I.warp_index(), I.lane_index(), I.nanosleep(), I.clock(),
+        I.assume_below(), I.warp_index(), I.lane_index(), I.nanosleep(), I.clock(),
         *(I.atomic(o, t) for o in ("add", "min", "max", "exchange")
           for t in ("int32", "uint32", "int64", "uint64", "float32", "float64", *HALVES)),
         *(I.atomic(o, t) for o in ("and", "or", "xor") for t in ("int32", "uint64", "int64")),

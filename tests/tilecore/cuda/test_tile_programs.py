@@ -47,7 +47,9 @@ def close(found, expected, dtype):
     )
 
 
-def check_gemm(target, size, block, stages, dtype, out, trans=(False, False), threads=128):
+def check_gemm(
+    target, size, block, stages, dtype, out, trans=(False, False), threads=128, knobs=None
+):
     M, N, K = size
     accum = "int32" if dtype == "int8" else "float32"
     func = gemm(M, N, K, block, stages, dtype, out, accum, trans, threads)
@@ -55,7 +57,7 @@ def check_gemm(target, size, block, stages, dtype, out, trans=(False, False), th
     a = random(rng, (K, M) if trans[0] else (M, K), dtype)
     b = random(rng, (N, K) if trans[1] else (K, N), dtype)
     c = np.full((M, N), 77, NUMPY.get(out, out))
-    plan = run_emulated(func, target, [a, b, c], ALL_SCHEDULES)
+    plan = run_emulated(func, target, [a, b, c], ALL_SCHEDULES, knobs=knobs)
     left, right = (x.astype(np.float64) for x in (a, b))
     close(c, (left.T if trans[0] else left) @ (right.T if trans[1] else right), out)
     (launch,) = plan.launches.values()
@@ -88,7 +90,10 @@ def test_gemm_with_ragged_edges_and_all_transposes(target, kind, trans):
     ],
 )
 def test_gemm_element_types(target, dtype, out, trans_b, kind):
-    used = check_gemm(target, (128, 128, 192), (64, 64, 64), 2, dtype, out, (False, trans_b))
+    used = check_gemm(
+        target, (128, 128, 192), (64, 64, 64), 2, dtype, out, (False, trans_b),
+        knobs={"float32_products": "exact"},
+    )  # fmt: skip
     assert used == kind
 
 

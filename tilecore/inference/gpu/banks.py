@@ -16,7 +16,7 @@ import numpy as np
 from tilecore.errors import ScopeError
 from tilecore.inference.gpu.distribution import Table
 from tilecore.inference.gpu.places import points
-from tilecore.inference.gpu.plan import CHUNK_BYTES, GpuLaunchPlan, NestPlan, Operand, SharedLayout
+from tilecore.inference.gpu.plan import CHUNK_BYTES, GpuLaunchPlan, NestPlan, SharedLayout
 from tilecore.ir.evaluate import Evaluator
 from tilecore.ir.expr import Expr, Load, Var, const
 from tilecore.ir.nodes import Buffer, Stmt
@@ -54,7 +54,7 @@ def bank_uses(plan: GpuLaunchPlan) -> list[BankUse]:
     for gemm in plan.gemms.values():
         for region, operand in ((gemm.stmt.a, gemm.a), (gemm.stmt.b, gemm.b)):
             if operand.source == "ldmatrix":
-                ways = _of_matrices(plan.shared[region.buffer], operand)
+                ways = _of_matrices(plan.shared[region.buffer])
                 found.append(BankUse(gemm.stmt, region.buffer, False, CHUNK_BYTES, ways))
     return found
 
@@ -82,6 +82,9 @@ def _of_nest(
     for number, access in enumerate(nest.points.accesses):
         layout = shared.get(access.buffer)
         if layout is None or not access.indices:
+            continue
+        if nest.matrices is not None and number == nest.matrices.access:
+            yield BankUse(stmt, access.buffer, True, CHUNK_BYTES, _of_matrices(layout))
             continue
         is_wide = number in nest.wide
         lanes = min(nest.lanes, CHUNK_BYTES // layout.itemsize) if is_wide else 1
@@ -129,11 +132,10 @@ def conflict_ways(address: Table, exists: Table, width: int) -> float:
     return served / ideal if ideal else 1.0
 
 
-def _of_matrices(layout: SharedLayout, operand: Operand) -> float:
+def _of_matrices(layout: SharedLayout) -> float:
     """Return the conflicts of the 8 rows of 16 bytes that make up one matrix."""
     rows, columns = layout.shape[-2], layout.shape[-1]
     chunk = CHUNK_BYTES // layout.itemsize
-    _ = operand  # the rows of a matrix are rows of the tile, transposed or not
     row, column = np.meshgrid(np.arange(rows), np.arange(0, columns, chunk), indexing="ij")
     leading = [np.zeros_like(row)] * (len(layout.shape) - 2)
     address = offsets(layout, [*leading, row, column]) * layout.itemsize

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from tilecore.inference.gpu.distribution import Digit, Distribution, by_slot, spread
 from tilecore.inference.gpu.loops import Access, Points, divisor, is_contiguous
+from tilecore.inference.gpu.matrix_stores import matrix_store
 from tilecore.inference.gpu.places import slots_of
 from tilecore.inference.gpu.plan import CHUNK_BYTES, GemmPlan, NestPlan
 from tilecore.ir.bounds import linear
@@ -29,6 +30,7 @@ class Fragments:
 
     threads: int
     warp: int = 32  # threads that shuffles reach
+    has_stmatrix: bool = False  # whether a warp stores matrices to shared memory
     held: dict[Buffer, Distribution] = field(default_factory=dict)
     shared: dict[Buffer, str] = field(default_factory=dict)  # with the reason
     folded: dict[Buffer, set[int]] = field(default_factory=dict)  # axes along which it is reduced
@@ -63,7 +65,7 @@ def distribute(
                 refused = _misfit(points, distribution, fragments)
                 if refused is not None:
                     break
-                plans[points.stmt] = _nest_plan(points, distribution)
+                plans[points.stmt] = _nest_plan(points, distribution, fragments)
             else:
                 return plans
         buffer, reason = refused
@@ -353,11 +355,14 @@ def _misfit(
     return None
 
 
-def _nest_plan(points: Points, distribution: Distribution) -> NestPlan:
+def _nest_plan(points: Points, distribution: Distribution, fragments: Fragments) -> NestPlan:
     """Return the plan of a statement: how many neighbours of which loop move at once."""
     best = NestPlan(points, distribution)
     if points.folded:
         return best
+    matrices = matrix_store(points, distribution, _width) if fragments.has_stmatrix else None
+    if matrices is not None:
+        return replace(best, matrices=matrices)
     for loop, digits in enumerate(distribution.axes):
         if not digits or digits[-1].in_thread or digits[-1].stride != 1:
             continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
 
 from tilecore.amd_target import AmdTarget
@@ -19,6 +19,7 @@ from tilecore.inference.gpu.loops import (
 )
 from tilecore.inference.gpu.memory import Needs
 from tilecore.inference.gpu.mfma import plan_mfma
+from tilecore.inference.gpu.options import GpuOptions
 from tilecore.inference.gpu.pipelining import find_pipelines
 from tilecore.inference.gpu.plan import (
     GemmPlan,
@@ -44,7 +45,7 @@ from tilecore.ir.nodes import Buffer, Gemm, KernelLaunch, PrimFunc, Stmt
 from tilecore.ir.visitor import buffers_of, children, regions, walk
 
 
-def infer(func: PrimFunc, target: GpuTarget) -> GpuPlan:
+def infer(func: PrimFunc, target: GpuTarget, options: GpuOptions) -> GpuPlan:
     """Return the plan of a program.
 
     Raises:
@@ -52,15 +53,18 @@ def infer(func: PrimFunc, target: GpuTarget) -> GpuPlan:
         UnsupportedOnTarget: a statement that GPUs cannot run (TC302).
     """
     launches = [s for s in walk(func.body) if isinstance(s, KernelLaunch)]
-    return GpuPlan(func, {launch: _plan(launch, target) for launch in launches})
+    return GpuPlan(func, {launch: _plan(launch, target, options) for launch in launches})
 
 
-def _plan(launch: KernelLaunch, target: GpuTarget) -> GpuLaunchPlan:
+def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLaunchPlan:
     threads = _threads(launch, target)
     teams = find_teams(launch, threads, target)
     tiles = [s.buffer for s in walk(launch.body) if isinstance(s, nodes.Alloc)]
     spread = frozenset(_spread(launch, tiles))
-    fragments = Fragments(teams.whole.count, target.threads_per_warp, spread=spread)
+    viewed = {t.base for t in tiles if t.base is not None}
+    fragments = Fragments(
+        teams.whole.count, target.threads_per_warp, target.has_stmatrix, spread=spread
+    )
     for tile in _not_in_registers(launch, tiles, fragments.spread):
         fragments.shared[tile] = "elements are accessed one by one, or through views"
     tensor = find_tensor_memory(launch, teams, target)
@@ -69,13 +73,11 @@ def _plan(launch: KernelLaunch, target: GpuTarget) -> GpuLaunchPlan:
     _share_between_teams(launch, teams, fragments)
     while True:
         before = len(fragments.shared)
-        gemms = _products(launch, teams, target, fragments, tensor)
+        gemms = _products(launch, teams, target, fragments, options, viewed, tensor)
         nests: dict[Stmt, NestPlan] = {}
         held: dict[Buffer, Distribution] = {}
         for team in (teams.whole, *teams.all):
-            own = Fragments(
-                team.count, fragments.warp, shared=fragments.shared, spread=fragments.spread
-            )
+            own = replace(fragments, threads=team.count, held={}, folded={})
             mine = [p for p in statements if teams.team(p.stmt) == team]
             products = [g for s, g in gemms.items() if teams.team(s) == team]
             moved = tensor.wanted(s for s in tensor.transfers if teams.team(s) == team)
@@ -84,7 +86,6 @@ def _plan(launch: KernelLaunch, target: GpuTarget) -> GpuLaunchPlan:
         if len(fragments.shared) == before:
             break
     pipelines = find_pipelines(launch, nests, target)
-    viewed = {t.base for t in tiles if t.base is not None}
     shared = [
         t for t in tiles
         if t.base is None and t not in tensor.tiles and _in_shared(t, fragments)
@@ -200,6 +201,8 @@ def _products(
     teams: Teams,
     target: GpuTarget,
     fragments: Fragments,
+    options: GpuOptions,
+    viewed: Set[Buffer],
     tensor: TensorMemory,
 ) -> dict[Stmt, GemmPlan]:
     """Return the plan of each product; operands of fma lie in shared memory."""
@@ -211,8 +214,10 @@ def _products(
             found[stmt] = plan_tensor_product(stmt, teams.team(stmt))
             continue
         held = _held(stmt, fragments)
-        planner = plan_mfma if isinstance(target, AmdTarget) else plan_gemm
-        plan = planner(stmt, teams.team(stmt), target, held)  # type: ignore[arg-type]
+        if isinstance(target, AmdTarget):
+            plan = plan_mfma(stmt, teams.team(stmt), target, held)
+        else:
+            plan = plan_gemm(stmt, teams.team(stmt), target, held, options, viewed)
         if plan.kind == "fma":
             for region, is_held in ((stmt.a, held[0]), (stmt.b, held[1])):
                 if is_held:

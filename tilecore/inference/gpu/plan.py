@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from tilecore.inference.gpu.distribution import Distribution
 from tilecore.inference.gpu.loops import Points
+from tilecore.inference.gpu.matrix_units import TF32_CUT, TF32_ROUNDED
 from tilecore.inference.gpu.teams import Teams
 from tilecore.ir.nodes import Buffer, Copy, For, Gemm, KernelLaunch, PrimFunc, Region, Stmt
 
@@ -67,6 +68,24 @@ class SharedLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class MatrixStore:
+    """How a warp stores 8x8 matrices of 16-bit elements to shared memory (stmatrix).
+
+    Attributes:
+        access: the store, by position among the accesses of the points.
+        count: matrices of one instruction: 1, 2 or 4.
+        rows, columns: the loops whose points are rows and columns of a matrix in registers.
+        is_transposed: whether rows in memory are columns in registers.
+    """
+
+    access: int
+    count: int
+    rows: int
+    columns: int
+    is_transposed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class NestPlan:
     """How a data-parallel nest runs: its points, and how many neighbours move at once.
 
@@ -76,6 +95,7 @@ class NestPlan:
         lanes: points along ``lane_axis`` whose memory accesses are one.
         lane_axis: the loop (by position) of which a thread has ``lanes`` consecutive points.
         wide: accesses of memory (by position among those of ``points``) that move all lanes.
+        matrices: how the nest stores by matrices, if it does; then there is one lane.
     """
 
     points: Points
@@ -83,6 +103,7 @@ class NestPlan:
     lanes: int = 1
     lane_axis: int = 0
     wide: frozenset[int] = frozenset()
+    matrices: MatrixStore | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +136,7 @@ class GemmPlan:
         a, b: the operands.
         c: the accumulators.
         keeps_c: whether C is a fragment; else it is loaded before and stored after.
+        sums: element type of the sums.
         reason: why no matrix instruction (on sm_100: not tcgen05) is used, or "".
         is_async: whether nobody waits for it at its end: the program does, or a pipeline.
     """
@@ -127,9 +149,37 @@ class GemmPlan:
     a: Operand
     b: Operand
     c: Distribution
-    keeps_c: bool = True
+    keeps_c: bool
+    sums: str
     reason: str = ""
     is_async: bool = False
+
+    @property
+    def is_tf32(self) -> bool:
+        """Whether matrix units read float32 operands, of which they drop bits."""
+        return self.kind in ("mma", "wgmma") and self.stmt.a.dtype == "float32"
+
+    def explain(self) -> str:
+        """Return how the product runs, in words."""
+        m, n, k = self.shape
+        how = "fma" if self.kind == "fma" else f"{self.kind}.m{m}n{n}k{k}"
+        how += f" ({self.reason})" if self.reason else ""
+        if self.is_tf32:
+            cut = self.kind == "wgmma"
+            error = TF32_CUT if cut else TF32_ROUNDED
+            how += (
+                f" of tf32 (operands {'cut' if cut else 'rounded'} to 11 significant bits, relative"
+                f" error up to {error:.1e} each; float32_products='exact' keeps all 24)"
+            )
+        if self.sums == "float16":
+            how += " summed up in float16"
+        rows, columns = self.warps
+        unit = "warpgroups" if self.kind == "wgmma" else "warps"
+        who = "one thread" if self.kind == "tcgen05" else f"{rows}x{columns} {unit}"
+        return (
+            f"gemm {'x'.join(map(str, self.size))}: {how}, {who}; "
+            f"A from {self.a.source}, B from {self.b.source}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,22 +321,19 @@ class GpuLaunchPlan:
         for buffer, tile in self.tensor_tiles.items():
             last = tile.column + tile.columns - 1
             lines.append(f"{buffer.name}: tensor memory, columns {tile.column} to {last}")
-        for plan in self.gemms.values():
-            m, n, k = plan.shape
-            how = "fma" if plan.kind == "fma" else f"{plan.kind}.m{m}n{n}k{k}"
-            how += f" ({plan.reason})" if plan.reason else ""
-            rows, columns = plan.warps
-            unit = "warpgroups" if plan.kind == "wgmma" else "warps"
-            who = "one thread" if plan.kind == "tcgen05" else f"{rows}x{columns} {unit}"
-            lines.append(
-                f"gemm {'x'.join(map(str, plan.size))}: {how}, {who}; "
-                f"A from {plan.a.source}, B from {plan.b.source}"
-            )
+        lines += [plan.explain() for plan in self.gemms.values()]
         for pipeline in self.pipelines.values():
             names = ", ".join(copy.dst.buffer.name for copy in pipeline.copies)
             how = "registers" if pipeline.in_registers else "cp.async"
             how = "TMA, by a warpgroup of its own" if pipeline.boxes else how
             lines.append(f"pipelined: {names} in {pipeline.stages} stages ({how})")
+        stored = [
+            n.points.accesses[n.matrices.access].buffer.name
+            for n in self.nests.values()
+            if n.matrices is not None
+        ]
+        if stored:
+            lines.append(f"stored by stmatrix: {', '.join(dict.fromkeys(stored))}")
         if self.stores:
             names = ", ".join(s.src.buffer.name for s in self.stores if isinstance(s, Copy))
             lines.append(f"stored by TMA: {names}")

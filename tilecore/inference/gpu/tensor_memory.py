@@ -197,7 +197,8 @@ def plan_tensor_product(gemm: Gemm, team: Team) -> GemmPlan:
     a = Operand(c, "descriptor", gemm.transpose_a)
     b = Operand(c, "descriptor", not gemm.transpose_b)
     shape = (min(m, LANES), _width(n), step)
-    return GemmPlan(gemm, "tcgen05", shape, (m, n, k), (1, 1), a, b, c, keeps_c=False)
+    sums = SUMS[str(gemm.a.dtype)]
+    return GemmPlan(gemm, "tcgen05", shape, (m, n, k), (1, 1), a, b, c, keeps_c=False, sums=sums)
 
 
 def with_waits(

@@ -22,12 +22,13 @@ from tilecore.ir.expr import Expr, Var, cast, const, int_value
 from tilecore.ir.fold import reducer_update
 from tilecore.ir.nodes import Buffer, For, Stmt
 from tilecore.ir.trips import trip_count
-from tilecore.lowering.cpu.tir import add, index, maximum, mul, typed
+from tilecore.lowering.cpu.tir import add, index, maximum, mul, quotient, typed
 from tilecore.lowering.cuda.access import Accessor
 from tilecore.lowering.cuda.boxes import TensorMap, load_boxes, map_of, map_parameter, store_box
-from tilecore.lowering.cuda.builder import CudaBuilder
+from tilecore.lowering.cuda.builder import INT32_MAX, CudaBuilder
 from tilecore.lowering.cuda.folds import FoldLowering
 from tilecore.lowering.cuda.instruction_set import instruction_set
+from tilecore.lowering.cuda.matrix_stores import MatrixStoreLowering
 from tilecore.lowering.cuda.memory import (
     FragmentPlace,
     SharedPlace,
@@ -60,7 +61,7 @@ from tilecore.lowering.cuda.threads import (
     is_barrier,
 )
 from tilecore.lowering.cuda.views import declare
-from tilecore.lowering.cuda.wgmma import WgmmaLowering
+from tilecore.lowering.cuda.wgmma import WARPGROUP, WgmmaLowering
 
 PRODUCTS: dict[str, type[ProductLowering]] = {
     "mma": MmaLowering, "fma": FmaLowering, "wgmma": WgmmaLowering, "mfma": MfmaLowering,
@@ -89,6 +90,7 @@ class LaunchLowering:
         self.team = plan.teams.whole
         self.number: Any = 0  # of the thread in the block
         self.warp: Any = 0  # of the thread, the same value in its lanes
+        self.warpgroup: Any = 0  # of the thread
         self.isa = instruction_set(target)
         self.accessor = Accessor(builder, self.isa)
         self.accessor.places.update(tensors)
@@ -119,11 +121,13 @@ class LaunchLowering:
                 accessor.values[var] = value
                 accessor.ranges[var] = (0, count - 1)
                 accessor.tops[var] = const(count)
+            self._assume(blocks, threads, (x + extra, y, z))
             number = threads[0]
             if y * z > 1:
                 number = add(number, mul(add(threads[1], mul(threads[2], y)), x))
             accessor.thread = self.number = self.builder.bind(number)
             accessor.thread_count = self.plan.thread_count
+            self._number_warpgroup()
             for stmt in prelude:
                 self.inner(stmt)
             self._memory()
@@ -143,6 +147,27 @@ class LaunchLowering:
                 self.boxes.emit_roles(launch.body)
             if self.tensor is not None:
                 self.tensor.free()
+
+    def _assume(self, blocks: Sequence[Any], threads: Sequence[Any], counts: Sequence[int]) -> None:
+        """Tell NVIDIA's compiler the ranges of the indices, which it does not know."""
+        if self.target.kind != "cuda":
+            return
+        known = [*zip(threads, counts, strict=True), *((b, INT32_MAX) for b in blocks)]
+        for value, count in known:
+            if count > 1:
+                self.builder.evaluate(ptx.assume_below().call(value, index(count)))
+
+    def _number_warpgroup(self) -> None:
+        """Bind the number of the warpgroup where products by several of them describe operands.
+
+        It comes from one lane: descriptors must be alike in all, and lie in uniform registers.
+        """
+        gemms = self.plan.gemms.values()
+        if any(g.kind == "wgmma" and g.warps != (1, 1) for g in gemms):
+            number = quotient(self.accessor.thread, WARPGROUP)
+            shuffle = self.isa.shuffle("idx", "int32", self.isa.warp)
+            self.warpgroup = self.builder.bind(shuffle.call(number, index(0)))
+            self.accessor.warpgroup = self.warpgroup
 
     def _extent(self, expr: Expr) -> Any:
         value = int_value(expr)
@@ -225,11 +250,12 @@ class LaunchLowering:
         if team is None:
             yield
             return
-        before = self.team, accessor.thread, accessor.thread_count
+        before = self.team, accessor.thread, accessor.thread_count, accessor.warpgroup
         self.team, accessor.thread_count = team, max(1, team.count)
         accessor.thread = self.builder.bind(add(index(self.number), -team.first))
+        accessor.warpgroup = add(self.warpgroup, -(team.first // WARPGROUP))
         yield
-        self.team, accessor.thread, accessor.thread_count = before
+        self.team, accessor.thread, accessor.thread_count, accessor.warpgroup = before
 
     def _statement(self, stmt: Stmt) -> None:  # noqa: C901 - one case per node
         match stmt:
@@ -251,13 +277,12 @@ class LaunchLowering:
                 load_boxes(self, stmt, self.plan.loads[stmt])
             case nodes.Annotate(key="registers", value=(count, grows)) if self.plan.registers:
                 self.builder.evaluate(ptx.set_registers(count, grows=grows).call())
-            case nodes.Copy() | nodes.Fill():
-                NestLowering(self.accessor, self.plan.nests[stmt], self.inner).emit()
-            case nodes.Parallel() if stmt in self.plan.nests:
-                NestLowering(self.accessor, self.plan.nests[stmt], self.inner).emit()
-            case nodes.Reduce() | nodes.Scan():
+            case nodes.Copy() | nodes.Fill() | nodes.Parallel() if stmt in self.plan.nests:
                 nest = self.plan.nests[stmt]
-                FoldLowering(self.accessor, nest, self._scratch, self.sync).emit()
+                kind = NestLowering if nest.matrices is None else MatrixStoreLowering
+                kind(self.accessor, nest, self.inner).emit()
+            case nodes.Reduce() | nodes.Scan():
+                FoldLowering(self.accessor, self.plan.nests[stmt], self._scratch, self.sync).emit()
             case nodes.Gemm() if self.plan.gemms[stmt].kind == "tcgen05":
                 TensorProduct(self, self.plan.gemms[stmt]).emit()
             case nodes.Gemm():
@@ -268,8 +293,8 @@ class LaunchLowering:
                     self.boxes.consume(self.plan.pipelines[stmt])
                 else:
                     pipeline = self.plan.pipelines[stmt]
-                    kind = RegisterPipeline if pipeline.in_registers else AsyncPipeline
-                    kind(self, pipeline).emit()
+                    ahead = RegisterPipeline if pipeline.in_registers else AsyncPipeline
+                    ahead(self, pipeline).emit()
             case nodes.Store() | nodes.Atomic() if self._is_alone(stmt):
                 with self.builder.when(tir.EQ(index(self.accessor.thread), index(0))):
                     self.inner(stmt)

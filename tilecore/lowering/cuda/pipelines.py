@@ -350,8 +350,7 @@ class BoxPipelines:
         builder, plan = self.builder, self.owner.plan.gemms[product]
         lowering = WgmmaLowering(self.accessor, plan)
         builder.evaluate(ptx.wgmma_wait(0).call())
-        keep = ptx.wgmma_keep(plan.c.slots, lowering.dtype)
-        builder.evaluate(keep.call(builder.address(lowering.sums)))
+        builder.evaluate(lowering.keep().call(builder.address(lowering.sums)))
         if pipeline.is_nested:
             number = self._number(pipeline.loop, add(trips, -1))
             stage = builder.bind(remainder(add(number, pipeline.stages), pipeline.stages))

@@ -83,6 +83,7 @@ from tilecore.lowering.cuda.instructions.tma import (
 )
 from tilecore.lowering.cuda.instructions.warp import (
     active_mask,
+    assume_below,
     clock,
     elect,
     lane_index,
@@ -108,7 +109,8 @@ from tilecore.lowering.cuda.instructions.wgmma import (
 )
 
 __all__ = [
-    "Instruction", "MmaShape", "accumulator_registers", "active_mask", "approximate", "atomic",
+    "Instruction", "MmaShape", "accumulator_registers", "active_mask", "approximate",
+    "assume_below", "atomic",
     "atomic_add_vector", "bar_arrive", "bar_sync", "barrier_arrive", "barrier_arrive_remote",
     "barrier_expect", "barrier_expect_only", "barrier_init", "barrier_invalidate", "barrier_test",
     "barrier_wait", "bulk_commit", "bulk_load", "bulk_reduce", "bulk_store", "bulk_wait",
