@@ -15,6 +15,7 @@ from tilecore.inference.gpu.options import GpuOptions
 from tilecore.inference.gpu.plan import GpuPlan
 from tilecore.inference.races import check_races
 from tilecore.inference.tile_bounds import check_tile_bounds
+from tilecore.ir.clusters import refuse_clusters
 from tilecore.ir.expr import Expr, int_value
 from tilecore.ir.nodes import Buffer, PrimFunc
 from tilecore.ir.printer import Namer, format_expr, format_func
@@ -101,6 +102,8 @@ def lower_to_tir(
 
     see: Observer = observer or (lambda stage, value: None)
     verify(func)
+    if not target.has_clusters:
+        refuse_clusters(func)
     check_tile_bounds(func)
     check_races(func)
     see("source", func)

@@ -86,6 +86,11 @@ class GpuTarget:
         return self.has("sm_90a")
 
     @property
+    def has_clusters(self) -> bool:
+        """Whether blocks of a cluster run together and reach each other's shared memory."""
+        return self.has("sm_90")
+
+    @property
     def has_tcgen05(self) -> bool:
         """Whether one thread multiplies matrices in shared memory into tensor memory."""
         return self.has("sm_100a")

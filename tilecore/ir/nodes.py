@@ -8,6 +8,7 @@ Grammar::
            | Alloc(buffer)                                   scope = rest of the enclosing Seq
            | Copy(src, dst, barrier)    tile copy with conversion; outside a global tensor loads
                                         give 0 and stores are skipped; see the node for barrier
+           | ClusterCopy(copy, block, mask, barrier)   a copy into other blocks of the cluster
            | Fill(dst, value)
            | Gemm(a, b, c, transpose_a, transpose_b, clear_accum)   c (+)= op(a) @ op(b)
            | Reduce(op, src, dst, axes, clear)   dst (op)= src folded along axes; see ir/fold.py
@@ -22,9 +23,9 @@ Grammar::
            | Let(var, value)                                 immutable; scope = rest of the Seq
            | Annotate(key, value)                            a hint; never changes the meaning
            | Assert(cond, message)
-           | Sync(scope)                        threads of a block (warp, grid) wait for each other
+           | Sync(scope)            threads of a block (warp, cluster, grid) wait for each other
            | Exchange(op, dst, args, width)     every thread tells its group and is told
-           | Arrive(buffer, index, once)        an arrival at a barrier, by each thread or once
+           | Arrive(buffer, index, once, rank)  an arrival at a barrier, by each thread or once
            | Wait(buffer, index, parity)        until the barrier's phase of this parity is over
            | Print(text, args)              writes a line; each `{}` in text stands for an argument
            | Pad(buffer, value)             loads outside the tensor give value, in all the launch
@@ -185,7 +186,8 @@ class KernelLaunch(Stmt):
 
     ``threads`` is a GPU hint, unless the program asks which thread it is: then ``thread_vars``
     holds threadIdx.x, .y, .z, everything but tile operations runs once per thread, and tiles of
-    scope local are private to each thread.
+    scope local are private to each thread. ``cluster``: blocks along the axes of the grid that run
+    together and reach each other's shared memory, where a target has clusters.
     """
 
     block_vars: tuple[Var, ...]
@@ -194,6 +196,7 @@ class KernelLaunch(Stmt):
     body: Stmt
     span: SourceSpan = NO_SPAN
     thread_vars: tuple[Var, ...] = ()
+    cluster: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -221,6 +224,23 @@ class Copy(Stmt):
     annotations: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     span: SourceSpan = NO_SPAN
     barrier: Load | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClusterCopy(Stmt):
+    """A copy of a tile into shared memory of blocks of the cluster.
+
+    To the tile of the same name in the block of rank ``block``, then an arrival at that block's
+    ``barrier`` (if there is one). Or, from a tensor, to all blocks of ``mask``: they get what the
+    one of the lowest rank reads, the others what they read themselves; with a ``barrier`` the copy
+    may be under way until its phase ends, as a Copy with one may.
+    """
+
+    copy: Copy
+    block: Expr | None = None
+    mask: int = 0
+    barrier: Load | None = None
+    span: SourceSpan = NO_SPAN
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -400,7 +420,8 @@ class Assert(Stmt):
 class Sync(Stmt):
     """Every thread of the ``scope`` waits here for the others.
 
-    It is "warp", "block", "grid", or "group": the threads that take the same branches.
+    It is "warp", "block", "cluster", "grid", or "group": the threads that take the same branches.
+    "cluster_arrive" and "cluster_wait" are the two halves of "cluster".
     """
 
     scope: str = "block"
@@ -426,7 +447,8 @@ class Exchange(Stmt):
 class Arrive(Stmt):
     """Every thread here, or one for all (``once``), arrives at the barrier ``buffer[index]``.
 
-    ``after_products``: when the asynchronous products before it are complete.
+    ``after_products``: when the asynchronous products before it are complete. ``rank``: at that
+    barrier of another block of the cluster.
     """
 
     buffer: Buffer
@@ -434,6 +456,7 @@ class Arrive(Stmt):
     once: bool = False
     span: SourceSpan = NO_SPAN
     after_products: bool = False
+    rank: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

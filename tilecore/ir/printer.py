@@ -157,6 +157,13 @@ def _gemm(stmt: nodes.Gemm, namer: Namer) -> str:
     return f"gemm {_region(stmt.c, namer)} += {a} @ {b}{options}"
 
 
+def _cluster_copy(stmt: nodes.ClusterCopy, namer: Namer) -> str:
+    where = f"mask {stmt.mask}" if stmt.block is None else f"block {_expr(stmt.block, namer, 0)}"
+    notes = "" if stmt.barrier is None else f" on {_expr(stmt.barrier, namer, 0)}"
+    source, target = _region(stmt.copy.src, namer), _region(stmt.copy.dst, namer)
+    return f"copy {source} -> {target} of {where}{notes}"
+
+
 def _reduce(stmt: nodes.Reduce, namer: Namer) -> str:
     axes = ", ".join(str(a) for a in stmt.axes)
     options = "" if stmt.clear else " clear=False"
@@ -184,7 +191,8 @@ def _launch(stmt: nodes.KernelLaunch, namer: Namer) -> str:
     names = [f"{namer.name(v)} < " for v in stmt.thread_vars] or [""] * len(stmt.threads)
     extents = (_expr(t, namer, 4) for t in stmt.threads)
     threads = ", ".join(n + e for n, e in zip(names, extents, strict=True))
-    return f"launch {grid} threads({threads}):"
+    cluster = f" cluster{stmt.cluster}" if stmt.cluster else ""
+    return f"launch {grid} threads({threads}){cluster}:"
 
 
 def _head(stmt: Stmt, namer: Namer) -> str:  # noqa: C901 - one case per node of the grammar
@@ -198,6 +206,8 @@ def _head(stmt: Stmt, namer: Namer) -> str:  # noqa: C901 - one case per node of
             notes = _notes(stmt.annotations, namer)
             notes += "" if stmt.barrier is None else f" on {_expr(stmt.barrier, namer, 0)}"
             return f"copy {_region(stmt.src, namer)} -> {_region(stmt.dst, namer)}{notes}"
+        case nodes.ClusterCopy():
+            return _cluster_copy(stmt, namer)
         case nodes.Fill():
             return f"fill {_region(stmt.dst, namer)} = {_expr(stmt.value, namer, 0)}"
         case nodes.Gemm():
@@ -240,6 +250,7 @@ def _head(stmt: Stmt, namer: Namer) -> str:  # noqa: C901 - one case per node of
         case nodes.Arrive(buffer=b):
             word = "arrive once at" if stmt.once else "arrive at"
             when = " after products" if stmt.after_products else ""
+            when += f" of block {_expr(stmt.rank, namer, 0)}" if stmt.rank is not None else ""
             return f"{word} {namer.name(b)}[{_expr(stmt.index, namer, 0)}]{when}"
         case nodes.Wait(buffer=b):
             place = f"{namer.name(b)}[{_expr(stmt.index, namer, 0)}]"

@@ -84,13 +84,19 @@ def barrier_wait(mbarrier: Any, parity: ExprLike = 0) -> None:
 def mbarrier_arrive(mbarrier: Any, cta_id: Any = None) -> None:
     """Arrive at a barrier, each thread that runs this once.
 
+    Args:
+        mbarrier: the barrier.
+        cta_id: rank of the block of the cluster whose barrier it is; default: the own block.
+
     Raises:
         TypeMismatch: not a barrier (TC202).
-        UnknownPrimitive: it is the barrier of another block of a cluster (TC102).
     """
-    if cta_id is not None:
-        alone("mbarrier_arrive(..., cta_id)")
-    arrive(mbarrier, "mbarrier_arrive", once=False)
+    rank = None if cta_id is None else cast(as_expr(cta_id), "int32")
+    if launch_of("mbarrier_arrive").cluster_size == 1:
+        rank = None
+    buffer, index = barrier_place(mbarrier, "mbarrier_arrive")
+    builder = current()
+    builder.emit(Arrive(buffer, index, False, builder.span, rank=rank))
 
 
 def barrier_arrive(mbarrier: Any) -> None:

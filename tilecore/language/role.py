@@ -10,7 +10,6 @@ from tilecore.errors import TypeMismatch
 from tilecore.frontend.builder import current
 from tilecore.ir.expr import Expr, binary, const, int_value
 from tilecore.ir.nodes import If, Sync
-from tilecore.language.barrier import alone
 from tilecore.language.kernel import launch_of
 from tilecore.language.thread import WARPGROUP, get_warp_group_idx
 
@@ -54,26 +53,24 @@ def block_rank_in_cluster() -> Expr:
 
 
 def cluster_arrive() -> None:
-    """Arrive at the barrier of the cluster: T.cluster_wait does the waiting.
-
-    Raises:
-        UnknownPrimitive: the cluster has several blocks (TC102).
-    """
-    alone("cluster_arrive")
+    """Arrive at the barrier of the cluster: T.cluster_wait does the waiting."""
+    if launch_of("cluster_arrive").cluster_size > 1:
+        _sync("cluster_arrive")
 
 
 cluster_arrive_relaxed = cluster_arrive
 
 
+def cluster_wait() -> None:
+    """Wait until all threads of the cluster have called T.cluster_arrive."""
+    _sync("cluster_wait" if launch_of("cluster_wait").cluster_size > 1 else "block")
+
+
 def cluster_sync() -> None:
-    """Make all threads of a cluster wait for each other.
+    """Make all threads of a cluster wait for each other."""
+    _sync("cluster" if launch_of("cluster_sync").cluster_size > 1 else "block")
 
-    Raises:
-        UnknownPrimitive: the cluster has several blocks (TC102).
-    """
-    alone("cluster_sync")
+
+def _sync(scope: str) -> None:
     builder = current()
-    builder.emit(Sync("block", builder.span))
-
-
-cluster_wait = cluster_sync
+    builder.emit(Sync(scope, builder.span))

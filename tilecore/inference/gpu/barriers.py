@@ -105,7 +105,7 @@ class Barriers:
                 for child in stmts:
                     touched = self._walk(child, touched)
                 return touched
-            case nodes.Sync(scope="block" | "grid"):
+            case nodes.Sync(scope="block" | "cluster" | "grid"):
                 return Touched()
             case nodes.Wait(buffer=buffer):  # what is under way has arrived
                 there = frozenset(t for t in touched.written if t.until is not buffer)

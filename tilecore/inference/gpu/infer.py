@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
 
@@ -58,6 +59,8 @@ def infer(func: PrimFunc, target: GpuTarget, options: GpuOptions) -> GpuPlan:
 
 def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLaunchPlan:
     threads = _threads(launch, target)
+    if target.has_clusters:
+        _check_cluster(launch, target)
     teams = find_teams(launch, threads, target)
     tiles = [s.buffer for s in walk(launch.body) if isinstance(s, nodes.Alloc)]
     spread = frozenset(_spread(launch, tiles))
@@ -106,7 +109,7 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     return GpuLaunchPlan(
         launch, threads, held, places, nests, gemms, memory.pipelines, memory.stores, memory.loads,
         trade is True, barriers, ends, memory.tile_bytes, memory.bytes, teams, notes + tensor.notes,
-        tensor.tiles, tensor.transfers, tensor.columns,
+        tensor.tiles, tensor.transfers, tensor.columns, memory.multicasts,
     )  # fmt: skip
 
 
@@ -125,6 +128,22 @@ def _threads(launch: KernelLaunch, target: GpuTarget) -> tuple[int, int, int]:
             expected=f"at most {target.threads_per_block} threads in a block of {target.name}",
         )  # fmt: skip
     return known[0], known[1], known[2]
+
+
+def _check_cluster(launch: KernelLaunch, target: GpuTarget) -> None:
+    count = math.prod(launch.cluster)
+    if count > target.blocks_per_cluster:
+        raise InvalidConfig(
+            knob="cluster_dims", value=launch.cluster, span=launch.span,
+            expected=f"at most {target.blocks_per_cluster} blocks in a cluster of {target.name}",
+        )  # fmt: skip
+    for size, extent in zip(launch.cluster, launch.grid, strict=False):
+        blocks = int_value(extent)
+        if blocks is not None and blocks % size:
+            raise InvalidConfig(
+                knob="cluster_dims", value=launch.cluster, span=launch.span,
+                expected=f"divisors of the grid, which has {blocks} blocks along an axis",
+            )  # fmt: skip
 
 
 def _in_shared(tile: Buffer, fragments: Fragments) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from tilecore.errors import InvalidConfig
 from tilecore.gpu_target import GpuTarget
-from tilecore.inference.gpu.boxes import loads_of, stores_of, with_boxes
+from tilecore.inference.gpu.boxes import loads_of, multicasts_of, stores_of, with_boxes
 from tilecore.inference.gpu.pipelining import with_one_tile
 from tilecore.inference.gpu.plan import (
     CHUNK_BYTES,
@@ -20,7 +20,7 @@ from tilecore.inference.gpu.plan import (
 from tilecore.inference.gpu.scratch import BARRIER_BYTES, beyond_tiles
 from tilecore.inference.gpu.shared import assign_places, lay_out
 from tilecore.inference.gpu.teams import Teams
-from tilecore.ir.nodes import Buffer, KernelLaunch, Stmt
+from tilecore.ir.nodes import Buffer, ClusterCopy, KernelLaunch, Stmt
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,7 @@ class Memory:
     bytes: int
     stores: Mapping[Stmt, Box] = field(default_factory=dict)
     loads: Mapping[Stmt, Box] = field(default_factory=dict)
+    multicasts: Mapping[Stmt, Box] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +74,20 @@ class Needs:
         layouts = lay_out(self.tiles, self.gemms, stages, set(self.viewed), set(self.staging))
         stores: Mapping[Stmt, Box] = {}
         loads: Mapping[Stmt, Box] = {}
+        multicasts: Mapping[Stmt, Box] = {}
         if self.target.has_tma:
             pipelines = with_boxes(self.launch, pipelines, layouts)
             stores = stores_of(self.launch, layouts, stages)
             loads = loads_of(self.launch, layouts)
+            multicasts = multicasts_of(self.launch, layouts)
         places, end = assign_places(self.launch.body, layouts, pipelines.values())
         end = -(-end // CHUNK_BYTES) * CHUNK_BYTES
         more = beyond_tiles(
             self.launch, self.nests, pipelines.values(), self.teams, self.target.threads_per_warp
         )
-        more += self.tensor_words * BARRIER_BYTES
-        return Memory(pipelines, places, end, end + more, stores, loads)
+        waited = sum(isinstance(s, ClusterCopy) and s.barrier is None for s in multicasts)
+        more += (self.tensor_words + waited) * BARRIER_BYTES
+        return Memory(pipelines, places, end, end + more, stores, loads, multicasts)
 
     def _too_much(self, found: Memory) -> InvalidConfig:
         largest = max(found.places, key=lambda tile: found.places[tile].bytes)

@@ -10,7 +10,17 @@ from tilecore.inference.gpu.distribution import Distribution
 from tilecore.inference.gpu.loops import Points
 from tilecore.inference.gpu.matrix_units import TF32_CUT, TF32_ROUNDED
 from tilecore.inference.gpu.teams import Teams
-from tilecore.ir.nodes import Buffer, Copy, For, Gemm, KernelLaunch, PrimFunc, Region, Stmt
+from tilecore.ir.nodes import (
+    Buffer,
+    ClusterCopy,
+    Copy,
+    For,
+    Gemm,
+    KernelLaunch,
+    PrimFunc,
+    Region,
+    Stmt,
+)
 
 CHUNK_BYTES = 16  # the widest access of one thread; what swizzles move as one
 # Where a box of the tensor memory accelerator may begin (PTX ISA 9.0, cp.async.bulk.tensor).
@@ -275,7 +285,8 @@ class GpuLaunchPlan:
     for on a barrier of the program's own. Behind the ``tile_bytes`` of ``shared_bytes`` is what
     threads tell each other, and the barriers of pipelines. ``registers``: whether warpgroups hand
     registers to each other where the program says so. ``tensor_tiles`` and ``transfers`` are what
-    lies in tensor memory, of which a block has ``tensor_columns``.
+    lies in tensor memory, of which a block has ``tensor_columns``. ``multicasts`` has the copies
+    from tensors to several blocks of a cluster that one block asks for.
     """
 
     launch: KernelLaunch
@@ -297,6 +308,7 @@ class GpuLaunchPlan:
     tensor_tiles: Mapping[Buffer, TensorTile] = field(default_factory=dict)
     transfers: Mapping[Stmt, TensorTransfer] = field(default_factory=dict)
     tensor_columns: int = 0
+    multicasts: Mapping[Stmt, Box] = field(default_factory=dict)
 
     @property
     def thread_count(self) -> int:
@@ -340,6 +352,11 @@ class GpuLaunchPlan:
         if self.loads:
             tiles = dict.fromkeys(s.dst.buffer.name for s in self.loads if isinstance(s, Copy))
             lines.append(f"loaded by TMA on barriers of the program: {', '.join(tiles)}")
+        if self.launch.cluster:
+            lines.append(f"clusters of {'x'.join(map(str, self.launch.cluster))} blocks")
+        sent = [s.copy.dst.buffer.name for s in self.multicasts if isinstance(s, ClusterCopy)]
+        if sent:
+            lines.append(f"loaded by TMA for several blocks: {', '.join(dict.fromkeys(sent))}")
         lines.append(f"barriers: {len(self.barriers) + len(self.ends)}")
         return "\n".join([*lines, *self.notes])
 

@@ -17,6 +17,7 @@ from tilecore.ir import nodes
 from tilecore.ir.alike import alike_stores
 from tilecore.ir.analysis import pads
 from tilecore.ir.bounds import NON_NEGATIVE
+from tilecore.ir.clusters import SYNCS
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Var, cast, const, int_value
 from tilecore.ir.fold import reducer_update
@@ -26,6 +27,7 @@ from tilecore.lowering.cpu.tir import add, index, maximum, mul, quotient, typed
 from tilecore.lowering.cuda.access import Accessor
 from tilecore.lowering.cuda.boxes import TensorMap, load_boxes, map_of, map_parameter, store_box
 from tilecore.lowering.cuda.builder import INT32_MAX, CudaBuilder
+from tilecore.lowering.cuda.clusters import Clusters
 from tilecore.lowering.cuda.folds import FoldLowering
 from tilecore.lowering.cuda.instruction_set import instruction_set
 from tilecore.lowering.cuda.matrix_stores import MatrixStoreLowering
@@ -108,7 +110,9 @@ class LaunchLowering:
         x, y, z = self.plan.threads
         extra = PRODUCER_THREADS if self.plan.has_producer else 0
         attributes: dict[str, int] = {}
-        with self.builder.launch(grid, (x + extra, y, z), attributes) as (blocks, threads):
+        cluster = launch.cluster if self.target.has_clusters else ()
+        shape = (x + extra, y, z)
+        with self.builder.launch(grid, shape, attributes, cluster) as (blocks, threads):
             places = rasterized(self.builder, launch, blocks, grid)
             for var, value, extent in zip(launch.block_vars, places, launch.grid, strict=True):
                 size = int_value(extent)
@@ -131,6 +135,7 @@ class LaunchLowering:
             for stmt in prelude:
                 self.inner(stmt)
             self._memory()
+            self.clusters.init()
             if self.tensor is not None:
                 self.tensor.allocate()
             if self.plan.loads:
@@ -147,6 +152,7 @@ class LaunchLowering:
                 self.boxes.emit_roles(launch.body)
             if self.tensor is not None:
                 self.tensor.free()
+            self.clusters.finish()
 
     def _assume(self, blocks: Sequence[Any], threads: Sequence[Any], counts: Sequence[int]) -> None:
         """Tell NVIDIA's compiler the ranges of the indices, which it does not know."""
@@ -180,6 +186,8 @@ class LaunchLowering:
         if self.plan.tensor_tiles:
             self.tensor = TensorMemory(self, end)
             end = self.tensor.place
+        self.clusters = Clusters(self, end)
+        end = self.clusters.place
         if self.plan.has_producer:
             self.boxes = BoxPipelines(self, end)
         if self.shared_bytes:
@@ -223,6 +231,16 @@ class LaunchLowering:
         self._meet()
         if self.tensor is not None:
             self.tensor.fence(before=False)
+
+    def _sync_of(self, scope: str, stmt: Stmt) -> None:
+        if scope == "block":
+            self.sync()
+        elif scope == "warp":
+            self.builder.evaluate(ptx.sync_warp().call())
+        elif scope in SYNCS:
+            self.clusters.sync(scope)
+        else:
+            raise unsupported(stmt, self.target, f"no barrier of a {scope} yet")
 
     def _meet(self) -> None:
         teams = self.plan.teams
@@ -302,10 +320,10 @@ class LaunchLowering:
                     broadcast(self.accessor, stmt.prev, self._scratch, self.sync)
             case nodes.Exchange(width=width) if not self.isa.reaches(width):
                 exchange_widely(self.accessor, stmt, self._scratch, self.sync)
-            case nodes.Sync(scope="block"):
-                self.sync()
-            case nodes.Sync(scope="warp"):
-                self.builder.evaluate(ptx.sync_warp().call())
+            case nodes.ClusterCopy():
+                self.clusters.copy(stmt)
+            case nodes.Sync(scope=scope):
+                self._sync_of(scope, stmt)
             case _:
                 self.inner(stmt)
 
@@ -356,7 +374,7 @@ class LaunchLowering:
             case nodes.Arrive():
                 self._arrive(stmt)
             case nodes.Wait():
-                emit_wait(accessor, stmt, self.target)
+                emit_wait(accessor, stmt, self.target, self.clusters.is_used)
                 if self.tensor is not None:
                     self.tensor.fence(before=False)
             case nodes.Alloc(buffer=buffer):
@@ -374,6 +392,10 @@ class LaunchLowering:
                 raise unsupported(stmt, self.target, "no code for it yet")
 
     def _arrive(self, stmt: nodes.Arrive) -> None:
+        if stmt.rank is not None:
+            self._fence()
+            self.clusters.arrive(stmt)
+            return
         if stmt.after_products and self.tensor is not None:
             self.tensor.commit_to(stmt)
             return
