@@ -218,6 +218,9 @@ def tcgen05_gemm(
     emit_gemm(A, B, C, kept, mbar, options, is_async=True)
 
 
+tcgen05_mma = tcgen05_gemm
+
+
 def alloc_tmem(shape: Any, dtype: Any) -> Buffer:
     """Return a tile of the tensor memory of a block; its contents are undefined.
 

@@ -185,6 +185,30 @@ def test_a_pipeline_whose_tiles_are_loaded_for_two_blocks():
     assert "loaded by TMA for several blocks: A_s" in plan.explain()
 
 
+def test_programs_ask_for_the_extents_of_clusters():
+    @T.prim_func
+    def main(Y: T.Tensor((4, 4, 2), "int32")):
+        with T.ClusterKernel(4, 4, threads=32, cluster_dims=2) as (bx, by):
+            assert T.get_cluster_dims() == [2, 1, 1]
+            assert (T.get_cluster_size(), T.get_cluster_extents()) == (2, [2, 4, 1])
+            across, down = T.get_cluster_ids()
+            Y[bx, by, 0] = across
+            Y[bx, by, 1] = down
+
+    y = np.zeros((4, 4, 2), np.int32)
+    run_emulated(main, "h100", [y], ALL_SCHEDULES)
+    x, z = np.indices((4, 4))
+    np.testing.assert_array_equal(y, np.stack((x // 2, z), -1))
+
+
+@pytest.mark.parametrize(
+    "name", ["clc_try_cancel", "ptx_tcgen05_mma_ss", "alloc_tcgen05_smem_desc"]
+)
+def test_instructions_that_programs_cannot_name_say_what_to_write(name):
+    with pytest.raises(UnknownPrimitive, match=r"T\.(gemm|PersistentTileScheduler)"):
+        getattr(T, name)
+
+
 def test_what_clusters_cannot_be_is_said():
     with pytest.raises(TypeMismatch, match="a mask of a cluster of 2 blocks"):
 
