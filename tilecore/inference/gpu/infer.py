@@ -89,7 +89,8 @@ def _plan(launch: KernelLaunch, target: GpuTarget) -> GpuLaunchPlan:
         notes = (*notes, f"registers stay where they are: {trade}")
     return GpuLaunchPlan(
         launch, threads, held, places, nests, gemms, memory.pipelines, memory.stores, memory.loads,
-        trade is True, barriers, ends, memory.tile_bytes, memory.bytes, teams, notes,
+        memory.updates, trade is True, barriers, ends, memory.tile_bytes, memory.bytes, teams,
+        notes,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tilecore.inference.gpu.distribution import Distribution
 from tilecore.inference.gpu.loops import Points
 from tilecore.inference.gpu.teams import Teams
-from tilecore.ir.nodes import Buffer, Copy, For, Gemm, KernelLaunch, PrimFunc, Stmt
+from tilecore.ir.nodes import Buffer, Copy, For, Gemm, KernelLaunch, PrimFunc, Region, Stmt
 
 CHUNK_BYTES = 16  # the widest access of one thread; what swizzles move as one
 # Where a box of the tensor memory accelerator may begin (PTX ISA 9.0, cp.async.bulk.tensor).
@@ -145,6 +145,23 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
+class BoxUpdate:
+    """An atomic update of a part of a tensor by a shared tile, as boxes.
+
+    Attributes:
+        op: add, min or max.
+        box: how the accelerator takes the tile.
+        there: the part of the tensor.
+        here: the tile.
+    """
+
+    op: str
+    box: Box
+    there: Region
+    here: Region
+
+
+@dataclass(frozen=True, slots=True)
 class Pipeline:
     """A loop whose copies from tensors run ahead of what uses them.
 
@@ -175,9 +192,10 @@ class GpuLaunchPlan:
     at the end of whose body they do. Where pipelines have ``boxes``, a warpgroup beyond ``threads``
     issues them (``has_producer``). ``stores`` has the copies of shared tiles to tensors that one
     thread hands over to the tensor memory accelerator, ``loads`` those from tensors that it asks
-    for on a barrier of the program's own. Behind the ``tile_bytes`` of ``shared_bytes`` is what
-    threads tell each other, and the barriers of pipelines. ``registers``: whether warpgroups hand
-    registers to each other where the program says so.
+    for on a barrier of the program's own, ``updates`` the nests that it does. Behind the
+    ``tile_bytes`` of ``shared_bytes`` is what threads tell each other, and the barriers of
+    pipelines. ``registers``: whether warpgroups hand registers to each other where the program
+    says so.
     """
 
     launch: KernelLaunch
@@ -189,6 +207,7 @@ class GpuLaunchPlan:
     pipelines: Mapping[Stmt, Pipeline]
     stores: Mapping[Stmt, Box]
     loads: Mapping[Stmt, Box]
+    updates: Mapping[Stmt, BoxUpdate]
     registers: bool
     barriers: frozenset[Stmt]
     ends: frozenset[Stmt]
@@ -234,6 +253,9 @@ class GpuLaunchPlan:
         if self.stores:
             names = ", ".join(s.src.buffer.name for s in self.stores if isinstance(s, Copy))
             lines.append(f"stored by TMA: {names}")
+        if self.updates:
+            names = ", ".join(f"{u.there.buffer.name} ({u.op})" for u in self.updates.values())
+            lines.append(f"updated by TMA: {names}")
         if self.loads:
             tiles = dict.fromkeys(s.dst.buffer.name for s in self.loads if isinstance(s, Copy))
             lines.append(f"loaded by TMA on barriers of the program: {', '.join(tiles)}")

@@ -24,7 +24,14 @@ from tilecore.ir.nodes import Buffer, For, Stmt
 from tilecore.ir.trips import trip_count
 from tilecore.lowering.cpu.tir import add, index, maximum, mul, typed
 from tilecore.lowering.cuda.access import Accessor
-from tilecore.lowering.cuda.boxes import TensorMap, load_boxes, map_of, map_parameter, store_box
+from tilecore.lowering.cuda.boxes import (
+    TensorMap,
+    load_boxes,
+    map_of,
+    map_parameter,
+    store_box,
+    update_boxes,
+)
 from tilecore.lowering.cuda.builder import CudaBuilder
 from tilecore.lowering.cuda.folds import FoldLowering
 from tilecore.lowering.cuda.instruction_set import instruction_set
@@ -197,7 +204,7 @@ class LaunchLowering:
     def _fence(self) -> None:
         """Make what threads wrote to shared memory visible to instructions that read it."""
         is_read = any(plan.kind == "wgmma" for plan in self.plan.gemms.values())
-        if is_read or self.plan.stores or self.plan.loads:
+        if is_read or self.plan.stores or self.plan.loads or self.plan.updates:
             self.builder.evaluate(ptx.fence_async().call())
 
     @contextlib.contextmanager
@@ -232,6 +239,8 @@ class LaunchLowering:
                 self.builder.evaluate(ptx.set_registers(count, grows=grows).call())
             case nodes.Copy() | nodes.Fill():
                 NestLowering(self.accessor, self.plan.nests[stmt], self.inner).emit()
+            case nodes.Parallel() if stmt in self.plan.updates:
+                update_boxes(self, self.plan.updates[stmt])
             case nodes.Parallel() if stmt in self.plan.nests:
                 NestLowering(self.accessor, self.plan.nests[stmt], self.inner).emit()
             case nodes.Reduce() | nodes.Scan():
