@@ -263,7 +263,7 @@ class LaunchLowering:
                     broadcast(self.accessor, stmt.prev, self._scratch, self.sync)
             case nodes.Exchange(width=width) if not self.isa.reaches(width):
                 exchange_widely(self.accessor, stmt, self._scratch, self.sync)
-            case nodes.Sync(scope="block"):
+            case nodes.Sync(scope="block" | "group"):
                 self.sync()
             case nodes.Sync(scope="warp"):
                 self.builder.evaluate(ptx.sync_warp().call())
@@ -274,6 +274,13 @@ class LaunchLowering:
         """Return whether one thread stores for all: all would do the same."""
         is_memory = isinstance(self.accessor.places.get(stmt.buffer), (TensorPlace, SharedPlace))
         return is_memory and (not self.launch.thread_vars or id(stmt) in self.alike)
+
+    def _arrive(self, stmt: nodes.Arrive) -> None:
+        """Emit an arrival; where one thread arrives for its team, all are done before."""
+        if stmt.once and (not self.launch.thread_vars or id(stmt) in self.plan.teams.of):
+            self.sync()
+        self._fence()
+        emit_arrive(self.accessor, stmt)
 
     def _scratch(self, dtype: str) -> tuple[Any, int]:
         """Return (shared memory as elements of a type, the first that folds may use)."""
@@ -315,8 +322,7 @@ class LaunchLowering:
             case nodes.Exchange():
                 emit_exchange(accessor, stmt)
             case nodes.Arrive():
-                self._fence()
-                emit_arrive(accessor, stmt)
+                self._arrive(stmt)
             case nodes.Wait():
                 emit_wait(accessor, stmt, self.target)
             case nodes.Alloc(buffer=buffer):
