@@ -187,3 +187,32 @@ def test_a_part_of_a_warp_has_no_barrier_of_its_own():
 
     with pytest.raises(UnsupportedOnTarget, match="a Sync in a branch that only some threads take"):
         lowered(main, "h100")
+
+
+def test_fragments_of_a_role_stay_in_its_registers():
+    """A nest belongs to the role around it, its stores too."""
+
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float32"), B: T.Tensor((2, 64, 64), "float32")):
+        with T.Kernel(1, threads=256):
+            tx = T.get_thread_binding()
+            first = T.alloc_fragment((64, 64), "float32")
+            second = T.alloc_fragment((64, 64), "float32")
+            if tx < 128:
+                T.copy(A, first)
+                for i, j in T.Parallel(64, 64):
+                    first[i, j] = first[i, j] + 1
+                T.copy(first, B[0, 0, 0])
+            else:
+                T.copy(A, second)
+                for i, j in T.Parallel(64, 64):
+                    second[i, j] = second[i, j] * 2
+                T.copy(second, B[1, 0, 0])
+
+    a = np.random.default_rng(3).standard_normal((64, 64), dtype=np.float32)
+    b = np.zeros((2, 64, 64), np.float32)
+    plan = run_emulated(main, "h100", [a, b], ALL_SCHEDULES)
+    np.testing.assert_array_equal(b, np.stack([a + 1, a * 2]))
+    (launch,) = plan.launches.values()
+    assert {f.name for f in launch.fragments} == {"first", "second"}
+    assert launch.shared_bytes == 0

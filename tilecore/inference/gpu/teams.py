@@ -175,6 +175,8 @@ class _Descent:
             with contextlib.suppress(ScopeError):  # it depends on more than the thread
                 self.values.set(stmt.var, self.values(stmt.value))
         if isinstance(stmt, Parallel) and stmt.loop_vars:
+            if team is not None:
+                self.of.update({id(s): team for s in walk(stmt)})
             return  # its points are spread over threads
         if id(stmt) not in self.apart:
             for child in children(stmt):

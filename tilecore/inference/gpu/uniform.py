@@ -136,5 +136,9 @@ def _learn(stmt: Stmt, known: Uniformity, of: Mapping[int, Team]) -> None:
             stored.add(team)
     else:
         known.apart |= {b.root for b in writes(stmt) if b.scope == "local"}
+    if isinstance(stmt, nodes.Parallel) and stmt.loop_vars:  # each thread has points of its own
+        inside = {b.root for s in walk(stmt) for b in writes(s)}
+        known.apart |= {b for b in inside if b.scope == "local"}
+        return
     for child in children(stmt):
         _learn(child, known, of)
