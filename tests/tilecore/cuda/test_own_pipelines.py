@@ -1,5 +1,6 @@
 """Pipelines that a program writes itself: roles of warps, its own barriers, copies by the TMA."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -164,3 +165,72 @@ def test_registers_are_multiples_of_8():
             with T.Kernel(1, threads=128):
                 T.set_max_nreg(100, 1)
                 A[0] = 1.0
+
+
+def updating(op, dtype, rows, columns):
+    """Blocks that update one tensor by tiles of 48 x 64, in shared memory."""
+
+    @T.prim_func
+    def main(A: T.Tensor((3, rows, columns), dtype), B: T.Tensor((rows, columns), dtype)):
+        with T.Kernel(T.ceildiv(columns, 64), T.ceildiv(rows, 48), 3, threads=128) as (bx, by, bz):
+            tile = T.alloc_shared((48, 64), dtype)
+            T.copy(A[bz, by * 48, bx * 64], tile)
+            for i, j in T.Parallel(48, 64):
+                tile[i, j] = tile[i, j] * T.cast(2, dtype)
+            if op == "add":
+                T.atomic_add(B[by * 48, bx * 64], tile, use_tma=True)
+            else:
+                T.atomic_max(B[by * 48, bx * 64], tile)
+
+    return main
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "target"),
+    [
+        ("add", "float32", "h100"),
+        ("add", "float16", "h100"),
+        ("add", "bfloat16", "h100"),
+        ("add", "int32", "h100"),
+        ("max", "int32", "h100"),
+        ("add", "float32", "sm_80"),
+    ],
+)
+def test_a_tensor_is_updated_by_whole_tiles(op, dtype, target):
+    rows, columns = 100, 200
+    rng = np.random.default_rng(4)
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    a, b = (rng.integers(-20, 20, s).astype(kind) for s in ((3, rows, columns), (rows, columns)))
+    before = b.astype(np.float64)
+    plan = run_emulated(updating(op, dtype, rows, columns), target, [a, b], ALL_SCHEDULES)
+    doubled = 2 * a.astype(np.float64)
+    expected = before + doubled.sum(0) if op == "add" else np.maximum(before, doubled.max(0))
+    np.testing.assert_array_equal(b.astype(np.float64), expected)
+    (launch,) = plan.launches.values()
+    assert len(launch.updates) == (target == "h100")
+
+
+def test_updates_by_tiles_are_instructions_of_the_accelerator():
+    _, _, source = lowered(updating("add", "float32", 1024, 1024), "h100")
+    cubin = compile_cuda(source.text, source.arch)
+    (features,) = read_features(cubin.data, source.arch).values()
+    assert features.opcodes["UTMAREDG"] > 0
+    assert "tc_atomic_add" not in source.text
+
+
+def test_a_tensor_that_is_read_too_is_updated_element_by_element():
+    """What the accelerator adds is under way while the block goes on."""
+
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float32"), B: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            tile = T.alloc_shared((64, 64), "float32")
+            T.copy(A, tile)
+            T.atomic_add(B, tile)
+            for i, j in T.Parallel(64, 64):
+                A[i, j] = B[i, j]
+
+    plan, _, source = lowered(main, "h100")
+    (launch,) = plan.launches.values()
+    assert not launch.updates
+    assert "tc_atomic_add_float32" in source.text

@@ -64,7 +64,7 @@ def stores_of(
         if not isinstance(stmt, Copy) or stmt.src.buffer not in layouts:
             continue
         tensor, tile = stmt.dst.buffer, stmt.src.buffer
-        if not _is_plain(tensor, tile) or tile in stages or tensor in read:
+        if not is_plain(tensor, tile) or tile in stages or tensor in read:
             continue
         box = box_of(stmt.dst, stmt.src, layouts[tile])
         if box is not None:
@@ -82,7 +82,7 @@ def loads_of(launch: KernelLaunch, layouts: Mapping[Buffer, SharedLayout]) -> di
         if not isinstance(stmt, Copy) or stmt.barrier is None or stmt.dst.buffer not in layouts:
             continue
         tensor, tile = stmt.src.buffer, stmt.dst.buffer
-        if not _is_plain(tensor, tile) or tensor in padded:
+        if not is_plain(tensor, tile) or tensor in padded:
             continue
         box = box_of(stmt.src, stmt.dst, layouts[tile])
         if box is not None:
@@ -100,7 +100,7 @@ def multicasts_of(launch: KernelLaunch, layouts: Mapping[Buffer, SharedLayout]) 
         if not isinstance(stmt, nodes.ClusterCopy) or stmt.block is not None:
             continue
         tensor, tile = stmt.copy.src.buffer, stmt.copy.dst.buffer
-        if tile not in layouts or not _is_plain(tensor, tile) or tensor in padded:
+        if tile not in layouts or not is_plain(tensor, tile) or tensor in padded:
             continue
         box = box_of(stmt.copy.src, stmt.copy.dst, layouts[tile])
         if box is not None:
@@ -108,7 +108,7 @@ def multicasts_of(launch: KernelLaunch, layouts: Mapping[Buffer, SharedLayout]) 
     return found
 
 
-def _is_plain(tensor: Buffer, tile: Buffer) -> bool:
+def is_plain(tensor: Buffer, tile: Buffer) -> bool:
     """Return whether a tensor map can describe a tensor, and its elements are those of a tile."""
     is_whole = tensor.scope == "global" and tensor.base is None and tensor.address is None
     return is_whole and tensor.dtype == tile.dtype and not tensor.dtype.is_packed

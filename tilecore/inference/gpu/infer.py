@@ -108,8 +108,8 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
         notes = (*notes, f"registers stay where they are: {trade}")
     return GpuLaunchPlan(
         launch, threads, held, places, nests, gemms, memory.pipelines, memory.stores, memory.loads,
-        trade is True, barriers, ends, memory.tile_bytes, memory.bytes, teams, notes + tensor.notes,
-        tensor.tiles, tensor.transfers, tensor.columns, memory.multicasts,
+        memory.updates, trade is True, barriers, ends, memory.tile_bytes, memory.bytes, teams,
+        notes + tensor.notes, tensor.tiles, tensor.transfers, tensor.columns, memory.multicasts,
     )  # fmt: skip
 
 

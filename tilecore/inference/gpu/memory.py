@@ -12,6 +12,7 @@ from tilecore.inference.gpu.pipelining import with_one_tile
 from tilecore.inference.gpu.plan import (
     CHUNK_BYTES,
     Box,
+    BoxUpdate,
     GemmPlan,
     NestPlan,
     Pipeline,
@@ -20,6 +21,7 @@ from tilecore.inference.gpu.plan import (
 from tilecore.inference.gpu.scratch import BARRIER_BYTES, beyond_tiles
 from tilecore.inference.gpu.shared import assign_places, lay_out
 from tilecore.inference.gpu.teams import Teams
+from tilecore.inference.gpu.updates import updates_of
 from tilecore.ir.nodes import Buffer, ClusterCopy, KernelLaunch, Stmt
 
 
@@ -33,6 +35,7 @@ class Memory:
     bytes: int
     stores: Mapping[Stmt, Box] = field(default_factory=dict)
     loads: Mapping[Stmt, Box] = field(default_factory=dict)
+    updates: Mapping[Stmt, BoxUpdate] = field(default_factory=dict)
     multicasts: Mapping[Stmt, Box] = field(default_factory=dict)
 
 
@@ -74,11 +77,13 @@ class Needs:
         layouts = lay_out(self.tiles, self.gemms, stages, set(self.viewed), set(self.staging))
         stores: Mapping[Stmt, Box] = {}
         loads: Mapping[Stmt, Box] = {}
+        updates: Mapping[Stmt, BoxUpdate] = {}
         multicasts: Mapping[Stmt, Box] = {}
         if self.target.has_tma:
             pipelines = with_boxes(self.launch, pipelines, layouts)
             stores = stores_of(self.launch, layouts, stages)
             loads = loads_of(self.launch, layouts)
+            updates = updates_of(self.launch, layouts, stages)
             multicasts = multicasts_of(self.launch, layouts)
         places, end = assign_places(self.launch.body, layouts, pipelines.values())
         end = -(-end // CHUNK_BYTES) * CHUNK_BYTES
@@ -87,7 +92,7 @@ class Needs:
         )
         waited = sum(isinstance(s, ClusterCopy) and s.barrier is None for s in multicasts)
         more += (self.tensor_words + waited) * BARRIER_BYTES
-        return Memory(pipelines, places, end, end + more, stores, loads, multicasts)
+        return Memory(pipelines, places, end, end + more, stores, loads, updates, multicasts)
 
     def _too_much(self, found: Memory) -> InvalidConfig:
         largest = max(found.places, key=lambda tile: found.places[tile].bytes)

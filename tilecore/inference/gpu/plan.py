@@ -252,6 +252,23 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
+class BoxUpdate:
+    """An atomic update of a part of a tensor by a shared tile, as boxes.
+
+    Attributes:
+        op: add, min or max.
+        box: how the accelerator takes the tile.
+        there: the part of the tensor.
+        here: the tile.
+    """
+
+    op: str
+    box: Box
+    there: Region
+    here: Region
+
+
+@dataclass(frozen=True, slots=True)
 class Pipeline:
     """A loop whose copies from tensors run ahead of what uses them.
 
@@ -282,11 +299,12 @@ class GpuLaunchPlan:
     at the end of whose body they do. Where pipelines have ``boxes``, a warpgroup beyond ``threads``
     issues them (``has_producer``). ``stores`` has the copies of shared tiles to tensors that one
     thread hands over to the tensor memory accelerator, ``loads`` those from tensors that it asks
-    for on a barrier of the program's own. Behind the ``tile_bytes`` of ``shared_bytes`` is what
-    threads tell each other, and the barriers of pipelines. ``registers``: whether warpgroups hand
-    registers to each other where the program says so. ``tensor_tiles`` and ``transfers`` are what
-    lies in tensor memory, of which a block has ``tensor_columns``. ``multicasts`` has the copies
-    from tensors to several blocks of a cluster that one block asks for.
+    for on a barrier of the program's own, ``updates`` the nests that it does. Behind the
+    ``tile_bytes`` of ``shared_bytes`` is what threads tell each other, and the barriers of
+    pipelines. ``registers``: whether warpgroups hand registers to each other where the program
+    says so. ``tensor_tiles`` and ``transfers`` are what lies in tensor memory, of which a block has
+    ``tensor_columns``. ``multicasts`` has the copies from tensors to several blocks of a cluster
+    that one block asks for.
     """
 
     launch: KernelLaunch
@@ -298,6 +316,7 @@ class GpuLaunchPlan:
     pipelines: Mapping[Stmt, Pipeline]
     stores: Mapping[Stmt, Box]
     loads: Mapping[Stmt, Box]
+    updates: Mapping[Stmt, BoxUpdate]
     registers: bool
     barriers: frozenset[Stmt]
     ends: frozenset[Stmt]
@@ -349,6 +368,9 @@ class GpuLaunchPlan:
         if self.stores:
             names = ", ".join(s.src.buffer.name for s in self.stores if isinstance(s, Copy))
             lines.append(f"stored by TMA: {names}")
+        if self.updates:
+            names = ", ".join(f"{u.there.buffer.name} ({u.op})" for u in self.updates.values())
+            lines.append(f"updated by TMA: {names}")
         if self.loads:
             tiles = dict.fromkeys(s.dst.buffer.name for s in self.loads if isinstance(s, Copy))
             lines.append(f"loaded by TMA on barriers of the program: {', '.join(tiles)}")

@@ -24,11 +24,16 @@ def beyond_tiles(
     warp: int,
 ) -> int:
     """Return the bytes of a block behind its tiles, which end at a multiple of 16."""
-    size = max((_of_nest(p, warp) for p in nests), default=0)
-    if size and teams.all:
-        size = SCRATCH_BYTES * teams.whole.count  # each team has its own part
-    if any(_tells_the_block(s, warp) for s in walk(launch.body)):
-        size = max(size, SCRATCH_BYTES * teams.whole.count)
+    size = 0
+    for plan in nests:
+        own, team = _of_nest(plan, warp), teams.team(plan.points.stmt)
+        if own and teams.all:
+            own = SCRATCH_BYTES * (team.first + team.count)  # each team has a part of its own
+        size = max(size, own)
+    for stmt in walk(launch.body):
+        if _tells_the_block(stmt, warp):
+            team = teams.team(stmt)
+            size = max(size, SCRATCH_BYTES * (team.first + team.count))
     barriers = sum(2 * p.stages * len(p.copies) for p in pipelines if p.boxes)
     return -(-size // BARRIER_BYTES) * BARRIER_BYTES + barriers * BARRIER_BYTES
 

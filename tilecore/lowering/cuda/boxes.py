@@ -11,7 +11,7 @@ from tvm import tirx as tir
 from tvm.script import tirx as script
 
 import tilecore.lowering.cuda.instructions as ptx
-from tilecore.inference.gpu.plan import Box, SharedLayout
+from tilecore.inference.gpu.plan import Box, BoxUpdate, SharedLayout
 from tilecore.ir.nodes import Buffer, Copy, Region
 from tilecore.lowering.cpu.tir import add, index
 from tilecore.lowering.cuda.memory import SharedPlace
@@ -49,6 +49,19 @@ def store_box(owner: LaunchLowering, copy: Copy, box: Box) -> None:
     with builder.when(tir.EQ(index(owner.accessor.thread), index(0))):
         for source, tensor_map, coordinates in boxes_of(owner, box, copy.dst, copy.src):
             builder.evaluate(store.call(tensor_map, source, *coordinates))
+        builder.evaluate(ptx.bulk_commit().call())
+        builder.evaluate(ptx.bulk_wait(0).call())
+
+
+def update_boxes(owner: LaunchLowering, update: BoxUpdate) -> None:
+    """Emit an atomic update of a tensor as boxes of a shared tile, which one thread hands over."""
+    builder = owner.builder
+    reduce = ptx.tma_reduce(len(update.box.extents), update.op)
+    with builder.when(tir.EQ(index(owner.accessor.thread), index(0))):
+        for source, tensor_map, coordinates in boxes_of(
+            owner, update.box, update.there, update.here
+        ):
+            builder.evaluate(reduce.call(tensor_map, source, *coordinates))
         builder.evaluate(ptx.bulk_commit().call())
         builder.evaluate(ptx.bulk_wait(0).call())
 

@@ -25,7 +25,14 @@ from tilecore.ir.nodes import Buffer, For, Stmt
 from tilecore.ir.trips import trip_count
 from tilecore.lowering.cpu.tir import add, index, maximum, mul, quotient, typed
 from tilecore.lowering.cuda.access import Accessor
-from tilecore.lowering.cuda.boxes import TensorMap, load_boxes, map_of, map_parameter, store_box
+from tilecore.lowering.cuda.boxes import (
+    TensorMap,
+    load_boxes,
+    map_of,
+    map_parameter,
+    store_box,
+    update_boxes,
+)
 from tilecore.lowering.cuda.builder import INT32_MAX, CudaBuilder
 from tilecore.lowering.cuda.clusters import Clusters
 from tilecore.lowering.cuda.folds import FoldLowering
@@ -233,7 +240,7 @@ class LaunchLowering:
             self.tensor.fence(before=False)
 
     def _sync_of(self, scope: str, stmt: Stmt) -> None:
-        if scope == "block":
+        if scope in ("block", "group"):
             self.sync()
         elif scope == "warp":
             self.builder.evaluate(ptx.sync_warp().call())
@@ -255,8 +262,9 @@ class LaunchLowering:
 
     def _fence(self) -> None:
         """Make what threads wrote to shared memory visible to instructions that read it."""
-        kinds = {plan.kind for plan in self.plan.gemms.values()}
-        if kinds & {"wgmma", "tcgen05"} or self.plan.stores or self.plan.loads:
+        plan = self.plan
+        kinds = {product.kind for product in plan.gemms.values()}
+        if kinds & {"wgmma", "tcgen05"} or plan.stores or plan.loads or plan.updates:
             self.builder.evaluate(ptx.fence_async().call())
         if self.tensor is not None:
             self.tensor.fence(before=True)
@@ -295,6 +303,8 @@ class LaunchLowering:
                 load_boxes(self, stmt, self.plan.loads[stmt])
             case nodes.Annotate(key="registers", value=(count, grows)) if self.plan.registers:
                 self.builder.evaluate(ptx.set_registers(count, grows=grows).call())
+            case nodes.Parallel() if stmt in self.plan.updates:
+                update_boxes(self, self.plan.updates[stmt])
             case nodes.Copy() | nodes.Fill() | nodes.Parallel() if stmt in self.plan.nests:
                 nest = self.plan.nests[stmt]
                 kind = NestLowering if nest.matrices is None else MatrixStoreLowering
@@ -331,6 +341,13 @@ class LaunchLowering:
         """Return whether one thread stores for all: all would do the same."""
         is_memory = isinstance(self.accessor.places.get(stmt.buffer), (TensorPlace, SharedPlace))
         return is_memory and (not self.launch.thread_vars or id(stmt) in self.alike)
+
+    def _arrive(self, stmt: nodes.Arrive) -> None:
+        """Emit an arrival; where one thread arrives for its team, all are done before."""
+        if stmt.once and (not self.launch.thread_vars or id(stmt) in self.plan.teams.of):
+            self.sync()
+        self._fence()
+        emit_arrive(self.accessor, stmt)
 
     def _scratch(self, dtype: str) -> tuple[Any, int]:
         """Return (shared memory as elements of a type, the first that folds may use)."""
