@@ -76,6 +76,11 @@ class GpuTarget:
         return self.has("sm_90")
 
     @property
+    def multiplies_by_quads(self) -> bool:
+        """Whether tensor cores take mma.m8n8k4 alone (Volta)."""
+        return self.kind == "cuda" and not self.has("sm_75")
+
+    @property
     def has_stmatrix(self) -> bool:
         """Whether a warp stores matrices of registers to shared memory."""
         return self.has("sm_90")

@@ -85,6 +85,61 @@ def test_sums_in_float16_take_half_the_registers(target, opcode):
     assert found[0] <= found[1] - 48  # 64 registers less, some of which addresses take
 
 
+# --- Volta --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sums", ["float16", "float32"])
+@pytest.mark.parametrize("trans", TRANSPOSES)
+def test_volta_multiplies_by_quad_pairs(trans, sums):
+    size = (72, 136, 96)
+    func = gemm(*size, (64, 64, 32), 2, "float16", sums, sums, trans)
+    a, b = operands(np.random.default_rng(11), size, "float16", trans)
+    c, product = multiply(func, "v100", a, b, sums, trans)
+    assert (product.kind, product.sums) == ("quads", sums)
+    left, right = matrices(a, b, trans)
+    each = 2.0**-11 * size[2] / 4 if sums == "float16" else 2.0**-20
+    assert np.all(np.abs(c - left @ right) <= each * (np.abs(left) @ np.abs(right)))
+
+
+@pytest.mark.parametrize("trans", TRANSPOSES[1:3])
+def test_fragments_are_operands_on_volta(trans):
+    """A, and where it is transposed B too, from registers; columns that do not divide by 16."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((32, 48) if trans[0] else (48, 32), "float16"),
+        B: T.Tensor((64, 32) if trans[1] else (32, 64), "float16"),
+        C: T.Tensor((48, 64), "float32"),
+    ):
+        with T.Kernel(1, threads=64):
+            left = T.alloc_fragment((32, 48) if trans[0] else (48, 32), "float16")
+            right = T.alloc_fragment((64, 32) if trans[1] else (32, 64), "float16")
+            sums = T.alloc_fragment((48, 64), "float32")
+            T.copy(A, left)
+            T.copy(B, right)
+            T.gemm(left, right, sums, trans[0], trans[1], clear_accum=True)
+            T.copy(sums, C)
+
+    a, b = operands(np.random.default_rng(12), (48, 64, 32), "float16", trans)
+    c, product = multiply(main, "v100", a, b, "float32", trans)
+    assert (product.a.source, product.b.source) == ("registers", "registers")
+    left, right = matrices(a, b, trans)
+    np.testing.assert_allclose(c, left @ right, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("size", "threads", "dtype", "reason"),
+    [
+        ((64, 64, 32), 128, "bfloat16", "no mma for bfloat16 x bfloat16 on sm_70"),
+        ((24, 64, 32), 128, "float16", "not a multiple of 16x16x4"),
+        ((64, 64, 32), 48, "float16", "48 threads are no whole warps"),
+    ],
+)
+def test_volta_says_why_it_takes_multiply_adds(size, threads, dtype, reason):
+    func = gemm(*size, size, 2, dtype, "float32", threads=threads)
+    assert f"fma ({reason})" in lowered(func, "v100")[0].explain()
+
+
 # --- tf32 ----------------------------------------------------------------------------------------
 
 

@@ -81,7 +81,7 @@ def test_gemm_with_ragged_edges_and_all_transposes(target, kind, trans):
         ("sm_80", "float32", "float32", False, "fma"),
         ("rtx4090", "float8_e4m3fn", "float32", True, "mma"),
         ("rtx2080", "float16", "float16", False, "mma"),
-        ("v100", "float16", "float16", False, "fma"),
+        ("v100", "float16", "float16", False, "quads"),
         ("h100", "bfloat16", "bfloat16", True, "wgmma"),
         ("h100", "int8", "int32", True, "wgmma"),
         ("h100", "float8_e4m3fn", "float32", True, "wgmma"),
@@ -116,6 +116,7 @@ def test_gemm_of_fewer_steps_than_stages(stages):
     [
         ("sm_80", (64, 32), 128, "float16"),
         ("sm_80", (64, 64), 128, "bfloat16"),
+        ("v100", (64, 32), 128, "float16"),
         ("h100", (128, 64), 256, "float16"),
         ("h100", (64, 64), 128, "bfloat16"),
     ],

@@ -29,13 +29,14 @@ from tilecore.inference.gpu.plan import (
     NestPlan,
 )
 from tilecore.inference.gpu.products import plan_gemm
+from tilecore.inference.gpu.quads import plan_quads
 from tilecore.inference.gpu.shared import sharing_memory
 from tilecore.inference.gpu.teams import Team, Teams, find_teams, registers_to_trade
 from tilecore.inference.gpu.tensor_memory import (
     TensorMemory,
     find_tensor_memory,
     plan_tensor_product,
-    refusal,
+    with_reason,
     with_waits,
 )
 from tilecore.inference.uses import Context, enter
@@ -229,21 +230,20 @@ def _products(
     for stmt in walk(launch.body):
         if not isinstance(stmt, Gemm):
             continue
+        team, held = teams.team(stmt), _held(stmt, fragments)
         if stmt.c.buffer in tensor.tiles:
-            found[stmt] = plan_tensor_product(stmt, teams.team(stmt))
-            continue
-        held = _held(stmt, fragments)
-        if isinstance(target, AmdTarget):
-            plan = plan_mfma(stmt, teams.team(stmt), target, held)
+            plan = plan_tensor_product(stmt, team)
+        elif isinstance(target, AmdTarget):
+            plan = plan_mfma(stmt, team, target, held)
+        elif target.multiplies_by_quads:
+            plan = plan_quads(stmt, team, target, held)
         else:
-            plan = plan_gemm(stmt, teams.team(stmt), target, held, options, viewed)
+            plan = plan_gemm(stmt, team, target, held, options, viewed)
         if plan.kind == "fma":
             for region, is_held in ((stmt.a, held[0]), (stmt.b, held[1])):
                 if is_held:
                     fragments.shared[region.buffer] = "an operand of scalar multiply-adds"
-        if target.has_tcgen05 and not plan.reason:
-            plan = replace(plan, reason=f"not tcgen05: {refusal(stmt, launch)}")
-        found[stmt] = plan
+        found[stmt] = with_reason(plan, launch) if target.has_tcgen05 else plan
     if isinstance(target, AmdTarget):
         sums: dict[Buffer, set[Distribution]] = {}
         for plan in found.values():

@@ -138,8 +138,8 @@ class GemmPlan:
     """How one product runs.
 
     Attributes:
-        kind: "mma" (a warp's matrix instruction), "wgmma" (a warpgroup's), "mfma" (a wavefront's),
-            "tcgen05" (one thread's, with sums in tensor memory) or "fma".
+        kind: "mma" (a warp's matrix instruction), "quads" (that of Volta), "wgmma" (a warpgroup's),
+            "mfma" (a wavefront's), "tcgen05" (one thread's, with sums in tensor memory) or "fma".
         shape: M, N, K of the instruction (1, 1, 1 for fma).
         size: M, N, K of the product.
         warps: rows and columns of warps (of warpgroups) over C.
@@ -173,6 +173,8 @@ class GemmPlan:
         """Return how the product runs, in words."""
         m, n, k = self.shape
         how = "fma" if self.kind == "fma" else f"{self.kind}.m{m}n{n}k{k}"
+        if self.kind == "quads":
+            how = "mma.m8n8k4 by four quad pairs of a warp"
         how += f" ({self.reason})" if self.reason else ""
         if self.is_tf32:
             cut = self.kind == "wgmma"

@@ -24,7 +24,6 @@ from tilecore.inference.gpu.plan import (
 from tilecore.inference.gpu.products import WARPGROUP, size_of
 from tilecore.inference.gpu.teams import Team, Teams
 from tilecore.ir import nodes
-from tilecore.ir.alike import divergent
 from tilecore.ir.analysis import covers_whole, reads, writes
 from tilecore.ir.expr import int_value
 from tilecore.ir.gemm_shape import accumulator_dtype
@@ -176,9 +175,9 @@ def refusal(gemm: Gemm, launch: KernelLaunch) -> str:
         return own
     if gemm.c.buffer.scope != "fragment" or not covers_whole(gemm.c):
         return "the sums are not a whole fragment"
-    apart = divergent(launch)
-    if any(id(s) in apart and any(g is gemm for g in walk(s)) for s in walk(launch.body)):
-        return "a role of warps multiplies"
+    branches = [s for s in walk(launch.body) if isinstance(s, (nodes.If, nodes.While))]
+    if launch.thread_vars and any(any(g is gemm for g in walk(s)) for s in branches):
+        return "a branch multiplies, which may be a role of warps"
     gemms = [s for s in walk(launch.body) if isinstance(s, Gemm)]
     sizes = {g.c.buffer: _columns(*size_of(g)[:2]) for g in gemms}
     if sum(sizes.values()) > COLUMNS:
@@ -199,6 +198,13 @@ def plan_tensor_product(gemm: Gemm, team: Team) -> GemmPlan:
     shape = (min(m, LANES), _width(n), step)
     sums = SUMS[str(gemm.a.dtype)]
     return GemmPlan(gemm, "tcgen05", shape, (m, n, k), (1, 1), a, b, c, keeps_c=False, sums=sums)
+
+
+def with_reason(plan: GemmPlan, launch: KernelLaunch) -> GemmPlan:
+    """Return a plan that says why it is not one of tensor memory."""
+    if plan.kind == "tcgen05" or plan.reason:
+        return plan
+    return replace(plan, reason=f"not tcgen05: {refusal(plan.stmt, launch)}")
 
 
 def with_waits(

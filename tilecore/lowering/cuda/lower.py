@@ -53,6 +53,7 @@ from tilecore.lowering.cuda.pipelines import (
 )
 from tilecore.lowering.cuda.prefetch import RegisterPipeline
 from tilecore.lowering.cuda.products import FmaLowering, MmaLowering, ProductLowering
+from tilecore.lowering.cuda.quads import QuadLowering
 from tilecore.lowering.cuda.raster import rasterized
 from tilecore.lowering.cuda.scalar import memory_type
 from tilecore.lowering.cuda.tcgen05 import TensorProduct
@@ -74,6 +75,7 @@ from tilecore.lowering.cuda.wgmma import WARPGROUP, WgmmaLowering
 
 PRODUCTS: dict[str, type[ProductLowering]] = {
     "mma": MmaLowering, "fma": FmaLowering, "wgmma": WgmmaLowering, "mfma": MfmaLowering,
+    "quads": QuadLowering,
 }  # fmt: skip
 MIN_BLOCKS = "tirx.launch_bounds_min_blocks_per_sm"
 COMPUTING = 1  # named barrier of the threads that compute, where others issue copies
@@ -294,13 +296,8 @@ class LaunchLowering:
                 pass  # the loop around has issued it
             case nodes.Fill() if is_barrier_setup(stmt):
                 pass  # the kernel begins with it
-            case nodes.Copy() | nodes.Fill() if stmt in self.plan.transfers:
-                assert self.tensor is not None
-                self.tensor.transfer(stmt, self.plan.transfers[stmt])
-            case nodes.Copy() if stmt in self.plan.stores:
-                store_box(self, stmt, self.plan.stores[stmt])
-            case nodes.Copy() if stmt in self.plan.loads:
-                load_boxes(self, stmt, self.plan.loads[stmt])
+            case nodes.Copy() | nodes.Fill() if self._moves_alone(stmt):
+                pass
             case nodes.Annotate(key="registers", value=(count, grows)) if self.plan.registers:
                 self.builder.evaluate(ptx.set_registers(count, grows=grows).call())
             case nodes.Parallel() if stmt in self.plan.updates:
@@ -337,6 +334,19 @@ class LaunchLowering:
             case _:
                 self.inner(stmt)
 
+    def _moves_alone(self, stmt: nodes.Copy | nodes.Fill) -> bool:
+        """Emit a copy or fill that instructions of their own move, and return whether it is one."""
+        if stmt in self.plan.transfers:
+            assert self.tensor is not None
+            self.tensor.transfer(stmt, self.plan.transfers[stmt])
+        elif isinstance(stmt, nodes.Copy) and stmt in self.plan.stores:
+            store_box(self, stmt, self.plan.stores[stmt])
+        elif isinstance(stmt, nodes.Copy) and stmt in self.plan.loads:
+            load_boxes(self, stmt, self.plan.loads[stmt])
+        else:
+            return False
+        return True
+
     def _is_alone(self, stmt: nodes.Store | nodes.Atomic) -> bool:
         """Return whether one thread stores for all: all would do the same."""
         is_memory = isinstance(self.accessor.places.get(stmt.buffer), (TensorPlace, SharedPlace))
@@ -344,10 +354,16 @@ class LaunchLowering:
 
     def _arrive(self, stmt: nodes.Arrive) -> None:
         """Emit an arrival; where one thread arrives for its team, all are done before."""
+        if stmt.after_products and self.tensor is not None:
+            self.tensor.commit_to(stmt)
+            return
         if stmt.once and (not self.launch.thread_vars or id(stmt) in self.plan.teams.of):
             self.sync()
         self._fence()
-        emit_arrive(self.accessor, stmt)
+        if stmt.rank is not None:
+            self.clusters.arrive(stmt)
+        else:
+            emit_arrive(self.accessor, stmt)
 
     def _scratch(self, dtype: str) -> tuple[Any, int]:
         """Return (shared memory as elements of a type, the first that folds may use)."""
@@ -407,19 +423,6 @@ class LaunchLowering:
                 pass
             case _:
                 raise unsupported(stmt, self.target, "no code for it yet")
-
-    def _arrive(self, stmt: nodes.Arrive) -> None:
-        if stmt.rank is not None:
-            self._fence()
-            self.clusters.arrive(stmt)
-            return
-        if stmt.after_products and self.tensor is not None:
-            self.tensor.commit_to(stmt)
-            return
-        if stmt.after_products:
-            self.sync()  # each thread has a part of the product
-        self._fence()
-        emit_arrive(self.accessor, stmt)
 
     def _child(self, stmt: Stmt) -> None:
         """Emit a nested statement: of the block outside of nests, of the thread inside."""
