@@ -41,6 +41,7 @@ REGISTER_BYTES = 4
 OTHER_REGISTERS = 22
 PRODUCER_THREADS = WARPGROUP  # the warpgroup that issues TMA copies
 PRODUCER_REGISTERS = 24
+BARRIERS_OF_STAGE_BYTES = 16  # two mbarriers: full and empty
 PREFETCHED = 2  # tiles of each kind on AMD, whose next ones come through registers
 
 
@@ -113,6 +114,9 @@ def block_resources(
     stages = _stages(launch, columns, target)
     deepest = np.maximum.reduce([np.ones_like(threads), *stages.values()])
     shared = _shared_bytes(launch, columns, stages)
+    if target.has_tma:
+        staged = [np.where(found > 1, found, 0) for found in stages.values()]
+        shared = shared + BARRIERS_OF_STAGE_BYTES * np.add.reduce([0 * threads, *staged])
     registers = _fragment_registers(launch, columns, threads)
     operands = [p.operand_registers for p in found]
     registers = registers + OTHER_REGISTERS + np.maximum.reduce([0 * threads, *operands])
@@ -180,9 +184,7 @@ def _shapes(stmt: Gemm, target: GpuTarget) -> list[tuple[int, int, int]]:
         return [] if step is None else [(16, 16, step)]
     if target.multiplies_by_quads:
         halves = stmt.a.dtype == stmt.b.dtype == "float16"
-        return (
-            [(quads.ATOM, quads.ATOM, quads.STEP)] if halves and _sums(stmt) in quads.SUMS else []
-        )
+        return [(quads.ATOM, quads.ATOM, quads.STEP)] if halves else []
     a, b = operand_kind(str(stmt.a.dtype)), operand_kind(str(stmt.b.dtype))
     return list(mma_shapes(a, b, _sums(stmt), target))
 

@@ -26,6 +26,7 @@ from tilecore.inference.options import CpuOptions
 from tilecore.inference.races import check_races
 from tilecore.inference.tile_bounds import check_tile_bounds
 from tilecore.ir.analysis import written_buffers
+from tilecore.ir.clusters import refuse_clusters
 from tilecore.ir.expr import Expr, Pointer, Var, int_value
 from tilecore.ir.nodes import Assert, Buffer, PrimFunc, Wait
 from tilecore.ir.printer import Namer, format_expr, format_func, program_digest
@@ -114,6 +115,7 @@ def lower(
 
     see: Observer = observer or (lambda stage, value: None)
     verify(func)
+    refuse_clusters(func)
     check_tile_bounds(func)
     check_races(func)
     see("source", func)

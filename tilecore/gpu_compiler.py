@@ -17,11 +17,13 @@ from tilecore.inference.gpu.options import GpuOptions
 from tilecore.inference.gpu.plan import GpuPlan
 from tilecore.inference.races import check_races
 from tilecore.inference.tile_bounds import check_tile_bounds
+from tilecore.ir.clusters import refuse_clusters
 from tilecore.ir.expr import Expr, int_value
 from tilecore.ir.nodes import Buffer, PrimFunc
 from tilecore.ir.printer import Namer, format_expr, format_func
 from tilecore.ir.verifier import verify
-from tilecore.passes.pipeline import GPU_PIPELINE, run_passes
+from tilecore.passes import tensor_memory
+from tilecore.passes.pipeline import GPU_PIPELINE, Pass, run_passes
 from tilecore.tile_config import KnobValue
 
 if TYPE_CHECKING:
@@ -117,6 +119,8 @@ def lower_to_tir(
 
     see: Observer = observer or (lambda stage, value: None)
     verify(func)
+    if not target.has_clusters:
+        refuse_clusters(func)
     check_tile_bounds(func)
     check_races(func)
     see("source", func)
@@ -131,15 +135,24 @@ def _plan(
     func: PrimFunc, target: GpuTarget, observer: Observer | None, options: GpuOptions
 ) -> tuple[PrimFunc, GpuPlan]:
     """Return the program after the passes and its plan; outputs are staged where there is room."""
-    passed = run_passes(func, observer, GPU_PIPELINE)
+    pipeline = passes_for(target)
+    passed = run_passes(func, observer, pipeline)
     verify(passed)
     try:
         return passed, infer(passed, target, options)
     except InvalidConfig as error:
         if error.fields.get("knob") != SHARED_MEMORY:
             raise
-        passed = run_passes(func, None, [p for p in GPU_PIPELINE if p[0] != "stage_outputs"])
+        passed = run_passes(func, None, [p for p in pipeline if p[0] != "stage_outputs"])
         return passed, infer(passed, target, options)
+
+
+def passes_for(target: GpuTarget) -> tuple[tuple[str, Pass], ...]:
+    """Return the passes of a target, in order."""
+    own: tuple[tuple[str, Pass], ...] = ()
+    if target.has_tcgen05:
+        own = (("tensor_memory", tensor_memory.run),)
+    return GPU_PIPELINE + own
 
 
 def tensor_maps(program: LoweredProgram) -> tuple[TensorMapRecipe, ...]:

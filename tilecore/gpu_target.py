@@ -90,6 +90,16 @@ class GpuTarget:
         """Whether warpgroups multiply matrices in shared memory."""
         return self.has("sm_90a")
 
+    @property
+    def has_clusters(self) -> bool:
+        """Whether blocks of a cluster run together and reach each other's shared memory."""
+        return self.has("sm_90")
+
+    @property
+    def has_tcgen05(self) -> bool:
+        """Whether one thread multiplies matrices in shared memory into tensor memory."""
+        return self.has("sm_100a")
+
     def occupancy(self, threads: int, registers: int, shared_bytes: int) -> int:
         """Return how many blocks of these resources are resident on a multiprocessor.
 

@@ -6,7 +6,7 @@ from tilecore.ir import nodes
 from tilecore.ir.expr import Expr, Load, Var
 from tilecore.ir.nodes import Stmt
 from tilecore.ir.substitute import substitute_expr
-from tilecore.ir.visitor import children, has_jump, walk, walk_expr
+from tilecore.ir.visitor import children, has_jump, walk_expr
 
 
 def alike_stores(launch: nodes.KernelLaunch) -> set[int]:
@@ -18,26 +18,6 @@ def alike_stores(launch: nodes.KernelLaunch) -> set[int]:
     finder = _Finder(launch)
     finder.visit(launch.body, True)
     return finder.found
-
-
-def divergent(launch: nodes.KernelLaunch) -> set[int]:
-    """Return the ids of the branches and loops that not all threads of a block run alike."""
-    if not launch.thread_vars:
-        return set()
-    finder = _Finder(launch)
-    finder.visit(launch.body, True)
-    found = set()
-    for stmt in walk(launch.body):
-        match stmt:
-            case nodes.If(cond=cond) | nodes.While(cond=cond):
-                differs = finder.differs(cond)
-            case nodes.For(start=start, stop=stop, step=step):
-                differs = finder.differs(start, stop, step)
-            case _:
-                continue
-        if differs or (not isinstance(stmt, nodes.If) and has_jump(stmt.body)):
-            found.add(id(stmt))
-    return found
 
 
 class _Finder:

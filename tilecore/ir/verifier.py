@@ -202,6 +202,9 @@ class _Checker:
                 )
             )
 
+    def cluster_copy(self, stmt: nodes.ClusterCopy) -> None:
+        self.visit(stmt.copy)
+
     def fill(self, stmt: nodes.Fill) -> None:
         if stmt.value.dtype == "bool" and stmt.dst.buffer.dtype.is_float:
             self.fault(TypeMismatch(expected=f"a {stmt.dst.buffer.dtype} value", found="a bool"))
@@ -415,6 +418,7 @@ _CHECKS: Mapping[type[Stmt], Callable[[_Checker, Any], None]] = {
     nodes.While: _Checker.while_loop,
     nodes.If: _Checker.if_stmt,
     nodes.Copy: _Checker.copy,
+    nodes.ClusterCopy: _Checker.cluster_copy,
     nodes.Fill: _Checker.fill,
     nodes.Gemm: _Checker.gemm,
     nodes.Reduce: _Checker.reduce,

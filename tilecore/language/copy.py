@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -58,6 +59,13 @@ def copy(
         TypeMismatch: a side is not a tile (TC202).
     """
     _ = (coalesced_width, disable_tma, eviction_policy, prefer_instruction, loop_layout)
+    copy_tile(src, dst, annotations or {})
+
+
+def copy_tile(
+    src: Any, dst: Any, annotations: Mapping[str, Any], barrier: Load | None = None
+) -> None:
+    """Emit a copy, complete at the latest when the phase of ``barrier`` is; see ``copy``."""
     builder = current()
     if isinstance(src, Load) and isinstance(dst, Load):
         value = cast(src, dst.dtype)
@@ -78,8 +86,8 @@ def copy(
             expected=f"one shape on both sides; the source has {format_shape(source.extents)}",
             found=format_shape(target.extents),
         )
-    notes = MappingProxyType(dict(annotations or {}))
-    builder.emit(Copy(source, target, notes, builder.span))
+    notes = MappingProxyType(dict(annotations))
+    builder.emit(Copy(source, target, notes, builder.span, barrier))
 
 
 def _as_the_tile(source: Region, target: Region) -> tuple[Region, Region]:

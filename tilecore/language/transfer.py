@@ -7,33 +7,39 @@ from typing import Any
 
 from tilecore.errors import TypeMismatch
 from tilecore.frontend.builder import current
-from tilecore.ir.expr import ExprLike, Var, as_bool, cast, const, int_value
+from tilecore.frontend.signature import tensor_spec
+from tilecore.ir.expr import Expr, ExprLike, Load, Var, as_bool, as_expr, cast, const, int_value
 from tilecore.ir.expr import select as if_then_else
-from tilecore.ir.nodes import Buffer, For
-from tilecore.language.allocate import alloc_shared
+from tilecore.ir.nodes import Annotate, Buffer, ClusterCopy, Copy, For
 from tilecore.language.barrier import alone, arrive, barrier_place
-from tilecore.language.copy import copy
-from tilecore.language.gemm import GemmWarpPolicy, gemm
+from tilecore.language.copy import copy, copy_tile
+from tilecore.language.gemm import GemmWarpPolicy, emit_gemm, gemm
+from tilecore.language.kernel import launch_of
 from tilecore.language.pointer import Pointer
+
+MIN_REGISTERS, MAX_REGISTERS = 24, 256  # of setmaxnreg (PTX ISA 9.7.19.5)
 
 
 def tma_copy(
     src: Any, dst: Any, *, barrier: Any = None, cluster_mask: int | None = None, **options: Any
 ) -> None:
-    """Copy a tile as ``T.copy`` does; ``barrier`` sees the copy complete at once.
+    """Copy a tile as ``T.copy`` does; it may be under way until the phase of ``barrier`` ends.
 
-    The threads still arrive at the barrier themselves (``T.mbarrier_arrive``).
+    The threads still arrive at the barrier themselves (``T.mbarrier_arrive``), after this; who
+    reads the tile waits for the barrier. On sm_90 and later the tensor memory accelerator copies
+    where it can, elsewhere the copy is complete at once.
 
     Raises:
         ShapeMismatch: the extents of the two sides differ (TC201).
         TypeMismatch: a side is not a tile, or ``barrier`` is no barrier (TC202).
-        UnknownPrimitive: a copy to several blocks of a cluster (TC102).
     """
-    _copy_with_hints("tma_copy", src, dst, options)
-    if barrier is not None:
-        barrier_place(barrier, "tma_copy")
-    if cluster_mask is not None:
-        alone("tma_copy(cluster_mask=...)")
+    _check_hints("tma_copy", options)
+    size = launch_of("tma_copy").cluster_size
+    place = _place(barrier, "tma_copy")
+    if cluster_mask is not None and size > 1:
+        _copy_to(src, dst, place, mask=_blocks(cluster_mask, size))
+        return
+    copy_tile(src, dst, {}, place)
 
 
 def async_copy(src: Any, dst: Any, **options: Any) -> None:
@@ -55,18 +61,72 @@ def copy_cluster(
     remote_barrier: Any = None,
     **options: Any,
 ) -> None:
-    """Copy a tile in a cluster of one block: as ``T.copy`` does, then arrive at the barrier.
+    """Copy a tile into other blocks of the cluster.
+
+    Args:
+        src: where to read; with ``cluster_mask`` a tensor.
+        dst: a shared tile.
+        dst_block: rank of the block whose ``dst`` is written.
+        cluster_mask: the blocks that get what the one of the lowest rank among them reads, a bit
+            each; the others read their own.
+        remote_barrier: of ``dst_block``: told, once, when the copy is complete.
+        options: hints, which change speed only.
 
     Raises:
         ShapeMismatch: the extents of the two sides differ (TC201).
-        TypeMismatch: a side is not a tile (TC202).
-        UnknownPrimitive: the cluster has several blocks (TC102).
+        TypeMismatch: a side is not a tile, or a block is not in the cluster (TC202).
     """
-    _ = (dst_block, cluster_mask)
-    alone("copy_cluster")
-    _copy_with_hints("copy_cluster", src, dst, options)
-    if remote_barrier is not None:
-        arrive(remote_barrier, "copy_cluster", once=True)
+    _check_hints("copy_cluster", options)
+    size = launch_of("copy_cluster").cluster_size
+    if dst_block is not None and cluster_mask is not None:
+        raise TypeMismatch(expected="dst_block or cluster_mask", found="both")
+    rank = None if dst_block is None else int_value(dst_block)
+    if rank is not None and not 0 <= rank < size:
+        raise TypeMismatch(expected=f"a block of a cluster of {size}", found=f"block {rank}")
+    if size == 1 or (dst_block is None and cluster_mask is None):
+        copy(src, dst)
+        if remote_barrier is not None:
+            arrive(remote_barrier, "copy_cluster", once=True)
+        return
+    barrier = _place(remote_barrier, "copy_cluster")
+    if dst_block is not None:
+        _copy_to(src, dst, barrier, block=cast(as_expr(dst_block), "int32"))
+    else:
+        _copy_to(src, dst, barrier, mask=_blocks(cluster_mask, size))
+
+
+def _place(barrier: Any, what: str) -> Load | None:
+    if barrier is None:
+        return None
+    buffer, index = barrier_place(barrier, what)
+    return Load(buffer, (index,), buffer.dtype)
+
+
+def _blocks(mask: Any, size: int) -> int:
+    """Return the mask of blocks of a cluster.
+
+    Raises:
+        TypeMismatch: not a mask of blocks that there are (TC202).
+    """
+    value = int_value(mask)
+    if value is None or not 0 < value < 1 << size:
+        raise TypeMismatch(expected=f"a mask of a cluster of {size} blocks", found=f"{mask}")
+    return value
+
+
+def _copy_to(
+    src: Any, dst: Any, barrier: Load | None, block: Expr | None = None, mask: int = 0
+) -> None:
+    """Emit a copy into blocks of the cluster."""
+    builder = current()
+    with builder.open("loop") as frame:
+        copy(src, dst)
+    (made,) = frame.body().stmts
+    if not isinstance(made, Copy) or made.dst.buffer.scope != "shared":
+        raise TypeMismatch(expected="a shared tile to copy to", found=getattr(dst, "name", dst))
+    if block is None and made.src.buffer.scope != "global":
+        raise TypeMismatch(expected="a tensor to copy from", found=made.src.buffer.name)
+    builder.emit(ClusterCopy(made, block, mask, barrier, builder.span))
 
 
 _HINTS = (
@@ -75,11 +135,15 @@ _HINTS = (
 
 
 def _copy_with_hints(what: str, src: Any, dst: Any, options: dict[str, Any]) -> None:
+    _check_hints(what, options)
+    copy(src, dst)
+
+
+def _check_hints(what: str, options: dict[str, Any]) -> None:
     unknown = sorted(set(options) - set(_HINTS))
     if unknown:
         expected = f"keywords of T.{what} (also accepted: {', '.join(_HINTS)})"
         raise TypeMismatch(expected=expected, found=", ".join(unknown))
-    copy(src, dst)
 
 
 # --- element pointers ------------------------------------------------------------------------
@@ -150,12 +214,76 @@ def tcgen05_gemm(
     """
     if use_2cta:
         alone("tcgen05_gemm(use_2cta=True)")
-    gemm(A, B, C, transpose_A, transpose_B, policy, clear_accum, mbar=mbar, **options)
+    kept = (bool(transpose_A), bool(transpose_B), policy, clear_accum)
+    emit_gemm(A, B, C, kept, mbar, options, is_async=True)
+
+
+tcgen05_mma = tcgen05_gemm
 
 
 def alloc_tmem(shape: Any, dtype: Any) -> Buffer:
-    """Return a tile of the tensor memory of a block; its contents are undefined."""
-    return alloc_shared(shape, dtype)
+    """Return a tile of the tensor memory of a block; its contents are undefined.
+
+    Where there is no tensor memory, or the program uses the tile otherwise than products and copies
+    of all its rows do, it is a shared tile.
+
+    Raises:
+        ScopeError: outside ``with T.Kernel(...)`` (TC104).
+        TypeMismatch: a bad extent or element type (TC202).
+    """
+    builder = current()
+    spec = tensor_spec(shape, dtype, least=1)
+    tile = Buffer(
+        builder.take_hint("tmem"), spec.shape, spec.dtype, "shared", span=builder.span,
+        in_tensor_memory=True,
+    )  # fmt: skip
+    return builder.allocate(tile)
+
+
+# --- registers -------------------------------------------------------------------------------
+
+
+def set_max_nreg(reg_count: Any, is_inc: Any) -> None:
+    """Say how many registers each thread of a role of whole warpgroups needs from here on.
+
+    On sm_90 and later the warpgroups hand registers to each other; elsewhere it changes nothing.
+
+    Args:
+        reg_count: a multiple of 8 from 24 to 256.
+        is_inc: whether these are more than before (1) or fewer (0).
+
+    Raises:
+        TypeMismatch: not such numbers (TC202).
+    """
+    count, grows = int_value(reg_count), int_value(is_inc)
+    if count is None or grows is None or count % 8 or not MIN_REGISTERS <= count <= MAX_REGISTERS:
+        raise TypeMismatch(
+            expected=f"T.set_max_nreg(multiple of 8 from {MIN_REGISTERS} to {MAX_REGISTERS}, "
+            "0 or 1)",
+            found=f"{reg_count}, {is_inc}",
+        )
+    builder = current()
+    builder.emit(Annotate("registers", (count, bool(grows)), builder.span))
+
+
+def inc_max_nreg(reg_count: Any) -> None:
+    """Say that each thread of a role needs more registers: ``T.set_max_nreg(reg_count, 1)``."""
+    set_max_nreg(reg_count, 1)
+
+
+def dec_max_nreg(reg_count: Any) -> None:
+    """Say that each thread of a role needs fewer registers: ``T.set_max_nreg(reg_count, 0)``."""
+    set_max_nreg(reg_count, 0)
+
+
+def annotate_producer_reg_dealloc(reg_count: Any = 24) -> None:
+    """Say that a role that moves tiles needs few registers."""
+    set_max_nreg(reg_count, 0)
+
+
+def annotate_consumer_reg_alloc(reg_count: Any = 240) -> None:
+    """Say that a role that computes needs many registers."""
+    set_max_nreg(reg_count, 1)
 
 
 # --- what changes nothing --------------------------------------------------------------------
@@ -190,10 +318,5 @@ cp_async_wait = _without_effect("cp_async_wait", _COMPLETE)
 pdl_trigger = _without_effect("pdl_trigger", "kernels run one after the other")
 pdl_sync = _without_effect("pdl_sync", "kernels run one after the other")
 deallocate_tmem = _without_effect("deallocate_tmem", "a tile lives as long as its block")
-set_max_nreg = _without_effect("set_max_nreg", _REGISTERS)
-inc_max_nreg = _without_effect("inc_max_nreg", _REGISTERS)
-dec_max_nreg = _without_effect("dec_max_nreg", _REGISTERS)
 no_set_max_nreg = _without_effect("no_set_max_nreg", _REGISTERS)
 disable_warp_group_reg_alloc = _without_effect("disable_warp_group_reg_alloc", _REGISTERS)
-annotate_producer_reg_dealloc = _without_effect("annotate_producer_reg_dealloc", _REGISTERS)
-annotate_consumer_reg_alloc = _without_effect("annotate_consumer_reg_alloc", _REGISTERS)

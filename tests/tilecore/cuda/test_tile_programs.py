@@ -229,6 +229,8 @@ def test_too_much_shared_memory_names_the_tile():
     with pytest.raises(InvalidConfig, match="at most 166912 B in a block of sm_80") as caught:
         lowered(gemm(1024, 1024, 1024, (256, 256, 64), 4, "float16", "float16"), "sm_80")
     assert "A_s" in caught.value.hint or "B_s" in caught.value.hint
+    assert "num_stages=2 instead of 4 needs 131072 B" in caught.value.hint
+    lowered(gemm(1024, 1024, 1024, (256, 256, 64), 2, "float16", "float16"), "sm_80")
 
 
 def test_too_many_threads():

@@ -44,6 +44,7 @@ def bank_uses(plan: GpuLaunchPlan) -> list[BankUse]:
     swizzles are those of the hardware. So is what depends on values that only a run knows.
     """
     boxed = {id(c) for p in plan.pipelines.values() if p.boxes for c in p.copies}
+    boxed |= {id(copy) for copy in (*plan.loads, *plan.stores, *plan.updates)}
     found = [
         use
         for stmt, nest in plan.nests.items()

@@ -7,14 +7,13 @@ if it conflicts; the body of a loop is walked again with what its end leaves, un
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 
 from tilecore.inference.gpu.loops import TILE_STATEMENTS
 from tilecore.inference.gpu.plan import Pipeline
 from tilecore.inference.gpu.teams import Team, Teams
 from tilecore.ir import nodes
-from tilecore.ir.alike import divergent
 from tilecore.ir.analysis import reads, writes
 from tilecore.ir.bounds import linear
 from tilecore.ir.expr import Expr, Load, int_value
@@ -27,7 +26,8 @@ from tilecore.ir.visitor import children, expressions, walk, walk_expr
 class Touch:
     """An access of a buffer: by a tile statement, or by each thread for itself.
 
-    ``own``: the element, where each thread has one of its own; ``source``: the id of the statement.
+    ``own``: the element, where each thread has one of its own; ``source``: the id of the statement;
+    ``until``: the barriers of the program on which who reads what is written here waits.
     """
 
     buffer: Buffer
@@ -35,6 +35,7 @@ class Touch:
     team: Team
     own: tuple[Key, ...] | None = None
     source: int = 0
+    until: Buffer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,11 @@ class Touched:
     def union(self, other: Touched) -> Touched:
         """Return what either touched."""
         return Touched(self.read | other.read, self.written | other.written)
+
+    def without(self, team: Team) -> Touched:
+        """Return what other teams touched."""
+        kept = (frozenset(t for t in s if t.team != team) for s in (self.read, self.written))
+        return Touched(*kept)
 
 
 class Barriers:
@@ -62,6 +68,7 @@ class Barriers:
             loop; boxes have barriers of their own.
         teams: branches whose threads meet among themselves. In a program with mbarriers these order
             what different teams do.
+        loads: copies that are under way until a barrier of the program ends its phase.
     """
 
     def __init__(
@@ -70,11 +77,12 @@ class Barriers:
         memory: Mapping[Buffer, set[Buffer]],
         pipelines: Mapping[Stmt, Pipeline],
         teams: Teams,
+        loads: Container[Stmt] = (),
     ) -> None:
         self.launch, self.memory, self.pipelines = launch, memory, pipelines
-        self.teams = teams
+        self.teams, self.loads = teams, loads
         self.has_waits = any(isinstance(s, nodes.Wait) for s in walk(launch.body))
-        self.divergent = divergent(launch)
+        self.left: list[Touched] = []  # of each loop around: where its turns are left early
         self.ahead = {id(c) for p in pipelines.values() for c in p.copies}
         self.before: set[Stmt] = set()
         self.ends: set[Stmt] = set()
@@ -85,15 +93,14 @@ class Barriers:
         return frozenset(self.before), frozenset(self.ends)
 
     def _walk(self, stmt: Stmt, touched: Touched) -> Touched:
-        if id(stmt) in self.divergent:
+        if id(stmt) in self.teams.apart:
             own = self._of(stmt)
             if stmt in self.before or self._conflict(own, touched, self._are_apart):
                 self.before.add(stmt)
                 touched = Touched()
             after = touched.union(own)
-            for body in children(stmt):
-                if id(body) in self.teams.bodies:
-                    after = after.union(self._walk(body, touched))
+            for body in self._roles(stmt):
+                after = after.union(self._walk(body, touched))
             meets = any(isinstance(s, nodes.Sync) and s.scope == "block" for s in walk(stmt))
             return own if meets else after
         match stmt:
@@ -101,8 +108,16 @@ class Barriers:
                 for child in stmts:
                     touched = self._walk(child, touched)
                 return touched
-            case nodes.Sync(scope="block" | "grid"):
+            case nodes.Sync(scope="block" | "cluster" | "grid"):
                 return Touched()
+            case nodes.Sync(scope="group"):
+                return touched.without(self.teams.team(stmt))
+            case nodes.Jump():
+                self.left[-1] = self.left[-1].union(touched)
+                return touched
+            case nodes.Wait(buffer=buffer):  # what is under way has arrived
+                there = frozenset(t for t in touched.written if t.until is not buffer)
+                return Touched(touched.read, there)
             case nodes.If(cond=cond, then_body=then, else_body=other):
                 touched = self._touch(stmt, self._of_exprs(self.teams.team(stmt), cond), touched)
                 after = self._walk(then, touched)
@@ -112,6 +127,14 @@ class Barriers:
             case _:
                 return self._touch(stmt, self._of(stmt), touched)
 
+    def _roles(self, stmt: Stmt) -> Iterator[Stmt]:
+        """Yield the bodies of the branches below one that are roles."""
+        for body in children(stmt):
+            if id(body) in self.teams.bodies:
+                yield body
+            else:
+                yield from self._roles(body)
+
     def _loop(self, stmt: nodes.For | nodes.While, touched: Touched) -> Touched:
         own = self._of_exprs(self.teams.team(stmt), *expressions(stmt))
         pipeline = self.pipelines.get(stmt)
@@ -120,18 +143,24 @@ class Barriers:
                 Touch(b, True, self.teams.team(c)) for c in pipeline.copies for b in writes(c)
             )
             touched = self._touch(stmt, own.union(Touched(written=filled)), touched)
-            return touched.union(self._walk(stmt.body, Touched()))
+            return touched.union(self._turn(stmt.body, Touched()))
         touched = entry = self._touch(stmt, own, touched)
         while True:
             count = len(self.before) + len(self.ends)
-            after = self._walk(stmt.body, entry)
+            after = self._turn(stmt.body, entry)
             if isinstance(stmt, nodes.While) and self._conflict(own, after, self._are_together):
                 self.ends.add(stmt)
             entry = touched.union(Touched() if stmt in self.ends else after)
             if len(self.before) + len(self.ends) == count:
-                self._walk(stmt.body, entry)
+                self._turn(stmt.body, entry)
                 if len(self.before) + len(self.ends) == count:
                     return entry
+
+    def _turn(self, body: Stmt, touched: Touched) -> Touched:
+        """Return what is touched after a turn of a loop, wherever it is left."""
+        self.left.append(Touched())
+        after = self._walk(body, touched)
+        return after.union(self.left.pop())
 
     def _touch(self, stmt: Stmt, own: Touched, touched: Touched) -> Touched:
         if stmt in self.before or self._conflict(own, touched, self._are_together):
@@ -178,6 +207,8 @@ class Barriers:
                     continue
                 if not matter(one, other):
                     continue
+                if one.until is not None and other.until is not None and one.team == other.team:
+                    continue  # one thread asks for both; it has waited until the tile is free
                 if other.buffer.root.scope != "global":
                     return True
                 # A statement in a loop writes other parts of a tensor each time.
@@ -204,8 +235,12 @@ class Barriers:
             own = None
             if isinstance(node, nodes.Store) and not is_tile:
                 own = self._own(node.indices)
+            until = node.barrier if isinstance(node, nodes.Copy) and node in self.loads else None
+            barrier = None if until is None else until.buffer
             written = {
-                Touch(b, is_tile, team, own, id(stmt)) for b in writes(node) if self._matters(b)
+                Touch(b, is_tile, team, own, id(stmt), barrier)
+                for b in writes(node)
+                if self._matters(b)
             }
             found = found.union(loaded).union(Touched(frozenset(read), frozenset(written)))
         return found

@@ -6,18 +6,21 @@ inner rows of a multiple of 16 bytes and no longer than the swizzle, strides of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tilecore.inference.gpu.plan import CHUNK_BYTES, Box, Pipeline, SharedLayout
+from tilecore.inference.gpu.loops import divisor
+from tilecore.inference.gpu.plan import BOX_ALIGNMENT, CHUNK_BYTES, Box, Pipeline, SharedLayout
 from tilecore.ir import nodes
-from tilecore.ir.analysis import covers_whole, kept_axes, pads, read_buffers
+from tilecore.ir.analysis import kept_axes, pads, read_buffers
 from tilecore.ir.expr import Load, int_value
 from tilecore.ir.nodes import Buffer, Copy, For, KernelLaunch, Region, Stmt
 from tilecore.ir.visitor import children, expressions, walk, walk_expr
 
 MAX_AXES = 5
 MAX_EXTENT = 256
+SWIZZLE_ROWS = 8  # after which a swizzle repeats
 
 
 def with_boxes(
@@ -51,7 +54,7 @@ def with_boxes(
 def stores_of(
     launch: KernelLaunch, layouts: Mapping[Buffer, SharedLayout], stages: Mapping[Buffer, int]
 ) -> dict[Stmt, Box]:
-    """Return the copies of whole shared tiles to tensors that one thread hands over as boxes.
+    """Return the copies of shared tiles to tensors that one thread hands over as boxes.
 
     Only tensors that nothing in the launch reads: what arrives is not waited for by other blocks.
     """
@@ -61,10 +64,7 @@ def stores_of(
         if not isinstance(stmt, Copy) or stmt.src.buffer not in layouts:
             continue
         tensor, tile = stmt.dst.buffer, stmt.src.buffer
-        is_plain = tensor.scope == "global" and tensor.base is None and tensor.address is None
-        if not is_plain or tensor.dtype != tile.dtype or tensor.dtype.is_packed or tile in stages:
-            continue
-        if tensor in read or not covers_whole(stmt.src):
+        if not is_plain(tensor, tile) or tile in stages or tensor in read:
             continue
         box = box_of(stmt.dst, stmt.src, layouts[tile])
         if box is not None:
@@ -72,8 +72,50 @@ def stores_of(
     return found
 
 
+def loads_of(launch: KernelLaunch, layouts: Mapping[Buffer, SharedLayout]) -> dict[Stmt, Box]:
+    """Return the copies on a barrier of the program's own that one thread asks for as boxes."""
+    if not all(int_value(t) == 1 for t in launch.threads[1:]):
+        return {}  # the thread is chosen by its warp
+    padded = pads(launch)
+    found: dict[Stmt, Box] = {}
+    for stmt in walk(launch.body):
+        if not isinstance(stmt, Copy) or stmt.barrier is None or stmt.dst.buffer not in layouts:
+            continue
+        tensor, tile = stmt.src.buffer, stmt.dst.buffer
+        if not is_plain(tensor, tile) or tensor in padded:
+            continue
+        box = box_of(stmt.src, stmt.dst, layouts[tile])
+        if box is not None:
+            found[stmt] = box
+    return found
+
+
+def multicasts_of(launch: KernelLaunch, layouts: Mapping[Buffer, SharedLayout]) -> dict[Stmt, Box]:
+    """Return the copies to several blocks of a cluster that one of them asks for as boxes."""
+    if not all(int_value(t) == 1 for t in launch.threads[1:]):
+        return {}  # the thread is chosen by its warp
+    padded = pads(launch)
+    found: dict[Stmt, Box] = {}
+    for stmt in walk(launch.body):
+        if not isinstance(stmt, nodes.ClusterCopy) or stmt.block is not None:
+            continue
+        tensor, tile = stmt.copy.src.buffer, stmt.copy.dst.buffer
+        if tile not in layouts or not is_plain(tensor, tile) or tensor in padded:
+            continue
+        box = box_of(stmt.copy.src, stmt.copy.dst, layouts[tile])
+        if box is not None:
+            found[stmt] = box
+    return found
+
+
+def is_plain(tensor: Buffer, tile: Buffer) -> bool:
+    """Return whether a tensor map can describe a tensor, and its elements are those of a tile."""
+    is_whole = tensor.scope == "global" and tensor.base is None and tensor.address is None
+    return is_whole and tensor.dtype == tile.dtype and not tensor.dtype.is_packed
+
+
 def box_of(there: Region, here: Region, layout: SharedLayout) -> Box | None:
-    """Return the box that a whole shared tile has in a tensor, or None where there can be none.
+    """Return the box that a part of a shared tile has in a tensor, or None where there is none.
 
     Args:
         there: of the tensor.
@@ -85,23 +127,43 @@ def box_of(there: Region, here: Region, layout: SharedLayout) -> Box | None:
     root = tensor.root
     if tensor.ndim > MAX_AXES or root.strides is not None or root.address is not None or not kept:
         return None  # maps are made before the launch, of contiguous tensors
-    if kept[-1] != tensor.ndim - 1 or kept_axes(here)[-1] != len(layout.shape) - 1:
+    if kept[-1] != tensor.ndim - 1 or kept_axes(here)[-1:] != (len(layout.shape) - 1,):
         return None
     row = int_value(tensor.shape[-1])  # a multiple of 16 bytes makes all strides such multiples
     if row is None or row * itemsize % CHUNK_BYTES:
         return None
     known = [int_value(e) for e in there.extents]
     extents = [e for e in known if e is not None]
-    width = layout.swizzle_bytes // itemsize or layout.shape[-1]
-    rows = layout.elements // layout.shape[-1]
-    if not layout.swizzle_bytes and layout.leading != layout.shape[-1]:
+    if len(extents) < len(known) or not _lies_in_boxes(here, layout):
         return None
-    if layout.swizzle_bytes and rows % 8:
-        return None  # panels would not begin where a swizzle does
-    if len(extents) < len(known) or extents[-1] % width or width * itemsize % CHUNK_BYTES:
+    width = layout.swizzle_bytes // itemsize or extents[-1]
+    if extents[-1] % width or width * itemsize % CHUNK_BYTES:
         return None
     box = (*extents[:-1], width)
     return Box(tensor, box, extents[-1] // width) if max(box) <= MAX_EXTENT else None
+
+
+def _lies_in_boxes(here: Region, layout: SharedLayout) -> bool:
+    """Return whether a part of a tile is rows side by side that begin where boxes may."""
+    shape, rows = layout.shape, layout.elements // layout.shape[-1]
+    known = [int_value(e) for e in here.extents]
+    extents = [e for e in known if e is not None]
+    if len(extents) < len(known):
+        return False
+    first = next((a for a, e in enumerate(extents) if e > 1), len(extents) - 1)
+    if any(extents[a] != shape[a] for a in range(first + 1, len(shape) - 1)):
+        return False  # rows with gaps between them
+    column, row = divisor(here.offsets[-1], {}), 0  # 0: at the beginning
+    for axis in range(len(shape) - 1):
+        row = math.gcd(row, divisor(here.offsets[axis], {}) * math.prod(shape[axis + 1 : -1]))
+    if layout.swizzle_bytes:  # panels begin where a swizzle does
+        width = layout.swizzle_bytes // layout.itemsize
+        return rows % SWIZZLE_ROWS == 0 and row % SWIZZLE_ROWS == 0 and column % width == 0
+    if layout.leading != shape[-1]:
+        return False
+    is_row = math.prod(extents[:-1]) == 1
+    place = math.gcd(row * layout.leading, column) * layout.itemsize
+    return place % BOX_ALIGNMENT == 0 and (is_row or extents[-1] == shape[-1])
 
 
 def _is_nested(stmt: Stmt, loop: For, inside: bool) -> bool:

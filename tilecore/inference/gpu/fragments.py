@@ -46,16 +46,18 @@ def distribute(
     statements: Sequence[Points],
     gemms: Iterable[GemmPlan],
     fragments: Fragments,
+    moved: Sequence[tuple[Buffer, Distribution]] = (),
 ) -> dict[Stmt, NestPlan]:
     """Fill ``fragments`` and return how each statement runs.
 
-    A fragment that does not fit is added to ``fragments.shared`` and all begins anew.
+    ``moved``: fragments that tensor memory is copied to or from, with how they must be spread. A
+    fragment that does not fit is added to ``fragments.shared`` and all begins anew.
     """
     fixed = list(gemms)
     fragments.folded = _folded_axes(statements)
     while True:
         fragments.held.clear()
-        refused = _settle(statements, fixed, fragments)
+        refused = _settle(statements, fixed, fragments, moved)
         if refused is None:
             plans = {}
             for points in statements:
@@ -83,20 +85,23 @@ def _folded_axes(statements: Sequence[Points]) -> dict[Buffer, set[int]]:
 
 
 def _settle(
-    statements: Sequence[Points], gemms: Sequence[GemmPlan], fragments: Fragments
+    statements: Sequence[Points],
+    gemms: Sequence[GemmPlan],
+    fragments: Fragments,
+    moved: Sequence[tuple[Buffer, Distribution]],
 ) -> tuple[Buffer, str] | None:
-    """Give every fragment a distribution; return one that products want in two ways."""
+    """Give every fragment a distribution; return one that instructions want in two ways."""
+    fixed = list(moved)
     for plan in gemms:
-        wanted = [(plan.stmt.c.buffer, plan.c)] if plan.keeps_c else []
+        fixed += [(plan.stmt.c.buffer, plan.c)] if plan.keeps_c else []
         for region, operand in ((plan.stmt.a, plan.a), (plan.stmt.b, plan.b)):
             if operand.source == "registers":
-                wanted.append((region.buffer, operand.distribution))
-        for buffer, distribution in wanted:
-            if not fragments.is_register(buffer):
-                continue
-            known = fragments.held.setdefault(buffer, distribution)
-            if known != distribution:
-                return buffer, "two products hold it differently"
+                fixed.append((region.buffer, operand.distribution))
+    for buffer, distribution in fixed:
+        if not fragments.is_register(buffer):
+            continue
+        if fragments.held.setdefault(buffer, distribution) != distribution:
+            return buffer, "two instructions hold it differently"
     while True:
         _propagate(statements, fragments)
         open_ones = [p for p in statements if _unknown(p, fragments)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -9,9 +10,21 @@ from tilecore.inference.gpu.distribution import Distribution
 from tilecore.inference.gpu.loops import Points
 from tilecore.inference.gpu.matrix_units import TF32_CUT, TF32_ROUNDED
 from tilecore.inference.gpu.teams import Teams
-from tilecore.ir.nodes import Buffer, Copy, For, Gemm, KernelLaunch, PrimFunc, Stmt
+from tilecore.ir.nodes import (
+    Buffer,
+    ClusterCopy,
+    Copy,
+    For,
+    Gemm,
+    KernelLaunch,
+    PrimFunc,
+    Region,
+    Stmt,
+)
 
 CHUNK_BYTES = 16  # the widest access of one thread; what swizzles move as one
+# Where a box of the tensor memory accelerator may begin (PTX ISA 9.0, cp.async.bulk.tensor).
+BOX_ALIGNMENT = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +62,8 @@ class SharedLayout:
     @property
     def alignment(self) -> int:
         """Bytes that the address must be a multiple of: 8 rows of a swizzle are its period."""
-        return max(CHUNK_BYTES, 8 * self.swizzle_bytes)
+        is_small = self.elements * self.itemsize < BOX_ALIGNMENT
+        return max(CHUNK_BYTES if is_small else BOX_ALIGNMENT, 8 * self.swizzle_bytes)
 
     @property
     def stage_bytes(self) -> int:
@@ -125,7 +139,7 @@ class GemmPlan:
 
     Attributes:
         kind: "mma" (a warp's matrix instruction), "quads" (that of Volta), "wgmma" (a warpgroup's),
-            "mfma" (a wavefront's) or "fma".
+            "mfma" (a wavefront's), "tcgen05" (one thread's, with sums in tensor memory) or "fma".
         shape: M, N, K of the instruction (1, 1, 1 for fma).
         size: M, N, K of the product.
         warps: rows and columns of warps (of warpgroups) over C.
@@ -133,7 +147,8 @@ class GemmPlan:
         c: the accumulators.
         keeps_c: whether C is a fragment; else it is loaded before and stored after.
         sums: element type of the sums.
-        reason: why no matrix instruction is used, or "".
+        reason: why no matrix instruction (on sm_100: not tcgen05) is used, or "".
+        is_async: whether nobody waits for it at its end: the program does, or a pipeline.
     """
 
     stmt: Gemm
@@ -147,6 +162,7 @@ class GemmPlan:
     keeps_c: bool
     sums: str
     reason: str = ""
+    is_async: bool = False
 
     @property
     def is_tf32(self) -> bool:
@@ -156,9 +172,10 @@ class GemmPlan:
     def explain(self) -> str:
         """Return how the product runs, in words."""
         m, n, k = self.shape
-        how = f"fma ({self.reason})" if self.kind == "fma" else f"{self.kind}.m{m}n{n}k{k}"
+        how = "fma" if self.kind == "fma" else f"{self.kind}.m{m}n{n}k{k}"
         if self.kind == "quads":
             how = "mma.m8n8k4 by four quad pairs of a warp"
+        how += f" ({self.reason})" if self.reason else ""
         if self.is_tf32:
             cut = self.kind == "wgmma"
             error = TF32_CUT if cut else TF32_ROUNDED
@@ -170,10 +187,55 @@ class GemmPlan:
             how += " summed up in float16"
         rows, columns = self.warps
         unit = "warpgroups" if self.kind == "wgmma" else "warps"
+        who = "one thread" if self.kind == "tcgen05" else f"{rows}x{columns} {unit}"
         return (
-            f"gemm {'x'.join(map(str, self.size))}: {how}, {rows}x{columns} {unit}; "
+            f"gemm {'x'.join(map(str, self.size))}: {how}, {who}; "
             f"A from {self.a.source}, B from {self.b.source}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class TensorTile:
+    """A tile in tensor memory: matrices of 32-bit elements side by side.
+
+    Attributes:
+        shape: of the tile; the last two axes are those of a matrix.
+        column: the first of the block's columns.
+    """
+
+    shape: tuple[int, ...]
+    column: int
+
+    @property
+    def parts(self) -> int:
+        """Groups of 128 rows, which lie side by side."""
+        return max(1, self.shape[-2] // 128)
+
+    @property
+    def columns(self) -> int:
+        """Columns of all matrices."""
+        return math.prod(self.shape[:-2]) * self.parts * self.shape[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorTransfer:
+    """How threads move elements between tensor memory and their registers.
+
+    Attributes:
+        tile: some columns of all rows of a tile in tensor memory.
+        other: where elements come from or go to; None: all get one value.
+        stores: whether they go to tensor memory.
+        spread: who moves which elements.
+        held: how ``other``, a fragment, must be spread so that its registers are those moved.
+        start: the first column of ``other`` that is moved.
+    """
+
+    tile: Region
+    other: Region | None
+    stores: bool
+    spread: Distribution
+    held: Distribution | None = None
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +251,23 @@ class Box:
     tensor: Buffer
     extents: tuple[int, ...]
     panels: int
+
+
+@dataclass(frozen=True, slots=True)
+class BoxUpdate:
+    """An atomic update of a part of a tensor by a shared tile, as boxes.
+
+    Attributes:
+        op: add, min or max.
+        box: how the accelerator takes the tile.
+        there: the part of the tensor.
+        here: the tile.
+    """
+
+    op: str
+    box: Box
+    there: Region
+    here: Region
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +300,13 @@ class GpuLaunchPlan:
     ``barriers`` holds the statements before which all threads of the block meet, ``ends`` the loops
     at the end of whose body they do. Where pipelines have ``boxes``, a warpgroup beyond ``threads``
     issues them (``has_producer``). ``stores`` has the copies of shared tiles to tensors that one
-    thread hands over to the tensor memory accelerator.
+    thread hands over to the tensor memory accelerator, ``loads`` those from tensors that it asks
+    for on a barrier of the program's own, ``updates`` the nests that it does. Behind the
+    ``tile_bytes`` of ``shared_bytes`` is what threads tell each other, and the barriers of
+    pipelines. ``registers``: whether warpgroups hand registers to each other where the program
+    says so. ``tensor_tiles`` and ``transfers`` are what lies in tensor memory, of which a block has
+    ``tensor_columns``. ``multicasts`` has the copies from tensors to several blocks of a cluster
+    that one block asks for.
     """
 
     launch: KernelLaunch
@@ -232,11 +317,19 @@ class GpuLaunchPlan:
     gemms: Mapping[Stmt, GemmPlan]
     pipelines: Mapping[Stmt, Pipeline]
     stores: Mapping[Stmt, Box]
+    loads: Mapping[Stmt, Box]
+    updates: Mapping[Stmt, BoxUpdate]
+    registers: bool
     barriers: frozenset[Stmt]
     ends: frozenset[Stmt]
+    tile_bytes: int
     shared_bytes: int
     teams: Teams
     notes: tuple[str, ...] = ()
+    tensor_tiles: Mapping[Buffer, TensorTile] = field(default_factory=dict)
+    transfers: Mapping[Stmt, TensorTransfer] = field(default_factory=dict)
+    tensor_columns: int = 0
+    multicasts: Mapping[Stmt, Box] = field(default_factory=dict)
 
     @property
     def thread_count(self) -> int:
@@ -258,6 +351,9 @@ class GpuLaunchPlan:
             order = f"swizzled by {layout.swizzle_bytes} B" if layout.swizzle_bytes else "row-major"
             copies = f", {layout.stages} stages" if layout.stages > 1 else ""
             lines.append(f"{buffer.name}: shared, {order}, {layout.bytes} B{copies}")
+        for buffer, tile in self.tensor_tiles.items():
+            last = tile.column + tile.columns - 1
+            lines.append(f"{buffer.name}: tensor memory, columns {tile.column} to {last}")
         lines += [plan.explain() for plan in self.gemms.values()]
         for pipeline in self.pipelines.values():
             names = ", ".join(copy.dst.buffer.name for copy in pipeline.copies)
@@ -274,6 +370,17 @@ class GpuLaunchPlan:
         if self.stores:
             names = ", ".join(s.src.buffer.name for s in self.stores if isinstance(s, Copy))
             lines.append(f"stored by TMA: {names}")
+        if self.updates:
+            names = ", ".join(f"{u.there.buffer.name} ({u.op})" for u in self.updates.values())
+            lines.append(f"updated by TMA: {names}")
+        if self.loads:
+            tiles = dict.fromkeys(s.dst.buffer.name for s in self.loads if isinstance(s, Copy))
+            lines.append(f"loaded by TMA on barriers of the program: {', '.join(tiles)}")
+        if self.launch.cluster:
+            lines.append(f"clusters of {'x'.join(map(str, self.launch.cluster))} blocks")
+        sent = [s.copy.dst.buffer.name for s in self.multicasts if isinstance(s, ClusterCopy)]
+        if sent:
+            lines.append(f"loaded by TMA for several blocks: {', '.join(dict.fromkeys(sent))}")
         lines.append(f"barriers: {len(self.barriers) + len(self.ends)}")
         return "\n".join([*lines, *self.notes])
 

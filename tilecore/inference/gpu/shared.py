@@ -65,10 +65,12 @@ def assign_places(
 
     Tiles that are never alive together share memory; a tile is alive from the first to the last
     statement of the launch that uses it. Tiles that come in boxes are filled as early as they can
-    be: from the start, and to the end where their loop runs again.
+    be: from the start, and to the end where their loop runs again. Barriers are made when the
+    kernel begins, and their memory is nothing else until it ends (PTX ISA 9.0, mbarrier.inval).
     """
     stmts = body.stmts if isinstance(body, Seq) else (body,)
     spans = _spans(stmts, layouts)
+    spans |= {t: (0, len(stmts)) for t in layouts if t.arrive_counts is not None}
     for pipeline in pipelines:
         for copy in pipeline.copies if pipeline.boxes else ():
             tile = copy.dst.buffer

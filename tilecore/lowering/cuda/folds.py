@@ -8,8 +8,9 @@ from typing import Any
 
 from tvm import tirx as tir
 
-from tilecore.inference.gpu.distribution import Digit, Distribution, by_thread
+from tilecore.inference.gpu.distribution import Digit, Distribution
 from tilecore.inference.gpu.plan import NestPlan
+from tilecore.inference.gpu.scratch import folded_digits, folds_in_warp
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Load, Var
 from tilecore.ir.fold import STEPS, accumulator_dtype, identity
@@ -19,39 +20,6 @@ from tilecore.lowering.cuda.access import Accessor
 from tilecore.lowering.cuda.memory import FragmentPlace, is_first_copy, only
 from tilecore.lowering.cuda.nests import PointLoops
 from tilecore.lowering.cuda.scalar import constant, convert, differs, function, operate, value_type
-
-
-def folded_digits(plan: NestPlan, warp: int) -> list[Digit]:
-    """Return the digits of threads along folded loops, those across warps cut off from the rest."""
-    found: list[Digit] = []
-    for position in plan.points.folded:
-        for digit in plan.distribution.axes[position]:
-            if not digit.in_thread:
-                continue
-            inside = warp // digit.stride if digit.stride < warp else 1
-            if inside < digit.extent and digit.extent % inside == 0 and warp % digit.stride == 0:
-                found.append(by_thread(inside, digit.stride))
-                found.append(by_thread(digit.extent // inside, digit.stride * inside))
-            else:
-                found.append(digit)
-    return sorted((d for d in found if d.extent > 1), key=lambda d: d.stride)
-
-
-def folds_in_warp(digit: Digit, warp: int) -> bool:
-    """Return whether the threads of a digit are lanes of one warp that shuffles reach."""
-    is_power = digit.extent & (digit.extent - 1) == 0 and digit.stride & (digit.stride - 1) == 0
-    return is_power and digit.stride * digit.extent <= warp
-
-
-def scratch_bytes(plan: NestPlan, warp: int) -> int:
-    """Return the shared memory that a reduction needs."""
-    stmt = plan.points.stmt
-    if not isinstance(stmt, Reduce) or all(
-        folds_in_warp(d, warp) for d in folded_digits(plan, warp)
-    ):
-        return 0
-    kind = accumulator_dtype(stmt.op, stmt.src.buffer.dtype, stmt.dst.buffer.dtype)
-    return plan.distribution.threads * max(4, kind.itemsize)
 
 
 class FoldLowering:

@@ -12,6 +12,7 @@ import functools
 from typing import Protocol
 
 from tilecore.gpu_target import GpuTarget
+from tilecore.inference.gpu.scratch import reaches
 from tilecore.lowering.cuda.instructions import warp, wave
 from tilecore.lowering.cuda.instructions.base import Instruction
 
@@ -44,7 +45,7 @@ class CudaInstructions:
 
     def reaches(self, width: int) -> bool:
         """Return whether groups of ``width`` lanes can shuffle."""
-        return 2 <= width <= self.warp and width & (width - 1) == 0
+        return reaches(width, self.warp)
 
     def shuffle(self, kind: str, dtype: str, width: int) -> Instruction:
         """Return ``dtype (dtype value, int lane)``."""

@@ -9,21 +9,24 @@ that read it are done.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tvm import tirx as tir
-from tvm.script import tirx as script
 
 import tilecore.lowering.cuda.instructions as ptx
-from tilecore.inference.gpu.plan import Box, Pipeline, SharedLayout
+from tilecore.inference.gpu.plan import Box, Pipeline
+from tilecore.inference.gpu.tensor_memory import only_product
 from tilecore.ir import nodes
-from tilecore.ir.nodes import Buffer, Copy, For, Gemm, Stmt
+from tilecore.ir.nodes import Copy, For, Gemm, Stmt
 from tilecore.ir.visitor import buffers_of, walk
 from tilecore.lowering.cpu.tir import add, index, mul, quotient, remainder
+from tilecore.lowering.cuda.boxes import boxes_of
 from tilecore.lowering.cuda.instructions.base import Instruction, asm
 from tilecore.lowering.cuda.memory import SharedPlace
 from tilecore.lowering.cuda.nests import AsyncCopyLowering
+from tilecore.lowering.cuda.tcgen05 import TensorPipeline, frees_by_commit
 from tilecore.lowering.cuda.wgmma import WgmmaLowering
 
 if TYPE_CHECKING:
@@ -31,28 +34,10 @@ if TYPE_CHECKING:
 
 WARP = 32
 PRODUCER_THREADS = 128
-BARRIER_BYTES = 8
 # Threads that compute -> registers of a thread that computes, of one that issues copies. Together
 # they have what the multiprocessor gives a block at its launch (64 K).
 MANY_REGISTERS = 96  # of a thread's fragments
 REGISTERS = {256: (240, 24), 384: (160, 32)}
-
-
-@dataclass(frozen=True, slots=True)
-class TensorMap:
-    """What a tensor map of the kernel describes.
-
-    Attributes:
-        name: of the kernel's parameter.
-        tensor: the tensor.
-        box: extents along the axes of the tensor, outermost first.
-        swizzle_bytes: of the rows in shared memory: 0, 32, 64 or 128.
-    """
-
-    name: str
-    tensor: Buffer
-    box: tuple[int, ...]
-    swizzle_bytes: int
 
 
 @functools.cache
@@ -114,20 +99,23 @@ def use_stage(owner: LaunchLowering, copies: tuple[Copy, ...], stage: Any) -> No
 
 
 class BoxPipelines:
-    """All pipelines of a launch whose tiles come in boxes, and their barriers."""
+    """All pipelines of a launch whose tiles come in boxes, and their barriers.
 
-    def __init__(self, owner: LaunchLowering, first_barrier: int) -> None:
+    ``end``: of the shared memory of the block, where the barriers lie (in their size).
+    """
+
+    def __init__(self, owner: LaunchLowering, end: int) -> None:
         self.owner = owner
         self.accessor, self.builder = owner.accessor, owner.builder
         self.threads = owner.plan.thread_count
         self.barriers: dict[tuple[int, str], int] = {}
-        place = first_barrier
-        for pipeline in owner.plan.pipelines.values():
+        pipelines = owner.plan.pipelines.values()
+        place = end - sum(2 * p.stages * len(p.copies) for p in pipelines)
+        for pipeline in pipelines:
             for copy in pipeline.copies:
                 for kind in ("full", "empty"):
                     self.barriers[id(copy), kind] = place
                     place += pipeline.stages
-        self.count = place - first_barrier
         self.turns: dict[int, Any] = {}
 
     def barrier(self, copy: Copy, kind: str, stage: Any) -> Any:
@@ -142,7 +130,9 @@ class BoxPipelines:
             for pipeline in self.owner.plan.pipelines.values():
                 for copy in pipeline.copies:
                     for stage in range(pipeline.stages):
-                        for kind, count in (("full", 1), ("empty", self.threads // WARP)):
+                        readers = 1 if frees_by_commit(self.owner, pipeline, copy) else None
+                        readers = readers or self.threads // WARP
+                        for kind, count in (("full", 1), ("empty", readers)):
                             there = self.barrier(copy, kind, stage)
                             builder.evaluate(ptx.barrier_init().call(there, index(count)))
         builder.evaluate(ptx.fence_barrier_init().call())
@@ -245,23 +235,11 @@ class BoxPipelines:
 
     def _load(self, copy: Copy, box: Box, full: Any) -> None:
         """Emit the boxes of one tile."""
-        builder, accessor = self.builder, self.accessor
-        place = accessor.places[copy.dst.buffer]
-        assert isinstance(place, SharedPlace)
-        layout = place.layout
-        size = layout.elements * layout.itemsize
-        builder.evaluate(ptx.barrier_expect().call(full, index(size)))
-        tensor_map = self.owner.tensor_map(box, layout)
-        rank = len(box.extents)
-        load = ptx.tma_load(rank)
-        offsets = [accessor.integer(o) for o in copy.src.offsets]
-        rows = layout.elements // layout.shape[-1]
-        for panel in range(box.panels):
-            origin = place.offset([0] * len(layout.shape))
-            target = builder.address(place.memory, add(origin, panel * rows * box.extents[-1]))
-            at = [*offsets[:-1], add(offsets[-1], panel * box.extents[-1])]
-            coordinates = [index(o) for o in reversed(at)]
-            builder.evaluate(load.call(target, tensor_map, full, *coordinates))
+        size = math.prod(box.extents) * box.panels * copy.dst.dtype.itemsize
+        self.builder.evaluate(ptx.barrier_expect().call(full, index(size)))
+        load = ptx.tma_load(len(box.extents))
+        for target, tensor_map, coordinates in boxes_of(self.owner, box, copy.src, copy.dst):
+            self.builder.evaluate(load.call(target, tensor_map, full, *coordinates))
 
     # --- the consumers ------------------------------------------------------------------------
 
@@ -269,12 +247,13 @@ class BoxPipelines:
         """Emit the loop as the threads run it that use its tiles."""
         owner, builder = self.owner, self.builder
         start, trips, _ = owner.trips(pipeline.loop)
+        alone = only_product(pipeline, owner.plan.gemms)
+        if alone is not None:
+            TensorPipeline(self, pipeline, alone).emit()
+            return
         product = self._only_product(pipeline)
         with builder.loop(trips) as turn:
-            number = self._number(pipeline.loop, turn)
-            stage = builder.bind(remainder(number, pipeline.stages))
-            parity = builder.bind(remainder(quotient(number, pipeline.stages), 2))
-            use_stage(owner, pipeline.copies, stage)
+            number, stage, parity = self.turn_of(pipeline, turn)
             with owner.named(pipeline.loop, add(start, turn)):
                 if product is not None:
                     self._multiply(pipeline, product, turn, number, stage, parity)
@@ -282,8 +261,21 @@ class BoxPipelines:
                     self._iteration(pipeline, stage, parity)
         if product is not None:
             self._finish(pipeline, product, trips)
+        self.advance(pipeline, trips)
+
+    def turn_of(self, pipeline: Pipeline, turn: Any) -> tuple[Any, Any, Any]:
+        """Return (number, stage, parity) of an iteration, whose tiles are meant from now on."""
+        builder = self.builder
+        number = self._number(pipeline.loop, turn)
+        stage = builder.bind(remainder(number, pipeline.stages))
+        parity = builder.bind(remainder(quotient(number, pipeline.stages), 2))
+        use_stage(self.owner, pipeline.copies, stage)
+        return number, stage, parity
+
+    def advance(self, pipeline: Pipeline, trips: Any) -> None:
+        """Emit the end of a loop that may run again."""
         self._advance(pipeline.loop, trips)
-        use_stage(owner, pipeline.copies, 0)
+        use_stage(self.owner, pipeline.copies, 0)
 
     def _iteration(self, pipeline: Pipeline, stage: Any, parity: Any) -> None:
         """Emit an iteration: each tile is waited for before its first use, freed after its last."""
@@ -295,20 +287,29 @@ class BoxPipelines:
             for copy in pipeline.copies:
                 tile = copy.dst.buffer
                 if tile in used[position] and not any(tile in u for u in used[:position]):
-                    self._wait(copy, stage, parity)
+                    self.wait_full(copy, stage, parity)
             self.owner.statement(stmt)
             for copy in pipeline.copies:
                 tile = copy.dst.buffer
                 if tile in used[position] and not any(tile in u for u in used[position + 1 :]):
-                    self._free(copy, stage)
+                    self._free_after(pipeline, copy, stage)
         for copy in pipeline.copies:
             if not any(copy.dst.buffer in u for u in used):
-                self._wait(copy, stage, parity)
+                self.wait_full(copy, stage, parity)
                 self._free(copy, stage)
 
-    def _wait(self, copy: Copy, stage: Any, parity: Any) -> None:
+    def wait_full(self, copy: Copy, stage: Any, parity: Any) -> None:
+        """Emit the wait for a tile's bytes."""
         full = self.barrier(copy, "full", stage)
         self.builder.evaluate(ptx.barrier_wait().call(full, index(parity)))
+
+    def _free_after(self, pipeline: Pipeline, copy: Copy, stage: Any) -> None:
+        """Emit what frees a tile after its last use in an iteration."""
+        if frees_by_commit(self.owner, pipeline, copy):
+            assert self.owner.tensor is not None
+            self.owner.tensor.commit(self.barrier(copy, "empty", stage))
+        else:
+            self._free(copy, stage)
 
     def _free(self, copy: Copy, stage: Any) -> None:
         """Emit the arrival of a warp that is done with a tile."""
@@ -337,7 +338,7 @@ class BoxPipelines:
     ) -> None:
         """Emit an iteration that leaves its product running and frees the tiles before its own."""
         for copy in pipeline.copies:
-            self._wait(copy, stage, parity)
+            self.wait_full(copy, stage, parity)
         WgmmaLowering(self.accessor, self.owner.plan.gemms[product]).emit(pending=1)
         last = self.builder.bind(remainder(add(number, pipeline.stages - 1), pipeline.stages))
         with self.builder.when(tir.GT(index(turn), index(0))):
@@ -356,37 +357,3 @@ class BoxPipelines:
             with builder.when(tir.GT(index(trips), index(0))):
                 for copy in pipeline.copies:
                     self._free(copy, stage)
-
-
-def store_box(owner: LaunchLowering, copy: Copy, box: Box) -> None:
-    """Emit a copy of a shared tile to a tensor as boxes, which one thread hands over.
-
-    The barrier before it has made the tile visible; the tile may be written again after the next.
-    """
-    builder, accessor = owner.builder, owner.accessor
-    place = accessor.places[copy.src.buffer]
-    assert isinstance(place, SharedPlace)
-    layout = place.layout
-    tensor_map = owner.tensor_map(box, layout)
-    store = ptx.tma_store(len(box.extents))
-    offsets = [accessor.integer(o) for o in copy.dst.offsets]
-    rows = layout.elements // layout.shape[-1]
-    with builder.when(tir.EQ(index(accessor.thread), index(0))):
-        for panel in range(box.panels):
-            origin = place.offset([0] * len(layout.shape))
-            source = builder.address(place.memory, add(origin, panel * rows * box.extents[-1]))
-            at = [*offsets[:-1], add(offsets[-1], panel * box.extents[-1])]
-            coordinates = [index(o) for o in reversed(at)]
-            builder.evaluate(store.call(tensor_map, source, *coordinates))
-        builder.evaluate(ptx.bulk_commit().call())
-        builder.evaluate(ptx.bulk_wait(0).call())
-
-
-def map_parameter(name: str) -> Any:
-    """Return the TIR parameter of a tensor map."""
-    return tir.Var(name, script.TensorMap().ty)
-
-
-def map_of(name: str, box: Box, layout: SharedLayout) -> TensorMap:
-    """Return the description of the tensor map of a box."""
-    return TensorMap(name, box.tensor, box.extents, layout.swizzle_bytes)

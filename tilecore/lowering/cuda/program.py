@@ -13,10 +13,10 @@ from tilecore.ir import nodes
 from tilecore.ir.analysis import free_vars
 from tilecore.ir.nodes import Buffer, KernelLaunch, PrimFunc, Stmt
 from tilecore.ir.printer import Namer
+from tilecore.lowering.cuda.boxes import TensorMap
 from tilecore.lowering.cuda.builder import CudaBuilder
 from tilecore.lowering.cuda.lower import LaunchLowering
 from tilecore.lowering.cuda.memory import TensorPlace
-from tilecore.lowering.cuda.pipelines import TensorMap
 from tilecore.lowering.cuda.scalar import convert, value_type
 from tilecore.lowering.cuda.tensors import is_workspace, tensor_place, unsupported
 

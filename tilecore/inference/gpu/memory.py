@@ -1,0 +1,118 @@
+"""The shared memory of a block: how tiles lie in it, what comes in boxes, and whether it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from tilecore.errors import InvalidConfig
+from tilecore.gpu_target import GpuTarget
+from tilecore.inference.gpu.boxes import loads_of, multicasts_of, stores_of, with_boxes
+from tilecore.inference.gpu.pipelining import with_one_tile
+from tilecore.inference.gpu.plan import (
+    CHUNK_BYTES,
+    Box,
+    BoxUpdate,
+    GemmPlan,
+    NestPlan,
+    Pipeline,
+    SharedLayout,
+)
+from tilecore.inference.gpu.scratch import BARRIER_BYTES, beyond_tiles
+from tilecore.inference.gpu.shared import assign_places, lay_out
+from tilecore.inference.gpu.teams import Teams
+from tilecore.inference.gpu.updates import updates_of
+from tilecore.ir.nodes import Buffer, ClusterCopy, KernelLaunch, Stmt
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a block has in shared memory; see ``GpuLaunchPlan``."""
+
+    pipelines: Mapping[Stmt, Pipeline]
+    places: Mapping[Buffer, SharedLayout]
+    tile_bytes: int
+    bytes: int
+    stores: Mapping[Stmt, Box] = field(default_factory=dict)
+    loads: Mapping[Stmt, Box] = field(default_factory=dict)
+    updates: Mapping[Stmt, BoxUpdate] = field(default_factory=dict)
+    multicasts: Mapping[Stmt, Box] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What decides about the shared memory of a launch.
+
+    ``viewed``: tiles that views see in another shape; ``staging``: those that take sums;
+    ``tensor_words``: of 64 bits, which go with tensor memory.
+    """
+
+    launch: KernelLaunch
+    target: GpuTarget
+    teams: Teams
+    nests: tuple[NestPlan, ...]
+    gemms: tuple[GemmPlan, ...]
+    tiles: tuple[Buffer, ...]
+    viewed: frozenset[Buffer]
+    staging: frozenset[Buffer]
+    tensor_words: int = 0
+
+    def fit(self, pipelines: Mapping[Stmt, Pipeline]) -> Memory:
+        """Return the shared memory of a block.
+
+        Raises:
+            InvalidConfig: a block may not have that much; the hint says what would fit (TC303).
+        """
+        found = self.place(pipelines)
+        if found.bytes > self.target.shared_per_block:
+            fewer = with_one_tile(found.pipelines)
+            found = found if fewer == found.pipelines else self.place(fewer)
+        if found.bytes > self.target.shared_per_block:
+            raise self._too_much(found)
+        return found
+
+    def place(self, pipelines: Mapping[Stmt, Pipeline]) -> Memory:
+        """Return the shared memory of a block, whether it fits or not."""
+        stages = {c.dst.buffer: p.stages for p in pipelines.values() for c in p.copies}
+        layouts = lay_out(self.tiles, self.gemms, stages, set(self.viewed), set(self.staging))
+        stores: Mapping[Stmt, Box] = {}
+        loads: Mapping[Stmt, Box] = {}
+        updates: Mapping[Stmt, BoxUpdate] = {}
+        multicasts: Mapping[Stmt, Box] = {}
+        if self.target.has_tma:
+            pipelines = with_boxes(self.launch, pipelines, layouts)
+            stores = stores_of(self.launch, layouts, stages)
+            loads = loads_of(self.launch, layouts)
+            updates = updates_of(self.launch, layouts, stages)
+            multicasts = multicasts_of(self.launch, layouts)
+        places, end = assign_places(self.launch.body, layouts, pipelines.values())
+        end = -(-end // CHUNK_BYTES) * CHUNK_BYTES
+        more = beyond_tiles(
+            self.launch, self.nests, pipelines.values(), self.teams, self.target.threads_per_warp
+        )
+        waited = sum(isinstance(s, ClusterCopy) and s.barrier is None for s in multicasts)
+        more += (self.tensor_words + waited) * BARRIER_BYTES
+        return Memory(pipelines, places, end, end + more, stores, loads, updates, multicasts)
+
+    def _too_much(self, found: Memory) -> InvalidConfig:
+        largest = max(found.places, key=lambda tile: found.places[tile].bytes)
+        layout, target = found.places[largest], self.target
+        return InvalidConfig(
+            knob="shared memory", value=f"{found.bytes} B", span=self.launch.span,
+            expected=f"at most {target.shared_per_block} B in a block of {target.name}",
+            hint=f"`{largest.name}` takes {layout.bytes} B in {layout.stages} stages; "
+            + (self._with_fewer_stages(found) or "smaller tiles, or tiles of a narrower type"),
+        )  # fmt: skip
+
+    def _with_fewer_stages(self, found: Memory) -> str:
+        """Return which num_stages would fit, or ""."""
+        most = max((p.stages for p in found.pipelines.values()), default=1)
+        for stages in range(most - 1, 0, -1):
+            fewer = {
+                s: replace(p, stages=min(stages, p.stages), boxes=p.boxes if stages > 1 else ())
+                for s, p in found.pipelines.items()
+            }
+            size = self.place(fewer).bytes
+            if size <= self.target.shared_per_block:
+                return f"num_stages={stages} instead of {most} needs {size} B, which fits"
+        return ""

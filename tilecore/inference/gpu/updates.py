@@ -1,0 +1,82 @@
+"""Atomic updates of tensors by whole shared tiles that the tensor memory accelerator can do.
+
+Source of the types: PTX ISA 9.0, cp.reduce.async.bulk.tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+
+from tilecore.inference.gpu.boxes import box_of, is_plain
+from tilecore.inference.gpu.plan import BoxUpdate, SharedLayout
+from tilecore.ir.analysis import reads
+from tilecore.ir.bounds import linear
+from tilecore.ir.expr import Expr, Load, Var, const
+from tilecore.ir.nodes import Atomic, Buffer, KernelLaunch, Parallel, Region, Stmt
+from tilecore.ir.visitor import loads, walk, walk_expr
+
+INTEGERS = ("int32", "uint32")
+UPDATED = {"add": (*INTEGERS, "float16", "bfloat16", "float32"), "min": INTEGERS, "max": INTEGERS}
+
+
+def updates_of(
+    launch: KernelLaunch, layouts: Mapping[Buffer, SharedLayout], stages: Container[Buffer]
+) -> dict[Stmt, BoxUpdate]:
+    """Return the nests that update a tensor by a shared tile, element by element.
+
+    Only tensors that are not read otherwise in the launch, as of stores.
+    """
+    read: set[Buffer] = set()
+    for stmt in walk(launch.body):
+        found = [x.buffer for x in loads(stmt)] if isinstance(stmt, Atomic) else reads(stmt)
+        read |= {b.root for b in found}
+    made: dict[Stmt, BoxUpdate] = {}
+    for stmt in walk(launch.body):
+        update = _update(stmt, layouts) if isinstance(stmt, Parallel) else None
+        if update is None or update.there.buffer in read or update.here.buffer in stages:
+            continue
+        made[stmt] = update
+    return made
+
+
+def _update(nest: Parallel, layouts: Mapping[Buffer, SharedLayout]) -> BoxUpdate | None:
+    """Return a nest as the update of a part of a tensor by a part of a shared tile."""
+    atomic = nest.body
+    if not isinstance(atomic, Atomic) or atomic.prev is not None or not nest.loop_vars:
+        return None
+    value, tensor = atomic.value, atomic.buffer
+    if not isinstance(value, Load) or value.buffer not in layouts:
+        return None
+    if str(tensor.dtype) not in UPDATED.get(atomic.op, ()) or not is_plain(tensor, value.buffer):
+        return None
+    extents = dict(zip(nest.loop_vars, nest.extents, strict=True))
+    there = _region(tensor, atomic.indices, extents)
+    here = _region(value.buffer, value.indices, extents)
+    if there is None or here is None or there[1] != here[1] or set(there[1]) != set(extents):
+        return None
+    box = box_of(there[0], here[0], layouts[value.buffer])
+    return None if box is None else BoxUpdate(atomic.op, box, there[0], here[0])
+
+
+def _region(
+    buffer: Buffer, indices: Sequence[Expr], extents: Mapping[Var, Expr]
+) -> tuple[Region, list[Var]] | None:
+    """Return (the part that a nest touches, the loop variable of each of its axes in order)."""
+    offsets: list[Expr] = []
+    sizes: list[Expr] = []
+    order: list[Var] = []
+    for index in indices:
+        used = list(
+            dict.fromkeys(n for n in walk_expr(index) if isinstance(n, Var) and n in extents)
+        )
+        if not used:
+            offsets.append(index)
+            sizes.append(const(1))
+            continue
+        form = linear(index)
+        if form is None or len(used) > 1 or form.coefficient(used[0]) != 1:
+            return None
+        order += used
+        offsets.append(form.without(used[0]).to_expr())
+        sizes.append(extents[used[0]])
+    return (Region(buffer, tuple(offsets), tuple(sizes)), order) if order else None

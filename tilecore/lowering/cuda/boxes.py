@@ -1,0 +1,113 @@
+"""Boxes of the tensor memory accelerator: their tensor maps, and copies by one thread."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tvm import tirx as tir
+from tvm.script import tirx as script
+
+import tilecore.lowering.cuda.instructions as ptx
+from tilecore.inference.gpu.plan import Box, BoxUpdate, SharedLayout
+from tilecore.ir.nodes import Buffer, Copy, Region
+from tilecore.lowering.cpu.tir import add, index
+from tilecore.lowering.cuda.memory import SharedPlace
+
+if TYPE_CHECKING:
+    from tilecore.lowering.cuda.lower import LaunchLowering
+
+WARP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMap:
+    """What a tensor map of the kernel describes.
+
+    Attributes:
+        name: of the kernel's parameter.
+        tensor: the tensor.
+        box: extents along the axes of the tensor, outermost first.
+        swizzle_bytes: of the rows in shared memory: 0, 32, 64 or 128.
+    """
+
+    name: str
+    tensor: Buffer
+    box: tuple[int, ...]
+    swizzle_bytes: int
+
+
+def store_box(owner: LaunchLowering, copy: Copy, box: Box) -> None:
+    """Emit a copy of a shared tile to a tensor as boxes, which one thread hands over.
+
+    The barrier before it has made the tile visible; the tile may be written again after the next.
+    """
+    builder = owner.builder
+    store = ptx.tma_store(len(box.extents))
+    with builder.when(tir.EQ(index(owner.accessor.thread), index(0))):
+        for source, tensor_map, coordinates in boxes_of(owner, box, copy.dst, copy.src):
+            builder.evaluate(store.call(tensor_map, source, *coordinates))
+        builder.evaluate(ptx.bulk_commit().call())
+        builder.evaluate(ptx.bulk_wait(0).call())
+
+
+def update_boxes(owner: LaunchLowering, update: BoxUpdate) -> None:
+    """Emit an atomic update of a tensor as boxes of a shared tile, which one thread hands over."""
+    builder = owner.builder
+    reduce = ptx.tma_reduce(len(update.box.extents), update.op)
+    with builder.when(tir.EQ(index(owner.accessor.thread), index(0))):
+        for source, tensor_map, coordinates in boxes_of(
+            owner, update.box, update.there, update.here
+        ):
+            builder.evaluate(reduce.call(tensor_map, source, *coordinates))
+        builder.evaluate(ptx.bulk_commit().call())
+        builder.evaluate(ptx.bulk_wait(0).call())
+
+
+def load_boxes(owner: LaunchLowering, copy: Copy, box: Box) -> None:
+    """Emit a copy that one thread asks for as boxes, on a barrier of the program.
+
+    The barrier learns of the bytes here, before the thread arrives at it as the program says.
+    """
+    builder = owner.builder
+    assert copy.barrier is not None
+    size = math.prod(box.extents) * box.panels * copy.dst.dtype.itemsize
+    load = ptx.tma_load(len(box.extents))
+    with builder.when(tir.EQ(owner.warp, index(owner.team.first // WARP))):
+        chosen = builder.bind(ptx.elect().call())
+        with builder.when(tir.NE(chosen, index(0))):
+            place = owner.accessor.locate(copy.barrier.buffer, copy.barrier.indices)
+            full = builder.address(*place)
+            builder.evaluate(ptx.barrier_expect_only().call(full, index(size)))
+            for target, tensor_map, coordinates in boxes_of(owner, box, copy.src, copy.dst):
+                builder.evaluate(load.call(target, tensor_map, full, *coordinates))
+
+
+def boxes_of(
+    owner: LaunchLowering, box: Box, there: Region, here: Region
+) -> Iterator[tuple[Any, Any, list[Any]]]:
+    """Yield (pointer into shared memory, tensor map, coordinates) of the boxes of a tile."""
+    builder, accessor = owner.builder, owner.accessor
+    place = accessor.places[here.buffer]
+    assert isinstance(place, SharedPlace)
+    layout = place.layout
+    tensor_map = owner.tensor_map(box, layout)
+    offsets = [accessor.integer(o) for o in there.offsets]
+    rows = layout.elements // layout.shape[-1]
+    origin = place.offset([accessor.integer(o) for o in here.offsets])
+    for panel in range(box.panels):
+        pointer = builder.address(place.memory, add(origin, panel * rows * box.extents[-1]))
+        at = [*offsets[:-1], add(offsets[-1], panel * box.extents[-1])]
+        yield pointer, tensor_map, [index(o) for o in reversed(at)]
+
+
+def map_parameter(name: str) -> Any:
+    """Return the TIR parameter of a tensor map."""
+    return tir.Var(name, script.TensorMap().ty)
+
+
+def map_of(name: str, box: Box, layout: SharedLayout) -> TensorMap:
+    """Return the description of the tensor map of a box."""
+    return TensorMap(name, box.tensor, box.extents, layout.swizzle_bytes)
