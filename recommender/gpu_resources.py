@@ -28,6 +28,7 @@ from tilecore.inference.gpu.matrix_units import (
 )
 from tilecore.inference.gpu.mfma import mfma_step
 from tilecore.inference.gpu.products import WARP, WARPGROUP, WGMMA_COLUMNS, divide_warps
+from tilecore.inference.gpu.shared import panel_of
 from tilecore.ir.gemm_shape import accumulator_dtype
 from tilecore.ir.nodes import Buffer, Copy, Gemm
 from tilecore.target import parse_gpu_target
@@ -159,7 +160,7 @@ def _product(
         warped |= (threads % WARP == 0) & fits
         step = max(step, depth_of)
     atom = shapes[0][:2] if shapes else (16, 8)
-    rows, cols = _divided(m, n, threads, stmt.policy, grouped, atom)
+    rows, cols = _divided(m, n, threads, stmt, grouped, atom)
     per_instruction = np.ceil(n / cols / WGMMA_COLUMNS)
     by_groups = is_read[0] * m * cols * per_instruction + n * m / 64
     by_warps = is_read[0] * m * cols + is_read[1] * n * rows
@@ -194,7 +195,7 @@ def _sums(stmt: Gemm) -> str:
 
 
 def _divided(
-    m: Floats, n: Floats, threads: Floats, policy: str, grouped: Mask, warped: tuple[int, int]
+    m: Floats, n: Floats, threads: Floats, stmt: Gemm, grouped: Mask, warped: tuple[int, int]
 ) -> tuple[Floats, Floats]:
     """Return how warps, or warpgroups, are divided over the rows and columns of C."""
     keys = np.stack([m, n, threads, grouped.astype(np.float64)], axis=1)
@@ -203,10 +204,13 @@ def _divided(
     for rows, columns, count, is_grouped in distinct:
         size, atom, widest = WARP, warped, 8
         if is_grouped:
-            size, atom, widest = WARPGROUP, (64, 8), WGMMA_COLUMNS
+            # Tiles whose rows run along N are cut between panels only.
+            unit = 8 if stmt.transpose_b else panel_of((int(columns),), stmt.b.dtype.itemsize)
+            unit = unit if columns % unit == 0 else int(columns)
+            size, atom, widest = WARPGROUP, (64, unit), WGMMA_COLUMNS
         warps = max(1, int(count) // size)
         try:
-            made.append(divide_warps(int(rows), int(columns), warps, policy, atom, widest))
+            made.append(divide_warps(int(rows), int(columns), warps, stmt.policy, atom, widest))
         except ValueError:  # no division: the product is none of warps
             made.append((1, 1))
     found = np.array(made, dtype=np.float64).reshape(-1, 2)[where.reshape(-1)]
