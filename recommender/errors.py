@@ -47,3 +47,12 @@ class NotEnoughMeasurements(TileError):
 
     code, title = "RC606", "not-enough-measurements"
     template = "expected at least {expected}, found {found}"
+
+
+class InvalidRecording(TileError):
+    """A file that holds no measured space."""
+
+    code, title = "RC607", "invalid-recording"
+    template = "{path}: {reason}"
+    default_hint = "expected CSV with knobs, `status` and `time_ms`, T4 results, or a cache of \
+Kernel Tuner"

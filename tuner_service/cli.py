@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -93,6 +94,28 @@ def recommend(
         top_k=top_k,
         as_json=as_json,
     )
+
+
+@app.command()
+def replay(
+    spaces: Annotated[list[Path], typer.Argument(help="recorded spaces: CSV, T4, Kernel Tuner")],
+    strategy: Annotated[
+        list[str] | None, typer.Option(help="model, evolutionary, random, exhaustive (repeatable)")
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, help="configurations measured")] = 100,
+    seeds: Annotated[int, typer.Option(min=1, help="runs of each strategy")] = 5,
+    known: Annotated[
+        list[Path] | None, typer.Option(help="the same kernel on another device (repeatable)")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="draw the curves into this SVG file")] = None,
+) -> None:
+    """Replay searches on recorded spaces: what share of the best speed they reach, and when."""
+    from tuner_service import commands
+
+    commands.replay(
+        spaces, strategy or ["model", "random"], trials=trials, seeds=seeds, known=known or (),
+        plot=plot,
+    )  # fmt: skip
 
 
 @app.command()

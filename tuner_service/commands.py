@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -92,6 +93,16 @@ def recommend(
     out.print(f"{workload} on {question.hardware.name}", highlight=False)
     work_flop = question.definition.work_flop(dict(question.workload.problem))
     show.print_recommendations(out, work_flop, ranked, question.hardware.kind)
+
+
+def replay(
+    spaces: Sequence[Path], strategies: Sequence[str], *, trials: int, seeds: int,
+    known: Sequence[Path], plot: Path | None,
+) -> None:  # fmt: skip
+    """Replay searches on recorded spaces and print their curves."""
+    from tuner_service import replays
+
+    replays.run(out, spaces, strategies, trials=trials, seeds=seeds, known=known, plot=plot)
 
 
 def serve(settings: Settings, *, with_coordinator: bool) -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recommender.replay import RecordedSpace, replay
+from recommender.recorded import RecordedSpace
+from recommender.replay import replay
 from recommender.search import STRATEGIES, ExhaustiveSearch, Landscape, Observations
 
 RECORDED = Path(__file__).parent / "recorded" / "convolution_milo__A100.csv.gz"

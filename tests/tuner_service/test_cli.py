@@ -5,6 +5,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -188,3 +189,26 @@ def test_a_coordinator_ends_with_its_parent(settings):
     )
     assert done.returncode == 0, done.stderr
     assert not store.leader.current() or not store.leader.current().is_alive
+
+
+RECORDED = Path(__file__).parents[1] / "recommender" / "recorded" / "convolution_milo__A100.csv.gz"
+
+
+def test_replay_prints_and_draws_the_curves(cli, tmp_path):
+    drawing = tmp_path / "curves.svg"
+    status, shown, _ = cli(
+        "replay", str(RECORDED), "--trials", "16", "--seeds", "2", "--plot", str(drawing)
+    )
+    assert status == 0
+    assert "fraction of the best speed" in shown
+    text = drawing.read_text()
+    assert text.count('stroke-width="2"') == 2
+    assert "convolution_milo__A100, model" in text
+
+
+def test_replay_refuses_what_is_no_recording(cli, tmp_path):
+    bad = tmp_path / "space.csv"
+    bad.write_text("nothing\n")
+    status, _, shown = cli("replay", str(bad))
+    assert status == 2
+    assert "RC607" in shown

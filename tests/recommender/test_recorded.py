@@ -1,0 +1,137 @@
+"""Recorded spaces in the formats people have, and what they tell of other devices."""
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recommender.errors import InvalidRecording
+from recommender.recorded import RecordedSpace
+from recommender.replay import replay
+from recommender.search import STRATEGIES
+from recommender.transfer import Sources
+
+RECORDED = Path(__file__).parent / "recorded" / "convolution_milo__A100.csv.gz"
+ROWS = [("16", "1", 4.0), ("32", "1", 2.0), ("32", "2", None), ("64", "2", 8.0)]
+
+
+def csv_text():
+    lines = ["bx,by,status,time_ms,GFLOP/s,t1"]
+    for bx, by, time in ROWS:
+        lines.append(f"{bx},{by},{'ok' if time else 'RuntimeFailedConfig'},{time or ''},1,2")
+    return "\n".join(lines) + "\n"
+
+
+def kernel_tuner_text():
+    cache = {
+        f"{bx},{by}": {"bx": int(bx), "by": int(by), "time": time or "RuntimeFailedConfig"}
+        for bx, by, time in ROWS
+    }
+    return json.dumps({"tune_params_keys": ["bx", "by"], "cache": cache})
+
+
+def t4_text():
+    results = [
+        {
+            "configuration": {"bx": int(bx), "by": int(by)},
+            "times": {"runtimes": [time - 1, time + 1] if time else []},
+            "invalidity": "correct" if time else "runtime",
+        }
+        for bx, by, time in ROWS
+    ]
+    return json.dumps({"results": results})
+
+
+@pytest.mark.parametrize("make", [csv_text, kernel_tuner_text, t4_text])
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_one_space_in_three_formats(tmp_path, make, is_packed):
+    path = tmp_path / ("k__d.dat.gz" if is_packed else "k__d.dat")
+    data = make().encode()
+    path.write_bytes(gzip.compress(data) if is_packed else data)
+    space = RecordedSpace.load(path)
+    assert space.knobs == ("bx", "by")
+    assert space.configs == (("16", "1"), ("32", "1"), ("32", "2"), ("64", "2"))
+    np.testing.assert_allclose(space.time_s, [4e-3, 2e-3, np.nan, 8e-3])
+    np.testing.assert_allclose(space.speed, [0.5, 1.0, 0.0, 0.25])
+
+
+def test_a_killed_run_of_kernel_tuner_is_read(tmp_path):
+    path = tmp_path / "cache.json"
+    path.write_text(kernel_tuner_text()[:-2] + ",\n")
+    assert len(RecordedSpace.load(path)) == 4
+
+
+@pytest.mark.parametrize(("text", "reason"), [
+    ("", "expected columns"), ("a,b\n1,2\n", "expected columns"),
+    ("bx,status,time_ms\n", "no configuration"),
+    ("bx,status,time_ms\n1,RuntimeFailedConfig,\n", "every configuration in it failed"),
+    ('{"results": [{"configuration": {"a": 1}}]}', "no 'times'"),
+    ('{"results": [{"configuration": {"a": 1}, "times": {"runtimes": [1]}},'
+     ' {"configuration": {"b": 1}, "times": {"runtimes": [1]}}]}', "2 has other knobs"),
+    ('{"cache": 3}', "no 'tune_params_keys'"),
+])  # fmt: skip
+def test_what_is_no_recording_is_refused(tmp_path, text, reason):
+    path = tmp_path / "space.csv"
+    path.write_text(text)
+    with pytest.raises(InvalidRecording, match=f"RC607 .*{reason}"):
+        RecordedSpace.load(path)
+
+
+def test_damaged_archives_are_refused(tmp_path):
+    whole = RECORDED.read_bytes()
+    rng = np.random.default_rng(0)
+    for number in range(20):
+        flipped = bytearray(whole)
+        flipped[int(rng.integers(len(whole)))] ^= 1 << int(rng.integers(8))
+        path = tmp_path / f"{number}.csv.gz"
+        path.write_bytes(flipped if number else whole[: len(whole) // 2])
+        try:
+            space = RecordedSpace.load(path)
+        except InvalidRecording:
+            continue
+        assert len(space) == 4362  # a byte of the archive's header: a name, a date
+
+
+def devices(count, seed=0):
+    """Return one landscape on several made-up devices: shared optimum, own noise, lucky points."""
+    rng = np.random.default_rng(seed)
+    configs = [(str(a), str(b)) for a in range(1, 33) for b in range(1, 33)]
+    grid = np.array(configs, dtype=float)
+    shared = np.exp(-((grid[:, 0] - 20) ** 2 + (grid[:, 1] - 12) ** 2) / 200)
+    found = []
+    for number in range(count):
+        speed = shared * np.exp(rng.normal(0, 0.05, len(grid)))
+        speed[rng.integers(len(grid))] = 1.5  # lucky on this device alone
+        found.append(RecordedSpace(f"k__{number}", ("a", "b"), tuple(configs), 1e-3 / speed))
+    return found
+
+
+def test_luck_on_one_device_is_not_carried_to_another():
+    spaces = devices(3)
+    sources = Sources.of(spaces[:2])
+    chosen = sources.configs[int(np.argmax(sources.expected))]
+    assert spaces[2].speed[spaces[2].configs.index(chosen)] > 0.55  # the lucky point is 1.5 times
+    cover = sources.cover(4)
+    assert len(set(cover)) == 4
+    assert cover[0] == chosen
+
+
+def test_a_search_that_knows_other_devices_starts_where_they_are_fast():
+    spaces = devices(3)
+    sources, target = Sources.of(spaces[:2]), spaces[2]
+    first = [target.configs.index(c) for c in sources.cover(4)]
+    warm = replay(
+        target, STRATEGIES["model"], trials=16, landscape=sources.landscape(target), first=first
+    )
+    cold = [replay(target, STRATEGIES["model"], trials=1, seed=s)[0] for s in range(8)]
+    assert warm[0] > np.mean(cold) + 0.2
+    assert warm[0] > 0.6  # of the lucky point, which is 1.5 times as fast as the best of the rest
+
+
+def test_spaces_of_other_kernels_are_no_evidence():
+    spaces = devices(1)
+    other = RecordedSpace("x", ("c",), (("1",),), np.ones(1))
+    with pytest.raises(ValueError, match="same knobs"):
+        Sources.of([*spaces, other])
