@@ -43,9 +43,39 @@ class _Launches(Rewriter):
         launch = dataclasses.replace(launch, body=_Flat().visit(launch.body))
         gemms = [s for s in walk(launch.body) if isinstance(s, Gemm)]
         sums = [g.c.buffer for g in gemms if not refusal(g, launch)]
+        if not sums:
+            return launch
+        launch = dataclasses.replace(launch, body=_Operands().moved(launch.body))
         for buffer in dict.fromkeys(sums):
             launch = _moved(launch, buffer)
         return launch
+
+
+class _Operands(Rewriter):
+    """Fragments that products read go through tensor memory."""
+
+    def __init__(self) -> None:
+        self.tiles: dict[Buffer, Buffer] = {}
+
+    def moved(self, body: Stmt) -> Stmt:
+        """Return the body of a launch with A of its products in tensor memory."""
+        changed = _Flat().visit(self.visit(body))
+        stmts = changed.stmts if isinstance(changed, Seq) else (changed,)
+        made = [Alloc(tile, tile.span) for tile in self.tiles.values()]
+        return Seq((*made, *stmts), body.span)
+
+    def visit_gemm(self, gemm: Gemm) -> Stmt:
+        a = gemm.a.buffer
+        if a.scope != "fragment":
+            return gemm
+        tile = self.tiles.setdefault(
+            a,
+            Buffer(
+                f"{a.name}_tensor", a.shape, a.dtype, "shared", span=a.span, in_tensor_memory=True
+            ),
+        )
+        there = Copy(whole(a), whole(tile), span=gemm.span)
+        return Seq((there, dataclasses.replace(gemm, a=whole(tile))), gemm.span)
 
 
 class _Flat(Rewriter):
@@ -190,7 +220,8 @@ class _Products(Rewriter):
         clear = gemm.clear_accum
         if self.clear is not None:
             clear = self.clear if _is_false(clear) else binary("or", clear, self.clear)
-        return dataclasses.replace(gemm, c=whole(self.tile), clear_accum=clear)
+        tile = whole(self.tile)
+        return dataclasses.replace(gemm, c=tile, clear_accum=clear, is_async=False)
 
 
 def _threads(launch: KernelLaunch) -> int:

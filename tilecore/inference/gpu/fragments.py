@@ -118,13 +118,20 @@ def _settle(
 
 
 def _propagate(statements: Sequence[Points], fragments: Fragments) -> None:
-    changed = True
-    while changed:
+    """Hand on what is known: first where it says how all loops run, which leaves nothing open."""
+    while True:
         before = len(fragments.held)
-        for points in statements:
-            if _unknown(points, fragments) and _guides(points, fragments):
-                _hand_on(points, _distribution(points, fragments), fragments)
-        changed = len(fragments.held) > before
+        for is_whole in (True, False):
+            for points in statements:
+                guides = _guides(points, fragments) if _unknown(points, fragments) else []
+                if guides and (not is_whole or len(guides[0][1]) == len(points.shape)):
+                    _hand_on(points, _distribution(points, fragments), fragments)
+                    if not is_whole and len(fragments.held) > before:
+                        break
+            if len(fragments.held) > before:
+                break
+        if len(fragments.held) == before:
+            return
 
 
 def _unknown(points: Points, fragments: Fragments) -> list[Buffer]:

@@ -124,7 +124,7 @@ class Operand:
         distribution: of one step of K, or of the whole operand if it stays in registers.
         source: "registers", "ldmatrix", "chunks" (each lane reads its elements side by side),
             "rows" (it reads those of several tiles, whose K is the first axis, at once),
-            "elements" or "descriptor" (read by the instruction).
+            "elements", "descriptor" (read by the instruction) or "tensor memory".
         is_transposed: whether K is the first axis of the tile in memory.
     """
 
@@ -196,15 +196,19 @@ class GemmPlan:
 
 @dataclass(frozen=True, slots=True)
 class TensorTile:
-    """A tile in tensor memory: matrices of 32-bit elements side by side.
+    """A tile in tensor memory: matrices side by side.
 
     Attributes:
         shape: of the tile; the last two axes are those of a matrix.
-        column: the first of the block's columns.
+        column: the first of the block's columns of 32 bits.
+        dtype: of the elements there.
+        packed: elements in a column: several of an operand, one of sums.
     """
 
     shape: tuple[int, ...]
     column: int
+    dtype: str = "float32"
+    packed: int = 1
 
     @property
     def parts(self) -> int:
@@ -214,7 +218,12 @@ class TensorTile:
     @property
     def columns(self) -> int:
         """Columns of all matrices."""
-        return math.prod(self.shape[:-2]) * self.parts * self.shape[-1]
+        return math.prod(self.shape[:-2]) * self.parts * self.row_columns
+
+    @property
+    def row_columns(self) -> int:
+        """Columns of a row of a matrix."""
+        return self.shape[-1] // self.packed
 
 
 @dataclass(frozen=True, slots=True)

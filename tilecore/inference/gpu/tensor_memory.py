@@ -97,7 +97,7 @@ def find_tensor_memory(launch: KernelLaunch, teams: Teams, target: GpuTarget) ->
     for tile in asked if not reasons else ():
         shape = tile.static_shape
         assert shape is not None
-        tiles[tile] = TensorTile(shape, column)
+        tiles[tile] = _tile(tile, shape, column, launch)
         column += tiles[tile].columns
     if column > COLUMNS:
         reasons = {asked[-1].name: f"{column} columns, there are {COLUMNS}"}
@@ -111,6 +111,16 @@ def find_tensor_memory(launch: KernelLaunch, teams: Teams, target: GpuTarget) ->
         if isinstance(stmt, (Copy, Fill)) and _tile_side(stmt, tiles) is not None
     }
     return TensorMemory(tiles, transfers, max(LEAST_COLUMNS, 1 << (column - 1).bit_length()))
+
+
+def _tile(tile: Buffer, shape: tuple[int, ...], column: int, launch: KernelLaunch) -> TensorTile:
+    if _is_operand(tile, launch):
+        return TensorTile(shape, column, str(tile.dtype), 4 // tile.dtype.itemsize)
+    return TensorTile(shape, column, "int32" if tile.dtype == "int32" else "float32")
+
+
+def _is_operand(tile: Buffer, launch: KernelLaunch) -> bool:
+    return any(isinstance(s, Gemm) and s.a.buffer is tile for s in walk(launch.body))
 
 
 def misfit(gemm: Gemm) -> str:
@@ -129,6 +139,8 @@ def misfit(gemm: Gemm) -> str:
     for region, name, k_first in (
         (gemm.a, "A", gemm.transpose_a), (gemm.b, "B", not gemm.transpose_b),
     ):  # fmt: skip
+        if name == "A" and (region.buffer.in_tensor_memory or _can_move(gemm)):
+            continue
         reason = _operand_misfit(region, name, k_first, itemsize)
         if reason:
             return reason
@@ -136,6 +148,13 @@ def misfit(gemm: Gemm) -> str:
     if not gemm.transpose_b and n > WIDEST and _width(n) % panel:
         return f"{n} columns cannot be cut between panels of {panel}"
     return ""
+
+
+def _can_move(gemm: Gemm) -> bool:
+    """Return whether A is a fragment that can lie in tensor memory: rows, contiguous along K."""
+    a, rows = gemm.a, size_of(gemm)[0]
+    is_fragment = a.buffer.scope == "fragment" and covers_whole(a) and a.buffer.ndim == 2
+    return is_fragment and not gemm.transpose_a and rows % LANES == 0
 
 
 def _operand_misfit(region: Region, name: str, k_first: bool, itemsize: int) -> str:
@@ -180,6 +199,11 @@ def refusal(gemm: Gemm, launch: KernelLaunch) -> str:
         return "a branch multiplies, which may be a role of warps"
     gemms = [s for s in walk(launch.body) if isinstance(s, Gemm)]
     sizes = {g.c.buffer: _columns(*size_of(g)[:2]) for g in gemms}
+    sizes |= {
+        g.a.buffer: _columns(size_of(g)[0], size_of(g)[2]) * g.a.dtype.itemsize // 4
+        for g in gemms
+        if g.a.buffer.scope == "fragment"
+    }
     if sum(sizes.values()) > COLUMNS:
         return f"all sums need {sum(sizes.values())} columns of tensor memory, of {COLUMNS}"
     for other in gemms:
@@ -193,7 +217,8 @@ def plan_tensor_product(gemm: Gemm, team: Team) -> GemmPlan:
     m, n, k = size_of(gemm)
     step = 32 // gemm.a.dtype.itemsize
     c = spread_rows(m, n, max(team.count, WARPGROUP))
-    a = Operand(c, "descriptor", gemm.transpose_a)
+    source = "tensor memory" if gemm.a.buffer.in_tensor_memory else "descriptor"
+    a = Operand(c, source, gemm.transpose_a)
     b = Operand(c, "descriptor", not gemm.transpose_b)
     shape = (min(m, LANES), _width(n), step)
     sums = SUMS[str(gemm.a.dtype)]
@@ -245,10 +270,13 @@ def only_product(pipeline: Pipeline, gemms: Mapping[Stmt, GemmPlan]) -> Gemm | N
     return rest[0] if is_all and not gemms[rest[0]].is_async else None
 
 
-def spread_rows(rows: int, columns: int, threads: int) -> Distribution:
-    """Return who moves which elements between tensor memory and registers."""
+def spread_rows(rows: int, columns: int, threads: int, packed: int = 1) -> Distribution:
+    """Return who moves which elements between tensor memory and registers.
+
+    ``packed``: elements of one register.
+    """
     groups = threads // WARPGROUP
-    if columns % (groups * UNIT) or threads % (groups * WARPGROUP):
+    if columns % (groups * UNIT * packed) or threads % (groups * WARPGROUP):
         groups = 1
     each = columns // groups
     if rows == HALF_LANES:  # as mma's accumulators, of four warps below each other
@@ -278,12 +306,16 @@ def _width(n: int) -> int:
 def _why_not(tile: Buffer, launch: KernelLaunch, teams: Teams, target: GpuTarget) -> str:
     """Return why a tile cannot lie in tensor memory, or ""."""
     shape = tile.static_shape
-    if shape is None or len(shape) < 2 or str(tile.dtype) not in KEPT:
+    is_operand = _is_operand(tile, launch)
+    kinds = SUMS if is_operand else KEPT
+    if shape is None or len(shape) < 2 or str(tile.dtype) not in kinds:
         return f"{tile.dtype} elements of {len(tile.shape)} axes"
+    if is_operand and any(isinstance(s, Gemm) and s.c.buffer is tile for s in walk(launch.body)):
+        return "the sums of one product are an operand of another"
     if shape[-2] != HALF_LANES and shape[-2] % LANES:
         return f"{shape[-2]} rows are neither 64 nor a multiple of 128"
-    if shape[-1] % UNIT:
-        return f"{shape[-1]} columns are no multiple of {UNIT}"
+    if shape[-1] % (4 * UNIT if is_operand else UNIT):
+        return f"{shape[-1]} columns are no multiple of {4 * UNIT if is_operand else UNIT}"
     for stmt in walk(launch.body):
         if isinstance(stmt, nodes.Alloc):
             if stmt.buffer.base is tile:
@@ -298,9 +330,14 @@ def _why_not(tile: Buffer, launch: KernelLaunch, teams: Teams, target: GpuTarget
 def _use_misfit(stmt: Stmt, tile: Buffer, team: Team) -> str:
     """Return why a statement cannot use a tile of tensor memory, or ""."""
     if isinstance(stmt, Gemm):
-        if tile in (stmt.a.buffer, stmt.b.buffer):
-            return "an operand of a product"
-        return misfit(stmt) or _region_misfit(stmt.c, 16)
+        if tile is stmt.b.buffer:
+            return "B of a product"
+        if tile is stmt.a.buffer and (tile is stmt.c.buffer or stmt.transpose_a):
+            return "A is transposed, or also the sums"
+        if tile is stmt.a.buffer and size_of(stmt)[0] % LANES:
+            return "A of fewer than 128 rows"
+        own = stmt.a if tile is stmt.a.buffer else stmt.c
+        return misfit(stmt) or _region_misfit(own, 16)
     if not isinstance(stmt, (Copy, Fill)) or children(stmt):
         return "elements are accessed one by one"
     if (
@@ -361,7 +398,8 @@ def _transfer(stmt: Copy | Fill, tiles: Mapping[Buffer, TensorTile], team: Team)
     rows, columns = (int_value(e) for e in side.extents[-2:])
     assert rows is not None
     assert columns is not None
-    spread, held, start = spread_rows(rows, columns, team.count), None, 0
+    tile = tiles[side.buffer]
+    spread, held, start = spread_rows(rows, columns, team.count, tile.packed), None, 0
     other = None
     if isinstance(stmt, Copy):
         other = stmt.dst if side is stmt.src else stmt.src
@@ -369,8 +407,7 @@ def _transfer(stmt: Copy | Fill, tiles: Mapping[Buffer, TensorTile], team: Team)
         if other.buffer.scope == "fragment" and _is_all_of(other, side):
             held = spread
         elif other.buffer.scope == "fragment" and shape is not None and len(shape) == 2:
-            spread = spread_rows(rows, columns, WARPGROUP)
-            spread = replace(spread, threads=team.count)
+            spread = replace(spread_rows(rows, columns, WARPGROUP), threads=team.count)
             held = replace(spread_rows(rows, shape[1], WARPGROUP), threads=team.count)
             start = _part_start(other, side) or 0
     return TensorTransfer(side, other, side is stmt.dst, spread, held, start)
