@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilecore.artifact import Artifact, ArtifactStore, Manifest, ParameterSpec, compiler_versions
-from tilecore.device_code import DeviceCode, TensorMapRecipe, Workspace
+from tilecore.device_code import DeviceCode, KernelEntry, TensorMapRecipe, Workspace
 from tilecore.errors import InvalidConfig
 from tilecore.gpu_target import GpuTarget
+from tilecore.inference.gpu.banks import bank_uses, explain_conflicts
 from tilecore.inference.gpu.infer import infer
 from tilecore.inference.gpu.options import GpuOptions
 from tilecore.inference.gpu.plan import GpuPlan
@@ -26,6 +28,7 @@ from tilecore.tile_config import KnobValue
 
 if TYPE_CHECKING:
     from tilecore.codegen.cuda import CudaSource
+    from tilecore.codegen.nvrtc import Cubin
     from tilecore.lowering.cuda.program import LoweredProgram
 
 Observer = Callable[[str, Any], None]
@@ -52,14 +55,17 @@ def compile_gpu(
     plan, program, source = lower_gpu(func, target, knobs=knobs)
     cubin = compile_cuda(source.text, target.arch)
     device = DeviceCode(target.arch, source.entries, tensor_maps(program), workspaces(program))
+    conflicts = explain_conflicts([u for p in plan.launches.values() for u in bank_uses(p)])
     manifest = Manifest(
         key=key, name=func.name, entry=ENTRY, parameters=parameters, target=target.kind,
         isa=target.name, config=knobs, program_digest=digest, versions=compiler_versions(),
-        notes=tuple(plan.explain().splitlines()), device=device,
+        notes=(*plan.explain().splitlines(), *conflicts), device=device,
         resources={
             "registers": cubin.registers,
             "spill_bytes": cubin.spills,
             "shared_bytes": max((p.shared_bytes for p in plan.launches.values()), default=0),
+            "accesses_with_bank_conflicts": len(conflicts),
+            "resident_blocks": _resident_blocks(source.entries, cubin, target),
         },
     )  # fmt: skip
 
@@ -67,6 +73,17 @@ def compile_gpu(
         path.write_bytes(cubin.data)
 
     return store.put(manifest, format_func(func), write, source.text)
+
+
+def _resident_blocks(entries: Sequence[KernelEntry], cubin: Cubin, target: GpuTarget) -> int:
+    """Return how many blocks of the most demanding kernel a multiprocessor holds at a time."""
+    found = []
+    for entry in entries:
+        registers = cubin.kernels[entry.name].registers
+        if isinstance(entry.shared_bytes, int) and all(isinstance(e, int) for e in entry.block):
+            threads = math.prod(int(e) for e in entry.block)
+            found.append(target.occupancy(threads, registers, entry.shared_bytes))
+    return min(found, default=0)
 
 
 def lower_gpu(
@@ -142,7 +159,7 @@ def tensor_maps(program: LoweredProgram) -> tuple[TensorMapRecipe, ...]:
     """Return how the tensor maps of a program are made at a call."""
     return tuple(
         TensorMapRecipe(
-            name=m.name, tensor=program.names.name(m.tensor), dtype=str(m.tensor.dtype),
+            name=m.name, tensor=program.names.name(m.tensor.root), dtype=str(m.tensor.dtype),
             shape=_extents(m.tensor, program.names), strides=None, box=m.box,
             swizzle_bytes=m.swizzle_bytes,
         )

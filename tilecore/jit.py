@@ -25,7 +25,7 @@ from tilecore.ir.dtype import DType
 from tilecore.ir.nodes import Buffer, PrimFunc
 from tilecore.kernel import JITKernel
 from tilecore.pass_config import check_pass_configs, lowering_config
-from tilecore.target import Target, parse_target
+from tilecore.target import Target, emulates_gpus, parse_target
 from tilecore.tile_config import KnobValue
 
 _LOG = logging.getLogger("tilecore.jit")
@@ -150,9 +150,11 @@ def _build(func: PrimFunc, options: JitOptions) -> JITKernel:
     artifact = compiler.compile(marked, target, options.config)
     if options.verbose:
         _LOG.info("compiled %s for %s: %s", func.name, target, artifact.path)
-    # A GPU's kernel is loaded by its first call: to compile it takes no GPU.
-    loaded = None if artifact.manifest.device is not None else runtime.load(artifact)
-    return JITKernel(marked, artifact, loaded, options.out_idx)
+    if artifact.manifest.target != "llvm":
+        # Loaded by its first call: to compile it takes no GPU.
+        kernel = JITKernel(marked, artifact, None, options.out_idx)
+        return kernel.emulated() if emulates_gpus() else kernel
+    return JITKernel(marked, artifact, runtime.load(artifact), options.out_idx)
 
 
 def par_compile(

@@ -423,3 +423,30 @@ def test_tiles_that_views_see_are_read_by_warps():
     np.testing.assert_allclose(c, a.astype(np.float64) @ a.astype(np.float64), atol=1e-4)
     (launch,) = plan.launches.values()
     assert {g.kind for g in launch.gemms.values()} == {"mma"}
+
+
+# --- what random programs found ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "size", "dtype", "out", "trans", "kind"),
+    [
+        # Rows of one thread that lie further apart than its columns were taken for neighbours.
+        ("sm_80", (64, 16, 64), "float32", "float32", (False, True), "fma"),
+        ("sm_80", (64, 16, 8), "int8", "int32", (True, True), "fma"),
+        # Rows of 48 and 16 bytes, which no swizzle fits, were not aligned to 16.
+        ("sm_80", (48, 16, 48), "uint8", "int32", (False, True), "mma"),
+        ("h100", (64, 24, 16), "uint8", "int32", (False, True), "mma"),
+        # Rows of 48 bytes along N have no panels that a descriptor could mean.
+        ("h100", (64, 24, 32), "float16", "float32", (False, False), "mma"),
+    ],
+)
+def test_small_and_narrow_tiles(target, size, dtype, out, trans, kind):
+    a, b = operands(np.random.default_rng(13), size, dtype, trans)
+    func = gemm(*size, size, 2, dtype, out, out, trans)
+    knobs = {"float32_products": "exact"}
+    c, product = multiply(func, target, a, b, out, trans, ALL_SCHEDULES, knobs)
+    left, right = matrices(a, b, trans)
+    assert product.kind == kind
+    bound = 0 if out == "int32" else 2.0**-20 * (np.abs(left) @ np.abs(right))
+    assert np.all(np.abs(c - left @ right) <= bound)

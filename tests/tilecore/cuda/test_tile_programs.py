@@ -339,7 +339,7 @@ def test_the_example_for_hopper_runs():
     )
     assert done.returncode == 0, done.stderr
     assert "wgmma.m64n256k16" in done.stdout
-    assert done.stdout.count("emulated, ") == 4
+    assert "emulated under 4 schedules" in done.stdout
     assert "'spill_bytes': 0" in done.stdout
 
 

@@ -59,6 +59,17 @@ def bank_uses(plan: GpuLaunchPlan) -> list[BankUse]:
     return found
 
 
+def explain_conflicts(uses: Sequence[BankUse]) -> list[str]:
+    """Return a line for each access that banks slow down, with its place in the program."""
+    found = []
+    for use in uses:
+        if use.ways > 1:
+            how = "written" if use.is_store else "read"
+            what = f"{use.buffer.name}: {how} with bank conflicts, {use.ways:.1f} passes for 1"
+            found.append(f"{what} ({use.bytes_per_lane} B a lane; {use.stmt.span})")
+    return found
+
+
 def offsets(layout: SharedLayout, indices: Sequence[Table]) -> Table:
     """Return where elements lie within one copy of a tile (see ``SharedLayout``)."""
     row: Table = np.zeros_like(np.asarray(indices[-1]))
@@ -118,18 +129,22 @@ def conflict_ways(address: Table, exists: Table, width: int) -> float:
         width: bytes of one access.
     """
     together = max(1, min(WARP, PART // max(width, WORD)))  # lanes that are served at once
-    served = ideal = 0
-    threads = address.shape[0]
-    for first in range(0, threads, together):
-        part = slice(first, min(first + together, threads))
-        for turn in range(address.shape[1]):
-            there = address[part, turn][exists[part, turn]]
-            if there.size == 0:
-                continue
-            words = np.unique((there[:, None] + np.arange(0, max(width, 1), WORD)) // WORD)
-            served += int(np.bincount(words % BANKS).max())
-            ideal += 1
-    return served / ideal if ideal else 1.0
+    threads, turns = address.shape
+    parts = -(-threads // together)
+    lanes = ((0, parts * together - threads), (0, 0))
+    first = np.where(exists, address, -1)
+    first = np.pad(first, lanes, constant_values=-1).reshape(parts, together, turns)
+    first = first.transpose(0, 2, 1).reshape(parts * turns, together)
+    words = (first[:, :, None] + np.arange(0, max(width, 1), WORD)) // WORD
+    words = np.where(first[:, :, None] < 0, -1, words).reshape(parts * turns, -1)
+    words.sort(axis=1)
+    is_new = words >= 0
+    is_new[:, 1:] &= words[:, 1:] != words[:, :-1]
+    group, _ = np.nonzero(is_new)
+    met = np.bincount(group * BANKS + words[is_new] % BANKS, minlength=parts * turns * BANKS)
+    served = met.reshape(-1, BANKS).max(axis=1)
+    ideal = int((served > 0).sum())
+    return int(served.sum()) / ideal if ideal else 1.0
 
 
 def _of_matrices(layout: SharedLayout) -> float:

@@ -124,8 +124,9 @@ def box_of(there: Region, here: Region, layout: SharedLayout) -> Box | None:
     """
     tensor, kept = there.buffer, kept_axes(there)
     itemsize = tensor.dtype.itemsize
-    if tensor.ndim > MAX_AXES or tensor.strides is not None or not kept:
-        return None
+    root = tensor.root
+    if tensor.ndim > MAX_AXES or root.strides is not None or root.address is not None or not kept:
+        return None  # maps are made before the launch, of contiguous tensors
     if kept[-1] != tensor.ndim - 1 or kept_axes(here)[-1:] != (len(layout.shape) - 1,):
         return None
     row = int_value(tensor.shape[-1])  # a multiple of 16 bytes makes all strides such multiples

@@ -167,7 +167,7 @@ def _wgmma_fits(
     itemsize = gemm.a.dtype.itemsize
     if threads % WARPGROUP or size[0] % 64 or size[1] % _wgmma_columns(gemm):
         return False
-    if size[2] * itemsize % WGMMA_BYTES or _instruction_width(gemm, size, threads) is None:
+    if size[2] * itemsize % WGMMA_BYTES:
         return False
     for region, in_register, k_first in (
         (gemm.a, in_registers[0], gemm.transpose_a),
@@ -180,7 +180,7 @@ def _wgmma_fits(
             return False
         if not _is_described(region, k_first) or (k_first and itemsize != 2):
             return False
-    return True
+    return _instruction_width(gemm, size, threads) is not None
 
 
 def _wgmma_columns(gemm: Gemm) -> int:

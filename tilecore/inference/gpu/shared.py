@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from tilecore.inference.gpu.plan import GemmPlan, Pipeline, SharedLayout
+from tilecore.inference.gpu.plan import CHUNK_BYTES, GemmPlan, Pipeline, SharedLayout
 from tilecore.ir.nodes import Buffer, Seq, Stmt
 from tilecore.ir.visitor import buffers_of
 
@@ -52,7 +52,8 @@ def lay_out(
         swizzle = swizzle_of(row) if tile in matrices else 0
         leading = shape[-1] if shape else 1
         if tile in matrices and not swizzle:
-            leading = -(-leading // 8) * 8 + 8  # 16 bytes further each row
+            chunk = max(1, CHUNK_BYTES // itemsize)
+            leading = -(-leading // chunk) * chunk + chunk  # 16 bytes further each row
         found[tile] = SharedLayout(shape or (1,), itemsize, swizzle, leading, stages.get(tile, 1))
     return found
 

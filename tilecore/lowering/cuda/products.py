@@ -292,7 +292,7 @@ class FmaLowering(ProductLowering):
         with contextlib.ExitStack() as stack:
             place: Any = 0
             value: Any = start
-            weights = {d.stride: w for d, w in c.weights(axis)}
+            weights = {d.stride: w for d, w in c.weights(axis) if not d.in_thread}
             for stride, extent in self._digits(axis):
                 turn = stack.enter_context(builder.turns(extent))
                 place = add(mul(place, extent), turn)
