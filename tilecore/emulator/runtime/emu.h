@@ -111,7 +111,7 @@ template <int M, int N, class A, class B, class C>
 inline void tensor_mma_ts(unsigned d, unsigned a, u64 b, int accumulates, bool b_t) {
   tensor_mma(M, N, A::id, B::id, C::id, d, a, b, accumulates, false, b_t, true);
 }
-void tensor_commit(void* barrier);
+void tensor_commit(void* barrier, int mask);  // mask: blocks of the cluster, 0: the own one
 // `halves`: count units of 8 columns of 16 lanes, else count columns of the thread's own lane.
 void tensor_load(void* d, unsigned address, int count, bool halves);
 void tensor_store(unsigned address, const void* s, int count, bool halves);

@@ -114,7 +114,7 @@ void tensor_mma(int m_rows, int n, int a_type, int b_type, int c_type, unsigned 
   m.products.push_back(p);
   maybe_pause();
 }
-void tensor_commit(void* barrier) {
+void tensor_commit(void* barrier, int mask) {
   settle();
   Block* block = &my_block();
   TensorMemory& m = memory();
@@ -131,9 +131,13 @@ void tensor_commit(void* barrier) {
       tensor.products.pop_front();
       tensor.first++;
     }
-    auto found = block->barriers.find(offset);
-    if (found == block->barriers.end()) fail("tcgen05.commit: the barrier is gone");
-    arrive(found->second, 1, clock, "tcgen05.commit");
+    for (Block* other : block->cluster->blocks) {
+      if (mask ? !(mask >> other->rank & 1) : other != block) continue;
+      if (other->alive == 0) fail("tcgen05.commit: a block has exited");
+      auto found = other->barriers.find(offset);
+      if (found == other->barriers.end()) fail("tcgen05.commit: the barrier is gone");
+      arrive(found->second, 1, clock, "tcgen05.commit");
+    }
   });
   m.commits.push_back(complete);
   post("tcgen05.commit", [=] {  // commits complete in order, whatever the schedule

@@ -280,6 +280,19 @@ class BoxUpdate:
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """Blocks of a cluster that get the same boxes.
+
+    Attributes:
+        axes: for each axis of the grid whether they differ along it.
+        offsets: ranks of the blocks less that of the first, which loads for all.
+    """
+
+    axes: tuple[bool, ...]
+    offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Pipeline:
     """A loop whose copies from tensors run ahead of what uses them.
 
@@ -292,6 +305,7 @@ class Pipeline:
         is_nested: whether the loop runs more than once in a launch.
         in_registers: whether a thread keeps its part of the next tiles in registers while the
             loop uses the tiles before (where no instruction copies to shared memory).
+        groups: for each copy the blocks of the cluster that one of them loads for, or None.
     """
 
     loop: For
@@ -300,6 +314,12 @@ class Pipeline:
     boxes: tuple[Box, ...] = ()
     is_nested: bool = False
     in_registers: bool = False
+    groups: tuple[Group | None, ...] = ()
+
+    def group(self, copy: Copy) -> Group | None:
+        """Return the blocks that ``copy`` brings the same, if one loads for all."""
+        number = next(n for n, c in enumerate(self.copies) if c is copy)
+        return self.groups[number] if self.groups else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,6 +408,7 @@ class GpuLaunchPlan:
         if self.launch.cluster:
             lines.append(f"clusters of {'x'.join(map(str, self.launch.cluster))} blocks")
         sent = [s.copy.dst.buffer.name for s in self.multicasts if isinstance(s, ClusterCopy)]
+        sent += [c.dst.buffer.name for p in self.pipelines.values() for c in p.copies if p.group(c)]
         if sent:
             lines.append(f"loaded by TMA for several blocks: {', '.join(dict.fromkeys(sent))}")
         lines.append(f"barriers: {len(self.barriers) + len(self.ends)}")

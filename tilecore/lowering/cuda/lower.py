@@ -152,12 +152,14 @@ class LaunchLowering:
             if self.plan.registers:
                 attributes[MIN_BLOCKS] = 1  # setmaxnreg: the count at the start must be known
             if self.boxes is None:
+                self.clusters.start()
                 self.declare_fragments()
                 self.statement(launch.body)
             else:
                 if self.boxes.registers() is not None:
                     attributes[MIN_BLOCKS] = 1  # setmaxnreg: the count at the start must be known
                 self.boxes.init()
+                self.clusters.start()
                 self.boxes.emit_roles(launch.body)
             if self.tensor is not None:
                 self.tensor.free()

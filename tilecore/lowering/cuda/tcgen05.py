@@ -148,8 +148,7 @@ class TensorPipeline:
                         boxes.wait_full(copy, stage, parity)
                     product.issue()
                 for copy in pipeline.copies:
-                    empty = boxes.barrier(copy, "empty", stage)
-                    builder.evaluate(ptx.tensor_commit().call(empty))
+                    boxes.commit(pipeline, copy, stage)
             done = memory.done_barrier(self.product)
             builder.evaluate(ptx.tensor_commit().call(done))
         memory.wait(self.product)

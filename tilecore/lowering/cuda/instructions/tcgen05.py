@@ -163,12 +163,21 @@ def tensor_mma(
 
 
 @functools.cache
-def tensor_commit() -> Instruction:
-    """Return ``(void* barrier)``: one arrival when the products of this thread are complete."""
-    text = "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];"
+def tensor_commit(multicast: bool = False) -> Instruction:
+    """Return ``(void* barrier[, int mask])``: an arrival when this thread's products are complete.
+
+    ``multicast``: at the barrier at this place in each block of the cluster that the mask has.
+    """
+    text = "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster"
+    operands = [f'"r"({shared("barrier")})']
+    if multicast:
+        text += ".multicast::cluster"
+        operands.append('"h"((unsigned short)mask)')
+    text += f".b64 [%0]{', %1' if multicast else ''};"
     return Instruction(
-        "tc_tensor_commit", "void* barrier", asm(text, (), [f'"r"({shared("barrier")})']),
-        "emu::tensor_commit(barrier);", arch=ARCH,
+        f"tc_tensor_commit{'_multicast' if multicast else ''}",
+        f"void* barrier{', int mask' if multicast else ''}", asm(text, (), operands),
+        f"emu::tensor_commit(barrier, {'mask' if multicast else '0'});", arch=ARCH,
     )  # fmt: skip
 
 
