@@ -28,6 +28,7 @@ from tilecore.inference.gpu.matrix_units import (
 )
 from tilecore.inference.gpu.mfma import mfma_step
 from tilecore.inference.gpu.products import WARP, WARPGROUP, WGMMA_COLUMNS, divide_warps
+from tilecore.inference.gpu.shared import panel_of
 from tilecore.ir.gemm_shape import accumulator_dtype
 from tilecore.ir.nodes import Buffer, Copy, Gemm
 from tilecore.target import parse_gpu_target
@@ -41,6 +42,7 @@ REGISTER_BYTES = 4
 OTHER_REGISTERS = 22
 PRODUCER_THREADS = WARPGROUP  # the warpgroup that issues TMA copies
 PRODUCER_REGISTERS = 24
+BARRIERS_OF_STAGE_BYTES = 16  # two mbarriers: full and empty
 PREFETCHED = 2  # tiles of each kind on AMD, whose next ones come through registers
 
 
@@ -113,6 +115,9 @@ def block_resources(
     stages = _stages(launch, columns, target)
     deepest = np.maximum.reduce([np.ones_like(threads), *stages.values()])
     shared = _shared_bytes(launch, columns, stages)
+    if target.has_tma:
+        staged = [np.where(found > 1, found, 0) for found in stages.values()]
+        shared = shared + BARRIERS_OF_STAGE_BYTES * np.add.reduce([0 * threads, *staged])
     registers = _fragment_registers(launch, columns, threads)
     operands = [p.operand_registers for p in found]
     registers = registers + OTHER_REGISTERS + np.maximum.reduce([0 * threads, *operands])
@@ -155,7 +160,7 @@ def _product(
         warped |= (threads % WARP == 0) & fits
         step = max(step, depth_of)
     atom = shapes[0][:2] if shapes else (16, 8)
-    rows, cols = _divided(m, n, threads, stmt.policy, grouped, atom)
+    rows, cols = _divided(m, n, threads, stmt, grouped, atom)
     per_instruction = np.ceil(n / cols / WGMMA_COLUMNS)
     by_groups = is_read[0] * m * cols * per_instruction + n * m / 64
     by_warps = is_read[0] * m * cols + is_read[1] * n * rows
@@ -180,9 +185,7 @@ def _shapes(stmt: Gemm, target: GpuTarget) -> list[tuple[int, int, int]]:
         return [] if step is None else [(16, 16, step)]
     if target.multiplies_by_quads:
         halves = stmt.a.dtype == stmt.b.dtype == "float16"
-        return (
-            [(quads.ATOM, quads.ATOM, quads.STEP)] if halves and _sums(stmt) in quads.SUMS else []
-        )
+        return [(quads.ATOM, quads.ATOM, quads.STEP)] if halves else []
     a, b = operand_kind(str(stmt.a.dtype)), operand_kind(str(stmt.b.dtype))
     return list(mma_shapes(a, b, _sums(stmt), target))
 
@@ -192,7 +195,7 @@ def _sums(stmt: Gemm) -> str:
 
 
 def _divided(
-    m: Floats, n: Floats, threads: Floats, policy: str, grouped: Mask, warped: tuple[int, int]
+    m: Floats, n: Floats, threads: Floats, stmt: Gemm, grouped: Mask, warped: tuple[int, int]
 ) -> tuple[Floats, Floats]:
     """Return how warps, or warpgroups, are divided over the rows and columns of C."""
     keys = np.stack([m, n, threads, grouped.astype(np.float64)], axis=1)
@@ -201,10 +204,13 @@ def _divided(
     for rows, columns, count, is_grouped in distinct:
         size, atom, widest = WARP, warped, 8
         if is_grouped:
-            size, atom, widest = WARPGROUP, (64, 8), WGMMA_COLUMNS
+            # Tiles whose rows run along N are cut between panels only.
+            unit = 8 if stmt.transpose_b else panel_of((int(columns),), stmt.b.dtype.itemsize)
+            unit = unit if columns % unit == 0 else int(columns)
+            size, atom, widest = WARPGROUP, (64, unit), WGMMA_COLUMNS
         warps = max(1, int(count) // size)
         try:
-            made.append(divide_warps(int(rows), int(columns), warps, policy, atom, widest))
+            made.append(divide_warps(int(rows), int(columns), warps, stmt.policy, atom, widest))
         except ValueError:  # no division: the product is none of warps
             made.append((1, 1))
     found = np.array(made, dtype=np.float64).reshape(-1, 2)[where.reshape(-1)]
