@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from tilecore.inference.gpu.options import GpuOptions
 from tilecore.inference.gpu.tensor_memory import HALF_LANES, LANES, refusal
 from tilecore.ir import nodes
 from tilecore.ir.analysis import covers_whole, kept_axes, reads, writes
@@ -33,16 +34,19 @@ PART_COLUMNS = 64  # that a warpgroup takes out at a time: as many registers of 
 WARPGROUP = 128
 
 
-def run(func: PrimFunc) -> PrimFunc:
+def run(func: PrimFunc, options: GpuOptions) -> PrimFunc:
     """Return the function with sums of products in tensor memory where all of a launch suit."""
-    return dataclasses.replace(func, body=_Launches().visit(func.body))
+    return dataclasses.replace(func, body=_Launches(options).visit(func.body))
 
 
 class _Launches(Rewriter):
+    def __init__(self, options: GpuOptions) -> None:
+        self.options = options
+
     def visit_kernellaunch(self, launch: KernelLaunch) -> Stmt:
         launch = dataclasses.replace(launch, body=_Flat().visit(launch.body))
         gemms = [s for s in walk(launch.body) if isinstance(s, Gemm)]
-        sums = [g.c.buffer for g in gemms if not refusal(g, launch)]
+        sums = [g.c.buffer for g in gemms if not refusal(g, launch, self.options)]
         if not sums:
             return launch
         launch = dataclasses.replace(launch, body=_Operands().moved(launch.body))

@@ -9,6 +9,7 @@ import pytest
 
 import tilecore.language as T
 from tests.tilecore.cuda.emulated import lowered, run_emulated
+from tests.tilecore.cuda.test_products import matrices, multiply, operands, tf32
 from tests.tilecore.cuda.test_tile_programs import check_gemm, close, random
 from tests.tilecore.cuda.tile_programs import attention, gemm
 from tilecore.codegen.cubin import read_features
@@ -42,6 +43,51 @@ def test_gemm_element_types_and_tiles(block, dtype, out, threads):
     size = (block[0], block[1] + 32, 160)
     used = check_gemm("b200", size, block, 2, dtype, out, (False, True), threads)
     assert used == "tcgen05"
+
+
+def test_float32_is_multiplied_as_tf32_unless_it_must_be_exact():
+    size = (136, 72, 104)
+    func = gemm(*size, (128, 64, 32), 2, "float32", "float32", trans=(False, True))
+    a, b = operands(np.random.default_rng(12), size, "float32", (False, True))
+    c, product = multiply(func, "b200", a, b, "float32", (False, True), ALL_SCHEDULES)
+    assert "tcgen05.m128n64k8 of tf32 (operands cut" in product.explain()
+    left, right = matrices(tf32(a, cut=True), tf32(b, cut=True), (False, True))
+    assert np.all(np.abs(c - left @ right) <= 2.0**-20 * (np.abs(left) @ np.abs(right)))
+    knobs = {"float32_products": "exact"}
+    c, product = multiply(func, "b200", a, b, "float32", (False, True), knobs=knobs)
+    assert product.kind == "fma"
+    left, right = matrices(a, b, (False, True))
+    assert np.all(np.abs(c - left @ right) <= 2.0**-20 * (np.abs(left) @ np.abs(right)))
+
+
+@pytest.mark.parametrize(
+    ("left", "right"), [("float8_e4m3fn", "float8_e5m2"), ("uint8", "int8"), ("uint8", "uint8")]
+)
+def test_operands_of_two_types_of_8_bits(left, right):
+    M, N, K, out = 128, 64, 96, "int32" if "int8" in left else "float32"
+
+    @T.prim_func
+    def main(A: T.Tensor((M, K), left), B: T.Tensor((N, K), right), C: T.Tensor((M, N), out)):
+        with T.Kernel(1, threads=128):
+            A_s = T.alloc_shared((M, K), left)
+            B_s = T.alloc_shared((N, K), right)
+            sums = T.alloc_fragment((M, N), out)
+            T.copy(A, A_s)
+            T.copy(B, B_s)
+            T.gemm(A_s, B_s, sums, transpose_B=True, clear_accum=True)
+            T.copy(sums, C)
+
+    def values(shape, dtype):
+        if dtype == "uint8":
+            return rng.integers(0, 256, shape).astype(np.uint8)
+        return random(rng, shape, dtype)
+
+    rng = np.random.default_rng(13)
+    a, b, c = values((M, K), left), values((N, K), right), np.zeros((M, N), out)
+    plan = run_emulated(main, "b200", [a, b, c], ALL_SCHEDULES)
+    close(c, a.astype(np.float64) @ b.astype(np.float64).T, out)
+    (launch,) = plan.launches.values()
+    assert [g.kind for g in launch.gemms.values()] == ["tcgen05"]
 
 
 @pytest.mark.parametrize("stages", [0, 1, 4])

@@ -71,7 +71,7 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     )
     for tile in _not_in_registers(launch, tiles, fragments.spread):
         fragments.shared[tile] = "elements are accessed one by one, or through views"
-    tensor = find_tensor_memory(launch, teams, target)
+    tensor = find_tensor_memory(launch, teams, target, options)
     found = _statements(launch.body, enter(launch, Context()))
     statements = [p for p in found if p.stmt not in tensor.transfers]
     _share_between_teams(launch, teams, fragments)
@@ -243,7 +243,7 @@ def _products(
             for region, is_held in ((stmt.a, held[0]), (stmt.b, held[1])):
                 if is_held:
                     fragments.shared[region.buffer] = "an operand of scalar multiply-adds"
-        found[stmt] = with_reason(plan, launch) if target.has_tcgen05 else plan
+        found[stmt] = with_reason(plan, launch, options) if target.has_tcgen05 else plan
     if isinstance(target, AmdTarget):
         sums: dict[Buffer, set[Distribution]] = {}
         for plan in found.values():

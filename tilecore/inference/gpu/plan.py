@@ -167,7 +167,7 @@ class GemmPlan:
     @property
     def is_tf32(self) -> bool:
         """Whether matrix units read float32 operands, of which they drop bits."""
-        return self.kind in ("mma", "wgmma") and self.stmt.a.dtype == "float32"
+        return self.kind in ("mma", "wgmma", "tcgen05") and self.stmt.a.dtype == "float32"
 
     def explain(self) -> str:
         """Return how the product runs, in words."""
@@ -177,7 +177,7 @@ class GemmPlan:
             how = "mma.m8n8k4 by four quad pairs of a warp"
         how += f" ({self.reason})" if self.reason else ""
         if self.is_tf32:
-            cut = self.kind == "wgmma"
+            cut = self.kind != "mma"
             error = TF32_CUT if cut else TF32_ROUNDED
             how += (
                 f" of tf32 (operands {'cut' if cut else 'rounded'} to 11 significant bits, relative"

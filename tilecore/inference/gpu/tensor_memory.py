@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.distribution import Distribution, by_slot, by_thread
+from tilecore.inference.gpu.matrix_units import FLOAT8, INTEGERS
+from tilecore.inference.gpu.options import GpuOptions
 from tilecore.inference.gpu.plan import (
     GemmPlan,
     Operand,
@@ -38,7 +40,7 @@ UNIT = 8  # columns of a thread that are moved as one where there are 64 rows
 # Operand types -> type of the sums; one instruction sums up 32 bytes of each operand.
 SUMS = {
     "float16": "float32", "bfloat16": "float32", "float8_e4m3fn": "float32",
-    "float8_e5m2": "float32", "int8": "int32", "uint8": "int32",
+    "float8_e5m2": "float32", "int8": "int32", "uint8": "int32", "float32": "float32",
 }  # fmt: skip
 KEPT = ("float32", "int32", "float16", "bfloat16")  # types of tiles; those of 16 bits as float32
 PANEL_BYTES = 128  # of the widest swizzle
@@ -82,7 +84,9 @@ def tensor_words(gemms: Iterable[GemmPlan]) -> int:
     return 1 + sum(plan.kind == "tcgen05" for plan in gemms)
 
 
-def find_tensor_memory(launch: KernelLaunch, teams: Teams, target: GpuTarget) -> TensorMemory:
+def find_tensor_memory(
+    launch: KernelLaunch, teams: Teams, target: GpuTarget, options: GpuOptions
+) -> TensorMemory:
     """Return which tiles that ask for tensor memory lie there: all of a launch, or none."""
     asked = [
         s.buffer
@@ -91,7 +95,7 @@ def find_tensor_memory(launch: KernelLaunch, teams: Teams, target: GpuTarget) ->
     ]
     if not asked or not target.has_tcgen05:
         return TensorMemory()
-    reasons = {t.name: r for t in asked if (r := _why_not(t, launch, teams, target))}
+    reasons = {t.name: r for t in asked if (r := _why_not(t, launch, teams, options))}
     tiles: dict[Buffer, TensorTile] = {}
     column = 0
     for tile in asked if not reasons else ():
@@ -123,12 +127,15 @@ def _is_operand(tile: Buffer, launch: KernelLaunch) -> bool:
     return any(isinstance(s, Gemm) and s.a.buffer is tile for s in walk(launch.body))
 
 
-def misfit(gemm: Gemm) -> str:
+def misfit(gemm: Gemm, options: GpuOptions) -> str:
     """Return why tensor cores cannot sum up a product in tensor memory, or ""."""
     m, n, k = size_of(gemm)
     a, b, c = str(gemm.a.dtype), str(gemm.b.dtype), str(accumulator_dtype(gemm))
     itemsize = gemm.a.dtype.itemsize
-    if a != b or SUMS.get(a) != c:
+    if a == "float32" and options.float32_products == "exact":
+        return "float32_products is exact"
+    are_mixed = {a, b} in ({*FLOAT8}, {*INTEGERS})
+    if (a != b and not are_mixed) or SUMS.get(a) != c:
         return f"no product of {a} x {b} into {c}"
     if m != HALF_LANES and m % LANES:
         return f"{m} rows are neither 64 nor a multiple of 128"
@@ -154,7 +161,8 @@ def _can_move(gemm: Gemm) -> bool:
     """Return whether A is a fragment that can lie in tensor memory: rows, contiguous along K."""
     a, rows = gemm.a, size_of(gemm)[0]
     is_fragment = a.buffer.scope == "fragment" and covers_whole(a) and a.buffer.ndim == 2
-    return is_fragment and not gemm.transpose_a and rows % LANES == 0
+    is_packed = a.dtype.itemsize <= 2
+    return is_fragment and is_packed and not gemm.transpose_a and rows % LANES == 0
 
 
 def _operand_misfit(region: Region, name: str, k_first: bool, itemsize: int) -> str:
@@ -166,7 +174,7 @@ def _operand_misfit(region: Region, name: str, k_first: bool, itemsize: int) -> 
     if shape[-1] * itemsize % 32 or shape[-2] % 8:
         return f"{name} has rows of {shape[-1] * itemsize} bytes, not of a multiple of 32"
     if k_first and itemsize != 2:
-        return f"{name} has 8-bit elements that are not contiguous along K"
+        return f"{name} has {8 * itemsize}-bit elements that are not contiguous along K"
     return ""
 
 
@@ -178,7 +186,7 @@ def _is_whole_matrix(region: Region, shape: tuple[int, ...]) -> bool:
     return all(int_value(o) == 0 and int_value(e) == s for o, e, s in pairs)
 
 
-def refusal(gemm: Gemm, launch: KernelLaunch) -> str:
+def refusal(gemm: Gemm, launch: KernelLaunch, options: GpuOptions) -> str:
     """Return why a product whose sums are a fragment is not summed up in tensor memory, or "".
 
     The sums would be spread by rows, which instructions of warps cannot read: all products of a
@@ -189,7 +197,7 @@ def refusal(gemm: Gemm, launch: KernelLaunch) -> str:
     threads = math.prod(int_value(t) or 0 for t in launch.threads)
     if threads % WARPGROUP:
         return f"{threads} threads are no whole warpgroups"
-    own = misfit(gemm)
+    own = misfit(gemm, options)
     if own:
         return own
     if gemm.c.buffer.scope != "fragment" or not covers_whole(gemm.c):
@@ -207,8 +215,9 @@ def refusal(gemm: Gemm, launch: KernelLaunch) -> str:
     if sum(sizes.values()) > COLUMNS:
         return f"all sums need {sum(sizes.values())} columns of tensor memory, of {COLUMNS}"
     for other in gemms:
-        if misfit(other):
-            return f"the product of line {other.span.line} uses other instructions: {misfit(other)}"
+        why = misfit(other, options)
+        if why:
+            return f"the product of line {other.span.line} uses other instructions: {why}"
     return ""
 
 
@@ -225,11 +234,11 @@ def plan_tensor_product(gemm: Gemm, team: Team) -> GemmPlan:
     return GemmPlan(gemm, "tcgen05", shape, (m, n, k), (1, 1), a, b, c, keeps_c=False, sums=sums)
 
 
-def with_reason(plan: GemmPlan, launch: KernelLaunch) -> GemmPlan:
+def with_reason(plan: GemmPlan, launch: KernelLaunch, options: GpuOptions) -> GemmPlan:
     """Return a plan that says why it is not one of tensor memory."""
     if plan.kind == "tcgen05" or plan.reason:
         return plan
-    return replace(plan, reason=f"not tcgen05: {refusal(plan.stmt, launch)}")
+    return replace(plan, reason=f"not tcgen05: {refusal(plan.stmt, launch, options)}")
 
 
 def with_waits(
@@ -303,7 +312,7 @@ def _width(n: int) -> int:
 # --- tiles ----------------------------------------------------------------------------------------
 
 
-def _why_not(tile: Buffer, launch: KernelLaunch, teams: Teams, target: GpuTarget) -> str:
+def _why_not(tile: Buffer, launch: KernelLaunch, teams: Teams, options: GpuOptions) -> str:
     """Return why a tile cannot lie in tensor memory, or ""."""
     shape = tile.static_shape
     is_operand = _is_operand(tile, launch)
@@ -321,23 +330,23 @@ def _why_not(tile: Buffer, launch: KernelLaunch, teams: Teams, target: GpuTarget
             if stmt.buffer.base is tile:
                 return "a view shows it in another shape"
         elif tile in (*reads(stmt), *writes(stmt)):
-            reason = _use_misfit(stmt, tile, teams.team(stmt))
+            reason = _use_misfit(stmt, tile, teams.team(stmt), options)
             if reason:
                 return f"line {stmt.span.line}: {reason}"
     return ""
 
 
-def _use_misfit(stmt: Stmt, tile: Buffer, team: Team) -> str:
+def _use_misfit(stmt: Stmt, tile: Buffer, team: Team, options: GpuOptions) -> str:
     """Return why a statement cannot use a tile of tensor memory, or ""."""
     if isinstance(stmt, Gemm):
         if tile is stmt.b.buffer:
             return "B of a product"
         if tile is stmt.a.buffer and (tile is stmt.c.buffer or stmt.transpose_a):
             return "A is transposed, or also the sums"
-        if tile is stmt.a.buffer and size_of(stmt)[0] % LANES:
-            return "A of fewer than 128 rows"
+        if tile is stmt.a.buffer and (size_of(stmt)[0] % LANES or tile.dtype.itemsize > 2):
+            return "A of fewer than 128 rows, or of elements of more than 16 bits"
         own = stmt.a if tile is stmt.a.buffer else stmt.c
-        return misfit(stmt) or _region_misfit(own, 16)
+        return misfit(stmt, options) or _region_misfit(own, 16)
     if not isinstance(stmt, (Copy, Fill)) or children(stmt):
         return "elements are accessed one by one"
     if (

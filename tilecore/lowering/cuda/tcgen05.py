@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tvm import tirx as tir
 
 import tilecore.lowering.cuda.instructions as ptx
+from tilecore.inference.gpu.matrix_units import operand_kind
 from tilecore.inference.gpu.plan import GemmPlan, Operand, Pipeline
 from tilecore.inference.gpu.tensor_memory import only_product
 from tilecore.ir.expr import Const
@@ -45,7 +46,7 @@ class TensorProduct:
         plan, builder, stmt = self.plan, self.builder, self.stmt
         m, n, step = plan.shape
         instruction = ptx.tensor_mma(
-            n, str(stmt.a.dtype), str(stmt.b.dtype), plan.sums, m=m,
+            n, operand_kind(str(stmt.a.dtype)), operand_kind(str(stmt.b.dtype)), plan.sums, m=m,
             a_major="m" if plan.a.is_transposed else "k",
             b_major="n" if plan.b.is_transposed else "k",
             a_in_tensor_memory=plan.a.source == "tensor memory",
