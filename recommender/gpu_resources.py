@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -198,8 +199,7 @@ def _divided(
     m: Floats, n: Floats, threads: Floats, stmt: Gemm, grouped: Mask, warped: tuple[int, int]
 ) -> tuple[Floats, Floats]:
     """Return how warps, or warpgroups, are divided over the rows and columns of C."""
-    keys = np.stack([m, n, threads, grouped.astype(np.float64)], axis=1)
-    distinct, where = np.unique(keys, axis=0, return_inverse=True)
+    distinct, where = _distinct(m, n, threads, grouped)
     made = []
     for rows, columns, count, is_grouped in distinct:
         size, atom, widest = WARP, warped, 8
@@ -213,7 +213,7 @@ def _divided(
             made.append(divide_warps(int(rows), int(columns), warps, stmt.policy, atom, widest))
         except ValueError:  # no division: the product is none of warps
             made.append((1, 1))
-    found = np.array(made, dtype=np.float64).reshape(-1, 2)[where.reshape(-1)]
+    found = np.array(made, dtype=np.float64).reshape(-1, 2)[where]
     return found[:, 0], found[:, 1]
 
 
@@ -301,7 +301,17 @@ def _resident(
     mean = np.where(
         extra > 0, (kept * threads + PRODUCER_REGISTERS * extra) / np.maximum(total, 1), kept
     )
-    keys = np.stack([total, np.ceil(mean), shared], axis=1)
-    distinct, where = np.unique(keys, axis=0, return_inverse=True)
-    found = np.array([target.occupancy(int(t), int(r), int(s)) for t, r, s in distinct], float)
-    return found[where.reshape(-1)]
+    distinct, where = _distinct(total, np.ceil(mean), shared)
+    found = np.array([target.occupancy(t, r, s) for t, r, s in distinct], dtype=np.float64)
+    return found[where]
+
+
+def _distinct(*columns: NDArray[Any]) -> tuple[list[tuple[int, ...]], NDArray[np.int64]]:
+    """Return (the different rows of whole numbers, which of them each row is)."""
+    key = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        whole = column.astype(np.int64)
+        key = key * (int(whole.max(initial=0)) + 1) + whole
+    _, first, where = np.unique(key, return_index=True, return_inverse=True)
+    rows = [tuple(int(column[i]) for column in columns) for i in first]
+    return rows, where

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 
+from tilecore.amd_target import find_amd_target
+from tilecore.gpu_target import find_gpu_target
 from tilecore.tile_config import digest
+
+LIKENESS = 0.6  # of names (difflib's ratio), below which devices have nothing to do with each other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +88,28 @@ def load_profile(name: str) -> HardwareProfile:
         if wanted in {stem, profile.name.lower(), *(alias.lower() for alias in profile.aliases)}:
             return profile
     raise UnknownHardware(known=", ".join(profile_names()), found=name)
+
+
+def nearest_profile(name: str) -> HardwareProfile | None:
+    """Return the shipped profile of the GPU most like one that no profile has, or None.
+
+    That is the one of its architecture and number of multiprocessors, where the compiler knows the
+    device, else the one whose name is most like it.
+    """
+    gpus = [p for p in map(load_profile, profile_names()) if p.kind != "cpu"]
+    target = find_gpu_target(name) or find_amd_target(name)
+    if target is not None:
+        alike = [p for p in gpus if p.arch == target.arch]
+        return min(alike, key=lambda p: abs(p.cores - target.multiprocessors), default=None)
+    wanted = _plain(name)
+    spellings = {_plain(n): p for p in gpus for n in (p.name, p.target, *p.aliases)}
+    found = difflib.get_close_matches(wanted, list(spellings), n=1, cutoff=LIKENESS)
+    return spellings[found[0]] if found else None
+
+
+def _plain(name: str) -> str:
+    """Return a name without what says nothing about the device."""
+    return re.sub(r"nvidia|amd|geforce|tesla|instinct|[^a-z0-9]", "", name.lower())
 
 
 @cache

@@ -135,16 +135,19 @@ def _favourites(
     expected: Forecast, space: SearchSpace, threads: int, count: int
 ) -> Iterator[Recommendation]:
     """Yield the fastest expected configs that differ from each other in two knobs, if there are."""
-    configs: list[TileConfig] = []
+    chosen: list[tuple[int, TileConfig]] = []
     least = min(2, len(space.values))
     for position, row in enumerate(expected.rows.tolist()):
         config = space.config(row)
-        if any(_differences(config, other) < least for other in configs):
-            continue
-        configs.append(config)
+        if all(_differences(config, other) >= least for _, other in chosen):
+            chosen.append((position, config))
+        if len(chosen) > count:
+            break
+    found = estimate(space, space.table([config for _, config in chosen]), threads=threads)
+    for number, (position, config) in enumerate(chosen):
         low, high = float(expected.low_s[position]), float(expected.high_s[position])
         time_s = float(expected.time_s[position])
-        reason, bound_by = _explain(space, config, threads)
+        explained = found.at(number)
         yield Recommendation(
             config=config,
             source=expected.source,
@@ -152,12 +155,11 @@ def _favourites(
             interval_s=(low, high),
             distance=0.0,
             confidence=_width_confidence(low, high),
-            bound_by=bound_by,
+            bound_by=explained.bound_by,
             rationale=f"fastest of {len(space)} legal configs by the {_MODEL[expected.source]}"
-            f"{'' if position == 0 else f' (rank {position + 1}, different tiling)'}; {reason}",
+            f"{'' if position == 0 else f' (rank {position + 1}, different tiling)'}; "
+            f"{explained.explain()}",
         )
-        if len(configs) == count + 1:
-            return
 
 
 _MODEL = {"predicted": "cost model", "analytic": "analytic model"}

@@ -224,6 +224,12 @@ def _enumerate(
         pairs = zip(values.items(), digits, strict=True)
         return {knob: np.array(options)[digit] for (knob, options), digit in pairs}
 
-    for limit in limits:  # each limit sees only what the ones before left
-        codes = codes[limit.holds(columns_of(codes))]
+    columns = columns_of(codes)
+    kept = np.ones(len(codes), bool)
+    for limit in limits:
+        kept &= limit.holds(columns)
+        if kept.mean() < 0.5:  # the others look at what is left
+            codes = codes[kept]
+            columns, kept = columns_of(codes), np.ones(len(codes), bool)
+    codes = codes[kept]
     return columns_of(codes), codes

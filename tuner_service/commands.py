@@ -91,7 +91,7 @@ def recommend(
     workload = show.workload_text(kernel, dict(question.workload.problem))
     out.print(f"{workload} on {question.hardware.name}", highlight=False)
     work_flop = question.definition.work_flop(dict(question.workload.problem))
-    show.print_recommendations(out, work_flop, ranked)
+    show.print_recommendations(out, work_flop, ranked, question.hardware.kind)
 
 
 def serve(settings: Settings, *, with_coordinator: bool) -> None:

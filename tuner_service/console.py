@@ -129,9 +129,9 @@ def short_config(config: Mapping[str, Any]) -> str:
 
 
 def print_recommendations(
-    console: Console, work_flop: float, ranked: Sequence[Recommendation]
+    console: Console, work_flop: float, ranked: Sequence[Recommendation], kind: str = "cpu"
 ) -> None:
-    """Print ranked configs with source, expectation and reason."""
+    """Print ranked configs for a kind of device with source, expectation and reason."""
     table = Table()
     for title in ("#", "µs", "80 % interval", "GFLOP/s"):
         table.add_column(title, justify="right", no_wrap=True)
@@ -149,7 +149,8 @@ def print_recommendations(
         )
     console.print(table)
     for rank, r in enumerate(ranked, 1):
-        console.print(f"{rank}. {short_config(r.config)}", highlight=False, soft_wrap=True)
+        config = short_config(r.config) if kind == "cpu" else str(r.config)
+        console.print(f"{rank}. {config}", highlight=False, soft_wrap=True)
         console.print(f"   {r.rationale}", highlight=False, soft_wrap=True)
 
 

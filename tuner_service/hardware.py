@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from db.store import SqlStore
 from recommender.errors import UnknownHardware
-from recommender.hardware import HardwareProfile, load_profile, profile_names
+from recommender.hardware import (
+    HardwareProfile,
+    load_profile,
+    nearest_profile,
+    profile_names,
+)
 from tuner_service.wiring import host_profile
 
 HOST_NAMES = ("host", "cpu", "auto", "local")
@@ -35,6 +40,21 @@ def find_hardware(store: SqlStore, name: str | None) -> HardwareProfile:
             return profile
     known = ", ".join(dict.fromkeys(["host", *profile_names(), *(p.name for p in profiles)]))
     raise UnknownHardware(known=known, found=name)
+
+
+def find_hardware_or_like(store: SqlStore, name: str | None) -> tuple[HardwareProfile, str]:
+    """Return the device called ``name`` and "", or the GPU most like it and ``name``.
+
+    Raises:
+        UnknownHardware: nobody knows it, and no device is like it (RC601).
+    """
+    try:
+        return find_hardware(store, name), ""
+    except UnknownHardware:
+        found = nearest_profile(name or "")
+        if found is None:
+            raise
+        return found, str(name)
 
 
 def _names(profile: HardwareProfile) -> set[str]:

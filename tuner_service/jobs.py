@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from db.records import NewRun, RunRecord
@@ -15,13 +15,14 @@ from tilecore import kernels
 from tilecore.kernels.definition import KernelDefinition
 from tilecore.tile_config import digest
 from tuner_service.errors import HardwareNotOffered, TooManyThreads
-from tuner_service.hardware import find_hardware
+from tuner_service.hardware import find_hardware_or_like
 from tuner_service.wiring import detected_host, host_toolchain
 
 if TYPE_CHECKING:
     from recommender.recommend import Recommendation
 
 OPEN_STATES = ("QUEUED", "RUNNING")
+STAND_IN_CONFIDENCE = 0.4  # of what is recommended for another device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,7 @@ class Question:
     hardware: HardwareProfile
     program_digest: str
     toolchain: Toolchain
+    asked_for: str = ""  # a device that nobody knows, whose place ``hardware`` takes
 
     @property
     def is_for_host(self) -> bool:
@@ -53,12 +55,12 @@ def understand(
     Raises:
         UnknownKernel: no such kernel (TC501).
         InvalidProblem: a field is unknown, missing or out of range (TC502).
-        UnknownHardware: nobody knows this device (RC601).
+        UnknownHardware: nobody knows this device, nor one like it (RC601).
         TooManyThreads: more threads than cores (SV907).
     """
     definition = kernels.get(kernel)
     canonical = definition.parse_problem(problem)
-    device = find_hardware(store, hardware)
+    device, asked_for = find_hardware_or_like(store, hardware)
     if not 0 <= threads <= device.cores:
         raise TooManyThreads(cores=device.cores, hardware=device.name, found=threads)
     return Question(
@@ -67,14 +69,18 @@ def understand(
         hardware=device,
         program_digest=definition.program_digest(canonical),
         toolchain=host_toolchain(),
+        asked_for=asked_for,
     )
 
 
 def answer(store: SqlStore, question: Question, *, top_k: int) -> Sequence[Recommendation]:
-    """Return ranked configs: measured, nearest, predicted or analytic."""
+    """Return ranked configs: measured, nearest, predicted or analytic.
+
+    Those for a device that stands in for an unknown one say so, with less confidence.
+    """
     from recommender.recommend import recommend  # loads XGBoost, which queueing a run needs not
 
-    return recommend(
+    found = recommend(
         question.workload,
         question.definition,
         question.hardware,
@@ -83,6 +89,13 @@ def answer(store: SqlStore, question: Question, *, top_k: int) -> Sequence[Recom
         program_digest=question.program_digest,
         toolchain_key=question.toolchain.key,
     )
+    if not question.asked_for:
+        return found
+    why = f"nobody knows {question.asked_for}; for {question.hardware.name}, the most like it: "
+    return [
+        replace(r, confidence=r.confidence * STAND_IN_CONFIDENCE, rationale=why + r.rationale)
+        for r in found
+    ]
 
 
 def latest_run(store: SqlStore, question: Question, states: Sequence[str]) -> RunRecord | None:
@@ -111,7 +124,7 @@ def submit(
         HardwareNotOffered: no worker here has the device (SV906).
         IdempotencyConflict: the key came before with another request (DB807).
     """
-    if not question.is_for_host:
+    if question.asked_for or not question.is_for_host:
         raise HardwareNotOffered(offered=detected_host().name, found=question.hardware.name)
     spec = {
         "kernel": question.workload.kernel,

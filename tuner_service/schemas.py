@@ -85,6 +85,9 @@ class RecommendationResponse(BaseModel):
     workload_key: str
     hardware: str
     hardware_key: str
+    hardware_asked_for: str | None = Field(
+        None, description="an unknown device; `hardware` is the known one most like it"
+    )
     recommendations: list[RecommendationOut]
     tune_url: str = "/v1/tuning-runs"
 

@@ -60,6 +60,29 @@ def test_a_recommendation_for_an_unmeasured_workload(client):
     assert body["workload"]["problem"]["m"] == 64
 
 
+HALF = {"kernel": "gemm", "problem": {"m": 512, "n": 4096, "k": 4096, "dtype": "float16"}}
+
+
+def test_a_recommendation_for_a_gpu_that_is_not_here(client):
+    body = client.post("/v1/recommendations", json=HALF | {"hardware": "h100"}).json()
+    assert (body["hardware"], body["hardware_asked_for"]) == ("NVIDIA H100 80GB HBM3", None)
+    first = body["recommendations"][0]
+    assert set(first["config"]) == {"block_M", "block_N", "block_K", "num_stages", "threads"}
+    refused = client.post("/v1/tuning-runs", json=HALF | {"hardware": "h100"})
+    assert problem(refused, 422, "SV906")
+
+
+def test_an_unknown_gpu_gets_what_its_like_would_get_with_less_confidence(client):
+    known = client.post("/v1/recommendations", json=HALF | {"hardware": "h100-sxm"}).json()
+    body = client.post("/v1/recommendations", json=HALF | {"hardware": "NVIDIA H100 NVL"}).json()
+    assert body["hardware_asked_for"] == "NVIDIA H100 NVL"
+    assert body["hardware"] == known["hardware"]
+    first, same = body["recommendations"][0], known["recommendations"][0]
+    assert first["config"] == same["config"]
+    assert first["confidence"] < same["confidence"]
+    assert first["rationale"].startswith("nobody knows NVIDIA H100 NVL")
+
+
 def test_a_batch(client):
     other = GEMM | {"problem": {"M": 128, "N": 64, "K": 64}}
     body = client.post("/v1/recommendations:batch", json={"requests": [GEMM, other]}).json()

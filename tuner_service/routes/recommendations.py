@@ -46,6 +46,7 @@ def _respond(store: SqlStore, request: RecommendationRequest) -> RecommendationR
         workload_key=question.workload.key,
         hardware=question.hardware.name,
         hardware_key=question.hardware.key,
+        hardware_asked_for=question.asked_for or None,
         recommendations=[to_wire(question, i + 1, r) for i, r in enumerate(ranked)],
     )
 
