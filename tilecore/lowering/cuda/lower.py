@@ -41,7 +41,7 @@ from tilecore.lowering.cuda.memory import (
     TensorPlace,
 )
 from tilecore.lowering.cuda.mfma import MfmaLowering
-from tilecore.lowering.cuda.nests import NestLowering
+from tilecore.lowering.cuda.nests import AsyncCopyLowering, NestLowering
 from tilecore.lowering.cuda.output import emit_assert, emit_print
 from tilecore.lowering.cuda.pipelines import (
     PRODUCER_THREADS,
@@ -138,6 +138,7 @@ class LaunchLowering:
             if self.boxes is None:
                 self.declare_fragments()
                 self.statement(launch.body)
+                self.await_copies()
             else:
                 if self.boxes.registers() is not None:
                     attributes[MIN_BLOCKS] = 1  # setmaxnreg: the count at the start must be known
@@ -201,8 +202,15 @@ class LaunchLowering:
             threads = index(self.plan.thread_count)
             self.builder.evaluate(ptx.bar_sync().call(index(COMPUTING), threads))
 
+    def await_copies(self) -> None:
+        """Wait for the thread's own copies that are under way."""
+        if self.plan.unawaited:
+            self.builder.evaluate(ptx.cp_async_commit().call())
+            self.builder.evaluate(ptx.cp_async_wait(0).call())
+
     def _fence(self) -> None:
         """Make what threads wrote to shared memory visible to instructions that read it."""
+        self.await_copies()
         is_read = any(plan.kind == "wgmma" for plan in self.plan.gemms.values())
         if is_read or self.plan.stores or self.plan.loads or self.plan.updates:
             self.builder.evaluate(ptx.fence_async().call())
@@ -237,6 +245,8 @@ class LaunchLowering:
                 load_boxes(self, stmt, self.plan.loads[stmt])
             case nodes.Annotate(key="registers", value=(count, grows)) if self.plan.registers:
                 self.builder.evaluate(ptx.set_registers(count, grows=grows).call())
+            case nodes.Copy() if stmt in self.plan.unawaited:
+                AsyncCopyLowering(self.accessor, self.plan.nests[stmt]).emit()
             case nodes.Copy() | nodes.Fill():
                 NestLowering(self.accessor, self.plan.nests[stmt], self.inner).emit()
             case nodes.Parallel() if stmt in self.plan.updates:
