@@ -9,6 +9,7 @@ import numpy as np
 
 from recommender.cpu_choices import Columns, Tiling, tiling
 from recommender.cpu_model import DEFAULT_CONSTANTS, CpuConstants, core_terms
+from recommender.gpu_model import gpu_terms
 from recommender.hardware import HardwareProfile
 from recommender.op_model import op_terms
 from recommender.space import SearchSpace
@@ -18,7 +19,7 @@ ADVICE = {
     "fma": "at the arithmetic limit of the cores: only fewer operations would help",
     "loads": "operand loads outnumber FMAs: use a squarer register tile (micro_m, micro_n)",
     "latency": "too few accumulators to hide the FMA latency: enlarge micro_m * micro_n",
-    "l2": "operands stream from L2: a smaller block_K keeps the panel of B in L1",
+    "l2": "operands stream from L2: a smaller block_K (CPU), larger blocks (GPU)",
     "l3": "operands stream from beyond L2: enlarge block_M (reuse of B) or shrink block_K",
     "calls": "many short micro-kernel runs: enlarge block_K",
     "update_c": "C is loaded and stored often: enlarge block_K",
@@ -32,6 +33,10 @@ ADVICE = {
     "products": "matrix products inside the program: larger blocks keep their instructions busier",
     "tiles": "tiles move between statements: smaller blocks stay in the L1 cache",
     "runs": "many short statements: use larger blocks",
+    "tensor": "at the rate of the tensor cores: only fewer operations would help",
+    "shared": "products read more than shared memory gives: larger warp tiles (block_M, block_N)",
+    "waiting": "steps wait for memory: more stages, a deeper block_K, or more resident blocks",
+    "tail": "the last wave of blocks is partly filled: other block sizes, or split K",
 }
 
 
@@ -44,14 +49,16 @@ class Estimate:
     bound_by: str
     work_flop: float
     threads: int
+    unit: str = "thread(s)"
 
     def explain(self) -> str:
         """Return what bounds the config, each term's share, and what to change."""
         shares = sorted(self.terms_s.items(), key=lambda item: -item[1])
         parts = [f"{name} {s / self.time_s:.0%}" for name, s in shares if s >= 0.01 * self.time_s]
         rate = self.work_flop / self.time_s / 1e9
+        where = f"{self.threads} {self.unit}"
         return (
-            f"{self.time_s * 1e6:.1f} us predicted on {self.threads} thread(s), {rate:.1f} GFLOP/s;"
+            f"{self.time_s * 1e6:.1f} us predicted on {where}, {rate:.1f} GFLOP/s;"
             f" bound by {self.bound_by}: {ADVICE[self.bound_by]} ({', '.join(parts)})"
         )
 
@@ -69,6 +76,7 @@ class Estimates:
     tiling: Tiling | None
     work_flop: float
     threads: int
+    unit: str = "thread(s)"
 
     @property
     def bound_by(self) -> np.ndarray:
@@ -81,7 +89,9 @@ class Estimates:
         """Return the estimate of one config."""
         terms = {name: float(s[row]) for name, s in self.terms_s.items() if s[row] > 0}
         bound = max(terms, key=lambda name: terms[name])
-        return Estimate(float(self.time_s[row]), terms, bound, self.work_flop, self.threads)
+        return Estimate(
+            float(self.time_s[row]), terms, bound, self.work_flop, self.threads, self.unit
+        )
 
 
 def estimate(
@@ -116,6 +126,12 @@ def estimate_graph(
     constants: CpuConstants = DEFAULT_CONSTANTS,
 ) -> Estimates:
     """Return predicted times of a program whose main contraction is ``site`` (see ``estimate``)."""
+    if hardware.kind != "cpu":
+        found = gpu_terms(graph, columns, hardware)
+        time_s = np.add.reduce(list(found.terms.values()))
+        return Estimates(
+            time_s, found.terms, found.resources, None, work_flop, hardware.cores, "multiprocessors"
+        )
     cores = min(threads or hardware.cores, hardware.cores)
     if site is None or site.a.source is None or site.b.source is None:
         return _of_ops(graph, columns, hardware, cores, work_flop)

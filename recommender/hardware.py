@@ -28,10 +28,13 @@ class HardwareProfile:
     l1d_bytes: int = 32 * 1024  # per core
     l2_bytes: int = 1024 * 1024  # per core (CPU) or whole device (GPU)
     l3_bytes: int = 0  # shared
-    peak_flop_per_s: Mapping[str, float] = field(default_factory=dict)  # per core, by dtype (CPU)
+    peak_flop_per_s: Mapping[str, float] = field(default_factory=dict)  # by dtype: per core (CPU)
     bandwidth_bytes_per_s: float = 10e9  # memory, all cores
     core_bandwidth_bytes_per_s: float = 10e9  # memory, one core
     launch_s: float = 5e-6  # one call including the parallel fork and join
+    target: str = ""  # GPU: the name that tilecore compiles for; its limits are the target's
+    clock_hz: float = 0.0  # GPU: at which the peaks hold
+    l2_bandwidth_bytes_per_s: float = 0.0  # GPU: from L2 to all multiprocessors
     features: tuple[str, ...] = ()  # "avx512f", "avx512_bf16", ...
     source: str = "detected"  # "detected", "measured <date>", or the document
     aliases: tuple[str, ...] = ()

@@ -82,7 +82,8 @@ def recommend(
     """
     space = SearchSpace.build(definition, dict(workload.problem), hardware)
     threads = workload.threads or hardware.cores
-    model = active_model(store, definition.name)
+    # Models are of CPUs: their features are the CPU's.
+    model = active_model(store, definition.name) if hardware.kind == "cpu" else None
     expected = forecast(space, threads, model)
     found: list[Recommendation] = []
     if use_exact:

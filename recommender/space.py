@@ -10,6 +10,7 @@ import numpy as np
 
 from recommender.cpu_choices import Columns, instruction
 from recommender.errors import EmptySpace, UnknownCandidate
+from recommender.gpu_limits import gpu_limits
 from recommender.hardware import HardwareProfile
 from recommender.limits import Limit, hard_limits, soft_limits, value_fault
 from tilecore.errors import InvalidConfig
@@ -121,7 +122,7 @@ class SearchSpace:
         """Return columns for any configs (missing knobs take their default)."""
         return {
             k.name: np.array([c.get(k.name, k.default) for c in configs])
-            for k in self.definition.knobs
+            for k in self.definition.knobs_of(self.hardware.kind)
         }
 
     def rows(self, indices: np.ndarray) -> Columns:
@@ -179,19 +180,20 @@ def _build(
     definition, hardware, problem = kernel.value, device.value, dict(problem_items)
     assert isinstance(definition, KernelDefinition)
     assert isinstance(hardware, HardwareProfile)
-    values: dict[str, tuple[KnobValue, ...]] = {
-        k.name: tuple(k.values.get(hardware.kind, ())) for k in definition.knobs
-    }
+    values = {k.name: k.values_on(hardware.kind) for k in definition.knobs_of(hardware.kind)}
     bare = [knob for knob, options in values.items() if not options]
-    if bare:
-        reason = f"no values for {', '.join(bare)} on {hardware.kind}"
+    if bare or not values:
+        reason = f"no values for {', '.join(bare) or 'any knob'} on {hardware.kind}"
         raise EmptySpace(kernel=definition.name, hardware=hardware.name, reason=reason)
     graph = build(definition.program(problem, knob_symbols(definition)))
     site = sole_contraction(graph)
-    values |= _settled(site, values, hardware)
-    limits = hard_limits(graph, values, hardware)
-    if site is not None and site.a.source is not None and site.b.source is not None:
-        limits += soft_limits(site, {k.name: k for k in definition.knobs}, hardware)
+    if hardware.kind == "cpu":
+        values |= _settled(site, values, hardware)
+        limits = hard_limits(graph, values, hardware)
+        if site is not None and site.a.source is not None and site.b.source is not None:
+            limits += soft_limits(site, {k.name: k for k in definition.knobs}, hardware)
+    else:
+        limits = gpu_limits(graph, site, values, hardware)
     columns, codes = _enumerate(values, limits)
     if not len(codes):
         reason = "; ".join(limit.expected for limit in limits)

@@ -26,18 +26,20 @@ from tilecore.inference.options import CpuOptions
 from tilecore.inference.races import check_races
 from tilecore.inference.tile_bounds import check_tile_bounds
 from tilecore.ir.analysis import written_buffers
+from tilecore.ir.clusters import refuse_clusters
 from tilecore.ir.expr import Expr, Pointer, Var, int_value
 from tilecore.ir.nodes import Assert, Buffer, PrimFunc, Wait
 from tilecore.ir.printer import Namer, format_expr, format_func, program_digest
 from tilecore.ir.verifier import verify
 from tilecore.ir.visitor import buffers_of, walk
+from tilecore.pass_config import FLOAT32_PRODUCTS
 from tilecore.passes.pipeline import run_passes
 from tilecore.target import Target, parse_target
 from tilecore.tile_config import KnobValue
 
 Observer = Callable[[str, Any], None]
 _LISTENERS: ContextVar[tuple[Callable[[PrimFunc], None], ...]] = ContextVar("listeners", default=())
-LOWERING_KNOBS = ("micro_m", "micro_n", "pack_a", "pack_b")
+LOWERING_KNOBS = ("micro_m", "micro_n", "pack_a", "pack_b", FLOAT32_PRODUCTS)
 
 
 @contextlib.contextmanager
@@ -85,7 +87,7 @@ def compile(
     if isinstance(chosen, AmdTarget):
         return compile_amd(func, chosen, key, digest, parameters(func), store)
     if isinstance(chosen, GpuTarget):
-        return compile_gpu(func, chosen, key, digest, parameters(func), store)
+        return compile_gpu(func, chosen, key, digest, parameters(func), store, knobs)
     from tilecore.codegen.llvm import ENTRY, generate, link
 
     plan, tir = lower(func, chosen, knobs)
@@ -113,6 +115,7 @@ def lower(
 
     see: Observer = observer or (lambda stage, value: None)
     verify(func)
+    refuse_clusters(func)
     check_tile_bounds(func)
     check_races(func)
     see("source", func)

@@ -55,8 +55,8 @@ class TensorMapRecipe:
     Attributes:
         name: of the kernel's parameter.
         tensor: name of the program's parameter or workspace that it is a map of.
-        dtype: of the elements.
-        shape: extents of the tensor, outermost first.
+        dtype: of the elements, which a view may see otherwise than the parameter has them.
+        shape: extents of the tensor or of the view, outermost first.
         strides: in elements, of all axes; None: row-major.
         box: extents of one transfer, outermost first.
         swizzle_bytes: of the rows in shared memory: 0, 32, 64 or 128.

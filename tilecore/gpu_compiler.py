@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilecore.artifact import Artifact, ArtifactStore, Manifest, ParameterSpec, compiler_versions
-from tilecore.device_code import DeviceCode, TensorMapRecipe, Workspace
+from tilecore.device_code import DeviceCode, KernelEntry, TensorMapRecipe, Workspace
 from tilecore.errors import InvalidConfig
 from tilecore.gpu_target import GpuTarget
+from tilecore.inference.gpu.banks import bank_uses, explain_conflicts
 from tilecore.inference.gpu.infer import infer
+from tilecore.inference.gpu.options import GpuOptions
 from tilecore.inference.gpu.plan import GpuPlan
 from tilecore.inference.races import check_races
 from tilecore.inference.tile_bounds import check_tile_bounds
+from tilecore.ir.clusters import refuse_clusters
 from tilecore.ir.expr import Expr, int_value
 from tilecore.ir.nodes import Buffer, PrimFunc
 from tilecore.ir.printer import Namer, format_expr, format_func
 from tilecore.ir.verifier import verify
-from tilecore.passes.pipeline import GPU_PIPELINE, run_passes
+from tilecore.passes import tensor_memory
+from tilecore.passes.pipeline import GPU_PIPELINE, Pass, run_passes
+from tilecore.tile_config import KnobValue
 
 if TYPE_CHECKING:
     from tilecore.codegen.cuda import CudaSource
+    from tilecore.codegen.nvrtc import Cubin
     from tilecore.lowering.cuda.program import LoweredProgram
 
 Observer = Callable[[str, Any], None]
@@ -35,6 +42,7 @@ def compile_gpu(
     digest: str,
     parameters: tuple[ParameterSpec, ...],
     store: ArtifactStore,
+    knobs: Mapping[str, KnobValue],
 ) -> Artifact:
     """Return the compiled program as a new artifact of the store.
 
@@ -44,17 +52,20 @@ def compile_gpu(
     from tilecore.codegen.cuda import ENTRY
     from tilecore.codegen.nvrtc import compile_cuda
 
-    plan, program, source = lower_gpu(func, target)
+    plan, program, source = lower_gpu(func, target, knobs=knobs)
     cubin = compile_cuda(source.text, target.arch)
     device = DeviceCode(target.arch, source.entries, tensor_maps(program), workspaces(program))
+    conflicts = explain_conflicts([u for p in plan.launches.values() for u in bank_uses(p)])
     manifest = Manifest(
         key=key, name=func.name, entry=ENTRY, parameters=parameters, target=target.kind,
-        isa=target.name, config={}, program_digest=digest, versions=compiler_versions(),
-        notes=tuple(plan.explain().splitlines()), device=device,
+        isa=target.name, config=knobs, program_digest=digest, versions=compiler_versions(),
+        notes=(*plan.explain().splitlines(), *conflicts), device=device,
         resources={
             "registers": cubin.registers,
             "spill_bytes": cubin.spills,
             "shared_bytes": max((p.shared_bytes for p in plan.launches.values()), default=0),
+            "accesses_with_bank_conflicts": len(conflicts),
+            "resident_blocks": _resident_blocks(source.entries, cubin, target),
         },
     )  # fmt: skip
 
@@ -64,8 +75,22 @@ def compile_gpu(
     return store.put(manifest, format_func(func), write, source.text)
 
 
+def _resident_blocks(entries: Sequence[KernelEntry], cubin: Cubin, target: GpuTarget) -> int:
+    """Return how many blocks of the most demanding kernel a multiprocessor holds at a time."""
+    found = []
+    for entry in entries:
+        registers = cubin.kernels[entry.name].registers
+        if isinstance(entry.shared_bytes, int) and all(isinstance(e, int) for e in entry.block):
+            threads = math.prod(int(e) for e in entry.block)
+            found.append(target.occupancy(threads, registers, entry.shared_bytes))
+    return min(found, default=0)
+
+
 def lower_gpu(
-    func: PrimFunc, target: GpuTarget, observer: Observer | None = None
+    func: PrimFunc,
+    target: GpuTarget,
+    observer: Observer | None = None,
+    knobs: Mapping[str, KnobValue] | None = None,
 ) -> tuple[GpuPlan, LoweredProgram, CudaSource]:
     """Return (inference plan, TIR, CUDA text); ``observer`` sees the result of every stage.
 
@@ -73,7 +98,7 @@ def lower_gpu(
     """
     from tilecore.codegen.cuda import generate
 
-    plan, program = lower_to_tir(func, target, observer)
+    plan, program = lower_to_tir(func, target, observer, knobs)
     source = generate(program.func, target)
     if observer is not None:
         observer("cuda", source.text)
@@ -81,7 +106,10 @@ def lower_gpu(
 
 
 def lower_to_tir(
-    func: PrimFunc, target: GpuTarget, observer: Observer | None = None
+    func: PrimFunc,
+    target: GpuTarget,
+    observer: Observer | None = None,
+    knobs: Mapping[str, KnobValue] | None = None,
 ) -> tuple[GpuPlan, LoweredProgram]:
     """Return (inference plan, TIR), which is the same for GPUs of all vendors.
 
@@ -91,34 +119,47 @@ def lower_to_tir(
 
     see: Observer = observer or (lambda stage, value: None)
     verify(func)
+    if not target.has_clusters:
+        refuse_clusters(func)
     check_tile_bounds(func)
     check_races(func)
     see("source", func)
-    func, plan = _plan(func, target, observer)
+    func, plan = _plan(func, target, observer, GpuOptions.parse(knobs or {}, func.attrs))
     see("inference", plan)
     program = lower_function(func, plan, target)
     see("tir", program.func)
     return plan, program
 
 
-def _plan(func: PrimFunc, target: GpuTarget, observer: Observer | None) -> tuple[PrimFunc, GpuPlan]:
+def _plan(
+    func: PrimFunc, target: GpuTarget, observer: Observer | None, options: GpuOptions
+) -> tuple[PrimFunc, GpuPlan]:
     """Return the program after the passes and its plan; outputs are staged where there is room."""
-    passed = run_passes(func, observer, GPU_PIPELINE)
+    pipeline = passes_for(target)
+    passed = run_passes(func, observer, pipeline)
     verify(passed)
     try:
-        return passed, infer(passed, target)
+        return passed, infer(passed, target, options)
     except InvalidConfig as error:
         if error.fields.get("knob") != SHARED_MEMORY:
             raise
-        passed = run_passes(func, None, [p for p in GPU_PIPELINE if p[0] != "stage_outputs"])
-        return passed, infer(passed, target)
+        passed = run_passes(func, None, [p for p in pipeline if p[0] != "stage_outputs"])
+        return passed, infer(passed, target, options)
+
+
+def passes_for(target: GpuTarget) -> tuple[tuple[str, Pass], ...]:
+    """Return the passes of a target, in order."""
+    own: tuple[tuple[str, Pass], ...] = ()
+    if target.has_tcgen05:
+        own = (("tensor_memory", tensor_memory.run),)
+    return GPU_PIPELINE + own
 
 
 def tensor_maps(program: LoweredProgram) -> tuple[TensorMapRecipe, ...]:
     """Return how the tensor maps of a program are made at a call."""
     return tuple(
         TensorMapRecipe(
-            name=m.name, tensor=program.names.name(m.tensor), dtype=str(m.tensor.dtype),
+            name=m.name, tensor=program.names.name(m.tensor.root), dtype=str(m.tensor.dtype),
             shape=_extents(m.tensor, program.names), strides=None, box=m.box,
             swizzle_bytes=m.swizzle_bytes,
         )

@@ -76,9 +76,29 @@ class GpuTarget:
         return self.has("sm_90")
 
     @property
+    def multiplies_by_quads(self) -> bool:
+        """Whether tensor cores take mma.m8n8k4 alone (Volta)."""
+        return self.kind == "cuda" and not self.has("sm_75")
+
+    @property
+    def has_stmatrix(self) -> bool:
+        """Whether a warp stores matrices of registers to shared memory."""
+        return self.has("sm_90")
+
+    @property
     def has_wgmma(self) -> bool:
         """Whether warpgroups multiply matrices in shared memory."""
         return self.has("sm_90a")
+
+    @property
+    def has_clusters(self) -> bool:
+        """Whether blocks of a cluster run together and reach each other's shared memory."""
+        return self.has("sm_90")
+
+    @property
+    def has_tcgen05(self) -> bool:
+        """Whether one thread multiplies matrices in shared memory into tensor memory."""
+        return self.has("sm_100a")
 
     def occupancy(self, threads: int, registers: int, shared_bytes: int) -> int:
         """Return how many blocks of these resources are resident on a multiprocessor.

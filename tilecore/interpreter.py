@@ -21,6 +21,7 @@ from tilecore.interpreter_memory import Array, Memory
 from tilecore.ir import nodes
 from tilecore.ir.analysis import is_elementwise, pads
 from tilecore.ir.barrier import arrival, deadlock, is_over
+from tilecore.ir.clusters import refuse_clusters
 from tilecore.ir.evaluate import Mask, convert
 from tilecore.ir.expr import Expr, Var
 from tilecore.ir.fold import accumulator_dtype
@@ -54,7 +55,9 @@ def run(
         ArgumentError: a wrong number of arguments, rank, extent or dtype (TC402).
         ShapeMismatch: an index outside a shared, fragment or local tile (TC201).
         ScopeError: a symbol has no value (TC104).
+        UnknownPrimitive: a block reaches into another one of its cluster (TC102).
     """
+    refuse_clusters(func)
     machine = _Machine(func, None if seed is None else np.random.default_rng(seed))
     for var, value in (values or {}).items():
         machine.evaluate.set(var, value)

@@ -24,8 +24,8 @@ from tilecore.frontend.trace import resolve_annotations
 from tilecore.ir.dtype import DType
 from tilecore.ir.nodes import Buffer, PrimFunc
 from tilecore.kernel import JITKernel
-from tilecore.pass_config import check_pass_configs
-from tilecore.target import Target, parse_target
+from tilecore.pass_config import check_pass_configs, lowering_config
+from tilecore.target import Target, emulates_gpus, parse_target
 from tilecore.tile_config import KnobValue
 
 _LOG = logging.getLogger("tilecore.jit")
@@ -55,7 +55,8 @@ class JitOptions:
         out_idx: positions of the parameters the kernel allocates and returns.
         target: what to generate code for.
         config: knobs of the lowering.
-        pass_configs: accepted for compatibility; unknown keys warn.
+        pass_configs: accepted for compatibility; unknown keys warn. "tc.float32_products": "exact"
+            keeps products of float32 operands off tensor cores, which drop bits of them.
         ignored: other keywords of TileLang, which have no effect here.
     """
 
@@ -87,8 +88,9 @@ def _options(keywords: Mapping[str, Any]) -> JitOptions:
             f"{', '.join(_COMPATIBLE)}",
             found=", ".join(unknown),
         )
-    check_pass_configs(own.get("pass_configs") or {})
-    own["config"] = dict(own.get("config") or {})
+    pass_configs = own.get("pass_configs") or {}
+    check_pass_configs(pass_configs)
+    own["config"] = {**lowering_config(pass_configs), **(own.get("config") or {})}
     return JitOptions(**own, ignored=ignored)
 
 
@@ -148,9 +150,11 @@ def _build(func: PrimFunc, options: JitOptions) -> JITKernel:
     artifact = compiler.compile(marked, target, options.config)
     if options.verbose:
         _LOG.info("compiled %s for %s: %s", func.name, target, artifact.path)
-    # A GPU's kernel is loaded by its first call: to compile it takes no GPU.
-    loaded = None if artifact.manifest.device is not None else runtime.load(artifact)
-    return JITKernel(marked, artifact, loaded, options.out_idx)
+    if artifact.manifest.target != "llvm":
+        # Loaded by its first call: to compile it takes no GPU.
+        kernel = JITKernel(marked, artifact, None, options.out_idx)
+        return kernel.emulated() if emulates_gpus() else kernel
+    return JITKernel(marked, artifact, runtime.load(artifact), options.out_idx)
 
 
 def par_compile(

@@ -14,6 +14,8 @@ from tilecore.runtime.outputs import with_outputs
 
 if TYPE_CHECKING:
     from tilecore.artifact import Artifact
+    from tilecore.emulated import EmulatedKernel
+    from tilecore.emulator import Schedule
     from tilecore.runtime import CudaKernel, LoadedKernel
 
 
@@ -42,7 +44,7 @@ class JITKernel:
         self,
         prim_func: PrimFunc,
         artifact: Artifact | None = None,
-        loaded: LoadedKernel | CudaKernel | None = None,
+        loaded: LoadedKernel | CudaKernel | EmulatedKernel | None = None,
         out_idx: int | Sequence[int] | None = None,
         *,
         target: Any = "auto",
@@ -55,7 +57,7 @@ class JITKernel:
             prim_func, artifact, loaded = made.prim_func, made.artifact, made._loaded
         self.prim_func: PrimFunc = prim_func
         self.artifact: Artifact = artifact
-        self._loaded: LoadedKernel | CudaKernel | None = loaded
+        self._loaded: LoadedKernel | CudaKernel | EmulatedKernel | None = loaded
         self.output_positions = marked_outputs(prim_func)
         self.out_idx = list(self.output_positions) if out_idx is None else out_idx
         self.latency: float | None = None
@@ -63,7 +65,7 @@ class JITKernel:
         self.config: dict[str, Any] | None = None
 
     @property
-    def loaded(self) -> LoadedKernel | CudaKernel:
+    def loaded(self) -> LoadedKernel | CudaKernel | EmulatedKernel:
         """The kernel in this process, loaded by its first use.
 
         Raises:
@@ -74,6 +76,25 @@ class JITKernel:
 
             self._loaded = runtime.load(self.artifact)
         return self._loaded
+
+    def emulated(self, schedules: Sequence[Schedule] | None = None) -> JITKernel:
+        """Return this kernel of a GPU as one that takes CPU tensors and runs on the emulator.
+
+        Args:
+            schedules: in which orders things happen that a GPU does not order; all must give one
+                result. Default: as late as allowed (``tilecore.emulator.ALL_SCHEDULES``: four).
+
+        Raises:
+            UnsupportedOnTarget: it is a CPU's (TC302).
+        """
+        from tilecore.emulated import EmulatedKernel
+        from tilecore.emulator import LATE
+        from tilecore.target import parse_target
+
+        manifest = self.artifact.manifest
+        target = parse_target(manifest.isa)
+        loaded = EmulatedKernel(self.prim_func, target, schedules or (LATE,), manifest.config)
+        return JITKernel(self.prim_func, self.artifact, loaded, self.out_idx)
 
     @property
     def params(self) -> tuple[Buffer | Var, ...]:

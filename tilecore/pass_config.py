@@ -1,4 +1,4 @@
-"""Pass configs of TileLang: accepted, known by name, without effect on a CPU."""
+"""Pass configs of TileLang: accepted and known by name; those of ours are knobs of the lowering."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
+
+FLOAT32_PRODUCTS = "float32_products"  # a knob of the lowering
 
 
 class PassConfigKey(StrEnum):
@@ -73,6 +75,14 @@ class PassConfigKey(StrEnum):
     TL_DUMP_IR_DIR = "tl.dump_ir_path"
     TL_PASS_PROFILE = "tl.pass_profile"
     TL_PASS_PROFILE_THRESHOLD_MS = "tl.pass_profile_threshold_ms"
+    TC_FLOAT32_PRODUCTS = "tc.float32_products"  # ours: "tf32" (TileLang's way) or "exact"
+
+
+def lowering_config(values: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the knobs of the lowering that pass configs set."""
+    by_name = {str(k): v for k, v in values.items()}
+    key = str(PassConfigKey.TC_FLOAT32_PRODUCTS)
+    return {FLOAT32_PRODUCTS: by_name[key]} if key in by_name else {}
 
 
 def check_pass_configs(values: Mapping[Any, Any]) -> None:

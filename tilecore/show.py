@@ -36,7 +36,7 @@ def stage_texts(func: PrimFunc, target: Target | GpuTarget, knobs: Any = None) -
         lower_amd(func, target, stages.__setitem__)
         return {name: _text(value) for name, value in stages.items()}
     if isinstance(target, GpuTarget):
-        lower_gpu(func, target, stages.__setitem__)
+        lower_gpu(func, target, stages.__setitem__, knobs)
         return {name: _text(value) for name, value in stages.items()}
     plan, tir = compiler.lower(func, target, knobs or {}, stages.__setitem__)
     module = generate(tir, target.using(plan.features))

@@ -26,7 +26,9 @@ FEATURES = {
     "amx_int8": "amx-int8",
 }
 IMPLIED = {"amx_bf16": ("avx512_bf16",)}  # a CPU that lacks these is taken to lack the first
-_GPU_PROGRAMS_ON_CPU: ContextVar[bool] = ContextVar("gpu_programs_on_cpu", default=False)
+# Where programs written for a GPU run: None: there; "": on the CPU; a GPU's name: as its code, on
+# the emulator.
+_GPU_PROGRAMS: ContextVar[str | None] = ContextVar("gpu_programs", default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,18 +149,28 @@ def widest_target(features: Iterable[str]) -> Target:
 
 
 @contextlib.contextmanager
-def gpu_programs_on_cpu() -> Iterator[None]:
-    """Let programs that ask for a GPU target get the CPU's inside the block."""
-    token = _GPU_PROGRAMS_ON_CPU.set(True)
+def gpu_programs_on_cpu(emulated: str = "") -> Iterator[None]:
+    """Let programs that ask for a GPU target run on the CPU inside the block.
+
+    Args:
+        emulated: a GPU, whose code for the programs runs on the emulator; "": they are compiled
+            for the CPU.
+    """
+    token = _GPU_PROGRAMS.set(emulated)
     try:
         yield
     finally:
-        _GPU_PROGRAMS_ON_CPU.reset(token)
+        _GPU_PROGRAMS.reset(token)
 
 
 def runs_gpu_programs() -> bool:
     """Return whether ``gpu_programs_on_cpu`` is active: what runs was written for TileLang."""
-    return _GPU_PROGRAMS_ON_CPU.get()
+    return _GPU_PROGRAMS.get() is not None
+
+
+def emulates_gpus() -> bool:
+    """Return whether what is compiled for a GPU runs on the emulator."""
+    return bool(_GPU_PROGRAMS.get())
 
 
 def parse_target(
@@ -178,7 +190,10 @@ def parse_target(
     if isinstance(target, (Target, GpuTarget)):
         return target
     name, arch = _name_and_arch(target)
-    if name in CPU_NAMES or (name in GPU_NAMES and _GPU_PROGRAMS_ON_CPU.get()):
+    where = _GPU_PROGRAMS.get()
+    if where and arch is None and name in ("auto", *GPU_NAMES):
+        name = where
+    if name in CPU_NAMES or (name in GPU_NAMES and where == ""):
         return cpu_target()
     base, *features = name.split("+")
     for known in (AVX512, AVX2):

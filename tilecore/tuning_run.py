@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from tilecore.ir.nodes import Buffer, PrimFunc
 from tilecore.jit import JITImpl
 from tilecore.kernel import JITKernel, input_parameters
 from tilecore.profiler import TensorSupplyType, Tolerance, do_bench, listed, supply_all
-from tilecore.target import parse_target
+from tilecore.target import emulates_gpus, parse_target
 from tilecore.tile_config import KnobValue, TileConfig
 from tilecore.tuning import Candidate, TuningTask, installed_tuner
 
@@ -143,12 +144,16 @@ class Tuning:
         self.traced = [t for t in found if t is not None]
 
     def run(self) -> AutotuneResult:
-        """Return the fastest config.
+        """Return the fastest config; on the emulator, the first one that compiles.
 
         Raises:
             TuningFailed: no config compiles and computes right (TC503).
         """
-        if self.traced:
+        if self.traced and emulates_gpus():
+            found = self._first_that_compiles()
+            if found is not None:
+                return found
+        elif self.traced:
             answer = installed_tuner()(self._task())
             for position, reason in sorted(answer.failures.items()):
                 self._leave_out(self.traced[position].config, reason)
@@ -158,6 +163,18 @@ class Tuning:
                     return result
         reasons = "; ".join(sorted({reason for _, reason in self.failures})[:3])
         raise TuningFailed(count=len(self.failures), reason=reasons or "no configs were given")
+
+    def _first_that_compiles(self) -> AutotuneResult | None:
+        """Return the first config with code; times on the emulator would mean nothing."""
+        for traced in self.traced:
+            try:
+                found = self._result(traced, math.nan, is_stored=False)
+            except TileError as error:
+                self._leave_out(traced.config, str(error).strip().splitlines()[0])
+                continue
+            if found is not None:
+                return found
+        return None
 
     def _task(self) -> TuningTask:
         configs = _stored_forms([t.config for t in self.traced])

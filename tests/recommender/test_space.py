@@ -106,9 +106,9 @@ def test_unknown_candidate_and_unknown_device_kind() -> None:
     space = space_of(CUBE)
     with pytest.raises(UnknownCandidate, match="RC605"):
         space.index(GEMM.default_config())
-    gpu = HardwareProfile(name="some GPU", kind="cuda", arch="sm_90a", cores=132)
-    with pytest.raises(EmptySpace, match="some GPU"):
-        SearchSpace.build(GEMM, dict(CUBE.problem), gpu)
+    other = HardwareProfile(name="some NPU", kind="npu", arch="v1", cores=8)
+    with pytest.raises(EmptySpace, match="some NPU"):
+        SearchSpace.build(GEMM, dict(CUBE.problem), other)
 
 
 def test_profiles_load_by_name_and_alias() -> None:

@@ -11,6 +11,7 @@ import tilecore as tilelang
 import tilecore.language as T
 from tilecore import interpreter
 from tilecore.errors import AssertionFailed, ScopeError, TypeMismatch, UnknownPrimitive
+from tilecore.ir.nodes import PrimFunc
 
 RunBoth = Callable[..., list[np.ndarray]]
 RNG = np.random.default_rng(0)
@@ -157,8 +158,7 @@ def test_blocks_of_a_cluster_know_their_rank(run_both: RunBoth) -> None:
 
 @pytest.mark.parametrize("what", ["arrive", "sync", "copy", "gemm", "multicast"])
 def test_what_reaches_into_another_block_is_refused(what: str) -> None:
-    with pytest.raises(UnknownPrimitive, match="other blocks of a cluster"):
-
+    def trace() -> PrimFunc:
         @T.prim_func
         def reach(X: T.Tensor((16, 16), "float32")):
             with T.Kernel(2, threads=32, cluster_dims=2):
@@ -174,6 +174,12 @@ def test_what_reaches_into_another_block_is_refused(what: str) -> None:
                     T.tcgen05_gemm(tile, tile, tile, use_2cta=True)
                 else:
                     T.tma_copy(X, tile, barrier=far, cluster_mask=3)
+
+        return reach
+
+    for run in (lambda f: tilelang.compile(f, target="llvm"), interpreter.run):
+        with pytest.raises(UnknownPrimitive, match="other blocks of a cluster"):
+            run(trace())
 
 
 def test_a_cluster_of_one_block_is_no_cluster(run_both: RunBoth) -> None:

@@ -46,6 +46,12 @@ SHORT_NAMES = {
 AXES = ("x", "y", "z")
 SHARED_BYTES = "tirx.use_dyn_shared_memory"
 
+# What TVM defines for kernels with clusters, whose blocks find out their place by themselves.
+CLUSTER_PLACE = re.compile(
+    r"^__forceinline__ __device__ unsigned int tvm_builtin_cluster_ctaid_\w\(\) \{\n.*?^\}\n",
+    re.MULTILINE | re.DOTALL,
+)
+
 
 @dataclass(frozen=True, slots=True)
 class CudaSource:
@@ -79,7 +85,7 @@ def generate(func: Any, target: GpuTarget) -> CudaSource:
     try:
         code, entries = split(func, device)
         with device:
-            text = codegen_build(code, device).inspect_source()
+            text = CLUSTER_PLACE.sub("", codegen_build(code, device).inspect_source())
     except Exception as error:
         raise CompileFailed(stage="TVM", detail=str(error).strip()[-2000:]) from error
     return CudaSource(

@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from tilecore.gpu_target import capability
 
 TOOLKITS = (Path("/usr/local/cuda"), Path("/opt/cuda"), Path("/usr/lib/cuda"))
 HINT = "pip install 'tilecore[cuda]', or install a CUDA toolkit (12.8 or newer)"
+OLDER = "pip install 'tilecore[cuda-volta]', beside a newer one"
 NVCC_TIMEOUT_S = 300
 UNKNOWN_ARCH = ("invalid value for --gpu-architecture", "Unsupported gpu architecture")
 OPTIONS = ("--std=c++17", "--ptxas-options=-v")
@@ -78,7 +79,7 @@ def compile_cuda(source: str, arch: str, compiler: str = "auto") -> Cubin:
         ToolchainMissing: neither NVRTC nor nvcc is installed (TC306).
         CompileFailed: the compiler rejects the text, or does not know the architecture (TC305).
     """
-    library = None if compiler == "nvcc" else load_nvrtc()
+    library = None if compiler == "nvcc" else load_nvrtc(arch)
     if library is None and compiler == "nvrtc":
         raise ToolchainMissing(tool="NVRTC", purpose="CUDA kernels", hint=HINT)
     data, log = _nvcc(source, arch) if library is None else library.compile(source, arch)
@@ -97,13 +98,12 @@ def parse_log(log: str) -> Mapping[str, Usage]:
 
 
 def _wheel_folders() -> Iterator[Path]:
-    """Yield the folders of NVIDIA's wheels, which hold ``lib`` and ``include``."""
+    """Yield the folders of NVIDIA's wheels, which hold ``lib`` and ``include``, newest first."""
     spec = importlib.util.find_spec("nvidia")
-    for root in (spec.submodule_search_locations or ()) if spec is not None else ():
-        yield from sorted(Path(root).glob("cu[0-9]*"), reverse=True)
-        for name in ("cuda_nvrtc", "cuda_runtime"):
-            if (Path(root) / name).is_dir():
-                yield Path(root) / name
+    roots = [Path(p) for p in (spec.submodule_search_locations or ())] if spec is not None else []
+    yield from sorted((p for r in roots for p in r.glob("cu[0-9]*")), reverse=True)
+    for name in ("cuda_nvrtc", "cuda_runtime"):  # up to CUDA 12
+        yield from (r / name for r in roots if (r / name).is_dir())
 
 
 def _toolkits() -> Iterator[Path]:
@@ -127,19 +127,40 @@ def include_folder() -> Path:
     raise ToolchainMissing(tool="cuda_fp16.h (CUDA's headers)", purpose="CUDA kernels", hint=HINT)
 
 
-@functools.cache
-def load_nvrtc() -> Nvrtc | None:
-    """Return the newest NVRTC that is installed, or None; wheels go before toolkits."""
+def load_nvrtc(arch: str | None = None) -> Nvrtc | None:
+    """Return the newest NVRTC that is installed, or None; wheels go before toolkits.
+
+    Args:
+        arch: what it shall know, as an older one may (CUDA 13 dropped sm_70); where none does, the
+            newest is returned, which says so.
+    """
+    return choose_library((_open(path) for path in _libraries()), arch)
+
+
+def choose_library(libraries: Iterable[Nvrtc], arch: str | None) -> Nvrtc | None:
+    """Return the first library that knows ``arch``, else the first of all, or None."""
+    first: Nvrtc | None = None
+    for library in libraries:
+        if arch is None or capability(arch) in library.architectures:
+            return library
+        first = first or library
+    return first
+
+
+def _libraries() -> Iterator[Path]:
     for root in (*_wheel_folders(), *_toolkits()):
         for folder in (root / "lib", root / "lib64", root / "targets" / "x86_64-linux" / "lib"):
-            for path in sorted(folder.glob("libnvrtc.so*"), reverse=True):
-                if not path.is_symlink() or path.exists():
-                    return Nvrtc(path)
-    return None
+            found = [p for p in folder.glob("libnvrtc.so*") if p.exists()]
+            yield from sorted(found, reverse=True)[:1]
+
+
+@functools.cache
+def _open(path: Path) -> Nvrtc:
+    return Nvrtc(path)
 
 
 class Nvrtc:
-    """The library; ``version`` is (major, minor)."""
+    """The library; ``version`` is (major, minor), ``architectures`` are 75, 80, ..."""
 
     def __init__(self, path: Path) -> None:
         for builtins in sorted(path.parent.glob("libnvrtc-builtins.so*")):
@@ -148,6 +169,11 @@ class Nvrtc:
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
         self.version = (major.value, minor.value)
+        count = ctypes.c_int()
+        self._library.nvrtcGetNumSupportedArchs(ctypes.byref(count))
+        known = (ctypes.c_int * count.value)()
+        self._library.nvrtcGetSupportedArchs(known)
+        self.architectures = frozenset(known)
 
     def compile(self, source: str, arch: str) -> tuple[bytes, str]:
         """Return (cubin, log); raises CompileFailed (TC305)."""
@@ -196,6 +222,8 @@ def _nvcc(source: str, arch: str) -> tuple[bytes, str]:
 
 def _rejected(stage: str, log: str, arch: str) -> CompileFailed:
     is_arch = any(words in log for words in UNKNOWN_ARCH)
-    newer = "CUDA 12 (CUDA 13 dropped it)" if capability(arch) < 75 else "CUDA 12.8 or newer"
+    newer = (
+        f"CUDA 12 (CUDA 13 dropped it): {OLDER}" if capability(arch) < 75 else "CUDA 12.8 or newer"
+    )
     hint = f"this compiler does not know {arch}: install {newer}" if is_arch else ""
     return CompileFailed(stage=f"{stage} ({arch})", detail=log.strip()[:2000], hint=hint)

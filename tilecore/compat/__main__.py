@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tilecore.compat import gpu_builds, runner, survey
 from tilecore.compat.gpu_builds import Builds
+from tilecore.compat.runner import Machine
 from tilecore.errors import TileError
 from tilecore.target import parse_gpu_target
 
@@ -19,7 +20,7 @@ from tilecore.target import parse_gpu_target
 def main(argv: list[str] | None = None) -> int:
     """Run a program or a survey; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tilecore.compat", description=__doc__)
-    parser.add_argument("--sm", default="90", help="compute capability that programs see (80)")
+    parser.add_argument("--sm", help="compute capability that programs see (90)")
     parser.add_argument("--survey", type=Path, metavar="DIR", help="run every program below DIR")
     parser.add_argument("--out", type=Path, help="write the survey's table to this file (Markdown)")
     parser.add_argument("--match", default="", help="survey: only paths with this regex in them")
@@ -41,24 +42,43 @@ def main(argv: list[str] | None = None) -> int:
         "--compile-for", default="", metavar="TARGETS",
         help='survey: build what the programs compile for these GPUs too ("sm_80,h100")',
     )  # fmt: skip
+    parser.add_argument(
+        "--emulate", default="", metavar="TARGET",
+        help='run the code of this GPU on the emulator ("h100") instead of code for the CPU',
+    )  # fmt: skip
     parser.add_argument("--gpu-out", type=Path, help="survey: the table of these builds (Markdown)")
     parser.add_argument("program", type=Path, nargs="?")
     parser.add_argument("args", nargs=argparse.REMAINDER)
     given = parser.parse_args(argv)
+    try:
+        machine = _machine(given.sm, given.emulate)
+    except TileError as error:
+        print(error, file=sys.stderr)
+        return 2
     if given.survey is not None:
-        return _survey(given)
+        return _survey(given, machine)
     if given.program is None or not given.program.is_file():
         print(f"expected a program, found {given.program or 'none'}", file=sys.stderr)
         return 2
     try:
-        runner.run(given.program.resolve(), given.args, (int(given.sm[:-1]), int(given.sm[-1])))
+        runner.run(given.program.resolve(), given.args, machine)
     except TileError as error:
         print(error, file=sys.stderr)
         return 2
     return 0
 
 
-def _survey(given: argparse.Namespace) -> int:
+def _machine(sm: str | None, emulated: str) -> Machine:
+    """Return what programs see: by default the emulated GPU's compute capability, or Hopper's."""
+    number = 90
+    if emulated:
+        number = parse_gpu_target(emulated).capability
+    if sm is not None:
+        number = int(sm)
+    return Machine(divmod(number, 10), emulated)
+
+
+def _survey(given: argparse.Namespace, machine: Machine) -> int:
     folder = given.survey.resolve()
     if not folder.is_dir():
         print(f"expected a folder, found {given.survey}", file=sys.stderr)
@@ -86,15 +106,18 @@ def _survey(given: argparse.Namespace) -> int:
         builds = Builds(targets, Path(scratch) / "builds") if targets else None
         found = survey.survey(
             chosen, folder, given.limit, arguments=arguments, jobs=given.jobs,
-            tests=shlex.split(given.tests), tell=tell, builds=builds,
+            tests=shlex.split(given.tests), tell=tell, builds=builds, machine=machine,
         )  # fmt: skip
         if builds is not None and given.gpu_out is not None:
             text = gpu_builds.markdown(gpu_builds.read(builds.path), given.source or folder.name)
             given.gpu_out.write_text(text)
     if given.out is not None:
         given.out.write_text(
-            survey.markdown(found, "TileLang programs on tilecore", given.source or folder.name)
-        )
+            survey.markdown(
+                found, "TileLang programs on tilecore", given.source or folder.name,
+                f"{given.emulate}, emulated" if given.emulate else "llvm",
+            )
+        )  # fmt: skip
     return 0
 
 

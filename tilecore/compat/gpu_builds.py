@@ -11,6 +11,7 @@ from pathlib import Path
 from tilecore.errors import TileError
 from tilecore.gpu_compiler import lower_gpu
 from tilecore.gpu_target import GpuTarget
+from tilecore.inference.gpu.banks import bank_uses
 from tilecore.ir.nodes import PrimFunc
 from tilecore.ir.printer import program_digest
 
@@ -19,7 +20,10 @@ MATRIX_OPCODES = ("HGMMA", "IGMMA", "QGMMA", "HMMA", "IMMA", "QMMA", "DMMA")
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """One kernel for one target: its resources, or why it could not be built."""
+    """One kernel for one target: its resources, or why it could not be built.
+
+    ``conflicts``: accesses of shared memory that are predicted to meet bank conflicts.
+    """
 
     program: str
     kernel: str
@@ -28,6 +32,7 @@ class Built:
     spill_bytes: int = 0
     shared_bytes: int = 0
     units: str = ""
+    conflicts: int = 0
     error: str = ""
 
 
@@ -64,7 +69,9 @@ class Builds:
             return Built(*head, error=str(error).splitlines()[0])
         used = [o for o in (*MATRIX_OPCODES, "UTMALDG", "LDGSTS") if opcodes[o]]
         shared = max((p.shared_bytes for p in plan.launches.values()), default=0)
-        return Built(*head, cubin.registers, cubin.spills, shared, " ".join(used))
+        conflicts = [u for p in plan.launches.values() for u in bank_uses(p) if u.ways > 1]
+        units = " ".join(used)
+        return Built(*head, cubin.registers, cubin.spills, shared, units, len(conflicts))
 
 
 def read(path: Path) -> list[Built]:
@@ -93,13 +100,17 @@ def markdown(found: Sequence[Built], source: str) -> str:
         built = [b for b in mine if not b.error]
         spills = sum(b.spill_bytes > 0 for b in built)
         lines.append(f"| {target} | {len(mine)} | {len(built)} | {spills} |")
-    head = "| program | kernel | target | registers | spilled bytes | shared bytes | units |"
-    lines += ["", head, "|---|---|---|---|---|---|---|"]
+    head = (
+        "| program | kernel | target | registers | spilled bytes | shared bytes | units "
+        "| bank conflicts |"
+    )
+    lines += ["", head, "|---|---|---|---|---|---|---|---|"]
     for b in sorted(found, key=lambda b: (b.program, b.kernel, b.target, b.error, b.registers)):
         where = f"| {b.program} | {b.kernel} | {b.target} "
         if b.error:
-            lines.append(f"{where}| | | | {b.error.replace('|', '/')} |")
+            lines.append(f"{where}| | | | {b.error.replace('|', '/')} | |")
         else:
-            numbers = f"| {b.registers} | {b.spill_bytes} | {b.shared_bytes} | {b.units} |"
+            numbers = f"| {b.registers} | {b.spill_bytes} | {b.shared_bytes} | {b.units} "
+            numbers += f"| {b.conflicts} |"
             lines.append(where + numbers)
     return "\n".join(lines) + "\n"

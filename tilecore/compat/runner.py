@@ -33,6 +33,22 @@ Arguments = Sequence[str] | Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
+class Machine:
+    """What a program sees, and what runs it.
+
+    Attributes:
+        sm: compute capability of the GPU that the program is told of.
+        emulated: a GPU whose code runs on the emulator; "": the CPU's.
+    """
+
+    sm: tuple[int, int] = CAPABILITY
+    emulated: str = ""
+
+
+THIS_MACHINE = Machine()
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of a program.
 
@@ -52,7 +68,7 @@ class Outcome:
 
 
 @contextlib.contextmanager
-def environment(program: Path, arguments: Sequence[str], sm: tuple[int, int]) -> Iterator[None]:
+def environment(program: Path, arguments: Sequence[str], machine: Machine) -> Iterator[None]:
     """What a program finds: tilelang, its own folder on the path, its arguments, a CUDA device.
 
     Where a folder around it holds `examples`, it is on the path too: tests import them from there.
@@ -62,23 +78,23 @@ def environment(program: Path, arguments: Sequence[str], sm: tuple[int, int]) ->
     around = [str(p) for p in program.parents if (p / "examples").is_dir()]
     sys.path[:0] = [str(program.parent), *around[:1]]
     try:
-        with aliased(), cuda_on_cpu(sm), gpu_programs_on_cpu():
+        with aliased(), cuda_on_cpu(machine.sm), gpu_programs_on_cpu(machine.emulated):
             yield
     finally:
         sys.argv, sys.path[:] = argv, path
 
 
-def run(program: Path, arguments: Sequence[str] = (), sm: tuple[int, int] = CAPABILITY) -> None:
+def run(program: Path, arguments: Sequence[str] = (), machine: Machine = THIS_MACHINE) -> None:
     """Run a program as ``python program.py arguments`` would; what it raises is raised."""
-    with environment(program, arguments, sm):
+    with environment(program, arguments, machine):
         runpy.run_path(str(program), run_name="__main__")
 
 
 def call(
-    program: Path, calls: Mapping[str, Mapping[str, Any]], sm: tuple[int, int] = CAPABILITY
+    program: Path, calls: Mapping[str, Mapping[str, Any]], machine: Machine = THIS_MACHINE
 ) -> None:
     """Import a program and call functions of it with keywords; what it raises is raised."""
-    with environment(program, (), sm):
+    with environment(program, (), machine):
         names = runpy.run_path(str(program), run_name=program.stem)
         for name, keywords in calls.items():
             names[name](**keywords)
@@ -87,7 +103,7 @@ def call(
 def attempt(
     program: Path,
     arguments: Arguments = (),
-    sm: tuple[int, int] = CAPABILITY,
+    machine: Machine = THIS_MACHINE,
     tests: Sequence[str] = (),
 ) -> Outcome:
     """Run a program (a file of tests by pytest) and return what became of it.
@@ -96,16 +112,16 @@ def attempt(
         program: a Python file.
         arguments: of the command line; or functions of the program with their keywords, which
             are called instead.
-        sm: compute capability that the program sees.
+        machine: what the program sees, and what runs it.
         tests: options of pytest for a file of tests.
     """
     try:
         if program.name.startswith("test_"):
-            return _run_tests(program, sm, tests)
+            return _run_tests(program, machine, tests)
         if isinstance(arguments, Mapping):
-            call(program, arguments, sm)
+            call(program, arguments, machine)
         else:
-            run(program, arguments, sm)
+            run(program, arguments, machine)
     except SystemExit as stop:
         if stop.code not in (None, 0):
             return Outcome(FAILED, f"exits with {stop.code}")
@@ -199,7 +215,7 @@ class _Collector:
             self.failures.append(Outcome(MISSING_PACKAGE if missing else FAILED, text[:160]))
 
 
-def _run_tests(program: Path, sm: tuple[int, int], tests: Sequence[str]) -> Outcome:
+def _run_tests(program: Path, machine: Machine, tests: Sequence[str]) -> Outcome:
     import pytest
 
     found = _Collector(program)
@@ -207,7 +223,7 @@ def _run_tests(program: Path, sm: tuple[int, int], tests: Sequence[str]) -> Outc
         "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:timeout", "--tb=line",
         "--rootdir", str(program.parent), "-c", os.devnull, *tests, str(program),
     ]  # fmt: skip
-    with environment(program, (), sm):
+    with environment(program, (), machine):
         pytest.main(options, plugins=[found])
     kind, reason = (CHECKED, "") if found.passed else (SKIPPED, "")
     if found.failures:

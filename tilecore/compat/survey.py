@@ -19,7 +19,15 @@ from typing import NoReturn
 
 from tilecore import __version__
 from tilecore.compat.gpu_builds import Builds
-from tilecore.compat.runner import FAILED, TIMED_OUT, Arguments, Outcome, attempt
+from tilecore.compat.runner import (
+    FAILED,
+    THIS_MACHINE,
+    TIMED_OUT,
+    Arguments,
+    Machine,
+    Outcome,
+    attempt,
+)
 from tilecore.compiler import listening
 
 IMPORTS = re.compile(r"^\s*(?:import|from)\s+tilelang\b", re.MULTILINE)
@@ -45,6 +53,7 @@ class Child:
         limit_s: float,
         tests: Sequence[str],
         builds: Builds | None = None,
+        machine: Machine = THIS_MACHINE,
     ) -> None:
         self.program, self.arguments = program, arguments
         self.limit_s, self.start_s = limit_s, time.monotonic()
@@ -52,7 +61,7 @@ class Child:
         sys.stdout.flush()
         self._pid = os.fork()
         if self._pid == 0:
-            _run(program, arguments, tests, self._answer.fileno(), builds)
+            _run(program, arguments, tests, self._answer.fileno(), builds, machine)
 
     def poll(self) -> Outcome | None:
         """Return what became of the program, None while it runs; kill it past its limit."""
@@ -96,6 +105,7 @@ def survey(
     tests: Sequence[str] = (),
     tell: Callable[[Surveyed], None] = lambda _: None,
     builds: Builds | None = None,
+    machine: Machine = THIS_MACHINE,
 ) -> list[Surveyed]:
     """Run programs and return what became of them, by name.
 
@@ -108,6 +118,7 @@ def survey(
         tests: options of pytest for files of tests.
         tell: called with every outcome as it is known.
         builds: builds for GPUs what the programs compile.
+        machine: what the programs see, and what runs them.
     """
     _preload()
     waiting = deque(paths)
@@ -119,7 +130,7 @@ def survey(
             given = (arguments or {}).get(path.relative_to(folder).as_posix(), ())
             if builds is not None:
                 builds.program = path.relative_to(folder).as_posix()
-            running.append(Child(path, given, limit_s, tests, builds))
+            running.append(Child(path, given, limit_s, tests, builds, machine))
         for child in list(running):
             outcome = child.poll()
             if outcome is not None:
@@ -132,8 +143,9 @@ def survey(
 
 
 def _run(
-    program: Path, arguments: Arguments, tests: Sequence[str], answer: int, builds: Builds | None
-) -> NoReturn:
+    program: Path, arguments: Arguments, tests: Sequence[str], answer: int, builds: Builds | None,
+    machine: Machine,
+) -> NoReturn:  # fmt: skip
     os.setpgid(0, 0)
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
@@ -141,7 +153,7 @@ def _run(
     os.chdir(program.parent)
     try:
         with contextlib.nullcontext() if builds is None else listening(builds):
-            outcome = attempt(program, arguments, tests=tests)
+            outcome = attempt(program, arguments, machine, tests)
         os.write(answer, json.dumps(asdict(outcome)).encode())
     finally:
         os._exit(0)
@@ -158,8 +170,8 @@ def _preload() -> None:
     import tilecore.runtime  # noqa: F401
 
 
-def markdown(found: Sequence[Surveyed], title: str, source: str) -> str:
-    """Return the survey as a Markdown document."""
+def markdown(found: Sequence[Surveyed], title: str, source: str, target: str = "llvm") -> str:
+    """Return the survey as a Markdown document; ``target``: what the programs were compiled for."""
     kinds = Counter(s.outcome.kind for s in found)
     tests: Counter[str] = Counter()
     for one in found:
@@ -168,7 +180,7 @@ def markdown(found: Sequence[Surveyed], title: str, source: str) -> str:
     lines = [
         f"# {title}",
         "",
-        f"{source}. tilecore {__version__}, {datetime.now(UTC):%Y-%m-%d}, target llvm; "
+        f"{source}. tilecore {__version__}, {datetime.now(UTC):%Y-%m-%d}, target {target}; "
         f"{len(found)} programs, made by `python -m tilecore.compat --survey DIR --out FILE`.",
         "",
         "| outcome | programs |",

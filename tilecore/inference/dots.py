@@ -114,8 +114,8 @@ def is_multiple(expr: Expr, factor: int) -> bool:
 
 
 def _has_types(gemm: Gemm, dot: Dot) -> bool:
-    narrow = all(str(r.buffer.dtype) in dot.operands for r in (gemm.a, gemm.b))
-    return narrow and accumulator_dtype(gemm) == dot.accum
+    a, b = gemm.a.buffer.dtype, gemm.b.buffer.dtype
+    return a == b and str(a) in dot.operands and accumulator_dtype(gemm) == dot.accum
 
 
 def _obstacle(gemm: Gemm, dot: Dot, uses: Mapping[Buffer, Sequence[Use]], target: Target) -> str:

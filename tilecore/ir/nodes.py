@@ -8,6 +8,7 @@ Grammar::
            | Alloc(buffer)                                   scope = rest of the enclosing Seq
            | Copy(src, dst, barrier)    tile copy with conversion; outside a global tensor loads
                                         give 0 and stores are skipped; see the node for barrier
+           | ClusterCopy(copy, block, mask, barrier)   a copy into other blocks of the cluster
            | Fill(dst, value)
            | Gemm(a, b, c, transpose_a, transpose_b, clear_accum)   c (+)= op(a) @ op(b)
            | Reduce(op, src, dst, axes, clear)   dst (op)= src folded along axes; see ir/fold.py
@@ -22,9 +23,9 @@ Grammar::
            | Let(var, value)                                 immutable; scope = rest of the Seq
            | Annotate(key, value)                            a hint; never changes the meaning
            | Assert(cond, message)
-           | Sync(scope)                        threads of a block (warp, grid) wait for each other
+           | Sync(scope)            threads of a block (warp, cluster, grid) wait for each other
            | Exchange(op, dst, args, width)     every thread tells its group and is told
-           | Arrive(buffer, index, once)        an arrival at a barrier, by each thread or once
+           | Arrive(buffer, index, once, rank)  an arrival at a barrier, by each thread or once
            | Wait(buffer, index, parity)        until the barrier's phase of this parity is over
            | Print(text, args)              writes a line; each `{}` in text stands for an argument
            | Pad(buffer, value)             loads outside the tensor give value, in all the launch
@@ -34,6 +35,7 @@ Grammar::
            | Buffer(.., base)                               another shape or dtype of base's memory
            | Buffer(.., address)                            global, at an address known at run time
            | Buffer(.., arrive_counts)                      int32, arrivals at barriers so far
+           | Buffer(.., in_tensor_memory)                   shared, or tensor memory where there is
 
 All nodes are immutable and carry the SourceSpan of the line that made them. Buffers and Vars are
 compared by identity. Extents are expressions: Python ints become Const, dynamic dims and traced
@@ -83,6 +85,8 @@ class Buffer:
     owns no memory either. Both come into being with an Alloc, as tiles and workspaces do.
     ``arrive_counts`` makes a shared tile an array of mbarriers: each element counts arrivals, and
     every so many of them end a phase; phases are numbered from 0 (ir.barrier).
+    ``in_tensor_memory`` asks for the tensor memory of sm_100 (``T.alloc_tmem``); elsewhere the tile
+    is a shared one.
     """
 
     name: str
@@ -97,6 +101,7 @@ class Buffer:
     base: Buffer | None = None
     address: Expr | None = None
     arrive_counts: tuple[int, ...] | None = None
+    in_tensor_memory: bool = False
 
     @property
     def root(self) -> Buffer:
@@ -181,7 +186,8 @@ class KernelLaunch(Stmt):
 
     ``threads`` is a GPU hint, unless the program asks which thread it is: then ``thread_vars``
     holds threadIdx.x, .y, .z, everything but tile operations runs once per thread, and tiles of
-    scope local are private to each thread.
+    scope local are private to each thread. ``cluster``: blocks along the axes of the grid that run
+    together and reach each other's shared memory, where a target has clusters.
     """
 
     block_vars: tuple[Var, ...]
@@ -190,6 +196,7 @@ class KernelLaunch(Stmt):
     body: Stmt
     span: SourceSpan = NO_SPAN
     thread_vars: tuple[Var, ...] = ()
+    cluster: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -220,6 +227,23 @@ class Copy(Stmt):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ClusterCopy(Stmt):
+    """A copy of a tile into shared memory of blocks of the cluster.
+
+    To the tile of the same name in the block of rank ``block``, then an arrival at that block's
+    ``barrier`` (if there is one). Or, from a tensor, to all blocks of ``mask``: they get what the
+    one of the lowest rank reads, the others what they read themselves; with a ``barrier`` the copy
+    may be under way until its phase ends, as a Copy with one may.
+    """
+
+    copy: Copy
+    block: Expr | None = None
+    mask: int = 0
+    barrier: Load | None = None
+    span: SourceSpan = NO_SPAN
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Fill(Stmt):
     """Sets every element of ``dst``."""
 
@@ -233,7 +257,8 @@ class Gemm(Stmt):
     """``c (+)= op(a) @ op(b)``; ``clear_accum`` (bool expression) drops the old value of c.
 
     Shapes: op(a)[M, K], op(b)[K, N], c[M, N] after axes of size 1 are dropped. Products are taken
-    in c's dtype.
+    in c's dtype. ``is_async``: the program itself waits for a barrier before it uses c or writes
+    a or b again (``T.tcgen05_gemm``); a target may complete the product at once.
     """
 
     a: Region
@@ -244,6 +269,7 @@ class Gemm(Stmt):
     clear_accum: Expr
     policy: str = "square"
     span: SourceSpan = NO_SPAN
+    is_async: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -394,7 +420,8 @@ class Assert(Stmt):
 class Sync(Stmt):
     """Every thread of the ``scope`` waits here for the others.
 
-    It is "warp", "block", "grid", or "group": the threads that take the same branches.
+    It is "warp", "block", "cluster", "grid", or "group": the threads that take the same branches.
+    "cluster_arrive" and "cluster_wait" are the two halves of "cluster".
     """
 
     scope: str = "block"
@@ -418,12 +445,18 @@ class Exchange(Stmt):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrive(Stmt):
-    """Every thread here, or one for all (``once``), arrives at the barrier ``buffer[index]``."""
+    """Every thread here, or one for all (``once``), arrives at the barrier ``buffer[index]``.
+
+    ``after_products``: when the asynchronous products before it are complete. ``rank``: at that
+    barrier of another block of the cluster.
+    """
 
     buffer: Buffer
     index: Expr
     once: bool = False
     span: SourceSpan = NO_SPAN
+    after_products: bool = False
+    rank: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

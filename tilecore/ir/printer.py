@@ -105,6 +105,7 @@ def _type(buffer: Buffer, namer: Namer) -> str:
     marks = " output" if buffer.is_output else " var" if buffer.is_var else ""
     marks += "" if buffer.reducer is None else f" reducer({buffer.reducer})"
     marks += "" if buffer.arrive_counts is None else f" barrier{buffer.arrive_counts}"
+    marks += " in tensor memory" if buffer.in_tensor_memory else ""
     scope = "" if buffer.scope == "global" else f"{buffer.scope} "
     if buffer.strides is not None:
         marks = f" strides({', '.join(_expr(e, namer, 0) for e in buffer.strides)}){marks}"
@@ -152,7 +153,15 @@ def _gemm(stmt: nodes.Gemm, namer: Namer) -> str:
     clear = _expr(stmt.clear_accum, namer, 0)
     options = "" if clear == "False" else f" clear_accum={clear}"
     options += "" if stmt.policy == "square" else f" policy={stmt.policy}"
+    options += " async" if stmt.is_async else ""
     return f"gemm {_region(stmt.c, namer)} += {a} @ {b}{options}"
+
+
+def _cluster_copy(stmt: nodes.ClusterCopy, namer: Namer) -> str:
+    where = f"mask {stmt.mask}" if stmt.block is None else f"block {_expr(stmt.block, namer, 0)}"
+    notes = "" if stmt.barrier is None else f" on {_expr(stmt.barrier, namer, 0)}"
+    source, target = _region(stmt.copy.src, namer), _region(stmt.copy.dst, namer)
+    return f"copy {source} -> {target} of {where}{notes}"
 
 
 def _reduce(stmt: nodes.Reduce, namer: Namer) -> str:
@@ -182,7 +191,8 @@ def _launch(stmt: nodes.KernelLaunch, namer: Namer) -> str:
     names = [f"{namer.name(v)} < " for v in stmt.thread_vars] or [""] * len(stmt.threads)
     extents = (_expr(t, namer, 4) for t in stmt.threads)
     threads = ", ".join(n + e for n, e in zip(names, extents, strict=True))
-    return f"launch {grid} threads({threads}):"
+    cluster = f" cluster{stmt.cluster}" if stmt.cluster else ""
+    return f"launch {grid} threads({threads}){cluster}:"
 
 
 def _head(stmt: Stmt, namer: Namer) -> str:  # noqa: C901 - one case per node of the grammar
@@ -196,6 +206,8 @@ def _head(stmt: Stmt, namer: Namer) -> str:  # noqa: C901 - one case per node of
             notes = _notes(stmt.annotations, namer)
             notes += "" if stmt.barrier is None else f" on {_expr(stmt.barrier, namer, 0)}"
             return f"copy {_region(stmt.src, namer)} -> {_region(stmt.dst, namer)}{notes}"
+        case nodes.ClusterCopy():
+            return _cluster_copy(stmt, namer)
         case nodes.Fill():
             return f"fill {_region(stmt.dst, namer)} = {_expr(stmt.value, namer, 0)}"
         case nodes.Gemm():
@@ -237,7 +249,9 @@ def _head(stmt: Stmt, namer: Namer) -> str:  # noqa: C901 - one case per node of
             return f"sync {scope}"
         case nodes.Arrive(buffer=b):
             word = "arrive once at" if stmt.once else "arrive at"
-            return f"{word} {namer.name(b)}[{_expr(stmt.index, namer, 0)}]"
+            when = " after products" if stmt.after_products else ""
+            when += f" of block {_expr(stmt.rank, namer, 0)}" if stmt.rank is not None else ""
+            return f"{word} {namer.name(b)}[{_expr(stmt.index, namer, 0)}]{when}"
         case nodes.Wait(buffer=b):
             place = f"{namer.name(b)}[{_expr(stmt.index, namer, 0)}]"
             return f"wait for {place} parity {_expr(stmt.parity, namer, 0)}"

@@ -202,6 +202,9 @@ class _Checker:
                 )
             )
 
+    def cluster_copy(self, stmt: nodes.ClusterCopy) -> None:
+        self.visit(stmt.copy)
+
     def fill(self, stmt: nodes.Fill) -> None:
         if stmt.value.dtype == "bool" and stmt.dst.buffer.dtype.is_float:
             self.fault(TypeMismatch(expected=f"a {stmt.dst.buffer.dtype} value", found="a bool"))
@@ -213,7 +216,8 @@ class _Checker:
             self.fault(error)
         a, b, c = (r.buffer for r in (stmt.a, stmt.b, stmt.c))
         both_fp8 = a.dtype.startswith("float8") and b.dtype.startswith("float8")
-        if a.dtype != b.dtype and not both_fp8:
+        both_bytes = {a.dtype, b.dtype} == {"int8", "uint8"}
+        if a.dtype != b.dtype and not both_fp8 and not both_bytes:
             what = f"one element type for `{a.name}` and `{b.name}` in T.gemm"
             self.fault(TypeMismatch(expected=what, found=f"{a.dtype} and {b.dtype}"))
         if a.dtype.is_float != c.dtype.is_float or c.dtype == "bool":
@@ -414,6 +418,7 @@ _CHECKS: Mapping[type[Stmt], Callable[[_Checker, Any], None]] = {
     nodes.While: _Checker.while_loop,
     nodes.If: _Checker.if_stmt,
     nodes.Copy: _Checker.copy,
+    nodes.ClusterCopy: _Checker.cluster_copy,
     nodes.Fill: _Checker.fill,
     nodes.Gemm: _Checker.gemm,
     nodes.Reduce: _Checker.reduce,

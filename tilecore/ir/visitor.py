@@ -12,6 +12,7 @@ from tilecore.ir.nodes import (
     Assert,
     Atomic,
     Buffer,
+    ClusterCopy,
     Copy,
     Exchange,
     Fill,
@@ -44,6 +45,8 @@ def children(stmt: Stmt) -> tuple[Stmt, ...]:
             return (body,)
         case If(then_body=then, else_body=other):
             return (then,) if other is None else (then, other)
+        case ClusterCopy(copy=copy):
+            return (copy,)
         case _:
             return ()
 
@@ -101,8 +104,11 @@ def expressions(stmt: Stmt) -> tuple[Expr, ...]:  # noqa: C901 - one case per no
             found += args
         case Store(indices=indices, value=value) | Atomic(indices=indices, value=value):
             found += [*indices, value]
-        case Arrive(index=index):
-            found.append(index)
+        case ClusterCopy(block=block, barrier=barrier):
+            found += [] if block is None else [block]
+            found += [] if barrier is None else barrier.indices
+        case Arrive(index=index, rank=rank):
+            found += [index] if rank is None else [index, rank]
         case Wait(index=index, parity=parity):
             found += [index, parity]
         case _:
@@ -157,6 +163,8 @@ def buffers_of(stmt: Stmt) -> set[Buffer]:
             found.update((node.buffer, node.buffer.root))
         if isinstance(node, Atomic) and node.prev is not None:
             found.add(node.prev)
+        if isinstance(node, ClusterCopy) and node.barrier is not None:
+            found.add(node.barrier.buffer)
     return found
 
 

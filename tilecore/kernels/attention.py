@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,14 @@ import tilecore.language as T
 from tilecore.errors import InvalidProblem
 from tilecore.ir.dtype import DType
 from tilecore.ir.nodes import PrimFunc
-from tilecore.kernels.definition import KernelDefinition, Knob, Problem, ProblemField
+from tilecore.kernels.definition import (
+    NUM_STAGES,
+    THREADS,
+    KernelDefinition,
+    Knob,
+    Problem,
+    ProblemField,
+)
 from tilecore.kernels.softmax_steps import LOG2_E, alloc_rows, raise_top, start_softmax, weigh
 
 FLOATS = ("float32", "float16", "bfloat16")
@@ -49,6 +57,7 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
     B, H, HK, SQ, SK, D = sizes(problem)
     dtype, causal = problem["dtype"], bool(problem["causal"])
     block_M, block_N = knobs["block_M"], knobs["block_N"]
+    threads, num_stages = knobs["threads"], knobs["num_stages"]
     is_narrow = dtype != "float32"
     scale, groups = LOG2_E / math.sqrt(D), H // HK
 
@@ -59,7 +68,7 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
         V: T.Tensor((B, HK, SK, D), dtype),  # type: ignore[valid-type]
         O: T.Tensor((B, H, SQ, D), dtype),  # type: ignore[valid-type]  # noqa: E741
     ) -> None:
-        with T.Kernel(T.ceildiv(SQ, block_M), H, B) as (bx, by, bz):
+        with T.Kernel(T.ceildiv(SQ, block_M), H, B, threads=threads) as (bx, by, bz):
             q = T.alloc_shared((block_M, D), dtype)
             k = T.alloc_shared((block_N, D), dtype)
             v = T.alloc_shared((block_N, D), dtype)
@@ -73,11 +82,11 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
             # a causal row i sees the keys up to i + SK - SQ
             last = T.min(SK, (bx + 1) * block_M + SK - SQ) if causal else SK
             seen = T.min(SK, bx * block_M + SK - SQ + 1) if causal else SK  # by the first row
-            for step in T.Pipelined(T.ceildiv(last, block_N), num_stages=1):
+            for step in T.Pipelined(T.ceildiv(last, block_N), num_stages=num_stages):
                 T.copy(K[bz, by // groups, step * block_N, 0], k)
                 T.copy(V[bz, by // groups, step * block_N, 0], v)
                 T.clear(scores)
-                T.gemm(q, k, scores, transpose_B=True)
+                T.gemm(q, k, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
                 if (step + 1) * block_N > seen:
                     for i, j in T.Parallel(block_M, block_N):
                         row, column = bx * block_M + i, step * block_N + j
@@ -91,7 +100,7 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
                 weigh(scores, top, shrink, part, total, scale)
                 if is_narrow:
                     T.copy(scores, weights)
-                T.gemm(weights, v, out)
+                T.gemm(weights, v, out, policy=T.GemmWarpPolicy.FullRow)
             for i, j in T.Parallel(block_M, D):
                 out[i, j] /= total[i]
             T.copy(out, O[bz, by, bx * block_M, 0])
@@ -163,8 +172,20 @@ ATTENTION = KernelDefinition(
     doc="O[b, h, q, d] = softmax(Q K^T / sqrt(d)) V",
     fields=FIELDS,
     knobs=(
-        Knob("block_M", 64, {"cpu": (16, 32, 64, 128)}, doc="queries per block"),
-        Knob("block_N", 128, {"cpu": (32, 64, 128, 256)}, doc="keys per step"),
+        Knob(
+            "block_M",
+            64,
+            {"cpu": (16, 32, 64, 128), "cuda": (64, 128, 192)},
+            doc="queries per block",
+        ),
+        Knob(
+            "block_N",
+            128,
+            {"cpu": (32, 64, 128, 256), "cuda": (32, 64, 96, 128, 160)},
+            doc="keys per step",
+        ),
+        replace(NUM_STAGES, default=1, values={"cpu": (1,), "cuda": (1, 2, 3)}),
+        THREADS,
     ),
     program=_program,
     inputs=inputs,

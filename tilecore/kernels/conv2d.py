@@ -15,7 +15,7 @@ import tilecore.language as T
 from tilecore.errors import InvalidProblem
 from tilecore.ir.dtype import DType
 from tilecore.ir.nodes import PrimFunc
-from tilecore.kernels.definition import KernelDefinition, Knob, Problem, ProblemField
+from tilecore.kernels.definition import THREADS, KernelDefinition, Knob, Problem, ProblemField
 
 FLOATS = ("float32", "float16", "bfloat16")
 SIZES = (
@@ -133,15 +133,25 @@ CONV2D = KernelDefinition(
         ProblemField("accum_dtype", "dtype", "float32", ("float32",), doc="of sums"),
     ),
     knobs=(
-        Knob("block_M", 128, {"cpu": (32, 64, 112, 128, 256)}, doc="pixels per block"),
-        Knob("block_N", 128, {"cpu": (32, 64, 128, 256)}, doc="filters per block"),
+        Knob(
+            "block_M",
+            128,
+            {"cpu": (32, 64, 112, 128, 256), "cuda": (64, 128, 256)},
+            doc="pixels per block",
+        ),
+        Knob(
+            "block_N",
+            128,
+            {"cpu": (32, 64, 128, 256), "cuda": (32, 64, 128, 256)},
+            doc="filters per block",
+        ),
         Knob(
             "block_K",
             64,
-            {"cpu": (32, 64, 128, 192, 256, 384, 576, 1152)},
+            {"cpu": (32, 64, 128, 192, 256, 384, 576, 1152), "cuda": (32, 64, 128)},
             doc="best a multiple or divisor of the channels",
         ),
-        Knob("threads", 128, {"cpu": (128,)}, doc="GPU threads per block; no effect on a CPU"),
+        THREADS,
     ),
     program=_program,
     inputs=_inputs,

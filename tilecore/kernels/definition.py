@@ -40,6 +40,20 @@ class Knob:
     symbolic: bool = True  # a program knob, traced as a symbol; False: read by the lowering only
     doc: str = ""
 
+    def values_on(self, kind: str) -> tuple[KnobValue, ...]:
+        """Return the values worth trying on a kind of target; AMD's GPUs share NVIDIA's."""
+        return tuple(self.values.get(kind, self.values.get("cuda", ()) if kind == "rocm" else ()))
+
+
+THREADS = Knob(
+    "threads", 128, {"cpu": (128,), "cuda": (64, 128, 256, 384, 512)},
+    doc="GPU threads per block; no effect on a CPU",
+)  # fmt: skip
+NUM_STAGES = Knob(
+    "num_stages", 3, {"cpu": (1,), "cuda": (1, 2, 3, 4, 5, 6)},
+    doc="pipeline depth; no effect on a CPU",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class KernelDefinition:
@@ -72,9 +86,13 @@ class KernelDefinition:
     reduction_length: Callable[[Problem], int]
     rounded_dtype: Callable[[Problem], str] | None = None
 
-    def default_config(self) -> TileConfig:
-        """Return the config a user gets who tunes nothing."""
-        return TileConfig.of({k.name: k.default for k in self.knobs})
+    def default_config(self, kind: str = "cpu") -> TileConfig:
+        """Return the config a user gets who tunes nothing, on a kind of target."""
+        return TileConfig.of({k.name: k.default for k in self.knobs_of(kind)})
+
+    def knobs_of(self, kind: str) -> tuple[Knob, ...]:
+        """Return the knobs that a kind of target has: those of the lowering are the CPU's."""
+        return tuple(k for k in self.knobs if kind == "cpu" or k.symbolic)
 
     def program_digest(self, problem: Problem) -> str:
         """Return the digest (32 hex digits) of the program for a problem: the kernel's version.

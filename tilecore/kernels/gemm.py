@@ -11,7 +11,14 @@ import numpy as np
 import tilecore.language as T
 from tilecore.ir.dtype import DType
 from tilecore.ir.nodes import PrimFunc
-from tilecore.kernels.definition import KernelDefinition, Knob, Problem, ProblemField
+from tilecore.kernels.definition import (
+    NUM_STAGES,
+    THREADS,
+    KernelDefinition,
+    Knob,
+    Problem,
+    ProblemField,
+)
 
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 BYTES = ("int8", "uint8")  # summed up in int32
@@ -126,23 +133,29 @@ GEMM = KernelDefinition(
         Knob(
             "block_M",
             128,
-            {"cpu": (16, 32, 64, 96, 112, 128, 192, 224, 256, 448, 512, 1024, 2048)},
+            {
+                "cpu": (16, 32, 64, 96, 112, 128, 192, 224, 256, 448, 512, 1024, 2048),
+                "cuda": (16, 32, 64, 128, 192, 256),
+            },
             doc="rows of C per block",
         ),
         Knob(
             "block_N",
             128,
-            {"cpu": (32, 64, 128, 192, 256, 384, 512, 1024, 2048)},
+            {
+                "cpu": (32, 64, 128, 192, 256, 384, 512, 1024, 2048),
+                "cuda": (16, 32, 64, 96, 128, 192, 256),
+            },
             doc="columns of C per block",
         ),
         Knob(
             "block_K",
             32,
-            {"cpu": (64, 128, 256, 384, 512, 1024, 2048)},
+            {"cpu": (64, 128, 256, 384, 512, 1024, 2048), "cuda": (32, 64, 128)},
             doc="depth of one step",
         ),
-        Knob("num_stages", 3, {"cpu": (1,)}, doc="pipeline depth; no effect on a CPU"),
-        Knob("threads", 128, {"cpu": (128,)}, doc="GPU threads per block; no effect on a CPU"),
+        NUM_STAGES,
+        THREADS,
         Knob(
             "micro_m", 0, {"cpu": (4, 6, 8, 10, 12, 14)}, False, "register tile rows; 0: inferred"
         ),

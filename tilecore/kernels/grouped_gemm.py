@@ -14,7 +14,7 @@ import numpy as np
 import tilecore.language as T
 from tilecore.ir.dtype import DType
 from tilecore.ir.nodes import PrimFunc
-from tilecore.kernels.definition import KernelDefinition, Knob, Problem, ProblemField
+from tilecore.kernels.definition import THREADS, KernelDefinition, Knob, Problem, ProblemField
 from tilecore.kernels.gemm import GEMM
 
 FLOATS = ("float32", "float16", "bfloat16")
@@ -109,9 +109,19 @@ GROUPED_GEMM = KernelDefinition(
         ProblemField("transpose_b", "flag", False, aliases=("trans_b",), doc="B is B[e, n, k]"),
     ),
     knobs=(
-        Knob("block_M", 16, {"cpu": (8, 14, 16, 28, 32, 64, 112)}, doc="rows of C per step"),
-        Knob("block_N", 128, {"cpu": (32, 64, 128, 256)}, doc="columns of C per block"),
-        Knob("threads", 128, {"cpu": (128,)}, doc="GPU threads per block; no effect on a CPU"),
+        Knob(
+            "block_M",
+            16,
+            {"cpu": (8, 14, 16, 28, 32, 64, 112), "cuda": (16, 32, 64, 128)},
+            doc="rows of C per step",
+        ),
+        Knob(
+            "block_N",
+            128,
+            {"cpu": (32, 64, 128, 256), "cuda": (64, 128, 256)},
+            doc="columns of C per block",
+        ),
+        THREADS,
     ),
     program=_program,
     inputs=_inputs,

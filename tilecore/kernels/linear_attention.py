@@ -14,7 +14,7 @@ import numpy as np
 import tilecore.language as T
 from tilecore.ir.dtype import DType
 from tilecore.ir.nodes import PrimFunc
-from tilecore.kernels.definition import KernelDefinition, Knob, Problem, ProblemField
+from tilecore.kernels.definition import THREADS, KernelDefinition, Knob, Problem, ProblemField
 
 CHUNK = 64  # of torch's program
 
@@ -37,7 +37,7 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
         V: T.Tensor((B, H, S, DV), dtype),  # type: ignore[valid-type]
         O: T.Tensor((B, H, S, DV), dtype),  # type: ignore[valid-type]  # noqa: E741
     ) -> None:
-        with T.Kernel(T.ceildiv(DV, block_DV), H, B) as (bx, by, bz):
+        with T.Kernel(T.ceildiv(DV, block_DV), H, B, threads=knobs["threads"]) as (bx, by, bz):
             q = T.alloc_shared((chunk, D), dtype)
             k = T.alloc_shared((chunk, D), dtype)
             k_rows = T.alloc_shared((chunk, D), dtype)
@@ -128,8 +128,19 @@ LINEAR_ATTENTION = KernelDefinition(
         ProblemField("accum_dtype", "dtype", "float32", ("float32",), doc="of sums"),
     ),
     knobs=(
-        Knob("chunk", 64, {"cpu": (32, 64, 128)}, doc="queries and keys per step"),
-        Knob("block_DV", 64, {"cpu": (32, 64, 128)}, doc="columns of V per block"),
+        Knob(
+            "chunk",
+            64,
+            {"cpu": (32, 64, 128), "cuda": (32, 64, 128)},
+            doc="queries and keys per step",
+        ),
+        Knob(
+            "block_DV",
+            64,
+            {"cpu": (32, 64, 128), "cuda": (32, 64, 128)},
+            doc="columns of V per block",
+        ),
+        THREADS,
     ),
     program=_program,
     inputs=_inputs,

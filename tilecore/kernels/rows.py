@@ -10,7 +10,7 @@ import numpy as np
 import tilecore.language as T
 from tilecore.ir.dtype import DType
 from tilecore.ir.nodes import PrimFunc
-from tilecore.kernels.definition import KernelDefinition, Knob, Problem, ProblemField
+from tilecore.kernels.definition import THREADS, KernelDefinition, Knob, Problem, ProblemField
 
 EPSILON = 1e-5
 FLOATS = ("float32", "float16", "bfloat16")
@@ -22,8 +22,10 @@ FIELDS = (
 )
 KNOBS = (
     Knob(
-        "block_M", 4, {"cpu": (1, 2, 4, 8, 16, 32, 64, 128)}, doc="rows per block"
+        "block_M", 4, {"cpu": (1, 2, 4, 8, 16, 32, 64, 128), "cuda": (1, 2, 4, 8, 16)},
+        doc="rows per block",
     ),
+    THREADS,
 )  # fmt: skip
 
 
@@ -33,7 +35,7 @@ def _softmax(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
 
     @T.prim_func
     def softmax(X: T.Tensor((M, N), dtype), Y: T.Tensor((M, N), dtype)) -> None:  # type: ignore[valid-type]
-        with T.Kernel(T.ceildiv(M, block_M)) as b:
+        with T.Kernel(T.ceildiv(M, block_M), threads=knobs["threads"]) as b:
             x = T.alloc_fragment((block_M, N), "float32")
             largest = T.alloc_fragment((block_M,), "float32")
             total = T.alloc_fragment((block_M,), "float32")
@@ -62,7 +64,7 @@ def _rms_norm(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
         W: T.Tensor((N,), dtype),  # type: ignore[valid-type]
         Y: T.Tensor((M, N), dtype),  # type: ignore[valid-type]
     ) -> None:
-        with T.Kernel(T.ceildiv(M, block_M)) as b:
+        with T.Kernel(T.ceildiv(M, block_M), threads=knobs["threads"]) as b:
             x = T.alloc_fragment((block_M, N), "float32")
             w = T.alloc_fragment((N,), "float32")
             squares = T.alloc_fragment((block_M, N), "float32")
@@ -92,7 +94,7 @@ def _layer_norm(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
         B: T.Tensor((N,), dtype),  # type: ignore[valid-type]
         Y: T.Tensor((M, N), dtype),  # type: ignore[valid-type]
     ) -> None:
-        with T.Kernel(T.ceildiv(M, block_M)) as b:
+        with T.Kernel(T.ceildiv(M, block_M), threads=knobs["threads"]) as b:
             x = T.alloc_fragment((block_M, N), "float32")
             w = T.alloc_fragment((N,), "float32")
             bias = T.alloc_fragment((N,), "float32")

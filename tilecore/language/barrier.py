@@ -56,11 +56,11 @@ def barrier_place(barrier: Any, what: str) -> tuple[Buffer, Expr]:
     return buffer, barrier.indices[0] if isinstance(barrier, Load) else const(0)
 
 
-def arrive(barrier: Any, what: str, once: bool) -> None:
+def arrive(barrier: Any, what: str, once: bool, *, after_products: bool = False) -> None:
     """Emit an arrival: of every thread that runs it, or one for all of them."""
     builder = current()
     buffer, index = barrier_place(barrier, what)
-    builder.emit(Arrive(buffer, index, once, builder.span))
+    builder.emit(Arrive(buffer, index, once, builder.span, after_products))
 
 
 def mbarrier_wait_parity(mbarrier: Any, parity: ExprLike) -> None:
@@ -84,13 +84,19 @@ def barrier_wait(mbarrier: Any, parity: ExprLike = 0) -> None:
 def mbarrier_arrive(mbarrier: Any, cta_id: Any = None) -> None:
     """Arrive at a barrier, each thread that runs this once.
 
+    Args:
+        mbarrier: the barrier.
+        cta_id: rank of the block of the cluster whose barrier it is; default: the own block.
+
     Raises:
         TypeMismatch: not a barrier (TC202).
-        UnknownPrimitive: it is the barrier of another block of a cluster (TC102).
     """
-    if cta_id is not None:
-        alone("mbarrier_arrive(..., cta_id)")
-    arrive(mbarrier, "mbarrier_arrive", once=False)
+    rank = None if cta_id is None else cast(as_expr(cta_id), "int32")
+    if launch_of("mbarrier_arrive").cluster_size == 1:
+        rank = None
+    buffer, index = barrier_place(mbarrier, "mbarrier_arrive")
+    builder = current()
+    builder.emit(Arrive(buffer, index, False, builder.span, rank=rank))
 
 
 def barrier_arrive(mbarrier: Any) -> None:
@@ -124,7 +130,7 @@ def tcgen05_mma_arrive(mbar: Any, arrive_2cta: bool = False) -> None:
     """
     if arrive_2cta:
         alone("tcgen05_mma_arrive(arrive_2cta=True)")
-    arrive(mbar, "tcgen05_mma_arrive", once=True)
+    arrive(mbar, "tcgen05_mma_arrive", once=True, after_products=True)
 
 
 def alone(what: str) -> None:

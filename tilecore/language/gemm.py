@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -45,12 +46,31 @@ def gemm(
         transpose_B: whether B is stored transposed.
         policy: how warps divide C; a hint.
         clear_accum: drop the old value of C; a bool or an expression such as ``k == 0``.
-        mbar: a barrier at which to arrive, once, when C is complete.
+        mbar: a barrier at which to arrive, once, when C is complete; the program waits for it.
         options: ``k_pack`` and other hints of TileLang, without effect here.
 
     Raises:
         ShapeMismatch: M, N or K differ between the tiles (TC201).
         TypeMismatch: an argument is not a tile, or a keyword is unknown (TC202).
+    """
+    kept = (bool(transpose_A), bool(transpose_B), policy, clear_accum)
+    emit_gemm(A, B, C, kept, mbar, options, is_async=mbar is not None)
+
+
+def emit_gemm(
+    A: Any,
+    B: Any,
+    C: Any,
+    kept: tuple[bool, bool, GemmWarpPolicy, Any],
+    mbar: Any,
+    options: Mapping[str, Any],
+    *,
+    is_async: bool,
+) -> None:
+    """Emit a product, and the arrival at ``mbar``.
+
+    ``kept``: transpose_A, transpose_B, policy and clear_accum of T.gemm. ``is_async``: the program
+    waits for the product itself.
     """
     unknown = sorted(set(options) - set(_IGNORED))
     if unknown:
@@ -62,9 +82,10 @@ def gemm(
     if builder.find("parallel") is not None:
         raise ScopeError(message="T.gemm stands inside T.Parallel", hint="use T.serial around it")
     a, b, c = region(A, "A of T.gemm"), region(B, "B of T.gemm"), region(C, "C of T.gemm")
-    check_gemm_shape(a, b, c, bool(transpose_A), bool(transpose_B))
+    transpose_a, transpose_b, policy, clear_accum = kept
+    check_gemm_shape(a, b, c, transpose_a, transpose_b)
     name = policy.value if isinstance(policy, GemmWarpPolicy) else str(policy)
     clear = as_bool(clear_accum)
-    builder.emit(Gemm(a, b, c, bool(transpose_A), bool(transpose_B), clear, name, builder.span))
+    builder.emit(Gemm(a, b, c, transpose_a, transpose_b, clear, name, builder.span, is_async))
     if mbar is not None:
-        arrive(mbar, "gemm", once=True)
+        arrive(mbar, "gemm", once=True, after_products=True)

@@ -116,8 +116,9 @@ class KernelFrame:
         for part in parts_between_syncs(body):
             own: Stmt = without_returns(part)
             own = with_private_fragments(own) if self.thread_vars else own
+            cluster = self.cluster_dims if self.cluster_size > 1 else ()
             launch = (self.block_vars, self.grid, self.threads, own, body.span, self.thread_vars)
-            found.append(KernelLaunch(*launch))
+            found.append(KernelLaunch(*launch, cluster))
         return found
 
     @property
@@ -160,8 +161,8 @@ def Kernel(
         blocks: number of blocks along x, y, z; without any, one block.
         threads: GPU threads per block (default 128); a hint on a CPU.
         prelude: accepted for compatibility; C text has no meaning on this target.
-        cluster_dims: blocks of a cluster along x, y, z; what reaches into other blocks of it is
-            rejected.
+        cluster_dims: blocks of a cluster along x, y, z, which run together on sm_90 and later;
+            what reaches into other blocks of it is rejected elsewhere.
 
     Returns:
         A context manager that gives the block index variables (one Var for one axis).

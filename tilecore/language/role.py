@@ -1,4 +1,4 @@
-"""Roles of thread groups: T.ws (warp specialisation), and the block's place in a cluster."""
+"""Roles of thread groups: T.ws (warp specialisation)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from contextlib import contextmanager
 
 from tilecore.errors import TypeMismatch
 from tilecore.frontend.builder import current
-from tilecore.ir.expr import Expr, binary, const, int_value
-from tilecore.ir.nodes import If, Sync
-from tilecore.language.barrier import alone
-from tilecore.language.kernel import launch_of
+from tilecore.ir.expr import Expr, binary, int_value
+from tilecore.ir.nodes import If
 from tilecore.language.thread import WARPGROUP, get_warp_group_idx
 
 
@@ -41,39 +39,3 @@ def ws(*warp_group_idx: int) -> Iterator[None]:
 
 
 WarpSpecialize = ws
-
-
-def block_rank_in_cluster() -> Expr:
-    """Return the number of the block within its cluster."""
-    launch = launch_of("block_rank_in_cluster")
-    rank: Expr = const(0)
-    pairs = list(zip(launch.block_vars, launch.cluster_dims, strict=False))
-    for var, size in reversed(pairs):
-        rank = rank * size + (var % size if size > 1 else 0)
-    return rank
-
-
-def cluster_arrive() -> None:
-    """Arrive at the barrier of the cluster: T.cluster_wait does the waiting.
-
-    Raises:
-        UnknownPrimitive: the cluster has several blocks (TC102).
-    """
-    alone("cluster_arrive")
-
-
-cluster_arrive_relaxed = cluster_arrive
-
-
-def cluster_sync() -> None:
-    """Make all threads of a cluster wait for each other.
-
-    Raises:
-        UnknownPrimitive: the cluster has several blocks (TC102).
-    """
-    alone("cluster_sync")
-    builder = current()
-    builder.emit(Sync("block", builder.span))
-
-
-cluster_wait = cluster_sync

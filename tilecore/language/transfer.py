@@ -7,13 +7,14 @@ from typing import Any
 
 from tilecore.errors import TypeMismatch
 from tilecore.frontend.builder import current
-from tilecore.ir.expr import ExprLike, Load, Var, as_bool, cast, const, int_value
+from tilecore.frontend.signature import tensor_spec
+from tilecore.ir.expr import Expr, ExprLike, Load, Var, as_bool, as_expr, cast, const, int_value
 from tilecore.ir.expr import select as if_then_else
-from tilecore.ir.nodes import Annotate, Buffer, For
-from tilecore.language.allocate import alloc_shared
+from tilecore.ir.nodes import Annotate, Buffer, ClusterCopy, Copy, For
 from tilecore.language.barrier import alone, arrive, barrier_place
 from tilecore.language.copy import copy, copy_tile
-from tilecore.language.gemm import GemmWarpPolicy, gemm
+from tilecore.language.gemm import GemmWarpPolicy, emit_gemm, gemm
+from tilecore.language.kernel import launch_of
 from tilecore.language.pointer import Pointer
 
 MIN_REGISTERS, MAX_REGISTERS = 24, 256  # of setmaxnreg (PTX ISA 9.7.19.5)
@@ -31,15 +32,14 @@ def tma_copy(
     Raises:
         ShapeMismatch: the extents of the two sides differ (TC201).
         TypeMismatch: a side is not a tile, or ``barrier`` is no barrier (TC202).
-        UnknownPrimitive: a copy to several blocks of a cluster (TC102).
     """
     _check_hints("tma_copy", options)
-    if cluster_mask is not None:
-        alone("tma_copy(cluster_mask=...)")
-    if barrier is not None:
-        buffer, index = barrier_place(barrier, "tma_copy")
-        barrier = Load(buffer, (index,), buffer.dtype)
-    copy_tile(src, dst, {}, barrier)
+    size = launch_of("tma_copy").cluster_size
+    place = _place(barrier, "tma_copy")
+    if cluster_mask is not None and size > 1:
+        _copy_to(src, dst, place, mask=_blocks(cluster_mask, size))
+        return
+    copy_tile(src, dst, {}, place)
 
 
 def async_copy(src: Any, dst: Any, **options: Any) -> None:
@@ -61,18 +61,72 @@ def copy_cluster(
     remote_barrier: Any = None,
     **options: Any,
 ) -> None:
-    """Copy a tile in a cluster of one block: as ``T.copy`` does, then arrive at the barrier.
+    """Copy a tile into other blocks of the cluster.
+
+    Args:
+        src: where to read; with ``cluster_mask`` a tensor.
+        dst: a shared tile.
+        dst_block: rank of the block whose ``dst`` is written.
+        cluster_mask: the blocks that get what the one of the lowest rank among them reads, a bit
+            each; the others read their own.
+        remote_barrier: of ``dst_block``: told, once, when the copy is complete.
+        options: hints, which change speed only.
 
     Raises:
         ShapeMismatch: the extents of the two sides differ (TC201).
-        TypeMismatch: a side is not a tile (TC202).
-        UnknownPrimitive: the cluster has several blocks (TC102).
+        TypeMismatch: a side is not a tile, or a block is not in the cluster (TC202).
     """
-    _ = (dst_block, cluster_mask)
-    alone("copy_cluster")
-    _copy_with_hints("copy_cluster", src, dst, options)
-    if remote_barrier is not None:
-        arrive(remote_barrier, "copy_cluster", once=True)
+    _check_hints("copy_cluster", options)
+    size = launch_of("copy_cluster").cluster_size
+    if dst_block is not None and cluster_mask is not None:
+        raise TypeMismatch(expected="dst_block or cluster_mask", found="both")
+    rank = None if dst_block is None else int_value(dst_block)
+    if rank is not None and not 0 <= rank < size:
+        raise TypeMismatch(expected=f"a block of a cluster of {size}", found=f"block {rank}")
+    if size == 1 or (dst_block is None and cluster_mask is None):
+        copy(src, dst)
+        if remote_barrier is not None:
+            arrive(remote_barrier, "copy_cluster", once=True)
+        return
+    barrier = _place(remote_barrier, "copy_cluster")
+    if dst_block is not None:
+        _copy_to(src, dst, barrier, block=cast(as_expr(dst_block), "int32"))
+    else:
+        _copy_to(src, dst, barrier, mask=_blocks(cluster_mask, size))
+
+
+def _place(barrier: Any, what: str) -> Load | None:
+    if barrier is None:
+        return None
+    buffer, index = barrier_place(barrier, what)
+    return Load(buffer, (index,), buffer.dtype)
+
+
+def _blocks(mask: Any, size: int) -> int:
+    """Return the mask of blocks of a cluster.
+
+    Raises:
+        TypeMismatch: not a mask of blocks that there are (TC202).
+    """
+    value = int_value(mask)
+    if value is None or not 0 < value < 1 << size:
+        raise TypeMismatch(expected=f"a mask of a cluster of {size} blocks", found=f"{mask}")
+    return value
+
+
+def _copy_to(
+    src: Any, dst: Any, barrier: Load | None, block: Expr | None = None, mask: int = 0
+) -> None:
+    """Emit a copy into blocks of the cluster."""
+    builder = current()
+    with builder.open("loop") as frame:
+        copy(src, dst)
+    (made,) = frame.body().stmts
+    if not isinstance(made, Copy) or made.dst.buffer.scope != "shared":
+        raise TypeMismatch(expected="a shared tile to copy to", found=getattr(dst, "name", dst))
+    if block is None and made.src.buffer.scope != "global":
+        raise TypeMismatch(expected="a tensor to copy from", found=made.src.buffer.name)
+    builder.emit(ClusterCopy(made, block, mask, barrier, builder.span))
 
 
 _HINTS = (
@@ -160,12 +214,30 @@ def tcgen05_gemm(
     """
     if use_2cta:
         alone("tcgen05_gemm(use_2cta=True)")
-    gemm(A, B, C, transpose_A, transpose_B, policy, clear_accum, mbar=mbar, **options)
+    kept = (bool(transpose_A), bool(transpose_B), policy, clear_accum)
+    emit_gemm(A, B, C, kept, mbar, options, is_async=True)
+
+
+tcgen05_mma = tcgen05_gemm
 
 
 def alloc_tmem(shape: Any, dtype: Any) -> Buffer:
-    """Return a tile of the tensor memory of a block; its contents are undefined."""
-    return alloc_shared(shape, dtype)
+    """Return a tile of the tensor memory of a block; its contents are undefined.
+
+    Where there is no tensor memory, or the program uses the tile otherwise than products and copies
+    of all its rows do, it is a shared tile.
+
+    Raises:
+        ScopeError: outside ``with T.Kernel(...)`` (TC104).
+        TypeMismatch: a bad extent or element type (TC202).
+    """
+    builder = current()
+    spec = tensor_spec(shape, dtype, least=1)
+    tile = Buffer(
+        builder.take_hint("tmem"), spec.shape, spec.dtype, "shared", span=builder.span,
+        in_tensor_memory=True,
+    )  # fmt: skip
+    return builder.allocate(tile)
 
 
 # --- registers -------------------------------------------------------------------------------

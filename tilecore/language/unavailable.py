@@ -16,10 +16,19 @@ _FAMILIES: dict[str, str] = {
     "blocks of a grid do not wait for each other on this target": "sync_global",
     "it names an instruction or descriptor of NVIDIA GPUs; this version generates CPU code": """
         CUDASourceCodeKernel create_tma_descriptor tma_load tma_gather4 tma_scatter4
+        named_barrier_arrive ptx_wgmma_ss ptx_wgmma_rs ptx_mma ptx_mma_sp ptx_ldmatrix tvm_mma_sync
+        initialize_wgmma_descriptor""",
+    "a kernel cannot take over clusters that have not started yet (cluster launch control); launch "
+    "as many blocks as there are multiprocessors and share out tiles by "
+    "T.PersistentTileScheduler": """
         clc_try_cancel clc_try_cancel_multicast clc_is_canceled clc_get_first_ctaid_x
-        clc_get_first_ctaid_y clc_get_first_ctaid_z named_barrier_arrive
-        ptx_wgmma_ss ptx_wgmma_rs ptx_mma ptx_mma_sp ptx_ldmatrix tvm_mma_sync
-        initialize_wgmma_descriptor initialize_tcgen05_descriptor""",
+        clc_get_first_ctaid_y clc_get_first_ctaid_z""",
+    "the compiler writes tcgen05 instructions and descriptors itself; use T.gemm, or "
+    "T.tcgen05_gemm and T.alloc_tmem": """
+        initialize_tcgen05_descriptor alloc_tcgen05_smem_desc alloc_tcgen05_instr_desc
+        alloc_tcgen05_instruction_desc ptx_tcgen05_mma_ss ptx_tcgen05_mma_ts
+        ptx_tcgen05_mma_blockscaled_ss compute_umma_descriptor TCGEN05DescriptorParams
+        TCGEN05TensorCoreIntrinEmitter tcgen05_mma_blockscaled""",
     "it is an instruction of an AMD GPU; this version generates CPU code": "mfma tvm_mfma",
     "this element type is not implemented yet": """
         float6_e2m3fn float6_e3m2fn""",

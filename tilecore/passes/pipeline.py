@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from tilecore.ir.nodes import PrimFunc
-from tilecore.passes import fold_clear, open_extents, stage_outputs, stages, threads, tile_guards
+from tilecore.passes import (
+    fold_clear,
+    open_extents,
+    private_tiles,
+    stage_outputs,
+    stages,
+    threads,
+    tile_guards,
+)
 
 Pass = Callable[[PrimFunc], PrimFunc]
 PIPELINE: tuple[tuple[str, Pass], ...] = (
@@ -19,6 +27,7 @@ PIPELINE: tuple[tuple[str, Pass], ...] = (
 # On a GPU threads and stages are what the program says they are, and so are clears before loops.
 GPU_PIPELINE: tuple[tuple[str, Pass], ...] = (
     ("guard_tiles", tile_guards.run),
+    ("private_tiles", private_tiles.run),
     ("open_extents", open_extents.run),
     ("stage_outputs", stage_outputs.run),
     ("fold_clear", fold_clear.run_outside_loops),

@@ -71,7 +71,7 @@ def catalog():
         I.barrier_invalidate(), I.barrier_arrive(), I.barrier_arrive_remote(), I.barrier_expect(),
         I.barrier_expect_only(), I.barrier_wait(), I.barrier_wait("sm_80"), I.barrier_test(),
         I.fence_barrier_init(), I.fence_async(), I.fence_async_global(), I.cluster_arrive(),
-        I.cluster_wait(), I.cluster_rank(),
+        I.cluster_wait(), I.cluster_rank(), I.cluster_address(), I.barrier_wait(of_cluster=True),
         *(f(t) for t in ("float32", "int32", "uint64") for f in (I.cluster_load, I.cluster_store)),
         I.dependents_launch(), I.dependencies_wait(),
         *(I.thread_fence(s) for s in ("cta", "gpu", "sys")),
@@ -81,7 +81,7 @@ def catalog():
         I.vote("all"), I.vote("ballot"), I.vote_masked("ballot"), I.match_any(), I.active_mask(),
         I.elect(), *(I.reduce_warp(o, t) for o in ("add", "min", "max", "and", "or", "xor")
                      for t in ("int32", "uint32")),
-        I.warp_index(), I.lane_index(), I.nanosleep(), I.clock(),
+        I.assume_below(), I.warp_index(), I.lane_index(), I.nanosleep(), I.clock(),
         *(I.atomic(o, t) for o in ("add", "min", "max", "exchange")
           for t in ("int32", "uint32", "int64", "uint64", "float32", "float64", *HALVES)),
         *(I.atomic(o, t) for o in ("and", "or", "xor") for t in ("int32", "uint64", "int64")),

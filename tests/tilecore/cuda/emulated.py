@@ -26,11 +26,13 @@ from tilecore.target import parse_target
 NARROW = ("e4m3", "e5m2", "e8m0", "e2m1", "int4", "uint4")
 
 
-def lowered(func: PrimFunc, target: str) -> tuple[GpuPlan, LoweredProgram, CudaSource]:
+def lowered(
+    func: PrimFunc, target: str, knobs: Mapping[str, Any] | None = None
+) -> tuple[GpuPlan, LoweredProgram, CudaSource]:
     """Return the plan, TIR and CUDA text of a program."""
     device = parse_target(target)
     assert isinstance(device, GpuTarget)
-    return lower_gpu(func, device)
+    return lower_gpu(func, device, knobs=knobs)
 
 
 def raw(array: Any) -> Any:
@@ -47,13 +49,14 @@ def run_emulated(
     arguments: Sequence[Any],
     schedules: Sequence[Schedule] = (LATE,),
     without: str = "",
+    knobs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> GpuPlan:
     """Run a program on the emulator, in place; return its plan.
 
-    ``without``: text that is cut out of the generated code.
+    ``without``: text that is cut out of the generated code; ``knobs``: of the lowering.
     """
-    plan, program, source = lowered(func, target)
+    plan, program, source = lowered(func, target, knobs)
     if without:
         head, kernel, body = source.emulated.partition('extern "C" __global__')
         body = body.replace(without, ";" if without.endswith(";") else "")

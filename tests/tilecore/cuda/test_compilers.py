@@ -1,17 +1,28 @@
 """CUDA text to machine code: NVRTC, nvcc in its place, and what is said where they cannot."""
 
 import shutil
+from dataclasses import dataclass
 
 import pytest
 
+from tests.tilecore.cuda.emulated import lowered
 from tests.tilecore.cuda.programs import gemm_sm90
+from tests.tilecore.cuda.tile_programs import gemm
 from tilecore.codegen.cubin import read_features
 from tilecore.codegen.cuda import generate
-from tilecore.codegen.nvrtc import compile_cuda, load_nvrtc, parse_log
+from tilecore.codegen.nvrtc import choose_library, compile_cuda, load_nvrtc, parse_log
 from tilecore.errors import CompileFailed, ToolchainMissing
+from tilecore.gpu_target import capability
 from tilecore.target import parse_target
 
 EMPTY = 'extern "C" __global__ void k() {}'
+
+
+def knows(arch):
+    library = load_nvrtc(arch)
+    return library is not None and capability(arch) in library.architectures
+
+
 COMPILERS = [
     pytest.param(
         "nvrtc", marks=pytest.mark.skipif(load_nvrtc() is None, reason="NVRTC is not installed")
@@ -41,6 +52,8 @@ def test_text_that_is_no_program(compiler):
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize(("arch", "hint"), [("sm_50", r"install CUDA 12 "), ("sm_199", "12.8 or")])
 def test_an_architecture_that_the_compiler_does_not_know(compiler, arch, hint):
+    if compiler == "nvrtc" and knows(arch):
+        pytest.skip(f"an older NVRTC here knows {arch}")
     with pytest.raises(CompileFailed, match=hint):
         compile_cuda(EMPTY, arch, compiler)
 
@@ -66,3 +79,33 @@ ptxas info    : Used 32 registers, used 0 barriers"""
     assert (found["one"].registers, found["one"].spill_store_bytes) == (255, 12)
     assert (found["one"].frame_bytes, found["one"].spill_load_bytes) == (16, 20)
     assert (found["two"].registers, found["two"].spill_store_bytes) == (32, 0)
+
+
+@dataclass(frozen=True)
+class Library:
+    """As much of NVRTC as choosing one needs."""
+
+    version: tuple[int, int]
+    architectures: frozenset[int]
+
+
+def test_an_older_compiler_is_taken_for_what_newer_ones_dropped():
+    newer, older = (
+        Library((13, 0), frozenset({75, 80, 90})),
+        Library((12, 9), frozenset({70, 75, 80})),
+    )
+    chosen = [choose_library([newer, older], a) for a in ("sm_80", "sm_70", "sm_90a", "sm_50")]
+    assert chosen == [newer, older, newer, newer]
+    assert choose_library([newer, older], None) is newer
+    assert choose_library([], "sm_70") is None
+
+
+@pytest.mark.skipif(not knows("sm_70"), reason="no NVRTC here knows sm_70 (extra cuda-volta)")
+@pytest.mark.parametrize("sums", ["float16", "float32"])
+def test_products_of_volta_build(sums):
+    func = gemm(512, 512, 512, (128, 128, 32), 2, "float16", "float16", sums)
+    _, _, source = lowered(func, "v100")
+    cubin = compile_cuda(source.text, source.arch)
+    (features,) = read_features(cubin.data, source.arch).values()
+    assert cubin.spills == 0
+    assert features.opcodes["HMMA"] >= 256

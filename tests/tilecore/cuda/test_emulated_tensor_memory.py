@@ -68,7 +68,7 @@ BODY = f"""
   tc_tensor_fence_after();
   for (int j = 0; j < {N // 32}; ++j) {{
     float r[32];
-    tc_tensor_load_32(r, d + j * 32 + (warp * 32 << 16));
+    tc_tensor_load_32x32b_32(r, d + j * 32 + (warp * 32 << 16));
     tc_tensor_wait_loads();
     for (int i = 0; i < 32; ++i) c[t * {N} + j * 32 + i] = r[i];
   }}

@@ -3,20 +3,23 @@
 import tilecore.language as T
 
 
-def gemm(M, N, K, block, stages, dtype, out, accum="float32", trans=(False, False), threads=128):
-    """C = op(A) op(B), as TileLang's examples write it."""
+def gemm(
+    M, N, K, block, stages, dtype, out, accum="float32", trans=(False, False), threads=128, b=None
+):
+    """C = op(A) op(B), as TileLang's examples write it; ``b``: type of B where it is another."""
     BM, BN, BK = block
     tA, tB = trans
+    dtype_b = b or dtype
 
     @T.prim_func
     def main(
         A: T.Tensor((K, M) if tA else (M, K), dtype),
-        B: T.Tensor((N, K) if tB else (K, N), dtype),
+        B: T.Tensor((N, K) if tB else (K, N), dtype_b),
         C: T.Tensor((M, N), out),
     ):
         with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=threads) as (bx, by):
             A_s = T.alloc_shared((BK, BM) if tA else (BM, BK), dtype)
-            B_s = T.alloc_shared((BN, BK) if tB else (BK, BN), dtype)
+            B_s = T.alloc_shared((BN, BK) if tB else (BK, BN), dtype_b)
             C_l = T.alloc_fragment((BM, BN), accum)
             T.use_swizzle(panel_size=2)
             T.clear(C_l)

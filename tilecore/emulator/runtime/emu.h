@@ -100,15 +100,16 @@ void set_registers(int count, bool grows);
 // Tensor memory.
 void tensor_allocate(void* address, int columns);
 void tensor_free(unsigned address, int columns);
-void tensor_mma(int n, int a_type, int b_type, int c_type, unsigned d, u64 a, u64 b,
+void tensor_mma(int m, int n, int a_type, int b_type, int c_type, unsigned d, u64 a, u64 b,
                 bool accumulates, bool a_transposed, bool b_transposed);
-template <int N, class A, class B, class C>
+template <int M, int N, class A, class B, class C>
 inline void tensor_mma(unsigned d, u64 a, u64 b, int accumulates, bool a_t, bool b_t) {
-  tensor_mma(N, A::id, B::id, C::id, d, a, b, accumulates, a_t, b_t);
+  tensor_mma(M, N, A::id, B::id, C::id, d, a, b, accumulates, a_t, b_t);
 }
 void tensor_commit(void* barrier);
-void tensor_load(void* d, unsigned address, int columns);
-void tensor_store(unsigned address, const void* s, int columns);
+// `halves`: count units of 8 columns of 16 lanes, else count columns of the thread's own lane.
+void tensor_load(void* d, unsigned address, int count, bool halves);
+void tensor_store(unsigned address, const void* s, int count, bool halves);
 void tensor_wait(bool loads);
 float round_tf32(float value);
 template <class T>

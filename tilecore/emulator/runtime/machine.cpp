@@ -140,9 +140,9 @@ void spin() {
 }
 unsigned long long now() { return ++machine.clock; }
 
-void post(std::string what, std::function<void()> run) {
+void post(std::string what, std::function<void()> run, std::function<bool()> is_over) {
   if (machine.delivery == EARLY) run();
-  else machine.jobs.push_back({std::move(run), std::move(what)});
+  else machine.jobs.push_back({std::move(run), std::move(what), std::move(is_over)});
 }
 static void deliver_job(size_t number) {
   Job job = std::move(machine.jobs[number]);
@@ -219,8 +219,9 @@ static void run_resident() {
       if (!spins) report_deadlock();
     }
   }
-  if (machine.error.empty() && !machine.jobs.empty())
-    machine.error = machine.jobs.front().what + " is still in flight when the block exits";
+  for (const Job& job : machine.jobs)
+    if (machine.error.empty() && !(job.is_over && job.is_over()))
+      machine.error = job.what + " is still in flight when the block exits";
 }
 
 static void place_block(Block& block, Cluster& cluster, uint3_ index, int rank) {

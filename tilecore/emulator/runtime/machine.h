@@ -6,6 +6,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -94,7 +95,7 @@ struct TensorOperand {  // a descriptor's fields
 // Offset of an element: `x` along M or N, `k` along K, of `size` bytes (wgmma.cpp).
 unsigned operand_place(const TensorOperand& o, int x, int k, int size, bool transposed);
 struct TensorProduct {  // one tcgen05.mma of a block
-  int n, a_type, b_type, c_type;
+  int m, n, a_type, b_type, c_type;
   unsigned d;
   TensorOperand a, b;
   bool accumulates, a_transposed, b_transposed;
@@ -104,6 +105,7 @@ struct TensorMemory {
   std::vector<unsigned> cells;
   bool is_used[512] = {};
   std::deque<TensorProduct> products;  // in flight; `first` have left
+  std::deque<std::shared_ptr<std::function<void()>>> commits;  // in flight, in order
   unsigned long long first = 0;
   unsigned time = 0;
 };
@@ -135,6 +137,7 @@ struct Block {
 struct Job {  // an asynchronous operation that completes by itself
   std::function<void()> run;
   std::string what;
+  std::function<bool()> is_over = nullptr;  // whether another operation has completed it
 };
 struct Range {
   const unsigned char *first, *last;
@@ -178,7 +181,8 @@ void wait_until(const std::string& what, std::function<bool()> ready);
 void spin();                                            // as long as others have nothing to do
 void maybe_pause();                                    // where the schedule is random: perhaps
 unsigned random_number();
-void post(std::string what, std::function<void()> run);  // a job, by the machine's delivery
+// A job, by the machine's delivery.
+void post(std::string what, std::function<void()> run, std::function<bool()> is_over = nullptr);
 
 // Memory (memory.cpp): where a pointer lies, and accesses that the runtime makes for a thread.
 Block* block_of(const void* pointer);  // whose shared memory holds it, or nullptr

@@ -25,20 +25,27 @@ TensorOperand fields(uint64_t bits) {
   return {(unsigned)(bits & 0x3fff) << 4, (unsigned)(bits >> 16 & 0x3fff) << 4,
           (unsigned)(bits >> 32 & 0x3fff) << 4, swizzles[bits >> 61]};
 }
+// The lane that holds a row of a product of 128 or 64 rows.
+int lane_of_row(int m, int row) { return m == LANES ? row : row % 16 + 32 * (row / 16); }
+
 void multiply(Block& block, const TensorProduct& p) {
   TensorMemory& m = block.tensor;
   int k = 256 / width(p.a_type), size = width(p.b_type) / 8;
-  for (int row = 0; row < LANES; ++row)
+  std::vector<double> left(k), right(k * p.n);
+  for (int n = 0; n < p.n; ++n)
+    for (int x = 0; x < k; ++x)
+      right[n * k + x] =
+          element(p.b_type, block.shared + operand_place(p.b, n, x, size, p.b_transposed), 0);
+  for (int row = 0; row < p.m; ++row) {
+    for (int x = 0; x < k; ++x)
+      left[x] = element(p.a_type, block.shared + operand_place(p.a, row, x, size, p.a_transposed), 0);
     for (int n = 0; n < p.n; ++n) {
-      uint32_t* cell = &m.cells[row * COLUMNS + (p.d & 0xffff) + n];
+      uint32_t* cell = &m.cells[lane_of_row(p.m, row) * COLUMNS + (p.d & 0xffff) + n];
       double sum = p.accumulates ? element(p.c_type, cell, 0) : 0.0;
-      for (int x = 0; x < k; ++x) {
-        unsigned a = operand_place(p.a, row, x, size, p.a_transposed);
-        unsigned b = operand_place(p.b, n, x, size, p.b_transposed);
-        sum += element(p.a_type, block.shared + a, 0) * element(p.b_type, block.shared + b, 0);
-      }
+      for (int x = 0; x < k; ++x) sum += left[x] * right[n * k + x];
       set_element(p.c_type, cell, 0, sum);
     }
+  }
 }
 }  // namespace
 
@@ -68,13 +75,14 @@ void tensor_free(unsigned address, int columns) {
     for (int c = 0; c < columns; ++c) m.is_used[(address & 0xffff) + c] = false;
   });
 }
-void tensor_mma(int n, int a_type, int b_type, int c_type, unsigned d, unsigned long long a,
-                unsigned long long b, bool accumulates, bool a_transposed, bool b_transposed) {
+void tensor_mma(int m_rows, int n, int a_type, int b_type, int c_type, unsigned d,
+                unsigned long long a, unsigned long long b, bool accumulates, bool a_transposed, bool b_transposed) {
   settle();
   Block& block = my_block();
   TensorMemory& m = memory();
   check_columns(m, d, n, "tcgen05.mma");
-  TensorProduct p{n,         a_type,      b_type,       c_type,       d,
+  if (d >> 16) fail("tcgen05.mma: the accumulator does not begin in lane 0");
+  TensorProduct p{m_rows,    n,           a_type,      b_type,       c_type,       d,
                   fields(a), fields(b), accumulates, a_transposed, b_transposed};
   int agent = tensor_agent(block);
   Clock clock = clock_of(me());
@@ -88,7 +96,7 @@ void tensor_mma(int n, int a_type, int b_type, int c_type, unsigned d, unsigned 
         on_read(block, at, 16, agent, clock, true);
       }
   };
-  note(p.a, LANES, a_transposed);
+  note(p.a, m_rows, a_transposed);
   note(p.b, n, b_transposed);
   if (machine.delivery == EARLY) {
     multiply(block, p);
@@ -107,7 +115,7 @@ void tensor_commit(void* barrier) {
   Clock clock = clock_of(me());
   clock.set(tensor_agent(*block), m.time);
   tick(me());
-  post("tcgen05.commit", [=] {
+  auto complete = std::make_shared<std::function<void()>>([=] {
     TensorMemory& tensor = block->tensor;
     while (tensor.first < last) {  // in order, whatever the schedule
       if (!tensor.products.front().is_done) multiply(*block, tensor.products.front());
@@ -118,10 +126,23 @@ void tensor_commit(void* barrier) {
     if (found == block->barriers.end()) fail("tcgen05.commit: the barrier is gone");
     arrive(found->second, 1, clock, "tcgen05.commit");
   });
+  m.commits.push_back(complete);
+  post("tcgen05.commit", [=] {  // commits complete in order, whatever the schedule
+    auto& open = block->tensor.commits;
+    while (*complete) {
+      auto next = open.front();
+      open.pop_front();
+      (*next)();
+      *next = nullptr;
+    }
+  }, [=] { return !*complete; });
   maybe_pause();
 }
-static unsigned* lane_cells(unsigned address, int columns, const char* what) {
+// The cells that a thread moves, in the order of its registers.
+static std::vector<unsigned*> own_cells(unsigned address, int count, bool halves,
+                                        const char* what) {
   TensorMemory& m = memory();
+  int columns = halves ? 8 * count : count;
   check_columns(m, address, columns, what);
   unsigned quarter = me().rank / WARP % 4 * WARP, first = address & 0xffff;
   if (address >> 16 != quarter)
@@ -132,18 +153,29 @@ static unsigned* lane_cells(unsigned address, int columns, const char* what) {
     if (d < first + columns && first < d + p.n)
       fail(std::string(what) + ": a product into these columns is still in flight");
   }
-  return &m.cells[(quarter + lane_of(me())) * COLUMNS + first];
+  std::vector<unsigned*> cells;
+  int lane = lane_of(me());
+  auto add = [&](int row, int column) {
+    cells.push_back(&m.cells[(quarter + row) * COLUMNS + first + column]);
+  };
+  if (!halves)
+    for (int c = 0; c < columns; ++c) add(lane, c);
+  else
+    for (int r = 0; r < 4 * count; ++r)
+      add(lane / 4 + 8 * (r / 2 % 2), 8 * (r / 4) + 2 * (lane % 4) + r % 2);
+  return cells;
 }
-void tensor_load(void* d, unsigned address, int columns) {
-  meet_warp("tcgen05.ld.x" + std::to_string(columns), 0xffffffffu, nullptr, [](Collective&) {});
-  const unsigned* cells = lane_cells(address, columns, "tcgen05.ld");
-  std::vector<unsigned> values(cells, cells + columns);
+void tensor_load(void* d, unsigned address, int count, bool halves) {
+  meet_warp("tcgen05.ld.x" + std::to_string(count), 0xffffffffu, nullptr, [](Collective&) {});
+  std::vector<unsigned> values;
+  for (unsigned* cell : own_cells(address, count, halves, "tcgen05.ld")) values.push_back(*cell);
   me().tensor_loads.push_back([=] { memcpy(d, values.data(), 4 * values.size()); });
   if (machine.delivery == EARLY) me().tensor_loads.back()();
 }
-void tensor_store(unsigned address, const void* s, int columns) {
-  meet_warp("tcgen05.st.x" + std::to_string(columns), 0xffffffffu, nullptr, [](Collective&) {});
-  memcpy(lane_cells(address, columns, "tcgen05.st"), s, 4 * columns);
+void tensor_store(unsigned address, const void* s, int count, bool halves) {
+  meet_warp("tcgen05.st.x" + std::to_string(count), 0xffffffffu, nullptr, [](Collective&) {});
+  const unsigned* value = (const unsigned*)s;
+  for (unsigned* cell : own_cells(address, count, halves, "tcgen05.st")) memcpy(cell, value++, 4);
 }
 void tensor_wait(bool loads) {
   meet_warp(loads ? "tcgen05.wait::ld" : "tcgen05.wait::st", 0xffffffffu, nullptr,

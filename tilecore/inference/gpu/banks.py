@@ -16,7 +16,7 @@ import numpy as np
 from tilecore.errors import ScopeError
 from tilecore.inference.gpu.distribution import Table
 from tilecore.inference.gpu.places import points
-from tilecore.inference.gpu.plan import CHUNK_BYTES, GpuLaunchPlan, NestPlan, Operand, SharedLayout
+from tilecore.inference.gpu.plan import CHUNK_BYTES, GpuLaunchPlan, NestPlan, SharedLayout
 from tilecore.ir.evaluate import Evaluator
 from tilecore.ir.expr import Expr, Load, Var, const
 from tilecore.ir.nodes import Buffer, Stmt
@@ -54,8 +54,19 @@ def bank_uses(plan: GpuLaunchPlan) -> list[BankUse]:
     for gemm in plan.gemms.values():
         for region, operand in ((gemm.stmt.a, gemm.a), (gemm.stmt.b, gemm.b)):
             if operand.source == "ldmatrix":
-                ways = _of_matrices(plan.shared[region.buffer], operand)
+                ways = _of_matrices(plan.shared[region.buffer])
                 found.append(BankUse(gemm.stmt, region.buffer, False, CHUNK_BYTES, ways))
+    return found
+
+
+def explain_conflicts(uses: Sequence[BankUse]) -> list[str]:
+    """Return a line for each access that banks slow down, with its place in the program."""
+    found = []
+    for use in uses:
+        if use.ways > 1:
+            how = "written" if use.is_store else "read"
+            what = f"{use.buffer.name}: {how} with bank conflicts, {use.ways:.1f} passes for 1"
+            found.append(f"{what} ({use.bytes_per_lane} B a lane; {use.stmt.span})")
     return found
 
 
@@ -82,6 +93,9 @@ def _of_nest(
     for number, access in enumerate(nest.points.accesses):
         layout = shared.get(access.buffer)
         if layout is None or not access.indices:
+            continue
+        if nest.matrices is not None and number == nest.matrices.access:
+            yield BankUse(stmt, access.buffer, True, CHUNK_BYTES, _of_matrices(layout))
             continue
         is_wide = number in nest.wide
         lanes = min(nest.lanes, CHUNK_BYTES // layout.itemsize) if is_wide else 1
@@ -115,25 +129,28 @@ def conflict_ways(address: Table, exists: Table, width: int) -> float:
         width: bytes of one access.
     """
     together = max(1, min(WARP, PART // max(width, WORD)))  # lanes that are served at once
-    served = ideal = 0
-    threads = address.shape[0]
-    for first in range(0, threads, together):
-        part = slice(first, min(first + together, threads))
-        for turn in range(address.shape[1]):
-            there = address[part, turn][exists[part, turn]]
-            if there.size == 0:
-                continue
-            words = np.unique((there[:, None] + np.arange(0, max(width, 1), WORD)) // WORD)
-            served += int(np.bincount(words % BANKS).max())
-            ideal += 1
-    return served / ideal if ideal else 1.0
+    threads, turns = address.shape
+    parts = -(-threads // together)
+    lanes = ((0, parts * together - threads), (0, 0))
+    first = np.where(exists, address, -1)
+    first = np.pad(first, lanes, constant_values=-1).reshape(parts, together, turns)
+    first = first.transpose(0, 2, 1).reshape(parts * turns, together)
+    words = (first[:, :, None] + np.arange(0, max(width, 1), WORD)) // WORD
+    words = np.where(first[:, :, None] < 0, -1, words).reshape(parts * turns, -1)
+    words.sort(axis=1)
+    is_new = words >= 0
+    is_new[:, 1:] &= words[:, 1:] != words[:, :-1]
+    group, _ = np.nonzero(is_new)
+    met = np.bincount(group * BANKS + words[is_new] % BANKS, minlength=parts * turns * BANKS)
+    served = met.reshape(-1, BANKS).max(axis=1)
+    ideal = int((served > 0).sum())
+    return int(served.sum()) / ideal if ideal else 1.0
 
 
-def _of_matrices(layout: SharedLayout, operand: Operand) -> float:
+def _of_matrices(layout: SharedLayout) -> float:
     """Return the conflicts of the 8 rows of 16 bytes that make up one matrix."""
     rows, columns = layout.shape[-2], layout.shape[-1]
     chunk = CHUNK_BYTES // layout.itemsize
-    _ = operand  # the rows of a matrix are rows of the tile, transposed or not
     row, column = np.meshgrid(np.arange(rows), np.arange(0, columns, chunk), indexing="ij")
     leading = [np.zeros_like(row)] * (len(layout.shape) - 2)
     address = offsets(layout, [*leading, row, column]) * layout.itemsize

@@ -108,7 +108,7 @@ class Barriers:
                 for child in stmts:
                     touched = self._walk(child, touched)
                 return touched
-            case nodes.Sync(scope="block" | "grid"):
+            case nodes.Sync(scope="block" | "cluster" | "grid"):
                 return Touched()
             case nodes.Sync(scope="group"):
                 return touched.without(self.teams.team(stmt))

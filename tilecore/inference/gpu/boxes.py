@@ -90,6 +90,24 @@ def loads_of(launch: KernelLaunch, layouts: Mapping[Buffer, SharedLayout]) -> di
     return found
 
 
+def multicasts_of(launch: KernelLaunch, layouts: Mapping[Buffer, SharedLayout]) -> dict[Stmt, Box]:
+    """Return the copies to several blocks of a cluster that one of them asks for as boxes."""
+    if not all(int_value(t) == 1 for t in launch.threads[1:]):
+        return {}  # the thread is chosen by its warp
+    padded = pads(launch)
+    found: dict[Stmt, Box] = {}
+    for stmt in walk(launch.body):
+        if not isinstance(stmt, nodes.ClusterCopy) or stmt.block is not None:
+            continue
+        tensor, tile = stmt.copy.src.buffer, stmt.copy.dst.buffer
+        if tile not in layouts or not is_plain(tensor, tile) or tensor in padded:
+            continue
+        box = box_of(stmt.copy.src, stmt.copy.dst, layouts[tile])
+        if box is not None:
+            found[stmt] = box
+    return found
+
+
 def is_plain(tensor: Buffer, tile: Buffer) -> bool:
     """Return whether a tensor map can describe a tensor, and its elements are those of a tile."""
     is_whole = tensor.scope == "global" and tensor.base is None and tensor.address is None
@@ -106,8 +124,9 @@ def box_of(there: Region, here: Region, layout: SharedLayout) -> Box | None:
     """
     tensor, kept = there.buffer, kept_axes(there)
     itemsize = tensor.dtype.itemsize
-    if tensor.ndim > MAX_AXES or tensor.strides is not None or not kept:
-        return None
+    root = tensor.root
+    if tensor.ndim > MAX_AXES or root.strides is not None or root.address is not None or not kept:
+        return None  # maps are made before the launch, of contiguous tensors
     if kept[-1] != tensor.ndim - 1 or kept_axes(here)[-1:] != (len(layout.shape) - 1,):
         return None
     row = int_value(tensor.shape[-1])  # a multiple of 16 bytes makes all strides such multiples

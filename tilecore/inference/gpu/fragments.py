@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from tilecore.inference.gpu.distribution import Digit, Distribution, by_slot, coarser, spread
 from tilecore.inference.gpu.loops import Access, Points, axes_of, divisor, is_contiguous
+from tilecore.inference.gpu.matrix_stores import matrix_store
 from tilecore.inference.gpu.places import slots_of
 from tilecore.inference.gpu.plan import CHUNK_BYTES, GemmPlan, NestPlan
 from tilecore.ir.bounds import linear
@@ -29,6 +30,7 @@ class Fragments:
 
     threads: int
     warp: int = 32  # threads that shuffles reach
+    has_stmatrix: bool = False  # whether a warp stores matrices to shared memory
     held: dict[Buffer, Distribution] = field(default_factory=dict)
     shared: dict[Buffer, str] = field(default_factory=dict)  # with the reason
     folded: dict[Buffer, set[int]] = field(default_factory=dict)  # axes along which it is reduced
@@ -44,16 +46,18 @@ def distribute(
     statements: Sequence[Points],
     gemms: Iterable[GemmPlan],
     fragments: Fragments,
+    moved: Sequence[tuple[Buffer, Distribution]] = (),
 ) -> dict[Stmt, NestPlan]:
     """Fill ``fragments`` and return how each statement runs.
 
-    A fragment that does not fit is added to ``fragments.shared`` and all begins anew.
+    ``moved``: fragments that tensor memory is copied to or from, with how they must be spread. A
+    fragment that does not fit is added to ``fragments.shared`` and all begins anew.
     """
     fixed = list(gemms)
     fragments.folded = _folded_axes(statements)
     while True:
         fragments.held.clear()
-        refused = _settle(statements, fixed, fragments)
+        refused = _settle(statements, fixed, fragments, moved)
         if refused is None:
             plans = {}
             for points in statements:
@@ -61,7 +65,7 @@ def distribute(
                 refused = _misfit(points, distribution, fragments)
                 if refused is not None:
                     break
-                plans[points.stmt] = _nest_plan(points, distribution)
+                plans[points.stmt] = _nest_plan(points, distribution, fragments)
             else:
                 return plans
         buffer, reason = refused
@@ -81,20 +85,23 @@ def _folded_axes(statements: Sequence[Points]) -> dict[Buffer, set[int]]:
 
 
 def _settle(
-    statements: Sequence[Points], gemms: Sequence[GemmPlan], fragments: Fragments
+    statements: Sequence[Points],
+    gemms: Sequence[GemmPlan],
+    fragments: Fragments,
+    moved: Sequence[tuple[Buffer, Distribution]],
 ) -> tuple[Buffer, str] | None:
-    """Give every fragment a distribution; return one that products want in two ways."""
+    """Give every fragment a distribution; return one that instructions want in two ways."""
+    fixed = list(moved)
     for plan in gemms:
-        wanted = [(plan.stmt.c.buffer, plan.c)] if plan.keeps_c else []
+        fixed += [(plan.stmt.c.buffer, plan.c)] if plan.keeps_c else []
         for region, operand in ((plan.stmt.a, plan.a), (plan.stmt.b, plan.b)):
             if operand.source == "registers":
-                wanted.append((region.buffer, operand.distribution))
-        for buffer, distribution in wanted:
-            if not fragments.is_register(buffer):
-                continue
-            known = fragments.held.setdefault(buffer, distribution)
-            if known != distribution:
-                return buffer, "two products hold it differently"
+                fixed.append((region.buffer, operand.distribution))
+    for buffer, distribution in fixed:
+        if not fragments.is_register(buffer):
+            continue
+        if fragments.held.setdefault(buffer, distribution) != distribution:
+            return buffer, "two instructions hold it differently"
     while True:
         _propagate(statements, fragments)
         open_ones = [p for p in statements if _unknown(p, fragments)]
@@ -347,11 +354,14 @@ def _misfit(
     return None
 
 
-def _nest_plan(points: Points, distribution: Distribution) -> NestPlan:
+def _nest_plan(points: Points, distribution: Distribution, fragments: Fragments) -> NestPlan:
     """Return the plan of a statement: how many neighbours of which loop move at once."""
     best = NestPlan(points, distribution)
     if points.folded:
         return best
+    matrices = matrix_store(points, distribution, _width) if fragments.has_stmatrix else None
+    if matrices is not None:
+        return replace(best, matrices=matrices)
     for loop, digits in enumerate(distribution.axes):
         if not digits or digits[-1].in_thread or digits[-1].stride != 1:
             continue

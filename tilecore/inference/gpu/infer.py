@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import replace
 
 from tilecore.amd_target import AmdTarget
 from tilecore.errors import InvalidConfig, UnsupportedOnTarget
@@ -18,6 +20,7 @@ from tilecore.inference.gpu.loops import (
 )
 from tilecore.inference.gpu.memory import Needs
 from tilecore.inference.gpu.mfma import plan_mfma
+from tilecore.inference.gpu.options import GpuOptions
 from tilecore.inference.gpu.pipelining import find_pipelines, unawaited_copies
 from tilecore.inference.gpu.plan import (
     GemmPlan,
@@ -26,8 +29,16 @@ from tilecore.inference.gpu.plan import (
     NestPlan,
 )
 from tilecore.inference.gpu.products import plan_gemm
+from tilecore.inference.gpu.quads import plan_quads
 from tilecore.inference.gpu.shared import sharing_memory
 from tilecore.inference.gpu.teams import Team, Teams, find_teams, registers_to_trade
+from tilecore.inference.gpu.tensor_memory import (
+    TensorMemory,
+    find_tensor_memory,
+    plan_tensor_product,
+    with_reason,
+    with_waits,
+)
 from tilecore.inference.uses import Context, enter
 from tilecore.ir import nodes
 from tilecore.ir.analysis import covers_whole
@@ -36,7 +47,7 @@ from tilecore.ir.nodes import Buffer, Gemm, KernelLaunch, PrimFunc, Stmt
 from tilecore.ir.visitor import buffers_of, children, regions, walk
 
 
-def infer(func: PrimFunc, target: GpuTarget) -> GpuPlan:
+def infer(func: PrimFunc, target: GpuTarget, options: GpuOptions) -> GpuPlan:
     """Return the plan of a program.
 
     Raises:
@@ -44,56 +55,67 @@ def infer(func: PrimFunc, target: GpuTarget) -> GpuPlan:
         UnsupportedOnTarget: a statement that GPUs cannot run (TC302).
     """
     launches = [s for s in walk(func.body) if isinstance(s, KernelLaunch)]
-    return GpuPlan(func, {launch: _plan(launch, target) for launch in launches})
+    return GpuPlan(func, {launch: _plan(launch, target, options) for launch in launches})
 
 
-def _plan(launch: KernelLaunch, target: GpuTarget) -> GpuLaunchPlan:
+def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLaunchPlan:
     threads = _threads(launch, target)
+    if target.has_clusters:
+        _check_cluster(launch, target)
     teams = find_teams(launch, threads, target)
     tiles = [s.buffer for s in walk(launch.body) if isinstance(s, nodes.Alloc)]
     spread = frozenset(_spread(launch, tiles))
-    fragments = Fragments(teams.whole.count, target.threads_per_warp, spread=spread)
+    viewed = {t.base for t in tiles if t.base is not None}
+    fragments = Fragments(
+        teams.whole.count, target.threads_per_warp, target.has_stmatrix, spread=spread
+    )
     for tile in _not_in_registers(launch, tiles, fragments.spread):
         fragments.shared[tile] = "elements are accessed one by one, or through views"
-    statements = list(_statements(launch.body, enter(launch, Context())))
+    tensor = find_tensor_memory(launch, teams, target)
+    found = _statements(launch.body, enter(launch, Context()))
+    statements = [p for p in found if p.stmt not in tensor.transfers]
     _share_between_teams(launch, teams, fragments)
     while True:
         before = len(fragments.shared)
-        gemms = _products(launch, teams, target, fragments)
+        gemms = _products(launch, teams, target, fragments, options, viewed, tensor)
         nests: dict[Stmt, NestPlan] = {}
         held: dict[Buffer, Distribution] = {}
         for team in (teams.whole, *teams.all):
-            own = Fragments(
-                team.count, fragments.warp, shared=fragments.shared, spread=fragments.spread
-            )
+            own = replace(fragments, threads=team.count, held={}, folded={})
             mine = [p for p in statements if teams.team(p.stmt) == team]
             products = [g for s, g in gemms.items() if teams.team(s) == team]
-            nests |= distribute(mine, products, own)
+            moved = tensor.wanted(s for s in tensor.transfers if teams.team(s) == team)
+            nests |= distribute(mine, products, own, moved)
             held |= own.held
         if len(fragments.shared) == before:
             break
     pipelines = find_pipelines(launch, nests, target)
-    viewed = {t.base for t in tiles if t.base is not None}
-    shared = [t for t in tiles if t.base is None and _in_shared(t, fragments)]
+    shared = [
+        t for t in tiles
+        if t.base is None and t not in tensor.tiles and _in_shared(t, fragments)
+    ]  # fmt: skip
     memory = Needs(
         launch, target, teams, tuple(nests.values()), tuple(gemms.values()), tuple(shared),
-        frozenset(viewed), frozenset(_staging(statements, gemms.values())),
+        frozenset(viewed), frozenset(_staging(statements, gemms.values(), tensor)),
+        tensor.words(gemms.values()),
     ).fit(pipelines)  # fmt: skip
     places = memory.places
-    barriers, ends = Barriers(
-        launch, sharing_memory(places), memory.pipelines, teams, memory.loads
-    ).find()
+    gemms = with_waits(gemms, memory.pipelines)
+    touched = sharing_memory(places) | {t: {t} for t in tensor.tiles}
+    barriers, ends = Barriers(launch, touched, memory.pipelines, teams, memory.loads).find()
     notes = tuple(f"{t.name}: kept in shared memory ({why})" for t, why in fragments.shared.items())
     trade = registers_to_trade(launch, teams, target)
     if isinstance(trade, str):
         notes = (*notes, f"registers stay where they are: {trade}")
     unawaited = unawaited_copies(
-        launch, nests, memory.pipelines.values(), {*memory.stores, *memory.loads}, target
-    )
+        launch, nests, memory.pipelines.values(),
+        {*memory.stores, *memory.loads, *memory.multicasts, *tensor.transfers}, target,
+    )  # fmt: skip
     return GpuLaunchPlan(
         launch, threads, held, places, nests, gemms, memory.pipelines, memory.stores, memory.loads,
         memory.updates, unawaited, trade is True, barriers, ends, memory.tile_bytes, memory.bytes,
-        teams, notes,
+        teams, notes + tensor.notes, tensor.tiles, tensor.transfers, tensor.columns,
+        memory.multicasts,
     )  # fmt: skip
 
 
@@ -112,6 +134,22 @@ def _threads(launch: KernelLaunch, target: GpuTarget) -> tuple[int, int, int]:
             expected=f"at most {target.threads_per_block} threads in a block of {target.name}",
         )  # fmt: skip
     return known[0], known[1], known[2]
+
+
+def _check_cluster(launch: KernelLaunch, target: GpuTarget) -> None:
+    count = math.prod(launch.cluster)
+    if count > target.blocks_per_cluster:
+        raise InvalidConfig(
+            knob="cluster_dims", value=launch.cluster, span=launch.span,
+            expected=f"at most {target.blocks_per_cluster} blocks in a cluster of {target.name}",
+        )  # fmt: skip
+    for size, extent in zip(launch.cluster, launch.grid, strict=False):
+        blocks = int_value(extent)
+        if blocks is not None and blocks % size:
+            raise InvalidConfig(
+                knob="cluster_dims", value=launch.cluster, span=launch.span,
+                expected=f"divisors of the grid, which has {blocks} blocks along an axis",
+            )  # fmt: skip
 
 
 def _in_shared(tile: Buffer, fragments: Fragments) -> bool:
@@ -184,21 +222,33 @@ def _share_between_teams(launch: KernelLaunch, teams: Teams, fragments: Fragment
 
 
 def _products(
-    launch: KernelLaunch, teams: Teams, target: GpuTarget, fragments: Fragments
+    launch: KernelLaunch,
+    teams: Teams,
+    target: GpuTarget,
+    fragments: Fragments,
+    options: GpuOptions,
+    viewed: Set[Buffer],
+    tensor: TensorMemory,
 ) -> dict[Stmt, GemmPlan]:
     """Return the plan of each product; operands of fma lie in shared memory."""
     found: dict[Stmt, GemmPlan] = {}
     for stmt in walk(launch.body):
         if not isinstance(stmt, Gemm):
             continue
-        held = _held(stmt, fragments)
-        planner = plan_mfma if isinstance(target, AmdTarget) else plan_gemm
-        plan = planner(stmt, teams.team(stmt), target, held)  # type: ignore[arg-type]
+        team, held = teams.team(stmt), _held(stmt, fragments)
+        if stmt.c.buffer in tensor.tiles:
+            plan = plan_tensor_product(stmt, team)
+        elif isinstance(target, AmdTarget):
+            plan = plan_mfma(stmt, team, target, held)
+        elif target.multiplies_by_quads:
+            plan = plan_quads(stmt, team, target, held)
+        else:
+            plan = plan_gemm(stmt, team, target, held, options, viewed)
         if plan.kind == "fma":
             for region, is_held in ((stmt.a, held[0]), (stmt.b, held[1])):
                 if is_held:
                     fragments.shared[region.buffer] = "an operand of scalar multiply-adds"
-        found[stmt] = plan
+        found[stmt] = with_reason(plan, launch) if target.has_tcgen05 else plan
     if isinstance(target, AmdTarget):
         sums: dict[Buffer, set[Distribution]] = {}
         for plan in found.values():
@@ -215,9 +265,12 @@ def _held(gemm: Gemm, fragments: Fragments) -> tuple[bool, bool, bool]:
     return a, b, c
 
 
-def _staging(statements: Iterable[Points], gemms: Iterable[GemmPlan]) -> set[Buffer]:
+def _staging(
+    statements: Iterable[Points], gemms: Iterable[GemmPlan], tensor: TensorMemory
+) -> set[Buffer]:
     """Return the shared tiles of two axes that sums are written to."""
     sums = {g.stmt.c.buffer for g in gemms if g.kind != "fma"}
+    sums |= {buffer for buffer, _ in tensor.wanted(tensor.transfers)}
     found: set[Buffer] = set()
     for points in statements:
         if any(a.buffer in sums and not a.is_store for a in points.accesses):

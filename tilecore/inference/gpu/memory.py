@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from tilecore.errors import InvalidConfig
 from tilecore.gpu_target import GpuTarget
-from tilecore.inference.gpu.boxes import loads_of, stores_of, with_boxes
+from tilecore.inference.gpu.boxes import loads_of, multicasts_of, stores_of, with_boxes
 from tilecore.inference.gpu.pipelining import with_one_tile, without_single_tiles
 from tilecore.inference.gpu.plan import (
     CHUNK_BYTES,
@@ -18,11 +18,11 @@ from tilecore.inference.gpu.plan import (
     Pipeline,
     SharedLayout,
 )
-from tilecore.inference.gpu.scratch import beyond_tiles
+from tilecore.inference.gpu.scratch import BARRIER_BYTES, beyond_tiles
 from tilecore.inference.gpu.shared import assign_places, lay_out
 from tilecore.inference.gpu.teams import Teams
 from tilecore.inference.gpu.updates import updates_of
-from tilecore.ir.nodes import Buffer, KernelLaunch, Stmt
+from tilecore.ir.nodes import Buffer, ClusterCopy, KernelLaunch, Stmt
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,15 @@ class Memory:
     stores: Mapping[Stmt, Box] = field(default_factory=dict)
     loads: Mapping[Stmt, Box] = field(default_factory=dict)
     updates: Mapping[Stmt, BoxUpdate] = field(default_factory=dict)
+    multicasts: Mapping[Stmt, Box] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What decides about the shared memory of a launch.
 
-    ``viewed``: tiles that views see in another shape; ``staging``: those that take sums.
+    ``viewed``: tiles that views see in another shape; ``staging``: those that take sums;
+    ``tensor_words``: of 64 bits, which go with tensor memory.
     """
 
     launch: KernelLaunch
@@ -53,6 +55,7 @@ class Needs:
     tiles: tuple[Buffer, ...]
     viewed: frozenset[Buffer]
     staging: frozenset[Buffer]
+    tensor_words: int = 0
 
     def fit(self, pipelines: Mapping[Stmt, Pipeline]) -> Memory:
         """Return the shared memory of a block.
@@ -75,6 +78,7 @@ class Needs:
         stores: Mapping[Stmt, Box] = {}
         loads: Mapping[Stmt, Box] = {}
         updates: Mapping[Stmt, BoxUpdate] = {}
+        multicasts: Mapping[Stmt, Box] = {}
         if self.target.has_tma:
             boxed = with_boxes(self.launch, pipelines, layouts)
             pipelines = without_single_tiles(boxed)
@@ -83,12 +87,15 @@ class Needs:
             stores = stores_of(self.launch, layouts, stages)
             loads = loads_of(self.launch, layouts)
             updates = updates_of(self.launch, layouts, stages)
+            multicasts = multicasts_of(self.launch, layouts)
         places, end = assign_places(self.launch.body, layouts, pipelines.values())
         end = -(-end // CHUNK_BYTES) * CHUNK_BYTES
         more = beyond_tiles(
             self.launch, self.nests, pipelines.values(), self.teams, self.target.threads_per_warp
         )
-        return Memory(pipelines, places, end, end + more, stores, loads, updates)
+        waited = sum(isinstance(s, ClusterCopy) and s.barrier is None for s in multicasts)
+        more += (self.tensor_words + waited) * BARRIER_BYTES
+        return Memory(pipelines, places, end, end + more, stores, loads, updates, multicasts)
 
     def _too_much(self, found: Memory) -> InvalidConfig:
         largest = max(found.places, key=lambda tile: found.places[tile].bytes)

@@ -99,7 +99,9 @@ def plan_mfma(
         by_slot(wide[1], 4),
     )
     c = Distribution((m, n), (rows, columns), threads)
-    return GemmPlan(gemm, "mfma", (ATOM, ATOM, step), size, waves, a, b, c, in_registers[2])
+    return GemmPlan(
+        gemm, "mfma", (ATOM, ATOM, step), size, waves, a, b, c, in_registers[2], kinds[2]
+    )
 
 
 def _side_by_side(tile: Region, tiles: int, is_transposed: bool, in_registers: bool) -> int:

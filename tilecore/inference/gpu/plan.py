@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tilecore.inference.gpu.distribution import Distribution
 from tilecore.inference.gpu.loops import Points
+from tilecore.inference.gpu.matrix_units import TF32_CUT, TF32_ROUNDED
 from tilecore.inference.gpu.teams import Teams
-from tilecore.ir.nodes import Buffer, Copy, For, Gemm, KernelLaunch, PrimFunc, Region, Stmt
+from tilecore.ir.nodes import (
+    Buffer,
+    ClusterCopy,
+    Copy,
+    For,
+    Gemm,
+    KernelLaunch,
+    PrimFunc,
+    Region,
+    Stmt,
+)
 
 CHUNK_BYTES = 16  # the widest access of one thread; what swizzles move as one
 # Where a box of the tensor memory accelerator may begin (PTX ISA 9.0, cp.async.bulk.tensor).
@@ -66,6 +78,24 @@ class SharedLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class MatrixStore:
+    """How a warp stores 8x8 matrices of 16-bit elements to shared memory (stmatrix).
+
+    Attributes:
+        access: the store, by position among the accesses of the points.
+        count: matrices of one instruction: 1, 2 or 4.
+        rows, columns: the loops whose points are rows and columns of a matrix in registers.
+        is_transposed: whether rows in memory are columns in registers.
+    """
+
+    access: int
+    count: int
+    rows: int
+    columns: int
+    is_transposed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class NestPlan:
     """How a data-parallel nest runs: its points, and how many neighbours move at once.
 
@@ -75,6 +105,7 @@ class NestPlan:
         lanes: points along ``lane_axis`` whose memory accesses are one.
         lane_axis: the loop (by position) of which a thread has ``lanes`` consecutive points.
         wide: accesses of memory (by position among those of ``points``) that move all lanes.
+        matrices: how the nest stores by matrices, if it does; then there is one lane.
     """
 
     points: Points
@@ -82,6 +113,7 @@ class NestPlan:
     lanes: int = 1
     lane_axis: int = 0
     wide: frozenset[int] = frozenset()
+    matrices: MatrixStore | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +138,17 @@ class GemmPlan:
     """How one product runs.
 
     Attributes:
-        kind: "mma" (a warp's matrix instruction), "wgmma" (a warpgroup's), "mfma" (a wavefront's)
-            or "fma".
+        kind: "mma" (a warp's matrix instruction), "quads" (that of Volta), "wgmma" (a warpgroup's),
+            "mfma" (a wavefront's), "tcgen05" (one thread's, with sums in tensor memory) or "fma".
         shape: M, N, K of the instruction (1, 1, 1 for fma).
         size: M, N, K of the product.
         warps: rows and columns of warps (of warpgroups) over C.
         a, b: the operands.
         c: the accumulators.
         keeps_c: whether C is a fragment; else it is loaded before and stored after.
-        reason: why no matrix instruction is used, or "".
+        sums: element type of the sums.
+        reason: why no matrix instruction (on sm_100: not tcgen05) is used, or "".
+        is_async: whether nobody waits for it at its end: the program does, or a pipeline.
     """
 
     stmt: Gemm
@@ -125,8 +159,83 @@ class GemmPlan:
     a: Operand
     b: Operand
     c: Distribution
-    keeps_c: bool = True
+    keeps_c: bool
+    sums: str
     reason: str = ""
+    is_async: bool = False
+
+    @property
+    def is_tf32(self) -> bool:
+        """Whether matrix units read float32 operands, of which they drop bits."""
+        return self.kind in ("mma", "wgmma") and self.stmt.a.dtype == "float32"
+
+    def explain(self) -> str:
+        """Return how the product runs, in words."""
+        m, n, k = self.shape
+        how = "fma" if self.kind == "fma" else f"{self.kind}.m{m}n{n}k{k}"
+        if self.kind == "quads":
+            how = "mma.m8n8k4 by four quad pairs of a warp"
+        how += f" ({self.reason})" if self.reason else ""
+        if self.is_tf32:
+            cut = self.kind == "wgmma"
+            error = TF32_CUT if cut else TF32_ROUNDED
+            how += (
+                f" of tf32 (operands {'cut' if cut else 'rounded'} to 11 significant bits, relative"
+                f" error up to {error:.1e} each; float32_products='exact' keeps all 24)"
+            )
+        if self.sums == "float16":
+            how += " summed up in float16"
+        rows, columns = self.warps
+        unit = "warpgroups" if self.kind == "wgmma" else "warps"
+        who = "one thread" if self.kind == "tcgen05" else f"{rows}x{columns} {unit}"
+        return (
+            f"gemm {'x'.join(map(str, self.size))}: {how}, {who}; "
+            f"A from {self.a.source}, B from {self.b.source}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TensorTile:
+    """A tile in tensor memory: matrices of 32-bit elements side by side.
+
+    Attributes:
+        shape: of the tile; the last two axes are those of a matrix.
+        column: the first of the block's columns.
+    """
+
+    shape: tuple[int, ...]
+    column: int
+
+    @property
+    def parts(self) -> int:
+        """Groups of 128 rows, which lie side by side."""
+        return max(1, self.shape[-2] // 128)
+
+    @property
+    def columns(self) -> int:
+        """Columns of all matrices."""
+        return math.prod(self.shape[:-2]) * self.parts * self.shape[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorTransfer:
+    """How threads move elements between tensor memory and their registers.
+
+    Attributes:
+        tile: some columns of all rows of a tile in tensor memory.
+        other: where elements come from or go to; None: all get one value.
+        stores: whether they go to tensor memory.
+        spread: who moves which elements.
+        held: how ``other``, a fragment, must be spread so that its registers are those moved.
+        start: the first column of ``other`` that is moved.
+    """
+
+    tile: Region
+    other: Region | None
+    stores: bool
+    spread: Distribution
+    held: Distribution | None = None
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +304,10 @@ class GpuLaunchPlan:
     for on a barrier of the program's own, ``updates`` the nests that it does. For ``unawaited``
     copies threads wait only when they meet next. Behind the ``tile_bytes`` of ``shared_bytes`` is
     what threads tell each other, and the barriers of pipelines. ``registers``: whether warpgroups
-    hand registers to each other where the program says so.
+    hand registers to each other where the program says so. ``tensor_tiles`` and
+    ``transfers`` are what lies in tensor memory, of which a block has ``tensor_columns``.
+    ``multicasts`` has the copies from tensors to several blocks of a cluster that one block asks
+    for.
     """
 
     launch: KernelLaunch
@@ -216,6 +328,10 @@ class GpuLaunchPlan:
     shared_bytes: int
     teams: Teams
     notes: tuple[str, ...] = ()
+    tensor_tiles: Mapping[Buffer, TensorTile] = field(default_factory=dict)
+    transfers: Mapping[Stmt, TensorTransfer] = field(default_factory=dict)
+    tensor_columns: int = 0
+    multicasts: Mapping[Stmt, Box] = field(default_factory=dict)
 
     @property
     def thread_count(self) -> int:
@@ -237,20 +353,22 @@ class GpuLaunchPlan:
             order = f"swizzled by {layout.swizzle_bytes} B" if layout.swizzle_bytes else "row-major"
             copies = f", {layout.stages} stages" if layout.stages > 1 else ""
             lines.append(f"{buffer.name}: shared, {order}, {layout.bytes} B{copies}")
-        for plan in self.gemms.values():
-            m, n, k = plan.shape
-            how = f"fma ({plan.reason})" if plan.kind == "fma" else f"{plan.kind}.m{m}n{n}k{k}"
-            rows, columns = plan.warps
-            unit = "warpgroups" if plan.kind == "wgmma" else "warps"
-            lines.append(
-                f"gemm {'x'.join(map(str, plan.size))}: {how}, {rows}x{columns} {unit}; "
-                f"A from {plan.a.source}, B from {plan.b.source}"
-            )
+        for buffer, tile in self.tensor_tiles.items():
+            last = tile.column + tile.columns - 1
+            lines.append(f"{buffer.name}: tensor memory, columns {tile.column} to {last}")
+        lines += [plan.explain() for plan in self.gemms.values()]
         for pipeline in self.pipelines.values():
             names = ", ".join(copy.dst.buffer.name for copy in pipeline.copies)
             how = "registers" if pipeline.in_registers else "cp.async"
             how = "TMA, by a warpgroup of its own" if pipeline.boxes else how
             lines.append(f"pipelined: {names} in {pipeline.stages} stages ({how})")
+        stored = [
+            n.points.accesses[n.matrices.access].buffer.name
+            for n in self.nests.values()
+            if n.matrices is not None
+        ]
+        if stored:
+            lines.append(f"stored by stmatrix: {', '.join(dict.fromkeys(stored))}")
         if self.stores:
             names = ", ".join(s.src.buffer.name for s in self.stores if isinstance(s, Copy))
             lines.append(f"stored by TMA: {names}")
@@ -260,6 +378,11 @@ class GpuLaunchPlan:
         if self.loads:
             tiles = dict.fromkeys(s.dst.buffer.name for s in self.loads if isinstance(s, Copy))
             lines.append(f"loaded by TMA on barriers of the program: {', '.join(tiles)}")
+        if self.launch.cluster:
+            lines.append(f"clusters of {'x'.join(map(str, self.launch.cluster))} blocks")
+        sent = [s.copy.dst.buffer.name for s in self.multicasts if isinstance(s, ClusterCopy)]
+        if sent:
+            lines.append(f"loaded by TMA for several blocks: {', '.join(dict.fromkeys(sent))}")
         lines.append(f"barriers: {len(self.barriers) + len(self.ends)}")
         return "\n".join([*lines, *self.notes])
 

@@ -8,46 +8,40 @@ A[g + 8 h, 4 p kh + p q + e], B[g, 4 p kh + p q + e], C[g + 8 h, 2 q + e].
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.distribution import Distribution, by_slot, by_thread
+from tilecore.inference.gpu.loops import divisor
+from tilecore.inference.gpu.matrix_units import (
+    WGMMA_BYTES,
+    has_wgmma_types,
+    mma_shapes,
+    operand_kind,
+    sums_dtype,
+)
+from tilecore.inference.gpu.options import GpuOptions
 from tilecore.inference.gpu.plan import GemmPlan, Operand
+from tilecore.inference.gpu.shared import panel_of
 from tilecore.inference.gpu.teams import Team
 from tilecore.ir.analysis import kept_axes
-from tilecore.ir.dtype import DType
 from tilecore.ir.expr import int_value
 from tilecore.ir.gemm_shape import accumulator_dtype, matrix_shape
-from tilecore.ir.nodes import Gemm, Region
+from tilecore.ir.nodes import Buffer, Gemm, Region
 
 WARP = 32
-# (A, B, accumulator) -> (first architecture, K of m16n8)
-MMA_STEPS = {
-    ("float16", "float16", "float32"): ((75, 8), (80, 16)),
-    ("bfloat16", "bfloat16", "float32"): ((80, 16),),
-    ("int8", "int8", "int32"): ((80, 32),),
-    ("uint8", "uint8", "int32"): ((80, 32),),
-    ("float8_e4m3fn", "float8_e4m3fn", "float32"): ((89, 32),),
-    ("float8_e5m2", "float8_e5m2", "float32"): ((89, 32),),
-}
-
-
-# Operand types of wgmma -> accumulator; one instruction sums up 32 bytes of each operand.
-WGMMA_SUMS = {
-    "float16": "float32", "bfloat16": "float32", "float8_e4m3fn": "float32",
-    "float8_e5m2": "float32", "int8": "int32", "uint8": "int32",
-}  # fmt: skip
 WARPGROUP = 128
 WGMMA_COLUMNS = 256
-
-
-def mma_step(a: str, b: str, c: str, capability: int) -> int | None:
-    """Return the K of the widest ``mma.m16n8`` for these types, or None."""
-    steps = MMA_STEPS.get((a, b, c), ())
-    return max((k for first, k in steps if capability >= first), default=None)
+SWIZZLED_ROWS = 8  # after which every swizzle repeats
 
 
 def plan_gemm(
-    gemm: Gemm, team: Team, target: GpuTarget, in_registers: tuple[bool, bool, bool]
+    gemm: Gemm,
+    team: Team,
+    target: GpuTarget,
+    in_registers: tuple[bool, bool, bool],
+    options: GpuOptions,
+    viewed: Set[Buffer],
 ) -> GemmPlan:
     """Return how a product runs.
 
@@ -56,31 +50,49 @@ def plan_gemm(
         team: the threads that run it.
         target: decides which instructions there are.
         in_registers: whether A, B and C are fragments.
+        options: what the caller insists on.
+        viewed: tiles that views see in another shape.
     """
-    size, threads = size_of(gemm), team.count
-    accumulated = str(accumulator_dtype(gemm))
-    kinds = (str(gemm.a.dtype), str(gemm.b.dtype), accumulated)
-    is_grouped = team.first % WARPGROUP == 0
-    if target.has_wgmma and is_grouped and _wgmma_fits(gemm, size, threads, kinds, in_registers):
-        return _wgmma(gemm, size, threads, in_registers)
-    step = mma_step(*kinds, target.capability)
+    size, threads, keeps_c = size_of(gemm), team.count, in_registers[2]
+    if gemm.a.dtype == "float32" and options.float32_products == "exact":
+        return multiply_adds(gemm, size, threads, keeps_c, "float32_products is exact")
+    a, b = (operand_kind(str(region.dtype)) for region in (gemm.a, gemm.b))
+    sums = sums_dtype(gemm, keeps_c)
+    by_groups = target.has_wgmma and team.first % WARPGROUP == 0 and has_wgmma_types(a, b, sums)
+    if by_groups and _wgmma_fits(gemm, size, threads, in_registers, viewed):
+        return _wgmma(gemm, size, threads, in_registers, sums)
+    shapes = list(mma_shapes(a, b, sums, target))
+    fitting = [s for s in shapes if not any(n % e for n, e in zip(size, s, strict=True))]
     reason = ""
-    if step is None:
-        reason = f"no mma for {kinds[0]} x {kinds[1]} on {target.arch}"
+    if not shapes:
+        reason = f"no mma for {gemm.a.dtype} x {gemm.b.dtype} on {target.arch}"
     elif threads % WARP:
         reason = f"{threads} threads are no whole warps"
-    elif size[0] % 16 or size[1] % 8 or size[2] % step:
-        reason = f"not a multiple of 16x8x{step}"
-    if reason or step is None:
-        return multiply_adds(gemm, size, threads, in_registers[2], reason)
-    warps = divide_warps(size[0], size[1], threads // WARP, gemm.policy, (16, 8))
-    per_register = 4 // DType(kinds[0]).itemsize
-    a = _operand(gemm.a, size[0], size[2], step, per_register, (warps[0], WARP * warps[1]), 16,
+    elif not fitting:
+        reason = f"not a multiple of {'x'.join(map(str, shapes[-1]))}"
+    if reason:
+        return multiply_adds(gemm, size, threads, keeps_c, reason)
+    return _mma(gemm, size, threads, in_registers, fitting[0], sums)
+
+
+def _mma(
+    gemm: Gemm,
+    size: tuple[int, int, int],
+    threads: int,
+    in_registers: tuple[bool, bool, bool],
+    shape: tuple[int, int, int],
+    sums: str,
+) -> GemmPlan:
+    """Return a product by warps, each of which multiplies its part of C."""
+    m, n, step = shape
+    warps = divide_warps(size[0], size[1], threads // WARP, gemm.policy, (m, n))
+    per_register = max(1, 4 // gemm.a.dtype.itemsize)
+    a = _operand(gemm.a, size[0], size[2], step, per_register, (warps[0], WARP * warps[1]), m,
                  threads, gemm.transpose_a, in_registers[0])  # fmt: skip
-    b = _operand(gemm.b, size[1], size[2], step, per_register, (warps[1], WARP), 8,
+    b = _operand(gemm.b, size[1], size[2], step, per_register, (warps[1], WARP), n,
                  threads, not gemm.transpose_b, in_registers[1])  # fmt: skip
-    c = accumulators(size[0], size[1], warps, threads)
-    return GemmPlan(gemm, "mma", (16, 8, step), size, warps, a, b, c, in_registers[2])
+    c = accumulators(size[0], size[1], m, warps, threads)
+    return GemmPlan(gemm, "mma", shape, size, warps, a, b, c, in_registers[2], sums)
 
 
 def size_of(gemm: Gemm) -> tuple[int, int, int]:
@@ -126,16 +138,21 @@ def divide_warps(
     return min(choices, key=cost)
 
 
-def accumulators(m: int, n: int, warps: tuple[int, int], threads: int) -> Distribution:
-    """Return who holds C of m16n8 instructions."""
-    tiles = n // (8 * warps[1])
+def accumulators(m: int, n: int, atom: int, warps: tuple[int, int], threads: int) -> Distribution:
+    """Return who holds C of instructions of ``atom`` (8 or 16) rows and 8 columns."""
+    tiles, halves = n // (8 * warps[1]), atom // 8
     rows = (
         by_thread(warps[0], WARP * warps[1]),
-        by_slot(m // (16 * warps[0]), 4 * tiles),
-        by_slot(2, 2),
+        by_slot(m // (atom * warps[0]), 2 * halves * tiles),
+        by_slot(halves, 2),
         by_thread(8, 4),
     )
-    columns = (by_thread(warps[1], WARP), by_slot(tiles, 4), by_thread(4, 1), by_slot(2, 1))
+    columns = (
+        by_thread(warps[1], WARP),
+        by_slot(tiles, 2 * halves),
+        by_thread(4, 1),
+        by_slot(2, 1),
+    )
     return Distribution((m, n), (rows, columns), threads)
 
 
@@ -143,51 +160,87 @@ def _wgmma_fits(
     gemm: Gemm,
     size: tuple[int, int, int],
     threads: int,
-    kinds: tuple[str, str, str],
     in_registers: tuple[bool, bool, bool],
+    viewed: Set[Buffer],
 ) -> bool:
-    """Return whether warpgroups can multiply: whole tiles in shared memory, 32-byte rows."""
-    a, b, c = kinds
+    """Return whether warpgroups can multiply: operands in shared memory, 32-byte rows."""
     itemsize = gemm.a.dtype.itemsize
-    if a != b or WGMMA_SUMS.get(a) != c or threads % WARPGROUP:
+    if threads % WARPGROUP or size[0] % 64 or size[1] % _wgmma_columns(gemm):
         return False
-    if size[0] % 64 or size[1] % (16 if c == "int32" else 8) or size[2] * itemsize % 32:
+    if size[2] * itemsize % WGMMA_BYTES:
         return False
     for region, in_register, k_first in (
         (gemm.a, in_registers[0], gemm.transpose_a),
         (gemm.b, in_registers[1], not gemm.transpose_b),
     ):
-        shape = region.buffer.static_shape
         if in_register and region is gemm.a and not k_first:
             continue
-        if in_register or region.buffer.scope != "shared" or shape is None:
+        buffer, is_view = region.buffer, region.buffer.base is not None
+        if in_register or buffer.scope != "shared" or is_view or buffer in viewed:
             return False
-        if not _is_whole_matrix(region, shape):
+        if not _is_described(region, k_first) or (k_first and itemsize != 2):
             return False
-        if shape[-1] * itemsize % 32 or shape[-2] % 8 or (k_first and itemsize != 2):
-            return False
-    return True
+    return _instruction_width(gemm, size, threads) is not None
 
 
-def _is_whole_matrix(region: Region, shape: tuple[int, ...]) -> bool:
-    """Return whether a region is all of the last two axes of a tile, at one place of the others."""
-    last = range(len(shape) - 2, len(shape))
-    return len(shape) >= 2 and all(
-        int_value(extent) == (shape[axis] if axis in last else 1)
-        and (axis not in last or int_value(region.offsets[axis]) == 0)
-        for axis, extent in enumerate(region.extents)
-    )
+def _wgmma_columns(gemm: Gemm) -> int:
+    """Return what the columns of an instruction are a multiple of."""
+    return 8 if gemm.a.dtype.is_float else 16
+
+
+def _is_described(region: Region, is_transposed: bool) -> bool:
+    """Return whether a descriptor can mean a matrix: it begins where the swizzle begins anew.
+
+    That is every 8 rows and, where K is the last axis, every 32 bytes (as the steps along K do),
+    else every panel.
+    """
+    shape = region.buffer.static_shape
+    if shape is None or len(shape) < 2 or any(int_value(e) != 1 for e in region.extents[:-2]):
+        return False
+    itemsize = region.dtype.itemsize
+    if shape[-1] * itemsize % WGMMA_BYTES or shape[-2] % SWIZZLED_ROWS:
+        return False
+    unit = panel_of(shape, itemsize) if is_transposed else WGMMA_BYTES // itemsize
+    row, column = (divisor(offset, {}) for offset in region.offsets[-2:])
+    return row % SWIZZLED_ROWS == 0 and column % unit == 0
+
+
+def _columns_of_groups(gemm: Gemm, size: tuple[int, int, int], threads: int) -> tuple[int, int]:
+    """Return (rows, columns) of warpgroups over C; N-major tiles are cut between panels only."""
+    n, unit = size[1], _column_unit(gemm)
+    atom = (64, unit if n % unit == 0 else n)
+    return divide_warps(size[0], n, threads // WARPGROUP, gemm.policy, atom, WGMMA_COLUMNS)
+
+
+def _column_unit(gemm: Gemm) -> int:
+    """Return what the first column of an instruction is a multiple of."""
+    shape = gemm.b.buffer.static_shape
+    if gemm.transpose_b or shape is None:
+        return _wgmma_columns(gemm)
+    return panel_of(shape, gemm.b.dtype.itemsize)
+
+
+def _instruction_width(gemm: Gemm, size: tuple[int, int, int], threads: int) -> int | None:
+    """Return the columns of an instruction, or None where N cannot be cut."""
+    each, unit = size[1] // _columns_of_groups(gemm, size, threads)[1], _column_unit(gemm)
+    if each <= WGMMA_COLUMNS:
+        return each
+    widths = [w for w in range(unit, WGMMA_COLUMNS + 1, unit) if each % w == 0]
+    return max(widths, default=None)
 
 
 def _wgmma(
-    gemm: Gemm, size: tuple[int, int, int], threads: int, in_registers: tuple[bool, bool, bool]
+    gemm: Gemm,
+    size: tuple[int, int, int],
+    threads: int,
+    in_registers: tuple[bool, bool, bool],
+    sums: str,
 ) -> GemmPlan:
     """Return a product by warpgroups of 128 threads, operands described in shared memory."""
     m, n, k = size
     itemsize = gemm.a.dtype.itemsize
-    step, groups = 32 // itemsize, threads // WARPGROUP
-    panel = 64 if not gemm.transpose_b else 8  # N-major tiles are cut between panels only
-    rows, columns = divide_warps(m, n, groups, gemm.policy, (64, math.gcd(panel, n)), WGMMA_COLUMNS)
+    step = WGMMA_BYTES // itemsize
+    rows, columns = _columns_of_groups(gemm, size, threads)
     tiles = n // (8 * columns)
     across = (
         by_thread(rows, WARPGROUP * columns),
@@ -217,11 +270,10 @@ def _wgmma(
         )
         a = Operand(Distribution((m, k), (a_rows, a_depth), threads), "registers", False)
     b = Operand(c, "descriptor", not gemm.transpose_b)
-    width = min(n // columns, WGMMA_COLUMNS)
-    while n // columns % width:
-        width -= 8
+    width = _instruction_width(gemm, size, threads)
+    assert width is not None
     shape = (64, width, step)
-    return GemmPlan(gemm, "wgmma", shape, size, (rows, columns), a, b, c, in_registers[2])
+    return GemmPlan(gemm, "wgmma", shape, size, (rows, columns), a, b, c, in_registers[2], sums)
 
 
 def _operand(
@@ -236,7 +288,7 @@ def _operand(
     is_transposed: bool,
     in_registers: bool,
 ) -> Operand:
-    """Return how A (atom 16) or B (atom 8) is spread; ``warps``: how many, and their stride."""
+    """Return how A or B (``atom`` rows or columns) is spread; ``warps``: how many, their stride."""
     halves, high = atom // 8, step // (4 * per_register)
     tiles = rows // (atom * warps[0])
     unit = per_register * halves * high  # slots of one instruction
@@ -277,8 +329,11 @@ def has_chunks(tile: Region) -> bool:
 
 
 def _source(tile: Region, is_transposed: bool) -> str:
-    """Return whether ldmatrix can load an operand: rows of 16-bit elements, or K inside."""
-    reads_rows = tile.dtype.itemsize == 2 or not is_transposed
+    """Return whether ldmatrix can load an operand: rows of 16-bit elements, or K inside.
+
+    It gives a lane 4 bytes of a row: no whole float64.
+    """
+    reads_rows = tile.dtype.itemsize == 2 or (tile.dtype.itemsize < 8 and not is_transposed)
     return "ldmatrix" if has_chunks(tile) and reads_rows else "elements"
 
 
@@ -301,4 +356,5 @@ def multiply_adds(
     )
     a = Operand(c, "elements", gemm.transpose_a)
     b = Operand(c, "elements", not gemm.transpose_b)
-    return GemmPlan(gemm, "fma", (1, 1, 1), size, (1, 1), a, b, c, keeps_c, reason)
+    sums = str(accumulator_dtype(gemm))
+    return GemmPlan(gemm, "fma", (1, 1, 1), size, (1, 1), a, b, c, keeps_c, sums, reason)

@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from tilecore.inference.gpu.plan import GemmPlan, Pipeline, SharedLayout
+from tilecore.inference.gpu.plan import CHUNK_BYTES, GemmPlan, Pipeline, SharedLayout
 from tilecore.ir.nodes import Buffer, Seq, Stmt
 from tilecore.ir.visitor import buffers_of
 
 SWIZZLES = (128, 64, 32)
+
+
+def swizzle_of(row_bytes: int) -> int:
+    """Return the widest swizzle that rows are cut into, or 0."""
+    return next((s for s in SWIZZLES if row_bytes % s == 0), 0)
+
+
+def panel_of(shape: Sequence[int], itemsize: int) -> int:
+    """Return the columns of a panel of a swizzled tile."""
+    return swizzle_of(shape[-1] * itemsize) // itemsize
 
 
 def lay_out(
@@ -30,6 +40,7 @@ def lay_out(
         for plan in gemms
         for region, operand in ((plan.stmt.a, plan.a), (plan.stmt.b, plan.b))
         if operand.source in ("ldmatrix", "chunks", "descriptor")
+        or (plan.kind == "mma" and operand.source == "elements" and region.dtype.itemsize >= 4)
     }
     matrices = (matrices | staging) - viewed
     found = {}
@@ -38,10 +49,11 @@ def lay_out(
         assert shape is not None
         itemsize = 8 if tile.arrive_counts is not None else tile.dtype.itemsize  # an mbarrier
         row = (shape[-1] if shape else 1) * itemsize
-        swizzle = next((s for s in SWIZZLES if row % s == 0), 0) if tile in matrices else 0
+        swizzle = swizzle_of(row) if tile in matrices else 0
         leading = shape[-1] if shape else 1
         if tile in matrices and not swizzle:
-            leading = -(-leading // 8) * 8 + 8  # 16 bytes further each row
+            chunk = max(1, CHUNK_BYTES // itemsize)
+            leading = -(-leading // chunk) * chunk + chunk  # 16 bytes further each row
         found[tile] = SharedLayout(shape or (1,), itemsize, swizzle, leading, stages.get(tile, 1))
     return found
 

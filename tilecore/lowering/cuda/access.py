@@ -60,6 +60,7 @@ class Accessor:
         places: where each buffer lies.
         values: TIR value of each variable.
         thread: TIR number of the thread in its block, one of ``thread_count``.
+        warpgroup: TIR number of its warpgroup, which the compiler knows to be one for a warp.
         turn: the points being emitted, and where these find fragments.
         staged: elements that a wide access has brought, by access: see ``nests.py``.
         leader: condition under which stores to memory happen, if not all threads do them.
@@ -74,6 +75,7 @@ class Accessor:
         self.lets: dict[Var, Expr] = {}
         self.pads: dict[Buffer, Expr] = {}
         self.thread: Any = 0
+        self.warpgroup: Any = 0
         self.thread_count = 1
         self.turn: Turn | None = None
         self.slots: dict[tuple[int, tuple[Expr, ...]], Slots] = {}

@@ -22,7 +22,11 @@ class CudaBuilder(TirBuilder):
 
     @contextlib.contextmanager
     def launch(
-        self, grid: Sequence[Any], threads: Sequence[int], attributes: dict[str, int]
+        self,
+        grid: Sequence[Any],
+        threads: Sequence[int],
+        attributes: dict[str, int],
+        cluster: Sequence[int] = (),
     ) -> Iterator[tuple[list[Any], list[Any]]]:
         """Open a kernel and yield (block indices, thread indices), each x, y, z.
 
@@ -37,6 +41,9 @@ class CudaBuilder(TirBuilder):
             body = tir.AttrStmt("default", key, index(value), body)
         bound = [(v, f"threadIdx.{a}", n) for v, a, n in zip(lanes, AXES, threads, strict=True)]
         bound += [(v, f"blockIdx.{a}", n) for v, a, n in zip(blocks, AXES, grid, strict=False)]
+        for axis_name, count in zip(AXES, cluster, strict=False):
+            place = tir.Var(f"cluster_{axis_name}", "int32")
+            bound.append((place, f"clusterCtaIdx.{axis_name}", count))
         for var, tag, extent in bound:
             size = index(extent)
             axis = tir.IterVar(

@@ -17,12 +17,13 @@ from tilecore.ir import nodes
 from tilecore.ir.alike import alike_stores
 from tilecore.ir.analysis import pads
 from tilecore.ir.bounds import NON_NEGATIVE
+from tilecore.ir.clusters import SYNCS
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Var, cast, const, int_value
 from tilecore.ir.fold import reducer_update
 from tilecore.ir.nodes import Buffer, For, Stmt
 from tilecore.ir.trips import trip_count
-from tilecore.lowering.cpu.tir import add, index, maximum, mul, typed
+from tilecore.lowering.cpu.tir import add, index, maximum, mul, quotient, typed
 from tilecore.lowering.cuda.access import Accessor
 from tilecore.lowering.cuda.boxes import (
     TensorMap,
@@ -32,9 +33,11 @@ from tilecore.lowering.cuda.boxes import (
     store_box,
     update_boxes,
 )
-from tilecore.lowering.cuda.builder import CudaBuilder
+from tilecore.lowering.cuda.builder import INT32_MAX, CudaBuilder
+from tilecore.lowering.cuda.clusters import Clusters
 from tilecore.lowering.cuda.folds import FoldLowering
 from tilecore.lowering.cuda.instruction_set import instruction_set
+from tilecore.lowering.cuda.matrix_stores import MatrixStoreLowering
 from tilecore.lowering.cuda.memory import (
     FragmentPlace,
     SharedPlace,
@@ -50,8 +53,11 @@ from tilecore.lowering.cuda.pipelines import (
 )
 from tilecore.lowering.cuda.prefetch import RegisterPipeline
 from tilecore.lowering.cuda.products import FmaLowering, MmaLowering, ProductLowering
+from tilecore.lowering.cuda.quads import QuadLowering
 from tilecore.lowering.cuda.raster import rasterized
 from tilecore.lowering.cuda.scalar import memory_type
+from tilecore.lowering.cuda.tcgen05 import TensorProduct
+from tilecore.lowering.cuda.tensor_memory import TensorMemory
 from tilecore.lowering.cuda.tensors import unsupported
 from tilecore.lowering.cuda.threads import (
     broadcast,
@@ -65,10 +71,11 @@ from tilecore.lowering.cuda.threads import (
     is_barrier,
 )
 from tilecore.lowering.cuda.views import declare
-from tilecore.lowering.cuda.wgmma import WgmmaLowering
+from tilecore.lowering.cuda.wgmma import WARPGROUP, WgmmaLowering
 
 PRODUCTS: dict[str, type[ProductLowering]] = {
     "mma": MmaLowering, "fma": FmaLowering, "wgmma": WgmmaLowering, "mfma": MfmaLowering,
+    "quads": QuadLowering,
 }  # fmt: skip
 MIN_BLOCKS = "tirx.launch_bounds_min_blocks_per_sm"
 COMPUTING = 1  # named barrier of the threads that compute, where others issue copies
@@ -90,9 +97,11 @@ class LaunchLowering:
         self.builder, self.plan, self.target = builder, plan, target
         self.launch, self.maps = plan.launch, maps
         self.boxes: BoxPipelines | None = None
+        self.tensor: TensorMemory | None = None
         self.team = plan.teams.whole
         self.number: Any = 0  # of the thread in the block
         self.warp: Any = 0  # of the thread, the same value in its lanes
+        self.warpgroup: Any = 0  # of the thread
         self.isa = instruction_set(target)
         self.accessor = Accessor(builder, self.isa)
         self.accessor.places.update(tensors)
@@ -110,7 +119,9 @@ class LaunchLowering:
         x, y, z = self.plan.threads
         extra = PRODUCER_THREADS if self.plan.has_producer else 0
         attributes: dict[str, int] = {}
-        with self.builder.launch(grid, (x + extra, y, z), attributes) as (blocks, threads):
+        cluster = launch.cluster if self.target.has_clusters else ()
+        shape = (x + extra, y, z)
+        with self.builder.launch(grid, shape, attributes, cluster) as (blocks, threads):
             places = rasterized(self.builder, launch, blocks, grid)
             for var, value, extent in zip(launch.block_vars, places, launch.grid, strict=True):
                 size = int_value(extent)
@@ -123,14 +134,19 @@ class LaunchLowering:
                 accessor.values[var] = value
                 accessor.ranges[var] = (0, count - 1)
                 accessor.tops[var] = const(count)
+            self._assume(blocks, threads, (x + extra, y, z))
             number = threads[0]
             if y * z > 1:
                 number = add(number, mul(add(threads[1], mul(threads[2], y)), x))
             accessor.thread = self.number = self.builder.bind(number)
             accessor.thread_count = self.plan.thread_count
+            self._number_warpgroup()
             for stmt in prelude:
                 self.inner(stmt)
             self._memory()
+            self.clusters.init()
+            if self.tensor is not None:
+                self.tensor.allocate()
             if self.plan.loads:
                 self.warp = self.builder.bind(ptx.warp_index().call())
             if self.plan.registers:
@@ -144,6 +160,30 @@ class LaunchLowering:
                     attributes[MIN_BLOCKS] = 1  # setmaxnreg: the count at the start must be known
                 self.boxes.init()
                 self.boxes.emit_roles(launch.body)
+            if self.tensor is not None:
+                self.tensor.free()
+            self.clusters.finish()
+
+    def _assume(self, blocks: Sequence[Any], threads: Sequence[Any], counts: Sequence[int]) -> None:
+        """Tell NVIDIA's compiler the ranges of the indices, which it does not know."""
+        if self.target.kind != "cuda":
+            return
+        known = [*zip(threads, counts, strict=True), *((b, INT32_MAX) for b in blocks)]
+        for value, count in known:
+            if count > 1:
+                self.builder.evaluate(ptx.assume_below().call(value, index(count)))
+
+    def _number_warpgroup(self) -> None:
+        """Bind the number of the warpgroup where products by several of them describe operands.
+
+        It comes from one lane: descriptors must be alike in all, and lie in uniform registers.
+        """
+        gemms = self.plan.gemms.values()
+        if any(g.kind == "wgmma" and g.warps != (1, 1) for g in gemms):
+            number = quotient(self.accessor.thread, WARPGROUP)
+            shuffle = self.isa.shuffle("idx", "int32", self.isa.warp)
+            self.warpgroup = self.builder.bind(shuffle.call(number, index(0)))
+            self.accessor.warpgroup = self.warpgroup
 
     def _extent(self, expr: Expr) -> Any:
         value = int_value(expr)
@@ -152,8 +192,14 @@ class LaunchLowering:
     def _memory(self) -> None:
         """Declare shared memory."""
         self.scratch_start, self.shared_bytes = self.plan.tile_bytes, self.plan.shared_bytes
+        end = self.shared_bytes // BARRIER_BYTES
+        if self.plan.tensor_tiles:
+            self.tensor = TensorMemory(self, end)
+            end = self.tensor.place
+        self.clusters = Clusters(self, end)
+        end = self.clusters.place
         if self.plan.has_producer:
-            self.boxes = BoxPipelines(self, self.shared_bytes // BARRIER_BYTES)
+            self.boxes = BoxPipelines(self, end)
         if self.shared_bytes:
             self.shared = self.builder.shared(self.shared_bytes, SHARED_ALIGNMENT)
         for buffer, layout in self.plan.shared.items():
@@ -192,6 +238,21 @@ class LaunchLowering:
     def sync(self) -> None:
         """Let all threads meet; what they wrote to shared memory is seen by wgmma too."""
         self._fence()
+        self._meet()
+        if self.tensor is not None:
+            self.tensor.fence(before=False)
+
+    def _sync_of(self, scope: str, stmt: Stmt) -> None:
+        if scope in ("block", "group"):
+            self.sync()
+        elif scope == "warp":
+            self.builder.evaluate(ptx.sync_warp().call())
+        elif scope in SYNCS:
+            self.clusters.sync(scope)
+        else:
+            raise unsupported(stmt, self.target, f"no barrier of a {scope} yet")
+
+    def _meet(self) -> None:
         teams = self.plan.teams
         if self.team != teams.whole:
             number = COMPUTING + 1 + teams.all.index(self.team)
@@ -211,9 +272,12 @@ class LaunchLowering:
     def _fence(self) -> None:
         """Make what threads wrote to shared memory visible to instructions that read it."""
         self.await_copies()
-        is_read = any(plan.kind == "wgmma" for plan in self.plan.gemms.values())
-        if is_read or self.plan.stores or self.plan.loads or self.plan.updates:
+        plan = self.plan
+        kinds = {product.kind for product in plan.gemms.values()}
+        if kinds & {"wgmma", "tcgen05"} or plan.stores or plan.loads or plan.updates:
             self.builder.evaluate(ptx.fence_async().call())
+        if self.tensor is not None:
+            self.tensor.fence(before=True)
 
     @contextlib.contextmanager
     def _as_team(self, body: Stmt) -> Iterator[None]:
@@ -222,11 +286,12 @@ class LaunchLowering:
         if team is None:
             yield
             return
-        before = self.team, accessor.thread, accessor.thread_count
+        before = self.team, accessor.thread, accessor.thread_count, accessor.warpgroup
         self.team, accessor.thread_count = team, max(1, team.count)
         accessor.thread = self.builder.bind(add(index(self.number), -team.first))
+        accessor.warpgroup = add(self.warpgroup, -(team.first // WARPGROUP))
         yield
-        self.team, accessor.thread, accessor.thread_count = before
+        self.team, accessor.thread, accessor.thread_count, accessor.warpgroup = before
 
     def _statement(self, stmt: Stmt) -> None:  # noqa: C901 - one case per node
         match stmt:
@@ -239,23 +304,22 @@ class LaunchLowering:
                 pass  # the loop around has issued it
             case nodes.Fill() if is_barrier_setup(stmt):
                 pass  # the kernel begins with it
-            case nodes.Copy() if stmt in self.plan.stores:
-                store_box(self, stmt, self.plan.stores[stmt])
-            case nodes.Copy() if stmt in self.plan.loads:
-                load_boxes(self, stmt, self.plan.loads[stmt])
+            case nodes.Copy() | nodes.Fill() if self._moves_alone(stmt):
+                pass
             case nodes.Annotate(key="registers", value=(count, grows)) if self.plan.registers:
                 self.builder.evaluate(ptx.set_registers(count, grows=grows).call())
             case nodes.Copy() if stmt in self.plan.unawaited:
                 AsyncCopyLowering(self.accessor, self.plan.nests[stmt]).emit()
-            case nodes.Copy() | nodes.Fill():
-                NestLowering(self.accessor, self.plan.nests[stmt], self.inner).emit()
             case nodes.Parallel() if stmt in self.plan.updates:
                 update_boxes(self, self.plan.updates[stmt])
-            case nodes.Parallel() if stmt in self.plan.nests:
-                NestLowering(self.accessor, self.plan.nests[stmt], self.inner).emit()
-            case nodes.Reduce() | nodes.Scan():
+            case nodes.Copy() | nodes.Fill() | nodes.Parallel() if stmt in self.plan.nests:
                 nest = self.plan.nests[stmt]
-                FoldLowering(self.accessor, nest, self._scratch, self.sync).emit()
+                kind = NestLowering if nest.matrices is None else MatrixStoreLowering
+                kind(self.accessor, nest, self.inner).emit()
+            case nodes.Reduce() | nodes.Scan():
+                FoldLowering(self.accessor, self.plan.nests[stmt], self._scratch, self.sync).emit()
+            case nodes.Gemm() if self.plan.gemms[stmt].kind == "tcgen05":
+                TensorProduct(self, self.plan.gemms[stmt]).emit()
             case nodes.Gemm():
                 plan = self.plan.gemms[stmt]
                 PRODUCTS[plan.kind](self.accessor, plan).emit()
@@ -264,8 +328,8 @@ class LaunchLowering:
                     self.boxes.consume(self.plan.pipelines[stmt])
                 else:
                     pipeline = self.plan.pipelines[stmt]
-                    kind = RegisterPipeline if pipeline.in_registers else AsyncPipeline
-                    kind(self, pipeline).emit()
+                    ahead = RegisterPipeline if pipeline.in_registers else AsyncPipeline
+                    ahead(self, pipeline).emit()
             case nodes.Store() | nodes.Atomic() if self._is_alone(stmt):
                 with self.builder.when(tir.EQ(index(self.accessor.thread), index(0))):
                     self.inner(stmt)
@@ -273,12 +337,25 @@ class LaunchLowering:
                     broadcast(self.accessor, stmt.prev, self._scratch, self.sync)
             case nodes.Exchange(width=width) if not self.isa.reaches(width):
                 exchange_widely(self.accessor, stmt, self._scratch, self.sync)
-            case nodes.Sync(scope="block" | "group"):
-                self.sync()
-            case nodes.Sync(scope="warp"):
-                self.builder.evaluate(ptx.sync_warp().call())
+            case nodes.ClusterCopy():
+                self.clusters.copy(stmt)
+            case nodes.Sync(scope=scope):
+                self._sync_of(scope, stmt)
             case _:
                 self.inner(stmt)
+
+    def _moves_alone(self, stmt: nodes.Copy | nodes.Fill) -> bool:
+        """Emit a copy or fill that instructions of their own move, and return whether it is one."""
+        if stmt in self.plan.transfers:
+            assert self.tensor is not None
+            self.tensor.transfer(stmt, self.plan.transfers[stmt])
+        elif isinstance(stmt, nodes.Copy) and stmt in self.plan.stores:
+            store_box(self, stmt, self.plan.stores[stmt])
+        elif isinstance(stmt, nodes.Copy) and stmt in self.plan.loads:
+            load_boxes(self, stmt, self.plan.loads[stmt])
+        else:
+            return False
+        return True
 
     def _is_alone(self, stmt: nodes.Store | nodes.Atomic) -> bool:
         """Return whether one thread stores for all: all would do the same."""
@@ -287,10 +364,16 @@ class LaunchLowering:
 
     def _arrive(self, stmt: nodes.Arrive) -> None:
         """Emit an arrival; where one thread arrives for its team, all are done before."""
+        if stmt.after_products and self.tensor is not None:
+            self.tensor.commit_to(stmt)
+            return
         if stmt.once and (not self.launch.thread_vars or id(stmt) in self.plan.teams.of):
             self.sync()
         self._fence()
-        emit_arrive(self.accessor, stmt)
+        if stmt.rank is not None:
+            self.clusters.arrive(stmt)
+        else:
+            emit_arrive(self.accessor, stmt)
 
     def _scratch(self, dtype: str) -> tuple[Any, int]:
         """Return (shared memory as elements of a type, the first that folds may use)."""
@@ -334,7 +417,9 @@ class LaunchLowering:
             case nodes.Arrive():
                 self._arrive(stmt)
             case nodes.Wait():
-                emit_wait(accessor, stmt, self.target)
+                emit_wait(accessor, stmt, self.target, self.clusters.is_used)
+                if self.tensor is not None:
+                    self.tensor.fence(before=False)
             case nodes.Alloc(buffer=buffer):
                 declare(self, buffer, stmt)
             case nodes.Assert():

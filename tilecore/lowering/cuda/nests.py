@@ -149,7 +149,7 @@ class NestLowering:
         self.plan = replace(plan, lanes=1, wide=frozenset()) if self.has_table else plan
         self.loops.lanes = self.plan.lanes
         found = [self.points.accesses[n] for n in sorted(self.plan.wide)]
-        self.wide = list({_key(a): a for a in found}.values())
+        self.wide = list({access_key(a): a for a in found}.values())
 
     def emit(self) -> None:
         """Emit all points of the thread."""
@@ -207,11 +207,11 @@ class NestLowering:
                     self._move(access, array)
         with builder.turns(lanes) as lane:
             for access, array in zip(self.wide, arrays, strict=True):
-                self.accessor.staged[_key(access)] = (array, lane)
+                self.accessor.staged[access_key(access)] = (array, lane)
             with self.loops.at(digits, lane):
                 self.statement(nest.body)
             for access in self.wide:
-                del self.accessor.staged[_key(access)]
+                del self.accessor.staged[access_key(access)]
         with self.loops.at(digits):
             for access, array in zip(self.wide, arrays, strict=True):
                 if access.is_store:
@@ -254,7 +254,8 @@ class NestLowering:
             builder.store(array, raw, lane)
 
 
-def _key(access: Access) -> tuple[nodes.Buffer, tuple[int, ...], bool]:
+def access_key(access: Access) -> tuple[nodes.Buffer, tuple[int, ...], bool]:
+    """Return the name of an access among ``Accessor.staged``."""
     return access.buffer, tuple(id(i) for i in access.indices), access.is_store
 
 

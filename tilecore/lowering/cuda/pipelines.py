@@ -17,6 +17,7 @@ from tvm import tirx as tir
 
 import tilecore.lowering.cuda.instructions as ptx
 from tilecore.inference.gpu.plan import Box, Pipeline
+from tilecore.inference.gpu.tensor_memory import only_product
 from tilecore.ir import nodes
 from tilecore.ir.nodes import Copy, For, Gemm, Stmt
 from tilecore.ir.visitor import buffers_of, walk
@@ -25,6 +26,7 @@ from tilecore.lowering.cuda.boxes import boxes_of
 from tilecore.lowering.cuda.instructions.base import Instruction, asm
 from tilecore.lowering.cuda.memory import SharedPlace
 from tilecore.lowering.cuda.nests import AsyncCopyLowering
+from tilecore.lowering.cuda.tcgen05 import TensorPipeline, frees_by_commit
 from tilecore.lowering.cuda.wgmma import WgmmaLowering
 
 if TYPE_CHECKING:
@@ -128,7 +130,9 @@ class BoxPipelines:
             for pipeline in self.owner.plan.pipelines.values():
                 for copy in pipeline.copies:
                     for stage in range(pipeline.stages):
-                        for kind, count in (("full", 1), ("empty", self.threads // WARP)):
+                        readers = 1 if frees_by_commit(self.owner, pipeline, copy) else None
+                        readers = readers or self.threads // WARP
+                        for kind, count in (("full", 1), ("empty", readers)):
                             there = self.barrier(copy, kind, stage)
                             builder.evaluate(ptx.barrier_init().call(there, index(count)))
         builder.evaluate(ptx.fence_barrier_init().call())
@@ -244,12 +248,13 @@ class BoxPipelines:
         """Emit the loop as the threads run it that use its tiles."""
         owner, builder = self.owner, self.builder
         start, trips, _ = owner.trips(pipeline.loop)
+        alone = only_product(pipeline, owner.plan.gemms)
+        if alone is not None:
+            TensorPipeline(self, pipeline, alone).emit()
+            return
         product = self._only_product(pipeline)
         with builder.loop(trips) as turn:
-            number = self._number(pipeline.loop, turn)
-            stage = builder.bind(remainder(number, pipeline.stages))
-            parity = builder.bind(remainder(quotient(number, pipeline.stages), 2))
-            use_stage(owner, pipeline.copies, stage)
+            number, stage, parity = self.turn_of(pipeline, turn)
             with owner.named(pipeline.loop, add(start, turn)):
                 if product is not None:
                     self._multiply(pipeline, product, turn, number, stage, parity)
@@ -257,8 +262,21 @@ class BoxPipelines:
                     self._iteration(pipeline, stage, parity)
         if product is not None:
             self._finish(pipeline, product, trips)
+        self.advance(pipeline, trips)
+
+    def turn_of(self, pipeline: Pipeline, turn: Any) -> tuple[Any, Any, Any]:
+        """Return (number, stage, parity) of an iteration, whose tiles are meant from now on."""
+        builder = self.builder
+        number = self._number(pipeline.loop, turn)
+        stage = builder.bind(remainder(number, pipeline.stages))
+        parity = builder.bind(remainder(quotient(number, pipeline.stages), 2))
+        use_stage(self.owner, pipeline.copies, stage)
+        return number, stage, parity
+
+    def advance(self, pipeline: Pipeline, trips: Any) -> None:
+        """Emit the end of a loop that may run again."""
         self._advance(pipeline.loop, trips)
-        use_stage(owner, pipeline.copies, 0)
+        use_stage(self.owner, pipeline.copies, 0)
 
     def _iteration(self, pipeline: Pipeline, stage: Any, parity: Any) -> None:
         """Emit an iteration: each tile is waited for before its first use, freed after its last."""
@@ -270,20 +288,29 @@ class BoxPipelines:
             for copy in pipeline.copies:
                 tile = copy.dst.buffer
                 if tile in used[position] and not any(tile in u for u in used[:position]):
-                    self._wait(copy, stage, parity)
+                    self.wait_full(copy, stage, parity)
             self.owner.statement(stmt)
             for copy in pipeline.copies:
                 tile = copy.dst.buffer
                 if tile in used[position] and not any(tile in u for u in used[position + 1 :]):
-                    self._free(copy, stage)
+                    self._free_after(pipeline, copy, stage)
         for copy in pipeline.copies:
             if not any(copy.dst.buffer in u for u in used):
-                self._wait(copy, stage, parity)
+                self.wait_full(copy, stage, parity)
                 self._free(copy, stage)
 
-    def _wait(self, copy: Copy, stage: Any, parity: Any) -> None:
+    def wait_full(self, copy: Copy, stage: Any, parity: Any) -> None:
+        """Emit the wait for a tile's bytes."""
         full = self.barrier(copy, "full", stage)
         self.builder.evaluate(ptx.barrier_wait().call(full, index(parity)))
+
+    def _free_after(self, pipeline: Pipeline, copy: Copy, stage: Any) -> None:
+        """Emit what frees a tile after its last use in an iteration."""
+        if frees_by_commit(self.owner, pipeline, copy):
+            assert self.owner.tensor is not None
+            self.owner.tensor.commit(self.barrier(copy, "empty", stage))
+        else:
+            self._free(copy, stage)
 
     def _free(self, copy: Copy, stage: Any) -> None:
         """Emit the arrival of a warp that is done with a tile."""
@@ -313,7 +340,7 @@ class BoxPipelines:
     ) -> None:
         """Emit an iteration that leaves its product running and frees the tiles before its own."""
         for copy in pipeline.copies:
-            self._wait(copy, stage, parity)
+            self.wait_full(copy, stage, parity)
         WgmmaLowering(self.accessor, self.owner.plan.gemms[product]).emit(pending=1)
         last = self.builder.bind(remainder(add(number, pipeline.stages - 1), pipeline.stages))
         with self.builder.when(tir.GT(index(turn), index(0))):
@@ -325,8 +352,7 @@ class BoxPipelines:
         builder, plan = self.builder, self.owner.plan.gemms[product]
         lowering = WgmmaLowering(self.accessor, plan)
         builder.evaluate(ptx.wgmma_wait(0).call())
-        keep = ptx.wgmma_keep(plan.c.slots, lowering.dtype)
-        builder.evaluate(keep.call(builder.address(lowering.sums)))
+        builder.evaluate(lowering.keep().call(builder.address(lowering.sums)))
         if pipeline.is_nested:
             number = self._number(pipeline.loop, add(trips, -1))
             stage = builder.bind(remainder(add(number, pipeline.stages), pipeline.stages))

@@ -10,10 +10,10 @@ from typing import Any
 import tilecore.lowering.cuda.instructions as ptx
 from tilecore.inference.gpu.distribution import Distribution
 from tilecore.inference.gpu.loops import Access
+from tilecore.inference.gpu.matrix_units import operand_kind
 from tilecore.inference.gpu.plan import GemmPlan, Operand
 from tilecore.ir.analysis import kept_axes
 from tilecore.ir.expr import Const, Expr, Load, Var, binary, const
-from tilecore.ir.gemm_shape import accumulator_dtype
 from tilecore.ir.nodes import Region
 from tilecore.lowering.cpu.tir import add, mul, quotient, remainder
 from tilecore.lowering.cuda.access import Accessor
@@ -36,7 +36,7 @@ class ProductLowering(ABC):
     def __init__(self, accessor: Accessor, plan: GemmPlan) -> None:
         self.accessor, self.builder, self.plan = accessor, accessor.builder, plan
         self.stmt = plan.stmt
-        self.dtype = str(accumulator_dtype(plan.stmt))
+        self.dtype = plan.sums
         place = accessor.places[plan.stmt.c.buffer]
         is_same = isinstance(place, FragmentPlace) and place.dtype == self.dtype
         self.in_place = plan.keeps_c and is_same
@@ -52,6 +52,11 @@ class ProductLowering(ABC):
         self.multiply()
         if not self.in_place:
             self._exchange(stores=True)
+
+    def kinds(self) -> tuple[str, str]:
+        """Return what the instruction reads A and B as."""
+        a, b = (operand_kind(str(region.dtype)) for region in (self.stmt.a, self.stmt.b))
+        return a, b
 
     @abstractmethod
     def multiply(self) -> None:
@@ -123,8 +128,13 @@ class MmaLowering(ProductLowering):
         ]
         with builder.turns(plan.size[2] // step) as turn:
             depth = mul(turn, step)
-            self._load(plan.a, self.stmt.a, arrays[0], depth, 16)
-            self._load(plan.b, self.stmt.b, arrays[1], depth, 8)
+            self._load(plan.a, self.stmt.a, arrays[0], depth, plan.shape[0])
+            self._load(plan.b, self.stmt.b, arrays[1], depth, plan.shape[1])
+            if plan.is_tf32:
+                arrays = [
+                    self._rounded(operand, array, turn)
+                    for operand, array in zip((plan.a, plan.b), arrays, strict=True)
+                ]
             self._multiply(arrays, turn)
 
     def _array(self, operand: Operand, region: Region, name: str) -> Any:
@@ -136,21 +146,32 @@ class MmaLowering(ProductLowering):
         kind = memory_type(str(region.dtype))
         return self.builder.local(operand.distribution.slots, kind, name)
 
+    def _rounded(self, operand: Operand, array: Any, turn: Any) -> Any:
+        """Return the registers of a step as tf32: a fragment stays what it is."""
+        builder = self.builder
+        made, start, count = array, 0, operand.distribution.slots
+        if operand.source == "registers":
+            count //= self.plan.size[2] // self.plan.shape[2]
+            made, start = builder.local(count, "float32", "rounded"), mul(turn, count)
+        with builder.turns(count) as slot:
+            value = builder.load(array, add(start, slot))
+            builder.store(made, ptx.round_tfloat32().call(value), slot)
+        return made
+
     def _multiply(self, arrays: Sequence[Any], turn: Any) -> None:
         plan, builder = self.plan, self.builder
         m, n, k = plan.shape
-        instruction = ptx.mma(
-            f"m{m}n{n}k{k}", str(self.stmt.a.dtype), str(self.stmt.b.dtype), self.dtype
-        )
+        instruction = ptx.mma(f"m{m}n{n}k{k}", *self.kinds(), self.dtype)
         rows = plan.size[0] // (m * plan.warps[0])
         columns = plan.size[1] // (n * plan.warps[1])
         a_unit, b_unit = m * k // WARP, n * k // WARP
+        keeps = not plan.is_tf32  # else the registers are those of one step
         starts = [
-            mul(turn, rows * a_unit) if plan.a.source == "registers" else 0,
-            mul(turn, columns * b_unit) if plan.b.source == "registers" else 0,
+            mul(turn, rows * a_unit) if keeps and plan.a.source == "registers" else 0,
+            mul(turn, columns * b_unit) if keeps and plan.b.source == "registers" else 0,
         ]
         with builder.turns(rows) as row, builder.turns(columns) as column:
-            sums = mul(add(mul(row, columns), column), 4)
+            sums = mul(add(mul(row, columns), column), m * n // WARP)
             builder.evaluate(
                 instruction.call(
                     builder.address(self.sums, sums),
@@ -201,7 +222,7 @@ class MmaLowering(ProductLowering):
         count = unit * pairs
         number = remainder(quotient(self.lane, 8), count)
         within = remainder(self.lane, 8)
-        if atom == 16:
+        if halves == 2:
             across, along = remainder(number, 2), quotient(number, 2)
         else:
             across, along = quotient(number, high), remainder(number, high)
@@ -271,7 +292,7 @@ class FmaLowering(ProductLowering):
         with contextlib.ExitStack() as stack:
             place: Any = 0
             value: Any = start
-            weights = {d.stride: w for d, w in c.weights(axis)}
+            weights = {d.stride: w for d, w in c.weights(axis) if not d.in_thread}
             for stride, extent in self._digits(axis):
                 turn = stack.enter_context(builder.turns(extent))
                 place = add(mul(place, extent), turn)

@@ -25,6 +25,8 @@ def rasterized(
         (s.value for s in walk(launch.body)
          if isinstance(s, nodes.Annotate) and s.key == "swizzle"), None,
     )  # fmt: skip
+    if launch.cluster:  # its blocks are neighbours in the grid
+        return list(blocks)
     if hint is None or not hint.get("enable", True) or len(blocks) < 2:
         return list(blocks)
     panel = int_value(hint.get("panel_size", 1)) or 1

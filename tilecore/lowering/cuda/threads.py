@@ -230,10 +230,12 @@ def emit_arrive(accessor: Accessor, stmt: Arrive) -> None:
         builder.evaluate(call)
 
 
-def emit_wait(accessor: Accessor, stmt: Wait, target: GpuTarget) -> None:
-    """Emit a wait for the last phase of a parity."""
+def emit_wait(accessor: Accessor, stmt: Wait, target: GpuTarget, of_cluster: bool) -> None:
+    """Emit a wait for the last phase of a parity; ``of_cluster``: other blocks arrive too."""
     place = accessor.locate(stmt.buffer, (stmt.index,))
     parity = accessor.scalar(cast(stmt.parity, "int32"))
     arch = f"sm_{target.capability}"
-    call = barrier.barrier_wait(arch).call(accessor.builder.address(*place), parity)
+    call = barrier.barrier_wait(arch, of_cluster=of_cluster).call(
+        accessor.builder.address(*place), parity
+    )
     accessor.builder.evaluate(call)

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 def declare(owner: LaunchLowering, buffer: Buffer, stmt: Stmt) -> None:
     """Give a buffer that a statement brings into being its place, if it has none yet."""
-    if buffer in owner.plan.shared or buffer in owner.plan.fragments:
+    placed = (owner.plan.shared, owner.plan.fragments, owner.plan.tensor_tiles)
+    if any(buffer in places for places in placed):
         return
     shape = buffer.static_shape
     if buffer.scope == "local" and buffer.base is None and shape is not None:

@@ -11,6 +11,7 @@ from tilecore.inference.gpu.plan import Operand
 from tilecore.ir.expr import Const
 from tilecore.ir.nodes import Region
 from tilecore.lowering.cpu.tir import add, index, mul, quotient, remainder
+from tilecore.lowering.cuda.instructions.base import Instruction
 from tilecore.lowering.cuda.memory import FragmentPlace, SharedPlace
 from tilecore.lowering.cuda.products import ProductLowering
 
@@ -32,16 +33,15 @@ class WgmmaLowering(ProductLowering):
         """Emit sums += A B."""
         plan, builder = self.plan, self.builder
         m, n, step = plan.shape
-        count = plan.c.slots
-        keep = ptx.wgmma_keep(count, self.dtype)
+        keep = self.keep()
         sums = builder.address(self.sums)
-        group = builder.bind(quotient(self.accessor.thread, WARPGROUP))
+        group = self.accessor.warpgroup if plan.warps != (1, 1) else 0
         row, column = quotient(group, plan.warps[1]), remainder(group, plan.warps[1])
         parts = plan.size[0] // (m * plan.warps[0])
         chunks = plan.size[1] // (n * plan.warps[1])
         in_registers = plan.a.source == "registers"
         instruction = ptx.wgmma(
-            n, str(self.stmt.a.dtype), str(self.stmt.b.dtype), self.dtype,
+            n, *self.kinds(), self.dtype,
             a_in_registers=in_registers,
             a_major="m" if plan.a.is_transposed and not in_registers else "k",
             b_major="n" if plan.b.is_transposed else "k",
@@ -68,6 +68,11 @@ class WgmmaLowering(ProductLowering):
         builder.evaluate(ptx.wgmma_wait(self.pending).call())
         if not self.pending:
             builder.evaluate(keep.call(sums))
+
+    def keep(self) -> Instruction:
+        """Return what orders accesses of the sums with the instructions: by register."""
+        per_register = 2 if self.dtype == "float16" else 1
+        return ptx.wgmma_keep(self.plan.c.slots // per_register, self.dtype)
 
     def _drops(self) -> Any:
         """Return whether the old sums are dropped: a bool, or a condition in TIR."""
@@ -112,6 +117,8 @@ class WgmmaLowering(ProductLowering):
         swizzle, rows = layout.swizzle_bytes, layout.elements // layout.shape[-1]
         width = swizzle // layout.itemsize
         first, last = (depth, across) if operand.is_transposed else (across, depth)
+        row, column = (self.accessor.integer(o) for o in region.offsets[-2:])
+        first, last = add(row, first), add(column, last)
         step = add(
             mul(first, swizzle),
             add(

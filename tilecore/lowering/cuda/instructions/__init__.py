@@ -30,6 +30,7 @@ from tilecore.lowering.cuda.instructions.barrier import (
     barrier_invalidate,
     barrier_test,
     barrier_wait,
+    cluster_address,
     cluster_arrive,
     cluster_load,
     cluster_rank,
@@ -68,6 +69,7 @@ from tilecore.lowering.cuda.instructions.tcgen05 import (
     tensor_fence,
     tensor_free,
     tensor_k_extent,
+    tensor_keep,
     tensor_load,
     tensor_mma,
     tensor_store,
@@ -83,6 +85,7 @@ from tilecore.lowering.cuda.instructions.tma import (
 )
 from tilecore.lowering.cuda.instructions.warp import (
     active_mask,
+    assume_below,
     clock,
     elect,
     lane_index,
@@ -108,14 +111,15 @@ from tilecore.lowering.cuda.instructions.wgmma import (
 )
 
 __all__ = [
-    "Instruction", "MmaShape", "accumulator_registers", "active_mask", "approximate", "atomic",
+    "Instruction", "MmaShape", "accumulator_registers", "active_mask", "approximate",
+    "assume_below", "atomic",
     "atomic_add_vector", "atomic_narrow", "bar_arrive", "bar_sync", "barrier_arrive",
     "barrier_arrive_remote",
     "barrier_expect", "barrier_expect_only", "barrier_init", "barrier_invalidate", "barrier_test",
     "barrier_wait", "bulk_commit", "bulk_load", "bulk_reduce", "bulk_store", "bulk_wait",
-    "cache_policy", "clock", "cluster_arrive", "cluster_load", "cluster_rank", "cluster_store",
-    "cluster_wait",
-    "compare_and_swap", "cp_async", "cp_async_arrive", "cp_async_commit", "cp_async_wait",
+    "cache_policy", "clock", "cluster_address", "cluster_arrive", "cluster_load", "cluster_rank",
+    "cluster_store", "cluster_wait", "compare_and_swap", "cp_async", "cp_async_arrive",
+    "cp_async_commit", "cp_async_wait",
     "decode_int4", "decode_int8", "dependencies_wait", "dependents_launch", "descriptor", "elect",
     "fence_async", "fence_async_global", "fence_barrier_init", "k_extent", "lane_index",
     "ldmatrix", "load_ordered", "match_any", "mma", "mma_shape", "nanosleep", "pack",
@@ -123,7 +127,8 @@ __all__ = [
     "set_registers", "shuffle", "shuffle_masked", "stmatrix", "store_ordered", "sync_threads",
     "sync_warp", "tensor_allocate",
     "tensor_commit", "tensor_descriptor", "tensor_fence", "tensor_free", "tensor_k_extent",
-    "tensor_load", "tensor_mma", "tensor_store", "tensor_wait_loads", "tensor_wait_stores",
+    "tensor_keep", "tensor_load", "tensor_mma", "tensor_store", "tensor_wait_loads",
+    "tensor_wait_stores",
     "thread_fence", "tma_load", "tma_reduce", "tma_store", "unpack_float8", "vote",
     "vote_masked", "warp_index", "wgmma", "wgmma_commit", "wgmma_fence", "wgmma_keep",
     "wgmma_wait",

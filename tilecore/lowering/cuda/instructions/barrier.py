@@ -121,12 +121,19 @@ def barrier_expect_only() -> Instruction:
 
 
 @functools.cache
-def barrier_wait(arch: str = "sm_90") -> Instruction:
-    """Return ``(void* barrier, int parity)``: wait until the phase of that parity is complete."""
+def barrier_wait(arch: str = "sm_90", *, of_cluster: bool = False) -> Instruction:
+    """Return ``(void* barrier, int parity)``: wait until the phase of that parity is complete.
+
+    ``of_cluster``: what other blocks wrote before they arrived is seen.
+    """
     has_try = int(arch.removeprefix("sm_").rstrip("af")) >= 90
+    text = LOOP if has_try else SPIN
+    if of_cluster:
+        text = LOOP.replace("parity.shared", "parity.acquire.cluster.shared")
+    name = "_cluster" if of_cluster else "" if has_try else "_spin"
     return Instruction(
-        f"tc_barrier_wait{'' if has_try else '_spin'}", "void* barrier, int parity",
-        asm(LOOP if has_try else SPIN, (), [BAR, '"r"(parity)']),
+        f"tc_barrier_wait{name}", "void* barrier, int parity",
+        asm(text, (), [BAR, '"r"(parity)']),
         "emu::barrier_wait(barrier, parity);", arch="sm_90" if has_try else "sm_80",
     )  # fmt: skip
 
@@ -203,6 +210,18 @@ def cluster_rank() -> Instruction:
     return Instruction(
         "tc_cluster_rank", "", f"int rank;\n{text}\nreturn rank;",
         "return emu::cluster_rank();", "int32", "sm_90",
+    )  # fmt: skip
+
+
+@functools.cache
+def cluster_address() -> Instruction:
+    """Return ``void* (void* element, int rank)``: where that element of a block is.
+
+    ``element`` is the address of the own block's element at the same place in shared memory.
+    """
+    return Instruction(
+        "tc_cluster_address", "void* element, int rank", f"{MAPA}\nreturn remote;",
+        "return emu::cluster_pointer(element, rank);", "handle", "sm_90",
     )  # fmt: skip
 
 

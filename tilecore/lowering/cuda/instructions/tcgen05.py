@@ -2,7 +2,8 @@
 
 Tensor memory has 128 lanes of 512 columns of 32 bits; an address has the lane in its upper 16 bits.
 A product of 128 rows has row ``m`` in lane ``m`` and element ``n`` in column ``n`` behind the
-accumulator's first; the warps of a warpgroup read 32 lanes each.
+accumulator's first; one of 64 rows has row ``m`` in lane ``m % 16 + 32 * (m // 16)``. The warps of
+a warpgroup read 32 lanes each.
 Source: PTX ISA 9.0, section 9.7.16 (TensorCore 5th Generation Family Instructions).
 """
 
@@ -22,6 +23,7 @@ from tilecore.lowering.cuda.instructions.matrix import OPERAND_BITS, PTX_NAMES
 
 ARCH = "sm_100a"
 ROWS, COLUMNS = 128, 512
+HALF_ROWS = 64
 # Operand type -> kind of the instruction, the descriptor's number of the type.
 KINDS = {
     "float16": ("f16", 0), "bfloat16": ("f16", 1), "tfloat32": ("tf32", 2),
@@ -48,25 +50,28 @@ def _columns(count: int) -> None:
 
 @functools.cache
 def tensor_allocate(columns: int) -> Instruction:
-    """Return ``(void* address)``: one warp writes the address of ``columns`` to shared memory."""
+    """Return ``(void* address)``: one warp writes the address of ``columns`` to shared memory.
+
+    The block allocates no more: others on the multiprocessor may begin to.
+    """
     _columns(columns)
     text = f"tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%0], {columns};"
+    release = asm("tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;")
     return Instruction(
         f"tc_tensor_allocate_{columns}", "void* address",
-        asm(text, (), [f'"r"({shared("address")})']),
+        asm(text, (), [f'"r"({shared("address")})']) + f"\n{release}",
         f"emu::tensor_allocate(address, {columns});", arch=ARCH,
     )  # fmt: skip
 
 
 @functools.cache
 def tensor_free(columns: int) -> Instruction:
-    """Return ``(uint32 address)``: the warp that allocated them frees columns, and for good."""
+    """Return ``(uint32 address)``: the warp that allocated them frees columns."""
     _columns(columns)
-    release = asm("tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;")
     free = f"tcgen05.dealloc.cta_group::1.sync.aligned.b32 %0, {columns};"
     return Instruction(
         f"tc_tensor_free_{columns}", "unsigned address",
-        f"{release}\n" + asm(free, (), ['"r"(address)']),
+        asm(free, (), ['"r"(address)']),
         f"emu::tensor_free(address, {columns});", arch=ARCH,
     )  # fmt: skip
 
@@ -95,9 +100,10 @@ def tensor_descriptor(swizzle: int, leading_bytes: int, stride_bytes: int) -> In
 
 @functools.cache
 def tensor_mma(
-    n: int, a: str, b: str, c: str = "float32", *, a_major: str = "k", b_major: str = "k"
-) -> Instruction:
-    """Return ``(uint32 d, uint64 a, uint64 b, int accumulates)``: d (128 x n) = a * b (+ d).
+    n: int, a: str, b: str, c: str = "float32", *, a_major: str = "k", b_major: str = "k",
+    m: int = ROWS,
+) -> Instruction:  # fmt: skip
+    """Return ``(uint32 d, uint64 a, uint64 b, int accumulates)``: d (m x n) = a * b (+ d).
 
     One thread calls it; products of a thread follow each other, and are complete when the barrier
     of a later ``tensor_commit`` is.
@@ -109,24 +115,27 @@ def tensor_mma(
         c: type of the sums.
         a_major: "k" or "m": the axis along which A is contiguous.
         b_major: "k" or "n"; only 16-bit types take "m" and "n" here.
+        m: rows, 64 or 128.
 
     Raises:
         UnsupportedOnTarget: there is no such instruction (TC302).
     """
-    what = f"tcgen05.mma 128 x {n} of {a} x {b} into {c}"
+    what = f"tcgen05.mma {m} x {n} of {a} x {b} into {c}"
     if a not in KINDS or b not in KINDS or c not in SUMS or KINDS[a][0] != KINDS[b][0]:
         raise _unsupported(what, f"expected two types of one kind among {', '.join(KINDS)}")
     kind = KINDS[a][0]
     sums = {"f16": ("float16", "float32"), "f8f6f4": ("float16", "float32"), "i8": ("int32",)}
     if c not in sums.get(kind, ("float32",)):
         raise _unsupported(what, f"expected sums of {' or '.join(sums.get(kind, ('float32',)))}")
+    if m not in (HALF_ROWS, ROWS):
+        raise _unsupported(what, "expected 64 or 128 rows")
     if not 16 <= n <= 256 or n % 16:
         raise _unsupported(what, "expected n = 16, 32, ... 256")
     transposed = (a_major != "k", b_major != "k")
     if any(transposed) and OPERAND_BITS[a] != 16:
         raise _unsupported(what, "expected K-major operands (16-bit types: or M- and N-major)")
     bits = SUMS[c] << 4 | KINDS[a][1] << 7 | KINDS[b][1] << 10 | transposed[0] << 15
-    bits |= transposed[1] << 16 | (n >> 3) << 17 | (ROWS >> 4) << 24
+    bits |= transposed[1] << 16 | (n >> 3) << 17 | (m >> 4) << 24
     text = (
         "{ .reg .pred p; setp.ne.b32 p, %4, 0; "
         f"tcgen05.mma.cta_group::1.kind::{kind} [%0], %1, %2, %3, p; }}"
@@ -135,10 +144,10 @@ def tensor_mma(
     tags = ", ".join(f"emu::{PTX_NAMES[t]}" for t in (a, b, c))
     majors = ", ".join(str(t).lower() for t in transposed)
     return Instruction(
-        f"tc_tensor_mma_n{n}_{PTX_NAMES[c]}_{PTX_NAMES[a]}_{PTX_NAMES[b]}_{a_major}{b_major}",
+        f"tc_tensor_mma_m{m}n{n}_{PTX_NAMES[c]}_{PTX_NAMES[a]}_{PTX_NAMES[b]}_{a_major}{b_major}",
         "unsigned d, unsigned long long a, unsigned long long b, int accumulates",
         asm(text, (), operands),
-        f"emu::tensor_mma<{n}, {tags}>(d, a, b, accumulates, {majors});", arch=ARCH,
+        f"emu::tensor_mma<{m}, {n}, {tags}>(d, a, b, accumulates, {majors});", arch=ARCH,
     )  # fmt: skip
 
 
@@ -152,36 +161,64 @@ def tensor_commit() -> Instruction:
     )  # fmt: skip
 
 
+def _move(shape: str, count: int) -> int:
+    """Return the registers that one thread moves.
+
+    Shapes (section 9.7.16.2.3): "32x32b" is ``count`` columns of the thread's lane; "16x256b" is
+    ``8 * count`` columns of the first 16 of the warp's 32 lanes, spread as mma's m16n8 accumulators
+    are.
+    """
+    known = {"32x32b": (1, 128), "16x256b": (4, 32)}
+    if shape not in known:
+        raise _unsupported(f"tcgen05.ld.{shape}", f"expected {' or '.join(known)}")
+    registers_each, most = known[shape]
+    if not 1 <= count <= most or count & (count - 1):
+        raise _unsupported(
+            f"tcgen05.ld.{shape} of {count} units", f"expected a power of two up to {most}"
+        )
+    return registers_each * count
+
+
 @functools.cache
-def tensor_load(columns: int) -> Instruction:
-    """Return ``(void* d, uint32 address)``: ``columns`` of the thread's lane, after a wait.
+def tensor_load(count: int, shape: str = "32x32b") -> Instruction:
+    """Return ``(void* d, uint32 address)``: the thread's part of some columns, after a wait.
 
     All lanes of a warp call it; the address has the first lane of the warp's quarter. The values
-    are there after ``tensor_wait_loads``.
+    are there after ``tensor_wait_loads``. ``shape``, ``count``: see ``_move``.
     """
-    if columns not in (1, 2, 4, 8, 16, 32, 64, 128):
-        raise _unsupported(f"tcgen05.ld of {columns} columns", "expected a power of two up to 128")
-    text = f"tcgen05.ld.sync.aligned.32x32b.x{columns}.b32 {registers(0, columns)}, [%{columns}];"
+    total = _move(shape, count)
+    text = f"tcgen05.ld.sync.aligned.{shape}.x{count}.b32 {registers(0, total)}, [%{total}];"
     body = "unsigned* z = (unsigned*)d;\n"
-    body += asm(text, elements("=r", "z", columns), ['"r"(address)'])
+    body += asm(text, elements("=r", "z", total), ['"r"(address)'])
     return Instruction(
-        f"tc_tensor_load_{columns}", "void* d, unsigned address", body,
-        f"emu::tensor_load(d, address, {columns});", arch=ARCH,
+        f"tc_tensor_load_{shape}_{count}", "void* d, unsigned address", body,
+        f"emu::tensor_load(d, address, {count}, {str(shape != '32x32b').lower()});", arch=ARCH,
     )  # fmt: skip
 
 
 @functools.cache
-def tensor_store(columns: int) -> Instruction:
+def tensor_store(count: int, shape: str = "32x32b") -> Instruction:
     """Return ``(uint32 address, const void* s)``: the reverse of ``tensor_load``."""
-    if columns not in (1, 2, 4, 8, 16, 32, 64, 128):
-        raise _unsupported(f"tcgen05.st of {columns} columns", "expected a power of two up to 128")
-    text = f"tcgen05.st.sync.aligned.32x32b.x{columns}.b32 [%0], {registers(1, columns)};"
+    total = _move(shape, count)
+    text = f"tcgen05.st.sync.aligned.{shape}.x{count}.b32 [%0], {registers(1, total)};"
     body = "const unsigned* z = (const unsigned*)s;\n"
-    body += asm(text, (), ['"r"(address)', *elements("r", "z", columns)])
+    body += asm(text, (), ['"r"(address)', *elements("r", "z", total)])
     return Instruction(
-        f"tc_tensor_store_{columns}", "unsigned address, const void* s", body,
-        f"emu::tensor_store(address, s, {columns});", arch=ARCH,
+        f"tc_tensor_store_{shape}_{count}", "unsigned address, const void* s", body,
+        f"emu::tensor_store(address, s, {count}, {str(shape != '32x32b').lower()});", arch=ARCH,
     )  # fmt: skip
+
+
+@functools.cache
+def tensor_keep(count: int, dtype: str = "float32") -> Instruction:
+    """Return ``(void* d)``: the compiler may not move accesses to ``d`` past this point.
+
+    Stands behind ``tensor_wait_loads``, on the ``count`` registers that were loaded.
+    """
+    constraint, ctype = ("f", "float") if dtype == "float32" else ("r", "unsigned")
+    keep = asm("", [f'"+{constraint}"(z[i])'], ())
+    body = f"{ctype}* z = ({ctype}*)d;\n#pragma unroll\nfor (int i = 0; i < {count}; ++i) {keep}"
+    return Instruction(f"tc_tensor_keep_{count}_{constraint}", "void* d", body, ";", arch=ARCH)
 
 
 @functools.cache

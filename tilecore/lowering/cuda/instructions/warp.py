@@ -128,6 +128,18 @@ def lane_index() -> Instruction:
 
 
 @functools.cache
+def assume_below() -> Instruction:
+    """Return ``(int value, int limit)``: tell the compiler that 0 <= value < limit.
+
+    Divisions of a thread index by powers of two then are one shift, not four instructions.
+    """
+    return Instruction(
+        "tc_assume_below", "int value, int limit",
+        "__builtin_assume(value >= 0 && value < limit);", ";",
+    )  # fmt: skip
+
+
+@functools.cache
 def nanosleep() -> Instruction:
     """Return ``(int nanoseconds)``: let other warps run for about that long."""
     return Instruction("tc_nanosleep", "int nanoseconds", "__nanosleep(nanoseconds);")

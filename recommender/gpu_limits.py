@@ -1,0 +1,142 @@
+"""Limits of a search space on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from recommender.gpu_resources import (
+    BlockResources,
+    Columns,
+    Mask,
+    Product,
+    block_resources,
+    numbers,
+    products,
+    target_of,
+)
+from recommender.hardware import HardwareProfile
+from recommender.limits import Limit
+from tilecore.graph import Contraction, TileGraph
+from tilecore.tile_config import KnobValue
+
+
+class _Blocks:
+    """What blocks take, computed once for all limits that look at the same configs."""
+
+    def __init__(self, graph: TileGraph, hardware: HardwareProfile) -> None:
+        self.graph, self.target = graph, target_of(hardware)
+        self._key: tuple[int, ...] = ()
+        self._found: list[tuple[BlockResources, list[Product]]] = []
+        self._kept: Columns = {}
+
+    def of(self, columns: Columns) -> Sequence[tuple[BlockResources, list[Product]]]:
+        """Return resources and products of every launch."""
+        key = tuple(id(c) for c in columns.values())
+        if key != self._key:
+            self._key, self._kept, self._found = key, columns, []
+            for launch in self.graph.launches:
+                made = products(launch, columns, self.target)
+                self._found.append((block_resources(launch, columns, self.target, made), made))
+        return self._found
+
+
+def gpu_limits(
+    graph: TileGraph, site: Contraction | None, values: Mapping[str, Iterable[KnobValue]],
+    hardware: HardwareProfile,
+) -> list[Limit]:  # fmt: skip
+    """Return what a config must keep on a GPU (hard), and what makes one worth a measurement."""
+    blocks, target = _Blocks(graph, hardware), target_of(hardware)
+    warp, most = target.threads_per_warp, target.threads_per_block
+    knob = "threads" if "threads" in values else next(iter(values))
+    deep = "num_stages" if "num_stages" in values else next(iter(values))
+
+    def every(test: object) -> object:
+        def holds(columns: Columns) -> Mask:
+            kept = np.ones(len(next(iter(columns.values()))), bool)
+            for resources, made in blocks.of(columns):
+                kept &= test(resources, made)  # type: ignore[operator]
+            return kept
+
+        return holds
+
+    def rule(knob: str, expected: str, test: object, *, is_hard: bool) -> Limit:
+        return Limit(knob, expected, every(test), is_hard)  # type: ignore[arg-type]
+
+    registers = target.registers_per_thread
+    limits = [
+        rule(
+            knob, f"threads of whole warps of {warp}, at most {most} with those that copy",
+            lambda b, p: (b.threads % warp == 0) & (b.threads <= most), is_hard=True,
+        ),
+        rule(
+            deep, f"tiles of a block, stages counted, within {target.shared_per_block} B shared",
+            lambda b, p: b.shared_bytes <= target.shared_per_block, is_hard=True,
+        ),
+        rule(
+            knob, f"sums and operands of a thread within {registers} registers",
+            lambda b, p: b.registers <= registers, is_hard=False,
+        ),
+        rule(
+            knob, "a block that a multiprocessor can hold: fewer registers or threads",
+            lambda b, p: b.resident > 0, is_hard=False,
+        ),
+        rule(
+            knob, "warps that tensor cores can serve: each a part of the tile of C",
+            lambda b, p: _are_served(p), is_hard=False,
+        ),
+    ]  # fmt: skip
+    limits += _no_deeper_than_needed(graph, deep, values)
+    if site is not None and site.a.source is not None and site.b.source is not None:
+        limits += _no_larger_than_needed(site, values)
+    return limits
+
+
+def _are_served(made: Sequence[Product]) -> Mask | bool:
+    """Return whether products are by tensor cores wherever another config could have them so."""
+    kept: Mask | bool = True
+    for product in made:
+        if product.is_tensor.any():
+            kept = kept & product.is_tensor & product.is_busy
+    return kept
+
+
+def _no_deeper_than_needed(
+    graph: TileGraph, knob: str, values: Mapping[str, Iterable[KnobValue]]
+) -> list[Limit]:
+    """Return the limit that a pipeline has no more stages than its loop has steps."""
+    if knob != "num_stages":
+        return []
+
+    def holds(columns: Columns) -> Mask:
+        steps = numbers(1, columns)
+        for launch in graph.launches:
+            for op in launch.ops:
+                for loop in op.loops:
+                    if loop.kind == "pipelined":
+                        steps = np.maximum(steps, numbers(loop.trip_count, columns))
+        found: Mask = columns[knob] <= np.maximum(steps, min(int(v) for v in values[knob]))
+        return found
+
+    return [Limit(knob, "no more stages than steps of the loop", holds, False)]
+
+
+def _no_larger_than_needed(
+    site: Contraction, values: Mapping[str, Iterable[KnobValue]]
+) -> list[Limit]:
+    """Return the limits that a block covers the problem with the smallest value that does."""
+    from recommender.cpu_choices import whole_extents
+
+    found = []
+    for knob, needed in zip(("block_M", "block_N", "block_K"), whole_extents(site), strict=True):
+        if knob in values:
+            known = sorted(int(v) for v in values[knob])
+            largest = next((v for v in known if v >= needed), known[-1])
+            found.append(
+                Limit(
+                    knob, f"{knob} <= {largest} (extent {needed:.0f})",
+                    lambda c, knob=knob, largest=largest: c[knob] <= largest, False,  # type: ignore[misc]
+                )
+            )  # fmt: skip
+    return found

@@ -1,0 +1,275 @@
+"""Analytic time of a GPU program: waves of blocks, each bound by what it asks most of.
+
+A block takes the longer of what runs side by side (products, loads that pipelines fetch ahead,
+shared memory) plus what does not overlap (filling the pipeline, the way of the sums to memory).
+Blocks on one multiprocessor share its units; blocks come in waves, the last one partly filled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from recommender.gpu_resources import (
+    BlockResources,
+    Columns,
+    Floats,
+    Product,
+    block_resources,
+    numbers,
+    products,
+    target_of,
+)
+from recommender.hardware import HardwareProfile
+from tilecore.graph import TileGraph
+from tilecore.graph.graph import Launch
+from tilecore.graph.nodes import Access, TileOp
+from tilecore.ir.nodes import Copy, Gemm
+
+SHARED_BYTES_PER_CLOCK = 128  # of a multiprocessor (CUDA C++ Programming Guide, "Shared Memory")
+SPECIAL_PER_CLOCK = (
+    16  # exp2, rsqrt, ...: of a multiprocessor (the same, "Arithmetic Instructions")
+)
+OVERLAP = 8.0  # of the norm that joins times which overlap; infinity would be their maximum
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuConstants:
+    """Properties of the generated code and of devices.
+
+    Source: set by hand from published microbenchmarks; nothing was measured on a device.
+    """
+
+    tensor_efficiency: float = 0.92  # of the peak of wgmma and of sm_80's mma, operands at hand
+    warp_efficiency: float = 0.62  # of mma.sync where warpgroups have instructions of their own
+    fma_efficiency: float = 0.7
+    work_efficiency: float = 0.5  # of one operation per lane and clock
+    special_operations: float = 6.0  # ordinary ones around an exp2 or its like
+    memory_latency_s: float = 0.7e-6  # from a load to its data, under load
+    step_clocks: float = 60.0  # barriers and addresses of one step of a loop
+    block_clocks: float = 1500.0  # starting a block, and its end
+    memory_efficiency: float = 0.88
+    l2_share: float = 0.7  # of its bytes that tensors read again may fill
+
+
+DEFAULT_GPU_CONSTANTS = GpuConstants()
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTerms:
+    """Seconds of a program on the whole device, by cause (arrays).
+
+    ``terms`` add up to the time; ``resources`` are what each unit alone would need.
+    """
+
+    terms: dict[str, Floats]
+    resources: dict[str, Floats]
+    blocks: list[BlockResources]
+
+
+def gpu_terms(
+    graph: TileGraph, columns: Columns, hardware: HardwareProfile,
+    constants: GpuConstants = DEFAULT_GPU_CONSTANTS,
+) -> GpuTerms:  # fmt: skip
+    """Return where the time of a program goes on a GPU, for every config."""
+    terms: dict[str, Floats] = {}
+    resources: dict[str, Floats] = {}
+    blocks = []
+    for launch in graph.launches:
+        model = _LaunchModel(launch, columns, hardware, constants)
+        found, needed = model.terms()
+        blocks.append(model.block)
+        for total, part in ((terms, found), (resources, needed)):
+            for name, seconds in part.items():
+                total[name] = total.get(name, 0.0) + seconds
+    return GpuTerms(terms, resources, blocks)
+
+
+class _LaunchModel:
+    def __init__(
+        self, launch: Launch, columns: Columns, hardware: HardwareProfile, constants: GpuConstants
+    ) -> None:
+        self.launch, self.columns, self.hardware, self.k = launch, columns, hardware, constants
+        self.target = target_of(hardware)
+        self.products = products(launch, columns, self.target)
+        self.block = block_resources(launch, columns, self.target, self.products)
+        self.count = numbers(launch.blocks, columns)
+        self.clock = hardware.clock_hz * hardware.cores  # of all multiprocessors
+
+    def terms(self) -> tuple[dict[str, Floats], dict[str, Floats]]:
+        """Return (terms of the time, what each resource alone needs)."""
+        k, hardware, block = self.k, self.hardware, self.block
+        tensor, fma, work = self._tensor_s(), self._fma_s(), self._work_s()
+        shared = self._shared_bytes() / (SHARED_BYTES_PER_CLOCK * hardware.clock_hz)
+        loaded = numbers(self.launch.block_bytes(writes=False), self.columns)
+        stored = numbers(self.launch.block_bytes(writes=True), self.columns)
+        per_core = hardware.l2_bandwidth_bytes_per_s / hardware.cores
+        load, store = loaded / per_core, stored / per_core
+        steps = self._steps()
+        overhead = (k.block_clocks + steps * k.step_clocks) / hardware.clock_hz
+        ahead = np.maximum(1.0, block.stages - 1)
+        waiting = steps * k.memory_latency_s / ahead + k.memory_latency_s
+        busy = tensor + fma + work
+        is_ahead = block.stages > 1
+        inner = np.where(
+            is_ahead, _side_by_side(busy, shared, load, waiting),
+            _side_by_side(busy, shared) + _side_by_side(load, waiting),
+        )  # fmt: skip
+        alone = inner + store + overhead
+        most = _side_by_side(tensor, fma + work, shared, load + store)
+
+        def together(blocks: Floats) -> Floats:
+            return _side_by_side(alone, blocks * most)
+
+        resident = np.maximum(1.0, block.resident)
+        wave = hardware.cores * resident
+        full = np.floor(self.count / wave)
+        rest = np.ceil((self.count - full * wave) / hardware.cores)
+        grid_s = full * together(resident) + np.where(rest > 0, together(rest), 0.0)
+        even_s = self.count / wave * together(resident)
+        memory = self._memory_s(np.minimum(self.count, wave))
+        time_s = np.where(block.resident > 0, _side_by_side(grid_s, memory), np.inf)
+        scale = self.count / hardware.cores
+        resources = {
+            "tensor": tensor * scale, "fma": fma * scale, "work": work * scale,
+            "shared": shared * scale, "l2": (load + store) * scale,
+            "waiting": (waiting + overhead) * self.count / wave, "memory": memory,
+        }  # fmt: skip
+        tail = np.where(grid_s >= memory, np.maximum(0.0, grid_s - even_s), 0.0)
+        names = list(resources)
+        slowest = np.argmax(np.stack(list(resources.values())), axis=0)
+        terms = {n: np.where(slowest == i, time_s - tail, 0.0) for i, n in enumerate(names)}
+        terms["tail"] = tail
+        terms["launch"] = np.full(len(time_s), hardware.launch_s)
+        return terms, resources
+
+    # --- one block, in seconds of the multiprocessor that it has to itself --------------------
+
+    def _trips(self, op: TileOp) -> Floats:
+        return numbers(op.trips, self.columns)
+
+    def _tensor_s(self) -> Floats:
+        total = numbers(0, self.columns)
+        for p in self.products:
+            rate = self._rate(p)
+            total = total + np.where(p.is_tensor, p.flop * self._trips(p.op) / rate, 0.0)
+        return total
+
+    def _rate(self, p: Product) -> Floats:
+        """Return the FLOP per second that tensor cores of a multiprocessor reach."""
+        peaks, k = self.hardware.peak_flop_per_s, self.k
+        name = "float8" if p.dtype.startswith("float8") else p.dtype.removeprefix("u")
+        name = "tfloat32" if p.dtype == "float32" and "tfloat32" in peaks else name
+        peak = peaks.get(name, peaks.get("float16", peaks["float32"])) / self.hardware.cores
+        by_warps = k.warp_efficiency if self.target.has_wgmma else k.tensor_efficiency
+        found: Floats = peak * np.where(p.is_grouped, k.tensor_efficiency, by_warps)
+        return found
+
+    def _fma_s(self) -> Floats:
+        total = numbers(0, self.columns)
+        peaks = self.hardware.peak_flop_per_s
+        for p in self.products:
+            wide = p.dtype == "float64"
+            peak = peaks.get("float64_fma", peaks["float32"] / 32) if wide else self._lanes_flop()
+            rate = peak / self.hardware.cores * self.k.fma_efficiency
+            total = total + np.where(p.is_tensor, 0.0, p.flop * self._trips(p.op) / rate)
+        return total
+
+    def _lanes_flop(self) -> float:
+        peaks = self.hardware.peak_flop_per_s
+        return peaks.get("float32_fma", peaks["float32"])
+
+    def _work_s(self) -> Floats:
+        """Return the time of what is neither a product nor a copy: folds, exponentials, sums."""
+        lanes = self._lanes_flop() / 2 / self.hardware.cores * self.k.work_efficiency
+        special_rate = SPECIAL_PER_CLOCK * self.hardware.clock_hz
+        plain = special = numbers(0, self.columns)
+        for op in self.launch.ops:
+            if isinstance(op.stmt, Copy) and op.stmt.src.dtype == op.stmt.dst.dtype:
+                continue  # moved, not computed
+            for work in op.work:
+                amount = numbers(work.amount, self.columns) * self._trips(op)
+                plain = plain + amount * (work.unit == "elementwise")
+                special = special + amount * (work.unit == "special")
+        return (plain + self.k.special_operations * special) / lanes + special / special_rate
+
+    def _shared_bytes(self) -> Floats:
+        """Return the bytes that products read of shared memory, and all else moves in and out."""
+        total = numbers(0, self.columns)
+        for p in self.products:
+            total = total + p.read_bytes * self._trips(p.op)
+        for op in self.launch.ops:
+            if isinstance(op.stmt, Gemm):
+                continue
+            for access in (*op.reads, *op.writes):
+                if access.buffer.scope == "shared":
+                    total = total + numbers(access.tile_bytes, self.columns) * self._trips(op)
+        return total
+
+    def _steps(self) -> Floats:
+        """Return how often a block fetches from memory and goes on."""
+        trips = [
+            self._trips(op)
+            for op in self.launch.ops
+            if op.loops and any(a.buffer.scope == "global" for a in op.reads)
+        ]
+        found: Floats = np.maximum.reduce([numbers(0, self.columns), *trips])
+        return found
+
+    # --- memory -------------------------------------------------------------------------------
+
+    def _memory_s(self, wave: Floats) -> Floats:
+        """Return the time that the device's memory needs; ``wave``: blocks that run at a time."""
+        reads = [(op, a) for op in self.launch.ops for a in op.reads if a.buffer.scope == "global"]
+        unique = [self._footprint(a) for _, a in reads]
+        held = self.k.l2_share * self.hardware.l2_bytes
+        fits = np.add.reduce([numbers(0, self.columns), *unique]) <= held
+        waves = np.ceil(self.count / wave)
+        total = numbers(self.launch_writes(), self.columns)
+        for (op, access), once in zip(reads, unique, strict=True):
+            moved = numbers(access.tile_bytes, self.columns) * self._trips(op) * self.count
+            boxes = self._boxes_of_wave(access, wave)
+            again = boxes * numbers(access.tile_bytes, self.columns) * self._trips(op) * waves
+            total = total + np.where(fits, once, np.clip(again, once, np.maximum(once, moved)))
+        return total / (self.hardware.bandwidth_bytes_per_s * self.k.memory_efficiency)
+
+    def launch_writes(self) -> object:
+        """Return the bytes that the launch writes to tensors."""
+        buffers = dict.fromkeys(a.buffer for _, a in self.launch.accesses(writes=True))
+        total: object = 0
+        for buffer in buffers:
+            part = self.launch.tensor_bytes(buffer, writes=True)
+            total = part if total == 0 else part + total  # type: ignore[operator]
+        return total
+
+    def _footprint(self, access: Access) -> Floats:
+        return numbers(access.footprint_bytes, self.columns)
+
+    def _boxes_of_wave(self, access: Access, wave: Floats) -> Floats:
+        """Return how many different boxes the blocks of a wave read; the first axis is fastest."""
+        left, boxes = wave, numbers(1, self.columns)
+        for axis, extent in enumerate(self.launch.grid):
+            size = numbers(extent, self.columns)
+            span = np.minimum(size, np.ceil(left))
+            left = np.maximum(1.0, left / size)
+            if axis in access.block_axes:
+                boxes = boxes * span
+        return boxes
+
+
+def _side_by_side(*times: Floats) -> Floats:
+    """Return the time of what overlaps: the longest, and more where several are nearly as long."""
+    found: Floats = np.add.reduce([t**OVERLAP for t in times]) ** (1 / OVERLAP)
+    return found
+
+
+def occupied(blocks: Sequence[BlockResources], row: int) -> str:
+    """Return what a block takes, in words."""
+    parts = [
+        f"{b.threads[row]:.0f} threads, {b.shared_bytes[row] / 1024:.0f} KiB shared, about "
+        f"{b.registers[row]:.0f} registers, {b.resident[row]:.0f} resident"
+        for b in blocks
+    ]
+    return "; ".join(parts)

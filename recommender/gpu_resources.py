@@ -1,0 +1,307 @@
+"""What a block of a GPU program takes and how products run, as arrays over configs.
+
+Mirrors ``tilecore.inference.gpu`` in closed form: which instruction a product gets, how warps
+divide it, which tiles lie in how many stages, and what registers fragments need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recommender.hardware import HardwareProfile
+from tilecore.amd_target import AmdTarget
+from tilecore.gpu_target import GpuTarget
+from tilecore.graph import evaluate, gemm_extents
+from tilecore.graph.graph import Launch
+from tilecore.graph.nodes import Loop, TileOp
+from tilecore.inference.gpu import quads
+from tilecore.inference.gpu.matrix_units import (
+    WGMMA_BYTES,
+    has_wgmma_types,
+    mma_shapes,
+    operand_kind,
+    sums_dtype,
+)
+from tilecore.inference.gpu.mfma import mfma_step
+from tilecore.inference.gpu.products import WARP, WARPGROUP, WGMMA_COLUMNS, divide_warps
+from tilecore.inference.gpu.shared import panel_of
+from tilecore.ir.gemm_shape import accumulator_dtype
+from tilecore.ir.nodes import Buffer, Copy, Gemm
+from tilecore.target import parse_gpu_target
+
+Columns = Mapping[str, NDArray[np.int64]]
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+REGISTER_BYTES = 4
+# Registers of a thread beside fragments and operands: addresses, counters, temporaries.
+# Source: the median over what benchmarks/gpu_resources.py builds, 2026-11-22.
+OTHER_REGISTERS = 22
+PRODUCER_THREADS = WARPGROUP  # the warpgroup that issues TMA copies
+PRODUCER_REGISTERS = 24
+BARRIERS_OF_STAGE_BYTES = 16  # two mbarriers: full and empty
+PREFETCHED = 2  # tiles of each kind on AMD, whose next ones come through registers
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """How a T.gemm runs, per config.
+
+    Attributes:
+        flop: of one execution by a block, padded to whole instructions.
+        is_tensor: by tensor cores; otherwise by multiply-adds.
+        is_grouped: by warpgroups (wgmma), operands in shared memory.
+        read_bytes: of shared memory, of one execution.
+        operand_registers: of a thread.
+        is_busy: every warp has a part of C, and rows of A that it computed stay with it.
+        dtype: of the operands.
+    """
+
+    op: TileOp
+    flop: Floats
+    is_tensor: Mask
+    is_grouped: Mask
+    read_bytes: Floats
+    operand_registers: Floats
+    is_busy: Mask
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlockResources:
+    """What one block of a launch takes, per config.
+
+    Attributes:
+        threads: of a block, with a warpgroup that only copies.
+        shared_bytes: of tiles, by liveness, stages counted.
+        registers: of a thread, estimated.
+        resident: blocks that a multiprocessor holds at a time; 0: none fits.
+        stages: of the deepest pipelined loop.
+    """
+
+    threads: Floats
+    shared_bytes: Floats
+    registers: Floats
+    resident: Floats
+    stages: Floats
+
+
+def target_of(hardware: HardwareProfile) -> GpuTarget:
+    """Return the limits of a GPU.
+
+    Raises:
+        UnknownTarget: the profile names no target (TC304).
+    """
+    return parse_gpu_target(hardware.target or hardware.arch)
+
+
+def products(launch: Launch, columns: Columns, target: GpuTarget) -> list[Product]:
+    """Return the products of a launch."""
+    return [
+        _product(op, op.stmt, launch, columns, target)
+        for op in launch.ops
+        if isinstance(op.stmt, Gemm)
+    ]
+
+
+def block_resources(
+    launch: Launch, columns: Columns, target: GpuTarget, found: Sequence[Product]
+) -> BlockResources:
+    """Return what a block takes; ``found``: its products."""
+    threads = _threads(launch, columns)
+    stages = _stages(launch, columns, target)
+    deepest = np.maximum.reduce([np.ones_like(threads), *stages.values()])
+    shared = _shared_bytes(launch, columns, stages)
+    if target.has_tma:
+        staged = [np.where(found > 1, found, 0) for found in stages.values()]
+        shared = shared + BARRIERS_OF_STAGE_BYTES * np.add.reduce([0 * threads, *staged])
+    registers = _fragment_registers(launch, columns, threads)
+    operands = [p.operand_registers for p in found]
+    registers = registers + OTHER_REGISTERS + np.maximum.reduce([0 * threads, *operands])
+    copies_alone = (deepest > 1) & (len(stages) > 0) & target.has_tma
+    total = threads + np.where(copies_alone, PRODUCER_THREADS, 0)
+    resident = _resident(threads, total, registers, shared, target)
+    return BlockResources(total, shared, registers, resident, deepest)
+
+
+def numbers(expr: object, columns: Columns) -> Floats:
+    """Return a closed form's value for every config."""
+    count = len(next(iter(columns.values())))
+    found = evaluate(expr, columns)  # type: ignore[arg-type]
+    return np.broadcast_to(found, (count,)).astype(np.float64)
+
+
+def _threads(launch: Launch, columns: Columns) -> Floats:
+    found = numbers(1, columns)
+    for extent in launch.threads:
+        found = found * numbers(extent, columns)
+    return found
+
+
+def _product(
+    op: TileOp, stmt: Gemm, launch: Launch, columns: Columns, target: GpuTarget
+) -> Product:
+    m, n, k = (numbers(e, columns) for e in gemm_extents(stmt))
+    threads = _threads(launch, columns)
+    size = stmt.a.dtype.itemsize
+    is_read = [region.buffer.scope == "shared" for region in (stmt.a, stmt.b)]
+    grouped = np.zeros(len(m), bool)
+    kinds = (operand_kind(str(stmt.a.dtype)), operand_kind(str(stmt.b.dtype)), _sums(stmt))
+    if target.kind == "cuda" and target.has_wgmma and has_wgmma_types(*kinds):
+        grouped = (threads % WARPGROUP == 0) & (m % 64 == 0) & (n % 8 == 0)
+        grouped &= (k * size % WGMMA_BYTES == 0) & is_read[1]
+    shapes, step = _shapes(stmt, target), 1
+    warped = np.zeros(len(m), bool)
+    for rows_of, columns_of, depth_of in shapes:
+        fits = (m % rows_of == 0) & (n % columns_of == 0) & (k % depth_of == 0)
+        warped |= (threads % WARP == 0) & fits
+        step = max(step, depth_of)
+    atom = shapes[0][:2] if shapes else (16, 8)
+    rows, cols = _divided(m, n, threads, stmt, grouped, atom)
+    per_instruction = np.ceil(n / cols / WGMMA_COLUMNS)
+    by_groups = is_read[0] * m * cols * per_instruction + n * m / 64
+    by_warps = is_read[0] * m * cols + is_read[1] * n * rows
+    by_threads = np.sqrt(m * n * threads) / 2  # a word that lanes share is read once
+    read = k * size * np.where(grouped, by_groups, np.where(warped, by_warps, by_threads))
+    is_chained = stmt.a.buffer.scope == "fragment"
+    depth = 2 * step * size  # the next step's operands come while this one multiplies
+    held = (m / rows + n / cols) * depth / WARP / REGISTER_BYTES
+    return Product(
+        op, 2 * m * n * k, grouped | warped, grouped, read,
+        np.where(grouped | ~warped, 8.0, held),
+        (rows * cols * np.where(grouped, WARPGROUP, WARP) >= threads)
+        & ((cols == 1) | (not is_chained)), kinds[0],
+    )  # fmt: skip
+
+
+def _shapes(stmt: Gemm, target: GpuTarget) -> list[tuple[int, int, int]]:
+    """Return the instructions that whole warps have for a product, the preferred one first."""
+    if isinstance(target, AmdTarget):
+        kinds = (str(stmt.a.dtype), str(stmt.b.dtype), str(accumulator_dtype(stmt)))
+        step = mfma_step(*kinds, target)
+        return [] if step is None else [(16, 16, step)]
+    if target.multiplies_by_quads:
+        halves = stmt.a.dtype == stmt.b.dtype == "float16"
+        return [(quads.ATOM, quads.ATOM, quads.STEP)] if halves else []
+    a, b = operand_kind(str(stmt.a.dtype)), operand_kind(str(stmt.b.dtype))
+    return list(mma_shapes(a, b, _sums(stmt), target))
+
+
+def _sums(stmt: Gemm) -> str:
+    return sums_dtype(stmt, stmt.c.buffer.scope == "fragment")
+
+
+def _divided(
+    m: Floats, n: Floats, threads: Floats, stmt: Gemm, grouped: Mask, warped: tuple[int, int]
+) -> tuple[Floats, Floats]:
+    """Return how warps, or warpgroups, are divided over the rows and columns of C."""
+    keys = np.stack([m, n, threads, grouped.astype(np.float64)], axis=1)
+    distinct, where = np.unique(keys, axis=0, return_inverse=True)
+    made = []
+    for rows, columns, count, is_grouped in distinct:
+        size, atom, widest = WARP, warped, 8
+        if is_grouped:
+            # Tiles whose rows run along N are cut between panels only.
+            unit = 8 if stmt.transpose_b else panel_of((int(columns),), stmt.b.dtype.itemsize)
+            unit = unit if columns % unit == 0 else int(columns)
+            size, atom, widest = WARPGROUP, (64, unit), WGMMA_COLUMNS
+        warps = max(1, int(count) // size)
+        try:
+            made.append(divide_warps(int(rows), int(columns), warps, stmt.policy, atom, widest))
+        except ValueError:  # no division: the product is none of warps
+            made.append((1, 1))
+    found = np.array(made, dtype=np.float64).reshape(-1, 2)[where.reshape(-1)]
+    return found[:, 0], found[:, 1]
+
+
+def _stages(launch: Launch, columns: Columns, target: GpuTarget) -> dict[Buffer, Floats]:
+    """Return in how many copies the tiles of pipelined loops lie."""
+    found: dict[Buffer, Floats] = {}
+    if target.kind == "cuda" and not target.has_cp_async:
+        return found
+    for op in launch.ops:
+        loop = _pipelined(op)
+        if loop is None or not isinstance(op.stmt, Copy):
+            continue
+        source, tile = op.stmt.src.buffer, op.stmt.dst.buffer
+        if source.scope == "global" and tile.scope == "shared" and source.dtype == tile.dtype:
+            stages = numbers(loop.num_stages, columns)
+            if target.kind != "cuda":
+                stages = np.where(stages > 1, PREFETCHED, stages)
+            found[tile] = np.maximum(1.0, stages)
+    return found
+
+
+def _pipelined(op: TileOp) -> Loop | None:
+    return next((loop for loop in op.loops if loop.kind == "pipelined"), None)
+
+
+def _shared_bytes(launch: Launch, columns: Columns, stages: Mapping[Buffer, Floats]) -> Floats:
+    """Return the most bytes of shared tiles alive at once, sums on their way out included."""
+    tiles = [t for t in launch.tiles if t.scope == "shared"]
+    spans: dict[Buffer, list[int]] = {}
+    outgoing: list[tuple[int, Floats]] = []
+    sums = {op.stmt.c.buffer for op in launch.ops if isinstance(op.stmt, Gemm)}
+    position, last = -1, None
+    for op in launch.ops:
+        outer = op.loops[0].var if op.loops else op
+        position, last = (position, last) if outer is last else (position + 1, outer)
+        for access in (*op.reads, *op.writes):
+            if access.buffer.root in tiles:
+                span = spans.setdefault(access.buffer.root, [position, position])
+                span[1] = position
+        if isinstance(op.stmt, Copy) and op.stmt.src.buffer in sums:
+            target = op.stmt.dst.buffer
+            if target.scope == "global" and len(op.stmt.src.extents) == 2:
+                size = numbers(1, columns) * target.dtype.itemsize
+                for extent in op.stmt.src.extents:
+                    size = size * numbers(extent, columns)
+                outgoing.append((position, size))
+    moments = []
+    for moment in range(position + 1):
+        alive = numbers(0, columns)
+        for tile, (first, end) in spans.items():
+            if first <= moment <= end:
+                size = numbers(1, columns) * tile.dtype.itemsize
+                for extent in tile.shape:
+                    size = size * numbers(extent, columns)
+                alive = alive + np.ceil(size / 16) * 16 * stages.get(tile, 1.0)
+        for when, size in outgoing:
+            alive = alive + (when == moment) * size
+        moments.append(alive)
+    found: Floats = np.maximum.reduce([numbers(0, columns), *moments])
+    return found
+
+
+def _fragment_registers(launch: Launch, columns: Columns, threads: Floats) -> Floats:
+    """Return the registers of a thread that hold fragments and private arrays."""
+    total = numbers(0, columns)
+    for tile in launch.tiles:
+        size = numbers(1, columns) * max(tile.dtype.itemsize, 2) / REGISTER_BYTES
+        for extent in tile.shape:
+            size = size * numbers(extent, columns)
+        if tile.scope == "fragment":
+            # Sums over rows lie once in each of the four lanes that share a row.
+            lanes = threads if tile.ndim > 1 else np.minimum(threads, 8 * threads / WARP)
+            total = total + np.maximum(size / lanes, 1.0)
+        elif tile.scope == "local":
+            total = total + size
+    return total
+
+
+def _resident(
+    threads: Floats, total: Floats, registers: Floats, shared: Floats, target: GpuTarget
+) -> Floats:
+    """Return how many blocks a multiprocessor holds."""
+    extra = total - threads
+    kept = np.minimum(registers, target.registers_per_thread)
+    mean = np.where(
+        extra > 0, (kept * threads + PRODUCER_REGISTERS * extra) / np.maximum(total, 1), kept
+    )
+    keys = np.stack([total, np.ceil(mean), shared], axis=1)
+    distinct, where = np.unique(keys, axis=0, return_inverse=True)
+    found = np.array([target.occupancy(int(t), int(r), int(s)) for t, r, s in distinct], float)
+    return found[where.reshape(-1)]

@@ -1,0 +1,113 @@
+"""Recommendations for GPUs that are not here: profiles, spaces, resources, the analytic model."""
+
+import numpy as np
+import pytest
+
+from recommender.analytic import estimate
+from recommender.errors import EmptySpace
+from recommender.gpu_resources import block_resources, products, target_of
+from recommender.hardware import load_profile, profile_names
+from recommender.recommend import recommend
+from recommender.space import SearchSpace
+from recommender.workload import Workload
+from tests.recommender.support import MemoryStore
+from tilecore.errors import InvalidConfig
+from tilecore.gpu_compiler import lower_gpu
+from tilecore.kernels.attention import ATTENTION
+from tilecore.kernels.dequant_gemm import DEQUANT_GEMM
+from tilecore.kernels.gemm import GEMM
+
+GPUS = [name for name in profile_names() if load_profile(name).kind != "cpu"]
+
+
+def gemm_space(device, m=4096, n=4096, k=4096, dtype="float16"):
+    problem = GEMM.parse_problem({"m": m, "n": n, "k": k, "dtype": dtype, "out_dtype": dtype})
+    return SearchSpace.build(GEMM, problem, load_profile(device))
+
+
+def attention_space(device):
+    values = {"batch": 4, "heads": 16, "kv_heads": 16, "seq_q": 2048, "seq_kv": 2048, "dim": 128}
+    problem = ATTENTION.parse_problem({**values, "dtype": "float16"})
+    return SearchSpace.build(ATTENTION, problem, load_profile(device))
+
+
+def test_there_are_profiles_of_the_targets_with_sources():
+    assert len(GPUS) >= 13
+    for name in GPUS:
+        profile = load_profile(name)
+        target = target_of(profile)
+        assert target.multiprocessors == profile.cores, name
+        assert target.arch == profile.arch
+        assert profile.peak_flop_per_s["float16"] > profile.bandwidth_bytes_per_s
+        assert profile.l2_bandwidth_bytes_per_s > profile.bandwidth_bytes_per_s
+        assert profile.source
+
+
+def test_names_that_torch_gives_devices():
+    for spelling in ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB", "NVIDIA GeForce RTX 4090"):
+        assert load_profile(spelling).name == spelling
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_every_gpu_gets_a_recommendation_below_its_peak(name):
+    space = gemm_space(name)
+    found = estimate(space)
+    assert len(space) > 500
+    assert np.isfinite(found.time_s).all()
+    rate = found.work_flop / found.time_s.min()
+    (product,) = products(space.graph.launches[0], space.columns, target_of(space.hardware))
+    unit = "float16" if product.is_tensor.all() else "float32"
+    peak = space.hardware.peak_flop_per_s[unit]
+    assert 0.3 * peak < rate < peak
+    total = sum(found.terms_s.values())
+    np.testing.assert_allclose(total, found.time_s)
+
+
+@pytest.mark.parametrize("device", ["h100", "a100"])
+@pytest.mark.parametrize("make", [gemm_space, attention_space])
+def test_shared_memory_is_what_the_compiler_takes(device, make):
+    space = make(device)
+    target = target_of(space.hardware)
+    (launch,) = space.graph.launches
+    block = block_resources(launch, space.columns, target, products(launch, space.columns, target))
+    for row in np.random.default_rng(3).choice(len(space), 3, replace=False):
+        program = space.definition.program(space.problem, dict(space.config(row)))
+        plan, _, _ = lower_gpu(program, target)
+        (made,) = plan.launches.values()
+        assert block.shared_bytes[row] == made.shared_bytes, space.config(row)
+
+
+def test_what_does_not_fit_is_named():
+    space = gemm_space("h100")
+    huge = {"block_M": 256, "block_N": 256, "block_K": 128, "num_stages": 4, "threads": 256}
+    assert any("232448 B shared" in line for line in space.explain(huge))
+    with pytest.raises(InvalidConfig, match="num_stages"):
+        space.check(huge)
+    with pytest.raises(InvalidConfig, match="whole warps"):
+        space.check({**huge, "num_stages": 1, "threads": 100})
+
+
+def test_large_products_are_bound_by_tensor_cores_and_small_batches_by_memory():
+    assert "tensor" in str(estimate(gemm_space("h100", 8192, 8192, 8192)).bound_by)
+    few = estimate(gemm_space("h100", 16, 8192, 8192))
+    best = few.at(int(np.argmin(few.time_s)))
+    assert best.bound_by in ("memory", "l2", "waiting")
+    assert "132 multiprocessors" in best.explain()
+    # 2 * 8192 * 8192 bytes of weights at 3.35 TB/s take 40 us.
+    assert 40e-6 < best.time_s < 80e-6
+
+
+def test_a_recommendation_without_a_measurement():
+    values = {"m": 4096, "n": 4096, "k": 4096, "dtype": "float16", "out_dtype": "float16"}
+    workload = Workload.of("gemm", GEMM.parse_problem(values))
+    found = recommend(workload, GEMM, load_profile("h100"), MemoryStore(), top_k=8)
+    assert len({r.config for r in found}) == 8
+    assert {r.source for r in found} == {"analytic"}
+    assert set(found[0].config) == {"block_M", "block_N", "block_K", "num_stages", "threads"}
+    assert found[0].config["block_M"] * found[0].config["block_N"] >= 128 * 128
+
+
+def test_a_kernel_without_values_for_gpus_says_so():
+    problem = DEQUANT_GEMM.parse_problem({"m": 1, "n": 1024, "k": 1024})
+    with pytest.raises(EmptySpace, match=r"RC602 .*no values for block_M, threads on cuda"):
+        SearchSpace.build(DEQUANT_GEMM, problem, load_profile("h100"))

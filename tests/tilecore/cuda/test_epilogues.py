@@ -1,0 +1,94 @@
+"""Accumulators on their way out: matrices stored to shared memory by stmatrix (sm_90 on)."""
+
+import re
+
+import numpy as np
+import pytest
+
+import tilecore.language as T
+from tests.tilecore.cuda.emulated import lowered, run_emulated
+from tests.tilecore.cuda.test_tile_programs import NUMPY, close, random
+from tests.tilecore.cuda.tile_programs import gemm
+from tilecore.codegen.cubin import read_features
+from tilecore.codegen.nvrtc import compile_cuda
+from tilecore.emulator import ALL_SCHEDULES
+from tilecore.inference.gpu.banks import bank_uses
+
+
+def staged(block, dtype, out, sums, is_transposed, scaled):
+    """C (or its transpose), staged through a shared tile by a nest that may do arithmetic."""
+    M, N, K = block
+    shape = (N, M) if is_transposed else (M, N)
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((M, K), dtype),
+        B: T.Tensor((N, K), dtype),
+        S: T.Tensor((N,), "float32"),
+        C: T.Tensor(shape, out),
+    ):
+        with T.Kernel(1, threads=128):
+            A_s = T.alloc_shared((M, K), dtype)
+            B_s = T.alloc_shared((N, K), dtype)
+            C_l = T.alloc_fragment((M, N), sums)
+            C_s = T.alloc_shared(shape, out)
+            T.copy(A, A_s)
+            T.copy(B, B_s)
+            T.gemm(A_s, B_s, C_l, transpose_B=True, clear_accum=True)
+            for i, j in T.Parallel(M, N):
+                if is_transposed:
+                    C_s[j, i] = C_l[i, j]
+                elif scaled:
+                    C_s[i, j] = C_l[i, j] * S[j]
+                else:
+                    C_s[i, j] = C_l[i, j]
+            T.copy(C_s, C)
+
+    return main
+
+
+@pytest.mark.parametrize(
+    ("target", "block", "dtype", "out", "sums", "is_transposed", "scaled", "used"),
+    [
+        ("h100", (64, 64, 64), "float16", "float16", "float32", False, False, "x4"),
+        ("h100", (64, 64, 64), "float16", "bfloat16", "float32", False, True, "x4"),
+        ("h100", (64, 48, 64), "float16", "float16", "float16", True, False, "x4_trans"),
+        ("h100", (32, 24, 32), "bfloat16", "bfloat16", "float32", False, False, "x2"),
+        ("h100", (32, 64, 32), "float16", "float16", "float32", True, False, "x4_trans"),
+        ("h100", (64, 64, 64), "float16", "float32", "float32", False, False, ""),
+        ("sm_80", (64, 64, 64), "float16", "float16", "float32", False, False, ""),
+    ],
+)
+def test_accumulators_are_stored_as_matrices(
+    target, block, dtype, out, sums, is_transposed, scaled, used
+):
+    M, N, K = block
+    func = staged(block, dtype, out, sums, is_transposed, scaled)
+    rng = np.random.default_rng(0)
+    a, b = random(rng, (M, K), dtype), random(rng, (N, K), dtype)
+    s = random(rng, (N,), "float32")
+    c = np.full((N, M) if is_transposed else (M, N), 77, NUMPY.get(out, out))
+    plan = run_emulated(func, target, [a, b, s, c], ALL_SCHEDULES)
+    expected = a.astype(np.float64) @ b.astype(np.float64).T
+    expected = expected * s if scaled else expected
+    close(c, expected.T if is_transposed else expected, "bfloat16" if out == "bfloat16" else out)
+    text = lowered(func, target)[2].text
+    names = set(re.findall(r"tc_stmatrix_(\w+)\(\(&", text))
+    assert names == ({used} if used else set())
+    assert ("stored by stmatrix: C_s" in plan.explain()) == bool(used)
+    if used and block == (64, 64, 64):
+        (launch,) = plan.launches.values()
+        stores = [u for u in bank_uses(launch) if u.is_store and u.buffer.name == "C_s"]
+        assert [u.ways for u in stores] == [1]
+
+
+def test_the_epilogue_of_hopper_is_short():
+    """992 instructions, with 64 stores of 4 bytes and their addresses, before."""
+    func = gemm(4096, 4096, 4096, (128, 256, 64), 3, "float16", "float16", threads=256)
+    _, _, source = lowered(func, "h100")
+    cubin = compile_cuda(source.text, source.arch)
+    (features,) = read_features(cubin.data, source.arch).values()
+    assert cubin.spills == 0
+    assert features.opcodes["STSM"] == 16  # 128 sums of a thread, 8 at once
+    assert features.opcodes.get("STS", 0) == 0
+    assert features.instructions < 560

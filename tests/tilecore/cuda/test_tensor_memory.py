@@ -1,0 +1,353 @@
+"""Products summed up in tensor memory (tcgen05, sm_100a), of ordinary and of explicit programs.
+
+Four schedules each: late and early delivery of copies and products, two random orders of threads.
+"""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tilecore.language as T
+from tests.tilecore.cuda.emulated import lowered, run_emulated
+from tests.tilecore.cuda.test_tile_programs import check_gemm, close, random
+from tests.tilecore.cuda.tile_programs import attention, gemm
+from tilecore.codegen.cubin import read_features
+from tilecore.codegen.nvrtc import compile_cuda, load_nvrtc
+from tilecore.emulator import ALL_SCHEDULES
+from tilecore.errors import EmulationError
+
+needs_nvrtc = pytest.mark.skipif(load_nvrtc() is None, reason="NVRTC is not installed")
+
+
+@pytest.mark.parametrize("trans", [(False, False), (False, True), (True, False), (True, True)])
+def test_gemm_with_ragged_edges_and_all_transposes(trans):
+    size, block = (200, 144, 200), (128, 64, 64)
+    assert check_gemm("b200", size, block, 3, "float16", "float16", trans) == "tcgen05"
+
+
+@pytest.mark.parametrize(
+    ("block", "dtype", "out", "threads"),
+    [
+        ((64, 64, 64), "float16", "float16", 128),  # 64 rows: 16 of every 32 lanes
+        ((64, 128, 64), "bfloat16", "float32", 256),
+        ((256, 64, 64), "bfloat16", "bfloat16", 128),  # two groups of 128 rows
+        ((128, 256, 64), "bfloat16", "bfloat16", 256),  # warpgroups share out columns
+        ((128, 64, 64), "int8", "int32", 128),
+        ((128, 64, 64), "float8_e4m3fn", "float32", 128),
+        ((64, 64, 64), "float8_e5m2", "float32", 128),
+        ((128, 64, 32), "float16", "float16", 128),
+    ],
+)
+def test_gemm_element_types_and_tiles(block, dtype, out, threads):
+    size = (block[0], block[1] + 32, 160)
+    used = check_gemm("b200", size, block, 2, dtype, out, (False, True), threads)
+    assert used == "tcgen05"
+
+
+@pytest.mark.parametrize("stages", [0, 1, 4])
+def test_gemm_of_fewer_steps_than_stages(stages):
+    used = check_gemm("b200", (128, 64, 64), (128, 64, 32), stages, "float16", "float16")
+    assert used == "tcgen05"
+
+
+def test_gemm_without_boxes():
+    """Rows of other than a multiple of 16 bytes: threads copy, all wait for each product."""
+    used = check_gemm("b200", (131, 71, 101), (128, 64, 64), 3, "float16", "float16")
+    assert used == "tcgen05"
+
+
+@pytest.mark.parametrize(
+    ("block", "dtype", "trans", "reason"),
+    [
+        ((96, 64, 64), "float16", (False, True), "96 rows are neither 64 nor a multiple of 128"),
+        ((64, 24, 64), "float16", (False, True), "no multiple of 16 columns"),
+        ((128, 64, 64), "int8", (False, False), "not contiguous along K"),
+    ],
+)
+def test_what_does_not_suit_is_multiplied_by_warps_and_says_why(block, dtype, trans, reason):
+    out = "int32" if dtype == "int8" else "float16"
+    accum = "int32" if dtype == "int8" else "float32"
+    func = gemm(256, 192, 128, block, 2, dtype, out, accum, trans)
+    plan, _, _ = lowered(func, "b200")
+    (line,) = (t for t in plan.explain().splitlines() if t.startswith("gemm"))
+    assert "mma.m16n8" in line
+    assert reason in line
+    assert check_gemm("b200", (192, 48, 128), block, 2, dtype, out, trans) == "mma"
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_flash_attention_falls_to_instructions_of_warps(causal):
+    B, S, H, D = 1, 128, 1, 64
+    rng = np.random.default_rng(1)
+    q, k, v = (random(rng, (B, S, H, D), "float16") for _ in range(3))
+    out = np.zeros((B, S, H, D), np.float16)
+    func = attention(B, S, H, D, (128, 64), 2, 256, "float16", causal)
+    plan = run_emulated(func, "b200", [q, k, v, out], ALL_SCHEDULES)
+    Q, K, V = (x.astype(np.float64)[0, :, 0] for x in (q, k, v))
+    scores = Q @ K.T / D**0.5
+    scores = np.where(np.tri(S, dtype=bool), scores, -np.inf) if causal else scores
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    close(out[0, :, 0], weights @ V / weights.sum(-1, keepdims=True), "float16")
+    assert "A does not lie in shared memory" in plan.explain()
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(("block", "threads"), [((128, 128, 64), 128), ((128, 256, 64), 128)])
+def test_the_machine_code_of_a_gemm_has_the_units_and_no_spills(block, threads):
+    func = gemm(4096, 4096, 4096, block, 4, "bfloat16", "bfloat16", threads=threads)
+    _, _, source = lowered(func, "b200")
+    cubin = compile_cuda(source.text, source.arch)
+    (features,) = read_features(cubin.data, source.arch).values()
+    assert cubin.spills == 0
+    assert {"UTMALDG", "UTCMMA", "LDTM", "UTMASTG"} <= features.opcodes.keys()
+
+
+def test_sums_that_begin_with_values_and_are_used_between_products():
+    """The sums go into tensor memory and come back; two products follow each other."""
+    M, N, K = 128, 64, 64
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((M, K), "float16"),
+        B: T.Tensor((K, N), "float16"),
+        D: T.Tensor((M, N), "float32"),
+        C: T.Tensor((M, N), "float32"),
+    ):
+        with T.Kernel(1, threads=128):
+            A_s = T.alloc_shared((M, K), "float16")
+            B_s = T.alloc_shared((K, N), "float16")
+            sums = T.alloc_fragment((M, N), "float32")
+            T.copy(A, A_s)
+            T.copy(B, B_s)
+            T.copy(D, sums)
+            for _ in T.serial(2):
+                T.gemm(A_s, B_s, sums)
+                T.gemm(A_s, B_s, sums)
+                for i, j in T.Parallel(M, N):
+                    sums[i, j] = T.max(sums[i, j], 0.0)
+            T.copy(sums, C)
+
+    rng = np.random.default_rng(2)
+    a, b = random(rng, (M, K), "float16"), random(rng, (K, N), "float16")
+    d, c = random(rng, (M, N), "float32"), np.zeros((M, N), np.float32)
+    plan = run_emulated(main, "b200", [a, b, d, c], ALL_SCHEDULES)
+    product = a.astype(np.float64) @ b.astype(np.float64)
+    expected = np.maximum(np.maximum(d + 2 * product, 0) + 2 * product, 0)
+    close(c, expected, "float32")
+    assert {g.kind for launch in plan.launches.values() for g in launch.gemms.values()} == {
+        "tcgen05"
+    }
+
+
+def test_a_loop_that_runs_again_and_a_length_known_at_run_time():
+    """Blocks take several tiles each; phases of all barriers go on from tile to tile."""
+    M, N, blocks = 256, 64, 1
+    K = T.dynamic("K")
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((M, K), "float16"),
+        B: T.Tensor((N, K), "float16"),
+        C: T.Tensor((M, N), "float32"),
+    ):
+        with T.Kernel(blocks, threads=128) as bx:
+            A_s = T.alloc_shared((128, 64), "float16")
+            B_s = T.alloc_shared((N, 64), "float16")
+            sums = T.alloc_fragment((128, N), "float32")
+            for tile in T.serial(M // 128 // blocks):
+                T.clear(sums)
+                for k in T.Pipelined(T.ceildiv(K, 64), num_stages=2):
+                    T.copy(A[(bx + tile * blocks) * 128, k * 64], A_s)
+                    T.copy(B[0, k * 64], B_s)
+                    T.gemm(A_s, B_s, sums, transpose_B=True)
+                T.copy(sums, C[(bx + tile * blocks) * 128, 0])
+
+    rng = np.random.default_rng(3)
+    for length in (192, 72):
+        a, b = random(rng, (M, length), "float16"), random(rng, (N, length), "float16")
+        c = np.zeros((M, N), np.float32)
+        run_emulated(main, "b200", [a, b, c], ALL_SCHEDULES)
+        close(c, a.astype(np.float64) @ b.astype(np.float64).T, "float32")
+
+
+def explicit(M, N, K, block, stages, dtype, out, accum, threads):
+    """examples/gemm_tcgen05/gemm_tcgen5mma.py of TileLang, in this project's words."""
+    BM, BN, BK = block
+
+    @T.prim_func
+    def main(A: T.Tensor((M, K), dtype), B: T.Tensor((N, K), dtype), C: T.Tensor((M, N), out)):
+        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=threads) as (bx, by):
+            A_s = T.alloc_shared((BM, BK), dtype)
+            B_s = T.alloc_shared((BN, BK), dtype)
+            sums = T.alloc_tmem([BM, BN], accum)
+            done = T.alloc_barrier(1)
+            result = T.alloc_fragment((BM, BN), accum)
+            staged = T.alloc_shared((BM, BN), out)
+            for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
+                T.copy(A[by * BM, k * BK], A_s)
+                T.copy(B[bx * BN, k * BK], B_s)
+                T.tcgen05_gemm(A_s, B_s, sums, transpose_B=True, mbar=done, clear_accum=(k == 0))
+                T.mbarrier_wait_parity(done, k % 2)
+            T.copy(sums, result)
+            T.copy(result, staged)
+            T.copy(staged, C[by * BM, bx * BN])
+
+    return main
+
+
+def run_explicit(func, M, N, K, dtype, out, **options):
+    rng = np.random.default_rng(4)
+    a, b = random(rng, (M, K), dtype), random(rng, (N, K), dtype)
+    kind = {"bfloat16": ml_dtypes.bfloat16}.get(out, out)
+    c = np.full((M, N), 77, kind)
+    plan = run_emulated(func, "b200", [a, b, c], ALL_SCHEDULES, **options)
+    close(c, a.astype(np.float64) @ b.astype(np.float64).T, out)
+    (launch,) = plan.launches.values()
+    return launch
+
+
+@pytest.mark.parametrize(
+    ("block", "stages", "dtype", "out", "accum"),
+    [
+        ((128, 128, 64), 2, "bfloat16", "bfloat16", "float32"),
+        ((128, 64, 64), 0, "bfloat16", "bfloat16", "float32"),
+        ((64, 128, 32), 2, "float8_e4m3fn", "float16", "float16"),
+    ],
+)
+def test_products_that_tell_a_barrier(block, stages, dtype, out, accum):
+    M, N, K = 2 * block[0] - 16, block[1] + 16, 3 * block[2]
+    func = explicit(M, N, K, block, stages, dtype, out, accum, 256)
+    launch = run_explicit(func, M, N, K, dtype, out)
+    assert [t.columns for t in launch.tensor_tiles.values()] == [block[1]]
+
+
+def roles(M, N, K, stages):
+    """One warp copies, one multiplies, all take the sums out."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((M, K), "bfloat16"),
+        B: T.Tensor((N, K), "bfloat16"),
+        C: T.Tensor((M, N), "bfloat16"),
+    ):
+        with T.Kernel(T.ceildiv(M, 128), T.ceildiv(N, 64), threads=128) as (bx, by):
+            A_s = T.alloc_shared((stages, 128, 64), "bfloat16")
+            B_s = T.alloc_shared((stages, 64, 64), "bfloat16")
+            sums = T.alloc_tmem((128, 64), "float32")
+            result = T.alloc_fragment((128, 64), "float32")
+            rounded = T.alloc_fragment((128, 64), "bfloat16")
+            loaded = T.alloc_barrier([32] * stages)
+            consumed = T.alloc_barrier([1] * stages)
+            full = T.alloc_barrier(1)
+            tx = T.get_thread_binding()
+            if tx < 32:
+                for k in T.serial(T.ceildiv(K, 64)):
+                    T.mbarrier_wait_parity(consumed[k % stages], k // stages % 2 ^ 1)
+                    T.copy(A[bx * 128, k * 64], A_s[k % stages, :, :])
+                    T.copy(B[by * 64, k * 64], B_s[k % stages, :, :])
+                    T.mbarrier_arrive(loaded[k % stages])
+            elif tx < 64:
+                for k in T.serial(T.ceildiv(K, 64)):
+                    T.mbarrier_wait_parity(loaded[k % stages], k // stages % 2)
+                    T.tcgen05_gemm(
+                        A_s[k % stages, :, :], B_s[k % stages, :, :], sums, transpose_B=True,
+                        mbar=consumed[k % stages], clear_accum=(k == 0),
+                    )  # fmt: skip
+                T.tcgen05_mma_arrive(full)
+            T.mbarrier_wait_parity(full, 0)
+            T.copy(sums[:, 0:32], result[:, 0:32])
+            T.copy(sums[:, 32:64], result[:, 32:64])
+            T.copy(result, rounded)
+            T.copy(rounded, C[bx * 128, by * 64])
+
+    return main
+
+
+def test_a_warp_that_copies_and_one_that_multiplies():
+    M, N, K = 200, 96, 200
+    launch = run_explicit(roles(M, N, K, 2), M, N, K, "bfloat16", "bfloat16")
+    assert [g.is_async for g in launch.gemms.values()] == [True]
+
+
+@pytest.mark.parametrize(
+    ("shape", "start"),
+    [
+        ((128, 64, 256), "tc_tensor_wait_loads"),
+        ((128, 64, 256), "tc_barrier_wait"),  # for a tile, by the thread that multiplies
+        ((131, 71, 101), "tc_fence_async"),  # threads copy: what they wrote reaches the products
+    ],
+)
+def test_what_the_compiler_places_is_needed(shape, start):
+    """Without one kind of wait or fence the emulator finds a race or a wrong order."""
+    M, N, K = shape
+    func = gemm(M, N, K, (128, 64, 64), 2, "float16", "float16")
+    _, _, source = lowered(func, "b200")
+    kernel = source.emulated.partition('extern "C" __global__')[2]
+    found = [t.strip() for t in kernel.splitlines() if t.strip().startswith(start)]
+    removed = found[-2] if start == "tc_barrier_wait" else found[0]
+    rng = np.random.default_rng(5)
+    a, b = random(rng, (M, K), "float16"), random(rng, (K, N), "float16")
+    c = np.zeros((M, N), np.float16)
+
+    def run():
+        run_emulated(func, "b200", [a, b, c], ALL_SCHEDULES, without=removed)
+        close(c, a.astype(np.float64) @ b.astype(np.float64), "float16")
+
+    with pytest.raises((EmulationError, AssertionError)):
+        run()
+
+
+def test_a_tile_that_threads_access_element_by_element_is_shared():
+    @T.prim_func
+    def main(
+        A: T.Tensor((128, 64), "float16"),
+        B: T.Tensor((64, 64), "float16"),
+        C: T.Tensor((128, 64), "float32"),
+    ):
+        with T.Kernel(1, threads=128):
+            A_s = T.alloc_shared((128, 64), "float16")
+            B_s = T.alloc_shared((64, 64), "float16")
+            sums = T.alloc_tmem((128, 64), "float32")
+            done = T.alloc_barrier(1)
+            T.copy(A, A_s)
+            T.copy(B, B_s)
+            T.gemm(A_s, B_s, sums, clear_accum=True, mbar=done)
+            T.mbarrier_wait_parity(done, 0)
+            for i, j in T.Parallel(128, 64):
+                C[i, j] = sums[i, 63 - j]
+
+    rng = np.random.default_rng(6)
+    a, b = random(rng, (128, 64), "float16"), random(rng, (64, 64), "float16")
+    c = np.zeros((128, 64), np.float32)
+    plan = run_emulated(main, "b200", [a, b, c], ALL_SCHEDULES)
+    close(c, (a.astype(np.float64) @ b.astype(np.float64))[:, ::-1], "float32")
+    assert "sums: shared instead of tensor memory" in plan.explain()
+    assert "elements are accessed one by one" in plan.explain()
+
+
+def test_tiles_are_filled_and_read_back_in_parts():
+    """A round trip through tensor memory, one matrix of several at a time."""
+    shape = (2, 128, 32)
+
+    @T.prim_func
+    def main(X: T.Tensor(shape, "float32"), Y: T.Tensor(shape, "float32")):
+        with T.Kernel(1, threads=128):
+            tile = T.alloc_tmem(shape, "float32")
+            there = T.alloc_fragment(shape[1:], "float32")
+            back = T.alloc_fragment(shape[1:], "float32")
+            for a in T.serial(2):
+                T.copy(X[a, :, :], there)
+                T.fill(tile[a, :, :], 1.0)
+                T.copy(there[:, 8:24], tile[a, :, 8:24])
+            for a in T.serial(2):
+                T.copy(tile[a, :, :], back)
+                T.copy(back, Y[a, :, :])
+
+    rng = np.random.default_rng(7)
+    x, y = random(rng, shape, "float32"), np.zeros(shape, np.float32)
+    plan = run_emulated(main, "b200", [x, y], ALL_SCHEDULES)
+    expected = np.ones_like(x)
+    expected[:, :, 8:24] = x[:, :, 8:24]
+    np.testing.assert_array_equal(y, expected)
+    (launch,) = plan.launches.values()
+    assert launch.tensor_columns == 64

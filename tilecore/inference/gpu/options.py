@@ -1,0 +1,39 @@
+"""What a config may fix of the GPU lowering; everything else is inferred."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tilecore.errors import InvalidConfig
+from tilecore.pass_config import FLOAT32_PRODUCTS, lowering_config
+
+CHOICES = ("tf32", "exact")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuOptions:
+    """Knobs of the GPU lowering.
+
+    Attributes:
+        float32_products: "tf32" lets tensor cores multiply float32 operands, of which they read
+            11 significant bits; "exact" takes multiply-adds of all 24.
+    """
+
+    float32_products: str = "tf32"
+
+    @classmethod
+    def parse(cls, config: Mapping[str, Any], attrs: Mapping[str, Any]) -> GpuOptions:
+        """Return the knobs of a config, or else of the program's ``T.annotate_pass_configs``.
+
+        Raises:
+            InvalidConfig: there is no such choice (TC303).
+        """
+        annotated = lowering_config(attrs.get("tilelang_pass_configs") or {})
+        given = {**annotated, **config}.get(FLOAT32_PRODUCTS, "tf32")
+        if given not in CHOICES:
+            raise InvalidConfig(
+                knob=FLOAT32_PRODUCTS, value=given, expected=f"one of {', '.join(CHOICES)}"
+            )
+        return cls(float32_products=given)

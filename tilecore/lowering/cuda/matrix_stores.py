@@ -1,0 +1,78 @@
+"""Nests that store accumulators to shared memory by stmatrix."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import tilecore.lowering.cuda.instructions as ptx
+from tilecore.inference.gpu.distribution import Distribution
+from tilecore.inference.gpu.matrix_stores import ROW_ELEMENTS
+from tilecore.inference.gpu.plan import MatrixStore
+from tilecore.ir.expr import const
+from tilecore.lowering.cpu.tir import add, mul, quotient, remainder
+from tilecore.lowering.cuda.memory import slot_index, thread_index
+from tilecore.lowering.cuda.nests import NestLowering, access_key
+from tilecore.lowering.cuda.scalar import memory_type
+
+WARP = 32
+
+
+def digits_at(distribution: Distribution, each: int, turn: Any, number: Any) -> dict[int, Any]:
+    """Return the digits of slot ``each * turn + number`` by stride, ``number`` below ``each``."""
+    found: dict[int, Any] = {}
+    for digit in distribution.digits(in_thread=False):
+        stride, extent = digit.stride, digit.extent
+        if stride * extent <= each:
+            found[stride] = remainder(quotient(number, stride), extent)
+        elif stride >= each:
+            found[stride] = remainder(quotient(turn, stride // each), extent)
+        else:
+            turns = remainder(turn, stride * extent // each)
+            found[stride] = add(mul(turns, each // stride), quotient(number, stride))
+    return found
+
+
+class MatrixStoreLowering(NestLowering):
+    """Emits a nest whose results go to shared memory as 8x8 matrices of a warp."""
+
+    def _points(self, leader: Any | None) -> None:
+        """Emit the points: those of one instruction after the other, then the instruction."""
+        plan = self.plan.matrices
+        assert plan is not None
+        if self.has_table:  # slots are looked up by number: element by element
+            super()._points(leader)
+            return
+        accessor, builder, spread = self.accessor, self.builder, self.plan.distribution
+        nest, access = self.points.nest, self.points.accesses[plan.access]
+        assert nest is not None
+        each = 2 * plan.count
+        store, key = ptx.stmatrix(plan.count, plan.is_transposed), access_key(access)
+        lane = builder.bind(remainder(accessor.thread, WARP))
+        with builder.turns(spread.slots // each) as turn:
+            dtype = memory_type(str(access.buffer.dtype))
+            array = builder.local(each, dtype, access.buffer.name)
+            for number in range(each):
+                accessor.staged[key] = array, number
+                with self.loops.at(digits_at(spread, each, turn, number)):
+                    self.statement(nest.body)
+            del accessor.staged[key]
+            with self._at_row(plan, lane, turn):
+                memory, offset = accessor.locate(access.buffer, access.indices)
+            there = builder.address(memory, offset)
+            builder.evaluate(store.call(there, builder.address(array)))
+
+    def _at_row(self, plan: MatrixStore, lane: Any, turn: Any) -> contextlib.ExitStack:
+        """Name the point where the row begins whose address a lane gives."""
+        accessor, spread = self.accessor, self.plan.distribution
+        matrix = remainder(quotient(lane, ROW_ELEMENTS), plan.count)
+        digits = digits_at(spread, 2 * plan.count, turn, mul(matrix, 2))
+        warp = mul(quotient(accessor.thread, WARP), WARP)
+        stack = contextlib.ExitStack()
+        for axis, name in enumerate(self.points.names):
+            value = add(thread_index(spread, axis, warp), slot_index(spread, axis, digits))
+            if axis == (plan.columns if plan.is_transposed else plan.rows):
+                value = add(value, remainder(lane, ROW_ELEMENTS))
+            extent = spread.shape[axis]
+            stack.enter_context(accessor.bound(name, value, (0, extent - 1), const(extent)))
+        return stack
