@@ -91,6 +91,7 @@ def catalog():
         I.atomic("inc", "uint32"), I.atomic("dec", "uint32"), I.compare_and_swap("int32"),
         I.compare_and_swap("uint64"), *(I.atomic_add_vector(t, 2) for t in (*HALVES, "float32")),
         I.atomic_add_vector("float32", 4),
+        *(I.atomic_narrow(o, t) for o in ("add", "max", "or") for t in ("int8", "uint16")),
         *(I.load_ordered(t) for t in ("int32", "uint64", "float32", "float64")),
         *(I.store_ordered(t) for t in ("int32", "uint64", "float32", "float64")),
         *(I.pack(t) for t in HALVES), *(I.pack_float8(t) for t in FLOAT8),

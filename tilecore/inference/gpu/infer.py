@@ -21,7 +21,7 @@ from tilecore.inference.gpu.loops import (
 from tilecore.inference.gpu.memory import Needs
 from tilecore.inference.gpu.mfma import plan_mfma
 from tilecore.inference.gpu.options import GpuOptions
-from tilecore.inference.gpu.pipelining import find_pipelines
+from tilecore.inference.gpu.pipelining import find_pipelines, unawaited_copies
 from tilecore.inference.gpu.plan import (
     GemmPlan,
     GpuLaunchPlan,
@@ -107,10 +107,15 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     trade = registers_to_trade(launch, teams, target)
     if isinstance(trade, str):
         notes = (*notes, f"registers stay where they are: {trade}")
+    unawaited = unawaited_copies(
+        launch, nests, memory.pipelines.values(),
+        {*memory.stores, *memory.loads, *memory.multicasts, *tensor.transfers}, target,
+    )  # fmt: skip
     return GpuLaunchPlan(
         launch, threads, held, places, nests, gemms, memory.pipelines, memory.stores, memory.loads,
-        memory.updates, trade is True, barriers, ends, memory.tile_bytes, memory.bytes, teams,
-        notes + tensor.notes, tensor.tiles, tensor.transfers, tensor.columns, memory.multicasts,
+        memory.updates, unawaited, trade is True, barriers, ends, memory.tile_bytes, memory.bytes,
+        teams, notes + tensor.notes, tensor.tiles, tensor.transfers, tensor.columns,
+        memory.multicasts,
     )  # fmt: skip
 
 

@@ -330,12 +330,13 @@ class GpuLaunchPlan:
     at the end of whose body they do. Where pipelines have ``boxes``, a warpgroup beyond ``threads``
     issues them (``has_producer``). ``stores`` has the copies of shared tiles to tensors that one
     thread hands over to the tensor memory accelerator, ``loads`` those from tensors that it asks
-    for on a barrier of the program's own, ``updates`` the nests that it does. Behind the
-    ``tile_bytes`` of ``shared_bytes`` is what threads tell each other, and the barriers of
-    pipelines. ``registers``: whether warpgroups hand registers to each other where the program
-    says so. ``tensor_tiles`` and ``transfers`` are what lies in tensor memory, of which a block has
-    ``tensor_columns``. ``multicasts`` has the copies from tensors to several blocks of a cluster
-    that one block asks for.
+    for on a barrier of the program's own, ``updates`` the nests that it does. For ``unawaited``
+    copies threads wait only when they meet next. Behind the ``tile_bytes`` of ``shared_bytes`` is
+    what threads tell each other, and the barriers of pipelines. ``registers``: whether warpgroups
+    hand registers to each other where the program says so. ``tensor_tiles`` and
+    ``transfers`` are what lies in tensor memory, of which a block has ``tensor_columns``.
+    ``multicasts`` has the copies from tensors to several blocks of a cluster that one block asks
+    for.
     """
 
     launch: KernelLaunch
@@ -348,6 +349,7 @@ class GpuLaunchPlan:
     stores: Mapping[Stmt, Box]
     loads: Mapping[Stmt, Box]
     updates: Mapping[Stmt, BoxUpdate]
+    unawaited: frozenset[Stmt]
     registers: bool
     barriers: frozenset[Stmt]
     ends: frozenset[Stmt]

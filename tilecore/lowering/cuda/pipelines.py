@@ -160,6 +160,7 @@ class BoxPipelines:
             self._count_turns()
             self.owner.declare_fragments()
             self.owner.statement(body)
+            self.owner.await_copies()
 
     def registers(self) -> tuple[int, int] | None:
         """Return the registers that threads take over from those that issue copies, if they must.
@@ -353,6 +354,7 @@ class BoxPipelines:
         tiles = {c.dst.buffer for c in pipeline.copies}
         read = {rest[0].a.buffer, rest[0].b.buffer}
         is_async = plan.kind == "wgmma" and in_place and plan.a.source == "descriptor"
+        is_async &= pipeline.stages > 1  # a tile is freed by the next product
         return rest[0] if is_async and read == tiles else None
 
     def _multiply(

@@ -14,6 +14,7 @@ from tilecore.lowering.cuda.instructions.async_copy import (
 from tilecore.lowering.cuda.instructions.atomic import (
     atomic,
     atomic_add_vector,
+    atomic_narrow,
     compare_and_swap,
     load_ordered,
     store_ordered,
@@ -112,7 +113,8 @@ from tilecore.lowering.cuda.instructions.wgmma import (
 __all__ = [
     "Instruction", "MmaShape", "accumulator_registers", "active_mask", "approximate",
     "assume_below", "atomic",
-    "atomic_add_vector", "bar_arrive", "bar_sync", "barrier_arrive", "barrier_arrive_remote",
+    "atomic_add_vector", "atomic_narrow", "bar_arrive", "bar_sync", "barrier_arrive",
+    "barrier_arrive_remote",
     "barrier_expect", "barrier_expect_only", "barrier_init", "barrier_invalidate", "barrier_test",
     "barrier_wait", "bulk_commit", "bulk_load", "bulk_reduce", "bulk_store", "bulk_wait",
     "cache_policy", "clock", "cluster_address", "cluster_arrive", "cluster_load", "cluster_rank",
