@@ -95,7 +95,7 @@ def catalog():
         *(I.load_ordered(t) for t in ("int32", "uint64", "float32", "float64")),
         *(I.store_ordered(t) for t in ("int32", "uint64", "float32", "float64")),
         *(I.pack(t) for t in HALVES), *(I.pack_float8(t) for t in FLOAT8),
-        *(I.unpack_float8(t) for t in FLOAT8), I.round_tfloat32(),
+        *(I.unpack_float8(t) for t in FLOAT8), I.round_tfloat32(), I.extend_nibbles(),
         *(I.decode_int4(t, s, i) for t in HALVES for s in (False, True) for i in (False, True)),
         I.decode_int8("float16", False), I.decode_int8("float16", True),
         *(I.approximate(f) for f in ("exp2", "log2", "reciprocal", "rsqrt", "sqrt", "sin", "cos",

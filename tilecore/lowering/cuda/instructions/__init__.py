@@ -49,6 +49,7 @@ from tilecore.lowering.cuda.instructions.base import Instruction
 from tilecore.lowering.cuda.instructions.convert import (
     decode_int4,
     decode_int8,
+    extend_nibbles,
     pack,
     pack_float8,
     round_tfloat32,
@@ -119,7 +120,7 @@ __all__ = [
     "barrier_wait", "bulk_commit", "bulk_load", "bulk_reduce", "bulk_store", "bulk_wait",
     "cache_policy", "clock", "cluster_address", "cluster_arrive", "cluster_load", "cluster_rank",
     "cluster_store", "cluster_wait", "compare_and_swap", "cp_async", "cp_async_arrive",
-    "cp_async_commit", "cp_async_wait",
+    "cp_async_commit", "cp_async_wait", "extend_nibbles",
     "decode_int4", "decode_int8", "dependencies_wait", "dependents_launch", "descriptor", "elect",
     "fence_async", "fence_async_global", "fence_barrier_init", "k_extent", "lane_index",
     "ldmatrix", "load_ordered", "match_any", "mma", "mma_shape", "nanosleep", "pack",
