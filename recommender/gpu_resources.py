@@ -117,8 +117,7 @@ def block_resources(
     deepest = np.maximum.reduce([np.ones_like(threads), *stages.values()])
     shared = _shared_bytes(launch, columns, stages)
     if target.has_tma:
-        staged = [np.where(found > 1, found, 0) for found in stages.values()]
-        shared = shared + BARRIERS_OF_STAGE_BYTES * np.add.reduce([0 * threads, *staged])
+        shared = shared + BARRIERS_OF_STAGE_BYTES * np.add.reduce([0 * threads, *stages.values()])
     registers = _fragment_registers(launch, columns, threads)
     operands = [p.operand_registers for p in found]
     registers = registers + OTHER_REGISTERS + np.maximum.reduce([0 * threads, *operands])

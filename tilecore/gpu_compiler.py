@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -135,7 +136,7 @@ def _plan(
     func: PrimFunc, target: GpuTarget, observer: Observer | None, options: GpuOptions
 ) -> tuple[PrimFunc, GpuPlan]:
     """Return the program after the passes and its plan; outputs are staged where there is room."""
-    pipeline = passes_for(target)
+    pipeline = passes_for(target, options)
     passed = run_passes(func, observer, pipeline)
     verify(passed)
     try:
@@ -147,11 +148,11 @@ def _plan(
         return passed, infer(passed, target, options)
 
 
-def passes_for(target: GpuTarget) -> tuple[tuple[str, Pass], ...]:
+def passes_for(target: GpuTarget, options: GpuOptions) -> tuple[tuple[str, Pass], ...]:
     """Return the passes of a target, in order."""
     own: tuple[tuple[str, Pass], ...] = ()
     if target.has_tcgen05:
-        own = (("tensor_memory", tensor_memory.run),)
+        own = (("tensor_memory", functools.partial(tensor_memory.run, options=options)),)
     return GPU_PIPELINE + own
 
 

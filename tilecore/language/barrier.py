@@ -134,14 +134,14 @@ def tcgen05_mma_arrive(mbar: Any, arrive_2cta: bool = False) -> None:
 
 
 def alone(what: str) -> None:
-    """Check that the block is a cluster of its own.
+    """Check that a product or its arrival is not one of two blocks together (cta_group::2).
 
     Raises:
-        UnknownPrimitive: the cluster has several blocks, which would have to run together (TC102).
+        UnknownPrimitive: the cluster has several blocks (TC102).
     """
     if launch_of(what).cluster_size > 1:
         raise UnknownPrimitive(
             name=what,
-            reason="it reaches into other blocks of a cluster; those run together on sm_90 and "
-            "later GPUs, one after the other on this target",
+            reason="it multiplies with other blocks of a cluster, for which there is no code; let "
+            "each block multiply its own tile, without use_2cta",
         )

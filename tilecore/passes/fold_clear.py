@@ -20,7 +20,15 @@ def run(func: PrimFunc) -> PrimFunc:
     return dataclasses.replace(func, body=_Fold().visit(func.body))
 
 
+def run_outside_loops(func: PrimFunc) -> PrimFunc:
+    """Return the function with those clears removed that a product follows in the same sequence."""
+    return dataclasses.replace(func, body=_Fold(into_loops=False).visit(func.body))
+
+
 class _Fold(Rewriter):
+    def __init__(self, *, into_loops: bool = True) -> None:
+        self.into_loops = into_loops
+
     def visit_seq(self, stmt: Seq) -> Stmt:
         stmts = [self.visit(s) for s in stmt.stmts]
         position = 0
@@ -28,13 +36,20 @@ class _Fold(Rewriter):
             fill = stmts[position]
             if isinstance(fill, Fill) and _is_zero(fill.value) and covers_whole(fill.dst):
                 target = _first_use(stmts, position + 1, fill.dst.buffer)
-                folded = target is not None and _fold_into(stmts[target], fill.dst.buffer)
+                folded = target is not None and self._fold_into(stmts[target], fill.dst.buffer)
                 if target is not None and folded:
                     stmts[target] = folded
                     del stmts[position]
                     continue
             position += 1
         return dataclasses.replace(stmt, stmts=tuple(stmts))
+
+    def _fold_into(self, user: Stmt, buffer: Buffer) -> Stmt | None:
+        if isinstance(user, Gemm) and _may_clear(user, buffer):
+            return dataclasses.replace(user, clear_accum=const(True))
+        if self.into_loops and isinstance(user, For):
+            return _fold_into_loop(user, buffer)
+        return None
 
 
 def _is_zero(value: Expr) -> bool:
@@ -46,12 +61,6 @@ def _first_use(stmts: list[Stmt], start: int, buffer: Buffer) -> int | None:
         if buffer in buffers_of(stmts[position]):
             return position
     return None
-
-
-def _fold_into(user: Stmt, buffer: Buffer) -> Stmt | None:
-    if isinstance(user, Gemm) and _may_clear(user, buffer):
-        return dataclasses.replace(user, clear_accum=const(True))
-    return _fold_into_loop(user, buffer) if isinstance(user, For) else None
 
 
 def _may_clear(gemm: Gemm, buffer: Buffer) -> bool:

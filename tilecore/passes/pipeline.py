@@ -24,12 +24,13 @@ PIPELINE: tuple[tuple[str, Pass], ...] = (
 )
 
 
-# On a GPU threads, stages and clears are what the program says they are.
+# On a GPU threads and stages are what the program says they are, and so are clears before loops.
 GPU_PIPELINE: tuple[tuple[str, Pass], ...] = (
     ("guard_tiles", tile_guards.run),
     ("private_tiles", private_tiles.run),
     ("open_extents", open_extents.run),
     ("stage_outputs", stage_outputs.run),
+    ("fold_clear", fold_clear.run_outside_loops),
 )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from tilecore.inference.gpu.options import GpuOptions
 from tilecore.inference.gpu.tensor_memory import HALF_LANES, LANES, refusal
 from tilecore.ir import nodes
 from tilecore.ir.analysis import covers_whole, kept_axes, reads, writes
@@ -33,19 +34,52 @@ PART_COLUMNS = 64  # that a warpgroup takes out at a time: as many registers of 
 WARPGROUP = 128
 
 
-def run(func: PrimFunc) -> PrimFunc:
+def run(func: PrimFunc, options: GpuOptions) -> PrimFunc:
     """Return the function with sums of products in tensor memory where all of a launch suit."""
-    return dataclasses.replace(func, body=_Launches().visit(func.body))
+    return dataclasses.replace(func, body=_Launches(options).visit(func.body))
 
 
 class _Launches(Rewriter):
+    def __init__(self, options: GpuOptions) -> None:
+        self.options = options
+
     def visit_kernellaunch(self, launch: KernelLaunch) -> Stmt:
         launch = dataclasses.replace(launch, body=_Flat().visit(launch.body))
         gemms = [s for s in walk(launch.body) if isinstance(s, Gemm)]
-        sums = [g.c.buffer for g in gemms if not refusal(g, launch)]
+        sums = [g.c.buffer for g in gemms if not refusal(g, launch, self.options)]
+        if not sums:
+            return launch
+        launch = dataclasses.replace(launch, body=_Operands().moved(launch.body))
         for buffer in dict.fromkeys(sums):
             launch = _moved(launch, buffer)
         return launch
+
+
+class _Operands(Rewriter):
+    """Fragments that products read go through tensor memory."""
+
+    def __init__(self) -> None:
+        self.tiles: dict[Buffer, Buffer] = {}
+
+    def moved(self, body: Stmt) -> Stmt:
+        """Return the body of a launch with A of its products in tensor memory."""
+        changed = _Flat().visit(self.visit(body))
+        stmts = changed.stmts if isinstance(changed, Seq) else (changed,)
+        made = [Alloc(tile, tile.span) for tile in self.tiles.values()]
+        return Seq((*made, *stmts), body.span)
+
+    def visit_gemm(self, gemm: Gemm) -> Stmt:
+        a = gemm.a.buffer
+        if a.scope != "fragment":
+            return gemm
+        tile = self.tiles.setdefault(
+            a,
+            Buffer(
+                f"{a.name}_tensor", a.shape, a.dtype, "shared", span=a.span, in_tensor_memory=True
+            ),
+        )
+        there = Copy(whole(a), whole(tile), span=gemm.span)
+        return Seq((there, dataclasses.replace(gemm, a=whole(tile))), gemm.span)
 
 
 class _Flat(Rewriter):
@@ -190,7 +224,8 @@ class _Products(Rewriter):
         clear = gemm.clear_accum
         if self.clear is not None:
             clear = self.clear if _is_false(clear) else binary("or", clear, self.clear)
-        return dataclasses.replace(gemm, c=whole(self.tile), clear_accum=clear)
+        tile = whole(self.tile)
+        return dataclasses.replace(gemm, c=tile, clear_accum=clear, is_async=False)
 
 
 def _threads(launch: KernelLaunch) -> int:

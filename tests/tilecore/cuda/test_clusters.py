@@ -185,6 +185,84 @@ def test_a_pipeline_whose_tiles_are_loaded_for_two_blocks():
     assert "loaded by TMA for several blocks: A_s" in plan.explain()
 
 
+def clustered(M, N, K, block, cluster, stages, threads=128):
+    BM, BN, BK = block
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((M, K), "float16"),
+        B: T.Tensor((K, N), "float16"),
+        C: T.Tensor((M, N), "float16"),
+    ):
+        with T.ClusterKernel(
+            T.ceildiv(N, BN), T.ceildiv(M, BM), threads=threads, cluster_dims=cluster
+        ) as (bx, by):
+            A_s = T.alloc_shared((BM, BK), "float16")
+            B_s = T.alloc_shared((BK, BN), "float16")
+            sums = T.alloc_fragment((BM, BN), "float32")
+            T.clear(sums)
+            for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
+                T.copy(A[by * BM, k * BK], A_s)
+                T.copy(B[k * BK, bx * BN], B_s)
+                T.gemm(A_s, B_s, sums)
+            T.copy(sums, C[by * BM, bx * BN])
+
+    return main
+
+
+@TARGETS
+@pytest.mark.parametrize(
+    ("cluster", "sent"), [((2, 1, 1), "A_s"), ((1, 2), "B_s"), ((2, 2), "A_s, B_s")]
+)
+def test_tiles_that_blocks_share_are_loaded_once(target, cluster, sent):
+    """TileLang's test of clusters: the blocks of a row of the grid have the same tiles of A."""
+    M, N, K = 200, 240, 200
+    func = clustered(M, N, K, (128, 64, 64), cluster, 2)
+    rng = np.random.default_rng(9)
+    a, b = random(rng, (M, K), "float16"), random(rng, (K, N), "float16")
+    c = np.zeros((M, N), np.float16)
+    plan = run_emulated(func, target, [a, b, c], ALL_SCHEDULES)
+    close(c, a.astype(np.float64) @ b.astype(np.float64), "float16")
+    assert f"loaded by TMA for several blocks: {sent}" in plan.explain()
+    text = lowered(func, target)[2].text
+    assert text.count(".multicast::cluster [%0]") == 1
+
+
+@TARGETS
+def test_a_block_waits_until_all_have_read_a_tile_that_they_share(target):
+    func = clustered(128, 128, 512, (128, 64, 64), 2, 2)
+    kernel = lowered(func, target)[2].emulated.partition('extern "C" __global__')[2]
+    (wait,) = (t.strip() for t in kernel.splitlines() if "tc_barrier_wait_cluster(" in t)
+    rng = np.random.default_rng(10)
+    a, b = random(rng, (128, 512), "float16"), random(rng, (512, 128), "float16")
+    c = np.zeros((128, 128), np.float16)
+    with pytest.raises(EmulationError, match=r"race|more arrivals"):
+        run_emulated(func, target, [a, b, c], ALL_SCHEDULES, without=wait)
+
+
+def test_what_is_different_in_each_block_is_not_shared():
+    """Here how often a block loops follows from its place in the cluster."""
+
+    @T.prim_func
+    def main(X: T.Tensor((64, 256), "float16"), Y: T.Tensor((2, 64, 64), "float16")):
+        with T.ClusterKernel(2, threads=128, cluster_dims=2) as bx:
+            tile = T.alloc_shared((64, 64), "float16")
+            sums = T.alloc_fragment((64, 64), "float16")
+            T.clear(sums)
+            for k in T.Pipelined(2 * bx + 2, num_stages=2):
+                T.copy(X[0, k * 64], tile)
+                for i, j in T.Parallel(64, 64):
+                    sums[i, j] = T.max(sums[i, j], tile[i, j])
+            T.copy(sums, Y[bx, :, :])
+
+    x = random(np.random.default_rng(11), (64, 256), "float16")
+    y = np.zeros((2, 64, 64), np.float16)
+    plan = run_emulated(main, "h100", [x, y], ALL_SCHEDULES)
+    parts = np.maximum(x.reshape(64, 4, 64).transpose(1, 0, 2), 0)
+    np.testing.assert_array_equal(y, np.stack([parts[:2].max(0), parts.max(0)]))
+    assert "for several blocks" not in plan.explain()
+
+
 def test_programs_ask_for_the_extents_of_clusters():
     @T.prim_func
     def main(Y: T.Tensor((4, 4, 2), "int32")):

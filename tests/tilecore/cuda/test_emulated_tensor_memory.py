@@ -128,3 +128,31 @@ def test_the_machine_code_has_the_units():
     found = read_features(cubin.data, "sm_100a")["k"]
     assert {"UTMALDG", "UTCMMA", "LDTM"} <= found.opcodes.keys()
     assert cubin.spills == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "bits"),
+    [
+        ({"m": 128, "dtype": "bfloat16"}, 136316048),
+        ({"m": 128, "dtype": "bfloat16", "b_major": "n"}, 136381584),
+        ({"m": 128, "dtype": "bfloat16", "a_major": "m"}, 136348816),
+        ({"m": 64, "dtype": "bfloat16"}, 69207184),
+        ({"m": 128, "dtype": "float8_e4m3fn"}, 136314896),
+    ],
+)
+def test_instructions_are_described_as_tilelang_describes_them(options, bits):
+    """Products of 128 columns; the numbers stand in the code of TileLang 0.1.15 for sm_100a."""
+    given = dict(options)
+    dtype = given.pop("dtype")
+    assert f'"r"({bits:#x}u)' in I.tensor_mma(128, dtype, dtype, **given).cuda
+
+
+@pytest.mark.parametrize(
+    ("swizzle", "leading", "fields"),
+    [(128, 16, (1, 64, 2)), (128, 8192, (512, 64, 2)), (64, 16, (1, 32, 4))],
+)
+def test_matrices_are_described_as_tilelang_describes_them(swizzle, leading, fields):
+    """Leading and stride offsets in units of 16 bytes and the kind of swizzle, as above."""
+    offset, stride, kind = fields
+    bits = kind << 61 | 1 << 46 | stride << 32 | offset << 16
+    assert f"return {bits:#x}ull" in I.tensor_descriptor(swizzle, leading, 8 * swizzle).cuda

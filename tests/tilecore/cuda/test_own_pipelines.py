@@ -6,10 +6,12 @@ import pytest
 
 import tilecore.language as T
 from tests.tilecore.cuda.emulated import lowered, run_emulated
+from tests.tilecore.cuda.tile_programs import attention
 from tilecore.codegen.cubin import read_features
 from tilecore.codegen.nvrtc import compile_cuda
 from tilecore.emulator import ALL_SCHEDULES
 from tilecore.errors import EmulationError, TypeMismatch
+from tilecore.ir.visitor import walk
 
 
 def specialized_gemm(M, N, K, parts=1, producer=1):
@@ -234,3 +236,30 @@ def test_a_tensor_that_is_read_too_is_updated_element_by_element():
     (launch,) = plan.launches.values()
     assert not launch.updates
     assert "tc_atomic_add_float32" in source.text
+
+
+def test_what_a_loop_only_reads_is_waited_for_before_it():
+    """Queries lie in shared memory before the loop begins: no barrier in each of its turns."""
+    func = attention(1, 1024, 2, 64, (128, 64), 2, 256, "float16", False)
+    plan, _, _ = lowered(func, "h100")
+    (launch,) = plan.launches.values()
+    (loop,) = launch.pipelines
+    assert loop in launch.barriers
+    assert not [s for s in walk(loop.body) if s in launch.barriers]
+
+
+def test_a_loop_of_one_stage_is_fed_by_the_accelerator_too():
+    B, S, H, D = 1, 256, 1, 64
+    rng = np.random.default_rng(5)
+    q, k, v = (rng.standard_normal((B, S, H, D)).astype(np.float16) for _ in range(3))
+    out = np.zeros_like(q)
+    func = attention(B, S, H, D, (64, 64), 1, 128, "float16", False)
+    plan = run_emulated(func, "h100", [q, k, v, out], ALL_SCHEDULES)
+    (launch,) = plan.launches.values()
+    (pipeline,) = launch.pipelines.values()
+    assert pipeline.stages == 1
+    assert len(pipeline.boxes) == 2
+    left, right, values = (x.astype(np.float64)[0, :, 0] for x in (q, k, v))
+    weights = np.exp(left @ right.T / D**0.5)
+    expected = weights @ values / weights.sum(-1, keepdims=True)
+    np.testing.assert_allclose(out[0, :, 0], expected, atol=2e-3)

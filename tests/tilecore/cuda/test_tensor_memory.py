@@ -9,6 +9,7 @@ import pytest
 
 import tilecore.language as T
 from tests.tilecore.cuda.emulated import lowered, run_emulated
+from tests.tilecore.cuda.test_products import matrices, multiply, operands, tf32
 from tests.tilecore.cuda.test_tile_programs import check_gemm, close, random
 from tests.tilecore.cuda.tile_programs import attention, gemm
 from tilecore.codegen.cubin import read_features
@@ -44,6 +45,51 @@ def test_gemm_element_types_and_tiles(block, dtype, out, threads):
     assert used == "tcgen05"
 
 
+def test_float32_is_multiplied_as_tf32_unless_it_must_be_exact():
+    size = (136, 72, 104)
+    func = gemm(*size, (128, 64, 32), 2, "float32", "float32", trans=(False, True))
+    a, b = operands(np.random.default_rng(12), size, "float32", (False, True))
+    c, product = multiply(func, "b200", a, b, "float32", (False, True), ALL_SCHEDULES)
+    assert "tcgen05.m128n64k8 of tf32 (operands cut" in product.explain()
+    left, right = matrices(tf32(a, cut=True), tf32(b, cut=True), (False, True))
+    assert np.all(np.abs(c - left @ right) <= 2.0**-20 * (np.abs(left) @ np.abs(right)))
+    knobs = {"float32_products": "exact"}
+    c, product = multiply(func, "b200", a, b, "float32", (False, True), knobs=knobs)
+    assert product.kind == "fma"
+    left, right = matrices(a, b, (False, True))
+    assert np.all(np.abs(c - left @ right) <= 2.0**-20 * (np.abs(left) @ np.abs(right)))
+
+
+@pytest.mark.parametrize(
+    ("left", "right"), [("float8_e4m3fn", "float8_e5m2"), ("uint8", "int8"), ("uint8", "uint8")]
+)
+def test_operands_of_two_types_of_8_bits(left, right):
+    M, N, K, out = 128, 64, 96, "int32" if "int8" in left else "float32"
+
+    @T.prim_func
+    def main(A: T.Tensor((M, K), left), B: T.Tensor((N, K), right), C: T.Tensor((M, N), out)):
+        with T.Kernel(1, threads=128):
+            A_s = T.alloc_shared((M, K), left)
+            B_s = T.alloc_shared((N, K), right)
+            sums = T.alloc_fragment((M, N), out)
+            T.copy(A, A_s)
+            T.copy(B, B_s)
+            T.gemm(A_s, B_s, sums, transpose_B=True, clear_accum=True)
+            T.copy(sums, C)
+
+    def values(shape, dtype):
+        if dtype == "uint8":
+            return rng.integers(0, 256, shape).astype(np.uint8)
+        return random(rng, shape, dtype)
+
+    rng = np.random.default_rng(13)
+    a, b, c = values((M, K), left), values((N, K), right), np.zeros((M, N), out)
+    plan = run_emulated(main, "b200", [a, b, c], ALL_SCHEDULES)
+    close(c, a.astype(np.float64) @ b.astype(np.float64).T, out)
+    (launch,) = plan.launches.values()
+    assert [g.kind for g in launch.gemms.values()] == ["tcgen05"]
+
+
 @pytest.mark.parametrize("stages", [0, 1, 4])
 def test_gemm_of_fewer_steps_than_stages(stages):
     used = check_gemm("b200", (128, 64, 64), (128, 64, 32), stages, "float16", "float16")
@@ -75,20 +121,88 @@ def test_what_does_not_suit_is_multiplied_by_warps_and_says_why(block, dtype, tr
     assert check_gemm("b200", (192, 48, 128), block, 2, dtype, out, trans) == "mma"
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_flash_attention_falls_to_instructions_of_warps(causal):
+@pytest.mark.parametrize(
+    ("block", "threads", "causal", "kinds"),
+    [
+        ((128, 64), 128, False, ["tcgen05", "tcgen05"]),
+        ((128, 32), 256, True, ["tcgen05", "tcgen05"]),
+        ((64, 64), 128, True, ["mma", "mma"]),
+    ],
+)
+def test_flash_attention(block, threads, causal, kinds):
+    """The weights are an operand in tensor memory, where there are 128 rows of them."""
     B, S, H, D = 1, 128, 1, 64
     rng = np.random.default_rng(1)
     q, k, v = (random(rng, (B, S, H, D), "float16") for _ in range(3))
     out = np.zeros((B, S, H, D), np.float16)
-    func = attention(B, S, H, D, (128, 64), 2, 256, "float16", causal)
+    func = attention(B, S, H, D, block, 2, threads, "float16", causal)
     plan = run_emulated(func, "b200", [q, k, v, out], ALL_SCHEDULES)
     Q, K, V = (x.astype(np.float64)[0, :, 0] for x in (q, k, v))
     scores = Q @ K.T / D**0.5
     scores = np.where(np.tri(S, dtype=bool), scores, -np.inf) if causal else scores
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     close(out[0, :, 0], weights @ V / weights.sum(-1, keepdims=True), "float16")
-    assert "A does not lie in shared memory" in plan.explain()
+    (launch,) = plan.launches.values()
+    assert [g.kind for g in launch.gemms.values()] == kinds
+    assert ("A does not lie in shared memory" in plan.explain()) == (kinds == ["mma", "mma"])
+
+
+@needs_nvrtc
+def test_the_machine_code_of_attention_has_the_units_and_no_spills():
+    func = attention(1, 4096, 8, 128, (128, 128), 2, 256, "bfloat16", True)
+    _, _, source = lowered(func, "b200")
+    cubin = compile_cuda(source.text, source.arch)
+    (features,) = read_features(cubin.data, source.arch).values()
+    assert cubin.spills == 0
+    assert {"UTMALDG", "UTCMMA", "LDTM", "STTM"} <= features.opcodes.keys()
+
+
+def test_weights_that_a_program_puts_into_tensor_memory_itself():
+    """Two products of which the second reads the first's results, rounded, from tensor memory."""
+    M, N, K = 128, 64, 64
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((M, K), "bfloat16"),
+        B: T.Tensor((K, K), "bfloat16"),
+        V: T.Tensor((K, N), "bfloat16"),
+        C: T.Tensor((M, N), "float32"),
+    ):
+        with T.Kernel(1, threads=256):
+            A_s = T.alloc_shared((M, K), "bfloat16")
+            B_s = T.alloc_shared((K, K), "bfloat16")
+            V_s = T.alloc_shared((K, N), "bfloat16")
+            first = T.alloc_tmem((M, K), "float32")
+            rounded = T.alloc_tmem((M, K), "bfloat16")
+            second = T.alloc_tmem((M, N), "float32")
+            done = T.alloc_barrier([1, 1])
+            sums = T.alloc_fragment((M, K), "float32")
+            small = T.alloc_fragment((M, K), "bfloat16")
+            result = T.alloc_fragment((M, N), "float32")
+            T.copy(A, A_s)
+            T.copy(B, B_s)
+            T.copy(V, V_s)
+            T.tcgen05_gemm(A_s, B_s, first, transpose_B=True, clear_accum=True, mbar=done[0])
+            T.mbarrier_wait_parity(done[0], 0)
+            T.copy(first, sums)
+            for i, j in T.Parallel(M, K):
+                small[i, j] = T.max(sums[i, j], 0.0)
+            T.copy(small, rounded)
+            T.tcgen05_gemm(rounded, V_s, second, clear_accum=True, mbar=done[1])
+            T.mbarrier_wait_parity(done[1], 0)
+            T.copy(second, result)
+            T.copy(result, C)
+
+    rng = np.random.default_rng(8)
+    a, b, v = (random(rng, shape, "bfloat16") for shape in ((M, K), (K, K), (K, N)))
+    c = np.zeros((M, N), np.float32)
+    plan = run_emulated(main, "b200", [a, b, v, c], ALL_SCHEDULES)
+    weights = np.maximum(a.astype(np.float64) @ b.astype(np.float64).T, 0)
+    weights = weights.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
+    close(c, weights @ v.astype(np.float64), "float32")
+    (launch,) = plan.launches.values()
+    assert [g.a.source for g in launch.gemms.values()] == ["descriptor", "tensor memory"]
+    assert sum(t.columns for t in launch.tensor_tiles.values()) == K + K // 2 + N
 
 
 @needs_nvrtc

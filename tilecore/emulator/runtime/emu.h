@@ -101,12 +101,17 @@ void set_registers(int count, bool grows);
 void tensor_allocate(void* address, int columns);
 void tensor_free(unsigned address, int columns);
 void tensor_mma(int m, int n, int a_type, int b_type, int c_type, unsigned d, u64 a, u64 b,
-                bool accumulates, bool a_transposed, bool b_transposed);
+                bool accumulates, bool a_transposed, bool b_transposed, bool a_in_tensor);
 template <int M, int N, class A, class B, class C>
 inline void tensor_mma(unsigned d, u64 a, u64 b, int accumulates, bool a_t, bool b_t) {
-  tensor_mma(M, N, A::id, B::id, C::id, d, a, b, accumulates, a_t, b_t);
+  tensor_mma(M, N, A::id, B::id, C::id, d, a, b, accumulates, a_t, b_t, false);
 }
-void tensor_commit(void* barrier);
+// A lies in tensor memory: rows in lanes, elements along K packed into columns.
+template <int M, int N, class A, class B, class C>
+inline void tensor_mma_ts(unsigned d, unsigned a, u64 b, int accumulates, bool b_t) {
+  tensor_mma(M, N, A::id, B::id, C::id, d, a, b, accumulates, false, b_t, true);
+}
+void tensor_commit(void* barrier, int mask);  // mask: blocks of the cluster, 0: the own one
 // `halves`: count units of 8 columns of 16 lanes, else count columns of the thread's own lane.
 void tensor_load(void* d, unsigned address, int count, bool halves);
 void tensor_store(unsigned address, const void* s, int count, bool halves);

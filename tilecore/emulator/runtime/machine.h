@@ -99,6 +99,7 @@ struct TensorProduct {  // one tcgen05.mma of a block
   unsigned d;
   TensorOperand a, b;
   bool accumulates, a_transposed, b_transposed;
+  bool a_in_tensor = false;  // then a.start is its address there
   bool is_done = false;
 };
 struct TensorMemory {

@@ -7,6 +7,7 @@
 namespace emu {
 namespace {
 constexpr int LANES = 128, COLUMNS = 512;
+constexpr int A_COLUMNS = 8;  // of the A of one product: 32 bytes of each row
 
 TensorMemory& memory() {
   TensorMemory& m = my_block().tensor;
@@ -37,8 +38,12 @@ void multiply(Block& block, const TensorProduct& p) {
       right[n * k + x] =
           element(p.b_type, block.shared + operand_place(p.b, n, x, size, p.b_transposed), 0);
   for (int row = 0; row < p.m; ++row) {
+    const uint32_t* lane = &m.cells[lane_of_row(p.m, row) * COLUMNS + (p.a.start & 0xffff)];
     for (int x = 0; x < k; ++x)
-      left[x] = element(p.a_type, block.shared + operand_place(p.a, row, x, size, p.a_transposed), 0);
+      left[x] = p.a_in_tensor
+                    ? element(p.a_type, lane, x)
+                    : element(p.a_type,
+                              block.shared + operand_place(p.a, row, x, size, p.a_transposed), 0);
     for (int n = 0; n < p.n; ++n) {
       uint32_t* cell = &m.cells[lane_of_row(p.m, row) * COLUMNS + (p.d & 0xffff) + n];
       double sum = p.accumulates ? element(p.c_type, cell, 0) : 0.0;
@@ -76,14 +81,18 @@ void tensor_free(unsigned address, int columns) {
   });
 }
 void tensor_mma(int m_rows, int n, int a_type, int b_type, int c_type, unsigned d,
-                unsigned long long a, unsigned long long b, bool accumulates, bool a_transposed, bool b_transposed) {
+                unsigned long long a, unsigned long long b, bool accumulates, bool a_transposed,
+                bool b_transposed, bool a_in_tensor) {
   settle();
   Block& block = my_block();
   TensorMemory& m = memory();
   check_columns(m, d, n, "tcgen05.mma");
   if (d >> 16) fail("tcgen05.mma: the accumulator does not begin in lane 0");
-  TensorProduct p{m_rows,    n,           a_type,      b_type,       c_type,       d,
-                  fields(a), fields(b), accumulates, a_transposed, b_transposed};
+  TensorOperand left{(unsigned)a, 0, 0, 0};
+  if (!a_in_tensor) left = fields(a);
+  else check_columns(m, (unsigned)a, A_COLUMNS, "tcgen05.mma, A");
+  TensorProduct p{m_rows, n, a_type, b_type, c_type, d, left, fields(b), accumulates,
+                  a_transposed, b_transposed, a_in_tensor};
   int agent = tensor_agent(block);
   Clock clock = clock_of(me());
   clock.set(agent, ++m.time);
@@ -96,7 +105,7 @@ void tensor_mma(int m_rows, int n, int a_type, int b_type, int c_type, unsigned 
         on_read(block, at, 16, agent, clock, true);
       }
   };
-  note(p.a, m_rows, a_transposed);
+  if (!a_in_tensor) note(p.a, m_rows, a_transposed);
   note(p.b, n, b_transposed);
   if (machine.delivery == EARLY) {
     multiply(block, p);
@@ -105,7 +114,7 @@ void tensor_mma(int m_rows, int n, int a_type, int b_type, int c_type, unsigned 
   m.products.push_back(p);
   maybe_pause();
 }
-void tensor_commit(void* barrier) {
+void tensor_commit(void* barrier, int mask) {
   settle();
   Block* block = &my_block();
   TensorMemory& m = memory();
@@ -122,9 +131,13 @@ void tensor_commit(void* barrier) {
       tensor.products.pop_front();
       tensor.first++;
     }
-    auto found = block->barriers.find(offset);
-    if (found == block->barriers.end()) fail("tcgen05.commit: the barrier is gone");
-    arrive(found->second, 1, clock, "tcgen05.commit");
+    for (Block* other : block->cluster->blocks) {
+      if (mask ? !(mask >> other->rank & 1) : other != block) continue;
+      if (other->alive == 0) fail("tcgen05.commit: a block has exited");
+      auto found = other->barriers.find(offset);
+      if (found == other->barriers.end()) fail("tcgen05.commit: the barrier is gone");
+      arrive(found->second, 1, clock, "tcgen05.commit");
+    }
   });
   m.commits.push_back(complete);
   post("tcgen05.commit", [=] {  // commits complete in order, whatever the schedule
@@ -139,7 +152,7 @@ void tensor_commit(void* barrier) {
   maybe_pause();
 }
 // The cells that a thread moves, in the order of its registers.
-static std::vector<unsigned*> own_cells(unsigned address, int count, bool halves,
+static std::vector<unsigned*> own_cells(unsigned address, int count, bool halves, bool writes,
                                         const char* what) {
   TensorMemory& m = memory();
   int columns = halves ? 8 * count : count;
@@ -152,6 +165,9 @@ static std::vector<unsigned*> own_cells(unsigned address, int count, bool halves
     unsigned d = p.d & 0xffff;
     if (d < first + columns && first < d + p.n)
       fail(std::string(what) + ": a product into these columns is still in flight");
+    unsigned a = p.a.start & 0xffff;
+    if (writes && p.a_in_tensor && a < first + columns && first < a + A_COLUMNS)
+      fail(std::string(what) + ": a product that reads these columns is still in flight");
   }
   std::vector<unsigned*> cells;
   int lane = lane_of(me());
@@ -168,14 +184,14 @@ static std::vector<unsigned*> own_cells(unsigned address, int count, bool halves
 void tensor_load(void* d, unsigned address, int count, bool halves) {
   meet_warp("tcgen05.ld.x" + std::to_string(count), 0xffffffffu, nullptr, [](Collective&) {});
   std::vector<unsigned> values;
-  for (unsigned* cell : own_cells(address, count, halves, "tcgen05.ld")) values.push_back(*cell);
+  for (unsigned* cell : own_cells(address, count, halves, false, "tcgen05.ld")) values.push_back(*cell);
   me().tensor_loads.push_back([=] { memcpy(d, values.data(), 4 * values.size()); });
   if (machine.delivery == EARLY) me().tensor_loads.back()();
 }
 void tensor_store(unsigned address, const void* s, int count, bool halves) {
   meet_warp("tcgen05.st.x" + std::to_string(count), 0xffffffffu, nullptr, [](Collective&) {});
   const unsigned* value = (const unsigned*)s;
-  for (unsigned* cell : own_cells(address, count, halves, "tcgen05.st")) memcpy(cell, value++, 4);
+  for (unsigned* cell : own_cells(address, count, halves, true, "tcgen05.st")) memcpy(cell, value++, 4);
 }
 void tensor_wait(bool loads) {
   meet_warp(loads ? "tcgen05.wait::ld" : "tcgen05.wait::st", 0xffffffffu, nullptr,

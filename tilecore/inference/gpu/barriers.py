@@ -144,7 +144,22 @@ class Barriers:
             )
             touched = self._touch(stmt, own.union(Touched(written=filled)), touched)
             return touched.union(self._turn(stmt.body, Touched()))
-        touched = entry = self._touch(stmt, own, touched)
+        touched = self._touch(stmt, own, touched)
+        if not self._conflict(self._of(stmt.body), touched, lambda one, other: True):
+            return self._turns(stmt, own, touched)
+        # One barrier before the loop is better than one in each of its turns.
+        self._turns(stmt, own, Touched())
+        needed = set(self.before), set(self.ends)
+        after = self._turns(stmt, own, touched)
+        if (self.before, self.ends) != needed:
+            self.before, self.ends = needed
+            self.before.add(stmt)
+            after = self._turns(stmt, own, own)
+        return after
+
+    def _turns(self, stmt: nodes.For | nodes.While, own: Touched, touched: Touched) -> Touched:
+        """Return what is touched after a loop, with the barriers that its turns need."""
+        entry = touched
         while True:
             count = len(self.before) + len(self.ends)
             after = self._turn(stmt.body, entry)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tilecore.inference.gpu.groups import group_of
 from tilecore.inference.gpu.loops import divisor
 from tilecore.inference.gpu.plan import BOX_ALIGNMENT, CHUNK_BYTES, Box, Pipeline, SharedLayout
 from tilecore.ir import nodes
@@ -45,9 +46,11 @@ def with_boxes(
         if is_padded or None in boxes or not _reachable(launch.body, pipeline.loop):
             return plain
         nested = _is_nested(launch.body, pipeline.loop, False)
+        groups = [group_of(c, pipeline.loop, launch) for c in pipeline.copies]
         made[loop] = replace(
-            pipeline, boxes=tuple(b for b in boxes if b is not None), is_nested=nested
-        )
+            pipeline, boxes=tuple(b for b in boxes if b is not None), is_nested=nested,
+            groups=tuple(groups) if any(groups) else (),
+        )  # fmt: skip
     return made
 
 

@@ -159,6 +159,20 @@ class Distribution:
         return "; ".join(parts) + (f"; {copies} copies" if copies > 1 else "")
 
 
+def coarser(digits: Sequence[Digit], divisor: int) -> tuple[Digit, ...] | None:
+    """Return the digits of ``index // divisor``, or None where they cannot be cut there."""
+    kept, rest = list(digits), divisor
+    while rest > 1 and kept:
+        digit = kept.pop()
+        common = math.gcd(digit.extent, rest)
+        if common not in (digit.extent, rest):
+            return None
+        rest //= common
+        if digit.extent > common:
+            kept.append(Digit(digit.extent // common, digit.stride * common, digit.in_thread))
+    return tuple(kept)
+
+
 def spread(
     shape: Sequence[int], threads: int, vector: int = 1, most: Sequence[int] | None = None
 ) -> Distribution:

@@ -12,8 +12,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tilecore.inference.gpu.distribution import Digit, Distribution, by_slot, spread
-from tilecore.inference.gpu.loops import Access, Points, divisor, is_contiguous
+from tilecore.inference.gpu.distribution import Digit, Distribution, by_slot, coarser, spread
+from tilecore.inference.gpu.loops import Access, Points, axes_of, divisor, is_contiguous
 from tilecore.inference.gpu.matrix_stores import matrix_store
 from tilecore.inference.gpu.places import slots_of
 from tilecore.inference.gpu.plan import CHUNK_BYTES, GemmPlan, NestPlan
@@ -107,7 +107,7 @@ def _settle(
         open_ones = [p for p in statements if _unknown(p, fragments)]
         if not open_ones:
             return None
-        first = max(open_ones, key=lambda p: math.prod(p.shape))
+        first = max(open_ones, key=lambda p: (math.prod(p.shape), _width_of(p)))
         before = len(fragments.held)
         _hand_on(first, _distribution(first, fragments), fragments)
         if len(fragments.held) == before:  # no use by loop variables: rows of its own
@@ -118,13 +118,20 @@ def _settle(
 
 
 def _propagate(statements: Sequence[Points], fragments: Fragments) -> None:
-    changed = True
-    while changed:
+    """Hand on what is known: first where it says how all loops run, which leaves nothing open."""
+    while True:
         before = len(fragments.held)
-        for points in statements:
-            if _unknown(points, fragments) and _guides(points, fragments):
-                _hand_on(points, _distribution(points, fragments), fragments)
-        changed = len(fragments.held) > before
+        for is_whole in (True, False):
+            for points in statements:
+                guides = _guides(points, fragments) if _unknown(points, fragments) else []
+                if guides and (not is_whole or len(guides[0][1]) == len(points.shape)):
+                    _hand_on(points, _distribution(points, fragments), fragments)
+                    if not is_whole and len(fragments.held) > before:
+                        break
+            if len(fragments.held) > before:
+                break
+        if len(fragments.held) == before:
+            return
 
 
 def _unknown(points: Points, fragments: Fragments) -> list[Buffer]:
@@ -140,19 +147,10 @@ def _loops_of(access: Access, points: Points) -> dict[int, int] | None:
 
     Axes that no loop indexes are left out.
     """
-    found: dict[int, int] = {}
-    for axis, index in enumerate(access.indices):
-        form = linear(index)
-        used = [p for p, n in enumerate(points.names) if form is None or form.coefficient(n)]
-        if not used:
-            continue
-        if form is None or len(used) > 1 or form.coefficient(points.names[used[0]]) != 1:
-            return None
-        loop = used[0]
-        if loop in found.values():
-            return None
-        found[axis] = loop
-    return found
+    found = axes_of(access, points)
+    if found is None or any(part > 1 for _, part in found.values()):
+        return None
+    return {axis: loop for axis, (loop, _) in found.items()}
 
 
 def _guides(points: Points, fragments: Fragments) -> list[tuple[Access, dict[int, int]]]:
@@ -248,6 +246,11 @@ def _most_threads(points: Points, fragments: Fragments) -> list[int] | None:
     return [most if p in folded else threads for p in range(len(points.shape))]
 
 
+def _width_of(points: Points) -> int:
+    """Return how many neighbours the widest access of a statement may move."""
+    return max((_lanes(points, loop, 1) for loop in range(len(points.shape))), default=1)
+
+
 def _lanes(points: Points, loop: int, threads: int) -> int:
     """Return how many neighbours along ``loop`` a thread has, so that ``threads`` have some."""
     widths = {
@@ -316,16 +319,19 @@ def _hand_on(points: Points, distribution: Distribution, fragments: Fragments) -
         buffer = access.buffer
         if not fragments.is_register(buffer) or buffer in fragments.held:
             continue
-        loops = _loops_of(access, points)
+        loops = axes_of(access, points)
         shape = buffer.static_shape
         if loops is None or shape is None:
+            continue
+        wanted = {a: coarser(distribution.axes[p], c) for a, (p, c) in loops.items()}
+        if None in wanted.values():
             continue
         if isinstance(points.stmt, Reduce) and access.is_store:
             pass  # threads along a folded axis all learn the result
         axes: list[tuple[Digit, ...]] = []
         slots = max((d.stride * d.extent for d in distribution.digits(in_thread=False)), default=1)
         for axis, extent in enumerate(shape):
-            digits = distribution.axes[loops[axis]] if axis in loops else ()
+            digits = wanted.get(axis) or ()
             covered = math.prod(d.extent for d in digits)
             if covered < extent:  # loops over a part: the others are further slots
                 more = -(-extent // covered)

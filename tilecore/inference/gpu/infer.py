@@ -21,7 +21,7 @@ from tilecore.inference.gpu.loops import (
 from tilecore.inference.gpu.memory import Needs
 from tilecore.inference.gpu.mfma import plan_mfma
 from tilecore.inference.gpu.options import GpuOptions
-from tilecore.inference.gpu.pipelining import find_pipelines
+from tilecore.inference.gpu.pipelining import find_pipelines, unawaited_copies
 from tilecore.inference.gpu.plan import (
     GemmPlan,
     GpuLaunchPlan,
@@ -71,7 +71,7 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     )
     for tile in _not_in_registers(launch, tiles, fragments.spread):
         fragments.shared[tile] = "elements are accessed one by one, or through views"
-    tensor = find_tensor_memory(launch, teams, target)
+    tensor = find_tensor_memory(launch, teams, target, options)
     found = _statements(launch.body, enter(launch, Context()))
     statements = [p for p in found if p.stmt not in tensor.transfers]
     _share_between_teams(launch, teams, fragments)
@@ -107,10 +107,15 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     trade = registers_to_trade(launch, teams, target)
     if isinstance(trade, str):
         notes = (*notes, f"registers stay where they are: {trade}")
+    unawaited = unawaited_copies(
+        launch, nests, memory.pipelines.values(),
+        {*memory.stores, *memory.loads, *memory.multicasts, *tensor.transfers}, target,
+    )  # fmt: skip
     return GpuLaunchPlan(
         launch, threads, held, places, nests, gemms, memory.pipelines, memory.stores, memory.loads,
-        memory.updates, trade is True, barriers, ends, memory.tile_bytes, memory.bytes, teams,
-        notes + tensor.notes, tensor.tiles, tensor.transfers, tensor.columns, memory.multicasts,
+        memory.updates, unawaited, trade is True, barriers, ends, memory.tile_bytes, memory.bytes,
+        teams, notes + tensor.notes, tensor.tiles, tensor.transfers, tensor.columns,
+        memory.multicasts,
     )  # fmt: skip
 
 
@@ -243,7 +248,7 @@ def _products(
             for region, is_held in ((stmt.a, held[0]), (stmt.b, held[1])):
                 if is_held:
                     fragments.shared[region.buffer] = "an operand of scalar multiply-adds"
-        found[stmt] = with_reason(plan, launch) if target.has_tcgen05 else plan
+        found[stmt] = with_reason(plan, launch, options) if target.has_tcgen05 else plan
     if isinstance(target, AmdTarget):
         sums: dict[Buffer, set[Distribution]] = {}
         for plan in found.values():

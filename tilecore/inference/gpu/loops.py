@@ -10,11 +10,11 @@ from functools import cached_property
 from tilecore.inference.uses import Context
 from tilecore.ir import nodes
 from tilecore.ir.analysis import kept_axes
-from tilecore.ir.bounds import step_of
+from tilecore.ir.bounds import linear, step_of
 from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var, int_value
 from tilecore.ir.nests import copy_nest, fill_nest, shifted
 from tilecore.ir.nodes import Buffer, Copy, Fill, Parallel, Reduce, Scan, Stmt
-from tilecore.ir.visitor import children, loads
+from tilecore.ir.visitor import children, loads, walk_expr
 
 TILE_STATEMENTS = (
     nodes.Copy, nodes.Fill, nodes.Gemm, nodes.Reduce, nodes.Scan, nodes.Parallel,
@@ -56,6 +56,32 @@ class Points:
         for position, name in enumerate(self.names):
             found[position] = sum(1 for access in self.accesses if is_contiguous(access, name))
         return found
+
+
+def axes_of(access: Access, points: Points) -> dict[int, tuple[int, int]] | None:
+    """Return (loop, divisor) of each axis of a buffer, or None where that is not all.
+
+    Axis ``a`` is indexed by its loop plus a constant, or by ``loop // divisor``. Axes that no loop
+    indexes are left out.
+    """
+    found: dict[int, tuple[int, int]] = {}
+    for axis, index in enumerate(access.indices):
+        parts = set(walk_expr(index))
+        used = [p for p, n in enumerate(points.names) if n in parts]
+        if not used:
+            continue
+        part, size = index, 1
+        if isinstance(index, Binary) and index.op == "floordiv" and isinstance(index.b, Const):
+            part, size = index.a, int(index.b.value)
+        form = linear(part)
+        if form is None or len(used) > 1 or form.coefficient(points.names[used[0]]) != 1:
+            return None
+        if size < 1 or (size > 1 and (form.constant or len(form.coefficients) > 1)):
+            return None
+        if any(used[0] == loop for loop, _ in found.values()):
+            return None
+        found[axis] = (used[0], size)
+    return found
 
 
 def is_contiguous(access: Access, name: Var) -> bool:

@@ -38,8 +38,8 @@ TF32_ROUNDED, TF32_CUT = 2.0**-11, 2.0**-10
 
 
 def operand_kind(dtype: str) -> str:
-    """Return what a matrix unit reads an element type as."""
-    return "tfloat32" if dtype == "float32" else dtype
+    """Return what a matrix unit reads an element type as: 4 bits lie in a byte each."""
+    return {"float32": "tfloat32", "int4": "int8", "uint4": "uint8"}.get(dtype, dtype)
 
 
 def sums_dtype(gemm: Gemm, keeps_c: bool) -> str:

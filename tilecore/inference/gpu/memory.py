@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from tilecore.errors import InvalidConfig
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.boxes import loads_of, multicasts_of, stores_of, with_boxes
-from tilecore.inference.gpu.pipelining import with_one_tile
+from tilecore.inference.gpu.pipelining import with_one_tile, without_single_tiles
 from tilecore.inference.gpu.plan import (
     CHUNK_BYTES,
     Box,
@@ -80,7 +80,10 @@ class Needs:
         updates: Mapping[Stmt, BoxUpdate] = {}
         multicasts: Mapping[Stmt, Box] = {}
         if self.target.has_tma:
-            pipelines = with_boxes(self.launch, pipelines, layouts)
+            boxed = with_boxes(self.launch, pipelines, layouts)
+            pipelines = without_single_tiles(boxed)
+            if len(pipelines) < len(boxed):  # others may do without them
+                pipelines = with_boxes(self.launch, pipelines, layouts)
             stores = stores_of(self.launch, layouts, stages)
             loads = loads_of(self.launch, layouts)
             updates = updates_of(self.launch, layouts, stages)
@@ -109,8 +112,7 @@ class Needs:
         most = max((p.stages for p in found.pipelines.values()), default=1)
         for stages in range(most - 1, 0, -1):
             fewer = {
-                s: replace(p, stages=min(stages, p.stages), boxes=p.boxes if stages > 1 else ())
-                for s, p in found.pipelines.items()
+                s: replace(p, stages=min(stages, p.stages)) for s, p in found.pipelines.items()
             }
             size = self.place(fewer).bytes
             if size <= self.target.shared_per_block:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 
 from tilecore.amd_target import AmdTarget
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.plan import NestPlan, Pipeline
 from tilecore.ir import nodes
-from tilecore.ir.analysis import covers_whole, reads, writes, written_buffers
+from tilecore.ir.analysis import covers_whole, pads, reads, writes, written_buffers
 from tilecore.ir.expr import Load, Var, int_value
 from tilecore.ir.nodes import Buffer, Copy, For, KernelLaunch, Stmt
 from tilecore.ir.visitor import buffers_of, expressions, walk, walk_expr
@@ -21,7 +21,11 @@ PREFETCHED = 2  # tiles of each kind where the next ones come through registers
 def find_pipelines(
     launch: KernelLaunch, nests: Mapping[Stmt, NestPlan], target: GpuTarget
 ) -> dict[Stmt, Pipeline]:
-    """Return the pipelines of a launch: of loops with ``num_stages`` of at least 2."""
+    """Return the pipelines of a launch: of loops with ``num_stages`` of at least 2.
+
+    Or of 1 where the tensor memory accelerator may fill a tile as soon as its use is over, while
+    threads compute with others.
+    """
     found: dict[Stmt, Pipeline] = {}
     in_registers = isinstance(target, AmdTarget)
     if not in_registers and not target.has_cp_async:
@@ -30,10 +34,49 @@ def find_pipelines(
         if isinstance(stmt, For) and stmt.kind == "pipelined":
             stages = int_value(stmt.annotations.get("num_stages", 0)) or 0
             copies = _copies(stmt, launch, nests)
-            if stages >= 2 and copies and int_value(stmt.step) == 1:
+            if stages >= (1 if target.has_tma else 2) and copies and int_value(stmt.step) == 1:
                 kept = PREFETCHED if in_registers else stages
                 found[stmt] = Pipeline(stmt, copies, kept, in_registers=in_registers)
     return found
+
+
+def unawaited_copies(
+    launch: KernelLaunch,
+    nests: Mapping[Stmt, NestPlan],
+    pipelines: Iterable[Pipeline],
+    elsewhere: Container[Stmt],
+    target: GpuTarget,
+) -> frozenset[Stmt]:
+    """Return the copies to shared tiles that threads wait for only when they meet next.
+
+    Not beside pipelines of threads' own copies, which count what is under way.
+
+    Args:
+        launch: the launch.
+        nests: how its statements run.
+        pipelines: its pipelines, whose copies are left out.
+        elsewhere: copies that the tensor memory accelerator does.
+        target: has such copies, or not.
+    """
+    known = tuple(pipelines)
+    if isinstance(target, AmdTarget) or not target.has_cp_async or any(not p.boxes for p in known):
+        return frozenset()
+    ahead = {c for p in known for c in p.copies}
+    padded = pads(launch)
+    return frozenset(
+        s
+        for s in walk(launch.body)
+        if isinstance(s, Copy)
+        and s not in ahead
+        and s not in elsewhere
+        and s.src.buffer not in padded
+        and _is_async(s, nests)
+    )
+
+
+def without_single_tiles(pipelines: Mapping[Stmt, Pipeline]) -> dict[Stmt, Pipeline]:
+    """Return the pipelines without those of one tile of each kind, which threads cannot run."""
+    return {s: p for s, p in pipelines.items() if p.stages > 1 or p.boxes or p.in_registers}
 
 
 def with_one_tile(pipelines: Mapping[Stmt, Pipeline]) -> dict[Stmt, Pipeline]:
@@ -47,11 +90,13 @@ def _copies(loop: For, launch: KernelLaunch, nests: Mapping[Stmt, NestPlan]) -> 
     outside = _touched_outside(launch.body, loop)
     bound = {s.var for s in walk(loop.body) if isinstance(s, nodes.Let)}
     written = {b.root for b in written_buffers(launch.body)}
+    padded = pads(launch)  # what lies outside becomes 0
     found: list[Copy] = []
     seen: set[Buffer] = set()
     for stmt in body:
         if (
             isinstance(stmt, Copy)
+            and stmt.src.buffer not in padded
             and _may_run_ahead(stmt, nests, bound, written, seen | outside)
             and sum(stmt.dst.buffer in writes(s) for s in walk(loop.body)) == 1
         ):
@@ -69,19 +114,25 @@ def _may_run_ahead(
     touched: set[Buffer],
 ) -> bool:
     """Return whether nothing of the iteration must happen before a copy."""
-    plan, tile = nests.get(copy), copy.dst.buffer
-    if plan is None or copy.src.buffer.scope != "global" or tile.scope != "shared":
-        return False
-    if copy.src.buffer.dtype != tile.dtype or not covers_whole(copy.dst) or tile.base is not None:
+    tile = copy.dst.buffer
+    if not _is_async(copy, nests) or not covers_whole(copy.dst):
         return False
     if tile in touched or copy.src.buffer.root in written:
         return False
-    if plan.lanes * tile.dtype.itemsize not in ASYNC_BYTES or tile.dtype.is_packed:
-        return False
-    if len(plan.wide) < len(plan.points.accesses):
-        return False  # one side is not aligned
     parts = [n for e in expressions(copy) for n in walk_expr(e)]
     return not any(isinstance(n, Load) or (isinstance(n, Var) and n in bound) for n in parts)
+
+
+def _is_async(copy: Copy, nests: Mapping[Stmt, NestPlan]) -> bool:
+    """Return whether instructions bring the elements of a tensor to a shared tile as they are."""
+    plan, tile = nests.get(copy), copy.dst.buffer
+    if plan is None or copy.src.buffer.scope != "global" or tile.scope != "shared":
+        return False
+    if copy.src.buffer.dtype != tile.dtype or tile.base is not None or tile.dtype.is_packed:
+        return False
+    if plan.lanes * tile.dtype.itemsize not in ASYNC_BYTES:
+        return False
+    return len(plan.wide) == len(plan.points.accesses)  # else one side is not aligned
 
 
 def _touched(stmt: Stmt) -> set[Buffer]:

@@ -124,7 +124,7 @@ class Operand:
         distribution: of one step of K, or of the whole operand if it stays in registers.
         source: "registers", "ldmatrix", "chunks" (each lane reads its elements side by side),
             "rows" (it reads those of several tiles, whose K is the first axis, at once),
-            "elements" or "descriptor" (read by the instruction).
+            "elements", "descriptor" (read by the instruction) or "tensor memory".
         is_transposed: whether K is the first axis of the tile in memory.
     """
 
@@ -167,7 +167,7 @@ class GemmPlan:
     @property
     def is_tf32(self) -> bool:
         """Whether matrix units read float32 operands, of which they drop bits."""
-        return self.kind in ("mma", "wgmma") and self.stmt.a.dtype == "float32"
+        return self.kind in ("mma", "wgmma", "tcgen05") and self.stmt.a.dtype == "float32"
 
     def explain(self) -> str:
         """Return how the product runs, in words."""
@@ -177,7 +177,7 @@ class GemmPlan:
             how = "mma.m8n8k4 by four quad pairs of a warp"
         how += f" ({self.reason})" if self.reason else ""
         if self.is_tf32:
-            cut = self.kind == "wgmma"
+            cut = self.kind != "mma"
             error = TF32_CUT if cut else TF32_ROUNDED
             how += (
                 f" of tf32 (operands {'cut' if cut else 'rounded'} to 11 significant bits, relative"
@@ -196,15 +196,19 @@ class GemmPlan:
 
 @dataclass(frozen=True, slots=True)
 class TensorTile:
-    """A tile in tensor memory: matrices of 32-bit elements side by side.
+    """A tile in tensor memory: matrices side by side.
 
     Attributes:
         shape: of the tile; the last two axes are those of a matrix.
-        column: the first of the block's columns.
+        column: the first of the block's columns of 32 bits.
+        dtype: of the elements there.
+        packed: elements in a column: several of an operand, one of sums.
     """
 
     shape: tuple[int, ...]
     column: int
+    dtype: str = "float32"
+    packed: int = 1
 
     @property
     def parts(self) -> int:
@@ -214,7 +218,12 @@ class TensorTile:
     @property
     def columns(self) -> int:
         """Columns of all matrices."""
-        return math.prod(self.shape[:-2]) * self.parts * self.shape[-1]
+        return math.prod(self.shape[:-2]) * self.parts * self.row_columns
+
+    @property
+    def row_columns(self) -> int:
+        """Columns of a row of a matrix."""
+        return self.shape[-1] // self.packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +280,19 @@ class BoxUpdate:
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """Blocks of a cluster that get the same boxes.
+
+    Attributes:
+        axes: for each axis of the grid whether they differ along it.
+        offsets: ranks of the blocks less that of the first, which loads for all.
+    """
+
+    axes: tuple[bool, ...]
+    offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Pipeline:
     """A loop whose copies from tensors run ahead of what uses them.
 
@@ -283,6 +305,7 @@ class Pipeline:
         is_nested: whether the loop runs more than once in a launch.
         in_registers: whether a thread keeps its part of the next tiles in registers while the
             loop uses the tiles before (where no instruction copies to shared memory).
+        groups: for each copy the blocks of the cluster that one of them loads for, or None.
     """
 
     loop: For
@@ -291,6 +314,12 @@ class Pipeline:
     boxes: tuple[Box, ...] = ()
     is_nested: bool = False
     in_registers: bool = False
+    groups: tuple[Group | None, ...] = ()
+
+    def group(self, copy: Copy) -> Group | None:
+        """Return the blocks that ``copy`` brings the same, if one loads for all."""
+        number = next(n for n, c in enumerate(self.copies) if c is copy)
+        return self.groups[number] if self.groups else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,12 +330,13 @@ class GpuLaunchPlan:
     at the end of whose body they do. Where pipelines have ``boxes``, a warpgroup beyond ``threads``
     issues them (``has_producer``). ``stores`` has the copies of shared tiles to tensors that one
     thread hands over to the tensor memory accelerator, ``loads`` those from tensors that it asks
-    for on a barrier of the program's own, ``updates`` the nests that it does. Behind the
-    ``tile_bytes`` of ``shared_bytes`` is what threads tell each other, and the barriers of
-    pipelines. ``registers``: whether warpgroups hand registers to each other where the program
-    says so. ``tensor_tiles`` and ``transfers`` are what lies in tensor memory, of which a block has
-    ``tensor_columns``. ``multicasts`` has the copies from tensors to several blocks of a cluster
-    that one block asks for.
+    for on a barrier of the program's own, ``updates`` the nests that it does. For ``unawaited``
+    copies threads wait only when they meet next. Behind the ``tile_bytes`` of ``shared_bytes`` is
+    what threads tell each other, and the barriers of pipelines. ``registers``: whether warpgroups
+    hand registers to each other where the program says so. ``tensor_tiles`` and
+    ``transfers`` are what lies in tensor memory, of which a block has ``tensor_columns``.
+    ``multicasts`` has the copies from tensors to several blocks of a cluster that one block asks
+    for.
     """
 
     launch: KernelLaunch
@@ -319,6 +349,7 @@ class GpuLaunchPlan:
     stores: Mapping[Stmt, Box]
     loads: Mapping[Stmt, Box]
     updates: Mapping[Stmt, BoxUpdate]
+    unawaited: frozenset[Stmt]
     registers: bool
     barriers: frozenset[Stmt]
     ends: frozenset[Stmt]
@@ -379,6 +410,7 @@ class GpuLaunchPlan:
         if self.launch.cluster:
             lines.append(f"clusters of {'x'.join(map(str, self.launch.cluster))} blocks")
         sent = [s.copy.dst.buffer.name for s in self.multicasts if isinstance(s, ClusterCopy)]
+        sent += [c.dst.buffer.name for p in self.pipelines.values() for c in p.copies if p.group(c)]
         if sent:
             lines.append(f"loaded by TMA for several blocks: {', '.join(dict.fromkeys(sent))}")
         lines.append(f"barriers: {len(self.barriers) + len(self.ends)}")

@@ -59,6 +59,7 @@ def plan_gemm(
     a, b = (operand_kind(str(region.dtype)) for region in (gemm.a, gemm.b))
     sums = sums_dtype(gemm, keeps_c)
     by_groups = target.has_wgmma and team.first % WARPGROUP == 0 and has_wgmma_types(a, b, sums)
+    by_groups = by_groups and gemm.a.dtype != "int4"  # its sign is extended in registers
     if by_groups and _wgmma_fits(gemm, size, threads, in_registers, viewed):
         return _wgmma(gemm, size, threads, in_registers, sums)
     shapes = list(mma_shapes(a, b, sums, target))

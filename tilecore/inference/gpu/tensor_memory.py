@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.distribution import Distribution, by_slot, by_thread
+from tilecore.inference.gpu.matrix_units import FLOAT8, INTEGERS
+from tilecore.inference.gpu.options import GpuOptions
 from tilecore.inference.gpu.plan import (
     GemmPlan,
     Operand,
@@ -38,7 +40,7 @@ UNIT = 8  # columns of a thread that are moved as one where there are 64 rows
 # Operand types -> type of the sums; one instruction sums up 32 bytes of each operand.
 SUMS = {
     "float16": "float32", "bfloat16": "float32", "float8_e4m3fn": "float32",
-    "float8_e5m2": "float32", "int8": "int32", "uint8": "int32",
+    "float8_e5m2": "float32", "int8": "int32", "uint8": "int32", "float32": "float32",
 }  # fmt: skip
 KEPT = ("float32", "int32", "float16", "bfloat16")  # types of tiles; those of 16 bits as float32
 PANEL_BYTES = 128  # of the widest swizzle
@@ -82,7 +84,9 @@ def tensor_words(gemms: Iterable[GemmPlan]) -> int:
     return 1 + sum(plan.kind == "tcgen05" for plan in gemms)
 
 
-def find_tensor_memory(launch: KernelLaunch, teams: Teams, target: GpuTarget) -> TensorMemory:
+def find_tensor_memory(
+    launch: KernelLaunch, teams: Teams, target: GpuTarget, options: GpuOptions
+) -> TensorMemory:
     """Return which tiles that ask for tensor memory lie there: all of a launch, or none."""
     asked = [
         s.buffer
@@ -91,13 +95,13 @@ def find_tensor_memory(launch: KernelLaunch, teams: Teams, target: GpuTarget) ->
     ]
     if not asked or not target.has_tcgen05:
         return TensorMemory()
-    reasons = {t.name: r for t in asked if (r := _why_not(t, launch, teams, target))}
+    reasons = {t.name: r for t in asked if (r := _why_not(t, launch, teams, options))}
     tiles: dict[Buffer, TensorTile] = {}
     column = 0
     for tile in asked if not reasons else ():
         shape = tile.static_shape
         assert shape is not None
-        tiles[tile] = TensorTile(shape, column)
+        tiles[tile] = _tile(tile, shape, column, launch)
         column += tiles[tile].columns
     if column > COLUMNS:
         reasons = {asked[-1].name: f"{column} columns, there are {COLUMNS}"}
@@ -113,12 +117,25 @@ def find_tensor_memory(launch: KernelLaunch, teams: Teams, target: GpuTarget) ->
     return TensorMemory(tiles, transfers, max(LEAST_COLUMNS, 1 << (column - 1).bit_length()))
 
 
-def misfit(gemm: Gemm) -> str:
+def _tile(tile: Buffer, shape: tuple[int, ...], column: int, launch: KernelLaunch) -> TensorTile:
+    if _is_operand(tile, launch):
+        return TensorTile(shape, column, str(tile.dtype), 4 // tile.dtype.itemsize)
+    return TensorTile(shape, column, "int32" if tile.dtype == "int32" else "float32")
+
+
+def _is_operand(tile: Buffer, launch: KernelLaunch) -> bool:
+    return any(isinstance(s, Gemm) and s.a.buffer is tile for s in walk(launch.body))
+
+
+def misfit(gemm: Gemm, options: GpuOptions) -> str:
     """Return why tensor cores cannot sum up a product in tensor memory, or ""."""
     m, n, k = size_of(gemm)
     a, b, c = str(gemm.a.dtype), str(gemm.b.dtype), str(accumulator_dtype(gemm))
     itemsize = gemm.a.dtype.itemsize
-    if a != b or SUMS.get(a) != c:
+    if a == "float32" and options.float32_products == "exact":
+        return "float32_products is exact"
+    are_mixed = {a, b} in ({*FLOAT8}, {*INTEGERS})
+    if (a != b and not are_mixed) or SUMS.get(a) != c:
         return f"no product of {a} x {b} into {c}"
     if m != HALF_LANES and m % LANES:
         return f"{m} rows are neither 64 nor a multiple of 128"
@@ -129,6 +146,8 @@ def misfit(gemm: Gemm) -> str:
     for region, name, k_first in (
         (gemm.a, "A", gemm.transpose_a), (gemm.b, "B", not gemm.transpose_b),
     ):  # fmt: skip
+        if name == "A" and (region.buffer.in_tensor_memory or _can_move(gemm)):
+            continue
         reason = _operand_misfit(region, name, k_first, itemsize)
         if reason:
             return reason
@@ -136,6 +155,14 @@ def misfit(gemm: Gemm) -> str:
     if not gemm.transpose_b and n > WIDEST and _width(n) % panel:
         return f"{n} columns cannot be cut between panels of {panel}"
     return ""
+
+
+def _can_move(gemm: Gemm) -> bool:
+    """Return whether A is a fragment that can lie in tensor memory: rows, contiguous along K."""
+    a, rows = gemm.a, size_of(gemm)[0]
+    is_fragment = a.buffer.scope == "fragment" and covers_whole(a) and a.buffer.ndim == 2
+    is_packed = a.dtype.itemsize <= 2
+    return is_fragment and is_packed and not gemm.transpose_a and rows % LANES == 0
 
 
 def _operand_misfit(region: Region, name: str, k_first: bool, itemsize: int) -> str:
@@ -147,7 +174,7 @@ def _operand_misfit(region: Region, name: str, k_first: bool, itemsize: int) -> 
     if shape[-1] * itemsize % 32 or shape[-2] % 8:
         return f"{name} has rows of {shape[-1] * itemsize} bytes, not of a multiple of 32"
     if k_first and itemsize != 2:
-        return f"{name} has 8-bit elements that are not contiguous along K"
+        return f"{name} has {8 * itemsize}-bit elements that are not contiguous along K"
     return ""
 
 
@@ -159,7 +186,7 @@ def _is_whole_matrix(region: Region, shape: tuple[int, ...]) -> bool:
     return all(int_value(o) == 0 and int_value(e) == s for o, e, s in pairs)
 
 
-def refusal(gemm: Gemm, launch: KernelLaunch) -> str:
+def refusal(gemm: Gemm, launch: KernelLaunch, options: GpuOptions) -> str:
     """Return why a product whose sums are a fragment is not summed up in tensor memory, or "".
 
     The sums would be spread by rows, which instructions of warps cannot read: all products of a
@@ -170,7 +197,7 @@ def refusal(gemm: Gemm, launch: KernelLaunch) -> str:
     threads = math.prod(int_value(t) or 0 for t in launch.threads)
     if threads % WARPGROUP:
         return f"{threads} threads are no whole warpgroups"
-    own = misfit(gemm)
+    own = misfit(gemm, options)
     if own:
         return own
     if gemm.c.buffer.scope != "fragment" or not covers_whole(gemm.c):
@@ -180,11 +207,17 @@ def refusal(gemm: Gemm, launch: KernelLaunch) -> str:
         return "a branch multiplies, which may be a role of warps"
     gemms = [s for s in walk(launch.body) if isinstance(s, Gemm)]
     sizes = {g.c.buffer: _columns(*size_of(g)[:2]) for g in gemms}
+    sizes |= {
+        g.a.buffer: _columns(size_of(g)[0], size_of(g)[2]) * g.a.dtype.itemsize // 4
+        for g in gemms
+        if g.a.buffer.scope == "fragment"
+    }
     if sum(sizes.values()) > COLUMNS:
         return f"all sums need {sum(sizes.values())} columns of tensor memory, of {COLUMNS}"
     for other in gemms:
-        if misfit(other):
-            return f"the product of line {other.span.line} uses other instructions: {misfit(other)}"
+        why = misfit(other, options)
+        if why:
+            return f"the product of line {other.span.line} uses other instructions: {why}"
     return ""
 
 
@@ -193,18 +226,19 @@ def plan_tensor_product(gemm: Gemm, team: Team) -> GemmPlan:
     m, n, k = size_of(gemm)
     step = 32 // gemm.a.dtype.itemsize
     c = spread_rows(m, n, max(team.count, WARPGROUP))
-    a = Operand(c, "descriptor", gemm.transpose_a)
+    source = "tensor memory" if gemm.a.buffer.in_tensor_memory else "descriptor"
+    a = Operand(c, source, gemm.transpose_a)
     b = Operand(c, "descriptor", not gemm.transpose_b)
     shape = (min(m, LANES), _width(n), step)
     sums = SUMS[str(gemm.a.dtype)]
     return GemmPlan(gemm, "tcgen05", shape, (m, n, k), (1, 1), a, b, c, keeps_c=False, sums=sums)
 
 
-def with_reason(plan: GemmPlan, launch: KernelLaunch) -> GemmPlan:
+def with_reason(plan: GemmPlan, launch: KernelLaunch, options: GpuOptions) -> GemmPlan:
     """Return a plan that says why it is not one of tensor memory."""
     if plan.kind == "tcgen05" or plan.reason:
         return plan
-    return replace(plan, reason=f"not tcgen05: {refusal(plan.stmt, launch)}")
+    return replace(plan, reason=f"not tcgen05: {refusal(plan.stmt, launch, options)}")
 
 
 def with_waits(
@@ -245,10 +279,13 @@ def only_product(pipeline: Pipeline, gemms: Mapping[Stmt, GemmPlan]) -> Gemm | N
     return rest[0] if is_all and not gemms[rest[0]].is_async else None
 
 
-def spread_rows(rows: int, columns: int, threads: int) -> Distribution:
-    """Return who moves which elements between tensor memory and registers."""
+def spread_rows(rows: int, columns: int, threads: int, packed: int = 1) -> Distribution:
+    """Return who moves which elements between tensor memory and registers.
+
+    ``packed``: elements of one register.
+    """
     groups = threads // WARPGROUP
-    if columns % (groups * UNIT) or threads % (groups * WARPGROUP):
+    if columns % (groups * UNIT * packed) or threads % (groups * WARPGROUP):
         groups = 1
     each = columns // groups
     if rows == HALF_LANES:  # as mma's accumulators, of four warps below each other
@@ -275,32 +312,41 @@ def _width(n: int) -> int:
 # --- tiles ----------------------------------------------------------------------------------------
 
 
-def _why_not(tile: Buffer, launch: KernelLaunch, teams: Teams, target: GpuTarget) -> str:
+def _why_not(tile: Buffer, launch: KernelLaunch, teams: Teams, options: GpuOptions) -> str:
     """Return why a tile cannot lie in tensor memory, or ""."""
     shape = tile.static_shape
-    if shape is None or len(shape) < 2 or str(tile.dtype) not in KEPT:
+    is_operand = _is_operand(tile, launch)
+    kinds = SUMS if is_operand else KEPT
+    if shape is None or len(shape) < 2 or str(tile.dtype) not in kinds:
         return f"{tile.dtype} elements of {len(tile.shape)} axes"
+    if is_operand and any(isinstance(s, Gemm) and s.c.buffer is tile for s in walk(launch.body)):
+        return "the sums of one product are an operand of another"
     if shape[-2] != HALF_LANES and shape[-2] % LANES:
         return f"{shape[-2]} rows are neither 64 nor a multiple of 128"
-    if shape[-1] % UNIT:
-        return f"{shape[-1]} columns are no multiple of {UNIT}"
+    if shape[-1] % (4 * UNIT if is_operand else UNIT):
+        return f"{shape[-1]} columns are no multiple of {4 * UNIT if is_operand else UNIT}"
     for stmt in walk(launch.body):
         if isinstance(stmt, nodes.Alloc):
             if stmt.buffer.base is tile:
                 return "a view shows it in another shape"
         elif tile in (*reads(stmt), *writes(stmt)):
-            reason = _use_misfit(stmt, tile, teams.team(stmt))
+            reason = _use_misfit(stmt, tile, teams.team(stmt), options)
             if reason:
                 return f"line {stmt.span.line}: {reason}"
     return ""
 
 
-def _use_misfit(stmt: Stmt, tile: Buffer, team: Team) -> str:
+def _use_misfit(stmt: Stmt, tile: Buffer, team: Team, options: GpuOptions) -> str:
     """Return why a statement cannot use a tile of tensor memory, or ""."""
     if isinstance(stmt, Gemm):
-        if tile in (stmt.a.buffer, stmt.b.buffer):
-            return "an operand of a product"
-        return misfit(stmt) or _region_misfit(stmt.c, 16)
+        if tile is stmt.b.buffer:
+            return "B of a product"
+        if tile is stmt.a.buffer and (tile is stmt.c.buffer or stmt.transpose_a):
+            return "A is transposed, or also the sums"
+        if tile is stmt.a.buffer and (size_of(stmt)[0] % LANES or tile.dtype.itemsize > 2):
+            return "A of fewer than 128 rows, or of elements of more than 16 bits"
+        own = stmt.a if tile is stmt.a.buffer else stmt.c
+        return misfit(stmt, options) or _region_misfit(own, 16)
     if not isinstance(stmt, (Copy, Fill)) or children(stmt):
         return "elements are accessed one by one"
     if (
@@ -361,7 +407,8 @@ def _transfer(stmt: Copy | Fill, tiles: Mapping[Buffer, TensorTile], team: Team)
     rows, columns = (int_value(e) for e in side.extents[-2:])
     assert rows is not None
     assert columns is not None
-    spread, held, start = spread_rows(rows, columns, team.count), None, 0
+    tile = tiles[side.buffer]
+    spread, held, start = spread_rows(rows, columns, team.count, tile.packed), None, 0
     other = None
     if isinstance(stmt, Copy):
         other = stmt.dst if side is stmt.src else stmt.src
@@ -369,8 +416,7 @@ def _transfer(stmt: Copy | Fill, tiles: Mapping[Buffer, TensorTile], team: Team)
         if other.buffer.scope == "fragment" and _is_all_of(other, side):
             held = spread
         elif other.buffer.scope == "fragment" and shape is not None and len(shape) == 2:
-            spread = spread_rows(rows, columns, WARPGROUP)
-            spread = replace(spread, threads=team.count)
+            spread = replace(spread_rows(rows, columns, WARPGROUP), threads=team.count)
             held = replace(spread_rows(rows, shape[1], WARPGROUP), threads=team.count)
             start = _part_start(other, side) or 0
     return TensorTransfer(side, other, side is stmt.dst, spread, held, start)

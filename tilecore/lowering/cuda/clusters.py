@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tvm import tirx as tir
 
 import tilecore.lowering.cuda.instructions as ptx
-from tilecore.inference.gpu.plan import Box
+from tilecore.inference.gpu.plan import Box, Group
 from tilecore.ir import nodes
 from tilecore.ir.bounds import variables
 from tilecore.ir.clusters import uses_clusters
@@ -44,15 +44,16 @@ class Clusters:
         self.place = end - len(waited)
         self.barriers = {id(s): self.place + n for n, s in enumerate(waited)}
         self.turns: dict[int, Any] = {}
-        self.is_used = uses_clusters(owner.launch)
+        shares = any(p.groups for p in owner.plan.pipelines.values())
+        self.is_used = shares or uses_clusters(owner.launch)
 
     def init(self) -> None:
-        """Emit the start: barriers of all blocks are memory barriers before any is reached."""
+        """Emit what makes memory barriers, and the place of the block."""
         if not self.is_used:
             return
         builder = self.builder
+        self.rank = builder.bind(ptx.cluster_rank().call())
         if any(isinstance(s, ClusterCopy) for s in walk(self.owner.launch.body)):
-            self.rank = builder.bind(ptx.cluster_rank().call())
             self.warp = builder.bind(ptx.warp_index().call())
         for place in self.barriers.values():
             there = builder.address(self.owner.view("uint64"), place)
@@ -62,7 +63,35 @@ class Clusters:
         for number in self.barriers:
             self.turns[number] = builder.local(1, "int32", "copies")
             builder.store(self.turns[number], index(0), 0)
-        self.sync()
+
+    def start(self) -> None:
+        """Emit the wait until all blocks have made their barriers."""
+        if self.is_used:
+            self.sync()
+
+    def first_of(self, group: Group) -> Any:
+        """Return the rank of the block that loads for a group."""
+        launch, total, stride = self.owner.launch, 0, 1
+        for var, size, is_shared in zip(
+            launch.block_vars, launch.cluster, group.axes, strict=False
+        ):
+            if not is_shared and size > 1:
+                place = remainder(index(self.accessor.values[var]), size)
+                total = add(total, mul(place, stride))
+            stride *= size
+        return self.builder.bind(index(total))
+
+    def arrive_in_all(self, group: Group, barrier: Any) -> None:
+        """Emit an arrival at a barrier of each block of a group."""
+        first = self.first_of(group)
+        for offset in group.offsets:
+            call = ptx.barrier_arrive_remote().call(barrier, index(add(first, offset)))
+            self.builder.evaluate(call)
+
+    def mask_of(self, group: Group) -> Any:
+        """Return the blocks of a group, a bit each."""
+        mask = sum(1 << offset for offset in group.offsets)
+        return tir.shift_left(index(mask), self.first_of(group))
 
     def finish(self) -> None:
         """Emit the end: no block leaves while others may reach its shared memory."""

@@ -44,7 +44,7 @@ from tilecore.lowering.cuda.memory import (
     TensorPlace,
 )
 from tilecore.lowering.cuda.mfma import MfmaLowering
-from tilecore.lowering.cuda.nests import NestLowering
+from tilecore.lowering.cuda.nests import AsyncCopyLowering, NestLowering
 from tilecore.lowering.cuda.output import emit_assert, emit_print
 from tilecore.lowering.cuda.pipelines import (
     PRODUCER_THREADS,
@@ -152,12 +152,15 @@ class LaunchLowering:
             if self.plan.registers:
                 attributes[MIN_BLOCKS] = 1  # setmaxnreg: the count at the start must be known
             if self.boxes is None:
+                self.clusters.start()
                 self.declare_fragments()
                 self.statement(launch.body)
+                self.await_copies()
             else:
                 if self.boxes.registers() is not None:
                     attributes[MIN_BLOCKS] = 1  # setmaxnreg: the count at the start must be known
                 self.boxes.init()
+                self.clusters.start()
                 self.boxes.emit_roles(launch.body)
             if self.tensor is not None:
                 self.tensor.free()
@@ -262,8 +265,15 @@ class LaunchLowering:
             threads = index(self.plan.thread_count)
             self.builder.evaluate(ptx.bar_sync().call(index(COMPUTING), threads))
 
+    def await_copies(self) -> None:
+        """Wait for the thread's own copies that are under way."""
+        if self.plan.unawaited:
+            self.builder.evaluate(ptx.cp_async_commit().call())
+            self.builder.evaluate(ptx.cp_async_wait(0).call())
+
     def _fence(self) -> None:
         """Make what threads wrote to shared memory visible to instructions that read it."""
+        self.await_copies()
         plan = self.plan
         kinds = {product.kind for product in plan.gemms.values()}
         if kinds & {"wgmma", "tcgen05"} or plan.stores or plan.loads or plan.updates:
@@ -300,6 +310,8 @@ class LaunchLowering:
                 pass
             case nodes.Annotate(key="registers", value=(count, grows)) if self.plan.registers:
                 self.builder.evaluate(ptx.set_registers(count, grows=grows).call())
+            case nodes.Copy() if stmt in self.plan.unawaited:
+                AsyncCopyLowering(self.accessor, self.plan.nests[stmt]).emit()
             case nodes.Parallel() if stmt in self.plan.updates:
                 update_boxes(self, self.plan.updates[stmt])
             case nodes.Copy() | nodes.Fill() | nodes.Parallel() if stmt in self.plan.nests:

@@ -14,7 +14,7 @@ from tilecore.inference.gpu.loops import Access
 from tilecore.inference.gpu.places import Slots, slots_of
 from tilecore.inference.gpu.plan import CHUNK_BYTES, NestPlan
 from tilecore.ir import nodes
-from tilecore.ir.expr import Expr, Var, const
+from tilecore.ir.expr import Expr, Var, const, int_value
 from tilecore.ir.nodes import Copy, Stmt
 from tilecore.lowering.cpu.tir import add, index, mul
 from tilecore.lowering.cuda.access import Accessor
@@ -33,6 +33,9 @@ from tilecore.lowering.cuda.scalar import memory_type
 from tilecore.lowering.cuda.vector import copy_bytes
 
 UNROLLED_SLOTS = 64  # points of a thread that are written out where no fragment asks for it
+# Those of less than a word whose loads may lie outside of a tensor: each holds a register, and its
+# address two more, until it is stored.
+GUARDED_SLOTS = 16
 
 
 class PointLoops:
@@ -173,10 +176,18 @@ class NestLowering:
             for digits in self.loops.all_digits():
                 self._turn(digits)
         else:
-            unrolled = holds or turns <= UNROLLED_SLOTS
+            unrolled = holds or turns <= self._most_unrolled()
             with self.loops.open(unrolled=unrolled) as digits:
                 self._turn(digits)
         accessor.leader = before
+
+    def _most_unrolled(self) -> int:
+        """Return how many points of a thread may be written out."""
+        if not isinstance(self.points.stmt, Copy) or self.plan.lanes > 1:
+            return UNROLLED_SLOTS
+        source = self.points.accesses[0]
+        is_open = int_value(source.buffer.shape[-1]) is None
+        return GUARDED_SLOTS if is_open and source.buffer.scope == "global" else UNROLLED_SLOTS
 
     def _turn(self, digits: dict[int, Any]) -> None:
         """Emit the points of one slot: all lanes."""

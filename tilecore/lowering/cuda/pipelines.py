@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tvm import tirx as tir
 
 import tilecore.lowering.cuda.instructions as ptx
-from tilecore.inference.gpu.plan import Box, Pipeline
+from tilecore.inference.gpu.plan import Box, Group, Pipeline
 from tilecore.inference.gpu.tensor_memory import only_product
 from tilecore.ir import nodes
 from tilecore.ir.nodes import Copy, For, Gemm, Stmt
@@ -24,7 +24,7 @@ from tilecore.ir.visitor import buffers_of, walk
 from tilecore.lowering.cpu.tir import add, index, mul, quotient, remainder
 from tilecore.lowering.cuda.boxes import boxes_of
 from tilecore.lowering.cuda.instructions.base import Instruction, asm
-from tilecore.lowering.cuda.memory import SharedPlace
+from tilecore.lowering.cuda.memory import SharedPlace, only
 from tilecore.lowering.cuda.nests import AsyncCopyLowering
 from tilecore.lowering.cuda.tcgen05 import TensorPipeline, frees_by_commit
 from tilecore.lowering.cuda.wgmma import WgmmaLowering
@@ -132,6 +132,8 @@ class BoxPipelines:
                     for stage in range(pipeline.stages):
                         readers = 1 if frees_by_commit(self.owner, pipeline, copy) else None
                         readers = readers or self.threads // WARP
+                        group = pipeline.group(copy)
+                        readers *= 1 if group is None else len(group.offsets)
                         for kind, count in (("full", 1), ("empty", readers)):
                             there = self.barrier(copy, kind, stage)
                             builder.evaluate(ptx.barrier_init().call(there, index(count)))
@@ -158,6 +160,7 @@ class BoxPipelines:
             self._count_turns()
             self.owner.declare_fragments()
             self.owner.statement(body)
+            self.owner.await_copies()
 
     def registers(self) -> tuple[int, int] | None:
         """Return the registers that threads take over from those that issue copies, if they must.
@@ -227,19 +230,26 @@ class BoxPipelines:
             use_stage(self.owner, pipeline.copies, stage)
             with self.owner.named(pipeline.loop, add(start, turn)):
                 for copy, box in zip(pipeline.copies, pipeline.boxes, strict=True):
+                    group = pipeline.group(copy)
                     empty = self.barrier(copy, "empty", stage)
-                    builder.evaluate(ptx.barrier_wait().call(empty, index(parity)))
-                    self._load(copy, box, self.barrier(copy, "full", stage))
+                    wait = ptx.barrier_wait(of_cluster=group is not None)
+                    builder.evaluate(wait.call(empty, index(parity)))
+                    self._load(copy, box, self.barrier(copy, "full", stage), group)
         self._advance(pipeline.loop, trips)
         use_stage(self.owner, pipeline.copies, 0)
 
-    def _load(self, copy: Copy, box: Box, full: Any) -> None:
-        """Emit the boxes of one tile."""
+    def _load(self, copy: Copy, box: Box, full: Any, group: Group | None) -> None:
+        """Emit the boxes of one tile, by the first block of those that get the same."""
         size = math.prod(box.extents) * box.panels * copy.dst.dtype.itemsize
         self.builder.evaluate(ptx.barrier_expect().call(full, index(size)))
-        load = ptx.tma_load(len(box.extents))
-        for target, tensor_map, coordinates in boxes_of(self.owner, box, copy.src, copy.dst):
-            self.builder.evaluate(load.call(target, tensor_map, full, *coordinates))
+        load = ptx.tma_load(len(box.extents), multicast=group is not None)
+        clusters, more, is_first = self.owner.clusters, [], None
+        if group is not None:
+            more = [clusters.mask_of(group)]
+            is_first = tir.EQ(index(clusters.rank), clusters.first_of(group))
+        with only(self.builder, is_first):
+            for target, tensor_map, at in boxes_of(self.owner, box, copy.src, copy.dst):
+                self.builder.evaluate(load.call(target, tensor_map, full, *at, *more))
 
     # --- the consumers ------------------------------------------------------------------------
 
@@ -296,7 +306,7 @@ class BoxPipelines:
         for copy in pipeline.copies:
             if not any(copy.dst.buffer in u for u in used):
                 self.wait_full(copy, stage, parity)
-                self._free(copy, stage)
+                self._free(pipeline, copy, stage)
 
     def wait_full(self, copy: Copy, stage: Any, parity: Any) -> None:
         """Emit the wait for a tile's bytes."""
@@ -307,17 +317,30 @@ class BoxPipelines:
         """Emit what frees a tile after its last use in an iteration."""
         if frees_by_commit(self.owner, pipeline, copy):
             assert self.owner.tensor is not None
-            self.owner.tensor.commit(self.barrier(copy, "empty", stage))
+            with self.owner.tensor.issuer():
+                self.commit(pipeline, copy, stage)
         else:
-            self._free(copy, stage)
+            self._free(pipeline, copy, stage)
 
-    def _free(self, copy: Copy, stage: Any) -> None:
+    def commit(self, pipeline: Pipeline, copy: Copy, stage: Any) -> None:
+        """Emit what frees a tile when the products so far of this thread are complete."""
+        group, empty = pipeline.group(copy), self.barrier(copy, "empty", stage)
+        if group is None:
+            self.builder.evaluate(ptx.tensor_commit().call(empty))
+        else:
+            mask = self.owner.clusters.mask_of(group)
+            self.builder.evaluate(ptx.tensor_commit(multicast=True).call(empty, mask))
+
+    def _free(self, pipeline: Pipeline, copy: Copy, stage: Any) -> None:
         """Emit the arrival of a warp that is done with a tile."""
-        builder = self.builder
+        builder, group = self.builder, pipeline.group(copy)
         builder.evaluate(ptx.sync_warp().call())
-        lane = remainder(self.accessor.thread, WARP)
+        lane, empty = remainder(self.accessor.thread, WARP), self.barrier(copy, "empty", stage)
         with builder.when(tir.EQ(index(lane), index(0))):
-            builder.evaluate(ptx.barrier_arrive().call(self.barrier(copy, "empty", stage)))
+            if group is None:
+                builder.evaluate(ptx.barrier_arrive().call(empty))
+            else:
+                self.owner.clusters.arrive_in_all(group, empty)
 
     def _only_product(self, pipeline: Pipeline) -> Gemm | None:
         """Return the product that is all that a loop does with its tiles, if warpgroups do it."""
@@ -331,6 +354,7 @@ class BoxPipelines:
         tiles = {c.dst.buffer for c in pipeline.copies}
         read = {rest[0].a.buffer, rest[0].b.buffer}
         is_async = plan.kind == "wgmma" and in_place and plan.a.source == "descriptor"
+        is_async &= pipeline.stages > 1  # a tile is freed by the next product
         return rest[0] if is_async and read == tiles else None
 
     def _multiply(
@@ -343,7 +367,7 @@ class BoxPipelines:
         last = self.builder.bind(remainder(add(number, pipeline.stages - 1), pipeline.stages))
         with self.builder.when(tir.GT(index(turn), index(0))):
             for copy in pipeline.copies:
-                self._free(copy, last)
+                self._free(pipeline, copy, last)
 
     def _finish(self, pipeline: Pipeline, product: Gemm, trips: Any) -> None:
         """Emit the wait for the last product, and free its tiles where the loop runs again."""
@@ -356,4 +380,4 @@ class BoxPipelines:
             stage = builder.bind(remainder(add(number, pipeline.stages), pipeline.stages))
             with builder.when(tir.GT(index(trips), index(0))):
                 for copy in pipeline.copies:
-                    self._free(copy, stage)
+                    self._free(pipeline, copy, stage)

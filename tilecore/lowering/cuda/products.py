@@ -28,6 +28,7 @@ from tilecore.lowering.cuda.scalar import constant, convert, memory_type, to_mem
 
 WARP = 32
 WARPGROUP = 128
+BYTES = 4  # of a register
 
 
 class ProductLowering(ABC):
@@ -130,9 +131,9 @@ class MmaLowering(ProductLowering):
             depth = mul(turn, step)
             self._load(plan.a, self.stmt.a, arrays[0], depth, plan.shape[0])
             self._load(plan.b, self.stmt.b, arrays[1], depth, plan.shape[1])
-            if plan.is_tf32:
+            if self._is_converted():
                 arrays = [
-                    self._rounded(operand, array, turn)
+                    self._converted(operand, array, turn)
                     for operand, array in zip((plan.a, plan.b), arrays, strict=True)
                 ]
             self._multiply(arrays, turn)
@@ -146,16 +147,26 @@ class MmaLowering(ProductLowering):
         kind = memory_type(str(region.dtype))
         return self.builder.local(operand.distribution.slots, kind, name)
 
-    def _rounded(self, operand: Operand, array: Any, turn: Any) -> Any:
-        """Return the registers of a step as tf32: a fragment stays what it is."""
-        builder = self.builder
+    def _is_converted(self) -> bool:
+        """Return whether the unit reads registers as another type than elements have in memory."""
+        return self.plan.is_tf32 or self.stmt.a.dtype == "int4"
+
+    def _converted(self, operand: Operand, array: Any, turn: Any) -> Any:
+        """Return the registers of a step as the unit reads them: a fragment stays what it is."""
+        builder, dtype = self.builder, memory_type(str(self.stmt.a.dtype))
         made, start, count = array, 0, operand.distribution.slots
         if operand.source == "registers":
             count //= self.plan.size[2] // self.plan.shape[2]
-            made, start = builder.local(count, "float32", "rounded"), mul(turn, count)
-        with builder.turns(count) as slot:
-            value = builder.load(array, add(start, slot))
-            builder.store(made, ptx.round_tfloat32().call(value), slot)
+            made, start = builder.local(count, dtype, "converted"), mul(turn, count)
+        if self.plan.is_tf32:
+            with builder.turns(count) as slot:
+                value = builder.load(array, add(start, slot))
+                builder.store(made, ptx.round_tfloat32().call(value), slot)
+            return made
+        with builder.turns(count // BYTES) as register:
+            slot = mul(register, BYTES)
+            source = builder.address(array, add(start, slot))
+            builder.evaluate(ptx.extend_nibbles().call(builder.address(made, slot), source))
         return made
 
     def _multiply(self, arrays: Sequence[Any], turn: Any) -> None:
@@ -165,7 +176,7 @@ class MmaLowering(ProductLowering):
         rows = plan.size[0] // (m * plan.warps[0])
         columns = plan.size[1] // (n * plan.warps[1])
         a_unit, b_unit = m * k // WARP, n * k // WARP
-        keeps = not plan.is_tf32  # else the registers are those of one step
+        keeps = not self._is_converted()  # else the registers are those of one step
         starts = [
             mul(turn, rows * a_unit) if keeps and plan.a.source == "registers" else 0,
             mul(turn, columns * b_unit) if keeps and plan.b.source == "registers" else 0,

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from tvm import tirx as tir
 
 import tilecore.lowering.cuda.instructions as ptx
+from tilecore.inference.gpu.matrix_units import operand_kind
 from tilecore.inference.gpu.plan import GemmPlan, Operand, Pipeline
 from tilecore.inference.gpu.tensor_memory import only_product
 from tilecore.ir.expr import Const
-from tilecore.ir.gemm_shape import accumulator_dtype
 from tilecore.ir.nodes import Copy, Gemm, Region
 from tilecore.ir.visitor import children
 from tilecore.lowering.cpu.tir import add, index, mul, quotient, remainder
@@ -46,12 +46,13 @@ class TensorProduct:
         plan, builder, stmt = self.plan, self.builder, self.stmt
         m, n, step = plan.shape
         instruction = ptx.tensor_mma(
-            n, str(stmt.a.dtype), str(stmt.b.dtype), str(accumulator_dtype(stmt)), m=m,
+            n, operand_kind(str(stmt.a.dtype)), operand_kind(str(stmt.b.dtype)), plan.sums, m=m,
             a_major="m" if plan.a.is_transposed else "k",
             b_major="n" if plan.b.is_transposed else "k",
+            a_in_tensor_memory=plan.a.source == "tensor memory",
         )  # fmt: skip
         self.memory.fence(before=False)
-        a_start = self._descriptor(stmt.a, plan.a)
+        a_start = self._left()
         b_start = self._descriptor(stmt.b, plan.b)
         sums = builder.bind(self.memory.start(stmt.c))
         tile = self.owner.plan.tensor_tiles[stmt.c.buffer]
@@ -59,13 +60,27 @@ class TensorProduct:
         with builder.turns(plan.size[2] // step) as turn:
             depth = mul(turn, step)
             for row in range(0, plan.size[0], m):
-                a = self._advance(a_start, stmt.a, plan.a, row, depth)
+                a = self._left_at(a_start, row, depth)
                 for column in range(0, plan.size[1], n):
                     b = self._advance(b_start, stmt.b, plan.b, column, depth)
-                    place = row // m * tile.shape[-1] + column
+                    place = row // m * tile.row_columns + column
                     there = sums + tir.Cast("uint32", index(place))
                     kept = self._accumulates(turn, drops)
                     builder.evaluate(instruction.call(there, a, b, kept))
+
+    def _left(self) -> Any:
+        """Return where A begins: its descriptor, or its address in tensor memory."""
+        if self.plan.a.source == "tensor memory":
+            return self.builder.bind(self.memory.start(self.stmt.a))
+        return self._descriptor(self.stmt.a, self.plan.a)
+
+    def _left_at(self, start: Any, row: int, depth: Any) -> Any:
+        """Return A from a row and a K on."""
+        if self.plan.a.source != "tensor memory":
+            return self._advance(start, self.stmt.a, self.plan.a, row, depth)
+        tile = self.owner.plan.tensor_tiles[self.stmt.a.buffer]
+        columns = add(row // self.plan.shape[0] * tile.row_columns, quotient(depth, tile.packed))
+        return start + tir.Cast("uint32", index(columns))
 
     def _drops(self) -> Any:
         """Return whether the old sums are dropped: a bool, or a condition in TIR."""
@@ -134,8 +149,7 @@ class TensorPipeline:
                         boxes.wait_full(copy, stage, parity)
                     product.issue()
                 for copy in pipeline.copies:
-                    empty = boxes.barrier(copy, "empty", stage)
-                    builder.evaluate(ptx.tensor_commit().call(empty))
+                    boxes.commit(pipeline, copy, stage)
             done = memory.done_barrier(self.product)
             builder.evaluate(ptx.tensor_commit().call(done))
         memory.wait(self.product)

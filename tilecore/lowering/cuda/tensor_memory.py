@@ -18,7 +18,7 @@ from tilecore.lowering.cpu.tir import add, index, mul, quotient, remainder
 from tilecore.lowering.cuda.memory import FragmentPlace, is_first_copy, only
 from tilecore.lowering.cuda.nests import PointLoops
 from tilecore.lowering.cuda.products import matrix_indices
-from tilecore.lowering.cuda.scalar import convert
+from tilecore.lowering.cuda.scalar import convert, from_memory, memory_type, to_memory
 
 if TYPE_CHECKING:
     from tilecore.lowering.cuda.lower import LaunchLowering
@@ -124,8 +124,9 @@ class TensorMemory:
         matrix: Any = 0
         for offset, extent in zip(region.offsets[:-2], tile.shape[:-2], strict=True):
             matrix = add(mul(matrix, extent), self.accessor.integer(offset))
-        first = add(tile.column, mul(matrix, tile.parts * tile.shape[-1]))
-        first = add(add(first, self.accessor.integer(region.offsets[-1])), column)
+        first = add(tile.column, mul(matrix, tile.parts * tile.row_columns))
+        begin = quotient(self.accessor.integer(region.offsets[-1]), tile.packed)
+        first = add(add(first, begin), column)
         return self.address + tir.Cast("uint32", index(first))
 
     # --- transfers ----------------------------------------------------------------------------
@@ -142,7 +143,7 @@ class Transfer:
         self.memory, self.stmt, self.plan = memory, stmt, plan
         self.accessor, self.builder = memory.accessor, memory.builder
         self.tile = memory.plan.tensor_tiles[plan.tile.buffer]
-        self.dtype = "int32" if str(plan.tile.dtype) == "int32" else "float32"
+        self.dtype = self.tile.dtype
         self.spread = plan.spread
         self.registers, self.first, self.row = self._registers()
 
@@ -158,7 +159,8 @@ class Transfer:
         )
         if is_held and isinstance(place, FragmentPlace) and plan.held is not None:
             return place.memory, plan.start, plan.held.slots // self.tile.parts
-        return self.builder.local(self.spread.slots, self.dtype, "moved"), 0, each
+        kind = memory_type(self.dtype)
+        return self.builder.local(self.spread.slots, kind, "moved"), 0, each
 
     @property
     def is_direct(self) -> bool:
@@ -183,13 +185,14 @@ class Transfer:
         each = self.spread.slots // self.tile.parts
         for part in range(self.tile.parts):
             there = self.builder.address(self.registers, self.first + part * self.row)
-            self.builder.evaluate(ptx.tensor_keep(each, self.dtype).call(there))
+            kind = self.dtype if self.tile.packed == 1 else "uint32"
+            self.builder.evaluate(ptx.tensor_keep(each // self.tile.packed, kind).call(there))
         if not self.is_direct:
             self._exchange(stores=True)
 
     def _fill(self, stmt: Fill) -> None:
         value = convert(self.accessor.scalar(stmt.value), str(stmt.value.dtype), self.dtype)
-        value = self.builder.bind(value)
+        value = self.builder.bind(to_memory(value, self.dtype))
         with self.builder.turns(self.spread.slots) as slot:
             self.builder.store(self.registers, value, slot)
 
@@ -197,9 +200,8 @@ class Transfer:
         """Emit the instructions: wide moves of a thread's columns, part by part."""
         builder, tile = self.builder, self.tile
         is_half = tile.shape[-2] < LANES
-        columns = int_value(self.plan.tile.extents[-1])
-        assert columns is not None
-        each = self.spread.slots // tile.parts  # registers of a thread
+        columns = (int_value(self.plan.tile.extents[-1]) or 0) // tile.packed
+        each = self.spread.slots // tile.parts // tile.packed  # registers of a thread
         unit = 4 if is_half else 1  # registers of the smallest move
         mine = each // unit * (UNIT if is_half else 1)  # columns of a thread
         groups = columns // mine
@@ -213,9 +215,9 @@ class Transfer:
         step = width * (UNIT if is_half else 1)
         for part in range(tile.parts):
             with builder.turns(each // unit // width) as turn:
-                column = add(part * tile.shape[-1], mul(turn, step))
+                column = add(part * tile.row_columns, mul(turn, step))
                 there = start + tir.Cast("uint32", index(column))
-                place = add(self.first + part * self.row, mul(turn, width * unit))
+                place = add(self.first + part * self.row, mul(turn, width * unit * tile.packed))
                 held = builder.address(self.registers, place)
                 if self.plan.stores:
                     call = ptx.tensor_store(width, shape).call(there, held)
@@ -240,12 +242,12 @@ class Transfer:
             for stride, value in digits.items():
                 slot = add(slot, mul(value, stride))
             if stores:
-                value = builder.load(self.registers, slot)
-                accessor.store(region.buffer, indices, value, self.dtype)
+                value = from_memory(builder.load(self.registers, slot), self.dtype)
+                accessor.store(region.buffer, indices, builder.bind(value), self.dtype)
             else:
                 load = Load(region.buffer, indices, region.dtype)
                 value = convert(accessor.load(load), str(region.dtype), self.dtype)
-                builder.store(self.registers, value, slot)
+                builder.store(self.registers, to_memory(value, self.dtype), slot)
 
 
 def _width(count: int, most: int) -> int:

@@ -17,7 +17,13 @@ from tilecore.ir.nodes import Arrive, Atomic, Exchange, Wait
 from tilecore.lowering.cpu.tir import add, index, mul, remainder
 from tilecore.lowering.cuda.access import Accessor
 from tilecore.lowering.cuda.instructions import barrier
-from tilecore.lowering.cuda.instructions.atomic import atomic, load_ordered
+from tilecore.lowering.cuda.instructions.atomic import (
+    NARROW,
+    ORDERED,
+    atomic,
+    atomic_narrow,
+    load_ordered,
+)
 from tilecore.lowering.cuda.instructions.base import Instruction
 from tilecore.lowering.cuda.memory import SharedPlace, TensorPlace
 from tilecore.lowering.cuda.scalar import constant, convert, from_memory, operate, value_type
@@ -45,10 +51,11 @@ def emit_atomic(accessor: Accessor, stmt: Atomic) -> None:
     with accessor.storing(place, stmt.indices):
         memory, offset = accessor.locate(buffer, stmt.indices)
         address = builder.address(memory, offset)
-        if stmt.op == "load" and dtype != "bfloat16":
+        if stmt.op == "load" and dtype in ORDERED:
             old = from_memory(load_ordered(dtype).call(address), dtype)
         else:
-            old = _updated(ATOMICS.get(stmt.op, stmt.op), dtype, address, value)
+            op = "or" if stmt.op == "load" and dtype in NARROW else stmt.op  # with 0: as it is
+            old = _updated(ATOMICS.get(op, op), dtype, address, value)
         if prev is None:
             builder.evaluate(old)
         else:
@@ -72,6 +79,8 @@ def _updated(op: str, dtype: str, address: Any, value: Any) -> Any:
     """Return the old value of an element that is updated, as it is computed with."""
     if dtype == "bfloat16":
         return update_bfloat16(op).call(address, value)
+    if dtype in NARROW:
+        return tir.Cast(dtype, atomic_narrow(op, dtype).call(address, tir.Cast("int32", value)))
     return atomic(op, dtype).call(address, value)
 
 

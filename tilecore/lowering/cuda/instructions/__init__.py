@@ -14,6 +14,7 @@ from tilecore.lowering.cuda.instructions.async_copy import (
 from tilecore.lowering.cuda.instructions.atomic import (
     atomic,
     atomic_add_vector,
+    atomic_narrow,
     compare_and_swap,
     load_ordered,
     store_ordered,
@@ -48,6 +49,7 @@ from tilecore.lowering.cuda.instructions.base import Instruction
 from tilecore.lowering.cuda.instructions.convert import (
     decode_int4,
     decode_int8,
+    extend_nibbles,
     pack,
     pack_float8,
     round_tfloat32,
@@ -112,12 +114,13 @@ from tilecore.lowering.cuda.instructions.wgmma import (
 __all__ = [
     "Instruction", "MmaShape", "accumulator_registers", "active_mask", "approximate",
     "assume_below", "atomic",
-    "atomic_add_vector", "bar_arrive", "bar_sync", "barrier_arrive", "barrier_arrive_remote",
+    "atomic_add_vector", "atomic_narrow", "bar_arrive", "bar_sync", "barrier_arrive",
+    "barrier_arrive_remote",
     "barrier_expect", "barrier_expect_only", "barrier_init", "barrier_invalidate", "barrier_test",
     "barrier_wait", "bulk_commit", "bulk_load", "bulk_reduce", "bulk_store", "bulk_wait",
     "cache_policy", "clock", "cluster_address", "cluster_arrive", "cluster_load", "cluster_rank",
     "cluster_store", "cluster_wait", "compare_and_swap", "cp_async", "cp_async_arrive",
-    "cp_async_commit", "cp_async_wait",
+    "cp_async_commit", "cp_async_wait", "extend_nibbles",
     "decode_int4", "decode_int8", "dependencies_wait", "dependents_launch", "descriptor", "elect",
     "fence_async", "fence_async_global", "fence_barrier_init", "k_extent", "lane_index",
     "ldmatrix", "load_ordered", "match_any", "mma", "mma_shape", "nanosleep", "pack",

@@ -21,6 +21,8 @@ NATIVE = {
     "xor": ("int32", "uint32", "uint64"), "exchange": ("int32", "uint32", "uint64", "float32"),
     "inc": ("uint32",), "dec": ("uint32",),
 }  # fmt: skip
+NARROW = {"int8": "signed char", "uint8": "unsigned char", "int16": "short",
+          "uint16": "unsigned short"}  # fmt: skip
 WORDS = {16: "unsigned short", 32: "unsigned", 64: "unsigned long long"}
 BITS = {"int32": 32, "uint32": 32, "float32": 32, "int64": 64, "uint64": 64, "float64": 64,
         "float16": 16, "bfloat16": 16}  # fmt: skip
@@ -73,6 +75,35 @@ def _compare_and_swap(op: str, dtype: str) -> str:
         f"  seen = atomicCAS(word, expected, *({word}*)&made);\n"
         f"}} while (seen != expected);\nreturn *({ctype}*)&seen;"
     )
+
+
+@functools.cache
+def atomic_narrow(op: str, dtype: str) -> Instruction:
+    """Return ``int (void* address, int value)``: as ``atomic``, of integers of 8 or 16 bits.
+
+    By compare-and-swap of the aligned 16 bits that hold the element (sm_70).
+    """
+    if op not in COMBINED or dtype not in NARROW:
+        raise UnsupportedOnTarget(
+            what=f"atomic {op} of {dtype}", target="cuda",
+            reason=f"expected {', '.join(COMBINED)} of {', '.join(NARROW)}",
+        )  # fmt: skip
+    ctype, bits = NARROW[dtype], 8 if dtype.endswith("8") else 16
+    body = f"""unsigned long long byte = (unsigned long long)address;
+unsigned short* word = (unsigned short*)(byte & ~1ull);
+unsigned shift = {"(unsigned)(byte & 1ull) * 8u" if bits == 8 else "0"};
+unsigned mask = {(1 << bits) - 1:#x}u << shift;
+unsigned short seen = *(volatile unsigned short*)word, expected;
+{ctype} old;
+do {{
+  expected = seen;
+  old = ({ctype})((unsigned)expected >> shift);
+  int made = {COMBINED[op]};
+  unsigned short desired = (unsigned short)((expected & ~mask) | ((unsigned)made << shift & mask));
+  seen = atomicCAS(word, expected, desired);
+}} while (seen != expected);
+return old;"""
+    return Instruction(f"tc_atomic_{op}_{dtype}", "void* address, int value", body, returns="int32")
 
 
 @functools.cache

@@ -85,6 +85,14 @@ def round_tfloat32() -> Instruction:
 
 
 @functools.cache
+def extend_nibbles() -> Instruction:
+    """Return ``(void* d, const void* s)``: four bytes that hold int4 as int8."""
+    body = """unsigned x = *(const unsigned*)s;
+*(unsigned*)d = x + (x & 0x08080808u) * 30u;"""  # 8 * 30 = 0xf0: the upper half of a negative one
+    return Instruction("tc_extend_nibbles", "void* d, const void* s", body)
+
+
+@functools.cache
 def decode_int4(dtype: str, signed: bool, interleaved: bool = False) -> Instruction:
     """Return ``(void* out, uint32 packed)``: eight 4-bit integers as float16 or bfloat16.
 

@@ -101,12 +101,13 @@ def tensor_descriptor(swizzle: int, leading_bytes: int, stride_bytes: int) -> In
 @functools.cache
 def tensor_mma(
     n: int, a: str, b: str, c: str = "float32", *, a_major: str = "k", b_major: str = "k",
-    m: int = ROWS,
+    m: int = ROWS, a_in_tensor_memory: bool = False,
 ) -> Instruction:  # fmt: skip
     """Return ``(uint32 d, uint64 a, uint64 b, int accumulates)``: d (m x n) = a * b (+ d).
 
-    One thread calls it; products of a thread follow each other, and are complete when the barrier
-    of a later ``tensor_commit`` is.
+    ``a`` is a descriptor, or where ``a_in_tensor_memory`` an address (uint32). One thread calls it;
+    products of a thread follow each other, and are complete when the barrier of a later
+    ``tensor_commit`` is.
 
     Args:
         n: columns, a multiple of 16 up to 256.
@@ -116,6 +117,8 @@ def tensor_mma(
         a_major: "k" or "m": the axis along which A is contiguous.
         b_major: "k" or "n"; only 16-bit types take "m" and "n" here.
         m: rows, 64 or 128.
+        a_in_tensor_memory: row ``m`` of A is in lane ``m``, its elements along K are packed into
+            columns of 32 bits, from the lowest bits on.
 
     Raises:
         UnsupportedOnTarget: there is no such instruction (TC302).
@@ -132,32 +135,49 @@ def tensor_mma(
     if not 16 <= n <= 256 or n % 16:
         raise _unsupported(what, "expected n = 16, 32, ... 256")
     transposed = (a_major != "k", b_major != "k")
+    if a_in_tensor_memory and (transposed[0] or m != ROWS):
+        raise _unsupported(what, "expected 128 rows, contiguous along K, of A in tensor memory")
     if any(transposed) and OPERAND_BITS[a] != 16:
         raise _unsupported(what, "expected K-major operands (16-bit types: or M- and N-major)")
     bits = SUMS[c] << 4 | KINDS[a][1] << 7 | KINDS[b][1] << 10 | transposed[0] << 15
     bits |= transposed[1] << 16 | (n >> 3) << 17 | (m >> 4) << 24
+    left = "[%1]" if a_in_tensor_memory else "%1"
     text = (
         "{ .reg .pred p; setp.ne.b32 p, %4, 0; "
-        f"tcgen05.mma.cta_group::1.kind::{kind} [%0], %1, %2, %3, p; }}"
+        f"tcgen05.mma.cta_group::1.kind::{kind} [%0], {left}, %2, %3, p; }}"
     )
-    operands = ['"r"(d)', '"l"(a)', '"l"(b)', f'"r"({bits:#x}u)', '"r"(accumulates)']
+    constraint, ctype = ("r", "unsigned") if a_in_tensor_memory else ("l", "unsigned long long")
+    operands = ['"r"(d)', f'"{constraint}"(a)', '"l"(b)', f'"r"({bits:#x}u)', '"r"(accumulates)']
     tags = ", ".join(f"emu::{PTX_NAMES[t]}" for t in (a, b, c))
-    majors = ", ".join(str(t).lower() for t in transposed)
+    majors = [str(t).lower() for t in transposed]
+    form = "ts" if a_in_tensor_memory else "ss"
+    flags = majors[1] if a_in_tensor_memory else ", ".join(majors)
+    function = "tensor_mma_ts" if a_in_tensor_memory else "tensor_mma"
+    types = f"{PTX_NAMES[c]}_{PTX_NAMES[a]}_{PTX_NAMES[b]}"
     return Instruction(
-        f"tc_tensor_mma_m{m}n{n}_{PTX_NAMES[c]}_{PTX_NAMES[a]}_{PTX_NAMES[b]}_{a_major}{b_major}",
-        "unsigned d, unsigned long long a, unsigned long long b, int accumulates",
+        f"tc_tensor_mma_{form}_m{m}n{n}_{types}_{a_major}{b_major}",
+        f"unsigned d, {ctype} a, unsigned long long b, int accumulates",
         asm(text, (), operands),
-        f"emu::tensor_mma<{m}, {n}, {tags}>(d, a, b, accumulates, {majors});", arch=ARCH,
+        f"emu::{function}<{m}, {n}, {tags}>(d, a, b, accumulates, {flags});", arch=ARCH,
     )  # fmt: skip
 
 
 @functools.cache
-def tensor_commit() -> Instruction:
-    """Return ``(void* barrier)``: one arrival when the products of this thread are complete."""
-    text = "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];"
+def tensor_commit(multicast: bool = False) -> Instruction:
+    """Return ``(void* barrier[, int mask])``: an arrival when this thread's products are complete.
+
+    ``multicast``: at the barrier at this place in each block of the cluster that the mask has.
+    """
+    text = "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster"
+    operands = [f'"r"({shared("barrier")})']
+    if multicast:
+        text += ".multicast::cluster"
+        operands.append('"h"((unsigned short)mask)')
+    text += f".b64 [%0]{', %1' if multicast else ''};"
     return Instruction(
-        "tc_tensor_commit", "void* barrier", asm(text, (), [f'"r"({shared("barrier")})']),
-        "emu::tensor_commit(barrier);", arch=ARCH,
+        f"tc_tensor_commit{'_multicast' if multicast else ''}",
+        f"void* barrier{', int mask' if multicast else ''}", asm(text, (), operands),
+        f"emu::tensor_commit(barrier, {'mask' if multicast else '0'});", arch=ARCH,
     )  # fmt: skip
 
 
