@@ -59,7 +59,7 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     spread = frozenset(_spread(launch, tiles))
     viewed = {t.base for t in tiles if t.base is not None}
     fragments = Fragments(
-        teams.whole.count, target.threads_per_warp, target.has_stmatrix, spread=spread
+        teams.whole.count, target.threads_per_warp, target.matrix_moves, spread=spread
     )
     for tile in _not_in_registers(launch, tiles, fragments.spread):
         fragments.shared[tile] = "elements are accessed one by one, or through views"
@@ -81,7 +81,7 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     pipelines = find_pipelines(launch, nests, target)
     shared = [t for t in tiles if t.base is None and _in_shared(t, fragments)]
     stores: dict[Stmt, Box] = {}
-    staging = _staging(statements, gemms.values())
+    staging = _staging(statements, gemms.values()) | _moved_as_matrices(nests.values())
     while True:
         stages = {c.dst.buffer: p.stages for p in pipelines.values() for c in p.copies}
         layouts = lay_out(shared, gemms.values(), stages, viewed, staging)
@@ -242,6 +242,11 @@ def _staging(statements: Iterable[Points], gemms: Iterable[GemmPlan]) -> set[Buf
                 if a.is_store and a.buffer.scope == "shared" and a.buffer.ndim == 2
             }
     return found
+
+
+def _moved_as_matrices(nests: Iterable[NestPlan]) -> set[Buffer]:
+    """Return the shared tiles of which warps load or store rows of 16 bytes."""
+    return {n.points.accesses[n.matrices.access].buffer for n in nests if n.matrices is not None}
 
 
 def _too_much(
