@@ -81,9 +81,10 @@ class GpuTarget:
         return self.kind == "cuda" and not self.has("sm_75")
 
     @property
-    def has_stmatrix(self) -> bool:
-        """Whether a warp stores matrices of registers to shared memory."""
-        return self.has("sm_90")
+    def matrix_moves(self) -> frozenset[str]:
+        """How a warp moves matrices between registers and shared memory: "load", "store"."""
+        first = {"load": "sm_75", "store": "sm_90"}
+        return frozenset(m for m, arch in first.items() if self.kind == "cuda" and self.has(arch))
 
     @property
     def has_wgmma(self) -> bool:

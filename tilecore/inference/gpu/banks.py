@@ -95,7 +95,8 @@ def _of_nest(
         if layout is None or not access.indices:
             continue
         if nest.matrices is not None and number == nest.matrices.access:
-            yield BankUse(stmt, access.buffer, True, CHUNK_BYTES, _of_matrices(layout))
+            ways = _of_matrices(layout)
+            yield BankUse(stmt, access.buffer, access.is_store, CHUNK_BYTES, ways)
             continue
         is_wide = number in nest.wide
         lanes = min(nest.lanes, CHUNK_BYTES // layout.itemsize) if is_wide else 1

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from tilecore.inference.gpu.distribution import Digit, Distribution, by_slot, coarser, spread
 from tilecore.inference.gpu.loops import Access, Points, axes_of, divisor, is_contiguous
-from tilecore.inference.gpu.matrix_stores import matrix_store
+from tilecore.inference.gpu.matrix_moves import matrix_move
 from tilecore.inference.gpu.places import slots_of
 from tilecore.inference.gpu.plan import CHUNK_BYTES, GemmPlan, NestPlan
 from tilecore.ir.bounds import linear
@@ -30,7 +30,7 @@ class Fragments:
 
     threads: int
     warp: int = 32  # threads that shuffles reach
-    has_stmatrix: bool = False  # whether a warp stores matrices to shared memory
+    matrix_moves: frozenset[str] = frozenset()  # of a warp: "load", "store"
     held: dict[Buffer, Distribution] = field(default_factory=dict)
     shared: dict[Buffer, str] = field(default_factory=dict)  # with the reason
     folded: dict[Buffer, set[int]] = field(default_factory=dict)  # axes along which it is reduced
@@ -366,7 +366,7 @@ def _nest_plan(points: Points, distribution: Distribution, fragments: Fragments)
     best = NestPlan(points, distribution)
     if points.folded:
         return best
-    matrices = matrix_store(points, distribution, _width) if fragments.has_stmatrix else None
+    matrices = matrix_move(points, distribution, fragments.matrix_moves, _width)
     if matrices is not None:
         return replace(best, matrices=matrices)
     for loop, digits in enumerate(distribution.axes):

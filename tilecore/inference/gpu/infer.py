@@ -67,7 +67,7 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     spread = frozenset(_spread(launch, tiles))
     viewed = {t.base for t in tiles if t.base is not None}
     fragments = Fragments(
-        teams.whole.count, target.threads_per_warp, target.has_stmatrix, spread=spread
+        teams.whole.count, target.threads_per_warp, target.matrix_moves, spread=spread
     )
     for tile in _not_in_registers(launch, tiles, fragments.spread):
         fragments.shared[tile] = "elements are accessed one by one, or through views"
@@ -96,7 +96,10 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     ]  # fmt: skip
     memory = Needs(
         launch, target, teams, tuple(nests.values()), tuple(gemms.values()), tuple(shared),
-        frozenset(viewed), frozenset(_staging(statements, gemms.values(), tensor)),
+        frozenset(viewed),
+        frozenset(
+            _staging(statements, gemms.values(), tensor) | _moved_as_matrices(nests.values())
+        ),
         tensor.words(gemms.values()),
     ).fit(pipelines)  # fmt: skip
     places = memory.places
@@ -280,3 +283,8 @@ def _staging(
                 if a.is_store and a.buffer.scope == "shared" and a.buffer.ndim == 2
             }
     return found
+
+
+def _moved_as_matrices(nests: Iterable[NestPlan]) -> set[Buffer]:
+    """Return the shared tiles of which warps load or store rows of 16 bytes."""
+    return {n.points.accesses[n.matrices.access].buffer for n in nests if n.matrices is not None}

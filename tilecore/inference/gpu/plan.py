@@ -78,11 +78,11 @@ class SharedLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class MatrixStore:
-    """How a warp stores 8x8 matrices of 16-bit elements to shared memory (stmatrix).
+class MatrixMove:
+    """How a warp moves 8x8 matrices of 16-bit elements from or to shared memory at once.
 
     Attributes:
-        access: the store, by position among the accesses of the points.
+        access: the load or store, by position among the accesses of the points.
         count: matrices of one instruction: 1, 2 or 4.
         rows, columns: the loops whose points are rows and columns of a matrix in registers.
         is_transposed: whether rows in memory are columns in registers.
@@ -105,7 +105,7 @@ class NestPlan:
         lanes: points along ``lane_axis`` whose memory accesses are one.
         lane_axis: the loop (by position) of which a thread has ``lanes`` consecutive points.
         wide: accesses of memory (by position among those of ``points``) that move all lanes.
-        matrices: how the nest stores by matrices, if it does; then there is one lane.
+        matrices: how the nest loads or stores by matrices, if it does; then there is one lane.
     """
 
     points: Points
@@ -113,7 +113,7 @@ class NestPlan:
     lanes: int = 1
     lane_axis: int = 0
     wide: frozenset[int] = frozenset()
-    matrices: MatrixStore | None = None
+    matrices: MatrixMove | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,13 +391,7 @@ class GpuLaunchPlan:
             how = "registers" if pipeline.in_registers else "cp.async"
             how = "TMA, by a warpgroup of its own" if pipeline.boxes else how
             lines.append(f"pipelined: {names} in {pipeline.stages} stages ({how})")
-        stored = [
-            n.points.accesses[n.matrices.access].buffer.name
-            for n in self.nests.values()
-            if n.matrices is not None
-        ]
-        if stored:
-            lines.append(f"stored by stmatrix: {', '.join(dict.fromkeys(stored))}")
+        lines += self._moved_as_matrices()
         if self.stores:
             names = ", ".join(s.src.buffer.name for s in self.stores if isinstance(s, Copy))
             lines.append(f"stored by TMA: {names}")
@@ -415,6 +409,16 @@ class GpuLaunchPlan:
             lines.append(f"loaded by TMA for several blocks: {', '.join(dict.fromkeys(sent))}")
         lines.append(f"barriers: {len(self.barriers) + len(self.ends)}")
         return "\n".join([*lines, *self.notes])
+
+    def _moved_as_matrices(self) -> list[str]:
+        """Return which tiles matrices come from and go to."""
+        nests = [n for n in self.nests.values() if n.matrices is not None]
+        moved = [n.points.accesses[n.matrices.access] for n in nests if n.matrices is not None]
+        found = []
+        for how, is_store in (("loaded by ldmatrix", False), ("stored by stmatrix", True)):
+            names = dict.fromkeys(a.buffer.name for a in moved if a.is_store is is_store)
+            found += [f"{how}: {', '.join(names)}"] if names else []
+        return found
 
 
 @dataclass(frozen=True, slots=True)

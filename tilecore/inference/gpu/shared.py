@@ -32,7 +32,7 @@ def lay_out(
     """Return the layout of each shared tile, still without a place.
 
     Operands that are read in rows are swizzled, so that the 8 rows of a matrix lie in different
-    banks, and so are tiles that take sums (``staging``), which come in 8 rows at a time; memory
+    banks, and so are those (``staging``) that sums or fragments move to in 8 rows at a time; memory
     that a view sees in another shape is row-major.
     """
     matrices = {

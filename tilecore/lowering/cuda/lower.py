@@ -37,7 +37,7 @@ from tilecore.lowering.cuda.builder import INT32_MAX, CudaBuilder
 from tilecore.lowering.cuda.clusters import Clusters
 from tilecore.lowering.cuda.folds import FoldLowering
 from tilecore.lowering.cuda.instruction_set import instruction_set
-from tilecore.lowering.cuda.matrix_stores import MatrixStoreLowering
+from tilecore.lowering.cuda.matrix_moves import MatrixMoveLowering
 from tilecore.lowering.cuda.memory import (
     FragmentPlace,
     SharedPlace,
@@ -316,7 +316,7 @@ class LaunchLowering:
                 update_boxes(self, self.plan.updates[stmt])
             case nodes.Copy() | nodes.Fill() | nodes.Parallel() if stmt in self.plan.nests:
                 nest = self.plan.nests[stmt]
-                kind = NestLowering if nest.matrices is None else MatrixStoreLowering
+                kind = NestLowering if nest.matrices is None else MatrixMoveLowering
                 kind(self.accessor, nest, self.inner).emit()
             case nodes.Reduce() | nodes.Scan():
                 FoldLowering(self.accessor, self.plan.nests[stmt], self._scratch, self.sync).emit()

@@ -1,4 +1,4 @@
-"""Nests that store accumulators to shared memory by stmatrix."""
+"""Nests that move matrices between registers and shared memory: ldmatrix and stmatrix."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import tilecore.lowering.cuda.instructions as ptx
 from tilecore.inference.gpu.distribution import Distribution
-from tilecore.inference.gpu.matrix_stores import ROW_ELEMENTS
-from tilecore.inference.gpu.plan import MatrixStore
+from tilecore.inference.gpu.loops import Access
+from tilecore.inference.gpu.matrix_moves import ROW_ELEMENTS
+from tilecore.inference.gpu.plan import MatrixMove
 from tilecore.ir.expr import const
 from tilecore.lowering.cpu.tir import add, mul, quotient, remainder
 from tilecore.lowering.cuda.memory import slot_index, thread_index
@@ -33,11 +34,11 @@ def digits_at(distribution: Distribution, each: int, turn: Any, number: Any) -> 
     return found
 
 
-class MatrixStoreLowering(NestLowering):
-    """Emits a nest whose results go to shared memory as 8x8 matrices of a warp."""
+class MatrixMoveLowering(NestLowering):
+    """Emits a nest of whose accesses one moves 8x8 matrices of a warp."""
 
     def _points(self, leader: Any | None) -> None:
-        """Emit the points: those of one instruction after the other, then the instruction."""
+        """Emit the points: those of one instruction after the other, and the instruction."""
         plan = self.plan.matrices
         assert plan is not None
         if self.has_table:  # slots are looked up by number: element by element
@@ -46,23 +47,36 @@ class MatrixStoreLowering(NestLowering):
         accessor, builder, spread = self.accessor, self.builder, self.plan.distribution
         nest, access = self.points.nest, self.points.accesses[plan.access]
         assert nest is not None
-        each = 2 * plan.count
-        store, key = ptx.stmatrix(plan.count, plan.is_transposed), access_key(access)
+        each, key = 2 * plan.count, access_key(access)
         lane = builder.bind(remainder(accessor.thread, WARP))
         with builder.turns(spread.slots // each) as turn:
             dtype = memory_type(str(access.buffer.dtype))
             array = builder.local(each, dtype, access.buffer.name)
+            if not access.is_store:
+                self._move_matrices(access, array, lane, turn)
             for number in range(each):
                 accessor.staged[key] = array, number
                 with self.loops.at(digits_at(spread, each, turn, number)):
                     self.statement(nest.body)
             del accessor.staged[key]
-            with self._at_row(plan, lane, turn):
-                memory, offset = accessor.locate(access.buffer, access.indices)
-            there = builder.address(memory, offset)
-            builder.evaluate(store.call(there, builder.address(array)))
+            if access.is_store:
+                self._move_matrices(access, array, lane, turn)
 
-    def _at_row(self, plan: MatrixStore, lane: Any, turn: Any) -> contextlib.ExitStack:
+    def _move_matrices(self, access: Access, array: Any, lane: Any, turn: Any) -> None:
+        """Emit the instruction for the matrices of a turn, which the array holds."""
+        plan, builder = self.plan.matrices, self.builder
+        assert plan is not None
+        with self._at_row(plan, lane, turn):
+            memory, offset = self.accessor.locate(access.buffer, access.indices)
+        there, here = builder.address(memory, offset), builder.address(array)
+        if access.is_store:
+            store = ptx.stmatrix(plan.count, plan.is_transposed)
+            builder.evaluate(store.call(there, here))
+        else:
+            load = ptx.ldmatrix(plan.count, plan.is_transposed)
+            builder.evaluate(load.call(here, there))
+
+    def _at_row(self, plan: MatrixMove, lane: Any, turn: Any) -> contextlib.ExitStack:
         """Name the point where the row begins whose address a lane gives."""
         accessor, spread = self.accessor, self.plan.distribution
         matrix = remainder(quotient(lane, ROW_ELEMENTS), plan.count)

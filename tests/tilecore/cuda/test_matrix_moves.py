@@ -1,4 +1,4 @@
-"""Accumulators on their way out: matrices stored to shared memory by stmatrix (sm_90 on)."""
+"""Matrices between fragments and shared memory: ldmatrix, and stmatrix from sm_90 on."""
 
 import re
 
@@ -92,3 +92,49 @@ def test_the_epilogue_of_hopper_is_short():
     assert features.opcodes["STSM"] == 16  # 128 sums of a thread, 8 at once
     assert features.opcodes.get("STS", 0) == 0
     assert features.instructions < 560
+
+
+@pytest.mark.parametrize(
+    ("target", "trans_a", "trans_b", "used"),
+    [
+        ("sm_75", False, True, {"x4"}),
+        ("sm_80", True, False, {"x4_trans"}),
+        ("sm_80", False, False, {"x4", "x4_trans"}),
+        ("h100", False, True, {"x4"}),
+    ],
+)
+def test_operands_are_loaded_as_matrices(target, trans_a, trans_b, used):
+    """From a shared tile to a fragment by ldmatrix, with arithmetic on the way."""
+    M, N, K = 64, 64, 64
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((K, M) if trans_a else (M, K), "float16"),
+        B: T.Tensor((N, K) if trans_b else (K, N), "float16"),
+        C: T.Tensor((M, N), "float32"),
+    ):
+        with T.Kernel(1, threads=128):
+            A_s = T.alloc_shared((K, M) if trans_a else (M, K), "float16")
+            B_s = T.alloc_shared((N, K) if trans_b else (K, N), "float16")
+            A_l = T.alloc_fragment((K, M) if trans_a else (M, K), "float16")
+            C_l = T.alloc_fragment((M, N), "float32")
+            T.copy(A, A_s)
+            T.copy(B, B_s)
+            for i, j in T.Parallel(*A_l.shape):
+                A_l[i, j] = A_s[i, j] * 2
+            T.gemm(A_l, B_s, C_l, trans_a, trans_b, clear_accum=True)
+            T.copy(C_l, C)
+
+    rng = np.random.default_rng(1)
+    a = random(rng, (K, M) if trans_a else (M, K), "float16")
+    b = random(rng, (N, K) if trans_b else (K, N), "float16")
+    c = np.zeros((M, N), np.float32)
+    plan = run_emulated(main, target, [a, b, c], ALL_SCHEDULES)
+    left, right = (x.astype(np.float64) for x in (a, b))
+    close(c, 2 * (left.T if trans_a else left) @ (right.T if trans_b else right), "float32")
+    assert "loaded by ldmatrix: A_s" in plan.explain()
+    assert used <= set(re.findall(r"tc_ldmatrix_(\w+)\(\(&", lowered(main, target)[2].text))
+    (launch,) = plan.launches.values()
+    loads = [u.ways for u in bank_uses(launch) if not u.is_store]
+    assert loads
+    assert set(loads) == {1}
