@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import functools
 import hashlib
+import os
 import shutil
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 from tilecore.errors import CompileFailed, ToolchainMissing
@@ -25,7 +28,7 @@ KERNEL_OPTIONS = (
 RUNTIME_OPTIONS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fno-strict-aliasing")
 LIBRARY, HEADER = "libemu.so", "emu.h"
 TIMEOUT_S = 300
-KEPT_RUNTIMES = 4  # of as many versions of this package
+UNUSED_S = 30 * 86400  # after which the runtime of another version of this package is removed
 
 
 def _compiler() -> str:
@@ -63,6 +66,8 @@ def runtime_folder() -> Path:
         code.update(file.read_bytes())
     folder = cache_folder() / code.hexdigest()[:16]
     if (folder / LIBRARY).is_file():
+        with contextlib.suppress(OSError):  # a cache that others own
+            os.utime(folder)
         return folder
     cache_folder().mkdir(parents=True, exist_ok=True)
     with (cache_folder() / "lock").open("w") as lock:
@@ -81,10 +86,9 @@ def _make_runtime(folder: Path, headers: list[Path], sources: list[Path]) -> Non
         precompiled = ["-x", "c++-header", str(made / HEADER), "-o", str(made / f"{HEADER}.gch")]
         _run([_compiler(), *KERNEL_OPTIONS, *precompiled])
         made.rename(folder)
-        others = [p for p in folder.parent.iterdir() if p.is_dir()]
-        others.sort(key=lambda p: p.stat().st_mtime, reverse=True)
-        for old in others[KEPT_RUNTIMES:]:
-            shutil.rmtree(old, ignore_errors=True)
+        for other in folder.parent.iterdir():
+            if other.is_dir() and time.time() - other.stat().st_mtime > UNUSED_S:
+                shutil.rmtree(other, ignore_errors=True)
     finally:
         shutil.rmtree(made, ignore_errors=True)
 

@@ -144,3 +144,15 @@ def test_private_arrays_are_each_threads_own(target):
     parts = a.reshape(16, 4, 8, 2)
     expected = parts + parts.sum(axis=2, keepdims=True)
     np.testing.assert_allclose(b, expected.reshape(16, 64), rtol=1e-5, atol=1e-5)
+
+
+def test_three_warpgroups_multiply_what_their_registers_hold():
+    """Once 3 warpgroups beside a producer got wgmma of 256 columns: ptxas refused (C7602)."""
+    func = gemm(192, 256, 128, (192, 256, 64), 2, "float16", "float16", threads=384)
+    kernel = tilelang.compile(func, target="h100")
+    assert "wgmma.m64n128k16" in kernel.explain()
+    assert kernel.artifact.manifest.resources["spill_bytes"] == 0
+    a, b = torch.randn(192, 128).half(), torch.randn(128, 256).half()
+    c = torch.zeros(192, 256).half()
+    kernel.emulated()(a, b, c)
+    torch.testing.assert_close(c.double(), a.double() @ b.double(), atol=0.05, rtol=0.01)

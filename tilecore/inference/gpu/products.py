@@ -25,6 +25,7 @@ from tilecore.inference.gpu.plan import GemmPlan, Operand
 from tilecore.inference.gpu.shared import panel_of
 from tilecore.inference.gpu.teams import Team
 from tilecore.ir.analysis import kept_axes
+from tilecore.ir.dtype import DType
 from tilecore.ir.expr import int_value
 from tilecore.ir.gemm_shape import accumulator_dtype, matrix_shape
 from tilecore.ir.nodes import Buffer, Gemm, Region
@@ -32,6 +33,8 @@ from tilecore.ir.nodes import Buffer, Gemm, Region
 WARP = 32
 WARPGROUP = 128
 WGMMA_COLUMNS = 256
+REGISTERS = 64 * 1024  # of a multiprocessor of sm_90
+OTHER_REGISTERS = 26  # that NVRTC 13.0 asks for beside the sums of wgmma.m64n256 (154 in all)
 SWIZZLED_ROWS = 8  # after which every swizzle repeats
 
 
@@ -60,7 +63,7 @@ def plan_gemm(
     sums = sums_dtype(gemm, keeps_c)
     by_groups = target.has_wgmma and team.first % WARPGROUP == 0 and has_wgmma_types(a, b, sums)
     by_groups = by_groups and gemm.a.dtype != "int4"  # its sign is extended in registers
-    if by_groups and _wgmma_fits(gemm, size, threads, in_registers, viewed):
+    if by_groups and _wgmma_fits(gemm, size, threads, in_registers, viewed, sums):
         return _wgmma(gemm, size, threads, in_registers, sums)
     shapes = list(mma_shapes(a, b, sums, target))
     fitting = [s for s in shapes if not any(n % e for n, e in zip(size, s, strict=True))]
@@ -163,6 +166,7 @@ def _wgmma_fits(
     threads: int,
     in_registers: tuple[bool, bool, bool],
     viewed: Set[Buffer],
+    sums: str,
 ) -> bool:
     """Return whether warpgroups can multiply: operands in shared memory, 32-byte rows."""
     itemsize = gemm.a.dtype.itemsize
@@ -181,7 +185,7 @@ def _wgmma_fits(
             return False
         if not _is_described(region, k_first) or (k_first and itemsize != 2):
             return False
-    return _instruction_width(gemm, size, threads) is not None
+    return _instruction_width(gemm, size, threads, sums) is not None
 
 
 def _wgmma_columns(gemm: Gemm) -> int:
@@ -221,12 +225,20 @@ def _column_unit(gemm: Gemm) -> int:
     return panel_of(shape, gemm.b.dtype.itemsize)
 
 
-def _instruction_width(gemm: Gemm, size: tuple[int, int, int], threads: int) -> int | None:
-    """Return the columns of an instruction, or None where N cannot be cut."""
+def _instruction_width(
+    gemm: Gemm, size: tuple[int, int, int], threads: int, sums: str
+) -> int | None:
+    """Return the columns of an instruction, or None where N cannot be cut.
+
+    Its sums must fit the registers that threads have when the kernel begins, those that may issue
+    copies among them: the assembler refuses an instruction that needs more (C7602).
+    """
     each, unit = size[1] // _columns_of_groups(gemm, size, threads)[1], _column_unit(gemm)
-    if each <= WGMMA_COLUMNS:
+    registers = REGISTERS // (threads + WARPGROUP) // 8 * 8 - OTHER_REGISTERS
+    widest = min(WGMMA_COLUMNS, registers * 8 // DType(sums).itemsize)
+    if each <= widest:
         return each
-    widths = [w for w in range(unit, WGMMA_COLUMNS + 1, unit) if each % w == 0]
+    widths = [w for w in range(unit, widest + 1, unit) if each % w == 0]
     return max(widths, default=None)
 
 
@@ -271,7 +283,7 @@ def _wgmma(
         )
         a = Operand(Distribution((m, k), (a_rows, a_depth), threads), "registers", False)
     b = Operand(c, "descriptor", not gemm.transpose_b)
-    width = _instruction_width(gemm, size, threads)
+    width = _instruction_width(gemm, size, threads, sums)
     assert width is not None
     shape = (64, width, step)
     return GemmPlan(gemm, "wgmma", shape, size, (rows, columns), a, b, c, in_registers[2], sums)
