@@ -31,7 +31,9 @@ def test_against_float64(name, causal, dtype, artifacts):
     problem = problem_of(name, causal=causal, dtype=dtype)
     inputs = ATTENTION.inputs(problem, np.random.default_rng(0))
     expected = ATTENTION.reference(problem, inputs)[0]
-    program = ATTENTION.program(problem, {"block_M": 16, "block_N": 32})
+    program = ATTENTION.program(
+        problem, {**ATTENTION.default_config(), "block_M": 16, "block_N": 32}
+    )
     found = np.full(expected.shape, np.nan, inputs[0].dtype)
     runtime.load(compile(program, store=artifacts))(*inputs, found)
     rtol, atol = tolerance(dtype, "float32", ATTENTION.reduction_length(problem))
@@ -81,7 +83,9 @@ def test_nan_and_infinity_reach_the_rows_that_see_them(dtype, artifacts):
     k[0, 0, 60, 5] = np.nan  # of 70 keys: queries from 60 - (70 - 33) on see it
     q[1, 3, 7, 2] = np.inf  # scores of both signs: the largest is infinite
     found = np.empty(q.shape, q.dtype)
-    program = ATTENTION.program(problem, {"block_M": 16, "block_N": 32})
+    program = ATTENTION.program(
+        problem, {**ATTENTION.default_config(), "block_M": 16, "block_N": 32}
+    )
     runtime.load(compile(program, store=artifacts))(q, k, v, found)
     expected = np.zeros(q.shape, bool)
     expected[0, :2, 60 - 37 :] = True
@@ -91,7 +95,9 @@ def test_nan_and_infinity_reach_the_rows_that_see_them(dtype, artifacts):
 
 def test_rounding_to_bfloat16_may_flush_operands_of_dots_only():
     problem = problem_of("groups", dtype="bfloat16")
-    program = ATTENTION.program(problem, {"block_M": 16, "block_N": 32})
+    program = ATTENTION.program(
+        problem, {**ATTENTION.default_config(), "block_M": 16, "block_N": 32}
+    )
     for target, expected in (("avx512+amx_tile+amx_bf16", 1), ("avx512", 0)):
         plan, _ = lower(program, parse_target(target), {})
         tiles = [t for p in plan.launches.values() for t in p.tiles.values() if t.flushes]
@@ -101,7 +107,9 @@ def test_rounding_to_bfloat16_may_flush_operands_of_dots_only():
 def test_tiles_are_set_up_once_per_task():
     target = parse_target("avx512+amx_tile+amx_bf16")
     problem = problem_of("groups", dtype="bfloat16")
-    program = ATTENTION.program(problem, {"block_M": 16, "block_N": 32})
+    program = ATTENTION.program(
+        problem, {**ATTENTION.default_config(), "block_M": 16, "block_N": 32}
+    )
     _, function = lower(program, target, {})
     assembly = generate(function, target).inspect_source("s")
     assert [assembly.count(word) for word in ("ldtilecfg", "tilerelease")] == [1, 1]

@@ -84,7 +84,7 @@ def folder(tmp_path: Path) -> Path:
     )
     (tmp_path / "reads.py").write_text(READS)
     (tmp_path / "primitive.py").write_text(
-        "import tilelang\nimport tilelang.language as T\nT.tcgen05_mma\n"
+        "import tilelang\nimport tilelang.language as T\nT.CUDASourceCodeKernel\n"
     )
     (tmp_path / "package.py").write_text("import tilelang\nimport no_such_package\n")
     (tmp_path / "neighbour.py").write_text(

@@ -21,7 +21,7 @@ def problem_of(name, **more):
 
 def run(problem, inputs, artifacts):
     found = np.full(LINEAR.reference(problem, inputs)[0].shape, np.nan, inputs[0].dtype)
-    program = LINEAR.program(problem, {"chunk": 32, "block_DV": 32})
+    program = LINEAR.program(problem, {**LINEAR.default_config(), "chunk": 32, "block_DV": 32})
     runtime.load(compile(program, store=artifacts))(*inputs, found)
     return found
 
