@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from recommender.cpu_choices import needed_extents
 from recommender.gpu_resources import (
     BlockResources,
     Columns,
@@ -126,10 +127,8 @@ def _no_larger_than_needed(
     site: Contraction, values: Mapping[str, Iterable[KnobValue]]
 ) -> list[Limit]:
     """Return the limits that a block covers the problem with the smallest value that does."""
-    from recommender.cpu_choices import whole_extents
-
     found = []
-    for knob, needed in zip(("block_M", "block_N", "block_K"), whole_extents(site), strict=True):
+    for knob, (_, needed) in needed_extents(site).items():
         if knob in values:
             known = sorted(int(v) for v in values[knob])
             largest = next((v for v in known if v >= needed), known[-1])

@@ -205,7 +205,7 @@ def _divided(
         if is_grouped:
             # Tiles whose rows run along N are cut between panels only.
             unit = 8 if stmt.transpose_b else panel_of((int(columns),), stmt.b.dtype.itemsize)
-            unit = unit if columns % unit == 0 else int(columns)
+            unit = unit if unit and columns % unit == 0 else int(columns)
             size, atom, widest = WARPGROUP, (64, unit), WGMMA_COLUMNS
         warps = max(1, int(count) // size)
         try:
@@ -312,5 +312,5 @@ def _distinct(*columns: NDArray[Any]) -> tuple[list[tuple[int, ...]], NDArray[np
         whole = column.astype(np.int64)
         key = key * (int(whole.max(initial=0)) + 1) + whole
     _, first, where = np.unique(key, return_index=True, return_inverse=True)
-    rows = [tuple(int(column[i]) for column in columns) for i in first]
+    rows = list(zip(*(column[first].astype(np.int64).tolist() for column in columns), strict=True))
     return rows, where
