@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -61,6 +62,11 @@ class SearchSpace:
 
     def __len__(self) -> int:
         return len(self.codes)
+
+    @property
+    def enumerated(self) -> int:
+        """Number of configs that were looked at, legal ones among them."""
+        return math.prod(len(options) for options in self.values.values())
 
     def config(self, row: int) -> TileConfig:
         """Return the config of a candidate."""
