@@ -20,7 +20,7 @@ from tilecore.errors import TileError, TypeMismatch
 from tilecore.graph import TileGraph, evaluate
 from tilecore.ir.nodes import PrimFunc
 from tilecore.kernels.definition import Knob, ProgramDefinition
-from tilecore.recommending import OpenProgram, ProgramAdvice, RecommendedConfig
+from tilecore.recommending import OpenProgram, ProgramAdvice, RecommendedConfig, knob_kind
 from tilecore.tile_config import KnobValue, TileConfig
 
 MOST_REFUSED = 64  # configs that the compiler refuses, after which the answer stays shorter
@@ -91,14 +91,18 @@ def definition_of(question: OpenProgram, family: Family) -> ProgramDefinition:
 
 
 def work_flop(family: Family) -> float:
-    """Return the operations of a program with the smallest tiles, which pad the least."""
-    least = {k: min(v) for k, v in family.values.items() if not isinstance(v[0], str)}
-    by_unit = {unit: _value(family.graph, unit, least) for unit in UNITS}
+    """Return the operations of a program, without those of padding: tiles of one element."""
+    numbers = {k: tuple(map(int, v)) for k, v in family.values.items() if not isinstance(v[0], str)}
+    least = {k: min(v) for k, v in numbers.items()}
+    ones = {k: v if k in family.chosen or knob_kind(k) != "tile" else 1 for k, v in least.items()}
+    found = [_work(family.graph, values) for values in (ones, least)]
+    return min((work for work in found if work > 0), default=0.0)
+
+
+def _work(graph: TileGraph, values: Mapping[str, int]) -> float:
+    """Return the operations of products, or of everything where there are none."""
+    by_unit = {unit: float(evaluate(graph.work(unit), values)) for unit in UNITS}
     return by_unit["fma"] or sum(by_unit.values())
-
-
-def _value(graph: TileGraph, unit: str, values: Mapping[str, KnobValue]) -> float:
-    return float(evaluate(graph.work(unit), {k: int(v) for k, v in values.items()}))
 
 
 def _default(given: KnobValue | None, values: tuple[KnobValue, ...]) -> KnobValue:

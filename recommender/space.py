@@ -250,7 +250,7 @@ def _enumerate(
     kept = np.ones(len(codes), bool)
     for limit in limits:
         kept &= limit.holds(columns)
-        if kept.mean() < 0.5:  # the others look at what is left
+        if 2 * np.count_nonzero(kept) < len(kept):  # the others look at what is left
             codes = codes[kept]
             columns, kept = columns_of(codes), np.ones(len(codes), bool)
     codes = codes[kept]
