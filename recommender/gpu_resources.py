@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -228,12 +229,19 @@ def _divided(
             unit = unit if unit and columns % unit == 0 else int(columns)
             size, atom, widest = WARPGROUP, (64, unit), WGMMA_COLUMNS
         warps = max(1, int(count) // size)
-        try:
-            made.append(divide_warps(int(rows), int(columns), warps, stmt.policy, atom, widest))
-        except ValueError:  # no division: the product is none of warps
-            made.append((1, 1))
+        made.append(_division(rows, columns, warps, stmt.policy, atom, widest))
     found = np.array(made, dtype=np.float64).reshape(-1, 2)[where]
     return found[:, 0], found[:, 1]
+
+
+@lru_cache(maxsize=1 << 16)
+def _division(
+    rows: int, columns: int, warps: int, policy: str, atom: tuple[int, int], widest: int
+) -> tuple[int, int]:
+    try:
+        return divide_warps(rows, columns, warps, policy, atom, widest)
+    except ValueError:  # no division: the product is none of warps
+        return 1, 1
 
 
 def _stages(launch: Launch, columns: Columns, target: GpuTarget) -> dict[Buffer, Floats]:
@@ -320,9 +328,13 @@ def _resident(
     mean = np.where(
         extra > 0, (kept * threads + PRODUCER_REGISTERS * extra) / np.maximum(total, 1), kept
     )
-    distinct, where = _distinct(total, np.ceil(mean), shared)
-    found = np.array([target.occupancy(t, r, s) for t, r, s in distinct], dtype=np.float64)
-    return found[where]
+    found = np.zeros_like(total)
+    fits = (shared <= target.shared_per_block) & (total <= target.threads_per_block)
+    rounded = np.ceil(mean[fits] / REGISTER_STEP) * REGISTER_STEP
+    distinct, where = _distinct(total[fits], rounded, shared[fits])
+    held = [target.occupancy(t, r, s) for t, r, s in distinct]
+    found[fits] = np.array(held, dtype=np.float64)[where]
+    return found
 
 
 def _distinct(*columns: NDArray[Any]) -> tuple[list[tuple[int, ...]], NDArray[np.int64]]:
