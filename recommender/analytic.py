@@ -15,6 +15,8 @@ from recommender.op_model import op_terms
 from recommender.space import SearchSpace
 from tilecore.graph import Contraction, TileGraph, evaluate
 
+PREFILTER = 512  # candidates worth a second look, the best by this model
+ANALYTIC_SPREAD = (0.75, 1.6)  # 80 % of measurements lie within, before anything was learned
 ADVICE = {
     "fma": "at the arithmetic limit of the cores: only fewer operations would help",
     "loads": "operand loads outnumber FMAs: use a squarer register tile (micro_m, micro_n)",

@@ -20,7 +20,7 @@ from tilecore.graph import Contraction, evaluate
 from tilecore.inference import few_rows, gemm_order, plan
 from tilecore.inference.dots import DOTS, TILE_ROWS, Dot
 from tilecore.ir.dtype import DType
-from tilecore.ir.expr import Expr
+from tilecore.ir.expr import Expr, Var
 
 Columns = Mapping[str, NDArray[Any]]
 Floats = NDArray[np.float64]
@@ -208,3 +208,18 @@ def whole_extents(site: Contraction) -> tuple[float, float, float]:
     m, k = reversed(a_shape) if site.a.is_transposed else a_shape
     n = b_shape[0] if site.b.is_transposed else b_shape[1]
     return m, n, k
+
+
+def needed_extents(site: Contraction) -> dict[str, tuple[str, float]]:
+    """Return by knob the axis that its block has to cover, and the extent of the problem along it.
+
+    A knob that is itself an extent of the tile covers that one, whatever its author calls it;
+    where none is, names say which.
+    """
+    blocks = (("block_M", site.m), ("block_N", site.n), ("block_K", site.k))
+    names = [e.name if isinstance(e, Var) else name for name, e in blocks]
+    found: dict[str, tuple[str, float]] = {}
+    for name, axis, extent in zip(names, "mnk", whole_extents(site), strict=True):
+        if name not in found or extent > found[name][1]:  # one knob may be two extents
+            found[name] = axis, extent
+    return found

@@ -56,3 +56,20 @@ class InvalidRecording(TileError):
     template = "{path}: {reason}"
     default_hint = "expected CSV with knobs, `status` and `time_ms`, T4 results, or a cache of \
 Kernel Tuner"
+
+
+class NothingOpen(TileError):
+    """A program of which nothing is left to choose."""
+
+    code, title = "RC608", "nothing-open"
+    template = "expected an open parameter of {program}, found none (given: {fixed})"
+    default_hint = "leave out block_M, num_stages, threads or their like, or give `space` the \
+values of another parameter"
+
+
+class NoClosedForm(TileError):
+    """A program whose time depends on what is known at the call only."""
+
+    code, title = "RC609", "no-closed-form"
+    template = "expected sizes of {program} that follow from its arguments and knobs, found {found}"
+    default_hint = "give numbers for dynamic sizes; loops whose length is data have no estimate"

@@ -9,6 +9,7 @@ import numpy as np
 from recommender.analytic import Estimates
 from recommender.cpu_choices import Columns, Floats, Tiling
 from recommender.space import SearchSpace
+from tilecore.kernels.definition import KernelDefinition
 from tilecore.tile_config import digest
 
 TERMS = (
@@ -42,6 +43,7 @@ def features(space: SearchSpace, columns: Columns, estimates: Estimates) -> np.n
         / estimates.time_s
         for name in TERMS
     }
+    assert isinstance(space.definition, KernelDefinition)  # models are of the library's kernels
     traffic = space.definition.traffic_bytes(space.problem)
     rows["log_time"] = np.log(estimates.time_s)
     rows["log_intensity"] = np.full(count, math.log(estimates.work_flop / traffic))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from recommender.cpu_choices import needed_extents
 from recommender.gpu_resources import (
     BlockResources,
     Columns,
@@ -75,6 +76,10 @@ def gpu_limits(
             lambda b, p: b.shared_bytes <= target.shared_per_block, is_hard=True,
         ),
         rule(
+            knob, "an instruction's sums within the registers that threads of a block start with",
+            _instructions_fit, is_hard=True,
+        ),
+        rule(
             knob, f"sums and operands of a thread within {registers} registers",
             lambda b, p: b.registers <= registers, is_hard=False,
         ),
@@ -91,6 +96,13 @@ def gpu_limits(
     if site is not None and site.a.source is not None and site.b.source is not None:
         limits += _no_larger_than_needed(site, values)
     return limits
+
+
+def _instructions_fit(block: BlockResources, made: Sequence[Product]) -> Mask:
+    """Return whether each instruction finds its registers before any are moved to it."""
+    most = np.maximum.reduce([0 * block.threads, *(p.instruction_registers for p in made)])
+    found: Mask = most <= block.first_registers
+    return found
 
 
 def _are_served(made: Sequence[Product]) -> Mask | bool:
@@ -126,10 +138,8 @@ def _no_larger_than_needed(
     site: Contraction, values: Mapping[str, Iterable[KnobValue]]
 ) -> list[Limit]:
     """Return the limits that a block covers the problem with the smallest value that does."""
-    from recommender.cpu_choices import whole_extents
-
     found = []
-    for knob, needed in zip(("block_M", "block_N", "block_K"), whole_extents(site), strict=True):
+    for knob, (_, needed) in needed_extents(site).items():
         if knob in values:
             known = sorted(int(v) for v in values[knob])
             largest = next((v for v in known if v >= needed), known[-1])

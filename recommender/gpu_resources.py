@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,8 @@ REGISTER_BYTES = 4
 OTHER_REGISTERS = 22
 PRODUCER_THREADS = WARPGROUP  # the warpgroup that issues TMA copies
 PRODUCER_REGISTERS = 24
+WGMMA_OTHER_REGISTERS = 26  # see _instruction_registers
+REGISTER_STEP = 8  # registers of a thread come in eights
 BARRIERS_OF_STAGE_BYTES = 16  # two mbarriers: full and empty
 PREFETCHED = 2  # tiles of each kind on AMD, whose next ones come through registers
 
@@ -57,6 +60,7 @@ class Product:
         is_grouped: by warpgroups (wgmma), operands in shared memory.
         read_bytes: of shared memory, of one execution.
         operand_registers: of a thread.
+        instruction_registers: that a wgmma names, beside what its addresses take; 0 for others.
         is_busy: every warp has a part of C, and rows of A that it computed stay with it.
         dtype: of the operands.
     """
@@ -67,6 +71,7 @@ class Product:
     is_grouped: Mask
     read_bytes: Floats
     operand_registers: Floats
+    instruction_registers: Floats
     is_busy: Mask
     dtype: str
 
@@ -81,6 +86,8 @@ class BlockResources:
         registers: of a thread, estimated.
         resident: blocks that a multiprocessor holds at a time; 0: none fits.
         stages: of the deepest pipelined loop.
+        first_registers: of a thread when the block starts, warps that only copy included. An
+            instruction may not name more, whatever setmaxnreg adds later: ptxas says so (C7602).
     """
 
     threads: Floats
@@ -88,6 +95,7 @@ class BlockResources:
     registers: Floats
     resident: Floats
     stages: Floats
+    first_registers: Floats
 
 
 def target_of(hardware: HardwareProfile) -> GpuTarget:
@@ -124,7 +132,9 @@ def block_resources(
     copies_alone = (deepest > 1) & (len(stages) > 0) & target.has_tma
     total = threads + np.where(copies_alone, PRODUCER_THREADS, 0)
     resident = _resident(threads, total, registers, shared, target)
-    return BlockResources(total, shared, registers, resident, deepest)
+    most = threads + PRODUCER_THREADS * (len(stages) > 0 and target.has_tma)
+    first = np.floor(target.registers_per_multiprocessor / most / REGISTER_STEP) * REGISTER_STEP
+    return BlockResources(total, shared, registers, resident, deepest, first)
 
 
 def numbers(expr: object, columns: Columns) -> Floats:
@@ -172,9 +182,20 @@ def _product(
     return Product(
         op, 2 * m * n * k, grouped | warped, grouped, read,
         np.where(grouped | ~warped, 8.0, held),
+        np.where(grouped, _instruction_registers(n / cols, stmt), 0.0),
         (rows * cols * np.where(grouped, WARPGROUP, WARP) >= threads)
         & ((cols == 1) | (not is_chained)), kinds[0],
     )  # fmt: skip
+
+
+def _instruction_registers(columns: Floats, stmt: Gemm) -> Floats:
+    """Return the registers that ptxas wants for a wgmma on ``columns`` of C.
+
+    Source: messages C7602 of ptxas 13.0 for 144 to 256 columns of float32, 2026-11-22.
+    """
+    sums = np.minimum(columns, WGMMA_COLUMNS) * 64 / WARPGROUP * stmt.c.dtype.itemsize / 4
+    found: Floats = sums + WGMMA_OTHER_REGISTERS
+    return found
 
 
 def _shapes(stmt: Gemm, target: GpuTarget) -> list[tuple[int, int, int]]:
@@ -205,15 +226,22 @@ def _divided(
         if is_grouped:
             # Tiles whose rows run along N are cut between panels only.
             unit = 8 if stmt.transpose_b else panel_of((int(columns),), stmt.b.dtype.itemsize)
-            unit = unit if columns % unit == 0 else int(columns)
+            unit = unit if unit and columns % unit == 0 else int(columns)
             size, atom, widest = WARPGROUP, (64, unit), WGMMA_COLUMNS
         warps = max(1, int(count) // size)
-        try:
-            made.append(divide_warps(int(rows), int(columns), warps, stmt.policy, atom, widest))
-        except ValueError:  # no division: the product is none of warps
-            made.append((1, 1))
+        made.append(_division(rows, columns, warps, stmt.policy, atom, widest))
     found = np.array(made, dtype=np.float64).reshape(-1, 2)[where]
     return found[:, 0], found[:, 1]
+
+
+@lru_cache(maxsize=1 << 16)
+def _division(
+    rows: int, columns: int, warps: int, policy: str, atom: tuple[int, int], widest: int
+) -> tuple[int, int]:
+    try:
+        return divide_warps(rows, columns, warps, policy, atom, widest)
+    except ValueError:  # no division: the product is none of warps
+        return 1, 1
 
 
 def _stages(launch: Launch, columns: Columns, target: GpuTarget) -> dict[Buffer, Floats]:
@@ -300,9 +328,13 @@ def _resident(
     mean = np.where(
         extra > 0, (kept * threads + PRODUCER_REGISTERS * extra) / np.maximum(total, 1), kept
     )
-    distinct, where = _distinct(total, np.ceil(mean), shared)
-    found = np.array([target.occupancy(t, r, s) for t, r, s in distinct], dtype=np.float64)
-    return found[where]
+    found = np.zeros_like(total)
+    fits = (shared <= target.shared_per_block) & (total <= target.threads_per_block)
+    rounded = np.ceil(mean[fits] / REGISTER_STEP) * REGISTER_STEP
+    distinct, where = _distinct(total[fits], rounded, shared[fits])
+    held = [target.occupancy(t, r, s) for t, r, s in distinct]
+    found[fits] = np.array(held, dtype=np.float64)[where]
+    return found
 
 
 def _distinct(*columns: NDArray[Any]) -> tuple[list[tuple[int, ...]], NDArray[np.int64]]:
@@ -312,5 +344,5 @@ def _distinct(*columns: NDArray[Any]) -> tuple[list[tuple[int, ...]], NDArray[np
         whole = column.astype(np.int64)
         key = key * (int(whole.max(initial=0)) + 1) + whole
     _, first, where = np.unique(key, return_index=True, return_inverse=True)
-    rows = [tuple(int(column[i]) for column in columns) for i in first]
+    rows = list(zip(*(column[first].astype(np.int64).tolist() for column in columns), strict=True))
     return rows, where

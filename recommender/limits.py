@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recommender.cpu_choices import Columns, tiling
+from recommender.cpu_choices import Columns, needed_extents, tiling
 from recommender.hardware import HardwareProfile
 from tilecore.graph import Contraction, TileGraph, evaluate
 from tilecore.inference.dots import TILE_ROWS
-from tilecore.kernels.definition import KernelDefinition, Knob
+from tilecore.kernels.definition import Knob, ProgramDefinition
 from tilecore.tile_config import KnobValue
 
 LATENCY_BOUND_ACCUMULATORS = 8  # 4 cycles of FMA latency x 2 ports (Intel optimization manual)
@@ -95,30 +95,27 @@ def soft_limits(
              lambda t, c: (c["pack_b"] != "none") | t.is_b_in_place),
     ]  # fmt: skip
     limits = [limit for limit in limits if limit.knob in knobs]
-    for extent, knob in (("m", "block_M"), ("n", "block_N"), ("k", "block_K")):
-        if knob in knobs:
-            limits.append(_no_larger_than_needed(site, knobs[knob], extent, hardware))
+    for name, (axis, needed) in needed_extents(site).items():
+        if name in knobs:
+            limits.append(_no_larger_than_needed(knobs[name], axis, needed, hardware))
     return limits
 
 
 def _no_larger_than_needed(
-    site: Contraction, knob: Knob, extent: str, hardware: HardwareProfile
+    knob: Knob, axis: str, needed: float, hardware: HardwareProfile
 ) -> Limit:
     """Return the limit that a block covers the problem with the smallest value that does."""
-    from recommender.cpu_choices import whole_extents
-
-    needed = dict(zip("mnk", whole_extents(site), strict=True))[extent]
     values = sorted(int(v) for v in knob.values[hardware.kind])
     largest = next((v for v in values if v >= needed), values[-1])
     return Limit(
         knob.name,
-        f"{knob.name} <= {largest} ({extent} = {needed:.0f})",
+        f"{knob.name} <= {largest} ({axis} = {needed:.0f})",
         lambda c: c[knob.name] <= largest,
         False,
     )
 
 
-def value_fault(definition: KernelDefinition, knob: str, value: KnobValue) -> str:
+def value_fault(definition: ProgramDefinition, knob: str, value: KnobValue) -> str:
     """Return what is expected of a knob's value where ``value`` is not it, else ''."""
     known = {k.name: k for k in definition.knobs}
     if knob not in known:

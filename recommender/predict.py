@@ -8,16 +8,13 @@ from functools import lru_cache
 
 import numpy as np
 
-from recommender.analytic import Estimates, estimate
+from recommender.analytic import ANALYTIC_SPREAD, PREFILTER, Estimates, estimate
 from recommender.cost_model import CostModel
 from recommender.errors import InvalidModel
 from recommender.features import SCHEMA, features
 from recommender.ports import MeasurementStore
 from recommender.space import SearchSpace
 from tilecore.tile_config import KnobValue, TileConfig
-
-PREFILTER = 512  # candidates that the cost model looks at, the best by the analytic model
-ANALYTIC_SPREAD = (0.75, 1.6)  # 80 % of measurements lie within, before anything was learned
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from recommender.analytic import estimate
 from recommender.cost_model import CostModel
+from recommender.diversity import different
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, Protocol
 from recommender.nearest import Neighbour, best_nearby
@@ -135,14 +137,8 @@ def _favourites(
     expected: Forecast, space: SearchSpace, threads: int, count: int
 ) -> Iterator[Recommendation]:
     """Yield the fastest expected configs that differ from each other in two knobs, if there are."""
-    chosen: list[tuple[int, TileConfig]] = []
-    least = min(2, len(space.values))
-    for position, row in enumerate(expected.rows.tolist()):
-        config = space.config(row)
-        if all(_differences(config, other) >= least for _, other in chosen):
-            chosen.append((position, config))
-        if len(chosen) > count:
-            break
+    configs = (space.config(row) for row in expected.rows.tolist())
+    chosen = list(itertools.islice(different(configs, min(2, len(space.values))), count + 1))
     found = estimate(space, space.table([config for _, config in chosen]), threads=threads)
     for number, (position, config) in enumerate(chosen):
         low, high = float(expected.low_s[position]), float(expected.high_s[position])
@@ -233,10 +229,6 @@ def _is_legal(neighbour: Neighbour, space: SearchSpace) -> bool:
     except InvalidConfig:
         return False
     return True
-
-
-def _differences(a: TileConfig, b: TileConfig) -> int:
-    return sum(b.get(knob) != value for knob, value in a.items())
 
 
 def _width_confidence(low_s: float, high_s: float) -> float:

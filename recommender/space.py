@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,7 +16,12 @@ from recommender.hardware import HardwareProfile
 from recommender.limits import Limit, hard_limits, soft_limits, value_fault
 from tilecore.errors import InvalidConfig
 from tilecore.graph import Contraction, TileGraph, build, sole_contraction
-from tilecore.kernels.definition import KernelDefinition, Problem, knob_symbols
+from tilecore.kernels.definition import (
+    KernelDefinition,
+    Problem,
+    ProgramDefinition,
+    knob_symbols,
+)
 from tilecore.tile_config import KnobValue, TileConfig
 
 
@@ -29,7 +35,7 @@ class SearchSpace:
         codes: mixed-radix number of every candidate over ``values``, ascending.
     """
 
-    definition: KernelDefinition
+    definition: ProgramDefinition
     problem: Mapping[str, int | str | bool]
     hardware: HardwareProfile
     graph: TileGraph
@@ -56,6 +62,11 @@ class SearchSpace:
 
     def __len__(self) -> int:
         return len(self.codes)
+
+    @property
+    def enumerated(self) -> int:
+        """Number of configs that were looked at, legal ones among them."""
+        return math.prod(len(options) for options in self.values.values())
 
     def config(self, row: int) -> TileConfig:
         """Return the config of a candidate."""
@@ -180,12 +191,23 @@ def _build(
     definition, hardware, problem = kernel.value, device.value, dict(problem_items)
     assert isinstance(definition, KernelDefinition)
     assert isinstance(hardware, HardwareProfile)
+    graph = build(definition.program(problem, knob_symbols(definition)))
+    return space_of(definition, problem, hardware, graph)
+
+
+def space_of(
+    definition: ProgramDefinition, problem: Problem, hardware: HardwareProfile, graph: TileGraph
+) -> SearchSpace:
+    """Return the space of a program whose fused tile graph is known.
+
+    Raises:
+        EmptySpace: the program has no knob values for the device, or no legal config (RC602).
+    """
     values = {k.name: k.values_on(hardware.kind) for k in definition.knobs_of(hardware.kind)}
     bare = [knob for knob, options in values.items() if not options]
     if bare or not values:
         reason = f"no values for {', '.join(bare) or 'any knob'} on {hardware.kind}"
         raise EmptySpace(kernel=definition.name, hardware=hardware.name, reason=reason)
-    graph = build(definition.program(problem, knob_symbols(definition)))
     site = sole_contraction(graph)
     if hardware.kind == "cpu":
         values |= _settled(site, values, hardware)
@@ -228,7 +250,7 @@ def _enumerate(
     kept = np.ones(len(codes), bool)
     for limit in limits:
         kept &= limit.holds(columns)
-        if kept.mean() < 0.5:  # the others look at what is left
+        if 2 * np.count_nonzero(kept) < len(kept):  # the others look at what is left
             codes = codes[kept]
             columns, kept = columns_of(codes), np.ones(len(codes), bool)
     codes = codes[kept]

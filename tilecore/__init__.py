@@ -20,6 +20,7 @@ _EXPORTS = {
     "PassConfigKey": "tilecore.pass_config",
     "autotune": "tilecore.autotuner",
     "AutoTuner": "tilecore.autotuner",
+    "recommend": "tilecore.advice",
     "next_power_of_2": "tilecore.math",
     "DataType": "tilecore.ir.dtype",
     "dtypes": "tilecore.language",

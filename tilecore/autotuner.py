@@ -16,6 +16,7 @@ from typing import Any
 from tilecore.errors import TypeMismatch
 from tilecore.jit import JITImpl, jit
 from tilecore.kernel import JITKernel
+from tilecore.recommending import ProgramAdvice
 from tilecore.tuning_run import (
     COMPILER_KEYS,
     AutotuneResult,
@@ -109,6 +110,22 @@ class AutoTuneImpl:
             return self.results[key].kernel
         config = {k: v for k, v in self.results[key].config.items() if k not in COMPILER_KEYS}
         return self.impl.compile(*args, **{**kwargs, **config})
+
+    def recommend(
+        self, *args: Any, space: Mapping[str, Any] | None = None, **asked: Any
+    ) -> ProgramAdvice:
+        """Return ranked values of the open parameters (see ``JITImpl.recommend``).
+
+        Without ``space`` the values that occur in the configs are the ones to choose from.
+        """
+        values: dict[str, dict[Any, None]] = {}
+        own = {k: v for k, v in asked.items() if k in self.impl.signature.parameters}
+        for config in self._configs(args, own):
+            for knob, value in config.items() if isinstance(config, Mapping) else ():
+                if knob not in asked and knob not in COMPILER_KEYS:
+                    values.setdefault(knob, {})[value] = None
+        given = {k: tuple(v) for k, v in values.items()} if space is None else space
+        return self.impl.recommend(*args, space=given, **asked)
 
     def _key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return what calls have in common that share a config."""

@@ -19,7 +19,7 @@ from tilecore.artifact import (
     artifact_key,
     compiler_versions,
 )
-from tilecore.gpu_compiler import compile_gpu
+from tilecore.gpu_compiler import compile_gpu, plan_gpu
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.cpu import infer
 from tilecore.inference.options import CpuOptions
@@ -114,6 +114,20 @@ def lower(
     from tilecore.lowering.cpu.lower import lower_function
 
     see: Observer = observer or (lambda stage, value: None)
+    func, plan = _plan_cpu(func, target, knobs, observer)
+    tir = lower_function(func, plan, target)
+    see("tir", tir)
+    return plan, tir
+
+
+def _plan_cpu(
+    func: PrimFunc,
+    target: Target,
+    knobs: Mapping[str, KnobValue],
+    observer: Observer | None = None,
+) -> tuple[PrimFunc, Any]:
+    """Return the program after the passes and its plan."""
+    see: Observer = observer or (lambda stage, value: None)
     verify(func)
     refuse_clusters(func)
     check_tile_bounds(func)
@@ -123,9 +137,20 @@ def lower(
     verify(func)
     plan = infer(func, target, CpuOptions.parse(knobs, target))
     see("inference", plan)
-    tir = lower_function(func, plan, target)
-    see("tir", tir)
-    return plan, tir
+    return func, plan
+
+
+def check(func: PrimFunc, target: str | Target | GpuTarget, config: Mapping[str, KnobValue]) -> Any:
+    """Return the plan of tile inference: whether a program compiles, short of generating code.
+
+    Raises:
+        TileError: any fault of the program or the config, by class.
+    """
+    chosen = parse_target(target)
+    knobs = {k: v for k, v in config.items() if k in LOWERING_KNOBS}
+    if isinstance(chosen, GpuTarget):
+        return plan_gpu(func, chosen, knobs=knobs)[1]
+    return _plan_cpu(func, chosen, knobs)[1]
 
 
 def assertion_places(func: PrimFunc) -> str:

@@ -304,3 +304,11 @@ class TunerMissing(TileError):
     code, title = "TC504", "tuner-missing"
     template = "expected a tuner registered as entry point of `{group}`, found none"
     default_hint = "install the project (pip install .), which registers its own"
+
+
+class RecommenderMissing(TileError):
+    """Nothing that recommends configs is installed."""
+
+    code, title = "TC505", "recommender-missing"
+    template = "expected a recommender registered as entry point of `{group}`, found none"
+    default_hint = "install the project (pip install .), which registers its own"

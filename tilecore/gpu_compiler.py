@@ -119,6 +119,24 @@ def lower_to_tir(
     from tilecore.lowering.cuda.program import lower_function
 
     see: Observer = observer or (lambda stage, value: None)
+    func, plan = plan_gpu(func, target, observer, knobs)
+    program = lower_function(func, plan, target)
+    see("tir", program.func)
+    return plan, program
+
+
+def plan_gpu(
+    func: PrimFunc,
+    target: GpuTarget,
+    observer: Observer | None = None,
+    knobs: Mapping[str, KnobValue] | None = None,
+) -> tuple[PrimFunc, GpuPlan]:
+    """Return the program after the passes and its plan: all that comes before code.
+
+    Raises:
+        TileError: any fault of the program or its config, by class.
+    """
+    see: Observer = observer or (lambda stage, value: None)
     verify(func)
     if not target.has_clusters:
         refuse_clusters(func)
@@ -127,9 +145,7 @@ def lower_to_tir(
     see("source", func)
     func, plan = _plan(func, target, observer, GpuOptions.parse(knobs or {}, func.attrs))
     see("inference", plan)
-    program = lower_function(func, plan, target)
-    see("tir", program.func)
-    return plan, program
+    return func, plan
 
 
 def _plan(

@@ -25,9 +25,18 @@ from tilecore.ir.dtype import DType
 from tilecore.ir.nodes import Buffer, PrimFunc
 from tilecore.kernel import JITKernel
 from tilecore.pass_config import check_pass_configs, lowering_config
+from tilecore.recommending import (
+    ASKED,
+    OpenProgram,
+    ProgramAdvice,
+    device_name,
+    installed_recommender,
+    open_program,
+)
 from tilecore.target import Target, emulates_gpus, parse_target
 from tilecore.tile_config import KnobValue
 
+NO_KNOBS = (TensorSpec, PointerSpec, DType)  # annotations of what a call passes
 _LOG = logging.getLogger("tilecore.jit")
 _CACHE_IS_ON: ContextVar[bool] = ContextVar("tilecore_jit_cache", default=True)
 
@@ -242,6 +251,44 @@ class JITImpl:
     def par_compile(self, configs: Sequence[Any], **_: Any) -> list[JITKernel]:
         """Return the kernel of each config (a mapping of keywords, or a tuple of arguments)."""
         return [self.compile(**c) if isinstance(c, Mapping) else self.compile(*c) for c in configs]
+
+    def recommend(self, *args: Any, **given: Any) -> ProgramAdvice:
+        """Return ranked values of the open parameters: those named like knobs and not given.
+
+        Args:
+            args: arguments, which stay as they are.
+            given: the same by keyword (eager: values of T.const names, too); ``target``: the device
+                ("h100"; without it that of ``jit``, else this machine); ``top_k``: how many
+                configs; ``space``: values to choose from, by parameter or knob of the lowering;
+                ``cores``: of a CPU.
+
+        Raises:
+            TileError: the program's own fault, or nothing to choose from, by class.
+        """
+        asked = {k: given.pop(k) for k in ASKED if k in given}
+        return installed_recommender()(self.question(args, given, **asked))
+
+    def question(
+        self, args: Sequence[Any], given: Mapping[str, Any], target: str | None = None, **asked: Any
+    ) -> OpenProgram:
+        """Return what ``recommend`` asks of a recommender."""
+        if isinstance(self.wrapped, PrimFunc):
+            raise TypeMismatch(
+                expected="a function of its knobs that makes a program",
+                found=f"the finished program `{self.wrapped.name}`",
+                hint="let a function take block_M and the like and return the program",
+            )
+        tensors = [n for n, a in self._annotations.items() if isinstance(a, NO_KNOBS)]
+        return open_program(
+            self.program, self.signature, args, given, name=self.function.__name__,
+            tensors=tensors, target=target or device_name(self.options.target),
+            lowering=self.options.config, further=self._constant_names if self._is_eager else None,
+            **asked,
+        )  # fmt: skip
+
+    def _constant_names(self, static: Mapping[str, Any]) -> Sequence[str]:
+        """Return the T.const names of an eager function."""
+        return list(self._signature(static).constants)
 
     def tensors(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """Return the tensors among the arguments of a call, in the order of the parameters."""

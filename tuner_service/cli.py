@@ -71,7 +71,9 @@ def tune(
 
 @app.command()
 def recommend(
-    kernel: Kernel = "gemm",
+    kernel: Annotated[
+        str, typer.Argument(help="a kernel of the library, or path/program.py:function")
+    ] = "gemm",
     m: M = None,
     n: N = None,
     k: K = None,
@@ -80,11 +82,27 @@ def recommend(
     threads: Threads = 0,
     hardware: Annotated[str | None, typer.Option(help="a device; default: this host")] = None,
     top_k: Annotated[int, typer.Option(min=1, max=50, help="how many configs")] = 5,
+    fixed: Annotated[
+        list[str] | None,
+        typer.Option("--fixed", metavar="KNOB=VALUE", help="of a program: a knob that stays"),
+    ] = None,
+    space: Annotated[
+        list[str] | None,
+        typer.Option("--space", metavar="KNOB=A,B,...", help="of a program: values to choose from"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print ranked tile configs at once, measured or predicted, with reasons."""
-    from tuner_service import commands
+    from tuner_service import commands, programs
 
+    if programs.is_program(kernel):
+        given = programs.parse_given({"m": m, "n": n, "k": k, "dtype": dtype}, fields or ())
+        programs.recommend(
+            load_settings(), kernel, given, fixed=fixed or (), space=space or (), cores=threads,
+            hardware=hardware, top_k=top_k, as_json=as_json,
+        )  # fmt: skip
+        return
+    programs.refuse_for_library(kernel, fixed=fixed or (), space=space or ())
     commands.recommend(
         load_settings(),
         kernel,

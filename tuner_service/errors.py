@@ -111,6 +111,13 @@ class StaleRun(ServiceError):
     default_hint = "submit the run again"
 
 
+class InvalidProgramFile(ServiceError):
+    """The command line names a program that is not there, or cannot be imported."""
+
+    code, title, status = "SV913", "invalid-program-file", 422
+    template = "{program}: expected {expected}, found {found}"
+
+
 def http_status(error: TileError) -> int:
     """Return the HTTP status of an error."""
     if isinstance(error, ServiceError):

@@ -56,35 +56,19 @@ NUM_STAGES = Knob(
 
 
 @dataclass(frozen=True, slots=True)
-class KernelDefinition:
-    """A kernel that can be tuned and recommended by name.
+class ProgramDefinition:
+    """A tile program whose knobs are open: all that a search space needs to know of it.
 
     Attributes:
         program: (problem, knob values) -> traced PrimFunc. Knob values may be ints or symbolic
             Vars ("trace once, evaluate many").
-        inputs: (problem, rng) -> input arrays in parameter order (outputs excluded).
-        reference: (problem, inputs) -> expected outputs in float64 (ints: exact).
-        rival: (problem, inputs) -> a no-argument callable running the same work with torch into
-            preallocated outputs, or None where torch has no such operator. Imports torch lazily.
         work_flop: (problem) -> FLOP of the computation (1 FMA = 2 FLOP).
-        traffic_bytes: (problem) -> compulsory bytes (each operand once).
-        reduction_length: (problem) -> length of the longest sum, for tolerances.
-        rounded_dtype: (problem) -> type that terms of its sums are rounded to, for tolerances;
-            None: they are as exact as the inputs.
     """
 
     name: str
-    doc: str
-    fields: tuple[ProblemField, ...]
     knobs: tuple[Knob, ...]
     program: Callable[[Problem, Mapping[str, Any]], PrimFunc]
-    inputs: Callable[[Problem, np.random.Generator], Sequence[np.ndarray]]
-    reference: Callable[[Problem, Sequence[np.ndarray]], Sequence[np.ndarray]]
-    rival: Callable[[Problem, Sequence[np.ndarray]], Callable[[], Any] | None]
     work_flop: Callable[[Problem], float]
-    traffic_bytes: Callable[[Problem], float]
-    reduction_length: Callable[[Problem], int]
-    rounded_dtype: Callable[[Problem], str] | None = None
 
     def default_config(self, kind: str = "cpu") -> TileConfig:
         """Return the config a user gets who tunes nothing, on a kind of target."""
@@ -93,6 +77,31 @@ class KernelDefinition:
     def knobs_of(self, kind: str) -> tuple[Knob, ...]:
         """Return the knobs that a kind of target has: those of the lowering are the CPU's."""
         return tuple(k for k in self.knobs if kind == "cpu" or k.symbolic)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelDefinition(ProgramDefinition):
+    """A kernel of the library, which can be tuned and recommended by name.
+
+    Attributes:
+        inputs: (problem, rng) -> input arrays in parameter order (outputs excluded).
+        reference: (problem, inputs) -> expected outputs in float64 (ints: exact).
+        rival: (problem, inputs) -> a no-argument callable running the same work with torch into
+            preallocated outputs, or None where torch has no such operator. Imports torch lazily.
+        traffic_bytes: (problem) -> compulsory bytes (each operand once).
+        reduction_length: (problem) -> length of the longest sum, for tolerances.
+        rounded_dtype: (problem) -> type that terms of its sums are rounded to, for tolerances;
+            None: they are as exact as the inputs.
+    """
+
+    doc: str
+    fields: tuple[ProblemField, ...]
+    inputs: Callable[[Problem, np.random.Generator], Sequence[np.ndarray]]
+    reference: Callable[[Problem, Sequence[np.ndarray]], Sequence[np.ndarray]]
+    rival: Callable[[Problem, Sequence[np.ndarray]], Callable[[], Any] | None]
+    traffic_bytes: Callable[[Problem], float]
+    reduction_length: Callable[[Problem], int]
+    rounded_dtype: Callable[[Problem], str] | None = None
 
     def program_digest(self, problem: Problem) -> str:
         """Return the digest (32 hex digits) of the program for a problem: the kernel's version.
@@ -160,7 +169,7 @@ def _dtype_name(value: Any) -> str:
         return ""
 
 
-def knob_symbols(definition: KernelDefinition) -> dict[str, Expr | KnobValue]:
+def knob_symbols(definition: ProgramDefinition) -> dict[str, Expr | KnobValue]:
     """Return a symbol for each program knob (and the default of each lowering knob)."""
     from tilecore.ir.expr import Var
 

@@ -121,10 +121,9 @@ def divide_warps(
     choices = [
         (rows, columns)
         for rows in range(1, warps + 1)
+        if warps % rows == 0 and m % (rows * atom[0]) == 0
         for columns in range(1, warps // rows + 1)
-        if warps % (rows * columns) == 0
-        and m % (rows * atom[0]) == 0
-        and n % (columns * atom[1]) == 0
+        if warps // rows % columns == 0 and n % (columns * atom[1]) == 0
     ]
 
     def cost(choice: tuple[int, int]) -> tuple[float, ...]:

@@ -1,0 +1,79 @@
+"""The recommender behind ``kernel.recommend``: any program, this machine or any known device.
+
+Registered as the entry point ``tilecore.recommender``.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import closing
+from dataclasses import replace
+
+from db.store import SqlStore
+from recommender.hardware import HardwareProfile, nearest_profile
+from recommender.open_programs import advise
+from tilecore.errors import UnknownTarget
+from tilecore.gpu_target import GpuTarget
+from tilecore.recommending import OpenProgram, ProgramAdvice
+from tilecore.target import CPU_NAMES, parse_target
+from tuner_service.errors import TooManyThreads
+from tuner_service.hardware import find_hardware_or_like
+from tuner_service.settings import load_settings
+from tuner_service.wiring import detected_host, host_profile, open_store
+
+LOG = logging.getLogger(__name__)
+
+
+def recommend(question: OpenProgram) -> ProgramAdvice:
+    """Return ranked configs of a program for its target.
+
+    Raises:
+        UnknownHardware: nobody knows the target, nor a device like it (RC601).
+        TooManyThreads: more cores than the device has (SV907).
+        TileError: as ``recommender.open_programs.advise`` raises it.
+    """
+    store = open_store(load_settings())
+    with closing(store.database):
+        hardware, asked_for = device_of(store, question.target)
+    return advise_for(question, hardware, asked_for)
+
+
+def advise_for(
+    question: OpenProgram, hardware: HardwareProfile, asked_for: str = ""
+) -> ProgramAdvice:
+    """Return ranked configs for a device; ``asked_for``: the one whose place it takes."""
+    from tilecore.compiler import check
+
+    if not 0 <= question.cores <= hardware.cores:
+        raise TooManyThreads(cores=hardware.cores, hardware=hardware.name, found=question.cores)
+    target = compile_target(hardware)
+    found = advise(question, hardware, lambda func, knobs: check(func, target, knobs))
+    if not asked_for:
+        return found
+    note = f"nobody knows {asked_for}; these are for {hardware.name}, the device most like it"
+    return replace(found, notes=(note, *found.notes))
+
+
+def device_of(store: SqlStore, target: str | None) -> tuple[HardwareProfile, str]:
+    """Return the device of a target as compilers name it, and what it stands in for ("": itself).
+
+    Raises:
+        UnknownHardware: nobody knows it, nor a device like it (RC601).
+    """
+    if target is None or target.lower() in CPU_NAMES:
+        return host_profile(store), ""
+    if target.split()[0].lower() in ("cuda", "hip", "rocm"):
+        chosen = parse_target(target)
+        assert isinstance(chosen, GpuTarget)
+        known = nearest_profile(chosen.device) or nearest_profile(chosen.arch)
+        if known is None:
+            raise UnknownTarget(known="a GPU with a profile", found=target)
+        return known, ""
+    return find_hardware_or_like(store, target)
+
+
+def compile_target(hardware: HardwareProfile) -> str:
+    """Return the name that tilecore compiles for a device by."""
+    if hardware.kind != "cpu":
+        return hardware.target or hardware.arch
+    return "llvm" if hardware.key == detected_host().key else hardware.arch.rsplit("-", 1)[-1]

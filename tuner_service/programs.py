@@ -1,0 +1,199 @@
+"""``tilecore recommend path/program.py:function``: configs for a program of the user's."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tilecore.advice import question_of
+from tilecore.autotuner import AutoTuneImpl
+from tilecore.compat.modules import aliased
+from tilecore.errors import InvalidProblem, SourceSpan, TileError, program_error
+from tilecore.jit import JITImpl
+from tilecore.recommending import ProgramAdvice
+from tuner_service import wiring
+from tuner_service.advice import advise_for, device_of
+from tuner_service.errors import InvalidProgramFile
+from tuner_service.settings import Settings
+
+FORM = "path/program.py:function"
+out = Console()
+
+
+def is_program(kernel: str) -> bool:
+    """Return whether the argument of a command means a file of the user's."""
+    return kernel.endswith(".py") or ".py:" in kernel
+
+
+def refuse_for_library(kernel: str, **options: Sequence[str]) -> None:
+    """Check that options of programs are not given for a kernel of the library.
+
+    Raises:
+        InvalidProblem: one is (TC502).
+    """
+    for name, given in options.items():
+        if given:
+            raise InvalidProblem(
+                field=f"--{name}", expected=f"a program ({FORM})", found=f"the kernel {kernel}"
+            )
+
+
+def recommend(
+    settings: Settings, program: str, given: Mapping[str, Any], *, fixed: Sequence[str],
+    space: Sequence[str], cores: int, hardware: str | None, top_k: int, as_json: bool,
+) -> None:  # fmt: skip
+    """Print ranked configs of a program."""
+    store = wiring.open_store(settings)
+    with closing(store.database), loaded(program) as function:
+        device, asked_for = device_of(store, hardware)
+        question = question_of(
+            function, (), _spelled(function, given) | _assigned("--fixed", fixed),
+            target=hardware, top_k=top_k, cores=cores,
+            space={k: _listed(v) for k, v in _texts("--space", space).items()},
+        )  # fmt: skip
+        advice = advise_for(question, device, asked_for)
+    if as_json:
+        out.print_json(json.dumps(to_wire(advice)))
+    else:
+        show(out, program, advice)
+
+
+def parse_given(options: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
+    """Return arguments from options (those of library kernels, too) and ``NAME=VALUE`` texts.
+
+    Raises:
+        InvalidProblem: an assignment without a value (TC502).
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    return given | _assigned("--set", assignments)
+
+
+@contextmanager
+def loaded(program: str) -> Iterator[Any]:
+    """Import a program's file, ``import tilelang`` meaning tilecore, and give its function.
+
+    Raises:
+        InvalidProgramFile: no such file or function (SV913).
+        TileError: what the file's own Python raises.
+    """
+    text, separator, name = program.rpartition(":")
+    path = Path(text if separator else program)
+    if not separator or not path.is_file():
+        found = "no function" if not separator else "no such file"
+        raise InvalidProgramFile(program=program, expected=FORM, found=found)
+    before = list(sys.path)
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        with aliased():
+            names = _run(path)
+            if name not in names:
+                known = [n for n, v in names.items() if isinstance(v, (JITImpl, AutoTuneImpl))]
+                raise InvalidProgramFile(
+                    program=str(path), expected=f"one of {', '.join(known) or 'its functions'}",
+                    found=name,
+                )  # fmt: skip
+            yield names[name]
+    finally:
+        sys.path[:] = before
+
+
+def _run(path: Path) -> dict[str, Any]:
+    try:
+        return runpy.run_path(str(path), run_name=path.stem)
+    except TileError:
+        raise
+    except SystemExit as end:
+        raise InvalidProgramFile(
+            program=str(path), expected="a file that can be imported", found=f"exit({end.code})"
+        ) from end
+    except SyntaxError as error:
+        raise program_error(error, SourceSpan(str(path), error.lineno or 0)) from error
+    except Exception as error:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+        line = frames[-1].lineno if frames else 0
+        raise program_error(error, SourceSpan(str(path), line or 0)) from error
+
+
+def _spelled(function: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments under the names of the program: ``--m`` is its M where it has no m."""
+    own = function.impl if isinstance(function, AutoTuneImpl) else function
+    code = getattr(getattr(own, "wrapped", own), "__code__", None)
+    names = () if code is None else code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return {
+        name.upper() if name in ("m", "n", "k") and name not in names else name: value
+        for name, value in given.items()
+    }
+
+
+def _texts(option: str, assignments: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for assignment in assignments:
+        name, separator, text = assignment.partition("=")
+        if not separator or not name or not text:
+            raise InvalidProblem(field=option, expected="NAME=VALUE", found=repr(assignment))
+        found[name] = text
+    return found
+
+
+def _assigned(option: str, assignments: Sequence[str]) -> dict[str, Any]:
+    return {name: _value(text) for name, text in _texts(option, assignments).items()}
+
+
+def _listed(text: str) -> list[Any]:
+    return [_value(part) for part in text.split(",") if part]
+
+
+def _value(text: str) -> Any:
+    flags = {"true": True, "false": False, "none": None}
+    if text.lower() in flags:
+        return flags[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def to_wire(advice: ProgramAdvice) -> dict[str, Any]:
+    """Return an answer as JSON."""
+    ranked = [
+        {
+            "rank": rank, "config": dict(r.config), "lowering": dict(r.lowering),
+            "latency_us": r.time_s * 1e6, "interval_us": [s * 1e6 for s in r.interval_s],
+            "gflops": advice.work_flop / r.time_s / 1e9, "source": "analytic",
+            "bound_by": r.bound_by, "rationale": r.rationale,
+        }
+        for rank, r in enumerate(advice, 1)
+    ]  # fmt: skip
+    return {
+        "hardware": advice.hardware, "legal": advice.legal, "enumerated": advice.enumerated,
+        "traces": advice.traces, "notes": list(advice.notes), "recommendations": ranked,
+    }  # fmt: skip
+
+
+def show(console: Console, program: str, advice: ProgramAdvice) -> None:
+    """Print an answer."""
+    console.print(f"{program} on {advice.hardware}", highlight=False, soft_wrap=True)
+    table = Table()
+    for title in ("#", "µs", "80 % interval", "GFLOP/s"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("bound by")
+    for rank, r in enumerate(advice, 1):
+        low_s, high_s = r.interval_s
+        table.add_row(
+            str(rank), f"{r.time_s * 1e6:,.1f}", f"{low_s * 1e6:,.1f} to {high_s * 1e6:,.1f}",
+            f"{advice.work_flop / r.time_s / 1e9:,.1f}", r.bound_by,
+        )  # fmt: skip
+    console.print(table)
+    for line in str(advice).splitlines():
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
