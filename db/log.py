@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import Select, bindparam, func, select
 from sqlalchemy.orm import Session
 
+from db.errors import NotOneSpace
+from db.exchange.csv_log import csv_lines
+from db.exchange.t4 import t4_chunks
 from db.models import (
     FacetRow,
     HardwareRow,
@@ -20,7 +23,7 @@ from db.models import (
 from db.reader import FLAT, Reader
 from db.records import MeasurementQuery, MeasurementRecord, Page
 from db.rows import workload_of
-from db.scope import Order, Scope
+from db.scope import Scope
 from db.session import Database
 from recommender.measurement import Measurement, MeasureStatus, Protocol
 from recommender.nearest import WorkloadIndex
@@ -28,7 +31,9 @@ from recommender.workload import Workload
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
+LATEST = (datetime.max.replace(tzinfo=UTC) - EPOCH) // MICROSECOND
 STREAMED = 500  # records held at a time while a log is exported
+Form = Literal["csv", "t4"]
 Key = tuple[float, int]
 
 
@@ -82,6 +87,21 @@ class Log:
             if after is None:
                 return
 
+    def export(self, query: MeasurementQuery, form: Form) -> Iterator[str]:
+        """Return the log that matches as pieces of a file, in bounded memory.
+
+        Raises:
+            NotOneSpace: T4 of no or of several workloads or devices (DB810).
+        """
+        if form == "csv":
+            return csv_lines(self.stream(query))
+        with self._database.read() as session:
+            near, _ = self._near(session, query)
+            found = Scope(query, near).subjects(session, 2)
+        if len(found) != 1:
+            raise NotOneSpace(found="none" if not found else "several")
+        return t4_chunks(self.stream(query))
+
     def nearest(self, workload: Workload, count: int) -> Sequence[Measurement]:
         """Return the fastest of each device, toolchain and protocol, of the nearest workloads."""
         query = MeasurementQuery(kernel=workload.kernel, near=workload, near_count=count,
@@ -119,9 +139,9 @@ def _ordered(
     by_time = scope.query.best_first
     bound: tuple[Any, int] | None = None
     if after is not None:
-        first = after[0] if by_time else EPOCH + int(after[0]) * MICROSECOND
+        first = after[0] if by_time else EPOCH + min(max(int(after[0]), 0), LATEST) * MICROSECOND
         bound = (first, after[1])
-    ids = scope.ids(session, Order(by_time), bound, limit + 1)
+    ids = scope.ids(session, bound, limit + 1)
     if len(ids) <= limit:
         return ids, None
     ids.pop()
@@ -135,7 +155,7 @@ def _winners(
     session: Session, scope: Scope, limit: int, after: Key | None
 ) -> tuple[list[int], Key | None]:
     """Return the winner of every workload and device; the key is that of the last one returned."""
-    last, last_device = (-1, 0) if after is None else (int(after[0]), after[1])
+    last, last_device = (-1, 0) if after is None else (min(int(after[0]), 2**31 - 1), after[1])
     near, behind = scope.near, last - 1
     found: list[tuple[int, int, int]] = []
     width = 1 + (limit if scope.query.hardware_key else limit // 4)

@@ -82,7 +82,7 @@ class SqlStore:
         self._recent[query, limit] = (newest, found)
         return found
 
-    def nearest(self, workload: Workload, *, count: int = 16) -> Sequence[Measurement]:
+    def nearest(self, workload: Workload, *, count: int = 9) -> Sequence[Measurement]:
         """Return the fastest OK ones of each device, toolchain and protocol, of near workloads."""
         return self.log.nearest(workload, count)
 
