@@ -81,3 +81,11 @@ class UnknownRun(DatabaseError):
     code, title = "DB809", "unknown-run"
     template = "expected the id of a tuning run, found {found!r}"
     default_hint = "list the runs: `tilecore runs` or GET /v1/tuning-runs"
+
+
+class NotOneSpace(DatabaseError):
+    """A file of one space was asked for, and the query matches several spaces, or none."""
+
+    code, title = "DB810", "not-one-space"
+    template = "expected measurements of one workload on one device, found {found}"
+    default_hint = "narrow the query (kernel, m, n, k, dtype, threads, hardware), or export CSV"

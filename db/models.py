@@ -169,17 +169,46 @@ class TrialRow(Base):
     config: Mapped[ConfigRow] = relationship(lazy="joined", innerjoin=True)
 
 
+class FacetRow(Base):
+    """A combination of what people filter the log by; there are few, so that a query finds its own.
+
+    Every filter of these columns selects some facets, and the log lies in order within each: any
+    combination of filters is a merge of short index ranges (``db.log``).
+    """
+
+    __tablename__ = "facet"
+    __table_args__ = (
+        UniqueConstraint("kernel", "hardware_id", "toolchain_id", "protocol", "status"),
+    )
+    id: Mapped[int] = mapped_column(primary_key=True)
+    kernel: Mapped[str] = mapped_column(String(64))
+    hardware_id: Mapped[int] = mapped_column(ForeignKey("hardware.id"))
+    toolchain_id: Mapped[int] = mapped_column(ForeignKey("toolchain.id"))
+    protocol: Mapped[str] = mapped_column(String(16))
+    status: Mapped[str] = mapped_column(String(20))
+
+
 class MeasurementRow(Base):
-    """The accepted outcome of a trial (or an imported one): a time or a failure, never both."""
+    """The accepted outcome of a trial (or an imported one): a time or a failure, never both.
+
+    The indices hold what their queries filter by, so that a scan reads no row that it drops.
+    """
 
     __tablename__ = "measurement"
     __table_args__ = (
         one_of("status", tuple(s.value for s in MeasureStatus)),
         one_of("protocol", tuple(p.value for p in Protocol)),
         CheckConstraint("(status = 'OK') = (time_s is not null)", name="time_or_failure"),
-        Index(None, "workload_id", "hardware_id", "protocol", "time_s"),
-        Index(None, "hardware_id", "id"),
-    )
+        Index("ix_measurement_log", "measured_at", "id", "facet_id", "workload_id"),
+        Index("ix_measurement_times", "time_s", "id", "facet_id", "workload_id"),
+        Index("ix_measurement_facet_log", "facet_id", "measured_at", "id"),
+        Index("ix_measurement_facet_times", "facet_id", "time_s", "id"),
+        Index("ix_measurement_workload_log", "workload_id", "measured_at", "id", "facet_id"),
+        Index(
+            "ix_measurement_workload_times",
+            "workload_id", "facet_id", "time_s", "id", "program_id",
+        ),
+    )  # fmt: skip
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
     trial_id: Mapped[int | None] = mapped_column(ForeignKey("trial.id"), unique=True)
     workload_id: Mapped[int] = mapped_column(ForeignKey("workload.id"))
@@ -187,9 +216,11 @@ class MeasurementRow(Base):
     program_id: Mapped[int] = mapped_column(ForeignKey("program.id"))
     toolchain_id: Mapped[int] = mapped_column(ForeignKey("toolchain.id"))
     config_id: Mapped[int] = mapped_column(ForeignKey("config.id"))
+    # Derived from the others; may be null because SQLite adds no other column without a copy.
+    facet_id: Mapped[int | None] = mapped_column(ForeignKey("facet.id"))
     protocol: Mapped[str] = mapped_column(String(16))
     threads: Mapped[int]
-    status: Mapped[str] = mapped_column(String(20), index=True)
+    status: Mapped[str] = mapped_column(String(20))
     time_s: Mapped[float | None]
     reference_time_s: Mapped[float | None]
     compile_s: Mapped[float | None]

@@ -108,13 +108,25 @@ class MeasurementRecord:
     id: int
     run: str | None  # public id of the run it belongs to; None: imported
     measurement: Measurement
+    distance: float | None = None  # from the workload that ``near`` named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementQuery:
-    """Filters of the tuning log; None: any. ``best_first`` orders by time instead of by age."""
+    """Filters of the tuning log; None: any.
+
+    Attributes:
+        since: not measured before.
+        until: measured before.
+        near: only the ``near_count`` workloads of its kernel that are nearest to this one
+            (``recommender.nearest.workload_distance``).
+        best_first: by time instead of by age; failures are left out.
+        winners: only the fastest OK record of each workload and device, CONFIRM before SCREEN;
+            in the order of the workloads (of their distance, with ``near``).
+    """
 
     kernel: str | None = None
+    workload_key: str | None = None
     dtype: str | None = None
     m: int | None = None
     n: int | None = None
@@ -126,7 +138,12 @@ class MeasurementQuery:
     program_digest: str | None = None
     toolchain_key: str | None = None
     run: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    near: Workload | None = None
+    near_count: int = 8
     best_first: bool = False
+    winners: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

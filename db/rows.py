@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
-from sqlalchemy import ColumnElement, insert, select
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
+from db.identities import References
 from db.models import (
     Base,
-    ConfigRow,
     HardwareRow,
     MeasurementRow,
     ModelRow,
-    ProgramRow,
     RunRow,
     SampleRow,
     ToolchainRow,
@@ -30,85 +28,36 @@ from recommender.ports import StoredModel
 from recommender.workload import Workload
 from tilecore.tile_config import TileConfig
 
-RowT = TypeVar("RowT", bound=Base)
+
+def add_measurements(
+    session: Session,
+    measurements: Sequence[Measurement],
+    now: datetime,
+    trial_id: int | None = None,
+) -> list[int]:
+    """Insert measurements with all their repeats and return their ids in the same order."""
+    if not measurements:
+        return []
+    refer = References(session, measurements, now)
+    values = [{"trial_id": trial_id} | refer.columns(m) | _columns(m) for m in measurements]
+    connection = session.connection()
+    statement = insert(MeasurementRow.__table__)  # type: ignore[arg-type]
+    returning = statement.returning(MeasurementRow.id, sort_by_parameter_order=True)
+    new_ids = list(connection.execute(returning, values).scalars())
+    samples = [
+        {
+            "measurement_id": new_id,
+            "times_s": list(m.times_s),
+            "reference_times_s": list(m.reference_times_s),
+        }
+        for new_id, m in zip(new_ids, measurements, strict=True)
+    ]
+    connection.execute(insert(SampleRow.__table__), samples)  # type: ignore[arg-type]
+    return new_ids
 
 
-def identity(session: Session, row: type[RowT], natural: dict[str, Any], **rest: Any) -> int:
-    """Return the id of the row with this natural key, inserting it first where it is missing."""
-    table = row.__table__
-    where: list[ColumnElement[bool]] = [table.c[name] == value for name, value in natural.items()]
-    found = session.execute(select(table.c.id).where(*where)).scalar()
-    if found is None:
-        dialect = sqlite if session.get_bind().dialect.name == "sqlite" else postgresql
-        add = dialect.insert(row).values(**natural, **rest).on_conflict_do_nothing()
-        session.execute(add)
-        found = session.execute(select(table.c.id).where(*where)).scalar_one()
-    return int(found)
-
-
-def workload_id(session: Session, workload: Workload) -> int:
-    """Return the id of a workload, storing it at its first use."""
-    problem = dict(workload.problem)
-    return identity(
-        session,
-        WorkloadRow,
-        {"key": workload.key},
-        kernel=workload.kernel,
-        dtype=problem.get("dtype"),
-        m=problem.get("m"),
-        n=problem.get("n"),
-        k=problem.get("k"),
-        threads=workload.threads,
-        problem=problem,
-    )
-
-
-def hardware_id(session: Session, hardware: HardwareProfile, now: datetime) -> int:
-    """Return the id of a device kind, storing its profile at its first use."""
-    return identity(
-        session,
-        HardwareRow,
-        {"key": hardware.key},
-        kind=hardware.kind,
-        name=hardware.name,
-        profile=hardware.as_dict(),
-        updated_at=now,
-    )
-
-
-def toolchain_id(session: Session, toolchain: Toolchain) -> int:
-    """Return the id of a toolchain."""
-    versions = {
-        "tilecore": toolchain.tilecore,
-        "tvm": toolchain.tvm,
-        "llvm": toolchain.llvm,
-        "linker": toolchain.linker,
-    }
-    return identity(session, ToolchainRow, {"key": toolchain.key}, versions=versions)
-
-
-def program_id(session: Session, kernel: str, digest: str) -> int:
-    """Return the id of one version of a kernel's program."""
-    return identity(session, ProgramRow, {"kernel": kernel, "digest": digest})
-
-
-def config_id(session: Session, config: TileConfig) -> int:
-    """Return the id of a config."""
-    return identity(session, ConfigRow, {"key": config.key}, knobs=dict(config.items_))
-
-
-def add_measurement(
-    session: Session, measurement: Measurement, now: datetime, trial_id: int | None = None
-) -> int:
-    """Insert a measurement with all its repeats and return its id."""
-    m = measurement
-    values = {
-        "trial_id": trial_id,
-        "workload_id": workload_id(session, m.workload),
-        "hardware_id": hardware_id(session, m.hardware, now),
-        "program_id": program_id(session, m.workload.kernel, m.program_digest),
-        "toolchain_id": toolchain_id(session, m.toolchain),
-        "config_id": config_id(session, m.config),
+def _columns(m: Measurement) -> dict[str, Any]:
+    return {
         "protocol": m.protocol.value,
         "threads": m.threads,
         "status": m.status.value,
@@ -121,16 +70,6 @@ def add_measurement(
         "metrics": dict(m.metrics),
         "measured_at": m.measured_at,
     }
-    new_id = session.execute(insert(MeasurementRow).values(values).returning(MeasurementRow.id))
-    measurement_id = new_id.scalar_one()
-    session.execute(
-        insert(SampleRow).values(
-            measurement_id=measurement_id,
-            times_s=list(m.times_s),
-            reference_times_s=list(m.reference_times_s),
-        )
-    )
-    return measurement_id
 
 
 def workload_of(row: WorkloadRow) -> Workload:

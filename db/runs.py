@@ -11,10 +11,11 @@ from sqlalchemy import exc as sa_exc
 from sqlalchemy.orm import Session
 
 from db.errors import IdempotencyConflict, UnknownRun
+from db.identities import hardware_id, program_id, toolchain_id, workload_id
 from db.leader import check_epoch
 from db.models import EventRow, HardwareRow, ProgramRow, RunRow, ToolchainRow, TrialRow, WorkloadRow
 from db.records import FINISHED_STATES, EventRecord, NewRun, RunRecord
-from db.rows import hardware_id, program_id, run_of, toolchain_id, workload_id
+from db.rows import run_of
 from db.session import Database, change
 from recommender.workload import Workload
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +14,11 @@ from sqlalchemy import exc as sa_exc
 from sqlalchemy.orm import Session
 
 from db.errors import DatabaseError, DatabaseLocked, DatabaseUnreachable, NotADatabase
+from db.identities import FRESH, REMEMBERED, Natural
 from tilecore.errors import TileError
+
+CACHE = "cache_size=-32768"  # KiB per connection
+MAX_REMEMBERED = 200_000  # ids of identities: some 50 MB
 
 
 class Database:
@@ -32,6 +36,7 @@ class Database:
                 url=url, reason="not a database URL", hint="write sqlite:////path/to/file.db"
             ) from error
         self.busy_timeout_s = busy_timeout_s
+        self._remembered: dict[tuple[str, Natural], int] = {}
         self._write = self._engine(immediate=True)
         self._read = self._engine(immediate=False)
 
@@ -61,13 +66,21 @@ class Database:
             Session(self._write, expire_on_commit=False) as session,
             session.begin(),
         ):
+            session.info[REMEMBERED] = self._remembered
             yield session
+        self._remember(session.info.get(FRESH, {}))
 
     @contextmanager
     def read(self) -> Iterator[Session]:
         """Yield a session for queries."""
         with self.errors(), Session(self._read, expire_on_commit=False) as session:
             yield session
+
+    def _remember(self, committed: Mapping[tuple[str, Natural], int]) -> None:
+        """Keep ids of rows that are never changed or deleted once they are committed."""
+        if len(self._remembered) + len(committed) > MAX_REMEMBERED:
+            self._remembered.clear()
+        self._remembered.update(committed)
 
     def now(self, session: Session) -> datetime:
         """Return the time of the one clock that all coordinators of a database share."""
@@ -137,5 +150,5 @@ def change(session: Session, statement: Update) -> int:
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
     connection.isolation_level = None  # we say BEGIN ourselves
-    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", CACHE):
         connection.execute(f"PRAGMA {pragma}")

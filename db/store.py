@@ -6,28 +6,21 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Select, and_, func, or_, select, update
-from sqlalchemy.orm import contains_eager
+from sqlalchemy import func, select, update
 
 from db.errors import ModelCorrupt
+from db.identities import hardware_id
 from db.leader import Leadership
+from db.log import Log
 from db.models import (
     HardwareRow,
     MeasurementRow,
     ModelRow,
-    ProgramRow,
-    RunRow,
-    ToolchainRow,
-    TrialRow,
-    WorkloadRow,
 )
-from db.records import MeasurementQuery, MeasurementRecord, Page
+from db.records import MeasurementQuery, Page
 from db.rows import (
-    add_measurement,
-    hardware_id,
+    add_measurements,
     hardware_of,
-    measurement_of,
-    measurements_of,
     model_of,
 )
 from db.runs import Runs
@@ -49,6 +42,7 @@ class SqlStore:
         self.runs = Runs(database)
         self.trials = Trials(database)
         self.leader = Leadership(database)
+        self.log = Log(database)
         self._recent: dict[tuple[object, ...], tuple[int | None, Sequence[Measurement]]] = {}
 
     # --- measurements -------------------------------------------------------------------------
@@ -57,21 +51,7 @@ class SqlStore:
         self, workload: Workload, hardware_key: str, program_digest: str, toolchain_key: str
     ) -> Measurement | None:
         """Return the fastest OK CONFIRM measurement (else the fastest SCREEN one) of this key."""
-        query = (
-            _joined()
-            .where(
-                WorkloadRow.key == workload.key,
-                HardwareRow.key == hardware_key,
-                ProgramRow.digest == program_digest,
-                ToolchainRow.key == toolchain_key,
-                MeasurementRow.status == MeasureStatus.OK.value,
-            )
-            .order_by(MeasurementRow.protocol, MeasurementRow.time_s, MeasurementRow.id)
-            .limit(1)
-        )  # "confirm" sorts before "screen"
-        with self.database.read() as session:
-            row = session.scalars(query).first()
-            return None if row is None else measurement_of(row)
+        return self.log.best(workload, hardware_key, program_digest, toolchain_key)
 
     def measurements(
         self,
@@ -84,28 +64,27 @@ class SqlStore:
         limit: int = 10_000,
     ) -> Sequence[Measurement]:
         """Return measurements, newest first (from memory while no new one was stored)."""
-        asked = (kernel, workload_key, hardware_key, protocol, only_ok, limit)
-        query = _joined().order_by(MeasurementRow.id.desc()).limit(limit)
-        if kernel is not None:
-            query = query.where(WorkloadRow.kernel == kernel)
-        if workload_key is not None:
-            query = query.where(WorkloadRow.key == workload_key)
-        if hardware_key is not None:
-            query = query.where(HardwareRow.key == hardware_key)
-        if protocol is not None:
-            query = query.where(MeasurementRow.protocol == protocol.value)
-        if only_ok:
-            query = query.where(MeasurementRow.status == MeasureStatus.OK.value)
+        query = MeasurementQuery(
+            kernel=kernel,
+            workload_key=workload_key,
+            hardware_key=hardware_key,
+            protocol=protocol,
+            status=MeasureStatus.OK if only_ok else None,
+        )
         with self.database.read() as session:
             newest = session.execute(select(func.max(MeasurementRow.id))).scalar()
-            known = self._recent.get(asked)
-            if known is not None and known[0] == newest:
-                return known[1]
-            found = measurements_of(session.scalars(query))
+        known = self._recent.get((query, limit))
+        if known is not None and known[0] == newest:
+            return known[1]
+        found = [r.measurement for r in self.log.page(query, limit=limit).items]
         if len(self._recent) >= REMEMBERED_QUERIES:
             self._recent.clear()
-        self._recent[asked] = (newest, found)
+        self._recent[query, limit] = (newest, found)
         return found
+
+    def nearest(self, workload: Workload, *, count: int = 9) -> Sequence[Measurement]:
+        """Return the fastest OK ones of each device, toolchain and protocol, of near workloads."""
+        return self.log.nearest(workload, count)
 
     def add(self, measurement: Measurement) -> int:
         """Store a measurement that belongs to no run and return its id."""
@@ -115,36 +94,13 @@ class SqlStore:
         """Store measurements that belong to no run, all or none, and return their ids."""
         with self.database.write() as session:
             now = self.database.now(session)
-            return [add_measurement(session, m, now) for m in measurements]
+            return add_measurements(session, measurements, now)
 
     def page(
         self, query: MeasurementQuery, *, limit: int, after: tuple[float, int] | None = None
     ) -> Page:
-        """Return up to ``limit`` measurements that match, from behind the key ``after``.
-
-        The key is (time_s, id) with ``best_first`` (failures are left out), else (0, id).
-        """
-        rows_query = _filtered(query)
-        row = MeasurementRow
-        if query.best_first:
-            rows_query = rows_query.where(row.time_s.is_not(None)).order_by(row.time_s, row.id)
-            if after is not None:
-                behind = and_(row.time_s == after[0], row.id > after[1])
-                rows_query = rows_query.where(or_(row.time_s > after[0], behind))
-        else:
-            rows_query = rows_query.order_by(row.id.desc())
-            if after is not None:
-                rows_query = rows_query.where(row.id < after[1])
-        with self.database.read() as session:
-            found = session.execute(rows_query.limit(limit + 1)).all()
-            items = [
-                MeasurementRecord(id=m.id, run=run, measurement=measurement_of(m))
-                for m, run in found[:limit]
-            ]
-        if len(found) <= limit:
-            return Page(items=items)
-        last = found[limit - 1][0]
-        return Page(items=items, next_after=(last.time_s or 0.0, last.id))
+        """Return up to ``limit`` measurements that match, from behind the key ``after``."""
+        return self.log.page(query, limit=limit, after=after)
 
     # --- hardware -----------------------------------------------------------------------------
 
@@ -225,43 +181,3 @@ class SqlStore:
         """Return how many measurements there are."""
         with self.database.read() as session:
             return session.execute(select(func.count(MeasurementRow.id))).scalar_one()
-
-
-def _joined() -> Select[MeasurementRow]:
-    return (
-        select(MeasurementRow)
-        .join(WorkloadRow, MeasurementRow.workload_id == WorkloadRow.id)
-        .join(HardwareRow, MeasurementRow.hardware_id == HardwareRow.id)
-        .join(ProgramRow, MeasurementRow.program_id == ProgramRow.id)
-        .join(ToolchainRow, MeasurementRow.toolchain_id == ToolchainRow.id)
-        .options(
-            contains_eager(MeasurementRow.workload),
-            contains_eager(MeasurementRow.hardware),
-            contains_eager(MeasurementRow.program),
-            contains_eager(MeasurementRow.toolchain),
-        )
-    )
-
-
-def _filtered(query: MeasurementQuery) -> Select[MeasurementRow, str | None]:
-    columns = {
-        WorkloadRow.kernel: query.kernel,
-        WorkloadRow.dtype: query.dtype,
-        WorkloadRow.m: query.m,
-        WorkloadRow.n: query.n,
-        WorkloadRow.k: query.k,
-        WorkloadRow.threads: query.threads,
-        MeasurementRow.status: query.status.value if query.status else None,
-        MeasurementRow.protocol: query.protocol.value if query.protocol else None,
-        HardwareRow.key: query.hardware_key,
-        ProgramRow.digest: query.program_digest,
-        ToolchainRow.key: query.toolchain_key,
-        RunRow.public_id: query.run,
-    }
-    return (
-        _joined()
-        .add_columns(RunRow.public_id)
-        .outerjoin(TrialRow, MeasurementRow.trial_id == TrialRow.id)
-        .outerjoin(RunRow, TrialRow.run_id == RunRow.id)
-        .where(*(column == value for column, value in columns.items() if value is not None))
-    )

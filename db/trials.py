@@ -9,10 +9,11 @@ from typing import Any
 from sqlalchemy import and_, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
+from db.identities import config_id
 from db.leader import check_epoch
 from db.models import MeasurementRow, TrialRow
 from db.records import NewTrial, TrialRecord
-from db.rows import add_measurement, config_id, trial_of
+from db.rows import add_measurements, trial_of
 from db.runs import add_event
 from db.session import Database, change
 from recommender.measurement import Measurement, MeasureStatus
@@ -77,7 +78,7 @@ class Trials:
             if not self._give_up(session, trial, epoch, values):
                 return None
             now = self._database.now(session)
-            measurement_id = add_measurement(session, measurement, now, trial.id)
+            (measurement_id,) = add_measurements(session, [measurement], now, trial.id)
             add_event(session, self._database, trial.run_id, "trial", _payload(trial, measurement))
             return measurement_id
 

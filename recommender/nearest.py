@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
+
+import numpy as np
 
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, MeasureStatus, Protocol
@@ -41,6 +44,49 @@ def workload_distance(a: Workload, b: Workload) -> float:
         elif x != y:
             other += OTHER_FIELD
     return math.sqrt(square) + other
+
+
+class WorkloadIndex:
+    """Many workloads of one kernel, to find the nearest of at once."""
+
+    def __init__(self, workloads: Sequence[Workload]) -> None:
+        self.workloads = workloads
+        names = sorted({name for w in workloads for name, _ in w.problem})
+        problems = [dict(w.problem) for w in workloads]
+        self._columns = {name: [p.get(name) for p in problems] for name in names}
+        self._logs = {
+            name: np.array([math.log2(v) if _is_size(v) else math.nan for v in column])
+            for name, column in self._columns.items()
+        }
+        self._texts = {
+            name: np.array([repr(v) for v in column]) for name, column in self._columns.items()
+        }
+
+    def nearest(self, workload: Workload, count: int) -> list[tuple[int, float]]:
+        """Return the positions of the nearest workloads and how far they are, nearest first.
+
+        The distance is that of ``workload_distance``; ties go by position.
+        """
+        wanted = dict(workload.problem)
+        square = np.zeros(len(self.workloads))
+        other = np.zeros(len(self.workloads))
+        for name in self._columns.keys() | wanted.keys():
+            value = wanted.get(name)
+            texts = self._texts.get(name)
+            differs = value is not None if texts is None else texts != repr(value)
+            if texts is not None and _is_size(value):
+                apart = (self._logs[name] - math.log2(value)) ** 2
+                both = ~np.isnan(apart)
+                square += np.where(both, apart, 0.0)
+                differs = differs & ~both
+            other += np.where(differs, OTHER_FIELD, 0.0)
+        distance = np.sqrt(square) + other
+        order = np.argsort(distance, kind="stable")[:count]
+        return [(int(i), float(distance[i])) for i in order]
+
+
+def _is_size(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def device_distance(a: HardwareProfile, b: HardwareProfile) -> float:

@@ -46,6 +46,13 @@ class MeasurementStore(TypingProtocol):
         """Return measurements, newest first."""
         ...
 
+    def nearest(self, workload: Workload, *, count: int = 9) -> Sequence[Measurement]:
+        """Return what was fastest for the ``count`` workloads of its kernel nearest to this one.
+
+        Of each of them the fastest OK measurement of every device, toolchain and protocol.
+        """
+        ...
+
     def active_model(self, kernel: str) -> StoredModel | None:
         """Return the promoted cost model of a kernel."""
         ...

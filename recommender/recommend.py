@@ -23,7 +23,6 @@ from tilecore.tile_config import TileConfig
 SOURCES = ("measured", "nearest", "predicted", "analytic")
 CLOSE = 1.5  # distance up to which a neighbour's winner goes before the analytic model's choice
 MAX_NEIGHBOURS = 3
-HISTORY = 2_000  # measurements of other workloads looked at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +91,7 @@ def recommend(
         exact = store.best(workload, hardware.key, program_digest, toolchain_key)
         if exact is not None:
             found.append(_measured(exact, space, threads))
-    history = store.measurements(kernel=definition.name, only_ok=True, limit=HISTORY)
+    history = store.nearest(workload)
     others = [m for m in history if use_exact or m.workload.key != workload.key]
     nearby = [
         _nearest(neighbour, space, threads, model)

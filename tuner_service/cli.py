@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import signal
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from recommender.measurement import MeasureStatus
+from recommender.measurement import MeasureStatus, Protocol
 from tilecore.errors import TileError
 from tuner_service.settings import load_settings
 
@@ -205,6 +206,46 @@ def measurements(
         kernel=kernel, m=m, n=n, k=k, dtype=dtype, status=status, best_first=best
     )
     commands.measurements(load_settings(), query, limit=limit)
+
+
+@app.command()
+def log(
+    kernel: Annotated[str | None, typer.Option(help="only of this kernel")] = None,
+    m: M = None,
+    n: N = None,
+    k: K = None,
+    dtype: Dtype = None,
+    hardware: Annotated[str | None, typer.Option(help="only of this device")] = None,
+    toolchain: Annotated[str | None, typer.Option(help="only with this toolchain's key")] = None,
+    status: Annotated[MeasureStatus | None, typer.Option(help="only with this outcome")] = None,
+    protocol: Annotated[Protocol | None, typer.Option(help="only timed so")] = None,
+    since: Annotated[datetime | None, typer.Option(help="measured then or later (UTC)")] = None,
+    until: Annotated[datetime | None, typer.Option(help="measured before (UTC)")] = None,
+    near: Annotated[
+        str | None, typer.Option(help="the nearest workloads to m=1000,n=1024,k=512")
+    ] = None,
+    best: Annotated[bool, typer.Option("--best", help="fastest first")] = False,
+    winners: Annotated[
+        bool, typer.Option("--winners", help="the fastest of each workload and device")
+    ] = False,
+    limit: Limit = 20,
+    export: Annotated[
+        Path | None, typer.Option(help="write all that match: FILE.csv or FILE.t4.json")
+    ] = None,
+) -> None:
+    """Query the tuning log, or write it into a file."""
+    from db.records import MeasurementQuery
+    from tuner_service import commands
+    from tuner_service.jobs import near_workload
+
+    query = MeasurementQuery(
+        kernel=kernel, m=m, n=n, k=k, dtype=dtype, toolchain_key=toolchain, status=status,
+        protocol=protocol, since=since and since.replace(tzinfo=UTC),
+        until=until and until.replace(tzinfo=UTC),
+        near=None if near is None else near_workload(kernel, near),
+        best_first=best, winners=winners,
+    )  # fmt: skip
+    commands.log(load_settings(), query, hardware, limit=limit, export=export)
 
 
 @app.command()

@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from db.log import Form
 from db.migrate import open_database, upgrade
 from db.records import MeasurementQuery
 from db.session import Database
 from db.store import SqlStore
-from tilecore.errors import InvalidProblem
 from tuner_service import console as show
 from tuner_service import jobs, wiring
-from tuner_service.errors import RunFailed
+from tuner_service.errors import ExportFailed, RunFailed
+from tuner_service.hardware import find_hardware
 from tuner_service.settings import Settings
 from tuner_service.watch import CoordinatorProcess, follow, is_led
 
@@ -165,6 +167,39 @@ def measurements(settings: Settings, query: MeasurementQuery, *, limit: int) -> 
     show.print_measurements(out, store.page(query, limit=limit).items)
 
 
+def log(
+    settings: Settings, query: MeasurementQuery, hardware: str | None, *, limit: int,
+    export: Path | None,
+) -> None:  # fmt: skip
+    """Print records of the tuning log, or write all that match into a file."""
+    form = None if export is None else _form(export)
+    store = wiring.open_store(settings)
+    if hardware is not None:
+        query = replace(query, hardware_key=find_hardware(store, hardware).key)
+    if export is None or form is None:
+        show.print_measurements(out, store.page(query, limit=limit).items)
+        return
+    pieces = store.log.export(query, form)
+    partial = export.with_name(f".{export.name}.partial")
+    try:
+        with partial.open("w", encoding="utf-8", newline="") as file:
+            file.writelines(pieces)
+        partial.replace(export)
+    except OSError as error:
+        raise ExportFailed(path=export, reason=error.strerror or str(error)) from error
+    finally:
+        partial.unlink(missing_ok=True)
+    out.print(f"written: {export}", soft_wrap=True, highlight=False)
+
+
+def _form(path: Path) -> Form:
+    if path.suffix == ".csv":
+        return "csv"
+    if path.name.endswith(".t4.json"):
+        return "t4"
+    raise ExportFailed(path=path, reason="expected a name that ends in .csv or .t4.json")
+
+
 def migrate(settings: Settings) -> None:
     """Bring the database to the schema of this version."""
     database = Database(settings.url, busy_timeout_s=settings.database_timeout_s)
@@ -181,13 +216,7 @@ def parse_problem(given: Mapping[str, Any], assignments: Sequence[str]) -> dict[
         InvalidProblem: an assignment without a value (TC502).
     """
     problem = {name: value for name, value in given.items() if value is not None}
-    for assignment in assignments:
-        name, separator, text = assignment.partition("=")
-        if not separator:
-            raise InvalidProblem(field="--set", expected="FIELD=VALUE", found=repr(assignment))
-        flags = {"true": True, "false": False}
-        is_number = text.lstrip("-").isdigit()
-        problem[name] = int(text) if is_number else flags.get(text.lower(), text)
+    problem |= jobs.assigned("--set", assignments)
     return problem
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from db.errors import DatabaseError, IdempotencyConflict, UnknownRun
+from db.errors import DatabaseError, IdempotencyConflict, NotOneSpace, UnknownRun
 from recommender.errors import UnknownHardware
 from tilecore.errors import (
     CompileFailed,
@@ -118,13 +118,21 @@ class InvalidProgramFile(ServiceError):
     template = "{program}: expected {expected}, found {found}"
 
 
+class ExportFailed(ServiceError):
+    """A file cannot be written."""
+
+    code, title, status = "SV914", "export-failed", 422
+    template = "{path}: cannot be written: {reason}"
+    default_hint = "name a file in an existing, writable folder: FILE.csv or FILE.t4.json"
+
+
 def http_status(error: TileError) -> int:
     """Return the HTTP status of an error."""
     if isinstance(error, ServiceError):
         return error.status
     if isinstance(error, (UnknownKernel, UnknownHardware, UnknownRun)):
         return 404
-    if isinstance(error, (InvalidProblem, IdempotencyConflict)):
+    if isinstance(error, (InvalidProblem, IdempotencyConflict, NotOneSpace)):
         return 422
     if isinstance(error, (DatabaseError, CompileFailed, ToolchainMissing)):
         return 503

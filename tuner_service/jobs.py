@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from recommender.hardware import HardwareProfile
 from recommender.measurement import Toolchain
 from recommender.workload import Workload
 from tilecore import kernels
+from tilecore.errors import InvalidProblem
 from tilecore.kernels.definition import KernelDefinition
 from tilecore.tile_config import digest
 from tuner_service.errors import HardwareNotOffered, TooManyThreads
@@ -71,6 +73,37 @@ def understand(
         toolchain=host_toolchain(),
         asked_for=asked_for,
     )
+
+
+def near_workload(kernel: str | None, text: str) -> Workload:
+    """Return the workload that ``near`` names: ``m=1000,n=1024,k=512``.
+
+    Raises:
+        InvalidProblem: no kernel is named, or a field is unknown, missing or wrong (TC502).
+        UnknownKernel: no such kernel (TC501).
+    """
+    if kernel is None:
+        raise InvalidProblem(field="near", expected="a kernel beside it", found="none")
+    definition = kernels.get(kernel)
+    problem = definition.parse_problem(assigned("near", text.split(",")))
+    return Workload.of(definition.name, problem)
+
+
+def assigned(field: str, texts: Sequence[str]) -> dict[str, Any]:
+    """Return the values of ``FIELD=VALUE`` texts.
+
+    Raises:
+        InvalidProblem: one without a value (TC502).
+    """
+    found: dict[str, Any] = {}
+    flags = {"true": True, "false": False}
+    for assignment in texts:
+        name, separator, text = (part.strip() for part in assignment.partition("="))
+        if not separator:
+            raise InvalidProblem(field=field, expected="FIELD=VALUE", found=repr(assignment))
+        is_number = re.fullmatch(r"-?[0-9]{1,18}", text) is not None
+        found[name] = int(text) if is_number else flags.get(text.lower(), text)
+    return found
 
 
 def answer(store: SqlStore, question: Question, *, top_k: int) -> Sequence[Recommendation]:

@@ -183,6 +183,7 @@ class MeasurementOut(BaseModel):
     worker: str
     metrics: dict[str, float]
     measured_at: datetime
+    distance: float | None = Field(None, description="from the problem that `near` named")
 
 
 class MeasurementPage(BaseModel):

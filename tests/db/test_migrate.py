@@ -17,6 +17,7 @@ from db.errors import (
     SchemaTooNew,
 )
 from db.migrate import HEAD, REVISIONS, alembic_config, copy_aside, open_database, revision
+from db.records import MeasurementQuery
 from db.session import Database
 from db.store import SqlStore
 
@@ -36,6 +37,78 @@ def test_models_and_migrations_agree_and_go_back(store):
         assert set(inspect(connection).get_table_names()) == {"alembic_version"}
         command.upgrade(config, "head")
     assert revision(store.database) == HEAD
+
+
+def _released_0001(path):
+    """Write a database as version 0.1.0 left it: its schema, three measurements."""
+    database = Database(f"sqlite:///{path}")
+    config = alembic_config()
+    with database.engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+    database.close()
+    columns = "id, workload_id, hardware_id, program_id, toolchain_id, config_id, protocol"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(
+            f"""
+            insert into hardware values (1, 'h', 'cpu', 'bench', '{{"name": "bench", "kind": "cpu",
+              "arch": "x86-64-avx2", "cores": 2}}', '2026-11-20 12:00:00.000000');
+            insert into toolchain values (1, 't',
+              '{{"tilecore": "t", "tvm": "0", "llvm": "0", "linker": ""}}');
+            insert into program values (1, 'gemm', 'p'), (2, 'conv', 'p');
+            insert into workload values
+              (1, 'w1', 'gemm', 'float32', 64, 64, 32, 0, '{{"m": 64}}'),
+              (2, 'w2', 'conv', 'float32', null, null, null, 0, '{{"m": 64}}');
+            insert into config values (1, 'c', '{{"block_M": 64}}');
+            insert into measurement ({columns}, threads, status, time_s, detail, worker, metrics,
+              measured_at) values
+              (1, 1, 1, 1, 1, 1, 'screen', 1, 'OK', 0.5, '', 'w', '{{}}',
+               '2026-11-20 12:00:00.000000'),
+              (2, 1, 1, 1, 1, 1, 'confirm', 1, 'COMPILE_ERROR', null, 'why', 'w', '{{}}',
+               '2026-11-20 12:00:01.000000'),
+              (3, 2, 1, 2, 1, 1, 'screen', 1, 'OK', 0.25, '', 'w', '{{}}',
+               '2026-11-20 12:00:02.000000');
+            insert into measurement_sample values (1, '[0.5]', '[]'), (2, '[]', '[]'),
+              (3, '[0.25]', '[]');
+            """
+        )
+
+
+def _rows(path):
+    with closing(sqlite3.connect(path)) as connection:
+        connection.row_factory = sqlite3.Row
+        rows = connection.execute("select * from measurement order by id").fetchall()
+        samples = connection.execute("select * from measurement_sample").fetchall()
+    kept = [{k: row[k] for k in row.keys() if k != "facet_id"} for row in rows]  # noqa: SIM118
+    return kept, [tuple(sample) for sample in samples]
+
+
+def test_a_released_database_is_upgraded_and_goes_back_with_its_rows(tmp_path):
+    path = tmp_path / "tilecore.db"
+    _released_0001(path)
+    before = _rows(path)
+    store = SqlStore(open_database(f"sqlite:///{path}"))
+    assert revision(store.database) == HEAD
+    assert _rows(path) == before
+    assert [r.id for r in store.page(MeasurementQuery(), limit=9).items] == [3, 2, 1]
+    assert [r.id for r in store.page(MeasurementQuery(kernel="gemm"), limit=9).items] == [2, 1]
+    for change in ("update measurement set time_s = 1", "delete from measurement"):
+        refused = pytest.raises(sqlite3.IntegrityError, match="append-only")
+        with closing(sqlite3.connect(path)) as connection, refused:
+            connection.execute(change)
+    config = alembic_config()
+    with store.database.engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, "0001")
+    store.database.close()
+    assert _rows(path) == before
+    with closing(sqlite3.connect(path)) as connection:
+        names = {name for (name,) in connection.execute("select name from sqlite_master")}
+        assert connection.execute("pragma foreign_key_check").fetchall() == []
+    assert "facet" not in names
+    assert {"ix_measurement_status", "measurement_no_update", "measurement_no_delete"} <= names
+    SqlStore(open_database(f"sqlite:///{path}")).database.close()
+    assert _rows(path) == before
 
 
 def test_a_current_database_is_opened_without_alembic(store, database_path):

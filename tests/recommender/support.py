@@ -13,7 +13,7 @@ from recommender.analytic import estimate
 from recommender.cpu_model import CpuConstants
 from recommender.hardware import HardwareProfile, load_profile
 from recommender.measurement import Measurement, MeasureStatus, Protocol, Toolchain
-from recommender.nearest import fastest
+from recommender.nearest import fastest, workload_distance
 from recommender.ports import StoredModel
 from recommender.space import SearchSpace
 from recommender.workload import Workload
@@ -130,6 +130,18 @@ class MemoryStore:
             and (not only_ok or m.status is MeasureStatus.OK)
         ]
         return found[:limit]
+
+    def nearest(self, workload: Workload, *, count: int = 9) -> Sequence[Measurement]:
+        good = [m for m in self.all if m.status is MeasureStatus.OK]
+        alike = [m for m in good if m.workload.kernel == workload.kernel]
+        apart = {m.workload: workload_distance(m.workload, workload) for m in alike}
+        near = sorted(apart, key=lambda w: apart[w])[:count]
+        groups: dict[object, list[Measurement]] = {}
+        for m in alike:
+            if m.workload in near:
+                key = (m.workload, m.hardware.key, m.toolchain, m.protocol)
+                groups.setdefault(key, []).append(m)
+        return [min(group, key=lambda m: m.time_s or math.inf) for group in groups.values()]
 
     def active_model(self, kernel: str) -> StoredModel | None:
         return self.model

@@ -1,17 +1,23 @@
-"""GET /v1/measurements: the tuning log."""
+"""GET /v1/measurements: the tuning log, in pages and as files."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from datetime import UTC, datetime
+from itertools import chain
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
+from fastapi.responses import StreamingResponse
+from pydantic import AwareDatetime
 
 from db.records import MeasurementQuery, MeasurementRecord
 from recommender.measurement import MeasureStatus, Protocol
 from tilecore import kernels
 from tilecore.kernels.definition import MAX_DIMENSION
 from tilecore.tile_config import digest
+from tuner_service.errors import InvalidRequest
 from tuner_service.hardware import find_hardware
+from tuner_service.jobs import near_workload
 from tuner_service.problems import documented
 from tuner_service.routes.context import Cursor, Limit, Store, decode_cursor, encode_cursor
 from tuner_service.schemas import MAX_THREADS, MeasurementOut, MeasurementPage
@@ -19,10 +25,11 @@ from tuner_service.schemas import MAX_THREADS, MeasurementOut, MeasurementPage
 router = APIRouter(tags=["measurements"])
 Name = Annotated[str | None, Query(max_length=200)]
 Dimension = Annotated[int | None, Query(ge=1, le=MAX_DIMENSION)]
+NEAR = "the nearest workloads to this problem: `m=1000,n=1024,k=512` (needs `kernel`)"
+MEDIA = {"csv": "text/csv; charset=utf-8", "t4": "application/json"}
 
 
-@router.get("/measurements", responses=documented(404, 422))
-def list_measurements(
+def log_query(
     store: Store,
     kernel: Name = None,
     dtype: Name = None,
@@ -33,14 +40,23 @@ def list_measurements(
     status: MeasureStatus | None = None,
     protocol: Protocol | None = None,
     hardware: Name = None,
+    toolchain: Annotated[str | None, Query(max_length=32, description="toolchain_key")] = None,
+    program: Annotated[str | None, Query(max_length=64, description="program_digest")] = None,
     run: Annotated[str | None, Query(max_length=64)] = None,
+    since: Annotated[AwareDatetime | None, Query(description="measured then or later")] = None,
+    until: Annotated[AwareDatetime | None, Query(description="measured before")] = None,
+    near: Annotated[str | None, Query(max_length=1000, description=NEAR)] = None,
+    near_count: Annotated[int, Query(ge=1, le=64, description="how many workloads")] = 8,
     best: Annotated[bool, Query(description="fastest first, instead of newest first")] = False,
-    limit: Limit = 50,
-    cursor: Cursor = None,
-) -> MeasurementPage:
-    """Return measurements that match all filters."""
-    query = MeasurementQuery(
-        kernel=None if kernel is None else kernels.get(kernel).name,
+    best_per: Annotated[
+        Literal["workload"] | None,
+        Query(description="only the fastest of each workload and device, confirmed ones first"),
+    ] = None,
+) -> MeasurementQuery:
+    """Return what a request asks of the log."""
+    kernel = None if kernel is None else kernels.get(kernel).name
+    return MeasurementQuery(
+        kernel=kernel,
         dtype=dtype,
         m=m,
         n=n,
@@ -49,15 +65,62 @@ def list_measurements(
         status=status,
         protocol=protocol,
         hardware_key=None if hardware is None else find_hardware(store, hardware).key,
+        toolchain_key=toolchain,
+        program_digest=program,
         run=None if run is None else store.runs.get(run).public_id,
+        since=_in_utc("since", since),
+        until=_in_utc("until", until),
+        near=None if near is None else near_workload(kernel, near),
+        near_count=near_count,
         best_first=best,
+        winners=best_per is not None,
     )
+
+
+def _in_utc(name: str, at: datetime | None) -> datetime | None:
+    try:
+        return None if at is None else at.astimezone(UTC)
+    except OverflowError as error:
+        expected = "a time from year 1 to year 9999 in UTC"
+        raise InvalidRequest(message=f"{name}: expected {expected}, found {at}") from error
+
+
+LogQuery = Annotated[MeasurementQuery, Depends(log_query)]
+
+
+@router.get("/measurements", responses=documented(404, 422))
+def list_measurements(
+    store: Store, query: LogQuery, limit: Limit = 50, cursor: Cursor = None
+) -> MeasurementPage:
+    """Return measurements that match all filters."""
     name = digest(repr(query), 16)
     key = decode_cursor(name, cursor, 2)
     after = None if key is None else (float(key[0]), int(key[1]))
     page = store.page(query, limit=limit, after=after)
     more = None if page.next_after is None else encode_cursor(name, list(page.next_after))
     return MeasurementPage(items=[to_wire(r) for r in page.items], next_cursor=more)
+
+
+@router.get(
+    "/measurements/export",
+    response_class=StreamingResponse,
+    responses={
+        200: {"content": {"text/csv": {}, "application/json": {}}, "description": "The file"},
+        **documented(404, 422),
+    },
+)
+def export_measurements(
+    store: Store, query: LogQuery, form: Annotated[Literal["csv", "t4"], Query(alias="format")]
+) -> StreamingResponse:
+    """Stream all measurements that match: CSV, or T4 results of one workload on one device."""
+    pieces = store.log.export(query, form)
+    first = next(pieces)  # a database that cannot be read is an error before the answer begins
+    name = f"measurements.{'csv' if form == 'csv' else 't4.json'}"
+    return StreamingResponse(
+        chain([first], pieces),
+        media_type=MEDIA[form],
+        headers={"Content-Disposition": f'attachment; filename="{name}"'},
+    )
 
 
 def to_wire(record: MeasurementRecord) -> MeasurementOut:
@@ -93,4 +156,5 @@ def to_wire(record: MeasurementRecord) -> MeasurementOut:
         worker=m.worker,
         metrics=dict(m.metrics),
         measured_at=m.measured_at,
+        distance=record.distance,
     )

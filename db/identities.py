@@ -1,0 +1,206 @@
+"""Ids of what measurements refer to, stored at its first use: many at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+
+from sqlalchemy import ColumnElement, Table, select, tuple_
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from db.models import Base, ConfigRow, FacetRow, HardwareRow, ProgramRow, ToolchainRow, WorkloadRow
+from recommender.hardware import HardwareProfile
+from recommender.measurement import Measurement, Toolchain
+from recommender.workload import Workload
+from tilecore.tile_config import TileConfig
+
+T = TypeVar("T", bound=Hashable)
+Natural = tuple[Any, ...]
+REMEMBERED = "ids of committed rows"  # keys of ``Session.info``; kept by ``db.session.Database``
+FRESH = "ids read or inserted in this transaction"
+CHUNK = 400  # keys asked for in one statement: below all limits on bound values
+
+
+def identities(
+    session: Session,
+    row: type[Base],
+    names: Sequence[str],
+    wanted: Mapping[Natural, Mapping[str, Any]],
+) -> dict[Natural, int]:
+    """Return the ids of the rows with these natural keys, inserting those that are missing.
+
+    Args:
+        session: of a write.
+        row: the table.
+        names: columns of the natural key.
+        wanted: the other columns of each natural key.
+    """
+    table = row.__table__
+    assert isinstance(table, Table)
+    remembered = session.info.get(REMEMBERED, {})
+    name = table.name
+    asked = ((key, remembered.get((name, key))) for key in wanted)
+    found = {key: number for key, number in asked if number is not None}
+    if len(found) == len(wanted):
+        return found
+    read = _read(session, table, names, [key for key in wanted if key not in found])
+    missing = [key for key in wanted if key not in found and key not in read]
+    if missing:
+        dialect = sqlite if session.get_bind().dialect.name == "sqlite" else postgresql
+        values = [{**dict(zip(names, key, strict=True)), **wanted[key]} for key in missing]
+        session.connection().execute(dialect.insert(table).on_conflict_do_nothing(), values)
+        read |= _read(session, table, names, missing)
+    session.info.setdefault(FRESH, {}).update({(name, key): read[key] for key in read})
+    return found | read
+
+
+def _read(
+    session: Session, table: Table, names: Sequence[str], keys: Sequence[Natural]
+) -> dict[Natural, int]:
+    columns = [table.c[name] for name in names]
+    found: dict[Natural, int] = {}
+    for start in range(0, len(keys), CHUNK):
+        chunk = keys[start : start + CHUNK]
+        query = select(table.c.id, *columns).where(_is_one_of(columns, chunk))
+        found |= {tuple(rest): int(number) for number, *rest in session.connection().execute(query)}
+    return found
+
+
+def _is_one_of(
+    columns: Sequence[ColumnElement[Any]], keys: Sequence[Natural]
+) -> ColumnElement[bool]:
+    if len(columns) == 1:
+        return columns[0].in_([key[0] for key in keys])
+    return tuple_(*columns).in_(keys)
+
+
+def workload_id(session: Session, workload: Workload) -> int:
+    """Return the id of a workload, storing it at its first use."""
+    return _one(session, WorkloadRow, workload.key, workload_columns(workload))
+
+
+def hardware_id(session: Session, hardware: HardwareProfile, now: datetime) -> int:
+    """Return the id of a device kind, storing its profile at its first use."""
+    return _one(session, HardwareRow, hardware.key, hardware_columns(hardware, now))
+
+
+def toolchain_id(session: Session, toolchain: Toolchain) -> int:
+    """Return the id of a toolchain."""
+    return _one(session, ToolchainRow, toolchain.key, toolchain_columns(toolchain))
+
+
+def program_id(session: Session, kernel: str, digest: str) -> int:
+    """Return the id of one version of a kernel's program."""
+    key = (kernel, digest)
+    return identities(session, ProgramRow, ("kernel", "digest"), {key: {}})[key]
+
+
+def config_id(session: Session, config: TileConfig) -> int:
+    """Return the id of a config."""
+    return _one(session, ConfigRow, config.key, config_columns(config))
+
+
+def _one(session: Session, row: type[Base], key: str, rest: Mapping[str, Any]) -> int:
+    return identities(session, row, ("key",), {(key,): rest})[(key,)]
+
+
+def workload_columns(workload: Workload) -> dict[str, Any]:
+    """Return the columns of a workload besides its key."""
+    problem = dict(workload.problem)
+    return {
+        "kernel": workload.kernel,
+        "dtype": problem.get("dtype"),
+        "m": problem.get("m"),
+        "n": problem.get("n"),
+        "k": problem.get("k"),
+        "threads": workload.threads,
+        "problem": problem,
+    }
+
+
+def hardware_columns(hardware: HardwareProfile, now: datetime) -> dict[str, Any]:
+    """Return the columns of a device kind besides its key."""
+    return {
+        "kind": hardware.kind,
+        "name": hardware.name,
+        "profile": hardware.as_dict(),
+        "updated_at": now,
+    }
+
+
+def toolchain_columns(toolchain: Toolchain) -> dict[str, Any]:
+    """Return the columns of a toolchain besides its key."""
+    names = ("tilecore", "tvm", "llvm", "linker")
+    return {"versions": {name: getattr(toolchain, name) for name in names}}
+
+
+def config_columns(config: TileConfig) -> dict[str, Any]:
+    """Return the columns of a config besides its key."""
+    return {"knobs": dict(config.items_)}
+
+
+class References:
+    """The ids that some measurements refer to, each looked up or stored once."""
+
+    def __init__(
+        self, session: Session, measurements: Sequence[Measurement], now: datetime
+    ) -> None:
+        workloads = {m.workload: m.workload.key for m in measurements}
+        configs = {m.config: m.config.key for m in measurements}
+        devices = {id(m.hardware): m.hardware for m in measurements}
+        self._device_keys = {number: device.key for number, device in devices.items()}
+        self._toolchain_keys = {t: t.key for t in {m.toolchain for m in measurements}}
+        self._workload_ids = _by_key(session, WorkloadRow, workloads, workload_columns)
+        self._config_ids = _by_key(session, ConfigRow, configs, config_columns)
+        kinds = {self._device_keys[number]: device for number, device in devices.items()}
+        self._hardware_ids = identities(
+            session, HardwareRow, ("key",),
+            {(key,): hardware_columns(device, now) for key, device in kinds.items()},
+        )  # fmt: skip
+        self._toolchain_ids = _by_key(
+            session, ToolchainRow, self._toolchain_keys, toolchain_columns
+        )
+        programs: dict[Natural, dict[str, Any]] = {
+            (m.workload.kernel, m.program_digest): {} for m in measurements
+        }
+        self._program_ids = identities(
+            session, ProgramRow, ("kernel", "digest"), {p: {} for p in programs}
+        )
+        self._facet_ids = identities(
+            session, FacetRow, FACET, {self._facet(m): {} for m in measurements}
+        )
+
+    def columns(self, m: Measurement) -> dict[str, int]:
+        """Return the columns of a measurement that refer to other tables."""
+        return {
+            "workload_id": self._workload_ids[m.workload],
+            "hardware_id": self._hardware_id(m),
+            "program_id": self._program_ids[m.workload.kernel, m.program_digest],
+            "toolchain_id": self._toolchain_ids[m.toolchain],
+            "config_id": self._config_ids[m.config],
+            "facet_id": self._facet_ids[self._facet(m)],
+        }
+
+    def _hardware_id(self, m: Measurement) -> int:
+        return self._hardware_ids[(self._device_keys[id(m.hardware)],)]
+
+    def _facet(self, m: Measurement) -> Natural:
+        toolchain = self._toolchain_ids[m.toolchain]
+        kernel = m.workload.kernel
+        return (kernel, self._hardware_id(m), toolchain, m.protocol.value, m.status.value)
+
+
+FACET = ("kernel", "hardware_id", "toolchain_id", "protocol", "status")
+
+
+def _by_key(
+    session: Session,
+    row: type[Base],
+    keys: Mapping[T, str],
+    columns: Callable[[T], dict[str, Any]],
+) -> dict[T, int]:
+    wanted = {(key,): columns(value) for value, key in keys.items()}
+    found = identities(session, row, ("key",), wanted)
+    return {value: found[(key,)] for value, key in keys.items()}

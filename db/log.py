@@ -1,0 +1,220 @@
+"""The tuning log: pages at any depth, winners, what lies near, the whole of it as a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+from sqlalchemy import Select, bindparam, func, select
+from sqlalchemy.orm import Session
+
+from db.errors import NotOneSpace
+from db.exchange.csv_log import csv_lines
+from db.exchange.t4 import t4_chunks
+from db.models import (
+    FacetRow,
+    HardwareRow,
+    MeasurementRow,
+    ProgramRow,
+    ToolchainRow,
+    WorkloadRow,
+)
+from db.reader import FLAT, Reader
+from db.records import MeasurementQuery, MeasurementRecord, Page
+from db.rows import workload_of
+from db.scope import Scope
+from db.session import Database
+from recommender.measurement import Measurement, MeasureStatus, Protocol
+from recommender.nearest import WorkloadIndex
+from recommender.workload import Workload
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+LATEST = (datetime.max.replace(tzinfo=UTC) - EPOCH) // MICROSECOND
+STREAMED = 500  # records held at a time while a log is exported
+Form = Literal["csv", "t4"]
+Key = tuple[float, int]
+
+
+class Log:
+    """Queries of the measurements. Everything pages by keys, so depth costs nothing."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._reader = Reader()
+        self._indices: dict[str, tuple[int, list[int], WorkloadIndex]] = {}
+
+    def best(
+        self, workload: Workload, hardware_key: str, program_digest: str, toolchain_key: str
+    ) -> Measurement | None:
+        """Return the fastest OK CONFIRM measurement (else the fastest SCREEN one) of this key."""
+        key = {
+            "workload": workload.key,
+            "kernel": workload.kernel,
+            "hardware": hardware_key,
+            "digest": program_digest,
+            "toolchain": toolchain_key,
+        }
+        with self._database.read() as session:
+            found = session.connection().execute(BEST, key).all()
+            records = self._reader.records(session, found, None)
+        return records[0].measurement if records else None
+
+    def page(self, query: MeasurementQuery, *, limit: int, after: Key | None = None) -> Page:
+        """Return up to ``limit`` measurements that match, from behind the key ``after``.
+
+        The key is (time_s, id) with ``best_first``, (number of the workload, id of the device) with
+        ``winners``, else (microseconds since 1970, id).
+        """
+        with self._database.read() as session:
+            near, distance = self._near(session, query)
+            scope = Scope(query, near)
+            if query.winners:
+                ids, more = _winners(session, scope, limit, after)
+            else:
+                ids, more = _ordered(session, scope, limit, after)
+            items = self._reader.load(session, ids, distance)
+        return Page(items=items, next_after=more)
+
+    def stream(self, query: MeasurementQuery) -> Iterator[MeasurementRecord]:
+        """Yield all measurements that match; a few hundred at a time are in memory."""
+        after: Key | None = None
+        while True:
+            page = self.page(query, limit=STREAMED, after=after)
+            yield from page.items
+            after = page.next_after
+            if after is None:
+                return
+
+    def export(self, query: MeasurementQuery, form: Form) -> Iterator[str]:
+        """Return the log that matches as pieces of a file, in bounded memory.
+
+        Raises:
+            NotOneSpace: T4 of no or of several workloads or devices (DB810).
+        """
+        if form == "csv":
+            return csv_lines(self.stream(query))
+        with self._database.read() as session:
+            near, _ = self._near(session, query)
+            found = Scope(query, near).subjects(session, 2)
+        if len(found) != 1:
+            raise NotOneSpace(found="none" if not found else "several")
+        return t4_chunks(self.stream(query))
+
+    def nearest(self, workload: Workload, count: int) -> Sequence[Measurement]:
+        """Return the fastest of each device, toolchain and protocol, of the nearest workloads."""
+        query = MeasurementQuery(kernel=workload.kernel, near=workload, near_count=count,
+                                 winners=True)  # fmt: skip
+        with self._database.read() as session:
+            near, _ = self._near(session, query)
+            if not near:
+                return []
+            found = Scope(query, near).fastest(session, near)
+            return [r.measurement for r in self._reader.load(session, [row[-1] for row in found])]
+
+    def _near(
+        self, session: Session, query: MeasurementQuery
+    ) -> tuple[list[int] | None, dict[str, float]]:
+        """Return the ids of the workloads near by, nearest first, and distances by their keys."""
+        if query.near is None:
+            return None, {}
+        kernel = query.near.kernel
+        where = WorkloadRow.kernel == kernel
+        counted = select(func.count()).select_from(WorkloadRow).where(where)
+        count = session.connection().execute(counted).scalar_one()
+        known = self._indices.get(kernel)
+        if known is None or known[0] != count:  # workloads are only ever added
+            rows = session.scalars(select(WorkloadRow).where(where)).all()
+            index = WorkloadIndex([workload_of(row) for row in rows])
+            known = self._indices[kernel] = (len(rows), [row.id for row in rows], index)
+        _, ids, index = known
+        found = index.nearest(query.near, query.near_count)
+        return [ids[i] for i, _ in found], {index.workloads[i].key: d for i, d in found}
+
+
+def _ordered(
+    session: Session, scope: Scope, limit: int, after: Key | None
+) -> tuple[list[int], Key | None]:
+    by_time = scope.query.best_first
+    bound: tuple[Any, int] | None = None
+    if after is not None:
+        first = after[0] if by_time else EPOCH + min(max(int(after[0]), 0), LATEST) * MICROSECOND
+        bound = (first, after[1])
+    ids = scope.ids(session, bound, limit + 1)
+    if len(ids) <= limit:
+        return ids, None
+    ids.pop()
+    row = MeasurementRow
+    key = select(row.time_s, row.measured_at).where(row.id == ids[-1])
+    time_s, at = session.execute(key).one()
+    return ids, ((time_s or 0.0) if by_time else (at - EPOCH) // MICROSECOND, ids[-1])
+
+
+def _winners(
+    session: Session, scope: Scope, limit: int, after: Key | None
+) -> tuple[list[int], Key | None]:
+    """Return the winner of every workload and device; the key is that of the last one returned."""
+    last, last_device = (-1, 0) if after is None else (min(int(after[0]), 2**31 - 1), after[1])
+    near, behind = scope.near, last - 1
+    found: list[tuple[int, int, int]] = []
+    width = 1 + (limit if scope.query.hardware_key else limit // 4)
+    while len(found) <= limit:
+        if near is None:
+            ids = scope.workload_ids(session, behind, width)
+            numbers = {workload: workload for workload in ids}
+        else:
+            numbers = {w: i for i, w in enumerate(near) if behind < i <= behind + width}
+            ids = list(numbers)
+        if not ids:
+            break
+        behind = max(numbers.values())
+        best: dict[tuple[int, int], tuple[bool, float, int]] = {}
+        for workload, device, protocol, time_s, number in scope.fastest(session, ids):
+            key = (numbers[workload], device)
+            order = (protocol != Protocol.CONFIRM.value, time_s, number)
+            if key > (last, last_device) and (key not in best or order < best[key]):
+                best[key] = order
+        found += [(*key, best[key][-1]) for key in sorted(best)]
+    more = found[limit - 1][:2] if len(found) > limit else None
+    return [number for *_, number in found[:limit]], more
+
+
+def _best() -> Select[Any]:
+    confirmed, screened = (
+        _fastest(protocol).scalar_subquery() for protocol in (Protocol.CONFIRM, Protocol.SCREEN)
+    )
+    return FLAT.where(MeasurementRow.id == func.coalesce(confirmed, screened))
+
+
+def _fastest(protocol: Protocol) -> Select[int]:
+    row = MeasurementRow
+    workload = select(WorkloadRow.id).where(WorkloadRow.key == bindparam("workload"))
+    program = select(ProgramRow.id).where(
+        ProgramRow.kernel == bindparam("kernel"), ProgramRow.digest == bindparam("digest")
+    )
+    facet = (
+        select(FacetRow.id)
+        .join(HardwareRow, FacetRow.hardware_id == HardwareRow.id)
+        .join(ToolchainRow, FacetRow.toolchain_id == ToolchainRow.id)
+        .where(
+            FacetRow.kernel == bindparam("kernel"),
+            HardwareRow.key == bindparam("hardware"),
+            ToolchainRow.key == bindparam("toolchain"),
+            FacetRow.protocol == protocol.value,
+            FacetRow.status == MeasureStatus.OK.value,
+        )
+    )
+    return (
+        select(row.id)
+        .where(
+            row.workload_id == workload.scalar_subquery(),
+            row.facet_id == facet.scalar_subquery(),
+            row.program_id == program.scalar_subquery(),
+        )
+        .order_by(row.time_s, row.id)
+        .limit(1)
+    )
+
+
+BEST = _best()

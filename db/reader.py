@@ -1,0 +1,140 @@
+"""Reads measurements by id: flat rows, what many share built once and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Row, Select, bindparam, select
+from sqlalchemy.orm import Session
+
+from db.models import (
+    Base,
+    ConfigRow,
+    HardwareRow,
+    MeasurementRow,
+    ProgramRow,
+    RunRow,
+    SampleRow,
+    ToolchainRow,
+    TrialRow,
+    WorkloadRow,
+)
+from db.records import MeasurementRecord
+from db.rows import hardware_of, toolchain_of, workload_of
+from recommender.measurement import Measurement, MeasureStatus, Protocol
+from tilecore.tile_config import TileConfig
+
+MAX_KEPT = 50_000  # workloads, programs, devices and toolchains in memory
+CHUNK = 400  # ids asked for in one statement: below all limits on bound values
+Shared = Mapping[tuple[type[Base], Any], Any]
+
+
+class Reader:
+    """Measurements as values. Identities never change, so those read once are kept.
+
+    The profile of a device does change (``SqlStore.save_hardware``): it is kept with its date.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[type[Base], Any], Any] = {}
+
+    def load(
+        self, session: Session, ids: Sequence[int], distance: Mapping[str, float] | None = None
+    ) -> list[MeasurementRecord]:
+        """Return the records with these ids, in this order.
+
+        Args:
+            session: to read with.
+            ids: of measurements that exist.
+            distance: of workloads, by their key, from the one that was asked for.
+        """
+        rows: list[Row[Any]] = []
+        for start in range(0, len(ids), CHUNK):
+            rows += session.connection().execute(BY_IDS, {"ids": ids[start : start + CHUNK]})
+        found = {record.id: record for record in self.records(session, rows, distance)}
+        return [found[number] for number in ids if number in found]
+
+    def records(
+        self, session: Session, rows: Sequence[Row[Any]], distance: Mapping[str, float] | None
+    ) -> list[MeasurementRecord]:
+        """Return the records of rows of ``FLAT``."""
+        shared = self._shared(session, rows)
+        return [_record(row, shared, distance or {}) for row in rows]
+
+    def _shared(self, session: Session, rows: Sequence[Row[Any]]) -> Shared:
+        """Return what rows refer to, by table and id."""
+        wanted: set[tuple[type[Base], Any]] = set()
+        for row in rows:
+            wanted.add((WorkloadRow, row.workload_id))
+            wanted.add((ProgramRow, row.program_id))
+            wanted.add((ToolchainRow, row.toolchain_id))
+            wanted.add((HardwareRow, (row.hardware_id, row.updated_at)))
+        kept = self._kept
+        found = {key: kept[key] for key in wanted if key in kept}
+        if len(found) == len(wanted):
+            return found
+        read: dict[tuple[type[Base], Any], Any] = {}
+        for table, key in wanted - found.keys():
+            number = key[0] if table is HardwareRow else key
+            read[table, key] = _value(session.get_one(table, number))
+        self._kept = read if len(kept) + len(read) > MAX_KEPT else kept | read
+        return found | read
+
+
+def _value(row: Base) -> Any:
+    if isinstance(row, WorkloadRow):
+        return workload_of(row), row.key
+    if isinstance(row, HardwareRow):
+        return hardware_of(row)
+    if isinstance(row, ToolchainRow):
+        return toolchain_of(row)
+    assert isinstance(row, ProgramRow)
+    return row.digest
+
+
+def _record(row: Row[Any], shared: Shared, distance: Mapping[str, float]) -> MeasurementRecord:
+    workload, key = shared[WorkloadRow, row.workload_id]
+    measurement = Measurement(
+        workload=workload,
+        config=TileConfig.of(row.knobs),
+        hardware=shared[HardwareRow, (row.hardware_id, row.updated_at)],
+        toolchain=shared[ToolchainRow, row.toolchain_id],
+        program_digest=shared[ProgramRow, row.program_id],
+        protocol=Protocol(row.protocol),
+        threads=row.threads,
+        status=MeasureStatus(row.status),
+        times_s=tuple(row.times_s),
+        reference_times_s=tuple(row.reference_times_s),
+        detail=row.detail,
+        compile_s=row.compile_s,
+        max_error=row.max_error,
+        worker=row.worker,
+        measured_at=row.measured_at,
+        metrics=row.metrics,
+    )
+    return MeasurementRecord(
+        id=row.id, run=row.public_id, measurement=measurement, distance=distance.get(key)
+    )
+
+
+def _flat() -> Select[Any]:
+    row = MeasurementRow
+    columns: tuple[Any, ...] = (
+            row.id, row.workload_id, row.hardware_id, row.program_id, row.toolchain_id,
+            row.protocol, row.threads, row.status, row.compile_s, row.max_error, row.detail,
+            row.worker, row.metrics, row.measured_at, HardwareRow.updated_at, ConfigRow.knobs,
+            SampleRow.times_s, SampleRow.reference_times_s, RunRow.public_id,
+        )  # fmt: skip
+    return (
+        select(*columns)
+        .join(HardwareRow, row.hardware_id == HardwareRow.id)
+        .join(ConfigRow, row.config_id == ConfigRow.id)
+        .join(SampleRow, SampleRow.measurement_id == row.id)
+        .outerjoin(TrialRow, row.trial_id == TrialRow.id)
+        .outerjoin(RunRow, TrialRow.run_id == RunRow.id)
+    )
+
+
+FLAT = _flat()
+BY_IDS = FLAT.where(MeasurementRow.id.in_(bindparam("ids", expanding=True)))

@@ -1,0 +1,290 @@
+"""The log as users ask it: every filter, order and page against a plain list of what is stored."""
+
+import csv
+import io
+import json
+import random
+import threading
+import tracemalloc
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from db.errors import NotOneSpace
+from db.migrate import open_database
+from db.records import MeasurementQuery
+from db.store import SqlStore
+from recommender.hardware import HardwareProfile
+from recommender.measurement import MeasureStatus, Protocol, Toolchain
+from recommender.nearest import best_nearby, workload_distance
+from recommender.recorded import RecordedSpace
+from recommender.workload import Workload
+from tests.db.conftest import measurement
+from tilecore.tile_config import TileConfig
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+KERNELS, SIZES, DTYPES = ("gemm", "conv"), (64, 128, 4096), ("float32", "float16")
+DEVICES = [
+    HardwareProfile(name=name, kind="cpu", arch="x86-64-avx2", cores=2) for name in ("A", "B", "C")
+]
+TOOLCHAINS = [Toolchain(tilecore=name, tvm="0.27", llvm="22") for name in ("t1", "t2")]
+STATUSES = (MeasureStatus.OK, MeasureStatus.OK, MeasureStatus.COMPILE_ERROR, MeasureStatus.UNSTABLE)
+
+
+def some(seed, number):
+    """Return a random measurement; times and dates repeat, so that ids must break ties."""
+    rng = random.Random(f"{seed} {number}")
+    status = rng.choice(STATUSES)
+    problem = {"m": rng.choice(SIZES), "n": 64, "k": 32, "dtype": rng.choice(DTYPES)}
+    ok = status is MeasureStatus.OK
+    return measurement(
+        rng.choice((1, 2, 3, 5, 8)) * 1e-3 if ok else None,
+        workload=Workload.of(rng.choice(KERNELS), problem, rng.choice((0, 1))),
+        config=TileConfig.of(block_M=number),
+        hardware=rng.choice(DEVICES),
+        toolchain=rng.choice(TOOLCHAINS),
+        program_digest=rng.choice(("p1", "p2")),
+        protocol=rng.choice(list(Protocol)),
+        status=status,
+        measured_at=START + timedelta(hours=rng.randrange(48)),
+    )
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory):
+    path = tmp_path_factory.mktemp("log") / "tilecore.db"
+    store = SqlStore(open_database(f"sqlite:///{path}"))
+    records = [some("log", number) for number in range(400)]
+    ids = store.add_all(records)
+    yield store, dict(zip(ids, records, strict=True))
+    store.database.close()
+
+
+def matches(query, m):
+    problem = dict(m.workload.problem)
+    asked = {
+        "kernel": m.workload.kernel, "threads": m.workload.threads, "status": m.status,
+        "protocol": m.protocol, "hardware_key": m.hardware.key, "toolchain_key": m.toolchain.key,
+        "program_digest": m.program_digest, **{d: problem[d] for d in ("m", "n", "k", "dtype")},
+    }  # fmt: skip
+    return (
+        all(getattr(query, name) in (None, value) for name, value in asked.items())
+        and (query.since is None or m.measured_at >= query.since)
+        and (query.until is None or m.measured_at < query.until)
+        and (m.status is MeasureStatus.OK or not (query.best_first or query.winners))
+    )
+
+
+def all_ids(store, query, limit):
+    seen, after = [], None
+    while True:
+        page = store.page(query, limit=limit, after=after)
+        assert len(page.items) <= limit
+        seen += [r.id for r in page.items]
+        after = page.next_after
+        if after is None:
+            return seen
+        assert len(page.items) == limit
+
+
+def maybe(values):
+    return st.none() | st.sampled_from(list(values))
+
+
+FILTERS = {
+    "kernel": maybe((*KERNELS, "softmax")),
+    "m": maybe(SIZES),
+    "dtype": maybe(DTYPES),
+    "threads": maybe((0, 1)),
+    "status": maybe((MeasureStatus.OK, MeasureStatus.COMPILE_ERROR, MeasureStatus.WRONG_RESULT)),
+    "protocol": maybe(Protocol),
+    "hardware_key": maybe(d.key for d in DEVICES),
+    "toolchain_key": maybe([t.key for t in TOOLCHAINS] + ["unknown"]),
+    "program_digest": maybe(("p1", "p3")),
+    "since": maybe(START + timedelta(hours=h) for h in (0, 12, 30)),
+    "until": maybe(START + timedelta(hours=h) for h in (12, 31)),
+}
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    filters=st.fixed_dictionaries(FILTERS), best=st.booleans(), limit=st.sampled_from((3, 40, 500))
+)
+def test_every_combination_of_filters_pages_like_a_list(filled, filters, best, limit):
+    store, stored = filled
+    query = MeasurementQuery(**filters, best_first=best)
+    found = [number for number, m in stored.items() if matches(query, m)]
+    if best:
+        found.sort(key=lambda i: (stored[i].time_s, i))
+    else:
+        found.sort(key=lambda i: (stored[i].measured_at, i), reverse=True)
+    assert all_ids(store, query, limit) == found
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(filters=st.fixed_dictionaries(FILTERS), limit=st.sampled_from((1, 7, 100)))
+def test_winners_are_the_best_of_each_workload_and_device(filled, filters, limit):
+    store, stored = filled
+    query = MeasurementQuery(**filters, winners=True)
+    best = {}
+    for number, m in stored.items():
+        if matches(query, m):
+            order = (m.protocol is not Protocol.CONFIRM, m.time_s, number)
+            key = (m.workload.key, m.hardware.key)
+            best[key] = min(best.get(key, order), order)
+    found = all_ids(store, query, limit)
+    assert sorted(found) == sorted(order[-1] for order in best.values())
+    assert len(set(found)) == len(found)
+
+
+def test_records_near_a_shape_come_with_their_distance(filled):
+    store, stored = filled
+    asked = Workload.of("gemm", {"m": 100, "n": 64, "k": 32, "dtype": "float32"})
+    page = store.page(MeasurementQuery(near=asked, near_count=2, winners=True), limit=100)
+    assert {dict(r.measurement.workload.problem)["m"] for r in page.items} == {128}
+    distances = [r.distance for r in page.items]
+    assert distances == sorted(distances)
+    for r in page.items:
+        assert r.distance == pytest.approx(workload_distance(r.measurement.workload, asked))
+    log = store.page(MeasurementQuery(near=asked, near_count=2), limit=500).items
+    near = {r.measurement.workload.key for r in page.items}
+    assert len(log) == sum(m.workload.key in near for m in stored.values())
+    elsewhere = Workload.of("softmax", {"m": 1})
+    assert store.page(MeasurementQuery(near=elsewhere), limit=5).items == []
+
+
+def test_a_new_workload_is_found_near_by_at_once(store, make_measurement, make_workload):
+    store.add(make_measurement(workload=make_workload(64)))
+    query = MeasurementQuery(near=make_workload(1000), near_count=1)
+    assert dict(store.page(query, limit=1).items[0].measurement.workload.problem)["m"] == 64
+    store.add(make_measurement(workload=make_workload(1024)))
+    assert dict(store.page(query, limit=1).items[0].measurement.workload.problem)["m"] == 1024
+
+
+def test_what_lies_near_serves_recommendations_like_the_whole_log(filled):
+    store, stored = filled
+    asked = Workload.of("gemm", {"m": 100, "n": 64, "k": 32, "dtype": "float32"})
+    key = {"program_digest": "p1", "toolchain_key": TOOLCHAINS[0].key}
+    gemms = [m for m in stored.values() if m.workload.kernel == "gemm"]
+    whole = best_nearby(gemms, asked, DEVICES[0], **key)
+    near = best_nearby(store.nearest(asked, count=16), asked, DEVICES[0], **key)
+    summary = [
+        [(n.distance, n.is_stale, n.measurement.protocol, n.measurement.time_s) for n in found]
+        for found in (whole, near)
+    ]
+    assert sorted(summary[0]) == sorted(summary[1])
+
+
+def test_many_workloads_are_walked_as_one_log(store, make_measurement):
+    ids = store.add_all(
+        [
+            make_measurement(workload=Workload.of("gemm", {"m": i, "dtype": "float32"}))
+            for i in range(1, 1101)
+        ]
+    )
+    assert all_ids(store, MeasurementQuery(dtype="float32"), 400) == ids[::-1]
+
+
+def test_a_bad_key_shows_an_empty_page(filled):
+    store, _ = filled
+    for query in (MeasurementQuery(), MeasurementQuery(winners=True)):
+        store.page(query, limit=5, after=(2.0**61, 2**61))
+        store.page(query, limit=5, after=(-(2.0**61), -(2**61)))
+
+
+def test_a_batch_is_stored_whole_or_not_at_all(store, make_measurement):
+    from sqlalchemy import text
+
+    with store.database.write() as session:
+        session.execute(
+            text(
+                "create trigger refuse before insert on measurement when new.worker = 'bad' "
+                "begin select raise(abort, 'refused'); end"
+            )
+        )
+    batch = [make_measurement(worker=w, config=TileConfig.of(w=w)) for w in ("good", "bad")]
+    with pytest.raises(Exception, match="refused"):
+        store.add_all(batch)
+    assert store.count_measurements() == 0
+    store.add(batch[0])  # what it refers to was rolled back, too: nothing of it is remembered
+    assert store.measurements() == [batch[0]]
+
+
+def test_32_writers_lose_nothing(store, make_measurement, database_path):
+    faults = []
+
+    def write(name):
+        own = SqlStore(open_database(f"sqlite:///{database_path}"))
+        try:
+            for i in range(3):
+                own.add(make_measurement(config=TileConfig.of(writer=name, i=i)))
+        except Exception as error:  # noqa: BLE001  any fault is one that a user would see
+            faults.append(error)
+        finally:
+            own.database.close()
+
+    threads = [threading.Thread(target=write, args=(name,)) for name in range(32)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+    assert len({m.config for m in store.measurements()}) == 96
+
+
+def test_csv_holds_every_record(filled):
+    store, stored = filled
+    query = MeasurementQuery(kernel="conv")
+    lines = list(csv.DictReader(io.StringIO("".join(store.log.export(query, "csv")))))
+    assert [int(line["id"]) for line in lines] == all_ids(store, query, 500)
+    for line in lines:
+        m = stored[int(line["id"])]
+        assert json.loads(line["config"]) == dict(m.config)
+        assert json.loads(line["repeats_us"]) == pytest.approx([t * 1e6 for t in m.times_s])
+        assert (line["status"], line["time_us"] == "") == (m.status.value, m.time_s is None)
+        assert datetime.fromisoformat(line["measured_at"]) == m.measured_at
+
+
+def test_t4_of_a_space_loads_again(store, make_measurement, tmp_path):
+    times = [1e-3, 2e-3, None, 4e-3]
+    records = [make_measurement(t, config=TileConfig.of(a=i, b="x")) for i, t in enumerate(times)]
+    store.add_all([make_measurement(config=TileConfig.of(other=1)), *records])
+    path = tmp_path / "space.t4.json"
+    path.write_text("".join(store.log.export(MeasurementQuery(kernel="gemm"), "t4")))
+    space = RecordedSpace.load(path)
+    assert space.knobs == ("a", "b")
+    assert set(space.configs) == {(str(i), "x") for i in range(4)}
+    means = {c[0]: t for c, t in zip(space.configs, space.time_s, strict=True)}
+    assert means["1"] == pytest.approx(sum(records[1].times_s) / 3)
+    assert means["2"] != means["2"]
+    document = json.loads(path.read_text())
+    assert (document["metadata"]["results"], document["metadata"]["left_out"]) == (4, 1)
+    assert document["results"][1]["invalidity"] == "compile"
+
+
+def test_t4_wants_one_space(filled):
+    store, _ = filled
+    with pytest.raises(NotOneSpace, match=r"DB810.*found several"):
+        store.log.export(MeasurementQuery(kernel="gemm"), "t4")
+    with pytest.raises(NotOneSpace, match=r"DB810.*found none"):
+        store.log.export(MeasurementQuery(kernel="softmax"), "t4")
+
+
+def test_a_stream_holds_few_records_in_memory(store, make_measurement):
+    for start in range(0, 2000, 1000):
+        store.add_all(
+            [make_measurement(config=TileConfig.of(i=i)) for i in range(start, start + 1000)]
+        )
+    peaks = []
+    for count in (600, 2000):
+        tracemalloc.start()
+        size = sum(
+            len(piece) for piece in islice(store.log.export(MeasurementQuery(), "csv"), count)
+        )
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert size > 500_000
+    assert peaks[1] < 1.5 * peaks[0]

@@ -1,0 +1,25 @@
+"""WorkloadIndex finds what ``workload_distance`` says is nearest."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recommender.nearest import WorkloadIndex, workload_distance
+from recommender.workload import Workload
+
+SIZES = st.sampled_from((0, 1, 7, 64, 1000, 4096))
+PROBLEMS = st.fixed_dictionaries(
+    {"m": SIZES, "dtype": st.sampled_from(("float16", "float32"))},
+    optional={"n": SIZES, "flag": st.booleans(), "pad": st.text(max_size=2)},
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(PROBLEMS, max_size=12), PROBLEMS, st.integers(1, 5))
+def test_nearest_is_what_the_distance_says(known, asked, count):
+    workloads = [Workload.of("gemm", problem) for problem in known]
+    wanted = Workload.of("gemm", asked)
+    found = WorkloadIndex(workloads).nearest(wanted, count)
+    distances = [workload_distance(w, wanted) for w in workloads]
+    assert [d for _, d in found] == pytest.approx(sorted(distances)[:count])
+    assert all(d == pytest.approx(distances[i]) for i, d in found)
