@@ -47,7 +47,7 @@ FEW = 1024  # facets or workloads that are walked one by one at most
 DIRECT = 4  # so few are walked at once
 PROBED = 2_000  # next rows of the log looked at first: a scope that is not rare ends there
 FARTHER = 20_000  # rows looked at next, where that costs less than merging
-MERGED = 2_500  # ids that cost as much to merge: each is looked up
+MERGED = 10_000  # ids that cost as much to merge: each is looked up
 FACET_FILTERS = ("protocol", "status", "hardware_key", "toolchain_key")
 WORKLOAD_FILTERS = {"workload_key": "key", "dtype": "dtype", "m": "m", "n": "n", "k": "k",
                     "threads": "threads"}  # fmt: skip
@@ -262,7 +262,8 @@ class Scope:
         if self.query.run is not None or not (shape.has_facets or shape.has_workloads):
             return _ids(session, whole(shape), values)
         walked, count = self._few(session)
-        if count > DIRECT:
+        by_other_index = shape.by_time and shape.names & {"since", "until"}
+        if count > DIRECT and not (by_other_index and walked):
             found = _ids(session, probe(shape), values | {"probed": max(PROBED, limit)})
             if len(found) < limit and count * limit > MERGED:
                 farther = min(2 * PROBED * limit // max(len(found), 1), FARTHER)
