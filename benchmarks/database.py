@@ -382,7 +382,7 @@ def writers(url: str, example: Measurement) -> dict[str, Any]:
             program_digest="p", spec=spec, body_hash=digest(spec),
         )
     )  # fmt: skip
-    epoch = store.leader.acquire("benchmark", 3600)
+    epoch = store.leader.acquire("benchmark", 3600, is_gone=lambda _: True)  # an earlier benchmark
     before = store.count_measurements()
     store.database.close()
     context = multiprocessing.get_context("fork")

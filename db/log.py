@@ -139,7 +139,7 @@ def _ordered(
     by_time = scope.query.best_first
     bound: tuple[Any, int] | None = None
     if after is not None:
-        first = after[0] if by_time else EPOCH + min(max(int(after[0]), 0), LATEST) * MICROSECOND
+        first = after[0] if by_time else EPOCH + _clamped(after[0], 0, LATEST) * MICROSECOND
         bound = (first, after[1])
     ids = scope.ids(session, bound, limit + 1)
     if len(ids) <= limit:
@@ -151,11 +151,16 @@ def _ordered(
     return ids, ((time_s or 0.0) if by_time else (at - EPOCH) // MICROSECOND, ids[-1])
 
 
+def _clamped(value: float, low: int, high: int) -> int:
+    """Return a part of a key that a stranger may have forged, as one the database can hold."""
+    return min(max(int(value), low), high)
+
+
 def _winners(
     session: Session, scope: Scope, limit: int, after: Key | None
 ) -> tuple[list[int], Key | None]:
     """Return the winner of every workload and device; the key is that of the last one returned."""
-    last, last_device = (-1, 0) if after is None else (min(int(after[0]), 2**31 - 1), after[1])
+    last, last_device = (-1, 0) if after is None else (_clamped(after[0], -1, 2**31 - 1), after[1])
     near, behind = scope.near, last - 1
     found: list[tuple[int, int, int]] = []
     width = 1 + (limit if scope.query.hardware_key else limit // 4)

@@ -75,22 +75,25 @@ class Reader:
         if len(found) == len(wanted):
             return found
         read: dict[tuple[type[Base], Any], Any] = {}
+        by_table: dict[type[Base], dict[int, Any]] = {}
         for table, key in wanted - found.keys():
-            number = key[0] if table is HardwareRow else key
-            read[table, key] = _value(session.get_one(table, number))
+            by_table.setdefault(table, {})[key[0] if table is HardwareRow else key] = key
+        for table, keys in by_table.items():
+            numbers = list(keys)
+            for start in range(0, len(numbers), CHUNK):
+                some = {"ids": numbers[start : start + CHUNK]}
+                for row in session.connection().execute(REFERRED[table], some):
+                    read[table, keys[row.id]] = _value(table, row)
         self._kept = read if len(kept) + len(read) > MAX_KEPT else kept | read
         return found | read
 
 
-def _value(row: Base) -> Any:
-    if isinstance(row, WorkloadRow):
+def _value(table: type[Base], row: Any) -> Any:
+    if table is WorkloadRow:
         return workload_of(row), row.key
-    if isinstance(row, HardwareRow):
+    if table is HardwareRow:
         return hardware_of(row)
-    if isinstance(row, ToolchainRow):
-        return toolchain_of(row)
-    assert isinstance(row, ProgramRow)
-    return row.digest
+    return toolchain_of(row) if table is ToolchainRow else row.digest
 
 
 def _record(row: Row[Any], shared: Shared, distance: Mapping[str, float]) -> MeasurementRecord:
@@ -138,3 +141,7 @@ def _flat() -> Select[Any]:
 
 FLAT = _flat()
 BY_IDS = FLAT.where(MeasurementRow.id.in_(bindparam("ids", expanding=True)))
+REFERRED: dict[type[Base], Select[Any]] = {
+    row: select(row.__table__).where(row.__table__.c.id.in_(bindparam("ids", expanding=True)))
+    for row in (WorkloadRow, HardwareRow, ToolchainRow, ProgramRow)
+}

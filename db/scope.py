@@ -46,7 +46,8 @@ from recommender.measurement import MeasureStatus
 FEW = 1024  # facets or workloads that are walked one by one at most
 DIRECT = 4  # so few are walked at once
 PROBED = 2_000  # next rows of the log looked at first: a scope that is not rare ends there
-FARTHER = 20_000  # rows looked at where the first ones promise that this will be enough
+FARTHER = 20_000  # rows looked at next, where that costs less than merging
+MERGED = 10_000  # ids that cost as much to merge: each is looked up
 FACET_FILTERS = ("protocol", "status", "hardware_key", "toolchain_key")
 WORKLOAD_FILTERS = {"workload_key": "key", "dtype": "dtype", "m": "m", "n": "n", "k": "k",
                     "threads": "threads"}  # fmt: skip
@@ -101,13 +102,19 @@ class Shape:
         if "program_digest" in self.names:
             programs = select(PROGRAMS.c.id).where(_is(PROGRAMS.c.digest, "program_digest"))
             found.append(row.program_id.in_(programs))
+        found += self.dates(row)
+        if "run" in self.names:
+            trials = select(TRIALS.c.id).join(RUNS, TRIALS.c.run_id == RUNS.c.id)
+            found.append(row.trial_id.in_(trials.where(_is(RUNS.c.public_id, "run"))))
+        return found
+
+    def dates(self, row: Any) -> list[ColumnElement[bool]]:
+        """Return the conditions on the time of measuring."""
+        found: list[ColumnElement[bool]] = []
         if "since" in self.names:
             found.append(row.measured_at >= _bound(LOG.c.measured_at, "since"))
         if "until" in self.names:
             found.append(row.measured_at < _bound(LOG.c.measured_at, "until"))
-        if "run" in self.names:
-            trials = select(TRIALS.c.id).join(RUNS, TRIALS.c.run_id == RUNS.c.id)
-            found.append(row.trial_id.in_(trials.where(_is(RUNS.c.public_id, "run"))))
         return found
 
     def behind(self, row: Any) -> list[ColumnElement[bool]]:
@@ -172,8 +179,8 @@ def probe(shape: Shape) -> Select[Any]:
         columns.append(c.program_id)
     if shape.by_time and shape.names & {"since", "until"}:
         columns.append(c.measured_at)
-    exists = [c.time_s.is_not(None)] if shape.by_time else []
-    rows = select(*columns).where(*exists, *shape.behind(c)).order_by(*shape.order(c))
+    ordered_by = [c.time_s.is_not(None)] if shape.by_time else shape.dates(c)
+    rows = select(*columns).where(*ordered_by, *shape.behind(c)).order_by(*shape.order(c))
     part = rows.limit(bindparam("probed")).subquery().c
     found = select(part.id).where(*shape.conditions(part))
     return found.order_by(*shape.order(part)).limit(bindparam("limit"))
@@ -255,10 +262,11 @@ class Scope:
         if self.query.run is not None or not (shape.has_facets or shape.has_workloads):
             return _ids(session, whole(shape), values)
         walked, count = self._few(session)
-        if count > DIRECT:
+        by_other_index = shape.by_time and shape.names & {"since", "until"}
+        if count > DIRECT and not (by_other_index and walked):
             found = _ids(session, probe(shape), values | {"probed": max(PROBED, limit)})
-            farther = 2 * PROBED * limit // max(len(found), 1)
-            if len(found) < limit and farther <= min(FARTHER, count * limit):
+            if len(found) < limit and count * limit > MERGED:
+                farther = min(2 * PROBED * limit // max(len(found), 1), FARTHER)
                 found = _ids(session, probe(shape), values | {"probed": farther})
             if len(found) == limit:
                 return found

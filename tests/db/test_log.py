@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import random
 import threading
 import tracemalloc
@@ -14,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from db.errors import NotOneSpace
-from db.migrate import open_database
+from db.migrate import open_database, upgrade
 from db.records import MeasurementQuery
+from db.session import Database
 from db.store import SqlStore
 from recommender.hardware import HardwareProfile
 from recommender.measurement import MeasureStatus, Protocol, Toolchain
@@ -53,10 +55,18 @@ def some(seed, number):
     )
 
 
-@pytest.fixture(scope="module")
-def filled(tmp_path_factory):
-    path = tmp_path_factory.mktemp("log") / "tilecore.db"
-    store = SqlStore(open_database(f"sqlite:///{path}"))
+POSTGRES = "TILECORE_TEST_POSTGRES_URL"  # of an empty database for these tests
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def filled(request, tmp_path_factory):
+    url = f"sqlite:///{tmp_path_factory.mktemp('log') / 'tilecore.db'}"
+    if request.param == "postgresql":
+        url = os.environ.get(POSTGRES, "")
+        if not url:
+            pytest.skip(f"needs PostgreSQL: set {POSTGRES}")
+        upgrade(Database(url))
+    store = SqlStore(open_database(url))
     records = [some("log", number) for number in range(400)]
     ids = store.add_all(records)
     yield store, dict(zip(ids, records, strict=True))
