@@ -129,11 +129,9 @@ def block_resources(
     registers = _fragment_registers(launch, columns, threads)
     operands = [p.operand_registers for p in found]
     registers = registers + OTHER_REGISTERS + np.maximum.reduce([0 * threads, *operands])
-    copies_alone = (deepest > 1) & (len(stages) > 0) & target.has_tma
-    total = threads + np.where(copies_alone, PRODUCER_THREADS, 0)
+    total = threads + (PRODUCER_THREADS if stages and target.has_tma else 0)
     resident = _resident(threads, total, registers, shared, target)
-    most = threads + PRODUCER_THREADS * (len(stages) > 0 and target.has_tma)
-    first = np.floor(target.registers_per_multiprocessor / most / REGISTER_STEP) * REGISTER_STEP
+    first = np.floor(target.registers_per_multiprocessor / total / REGISTER_STEP) * REGISTER_STEP
     return BlockResources(total, shared, registers, resident, deepest, first)
 
 
