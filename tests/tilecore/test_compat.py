@@ -418,7 +418,11 @@ def test_a_rewrite_of_tvms_trees_is_refused(tmp_path) -> None:
 def test_a_survey_builds_for_gpus_too(folder: Path) -> None:
     table = folder / "gpu.md"
     given = ["--survey", str(folder), "--match", "^.*/add.py", "--gpu-out", str(table)]
-    assert main([*given, "--compile-for", "sm_80,h100"]) == 0
+    # In a process of its own: a fork of one that has used NVRTC before waits for its threads.
+    command = [sys.executable, "-m", "tilecore.compat", *given, "--compile-for", "sm_80,h100"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "out of time" not in done.stdout
     text = table.read_text()
     assert "| sm_80 | 1 | 1 | 0 |" in text
     assert "| h100 | 1 | 1 | 0 |" in text
