@@ -76,10 +76,6 @@ def gpu_limits(
             lambda b, p: b.shared_bytes <= target.shared_per_block, is_hard=True,
         ),
         rule(
-            knob, "an instruction's sums within the registers that threads of a block start with",
-            _instructions_fit, is_hard=True,
-        ),
-        rule(
             knob, f"sums and operands of a thread within {registers} registers",
             lambda b, p: b.registers <= registers, is_hard=False,
         ),
@@ -96,13 +92,6 @@ def gpu_limits(
     if site is not None and site.a.source is not None and site.b.source is not None:
         limits += _no_larger_than_needed(site, values)
     return limits
-
-
-def _instructions_fit(block: BlockResources, made: Sequence[Product]) -> Mask:
-    """Return whether each instruction finds its registers before any are moved to it."""
-    most = np.maximum.reduce([0 * block.threads, *(p.instruction_registers for p in made)])
-    found: Mask = most <= block.first_registers
-    return found
 
 
 def _are_served(made: Sequence[Product]) -> Mask | bool:

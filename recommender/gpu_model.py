@@ -7,7 +7,6 @@ Blocks on one multiprocessor share its units; blocks come in waves, the last one
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,7 +95,6 @@ class _LaunchModel:
         self.products = products(launch, columns, self.target)
         self.block = block_resources(launch, columns, self.target, self.products)
         self.count = numbers(launch.blocks, columns)
-        self.clock = hardware.clock_hz * hardware.cores  # of all multiprocessors
 
     def terms(self) -> tuple[dict[str, Floats], dict[str, Floats]]:
         """Return (terms of the time, what each resource alone needs)."""
@@ -223,29 +221,20 @@ class _LaunchModel:
     def _memory_s(self, wave: Floats) -> Floats:
         """Return the time that the device's memory needs; ``wave``: blocks that run at a time."""
         reads = [(op, a) for op in self.launch.ops for a in op.reads if a.buffer.scope == "global"]
-        unique = [self._footprint(a) for _, a in reads]
+        unique = [numbers(a.footprint_bytes, self.columns) for _, a in reads]
         held = self.k.l2_share * self.hardware.l2_bytes
         fits = np.add.reduce([numbers(0, self.columns), *unique]) <= held
         waves = np.ceil(self.count / wave)
-        total = numbers(self.launch_writes(), self.columns)
+        written = dict.fromkeys(a.buffer for _, a in self.launch.accesses(writes=True))
+        stored = [self.launch.tensor_bytes(buffer, writes=True) for buffer in written]
+        total: Floats = np.add.reduce([numbers(b, self.columns) for b in (0, *stored)])
         for (op, access), once in zip(reads, unique, strict=True):
             moved = numbers(access.tile_bytes, self.columns) * self._trips(op) * self.count
             boxes = self._boxes_of_wave(access, wave)
             again = boxes * numbers(access.tile_bytes, self.columns) * self._trips(op) * waves
             total = total + np.where(fits, once, np.clip(again, once, np.maximum(once, moved)))
-        return total / (self.hardware.bandwidth_bytes_per_s * self.k.memory_efficiency)
-
-    def launch_writes(self) -> object:
-        """Return the bytes that the launch writes to tensors."""
-        buffers = dict.fromkeys(a.buffer for _, a in self.launch.accesses(writes=True))
-        total: object = 0
-        for buffer in buffers:
-            part = self.launch.tensor_bytes(buffer, writes=True)
-            total = part if total == 0 else part + total  # type: ignore[operator]
-        return total
-
-    def _footprint(self, access: Access) -> Floats:
-        return numbers(access.footprint_bytes, self.columns)
+        found: Floats = total / (self.hardware.bandwidth_bytes_per_s * self.k.memory_efficiency)
+        return found
 
     def _boxes_of_wave(self, access: Access, wave: Floats) -> Floats:
         """Return how many different boxes the blocks of a wave read; the first axis is fastest."""
@@ -263,13 +252,3 @@ def _side_by_side(*times: Floats) -> Floats:
     """Return the time of what overlaps: the longest, and more where several are nearly as long."""
     found: Floats = np.add.reduce([t**OVERLAP for t in times]) ** (1 / OVERLAP)
     return found
-
-
-def occupied(blocks: Sequence[BlockResources], row: int) -> str:
-    """Return what a block takes, in words."""
-    parts = [
-        f"{b.threads[row]:.0f} threads, {b.shared_bytes[row] / 1024:.0f} KiB shared, about "
-        f"{b.registers[row]:.0f} registers, {b.resident[row]:.0f} resident"
-        for b in blocks
-    ]
-    return "; ".join(parts)

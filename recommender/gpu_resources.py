@@ -44,7 +44,6 @@ REGISTER_BYTES = 4
 OTHER_REGISTERS = 22
 PRODUCER_THREADS = WARPGROUP  # the warpgroup that issues TMA copies
 PRODUCER_REGISTERS = 24
-WGMMA_OTHER_REGISTERS = 26  # see _instruction_registers
 REGISTER_STEP = 8  # registers of a thread come in eights
 BARRIERS_OF_STAGE_BYTES = 16  # two mbarriers: full and empty
 PREFETCHED = 2  # tiles of each kind on AMD, whose next ones come through registers
@@ -60,7 +59,6 @@ class Product:
         is_grouped: by warpgroups (wgmma), operands in shared memory.
         read_bytes: of shared memory, of one execution.
         operand_registers: of a thread.
-        instruction_registers: that a wgmma names, beside what its addresses take; 0 for others.
         is_busy: every warp has a part of C, and rows of A that it computed stay with it.
         dtype: of the operands.
     """
@@ -71,7 +69,6 @@ class Product:
     is_grouped: Mask
     read_bytes: Floats
     operand_registers: Floats
-    instruction_registers: Floats
     is_busy: Mask
     dtype: str
 
@@ -86,8 +83,6 @@ class BlockResources:
         registers: of a thread, estimated.
         resident: blocks that a multiprocessor holds at a time; 0: none fits.
         stages: of the deepest pipelined loop.
-        first_registers: of a thread when the block starts, warps that only copy included. An
-            instruction may not name more, whatever setmaxnreg adds later: ptxas says so (C7602).
     """
 
     threads: Floats
@@ -95,7 +90,6 @@ class BlockResources:
     registers: Floats
     resident: Floats
     stages: Floats
-    first_registers: Floats
 
 
 def target_of(hardware: HardwareProfile) -> GpuTarget:
@@ -131,8 +125,7 @@ def block_resources(
     registers = registers + OTHER_REGISTERS + np.maximum.reduce([0 * threads, *operands])
     total = threads + (PRODUCER_THREADS if stages and target.has_tma else 0)
     resident = _resident(threads, total, registers, shared, target)
-    first = np.floor(target.registers_per_multiprocessor / total / REGISTER_STEP) * REGISTER_STEP
-    return BlockResources(total, shared, registers, resident, deepest, first)
+    return BlockResources(total, shared, registers, resident, deepest)
 
 
 def numbers(expr: object, columns: Columns) -> Floats:
@@ -180,20 +173,9 @@ def _product(
     return Product(
         op, 2 * m * n * k, grouped | warped, grouped, read,
         np.where(grouped | ~warped, 8.0, held),
-        np.where(grouped, _instruction_registers(n / cols, stmt), 0.0),
         (rows * cols * np.where(grouped, WARPGROUP, WARP) >= threads)
         & ((cols == 1) | (not is_chained)), kinds[0],
     )  # fmt: skip
-
-
-def _instruction_registers(columns: Floats, stmt: Gemm) -> Floats:
-    """Return the registers that ptxas wants for a wgmma on ``columns`` of C.
-
-    Source: messages C7602 of ptxas 13.0 for 144 to 256 columns of float32, 2026-11-22.
-    """
-    sums = np.minimum(columns, WGMMA_COLUMNS) * 64 / WARPGROUP * stmt.c.dtype.itemsize / 4
-    found: Floats = sums + WGMMA_OTHER_REGISTERS
-    return found
 
 
 def _shapes(stmt: Gemm, target: GpuTarget) -> list[tuple[int, int, int]]:
