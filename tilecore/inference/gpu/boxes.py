@@ -77,35 +77,33 @@ def stores_of(
 
 def loads_of(launch: KernelLaunch, layouts: Mapping[Buffer, SharedLayout]) -> dict[Stmt, Box]:
     """Return the copies on a barrier of the program's own that one thread asks for as boxes."""
-    if not all(int_value(t) == 1 for t in launch.threads[1:]):
-        return {}  # the thread is chosen by its warp
-    padded = pads(launch)
-    found: dict[Stmt, Box] = {}
-    for stmt in walk(launch.body):
-        if not isinstance(stmt, Copy) or stmt.barrier is None or stmt.dst.buffer not in layouts:
-            continue
-        tensor, tile = stmt.src.buffer, stmt.dst.buffer
-        if not is_plain(tensor, tile) or tensor in padded:
-            continue
-        box = box_of(stmt.src, stmt.dst, layouts[tile])
-        if box is not None:
-            found[stmt] = box
-    return found
+    waited: dict[Stmt, Copy] = {
+        s: s for s in walk(launch.body) if isinstance(s, Copy) and s.barrier is not None
+    }
+    return _incoming(launch, waited, layouts)
 
 
 def multicasts_of(launch: KernelLaunch, layouts: Mapping[Buffer, SharedLayout]) -> dict[Stmt, Box]:
     """Return the copies to several blocks of a cluster that one of them asks for as boxes."""
+    shared_out: dict[Stmt, Copy] = {
+        s: s.copy for s in walk(launch.body) if isinstance(s, nodes.ClusterCopy) and s.block is None
+    }
+    return _incoming(launch, shared_out, layouts)
+
+
+def _incoming(
+    launch: KernelLaunch, copies: Mapping[Stmt, Copy], layouts: Mapping[Buffer, SharedLayout]
+) -> dict[Stmt, Box]:
+    """Return the boxes of copies to shared tiles, by the statements that ask for them."""
     if not all(int_value(t) == 1 for t in launch.threads[1:]):
         return {}  # the thread is chosen by its warp
     padded = pads(launch)
     found: dict[Stmt, Box] = {}
-    for stmt in walk(launch.body):
-        if not isinstance(stmt, nodes.ClusterCopy) or stmt.block is not None:
-            continue
-        tensor, tile = stmt.copy.src.buffer, stmt.copy.dst.buffer
+    for stmt, copy in copies.items():
+        tensor, tile = copy.src.buffer, copy.dst.buffer
         if tile not in layouts or not is_plain(tensor, tile) or tensor in padded:
             continue
-        box = box_of(stmt.copy.src, stmt.copy.dst, layouts[tile])
+        box = box_of(copy.src, copy.dst, layouts[tile])
         if box is not None:
             found[stmt] = box
     return found
