@@ -113,10 +113,19 @@ class Trials:
             )
             return self._put_back(session, stale)
 
-    def release(self, epoch: int) -> int:
-        """Put back all leases of this leader (it is going to stop); return how many."""
+    def release(
+        self,
+        epoch: int,
+        *,
+        keep: Sequence[TrialRecord] = (),
+        runs: Sequence[int] | None = None,
+    ) -> int:
+        """Put back leases of this leader (of ``runs``), but for ``keep``; return how many."""
+        where = [TrialRow.lease_epoch == epoch, TrialRow.id.not_in([t.id for t in keep])]
+        if runs is not None:
+            where.append(TrialRow.run_id.in_(runs))
         with self._database.write() as session:
-            return self._put_back(session, TrialRow.lease_epoch == epoch)
+            return self._put_back(session, and_(*where))
 
     def of_run(self, run_id: int, *, state: str | None = None) -> Sequence[TrialRecord]:
         """Return all trials of a run: measured ones in the order of acceptance, then open ones."""

@@ -24,12 +24,10 @@ def run_coordinator(
 ) -> None:
     """Work until SIGTERM, SIGINT, the end of ``parent`` or, if so wished, until nothing is open."""
     configure_logging(settings.log_level)
-    hardware = wiring.profiled_host(store)
     coordinator = Coordinator(
         store,
-        hardware=hardware,
+        workplace=wiring.make_workplace(settings, store),
         toolchain=wiring.host_toolchain(),
-        make_measurer=lambda epoch: wiring.make_measurer(settings, hardware, epoch),
         limits=limits(settings),
         leader_ttl_s=settings.leader_ttl_s,
         until_idle=until_idle,

@@ -14,6 +14,7 @@ from recommender.hardware import HardwareProfile
 from recommender.measurement import Toolchain
 from recommender.ports import Measurer
 from tuner_service.settings import Settings
+from tuner_service.workplaces import HostWorkplace, Workplace
 from workers.errors import ClusterUnavailable
 from workers.host import detect
 from workers.toolchain import current_toolchain
@@ -62,6 +63,12 @@ def profiled_host(store: SqlStore) -> HardwareProfile:
     """Return this machine with measured rates, measuring them if that was never done."""
     profile = host_profile(store)
     return profile if is_measured(profile) else measure_profile(store)
+
+
+def make_workplace(settings: Settings, store: SqlStore) -> Workplace:
+    """Return where trials are measured: this host."""
+    hardware = profiled_host(store)
+    return HostWorkplace(hardware, lambda epoch: make_measurer(settings, hardware, epoch))
 
 
 def make_measurer(settings: Settings, hardware: HardwareProfile, epoch: int) -> Measurer:

@@ -120,6 +120,11 @@ class MeasurePool:
         for thread in self._threads:
             thread.start()
 
+    @property
+    def devices(self) -> int:
+        """How many devices measure side by side just now."""
+        return 1
+
     def submit(self, requests: Sequence[MeasureRequest]) -> None:
         """Queue candidates; returns at once."""
         batches: dict[tuple[Workload, Protocol], _Batch] = {}

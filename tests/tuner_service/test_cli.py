@@ -19,6 +19,7 @@ from tuner_service.errors import InvalidSettings
 from tuner_service.jobs import submit, understand
 from tuner_service.run_driver import Limits
 from tuner_service.settings import load_settings
+from tuner_service.workplaces import HostWorkplace
 
 GEMM = ["gemm", "--m", "64", "--n", "64", "--k", "64"]
 
@@ -44,9 +45,11 @@ def tuned(store):
     run, _ = submit(store, question, max_trials=5, time_limit_s=60)
     Coordinator(
         store,
-        hardware=question.hardware,
         toolchain=question.toolchain,
-        make_measurer=lambda _: TableMeasurer(question.hardware, toolchain=question.toolchain),
+        workplace=HostWorkplace(
+            question.hardware,
+            lambda _: TableMeasurer(question.hardware, toolchain=question.toolchain),
+        ),
         limits=Limits(poll_s=0.01),
         until_idle=True,
     ).run()
