@@ -10,7 +10,15 @@ from fastapi import FastAPI
 from db.store import SqlStore
 from tuner_service import problems
 from tuner_service.middleware import BodyLimit
-from tuner_service.routes import catalog, health, measurements, recommendations, tuning_runs
+from tuner_service.routes import (
+    catalog,
+    health,
+    measurements,
+    nodes,
+    recommendations,
+    run_groups,
+    tuning_runs,
+)
 from tuner_service.settings import Settings
 from tuner_service.wiring import open_store
 
@@ -37,7 +45,7 @@ def create_app(settings: Settings, store: SqlStore | None = None) -> FastAPI:
     )
     app.state.settings = settings
     app.state.store = store if store is not None else open_store(settings)
-    for part in (recommendations, tuning_runs, measurements, catalog):
+    for part in (recommendations, tuning_runs, run_groups, measurements, nodes, catalog):
         app.include_router(part.router, prefix="/v1")
     app.include_router(health.router)
     problems.install(app)

@@ -12,6 +12,8 @@ import typer
 
 from recommender.measurement import MeasureStatus, Protocol
 from tilecore.errors import TileError
+from tuner_service.cli_runs import node_app, run_app
+from tuner_service.errors import InvalidRequest
 from tuner_service.settings import load_settings
 
 app = typer.Typer(
@@ -20,6 +22,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(run_app, name="run")
+app.add_typer(node_app, name="node")
 
 Kernel = Annotated[str, typer.Argument(help="a kernel of the library")]
 M = Annotated[int | None, typer.Option("--m", "-m", help="rows of C")]
@@ -35,7 +40,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 Executor = Annotated[
     Literal["auto", "ray", "local"] | None, typer.Option(help="who runs the workers")
 ]
-State = Literal["QUEUED", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"]
+State = Literal[
+    "QUEUED", "RUNNING", "PAUSED", "WAITING_FOR_HARDWARE", "SUCCEEDED", "FAILED", "CANCELLED"
+]
+Priority = Annotated[int, typer.Option(min=1, max=1000, help="weight where runs share a device")]
+Ceiling = Annotated[
+    float | None,
+    typer.Option(min=1.0, help="end with what there is after so many seconds"),
+]
 Limit = Annotated[int, typer.Option(min=1, max=1000, help="how many at most")]
 
 
@@ -52,22 +64,29 @@ def tune(
     time_limit: Annotated[float | None, typer.Option(min=1.0, help="seconds of screening")] = None,
     seed: Annotated[int, typer.Option(min=0, help="of the search")] = 0,
     force: Annotated[bool, typer.Option("--force", help="tune again")] = False,
+    file: Annotated[
+        Path | None, typer.Option(help="tune every workload of a .txt, .csv or .json file")
+    ] = None,
+    ceiling: Ceiling = None,
+    priority: Priority = 10,
     executor: Executor = None,
 ) -> None:
     """Tune a kernel for this machine; a second call answers from the database."""
     from tuner_service import commands
+    from tuner_service.jobs import Effort
 
     settings = load_settings(executor=executor)
-    commands.tune(
-        settings,
-        kernel,
-        commands.parse_problem({"m": m, "n": n, "k": k, "dtype": dtype}, fields or ()),
-        threads=threads,
-        max_trials=trials or settings.max_trials,
-        time_limit_s=time_limit or settings.time_limit_s,
-        seed=seed,
-        force=force,
-    )
+    effort = Effort(
+        max_trials=trials or settings.max_trials, time_limit_s=time_limit or settings.time_limit_s,
+        ceiling_s=ceiling, priority=priority, seed=seed,
+    )  # fmt: skip
+    problem = commands.parse_problem({"m": m, "n": n, "k": k, "dtype": dtype}, fields or ())
+    if file is None:
+        commands.tune(settings, kernel, problem, effort, threads=threads, force=force)
+    elif problem or threads:
+        raise InvalidRequest(message="expected --file or a problem, found both")
+    else:
+        commands.tune_file(settings, file, effort, force=force)
 
 
 @app.command()

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from db.errors import DatabaseError, IdempotencyConflict, NotOneSpace, UnknownRun
+from db.errors import (
+    BudgetUsedUp,
+    DatabaseError,
+    IdempotencyConflict,
+    IllegalTransition,
+    NotOneSpace,
+    UnknownNode,
+    UnknownRun,
+)
 from recommender.errors import UnknownHardware
 from tilecore.errors import (
     CompileFailed,
@@ -126,12 +134,30 @@ class ExportFailed(ServiceError):
     default_hint = "name a file in an existing, writable folder: FILE.csv or FILE.t4.json"
 
 
+class InvalidWorkloads(ServiceError):
+    """A file of workloads cannot be used; every faulty line is told."""
+
+    code, title, status = "SV915", "invalid-workloads", 422
+    template = "{path}: {faults}"
+    default_hint = "a line `gemm m=1000 n=1024 k=512`, a CSV with such columns, or a JSON list"
+
+
+class RunPaused(ServiceError):
+    """Somebody paused the run that a command waits for."""
+
+    code, title = "SV916", "run-paused"
+    template = "tuning run {run} was paused"
+    default_hint = "`tilecore run resume {run}`, then the same command again"
+
+
 def http_status(error: TileError) -> int:
     """Return the HTTP status of an error."""
     if isinstance(error, ServiceError):
         return error.status
-    if isinstance(error, (UnknownKernel, UnknownHardware, UnknownRun)):
+    if isinstance(error, (UnknownKernel, UnknownHardware, UnknownRun, UnknownNode)):
         return 404
+    if isinstance(error, (IllegalTransition, BudgetUsedUp)):
+        return 409
     if isinstance(error, (InvalidProblem, IdempotencyConflict, NotOneSpace)):
         return 422
     if isinstance(error, (DatabaseError, CompileFailed, ToolchainMissing)):

@@ -99,8 +99,9 @@ async def _internal_error(request: Request, error: Exception) -> JSONResponse:
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI description of error responses."""
     titles = {
-        404: "Unknown kernel, hardware or run",
+        404: "Unknown kernel, hardware, run or node",
         405: "Method not allowed",
+        409: "Not possible in the state in which it is",
         413: "Body too large",
         422: "The request cannot be understood",
         500: "A fault of the service",

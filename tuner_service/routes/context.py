@@ -7,7 +7,7 @@ import binascii
 import json
 from typing import Annotated
 
-from fastapi import Depends, Query, Request
+from fastapi import Depends, Header, Query, Request
 
 from db.store import SqlStore
 from tuner_service.errors import InvalidCursor
@@ -30,6 +30,10 @@ Limit = Annotated[int, Query(ge=1, le=200, description="how many items at most")
 Cursor = Annotated[
     str | None,
     Query(max_length=400, pattern="^[A-Za-z0-9_-]+$", description="next_cursor of the last page"),
+]
+
+IdempotencyKey = Annotated[
+    str | None, Header(max_length=128, pattern="^[!-~]+$", examples=["my-run-1"])
 ]
 
 
