@@ -37,6 +37,9 @@ Fields = Annotated[
 ]
 Threads = Annotated[int, typer.Option(help="cores to use; 0: all")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+RayAddress = Annotated[
+    str | None, typer.Option(help="HOST:PORT of a Ray cluster whose nodes measure")
+]
 Executor = Annotated[
     Literal["auto", "ray", "local"] | None, typer.Option(help="who runs the workers")
 ]
@@ -161,12 +164,13 @@ def serve(
     host: Annotated[str | None, typer.Option(help="address to listen on")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="port to listen on")] = None,
     executor: Executor = None,
+    ray_address: RayAddress = None,
     coordinator: Annotated[bool, typer.Option(help="start a coordinator, too")] = True,
 ) -> None:
     """Start the REST service (and a coordinator) on the database of the settings."""
     from tuner_service import commands
 
-    settings = load_settings(host=host, port=port, executor=executor)
+    settings = load_settings(host=host, port=port, executor=executor, ray_address=ray_address)
     commands.serve(settings, with_coordinator=coordinator)
 
 
@@ -176,13 +180,28 @@ def coordinator(
     parent: Annotated[int | None, typer.Option(help="end with this process")] = None,
     check: Annotated[bool, typer.Option("--check", help="only say whether one leads")] = False,
     executor: Executor = None,
+    ray_address: RayAddress = None,
 ) -> None:
     """Run tuning runs until stopped (one leads per database; others stand by)."""
     from tuner_service import commands
 
-    settings = load_settings(executor=executor)
+    settings = load_settings(executor=executor, ray_address=ray_address)
     status = commands.coordinator(settings, until_idle=until_idle, parent=parent, check=check)
     raise typer.Exit(status)
+
+
+@app.command()
+def worker(
+    address: Annotated[str, typer.Option(help="HOST:PORT of the cluster's Ray head")],
+    devices: Annotated[
+        int, typer.Option(min=1, max=64, help="how many devices of its kind this machine has")
+    ] = 1,
+    node_ip: Annotated[str | None, typer.Option(help="the address others reach it at")] = None,
+) -> None:
+    """Let this machine measure for a Ray cluster, as a node of it, until stopped."""
+    from tuner_service import commands
+
+    commands.worker(address, devices=devices, node_ip=node_ip)
 
 
 @app.command()

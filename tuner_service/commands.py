@@ -185,6 +185,18 @@ def coordinator(settings: Settings, *, until_idle: bool, parent: int | None, che
     return 0
 
 
+def worker(address: str, *, devices: int, node_ip: str | None) -> None:
+    """Become a node of the Ray cluster at ``address``; does not return."""
+    from workers.offer import become_node, check_address, join_command
+
+    hardware = wiring.detected_host()
+    check_address(address)
+    err.print(f"offering {devices} x {hardware.name} to {address}", soft_wrap=True)
+    become_node(
+        join_command(hardware, address, devices=devices, cpus=hardware.cores, node_ip=node_ip)
+    )
+
+
 def profile(settings: Settings, *, if_missing: bool) -> None:
     """Measure this machine, store and print the profile."""
     store = wiring.open_store(settings)

@@ -86,6 +86,9 @@ class MeasureWorker:
                 results[i] = _with_error(timed, errors[i])
             return [results[i] for i in range(len(batch))]
 
+    def recover(self) -> None:
+        """Nothing to wait for: the next call starts what it needs."""
+
     def kill(self) -> None:
         """End the child process at once, from any thread."""
         self._sandbox.kill()

@@ -17,7 +17,8 @@ from tests.workers.fault_toolbox import HARDWARE, FaultToolbox
 from tests.workers.measurer_contract import WAIT_S, MeasurerContract, screen
 from workers.errors import ClusterUnavailable, HardwareNotOffered, StaleEpoch
 from workers.pool import wait_for_all
-from workers.ray_pool import RayPool, connect, retire_older
+from workers.ray_cluster import connect, retire_older
+from workers.ray_pool import RayPool
 
 
 @pytest.fixture(scope="module")
