@@ -7,9 +7,10 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from sqlalchemy import create_engine, make_url
@@ -29,34 +30,33 @@ def as_postgres(command: list[str]) -> list[str]:
 
 
 class Cluster:
-    """A PostgreSQL cluster in a folder; ``start`` also starts one again that was killed."""
+    """A PostgreSQL cluster in a folder, reached by a socket there."""
 
-    def __init__(self, folder: Path, port: int, options: list[str], listen: str = "") -> None:
+    def __init__(self, folder: Path, port: int, options: Sequence[str] = ()) -> None:
         self._bin = PROGRAMS[-1].parent
-        self.folder, self._port, self._listen = folder, port, listen
+        self.folder, self._port = folder, port
         self._options = options
         self.process: subprocess.Popen[bytes] | None = None
         initdb = [str(self._bin / "initdb"), "-D", str(folder), "-U", "tilecore", "-A", "trust"]
         subprocess.run(as_postgres([*initdb, "--no-sync"]), check=True, stdout=subprocess.DEVNULL)
 
-    def start(self, prefix: tuple[str, ...] = ()) -> None:
-        with suppress(FileNotFoundError):
-            (self.folder / "postmaster.pid").unlink()
+    @property
+    def command(self) -> list[str]:
+        """What runs the server."""
         command = [str(self._bin / "postgres"), "-D", str(self.folder), "-p", str(self._port)]
-        command += ["-k", str(self.folder), "-c", f"listen_addresses={self._listen}"]
+        command += ["-k", str(self.folder), "-c", "listen_addresses="]
+        return as_postgres([*command, *self._options])
+
+    def start(self) -> None:
         with (self.folder.parent / "postgres.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [*prefix, *as_postgres([*command, *self._options])], stdout=log, stderr=log
-            )
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log)
 
     def wait(self, timeout_s: float = 60.0) -> None:
         ready = [str(self._bin / "pg_isready"), "-q", "-h", str(self.folder), "-p", str(self._port)]
         for _ in range(int(timeout_s / 0.1)):
             if subprocess.run(ready, check=False).returncode == 0:
                 return
-            with suppress(subprocess.TimeoutExpired):
-                assert self.process is not None
-                self.process.wait(0.1)
+            time.sleep(0.1)
         raise TimeoutError("PostgreSQL does not answer")
 
     def stop(self) -> None:

@@ -104,17 +104,19 @@ class ClusterWorkplace:
         if answer is None:
             return
         hardware, toolchain = answer
-        stored = store.hardware(hardware.key)
-        if not is_measured(stored or hardware) and not known.refused:
-            known.inquiry = PeakInquiry(node)
-            return
         if resource_name(hardware) != node.resource:
             known.refused = f"it is {hardware.name} ({resource_name(hardware)}), not what it offers"
         elif toolchain != self._toolchain:
             known.refused = f"expected toolchain {self._toolchain}, found {toolchain}"
+        stored = store.hardware(hardware.key)
         if is_measured(hardware):
             store.save_hardware(hardware)
-        known.hardware = stored if stored is not None and is_measured(stored) else hardware
+        elif stored is not None and is_measured(stored):
+            hardware = stored
+        elif not known.refused:
+            known.inquiry = PeakInquiry(node)
+            return
+        known.hardware = hardware
         log.info("node", name=node.name, hardware=hardware.name, refused=known.refused)
         store.nodes.join(
             key,

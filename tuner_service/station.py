@@ -138,7 +138,8 @@ class Station:
     def _share(self) -> None:
         """Let the runs submit in turn until the workers have enough."""
         depth = max(self._limits.queue_depth, TRIALS_PER_DEVICE * self._measurer.devices)
-        batch = min(self._limits.batch, depth) if len(self._drivers) > 1 else 1
+        # a few at once: each question costs the search a fit of its model
+        batch = min(self._limits.batch, depth) if len(self._drivers) > 1 else max(1, depth // 4)
         waiting = set(self._drivers)
         while waiting:
             free = depth - sum(len(d.leased) for d in self._drivers.values())

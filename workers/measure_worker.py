@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from recommender.workload import Workload
 from workers.device_lock import device_lock
@@ -42,9 +43,16 @@ class MeasureWorker:
     """Measures candidates one call at a time, exclusively on its device."""
 
     def __init__(
-        self, zygote: Zygote, toolbox: Toolbox, *, cores: int, timeout_s: float, lock: Path
+        self,
+        zygote: Zygote,
+        toolbox: Toolbox,
+        *,
+        cores: int,
+        timeout_s: float,
+        lock: Path,
+        bench: Callable[..., Any] = MeasureBench,
     ) -> None:
-        self._sandbox = Sandbox(zygote, MeasureBench, toolbox, cores)
+        self._sandbox = Sandbox(zygote, bench, toolbox, cores)
         self._timeout_s = timeout_s
         self._lock = lock
 

@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Toolchain
-from workers.errors import ClusterUnavailable, HardwareNotOffered, StaleEpoch
+from workers.errors import ClusterUnavailable, StaleEpoch
 from workers.host import detect
 from workers.offer import RESOURCE_PREFIX, resource_name
 from workers.peaks import measure
@@ -47,23 +47,17 @@ class ClusterNode:
     devices: int
 
 
-def connect(hardware: HardwareProfile, address: str | None) -> bool:
-    """Connect to the cluster at ``address``, or start a local one; return whether it was started.
+def start_local(hardware: HardwareProfile) -> bool:
+    """Start a cluster of this machine, unless this process is in one; return whether it did.
 
     Raises:
-        HardwareNotOffered: no node offers the hardware (WK704).
-        ClusterUnavailable: there is no cluster at the address, or none can be started (WK707).
+        ClusterUnavailable: none can be started (WK707).
     """
-    needed = resource_name(hardware)
-    starts_local = False
-    if not ray.is_initialized():
-        starts_local = address is None
-        local = {"num_cpus": hardware.cores, "resources": {needed: 1}, "include_dashboard": False}
-        _init(address or "local", local if starts_local else {})
-    offered = [node.resource for node in nodes()]
-    if needed not in offered:
-        raise HardwareNotOffered(resource=needed, found=", ".join(offered) or "none")
-    return starts_local
+    if ray.is_initialized():
+        return False
+    offer = {resource_name(hardware): 1}
+    _init("local", {"num_cpus": hardware.cores, "resources": offer, "include_dashboard": False})
+    return True
 
 
 def join(address: str) -> None:

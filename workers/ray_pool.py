@@ -1,10 +1,10 @@
 """RayPool: the same pool over Ray actors of a local or remote cluster.
 
-Actors are named ``<role>:<epoch>:<hardware>:<node>:<opening>:<index>``, stay on their node and belong to this
-driver: they end with it. A new leader (higher epoch) kills what older ones left; an older one finds
-newer actors and refuses. Candidates still run in a child process of their actor, so an actor that
-dies is an infrastructure failure: the candidate is reported as WORKER_LOST and the coordinator
-tries it again.
+Actors are named ``<role>:<epoch>:<hardware>:<node>:<opening>:<index>``, stay on their node and
+belong to this driver: they end with it. A new leader (higher epoch) kills what older ones left; an
+older one finds newer actors and refuses. Candidates still run in a child process of their actor, so
+an actor that dies is an infrastructure failure: the candidate is reported as WORKER_LOST and the
+coordinator tries it again.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from tilecore.tile_config import TileConfig
 from workers.compile_worker import CompileWorker, compile_zygote
 from workers.device_lock import WAIT_S, lock_path
 from workers.errors import WorkerError, WorkerLost
+from workers.measure_bench import MeasureBench
 from workers.measure_pool import MeasurePool
 from workers.measure_worker import PREPARE_TIMEOUT_S, MeasureWorker, measure_zygote
 from workers.offer import resource_name
@@ -36,11 +37,11 @@ from workers.outcome import Compiled, Failure, Timed
 from workers.ray_cluster import (
     ClusterNode,
     affinity,
-    connect,
     first_line,
     leave,
     nodes,
     retire_older,
+    start_local,
 )
 from workers.sandbox import START_TIMEOUT_S
 from workers.shipping import pack, unpack
@@ -74,7 +75,13 @@ class MeasureActor:
         """Return once the actor runs."""
 
     def __init__(
-        self, toolbox: Toolbox, store: Path, cores: int, device: str, timeout_s: float
+        self,
+        toolbox: Toolbox,
+        bench: Callable[..., Any],
+        store: Path,
+        cores: int,
+        device: str,
+        timeout_s: float,
     ) -> None:
         store.mkdir(parents=True, exist_ok=True)
         self._store = store
@@ -84,6 +91,7 @@ class MeasureActor:
             cores=cores,
             timeout_s=timeout_s,
             lock=lock_path(device),
+            bench=bench,
         )
 
     def screen(self, workload: Workload, compiled: Compiled) -> Timed | Failure:
@@ -172,12 +180,18 @@ class RayPool(MeasurePool):
         *,
         artifact_dir: Path,
         epoch: int,
-        address: str | None = None,
         compile_workers: int = 2,
         compile_timeout_s: float = 60.0,
         run_timeout_s: float = 60.0,
         toolbox: Toolbox | None = None,
+        bench: Callable[..., Any] = MeasureBench,
     ) -> None:
+        """Start actors on the nodes of the cluster that this process joined, else on this machine.
+
+        Raises:
+            ClusterUnavailable: no local Ray can be started (WK707).
+            StaleEpoch: a newer leader has actors (WK705).
+        """
         tools = toolbox or TilecoreToolbox()
         self._store = artifact_dir.absolute()
         self._epoch = epoch
@@ -185,7 +199,8 @@ class RayPool(MeasurePool):
         self._compile_workers = compile_workers
         self._compile_timeout_s = compile_timeout_s
         self._run_timeout_s = run_timeout_s
-        self._owns_ray = connect(hardware, address)
+        self._bench = bench
+        self._owns_ray = start_local(hardware)
         retire_older(epoch, hardware.key[:12])
         super().__init__(hardware, toolbox=tools)
         self.follow(nodes())
@@ -255,7 +270,8 @@ class RayPool(MeasurePool):
 
     def _meter_arguments(self, index: int) -> tuple[Any, ...]:
         device = self.hardware.kind if index == 0 else f"{self.hardware.kind}-{index}"
-        return (self._toolbox, self._store, self.hardware.cores, device, self._run_timeout_s)
+        cores, timeout_s = self.hardware.cores, self._run_timeout_s
+        return (self._toolbox, self._bench, self._store, cores, device, timeout_s)
 
 
 def _creator(

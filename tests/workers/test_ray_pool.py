@@ -15,9 +15,9 @@ from recommender.measurement import MeasureStatus
 from recommender.ports import Measurer
 from tests.workers.fault_toolbox import HARDWARE, FaultToolbox
 from tests.workers.measurer_contract import WAIT_S, MeasurerContract, screen
-from workers.errors import ClusterUnavailable, HardwareNotOffered, StaleEpoch
+from workers.errors import ClusterUnavailable, StaleEpoch
 from workers.pool import wait_for_all
-from workers.ray_cluster import connect, retire_older
+from workers.ray_cluster import retire_older, start_local
 from workers.ray_pool import RayPool
 
 
@@ -27,7 +27,7 @@ def cluster() -> Iterator[None]:
 
     previous = signal.getsignal(signal.SIGTERM)
     try:
-        assert connect(HARDWARE, None)
+        assert start_local(HARDWARE)
     except ClusterUnavailable as error:  # Ray's own start-up limits, on a starved machine
         pytest.skip(f"no local Ray can be started here: {error.message}")
     assert signal.getsignal(signal.SIGTERM) is previous
@@ -83,13 +83,6 @@ def test_a_new_leader_kills_the_actors_of_the_old_one(cluster: None, tmp_path: P
         with pytest.raises(StaleEpoch, match=r"WK705.*10.*11"):
             retire_older(10)
     old.close()
-
-
-def test_hardware_that_nobody_offers_is_refused(cluster: None) -> None:
-    from dataclasses import replace
-
-    with pytest.raises(HardwareNotOffered, match="WK704"):
-        connect(replace(HARDWARE, name="another machine"), None)
 
 
 def test_importing_workers_and_the_local_pool_loads_neither_ray_nor_a_compiler() -> None:
