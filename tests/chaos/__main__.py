@@ -59,8 +59,7 @@ def run(folder: Path, *, repeats: float, storm: random.Random | None, logs: Path
     try:
         with Site(folder, repeats=repeats) as site:
             run_id = site.queue(BODY, "chaos")
-            while not site.store.count_measurements():
-                time.sleep(0.2)
+            site.wait_for_records(1)
             start, raging = time.monotonic(), Storm(site, storm or random.Random(0), say)
             say("working")
             if storm is not None:
@@ -85,7 +84,7 @@ def report(seed: int, blows: list[Blow], ledger: Ledger, wall_s: float, best: ob
     kills = sum(blow.kind != "link cut" for blow in blows)
     links = "network namespaces with own addresses" if works() else "one host, no links to cut"
     lines = [
-        f"# Chaos: {ledger.trials} trials, {kills} kills, {len(blows) - kills} links cut and healed",
+        f"# Chaos: {ledger.trials} trials, {kills} kills, {len(blows) - kills} links cut",
         "",
         f"{time.strftime('%Y-%m-%d')}, `python -m tests.chaos --seed {seed}` (`make chaos`); "
         f"Python {platform.python_version()}, Ray {version('ray')}, SQLAlchemy "
@@ -96,7 +95,7 @@ def report(seed: int, blows: list[Blow], ledger: Ledger, wall_s: float, best: ob
         f"The run ended after {wall_s:.0f} s: {ledger.records} records of {ledger.trials} trials, "
         f"{ledger.distinct_trials} distinct, 0 lost, 0 doubled; {ledger.executions} executions "
         f"({ledger.executed_twice} more than trials: cut off by a kill after the work, before the "
-        f"record), {ledger.attempts} leases. Its best equals that of the undisturbed run: `{best}`.",
+        f"record), {ledger.attempts} leases. Its best is that of the undisturbed run: `{best}`.",
         "",
         "Recovery: seconds from the blow (a cut link: from the cut, which lasts 2 to 8 s) to the "
         "second new record. A trial sleeps 2 s or so, so nothing can be faster than that.",

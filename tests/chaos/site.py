@@ -43,10 +43,19 @@ T = TypeVar("T")
 class Site:
     """Starts everything; ``services`` are killed by name."""
 
-    def __init__(self, folder: Path, *, repeats: float, coordinators: int = 2) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        repeats: float,
+        coordinators: int = 2,
+        nodes: Sequence[str] = NODES,
+        devices: int = 1,
+    ) -> None:
         self.folder = folder
+        self._nodes, self._devices = nodes, devices
         self.executions = folder / "executions"
-        self.network = Network([HEAD, *NODES])
+        self.network = Network([HEAD, *nodes])
         self.services: dict[str, Service] = {}
         self._repeats = repeats
         self._coordinators = COORDINATORS[:coordinators]
@@ -87,6 +96,12 @@ class Site:
     def run(self, run_id: str) -> RunRecord:
         return patient(lambda: self.store.runs.get(run_id))
 
+    def wait_for_records(self, count: int, timeout_s: float = 240.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while patient(self.store.count_measurements) < count:
+            assert time.monotonic() < deadline, "nothing is measured"
+            time.sleep(0.1)
+
     def wait_for_end(self, run_id: str, timeout_s: float) -> RunRecord:
         deadline = time.monotonic() + timeout_s
         while not (run := self.run(run_id)).is_finished:
@@ -122,8 +137,9 @@ class Site:
         serve = ["serve", "--no-coordinator", "--host", host, "--port", str(port)]
         self._service("api", HEAD, ["-m", "tuner_service.cli", *serve])
         patient(lambda: socket.create_connection((host, self._ray_port), 1).close())
-        for node in NODES:
+        for node in self._nodes:
             worker = ["worker", "--address", self.address, "--node-ip", self.network.address(node)]
+            worker += ["--devices", str(self._devices)]
             self._service(node, node, ["-m", "tuner_service.cli", *worker])
         self.start_coordinators()
 

@@ -17,7 +17,6 @@ PLAN = {
     "API": 7, "leading coordinator": 9, "standby coordinator": 3, "measure actor": 13,
     "compile actor": 4, "raylet of a node": 7, "Ray head": 4, "PostgreSQL": 7, "link cut": 6,
 }  # fmt: skip
-RECORDS = 2  # new ones after which a site counts as recovered
 RECOVERY_S = 240.0
 CUT_S = (2.0, 8.0)
 ACTORS = {"measure actor": "ray::MeasureActor", "compile actor": "ray::CompileActor"}
@@ -38,6 +37,7 @@ class Storm:
     site: Site
     rng: random.Random
     say: Callable[[str], None] = lambda _text: None
+    records: int = 2  # new ones after which the site counts as recovered
     blows: list[Blow] = field(default_factory=list)
 
     def rage(self, plan: Mapping[str, int], is_over: Callable[[], bool]) -> None:
@@ -51,7 +51,7 @@ class Storm:
             if not self._strike(kind):
                 self.say(f"{kind}: nothing to strike")
                 continue
-            while self._records() < before + RECORDS and not is_over():
+            while self._records() < before + self.records and not is_over():
                 assert time.monotonic() - start < RECOVERY_S, f"no recovery after: {kind}"
                 time.sleep(0.1)
             self.blows.append(Blow(kind, time.monotonic() - start))
