@@ -89,3 +89,11 @@ class NotOneSpace(DatabaseError):
     code, title = "DB810", "not-one-space"
     template = "expected measurements of one workload on one device, found {found}"
     default_hint = "narrow the query (kernel, m, n, k, dtype, threads, hardware), or export CSV"
+
+
+class UnknownKey(DatabaseError):
+    """No API key has this prefix."""
+
+    code, title = "DB811", "unknown-key"
+    template = "expected the prefix of an API key, found {found!r}"
+    default_hint = "list the keys: `tilecore keys list`"

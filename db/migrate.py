@@ -17,7 +17,7 @@ from db.session import Database
 if TYPE_CHECKING:
     from alembic.config import Config
 
-REVISIONS = ("0001", "0002")  # oldest first; a test compares it with the files in versions/
+REVISIONS = ("0001", "0002", "0003")  # oldest first; a test compares it with the files in versions/
 HEAD = REVISIONS[-1]
 
 

@@ -24,6 +24,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
+from db.records import ROLES
 from db.types import BigId, JsonValue, UtcDateTime
 from recommender.measurement import MeasureStatus, Protocol
 
@@ -293,3 +294,18 @@ class ModelRow(Base):
     metrics: Mapped[dict[str, Any]]
     trained_on: Mapped[int]
     created_at: Mapped[datetime]
+
+
+class ApiKeyRow(Base):
+    """A key of the REST service; the key itself is never stored."""
+
+    __tablename__ = "api_key"
+    __table_args__ = (one_of("role", ROLES),)
+    id: Mapped[int] = mapped_column(primary_key=True)
+    prefix: Mapped[str] = mapped_column(String(16), unique=True)
+    digest: Mapped[str] = mapped_column(String(64), unique=True)
+    name: Mapped[str] = mapped_column(String(64))
+    role: Mapped[str] = mapped_column(String(8))
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]

@@ -13,6 +13,7 @@ from recommender.workload import Workload
 from tilecore.tile_config import TileConfig
 
 FINISHED_STATES = ("SUCCEEDED", "FAILED", "CANCELLED")
+ROLES = ("read", "tune", "admin")  # each may do what those before it may
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,3 +163,27 @@ class LeaderRecord:
     epoch: int
     until: datetime
     is_alive: bool = field(default=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRecord:
+    """An API key without its secret. ``prefix`` is public: the part of the key that logs may show.
+
+    Attributes:
+        name: whom or what the key is for.
+        role: one of ROLES.
+        expires_at: from when on it is refused; None: never.
+        revoked_at: since when it is refused; None: it is not.
+    """
+
+    prefix: str
+    name: str
+    role: str
+    created_at: datetime
+    expires_at: datetime | None = None
+    revoked_at: datetime | None = None
+
+    def is_valid(self, now: datetime) -> bool:
+        """Whether requests with this key are let in."""
+        expired = self.expires_at is not None and self.expires_at <= now
+        return self.revoked_at is None and not expired

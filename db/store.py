@@ -10,6 +10,7 @@ from sqlalchemy import func, select, update
 
 from db.errors import ModelCorrupt
 from db.identities import hardware_id
+from db.keys import Keys
 from db.leader import Leadership
 from db.log import Log
 from db.models import (
@@ -17,6 +18,7 @@ from db.models import (
     MeasurementRow,
     ModelRow,
 )
+from db.overview import Counts, count
 from db.records import MeasurementQuery, Page
 from db.rows import (
     add_measurements,
@@ -43,6 +45,7 @@ class SqlStore:
         self.trials = Trials(database)
         self.leader = Leadership(database)
         self.log = Log(database)
+        self.keys = Keys(database)
         self._recent: dict[tuple[object, ...], tuple[int | None, Sequence[Measurement]]] = {}
 
     # --- measurements -------------------------------------------------------------------------
@@ -181,3 +184,7 @@ class SqlStore:
         """Return how many measurements there are."""
         with self.database.read() as session:
             return session.execute(select(func.count(MeasurementRow.id))).scalar_one()
+
+    def counts(self) -> Counts:
+        """Return how many of everything there are."""
+        return count(self.database)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from db.errors import DatabaseError, IdempotencyConflict, NotOneSpace, UnknownRun
+from db.errors import DatabaseError, IdempotencyConflict, NotOneSpace, UnknownKey, UnknownRun
 from recommender.errors import UnknownHardware
 from tilecore.errors import (
     CompileFailed,
@@ -126,11 +126,44 @@ class ExportFailed(ServiceError):
     default_hint = "name a file in an existing, writable folder: FILE.csv or FILE.t4.json"
 
 
+class Unauthenticated(ServiceError):
+    """The request bears no key, or one that is not (or no longer) valid."""
+
+    code, title, status = "SV920", "unauthenticated", 401
+    template = "expected the header `Authorization: Bearer KEY` with a valid API key, found {found}"
+    default_hint = "an operator makes keys: `tilecore keys create NAME --role read`"
+
+
+class Forbidden(ServiceError):
+    """The key's role does not reach that far."""
+
+    code, title, status = "SV921", "forbidden", 403
+    template = "expected a key with the role {expected}, found {found}"
+    default_hint = "ask an operator for a key: `tilecore keys create NAME --role {expected}`"
+
+
+class RateLimited(ServiceError):
+    """A key was used more often than it may."""
+
+    code, title, status = "SV922", "rate-limited", 429
+    retry_after_s = 1
+    template = "expected at most {limit} with one key, found more"
+    default_hint = "wait for `Retry-After` seconds; batches ask several questions in one request"
+
+
+class Overloaded(ServiceError):
+    """More requests wait than the service takes."""
+
+    code, title, status = "SV923", "overloaded", 503
+    template = "expected at most {limit} requests at work, found more"
+    default_hint = "try again after `Retry-After` seconds"
+
+
 def http_status(error: TileError) -> int:
     """Return the HTTP status of an error."""
     if isinstance(error, ServiceError):
         return error.status
-    if isinstance(error, (UnknownKernel, UnknownHardware, UnknownRun)):
+    if isinstance(error, (UnknownKernel, UnknownHardware, UnknownRun, UnknownKey)):
         return 404
     if isinstance(error, (InvalidProblem, IdempotencyConflict, NotOneSpace)):
         return 422

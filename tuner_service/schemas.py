@@ -26,6 +26,7 @@ def _problem_value(value: Any) -> Any:
     raise ValueError("expected an integer, a flag or a short text")
 
 
+Role = Literal["read", "tune", "admin"]
 Int = Annotated[int, BeforeValidator(_strict_number)]
 ProblemValue = Annotated[bool | int | str, BeforeValidator(_problem_value)]
 ProblemFields = Annotated[
@@ -101,8 +102,8 @@ class BatchResponse(BaseModel):
 class TuningRunRequest(QuestionIn):
     """Queue a tuning run."""
 
-    max_trials: Int | None = Field(None, ge=1, le=100_000)
-    time_limit_s: float | None = Field(None, gt=0, le=7 * 86_400)
+    max_trials: Annotated[Int, Field(ge=1, le=100_000)] | None = None
+    time_limit_s: Annotated[float, Field(gt=0, le=7 * 86_400)] | None = None
     seed: Int = Field(0, ge=0, le=2**31 - 1)
 
 
@@ -216,6 +217,33 @@ class HardwareOut(BaseModel):
     offers_tuning: bool
     peak_gflops_per_core: dict[str, float]
     bandwidth_gb_per_s: float
+
+
+class KeyRequest(Wire):
+    """Make an API key."""
+
+    name: str = Field(min_length=1, max_length=64, description="whom or what it is for")
+    role: Role = "read"
+    expires_in_days: Annotated[Int, Field(ge=1, le=3650)] | None = Field(
+        None, description="null: never"
+    )
+
+
+class KeyOut(BaseModel):
+    """An API key without its secret."""
+
+    prefix: str
+    name: str
+    role: Role
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+
+
+class NewKeyOut(KeyOut):
+    """A new API key, told this one time."""
+
+    key: str = Field(description="send it as `Authorization: Bearer KEY`")
 
 
 class Health(BaseModel):

@@ -11,6 +11,7 @@ from fastapi import Depends, Query, Request
 
 from db.store import SqlStore
 from tuner_service.errors import InvalidCursor
+from tuner_service.metrics import Metrics
 from tuner_service.settings import Settings
 
 
@@ -24,7 +25,13 @@ def _settings(request: Request) -> Settings:
     return settings
 
 
+def _metrics(request: Request) -> Metrics:
+    metrics: Metrics = request.app.state.metrics
+    return metrics
+
+
 Store = Annotated[SqlStore, Depends(_store)]
+AppMetrics = Annotated[Metrics, Depends(_metrics)]
 AppSettings = Annotated[Settings, Depends(_settings)]
 Limit = Annotated[int, Query(ge=1, le=200, description="how many items at most")]
 Cursor = Annotated[

@@ -7,8 +7,9 @@ from fastapi import APIRouter
 from db.store import SqlStore
 from recommender.recommend import Recommendation
 from tuner_service.jobs import Question, answer, understand
+from tuner_service.metrics import Metrics
 from tuner_service.problems import documented
-from tuner_service.routes.context import Store
+from tuner_service.routes.context import AppMetrics, Store
 from tuner_service.schemas import (
     BatchRequest,
     BatchResponse,
@@ -21,18 +22,24 @@ router = APIRouter(tags=["recommendations"])
 
 
 @router.post("/recommendations", responses=documented(404, 413, 422))
-def create_recommendation(request: RecommendationRequest, store: Store) -> RecommendationResponse:
+def create_recommendation(
+    request: RecommendationRequest, store: Store, metrics: AppMetrics
+) -> RecommendationResponse:
     """Return ranked tile configs at once: measured here before, or predicted."""
-    return _respond(store, request)
+    return _respond(store, metrics, request)
 
 
 @router.post("/recommendations:batch", responses=documented(404, 413, 422))
-def create_recommendations(request: BatchRequest, store: Store) -> BatchResponse:
+def create_recommendations(
+    request: BatchRequest, store: Store, metrics: AppMetrics
+) -> BatchResponse:
     """Answer several questions at once; one that cannot be understood fails the whole batch."""
-    return BatchResponse(responses=[_respond(store, r) for r in request.requests])
+    return BatchResponse(responses=[_respond(store, metrics, r) for r in request.requests])
 
 
-def _respond(store: SqlStore, request: RecommendationRequest) -> RecommendationResponse:
+def _respond(
+    store: SqlStore, metrics: Metrics, request: RecommendationRequest
+) -> RecommendationResponse:
     question = understand(
         store,
         request.kernel,
@@ -41,6 +48,7 @@ def _respond(store: SqlStore, request: RecommendationRequest) -> RecommendationR
         hardware=request.hardware,
     )
     ranked = answer(store, question, top_k=request.top_k)
+    metrics.recommendation(question.workload.kernel, ranked[0].source)
     return RecommendationResponse(
         workload=question.workload.as_dict(),
         workload_key=question.workload.key,

@@ -13,6 +13,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from db.records import RunRecord, TrialRecord
 from db.store import SqlStore
+from tuner_service.access import Needs
 from tuner_service.jobs import submit, understand
 from tuner_service.problems import documented
 from tuner_service.routes.context import (
@@ -41,6 +42,7 @@ MAX_EVENT_ID = 2**62
 @router.post(
     "",
     status_code=202,
+    dependencies=[Depends(Needs("tune"))],
     responses={
         200: {"model": TuningRunOut, "description": "The key came before"},
         **documented(404, 413, 422),
@@ -111,7 +113,12 @@ def list_trials(
     return TrialPage(items=[_trial(t) for t in store.trials.of_run(run.id, state=state)])
 
 
-@router.post("/{run_id}:cancel", status_code=202, responses=documented(404))
+@router.post(
+    "/{run_id}:cancel",
+    status_code=202,
+    responses=documented(404),
+    dependencies=[Depends(Needs("tune"))],
+)
 def cancel_tuning_run(run_id: RunId, store: Store) -> TuningRunOut:
     """Cancel a run; what was measured stays. A finished run is left as it is."""
     return to_wire(store, store.runs.cancel(run_id))
