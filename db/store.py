@@ -188,3 +188,15 @@ class SqlStore:
     def counts(self) -> Counts:
         """Return how many of everything there are."""
         return count(self.database)
+
+    def generation(self) -> tuple[object, ...]:
+        """Return a value that changes whenever a measurement, model or profile does."""
+        newest = (
+            select(func.max(MeasurementRow.id)).scalar_subquery(),
+            select(func.max(ModelRow.id)).scalar_subquery(),
+            select(func.sum(ModelRow.id)).where(ModelRow.state == "active").scalar_subquery(),
+            select(func.max(HardwareRow.updated_at)).scalar_subquery(),
+            select(func.count(HardwareRow.id)).scalar_subquery(),
+        )
+        with self.database.read() as session:
+            return tuple(session.execute(select(*newest)).one())

@@ -187,7 +187,7 @@ class _Hashed:
         return hash(self.name)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)  # some megabytes each
 def _build(
     kernel: _Hashed, problem_items: tuple[tuple[str, int | str | bool], ...], device: _Hashed
 ) -> SearchSpace:

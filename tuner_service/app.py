@@ -10,6 +10,7 @@ from fastapi import Depends, FastAPI
 from db.store import SqlStore
 from tuner_service import problems
 from tuner_service.access import Access, Needs
+from tuner_service.answers import Answers
 from tuner_service.conditional import ConditionalGet
 from tuner_service.metrics import Metrics
 from tuner_service.middleware import BodyLimit
@@ -45,6 +46,7 @@ def create_app(settings: Settings, store: SqlStore | None = None) -> FastAPI:
     app.state.settings = settings
     app.state.store = store if store is not None else open_store(settings)
     app.state.metrics = Metrics(app.state.store)
+    app.state.answers = Answers(app.state.store, app.state.metrics)
     for part, role in ROLE_OF.items():
         app.include_router(
             part.router,

@@ -87,7 +87,7 @@ def recommend(
     question = jobs.understand(store, kernel, problem, threads=threads, hardware=hardware)
     ranked = jobs.answer(store, question, top_k=top_k)
     if as_json:
-        from tuner_service.routes.recommendations import to_wire
+        from tuner_service.answers import to_wire
 
         wire = [to_wire(question, i, r).model_dump() for i, r in enumerate(ranked, 1)]
         out.print_json(json.dumps(wire))
