@@ -187,3 +187,54 @@ class KeyRecord:
         """Whether requests with this key are let in."""
         expired = self.expires_at is not None and self.expires_at <= now
         return self.revoked_at is None and not expired
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewStudy:
+    """A study to be stored; ``space`` holds parameters, conditions and default."""
+
+    name: str
+    space: Mapping[str, Any]
+    space_key: str
+    strategy: str
+    max_trials: int
+    body_hash: str
+    hardware: str = ""
+    seed: int = 0
+    created_by: str = ""
+    idempotency_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyRecord:
+    """A study as stored."""
+
+    id: int
+    public_id: str
+    name: str
+    hardware: str
+    space: Mapping[str, Any]
+    space_key: str
+    strategy: str
+    seed: int
+    max_trials: int
+    state: str
+    created_by: str
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyTrial:
+    """A configuration that a worker was given, and the median of the times that it told."""
+
+    id: int
+    row: int
+    config: Mapping[str, Any]
+    state: str
+    worker: str
+    attempt: int
+    lease_until: datetime
+    time_s: float | None
+    times_s: Sequence[float]
+    detail: str
+    told_at: datetime | None

@@ -27,6 +27,7 @@ from db.rows import (
 )
 from db.runs import Runs
 from db.session import Database
+from db.studies import Studies
 from db.trials import Trials
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, MeasureStatus, Protocol
@@ -46,6 +47,7 @@ class SqlStore:
         self.leader = Leadership(database)
         self.log = Log(database)
         self.keys = Keys(database)
+        self.studies = Studies(database)
         self._recent: dict[tuple[object, ...], tuple[int | None, Sequence[Measurement]]] = {}
 
     # --- measurements -------------------------------------------------------------------------

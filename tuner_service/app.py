@@ -14,8 +14,17 @@ from tuner_service.answers import Answers
 from tuner_service.conditional import ConditionalGet
 from tuner_service.metrics import Metrics
 from tuner_service.middleware import BodyLimit
-from tuner_service.routes import catalog, health, keys, measurements, recommendations, tuning_runs
+from tuner_service.routes import (
+    catalog,
+    health,
+    keys,
+    measurements,
+    recommendations,
+    studies,
+    tuning_runs,
+)
 from tuner_service.settings import Settings
+from tuner_service.studies import StudyEngine
 from tuner_service.telemetry import Telemetry
 from tuner_service.wiring import open_store
 
@@ -24,8 +33,14 @@ DESCRIPTION = """Recommends tile configs for compute kernels and tunes them on r
 Errors are `application/problem+json` (RFC 9457) with a stable `code`. Times are in microseconds
 (`latency_us`). Lists page by `cursor`. JSON answers of GET bear an `ETag`:
 `If-None-Match` gives 304. `X-Request-ID` is taken over, or made, and stands in the log."""
-ROLE_OF = {recommendations: "read", measurements: "read", catalog: "read", tuning_runs: "read",
-           keys: "admin"}  # fmt: skip
+ROLE_OF = {
+    recommendations: "read",
+    measurements: "read",
+    catalog: "read",
+    tuning_runs: "read",
+    studies: "read",
+    keys: "admin",
+}
 
 
 def create_app(settings: Settings, store: SqlStore | None = None) -> FastAPI:
@@ -46,6 +61,7 @@ def create_app(settings: Settings, store: SqlStore | None = None) -> FastAPI:
     app.state.settings = settings
     app.state.store = store if store is not None else open_store(settings)
     app.state.metrics = Metrics(app.state.store)
+    app.state.engine = StudyEngine(app.state.store)
     app.state.answers = Answers(app.state.store, app.state.metrics)
     for part, role in ROLE_OF.items():
         app.include_router(

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from db.errors import DatabaseError, IdempotencyConflict, NotOneSpace, UnknownKey, UnknownRun
+from db.errors import (
+    DatabaseError,
+    IdempotencyConflict,
+    LeaseLost,
+    NotOneSpace,
+    StudyClosed,
+    UnknownKey,
+    UnknownRun,
+    UnknownStudy,
+    UnknownTrial,
+)
 from recommender.errors import UnknownHardware
 from tilecore.errors import (
     CompileFailed,
@@ -159,12 +169,17 @@ class Overloaded(ServiceError):
     default_hint = "try again after `Retry-After` seconds"
 
 
+UNKNOWN = (UnknownKernel, UnknownHardware, UnknownRun, UnknownKey, UnknownStudy, UnknownTrial)
+
+
 def http_status(error: TileError) -> int:
     """Return the HTTP status of an error."""
     if isinstance(error, ServiceError):
         return error.status
-    if isinstance(error, (UnknownKernel, UnknownHardware, UnknownRun, UnknownKey)):
+    if isinstance(error, UNKNOWN):
         return 404
+    if isinstance(error, (StudyClosed, LeaseLost)):
+        return 409
     if isinstance(error, (InvalidProblem, IdempotencyConflict, NotOneSpace)):
         return 422
     if isinstance(error, (DatabaseError, CompileFailed, ToolchainMissing)):

@@ -125,6 +125,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
         403: "The key's role does not reach that far",
         404: "Unknown kernel, hardware or run",
         405: "Method not allowed",
+        409: "Not possible in the present state",
         413: "Body too large",
         422: "The request cannot be understood",
         429: "The key was used more often than it may",

@@ -40,4 +40,4 @@ def test_generated_requests_get_documented_answers(server, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     tested = [line for line in done.stdout.splitlines() if line.strip().startswith("Tested:")]
-    assert int(tested[0].split()[-1]) >= 19
+    assert int(tested[0].split()[-1]) >= 26

@@ -14,6 +14,7 @@ from tuner_service.answers import Answers
 from tuner_service.errors import InvalidCursor
 from tuner_service.metrics import Metrics
 from tuner_service.settings import Settings
+from tuner_service.studies import StudyEngine
 
 
 async def _store(request: Request) -> SqlStore:
@@ -31,6 +32,11 @@ async def _answers(request: Request) -> Answers:
     return answers
 
 
+async def _engine(request: Request) -> StudyEngine:
+    engine: StudyEngine = request.app.state.engine
+    return engine
+
+
 async def _metrics(request: Request) -> Metrics:
     metrics: Metrics = request.app.state.metrics
     return metrics
@@ -38,6 +44,7 @@ async def _metrics(request: Request) -> Metrics:
 
 Store = Annotated[SqlStore, Depends(_store)]
 AppAnswers = Annotated[Answers, Depends(_answers)]
+Engine = Annotated[StudyEngine, Depends(_engine)]
 AppMetrics = Annotated[Metrics, Depends(_metrics)]
 AppSettings = Annotated[Settings, Depends(_settings)]
 Limit = Annotated[int, Query(ge=1, le=200, description="how many items at most")]
