@@ -65,7 +65,7 @@ class Keys:
         """Refuse a key from now on; one that was revoked before keeps its date.
 
         Raises:
-            UnknownKey: there is none with this prefix (DB811).
+            UnknownKey: there is none with this prefix (DB820).
         """
         with self._database.write() as session:
             change(

@@ -65,7 +65,7 @@ class Studies:
         """Return a study.
 
         Raises:
-            UnknownStudy: there is none with this id (DB812).
+            UnknownStudy: there is none with this id (DB821).
         """
         with self._database.read() as session:
             return _study(_row(session, public_id))
@@ -94,7 +94,7 @@ class Studies:
         workers.
 
         Raises:
-            StudyClosed: nothing is given out any more (DB813).
+            StudyClosed: nothing is given out any more (DB822).
         """
         with self._database.write() as session:
             self._lock(session, study)
@@ -131,7 +131,7 @@ class Studies:
         """Lease new trials (row -> config) to ``worker``; rows that exist are left out.
 
         Raises:
-            StudyClosed: nothing is given out any more (DB813).
+            StudyClosed: nothing is given out any more (DB822).
         """
         with self._database.write() as session:
             self._lock(session, study)
@@ -165,8 +165,8 @@ class Studies:
         The same worker may say the same again.
 
         Raises:
-            UnknownTrial: the study has no such trial (DB814).
-            LeaseLost: another worker holds, or told, the trial (DB815).
+            UnknownTrial: the study has no such trial (DB823).
+            LeaseLost: another worker holds, or told, the trial (DB824).
         """
         ordered = sorted(times_s)
         median = ordered[len(ordered) // 2] if ordered else None

@@ -62,7 +62,7 @@ class StudyEngine:
         Those it holds already come first, then those that others held too long, then new ones.
 
         Raises:
-            StudyClosed: nothing is given out any more (DB813).
+            StudyClosed: nothing is given out any more (DB822).
         """
         given = list(self._store.studies.lease_again(study, worker, count, lease_s))
         while len(given) < count:

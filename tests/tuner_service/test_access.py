@@ -114,7 +114,7 @@ def test_keys_by_rest(serve, bearer, store, monkeypatch):
     revoked = client.post(f"/v1/keys/{key['prefix']}:revoke", headers=admin).json()
     assert revoked["revoked_at"]
     problem(client.get("/v1/tuning-runs", headers=mine), 401, "SV920")
-    problem(client.post("/v1/keys/tc_none:revoke", headers=admin), 404, "DB811")
+    problem(client.post("/v1/keys/tc_none:revoke", headers=admin), 404, "DB820")
     problem(client.post("/v1/keys", json={"name": ""}, headers=admin), 422, "SV901")
     odd = {"name": "x", "role": "root"}
     problem(client.post("/v1/keys", json=odd, headers=admin), 422, "SV901")

@@ -229,5 +229,5 @@ def test_api_keys(cli, store):
     assert "revoked" in cli("keys", "list")[1]
     status, _, err = cli("keys", "revoke", "tc_none")
     assert status == 2
-    assert "DB811" in err
+    assert "DB820" in err
     assert cli("keys", "create", "x", "--role", "root")[0] == 2

@@ -78,7 +78,7 @@ def test_a_worker_that_comes_back_gets_its_trials_again(client):
     assert [t["id"] for t in again] == [t["id"] for t in held[:2]]
     others = ask(client, url, count=3, worker="w2")
     assert not {t["id"] for t in others} & {t["id"] for t in held}
-    problem(tell(client, url, others[0], worker="w1", repeats_us=[1.0]), 409, "DB815")
+    problem(tell(client, url, others[0], worker="w1", repeats_us=[1.0]), 409, "DB824")
 
 
 def test_many_workers_never_measure_the_same(client):
@@ -159,11 +159,11 @@ def test_bad_answers_and_closed_studies(client):
     problem(tell(client, url, trial), 422, "SV901")
     problem(tell(client, url, trial, repeats_us=[1.0], failure="both"), 422, "SV901")
     problem(tell(client, url, trial, repeats_us=[-1.0]), 422, "SV901")
-    problem(tell(client, url, {"id": 999}, repeats_us=[1.0]), 404, "DB814")
-    problem(client.get("/v1/studies/none"), 404, "DB812")
+    problem(tell(client, url, {"id": 999}, repeats_us=[1.0]), 404, "DB823")
+    problem(client.get("/v1/studies/none"), 404, "DB821")
     assert client.post(f"{url}:close").json()["state"] == "CLOSED"
     asked = client.post(f"{url}/trials:suggest", json={"worker": "w1"})
-    problem(asked, 409, "DB813")
+    problem(asked, 409, "DB822")
     assert tell(client, url, trial, repeats_us=[1.0]).status_code == 200
 
 
