@@ -113,3 +113,41 @@ class UnknownNode(DatabaseError):
     code, title = "DB813", "unknown-node"
     template = "expected the key of a node of the cluster, found {found!r}"
     default_hint = "list them: `tilecore nodes` or GET /v1/nodes"
+
+
+class UnknownKey(DatabaseError):
+    """No API key has this prefix."""
+
+    code, title = "DB820", "unknown-key"
+    template = "expected the prefix of an API key, found {found!r}"
+    default_hint = "list the keys: `tilecore keys list`"
+
+
+class UnknownStudy(DatabaseError):
+    """No study has this id."""
+
+    code, title = "DB821", "unknown-study"
+    template = "expected the id of a study, found {found!r}"
+    default_hint = "list the studies: GET /v1/studies"
+
+
+class StudyClosed(DatabaseError):
+    """A study that gives out no more trials."""
+
+    code, title = "DB822", "study-closed"
+    template = "expected an open study, found {study}, which was closed"
+
+
+class UnknownTrial(DatabaseError):
+    """A study has no trial with this number."""
+
+    code, title = "DB823", "unknown-trial"
+    template = "expected a trial of this study, found {found}"
+
+
+class LeaseLost(DatabaseError):
+    """A worker tells of a trial that it does not hold."""
+
+    code, title = "DB824", "lease-lost"
+    template = "trial {trial}: expected to hear from {holder}, heard from {worker}, or otherwise"
+    default_hint = "drop the result and ask for the next trial; ask for longer leases (lease_s)"

@@ -15,6 +15,7 @@ from tilecore.tile_config import TileConfig
 FINISHED_STATES = ("SUCCEEDED", "FAILED", "CANCELLED")
 OPEN_STATES = ("QUEUED", "RUNNING", "PAUSED", "WAITING_FOR_HARDWARE")
 DEFAULT_PRIORITY = 10
+ROLES = ("read", "tune", "admin")  # each may do what those before it may
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,3 +218,78 @@ class NodeRecord:
     detail: str
     joined_at: datetime
     seen_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRecord:
+    """An API key without its secret. ``prefix`` is public: the part of the key that logs may show.
+
+    Attributes:
+        name: whom or what the key is for.
+        role: one of ROLES.
+        expires_at: from when on it is refused; None: never.
+        revoked_at: since when it is refused; None: it is not.
+    """
+
+    prefix: str
+    name: str
+    role: str
+    created_at: datetime
+    expires_at: datetime | None = None
+    revoked_at: datetime | None = None
+
+    def is_valid(self, now: datetime) -> bool:
+        """Whether requests with this key are let in."""
+        expired = self.expires_at is not None and self.expires_at <= now
+        return self.revoked_at is None and not expired
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewStudy:
+    """A study to be stored; ``space`` holds parameters, conditions and default."""
+
+    name: str
+    space: Mapping[str, Any]
+    space_key: str
+    strategy: str
+    max_trials: int
+    body_hash: str
+    hardware: str = ""
+    seed: int = 0
+    created_by: str = ""
+    idempotency_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyRecord:
+    """A study as stored."""
+
+    id: int
+    public_id: str
+    name: str
+    hardware: str
+    space: Mapping[str, Any]
+    space_key: str
+    strategy: str
+    seed: int
+    max_trials: int
+    state: str
+    created_by: str
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyTrial:
+    """A configuration that a worker was given, and the median of the times that it told."""
+
+    id: int
+    row: int
+    config: Mapping[str, Any]
+    state: str
+    worker: str
+    attempt: int
+    lease_until: datetime
+    time_s: float | None
+    times_s: Sequence[float]
+    detail: str
+    told_at: datetime | None

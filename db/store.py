@@ -10,6 +10,7 @@ from sqlalchemy import func, select, update
 
 from db.errors import ModelCorrupt
 from db.identities import hardware_id
+from db.keys import Keys
 from db.leader import Leadership
 from db.log import Log
 from db.models import (
@@ -18,6 +19,7 @@ from db.models import (
     ModelRow,
 )
 from db.nodes import Nodes
+from db.overview import Counts, count
 from db.records import MeasurementQuery, Page
 from db.rows import (
     add_measurements,
@@ -26,6 +28,7 @@ from db.rows import (
 )
 from db.runs import Runs
 from db.session import Database
+from db.studies import Studies
 from db.trials import Trials
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, MeasureStatus, Protocol
@@ -45,6 +48,8 @@ class SqlStore:
         self.leader = Leadership(database)
         self.nodes = Nodes(database)
         self.log = Log(database)
+        self.keys = Keys(database)
+        self.studies = Studies(database)
         self._recent: dict[tuple[object, ...], tuple[int | None, Sequence[Measurement]]] = {}
 
     # --- measurements -------------------------------------------------------------------------
@@ -183,3 +188,19 @@ class SqlStore:
         """Return how many measurements there are."""
         with self.database.read() as session:
             return session.execute(select(func.count(MeasurementRow.id))).scalar_one()
+
+    def counts(self) -> Counts:
+        """Return how many of everything there are."""
+        return count(self.database)
+
+    def generation(self) -> tuple[object, ...]:
+        """Return a value that changes whenever a measurement, model or profile does."""
+        newest = (
+            select(func.max(MeasurementRow.id)).scalar_subquery(),
+            select(func.max(ModelRow.id)).scalar_subquery(),
+            select(func.sum(ModelRow.id)).where(ModelRow.state == "active").scalar_subquery(),
+            select(func.max(HardwareRow.updated_at)).scalar_subquery(),
+            select(func.count(HardwareRow.id)).scalar_subquery(),
+        )
+        with self.database.read() as session:
+            return tuple(session.execute(select(*newest)).one())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recommender.cpu_choices import Columns, Tiling, tiling
+from recommender.cpu_choices import Columns, Tiling
 from recommender.cpu_model import DEFAULT_CONSTANTS, CpuConstants, core_terms
 from recommender.gpu_model import gpu_terms
 from recommender.hardware import HardwareProfile
@@ -137,7 +137,7 @@ def estimate_graph(
     cores = min(threads or hardware.cores, hardware.cores)
     if site is None or site.a.source is None or site.b.source is None:
         return _of_ops(graph, columns, hardware, cores, work_flop)
-    t = tiling(site, columns, hardware)
+    t = Tiling(site, columns, hardware)
     core = core_terms(t, site, hardware, constants)
     grids = np.maximum(
         1.0, np.broadcast_to(evaluate(site.launch.blocks, columns), t.blocks.shape) / t.blocks

@@ -9,7 +9,7 @@ them take the place of the register tile, whatever micro_m and micro_n say.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -27,62 +27,144 @@ Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
 class Tiling:
     """Tile counts of every candidate (arrays of one length) around its main contraction.
 
-    ``m``, ``n``, ``k`` are the extents of the whole problem; ``block_*`` those of one tile.
+    Computed when asked for, so that who asks little looks at few knobs.
+
+    Attributes:
+        m, n, k: extents of the whole problem.
+        lanes: sums in a vector register.
+        dot: the instruction that sums up several products, if there is one.
     """
 
-    m: float
-    n: float
-    k: float
-    block_m: Floats
-    block_n: Floats
-    block_k: Floats
-    micro_m: Floats
-    micro_n: Floats
-    lanes: int
-    is_a_packed: Mask
-    is_a_staged: Mask
-    is_b_hoisted: Mask
-    is_b_in_place: Mask
-    a_reuse: Floats
-    b_reuse: Floats
-    dot: Dot | None = None
+    def __init__(self, site: Contraction, columns: Columns, hardware: HardwareProfile) -> None:
+        self.m, self.n, self.k = whole_extents(site)
+        self.lanes = hardware.vector_bytes // DType(site.accum_dtype).itemsize
+        self.dot = instruction(site, hardware)
+        self._site, self._columns, self._hardware = site, columns, hardware
+        self._count = len(next(iter(columns.values())))
 
     @property
+    def is_tiled(self) -> bool:
+        """Whether products are by tiles (AMX)."""
+        return self.dot is not None and self.dot.is_tiled
+
+    @cached_property
+    def block_m(self) -> Floats:
+        """Rows of a tile of C."""
+        return self._values(self._site.m)
+
+    @cached_property
+    def block_n(self) -> Floats:
+        """Columns of a tile of C."""
+        return self._values(self._site.n)
+
+    @cached_property
+    def block_k(self) -> Floats:
+        """Products per element of C in one step."""
+        return self._values(self._site.k)
+
+    @cached_property
+    def micro_n(self) -> Floats:
+        """Vectors of a register tile."""
+        widest = np.ceil(self.block_n / self.lanes)
+        if self.is_tiled:
+            return np.minimum(2.0, widest)
+        asked = self._knob("micro_n")
+        return np.minimum(np.where(asked == 0, 2, asked), widest)
+
+    @cached_property
+    def micro_m(self) -> Floats:
+        """Rows of a register tile."""
+        if self.is_tiled:
+            return np.minimum(2.0 * TILE_ROWS, self.block_m)
+        asked = self._knob("micro_m")
+        most = (self._hardware.vector_registers - self.micro_n - 1) // self.micro_n
+        return np.minimum(np.where(asked == 0, most, asked), self.block_m)
+
+    @cached_property
+    def is_a_packed(self) -> Mask:
+        """Whether a block copies its tile of A."""
+        return np.asarray((self._choice("pack_a") != "none") & ~self.is_a_staged)
+
+    @cached_property
+    def is_a_staged(self) -> Mask:
+        """Whether groups of rows of A are copied when their turn comes."""
+        asked = self._choice("pack_a")
+        pays = np.ceil(self.block_n / self.panel) >= gemm_order.FEW_PANELS
+        staged = (asked == "rows") | ((asked == "auto") & pays & (self.dot is None))
+        is_possible = (self.dot is None or self.is_tiled) and not self._site.a.is_transposed
+        return np.asarray(staged & is_possible)
+
+    @cached_property
+    def is_b_hoisted(self) -> Mask:
+        """Whether B is packed once per call."""
+        return np.asarray((self._choice("pack_b") != "block") & (self.b_reuse > 1))
+
+    @cached_property
+    def is_b_in_place(self) -> Mask:
+        """Whether B is read where it lies."""
+        most = few_rows.MOST_ROWS[plan.DOTS if self._site.b.is_transposed else plan.SUMS]
+        if self.is_tiled and self._site.b.is_transposed:
+            most = few_rows.MOST_ROWS_BESIDE_TILES
+        asked = np.isin(self._choice("pack_b"), ("auto", "none"))
+        return np.asarray(asked & (self.b_reuse <= 1) & (self.m <= most))
+
+    @cached_property
+    def a_reuse(self) -> Floats:
+        """Blocks that read the same tile of A."""
+        return self._values(self._site.a.reuse)
+
+    @cached_property
+    def b_reuse(self) -> Floats:
+        """Blocks that read the same tile of B."""
+        return self._values(self._site.b.reuse)
+
+    def _values(self, expr: Expr) -> Floats:
+        found = np.broadcast_to(evaluate(expr, self._columns), (self._count,))
+        return found.astype(np.float64)
+
+    def _knob(self, name: str) -> Floats:
+        column = self._columns.get(name)
+        return np.zeros(self._count) if column is None else np.asarray(column, dtype=np.float64)
+
+    def _choice(self, name: str) -> NDArray[np.str_]:
+        column = self._columns.get(name)
+        return np.full(self._count, "auto") if column is None else column
+
+    @cached_property
     def grid_m(self) -> Floats:
         """Block rows."""
         return np.ceil(self.m / self.block_m)
 
-    @property
+    @cached_property
     def grid_n(self) -> Floats:
         """Block columns."""
         return np.ceil(self.n / self.block_n)
 
-    @property
+    @cached_property
     def blocks(self) -> Floats:
         """Blocks in the grid (two-dimensional part)."""
         return self.grid_m * self.grid_n
 
-    @property
+    @cached_property
     def steps(self) -> Floats:
         """Steps along k."""
         return np.ceil(self.k / self.block_k)
 
-    @property
+    @cached_property
     def panel(self) -> Floats:
         """Columns of one packed panel of B."""
         return self.micro_n * self.lanes
 
-    @property
+    @cached_property
     def panels(self) -> Floats:
         """Panels in all block columns, partly filled ones included."""
         full, last = self._panels_of_blocks
         return (self.grid_n - 1) * full + last
 
-    @property
+    @cached_property
     def panels_per_block(self) -> Floats:
         """Panels of one tile of B."""
         return np.maximum(1.0, np.ceil(np.minimum(self.block_n, self.n) / self.panel))
@@ -94,25 +176,25 @@ class Tiling:
         several = (self.block_n > self.panel) & (self.block_m > self.micro_m)
         return self.is_a_staged | (several & fits & (self.dot is None))
 
-    @property
+    @cached_property
     def row_tiles(self) -> Floats:
         """Register tiles along m in all block rows; rows beyond the edge are skipped."""
         full, last = self._row_tiles_of_blocks
         return (self.grid_m - 1) * full + last
 
-    @property
+    @cached_property
     def rows_per_tile(self) -> Floats:
         """Average rows of a register tile (tiles of a block are balanced)."""
         return self.m / self.row_tiles
 
-    @property
+    @cached_property
     def _panels_of_blocks(self) -> tuple[Floats, Floats]:
         """Panels of a block column, and of the last one."""
         last = self.n - (self.grid_n - 1) * self.block_n
         full = np.ceil(np.minimum(self.block_n, self.n) / self.panel)
         return full, np.ceil(last / self.panel)
 
-    @property
+    @cached_property
     def _row_tiles_of_blocks(self) -> tuple[Floats, Floats]:
         """Register tiles along m of a block row, and of the last one."""
         last = self.m - (self.grid_m - 1) * self.block_m
@@ -139,48 +221,10 @@ class Tiling:
         share: Floats = np.minimum(1.0, work / (grids * grid))
         return share
 
-    @property
+    @cached_property
     def depth(self) -> Floats:
         """Average length of one run of the micro-kernel along k."""
         return self.k / self.steps
-
-
-def tiling(site: Contraction, columns: Columns, hardware: HardwareProfile) -> Tiling:
-    """Return the tile counts of every candidate in ``columns`` (one value per knob each)."""
-    count = len(next(iter(columns.values())))
-
-    def values(expr: Expr) -> Floats:
-        return np.broadcast_to(evaluate(expr, columns), (count,)).astype(np.float64)
-
-    block_m, block_n, block_k = values(site.m), values(site.n), values(site.k)
-    m, n, k = whole_extents(site)
-    lanes = hardware.vector_bytes // DType(site.accum_dtype).itemsize
-    zeros, autos = np.zeros(count), np.full(count, "auto")
-    micro_n = np.asarray(columns.get("micro_n", zeros), dtype=np.float64)
-    micro_n = np.minimum(np.where(micro_n == 0, 2, micro_n), np.ceil(block_n / lanes))
-    micro_m = np.asarray(columns.get("micro_m", zeros), dtype=np.float64)
-    most = (hardware.vector_registers - micro_n - 1) // micro_n
-    micro_m = np.minimum(np.where(micro_m == 0, most, micro_m), block_m)
-    dot = instruction(site, hardware)
-    if dot is not None and dot.is_tiled:
-        micro_m = np.minimum(2.0 * TILE_ROWS, block_m)
-        micro_n = np.minimum(2.0, np.ceil(block_n / lanes))
-    pack_a, pack_b = columns.get("pack_a", autos), columns.get("pack_b", autos)
-    pays = np.ceil(block_n / (micro_n * lanes)) >= gemm_order.FEW_PANELS
-    is_staged = (pack_a == "rows") | ((pack_a == "auto") & pays & (dot is None))
-    is_staged &= (dot is None or dot.is_tiled) and not site.a.is_transposed
-    most_in_place = few_rows.MOST_ROWS[plan.DOTS if site.b.is_transposed else plan.SUMS]
-    if dot is not None and dot.is_tiled and site.b.is_transposed:
-        most_in_place = few_rows.MOST_ROWS_BESIDE_TILES
-    a_reuse, b_reuse = values(site.a.reuse), values(site.b.reuse)
-    return Tiling(
-        m=m, n=n, k=k, block_m=block_m, block_n=block_n, block_k=block_k,
-        micro_m=micro_m, micro_n=micro_n, lanes=lanes,
-        is_a_packed=(pack_a != "none") & ~is_staged, is_a_staged=is_staged,
-        is_b_hoisted=(pack_b != "block") & (b_reuse > 1),
-        is_b_in_place=np.isin(pack_b, ("auto", "none")) & (b_reuse <= 1) & (m <= most_in_place),
-        a_reuse=a_reuse, b_reuse=b_reuse, dot=dot,
-    )  # fmt: skip
 
 
 def instruction(site: Contraction, hardware: HardwareProfile) -> Dot | None:

@@ -169,6 +169,10 @@ def _bytes_panels_first(
 
 def _p_norm(terms: tuple[np.ndarray, ...], power: float) -> np.ndarray:
     largest = np.maximum.reduce(terms)
-    scaled = np.add.reduce([(x / largest) ** power for x in terms])
-    joined: np.ndarray = largest * scaled ** (1.0 / power)
-    return joined
+    shares = [x / largest for x in terms]
+    if power == 4.0:  # squares take a tenth of the time of the power function
+        joined: np.ndarray = largest * np.sqrt(
+            np.sqrt(sum(np.square(np.square(x)) for x in shares))
+        )
+        return joined
+    return np.asarray(largest * sum(x**power for x in shares) ** (1.0 / power))

@@ -73,3 +73,10 @@ class NoClosedForm(TileError):
     code, title = "RC609", "no-closed-form"
     template = "expected sizes of {program} that follow from its arguments and knobs, found {found}"
     default_hint = "give numbers for dynamic sizes; loops whose length is data have no estimate"
+
+
+class InvalidExternalSpace(TileError):
+    """Parameters or conditions of an external kernel that cannot be used."""
+
+    code, title = "RC610", "invalid-external-space"
+    template = "{what}: expected {expected}; found {found}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recommender.cpu_choices import Columns, needed_extents, tiling
+from recommender.cpu_choices import Columns, Tiling, needed_extents
 from recommender.hardware import HardwareProfile
 from tilecore.graph import Contraction, TileGraph, evaluate
 from tilecore.inference.dots import TILE_ROWS
@@ -65,7 +65,7 @@ def soft_limits(
     size, l2 = site.dtype.itemsize, hardware.l2_bytes
 
     def rule(knob: str, expected: str, test: Callable[..., np.ndarray]) -> Limit:
-        return Limit(knob, expected, lambda c: test(tiling(site, c, hardware), c), False)
+        return Limit(knob, expected, lambda c: test(Tiling(site, c, hardware), c), False)
 
     limits = [
         rule("block_M", f"block_M a multiple of {2 * TILE_ROWS} rows of tiles (or all rows)",

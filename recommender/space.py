@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,8 @@ from tilecore.kernels.definition import (
     knob_symbols,
 )
 from tilecore.tile_config import KnobValue, TileConfig
+
+FEW = 4  # a limit looks at few knobs if there are so many times as many configs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -184,7 +187,7 @@ class _Hashed:
         return hash(self.name)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)  # some megabytes each
 def _build(
     kernel: _Hashed, problem_items: tuple[tuple[str, int | str | bool], ...], device: _Hashed
 ) -> SearchSpace:
@@ -238,20 +241,57 @@ def _settled(
 def _enumerate(
     values: Mapping[str, tuple[KnobValue, ...]], limits: Sequence[Limit]
 ) -> tuple[Columns, np.ndarray]:
+    """Return the columns and codes of the configs that keep all limits.
+
+    Limits that look at few knobs are asked once per combination of these, not once per config.
+    """
     sizes = [len(options) for options in values.values()]
-    codes = np.arange(int(np.prod(sizes)))
+    choices = {knob: np.array(options) for knob, options in values.items()}
 
     def columns_of(selected: np.ndarray) -> Columns:
         digits = np.unravel_index(selected, sizes)
-        pairs = zip(values.items(), digits, strict=True)
-        return {knob: np.array(options)[digit] for (knob, options), digit in pairs}
+        return {knob: c[digit] for (knob, c), digit in zip(choices.items(), digits, strict=True)}
 
+    mask, asked = np.ones(sizes, bool), 0
+    for limit in limits:
+        knobs = _knobs_of(limit, choices)
+        if FEW * math.prod(len(choices[knob]) for knob in knobs) > mask.size:
+            break
+        shape = [size if knob in knobs else 1 for knob, size in zip(choices, sizes, strict=True)]
+        some = np.meshgrid(*(choices[knob] for knob in knobs), indexing="ij")
+        holds = limit.holds({k: c.ravel() for k, c in zip(knobs, some, strict=True)})
+        mask &= np.reshape(holds, shape)
+        asked += 1
+    codes = np.flatnonzero(mask)
     columns = columns_of(codes)
     kept = np.ones(len(codes), bool)
-    for limit in limits:
+    for limit in limits[asked:]:
         kept &= limit.holds(columns)
         if 2 * np.count_nonzero(kept) < len(kept):  # the others look at what is left
             codes = codes[kept]
             columns, kept = columns_of(codes), np.ones(len(codes), bool)
-    codes = codes[kept]
-    return columns_of(codes), codes
+    return {knob: column[kept] for knob, column in columns.items()}, codes[kept]
+
+
+def _knobs_of(limit: Limit, choices: Columns) -> list[str]:
+    """Return the knobs that a limit looks at, in the order of ``choices``."""
+    columns = _Watched({knob: options[:1] for knob, options in choices.items()})
+    limit.holds(columns)
+    return [knob for knob in choices if knob in columns.read] or list(choices)[:1]
+
+
+class _Watched(dict[str, np.ndarray]):
+    """Columns that remember which of them were read."""
+
+    def __init__(self, columns: Columns) -> None:
+        super().__init__(columns)
+        self.read: set[str] = set()
+
+    def __getitem__(self, knob: str) -> np.ndarray:
+        self.read.add(knob)
+        return super().__getitem__(knob)
+
+    def get(self, knob: str, default: Any = None) -> Any:
+        """Return a column, and remember that it was asked for."""
+        self.read.add(knob)
+        return super().get(knob, default)

@@ -5,27 +5,46 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 
 from db.store import SqlStore
 from tuner_service import problems
+from tuner_service.access import Access, Needs
+from tuner_service.answers import Answers
+from tuner_service.conditional import ConditionalGet
+from tuner_service.metrics import Metrics
 from tuner_service.middleware import BodyLimit
 from tuner_service.routes import (
     catalog,
     health,
+    keys,
     measurements,
     nodes,
     recommendations,
     run_groups,
+    studies,
     tuning_runs,
 )
 from tuner_service.settings import Settings
+from tuner_service.studies import StudyEngine
+from tuner_service.telemetry import Telemetry
 from tuner_service.wiring import open_store
 
 DESCRIPTION = """Recommends tile configs for compute kernels and tunes them on real hardware.
 
 Errors are `application/problem+json` (RFC 9457) with a stable `code`. Times are in microseconds
-(`latency_us`). Lists page by `cursor`."""
+(`latency_us`). Lists page by `cursor`. JSON answers of GET bear an `ETag`:
+`If-None-Match` gives 304. `X-Request-ID` is taken over, or made, and stands in the log."""
+ROLE_OF = {
+    recommendations: "read",
+    measurements: "read",
+    catalog: "read",
+    tuning_runs: "read",
+    run_groups: "read",
+    nodes: "read",
+    studies: "read",
+    keys: "admin",
+}
 
 
 def create_app(settings: Settings, store: SqlStore | None = None) -> FastAPI:
@@ -45,9 +64,21 @@ def create_app(settings: Settings, store: SqlStore | None = None) -> FastAPI:
     )
     app.state.settings = settings
     app.state.store = store if store is not None else open_store(settings)
-    for part in (recommendations, tuning_runs, run_groups, measurements, nodes, catalog):
-        app.include_router(part.router, prefix="/v1")
+    app.state.metrics = Metrics(app.state.store)
+    app.state.engine = StudyEngine(app.state.store)
+    app.state.answers = Answers(app.state.store, app.state.metrics)
+    for part, role in ROLE_OF.items():
+        app.include_router(
+            part.router,
+            prefix="/v1",
+            dependencies=[Depends(Needs(role))],
+            responses=problems.documented(401, 403, 422, 429),
+        )
     app.include_router(health.router)
     problems.install(app)
+    # The last one added meets a request first.
     app.add_middleware(BodyLimit, limit_bytes=settings.max_body_bytes)
+    app.add_middleware(ConditionalGet)
+    app.add_middleware(Access, settings=settings)
+    app.add_middleware(Telemetry, metrics=app.state.metrics, access_log=settings.access_log)
     return app

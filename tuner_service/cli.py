@@ -25,6 +25,8 @@ app = typer.Typer(
 
 app.add_typer(run_app, name="run")
 app.add_typer(node_app, name="node")
+keys = typer.Typer(help="API keys of the REST service.", no_args_is_help=True)
+app.add_typer(keys, name="keys")
 
 Kernel = Annotated[str, typer.Argument(help="a kernel of the library")]
 M = Annotated[int | None, typer.Option("--m", "-m", help="rows of C")]
@@ -51,6 +53,7 @@ Ceiling = Annotated[
     float | None,
     typer.Option(min=1.0, help="end with what there is after so many seconds"),
 ]
+Role = Literal["read", "tune", "admin"]
 Limit = Annotated[int, typer.Option(min=1, max=1000, help="how many at most")]
 
 
@@ -284,6 +287,38 @@ def log(
         best_first=best, winners=winners,
     )  # fmt: skip
     commands.log(load_settings(), query, hardware, limit=limit, export=export)
+
+
+@keys.command("create")
+def create_key(
+    name: Annotated[str, typer.Argument(help="whom or what the key is for")],
+    role: Annotated[Role, typer.Option(help="each may do what those before it may")] = "read",
+    expires_in_days: Annotated[
+        int | None, typer.Option(min=1, max=3650, help="lifetime; default: for ever")
+    ] = None,
+) -> None:
+    """Make an API key and print it; nothing can tell it again."""
+    from tuner_service import commands
+
+    commands.create_key(load_settings(), name, role, expires_in_days=expires_in_days)
+
+
+@keys.command("list")
+def list_keys() -> None:
+    """List the API keys."""
+    from tuner_service import commands
+
+    commands.list_keys(load_settings())
+
+
+@keys.command("revoke")
+def revoke_key(
+    prefix: Annotated[str, typer.Argument(help="as `tilecore keys list` shows it")],
+) -> None:
+    """Refuse an API key from now on."""
+    from tuner_service import commands
+
+    commands.revoke_key(load_settings(), prefix)
 
 
 @app.command()

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -125,7 +126,7 @@ def recommend(
     question = jobs.understand(store, kernel, problem, threads=threads, hardware=hardware)
     ranked = jobs.answer(store, question, top_k=top_k)
     if as_json:
-        from tuner_service.routes.recommendations import to_wire
+        from tuner_service.answers import to_wire
 
         wire = [to_wire(question, i, r).model_dump() for i, r in enumerate(ranked, 1)]
         out.print_json(json.dumps(wire))
@@ -155,6 +156,8 @@ def serve(settings: Settings, *, with_coordinator: bool) -> None:
 
     configure_logging(settings.log_level)
     store = wiring.open_store(settings)
+    if settings.needs_key and store.keys.count() == 0:
+        err.print("every request needs an API key, and there is none yet: `tilecore keys create`")
     stop = threading.Event()
     child = CoordinatorProcess(settings, until_idle=False)
     if with_coordinator:
@@ -248,6 +251,27 @@ def _form(path: Path) -> Form:
     if path.name.endswith(".t4.json"):
         return "t4"
     raise ExportFailed(path=path, reason="expected a name that ends in .csv or .t4.json")
+
+
+def create_key(settings: Settings, name: str, role: str, *, expires_in_days: int | None) -> None:
+    """Make an API key and print it alone on a line, for scripts to keep."""
+    expires_at = None
+    if expires_in_days is not None:
+        expires_at = datetime.now(UTC) + timedelta(days=expires_in_days)
+    _, secret = wiring.open_store(settings).keys.create(name, role, expires_at=expires_at)
+    out.print(secret, soft_wrap=True, highlight=False)
+    err.print("send it as `Authorization: Bearer KEY`; it cannot be shown again")
+
+
+def list_keys(settings: Settings) -> None:
+    """Print the API keys, oldest first."""
+    show.print_keys(out, wiring.open_store(settings).keys.list(), datetime.now(UTC))
+
+
+def revoke_key(settings: Settings, prefix: str) -> None:
+    """Refuse an API key from now on."""
+    record = wiring.open_store(settings).keys.revoke(prefix)
+    out.print(f"{record.prefix} ({record.name}) is refused from now on", highlight=False)
 
 
 def migrate(settings: Settings) -> None:

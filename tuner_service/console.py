@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from db.records import EventRecord, MeasurementRecord, NodeRecord, RunRecord
+from db.records import EventRecord, KeyRecord, MeasurementRecord, NodeRecord, RunRecord
 from recommender.hardware import HardwareProfile
 from tilecore import kernels
 from tilecore.tile_config import TileConfig
@@ -265,6 +267,24 @@ def print_nodes(console: Console, nodes: Sequence[NodeRecord]) -> None:
         seen = f"{node.seen_at:%Y-%m-%d %H:%M:%S}"
         devices, hardware = str(node.devices), node.hardware.name
         table.add_row(node.key, node.name, node.state, hardware, devices, seen, node.detail)
+    console.print(table)
+
+
+def print_keys(console: Console, keys: Sequence[KeyRecord], now: datetime) -> None:
+    """Print API keys without their secrets."""
+    table = Table()
+    for title in ("prefix", "name", "role", "made", "expires", "state"):
+        table.add_column(title, no_wrap=title == "prefix")
+    for key in keys:
+        expired = "valid" if key.is_valid(now) else "expired"
+        table.add_row(
+            key.prefix,
+            escape(key.name),
+            key.role,
+            f"{key.created_at:%Y-%m-%d}",
+            "never" if key.expires_at is None else f"{key.expires_at:%Y-%m-%d}",
+            expired if key.revoked_at is None else f"revoked {key.revoked_at:%Y-%m-%d}",
+        )
     console.print(table)
 
 

@@ -7,9 +7,14 @@ from db.errors import (
     DatabaseError,
     IdempotencyConflict,
     IllegalTransition,
+    LeaseLost,
     NotOneSpace,
+    StudyClosed,
+    UnknownKey,
     UnknownNode,
     UnknownRun,
+    UnknownStudy,
+    UnknownTrial,
 )
 from recommender.errors import UnknownHardware
 from tilecore.errors import (
@@ -150,13 +155,51 @@ class RunPaused(ServiceError):
     default_hint = "`tilecore run resume {run}`, then the same command again"
 
 
+class Unauthenticated(ServiceError):
+    """The request bears no key, or one that is not (or no longer) valid."""
+
+    code, title, status = "SV920", "unauthenticated", 401
+    template = "expected the header `Authorization: Bearer KEY` with a valid API key, found {found}"
+    default_hint = "an operator makes keys: `tilecore keys create NAME --role read`"
+
+
+class Forbidden(ServiceError):
+    """The key's role does not reach that far."""
+
+    code, title, status = "SV921", "forbidden", 403
+    template = "expected a key with the role {expected}, found {found}"
+    default_hint = "ask an operator for a key: `tilecore keys create NAME --role {expected}`"
+
+
+class RateLimited(ServiceError):
+    """A key was used more often than it may."""
+
+    code, title, status = "SV922", "rate-limited", 429
+    retry_after_s = 1
+    template = "expected at most {limit} with one key, found more"
+    default_hint = "wait for `Retry-After` seconds; batches ask several questions in one request"
+
+
+class Overloaded(ServiceError):
+    """More requests wait than the service takes."""
+
+    code, title, status = "SV923", "overloaded", 503
+    template = "expected at most {limit} requests at work, found more"
+    default_hint = "try again after `Retry-After` seconds"
+
+
+UNKNOWN = (
+    UnknownKernel, UnknownHardware, UnknownRun, UnknownNode, UnknownKey, UnknownStudy, UnknownTrial,
+)  # fmt: skip
+
+
 def http_status(error: TileError) -> int:
     """Return the HTTP status of an error."""
     if isinstance(error, ServiceError):
         return error.status
-    if isinstance(error, (UnknownKernel, UnknownHardware, UnknownRun, UnknownNode)):
+    if isinstance(error, UNKNOWN):
         return 404
-    if isinstance(error, (IllegalTransition, BudgetUsedUp)):
+    if isinstance(error, (StudyClosed, LeaseLost, IllegalTransition, BudgetUsedUp)):
         return 409
     if isinstance(error, (InvalidProblem, IdempotencyConflict, NotOneSpace)):
         return 422

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import structlog
@@ -18,12 +19,12 @@ from tuner_service.errors import (
     InvalidRequest,
     MethodNotAllowed,
     NotFound,
-    ServiceError,
     http_status,
 )
 from tuner_service.schemas import FieldFault, Problem
 
 MEDIA_TYPE = "application/problem+json"
+COMPONENTS = "#/components/schemas/"
 log = structlog.get_logger()
 
 
@@ -55,10 +56,21 @@ def problem_response(
 
 def install(app: FastAPI) -> None:
     """Let ``app`` answer every error as a problem."""
+    app.openapi = partial(_openapi, app.openapi)  # type: ignore[method-assign]
     app.add_exception_handler(TileError, _tile_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _internal_error)
+
+
+def _openapi(describe: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the OpenAPI document with the schema of problems, which no route returns itself."""
+    document = describe()
+    schemas = document["components"]["schemas"]
+    if "Problem" not in schemas:
+        problem = Problem.model_json_schema(ref_template=COMPONENTS + "{model}")
+        schemas |= problem.pop("$defs") | {"Problem": problem}
+    return document
 
 
 async def _tile_error(request: Request, error: Exception) -> JSONResponse:
@@ -78,39 +90,52 @@ async def _validation_error(request: Request, error: Exception) -> JSONResponse:
 
 async def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    path, known = request.url.path, _known_http_error(request, error)
-    return problem_response(path, known, status=error.status_code, headers=error.headers)
-
-
-def _known_http_error(request: Request, error: HTTPException) -> ServiceError:
+    path = request.url.path
     if error.status_code == 404:
-        return NotFound(path=request.url.path)
+        return problem_response(path, NotFound(path=path))
     if error.status_code == 405:
-        return MethodNotAllowed(method=request.method, path=request.url.path)
-    return InvalidRequest(message=str(error.detail))
+        allowed = {"Allow": ", ".join(_methods(request.app, path))}
+        known = MethodNotAllowed(method=request.method, path=path)
+        return problem_response(path, known, headers=allowed)
+    message = "expected a body of JSON in UTF-8" if error.status_code == 400 else str(error.detail)
+    return problem_response(path, InvalidRequest(message=message))
+
+
+def _methods(app: FastAPI, path: str) -> list[str]:
+    """Return what the document says of a path (a router knows only its first route that fits)."""
+    operations: dict[str, dict[str, Any]] = app.openapi()["paths"]
+    for template, methods in operations.items():
+        pattern = re.escape(re.sub(r"\{\w+\}", "\0", template)).replace("\0", "[^/:]+")
+        if re.fullmatch(pattern, path):
+            return sorted(method.upper() for method in methods)
+    return []
 
 
 async def _internal_error(request: Request, error: Exception) -> JSONResponse:
-    request_id = uuid.uuid4().hex[:12]
-    log.error("unexpected error", request=request_id, path=request.url.path, exc_info=error)
-    return problem_response(request.url.path, InternalError(request_id=request_id))
+    identity = request.state.request_id
+    log.error("unexpected error", request=identity, path=request.url.path, exc_info=error)
+    problem = InternalError(request_id=identity)
+    return problem_response(request.url.path, problem, headers={"X-Request-ID": identity})
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI description of error responses."""
     titles = {
+        401: "No valid API key",
+        403: "The key's role does not reach that far",
         404: "Unknown kernel, hardware, run or node",
         405: "Method not allowed",
-        409: "Not possible in the state in which it is",
+        409: "Not possible in the present state",
         413: "Body too large",
         422: "The request cannot be understood",
+        429: "The key was used more often than it may",
         500: "A fault of the service",
-        503: "The database cannot be used right now",
+        503: "The database cannot be used right now, or too many requests wait",
     }
     return {
         status: {
             "description": titles[status],
-            "content": {MEDIA_TYPE: {"schema": Problem.model_json_schema()}},
+            "content": {MEDIA_TYPE: {"schema": {"$ref": f"{COMPONENTS}Problem"}}},
         }
         for status in statuses
     }

@@ -29,6 +29,7 @@ def _problem_value(value: Any) -> Any:
     raise ValueError("expected an integer, a flag or a short text")
 
 
+Role = Literal["read", "tune", "admin"]
 Int = Annotated[int, BeforeValidator(_strict_number)]
 Seconds = Annotated[float, Field(allow_inf_nan=False)]
 RunState = Literal[
@@ -108,10 +109,10 @@ class BatchResponse(BaseModel):
 class TuningRunRequest(QuestionIn):
     """Queue a tuning run."""
 
-    max_trials: Int | None = Field(None, ge=1, le=MAX_TRIALS)
-    time_limit_s: Seconds | None = Field(None, gt=0, le=MAX_TIME_S)
-    ceiling_s: Seconds | None = Field(
-        None, gt=0, le=MAX_TIME_S, description="end with what there is after so much work"
+    max_trials: Annotated[Int, Field(ge=1, le=MAX_TRIALS)] | None = None
+    time_limit_s: Annotated[Seconds, Field(gt=0, le=MAX_TIME_S)] | None = None
+    ceiling_s: Annotated[Seconds, Field(gt=0, le=MAX_TIME_S)] | None = Field(
+        None, description="end with what there is after so much work"
     )
     priority: Int = Field(DEFAULT_PRIORITY, ge=1, le=1000, description="weight among runs")
     seed: Int = Field(0, ge=0, le=2**31 - 1)
@@ -293,6 +294,33 @@ class HardwareOut(BaseModel):
     offers_tuning: bool
     peak_gflops_per_core: dict[str, float]
     bandwidth_gb_per_s: float
+
+
+class KeyRequest(Wire):
+    """Make an API key."""
+
+    name: str = Field(min_length=1, max_length=64, description="whom or what it is for")
+    role: Role = "read"
+    expires_in_days: Annotated[Int, Field(ge=1, le=3650)] | None = Field(
+        None, description="null: never"
+    )
+
+
+class KeyOut(BaseModel):
+    """An API key without its secret."""
+
+    prefix: str
+    name: str
+    role: Role
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+
+
+class NewKeyOut(KeyOut):
+    """A new API key, told this one time."""
+
+    key: str = Field(description="send it as `Authorization: Bearer KEY`")
 
 
 class Health(BaseModel):

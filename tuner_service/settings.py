@@ -6,10 +6,12 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from tuner_service.errors import InvalidSettings
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def default_data_dir() -> Path:
@@ -41,7 +43,26 @@ class Settings(BaseSettings):
     max_trials: int = Field(96, ge=1, le=100_000)  # of a run that does not say
     time_limit_s: float = Field(900.0, gt=0)  # of a run that does not say
     max_body_bytes: int = Field(65_536, ge=1024)
+    auth: Literal["auto", "required", "off"] = "auto"  # auto: required unless bound to loopback
+    rate_limit: str = "6000/minute"  # requests per API key, for each process of the service
+    max_in_flight: int = Field(128, ge=1)  # requests waiting for an answer; beyond: 503
+    access_log: Literal["all", "errors", "off"] = "errors"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @field_validator("rate_limit")
+    @classmethod
+    def _is_rate(cls, text: str) -> str:
+        import limits  # slow to import, and needed only where somebody sets a limit
+
+        limits.parse(text)
+        return text
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether requests without an API key are refused."""
+        if self.auth != "auto":
+            return self.auth == "required"
+        return self.host not in LOOPBACK
 
     @property
     def url(self) -> str:

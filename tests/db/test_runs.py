@@ -384,7 +384,7 @@ def test_going_back_to_the_schema_before_and_forward_keeps_every_trial(
     before = [t.measurement_id for t in store.trials.of_run(run.id)]
     assert len(before) == 6
     with migrating(store.database) as config:
-        command.downgrade(config, "0002")
+        command.downgrade(config, "0004")
     upgrade(store.database)
     runs = store.runs.list()
     assert [r.state for r in runs] == ["SUCCEEDED", "QUEUED", "QUEUED"]

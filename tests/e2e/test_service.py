@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -21,6 +22,7 @@ GEMM = ["gemm", "--m", "48", "--n", "64", "--k", "32", "--threads", "1"]
 PROBLEM = {"m": 48, "n": 64, "k": 32}
 BODY = {"kernel": "gemm", "problem": PROBLEM, "threads": 1, "max_trials": 3}
 pytestmark = pytest.mark.timeout(1800)
+EXAMPLES = Path(__file__).parents[2] / "examples"
 CLI = [sys.executable, "-m", "tuner_service.cli"]
 
 
@@ -75,10 +77,14 @@ def test_tune_survives_the_death_of_its_coordinator_and_answers_at_once_later(se
     assert store.count_measurements() == len(trials)
 
 
-def test_serve_answers_tunes_and_stops_with_everything_it_started(settings, store):
+def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        return probe.getsockname()[1]
+
+
+def test_serve_answers_tunes_and_stops_with_everything_it_started(settings, store):
+    port = free_port()
     command = [*CLI, "serve", "--port", str(port)]
     log = settings.data_dir / "serve.log"
     with log.open("w") as output:
@@ -109,6 +115,39 @@ def test_serve_answers_tunes_and_stops_with_everything_it_started(settings, stor
     assert serving.returncode in (0, -signal.SIGTERM), log.read_text()[-3000:]
     wait(lambda: not os.path.exists(f"/proc/{child}"), 60)
     assert not store.leader.current().is_alive
+
+
+def test_outside_workers_tune_a_kernel_of_their_own_with_a_key(settings, store):
+    port, (_, key) = free_port(), store.keys.create("bench", "tune")
+    environment = {**settings.environment(), "TILECORE_AUTH": "required", "TILECORE_KEY": key}
+    command = [*CLI, "serve", "--no-coordinator", "--port", str(port)]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as serving:
+        url = f"http://127.0.0.1:{port}"
+        client = httpx.Client(base_url=url, timeout=60)
+        wait(lambda: _is_up(client), 120)
+        assert client.get("/v1/studies").status_code == 401
+        script = [sys.executable, str(EXAMPLES / "tune_your_own_kernel.py"), url]
+        workers = [
+            subprocess.Popen(script, env=environment, stdout=subprocess.PIPE, text=True)
+            for _ in range(2)
+        ]
+        said = [worker.communicate(timeout=300)[0] for worker in workers]
+        assert [worker.returncode for worker in workers] == [0, 0]
+        serving.terminate()
+    (study,) = store.studies.list()
+    trials = store.studies.trials(study)
+    assert store.studies.count(study) == {"ok": 30}
+    assert len({trial.worker for trial in trials}) == 2
+    best = min(trials, key=lambda trial: trial.time_s)
+    assert all(f"best: {best.config}" in text for text in said[-1:])
+    assert sum(text.count("'rows'") for text in said) == 30 + 2
+
+
+def _is_up(client):
+    try:
+        return client.get("/healthz").status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def _is_ready(client):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from recommender.analytic import ADVICE, estimate
-from recommender.cpu_choices import tiling
+from recommender.cpu_choices import Tiling
 from recommender.features import NAMES, features
 from tests.recommender.support import GEMM, HOST, space_of, workload
 
@@ -70,7 +70,7 @@ def test_the_busiest_core_is_the_one_that_counts(cores: int) -> None:
             for micro in (6, 14)
         ]
     )
-    t = tiling(space.site, columns, HOST)
+    t = Tiling(space.site, columns, HOST)
     shares = t.busiest_share(cores, np.ones(len(t.blocks)))
     for number, share in enumerate(shares):
         heights, widths = (

@@ -9,6 +9,7 @@ from recommender.analytic import estimate
 from recommender.errors import EmptySpace, UnknownCandidate, UnknownHardware
 from recommender.hardware import HardwareProfile, load_profile, profile_names
 from recommender.space import SearchSpace
+from recommender.workload import Workload
 from tests.recommender.support import GEMM, HOST, space_of, workload
 from tilecore import kernels
 from tilecore.errors import InvalidConfig
@@ -41,8 +42,19 @@ def test_every_candidate_is_legal_and_found_again(m, n, k, isa, row) -> None:
     assert all(type(value) in (int, str) for value in config.values())
 
 
-def test_mask_keeps_exactly_what_explain_accepts() -> None:
-    space = space_of(workload(64, 4096, 4096))
+@pytest.mark.parametrize("isa", ["avx2", "avx512"])
+@pytest.mark.parametrize(
+    "problem",
+    [
+        workload(64, 4096, 4096),
+        workload(3, 4096, 512, trans_b=True),
+        workload(700, 500, 300, dtype="int8"),
+        workload(96, 96, 96, dtype="bfloat16", trans_a=True),
+    ],
+    ids=str,
+)
+def test_mask_keeps_exactly_what_explain_accepts(isa: str, problem: Workload) -> None:
+    space = space_of(problem, load_profile(isa))
     rng = np.random.default_rng(0)
     for _ in range(300):
         config = {k: v[int(rng.integers(len(v)))] for k, v in space.values.items()}

@@ -215,3 +215,22 @@ def test_replay_refuses_what_is_no_recording(cli, tmp_path):
     status, _, shown = cli("replay", str(bad))
     assert status == 2
     assert "RC607" in shown
+
+
+def test_api_keys(cli, store):
+    status, out, err = cli("keys", "create", "ci [x]", "--role", "tune", "--expires-in-days", "2")
+    secret = out.strip()
+    record = store.keys.find(secret)
+    assert (status, record.role, record.name) == (0, "tune", "ci [x]")
+    assert secret not in err
+    assert (record.expires_at - record.created_at).days in (1, 2)
+    status, out, _ = cli("keys", "list")
+    assert status == 0
+    assert all(shown in out for shown in (record.prefix, "ci [x]", "tune", "valid"))
+    assert secret not in out
+    assert cli("keys", "revoke", record.prefix)[0] == 0
+    assert "revoked" in cli("keys", "list")[1]
+    status, _, err = cli("keys", "revoke", "tc_none")
+    assert status == 2
+    assert "DB820" in err
+    assert cli("keys", "create", "x", "--role", "root")[0] == 2

@@ -20,7 +20,7 @@ from tests.workers.measurer_contract import WAIT_S, MeasurerContract, screen
 from tuner_service.cluster_workplace import ClusterWorkplace
 from workers.errors import ClusterUnavailable, StaleEpoch
 from workers.pool import wait_for_all
-from workers.ray_cluster import retire_older, start_local
+from workers.ray_cluster import nodes, retire_older, start_local
 from workers.ray_pool import RayPool
 from workers.toolchain import current_toolchain
 

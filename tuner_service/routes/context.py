@@ -10,21 +10,42 @@ from typing import Annotated
 from fastapi import Depends, Header, Query, Request
 
 from db.store import SqlStore
+from tuner_service.answers import Answers
 from tuner_service.errors import InvalidCursor
+from tuner_service.metrics import Metrics
 from tuner_service.settings import Settings
+from tuner_service.studies import StudyEngine
 
 
-def _store(request: Request) -> SqlStore:
+async def _store(request: Request) -> SqlStore:
     store: SqlStore = request.app.state.store
     return store
 
 
-def _settings(request: Request) -> Settings:
+async def _settings(request: Request) -> Settings:
     settings: Settings = request.app.state.settings
     return settings
 
 
+async def _answers(request: Request) -> Answers:
+    answers: Answers = request.app.state.answers
+    return answers
+
+
+async def _engine(request: Request) -> StudyEngine:
+    engine: StudyEngine = request.app.state.engine
+    return engine
+
+
+async def _metrics(request: Request) -> Metrics:
+    metrics: Metrics = request.app.state.metrics
+    return metrics
+
+
 Store = Annotated[SqlStore, Depends(_store)]
+AppAnswers = Annotated[Answers, Depends(_answers)]
+Engine = Annotated[StudyEngine, Depends(_engine)]
+AppMetrics = Annotated[Metrics, Depends(_metrics)]
 AppSettings = Annotated[Settings, Depends(_settings)]
 Limit = Annotated[int, Query(ge=1, le=200, description="how many items at most")]
 Cursor = Annotated[

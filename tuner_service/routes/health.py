@@ -1,13 +1,15 @@
-"""/healthz and /readyz."""
+"""/healthz, /readyz and /metrics."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends, Response
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from db.errors import SchemaTooOld
 from db.migrate import HEAD, revision
+from tuner_service.access import Needs
 from tuner_service.problems import documented
-from tuner_service.routes.context import Store
+from tuner_service.routes.context import AppMetrics, Store
 from tuner_service.schemas import Health, Readiness
 
 router = APIRouter(tags=["health"])
@@ -37,3 +39,17 @@ def ready(store: Store) -> Readiness:
         coordinator="leading" if leads else "absent",
         coordinator_epoch=leader.epoch if leader is not None else None,
     )
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={
+        200: {"content": {"text/plain": {}}, "description": "Prometheus text format"},
+        **documented(401, 429),
+    },
+    dependencies=[Depends(Needs("read"))],
+)
+def metrics(found: AppMetrics) -> Response:
+    """Return the metrics of this process and of the runs, trials and models in the database."""
+    return Response(found.text(), media_type=CONTENT_TYPE_LATEST)

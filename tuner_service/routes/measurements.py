@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from itertools import chain
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import StreamingResponse
-from pydantic import AwareDatetime
+from pydantic import AwareDatetime, BeforeValidator
 
 from db.records import MeasurementQuery, MeasurementRecord
 from recommender.measurement import MeasureStatus, Protocol
@@ -29,6 +30,16 @@ NEAR = "the nearest workloads to this problem: `m=1000,n=1024,k=512` (needs `ker
 MEDIA = {"csv": "text/csv; charset=utf-8", "t4": "application/json"}
 
 
+def _iso_time(value: Any) -> Any:
+    """Refuse the numbers that pydantic would take for seconds since 1970."""
+    if isinstance(value, str) and not re.match(r"[0-9]{4}-", value):
+        raise ValueError("expected a time as ISO 8601 has it: 2026-11-22T10:00:00Z")
+    return value
+
+
+Time = Annotated[AwareDatetime, BeforeValidator(_iso_time)]
+
+
 def log_query(
     store: Store,
     kernel: Name = None,
@@ -43,8 +54,8 @@ def log_query(
     toolchain: Annotated[str | None, Query(max_length=32, description="toolchain_key")] = None,
     program: Annotated[str | None, Query(max_length=64, description="program_digest")] = None,
     run: Annotated[str | None, Query(max_length=64)] = None,
-    since: Annotated[AwareDatetime | None, Query(description="measured then or later")] = None,
-    until: Annotated[AwareDatetime | None, Query(description="measured before")] = None,
+    since: Annotated[Time | None, Query(description="measured then or later")] = None,
+    until: Annotated[Time | None, Query(description="measured before")] = None,
     near: Annotated[str | None, Query(max_length=1000, description=NEAR)] = None,
     near_count: Annotated[int, Query(ge=1, le=64, description="how many workloads")] = 8,
     best: Annotated[bool, Query(description="fastest first, instead of newest first")] = False,

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 
-from db.store import SqlStore
-from recommender.recommend import Recommendation
-from tuner_service.jobs import Question, answer, understand
 from tuner_service.problems import documented
-from tuner_service.routes.context import Store
+from tuner_service.routes.context import AppAnswers
 from tuner_service.schemas import (
     BatchRequest,
     BatchResponse,
-    RecommendationOut,
     RecommendationRequest,
     RecommendationResponse,
 )
@@ -20,51 +16,22 @@ from tuner_service.schemas import (
 router = APIRouter(tags=["recommendations"])
 
 
-@router.post("/recommendations", responses=documented(404, 413, 422))
-def create_recommendation(request: RecommendationRequest, store: Store) -> RecommendationResponse:
+@router.post(
+    "/recommendations",
+    response_model=RecommendationResponse,
+    responses=documented(404, 413),
+)
+async def create_recommendation(request: RecommendationRequest, answers: AppAnswers) -> Response:
     """Return ranked tile configs at once: measured here before, or predicted."""
-    return _respond(store, request)
+    return _json(await answers.of(request))
 
 
-@router.post("/recommendations:batch", responses=documented(404, 413, 422))
-def create_recommendations(request: BatchRequest, store: Store) -> BatchResponse:
+@router.post("/recommendations:batch", response_model=BatchResponse, responses=documented(404, 413))
+async def create_recommendations(request: BatchRequest, answers: AppAnswers) -> Response:
     """Answer several questions at once; one that cannot be understood fails the whole batch."""
-    return BatchResponse(responses=[_respond(store, r) for r in request.requests])
+    bodies = [await answers.of(question) for question in request.requests]
+    return _json(b'{"responses":[' + b",".join(bodies) + b"]}")
 
 
-def _respond(store: SqlStore, request: RecommendationRequest) -> RecommendationResponse:
-    question = understand(
-        store,
-        request.kernel,
-        request.problem,
-        threads=request.threads,
-        hardware=request.hardware,
-    )
-    ranked = answer(store, question, top_k=request.top_k)
-    return RecommendationResponse(
-        workload=question.workload.as_dict(),
-        workload_key=question.workload.key,
-        hardware=question.hardware.name,
-        hardware_key=question.hardware.key,
-        hardware_asked_for=question.asked_for or None,
-        recommendations=[to_wire(question, i + 1, r) for i, r in enumerate(ranked)],
-    )
-
-
-def to_wire(question: Question, rank: int, r: Recommendation) -> RecommendationOut:
-    """Return a recommendation as it goes over the wire."""
-    work_flop = question.definition.work_flop(dict(question.workload.problem))
-    low_s, high_s = r.interval_s
-    return RecommendationOut(
-        rank=rank,
-        config=dict(r.config.items_),
-        source=r.source,  # type: ignore[arg-type]  # one of recommend.SOURCES
-        latency_us=r.time_s * 1e6,
-        interval_us=(low_s * 1e6, high_s * 1e6),
-        gflops=work_flop / r.time_s / 1e9,
-        confidence=r.confidence,
-        distance=r.distance,
-        bound_by=r.bound_by,
-        rationale=r.rationale,
-        is_stale=r.is_stale,
-    )
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")

@@ -13,7 +13,7 @@ from db.store import SqlStore
 from tuner_service.jobs import change_group, submit_group
 from tuner_service.problems import documented
 from tuner_service.routes.context import AppSettings, IdempotencyKey, Store
-from tuner_service.routes.tuning_runs import to_wire, understood
+from tuner_service.routes.tuning_runs import TUNE, to_wire, understood
 from tuner_service.schemas import RunGroupOut, TuningRunBatch
 
 router = APIRouter(tags=["run groups"])
@@ -23,6 +23,7 @@ GroupId = Annotated[str, Path(max_length=36)]
 @router.post(
     "/tuning-runs:batch",
     status_code=202,
+    dependencies=TUNE,
     responses={
         200: {"model": RunGroupOut, "description": "The key came before"},
         **documented(404, 413, 422),
@@ -50,19 +51,25 @@ def get_run_group(group_id: GroupId, store: Store) -> RunGroupOut:
     return _to_wire(store, store.runs.of_group(group_id))
 
 
-@router.post("/run-groups/{group_id}:pause", status_code=202, responses=documented(404))
+@router.post(
+    "/run-groups/{group_id}:pause", status_code=202, responses=documented(404), dependencies=TUNE
+)
 def pause_run_group(group_id: GroupId, store: Store) -> RunGroupOut:
     """Pause the open runs of a group."""
     return _each(store, group_id, store.runs.pause)
 
 
-@router.post("/run-groups/{group_id}:resume", status_code=202, responses=documented(404))
+@router.post(
+    "/run-groups/{group_id}:resume", status_code=202, responses=documented(404), dependencies=TUNE
+)
 def resume_run_group(group_id: GroupId, store: Store) -> RunGroupOut:
     """Let the paused runs of a group go on."""
     return _each(store, group_id, store.runs.resume)
 
 
-@router.post("/run-groups/{group_id}:cancel", status_code=202, responses=documented(404))
+@router.post(
+    "/run-groups/{group_id}:cancel", status_code=202, responses=documented(404), dependencies=TUNE
+)
 def cancel_run_group(group_id: GroupId, store: Store) -> RunGroupOut:
     """Cancel the open runs of a group; what was measured stays."""
     return _each(store, group_id, store.runs.cancel)

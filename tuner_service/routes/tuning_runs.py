@@ -13,6 +13,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from db.records import RunRecord, TrialRecord
 from db.store import SqlStore
+from tuner_service.access import Needs
 from tuner_service.jobs import Effort, Question, partial_result, submit, understand
 from tuner_service.problems import documented
 from tuner_service.routes.context import (
@@ -41,11 +42,13 @@ router = APIRouter(prefix="/tuning-runs", tags=["tuning runs"])
 RunId = Annotated[str, Path(max_length=64)]
 EVENT_POLL_S = 0.3
 MAX_EVENT_ID = 2**62
+TUNE = [Depends(Needs("tune"))]
 
 
 @router.post(
     "",
     status_code=202,
+    dependencies=TUNE,
     responses={
         200: {"model": TuningRunOut, "description": "The key came before"},
         **documented(404, 413, 422),
@@ -110,32 +113,34 @@ def get_result(run_id: RunId, store: Store) -> ResultOut:
     return ResultOut(state=run.state, is_final=run.is_finished, result=found)  # type: ignore[arg-type]  # the database closes the set
 
 
-@router.patch("/{run_id}", responses=documented(404, 409, 413, 422))
+@router.patch("/{run_id}", responses=documented(404, 409, 413, 422), dependencies=TUNE)
 def amend_tuning_run(run_id: RunId, amendment: Amendment, store: Store) -> TuningRunOut:
     """Change the priority or the ceiling of an open run."""
     return to_wire(store, store.runs.amend(run_id, **amendment.model_dump()))
 
 
-@router.post("/{run_id}:pause", status_code=202, responses=documented(404, 409))
+@router.post("/{run_id}:pause", status_code=202, responses=documented(404, 409), dependencies=TUNE)
 def pause_tuning_run(run_id: RunId, store: Store) -> TuningRunOut:
     """Pause a run: what is under way ends and counts, then its state is PAUSED."""
     return to_wire(store, store.runs.pause(run_id))
 
 
-@router.post("/{run_id}:resume", status_code=202, responses=documented(404, 409))
+@router.post("/{run_id}:resume", status_code=202, responses=documented(404, 409), dependencies=TUNE)
 def resume_tuning_run(run_id: RunId, store: Store) -> TuningRunOut:
     """Let a paused run go on."""
     return to_wire(store, store.runs.resume(run_id))
 
 
-@router.post("/{run_id}:extend", status_code=202, responses=documented(404, 409, 413, 422))
+@router.post(
+    "/{run_id}:extend", status_code=202, responses=documented(404, 409, 413, 422), dependencies=TUNE
+)
 def extend_tuning_run(run_id: RunId, extension: Extension, store: Store) -> TuningRunOut:
     """Give a run more trials and seconds; a finished one is queued again with all it knows."""
     extended = store.runs.extend(run_id, trials=extension.trials, seconds=extension.seconds)
     return to_wire(store, extended)
 
 
-@router.post("/{run_id}:cancel", status_code=202, responses=documented(404, 409))
+@router.post("/{run_id}:cancel", status_code=202, responses=documented(404, 409), dependencies=TUNE)
 def cancel_tuning_run(run_id: RunId, store: Store) -> TuningRunOut:
     """Cancel an open run; what was measured stays."""
     return to_wire(store, store.runs.cancel(run_id))

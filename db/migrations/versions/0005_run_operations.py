@@ -10,8 +10,8 @@ from alembic import op
 
 import db.types
 
-revision = "0003"
-down_revision = "0002"
+revision = "0005"
+down_revision = "0004"
 branch_labels = None
 depends_on = None
 

@@ -1,0 +1,173 @@
+"""The recommendation route under load: answers per second and latency, by wrk.
+
+    python benchmarks/service_load.py [--seconds 5] [--clients 1,8,64] [--json FILE]
+
+Starts `tilecore serve --no-coordinator` on an SQLite file in a temporary folder, and asks it for
+GEMM on this host with an API key (needed, so that its check is in the figures):
+
+- cache: the same question again and again.
+- database: questions measured before (records made up by the analytic model), each asked once.
+- cold: questions never measured, each asked once; the space has tens of thousands of configs.
+
+wrk, server and everything else share this machine's cores. Of a run with more clients than cores,
+the refused requests (503 with Retry-After) are counted apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import fastapi
+import psutil
+
+from recommender.analytic import estimate
+from recommender.measurement import Measurement, MeasureStatus, Protocol
+from recommender.space import SearchSpace
+from tuner_service.jobs import understand
+from tuner_service.settings import load_settings
+from tuner_service.wiring import open_store
+
+MEASURED, FIRST_ROW = 4000, 64
+SCRIPT = """
+local asked = {first}
+request = function()
+  local m = asked
+  asked = asked + 1
+  if asked > {last} then asked = {first} end
+  local body = string.format(
+    '{{"kernel": "gemm", "problem": {{"m": %d, "n": {n}, "k": 1024}}, "top_k": 5}}', m)
+  return wrk.format("POST", "/v1/recommendations",
+    {{["Content-Type"] = "application/json", ["Authorization"] = "Bearer {key}"}}, body)
+end
+done = function(summary, latency, requests)
+  local e = summary.errors
+  io.write(string.format("RESULT %d %d %d %d %d %d %d\\n", summary.requests, summary.duration,
+    latency:percentile(50), latency:percentile(99), latency.max, e.status,
+    e.connect + e.read + e.write + e.timeout))
+end
+"""
+
+
+def fill(store: Any, count: int) -> None:
+    """Store a confirmed measurement of the analytic model's choice for ``count`` GEMMs."""
+    found = []
+    for i in range(count):
+        question = understand(store, "gemm", {"m": FIRST_ROW + i, "n": 512, "k": 1024})
+        if i % 200 == 0:  # a config of a near shape does as well
+            space = SearchSpace.build(
+                question.definition, dict(question.workload.problem), question.hardware
+            )
+            row = int(estimate(space).time_s.argmin())
+            config = space.config(row)
+        found.append(
+            Measurement(
+                workload=question.workload, config=config, hardware=question.hardware,
+                toolchain=question.toolchain, program_digest=question.program_digest,
+                protocol=Protocol.CONFIRM, threads=question.hardware.cores,
+                status=MeasureStatus.OK, times_s=(1e-3,) * 5, reference_times_s=(2e-3,) * 5,
+                measured_at=datetime.now(UTC),
+            )
+        )  # fmt: skip
+    store.add_all(found)
+
+
+def load(url: str, script: str, clients: int, seconds: float) -> dict[str, Any]:
+    """Run wrk and return what it saw; latencies in milliseconds."""
+    with tempfile.NamedTemporaryFile("w", suffix=".lua") as file:
+        file.write(script)
+        file.flush()
+        command = ["wrk", "-t1", f"-c{clients}", f"-d{seconds:g}s", "--timeout", "20s"]
+        said = subprocess.run(
+            [*command, "-s", file.name, url], check=True, capture_output=True, text=True
+        ).stdout
+    match = re.search(r"RESULT (.*)", said)
+    assert match is not None, said
+    requests, duration, p50, p99, most, refused, broken = map(int, match[1].split())
+    return {
+        "clients": clients, "per_second": (requests - refused) / duration * 1e6,
+        "p50_ms": p50 / 1e3, "p99_ms": p99 / 1e3, "max_ms": most / 1e3,
+        "sent": requests, "refused": refused, "broken": broken,
+    }  # fmt: skip
+
+
+def serve(folder: str, port: int) -> subprocess.Popen[bytes]:
+    """Start the service and wait until it is ready."""
+    environment = {
+        **os.environ, "TILECORE_DATA_DIR": folder, "TILECORE_AUTH": "required",
+        "TILECORE_RATE_LIMIT": "1000000/second", "TILECORE_ACCESS_LOG": "off",
+        "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "tuner_service.cli", "serve", "--no-coordinator"]
+    server = subprocess.Popen([*command, "--port", str(port)], env=environment)
+    for _ in range(200):
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=1)
+            return server
+        except OSError:
+            time.sleep(0.1)
+    raise SystemExit("the service did not start")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--clients", default="1,8,64")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
+        store = open_store(load_settings(data_dir=folder))
+        fill(store, MEASURED)
+        _, key = store.keys.create("benchmark", "read")
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        probe.close()
+        server = serve(folder, port)
+        process, url = psutil.Process(server.pid), f"http://127.0.0.1:{port}"
+        before_mib, results = process.memory_info().rss / 2**20, []
+        shapes = {
+            "cache": {"first": 512, "last": 512, "n": 512},
+            "database": {"first": FIRST_ROW, "last": FIRST_ROW + MEASURED - 1, "n": 512},
+            "cold": {"first": FIRST_ROW, "last": 1_000_000, "n": 768},
+        }
+        try:
+            for kind, shape in shapes.items():
+                for clients in map(int, given.clients.split(",")):
+                    found = load(url, SCRIPT.format(**shape, key=key), clients, given.seconds)
+                    if kind != "cache":  # the next run asks what this one did not
+                        shape["first"] += found["sent"] + clients
+                    results.append({"answers": kind, **found})
+                    print(
+                        f"{kind:9} {clients:3} clients: {found['per_second']:7.0f}/s, p50"
+                        f" {found['p50_ms']:.2f} ms, p99 {found['p99_ms']:.2f} ms,"
+                        f" refused {found['refused']}, broken {found['broken']}", flush=True,
+                    )  # fmt: skip
+            after_mib = process.memory_info().rss / 2**20
+        finally:
+            server.terminate()
+            server.wait()
+    print(f"memory of the service: {before_mib:.0f} MiB before, {after_mib:.0f} MiB after")
+    if given.json:
+        document = {
+            "date": datetime.now(UTC).isoformat(timespec="seconds"), "cores": os.cpu_count(),
+            "versions": {"python": platform.python_version(), "fastapi": fastapi.__version__},
+            "load_before": os.getloadavg()[0], "memory_mib": [before_mib, after_mib],
+            "results": results,
+        }  # fmt: skip
+        given.json.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,257 @@
+"""Studies: searches over spaces of external kernels, measured by whoever asks for trials."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import exc as sa_exc
+from sqlalchemy import func, insert, select, update
+from sqlalchemy.orm import Session
+
+from db.errors import IdempotencyConflict, LeaseLost, StudyClosed, UnknownStudy, UnknownTrial
+from db.models import StudyRow, StudyTrialRow
+from db.records import NewStudy, StudyRecord, StudyTrial
+from db.session import Database, change
+
+MAX_ATTEMPTS = 3  # leases that ran out before a configuration counts as failed
+
+
+class Studies:
+    """The studies of one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def create(self, new: NewStudy) -> tuple[StudyRecord, bool]:
+        """Store a study; return it and whether it is new (False: the key came again).
+
+        Raises:
+            IdempotencyConflict: the key came before with another body (DB807).
+        """
+        try:
+            with self._database.write() as session:
+                row = StudyRow(
+                    public_id=str(uuid.uuid4()),
+                    idempotency_key=new.idempotency_key,
+                    body_hash=new.body_hash,
+                    name=new.name,
+                    hardware=new.hardware,
+                    space=dict(new.space),
+                    space_key=new.space_key,
+                    strategy=new.strategy,
+                    seed=new.seed,
+                    max_trials=new.max_trials,
+                    state="OPEN",
+                    created_by=new.created_by,
+                    created_at=self._database.now(session),
+                )
+                session.add(row)
+                session.flush()
+                return _study(row), True
+        except sa_exc.IntegrityError:
+            if new.idempotency_key is None:
+                raise
+        with self._database.read() as session:
+            query = select(StudyRow).where(StudyRow.idempotency_key == new.idempotency_key)
+            found = session.scalars(query).one()
+            if found.body_hash != new.body_hash:
+                raise IdempotencyConflict(key=new.idempotency_key)
+            return _study(found), False
+
+    def get(self, public_id: str) -> StudyRecord:
+        """Return a study.
+
+        Raises:
+            UnknownStudy: there is none with this id (DB821).
+        """
+        with self._database.read() as session:
+            return _study(_row(session, public_id))
+
+    def list(self, *, limit: int = 50, before: int | None = None) -> Sequence[StudyRecord]:
+        """Return studies, newest first; ``before`` is the id to go on from."""
+        query = select(StudyRow).order_by(StudyRow.id.desc()).limit(limit)
+        if before is not None:
+            query = query.where(StudyRow.id < before)
+        with self._database.read() as session:
+            return [_study(row) for row in session.scalars(query)]
+
+    def close(self, public_id: str) -> StudyRecord:
+        """Give out no more trials; what was told stays, and what is under way may still be told."""
+        with self._database.write() as session:
+            row = _row(session, public_id)
+            row.state = "CLOSED"
+            return _study(row)
+
+    def lease_again(
+        self, study: StudyRecord, worker: str, count: int, lease_s: float
+    ) -> Sequence[StudyTrial]:
+        """Return trials that ``worker`` holds already, then those that others held too long.
+
+        A trial whose lease ran out MAX_ATTEMPTS times becomes a failure: it may be what stops the
+        workers.
+
+        Raises:
+            StudyClosed: nothing is given out any more (DB822).
+        """
+        with self._database.write() as session:
+            self._lock(session, study)
+            now = self._database.now(session)
+            until = now + timedelta(seconds=lease_s)
+            leased = (StudyTrialRow.study_id == study.id) & (StudyTrialRow.state == "leased")
+            tired = leased & (StudyTrialRow.lease_until <= now)
+            given_up = {"state": "failed", "detail": f"{MAX_ATTEMPTS} workers did not answer"}
+            change(
+                session,
+                update(StudyTrialRow)
+                .where(tired, StudyTrialRow.attempt >= MAX_ATTEMPTS)
+                .values(told_at=now, **given_up),
+            )
+            mine = leased & (StudyTrialRow.worker == worker)
+            rows = session.scalars(
+                select(StudyTrialRow)
+                .where(mine | tired)
+                .order_by(StudyTrialRow.worker != worker, StudyTrialRow.id)
+                .limit(count)
+            ).all()
+            for row in rows:
+                row.attempt += row.worker != worker or row.lease_until <= now
+                row.worker, row.lease_until = worker, until
+            return [_trial(row) for row in rows]
+
+    def add(
+        self,
+        study: StudyRecord,
+        configs: Mapping[int, Mapping[str, Any]],
+        worker: str,
+        lease_s: float,
+    ) -> Sequence[StudyTrial]:
+        """Lease new trials (row -> config) to ``worker``; rows that exist are left out.
+
+        Raises:
+            StudyClosed: nothing is given out any more (DB822).
+        """
+        with self._database.write() as session:
+            self._lock(session, study)
+            of_study = StudyTrialRow.study_id == study.id
+            taken = set(
+                session.scalars(
+                    select(StudyTrialRow.row).where(of_study, StudyTrialRow.row.in_(list(configs)))
+                )
+            )
+            known = session.execute(select(func.count()).where(of_study)).scalar_one()
+            rows = [row for row in configs if row not in taken][: study.max_trials - known]
+            if not rows:
+                return []
+            until = self._database.now(session) + timedelta(seconds=lease_s)
+            common = {"study_id": study.id, "worker": worker, "lease_until": until}
+            values = [
+                {"row": row, "config": dict(configs[row]), "state": "leased", "attempt": 1,
+                 "times_s": [], "detail": "", **common}
+                for row in rows
+            ]  # fmt: skip
+            session.execute(insert(StudyTrialRow), values)
+            made = select(StudyTrialRow).where(of_study, StudyTrialRow.row.in_(rows))
+            found = {trial.row: _trial(trial) for trial in session.scalars(made)}
+            return [found[row] for row in rows]
+
+    def complete(
+        self, study: StudyRecord, trial: int, worker: str, times_s: Sequence[float], detail: str
+    ) -> StudyTrial:
+        """Store what came of a trial: its times, or none where it failed for the reason ``detail``.
+
+        The same worker may say the same again.
+
+        Raises:
+            UnknownTrial: the study has no such trial (DB823).
+            LeaseLost: another worker holds, or told, the trial (DB824).
+        """
+        ordered = sorted(times_s)
+        median = ordered[len(ordered) // 2] if ordered else None
+        with self._database.write() as session:
+            query = select(StudyTrialRow).where(
+                StudyTrialRow.id == trial, StudyTrialRow.study_id == study.id
+            )
+            row = session.scalars(query.with_for_update()).first()
+            if row is None:
+                raise UnknownTrial(found=trial)
+            if row.worker != worker or (row.state != "leased" and row.times_s != list(times_s)):
+                raise LeaseLost(trial=trial, worker=worker, holder=row.worker)
+            if row.state == "leased":
+                row.state = "failed" if median is None else "ok"
+                row.time_s, row.times_s, row.detail = median, list(times_s), detail
+                row.told_at = self._database.now(session)
+            return _trial(row)
+
+    def trials(
+        self, study: StudyRecord, *, best_first: bool = False, limit: int | None = None,
+        after: int = 0,
+    ) -> Sequence[StudyTrial]:  # fmt: skip
+        """Return trials in the order in which they were given out, or the fastest first."""
+        query = select(StudyTrialRow).where(
+            StudyTrialRow.study_id == study.id, StudyTrialRow.id > after
+        )
+        if best_first:
+            query = query.where(StudyTrialRow.state == "ok").order_by(StudyTrialRow.time_s)
+        query = query.order_by(StudyTrialRow.id).limit(limit)
+        with self._database.read() as session:
+            return [_trial(row) for row in session.scalars(query)]
+
+    def count(self, study: StudyRecord) -> dict[str, int]:
+        """Return how many trials there are in each state."""
+        query = (
+            select(StudyTrialRow.state, func.count())
+            .where(StudyTrialRow.study_id == study.id)
+            .group_by(StudyTrialRow.state)
+        )
+        with self._database.read() as session:
+            return dict(row.tuple() for row in session.execute(query))
+
+    @staticmethod
+    def _lock(session: Session, study: StudyRecord) -> None:
+        """Let one transaction at a time give out trials of a study."""
+        query = select(StudyRow).where(StudyRow.id == study.id).with_for_update()
+        if session.scalars(query).one().state != "OPEN":
+            raise StudyClosed(study=study.public_id)
+
+
+def _row(session: Session, public_id: str) -> StudyRow:
+    row = session.scalars(select(StudyRow).where(StudyRow.public_id == public_id)).first()
+    if row is None:
+        raise UnknownStudy(found=public_id)
+    return row
+
+
+def _study(row: StudyRow) -> StudyRecord:
+    return StudyRecord(
+        id=row.id,
+        public_id=row.public_id,
+        name=row.name,
+        hardware=row.hardware,
+        space=row.space,
+        space_key=row.space_key,
+        strategy=row.strategy,
+        seed=row.seed,
+        max_trials=row.max_trials,
+        state=row.state,
+        created_by=row.created_by,
+        created_at=row.created_at,
+    )
+
+
+def _trial(row: StudyTrialRow) -> StudyTrial:
+    return StudyTrial(
+        id=row.id,
+        row=row.row,
+        config=row.config,
+        state=row.state,
+        worker=row.worker,
+        attempt=row.attempt,
+        lease_until=row.lease_until,
+        time_s=row.time_s,
+        times_s=tuple(row.times_s),
+        detail=row.detail,
+        told_at=row.told_at,
+    )

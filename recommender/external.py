@@ -1,0 +1,203 @@
+"""ExternalSpace: the parameters of somebody's own kernel, in any language, and what they must keep.
+
+The configuration space of the T1 format (AutoTuningAssociation, as Kernel Tuner and KTT read it)
+is one spelling of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recommender.conditions import Condition
+from recommender.errors import InvalidExternalSpace
+from recommender.search import Landscape
+from tilecore.tile_config import digest
+
+MAX_ENUMERATED = 4_000_000  # combinations of values that are looked at
+MAX_CONFIGS = 200_000
+MAX_PARAMETERS, MAX_VALUES, MAX_CONDITIONS = 32, 1024, 64
+Value = bool | int | float | str
+
+
+@dataclass(frozen=True, eq=False)
+class ExternalSpace:
+    """Values per parameter, and conditions that a configuration must keep.
+
+    Configurations are rows 0..len-1: combinations of values in the order in which they were given,
+    the last parameter fastest, without those that break a condition.
+    """
+
+    parameters: Mapping[str, tuple[Value, ...]]
+    conditions: tuple[str, ...] = ()
+    default: Mapping[str, Value] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what is no space.
+
+        Raises:
+            InvalidExternalSpace: says what is wrong with it (RC610).
+        """
+        _check_parameters(self.parameters)
+        if len(self.conditions) > MAX_CONDITIONS:
+            raise _fault("conditions", f"at most {MAX_CONDITIONS}", str(len(self.conditions)))
+        self._codes.setflags(write=False)  # computed here: an empty space is refused at once
+        if self.default is not None:
+            self.row(self.default)
+
+    @classmethod
+    def of_t1(cls, document: Mapping[str, Any]) -> ExternalSpace:
+        """Return the space of a T1 document, or of its ``ConfigurationSpace``.
+
+        Raises:
+            InvalidExternalSpace: it is none (RC610).
+        """
+        try:
+            space = document.get("ConfigurationSpace", document)
+            parameters, default = {}, {}
+            for given in space["TuningParameters"]:
+                name, values = str(given["Name"]), given["Values"]
+                values = ast.literal_eval(values) if isinstance(values, str) else values
+                parameters[name] = tuple(values)
+                if given.get("Default") is not None:
+                    default[name] = given["Default"]
+            conditions = tuple(str(c["Expression"]) for c in space.get("Conditions", ()))
+        except (AttributeError, KeyError, TypeError, ValueError, SyntaxError) as error:
+            found = f"no {error}" if isinstance(error, KeyError) else str(error)
+            raise _fault("T1 document", "ConfigurationSpace.TuningParameters", found) from error
+        space_of = cls(parameters, conditions)
+        has_default = set(default) == set(parameters) and space_of.find(default) is not None
+        return cls(parameters, conditions, default) if has_default else space_of
+
+    def __len__(self) -> int:
+        return len(self._codes)
+
+    @property
+    def key(self) -> str:
+        """Return what is the same for the same parameters and conditions."""
+        return digest([list(map(list, self.parameters.items())), list(self.conditions)])
+
+    def config(self, row: int) -> dict[str, Value]:
+        """Return a configuration."""
+        digits = np.unravel_index(self._codes[row], self._sizes)
+        pairs = zip(self.parameters.items(), digits, strict=True)
+        return {name: values[int(digit)] for (name, values), digit in pairs}
+
+    def find(self, config: Mapping[str, Value]) -> int | None:
+        """Return the row of a configuration, None where it is not in the space."""
+        if set(config) != set(self.parameters):
+            return None
+        code = 0
+        for name, values in self.parameters.items():
+            if config[name] not in values:
+                return None
+            code = code * len(values) + values.index(config[name])
+        row = int(np.searchsorted(self._codes, code))
+        return row if row < len(self) and self._codes[row] == code else None
+
+    def row(self, config: Mapping[str, Value]) -> int:
+        """Return the row of a configuration.
+
+        Raises:
+            InvalidExternalSpace: it is not in the space (RC610).
+        """
+        found = self.find(config)
+        if found is None:
+            raise _fault("default", "a configuration of the space", json.dumps(dict(config)))
+        return found
+
+    def landscape(self) -> Landscape:
+        """Return what a search may see: values and neighbours."""
+        digits = np.stack(np.unravel_index(self._codes, self._sizes), axis=1)
+        columns = [
+            _numbers(values)[digits[:, i]] for i, values in enumerate(self.parameters.values())
+        ]
+        strides = [math.prod(self._sizes[i + 1 :]) for i in range(len(self._sizes))]
+
+        def neighbours(row: int) -> list[int]:
+            near = []
+            for digit, size, stride in zip(digits[row], self._sizes, strides, strict=True):
+                code = self._codes[row]
+                near += [code - stride] if digit > 0 else []
+                near += [code + stride] if digit < size - 1 else []
+            at = np.searchsorted(self._codes, near)
+            known = at < len(self)
+            known[known] = self._codes[at[known]] == np.array(near)[known]
+            return [int(r) for r in at[known]]
+
+        features = np.stack(columns, axis=1).astype(np.float32)
+        return Landscape(np.ones(len(self)), features, neighbours)
+
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        return tuple(len(values) for values in self.parameters.values())
+
+    @cached_property
+    def _codes(self) -> NDArray[np.int64]:
+        """Mixed-radix numbers of the configurations, ascending."""
+        kinds = {name: type(values[0]) for name, values in self.parameters.items()}
+        mask = np.ones(self._sizes, bool)
+        for text in self.conditions:
+            condition = Condition(text, kinds)
+            names = [name for name in self.parameters if name in condition.names]
+            names = names or [next(iter(self.parameters))]
+            choices = np.meshgrid(*(_column(self.parameters[n]) for n in names), indexing="ij")
+            holds = condition.holds({n: c.ravel() for n, c in zip(names, choices, strict=True)})
+            shape = [len(v) if n in names else 1 for n, v in self.parameters.items()]
+            mask &= np.reshape(holds, shape)
+        codes = np.flatnonzero(mask)
+        if not 0 < len(codes) <= MAX_CONFIGS:
+            expected = f"1 to {MAX_CONFIGS} configurations that keep all conditions"
+            raise _fault("space", expected, str(len(codes)))
+        return codes
+
+
+def _check_parameters(parameters: Mapping[str, tuple[Value, ...]]) -> None:
+    if not 1 <= len(parameters) <= MAX_PARAMETERS:
+        raise _fault("parameters", f"1 to {MAX_PARAMETERS}", str(len(parameters)))
+    for name, values in parameters.items():
+        if not name.isidentifier():
+            raise _fault("parameter", "a name of letters, digits and _", repr(name))
+        if not 1 <= len(values) <= MAX_VALUES:
+            raise _fault(f"values of {name}", f"1 to {MAX_VALUES}", str(len(values)))
+        kinds = {"text" if isinstance(v, str) else "number" for v in values}
+        fits = all(isinstance(v, (bool, int, float, str)) for v in values)
+        if (
+            not fits
+            or len(kinds) != 1
+            or any(not isinstance(v, str) and not _is_exact(v) for v in values)
+        ):
+            expected = "numbers below 2^53, or texts, not both"
+            raise _fault(f"values of {name}", expected, repr(values)[:80])
+        if len(set(values)) != len(values):
+            raise _fault(f"values of {name}", "each value once", repr(values)[:80])
+    combinations = math.prod(len(values) for values in parameters.values())
+    if combinations > MAX_ENUMERATED:
+        raise _fault("parameters", f"at most {MAX_ENUMERATED} combinations", str(combinations))
+
+
+def _is_exact(value: float) -> bool:
+    return math.isfinite(value) and abs(value) <= 2**53
+
+
+def _column(values: Sequence[Value]) -> NDArray[Any]:
+    return np.array(values) if isinstance(values[0], str) else np.array(values, np.float64)
+
+
+def _numbers(values: Sequence[Value]) -> NDArray[np.float64]:
+    """Return values as numbers, texts by their place."""
+    if isinstance(values[0], str):
+        return np.arange(len(values), dtype=np.float64)
+    return np.array(values, np.float64)
+
+
+def _fault(what: str, expected: str, found: str) -> InvalidExternalSpace:
+    return InvalidExternalSpace(what=what, expected=expected, found=found)

@@ -1,0 +1,117 @@
+"""Studies: every configuration is given out once at a time and told once."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from db.errors import IdempotencyConflict, LeaseLost, StudyClosed, UnknownStudy, UnknownTrial
+from db.records import NewStudy
+
+NEW = NewStudy(
+    name="conv",
+    space={"parameters": [["a", [1, 2]]], "conditions": [], "default": None},
+    space_key="s",
+    strategy="random",
+    max_trials=40,
+    body_hash="b",
+)
+
+
+@pytest.fixture
+def study(store):
+    return store.studies.create(NEW)[0]
+
+
+def configs(*rows):
+    return {row: {"a": row} for row in rows}
+
+
+def test_a_study_is_kept_and_found(store, second_store, study):
+    assert second_store.studies.get(study.public_id) == study
+    other, _ = store.studies.create(replace(NEW, name="gemm"))
+    assert second_store.studies.list() == [other, study]
+    assert second_store.studies.list(before=other.id) == [study]
+    with pytest.raises(UnknownStudy):
+        store.studies.get("none")
+
+
+def test_the_same_key_is_the_same_study(store):
+    first = store.studies.create(replace(NEW, idempotency_key="k"))
+    assert first[1]
+    assert store.studies.create(replace(NEW, idempotency_key="k")) == (first[0], False)
+    with pytest.raises(IdempotencyConflict):
+        store.studies.create(replace(NEW, idempotency_key="k", body_hash="c"))
+
+
+def test_a_row_is_given_out_once(store, second_store, study):
+    first = store.studies.add(study, configs(3, 1), "w1", 60)
+    assert [t.row for t in first] == [3, 1]
+    (only,) = second_store.studies.add(study, configs(1, 2), "w2", 60)
+    assert only.row == 2
+    assert store.studies.lease_again(study, "w3", 5, 60) == []
+    assert [t.id for t in store.studies.lease_again(study, "w1", 5, 60)] == [t.id for t in first]
+
+
+def test_no_more_than_the_budget_however_many_ask(store, study):
+    def take(worker):
+        rows = range(worker * 10, worker * 10 + 10)
+        return len(store.studies.add(study, configs(*rows), f"w{worker}", 60))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(take, range(8))) == NEW.max_trials
+
+
+def test_told_once_by_who_holds_it(store, second_store, study):
+    (trial,) = store.studies.add(study, configs(0), "w1", 60)
+    with pytest.raises(LeaseLost):
+        second_store.studies.complete(study, trial.id, "w2", [1.0], "")
+    told = store.studies.complete(study, trial.id, "w1", [3.0, 1.0, 2.0], "fine")
+    assert (told.state, told.time_s, told.times_s) == ("ok", 2.0, (3.0, 1.0, 2.0))
+    assert store.studies.complete(study, trial.id, "w1", [3.0, 1.0, 2.0], "again") == told
+    with pytest.raises(LeaseLost):
+        store.studies.complete(study, trial.id, "w1", [9.0], "")
+    with pytest.raises(UnknownTrial):
+        store.studies.complete(study, trial.id + 1, "w1", [1.0], "")
+    assert store.studies.count(study) == {"ok": 1}
+
+
+def test_failures_have_no_time(store, study):
+    (trial,) = store.studies.add(study, configs(0), "w1", 60)
+    failed = store.studies.complete(study, trial.id, "w1", [], "does not compile")
+    assert (failed.state, failed.time_s, failed.detail) == ("failed", None, "does not compile")
+    assert store.studies.trials(study, best_first=True) == []
+
+
+def test_who_holds_a_trial_too_long_loses_it(store, study):
+    (trial,) = store.studies.add(study, configs(0), "w1", 0.01)
+    time.sleep(0.05)
+    (again,) = store.studies.lease_again(study, "w2", 1, 60)
+    assert (again.id, again.worker, again.attempt) == (trial.id, "w2", 2)
+    with pytest.raises(LeaseLost):
+        store.studies.complete(study, trial.id, "w1", [1.0], "")
+    assert store.studies.complete(study, trial.id, "w2", [1.0], "").state == "ok"
+
+
+def test_what_stops_three_workers_is_a_failure(store, study):
+    store.studies.add(study, configs(0), "w1", 0.01)
+    for worker in ("w2", "w3"):
+        time.sleep(0.05)
+        assert store.studies.lease_again(study, worker, 1, 0.01)
+    time.sleep(0.05)
+    assert store.studies.lease_again(study, "w4", 1, 60) == []
+    (trial,) = store.studies.trials(study)
+    assert (trial.state, trial.detail) == ("failed", "3 workers did not answer")
+
+
+def test_a_closed_study_gives_out_nothing_but_listens(store, study):
+    (trial,) = store.studies.add(study, configs(0), "w1", 60)
+    assert store.studies.close(study.public_id).state == "CLOSED"
+    for ask in (
+        store.studies.lease_again,
+        lambda s, w, n, t: store.studies.add(s, configs(1), w, t),
+    ):
+        with pytest.raises(StudyClosed):
+            ask(study, "w1", 1, 60)
+    assert store.studies.complete(study, trial.id, "w1", [1.0], "").state == "ok"

@@ -1,0 +1,136 @@
+"""Spaces of external kernels: values and conditions as data."""
+
+import contextlib
+import itertools
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recommender.conditions import Condition
+from recommender.errors import InvalidExternalSpace
+from recommender.external import ExternalSpace
+from recommender.recorded import RecordedSpace
+from recommender.search import STRATEGIES, Observations
+
+DATA = Path(__file__).parents[2] / ".." / "shared" / "data" / "benchmark_hub"
+TILES = {"BM": (64, 128, 256), "BN": (64, 128), "stages": (2, 3, 4), "layout": ("nt", "nn")}
+CONDITIONS = ("(BM + BN) * 64 * stages <= 48 * 1024", "layout == 'nt' or BN % 128 == 0")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a <= b", "not a == 2 and b > 1", "a in (1, 2) or b not in [3]", "1 < a <= b < 9",
+        "a * b % 4 == 0", "-a + b // 2 >= -1", "min(a, b, 3) == a", "max(a, b) - abs(a - b) < 4",
+        "a ** 2 < b", "a / b <= 0.5", "s == 'x' or a == 1", "s in ('x', 'y')", "True", "a",
+    ],
+)  # fmt: skip
+def test_conditions_mean_what_python_means(text):
+    domain = list(itertools.product((0, 1, 2, 3), (1, 2, 5), ("x", "z")))
+    condition = Condition(text, {"a": int, "b": int, "s": str})
+    columns = [np.array(column) for column in zip(*domain, strict=True)]
+    held = condition.holds(dict(zip("abs", columns, strict=True)))
+    expected = [bool(eval(text, {"a": a, "b": b, "s": s})) for a, b, s in domain]
+    assert held.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os')", "a.real", "a[0]", "(lambda: 1)()", "open('x')", "c <= 1", "a <", "",
+        "f'{a}'", "[x for x in a]", "a := 1", "min()", "abs(x=1)", "1j", "None", "a if a else b",
+        "a" * 3000, "+".join(["a"] * 500), "(" * 300 + "a" + ")" * 300, "\0", "abs(a, b)",
+        "a < 'x'", "-'x'", "a and 'x' * 2",
+    ],
+)  # fmt: skip
+def test_anything_else_is_refused_with_its_reason(text):
+    columns = {"a": np.array([1.0, 2.0]), "b": np.array([1.0, 2.0])}
+    with pytest.raises(InvalidExternalSpace, match="RC610"):
+        Condition(text, {"a": int, "b": int}).holds(columns)
+
+
+@given(st.text(max_size=60))
+def test_no_text_does_harm(text):
+    with contextlib.suppress(InvalidExternalSpace):
+        Condition(text, {"a": int}).holds({"a": np.array([1.0])})
+
+
+def test_rows_are_exactly_the_configs_that_keep_the_conditions():
+    space = ExternalSpace(TILES, CONDITIONS)
+    expected = [
+        dict(zip(TILES, values, strict=True))
+        for values in itertools.product(*TILES.values())
+        if all(eval(c, dict(zip(TILES, values, strict=True))) for c in CONDITIONS)
+    ]
+    assert [space.config(row) for row in range(len(space))] == expected
+    assert [space.find(config) for config in expected] == list(range(len(space)))
+    assert space.find(expected[0] | {"BM": 63}) is None
+    assert space.find({"BM": 64}) is None
+
+
+def test_neighbours_differ_in_one_parameter_by_one_step():
+    space = ExternalSpace(TILES, CONDITIONS)
+    landscape = space.landscape()
+    steps = [list(values).index for values in TILES.values()]
+
+    def distance(a, b):
+        pairs = zip(steps, space.config(a).values(), space.config(b).values(), strict=True)
+        return sum(abs(at(x) - at(y)) for at, x, y in pairs)
+
+    for row in range(len(space)):
+        expected = [other for other in range(len(space)) if distance(row, other) == 1]
+        assert sorted(landscape.neighbours(row)) == expected
+
+
+BAD = {
+    "no parameter": ({}, ()),
+    "no values": ({"a": ()}, ()),
+    "twice the same": ({"a": (1, 1)}, ()),
+    "mixed": ({"a": (1, "x")}, ()),
+    "odd name": ({"a b": (1,)}, ()),
+    "too many": ({f"p{i}": tuple(range(100)) for i in range(5)}, ()),
+    "huge": ({"a": (2**60,)}, ()),
+    "nothing left": ({"a": (1, 2)}, ("a > 2",)),
+    "unknown name": ({"a": (1, 2)}, ("b > 2",)),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_spaces_say_what_is_wrong(name):
+    with pytest.raises(InvalidExternalSpace, match="RC610"):
+        ExternalSpace(*BAD[name])
+
+
+def test_a_default_must_be_in_the_space():
+    good = {"BM": 64, "BN": 64, "stages": 2, "layout": "nt"}
+    assert ExternalSpace(TILES, CONDITIONS, good).row(good) == 0
+    with pytest.raises(InvalidExternalSpace, match="default"):
+        ExternalSpace(TILES, CONDITIONS, good | {"layout": "nn"})
+
+
+def test_a_t1_document_spans_the_space_that_was_measured():
+    document = json.loads((DATA / "raw" / "T1_convolution_milo.json").read_text())
+    began = time.process_time()
+    space = ExternalSpace.of_t1(document)
+    landscape = space.landscape()
+    assert time.process_time() - began < 5.0
+    recorded = RecordedSpace.load(DATA / "csv" / "convolution_milo__A100.csv.gz")
+    known = {
+        tuple(sorted((k, float(v)) for k, v in zip(recorded.knobs, c, strict=True)))
+        for c in recorded.configs
+    }
+    configs = [space.config(row) for row in range(len(space))]
+    mine = {
+        tuple(sorted((k, float(v)) for k, v in c.items() if k in recorded.knobs)) for c in configs
+    }
+    assert known <= mine
+    assert len(space) == len(recorded)
+    rows = STRATEGIES["model"].ask(8, landscape, Observations(), 0)
+    assert len(set(rows)) == 8
+    with pytest.raises(InvalidExternalSpace, match="T1"):
+        ExternalSpace.of_t1({"ConfigurationSpace": {}})

@@ -1,0 +1,219 @@
+"""Who may use the service, how often, how many at once; what it tells of its requests."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import httpx
+import pytest
+import structlog
+from fastapi.testclient import TestClient
+
+from tests.tuner_service.test_app import GEMM, problem
+from tuner_service import access
+from tuner_service.app import create_app
+from tuner_service.jobs import submit, understand
+
+RUN = GEMM | {"max_trials": 3}
+
+
+@pytest.fixture
+def serve(settings, store):
+    """Return a client of a service with changed settings."""
+
+    def start(**changes):
+        app = create_app(settings.model_copy(update=changes), store)
+        return TestClient(app, raise_server_exceptions=False)
+
+    return start
+
+
+@pytest.fixture
+def bearer(store):
+    """Return the headers of a new key."""
+
+    def make(role="read", **given):
+        _, secret = store.keys.create(role, role, **given)
+        return {"Authorization": f"Bearer {secret}"}
+
+    return make
+
+
+def test_every_route_of_the_api_needs_a_role(serve, bearer):
+    client, read = serve(auth="required"), bearer("read")
+    paths = client.get("/openapi.json").json()["paths"]
+    asked = [(path, method) for path in paths for method in paths[path]]
+    closed = [(p, m) for p, m in asked if p.startswith(("/v1", "/metrics"))]
+    assert len(closed) > 15
+    for path, method in closed:
+        assert paths[path][method]["security"] == [{"HTTPBearer": []}], path
+        assert client.request(method, path).status_code == 401, path
+        changes = method != "get" and "recommendations" not in path
+        if changes or path.startswith("/v1/keys"):
+            problem(client.request(method, path, headers=read), 403, "SV921")
+
+
+def test_on_loopback_nobody_needs_a_key_unless_told_so(serve):
+    assert serve().get("/v1/kernels").status_code == 200
+    assert serve(auth="required").get("/v1/kernels").status_code == 401
+    assert serve(host="0.0.0.0").get("/v1/kernels").status_code == 401
+    assert serve(host="0.0.0.0", auth="off").get("/v1/kernels").status_code == 200
+
+
+def test_without_a_valid_key_nobody_gets_in(serve, bearer, store):
+    client = serve(auth="required")
+    expired = bearer(expires_at=datetime.now(UTC) - timedelta(seconds=1))
+    secret = bearer()["Authorization"]
+    for headers in (
+        {},
+        expired,
+        {"Authorization": secret[:-1]},
+        {"Authorization": secret.replace("Bearer", "Basic")},
+        {"Authorization": "Bearer " + "x" * 5000},
+    ):
+        refused = client.get("/v1/kernels", headers=headers)
+        problem(refused, 401, "SV920")
+        assert refused.headers["www-authenticate"] == "Bearer"
+        assert secret[20:] not in refused.text
+    assert client.get("/v1/kernels", headers={"Authorization": secret}).status_code == 200
+    for path in ("/healthz", "/readyz", "/openapi.json"):
+        assert client.get(path).status_code == 200
+    problem(client.get("/metrics"), 401, "SV920")
+    assert store.runs.list() == []
+
+
+def test_a_wrong_key_is_refused_where_none_is_needed(serve):
+    refused = serve().get("/v1/kernels", headers={"Authorization": "Bearer tc_no"})
+    problem(refused, 401, "SV920")
+
+
+def test_roles(serve, bearer, store):
+    client = serve(auth="required")
+    read, tune, admin = bearer("read"), bearer("tune"), bearer("admin")
+    assert client.post("/v1/recommendations", json=GEMM, headers=read).status_code == 200
+    assert (
+        "SV921"
+        in problem(client.post("/v1/tuning-runs", json=RUN, headers=read), 403, "SV921")["type"]
+    )
+    assert store.runs.list() == []
+    url = client.post("/v1/tuning-runs", json=RUN, headers=tune).headers["location"]
+    problem(client.post(f"{url}:cancel", headers=read), 403, "SV921")
+    assert client.post(f"{url}:cancel", headers=tune).status_code == 202
+    problem(client.get("/v1/keys", headers=tune), 403, "SV921")
+    assert len(client.get("/v1/keys", headers=admin).json()) == 3
+
+
+def test_keys_by_rest(serve, bearer, store, monkeypatch):
+    monkeypatch.setattr(access, "REMEMBERED_S", 0.0)
+    client, admin = serve(auth="required"), bearer("admin")
+    made = client.post("/v1/keys", json={"name": "ci", "role": "tune"}, headers=admin)
+    assert (made.status_code, made.headers["cache-control"]) == (201, "no-store")
+    key = made.json()
+    mine = {"Authorization": f"Bearer {key.pop('key')}"}
+    assert client.get("/v1/tuning-runs", headers=mine).status_code == 200
+    assert client.get("/v1/keys", headers=admin).json()[1] == key
+    revoked = client.post(f"/v1/keys/{key['prefix']}:revoke", headers=admin).json()
+    assert revoked["revoked_at"]
+    problem(client.get("/v1/tuning-runs", headers=mine), 401, "SV920")
+    problem(client.post("/v1/keys/tc_none:revoke", headers=admin), 404, "DB820")
+    problem(client.post("/v1/keys", json={"name": ""}, headers=admin), 422, "SV901")
+    odd = {"name": "x", "role": "root"}
+    problem(client.post("/v1/keys", json=odd, headers=admin), 422, "SV901")
+
+
+def test_a_key_has_a_rate(serve, bearer):
+    client = serve(rate_limit="3/minute")
+    first, second = bearer(), bearer()
+    codes = [client.get("/v1/kernels/gemm", headers=first).status_code for _ in range(5)]
+    assert codes == [200, 200, 200, 429, 429]
+    refused = client.get("/v1/kernels/gemm", headers=first)
+    problem(refused, 429, "SV922")
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
+    assert client.get("/v1/kernels/gemm", headers=second).status_code == 200
+    assert client.get("/v1/kernels/gemm").status_code == 200
+
+
+def test_too_many_requests_at_once_are_told_to_come_again(serve, settings, store):
+    app = serve(max_in_flight=2, rate_limit="1/second").app
+
+    async def ask_at_once(count):
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            asked = [client.post("/v1/recommendations", json=GEMM) for _ in range(count)]
+            return await asyncio.gather(*asked)
+
+    answers = asyncio.run(ask_at_once(8))
+    codes = sorted(a.status_code for a in answers)
+    assert codes == [200] * 2 + [503] * 6
+    busy = next(a for a in answers if a.status_code == 503)
+    assert problem(busy, 503, "SV923")
+    assert busy.headers["retry-after"]
+    assert {a.status_code for a in asyncio.run(ask_at_once(2))} == {200}  # places are given back
+
+
+def test_request_ids_are_taken_over_or_made(serve, logged):
+    client = serve()
+    given = client.get("/v1/kernels/gemm", headers={"X-Request-ID": "abc-1"})
+    assert given.headers["x-request-id"] == "abc-1"
+    made = client.get("/v1/kernels/gemm", headers={"X-Request-ID": "a b\tc"}).headers
+    assert made["x-request-id"] not in ("", "a b\tc")
+    assert made["x-content-type-options"] == "nosniff"
+    client.get("/v1/kernels/none", headers={"X-Request-ID": "abc-2"})
+    client.get("/v1/kernels/gemm")  # no error: no line
+    (line,) = logged
+    assert (line["request"], line["status"], line["path"]) == ("abc-2", 404, "/v1/kernels/none")
+
+
+def test_metrics(serve, store, new_run_of_host):
+    client = serve()
+    client.post("/v1/recommendations", json=GEMM)
+    client.get("/v1/kernels/none")
+    text = client.get("/metrics").text
+    assert 'tilecore_recommendations_total{kernel="gemm",source="analytic"} 1.0' in text
+    counted = 'tilecore_request_seconds_count{method="GET",route="/kernels/{name}",status="404"}'
+    assert f"{counted} 1.0" in text
+    assert 'tilecore_tuning_runs{state="QUEUED"} 1.0' in text
+    assert "tilecore_database_up 1.0" in text
+    assert "tilecore_coordinator_leads 0.0" in text
+
+
+def test_metrics_of_a_database_that_is_away(serve, store, tmp_path):
+    client = serve()
+    store.database.close()
+    (tmp_path / "tilecore.db").write_bytes(b"no database at all, and long enough to be read" * 99)
+    (tmp_path / "tilecore.db-wal").unlink(missing_ok=True)
+    answer = client.get("/metrics")
+    assert answer.status_code == 200
+    assert "tilecore_database_up 0.0" in answer.text
+
+
+def test_who_knows_the_answer_gets_304(serve, new_run_of_host):
+    client = serve()
+    url = f"/v1/tuning-runs/{new_run_of_host.public_id}"
+    first = client.get(url)
+    tag = first.headers["etag"]
+    again = client.get(url, headers={"If-None-Match": f'"other", {tag}'})
+    assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
+    client.post(f"{url}:cancel")
+    changed = client.get(url, headers={"If-None-Match": tag})
+    assert (changed.status_code, changed.json()["state"]) == (200, "CANCELLED")
+    assert changed.headers["etag"] != tag
+    assert "etag" not in client.get(f"{url}/events").headers
+
+
+@pytest.fixture
+def logged():
+    """What the service logs while the test runs."""
+    before, capture = structlog.get_config(), structlog.testing.LogCapture()
+    structlog.configure(
+        processors=[structlog.contextvars.merge_contextvars, capture],
+        wrapper_class=structlog.make_filtering_bound_logger(0),
+    )
+    yield capture.entries
+    structlog.configure(**before)
+
+
+@pytest.fixture
+def new_run_of_host(store):
+    """A queued run of this host."""
+    question = understand(store, "gemm", GEMM["problem"])
+    return submit(store, question, max_trials=3, time_limit_s=60)[0]

@@ -1,0 +1,177 @@
+"""Tuning somebody's own kernel over REST: they measure, the service says what next."""
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from recommender.recorded import RecordedSpace
+from tests.tuner_service.test_app import problem
+from tuner_service.app import create_app
+
+DATA = Path(__file__).parents[2] / ".." / "shared" / "data" / "benchmark_hub"
+STUDY = {
+    "name": "my matmul",
+    "parameters": {"BM": [32, 64, 128], "BN": [32, 64, 128], "stages": [2, 3], "order": ["a", "b"]},
+    "conditions": ["(BM + BN) * stages <= 512", "order == 'a' or BM >= BN"],
+    "default": {"BM": 64, "BN": 64, "stages": 2, "order": "a"},
+    "max_trials": 20,
+}
+
+
+@pytest.fixture
+def client(settings, store):
+    with TestClient(create_app(settings, store), raise_server_exceptions=False) as client:
+        yield client
+
+
+def ask(client, url, count=1, worker="w1", **more):
+    answer = client.post(f"{url}/trials:suggest", json={"worker": worker, "count": count, **more})
+    assert answer.status_code == 200, answer.text
+    return answer.json()["items"]
+
+
+def tell(client, url, trial, worker="w1", **what):
+    return client.post(f"{url}/trials/{trial['id']}:complete", json={"worker": worker, **what})
+
+
+def time_of(config):
+    return 10.0 + abs(config["BM"] - 128) + abs(config["BN"] - 64) + config["stages"]
+
+
+def test_a_study_from_its_default_to_its_best(client):
+    made = client.post("/v1/studies", json=STUDY)
+    assert made.status_code == 201
+    url, study = made.headers["location"], made.json()
+    assert (study["state"], study["best"], study["created_by"]) == ("OPEN", None, "anonymous")
+    assert 20 < study["space_size"] < 36
+    first = ask(client, url)
+    assert first[0]["config"] == STUDY["default"]
+    seen = []
+    while trials := ask(client, url, count=4):
+        for trial in trials:
+            config = trial["config"]
+            seen.append(json.dumps(config))
+            assert (config["BM"] + config["BN"]) * config["stages"] <= 512
+            told = tell(client, url, trial, repeats_us=[time_of(config), 9999.0, 1.0])
+            assert told.json()["latency_us"] == pytest.approx(time_of(config))
+    assert len(seen) == len(set(seen)) == 20
+    done = client.get(url).json()
+    assert done["trials"] == {"ok": 20}
+    fastest = min(map(time_of, map(json.loads, seen)))
+    assert done["best"]["latency_us"] == pytest.approx(fastest)
+    assert fastest < time_of(STUDY["default"])
+    listed = client.get("/v1/studies").json()["items"]
+    assert [s["id"] for s in listed] == [study["id"]]
+    first_page = client.get(f"{url}/trials?limit=15").json()
+    rest = client.get(f"{url}/trials?limit=15&cursor={first_page['next_cursor']}").json()
+    assert len(first_page["items"]) + len(rest["items"]) == 20
+    assert rest["next_cursor"] is None
+
+
+def test_a_worker_that_comes_back_gets_its_trials_again(client):
+    url = client.post("/v1/studies", json=STUDY).headers["location"]
+    held = ask(client, url, count=3)
+    again = ask(client, url, count=2)
+    assert [t["id"] for t in again] == [t["id"] for t in held[:2]]
+    others = ask(client, url, count=3, worker="w2")
+    assert not {t["id"] for t in others} & {t["id"] for t in held}
+    problem(tell(client, url, others[0], worker="w1", repeats_us=[1.0]), 409, "DB824")
+
+
+def test_many_workers_never_measure_the_same(client):
+    url = client.post("/v1/studies", json=STUDY).headers["location"]
+    given = []
+
+    def work(worker):
+        while trials := ask(client, url, count=2, worker=worker):
+            for trial in trials:
+                given.append(trial["id"])
+                tell(client, url, trial, worker, repeats_us=[time_of(trial["config"])])
+
+    threads = [threading.Thread(target=work, args=(f"w{i}",)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(given) == len(set(given)) == 20
+
+
+def test_failures_are_learned_from(client):
+    body = STUDY | {"max_trials": 12, "default": None}
+    url = client.post("/v1/studies", json=body).headers["location"]
+    for trial in ask(client, url, count=12):
+        told = tell(client, url, trial, failure="wrong result")
+        assert (told.json()["state"], told.json()["detail"]) == ("failed", "wrong result")
+    done = client.get(url).json()
+    assert (done["trials"], done["best"]) == ({"failed": 12}, None)
+
+
+def test_a_recorded_kernel_is_tuned_through_rest(client):
+    """A T1 document of Kernel Tuner's; the times are those recorded on an A100."""
+    document = json.loads((DATA / "raw" / "T1_convolution_milo.json").read_text())
+    recorded = RecordedSpace.load(DATA / "csv" / "convolution_milo__A100.csv.gz")
+    times = {
+        tuple(map(float, c)): t for c, t in zip(recorded.configs, recorded.time_s, strict=True)
+    }
+    space = {"ConfigurationSpace": document["ConfigurationSpace"]}
+    made = client.post("/v1/studies", json={"name": "conv", "t1": space, "max_trials": 48})
+    assert made.status_code == 201, made.text
+    url = made.headers["location"]
+    assert made.json()["space_size"] == len(recorded)
+    first = None
+    while trials := ask(client, url, count=8):
+        for trial in trials:
+            seconds = times[tuple(float(trial["config"][k]) for k in recorded.knobs)]
+            first = first or seconds
+            what = {"repeats_us": [seconds * 1e6]} if seconds == seconds else {"failure": "fails"}
+            assert tell(client, url, trial, **what).status_code == 200
+    best = client.get(url).json()["best"]
+    assert best["latency_us"] / 1e6 < first  # the default, which was measured first
+
+
+BAD = {
+    "no space": ({"name": "x"}, "SV901"),
+    "two spaces": (STUDY | {"t1": {}}, "SV901"),
+    "no T1": ({"name": "x", "t1": {"a": 1}}, "RC610"),
+    "code": (STUDY | {"conditions": ["__import__('os').system('true')"]}, "RC610"),
+    "default outside": (STUDY | {"default": {"BM": 1}}, "RC610"),
+    "empty": (STUDY | {"conditions": ["BM < 0"], "default": None}, "RC610"),
+    "huge": ({"name": "x", "parameters": {f"p{i}": list(range(99)) for i in range(9)}}, "RC610"),
+    "nested": ({"name": "x", "parameters": {"p": [[1]]}}, "SV901"),
+    "infinite": ({"name": "x", "parameters": {"p": ["Infinity"]}, "max_trials": 0}, "SV901"),
+    "strategy": (STUDY | {"strategy": "magic"}, "SV901"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_studies(client, store, name):
+    body, code = BAD[name]
+    problem(client.post("/v1/studies", json=body), 422, code)
+    assert store.studies.list() == []
+
+
+def test_bad_answers_and_closed_studies(client):
+    url = client.post("/v1/studies", json=STUDY).headers["location"]
+    (trial,) = ask(client, url)
+    problem(tell(client, url, trial), 422, "SV901")
+    problem(tell(client, url, trial, repeats_us=[1.0], failure="both"), 422, "SV901")
+    problem(tell(client, url, trial, repeats_us=[-1.0]), 422, "SV901")
+    problem(tell(client, url, {"id": 999}, repeats_us=[1.0]), 404, "DB823")
+    problem(client.get("/v1/studies/none"), 404, "DB821")
+    assert client.post(f"{url}:close").json()["state"] == "CLOSED"
+    asked = client.post(f"{url}/trials:suggest", json={"worker": "w1"})
+    problem(asked, 409, "DB822")
+    assert tell(client, url, trial, repeats_us=[1.0]).status_code == 200
+
+
+def test_a_repeated_key_is_the_same_study(client):
+    headers = {"Idempotency-Key": "once"}
+    first = client.post("/v1/studies", json=STUDY, headers=headers)
+    again = client.post("/v1/studies", json=STUDY, headers=headers)
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert first.json() == again.json()
+    other = client.post("/v1/studies", json=STUDY | {"seed": 1}, headers=headers)
+    problem(other, 422, "DB807")

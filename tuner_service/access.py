@@ -1,0 +1,150 @@
+"""Access: who sends a request, whether they may, how often, and how many at once.
+
+``Access`` (pure ASGI) knows the sender before a body is read; ``Needs`` holds a route to a role.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from math import ceil
+from typing import Annotated
+
+import limits
+from anyio.to_thread import run_sync
+from fastapi import Request, Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from limits.aio.storage import MemoryStorage
+from limits.aio.strategies import SlidingWindowCounterRateLimiter
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from db.records import ROLES, KeyRecord
+from db.store import SqlStore
+from tilecore.errors import TileError
+from tuner_service.errors import Forbidden, Overloaded, RateLimited, Unauthenticated
+from tuner_service.problems import problem_response
+from tuner_service.settings import Settings
+
+OPEN_PATHS = ("/healthz", "/readyz", "/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc")
+REMEMBERED_S = 5.0  # a revoked key is refused after so long at the latest
+MAX_REMEMBERED = 4096
+MAX_KEY_LENGTH = 128
+
+bearer = HTTPBearer(auto_error=False, description="an API key: `tilecore keys create NAME`")
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who sends a request: the public prefix of a key, or nobody in particular."""
+
+    name: str
+    role: str
+
+
+ANONYMOUS = Principal("anonymous", "admin")
+
+
+class Needs:
+    """The dependency of a route that only keys with ``role``, or a higher one, may use."""
+
+    def __init__(self, role: str) -> None:
+        self.role = role
+
+    async def __call__(
+        self,
+        request: Request,
+        _documented: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)],
+    ) -> None:
+        """Refuse the request unless its sender may do this."""
+        sender: Principal = request.state.principal
+        if ROLES.index(sender.role) < ROLES.index(self.role):
+            raise Forbidden(expected=self.role, found=sender.role)
+
+
+class Access:
+    """Lets in whom a valid key names (anybody, where keys are not needed), within the limits."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._needs_key = settings.needs_key
+        self._rate = limits.parse(settings.rate_limit)
+        self._limiter = SlidingWindowCounterRateLimiter(MemoryStorage())
+        self._max_in_flight = settings.max_in_flight
+        self._in_flight = 0
+        self._remembered: dict[str, tuple[float, KeyRecord | None]] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope["state"]["principal"] = ANONYMOUS
+        if scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        try:
+            scope["state"]["principal"] = await self._sender(scope)
+        except TileError as error:  # no entry, or the database cannot be asked
+            refusal = problem_response(scope["path"], error, headers=_headers(error))
+            await refusal(scope, receive, send)
+            return
+        await self._admit(scope, receive, send)
+
+    async def _sender(self, scope: Scope) -> Principal:
+        given = Headers(scope=scope).get("authorization", "")
+        if not given and not self._needs_key:
+            return ANONYMOUS
+        kind, _, secret = given.partition(" ")
+        if kind.lower() != "bearer" or not 0 < len(secret) <= MAX_KEY_LENGTH:
+            raise Unauthenticated(found="no key" if not given else "another form")
+        key = await self._find(secret, scope)
+        if key is None or not key.is_valid(datetime.now(UTC)):
+            found = "an unknown key" if key is None else f"{key.prefix}, expired or revoked"
+            raise Unauthenticated(found=found)
+        if not await self._limiter.hit(self._rate, key.prefix):
+            stats = await self._limiter.get_window_stats(self._rate, key.prefix)
+            error = RateLimited(limit=str(self._rate))
+            error.retry_after_s = max(1, ceil(stats.reset_time - time.time()))
+            raise error
+        return Principal(key.prefix, key.role)
+
+    async def _find(self, secret: str, scope: Scope) -> KeyRecord | None:
+        known = self._remembered.get(secret)
+        if known is not None and known[0] > time.monotonic():
+            return known[1]
+        store: SqlStore = scope["app"].state.store
+        key = await run_sync(store.keys.find, secret)
+        if len(self._remembered) >= MAX_REMEMBERED:
+            self._remembered.clear()
+        self._remembered[secret] = (time.monotonic() + REMEMBERED_S, key)
+        return key
+
+    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a bounded number of requests wait for the beginning of their answers."""
+        if self._in_flight >= self._max_in_flight:
+            error = Overloaded(limit=self._max_in_flight)
+            await problem_response(scope["path"], error)(scope, receive, send)
+            return
+        waiting = True
+        self._in_flight += 1
+
+        async def answer(message: Message) -> None:
+            nonlocal waiting
+            if waiting and message["type"] == "http.response.start":
+                waiting = False
+                self._in_flight -= 1
+            await send(message)
+
+        try:
+            await self._app(scope, receive, answer)
+        finally:
+            if waiting:
+                self._in_flight -= 1
+
+
+def _headers(error: TileError) -> dict[str, str]:
+    if isinstance(error, Unauthenticated):
+        return {"WWW-Authenticate": "Bearer"}
+    return {"Retry-After": str(error.retry_after_s)} if isinstance(error, RateLimited) else {}

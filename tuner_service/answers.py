@@ -1,0 +1,139 @@
+"""Answers: recommendations, from memory while what they rest on stays as it is.
+
+A cold answer costs tens of milliseconds of one core, so each question is worked out once however
+many ask it, on as many threads as there are cores, and a bounded number of questions wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import anyio
+from anyio.to_thread import run_sync
+
+from db.store import SqlStore
+from recommender.recommend import Recommendation
+from tuner_service.errors import Overloaded
+from tuner_service.jobs import Question, answer, understand
+from tuner_service.metrics import Metrics
+from tuner_service.schemas import RecommendationOut, RecommendationRequest, RecommendationResponse
+
+FRESH_S = 0.1  # an answer from memory is at most so far behind the database
+MAX_REMEMBERED = 4096
+MAX_WAITING = 64  # questions that are worked out, or wait for it
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer as it goes over the wire, and what the metrics say of it."""
+
+    body: bytes
+    kernel: str
+    source: str
+
+
+class Answers:
+    """Answers of one process."""
+
+    def __init__(self, store: SqlStore, metrics: Metrics) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._known: OrderedDict[str, Answer] = OrderedDict()
+        self._asked: dict[str, asyncio.Task[Answer]] = {}
+        self._cores = anyio.CapacityLimiter(os.cpu_count() or 1)
+        self._generation: tuple[object, ...] = ()
+        self._checked_at = -FRESH_S
+
+    async def of(self, request: RecommendationRequest) -> bytes:
+        """Return the JSON of the ``RecommendationResponse`` to a question.
+
+        Raises:
+            Overloaded: too many other questions wait (SV923).
+            TileError: what ``jobs.understand`` and ``jobs.answer`` raise.
+        """
+        if time.monotonic() >= self._checked_at + FRESH_S:
+            await self._refresh()
+        key = request.model_dump_json()
+        found = self._known.get(key)
+        if found is None:
+            found = await self._work_out(key, request)
+        else:
+            self._known.move_to_end(key)
+        self._metrics.recommendation(found.kernel, found.source)
+        return found.body
+
+    async def _refresh(self) -> None:
+        """Forget all answers if there is anything new that they might rest on."""
+        self._checked_at = time.monotonic()
+        generation = await run_sync(self._store.generation)
+        if generation != self._generation:
+            self._generation = generation
+            self._known.clear()
+            self._asked.clear()  # those who wait get what they asked for; it is not remembered
+
+    async def _work_out(self, key: str, request: RecommendationRequest) -> Answer:
+        task = self._asked.get(key)
+        if task is None:
+            if len(self._asked) >= MAX_WAITING:
+                raise Overloaded(limit=MAX_WAITING)
+            task = asyncio.create_task(self._compute(key, request))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen
+            self._asked[key] = task
+        return await asyncio.shield(task)  # a client that leaves takes nobody's answer with it
+
+    async def _compute(self, key: str, request: RecommendationRequest) -> Answer:
+        generation = self._generation
+        try:
+            made = await run_sync(_answer, self._store, request, limiter=self._cores)
+        finally:
+            if self._asked.get(key) is asyncio.current_task():
+                del self._asked[key]
+        if generation == self._generation:
+            self._known[key] = made
+            if len(self._known) > MAX_REMEMBERED:
+                self._known.popitem(last=False)
+        return made
+
+
+def _answer(store: SqlStore, request: RecommendationRequest) -> Answer:
+    question = understand(
+        store,
+        request.kernel,
+        request.problem,
+        threads=request.threads,
+        hardware=request.hardware,
+    )
+    ranked = answer(store, question, top_k=request.top_k)
+    response = RecommendationResponse(
+        workload=question.workload.as_dict(),
+        workload_key=question.workload.key,
+        hardware=question.hardware.name,
+        hardware_key=question.hardware.key,
+        hardware_asked_for=question.asked_for or None,
+        recommendations=[to_wire(question, i + 1, r) for i, r in enumerate(ranked)],
+    )
+    body = response.model_dump_json().encode()
+    return Answer(body, question.workload.kernel, ranked[0].source)
+
+
+def to_wire(question: Question, rank: int, r: Recommendation) -> RecommendationOut:
+    """Return a recommendation as it goes over the wire."""
+    work_flop = question.definition.work_flop(dict(question.workload.problem))
+    low_s, high_s = r.interval_s
+    return RecommendationOut(
+        rank=rank,
+        config=dict(r.config.items_),
+        source=r.source,  # type: ignore[arg-type]  # one of recommend.SOURCES
+        latency_us=r.time_s * 1e6,
+        interval_us=(low_s * 1e6, high_s * 1e6),
+        gflops=work_flop / r.time_s / 1e9,
+        confidence=r.confidence,
+        distance=r.distance,
+        bound_by=r.bound_by,
+        rationale=r.rationale,
+        is_stale=r.is_stale,
+    )

@@ -1,0 +1,129 @@
+"""Metrics for Prometheus: of the requests of this process, and of the runs in the database."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from db.overview import Counts
+from db.store import SqlStore
+from tilecore.errors import TileError
+
+BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+RECOUNT_S = 10.0  # a count of the whole database is that old at most
+
+
+class Metrics:
+    """What one application counts."""
+
+    def __init__(self, store: SqlStore) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Histogram(
+            "tilecore_request_seconds",
+            "Time to the end of the answer",
+            ("method", "route", "status"),
+            buckets=BUCKETS_S,
+            registry=self._registry,
+        )
+        self._in_flight = Gauge(
+            "tilecore_requests_in_flight", "Requests not answered yet", registry=self._registry
+        )
+        self._recommendations = Counter(
+            "tilecore_recommendations",
+            "Questions answered, by where the first config comes from",
+            ("kernel", "source"),
+            registry=self._registry,
+        )
+        self._registry.register(_Database(store))
+
+    @contextmanager
+    def in_flight(self) -> Iterator[None]:
+        """Count a request while it lasts."""
+        with self._in_flight.track_inprogress():
+            yield
+
+    def request(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count an answered request. ``route`` is the template, never the path of a client."""
+        self._requests.labels(method, route, status).observe(seconds)
+
+    def recommendation(self, kernel: str, source: str) -> None:
+        """Count an answered question."""
+        self._recommendations.labels(kernel, source).inc()
+
+    def text(self) -> bytes:
+        """Return all metrics in the text format of Prometheus."""
+        return generate_latest(self._registry)
+
+
+class _Database(Collector):
+    """Counts of the database at the time of the scrape; nothing but ``up`` 0 where it is away."""
+
+    def __init__(self, store: SqlStore) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._counts: Counts | None = None
+        self._counted_at = 0.0
+
+    def describe(self) -> Iterable[Metric]:
+        """Say nothing ahead: a registration must not ask the database."""
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the counts."""
+        up = GaugeMetricFamily("tilecore_database_up", "Whether the database answers")
+        try:
+            counts = self._count()
+            leader = self._store.leader.current()
+        except TileError:
+            up.add_metric((), 0)
+            yield up
+            return
+        up.add_metric((), 1)
+        yield up
+        leads = GaugeMetricFamily("tilecore_coordinator_leads", "Whether a coordinator leads")
+        leads.add_metric((), float(leader is not None and leader.is_alive))
+        yield leads
+        epoch = GaugeMetricFamily("tilecore_coordinator_epoch", "Changes of leader so far")
+        epoch.add_metric((), leader.epoch if leader is not None else 0)
+        yield epoch
+        yield from _families(counts)
+
+    def _count(self) -> Counts:
+        with self._lock:
+            if self._counts is None or time.monotonic() > self._counted_at + RECOUNT_S:
+                self._counts = self._store.counts()
+                self._counted_at = time.monotonic()
+            return self._counts
+
+
+def _families(counts: Counts) -> Iterator[Metric]:
+    runs = GaugeMetricFamily("tilecore_tuning_runs", "Tuning runs", labels=("state",))
+    for state, number in counts.runs.items():
+        runs.add_metric((state,), number)
+    yield runs
+    trials = GaugeMetricFamily("tilecore_trials", "Trials", labels=("state",))
+    for state, number in counts.trials.items():
+        trials.add_metric((state,), number)
+    yield trials
+    lost = GaugeMetricFamily("tilecore_lost_executions", "Executions of trials that were lost")
+    lost.add_metric((), counts.lost_executions)
+    yield lost
+    measured = GaugeMetricFamily(
+        "tilecore_measurements", "Measurements", labels=("kernel", "status")
+    )
+    for (kernel, status), number in counts.measurements.items():
+        measured.add_metric((kernel, status), number)
+    yield measured
+    models = GaugeMetricFamily(
+        "tilecore_cost_model", "Metrics of the active cost models", labels=("kernel", "metric")
+    )
+    for kernel, metrics in counts.models.items():
+        for name, value in metrics.items():
+            models.add_metric((kernel, name), value)
+    yield models

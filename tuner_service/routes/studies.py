@@ -1,0 +1,176 @@
+"""/v1/studies: tune a kernel of your own. You measure; the service says what to try next."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Path, Request, Response
+
+from db.records import StudyRecord, StudyTrial
+from recommender.external import ExternalSpace
+from tuner_service.access import Needs
+from tuner_service.errors import InvalidRequest
+from tuner_service.problems import documented
+from tuner_service.routes.context import (
+    Cursor,
+    Engine,
+    Limit,
+    Store,
+    decode_cursor,
+    encode_cursor,
+)
+from tuner_service.study_schemas import (
+    StudyOut,
+    StudyPage,
+    StudyRequest,
+    StudyTrialOut,
+    StudyTrialPage,
+    SuggestRequest,
+    TellRequest,
+)
+
+router = APIRouter(prefix="/studies", tags=["studies"])
+StudyId = Annotated[str, Path(max_length=64)]
+TrialId = Annotated[int, Path(ge=1, le=2**62)]
+TUNE = [Depends(Needs("tune"))]
+
+
+@router.post(
+    "",
+    status_code=201,
+    dependencies=TUNE,
+    responses={
+        200: {"model": StudyOut, "description": "The key came before"},
+        **documented(413),
+    },
+)
+def create_study(
+    request: StudyRequest,
+    http: Request,
+    response: Response,
+    store: Store,
+    engine: Engine,
+    idempotency_key: Annotated[str | None, Header(max_length=128, pattern="^[!-~]+$")] = None,
+) -> StudyOut:
+    """Describe parameters, conditions and budget of a search."""
+    study, is_new = engine.create(
+        _space(request),
+        name=request.name,
+        hardware=request.hardware,
+        strategy=request.strategy,
+        max_trials=request.max_trials,
+        seed=request.seed,
+        created_by=http.state.principal.name,
+        idempotency_key=idempotency_key,
+    )
+    response.headers["Location"] = f"/v1/studies/{study.public_id}"
+    if not is_new:
+        response.status_code = 200
+    return _to_wire(store, engine, study)
+
+
+@router.get("")
+def list_studies(
+    store: Store, engine: Engine, limit: Limit = 50, cursor: Cursor = None
+) -> StudyPage:
+    """Return studies, newest first."""
+    key = decode_cursor("studies", cursor, 1)
+    found = store.studies.list(limit=limit + 1, before=int(key[0]) if key else None)
+    more = encode_cursor("studies", [found[limit - 1].id]) if len(found) > limit else None
+    return StudyPage(items=[_to_wire(store, engine, s) for s in found[:limit]], next_cursor=more)
+
+
+@router.get("/{study_id}", responses=documented(404))
+def get_study(study_id: StudyId, store: Store, engine: Engine) -> StudyOut:
+    """Return a study: trials by state, and the fastest configuration so far."""
+    return _to_wire(store, engine, store.studies.get(study_id))
+
+
+@router.get("/{study_id}/trials", responses=documented(404))
+def list_study_trials(
+    study_id: StudyId, store: Store, limit: Limit = 50, cursor: Cursor = None
+) -> StudyTrialPage:
+    """Return the trials of a study in the order in which they were given out."""
+    study, name = store.studies.get(study_id), f"study:{study_id}"
+    key = decode_cursor(name, cursor, 1)
+    after = int(key[0]) if key else 0
+    found = store.studies.trials(study, limit=limit + 1, after=after)
+    more = encode_cursor(name, [found[limit - 1].id]) if len(found) > limit else None
+    return StudyTrialPage(items=[_trial(t) for t in found[:limit]], next_cursor=more)
+
+
+@router.post("/{study_id}/trials:suggest", dependencies=TUNE, responses=documented(404, 409, 413))
+def suggest_trials(
+    study_id: StudyId, request: SuggestRequest, store: Store, engine: Engine
+) -> StudyTrialPage:
+    """Lease configurations to a worker; an empty list: the search is at its end.
+
+    The same worker gets what it holds already again.
+    """
+    study = store.studies.get(study_id)
+    given = engine.suggest(study, request.worker, request.count, request.lease_s)
+    return StudyTrialPage(items=[_trial(t) for t in given], next_cursor=None)
+
+
+@router.post(
+    "/{study_id}/trials/{trial_id}:complete", dependencies=TUNE, responses=documented(404, 409, 413)
+)
+def complete_trial(
+    study_id: StudyId, trial_id: TrialId, request: TellRequest, store: Store
+) -> StudyTrialOut:
+    """Tell the times of a configuration (the median counts), or why it has none."""
+    if bool(request.repeats_us) == bool(request.failure):
+        raise InvalidRequest(message="expected either repeats_us or failure, found both or none")
+    times_s = [time_us / 1e6 for time_us in request.repeats_us or ()]
+    study = store.studies.get(study_id)
+    told = store.studies.complete(
+        study, trial_id, request.worker, times_s, request.failure or request.detail
+    )
+    return _trial(told)
+
+
+@router.post("/{study_id}:close", dependencies=TUNE, responses=documented(404))
+def close_study(study_id: StudyId, store: Store, engine: Engine) -> StudyOut:
+    """Give out no more trials; what is under way may still be told."""
+    return _to_wire(store, engine, store.studies.close(study_id))
+
+
+def _space(request: StudyRequest) -> ExternalSpace:
+    if (request.parameters is None) == (request.t1 is None):
+        raise InvalidRequest(message="expected either parameters or t1, found both or none")
+    if request.t1 is not None:
+        return ExternalSpace.of_t1(request.t1)
+    parameters = {name: tuple(values) for name, values in (request.parameters or {}).items()}
+    return ExternalSpace(parameters, tuple(request.conditions), request.default)
+
+
+def _to_wire(store: Store, engine: Engine, study: StudyRecord) -> StudyOut:
+    best = store.studies.trials(study, best_first=True, limit=1)
+    return StudyOut(
+        id=study.public_id,
+        name=study.name,
+        hardware=study.hardware,
+        state=study.state,  # type: ignore[arg-type]  # the database closes the set
+        strategy=study.strategy,
+        seed=study.seed,
+        max_trials=study.max_trials,
+        space_size=len(engine.space(study)[0]),
+        trials=store.studies.count(study),
+        best=_trial(best[0]) if best else None,
+        created_by=study.created_by,
+        created_at=study.created_at,
+    )
+
+
+def _trial(trial: StudyTrial) -> StudyTrialOut:
+    return StudyTrialOut(
+        id=trial.id,
+        config=dict(trial.config),
+        state=trial.state,  # type: ignore[arg-type]  # the database closes the set
+        worker=trial.worker,
+        attempt=trial.attempt,
+        lease_until=trial.lease_until,
+        latency_us=None if trial.time_s is None else trial.time_s * 1e6,
+        repeats_us=[time_s * 1e6 for time_s in trial.times_s],
+        detail=trial.detail,
+    )

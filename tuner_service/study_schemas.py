@@ -1,0 +1,111 @@
+"""Wire models of studies: kernels that others run."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from tuner_service.schemas import Int, Wire
+
+TILES = {"BLOCK_M": [64, 128], "BLOCK_N": [64, 128], "num_stages": [2, 3, 4]}
+SharedText = Annotated[str, Field(min_length=1, max_length=200)]
+ParameterValue = bool | int | float | Annotated[str, Field(max_length=64)]
+ParameterValues = Annotated[list[ParameterValue], Field(min_length=1, max_length=1024)]
+Microseconds = Annotated[float, Field(gt=0, le=1e12)]
+ParameterName = Annotated[str, Field(max_length=64)]
+
+
+class StudyRequest(Wire):
+    """Describe a search over the parameters of a kernel of your own."""
+
+    name: SharedText
+    hardware: str = Field("", max_length=200, description="where it is measured, as you call it")
+    parameters: (
+        Annotated[dict[ParameterName, ParameterValues], Field(min_length=1, max_length=32)] | None
+    ) = Field(None, examples=[TILES])
+    conditions: list[Annotated[str, Field(max_length=2000)]] = Field(
+        [],
+        max_length=64,
+        description="what every configuration keeps, in the names of the parameters",
+        examples=[["(BLOCK_M + BLOCK_N) * 64 * num_stages <= 48 * 1024"]],
+    )
+    default: dict[ParameterName, ParameterValue] | None = Field(
+        None, max_length=32, description="measured first"
+    )
+    t1: dict[str, Any] | None = Field(
+        None, description="instead of parameters, conditions and default: a T1 document"
+    )
+    strategy: Literal["model", "evolutionary", "random", "exhaustive"] = "model"
+    max_trials: Int = Field(200, ge=1, le=100_000)
+    seed: Int = Field(0, ge=0, le=2**31 - 1)
+
+
+class StudyTrialOut(BaseModel):
+    """A configuration that a worker was given."""
+
+    id: int
+    config: dict[str, bool | int | float | str]
+    state: Literal["leased", "ok", "failed"]
+    worker: str
+    attempt: int
+    lease_until: datetime
+    latency_us: float | None
+    repeats_us: list[float]
+    detail: str
+
+
+class StudyTrialPage(BaseModel):
+    """Some trials of a study."""
+
+    items: list[StudyTrialOut]
+    next_cursor: str | None
+
+
+class StudyOut(BaseModel):
+    """A study: how far it is, and the fastest configuration so far."""
+
+    id: str
+    name: str
+    hardware: str
+    state: Literal["OPEN", "CLOSED"]
+    strategy: str
+    seed: int
+    max_trials: int
+    space_size: int
+    trials: dict[str, int]
+    best: StudyTrialOut | None
+    created_by: str
+    created_at: datetime
+
+
+class StudyPage(BaseModel):
+    """Some studies, newest first."""
+
+    items: list[StudyOut]
+    next_cursor: str | None
+
+
+class SuggestRequest(Wire):
+    """Ask for configurations to measure."""
+
+    worker: SharedText = Field(max_length=128, description="unique among those who measure")
+    count: Int = Field(1, ge=1, le=64)
+    lease_s: float = Field(600.0, gt=0, le=86_400, description="then others may get them")
+
+
+class TellRequest(Wire):
+    """Tell what came of a configuration."""
+
+    worker: SharedText = Field(max_length=128)
+    repeats_us: (
+        Annotated[
+            list[Annotated[float, Field(gt=0, le=1e12)]], Field(min_length=1, max_length=1000)
+        ]
+        | None
+    ) = None
+    failure: Annotated[str, Field(min_length=1, max_length=4096)] | None = Field(
+        None, description="why there is no time: it did not compile, or gave a wrong result"
+    )
+    detail: str = Field("", max_length=4096)

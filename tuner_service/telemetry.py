@@ -1,0 +1,73 @@
+"""Telemetry: every request gets an id, a log line and a place in the metrics. Pure ASGI."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from typing import Literal
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tuner_service.metrics import Metrics
+
+log = structlog.get_logger()
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+AccessLog = Literal["all", "errors", "off"]
+SECURITY_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+class Telemetry:
+    """Takes over ``X-Request-ID`` or makes one, and tells what became of the request."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, access_log: AccessLog) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._access_log = access_log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        identity = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        scope.setdefault("state", {})["request_id"] = identity
+        started, status = time.perf_counter(), 500
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-ID"] = identity
+                for name, value in SECURITY_HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        with structlog.contextvars.bound_contextvars(request=identity), self._metrics.in_flight():
+            try:
+                await self._app(scope, receive, answer)
+            finally:
+                self._tell(scope, status, time.perf_counter() - started)
+
+    def _tell(self, scope: Scope, status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", "unknown")
+        self._metrics.request(scope["method"], route, status, seconds)
+        if self._access_log == "off" or (self._access_log == "errors" and status < 400):
+            return
+        principal = scope["state"].get("principal")
+        log.info(
+            "request",
+            method=scope["method"],
+            path=scope["path"],
+            status=status,
+            ms=round(seconds * 1e3, 2),
+            key=principal.name if principal is not None else None,
+        )
