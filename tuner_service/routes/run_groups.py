@@ -17,7 +17,7 @@ from tuner_service.routes.tuning_runs import TUNE, to_wire, understood
 from tuner_service.schemas import RunGroupOut, TuningRunBatch
 
 router = APIRouter(tags=["run groups"])
-GroupId = Annotated[str, Path(max_length=36)]
+GroupId = Annotated[str, Path(max_length=64)]
 
 
 @router.post(
