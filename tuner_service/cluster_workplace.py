@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -28,6 +28,7 @@ from workers.ray_pool import RayPool
 
 log = structlog.get_logger()
 GRACE_S = 15.0  # a node that is restarted is back before its runs have to wait for hardware
+ANSWER_S = 120.0  # a process of a node starts, and may measure the node's peaks
 MakePool = Callable[[HardwareProfile, int], RayPool]
 
 
@@ -39,6 +40,7 @@ class _Known:
     inquiry: Inquiry
     hardware: HardwareProfile | None = None
     refused: str = ""
+    asked_at: float = field(default_factory=time.monotonic)
 
 
 class ClusterWorkplace:
@@ -54,6 +56,12 @@ class ClusterWorkplace:
         self._pools: dict[str, RayPool] = {}
         self._offered: dict[str, tuple[HardwareProfile, float]] = {}  # with when last seen
         self._epoch = 0
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all nodes have said what they are, or had the time to."""
+        late = time.monotonic() - ANSWER_S
+        return all(k.hardware or k.asked_at < late for k in self._known.values())
 
     def open(self) -> None:
         """Join the cluster; raises ClusterUnavailable while there is none (WK707)."""

@@ -354,7 +354,7 @@ def _print_group(store: SqlStore, runs: Sequence[RunRecord]) -> None:
     now = [store.runs.get(run.public_id) for run in runs]
     found = [(r, store.trials.count_by_status(r.id), jobs.partial_result(store, r)) for r in now]
     show.print_group(out, found)
-    failed = [run for run in now if run.state in ("FAILED", "CANCELLED", "PAUSED")]
+    failed = [run for run in now if run.state in ("FAILED", "CANCELLED")]
     if failed:
         states = ", ".join(f"{run.public_id} {run.state}" for run in failed)
         raise RunFailed(run=states, state=failed[0].state, error=failed[0].error or "")

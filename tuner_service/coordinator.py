@@ -135,7 +135,7 @@ class Coordinator:
         if not any(station.has_trials_out for station in self._stations.values()):
             self._train()
         if all(station.is_idle for station in self._stations.values()):
-            if self._until_idle and not self._has_open_runs():
+            if self._until_idle and self._workplace.is_settled and not self._has_open_runs():
                 self._stop.set()
             self._stop.wait(IDLE_POLL_S)
 
@@ -147,8 +147,9 @@ class Coordinator:
         now = time.monotonic()
         if not self._matched_at or now - self._matched_at >= MATCH_S:
             self._offered = list(self._workplace.refresh(self._store, epoch))
-            keys = [hardware.key for hardware in self._offered]
-            self._store.runs.match_hardware(keys, epoch)
+            if self._workplace.is_settled:
+                keys = [hardware.key for hardware in self._offered]
+                self._store.runs.match_hardware(keys, epoch)
             self._matched_at = now
         for hardware in self._offered:
             if hardware.key not in self._stations:

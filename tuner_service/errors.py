@@ -147,12 +147,12 @@ class InvalidWorkloads(ServiceError):
     default_hint = "a line `gemm m=1000 n=1024 k=512`, a CSV with such columns, or a JSON list"
 
 
-class RunPaused(ServiceError):
-    """Somebody paused the run that a command waits for."""
+class RunHeld(ServiceError):
+    """The run that a command waits for is paused, or nobody offers its hardware."""
 
-    code, title = "SV916", "run-paused"
-    template = "tuning run {run} was paused"
-    default_hint = "`tilecore run resume {run}`, then the same command again"
+    code, title = "SV916", "run-held"
+    template = "tuning run {run} is {state}"
+    default_hint = "`tilecore run resume {run}`, or `tilecore node list`; then the command again"
 
 
 class Unauthenticated(ServiceError):

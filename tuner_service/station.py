@@ -168,7 +168,7 @@ class Station:
             lost = measurement.status is MeasureStatus.WORKER_LOST
             if lost and driver.retry(trial, measurement):
                 self._unsaved = [u for u in self._unsaved if u[0] != _token(trial)]
-                del driver.leased[_token(trial)]
+                driver.leased.pop(_token(trial), None)
             else:
                 kept.append((driver, trial, measurement))
         stored = (
@@ -176,7 +176,7 @@ class Station:
         )
         self._unsaved.clear()
         for (driver, trial, measurement), found in zip(kept, stored, strict=True):
-            del driver.leased[_token(trial)]
+            driver.leased.pop(_token(trial), None)
             if found is None:
                 log.warning("stale result dropped", trial=trial.id, attempt=trial.attempt)
                 driver.reload(self._store.runs.get(driver.run.public_id))

@@ -13,7 +13,7 @@ import structlog
 
 from db.records import FINISHED_STATES, EventRecord, RunRecord
 from db.store import SqlStore
-from tuner_service.errors import CoordinatorStopped, RunPaused
+from tuner_service.errors import CoordinatorStopped, RunHeld
 from tuner_service.process import is_process_gone
 from tuner_service.settings import Settings
 
@@ -21,6 +21,7 @@ log = structlog.get_logger()
 POLL_S = 0.2
 STOP_TIMEOUT_S = 30.0
 MAX_STARTS = 4
+HELD = ("PAUSED", "WAITING_FOR_HARDWARE")
 
 
 class CoordinatorProcess:
@@ -96,7 +97,7 @@ def follow(
 
     Raises:
         CoordinatorStopped: the coordinator ended again and again (SV909).
-        RunPaused: somebody paused the run (SV916).
+        RunHeld: the run is paused, or nobody offers its hardware (SV916).
     """
     last = 0
     while True:
@@ -107,8 +108,8 @@ def follow(
             yield event
         if state in FINISHED_STATES and not events:
             return
-        if state == "PAUSED":
-            raise RunPaused(run=run.public_id)
+        if state in HELD and not events:
+            raise RunHeld(run=run.public_id, state=state)
         if not events:
             if coordinator is not None:
                 coordinator.ensure(store)
@@ -119,7 +120,7 @@ def follow(
 def follow_all(
     store: SqlStore, runs: Sequence[RunRecord], coordinator: CoordinatorProcess
 ) -> Iterator[Sequence[RunRecord]]:
-    """Yield the runs as they stand now and then, until none is open but those that are paused.
+    """Yield the runs as they stand now and then, until those that are open are all held.
 
     Raises:
         CoordinatorStopped: the coordinator ended again and again (SV909).
@@ -127,7 +128,7 @@ def follow_all(
     while True:
         now = [store.runs.get(run.public_id) for run in runs]
         yield now
-        if all(run.is_finished or run.state == "PAUSED" for run in now):
+        if all(run.is_finished or run.state in HELD for run in now):
             return
         coordinator.ensure(store)
         time.sleep(POLL_S)

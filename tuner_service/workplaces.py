@@ -15,6 +15,11 @@ class Workplace(Protocol):
 
     is_elsewhere: bool  # whether workers that are away may come back without us
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that is there has said what it is."""
+        ...
+
     def open(self) -> None:
         """Reach the workers; raises WorkerError while that is not possible."""
         ...
@@ -36,6 +41,7 @@ class HostWorkplace:
     """This machine: one kind of hardware, whose workers start with the first run for it."""
 
     is_elsewhere = False
+    is_settled = True
 
     def __init__(self, hardware: HardwareProfile, make_measurer: Callable[[int], Measurer]) -> None:
         self._hardware = hardware

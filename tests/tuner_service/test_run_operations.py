@@ -14,6 +14,7 @@ from tests.tuner_service.test_cli import cli  # noqa: F401  a fixture
 from tuner_service import wiring
 from tuner_service.app import create_app
 from tuner_service.coordinator import Coordinator
+from tuner_service.jobs import Effort, submit, understand
 from tuner_service.run_driver import Limits
 from tuner_service.watch import is_led
 from tuner_service.workplaces import HostWorkplace
@@ -241,3 +242,16 @@ def test_runs_are_changed_from_the_command_line(cli, client, store):  # noqa: F8
         assert status in (1, 2)
         assert err.startswith(f"error: {code} ")
     assert cli("node", "list")[0] == 0
+
+
+def test_a_command_does_not_wait_for_a_paused_run(cli, store, leader):  # noqa: F811
+    host = wiring.host_profile(store)
+    question = understand(store, "gemm", {"m": 64, "n": 64, "k": 64})
+    assert question.hardware == host
+    run, _ = submit(store, question, Effort(max_trials=96, time_limit_s=600))
+    store.runs.pause(run.public_id)
+    status, out, err = cli("tune", "gemm", "--m", "64", "--n", "64", "--k", "64")
+    assert status == 1
+    assert f"resuming run {run.public_id}" in out
+    assert err.startswith("error: SV916")
+    assert run.public_id in err
