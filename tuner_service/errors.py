@@ -152,7 +152,7 @@ class RunHeld(ServiceError):
 
     code, title = "SV916", "run-held"
     template = "tuning run {run} is {state}"
-    default_hint = "`tilecore run resume {run}`, or `tilecore node list`; then the command again"
+    default_hint = "`tilecore run resume ID` or `tilecore node list`, then the same command again"
 
 
 class Unauthenticated(ServiceError):
