@@ -135,7 +135,7 @@ def _configs(question, count: int) -> Sequence:  # type: ignore[no-untyped-def, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=float, default=1000.0, help="recorded times per trial")
+    parser.add_argument("--repeats", type=float, default=130.0, help="recorded times per trial")
     parser.add_argument("--trials", type=int, default=1000, help="of the coordinator's own rates")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

@@ -24,7 +24,8 @@ def join_command(
     hardware: HardwareProfile, address: str, *, devices: int, cpus: int, node_ip: str | None
 ) -> Sequence[str]:
     """Return the command that runs this machine as a node of the cluster at ``address``."""
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
+    command = ["env", "RAY_worker_niceness=0"]  # Ray's workers would give way to anybody
+    command += [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
     command += ["--address", address, "--num-cpus", str(cpus), "--disable-usage-stats"]
     command += ["--resources", json.dumps({resource_name(hardware): devices})]
     return command if node_ip is None else [*command, "--node-ip-address", node_ip]

@@ -14,8 +14,8 @@ from db.records import RunRecord
 from tests.chaos.site import NODES, Site, patient
 
 PLAN = {
-    "API": 7, "leading coordinator": 9, "standby coordinator": 3, "measure actor": 13,
-    "compile actor": 4, "raylet of a node": 7, "Ray head": 4, "PostgreSQL": 7, "link cut": 6,
+    "API": 7, "leading coordinator": 8, "standby coordinator": 3, "measure actor": 13,
+    "compile actor": 5, "raylet of a node": 6, "Ray head": 3, "PostgreSQL": 7, "link cut": 6,
 }  # fmt: skip
 RECOVERY_S = 240.0
 CUT_S = (2.0, 8.0)
