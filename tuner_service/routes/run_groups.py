@@ -18,6 +18,7 @@ from tuner_service.schemas import RunGroupOut, TuningRunBatch
 
 router = APIRouter(tags=["run groups"])
 GroupId = Annotated[str, Path(max_length=64)]
+AnyId = Annotated[str, Path(max_length=200)]  # GET of `ID:pause` is no such group, not a wrong id
 
 
 @router.post(
@@ -46,7 +47,7 @@ def create_run_group(
 
 
 @router.get("/run-groups/{group_id}", responses=documented(404))
-def get_run_group(group_id: GroupId, store: Store) -> RunGroupOut:
+def get_run_group(group_id: AnyId, store: Store) -> RunGroupOut:
     """Return the progress and the results of a group."""
     return _to_wire(store, store.runs.of_group(group_id))
 
