@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv tune serve test check secrets format clean
+.PHONY: help venv tune serve test chaos check secrets format clean
 
 help: ## show the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | \
@@ -40,6 +40,9 @@ serve: $(STAMP) ## start the REST service and a coordinator
 
 test: $(STAMP) ## run all tests, files side by side on two cores
 	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --durations=12
+
+chaos: $(STAMP) ## kill everything 50 times during one run of 300 trials (15 minutes)
+	@$(BIN)/python -m tests.chaos
 
 check: $(STAMP) ## ruff, formatting, mypy --strict, import contracts
 	@$(BIN)/ruff check .

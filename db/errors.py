@@ -91,6 +91,30 @@ class NotOneSpace(DatabaseError):
     default_hint = "narrow the query (kernel, m, n, k, dtype, threads, hardware), or export CSV"
 
 
+class IllegalTransition(DatabaseError):
+    """What is asked for makes no sense in the state in which it is."""
+
+    code, title = "DB811", "illegal-transition"
+    template = "{run}: cannot be {verb}, it is {state}"
+    default_hint = "docs/rest.md says which state allows what"
+
+
+class BudgetUsedUp(DatabaseError):
+    """An extension that leaves a run nothing to do, or gives it more than a run may have."""
+
+    code, title = "DB812", "budget-used-up"
+    template = "run {run}: expected {expected}, found {found}"
+    default_hint = "extend by more trials and seconds"
+
+
+class UnknownNode(DatabaseError):
+    """No node of the cluster has this key."""
+
+    code, title = "DB813", "unknown-node"
+    template = "expected the key of a node of the cluster, found {found!r}"
+    default_hint = "list them: `tilecore nodes` or GET /v1/nodes"
+
+
 class UnknownKey(DatabaseError):
     """No API key has this prefix."""
 

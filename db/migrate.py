@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 # Oldest first; a test compares it with the files in versions/.
-REVISIONS = ("0001", "0002", "0003", "0004")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005")
 HEAD = REVISIONS[-1]
 
 
@@ -78,11 +78,35 @@ def upgrade(database: Database) -> str:
             return before
         if before is not None and database.path is not None:
             copy_aside(database.path, before)
-        with database.errors(), database.engine.begin() as connection:
-            config = alembic_config()
-            config.attributes["connection"] = connection
+        with migrating(database) as config:
             command.upgrade(config, "head")
     return before or ""
+
+
+@contextmanager
+def migrating(database: Database) -> Iterator[Config]:
+    """Yield Alembic's configuration in a transaction in which tables may be rebuilt.
+
+    SQLite changes constraints by copying a table; that must not touch the rows that refer to it,
+    so foreign keys are off, and checked before the commit.
+    """
+    is_file = database.path is not None
+    with database.errors(), database.engine.connect() as connection:
+        driver = connection.connection.dbapi_connection
+        assert driver is not None
+        if is_file:
+            driver.cursor().execute("PRAGMA foreign_keys=OFF")  # has no effect in a transaction
+        try:
+            with connection.begin():
+                config = alembic_config()
+                config.attributes["connection"] = connection
+                yield config
+                if is_file:
+                    broken = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()
+                    assert not broken, f"rows refer to nothing: {broken[:5]}"
+        finally:
+            if is_file:
+                driver.cursor().execute("PRAGMA foreign_keys=ON")
 
 
 def alembic_config() -> Config:

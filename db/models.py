@@ -35,8 +35,11 @@ NAMING = {
     "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
     "pk": "pk_%(table_name)s",
 }
-RUN_STATES = ("QUEUED", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED")
+RUN_STATES = (
+    "QUEUED", "RUNNING", "PAUSED", "WAITING_FOR_HARDWARE", "SUCCEEDED", "FAILED", "CANCELLED",
+)  # fmt: skip
 TRIAL_STATES = ("pending", "leased", "done", "failed", "cancelled")
+NODE_STATES = ("active", "draining", "drained", "refused", "lost")
 MODEL_STATES = ("candidate", "active", "retired")
 STUDY_STATES = ("OPEN", "CLOSED")
 STUDY_TRIAL_STATES = ("leased", "ok", "failed")
@@ -124,7 +127,9 @@ class RunRow(Base):
     public_id: Mapped[str] = mapped_column(String(36), unique=True)
     idempotency_key: Mapped[str | None] = mapped_column(String(128), unique=True)
     body_hash: Mapped[str] = mapped_column(String(32))
-    state: Mapped[str] = mapped_column(String(16), index=True)
+    group_id: Mapped[str | None] = mapped_column(String(36), index=True)
+    state: Mapped[str] = mapped_column(String(20), index=True)
+    priority: Mapped[int] = mapped_column(server_default="10")
     workload_id: Mapped[int] = mapped_column(ForeignKey("workload.id"))
     hardware_id: Mapped[int] = mapped_column(ForeignKey("hardware.id"))
     program_id: Mapped[int] = mapped_column(ForeignKey("program.id"))
@@ -132,8 +137,12 @@ class RunRow(Base):
     spec: Mapped[dict[str, Any]]
     seed: Mapped[int]
     planned_trials: Mapped[int]
+    ceiling_s: Mapped[float | None]
     active_s: Mapped[float] = mapped_column(server_default="0")
+    device_s: Mapped[float] = mapped_column(server_default="0")
+    round: Mapped[int] = mapped_column(server_default="0")
     cancel_requested: Mapped[bool] = mapped_column(server_default=false())
+    pause_requested: Mapped[bool] = mapped_column(server_default=false())
     result: Mapped[dict[str, Any] | None]
     error: Mapped[str | None] = mapped_column(Text)
     created_at: Mapped[datetime]
@@ -146,11 +155,15 @@ class RunRow(Base):
 
 
 class TrialRow(Base):
-    """One candidate of a run. ``(attempt, lease_epoch)`` is the fencing token of its lease."""
+    """One candidate of a run. ``(attempt, lease_epoch)`` is the fencing token of its lease.
+
+    ``round`` counts the extensions of the run: each ends with a confirmation of its own.
+    ``losses`` counts the workers that got lost under it; ``attempt`` every lease.
+    """
 
     __tablename__ = "trial"
     __table_args__ = (
-        UniqueConstraint("run_id", "config_id", "protocol"),
+        UniqueConstraint("run_id", "config_id", "protocol", "round"),
         UniqueConstraint("run_id", "sequence"),
         one_of("state", TRIAL_STATES),
         one_of("protocol", tuple(p.value for p in Protocol)),
@@ -160,11 +173,13 @@ class TrialRow(Base):
     run_id: Mapped[int] = mapped_column(ForeignKey("tuning_run.id"))
     config_id: Mapped[int] = mapped_column(ForeignKey("config.id"))
     protocol: Mapped[str] = mapped_column(String(16))
+    round: Mapped[int] = mapped_column(server_default="0")
     purpose: Mapped[str] = mapped_column(String(16))
     predicted_s: Mapped[float | None]
     sequence: Mapped[int]
     state: Mapped[str] = mapped_column(String(16))
     attempt: Mapped[int]
+    losses: Mapped[int] = mapped_column(server_default="0")
     lease_epoch: Mapped[int | None]
     lease_until: Mapped[datetime | None]
     not_before: Mapped[datetime | None]
@@ -271,6 +286,23 @@ class LeaderRow(Base):
     owner: Mapped[str] = mapped_column(String(200))
     epoch: Mapped[int]
     until: Mapped[datetime]
+
+
+class NodeRow(Base):
+    """A machine of the cluster as the leader last saw it; ``draining`` is what people ask for."""
+
+    __tablename__ = "node"
+    __table_args__ = (one_of("state", NODE_STATES), Index(None, "hardware_id", "state"))
+    id: Mapped[int] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(String(64), unique=True)
+    name: Mapped[str] = mapped_column(String(200))
+    hardware_id: Mapped[int] = mapped_column(ForeignKey("hardware.id"))
+    devices: Mapped[int]
+    state: Mapped[str] = mapped_column(String(16))
+    detail: Mapped[str] = mapped_column(Text)
+    joined_at: Mapped[datetime]
+    seen_at: Mapped[datetime]
+    hardware: Mapped[HardwareRow] = relationship(lazy="joined", innerjoin=True)
 
 
 class ModelRow(Base):

@@ -14,14 +14,20 @@ from tilecore.tile_config import TileConfig
 
 FINISHED_STATES = ("SUCCEEDED", "FAILED", "CANCELLED")
 ROLES = ("read", "tune", "admin")  # each may do what those before it may
+OPEN_STATES = ("QUEUED", "RUNNING", "PAUSED", "WAITING_FOR_HARDWARE")
+DEFAULT_PRIORITY = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRun:
     """A tuning run to be queued.
 
-    ``spec`` is the request in canonical form; ``body_hash`` its digest, compared when an
-    idempotency key comes again.
+    Attributes:
+        spec: the request in canonical form.
+        body_hash: its digest, compared when an idempotency key comes again.
+        priority: its weight where runs share a device.
+        ceiling_s: seconds of work after which it ends with what it has.
+        group: what it was queued together with.
     """
 
     workload: Workload
@@ -33,11 +39,22 @@ class NewRun:
     seed: int = 0
     planned_trials: int = 0
     idempotency_key: str | None = None
+    priority: int = DEFAULT_PRIORITY
+    ceiling_s: float | None = None
+    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """A tuning run as stored. ``active_s`` is the time that coordinators spent on it."""
+    """A tuning run as stored.
+
+    Attributes:
+        active_s: seconds in which a coordinator worked on it.
+        device_s: its share of these, where other runs used the device, too.
+        round: how often its budget was extended.
+        cancel_requested: a coordinator is to cancel it.
+        pause_requested: a coordinator is to pause it once what is under way has ended.
+    """
 
     id: int
     public_id: str
@@ -50,8 +67,14 @@ class RunRecord:
     body_hash: str
     seed: int
     planned_trials: int
+    priority: int
+    ceiling_s: float | None
+    group: str | None
     active_s: float
+    device_s: float
+    round: int
     cancel_requested: bool
+    pause_requested: bool
     result: Mapping[str, Any] | None
     error: str | None
     created_at: datetime
@@ -60,23 +83,39 @@ class RunRecord:
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing will change any more."""
+        """Whether nothing will change any more, unless its budget is extended."""
         return self.state in FINISHED_STATES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunControl:
+    """What people can change while a coordinator works on a run."""
+
+    state: str
+    priority: int
+    ceiling_s: float | None
+    round: int
+    cancel_requested: bool
+    pause_requested: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NewTrial:
-    """A candidate that a run's session proposed."""
+    """A candidate that a run's session proposed; ``round``: after how many extensions."""
 
     config: TileConfig
     protocol: Protocol
     purpose: str
     predicted_s: float | None = None
+    round: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRecord:
-    """A trial as stored, with its measurement where there is one."""
+    """A trial as stored, with its measurement where there is one.
+
+    ``attempt`` counts its leases, ``losses`` those that ended with a lost worker.
+    """
 
     id: int
     run_id: int
@@ -87,6 +126,8 @@ class TrialRecord:
     predicted_s: float | None
     state: str
     attempt: int
+    losses: int = 0
+    round: int = 0
     last_error: str | None = None
     measurement: Measurement | None = None
     measurement_id: int | None = None
@@ -238,3 +279,17 @@ class StudyTrial:
     times_s: Sequence[float]
     detail: str
     told_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecord:
+    """A machine of the cluster: what it offers and where it stands."""
+
+    key: str
+    name: str
+    hardware: HardwareProfile
+    devices: int
+    state: str
+    detail: str
+    joined_at: datetime
+    seen_at: datetime

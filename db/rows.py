@@ -15,13 +15,14 @@ from db.models import (
     HardwareRow,
     MeasurementRow,
     ModelRow,
+    NodeRow,
     RunRow,
     SampleRow,
     ToolchainRow,
     TrialRow,
     WorkloadRow,
 )
-from db.records import RunRecord, TrialRecord
+from db.records import NodeRecord, RunRecord, TrialRecord
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, MeasureStatus, Protocol, Toolchain
 from recommender.ports import StoredModel
@@ -33,13 +34,17 @@ def add_measurements(
     session: Session,
     measurements: Sequence[Measurement],
     now: datetime,
-    trial_id: int | None = None,
+    trial_ids: Sequence[int] | None = None,
 ) -> list[int]:
     """Insert measurements with all their repeats and return their ids in the same order."""
     if not measurements:
         return []
     refer = References(session, measurements, now)
-    values = [{"trial_id": trial_id} | refer.columns(m) | _columns(m) for m in measurements]
+    trials: Sequence[int | None] = trial_ids or [None] * len(measurements)
+    values = [
+        {"trial_id": trial_id} | refer.columns(m) | _columns(m)
+        for trial_id, m in zip(trials, measurements, strict=True)
+    ]
     connection = session.connection()
     statement = insert(MeasurementRow.__table__)  # type: ignore[arg-type]
     returning = statement.returning(MeasurementRow.id, sort_by_parameter_order=True)
@@ -137,8 +142,14 @@ def run_of(row: RunRow) -> RunRecord:
         body_hash=row.body_hash,
         seed=row.seed,
         planned_trials=row.planned_trials,
+        priority=row.priority,
+        ceiling_s=row.ceiling_s,
+        group=row.group_id,
         active_s=row.active_s,
+        device_s=row.device_s,
+        round=row.round,
         cancel_requested=row.cancel_requested,
+        pause_requested=row.pause_requested,
         result=row.result,
         error=row.error,
         created_at=row.created_at,
@@ -159,9 +170,25 @@ def trial_of(row: TrialRow, measurement: MeasurementRow | None = None) -> TrialR
         predicted_s=row.predicted_s,
         state=row.state,
         attempt=row.attempt,
+        losses=row.losses,
+        round=row.round,
         last_error=row.last_error,
         measurement=measurement_of(measurement) if measurement is not None else None,
         measurement_id=measurement.id if measurement is not None else None,
+    )
+
+
+def node_of(row: NodeRow) -> NodeRecord:
+    """Return the node of a row."""
+    return NodeRecord(
+        key=row.key,
+        name=row.name,
+        hardware=hardware_of(row.hardware),
+        devices=row.devices,
+        state=row.state,
+        detail=row.detail,
+        joined_at=row.joined_at,
+        seen_at=row.seen_at,
     )
 
 

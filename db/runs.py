@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
-from sqlalchemy import ColumnElement, insert, select, update
+from sqlalchemy import ColumnElement, select, update
 from sqlalchemy import exc as sa_exc
 from sqlalchemy.orm import Session
 
-from db.errors import IdempotencyConflict, UnknownRun
+from db.errors import IdempotencyConflict
+from db.events import add_event
 from db.identities import hardware_id, program_id, toolchain_id, workload_id
 from db.leader import check_epoch
-from db.models import EventRow, HardwareRow, ProgramRow, RunRow, ToolchainRow, TrialRow, WorkloadRow
-from db.records import FINISHED_STATES, EventRecord, NewRun, RunRecord
+from db.models import EventRow, HardwareRow, ProgramRow, RunRow, ToolchainRow, WorkloadRow
+from db.records import EventRecord, NewRun, RunControl, RunRecord
 from db.rows import run_of
-from db.session import Database, change
+from db.run_requests import RunRequests
+from db.session import change
 from recommender.workload import Workload
 
 
-class Runs:
+class Runs(RunRequests):
     """The queue and the history of tuning runs."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def create(self, new: NewRun) -> tuple[RunRecord, bool]:
         """Queue a run; return it and whether it is new (False: the idempotency key came again).
@@ -32,59 +32,62 @@ class Runs:
         Raises:
             IdempotencyConflict: the key came before with another body (DB807).
         """
-        try:
-            return self._insert(new), True
-        except sa_exc.IntegrityError:
-            if new.idempotency_key is None:
-                raise
-        with self._database.read() as session:
-            found = session.scalars(
-                select(RunRow).where(RunRow.idempotency_key == new.idempotency_key)
-            ).one()
-            if found.body_hash != new.body_hash:
-                raise IdempotencyConflict(key=new.idempotency_key)
-            return run_of(found), False
+        (run,), is_new = self.create_all([new])
+        return run, is_new
 
-    def _insert(self, new: NewRun) -> RunRecord:
-        with self._database.write() as session:
-            now = self._database.now(session)
-            row = RunRow(
-                public_id=str(uuid.uuid4()),
-                idempotency_key=new.idempotency_key,
-                body_hash=new.body_hash,
-                state="QUEUED",
-                workload_id=workload_id(session, new.workload),
-                hardware_id=hardware_id(session, new.hardware, now),
-                program_id=program_id(session, new.workload.kernel, new.program_digest),
-                toolchain_id=toolchain_id(session, new.toolchain),
-                spec=dict(new.spec),
-                seed=new.seed,
-                planned_trials=new.planned_trials,
-                created_at=now,
-            )
-            session.add(row)
-            session.flush()
-            session.refresh(row)
-            add_event(session, self._database, row.id, "queued", {})
-            return run_of(row)
+    def create_all(self, new: Sequence[NewRun]) -> tuple[Sequence[RunRecord], bool]:
+        """Queue runs, all or none; return them and whether they are new.
 
-    def get(self, public_id: str) -> RunRecord:
-        """Return a run.
+        The first one's idempotency key is that of all.
 
         Raises:
-            UnknownRun: there is none with this id (DB809).
+            IdempotencyConflict: the key came before with another body (DB807).
         """
+        try:
+            with self._database.write() as session:
+                return [self._insert(session, one) for one in new], True
+        except sa_exc.IntegrityError:
+            key = new[0].idempotency_key
+            if key is None:
+                raise
         with self._database.read() as session:
-            row = session.scalars(select(RunRow).where(RunRow.public_id == public_id)).first()
-            if row is None:
-                raise UnknownRun(found=public_id)
-            return run_of(row)
+            found = session.scalars(select(RunRow).where(RunRow.idempotency_key == key)).one()
+            if found.body_hash != new[0].body_hash:
+                raise IdempotencyConflict(key=key)
+            known = run_of(found)
+        return ([known] if known.group is None else self.of_group(known.group)), False
+
+    def _insert(self, session: Session, new: NewRun) -> RunRecord:
+        now = self._database.now(session)
+        row = RunRow(
+            public_id=str(uuid.uuid4()),
+            idempotency_key=new.idempotency_key,
+            body_hash=new.body_hash,
+            group_id=new.group,
+            state="QUEUED",
+            priority=new.priority,
+            workload_id=workload_id(session, new.workload),
+            hardware_id=hardware_id(session, new.hardware, now),
+            program_id=program_id(session, new.workload.kernel, new.program_digest),
+            toolchain_id=toolchain_id(session, new.toolchain),
+            spec=dict(new.spec),
+            seed=new.seed,
+            planned_trials=new.planned_trials,
+            ceiling_s=new.ceiling_s,
+            created_at=now,
+        )
+        session.add(row)
+        session.flush()
+        session.refresh(row)
+        add_event(session, self._database, row.id, "queued", {})
+        return run_of(row)
 
     def list(
         self,
         *,
         state: str | None = None,
         kernel: str | None = None,
+        group: str | None = None,
         limit: int = 50,
         before: int | None = None,
     ) -> Sequence[RunRecord]:
@@ -94,6 +97,8 @@ class Runs:
             query = query.where(RunRow.state == state)
         if kernel is not None:
             query = query.where(RunRow.workload.has(WorkloadRow.kernel == kernel))
+        if group is not None:
+            query = query.where(RunRow.group_id == group)
         if before is not None:
             query = query.where(RunRow.id < before)
         with self._database.read() as session:
@@ -125,37 +130,81 @@ class Runs:
             row = session.scalars(query).first()
             return None if row is None else run_of(row)
 
-    def next_open(self, hardware_key: str) -> RunRecord | None:
-        """Return the run to work on for a device: one under way before the oldest queued one."""
+    # --- what the leader does -----------------------------------------------------------------
+
+    def open(self, hardware_key: str, *, limit: int = 1) -> Sequence[RunRecord]:
+        """Return runs to work on: those under way, then by priority, the oldest first."""
+        under_way = RunRow.state == "RUNNING"
         query = (
             select(RunRow)
             .where(
                 RunRow.state.in_(("RUNNING", "QUEUED")),
                 RunRow.hardware.has(HardwareRow.key == hardware_key),
             )
-            .order_by(RunRow.state.desc(), RunRow.id)
-            .limit(1)
-        )  # "RUNNING" sorts after "QUEUED"
+            .order_by(under_way.desc(), RunRow.priority.desc(), RunRow.id)
+            .limit(limit)
+        )
         with self._database.read() as session:
-            row = session.scalars(query).first()
-            return None if row is None else run_of(row)
+            return [run_of(row) for row in session.scalars(query)]
 
-    def start(self, run: RunRecord, epoch: int) -> None:
-        """Mark a run as under way (again)."""
+    def controls(self, run_ids: Sequence[int]) -> Mapping[int, RunControl]:
+        """Return what people want of runs that are being worked on."""
+        columns = [getattr(RunRow, f.name) for f in fields(RunControl)]
+        query = select(RunRow.id, *columns).where(RunRow.id.in_(run_ids))
+        with self._database.read() as session:
+            return {
+                row.id: RunControl(**{f.name: getattr(row, f.name) for f in fields(RunControl)})
+                for row in session.execute(query)
+            }
+
+    def match_hardware(self, offered: Sequence[str], epoch: int) -> None:
+        """Let runs whose hardware nobody offers wait, and those that waited for it go on."""
+        here = RunRow.hardware.has(HardwareRow.key.in_(offered))
         with self._database.write() as session:
             check_epoch(session, epoch)
-            now = self._database.now(session)
+            for state, where, kind in (
+                ("WAITING_FOR_HARDWARE", RunRow.state.in_(("QUEUED", "RUNNING")) & ~here, "waits"),
+                ("QUEUED", (RunRow.state == "WAITING_FOR_HARDWARE") & here, "hardware_joined"),
+            ):
+                for run_id in session.scalars(select(RunRow.id).where(where)).all():
+                    self._change(session, RunRow.id == run_id, {"state": state})
+                    add_event(session, self._database, run_id, kind, {})
+
+    def start(self, run: RunRecord, epoch: int) -> bool:
+        """Mark a run as under way (again); False: it is to be worked on no more."""
+        with self._database.write() as session:
+            check_epoch(session, epoch)
             again = run.started_at is not None
-            values: dict[str, Any] = {"state": "RUNNING"} | ({} if again else {"started_at": now})
-            self._change(session, RunRow.id == run.id, values)
-            kind = "resumed" if again else "started"
-            add_event(session, self._database, run.id, kind, {"epoch": epoch})
+            values: dict[str, Any] = {"state": "RUNNING"}
+            if not again:
+                values["started_at"] = self._database.now(session)
+            is_open = RunRow.state.in_(("QUEUED", "RUNNING"))
+            started = self._change(session, (RunRow.id == run.id) & is_open, values) == 1
+            if started:
+                kind = "resumed" if again else "started"
+                add_event(session, self._database, run.id, kind, {"epoch": epoch})
+            return started
 
-    def add_active_time(self, run_id: int, seconds: float, epoch: int) -> None:
-        """Count time that a coordinator spent on a run."""
+    def settle_pause(self, run_id: int, epoch: int) -> bool:
+        """Turn the wish to pause a run into the state; False: it was withdrawn."""
         with self._database.write() as session:
             check_epoch(session, epoch)
-            self._change(session, RunRow.id == run_id, {"active_s": RunRow.active_s + seconds})
+            asked = (RunRow.id == run_id) & (RunRow.state == "RUNNING") & RunRow.pause_requested
+            values = {"state": "PAUSED", "pause_requested": False}
+            paused = self._change(session, asked, values) == 1
+            if paused:
+                add_event(session, self._database, run_id, "paused", {})
+            return paused
+
+    def add_time(self, run_id: int, active_s: float, device_s: float, epoch: int) -> None:
+        """Count time that a coordinator spent on a run, and the run's share of the device."""
+        with self._database.write() as session:
+            check_epoch(session, epoch)
+            values = {
+                "active_s": RunRow.active_s + active_s,
+                "device_s": RunRow.device_s + device_s,
+            }
+            self._change(session, RunRow.id == run_id, values)
 
     def finish(
         self,
@@ -170,31 +219,6 @@ class Runs:
         with self._database.write() as session:
             check_epoch(session, epoch)
             self._close(session, run_id, state, result, error)
-
-    def cancel(self, public_id: str) -> RunRecord:
-        """Cancel a queued run at once; ask the coordinator to cancel one under way.
-
-        Raises:
-            UnknownRun: there is no such run (DB809).
-        """
-        with self._database.write() as session:
-            query = select(RunRow).where(RunRow.public_id == public_id).with_for_update(of=RunRow)
-            row = session.scalars(query).first()
-            if row is None:
-                raise UnknownRun(found=public_id)
-            if row.state == "QUEUED":
-                self._close(session, row.id, "CANCELLED", None, None)
-            elif row.state == "RUNNING" and not row.cancel_requested:
-                row.cancel_requested = True
-                add_event(session, self._database, row.id, "cancel_requested", {})
-        return self.get(public_id)
-
-    def is_cancel_requested(self, run_id: int) -> bool:
-        """Return whether someone wants a run to stop."""
-        with self._database.read() as session:
-            return bool(
-                session.execute(select(RunRow.cancel_requested).where(RunRow.id == run_id)).scalar()
-            )
 
     def add_event(self, run_id: int, kind: str, payload: Mapping[str, Any]) -> None:
         """Record a step of a run."""
@@ -215,39 +239,6 @@ class Runs:
                 for row in session.scalars(query)
             ]
 
-    def _close(
-        self,
-        session: Session,
-        run_id: int,
-        state: str,
-        result: Mapping[str, Any] | None,
-        error: str | None,
-    ) -> None:
-        open_run = (RunRow.id == run_id) & RunRow.state.not_in(FINISHED_STATES)
-        values = {
-            "state": state,
-            "result": None if result is None else dict(result),
-            "error": error,
-            "finished_at": self._database.now(session),
-        }
-        if self._change(session, open_run, values):
-            left = TrialRow.state.in_(("pending", "leased"))
-            still_open = update(TrialRow).where(TrialRow.run_id == run_id, left)
-            change(session, still_open.values(state="cancelled"))
-            payload = {"error": error} if error else {}
-            add_event(session, self._database, run_id, state.lower(), payload)
-
     @staticmethod
     def _change(session: Session, where: ColumnElement[bool], values: Mapping[str, Any]) -> int:
         return change(session, update(RunRow).where(where).values(values))
-
-
-def add_event(
-    session: Session, database: Database, run_id: int, kind: str, payload: Mapping[str, Any]
-) -> None:
-    """Insert an event in the transaction of the change that it tells of."""
-    session.execute(
-        insert(EventRow).values(
-            run_id=run_id, at=database.now(session), kind=kind, payload=dict(payload)
-        )
-    )

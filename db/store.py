@@ -18,6 +18,7 @@ from db.models import (
     MeasurementRow,
     ModelRow,
 )
+from db.nodes import Nodes
 from db.overview import Counts, count
 from db.records import MeasurementQuery, Page
 from db.rows import (
@@ -38,13 +39,14 @@ REMEMBERED_QUERIES = 8  # measurements are append-only, so an answer holds until
 
 
 class SqlStore:
-    """Measurements, hardware and cost models; ``runs``, ``trials`` and ``leader`` do the jobs."""
+    """Measurements, hardware and cost models; its parts do the jobs: ``runs``, ``trials``, ..."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
         self.runs = Runs(database)
         self.trials = Trials(database)
         self.leader = Leadership(database)
+        self.nodes = Nodes(database)
         self.log = Log(database)
         self.keys = Keys(database)
         self.studies = Studies(database)

@@ -9,16 +9,14 @@ from typing import Any
 from sqlalchemy import and_, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
+from db.events import add_event
 from db.identities import config_id
 from db.leader import check_epoch
 from db.models import MeasurementRow, TrialRow
 from db.records import NewTrial, TrialRecord
 from db.rows import add_measurements, trial_of
-from db.runs import add_event
 from db.session import Database, change
-from recommender.measurement import Measurement, MeasureStatus
-
-OPEN_STATES = ("pending", "leased")
+from recommender.measurement import Measurement, MeasureStatus, Protocol
 
 
 class Trials:
@@ -32,20 +30,18 @@ class Trials:
         repeated = []
         with self._database.write() as session:
             check_epoch(session, epoch)
-            known = {
-                (config, protocol)
-                for config, protocol in session.execute(
-                    select(TrialRow.config_id, TrialRow.protocol).where(TrialRow.run_id == run_id)
-                )
-            }
+            columns = (TrialRow.config_id, TrialRow.protocol, TrialRow.round)
+            stored = session.execute(select(*columns).where(TrialRow.run_id == run_id)).all()
+            known, sequence = {_identity(*row) for row in stored}, len(stored)
             for trial in new:
-                key = (config_id(session, trial.config), trial.protocol.value)
-                if key in known:
+                key = config_id(session, trial.config)
+                identity = _identity(key, trial.protocol.value, trial.round)
+                if identity in known:
                     repeated.append(trial)
                     continue
-                values = _new_row(run_id, len(known), key, trial)
-                session.execute(insert(TrialRow).values(values))
-                known.add(key)
+                session.execute(insert(TrialRow).values(_new_row(run_id, sequence, key, trial)))
+                known.add(identity)
+                sequence += 1
         return repeated
 
     def claim(self, run_id: int, epoch: int, limit: int, lease_s: float) -> Sequence[TrialRecord]:
@@ -67,26 +63,41 @@ class Trials:
             return [trial_of(row) for row in rows]
 
     def accept(self, trial: TrialRecord, epoch: int, measurement: Measurement) -> int | None:
-        """Store the outcome of a leased trial, or return None if the lease is not held any more.
+        """Store the outcome of a leased trial, or return None if the lease is not held any more."""
+        return self.accept_all([(trial, measurement)], epoch)[0]
 
-        The lease is given up and the measurement inserted in one transaction: of an execution that
+    def accept_all(
+        self, outcomes: Sequence[tuple[TrialRecord, Measurement]], epoch: int
+    ) -> Sequence[int | None]:
+        """Store outcomes and return their ids, None where the lease is not held any more.
+
+        Leases are given up and measurements inserted in one transaction: of an execution that
         happened twice exactly one record stays.
         """
         with self._database.write() as session:
-            lost = measurement.status is MeasureStatus.WORKER_LOST
-            values = {"state": "failed" if lost else "done", "last_error": None}
-            if not self._give_up(session, trial, epoch, values):
-                return None
+            is_held = []
+            for trial, measurement in outcomes:
+                lost = measurement.status is MeasureStatus.WORKER_LOST
+                values = {"state": "failed" if lost else "done", "last_error": None}
+                is_held.append(self._give_up(session, trial, epoch, values))
+            held = [outcome for outcome, is_ours in zip(outcomes, is_held, strict=True) if is_ours]
+            trial_ids = [trial.id for trial, _ in held]
             now = self._database.now(session)
-            (measurement_id,) = add_measurements(session, [measurement], now, trial.id)
-            add_event(session, self._database, trial.run_id, "trial", _payload(trial, measurement))
-            return measurement_id
+            stored = iter(add_measurements(session, [m for _, m in held], now, trial_ids))
+            for trial, m in held:
+                add_event(session, self._database, trial.run_id, "trial", _payload(trial, m))
+            return [next(stored) if is_ours else None for is_ours in is_held]
 
     def retry_later(self, trial: TrialRecord, epoch: int, reason: str, delay_s: float) -> bool:
         """Put a trial back after a failure that is not its own; False if the lease is gone."""
         with self._database.write() as session:
             not_before = self._database.now(session) + timedelta(seconds=delay_s)
-            values = {"state": "pending", "last_error": reason[:4096], "not_before": not_before}
+            values = {
+                "state": "pending",
+                "last_error": reason[:4096],
+                "not_before": not_before,
+                "losses": TrialRow.losses + 1,
+            }
             done = self._give_up(session, trial, epoch, values)
             if done:
                 payload = {"sequence": trial.sequence, "reason": reason, "attempt": trial.attempt}
@@ -102,10 +113,19 @@ class Trials:
             )
             return self._put_back(session, stale)
 
-    def release(self, epoch: int) -> int:
-        """Put back all leases of this leader (it is going to stop); return how many."""
+    def release(
+        self,
+        epoch: int,
+        *,
+        keep: Sequence[TrialRecord] = (),
+        runs: Sequence[int] | None = None,
+    ) -> int:
+        """Put back leases of this leader (of ``runs``), but for ``keep``; return how many."""
+        where = [TrialRow.lease_epoch == epoch, TrialRow.id.not_in([t.id for t in keep])]
+        if runs is not None:
+            where.append(TrialRow.run_id.in_(runs))
         with self._database.write() as session:
-            return self._put_back(session, TrialRow.lease_epoch == epoch)
+            return self._put_back(session, and_(*where))
 
     def of_run(self, run_id: int, *, state: str | None = None) -> Sequence[TrialRecord]:
         """Return all trials of a run: measured ones in the order of acceptance, then open ones."""
@@ -149,12 +169,18 @@ class Trials:
         return change(session, leased.values(state="pending"))
 
 
-def _new_row(run_id: int, sequence: int, key: tuple[int, str], trial: NewTrial) -> dict[str, Any]:
+def _identity(config: int, protocol: str, number: int) -> tuple[int, str, int]:
+    """Return what a run has once: a config is screened once, and confirmed once per round."""
+    return config, protocol, 0 if protocol == Protocol.SCREEN.value else number
+
+
+def _new_row(run_id: int, sequence: int, config: int, trial: NewTrial) -> dict[str, Any]:
     return {
         "run_id": run_id,
         "sequence": sequence,
-        "config_id": key[0],
-        "protocol": key[1],
+        "config_id": config,
+        "protocol": trial.protocol.value,
+        "round": trial.round,
         "purpose": trial.purpose,
         "predicted_s": trial.predicted_s,
         "state": "pending",

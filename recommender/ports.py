@@ -76,6 +76,11 @@ class Measurer(TypingProtocol):
 
     hardware: HardwareProfile
 
+    @property
+    def devices(self) -> int:
+        """How many devices measure side by side just now."""
+        ...
+
     def submit(self, requests: Sequence[MeasureRequest]) -> None:
         """Queue candidates; returns at once."""
         ...

@@ -102,8 +102,10 @@ class TuningSession:
         strategy: str = "model",
         program_digest: str = "",
         toolchain_key: str = "",
+        incumbents: Sequence[TileConfig] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Begin a session; ``incumbents`` were the best before and are to be confirmed again."""
         self.budget = budget or Budget()
         self._clock, self._started_s = clock, clock()
         self._default = definition.default_config()
@@ -113,6 +115,7 @@ class TuningSession:
         )  # fmt: skip
         self._recommended = ranked[0].config
         self._seeds = [r.config for r in ranked[1:]]
+        self._incumbents = incumbents
         self._screening = Screening(
             space, workload.threads or hardware.cores, store, STRATEGIES[strategy], seed
         )
@@ -228,9 +231,9 @@ class TuningSession:
         ]
 
     def _choose_finalists(self) -> list[TileConfig]:
-        """Return default, recommendation and the fastest screened, those that ran at all."""
+        """Return default, recommendation, incumbents and the fastest screened, if they ran."""
         fast = self._screening.fastest(self.budget.confirm_top)
-        unique = dict.fromkeys([self._default, self._recommended, *fast])
+        unique = dict.fromkeys([self._default, self._recommended, *self._incumbents, *fast])
         return [config for config in unique if self._screen_ok(config)]
 
     def _missing(self) -> list[TileConfig]:

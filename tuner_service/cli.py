@@ -12,6 +12,8 @@ import typer
 
 from recommender.measurement import MeasureStatus, Protocol
 from tilecore.errors import TileError
+from tuner_service.cli_runs import node_app, run_app
+from tuner_service.errors import InvalidRequest
 from tuner_service.settings import load_settings
 
 app = typer.Typer(
@@ -23,6 +25,8 @@ app = typer.Typer(
 
 keys = typer.Typer(help="API keys of the REST service.", no_args_is_help=True)
 app.add_typer(keys, name="keys")
+app.add_typer(run_app, name="run")
+app.add_typer(node_app, name="node")
 
 Kernel = Annotated[str, typer.Argument(help="a kernel of the library")]
 M = Annotated[int | None, typer.Option("--m", "-m", help="rows of C")]
@@ -35,11 +39,21 @@ Fields = Annotated[
 ]
 Threads = Annotated[int, typer.Option(help="cores to use; 0: all")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+RayAddress = Annotated[
+    str | None, typer.Option(help="HOST:PORT of a Ray cluster whose nodes measure")
+]
 Executor = Annotated[
     Literal["auto", "ray", "local"] | None, typer.Option(help="who runs the workers")
 ]
-State = Literal["QUEUED", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"]
 Role = Literal["read", "tune", "admin"]
+State = Literal[
+    "QUEUED", "RUNNING", "PAUSED", "WAITING_FOR_HARDWARE", "SUCCEEDED", "FAILED", "CANCELLED"
+]
+Priority = Annotated[int, typer.Option(min=1, max=1000, help="weight where runs share a device")]
+Ceiling = Annotated[
+    float | None,
+    typer.Option(min=1.0, help="end with what there is after so many seconds"),
+]
 Limit = Annotated[int, typer.Option(min=1, max=1000, help="how many at most")]
 
 
@@ -56,22 +70,29 @@ def tune(
     time_limit: Annotated[float | None, typer.Option(min=1.0, help="seconds of screening")] = None,
     seed: Annotated[int, typer.Option(min=0, help="of the search")] = 0,
     force: Annotated[bool, typer.Option("--force", help="tune again")] = False,
+    file: Annotated[
+        Path | None, typer.Option(help="tune every workload of a .txt, .csv or .json file")
+    ] = None,
+    ceiling: Ceiling = None,
+    priority: Priority = 10,
     executor: Executor = None,
 ) -> None:
     """Tune a kernel for this machine; a second call answers from the database."""
     from tuner_service import commands
+    from tuner_service.jobs import Effort
 
     settings = load_settings(executor=executor)
-    commands.tune(
-        settings,
-        kernel,
-        commands.parse_problem({"m": m, "n": n, "k": k, "dtype": dtype}, fields or ()),
-        threads=threads,
-        max_trials=trials or settings.max_trials,
-        time_limit_s=time_limit or settings.time_limit_s,
-        seed=seed,
-        force=force,
-    )
+    effort = Effort(
+        max_trials=trials or settings.max_trials, time_limit_s=time_limit or settings.time_limit_s,
+        ceiling_s=ceiling, priority=priority, seed=seed,
+    )  # fmt: skip
+    problem = commands.parse_problem({"m": m, "n": n, "k": k, "dtype": dtype}, fields or ())
+    if file is None:
+        commands.tune(settings, kernel, problem, effort, threads=threads, force=force)
+    elif problem or threads:
+        raise InvalidRequest(message="expected --file or a problem, found both")
+    else:
+        commands.tune_file(settings, file, effort, force=force)
 
 
 @app.command()
@@ -146,12 +167,13 @@ def serve(
     host: Annotated[str | None, typer.Option(help="address to listen on")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="port to listen on")] = None,
     executor: Executor = None,
+    ray_address: RayAddress = None,
     coordinator: Annotated[bool, typer.Option(help="start a coordinator, too")] = True,
 ) -> None:
     """Start the REST service (and a coordinator) on the database of the settings."""
     from tuner_service import commands
 
-    settings = load_settings(host=host, port=port, executor=executor)
+    settings = load_settings(host=host, port=port, executor=executor, ray_address=ray_address)
     commands.serve(settings, with_coordinator=coordinator)
 
 
@@ -161,13 +183,28 @@ def coordinator(
     parent: Annotated[int | None, typer.Option(help="end with this process")] = None,
     check: Annotated[bool, typer.Option("--check", help="only say whether one leads")] = False,
     executor: Executor = None,
+    ray_address: RayAddress = None,
 ) -> None:
     """Run tuning runs until stopped (one leads per database; others stand by)."""
     from tuner_service import commands
 
-    settings = load_settings(executor=executor)
+    settings = load_settings(executor=executor, ray_address=ray_address)
     status = commands.coordinator(settings, until_idle=until_idle, parent=parent, check=check)
     raise typer.Exit(status)
+
+
+@app.command()
+def worker(
+    address: Annotated[str, typer.Option(help="HOST:PORT of the cluster's Ray head")],
+    devices: Annotated[
+        int, typer.Option(min=1, max=64, help="how many devices of its kind this machine has")
+    ] = 1,
+    node_ip: Annotated[str | None, typer.Option(help="the address others reach it at")] = None,
+) -> None:
+    """Let this machine measure for a Ray cluster, as a node of it, until stopped."""
+    from tuner_service import commands
+
+    commands.worker(address, devices=devices, node_ip=node_ip)
 
 
 @app.command()

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 
 from db.log import Form
 from db.migrate import open_database, upgrade
-from db.records import MeasurementQuery
+from db.records import OPEN_STATES, MeasurementQuery, RunRecord
 from db.session import Database
 from db.store import SqlStore
 from tuner_service import console as show
 from tuner_service import jobs, wiring
-from tuner_service.errors import ExportFailed, RunFailed
+from tuner_service.errors import ExportFailed, InvalidRequest, RunFailed
 from tuner_service.hardware import find_hardware
 from tuner_service.settings import Settings
-from tuner_service.watch import CoordinatorProcess, follow, is_led
+from tuner_service.watch import CoordinatorProcess, follow, follow_all, is_led
+from tuner_service.workload_file import Entry, read_workloads
 
+Verb = Literal["pause", "resume", "cancel"]
 out = Console()
 err = Console(stderr=True)
 
@@ -32,44 +35,80 @@ def tune(
     settings: Settings,
     kernel: str,
     problem: Mapping[str, Any],
+    effort: jobs.Effort,
     *,
     threads: int,
-    max_trials: int,
-    time_limit_s: float,
-    seed: int,
     force: bool,
 ) -> None:
     """Answer from the database, or run (or resume) a tuning run and show what it found."""
     store = wiring.open_store(settings)
     jobs.understand(store, kernel, problem, threads=threads)  # complain before profiling
-    if not wiring.is_measured(wiring.host_profile(store)):
-        err.print("measuring this machine's peaks (once) ...")
-        wiring.measure_profile(store)
+    _profile_once(store)
     question = jobs.understand(store, kernel, problem, threads=threads)
-    known = None if force else jobs.latest_run(store, question, ("SUCCEEDED",))
-    if known is not None and known.spec["max_trials"] >= max_trials:
+    known = _known_run(store, question, effort, force=force)
+    if known is not None and known.is_finished:
         out.print("answered from the database (--force tunes again)")
         _print_run(store, known.public_id)
         return
-    run = jobs.latest_run(store, question, jobs.OPEN_STATES)
-    if run is not None:
-        out.print(f"resuming run {run.public_id}")
-    else:
-        run, _ = jobs.submit(
-            store, question, max_trials=max_trials, time_limit_s=time_limit_s, seed=seed
-        )
+    if known is not None:
+        out.print(f"resuming run {known.public_id}")
+    run = known or jobs.submit(store, question, effort)[0]
     coordinator = CoordinatorProcess(settings, until_idle=True)
+    with _stopped_at_the_end(coordinator), show.RunProgress(out, run) as progress:
+        for event in follow(store, run, coordinator):
+            if event is not None:
+                progress.show(event)
+    _print_run(store, run.public_id)
+
+
+def tune_file(settings: Settings, path: Path, effort: jobs.Effort, *, force: bool) -> None:
+    """Tune all workloads of a file that are not known yet, and show what was found for each."""
+    store = wiring.open_store(settings)
+
+    def understand(entry: Entry) -> jobs.Question:
+        return jobs.understand(store, entry.kernel, entry.problem, threads=entry.threads)
+
+    read_workloads(path, understand)  # complain before profiling
+    _profile_once(store)
+    questions = {q.workload.key: q for q in read_workloads(path, understand)}
+    known = {k: _known_run(store, q, effort, force=force) for k, q in questions.items()}
+    new = [(questions[key], effort) for key, run in known.items() if run is None]
+    queued = list(jobs.submit_group(store, new)[0]) if new else []
+    group = f" as group {queued[0].group}" if queued else ""
+    out.print(f"{len(questions)} workloads, {len(queued)} queued{group}", soft_wrap=True)
+    runs = [run or queued.pop(0) for run in known.values()]
+    coordinator = CoordinatorProcess(settings, until_idle=True)
+    with _stopped_at_the_end(coordinator), show.GroupProgress(out) as progress:
+        for now in follow_all(store, runs, coordinator):
+            progress.show([(run, store.trials.count_by_status(run.id)) for run in now])
+    _print_group(store, runs)
+
+
+def _profile_once(store: SqlStore) -> None:
+    if not wiring.is_measured(wiring.host_profile(store)):
+        err.print("measuring this machine's peaks (once) ...")
+        wiring.measure_profile(store)
+
+
+def _known_run(
+    store: SqlStore, question: jobs.Question, effort: jobs.Effort, *, force: bool
+) -> RunRecord | None:
+    """Return a run that answers the question, or one under way."""
+    done = None if force else jobs.latest_run(store, question, ("SUCCEEDED",))
+    if done is not None and done.spec["max_trials"] >= effort.max_trials:
+        return done
+    return jobs.latest_run(store, question, OPEN_STATES)
+
+
+@contextmanager
+def _stopped_at_the_end(coordinator: CoordinatorProcess) -> Iterator[None]:
     try:
-        with show.RunProgress(out, run) as progress:
-            for event in follow(store, run, coordinator):
-                if event is not None:
-                    progress.show(event)
+        yield
     except KeyboardInterrupt:
         err.print("stopped; the same command goes on where this one stopped")
         raise
     finally:
         coordinator.stop()
-    _print_run(store, run.public_id)
 
 
 def recommend(
@@ -149,6 +188,18 @@ def coordinator(settings: Settings, *, until_idle: bool, parent: int | None, che
     return 0
 
 
+def worker(address: str, *, devices: int, node_ip: str | None) -> None:
+    """Become a node of the Ray cluster at ``address``; does not return."""
+    from workers.offer import become_node, check_address, join_command
+
+    hardware = wiring.detected_host()
+    check_address(address)
+    err.print(f"offering {devices} x {hardware.name} to {address}", soft_wrap=True)
+    become_node(
+        join_command(hardware, address, devices=devices, cpus=hardware.cores, node_ip=node_ip)
+    )
+
+
 def profile(settings: Settings, *, if_missing: bool) -> None:
     """Measure this machine, store and print the profile."""
     store = wiring.open_store(settings)
@@ -160,8 +211,7 @@ def profile(settings: Settings, *, if_missing: bool) -> None:
 def runs(settings: Settings, *, state: str | None, limit: int) -> None:
     """Print runs, newest first."""
     store = wiring.open_store(settings)
-    found = store.runs.list(state=state, limit=limit)
-    show.print_runs(out, [(run, store.trials.count_by_status(run.id)) for run in found])
+    _list(store, store.runs.list(state=state, limit=limit))
 
 
 def measurements(settings: Settings, query: MeasurementQuery, *, limit: int) -> None:
@@ -242,6 +292,72 @@ def parse_problem(given: Mapping[str, Any], assignments: Sequence[str]) -> dict[
     problem = {name: value for name, value in given.items() if value is not None}
     problem |= jobs.assigned("--set", assignments)
     return problem
+
+
+def change_run(settings: Settings, run: str, verb: Verb) -> None:
+    """Pause, resume or cancel a run, or the runs of a group, and print them."""
+    store = wiring.open_store(settings)
+    change = {"pause": store.runs.pause, "resume": store.runs.resume, "cancel": store.runs.cancel}
+    if run.startswith("g-"):
+        _list(store, jobs.change_group(store, run, change[verb]))
+    else:
+        _list(store, [change[verb](run)])
+
+
+def extend_run(settings: Settings, run: str, *, trials: int, seconds: float) -> None:
+    """Give a run more trials and seconds and print it."""
+    store = wiring.open_store(settings)
+    if not trials and not seconds:
+        raise InvalidRequest(message="expected --trials, --seconds or both, found neither")
+    _list(store, [store.runs.extend(run, trials=trials, seconds=seconds)])
+
+
+def amend_run(
+    settings: Settings, run: str, *, priority: int | None, ceiling_s: float | None
+) -> None:
+    """Change the priority or the ceiling of an open run and print it."""
+    store = wiring.open_store(settings)
+    _list(store, [store.runs.amend(run, priority=priority, ceiling_s=ceiling_s)])
+
+
+def show_run(settings: Settings, run: str) -> None:
+    """Print what a run, or each run of a group, has found so far."""
+    store = wiring.open_store(settings)
+    if run.startswith("g-"):
+        _print_group(store, store.runs.of_group(run))
+        return
+    found = store.runs.get(run)
+    _list(store, [found])
+    partial = replace(found, result=jobs.partial_result(store, found))
+    counts = store.trials.count_by_status(found.id)
+    show.print_result(out, partial, counts, store.database.shown_url)
+    if found.error:
+        out.print(found.error, soft_wrap=True, highlight=False, markup=False)
+
+
+def nodes(settings: Settings, *, with_lost: bool) -> None:
+    """Print the machines of the cluster."""
+    show.print_nodes(out, wiring.open_store(settings).nodes.list(with_lost=with_lost))
+
+
+def drain(settings: Settings, node: str, *, back: bool) -> None:
+    """Drain a node, or let it work again, and print it."""
+    store = wiring.open_store(settings)
+    show.print_nodes(out, [store.nodes.undrain(node) if back else store.nodes.drain(node)])
+
+
+def _list(store: SqlStore, runs: Sequence[RunRecord]) -> None:
+    show.print_runs(out, [(run, store.trials.count_by_status(run.id)) for run in runs])
+
+
+def _print_group(store: SqlStore, runs: Sequence[RunRecord]) -> None:
+    now = [store.runs.get(run.public_id) for run in runs]
+    found = [(r, store.trials.count_by_status(r.id), jobs.partial_result(store, r)) for r in now]
+    show.print_group(out, found)
+    failed = [run for run in now if run.state in ("FAILED", "CANCELLED")]
+    if failed:
+        states = ", ".join(f"{run.public_id} {run.state}" for run in failed)
+        raise RunFailed(run=states, state=failed[0].state, error=failed[0].error or "")
 
 
 def _print_run(store: SqlStore, public_id: str) -> None:

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from db.records import EventRecord, KeyRecord, MeasurementRecord, RunRecord
+from db.records import EventRecord, KeyRecord, MeasurementRecord, NodeRecord, RunRecord
 from recommender.hardware import HardwareProfile
 from tilecore import kernels
 from tilecore.tile_config import TileConfig
@@ -213,6 +213,78 @@ def print_keys(console: Console, keys: Sequence[KeyRecord], now: datetime) -> No
             "never" if key.expires_at is None else f"{key.expires_at:%Y-%m-%d}",
             expired if key.revoked_at is None else f"revoked {key.revoked_at:%Y-%m-%d}",
         )
+    console.print(table)
+
+
+class GroupProgress:
+    """A bar over the trials of many runs; use as a context manager."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description:<22}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+        )
+        self._task = self._progress.add_task("waiting for workers", total=None)
+
+    def __enter__(self) -> GroupProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def show(self, runs: Sequence[tuple[RunRecord, Mapping[str, int]]]) -> None:
+        """Take in where the runs stand."""
+        ended = sum(run.is_finished for run, _ in runs)
+        done = [
+            sum(n for state, n in counts.items() if state.isupper()) for _, counts in runs
+        ]  # statuses of measurements are in capitals, states of open trials are not
+        planned = [
+            d if run.is_finished else max(run.planned_trials, d)
+            for (run, _), d in zip(runs, done, strict=True)
+        ]
+        text = f"{ended} of {len(runs)} runs ended"
+        self._progress.update(self._task, description=text, completed=sum(done), total=sum(planned))
+
+
+def print_group(
+    console: Console,
+    runs: Sequence[tuple[RunRecord, Mapping[str, int], Mapping[str, Any]]],
+) -> None:
+    """Print a table of what runs found so far."""
+    table = Table()
+    for title in ("workload", "state", "run"):
+        table.add_column(title, no_wrap=title != "workload")
+    for title in ("trials", "best µs", "GFLOP/s", "vs default", "vs torch"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for run, counts, result in runs:
+        best, gain = result.get("best") or {}, result.get("gain_over_default")
+        ratio = best.get("ratio_to_reference")
+        table.add_row(
+            workload_text(run.workload.kernel, dict(run.workload.problem)),
+            run.state,
+            run.public_id,
+            str(sum(counts.values())),
+            f"{best['latency_us']:,.1f}" if "latency_us" in best else "",
+            f"{best['gflops']:,.1f}" if "gflops" in best else "",
+            "" if gain is None else f"{gain:.2f}x",
+            "" if ratio is None else f"{ratio:.2f}x",
+        )
+    console.print(table)
+
+
+def print_nodes(console: Console, nodes: Sequence[NodeRecord]) -> None:
+    """Print machines of the cluster."""
+    table = Table()
+    for title in ("node", "name", "state", "hardware", "devices", "seen", "detail"):
+        table.add_column(title, no_wrap=title == "node")
+    for node in nodes:
+        seen = f"{node.seen_at:%Y-%m-%d %H:%M:%S}"
+        devices, hardware = str(node.devices), node.hardware.name
+        table.add_row(node.key, node.name, node.state, hardware, devices, seen, node.detail)
     console.print(table)
 
 

@@ -7,7 +7,7 @@ that was stopped or cut off cannot harm what its successor does.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
 
 import structlog
 
@@ -16,42 +16,48 @@ from db.records import RunRecord
 from db.store import SqlStore
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Toolchain
-from recommender.ports import Measurer
 from tilecore import kernels
-from tilecore.errors import TileError
 from tuner_service.errors import StaleRun
 from tuner_service.learning import train_after
 from tuner_service.process import is_process_gone, process_name
-from tuner_service.run_driver import Limits, RunDriver
+from tuner_service.run_driver import Limits
+from tuner_service.station import Station
+from tuner_service.workplaces import Workplace
+from workers.errors import WorkerError
 
 log = structlog.get_logger()
 IDLE_POLL_S = 0.3
+AWAY_S = 1.0  # between two attempts, while database or workers are away
+MATCH_S = 2.0  # between two looks at who offers which hardware
+TRAIN_WITHIN_S = 60.0  # training waits so long for idle workers before it makes them idle
 
 
 class Coordinator:
-    """Leads, or waits to lead; works on the runs of one device, one after the other."""
+    """Leads, or waits to lead; works on all runs whose hardware its workplace offers."""
 
     def __init__(
         self,
         store: SqlStore,
         *,
-        hardware: HardwareProfile,
+        workplace: Workplace,
         toolchain: Toolchain,
-        make_measurer: Callable[[int], Measurer],
         limits: Limits | None = None,
         leader_ttl_s: float = 10.0,
         until_idle: bool = False,
     ) -> None:
         self._store = store
-        self._hardware = hardware
+        self._workplace = workplace
         self._toolchain = toolchain
-        self._make_measurer = make_measurer
         self._limits = limits or Limits()
         self._ttl_s = leader_ttl_s
         self._until_idle = until_idle
         self._owner = process_name()
         self._stop = threading.Event()
-        self._measurer: Measurer | None = None
+        self._stations: dict[str, Station] = {}
+        self._to_train: dict[str, tuple[RunRecord, float]] = {}  # by kernel, with since when
+        self._offered: list[HardwareProfile] = []
+        self._matched_at = 0.0
+        self._is_unsure = False  # whether the database may hold other than we think
 
     def stop(self) -> None:
         """Ask the coordinator to end soon; what is under way goes back to the queue."""
@@ -60,15 +66,26 @@ class Coordinator:
     def run(self) -> None:
         """Work until stopped (or, with ``until_idle``, until no run is open)."""
         while not self._stop.is_set():
-            epoch = self._lead()
+            # the workers first: who leads without them keeps those out who have some
+            epoch = self._lead() if self._has_workers() else None
             if epoch is None:
-                return
+                continue
             try:
                 self._work(epoch)
             except LeadershipLost as error:
                 log.error("leadership lost", why=error.message)
             finally:
-                self._close_measurer()
+                self._close_stations()
+        self._workplace.close()
+
+    def _has_workers(self) -> bool:
+        try:
+            self._workplace.open()
+        except WorkerError as error:
+            log.warning("workers away", why=error.message)
+            self._stop.wait(AWAY_S)
+            return False
+        return True
 
     def _lead(self) -> int | None:
         while not self._stop.is_set():
@@ -84,46 +101,73 @@ class Coordinator:
         return None
 
     def _work(self, epoch: int) -> None:
+        self._offered, self._matched_at, self._is_unsure = [], 0.0, True
         with _Heartbeat(self._store, epoch, self._ttl_s) as heartbeat:
-            self._store.trials.requeue(epoch)
             while not self._stop.is_set():
                 heartbeat.check()
                 try:
-                    run = self._store.runs.next_open(self._hardware.key)
-                    if run is not None:
-                        self._drive(run, epoch, heartbeat)
-                        continue
+                    self._tick(epoch)
                 except LeadershipLost:
                     raise
-                except DatabaseError as error:
-                    log.warning("database away", why=error.message)
-                    run = None
-                    self._stop.wait(1.0)
-                    continue
-                if self._until_idle:
-                    self._stop.set()
-                self._stop.wait(IDLE_POLL_S)
-        self._store.leader.release(epoch)
-
-    def _drive(self, run: RunRecord, epoch: int, heartbeat: _Heartbeat) -> None:
-        log.info("run", run=run.public_id, workload=str(run.workload), state=run.state)
+                except (DatabaseError, WorkerError) as error:
+                    log.warning("database or workers away", why=error.message)
+                    self._is_unsure = True
+                    self._stop.wait(AWAY_S)
         try:
-            self._check_versions(run)
-            self._store.runs.start(run, epoch)
-            driver = RunDriver(self._store, run, self._get_measurer(epoch), epoch, self._limits)
-            while not driver.step():
-                heartbeat.check()
-                if self._stop.is_set():
-                    driver.stop()
-                    return
-            train_after(self._store, run)
-        except DatabaseError:
-            raise
-        except TileError as error:
+            self._store.trials.release(epoch)
+            self._store.leader.release(epoch)
+        except DatabaseError as error:  # both end by themselves
+            log.warning("database away", why=error.message)
+
+    def _tick(self, epoch: int) -> None:
+        if self._is_unsure:
+            self._store.trials.requeue(epoch)
+            for station in self._stations.values():
+                station.resync()
+            self._is_unsure = False
+        self._match_hardware(epoch)
+        may_submit = not self._is_training_overdue()
+        for station in self._stations.values():
+            station.step(self._limits.poll_s / len(self._stations), may_submit=may_submit)
+            for run in station.finished:
+                self._to_train.setdefault(run.workload.kernel, (run, time.monotonic()))
+            station.finished.clear()
+        if not any(station.has_trials_out for station in self._stations.values()):
+            self._train()
+        if all(station.is_idle for station in self._stations.values()):
+            if self._until_idle and self._workplace.is_settled and not self._has_open_runs():
+                self._stop.set()
+            self._stop.wait(IDLE_POLL_S)
+
+    def _has_open_runs(self) -> bool:
+        return any(self._store.runs.open(hardware.key) for hardware in self._offered)
+
+    def _match_hardware(self, epoch: int) -> None:
+        """See who offers what; open a station for hardware that has runs."""
+        now = time.monotonic()
+        if not self._matched_at or now - self._matched_at >= MATCH_S:
+            self._offered = list(self._workplace.refresh(self._store, epoch))
+            if self._workplace.is_settled:
+                keys = [hardware.key for hardware in self._offered]
+                self._store.runs.match_hardware(keys, epoch)
+            self._matched_at = now
+        for hardware in self._offered:
+            if hardware.key not in self._stations:
+                waiting = self._store.runs.open(hardware.key)
+                if waiting:
+                    self._open_station(hardware, waiting[0], epoch)
+
+    def _open_station(self, hardware: HardwareProfile, run: RunRecord, epoch: int) -> None:
+        try:
+            measurer = self._workplace.measurer(hardware, epoch)
+        except WorkerError as error:
+            if self._workplace.is_elsewhere:
+                raise
             self._store.runs.finish(run.id, epoch, "FAILED", error=str(error))
-        except Exception as error:
-            log.exception("run failed", run=run.public_id)
-            self._store.runs.finish(run.id, epoch, "FAILED", error=f"internal error: {error!r}")
+            return
+        self._stations[hardware.key] = Station(
+            self._store, measurer, epoch, self._limits, self._check_versions
+        )
 
     def _check_versions(self, run: RunRecord) -> None:
         """Refuse a run that was queued for another program or toolchain than this process has."""
@@ -135,15 +179,28 @@ class Coordinator:
             if expected != found:
                 raise StaleRun(what=what, expected=expected[:12], found=found[:12])
 
-    def _get_measurer(self, epoch: int) -> Measurer:
-        if self._measurer is None:
-            self._measurer = self._make_measurer(epoch)
-        return self._measurer
+    # --- learning -----------------------------------------------------------------------------
 
-    def _close_measurer(self) -> None:
-        if self._measurer is not None:
-            self._measurer.close()
-            self._measurer = None
+    def _is_training_overdue(self) -> bool:
+        """Whether the workers are to come to rest: training beside a measurement would disturb."""
+        since = min((at for _, at in self._to_train.values()), default=None)
+        return since is not None and time.monotonic() - since > TRAIN_WITHIN_S
+
+    def _train(self) -> None:
+        while self._to_train:
+            kernel, (run, _) = next(iter(self._to_train.items()))
+            try:
+                train_after(self._store, run)
+            except DatabaseError:
+                raise
+            except Exception:
+                log.exception("no model trained", kernel=kernel)
+            del self._to_train[kernel]
+
+    def _close_stations(self) -> None:
+        for station in self._stations.values():
+            station.close()
+        self._stations.clear()
 
 
 class _Heartbeat:

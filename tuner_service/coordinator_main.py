@@ -15,21 +15,28 @@ from tuner_service import wiring
 from tuner_service.coordinator import Coordinator
 from tuner_service.run_driver import Limits
 from tuner_service.settings import Settings
+from tuner_service.workplaces import Workplace
 
 PARENT_POLL_S = 1.0
 
 
 def run_coordinator(
-    settings: Settings, store: SqlStore, *, until_idle: bool, parent: int | None
+    settings: Settings,
+    store: SqlStore,
+    *,
+    until_idle: bool,
+    parent: int | None,
+    workplace: Workplace | None = None,
 ) -> None:
-    """Work until SIGTERM, SIGINT, the end of ``parent`` or, if so wished, until nothing is open."""
+    """Work until SIGTERM, SIGINT, the end of ``parent`` or, if so wished, until nothing is open.
+
+    ``workplace``: where to measure, in place of what the settings say.
+    """
     configure_logging(settings.log_level)
-    hardware = wiring.profiled_host(store)
     coordinator = Coordinator(
         store,
-        hardware=hardware,
+        workplace=workplace or wiring.make_workplace(settings, store),
         toolchain=wiring.host_toolchain(),
-        make_measurer=lambda epoch: wiring.make_measurer(settings, hardware, epoch),
         limits=limits(settings),
         leader_ttl_s=settings.leader_ttl_s,
         until_idle=until_idle,

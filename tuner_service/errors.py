@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from db.errors import (
+    BudgetUsedUp,
     DatabaseError,
     IdempotencyConflict,
+    IllegalTransition,
     LeaseLost,
     NotOneSpace,
     StudyClosed,
     UnknownKey,
+    UnknownNode,
     UnknownRun,
     UnknownStudy,
     UnknownTrial,
@@ -136,6 +139,22 @@ class ExportFailed(ServiceError):
     default_hint = "name a file in an existing, writable folder: FILE.csv or FILE.t4.json"
 
 
+class InvalidWorkloads(ServiceError):
+    """A file of workloads cannot be used; every faulty line is told."""
+
+    code, title, status = "SV915", "invalid-workloads", 422
+    template = "{path}: {faults}"
+    default_hint = "a line `gemm m=1000 n=1024 k=512`, a CSV with such columns, or a JSON list"
+
+
+class RunHeld(ServiceError):
+    """The run that a command waits for is paused, or nobody offers its hardware."""
+
+    code, title = "SV916", "run-held"
+    template = "tuning run {run} is {state}"
+    default_hint = "`tilecore run resume ID` or `tilecore node list`, then the same command again"
+
+
 class Unauthenticated(ServiceError):
     """The request bears no key, or one that is not (or no longer) valid."""
 
@@ -169,7 +188,10 @@ class Overloaded(ServiceError):
     default_hint = "try again after `Retry-After` seconds"
 
 
-UNKNOWN = (UnknownKernel, UnknownHardware, UnknownRun, UnknownKey, UnknownStudy, UnknownTrial)
+UNKNOWN = (
+    UnknownKernel, UnknownHardware, UnknownRun, UnknownNode, UnknownKey, UnknownStudy, UnknownTrial,
+)  # fmt: skip
+CONFLICTS = (IllegalTransition, BudgetUsedUp, StudyClosed, LeaseLost)
 
 
 def http_status(error: TileError) -> int:
@@ -178,7 +200,7 @@ def http_status(error: TileError) -> int:
         return error.status
     if isinstance(error, UNKNOWN):
         return 404
-    if isinstance(error, (StudyClosed, LeaseLost)):
+    if isinstance(error, CONFLICTS):
         return 409
     if isinstance(error, (InvalidProblem, IdempotencyConflict, NotOneSpace)):
         return 422

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from db.records import NewRun, RunRecord
+from db.errors import IllegalTransition
+from db.records import DEFAULT_PRIORITY, NewRun, RunRecord
 from db.store import SqlStore
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Toolchain
+from recommender.space import SearchSpace
 from recommender.workload import Workload
 from tilecore import kernels
 from tilecore.errors import InvalidProblem
@@ -18,12 +22,12 @@ from tilecore.kernels.definition import KernelDefinition
 from tilecore.tile_config import digest
 from tuner_service.errors import HardwareNotOffered, TooManyThreads
 from tuner_service.hardware import find_hardware_or_like
+from tuner_service.report import result_document, result_of
 from tuner_service.wiring import detected_host, host_toolchain
 
 if TYPE_CHECKING:
     from recommender.recommend import Recommendation
 
-OPEN_STATES = ("QUEUED", "RUNNING")
 STAND_IN_CONFIDENCE = 0.4  # of what is recommended for another device
 
 
@@ -142,41 +146,107 @@ def latest_run(store: SqlStore, question: Question, states: Sequence[str]) -> Ru
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """What a tuning run may take.
+
+    Attributes:
+        max_trials: SCREEN trials at most.
+        time_limit_s: no new SCREEN trial after so many seconds of its share of the device.
+        ceiling_s: it ends with what it has after so many seconds of work; None: never.
+        priority: its weight where runs share a device.
+        seed: of the search.
+    """
+
+    max_trials: int
+    time_limit_s: float
+    ceiling_s: float | None = None
+    priority: int = DEFAULT_PRIORITY
+    seed: int = 0
+
+
 def submit(
-    store: SqlStore,
-    question: Question,
-    *,
-    max_trials: int,
-    time_limit_s: float,
-    seed: int = 0,
-    idempotency_key: str | None = None,
+    store: SqlStore, question: Question, effort: Effort, *, idempotency_key: str | None = None
 ) -> tuple[RunRecord, bool]:
     """Queue a tuning run; return it and whether it is new.
 
     Raises:
-        HardwareNotOffered: no worker here has the device (SV906).
+        HardwareNotOffered: no worker has the device (SV906).
         IdempotencyConflict: the key came before with another request (DB807).
     """
-    if question.asked_for or not question.is_for_host:
+    new = _new_run(store, question, effort)
+    return store.runs.create(replace(new, idempotency_key=idempotency_key))
+
+
+def submit_group(
+    store: SqlStore,
+    questions: Sequence[tuple[Question, Effort]],
+    *,
+    idempotency_key: str | None = None,
+) -> tuple[Sequence[RunRecord], bool]:
+    """Queue tuning runs that belong together, all or none; return them and whether they are new.
+
+    Raises:
+        HardwareNotOffered: no worker has the device of one of them (SV906).
+        IdempotencyConflict: the key came before with another request (DB807).
+    """
+    group = f"g-{uuid.uuid4().hex}"
+    runs = [replace(_new_run(store, q, effort), group=group) for q, effort in questions]
+    whole = digest([run.body_hash for run in runs])
+    first = replace(runs[0], idempotency_key=idempotency_key, body_hash=whole)
+    return store.runs.create_all([first, *runs[1:]])
+
+
+def change_group(
+    store: SqlStore, group: str, change: Callable[[str], RunRecord]
+) -> Sequence[RunRecord]:
+    """Pause, resume or cancel the runs of a group that can be; return all of them.
+
+    Raises:
+        UnknownRun: there is no such group (DB809).
+    """
+    for run in store.runs.of_group(group):
+        with suppress(IllegalTransition):  # a finished one is as it should be
+            change(run.public_id)
+    return store.runs.of_group(group)
+
+
+def _new_run(store: SqlStore, question: Question, effort: Effort) -> NewRun:
+    if question.asked_for or not _is_offered(store, question):
         raise HardwareNotOffered(offered=detected_host().name, found=question.hardware.name)
     spec = {
         "kernel": question.workload.kernel,
         "problem": dict(question.workload.problem),
         "threads": question.workload.threads,
         "hardware": question.hardware.key,
-        "max_trials": max_trials,
-        "time_limit_s": time_limit_s,
-        "seed": seed,
+        "max_trials": effort.max_trials,
+        "time_limit_s": effort.time_limit_s,
+        "seed": effort.seed,
     }
-    new = NewRun(
+    return NewRun(
         workload=question.workload,
         hardware=question.hardware,
         program_digest=question.program_digest,
         toolchain=question.toolchain,
         spec=spec,
-        body_hash=digest(spec),
-        seed=seed,
-        planned_trials=max_trials,
-        idempotency_key=idempotency_key,
+        body_hash=digest(spec | {"ceiling_s": effort.ceiling_s, "priority": effort.priority}),
+        seed=effort.seed,
+        planned_trials=effort.max_trials,
+        priority=effort.priority,
+        ceiling_s=effort.ceiling_s,
     )
-    return store.runs.create(new)
+
+
+def _is_offered(store: SqlStore, question: Question) -> bool:
+    """Whether this machine or a node that was once in the cluster has the device."""
+    return question.is_for_host or store.nodes.has_offered(question.hardware.key)
+
+
+def partial_result(store: SqlStore, run: RunRecord) -> Mapping[str, Any]:
+    """Return what a run has found so far, in the form of its result."""
+    if run.is_finished and run.result is not None:
+        return run.result
+    trials = [t for t in store.trials.of_run(run.id) if t.measurement is not None]
+    definition = kernels.get(run.workload.kernel)
+    space = SearchSpace.build(definition, dict(run.workload.problem), run.hardware)
+    return result_document(result_of(trials, definition, len(space)), run, run.active_s)

@@ -123,7 +123,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     titles = {
         401: "No valid API key",
         403: "The key's role does not reach that far",
-        404: "Unknown kernel, hardware or run",
+        404: "Unknown kernel, hardware, run or node",
         405: "Method not allowed",
         409: "Not possible in the present state",
         413: "Body too large",

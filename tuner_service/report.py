@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from db.records import RunRecord
+from db.records import RunRecord, TrialRecord
 from recommender.hardware import HardwareProfile
-from recommender.measurement import Measurement
+from recommender.measurement import Measurement, Protocol
+from recommender.nearest import fastest
 from tilecore import kernels
+from tilecore.kernels.definition import KernelDefinition
+from tilecore.tile_config import TileConfig
 
 if TYPE_CHECKING:
     from recommender.tuning import TuningResult
@@ -28,6 +32,31 @@ def result_document(result: TuningResult, run: RunRecord, active_s: float) -> di
         "space_size": result.space_size,
         "active_s": active_s,
     }
+
+
+def result_of(
+    trials: Sequence[TrialRecord], definition: KernelDefinition, space_size: int
+) -> TuningResult:
+    """Return what measured trials say, as the session of a run under way would."""
+    from recommender.tuning import TuningResult
+
+    told = {(t.config, t.protocol): t.measurement for t in trials if t.measurement is not None}
+    recommended = next((t.config for t in trials if t.purpose == "recommended"), None)
+    default = definition.default_config()
+
+    def of(config: TileConfig | None) -> Measurement | None:
+        if config is None:
+            return None
+        return told.get((config, Protocol.CONFIRM)) or told.get((config, Protocol.SCREEN))
+
+    return TuningResult(
+        default=of(default),
+        recommended=of(recommended or default),
+        best=fastest(list(told.values())),
+        trials=len(told),
+        by_status=dict(Counter(m.status.value for m in told.values())),
+        space_size=space_size,
+    )
 
 
 def candidate(m: Measurement | None, hardware: HardwareProfile) -> dict[str, Any] | None:

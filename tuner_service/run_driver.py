@@ -1,84 +1,197 @@
 """RunDriver: takes one tuning run from its stored state to its result.
 
 All it knows is in SQL or can be built again from it: killed at any point, a new driver of the same
-run tells its session what was measured and goes on.
+run tells its session what was measured and goes on. A ``Station`` decides when it may submit.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
-from db.records import NewTrial, RunRecord, TrialRecord
+from db.records import NewTrial, RunControl, RunRecord, TrialRecord
 from db.store import SqlStore
-from recommender.measurement import Measurement, MeasureStatus
+from recommender.measurement import Measurement, MeasureStatus, Protocol
+from recommender.nearest import fastest
 from recommender.ports import Measurer, MeasureRequest
 from recommender.space import SearchSpace
 from recommender.tuning import Budget, Proposal, TuningSession
 from tilecore import kernels
+from tilecore.tile_config import TileConfig
 from tuner_service.report import result_document
 
 log = structlog.get_logger()
+TIME_UPDATE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How a coordinator treats trials."""
+    """How a coordinator treats trials.
+
+    Attributes:
+        queue_depth: trials handed to the workers of one kind of device at once.
+        lease_s: how long a trial may be with them.
+        max_attempts: workers that may get lost under a trial before it fails.
+        retry_base_s: how long the first retry waits; each further one twice as long.
+        poll_s: how long one step waits for results.
+        batch: trials of one run in a row, where several runs share a device.
+        max_active_runs: runs that share a device at once; others wait.
+    """
 
     queue_depth: int = 16
     lease_s: float = 900.0
     max_attempts: int = 6
     retry_base_s: float = 0.5
     poll_s: float = 0.2
+    batch: int = 8
+    max_active_runs: int = 8
 
 
 class RunDriver:
-    """Drives one run: ask, persist, lease, submit, collect, accept, tell."""
+    """Drives one run: ask, persist, lease, submit; is told results; ends it."""
 
     def __init__(
-        self, store: SqlStore, run: RunRecord, measurer: Measurer, epoch: int, limits: Limits
+        self,
+        store: SqlStore,
+        run: RunRecord,
+        measurer: Measurer,
+        epoch: int,
+        limits: Limits,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
-        self._run = run
         self._measurer = measurer
         self._epoch = epoch
         self._limits = limits
-        self._leased: dict[str, TrialRecord] = {}
-        self._open: set[tuple[str, str]] = set()  # (config key, protocol) not measured yet
-        self._counted_at = time.monotonic()
-        self._session = self._build_session()
-        self._restore()
+        self._clock = clock
+        self.leased: dict[str, tuple[TrialRecord, float]] = {}  # by token, with when it expires
+        self._uncounted = [0.0, 0.0]  # active, device: seconds that the database does not have yet
+        self.reload(run)
 
-    def step(self) -> bool:
-        """Do a little; return whether the run is finished (in the database, too)."""
-        self._count_time()
-        if self._store.runs.is_cancel_requested(self._run.id):
+    def reload(self, run: RunRecord) -> None:
+        """Start again from what the database says; what is with the workers stays there."""
+        self.run = run
+        self.priority, self.is_pausing = run.priority, run.pause_requested
+        self._active_s = run.active_s + self._uncounted[0]
+        self._device_s = run.device_s + self._uncounted[1]
+        self._open: set[tuple[str, str, int]] = set()  # not measured yet
+        trials = self._store.trials.of_run(run.id)
+        self._session = self._build_session(_incumbents(trials, run.round))
+        unfinished = []
+        for trial in trials:
+            if trial.measurement is None:
+                self._open.add(_key(trial))
+                if self._counts(trial):
+                    unfinished.append(_proposal(trial))
+            elif self._counts(trial):
+                self._session.tell(_proposal(trial), trial.measurement)
+        self._session.restore(unfinished)
+        known = {(t.id, t.attempt) for t in trials if t.state == "leased"}
+        self.leased = {k: v for k, v in self.leased.items() if (v[0].id, v[0].attempt) in known}
+
+    # --- what people want ---------------------------------------------------------------------
+
+    def apply(self, control: RunControl) -> bool:
+        """Follow what people changed; return whether the run is no longer to be worked on."""
+        self.priority, self.is_pausing = control.priority, control.pause_requested
+        if control.state != "RUNNING":
+            self._store.trials.release(self._epoch, runs=[self.run.id])
+            return True
+        if control.cancel_requested:
             self._close("CANCELLED")
             return True
-        self._propose()
-        self._submit()
-        self._collect()
-        if not self._session.done or self._open:
-            return False
-        self._finish()
-        return True
-
-    def stop(self) -> None:
-        """Give back what is leased; the run stays open for the next coordinator."""
-        self._count_time()
-        self._store.trials.release(self._epoch)
-        self._leased.clear()
+        if control.round != self.run.round:
+            self.reload(self._store.runs.get(self.run.public_id))
+        if control.ceiling_s is not None and self._active_s >= control.ceiling_s:
+            self._finish("its ceiling")
+            return True
+        if self.is_pausing and not self.leased:
+            self._save_time()
+            return self._store.runs.settle_pause(self.run.id, self._epoch)
+        return False
 
     # --- the steps ----------------------------------------------------------------------------
 
-    def _build_session(self) -> TuningSession:
-        run, definition = self._run, kernels.get(self._run.workload.kernel)
+    def submit(self, limit: int) -> int:
+        """Hand up to ``limit`` trials to the workers (a confirmation whole); return how many."""
+        if self.is_pausing:
+            return 0
+        self._propose(limit - (len(self._open) - len(self.leased)))
+        if len(self.leased) >= len(self._open):
+            return 0
+        is_confirming = any(protocol == Protocol.CONFIRM.value for _, protocol, _ in self._open)
+        claimed = self._store.trials.claim(
+            self.run.id,
+            self._epoch,
+            max(limit, len(self._open) if is_confirming else 0),
+            self._limits.lease_s,
+        )
+        expires_at = self._clock() + self._limits.lease_s
+        requests = []
+        for trial in claimed:
+            token = f"{trial.id}:{trial.attempt}"
+            self.leased[token] = (trial, expires_at)
+            requests.append(
+                MeasureRequest(
+                    token=token,
+                    workload=self.run.workload,
+                    config=trial.config,
+                    protocol=trial.protocol,
+                )
+            )
+        if requests:
+            self._measurer.submit(requests)
+        return len(requests)
+
+    def retry(self, trial: TrialRecord, measurement: Measurement) -> bool:
+        """Put back a trial whose worker got lost, later each time; False: it was the last one."""
+        if trial.losses + 1 >= self._limits.max_attempts:
+            return False
+        self._put_back(trial, measurement.detail)
+        return True
+
+    def tell(self, trial: TrialRecord, measurement: Measurement) -> None:
+        """Take in an outcome that the database has."""
+        self._open.discard(_key(trial))
+        if self._counts(trial):
+            self._session.tell(_proposal(trial), measurement)
+
+    def expire(self) -> None:
+        """Put back what the workers kept for too long: nobody may wait for it for ever."""
+        now = self._clock()
+        for token in [k for k, (_, expires_at) in self.leased.items() if expires_at < now]:
+            trial, _ = self.leased.pop(token)
+            self._put_back(trial, f"no answer within {self._limits.lease_s:g} s")
+
+    def count_time(self, active_s: float, device_s: float) -> None:
+        """Count time spent on the run and its share of the device."""
+        self._active_s += active_s
+        self._device_s += device_s
+        self._uncounted = [self._uncounted[0] + active_s, self._uncounted[1] + device_s]
+        if self._uncounted[0] >= TIME_UPDATE_S:
+            self._save_time()
+
+    def end(self) -> bool:
+        """Close the run if nothing is left to do; return whether that is so."""
+        if not self._session.done or self._open:
+            return False
+        self._finish("its budget")
+        return True
+
+    def leave(self) -> None:
+        """Save what is not in the database yet; the run stays open."""
+        self._save_time()
+
+    # --- details ------------------------------------------------------------------------------
+
+    def _build_session(self, incumbents: Sequence[TileConfig]) -> TuningSession:
+        run, definition = self.run, kernels.get(self.run.workload.kernel)
         space = SearchSpace.build(definition, dict(run.workload.problem), run.hardware)
-        left_s = float(run.spec["time_limit_s"]) - run.active_s  # a resumed run is not given more
+        left_s = float(run.spec["time_limit_s"]) - run.device_s  # a resumed run is not given more
         budget = Budget(max_trials=int(run.spec["max_trials"]), time_limit_s=max(0.0, left_s))
         return TuningSession(
             run.workload,
@@ -90,118 +203,69 @@ class RunDriver:
             seed=run.seed,
             program_digest=run.program_digest,
             toolchain_key=run.toolchain.key,
+            incumbents=incumbents,
+            clock=lambda: self._device_s,
         )
 
-    def _restore(self) -> None:
-        """Tell the session what an earlier coordinator measured and what is still open."""
-        unfinished = []
-        for trial in self._store.trials.of_run(self._run.id):
-            if trial.measurement is not None:
-                self._session.tell(_proposal(trial), trial.measurement)
-            else:
-                unfinished.append(_proposal(trial))
-                self._open.add(_key(trial))
-        self._session.restore(unfinished)
-
-    def _propose(self) -> None:
-        free = self._limits.queue_depth - len(self._open)
-        if free <= 0 or self._session.done:
+    def _propose(self, count: int) -> None:
+        if count <= 0 or self._session.done:
             return
-        proposals = self._session.ask(free)
+        proposals = [_new_trial(p, self.run.round) for p in self._session.ask(count)]
         if not proposals:
             return
-        known = self._store.trials.add(
-            self._run.id, [_new_trial(p) for p in proposals], self._epoch
-        )
+        known = self._store.trials.add(self.run.id, proposals, self._epoch)
         self._open |= {_key(p) for p in proposals}
         if known:
             self._tell_again({_key(trial) for trial in known})
 
-    def _tell_again(self, repeated: set[tuple[str, str]]) -> None:
+    def _tell_again(self, repeated: set[tuple[str, str, int]]) -> None:
         """Answer proposals that were measured before in this run from the database."""
-        for trial in self._store.trials.of_run(self._run.id):
+        for trial in self._store.trials.of_run(self.run.id):
             if _key(trial) in repeated and trial.measurement is not None:
-                self._open.discard(_key(trial))
-                self._session.tell(_proposal(trial), trial.measurement)
+                self.tell(trial, trial.measurement)
 
-    def _submit(self) -> None:
-        free = self._limits.queue_depth - len(self._leased)
-        if free <= 0 or len(self._leased) >= len(self._open):
-            return
-        claimed = self._store.trials.claim(self._run.id, self._epoch, free, self._limits.lease_s)
-        requests = []
-        for trial in claimed:
-            token = f"{trial.id}:{trial.attempt}"
-            self._leased[token] = trial
-            requests.append(
-                MeasureRequest(
-                    token=token,
-                    workload=self._run.workload,
-                    config=trial.config,
-                    protocol=trial.protocol,
-                )
-            )
-        if requests:
-            self._measurer.submit(requests)
+    def _counts(self, trial: TrialRecord) -> bool:
+        """Whether the session is to know: confirmations before an extension are repeated."""
+        return trial.protocol is Protocol.SCREEN or trial.round == self.run.round
 
-    def _collect(self) -> None:
-        for request, measurement in self._measurer.collect(self._limits.poll_s):
-            trial = self._leased.pop(request.token, None)
-            if trial is None:
-                continue  # of a run that was cancelled
-            if measurement.status is MeasureStatus.WORKER_LOST and self._retry(trial, measurement):
-                continue
-            if self._store.trials.accept(trial, self._epoch, measurement) is None:
-                log.warning("stale result dropped", trial=trial.id, attempt=trial.attempt)
-                continue
-            self._open.discard(_key(trial))
-            self._session.tell(_proposal(trial), measurement)
+    def _put_back(self, trial: TrialRecord, why: str) -> None:
+        delay_s = min(30.0, self._limits.retry_base_s * 2.0**trial.losses)
+        log.warning("worker lost", trial=trial.id, attempt=trial.attempt, why=why)
+        self._store.trials.retry_later(trial, self._epoch, why, delay_s)
 
-    def _retry(self, trial: TrialRecord, measurement: Measurement) -> bool:
-        """Put back a trial whose worker got lost, later each time; False: it was the last one."""
-        if trial.attempt >= self._limits.max_attempts:
-            return False
-        delay_s = min(30.0, self._limits.retry_base_s * 2.0 ** (trial.attempt - 1))
-        log.warning("worker lost", trial=trial.id, attempt=trial.attempt, why=measurement.detail)
-        self._store.trials.retry_later(trial, self._epoch, measurement.detail, delay_s)
-        return True
-
-    # --- the end ------------------------------------------------------------------------------
-
-    def _finish(self) -> None:
-        self._count_time()
-        trials = self._store.trials.of_run(self._run.id)
+    def _finish(self, ended_by: str) -> None:
+        self._save_time()
+        trials = self._store.trials.of_run(self.run.id)
         if not any(t.measurement and t.measurement.status is MeasureStatus.OK for t in trials):
             self._close("FAILED", error=_why_nothing_ran(trials))
             return
-        active_s = self._store.runs.get(self._run.public_id).active_s
-        document = result_document(self._session.result(), self._run, active_s)
-        self._close("SUCCEEDED", result=document)
+        document = result_document(self._session.result(), self.run, self._active_s)
+        self._close("SUCCEEDED", result=document | {"ended_by": ended_by})
 
     def _close(
         self, state: str, *, result: Mapping[str, Any] | None = None, error: str | None = None
     ) -> None:
-        self._store.runs.finish(self._run.id, self._epoch, state, result=result, error=error)
-        self._leased.clear()
-        log.info("run finished", run=self._run.public_id, state=state, error=error)
+        self._store.runs.finish(self.run.id, self._epoch, state, result=result, error=error)
+        log.info("run finished", run=self.run.public_id, state=state, error=error)
 
-    def _count_time(self) -> None:
-        now = time.monotonic()
-        if now - self._counted_at >= 1.0 or self._session.done:
-            self._store.runs.add_active_time(self._run.id, now - self._counted_at, self._epoch)
-            self._counted_at = now
+    def _save_time(self) -> None:
+        active_s, device_s = self._uncounted
+        self._store.runs.add_time(self.run.id, active_s, device_s, self._epoch)
+        self._uncounted = [0.0, 0.0]
 
 
-def _key(item: TrialRecord | Proposal | NewTrial) -> tuple[str, str]:
-    return item.config.key, item.protocol.value
+def _key(item: TrialRecord | NewTrial) -> tuple[str, str, int]:
+    number = item.round if item.protocol is Protocol.CONFIRM else 0
+    return item.config.key, item.protocol.value, number
 
 
-def _new_trial(proposal: Proposal) -> NewTrial:
+def _new_trial(proposal: Proposal, number: int) -> NewTrial:
     return NewTrial(
         config=proposal.config,
         protocol=proposal.protocol,
         purpose=proposal.purpose,
         predicted_s=proposal.predicted_s,
+        round=number,
     )
 
 
@@ -212,6 +276,13 @@ def _proposal(trial: TrialRecord) -> Proposal:
         purpose=trial.purpose,
         predicted_s=trial.predicted_s,
     )
+
+
+def _incumbents(trials: Sequence[TrialRecord], number: int) -> Sequence[TileConfig]:
+    """Return what was best when the run ended before it was extended."""
+    before = [t.measurement for t in trials if t.protocol is Protocol.CONFIRM and t.round < number]
+    best = fastest([m for m in before if m is not None])
+    return () if best is None else (best.config,)
 
 
 def _why_nothing_ran(trials: Sequence[TrialRecord]) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from db.records import DEFAULT_PRIORITY
+from db.run_requests import MAX_TIME_S, MAX_TRIALS
 
 MAX_THREADS = 4096
 GEMM_EXAMPLE = {"m": 1000, "n": 1024, "k": 512, "dtype": "float32"}
@@ -28,6 +31,10 @@ def _problem_value(value: Any) -> Any:
 
 Role = Literal["read", "tune", "admin"]
 Int = Annotated[int, BeforeValidator(_strict_number)]
+Seconds = Annotated[float, Field(allow_inf_nan=False)]
+RunState = Literal[
+    "QUEUED", "RUNNING", "PAUSED", "WAITING_FOR_HARDWARE", "SUCCEEDED", "FAILED", "CANCELLED"
+]
 ProblemValue = Annotated[bool | int | str, BeforeValidator(_problem_value)]
 ProblemFields = Annotated[
     dict[Annotated[str, Field(max_length=64)], ProblemValue], Field(min_length=1, max_length=32)
@@ -102,16 +109,47 @@ class BatchResponse(BaseModel):
 class TuningRunRequest(QuestionIn):
     """Queue a tuning run."""
 
-    max_trials: Annotated[Int, Field(ge=1, le=100_000)] | None = None
-    time_limit_s: Annotated[float, Field(gt=0, le=7 * 86_400)] | None = None
+    max_trials: Annotated[Int, Field(ge=1, le=MAX_TRIALS)] | None = None
+    time_limit_s: Annotated[Seconds, Field(gt=0, le=MAX_TIME_S)] | None = None
+    ceiling_s: Seconds | None = Field(
+        None, gt=0, le=MAX_TIME_S, description="end with what there is after so much work"
+    )
+    priority: Int = Field(DEFAULT_PRIORITY, ge=1, le=1000, description="weight among runs")
     seed: Int = Field(0, ge=0, le=2**31 - 1)
+
+
+class TuningRunBatch(Wire):
+    """Queue several tuning runs as one group."""
+
+    runs: list[TuningRunRequest] = Field(min_length=1, max_length=256)
+
+
+class Extension(Wire):
+    """What a tuning run gets in addition."""
+
+    trials: Int = Field(0, ge=0, le=MAX_TRIALS)
+    seconds: Seconds = Field(0, ge=0, le=MAX_TIME_S)
+
+    @model_validator(mode="after")
+    def _gives_something(self) -> Self:
+        if not self.trials and not self.seconds:
+            raise ValueError("expected trials, seconds or both, found neither")
+        return self
+
+
+class Amendment(Wire):
+    """What is to change of an open tuning run."""
+
+    priority: Int | None = Field(None, ge=1, le=1000)
+    ceiling_s: Seconds | None = Field(None, gt=0, le=MAX_TIME_S)
 
 
 class TuningRunOut(BaseModel):
     """A tuning run: where it stands and, once finished, what came out."""
 
     id: str
-    state: Literal["QUEUED", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"]
+    group: str | None = Field(description="what it was queued together with")
+    state: RunState
     workload: dict[str, Any]
     hardware: str
     hardware_key: str
@@ -120,7 +158,13 @@ class TuningRunOut(BaseModel):
     spec: dict[str, Any]
     trials: dict[str, int]
     planned_trials: int
-    active_s: float
+    priority: int
+    ceiling_s: float | None
+    active_s: float = Field(description="seconds in which a coordinator worked on it")
+    device_s: float = Field(description="its share of these")
+    round: int = Field(description="how often it was extended")
+    pause_requested: bool
+    cancel_requested: bool
     result: dict[str, Any] | None
     error: str | None
     created_at: datetime
@@ -133,6 +177,39 @@ class TuningRunPage(BaseModel):
 
     items: list[TuningRunOut]
     next_cursor: str | None
+
+
+class RunGroupOut(BaseModel):
+    """Runs that were queued together: where they stand and what they found."""
+
+    id: str
+    is_finished: bool
+    runs_by_state: dict[str, int]
+    trials: dict[str, int]
+    planned_trials: int
+    runs: list[TuningRunOut]
+
+
+class ResultOut(BaseModel):
+    """What a run has found so far."""
+
+    state: RunState
+    is_final: bool
+    result: dict[str, Any]
+
+
+class NodeOut(BaseModel):
+    """A machine of the cluster."""
+
+    key: str
+    name: str
+    hardware: str
+    hardware_key: str
+    devices: int
+    state: Literal["active", "draining", "drained", "refused", "lost"]
+    detail: str
+    joined_at: datetime
+    seen_at: datetime
 
 
 class TrialOut(BaseModel):

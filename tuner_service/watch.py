@@ -7,13 +7,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import structlog
 
-from db.records import EventRecord, RunRecord
+from db.records import FINISHED_STATES, EventRecord, RunRecord
 from db.store import SqlStore
-from tuner_service.errors import CoordinatorStopped
+from tuner_service.errors import CoordinatorStopped, RunHeld
 from tuner_service.process import is_process_gone
 from tuner_service.settings import Settings
 
@@ -21,6 +21,7 @@ log = structlog.get_logger()
 POLL_S = 0.2
 STOP_TIMEOUT_S = 30.0
 MAX_STARTS = 4
+HELD = ("PAUSED", "WAITING_FOR_HARDWARE")
 
 
 class CoordinatorProcess:
@@ -96,18 +97,38 @@ def follow(
 
     Raises:
         CoordinatorStopped: the coordinator ended again and again (SV909).
+        RunHeld: the run is paused, or nobody offers its hardware (SV916).
     """
     last = 0
     while True:
-        finished = store.runs.get(run.public_id).is_finished
+        state = store.runs.get(run.public_id).state
         events = store.runs.events(run.id, after=last)
         for event in events:
             last = event.id
             yield event
-        if finished and not events:
+        if state in FINISHED_STATES and not events:
             return
+        if state in HELD and not events:
+            raise RunHeld(run=run.public_id, state=state)
         if not events:
             if coordinator is not None:
                 coordinator.ensure(store)
             yield None
             time.sleep(POLL_S)
+
+
+def follow_all(
+    store: SqlStore, runs: Sequence[RunRecord], coordinator: CoordinatorProcess
+) -> Iterator[Sequence[RunRecord]]:
+    """Yield the runs as they stand now and then, until those that are open are all held.
+
+    Raises:
+        CoordinatorStopped: the coordinator ended again and again (SV909).
+    """
+    while True:
+        now = [store.runs.get(run.public_id) for run in runs]
+        yield now
+        if all(run.is_finished or run.state in HELD for run in now):
+            return
+        coordinator.ensure(store)
+        time.sleep(POLL_S)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from typing import TYPE_CHECKING
 
 from db.migrate import open_database
 from db.store import SqlStore
@@ -14,9 +15,13 @@ from recommender.hardware import HardwareProfile
 from recommender.measurement import Toolchain
 from recommender.ports import Measurer
 from tuner_service.settings import Settings
+from tuner_service.workplaces import HostWorkplace, Workplace
 from workers.errors import ClusterUnavailable
 from workers.host import detect
 from workers.toolchain import current_toolchain
+
+if TYPE_CHECKING:
+    from workers.ray_pool import RayPool
 
 LOG = logging.getLogger(__name__)
 
@@ -64,6 +69,20 @@ def profiled_host(store: SqlStore) -> HardwareProfile:
     return profile if is_measured(profile) else measure_profile(store)
 
 
+def make_workplace(settings: Settings, store: SqlStore) -> Workplace:
+    """Return where trials are measured: on nodes of a cluster, or on this host."""
+    if settings.ray_address is not None and settings.executor != "local":
+        from tuner_service.cluster_workplace import ClusterWorkplace
+
+        return ClusterWorkplace(
+            settings.ray_address,
+            host_toolchain(),
+            lambda hardware, epoch: _ray_pool(settings, hardware, epoch),
+        )
+    hardware = profiled_host(store)
+    return HostWorkplace(hardware, lambda epoch: make_measurer(settings, hardware, epoch))
+
+
 def make_measurer(settings: Settings, hardware: HardwareProfile, epoch: int) -> Measurer:
     """Return the workers that the settings ask for.
 
@@ -75,7 +94,7 @@ def make_measurer(settings: Settings, hardware: HardwareProfile, epoch: int) -> 
     try:
         return _ray_pool(settings, hardware, epoch)
     except ClusterUnavailable as error:
-        if settings.executor == "ray" or settings.ray_address is not None:
+        if settings.executor == "ray":
             raise
         LOG.warning("measuring without Ray: %s", error.message)
         return _local_pool(settings, hardware)
@@ -93,14 +112,13 @@ def _local_pool(settings: Settings, hardware: HardwareProfile) -> Measurer:
     )
 
 
-def _ray_pool(settings: Settings, hardware: HardwareProfile, epoch: int) -> Measurer:
+def _ray_pool(settings: Settings, hardware: HardwareProfile, epoch: int) -> RayPool:
     from workers.ray_pool import RayPool
 
     return RayPool(
         hardware,
         artifact_dir=settings.artifact_dir,
         epoch=epoch,
-        address=settings.ray_address,
         compile_workers=settings.compile_workers,
         compile_timeout_s=settings.compile_timeout_s,
         run_timeout_s=settings.run_timeout_s,

@@ -60,6 +60,9 @@ class CompileWorker:
             return compiled
         return compile_failure(outcome, time.monotonic() - start)
 
+    def recover(self) -> None:
+        """Nothing to wait for: the next call starts what it needs."""
+
     def kill(self) -> None:
         """End the child process at once, from any thread."""
         self._sandbox.kill()

@@ -31,14 +31,6 @@ class DeviceBusy(WorkerError):
     default_hint = "wait for the other tuning run on this machine, or stop it"
 
 
-class HardwareNotOffered(WorkerError):
-    """No node of the Ray cluster offers the hardware that was asked for."""
-
-    code, title = "WK704", "hardware-not-offered"
-    template = "expected a node with resource `{resource}`, found {found}"
-    default_hint = "start a worker on that machine: ray start --address=… --resources='{{…}}'"
-
-
 class StaleEpoch(WorkerError):
     """A newer leader has started its workers: this one must stop."""
 

@@ -1,12 +1,13 @@
-"""MeasurePool: many compilers, one exclusive meter, results as they finish.
+"""MeasurePool: many compilers, an exclusive meter per device, results as they finish.
 
 The scheduling is the same for every executor: :class:`workers.pool.LocalPool` runs it with
-processes of this machine, :class:`workers.ray_pool.RayPool` with actors of a cluster. One thread
-per lane; each lane's process does the work, so the threads only wait.
+processes of this machine, :class:`workers.ray_pool.RayPool` with actors of a cluster, whose nodes
+come and go. One thread per lane; each lane's process does the work, so the threads only wait.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -14,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol as TypingProtocol
-from typing import Self
+from typing import Self, TypeVar
 
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, MeasureStatus, Protocol, Toolchain
@@ -27,10 +28,12 @@ from workers.outcome import Compiled, Failure, Timed
 from workers.toolbox import Toolbox
 from workers.toolchain import current_toolchain
 
+J = TypeVar("J")
 LOG = logging.getLogger(__name__)
 BACKOFF_S = 0.5
 MAX_BACKOFF_S = 30.0
 JOIN_TIMEOUT_S = 5.0
+LOOK_S = 0.1  # how soon an idle lane sees that its node leaves
 
 
 class Compiler(TypingProtocol):
@@ -38,6 +41,10 @@ class Compiler(TypingProtocol):
 
     def compile(self, workload: Workload, config: TileConfig) -> Compiled | Failure:
         """Return the artifact or why there is none; raises WorkerError when itself at fault."""
+        ...
+
+    def recover(self) -> None:
+        """Wait until it can work again after a WorkerError; raises one while it cannot."""
         ...
 
     def kill(self) -> None:
@@ -50,7 +57,7 @@ class Compiler(TypingProtocol):
 
 
 class Meter(TypingProtocol):
-    """The one measuring lane of a device."""
+    """The measuring lane of a device."""
 
     def screen(self, workload: Workload, compiled: Compiled) -> Timed | Failure:
         """Check and time one candidate; raises WorkerError when itself at fault."""
@@ -58,6 +65,10 @@ class Meter(TypingProtocol):
 
     def confirm(self, workload: Workload, batch: Sequence[Compiled]) -> list[Timed | Failure]:
         """Check and time candidates interleaved; raises WorkerError when itself at fault."""
+        ...
+
+    def recover(self) -> None:
+        """Wait until it can work again after a WorkerError; raises one while it cannot."""
         ...
 
     def kill(self) -> None:
@@ -85,40 +96,79 @@ class _Batch:
     screened: dict[str, Timed | Failure] = field(default_factory=dict)  # by artifact digest
 
 
+@dataclass(eq=False, slots=True)
+class _Node:
+    """A machine with its lanes; nothing compiles on it while it confirms."""
+
+    name: str
+    compilers: Sequence[Compiler]
+    meters: Sequence[Meter]
+    gate: Gate = field(default_factory=Gate)
+    leaves: threading.Event = field(default_factory=threading.Event)  # no new jobs
+    threads: list[threading.Thread] = field(default_factory=list)
+
+
 class MeasurePool:
-    """Implements recommender.ports.Measurer over compilers and a meter."""
+    """Implements recommender.ports.Measurer over compilers and meters of nodes."""
 
     def __init__(
         self,
         hardware: HardwareProfile,
         *,
-        compilers: Sequence[Compiler],
-        meter: Meter,
         toolbox: Toolbox,
-        name: str,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self.hardware = hardware
         self._toolbox = toolbox
         self._toolchain: Toolchain = current_toolchain()
-        self._compilers = compilers
-        self._meter = meter
-        self._name = name
         self._now = now
-        self._to_compile: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._to_measure: queue.SimpleQueue[list[_Job] | None] = queue.SimpleQueue()
+        self._to_compile: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._to_measure: queue.SimpleQueue[list[_Job]] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[MeasureRequest, Measurement]] = queue.SimpleQueue()
         self._digests: dict[Workload, str] = {}
         self._lock = threading.Lock()
-        self._gate = Gate()
         self._stopped = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._compile_lane, args=(compiler,), daemon=True)
-            for compiler in compilers
+        self._nodes: dict[str, _Node] = {}
+
+    # --- nodes --------------------------------------------------------------------------------
+
+    @property
+    def devices(self) -> int:
+        """How many devices measure side by side just now."""
+        nodes = list(self._nodes.values())
+        return sum(len(node.meters) for node in nodes if not node.leaves.is_set())
+
+    def add_node(
+        self, key: str, name: str, compilers: Sequence[Compiler], meters: Sequence[Meter]
+    ) -> None:
+        """Let the lanes of a node take part."""
+        node = _Node(name, compilers, meters)
+        lanes: list[tuple[Callable[..., None], Compiler | Meter]] = [
+            *((self._compile_lane, compiler) for compiler in compilers),
+            *((self._measure_lane, meter) for meter in meters),
         ]
-        self._threads.append(threading.Thread(target=self._measure_lane, daemon=True))
-        for thread in self._threads:
+        for lane, worker in lanes:
+            node.threads.append(threading.Thread(target=lane, args=(node, worker), daemon=True))
+        self._nodes[key] = node
+        for thread in node.threads:
             thread.start()
+
+    def drain_node(self, key: str) -> bool:
+        """Give a node nothing new; return whether what was under way on it has ended."""
+        node = self._nodes[key]
+        node.leaves.set()
+        return not any(thread.is_alive() for thread in node.threads)
+
+    def remove_node(self, key: str) -> None:
+        """Let go of a node that is gone, or drained: what is under way on it is lost."""
+        node = self._nodes.pop(key)
+        node.leaves.set()
+        node.gate.open()
+        workers: list[Compiler | Meter] = [*node.compilers, *node.meters]
+        for worker in workers:
+            worker.kill()
+
+    # --- recommender.ports.Measurer -----------------------------------------------------------
 
     def submit(self, requests: Sequence[MeasureRequest]) -> None:
         """Queue candidates; returns at once."""
@@ -147,13 +197,10 @@ class MeasurePool:
         if self._stopped.is_set():
             return
         self._stopped.set()
-        self._gate.open()
-        for compiler in self._compilers:
-            compiler.kill()
-            self._to_compile.put(None)
-        self._meter.kill()
-        self._to_measure.put(None)
-        for thread in self._threads:
+        threads = [thread for node in self._nodes.values() for thread in node.threads]
+        for key in list(self._nodes):
+            self.remove_node(key)
+        for thread in threads:
             thread.join(JOIN_TIMEOUT_S)
 
     def __enter__(self) -> Self:
@@ -162,26 +209,35 @@ class MeasurePool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- compile lanes ------------------------------------------------------------------------
+    # --- lanes --------------------------------------------------------------------------------
 
-    def _compile_lane(self, compiler: Compiler) -> None:
-        losses = 0
-        while (job := self._to_compile.get()) is not None and not self._stopped.is_set():
+    def _next(self, waiting: queue.SimpleQueue[J], node: _Node) -> J | None:
+        """Return the next job of a queue; None: the lane is to end."""
+        while not self._ends(node):
+            with contextlib.suppress(queue.Empty):
+                return waiting.get(timeout=LOOK_S)
+        return None
+
+    def _ends(self, node: _Node) -> bool:
+        return self._stopped.is_set() or node.leaves.is_set()
+
+    def _compile_lane(self, node: _Node, compiler: Compiler) -> None:
+        while (job := self._next(self._to_compile, node)) is not None:
             request = job.request
             try:
-                with self._gate.passing():
+                with node.gate.passing():
                     outcome = compiler.compile(request.workload, request.config)
-                losses = 0
             except Exception as error:  # noqa: BLE001  thread border: a lane must not die
-                outcome = self._lost(error)
-                losses += 1
-            self._compiled(job, outcome)
-            self._back_off(losses)
+                outcome = self._lost(node, error)
+                self._compiled(node, job, outcome)
+                self._recover(node, compiler)
+            else:
+                self._compiled(node, job, outcome)
         compiler.close()
 
-    def _compiled(self, job: _Job, outcome: Compiled | Failure) -> None:
+    def _compiled(self, node: _Node, job: _Job, outcome: Compiled | Failure) -> None:
         if isinstance(outcome, Failure):
-            self._report(job, outcome)
+            self._report(node, job, outcome)
         else:
             job.compiled = outcome
         with self._lock:
@@ -195,23 +251,21 @@ class MeasurePool:
             if ready:
                 self._to_measure.put(ready)
 
-    # --- the measure lane ---------------------------------------------------------------------
-
-    def _measure_lane(self) -> None:
-        losses = 0
-        while (jobs := self._to_measure.get()) is not None and not self._stopped.is_set():
+    def _measure_lane(self, node: _Node, meter: Meter) -> None:
+        while (jobs := self._next(self._to_measure, node)) is not None:
             try:
-                outcomes = self._measure(jobs)
-                losses = 0
+                outcomes = self._measure(node, meter, jobs)
             except Exception as error:  # noqa: BLE001  thread border: a lane must not die
-                outcomes = [self._lost(error)] * len(jobs)
-                losses += 1
+                failure = self._lost(node, error)
+                for job in jobs:
+                    self._report(node, job, failure)
+                self._recover(node, meter)
+                continue
             for job, outcome in zip(jobs, outcomes, strict=True):
-                self._report(job, outcome)
-            self._back_off(losses)
-        self._meter.close()
+                self._report(node, job, outcome)
+        meter.close()
 
-    def _measure(self, jobs: Sequence[_Job]) -> list[Timed | Failure]:
+    def _measure(self, node: _Node, meter: Meter, jobs: Sequence[_Job]) -> list[Timed | Failure]:
         """Measure jobs of one workload and protocol; equal code is measured once."""
         request, batch = jobs[0].request, jobs[0].batch
         distinct = {job.compiled.digest: job.compiled for job in jobs if job.compiled is not None}
@@ -219,20 +273,32 @@ class MeasurePool:
             found = batch.screened
             for digest, compiled in distinct.items():
                 if digest not in found:
-                    found[digest] = self._meter.screen(request.workload, compiled)
+                    found[digest] = meter.screen(request.workload, compiled)
         else:
-            with self._gate.closed():  # all cores for the candidates: no compiling meanwhile
-                timed = self._meter.confirm(request.workload, list(distinct.values()))
+            with node.gate.closed():  # all cores for the candidates: no compiling meanwhile
+                timed = meter.confirm(request.workload, list(distinct.values()))
             found = dict(zip(distinct, timed, strict=True))
         return [found[job.compiled.digest] for job in jobs if job.compiled is not None]
 
+    def _recover(self, node: _Node, worker: Compiler | Meter) -> None:
+        """Let a sick lane take no job until it works again; wait longer each time."""
+        delay_s = BACKOFF_S
+        while not self._ends(node):
+            self._stopped.wait(delay_s)
+            delay_s = min(MAX_BACKOFF_S, 2 * delay_s)
+            try:
+                worker.recover()
+                return
+            except Exception as error:  # noqa: BLE001  thread border: a lane must not die
+                LOG.warning("a lane of %s is not back yet: %s", node.name, error)
+
     # --- results ------------------------------------------------------------------------------
 
-    def _report(self, job: _Job, outcome: Timed | Failure) -> None:
+    def _report(self, node: _Node, job: _Job, outcome: Timed | Failure) -> None:
         if not self._stopped.is_set():
-            self._done.put((job.request, self._measurement(job, outcome)))
+            self._done.put((job.request, self._measurement(node, job, outcome)))
 
-    def _measurement(self, job: _Job, outcome: Timed | Failure) -> Measurement:
+    def _measurement(self, node: _Node, job: _Job, outcome: Timed | Failure) -> Measurement:
         request, compiled = job.request, job.compiled
         is_screen = request.protocol is Protocol.SCREEN
         failure = outcome if isinstance(outcome, Failure) else None
@@ -252,7 +318,7 @@ class MeasurePool:
             detail=failure.detail if failure else "",
             compile_s=compiled.compile_s if compiled else failure.compile_s if failure else None,
             max_error=outcome.max_error,
-            worker=self._name,
+            worker=node.name,
             measured_at=self._now(),
             metrics={**metrics, **timed.metrics} if timed else metrics,
         )
@@ -268,13 +334,8 @@ class MeasurePool:
             self._digests[workload] = digest
         return self._digests[workload]
 
-    def _lost(self, error: Exception) -> Failure:
+    def _lost(self, node: _Node, error: Exception) -> Failure:
         if not isinstance(error, WorkerError) and not self._stopped.is_set():
-            LOG.error("a lane of %s failed", self._name, exc_info=error)
+            LOG.error("a lane of %s failed", node.name, exc_info=error)
         detail = f"{type(error).__name__}: {error}"
         return Failure(status=MeasureStatus.WORKER_LOST, detail=detail)
-
-    def _back_off(self, losses: int) -> None:
-        """Wait after infrastructure failures, longer each time: a sick lane must do no harm."""
-        if losses:
-            self._stopped.wait(min(MAX_BACKOFF_S, BACKOFF_S * 2 ** (losses - 1)))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from recommender.workload import Workload
 from workers.device_lock import device_lock
@@ -43,9 +44,16 @@ class MeasureWorker:
     """Measures candidates one call at a time, exclusively on its device."""
 
     def __init__(
-        self, zygote: Zygote, toolbox: Toolbox, *, cores: int, timeout_s: float, lock: Path
+        self,
+        zygote: Zygote,
+        toolbox: Toolbox,
+        *,
+        cores: int,
+        timeout_s: float,
+        lock: Path,
+        bench: Callable[..., Any] = MeasureBench,
     ) -> None:
-        self._sandbox = Sandbox(zygote, MeasureBench, toolbox, cores)
+        self._sandbox = Sandbox(zygote, bench, toolbox, cores)
         self._timeout_s = timeout_s
         self._lock = lock
 
@@ -86,6 +94,9 @@ class MeasureWorker:
             for i, timed in zip(good, self._time(workload, [batch[i] for i in good]), strict=True):
                 results[i] = _with_error(timed, errors[i])
             return [results[i] for i in range(len(batch))]
+
+    def recover(self) -> None:
+        """Nothing to wait for: the next call starts what it needs."""
 
     def kill(self) -> None:
         """End the child process at once, from any thread."""

@@ -43,16 +43,12 @@ class LocalPool(MeasurePool):
             timeout_s=run_timeout_s,
             lock=lock_path(hardware.kind),
         )
-        super().__init__(
-            hardware,
-            compilers=[
-                CompileWorker(compiling, tools, artifact_dir, compile_timeout_s)
-                for _ in range(compile_workers)
-            ],
-            meter=meter,
-            toolbox=tools,
-            name=f"local:{platform.node()}",
-        )
+        super().__init__(hardware, toolbox=tools)
+        compilers = [
+            CompileWorker(compiling, tools, artifact_dir, compile_timeout_s)
+            for _ in range(compile_workers)
+        ]
+        self.add_node("local", f"local:{platform.node()}", compilers, [meter])
 
     def close(self) -> None:
         """Stop all processes; what is queued or running has no result any more."""

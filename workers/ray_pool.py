@@ -1,23 +1,19 @@
-"""RayPool: the same pool over Ray actors of a local or remote cluster. The only file with Ray.
+"""RayPool: the same pool over Ray actors of a local or remote cluster.
 
-Actors are named ``<role>:<epoch>:<hardware>:<index>`` and belong to this driver: they end with it.
-A new leader (higher epoch) kills what older ones left; an older one finds newer actors and refuses.
-Candidates still run in a child process of their actor, so an actor that dies is an infrastructure
-failure: the candidate is reported as WORKER_LOST and the coordinator tries it again.
+Actors are named ``<role>:<epoch>:<hardware>:<node>:<opening>:<index>``, stay on their node and
+belong to this driver: they end with it. A new leader (higher epoch) kills what older ones left; an
+older one finds newer actors and refuses. Candidates still run in a child process of their actor, so
+an actor that dies is an infrastructure failure: the candidate is reported as WORKER_LOST and the
+coordinator tries it again.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import signal
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 import ray
 from ray.exceptions import (
     ActorUnavailableError,
@@ -26,38 +22,33 @@ from ray.exceptions import (
     RayError,
     RayTaskError,
 )
-from ray.util import list_named_actors
 
 from recommender.hardware import HardwareProfile
 from recommender.workload import Workload
 from tilecore.tile_config import TileConfig
 from workers.compile_worker import CompileWorker, compile_zygote
 from workers.device_lock import WAIT_S, lock_path
-from workers.errors import (
-    ClusterUnavailable,
-    HardwareNotOffered,
-    StaleEpoch,
-    WorkerError,
-    WorkerLost,
-)
+from workers.errors import WorkerError, WorkerLost
+from workers.measure_bench import MeasureBench
 from workers.measure_pool import MeasurePool
 from workers.measure_worker import PREPARE_TIMEOUT_S, MeasureWorker, measure_zygote
+from workers.offer import resource_name
 from workers.outcome import Compiled, Failure, Timed
+from workers.ray_cluster import (
+    ClusterNode,
+    affinity,
+    first_line,
+    leave,
+    nodes,
+    retire_older,
+    start_local,
+)
 from workers.sandbox import START_TIMEOUT_S
 from workers.shipping import pack, unpack
 from workers.toolbox import TilecoreToolbox, Toolbox
 
 LOG = logging.getLogger(__name__)
-NAMESPACE = "tilecore"
-ROLES = ("compile", "meter")
-NAME_TIMEOUT_S = 30.0
 RESTART_TIMEOUT_S = 60.0
-INIT_ATTEMPTS = 2
-
-
-def resource_name(hardware: HardwareProfile) -> str:
-    """Return the custom resource that a node with this hardware offers."""
-    return f"hw:{hardware.key[:12]}"
 
 
 class CompileActor:
@@ -84,7 +75,13 @@ class MeasureActor:
         """Return once the actor runs."""
 
     def __init__(
-        self, toolbox: Toolbox, store: Path, cores: int, kind: str, timeout_s: float
+        self,
+        toolbox: Toolbox,
+        bench: Callable[..., Any],
+        store: Path,
+        cores: int,
+        device: str,
+        timeout_s: float,
     ) -> None:
         store.mkdir(parents=True, exist_ok=True)
         self._store = store
@@ -93,7 +90,8 @@ class MeasureActor:
             toolbox,
             cores=cores,
             timeout_s=timeout_s,
-            lock=lock_path(kind),
+            lock=lock_path(device),
+            bench=bench,
         )
 
     def screen(self, workload: Workload, compiled: Compiled) -> Timed | Failure:
@@ -113,7 +111,6 @@ class ActorLane:
         self._create = create
         self._limit_s = limit_s  # far beyond what the actor itself allows: it must hang
         self._actor: Any = create()
-        self._is_restarting = False
 
     def compile(self, workload: Workload, config: TileConfig) -> Compiled | Failure:
         """Compile on the actor."""
@@ -132,53 +129,50 @@ class ActorLane:
 
     def kill(self) -> None:
         """End the actor and with it its child processes."""
-        if self._actor is not None:
-            ray.kill(self._actor)
+        actor = self._actor
+        if actor is not None:
+            ray.kill(actor)
 
     def close(self) -> None:
         """Nothing is left to release: the pool killed the actor."""
 
-    def _call(self, method: str, *args: Any) -> Any:
+    def recover(self) -> None:
+        """Wait for the actor to come back, or make a new one where it died for good."""
         if self._actor is None:
             self._actor = self._create()
-        if self._is_restarting:
-            self._await_restart()
+        ready = self._actor.ready.options(max_task_retries=-1).remote()
         try:
-            return ray.get(getattr(self._actor, method).remote(*args), timeout=self._limit_s)
+            ray.get(ready, timeout=RESTART_TIMEOUT_S)
+        except ActorUnavailableError as error:
+            raise WorkerLost(worker=self._name, reason=first_line(error)) from None
+        except (RayError, GetTimeoutError) as error:
+            self.kill()
+            self._actor = None
+            raise WorkerLost(worker=self._name, reason=first_line(error)) from None
+
+    def _call(self, method: str, *args: Any) -> Any:
+        actor = self._actor
+        try:
+            return ray.get(getattr(actor, method).remote(*args), timeout=self._limit_s)
         except RayTaskError as error:  # the actor lives; its worker raised
             cause = error.cause if isinstance(error.cause, Exception) else error
             if isinstance(cause, WorkerError):
                 raise cause from None
             raise WorkerLost(worker=self._name, reason=f"{type(cause).__name__}: {cause}") from None
         except GetTimeoutError:
-            ray.kill(self._actor, no_restart=False)
-            self._is_restarting = True
+            ray.kill(actor, no_restart=False)
             raise WorkerLost(worker=self._name, reason=f"silent for {self._limit_s} s") from None
-        except ActorUnavailableError as error:
-            self._is_restarting = True
-            raise WorkerLost(worker=self._name, reason=_first_line(error)) from None
-        except RayActorError as error:  # died for good: the next call makes a new one
+        except ActorUnavailableError as error:  # it restarts
+            raise WorkerLost(worker=self._name, reason=first_line(error)) from None
+        except RayActorError as error:  # died for good
             self._actor = None
-            raise WorkerLost(worker=self._name, reason=_first_line(error)) from None
+            raise WorkerLost(worker=self._name, reason=first_line(error)) from None
         except RayError as error:
-            raise WorkerLost(worker=self._name, reason=_first_line(error)) from None
-
-    def _await_restart(self) -> None:
-        """Wait for the actor to come back: until then every call to it would be lost."""
-        ready = self._actor.ready.options(max_task_retries=-1).remote()
-        try:
-            ray.get(ready, timeout=RESTART_TIMEOUT_S)
-        except ActorUnavailableError as error:
-            raise WorkerLost(worker=self._name, reason=_first_line(error)) from None
-        except (RayActorError, GetTimeoutError) as error:
-            ray.kill(self._actor)
-            self._actor, self._is_restarting = None, False
-            raise WorkerLost(worker=self._name, reason=_first_line(error)) from None
-        self._is_restarting = False
+            raise WorkerLost(worker=self._name, reason=first_line(error)) from None
 
 
 class RayPool(MeasurePool):
-    """Measurer over Ray actors: a compile pool and one exclusive meter per device."""
+    """Measurer over Ray actors: compilers on every node, one exclusive meter per device."""
 
     def __init__(
         self,
@@ -186,127 +180,115 @@ class RayPool(MeasurePool):
         *,
         artifact_dir: Path,
         epoch: int,
-        address: str | None = None,
         compile_workers: int = 2,
         compile_timeout_s: float = 60.0,
         run_timeout_s: float = 60.0,
         toolbox: Toolbox | None = None,
+        bench: Callable[..., Any] = MeasureBench,
     ) -> None:
+        """Start actors on the nodes of the cluster that this process joined, else on this machine.
+
+        Raises:
+            ClusterUnavailable: no local Ray can be started (WK707).
+            StaleEpoch: a newer leader has actors (WK705).
+        """
         tools = toolbox or TilecoreToolbox()
-        store = artifact_dir.absolute()
-        self._owns_ray = connect(hardware, address)
-        retire_older(epoch)
-        kind = f"{epoch}:{hardware.key[:12]}"
-        compilers = [
-            ActorLane(
-                f"compile:{kind}:{i}",
-                _creator(
-                    CompileActor, f"compile:{kind}:{i}", (tools, store, compile_timeout_s), 1, {}
-                ),
-                compile_timeout_s + 2 * START_TIMEOUT_S,
-            )
-            for i in range(min(compile_workers, max(1, int(ray.cluster_resources()["CPU"]))))
-        ]
-        arguments = (tools, store, hardware.cores, hardware.kind, run_timeout_s)
-        needs = {resource_name(hardware): 1}
-        meter = ActorLane(
-            f"meter:{kind}:0",
-            _creator(MeasureActor, f"meter:{kind}:0", arguments, 0, needs),
-            WAIT_S + 2 * PREPARE_TIMEOUT_S + 100 * run_timeout_s,
-        )
-        super().__init__(
-            hardware, compilers=compilers, meter=meter, toolbox=tools, name=f"ray:{kind}"
-        )
+        self._store = artifact_dir.absolute()
+        self._epoch = epoch
+        self._opened = 0
+        self._compile_workers = compile_workers
+        self._compile_timeout_s = compile_timeout_s
+        self._run_timeout_s = run_timeout_s
+        self._bench = bench
+        self._owns_ray = start_local(hardware)
+        retire_older(epoch, hardware.key[:12])
+        super().__init__(hardware, toolbox=tools)
+        self.follow(nodes())
+
+    def follow(self, there: Sequence[ClusterNode], draining: Collection[str] = ()) -> set[str]:
+        """Use the nodes that offer the hardware, let go of those that do not any more.
+
+        Args:
+            there: nodes of the cluster that may be used.
+            draining: keys of those that get nothing new.
+
+        Returns:
+            Keys of draining nodes on which nothing is under way.
+        """
+        needed = resource_name(self.hardware)
+        ours = {node.key: node for node in there if node.resource == needed}
+        for key in set(self._nodes) - set(ours):
+            self.remove_node(key)
+        for key, node in ours.items():
+            if key not in draining and key not in self._nodes:
+                try:
+                    self._open(node)
+                except (RayError, ValueError) as error:  # it is going just now
+                    LOG.warning("node %s cannot be used yet: %s", node.name, first_line(error))
+        idle = {key for key in ours if key in draining and key not in self._nodes}
+        for key in set(draining) & set(self._nodes):
+            if self.drain_node(key):
+                self.remove_node(key)
+                idle.add(key)
+        return idle
 
     def close(self) -> None:
         """End this pool's actors; a Ray that this pool started ends too."""
         super().close()
-        if self._owns_ray and ray.is_initialized():
-            ray.shutdown()
+        if self._owns_ray:
+            leave()
 
+    def _open(self, node: ClusterNode) -> None:
+        """Start the actors of a node.
 
-def connect(hardware: HardwareProfile, address: str | None) -> bool:
-    """Connect to the cluster at ``address``, or start a local one; return whether it was started.
-
-    Raises:
-        HardwareNotOffered: no node offers the hardware (WK704).
-        ClusterUnavailable: there is no cluster at the address, or none can be started (WK707).
-    """
-    needed = resource_name(hardware)
-    starts_local = False
-    if not ray.is_initialized():
-        starts_local = address is None
-        local = {"num_cpus": hardware.cores, "resources": {needed: 1}, "include_dashboard": False}
-        with _kept_sigterm():
-            _init(address or "local", local if starts_local else {})
-    offered = [name for name in ray.cluster_resources() if name.startswith("hw:")]
-    if needed not in offered:
-        raise HardwareNotOffered(resource=needed, found=", ".join(offered) or "none")
-    return starts_local
-
-
-def _init(address: str, options: dict[str, Any]) -> None:
-    """Start or join; a node that comes up too slowly on a busy machine is tried again."""
-    for left in reversed(range(INIT_ATTEMPTS)):
-        before = set(psutil.Process().children(recursive=True))
-        try:
-            ray.init(
-                address=address,
-                namespace=NAMESPACE,
-                log_to_driver=False,
-                logging_level=logging.WARNING,
-                **options,
+        They ask Ray for no CPU: pools for several kinds of hardware share a node's cores, and
+        while one measures on them, none of this node compiles for it.
+        """
+        self._opened += 1  # the names of a node's earlier actors may still be taken
+        place = f"{self._epoch}:{self.hardware.key[:12]}:{node.key[:12]}:{self._opened}"
+        tools = self._toolbox
+        compilers = [
+            ActorLane(
+                name := f"compile:{place}:{i}",
+                _creator(
+                    CompileActor, name, node, (tools, self._store, self._compile_timeout_s), {}
+                ),
+                self._compile_timeout_s + 2 * START_TIMEOUT_S,
             )
-            return
-        except Exception as error:  # Ray raises a bare Exception when its node starts too slowly
-            ray.shutdown()
-            _end(set(psutil.Process().children(recursive=True)) - before)
-            if not left:
-                raise ClusterUnavailable(address=address, reason=_first_line(error)) from error
-            LOG.warning("starting Ray at %s failed, trying again: %s", address, error)
+            for i in range(min(self._compile_workers, max(1, node.cpus)))
+        ]
+        device = {resource_name(self.hardware): 1.0}
+        meters = [
+            ActorLane(
+                name := f"meter:{place}:{i}",
+                _creator(MeasureActor, name, node, self._meter_arguments(i), device),
+                WAIT_S + 2 * PREPARE_TIMEOUT_S + 100 * self._run_timeout_s,
+            )
+            for i in range(node.devices)
+        ]
+        self.add_node(node.key, f"ray:{node.name}", compilers, meters)
 
-
-def _end(processes: set[psutil.Process]) -> None:
-    """Kill what a failed start left behind: ray.shutdown does not know a half-started node."""
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(list(processes), timeout=5)
-
-
-def retire_older(epoch: int) -> None:
-    """Kill named actors of earlier leaders, and of this epoch's earlier pool.
-
-    Raises:
-        StaleEpoch: actors of a newer leader are there (WK705).
-    """
-    deadline = time.monotonic() + NAME_TIMEOUT_S
-    while True:
-        names = [n for n in list_named_actors() if n.split(":")[0] in ROLES]
-        newest = max((int(n.split(":")[1]) for n in names), default=epoch)
-        if newest > epoch:
-            raise StaleEpoch(epoch=epoch, found=newest)
-        if not names or time.monotonic() > deadline:
-            return
-        for name in names:
-            try:
-                ray.kill(ray.get_actor(name))
-                LOG.info("killed actor %s of an earlier leader", name)
-            except (ValueError, RayError):  # gone in the meantime
-                continue
-        time.sleep(0.1)
+    def _meter_arguments(self, index: int) -> tuple[Any, ...]:
+        device = self.hardware.kind if index == 0 else f"{self.hardware.kind}-{index}"
+        cores, timeout_s = self.hardware.cores, self._run_timeout_s
+        return (self._toolbox, self._bench, self._store, cores, device, timeout_s)
 
 
 def _creator(
-    kind: type, name: str, arguments: tuple[Any, ...], cpus: int, resources: Mapping[str, float]
+    kind: type,
+    name: str,
+    node: ClusterNode,
+    arguments: tuple[Any, ...],
+    resources: Mapping[str, float],
 ) -> Callable[[], Any]:
     def create() -> Any:
         return (
             ray.remote(kind)
             .options(
                 name=name,
-                num_cpus=cpus,
+                num_cpus=0,
                 resources=dict(resources),
+                scheduling_strategy=affinity(node),
                 max_restarts=-1,
                 max_task_retries=0,  # a candidate must not run again behind our back
             )
@@ -314,19 +296,3 @@ def _creator(
         )
 
     return create
-
-
-class _kept_sigterm:
-    """Keep the caller's SIGTERM handler: ray.init replaces it."""
-
-    def __enter__(self) -> None:
-        self._is_main = threading.current_thread() is threading.main_thread()
-        self._handler = signal.getsignal(signal.SIGTERM)
-
-    def __exit__(self, *_: object) -> None:
-        if self._is_main and self._handler is not None:
-            signal.signal(signal.SIGTERM, self._handler)
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"

@@ -75,6 +75,53 @@ def test_environment_variables_are_settings(compose):
     assert found <= known
 
 
+@pytest.fixture(scope="module")
+def manifests():
+    return list(yaml.safe_load_all((DEPLOY / "kubernetes" / "tilecore.yaml").read_text()))
+
+
+def pods(manifests):
+    """Return the pod specifications of Kubernetes manifests by name."""
+    found = {}
+    for manifest in manifests:
+        spec = manifest["spec"]
+        if manifest["kind"] == "RayCluster":
+            groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
+            found |= {g.get("groupName", "head"): g["template"]["spec"] for g in groups}
+        elif "template" in spec:
+            found[manifest["metadata"]["name"]] = spec["template"]["spec"]
+    return found
+
+
+def test_kubernetes_manifests_fit_the_program(manifests):
+    known = {f"TILECORE_{field.upper()}" for field in Settings.model_fields}
+    found = pods(manifests)
+    assert set(found) == {"migrate", "api", "coordinator", "head", "cpu"}
+    for name, pod in found.items():
+        (container,) = pod["containers"]
+        command = container.get("command", ["tilecore"]) + container.get("args", [])
+        if command[0] == "tilecore":
+            parses(command[1:])
+        variables = {v["name"] for v in container["env"] if v["name"].startswith("TILECORE_")}
+        assert variables <= known, name
+        mounted = {m["name"] for m in container["volumeMounts"]}
+        assert mounted == {v["name"] for v in pod["volumes"]}, name
+        secret = next(v["secret"] for v in pod["volumes"] if v["name"] == "secrets")
+        needs_database = "TILECORE_DATABASE_URL" in variables
+        assert needs_database or [i["key"] for i in secret["items"]] == ["ray_token"], name
+    (cluster,) = [m for m in manifests if m["kind"] == "RayCluster"]
+    pinned = re.search(r"^ray==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned is not None
+    assert cluster["spec"]["rayVersion"] == pinned[1]
+
+
+def parses(command):
+    result = typer.testing.CliRunner().invoke(app, [*command, "--help"])
+    assert result.exit_code == 0, command
+    options = [word for word in command if word.startswith("--")]
+    assert all(re.sub("^--no-", "--", o) in result.output for o in options), command
+
+
 def test_commands_are_commands_of_the_program(compose):
     ours = [s for s in compose["services"].values() if "TILECORE_IMAGE" in s["image"]]
     commands = [s["command"] for s in ours]
@@ -82,10 +129,7 @@ def test_commands_are_commands_of_the_program(compose):
     commands.append(compose["services"]["coordinator"]["healthcheck"]["test"][2:])
     commands.append(["serve", "--host", "0.0.0.0"])
     for command in commands:
-        result = typer.testing.CliRunner().invoke(app, [*command, "--help"])
-        assert result.exit_code == 0, command
-        options = [word for word in command if word.startswith("--")]
-        assert all(re.sub("^--no-", "--", o) in result.output for o in options), command
+        parses(command)
 
 
 def test_what_is_watched_is_there(compose, tmp_path):

@@ -13,6 +13,7 @@ from db.store import SqlStore
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, MeasureStatus, Protocol, Toolchain
 from recommender.workload import Workload
+from tests import postgres
 from tilecore.tile_config import TileConfig, digest
 
 HARDWARE = HardwareProfile(name="bench CPU", kind="cpu", arch="x86-64-avx2", cores=2)
@@ -55,16 +56,40 @@ def database_path(migrated_file: Path, tmp_path: Path) -> Path:
     return Path(shutil.copy(migrated_file, tmp_path / "tilecore.db"))
 
 
+@pytest.fixture(scope="session")
+def postgres_template() -> Iterator[tuple[str, str] | None]:
+    """The URL of a PostgreSQL server and the name of a migrated database on it."""
+    with postgres.server_url() as server:
+        if server is None:
+            yield None
+            return
+        with postgres.database(server) as url:
+            yield server, url.rsplit("/", 1)[1].split("?")[0]
+
+
 @pytest.fixture
-def store(database_path: Path) -> Iterator[SqlStore]:
-    store = SqlStore(open_database(f"sqlite:///{database_path}", busy_timeout_s=5.0))
+def store_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A migrated database of its own: SQLite, or what the test's parameter names."""
+    if getattr(request, "param", "sqlite") == "sqlite":
+        yield f"sqlite:///{request.getfixturevalue('database_path')}"
+        return
+    template = request.getfixturevalue("postgres_template")
+    if template is None:
+        pytest.skip("no PostgreSQL here: install it, or set TILECORE_TEST_POSTGRES_URL")
+    with postgres.database(*template) as url:
+        yield url
+
+
+@pytest.fixture
+def store(store_url: str) -> Iterator[SqlStore]:
+    store = SqlStore(open_database(store_url, busy_timeout_s=5.0))
     yield store
     store.database.close()
 
 
 @pytest.fixture
-def second_store(store: SqlStore, database_path: Path) -> Iterator[SqlStore]:
-    second = SqlStore(open_database(f"sqlite:///{database_path}", busy_timeout_s=5.0))
+def second_store(store: SqlStore, store_url: str) -> Iterator[SqlStore]:
+    second = SqlStore(open_database(store_url, busy_timeout_s=5.0))
     yield second
     second.database.close()
 

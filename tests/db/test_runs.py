@@ -1,15 +1,28 @@
 """Runs, trials and leases: nothing lost, nothing doubled."""
 
 import threading
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from alembic import command
 
-from db.errors import IdempotencyConflict, LeadershipLost, UnknownRun
+from db.errors import (
+    BudgetUsedUp,
+    IdempotencyConflict,
+    IllegalTransition,
+    LeadershipLost,
+    UnknownNode,
+    UnknownRun,
+)
+from db.migrate import migrating, upgrade
 from db.models import LeaderRow, TrialRow
-from db.records import NewTrial
+from db.records import NewRun, NewTrial
 from recommender.measurement import MeasureStatus, Protocol
+from tests.db.conftest import HARDWARE, TOOLCHAIN
 from tilecore.tile_config import TileConfig
+
+pytestmark = pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
 
 
 def trials(count, protocol=Protocol.SCREEN):
@@ -35,7 +48,7 @@ def test_unknown_run(store):
 def test_a_run_from_queue_to_result(store, new_run, make_measurement):
     run = new_run()
     epoch = store.leader.acquire("me", 10)
-    assert store.runs.next_open(run.hardware.key).id == run.id
+    assert store.runs.open(run.hardware.key)[0].id == run.id
     store.runs.start(run, epoch)
     assert store.trials.add(run.id, trials(3), epoch) == []
     repeated = store.trials.add(run.id, trials(4), epoch)
@@ -145,7 +158,7 @@ def test_cancelling(store, new_run, make_measurement):
     store.trials.add(under_way.id, trials(2), epoch)
     (leased,) = store.trials.claim(under_way.id, epoch, 1, 60)
     assert store.runs.cancel(under_way.public_id).state == "RUNNING"
-    assert store.runs.is_cancel_requested(under_way.id)
+    assert store.runs.controls([under_way.id])[under_way.id].cancel_requested
     store.runs.finish(under_way.id, epoch, "CANCELLED")
     assert {t.state for t in store.trials.of_run(under_way.id)} == {"cancelled"}
     assert store.trials.accept(leased, epoch, make_measurement()) is None
@@ -158,9 +171,12 @@ def test_runs_are_listed_newest_first_and_one_under_way_comes_first(store, new_r
     assert [r.id for r in store.runs.list(limit=2)] == ids[:0:-1]
     assert [r.id for r in store.runs.list(before=ids[1])] == [ids[0]]
     last = store.runs.list(limit=1)[0]
-    assert store.runs.next_open(last.hardware.key).id == ids[0]
+    key = last.hardware.key
+    assert [r.id for r in store.runs.open(key, limit=9)] == ids
     store.runs.start(last, epoch)
-    assert store.runs.next_open(last.hardware.key).id == last.id
+    assert [r.id for r in store.runs.open(key, limit=2)] == [last.id, ids[0]]
+    store.runs.amend(store.runs.list()[1].public_id, priority=90)
+    assert [r.id for r in store.runs.open(key, limit=3)] == [last.id, ids[1], ids[0]]
     assert [r.id for r in store.runs.list(state="RUNNING")] == [last.id]
     assert len(store.runs.list(kernel="gemm")) == 3
     assert store.runs.list(kernel="conv") == []
@@ -192,7 +208,7 @@ def test_concurrent_updates_are_not_lost(store):
     def bump():
         for _ in range(40):
             with store.database.write() as session:
-                row = session.get(LeaderRow, "coordinator")
+                row = session.get(LeaderRow, "coordinator", with_for_update=True)
                 row.epoch = row.epoch + 1
 
     threads = [threading.Thread(target=bump) for _ in range(4)]
@@ -201,3 +217,177 @@ def test_concurrent_updates_are_not_lost(store):
     for thread in threads:
         thread.join()
     assert store.leader.current().epoch == 161
+
+
+def under_way(store, run, epoch, count=2):
+    store.runs.start(run, epoch)
+    store.trials.add(run.id, trials(count), epoch)
+    return store.trials.claim(run.id, epoch, count, 60)
+
+
+def test_pausing_and_resuming(store, new_run):
+    queued, run = new_run(), new_run()
+    assert store.runs.pause(queued.public_id).state == "PAUSED"
+    assert store.runs.pause(queued.public_id).state == "PAUSED"
+    assert [r.id for r in store.runs.open(run.hardware.key, limit=9)] == [run.id]
+    epoch = store.leader.acquire("me", 60)
+    assert not store.runs.start(queued, epoch)
+    under_way(store, run, epoch)
+    asked = store.runs.pause(run.public_id)
+    assert (asked.state, asked.pause_requested) == ("RUNNING", True)
+    assert not store.runs.resume(run.public_id).pause_requested
+    assert not store.runs.settle_pause(run.id, epoch)
+    store.runs.pause(run.public_id)
+    assert store.runs.settle_pause(run.id, epoch)
+    assert store.runs.get(run.public_id).state == "PAUSED"
+    assert store.runs.resume(run.public_id).state == "QUEUED"
+    kinds = [e.kind for e in store.runs.events(run.id)]
+    assert kinds[2:] == ["pause_requested", "unpaused", "pause_requested", "paused", "unpaused"]
+
+
+def test_what_makes_no_sense_in_a_state_is_refused(store, new_run):
+    epoch = store.leader.acquire("me", 60)
+    cancelled, failed, queued = new_run(), new_run(), new_run()
+    store.runs.cancel(cancelled.public_id)
+    store.runs.finish(failed.id, epoch, "FAILED", error="x")
+    refused = {
+        "resumed": [(store.runs.resume, run) for run in (cancelled, failed, queued)],
+        "paused": [(store.runs.pause, run) for run in (cancelled, failed)],
+        "cancelled": [(store.runs.cancel, failed)],
+        "extended": [(lambda i: store.runs.extend(i, trials=1), cancelled)],
+        "changed": [(lambda i: store.runs.amend(i, priority=1), failed)],
+    }
+    for verb, calls in refused.items():
+        for call, run in calls:
+            with pytest.raises(IllegalTransition, match=f"DB811.*cannot be {verb}"):
+                call(run.public_id)
+    running = new_run()
+    under_way(store, running, epoch)
+    store.runs.cancel(running.public_id)
+    with pytest.raises(IllegalTransition, match="to be cancelled"):
+        store.runs.pause(running.public_id)
+
+
+def test_a_finished_run_goes_on_with_a_larger_budget(store, new_run, make_measurement):
+    run = new_run(spec={"max_trials": 2, "time_limit_s": 5.0}, planned_trials=2, ceiling_s=9.0)
+    epoch = store.leader.acquire("me", 60)
+    first, _ = under_way(store, run, epoch)
+    store.trials.accept(first, epoch, make_measurement(config=first.config))
+    store.runs.add_time(run.id, 4.0, 2.0, epoch)
+    store.runs.finish(run.id, epoch, "SUCCEEDED", result={"best": 1})
+    with pytest.raises(BudgetUsedUp, match=r"DB812.*more than 2 trials"):
+        store.runs.extend(run.public_id, seconds=1.0)
+    with pytest.raises(BudgetUsedUp, match="at most 100000 trials"):
+        store.runs.extend(run.public_id, trials=10**6)
+    again = store.runs.extend(run.public_id, trials=3, seconds=1.0)
+    assert (again.state, again.round, again.planned_trials) == ("QUEUED", 1, 5)
+    assert (again.spec["time_limit_s"], again.ceiling_s) == (6.0, 10.0)
+    assert (again.active_s, again.device_s, again.finished_at) == (4.0, 2.0, None)
+    states = {t.sequence: t.state for t in store.trials.of_run(run.id)}
+    assert states == {0: "done", 1: "pending"}  # what was dropped at the end is to be done
+    proposals = trials(2, Protocol.CONFIRM)
+    assert store.trials.add(run.id, proposals, epoch) == []
+    later = [replace(p, round=1) for p in (*trials(3), *proposals)]
+    assert store.trials.add(run.id, later, epoch) == later[:2]  # screened once, confirmed again
+    assert store.runs.extend(run.public_id, trials=1).round == 2
+
+
+def test_a_group_is_queued_whole_and_once(store, make_workload):
+    def batch(body):
+        return [
+            NewRun(
+                workload=make_workload(m), hardware=HARDWARE, program_digest="p1",
+                toolchain=TOOLCHAIN, spec={"max_trials": 4}, body_hash=body, group="g-1",
+                idempotency_key="k" if m == 64 else None,
+            )
+            for m in (64, 32, 16)
+        ]  # fmt: skip
+
+    runs, is_new = store.runs.create_all(batch("b"))
+    assert is_new
+    again, is_new = store.runs.create_all(batch("b"))
+    assert not is_new
+    assert [r.id for r in again] == [r.id for r in runs]
+    with pytest.raises(IdempotencyConflict, match="DB807"):
+        store.runs.create_all(batch("other"))
+    assert [r.id for r in store.runs.of_group("g-1")] == [r.id for r in runs]
+    assert len(store.runs.list(group="g-1")) == len(store.runs.list()) == 3
+    with pytest.raises(UnknownRun, match="DB809"):
+        store.runs.of_group("g-2")
+
+
+def test_runs_wait_for_hardware_that_nobody_offers(store, new_run):
+    here, elsewhere = new_run(), new_run(hardware=replace(HARDWARE, name="another"))
+    epoch = store.leader.acquire("me", 60)
+    store.runs.match_hardware([HARDWARE.key], epoch)
+    states = [store.runs.get(r.public_id).state for r in (here, elsewhere)]
+    assert states == ["QUEUED", "WAITING_FOR_HARDWARE"]
+    assert store.runs.pause(elsewhere.public_id).state == "PAUSED"
+    store.runs.resume(elsewhere.public_id)
+    for _ in range(2):
+        store.runs.match_hardware([], epoch)
+    store.runs.match_hardware([HARDWARE.key, elsewhere.hardware.key], epoch)
+    assert {store.runs.get(r.public_id).state for r in (here, elsewhere)} == {"QUEUED"}
+    kinds = [e.kind for e in store.runs.events(elsewhere.id)]
+    assert kinds == ["queued", "waits", "paused", "unpaused", "waits", "hardware_joined"]
+
+
+def test_nodes_join_drain_and_get_lost(store, new_run):
+    epoch = store.leader.acquire("me", 60)
+    join = {"hardware": HARDWARE, "devices": 2, "epoch": epoch}
+    store.nodes.join("n1", name="one", **join)
+    store.nodes.join("n2", name="two", refused="other toolchain", **join)
+    assert {n.key: n.state for n in store.nodes.list()} == {"n1": "active", "n2": "refused"}
+    assert store.nodes.drain("n1").state == "draining"
+    store.nodes.join("n1", name="one", **join)
+    store.nodes.see(["n1"], ["n1"], epoch)
+    assert {n.key: n.state for n in store.nodes.list()} == {"n1": "drained", "n2": "lost"}
+    assert store.nodes.drain("n1").state == "drained"
+    assert store.nodes.undrain("n1").state == "active"
+    store.nodes.see([], [], epoch)
+    assert store.nodes.list(with_lost=False) == []
+    assert store.nodes.has_offered(HARDWARE.key)
+    assert not store.nodes.has_offered("other")
+    with pytest.raises(IllegalTransition, match="it is lost"):
+        store.nodes.drain("n1")
+    with pytest.raises(UnknownNode, match="DB813"):
+        store.nodes.undrain("n3")
+
+
+def test_outcomes_are_accepted_together_and_stale_ones_left_out(store, new_run, make_measurement):
+    run = new_run()
+    epoch = store.leader.acquire("me", 60)
+    leased = under_way(store, run, epoch, 3)
+    store.trials.retry_later(leased[1], epoch, "node gone", delay_s=0.0)
+    outcomes = [(trial, make_measurement(config=trial.config)) for trial in leased]
+    first, stale, third = store.trials.accept_all(outcomes, epoch)
+    assert stale is None
+    assert first < third
+    assert store.trials.count_by_status(run.id) == {"OK": 2, "pending": 1}
+    (again,) = store.trials.claim(run.id, epoch, 9, 60)
+    assert (again.attempt, again.losses) == (2, 1)
+
+
+def test_going_back_to_the_schema_before_and_forward_keeps_every_trial(
+    store, new_run, make_measurement
+):
+    run = new_run(spec={"max_trials": 9, "time_limit_s": 5.0})
+    epoch = store.leader.acquire("me", 60)
+    store.runs.pause(new_run().public_id)
+    for number in range(2):
+        proposals = [replace(t, round=number) for t in trials(3, Protocol.CONFIRM)]
+        store.trials.add(run.id, proposals, epoch)
+        for trial in store.trials.claim(run.id, epoch, 9, 60):
+            store.trials.accept(trial, epoch, make_measurement(config=trial.config))
+        if number == 0:
+            store.runs.extend(run.public_id, trials=1)
+    before = [t.measurement_id for t in store.trials.of_run(run.id)]
+    assert len(before) == 6
+    with migrating(store.database) as config:
+        command.downgrade(config, "0004")
+    upgrade(store.database)
+    runs = store.runs.list()
+    assert [r.state for r in runs] == ["SUCCEEDED", "QUEUED", "QUEUED"]
+    kept = [[t.measurement_id for t in store.trials.of_run(r.id)] for r in (runs[0], runs[2])]
+    assert kept == [before[:3], before[3:]]
+    assert store.count_measurements() == 6

@@ -15,6 +15,7 @@ from tests.tuner_service.table_measurer import HARDWARE, TOOLCHAIN, TableMeasure
 from tilecore import kernels
 from tuner_service.coordinator import Coordinator
 from tuner_service.run_driver import Limits
+from tuner_service.workplaces import HostWorkplace
 
 pytestmark = pytest.mark.timeout(1800)
 KILLS = 5
@@ -24,9 +25,8 @@ def work(url: str, log: Path) -> None:
     store = SqlStore(open_database(url))
     Coordinator(
         store,
-        hardware=HARDWARE,
         toolchain=TOOLCHAIN,
-        make_measurer=lambda _: TableMeasurer(delay_s=0.01, log=log),
+        workplace=HostWorkplace(HARDWARE, lambda _: TableMeasurer(delay_s=0.01, log=log)),
         limits=Limits(poll_s=0.01, queue_depth=8),
         leader_ttl_s=30.0,  # a dead leader on this host is noticed without waiting for this
         until_idle=True,

@@ -26,6 +26,8 @@ HARDWARE = HardwareProfile(
 class TableMeasurer:
     """Answers requests one by one, each after ``delay_s``; every execution is noted in ``log``."""
 
+    devices = 1
+
     def __init__(
         self,
         hardware: HardwareProfile = HARDWARE,

@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from tests.tuner_service.test_app import GEMM, problem
 from tuner_service import access
 from tuner_service.app import create_app
-from tuner_service.jobs import submit, understand
+from tuner_service.jobs import Effort, submit, understand
 
 RUN = GEMM | {"max_trials": 3}
 
@@ -216,4 +216,4 @@ def logged():
 def new_run_of_host(store):
     """A queued run of this host."""
     question = understand(store, "gemm", GEMM["problem"])
-    return submit(store, question, max_trials=3, time_limit_s=60)[0]
+    return submit(store, question, Effort(max_trials=3, time_limit_s=60))[0]

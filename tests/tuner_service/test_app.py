@@ -12,6 +12,7 @@ from tuner_service import wiring
 from tuner_service.app import create_app
 from tuner_service.coordinator import Coordinator
 from tuner_service.run_driver import Limits
+from tuner_service.workplaces import HostWorkplace
 
 GEMM = {"kernel": "gemm", "problem": {"m": 64, "n": 64, "k": 64, "dtype": "float32"}}
 
@@ -28,9 +29,8 @@ def coordinate(store):
     toolchain: Toolchain = wiring.host_toolchain()
     Coordinator(
         store,
-        hardware=host,
         toolchain=toolchain,
-        make_measurer=lambda _: TableMeasurer(host, toolchain=toolchain),
+        workplace=HostWorkplace(host, lambda _: TableMeasurer(host, toolchain=toolchain)),
         limits=Limits(poll_s=0.01),
         until_idle=True,
     ).run()

@@ -17,9 +17,10 @@ from tuner_service import wiring
 from tuner_service.cli import run_cli
 from tuner_service.coordinator import Coordinator
 from tuner_service.errors import InvalidSettings
-from tuner_service.jobs import submit, understand
+from tuner_service.jobs import Effort, submit, understand
 from tuner_service.run_driver import Limits
 from tuner_service.settings import load_settings
+from tuner_service.workplaces import HostWorkplace
 
 GEMM = ["gemm", "--m", "64", "--n", "64", "--k", "64"]
 
@@ -42,12 +43,14 @@ def cli(settings, monkeypatch, capsys):
 def tuned(store):
     """A finished run of this host for the workload GEMM."""
     question = understand(store, "gemm", {"m": 64, "n": 64, "k": 64})
-    run, _ = submit(store, question, max_trials=5, time_limit_s=60)
+    run, _ = submit(store, question, Effort(max_trials=5, time_limit_s=60))
     Coordinator(
         store,
-        hardware=question.hardware,
         toolchain=question.toolchain,
-        make_measurer=lambda _: TableMeasurer(question.hardware, toolchain=question.toolchain),
+        workplace=HostWorkplace(
+            question.hardware,
+            lambda _: TableMeasurer(question.hardware, toolchain=question.toolchain),
+        ),
         limits=Limits(poll_s=0.01),
         until_idle=True,
     ).run()

@@ -1,24 +1,29 @@
 """The coordinator brings runs to their end, whatever happens to workers, leases and itself."""
 
 import threading
+import time
+from dataclasses import replace
 
 import pytest
 
 from db.errors import LeadershipLost
+from db.session import Database
+from db.store import SqlStore
 from recommender.measurement import MeasureStatus, Protocol, Toolchain
 from tests.tuner_service.table_measurer import HARDWARE, TOOLCHAIN, TableMeasurer
 from tuner_service.coordinator import Coordinator
 from tuner_service.process import is_process_gone, process_name
-from tuner_service.run_driver import Limits, RunDriver
+from tuner_service.run_driver import Limits
+from tuner_service.station import Station
+from tuner_service.workplaces import HostWorkplace
 
 LIMITS = Limits(retry_base_s=0.01, poll_s=0.01, max_attempts=3)
 
 
 def coordinator(store, measurer, **changes):
     options = {"limits": LIMITS, "until_idle": True, "leader_ttl_s": 5.0} | changes
-    return Coordinator(
-        store, hardware=HARDWARE, toolchain=TOOLCHAIN, make_measurer=lambda _: measurer, **options
-    )
+    workplace = HostWorkplace(HARDWARE, lambda _: measurer)
+    return Coordinator(store, workplace=workplace, toolchain=TOOLCHAIN, **options)
 
 
 def test_a_run_ends_with_a_result_and_one_measurement_per_trial(store, queue_run):
@@ -42,9 +47,10 @@ def test_a_run_ends_with_a_result_and_one_measurement_per_trial(store, queue_run
     assert not store.leader.current().is_alive
 
 
-def test_runs_are_worked_on_one_after_the_other(store, queue_run):
+def test_no_more_runs_share_a_device_than_allowed(store, queue_run):
     first, second = queue_run(), queue_run(max_trials=3)
-    coordinator(store, TableMeasurer()).run()
+    limits = replace(LIMITS, max_active_runs=1)
+    coordinator(store, TableMeasurer(), limits=limits).run()
     states = [store.runs.get(r.public_id) for r in (first, second)]
     assert [r.state for r in states] == ["SUCCEEDED", "SUCCEEDED"]
     assert states[0].finished_at <= states[1].started_at
@@ -137,12 +143,12 @@ def test_stopping_gives_the_work_back_and_the_next_one_ends_it(store, queue_run)
 def test_a_leader_that_was_replaced_writes_nothing_more(store, queue_run):
     run = queue_run()
     old = store.leader.acquire("old", 0.0)
-    store.runs.start(run, old)
-    driver = RunDriver(store, run, TableMeasurer(), old, LIMITS)
-    driver.step()
+    station = Station(store, TableMeasurer(), old, LIMITS)
+    station.step(0.0)
+    assert store.runs.get(run.public_id).state == "RUNNING"
     store.leader.acquire("new", 60)
     with pytest.raises(LeadershipLost):
-        any(driver.step() for _ in range(100))
+        any(station.step(0.0) for _ in range(100))
 
 
 def test_process_names():
@@ -153,3 +159,132 @@ def test_process_names():
     assert is_process_gone(f"{host}/{boot}/1/{start}")
     assert not is_process_gone(f"elsewhere/{boot}/1/{start}")
     assert not is_process_gone("nonsense")
+
+
+def test_runs_share_a_device_by_priority(store, queue_run):
+    from tests.tuner_service.conftest import gemm
+
+    low = queue_run(gemm(m=32), max_trials=60)
+    high = queue_run(gemm(m=64), max_trials=60, priority=30)
+    epoch = store.leader.acquire("me", 60)
+    limits = replace(LIMITS, batch=2, queue_depth=4)
+    station = Station(store, TableMeasurer(), epoch, limits)
+    while store.count_measurements() < 40:
+        station.step(0.0)
+    done = {r.id: len(store.trials.of_run(r.id, state="done")) for r in (low, high)}
+    assert done[high.id] / done[low.id] == pytest.approx(3, rel=0.2)
+    store.runs.amend(low.public_id, priority=300)
+    while store.count_measurements() < 70:
+        station.step(0.0)
+    later = {r: len(store.trials.of_run(r, state="done")) - count for r, count in done.items()}
+    assert later[low.id] > 4 * later[high.id]
+    station.close()
+    shares = [store.runs.get(r.public_id) for r in (low, high)]
+    assert sum(r.device_s for r in shares) == pytest.approx(shares[0].active_s, rel=0.05)
+
+
+def in_background(worker):
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    return thread
+
+
+def wait(condition, timeout_s=60.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.005)
+
+
+def test_a_paused_run_lets_others_pass_and_goes_on_where_it_stood(store, queue_run):
+    run = queue_run(max_trials=30)
+    worker = coordinator(store, TableMeasurer(delay_s=0.01), until_idle=False)
+    thread = in_background(worker)
+    wait(lambda: store.count_measurements() >= 3)
+    store.runs.pause(run.public_id)
+    wait(lambda: store.runs.get(run.public_id).state == "PAUSED")
+    assert not store.trials.of_run(run.id, state="leased")
+    other = queue_run(max_trials=2)
+    wait(lambda: store.runs.get(other.public_id).state == "SUCCEEDED")
+    assert store.runs.get(run.public_id).state == "PAUSED"
+    measured = len(store.trials.of_run(run.id, state="done"))
+    assert measured < 30
+    store.runs.resume(run.public_id)
+    wait(lambda: store.runs.get(run.public_id).state == "SUCCEEDED")
+    worker.stop()
+    thread.join(20)
+    assert sum(t.protocol is Protocol.SCREEN for t in store.trials.of_run(run.id)) == 30
+
+
+@pytest.mark.parametrize("while_open", [True, False])
+def test_an_extended_run_searches_on_and_confirms_again(store, queue_run, while_open):
+    run = queue_run(max_trials=4)
+    if not while_open:
+        coordinator(store, TableMeasurer()).run()
+        first = store.runs.get(run.public_id)
+        assert (first.state, first.result["ended_by"]) == ("SUCCEEDED", "its budget")
+        before = [t for t in store.trials.of_run(run.id) if t.protocol is Protocol.CONFIRM]
+    store.runs.extend(run.public_id, trials=5)
+    coordinator(store, TableMeasurer()).run()
+    done, trials = store.runs.get(run.public_id), store.trials.of_run(run.id)
+    assert (done.state, done.round, done.planned_trials) == ("SUCCEEDED", 1, 9)
+    assert {t.state for t in trials} == {"done"}
+    screened = [t.config for t in trials if t.protocol is Protocol.SCREEN]
+    assert len(screened) == len(set(screened)) == 9
+    again = {t.config for t in trials if t.protocol is Protocol.CONFIRM and t.round == 1}
+    assert done.result["best"]["config"] in [dict(c.items_) for c in again]
+    assert len({t.measurement_id for t in trials}) == len(trials) == store.count_measurements()
+    if not while_open:
+        fastest = min(before, key=lambda t: t.measurement.time_s)
+        assert fastest.config in again
+        assert done.result["best"]["latency_us"] <= first.result["best"]["latency_us"]
+        assert done.active_s > first.active_s
+
+
+def test_a_ceiling_ends_a_run_with_what_it_has(store, queue_run):
+    run = queue_run(max_trials=500, ceiling_s=0.3)
+    coordinator(store, TableMeasurer(delay_s=0.02)).run()
+    done = store.runs.get(run.public_id)
+    assert (done.state, done.result["ended_by"]) == ("SUCCEEDED", "its ceiling")
+    assert done.result["best"]["protocol"] == "screen"
+    assert 0.3 <= done.active_s < 5
+    assert {t.state for t in store.trials.of_run(run.id)} == {"done", "cancelled"}
+
+
+def test_a_run_for_hardware_that_nobody_offers_waits_and_says_so(store, queue_run):
+    other = replace(HARDWARE, name="another")
+    here, elsewhere = queue_run(max_trials=2), queue_run(max_trials=2, hardware=other)
+    coordinator(store, TableMeasurer()).run()
+    states = [store.runs.get(r.public_id).state for r in (here, elsewhere)]
+    assert states == ["SUCCEEDED", "WAITING_FOR_HARDWARE"]
+
+
+def test_a_trial_that_the_workers_forget_is_done_again(store, queue_run):
+    class Forgetful(TableMeasurer):
+        def submit(self, requests):
+            super().submit([r for r in requests if not r.token.endswith(":1")])
+
+    run = queue_run(max_trials=2)
+    limits = replace(LIMITS, lease_s=0.05, max_attempts=100)
+    coordinator(store, Forgetful(), limits=limits).run()
+    trials = store.trials.of_run(run.id)
+    assert store.runs.get(run.public_id).state == "SUCCEEDED"
+    assert all(t.losses == t.attempt - 1 >= 1 for t in trials)
+
+
+def test_what_the_database_missed_is_stored_when_it_is_back(store, queue_run, database_lock):
+    run = queue_run(max_trials=20)
+    store.database.close()
+    impatient = SqlStore(Database(store.database.shown_url, busy_timeout_s=0.05))
+    worker = coordinator(impatient, TableMeasurer(delay_s=0.02), leader_ttl_s=60.0)
+    thread = in_background(worker)
+    for wanted in (2, 8):
+        wait(lambda n=wanted: store.count_measurements() >= n)
+        with database_lock():
+            time.sleep(0.4)
+    thread.join(60)
+    trials = store.trials.of_run(run.id)
+    assert store.runs.get(run.public_id).state == "SUCCEEDED"
+    assert {t.state for t in trials} == {"done"}
+    assert len({t.measurement_id for t in trials}) == len(trials) == store.count_measurements()
+    impatient.database.close()

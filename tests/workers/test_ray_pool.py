@@ -11,13 +11,18 @@ from pathlib import Path
 import psutil
 import pytest
 
+from db.migrate import open_database
+from db.store import SqlStore
 from recommender.measurement import MeasureStatus
 from recommender.ports import Measurer
 from tests.workers.fault_toolbox import HARDWARE, FaultToolbox
 from tests.workers.measurer_contract import WAIT_S, MeasurerContract, screen
-from workers.errors import ClusterUnavailable, HardwareNotOffered, StaleEpoch
+from tuner_service.cluster_workplace import ClusterWorkplace
+from workers.errors import ClusterUnavailable, StaleEpoch
 from workers.pool import wait_for_all
-from workers.ray_pool import RayPool, connect, retire_older
+from workers.ray_cluster import nodes, retire_older, start_local
+from workers.ray_pool import RayPool
+from workers.toolchain import current_toolchain
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +31,7 @@ def cluster() -> Iterator[None]:
 
     previous = signal.getsignal(signal.SIGTERM)
     try:
-        assert connect(HARDWARE, None)
+        assert start_local(HARDWARE)
     except ClusterUnavailable as error:  # Ray's own start-up limits, on a starved machine
         pytest.skip(f"no local Ray can be started here: {error.message}")
     assert signal.getsignal(signal.SIGTERM) is previous
@@ -84,11 +89,48 @@ def test_a_new_leader_kills_the_actors_of_the_old_one(cluster: None, tmp_path: P
     old.close()
 
 
-def test_hardware_that_nobody_offers_is_refused(cluster: None) -> None:
-    from dataclasses import replace
+def test_a_drained_node_ends_what_is_under_way_and_works_again(
+    cluster: None, tmp_path: Path
+) -> None:
+    with make_pool(tmp_path, epoch=20) as pool:
+        [node] = nodes()
+        assert pool.devices == 1
+        pool.submit([screen("under way", delay_us=300_000)])
+        while not _meters():
+            time.sleep(0.05)
+        while not pool.follow([node], draining={node.key}):
+            time.sleep(0.05)
+        assert pool.devices == 0
+        pool.submit([screen("later")])
+        before = pool.collect(1.0)
+        assert {m.status for _, m in before} <= {MeasureStatus.OK}
+        assert "later" not in {r.token for r, _ in before}
+        assert pool.follow([node]) == set()
+        found = {r.token: m for r, m in before}
+        deadline = time.monotonic() + WAIT_S
+        while len(found) < 2:
+            assert time.monotonic() < deadline
+            found |= {r.token: m for r, m in pool.collect(1.0)}
+        assert {m.status for m in found.values()} == {MeasureStatus.OK}
 
-    with pytest.raises(HardwareNotOffered, match="WK704"):
-        connect(replace(HARDWARE, name="another machine"), None)
+
+def test_a_node_that_is_not_what_it_offers_is_refused(cluster: None, tmp_path: Path) -> None:
+    store = SqlStore(open_database(f"sqlite:///{tmp_path}/tilecore.db"))
+    workplace = ClusterWorkplace(
+        "unused", current_toolchain(), lambda *_: make_pool(tmp_path, epoch)
+    )
+    for _ in range(50):  # newer than the leaders of the other tests here
+        epoch = store.leader.acquire("me", 600, lambda _: True)
+    workplace.open()
+    deadline = time.monotonic() + WAIT_S
+    while not store.nodes.list():
+        assert workplace.refresh(store, epoch) == []
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    [row] = store.nodes.list()
+    store.database.close()
+    assert row.state == "refused"
+    assert "not what it offers" in row.detail
 
 
 def test_importing_workers_and_the_local_pool_loads_neither_ray_nor_a_compiler() -> None:

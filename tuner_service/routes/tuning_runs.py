@@ -1,4 +1,4 @@
-"""/v1/tuning-runs: queue, watch, cancel."""
+"""/v1/tuning-runs: queue, watch, pause, resume, extend, cancel."""
 
 from __future__ import annotations
 
@@ -13,28 +13,32 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from db.records import RunRecord, TrialRecord
 from db.store import SqlStore
-from tuner_service.access import Needs
-from tuner_service.jobs import submit, understand
+from tuner_service.jobs import Effort, Question, partial_result, submit, understand
 from tuner_service.problems import documented
 from tuner_service.routes.context import (
     AppSettings,
     Cursor,
+    IdempotencyKey,
     Limit,
     Store,
     decode_cursor,
     encode_cursor,
 )
 from tuner_service.schemas import (
+    Amendment,
+    Extension,
+    ResultOut,
+    RunState,
     TrialOut,
     TrialPage,
     TuningRunOut,
     TuningRunPage,
     TuningRunRequest,
 )
+from tuner_service.settings import Settings
 
 router = APIRouter(prefix="/tuning-runs", tags=["tuning runs"])
 RunId = Annotated[str, Path(max_length=64)]
-State = Literal["QUEUED", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"]
 EVENT_POLL_S = 0.3
 MAX_EVENT_ID = 2**62
 
@@ -42,7 +46,6 @@ MAX_EVENT_ID = 2**62
 @router.post(
     "",
     status_code=202,
-    dependencies=[Depends(Needs("tune"))],
     responses={
         200: {"model": TuningRunOut, "description": "The key came before"},
         **documented(404, 413, 422),
@@ -53,26 +56,11 @@ def create_tuning_run(
     response: Response,
     store: Store,
     settings: AppSettings,
-    idempotency_key: Annotated[
-        str | None, Header(max_length=128, pattern="^[!-~]+$", examples=["my-run-1"])
-    ] = None,
+    idempotency_key: IdempotencyKey = None,
 ) -> TuningRunOut:
-    """Queue a tuning run on this host; the coordinator works on it."""
-    question = understand(
-        store,
-        request.kernel,
-        request.problem,
-        threads=request.threads,
-        hardware=request.hardware,
-    )
-    run, is_new = submit(
-        store,
-        question,
-        max_trials=request.max_trials or settings.max_trials,
-        time_limit_s=request.time_limit_s or settings.time_limit_s,
-        seed=request.seed,
-        idempotency_key=idempotency_key,
-    )
+    """Queue a tuning run; the coordinator works on it."""
+    question, effort = understood(store, settings, request)
+    run, is_new = submit(store, question, effort, idempotency_key=idempotency_key)
     response.headers["Location"] = f"/v1/tuning-runs/{run.public_id}"
     if not is_new:
         response.status_code = 200
@@ -82,27 +70,28 @@ def create_tuning_run(
 @router.get("", responses=documented(422))
 def list_tuning_runs(
     store: Store,
-    state: State | None = None,
+    state: RunState | None = None,
     kernel: Annotated[str | None, Query(max_length=64)] = None,
+    group: Annotated[str | None, Query(max_length=36)] = None,
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> TuningRunPage:
     """Return runs, newest first."""
-    query = f"runs:{state}:{kernel}"
+    query = f"runs:{state}:{kernel}:{group}"
     key = decode_cursor(query, cursor, 1)
     before = int(key[0]) if key else None
-    runs = store.runs.list(state=state, kernel=kernel, limit=limit + 1, before=before)
+    runs = store.runs.list(state=state, kernel=kernel, group=group, limit=limit + 1, before=before)
     more = encode_cursor(query, [runs[limit - 1].id]) if len(runs) > limit else None
     return TuningRunPage(items=[to_wire(store, r) for r in runs[:limit]], next_cursor=more)
 
 
-@router.get("/{run_id}", responses=documented(404))
+@router.get("/{run_id:name}", responses=documented(404))
 def get_tuning_run(run_id: RunId, store: Store) -> TuningRunOut:
     """Return a run: state, trials by status, result."""
     return to_wire(store, store.runs.get(run_id))
 
 
-@router.get("/{run_id}/trials", responses=documented(404))
+@router.get("/{run_id:name}/trials", responses=documented(404))
 def list_trials(
     run_id: RunId,
     store: Store,
@@ -113,14 +102,42 @@ def list_trials(
     return TrialPage(items=[_trial(t) for t in store.trials.of_run(run.id, state=state)])
 
 
-@router.post(
-    "/{run_id}:cancel",
-    status_code=202,
-    responses=documented(404),
-    dependencies=[Depends(Needs("tune"))],
-)
+@router.get("/{run_id:name}/result", responses=documented(404))
+def get_result(run_id: RunId, store: Store) -> ResultOut:
+    """Return what a run has found so far: default, recommended and best, trials by status."""
+    run = store.runs.get(run_id)
+    found = dict(partial_result(store, run))
+    return ResultOut(state=run.state, is_final=run.is_finished, result=found)  # type: ignore[arg-type]  # the database closes the set
+
+
+@router.patch("/{run_id:name}", responses=documented(404, 409, 413, 422))
+def amend_tuning_run(run_id: RunId, amendment: Amendment, store: Store) -> TuningRunOut:
+    """Change the priority or the ceiling of an open run."""
+    return to_wire(store, store.runs.amend(run_id, **amendment.model_dump()))
+
+
+@router.post("/{run_id:name}:pause", status_code=202, responses=documented(404, 409))
+def pause_tuning_run(run_id: RunId, store: Store) -> TuningRunOut:
+    """Pause a run: what is under way ends and counts, then its state is PAUSED."""
+    return to_wire(store, store.runs.pause(run_id))
+
+
+@router.post("/{run_id:name}:resume", status_code=202, responses=documented(404, 409))
+def resume_tuning_run(run_id: RunId, store: Store) -> TuningRunOut:
+    """Let a paused run go on."""
+    return to_wire(store, store.runs.resume(run_id))
+
+
+@router.post("/{run_id:name}:extend", status_code=202, responses=documented(404, 409, 413, 422))
+def extend_tuning_run(run_id: RunId, extension: Extension, store: Store) -> TuningRunOut:
+    """Give a run more trials and seconds; a finished one is queued again with all it knows."""
+    extended = store.runs.extend(run_id, trials=extension.trials, seconds=extension.seconds)
+    return to_wire(store, extended)
+
+
+@router.post("/{run_id:name}:cancel", status_code=202, responses=documented(404, 409))
 def cancel_tuning_run(run_id: RunId, store: Store) -> TuningRunOut:
-    """Cancel a run; what was measured stays. A finished run is left as it is."""
+    """Cancel an open run; what was measured stays."""
     return to_wire(store, store.runs.cancel(run_id))
 
 
@@ -129,7 +146,9 @@ def _run(run_id: RunId, store: Store) -> RunRecord:
     return store.runs.get(run_id)
 
 
-@router.get("/{run_id}/events", response_class=EventSourceResponse, responses=documented(404, 422))
+@router.get(
+    "/{run_id:name}/events", response_class=EventSourceResponse, responses=documented(404, 422)
+)
 async def stream_events(
     run: Annotated[RunRecord, Depends(_run)],
     store: Store,
@@ -150,10 +169,32 @@ async def stream_events(
         run = await run_sync(store.runs.get, run.public_id)
 
 
+def understood(
+    store: SqlStore, settings: Settings, request: TuningRunRequest
+) -> tuple[Question, Effort]:
+    """Return what a request asks for, the settings' limits where it names none."""
+    question = understand(
+        store,
+        request.kernel,
+        request.problem,
+        threads=request.threads,
+        hardware=request.hardware,
+    )
+    effort = Effort(
+        max_trials=request.max_trials or settings.max_trials,
+        time_limit_s=request.time_limit_s or settings.time_limit_s,
+        ceiling_s=request.ceiling_s,
+        priority=request.priority,
+        seed=request.seed,
+    )
+    return question, effort
+
+
 def to_wire(store: SqlStore, run: RunRecord) -> TuningRunOut:
     """Return a run as it goes over the wire."""
     return TuningRunOut(
         id=run.public_id,
+        group=run.group,
         state=run.state,  # type: ignore[arg-type]  # the database closes the set
         workload=run.workload.as_dict(),
         hardware=run.hardware.name,
@@ -163,7 +204,13 @@ def to_wire(store: SqlStore, run: RunRecord) -> TuningRunOut:
         spec=dict(run.spec),
         trials=store.trials.count_by_status(run.id),
         planned_trials=run.planned_trials,
+        priority=run.priority,
+        ceiling_s=run.ceiling_s,
         active_s=run.active_s,
+        device_s=run.device_s,
+        round=run.round,
+        pause_requested=run.pause_requested,
+        cancel_requested=run.cancel_requested,
         result=None if run.result is None else dict(run.result),
         error=run.error,
         created_at=run.created_at,

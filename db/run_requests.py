@@ -1,0 +1,222 @@
+"""What people ask of runs: pause, resume, cancel, extend, change; refused where it makes no sense.
+
+A coordinator that works on the run sees the change at its next step (``Runs.controls``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import func, select, update
+from sqlalchemy.orm import Session
+
+from db.errors import BudgetUsedUp, IllegalTransition, UnknownRun
+from db.events import add_event
+from db.models import RunRow, TrialRow
+from db.records import FINISHED_STATES, RunRecord
+from db.rows import run_of
+from db.session import Database, change
+from recommender.measurement import Protocol
+
+MAX_TRIALS = 100_000
+MAX_TIME_S = 7 * 86_400.0
+IDLE_STATES = ("QUEUED", "WAITING_FOR_HARDWARE", "PAUSED")  # no coordinator works on it
+
+
+class RunRequests:
+    """Transitions of runs that people ask for."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def cancel(self, public_id: str) -> RunRecord:
+        """Cancel a run at once; ask the coordinator where one works on it. Twice is as once.
+
+        Raises:
+            UnknownRun: there is no such run (DB809).
+            IllegalTransition: it has ended otherwise (DB811).
+        """
+        with self._row(public_id) as (session, row):
+            if row.state in IDLE_STATES:
+                self._close(session, row.id, "CANCELLED", None, None)
+            elif row.state == "RUNNING":
+                self._ask(session, row, "cancel_requested")
+            elif row.state != "CANCELLED":
+                raise IllegalTransition(run=public_id, verb="cancelled", state=row.state)
+        return self.get(public_id)
+
+    def pause(self, public_id: str) -> RunRecord:
+        """Pause a run: what is under way ends and counts. Twice is as once.
+
+        Raises:
+            UnknownRun: there is no such run (DB809).
+            IllegalTransition: it has ended, or is to be cancelled (DB811).
+        """
+        with self._row(public_id) as (session, row):
+            if row.state in FINISHED_STATES or row.cancel_requested:
+                raise IllegalTransition(run=public_id, verb="paused", state=_state(row))
+            if row.state == "RUNNING":
+                self._ask(session, row, "pause_requested")
+            elif row.state != "PAUSED":
+                row.state = "PAUSED"
+                add_event(session, self._database, row.id, "paused", {})
+        return self.get(public_id)
+
+    def resume(self, public_id: str) -> RunRecord:
+        """Let a paused run go on, or withdraw the wish to pause it.
+
+        Raises:
+            UnknownRun: there is no such run (DB809).
+            IllegalTransition: it is not paused (DB811).
+        """
+        with self._row(public_id) as (session, row):
+            if row.state == "PAUSED":
+                row.state = "QUEUED"
+            elif row.state != "RUNNING" or not row.pause_requested:
+                raise IllegalTransition(run=public_id, verb="resumed", state=row.state)
+            row.pause_requested = False
+            add_event(session, self._database, row.id, "unpaused", {})
+        return self.get(public_id)
+
+    def extend(self, public_id: str, *, trials: int = 0, seconds: float = 0.0) -> RunRecord:
+        """Give a run more trials and seconds; a finished one is queued again with all it knows.
+
+        It searches on and then confirms its finalists, those found before included, once more.
+
+        Raises:
+            UnknownRun: there is no such run (DB809).
+            IllegalTransition: it was cancelled, or is to be (DB811).
+            BudgetUsedUp: of what is not extended nothing is left, or it would be too much (DB812).
+        """
+        with self._row(public_id) as (session, row):
+            if row.state == "CANCELLED" or row.cancel_requested:
+                raise IllegalTransition(run=public_id, verb="extended", state=_state(row))
+            spec = dict(row.spec)
+            spec["max_trials"] = int(spec["max_trials"]) + trials
+            spec["time_limit_s"] = float(spec["time_limit_s"]) + seconds
+            ceiling_s = None if row.ceiling_s is None else row.ceiling_s + seconds
+            self._check_budget(session, row, spec, ceiling_s)
+            row.spec, row.planned_trials, row.ceiling_s = spec, spec["max_trials"], ceiling_s
+            row.round += 1
+            if row.state in FINISHED_STATES:
+                row.state, row.finished_at, row.error = "QUEUED", None, None
+                dropped = (TrialRow.run_id == row.id) & (TrialRow.state == "cancelled")
+                change(session, update(TrialRow).where(dropped).values(state="pending"))
+            payload = {"trials": trials, "seconds": seconds}
+            add_event(session, self._database, row.id, "extended", payload)
+        return self.get(public_id)
+
+    def amend(
+        self, public_id: str, *, priority: int | None = None, ceiling_s: float | None = None
+    ) -> RunRecord:
+        """Change the weight or the ceiling of an open run; None: stays.
+
+        Raises:
+            UnknownRun: there is no such run (DB809).
+            IllegalTransition: it has ended (DB811).
+        """
+        given = {"priority": priority, "ceiling_s": ceiling_s}
+        values = {name: value for name, value in given.items() if value is not None}
+        with self._row(public_id) as (session, row):
+            if row.state in FINISHED_STATES:
+                raise IllegalTransition(run=public_id, verb="changed", state=row.state)
+            for name, value in values.items():
+                setattr(row, name, value)
+            add_event(session, self._database, row.id, "amended", values)
+        return self.get(public_id)
+
+    def get(self, public_id: str) -> RunRecord:
+        """Return a run.
+
+        Raises:
+            UnknownRun: there is none with this id (DB809).
+        """
+        with self._database.read() as session:
+            row = session.scalars(select(RunRow).where(RunRow.public_id == public_id)).first()
+            if row is None:
+                raise UnknownRun(found=public_id)
+            return run_of(row)
+
+    def of_group(self, group: str) -> Sequence[RunRecord]:
+        """Return the runs of a group in the order in which they were given.
+
+        Raises:
+            UnknownRun: there is no such group (DB809).
+        """
+        query = select(RunRow).where(RunRow.group_id == group).order_by(RunRow.id)
+        with self._database.read() as session:
+            found = [run_of(row) for row in session.scalars(query)]
+        if not found:
+            raise UnknownRun(found=group)
+        return found
+
+    @contextmanager
+    def _row(self, public_id: str) -> Iterator[tuple[Session, RunRow]]:
+        """Yield the row of a run, locked, in a transaction."""
+        with self._database.write() as session:
+            query = select(RunRow).where(RunRow.public_id == public_id).with_for_update(of=RunRow)
+            row = session.scalars(query).first()
+            if row is None:
+                raise UnknownRun(found=public_id)
+            yield session, row
+
+    def _ask(self, session: Session, row: RunRow, wish: str) -> None:
+        if not getattr(row, wish):
+            setattr(row, wish, True)
+            add_event(session, self._database, row.id, wish, {})
+
+    @staticmethod
+    def _check_budget(
+        session: Session, row: RunRow, spec: Mapping[str, Any], ceiling_s: float | None
+    ) -> None:
+        """Refuse an extension that would end where it begins, or go beyond what a run may have."""
+        if not (spec["max_trials"] <= MAX_TRIALS and spec["time_limit_s"] <= MAX_TIME_S):
+            limit = f"at most {MAX_TRIALS} trials and {MAX_TIME_S:g} s in all"
+            found = f"{spec['max_trials']} trials and {spec['time_limit_s']:g} s"
+            raise BudgetUsedUp(run=row.public_id, expected=limit, found=found)
+        if row.state not in FINISHED_STATES:
+            return
+        screened = select(func.count()).where(
+            TrialRow.run_id == row.id, TrialRow.protocol == Protocol.SCREEN.value
+        )
+        used = session.execute(screened).scalar_one()
+        for what, spent, granted in (
+            ("trials", used, spec["max_trials"]),
+            ("seconds of screening", row.device_s, spec["time_limit_s"]),
+            ("seconds below its ceiling", row.active_s, ceiling_s),
+        ):
+            if granted is not None and spent >= granted:
+                raise BudgetUsedUp(
+                    run=row.public_id,
+                    expected=f"more than {spent:g} {what}, which it has used",
+                    found=f"{granted:g}",
+                )
+
+    def _close(
+        self,
+        session: Session,
+        run_id: int,
+        state: str,
+        result: Mapping[str, Any] | None,
+        error: str | None,
+    ) -> None:
+        open_run = (RunRow.id == run_id) & RunRow.state.not_in(FINISHED_STATES)
+        values = {
+            "state": state,
+            "result": None if result is None else dict(result),
+            "error": error,
+            "pause_requested": False,
+            "finished_at": self._database.now(session),
+        }
+        if change(session, update(RunRow).where(open_run).values(values)):
+            left = TrialRow.state.in_(("pending", "leased"))
+            still_open = update(TrialRow).where(TrialRow.run_id == run_id, left)
+            change(session, still_open.values(state="cancelled"))
+            payload = {"error": error} if error else {}
+            add_event(session, self._database, run_id, state.lower(), payload)
+
+
+def _state(row: RunRow) -> str:
+    return f"{row.state}, to be cancelled" if row.cancel_requested else row.state

@@ -1,0 +1,130 @@
+"""A PostgreSQL for tests: the one of TILECORE_TEST_POSTGRES_URL, or a cluster of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy import create_engine, make_url
+
+from db.migrate import upgrade
+from db.session import Database
+
+PROGRAMS = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+UNSAFE = ["-c", "fsync=off", "-c", "synchronous_commit=off", "-c", "full_page_writes=off"]
+
+
+def as_postgres(command: list[str]) -> list[str]:
+    """Return a command that does not run as root, which PostgreSQL refuses."""
+    return ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups", *command] if (
+        os.geteuid() == 0
+    ) else command  # fmt: skip
+
+
+class Cluster:
+    """A PostgreSQL cluster in a folder, reached by a socket there."""
+
+    def __init__(self, folder: Path, port: int, options: Sequence[str] = ()) -> None:
+        self._bin = PROGRAMS[-1].parent
+        self.folder, self._port = folder, port
+        self._options = options
+        self.process: subprocess.Popen[bytes] | None = None
+        initdb = [str(self._bin / "initdb"), "-D", str(folder), "-U", "tilecore", "-A", "trust"]
+        subprocess.run(as_postgres([*initdb, "--no-sync"]), check=True, stdout=subprocess.DEVNULL)
+
+    @property
+    def command(self) -> list[str]:
+        """What runs the server."""
+        command = [str(self._bin / "postgres"), "-D", str(self.folder), "-p", str(self._port)]
+        command += ["-k", str(self.folder), "-c", "listen_addresses="]
+        return as_postgres([*command, *self._options])
+
+    def start(self) -> None:
+        with (self.folder.parent / "postgres.log").open("ab") as log:
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log)
+
+    def wait(self, timeout_s: float = 60.0) -> None:
+        ready = [str(self._bin / "pg_isready"), "-q", "-h", str(self.folder), "-p", str(self._port)]
+        for _ in range(int(timeout_s / 0.1)):
+            if subprocess.run(ready, check=False).returncode == 0:
+                return
+            time.sleep(0.1)
+        raise TimeoutError("PostgreSQL does not answer")
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait(60)
+
+    def url(self, database: str) -> str:
+        host = f"host={self.folder}&port={self._port}"
+        return f"postgresql+psycopg://tilecore@/{database}?{host}"
+
+
+@contextmanager
+def postgres_folder() -> Iterator[Path]:
+    """Yield a folder that PostgreSQL's user may write to, with a short path for its socket."""
+    base = Path(tempfile.mkdtemp(prefix="tcpg", dir="/tmp"))
+    data = base / "data"
+    data.mkdir(mode=0o700)
+    if os.geteuid() == 0:
+        base.chmod(0o755)
+        shutil.chown(data, "postgres", "postgres")
+    try:
+        yield data
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def server_url() -> Iterator[str | None]:
+    """Yield the URL of a server in which databases may be made, None where there is none."""
+    given = os.environ.get("TILECORE_TEST_POSTGRES_URL")
+    if given:
+        yield given
+        return
+    if not PROGRAMS:
+        yield None
+        return
+    with postgres_folder() as folder:
+        cluster = Cluster(folder, free_port(), UNSAFE)
+        cluster.start()
+        try:
+            cluster.wait()
+            yield cluster.url("postgres")
+        finally:
+            cluster.stop()
+
+
+@contextmanager
+def database(server: str, template: str | None = None) -> Iterator[str]:
+    """Yield the URL of a new database, migrated or a copy of ``template``."""
+    name = f"t{uuid.uuid4().hex[:12]}"
+    engine = create_engine(server, isolation_level="AUTOCOMMIT")
+    url = make_url(server).set(database=name).render_as_string(hide_password=False)
+    with engine.connect() as connection:
+        source = f" template {template}" if template else ""
+        connection.exec_driver_sql(f"create database {name}{source}")
+        try:
+            if template is None:
+                migrated = Database(url)
+                upgrade(migrated)
+                migrated.close()
+            yield url
+        finally:
+            connection.exec_driver_sql(f"drop database {name} with (force)")
+    engine.dispose()

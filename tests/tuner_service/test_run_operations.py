@@ -1,0 +1,257 @@
+"""Runs over REST and the command line: pause, extend, groups, files of workloads, nodes."""
+
+import json
+import threading
+import time
+
+import pytest
+from fastapi.testclient import TestClient
+
+from recommender.hardware import HardwareProfile
+from tests.tuner_service.table_measurer import TableMeasurer
+from tests.tuner_service.test_app import GEMM, coordinate, problem
+from tests.tuner_service.test_cli import cli  # noqa: F401  a fixture
+from tuner_service import wiring
+from tuner_service.app import create_app
+from tuner_service.coordinator import Coordinator
+from tuner_service.jobs import Effort, submit, understand
+from tuner_service.run_driver import Limits
+from tuner_service.watch import is_led
+from tuner_service.workplaces import HostWorkplace
+
+
+@pytest.fixture
+def client(settings, store):
+    with TestClient(create_app(settings, store), raise_server_exceptions=False) as client:
+        yield client
+
+
+def shape(m, **changes):
+    return GEMM | {"problem": GEMM["problem"] | {"m": m}, "max_trials": 4} | changes
+
+
+def test_a_run_is_paused_resumed_amended_and_extended(client, store):
+    url = client.post("/v1/tuning-runs", json=shape(64, priority=3, ceiling_s=50)).headers[
+        "location"
+    ]
+    paused = client.post(f"{url}:pause")
+    assert (paused.status_code, paused.json()["state"]) == (202, "PAUSED")
+    coordinate(store)
+    assert client.get(url).json()["trials"] == {}
+    amended = client.patch(url, json={"priority": 7}).json()
+    assert (amended["priority"], amended["ceiling_s"]) == (7, 50)
+    assert client.post(f"{url}:resume").json()["state"] == "QUEUED"
+    problem(client.post(f"{url}:resume"), 409, "DB811")
+    early = client.get(f"{url}/result").json()
+    assert (early["is_final"], early["result"]["best"]) == (False, None)
+    coordinate(store)
+    final = client.get(f"{url}/result").json()
+    assert (final["state"], final["is_final"]) == ("SUCCEEDED", True)
+    problem(client.post(f"{url}:pause"), 409, "DB811")
+    problem(client.post(f"{url}:cancel"), 409, "DB811")
+    problem(client.patch(url, json={"priority": 7}), 409, "DB811")
+    problem(client.post(f"{url}:extend", json={"seconds": 5}), 409, "DB812")
+    problem(client.post(f"{url}:extend", json={}), 422, "SV901")
+    problem(client.post(f"{url}:extend", json={"trials": -1}), 422, "SV901")
+    problem(client.post(f"{url}:extend", json={"seconds": 10**400}), 422, "SV901")
+    extended = client.post(f"{url}:extend", json={"trials": 3}).json()
+    assert (extended["state"], extended["round"], extended["planned_trials"]) == ("QUEUED", 1, 7)
+    coordinate(store)
+    again = client.get(url).json()
+    assert again["state"] == "SUCCEEDED"
+    assert again["trials"]["OK"] > final["result"]["by_status"]["OK"]
+    assert 0 < again["device_s"] <= again["active_s"]
+
+
+def test_partial_results_of_a_run_under_way(client, store):
+    run_id = client.post("/v1/tuning-runs", json=shape(64, max_trials=60)).json()["id"]
+    host, toolchain = wiring.host_profile(store), wiring.host_toolchain()
+
+    class Interrupted(TableMeasurer):
+        def collect(self, timeout_s):
+            if store.count_measurements() >= 10:
+                store.runs.pause(run_id)
+            return super().collect(timeout_s)
+
+    Coordinator(
+        store,
+        workplace=HostWorkplace(host, lambda _: Interrupted(host, toolchain=toolchain)),
+        toolchain=toolchain,
+        limits=Limits(poll_s=0.01),
+        until_idle=True,
+    ).run()
+    found = client.get(f"/v1/tuning-runs/{run_id}/result").json()
+    assert (found["state"], found["is_final"]) == ("PAUSED", False)
+    times = [m["latency_us"] for m in client.get("/v1/measurements").json()["items"]]
+    assert found["result"]["best"]["latency_us"] == pytest.approx(min(times))
+    assert found["result"]["by_status"] == {"OK": len(times)}
+    assert found["result"]["default"]["status"] == "OK"
+    assert found["result"]["space_size"] > 100
+
+
+def test_a_group_is_queued_watched_and_cancelled_together(client, store):
+    body, headers = {"runs": [shape(64), shape(32), shape(16)]}, {"Idempotency-Key": "all"}
+    created = client.post("/v1/tuning-runs:batch", json=body, headers=headers)
+    assert created.status_code == 202
+    group, url = created.json()["id"], created.headers["location"]
+    again = client.post("/v1/tuning-runs:batch", json=body, headers=headers)
+    assert (again.status_code, again.json()["id"]) == (200, group)
+    other = {"runs": [shape(64)]}
+    problem(client.post("/v1/tuning-runs:batch", json=other, headers=headers), 422, "DB807")
+    assert {r["group"] for r in client.get(f"/v1/tuning-runs?group={group}").json()["items"]} == {
+        group
+    }
+    assert client.post(f"{url}:pause").json()["runs_by_state"] == {"PAUSED": 3}
+    last = created.json()["runs"][2]["id"]
+    client.post(f"/v1/tuning-runs/{last}:cancel")
+    assert client.post(f"{url}:resume").json()["runs_by_state"] == {"QUEUED": 2, "CANCELLED": 1}
+    coordinate(store)
+    done = client.get(url).json()
+    assert done["is_finished"]
+    assert done["runs_by_state"] == {"SUCCEEDED": 2, "CANCELLED": 1}
+    assert [r["workload"]["problem"]["m"] for r in done["runs"]] == [64, 32, 16]
+    assert done["trials"]["OK"] == store.count_measurements()
+    assert client.post(f"{url}:cancel").json()["runs_by_state"] == done["runs_by_state"]
+
+
+def test_a_group_with_one_bad_workload_queues_nothing(client, store):
+    body = {"runs": [shape(64), shape(-1)]}
+    problem(client.post("/v1/tuning-runs:batch", json=body), 422, "TC502")
+    problem(client.post("/v1/tuning-runs:batch", json={"runs": []}), 422, "SV901")
+    problem(client.get("/v1/run-groups/g-none"), 404, "DB809")
+    assert store.runs.list() == []
+
+
+def test_nodes(client, store):
+    epoch, host = store.leader.acquire("me", 60), wiring.detected_host()
+    store.nodes.join("n1", name="one", hardware=host, devices=2, epoch=epoch)
+    assert [n["key"] for n in client.get("/v1/nodes").json()] == ["n1"]
+    assert client.post("/v1/nodes/n1:drain").json()["state"] == "draining"
+    assert client.post("/v1/nodes/n1:undrain").json()["state"] == "active"
+    problem(client.post("/v1/nodes/n2:drain"), 404, "DB813")
+    store.nodes.see([], [], epoch)
+    problem(client.post("/v1/nodes/n1:drain"), 409, "DB811")
+    assert client.get("/v1/nodes").json() == []
+    assert client.get("/v1/nodes?with_lost=true").json()[0]["state"] == "lost"
+
+
+# --- the command line -----------------------------------------------------------------------------
+
+FILES = {
+    "w.txt": "# a model\ngemm m=64 n=64 k=64\nm=32 n=64 k=64 dtype=float32 # the kernel is gemm\n",
+    "w.csv": "kernel,m,n,k,dtype\ngemm,64,64,64,\ngemm,32,64,64,float32\n",
+    "w.json": json.dumps(
+        [{"m": 64, "n": 64, "k": 64}, {"kernel": "gemm", "problem": {"m": 32, "n": 64, "k": 64}}]
+    ),
+}
+
+
+@pytest.fixture
+def leader(store):
+    """A coordinator on the table that leads, so that commands start none."""
+    host = HardwareProfile(**{**wiring.detected_host().as_dict(), "source": "measured for a test"})
+    store.save_hardware(host)
+    toolchain = wiring.host_toolchain()
+    coordinator = Coordinator(
+        store,
+        workplace=HostWorkplace(host, lambda _: TableMeasurer(host, toolchain=toolchain)),
+        toolchain=toolchain,
+        limits=Limits(poll_s=0.01),
+    )
+    thread = threading.Thread(target=coordinator.run)
+    thread.start()
+    while not is_led(store):
+        time.sleep(0.01)
+    yield coordinator
+    coordinator.stop()
+    thread.join(20)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_workloads_is_tuned_as_a_group(cli, store, tmp_path, leader, name):  # noqa: F811
+    path = tmp_path / name
+    path.write_text(FILES[name])
+    status, out, err = cli("tune", "--file", str(path), "--trials", "3")
+    assert (status, err) == (0, "")
+    assert "2 workloads, 2 queued as group g-" in out
+    runs = store.runs.list()
+    assert {r.state for r in runs} == {"SUCCEEDED"}
+    assert {dict(r.workload.problem)["m"] for r in runs} == {64, 32}
+    assert all(f"{r.result['best']['latency_us']:,.1f}" in out for r in runs)
+    status, out, _ = cli("tune", "--file", str(path), "--trials", "3")
+    assert "2 workloads, 0 queued" in out
+    assert len(store.runs.list()) == 2
+    status, out, _ = cli("run", "show", runs[0].group)
+    assert status == 0
+    assert out.count("SUCCEEDED") == 2
+
+
+BAD_FILES = {
+    "no.txt": (None, "No such file"),
+    "empty.txt": ("# nothing\n", "expected 1 to 256 workloads, found 0"),
+    "bad.txt": ("gemm m=4 n=4\ngemm m=4 n=4 k=4\nconv m=4\n", "line 1: TC502"),
+    "words.txt": ("gemm m=4 n\n", "line 1: TC502"),
+    "bad.csv": ("m,n,k\n4,4\n", "line 2: expected as many values"),
+    "bad.json": ('{"m": 4}', "expected a list, found dict"),
+    "broken.json": ("[", "Expecting value"),
+    "number.json": ("[4]", "entry 1: expected an object, found int"),
+    "extra.json": ('[{"problem": {"m": 4}, "m": 4}]', "entry 1: expected `kernel`"),
+    "kernel.json": ('[{"kernel": 4, "m": 4}]', "entry 1: kernel: expected a name, found 4"),
+    "nested.json": ('[{"m": [4], "n": 4, "k": 4}]', "entry 1: TC502"),
+    "threads.txt": ("gemm m=4 n=4 k=4 threads=all\n", "line 1: threads: expected an integer"),
+    "binary.txt": (b"\xff\xfe\x00", "decode"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_a_bad_file_of_workloads_is_told_line_by_line(cli, store, tmp_path, name):  # noqa: F811
+    content, message = BAD_FILES[name]
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    status, out, err = cli("tune", "--file", str(path))
+    assert (status, out) == (2, "")
+    assert err.startswith("error: SV915")
+    assert message in err
+    assert store.runs.list() == []
+    if name == "bad.txt":
+        assert "line 3: TC501" in err
+
+
+def test_runs_are_changed_from_the_command_line(cli, client, store):  # noqa: F811
+    body = {"runs": [shape(64), shape(32)]}
+    created = client.post("/v1/tuning-runs:batch", json=body).json()
+    group, first = created["id"], created["runs"][0]["id"]
+    assert cli("run", "pause", group)[1].count("PAUSED") == 2
+    assert cli("run", "resume", first)[1].count("QUEUED") == 1
+    assert cli("run", "amend", first, "--priority", "77")[0] == 0
+    assert store.runs.get(first).priority == 77
+    assert cli("run", "extend", first, "--trials", "2")[0] == 0
+    assert store.runs.get(first).planned_trials == 6
+    assert "QUEUED" in cli("run", "show", first)[1]
+    assert cli("run", "cancel", first)[1].count("CANCELLED") == 1
+    for wrong, code in (
+        (["run", "pause", first], "DB811"),
+        (["run", "pause", "none"], "DB809"),
+        (["run", "cancel", "g-none"], "DB809"),
+        (["run", "extend", first], "SV901"),
+        (["node", "drain", "none"], "DB813"),
+        (["tune", "gemm", "--m", "4", "--file", "x"], "SV901"),
+    ):
+        status, _, err = cli(*wrong)
+        assert status in (1, 2)
+        assert err.startswith(f"error: {code} ")
+    assert cli("node", "list")[0] == 0
+
+
+def test_a_command_does_not_wait_for_a_paused_run(cli, store, leader):  # noqa: F811
+    host = wiring.host_profile(store)
+    question = understand(store, "gemm", {"m": 64, "n": 64, "k": 64})
+    assert question.hardware == host
+    run, _ = submit(store, question, Effort(max_trials=96, time_limit_s=600))
+    store.runs.pause(run.public_id)
+    status, out, err = cli("tune", "gemm", "--m", "64", "--n", "64", "--k", "64")
+    assert status == 1
+    assert f"resuming run {run.public_id}" in out
+    assert err.startswith("error: SV916")
+    assert run.public_id in err

@@ -1,0 +1,143 @@
+"""ClusterWorkplace: nodes of a Ray cluster that come and go, and what SQL says about them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from db.store import SqlStore
+from recommender.hardware import HardwareProfile
+from recommender.measurement import Toolchain
+from recommender.ports import Measurer
+from tuner_service.wiring import is_measured
+from workers.errors import ClusterUnavailable
+from workers.offer import resource_name
+from workers.ray_cluster import (
+    ClusterNode,
+    Inquiry,
+    PeakInquiry,
+    join,
+    leave,
+    nodes,
+    retire_older,
+)
+from workers.ray_pool import RayPool
+
+log = structlog.get_logger()
+GRACE_S = 15.0  # a node that is restarted is back before its runs have to wait for hardware
+ANSWER_S = 120.0  # a process of a node starts, and may measure the node's peaks
+MakePool = Callable[[HardwareProfile, int], RayPool]
+
+
+@dataclass(slots=True)
+class _Known:
+    """A node and what it said of itself."""
+
+    node: ClusterNode
+    inquiry: Inquiry
+    hardware: HardwareProfile | None = None
+    refused: str = ""
+    asked_at: float = field(default_factory=time.monotonic)
+
+
+class ClusterWorkplace:
+    """Measures on every node that has the toolchain of this process."""
+
+    is_elsewhere = True
+
+    def __init__(self, address: str, toolchain: Toolchain, make_pool: MakePool) -> None:
+        self._address = address
+        self._toolchain = toolchain
+        self._make_pool = make_pool
+        self._known: dict[str, _Known] = {}
+        self._pools: dict[str, RayPool] = {}
+        self._offered: dict[str, tuple[HardwareProfile, float]] = {}  # with when last seen
+        self._epoch = 0
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all nodes have said what they are, or had the time to."""
+        late = time.monotonic() - ANSWER_S
+        return all(k.hardware or k.asked_at < late for k in self._known.values())
+
+    def open(self) -> None:
+        """Join the cluster; raises ClusterUnavailable while there is none (WK707)."""
+        join(self._address)
+
+    def refresh(self, store: SqlStore, epoch: int) -> Sequence[HardwareProfile]:
+        """See who is there, use and drain nodes, note them in SQL; return what is on offer."""
+        if epoch != self._epoch:
+            retire_older(epoch)
+            self._epoch, self._known, self._pools, self._offered = epoch, {}, {}, {}
+        there = {node.key: node for node in nodes()}
+        self._known = {key: known for key, known in self._known.items() if key in there}
+        for key, node in there.items():
+            if key not in self._known:
+                self._known[key] = _Known(node, Inquiry(node))
+        for key, known in list(self._known.items()):
+            if known.hardware is None:
+                self._ask(store, known, key)
+        states = {node.key: node.state for node in store.nodes.list(with_lost=False)}
+        draining = {key for key, state in states.items() if state in ("draining", "drained")}
+        usable = [k.node for k in self._known.values() if k.hardware and not k.refused]
+        idle = {key for key in draining if states[key] == "draining"}
+        for pool in self._pools.values():
+            idle -= {n.key for n in usable if n.resource == resource_name(pool.hardware)}
+            idle |= pool.follow(usable, draining)
+        store.nodes.see(list(there), idle, epoch)
+        return self._offers({key for key, state in states.items() if state == "drained"})
+
+    def measurer(self, hardware: HardwareProfile, epoch: int) -> Measurer:
+        """Return actors on all nodes with the hardware."""
+        pool = self._make_pool(hardware, epoch)
+        self._pools[hardware.key] = pool
+        return pool
+
+    def close(self) -> None:
+        """Leave the cluster."""
+        leave()
+
+    def _ask(self, store: SqlStore, known: _Known, key: str) -> None:
+        """Take in what a node says of itself, if it has answered."""
+        node = known.node
+        try:
+            answer = known.inquiry.answer()
+        except ClusterUnavailable as error:
+            log.warning("a node does not answer", node=node.name, why=error.message)
+            del self._known[key]
+            return
+        if answer is None:
+            return
+        hardware, toolchain = answer
+        if resource_name(hardware) != node.resource:
+            known.refused = f"it is {hardware.name} ({resource_name(hardware)}), not what it offers"
+        elif toolchain != self._toolchain:
+            known.refused = f"expected toolchain {self._toolchain}, found {toolchain}"
+        stored = store.hardware(hardware.key)
+        if is_measured(hardware):
+            store.save_hardware(hardware)
+        elif stored is not None and is_measured(stored):
+            hardware = stored
+        elif not known.refused:
+            known.inquiry = PeakInquiry(node)
+            return
+        known.hardware = hardware
+        log.info("node", name=node.name, hardware=hardware.name, refused=known.refused)
+        store.nodes.join(
+            key,
+            name=node.name,
+            hardware=known.hardware,
+            devices=node.devices,
+            epoch=self._epoch,
+            refused=known.refused,
+        )
+
+    def _offers(self, drained: set[str]) -> Sequence[HardwareProfile]:
+        now = time.monotonic()
+        for key, known in self._known.items():
+            if known.hardware is not None and not known.refused and key not in drained:
+                self._offered[known.hardware.key] = (known.hardware, now)
+        return [hardware for hardware, seen in self._offered.values() if now - seen < GRACE_S]

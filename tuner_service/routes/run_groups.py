@@ -1,0 +1,87 @@
+"""/v1/tuning-runs:batch and /v1/run-groups: many workloads queued, watched and ended together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Response
+
+from db.records import RunRecord
+from db.store import SqlStore
+from tuner_service.jobs import change_group, submit_group
+from tuner_service.problems import documented
+from tuner_service.routes.context import AppSettings, IdempotencyKey, Store
+from tuner_service.routes.tuning_runs import to_wire, understood
+from tuner_service.schemas import RunGroupOut, TuningRunBatch
+
+router = APIRouter(tags=["run groups"])
+GroupId = Annotated[str, Path(max_length=64)]
+
+
+@router.post(
+    "/tuning-runs:batch",
+    status_code=202,
+    responses={
+        200: {"model": RunGroupOut, "description": "The key came before"},
+        **documented(404, 413, 422),
+    },
+)
+def create_run_group(
+    batch: TuningRunBatch,
+    response: Response,
+    store: Store,
+    settings: AppSettings,
+    idempotency_key: IdempotencyKey = None,
+) -> RunGroupOut:
+    """Queue several tuning runs as one group, all or none."""
+    asked = [understood(store, settings, request) for request in batch.runs]
+    runs, is_new = submit_group(store, asked, idempotency_key=idempotency_key)
+    response.headers["Location"] = f"/v1/run-groups/{runs[0].group}"
+    if not is_new:
+        response.status_code = 200
+    return _to_wire(store, runs)
+
+
+@router.get("/run-groups/{group_id:name}", responses=documented(404))
+def get_run_group(group_id: GroupId, store: Store) -> RunGroupOut:
+    """Return the progress and the results of a group."""
+    return _to_wire(store, store.runs.of_group(group_id))
+
+
+@router.post("/run-groups/{group_id:name}:pause", status_code=202, responses=documented(404))
+def pause_run_group(group_id: GroupId, store: Store) -> RunGroupOut:
+    """Pause the open runs of a group."""
+    return _each(store, group_id, store.runs.pause)
+
+
+@router.post("/run-groups/{group_id:name}:resume", status_code=202, responses=documented(404))
+def resume_run_group(group_id: GroupId, store: Store) -> RunGroupOut:
+    """Let the paused runs of a group go on."""
+    return _each(store, group_id, store.runs.resume)
+
+
+@router.post("/run-groups/{group_id:name}:cancel", status_code=202, responses=documented(404))
+def cancel_run_group(group_id: GroupId, store: Store) -> RunGroupOut:
+    """Cancel the open runs of a group; what was measured stays."""
+    return _each(store, group_id, store.runs.cancel)
+
+
+def _each(store: SqlStore, group_id: str, change: Callable[[str], RunRecord]) -> RunGroupOut:
+    return _to_wire(store, change_group(store, group_id, change))
+
+
+def _to_wire(store: SqlStore, runs: Sequence[RunRecord]) -> RunGroupOut:
+    shown = [to_wire(store, run) for run in runs]
+    trials: Counter[str] = Counter()
+    for run in shown:
+        trials.update(run.trials)
+    return RunGroupOut(
+        id=str(runs[0].group),
+        is_finished=all(run.is_finished for run in runs),
+        runs_by_state=dict(Counter(run.state for run in runs)),
+        trials=dict(trials),
+        planned_trials=sum(run.planned_trials for run in runs),
+        runs=shown,
+    )

@@ -1,0 +1,226 @@
+"""Station: the runs of one kind of device share its workers, batch by batch, by priority.
+
+Each run has a clock that its trials advance by 1 / priority; the one that is furthest behind
+submits next (start-time fair queueing), so that a run of priority 20 gets twice as many trials as
+one of 10, and one that joins late neither waits for the others nor makes them wait.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Concatenate, ParamSpec, TypeVar
+
+import structlog
+
+from db.errors import DatabaseError
+from db.records import RunRecord, TrialRecord
+from db.store import SqlStore
+from recommender.measurement import Measurement, MeasureStatus
+from recommender.ports import Measurer
+from tilecore.errors import TileError
+from tuner_service.run_driver import Limits, RunDriver
+
+log = structlog.get_logger()
+P = ParamSpec("P")
+R = TypeVar("R")
+ADMIT_S = 0.5  # between two looks for runs that joined
+TRIALS_PER_DEVICE = 4  # with the workers at once, where that is more than the queue's depth
+
+
+class Station:
+    """Works on the runs of one kind of device with one measurer."""
+
+    def __init__(
+        self,
+        store: SqlStore,
+        measurer: Measurer,
+        epoch: int,
+        limits: Limits,
+        check: Callable[[RunRecord], None] = lambda _run: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Begin without runs; ``check`` refuses those that cannot be worked on here."""
+        self._store = store
+        self._measurer = measurer
+        self._epoch = epoch
+        self._limits = limits
+        self._check = check
+        self._clock = clock
+        self._drivers: dict[int, RunDriver] = {}
+        self._served: dict[int, float] = {}  # trials over priority, by run
+        self._unsaved: list[tuple[str, Measurement]] = []  # results the database has not taken yet
+        self._admitted_at = -ADMIT_S
+        self._stepped_at = clock()
+        self.finished: list[RunRecord] = []  # since somebody emptied it
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self._drivers
+
+    @property
+    def has_trials_out(self) -> bool:
+        """Whether trials are with the workers."""
+        return any(driver.leased for driver in self._drivers.values())
+
+    def step(self, poll_s: float, *, may_submit: bool = True) -> None:
+        """Do a little of everything; waits up to ``poll_s`` for results."""
+        self._count_time()
+        self._admit()
+        self._follow_controls()
+        if may_submit:
+            self._share()
+        self._unsaved += [(r.token, m) for r, m in self._measurer.collect(poll_s)]
+        self._save()
+        for driver in list(self._drivers.values()):
+            if self._guarded(driver, RunDriver.end):
+                self.finished.append(driver.run)
+                self._drop(driver.run.id)
+
+    def resync(self) -> None:
+        """After the database was away: believe it, and put back leases it gave us in vain."""
+        self._save()
+        kept = [t for d in self._drivers.values() for t, _ in d.leased.values()]
+        self._store.trials.release(self._epoch, keep=kept, runs=list(self._drivers))
+        for run_id, driver in list(self._drivers.items()):
+            run = self._store.runs.get(driver.run.public_id)
+            if run.state == "RUNNING":
+                driver.reload(run)
+            else:
+                self._drop(run_id)
+
+    def close(self) -> None:
+        """End the workers; runs stay open."""
+        self._measurer.close()
+        with suppress(DatabaseError):  # another leads, or the database is away: some time is lost
+            for driver in self._drivers.values():
+                driver.leave()
+
+    # --- the steps ----------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        now, room = self._clock(), self._limits.max_active_runs - len(self._drivers)
+        if room <= 0 or now - self._admitted_at < (ADMIT_S if self._drivers else 0.0):
+            return
+        self._admitted_at = now
+        key = self._measurer.hardware.key
+        for run in self._store.runs.open(key, limit=self._limits.max_active_runs):
+            if run.id in self._drivers or room <= 0:
+                continue
+            room -= 1
+            try:
+                self._check(run)
+                if not self._store.runs.start(run, self._epoch):
+                    continue
+                log.info("run", run=run.public_id, workload=str(run.workload), state=run.state)
+                driver = RunDriver(
+                    self._store, run, self._measurer, self._epoch, self._limits, self._clock
+                )
+            except DatabaseError:
+                raise
+            except Exception as error:  # noqa: BLE001  a fault of one run is not one of the others
+                self._fail(run, error)
+                continue
+            self._served[run.id] = min(self._served.values(), default=0.0)
+            self._drivers[run.id] = driver
+
+    def _follow_controls(self) -> None:
+        if not self._drivers:
+            return
+        controls = self._store.runs.controls(list(self._drivers))
+        for run_id, driver in list(self._drivers.items()):
+            driver.expire()
+            if self._guarded(driver, RunDriver.apply, controls[run_id]):
+                self._drop(run_id)
+
+    def _share(self) -> None:
+        """Let the runs submit in turn until the workers have enough."""
+        depth = max(self._limits.queue_depth, TRIALS_PER_DEVICE * self._measurer.devices)
+        # a few at once: each question costs the search a fit of its model
+        batch = min(self._limits.batch, depth) if len(self._drivers) > 1 else max(1, depth // 4)
+        waiting = set(self._drivers)
+        while waiting:
+            free = depth - sum(len(d.leased) for d in self._drivers.values())
+            if free < batch:
+                return
+            run_id = min(waiting, key=lambda r: (self._served[r], r))
+            limit = free if len(waiting) == 1 else min(free, self._limits.batch)
+            driver = self._drivers[run_id]
+            submitted = self._guarded(driver, RunDriver.submit, limit)
+            if not submitted:
+                waiting.discard(run_id)
+                continue
+            self._served[run_id] += submitted / driver.priority
+
+    def _save(self) -> None:
+        """Store results in one transaction, then tell the runs; kept while the database is away."""
+        known = {
+            token: (driver, trial)
+            for driver in self._drivers.values()
+            for token, (trial, _) in driver.leased.items()
+        }
+        # what is not known is of a run that was cancelled, or of a lease that ran out
+        outcomes = [(*known[token], m) for token, m in self._unsaved if token in known]
+        kept: list[tuple[RunDriver, TrialRecord, Measurement]] = []
+        for driver, trial, measurement in outcomes:
+            lost = measurement.status is MeasureStatus.WORKER_LOST
+            if lost and driver.retry(trial, measurement):
+                self._unsaved = [u for u in self._unsaved if u[0] != _token(trial)]
+                driver.leased.pop(_token(trial), None)
+            else:
+                kept.append((driver, trial, measurement))
+        stored = (
+            self._store.trials.accept_all([(t, m) for _, t, m in kept], self._epoch) if kept else []
+        )
+        self._unsaved.clear()
+        for (driver, trial, measurement), found in zip(kept, stored, strict=True):
+            driver.leased.pop(_token(trial), None)
+            if found is None:
+                log.warning("stale result dropped", trial=trial.id, attempt=trial.attempt)
+                driver.reload(self._store.runs.get(driver.run.public_id))
+            else:
+                self._guarded(driver, RunDriver.tell, trial, measurement)
+
+    def _count_time(self) -> None:
+        now = self._clock()
+        elapsed, self._stepped_at = now - self._stepped_at, now
+        total = sum(driver.priority for driver in self._drivers.values())
+        for driver in self._drivers.values():
+            driver.count_time(elapsed, elapsed * driver.priority / total)
+
+    # --- faults -------------------------------------------------------------------------------
+
+    def _guarded(
+        self,
+        driver: RunDriver,
+        call: Callable[Concatenate[RunDriver, P], R],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R | None:
+        """Return what the call returns; a fault of it fails this run alone, and gives None."""
+        try:
+            return call(driver, *args, **kwargs)
+        except DatabaseError:
+            raise
+        except Exception as error:  # noqa: BLE001  a fault of one run is not one of the others
+            self._drop(driver.run.id)
+            self._fail(driver.run, error)
+            return None
+
+    def _fail(self, run: RunRecord, error: Exception) -> None:
+        if isinstance(error, TileError):
+            why = str(error)
+        else:
+            log.error("run failed", run=run.public_id, exc_info=error)
+            why = f"internal error: {error!r}"
+        self._store.runs.finish(run.id, self._epoch, "FAILED", error=why)
+
+    def _drop(self, run_id: int) -> None:
+        self._drivers.pop(run_id, None)
+        self._served.pop(run_id, None)
+
+
+def _token(trial: TrialRecord) -> str:
+    return f"{trial.id}:{trial.attempt}"

@@ -1,0 +1,51 @@
+"""What a machine offers to a cluster, and the command that makes it join one. Needs no Ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Sequence
+
+from recommender.hardware import HardwareProfile
+from workers.errors import ClusterUnavailable
+
+RESOURCE_PREFIX = "hw:"
+CONNECT_TIMEOUT_S = 5.0
+
+
+def resource_name(hardware: HardwareProfile) -> str:
+    """Return the custom resource that a node with this hardware offers."""
+    return f"{RESOURCE_PREFIX}{hardware.key[:12]}"
+
+
+def join_command(
+    hardware: HardwareProfile, address: str, *, devices: int, cpus: int, node_ip: str | None
+) -> Sequence[str]:
+    """Return the command that runs this machine as a node of the cluster at ``address``."""
+    command = ["env", "RAY_worker_niceness=0"]  # Ray's workers would give way to anybody
+    command += [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
+    command += ["--address", address, "--num-cpus", str(cpus), "--disable-usage-stats"]
+    command += ["--resources", json.dumps({resource_name(hardware): devices})]
+    return command if node_ip is None else [*command, "--node-ip-address", node_ip]
+
+
+def check_address(address: str) -> None:
+    """Complain where nothing listens: Ray itself would try for a minute.
+
+    Raises:
+        ClusterUnavailable: nothing answers at the address (WK707).
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S):
+            return
+    except (OSError, ValueError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ClusterUnavailable(address=address, reason=reason) from error
+
+
+def become_node(command: Sequence[str]) -> None:
+    """Replace this process by the node: signals reach it, and it ends with its parent's session."""
+    os.execvp(command[0], list(command))

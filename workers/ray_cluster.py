@@ -1,0 +1,212 @@
+"""The Ray cluster: join or start one, see its nodes, ask a node what it is, end old actors.
+
+Only this file and ``workers.ray_pool`` import Ray. A driver ends with the head of its cluster (the
+process exits), which is why none of this runs in the API process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import ray
+from ray.exceptions import RayError
+from ray.util import list_named_actors
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from recommender.hardware import HardwareProfile
+from recommender.measurement import Toolchain
+from workers.errors import ClusterUnavailable, StaleEpoch
+from workers.host import detect
+from workers.offer import RESOURCE_PREFIX, resource_name
+from workers.peaks import measure
+from workers.toolchain import current_toolchain
+
+LOG = logging.getLogger(__name__)
+NAMESPACE = "tilecore"
+ROLES = ("compile", "meter")
+NAME_TIMEOUT_S = 30.0
+INIT_ATTEMPTS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterNode:
+    """A machine of the cluster: its key in Ray, its name, what it offers."""
+
+    key: str
+    name: str
+    cpus: int
+    resource: str  # hw:<hardware key>
+    devices: int
+
+
+def start_local(hardware: HardwareProfile) -> bool:
+    """Start a cluster of this machine, unless this process is in one; return whether it did.
+
+    Raises:
+        ClusterUnavailable: none can be started (WK707).
+    """
+    if ray.is_initialized():
+        return False
+    offer = {resource_name(hardware): 1}
+    _init("local", {"num_cpus": hardware.cores, "resources": offer, "include_dashboard": False})
+    return True
+
+
+def join(address: str) -> None:
+    """Connect this process to the cluster at ``address``, unless it is.
+
+    Raises:
+        ClusterUnavailable: there is no cluster (WK707).
+    """
+    if not ray.is_initialized():
+        _init(address, {})
+
+
+def leave() -> None:
+    """Disconnect; a cluster that this process started ends."""
+    if ray.is_initialized():
+        ray.shutdown()
+
+
+def nodes() -> Sequence[ClusterNode]:
+    """Return the machines that live and offer hardware."""
+    found = []
+    for node in ray.nodes():
+        offers = {n: int(c) for n, c in node["Resources"].items() if n.startswith(RESOURCE_PREFIX)}
+        if node["Alive"] and offers:
+            resource, devices = next(iter(offers.items()))
+            found.append(
+                ClusterNode(
+                    key=node["NodeID"],
+                    name=f"{node['NodeManagerHostname']}/{node['NodeManagerAddress']}",
+                    cpus=int(node["Resources"].get("CPU", 0)),
+                    resource=resource,
+                    devices=devices,
+                )
+            )
+    return found
+
+
+class Inquiry:
+    """What a node is: asked without waiting, as it may take seconds to start a process there."""
+
+    def __init__(self, node: ClusterNode) -> None:
+        self._what = _run_on(node, _describe)
+
+    def answer(self) -> tuple[HardwareProfile, Toolchain] | None:
+        """Return hardware and toolchain of the node, None while there is no answer.
+
+        Raises:
+            ClusterUnavailable: the node does not answer any more (WK707).
+        """
+        if not ray.wait([self._what], timeout=0)[0]:
+            return None
+        try:
+            found: tuple[HardwareProfile, Toolchain] = ray.get(self._what)
+        except RayError as error:
+            raise ClusterUnavailable(address="the node", reason=first_line(error)) from error
+        return found
+
+
+def _describe() -> tuple[HardwareProfile, Toolchain]:
+    return detect(), current_toolchain()
+
+
+class PeakInquiry(Inquiry):
+    """The same with measured rates, which takes some seconds of the whole machine."""
+
+    def __init__(self, node: ClusterNode) -> None:
+        self._what = _run_on(node, _measure_peaks)
+
+
+def _measure_peaks() -> tuple[HardwareProfile, Toolchain]:
+    return measure(detect()), current_toolchain()
+
+
+def _run_on(node: ClusterNode, function: Any) -> Any:
+    options = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": affinity(node)}
+    return ray.remote(function).options(**options).remote()
+
+
+def affinity(node: ClusterNode) -> NodeAffinitySchedulingStrategy:
+    """Return what makes Ray place something on this node or not at all."""
+    return NodeAffinitySchedulingStrategy(node.key, soft=False)
+
+
+def retire_older(epoch: int, hardware_key: str | None = None) -> None:
+    """Kill named actors of earlier leaders, and of this epoch's earlier pool for the hardware.
+
+    Raises:
+        StaleEpoch: actors of a newer leader are there (WK705).
+    """
+    deadline = time.monotonic() + NAME_TIMEOUT_S
+    while True:
+        names = [n for n in list_named_actors() if n.split(":")[0] in ROLES]
+        newest = max((int(n.split(":")[1]) for n in names), default=epoch)
+        if newest > epoch:
+            raise StaleEpoch(epoch=epoch, found=newest)
+        old = [n for n in names if int(n.split(":")[1]) < epoch or n.split(":")[2] == hardware_key]
+        if not old or time.monotonic() > deadline:
+            return
+        for name in old:
+            try:
+                ray.kill(ray.get_actor(name))
+                LOG.info("killed actor %s of an earlier leader", name)
+            except (ValueError, RayError):  # gone in the meantime
+                continue
+        time.sleep(0.1)
+
+
+def first_line(error: Exception) -> str:
+    """Return the class and the first line of an error: Ray's go on for pages."""
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+
+
+def _init(address: str, options: dict[str, Any]) -> None:
+    """Start or join; a node that comes up too slowly on a busy machine is tried again."""
+    for left in reversed(range(INIT_ATTEMPTS)):
+        before = set(psutil.Process().children(recursive=True))
+        try:
+            with _kept_sigterm():
+                ray.init(
+                    address=address,
+                    namespace=NAMESPACE,
+                    log_to_driver=False,
+                    logging_level=logging.WARNING,
+                    **options,
+                )
+            return
+        except Exception as error:  # Ray raises a bare Exception when its node starts too slowly
+            ray.shutdown()
+            _end(set(psutil.Process().children(recursive=True)) - before)
+            if not left:
+                raise ClusterUnavailable(address=address, reason=first_line(error)) from error
+            LOG.warning("starting Ray at %s failed, trying again: %s", address, error)
+
+
+def _end(processes: set[psutil.Process]) -> None:
+    """Kill what a failed start left behind: ray.shutdown does not know a half-started node."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(list(processes), timeout=5)
+
+
+class _kept_sigterm:
+    """Keep the caller's SIGTERM handler: ray.init replaces it."""
+
+    def __enter__(self) -> None:
+        self._is_main = threading.current_thread() is threading.main_thread()
+        self._handler = signal.getsignal(signal.SIGTERM)
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_main and self._handler is not None:
+            signal.signal(signal.SIGTERM, self._handler)
