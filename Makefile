@@ -52,8 +52,8 @@ check: $(STAMP) ## ruff, formatting, mypy --strict, import contracts
 
 # The folder is for its owner only; the files are not, so that containers may read what is mounted.
 secrets: ## make the files that docker-compose.yml reads, with random passwords, where they lack
-	@umask 022; mkdir -p -m 700 secrets; cd secrets; for name in db_password grafana_password; do \
-	  test -s $$name || head -c 24 /dev/urandom | base64 | tr -d '\n' > $$name; done; \
+	@umask 022; mkdir -p -m 700 secrets; cd secrets; for name in db_password grafana_password ray_token; do \
+	  test -s $$name || head -c 36 /dev/urandom | base64 | tr -d '\n' > $$name; done; \
 	  test -e metrics_key || : > metrics_key
 
 format: $(STAMP) ## format the code

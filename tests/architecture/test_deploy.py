@@ -60,7 +60,7 @@ def test_images_are_pinned_and_secrets_are_files(compose):
         assert ":latest" not in service["image"]
         for key, value in service.get("environment", {}).items():
             is_secret = re.search("PASSWORD|TOKEN|SECRET", key)
-            assert not is_secret or key.endswith("_FILE"), f"{name}: {key}"
+            assert not is_secret or key.endswith(("_FILE", "_PATH")), f"{name}: {key}"
             named = re.match("/run/secrets/(.+)", str(value))
             assert not named or named[1] in service["secrets"], f"{name}: {key}"
 
