@@ -138,7 +138,7 @@ class ModelGuidedSearch:
     """Thompson sampling: picks of an ensemble of surrogates, some neighbours, some surprises.
 
     Attributes:
-        members: of the ensemble, at most; a smaller batch has one per candidate.
+        members: of the ensemble; a smaller batch meets some of them, the next one others.
         local_share: of a batch taken from the neighbours of the fastest rows.
         random_share: of a batch drawn from the better half of a member's order; more where
             candidates fail, or a prior that favours what cannot run would never be left.
@@ -179,7 +179,8 @@ class ModelGuidedSearch:
         times = [seen.times_s[row] for row in rows]
         told = Told(np.array(rows), np.array([np.nan if t is None else np.log(t) for t in times]))
         evidence = prior[:, None] if landscape.evidence is None else landscape.evidence
-        members = min(self.members, count)
+        first = len(seen.times_s) + len(seen.pending)  # small batches meet all members in turn
+        members = [(first + i) % self.members for i in range(min(self.members, count))]
         yield from plausible_times(told, evidence, landscape.features, members, rng)
 
     def _local(self, landscape: Landscape, seen: Observations, scores: np.ndarray) -> list[int]:

@@ -9,7 +9,7 @@ of the fast, and takes splits away from them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +55,7 @@ def plausible_times(
     told: Told,
     evidence: NDArray[np.float64],
     features: NDArray[Any],
-    members: int,
+    members: Sequence[int],
     rng: np.random.Generator,
 ) -> Iterator[NDArray[np.float64]]:
     """Yield the log time of every candidate as each member sees it.
@@ -64,10 +64,10 @@ def plausible_times(
         told: at least MIN_ROWS of the cost model, at least one with a time.
         evidence: log times by what was known before, a column per source.
         features: a row per candidate.
-        members: of the ensemble; the first one sees everything as it was told.
+        members: numbers of members; number 0 sees everything as it was told.
         rng: of bootstraps, slopes and trees.
     """
-    for number in range(members):
+    for number in members:
         seen = told if number == 0 else told.bootstrap(rng)
         line = _line(seen, evidence, rng if number else None)
         limit = float(np.nanquantile(seen.log_time, HEAD))

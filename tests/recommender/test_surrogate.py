@@ -17,7 +17,7 @@ def told(count, seed=0, log_time=TRUTH):
 
 
 def members(what, evidence=NOTHING, count=6, seed=1):
-    return list(plausible_times(what, evidence, GRID, count, np.random.default_rng(seed)))
+    return list(plausible_times(what, evidence, GRID, range(count), np.random.default_rng(seed)))
 
 
 def test_the_fast_region_is_found_and_members_differ():
