@@ -13,8 +13,8 @@ scratch: nothing is). Baselines beside ours, in the same run:
   baseline searches from the same configs without them.
 - from scratch, batches of 8: the model-guided search; beside it random search, the evolutionary
   one, plain XGBoost ranking (pairwise, the first batch random; of knob values, and of the features
-  that ours has) and, where PYTHON is an interpreter
-  that has Kernel Tuner, its strategies in its simulation mode on the same rows.
+  that ours has) and, where PYTHON is an interpreter that has Kernel Tuner, its strategies in its
+  simulation mode on the same rows.
 
 "reachable" is no method but a bound on lookups: the best of the other devices' winners (no
 measurement), of the 5 fastest on each (best of 5), of the 50 fastest on each (warm). "p10" is the
