@@ -23,6 +23,7 @@ from recommender.errors import InvalidRecording
 from recommender.search import Landscape
 
 MAX_BYTES = 1 << 30  # of a recording, unpacked
+MAX_SIZES = 12  # knobs whose products trees see, or large spaces would not fit into memory
 # Columns of measured spaces in CSV that are results, beside the repeats t1, t2, ...
 RESULTS = frozenset(
     {
@@ -108,7 +109,8 @@ class RecordedSpace:
     def shapes(self) -> NDArray[np.float32]:
         """What trees cannot see from knob values: products of two, and how often 2 divides one."""
         varied = [c for c in self.features.T if len(np.unique(c)) > 1] or [self.features[:, 0]]
-        sizes = [c for c in varied if len(np.unique(c)) > 2 and c.min() >= 0]
+        sizes = [c for c in varied if len(np.unique(c)) > 2 and c.min() >= 0 and c.max() < 2**53]
+        sizes = sizes[:MAX_SIZES]
         logs = [np.log2(c + (c.min() == 0)) for c in sizes]
         products = [a + b for a, b in combinations(logs, 2)]
         whole = [c.astype(np.int64) for c in sizes if np.array_equal(c, np.round(c))]

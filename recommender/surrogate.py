@@ -3,8 +3,8 @@
 Each member sees a bootstrap of what was told, so that its best candidate is one that may well be
 the best: a batch takes a pick of each (Thompson sampling). A member is a line through what was
 known before (other devices, a model), whose slopes are drawn from their posterior, and trees on
-what the line leaves. Both learn the head of the times only: how slow the slow ones are says nothing
-of the fast, and takes splits away from them.
+what the line leaves. The trees learn the head of the times only: how slow the slow ones are says
+nothing of the fast, and takes splits away from them.
 """
 
 from __future__ import annotations
