@@ -40,6 +40,7 @@ from typing import Any
 import numpy as np
 import xgboost
 
+from recommender.knob_shapes import shapes
 from recommender.recorded import RecordedSpace
 from recommender.replay import replay
 from recommender.search import STRATEGIES, Landscape, Observations, Strategy
@@ -230,7 +231,7 @@ def scratch(
     rivals: dict[str, Strategy] = {
         "ours": STRATEGIES["model"], "evolutionary": STRATEGIES["evolutionary"],
         "random": STRATEGIES["random"], "XGBoost ranking": PlainRanking(space.features),
-        "XGBoost ranking, our features": PlainRanking(space.shapes),
+        "XGBoost ranking, our features": PlainRanking(shapes(space.features)),
     }  # fmt: skip
     for name, strategy in rivals.items():
         progress.once(

@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recommender.errors import InvalidRecording
+from recommender.knob_shapes import shapes
 from recommender.search import Landscape
 
 MAX_BYTES = 1 << 30  # of a recording, unpacked
-MAX_SIZES = 12  # knobs whose products trees see, or large spaces would not fit into memory
 # Columns of measured spaces in CSV that are results, beside the repeats t1, t2, ...
 RESULTS = frozenset(
     {
@@ -105,19 +104,6 @@ class RecordedSpace:
         """Knob values as numbers, a row per configuration (texts by their rank)."""
         return np.stack([_numbers(column) for column in zip(*self.configs, strict=True)], axis=1)
 
-    @cached_property
-    def shapes(self) -> NDArray[np.float32]:
-        """What trees cannot see from knob values: products of two, and how often 2 divides one."""
-        varied = [c for c in self.features.T if len(np.unique(c)) > 1] or [self.features[:, 0]]
-        sizes = [c for c in varied if len(np.unique(c)) > 2 and c.min() >= 0 and c.max() < 2**53]
-        sizes = sizes[:MAX_SIZES]
-        logs = [np.log2(c + (c.min() == 0)) for c in sizes]
-        products = [a + b for a, b in combinations(logs, 2)]
-        whole = [c.astype(np.int64) for c in sizes if np.array_equal(c, np.round(c))]
-        twos = [np.log2(np.maximum(c & -c, 1)) for c in whole]
-        found: NDArray[np.float32] = np.stack([*varied, *products, *twos], axis=1, dtype=np.float32)
-        return found
-
     def landscape(self, prior_s: NDArray[Any] | None = None) -> Landscape:
         """Return what a search may see: knob values and neighbours, no times."""
         prior = np.ones(len(self)) if prior_s is None else prior_s
@@ -129,7 +115,7 @@ class RecordedSpace:
             near = (np.count_nonzero(distance, axis=1) == 1) & (distance.sum(axis=1) == 1)
             return [int(r) for r in np.flatnonzero(near)]
 
-        return Landscape(prior, self.shapes, neighbours)
+        return Landscape(prior, shapes(self.features), neighbours)
 
 
 def _text(path: Path) -> str:

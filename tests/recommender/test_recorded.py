@@ -94,20 +94,6 @@ def test_damaged_archives_are_refused(tmp_path):
         assert len(space) == 4362  # a byte of the archive's header: a name, a date
 
 
-def test_shapes_tell_products_and_powers_of_two(tmp_path):
-    path = tmp_path / "space.csv"
-    path.write_text(csv_text())
-    shapes = RecordedSpace.load(path).shapes  # by has two values: no size
-    np.testing.assert_allclose(shapes, [[16, 1, 4], [32, 1, 5], [32, 2, 5], [64, 2, 6]])
-    alone = RecordedSpace("k", ("a",), (("3",),), np.ones(1))
-    assert alone.shapes.tolist() == [[3.0]]
-    sizes = RecordedSpace("k", ("a", "b"), (("0", "4"), ("6", "8"), ("3", "12")), np.ones(3))
-    np.testing.assert_allclose(
-        sizes.shapes, [[0, 4, 2, 0, 2], [6, 8, np.log2(7) + 3, 1, 3],
-                       [3, 12, 2 + np.log2(12), 0, 2]], rtol=1e-6,
-    )  # fmt: skip
-
-
 def devices(count, seed=0):
     """Return one landscape on several made-up devices: shared optimum, own noise, lucky points."""
     rng = np.random.default_rng(seed)
