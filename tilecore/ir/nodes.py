@@ -258,7 +258,9 @@ class Gemm(Stmt):
 
     Shapes: op(a)[M, K], op(b)[K, N], c[M, N] after axes of size 1 are dropped. Products are taken
     in c's dtype. ``is_async``: the program itself waits for a barrier before it uses c or writes
-    a or b again (``T.tcgen05_gemm``); a target may complete the product at once.
+    a or b again (``T.tcgen05_gemm``); a target may complete the product at once. ``in_group``: the
+    program waits for groups of products (``T.wgmma_gemm``, ``T.wait_wgmma``) before it tells others
+    that a or b may be written again.
     """
 
     a: Region
@@ -270,6 +272,7 @@ class Gemm(Stmt):
     policy: str = "square"
     span: SourceSpan = NO_SPAN
     is_async: bool = False
+    in_group: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

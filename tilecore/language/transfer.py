@@ -17,6 +17,7 @@ from tilecore.language.gemm import GemmWarpPolicy, emit_gemm, gemm
 from tilecore.language.kernel import launch_of
 from tilecore.language.pointer import Pointer
 
+MOST_PENDING = 7  # groups of products that wgmma.wait_group leaves (CUTLASS asks for no more)
 MIN_REGISTERS, MAX_REGISTERS = 24, 256  # of setmaxnreg (PTX ISA 9.7.19.5)
 
 
@@ -188,8 +189,35 @@ def wgmma_gemm(
     clear_accum: Any = False,
     **options: Any,
 ) -> None:
-    """Compute what ``T.gemm`` computes; T.wait_wgmma has nothing to wait for."""
+    """Compute what ``T.gemm`` computes, without a wait where warpgroups multiply (sm_90).
+
+    Who reads ``C`` or writes ``A`` or ``B`` waits for it without being told; before the program
+    tells other threads that ``A`` or ``B`` may be written again, it calls ``T.wait_wgmma``.
+
+    Raises:
+        ShapeMismatch: M, N or K differ between the tiles (TC201).
+        TypeMismatch: an argument is not a tile, or a keyword is unknown (TC202).
+    """
+    options.setdefault("wg_wait", -1)
     gemm(A, B, C, transpose_A, transpose_B, policy, clear_accum, **options)
+
+
+def wait_wgmma(pending: Any) -> None:
+    """Wait for all products of ``T.wgmma_gemm`` but the last ``pending``.
+
+    Raises:
+        TypeMismatch: not a known number, or a negative one (TC202).
+    """
+    count = int_value(pending)
+    if count is None or count < 0:
+        raise TypeMismatch(
+            expected="T.wait_wgmma(number of products that may still run)", found=pending
+        )
+    builder = current()
+    builder.emit(Annotate("wait_products", min(count, MOST_PENDING), builder.span))
+
+
+warpgroup_wait = wait_wgmma
 
 
 def tcgen05_gemm(
@@ -305,10 +333,8 @@ fence_proxy_async = _without_effect("fence_proxy_async", "memory is coherent")
 tcgen05_before_thread_sync = _without_effect("tcgen05_before_thread_sync", "memory is coherent")
 tcgen05_after_thread_sync = _without_effect("tcgen05_after_thread_sync", "memory is coherent")
 warpgroup_fence_operand = _without_effect("warpgroup_fence_operand", "memory is coherent")
-wait_wgmma = _without_effect("wait_wgmma", _COMPLETE)
 warpgroup_arrive = _without_effect("warpgroup_arrive", _COMPLETE)
 warpgroup_commit_batch = _without_effect("warpgroup_commit_batch", _COMPLETE)
-warpgroup_wait = _without_effect("warpgroup_wait", _COMPLETE)
 tma_store_arrive = _without_effect("tma_store_arrive", _COMPLETE)
 tma_store_wait = _without_effect("tma_store_wait", _COMPLETE)
 ptx_commit_group = _without_effect("ptx_commit_group", _COMPLETE)

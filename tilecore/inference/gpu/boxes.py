@@ -7,14 +7,14 @@ inner rows of a multiple of 16 bytes and no longer than the swizzle, strides of 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
 
 from tilecore.inference.gpu.groups import group_of
 from tilecore.inference.gpu.loops import divisor
 from tilecore.inference.gpu.plan import BOX_ALIGNMENT, CHUNK_BYTES, Box, Pipeline, SharedLayout
 from tilecore.ir import nodes
-from tilecore.ir.analysis import kept_axes, pads, read_buffers
+from tilecore.ir.analysis import kept_axes, pads, read_buffers, written_buffers
 from tilecore.ir.expr import Load, int_value
 from tilecore.ir.nodes import Buffer, Copy, For, KernelLaunch, Region, Stmt
 from tilecore.ir.visitor import children, expressions, walk, walk_expr
@@ -40,10 +40,11 @@ def with_boxes(
         return plain
     made: dict[Stmt, Pipeline] = {}
     padded = pads(launch)
+    written = {b.root for b in written_buffers(launch.body)}
     for loop, pipeline in pipelines.items():
         boxes = [box_of(c.src, c.dst, layouts[c.dst.buffer]) for c in pipeline.copies]
         is_padded = any(c.src.buffer in padded for c in pipeline.copies)
-        if is_padded or None in boxes or not _reachable(launch.body, pipeline.loop):
+        if is_padded or None in boxes or not _reachable(launch.body, pipeline.loop, written):
             return plain
         nested = _is_nested(launch.body, pipeline.loop, False)
         groups = [group_of(c, pipeline.loop, launch) for c in pipeline.copies]
@@ -175,20 +176,22 @@ def _is_nested(stmt: Stmt, loop: For, inside: bool) -> bool:
     return any(_is_nested(child, loop, deeper) for child in children(stmt))
 
 
-def _reachable(stmt: Stmt, loop: For) -> bool:
+def _reachable(stmt: Stmt, loop: For, written: Set[Buffer]) -> bool:
     """Return whether what leads to ``loop`` depends on nothing that the launch computes."""
     if not any(s is loop for s in walk(stmt)):
         return True
     if stmt is loop:
-        return not _reads(stmt)
+        return not _reads(stmt, written)
     if isinstance(stmt, nodes.Seq):
-        lets = all(not _reads(s) for s in stmt.stmts if isinstance(s, nodes.Let))
-        return lets and all(_reachable(s, loop) for s in stmt.stmts)
+        lets = all(not _reads(s, written) for s in stmt.stmts if isinstance(s, nodes.Let))
+        return lets and all(_reachable(s, loop, written) for s in stmt.stmts)
     if isinstance(stmt, (For, nodes.If)):
-        return not _reads(stmt) and all(_reachable(s, loop) for s in children(stmt))
+        inside = all(_reachable(s, loop, written) for s in children(stmt))
+        return inside and not _reads(stmt, written)
     return False
 
 
-def _reads(stmt: Stmt) -> bool:
-    """Return whether a statement's own expressions load anything."""
-    return any(isinstance(n, Load) for e in expressions(stmt) for n in walk_expr(e))
+def _reads(stmt: Stmt, written: Set[Buffer]) -> bool:
+    """Return whether a statement's own expressions load what the launch computes."""
+    loaded = {n.buffer for e in expressions(stmt) for n in walk_expr(e) if isinstance(n, Load)}
+    return any(b.root.scope != "global" or b.root in written for b in loaded)

@@ -21,6 +21,7 @@ from tilecore.inference.gpu.loops import (
 from tilecore.inference.gpu.memory import Needs
 from tilecore.inference.gpu.mfma import plan_mfma
 from tilecore.inference.gpu.options import GpuOptions
+from tilecore.inference.gpu.overlap import with_overlaps
 from tilecore.inference.gpu.pipelining import find_pipelines, unawaited_copies
 from tilecore.inference.gpu.plan import (
     GemmPlan,
@@ -106,16 +107,18 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     gemms = with_waits(gemms, memory.pipelines)
     touched = sharing_memory(places) | {t: {t} for t in tensor.tiles}
     barriers, ends = Barriers(launch, touched, memory.pipelines, teams, memory.loads).find()
+    overlapped, why_not = with_overlaps(memory.pipelines, gemms, held, barriers, teams.whole.count)
     notes = tuple(f"{t.name}: kept in shared memory ({why})" for t, why in fragments.shared.items())
     trade = registers_to_trade(launch, teams, target)
     if isinstance(trade, str):
         notes = (*notes, f"registers stay where they are: {trade}")
+    notes += why_not
     unawaited = unawaited_copies(
-        launch, nests, memory.pipelines.values(),
+        launch, nests, overlapped.values(),
         {*memory.stores, *memory.loads, *memory.multicasts, *tensor.transfers}, target,
     )  # fmt: skip
     return GpuLaunchPlan(
-        launch, threads, held, places, nests, gemms, memory.pipelines, memory.stores, memory.loads,
+        launch, threads, held, places, nests, gemms, overlapped, memory.stores, memory.loads,
         memory.updates, unawaited, trade is True, barriers, ends, memory.tile_bytes, memory.bytes,
         teams, notes + tensor.notes, tensor.tiles, tensor.transfers, tensor.columns,
         memory.multicasts,

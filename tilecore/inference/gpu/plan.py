@@ -293,6 +293,24 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class Overlap:
+    """The order of a loop whose iterations begin before the last product of the one before is over.
+
+    Attributes:
+        first: statements up to the first products of an iteration; these run at once with ``last``
+            of the iteration before, which is issued after them.
+        meanwhile: what threads compute of the first products while ``last`` runs.
+        rest: what must wait for ``last`` of the iteration before.
+        last: the product of all that.
+    """
+
+    first: tuple[Stmt, ...]
+    meanwhile: tuple[Stmt, ...]
+    rest: tuple[Stmt, ...]
+    last: Gemm
+
+
+@dataclass(frozen=True, slots=True)
 class Pipeline:
     """A loop whose copies from tensors run ahead of what uses them.
 
@@ -306,6 +324,7 @@ class Pipeline:
         in_registers: whether a thread keeps its part of the next tiles in registers while the
             loop uses the tiles before (where no instruction copies to shared memory).
         groups: for each copy the blocks of the cluster that one of them loads for, or None.
+        overlap: the order in which products of two iterations run at once, if they do.
     """
 
     loop: For
@@ -315,6 +334,7 @@ class Pipeline:
     is_nested: bool = False
     in_registers: bool = False
     groups: tuple[Group | None, ...] = ()
+    overlap: Overlap | None = None
 
     def group(self, copy: Copy) -> Group | None:
         """Return the blocks that ``copy`` brings the same, if one loads for all."""
@@ -391,6 +411,9 @@ class GpuLaunchPlan:
             how = "registers" if pipeline.in_registers else "cp.async"
             how = "TMA, by a warpgroup of its own" if pipeline.boxes else how
             lines.append(f"pipelined: {names} in {pipeline.stages} stages ({how})")
+            if pipeline.overlap is not None:
+                sums = pipeline.overlap.last.c.buffer.name
+                lines.append(f"overlapped: {sums} of an iteration is summed up while the next runs")
         lines += self._moved_as_matrices()
         if self.stores:
             names = ", ".join(s.src.buffer.name for s in self.stores if isinstance(s, Copy))

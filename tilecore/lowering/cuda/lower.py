@@ -11,7 +11,8 @@ from tvm import tirx as tir
 import tilecore.lowering.cuda.instructions as ptx
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.loops import is_barrier_setup
-from tilecore.inference.gpu.plan import Box, GpuLaunchPlan, SharedLayout
+from tilecore.inference.gpu.plan import Box, GemmPlan, GpuLaunchPlan, SharedLayout
+from tilecore.inference.gpu.registers import PRODUCER_THREADS, traded
 from tilecore.inference.gpu.scratch import BARRIER_BYTES, SCRATCH_BYTES
 from tilecore.ir import nodes
 from tilecore.ir.alike import alike_stores
@@ -47,7 +48,6 @@ from tilecore.lowering.cuda.mfma import MfmaLowering
 from tilecore.lowering.cuda.nests import AsyncCopyLowering, NestLowering
 from tilecore.lowering.cuda.output import emit_assert, emit_print
 from tilecore.lowering.cuda.pipelines import (
-    PRODUCER_THREADS,
     AsyncPipeline,
     BoxPipelines,
 )
@@ -55,6 +55,7 @@ from tilecore.lowering.cuda.prefetch import RegisterPipeline
 from tilecore.lowering.cuda.products import FmaLowering, MmaLowering, ProductLowering
 from tilecore.lowering.cuda.quads import QuadLowering
 from tilecore.lowering.cuda.raster import rasterized
+from tilecore.lowering.cuda.running import RunningProducts
 from tilecore.lowering.cuda.scalar import memory_type
 from tilecore.lowering.cuda.tcgen05 import TensorProduct
 from tilecore.lowering.cuda.tensor_memory import TensorMemory
@@ -71,11 +72,10 @@ from tilecore.lowering.cuda.threads import (
     is_barrier,
 )
 from tilecore.lowering.cuda.views import declare
-from tilecore.lowering.cuda.wgmma import WARPGROUP, WgmmaLowering
+from tilecore.lowering.cuda.wgmma import WARPGROUP
 
 PRODUCTS: dict[str, type[ProductLowering]] = {
-    "mma": MmaLowering, "fma": FmaLowering, "wgmma": WgmmaLowering, "mfma": MfmaLowering,
-    "quads": QuadLowering,
+    "mma": MmaLowering, "fma": FmaLowering, "mfma": MfmaLowering, "quads": QuadLowering,
 }  # fmt: skip
 MIN_BLOCKS = "tirx.launch_bounds_min_blocks_per_sm"
 COMPUTING = 1  # named barrier of the threads that compute, where others issue copies
@@ -104,6 +104,7 @@ class LaunchLowering:
         self.warpgroup: Any = 0  # of the thread
         self.isa = instruction_set(target)
         self.accessor = Accessor(builder, self.isa)
+        self.running = RunningProducts(self)
         self.accessor.places.update(tensors)
         self.accessor.values.update(scalars)
         self.scratch_start = self.shared_bytes = 0
@@ -155,9 +156,10 @@ class LaunchLowering:
                 self.clusters.start()
                 self.declare_fragments()
                 self.statement(launch.body)
+                self.running.drain()
                 self.await_copies()
             else:
-                if self.boxes.registers() is not None:
+                if traded(self.plan.thread_count, self.plan.fragments) is not None:
                     attributes[MIN_BLOCKS] = 1  # setmaxnreg: the count at the start must be known
                 self.boxes.init()
                 self.clusters.start()
@@ -233,6 +235,7 @@ class LaunchLowering:
 
     def statement(self, stmt: Stmt) -> None:
         """Emit one statement, after the barrier that it needs."""
+        self.running.before(stmt)
         if stmt in self.plan.barriers:
             self.sync()
         self._statement(stmt)
@@ -320,11 +323,10 @@ class LaunchLowering:
                 kind(self.accessor, nest, self.inner).emit()
             case nodes.Reduce() | nodes.Scan():
                 FoldLowering(self.accessor, self.plan.nests[stmt], self._scratch, self.sync).emit()
-            case nodes.Gemm() if self.plan.gemms[stmt].kind == "tcgen05":
-                TensorProduct(self, self.plan.gemms[stmt]).emit()
             case nodes.Gemm():
-                plan = self.plan.gemms[stmt]
-                PRODUCTS[plan.kind](self.accessor, plan).emit()
+                self._product(self.plan.gemms[stmt])
+            case nodes.Annotate(key="wait_products", value=pending):
+                self.running.wait(pending)
             case For() if stmt in self.plan.pipelines:
                 if self.boxes is not None:
                     self.boxes.consume(self.plan.pipelines[stmt])
@@ -345,6 +347,14 @@ class LaunchLowering:
                 self._sync_of(scope, stmt)
             case _:
                 self.inner(stmt)
+
+    def _product(self, plan: GemmPlan) -> None:
+        if plan.kind == "tcgen05":
+            TensorProduct(self, plan).emit()
+        elif plan.kind == "wgmma":
+            self.running.issue(plan)
+        else:
+            PRODUCTS[plan.kind](self.accessor, plan).emit()
 
     def _moves_alone(self, stmt: nodes.Copy | nodes.Fill) -> bool:
         """Emit a copy or fill that instructions of their own move, and return whether it is one."""
@@ -393,16 +403,19 @@ class LaunchLowering:
             case For():
                 self._for(stmt)
             case nodes.While(cond=cond, body=body):
-                with builder.loop_while(accessor.scalar(cond)):
+                with (
+                    builder.loop_while(accessor.scalar(cond)),
+                    self.running.inside(body, repeats=True),
+                ):
                     self._child(body)
                     if stmt in self.plan.ends:
                         self.sync()
             case nodes.If(cond=cond, then_body=then, else_body=other):
                 with builder.when(accessor.scalar(cond)), self._as_team(then):
-                    self._child(then)
+                    self._branch(then)
                 if other is not None:
                     with builder.otherwise(), self._as_team(other):
-                        self._child(other)
+                        self._branch(other)
             case nodes.Jump(word=word):
                 builder.jump(word)
             case nodes.Store() if reducer_update(stmt) is not None:
@@ -435,6 +448,10 @@ class LaunchLowering:
                 pass
             case _:
                 raise unsupported(stmt, self.target, "no code for it yet")
+
+    def _branch(self, body: Stmt) -> None:
+        with self.running.inside(body, repeats=False):
+            self._child(body)
 
     def _child(self, stmt: Stmt) -> None:
         """Emit a nested statement: of the block outside of nests, of the thread inside."""
@@ -476,7 +493,7 @@ class LaunchLowering:
 
     def iteration(self, stmt: For, value: Any) -> None:
         """Emit the body of a loop for one value of its variable."""
-        with self.named(stmt, value):
+        with self.named(stmt, value), self.running.inside(stmt.body, repeats=True):
             self._child(stmt.body)
 
     # --- tensor maps --------------------------------------------------------------------------

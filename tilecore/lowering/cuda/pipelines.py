@@ -17,6 +17,7 @@ from tvm import tirx as tir
 
 import tilecore.lowering.cuda.instructions as ptx
 from tilecore.inference.gpu.plan import Box, Group, Pipeline
+from tilecore.inference.gpu.registers import traded
 from tilecore.inference.gpu.tensor_memory import only_product
 from tilecore.ir import nodes
 from tilecore.ir.nodes import Copy, For, Gemm, Stmt
@@ -26,6 +27,7 @@ from tilecore.lowering.cuda.boxes import boxes_of
 from tilecore.lowering.cuda.instructions.base import Instruction, asm
 from tilecore.lowering.cuda.memory import SharedPlace, only
 from tilecore.lowering.cuda.nests import AsyncCopyLowering
+from tilecore.lowering.cuda.overlap import OverlappedLoop
 from tilecore.lowering.cuda.tcgen05 import TensorPipeline, frees_by_commit
 from tilecore.lowering.cuda.wgmma import WgmmaLowering
 
@@ -33,11 +35,6 @@ if TYPE_CHECKING:
     from tilecore.lowering.cuda.lower import LaunchLowering
 
 WARP = 32
-PRODUCER_THREADS = 128
-# Threads that compute -> registers of a thread that computes, of one that issues copies. Together
-# they have what the multiprocessor gives a block at its launch (64 K).
-MANY_REGISTERS = 96  # of a thread's fragments
-REGISTERS = {256: (240, 24), 384: (160, 32)}
 
 
 @functools.cache
@@ -144,7 +141,7 @@ class BoxPipelines:
         """Emit the producer's branch and that of all others."""
         builder = self.builder
         warp = builder.bind(ptx.warp_index().call())
-        registers = self.registers()
+        registers = traded(self.threads, self.owner.plan.fragments)
         producer = self.threads // WARP
         with builder.when(tir.GE(warp, index(producer))):
             if registers is not None:
@@ -160,17 +157,8 @@ class BoxPipelines:
             self._count_turns()
             self.owner.declare_fragments()
             self.owner.statement(body)
+            self.owner.running.drain()
             self.owner.await_copies()
-
-    def registers(self) -> tuple[int, int] | None:
-        """Return the registers that threads take over from those that issue copies, if they must.
-
-        Where threads hold little, more blocks are resident without.
-        """
-        held = sum(
-            d.slots * max(1, b.dtype.itemsize // 4) for b, d in self.owner.plan.fragments.items()
-        )
-        return REGISTERS.get(self.threads) if held >= MANY_REGISTERS else None
 
     def _count_turns(self) -> None:
         """Declare how many iterations each loop that runs several times has had so far."""
@@ -261,6 +249,9 @@ class BoxPipelines:
         if alone is not None:
             TensorPipeline(self, pipeline, alone).emit()
             return
+        if pipeline.overlap is not None:
+            OverlappedLoop(self, pipeline, pipeline.overlap).emit()
+            return
         product = self._only_product(pipeline)
         with builder.loop(trips) as turn:
             number, stage, parity = self.turn_of(pipeline, turn)
@@ -302,7 +293,8 @@ class BoxPipelines:
             for copy in pipeline.copies:
                 tile = copy.dst.buffer
                 if tile in used[position] and not any(tile in u for u in used[position + 1 :]):
-                    self._free_after(pipeline, copy, stage)
+                    self.free_after(pipeline, copy, stage)
+        self.owner.running.drain()
         for copy in pipeline.copies:
             if not any(copy.dst.buffer in u for u in used):
                 self.wait_full(copy, stage, parity)
@@ -313,14 +305,15 @@ class BoxPipelines:
         full = self.barrier(copy, "full", stage)
         self.builder.evaluate(ptx.barrier_wait().call(full, index(parity)))
 
-    def _free_after(self, pipeline: Pipeline, copy: Copy, stage: Any) -> None:
-        """Emit what frees a tile after its last use in an iteration."""
+    def free_after(self, pipeline: Pipeline, copy: Copy, stage: Any) -> None:
+        """Emit what frees a tile after its last use in an iteration; products complete first."""
         if frees_by_commit(self.owner, pipeline, copy):
             assert self.owner.tensor is not None
             with self.owner.tensor.issuer():
                 self.commit(pipeline, copy, stage)
         else:
-            self._free(pipeline, copy, stage)
+            free = functools.partial(self._free, pipeline, copy, stage)
+            self.owner.running.when_read(copy.dst.buffer, free)
 
     def commit(self, pipeline: Pipeline, copy: Copy, stage: Any) -> None:
         """Emit what frees a tile when the products so far of this thread are complete."""
@@ -363,7 +356,8 @@ class BoxPipelines:
         """Emit an iteration that leaves its product running and frees the tiles before its own."""
         for copy in pipeline.copies:
             self.wait_full(copy, stage, parity)
-        WgmmaLowering(self.accessor, self.owner.plan.gemms[product]).emit(pending=1)
+        WgmmaLowering(self.accessor, self.owner.plan.gemms[product]).start()
+        self.builder.evaluate(ptx.wgmma_wait(1).call())
         last = self.builder.bind(remainder(add(number, pipeline.stages - 1), pipeline.stages))
         with self.builder.when(tir.GT(index(turn), index(0))):
             for copy in pipeline.copies:
@@ -374,7 +368,7 @@ class BoxPipelines:
         builder, plan = self.builder, self.owner.plan.gemms[product]
         lowering = WgmmaLowering(self.accessor, plan)
         builder.evaluate(ptx.wgmma_wait(0).call())
-        builder.evaluate(lowering.keep().call(builder.address(lowering.sums)))
+        lowering.keep_sums()
         if pipeline.is_nested:
             number = self._number(pipeline.loop, add(trips, -1))
             stage = builder.bind(remainder(add(number, pipeline.stages), pipeline.stages))
