@@ -264,3 +264,52 @@ def test_waits_are_known_numbers(call):
         def main(A: T.Tensor((4,), "float32")):
             with T.Kernel(1, threads=128):
                 call()
+
+
+def test_descriptors_of_many_products_do_not_spill():
+    """The compiler would keep the descriptors of the instructions of a loop in registers."""
+    parts, turns = 8, 8
+
+    @T.macro
+    def products(Q_s, K_s, full, scores, parity):
+        for part in T.unroll(parts):
+            T.mbarrier_wait_parity(full[part], parity)
+            T.wgmma_gemm(
+                Q_s[part, :, :], K_s[part, :, :], scores, transpose_B=True, clear_accum=part == 0
+            )
+
+    @T.macro
+    def role(Q_s, K_s, V_s, full, Out, number):
+        scores = T.alloc_fragment((64, 64), "float32")
+        weights = T.alloc_fragment((64, 64), "float16")
+        out = T.alloc_fragment((64, 256), "float32")
+        T.clear(out)
+        products(Q_s, K_s, full, scores, 0)
+        T.wait_wgmma(0)
+        for k in T.serial(turns):
+            T.copy(scores, weights)
+            T.wgmma_gemm(weights, V_s, out)
+            if k + 1 < turns:
+                products(Q_s, K_s, full, scores, (k + 1) % 2)
+            T.wait_wgmma(0)
+        T.copy(out, Out[number, :, :])
+
+    @T.prim_func
+    def main(Out: T.Tensor((2, 64, 256), "float32")):
+        with T.Kernel(1, threads=256):
+            Q_s = T.alloc_shared((parts, 64, 64), "float16")
+            K_s = T.alloc_shared((parts, 64, 64), "float16")
+            V_s = T.alloc_shared((64, 256), "float16")
+            full = T.alloc_barrier([128] * parts)
+            tx = T.get_thread_binding()
+            for tile in (Q_s, K_s, V_s):
+                T.fill(tile, 0)
+            if tx < 128:
+                role(Q_s, K_s, V_s, full, Out, 0)
+            else:
+                role(Q_s, K_s, V_s, full, Out, 1)
+
+    _, _, source = lowered(main, "h100")
+    cubin = compile_cuda(source.text, source.arch)
+    (features,) = read_features(cubin.data, source.arch).values()
+    assert (cubin.spills, features.opcodes["HGMMA"]) == (0, 2 * (4 + 2 * 4 * parts))

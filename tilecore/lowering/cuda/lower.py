@@ -403,10 +403,7 @@ class LaunchLowering:
             case For():
                 self._for(stmt)
             case nodes.While(cond=cond, body=body):
-                with (
-                    builder.loop_while(accessor.scalar(cond)),
-                    self.running.inside(body, repeats=True),
-                ):
+                with builder.loop_while(accessor.scalar(cond)), self.running.turns(body):
                     self._child(body)
                     if stmt in self.plan.ends:
                         self.sync()
@@ -450,7 +447,7 @@ class LaunchLowering:
                 raise unsupported(stmt, self.target, "no code for it yet")
 
     def _branch(self, body: Stmt) -> None:
-        with self.running.inside(body, repeats=False):
+        with self.running.branch(body):
             self._child(body)
 
     def _child(self, stmt: Stmt) -> None:
@@ -478,7 +475,7 @@ class LaunchLowering:
             loop = builder.turns(trips) if trips else builder.loop(0)
         else:
             loop = builder.loop(trips)
-        with loop as turn:
+        with loop as turn, self.running.turns(stmt.body, trips):
             self.iteration(stmt, add(start, mul(turn, step)))
 
     @contextlib.contextmanager
@@ -493,7 +490,7 @@ class LaunchLowering:
 
     def iteration(self, stmt: For, value: Any) -> None:
         """Emit the body of a loop for one value of its variable."""
-        with self.named(stmt, value), self.running.inside(stmt.body, repeats=True):
+        with self.named(stmt, value):
             self._child(stmt.body)
 
     # --- tensor maps --------------------------------------------------------------------------

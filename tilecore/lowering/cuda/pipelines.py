@@ -69,6 +69,7 @@ class AsyncPipeline:
             self._issue(later, builder.bind(remainder(later, stages)))
             use_stage(self.owner, self.pipeline.copies, builder.bind(remainder(turn, stages)))
             self.owner.iteration(self.pipeline.loop, add(self.start, turn))
+            self.owner.running.drain()
         use_stage(self.owner, self.pipeline.copies, 0)
 
     def _issue(self, turn: Any, stage: Any) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tilecore.lowering.cuda.instructions as ptx
 from tilecore.inference.gpu.plan import GemmPlan
@@ -20,7 +20,7 @@ from tilecore.ir import nodes
 from tilecore.ir.analysis import written_buffers
 from tilecore.ir.expr import Load
 from tilecore.ir.nodes import Buffer, Gemm, Stmt
-from tilecore.ir.visitor import buffers_of, expressions, walk, walk_expr
+from tilecore.ir.visitor import buffers_of, children, expressions, walk, walk_expr
 from tilecore.lowering.cuda.wgmma import WgmmaLowering
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class RunningProducts:
         self.owner, self.builder = owner, owner.builder
         self.older: list[Running] = []
         self.groups: list[Running] = []
+        self.waits = 0  # emitted so far
 
     def issue(self, plan: GemmPlan) -> None:
         """Emit a product, which is under way from then on."""
@@ -76,6 +77,7 @@ class RunningProducts:
         """Emit the wait for all products but the youngest ``pending``."""
         if pending >= len(self.groups) and not self.older:
             return
+        self.waits += 1
         self.builder.evaluate(ptx.wgmma_wait(pending).call())
         if pending > len(self.groups):
             return
@@ -97,9 +99,7 @@ class RunningProducts:
 
     def before(self, stmt: Stmt) -> None:
         """Emit the wait that a statement needs."""
-        if stmt in self.owner.plan.barriers or isinstance(stmt, nodes.Sync):
-            self.drain()
-        elif isinstance(stmt, (*BODIES, *TOLD)):
+        if stmt in self.owner.plan.barriers or isinstance(stmt, (*BODIES, *TOLD)):
             self.drain(all_of_them=False)
         youngest = [n for n, r in enumerate(self.groups) if self._meets(r, stmt)]
         if youngest:
@@ -139,23 +139,47 @@ class RunningProducts:
         return is_chain and (own.shape, own.c) == (product.plan.shape, product.plan.c)
 
     @contextlib.contextmanager
-    def inside(self, body: Stmt, *, repeats: bool) -> Iterator[None]:
-        """Emit a body that may not run, or may run again (``repeats``)."""
+    def branch(self, body: Stmt) -> Iterator[None]:
+        """Emit a body that may not run."""
+        before = [*self.older, *self.groups]
+        yield
+        if self.owner.accessor.turn is None:
+            self.drain(all_of_them=id(body) in self.owner.plan.teams.bodies)
+            self.older, self.groups = _union(before, [*self.older, *self.groups]), []
+
+    @contextlib.contextmanager
+    def turns(self, body: Stmt, trips: Any = None) -> Iterator[None]:
+        """Emit a body that runs ``trips`` times: a number, or something not known."""
         if self.owner.accessor.turn is not None:
             yield
             return
-        before = [*self.older, *self.groups]
-        again = [
-            Running(lowering)
-            for s in (walk(body) if repeats else ())
-            if isinstance(s, Gemm) and s.in_group and self.owner.plan.gemms[s].kind == "wgmma"
-            and (lowering := WgmmaLowering(self.owner.accessor, self.owner.plan.gemms[s])).in_place
-        ]  # fmt: skip
+        before, waits = [*self.older, *self.groups], self.waits
+        again = [Running(lowering) for lowering in self._in_groups(body)]
         self.older, self.groups = _union(before, again), []
         yield
-        self.drain(all_of_them=id(body) in self.owner.plan.teams.bodies)
-        self.older, self.groups = _union(before, [*self.older, *self.groups]), []
+        self.drain(all_of_them=False)
+        times = trips if isinstance(trips, int) else 0
+        if times < 1:
+            self.older, self.groups = _union(before, [*self.older, *self.groups]), []
+        elif waits == self.waits:  # the turns before have left as many
+            self.groups = (self.groups * min(times, MOST))[-MOST:]
+
+    def _in_groups(self, body: Stmt) -> Iterator[WgmmaLowering]:
+        """Yield the products that the program may leave running where a body ends."""
+        plans = self.owner.plan.gemms
+        stmts = children(body) if isinstance(body, nodes.Seq) else (body,)
+        waits = [n for n, s in enumerate(stmts) if _waits_for_all(s)]
+        after = stmts[waits[-1] + 1 :] if waits else stmts
+        for stmt in (s for one in after for s in walk(one)):
+            if isinstance(stmt, Gemm) and stmt.in_group and plans[stmt].kind == "wgmma":
+                lowering = WgmmaLowering(self.owner.accessor, plans[stmt])
+                if lowering.in_place:
+                    yield lowering
 
 
 def _union(some: list[Running], others: list[Running]) -> list[Running]:
     return list({id(r.stmt): r for r in (*some, *others)}.values())
+
+
+def _waits_for_all(stmt: Stmt) -> bool:
+    return isinstance(stmt, nodes.Annotate) and (stmt.key, stmt.value) == ("wait_products", 0)
