@@ -113,6 +113,8 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     if isinstance(trade, str):
         notes = (*notes, f"registers stay where they are: {trade}")
     notes += why_not
+    if options.fast_math and target.kind == "cuda":
+        notes += ("fast math: functions and divisions of float32 are approximate",)
     unawaited = unawaited_copies(
         launch, nests, overlapped.values(),
         {*memory.stores, *memory.loads, *memory.multicasts, *tensor.transfers}, target,
