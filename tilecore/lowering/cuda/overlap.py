@@ -12,6 +12,7 @@ from tilecore.inference.gpu.plan import Overlap, Pipeline
 from tilecore.ir.nodes import Buffer, Copy, Stmt
 from tilecore.ir.visitor import buffers_of
 from tilecore.lowering.cpu.tir import add, index
+from tilecore.lowering.cuda.stages import use_stage
 
 if TYPE_CHECKING:
     from tilecore.lowering.cuda.pipelines import BoxPipelines
@@ -38,30 +39,29 @@ class OverlappedLoop:
                 stack.enter_context(builder.when(tir.GT(index(self.trips), index(0))))
             elif not self.trips:
                 return
-            self._iteration(0)
+            self._iteration(0, is_first=True)
             with builder.loop(add(self.trips, -1)) as turn:
-                self._iteration(add(turn, 1), before=turn)
-            self._last(add(self.trips, -1))
+                self._iteration(add(turn, 1), is_first=False)
+            self._last(self.trips, *self.boxes.turn_of(self.pipeline))
             self.owner.running.drain()
-        self.boxes.advance(self.pipeline, self.trips)
+        use_stage(self.owner, self.pipeline.copies, 0)
 
-    def _iteration(self, turn: Any, before: Any | None = None) -> None:
+    def _iteration(self, turn: Any, *, is_first: bool) -> None:
         """Emit an iteration without its last product, but with that of the one before."""
         order, loop = self.order, self.pipeline.loop
-        _, stage, parity = self.boxes.turn_of(self.pipeline, turn)
+        stage, parity = self.boxes.turn_of(self.pipeline)
         with self.owner.named(loop, add(self.start, turn)):
-            self._statements(order.first, stage, parity, order.first)
-        if before is not None:
-            self._last(before)
-            self.boxes.turn_of(self.pipeline, turn)
+            self._statements(order.first, stage, parity)
+        if not is_first:
+            self._last(turn, stage, parity)
+            use_stage(self.owner, self.pipeline.copies, stage)
         with self.owner.named(loop, add(self.start, turn)):
-            self._statements((*order.meanwhile, *order.rest), stage, parity, self.early)
+            self._statements((*order.meanwhile, *order.rest), stage, parity)
             self.owner.running.drain()
+        self.boxes.next_turn(self.pipeline)
 
-    def _statements(
-        self, stmts: Sequence[Stmt], stage: Any, parity: Any, so_far: Sequence[Stmt]
-    ) -> None:
-        """Emit statements of an iteration; ``so_far``: it had these when they are over."""
+    def _statements(self, stmts: Sequence[Stmt], stage: Any, parity: Any) -> None:
+        """Emit statements of an iteration."""
         for stmt in stmts:
             position = self.early.index(stmt)
             for copy in self._copies_in(stmt):
@@ -73,14 +73,15 @@ class OverlappedLoop:
                 if not self._is_used(copy, after):
                     self.boxes.free_after(self.pipeline, copy, stage)
 
-    def _last(self, turn: Any) -> None:
-        """Emit the last product of an iteration, and what frees its tiles when it is complete."""
-        _, stage, parity = self.boxes.turn_of(self.pipeline, turn)
+    def _last(self, turn: Any, stage: Any, parity: Any) -> None:
+        """Emit the last product of the iteration before, and what frees its tiles after that."""
+        stage, parity = self.boxes.rings[id(self.pipeline.loop)].before(stage, parity)
+        use_stage(self.owner, self.pipeline.copies, stage)
         copies = self._copies_in(self.order.last)
         for copy in copies:
             if not self._is_used(copy, self.early):
                 self.boxes.wait_full(copy, stage, parity)
-        with self.owner.named(self.pipeline.loop, add(self.start, turn)):
+        with self.owner.named(self.pipeline.loop, add(self.start, add(turn, -1))):
             self.owner.statement(self.order.last)
         for copy in copies:
             self.boxes.free_after(self.pipeline, copy, stage)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tvm import tirx as tir
@@ -22,12 +21,13 @@ from tilecore.inference.gpu.tensor_memory import only_product
 from tilecore.ir import nodes
 from tilecore.ir.nodes import Copy, For, Gemm, Stmt
 from tilecore.ir.visitor import buffers_of, walk
-from tilecore.lowering.cpu.tir import add, index, mul, quotient, remainder
+from tilecore.lowering.cpu.tir import add, index, mul, remainder
 from tilecore.lowering.cuda.boxes import boxes_of
 from tilecore.lowering.cuda.instructions.base import Instruction, asm
-from tilecore.lowering.cuda.memory import SharedPlace, only
+from tilecore.lowering.cuda.memory import only
 from tilecore.lowering.cuda.nests import AsyncCopyLowering
 from tilecore.lowering.cuda.overlap import OverlappedLoop
+from tilecore.lowering.cuda.stages import Ring, use_stage
 from tilecore.lowering.cuda.tcgen05 import TensorPipeline, frees_by_commit
 from tilecore.lowering.cuda.wgmma import WgmmaLowering
 
@@ -88,14 +88,6 @@ class AsyncPipeline:
                 AsyncCopyLowering(self.accessor, self.owner.plan.nests[copy]).emit()
 
 
-def use_stage(owner: LaunchLowering, copies: tuple[Copy, ...], stage: Any) -> None:
-    """Let the tiles of some copies mean their ``stage``."""
-    for copy in copies:
-        place = owner.accessor.places[copy.dst.buffer]
-        assert isinstance(place, SharedPlace)
-        owner.accessor.places[copy.dst.buffer] = replace(place, stage=stage)
-
-
 class BoxPipelines:
     """All pipelines of a launch whose tiles come in boxes, and their barriers.
 
@@ -114,7 +106,7 @@ class BoxPipelines:
                 for kind in ("full", "empty"):
                     self.barriers[id(copy), kind] = place
                     place += pipeline.stages
-        self.turns: dict[int, Any] = {}
+        self.rings: dict[int, Ring] = {}
 
     def barrier(self, copy: Copy, kind: str, stage: Any) -> Any:
         """Return a pointer to a barrier."""
@@ -150,35 +142,21 @@ class BoxPipelines:
             with builder.when(tir.EQ(warp, index(producer))):
                 chosen = builder.bind(ptx.elect().call())
                 with builder.when(tir.NE(chosen, index(0))):
-                    self._count_turns()
+                    self._begin()
                     self._produce(body)
         with builder.otherwise():
             if registers is not None:
                 builder.evaluate(ptx.set_registers(registers[0], grows=True).call())
-            self._count_turns()
+            self._begin()
             self.owner.declare_fragments()
             self.owner.statement(body)
             self.owner.running.drain()
             self.owner.await_copies()
 
-    def _count_turns(self) -> None:
-        """Declare how many iterations each loop that runs several times has had so far."""
-        for loop, pipeline in self.owner.plan.pipelines.items():
-            if pipeline.is_nested:
-                self.turns[id(loop)] = self.builder.local(1, "int32", "turns")
-                self.builder.store(self.turns[id(loop)], index(0), 0)
-
-    def _number(self, loop: For, turn: Any) -> Any:
-        """Return the number of an iteration among all of its loop."""
-        counter = self.turns.get(id(loop))
-        return (
-            turn if counter is None else self.builder.bind(add(self.builder.load(counter, 0), turn))
-        )
-
-    def _advance(self, loop: For, trips: Any) -> None:
-        counter = self.turns.get(id(loop))
-        if counter is not None:
-            self.builder.store(counter, add(self.builder.load(counter, 0), trips), 0)
+    def _begin(self) -> None:
+        """Declare where in its tiles each loop is; one that runs again goes on from there."""
+        pipelines = self.owner.plan.pipelines
+        self.rings = {id(loop): Ring(self.builder, p.stages) for loop, p in pipelines.items()}
 
     # --- the producer -------------------------------------------------------------------------
 
@@ -209,22 +187,19 @@ class BoxPipelines:
                 raise AssertionError("inference lets no pipeline stand here")
 
     def _issue(self, pipeline: Pipeline) -> None:
-        builder, stages = self.builder, pipeline.stages
+        builder = self.builder
         start, trips, _ = self.owner.trips(pipeline.loop)
         count = builder.bind(opaque().call(index(trips)))
         with builder.loop(count) as turn:
-            number = self._number(pipeline.loop, turn)
-            stage = builder.bind(remainder(number, stages))
-            parity = remainder(add(quotient(number, stages), 1), 2)
-            use_stage(self.owner, pipeline.copies, stage)
+            stage, parity = self.turn_of(pipeline)
             with self.owner.named(pipeline.loop, add(start, turn)):
                 for copy, box in zip(pipeline.copies, pipeline.boxes, strict=True):
                     group = pipeline.group(copy)
                     empty = self.barrier(copy, "empty", stage)
                     wait = ptx.barrier_wait(of_cluster=group is not None)
-                    builder.evaluate(wait.call(empty, index(parity)))
+                    builder.evaluate(wait.call(empty, index(1) - parity))
                     self._load(copy, box, self.barrier(copy, "full", stage), group)
-        self._advance(pipeline.loop, trips)
+            self.next_turn(pipeline)
         use_stage(self.owner, pipeline.copies, 0)
 
     def _load(self, copy: Copy, box: Box, full: Any, group: Group | None) -> None:
@@ -255,29 +230,26 @@ class BoxPipelines:
             return
         product = self._only_product(pipeline)
         with builder.loop(trips) as turn:
-            number, stage, parity = self.turn_of(pipeline, turn)
+            stage, parity = self.turn_of(pipeline)
             with owner.named(pipeline.loop, add(start, turn)):
                 if product is not None:
-                    self._multiply(pipeline, product, turn, number, stage, parity)
+                    self._multiply(pipeline, product, turn, stage, parity)
                 else:
                     self._iteration(pipeline, stage, parity)
+            self.next_turn(pipeline)
         if product is not None:
             self._finish(pipeline, product, trips)
-        self.advance(pipeline, trips)
+        use_stage(owner, pipeline.copies, 0)
 
-    def turn_of(self, pipeline: Pipeline, turn: Any) -> tuple[Any, Any, Any]:
-        """Return (number, stage, parity) of an iteration, whose tiles are meant from now on."""
-        builder = self.builder
-        number = self._number(pipeline.loop, turn)
-        stage = builder.bind(remainder(number, pipeline.stages))
-        parity = builder.bind(remainder(quotient(number, pipeline.stages), 2))
+    def turn_of(self, pipeline: Pipeline) -> tuple[Any, Any]:
+        """Return (stage, parity) of an iteration, whose tiles are meant from now on."""
+        stage, parity = self.rings[id(pipeline.loop)].place()
         use_stage(self.owner, pipeline.copies, stage)
-        return number, stage, parity
+        return stage, parity
 
-    def advance(self, pipeline: Pipeline, trips: Any) -> None:
-        """Emit the end of a loop that may run again."""
-        self._advance(pipeline.loop, trips)
-        use_stage(self.owner, pipeline.copies, 0)
+    def next_turn(self, pipeline: Pipeline) -> None:
+        """Emit the step to the next iteration's tiles."""
+        self.rings[id(pipeline.loop)].advance()
 
     def _iteration(self, pipeline: Pipeline, stage: Any, parity: Any) -> None:
         """Emit an iteration: each tile is waited for before its first use, freed after its last."""
@@ -352,14 +324,14 @@ class BoxPipelines:
         return rest[0] if is_async and read == tiles else None
 
     def _multiply(
-        self, pipeline: Pipeline, product: Gemm, turn: Any, number: Any, stage: Any, parity: Any
+        self, pipeline: Pipeline, product: Gemm, turn: Any, stage: Any, parity: Any
     ) -> None:
         """Emit an iteration that leaves its product running and frees the tiles before its own."""
         for copy in pipeline.copies:
             self.wait_full(copy, stage, parity)
         WgmmaLowering(self.accessor, self.owner.plan.gemms[product]).start()
         self.builder.evaluate(ptx.wgmma_wait(1).call())
-        last = self.builder.bind(remainder(add(number, pipeline.stages - 1), pipeline.stages))
+        last, _ = self.rings[id(pipeline.loop)].before(stage, parity)
         with self.builder.when(tir.GT(index(turn), index(0))):
             for copy in pipeline.copies:
                 self._free(pipeline, copy, last)
@@ -371,8 +343,8 @@ class BoxPipelines:
         builder.evaluate(ptx.wgmma_wait(0).call())
         lowering.keep_sums()
         if pipeline.is_nested:
-            number = self._number(pipeline.loop, add(trips, -1))
-            stage = builder.bind(remainder(add(number, pipeline.stages), pipeline.stages))
+            ring = self.rings[id(pipeline.loop)]
+            stage, _ = ring.before(*ring.place())
             with builder.when(tir.GT(index(trips), index(0))):
                 for copy in pipeline.copies:
                     self._free(pipeline, copy, stage)

@@ -1,0 +1,63 @@
+"""Which of its tiles a pipelined loop uses: the stage that buffers mean, and how it moves on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tvm import tirx as tir
+
+from tilecore.ir.nodes import Copy
+from tilecore.lowering.cpu.tir import add, index
+from tilecore.lowering.cuda.builder import CudaBuilder
+from tilecore.lowering.cuda.memory import SharedPlace
+
+if TYPE_CHECKING:
+    from tilecore.lowering.cuda.lower import LaunchLowering
+
+
+def use_stage(owner: LaunchLowering, copies: tuple[Copy, ...], stage: Any) -> None:
+    """Let the tiles of some copies mean their ``stage``."""
+    for copy in copies:
+        place = owner.accessor.places[copy.dst.buffer]
+        assert isinstance(place, SharedPlace)
+        owner.accessor.places[copy.dst.buffer] = replace(place, stage=stage)
+
+
+class Ring:
+    """Where a loop is in the tiles that it uses in turn: kept, since counting is not dividing.
+
+    The parity is that of how often the loop has been through all tiles.
+    """
+
+    def __init__(self, builder: CudaBuilder, stages: int) -> None:
+        self.builder, self.stages = builder, stages
+        self.kept = builder.local(2, "int32", "ring")
+        for part in range(2):
+            builder.store(self.kept, index(0), part)
+
+    def place(self) -> tuple[Any, Any]:
+        """Return (stage, parity)."""
+        stage = self.builder.bind(self.builder.load(self.kept, 0)) if self.stages > 1 else 0
+        return stage, self.builder.bind(self.builder.load(self.kept, 1))
+
+    def advance(self) -> None:
+        """Emit the step to the next stage."""
+        builder = self.builder
+        if self.stages > 1:
+            stage = builder.bind(add(builder.load(self.kept, 0), 1))
+            is_round = builder.bind(tir.EQ(stage, index(self.stages)))
+            builder.store(self.kept, tir.if_then_else(is_round, index(0), stage), 0)
+        else:
+            is_round = tir.IntImm("bool", 1)
+        turned = tir.Cast("int32", is_round)
+        builder.store(self.kept, tir.bitwise_xor(builder.load(self.kept, 1), turned), 1)
+
+    def before(self, stage: Any, parity: Any) -> tuple[Any, Any]:
+        """Return (stage, parity) one step before."""
+        if self.stages == 1:
+            return 0, self.builder.bind(index(1) - parity)
+        is_first = self.builder.bind(tir.EQ(stage, index(0)))
+        previous = tir.if_then_else(is_first, index(self.stages - 1), stage - index(1))
+        turned = tir.bitwise_xor(parity, tir.Cast("int32", is_first))
+        return self.builder.bind(previous), self.builder.bind(turned)
