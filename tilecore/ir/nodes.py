@@ -436,7 +436,8 @@ class Exchange(Stmt):
     """``dst`` = what each thread learns from its group of ``width`` threads (0: the block).
 
     op, args: one of SHUFFLES with (value, lane or distance), or of COMBINERS with (value,). A
-    thread that a shuffle points outside the group gets its own value back.
+    thread that a shuffle points outside the group gets its own value back. A further argument is
+    the mask of the lanes that come by, where others may be elsewhere.
     """
 
     op: str
