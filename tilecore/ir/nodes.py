@@ -56,6 +56,7 @@ from tilecore.ir.expr import Expr, Load, Var, int_value
 
 SCOPES = ("global", "shared", "fragment", "local")
 LOOP_KINDS = ("serial", "pipelined", "unroll", "vectorized")
+RUNS_ON = "runs_on"  # annotation of a copy
 SHUFFLES = ("shfl", "shfl_xor", "shfl_up", "shfl_down")
 COMBINERS = (
     "sum", "prod", "max", "min", "bitand", "bitor", "bitxor", "any", "all", "ballot", "count",
@@ -215,8 +216,8 @@ class Copy(Stmt):
     """``dst = convert(src)``; the regions have the same extents but for axes of size 1.
 
     With a ``barrier`` (an element of an array of mbarriers) the copy may be under way until the
-    phase ends that the barrier is in: who reads ``dst`` waits for it. A target may complete it at
-    once.
+    phase ends that the barrier is in: who reads ``dst`` waits for it. With the annotation RUNS_ON
+    the program waits itself before it writes ``src`` again. A target may complete it at once.
     """
 
     src: Region

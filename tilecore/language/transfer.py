@@ -10,7 +10,7 @@ from tilecore.frontend.builder import current
 from tilecore.frontend.signature import tensor_spec
 from tilecore.ir.expr import Expr, ExprLike, Load, Var, as_bool, as_expr, cast, const, int_value
 from tilecore.ir.expr import select as if_then_else
-from tilecore.ir.nodes import Annotate, Buffer, ClusterCopy, Copy, For
+from tilecore.ir.nodes import RUNS_ON, Annotate, Buffer, ClusterCopy, Copy, For
 from tilecore.language.barrier import alone, arrive, barrier_place
 from tilecore.language.copy import copy, copy_tile
 from tilecore.language.gemm import GemmWarpPolicy, emit_gemm, gemm
@@ -28,7 +28,8 @@ def tma_copy(
 
     The threads still arrive at the barrier themselves (``T.mbarrier_arrive``), after this; who
     reads the tile waits for the barrier. On sm_90 and later the tensor memory accelerator copies
-    where it can, elsewhere the copy is complete at once.
+    where it can, elsewhere the copy is complete at once. To a tensor it may be under way until
+    ``T.tma_store_wait``, which the program calls before ``src`` is written again.
 
     Raises:
         ShapeMismatch: the extents of the two sides differ (TC201).
@@ -40,7 +41,26 @@ def tma_copy(
     if cluster_mask is not None and size > 1:
         _copy_to(src, dst, place, mask=_blocks(cluster_mask, size))
         return
-    copy_tile(src, dst, {}, place)
+    copy_tile(src, dst, {RUNS_ON: True} if barrier is None else {}, place)
+
+
+def tma_store_wait(count: Any = 0, read: bool = True) -> None:
+    """Wait for all copies of ``T.tma_copy`` to tensors but the last ``count``.
+
+    Args:
+        count: how many may still be under way.
+        read: until the tiles have been read; else until the tensors have been written.
+
+    Raises:
+        TypeMismatch: not a known number, or a negative one (TC202).
+    """
+    known = int_value(count)
+    if known is None or known < 0:
+        raise TypeMismatch(
+            expected="T.tma_store_wait(number of copies that may still run)", found=count
+        )
+    builder = current()
+    builder.emit(Annotate("wait_stores", (known, bool(read)), builder.span))
 
 
 def async_copy(src: Any, dst: Any, **options: Any) -> None:
@@ -335,8 +355,7 @@ tcgen05_after_thread_sync = _without_effect("tcgen05_after_thread_sync", "memory
 warpgroup_fence_operand = _without_effect("warpgroup_fence_operand", "memory is coherent")
 warpgroup_arrive = _without_effect("warpgroup_arrive", _COMPLETE)
 warpgroup_commit_batch = _without_effect("warpgroup_commit_batch", _COMPLETE)
-tma_store_arrive = _without_effect("tma_store_arrive", _COMPLETE)
-tma_store_wait = _without_effect("tma_store_wait", _COMPLETE)
+tma_store_arrive = _without_effect("tma_store_arrive", "every copy is a group of its own")
 ptx_commit_group = _without_effect("ptx_commit_group", _COMPLETE)
 ptx_wait_group = _without_effect("ptx_wait_group", _COMPLETE)
 cp_async_commit = _without_effect("cp_async_commit", _COMPLETE)

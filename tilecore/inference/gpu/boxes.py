@@ -13,10 +13,11 @@ from dataclasses import replace
 from tilecore.inference.gpu.groups import group_of
 from tilecore.inference.gpu.loops import divisor
 from tilecore.inference.gpu.plan import BOX_ALIGNMENT, CHUNK_BYTES, Box, Pipeline, SharedLayout
+from tilecore.inference.gpu.teams import Teams
 from tilecore.ir import nodes
-from tilecore.ir.analysis import kept_axes, pads, read_buffers, written_buffers
+from tilecore.ir.analysis import kept_axes, pads, read_buffers, writes, written_buffers
 from tilecore.ir.expr import Load, int_value
-from tilecore.ir.nodes import Buffer, Copy, For, KernelLaunch, Region, Stmt
+from tilecore.ir.nodes import RUNS_ON, Buffer, Copy, For, KernelLaunch, Region, Stmt
 from tilecore.ir.visitor import children, expressions, walk, walk_expr
 
 MAX_AXES = 5
@@ -74,6 +75,31 @@ def stores_of(
         if box is not None:
             found[stmt] = box
     return found
+
+
+def running_stores(
+    launch: KernelLaunch, stores: Mapping[Stmt, Box], teams: Teams
+) -> frozenset[Stmt]:
+    """Return the stores that may run on: the program waits, or nothing comes after them.
+
+    Stores are in no order. One that happens once, to a tensor that nothing else of the launch
+    writes, need not be complete before the kernel ends. Roles may not tell each other of tiles.
+    """
+    repeated = {s for n in walk(launch.body) if isinstance(n, (For, nodes.While)) for s in walk(n)}
+    written = [b.root for s in walk(launch.body) for b in writes(s)]
+    return frozenset(
+        s
+        for s in stores
+        if isinstance(s, Copy)
+        and (
+            RUNS_ON in s.annotations
+            or (
+                s not in repeated
+                and written.count(s.dst.buffer.root) == 1
+                and teams.team(s) == teams.whole
+            )
+        )
+    )
 
 
 def loads_of(launch: KernelLaunch, layouts: Mapping[Buffer, SharedLayout]) -> dict[Stmt, Box]:

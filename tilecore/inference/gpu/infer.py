@@ -10,6 +10,7 @@ from tilecore.amd_target import AmdTarget
 from tilecore.errors import InvalidConfig, UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.barriers import Barriers
+from tilecore.inference.gpu.boxes import running_stores
 from tilecore.inference.gpu.distribution import Distribution
 from tilecore.inference.gpu.fragments import Fragments, distribute
 from tilecore.inference.gpu.loops import (
@@ -123,7 +124,7 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
         launch, threads, held, places, nests, gemms, overlapped, memory.stores, memory.loads,
         memory.updates, unawaited, trade is True, barriers, ends, memory.tile_bytes, memory.bytes,
         teams, notes + tensor.notes, tensor.tiles, tensor.transfers, tensor.columns,
-        memory.multicasts,
+        memory.multicasts, running_stores(launch, memory.stores, teams),
     )  # fmt: skip
 
 

@@ -356,7 +356,8 @@ class GpuLaunchPlan:
     hand registers to each other where the program says so. ``tensor_tiles`` and
     ``transfers`` are what lies in tensor memory, of which a block has ``tensor_columns``.
     ``multicasts`` has the copies from tensors to several blocks of a cluster that one block asks
-    for.
+    for. ``running`` has those ``stores`` of which nobody waits for more than that the tile is read:
+    before threads meet next or, where the program waits itself, before the kernel ends.
     """
 
     launch: KernelLaunch
@@ -381,6 +382,7 @@ class GpuLaunchPlan:
     transfers: Mapping[Stmt, TensorTransfer] = field(default_factory=dict)
     tensor_columns: int = 0
     multicasts: Mapping[Stmt, Box] = field(default_factory=dict)
+    running: frozenset[Stmt] = frozenset()
 
     @property
     def thread_count(self) -> int:

@@ -105,6 +105,7 @@ class LaunchLowering:
         self.isa = instruction_set(target)
         self.accessor = Accessor(builder, self.isa)
         self.running = RunningProducts(self)
+        self.has_stored = False  # a tile that may still be read
         self.accessor.places.update(tensors)
         self.accessor.values.update(scalars)
         self.scratch_start = self.shared_bytes = 0
@@ -156,8 +157,7 @@ class LaunchLowering:
                 self.clusters.start()
                 self.declare_fragments()
                 self.statement(launch.body)
-                self.running.drain()
-                self.await_copies()
+                self.end()
             else:
                 if traded(self.plan.thread_count, self.plan.fragments) is not None:
                     attributes[MIN_BLOCKS] = 1  # setmaxnreg: the count at the start must be known
@@ -274,9 +274,23 @@ class LaunchLowering:
             self.builder.evaluate(ptx.cp_async_commit().call())
             self.builder.evaluate(ptx.cp_async_wait(0).call())
 
+    def end(self) -> None:
+        """Wait for what threads have under way that shared memory must live for."""
+        self.running.drain()
+        self.await_copies()
+        if self.plan.running:
+            self.builder.evaluate(ptx.bulk_wait(0, only_reads=True).call())
+
+    def _await_stores(self, pending: int, *, only_reads: bool) -> None:
+        """Let the thread that hands tiles over wait until they have been read, or are there."""
+        with self.builder.when(tir.EQ(index(self.accessor.thread), index(0))):
+            self.builder.evaluate(ptx.bulk_wait(pending, only_reads=only_reads).call())
+
     def _fence(self) -> None:
         """Make what threads wrote to shared memory visible to instructions that read it."""
         self.await_copies()
+        if self.has_stored:
+            self._await_stores(0, only_reads=True)
         plan = self.plan
         kinds = {product.kind for product in plan.gemms.values()}
         if kinds & {"wgmma", "tcgen05"} or plan.stores or plan.loads or plan.updates:
@@ -325,6 +339,8 @@ class LaunchLowering:
                 FoldLowering(self.accessor, self.plan.nests[stmt], self._scratch, self.sync).emit()
             case nodes.Gemm():
                 self._product(self.plan.gemms[stmt])
+            case nodes.Annotate(key="wait_stores", value=(pending, reads)) if self.plan.running:
+                self._await_stores(pending, only_reads=reads)
             case nodes.Annotate(key="wait_products", value=pending):
                 self.running.wait(pending)
             case For() if stmt in self.plan.pipelines:

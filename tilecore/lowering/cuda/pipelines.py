@@ -150,8 +150,7 @@ class BoxPipelines:
             self._begin()
             self.owner.declare_fragments()
             self.owner.statement(body)
-            self.owner.running.drain()
-            self.owner.await_copies()
+            self.owner.end()
 
     def _begin(self) -> None:
         """Declare where in its tiles each loop is; one that runs again goes on from there."""
