@@ -41,6 +41,7 @@ from tilecore.inference.gpu.tensor_memory import (
     with_reason,
     with_waits,
 )
+from tilecore.inference.gpu.vectors import wide_loops
 from tilecore.inference.uses import Context, enter
 from tilecore.ir import nodes
 from tilecore.ir.analysis import covers_whole
@@ -91,6 +92,7 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
             held |= own.held
         if len(fragments.shared) == before:
             break
+    nests |= wide_loops(launch)
     pipelines = find_pipelines(launch, nests, target)
     shared = [
         t for t in tiles

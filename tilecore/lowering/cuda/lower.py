@@ -485,6 +485,9 @@ class LaunchLowering:
         return start, self.builder.bind(maximum(0, trips)), step
 
     def _for(self, stmt: For) -> None:
+        if stmt in self.plan.nests:
+            NestLowering(self.accessor, self.plan.nests[stmt], self.inner).emit()
+            return
         start, trips, step = self.trips(stmt)
         builder = self.builder
         if isinstance(trips, int) and stmt.kind in ("unroll", "vectorized"):

@@ -40,7 +40,7 @@ class OverlappedLoop:
             elif not self.trips:
                 return
             self._iteration(0, is_first=True)
-            with builder.loop(add(self.trips, -1)) as turn:
+            with builder.kept_loop(add(self.trips, -1)) as turn:
                 self._iteration(add(turn, 1), is_first=False)
             self._last(self.trips, *self.boxes.turn_of(self.pipeline))
             self.owner.running.drain()

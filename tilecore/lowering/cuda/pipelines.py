@@ -23,7 +23,6 @@ from tilecore.ir.nodes import Copy, For, Gemm, Stmt
 from tilecore.ir.visitor import buffers_of, walk
 from tilecore.lowering.cpu.tir import add, index, mul, remainder
 from tilecore.lowering.cuda.boxes import boxes_of
-from tilecore.lowering.cuda.instructions.base import Instruction, asm
 from tilecore.lowering.cuda.memory import only
 from tilecore.lowering.cuda.nests import AsyncCopyLowering
 from tilecore.lowering.cuda.overlap import OverlappedLoop
@@ -35,17 +34,6 @@ if TYPE_CHECKING:
     from tilecore.lowering.cuda.lower import LaunchLowering
 
 WARP = 32
-
-
-@functools.cache
-def opaque() -> Instruction:
-    """Return ``int (int value)``: the value, of which the compiler knows nothing.
-
-    As the length of a loop it keeps the loop: one thread that issues copies gains nothing from
-    having them written out.
-    """
-    body = asm("", ['"+r"(value)'], touches_memory=False) + "\nreturn value;"
-    return Instruction("tc_opaque", "int value", body, "return value;", "int32")
 
 
 class AsyncPipeline:
@@ -188,8 +176,7 @@ class BoxPipelines:
     def _issue(self, pipeline: Pipeline) -> None:
         builder = self.builder
         start, trips, _ = self.owner.trips(pipeline.loop)
-        count = builder.bind(opaque().call(index(trips)))
-        with builder.loop(count) as turn:
+        with builder.kept_loop(trips) as turn:
             stage, parity = self.turn_of(pipeline)
             with self.owner.named(pipeline.loop, add(start, turn)):
                 for copy, box in zip(pipeline.copies, pipeline.boxes, strict=True):
@@ -228,7 +215,7 @@ class BoxPipelines:
             OverlappedLoop(self, pipeline, pipeline.overlap).emit()
             return
         product = self._only_product(pipeline)
-        with builder.loop(trips) as turn:
+        with builder.kept_loop(trips) as turn:
             stage, parity = self.turn_of(pipeline)
             with owner.named(pipeline.loop, add(start, turn)):
                 if product is not None:
