@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv tune serve test chaos check format clean
+.PHONY: help venv tune serve test chaos check secrets format clean
 
 help: ## show the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | \
@@ -49,6 +49,12 @@ check: $(STAMP) ## ruff, formatting, mypy --strict, import contracts
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+# The folder is for its owner only; the files are not, so that containers may read what is mounted.
+secrets: ## make the files that docker-compose.yml reads, with random passwords, where they lack
+	@umask 022; mkdir -p -m 700 secrets; cd secrets; for name in db_password grafana_password ray_token; do \
+	  test -s $$name || head -c 36 /dev/urandom | base64 | tr -d '\n' > $$name; done; \
+	  test -e metrics_key || : > metrics_key
 
 format: $(STAMP) ## format the code
 	@$(BIN)/ruff check --fix -q . && $(BIN)/ruff format .

@@ -97,4 +97,8 @@ PROGRAMS = (
      lambda: attention(4, 4096, 16, 128, 128, 64, 2, 256)),
     ("attention 128x128, 2 stages, 256 threads", "sm_90a",
      lambda: attention(4, 4096, 16, 128, 128, 128, 2, 256)),
+    ("attention 128x176, 1 stage, 256 threads", "sm_90a",
+     lambda: attention(4, 4224, 16, 128, 128, 176, 1, 256)),
+    ("attention of 64, 192x128, 2 stages, 384 threads", "sm_90a",
+     lambda: attention(4, 4608, 16, 64, 192, 128, 2, 384)),
 )  # fmt: skip

@@ -1,6 +1,7 @@
-"""Recommendation and search on recorded spaces: fractions of the best speed, a table.
+"""Recommendation and search on recorded spaces: fractions of the best speed, tables.
 
-    python benchmarks/recommendation.py FOLDER [--seeds 5] [--json FILE]
+    python benchmarks/recommendation.py FOLDER [--seeds 10] [--kernel-tuner PYTHON]
+        [--progress FILE] [--json FILE]
 
 FOLDER holds spaces KERNEL__DEVICE.csv.gz (or .json.gz), each measured whole: every kernel on some
 devices. A device is left out in turn and the others' measurements are known (not searched from
@@ -8,21 +9,30 @@ scratch: nothing is). Baselines beside ours, in the same run:
 
 - no measurement: the config with the best mean speed on the other devices ("portable lookup").
 - best of 5: a greedy cover of the other devices' measured speeds.
-- warm: 8 configs of our cover first, then the model-guided search that knows the other devices;
-  the baseline searches from the same 8 without them.
-- from scratch: the model-guided search; beside it random search, the evolutionary one, and plain
-  XGBoost ranking (pairwise, batches of 8, the first one random).
+- warm: configs of our cover first, then the model-guided search that knows the other devices; the
+  baseline searches from the same configs without them.
+- from scratch, batches of 8: the model-guided search; beside it random search, the evolutionary
+  one, plain XGBoost ranking (pairwise, the first batch random; of knob values, and of the features
+  that ours has) and, where PYTHON is an interpreter that has Kernel Tuner, its strategies in its
+  simulation mode on the same rows.
 
-"p10" is the 10 % quantile over seeds, the worst of the spaces'. The search's constants were not
-fitted to these spaces.
+"reachable" is no method but a bound on lookups: the best of the other devices' winners (no
+measurement), of the 5 fastest on each (best of 5), of the 50 fastest on each (warm). "p10" is the
+10 % quantile over seeds. The search's constants were chosen on the kernels in TUNED_ON; the tables
+tell the others apart. With --progress, what a file has is not run again: a run that was stopped
+continues (delete the file when the code has changed).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
+import tempfile
+import time
 from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,17 +40,31 @@ from typing import Any
 import numpy as np
 import xgboost
 
+from recommender.knob_shapes import shapes
 from recommender.recorded import RecordedSpace
 from recommender.replay import replay
 from recommender.search import STRATEGIES, Landscape, Observations, Strategy
 from recommender.transfer import Sources
 
-WARM, SCRATCH, SEEDS_FIRST = (8, 16, 64), (50, 100, 200), 8
+WARM, SCRATCH = (8, 16, 64), (50, 100, 200)
+FIRST, WARM_BATCH = 4, 4  # configs of the cover that a warm search begins with; its batches
+REACHABLE = {"zero": 1, "five": 5, "warm": 50}  # of the fastest on each other device
+TUNED_ON = ("convolution_milo", "old_pnpoly")
+KERNEL_TUNER = Path(__file__).parent / "kernel_tuner_replay.py"
+KERNEL_TUNER_STRATEGIES = (
+    "random_sample", "genetic_algorithm", "diff_evo", "greedy_ils", "pso", "simulated_annealing",
+    "basinhopping", "bayes_opt", "firefly_algorithm", "hybrid_vndx", "adaptive_tabu_greywolf",
+)  # fmt: skip
+Row = dict[str, Any]  # kernel, device, situation, method, and mean, worst, p10 by trials
+Key = tuple[str, str, str, str]
+KEY = ("kernel", "device", "situation", "method")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PlainRanking:
     """XGBoost's pairwise ranking of what was measured, its best rows next."""
+
+    features: np.ndarray
 
     def ask(self, count: int, landscape: Landscape, seen: Observations, seed: int) -> list[int]:
         """Return the rows ranked first, random ones while nothing is known."""
@@ -52,13 +76,47 @@ class PlainRanking:
         slow = 2.0 * max(t for t in seen.times_s.values() if t is not None)
         times = [seen.times_s[row] for row in rows]
         label = [-(slow if t is None else t) for t in times]
-        matrix = xgboost.DMatrix(landscape.features[rows], label=np.argsort(np.argsort(label)))
+        matrix = xgboost.DMatrix(self.features[rows], label=np.argsort(np.argsort(label)))
         matrix.set_group([len(rows)])
         options = {"objective": "rank:pairwise", "max_depth": 6, "eta": 0.2, "nthread": 1,
                    "seed": seed, "verbosity": 0, "lambdarank_pair_method": "mean"}  # fmt: skip
         model = xgboost.train(options, matrix, 60)
-        score = model.inplace_predict(landscape.features[free])
+        score = model.inplace_predict(self.features[free])
         return [free[i] for i in np.argsort(-score)[:count]]
+
+
+class Progress:
+    """The rows of a run, kept in a file of JSON lines as they are found."""
+
+    def __init__(self, file: Path | None, seeds: int) -> None:
+        self._file, self._seeds = file, seeds
+        self._rows: dict[Key, Row] = {}
+        if file is not None and file.exists():
+            for line in file.read_text().splitlines():
+                row = json.loads(line)
+                if row.pop("seeds") == seeds:
+                    self._rows[self._key(row)] = row
+
+    @property
+    def rows(self) -> list[Row]:
+        """All rows found so far."""
+        return list(self._rows.values())
+
+    def once(self, head: Key, find: Callable[[], Row]) -> None:
+        """Add what ``find`` returns, unless the file has it."""
+        if head in self._rows:
+            return
+        row = {**dict(zip(KEY, head, strict=True)), **find()}
+        self._rows[head] = row
+        line = json.dumps({**row, "seeds": self._seeds})
+        print(line, file=sys.stderr, flush=True)
+        if self._file is not None:
+            with self._file.open("a") as file:
+                file.write(line + "\n")
+
+    @staticmethod
+    def _key(row: Row) -> Key:
+        return (row["kernel"], row["device"], row["situation"], row["method"])
 
 
 def spaces(folder: Path) -> dict[str, dict[str, RecordedSpace]]:
@@ -70,10 +128,10 @@ def spaces(folder: Path) -> dict[str, dict[str, RecordedSpace]]:
     return found
 
 
-def speed_of(space: RecordedSpace, config: tuple[str, ...]) -> float:
-    """Return a config's share of the best speed; 0: it failed or is not there."""
+def speed_of(space: RecordedSpace, configs: Sequence[tuple[str, ...]]) -> float:
+    """Return the best share of the best speed among configs; 0: all failed or are not there."""
     rows = {c: r for r, c in enumerate(space.configs)}
-    return float(space.speed[rows[config]]) if config in rows else 0.0
+    return max(float(space.speed[rows[c]]) if c in rows else 0.0 for c in configs)
 
 
 def plain_cover(sources: Sources, count: int) -> list[tuple[str, ...]]:
@@ -87,92 +145,212 @@ def plain_cover(sources: Sources, count: int) -> list[tuple[str, ...]]:
     return [sources.configs[row] for row in rows]
 
 
-def curves(
-    space: RecordedSpace, strategy: Strategy, trials: int, seeds: int, **options: Any
-) -> np.ndarray:
-    """Return what a strategy reaches after each trial, a row per seed."""
-    made = [replay(space, strategy, trials=trials, seed=s, **options) for s in range(seeds)]
-    return np.stack(made)
+def constant(value: float, marks: Sequence[int]) -> Row:
+    """Return a row of one figure that no seed changes."""
+    figure = {str(n): value for n in marks}
+    return {"mean": figure, "worst": figure, "p10": figure}
 
 
-def of_target(target: RecordedSpace, others: list[RecordedSpace], seeds: int) -> dict[str, Any]:
-    """Return what is reached on a device that the others' measurements are known for."""
-    sources = Sources.of(others)
-    row: dict[str, Any] = {
-        "portable": speed_of(target, sources.configs[int(np.argmax(sources.portable))]),
-        "zero": speed_of(target, sources.configs[int(np.argmax(sources.expected))]),
-        "plain cover 5": max(speed_of(target, c) for c in plain_cover(sources, 5)),
-        "cover 5": max(speed_of(target, c) for c in sources.cover(5)),
+def summary(curves: Sequence[np.ndarray], marks: Sequence[int]) -> Row:
+    """Return what curves reach after some trials; a curve that ran dry stays where it ended."""
+    at = {str(n): np.array([curve[min(n, len(curve)) - 1] for curve in curves]) for n in marks}
+    return {
+        "mean": {n: float(found.mean()) for n, found in at.items()},
+        "worst": {n: float(found.min()) for n, found in at.items()},
+        "p10": {n: float(np.quantile(found, 0.1)) for n, found in at.items()},
     }
+
+
+def searched(
+    space: RecordedSpace, strategy: Strategy, marks: Sequence[int], seeds: int, **options: Any
+) -> Row:
+    """Return what a strategy reaches."""
+    trials = max(marks)
+    start_s = time.process_time()
+    curves = [replay(space, strategy, trials=trials, seed=s, **options) for s in range(seeds)]
+    trial_s = (time.process_time() - start_s) / (seeds * trials)
+    return {**summary(curves, marks), "cpu_s_per_trial": trial_s}
+
+
+def kernel_tuner(python: str, space: RecordedSpace, strategy: str, seeds: int) -> Row:
+    """Return what a strategy of Kernel Tuner reaches, or why it does not work."""
+    times = [None if np.isnan(t) else t * 1e3 for t in space.time_s]
+    recorded = {"knobs": space.knobs, "configs": space.configs, "times_ms": times}
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(recorded, file)
+        file.flush()
+        command = [python, str(KERNEL_TUNER), file.name, strategy, str(max(SCRATCH)), str(seeds)]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+    if run.returncode:
+        return {"error": run.stderr.strip().splitlines()[-1]}
+    found = json.loads(run.stdout.splitlines()[-1])
+    if "error" in found:
+        return {"error": found["error"], "version": found["version"]}
+    curves = [np.array(curve) for curve in found["curves"]]
+    return {**summary(curves, SCRATCH), "version": found["version"]}
+
+
+def transfer(
+    head: tuple[str, str], target: RecordedSpace, others: list[RecordedSpace],
+    progress: Progress, seeds: int,
+) -> None:  # fmt: skip
+    """Add what is reached on a device where the others' measurements are known."""
+    sources = Sources.of(others)
+    fastest = np.argsort(-sources.speeds, axis=0, kind="stable")
+    top = {
+        ("zero", "baseline"): [sources.configs[int(np.argmax(sources.portable))]],
+        ("zero", "ours"): [sources.configs[int(np.argmax(sources.expected))]],
+        ("five", "baseline"): plain_cover(sources, 5),
+        ("five", "ours"): sources.cover(5),
+    }
+    for situation, count in REACHABLE.items():
+        rows = fastest[:count].ravel()
+        top[situation, "reachable"] = [sources.configs[row] for row in rows]
+    for (situation, method), configs in top.items():
+        value = speed_of(target, configs)
+        marks = WARM if situation == "warm" else (0,)
+        progress.once(
+            (*head, situation, method), lambda value=value, marks=marks: constant(value, marks)
+        )
     number = {c: r for r, c in enumerate(target.configs)}
-    first = [number[c] for c in sources.cover(SEEDS_FIRST) if c in number]
-    model = STRATEGIES["model"]
-    known = sources.landscape(target)
-    warm = curves(target, model, max(WARM), seeds, landscape=known, first=first)
-    blind = curves(target, model, max(WARM), seeds, first=first)
-    for count in WARM:
-        row[f"warm {count}"] = float(warm[:, count - 1].mean())
-        row[f"blind {count}"] = float(blind[:, count - 1].mean())
-    return row
+    first = [number[c] for c in sources.cover(FIRST) if c in number]
+    for method, landscape in (("ours", sources.landscape(target)), ("baseline", None)):
+        progress.once(
+            (*head, "warm", method),
+            lambda landscape=landscape: searched(
+                target, STRATEGIES["model"], WARM, seeds, batch=WARM_BATCH, first=first,
+                landscape=landscape,
+            ),
+        )  # fmt: skip
 
 
-def of_space(space: RecordedSpace, seeds: int) -> dict[str, Any]:
-    """Return what searches from scratch reach."""
+def scratch(
+    head: tuple[str, str], space: RecordedSpace, progress: Progress, seeds: int, python: str | None
+) -> None:
+    """Add what searches from scratch reach."""
     rivals: dict[str, Strategy] = {
-        "model": STRATEGIES["model"], "evolutionary": STRATEGIES["evolutionary"],
-        "random": STRATEGIES["random"], "xgb rank": PlainRanking(),
+        "ours": STRATEGIES["model"], "evolutionary": STRATEGIES["evolutionary"],
+        "random": STRATEGIES["random"], "XGBoost ranking": PlainRanking(space.features),
+        "XGBoost ranking, our features": PlainRanking(shapes(space.features)),
     }  # fmt: skip
-    row: dict[str, Any] = {}
     for name, strategy in rivals.items():
-        found = curves(space, strategy, max(SCRATCH), seeds)
-        for count in SCRATCH:
-            row[f"{name} {count}"] = float(found[:, count - 1].mean())
-            row[f"{name} {count} p10"] = float(np.quantile(found[:, count - 1], 0.1))
-    return row
+        progress.once(
+            (*head, "scratch", name),
+            lambda strategy=strategy: searched(space, strategy, SCRATCH, seeds),
+        )
+    for name in KERNEL_TUNER_STRATEGIES if python else ():
+        progress.once(
+            (*head, "scratch", f"KT {name}"),
+            lambda name=name: kernel_tuner(str(python), space, name, seeds),
+        )
 
 
-def table(transfers: list[dict[str, Any]], scratches: list[dict[str, Any]]) -> str:
-    """Return the results as Markdown."""
-    lines = ["| situation | baseline: mean, worst | ours: mean, worst |", "|---|---|---|"]
+# --- tables -----------------------------------------------------------------------------------
 
-    def pair(rows: list[dict[str, Any]], name: str) -> str:
-        values = [r[name] for r in rows]
-        return f"{np.mean(values):.3f}, {min(values):.3f}"
 
-    situations = [("no measurement", "portable", "zero"), ("best of 5", "plain cover 5", "cover 5")]
-    situations += [(f"warm, {n} measured", f"blind {n}", f"warm {n}") for n in WARM]
-    if transfers:
-        for title, baseline, ours in situations:
-            lines.append(f"| {title} | {pair(transfers, baseline)} | {pair(transfers, ours)} |")
-    lines += ["", "| from scratch | random | evolutionary | XGBoost ranking | ours: mean, worst |"
-              " ours, p10 |", "|---|---|---|---|---|---|"]  # fmt: skip
-    for n in SCRATCH:
-        cells = [pair(scratches, f"{s} {n}") for s in ("random", "evolutionary", "xgb rank")]
-        p10 = min(r[f"model {n} p10"] for r in scratches)
-        lines.append(f"| {n} | {' | '.join(cells)} | {pair(scratches, f'model {n}')} | {p10:.3f} |")
-    return "\n".join(lines)
+def of(rows: Sequence[Row], situation: str, method: str, kind: str, mark: str) -> np.ndarray:
+    """Return a figure of every space."""
+    chosen = [r for r in rows if (r["situation"], r["method"]) == (situation, method)]
+    return np.array([r[kind][mark] for r in chosen if kind in r])
+
+
+def figures(values: np.ndarray) -> str:
+    """Return mean and worst as text."""
+    return f"{values.mean():.3f}, {values.min():.3f}" if len(values) else ""
+
+
+def transfer_table(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the lines of the situations that know other devices."""
+    yield "| situation | baseline: mean, worst | ours: mean, worst | reachable |"
+    yield "|---|---|---|---|"
+    situations = [("no measurement", "zero", "0"), ("best of 5", "five", "0")]
+    situations += [(f"warm, {n} measured", "warm", str(n)) for n in WARM]
+    for title, situation, mark in situations:
+        cells = [
+            figures(of(rows, situation, method, "mean", mark))
+            for method in ("baseline", "ours", "reachable")
+        ]
+        yield f"| {title} | {' | '.join(cells)} |"
+
+
+def methods_of(rows: Sequence[Row]) -> list[str]:
+    """Return the searches from scratch that worked, ours first."""
+    names = dict.fromkeys(r["method"] for r in rows if r["situation"] == "scratch" and "mean" in r)
+    return sorted(names, key=lambda name: name != "ours")
+
+
+def scratch_table(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the lines of searches from scratch: mean and worst of the spaces' means, their p10."""
+    titles = [f"{n}: mean, worst | {n}: p10, worst" for n in SCRATCH]
+    yield f"| search | {' | '.join(titles)} |"
+    yield "|---" * (1 + 2 * len(SCRATCH)) + "|"
+    for method in methods_of(rows):
+        cells = [
+            figures(of(rows, "scratch", method, kind, str(n)))
+            for n in SCRATCH
+            for kind in ("mean", "p10")
+        ]
+        yield f"| {method} | {' | '.join(cells)} |"
+
+
+def space_table(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield a line per space: ours beside the best of the others, which is told by name."""
+    titles = [f"{n}: ours (p10) | {n}: best other" for n in SCRATCH]
+    yield f"| space | {' | '.join(titles)} |"
+    yield "|---" * (1 + 2 * len(SCRATCH)) + "|"
+    found: dict[tuple[str, str], dict[str, Row]] = defaultdict(dict)
+    for row in rows:
+        if row["situation"] == "scratch" and "mean" in row:
+            found[row["kernel"], row["device"]][row["method"]] = row
+    for (kernel, device), methods in found.items():
+        cells = []
+        for mark in map(str, SCRATCH):
+            ours = methods["ours"]
+            others = {m: r["mean"][mark] for m, r in methods.items() if m != "ours"}
+            best = max(others, key=lambda m: others[m])
+            cells.append(f"{ours['mean'][mark]:.3f} ({ours['p10'][mark]:.3f})")
+            cells.append(f"{others[best]:.3f} {best}")
+        yield f"| {kernel} {device} | {' | '.join(cells)} |"
+
+
+def report(rows: Sequence[Row]) -> str:
+    """Return all tables as Markdown."""
+    held_out = [r for r in rows if r["kernel"] not in TUNED_ON]
+    tuned_on = [r for r in rows if r["kernel"] in TUNED_ON]
+    parts: list[str] = []
+    for title, chosen in (("all", rows), ("held out", held_out), ("tuned on", tuned_on)):
+        if chosen:
+            count = len({(r["kernel"], r["device"]) for r in chosen})
+            parts += [f"### Spaces: {title} ({count})", ""]
+            parts += [*transfer_table(chosen), "", *scratch_table(chosen), ""]
+    parts += ["### From scratch, space by space", "", *space_table(rows)]
+    costs = [r["cpu_s_per_trial"] for r in rows if r["situation"] == "scratch"
+             and r["method"] == "ours"]  # fmt: skip
+    parts += ["", f"Cost of our search per trial: mean {np.mean(costs) * 1e3:.0f} ms of one core, "
+              f"{max(costs) * 1e3:.0f} ms on the largest space."]  # fmt: skip
+    broken = {f"- {r['method']}: {r['error']}" for r in rows if "error" in r}
+    return "\n".join([*parts, "", *sorted(broken)]).rstrip()
 
 
 def main() -> None:
-    """Replay all spaces and print the table."""
+    """Replay all spaces and print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--kernel-tuner", metavar="PYTHON", help="an interpreter that has it")
+    parser.add_argument("--progress", type=Path, help="JSON lines to continue from and add to")
     parser.add_argument("--json", type=Path, help="write all rows to this file")
     given = parser.parse_args()
-    transfers, scratches = [], []
+    progress = Progress(given.progress, given.seeds)
     for kernel, devices in spaces(given.folder).items():
         for device, target in devices.items():
             others = [space for name, space in devices.items() if name != device]
-            head = {"kernel": kernel, "device": device}
             if others:
-                transfers.append({**head, **of_target(target, others, given.seeds)})
-                print(transfers[-1], file=sys.stderr, flush=True)
-            scratches.append({**head, **of_space(target, given.seeds)})
-            print(scratches[-1], file=sys.stderr, flush=True)
-    print(table(transfers, scratches))
+                transfer((kernel, device), target, others, progress, given.seeds)
+            scratch((kernel, device), target, progress, given.seeds, given.kernel_tuner)
+    print(report(progress.rows))
     if given.json:
-        found = {"seeds": given.seeds, "transfer": transfers, "scratch": scratches}
+        found = {"seeds": given.seeds, "rows": progress.rows}
         given.json.write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -13,9 +13,9 @@ from recommender.workload import Workload
 from tilecore.tile_config import TileConfig
 
 FINISHED_STATES = ("SUCCEEDED", "FAILED", "CANCELLED")
+ROLES = ("read", "tune", "admin")  # each may do what those before it may
 OPEN_STATES = ("QUEUED", "RUNNING", "PAUSED", "WAITING_FOR_HARDWARE")
 DEFAULT_PRIORITY = 10
-ROLES = ("read", "tune", "admin")  # each may do what those before it may
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,20 +207,6 @@ class LeaderRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeRecord:
-    """A machine of the cluster: what it offers and where it stands."""
-
-    key: str
-    name: str
-    hardware: HardwareProfile
-    devices: int
-    state: str
-    detail: str
-    joined_at: datetime
-    seen_at: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRecord:
     """An API key without its secret. ``prefix`` is public: the part of the key that logs may show.
 
@@ -293,3 +279,17 @@ class StudyTrial:
     times_s: Sequence[float]
     detail: str
     told_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecord:
+    """A machine of the cluster: what it offers and where it stands."""
+
+    key: str
+    name: str
+    hardware: HardwareProfile
+    devices: int
+    state: str
+    detail: str
+    joined_at: datetime
+    seen_at: datetime

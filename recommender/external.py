@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from recommender.conditions import Condition
 from recommender.errors import InvalidExternalSpace
+from recommender.knob_shapes import shapes
 from recommender.search import Landscape
 from tilecore.tile_config import digest
 
@@ -133,7 +134,7 @@ class ExternalSpace:
             known[known] = self._codes[at[known]] == np.array(near)[known]
             return [int(r) for r in at[known]]
 
-        features = np.stack(columns, axis=1).astype(np.float32)
+        features = shapes(np.stack(columns, axis=1))
         return Landscape(np.ones(len(self)), features, neighbours)
 
     @property

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recommender.errors import InvalidRecording
+from recommender.knob_shapes import shapes
 from recommender.search import Landscape
 
 MAX_BYTES = 1 << 30  # of a recording, unpacked
@@ -114,7 +115,7 @@ class RecordedSpace:
             near = (np.count_nonzero(distance, axis=1) == 1) & (distance.sum(axis=1) == 1)
             return [int(r) for r in np.flatnonzero(near)]
 
-        return Landscape(prior, self.features.astype(np.float32), neighbours)
+        return Landscape(prior, shapes(self.features), neighbours)
 
 
 def _text(path: Path) -> str:

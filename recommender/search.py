@@ -5,16 +5,14 @@ A strategy is a function of what is known, so a search resumes from its records 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
-from recommender.cost_model import MIN_ROWS, CostModel
-
-FAILURE_PENALTY = 1.5  # added to the log time of a failed candidate when the surrogate learns
-REFIT_EVERY = 2
+from recommender.cost_model import MIN_ROWS
+from recommender.surrogate import Told, plausible_times
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +23,14 @@ class Landscape:
         prior_s: expected time (analytic, or analytic x cost model), in any monotone unit.
         features: for a surrogate to learn from.
         neighbours: row -> rows one step away.
+        evidence: log times by several sources, a column each, which what is told will weigh
+            against each other; None: the prior's alone.
     """
 
     prior_s: np.ndarray
     features: np.ndarray
     neighbours: Callable[[int], list[int]]
+    evidence: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.prior_s)
@@ -134,43 +135,58 @@ def _walk(row: int, landscape: Landscape, rng: np.random.Generator) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ModelGuidedSearch:
-    """Surrogate on the residual to the prior; mostly its best, some neighbours, some surprises.
+    """Thompson sampling: picks of an ensemble of surrogates, some neighbours, some surprises.
 
     Attributes:
+        members: of the ensemble; a smaller batch meets some of them, the next one others.
         local_share: of a batch taken from the neighbours of the fastest rows.
-        random_share: of a batch drawn from the better half of the surrogate's order; more where
+        random_share: of a batch drawn from the better half of a member's order; more where
             candidates fail, or a prior that favours what cannot run would never be left.
     """
 
+    members: int = 8
     local_share: float = 0.15
     random_share: float = 0.05
 
     def ask(self, count: int, landscape: Landscape, seen: Observations, seed: int) -> list[int]:
         """Return a batch; single asks cycle through the kinds so that shares hold over time."""
         rng = _generator(seed, seen)
-        scores = np.log(landscape.prior_s) + _residual(landscape, seen, seed)
-        order = np.lexsort((rng.permutation(len(scores)), scores))  # ties in random order
+        members = list(self._scores(count, landscape, seen, rng))
+        orders = [np.lexsort((rng.permutation(len(s)), s)) for s in members]  # ties at random
         rows: list[int] = []
         random_share = max(self.random_share, 0.6 * seen.failure_share)
-        for _ in range(count):
+        for number in range(count):
+            scores, order = members[number % len(members)], orders[number % len(members)]
+            taken = _with(seen, rows)
             dice = rng.random()
+            pick: list[int] = []
             if dice < random_share:
-                pick = _take(
-                    rng.permutation(order[: max(8, len(order) // 2)]), 1, _with(seen, rows)
-                )
+                pick = _take(rng.permutation(order[: max(8, len(order) // 2)]), 1, taken)
             elif dice < random_share + self.local_share:
-                pick = self._local(landscape, seen, scores, rows)
-            else:
-                pick = _take(order, 1, _with(seen, rows))
-            rows += pick or _take(order, 1, _with(seen, rows))
+                pick = self._local(landscape, taken, scores)
+            rows += pick or _take(order, 1, taken)
         return rows
 
-    def _local(
-        self, landscape: Landscape, seen: Observations, scores: np.ndarray, rows: list[int]
-    ) -> list[int]:
+    def _scores(
+        self, count: int, landscape: Landscape, seen: Observations, rng: np.random.Generator
+    ) -> Iterator[np.ndarray]:
+        """Yield the log time of every row as each member sees it: the prior's at first."""
+        prior = np.log(landscape.prior_s)
+        if len(seen.times_s) < MIN_ROWS or not seen.good:
+            yield prior
+            return
+        rows = sorted(seen.times_s)  # whatever the order in which they were told
+        times = [seen.times_s[row] for row in rows]
+        told = Told(np.array(rows), np.array([np.nan if t is None else np.log(t) for t in times]))
+        evidence = prior[:, None] if landscape.evidence is None else landscape.evidence
+        first = len(seen.times_s) + len(seen.pending)  # small batches meet all members in turn
+        members = [(first + i) % self.members for i in range(min(self.members, count))]
+        yield from plausible_times(told, evidence, landscape.features, members, rng)
+
+    def _local(self, landscape: Landscape, seen: Observations, scores: np.ndarray) -> list[int]:
         for parent in seen.good[:3]:
             near = sorted(landscape.neighbours(parent), key=lambda row: float(scores[row]))
-            pick = _take(near, 1, _with(seen, rows))
+            pick = _take(near, 1, seen)
             if pick:
                 return pick
         return []
@@ -178,30 +194,6 @@ class ModelGuidedSearch:
 
 def _with(seen: Observations, rows: list[int]) -> Observations:
     return Observations(seen.times_s, seen.pending | set(rows))
-
-
-def _residual(landscape: Landscape, seen: Observations, seed: int) -> np.ndarray:
-    """Return what the told times add to the log of the prior (0 while too few are known)."""
-    known = list(seen.times_s)
-    usable = len(known) - len(known) % REFIT_EVERY
-    known = known[:usable]
-    if len(known) < MIN_ROWS or all(seen.times_s[row] is None for row in known):
-        return np.zeros(len(landscape))
-    rows = np.array(known)
-    prior = np.log(landscape.prior_s[rows])
-    times = [seen.times_s[row] for row in known]
-    target = np.array(
-        [np.nan if t is None else np.log(t) - p for t, p in zip(times, prior, strict=True)]
-    )
-    slow = float(np.nanmax(target)) + FAILURE_PENALTY
-    target = np.where(np.isnan(target), slow, target)
-    offset = float(np.median(target))
-    model = CostModel.fit(
-        landscape.features[rows], target - offset, np.zeros(len(rows)),
-        feature_schema="session", seed=seed, rounds=50, with_interval=False,
-    )  # fmt: skip
-    learned: np.ndarray = np.log(model.predict(landscape.features).factor)
-    return learned
 
 
 STRATEGIES: Mapping[str, Strategy] = {

@@ -113,4 +113,7 @@ class Sources:
         there = np.where(known[:, None], np.log(self.smoothed[rows]), np.nan)
         own = space.landscape()
         features: NDArray[Any] = np.concatenate([own.features, there], axis=1).astype(np.float32)
-        return Landscape(1.0 / np.maximum(expected, LEAST_SPEED**2), features, own.neighbours)
+        trusted = np.where(known[:, None], self.trusted[rows], LEAST_SPEED)
+        evidence = -np.log(np.maximum(trusted, LEAST_SPEED**2))
+        prior_s = 1.0 / np.maximum(expected, LEAST_SPEED**2)
+        return Landscape(prior_s, features, own.neighbours, evidence)

@@ -54,7 +54,7 @@ def compile_gpu(
     from tilecore.codegen.nvrtc import compile_cuda
 
     plan, program, source = lower_gpu(func, target, knobs=knobs)
-    cubin = compile_cuda(source.text, target.arch)
+    cubin = compile_cuda(source.text, target.arch, fast_math=source.fast_math)
     device = DeviceCode(target.arch, source.entries, tensor_maps(program), workspaces(program))
     conflicts = explain_conflicts([u for p in plan.launches.values() for u in bank_uses(p)])
     manifest = Manifest(
@@ -100,7 +100,8 @@ def lower_gpu(
     from tilecore.codegen.cuda import generate
 
     plan, program = lower_to_tir(func, target, observer, knobs)
-    source = generate(program.func, target)
+    options = GpuOptions.parse(knobs or {}, func.attrs)
+    source = generate(program.func, target, fast_math=options.fast_math)
     if observer is not None:
         observer("cuda", source.text)
     return plan, program, source

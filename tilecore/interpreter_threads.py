@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -352,14 +352,16 @@ class _Thread(Machine):
         group.wait(stmt)
         told = dict(group.told)
         group.wait(stmt)
-        width = stmt.width or len(members)
-        place = members.index(self.number)
-        start = place // width * width
-        lanes = [told[m] for m in members[start : start + width]]
-        lane = place - start
+        number, width = self.number, stmt.width
+        if not width:  # all that come by, wherever they stand
+            number, width = members.index(number), len(members)
+            told = {n: told[m] for n, m in enumerate(members)}
+        start = number // width * width
+        lanes = {n - start: value for n, value in told.items() if start <= n < start + width}
         if stmt.op in nodes.SHUFFLES:
-            given = int(self.evaluate(stmt.args[1]))
-            result = lanes[_source(stmt.op, lane, given, width)]
+            given, own = int(self.evaluate(stmt.args[1])), number - start
+            source = _source(stmt.op, own, given, width)
+            result = lanes[source if source in lanes else own]
         else:
             result = _combined(stmt.op, lanes)
         array = self.memory[id(stmt.dst)]
@@ -373,10 +375,10 @@ def _source(op: str, lane: int, given: int, width: int) -> int:
     return source if 0 <= source < width else lane
 
 
-def _combined(op: str, lanes: list[Any]) -> Any:
-    values = np.stack(lanes)
+def _combined(op: str, lanes: Mapping[int, Any]) -> Any:
     if op == "ballot":
-        return sum(int(bool(v)) << i for i, v in enumerate(values))
+        return sum(int(bool(v)) << lane for lane, v in lanes.items())
+    values = np.stack([lanes[lane] for lane in sorted(lanes)])
     combine: dict[str, Callable[..., Any]] = {
         "sum": np.sum, "prod": np.prod, "count": np.sum, "max": np.max, "min": np.min,
         "any": np.any, "all": np.all,

@@ -64,7 +64,8 @@ class JitOptions:
         out_idx: positions of the parameters the kernel allocates and returns.
         target: what to generate code for.
         config: knobs of the lowering.
-        pass_configs: accepted for compatibility; unknown keys warn. "tc.float32_products": "exact"
+        pass_configs: "tl.enable_fast_math" lets NVIDIA's compiler take approximate functions;
+            others of TileLang are accepted, unknown keys warn. "tc.float32_products": "exact"
             keeps products of float32 operands off tensor cores, which drop bits of them.
         ignored: other keywords of TileLang, which have no effect here.
     """

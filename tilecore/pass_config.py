@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-FLOAT32_PRODUCTS = "float32_products"  # a knob of the lowering
+# Knobs of the lowering.
+FLOAT32_PRODUCTS = "float32_products"
+FAST_MATH = "fast_math"
 
 
 class PassConfigKey(StrEnum):
@@ -81,8 +83,13 @@ class PassConfigKey(StrEnum):
 def lowering_config(values: Mapping[Any, Any]) -> dict[str, Any]:
     """Return the knobs of the lowering that pass configs set."""
     by_name = {str(k): v for k, v in values.items()}
-    key = str(PassConfigKey.TC_FLOAT32_PRODUCTS)
-    return {FLOAT32_PRODUCTS: by_name[key]} if key in by_name else {}
+    found: dict[str, Any] = {}
+    if PassConfigKey.TC_FLOAT32_PRODUCTS in by_name:
+        found[FLOAT32_PRODUCTS] = by_name[PassConfigKey.TC_FLOAT32_PRODUCTS]
+    is_off = by_name.get(PassConfigKey.TL_DISABLE_FAST_MATH, False)
+    if by_name.get(PassConfigKey.TL_ENABLE_FAST_MATH, False) and not is_off:
+        found[FAST_MATH] = True
+    return found
 
 
 def check_pass_configs(values: Mapping[Any, Any]) -> None:

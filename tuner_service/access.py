@@ -1,6 +1,6 @@
 """Access: who sends a request, whether they may, how often, and how many at once.
 
-``Access`` (pure ASGI) knows the sender before a body is read; ``Needs`` holds a route to a role.
+``Access`` (pure ASGI) knows the sender before a body is read; ``Needs`` holds routes to a role.
 """
 
 from __future__ import annotations
@@ -47,10 +47,13 @@ ANONYMOUS = Principal("anonymous", "admin")
 
 
 class Needs:
-    """The dependency of a route that only keys with ``role``, or a higher one, may use."""
+    """The dependency of routes for keys with a role, or a higher one.
 
-    def __init__(self, role: str) -> None:
-        self.role = role
+    ``to_read`` is needed for GET, ``to_change`` (default: the same) for every other method.
+    """
+
+    def __init__(self, to_read: str, to_change: str | None = None) -> None:
+        self._to_read, self._to_change = to_read, to_change or to_read
 
     async def __call__(
         self,
@@ -59,8 +62,9 @@ class Needs:
     ) -> None:
         """Refuse the request unless its sender may do this."""
         sender: Principal = request.state.principal
-        if ROLES.index(sender.role) < ROLES.index(self.role):
-            raise Forbidden(expected=self.role, found=sender.role)
+        role = self._to_read if request.method == "GET" else self._to_change
+        if ROLES.index(sender.role) < ROLES.index(role):
+            raise Forbidden(expected=role, found=sender.role)
 
 
 class Access:

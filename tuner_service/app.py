@@ -35,15 +35,15 @@ DESCRIPTION = """Recommends tile configs for compute kernels and tunes them on r
 Errors are `application/problem+json` (RFC 9457) with a stable `code`. Times are in microseconds
 (`latency_us`). Lists page by `cursor`. JSON answers of GET bear an `ETag`:
 `If-None-Match` gives 304. `X-Request-ID` is taken over, or made, and stands in the log."""
-ROLE_OF = {
-    recommendations: "read",
-    measurements: "read",
-    catalog: "read",
-    tuning_runs: "read",
-    run_groups: "read",
-    nodes: "read",
-    studies: "read",
-    keys: "admin",
+NEEDS = {
+    recommendations: Needs("read"),
+    measurements: Needs("read"),
+    catalog: Needs("read"),
+    tuning_runs: Needs("read", to_change="tune"),
+    run_groups: Needs("read", to_change="tune"),
+    studies: Needs("read", to_change="tune"),
+    nodes: Needs("read", to_change="admin"),
+    keys: Needs("admin"),
 }
 
 
@@ -67,11 +67,11 @@ def create_app(settings: Settings, store: SqlStore | None = None) -> FastAPI:
     app.state.metrics = Metrics(app.state.store)
     app.state.engine = StudyEngine(app.state.store)
     app.state.answers = Answers(app.state.store, app.state.metrics)
-    for part, role in ROLE_OF.items():
+    for part, role in NEEDS.items():
         app.include_router(
             part.router,
             prefix="/v1",
-            dependencies=[Depends(Needs(role))],
+            dependencies=[Depends(role)],
             responses=problems.documented(401, 403, 422, 429),
         )
     app.include_router(health.router)

@@ -23,10 +23,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-app.add_typer(run_app, name="run")
-app.add_typer(node_app, name="node")
 keys = typer.Typer(help="API keys of the REST service.", no_args_is_help=True)
 app.add_typer(keys, name="keys")
+app.add_typer(run_app, name="run")
+app.add_typer(node_app, name="node")
 
 Kernel = Annotated[str, typer.Argument(help="a kernel of the library")]
 M = Annotated[int | None, typer.Option("--m", "-m", help="rows of C")]
@@ -45,6 +45,7 @@ RayAddress = Annotated[
 Executor = Annotated[
     Literal["auto", "ray", "local"] | None, typer.Option(help="who runs the workers")
 ]
+Role = Literal["read", "tune", "admin"]
 State = Literal[
     "QUEUED", "RUNNING", "PAUSED", "WAITING_FOR_HARDWARE", "SUCCEEDED", "FAILED", "CANCELLED"
 ]
@@ -53,7 +54,6 @@ Ceiling = Annotated[
     float | None,
     typer.Option(min=1.0, help="end with what there is after so many seconds"),
 ]
-Role = Literal["read", "tune", "admin"]
 Limit = Annotated[int, typer.Option(min=1, max=1000, help="how many at most")]
 
 

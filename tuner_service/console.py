@@ -198,6 +198,24 @@ def print_runs(console: Console, runs: Sequence[tuple[RunRecord, Mapping[str, in
     console.print(table)
 
 
+def print_keys(console: Console, keys: Sequence[KeyRecord], now: datetime) -> None:
+    """Print API keys without their secrets."""
+    table = Table()
+    for title in ("prefix", "name", "role", "made", "expires", "state"):
+        table.add_column(title, no_wrap=title == "prefix")
+    for key in keys:
+        expired = "valid" if key.is_valid(now) else "expired"
+        table.add_row(
+            key.prefix,
+            escape(key.name),
+            key.role,
+            f"{key.created_at:%Y-%m-%d}",
+            "never" if key.expires_at is None else f"{key.expires_at:%Y-%m-%d}",
+            expired if key.revoked_at is None else f"revoked {key.revoked_at:%Y-%m-%d}",
+        )
+    console.print(table)
+
+
 class GroupProgress:
     """A bar over the trials of many runs; use as a context manager."""
 
@@ -267,24 +285,6 @@ def print_nodes(console: Console, nodes: Sequence[NodeRecord]) -> None:
         seen = f"{node.seen_at:%Y-%m-%d %H:%M:%S}"
         devices, hardware = str(node.devices), node.hardware.name
         table.add_row(node.key, node.name, node.state, hardware, devices, seen, node.detail)
-    console.print(table)
-
-
-def print_keys(console: Console, keys: Sequence[KeyRecord], now: datetime) -> None:
-    """Print API keys without their secrets."""
-    table = Table()
-    for title in ("prefix", "name", "role", "made", "expires", "state"):
-        table.add_column(title, no_wrap=title == "prefix")
-    for key in keys:
-        expired = "valid" if key.is_valid(now) else "expired"
-        table.add_row(
-            key.prefix,
-            escape(key.name),
-            key.role,
-            f"{key.created_at:%Y-%m-%d}",
-            "never" if key.expires_at is None else f"{key.expires_at:%Y-%m-%d}",
-            expired if key.revoked_at is None else f"revoked {key.revoked_at:%Y-%m-%d}",
-        )
     console.print(table)
 
 

@@ -191,6 +191,7 @@ class Overloaded(ServiceError):
 UNKNOWN = (
     UnknownKernel, UnknownHardware, UnknownRun, UnknownNode, UnknownKey, UnknownStudy, UnknownTrial,
 )  # fmt: skip
+CONFLICTS = (IllegalTransition, BudgetUsedUp, StudyClosed, LeaseLost)
 
 
 def http_status(error: TileError) -> int:
@@ -199,7 +200,7 @@ def http_status(error: TileError) -> int:
         return error.status
     if isinstance(error, UNKNOWN):
         return 404
-    if isinstance(error, (StudyClosed, LeaseLost, IllegalTransition, BudgetUsedUp)):
+    if isinstance(error, CONFLICTS):
         return 409
     if isinstance(error, (InvalidProblem, IdempotencyConflict, NotOneSpace)):
         return 422

@@ -111,8 +111,8 @@ class TuningRunRequest(QuestionIn):
 
     max_trials: Annotated[Int, Field(ge=1, le=MAX_TRIALS)] | None = None
     time_limit_s: Annotated[Seconds, Field(gt=0, le=MAX_TIME_S)] | None = None
-    ceiling_s: Annotated[Seconds, Field(gt=0, le=MAX_TIME_S)] | None = Field(
-        None, description="end with what there is after so much work"
+    ceiling_s: Seconds | None = Field(
+        None, gt=0, le=MAX_TIME_S, description="end with what there is after so much work"
     )
     priority: Int = Field(DEFAULT_PRIORITY, ge=1, le=1000, description="weight among runs")
     seed: Int = Field(0, ge=0, le=2**31 - 1)

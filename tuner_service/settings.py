@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Literal
+from urllib.parse import quote
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -23,10 +24,13 @@ def default_data_dir() -> Path:
 class Settings(BaseSettings):
     """Everything an operator can set. Durations are in seconds."""
 
-    model_config = SettingsConfigDict(env_prefix="TILECORE_", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix="TILECORE_", extra="ignore", frozen=True, env_ignore_empty=True
+    )
 
     data_dir: Path = Field(default_factory=default_data_dir)
     database_url: str | None = None  # None: SQLite in data_dir
+    database_password_file: Path | None = None  # for a URL with a user and no password
     database_timeout_s: float = Field(30.0, gt=0)
     host: str = "127.0.0.1"
     port: int = Field(8711, ge=0, le=65535)
@@ -66,8 +70,28 @@ class Settings(BaseSettings):
 
     @property
     def url(self) -> str:
-        """The database URL."""
-        return self.database_url or f"sqlite:///{self.data_dir.absolute() / 'tilecore.db'}"
+        """The database URL.
+
+        Raises:
+            InvalidSettings: the password cannot be read, or the URL has no place for it (SV910).
+        """
+        if self.database_url is None:
+            return f"sqlite:///{self.data_dir.absolute() / 'tilecore.db'}"
+        if self.database_password_file is None:
+            return self.database_url
+        scheme, _, rest = self.database_url.partition("://")
+        user, at, place = rest.partition("@")
+        if not at or not user or ":" in user:
+            raise InvalidSettings(
+                message="TILECORE_DATABASE_URL: expected a user and no password beside "
+                "TILECORE_DATABASE_PASSWORD_FILE (postgresql+psycopg://USER@HOST/NAME)"
+            )
+        try:
+            password = self.database_password_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            message = f"TILECORE_DATABASE_PASSWORD_FILE: cannot be read: {error}"
+            raise InvalidSettings(message=message) from error
+        return f"{scheme}://{user}:{quote(password, safe='')}@{place}"
 
     @property
     def artifact_dir(self) -> Path:

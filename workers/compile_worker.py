@@ -7,6 +7,7 @@ from pathlib import Path
 
 from recommender.workload import Workload
 from tilecore.tile_config import TileConfig
+from workers.host import candidate_memory_bytes
 from workers.outcome import Compiled, Failure, compile_failure
 from workers.sandbox import Returned, Sandbox, Zygote
 from workers.toolbox import Toolbox
@@ -34,7 +35,7 @@ def compile_zygote(toolbox: Toolbox) -> Zygote:
         toolbox.compile_modules,
         absent=("torch",),  # tvm_ffi imports it where it can; compiling needs none of it
         environment=ENVIRONMENT,
-        memory_bytes=MEMORY_BYTES,
+        memory_bytes=candidate_memory_bytes(MEMORY_BYTES),
     )
 
 

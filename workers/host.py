@@ -12,7 +12,9 @@ from tilecore.target import cpu_target, host_features
 
 CPU_DIRECTORY = Path("/sys/devices/system/cpu")
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+CGROUP_MEMORY = Path("/sys/fs/cgroup/memory.max")
 CPU_INFO = Path("/proc/cpuinfo")
+CANDIDATE_SHARE = 0.5  # of the memory, for one candidate: the rest keeps the machine alive
 
 # Flags that decide which code runs and how fast; the rest of /proc/cpuinfo is noise in a key.
 RELEVANT = frozenset(
@@ -46,6 +48,18 @@ def detect() -> HardwareProfile:
         source="detected",
         aliases=("cpu", "host", "local"),
     )
+
+
+def memory_bytes() -> int:
+    """Return the memory that this process may use: the machine's, or its control group's."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _read(CGROUP_MEMORY)
+    return min(physical, int(limit)) if limit.isdigit() else physical
+
+
+def candidate_memory_bytes(most: int) -> int:
+    """Return what a candidate may take at most: ``most``, or what this machine can bear."""
+    return min(most, int(CANDIDATE_SHARE * memory_bytes()))
 
 
 def processor_name(cpuinfo: str) -> str:

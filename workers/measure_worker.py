@@ -8,6 +8,7 @@ from typing import Any
 
 from recommender.workload import Workload
 from workers.device_lock import device_lock
+from workers.host import candidate_memory_bytes
 from workers.measure_bench import MeasureBench, wrong_result
 from workers.outcome import Compiled, Failure, Timed, run_failure
 from workers.sandbox import Returned, Sandbox, Zygote
@@ -35,7 +36,7 @@ def measure_zygote(toolbox: Toolbox, cores: int) -> Zygote:
         "measure worker",
         toolbox.run_modules,
         environment=environment,
-        memory_bytes=MEMORY_BYTES,
+        memory_bytes=candidate_memory_bytes(MEMORY_BYTES),
     )
 
 

@@ -23,12 +23,17 @@ def resource_name(hardware: HardwareProfile) -> str:
 def join_command(
     hardware: HardwareProfile, address: str, *, devices: int, cpus: int, node_ip: str | None
 ) -> Sequence[str]:
+    """Return the command that runs this machine as a node that measures for a cluster."""
+    command = node_command(address, cpus=cpus)
+    command += ["--resources", json.dumps({resource_name(hardware): devices})]
+    return command if node_ip is None else [*command, "--node-ip-address", node_ip]
+
+
+def node_command(address: str, *, cpus: int) -> list[str]:
     """Return the command that runs this machine as a node of the cluster at ``address``."""
     command = ["env", "RAY_worker_niceness=0"]  # Ray's workers would give way to anybody
     command += [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
-    command += ["--address", address, "--num-cpus", str(cpus), "--disable-usage-stats"]
-    command += ["--resources", json.dumps({resource_name(hardware): devices})]
-    return command if node_ip is None else [*command, "--node-ip-address", node_ip]
+    return [*command, "--address", address, "--num-cpus", str(cpus), "--disable-usage-stats"]
 
 
 def check_address(address: str) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
+import socket
+import subprocess
 import threading
 import time
 from collections.abc import Sequence
@@ -25,7 +27,7 @@ from recommender.hardware import HardwareProfile
 from recommender.measurement import Toolchain
 from workers.errors import ClusterUnavailable, StaleEpoch
 from workers.host import detect
-from workers.offer import RESOURCE_PREFIX, resource_name
+from workers.offer import RESOURCE_PREFIX, check_address, node_command, resource_name
 from workers.peaks import measure
 from workers.toolchain import current_toolchain
 
@@ -34,6 +36,7 @@ NAMESPACE = "tilecore"
 ROLES = ("compile", "meter")
 NAME_TIMEOUT_S = 30.0
 INIT_ATTEMPTS = 2
+NODE_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,17 +66,82 @@ def start_local(hardware: HardwareProfile) -> bool:
 def join(address: str) -> None:
     """Connect this process to the cluster at ``address``, unless it is.
 
+    Ray connects through a node of the same machine. Where there is none (a container of its own),
+    one is started that offers nothing; it ends with this process (unless that is killed: the next
+    one to join finds it).
+
     Raises:
         ClusterUnavailable: there is no cluster (WK707).
     """
-    if not ray.is_initialized():
-        _init(address, {})
+    if ray.is_initialized():
+        return
+    if address != "auto":  # Ray's word for the cluster whose node is here already
+        check_address(address)
+        if not _has_node(address):
+            _OWN_NODE.start(address)
+    _init(address, {})
 
 
 def leave() -> None:
-    """Disconnect; a cluster that this process started ends."""
+    """Disconnect; a cluster or node that this process started ends."""
     if ray.is_initialized():
         ray.shutdown()
+    _OWN_NODE.stop()
+
+
+class _OwnNode:
+    """A node of this process, without CPUs or devices, through which it reaches its cluster."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, address: str) -> None:
+        """Start it, unless it runs, and wait until it is there.
+
+        Raises:
+            ClusterUnavailable: it ended, or was not there in time (WK707).
+        """
+        if self._process is None or self._process.poll() is not None:
+            quiet = subprocess.DEVNULL
+            self._process = subprocess.Popen(
+                node_command(address, cpus=0), stdin=quiet, stdout=quiet, stderr=quiet
+            )
+        deadline = time.monotonic() + NODE_TIMEOUT_S
+        while not _has_node(address):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                raise ClusterUnavailable(address=address, reason="no node could be started here")
+            time.sleep(0.2)
+
+    def stop(self) -> None:
+        """End it."""
+        if self._process is not None:
+            children = set(psutil.Process(self._process.pid).children(recursive=True))
+            self._process.terminate()
+            try:
+                self._process.wait(NODE_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            _end(children)
+            self._process = None
+
+
+_OWN_NODE = _OwnNode()
+
+
+def _has_node(address: str) -> bool:
+    """Return whether a node of the cluster at ``address`` runs where this process can see it."""
+    host, _, port = address.rpartition(":")
+    try:
+        addresses = {a[4][0] for a in socket.getaddrinfo(host, None)}
+    except OSError:
+        addresses = {host}
+    wanted = {f"--gcs-address={a}:{port}" for a in addresses}
+    for process in psutil.process_iter(["name", "cmdline"]):
+        if process.info["name"] == "raylet" and wanted & set(process.info["cmdline"] or ()):
+            return True
+    return False
 
 
 def nodes() -> Sequence[ClusterNode]:

@@ -1,5 +1,6 @@
 """Container files and Makefile say what the program can do (no engine is needed to know that)."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -8,11 +9,14 @@ from pathlib import Path
 import pytest
 import typer.testing
 import yaml
+from fastapi.testclient import TestClient
 
+from tuner_service.app import create_app
 from tuner_service.cli import app
 from tuner_service.settings import Settings
 
 ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +37,9 @@ def test_what_services_refer_to_exists(compose):
         for kind in ("networks", "secrets"):
             assert set(service.get(kind, [])) <= set(compose[kind]), name
         for volume in service.get("volumes", []):
-            assert volume.split(":")[0] in compose["volumes"], name
+            source = volume.split(":")[0]
+            is_ours = source.startswith("./") and (ROOT / source).exists()
+            assert is_ours or source in compose["volumes"], name
 
 
 def test_services_are_confined(compose):
@@ -43,9 +49,9 @@ def test_services_are_confined(compose):
         assert service["cap_drop"] == ["ALL"]
         assert service["security_opt"] == ["no-new-privileges:true"]
     assert compose["networks"]["backend"] == {"internal": True}
-    (port,) = compose["services"]["api"]["ports"]
-    assert "127.0.0.1" in port["host_ip"]
-    assert [n for n, s in compose["services"].items() if "ports" in s] == ["api"]
+    open_ = {n: s["ports"] for n, s in compose["services"].items() if "ports" in s}
+    assert list(open_) == ["api", "grafana"]
+    assert all("127.0.0.1" in port["host_ip"] for ports in open_.values() for port in ports)
 
 
 def test_images_are_pinned_and_secrets_are_files(compose):
@@ -54,7 +60,7 @@ def test_images_are_pinned_and_secrets_are_files(compose):
         assert ":latest" not in service["image"]
         for key, value in service.get("environment", {}).items():
             is_secret = re.search("PASSWORD|TOKEN|SECRET", key)
-            assert not is_secret or key.endswith("_FILE"), f"{name}: {key}"
+            assert not is_secret or key.endswith(("_FILE", "_PATH")), f"{name}: {key}"
             named = re.match("/run/secrets/(.+)", str(value))
             assert not named or named[1] in service["secrets"], f"{name}: {key}"
 
@@ -69,15 +75,85 @@ def test_environment_variables_are_settings(compose):
     assert found <= known
 
 
+@pytest.fixture(scope="module")
+def manifests():
+    return list(yaml.safe_load_all((DEPLOY / "kubernetes" / "tilecore.yaml").read_text()))
+
+
+def pods(manifests):
+    """Return the pod specifications of Kubernetes manifests by name."""
+    found = {}
+    for manifest in manifests:
+        spec = manifest["spec"]
+        if manifest["kind"] == "RayCluster":
+            groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
+            found |= {g.get("groupName", "head"): g["template"]["spec"] for g in groups}
+        elif "template" in spec:
+            found[manifest["metadata"]["name"]] = spec["template"]["spec"]
+    return found
+
+
+def test_kubernetes_manifests_fit_the_program(manifests):
+    known = {f"TILECORE_{field.upper()}" for field in Settings.model_fields}
+    found = pods(manifests)
+    assert set(found) == {"migrate", "api", "coordinator", "head", "cpu"}
+    for name, pod in found.items():
+        (container,) = pod["containers"]
+        command = container.get("command", ["tilecore"]) + container.get("args", [])
+        if command[0] == "tilecore":
+            parses(command[1:])
+        variables = {v["name"] for v in container["env"] if v["name"].startswith("TILECORE_")}
+        assert variables <= known, name
+        mounted = {m["name"] for m in container["volumeMounts"]}
+        assert mounted == {v["name"] for v in pod["volumes"]}, name
+        secret = next(v["secret"] for v in pod["volumes"] if v["name"] == "secrets")
+        needs_database = "TILECORE_DATABASE_URL" in variables
+        assert needs_database or [i["key"] for i in secret["items"]] == ["ray_token"], name
+    (cluster,) = [m for m in manifests if m["kind"] == "RayCluster"]
+    pinned = re.search(r"^ray==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned is not None
+    assert cluster["spec"]["rayVersion"] == pinned[1]
+
+
+def parses(command):
+    result = typer.testing.CliRunner().invoke(app, [*command, "--help"])
+    assert result.exit_code == 0, command
+    options = [word for word in command if word.startswith("--")]
+    assert all(re.sub("^--no-", "--", o) in result.output for o in options), command
+
+
 def test_commands_are_commands_of_the_program(compose):
-    commands = [s["command"] for s in compose["services"].values() if "command" in s]
+    ours = [s for s in compose["services"].values() if "TILECORE_IMAGE" in s["image"]]
+    commands = [s["command"] for s in ours]
+    assert len(commands) >= 3
     commands.append(compose["services"]["coordinator"]["healthcheck"]["test"][2:])
     commands.append(["serve", "--host", "0.0.0.0"])
     for command in commands:
-        result = typer.testing.CliRunner().invoke(app, [*command, "--help"])
-        assert result.exit_code == 0, command
-        options = [word for word in command if word.startswith("--")]
-        assert all(re.sub("^--no-", "--", o) in result.output for o in options), command
+        parses(command)
+
+
+def test_what_is_watched_is_there(compose, tmp_path):
+    """Targets are services; boards and alerts ask for metrics that the service has."""
+    scraped = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
+    (job,) = scraped["scrape_configs"]
+    for target in job["static_configs"][0]["targets"]:
+        host, port = target.split(":")
+        assert compose["services"][host]["ports"][0]["target"] == int(port)
+    key = job["authorization"]["credentials_file"].removeprefix("/run/secrets/")
+    assert key in compose["services"]["prometheus"]["secrets"]
+    client = TestClient(create_app(Settings(data_dir=tmp_path)))
+    question = {"kernel": "gemm", "problem": {"m": 8, "n": 8, "k": 8}}
+    client.post("/v1/recommendations", json=question)
+    text = client.get("/metrics").text
+    assert 'route="/recommendations"' in text
+    known = set(re.findall(r"^# TYPE (\w+)", text, re.MULTILINE))
+    board = json.loads((DEPLOY / "grafana" / "boards" / "tilecore.json").read_text())
+    asked = [t["expr"] for panel in board["panels"] for t in panel["targets"]]
+    alerts = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())
+    asked += [rule["expr"] for group in alerts["groups"] for rule in group["rules"]]
+    names = {re.sub("_(count|bucket)$", "", n) for n in re.findall(r"tilecore_\w+", str(asked))}
+    assert len(names) > 9
+    assert names <= known
 
 
 def test_the_image_gets_every_package():
@@ -86,7 +162,7 @@ def test_the_image_gets_every_package():
     assert packages - {"tests", "benchmarks", "examples"} == set(copied)
 
 
-@pytest.mark.parametrize("goal", ["tune", "test", "check", "venv", "serve", "help"])
+@pytest.mark.parametrize("goal", ["tune", "test", "check", "venv", "serve", "secrets", "help"])
 def test_make_knows_its_goals(goal):
     shown = subprocess.run(
         ["make", "--dry-run", goal, "VENV=/nonexistent"],

@@ -7,6 +7,8 @@ from sqlalchemy import text
 
 from db.errors import UnknownKey
 
+pytestmark = pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
+
 
 def test_a_key_is_found_by_its_secret_only(store):
     made, secret = store.keys.create("ci", "tune")

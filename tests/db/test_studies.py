@@ -18,6 +18,8 @@ NEW = NewStudy(
     body_hash="b",
 )
 
+pytestmark = pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
+
 
 @pytest.fixture
 def study(store):

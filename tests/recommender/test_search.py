@@ -7,7 +7,13 @@ import pytest
 
 from recommender.recorded import RecordedSpace
 from recommender.replay import replay
-from recommender.search import STRATEGIES, ExhaustiveSearch, Landscape, Observations
+from recommender.search import (
+    STRATEGIES,
+    ExhaustiveSearch,
+    Landscape,
+    ModelGuidedSearch,
+    Observations,
+)
 
 RECORDED = Path(__file__).parent / "recorded" / "convolution_milo__A100.csv.gz"
 
@@ -61,3 +67,21 @@ def test_a_good_prior_is_used_from_the_first_trial(recorded: RecordedSpace) -> N
     prior = times * np.exp(rng.normal(0, 0.2, len(times)))
     curve = replay(recorded, STRATEGIES["model"], trials=24, prior_s=prior)
     assert curve[7] > 0.75
+
+
+def test_the_order_of_telling_changes_nothing(recorded: RecordedSpace) -> None:
+    landscape, strategy = recorded.landscape(), STRATEGIES["model"]
+    rows = np.flatnonzero(np.isfinite(recorded.time_s))[::90]
+    times: dict[int, float | None] = {int(r): float(recorded.time_s[r]) for r in rows}
+    backwards = dict(reversed(times.items()))
+    first = strategy.ask(8, landscape, Observations(times), 3)
+    assert first == strategy.ask(8, landscape, Observations(backwards), 3)
+    assert len(set(first)) == 8
+    assert first != strategy.ask(8, landscape, Observations(times), 4)
+
+
+def test_the_first_eight_know_no_more_than_the_prior(recorded: RecordedSpace) -> None:
+    prior = np.arange(1.0, len(recorded) + 1)
+    landscape = recorded.landscape(prior)
+    exploiting = ModelGuidedSearch(local_share=0.0, random_share=0.0)
+    assert exploiting.ask(4, landscape, Observations({9: 1.0}), 0) == [0, 1, 2, 3]

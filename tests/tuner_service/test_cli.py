@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlalchemy import make_url
 
 from db.errors import SchemaTooNew
 from db.migrate import open_database
@@ -234,3 +235,18 @@ def test_api_keys(cli, store):
     assert status == 2
     assert "DB820" in err
     assert cli("keys", "create", "x", "--role", "root")[0] == 2
+
+
+def test_a_password_comes_from_a_file(tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("p@ss/wörd:\n", encoding="utf-8")
+    given = {"database_url": "postgresql+psycopg://me@db:5432/x", "database_password_file": secret}
+    settings = load_settings(**given)
+    assert make_url(settings.url).password == "p@ss/wörd:"
+    assert "p@ss" not in repr(settings)
+    for url in ("sqlite:////tmp/x.db", "postgresql+psycopg://me:other@db/x"):
+        with pytest.raises(InvalidSettings, match="TILECORE_DATABASE_URL"):
+            _ = load_settings(**given | {"database_url": url}).url
+    secret.unlink()
+    with pytest.raises(InvalidSettings, match="PASSWORD_FILE"):
+        _ = settings.url

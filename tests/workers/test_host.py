@@ -80,3 +80,18 @@ def test_the_toolchain_is_the_same_in_every_process() -> None:
     code = "from workers.toolchain import current_toolchain as t; print(t().key)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == current_toolchain().key
+
+
+def test_a_candidate_never_gets_all_memory(tmp_path: Path, monkeypatch) -> None:
+    physical = host.memory_bytes()
+    assert (1 << 28) < physical < (1 << 50)
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(host, "CGROUP_MEMORY", limit)
+    limit.write_text("max\n")
+    assert host.memory_bytes() >= physical
+    limit.write_text(f"{200 << 20}\n")
+    assert host.memory_bytes() == 200 << 20
+    assert host.candidate_memory_bytes(32 << 30) == 100 << 20
+    limit.write_text(f"{1 << 60}\n")
+    assert host.candidate_memory_bytes(1 << 30) == 1 << 30
+    assert host.candidate_memory_bytes(1 << 50) < physical

@@ -62,15 +62,17 @@ class CudaSource:
         emulated: for tilecore.emulator: instructions by their meaning on a CPU.
         entries: the launches.
         arch: what the text was generated for.
+        fast_math: whether the compiler may take approximate functions and divisions.
     """
 
     text: str
     emulated: str
     entries: tuple[KernelEntry, ...]
     arch: str
+    fast_math: bool = False
 
 
-def generate(func: Any, target: GpuTarget) -> CudaSource:
+def generate(func: Any, target: GpuTarget, *, fast_math: bool = False) -> CudaSource:
     """Return the CUDA text of a PrimFunc whose thread bindings are ``thread_extent`` attributes.
 
     Loops of kind UNROLLED become ``#pragma unroll``. Every outermost nest of thread bindings is a
@@ -89,7 +91,7 @@ def generate(func: Any, target: GpuTarget) -> CudaSource:
     except Exception as error:
         raise CompileFailed(stage="TVM", detail=str(error).strip()[-2000:]) from error
     return CudaSource(
-        choose(text, emulated=False), choose(text, emulated=True), entries, target.arch
+        choose(text, emulated=False), choose(text, emulated=True), entries, target.arch, fast_math
     )
 
 

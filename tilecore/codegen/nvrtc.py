@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ OLDER = "pip install 'tilecore[cuda-volta]', beside a newer one"
 NVCC_TIMEOUT_S = 300
 UNKNOWN_ARCH = ("invalid value for --gpu-architecture", "Unsupported gpu architecture")
 OPTIONS = ("--std=c++17", "--ptxas-options=-v")
+FAST_MATH = "--use_fast_math"
 _USED = re.compile(r"Used (\d+) registers")
 _ENTRY = re.compile(r"Compiling entry function '([^']+)'")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -67,13 +68,16 @@ class Cubin:
         return sum(u.spill_store_bytes for u in self.kernels.values())
 
 
-def compile_cuda(source: str, arch: str, compiler: str = "auto") -> Cubin:
+def compile_cuda(
+    source: str, arch: str, compiler: str = "auto", *, fast_math: bool = False
+) -> Cubin:
     """Return the machine code of CUDA C++ text.
 
     Args:
         source: the text.
         arch: "sm_80", "sm_90a".
         compiler: "auto" (NVRTC, or nvcc where that is missing), "nvrtc" or "nvcc".
+        fast_math: whether functions and divisions of float32 may be approximate, denormals 0.
 
     Raises:
         ToolchainMissing: neither NVRTC nor nvcc is installed (TC306).
@@ -82,7 +86,8 @@ def compile_cuda(source: str, arch: str, compiler: str = "auto") -> Cubin:
     library = None if compiler == "nvcc" else load_nvrtc(arch)
     if library is None and compiler == "nvrtc":
         raise ToolchainMissing(tool="NVRTC", purpose="CUDA kernels", hint=HINT)
-    data, log = _nvcc(source, arch) if library is None else library.compile(source, arch)
+    compiled = _nvcc if library is None else library.compile
+    data, log = compiled(source, arch, (FAST_MATH,) if fast_math else ())
     return Cubin(data, log, parse_log(log))
 
 
@@ -175,10 +180,10 @@ class Nvrtc:
         self._library.nvrtcGetSupportedArchs(known)
         self.architectures = frozenset(known)
 
-    def compile(self, source: str, arch: str) -> tuple[bytes, str]:
-        """Return (cubin, log); raises CompileFailed (TC305)."""
+    def compile(self, source: str, arch: str, more: Sequence[str] = ()) -> tuple[bytes, str]:
+        """Return (cubin, log), ``more`` options given; raises CompileFailed (TC305)."""
         options = [
-            f"--gpu-architecture={arch}", *OPTIONS, "-default-device", "-w",
+            f"--gpu-architecture={arch}", *OPTIONS, *more, "-default-device", "-w",
             f"-I{include_folder()}",
         ]  # fmt: skip
         program = ctypes.c_void_p()
@@ -204,14 +209,24 @@ class Nvrtc:
         return buffer.raw
 
 
-def _nvcc(source: str, arch: str) -> tuple[bytes, str]:
+def _nvcc(source: str, arch: str, more: Sequence[str]) -> tuple[bytes, str]:
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         raise ToolchainMissing(tool="NVRTC (or nvcc)", purpose="CUDA kernels", hint=HINT)
     with tempfile.TemporaryDirectory(prefix="tilecore-") as folder:
         text, cubin = Path(folder) / "kernel.cu", Path(folder) / "kernel.cubin"
         text.write_text(source)
-        command = [nvcc, "-cubin", f"-arch={arch}", *OPTIONS, "-w", "-o", str(cubin), str(text)]
+        command = [
+            nvcc,
+            "-cubin",
+            f"-arch={arch}",
+            *OPTIONS,
+            *more,
+            "-w",
+            "-o",
+            str(cubin),
+            str(text),
+        ]
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=NVCC_TIMEOUT_S, check=False
         )

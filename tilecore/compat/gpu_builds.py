@@ -61,7 +61,7 @@ class Builds:
         head = (self.program, func.name, target.name)
         try:
             plan, _, source = lower_gpu(func, target)
-            cubin = compile_cuda(source.text, target.arch)
+            cubin = compile_cuda(source.text, target.arch, fast_math=source.fast_math)
             opcodes: Counter[str] = Counter()
             for features in read_features(cubin.data, target.arch).values():
                 opcodes.update({k: int(v) for k, v in features.opcodes.items()})

@@ -56,6 +56,7 @@ from tilecore.ir.expr import Expr, Load, Var, int_value
 
 SCOPES = ("global", "shared", "fragment", "local")
 LOOP_KINDS = ("serial", "pipelined", "unroll", "vectorized")
+RUNS_ON = "runs_on"  # annotation of a copy
 SHUFFLES = ("shfl", "shfl_xor", "shfl_up", "shfl_down")
 COMBINERS = (
     "sum", "prod", "max", "min", "bitand", "bitor", "bitxor", "any", "all", "ballot", "count",
@@ -215,8 +216,8 @@ class Copy(Stmt):
     """``dst = convert(src)``; the regions have the same extents but for axes of size 1.
 
     With a ``barrier`` (an element of an array of mbarriers) the copy may be under way until the
-    phase ends that the barrier is in: who reads ``dst`` waits for it. A target may complete it at
-    once.
+    phase ends that the barrier is in: who reads ``dst`` waits for it. With the annotation RUNS_ON
+    the program waits itself before it writes ``src`` again. A target may complete it at once.
     """
 
     src: Region
@@ -258,7 +259,9 @@ class Gemm(Stmt):
 
     Shapes: op(a)[M, K], op(b)[K, N], c[M, N] after axes of size 1 are dropped. Products are taken
     in c's dtype. ``is_async``: the program itself waits for a barrier before it uses c or writes
-    a or b again (``T.tcgen05_gemm``); a target may complete the product at once.
+    a or b again (``T.tcgen05_gemm``); a target may complete the product at once. ``in_group``: the
+    program waits for groups of products (``T.wgmma_gemm``, ``T.wait_wgmma``) before it tells others
+    that a or b may be written again.
     """
 
     a: Region
@@ -270,6 +273,7 @@ class Gemm(Stmt):
     policy: str = "square"
     span: SourceSpan = NO_SPAN
     is_async: bool = False
+    in_group: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -433,7 +437,8 @@ class Exchange(Stmt):
     """``dst`` = what each thread learns from its group of ``width`` threads (0: the block).
 
     op, args: one of SHUFFLES with (value, lane or distance), or of COMBINERS with (value,). A
-    thread that a shuffle points outside the group gets its own value back.
+    thread that a shuffle points outside the group gets its own value back. A further argument is
+    the mask of the lanes that come by, where others may be elsewhere.
     """
 
     op: str

@@ -154,6 +154,7 @@ def _gemm(stmt: nodes.Gemm, namer: Namer) -> str:
     options = "" if clear == "False" else f" clear_accum={clear}"
     options += "" if stmt.policy == "square" else f" policy={stmt.policy}"
     options += " async" if stmt.is_async else ""
+    options += " in_group" if stmt.in_group else ""
     return f"gemm {_region(stmt.c, namer)} += {a} @ {b}{options}"
 
 

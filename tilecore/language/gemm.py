@@ -8,7 +8,7 @@ from typing import Any
 
 from tilecore.errors import ScopeError, TypeMismatch
 from tilecore.frontend.builder import current
-from tilecore.ir.expr import as_bool
+from tilecore.ir.expr import as_bool, int_value
 from tilecore.ir.gemm_shape import check_gemm_shape
 from tilecore.ir.nodes import Gemm
 from tilecore.language.barrier import arrive
@@ -47,7 +47,8 @@ def gemm(
         policy: how warps divide C; a hint.
         clear_accum: drop the old value of C; a bool or an expression such as ``k == 0``.
         mbar: a barrier at which to arrive, once, when C is complete; the program waits for it.
-        options: ``k_pack`` and other hints of TileLang, without effect here.
+        options: ``wg_wait=-1`` makes it ``T.wgmma_gemm``; ``k_pack`` and other hints of TileLang
+            are without effect here.
 
     Raises:
         ShapeMismatch: M, N or K differ between the tiles (TC201).
@@ -85,7 +86,18 @@ def emit_gemm(
     transpose_a, transpose_b, policy, clear_accum = kept
     check_gemm_shape(a, b, c, transpose_a, transpose_b)
     name = policy.value if isinstance(policy, GemmWarpPolicy) else str(policy)
-    clear = as_bool(clear_accum)
-    builder.emit(Gemm(a, b, c, transpose_a, transpose_b, clear, name, builder.span, is_async))
+    clear, in_group = as_bool(clear_accum), _wait_of(options) < 0
+    builder.emit(
+        Gemm(a, b, c, transpose_a, transpose_b, clear, name, builder.span, is_async, in_group)
+    )
     if mbar is not None:
         arrive(mbar, "gemm", once=True, after_products=True)
+
+
+def _wait_of(options: Mapping[str, Any]) -> int:
+    """Return ``wg_wait``, a keyword or an annotation: products that may run on, or -1 for any."""
+    annotations = options.get("annotations") or {}
+    value = int_value(options.get("wg_wait", annotations.get("wg_wait", 0)))
+    if value is None or value < -1:
+        raise TypeMismatch(expected="wg_wait=0 or wg_wait=-1", found=options.get("wg_wait"))
+    return value

@@ -26,6 +26,8 @@ from tilecore.ir.nodes import Buffer, Exchange, Store
 from tilecore.language.kernel import KernelFrame, launch_of
 
 WARP = 32
+EVERY_LANE = 0xFFFFFFFF
+ALL_LANES = (EVERY_LANE, -1, (1 << 64) - 1)  # -1 of int32, all of a wavefront
 WARPGROUP = 128
 
 
@@ -148,60 +150,75 @@ def _exchange(op: str, args: tuple[Expr, ...], width: int, dtype: DType) -> Load
     return Load(buffer, (const(0),), dtype)
 
 
-def _shuffle(op: str, value: ExprLike, lane: ExprLike, width: Any) -> Load:
+def _shuffle(op: str, value: ExprLike, lane: ExprLike, width: Any, mask: Any) -> Load:
     known = int_value(width)
     if known is None or known < 1:
         raise TypeMismatch(expected=f"a width of 1 or more for T.{op}", found=width)
     given = as_expr(value)
-    return _exchange(op, (given, as_expr(lane)), known, given.dtype)
+    return _exchange(op, (given, as_expr(lane), *_lanes(op, mask)), known, given.dtype)
+
+
+def _lanes(op: str, mask: Any) -> tuple[Expr, ...]:
+    """Return the mask of an exchange, if it names fewer than all lanes.
+
+    Raises:
+        TypeMismatch: not a mask of the lanes of a warp (TC202).
+    """
+    known = None if mask is None else int_value(mask)
+    if mask is None or known in ALL_LANES:
+        return ()
+    if known is not None:
+        if not 0 < known < EVERY_LANE:
+            raise TypeMismatch(expected=f"a mask of {WARP} lanes for T.{op}", found=mask)
+        return (const(known, "uint32"),)
+    given = as_expr(mask)
+    if not given.dtype.is_integer:
+        raise TypeMismatch(expected=f"a mask of {WARP} lanes for T.{op}", found=given.dtype)
+    return (cast(given, "uint32"),)
 
 
 def shfl_xor(value: ExprLike, delta: ExprLike, width: Any = WARP, mask: Any = None) -> Load:
     """Return ``value`` of the thread whose lane differs in the bits of ``delta``."""
-    _ = mask
-    return _shuffle("shfl_xor", value, delta, width)
+    return _shuffle("shfl_xor", value, delta, width, mask)
 
 
 def shfl_up(value: ExprLike, delta: ExprLike, width: Any = WARP, mask: Any = None) -> Load:
     """Return ``value`` of the thread ``delta`` lanes below."""
-    _ = mask
-    return _shuffle("shfl_up", value, delta, width)
+    return _shuffle("shfl_up", value, delta, width, mask)
 
 
 def shfl_down(value: ExprLike, delta: ExprLike, width: Any = WARP, mask: Any = None) -> Load:
     """Return ``value`` of the thread ``delta`` lanes above."""
-    _ = mask
-    return _shuffle("shfl_down", value, delta, width)
+    return _shuffle("shfl_down", value, delta, width, mask)
 
 
 def shfl_sync(value: ExprLike, src_lane: ExprLike, width: Any = WARP, mask: Any = None) -> Load:
     """Return ``value`` of the thread at a lane."""
-    _ = mask
-    return _shuffle("shfl", value, src_lane, width)
+    return _shuffle("shfl", value, src_lane, width, mask)
 
 
 def tvm_warp_shuffle(
     mask: Any, value: ExprLike, lane: ExprLike, width: Any, warp_size: Any = WARP
 ) -> Load:
     """Return ``value`` of the thread at a lane (TVM's spelling)."""
-    _ = mask, warp_size
-    return _shuffle("shfl", value, lane, width)
+    _ = warp_size
+    return _shuffle("shfl", value, lane, width, mask)
 
 
 def tvm_warp_shuffle_up(
     mask: Any, value: ExprLike, delta: ExprLike, width: Any, warp_size: Any = WARP
 ) -> Load:
     """Return ``value`` of the thread ``delta`` lanes below (TVM's spelling)."""
-    _ = mask, warp_size
-    return _shuffle("shfl_up", value, delta, width)
+    _ = warp_size
+    return _shuffle("shfl_up", value, delta, width, mask)
 
 
 def tvm_warp_shuffle_down(
     mask: Any, value: ExprLike, delta: ExprLike, width: Any, warp_size: Any = WARP
 ) -> Load:
     """Return ``value`` of the thread ``delta`` lanes above (TVM's spelling)."""
-    _ = mask, warp_size
-    return _shuffle("shfl_down", value, delta, width)
+    _ = warp_size
+    return _shuffle("shfl_down", value, delta, width, mask)
 
 
 def tvm_warp_activemask() -> Expr:
@@ -212,26 +229,23 @@ def tvm_warp_activemask() -> Expr:
 activemask = tvm_warp_activemask
 
 
-def _vote(op: str, predicate: ExprLike, width: int, dtype: str) -> Load:
-    return _exchange(op, (as_bool(predicate),), width, DType(dtype))
+def _vote(op: str, predicate: ExprLike, width: int, dtype: str, mask: Any = None) -> Load:
+    return _exchange(op, (as_bool(predicate), *_lanes(op, mask)), width, DType(dtype))
 
 
 def any_sync(predicate: ExprLike, mask: Any = None) -> Load:
     """Return 1 in every thread of a warp where the predicate holds in any of them, else 0."""
-    _ = mask
-    return _vote("any", predicate, WARP, "int32")
+    return _vote("any", predicate, WARP, "int32", mask)
 
 
 def all_sync(predicate: ExprLike, mask: Any = None) -> Load:
     """Return 1 in every thread of a warp where the predicate holds in all of them, else 0."""
-    _ = mask
-    return _vote("all", predicate, WARP, "int32")
+    return _vote("all", predicate, WARP, "int32", mask)
 
 
 def ballot_sync(predicate: ExprLike, mask: Any = None) -> Load:
     """Return the lanes of the warp where the predicate holds, one bit each."""
-    _ = mask
-    return _vote("ballot", predicate, WARP, "uint64")
+    return _vote("ballot", predicate, WARP, "uint64", mask)
 
 
 ballot = ballot_sync

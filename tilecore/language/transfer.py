@@ -10,13 +10,14 @@ from tilecore.frontend.builder import current
 from tilecore.frontend.signature import tensor_spec
 from tilecore.ir.expr import Expr, ExprLike, Load, Var, as_bool, as_expr, cast, const, int_value
 from tilecore.ir.expr import select as if_then_else
-from tilecore.ir.nodes import Annotate, Buffer, ClusterCopy, Copy, For
+from tilecore.ir.nodes import RUNS_ON, Annotate, Buffer, ClusterCopy, Copy, For
 from tilecore.language.barrier import alone, arrive, barrier_place
 from tilecore.language.copy import copy, copy_tile
 from tilecore.language.gemm import GemmWarpPolicy, emit_gemm, gemm
 from tilecore.language.kernel import launch_of
 from tilecore.language.pointer import Pointer
 
+MOST_PENDING = 7  # groups of products that wgmma.wait_group leaves (CUTLASS asks for no more)
 MIN_REGISTERS, MAX_REGISTERS = 24, 256  # of setmaxnreg (PTX ISA 9.7.19.5)
 
 
@@ -27,7 +28,8 @@ def tma_copy(
 
     The threads still arrive at the barrier themselves (``T.mbarrier_arrive``), after this; who
     reads the tile waits for the barrier. On sm_90 and later the tensor memory accelerator copies
-    where it can, elsewhere the copy is complete at once.
+    where it can, elsewhere the copy is complete at once. To a tensor it may be under way until
+    ``T.tma_store_wait``, which the program calls before ``src`` is written again.
 
     Raises:
         ShapeMismatch: the extents of the two sides differ (TC201).
@@ -39,7 +41,26 @@ def tma_copy(
     if cluster_mask is not None and size > 1:
         _copy_to(src, dst, place, mask=_blocks(cluster_mask, size))
         return
-    copy_tile(src, dst, {}, place)
+    copy_tile(src, dst, {RUNS_ON: True} if barrier is None else {}, place)
+
+
+def tma_store_wait(count: Any = 0, read: bool = True) -> None:
+    """Wait for all copies of ``T.tma_copy`` to tensors but the last ``count``.
+
+    Args:
+        count: how many may still be under way.
+        read: until the tiles have been read; else until the tensors have been written.
+
+    Raises:
+        TypeMismatch: not a known number, or a negative one (TC202).
+    """
+    known = int_value(count)
+    if known is None or known < 0:
+        raise TypeMismatch(
+            expected="T.tma_store_wait(number of copies that may still run)", found=count
+        )
+    builder = current()
+    builder.emit(Annotate("wait_stores", (known, bool(read)), builder.span))
 
 
 def async_copy(src: Any, dst: Any, **options: Any) -> None:
@@ -188,8 +209,35 @@ def wgmma_gemm(
     clear_accum: Any = False,
     **options: Any,
 ) -> None:
-    """Compute what ``T.gemm`` computes; T.wait_wgmma has nothing to wait for."""
+    """Compute what ``T.gemm`` computes, without a wait where warpgroups multiply (sm_90).
+
+    Who reads ``C`` or writes ``A`` or ``B`` waits for it without being told; before the program
+    tells other threads that ``A`` or ``B`` may be written again, it calls ``T.wait_wgmma``.
+
+    Raises:
+        ShapeMismatch: M, N or K differ between the tiles (TC201).
+        TypeMismatch: an argument is not a tile, or a keyword is unknown (TC202).
+    """
+    options.setdefault("wg_wait", -1)
     gemm(A, B, C, transpose_A, transpose_B, policy, clear_accum, **options)
+
+
+def wait_wgmma(pending: Any) -> None:
+    """Wait for all products of ``T.wgmma_gemm`` but the last ``pending``.
+
+    Raises:
+        TypeMismatch: not a known number, or a negative one (TC202).
+    """
+    count = int_value(pending)
+    if count is None or count < 0:
+        raise TypeMismatch(
+            expected="T.wait_wgmma(number of products that may still run)", found=pending
+        )
+    builder = current()
+    builder.emit(Annotate("wait_products", min(count, MOST_PENDING), builder.span))
+
+
+warpgroup_wait = wait_wgmma
 
 
 def tcgen05_gemm(
@@ -305,12 +353,9 @@ fence_proxy_async = _without_effect("fence_proxy_async", "memory is coherent")
 tcgen05_before_thread_sync = _without_effect("tcgen05_before_thread_sync", "memory is coherent")
 tcgen05_after_thread_sync = _without_effect("tcgen05_after_thread_sync", "memory is coherent")
 warpgroup_fence_operand = _without_effect("warpgroup_fence_operand", "memory is coherent")
-wait_wgmma = _without_effect("wait_wgmma", _COMPLETE)
 warpgroup_arrive = _without_effect("warpgroup_arrive", _COMPLETE)
 warpgroup_commit_batch = _without_effect("warpgroup_commit_batch", _COMPLETE)
-warpgroup_wait = _without_effect("warpgroup_wait", _COMPLETE)
-tma_store_arrive = _without_effect("tma_store_arrive", _COMPLETE)
-tma_store_wait = _without_effect("tma_store_wait", _COMPLETE)
+tma_store_arrive = _without_effect("tma_store_arrive", "every copy is a group of its own")
 ptx_commit_group = _without_effect("ptx_commit_group", _COMPLETE)
 ptx_wait_group = _without_effect("ptx_wait_group", _COMPLETE)
 cp_async_commit = _without_effect("cp_async_commit", _COMPLETE)

@@ -8,6 +8,7 @@ import json
 from typing import Annotated
 
 from fastapi import Depends, Header, Query, Request
+from starlette.convertors import Convertor, register_url_convertor
 
 from db.store import SqlStore
 from tuner_service.answers import Answers
@@ -15,6 +16,23 @@ from tuner_service.errors import InvalidCursor
 from tuner_service.metrics import Metrics
 from tuner_service.settings import Settings
 from tuner_service.studies import StudyEngine
+
+
+class _Name(Convertor[str]):
+    """A segment of a path before its verb, so that GET on ``x:cancel`` is not GET on ``x``."""
+
+    regex = "[^/:]+"
+
+    def convert(self, value: str) -> str:
+        """Return the segment."""
+        return value
+
+    def to_string(self, value: str) -> str:
+        """Return the segment."""
+        return value
+
+
+register_url_convertor("name", _Name())
 
 
 async def _store(request: Request) -> SqlStore:

@@ -32,7 +32,7 @@ def create_key(request: KeyRequest, response: Response, store: Store) -> NewKeyO
     return NewKeyOut(key=secret, **_to_wire(record).model_dump())
 
 
-@router.post("/{prefix}:revoke", responses=documented(404))
+@router.post("/{prefix:name}:revoke", responses=documented(404))
 def revoke_key(prefix: Prefix, store: Store) -> KeyOut:
     """Refuse a key from now on (seconds later, where a process remembers it)."""
     return _to_wire(store.keys.revoke(prefix))

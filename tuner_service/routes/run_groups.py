@@ -13,18 +13,16 @@ from db.store import SqlStore
 from tuner_service.jobs import change_group, submit_group
 from tuner_service.problems import documented
 from tuner_service.routes.context import AppSettings, IdempotencyKey, Store
-from tuner_service.routes.tuning_runs import TUNE, to_wire, understood
+from tuner_service.routes.tuning_runs import to_wire, understood
 from tuner_service.schemas import RunGroupOut, TuningRunBatch
 
 router = APIRouter(tags=["run groups"])
 GroupId = Annotated[str, Path(max_length=64)]
-AnyId = Annotated[str, Path(max_length=200)]  # GET of `ID:pause` is no such group, not a wrong id
 
 
 @router.post(
     "/tuning-runs:batch",
     status_code=202,
-    dependencies=TUNE,
     responses={
         200: {"model": RunGroupOut, "description": "The key came before"},
         **documented(404, 413, 422),
@@ -46,31 +44,25 @@ def create_run_group(
     return _to_wire(store, runs)
 
 
-@router.get("/run-groups/{group_id}", responses=documented(404))
-def get_run_group(group_id: AnyId, store: Store) -> RunGroupOut:
+@router.get("/run-groups/{group_id:name}", responses=documented(404))
+def get_run_group(group_id: GroupId, store: Store) -> RunGroupOut:
     """Return the progress and the results of a group."""
     return _to_wire(store, store.runs.of_group(group_id))
 
 
-@router.post(
-    "/run-groups/{group_id}:pause", status_code=202, responses=documented(404), dependencies=TUNE
-)
+@router.post("/run-groups/{group_id:name}:pause", status_code=202, responses=documented(404))
 def pause_run_group(group_id: GroupId, store: Store) -> RunGroupOut:
     """Pause the open runs of a group."""
     return _each(store, group_id, store.runs.pause)
 
 
-@router.post(
-    "/run-groups/{group_id}:resume", status_code=202, responses=documented(404), dependencies=TUNE
-)
+@router.post("/run-groups/{group_id:name}:resume", status_code=202, responses=documented(404))
 def resume_run_group(group_id: GroupId, store: Store) -> RunGroupOut:
     """Let the paused runs of a group go on."""
     return _each(store, group_id, store.runs.resume)
 
 
-@router.post(
-    "/run-groups/{group_id}:cancel", status_code=202, responses=documented(404), dependencies=TUNE
-)
+@router.post("/run-groups/{group_id:name}:cancel", status_code=202, responses=documented(404))
 def cancel_run_group(group_id: GroupId, store: Store) -> RunGroupOut:
     """Cancel the open runs of a group; what was measured stays."""
     return _each(store, group_id, store.runs.cancel)

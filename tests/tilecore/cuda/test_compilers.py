@@ -5,14 +5,18 @@ from dataclasses import dataclass
 
 import pytest
 
+import tilecore.language as T
 from tests.tilecore.cuda.emulated import lowered
 from tests.tilecore.cuda.programs import gemm_sm90
 from tests.tilecore.cuda.tile_programs import gemm
+from tilecore.artifact import ArtifactStore
 from tilecore.codegen.cubin import read_features
 from tilecore.codegen.cuda import generate
 from tilecore.codegen.nvrtc import choose_library, compile_cuda, load_nvrtc, parse_log
-from tilecore.errors import CompileFailed, ToolchainMissing
+from tilecore.compiler import compile as compile_program
+from tilecore.errors import CompileFailed, InvalidConfig, ToolchainMissing
 from tilecore.gpu_target import capability
+from tilecore.pass_config import PassConfigKey, lowering_config
 from tilecore.target import parse_target
 
 EMPTY = 'extern "C" __global__ void k() {}'
@@ -109,3 +113,33 @@ def test_products_of_volta_build(sums):
     (features,) = read_features(cubin.data, source.arch).values()
     assert cubin.spills == 0
     assert features.opcodes["HMMA"] >= 256
+
+
+def softmax_parts(n):
+    @T.prim_func
+    def main(X: T.Tensor((n,), "float32"), Y: T.Tensor((n,), "float32")):
+        with T.Kernel(T.ceildiv(n, 128), threads=128) as b:
+            for i in T.Parallel(128):
+                Y[b * 128 + i] = T.exp2(X[b * 128 + i]) / (1 + X[b * 128 + i])
+
+    return main
+
+
+def test_fast_math_takes_approximate_functions(tmp_path):
+    """TileLang's pass config reaches NVIDIA's compiler; tl.disable_fast_math has the last word."""
+    key, no = PassConfigKey.TL_ENABLE_FAST_MATH, PassConfigKey.TL_DISABLE_FAST_MATH
+    counts = []
+    for configs in ({}, {key: True}, {key: True, no: True}):
+        artifact = compile_program(
+            softmax_parts(256), "h100", config=lowering_config(configs),
+            store=ArtifactStore(tmp_path),
+        )  # fmt: skip
+        (features,) = read_features(artifact.library.read_bytes(), "sm_90a").values()
+        counts.append(features.instructions)
+        assert any("fast math" in n for n in artifact.manifest.notes) is (len(configs) == 1)
+    assert counts[1] < counts[0] == counts[2]
+
+
+def test_fast_math_is_yes_or_no():
+    with pytest.raises(InvalidConfig, match=r"fast_math=3: expected True or False"):
+        lowered(softmax_parts(256), "h100", {"fast_math": 3})

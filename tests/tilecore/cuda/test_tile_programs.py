@@ -20,7 +20,7 @@ from tilecore.codegen.cubin import read_features
 from tilecore.codegen.nvrtc import compile_cuda
 from tilecore.emulator import ALL_SCHEDULES, LATE
 from tilecore.errors import EmulationError, InvalidConfig, UnsupportedOnTarget
-from tilecore.inference.gpu.banks import bank_uses, offsets
+from tilecore.inference.gpu.banks import bank_uses, conflict_ways, offsets
 from tilecore.inference.gpu.plan import SharedLayout
 from tilecore.ir.analysis import output_positions
 from tilecore.ir.substitute import Rebuilder
@@ -305,6 +305,39 @@ def test_main_paths_have_no_predicted_bank_conflicts(target):
         uses = [use for launch in plan.launches.values() for use in bank_uses(launch)]
         assert uses
         assert [u for u in uses if u.ways > 1] == []
+
+
+def count_ways(address, exists, width):
+    """Return the conflicts of accesses, counted request by request."""
+    together = min(32, 128 // max(width, 4))
+    passes, requests = 0, 0
+    for turn in range(address.shape[1]):
+        for start in range(0, address.shape[0], together):
+            words = {
+                (int(address[lane, turn]) + byte) // 4
+                for lane in range(start, min(start + together, address.shape[0]))
+                if exists[lane, turn]
+                for byte in range(0, width, 4)
+            }
+            banks = [word % 32 for word in words]
+            passes += max((banks.count(b) for b in set(banks)), default=0)
+            requests += bool(words)
+    return passes / requests if requests else 1.0
+
+
+@pytest.mark.parametrize("width", [2, 4, 8, 16])
+@pytest.mark.parametrize("missing", [0.0, 0.3, 1.0])
+def test_bank_conflicts_are_those_of_each_request(width, missing):
+    rng = np.random.default_rng(int(100 * missing) + width)
+    for threads, turns in ((128, 4), (40, 3), (4, 1)):
+        lanes = np.arange(threads)[:, None]
+        for address in (
+            rng.integers(0, 200, (threads, turns)) * width,
+            lanes * width * 3 + np.arange(turns) * 64,
+            (lanes % 8 ^ lanes // 8 % 4) * 16 + lanes // 8 * 128 + rng.integers(0, 2, turns) * 2,
+        ):
+            exists = rng.random((threads, turns)) >= missing
+            assert conflict_ways(address, exists, width) == count_ways(address, exists, width)
 
 
 @pytest.mark.parametrize("swizzle", [0, 32, 64, 128])

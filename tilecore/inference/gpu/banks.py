@@ -8,8 +8,9 @@ wide accesses as measured in Jia et al., "Dissecting the NVIDIA Volta GPU Archit
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,6 +25,8 @@ from tilecore.ir.substitute import substitute_expr
 from tilecore.ir.visitor import walk_expr
 
 BANKS, WORD, PART, WARP = 32, 4, 128, 32
+MATRIX_ROWS = 8  # of 16 bytes
+HASHED = np.int64(1_000_003)  # powers of which tell lists of steps apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +88,12 @@ def offsets(layout: SharedLayout, indices: Sequence[Table]) -> Table:
     return column // width * (rows * width) + row * width + moved * chunk + within % chunk
 
 
+_points = functools.lru_cache(maxsize=64)(points)  # nests that move tiles are much alike
+
+
 def _of_nest(
     stmt: Stmt, nest: NestPlan, shared: Mapping[Buffer, SharedLayout]
 ) -> Iterator[BankUse]:
-    values, exists = points(nest.distribution)
     names = nest.points.names
     for number, access in enumerate(nest.points.accesses):
         layout = shared.get(access.buffer)
@@ -100,18 +105,18 @@ def _of_nest(
             continue
         is_wide = number in nest.wide
         lanes = min(nest.lanes, CHUNK_BYTES // layout.itemsize) if is_wide else 1
-        evaluator = Evaluator(dict(zip(names, values, strict=True)))
         indices = [_without_outer(i, set(names)) for i in access.indices]
         if any(isinstance(n, Load) for i in indices for n in walk_expr(i)):
             continue
+        step = lanes if nest.lanes > 1 else 1
+        values, exists = _points(nest.distribution, step)
+        evaluator = Evaluator(dict(zip(names, values, strict=True)))
         try:
             found = [np.broadcast_to(evaluator(i), exists.shape) for i in indices]
         except ScopeError:
             continue
-        place = offsets(layout, [np.asarray(f, np.int64) for f in found])
-        turns = np.arange(0, nest.distribution.slots, lanes if nest.lanes > 1 else 1)
-        address = place[:, turns] * layout.itemsize
-        ways = conflict_ways(address, exists[:, turns], lanes * layout.itemsize)
+        address = offsets(layout, [np.asarray(f, np.int64) for f in found]) * layout.itemsize
+        ways = conflict_ways(address, exists, lanes * layout.itemsize)
         yield BankUse(stmt, access.buffer, access.is_store, lanes * layout.itemsize, ways)
 
 
@@ -132,26 +137,65 @@ def conflict_ways(address: Table, exists: Table, width: int) -> float:
     together = max(1, min(WARP, PART // max(width, WORD)))  # lanes that are served at once
     threads, turns = address.shape
     parts = -(-threads // together)
-    lanes = ((0, parts * together - threads), (0, 0))
-    first = np.where(exists, address, -1)
-    first = np.pad(first, lanes, constant_values=-1).reshape(parts, together, turns)
-    first = first.transpose(0, 2, 1).reshape(parts * turns, together)
-    words = (first[:, :, None] + np.arange(0, max(width, 1), WORD)) // WORD
-    words = np.where(first[:, :, None] < 0, -1, words).reshape(parts * turns, -1)
+    first = address if exists.all() else np.where(exists, address, -1)
+    if parts * together > threads:
+        missing = np.full((parts * together - threads, turns), -1)
+        first = np.concatenate([first, missing])
+    first = first.reshape(parts, together, turns).transpose(0, 2, 1).reshape(-1, together)
+    groups, counts = _kinds(first)
+    passes = _passes(groups, width)
+    ideal = int(counts[passes > 0].sum())
+    return int((passes * counts).sum()) / ideal if ideal else 1.0
+
+
+def _kinds(groups: Table) -> tuple[Table, Table]:
+    """Return one group of accesses of each kind, and how many there are of it.
+
+    Whole words further on, all lanes alike, is the same to the banks.
+    """
+    each = np.ones(len(groups), np.int64)
+    if len(groups) < 2 or (groups < 0).any():
+        return groups, each
+    steps = groups - groups[:, :1]
+    steps[:, 0] = groups[:, 0] % WORD
+    marks = steps @ (HASHED ** np.arange(groups.shape[1]))
+    _, first, kind, count = np.unique(
+        marks, return_index=True, return_inverse=True, return_counts=True
+    )
+    if (steps != steps[first][kind]).any():  # two kinds of one mark
+        return groups, each
+    return groups[first], count
+
+
+def _passes(groups: Table, width: int) -> Table:
+    """Return how many passes each group of accesses takes; 0: of lanes that do nothing."""
+    count = len(groups)
+    words = (groups[:, :, None] + np.arange(0, max(width, 1), WORD)) // WORD
+    words = np.where(groups[:, :, None] < 0, -1, words).reshape(count, -1)
     words.sort(axis=1)
     is_new = words >= 0
     is_new[:, 1:] &= words[:, 1:] != words[:, :-1]
     group, _ = np.nonzero(is_new)
-    met = np.bincount(group * BANKS + words[is_new] % BANKS, minlength=parts * turns * BANKS)
-    served = met.reshape(-1, BANKS).max(axis=1)
-    ideal = int((served > 0).sum())
-    return int(served.sum()) / ideal if ideal else 1.0
+    met = np.bincount(group * BANKS + words[is_new] % BANKS, minlength=count * BANKS)
+    return np.asarray(met.reshape(-1, BANKS).max(axis=1))
 
 
 def _of_matrices(layout: SharedLayout) -> float:
-    """Return the conflicts of the 8 rows of 16 bytes that make up one matrix."""
+    return _of_rows(replace(layout, stages=1, offset_bytes=0))
+
+
+@functools.lru_cache(maxsize=256)
+def _of_rows(layout: SharedLayout) -> float:
+    """Return the conflicts of the 8 rows of 16 bytes that make up one matrix.
+
+    Those below it lie the same way, and so do panels side by side: swizzles repeat after 8 rows,
+    and a step of whole words turns all banks alike.
+    """
     rows, columns = layout.shape[-2], layout.shape[-1]
     chunk = CHUNK_BYTES // layout.itemsize
+    if rows % MATRIX_ROWS == 0 and columns % chunk == 0:
+        rows = MATRIX_ROWS
+        columns = min(columns, layout.swizzle_bytes // layout.itemsize or chunk)
     row, column = np.meshgrid(np.arange(rows), np.arange(0, columns, chunk), indexing="ij")
     leading = [np.zeros_like(row)] * (len(layout.shape) - 2)
     address = offsets(layout, [*leading, row, column]) * layout.itemsize

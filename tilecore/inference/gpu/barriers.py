@@ -19,7 +19,7 @@ from tilecore.ir.bounds import linear
 from tilecore.ir.expr import Expr, Load, int_value
 from tilecore.ir.nodes import Buffer, KernelLaunch, Stmt
 from tilecore.ir.polynomial import Key, structural_key
-from tilecore.ir.visitor import children, expressions, walk, walk_expr
+from tilecore.ir.visitor import buffers_of, children, expressions, walk, walk_expr
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,8 @@ class Barriers:
         self.teams, self.loads = teams, loads
         self.has_waits = any(isinstance(s, nodes.Wait) for s in walk(launch.body))
         self.left: list[Touched] = []  # of each loop around: where its turns are left early
+        # Products that the program waits for: they may read their tiles beyond a barrier.
+        self.running: dict[nodes.Gemm, Touched] = {}
         self.ahead = {id(c) for p in pipelines.values() for c in p.copies}
         self.before: set[Stmt] = set()
         self.ends: set[Stmt] = set()
@@ -108,16 +110,11 @@ class Barriers:
                 for child in stmts:
                     touched = self._walk(child, touched)
                 return touched
-            case nodes.Sync(scope="block" | "cluster" | "grid"):
-                return Touched()
-            case nodes.Sync(scope="group"):
-                return touched.without(self.teams.team(stmt))
+            case nodes.Sync() | nodes.Wait() | nodes.Annotate(key="wait_products"):
+                return self._after(stmt, touched)
             case nodes.Jump():
                 self.left[-1] = self.left[-1].union(touched)
                 return touched
-            case nodes.Wait(buffer=buffer):  # what is under way has arrived
-                there = frozenset(t for t in touched.written if t.until is not buffer)
-                return Touched(touched.read, there)
             case nodes.If(cond=cond, then_body=then, else_body=other):
                 touched = self._touch(stmt, self._of_exprs(self.teams.team(stmt), cond), touched)
                 after = self._walk(then, touched)
@@ -125,6 +122,23 @@ class Barriers:
             case nodes.For() | nodes.While():
                 return self._loop(stmt, touched)
             case _:
+                return self._touch(stmt, self._of(stmt), touched)
+
+    def _after(self, stmt: Stmt, touched: Touched) -> Touched:
+        """Return what is still touched after a statement of the program that orders accesses."""
+        match stmt:
+            case nodes.Sync(scope="block" | "cluster" | "grid"):
+                return self._still_read()
+            case nodes.Sync(scope="group"):
+                return touched.without(self.teams.team(stmt)).union(self._still_read())
+            case nodes.Wait(buffer=buffer):  # what is under way has arrived
+                there = frozenset(t for t in touched.written if t.until is not buffer)
+                return Touched(touched.read, there)
+            case nodes.Annotate(key="wait_products", value=pending):
+                for gemm in list(self.running)[: len(self.running) - pending]:
+                    del self.running[gemm]
+                return touched
+            case _:  # of a warp
                 return self._touch(stmt, self._of(stmt), touched)
 
     def _roles(self, stmt: Stmt) -> Iterator[Stmt]:
@@ -178,10 +192,34 @@ class Barriers:
         return after.union(self.left.pop())
 
     def _touch(self, stmt: Stmt, own: Touched, touched: Touched) -> Touched:
+        self._await_products(stmt, own)
+        if isinstance(stmt, nodes.Gemm) and stmt.in_group:
+            self.running.pop(stmt, None)  # it becomes the youngest
+            self.running[stmt] = Touched(read=own.read)
         if stmt in self.before or self._conflict(own, touched, self._are_together):
             self.before.add(stmt)
-            return own
+            return own.union(self._still_read())
         return touched.union(own)
+
+    def _still_read(self) -> Touched:
+        """Return what products may read that no one has waited for yet."""
+        found = Touched()
+        for own in self.running.values():
+            found = found.union(own)
+        return found
+
+    def _await_products(self, stmt: Stmt, own: Touched) -> None:
+        """Forget the products that a statement waits for: it needs their sums, or writes a tile."""
+        written = {t.buffer.root for t in own.written}
+        used = buffers_of(stmt)
+        for gemm in list(self.running):
+            is_next = isinstance(stmt, nodes.Gemm) and stmt.c.buffer is gemm.c.buffer
+            if (gemm.c.buffer in used and not is_next) or (
+                written & {gemm.a.buffer.root, gemm.b.buffer.root}
+            ):
+                older = list(self.running)
+                for done in older[: older.index(gemm) + 1]:
+                    del self.running[done]
 
     def _are_together(self, one: Touch, other: Touch) -> bool:
         """Return whether a barrier before what ``one`` belongs to orders both."""

@@ -7,16 +7,17 @@ inner rows of a multiple of 16 bytes and no longer than the swizzle, strides of 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
 
 from tilecore.inference.gpu.groups import group_of
 from tilecore.inference.gpu.loops import divisor
 from tilecore.inference.gpu.plan import BOX_ALIGNMENT, CHUNK_BYTES, Box, Pipeline, SharedLayout
+from tilecore.inference.gpu.teams import Teams
 from tilecore.ir import nodes
-from tilecore.ir.analysis import kept_axes, pads, read_buffers
+from tilecore.ir.analysis import kept_axes, pads, read_buffers, writes, written_buffers
 from tilecore.ir.expr import Load, int_value
-from tilecore.ir.nodes import Buffer, Copy, For, KernelLaunch, Region, Stmt
+from tilecore.ir.nodes import RUNS_ON, Buffer, Copy, For, KernelLaunch, Region, Stmt
 from tilecore.ir.visitor import children, expressions, walk, walk_expr
 
 MAX_AXES = 5
@@ -40,10 +41,11 @@ def with_boxes(
         return plain
     made: dict[Stmt, Pipeline] = {}
     padded = pads(launch)
+    written = {b.root for b in written_buffers(launch.body)}
     for loop, pipeline in pipelines.items():
         boxes = [box_of(c.src, c.dst, layouts[c.dst.buffer]) for c in pipeline.copies]
         is_padded = any(c.src.buffer in padded for c in pipeline.copies)
-        if is_padded or None in boxes or not _reachable(launch.body, pipeline.loop):
+        if is_padded or None in boxes or not _reachable(launch.body, pipeline.loop, written):
             return plain
         nested = _is_nested(launch.body, pipeline.loop, False)
         groups = [group_of(c, pipeline.loop, launch) for c in pipeline.copies]
@@ -73,6 +75,31 @@ def stores_of(
         if box is not None:
             found[stmt] = box
     return found
+
+
+def running_stores(
+    launch: KernelLaunch, stores: Mapping[Stmt, Box], teams: Teams
+) -> frozenset[Stmt]:
+    """Return the stores that may run on: the program waits, or nothing comes after them.
+
+    Stores are in no order. One that happens once, to a tensor that nothing else of the launch
+    writes, need not be complete before the kernel ends. Roles may not tell each other of tiles.
+    """
+    repeated = {s for n in walk(launch.body) if isinstance(n, (For, nodes.While)) for s in walk(n)}
+    written = [b.root for s in walk(launch.body) for b in writes(s)]
+    return frozenset(
+        s
+        for s in stores
+        if isinstance(s, Copy)
+        and (
+            RUNS_ON in s.annotations
+            or (
+                s not in repeated
+                and written.count(s.dst.buffer.root) == 1
+                and teams.team(s) == teams.whole
+            )
+        )
+    )
 
 
 def loads_of(launch: KernelLaunch, layouts: Mapping[Buffer, SharedLayout]) -> dict[Stmt, Box]:
@@ -175,20 +202,22 @@ def _is_nested(stmt: Stmt, loop: For, inside: bool) -> bool:
     return any(_is_nested(child, loop, deeper) for child in children(stmt))
 
 
-def _reachable(stmt: Stmt, loop: For) -> bool:
+def _reachable(stmt: Stmt, loop: For, written: Set[Buffer]) -> bool:
     """Return whether what leads to ``loop`` depends on nothing that the launch computes."""
     if not any(s is loop for s in walk(stmt)):
         return True
     if stmt is loop:
-        return not _reads(stmt)
+        return not _reads(stmt, written)
     if isinstance(stmt, nodes.Seq):
-        lets = all(not _reads(s) for s in stmt.stmts if isinstance(s, nodes.Let))
-        return lets and all(_reachable(s, loop) for s in stmt.stmts)
+        lets = all(not _reads(s, written) for s in stmt.stmts if isinstance(s, nodes.Let))
+        return lets and all(_reachable(s, loop, written) for s in stmt.stmts)
     if isinstance(stmt, (For, nodes.If)):
-        return not _reads(stmt) and all(_reachable(s, loop) for s in children(stmt))
+        inside = all(_reachable(s, loop, written) for s in children(stmt))
+        return inside and not _reads(stmt, written)
     return False
 
 
-def _reads(stmt: Stmt) -> bool:
-    """Return whether a statement's own expressions load anything."""
-    return any(isinstance(n, Load) for e in expressions(stmt) for n in walk_expr(e))
+def _reads(stmt: Stmt, written: Set[Buffer]) -> bool:
+    """Return whether a statement's own expressions load what the launch computes."""
+    loaded = {n.buffer for e in expressions(stmt) for n in walk_expr(e) if isinstance(n, Load)}
+    return any(b.root.scope != "global" or b.root in written for b in loaded)

@@ -65,7 +65,7 @@ def distribute(
                 refused = _misfit(points, distribution, fragments)
                 if refused is not None:
                     break
-                plans[points.stmt] = _nest_plan(points, distribution, fragments)
+                plans[points.stmt] = nest_plan(points, distribution, fragments)
             else:
                 return plans
         buffer, reason = refused
@@ -361,7 +361,7 @@ def _misfit(
     return None
 
 
-def _nest_plan(points: Points, distribution: Distribution, fragments: Fragments) -> NestPlan:
+def nest_plan(points: Points, distribution: Distribution, fragments: Fragments) -> NestPlan:
     """Return the plan of a statement: how many neighbours of which loop move at once."""
     best = NestPlan(points, distribution)
     if points.folded:

@@ -10,6 +10,7 @@ from tilecore.amd_target import AmdTarget
 from tilecore.errors import InvalidConfig, UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.barriers import Barriers
+from tilecore.inference.gpu.boxes import running_stores
 from tilecore.inference.gpu.distribution import Distribution
 from tilecore.inference.gpu.fragments import Fragments, distribute
 from tilecore.inference.gpu.loops import (
@@ -21,6 +22,7 @@ from tilecore.inference.gpu.loops import (
 from tilecore.inference.gpu.memory import Needs
 from tilecore.inference.gpu.mfma import plan_mfma
 from tilecore.inference.gpu.options import GpuOptions
+from tilecore.inference.gpu.overlap import with_overlaps
 from tilecore.inference.gpu.pipelining import find_pipelines, unawaited_copies
 from tilecore.inference.gpu.plan import (
     GemmPlan,
@@ -39,6 +41,7 @@ from tilecore.inference.gpu.tensor_memory import (
     with_reason,
     with_waits,
 )
+from tilecore.inference.gpu.vectors import wide_loops
 from tilecore.inference.uses import Context, enter
 from tilecore.ir import nodes
 from tilecore.ir.analysis import covers_whole
@@ -89,6 +92,7 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
             held |= own.held
         if len(fragments.shared) == before:
             break
+    nests |= wide_loops(launch)
     pipelines = find_pipelines(launch, nests, target)
     shared = [
         t for t in tiles
@@ -106,19 +110,23 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     gemms = with_waits(gemms, memory.pipelines)
     touched = sharing_memory(places) | {t: {t} for t in tensor.tiles}
     barriers, ends = Barriers(launch, touched, memory.pipelines, teams, memory.loads).find()
+    overlapped, why_not = with_overlaps(memory.pipelines, gemms, held, barriers, teams.whole.count)
     notes = tuple(f"{t.name}: kept in shared memory ({why})" for t, why in fragments.shared.items())
     trade = registers_to_trade(launch, teams, target)
     if isinstance(trade, str):
         notes = (*notes, f"registers stay where they are: {trade}")
+    notes += why_not
+    if options.fast_math and target.kind == "cuda":
+        notes += ("fast math: functions and divisions of float32 are approximate",)
     unawaited = unawaited_copies(
-        launch, nests, memory.pipelines.values(),
+        launch, nests, overlapped.values(),
         {*memory.stores, *memory.loads, *memory.multicasts, *tensor.transfers}, target,
     )  # fmt: skip
     return GpuLaunchPlan(
-        launch, threads, held, places, nests, gemms, memory.pipelines, memory.stores, memory.loads,
+        launch, threads, held, places, nests, gemms, overlapped, memory.stores, memory.loads,
         memory.updates, unawaited, trade is True, barriers, ends, memory.tile_bytes, memory.bytes,
         teams, notes + tensor.notes, tensor.tiles, tensor.transfers, tensor.columns,
-        memory.multicasts,
+        memory.multicasts, running_stores(launch, memory.stores, teams),
     )  # fmt: skip
 
 

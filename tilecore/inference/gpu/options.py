@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilecore.errors import InvalidConfig
-from tilecore.pass_config import FLOAT32_PRODUCTS, lowering_config
+from tilecore.pass_config import FAST_MATH, FLOAT32_PRODUCTS, lowering_config
 
 CHOICES = ("tf32", "exact")
 
@@ -19,9 +19,12 @@ class GpuOptions:
     Attributes:
         float32_products: "tf32" lets tensor cores multiply float32 operands, of which they read
             11 significant bits; "exact" takes multiply-adds of all 24.
+        fast_math: whether NVIDIA's compiler may take its approximate functions and divisions
+            (``--use_fast_math``), as TileLang does where ``tl.enable_fast_math`` is set.
     """
 
     float32_products: str = "tf32"
+    fast_math: bool = False
 
     @classmethod
     def parse(cls, config: Mapping[str, Any], attrs: Mapping[str, Any]) -> GpuOptions:
@@ -31,9 +34,12 @@ class GpuOptions:
             InvalidConfig: there is no such choice (TC303).
         """
         annotated = lowering_config(attrs.get("tilelang_pass_configs") or {})
-        given = {**annotated, **config}.get(FLOAT32_PRODUCTS, "tf32")
+        merged = {**annotated, **config}
+        given, fast = merged.get(FLOAT32_PRODUCTS, "tf32"), merged.get(FAST_MATH, False)
         if given not in CHOICES:
             raise InvalidConfig(
                 knob=FLOAT32_PRODUCTS, value=given, expected=f"one of {', '.join(CHOICES)}"
             )
-        return cls(float32_products=given)
+        if not isinstance(fast, bool):
+            raise InvalidConfig(knob=FAST_MATH, value=fast, expected="True or False")
+        return cls(float32_products=given, fast_math=fast)

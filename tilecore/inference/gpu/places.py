@@ -32,17 +32,24 @@ class Slots:
     outer: tuple[tuple[Expr, int, int, int], ...] = ()
 
 
-def points(nest: Distribution) -> tuple[list[Table], Table]:
-    """Return (index along each axis, whether the point exists), both by thread and slot."""
+def points(nest: Distribution, step: int = 1) -> tuple[list[Table], Table]:
+    """Return (index along each axis, whether the point exists), both by thread and slot.
+
+    ``step``: of every so many slots.
+    """
     thread = np.arange(nest.threads)[:, None]
-    slot = np.arange(nest.slots)[None, :]
-    indices, exists = [], np.ones((nest.threads, nest.slots), bool)
+    slot = np.arange(0, nest.slots, step)[None, :]
+    indices, exists = [], np.ones((nest.threads, slot.size), bool)
     for axis, extent in enumerate(nest.shape):
-        index = np.zeros((nest.threads, nest.slots), np.int64)
+        by_thread, by_slot = np.zeros_like(thread), np.zeros_like(slot)
         for digit, weight in nest.weights(axis):
-            number = thread if digit.in_thread else slot
-            index = index + number // digit.stride % digit.extent * weight
-        exists &= index < extent
+            if digit.in_thread:
+                by_thread = by_thread + thread // digit.stride % digit.extent * weight
+            else:
+                by_slot = by_slot + slot // digit.stride % digit.extent * weight
+        index = by_thread + by_slot
+        if nest.is_padded(axis):
+            exists &= index < extent
         indices.append(index)
     return indices, exists
 

@@ -293,6 +293,24 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class Overlap:
+    """The order of a loop whose iterations begin before the last product of the one before is over.
+
+    Attributes:
+        first: statements up to the first products of an iteration; these run at once with ``last``
+            of the iteration before, which is issued after them.
+        meanwhile: what threads compute of the first products while ``last`` runs.
+        rest: what must wait for ``last`` of the iteration before.
+        last: the product of all that.
+    """
+
+    first: tuple[Stmt, ...]
+    meanwhile: tuple[Stmt, ...]
+    rest: tuple[Stmt, ...]
+    last: Gemm
+
+
+@dataclass(frozen=True, slots=True)
 class Pipeline:
     """A loop whose copies from tensors run ahead of what uses them.
 
@@ -306,6 +324,7 @@ class Pipeline:
         in_registers: whether a thread keeps its part of the next tiles in registers while the
             loop uses the tiles before (where no instruction copies to shared memory).
         groups: for each copy the blocks of the cluster that one of them loads for, or None.
+        overlap: the order in which products of two iterations run at once, if they do.
     """
 
     loop: For
@@ -315,6 +334,7 @@ class Pipeline:
     is_nested: bool = False
     in_registers: bool = False
     groups: tuple[Group | None, ...] = ()
+    overlap: Overlap | None = None
 
     def group(self, copy: Copy) -> Group | None:
         """Return the blocks that ``copy`` brings the same, if one loads for all."""
@@ -336,7 +356,8 @@ class GpuLaunchPlan:
     hand registers to each other where the program says so. ``tensor_tiles`` and
     ``transfers`` are what lies in tensor memory, of which a block has ``tensor_columns``.
     ``multicasts`` has the copies from tensors to several blocks of a cluster that one block asks
-    for.
+    for. ``running`` has those ``stores`` of which nobody waits for more than that the tile is read:
+    before threads meet next or, where the program waits itself, before the kernel ends.
     """
 
     launch: KernelLaunch
@@ -361,6 +382,7 @@ class GpuLaunchPlan:
     transfers: Mapping[Stmt, TensorTransfer] = field(default_factory=dict)
     tensor_columns: int = 0
     multicasts: Mapping[Stmt, Box] = field(default_factory=dict)
+    running: frozenset[Stmt] = frozenset()
 
     @property
     def thread_count(self) -> int:
@@ -391,6 +413,9 @@ class GpuLaunchPlan:
             how = "registers" if pipeline.in_registers else "cp.async"
             how = "TMA, by a warpgroup of its own" if pipeline.boxes else how
             lines.append(f"pipelined: {names} in {pipeline.stages} stages ({how})")
+            if pipeline.overlap is not None:
+                sums = pipeline.overlap.last.c.buffer.name
+                lines.append(f"overlapped: {sums} of an iteration is summed up while the next runs")
         lines += self._moved_as_matrices()
         if self.stores:
             names = ", ".join(s.src.buffer.name for s in self.stores if isinstance(s, Copy))

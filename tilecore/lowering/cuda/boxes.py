@@ -12,7 +12,7 @@ from tvm.script import tirx as script
 
 import tilecore.lowering.cuda.instructions as ptx
 from tilecore.inference.gpu.plan import Box, BoxUpdate, SharedLayout
-from tilecore.ir.nodes import Buffer, Copy, Region
+from tilecore.ir.nodes import RUNS_ON, Buffer, Copy, Region
 from tilecore.lowering.cpu.tir import add, index
 from tilecore.lowering.cuda.memory import SharedPlace
 
@@ -42,7 +42,8 @@ class TensorMap:
 def store_box(owner: LaunchLowering, copy: Copy, box: Box) -> None:
     """Emit a copy of a shared tile to a tensor as boxes, which one thread hands over.
 
-    The barrier before it has made the tile visible; the tile may be written again after the next.
+    The barrier before it has made the tile visible; the tile may be written again after the next,
+    or where the program has waited.
     """
     builder = owner.builder
     store = ptx.tma_store(len(box.extents))
@@ -50,7 +51,9 @@ def store_box(owner: LaunchLowering, copy: Copy, box: Box) -> None:
         for source, tensor_map, coordinates in boxes_of(owner, box, copy.dst, copy.src):
             builder.evaluate(store.call(tensor_map, source, *coordinates))
         builder.evaluate(ptx.bulk_commit().call())
-        builder.evaluate(ptx.bulk_wait(0).call())
+        if copy not in owner.plan.running:
+            builder.evaluate(ptx.bulk_wait(0).call())
+    owner.has_stored |= copy in owner.plan.running and RUNS_ON not in copy.annotations
 
 
 def update_boxes(owner: LaunchLowering, update: BoxUpdate) -> None:

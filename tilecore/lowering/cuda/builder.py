@@ -69,6 +69,15 @@ class CudaBuilder(TirBuilder):
         else:
             self.emit(tir.For(var, index(0), index(extent), 0, body))
 
+    @contextlib.contextmanager
+    def kept_loop(self, extent: Any) -> Iterator[Any]:
+        """Open ``for i in range(extent)``, of which the compiler writes out no turns."""
+        var = tir.Var(self.name("i"), "int32")
+        self._scopes.append([])
+        yield var
+        kept = {"disable_unroll": tir.IntImm("bool", 1)}
+        self.emit(tir.For(var, index(0), index(extent), 0, self._close(), annotations=kept))
+
     def local(self, size: int, dtype: str, name: str) -> Any:
         """Allocate an array of each thread, in registers where all indices become constants."""
         buffer = tir.decl_buffer((size,), dtype, self.name(name), data_alignment=16, scope="local")

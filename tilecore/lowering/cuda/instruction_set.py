@@ -22,51 +22,61 @@ class InstructionSet(Protocol):
 
     Attributes:
         warp: lanes of a warp (a wavefront).
+        has_masks: whether an exchange names the lanes that come by; else those that are there do.
     """
 
     @property
     def warp(self) -> int:
         """Lanes of a warp."""
 
+    @property
+    def has_masks(self) -> bool:
+        """Whether an exchange names the lanes that come by."""
+
     def reaches(self, width: int) -> bool:
         """Return whether groups of ``width`` lanes can shuffle."""
 
-    def shuffle(self, kind: str, dtype: str, width: int) -> Instruction:
-        """Return ``dtype (dtype value, int lane)``: another lane's value ("xor", "idx", ...)."""
+    def shuffle(self, kind: str, dtype: str, width: int, *, is_masked: bool = False) -> Instruction:
+        """Return ``dtype ([uint32 mask,] dtype value, int lane)``: another lane's value."""
 
-    def vote(self, kind: str) -> Instruction:
-        """Return ``int (int condition)`` for "any" and "all", a mask of lanes for "ballot"."""
+    def vote(self, kind: str, *, is_masked: bool = False) -> Instruction:
+        """Return ``int ([uint32 mask,] int condition)``, or a mask of lanes for "ballot"."""
 
 
 class CudaInstructions:
     """Warps of 32 lanes."""
 
     warp = 32
+    has_masks = True
 
     def reaches(self, width: int) -> bool:
         """Return whether groups of ``width`` lanes can shuffle."""
         return reaches(width, self.warp)
 
-    def shuffle(self, kind: str, dtype: str, width: int) -> Instruction:
-        """Return ``dtype (dtype value, int lane)``."""
-        return warp.shuffle(kind, dtype, width)
+    def shuffle(self, kind: str, dtype: str, width: int, *, is_masked: bool = False) -> Instruction:
+        """Return ``dtype ([uint32 mask,] dtype value, int lane)``."""
+        make = warp.shuffle_masked if is_masked else warp.shuffle
+        return make(kind, dtype, width)
 
-    def vote(self, kind: str) -> Instruction:
-        """Return ``int (int condition)``, or a mask of lanes."""
-        return warp.vote(kind)
+    def vote(self, kind: str, *, is_masked: bool = False) -> Instruction:
+        """Return ``int ([uint32 mask,] int condition)``, or a mask of lanes."""
+        return (warp.vote_masked if is_masked else warp.vote)(kind)
 
 
 class RocmInstructions(CudaInstructions):
     """Wavefronts of 64 lanes."""
 
     warp = 64
+    has_masks = False
 
-    def shuffle(self, kind: str, dtype: str, width: int) -> Instruction:
+    def shuffle(self, kind: str, dtype: str, width: int, *, is_masked: bool = False) -> Instruction:
         """Return ``dtype (dtype value, int lane)``."""
+        assert not is_masked
         return wave.shuffle(kind, dtype, width)
 
-    def vote(self, kind: str) -> Instruction:
+    def vote(self, kind: str, *, is_masked: bool = False) -> Instruction:
         """Return ``int (int condition)``; the mask of 64 lanes does not fit the language's."""
+        assert not is_masked
         return wave.vote(kind)
 
 

@@ -11,7 +11,8 @@ from tvm import tirx as tir
 import tilecore.lowering.cuda.instructions as ptx
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.loops import is_barrier_setup
-from tilecore.inference.gpu.plan import Box, GpuLaunchPlan, SharedLayout
+from tilecore.inference.gpu.plan import Box, GemmPlan, GpuLaunchPlan, SharedLayout
+from tilecore.inference.gpu.registers import PRODUCER_THREADS, traded
 from tilecore.inference.gpu.scratch import BARRIER_BYTES, SCRATCH_BYTES
 from tilecore.ir import nodes
 from tilecore.ir.alike import alike_stores
@@ -47,7 +48,6 @@ from tilecore.lowering.cuda.mfma import MfmaLowering
 from tilecore.lowering.cuda.nests import AsyncCopyLowering, NestLowering
 from tilecore.lowering.cuda.output import emit_assert, emit_print
 from tilecore.lowering.cuda.pipelines import (
-    PRODUCER_THREADS,
     AsyncPipeline,
     BoxPipelines,
 )
@@ -55,6 +55,7 @@ from tilecore.lowering.cuda.prefetch import RegisterPipeline
 from tilecore.lowering.cuda.products import FmaLowering, MmaLowering, ProductLowering
 from tilecore.lowering.cuda.quads import QuadLowering
 from tilecore.lowering.cuda.raster import rasterized
+from tilecore.lowering.cuda.running import RunningProducts
 from tilecore.lowering.cuda.scalar import memory_type
 from tilecore.lowering.cuda.tcgen05 import TensorProduct
 from tilecore.lowering.cuda.tensor_memory import TensorMemory
@@ -71,11 +72,10 @@ from tilecore.lowering.cuda.threads import (
     is_barrier,
 )
 from tilecore.lowering.cuda.views import declare
-from tilecore.lowering.cuda.wgmma import WARPGROUP, WgmmaLowering
+from tilecore.lowering.cuda.wgmma import WARPGROUP
 
 PRODUCTS: dict[str, type[ProductLowering]] = {
-    "mma": MmaLowering, "fma": FmaLowering, "wgmma": WgmmaLowering, "mfma": MfmaLowering,
-    "quads": QuadLowering,
+    "mma": MmaLowering, "fma": FmaLowering, "mfma": MfmaLowering, "quads": QuadLowering,
 }  # fmt: skip
 MIN_BLOCKS = "tirx.launch_bounds_min_blocks_per_sm"
 COMPUTING = 1  # named barrier of the threads that compute, where others issue copies
@@ -104,6 +104,8 @@ class LaunchLowering:
         self.warpgroup: Any = 0  # of the thread
         self.isa = instruction_set(target)
         self.accessor = Accessor(builder, self.isa)
+        self.running = RunningProducts(self)
+        self.has_stored = False  # a tile that may still be read
         self.accessor.places.update(tensors)
         self.accessor.values.update(scalars)
         self.scratch_start = self.shared_bytes = 0
@@ -155,9 +157,9 @@ class LaunchLowering:
                 self.clusters.start()
                 self.declare_fragments()
                 self.statement(launch.body)
-                self.await_copies()
+                self.end()
             else:
-                if self.boxes.registers() is not None:
+                if traded(self.plan.thread_count, self.plan.fragments) is not None:
                     attributes[MIN_BLOCKS] = 1  # setmaxnreg: the count at the start must be known
                 self.boxes.init()
                 self.clusters.start()
@@ -233,6 +235,7 @@ class LaunchLowering:
 
     def statement(self, stmt: Stmt) -> None:
         """Emit one statement, after the barrier that it needs."""
+        self.running.before(stmt)
         if stmt in self.plan.barriers:
             self.sync()
         self._statement(stmt)
@@ -271,9 +274,23 @@ class LaunchLowering:
             self.builder.evaluate(ptx.cp_async_commit().call())
             self.builder.evaluate(ptx.cp_async_wait(0).call())
 
+    def end(self) -> None:
+        """Wait for what threads have under way that shared memory must live for."""
+        self.running.drain()
+        self.await_copies()
+        if self.plan.running:
+            self.builder.evaluate(ptx.bulk_wait(0, only_reads=True).call())
+
+    def _await_stores(self, pending: int, *, only_reads: bool) -> None:
+        """Let the thread that hands tiles over wait until they have been read, or are there."""
+        with self.builder.when(tir.EQ(index(self.accessor.thread), index(0))):
+            self.builder.evaluate(ptx.bulk_wait(pending, only_reads=only_reads).call())
+
     def _fence(self) -> None:
         """Make what threads wrote to shared memory visible to instructions that read it."""
         self.await_copies()
+        if self.has_stored:
+            self._await_stores(0, only_reads=True)
         plan = self.plan
         kinds = {product.kind for product in plan.gemms.values()}
         if kinds & {"wgmma", "tcgen05"} or plan.stores or plan.loads or plan.updates:
@@ -320,11 +337,12 @@ class LaunchLowering:
                 kind(self.accessor, nest, self.inner).emit()
             case nodes.Reduce() | nodes.Scan():
                 FoldLowering(self.accessor, self.plan.nests[stmt], self._scratch, self.sync).emit()
-            case nodes.Gemm() if self.plan.gemms[stmt].kind == "tcgen05":
-                TensorProduct(self, self.plan.gemms[stmt]).emit()
             case nodes.Gemm():
-                plan = self.plan.gemms[stmt]
-                PRODUCTS[plan.kind](self.accessor, plan).emit()
+                self._product(self.plan.gemms[stmt])
+            case nodes.Annotate(key="wait_stores", value=(pending, reads)) if self.plan.running:
+                self._await_stores(pending, only_reads=reads)
+            case nodes.Annotate(key="wait_products", value=pending):
+                self.running.wait(pending)
             case For() if stmt in self.plan.pipelines:
                 if self.boxes is not None:
                     self.boxes.consume(self.plan.pipelines[stmt])
@@ -345,6 +363,14 @@ class LaunchLowering:
                 self._sync_of(scope, stmt)
             case _:
                 self.inner(stmt)
+
+    def _product(self, plan: GemmPlan) -> None:
+        if plan.kind == "tcgen05":
+            TensorProduct(self, plan).emit()
+        elif plan.kind == "wgmma":
+            self.running.issue(plan)
+        else:
+            PRODUCTS[plan.kind](self.accessor, plan).emit()
 
     def _moves_alone(self, stmt: nodes.Copy | nodes.Fill) -> bool:
         """Emit a copy or fill that instructions of their own move, and return whether it is one."""
@@ -393,16 +419,16 @@ class LaunchLowering:
             case For():
                 self._for(stmt)
             case nodes.While(cond=cond, body=body):
-                with builder.loop_while(accessor.scalar(cond)):
+                with builder.loop_while(accessor.scalar(cond)), self.running.turns(body):
                     self._child(body)
                     if stmt in self.plan.ends:
                         self.sync()
             case nodes.If(cond=cond, then_body=then, else_body=other):
                 with builder.when(accessor.scalar(cond)), self._as_team(then):
-                    self._child(then)
+                    self._branch(then)
                 if other is not None:
                     with builder.otherwise(), self._as_team(other):
-                        self._child(other)
+                        self._branch(other)
             case nodes.Jump(word=word):
                 builder.jump(word)
             case nodes.Store() if reducer_update(stmt) is not None:
@@ -436,6 +462,10 @@ class LaunchLowering:
             case _:
                 raise unsupported(stmt, self.target, "no code for it yet")
 
+    def _branch(self, body: Stmt) -> None:
+        with self.running.branch(body):
+            self._child(body)
+
     def _child(self, stmt: Stmt) -> None:
         """Emit a nested statement: of the block outside of nests, of the thread inside."""
         if self.accessor.turn is None:
@@ -455,13 +485,16 @@ class LaunchLowering:
         return start, self.builder.bind(maximum(0, trips)), step
 
     def _for(self, stmt: For) -> None:
+        if stmt in self.plan.nests:
+            NestLowering(self.accessor, self.plan.nests[stmt], self.inner).emit()
+            return
         start, trips, step = self.trips(stmt)
         builder = self.builder
         if isinstance(trips, int) and stmt.kind in ("unroll", "vectorized"):
             loop = builder.turns(trips) if trips else builder.loop(0)
         else:
             loop = builder.loop(trips)
-        with loop as turn:
+        with loop as turn, self.running.turns(stmt.body, trips):
             self.iteration(stmt, add(start, mul(turn, step)))
 
     @contextlib.contextmanager

@@ -10,22 +10,23 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tvm import tirx as tir
 
 import tilecore.lowering.cuda.instructions as ptx
 from tilecore.inference.gpu.plan import Box, Group, Pipeline
+from tilecore.inference.gpu.registers import traded
 from tilecore.inference.gpu.tensor_memory import only_product
 from tilecore.ir import nodes
 from tilecore.ir.nodes import Copy, For, Gemm, Stmt
 from tilecore.ir.visitor import buffers_of, walk
-from tilecore.lowering.cpu.tir import add, index, mul, quotient, remainder
+from tilecore.lowering.cpu.tir import add, index, mul, remainder
 from tilecore.lowering.cuda.boxes import boxes_of
-from tilecore.lowering.cuda.instructions.base import Instruction, asm
-from tilecore.lowering.cuda.memory import SharedPlace, only
+from tilecore.lowering.cuda.memory import only
 from tilecore.lowering.cuda.nests import AsyncCopyLowering
+from tilecore.lowering.cuda.overlap import OverlappedLoop
+from tilecore.lowering.cuda.stages import Ring, use_stage
 from tilecore.lowering.cuda.tcgen05 import TensorPipeline, frees_by_commit
 from tilecore.lowering.cuda.wgmma import WgmmaLowering
 
@@ -33,22 +34,6 @@ if TYPE_CHECKING:
     from tilecore.lowering.cuda.lower import LaunchLowering
 
 WARP = 32
-PRODUCER_THREADS = 128
-# Threads that compute -> registers of a thread that computes, of one that issues copies. Together
-# they have what the multiprocessor gives a block at its launch (64 K).
-MANY_REGISTERS = 96  # of a thread's fragments
-REGISTERS = {256: (240, 24), 384: (160, 32)}
-
-
-@functools.cache
-def opaque() -> Instruction:
-    """Return ``int (int value)``: the value, of which the compiler knows nothing.
-
-    As the length of a loop it keeps the loop: one thread that issues copies gains nothing from
-    having them written out.
-    """
-    body = asm("", ['"+r"(value)'], touches_memory=False) + "\nreturn value;"
-    return Instruction("tc_opaque", "int value", body, "return value;", "int32")
 
 
 class AsyncPipeline:
@@ -72,6 +57,7 @@ class AsyncPipeline:
             self._issue(later, builder.bind(remainder(later, stages)))
             use_stage(self.owner, self.pipeline.copies, builder.bind(remainder(turn, stages)))
             self.owner.iteration(self.pipeline.loop, add(self.start, turn))
+            self.owner.running.drain()
         use_stage(self.owner, self.pipeline.copies, 0)
 
     def _issue(self, turn: Any, stage: Any) -> None:
@@ -88,14 +74,6 @@ class AsyncPipeline:
         with self.owner.named(self.pipeline.loop, add(self.start, turn)):
             for copy in self.pipeline.copies:
                 AsyncCopyLowering(self.accessor, self.owner.plan.nests[copy]).emit()
-
-
-def use_stage(owner: LaunchLowering, copies: tuple[Copy, ...], stage: Any) -> None:
-    """Let the tiles of some copies mean their ``stage``."""
-    for copy in copies:
-        place = owner.accessor.places[copy.dst.buffer]
-        assert isinstance(place, SharedPlace)
-        owner.accessor.places[copy.dst.buffer] = replace(place, stage=stage)
 
 
 class BoxPipelines:
@@ -116,7 +94,7 @@ class BoxPipelines:
                 for kind in ("full", "empty"):
                     self.barriers[id(copy), kind] = place
                     place += pipeline.stages
-        self.turns: dict[int, Any] = {}
+        self.rings: dict[int, Ring] = {}
 
     def barrier(self, copy: Copy, kind: str, stage: Any) -> Any:
         """Return a pointer to a barrier."""
@@ -144,7 +122,7 @@ class BoxPipelines:
         """Emit the producer's branch and that of all others."""
         builder = self.builder
         warp = builder.bind(ptx.warp_index().call())
-        registers = self.registers()
+        registers = traded(self.threads, self.owner.plan.fragments)
         producer = self.threads // WARP
         with builder.when(tir.GE(warp, index(producer))):
             if registers is not None:
@@ -152,44 +130,20 @@ class BoxPipelines:
             with builder.when(tir.EQ(warp, index(producer))):
                 chosen = builder.bind(ptx.elect().call())
                 with builder.when(tir.NE(chosen, index(0))):
-                    self._count_turns()
+                    self._begin()
                     self._produce(body)
         with builder.otherwise():
             if registers is not None:
                 builder.evaluate(ptx.set_registers(registers[0], grows=True).call())
-            self._count_turns()
+            self._begin()
             self.owner.declare_fragments()
             self.owner.statement(body)
-            self.owner.await_copies()
+            self.owner.end()
 
-    def registers(self) -> tuple[int, int] | None:
-        """Return the registers that threads take over from those that issue copies, if they must.
-
-        Where threads hold little, more blocks are resident without.
-        """
-        held = sum(
-            d.slots * max(1, b.dtype.itemsize // 4) for b, d in self.owner.plan.fragments.items()
-        )
-        return REGISTERS.get(self.threads) if held >= MANY_REGISTERS else None
-
-    def _count_turns(self) -> None:
-        """Declare how many iterations each loop that runs several times has had so far."""
-        for loop, pipeline in self.owner.plan.pipelines.items():
-            if pipeline.is_nested:
-                self.turns[id(loop)] = self.builder.local(1, "int32", "turns")
-                self.builder.store(self.turns[id(loop)], index(0), 0)
-
-    def _number(self, loop: For, turn: Any) -> Any:
-        """Return the number of an iteration among all of its loop."""
-        counter = self.turns.get(id(loop))
-        return (
-            turn if counter is None else self.builder.bind(add(self.builder.load(counter, 0), turn))
-        )
-
-    def _advance(self, loop: For, trips: Any) -> None:
-        counter = self.turns.get(id(loop))
-        if counter is not None:
-            self.builder.store(counter, add(self.builder.load(counter, 0), trips), 0)
+    def _begin(self) -> None:
+        """Declare where in its tiles each loop is; one that runs again goes on from there."""
+        pipelines = self.owner.plan.pipelines
+        self.rings = {id(loop): Ring(self.builder, p.stages) for loop, p in pipelines.items()}
 
     # --- the producer -------------------------------------------------------------------------
 
@@ -220,22 +174,18 @@ class BoxPipelines:
                 raise AssertionError("inference lets no pipeline stand here")
 
     def _issue(self, pipeline: Pipeline) -> None:
-        builder, stages = self.builder, pipeline.stages
+        builder = self.builder
         start, trips, _ = self.owner.trips(pipeline.loop)
-        count = builder.bind(opaque().call(index(trips)))
-        with builder.loop(count) as turn:
-            number = self._number(pipeline.loop, turn)
-            stage = builder.bind(remainder(number, stages))
-            parity = remainder(add(quotient(number, stages), 1), 2)
-            use_stage(self.owner, pipeline.copies, stage)
+        with builder.kept_loop(trips) as turn:
+            stage, parity = self.turn_of(pipeline)
             with self.owner.named(pipeline.loop, add(start, turn)):
                 for copy, box in zip(pipeline.copies, pipeline.boxes, strict=True):
                     group = pipeline.group(copy)
                     empty = self.barrier(copy, "empty", stage)
                     wait = ptx.barrier_wait(of_cluster=group is not None)
-                    builder.evaluate(wait.call(empty, index(parity)))
+                    builder.evaluate(wait.call(empty, index(1) - parity))
                     self._load(copy, box, self.barrier(copy, "full", stage), group)
-        self._advance(pipeline.loop, trips)
+            self.next_turn(pipeline)
         use_stage(self.owner, pipeline.copies, 0)
 
     def _load(self, copy: Copy, box: Box, full: Any, group: Group | None) -> None:
@@ -261,31 +211,31 @@ class BoxPipelines:
         if alone is not None:
             TensorPipeline(self, pipeline, alone).emit()
             return
+        if pipeline.overlap is not None:
+            OverlappedLoop(self, pipeline, pipeline.overlap).emit()
+            return
         product = self._only_product(pipeline)
-        with builder.loop(trips) as turn:
-            number, stage, parity = self.turn_of(pipeline, turn)
+        with builder.kept_loop(trips) as turn:
+            stage, parity = self.turn_of(pipeline)
             with owner.named(pipeline.loop, add(start, turn)):
                 if product is not None:
-                    self._multiply(pipeline, product, turn, number, stage, parity)
+                    self._multiply(pipeline, product, turn, stage, parity)
                 else:
                     self._iteration(pipeline, stage, parity)
+            self.next_turn(pipeline)
         if product is not None:
             self._finish(pipeline, product, trips)
-        self.advance(pipeline, trips)
+        use_stage(owner, pipeline.copies, 0)
 
-    def turn_of(self, pipeline: Pipeline, turn: Any) -> tuple[Any, Any, Any]:
-        """Return (number, stage, parity) of an iteration, whose tiles are meant from now on."""
-        builder = self.builder
-        number = self._number(pipeline.loop, turn)
-        stage = builder.bind(remainder(number, pipeline.stages))
-        parity = builder.bind(remainder(quotient(number, pipeline.stages), 2))
+    def turn_of(self, pipeline: Pipeline) -> tuple[Any, Any]:
+        """Return (stage, parity) of an iteration, whose tiles are meant from now on."""
+        stage, parity = self.rings[id(pipeline.loop)].place()
         use_stage(self.owner, pipeline.copies, stage)
-        return number, stage, parity
+        return stage, parity
 
-    def advance(self, pipeline: Pipeline, trips: Any) -> None:
-        """Emit the end of a loop that may run again."""
-        self._advance(pipeline.loop, trips)
-        use_stage(self.owner, pipeline.copies, 0)
+    def next_turn(self, pipeline: Pipeline) -> None:
+        """Emit the step to the next iteration's tiles."""
+        self.rings[id(pipeline.loop)].advance()
 
     def _iteration(self, pipeline: Pipeline, stage: Any, parity: Any) -> None:
         """Emit an iteration: each tile is waited for before its first use, freed after its last."""
@@ -302,7 +252,8 @@ class BoxPipelines:
             for copy in pipeline.copies:
                 tile = copy.dst.buffer
                 if tile in used[position] and not any(tile in u for u in used[position + 1 :]):
-                    self._free_after(pipeline, copy, stage)
+                    self.free_after(pipeline, copy, stage)
+        self.owner.running.drain()
         for copy in pipeline.copies:
             if not any(copy.dst.buffer in u for u in used):
                 self.wait_full(copy, stage, parity)
@@ -313,14 +264,15 @@ class BoxPipelines:
         full = self.barrier(copy, "full", stage)
         self.builder.evaluate(ptx.barrier_wait().call(full, index(parity)))
 
-    def _free_after(self, pipeline: Pipeline, copy: Copy, stage: Any) -> None:
-        """Emit what frees a tile after its last use in an iteration."""
+    def free_after(self, pipeline: Pipeline, copy: Copy, stage: Any) -> None:
+        """Emit what frees a tile after its last use in an iteration; products complete first."""
         if frees_by_commit(self.owner, pipeline, copy):
             assert self.owner.tensor is not None
             with self.owner.tensor.issuer():
                 self.commit(pipeline, copy, stage)
         else:
-            self._free(pipeline, copy, stage)
+            free = functools.partial(self._free, pipeline, copy, stage)
+            self.owner.running.when_read(copy.dst.buffer, free)
 
     def commit(self, pipeline: Pipeline, copy: Copy, stage: Any) -> None:
         """Emit what frees a tile when the products so far of this thread are complete."""
@@ -358,13 +310,14 @@ class BoxPipelines:
         return rest[0] if is_async and read == tiles else None
 
     def _multiply(
-        self, pipeline: Pipeline, product: Gemm, turn: Any, number: Any, stage: Any, parity: Any
+        self, pipeline: Pipeline, product: Gemm, turn: Any, stage: Any, parity: Any
     ) -> None:
         """Emit an iteration that leaves its product running and frees the tiles before its own."""
         for copy in pipeline.copies:
             self.wait_full(copy, stage, parity)
-        WgmmaLowering(self.accessor, self.owner.plan.gemms[product]).emit(pending=1)
-        last = self.builder.bind(remainder(add(number, pipeline.stages - 1), pipeline.stages))
+        WgmmaLowering(self.accessor, self.owner.plan.gemms[product]).start()
+        self.builder.evaluate(ptx.wgmma_wait(1).call())
+        last, _ = self.rings[id(pipeline.loop)].before(stage, parity)
         with self.builder.when(tir.GT(index(turn), index(0))):
             for copy in pipeline.copies:
                 self._free(pipeline, copy, last)
@@ -374,10 +327,10 @@ class BoxPipelines:
         builder, plan = self.builder, self.owner.plan.gemms[product]
         lowering = WgmmaLowering(self.accessor, plan)
         builder.evaluate(ptx.wgmma_wait(0).call())
-        builder.evaluate(lowering.keep().call(builder.address(lowering.sums)))
+        lowering.keep_sums()
         if pipeline.is_nested:
-            number = self._number(pipeline.loop, add(trips, -1))
-            stage = builder.bind(remainder(add(number, pipeline.stages), pipeline.stages))
+            ring = self.rings[id(pipeline.loop)]
+            stage, _ = ring.before(*ring.place())
             with builder.when(tir.GT(index(trips), index(0))):
                 for copy in pipeline.copies:
                     self._free(pipeline, copy, stage)

@@ -18,8 +18,9 @@ from tilecore.lowering.cuda.access import Accessor
 from tilecore.lowering.cuda.instructions.wave import schedule_fence
 from tilecore.lowering.cuda.memory import TensorPlace, is_first_copy
 from tilecore.lowering.cuda.nests import PointLoops
-from tilecore.lowering.cuda.pipelines import AsyncPipeline, use_stage
+from tilecore.lowering.cuda.pipelines import AsyncPipeline
 from tilecore.lowering.cuda.scalar import memory_type
+from tilecore.lowering.cuda.stages import use_stage
 from tilecore.lowering.cuda.vector import copy_bytes
 
 

@@ -45,12 +45,20 @@ class ProductLowering(ABC):
 
     def emit(self) -> None:
         """Emit the product."""
+        self.start()
+        self.finish()
+
+    def start(self) -> None:
+        """Emit the product, but for what moves sums that are not in place."""
         if not self.in_place:
             self.sums = self.builder.local(self.plan.c.slots, self.dtype, "sums")
             if not self._drops_always():
                 self._exchange(stores=False)
         self._clear()
         self.multiply()
+
+    def finish(self) -> None:
+        """Emit what moves the sums to where they belong."""
         if not self.in_place:
             self._exchange(stores=True)
 

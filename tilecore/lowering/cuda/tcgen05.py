@@ -15,6 +15,7 @@ from tilecore.ir.nodes import Copy, Gemm, Region
 from tilecore.ir.visitor import children
 from tilecore.lowering.cpu.tir import add, index, mul, quotient, remainder
 from tilecore.lowering.cuda.memory import SharedPlace
+from tilecore.lowering.cuda.stages import use_stage
 
 if TYPE_CHECKING:
     from tilecore.lowering.cuda.lower import LaunchLowering
@@ -143,17 +144,18 @@ class TensorPipeline:
         product = TensorProduct(owner, owner.plan.gemms[self.product])
         with memory.issuer():
             with builder.loop(trips) as turn:
-                _, stage, parity = boxes.turn_of(pipeline, turn)
+                stage, parity = boxes.turn_of(pipeline)
                 with owner.named(pipeline.loop, add(start, turn)):
                     for copy in pipeline.copies:
                         boxes.wait_full(copy, stage, parity)
                     product.issue()
                 for copy in pipeline.copies:
                     boxes.commit(pipeline, copy, stage)
+                boxes.next_turn(pipeline)
             done = memory.done_barrier(self.product)
             builder.evaluate(ptx.tensor_commit().call(done))
         memory.wait(self.product)
-        boxes.advance(pipeline, trips)
+        use_stage(owner, pipeline.copies, 0)
 
 
 def frees_by_commit(owner: LaunchLowering, pipeline: Pipeline, copy: Copy) -> bool:

@@ -33,6 +33,7 @@ FOLDS = {
     "sum": "add", "prod": "mul", "max": "max", "min": "min", "bitand": "bitand",
     "bitor": "bitor", "bitxor": "bitxor", "count": "add", "all": "bitand", "any": "bitor",
 }  # fmt: skip
+VOTES = ("any", "all")
 ATOMICS = {"add": "add", "max": "max", "min": "min", "or": "or", "store": "exchange"}
 
 
@@ -119,9 +120,13 @@ def emit_exchange(accessor: Accessor, stmt: Exchange) -> None:
     value = builder.bind(convert(accessor.scalar(given), str(given.dtype), kind))
     if stmt.op in SHUFFLES:
         lane = accessor.scalar(cast(stmt.args[1], "int32"))
-        result = isa.shuffle(SHUFFLES[stmt.op], carrier, width).call(value, lane)
-    elif stmt.op == "ballot":
-        result, kind = isa.vote("ballot").call(value), "uint32"
+        lanes = [accessor.scalar(m) for m in stmt.args[2:]] if isa.has_masks else []
+        shuffle = isa.shuffle(SHUFFLES[stmt.op], carrier, width, is_masked=bool(lanes))
+        result = shuffle.call(*lanes, value, lane)
+    elif stmt.op == "ballot" or (stmt.op in VOTES and stmt.args[1:] and isa.has_masks):
+        lanes = [accessor.scalar(m) for m in stmt.args[1:]] if isa.has_masks else []
+        result = isa.vote(stmt.op, is_masked=bool(lanes)).call(*lanes, value)
+        kind = "uint32" if stmt.op == "ballot" else "int32"
     else:
         distance, result = width // 2, value
         while distance:

@@ -11,30 +11,26 @@ from tilecore.inference.gpu.plan import Operand
 from tilecore.ir.expr import Const
 from tilecore.ir.nodes import Region
 from tilecore.lowering.cpu.tir import add, index, mul, quotient, remainder
-from tilecore.lowering.cuda.instructions.base import Instruction
 from tilecore.lowering.cuda.memory import FragmentPlace, SharedPlace
 from tilecore.lowering.cuda.products import ProductLowering
 
 WARPGROUP = 128
+REGISTER_BITS = 32
 
 
 class WgmmaLowering(ProductLowering):
-    """A product by warpgroups, which read their operands from shared memory themselves."""
+    """A product by warpgroups, which read their operands from shared memory themselves.
 
-    def emit(self, pending: int = 0) -> None:
-        """Emit the product; ``pending``: groups that need not be complete afterwards."""
-        self.pending = pending
-        super().emit()
+    ``start`` emits a group that is under way afterwards; who waits for it calls ``keep_sums``.
+    """
 
     def _clear(self) -> None:
         """Nothing: the first instruction drops the old sums."""
 
     def multiply(self) -> None:
-        """Emit sums += A B."""
+        """Emit sums += A B, as one group."""
         plan, builder = self.plan, self.builder
         m, n, step = plan.shape
-        keep = self.keep()
-        sums = builder.address(self.sums)
         group = self.accessor.warpgroup if plan.warps != (1, 1) else 0
         row, column = quotient(group, plan.warps[1]), remainder(group, plan.warps[1])
         parts = plan.size[0] // (m * plan.warps[0])
@@ -49,7 +45,7 @@ class WgmmaLowering(ProductLowering):
         a_start = None if in_registers else self._descriptor(self.stmt.a, plan.a)
         b_start = self._descriptor(self.stmt.b, plan.b)
         drops = self._drops()
-        builder.evaluate(keep.call(sums))
+        self.keep_sums()
         builder.evaluate(ptx.wgmma_fence().call())
         with builder.turns(plan.size[2] // step) as turn:
             for part in range(parts):
@@ -65,14 +61,19 @@ class WgmmaLowering(ProductLowering):
                     place = builder.address(self.sums, (part * chunks + chunk) * n // 2)
                     builder.evaluate(instruction.call(place, a, b, self._accumulates(turn, drops)))
         builder.evaluate(ptx.wgmma_commit().call())
-        builder.evaluate(ptx.wgmma_wait(self.pending).call())
-        if not self.pending:
-            builder.evaluate(keep.call(sums))
 
-    def keep(self) -> Instruction:
-        """Return what orders accesses of the sums with the instructions: by register."""
+    def keep_sums(self) -> None:
+        """Emit what orders accesses of the sums with the instructions: by register."""
         per_register = 2 if self.dtype == "float16" else 1
-        return ptx.wgmma_keep(self.plan.c.slots // per_register, self.dtype)
+        keep = ptx.wgmma_keep(self.plan.c.slots // per_register, self.dtype)
+        self.builder.evaluate(keep.call(self.builder.address(self.sums)))
+
+    def keep_operand(self) -> None:
+        """Emit what keeps an operand in its registers until here."""
+        if self.plan.a.source == "registers":
+            bits = self.plan.a.distribution.slots * self.stmt.a.dtype.bits
+            keep = ptx.wgmma_keep(bits // REGISTER_BITS, "uint32")
+            self.builder.evaluate(keep.call(self._registers(0)))
 
     def _drops(self) -> Any:
         """Return whether the old sums are dropped: a bool, or a condition in TIR."""

@@ -120,7 +120,8 @@ def _check(n: int, a: str, b: str, c: str, a_major: str, b_major: str) -> None:
 def descriptor(swizzle: int, leading_bytes: int, stride_bytes: int) -> Instruction:
     """Return ``uint64 (const void* tile)``: the descriptor of a matrix in shared memory.
 
-    Advance along K by adding ``bytes >> 4``.
+    Advance along K by adding ``bytes >> 4``. The compiler makes one where it is asked for: it would
+    move the descriptors of all instructions before a loop, and spill them.
 
     Args:
         swizzle: 128, 64 or 32 bytes, or 0; tiles begin at a multiple of 8 of its rows.
@@ -137,9 +138,10 @@ def descriptor(swizzle: int, leading_bytes: int, stride_bytes: int) -> Instructi
             )
     bits = SWIZZLES[swizzle] << 62 | (stride_bytes >> 4) << 32 | (leading_bytes >> 4) << 16
     address = f"(unsigned long long)(({shared('tile')} & 0x3ffff) >> 4)"
+    hold = asm("", ['"+l"(made)'], touches_memory=False)
     return Instruction(
         f"tc_descriptor_{swizzle}_{leading_bytes}_{stride_bytes}", "const void* tile",
-        f"return {bits:#x}ull | {address};",
+        f"unsigned long long made = {bits:#x}ull | {address};\n{hold}\nreturn made;",
         f"return {bits:#x}ull | emu::descriptor_address(tile);", "uint64", ARCH,
     )  # fmt: skip
 

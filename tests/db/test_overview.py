@@ -1,0 +1,66 @@
+"""What the store tells of itself: counts for metrics, and whether anything is new."""
+
+from dataclasses import replace
+
+import pytest
+
+from db.records import NewTrial
+from recommender.measurement import Protocol
+from tilecore.tile_config import TileConfig
+
+pytestmark = pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
+
+
+def test_counts(store, new_run, make_measurement):
+    empty = store.counts()
+    assert (empty.runs, empty.trials, empty.lost_executions, empty.models) == ({}, {}, 0, {})
+    run = new_run()
+    epoch = store.leader.acquire("me", 60)
+    store.trials.add(
+        run.id,
+        [
+            NewTrial(config=TileConfig.of(block_M=m), protocol=Protocol.SCREEN, purpose="search")
+            for m in (1, 2, 3)
+        ],
+        epoch,
+    )
+    (first, second) = store.trials.claim(run.id, epoch, 2, 60)
+    store.trials.accept(first, epoch, make_measurement())
+    store.trials.retry_later(second, epoch, "worker lost", 0.0)
+    store.trials.claim(run.id, epoch, 1, 60)
+    store.add_all([make_measurement(None), make_measurement()])
+    metrics = {"top1": 0.9, "note": "text", "is_good": True}
+    store.save_model(
+        kernel="gemm", blob=b"m", feature_schema="s", metrics=metrics, trained_on=3, promote=True
+    )
+    found = store.counts()
+    assert found.runs == {"QUEUED": 1}
+    assert sum(found.trials.values()) == 3
+    assert found.trials["done"] == 1
+    assert found.lost_executions == 1
+    assert found.measurements == {("gemm", "OK"): 2, ("gemm", "COMPILE_ERROR"): 1}
+    assert found.models["gemm"]["top1"] == 0.9
+    assert "note" not in found.models["gemm"]
+
+
+def test_the_generation_changes_with_what_answers_rest_on(store, new_run, make_measurement):
+    def saved(promote):
+        return store.save_model(
+            kernel="gemm", blob=b"m", feature_schema="s", metrics={}, trained_on=3, promote=promote
+        )
+
+    seen = [store.generation()]
+    hardware = make_measurement().hardware
+    for act in (
+        lambda: store.add(make_measurement()),
+        lambda: saved(False),
+        lambda: saved(True),
+        lambda: store.save_hardware(replace(hardware, source="measured")),
+        lambda: store.save_hardware(replace(hardware, name="another")),
+    ):
+        act()
+        seen.append(store.generation())
+    assert len(set(seen)) == len(seen)
+    new_run()
+    store.keys.create("k", "read")
+    assert store.generation() == seen[-1]

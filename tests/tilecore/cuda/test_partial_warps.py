@@ -1,0 +1,69 @@
+"""Shuffles and votes of some lanes of a warp, which name each other by a mask."""
+
+import numpy as np
+import pytest
+
+import tilecore.language as T
+from tests.tilecore.cuda.emulated import lowered, run_emulated
+from tilecore.emulator import ALL_SCHEDULES
+from tilecore.errors import EmulationError, TypeMismatch
+from tilecore.interpreter import run as interpret
+
+
+def exchanges(exchange, count=16):
+    """The first ``count`` lanes of each warp exchange values; the others have gone on."""
+
+    @T.prim_func
+    def main(A: T.Tensor((64,), "int32"), B: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            tx = T.get_thread_binding()
+            if tx % 32 < count:
+                B[tx] = T.cast(exchange(A[tx]), "int32")
+            else:
+                B[tx] = -A[tx]
+
+    return main
+
+
+def arguments():
+    return [np.random.default_rng(0).integers(1, 100, 64).astype(np.int32), np.zeros(64, np.int32)]
+
+
+CASES = {
+    "xor": lambda a: T.shfl_xor(a, 3, mask=0xFFFF),
+    "down in groups": lambda a: T.shfl_down(a, 1, width=4, mask=0xFFFF),
+    "up": lambda a: T.shfl_up(a, 2, width=16, mask=0xFFFF),
+    "of a lane": lambda a: T.shfl_sync(a, 5, mask=T.cast(T.get_warp_idx() * 0 + 65535, "uint32")),
+    "any": lambda a: T.any_sync(a > 95, mask=0xFFFF),
+    "all": lambda a: T.all_sync(a > 3, mask=0xFFFF),
+    "ballot": lambda a: T.ballot_sync(a > 50, mask=0xFFFF),
+    "TVM's": lambda a: T.tvm_warp_shuffle(0xFFFF, a, 7, 32, 32),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("target", ["h100", "sm_80"])
+def test_some_lanes_exchange(name, target):
+    func = exchanges(CASES[name])
+    a, b = arguments()
+    run_emulated(func, target, [a, b], ALL_SCHEDULES)
+    expected = np.zeros_like(b)
+    interpret(func, a, expected)
+    np.testing.assert_array_equal(b, expected)
+    assert "_masked" in lowered(func, target)[2].text
+
+
+def test_a_mask_names_the_lanes_that_come_by():
+    """Without it the lanes would wait for others, which never come."""
+    whole = exchanges(lambda a: T.shfl_xor(a, 1))
+    with pytest.raises(EmulationError, match="deadlock"):
+        run_emulated(whole, "h100", arguments())
+    other = exchanges(lambda a: T.shfl_xor(a, 1, mask=0xFF))
+    with pytest.raises(EmulationError, match="not in its own mask"):
+        run_emulated(other, "h100", arguments())
+
+
+@pytest.mark.parametrize("mask", [0, 1 << 40, 1.5])
+def test_bad_masks(mask):
+    with pytest.raises(TypeMismatch, match=r"a mask of 32 lanes for T\.shfl_xor"):
+        exchanges(lambda a: T.shfl_xor(a, 1, mask=mask))

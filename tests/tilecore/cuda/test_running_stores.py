@@ -1,0 +1,95 @@
+"""Tiles that the tensor memory accelerator still stores while threads go on."""
+
+import numpy as np
+import pytest
+
+import tilecore.language as T
+from tests.tilecore.cuda.emulated import lowered, run_emulated
+from tilecore.emulator import ALL_SCHEDULES
+from tilecore.errors import EmulationError, TypeMismatch
+
+
+def doubled(M, N, pending=1):
+    """Rows doubled through two tiles in turn, one of which is stored while the other is filled."""
+    BM, BN = 32, 64
+
+    @T.prim_func
+    def main(A: T.Tensor((M, N), "float32"), B: T.Tensor((M, N), "float32")):
+        with T.Kernel(T.ceildiv(N, BN), threads=128) as bx:
+            tile = T.alloc_shared((2, BM, BN), "float32")
+            part = T.alloc_fragment((BM, BN), "float32")
+            for k in T.serial(T.ceildiv(M, BM)):
+                T.copy(A[k * BM, bx * BN], part)
+                for i, j in T.Parallel(BM, BN):
+                    part[i, j] *= 2
+                T.tma_store_wait(pending)
+                T.sync_threads()
+                T.copy(part, tile[k % 2, :, :])
+                T.tma_copy(tile[k % 2, :, :], B[k * BM, bx * BN])
+                T.tma_store_arrive()
+            T.tma_store_wait(0, read=False)
+
+    return main
+
+
+def arguments(M, N):
+    return [
+        np.random.default_rng(0).standard_normal((M, N), dtype=np.float32),
+        np.zeros((M, N), np.float32),
+    ]
+
+
+@pytest.mark.parametrize("target", ["h100", "a100"])
+def test_a_program_waits_for_its_stores(target):
+    a, b = arguments(200, 96)
+    func = doubled(200, 96)
+    run_emulated(func, target, [a, b], ALL_SCHEDULES)
+    np.testing.assert_array_equal(b, 2 * a)
+    kernel = lowered(func, target)[2].text.rpartition('extern "C"')[2]
+    waits = [line.strip() for line in kernel.splitlines() if "bulk_wait" in line]
+    on_hopper = ["tc_bulk_wait_read_1();", "tc_bulk_wait_0();", "tc_bulk_wait_read_0();"]
+    assert waits == (on_hopper if target == "h100" else [])
+
+
+def test_too_weak_a_wait_is_a_race():
+    with pytest.raises(EmulationError, match=r"race|still read"):
+        run_emulated(doubled(200, 96, pending=2), "h100", arguments(200, 96), ALL_SCHEDULES)
+
+
+def test_the_last_store_runs_until_the_kernel_ends():
+    """And the tile is not written again before it has been read."""
+
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float32"), B: T.Tensor((64, 64), "float32"),
+             C: T.Tensor((64, 64), "float32")):  # fmt: skip
+        with T.Kernel(1, threads=128):
+            tile = T.alloc_shared((64, 64), "float32")
+            part = T.alloc_fragment((64, 64), "float32")
+            T.copy(A, part)
+            T.copy(part, tile)
+            T.copy(tile, B)
+            for i, j in T.Parallel(64, 64):
+                part[i, j] += 1
+            T.copy(part, tile)
+            T.copy(tile, C)
+
+    a, b = arguments(64, 64)
+    c = np.zeros_like(b)
+    plan = run_emulated(main, "h100", [a, b, c], ALL_SCHEDULES)
+    np.testing.assert_array_equal(b, a)
+    np.testing.assert_array_equal(c, a + 1)
+    (launch,) = plan.launches.values()
+    assert len(launch.running) == 2
+    kernel = lowered(main, "h100")[2].text.rpartition('extern "C"')[2]
+    assert "tc_bulk_wait_0" not in kernel
+    with pytest.raises(EmulationError):
+        run_emulated(main, "h100", [a, b, c], ALL_SCHEDULES, without="tc_bulk_wait_read_0();")
+
+
+def test_waits_are_known_numbers():
+    with pytest.raises(TypeMismatch, match="number of copies that may still run"):
+
+        @T.prim_func
+        def main(A: T.Tensor((4,), "float32")):
+            with T.Kernel(1, threads=128):
+                T.tma_store_wait(-1)
