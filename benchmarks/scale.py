@@ -34,7 +34,7 @@ from tuner_service.run_driver import Limits
 from tuner_service.station import Station
 
 DEVICES = (1, 2, 4, 8)
-PER_DEVICE = 20  # trials in the steady state
+PER_DEVICE = 36  # trials in the steady state
 BODY = {"kernel": "gemm", "problem": {"m": 512, "n": 512, "k": 512}, "time_limit_s": 36_000}
 BATCH = 16
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import random
 import shutil
@@ -88,8 +89,9 @@ def report(seed: int, blows: list[Blow], ledger: Ledger, wall_s: float, best: ob
         "",
         f"{time.strftime('%Y-%m-%d')}, `python -m tests.chaos --seed {seed}` (`make chaos`); "
         f"Python {platform.python_version()}, Ray {version('ray')}, SQLAlchemy "
-        f"{version('sqlalchemy')}, PostgreSQL {PROGRAMS[-1].parts[-3]}; 2 cores, shared with other "
-        f"work; two Ray nodes and a head: {links}. Candidates are stand-ins that sleep for "
+        f"{version('sqlalchemy')}, PostgreSQL {PROGRAMS[-1].parts[-3]}; "
+        f"{os.cpu_count()} cores, shared with other work; two Ray nodes and a head: {links}. "
+        "Candidates are stand-ins that sleep for "
         "recorded times (`tests/chaos/stand_in.py`), everything else is the real thing.",
         "",
         f"The run ended after {wall_s:.0f} s: {ledger.records} records of {ledger.trials} trials, "

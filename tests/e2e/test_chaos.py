@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -48,8 +49,13 @@ def undisturbed(path: Path) -> dict[str, object]:
     return found["best"]["config"]
 
 
-def test_a_run_outlives_the_death_of_everything_it_needs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("chaos")
+@pytest.fixture
+def folder():
+    with tempfile.TemporaryDirectory(prefix="tcch", dir="/tmp") as path:  # sockets: short paths
+        yield Path(path)
+
+
+def test_a_run_outlives_the_death_of_everything_it_needs(folder):
     with Site(folder, repeats=20.0, coordinators=1) as site:
         body = {"kernel": "gemm", "problem": PROBLEM, "max_trials": 1000, "time_limit_s": 3600}
         run_id = site.queue(body, "once")
