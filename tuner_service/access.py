@@ -64,7 +64,8 @@ class Needs:
         sender: Principal = request.state.principal
         role = self._to_read if request.method == "GET" else self._to_change
         if ROLES.index(sender.role) < ROLES.index(role):
-            raise Forbidden(expected=role, found=sender.role)
+            hint = f"ask an operator for a key: `tilecore keys create NAME --role {role}`"
+            raise Forbidden(expected=role, found=sender.role, hint=hint)
 
 
 class Access:

@@ -168,7 +168,6 @@ class Forbidden(ServiceError):
 
     code, title, status = "SV921", "forbidden", 403
     template = "expected a key with the role {expected}, found {found}"
-    default_hint = "ask an operator for a key: `tilecore keys create NAME --role {expected}`"
 
 
 class RateLimited(ServiceError):
