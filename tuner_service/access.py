@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -78,7 +79,7 @@ class Access:
         self._limiter = SlidingWindowCounterRateLimiter(MemoryStorage())
         self._max_in_flight = settings.max_in_flight
         self._in_flight = 0
-        self._remembered: dict[str, tuple[float, KeyRecord | None]] = {}
+        self._remembered: dict[bytes, tuple[float, KeyRecord | None]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection."""
@@ -116,14 +117,15 @@ class Access:
         return Principal(key.prefix, key.role)
 
     async def _find(self, secret: str, scope: Scope) -> KeyRecord | None:
-        known = self._remembered.get(secret)
+        digest = hashlib.sha256(secret.encode()).digest()  # keys themselves are not kept
+        known = self._remembered.get(digest)
         if known is not None and known[0] > time.monotonic():
             return known[1]
         store: SqlStore = scope["app"].state.store
         key = await run_sync(store.keys.find, secret)
         if len(self._remembered) >= MAX_REMEMBERED:
             self._remembered.clear()
-        self._remembered[secret] = (time.monotonic() + REMEMBERED_S, key)
+        self._remembered[digest] = (time.monotonic() + REMEMBERED_S, key)
         return key
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:

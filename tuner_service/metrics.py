@@ -16,6 +16,7 @@ from db.store import SqlStore
 from tilecore.errors import TileError
 
 BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+METHODS = ("GET", "POST", "PATCH", "HEAD", "OPTIONS", "PUT", "DELETE")
 RECOUNT_S = 10.0  # a count of the whole database is that old at most
 
 
@@ -50,7 +51,8 @@ class Metrics:
 
     def request(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count an answered request. ``route`` is the template, never the path of a client."""
-        self._requests.labels(method, route, status).observe(seconds)
+        known = method if method in METHODS else "other"  # clients may invent any number of them
+        self._requests.labels(known, route, status).observe(seconds)
 
     def recommendation(self, kernel: str, source: str) -> None:
         """Count an answered question."""

@@ -167,7 +167,11 @@ def test_metrics(serve, store, new_run_of_host):
     client = serve()
     client.post("/v1/recommendations", json=GEMM)
     client.get("/v1/kernels/none")
+    for made_up in ("FROB", "QUUX"):
+        client.request(made_up, "/v1/kernels")
     text = client.get("/metrics").text
+    assert "FROB" not in text
+    assert 'method="other"' in text
     assert 'tilecore_recommendations_total{kernel="gemm",source="analytic"} 1.0' in text
     counted = 'tilecore_request_seconds_count{method="GET",route="/kernels/{name}",status="404"}'
     assert f"{counted} 1.0" in text
