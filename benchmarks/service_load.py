@@ -9,8 +9,9 @@ GEMM on this host with an API key (needed, so that its check is in the figures):
 - database: questions measured before (records made up by the analytic model), each asked once.
 - cold: questions never measured, each asked once; the space has tens of thousands of configs.
 
-wrk, server and everything else share this machine's cores. Of a run with more clients than cores,
-the refused requests (503 with Retry-After) are counted apart.
+wrk, server and everything else share this machine's cores. Before
+each run one question is asked for a second, so that the service is warm. Refused requests
+(503 with Retry-After) are counted apart.
 """
 
 from __future__ import annotations
@@ -145,6 +146,8 @@ def main() -> None:
         try:
             for kind, shape in shapes.items():
                 for clients in map(int, given.clients.split(",")):
+                    time.sleep(3)  # what clients of the last run left behind is worked out
+                    load(url, SCRIPT.format(**(shape | {"first": 32, "last": 32}), key=key), 1, 1.0)
                     found = load(url, SCRIPT.format(**shape, key=key), clients, given.seconds)
                     if kind != "cache":  # the next run asks what this one did not
                         shape["first"] += found["sent"] + clients

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from math import ceil
 from typing import Annotated
 
+import anyio
 import limits
 from anyio.to_thread import run_sync
 from fastapi import Request, Security
@@ -24,6 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from db.records import ROLES, KeyRecord
 from db.store import SqlStore
 from tilecore.errors import TileError
+from tuner_service.answers import REFUSE_AFTER_S
 from tuner_service.errors import Forbidden, Overloaded, RateLimited, Unauthenticated
 from tuner_service.problems import problem_response
 from tuner_service.settings import Settings
@@ -131,6 +133,7 @@ class Access:
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a bounded number of requests wait for the beginning of their answers."""
         if self._in_flight >= self._max_in_flight:
+            await anyio.sleep(REFUSE_AFTER_S)
             error = Overloaded(limit=self._max_in_flight)
             await problem_response(scope["path"], error)(scope, receive, send)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ from tuner_service.watch import CoordinatorProcess, follow, follow_all, is_led
 from tuner_service.workload_file import Entry, read_workloads
 
 Verb = Literal["pause", "resume", "cancel"]
+# Answers from memory wait for the interpreter lock of those that are worked out: 5 ms by default.
+SWITCH_INTERVAL_S = 0.0005
 out = Console()
 err = Console(stderr=True)
 
@@ -155,6 +158,7 @@ def serve(settings: Settings, *, with_coordinator: bool) -> None:
     from tuner_service.coordinator_main import configure_logging
 
     configure_logging(settings.log_level)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     store = wiring.open_store(settings)
     if settings.needs_key and store.keys.count() == 0:
         err.print("every request needs an API key, and there is none yet: `tilecore keys create`")
