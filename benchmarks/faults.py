@@ -122,7 +122,6 @@ def main() -> None:
         "alone_per_s": len(alone) / alone_s, "alone_s": alone_s, "mixed_s": mixed_s,
         "limits_waited_for_s": waits_s,
         "mixed_per_s": len(mixed) / mixed_s,
-        "s_per_bad_beside_limits": (mixed_s - alone_s - waits_s) / (len(mixed) - len(alone)),
     }  # fmt: skip
     print(json.dumps(report, indent=1))
     if given.json:
