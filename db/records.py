@@ -232,7 +232,7 @@ class KeyRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewStudy:
-    """A study to be stored; ``space`` holds parameters, conditions and default."""
+    """A study to be stored; ``space`` holds parameters, conditions, default and size."""
 
     name: str
     space: Mapping[str, Any]

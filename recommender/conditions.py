@@ -7,7 +7,7 @@ is left is evaluated by NumPy over all configurations at once.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,7 @@ ALLOWED = (
 class Condition:
     """One condition, parsed and checked."""
 
-    def __init__(self, text: str, parameters: Mapping[str, type]) -> None:
+    def __init__(self, text: str, parameters: Collection[str]) -> None:
         """Parse ``text``.
 
         Raises:
@@ -77,7 +77,7 @@ class Condition:
         except (TypeError, ValueError) as error:
             raise self._fault(f"values it cannot compute with: {error}") from error
 
-    def _check(self, node: ast.AST, parameters: Mapping[str, type]) -> None:
+    def _check(self, node: ast.AST, parameters: Collection[str]) -> None:
         if isinstance(node, ast.Name):
             if node.id not in parameters and node.id not in _CALLS:
                 known = ", ".join(parameters)

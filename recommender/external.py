@@ -144,10 +144,9 @@ class ExternalSpace:
     @cached_property
     def _codes(self) -> NDArray[np.int64]:
         """Mixed-radix numbers of the configurations, ascending."""
-        kinds = {name: type(values[0]) for name, values in self.parameters.items()}
         mask = np.ones(self._sizes, bool)
         for text in self.conditions:
-            condition = Condition(text, kinds)
+            condition = Condition(text, self.parameters)
             names = [name for name in self.parameters if name in condition.names]
             names = names or [next(iter(self.parameters))]
             choices = np.meshgrid(*(_column(self.parameters[n]) for n in names), indexing="ij")

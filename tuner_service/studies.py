@@ -37,6 +37,7 @@ class StudyEngine:
             "parameters": [[name, list(values)] for name, values in space.parameters.items()],
             "conditions": list(space.conditions),
             "default": None if space.default is None else dict(space.default),
+            "size": len(space),
         }
         asked = [described, name, hardware, strategy, max_trials, seed]
         return self._store.studies.create(
@@ -70,7 +71,7 @@ class StudyEngine:
             rows = self._ask(study, wanted)
             if not rows:
                 break
-            space, _ = self.space(study)
+            space, _ = self._space(study)
             configs = {row: space.config(row) for row in rows}
             made = self._store.studies.add(study, configs, worker, lease_s)
             given += made
@@ -78,12 +79,12 @@ class StudyEngine:
                 break  # otherwise somebody else took some of the rows meanwhile
         return given
 
-    def space(self, study: StudyRecord) -> tuple[ExternalSpace, Landscape]:
-        """Return the space of a study and what a search sees of it."""
+    def _space(self, study: StudyRecord) -> tuple[ExternalSpace, Landscape]:
+        """Return the space of a study (without its default) and what a search sees of it."""
         with self._lock:
             found = self._spaces.get(study.space_key)
             if found is None:
-                space = _space(study.space)
+                space = _space_of(study.space)
                 found = space, space.landscape()
                 self._spaces[study.space_key] = found
                 if len(self._spaces) > MAX_REMEMBERED:
@@ -96,15 +97,15 @@ class StudyEngine:
         count = min(count, study.max_trials - len(known))
         if count <= 0:
             return []
-        _, landscape = self.space(study)
+        space, landscape = self._space(study)
         seen = Observations()
         for trial in known:
             if trial.state == "leased":
                 seen.pending.add(trial.row)
             else:
                 seen.times_s[trial.row] = trial.time_s
-        default = _space(study.space).default if not known else None
-        first = [] if default is None else [self.space(study)[0].row(default)]
+        default = None if known else study.space["default"]
+        first = [] if default is None else [space.row(default)]
         seen.pending.update(first)
         rows = STRATEGIES[study.strategy].ask(count - len(first), landscape, seen, study.seed)
         return first + rows
@@ -113,6 +114,6 @@ class StudyEngine:
         return sum(self._store.studies.count(study).values()) < study.max_trials
 
 
-def _space(stored: Mapping[str, Any]) -> ExternalSpace:
+def _space_of(stored: Mapping[str, Any]) -> ExternalSpace:
     parameters = {name: tuple(values) for name, values in stored["parameters"]}
-    return ExternalSpace(parameters, tuple(stored["conditions"]), stored["default"])
+    return ExternalSpace(parameters, tuple(stored["conditions"]))

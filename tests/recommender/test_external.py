@@ -1,6 +1,5 @@
 """Spaces of external kernels: values and conditions as data."""
 
-import contextlib
 import itertools
 import json
 import time
@@ -32,7 +31,7 @@ CONDITIONS = ("(BM + BN) * 64 * stages <= 48 * 1024", "layout == 'nt' or BN % 12
 )  # fmt: skip
 def test_conditions_mean_what_python_means(text):
     domain = list(itertools.product((0, 1, 2, 3), (1, 2, 5), ("x", "z")))
-    condition = Condition(text, {"a": int, "b": int, "s": str})
+    condition = Condition(text, "abs")
     columns = [np.array(column) for column in zip(*domain, strict=True)]
     held = condition.holds(dict(zip("abs", columns, strict=True)))
     expected = [bool(eval(text, {"a": a, "b": b, "s": s})) for a, b, s in domain]
@@ -51,13 +50,16 @@ def test_conditions_mean_what_python_means(text):
 def test_anything_else_is_refused_with_its_reason(text):
     columns = {"a": np.array([1.0, 2.0]), "b": np.array([1.0, 2.0])}
     with pytest.raises(InvalidExternalSpace, match="RC610"):
-        Condition(text, {"a": int, "b": int}).holds(columns)
+        Condition(text, "ab").holds(columns)
 
 
 @given(st.text(max_size=60))
 def test_no_text_does_harm(text):
-    with contextlib.suppress(InvalidExternalSpace):
-        Condition(text, {"a": int}).holds({"a": np.array([1.0])})
+    try:
+        held = Condition(text, "a").holds({"a": np.array([1.0])})
+    except InvalidExternalSpace:
+        return
+    assert (held.dtype, held.shape) == (np.bool_, (1,))
 
 
 def test_rows_are_exactly_the_configs_that_keep_the_conditions():

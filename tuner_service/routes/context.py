@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Header, Query, Request
-from starlette.convertors import Convertor, register_url_convertor
+from starlette.convertors import StringConvertor, register_url_convertor
 
 from db.store import SqlStore
 from tuner_service.answers import Answers
@@ -18,53 +18,29 @@ from tuner_service.settings import Settings
 from tuner_service.studies import StudyEngine
 
 
-class _Name(Convertor[str]):
+class _Name(StringConvertor):
     """A segment of a path before its verb, so that GET on ``x:cancel`` is not GET on ``x``."""
 
     regex = "[^/:]+"
-
-    def convert(self, value: str) -> str:
-        """Return the segment."""
-        return value
-
-    def to_string(self, value: str) -> str:
-        """Return the segment."""
-        return value
 
 
 register_url_convertor("name", _Name())
 
 
-async def _store(request: Request) -> SqlStore:
-    store: SqlStore = request.app.state.store
-    return store
+def _of_app(name: str) -> Any:
+    """Return the dependency on what the application holds under ``name``; without a thread."""
+
+    async def held(request: Request) -> Any:
+        return getattr(request.app.state, name)
+
+    return Depends(held)
 
 
-async def _settings(request: Request) -> Settings:
-    settings: Settings = request.app.state.settings
-    return settings
-
-
-async def _answers(request: Request) -> Answers:
-    answers: Answers = request.app.state.answers
-    return answers
-
-
-async def _engine(request: Request) -> StudyEngine:
-    engine: StudyEngine = request.app.state.engine
-    return engine
-
-
-async def _metrics(request: Request) -> Metrics:
-    metrics: Metrics = request.app.state.metrics
-    return metrics
-
-
-Store = Annotated[SqlStore, Depends(_store)]
-AppAnswers = Annotated[Answers, Depends(_answers)]
-Engine = Annotated[StudyEngine, Depends(_engine)]
-AppMetrics = Annotated[Metrics, Depends(_metrics)]
-AppSettings = Annotated[Settings, Depends(_settings)]
+Store = Annotated[SqlStore, _of_app("store")]
+AppAnswers = Annotated[Answers, _of_app("answers")]
+Engine = Annotated[StudyEngine, _of_app("engine")]
+AppMetrics = Annotated[Metrics, _of_app("metrics")]
+AppSettings = Annotated[Settings, _of_app("settings")]
 Limit = Annotated[int, Query(ge=1, le=200, description="how many items at most")]
 Cursor = Annotated[
     str | None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Path, Request, Response
+from fastapi import APIRouter, Path, Request, Response
 
 from db.records import StudyRecord, StudyTrial
 from recommender.external import ExternalSpace
@@ -13,6 +13,7 @@ from tuner_service.problems import documented
 from tuner_service.routes.context import (
     Cursor,
     Engine,
+    IdempotencyKey,
     Limit,
     Store,
     decode_cursor,
@@ -47,7 +48,7 @@ def create_study(
     response: Response,
     store: Store,
     engine: Engine,
-    idempotency_key: Annotated[str | None, Header(max_length=128, pattern="^[!-~]+$")] = None,
+    idempotency_key: IdempotencyKey = None,
 ) -> StudyOut:
     """Describe parameters, conditions and budget of a search."""
     study, is_new = engine.create(
@@ -63,24 +64,22 @@ def create_study(
     response.headers["Location"] = f"/v1/studies/{study.public_id}"
     if not is_new:
         response.status_code = 200
-    return _to_wire(store, engine, study)
+    return _to_wire(store, study)
 
 
 @router.get("")
-def list_studies(
-    store: Store, engine: Engine, limit: Limit = 50, cursor: Cursor = None
-) -> StudyPage:
+def list_studies(store: Store, limit: Limit = 50, cursor: Cursor = None) -> StudyPage:
     """Return studies, newest first."""
     key = decode_cursor("studies", cursor, 1)
     found = store.studies.list(limit=limit + 1, before=int(key[0]) if key else None)
     more = encode_cursor("studies", [found[limit - 1].id]) if len(found) > limit else None
-    return StudyPage(items=[_to_wire(store, engine, s) for s in found[:limit]], next_cursor=more)
+    return StudyPage(items=[_to_wire(store, s) for s in found[:limit]], next_cursor=more)
 
 
 @router.get("/{study_id:name}", responses=documented(404))
-def get_study(study_id: StudyId, store: Store, engine: Engine) -> StudyOut:
+def get_study(study_id: StudyId, store: Store) -> StudyOut:
     """Return a study: trials by state, and the fastest configuration so far."""
-    return _to_wire(store, engine, store.studies.get(study_id))
+    return _to_wire(store, store.studies.get(study_id))
 
 
 @router.get("/{study_id:name}/trials", responses=documented(404))
@@ -127,9 +126,9 @@ def complete_trial(
 
 
 @router.post("/{study_id:name}:close", responses=documented(404))
-def close_study(study_id: StudyId, store: Store, engine: Engine) -> StudyOut:
+def close_study(study_id: StudyId, store: Store) -> StudyOut:
     """Give out no more trials; what is under way may still be told."""
-    return _to_wire(store, engine, store.studies.close(study_id))
+    return _to_wire(store, store.studies.close(study_id))
 
 
 def _space(request: StudyRequest) -> ExternalSpace:
@@ -141,7 +140,7 @@ def _space(request: StudyRequest) -> ExternalSpace:
     return ExternalSpace(parameters, tuple(request.conditions), request.default)
 
 
-def _to_wire(store: Store, engine: Engine, study: StudyRecord) -> StudyOut:
+def _to_wire(store: Store, study: StudyRecord) -> StudyOut:
     best = store.studies.trials(study, best_first=True, limit=1)
     return StudyOut(
         id=study.public_id,
@@ -151,7 +150,7 @@ def _to_wire(store: Store, engine: Engine, study: StudyRecord) -> StudyOut:
         strategy=study.strategy,
         seed=study.seed,
         max_trials=study.max_trials,
-        space_size=len(engine.space(study)[0]),
+        space_size=study.space["size"],
         trials=store.studies.count(study),
         best=_trial(best[0]) if best else None,
         created_by=study.created_by,
