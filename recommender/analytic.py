@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property, reduce
 
 import numpy as np
 
@@ -65,20 +66,28 @@ class Estimate:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Estimates:
     """Predicted times of many configs; every array has one entry per config.
 
-    ``terms_s`` add up to ``time_s``; the micro-kernel's time counts under what bounds it.
+    Attributes:
+        time_s: predicted times.
+        terms: returns what adds up to them; asked only of the configs to be explained.
+        resources_s: time that each resource alone would need.
     """
 
     time_s: np.ndarray
-    terms_s: Mapping[str, np.ndarray]
-    resources_s: Mapping[str, np.ndarray]  # time each resource alone would need
+    terms: Callable[[], Mapping[str, np.ndarray]]
+    resources_s: Mapping[str, np.ndarray]
     tiling: Tiling | None
     work_flop: float
     threads: int
     unit: str = "thread(s)"
+
+    @cached_property
+    def terms_s(self) -> Mapping[str, np.ndarray]:
+        """What adds up to ``time_s``; the micro-kernel's time counts under what bounds it."""
+        return {name: np.asarray(seconds) for name, seconds in self.terms().items()}
 
     @property
     def bound_by(self) -> np.ndarray:
@@ -112,7 +121,7 @@ def estimate(
         constants: properties of the generated code.
     """
     return estimate_graph(
-        space.graph, space.site, space.hardware, space.columns if columns is None else columns,
+        space.graph, space.site, space.hardware, space.factored if columns is None else columns,
         work_flop=space.definition.work_flop(space.problem), threads=threads, constants=constants,
     )  # fmt: skip
 
@@ -130,10 +139,10 @@ def estimate_graph(
     """Return predicted times of a program whose main contraction is ``site`` (see ``estimate``)."""
     if hardware.kind != "cpu":
         found = gpu_terms(graph, columns, hardware)
-        time_s = np.add.reduce(list(found.terms.values()))
         return Estimates(
-            time_s, found.terms, found.resources, None, work_flop, hardware.cores, "multiprocessors"
-        )
+            _total(found.terms.values()), lambda: found.terms, found.resources, None, work_flop,
+            hardware.cores, "multiprocessors",
+        )  # fmt: skip
     cores = min(threads or hardware.cores, hardware.cores)
     if site is None or site.a.source is None or site.b.source is None:
         return _of_ops(graph, columns, hardware, cores, work_flop)
@@ -149,20 +158,23 @@ def estimate_graph(
         "fma": core.fma, "loads": core.loads, "latency": core.latency,
         "l2": core.l2, "l3": core.l3 * bandwidth_loss,
     }  # fmt: skip
-    names, slowest = list(resources), np.argmax(np.stack(list(resources.values())), axis=0)
-    kernel = {n: np.where(slowest == i, core.kernel, 0.0) / cores for i, n in enumerate(names)}
-    terms = {
-        **kernel,
-        "calls": core.calls / cores,
-        "update_c": core.update_c / cores,
-        "pack_a": core.pack_a / cores,
-        "pack_b": core.pack_b / cores,
-        "pack_b_once": core.pack_b_once / cores,
-        "imbalance": alone * (spread - 1.0 / cores),
-        "launch": np.full(len(spread), hardware.launch_s)
-        * (1 + t.is_b_hoisted) * (1.0 if cores > 1 else 0.2),
-    }  # fmt: skip
-    time_s = np.add.reduce(list(terms.values()))
+    launch = hardware.launch_s * (1.0 if cores > 1 else 0.2) * (1.0 + t.is_b_hoisted)
+
+    def terms() -> dict[str, np.ndarray]:
+        names, slowest = list(resources), np.argmax(np.stack(list(resources.values())), axis=0)
+        kernel = {n: np.where(slowest == i, core.kernel, 0.0) / cores for i, n in enumerate(names)}
+        return {
+            **kernel,
+            "calls": core.calls / cores,
+            "update_c": core.update_c / cores,
+            "pack_a": core.pack_a / cores,
+            "pack_b": core.pack_b / cores,
+            "pack_b_once": core.pack_b_once / cores,
+            "imbalance": alone * (spread - 1.0 / cores),
+            "launch": launch,
+        }
+
+    time_s = np.asarray(alone * spread + core.pack_b_once / cores + launch)
     return Estimates(time_s, terms, resources, t, work_flop, cores)
 
 
@@ -194,5 +206,9 @@ def _of_ops(
     terms = {name: seconds * shares[name] for name, seconds in resources.items()}
     terms["imbalance"] = (t.busy_s / cores) * (_largest_share(blocks, cores) * cores - 1.0)
     terms["launch"] = np.full(len(blocks), hardware.launch_s * len(graph.launches))
-    time_s = np.add.reduce(list(terms.values()))
-    return Estimates(time_s, terms, resources, None, work_flop, cores)
+    return Estimates(_total(terms.values()), lambda: terms, resources, None, work_flop, cores)
+
+
+def _total(terms: Iterable[np.ndarray]) -> np.ndarray:
+    """Return the sum of terms as a plain column."""
+    return np.asarray(reduce(np.add, terms))

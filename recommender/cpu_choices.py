@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recommender.factored import constant
 from recommender.hardware import HardwareProfile
 from tilecore.graph import Contraction, evaluate
 from tilecore.inference import few_rows, gemm_order, plan
@@ -43,7 +44,7 @@ class Tiling:
         self.lanes = hardware.vector_bytes // DType(site.accum_dtype).itemsize
         self.dot = instruction(site, hardware)
         self._site, self._columns, self._hardware = site, columns, hardware
-        self._count = len(next(iter(columns.values())))
+        self._like = next(iter(columns.values()))
 
     @property
     def is_tiled(self) -> bool:
@@ -86,7 +87,8 @@ class Tiling:
     @cached_property
     def is_a_packed(self) -> Mask:
         """Whether a block copies its tile of A."""
-        return np.asarray((self._choice("pack_a") != "none") & ~self.is_a_staged)
+        found: Mask = (self._choice("pack_a") != "none") & ~self.is_a_staged
+        return found
 
     @cached_property
     def is_a_staged(self) -> Mask:
@@ -95,12 +97,14 @@ class Tiling:
         pays = np.ceil(self.block_n / self.panel) >= gemm_order.FEW_PANELS
         staged = (asked == "rows") | ((asked == "auto") & pays & (self.dot is None))
         is_possible = (self.dot is None or self.is_tiled) and not self._site.a.is_transposed
-        return np.asarray(staged & is_possible)
+        found: Mask = staged & is_possible
+        return found
 
     @cached_property
     def is_b_hoisted(self) -> Mask:
         """Whether B is packed once per call."""
-        return np.asarray((self._choice("pack_b") != "block") & (self.b_reuse > 1))
+        found: Mask = (self._choice("pack_b") != "block") & (self.b_reuse > 1)
+        return found
 
     @cached_property
     def is_b_in_place(self) -> Mask:
@@ -108,8 +112,9 @@ class Tiling:
         most = few_rows.MOST_ROWS[plan.DOTS if self._site.b.is_transposed else plan.SUMS]
         if self.is_tiled and self._site.b.is_transposed:
             most = few_rows.MOST_ROWS_BESIDE_TILES
-        asked = np.isin(self._choice("pack_b"), ("auto", "none"))
-        return np.asarray(asked & (self.b_reuse <= 1) & (self.m <= most))
+        asked = (self._choice("pack_b") == "auto") | (self._choice("pack_b") == "none")
+        found: Mask = asked & (self.b_reuse <= 1) & (self.m <= most)
+        return found
 
     @cached_property
     def a_reuse(self) -> Floats:
@@ -122,16 +127,16 @@ class Tiling:
         return self._values(self._site.b.reuse)
 
     def _values(self, expr: Expr) -> Floats:
-        found = np.broadcast_to(evaluate(expr, self._columns), (self._count,))
-        return found.astype(np.float64)
+        found = evaluate(expr, self._columns)
+        column: Floats = (found if np.ndim(found) else constant(found, self._like)).astype(float)
+        return column
 
     def _knob(self, name: str) -> Floats:
-        column = self._columns.get(name)
-        return np.zeros(self._count) if column is None else np.asarray(column, dtype=np.float64)
+        column: Floats = self._columns.get(name, constant(0, self._like)).astype(float)
+        return column
 
     def _choice(self, name: str) -> NDArray[np.str_]:
-        column = self._columns.get(name)
-        return np.full(self._count, "auto") if column is None else column
+        return self._columns.get(name, constant("auto", self._like))
 
     @cached_property
     def grid_m(self) -> Floats:

@@ -322,7 +322,7 @@ def _distinct(*columns: NDArray[Any]) -> tuple[list[tuple[int, ...]], NDArray[np
     key = np.zeros(len(columns[0]), np.int64)
     for column in columns:
         whole = column.astype(np.int64)
-        key = key * (int(whole.max(initial=0)) + 1) + whole
+        key = key * (int(np.max(whole, initial=0)) + 1) + whole
     _, first, where = np.unique(key, return_index=True, return_inverse=True)
     rows = list(zip(*(column[first].astype(np.int64).tolist() for column in columns), strict=True))
     return rows, where

@@ -58,19 +58,35 @@ def hard_limits(graph: TileGraph, knobs: Iterable[str], hardware: HardwareProfil
     return limits
 
 
+class _LastTiling:
+    """Tile counts, computed once for all limits that look at the same columns."""
+
+    def __init__(self, site: Contraction, hardware: HardwareProfile) -> None:
+        self._site, self._hardware = site, hardware
+        self._last: tuple[Columns, Tiling] | None = None
+
+    def of(self, columns: Columns) -> Tiling:
+        """Return the tile counts of some columns."""
+        if self._last is None or self._last[0] is not columns:
+            self._last = columns, Tiling(self._site, columns, self._hardware)
+        return self._last[1]
+
+
 def soft_limits(
     site: Contraction, knobs: Mapping[str, Knob], hardware: HardwareProfile
 ) -> list[Limit]:
     """Return what a config of a matrix product should keep to be worth a measurement."""
     size, l2 = site.dtype.itemsize, hardware.l2_bytes
 
+    tiling = _LastTiling(site, hardware)
+
     def rule(knob: str, expected: str, test: Callable[..., np.ndarray]) -> Limit:
-        return Limit(knob, expected, lambda c: test(Tiling(site, c, hardware), c), False)
+        return Limit(knob, expected, lambda c: test(tiling.of(c), c), False)
 
     limits = [
         rule("block_M", f"block_M a multiple of {2 * TILE_ROWS} rows of tiles (or all rows)",
-             lambda t, c: np.full(t.block_m.shape, t.dot is None or not t.dot.is_tiled)
-             | (t.block_m % (2 * TILE_ROWS) == 0) | (t.block_m >= t.m)),
+             lambda t, c: (t.block_m % (2 * TILE_ROWS) == 0) | (t.block_m >= t.m)
+             | (t.dot is None or not t.dot.is_tiled)),
         rule("block_N", "block_N a multiple of micro_n vectors",
              lambda t, c: t.block_n % t.panel == 0),
         rule("micro_n", "micro_n vectors within block_N", lambda t, c: c["micro_n"] <= t.micro_n),

@@ -12,6 +12,7 @@ import numpy as np
 
 from recommender.cpu_choices import Columns, instruction
 from recommender.errors import EmptySpace, UnknownCandidate
+from recommender.factored import Factored, Grid
 from recommender.gpu_limits import gpu_limits
 from recommender.hardware import HardwareProfile
 from recommender.limits import Limit, hard_limits, soft_limits, value_fault
@@ -25,15 +26,13 @@ from tilecore.kernels.definition import (
 )
 from tilecore.tile_config import KnobValue, TileConfig
 
-FEW = 4  # a limit looks at few knobs if there are so many times as many configs
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SearchSpace:
     """Candidates are rows 0..len-1; a row's config is its value in every column.
 
     Attributes:
-        columns: per knob the value of every candidate.
+        factored: per knob its column, as the models take it.
         values: per knob the values that span the space, in order.
         codes: mixed-radix number of every candidate over ``values``, ascending.
     """
@@ -45,7 +44,7 @@ class SearchSpace:
     site: Contraction | None
     limits: tuple[Limit, ...]
     values: Mapping[str, tuple[KnobValue, ...]]
-    columns: Columns
+    factored: Columns
     codes: np.ndarray
 
     @classmethod
@@ -67,13 +66,18 @@ class SearchSpace:
         return len(self.codes)
 
     @property
+    def columns(self) -> Columns:
+        """Per knob the value of every candidate, as plain arrays."""
+        return {knob: np.asarray(column) for knob, column in self.factored.items()}
+
+    @property
     def enumerated(self) -> int:
         """Number of configs that were looked at, legal ones among them."""
         return math.prod(len(options) for options in self.values.values())
 
     def config(self, row: int) -> TileConfig:
         """Return the config of a candidate."""
-        return TileConfig.of({knob: c[row].item() for knob, c in self.columns.items()})
+        return TileConfig.of({knob: c[row].item() for knob, c in self.factored.items()})
 
     def index(self, config: Mapping[str, KnobValue]) -> int:
         """Return the row of ``config``.
@@ -141,7 +145,7 @@ class SearchSpace:
 
     def rows(self, indices: np.ndarray) -> Columns:
         """Return the columns of some candidates."""
-        return {knob: column[indices] for knob, column in self.columns.items()}
+        return {knob: column[indices] for knob, column in self.factored.items()}
 
     def _default(self, knob: str) -> KnobValue:
         return next(k.default for k in self.definition.knobs if k.name == knob)
@@ -241,57 +245,16 @@ def _settled(
 def _enumerate(
     values: Mapping[str, tuple[KnobValue, ...]], limits: Sequence[Limit]
 ) -> tuple[Columns, np.ndarray]:
-    """Return the columns and codes of the configs that keep all limits.
-
-    Limits that look at few knobs are asked once per combination of these, not once per config.
-    """
+    """Return the columns and codes of the configs that keep all limits."""
     sizes = [len(options) for options in values.values()]
     choices = {knob: np.array(options) for knob, options in values.items()}
-
-    def columns_of(selected: np.ndarray) -> Columns:
-        digits = np.unravel_index(selected, sizes)
-        return {knob: c[digit] for (knob, c), digit in zip(choices.items(), digits, strict=True)}
-
-    mask, asked = np.ones(sizes, bool), 0
+    everything = Grid(sizes)
+    columns, mask = everything.columns(choices), np.ones(sizes, bool)
     for limit in limits:
-        knobs = _knobs_of(limit, choices)
-        if FEW * math.prod(len(choices[knob]) for knob in knobs) > mask.size:
-            break
-        shape = [size if knob in knobs else 1 for knob, size in zip(choices, sizes, strict=True)]
-        some = np.meshgrid(*(choices[knob] for knob in knobs), indexing="ij")
-        holds = limit.holds({k: c.ravel() for k, c in zip(knobs, some, strict=True)})
-        mask &= np.reshape(holds, shape)
-        asked += 1
-    codes = np.flatnonzero(mask)
-    columns = columns_of(codes)
-    kept = np.ones(len(codes), bool)
-    for limit in limits[asked:]:
-        kept &= limit.holds(columns)
-        if 2 * np.count_nonzero(kept) < len(kept):  # the others look at what is left
-            codes = codes[kept]
-            columns, kept = columns_of(codes), np.ones(len(codes), bool)
-    return {knob: column[kept] for knob, column in columns.items()}, codes[kept]
-
-
-def _knobs_of(limit: Limit, choices: Columns) -> list[str]:
-    """Return the knobs that a limit looks at, in the order of ``choices``."""
-    columns = _Watched({knob: options[:1] for knob, options in choices.items()})
-    limit.holds(columns)
-    return [knob for knob in choices if knob in columns.read] or list(choices)[:1]
-
-
-class _Watched(dict[str, np.ndarray]):
-    """Columns that remember which of them were read."""
-
-    def __init__(self, columns: Columns) -> None:
-        super().__init__(columns)
-        self.read: set[str] = set()
-
-    def __getitem__(self, knob: str) -> np.ndarray:
-        self.read.add(knob)
-        return super().__getitem__(knob)
-
-    def get(self, knob: str, default: Any = None) -> Any:
-        """Return a column, and remember that it was asked for."""
-        self.read.add(knob)
-        return super().get(knob, default)
+        holds: Any = limit.holds(columns)
+        if isinstance(holds, Factored):
+            mask &= holds.values.reshape([n if i in holds.axes else 1 for i, n in enumerate(sizes)])
+        else:
+            mask &= np.broadcast_to(holds, (len(everything),)).reshape(sizes)
+    kept = Grid(sizes, np.flatnonzero(mask))
+    return kept.columns(choices), kept.codes

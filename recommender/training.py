@@ -77,7 +77,7 @@ def train(
         raise NotEnoughMeasurements(
             expected=f"{MIN_ROWS} OK measurements of {definition.name}", found=str(rows)
         )
-    model = _fit(groups, seed, with_interval=True)
+    model = fit_groups(groups, seed, with_interval=True)
     metrics = _validate(groups, incumbent, seed)
     metrics |= {"rows": float(rows), "groups": float(len(groups))}
     is_promoted, reason = _verdict(metrics)
@@ -117,7 +117,8 @@ def _median_by_config(members: Sequence[Measurement]) -> Mapping[TileConfig, flo
     return {config: float(np.median(values)) for config, values in times.items()}
 
 
-def _fit(groups: Sequence[Group], seed: int, *, with_interval: bool) -> CostModel:
+def fit_groups(groups: Sequence[Group], seed: int, *, with_interval: bool) -> CostModel:
+    """Return a model of all the groups; without interval it trains in a quarter of the time."""
     names = np.concatenate([np.full(len(g.configs), _name(g)) for g in groups])
     return CostModel.fit(
         np.concatenate([g.features for g in groups]),
@@ -146,7 +147,7 @@ def _validate(groups: Sequence[Group], incumbent: CostModel | None, seed: int) -
         held_out = [g for g in groups if fold_of[_name(g)] == fold and len(g.configs) >= MIN_GROUP]
         if not held_out or sum(len(g.configs) for g in train_groups) < MIN_ROWS:
             continue
-        model = _fit(train_groups, seed, with_interval=False)
+        model = fit_groups(train_groups, seed, with_interval=False)
         for group in held_out:
             for name, row in _choices(group, train_groups, model, incumbent).items():
                 ratios.setdefault(name, []).append(float(group.time_s.min() / group.time_s[row]))
@@ -161,15 +162,15 @@ def _choices(
     chosen = {
         "model": int(np.argmin(analytic * model.predict(group.features).factor)),
         "analytic": int(np.argmin(analytic)),
-        "nearest": _nearest_choice(group, known),
+        "nearest": nearest_choice(group, known),
     }
     if incumbent is not None:
         chosen["incumbent"] = int(np.argmin(analytic * incumbent.predict(group.features).factor))
     return chosen
 
 
-def _nearest_choice(group: Group, known: Sequence[Group]) -> int:
-    """Return the row most like the winner of the nearest other workload."""
+def nearest_choice(group: Group, known: Sequence[Group]) -> int:
+    """Return the row most like the winner of the nearest other workload: what a lookup gives."""
 
     def distance(other: Group) -> float:
         return workload_distance(group.workload, other.workload) + device_distance(

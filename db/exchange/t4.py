@@ -1,17 +1,24 @@
 """One tuned space as T4 results: the exchange format of autotuners, version 1.0.0.
 
 Source: https://github.com/odgaard/TuningSchema (T4), as AutoTuningAssociation's benchmark hub uses
-it. Times in milliseconds. ``recommender.recorded.RecordedSpace`` reads it back.
+it. Times in milliseconds. ``recommender.recorded.RecordedSpace`` reads any such file as a space;
+``t4_measurements`` reads ours back as the measurements they were.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from datetime import datetime
 from typing import Any
 
 from db.records import MeasurementRecord
-from recommender.measurement import MeasureStatus
+from recommender.errors import InvalidRecording
+from recommender.hardware import HardwareProfile
+from recommender.measurement import Measurement, MeasureStatus, Protocol, Toolchain
+from recommender.workload import Workload
+from tilecore.tile_config import TileConfig
 
 INVALIDITY = {
     MeasureStatus.OK: "correct",
@@ -46,6 +53,8 @@ def t4_chunks(records: Iterable[MeasurementRecord]) -> Iterator[str]:
                 "problem": dict(m.workload.problem),
                 "hardware": m.hardware.name,
                 "hardware_key": m.hardware.key,
+                "hardware_profile": m.hardware.as_dict(),
+                "workload_threads": m.workload.threads,
             }
         if tuple(m.config) != knobs:
             left_out += 1
@@ -77,4 +86,51 @@ def _result(record: MeasurementRecord) -> dict[str, Any]:
         "measurements": [{"name": "time", "value": value, "unit": "ms"}],
         "objectives": ["time"],
         "protocol": m.protocol.value,
+        "status": m.status.value,
+        "threads": m.threads,
+        "program_digest": m.program_digest,
+        "toolchain": asdict(m.toolchain),
     }
+
+
+def t4_measurements(text: str, name: str) -> list[Measurement]:
+    """Return the measurements in a document of ``t4_chunks``; detail and metrics are not kept.
+
+    Args:
+        text: the document.
+        name: of the file, for the error.
+
+    Raises:
+        InvalidRecording: no such document, or one without a profile of its device (RC607).
+    """
+    try:
+        document = json.loads(text)
+        about = document["metadata"]
+        workload = Workload.of(about["kernel"], about["problem"], about["workload_threads"])
+        hardware = _profile(about["hardware_profile"])
+        return [_measurement(r, workload, hardware) for r in document["results"]]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise InvalidRecording(path=name, reason=what) from error
+
+
+def _profile(values: Mapping[str, Any]) -> HardwareProfile:
+    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    return HardwareProfile(**fields)
+
+
+def _measurement(
+    result: Mapping[str, Any], workload: Workload, hardware: HardwareProfile
+) -> Measurement:
+    return Measurement(
+        workload=workload,
+        config=TileConfig.of(result["configuration"]),
+        hardware=hardware,
+        toolchain=Toolchain(**result["toolchain"]),
+        program_digest=result["program_digest"],
+        protocol=Protocol(result["protocol"]),
+        threads=int(result["threads"]),
+        status=MeasureStatus(result["status"]),
+        times_s=tuple(t / 1e3 for t in result["times"].get("runtimes", ())),
+        measured_at=datetime.fromisoformat(result["timestamp"]),
+    )

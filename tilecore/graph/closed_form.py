@@ -52,12 +52,14 @@ def evaluate(expr: ExprLike, env: Environment) -> np.ndarray:
 
     Args:
         expr: an expression without loads and math calls.
-        env: per Var name an int or an array; arrays broadcast against each other.
+        env: per Var name an int or an array (or what stands for one in NumPy's functions); arrays
+            broadcast against each other.
 
     Raises:
         TypeMismatch: a Var has no value, or the expression reads memory (TC202).
     """
-    return np.asarray(_value(as_expr(expr), env, {}))
+    found: np.ndarray = _array(_value(as_expr(expr), env, {}))
+    return found
 
 
 def _value(e: Expr, env: Environment, memo: dict[int, Any]) -> Any:
@@ -72,7 +74,7 @@ def _value(e: Expr, env: Environment, memo: dict[int, Any]) -> Any:
                 expected=f"values for {', '.join(sorted(v.name for v in free_vars(e)))}",
                 found=f"values for {', '.join(sorted(env)) or 'nothing'}",
             )
-        value = np.asarray(env[e.name])
+        value = _array(env[e.name])
         result = value.astype(np.int64) if value.dtype.kind in "iu" else value
     elif isinstance(e, Binary):
         result = _BINARY[e.op](_value(e.a, env, memo), _value(e.b, env, memo))
@@ -81,12 +83,17 @@ def _value(e: Expr, env: Environment, memo: dict[int, Any]) -> Any:
     elif isinstance(e, Select):
         result = np.where(_value(e.cond, env, memo), _value(e.a, env, memo), _value(e.b, env, memo))
     elif isinstance(e, Cast):
-        value = np.asarray(_value(e.a, env, memo))
+        value = _array(_value(e.a, env, memo))
         result = value.astype(np.int64 if e.dtype.is_integer else np.float64)
     else:
         raise TypeMismatch(expected="a closed form of knobs and dimensions", found=f"`{e}`")
     memo[id(e)] = result
     return result
+
+
+def _array(value: Any) -> Any:
+    """Return a value as an array; what takes part in NumPy's functions as one stays as it is."""
+    return value if hasattr(value, "__array_ufunc__") else np.asarray(value)
 
 
 def free_vars(*exprs: Expr) -> frozenset[Var]:

@@ -175,13 +175,16 @@ ATTENTION = KernelDefinition(
         Knob(
             "block_M",
             64,
-            {"cpu": (16, 32, 64, 128), "cuda": (64, 128, 192)},
+            {"cpu": (16, 32, 48, 64, 96, 128, 192, 256), "cuda": (64, 128, 192)},
             doc="queries per block",
         ),
         Knob(
             "block_N",
             128,
-            {"cpu": (32, 64, 128, 256), "cuda": (32, 64, 96, 128, 160)},
+            {
+                "cpu": (16, 32, 64, 96, 128, 192, 256, 384, 512, 1024),
+                "cuda": (32, 64, 96, 128, 160),
+            },
             doc="keys per step",
         ),
         replace(NUM_STAGES, default=1, values={"cpu": (1,), "cuda": (1, 2, 3)}),
