@@ -1,141 +1,164 @@
-"""Fits the constants of the CPU model to measurements, and says how good its choices are.
+"""Fit the constants of recommender/cpu_model.py and tile_model.py to recorded products.
 
-    python benchmarks/measure_gemm_space.py space.csv
-    python benchmarks/calibrate_cpu_model.py space.csv [--peak-gflops 166] [--fit]
+    python benchmarks/calibrate_cpu_model.py FOLDER [--dtype bfloat16] [--fit 2500] [--older CSV]
 
-Per shape: rank correlation, median relative error, and the speed of the model's first choice among
-the measured configs relative to the best of them. ``--fit`` prints constants that minimise error
-and lost speed, starting from those in the code; shapes are left out in turn to see that they carry
-over.
+FOLDER holds what benchmarks/record_cpu_spaces.py recorded, CSV products on tiles of an earlier day
+(benchmarks/results/gemm_tiles_2026-11-21.csv). Per shape: rank correlation, median error, and the
+speed of the model's first choice among the configs relative to the best of them. ``--fit`` draws
+constants at random around the best ones so far; what counts is the error of the logarithm and the
+time lost by what the model takes for fast.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from scipy.optimize import minimize
+from own_kernels import recordings
 
 from recommender.analytic import estimate
 from recommender.cpu_model import DEFAULT_CONSTANTS, CpuConstants
 from recommender.hardware import HardwareProfile
+from recommender.measurement import Measurement
 from recommender.space import SearchSpace
+from recommender.training import make_groups
 from tilecore import kernels
-from workers.host import detect
 
-FITTED = (
-    "efficiency", "fetched_efficiency", "latency_slots", "call_slots", "c_vector_slots",
-    "l2_bytes_per_slot", "l3_factor", "a_copy_bytes_per_slot", "a_stage_bytes_per_slot",
-    "b_pack_bytes_per_slot", "b_pack_once_factor", "overlap_power", "in_place_start_bytes",
-)  # fmt: skip
+PRODUCTS = ("gemm", "gemm_epilogue")
+OLDER_FIELDS = {
+    "bfloat16": {"out_dtype": "bfloat16"},
+    "int8": {"accum_dtype": "int32", "out_dtype": "int32"},
+}
+OLDER_RATES = {"float32": 202e9, "bfloat16": 2.4e12, "int8": 4.8e12}  # measured on its day
+OLDER_BANDWIDTH = 11.6e9
 
 
 @dataclass(frozen=True)
 class Sample:
-    shape: str
+    """Configs of one workload with their measured times."""
+
+    label: str
     space: SearchSpace
     columns: Mapping[str, np.ndarray]
     time_s: np.ndarray
 
     def predict(self, constants: CpuConstants) -> np.ndarray:
+        """Return the predicted times."""
         return estimate(self.space, self.columns, threads=1, constants=constants).time_s
 
+    def kept(self, constants: CpuConstants) -> float:
+        """Return the speed of the model's choice, of the best one's."""
+        return float(self.time_s.min() / self.time_s[np.argmin(self.predict(constants))])
 
-def load(path: Path, hardware: HardwareProfile) -> list[Sample]:
-    definition = kernels.get("gemm")
-    rows: dict[tuple, list[dict]] = {}
+
+def recorded(measured: Sequence[Measurement], dtype: str) -> Iterator[Sample]:
+    """Yield the recorded products of a type."""
+    for kernel in PRODUCTS:
+        definition = kernels.get(kernel)
+        for group in make_groups(measured, definition):
+            problem = dict(group.workload.problem)
+            if problem["dtype"] != dtype:
+                continue
+            space = SearchSpace.build(definition, problem, group.hardware)
+            label = f"{kernel} {problem['m']}x{problem['n']}x{problem['k']}"
+            yield Sample(label, space, space.table(list(group.configs)), group.time_s)
+
+
+def older(path: Path, hardware: HardwareProfile) -> Iterator[Sample]:
+    """Yield the products on tiles of an earlier day, at the rates of that day."""
+    then = replace(
+        hardware, peak_flop_per_s=OLDER_RATES, core_bandwidth_bytes_per_s=OLDER_BANDWIDTH
+    )
+    rows: dict[tuple[str, ...], list[dict[str, str]]] = {}
     for row in csv.DictReader(path.open()):
-        rows.setdefault(tuple(int(row[x]) for x in "mnk"), []).append(row)
-    samples = []
-    for shape, members in rows.items():
-        problem = definition.parse_problem(dict(zip("mnk", shape, strict=True)))
-        space = SearchSpace.build(definition, problem, hardware)
+        rows.setdefault((row["dtype"], row["m"], row["n"], row["k"]), []).append(row)
+    definition = kernels.get("gemm")
+    for (dtype, *shape), members in rows.items():
+        sizes = {axis: int(extent) for axis, extent in zip("mnk", shape, strict=True)}
+        problem = definition.parse_problem({**sizes, "dtype": dtype, **OLDER_FIELDS[dtype]})
+        space = SearchSpace.build(definition, problem, then)
         configs = [
-            {
-                k.name: row[k.name] if isinstance(k.default, str) else int(row[k.name])
-                for k in definition.knobs
-            }
-            for row in members
+            {k: int(v) if v.isdigit() else v for k, v in r.items() if "block" in k or "pack" in k}
+            for r in members
         ]
-        times = np.array([float(row["time_s"]) for row in members])
-        samples.append(Sample("x".join(map(str, shape)), space, space.table(configs), times))
-    return samples
-
-
-def kept_speed(sample: Sample, constants: CpuConstants) -> float:
-    return float(sample.time_s.min() / sample.time_s[np.argmin(sample.predict(constants))])
+        times = np.array([float(r["time_s"]) for r in members])
+        yield Sample(f"older {dtype} {'x'.join(shape)}", space, space.table(configs), times)
 
 
 def loss(samples: Sequence[Sample], constants: CpuConstants) -> float:
-    """Huber error of log time, the faster half weighted double, plus a smooth regret."""
+    """Huber error of log time, the faster half weighted more, plus a smooth regret."""
     total = 0.0
     for s in samples:
         predicted = s.predict(constants)
         error = np.abs(np.log(predicted / s.time_s))
-        weight = np.where(s.time_s <= np.median(s.time_s), 2.0, 0.7)
+        weight = np.where(s.time_s <= np.median(s.time_s), 1.0, 0.35)
         total += float(np.mean(weight * np.where(error < 0.3, error**2 / 0.6, error - 0.15)))
         chance = np.exp(-40 * np.log(predicted / predicted.min()))
         total += float(np.sum(chance * np.log(s.time_s / s.time_s.min())) / np.sum(chance))
     return total / len(samples)
 
 
-def fit(samples: Sequence[Sample], start: CpuConstants) -> CpuConstants:
-    first = np.array([getattr(start, name) for name in FITTED])
-
-    def constants(x: np.ndarray) -> CpuConstants:
-        values = dict(zip(FITTED, (first * np.exp(x)).tolist(), strict=True))
-        values["efficiency"] = min(values["efficiency"], 1.0)
-        values["overlap_power"] = max(values["overlap_power"], 1.0)
-        return replace(start, **values)
-
-    def objective(x: np.ndarray) -> float:
-        return loss(samples, constants(x)) + 0.01 * float(np.sum(x**2))
-
-    found = minimize(objective, np.zeros(len(FITTED)), method="Powell", options={"maxiter": 12})
-    return constants(found.x)
+def fit(samples: Sequence[Sample], trials: int, seed: int, *, tiles: bool) -> CpuConstants:
+    """Return the best constants of a random walk: those of tiles, or those of vectors."""
+    rng, best = random.Random(seed), DEFAULT_CONSTANTS
+    reached = loss(samples, best)
+    for _ in range(trials):
+        part = best.tiles if tiles else best
+        known = {k: v for k, v in asdict(part).items() if isinstance(v, float)}
+        changed = {
+            k: max(1e-3, known[k]) * rng.lognormvariate(0.0, 0.3)
+            for k in rng.sample(list(known), rng.choice((1, 2, 3)))
+        }
+        drawn = (
+            replace(best, tiles=replace(best.tiles, **changed)) if tiles
+            else replace(best, **changed)
+        )  # fmt: skip
+        found = loss(samples, drawn)
+        if found < reached:
+            best, reached = drawn, found
+    return best
 
 
 def report(samples: Sequence[Sample], constants: CpuConstants) -> None:
-    kept = []
+    """Print how well the constants do."""
     for s in samples:
         predicted = s.predict(constants)
         ranks = [np.argsort(np.argsort(x)) for x in (predicted, s.time_s)]
-        error = np.abs(np.log(predicted / s.time_s))
-        kept.append(kept_speed(s, constants))
+        error = np.median(np.abs(np.log(predicted / s.time_s)))
         print(
-            f"{s.shape:>16}  {len(s.time_s):3d} configs  rank correlation "
-            f"{np.corrcoef(*ranks)[0, 1]:.2f}  median error {np.median(error):.0%}  "
-            f"choice at {kept[-1]:.3f} of the best"
+            f"{s.label:>28}  {len(s.time_s):3d} configs  rank correlation "
+            f"{np.corrcoef(*ranks)[0, 1]:.2f}  median error {error:.0%}  "
+            f"choice at {s.kept(constants):.3f} of the best"
         )
+    kept = [s.kept(constants) for s in samples]
     print(f"mean {np.mean(kept):.3f}  loss {loss(samples, constants):.3f}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("table", type=Path)
-    parser.add_argument("--peak-gflops", type=float, default=166.0)
-    parser.add_argument("--bandwidth", type=float, default=10e9, help="of one core, B/s")
-    parser.add_argument("--fit", action="store_true")
-    args = parser.parse_args()
-    hardware = replace(
-        detect(),
-        peak_flop_per_s={"float32": args.peak_gflops * 1e9},
-        core_bandwidth_bytes_per_s=args.bandwidth,
+    """Report on the constants in use, and on fitted ones if asked to."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    samples = load(args.table, hardware)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--fit", type=int, default=0, metavar="TRIALS")
+    parser.add_argument("--older", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    measured = recordings(args.folder)
+    samples = list(recorded(measured, args.dtype))
+    if args.older is not None:
+        samples += older(args.older, measured[0].hardware)
     report(samples, DEFAULT_CONSTANTS)
     if args.fit:
-        for left_out in samples if len(samples) > 1 else []:
-            others = [s for s in samples if s is not left_out]
-            kept = kept_speed(left_out, fit(others, DEFAULT_CONSTANTS))
-            print(f"{left_out.shape:>16}  fitted to the others: {kept:.3f} of the best")
-        best = fit(samples, DEFAULT_CONSTANTS)
+        best = fit(samples, args.fit, args.seed, tiles=args.dtype != "float32")
         report(samples, best)
-        print({k: round(v, 3) for k, v in asdict(best).items()})
+        print(best.tiles if args.dtype != "float32" else best)
 
 
 if __name__ == "__main__":

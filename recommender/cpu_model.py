@@ -19,7 +19,7 @@ import numpy as np
 from recommender.cpu_choices import Tiling
 from recommender.cpu_terms import CoreTerms, fma_slot_s, row_stride_bytes
 from recommender.hardware import HardwareProfile
-from recommender.tile_model import tile_terms
+from recommender.tile_model import DEFAULT_TILE_CONSTANTS, TileConstants, tile_terms
 from tilecore.graph import Contraction
 
 LINE_BYTES = 64.0
@@ -48,6 +48,7 @@ class CpuConstants:
     overlap_power: float = 4.0  # p of the p-norm that joins resources used at the same time
     in_place_start_bytes: float = 1024.0  # lost per row segment read in place from beyond L2
     l1_ways: float = 8.0  # rows with a stride of 4096 B that L1 holds at once
+    tiles: TileConstants = DEFAULT_TILE_CONSTANTS
 
 
 DEFAULT_CONSTANTS = CpuConstants()
@@ -58,7 +59,7 @@ def core_terms(
 ) -> CoreTerms:
     """Return where the time of one core goes for every candidate of ``t``."""
     if t.dot is not None and t.dot.is_tiled:
-        return tile_terms(t, site, hardware)
+        return tile_terms(t, site, hardware, constants.tiles)
     c, group = constants, 1 if t.dot is None else t.dot.group
     size = float((site.accum_dtype if t.dot is None else site.dtype).itemsize)
     slot_s = fma_slot_s(site, hardware)

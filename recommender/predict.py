@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -12,7 +13,9 @@ from recommender.analytic import ANALYTIC_SPREAD, PREFILTER, Estimates, estimate
 from recommender.cost_model import CostModel
 from recommender.errors import InvalidModel
 from recommender.features import SCHEMA, features
+from recommender.hardware import HardwareProfile
 from recommender.ports import MeasurementStore
+from recommender.prior import prior
 from recommender.space import SearchSpace
 from tilecore.tile_config import KnobValue, TileConfig
 
@@ -24,7 +27,7 @@ class Forecast:
     Attributes:
         rows: candidates, fastest first.
         time_s, low_s, high_s: per entry of ``rows``.
-        source: "predicted" with a cost model, else "analytic".
+        source: that of the cost model, "analytic" without one.
     """
 
     space: SearchSpace
@@ -35,15 +38,27 @@ class Forecast:
     source: str
 
 
-def active_model(store: MeasurementStore, kernel: str) -> CostModel | None:
-    """Return the promoted model of a kernel, or None if this version can read none."""
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """A cost model and where it comes from: "predicted" (trained here) or "prior" (shipped)."""
+
+    model: CostModel
+    source: str
+
+
+def active_model(store: MeasurementStore, kernel: str, hardware: HardwareProfile) -> Learned | None:
+    """Return the promoted model of a kernel, else the one that ships for such devices.
+
+    None where this version can read neither.
+    """
+    if hardware.kind != "cpu":  # features are the CPU's
+        return None
     stored = store.active_model(kernel)
-    if stored is None or stored.feature_schema != SCHEMA:
-        return None
-    try:
-        return _load(stored.blob)
-    except InvalidModel:
-        return None
+    if stored is not None and stored.feature_schema == SCHEMA:
+        with suppress(InvalidModel):
+            return Learned(_load(stored.blob), "predicted")
+    shipped = prior(kernel, hardware)
+    return None if shipped is None else Learned(shipped, "prior")
 
 
 @lru_cache(maxsize=8)
@@ -51,26 +66,36 @@ def _load(blob: bytes) -> CostModel:
     return CostModel.from_bytes(blob, feature_schema=SCHEMA)
 
 
-def forecast(space: SearchSpace, threads: int, model: CostModel | None) -> Forecast:
+def forecast(space: SearchSpace, threads: int, learned: Learned | None) -> Forecast:
     """Return the expected times of the PREFILTER most promising candidates, fastest first."""
     everything = estimate(space, threads=threads)
-    order = np.argsort(everything.time_s, kind="stable")[:PREFILTER]
+    order = _fastest(everything.time_s, PREFILTER)
     analytic = everything.time_s[order]
-    if model is None:
+    if learned is None:
         low, high = (analytic * factor for factor in ANALYTIC_SPREAD)
         return Forecast(space, order, analytic, low, high, "analytic")
-    time_s, low, high = _predict(space, space.rows(order), threads, model)
+    time_s, low, high = _predict(space, space.rows(order), threads, learned.model)
     ranked = np.argsort(time_s, kind="stable")
-    return Forecast(space, order[ranked], time_s[ranked], low[ranked], high[ranked], "predicted")
+    return Forecast(space, order[ranked], time_s[ranked], low[ranked], high[ranked], learned.source)
+
+
+def _fastest(time_s: np.ndarray, count: int) -> np.ndarray:
+    """Return the first ``count`` of a stable sort, sorting few."""
+    if len(time_s) > count:
+        limit = np.partition(time_s, count - 1)[count - 1]
+        near = np.flatnonzero(time_s <= limit)
+    else:
+        near = np.arange(len(time_s))
+    return near[np.argsort(time_s[near], kind="stable")][:count]
 
 
 def forecast_config(
-    space: SearchSpace, config: Mapping[str, KnobValue], threads: int, model: CostModel | None
+    space: SearchSpace, config: Mapping[str, KnobValue], threads: int, learned: Learned | None
 ) -> tuple[float, float, float]:
     """Return expected time and interval of one config, be it in the space or not."""
     columns = space.table([TileConfig.of(config)])
-    if model is not None:
-        time_s, low, high = _predict(space, columns, threads, model)
+    if learned is not None:
+        time_s, low, high = _predict(space, columns, threads, learned.model)
         return float(time_s[0]), float(low[0]), float(high[0])
     time = float(estimate(space, columns, threads=threads).time_s[0])
     return time, time * ANALYTIC_SPREAD[0], time * ANALYTIC_SPREAD[1]

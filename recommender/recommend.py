@@ -7,20 +7,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from recommender.analytic import estimate
-from recommender.cost_model import CostModel
 from recommender.diversity import different
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, Protocol
 from recommender.nearest import Neighbour, best_nearby
 from recommender.ports import MeasurementStore
-from recommender.predict import Forecast, active_model, forecast, forecast_config
+from recommender.predict import Forecast, Learned, active_model, forecast, forecast_config
 from recommender.space import SearchSpace
 from recommender.workload import Workload
 from tilecore.errors import InvalidConfig
 from tilecore.kernels.definition import KernelDefinition
 from tilecore.tile_config import TileConfig
 
-SOURCES = ("measured", "nearest", "predicted", "analytic")
+SOURCES = ("measured", "nearest", "predicted", "prior", "analytic")
 CLOSE = 1.5  # distance up to which a neighbour's winner goes before the analytic model's choice
 MAX_NEIGHBOURS = 3
 
@@ -83,8 +82,7 @@ def recommend(
     """
     space = SearchSpace.build(definition, dict(workload.problem), hardware)
     threads = workload.threads or hardware.cores
-    # Models are of CPUs: their features are the CPU's.
-    model = active_model(store, definition.name) if hardware.kind == "cpu" else None
+    model = active_model(store, definition.name, hardware)
     expected = forecast(space, threads, model)
     found: list[Recommendation] = []
     if use_exact:
@@ -114,8 +112,9 @@ def _rank(
 ) -> list[Recommendation]:
     """Return measured, then the better founded of model and neighbours, then the rest; no twins.
 
-    A promoted cost model has beaten the nearest lookup on held-out workloads, so it goes first; the
-    analytic model has not, so close neighbours go before it.
+    A promoted cost model has beaten the nearest lookup on held-out workloads of this store, so it
+    goes first; the analytic model and the model that ships have not, so close neighbours go before
+    them.
     """
     favourites = list(_favourites(expected, space, threads, top_k))
     fresh = [r for r in nearby if not r.is_stale]
@@ -157,7 +156,11 @@ def _favourites(
         )
 
 
-_MODEL = {"predicted": "cost model", "analytic": "analytic model"}
+_MODEL = {
+    "predicted": "cost model",
+    "prior": "cost model that ships with tilecore",
+    "analytic": "analytic model",
+}
 
 
 def _measured(m: Measurement, space: SearchSpace, threads: int) -> Recommendation:
@@ -181,7 +184,7 @@ def _measured(m: Measurement, space: SearchSpace, threads: int) -> Recommendatio
 
 
 def _nearest(
-    neighbour: Neighbour, space: SearchSpace, threads: int, model: CostModel | None
+    neighbour: Neighbour, space: SearchSpace, threads: int, model: Learned | None
 ) -> Recommendation:
     m = neighbour.measurement
     time_s, low, high = forecast_config(space, m.config, threads, model)

@@ -35,10 +35,10 @@ class Screening:
         whole = estimate(space, threads=threads)
         alone = estimate(space, threads=1)
         self._scale = whole.time_s / alone.time_s
-        table = features(space, space.columns, whole)
-        model = active_model(store, space.definition.name)
-        self._model = model
-        factor = model.predict(table).factor if model is not None else 1.0
+        table = features(space, space.factored, whole)
+        learned = active_model(store, space.definition.name, space.hardware)
+        self._model = None if learned is None else learned.model
+        factor = 1.0 if self._model is None else self._model.predict(table).factor
         self._landscape = Landscape(whole.time_s * factor, table, self._neighbours)
         self._seen = Observations()
         self._times: dict[TileConfig, float] = {}  # with all threads, successful ones

@@ -23,21 +23,24 @@ PIECE_BYTES = 256  # shorter pieces of rows come in more slowly when B is packed
 class TileConstants:
     """Properties of the generated code and of caches; slots as in ``CpuConstants``.
 
-    Source: fitted to 432 configs of the library's GEMM on a Xeon with AMX, 2 cores, one thread
-    (benchmarks/results/gemm_tiles_2026-11-21.csv); its choices reach 0.94 of the best measured.
+    Source: fitted to configs of the library's GEMM on a Xeon with AMX, 2 cores, one thread: 432 of
+    an earlier state of the compiler (benchmarks/results/gemm_tiles_2026-11-21.csv), where its
+    choices reach 0.94 of the best measured, and 1200 of today's (benchmarks/data/cpu_2026-11-22),
+    where they reach 0.80.
     """
 
     peak_factor: float = 12.0  # tiles of 2-byte elements relative to vector FMAs of float32
-    efficiency: float = 1.0  # of the peak, operands in L1
-    l2_bytes_per_slot: float = 22.0  # of operands that stream from L2 to tiles
-    clash_share: float = 0.2  # more, whenever the stride of rows in place halves the sets of L1
-    c_bytes_per_slot: float = 17.0  # sums loaded and stored
-    run_slots: float = 60.0  # starting and ending a group of tiles
-    write_bytes_per_slot: float = 6.5  # rounding and storing the output
-    l3_factor: float = 2.95  # L3 rate per core relative to core_bandwidth_bytes_per_s
-    exposed: float = 0.5  # share of B's way from L3 that fetching ahead does not hide
-    a_copy_bytes_per_slot: float = 2.7
-    b_pack_bytes_per_slot: float = 3.2
+    efficiency: float = 0.87  # of the peak, operands in L1
+    l2_bytes_per_slot: float = 29.0  # of operands that stream from L2 to tiles
+    clash_share: float = 0.01  # more, whenever the stride of rows in place halves the sets of L1
+    c_bytes_per_slot: float = 27.0  # sums loaded and stored
+    run_slots: float = 35.0  # starting and ending a group of tiles
+    write_bytes_per_slot: float = 7.7  # rounding and storing the output
+    scatter_share: float = 0.22  # more, whenever its rows, met one panel after the other, clash
+    l3_factor: float = 2.86  # L3 rate per core relative to core_bandwidth_bytes_per_s
+    exposed: float = 0.72  # share of B's way from L3 that fetching ahead does not hide
+    a_copy_bytes_per_slot: float = 3.2
+    b_pack_bytes_per_slot: float = 2.9
 
 
 DEFAULT_TILE_CONSTANTS = TileConstants()
@@ -47,7 +50,7 @@ def tile_terms(
     t: Tiling,
     site: Contraction,
     hardware: HardwareProfile,
-    constants: TileConstants = DEFAULT_TILE_CONSTANTS,
+    constants: TileConstants,
 ) -> CoreTerms:
     """Return where the time of one core goes for every candidate of ``t``."""
     c, size = constants, float(site.dtype.itemsize)
@@ -71,7 +74,8 @@ def tile_terms(
     return CoreTerms(
         fma=fma, loads=zero, latency=zero, l2=l2, l3=l3, kernel=fma + l2 + l3,
         calls=runs * c.run_slots * slot_s,
-        update_c=moved / c_rate + t.m * t.n * 4.0 * slot_s / c.write_bytes_per_slot,
+        update_c=moved / c_rate
+        + t.m * t.n * 4.0 * slot_s * _scatter(t, site, c) / c.write_bytes_per_slot,
         pack_a=a_bytes * (copies * slot_s / c.a_copy_bytes_per_slot),
         pack_b=pack_b_s * np.where(t.is_b_hoisted, 0, t.b_reuse),
         pack_b_once=(pack_b_s + b_bytes / far) * t.is_b_hoisted,
@@ -100,6 +104,15 @@ def _near_bytes(
     clash = 1.0 + c.clash_share * np.log2(np.maximum(1.0, crowded))
     total: np.ndarray = near + a_rows * clash
     return total
+
+
+def _scatter(t: Tiling, site: Contraction, c: TileConstants) -> np.ndarray:
+    """Return the time of storing the output relative to storing it row by row."""
+    stride = t.n * site.dtype.itemsize
+    kept = L1_SETS * L1_WAYS / max(1.0, math.gcd(int(stride), 1 << 20) / 64)
+    crowded = np.maximum(1.0, np.minimum(t.block_m, t.m) / kept)
+    rows_first = t.takes_rows_first(float(site.dtype.itemsize))
+    return np.where(rows_first, 1.0, 1.0 + c.scatter_share * np.log2(crowded))
 
 
 def _rows_kept(t: Tiling, site: Contraction, lines: float) -> np.ndarray:

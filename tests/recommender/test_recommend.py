@@ -27,6 +27,12 @@ from tests.recommender.support import (
 CUBE = workload(1024, 1024, 1024)
 
 
+@pytest.fixture(autouse=True)
+def without_prior(monkeypatch):
+    """What ships with the package is the business of test_prior.py."""
+    monkeypatch.setattr("recommender.predict.prior", lambda kernel, hardware: None)
+
+
 def ask(store: MemoryStore, w=CUBE, hardware=HOST, **kw):
     return recommend(
         w, GEMM, hardware, store, program_digest=PROGRAM, toolchain_key=TOOLCHAIN.key,

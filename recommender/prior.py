@@ -1,0 +1,39 @@
+"""Cost models that ship with the package: the first answer on a machine that measured nothing.
+
+Trained by ``benchmarks/train_priors.py`` on the recordings in ``benchmarks/data``, one per kernel
+and instruction set. A model that was trained and promoted on a machine's own measurements goes
+before them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from functools import lru_cache
+from pathlib import Path
+
+from recommender.cost_model import CostModel
+from recommender.errors import InvalidModel
+from recommender.features import SCHEMA
+from recommender.hardware import HardwareProfile
+
+FOLDER = Path(__file__).parent / "priors"
+
+
+def prior(kernel: str, hardware: HardwareProfile) -> CostModel | None:
+    """Return the model that ships for a kernel on devices of this kind, None without one."""
+    return _load(FOLDER / file_name(kernel, hardware.arch))
+
+
+def file_name(kernel: str, arch: str) -> str:
+    """Return the file that holds the model of a kernel for an instruction set."""
+    return f"{kernel}.{arch}.json.gz"
+
+
+@lru_cache(maxsize=32)
+def _load(path: Path) -> CostModel | None:
+    try:
+        blob = gzip.decompress(path.read_bytes())
+        return CostModel.from_bytes(blob, feature_schema=SCHEMA)
+    except (OSError, EOFError, zlib.error, InvalidModel):  # none, or a damaged installation
+        return None
