@@ -128,7 +128,7 @@ class Tiling:
 
     def _values(self, expr: Expr) -> Floats:
         found = evaluate(expr, self._columns)
-        column: Floats = (found if np.ndim(found) else constant(found, self._like)).astype(float)
+        column: Floats = (found if found.ndim else constant(found, self._like)).astype(float)
         return column
 
     def _knob(self, name: str) -> Floats:

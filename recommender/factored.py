@@ -30,6 +30,7 @@ class Grid:
         """Args: sizes: as above. codes: as above; None: all points."""
         self.sizes = tuple(sizes)
         self.codes = np.arange(math.prod(self.sizes)) if codes is None else codes
+        self._digits: dict[int, NDArray[np.intp]] = {}
         self._places: dict[tuple[int, ...], NDArray[np.intp]] = {}
 
     def __len__(self) -> int:
@@ -41,20 +42,35 @@ class Grid:
 
     def columns(self, choices: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
         """Return the column of every knob, whose values are given in the order of the axes."""
-        return {k: Factored(self, (i,), v) for i, (k, v) in enumerate(choices.items())}
+        return {
+            knob: Factored(self, (axis,), values) if len(values) > 1 else constant(values[0], self)
+            for axis, (knob, values) in enumerate(choices.items())
+        }
 
     def places(self, axes: tuple[int, ...]) -> NDArray[np.intp]:
         """Return for every config the flat index of its combination along ``axes``."""
         if axes not in self._places:
-            self._places[axes] = self.places_of(self.codes, axes)
+            for axis in axes:
+                if axis not in self._digits:
+                    self._digits[axis] = self._digit(self.codes, axis)
+            self._places[axes] = self._joined(axes, self._digits.__getitem__)
         return self._places[axes]
 
-    def places_of(self, codes: NDArray[np.intp], axes: tuple[int, ...]) -> NDArray[np.intp]:
-        """Return the same for configs given by their codes."""
-        found = np.zeros(codes.shape, np.intp)
-        for axis in axes:
-            below = math.prod(self.sizes[axis + 1 :])
-            found = found * self.sizes[axis] + codes // below % self.sizes[axis]
+    def places_of(self, index: Any, axes: tuple[int, ...]) -> NDArray[np.intp]:
+        """Return the same for some of the configs."""
+        codes = np.asarray(self.codes[index])
+        return self._joined(axes, lambda axis: self._digit(codes, axis))
+
+    def _digit(self, codes: NDArray[np.intp], axis: int) -> NDArray[np.intp]:
+        found: NDArray[np.intp] = codes // math.prod(self.sizes[axis + 1 :]) % self.sizes[axis]
+        return found
+
+    def _joined(
+        self, axes: tuple[int, ...], digit: Callable[[int], NDArray[np.intp]]
+    ) -> NDArray[np.intp]:
+        found = digit(axes[0])
+        for axis in axes[1:]:
+            found = found * self.sizes[axis] + digit(axis)
         return found
 
 
@@ -76,6 +92,11 @@ class Factored(NDArrayOperatorsMixin):
         return (len(self.grid),)
 
     @property
+    def ndim(self) -> int:
+        """One: along the configs."""
+        return 1
+
+    @property
     def dtype(self) -> np.dtype[Any]:
         """The type of the elements."""
         return self.values.dtype
@@ -84,14 +105,18 @@ class Factored(NDArrayOperatorsMixin):
         return len(self.grid)
 
     def __getitem__(self, index: Any) -> Any:
-        codes = np.asarray(self.grid.codes[index])
-        return self.values.ravel()[self.grid.places_of(codes, self.axes)]
+        if not self.axes:
+            return np.broadcast_to(self.values, self.shape)[index]
+        return self.values.ravel()[self.grid.places_of(index, self.axes)]
 
     @property
     def column(self) -> NDArray[Any]:
         """One value per config."""
         if self._column is None:
-            self._column = self.values.ravel()[self.grid.places(self.axes)]
+            if self.axes:
+                self._column = self.values.ravel()[self.grid.places(self.axes)]
+            else:
+                self._column = np.full(self.shape, self.values)
         return self._column
 
     def astype(self, dtype: Any) -> Factored:
@@ -119,9 +144,9 @@ class Factored(NDArrayOperatorsMixin):
 
 
 def constant(value: Any, like: Any) -> Any:
-    """Return a column like another one, with the same value for every config."""
-    if isinstance(like, Factored):
-        return Factored(like.grid, (), np.asarray(value))
+    """Return a column like another one, or of a grid, with the same value for every config."""
+    if isinstance(like, (Grid, Factored)):
+        return Factored(like if isinstance(like, Grid) else like.grid, (), np.asarray(value))
     return np.full(len(like), value)
 
 

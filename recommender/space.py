@@ -250,11 +250,27 @@ def _enumerate(
     choices = {knob: np.array(options) for knob, options in values.items()}
     everything = Grid(sizes)
     columns, mask = everything.columns(choices), np.ones(sizes, bool)
+    few: list[Factored] = []
     for limit in limits:
         holds: Any = limit.holds(columns)
         if isinstance(holds, Factored):
-            mask &= holds.values.reshape([n if i in holds.axes else 1 for i, n in enumerate(sizes)])
+            few.append(holds)
         else:
             mask &= np.broadcast_to(holds, (len(everything),)).reshape(sizes)
+    for holds in _joined(few):
+        mask &= holds.values.reshape([n if i in holds.axes else 1 for i, n in enumerate(sizes)])
     kept = Grid(sizes, np.flatnonzero(mask))
     return kept.columns(choices), kept.codes
+
+
+def _joined(masks: Sequence[Factored]) -> list[Factored]:
+    """Return fewer masks that together say the same: each is joined with one of more knobs."""
+    found: list[Any] = []
+    for mask in sorted(masks, key=lambda m: -len(m.axes)):
+        for i, other in enumerate(found):
+            if set(mask.axes) <= set(other.axes):
+                found[i] = other & mask
+                break
+        else:
+            found.append(mask)
+    return found
