@@ -73,7 +73,8 @@ class ParameterSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """What an artifact is; ``entry`` is the function in the library, ``isa`` the name of the
-    target with the features that its code needs; ``device`` how the kernels of a GPU are launched.
+    target with the features that its code needs; ``device`` how the kernels of a GPU are launched;
+    ``kept`` element types and sizes of the packed operands that its caller keeps.
     """
 
     key: str
@@ -88,6 +89,7 @@ class Manifest:
     notes: tuple[str, ...] = ()
     resources: Mapping[str, int] = field(default_factory=dict)
     device: DeviceCode | None = None
+    kept: tuple[tuple[str, int], ...] = ()
     schema: int = SCHEMA
 
     @property
@@ -120,6 +122,7 @@ class Manifest:
             made = {
                 "parameters": parameters,
                 "notes": tuple(values["notes"]),
+                "kept": tuple((str(dtype), int(size)) for dtype, size in values.get("kept", ())),
                 "device": None if device is None else DeviceCode.from_json(device),
             }
             return cls(**{**values, **made})

@@ -39,7 +39,7 @@ from tilecore.tile_config import KnobValue
 
 Observer = Callable[[str, Any], None]
 _LISTENERS: ContextVar[tuple[Callable[[PrimFunc], None], ...]] = ContextVar("listeners", default=())
-LOWERING_KNOBS = ("micro_m", "micro_n", "pack_a", "pack_b", FLOAT32_PRODUCTS, FAST_MATH)
+LOWERING_KNOBS = ("micro_m", "micro_n", "pack_a", "pack_b", "keep", FLOAT32_PRODUCTS, FAST_MATH)
 
 
 @contextlib.contextmanager
@@ -89,6 +89,7 @@ def compile(
     if isinstance(chosen, GpuTarget):
         return compile_gpu(func, chosen, key, digest, parameters(func), store, knobs)
     from tilecore.codegen.llvm import ENTRY, generate, link
+    from tilecore.lowering.cpu.scalar import memory_type
 
     plan, tir = lower(func, chosen, knobs)
     needed = chosen.using(plan.features)
@@ -97,6 +98,7 @@ def compile(
         key=key, name=func.name, entry=ENTRY, parameters=parameters(func), target=chosen.kind,
         isa=needed.name, config=knobs, program_digest=digest, versions=compiler_versions(),
         notes=tuple(plan.explain().splitlines()),
+        kept=tuple((memory_type(t.storage.dtype), t.packed_size) for t in plan.kept),
     )  # fmt: skip
     return store.put(manifest, format_func(func), lambda path: link(module, path))
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tilecore.errors import ArgumentError
+from tilecore.errors import ArgumentError, UnsupportedOnTarget
 from tilecore.ir.analysis import marked_outputs
 from tilecore.ir.expr import Var
 from tilecore.ir.nodes import Buffer, PrimFunc
 from tilecore.profiler import Profiler, TensorSupplyType
+from tilecore.runtime.kept import KeptKernel
 from tilecore.runtime.outputs import with_outputs
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class JITKernel:
         out_idx: int | Sequence[int] | None = None,
         *,
         target: Any = "auto",
+        kept: Mapping[int, Any] | None = None,
         **options: Any,
     ) -> None:
         if artifact is None:  # JITKernel(program, target=...)
@@ -58,6 +60,7 @@ class JITKernel:
         self.prim_func: PrimFunc = prim_func
         self.artifact: Artifact = artifact
         self._loaded: LoadedKernel | CudaKernel | EmulatedKernel | None = loaded
+        self._kept = kept or {}  # by position, what is passed in place of tensors kept packed
         self.output_positions = marked_outputs(prim_func)
         self.out_idx = list(self.output_positions) if out_idx is None else out_idx
         self.latency: float | None = None
@@ -76,6 +79,42 @@ class JITKernel:
 
             self._loaded = runtime.load(self.artifact)
         return self._loaded
+
+    def keep(self, **weights: Any) -> JITKernel:
+        """Return this kernel with a tensor that is packed now and kept: weights of a layer.
+
+        It is called without that tensor, whose memory it does not hold on to. What it computes is
+        the same; a product need not pack its second operand in every call, nor read it as it lies.
+
+        Args:
+            weights: one tensor by the name of its parameter; the program copies whole tiles of it
+                for products that read them as their second operand.
+
+        Raises:
+            UnsupportedOnTarget: it is a kernel of a GPU (TC302).
+            InvalidConfig: no product reads the tensor so (TC303).
+            ArgumentError: no such parameter, not one, or a tensor that does not fit it (TC402).
+        """
+        from tilecore.compiler import compile
+
+        manifest = self.artifact.manifest
+        names = [p.name for p in manifest.parameters if p.kind == "tensor"]
+        if len(weights) != 1 or not weights.keys() <= set(names):
+            raise ArgumentError(
+                position=0, name=self.prim_func.name, found=", ".join(weights) or "none",
+                expected=f"one of the tensors {', '.join(names)} by name",
+            )  # fmt: skip
+        if manifest.device is not None:
+            raise UnsupportedOnTarget(
+                what="keeping a packed operand", target=manifest.isa,
+                reason="kernels of GPUs pack nothing ahead of a launch",
+            )  # fmt: skip
+        ((name, tensor),) = weights.items()
+        artifact = compile(self.prim_func, manifest.isa, {**manifest.config, "keep": name})
+        position = [p.name for p in manifest.parameters].index(name)
+        loaded = KeptKernel(artifact, position, tensor)
+        kept = {position: loaded.placeholder}
+        return JITKernel(self.prim_func, artifact, loaded, self.out_idx, kept=kept)
 
     def emulated(self, schedules: Sequence[Schedule] | None = None) -> JITKernel:
         """Return this kernel of a GPU as one that takes CPU tensors and runs on the emulator.
@@ -121,6 +160,8 @@ class JITKernel:
             ArgumentError: a wrong number of tensors, or one of the wrong kind (TC402).
         """
         arguments = list(tensors)
+        for position, placeholder in self._kept.items():
+            arguments.insert(position, placeholder)
         if len(arguments) != len(self.params):
             if len(arguments) != len(self.inputs):
                 names = ", ".join(p.name for p in self.inputs)

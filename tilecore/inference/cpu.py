@@ -67,6 +67,12 @@ def infer(func: PrimFunc, target: Target, options: CpuOptions) -> CpuPlan:
     context = Context(ranges=value_ranges(func))
     plans = {launch: _Inference(launch, target, options, context).run() for launch in launches}
     tiles = [tile for plan in plans.values() for tile in plan.tiles.values()]
+    if options.keep and not any(tile.is_kept for tile in tiles):
+        raise InvalidConfig(
+            knob="keep", value=options.keep,
+            expected="a tensor that whole tiles are copied from for products that read them as "
+            "their second operand, of known shape and nothing else",
+        )  # fmt: skip
     summed = {t.output.region.buffer for t in tiles if t.output and t.placement == "output"}
     return CpuPlan(plans, streamed_tensors(func) - summed)
 
@@ -99,6 +105,8 @@ class _Inference:
         self.forms = few_rows.choose(
             gemms, self.by_buffer, sources, self.launch, self.target, self.options
         )
+        kept = [g for g in self.forms if self._is_kept(sources.get(g.b.buffer))]
+        self.forms = {g: form for g, form in self.forms.items() if g not in kept}
         packed = [g for g in gemms if g not in self.forms]
         self.dots, notes = dots.choose(packed, self.by_buffer, self.target)
         self.notes += notes
@@ -243,13 +251,18 @@ class _Inference:
         assert shape is not None
         dtype = self._kept_dtype(buffer, gemms)
         storage = panels(shape, dtype, axes.pop(), width, self._group(gemm))
-        hoisted = self._hoist(buffer, source, storage)
-        if hoisted is not None and self.options.pack_b in ("auto", "grid"):
+        hoisted, is_kept = self._hoist(buffer, source, storage), self._is_kept(source)
+        if hoisted is not None and (is_kept or self.options.pack_b in ("auto", "grid")):
             count = math.prod(c for _, _, c in hoisted)
-            self._note(buffer, f"{storage.describe()}, {count} tiles packed once before the grid")
-            return TilePlan(buffer, storage, "grid", source, hoisted)
+            when = "and kept by the caller" if is_kept else "before the grid"
+            self._note(buffer, f"{storage.describe()}, {count} tiles packed once {when}")
+            return TilePlan(buffer, storage, "grid", source, hoisted, is_kept=is_kept)
         self._note(buffer, f"{storage.describe()}, packed in every block")
         return TilePlan(buffer, storage, "block", source)
+
+    def _is_kept(self, source: TileSource | None) -> bool:
+        """Return whether the caller keeps what a tile is copied from packed."""
+        return source is not None and source.copy.src.buffer.name == self.options.keep
 
     def _hoist(
         self, buffer: Buffer, source: TileSource | None, storage: Storage
@@ -270,7 +283,8 @@ class _Inference:
         ordered += [l.loop_var for l in source.context.loops if l.loop_var in used]  # noqa: E741
         spans = tuple((v, ranges[v][0], ranges[v][1] - ranges[v][0] + 1) for v in ordered)
         size = math.prod(c for _, _, c in spans) * storage.size * DType(storage.dtype).itemsize
-        return spans if reuse > 1 and size <= HOIST_LIMIT_BYTES else None
+        pays = reuse > 1 and size <= HOIST_LIMIT_BYTES
+        return spans if pays or self._is_kept(source) else None
 
     def _place_broadcast_operand(
         self,

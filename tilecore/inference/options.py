@@ -24,12 +24,15 @@ class CpuOptions:
             rows right before the panels of the vector operand use it, "none" reads it in place.
         pack_b: "block" packs the vector operand's tile in every block, "grid" once per call,
             "none" not where few rows use it (it is read in place).
+        keep: name of the tensor behind a vector operand that its caller keeps packed from call to
+            call; "": none.
     """
 
     micro_m: int = 0
     micro_n: int = 0
     pack_a: str = "auto"
     pack_b: str = "auto"
+    keep: str = ""
 
     @classmethod
     def parse(cls, config: Mapping[str, KnobValue], target: Target) -> CpuOptions:
@@ -49,6 +52,7 @@ class CpuOptions:
             if text not in choices:
                 raise InvalidConfig(knob=knob, value=text, expected=f"one of {', '.join(choices)}")
             values[knob] = str(text)
+        values["keep"] = str(config.get("keep", ""))
         options = cls(**values)  # type: ignore[arg-type]
         given = options.micro_m and options.micro_n
         if given and not target.micro_tile_fits(options.micro_m, options.micro_n):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -39,7 +40,8 @@ class TilePlan:
         block: scratch memory of the running block;
         in_place: not stored, read from its source;
         staged: read from its source, each group of rows copied right before it is used;
-        grid: packed for all values of ``hoist_vars`` before the grid runs;
+        grid: packed for all values of ``hoist_vars`` before the grid runs, or, where ``is_kept``,
+            by a call of its own into memory that the caller keeps;
         output: not stored, accumulated in the output region;
         late: scratch memory, copied to the output region by the last step of its gemm.
 
@@ -53,6 +55,12 @@ class TilePlan:
     hoist_vars: tuple[tuple[Var, int, int], ...] = ()  # variable, first value, count
     output: Output | None = None
     flushes: bool = False
+    is_kept: bool = False
+
+    @property
+    def packed_size(self) -> int:
+        """Elements of the tile for all values of ``hoist_vars``."""
+        return math.prod(count for _, _, count in self.hoist_vars) * self.storage.size
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,6 +139,12 @@ class CpuPlan:
 
     launches: Mapping[KernelLaunch, LaunchPlan]
     streamed: frozenset[Buffer] = frozenset()
+
+    @property
+    def kept(self) -> tuple[TilePlan, ...]:
+        """The tiles whose packed form the caller keeps, in order."""
+        plans = self.launches.values()
+        return tuple(t for plan in plans for t in plan.tiles.values() if t.is_kept)
 
     @property
     def features(self) -> frozenset[str]:

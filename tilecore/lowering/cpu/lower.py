@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+
+from tvm import tirx as tir
 
 from tilecore.errors import UnsupportedOnTarget
 from tilecore.inference.plan import DOTS, PANELS, SUMS, CpuPlan, LaunchPlan, TilePlan
@@ -55,7 +57,7 @@ from tilecore.lowering.cpu.group_nest import GroupNestLowering, fills_groups
 from tilecore.lowering.cpu.groups import packer_for
 from tilecore.lowering.cpu.nest import NestLowering
 from tilecore.lowering.cpu.output import Assertions, emit_assert, emit_print
-from tilecore.lowering.cpu.params import lower_params
+from tilecore.lowering.cpu.params import kept_memory, lower_params
 from tilecore.lowering.cpu.scalar import check_dtypes, memory_type
 from tilecore.lowering.cpu.strided import box_place
 from tilecore.lowering.cpu.tir import TirBuilder, add, maximum, minimum, mul, quotient, remainder
@@ -78,12 +80,22 @@ def lower_function(func: PrimFunc, plan: CpuPlan, target: Target) -> Any:
     _define_functions(builder, func, target)
     accessor = Accessor(builder)
     params = lower_params(accessor, func)
+    kept = {t.buffer: kept_memory(t, i) for i, t in enumerate(plan.kept)}
+    is_packing = tir.Var("is_packing", "int32")
+    params += [*kept.values(), is_packing] if kept else []
     for buffer in plan.streamed:
         place = accessor.places[buffer]
         accessor.places[buffer] = replace(place, stream_bytes=target.vector_bytes)
     for stmt in _top_level(func.body):
         if isinstance(stmt, KernelLaunch):
-            _LaunchLowering(accessor, plan.launches[stmt], target).emit()
+            launch = _LaunchLowering(accessor, plan.launches[stmt], target, kept)
+            if not kept:
+                launch.emit()
+                continue
+            with builder.when(is_packing != 0):
+                launch.pack_kept()
+            with builder.otherwise():
+                launch.emit()
         elif isinstance(stmt, Alloc):
             declare(accessor, stmt.buffer)
         elif isinstance(stmt, Let):
@@ -119,10 +131,12 @@ def _top_level(body: Stmt) -> tuple[Stmt, ...]:
 
 
 class _LaunchLowering:
-    def __init__(self, accessor: Accessor, plan: LaunchPlan, target: Target) -> None:
+    def __init__(
+        self, accessor: Accessor, plan: LaunchPlan, target: Target, kept: Mapping[Buffer, Any]
+    ) -> None:
         self.accessor, self.builder = accessor, accessor.builder
         self.plan, self.launch, self.target = plan, plan.launch, target
-        self.packed: dict[Buffer, Any] = {}
+        self.packed: dict[Buffer, Any] = dict(kept)
         self.assertions = Assertions(self.builder, plan.launch)
 
     def emit(self) -> None:
@@ -130,8 +144,11 @@ class _LaunchLowering:
         if any(int_value(e) == 0 for e in self.launch.grid):
             return
         for tile in self.plan.tiles.values():
-            if tile.placement == "grid":
-                self._pack_before_grid(tile)
+            if tile.placement == "grid" and not tile.is_kept:
+                dtype = memory_type(tile.storage.dtype)
+                memory = self.builder.alloc(tile.packed_size, dtype, f"{tile.buffer.name}_packed")
+                self.packed[tile.buffer] = memory
+                self._pack(tile)
         self.accessor.pads = pads(self.launch)
         grid = [self._extent(e) for e in self.launch.grid]
         blocks: Any = 1
@@ -186,14 +203,16 @@ class _LaunchLowering:
 
     # --- packing ------------------------------------------------------------------------------
 
-    def _pack_before_grid(self, tile: TilePlan) -> None:
+    def pack_kept(self) -> None:
+        """Emit the packing of what the caller keeps."""
+        for tile in self.plan.tiles.values():
+            if tile.is_kept:
+                self._pack(tile)
+
+    def _pack(self, tile: TilePlan) -> None:
         assert tile.source is not None
-        copy, storage = tile.source.copy, tile.storage
+        copy, storage, memory = tile.source.copy, tile.storage, self.packed[tile.buffer]
         tiles = math.prod(count for _, _, count in tile.hoist_vars)
-        memory = self.builder.alloc(
-            tiles * storage.size, memory_type(storage.dtype), f"{tile.buffer.name}_packed"
-        )
-        self.packed[tile.buffer] = memory
         tasks = packing_tasks(copy, storage)
         with self.builder.loop(tiles * tasks, parallel=tiles * tasks > 1) as task:
             number, part = quotient(task, tasks), remainder(task, tasks)

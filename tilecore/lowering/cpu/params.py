@@ -13,6 +13,7 @@ from typing import Any
 
 from tvm import tirx as tir
 
+from tilecore.inference.plan import TilePlan
 from tilecore.inference.storage import Storage, TensorStorage
 from tilecore.ir.dims import extents_of, solve, value_ranges
 from tilecore.ir.expr import Expr, Var, cast, int_value
@@ -38,6 +39,12 @@ def lower_params(accessor: Accessor, func: PrimFunc) -> list[Any]:
             memory = flat_view(accessor, param, buffer)
             accessor.places[buffer] = Place(memory, tensor_storage(accessor, buffer), guarded=True)
     return params
+
+
+def kept_memory(tile: TilePlan, number: int) -> Any:
+    """Return the parameter through which a caller passes the packed operand that it keeps."""
+    dtype = memory_type(tile.storage.dtype)
+    return tir.decl_buffer((tile.packed_size,), dtype, f"kept{number}", data_alignment=64)
 
 
 def is_small(buffer: Buffer) -> bool:
