@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
-from sqlalchemy import Select, bindparam, func, select
+from sqlalchemy import Select, bindparam, func, or_, select
 from sqlalchemy.orm import Session
 
 from db.errors import NotOneSpace
 from db.exchange.csv_log import csv_lines
 from db.exchange.t4 import t4_chunks
 from db.models import (
+    DriverRow,
     FacetRow,
     HardwareRow,
     MeasurementRow,
@@ -46,15 +47,21 @@ class Log:
         self._indices: dict[str, tuple[int, list[int], WorkloadIndex]] = {}
 
     def best(
-        self, workload: Workload, hardware_key: str, program_digest: str, toolchain_key: str
-    ) -> Measurement | None:
-        """Return the fastest OK CONFIRM measurement (else the fastest SCREEN one) of this key."""
+        self, workload: Workload, hardware_key: str, program_digest: str, toolchain_key: str,
+        driver: str = "",
+    ) -> Measurement | None:  # fmt: skip
+        """Return the fastest OK CONFIRM measurement (else the fastest SCREEN one) of this key.
+
+        Those of other drivers than ``driver`` (if it is given) come after all of this one; where
+        nobody noted the driver, it counts as the same.
+        """
         key = {
             "workload": workload.key,
             "kernel": workload.kernel,
             "hardware": hardware_key,
             "digest": program_digest,
             "toolchain": toolchain_key,
+            "driver": driver,
         }
         with self._database.read() as session:
             found = session.connection().execute(BEST, key).all()
@@ -186,14 +193,20 @@ def _winners(
 
 
 def _best() -> Select[Any]:
-    confirmed, screened = (
-        _fastest(protocol).scalar_subquery() for protocol in (Protocol.CONFIRM, Protocol.SCREEN)
+    """Return the query of the best measurement: protocols in turn, of each this driver first."""
+    in_turn = (
+        _fastest(protocol, of_driver=of_driver).scalar_subquery()
+        for protocol in (Protocol.CONFIRM, Protocol.SCREEN)
+        for of_driver in (True, False)
     )
-    return FLAT.where(MeasurementRow.id == func.coalesce(confirmed, screened))
+    return FLAT.where(MeasurementRow.id == func.coalesce(*in_turn))
 
 
-def _fastest(protocol: Protocol) -> Select[int]:
+def _fastest(protocol: Protocol, *, of_driver: bool) -> Select[int]:
     row = MeasurementRow
+    driver = bindparam("driver", type_=DriverRow.name.type)
+    same = select(DriverRow.id).where(DriverRow.name == driver).scalar_subquery()
+    only = [or_(driver == "", row.driver_id.is_(None), row.driver_id == same)] if of_driver else []
     workload = select(WorkloadRow.id).where(WorkloadRow.key == bindparam("workload"))
     program = select(ProgramRow.id).where(
         ProgramRow.kernel == bindparam("kernel"), ProgramRow.digest == bindparam("digest")
@@ -216,6 +229,7 @@ def _fastest(protocol: Protocol) -> Select[int]:
             row.workload_id == workload.scalar_subquery(),
             row.facet_id == facet.scalar_subquery(),
             row.program_id == program.scalar_subquery(),
+            *only,
         )
         .order_by(row.time_s, row.id)
         .limit(1)

@@ -83,6 +83,14 @@ class ToolchainRow(Base):
     versions: Mapped[dict[str, Any]]
 
 
+class DriverRow(Base):
+    """A driver as devices tell it (``HardwareProfile.driver``)."""
+
+    __tablename__ = "driver"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(String(200), unique=True)
+
+
 class ProgramRow(Base):
     """One version of a kernel's tile program."""
 
@@ -119,7 +127,11 @@ class ConfigRow(Base):
 
 
 class RunRow(Base):
-    """A tuning run: what was asked for, where it stands, what came out."""
+    """A tuning run: what was asked for, where it stands, what came out.
+
+    ``created_by`` is the name of an API key (null: nobody's), ``cause`` why the system queued it
+    (null: somebody asked).
+    """
 
     __tablename__ = "tuning_run"
     __table_args__ = (one_of("state", RUN_STATES), Index(None, "workload_id", "hardware_id"))
@@ -135,6 +147,8 @@ class RunRow(Base):
     program_id: Mapped[int] = mapped_column(ForeignKey("program.id"))
     toolchain_id: Mapped[int] = mapped_column(ForeignKey("toolchain.id"))
     spec: Mapped[dict[str, Any]]
+    created_by: Mapped[str | None] = mapped_column(String(64))
+    cause: Mapped[str | None] = mapped_column(String(8))
     seed: Mapped[int]
     planned_trials: Mapped[int]
     ceiling_s: Mapped[float | None]
@@ -226,6 +240,11 @@ class MeasurementRow(Base):
             "ix_measurement_workload_times",
             "workload_id", "facet_id", "time_s", "id", "program_id",
         ),
+        Index(
+            "ix_measurement_created_by_log", "created_by", "measured_at", "id",
+            sqlite_where=text("created_by is not null"),
+            postgresql_where=text("created_by is not null"),
+        ),
     )  # fmt: skip
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
     trial_id: Mapped[int | None] = mapped_column(ForeignKey("trial.id"), unique=True)
@@ -236,6 +255,8 @@ class MeasurementRow(Base):
     config_id: Mapped[int] = mapped_column(ForeignKey("config.id"))
     # Derived from the others; may be null because SQLite adds no other column without a copy.
     facet_id: Mapped[int | None] = mapped_column(ForeignKey("facet.id"))
+    driver_id: Mapped[int | None] = mapped_column(ForeignKey("driver.id"))
+    created_by: Mapped[str | None] = mapped_column(String(64))
     protocol: Mapped[str] = mapped_column(String(16))
     threads: Mapped[int]
     status: Mapped[str] = mapped_column(String(20))
@@ -251,6 +272,7 @@ class MeasurementRow(Base):
     hardware: Mapped[HardwareRow] = relationship(lazy="joined")
     program: Mapped[ProgramRow] = relationship(lazy="joined")
     toolchain: Mapped[ToolchainRow] = relationship(lazy="joined")
+    driver: Mapped[DriverRow | None] = relationship(lazy="joined")
     config: Mapped[ConfigRow] = relationship(lazy="joined")
     sample: Mapped[SampleRow] = relationship(lazy="joined")
 

@@ -16,6 +16,7 @@ FINISHED_STATES = ("SUCCEEDED", "FAILED", "CANCELLED")
 ROLES = ("read", "tune", "admin")  # each may do what those before it may
 OPEN_STATES = ("QUEUED", "RUNNING", "PAUSED", "WAITING_FOR_HARDWARE")
 DEFAULT_PRIORITY = 10
+CAUSES = ("stale", "drift")  # of runs that the system queues by itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,8 @@ class NewRun:
         priority: its weight where runs share a device.
         ceiling_s: seconds of work after which it ends with what it has.
         group: what it was queued together with.
+        created_by: the name of the API key that asked for it; None: nobody's.
+        cause: why the system queued it (one of CAUSES); None: somebody asked for it.
     """
 
     workload: Workload
@@ -42,6 +45,8 @@ class NewRun:
     priority: int = DEFAULT_PRIORITY
     ceiling_s: float | None = None
     group: str | None = None
+    created_by: str | None = None
+    cause: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +75,8 @@ class RunRecord:
     priority: int
     ceiling_s: float | None
     group: str | None
+    created_by: str | None
+    cause: str | None
     active_s: float
     device_s: float
     round: int
@@ -150,6 +157,7 @@ class MeasurementRecord:
     id: int
     run: str | None  # public id of the run it belongs to; None: imported
     measurement: Measurement
+    created_by: str | None = None  # name of the API key that asked for it; None: nobody's
     distance: float | None = None  # from the workload that ``near`` named
 
 
@@ -180,6 +188,7 @@ class MeasurementQuery:
     program_digest: str | None = None
     toolchain_key: str | None = None
     run: str | None = None
+    created_by: str | None = None
     since: datetime | None = None
     until: datetime | None = None
     near: Workload | None = None

@@ -55,10 +55,14 @@ class SqlStore:
     # --- measurements -------------------------------------------------------------------------
 
     def best(
-        self, workload: Workload, hardware_key: str, program_digest: str, toolchain_key: str
-    ) -> Measurement | None:
-        """Return the fastest OK CONFIRM measurement (else the fastest SCREEN one) of this key."""
-        return self.log.best(workload, hardware_key, program_digest, toolchain_key)
+        self, workload: Workload, hardware_key: str, program_digest: str, toolchain_key: str,
+        driver: str = "",
+    ) -> Measurement | None:  # fmt: skip
+        """Return the fastest OK CONFIRM measurement (else the fastest SCREEN one) of this key.
+
+        Those of other drivers than ``driver`` (if it is given) come after all of this one.
+        """
+        return self.log.best(workload, hardware_key, program_digest, toolchain_key, driver)
 
     def measurements(
         self,
@@ -97,11 +101,17 @@ class SqlStore:
         """Store a measurement that belongs to no run and return its id."""
         return self.add_all([measurement])[0]
 
-    def add_all(self, measurements: Sequence[Measurement]) -> list[int]:
-        """Store measurements that belong to no run, all or none, and return their ids."""
+    def add_all(
+        self, measurements: Sequence[Measurement], *, created_by: str | None = None
+    ) -> list[int]:
+        """Store measurements that belong to no run, all or none, and return their ids.
+
+        ``created_by``: the name of the API key they came with; None: none.
+        """
         with self.database.write() as session:
             now = self.database.now(session)
-            return add_measurements(session, measurements, now)
+            authors = [created_by] * len(measurements)
+            return add_measurements(session, measurements, now, authors=authors)
 
     def page(
         self, query: MeasurementQuery, *, limit: int, after: tuple[float, int] | None = None

@@ -66,7 +66,7 @@ def create_app(settings: Settings, store: SqlStore | None = None) -> FastAPI:
     app.state.store = store if store is not None else open_store(settings)
     app.state.metrics = Metrics(app.state.store)
     app.state.engine = StudyEngine(app.state.store)
-    app.state.answers = Answers(app.state.store, app.state.metrics)
+    app.state.answers = Answers(app.state.store, app.state.metrics, settings)
     for part, role in NEEDS.items():
         app.include_router(
             part.router,

@@ -54,6 +54,9 @@ Ceiling = Annotated[
     float | None,
     typer.Option(min=1.0, help="end with what there is after so many seconds"),
 ]
+CreatedBy = Annotated[
+    str | None, typer.Option(help="only what the API key with this name asked for")
+]
 Limit = Annotated[int, typer.Option(min=1, max=1000, help="how many at most")]
 
 
@@ -220,12 +223,13 @@ def profile(
 @app.command()
 def runs(
     state: Annotated[State | None, typer.Option(help="only runs in this state")] = None,
+    created_by: CreatedBy = None,
     limit: Limit = 20,
 ) -> None:
     """List tuning runs, newest first."""
     from tuner_service import commands
 
-    commands.runs(load_settings(), state=state, limit=limit)
+    commands.runs(load_settings(), state=state, created_by=created_by, limit=limit)
 
 
 @app.command()
@@ -265,6 +269,7 @@ def log(
     near: Annotated[
         str | None, typer.Option(help="the nearest workloads to m=1000,n=1024,k=512")
     ] = None,
+    created_by: CreatedBy = None,
     best: Annotated[bool, typer.Option("--best", help="fastest first")] = False,
     winners: Annotated[
         bool, typer.Option("--winners", help="the fastest of each workload and device")
@@ -283,7 +288,7 @@ def log(
         kernel=kernel, m=m, n=n, k=k, dtype=dtype, toolchain_key=toolchain, status=status,
         protocol=protocol, since=since and since.replace(tzinfo=UTC),
         until=until and until.replace(tzinfo=UTC),
-        near=None if near is None else near_workload(kernel, near),
+        near=None if near is None else near_workload(kernel, near), created_by=created_by,
         best_first=best, winners=winners,
     )  # fmt: skip
     commands.log(load_settings(), query, hardware, limit=limit, export=export)

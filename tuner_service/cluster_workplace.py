@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -116,11 +116,14 @@ class ClusterWorkplace:
             known.refused = f"it is {hardware.name} ({resource_name(hardware)}), not what it offers"
         elif toolchain != self._toolchain:
             known.refused = f"expected toolchain {self._toolchain}, found {toolchain}"
+        known.node = replace(node, driver=hardware.driver)
         stored = store.hardware(hardware.key)
         if is_measured(hardware):
             store.save_hardware(hardware)
         elif stored is not None and is_measured(stored):
-            hardware = stored
+            hardware = replace(stored, driver=hardware.driver)
+            if hardware != stored:  # what is measured from now on is of another driver
+                store.save_hardware(hardware)
         elif not known.refused:
             known.inquiry = PeakInquiry(node)
             return

@@ -127,10 +127,11 @@ def recommend(
     """Print ranked configs."""
     store = wiring.open_store(settings)
     question = jobs.understand(store, kernel, problem, threads=threads, hardware=hardware)
-    ranked = jobs.answer(store, question, top_k=top_k)
-    if as_json:
-        from tuner_service.answers import to_wire
+    from tuner_service.answers import remeasurement, to_wire
 
+    ranked, measured = jobs.ranked_with_evidence(store, question, top_k=top_k)
+    again = remeasurement(store, settings, question, measured)
+    if as_json:
         wire = [to_wire(question, i, r).model_dump() for i, r in enumerate(ranked, 1)]
         out.print_json(json.dumps(wire))
         return
@@ -138,6 +139,9 @@ def recommend(
     out.print(f"{workload} on {question.hardware.name}", highlight=False)
     work_flop = question.definition.work_flop(dict(question.workload.problem))
     show.print_recommendations(out, work_flop, ranked, question.hardware.kind)
+    if again is not None:
+        out.print(f"measured before, but: {'; '.join(again.reasons)}", soft_wrap=True)
+        out.print(f"to be measured again: {again.state} ({again.detail})", soft_wrap=True)
 
 
 def replay(
@@ -212,10 +216,10 @@ def profile(settings: Settings, *, if_missing: bool) -> None:
     show.print_profile(out, wiring.measure_profile(store))
 
 
-def runs(settings: Settings, *, state: str | None, limit: int) -> None:
+def runs(settings: Settings, *, state: str | None, created_by: str | None, limit: int) -> None:
     """Print runs, newest first."""
     store = wiring.open_store(settings)
-    _list(store, store.runs.list(state=state, limit=limit))
+    _list(store, store.runs.list(state=state, created_by=created_by, limit=limit))
 
 
 def measurements(settings: Settings, query: MeasurementQuery, *, limit: int) -> None:

@@ -182,7 +182,7 @@ def print_profile(console: Console, profile: HardwareProfile) -> None:
 def print_runs(console: Console, runs: Sequence[tuple[RunRecord, Mapping[str, int]]]) -> None:
     """Print a list of runs."""
     table = Table()
-    for title in ("run", "state", "workload", "trials", "best µs", "created"):
+    for title in ("run", "state", "workload", "trials", "best µs", "created", "by"):
         table.add_column(title, no_wrap=title in ("run", "state"))
     for run, counts in runs:
         best = (run.result or {}).get("best") or {}
@@ -194,6 +194,7 @@ def print_runs(console: Console, runs: Sequence[tuple[RunRecord, Mapping[str, in
             str(sum(counts.values())),
             "" if latency is None else f"{latency:,.1f}",
             f"{run.created_at:%Y-%m-%d %H:%M}",
+            escape(run.created_by or (f"({run.cause})" if run.cause else "")),
         )
     console.print(table)
 

@@ -19,7 +19,7 @@ from recommender.workload import Workload
 from tilecore import kernels
 from tilecore.errors import InvalidProblem
 from tilecore.kernels.definition import KernelDefinition
-from tilecore.tile_config import digest
+from tilecore.tile_config import TileConfig, digest
 from tuner_service.errors import HardwareNotOffered, TooManyThreads
 from tuner_service.hardware import find_hardware_or_like
 from tuner_service.report import result_document, result_of
@@ -115,24 +115,38 @@ def answer(store: SqlStore, question: Question, *, top_k: int) -> Sequence[Recom
 
     Those for a device that stands in for an unknown one say so, with less confidence.
     """
-    from recommender.recommend import recommend  # loads XGBoost, which queueing a run needs not
+    return ranked_with_evidence(store, question, top_k=top_k)[0]
+
+
+def ranked_with_evidence(
+    store: SqlStore, question: Question, *, top_k: int
+) -> tuple[Sequence[Recommendation], Recommendation | None]:
+    """Return ranked configs, and the one that was best measured for exactly this question.
+
+    The latter may be of another program version, toolchain or driver (``doubts``), and need not be
+    among the ranked ones; None: nothing was measured.
+    """
+    from recommender.recommend import MAX_NEIGHBOURS, recommend  # loads XGBoost
 
     found = recommend(
         question.workload,
         question.definition,
         question.hardware,
         store,
-        top_k=top_k,
+        top_k=top_k + 2 * MAX_NEIGHBOURS,  # what is stale comes behind close neighbours
         program_digest=question.program_digest,
         toolchain_key=question.toolchain.key,
     )
+    exact = (r for r in found if r.source in ("measured", "nearest") and not r.distance)
+    best = next(exact, None)
+    found = found[:top_k]
     if not question.asked_for:
-        return found
+        return found, best
     why = f"nobody knows {question.asked_for}; for {question.hardware.name}, the most like it: "
     return [
         replace(r, confidence=r.confidence * STAND_IN_CONFIDENCE, rationale=why + r.rationale)
         for r in found
-    ]
+    ], None
 
 
 def latest_run(store: SqlStore, question: Question, states: Sequence[str]) -> RunRecord | None:
@@ -166,16 +180,33 @@ class Effort:
 
 
 def submit(
-    store: SqlStore, question: Question, effort: Effort, *, idempotency_key: str | None = None
+    store: SqlStore,
+    question: Question,
+    effort: Effort,
+    *,
+    idempotency_key: str | None = None,
+    created_by: str | None = None,
+    cause: str | None = None,
+    incumbents: Sequence[TileConfig] = (),
 ) -> tuple[RunRecord, bool]:
     """Queue a tuning run; return it and whether it is new.
+
+    Args:
+        store: where to queue it.
+        question: what to tune.
+        effort: what it may take.
+        idempotency_key: of the request; it gives the same run again.
+        created_by: the name of the API key that asks for it.
+        cause: why the system queues it by itself (one of ``db.records.CAUSES``).
+        incumbents: configs that were best before; they are measured first, and confirmed.
 
     Raises:
         HardwareNotOffered: no worker has the device (SV906).
         IdempotencyConflict: the key came before with another request (DB807).
     """
-    new = _new_run(store, question, effort)
-    return store.runs.create(replace(new, idempotency_key=idempotency_key))
+    new = _new_run(store, question, effort, incumbents)
+    new = replace(new, idempotency_key=idempotency_key, created_by=created_by, cause=cause)
+    return store.runs.create(new)
 
 
 def submit_group(
@@ -183,6 +214,7 @@ def submit_group(
     questions: Sequence[tuple[Question, Effort]],
     *,
     idempotency_key: str | None = None,
+    created_by: str | None = None,
 ) -> tuple[Sequence[RunRecord], bool]:
     """Queue tuning runs that belong together, all or none; return them and whether they are new.
 
@@ -191,7 +223,10 @@ def submit_group(
         IdempotencyConflict: the key came before with another request (DB807).
     """
     group = f"g-{uuid.uuid4().hex}"
-    runs = [replace(_new_run(store, q, effort), group=group) for q, effort in questions]
+    runs = [
+        replace(_new_run(store, q, effort), group=group, created_by=created_by)
+        for q, effort in questions
+    ]
     whole = digest([run.body_hash for run in runs])
     first = replace(runs[0], idempotency_key=idempotency_key, body_hash=whole)
     return store.runs.create_all([first, *runs[1:]])
@@ -211,10 +246,12 @@ def change_group(
     return store.runs.of_group(group)
 
 
-def _new_run(store: SqlStore, question: Question, effort: Effort) -> NewRun:
+def _new_run(
+    store: SqlStore, question: Question, effort: Effort, incumbents: Sequence[TileConfig] = ()
+) -> NewRun:
     if question.asked_for or not _is_offered(store, question):
         raise HardwareNotOffered(offered=detected_host().name, found=question.hardware.name)
-    spec = {
+    spec: dict[str, Any] = {
         "kernel": question.workload.kernel,
         "problem": dict(question.workload.problem),
         "threads": question.workload.threads,
@@ -223,6 +260,8 @@ def _new_run(store: SqlStore, question: Question, effort: Effort) -> NewRun:
         "time_limit_s": effort.time_limit_s,
         "seed": effort.seed,
     }
+    if incumbents:
+        spec["incumbents"] = [dict(config.items_) for config in incumbents]
     return NewRun(
         workload=question.workload,
         hardware=question.hardware,

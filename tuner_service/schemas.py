@@ -83,7 +83,22 @@ class RecommendationOut(BaseModel):
     distance: float
     bound_by: str
     rationale: str
-    is_stale: bool = Field(description="evidence of another program version or toolchain")
+    is_stale: bool = Field(
+        description="evidence of another program version, toolchain or driver, or before a drift"
+    )
+    doubts: list[str] = Field(description="what of the evidence may no longer hold, in words")
+
+
+class RemeasurementOut(BaseModel):
+    """What becomes of doubts in what was measured for a question."""
+
+    cause: Literal["stale", "drift"]
+    reasons: list[str]
+    state: Literal["queued", "needed"] = Field(
+        description="queued: a run of low priority is open; needed: queue one yourself"
+    )
+    detail: str
+    run: str | None
 
 
 class RecommendationResponse(BaseModel):
@@ -97,6 +112,9 @@ class RecommendationResponse(BaseModel):
         None, description="an unknown device; `hardware` is the known one most like it"
     )
     recommendations: list[RecommendationOut]
+    remeasurement: RemeasurementOut | None = Field(
+        None, description="where what was measured for this question may no longer hold"
+    )
     tune_url: str = "/v1/tuning-runs"
 
 
@@ -149,6 +167,10 @@ class TuningRunOut(BaseModel):
 
     id: str
     group: str | None = Field(description="what it was queued together with")
+    created_by: str | None = Field(description="name of the API key that asked for it")
+    cause: Literal["stale", "drift"] | None = Field(
+        description="why the system queued it by itself; null: somebody asked for it"
+    )
     state: RunState
     workload: dict[str, Any]
     hardware: str
@@ -259,6 +281,8 @@ class MeasurementOut(BaseModel):
     max_error: float | None
     detail: str
     worker: str
+    driver: str = Field(description="of the device when it measured; of a CPU kernel and microcode")
+    created_by: str | None = Field(description="name of the API key that asked for it")
     metrics: dict[str, float]
     measured_at: datetime
     distance: float | None = Field(None, description="from the problem that `near` named")

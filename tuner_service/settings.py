@@ -46,6 +46,10 @@ class Settings(BaseSettings):
     retry_base_s: float = Field(0.5, ge=0)
     max_trials: int = Field(96, ge=1, le=100_000)  # of a run that does not say
     time_limit_s: float = Field(900.0, gt=0)  # of a run that does not say
+    # Runs that the system queues by itself, where answers rest on what may no longer hold:
+    retune: Literal["auto", "off"] = "auto"
+    retune_trials: int = Field(24, ge=1, le=100_000)
+    retune_max_open: int = Field(8, ge=1, le=1000)
     max_body_bytes: int = Field(65_536, ge=1024)
     auth: Literal["auto", "required", "off"] = "auto"  # auto: required unless bound to loopback
     rate_limit: str = "6000/minute"  # requests per API key, for each process of the service

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from db.migrate import open_database
@@ -46,7 +47,8 @@ def host_toolchain() -> Toolchain:
 def host_profile(store: SqlStore) -> HardwareProfile:
     """Return this machine with the rates that `tilecore profile` measured, if it was run."""
     host = detected_host()
-    return store.hardware(host.key) or host
+    stored = store.hardware(host.key)
+    return host if stored is None else replace(stored, driver=host.driver)
 
 
 def is_measured(profile: HardwareProfile) -> bool:

@@ -48,6 +48,7 @@ class ClusterNode:
     cpus: int
     resource: str  # hw:<hardware key>
     devices: int
+    driver: str = ""  # of its devices, once it was asked
 
 
 def start_local(hardware: HardwareProfile) -> bool:

@@ -266,7 +266,7 @@ class RayPool(MeasurePool):
             )
             for i in range(node.devices)
         ]
-        self.add_node(node.key, f"ray:{node.name}", compilers, meters)
+        self.add_node(node.key, f"ray:{node.name}", compilers, meters, node.driver)
 
     def _meter_arguments(self, index: int) -> tuple[Any, ...]:
         device = self.hardware.kind if index == 0 else f"{self.hardware.kind}-{index}"

@@ -13,7 +13,7 @@ COLUMNS = (
     "id", "run", "measured_at", "kernel", "problem", "workload_threads", "threads", "hardware",
     "hardware_key", "toolchain_key", "program_digest", "config", "protocol", "status", "time_us",
     "reference_time_us", "repeats_us", "reference_repeats_us", "compile_ms", "max_error", "detail",
-    "worker", "metrics",
+    "worker", "metrics", "driver", "created_by",
 )  # fmt: skip
 
 
@@ -48,5 +48,5 @@ def _values(record: MeasurementRecord) -> list[object]:
         canonical_json([t * 1e6 for t in m.times_s]),
         canonical_json([t * 1e6 for t in m.reference_times_s]),
         None if m.compile_s is None else m.compile_s * 1e3, m.max_error, m.detail, m.worker,
-        canonical_json(dict(m.metrics)),
+        canonical_json(dict(m.metrics)), m.driver, record.created_by,
     ]  # fmt: skip

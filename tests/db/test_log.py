@@ -52,6 +52,7 @@ def some(seed, number):
         protocol=rng.choice(list(Protocol)),
         status=status,
         measured_at=START + timedelta(hours=rng.randrange(48)),
+        driver=rng.choice(("", "d1", "d2")),
     )
 
 
@@ -68,8 +69,9 @@ def filled(request, tmp_path_factory):
         upgrade(Database(url))
     store = SqlStore(open_database(url))
     records = [some("log", number) for number in range(400)]
-    ids = store.add_all(records)
-    yield store, dict(zip(ids, records, strict=True))
+    ids = store.add_all(records[::2], created_by="alice")  # even ones
+    ids += store.add_all(records[1::2])
+    yield store, dict(zip(ids, records[::2] + records[1::2], strict=True))
     store.database.close()
 
 
@@ -78,7 +80,9 @@ def matches(query, m):
     asked = {
         "kernel": m.workload.kernel, "threads": m.workload.threads, "status": m.status,
         "protocol": m.protocol, "hardware_key": m.hardware.key, "toolchain_key": m.toolchain.key,
-        "program_digest": m.program_digest, **{d: problem[d] for d in ("m", "n", "k", "dtype")},
+        "program_digest": m.program_digest,
+        "created_by": None if m.config["block_M"] % 2 else "alice",
+        **{d: problem[d] for d in ("m", "n", "k", "dtype")},
     }  # fmt: skip
     return (
         all(getattr(query, name) in (None, value) for name, value in asked.items())
@@ -115,6 +119,7 @@ FILTERS = {
     "toolchain_key": maybe([t.key for t in TOOLCHAINS] + ["unknown"]),
     "program_digest": maybe(("p1", "p3")),
     "since": maybe(START + timedelta(hours=h) for h in (0, 12, 30)),
+    "created_by": maybe(("alice", "bob")),
     "until": maybe(START + timedelta(hours=h) for h in (12, 31)),
 }
 

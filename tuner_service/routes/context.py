@@ -11,6 +11,7 @@ from fastapi import Depends, Header, Query, Request
 from starlette.convertors import StringConvertor, register_url_convertor
 
 from db.store import SqlStore
+from tuner_service.access import Principal
 from tuner_service.answers import Answers
 from tuner_service.errors import InvalidCursor
 from tuner_service.metrics import Metrics
@@ -36,6 +37,12 @@ def _of_app(name: str) -> Any:
     return Depends(held)
 
 
+async def _sender(request: Request) -> Principal:
+    sender: Principal = request.state.principal
+    return sender
+
+
+Sender = Annotated[Principal, Depends(_sender)]
 Store = Annotated[SqlStore, _of_app("store")]
 AppAnswers = Annotated[Answers, _of_app("answers")]
 Engine = Annotated[StudyEngine, _of_app("engine")]

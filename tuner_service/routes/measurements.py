@@ -54,6 +54,9 @@ def log_query(
     toolchain: Annotated[str | None, Query(max_length=32, description="toolchain_key")] = None,
     program: Annotated[str | None, Query(max_length=64, description="program_digest")] = None,
     run: Annotated[str | None, Query(max_length=64)] = None,
+    created_by: Annotated[
+        str | None, Query(max_length=64, description="name of the API key that asked for it")
+    ] = None,
     since: Annotated[Time | None, Query(description="measured then or later")] = None,
     until: Annotated[Time | None, Query(description="measured before")] = None,
     near: Annotated[str | None, Query(max_length=1000, description=NEAR)] = None,
@@ -79,6 +82,7 @@ def log_query(
         toolchain_key=toolchain,
         program_digest=program,
         run=None if run is None else store.runs.get(run).public_id,
+        created_by=created_by,
         since=_in_utc("since", since),
         until=_in_utc("until", until),
         near=None if near is None else near_workload(kernel, near),
@@ -165,6 +169,8 @@ def to_wire(record: MeasurementRecord) -> MeasurementOut:
         max_error=m.max_error,
         detail=m.detail,
         worker=m.worker,
+        driver=m.driver,
+        created_by=record.created_by,
         metrics=dict(m.metrics),
         measured_at=m.measured_at,
         distance=record.distance,
