@@ -14,7 +14,6 @@ from db.models import (
     Base,
     HardwareRow,
     MeasurementRow,
-    ModelRow,
     NodeRow,
     RunRow,
     SampleRow,
@@ -23,6 +22,7 @@ from db.models import (
     WorkloadRow,
 )
 from db.records import NodeRecord, RunRecord, TrialRecord
+from db.service_models import ModelRow
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, MeasureStatus, Protocol, Toolchain
 from recommender.ports import StoredModel

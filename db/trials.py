@@ -30,9 +30,10 @@ class Trials:
         repeated = []
         with self._database.write() as session:
             check_epoch(session, epoch)
-            columns = (TrialRow.config_id, TrialRow.protocol, TrialRow.round)
+            columns = (TrialRow.sequence, TrialRow.config_id, TrialRow.protocol, TrialRow.round)
             stored = session.execute(select(*columns).where(TrialRow.run_id == run_id)).all()
-            known, sequence = {_identity(*row) for row in stored}, len(stored)
+            known = {_identity(*row[1:]) for row in stored}
+            sequence = 1 + max((row.sequence for row in stored), default=-1)
             for trial in new:
                 key = config_id(session, trial.config)
                 identity = _identity(key, trial.protocol.value, trial.round)

@@ -18,8 +18,9 @@ from anyio.to_thread import run_sync
 
 from db.store import SqlStore
 from recommender.recommend import Recommendation
+from tuner_service.drifting import doubt_of
 from tuner_service.errors import Overloaded
-from tuner_service.jobs import Question, ranked_with_evidence, understand
+from tuner_service.jobs import Evidence, Question, ranked_with_evidence, understand
 from tuner_service.metrics import Metrics
 from tuner_service.remeasure import Doubt, Remeasurement, follow_up
 from tuner_service.schemas import (
@@ -124,8 +125,8 @@ def _answer(store: SqlStore, settings: Settings, request: RecommendationRequest)
         threads=request.threads,
         hardware=request.hardware,
     )
-    ranked, measured = ranked_with_evidence(store, question, top_k=request.top_k)
-    again = remeasurement(store, settings, question, measured)
+    ranked, evidence = ranked_with_evidence(store, question, top_k=request.top_k)
+    again = remeasurement(store, settings, question, evidence)
     response = RecommendationResponse(
         workload=question.workload.as_dict(),
         workload_key=question.workload.key,
@@ -142,12 +143,16 @@ def _answer(store: SqlStore, settings: Settings, request: RecommendationRequest)
 
 
 def remeasurement(
-    store: SqlStore, settings: Settings, question: Question, measured: Recommendation | None
+    store: SqlStore, settings: Settings, question: Question, evidence: Evidence
 ) -> Remeasurement | None:
     """Return what becomes of doubts in what was measured for a question; None: there are none."""
-    if measured is None or not measured.doubts:
+    best = evidence.best
+    if best is None or not best.doubts:
         return None
-    doubt = Doubt(cause="stale", reasons=measured.doubts, incumbents=(measured.config,))
+    if evidence.drift is not None:
+        doubt = doubt_of(evidence.drift, best.config)
+    else:
+        doubt = Doubt(cause="stale", reasons=best.doubts, incumbents=(best.config,))
     return follow_up(store, settings, question, doubt)
 
 

@@ -12,6 +12,7 @@ import typer
 
 from recommender.measurement import MeasureStatus, Protocol
 from tilecore.errors import TileError
+from tuner_service.cli_operations import db_app, model_app
 from tuner_service.cli_runs import node_app, run_app
 from tuner_service.errors import InvalidRequest
 from tuner_service.settings import load_settings
@@ -27,6 +28,8 @@ keys = typer.Typer(help="API keys of the REST service.", no_args_is_help=True)
 app.add_typer(keys, name="keys")
 app.add_typer(run_app, name="run")
 app.add_typer(node_app, name="node")
+app.add_typer(db_app, name="db")
+app.add_typer(model_app, name="model")
 
 Kernel = Annotated[str, typer.Argument(help="a kernel of the library")]
 M = Annotated[int | None, typer.Option("--m", "-m", help="rows of C")]
@@ -276,7 +279,7 @@ def log(
     ] = False,
     limit: Limit = 20,
     export: Annotated[
-        Path | None, typer.Option(help="write all that match: FILE.csv or FILE.t4.json")
+        Path | None, typer.Option(help="write all that match: FILE.csv, .parquet or .t4.json")
     ] = None,
 ) -> None:
     """Query the tuning log, or write it into a file."""
@@ -303,17 +306,17 @@ def create_key(
     ] = None,
 ) -> None:
     """Make an API key and print it; nothing can tell it again."""
-    from tuner_service import commands
+    from tuner_service import operations
 
-    commands.create_key(load_settings(), name, role, expires_in_days=expires_in_days)
+    operations.create_key(load_settings(), name, role, expires_in_days=expires_in_days)
 
 
 @keys.command("list")
 def list_keys() -> None:
     """List the API keys."""
-    from tuner_service import commands
+    from tuner_service import operations
 
-    commands.list_keys(load_settings())
+    operations.list_keys(load_settings())
 
 
 @keys.command("revoke")
@@ -321,9 +324,9 @@ def revoke_key(
     prefix: Annotated[str, typer.Argument(help="as `tilecore keys list` shows it")],
 ) -> None:
     """Refuse an API key from now on."""
-    from tuner_service import commands
+    from tuner_service import operations
 
-    commands.revoke_key(load_settings(), prefix)
+    operations.revoke_key(load_settings(), prefix)
 
 
 @app.command()

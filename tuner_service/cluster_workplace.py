@@ -70,7 +70,7 @@ class ClusterWorkplace:
     def refresh(self, store: SqlStore, epoch: int) -> Sequence[HardwareProfile]:
         """See who is there, use and drain nodes, note them in SQL; return what is on offer."""
         if epoch != self._epoch:
-            retire_older(epoch)
+            retire_older(epoch, store.installation)
             self._epoch, self._known, self._pools, self._offered = epoch, {}, {}, {}
         there = {node.key: node for node in nodes()}
         self._known = {key: known for key, known in self._known.items() if key in there}
@@ -95,6 +95,10 @@ class ClusterWorkplace:
         pool = self._make_pool(hardware, epoch)
         self._pools[hardware.key] = pool
         return pool
+
+    def release(self, hardware_key: str) -> None:
+        """Forget actors that were closed for want of work."""
+        self._pools.pop(hardware_key, None)
 
     def close(self) -> None:
         """Leave the cluster."""

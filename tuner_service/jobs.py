@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from db.errors import IllegalTransition
-from db.records import DEFAULT_PRIORITY, NewRun, RunRecord
+from db.records import DEFAULT_PRIORITY, DriftRecord, NewRun, RunRecord
 from db.store import SqlStore
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Toolchain
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from recommender.recommend import Recommendation
 
 STAND_IN_CONFIDENCE = 0.4  # of what is recommended for another device
+DRIFTED_CONFIDENCE = 0.6  # of what was measured for times that changed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,14 +119,24 @@ def answer(store: SqlStore, question: Question, *, top_k: int) -> Sequence[Recom
     return ranked_with_evidence(store, question, top_k=top_k)[0]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What was measured for exactly a question, and what speaks against it.
+
+    Attributes:
+        best: may be of another program version, toolchain or driver (``doubts``), and need not be
+            among the ranked configs of an answer; None: nothing was measured.
+        drift: its times changed, and nobody has tuned since.
+    """
+
+    best: Recommendation | None
+    drift: DriftRecord | None = None
+
+
 def ranked_with_evidence(
     store: SqlStore, question: Question, *, top_k: int
-) -> tuple[Sequence[Recommendation], Recommendation | None]:
-    """Return ranked configs, and the one that was best measured for exactly this question.
-
-    The latter may be of another program version, toolchain or driver (``doubts``), and need not be
-    among the ranked ones; None: nothing was measured.
-    """
+) -> tuple[Sequence[Recommendation], Evidence]:
+    """Return ranked configs, and what was measured for exactly this question."""
     from recommender.recommend import MAX_NEIGHBOURS, recommend  # loads XGBoost
 
     found = recommend(
@@ -141,12 +152,36 @@ def ranked_with_evidence(
     best = next(exact, None)
     found = found[:top_k]
     if not question.asked_for:
-        return found, best
+        return _doubt_drifted(store, question, found, best)
     why = f"nobody knows {question.asked_for}; for {question.hardware.name}, the most like it: "
     return [
         replace(r, confidence=r.confidence * STAND_IN_CONFIDENCE, rationale=why + r.rationale)
         for r in found
-    ], None
+    ], Evidence(best=None)
+
+
+def _doubt_drifted(
+    store: SqlStore,
+    question: Question,
+    found: list[Recommendation],
+    best: Recommendation | None,
+) -> tuple[Sequence[Recommendation], Evidence]:
+    """Let measured times answer with less confidence where they drifted and nobody tuned since."""
+    if best is None or best.source != "measured":
+        return found, Evidence(best=best)
+    drift = store.drifts.open(
+        question.workload, question.hardware.key, question.program_digest, question.toolchain.key
+    )
+    if drift is None:
+        return found, Evidence(best=best)
+    doubted = replace(
+        best,
+        confidence=best.confidence * DRIFTED_CONFIDENCE,
+        rationale=f"{best.rationale}; {drift.explanation}",
+        doubts=(*best.doubts, drift.explanation),
+    )
+    ranked = [doubted if r is best else r for r in found]
+    return ranked, Evidence(best=doubted, drift=drift)
 
 
 def latest_run(store: SqlStore, question: Question, states: Sequence[str]) -> RunRecord | None:

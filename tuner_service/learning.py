@@ -25,23 +25,25 @@ def train_after(store: SqlStore, run: RunRecord) -> TrainingOutcome | None:
     definition = kernels.get(run.workload.kernel)
     measurements = store.measurements(kernel=definition.name, only_ok=True, limit=TRAINING_LIMIT)
     try:
-        outcome = train(measurements, definition, incumbent=_incumbent(store, definition.name))
+        outcome = train(measurements, definition, incumbent=incumbent_of(store, definition.name))
     except NotEnoughMeasurements as error:
         log.info("no model trained", why=error.message)
         return None
-    store.save_model(
+    store.models.save(
         kernel=definition.name,
         blob=outcome.model.to_bytes(),
         feature_schema=SCHEMA,
         metrics=outcome.metrics,
         trained_on=len(measurements),
         promote=outcome.is_promoted,
+        reason=outcome.reason,
     )
     log.info("model trained", promoted=outcome.is_promoted, why=outcome.reason)
     return outcome
 
 
-def _incumbent(store: SqlStore, kernel: str) -> CostModel | None:
+def incumbent_of(store: SqlStore, kernel: str) -> CostModel | None:
+    """Return the active model of a kernel, None where there is none that this version can use."""
     stored = store.active_model(kernel)
     if stored is None:
         return None

@@ -314,6 +314,7 @@ class HardwareOut(BaseModel):
     cores: int
     aliases: list[str]
     source: str
+    driver: str = Field(description="as last seen; of a CPU kernel and microcode")
     is_host: bool
     offers_tuning: bool
     peak_gflops_per_core: dict[str, float]

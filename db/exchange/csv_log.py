@@ -24,7 +24,7 @@ def csv_lines(records: Iterable[MeasurementRecord]) -> Iterator[str]:
     writer.writerow(COLUMNS)
     for record in records:
         yield _taken(buffer)
-        writer.writerow(_values(record))
+        writer.writerow(values(record))
     yield _taken(buffer)
 
 
@@ -35,8 +35,8 @@ def _taken(buffer: io.StringIO) -> str:
     return text
 
 
-def _values(record: MeasurementRecord) -> list[object]:
-    """Return the values of a line; None is written as nothing."""
+def values(record: MeasurementRecord) -> list[object]:
+    """Return the values of a line by COLUMNS; None is written as nothing."""
     m = record.measurement
     reference_s = m.reference_time_s
     return [

@@ -167,7 +167,7 @@ def test_hardware_profile_is_replaced_by_a_measured_one(store):
 
 def test_one_model_is_active_and_damage_is_noticed(store):
     def save(blob, promote):
-        return store.save_model(
+        return store.models.save(
             kernel="gemm", blob=blob, feature_schema="f1", metrics={"r": 1.0}, trained_on=9,
             promote=promote,
         )  # fmt: skip

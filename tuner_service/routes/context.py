@@ -15,6 +15,7 @@ from tuner_service.access import Principal
 from tuner_service.answers import Answers
 from tuner_service.errors import InvalidCursor
 from tuner_service.metrics import Metrics
+from tuner_service.model_uploads import ModelUploads
 from tuner_service.settings import Settings
 from tuner_service.studies import StudyEngine
 
@@ -46,6 +47,7 @@ Sender = Annotated[Principal, Depends(_sender)]
 Store = Annotated[SqlStore, _of_app("store")]
 AppAnswers = Annotated[Answers, _of_app("answers")]
 Engine = Annotated[StudyEngine, _of_app("engine")]
+AppModels = Annotated[ModelUploads, _of_app("models")]
 AppMetrics = Annotated[Metrics, _of_app("metrics")]
 AppSettings = Annotated[Settings, _of_app("settings")]
 Limit = Annotated[int, Query(ge=1, le=200, description="how many items at most")]
