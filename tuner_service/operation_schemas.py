@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, StrictBool
 
 from db.records import RetentionPolicy
 from tuner_service.schemas import Int, Seconds, Wire
@@ -58,7 +58,7 @@ class CompactionRequest(Wire):
         description="so many of the newest OK ones of each kernel",
     )  # fmt: skip
     above_mib: Int = Field(0, ge=0, le=2**31 - 1, description="only if the database is larger")
-    dry_run: bool = Field(False, description="only count")
+    dry_run: StrictBool = Field(False, description="only count")
     vacuum: Literal["auto", "off"] = "auto"
     time_limit_s: Seconds = Field(20, gt=0, le=300, description="begin nothing more after so long")
 

@@ -21,6 +21,12 @@ def _strict_number(value: Any) -> Any:
     return value
 
 
+def _strict_seconds(value: Any) -> Any:
+    if isinstance(value, (bool, str, bytes)):
+        raise ValueError("expected a number")
+    return value
+
+
 def _problem_value(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer():
         return int(value)
@@ -31,7 +37,7 @@ def _problem_value(value: Any) -> Any:
 
 Role = Literal["read", "tune", "admin"]
 Int = Annotated[int, BeforeValidator(_strict_number)]
-Seconds = Annotated[float, Field(allow_inf_nan=False)]
+Seconds = Annotated[float, BeforeValidator(_strict_seconds), Field(allow_inf_nan=False)]
 RunState = Literal[
     "QUEUED", "RUNNING", "PAUSED", "WAITING_FOR_HARDWARE", "SUCCEEDED", "FAILED", "CANCELLED"
 ]

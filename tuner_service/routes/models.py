@@ -74,13 +74,13 @@ async def upload_model(
     return _to_wire(found)
 
 
-@router.get("/{model_id:int}", responses=documented(404))
+@router.get("/{model_id:name}", responses=documented(404))
 def get_model(model_id: ModelId, store: Store) -> ModelOut:
     """Return one version."""
     return _to_wire(store.models.get(model_id))
 
 
-@router.post("/{model_id:int}:activate", responses=documented(404, 409))
+@router.post("/{model_id:name}:activate", responses=documented(404, 409))
 def activate_model(model_id: ModelId, models: AppModels) -> ModelOut:
     """Go back to a version that was active before."""
     return _to_wire(models.activate(model_id))
