@@ -47,7 +47,7 @@ NEEDS = {
     studies: Needs("read", to_change="tune"),
     nodes: Needs("read", to_change="admin"),
     keys: Needs("admin"),
-    database: Needs("admin"),
+    database: Needs("read", to_change="admin"),
     models: Needs("read", to_change="admin"),
 }
 

@@ -74,3 +74,12 @@ class CompactionOut(BaseModel):
     is_complete: bool
     is_dry_run: bool
     note: str = Field(description="what was not done, and why")
+
+
+class RemovedOut(BaseModel):
+    """How many measurements of a kind were ever removed."""
+
+    kernel: str
+    status: str
+    cause: str = Field(description="first line of the failure; empty for OK ones")
+    count: int

@@ -153,21 +153,19 @@ def test_files_that_crash_xgboost_end_only_the_child(client, store, measurements
     evil[0][first : first + 4] = struct.pack(">i", 10**9)  # a child far outside
     evil[1][first + 4 : first + 8] = struct.pack(">i", 0)  # a circle
     rng = random.Random(7)
-    for _ in range(4):
+    for _ in range(3):
         flipped = bytearray(good)
         for _ in range(20):
             flipped[rng.randrange(len(flipped))] ^= 1 << rng.randrange(8)
         evil.append(flipped)
-    for raw in evil:
+    for number, raw in enumerate(evil):
         told = upload(client, bytes(raw))
-        assert told.status_code in (201, 422), told.text
+        assert told.status_code in ((422,) if number < 2 else (201, 422)), told.text
         if told.status_code == 422:
             assert problem(told, 422, "RC604")["detail"]
         else:  # numbers that nobody can tell from others
             assert told.json()["state"] == "candidate"
         assert answers(client)["source"] == "predicted"
-    assert upload(client, bytes(evil[0])).status_code == 422
-    assert upload(client, bytes(evil[1])).status_code == 422
 
 
 def test_models_are_looked_at_one_by_one(store, good, measurements):

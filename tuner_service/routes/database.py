@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from db.records import RetentionPolicy
-from tuner_service.operation_schemas import CompactionOut, CompactionRequest
+from tuner_service.operation_schemas import CompactionOut, CompactionRequest, RemovedOut
 from tuner_service.problems import documented
 from tuner_service.routes.context import Sender, Store
 
@@ -42,3 +42,12 @@ def compact(request: CompactionRequest, store: Store, sender: Sender) -> Compact
         is_dry_run=done.is_dry_run,
         note=done.note,
     )
+
+
+@router.get("/removed")
+def list_removed(store: Store) -> list[RemovedOut]:
+    """Return how many measurements were ever removed, by kernel, status and cause."""
+    return [
+        RemovedOut(kernel=kernel, status=status, cause=cause, count=count)
+        for (kernel, status, cause), count in sorted(store.retention.counts().items())
+    ]
