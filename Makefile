@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "expected Python 3.11 or newer, found `$(BIN)/python --version`; set PYTHON=" >&2; exit 2; }
 	@$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install -q -c constraints.txt $(TORCH)
-	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,postgres,cuda,cuda-runtime]'
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,postgres,parquet,cuda,cuda-runtime]'
 	@touch $@
 
 tune: $(STAMP) ## profile this machine, then tune a GEMM (M=, N=, K=, DTYPE=, TUNE_ARGS=--force)

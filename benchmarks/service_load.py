@@ -1,6 +1,7 @@
 """The recommendation route under load: answers per second and latency, by wrk.
 
     python benchmarks/service_load.py [--seconds 5] [--clients 1,8,64] [--json FILE]
+    python benchmarks/service_load.py --requests 100000 [--json FILE]
 
 Starts `tilecore serve --no-coordinator` on an SQLite file in a temporary folder, and asks it for
 GEMM on this host with an API key (needed, so that its check is in the figures):
@@ -8,6 +9,10 @@ GEMM on this host with an API key (needed, so that its check is in the figures):
 - cache: the same question again and again.
 - database: questions measured before (records made up by the analytic model), each asked once.
 - cold: questions never measured, each asked once; the space has tens of thousands of configs.
+
+With `--requests N` it sends N requests of every kind instead (`mixed_requests.py`: answers from
+memory, from the database and cold ones, pages and files of the log, runs, studies, keys, bad input)
+and reports the service's memory every tenth of them.
 
 wrk, server and everything else share this machine's cores. Before
 each run one question is asked for a second, so that the service is warm. Refused requests
@@ -27,12 +32,14 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import fastapi
 import psutil
+from mixed_requests import Client, drive
 
 from recommender.analytic import estimate
 from recommender.measurement import Measurement, MeasureStatus, Protocol
@@ -42,6 +49,7 @@ from tuner_service.settings import load_settings
 from tuner_service.wiring import open_store
 
 MEASURED, FIRST_ROW = 4000, 64
+CLIENTS = 4
 SCRIPT = """
 local asked = {first}
 request = function()
@@ -122,10 +130,39 @@ def serve(folder: str, port: int) -> subprocess.Popen[bytes]:
     raise SystemExit("the service did not start")
 
 
+def memory(store: Any, port: int, process: psutil.Process, requests: int) -> dict[str, Any]:
+    """Send requests of every kind and return the service's memory after every tenth of them."""
+    _, key = store.keys.create("mixed", "admin")
+    clients = [Client(port, key, seed, FIRST_ROW, MEASURED) for seed in range(CLIENTS)]
+
+    def sent() -> int:
+        return sum(client.codes.total() for client in clients)
+
+    kinds: Counter[str] = Counter()
+    rows = []
+    for tenth in range(11):
+        started, before = time.perf_counter(), sent()
+        drive(clients, requests * tenth // 10, sent, kinds)
+        seconds = time.perf_counter() - started
+        memory_info = process.memory_info()
+        rows.append(
+            {
+                "requests": sent(), "rss_mib": memory_info.rss / 2**20, "seconds": seconds,
+                "per_second": (sent() - before) / seconds if tenth else 0.0,
+                "threads": process.num_threads(), "files": process.num_fds(),
+            }
+        )  # fmt: skip
+        print({name: round(value, 1) for name, value in rows[-1].items()}, flush=True)
+    codes = sum((client.codes for client in clients), Counter())
+    print("answers by status:", dict(codes))
+    return {"rows": rows, "kinds": dict(kinds), "statuses": {str(k): n for k, n in codes.items()}}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--clients", default="1,8,64")
+    parser.add_argument("--requests", type=int, help="of every kind: memory instead of latency")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
@@ -137,6 +174,14 @@ def main() -> None:
         probe.close()
         server = serve(folder, port)
         process, url = psutil.Process(server.pid), f"http://127.0.0.1:{port}"
+        if given.requests:
+            try:
+                found = memory(store, port, process, given.requests)
+            finally:
+                server.terminate()
+                server.wait()
+            write(given.json, found)
+            return
         before_mib, results = process.memory_info().rss / 2**20, []
         shapes = {
             "cache": {"first": 512, "last": 512, "n": 512},
@@ -162,14 +207,23 @@ def main() -> None:
             server.terminate()
             server.wait()
     print(f"memory of the service: {before_mib:.0f} MiB before, {after_mib:.0f} MiB after")
-    if given.json:
-        document = {
-            "date": datetime.now(UTC).isoformat(timespec="seconds"), "cores": os.cpu_count(),
-            "versions": {"python": platform.python_version(), "fastapi": fastapi.__version__},
-            "load_before": os.getloadavg()[0], "memory_mib": [before_mib, after_mib],
-            "results": results,
-        }  # fmt: skip
-        given.json.write_text(json.dumps(document, indent=1) + "\n")
+    memory_mib = [before_mib, after_mib]
+    write(
+        given.json,
+        {"load_before": os.getloadavg()[0], "memory_mib": memory_mib, "results": results},
+    )
+
+
+def write(path: Path | None, found: dict[str, Any]) -> None:
+    """Write what was found with date and versions, if there is a path."""
+    if path is None:
+        return
+    document = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"), "cores": os.cpu_count(),
+        "versions": {"python": platform.python_version(), "fastapi": fastapi.__version__},
+        **found,
+    }  # fmt: skip
+    path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -115,6 +115,22 @@ class UnknownNode(DatabaseError):
     default_hint = "list them: `tilecore nodes` or GET /v1/nodes"
 
 
+class FormatMissing(DatabaseError):
+    """A file of a form was asked for whose package is not installed."""
+
+    code, title = "DB826", "format-missing"
+    template = "{form}: expected the package {package}, which is not installed"
+    default_hint = "pip install 'tilecore[parquet]' where the service (or this command) runs"
+
+
+class UnknownModel(DatabaseError):
+    """No version of a cost model has this id."""
+
+    code, title = "DB825", "unknown-model"
+    template = "expected the id of a cost model, found {found}"
+    default_hint = "list them: `tilecore model list` or GET /v1/models"
+
+
 class UnknownKey(DatabaseError):
     """No API key has this prefix."""
 

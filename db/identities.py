@@ -10,7 +10,16 @@ from sqlalchemy import ColumnElement, Table, select, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from db.models import Base, ConfigRow, FacetRow, HardwareRow, ProgramRow, ToolchainRow, WorkloadRow
+from db.models import (
+    Base,
+    ConfigRow,
+    DriverRow,
+    FacetRow,
+    HardwareRow,
+    ProgramRow,
+    ToolchainRow,
+    WorkloadRow,
+)
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, Toolchain
 from recommender.workload import Workload
@@ -168,11 +177,14 @@ class References:
         self._program_ids = identities(
             session, ProgramRow, ("kernel", "digest"), {p: {} for p in programs}
         )
+        self._driver_ids = identities(
+            session, DriverRow, ("name",), {(_driver(m),): {} for m in measurements if m.driver}
+        )
         self._facet_ids = identities(
             session, FacetRow, FACET, {self._facet(m): {} for m in measurements}
         )
 
-    def columns(self, m: Measurement) -> dict[str, int]:
+    def columns(self, m: Measurement) -> dict[str, int | None]:
         """Return the columns of a measurement that refer to other tables."""
         return {
             "workload_id": self._workload_ids[m.workload],
@@ -181,6 +193,7 @@ class References:
             "toolchain_id": self._toolchain_ids[m.toolchain],
             "config_id": self._config_ids[m.config],
             "facet_id": self._facet_ids[self._facet(m)],
+            "driver_id": self._driver_ids.get((_driver(m),)),
         }
 
     def _hardware_id(self, m: Measurement) -> int:
@@ -190,6 +203,10 @@ class References:
         toolchain = self._toolchain_ids[m.toolchain]
         kernel = m.workload.kernel
         return (kernel, self._hardware_id(m), toolchain, m.protocol.value, m.status.value)
+
+
+def _driver(m: Measurement) -> str:
+    return m.driver[:200]
 
 
 FACET = ("kernel", "hardware_id", "toolchain_id", "protocol", "status")

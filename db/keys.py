@@ -10,8 +10,8 @@ from datetime import datetime
 from sqlalchemy import func, select, update
 
 from db.errors import UnknownKey
-from db.models import ApiKeyRow
 from db.records import KeyRecord
+from db.service_models import ApiKeyRow
 from db.session import Database, change
 
 PREFIX_BYTES, SECRET_BYTES = 4, 32

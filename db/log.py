@@ -6,13 +6,15 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
-from sqlalchemy import Select, bindparam, func, select
+from sqlalchemy import ColumnElement, Select, bindparam, func, literal, or_, select
 from sqlalchemy.orm import Session
 
 from db.errors import NotOneSpace
 from db.exchange.csv_log import csv_lines
+from db.exchange.parquet import parquet_pieces
 from db.exchange.t4 import t4_chunks
 from db.models import (
+    DriverRow,
     FacetRow,
     HardwareRow,
     MeasurementRow,
@@ -24,6 +26,7 @@ from db.reader import FLAT, Reader
 from db.records import MeasurementQuery, MeasurementRecord, Page
 from db.rows import workload_of
 from db.scope import Scope
+from db.service_models import DriftRow
 from db.session import Database
 from recommender.measurement import Measurement, MeasureStatus, Protocol
 from recommender.nearest import WorkloadIndex
@@ -33,7 +36,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 LATEST = (datetime.max.replace(tzinfo=UTC) - EPOCH) // MICROSECOND
 STREAMED = 500  # records held at a time while a log is exported
-Form = Literal["csv", "t4"]
+Form = Literal["csv", "t4", "parquet"]
 Key = tuple[float, int]
 
 
@@ -46,15 +49,22 @@ class Log:
         self._indices: dict[str, tuple[int, list[int], WorkloadIndex]] = {}
 
     def best(
-        self, workload: Workload, hardware_key: str, program_digest: str, toolchain_key: str
-    ) -> Measurement | None:
-        """Return the fastest OK CONFIRM measurement (else the fastest SCREEN one) of this key."""
+        self, workload: Workload, hardware_key: str, program_digest: str, toolchain_key: str,
+        driver: str = "",
+    ) -> Measurement | None:  # fmt: skip
+        """Return the fastest OK CONFIRM measurement (else the fastest SCREEN one) of this key.
+
+        Those of other drivers than ``driver`` (if it is given) come after all of this one; where
+        nobody noted the driver, it counts as the same. What was measured before a drift does not
+        count.
+        """
         key = {
             "workload": workload.key,
             "kernel": workload.kernel,
             "hardware": hardware_key,
             "digest": program_digest,
             "toolchain": toolchain_key,
+            "driver": driver,
         }
         with self._database.read() as session:
             found = session.connection().execute(BEST, key).all()
@@ -87,12 +97,15 @@ class Log:
             if after is None:
                 return
 
-    def export(self, query: MeasurementQuery, form: Form) -> Iterator[str]:
+    def export(self, query: MeasurementQuery, form: Form) -> Iterator[str] | Iterator[bytes]:
         """Return the log that matches as pieces of a file, in bounded memory.
 
         Raises:
             NotOneSpace: T4 of no or of several workloads or devices (DB810).
+            FormatMissing: Parquet without pyarrow (DB826).
         """
+        if form == "parquet":
+            return parquet_pieces(self.stream(query))
         if form == "csv":
             return csv_lines(self.stream(query))
         with self._database.read() as session:
@@ -186,18 +199,26 @@ def _winners(
 
 
 def _best() -> Select[Any]:
-    confirmed, screened = (
-        _fastest(protocol).scalar_subquery() for protocol in (Protocol.CONFIRM, Protocol.SCREEN)
+    """Return the query of the best measurement: protocols in turn, of each this driver first."""
+    in_turn = (
+        _fastest(protocol, of_driver=of_driver).scalar_subquery()
+        for protocol in (Protocol.CONFIRM, Protocol.SCREEN)
+        for of_driver in (True, False)
     )
-    return FLAT.where(MeasurementRow.id == func.coalesce(confirmed, screened))
+    return FLAT.where(MeasurementRow.id == func.coalesce(*in_turn))
 
 
-def _fastest(protocol: Protocol) -> Select[int]:
+def _fastest(protocol: Protocol, *, of_driver: bool) -> Select[int]:
     row = MeasurementRow
     workload = select(WorkloadRow.id).where(WorkloadRow.key == bindparam("workload"))
     program = select(ProgramRow.id).where(
         ProgramRow.kernel == bindparam("kernel"), ProgramRow.digest == bindparam("digest")
     )
+    driver = bindparam("driver", type_=DriverRow.name.type)
+    same = select(DriverRow.id).where(DriverRow.name == driver).scalar_subquery()
+    only: list[ColumnElement[bool]] = [row.measured_at >= _drifted_at(workload, program)]
+    if of_driver:
+        only.append(or_(driver == "", row.driver_id.is_(None), row.driver_id == same))
     facet = (
         select(FacetRow.id)
         .join(HardwareRow, FacetRow.hardware_id == HardwareRow.id)
@@ -216,10 +237,25 @@ def _fastest(protocol: Protocol) -> Select[int]:
             row.workload_id == workload.scalar_subquery(),
             row.facet_id == facet.scalar_subquery(),
             row.program_id == program.scalar_subquery(),
+            *only,
         )
         .order_by(row.time_s, row.id)
         .limit(1)
     )
+
+
+def _drifted_at(workload: Select[int], program: Select[int]) -> ColumnElement[datetime]:
+    """Return since when times of the key are as they are now: its last drift (``db.drifts``)."""
+    row = DriftRow
+    hardware = select(HardwareRow.id).where(HardwareRow.key == bindparam("hardware"))
+    toolchain = select(ToolchainRow.id).where(ToolchainRow.key == bindparam("toolchain"))
+    last = select(func.max(row.since)).where(
+        row.workload_id == workload.scalar_subquery(),
+        row.hardware_id == hardware.scalar_subquery(),
+        row.program_id == program.scalar_subquery(),
+        row.toolchain_id == toolchain.scalar_subquery(),
+    )
+    return func.coalesce(last.scalar_subquery(), literal(EPOCH, MeasurementRow.measured_at.type))
 
 
 BEST = _best()

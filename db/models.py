@@ -1,8 +1,9 @@
 """The tables. What is filtered, joined or constrained is a column; what only travels is JSON.
 
 Identity tables (hardware, toolchain, program, workload, config) are written once per natural key.
-``measurement`` is append-only (triggers refuse changes on SQLite); its repeats lie in a side table
-so that scans stay narrow. A change here needs a migration in ``db/migrations/versions``.
+``measurement`` is append-only (triggers refuse changes on SQLite; ``db.retention`` alone removes
+what its policy does not keep); its repeats lie in a side table so that scans stay narrow. A change
+here needs a migration in ``db/migrations/versions``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from sqlalchemy import (
     CheckConstraint,
     ForeignKey,
     Index,
-    LargeBinary,
     MetaData,
     String,
     Text,
@@ -24,7 +24,6 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
-from db.records import ROLES
 from db.types import BigId, JsonValue, UtcDateTime
 from recommender.measurement import MeasureStatus, Protocol
 
@@ -40,9 +39,6 @@ RUN_STATES = (
 )  # fmt: skip
 TRIAL_STATES = ("pending", "leased", "done", "failed", "cancelled")
 NODE_STATES = ("active", "draining", "drained", "refused", "lost")
-MODEL_STATES = ("candidate", "active", "retired")
-STUDY_STATES = ("OPEN", "CLOSED")
-STUDY_TRIAL_STATES = ("leased", "ok", "failed")
 
 
 def one_of(column: str, values: tuple[str, ...]) -> CheckConstraint:
@@ -83,6 +79,14 @@ class ToolchainRow(Base):
     versions: Mapped[dict[str, Any]]
 
 
+class DriverRow(Base):
+    """A driver as devices tell it (``HardwareProfile.driver``)."""
+
+    __tablename__ = "driver"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(String(200), unique=True)
+
+
 class ProgramRow(Base):
     """One version of a kernel's tile program."""
 
@@ -119,7 +123,11 @@ class ConfigRow(Base):
 
 
 class RunRow(Base):
-    """A tuning run: what was asked for, where it stands, what came out."""
+    """A tuning run: what was asked for, where it stands, what came out.
+
+    ``created_by`` is the name of an API key (null: nobody's), ``cause`` why the system queued it
+    (null: somebody asked).
+    """
 
     __tablename__ = "tuning_run"
     __table_args__ = (one_of("state", RUN_STATES), Index(None, "workload_id", "hardware_id"))
@@ -135,6 +143,8 @@ class RunRow(Base):
     program_id: Mapped[int] = mapped_column(ForeignKey("program.id"))
     toolchain_id: Mapped[int] = mapped_column(ForeignKey("toolchain.id"))
     spec: Mapped[dict[str, Any]]
+    created_by: Mapped[str | None] = mapped_column(String(64))
+    cause: Mapped[str | None] = mapped_column(String(8))
     seed: Mapped[int]
     planned_trials: Mapped[int]
     ceiling_s: Mapped[float | None]
@@ -226,6 +236,11 @@ class MeasurementRow(Base):
             "ix_measurement_workload_times",
             "workload_id", "facet_id", "time_s", "id", "program_id",
         ),
+        Index(
+            "ix_measurement_created_by_log", "created_by", "measured_at", "id",
+            sqlite_where=text("created_by is not null"),
+            postgresql_where=text("created_by is not null"),
+        ),
     )  # fmt: skip
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
     trial_id: Mapped[int | None] = mapped_column(ForeignKey("trial.id"), unique=True)
@@ -236,6 +251,8 @@ class MeasurementRow(Base):
     config_id: Mapped[int] = mapped_column(ForeignKey("config.id"))
     # Derived from the others; may be null because SQLite adds no other column without a copy.
     facet_id: Mapped[int | None] = mapped_column(ForeignKey("facet.id"))
+    driver_id: Mapped[int | None] = mapped_column(ForeignKey("driver.id"))
+    created_by: Mapped[str | None] = mapped_column(String(64))
     protocol: Mapped[str] = mapped_column(String(16))
     threads: Mapped[int]
     status: Mapped[str] = mapped_column(String(20))
@@ -251,6 +268,7 @@ class MeasurementRow(Base):
     hardware: Mapped[HardwareRow] = relationship(lazy="joined")
     program: Mapped[ProgramRow] = relationship(lazy="joined")
     toolchain: Mapped[ToolchainRow] = relationship(lazy="joined")
+    driver: Mapped[DriverRow | None] = relationship(lazy="joined")
     config: Mapped[ConfigRow] = relationship(lazy="joined")
     sample: Mapped[SampleRow] = relationship(lazy="joined")
 
@@ -303,87 +321,3 @@ class NodeRow(Base):
     joined_at: Mapped[datetime]
     seen_at: Mapped[datetime]
     hardware: Mapped[HardwareRow] = relationship(lazy="joined", innerjoin=True)
-
-
-class ModelRow(Base):
-    """A trained cost model; at most one per kernel is active."""
-
-    __tablename__ = "model_version"
-    __table_args__ = (
-        one_of("state", MODEL_STATES),
-        Index(
-            "ix_model_version_active",
-            "kernel",
-            unique=True,
-            sqlite_where=text("state = 'active'"),
-            postgresql_where=text("state = 'active'"),
-        ),
-    )
-    id: Mapped[int] = mapped_column(primary_key=True)
-    kernel: Mapped[str] = mapped_column(String(64))
-    state: Mapped[str] = mapped_column(String(16))
-    feature_schema: Mapped[str] = mapped_column(String(64))
-    sha256: Mapped[str] = mapped_column(String(64))
-    blob: Mapped[bytes] = mapped_column(LargeBinary)
-    metrics: Mapped[dict[str, Any]]
-    trained_on: Mapped[int]
-    created_at: Mapped[datetime]
-
-
-class ApiKeyRow(Base):
-    """A key of the REST service; the key itself is never stored."""
-
-    __tablename__ = "api_key"
-    __table_args__ = (one_of("role", ROLES),)
-    id: Mapped[int] = mapped_column(primary_key=True)
-    prefix: Mapped[str] = mapped_column(String(16), unique=True)
-    digest: Mapped[str] = mapped_column(String(64), unique=True)
-    name: Mapped[str] = mapped_column(String(64))
-    role: Mapped[str] = mapped_column(String(8))
-    created_at: Mapped[datetime]
-    expires_at: Mapped[datetime | None]
-    revoked_at: Mapped[datetime | None]
-
-
-class StudyRow(Base):
-    """A search over the space of an external kernel; outside workers measure its trials."""
-
-    __tablename__ = "study"
-    __table_args__ = (one_of("state", STUDY_STATES),)
-    id: Mapped[int] = mapped_column(BigId, primary_key=True)
-    public_id: Mapped[str] = mapped_column(String(36), unique=True)
-    idempotency_key: Mapped[str | None] = mapped_column(String(128), unique=True)
-    body_hash: Mapped[str] = mapped_column(String(32))
-    name: Mapped[str] = mapped_column(String(200))
-    hardware: Mapped[str] = mapped_column(String(200))
-    space: Mapped[dict[str, Any]]
-    space_key: Mapped[str] = mapped_column(String(32), index=True)
-    strategy: Mapped[str] = mapped_column(String(32))
-    seed: Mapped[int]
-    max_trials: Mapped[int]
-    state: Mapped[str] = mapped_column(String(16))
-    created_by: Mapped[str] = mapped_column(String(64))
-    created_at: Mapped[datetime]
-
-
-class StudyTrialRow(Base):
-    """One configuration of a study, with the worker that holds it or told its times."""
-
-    __tablename__ = "study_trial"
-    __table_args__ = (
-        UniqueConstraint("study_id", "row"),
-        one_of("state", STUDY_TRIAL_STATES),
-        CheckConstraint("(state = 'ok') = (time_s is not null)", name="time_or_not"),
-    )
-    id: Mapped[int] = mapped_column(BigId, primary_key=True)
-    study_id: Mapped[int] = mapped_column(ForeignKey("study.id"))
-    row: Mapped[int]
-    config: Mapped[dict[str, Any]]
-    state: Mapped[str] = mapped_column(String(16))
-    worker: Mapped[str] = mapped_column(String(128))
-    attempt: Mapped[int]
-    lease_until: Mapped[datetime]
-    time_s: Mapped[float | None]
-    times_s: Mapped[list[float]]
-    detail: Mapped[str] = mapped_column(Text)
-    told_at: Mapped[datetime | None]

@@ -97,6 +97,14 @@ class Nodes:
         with self._database.read() as session:
             return session.scalars(query.limit(1)).first() is not None
 
+    def offers(self, hardware_key: str) -> bool:
+        """Return whether a node with this hardware takes work now."""
+        query = select(NodeRow.id).where(
+            NodeRow.hardware.has(HardwareRow.key == hardware_key), NodeRow.state == "active"
+        )
+        with self._database.read() as session:
+            return session.scalars(query.limit(1)).first() is not None
+
     def _turn(self, key: str, state: str, unless: str) -> NodeRecord:
         with self._database.write() as session:
             row = _find(session, key)

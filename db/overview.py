@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import func, select
 
-from db.models import FacetRow, MeasurementRow, ModelRow, RunRow, TrialRow
+from db.models import FacetRow, MeasurementRow, RunRow, TrialRow
+from db.service_models import ModelRow
 from db.session import Database
 
 

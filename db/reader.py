@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from db.models import (
     Base,
     ConfigRow,
+    DriverRow,
     HardwareRow,
     MeasurementRow,
     ProgramRow,
@@ -70,6 +71,8 @@ class Reader:
             wanted.add((ProgramRow, row.program_id))
             wanted.add((ToolchainRow, row.toolchain_id))
             wanted.add((HardwareRow, (row.hardware_id, row.updated_at)))
+            if row.driver_id is not None:
+                wanted.add((DriverRow, row.driver_id))
         kept = self._kept
         found = {key: kept[key] for key in wanted if key in kept}
         if len(found) == len(wanted):
@@ -93,6 +96,8 @@ def _value(table: type[Base], row: Any) -> Any:
         return workload_of(row), row.key
     if table is HardwareRow:
         return hardware_of(row)
+    if table is DriverRow:
+        return row.name
     return toolchain_of(row) if table is ToolchainRow else row.digest
 
 
@@ -113,12 +118,14 @@ def _record(row: Row[Any], shared: Shared, distance: Mapping[str, float]) -> Mea
         compile_s=row.compile_s,
         max_error=row.max_error,
         worker=row.worker,
+        driver="" if row.driver_id is None else shared[DriverRow, row.driver_id],
         measured_at=row.measured_at,
         metrics=row.metrics,
     )
     return MeasurementRecord(
-        id=row.id, run=row.public_id, measurement=measurement, distance=distance.get(key)
-    )
+        id=row.id, run=row.public_id, measurement=measurement, created_by=row.created_by,
+        distance=distance.get(key),
+    )  # fmt: skip
 
 
 def _flat() -> Select[Any]:
@@ -126,7 +133,8 @@ def _flat() -> Select[Any]:
     columns: tuple[Any, ...] = (
             row.id, row.workload_id, row.hardware_id, row.program_id, row.toolchain_id,
             row.protocol, row.threads, row.status, row.compile_s, row.max_error, row.detail,
-            row.worker, row.metrics, row.measured_at, HardwareRow.updated_at, ConfigRow.knobs,
+            row.worker, row.metrics, row.measured_at, row.driver_id, row.created_by,
+            HardwareRow.updated_at, ConfigRow.knobs,
             SampleRow.times_s, SampleRow.reference_times_s, RunRow.public_id,
         )  # fmt: skip
     return (
@@ -143,5 +151,5 @@ FLAT = _flat()
 BY_IDS = FLAT.where(MeasurementRow.id.in_(bindparam("ids", expanding=True)))
 REFERRED: dict[type[Base], Select[Any]] = {
     row: select(row.__table__).where(row.__table__.c.id.in_(bindparam("ids", expanding=True)))
-    for row in (WorkloadRow, HardwareRow, ToolchainRow, ProgramRow)
+    for row in (WorkloadRow, HardwareRow, ToolchainRow, ProgramRow, DriverRow)
 }

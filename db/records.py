@@ -16,6 +16,7 @@ FINISHED_STATES = ("SUCCEEDED", "FAILED", "CANCELLED")
 ROLES = ("read", "tune", "admin")  # each may do what those before it may
 OPEN_STATES = ("QUEUED", "RUNNING", "PAUSED", "WAITING_FOR_HARDWARE")
 DEFAULT_PRIORITY = 10
+CAUSES = ("stale", "drift")  # of runs that the system queues by itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,8 @@ class NewRun:
         priority: its weight where runs share a device.
         ceiling_s: seconds of work after which it ends with what it has.
         group: what it was queued together with.
+        created_by: the name of the API key that asked for it; None: nobody's.
+        cause: why the system queued it (one of CAUSES); None: somebody asked for it.
     """
 
     workload: Workload
@@ -42,6 +45,8 @@ class NewRun:
     priority: int = DEFAULT_PRIORITY
     ceiling_s: float | None = None
     group: str | None = None
+    created_by: str | None = None
+    cause: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +75,8 @@ class RunRecord:
     priority: int
     ceiling_s: float | None
     group: str | None
+    created_by: str | None
+    cause: str | None
     active_s: float
     device_s: float
     round: int
@@ -150,6 +157,7 @@ class MeasurementRecord:
     id: int
     run: str | None  # public id of the run it belongs to; None: imported
     measurement: Measurement
+    created_by: str | None = None  # name of the API key that asked for it; None: nobody's
     distance: float | None = None  # from the workload that ``near`` named
 
 
@@ -180,6 +188,7 @@ class MeasurementQuery:
     program_digest: str | None = None
     toolchain_key: str | None = None
     run: str | None = None
+    created_by: str | None = None
     since: datetime | None = None
     until: datetime | None = None
     near: Workload | None = None
@@ -228,6 +237,94 @@ class KeyRecord:
         """Whether requests with this key are let in."""
         expired = self.expires_at is not None and self.expires_at <= now
         return self.revoked_at is None and not expired
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriftRecord:
+    """Times of a workload that changed for good (``recommender.drift``).
+
+    ``ended_at``: when a tuning run that began later had succeeded; None: none has.
+    """
+
+    id: int
+    since: datetime
+    ratio: float
+    explanation: str
+    found_at: datetime
+    ended_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionPolicy:
+    """What of the log is kept; the rest is removed, counted by its cause.
+
+    What any one of these keeps stays, and all that belongs to runs that have not ended.
+
+    Attributes:
+        keep_days: everything younger.
+        keep_best: so many of the fastest of each workload, device, toolchain, program, protocol and
+            driver, before and after every drift. At least 1: no answer ever gets worse.
+        keep_recent: so many of the newest of each workload and device.
+        keep_training: so many of the newest OK ones of each kernel: models are trained on them.
+        above_bytes: nothing is removed while the database is smaller.
+    """
+
+    keep_days: float = 90.0
+    keep_best: int = 16
+    keep_recent: int = 200
+    keep_training: int = 20_000
+    above_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.keep_days < 0 or self.keep_best < 1 or self.keep_recent < 0:
+            raise ValueError(f"a policy that would drop what answers rest on: {self}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionReport:
+    """What a compaction removed, or would remove.
+
+    Attributes:
+        measurements: looked at.
+        removed: by status.
+        events: steps of runs that were removed with them.
+        bytes_before, bytes_after: of the database.
+        is_complete: False: its time was up; the next one goes on.
+        note: what of it was not done, and why.
+    """
+
+    measurements: int
+    removed: Mapping[str, int]
+    events: int
+    bytes_before: int
+    bytes_after: int
+    is_complete: bool
+    is_dry_run: bool
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRecord:
+    """A version of a cost model, without its bytes.
+
+    Attributes:
+        state: active; retired (was active); candidate (never was).
+        origin: trained or uploaded.
+        reason: why it was promoted, or not.
+    """
+
+    id: int
+    kernel: str
+    state: str
+    feature_schema: str
+    sha256: str
+    size_bytes: int
+    metrics: Mapping[str, Any]
+    trained_on: int
+    origin: str
+    created_by: str | None
+    reason: str | None
+    created_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,6 @@ from db.models import (
     Base,
     HardwareRow,
     MeasurementRow,
-    ModelRow,
     NodeRow,
     RunRow,
     SampleRow,
@@ -23,6 +22,7 @@ from db.models import (
     WorkloadRow,
 )
 from db.records import NodeRecord, RunRecord, TrialRecord
+from db.service_models import ModelRow
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, MeasureStatus, Protocol, Toolchain
 from recommender.ports import StoredModel
@@ -35,15 +35,25 @@ def add_measurements(
     measurements: Sequence[Measurement],
     now: datetime,
     trial_ids: Sequence[int] | None = None,
+    authors: Sequence[str | None] | None = None,
 ) -> list[int]:
-    """Insert measurements with all their repeats and return their ids in the same order."""
+    """Insert measurements with all their repeats and return their ids in the same order.
+
+    Args:
+        session: of a write.
+        measurements: what to store.
+        now: the time of the database.
+        trial_ids: the trials they belong to; None: to none.
+        authors: the names of the API keys that asked for them; None: nobody's.
+    """
     if not measurements:
         return []
     refer = References(session, measurements, now)
     trials: Sequence[int | None] = trial_ids or [None] * len(measurements)
+    creators: Sequence[str | None] = authors or [None] * len(measurements)
     values = [
-        {"trial_id": trial_id} | refer.columns(m) | _columns(m)
-        for trial_id, m in zip(trials, measurements, strict=True)
+        {"trial_id": trial_id, "created_by": author} | refer.columns(m) | _columns(m)
+        for trial_id, author, m in zip(trials, creators, measurements, strict=True)
     ]
     connection = session.connection()
     statement = insert(MeasurementRow.__table__)  # type: ignore[arg-type]
@@ -123,6 +133,7 @@ def measurement_of(row: MeasurementRow, shared: dict[Base, Any] | None = None) -
         compile_s=row.compile_s,
         max_error=row.max_error,
         worker=row.worker,
+        driver=row.driver.name if row.driver is not None else "",
         measured_at=row.measured_at,
         metrics=row.metrics,
     )
@@ -145,6 +156,8 @@ def run_of(row: RunRow) -> RunRecord:
         priority=row.priority,
         ceiling_s=row.ceiling_s,
         group=row.group_id,
+        created_by=row.created_by,
+        cause=row.cause,
         active_s=row.active_s,
         device_s=row.device_s,
         round=row.round,

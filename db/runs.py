@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from sqlalchemy import ColumnElement, select, update
+from sqlalchemy import ColumnElement, func, select, update
 from sqlalchemy import exc as sa_exc
 from sqlalchemy.orm import Session
 
@@ -16,7 +16,7 @@ from db.events import add_event
 from db.identities import hardware_id, program_id, toolchain_id, workload_id
 from db.leader import check_epoch
 from db.models import EventRow, HardwareRow, ProgramRow, RunRow, ToolchainRow, WorkloadRow
-from db.records import EventRecord, NewRun, RunControl, RunRecord
+from db.records import OPEN_STATES, EventRecord, NewRun, RunControl, RunRecord
 from db.rows import run_of
 from db.run_requests import RunRequests
 from db.session import change
@@ -71,6 +71,8 @@ class Runs(RunRequests):
             program_id=program_id(session, new.workload.kernel, new.program_digest),
             toolchain_id=toolchain_id(session, new.toolchain),
             spec=dict(new.spec),
+            created_by=new.created_by,
+            cause=new.cause,
             seed=new.seed,
             planned_trials=new.planned_trials,
             ceiling_s=new.ceiling_s,
@@ -88,6 +90,7 @@ class Runs(RunRequests):
         state: str | None = None,
         kernel: str | None = None,
         group: str | None = None,
+        created_by: str | None = None,
         limit: int = 50,
         before: int | None = None,
     ) -> Sequence[RunRecord]:
@@ -99,6 +102,8 @@ class Runs(RunRequests):
             query = query.where(RunRow.workload.has(WorkloadRow.kernel == kernel))
         if group is not None:
             query = query.where(RunRow.group_id == group)
+        if created_by is not None:
+            query = query.where(RunRow.created_by == created_by)
         if before is not None:
             query = query.where(RunRow.id < before)
         with self._database.read() as session:
@@ -129,6 +134,19 @@ class Runs(RunRequests):
         with self._database.read() as session:
             row = session.scalars(query).first()
             return None if row is None else run_of(row)
+
+    def with_key(self, idempotency_key: str) -> RunRecord | None:
+        """Return the run that was queued with this idempotency key."""
+        query = select(RunRow).where(RunRow.idempotency_key == idempotency_key)
+        with self._database.read() as session:
+            row = session.scalars(query).first()
+            return None if row is None else run_of(row)
+
+    def count_caused(self) -> int:
+        """Return how many runs are open that the system queued by itself."""
+        is_open = RunRow.state.in_(OPEN_STATES) & RunRow.cause.is_not(None)
+        with self._database.read() as session:
+            return session.execute(select(func.count(RunRow.id)).where(is_open)).scalar_one()
 
     # --- what the leader does -----------------------------------------------------------------
 

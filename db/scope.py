@@ -51,7 +51,8 @@ MERGED = 10_000  # ids that cost as much to merge: each is looked up
 FACET_FILTERS = ("protocol", "status", "hardware_key", "toolchain_key")
 WORKLOAD_FILTERS = {"workload_key": "key", "dtype": "dtype", "m": "m", "n": "n", "k": "k",
                     "threads": "threads"}  # fmt: skip
-OTHER_FILTERS = ("kernel", "program_digest", "since", "until", "run")
+OWN_INDEX = {"run", "created_by"}  # filters that select few measurements by an index of their own
+OTHER_FILTERS = ("kernel", "program_digest", "since", "until", "run", "created_by")
 
 
 def _table(row: type[Base]) -> Table:
@@ -106,6 +107,8 @@ class Shape:
         if "run" in self.names:
             trials = select(TRIALS.c.id).join(RUNS, TRIALS.c.run_id == RUNS.c.id)
             found.append(row.trial_id.in_(trials.where(_is(RUNS.c.public_id, "run"))))
+        if "created_by" in self.names:
+            found.append(row.created_by == _bound(LOG.c.created_by, "created_by"))
         return found
 
     def dates(self, row: Any) -> list[ColumnElement[bool]]:
@@ -259,7 +262,7 @@ class Scope:
         values = self.values | {"limit": limit}
         if after is not None:
             values |= {"after_value": after[0], "after_id": after[1]}
-        if self.query.run is not None or not (shape.has_facets or shape.has_workloads):
+        if shape.names & OWN_INDEX or not (shape.has_facets or shape.has_workloads):
             return _ids(session, whole(shape), values)
         walked, count = self._few(session)
         by_other_index = shape.by_time and shape.names & {"since", "until"}

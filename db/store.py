@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from functools import cached_property
 
 from sqlalchemy import func, select, update
 
-from db.errors import ModelCorrupt
+from db.cost_models import CostModels
+from db.drifts import Drifts
 from db.identities import hardware_id
 from db.keys import Keys
 from db.leader import Leadership
 from db.log import Log
-from db.models import (
-    HardwareRow,
-    MeasurementRow,
-    ModelRow,
-)
+from db.models import HardwareRow, MeasurementRow
 from db.nodes import Nodes
 from db.overview import Counts, count
 from db.records import MeasurementQuery, Page
+from db.retention import Retention
 from db.rows import (
     add_measurements,
     hardware_of,
-    model_of,
 )
 from db.runs import Runs
+from db.service_models import CompactionRow, DriftRow, InstallationRow, ModelRow
 from db.session import Database
 from db.studies import Studies
 from db.trials import Trials
@@ -35,7 +32,7 @@ from recommender.measurement import Measurement, MeasureStatus, Protocol
 from recommender.ports import StoredModel
 from recommender.workload import Workload
 
-REMEMBERED_QUERIES = 8  # measurements are append-only, so an answer holds until the next one
+REMEMBERED_QUERIES = 8  # an answer holds until the next measurement, or compaction
 
 
 class SqlStore:
@@ -50,15 +47,28 @@ class SqlStore:
         self.log = Log(database)
         self.keys = Keys(database)
         self.studies = Studies(database)
-        self._recent: dict[tuple[object, ...], tuple[int | None, Sequence[Measurement]]] = {}
+        self.drifts = Drifts(database)
+        self.retention = Retention(database)
+        self.models = CostModels(database)
+        self._recent: dict[tuple[object, ...], tuple[object, Sequence[Measurement]]] = {}
+
+    @cached_property
+    def installation(self) -> str:
+        """The name of this database among others: 32 hex digits."""
+        with self.database.read() as session:
+            return session.execute(select(InstallationRow.key)).scalar_one()
 
     # --- measurements -------------------------------------------------------------------------
 
     def best(
-        self, workload: Workload, hardware_key: str, program_digest: str, toolchain_key: str
-    ) -> Measurement | None:
-        """Return the fastest OK CONFIRM measurement (else the fastest SCREEN one) of this key."""
-        return self.log.best(workload, hardware_key, program_digest, toolchain_key)
+        self, workload: Workload, hardware_key: str, program_digest: str, toolchain_key: str,
+        driver: str = "",
+    ) -> Measurement | None:  # fmt: skip
+        """Return the fastest OK CONFIRM measurement (else the fastest SCREEN one) of this key.
+
+        Those of other drivers than ``driver`` (if it is given) come after all of this one.
+        """
+        return self.log.best(workload, hardware_key, program_digest, toolchain_key, driver)
 
     def measurements(
         self,
@@ -78,8 +88,12 @@ class SqlStore:
             protocol=protocol,
             status=MeasureStatus.OK if only_ok else None,
         )
+        state = select(
+            select(func.max(MeasurementRow.id)).scalar_subquery(),
+            select(func.sum(CompactionRow.removed)).scalar_subquery(),
+        )
         with self.database.read() as session:
-            newest = session.execute(select(func.max(MeasurementRow.id))).scalar()
+            newest = tuple(session.execute(state).one())
         known = self._recent.get((query, limit))
         if known is not None and known[0] == newest:
             return known[1]
@@ -97,11 +111,17 @@ class SqlStore:
         """Store a measurement that belongs to no run and return its id."""
         return self.add_all([measurement])[0]
 
-    def add_all(self, measurements: Sequence[Measurement]) -> list[int]:
-        """Store measurements that belong to no run, all or none, and return their ids."""
+    def add_all(
+        self, measurements: Sequence[Measurement], *, created_by: str | None = None
+    ) -> list[int]:
+        """Store measurements that belong to no run, all or none, and return their ids.
+
+        ``created_by``: the name of the API key they came with; None: none.
+        """
         with self.database.write() as session:
             now = self.database.now(session)
-            return add_measurements(session, measurements, now)
+            authors = [created_by] * len(measurements)
+            return add_measurements(session, measurements, now, authors=authors)
 
     def page(
         self, query: MeasurementQuery, *, limit: int, after: tuple[float, int] | None = None
@@ -142,47 +162,7 @@ class SqlStore:
         Raises:
             ModelCorrupt: its bytes are not those that were saved (DB808).
         """
-        query = select(ModelRow).where(ModelRow.kernel == kernel, ModelRow.state == "active")
-        with self.database.read() as session:
-            row = session.scalars(query).first()
-        if row is None:
-            return None
-        found = hashlib.sha256(row.blob).hexdigest()
-        if found != row.sha256:
-            raise ModelCorrupt(id=row.id, expected=row.sha256[:12], found=found[:12])
-        return model_of(row)
-
-    def save_model(
-        self,
-        *,
-        kernel: str,
-        blob: bytes,
-        feature_schema: str,
-        metrics: Mapping[str, Any],
-        trained_on: int,
-        promote: bool,
-    ) -> int:
-        """Store a trained model; with ``promote`` it replaces the active one. Returns its id."""
-        with self.database.write() as session:
-            if promote:
-                session.execute(
-                    update(ModelRow)
-                    .where(ModelRow.kernel == kernel, ModelRow.state == "active")
-                    .values(state="retired")
-                )
-            row = ModelRow(
-                kernel=kernel,
-                state="active" if promote else "candidate",
-                feature_schema=feature_schema,
-                sha256=hashlib.sha256(blob).hexdigest(),
-                blob=blob,
-                metrics=dict(metrics),
-                trained_on=trained_on,
-                created_at=self.database.now(session),
-            )
-            session.add(row)
-            session.flush()
-            return row.id
+        return self.models.active(kernel)
 
     def count_measurements(self) -> int:
         """Return how many measurements there are."""
@@ -201,6 +181,9 @@ class SqlStore:
             select(func.sum(ModelRow.id)).where(ModelRow.state == "active").scalar_subquery(),
             select(func.max(HardwareRow.updated_at)).scalar_subquery(),
             select(func.count(HardwareRow.id)).scalar_subquery(),
+            select(func.max(DriftRow.id)).scalar_subquery(),
+            select(func.count(DriftRow.ended_at)).scalar_subquery(),
+            select(func.sum(CompactionRow.removed)).scalar_subquery(),
         )
         with self.database.read() as session:
             return tuple(session.execute(select(*newest)).one())

@@ -12,8 +12,8 @@ from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
 from db.errors import IdempotencyConflict, LeaseLost, StudyClosed, UnknownStudy, UnknownTrial
-from db.models import StudyRow, StudyTrialRow
 from db.records import NewStudy, StudyRecord, StudyTrial
+from db.service_models import StudyRow, StudyTrialRow
 from db.session import Database, change
 
 MAX_ATTEMPTS = 3  # leases that ran out before a configuration counts as failed

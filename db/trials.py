@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from db.events import add_event
 from db.identities import config_id
 from db.leader import check_epoch
-from db.models import MeasurementRow, TrialRow
+from db.models import MeasurementRow, RunRow, TrialRow
 from db.records import NewTrial, TrialRecord
 from db.rows import add_measurements, trial_of
 from db.session import Database, change
@@ -30,9 +30,10 @@ class Trials:
         repeated = []
         with self._database.write() as session:
             check_epoch(session, epoch)
-            columns = (TrialRow.config_id, TrialRow.protocol, TrialRow.round)
+            columns = (TrialRow.sequence, TrialRow.config_id, TrialRow.protocol, TrialRow.round)
             stored = session.execute(select(*columns).where(TrialRow.run_id == run_id)).all()
-            known, sequence = {_identity(*row) for row in stored}, len(stored)
+            known = {_identity(*row[1:]) for row in stored}
+            sequence = 1 + max((row.sequence for row in stored), default=-1)
             for trial in new:
                 key = config_id(session, trial.config)
                 identity = _identity(key, trial.protocol.value, trial.round)
@@ -83,7 +84,9 @@ class Trials:
             held = [outcome for outcome, is_ours in zip(outcomes, is_held, strict=True) if is_ours]
             trial_ids = [trial.id for trial, _ in held]
             now = self._database.now(session)
-            stored = iter(add_measurements(session, [m for _, m in held], now, trial_ids))
+            authors = _authors(session, [trial.run_id for trial, _ in held])
+            measured = [m for _, m in held]
+            stored = iter(add_measurements(session, measured, now, trial_ids, authors))
             for trial, m in held:
                 add_event(session, self._database, trial.run_id, "trial", _payload(trial, m))
             return [next(stored) if is_ours else None for is_ours in is_held]
@@ -167,6 +170,13 @@ class Trials:
     def _put_back(session: Session, where: Any) -> int:
         leased = update(TrialRow).where(TrialRow.state == "leased", where)
         return change(session, leased.values(state="pending"))
+
+
+def _authors(session: Session, run_ids: Sequence[int]) -> Sequence[str | None]:
+    """Return who asked for each of these runs."""
+    query = select(RunRow.id, RunRow.created_by).where(RunRow.id.in_(set(run_ids)))
+    found = {run_id: author for run_id, author in session.execute(query)}  # noqa: C416
+    return [found[run_id] for run_id in run_ids]
 
 
 def _identity(config: int, protocol: str, number: int) -> tuple[int, str, int]:

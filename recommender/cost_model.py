@@ -13,6 +13,7 @@ import numpy as np
 import xgboost
 
 from recommender.errors import InvalidModel, NotEnoughMeasurements
+from recommender.model_file import check_structure, parse
 
 FORMAT = 1
 MIN_ROWS = 8
@@ -118,6 +119,43 @@ class CostModel:
         booster.load_model(bytearray(raw))
         low, high = (float(x) for x in envelope["spread"])
         return cls(booster, feature_schema, (low, high), int(envelope["rows"]))
+
+    @classmethod
+    def of_json(cls, raw: bytes, *, feature_schema: str) -> CostModel:
+        """Return the model in JSON that ``reloaded`` wrote; its interval is yet to be found."""
+        booster = xgboost.Booster({"nthread": 1})
+        booster.load_model(bytearray(raw))
+        return cls(booster, feature_schema, (0.0, 0.0), 0)
+
+
+def reloaded(raw: bytes, features: int) -> bytes:
+    """Return a model file of XGBoost (UBJ or JSON) as JSON that is safe to load and predicts.
+
+    Call it in a process that may crash: only JSON can be checked before XGBoost reads it.
+
+    Raises:
+        InvalidModel: damaged, or no cost model over so many features (RC604).
+    """
+    if raw[:1] == b"{" and raw[:2] != UBJ_OBJECT:
+        check_structure(parse(raw), features)
+    booster = xgboost.Booster({"nthread": 1})
+    try:
+        booster.load_model(bytearray(raw))
+        document = bytes(booster.save_raw("json"))
+    except (xgboost.core.XGBoostError, UnicodeDecodeError, ValueError) as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise InvalidModel(expected="a model of XGBoost", found=lines[0][:200]) from error
+    check_structure(parse(document), features)
+    rows = np.random.default_rng(0).normal(0.0, 4.0, (256, features)).astype(np.float32)
+    rows[:8] = np.nan  # as features that a program lacks
+    predicted = booster.inplace_predict(rows)
+    if predicted.shape != (256,) or not np.all(np.abs(predicted) <= MAX_LOG_RATIO):
+        raise InvalidModel(expected="logarithms of ratios", found="predictions beyond any")
+    return document
+
+
+UBJ_OBJECT = b"{L"  # how XGBoost begins a UBJ file: the length of the first name, 8 bytes
+MAX_LOG_RATIO = 50.0
 
 
 def _open_envelope(blob: bytes) -> dict[str, Any]:

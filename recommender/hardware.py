@@ -44,6 +44,7 @@ class HardwareProfile:
     features: tuple[str, ...] = ()  # "avx512f", "avx512_bf16", ...
     source: str = "detected"  # "detected", "measured <date>", or the document
     aliases: tuple[str, ...] = ()
+    driver: str = ""  # as last seen: of the GPU; of a CPU its kernel and microcode; "": unknown
 
     def as_dict(self) -> dict[str, object]:
         """Return the JSON form."""

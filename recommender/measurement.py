@@ -77,6 +77,7 @@ class Measurement:
     compile_s: float | None = None
     max_error: float | None = None  # largest error relative to the tolerance (<= 1 passes)
     worker: str = ""
+    driver: str = ""  # of the device (``HardwareProfile.driver``) when it measured; "": unknown
     measured_at: datetime
     metrics: Mapping[str, float] = field(default_factory=dict)  # resources, clocks, load
 

@@ -28,9 +28,13 @@ class MeasurementStore(TypingProtocol):
     """Read access to what was measured."""
 
     def best(
-        self, workload: Workload, hardware_key: str, program_digest: str, toolchain_key: str
-    ) -> Measurement | None:
-        """Return the fastest OK CONFIRM measurement (else SCREEN) of exactly this key."""
+        self, workload: Workload, hardware_key: str, program_digest: str, toolchain_key: str,
+        driver: str = "",
+    ) -> Measurement | None:  # fmt: skip
+        """Return the fastest OK CONFIRM measurement (else SCREEN) of exactly this key.
+
+        Those of other drivers than ``driver`` (if it is given) come after all of this one.
+        """
         ...
 
     def measurements(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from recommender.analytic import estimate
 from recommender.diversity import different
+from recommender.freshness import OTHER_CODE, OTHER_DRIVER, differences
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, Protocol
 from recommender.nearest import Neighbour, best_nearby
@@ -35,7 +36,7 @@ class Recommendation:
         distance: 0 for the workload itself, else how far the evidence comes from
             (``recommender.nearest``).
         confidence: 0 to 1; falls with distance, width of the interval and staleness.
-        is_stale: the evidence is of another program version or toolchain.
+        doubts: in words, which other program version, toolchain or driver the evidence is of.
     """
 
     config: TileConfig
@@ -46,7 +47,12 @@ class Recommendation:
     confidence: float
     bound_by: str
     rationale: str
-    is_stale: bool = False
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the evidence is of another program version, toolchain or driver."""
+        return bool(self.doubts)
 
 
 def recommend(
@@ -62,9 +68,10 @@ def recommend(
 ) -> list[Recommendation]:
     """Return up to ``top_k`` different configs, the one to use first.
 
-    A measurement of exactly this workload, device, program and toolchain answers first. Winners of
-    related workloads and the models' favourites follow; evidence of another program version or
-    toolchain comes after them and is marked.
+    A measurement of exactly this workload, device, program and toolchain answers first, with less
+    confidence if the device had another driver. Winners of related workloads and the models'
+    favourites follow; evidence of another program version or toolchain comes after them and is
+    marked.
 
     Args:
         workload: what is to be computed.
@@ -86,13 +93,16 @@ def recommend(
     expected = forecast(space, threads, model)
     found: list[Recommendation] = []
     if use_exact:
-        exact = store.best(workload, hardware.key, program_digest, toolchain_key)
+        exact = store.best(workload, hardware.key, program_digest, toolchain_key, hardware.driver)
         if exact is not None:
             found.append(_measured(exact, space, threads))
     history = store.nearest(workload)
     others = [m for m in history if use_exact or m.workload.key != workload.key]
     nearby = [
-        _nearest(neighbour, space, threads, model)
+        _nearest(
+            neighbour, space, threads, model,
+            _differences(neighbour, workload, program_digest, toolchain_key),
+        )
         for neighbour in best_nearby(
             others, workload, hardware,
             program_digest=program_digest, toolchain_key=toolchain_key,
@@ -165,6 +175,10 @@ _MODEL = {
 
 def _measured(m: Measurement, space: SearchSpace, threads: int) -> Recommendation:
     assert m.time_s is not None
+    doubts = differences(
+        m, program_digest=m.program_digest, toolchain_key=m.toolchain.key,
+        driver=space.hardware.driver,
+    )  # fmt: skip
     scale = _thread_scale(space, m, threads)
     times = sorted(t * scale for t in m.times_s)
     reason, bound_by = _explain(space, m.config, threads)
@@ -177,15 +191,18 @@ def _measured(m: Measurement, space: SearchSpace, threads: int) -> Recommendatio
         time_s=m.time_s * scale,
         interval_s=(times[0], times[-1]),
         distance=0.0,
-        confidence=0.98 if m.protocol is Protocol.CONFIRM else 0.85,
+        confidence=(0.98 if m.protocol is Protocol.CONFIRM else 0.85)
+        * (OTHER_DRIVER if doubts else 1.0),
         bound_by=bound_by,
-        rationale=f"best measured for exactly this workload: {how}; {reason}",
+        rationale=f"best measured for exactly this workload: {'; '.join((how, *doubts, reason))}",
+        doubts=doubts,
     )
 
 
 def _nearest(
-    neighbour: Neighbour, space: SearchSpace, threads: int, model: Learned | None
-) -> Recommendation:
+    neighbour: Neighbour, space: SearchSpace, threads: int, model: Learned | None,
+    doubts: tuple[str, ...],
+) -> Recommendation:  # fmt: skip
     m = neighbour.measurement
     time_s, low, high = forecast_config(space, m.config, threads, model)
     reason, bound_by = _explain(space, m.config, threads)
@@ -193,18 +210,28 @@ def _nearest(
     where = f"{m.workload}" + (
         "" if m.hardware.key == space.hardware.key else f" on {m.hardware.name}"
     )
-    age = "; older program or toolchain" if neighbour.is_stale else ""
+    age = f"; older program or toolchain: {', '.join(doubts)}" if doubts else ""
     return Recommendation(
         config=m.config,
         source="nearest",
         time_s=time_s,
         interval_s=(low, high),
         distance=neighbour.distance,
-        confidence=confidence * (0.5 if neighbour.is_stale else 1.0),
+        confidence=confidence * (OTHER_CODE if doubts else 1.0),
         bound_by=bound_by,
         rationale=f"best measured for {where} (distance {neighbour.distance:.2f}{age}); {reason}",
-        is_stale=neighbour.is_stale,
+        doubts=doubts,
     )
+
+
+def _differences(
+    neighbour: Neighbour, workload: Workload, program_digest: str, toolchain_key: str
+) -> tuple[str, ...]:
+    """Return what makes a neighbour stale: another driver does not, its times are not shown."""
+    m = neighbour.measurement
+    is_same = m.workload.key == workload.key  # a digest covers the shapes of its workload
+    digest = program_digest if is_same else m.program_digest
+    return differences(m, program_digest=digest, toolchain_key=toolchain_key, driver="")
 
 
 def _thread_scale(space: SearchSpace, m: Measurement, threads: int) -> float:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from recommender.analytic import estimate
+from recommender.analytic import ANALYTIC_SPREAD, estimate
 from recommender.cost_model import MIN_ROWS, CostModel
 from recommender.errors import NotEnoughMeasurements
 from recommender.features import SCHEMA, features
@@ -82,6 +82,39 @@ def train(
     metrics |= {"rows": float(rows), "groups": float(len(groups))}
     is_promoted, reason = _verdict(metrics)
     return TrainingOutcome(model, metrics, is_promoted, reason)
+
+
+def judge(
+    model: CostModel,
+    measurements: Sequence[Measurement],
+    definition: KernelDefinition,
+    *,
+    incumbent: CostModel | None = None,
+) -> TrainingOutcome:
+    """Return how a model that was trained elsewhere does on ``measurements``, and its interval.
+
+    It is promoted only if its first choice is better than that of the analytic model, of the
+    nearest other measured workload, and of the incumbent. Any of the models may have seen the
+    measurements.
+    """
+    groups = list(make_groups(measurements, definition))
+    names = {_name(g) for g in groups}
+    ratios: dict[str, list[float]] = {}
+    for group in groups:
+        known = [g for g in groups if _name(g) != _name(group)]
+        if known and len(group.configs) >= MIN_GROUP:
+            for name, row in _choices(group, known, model, incumbent).items():
+                ratios.setdefault(name, []).append(float(group.time_s.min() / group.time_s[row]))
+    metrics = {name: float(np.mean(values)) for name, values in ratios.items()}
+    is_promoted, reason = _verdict(metrics)
+    errors = [g.log_ratio - np.log(model.predict(g.features).factor) for g in groups]
+    rows = sum(len(e) for e in errors)
+    low, high = np.log(ANALYTIC_SPREAD)
+    if rows >= MIN_ROWS:
+        low, high = np.quantile(np.concatenate(errors), [0.1, 0.9])
+    judged = replace(model, spread=(float(min(low, 0.0)), float(max(high, 0.0))), rows=rows)
+    metrics |= {"rows": float(rows), "groups": float(len(names))}
+    return TrainingOutcome(judged, metrics, is_promoted, reason)
 
 
 def make_groups(

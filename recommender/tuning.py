@@ -105,7 +105,7 @@ class TuningSession:
         incumbents: Sequence[TileConfig] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin a session; ``incumbents`` were the best before and are to be confirmed again."""
+        """Begin a session; ``incumbents`` were the best before: measured early, confirmed again."""
         self.budget = budget or Budget()
         self._clock, self._started_s = clock, clock()
         self._default = definition.default_config()
@@ -203,6 +203,8 @@ class TuningSession:
         """Return default, recommendation and, as the budget allows, the warm start; no twins."""
         opening = {self._default: "default"}
         opening.setdefault(self._recommended, "recommended")
+        for config in self._incumbents:
+            opening.setdefault(config, "search")
         if not self._is_search_over():
             for config in self._seeds:
                 if len(opening) < self.budget.max_trials:

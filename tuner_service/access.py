@@ -40,10 +40,11 @@ bearer = HTTPBearer(auto_error=False, description="an API key: `tilecore keys cr
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who sends a request: the public prefix of a key, or nobody in particular."""
+    """Who sends a request: the public prefix of a key and its name, or nobody in particular."""
 
     name: str
     role: str
+    key_name: str | None = None
 
 
 ANONYMOUS = Principal("anonymous", "admin")
@@ -116,7 +117,7 @@ class Access:
             error = RateLimited(limit=str(self._rate))
             error.retry_after_s = max(1, ceil(stats.reset_time - time.time()))
             raise error
-        return Principal(key.prefix, key.role)
+        return Principal(key.prefix, key.role, key.name)
 
     async def _find(self, secret: str, scope: Scope) -> KeyRecord | None:
         digest = hashlib.sha256(secret.encode()).digest()  # keys themselves are not kept

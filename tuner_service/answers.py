@@ -7,23 +7,33 @@ many ask it, on as many threads as there are cores, and a bounded number of ques
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import anyio
 from anyio.to_thread import run_sync
 
 from db.store import SqlStore
 from recommender.recommend import Recommendation
+from tuner_service.drifting import doubt_of
 from tuner_service.errors import Overloaded
-from tuner_service.jobs import Question, answer, understand
+from tuner_service.jobs import Evidence, Question, ranked_with_evidence, understand
 from tuner_service.metrics import Metrics
-from tuner_service.schemas import RecommendationOut, RecommendationRequest, RecommendationResponse
+from tuner_service.remeasure import Doubt, Remeasurement, follow_up
+from tuner_service.schemas import (
+    RecommendationOut,
+    RecommendationRequest,
+    RecommendationResponse,
+    RemeasurementOut,
+)
+from tuner_service.settings import Settings
 
 FRESH_S = 0.1  # an answer from memory is at most so far behind the database
 MAX_REMEMBERED = 4096
+ASK_AGAIN_S = 30.0  # whether a worker is there by now that can measure again
 MAX_WAITING = 64  # questions that are worked out, or wait for it
 # Who is refused and asks again at once would leave the working threads no interpreter lock: beside
 # 2,200 refusals/s no answer at all was worked out in 6 s (measured on 2 cores).
@@ -37,13 +47,15 @@ class Answer:
     body: bytes
     kernel: str
     source: str
+    until: float = math.inf  # on the monotonic clock
 
 
 class Answers:
     """Answers of one process."""
 
-    def __init__(self, store: SqlStore, metrics: Metrics) -> None:
+    def __init__(self, store: SqlStore, metrics: Metrics, settings: Settings) -> None:
         self._store = store
+        self._settings = settings
         self._metrics = metrics
         self._known: OrderedDict[str, Answer] = OrderedDict()
         self._asked: dict[str, asyncio.Task[Answer]] = {}
@@ -62,7 +74,7 @@ class Answers:
             await self._refresh()
         key = request.model_dump_json()
         found = self._known.get(key)
-        if found is None:
+        if found is None or found.until < time.monotonic():
             found = await self._work_out(key, request)
         else:
             self._known.move_to_end(key)
@@ -92,7 +104,9 @@ class Answers:
     async def _compute(self, key: str, request: RecommendationRequest) -> Answer:
         generation = self._generation
         try:
-            made = await run_sync(_answer, self._store, request, limiter=self._cores)
+            made = await run_sync(
+                _answer, self._store, self._settings, request, limiter=self._cores
+            )
         finally:
             if self._asked.get(key) is asyncio.current_task():
                 del self._asked[key]
@@ -103,7 +117,7 @@ class Answers:
         return made
 
 
-def _answer(store: SqlStore, request: RecommendationRequest) -> Answer:
+def _answer(store: SqlStore, settings: Settings, request: RecommendationRequest) -> Answer:
     question = understand(
         store,
         request.kernel,
@@ -111,7 +125,8 @@ def _answer(store: SqlStore, request: RecommendationRequest) -> Answer:
         threads=request.threads,
         hardware=request.hardware,
     )
-    ranked = answer(store, question, top_k=request.top_k)
+    ranked, evidence = ranked_with_evidence(store, question, top_k=request.top_k)
+    again = remeasurement(store, settings, question, evidence)
     response = RecommendationResponse(
         workload=question.workload.as_dict(),
         workload_key=question.workload.key,
@@ -119,9 +134,26 @@ def _answer(store: SqlStore, request: RecommendationRequest) -> Answer:
         hardware_key=question.hardware.key,
         hardware_asked_for=question.asked_for or None,
         recommendations=[to_wire(question, i + 1, r) for i, r in enumerate(ranked)],
+        remeasurement=None if again is None else RemeasurementOut(**asdict(again)),
     )
     body = response.model_dump_json().encode()
-    return Answer(body, question.workload.kernel, ranked[0].source)
+    is_open = again is not None and again.state == "needed"
+    until = time.monotonic() + ASK_AGAIN_S if is_open else math.inf
+    return Answer(body, question.workload.kernel, ranked[0].source, until)
+
+
+def remeasurement(
+    store: SqlStore, settings: Settings, question: Question, evidence: Evidence
+) -> Remeasurement | None:
+    """Return what becomes of doubts in what was measured for a question; None: there are none."""
+    best = evidence.best
+    if best is None or not best.doubts:
+        return None
+    if evidence.drift is not None:
+        doubt = doubt_of(evidence.drift, best.config)
+    else:
+        doubt = Doubt(cause="stale", reasons=best.doubts, incumbents=(best.config,))
+    return follow_up(store, settings, question, doubt)
 
 
 def to_wire(question: Question, rank: int, r: Recommendation) -> RecommendationOut:
@@ -140,4 +172,5 @@ def to_wire(question: Question, rank: int, r: Recommendation) -> RecommendationO
         bound_by=r.bound_by,
         rationale=r.rationale,
         is_stale=r.is_stale,
+        doubts=list(r.doubts),
     )

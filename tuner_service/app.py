@@ -14,11 +14,14 @@ from tuner_service.answers import Answers
 from tuner_service.conditional import ConditionalGet
 from tuner_service.metrics import Metrics
 from tuner_service.middleware import BodyLimit
+from tuner_service.model_uploads import ModelUploads
 from tuner_service.routes import (
     catalog,
+    database,
     health,
     keys,
     measurements,
+    models,
     nodes,
     recommendations,
     run_groups,
@@ -44,6 +47,8 @@ NEEDS = {
     studies: Needs("read", to_change="tune"),
     nodes: Needs("read", to_change="admin"),
     keys: Needs("admin"),
+    database: Needs("read", to_change="admin"),
+    models: Needs("read", to_change="admin"),
 }
 
 
@@ -65,8 +70,9 @@ def create_app(settings: Settings, store: SqlStore | None = None) -> FastAPI:
     app.state.settings = settings
     app.state.store = store if store is not None else open_store(settings)
     app.state.metrics = Metrics(app.state.store)
+    app.state.models = ModelUploads(app.state.store)
     app.state.engine = StudyEngine(app.state.store)
-    app.state.answers = Answers(app.state.store, app.state.metrics)
+    app.state.answers = Answers(app.state.store, app.state.metrics, settings)
     for part, role in NEEDS.items():
         app.include_router(
             part.router,
@@ -77,7 +83,11 @@ def create_app(settings: Settings, store: SqlStore | None = None) -> FastAPI:
     app.include_router(health.router)
     problems.install(app)
     # The last one added meets a request first.
-    app.add_middleware(BodyLimit, limit_bytes=settings.max_body_bytes)
+    app.add_middleware(
+        BodyLimit,
+        limit_bytes=settings.max_body_bytes,
+        of_administrators={"/v1/models": settings.max_model_bytes},
+    )
     app.add_middleware(ConditionalGet)
     app.add_middleware(Access, settings=settings)
     app.add_middleware(Telemetry, metrics=app.state.metrics, access_log=settings.access_log)

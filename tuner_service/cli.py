@@ -12,6 +12,7 @@ import typer
 
 from recommender.measurement import MeasureStatus, Protocol
 from tilecore.errors import TileError
+from tuner_service.cli_operations import db_app, model_app
 from tuner_service.cli_runs import node_app, run_app
 from tuner_service.errors import InvalidRequest
 from tuner_service.settings import load_settings
@@ -27,6 +28,8 @@ keys = typer.Typer(help="API keys of the REST service.", no_args_is_help=True)
 app.add_typer(keys, name="keys")
 app.add_typer(run_app, name="run")
 app.add_typer(node_app, name="node")
+app.add_typer(db_app, name="db")
+app.add_typer(model_app, name="model")
 
 Kernel = Annotated[str, typer.Argument(help="a kernel of the library")]
 M = Annotated[int | None, typer.Option("--m", "-m", help="rows of C")]
@@ -53,6 +56,9 @@ Priority = Annotated[int, typer.Option(min=1, max=1000, help="weight where runs 
 Ceiling = Annotated[
     float | None,
     typer.Option(min=1.0, help="end with what there is after so many seconds"),
+]
+CreatedBy = Annotated[
+    str | None, typer.Option(help="only what the API key with this name asked for")
 ]
 Limit = Annotated[int, typer.Option(min=1, max=1000, help="how many at most")]
 
@@ -220,12 +226,13 @@ def profile(
 @app.command()
 def runs(
     state: Annotated[State | None, typer.Option(help="only runs in this state")] = None,
+    created_by: CreatedBy = None,
     limit: Limit = 20,
 ) -> None:
     """List tuning runs, newest first."""
     from tuner_service import commands
 
-    commands.runs(load_settings(), state=state, limit=limit)
+    commands.runs(load_settings(), state=state, created_by=created_by, limit=limit)
 
 
 @app.command()
@@ -265,13 +272,14 @@ def log(
     near: Annotated[
         str | None, typer.Option(help="the nearest workloads to m=1000,n=1024,k=512")
     ] = None,
+    created_by: CreatedBy = None,
     best: Annotated[bool, typer.Option("--best", help="fastest first")] = False,
     winners: Annotated[
         bool, typer.Option("--winners", help="the fastest of each workload and device")
     ] = False,
     limit: Limit = 20,
     export: Annotated[
-        Path | None, typer.Option(help="write all that match: FILE.csv or FILE.t4.json")
+        Path | None, typer.Option(help="write all that match: FILE.csv, .parquet or .t4.json")
     ] = None,
 ) -> None:
     """Query the tuning log, or write it into a file."""
@@ -283,7 +291,7 @@ def log(
         kernel=kernel, m=m, n=n, k=k, dtype=dtype, toolchain_key=toolchain, status=status,
         protocol=protocol, since=since and since.replace(tzinfo=UTC),
         until=until and until.replace(tzinfo=UTC),
-        near=None if near is None else near_workload(kernel, near),
+        near=None if near is None else near_workload(kernel, near), created_by=created_by,
         best_first=best, winners=winners,
     )  # fmt: skip
     commands.log(load_settings(), query, hardware, limit=limit, export=export)
@@ -298,17 +306,17 @@ def create_key(
     ] = None,
 ) -> None:
     """Make an API key and print it; nothing can tell it again."""
-    from tuner_service import commands
+    from tuner_service import operations
 
-    commands.create_key(load_settings(), name, role, expires_in_days=expires_in_days)
+    operations.create_key(load_settings(), name, role, expires_in_days=expires_in_days)
 
 
 @keys.command("list")
 def list_keys() -> None:
     """List the API keys."""
-    from tuner_service import commands
+    from tuner_service import operations
 
-    commands.list_keys(load_settings())
+    operations.list_keys(load_settings())
 
 
 @keys.command("revoke")
@@ -316,9 +324,9 @@ def revoke_key(
     prefix: Annotated[str, typer.Argument(help="as `tilecore keys list` shows it")],
 ) -> None:
     """Refuse an API key from now on."""
-    from tuner_service import commands
+    from tuner_service import operations
 
-    commands.revoke_key(load_settings(), prefix)
+    operations.revoke_key(load_settings(), prefix)
 
 
 @app.command()

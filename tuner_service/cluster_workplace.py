@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -70,7 +70,7 @@ class ClusterWorkplace:
     def refresh(self, store: SqlStore, epoch: int) -> Sequence[HardwareProfile]:
         """See who is there, use and drain nodes, note them in SQL; return what is on offer."""
         if epoch != self._epoch:
-            retire_older(epoch)
+            retire_older(epoch, store.installation)
             self._epoch, self._known, self._pools, self._offered = epoch, {}, {}, {}
         there = {node.key: node for node in nodes()}
         self._known = {key: known for key, known in self._known.items() if key in there}
@@ -96,6 +96,10 @@ class ClusterWorkplace:
         self._pools[hardware.key] = pool
         return pool
 
+    def release(self, hardware_key: str) -> None:
+        """Forget actors that were closed for want of work."""
+        self._pools.pop(hardware_key, None)
+
     def close(self) -> None:
         """Leave the cluster."""
         leave()
@@ -116,11 +120,14 @@ class ClusterWorkplace:
             known.refused = f"it is {hardware.name} ({resource_name(hardware)}), not what it offers"
         elif toolchain != self._toolchain:
             known.refused = f"expected toolchain {self._toolchain}, found {toolchain}"
+        known.node = replace(node, driver=hardware.driver)
         stored = store.hardware(hardware.key)
         if is_measured(hardware):
             store.save_hardware(hardware)
         elif stored is not None and is_measured(stored):
-            hardware = stored
+            hardware = replace(stored, driver=hardware.driver)
+            if hardware != stored:  # what is measured from now on is of another driver
+                store.save_hardware(hardware)
         elif not known.refused:
             known.inquiry = PeakInquiry(node)
             return

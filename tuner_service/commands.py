@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -127,10 +126,11 @@ def recommend(
     """Print ranked configs."""
     store = wiring.open_store(settings)
     question = jobs.understand(store, kernel, problem, threads=threads, hardware=hardware)
-    ranked = jobs.answer(store, question, top_k=top_k)
-    if as_json:
-        from tuner_service.answers import to_wire
+    from tuner_service.answers import remeasurement, to_wire
 
+    ranked, evidence = jobs.ranked_with_evidence(store, question, top_k=top_k)
+    again = remeasurement(store, settings, question, evidence)
+    if as_json:
         wire = [to_wire(question, i, r).model_dump() for i, r in enumerate(ranked, 1)]
         out.print_json(json.dumps(wire))
         return
@@ -138,6 +138,9 @@ def recommend(
     out.print(f"{workload} on {question.hardware.name}", highlight=False)
     work_flop = question.definition.work_flop(dict(question.workload.problem))
     show.print_recommendations(out, work_flop, ranked, question.hardware.kind)
+    if again is not None:
+        out.print(f"measured before, but: {'; '.join(again.reasons)}", soft_wrap=True)
+        out.print(f"to be measured again: {again.state} ({again.detail})", soft_wrap=True)
 
 
 def replay(
@@ -212,10 +215,10 @@ def profile(settings: Settings, *, if_missing: bool) -> None:
     show.print_profile(out, wiring.measure_profile(store))
 
 
-def runs(settings: Settings, *, state: str | None, limit: int) -> None:
+def runs(settings: Settings, *, state: str | None, created_by: str | None, limit: int) -> None:
     """Print runs, newest first."""
     store = wiring.open_store(settings)
-    _list(store, store.runs.list(state=state, limit=limit))
+    _list(store, store.runs.list(state=state, created_by=created_by, limit=limit))
 
 
 def measurements(settings: Settings, query: MeasurementQuery, *, limit: int) -> None:
@@ -239,8 +242,9 @@ def log(
     pieces = store.log.export(query, form)
     partial = export.with_name(f".{export.name}.partial")
     try:
-        with partial.open("w", encoding="utf-8", newline="") as file:
-            file.writelines(pieces)
+        with partial.open("wb") as file:
+            for piece in pieces:
+                file.write(piece.encode() if isinstance(piece, str) else piece)
         partial.replace(export)
     except OSError as error:
         raise ExportFailed(path=export, reason=error.strerror or str(error)) from error
@@ -254,28 +258,10 @@ def _form(path: Path) -> Form:
         return "csv"
     if path.name.endswith(".t4.json"):
         return "t4"
-    raise ExportFailed(path=path, reason="expected a name that ends in .csv or .t4.json")
-
-
-def create_key(settings: Settings, name: str, role: str, *, expires_in_days: int | None) -> None:
-    """Make an API key and print it alone on a line, for scripts to keep."""
-    expires_at = None
-    if expires_in_days is not None:
-        expires_at = datetime.now(UTC) + timedelta(days=expires_in_days)
-    _, secret = wiring.open_store(settings).keys.create(name, role, expires_at=expires_at)
-    out.print(secret, soft_wrap=True, highlight=False)
-    err.print("send it as `Authorization: Bearer KEY`; it cannot be shown again")
-
-
-def list_keys(settings: Settings) -> None:
-    """Print the API keys, oldest first."""
-    show.print_keys(out, wiring.open_store(settings).keys.list(), datetime.now(UTC))
-
-
-def revoke_key(settings: Settings, prefix: str) -> None:
-    """Refuse an API key from now on."""
-    record = wiring.open_store(settings).keys.revoke(prefix)
-    out.print(f"{record.prefix} ({record.name}) is refused from now on", highlight=False)
+    if path.suffix == ".parquet":
+        return "parquet"
+    expected = "expected a name that ends in .csv, .parquet or .t4.json"
+    raise ExportFailed(path=path, reason=expected)
 
 
 def migrate(settings: Settings) -> None:

@@ -11,7 +11,15 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from db.records import EventRecord, KeyRecord, MeasurementRecord, NodeRecord, RunRecord
+from db.records import (
+    CompactionReport,
+    EventRecord,
+    KeyRecord,
+    MeasurementRecord,
+    ModelRecord,
+    NodeRecord,
+    RunRecord,
+)
 from recommender.hardware import HardwareProfile
 from tilecore import kernels
 from tilecore.tile_config import TileConfig
@@ -182,7 +190,7 @@ def print_profile(console: Console, profile: HardwareProfile) -> None:
 def print_runs(console: Console, runs: Sequence[tuple[RunRecord, Mapping[str, int]]]) -> None:
     """Print a list of runs."""
     table = Table()
-    for title in ("run", "state", "workload", "trials", "best µs", "created"):
+    for title in ("run", "state", "workload", "trials", "best µs", "created", "by"):
         table.add_column(title, no_wrap=title in ("run", "state"))
     for run, counts in runs:
         best = (run.result or {}).get("best") or {}
@@ -194,6 +202,7 @@ def print_runs(console: Console, runs: Sequence[tuple[RunRecord, Mapping[str, in
             str(sum(counts.values())),
             "" if latency is None else f"{latency:,.1f}",
             f"{run.created_at:%Y-%m-%d %H:%M}",
+            escape(run.created_by or (f"({run.cause})" if run.cause else "")),
         )
     console.print(table)
 
@@ -274,6 +283,34 @@ def print_group(
             "" if ratio is None else f"{ratio:.2f}x",
         )
     console.print(table)
+
+
+def print_models(console: Console, models: Sequence[ModelRecord]) -> None:
+    """Print versions of cost models."""
+    table = Table()
+    for title in ("id", "kernel", "state", "origin", "made", "by", "reason"):
+        table.add_column(title, no_wrap=title != "reason")
+    for m in models:
+        made, by = f"{m.created_at:%Y-%m-%d %H:%M}", escape(m.created_by or "")
+        table.add_row(str(m.id), m.kernel, m.state, m.origin, made, by, m.reason or "")
+    console.print(table)
+
+
+def print_compaction(console: Console, done: CompactionReport) -> None:
+    """Print what a compaction removed."""
+    total = sum(done.removed.values())
+    by_status = ", ".join(f"{n} {status}" for status, n in sorted(done.removed.items()))
+    verb = "would be removed" if done.is_dry_run else "removed"
+    listed = f" ({by_status})" if by_status else ""
+    console.print(
+        f"{total} of {done.measurements} measurements {verb}{listed}, {done.events} events",
+        soft_wrap=True, highlight=False,
+    )  # fmt: skip
+    if not done.is_dry_run:
+        before, after = done.bytes_before / 2**20, done.bytes_after / 2**20
+        console.print(f"{before:.1f} MiB before, {after:.1f} MiB after", highlight=False)
+    if done.note:
+        console.print(done.note, soft_wrap=True, highlight=False)
 
 
 def print_nodes(console: Console, nodes: Sequence[NodeRecord]) -> None:

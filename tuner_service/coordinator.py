@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import structlog
 
@@ -29,6 +30,7 @@ log = structlog.get_logger()
 IDLE_POLL_S = 0.3
 AWAY_S = 1.0  # between two attempts, while database or workers are away
 MATCH_S = 2.0  # between two looks at who offers which hardware
+RELEASE_S = 60.0  # workers elsewhere that are idle for so long are let go
 TRAIN_WITHIN_S = 60.0  # training waits so long for idle workers before it makes them idle
 
 
@@ -44,8 +46,12 @@ class Coordinator:
         limits: Limits | None = None,
         leader_ttl_s: float = 10.0,
         until_idle: bool = False,
+        after: Callable[[RunRecord], object] = lambda _run: None,
+        release_s: float = RELEASE_S,
     ) -> None:
+        """Begin as one of those who stand by; ``after`` is called with every run that ended."""
         self._store = store
+        self._after, self._release_s = after, release_s
         self._workplace = workplace
         self._toolchain = toolchain
         self._limits = limits or Limits()
@@ -54,6 +60,7 @@ class Coordinator:
         self._owner = process_name()
         self._stop = threading.Event()
         self._stations: dict[str, Station] = {}
+        self._idle_since: dict[str, float] = {}  # by hardware
         self._to_train: dict[str, tuple[RunRecord, float]] = {}  # by kernel, with since when
         self._offered: list[HardwareProfile] = []
         self._matched_at = 0.0
@@ -130,14 +137,29 @@ class Coordinator:
         for station in self._stations.values():
             station.step(self._limits.poll_s / len(self._stations), may_submit=may_submit)
             for run in station.finished:
+                self._follow_up(run)
                 self._to_train.setdefault(run.workload.kernel, (run, time.monotonic()))
             station.finished.clear()
+        self._release_idle()
         if not any(station.has_trials_out for station in self._stations.values()):
             self._train()
         if all(station.is_idle for station in self._stations.values()):
             if self._until_idle and self._workplace.is_settled and not self._has_open_runs():
                 self._stop.set()
             self._stop.wait(IDLE_POLL_S)
+
+    def _release_idle(self) -> None:
+        """Let go of idle workers elsewhere: runs of another database may wait for the devices."""
+        if not self._workplace.is_elsewhere:
+            return
+        now = time.monotonic()
+        for key, station in list(self._stations.items()):
+            if not station.is_idle:
+                self._idle_since.pop(key, None)
+            elif now - self._idle_since.setdefault(key, now) >= self._release_s:
+                station.close()
+                self._workplace.release(key)
+                del self._stations[key], self._idle_since[key]
 
     def _has_open_runs(self) -> bool:
         return any(self._store.runs.open(hardware.key) for hardware in self._offered)
@@ -186,6 +208,14 @@ class Coordinator:
         since = min((at for _, at in self._to_train.values()), default=None)
         return since is not None and time.monotonic() - since > TRAIN_WITHIN_S
 
+    def _follow_up(self, run: RunRecord) -> None:
+        try:
+            self._after(run)
+        except DatabaseError as error:  # the next run of the workload looks again
+            log.warning("not followed up", run=run.public_id, why=error.message)
+        except Exception:
+            log.exception("not followed up", run=run.public_id)
+
     def _train(self) -> None:
         while self._to_train:
             kernel, (run, _) = next(iter(self._to_train.items()))
@@ -201,6 +231,7 @@ class Coordinator:
         for station in self._stations.values():
             station.close()
         self._stations.clear()
+        self._idle_since.clear()
 
 
 class _Heartbeat:

@@ -13,6 +13,7 @@ import structlog
 from db.store import SqlStore
 from tuner_service import wiring
 from tuner_service.coordinator import Coordinator
+from tuner_service.drifting import check_after
 from tuner_service.run_driver import Limits
 from tuner_service.settings import Settings
 from tuner_service.workplaces import Workplace
@@ -40,6 +41,7 @@ def run_coordinator(
         limits=limits(settings),
         leader_ttl_s=settings.leader_ttl_s,
         until_idle=until_idle,
+        after=lambda run: check_after(store, settings, run),
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: coordinator.stop())

@@ -5,12 +5,14 @@ from __future__ import annotations
 from db.errors import (
     BudgetUsedUp,
     DatabaseError,
+    FormatMissing,
     IdempotencyConflict,
     IllegalTransition,
     LeaseLost,
     NotOneSpace,
     StudyClosed,
     UnknownKey,
+    UnknownModel,
     UnknownNode,
     UnknownRun,
     UnknownStudy,
@@ -136,7 +138,9 @@ class ExportFailed(ServiceError):
 
     code, title, status = "SV914", "export-failed", 422
     template = "{path}: cannot be written: {reason}"
-    default_hint = "name a file in an existing, writable folder: FILE.csv or FILE.t4.json"
+    default_hint = (
+        "name a file in an existing, writable folder: FILE.csv, FILE.parquet or FILE.t4.json"
+    )
 
 
 class InvalidWorkloads(ServiceError):
@@ -187,8 +191,17 @@ class Overloaded(ServiceError):
     default_hint = "try again after `Retry-After` seconds"
 
 
+class ModelsBusy(ServiceError):
+    """A cost model comes while another one is looked at."""
+
+    code, title, status = "SV924", "models-busy", 503
+    template = "expected one cost model at a time, found another one being looked at"
+    default_hint = "try again after `Retry-After` seconds"
+
+
 UNKNOWN = (
     UnknownKernel, UnknownHardware, UnknownRun, UnknownNode, UnknownKey, UnknownStudy, UnknownTrial,
+    UnknownModel,
 )  # fmt: skip
 CONFLICTS = (IllegalTransition, BudgetUsedUp, StudyClosed, LeaseLost)
 
@@ -201,7 +214,7 @@ def http_status(error: TileError) -> int:
         return 404
     if isinstance(error, CONFLICTS):
         return 409
-    if isinstance(error, (InvalidProblem, IdempotencyConflict, NotOneSpace)):
+    if isinstance(error, (InvalidProblem, IdempotencyConflict, NotOneSpace, FormatMissing)):
         return 422
     if isinstance(error, (DatabaseError, CompileFailed, ToolchainMissing)):
         return 503

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from db.errors import IllegalTransition
-from db.records import DEFAULT_PRIORITY, NewRun, RunRecord
+from db.records import DEFAULT_PRIORITY, DriftRecord, NewRun, RunRecord
 from db.store import SqlStore
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Toolchain
@@ -19,7 +19,7 @@ from recommender.workload import Workload
 from tilecore import kernels
 from tilecore.errors import InvalidProblem
 from tilecore.kernels.definition import KernelDefinition
-from tilecore.tile_config import digest
+from tilecore.tile_config import TileConfig, digest
 from tuner_service.errors import HardwareNotOffered, TooManyThreads
 from tuner_service.hardware import find_hardware_or_like
 from tuner_service.report import result_document, result_of
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from recommender.recommend import Recommendation
 
 STAND_IN_CONFIDENCE = 0.4  # of what is recommended for another device
+DRIFTED_CONFIDENCE = 0.6  # of what was measured for times that changed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,24 +116,72 @@ def answer(store: SqlStore, question: Question, *, top_k: int) -> Sequence[Recom
 
     Those for a device that stands in for an unknown one say so, with less confidence.
     """
-    from recommender.recommend import recommend  # loads XGBoost, which queueing a run needs not
+    return ranked_with_evidence(store, question, top_k=top_k)[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What was measured for exactly a question, and what speaks against it.
+
+    Attributes:
+        best: may be of another program version, toolchain or driver (``doubts``), and need not be
+            among the ranked configs of an answer; None: nothing was measured.
+        drift: its times changed, and nobody has tuned since.
+    """
+
+    best: Recommendation | None
+    drift: DriftRecord | None = None
+
+
+def ranked_with_evidence(
+    store: SqlStore, question: Question, *, top_k: int
+) -> tuple[Sequence[Recommendation], Evidence]:
+    """Return ranked configs, and what was measured for exactly this question."""
+    from recommender.recommend import MAX_NEIGHBOURS, recommend  # loads XGBoost
 
     found = recommend(
         question.workload,
         question.definition,
         question.hardware,
         store,
-        top_k=top_k,
+        top_k=top_k + 2 * MAX_NEIGHBOURS,  # what is stale comes behind close neighbours
         program_digest=question.program_digest,
         toolchain_key=question.toolchain.key,
     )
+    exact = (r for r in found if r.source in ("measured", "nearest") and not r.distance)
+    best = next(exact, None)
+    found = found[:top_k]
     if not question.asked_for:
-        return found
+        return _doubt_drifted(store, question, found, best)
     why = f"nobody knows {question.asked_for}; for {question.hardware.name}, the most like it: "
     return [
         replace(r, confidence=r.confidence * STAND_IN_CONFIDENCE, rationale=why + r.rationale)
         for r in found
-    ]
+    ], Evidence(best=None)
+
+
+def _doubt_drifted(
+    store: SqlStore,
+    question: Question,
+    found: list[Recommendation],
+    best: Recommendation | None,
+) -> tuple[Sequence[Recommendation], Evidence]:
+    """Let measured times answer with less confidence where they drifted and nobody tuned since."""
+    if best is None or best.source != "measured":
+        return found, Evidence(best=best)
+    drift = store.drifts.open(
+        question.workload, question.hardware.key, question.program_digest, question.toolchain.key
+    )
+    if drift is None:
+        return found, Evidence(best=best)
+    doubted = replace(
+        best,
+        confidence=best.confidence * DRIFTED_CONFIDENCE,
+        rationale=f"{best.rationale}; {drift.explanation}",
+        doubts=(*best.doubts, drift.explanation),
+    )
+    ranked = [doubted if r is best else r for r in found]
+    return ranked, Evidence(best=doubted, drift=drift)
 
 
 def latest_run(store: SqlStore, question: Question, states: Sequence[str]) -> RunRecord | None:
@@ -166,16 +215,33 @@ class Effort:
 
 
 def submit(
-    store: SqlStore, question: Question, effort: Effort, *, idempotency_key: str | None = None
+    store: SqlStore,
+    question: Question,
+    effort: Effort,
+    *,
+    idempotency_key: str | None = None,
+    created_by: str | None = None,
+    cause: str | None = None,
+    incumbents: Sequence[TileConfig] = (),
 ) -> tuple[RunRecord, bool]:
     """Queue a tuning run; return it and whether it is new.
+
+    Args:
+        store: where to queue it.
+        question: what to tune.
+        effort: what it may take.
+        idempotency_key: of the request; it gives the same run again.
+        created_by: the name of the API key that asks for it.
+        cause: why the system queues it by itself (one of ``db.records.CAUSES``).
+        incumbents: configs that were best before; they are measured first, and confirmed.
 
     Raises:
         HardwareNotOffered: no worker has the device (SV906).
         IdempotencyConflict: the key came before with another request (DB807).
     """
-    new = _new_run(store, question, effort)
-    return store.runs.create(replace(new, idempotency_key=idempotency_key))
+    new = _new_run(store, question, effort, incumbents)
+    new = replace(new, idempotency_key=idempotency_key, created_by=created_by, cause=cause)
+    return store.runs.create(new)
 
 
 def submit_group(
@@ -183,6 +249,7 @@ def submit_group(
     questions: Sequence[tuple[Question, Effort]],
     *,
     idempotency_key: str | None = None,
+    created_by: str | None = None,
 ) -> tuple[Sequence[RunRecord], bool]:
     """Queue tuning runs that belong together, all or none; return them and whether they are new.
 
@@ -191,7 +258,10 @@ def submit_group(
         IdempotencyConflict: the key came before with another request (DB807).
     """
     group = f"g-{uuid.uuid4().hex}"
-    runs = [replace(_new_run(store, q, effort), group=group) for q, effort in questions]
+    runs = [
+        replace(_new_run(store, q, effort), group=group, created_by=created_by)
+        for q, effort in questions
+    ]
     whole = digest([run.body_hash for run in runs])
     first = replace(runs[0], idempotency_key=idempotency_key, body_hash=whole)
     return store.runs.create_all([first, *runs[1:]])
@@ -211,10 +281,12 @@ def change_group(
     return store.runs.of_group(group)
 
 
-def _new_run(store: SqlStore, question: Question, effort: Effort) -> NewRun:
+def _new_run(
+    store: SqlStore, question: Question, effort: Effort, incumbents: Sequence[TileConfig] = ()
+) -> NewRun:
     if question.asked_for or not _is_offered(store, question):
         raise HardwareNotOffered(offered=detected_host().name, found=question.hardware.name)
-    spec = {
+    spec: dict[str, Any] = {
         "kernel": question.workload.kernel,
         "problem": dict(question.workload.problem),
         "threads": question.workload.threads,
@@ -223,6 +295,8 @@ def _new_run(store: SqlStore, question: Question, effort: Effort) -> NewRun:
         "time_limit_s": effort.time_limit_s,
         "seed": effort.seed,
     }
+    if incumbents:
+        spec["incumbents"] = [dict(config.items_) for config in incumbents]
     return NewRun(
         workload=question.workload,
         hardware=question.hardware,

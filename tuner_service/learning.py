@@ -9,6 +9,8 @@ from db.store import SqlStore
 from recommender.cost_model import CostModel
 from recommender.errors import InvalidModel, NotEnoughMeasurements
 from recommender.features import SCHEMA
+from recommender.hardware import HardwareProfile
+from recommender.prior import prior
 from recommender.training import TrainingOutcome, train
 from tilecore import kernels
 
@@ -25,28 +27,33 @@ def train_after(store: SqlStore, run: RunRecord) -> TrainingOutcome | None:
     definition = kernels.get(run.workload.kernel)
     measurements = store.measurements(kernel=definition.name, only_ok=True, limit=TRAINING_LIMIT)
     try:
-        outcome = train(measurements, definition, incumbent=_incumbent(store, definition.name))
+        incumbent = incumbent_of(store, definition.name, run.hardware)
+        outcome = train(measurements, definition, incumbent=incumbent)
     except NotEnoughMeasurements as error:
         log.info("no model trained", why=error.message)
         return None
-    store.save_model(
+    store.models.save(
         kernel=definition.name,
         blob=outcome.model.to_bytes(),
         feature_schema=SCHEMA,
         metrics=outcome.metrics,
         trained_on=len(measurements),
         promote=outcome.is_promoted,
+        reason=outcome.reason,
     )
     log.info("model trained", promoted=outcome.is_promoted, why=outcome.reason)
     return outcome
 
 
-def _incumbent(store: SqlStore, kernel: str) -> CostModel | None:
+def incumbent_of(store: SqlStore, kernel: str, hardware: HardwareProfile) -> CostModel | None:
+    """Return the model that a new one has to beat: the active one, else the one that ships.
+
+    None where this version can use neither.
+    """
     stored = store.active_model(kernel)
-    if stored is None:
-        return None
-    try:
-        return CostModel.from_bytes(stored.blob, feature_schema=SCHEMA)
-    except InvalidModel as error:  # of an older feature schema: it has no vote
-        log.info("incumbent not used", why=error.message)
-        return None
+    if stored is not None:
+        try:
+            return CostModel.from_bytes(stored.blob, feature_schema=SCHEMA)
+        except InvalidModel as error:  # of an older feature schema: it has no vote
+            log.info("incumbent not used", why=error.message)
+    return prior(kernel, hardware)

@@ -6,18 +6,27 @@ on 2026-11-20.)
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tuner_service.access import Principal
 from tuner_service.errors import BodyTooLarge
 from tuner_service.problems import problem_response
 
 
 class BodyLimit:
-    """Answers 413 to a body of more than ``limit_bytes``, announced or streamed."""
+    """Answers 413 to a body of more than ``limit_bytes``, announced or streamed.
 
-    def __init__(self, app: ASGIApp, limit_bytes: int) -> None:
+    ``of_administrators``: other limits of some paths, for those who may send more there.
+    """
+
+    def __init__(
+        self, app: ASGIApp, limit_bytes: int, of_administrators: Mapping[str, int] | None = None
+    ) -> None:
         self._app = app
         self._limit = limit_bytes
+        self._of_administrators = of_administrators or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection."""
@@ -25,29 +34,37 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         announced = dict(scope["headers"]).get(b"content-length", b"0")
-        if announced.isdigit() and int(announced) > self._limit:
-            await self._refuse(int(announced), scope, receive, send)
+        limit = self._limit_of(scope)
+        if announced.isdigit() and int(announced) > limit:
+            await self._refuse(limit, int(announced), scope, receive, send)
             return
-        body = await self._read(receive)
+        body = await self._read(limit, receive)
         if body is None:
-            await self._refuse(self._limit + 1, scope, receive, send)
+            await self._refuse(limit, limit + 1, scope, receive, send)
             return
         await self._app(scope, _replay(body, receive), send)
 
-    async def _read(self, receive: Receive) -> bytes | None:
+    def _limit_of(self, scope: Scope) -> int:
+        sender: Principal | None = scope["state"].get("principal")
+        if sender is None or sender.role != "admin":
+            return self._limit
+        return self._of_administrators.get(scope["path"], self._limit)
+
+    async def _read(self, limit: int, receive: Receive) -> bytes | None:
         """Return the whole body, or None as soon as it is too long."""
-        body = b""
+        body = bytearray()
         while True:
             message = await receive()
-            part: bytes = message.get("body", b"")
-            body += part
-            if len(body) > self._limit:
+            body += message.get("body", b"")
+            if len(body) > limit:
                 return None
             if not message.get("more_body", False):
-                return body
+                return bytes(body)
 
-    async def _refuse(self, found: int, scope: Scope, receive: Receive, send: Send) -> None:
-        error = BodyTooLarge(limit=self._limit, found=found)
+    async def _refuse(
+        self, limit: int, found: int, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        error = BodyTooLarge(limit=limit, found=found)
         await problem_response(scope["path"], error)(scope, receive, send)
 
 

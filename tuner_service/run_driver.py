@@ -80,7 +80,8 @@ class RunDriver:
         self._device_s = run.device_s + self._uncounted[1]
         self._open: set[tuple[str, str, int]] = set()  # not measured yet
         trials = self._store.trials.of_run(run.id)
-        self._session = self._build_session(_incumbents(trials, run.round))
+        given = [TileConfig.of(config) for config in run.spec.get("incumbents", ())]
+        self._session = self._build_session([*given, *_incumbents(trials, run.round)])
         unfinished = []
         for trial in trials:
             if trial.measurement is None:

@@ -21,6 +21,12 @@ def _strict_number(value: Any) -> Any:
     return value
 
 
+def _strict_seconds(value: Any) -> Any:
+    if isinstance(value, (bool, str, bytes)):
+        raise ValueError("expected a number")
+    return value
+
+
 def _problem_value(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer():
         return int(value)
@@ -31,7 +37,7 @@ def _problem_value(value: Any) -> Any:
 
 Role = Literal["read", "tune", "admin"]
 Int = Annotated[int, BeforeValidator(_strict_number)]
-Seconds = Annotated[float, Field(allow_inf_nan=False)]
+Seconds = Annotated[float, BeforeValidator(_strict_seconds), Field(allow_inf_nan=False)]
 RunState = Literal[
     "QUEUED", "RUNNING", "PAUSED", "WAITING_FOR_HARDWARE", "SUCCEEDED", "FAILED", "CANCELLED"
 ]
@@ -83,7 +89,22 @@ class RecommendationOut(BaseModel):
     distance: float
     bound_by: str
     rationale: str
-    is_stale: bool = Field(description="evidence of another program version or toolchain")
+    is_stale: bool = Field(
+        description="evidence of another program version, toolchain or driver, or before a drift"
+    )
+    doubts: list[str] = Field(description="what of the evidence may no longer hold, in words")
+
+
+class RemeasurementOut(BaseModel):
+    """What becomes of doubts in what was measured for a question."""
+
+    cause: Literal["stale", "drift"]
+    reasons: list[str]
+    state: Literal["queued", "needed"] = Field(
+        description="queued: a run of low priority is open; needed: queue one yourself"
+    )
+    detail: str
+    run: str | None
 
 
 class RecommendationResponse(BaseModel):
@@ -97,6 +118,9 @@ class RecommendationResponse(BaseModel):
         None, description="an unknown device; `hardware` is the known one most like it"
     )
     recommendations: list[RecommendationOut]
+    remeasurement: RemeasurementOut | None = Field(
+        None, description="where what was measured for this question may no longer hold"
+    )
     tune_url: str = "/v1/tuning-runs"
 
 
@@ -149,6 +173,10 @@ class TuningRunOut(BaseModel):
 
     id: str
     group: str | None = Field(description="what it was queued together with")
+    created_by: str | None = Field(description="name of the API key that asked for it")
+    cause: Literal["stale", "drift"] | None = Field(
+        description="why the system queued it by itself; null: somebody asked for it"
+    )
     state: RunState
     workload: dict[str, Any]
     hardware: str
@@ -259,6 +287,8 @@ class MeasurementOut(BaseModel):
     max_error: float | None
     detail: str
     worker: str
+    driver: str = Field(description="of the device when it measured; of a CPU kernel and microcode")
+    created_by: str | None = Field(description="name of the API key that asked for it")
     metrics: dict[str, float]
     measured_at: datetime
     distance: float | None = Field(None, description="from the problem that `near` named")
@@ -290,6 +320,7 @@ class HardwareOut(BaseModel):
     cores: int
     aliases: list[str]
     source: str
+    driver: str = Field(description="as last seen; of a CPU kernel and microcode")
     is_host: bool
     offers_tuning: bool
     peak_gflops_per_core: dict[str, float]

@@ -46,7 +46,12 @@ class Settings(BaseSettings):
     retry_base_s: float = Field(0.5, ge=0)
     max_trials: int = Field(96, ge=1, le=100_000)  # of a run that does not say
     time_limit_s: float = Field(900.0, gt=0)  # of a run that does not say
+    # Runs that the system queues by itself, where answers rest on what may no longer hold:
+    retune: Literal["auto", "off"] = "auto"
+    retune_trials: int = Field(24, ge=1, le=100_000)
+    retune_max_open: int = Field(8, ge=1, le=1000)
     max_body_bytes: int = Field(65_536, ge=1024)
+    max_model_bytes: int = Field(16 << 20, ge=1024)  # of an uploaded cost model
     auth: Literal["auto", "required", "off"] = "auto"  # auto: required unless bound to loopback
     rate_limit: str = "6000/minute"  # requests per API key, for each process of the service
     max_in_flight: int = Field(128, ge=1)  # requests waiting for an answer; beyond: 503

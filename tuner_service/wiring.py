@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from db.migrate import open_database
@@ -46,7 +47,8 @@ def host_toolchain() -> Toolchain:
 def host_profile(store: SqlStore) -> HardwareProfile:
     """Return this machine with the rates that `tilecore profile` measured, if it was run."""
     host = detected_host()
-    return store.hardware(host.key) or host
+    stored = store.hardware(host.key)
+    return host if stored is None else replace(stored, driver=host.driver)
 
 
 def is_measured(profile: HardwareProfile) -> bool:
@@ -77,13 +79,17 @@ def make_workplace(settings: Settings, store: SqlStore) -> Workplace:
         return ClusterWorkplace(
             settings.ray_address,
             host_toolchain(),
-            lambda hardware, epoch: _ray_pool(settings, hardware, epoch),
+            lambda hardware, epoch: _ray_pool(settings, hardware, epoch, store.installation),
         )
     hardware = profiled_host(store)
-    return HostWorkplace(hardware, lambda epoch: make_measurer(settings, hardware, epoch))
+    return HostWorkplace(
+        hardware, lambda epoch: make_measurer(settings, hardware, epoch, store.installation)
+    )
 
 
-def make_measurer(settings: Settings, hardware: HardwareProfile, epoch: int) -> Measurer:
+def make_measurer(
+    settings: Settings, hardware: HardwareProfile, epoch: int, installation: str = ""
+) -> Measurer:
     """Return the workers that the settings ask for.
 
     ``auto`` is Ray, or worker processes of this machine where no local Ray can be started (a busy
@@ -92,7 +98,7 @@ def make_measurer(settings: Settings, hardware: HardwareProfile, epoch: int) -> 
     if settings.executor == "local":
         return _local_pool(settings, hardware)
     try:
-        return _ray_pool(settings, hardware, epoch)
+        return _ray_pool(settings, hardware, epoch, installation)
     except ClusterUnavailable as error:
         if settings.executor == "ray":
             raise
@@ -112,13 +118,16 @@ def _local_pool(settings: Settings, hardware: HardwareProfile) -> Measurer:
     )
 
 
-def _ray_pool(settings: Settings, hardware: HardwareProfile, epoch: int) -> RayPool:
+def _ray_pool(
+    settings: Settings, hardware: HardwareProfile, epoch: int, installation: str
+) -> RayPool:
     from workers.ray_pool import RayPool
 
     return RayPool(
         hardware,
         artifact_dir=settings.artifact_dir,
         epoch=epoch,
+        installation=installation,
         compile_workers=settings.compile_workers,
         compile_timeout_s=settings.compile_timeout_s,
         run_timeout_s=settings.run_timeout_s,

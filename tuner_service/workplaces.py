@@ -32,6 +32,10 @@ class Workplace(Protocol):
         """Return workers for one kind of hardware."""
         ...
 
+    def release(self, hardware_key: str) -> None:
+        """Forget workers that were closed for want of work."""
+        ...
+
     def close(self) -> None:
         """Leave the workers."""
         ...
@@ -57,6 +61,9 @@ class HostWorkplace:
     def measurer(self, hardware: HardwareProfile, epoch: int) -> Measurer:
         """Return workers of this machine."""
         return self._make_measurer(epoch)
+
+    def release(self, hardware_key: str) -> None:
+        """Nothing to forget."""
 
     def close(self) -> None:
         """Nothing to leave."""

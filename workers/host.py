@@ -9,6 +9,7 @@ from pathlib import Path
 
 from recommender.hardware import HardwareProfile
 from tilecore.target import cpu_target, host_features
+from workers.driver import driver
 
 CPU_DIRECTORY = Path("/sys/devices/system/cpu")
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -47,6 +48,7 @@ def detect() -> HardwareProfile:
         features=tuple(sorted(f for f in flags if f in RELEVANT or f.startswith("avx512"))),
         source="detected",
         aliases=("cpu", "host", "local"),
+        driver=driver("cpu"),
     )
 
 

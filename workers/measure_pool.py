@@ -103,6 +103,7 @@ class _Node:
     name: str
     compilers: Sequence[Compiler]
     meters: Sequence[Meter]
+    driver: str
     gate: Gate = field(default_factory=Gate)
     leaves: threading.Event = field(default_factory=threading.Event)  # no new jobs
     threads: list[threading.Thread] = field(default_factory=list)
@@ -139,10 +140,11 @@ class MeasurePool:
         return sum(len(node.meters) for node in nodes if not node.leaves.is_set())
 
     def add_node(
-        self, key: str, name: str, compilers: Sequence[Compiler], meters: Sequence[Meter]
-    ) -> None:
-        """Let the lanes of a node take part."""
-        node = _Node(name, compilers, meters)
+        self, key: str, name: str, compilers: Sequence[Compiler], meters: Sequence[Meter],
+        driver: str = "",
+    ) -> None:  # fmt: skip
+        """Let the lanes of a node take part; ``driver``: of its devices, "": as the hardware's."""
+        node = _Node(name, compilers, meters, driver or self.hardware.driver)
         lanes: list[tuple[Callable[..., None], Compiler | Meter]] = [
             *((self._compile_lane, compiler) for compiler in compilers),
             *((self._measure_lane, meter) for meter in meters),
@@ -319,6 +321,7 @@ class MeasurePool:
             compile_s=compiled.compile_s if compiled else failure.compile_s if failure else None,
             max_error=outcome.max_error,
             worker=node.name,
+            driver=node.driver,
             measured_at=self._now(),
             metrics={**metrics, **timed.metrics} if timed else metrics,
         )

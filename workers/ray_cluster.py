@@ -34,6 +34,7 @@ from workers.toolchain import current_toolchain
 LOG = logging.getLogger(__name__)
 NAMESPACE = "tilecore"
 ROLES = ("compile", "meter")
+NAME_PARTS = 7  # of an actor's name (workers.ray_pool)
 NAME_TIMEOUT_S = 30.0
 INIT_ATTEMPTS = 2
 NODE_TIMEOUT_S = 60.0
@@ -48,6 +49,7 @@ class ClusterNode:
     cpus: int
     resource: str  # hw:<hardware key>
     devices: int
+    driver: str = ""  # of its devices, once it was asked
 
 
 def start_local(hardware: HardwareProfile) -> bool:
@@ -211,19 +213,26 @@ def affinity(node: ClusterNode) -> NodeAffinitySchedulingStrategy:
     return NodeAffinitySchedulingStrategy(node.key, soft=False)
 
 
-def retire_older(epoch: int, hardware_key: str | None = None) -> None:
+def retire_older(epoch: int, installation: str = "", hardware_key: str | None = None) -> None:
     """Kill named actors of earlier leaders, and of this epoch's earlier pool for the hardware.
+
+    Those of other installations are left alone: their epochs count something else.
 
     Raises:
         StaleEpoch: actors of a newer leader are there (WK705).
     """
     deadline = time.monotonic() + NAME_TIMEOUT_S
     while True:
-        names = [n for n in list_named_actors() if n.split(":")[0] in ROLES]
-        newest = max((int(n.split(":")[1]) for n in names), default=epoch)
+        split = {name: name.split(":") for name in list_named_actors()}
+        names = {
+            name: (int(parts[2]), parts[3])
+            for name, parts in split.items()
+            if parts[0] in ROLES and parts[1] == installation[:12] and len(parts) == NAME_PARTS
+        }
+        newest = max((found for found, _ in names.values()), default=epoch)
         if newest > epoch:
             raise StaleEpoch(epoch=epoch, found=newest)
-        old = [n for n in names if int(n.split(":")[1]) < epoch or n.split(":")[2] == hardware_key]
+        old = [n for n, (found, key) in names.items() if found < epoch or key == hardware_key]
         if not old or time.monotonic() > deadline:
             return
         for name in old:

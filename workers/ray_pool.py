@@ -1,10 +1,10 @@
 """RayPool: the same pool over Ray actors of a local or remote cluster.
 
-Actors are named ``<role>:<epoch>:<hardware>:<node>:<opening>:<index>``, stay on their node and
-belong to this driver: they end with it. A new leader (higher epoch) kills what older ones left; an
-older one finds newer actors and refuses. Candidates still run in a child process of their actor, so
-an actor that dies is an infrastructure failure: the candidate is reported as WORKER_LOST and the
-coordinator tries it again.
+Actors are named ``<role>:<installation>:<epoch>:<hardware>:<node>:<opening>:<index>``, stay on
+their node and belong to this driver: they end with it. A new leader (higher epoch) kills what older
+ones of its installation (its database) left; an older one finds newer actors and refuses.
+Candidates still run in a child process of their actor, so an actor that dies is an infrastructure
+failure: the candidate is reported as WORKER_LOST and the coordinator tries it again.
 """
 
 from __future__ import annotations
@@ -180,6 +180,7 @@ class RayPool(MeasurePool):
         *,
         artifact_dir: Path,
         epoch: int,
+        installation: str = "",
         compile_workers: int = 2,
         compile_timeout_s: float = 60.0,
         run_timeout_s: float = 60.0,
@@ -194,14 +195,14 @@ class RayPool(MeasurePool):
         """
         tools = toolbox or TilecoreToolbox()
         self._store = artifact_dir.absolute()
-        self._epoch = epoch
+        self._epoch, self._installation = epoch, installation[:12]
         self._opened = 0
         self._compile_workers = compile_workers
         self._compile_timeout_s = compile_timeout_s
         self._run_timeout_s = run_timeout_s
         self._bench = bench
         self._owns_ray = start_local(hardware)
-        retire_older(epoch, hardware.key[:12])
+        retire_older(epoch, installation, hardware.key[:12])
         super().__init__(hardware, toolbox=tools)
         self.follow(nodes())
 
@@ -245,7 +246,8 @@ class RayPool(MeasurePool):
         while one measures on them, none of this node compiles for it.
         """
         self._opened += 1  # the names of a node's earlier actors may still be taken
-        place = f"{self._epoch}:{self.hardware.key[:12]}:{node.key[:12]}:{self._opened}"
+        owner = f"{self._installation}:{self._epoch}"
+        place = f"{owner}:{self.hardware.key[:12]}:{node.key[:12]}:{self._opened}"
         tools = self._toolbox
         compilers = [
             ActorLane(
@@ -266,7 +268,7 @@ class RayPool(MeasurePool):
             )
             for i in range(node.devices)
         ]
-        self.add_node(node.key, f"ray:{node.name}", compilers, meters)
+        self.add_node(node.key, f"ray:{node.name}", compilers, meters, node.driver)
 
     def _meter_arguments(self, index: int) -> tuple[Any, ...]:
         device = self.hardware.kind if index == 0 else f"{self.hardware.kind}-{index}"

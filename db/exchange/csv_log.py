@@ -13,7 +13,7 @@ COLUMNS = (
     "id", "run", "measured_at", "kernel", "problem", "workload_threads", "threads", "hardware",
     "hardware_key", "toolchain_key", "program_digest", "config", "protocol", "status", "time_us",
     "reference_time_us", "repeats_us", "reference_repeats_us", "compile_ms", "max_error", "detail",
-    "worker", "metrics",
+    "worker", "metrics", "driver", "created_by",
 )  # fmt: skip
 
 
@@ -24,7 +24,7 @@ def csv_lines(records: Iterable[MeasurementRecord]) -> Iterator[str]:
     writer.writerow(COLUMNS)
     for record in records:
         yield _taken(buffer)
-        writer.writerow(_values(record))
+        writer.writerow(values(record))
     yield _taken(buffer)
 
 
@@ -35,8 +35,8 @@ def _taken(buffer: io.StringIO) -> str:
     return text
 
 
-def _values(record: MeasurementRecord) -> list[object]:
-    """Return the values of a line; None is written as nothing."""
+def values(record: MeasurementRecord) -> list[object]:
+    """Return the values of a line by COLUMNS; None is written as nothing."""
     m = record.measurement
     reference_s = m.reference_time_s
     return [
@@ -48,5 +48,5 @@ def _values(record: MeasurementRecord) -> list[object]:
         canonical_json([t * 1e6 for t in m.times_s]),
         canonical_json([t * 1e6 for t in m.reference_times_s]),
         None if m.compile_s is None else m.compile_s * 1e3, m.max_error, m.detail, m.worker,
-        canonical_json(dict(m.metrics)),
+        canonical_json(dict(m.metrics)), m.driver, record.created_by,
     ]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from alembic import context
 from sqlalchemy import text
 
+import db.service_models  # noqa: F401  its tables belong to the metadata
 from db.models import Base
 
 connection = context.config.attributes["connection"]

@@ -19,6 +19,7 @@ from workers.ray_pool import RayPool
 def main(repeats: float, log: Path) -> None:
     settings = load_settings()
     assert settings.ray_address is not None
+    store = wiring.open_store(settings)
     workplace = ClusterWorkplace(
         settings.ray_address,
         wiring.host_toolchain(),
@@ -26,12 +27,12 @@ def main(repeats: float, log: Path) -> None:
             hardware,
             artifact_dir=settings.artifact_dir,
             epoch=epoch,
+            installation=store.installation,
             compile_workers=settings.compile_workers,
             toolbox=StandInToolbox(repeats, log),
             bench=StandInBench,
         ),
     )
-    store = wiring.open_store(settings)
     run_coordinator(settings, store, until_idle=False, parent=None, workplace=workplace)
 
 

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import random
+import sys
 import threading
 import tracemalloc
 from datetime import UTC, datetime, timedelta
@@ -14,7 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from db.errors import NotOneSpace
+from db.errors import FormatMissing, NotOneSpace
+from db.exchange.csv_log import COLUMNS
+from db.exchange.parquet import GROUP
 from db.migrate import open_database, upgrade
 from db.records import MeasurementQuery
 from db.session import Database
@@ -52,6 +55,7 @@ def some(seed, number):
         protocol=rng.choice(list(Protocol)),
         status=status,
         measured_at=START + timedelta(hours=rng.randrange(48)),
+        driver=rng.choice(("", "d1", "d2")),
     )
 
 
@@ -68,8 +72,9 @@ def filled(request, tmp_path_factory):
         upgrade(Database(url))
     store = SqlStore(open_database(url))
     records = [some("log", number) for number in range(400)]
-    ids = store.add_all(records)
-    yield store, dict(zip(ids, records, strict=True))
+    ids = store.add_all(records[::2], created_by="alice")  # even ones
+    ids += store.add_all(records[1::2])
+    yield store, dict(zip(ids, records[::2] + records[1::2], strict=True))
     store.database.close()
 
 
@@ -78,7 +83,9 @@ def matches(query, m):
     asked = {
         "kernel": m.workload.kernel, "threads": m.workload.threads, "status": m.status,
         "protocol": m.protocol, "hardware_key": m.hardware.key, "toolchain_key": m.toolchain.key,
-        "program_digest": m.program_digest, **{d: problem[d] for d in ("m", "n", "k", "dtype")},
+        "program_digest": m.program_digest,
+        "created_by": None if m.config["block_M"] % 2 else "alice",
+        **{d: problem[d] for d in ("m", "n", "k", "dtype")},
     }  # fmt: skip
     return (
         all(getattr(query, name) in (None, value) for name, value in asked.items())
@@ -115,6 +122,7 @@ FILTERS = {
     "toolchain_key": maybe([t.key for t in TOOLCHAINS] + ["unknown"]),
     "program_digest": maybe(("p1", "p3")),
     "since": maybe(START + timedelta(hours=h) for h in (0, 12, 30)),
+    "created_by": maybe(("alice", "bob")),
     "until": maybe(START + timedelta(hours=h) for h in (12, 31)),
 }
 
@@ -258,6 +266,42 @@ def test_csv_holds_every_record(filled):
         assert json.loads(line["repeats_us"]) == pytest.approx([t * 1e6 for t in m.times_s])
         assert (line["status"], line["time_us"] == "") == (m.status.value, m.time_s is None)
         assert datetime.fromisoformat(line["measured_at"]) == m.measured_at
+
+
+def test_parquet_holds_every_record_with_its_types(filled):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    store, stored = filled
+    query = MeasurementQuery(kernel="conv")
+    pieces = list(store.log.export(query, "parquet"))
+    table = parquet.read_table(io.BytesIO(b"".join(pieces)))
+    rows = table.to_pylist()
+    assert [row["id"] for row in rows] == all_ids(store, query, 500)
+    for row in rows:
+        m = stored[row["id"]]
+        assert json.loads(row["config"]) == dict(m.config)
+        assert row["repeats_us"] == pytest.approx([t * 1e6 for t in m.times_s])
+        assert row["measured_at"] == m.measured_at
+        assert (row["status"], row["time_us"] is None) == (m.status.value, m.time_s is None)
+        assert (row["driver"], row["hardware_key"]) == (m.driver, m.hardware.key)
+    assert tuple(table.column_names) == COLUMNS
+    empty = b"".join(store.log.export(MeasurementQuery(kernel="softmax"), "parquet"))
+    assert parquet.read_table(io.BytesIO(empty)).num_rows == 0
+
+
+def test_parquet_is_written_in_groups(store, make_measurement):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    store.add_all([make_measurement(config=TileConfig.of(i=i)) for i in range(2 * GROUP + 1)])
+    pieces = list(store.log.export(MeasurementQuery(), "parquet"))
+    assert len(pieces) == 4  # three groups and the end
+    file = parquet.ParquetFile(io.BytesIO(b"".join(pieces)))
+    assert [file.metadata.row_group(i).num_rows for i in range(3)] == [GROUP, GROUP, 1]
+
+
+def test_parquet_without_its_package_says_what_to_install(store, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # as where it is not installed
+    with pytest.raises(FormatMissing, match=r"DB826.*pyarrow") as refused:
+        store.log.export(MeasurementQuery(), "parquet")
+    assert "tilecore[parquet]" in refused.value.hint
 
 
 def test_t4_of_a_space_loads_again(store, make_measurement, tmp_path):

@@ -30,7 +30,7 @@ def test_counts(store, new_run, make_measurement):
     store.trials.claim(run.id, epoch, 1, 60)
     store.add_all([make_measurement(None), make_measurement()])
     metrics = {"top1": 0.9, "note": "text", "is_good": True}
-    store.save_model(
+    store.models.save(
         kernel="gemm", blob=b"m", feature_schema="s", metrics=metrics, trained_on=3, promote=True
     )
     found = store.counts()
@@ -45,7 +45,7 @@ def test_counts(store, new_run, make_measurement):
 
 def test_the_generation_changes_with_what_answers_rest_on(store, new_run, make_measurement):
     def saved(promote):
-        return store.save_model(
+        return store.models.save(
             kernel="gemm", blob=b"m", feature_schema="s", metrics={}, trained_on=3, promote=promote
         )
 

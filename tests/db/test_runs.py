@@ -2,7 +2,7 @@
 
 import threading
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from alembic import command
@@ -17,12 +17,15 @@ from db.errors import (
 )
 from db.migrate import migrating, upgrade
 from db.models import LeaderRow, TrialRow
-from db.records import NewRun, NewTrial
+from db.records import MeasurementQuery, NewRun, NewTrial
 from recommender.measurement import MeasureStatus, Protocol
 from tests.db.conftest import HARDWARE, TOOLCHAIN
 from tilecore.tile_config import TileConfig
 
 pytestmark = pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
+
+
+MORNING = datetime(2026, 11, 20, 8, tzinfo=UTC)
 
 
 def trials(count, protocol=Protocol.SCREEN):
@@ -163,6 +166,35 @@ def test_cancelling(store, new_run, make_measurement):
     assert {t.state for t in store.trials.of_run(under_way.id)} == {"cancelled"}
     assert store.trials.accept(leased, epoch, make_measurement()) is None
     assert store.runs.cancel(under_way.public_id).state == "CANCELLED"
+
+
+def test_runs_and_measurements_know_who_asked_for_them(store, new_run, make_measurement):
+    epoch = store.leader.acquire("me", 60)
+    for author in ("alice", "bob", None):
+        run = new_run(created_by=author)
+        store.trials.add(run.id, trials(2), epoch)
+        outcomes = [
+            (trial, make_measurement(config=trial.config, measured_at=MORNING))
+            for trial in store.trials.claim(run.id, epoch, 9, 60)
+        ]
+        store.trials.accept_all(outcomes, epoch)
+    store.add_all([make_measurement(protocol=Protocol.CONFIRM)], created_by="alice")
+    assert [r.created_by for r in store.runs.list()] == [None, "bob", "alice"]
+    assert [r.created_by for r in store.runs.list(created_by="alice")] == ["alice"]
+    everything = [r.created_by for r in store.page(MeasurementQuery(), limit=9).items]
+    assert sorted(map(str, everything)) == ["None"] * 2 + ["alice"] * 3 + ["bob"] * 2
+    for query, count in (
+        (MeasurementQuery(created_by="alice"), 3),
+        (MeasurementQuery(created_by="alice", best_first=True), 3),
+        (MeasurementQuery(created_by="alice", protocol=Protocol.SCREEN, kernel="gemm"), 2),
+        (MeasurementQuery(created_by="alice", winners=True), 1),
+        (MeasurementQuery(created_by="nobody"), 0),
+    ):
+        found = store.page(query, limit=9).items
+        assert [r.created_by for r in found] == ["alice"] * count
+    first = store.page(MeasurementQuery(created_by="alice"), limit=2)
+    rest = store.page(MeasurementQuery(created_by="alice"), limit=2, after=first.next_after)
+    assert (len(first.items), len(rest.items)) == (2, 1)
 
 
 def test_runs_are_listed_newest_first_and_one_under_way_comes_first(store, new_run):

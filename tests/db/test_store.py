@@ -20,7 +20,9 @@ TOOLCHAIN = Toolchain(tilecore="t1", tvm="0.27", llvm="22")
 
 
 def test_round_trip_keeps_every_field(store, make_measurement):
-    written = make_measurement(compile_s=0.1, max_error=0.25, worker="w0", threads=2)
+    written = make_measurement(
+        compile_s=0.1, max_error=0.25, worker="w0", threads=2, driver="kernel 6.1"
+    )
     store.add(written)
     assert store.measurements() == [written]
 
@@ -57,6 +59,26 @@ def test_best_prefers_confirmed_times_and_needs_the_exact_key(store, make_measur
     assert store.best(fast.workload, HARDWARE.key, "p2", TOOLCHAIN.key) is None
     assert store.best(fast.workload, HARDWARE.key, "p1", "other") is None
     assert store.best(fast.workload, "other", "p1", TOOLCHAIN.key) is None
+
+
+@pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
+def test_best_prefers_times_of_this_driver(store, make_measurement):
+    def confirmed(time_s, driver):
+        found = make_measurement(
+            time_s, protocol=Protocol.CONFIRM, config=TileConfig.of(t=driver), driver=driver
+        )
+        store.add(found)
+        return found
+
+    key = (make_measurement().workload, HARDWARE.key, "p1", TOOLCHAIN.key)
+    old = confirmed(1e-4, "d1")
+    assert store.best(*key) == store.best(*key, "d1") == store.best(*key, "d2") == old
+    store.add(make_measurement(5e-5, driver="d2"))  # only screened
+    assert store.best(*key, "d2") == old
+    new = confirmed(2e-4, "d2")
+    assert (store.best(*key, "d2"), store.best(*key, "d1"), store.best(*key)) == (new, old, old)
+    unknown = confirmed(1.5e-4, "")
+    assert store.best(*key, "d2") == unknown
 
 
 def test_filters(store, make_measurement, make_workload):
@@ -145,7 +167,7 @@ def test_hardware_profile_is_replaced_by_a_measured_one(store):
 
 def test_one_model_is_active_and_damage_is_noticed(store):
     def save(blob, promote):
-        return store.save_model(
+        return store.models.save(
             kernel="gemm", blob=blob, feature_schema="f1", metrics={"r": 1.0}, trained_on=9,
             promote=promote,
         )  # fmt: skip

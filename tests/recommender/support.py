@@ -99,16 +99,21 @@ class MemoryStore:
         self.model: StoredModel | None = None
 
     def best(
-        self, workload: Workload, hardware_key: str, program_digest: str, toolchain_key: str
-    ) -> Measurement | None:
+        self, workload: Workload, hardware_key: str, program_digest: str, toolchain_key: str,
+        driver: str = "",
+    ) -> Measurement | None:  # fmt: skip
         key = (workload.key, hardware_key, program_digest, toolchain_key)
-        return fastest(
-            [
-                m
-                for m in self.all
-                if (m.workload.key, m.hardware.key, m.program_digest, m.toolchain.key) == key
-            ]
+        found = [
+            m
+            for m in self.all
+            if (m.workload.key, m.hardware.key, m.program_digest, m.toolchain.key) == key
+        ]
+        in_turn = (
+            fastest([m for m in found if m.protocol is protocol and m.driver in drivers(m)])
+            for protocol in (Protocol.CONFIRM, Protocol.SCREEN)
+            for drivers in (lambda m: ("", driver or m.driver), lambda m: (m.driver,))
         )
+        return next((m for m in in_turn if m is not None), None)
 
     def measurements(
         self,

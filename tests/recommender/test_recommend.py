@@ -64,8 +64,29 @@ def test_measured_answers_first_and_only_for_exactly_this_key() -> None:
     (marked,) = [r for r in stale if r.is_stale]
     assert marked.config == config
     assert "older program or toolchain" in marked.rationale
+    now = f"toolchain {other_tools.toolchain.key[:12]}, now {TOOLCHAIN.key[:12]}"
+    assert marked.doubts == (now,)
+    other_code = ask(MemoryStore([replace(m, program_digest="another")]))
+    (marked,) = [r for r in other_code if r.is_stale]
+    assert marked.doubts == (f"program another, now {PROGRAM[:12]}",)
+    assert marked.confidence == pytest.approx(0.45)
     blind = ask(MemoryStore([m]), use_exact=False)
     assert all(r.source == "analytic" for r in blind)
+
+
+def test_times_of_another_driver_answer_with_less_confidence() -> None:
+    here = replace(HOST, driver="kernel 2")
+    slow, fast = space_of(CUBE).config(77), space_of(CUBE).config(78)
+    old = replace(measured(CUBE, fast, 0.02, protocol=Protocol.CONFIRM), driver="kernel 1")
+    first = ask(MemoryStore([old]), hardware=here)[0]
+    assert (first.source, first.config, first.is_stale) == ("measured", fast, True)
+    assert first.confidence == pytest.approx(0.98 * 0.8)
+    assert first.doubts == ("driver kernel 1, now kernel 2",)
+    assert first.doubts[0] in first.rationale
+    new = replace(measured(CUBE, slow, 0.03, protocol=Protocol.CONFIRM), driver="kernel 2")
+    first = ask(MemoryStore([old, new]), hardware=here)[0]
+    assert (first.config, first.doubts, first.confidence) == (slow, (), 0.98)
+    assert ask(MemoryStore([old]))[0].doubts == ()  # nobody knows the driver now
 
 
 def test_close_neighbours_go_before_the_analytic_model_and_far_ones_after() -> None:

@@ -8,7 +8,7 @@ import pytest
 import structlog
 from fastapi.testclient import TestClient
 
-from tests.tuner_service.test_app import GEMM, problem
+from tests.tuner_service.test_app import GEMM, coordinate, problem
 from tuner_service import access
 from tuner_service.app import create_app
 from tuner_service.jobs import Effort, submit, understand
@@ -118,6 +118,34 @@ def test_keys_by_rest(serve, bearer, store, monkeypatch):
     problem(client.post("/v1/keys", json={"name": ""}, headers=admin), 422, "SV901")
     odd = {"name": "x", "role": "root"}
     problem(client.post("/v1/keys", json=odd, headers=admin), 422, "SV901")
+
+
+def test_the_log_knows_whose_key_asked(serve, bearer, store):
+    client = serve(auth="required")
+    alice, bob = bearer("tune"), bearer("admin")  # called as their roles
+    for who, m in ((alice, 64), (alice, 128), (bob, 64)):
+        problem = GEMM["problem"] | {"m": m}
+        client.post("/v1/tuning-runs", json=RUN | {"problem": problem}, headers=who)
+    group = {"runs": [RUN]}
+    client.post("/v1/tuning-runs:batch", json=group, headers=bob)
+
+    def items(path):
+        return client.get(path, headers=alice).json()["items"]
+
+    names = [run["created_by"] for run in items("/v1/tuning-runs")]
+    assert names == ["admin", "admin", "tune", "tune"]
+    mine = items("/v1/tuning-runs?created_by=tune")
+    assert [run["workload"]["problem"]["m"] for run in mine] == [128, 64]
+    coordinate(store)
+    total, ours = (items(f"/v1/measurements?limit=200{q}") for q in ("", "&created_by=tune"))
+    assert 0 < len(ours) < len(total)
+    assert {m["created_by"] for m in total} == {"admin", "tune"}
+    assert {m["run"] for m in ours} == {run["id"] for run in mine}
+    page = client.get("/v1/tuning-runs?created_by=tune&limit=1", headers=alice).json()
+    other = f"/v1/tuning-runs?created_by=admin&cursor={page['next_cursor']}"
+    assert client.get(other, headers=alice).json()["code"] == "SV908"
+    anonymous = serve().post("/v1/tuning-runs", json=RUN).json()
+    assert (anonymous["created_by"], anonymous["cause"]) == (None, None)
 
 
 def test_a_key_has_a_rate(serve, bearer):

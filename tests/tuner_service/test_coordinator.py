@@ -288,3 +288,36 @@ def test_what_the_database_missed_is_stored_when_it_is_back(store, queue_run, da
     assert {t.state for t in trials} == {"done"}
     assert len({t.measurement_id for t in trials}) == len(trials) == store.count_measurements()
     impatient.database.close()
+
+
+def test_idle_workers_elsewhere_are_let_go_and_come_back(store, queue_run):
+    """Two databases share a cluster: the devices of one without runs are the other one's."""
+    made, released = [], []
+
+    class Elsewhere(HostWorkplace):
+        is_elsewhere = True
+
+        def release(self, hardware_key):
+            released.append(hardware_key)
+
+    def measurer(_epoch):
+        made.append(TableMeasurer())
+        return made[-1]
+
+    worker = Coordinator(
+        store,
+        toolchain=TOOLCHAIN,
+        workplace=Elsewhere(HARDWARE, measurer),
+        limits=Limits(poll_s=0.01),
+        release_s=0.05,
+    )
+    thread = in_background(worker)
+    for count in (1, 2):
+        run = queue_run()
+        wait(lambda run=run: store.runs.get(run.public_id).state == "SUCCEEDED")
+        wait(lambda count=count: len(released) == count)
+        assert len(made) == count
+        assert made[-1].is_closed
+    worker.stop()
+    thread.join()
+    assert released == [HARDWARE.key] * 2

@@ -4,6 +4,7 @@ import base64
 import csv
 import io
 import json
+import sys
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -128,6 +129,27 @@ def test_csv_over_rest(client):
     assert len(lines) == 6
     assert lines[-1]["detail"] == 'no such "register", line 1\nline 2'
     assert float(lines[0]["time_us"]) == pytest.approx(5 * 64e3)
+
+
+def test_parquet_over_rest_and_into_a_file(client, tilecore, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    response = client.get("/v1/measurements/export?format=parquet&m=64")
+    assert response.headers["content-type"] == "application/vnd.apache.parquet"
+    assert "measurements.parquet" in response.headers["content-disposition"]
+    sent = parquet.read_table(io.BytesIO(response.content)).to_pylist()
+    assert sent[0]["time_us"] == pytest.approx(5 * 64e3)
+    path = tmp_path / "log.parquet"
+    assert tilecore("log", "--m", "64", "--export", str(path))[0] == 0
+    assert parquet.read_table(path).to_pylist() == sent
+
+
+def test_parquet_without_its_package_is_refused_by_name(client, tilecore, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    response = client.get("/v1/measurements/export?format=parquet")
+    assert (response.status_code, response.json()["code"]) == (422, "DB826")
+    assert "tilecore[parquet]" in response.json()["hint"]
+    status, _, err = tilecore("log", "--export", str(tmp_path / "log.parquet"))
+    assert (status, "DB826" in err) == (2, True)
 
 
 def test_t4_over_rest_loads_again(client, tmp_path):

@@ -39,11 +39,12 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-def make_pool(path: Path, epoch: int) -> RayPool:
+def make_pool(path: Path, epoch: int, installation: str = "one") -> RayPool:
     return RayPool(
         HARDWARE,
         artifact_dir=path,
         epoch=epoch,
+        installation=installation,
         compile_timeout_s=15.0,
         run_timeout_s=15.0,
         toolbox=FaultToolbox(),
@@ -85,8 +86,21 @@ def test_a_new_leader_kills_the_actors_of_the_old_one(cluster: None, tmp_path: P
     with make_pool(tmp_path, epoch=11) as new:
         assert wait_for_all(new, [screen("a")], WAIT_S)["a"].status is MeasureStatus.OK
         with pytest.raises(StaleEpoch, match=r"WK705.*10.*11"):
-            retire_older(10)
+            retire_older(10, "one")
     old.close()
+
+
+def test_pools_of_two_databases_leave_each_other_alone(cluster: None, tmp_path: Path) -> None:
+    with make_pool(tmp_path, epoch=15, installation="one") as one:
+        assert wait_for_all(one, [screen("a")], WAIT_S)["a"].status is MeasureStatus.OK
+        retire_older(3, "another")  # neither too old for the first one's, nor their end
+        assert _meters()
+        with make_pool(tmp_path, epoch=3, installation="another") as two:
+            two.submit([screen("waits")])  # the device is the first one's until it lets go
+            assert wait_for_all(one, [screen("b")], WAIT_S)["b"].status is MeasureStatus.OK
+            one.close()
+            [(_, late)] = two.collect(WAIT_S)
+            assert late.status is MeasureStatus.OK
 
 
 def test_a_drained_node_ends_what_is_under_way_and_works_again(

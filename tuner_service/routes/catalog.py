@@ -80,6 +80,7 @@ def _hardware(profile: HardwareProfile) -> HardwareOut:
         cores=profile.cores,
         aliases=list(profile.aliases),
         source=profile.source,
+        driver=profile.driver,
         is_host=is_host,
         offers_tuning=is_host,
         peak_gflops_per_core={d: rate / 1e9 for d, rate in profile.peak_flop_per_s.items()},

@@ -11,9 +11,11 @@ from fastapi import Depends, Header, Query, Request
 from starlette.convertors import StringConvertor, register_url_convertor
 
 from db.store import SqlStore
+from tuner_service.access import Principal
 from tuner_service.answers import Answers
 from tuner_service.errors import InvalidCursor
 from tuner_service.metrics import Metrics
+from tuner_service.model_uploads import ModelUploads
 from tuner_service.settings import Settings
 from tuner_service.studies import StudyEngine
 
@@ -36,9 +38,16 @@ def _of_app(name: str) -> Any:
     return Depends(held)
 
 
+async def _sender(request: Request) -> Principal:
+    sender: Principal = request.state.principal
+    return sender
+
+
+Sender = Annotated[Principal, Depends(_sender)]
 Store = Annotated[SqlStore, _of_app("store")]
 AppAnswers = Annotated[Answers, _of_app("answers")]
 Engine = Annotated[StudyEngine, _of_app("engine")]
+AppModels = Annotated[ModelUploads, _of_app("models")]
 AppMetrics = Annotated[Metrics, _of_app("metrics")]
 AppSettings = Annotated[Settings, _of_app("settings")]
 Limit = Annotated[int, Query(ge=1, le=200, description="how many items at most")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import chain
 from typing import Annotated, Any, Literal
@@ -27,7 +28,12 @@ router = APIRouter(tags=["measurements"])
 Name = Annotated[str | None, Query(max_length=200)]
 Dimension = Annotated[int | None, Query(ge=1, le=MAX_DIMENSION)]
 NEAR = "the nearest workloads to this problem: `m=1000,n=1024,k=512` (needs `kernel`)"
-MEDIA = {"csv": "text/csv; charset=utf-8", "t4": "application/json"}
+MEDIA = {
+    "csv": "text/csv; charset=utf-8",
+    "t4": "application/json",
+    "parquet": "application/vnd.apache.parquet",
+}
+SUFFIX = {"csv": "csv", "t4": "t4.json", "parquet": "parquet"}
 
 
 def _iso_time(value: Any) -> Any:
@@ -54,6 +60,9 @@ def log_query(
     toolchain: Annotated[str | None, Query(max_length=32, description="toolchain_key")] = None,
     program: Annotated[str | None, Query(max_length=64, description="program_digest")] = None,
     run: Annotated[str | None, Query(max_length=64)] = None,
+    created_by: Annotated[
+        str | None, Query(max_length=64, description="name of the API key that asked for it")
+    ] = None,
     since: Annotated[Time | None, Query(description="measured then or later")] = None,
     until: Annotated[Time | None, Query(description="measured before")] = None,
     near: Annotated[str | None, Query(max_length=1000, description=NEAR)] = None,
@@ -79,6 +88,7 @@ def log_query(
         toolchain_key=toolchain,
         program_digest=program,
         run=None if run is None else store.runs.get(run).public_id,
+        created_by=created_by,
         since=_in_utc("since", since),
         until=_in_utc("until", until),
         near=None if near is None else near_workload(kernel, near),
@@ -116,17 +126,25 @@ def list_measurements(
     "/measurements/export",
     response_class=StreamingResponse,
     responses={
-        200: {"content": {"text/csv": {}, "application/json": {}}, "description": "The file"},
+        200: {
+            "content": {"text/csv": {}, "application/json": {}, MEDIA["parquet"]: {}},
+            "description": "The file",
+        },
         **documented(404, 422),
     },
 )
 def export_measurements(
-    store: Store, query: LogQuery, form: Annotated[Literal["csv", "t4"], Query(alias="format")]
+    store: Store,
+    query: LogQuery,
+    form: Annotated[Literal["csv", "t4", "parquet"], Query(alias="format")],
 ) -> StreamingResponse:
-    """Stream all measurements that match: CSV, or T4 results of one workload on one device."""
-    pieces = store.log.export(query, form)
+    """Stream all measurements that match: CSV, Parquet, or T4 results of one workload and device.
+
+    Parquet needs pyarrow on the host of the service.
+    """
+    pieces: Iterator[str | bytes] = iter(store.log.export(query, form))
     first = next(pieces)  # a database that cannot be read is an error before the answer begins
-    name = f"measurements.{'csv' if form == 'csv' else 't4.json'}"
+    name = f"measurements.{SUFFIX[form]}"
     return StreamingResponse(
         chain([first], pieces),
         media_type=MEDIA[form],
@@ -165,6 +183,8 @@ def to_wire(record: MeasurementRecord) -> MeasurementOut:
         max_error=m.max_error,
         detail=m.detail,
         worker=m.worker,
+        driver=m.driver,
+        created_by=record.created_by,
         metrics=dict(m.metrics),
         measured_at=m.measured_at,
         distance=record.distance,

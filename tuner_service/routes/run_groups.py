@@ -12,7 +12,7 @@ from db.records import RunRecord
 from db.store import SqlStore
 from tuner_service.jobs import change_group, submit_group
 from tuner_service.problems import documented
-from tuner_service.routes.context import AppSettings, IdempotencyKey, Store
+from tuner_service.routes.context import AppSettings, IdempotencyKey, Sender, Store
 from tuner_service.routes.tuning_runs import to_wire, understood
 from tuner_service.schemas import RunGroupOut, TuningRunBatch
 
@@ -33,11 +33,14 @@ def create_run_group(
     response: Response,
     store: Store,
     settings: AppSettings,
+    sender: Sender,
     idempotency_key: IdempotencyKey = None,
 ) -> RunGroupOut:
     """Queue several tuning runs as one group, all or none."""
     asked = [understood(store, settings, request) for request in batch.runs]
-    runs, is_new = submit_group(store, asked, idempotency_key=idempotency_key)
+    runs, is_new = submit_group(
+        store, asked, idempotency_key=idempotency_key, created_by=sender.key_name
+    )
     response.headers["Location"] = f"/v1/run-groups/{runs[0].group}"
     if not is_new:
         response.status_code = 200

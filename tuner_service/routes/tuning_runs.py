@@ -20,6 +20,7 @@ from tuner_service.routes.context import (
     Cursor,
     IdempotencyKey,
     Limit,
+    Sender,
     Store,
     decode_cursor,
     encode_cursor,
@@ -56,11 +57,14 @@ def create_tuning_run(
     response: Response,
     store: Store,
     settings: AppSettings,
+    sender: Sender,
     idempotency_key: IdempotencyKey = None,
 ) -> TuningRunOut:
     """Queue a tuning run; the coordinator works on it."""
     question, effort = understood(store, settings, request)
-    run, is_new = submit(store, question, effort, idempotency_key=idempotency_key)
+    run, is_new = submit(
+        store, question, effort, idempotency_key=idempotency_key, created_by=sender.key_name
+    )
     response.headers["Location"] = f"/v1/tuning-runs/{run.public_id}"
     if not is_new:
         response.status_code = 200
@@ -73,14 +77,18 @@ def list_tuning_runs(
     state: RunState | None = None,
     kernel: Annotated[str | None, Query(max_length=64)] = None,
     group: Annotated[str | None, Query(max_length=36)] = None,
+    created_by: Annotated[str | None, Query(max_length=64)] = None,
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> TuningRunPage:
     """Return runs, newest first."""
-    query = f"runs:{state}:{kernel}:{group}"
+    query = f"runs:{state}:{kernel}:{group}:{created_by!r}"
     key = decode_cursor(query, cursor, 1)
     before = int(key[0]) if key else None
-    runs = store.runs.list(state=state, kernel=kernel, group=group, limit=limit + 1, before=before)
+    runs = store.runs.list(
+        state=state, kernel=kernel, group=group, created_by=created_by, limit=limit + 1,
+        before=before,
+    )  # fmt: skip
     more = encode_cursor(query, [runs[limit - 1].id]) if len(runs) > limit else None
     return TuningRunPage(items=[to_wire(store, r) for r in runs[:limit]], next_cursor=more)
 
@@ -195,6 +203,8 @@ def to_wire(store: SqlStore, run: RunRecord) -> TuningRunOut:
     return TuningRunOut(
         id=run.public_id,
         group=run.group,
+        created_by=run.created_by,
+        cause=run.cause,  # type: ignore[arg-type]  # one of db.records.CAUSES
         state=run.state,  # type: ignore[arg-type]  # the database closes the set
         workload=run.workload.as_dict(),
         hardware=run.hardware.name,

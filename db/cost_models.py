@@ -1,0 +1,164 @@
+"""Cost models: their versions, which one of a kernel answers, and going back to an earlier one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import func, select, update
+from sqlalchemy.orm import Session, defer
+
+from db.errors import IllegalTransition, ModelCorrupt, UnknownModel
+from db.records import ModelRecord
+from db.rows import model_of
+from db.service_models import ModelRow
+from db.session import Database, change
+from recommender.ports import StoredModel
+
+
+class CostModels:
+    """The cost models of one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def active(self, kernel: str) -> StoredModel | None:
+        """Return the promoted cost model of a kernel.
+
+        Raises:
+            ModelCorrupt: its bytes are not those that were saved (DB808).
+        """
+        query = select(ModelRow).where(ModelRow.kernel == kernel, ModelRow.state == "active")
+        with self._database.read() as session:
+            row = session.scalars(query).first()
+        return None if row is None else _checked(row)
+
+    def load(self, model_id: int) -> StoredModel:
+        """Return a version with its bytes.
+
+        Raises:
+            UnknownModel: there is none with this id (DB825).
+            ModelCorrupt: its bytes are not those that were saved (DB808).
+        """
+        with self._database.read() as session:
+            row = session.get(ModelRow, model_id)
+        if row is None:
+            raise UnknownModel(found=model_id)
+        return _checked(row)
+
+    def save(
+        self,
+        *,
+        kernel: str,
+        blob: bytes,
+        feature_schema: str,
+        metrics: Mapping[str, Any],
+        trained_on: int,
+        promote: bool,
+        origin: str = "trained",
+        created_by: str | None = None,
+        reason: str | None = None,
+    ) -> int:
+        """Store a model; with ``promote`` it replaces the active one. Returns its id."""
+        with self._database.write() as session:
+            if promote:
+                _retire(session, kernel)
+            row = ModelRow(
+                kernel=kernel,
+                state="active" if promote else "candidate",
+                feature_schema=feature_schema,
+                sha256=hashlib.sha256(blob).hexdigest(),
+                blob=blob,
+                metrics=dict(metrics),
+                trained_on=trained_on,
+                origin=origin,
+                created_by=created_by,
+                reason=reason,
+                created_at=self._database.now(session),
+            )
+            session.add(row)
+            session.flush()
+            return row.id
+
+    def get(self, model_id: int) -> ModelRecord:
+        """Return a version.
+
+        Raises:
+            UnknownModel: there is none with this id (DB825).
+        """
+        found = self._records(ModelRow.id == model_id)
+        if not found:
+            raise UnknownModel(found=model_id)
+        return found[0]
+
+    def list(
+        self, *, kernel: str | None = None, limit: int = 50, before: int | None = None
+    ) -> Sequence[ModelRecord]:
+        """Return versions, newest first; ``before`` is the id to go on from."""
+        where = [] if kernel is None else [ModelRow.kernel == kernel]
+        if before is not None:
+            where.append(ModelRow.id < before)
+        return self._records(*where, limit=limit)
+
+    def activate(self, model_id: int) -> ModelRecord:
+        """Let a version answer (again) that was active before.
+
+        Raises:
+            UnknownModel: there is none with this id (DB825).
+            IllegalTransition: it never was active: it did not earn that (DB811).
+        """
+        with self._database.write() as session:
+            query = select(ModelRow.kernel, ModelRow.state).where(ModelRow.id == model_id)
+            found = session.execute(query.with_for_update()).first()
+            if found is None:
+                raise UnknownModel(found=model_id)
+            if found.state == "candidate":
+                raise IllegalTransition(
+                    run=f"model {model_id}", verb="activated", state="a candidate that lost"
+                )
+            if found.state == "retired":
+                _retire(session, found.kernel)
+                chosen = update(ModelRow).where(ModelRow.id == model_id)
+                change(session, chosen.values(state="active"))
+        return self.get(model_id)
+
+    def _records(self, *where: Any, limit: int = 1) -> Sequence[ModelRecord]:
+        query = (
+            select(ModelRow, func.length(ModelRow.blob))
+            .where(*where)
+            .options(defer(ModelRow.blob))
+            .order_by(ModelRow.id.desc())
+            .limit(limit)
+        )
+        with self._database.read() as session:
+            return [_record(row, size) for row, size in session.execute(query)]
+
+
+def _retire(session: Session, kernel: str) -> None:
+    active = update(ModelRow).where(ModelRow.kernel == kernel, ModelRow.state == "active")
+    change(session, active.values(state="retired"))
+
+
+def _checked(row: ModelRow) -> StoredModel:
+    found = hashlib.sha256(row.blob).hexdigest()
+    if found != row.sha256:
+        raise ModelCorrupt(id=row.id, expected=row.sha256[:12], found=found[:12])
+    return model_of(row)
+
+
+def _record(row: ModelRow, size: int) -> ModelRecord:
+    return ModelRecord(
+        id=row.id,
+        kernel=row.kernel,
+        state=row.state,
+        feature_schema=row.feature_schema,
+        sha256=row.sha256,
+        size_bytes=size,
+        metrics=row.metrics,
+        trained_on=row.trained_on,
+        origin=row.origin,
+        created_by=row.created_by,
+        reason=row.reason,
+        created_at=row.created_at,
+    )

@@ -1,0 +1,71 @@
+"""What the commands of operators do: API keys, compaction of the log, cost models."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from db.records import RetentionPolicy
+from tilecore import kernels
+from tuner_service import console as show
+from tuner_service import wiring
+from tuner_service.commands import err, out
+from tuner_service.errors import InvalidRequest
+from tuner_service.settings import Settings
+
+
+def create_key(settings: Settings, name: str, role: str, *, expires_in_days: int | None) -> None:
+    """Make an API key and print it alone on a line, for scripts to keep."""
+    expires_at = None
+    if expires_in_days is not None:
+        expires_at = datetime.now(UTC) + timedelta(days=expires_in_days)
+    _, secret = wiring.open_store(settings).keys.create(name, role, expires_at=expires_at)
+    out.print(secret, soft_wrap=True, highlight=False)
+    err.print("send it as `Authorization: Bearer KEY`; it cannot be shown again")
+
+
+def list_keys(settings: Settings) -> None:
+    """Print the API keys, oldest first."""
+    show.print_keys(out, wiring.open_store(settings).keys.list(), datetime.now(UTC))
+
+
+def revoke_key(settings: Settings, prefix: str) -> None:
+    """Refuse an API key from now on."""
+    record = wiring.open_store(settings).keys.revoke(prefix)
+    out.print(f"{record.prefix} ({record.name}) is refused from now on", highlight=False)
+
+
+def compact(settings: Settings, policy: RetentionPolicy, *, dry_run: bool, vacuum: str) -> None:
+    """Remove what a policy does not keep, and say what that was."""
+    store = wiring.open_store(settings)
+    show.print_compaction(out, store.retention.compact(policy, dry_run=dry_run, vacuum=vacuum))
+
+
+def list_models(settings: Settings, kernel: str | None, *, limit: int) -> None:
+    """Print versions of cost models."""
+    store = wiring.open_store(settings)
+    name = None if kernel is None else kernels.get(kernel).name
+    show.print_models(out, store.models.list(kernel=name, limit=limit))
+
+
+def upload_model(settings: Settings, file: Path, kernel: str) -> None:
+    """Store a model of XGBoost and say whether it answers from now on."""
+    from recommender.features import SCHEMA
+    from tuner_service.model_uploads import ModelUploads
+
+    try:
+        raw = file.read_bytes()
+    except OSError as error:
+        raise InvalidRequest(message=f"{file}: cannot be read: {error.strerror}") from error
+    sha256 = hashlib.sha256(raw).hexdigest()
+    uploads = ModelUploads(wiring.open_store(settings))
+    found = uploads.add(kernel, raw, sha256=sha256, feature_schema=SCHEMA)
+    show.print_models(out, [found])
+
+
+def activate_model(settings: Settings, model: int) -> None:
+    """Go back to a version that was active before."""
+    from tuner_service.model_uploads import ModelUploads
+
+    show.print_models(out, [ModelUploads(wiring.open_store(settings)).activate(model)])

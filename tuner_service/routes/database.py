@@ -1,0 +1,53 @@
+"""/v1/database: for administrators: keep the log small."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from db.records import RetentionPolicy
+from tuner_service.operation_schemas import CompactionOut, CompactionRequest, RemovedOut
+from tuner_service.problems import documented
+from tuner_service.routes.context import Sender, Store
+
+router = APIRouter(prefix="/database", tags=["database"])
+
+
+@router.post(":compact", responses=documented(413))
+def compact(request: CompactionRequest, store: Store, sender: Sender) -> CompactionOut:
+    """Remove measurements that no answer rests on; never a best.
+
+    Ends after `time_limit_s` (`is_complete` is false then: send it again).
+    """
+    policy = RetentionPolicy(
+        keep_days=request.keep_days,
+        keep_best=request.keep_best,
+        keep_recent=request.keep_recent,
+        keep_training=request.keep_training,
+        above_bytes=request.above_mib << 20,
+    )
+    done = store.retention.compact(
+        policy,
+        dry_run=request.dry_run,
+        vacuum=request.vacuum,
+        time_limit_s=request.time_limit_s,
+        created_by=sender.key_name,
+    )
+    return CompactionOut(
+        measurements=done.measurements,
+        removed=dict(done.removed),
+        events=done.events,
+        bytes_before=done.bytes_before,
+        bytes_after=done.bytes_after,
+        is_complete=done.is_complete,
+        is_dry_run=done.is_dry_run,
+        note=done.note,
+    )
+
+
+@router.get("/removed")
+def list_removed(store: Store) -> list[RemovedOut]:
+    """Return how many measurements were ever removed, by kernel, status and cause."""
+    return [
+        RemovedOut(kernel=kernel, status=status, cause=cause, count=count)
+        for (kernel, status, cause), count in sorted(store.retention.counts().items())
+    ]

@@ -1,0 +1,103 @@
+"""/v1/models: versions of cost models; administrators upload them and go back to earlier ones."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Query, Request
+from starlette.concurrency import run_in_threadpool
+
+from db.records import ModelRecord
+from tilecore import kernels
+from tuner_service.operation_schemas import ModelOut, ModelPage
+from tuner_service.problems import documented
+from tuner_service.routes.context import (
+    AppModels,
+    Cursor,
+    Limit,
+    Sender,
+    Store,
+    decode_cursor,
+    encode_cursor,
+)
+
+router = APIRouter(prefix="/models", tags=["models"])
+ModelId = Annotated[int, Path(ge=1, le=2**31 - 1)]
+Kernel = Annotated[str, Query(max_length=64, examples=["gemm"])]
+FILE = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+
+
+async def _body(request: Request) -> bytes:
+    return await request.body()
+
+
+@router.get("", responses=documented(404))
+def list_models(
+    store: Store,
+    kernel: Annotated[str | None, Query(max_length=64)] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+) -> ModelPage:
+    """Return versions of cost models, newest first."""
+    name = None if kernel is None else kernels.get(kernel).name
+    query = f"models:{name}"
+    key = decode_cursor(query, cursor, 1)
+    before = int(key[0]) if key else None
+    found = store.models.list(kernel=name, limit=limit + 1, before=before)
+    more = encode_cursor(query, [found[limit - 1].id]) if len(found) > limit else None
+    return ModelPage(items=[_to_wire(m) for m in found[:limit]], next_cursor=more)
+
+
+@router.post("", status_code=201, responses=documented(404, 413), openapi_extra=FILE)
+async def upload_model(
+    models: AppModels,
+    sender: Sender,
+    kernel: Kernel,
+    sha256: Annotated[str, Query(pattern="^[0-9a-fA-F]{64}$", description="of the file")],
+    feature_schema: Annotated[str, Query(max_length=64, description="of its features")],
+    raw: Annotated[bytes, Depends(_body)],
+) -> ModelOut:
+    """Store a model of XGBoost (UBJ or JSON, never a pickle).
+
+    It answers from now on if, on what was measured, its first choice is better than that of the
+    analytic model, of the nearest lookup and of the incumbent; else it stays a candidate.
+    """
+    found = await run_in_threadpool(
+        models.add, kernel, raw, sha256=sha256, feature_schema=feature_schema,
+        created_by=sender.key_name,
+    )  # fmt: skip
+    return _to_wire(found)
+
+
+@router.get("/{model_id:name}", responses=documented(404))
+def get_model(model_id: ModelId, store: Store) -> ModelOut:
+    """Return one version."""
+    return _to_wire(store.models.get(model_id))
+
+
+@router.post("/{model_id:name}:activate", responses=documented(404, 409))
+def activate_model(model_id: ModelId, models: AppModels) -> ModelOut:
+    """Go back to a version that was active before."""
+    return _to_wire(models.activate(model_id))
+
+
+def _to_wire(m: ModelRecord) -> ModelOut:
+    return ModelOut(
+        id=m.id,
+        kernel=m.kernel,
+        state=m.state,  # type: ignore[arg-type]  # the database closes the set
+        origin=m.origin,  # type: ignore[arg-type]  # written by this program only
+        feature_schema=m.feature_schema,
+        sha256=m.sha256,
+        size_bytes=m.size_bytes,
+        metrics={k: v for k, v in m.metrics.items() if isinstance(v, (int, float))},
+        trained_on=m.trained_on,
+        created_by=m.created_by,
+        reason=m.reason,
+        created_at=m.created_at,
+    )
