@@ -19,13 +19,16 @@ from db.migrate import open_database, upgrade
 from db.records import OPEN_STATES, MeasurementQuery, RunRecord
 from db.session import Database
 from db.store import SqlStore
+from recommender.hardware import HardwareProfile, load_profile
 from tuner_service import console as show
 from tuner_service import jobs, wiring
 from tuner_service.errors import ExportFailed, InvalidRequest, RunFailed
-from tuner_service.hardware import find_hardware
+from tuner_service.hardware import HOST_NAMES, find_hardware
 from tuner_service.settings import Settings
 from tuner_service.watch import CoordinatorProcess, follow, follow_all, is_led
 from tuner_service.workload_file import Entry, read_workloads
+from workers.devices import cuda_devices, devices_of
+from workers.errors import DeviceMissing
 
 Verb = Literal["pause", "resume", "cancel"]
 # Answers from memory wait for the interpreter lock of those that are worked out: 5 ms by default.
@@ -42,12 +45,15 @@ def tune(
     *,
     threads: int,
     force: bool,
+    target: str | None = None,
 ) -> None:
     """Answer from the database, or run (or resume) a tuning run and show what it found."""
     store = wiring.open_store(settings)
-    jobs.understand(store, kernel, problem, threads=threads)  # complain before profiling
-    _profile_once(store)
-    question = jobs.understand(store, kernel, problem, threads=threads)
+    question = jobs.understand(store, kernel, problem, threads=threads, hardware=target)
+    jobs.check_offered(store, question, effort)  # complain before profiling
+    if question.is_for_host:
+        _profile_once(store)
+        question = jobs.understand(store, kernel, problem, threads=threads, hardware=target)
     known = _known_run(store, question, effort, force=force)
     if known is not None and known.is_finished:
         out.print("answered from the database (--force tunes again)")
@@ -64,15 +70,22 @@ def tune(
     _print_run(store, run.public_id)
 
 
-def tune_file(settings: Settings, path: Path, effort: jobs.Effort, *, force: bool) -> None:
+def tune_file(
+    settings: Settings, path: Path, effort: jobs.Effort, *, force: bool, target: str | None = None
+) -> None:
     """Tune all workloads of a file that are not known yet, and show what was found for each."""
     store = wiring.open_store(settings)
 
     def understand(entry: Entry) -> jobs.Question:
-        return jobs.understand(store, entry.kernel, entry.problem, threads=entry.threads)
+        question = jobs.understand(
+            store, entry.kernel, entry.problem, threads=entry.threads, hardware=target
+        )
+        jobs.check_offered(store, question, effort)
+        return question
 
-    read_workloads(path, understand)  # complain before profiling
-    _profile_once(store)
+    first = read_workloads(path, understand)  # complain before profiling
+    if first[0].is_for_host:
+        _profile_once(store)
     questions = {q.workload.key: q for q in read_workloads(path, understand)}
     known = {k: _known_run(store, q, effort, force=force) for k, q in questions.items()}
     new = [(questions[key], effort) for key, run in known.items() if run is None]
@@ -192,16 +205,47 @@ def coordinator(settings: Settings, *, until_idle: bool, parent: int | None, che
     return 0
 
 
-def worker(address: str, *, devices: int, node_ip: str | None) -> None:
+def worker(address: str, *, offer: str, devices: int | None, node_ip: str | None) -> None:
     """Become a node of the Ray cluster at ``address``; does not return."""
     from workers.offer import become_node, check_address, join_command
 
-    hardware = wiring.detected_host()
+    hardware, there = _offer(offer)
+    devices = devices or there
     check_address(address)
     err.print(f"offering {devices} x {hardware.name} to {address}", soft_wrap=True)
     become_node(
-        join_command(hardware, address, devices=devices, cpus=hardware.cores, node_ip=node_ip)
+        join_command(hardware, address, devices=devices, cpus=_host_cores(), node_ip=node_ip)
     )
+
+
+def _host_cores() -> int:
+    return wiring.detected_host().cores
+
+
+def _offer(name: str) -> tuple[HardwareProfile, int]:
+    """Return the hardware that a worker offers by name, and how many of it there are.
+
+    Raises:
+        InvalidRequest: there is no such offer, or several kinds of GPU to choose from (SV901).
+        DeviceMissing: this machine does not have the device (WK708).
+    """
+    if name.lower() in HOST_NAMES:
+        return wiring.detected_host(), 1
+    if name.lower() == "cuda":
+        kinds = {device.hardware.key: device.hardware for device in cuda_devices()}
+        if len(kinds) > 1:
+            names = ", ".join(sorted(h.name for h in kinds.values()))
+            raise InvalidRequest(message=f"--offer: expected one of {names}, found cuda")
+        hardware = next(iter(kinds.values()), None)
+        if hardware is None:
+            raise DeviceMissing(expected="an NVIDIA GPU", found="none")
+    else:
+        hardware = load_profile(name)
+    if hardware.is_emulated:
+        return hardware, 1
+    if hardware.kind != "cuda":
+        raise InvalidRequest(message=f"--offer: expected cpu, cuda or a GPU's name, found {name}")
+    return hardware, len(devices_of(hardware))
 
 
 def profile(settings: Settings, *, if_missing: bool) -> None:

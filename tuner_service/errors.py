@@ -75,7 +75,11 @@ class HardwareNotOffered(ServiceError):
 
     code, title, status = "SV906", "hardware-not-offered", 422
     template = "expected hardware that a worker here offers ({offered}), found {found}"
-    default_hint = "a recommendation works for any known hardware; tuning needs the device"
+    default_hint = (
+        "a recommendation works for any known hardware; tuning needs the device: start `tilecore "
+        "worker` where it is, queue the run until somebody does (`--wait`, `wait_for_hardware`), "
+        "or take candidates there (`tilecore pack`)"
+    )
 
 
 class TooManyThreads(ServiceError):
@@ -151,7 +155,7 @@ class RunHeld(ServiceError):
     """The run that a command waits for is paused, or nobody offers its hardware."""
 
     code, title = "SV916", "run-held"
-    template = "tuning run {run} is {state}"
+    template = "tuning run {run} is {state}{why}"
     default_hint = "`tilecore run resume ID` or `tilecore node list`, then the same command again"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ from tuner_service.errors import HardwareNotOffered, TooManyThreads
 from tuner_service.hardware import find_hardware_or_like
 from tuner_service.report import result_document, result_of
 from tuner_service.wiring import detected_host, host_toolchain
+from workers.devices import cuda_devices
 
 if TYPE_CHECKING:
     from recommender.recommend import Recommendation
@@ -156,6 +158,7 @@ class Effort:
         ceiling_s: it ends with what it has after so many seconds of work; None: never.
         priority: its weight where runs share a device.
         seed: of the search.
+        waits: whether a run may be queued for a device that nobody has offered yet.
     """
 
     max_trials: int
@@ -163,6 +166,7 @@ class Effort:
     ceiling_s: float | None = None
     priority: int = DEFAULT_PRIORITY
     seed: int = 0
+    waits: bool = False
 
 
 def submit(
@@ -211,9 +215,20 @@ def change_group(
     return store.runs.of_group(group)
 
 
+def check_offered(store: SqlStore, question: Question, effort: Effort) -> None:
+    """Complain where nobody can measure what is asked for.
+
+    Raises:
+        HardwareNotOffered: no worker has the device, and the run is not to wait for one (SV906).
+    """
+    may_come = effort.waits and question.hardware.kind != "rocm"
+    if question.asked_for or not (may_come or _is_offered(store, question)):
+        found = question.asked_for or question.hardware.name
+        raise HardwareNotOffered(offered=detected_host().name, found=found)
+
+
 def _new_run(store: SqlStore, question: Question, effort: Effort) -> NewRun:
-    if question.asked_for or not _is_offered(store, question):
-        raise HardwareNotOffered(offered=detected_host().name, found=question.hardware.name)
+    check_offered(store, question, effort)
     spec = {
         "kernel": question.workload.kernel,
         "problem": dict(question.workload.problem),
@@ -238,8 +253,19 @@ def _new_run(store: SqlStore, question: Question, effort: Effort) -> NewRun:
 
 
 def _is_offered(store: SqlStore, question: Question) -> bool:
-    """Whether this machine or a node that was once in the cluster has the device."""
-    return question.is_for_host or store.nodes.has_offered(question.hardware.key)
+    """Whether this machine or a node that was once in the cluster has the device.
+
+    The emulator stands in for GPUs on any machine.
+    """
+    hardware = question.hardware
+    is_here = question.is_for_host or hardware.is_emulated
+    return is_here or hardware.key in _local_gpus() or store.nodes.has_offered(hardware.key)
+
+
+@functools.cache
+def _local_gpus() -> frozenset[str]:
+    """Return the keys of this machine's GPUs."""
+    return frozenset(device.hardware.key for device in cuda_devices())
 
 
 def partial_result(store: SqlStore, run: RunRecord) -> Mapping[str, Any]:
@@ -249,4 +275,6 @@ def partial_result(store: SqlStore, run: RunRecord) -> Mapping[str, Any]:
     trials = [t for t in store.trials.of_run(run.id) if t.measurement is not None]
     definition = kernels.get(run.workload.kernel)
     space = SearchSpace.build(definition, dict(run.workload.problem), run.hardware)
-    return result_document(result_of(trials, definition, len(space)), run, run.active_s)
+    return result_document(
+        result_of(trials, definition, len(space), run.hardware.kind), run, run.active_s
+    )

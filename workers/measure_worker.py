@@ -11,7 +11,7 @@ from workers.device_lock import device_lock
 from workers.host import candidate_memory_bytes
 from workers.measure_bench import MeasureBench, wrong_result
 from workers.outcome import Compiled, Failure, Timed, run_failure
-from workers.sandbox import Returned, Sandbox, Zygote
+from workers.sandbox import Outcome, Returned, Sandbox, TimedOut, Zygote
 from workers.toolbox import Toolbox
 
 MEMORY_BYTES = 32 << 30
@@ -41,7 +41,18 @@ def measure_zygote(toolbox: Toolbox, cores: int) -> Zygote:
 
 
 class MeasureWorker:
-    """Measures candidates one call at a time, exclusively on its device."""
+    """Measures candidates one call at a time, exclusively on its device.
+
+    Args:
+        zygote: forks the candidates' processes.
+        toolbox: what they run.
+        cores: of the machine, or multiprocessors of the device.
+        timeout_s: of a candidate.
+        lock: of the device.
+        bench: what checks and times in their processes.
+        is_tainted_by_errors: whether a process whose candidate failed is worth nothing any more: an
+            error of a CUDA device stays in the process that caused it.
+    """
 
     def __init__(
         self,
@@ -52,10 +63,13 @@ class MeasureWorker:
         timeout_s: float,
         lock: Path,
         bench: Callable[..., Any] = MeasureBench,
+        is_tainted_by_errors: bool = False,
     ) -> None:
         self._sandbox = Sandbox(zygote, bench, toolbox, cores)
         self._timeout_s = timeout_s
         self._lock = lock
+        self._is_tainted_by_errors = is_tainted_by_errors
+        self._served = 0  # candidates that this process has run
 
     def screen(self, workload: Workload, compiled: Compiled) -> Timed | Failure:
         """Check one candidate and time it by the SCREEN protocol.
@@ -64,12 +78,9 @@ class MeasureWorker:
             WorkerError: the worker failed, not the candidate (WK7xx).
         """
         with device_lock(self._lock):
-            failure = self._prepare(workload)
-            if failure is not None:
-                return failure
-            outcome = self._sandbox.call(
-                "screen", workload, compiled.path, timeout_s=self._timeout_s
-            )
+            outcome = self._of_candidate(workload, "screen", compiled.path)
+        if isinstance(outcome, Failure):
+            return outcome
         if isinstance(outcome, Returned):
             result: Timed | Failure = outcome.value
             return result
@@ -107,14 +118,38 @@ class MeasureWorker:
         self._sandbox.close()
 
     def _prepare(self, workload: Workload, step: str = "prepare") -> Failure | None:
-        outcome = self._sandbox.call(step, workload, timeout_s=PREPARE_TIMEOUT_S)
+        outcome = self._call(step, workload, timeout_s=PREPARE_TIMEOUT_S)
         return None if isinstance(outcome, Returned) else run_failure(outcome, "inputs")
 
+    def _of_candidate(self, workload: Workload, method: str, path: str) -> Outcome | Failure:
+        """Run a candidate in a process that has its inputs.
+
+        Where errors taint the process, one that failed in a process that others had used before is
+        run again in a new one: the fault may be theirs.
+        """
+        while True:
+            failure = self._prepare(workload)
+            if failure is not None:
+                return failure
+            was_used = self._served > 0
+            self._served += 1
+            outcome = self._call(method, workload, path, timeout_s=self._timeout_s)
+            is_clear = isinstance(outcome, Returned | TimedOut)
+            if is_clear or not (was_used and self._is_tainted_by_errors):
+                return outcome
+
+    def _call(self, method: str, *args: Any, timeout_s: float) -> Outcome:
+        outcome = self._sandbox.call(method, *args, timeout_s=timeout_s)
+        if not isinstance(outcome, Returned):
+            if self._is_tainted_by_errors:
+                self._sandbox.close()
+            self._served = 0
+        return outcome
+
     def _check(self, workload: Workload, compiled: Compiled) -> Failure | float:
-        failure = self._prepare(workload)
-        if failure is not None:
-            return failure
-        outcome = self._sandbox.call("check", workload, compiled.path, timeout_s=self._timeout_s)
+        outcome = self._of_candidate(workload, "check", compiled.path)
+        if isinstance(outcome, Failure):
+            return outcome
         if not isinstance(outcome, Returned):
             return run_failure(outcome, "check")
         report = outcome.value
@@ -128,7 +163,7 @@ class MeasureWorker:
             return [failure] * len(batch)
         paths = [compiled.path for compiled in batch]
         limit_s = CONFIRM_TIMEOUT_S + self._timeout_s * len(paths)
-        outcome = self._sandbox.call("confirm", workload, paths, timeout_s=limit_s)
+        outcome = self._call("confirm", workload, paths, timeout_s=limit_s)
         if isinstance(outcome, Returned):
             results: list[Timed | Failure] = outcome.value
             return results

@@ -117,7 +117,7 @@ def test_a_drained_node_ends_what_is_under_way_and_works_again(
 def test_a_node_that_is_not_what_it_offers_is_refused(cluster: None, tmp_path: Path) -> None:
     store = SqlStore(open_database(f"sqlite:///{tmp_path}/tilecore.db"))
     workplace = ClusterWorkplace(
-        "unused", current_toolchain(), lambda *_: make_pool(tmp_path, epoch)
+        "unused", current_toolchain(), lambda *_, **__: make_pool(tmp_path, epoch)
     )
     for _ in range(50):  # newer than the leaders of the other tests here
         epoch = store.leader.acquire("me", 600, lambda _: True)
