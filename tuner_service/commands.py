@@ -19,16 +19,13 @@ from db.migrate import open_database, upgrade
 from db.records import OPEN_STATES, MeasurementQuery, RunRecord
 from db.session import Database
 from db.store import SqlStore
-from recommender.hardware import HardwareProfile, load_profile
 from tuner_service import console as show
 from tuner_service import jobs, wiring
 from tuner_service.errors import ExportFailed, InvalidRequest, RunFailed
-from tuner_service.hardware import HOST_NAMES, find_hardware
+from tuner_service.hardware import find_hardware
 from tuner_service.settings import Settings
 from tuner_service.watch import CoordinatorProcess, follow, follow_all, is_led
 from tuner_service.workload_file import Entry, read_workloads
-from workers.devices import cuda_devices, devices_of
-from workers.errors import DeviceMissing
 
 Verb = Literal["pause", "resume", "cancel"]
 # Answers from memory wait for the interpreter lock of those that are worked out: 5 ms by default.
@@ -203,49 +200,6 @@ def coordinator(settings: Settings, *, until_idle: bool, parent: int | None, che
         return 0 if is_led(store) else 1
     run_coordinator(settings, store, until_idle=until_idle, parent=parent)
     return 0
-
-
-def worker(address: str, *, offer: str, devices: int | None, node_ip: str | None) -> None:
-    """Become a node of the Ray cluster at ``address``; does not return."""
-    from workers.offer import become_node, check_address, join_command
-
-    hardware, there = _offer(offer)
-    devices = devices or there
-    check_address(address)
-    err.print(f"offering {devices} x {hardware.name} to {address}", soft_wrap=True)
-    become_node(
-        join_command(hardware, address, devices=devices, cpus=_host_cores(), node_ip=node_ip)
-    )
-
-
-def _host_cores() -> int:
-    return wiring.detected_host().cores
-
-
-def _offer(name: str) -> tuple[HardwareProfile, int]:
-    """Return the hardware that a worker offers by name, and how many of it there are.
-
-    Raises:
-        InvalidRequest: there is no such offer, or several kinds of GPU to choose from (SV901).
-        DeviceMissing: this machine does not have the device (WK708).
-    """
-    if name.lower() in HOST_NAMES:
-        return wiring.detected_host(), 1
-    if name.lower() == "cuda":
-        kinds = {device.hardware.key: device.hardware for device in cuda_devices()}
-        if len(kinds) > 1:
-            names = ", ".join(sorted(h.name for h in kinds.values()))
-            raise InvalidRequest(message=f"--offer: expected one of {names}, found cuda")
-        hardware = next(iter(kinds.values()), None)
-        if hardware is None:
-            raise DeviceMissing(expected="an NVIDIA GPU", found="none")
-    else:
-        hardware = load_profile(name)
-    if hardware.is_emulated:
-        return hardware, 1
-    if hardware.kind != "cuda":
-        raise InvalidRequest(message=f"--offer: expected cpu, cuda or a GPU's name, found {name}")
-    return hardware, len(devices_of(hardware))
 
 
 def profile(settings: Settings, *, if_missing: bool) -> None:

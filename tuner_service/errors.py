@@ -159,6 +159,14 @@ class RunHeld(ServiceError):
     default_hint = "`tilecore run resume ID` or `tilecore node list`, then the same command again"
 
 
+class TooLargeToEmulate(ServiceError):
+    """The emulator would work on the problem for minutes per candidate."""
+
+    code, title, status = "SV930", "too-large-to-emulate", 422
+    template = "expected at most {limit:.0e} FLOP to emulate {hardware}, found {found:.1e}"
+    default_hint = "take a smaller problem: what the emulator finds does not depend on the size"
+
+
 class Unauthenticated(ServiceError):
     """The request bears no key, or one that is not (or no longer) valid."""
 

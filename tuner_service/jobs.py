@@ -21,7 +21,7 @@ from tilecore import kernels
 from tilecore.errors import InvalidProblem
 from tilecore.kernels.definition import KernelDefinition
 from tilecore.tile_config import digest
-from tuner_service.errors import HardwareNotOffered, TooManyThreads
+from tuner_service.errors import HardwareNotOffered, TooLargeToEmulate, TooManyThreads
 from tuner_service.hardware import find_hardware_or_like
 from tuner_service.report import result_document, result_of
 from tuner_service.wiring import detected_host, host_toolchain
@@ -30,6 +30,7 @@ from workers.devices import cuda_devices
 if TYPE_CHECKING:
     from recommender.recommend import Recommendation
 
+EMULATED_FLOP = 1e9  # some 20 s of the emulator
 STAND_IN_CONFIDENCE = 0.4  # of what is recommended for another device
 
 
@@ -220,11 +221,22 @@ def check_offered(store: SqlStore, question: Question, effort: Effort) -> None:
 
     Raises:
         HardwareNotOffered: no worker has the device, and the run is not to wait for one (SV906).
+        TooLargeToEmulate: the emulator would take minutes per candidate (SV930).
     """
+    check_emulated(question)
     may_come = effort.waits and question.hardware.kind != "rocm"
-    if question.asked_for or not (may_come or _is_offered(store, question)):
+    if question.asked_for or not (may_come or is_offered(store, question.hardware)):
         found = question.asked_for or question.hardware.name
         raise HardwareNotOffered(offered=detected_host().name, found=found)
+
+
+def check_emulated(question: Question) -> None:
+    """Complain of a problem that is too large for the emulator, if that is to run it (SV930)."""
+    work_flop = question.definition.work_flop(dict(question.workload.problem))
+    if question.hardware.is_emulated and work_flop > EMULATED_FLOP:
+        raise TooLargeToEmulate(
+            limit=EMULATED_FLOP, hardware=question.hardware.name, found=work_flop
+        )
 
 
 def _new_run(store: SqlStore, question: Question, effort: Effort) -> NewRun:
@@ -252,13 +264,12 @@ def _new_run(store: SqlStore, question: Question, effort: Effort) -> NewRun:
     )
 
 
-def _is_offered(store: SqlStore, question: Question) -> bool:
+def is_offered(store: SqlStore, hardware: HardwareProfile) -> bool:
     """Whether this machine or a node that was once in the cluster has the device.
 
     The emulator stands in for GPUs on any machine.
     """
-    hardware = question.hardware
-    is_here = question.is_for_host or hardware.is_emulated
+    is_here = hardware.key == detected_host().key or hardware.is_emulated
     return is_here or hardware.key in _local_gpus() or store.nodes.has_offered(hardware.key)
 
 

@@ -141,5 +141,5 @@ def _why(run: RunRecord, state: str) -> str:
     offer = resource_name(run.hardware)
     return (
         f": no machine offers {run.hardware.name} ({offer}); it goes on by itself when one does "
-        f"(`tilecore worker --address HOST:PORT` there) and a coordinator runs"
+        f"(`tilecore worker --address HOST:PORT --offer cuda` there) and a coordinator runs"
     )

@@ -24,6 +24,11 @@ from workers.toolbox import complete_config
 if TYPE_CHECKING:
     from tilecore.artifact import Artifact
 
+COMPILE_MODULES = (
+    "tilecore.compiler", "tilecore.codegen.cuda", "tilecore.codegen.nvrtc", "tilecore.kernels",
+    "workers.device_toolbox",
+)  # fmt: skip
+RUN_MODULES = ("torch", "tilecore.runtime", "tilecore.kernels", "workers.device_bench")
 KIND = "cuda"  # whose knobs and default config GPUs have
 
 
@@ -42,15 +47,12 @@ class DeviceToolbox:
     @property
     def compile_modules(self) -> tuple[str, ...]:
         """TVM takes seconds to import: once per zygote."""
-        return (
-            "tilecore.compiler", "tilecore.codegen.cuda", "tilecore.codegen.nvrtc",
-            "tilecore.kernels", "workers.device_toolbox",
-        )  # fmt: skip
+        return COMPILE_MODULES
 
     @property
     def run_modules(self) -> tuple[str, ...]:
         """Nothing of these opens the driver, so that children can."""
-        return ("torch", "tilecore.runtime", "tilecore.kernels", "workers.device_bench")
+        return RUN_MODULES
 
     def definition(self, workload: Workload) -> KernelDefinition:
         """Return the workload's kernel; raises UnknownKernel (TC501)."""
@@ -120,7 +122,7 @@ class EmulatedToolbox(DeviceToolbox):
     @property
     def run_modules(self) -> tuple[str, ...]:
         """The emulator reads CUDA sources by the compiler's module, which loads TVM."""
-        return (*DeviceToolbox.run_modules.fget(self), "tilecore.emulator.artifact")  # type: ignore[attr-defined]
+        return (*RUN_MODULES, "tilecore.emulator.artifact")
 
     def problem(self, workload: Workload) -> DeviceProblem:
         """Return random inputs with their reference, in the measuring process."""

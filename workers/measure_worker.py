@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from recommender.workload import Workload
+from tilecore.errors import ToolchainMissing
 from workers.device_lock import device_lock
+from workers.errors import WorkerLost
 from workers.host import candidate_memory_bytes
 from workers.measure_bench import MeasureBench, wrong_result
-from workers.outcome import Compiled, Failure, Timed, run_failure
-from workers.sandbox import Outcome, Returned, Sandbox, TimedOut, Zygote
+from workers.outcome import Compiled, Failure, Timed, describe, run_failure
+from workers.sandbox import Outcome, Raised, Returned, Sandbox, TimedOut, Zygote
 from workers.toolbox import Toolbox
 
 MEMORY_BYTES = 32 << 30
 CONFIRM_TIMEOUT_S = 60.0  # rounds stop after 30 s; neighbours can stretch that
+TOO_LARGE = "OutOfMemoryError"  # torch's, of inputs that a device has no room for
 PREPARE_TIMEOUT_S = 600.0  # our own code: random inputs and a float64 reference
 
 
@@ -118,22 +121,30 @@ class MeasureWorker:
         self._sandbox.close()
 
     def _prepare(self, workload: Workload, step: str = "prepare") -> Failure | None:
+        is_new = not self._served
         outcome = self._call(step, workload, timeout_s=PREPARE_TIMEOUT_S)
+        if is_new and self._is_tainted_by_errors:
+            _complain_of_device(outcome)
         return None if isinstance(outcome, Returned) else run_failure(outcome, "inputs")
 
-    def _of_candidate(self, workload: Workload, method: str, path: str) -> Outcome | Failure:
-        """Run a candidate in a process that has its inputs.
+    def _of_candidate(
+        self, workload: Workload, method: str, argument: Any, *, step: str = "prepare",
+        timeout_s: float | None = None,
+    ) -> Outcome | Failure:  # fmt: skip
+        """Run candidates in a process that has their inputs; a Failure is one of the inputs.
 
-        Where errors taint the process, one that failed in a process that others had used before is
-        run again in a new one: the fault may be theirs.
+        Where errors taint the process, what failed in a process that others had used before is run
+        again in a new one: the fault may be theirs.
         """
         while True:
-            failure = self._prepare(workload)
-            if failure is not None:
-                return failure
             was_used = self._served > 0
-            self._served += 1
-            outcome = self._call(method, workload, path, timeout_s=self._timeout_s)
+            outcome: Outcome | Failure | None = self._prepare(workload, step)
+            if outcome is None:
+                self._served += 1
+                limit_s = self._timeout_s if timeout_s is None else timeout_s
+                outcome = self._call(method, workload, argument, timeout_s=limit_s)
+                if self._is_tainted_by_errors and _lacks_toolchain(outcome):
+                    raise WorkerLost(worker="the device", reason=describe(outcome))
             is_clear = isinstance(outcome, Returned | TimedOut)
             if is_clear or not (was_used and self._is_tainted_by_errors):
                 return outcome
@@ -158,18 +169,34 @@ class MeasureWorker:
     def _time(self, workload: Workload, batch: Sequence[Compiled]) -> list[Timed | Failure]:
         if not batch:
             return []
-        failure = self._prepare(workload, "prepare_rival")
-        if failure is not None:
-            return [failure] * len(batch)
         paths = [compiled.path for compiled in batch]
         limit_s = CONFIRM_TIMEOUT_S + self._timeout_s * len(paths)
-        outcome = self._call("confirm", workload, paths, timeout_s=limit_s)
+        outcome = self._of_candidate(
+            workload, "confirm", paths, step="prepare_rival", timeout_s=limit_s
+        )
+        if isinstance(outcome, Failure):
+            return [outcome] * len(batch)
         if isinstance(outcome, Returned):
             results: list[Timed | Failure] = outcome.value
             return results
         if len(batch) == 1:
             return [run_failure(outcome, "run")]
         return [self._time(workload, [compiled])[0] for compiled in batch]
+
+
+def _complain_of_device(outcome: Outcome) -> None:
+    """Raise WorkerLost where a new process cannot use the device: no candidate is to blame (WK701).
+
+    What is too large for it, or is no legal problem, is the workload's fault.
+    """
+    if not isinstance(outcome, Raised):
+        return
+    if _lacks_toolchain(outcome) or (not outcome.code and outcome.kind != TOO_LARGE):
+        raise WorkerLost(worker="the device", reason=describe(outcome))
+
+
+def _lacks_toolchain(outcome: Outcome) -> bool:
+    return isinstance(outcome, Raised) and outcome.code == ToolchainMissing.code
 
 
 def _with_error(result: Timed | Failure, max_error: float) -> Timed | Failure:
