@@ -12,6 +12,7 @@ import typer
 
 from recommender.measurement import MeasureStatus, Protocol
 from tilecore.errors import TileError
+from tuner_service import cli_packs
 from tuner_service.cli_runs import node_app, run_app
 from tuner_service.errors import InvalidRequest
 from tuner_service.settings import load_settings
@@ -27,6 +28,8 @@ keys = typer.Typer(help="API keys of the REST service.", no_args_is_help=True)
 app.add_typer(keys, name="keys")
 app.add_typer(run_app, name="run")
 app.add_typer(node_app, name="node")
+app.command("pack")(cli_packs.pack)
+app.command("import")(cli_packs.import_results)
 
 Kernel = Annotated[str, typer.Argument(help="a kernel of the library")]
 M = Annotated[int | None, typer.Option("--m", "-m", help="rows of C")]
@@ -216,9 +219,9 @@ def worker(
     node_ip: Annotated[str | None, typer.Option(help="the address others reach it at")] = None,
 ) -> None:
     """Let this machine measure for a Ray cluster, as a node of it, until stopped."""
-    from tuner_service import commands
+    from tuner_service import offering
 
-    commands.worker(address, offer=offer, devices=devices, node_ip=node_ip)
+    offering.worker(address, offer=offer, devices=devices, node_ip=node_ip)
 
 
 @app.command()
@@ -370,7 +373,10 @@ def run_cli(arguments: list[str]) -> int:
 
 def _is_no_fault_of_the_user(error: TileError) -> bool:
     from tuner_service.errors import ServiceError
+    from workers.errors import DeviceMissing, InvalidPack
 
+    if isinstance(error, InvalidPack | DeviceMissing):
+        return False
     return error.code.startswith("WK") or (isinstance(error, ServiceError) and error.status >= 500)
 
 
