@@ -94,25 +94,22 @@ class FakeDevice:
         class Graph:
             calls = 0
 
+            def capture_begin(self) -> None:
+                assert device.log[-1] == "side stream"
+                device.captured = 0
+
+            def capture_end(self) -> None:
+                self.calls, device.captured = device.captured or 0, None
+
             def replay(self) -> None:
                 device.log.append(f"replay {self.calls}")
                 device.clock_ms += 1e-3 * self.calls
-
-        class Capture:
-            def __init__(self, graph: Graph, stream: object) -> None:
-                self.graph = graph
-
-            def __enter__(self) -> None:
-                device.captured = 0
-
-            def __exit__(self, *_: object) -> None:
-                self.graph.calls, device.captured = device.captured or 0, None
 
         class Stream:
             def wait_stream(self, other: object) -> None:
                 pass
 
-        class Use(Capture):
+        class Use:
             def __init__(self, stream: object) -> None:
                 pass
 
@@ -135,7 +132,7 @@ class FakeDevice:
         torch.uint8 = "uint8"
         torch.empty = lambda size, dtype, device: Buffer(size)
         torch.cuda = types.SimpleNamespace(
-            Event=Event, CUDAGraph=Graph, graph=Capture, Stream=Stream, stream=Use,
+            Event=Event, CUDAGraph=Graph, Stream=Stream, stream=Use,
             current_stream=Stream, synchronize=lambda: device.log.append("synchronize"),
         )  # fmt: skip
         return torch
