@@ -1,6 +1,6 @@
-"""The NVIDIA devices of this machine, asked of nvidia-smi: no process of ours opens the driver.
+"""The NVIDIA devices of this machine, asked of nvidia-smi, or of torch in a process of its own.
 
-A process that has opened it can no longer fork, and the coordinator never loads torch.
+A process that has opened the driver can no longer fork, and the coordinator never loads torch.
 """
 
 from __future__ import annotations
@@ -8,8 +8,10 @@ from __future__ import annotations
 import logging
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from recommender.errors import UnknownHardware
 from recommender.hardware import HardwareProfile, load_profile, nearest_profile
@@ -18,7 +20,14 @@ from workers.errors import DeviceMissing
 LOG = logging.getLogger(__name__)
 TOOL = "nvidia-smi"
 FIELDS = ("uuid", "name", "driver_version")
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
+DRIVER = Path("/dev/nvidiactl")
+BY_TORCH = """
+import torch
+for index in range(torch.cuda.device_count()):
+    device = torch.cuda.get_device_properties(index)
+    print(f"GPU-{device.uuid}, {device.name}, CUDA {torch.version.cuda}")
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,15 +43,23 @@ class CudaDevice:
 def cuda_devices() -> Sequence[CudaDevice]:
     """Return the devices of this machine that are known, in the driver's order."""
     tool = shutil.which(TOOL)
-    if tool is None:
-        return ()
-    command = [tool, f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader"]
+    if tool is not None:
+        return _ask([tool, f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader"])
+    return ask_torch() if DRIVER.exists() else ()  # a container may lack the tool
+
+
+def ask_torch() -> Sequence[CudaDevice]:
+    """Return the devices that torch sees; takes seconds."""
+    return _ask([sys.executable, "-c", BY_TORCH])
+
+
+def _ask(command: Sequence[str]) -> Sequence[CudaDevice]:
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True
         )
     except (OSError, subprocess.SubprocessError) as error:
-        LOG.warning("%s does not answer: %s", TOOL, error)
+        LOG.warning("%s does not say which devices there are: %s", command[0], error)
         return ()
     return parse_devices(done.stdout)
 

@@ -18,6 +18,7 @@ from workers.toolbox import Toolbox
 
 MEMORY_BYTES = 32 << 30
 CONFIRM_TIMEOUT_S = 60.0  # rounds stop after 30 s; neighbours can stretch that
+RENEWED_AFTER = 1024  # candidates of a device's process: what they loaded stays in it
 TOO_LARGE = "OutOfMemoryError"  # torch's, of inputs that a device has no room for
 PREPARE_TIMEOUT_S = 600.0  # our own code: random inputs and a float64 reference
 
@@ -136,6 +137,9 @@ class MeasureWorker:
         Where errors taint the process, what failed in a process that others had used before is run
         again in a new one: the fault may be theirs.
         """
+        if self._is_tainted_by_errors and self._served >= RENEWED_AFTER:
+            self._sandbox.close()
+            self._served = 0
         while True:
             was_used = self._served > 0
             outcome: Outcome | Failure | None = self._prepare(workload, step)

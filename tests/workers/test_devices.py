@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import types
+from dataclasses import replace
+
 import pytest
+import torch
 
 from recommender.errors import UnknownHardware
 from recommender.hardware import emulated, load_profile, profile_names
+from workers import nvml
 from workers.device_toolbox import DeviceToolbox, EmulatedToolbox
-from workers.devices import cuda_devices, devices_of, parse_devices, profile_of
+from workers.devices import ask_torch, cuda_devices, devices_of, parse_devices, profile_of
 from workers.errors import DeviceMissing
 from workers.offer import emulated_devices, offered_here, resource_name
 from workers.rig import Rig, toolbox_of
@@ -102,3 +109,79 @@ def test_each_kind_of_device_has_its_toolbox():
     assert kinds == {
         "avx512": TilecoreToolbox, "h200": DeviceToolbox, "emulated h200": EmulatedToolbox,
     }  # fmt: skip
+
+
+@pytest.fixture
+def two_h200(tmp_path, monkeypatch):
+    """A machine whose nvidia-smi lists three devices."""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\ncat <<'END'\n{SMI}END\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+
+def test_each_device_has_a_process_that_sees_no_other_and_a_lock(two_h200):
+    rig = Rig.of(load_profile("h200"), 1.0)
+    built = [replace(rig, index=i).build() for i in range(2)]
+    seen = [zygote.environment["CUDA_VISIBLE_DEVICES"] for zygote, _ in built]
+    assert seen == ["GPU-6d5b", "GPU-77aa"]
+    assert all(zygote.memory_bytes is None for zygote, _ in built)
+    assert len({worker._lock for _, worker in built}) == 2
+    assert all(worker._is_tainted_by_errors for _, worker in built)
+    with pytest.raises(DeviceMissing, match=r"WK708.*3 x NVIDIA H200.*found 2"):
+        replace(rig, index=2).build()
+    assert offered_here(resource_name(load_profile("h200"))) == load_profile("h200")
+
+
+def test_a_tool_that_fails_lists_no_device(tmp_path, monkeypatch):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'; exit 9\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert cuda_devices() == ()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_torch_is_asked_in_a_process_of_its_own(caplog):
+    assert ask_torch() == []
+    assert caplog.text == ""
+
+
+class FakeNvml(types.ModuleType):
+    """What nvidia-ml-py says on a device that does not tell its power."""
+
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+
+    class NVMLError(Exception):
+        pass
+
+    def nvmlInit(self):
+        pass
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        if uuid != "GPU-6d5b":
+            raise self.NVMLError("not found")
+        return uuid
+
+    def nvmlDeviceGetClockInfo(self, handle, which):
+        return {1: 1980, 2: 3201}[which]
+
+    def nvmlDeviceGetTemperature(self, handle, which):
+        return 41
+
+    def nvmlDeviceGetPowerUsage(self, handle):
+        raise self.NVMLError("not supported")
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):
+        return 4
+
+
+def test_clocks_are_told_where_the_library_is(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml("pynvml"))
+    assert nvml.readings("GPU-6d5b") == {
+        "sm_clock_hz": 1.98e9, "memory_clock_hz": 3.201e9, "temperature_c": 41.0,
+        "throttle_reasons": 4.0,
+    }  # fmt: skip
+    assert nvml.readings("GPU-none") == {}
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # not installed
+    assert nvml.readings("GPU-6d5b") == {}

@@ -77,6 +77,26 @@ def test_finalists_are_confirmed_without_those_that_fail(pool: LocalPool) -> Non
     assert found["a"].reference_times_s == ()  # torch on this CPU is no rival of a GPU
 
 
+def test_a_process_does_not_keep_all_that_was_ever_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.measure_worker.RENEWED_AFTER", 2)
+    zygote = Zygote("device", ["tests.workers.emulated_faults"])
+    worker = MeasureWorker(
+        zygote, FaultyToolbox(), cores=1, timeout_s=20.0, lock=tmp_path / "lock",
+        bench=StickyBench, is_tainted_by_errors=True,
+    )  # fmt: skip
+    try:
+        found = [
+            worker.screen(WORKLOAD, Compiled(path=n, digest=n, compile_s=0.0)) for n in "abcde"
+        ]
+        assert [type(outcome) for outcome in found] == [Timed] * 5
+        assert worker._sandbox.starts == 3
+    finally:
+        worker.close()
+        zygote.close()
+
+
 def test_a_candidate_does_not_pay_for_what_another_one_did(tmp_path: Path) -> None:
     zygote = Zygote("sticky device", ["tests.workers.emulated_faults"])
     worker = MeasureWorker(
