@@ -53,15 +53,17 @@ def pack(
         expected = 'an NVIDIA GPU (h200, a100, "emulated h200", ...)'
         raise InvalidRequest(message=f"--target: expected {expected}, found {hardware.name}")
     questions = _questions(store, kernel, problem, file, target)
+    chosen = []  # complain of any workload before the first is compiled
     for question in questions:
         jobs.check_emulated(question)
+        choices = choose(
+            question.workload, question.definition, hardware, store, configs,
+            program_digest=question.program_digest, toolchain_key=toolchain.key, seed=seed,
+        )  # fmt: skip
+        chosen.append((question, choices))
     writer = PackWriter(folder, hardware, toolchain, limit_bytes)
     with _compilers(settings, hardware) as compile_all:
-        for number, question in enumerate(questions, 1):
-            choices = choose(
-                question.workload, question.definition, hardware, store, configs,
-                program_digest=question.program_digest, toolchain_key=toolchain.key, seed=seed,
-            )  # fmt: skip
+        for number, (question, choices) in enumerate(chosen, 1):
             outcomes = compile_all(question.workload, [c.config for c in choices])
             candidates = [_packed(c, o) for c, o in zip(choices, outcomes, strict=True)]
             artifacts = {o.digest: Path(o.path) for o in outcomes if isinstance(o, Compiled)}

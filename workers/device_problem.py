@@ -1,4 +1,9 @@
-"""What a candidate for a GPU is run on and compared with, on the device, with torch."""
+"""What a candidate for a GPU is run on and compared with, on the device, with torch.
+
+Tensor cores read 11 significant bits of float32 operands (tf32). Inputs of float32 have no more, so
+that products of inputs are exact; where a kernel multiplies results of its own, what tf32 cuts off
+them is allowed for.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +20,12 @@ import numpy as np
 from recommender.workload import Workload
 from tilecore.ir.dtype import DType
 from tilecore.kernels.definition import KernelDefinition, Problem
-from workers.correctness import GUARD_BYTES, GUARD_VALUE, CheckReport, tolerance
+from workers.correctness import GUARD_BYTES, GUARD_VALUE, ROUND_SLACK, CheckReport, tolerance
 from workers.problem import Call
 
 Load = Callable[[Path], Any]
+TF32_CUT = 2.0**-10  # of an operand, relative, where a tensor core cuts instead of rounding
+TF32_MASK = -(1 << 13)  # of the bits of a float32 that tf32 has
 CHUNK = 1 << 24  # elements compared at a time: some 400 MB of float64 at work
 
 
@@ -90,11 +97,7 @@ class DeviceProblem:
         problem = dict(workload.problem)
         inputs, expected = _inputs_and_reference(definition, problem, seed, device)
         out_dtype = str(problem.get("out_dtype", problem.get("dtype", "float32")))
-        accum_dtype = str(problem.get("accum_dtype", out_dtype))
-        length, rounded = definition.reduction_length(problem), definition.rounded_dtype
-        rtol, atol = tolerance(
-            out_dtype, accum_dtype, length, None if rounded is None else rounded(problem)
-        )
+        rtol, atol = _tolerance(definition, problem, out_dtype, expected)
         outputs = [GuardedTensor.allocate(e.shape, out_dtype, device) for e in expected]
         pristine = [x.clone() for x in inputs]
         return cls(
@@ -137,6 +140,20 @@ class DeviceProblem:
         """Return torch's call on the same tensors; None where torch has no such operator."""
         counterpart = self.definition.on_device if self.has_rival else None
         return None if counterpart is None else counterpart.rival(self.problem, self.pristine)
+
+
+def _tolerance(
+    definition: KernelDefinition, problem: Problem, out_dtype: str, expected: Sequence[Any]
+) -> tuple[float, float]:
+    """Return (rtol, atol) of the workers' one table, with what tf32 cuts off results on the way."""
+    accum_dtype = str(problem.get("accum_dtype", out_dtype))
+    length = definition.reduction_length(problem)
+    rounded = None if definition.rounded_dtype is None else definition.rounded_dtype(problem)
+    rtol, atol = tolerance(out_dtype, accum_dtype, length, rounded)
+    if rounded != "float32":
+        return rtol, atol
+    largest = max(float(e.double().square().mean().sqrt()) for e in expected)
+    return rtol + ROUND_SLACK * TF32_CUT, atol + 2 * ROUND_SLACK * TF32_CUT * largest
 
 
 def compare(found: Any, expected: Any, rtol: float, atol: float, name: str) -> CheckReport:
@@ -185,8 +202,14 @@ def _inputs_and_reference(
     if definition.on_device is not None:
         generator = torch.Generator(device=device).manual_seed(seed)
         inputs = list(definition.on_device.inputs(problem, generator))
+        for x in inputs:
+            if x.dtype == torch.float32:
+                x.view(torch.int32).bitwise_and_(TF32_MASK)
         return inputs, list(definition.on_device.reference(problem, inputs))
     given = list(definition.inputs(problem, np.random.default_rng(seed)))
+    for array in given:
+        if array.dtype == np.float32:
+            array.view(np.int32)[...] &= TF32_MASK
     expected = definition.reference(problem, given)
     wide = [torch.from_numpy(np.ascontiguousarray(e)).to(device) for e in expected]
     return [to_torch(x, device) for x in given], wide

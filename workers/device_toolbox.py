@@ -85,6 +85,9 @@ class DeviceToolbox:
 
     def problem(self, workload: Workload) -> DeviceProblem:
         """Return random inputs with their reference, in the measuring process."""
+        import torch
+
+        torch.backends.cuda.matmul.allow_tf32 = True  # as our products of float32 are
         return DeviceProblem.fresh(
             workload, self.definition(workload), device="cuda", load=self.load,
             synchronize=_synchronize,

@@ -89,6 +89,10 @@ BAD = {
         ["--set", "m=4096", "--set", "n=4096", "--set", "k=4096", "--target", "emulated h200"],
         "SV930",
     ),
+    "a kernel without knobs of GPUs": (
+        ["--kernel", "split_k_gemm", "--set", "m=8", "--set", "n=8", "--set", "k=8"],
+        "RC602",
+    ),
     "no legal problem": (["--set", "m=1"], "TC502"),
     "no file": (["--file", "none.txt"], "SV915"),
 }

@@ -71,6 +71,22 @@ def problem():
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["gemm", "conv2d"])
+def test_inputs_of_float32_have_the_bits_that_tensor_cores_read(name):
+    fields = {"m": 8, "n": 6, "k": 4}
+    if name == "conv2d":
+        fields = {"batch": 1, "height": 4, "width": 4, "channels": 4, "filters": 4, "kernel": 3}
+    definition = kernels.get(name)
+    parsed = definition.parse_problem(fields)
+    made = DeviceProblem.fresh(
+        Workload.of(name, parsed), definition, device="cpu", load=lambda path: None,
+        synchronize=lambda: None,
+    )  # fmt: skip
+    floats = [x for x in made.inputs if x.dtype == torch.float32]
+    assert floats
+    assert all(not (x.view(torch.int32) & 0x1FFF).any() and x.std() > 0.1 for x in floats)
+
+
 def test_everything_that_a_kernel_may_have_touched_is_looked_at(problem):
     out, wanted = problem.outputs[0], problem.expected[0]
 

@@ -9,6 +9,7 @@ import pytest
 
 from recommender.measurement import MeasureStatus, Protocol
 from recommender.ports import MeasureRequest
+from recommender.workload import Workload
 from tests.workers.emulated_faults import (
     FAULTS,
     HARDWARE,
@@ -17,6 +18,7 @@ from tests.workers.emulated_faults import (
     StickyBench,
     config,
 )
+from tilecore import kernels
 from tilecore.codegen.nvrtc import load_nvrtc
 from tilecore.tile_config import TileConfig
 from workers.measure_worker import MeasureWorker
@@ -25,6 +27,7 @@ from workers.pool import LocalPool, wait_for_all
 from workers.sandbox import Zygote
 
 S = MeasureStatus
+LINEAR = {"batch": 1, "heads": 1, "seq_len": 40, "dim": 32, "dim_v": 32}
 WAIT_S = 900.0  # only reached when something is lost
 EXPECTED = {
     "deadlock": (S.LAUNCH_ERROR, "threads 0 to 63: __syncthreads"),
@@ -65,6 +68,19 @@ def test_each_fault_has_its_status_and_the_others_are_fine(pool: LocalPool) -> N
         assert m.metrics["registers"] > 0
         assert 0 < m.max_error <= 1
         assert (m.hardware, m.threads) == (HARDWARE, HARDWARE.cores)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("name", ["gemm", "linear_attention"])
+def test_products_of_float32_are_those_of_tensor_cores(pool: LocalPool, name: str) -> None:
+    definition = kernels.get(name)
+    problem = {"m": 32, "n": 16, "k": 48} if name == "gemm" else LINEAR
+    wanted = MeasureRequest(
+        token="a", workload=Workload.of(name, definition.parse_problem(problem)),
+        config=definition.default_config("cuda"), protocol=Protocol.SCREEN,
+    )  # fmt: skip
+    found = wait_for_all(pool, [wanted], WAIT_S)["a"]
+    assert found.status is S.OK, found.detail
 
 
 @needs_nvrtc
