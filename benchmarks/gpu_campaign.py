@@ -5,11 +5,11 @@
     python FOLDER/run.py --results $OUT/results.jsonl --time-limit 540    # on the device
     tilecore import results.jsonl
 
-``build`` compiles candidates into packs of at most ``--limit-mib`` (what a call may carry; the
-default folder ``.campaign/h200`` is ignored by git, as what is carried has to be), for an hour. A call
-on a lent machine is short: the next one goes on with ``--known`` and the results of those before.
-Shapes are those of language models: projections and MLPs of 7 to 70 billion parameters (8 bits of
-that are m: tokens at a time), square ones, and odd ones; attention of prompts, causal or not.
+``build`` compiles, for an hour, candidates into packs of at most ``--limit-mib`` (what a call may
+carry; the default folder ``.campaign/h200`` is ignored by git, as what is carried has to be). A
+call on a lent machine is short: the next one goes on with ``--known`` and the results of those
+before. Shapes are those of language models of 7 to 70 billion parameters (projections and MLPs, m
+tokens at a time), square ones and odd ones; attention of prompts, causal or not.
 """
 
 from __future__ import annotations
