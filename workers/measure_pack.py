@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ class PackRun:
         self._log, self._plan, self._place, self._clock = log, plan, place, clock
         self._start = clock()
         self._lost = 0  # candidates in a row
-        self._measured: dict[tuple[str, str], Timed | Failure] = {}  # by workload and code
+        self._screened: dict[tuple[str, str], Measurement] = {}  # by workload and code
         self._candidates: dict[str, Sequence[PackedCandidate]] = {}
 
     def run(self) -> int:
@@ -73,6 +73,10 @@ class PackRun:
         for packed in self._pack.workloads:
             key = packed.workload.key
             self._candidates[key] = self._pack.unpack(packed, self._place / key)
+            for candidate in self._candidates[key]:
+                found = self._found(packed, candidate, Protocol.SCREEN)
+                if found is not None and found.status is not MeasureStatus.WORKER_LOST:
+                    self._screened[key, candidate.digest] = found
         reserve_s = 0.0 if self._plan.confirm < 1 else CONFIRM_SHARE * self._plan.time_limit_s
         left = self._screen_all(reserve_s)
         for packed in self._pack.workloads:
@@ -103,15 +107,18 @@ class PackRun:
     def _screen(self, packed: PackedWorkload, candidate: PackedCandidate) -> None:
         if self._is_known(packed, candidate, Protocol.SCREEN):
             return
+        twin = self._screened.get((packed.workload.key, candidate.digest))
         if not candidate.digest:
             status, detail = MeasureStatus(candidate.status), candidate.detail
             outcome: Timed | Failure = Failure(status=status, detail=detail)
+        elif twin is not None:  # equal code is measured once
+            self._log.add(replace(twin, config=candidate.config, measured_at=datetime.now(UTC)))
+            return
         else:
-            key = (packed.workload.key, candidate.digest)
-            if key not in self._measured:
-                self._measured[key] = self._measure(packed, candidate)
-            outcome = self._measured[key]
-        self._add(packed, candidate, Protocol.SCREEN, outcome)
+            outcome = self._measure(packed, candidate)
+        made = self._add(packed, candidate, Protocol.SCREEN, outcome)
+        if candidate.digest and made.status is not MeasureStatus.WORKER_LOST:
+            self._screened[packed.workload.key, candidate.digest] = made
 
     def _measure(self, packed: PackedWorkload, candidate: PackedCandidate) -> Timed | Failure:
         compiled = self._compiled(packed, candidate)
@@ -153,7 +160,7 @@ class PackRun:
             (c for c in candidates if times[c.config] is not None),
             key=lambda c: times[c.config] or 0.0,
         )
-        first = [c for c in ranked if c.purpose != "search"]
+        first = [c for c in candidates if c in ranked and c.purpose != "search"]
         chosen: dict[str, PackedCandidate] = {}
         for candidate in [*first, *ranked]:
             if len(chosen) < self._plan.confirm + len(first):
@@ -194,28 +201,29 @@ class PackRun:
     def _add(
         self, packed: PackedWorkload, candidate: PackedCandidate, protocol: Protocol,
         outcome: Timed | Failure,
-    ) -> None:  # fmt: skip
+    ) -> Measurement:  # fmt: skip
+        """Write a result down and return it."""
         timed = outcome if isinstance(outcome, Timed) else None
         failure = outcome if isinstance(outcome, Failure) else None
-        self._log.add(
-            Measurement(
-                workload=packed.workload,
-                config=candidate.config,
-                hardware=self._hardware,
-                toolchain=self._pack.toolchain,
-                program_digest=packed.program_digest,
-                protocol=protocol,
-                threads=self._hardware.cores,
-                status=failure.status if failure else MeasureStatus.OK,
-                times_s=timed.times_s if timed else (),
-                reference_times_s=timed.reference_times_s if timed else (),
-                detail=failure.detail if failure else "",
-                compile_s=candidate.compile_s,
-                max_error=outcome.max_error,
-                measured_at=datetime.now(UTC),
-                metrics={**candidate.metrics, **(timed.metrics if timed else {})},
-            )
+        made = Measurement(
+            workload=packed.workload,
+            config=candidate.config,
+            hardware=self._hardware,
+            toolchain=self._pack.toolchain,
+            program_digest=packed.program_digest,
+            protocol=protocol,
+            threads=self._hardware.cores,
+            status=failure.status if failure else MeasureStatus.OK,
+            times_s=timed.times_s if timed else (),
+            reference_times_s=timed.reference_times_s if timed else (),
+            detail=failure.detail if failure else "",
+            compile_s=candidate.compile_s,
+            max_error=outcome.max_error,
+            measured_at=datetime.now(UTC),
+            metrics={**candidate.metrics, **(timed.metrics if timed else {})},
         )
+        self._log.add(made)
+        return made
 
     def _report(self, packed: PackedWorkload) -> None:
         key = packed.workload.key
