@@ -2,6 +2,8 @@
 FROM python:3.11-slim-bookworm
 
 ARG TORCH=torch==2.13.0
+# "postgres,cuda,cuda-runtime" measures on NVIDIA GPUs; "cuda" compiles for them.
+ARG EXTRAS=postgres,cuda
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1
 
 WORKDIR /opt/tilecore
@@ -13,7 +15,7 @@ COPY db db
 COPY tuner_service tuner_service
 
 RUN pip install -c constraints.txt ${TORCH} \
- && pip install -c constraints.txt ".[postgres]" \
+ && pip install -c constraints.txt ".[${EXTRAS}]" \
  && useradd --create-home --uid 10001 tilecore \
  && install -d -o tilecore /var/lib/tilecore
 

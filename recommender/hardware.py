@@ -6,7 +6,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from tilecore.amd_target import find_amd_target
 from tilecore.gpu_target import find_gpu_target
 from tilecore.tile_config import digest
 
+EMULATED = "emulated"  # the feature, and the first word of the name, of a device that is none
 LIKENESS = 0.6  # of names (difflib's ratio), below which devices have nothing to do with each other
 
 
@@ -46,6 +47,11 @@ class HardwareProfile:
     aliases: tuple[str, ...] = ()
     driver: str = ""  # as last seen: of the GPU; of a CPU its kernel and microcode; "": unknown
 
+    @property
+    def is_emulated(self) -> bool:
+        """Whether the emulator stands in for the device: times of it say nothing about a device."""
+        return EMULATED in self.features
+
     def as_dict(self) -> dict[str, object]:
         """Return the JSON form."""
         return {**asdict(self), "peak_flop_per_s": dict(self.peak_flop_per_s)}
@@ -74,8 +80,34 @@ def profile_names() -> list[str]:
     return sorted(path.stem for path in PROFILE_FOLDER.glob("*.toml"))
 
 
+def emulated(profile: HardwareProfile) -> HardwareProfile:
+    """Return the profile of the emulator in the place of an NVIDIA GPU: a device of its own.
+
+    It has the device's search space and code; its key is another one, so that what is recorded of
+    it is never taken for a measurement of the device.
+
+    Raises:
+        UnknownHardware: the emulator runs no code for the device (RC601).
+    """
+    from recommender.errors import UnknownHardware
+
+    if profile.kind != "cuda":
+        raise UnknownHardware(known="NVIDIA GPUs, to emulate", found=profile.name)
+    if profile.is_emulated:
+        return profile
+    return replace(
+        profile,
+        name=f"{EMULATED} {profile.name}",
+        features=(*profile.features, EMULATED),
+        aliases=tuple(f"{EMULATED} {alias}" for alias in profile.aliases),
+        source=f"the emulator on a CPU: times are its own, rates those of {profile.name}",
+    )
+
+
 def load_profile(name: str) -> HardwareProfile:
     """Return the shipped profile with that file name, device name or alias (case-insensitive).
+
+    "emulated NAME" is the emulator in the place of that device.
 
     Raises:
         UnknownHardware: no profile has the name (RC601).
@@ -84,6 +116,9 @@ def load_profile(name: str) -> HardwareProfile:
     from recommender.errors import UnknownHardware
 
     wanted = name.strip().lower()
+    first, _, device = wanted.partition(" ")
+    if first == EMULATED and device:
+        return emulated(load_profile(device))
     for stem in profile_names():
         profile = _read_profile(PROFILE_FOLDER / f"{stem}.toml")
         if wanted in {stem, profile.name.lower(), *(alias.lower() for alias in profile.aliases)}:

@@ -29,7 +29,11 @@ class MeasureStatus(StrEnum):
 
 
 class Protocol(StrEnum):
-    """How the time was taken."""
+    """How the time was taken.
+
+    On a GPU both are of the whole device, a CUDA graph of calls between two events; SCREEN takes
+    few samples, CONFIRM more, interleaved with the incumbent and torch (workers.device_timing).
+    """
 
     SCREEN = "screen"  # one thread, thread CPU time, median of few: ranks candidates
     CONFIRM = (

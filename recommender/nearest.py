@@ -109,12 +109,14 @@ def best_nearby(
 ) -> list[Neighbour]:
     """Return the winner of every measured workload and device, nearest first.
 
+    Emulated devices and real ones know nothing of each other.
+
     Within one group CONFIRM results decide over SCREEN results. A program's digest covers its
     shapes, so it is compared for the workload asked for; for others the toolchain decides.
     """
     winners: dict[tuple[str, str, bool], Measurement] = {}
     for m in measurements:
-        if m.status is not MeasureStatus.OK:
+        if m.status is not MeasureStatus.OK or m.hardware.is_emulated != hardware.is_emulated:
             continue
         is_other_program = m.workload.key == workload.key and m.program_digest != program_digest
         is_stale = is_other_program or m.toolchain.key != toolchain_key

@@ -120,10 +120,14 @@ def judge(
 def make_groups(
     measurements: Sequence[Measurement], definition: KernelDefinition
 ) -> Iterator[Group]:
-    """Yield the OK measurements of ``definition`` by workload, device, threads and protocol."""
+    """Yield the OK measurements of ``definition`` by workload, device, threads and protocol.
+
+    Those of GPUs are left out: the features are the CPU's.
+    """
     found: dict[tuple[str, str, int, str], list[Measurement]] = {}
     for m in measurements:
-        if m.status is MeasureStatus.OK and m.workload.kernel == definition.name:
+        is_known = m.workload.kernel == definition.name and m.hardware.kind == "cpu"
+        if m.status is MeasureStatus.OK and is_known:
             key = (m.workload.key, m.hardware.key, m.threads, m.protocol)
             found.setdefault(key, []).append(m)
     for members in found.values():

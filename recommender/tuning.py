@@ -108,7 +108,7 @@ class TuningSession:
         """Begin a session; ``incumbents`` were the best before: measured early, confirmed again."""
         self.budget = budget or Budget()
         self._clock, self._started_s = clock, clock()
-        self._default = definition.default_config()
+        self._default = definition.default_config(hardware.kind)
         ranked = recommend(
             workload, definition, hardware, store, top_k=max(1, self.budget.warm_start),
             program_digest=program_digest, toolchain_key=toolchain_key, use_exact=False,

@@ -12,6 +12,7 @@ import typer
 
 from recommender.measurement import MeasureStatus, Protocol
 from tilecore.errors import TileError
+from tuner_service import cli_packs
 from tuner_service.cli_operations import db_app, model_app
 from tuner_service.cli_runs import node_app, run_app
 from tuner_service.errors import InvalidRequest
@@ -30,6 +31,8 @@ app.add_typer(run_app, name="run")
 app.add_typer(node_app, name="node")
 app.add_typer(db_app, name="db")
 app.add_typer(model_app, name="model")
+app.command("pack")(cli_packs.pack)
+app.command("import")(cli_packs.import_results)
 
 Kernel = Annotated[str, typer.Argument(help="a kernel of the library")]
 M = Annotated[int | None, typer.Option("--m", "-m", help="rows of C")]
@@ -81,24 +84,34 @@ def tune(
     ] = None,
     ceiling: Ceiling = None,
     priority: Priority = 10,
+    target: Annotated[
+        str | None,
+        typer.Option("--target", "--hardware", help="a device; default: this host's processor"),
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="queue it even where nobody offers the device yet")
+    ] = False,
     executor: Executor = None,
+    ray_address: RayAddress = None,
 ) -> None:
-    """Tune a kernel for this machine; a second call answers from the database."""
+    """Tune a kernel for this machine or a device; a second call answers from the database."""
     from tuner_service import commands
     from tuner_service.jobs import Effort
 
-    settings = load_settings(executor=executor)
+    settings = load_settings(executor=executor, ray_address=ray_address)
     effort = Effort(
         max_trials=trials or settings.max_trials, time_limit_s=time_limit or settings.time_limit_s,
-        ceiling_s=ceiling, priority=priority, seed=seed,
+        ceiling_s=ceiling, priority=priority, seed=seed, waits=wait,
     )  # fmt: skip
     problem = commands.parse_problem({"m": m, "n": n, "k": k, "dtype": dtype}, fields or ())
     if file is None:
-        commands.tune(settings, kernel, problem, effort, threads=threads, force=force)
+        commands.tune(
+            settings, kernel, problem, effort, threads=threads, force=force, target=target
+        )
     elif problem or threads:
         raise InvalidRequest(message="expected --file or a problem, found both")
     else:
-        commands.tune_file(settings, file, effort, force=force)
+        commands.tune_file(settings, file, effort, force=force, target=target)
 
 
 @app.command()
@@ -203,14 +216,18 @@ def coordinator(
 def worker(
     address: Annotated[str, typer.Option(help="HOST:PORT of the cluster's Ray head")],
     devices: Annotated[
-        int, typer.Option(min=1, max=64, help="how many devices of its kind this machine has")
-    ] = 1,
+        int | None,
+        typer.Option(min=1, max=64, help="how many of it; default: 1, of NVIDIA GPUs all"),
+    ] = None,
+    offer: Annotated[
+        str, typer.Option(help='"cpu", "cuda" (this machine\'s GPUs) or "emulated h200"')
+    ] = "cpu",
     node_ip: Annotated[str | None, typer.Option(help="the address others reach it at")] = None,
 ) -> None:
     """Let this machine measure for a Ray cluster, as a node of it, until stopped."""
-    from tuner_service import commands
+    from tuner_service import offering
 
-    commands.worker(address, devices=devices, node_ip=node_ip)
+    offering.worker(address, offer=offer, devices=devices, node_ip=node_ip)
 
 
 @app.command()
@@ -364,7 +381,10 @@ def run_cli(arguments: list[str]) -> int:
 
 def _is_no_fault_of_the_user(error: TileError) -> bool:
     from tuner_service.errors import ServiceError
+    from workers.errors import DeviceMissing, InvalidPack
 
+    if isinstance(error, InvalidPack | DeviceMissing):
+        return False
     return error.code.startswith("WK") or (isinstance(error, ServiceError) and error.status >= 500)
 
 

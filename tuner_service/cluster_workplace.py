@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import structlog
 
@@ -14,6 +15,7 @@ from recommender.measurement import Toolchain
 from recommender.ports import Measurer
 from tuner_service.wiring import is_measured
 from workers.errors import ClusterUnavailable
+from workers.gate import Gate
 from workers.offer import resource_name
 from workers.ray_cluster import (
     ClusterNode,
@@ -29,7 +31,17 @@ from workers.ray_pool import RayPool
 log = structlog.get_logger()
 GRACE_S = 15.0  # a node that is restarted is back before its runs have to wait for hardware
 ANSWER_S = 120.0  # a process of a node starts, and may measure the node's peaks
-MakePool = Callable[[HardwareProfile, int], RayPool]
+
+
+class MakePool(Protocol):
+    """Makes the pool of a kind of hardware."""
+
+    def __call__(
+        self, hardware: HardwareProfile, epoch: int, *, there: Sequence[ClusterNode],
+        gate_of: Callable[[str], Gate],
+    ) -> RayPool:  # fmt: skip
+        """Return a pool on these nodes, whose gates it shares."""
+        ...
 
 
 @dataclass(slots=True)
@@ -55,6 +67,7 @@ class ClusterWorkplace:
         self._known: dict[str, _Known] = {}
         self._pools: dict[str, RayPool] = {}
         self._offered: dict[str, tuple[HardwareProfile, float]] = {}  # with when last seen
+        self._gates: dict[str, Gate] = {}  # of the nodes, shared by the pools
         self._epoch = 0
 
     @property
@@ -82,17 +95,16 @@ class ClusterWorkplace:
                 self._ask(store, known, key)
         states = {node.key: node.state for node in store.nodes.list(with_lost=False)}
         draining = {key for key, state in states.items() if state in ("draining", "drained")}
-        usable = [k.node for k in self._known.values() if k.hardware and not k.refused]
         idle = {key for key in draining if states[key] == "draining"}
         for pool in self._pools.values():
-            idle -= {n.key for n in usable if n.resource == resource_name(pool.hardware)}
-            idle |= pool.follow(usable, draining)
+            pool.follow(self._usable(), draining)
+            idle -= pool.node_keys
         store.nodes.see(list(there), idle, epoch)
         return self._offers({key for key, state in states.items() if state == "drained"})
 
     def measurer(self, hardware: HardwareProfile, epoch: int) -> Measurer:
-        """Return actors on all nodes with the hardware."""
-        pool = self._make_pool(hardware, epoch)
+        """Return actors on all nodes with the hardware, and those that compile for it."""
+        pool = self._make_pool(hardware, epoch, there=self._usable(), gate_of=self._gate_of)
         self._pools[hardware.key] = pool
         return pool
 
@@ -103,6 +115,12 @@ class ClusterWorkplace:
     def close(self) -> None:
         """Leave the cluster."""
         leave()
+
+    def _gate_of(self, key: str) -> Gate:
+        return self._gates.setdefault(key, Gate())
+
+    def _usable(self) -> Sequence[ClusterNode]:
+        return [k.node for k in self._known.values() if k.hardware and not k.refused]
 
     def _ask(self, store: SqlStore, known: _Known, key: str) -> None:
         """Take in what a node says of itself, if it has answered."""
@@ -116,13 +134,15 @@ class ClusterWorkplace:
         if answer is None:
             return
         hardware, toolchain = answer
+        compiles = toolchain == self._toolchain
+        known.node = replace(node, compiles=compiles, driver=hardware.driver)
+        only_measures = hardware.kind != "cpu" and toolchain.tilecore == self._toolchain.tilecore
         if resource_name(hardware) != node.resource:
             known.refused = f"it is {hardware.name} ({resource_name(hardware)}), not what it offers"
-        elif toolchain != self._toolchain:
+        elif not compiles and not only_measures:
             known.refused = f"expected toolchain {self._toolchain}, found {toolchain}"
-        known.node = replace(node, driver=hardware.driver)
         stored = store.hardware(hardware.key)
-        if is_measured(hardware):
+        if is_measured(hardware) or hardware.kind != "cpu":
             store.save_hardware(hardware)
         elif stored is not None and is_measured(stored):
             hardware = replace(stored, driver=hardware.driver)
@@ -143,8 +163,15 @@ class ClusterWorkplace:
         )
 
     def _offers(self, drained: set[str]) -> Sequence[HardwareProfile]:
+        """Return hardware that runs can be worked on for: someone must compile, too."""
         now = time.monotonic()
-        for key, known in self._known.items():
-            if known.hardware is not None and not known.refused and key not in drained:
+        usable = {
+            key: known
+            for key, known in self._known.items()
+            if known.hardware is not None and not known.refused and key not in drained
+        }
+        compiles = any(known.node.compiles for known in usable.values())
+        for known in usable.values():
+            if compiles and known.hardware is not None:
                 self._offered[known.hardware.key] = (known.hardware, now)
         return [hardware for hardware, seen in self._offered.values() if now - seen < GRACE_S]

@@ -41,12 +41,15 @@ def tune(
     *,
     threads: int,
     force: bool,
+    target: str | None = None,
 ) -> None:
     """Answer from the database, or run (or resume) a tuning run and show what it found."""
     store = wiring.open_store(settings)
-    jobs.understand(store, kernel, problem, threads=threads)  # complain before profiling
-    _profile_once(store)
-    question = jobs.understand(store, kernel, problem, threads=threads)
+    question = jobs.understand(store, kernel, problem, threads=threads, hardware=target)
+    jobs.check_offered(store, question, effort)  # complain before profiling
+    if question.is_for_host:
+        _profile_once(store)
+        question = jobs.understand(store, kernel, problem, threads=threads, hardware=target)
     known = _known_run(store, question, effort, force=force)
     if known is not None and known.is_finished:
         out.print("answered from the database (--force tunes again)")
@@ -63,15 +66,22 @@ def tune(
     _print_run(store, run.public_id)
 
 
-def tune_file(settings: Settings, path: Path, effort: jobs.Effort, *, force: bool) -> None:
+def tune_file(
+    settings: Settings, path: Path, effort: jobs.Effort, *, force: bool, target: str | None = None
+) -> None:
     """Tune all workloads of a file that are not known yet, and show what was found for each."""
     store = wiring.open_store(settings)
 
     def understand(entry: Entry) -> jobs.Question:
-        return jobs.understand(store, entry.kernel, entry.problem, threads=entry.threads)
+        question = jobs.understand(
+            store, entry.kernel, entry.problem, threads=entry.threads, hardware=target
+        )
+        jobs.check_offered(store, question, effort)
+        return question
 
-    read_workloads(path, understand)  # complain before profiling
-    _profile_once(store)
+    first = read_workloads(path, understand)  # complain before profiling
+    if first[0].is_for_host:
+        _profile_once(store)
     questions = {q.workload.key: q for q in read_workloads(path, understand)}
     known = {k: _known_run(store, q, effort, force=force) for k, q in questions.items()}
     new = [(questions[key], effort) for key, run in known.items() if run is None]
@@ -193,18 +203,6 @@ def coordinator(settings: Settings, *, until_idle: bool, parent: int | None, che
         return 0 if is_led(store) else 1
     run_coordinator(settings, store, until_idle=until_idle, parent=parent)
     return 0
-
-
-def worker(address: str, *, devices: int, node_ip: str | None) -> None:
-    """Become a node of the Ray cluster at ``address``; does not return."""
-    from workers.offer import become_node, check_address, join_command
-
-    hardware = wiring.detected_host()
-    check_address(address)
-    err.print(f"offering {devices} x {hardware.name} to {address}", soft_wrap=True)
-    become_node(
-        join_command(hardware, address, devices=devices, cpus=hardware.cores, node_ip=node_ip)
-    )
 
 
 def profile(settings: Settings, *, if_missing: bool) -> None:

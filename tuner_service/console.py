@@ -37,6 +37,9 @@ class RunProgress:
 
     def __init__(self, console: Console, run: RunRecord) -> None:
         problem = dict(run.workload.problem)
+        self._phases = {"screen": "screening (1 thread)", "confirm": "confirming"}
+        if run.hardware.kind != "cpu":
+            self._phases["screen"] = "screening"
         self._work_flop = kernels.get(run.workload.kernel).work_flop(problem)
         self._best_s: dict[str, float] = {}
         self._done = 0
@@ -68,7 +71,7 @@ class RunProgress:
         protocol, time_s = event.payload["protocol"], event.payload["time_s"]
         if time_s is not None:
             self._best_s[protocol] = min(time_s, self._best_s.get(protocol, time_s))
-        phase = {"screen": "screening (1 thread)", "confirm": "confirming"}[protocol]
+        phase = self._phases[protocol]
         total = max(self._planned, self._done) if protocol == "screen" else None
         self._progress.update(
             self._task,
@@ -122,7 +125,8 @@ def _summary(
 ) -> Iterable[str]:
     for role, title in zip(ROLES, ROLE_TITLES, strict=True):
         if result.get(role) is not None:
-            yield f"{title}: {short_config(result[role]['config'])}"
+            config = result[role]["config"]
+            yield f"{title}: {short_config(config, run.hardware.kind)}"
     gain, ratio = result.get("gain_over_default"), result.get("recommendation_ratio")
     if gain is not None:
         yield f"best is {gain:.2f}x as fast as the default config"
@@ -133,9 +137,10 @@ def _summary(
     yield f"wall time: {run.active_s:.1f} s"
 
 
-def short_config(config: Mapping[str, Any]) -> str:
-    """Return a config on one line, without the knobs that have no effect on a CPU."""
-    return " ".join(f"{k}={v}" for k, v in config.items() if k not in IDLE_KNOBS)
+def short_config(config: Mapping[str, Any], kind: str = "cpu") -> str:
+    """Return a config on one line, on a CPU without the knobs that have no effect there."""
+    idle = IDLE_KNOBS if kind == "cpu" else ()
+    return " ".join(f"{k}={v}" for k, v in config.items() if k not in idle)
 
 
 def print_recommendations(
@@ -159,8 +164,7 @@ def print_recommendations(
         )
     console.print(table)
     for rank, r in enumerate(ranked, 1):
-        config = short_config(r.config) if kind == "cpu" else str(r.config)
-        console.print(f"{rank}. {config}", highlight=False, soft_wrap=True)
+        console.print(f"{rank}. {short_config(r.config, kind)}", highlight=False, soft_wrap=True)
         console.print(f"   {r.rationale}", highlight=False, soft_wrap=True)
 
 

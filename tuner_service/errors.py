@@ -77,7 +77,11 @@ class HardwareNotOffered(ServiceError):
 
     code, title, status = "SV906", "hardware-not-offered", 422
     template = "expected hardware that a worker here offers ({offered}), found {found}"
-    default_hint = "a recommendation works for any known hardware; tuning needs the device"
+    default_hint = (
+        "a recommendation works for any known hardware; tuning needs the device: start `tilecore "
+        "worker` where it is, queue the run until somebody does (`--wait`, `wait_for_hardware`), "
+        "or take candidates there (`tilecore pack`)"
+    )
 
 
 class TooManyThreads(ServiceError):
@@ -155,8 +159,16 @@ class RunHeld(ServiceError):
     """The run that a command waits for is paused, or nobody offers its hardware."""
 
     code, title = "SV916", "run-held"
-    template = "tuning run {run} is {state}"
+    template = "tuning run {run} is {state}{why}"
     default_hint = "`tilecore run resume ID` or `tilecore node list`, then the same command again"
+
+
+class TooLargeToEmulate(ServiceError):
+    """The emulator would work on the problem for minutes per candidate."""
+
+    code, title, status = "SV930", "too-large-to-emulate", 422
+    template = "expected at most {limit:.0e} FLOP to emulate {hardware}, found {found:.1e}"
+    default_hint = "take a smaller problem: what the emulator finds does not depend on the size"
 
 
 class Unauthenticated(ServiceError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from db.store import SqlStore
 from recommender.errors import UnknownHardware
 from recommender.hardware import (
+    EMULATED,
     HardwareProfile,
     load_profile,
     nearest_profile,
@@ -32,7 +33,7 @@ def find_hardware(store: SqlStore, name: str | None) -> HardwareProfile:
     """
     if name is None or name.lower() in HOST_NAMES:
         return host_profile(store)
-    if name.lower() in profile_names():
+    if name.lower() in profile_names() or name.lower().startswith(f"{EMULATED} "):
         return load_profile(name)
     profiles = all_hardware(store)
     for profile in profiles:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -20,14 +21,16 @@ from tilecore import kernels
 from tilecore.errors import InvalidProblem
 from tilecore.kernels.definition import KernelDefinition
 from tilecore.tile_config import TileConfig, digest
-from tuner_service.errors import HardwareNotOffered, TooManyThreads
+from tuner_service.errors import HardwareNotOffered, TooLargeToEmulate, TooManyThreads
 from tuner_service.hardware import find_hardware_or_like
 from tuner_service.report import result_document, result_of
 from tuner_service.wiring import detected_host, host_toolchain
+from workers.devices import cuda_devices
 
 if TYPE_CHECKING:
     from recommender.recommend import Recommendation
 
+EMULATED_FLOP = 1e9  # some 20 s of the emulator
 STAND_IN_CONFIDENCE = 0.4  # of what is recommended for another device
 DRIFTED_CONFIDENCE = 0.6  # of what was measured for times that changed
 
@@ -205,6 +208,7 @@ class Effort:
         ceiling_s: it ends with what it has after so many seconds of work; None: never.
         priority: its weight where runs share a device.
         seed: of the search.
+        waits: whether a run may be queued for a device that nobody has offered yet.
     """
 
     max_trials: int
@@ -212,6 +216,7 @@ class Effort:
     ceiling_s: float | None = None
     priority: int = DEFAULT_PRIORITY
     seed: int = 0
+    waits: bool = False
 
 
 def submit(
@@ -281,11 +286,33 @@ def change_group(
     return store.runs.of_group(group)
 
 
+def check_offered(store: SqlStore, question: Question, effort: Effort) -> None:
+    """Complain where nobody can measure what is asked for.
+
+    Raises:
+        HardwareNotOffered: no worker has the device, and the run is not to wait for one (SV906).
+        TooLargeToEmulate: the emulator would take minutes per candidate (SV930).
+    """
+    check_emulated(question)
+    may_come = effort.waits and question.hardware.kind != "rocm"
+    if question.asked_for or not (may_come or is_offered(store, question.hardware)):
+        found = question.asked_for or question.hardware.name
+        raise HardwareNotOffered(offered=detected_host().name, found=found)
+
+
+def check_emulated(question: Question) -> None:
+    """Complain of a problem that is too large for the emulator, if that is to run it (SV930)."""
+    work_flop = question.definition.work_flop(dict(question.workload.problem))
+    if question.hardware.is_emulated and work_flop > EMULATED_FLOP:
+        raise TooLargeToEmulate(
+            limit=EMULATED_FLOP, hardware=question.hardware.name, found=work_flop
+        )
+
+
 def _new_run(
     store: SqlStore, question: Question, effort: Effort, incumbents: Sequence[TileConfig] = ()
 ) -> NewRun:
-    if question.asked_for or not _is_offered(store, question):
-        raise HardwareNotOffered(offered=detected_host().name, found=question.hardware.name)
+    check_offered(store, question, effort)
     spec: dict[str, Any] = {
         "kernel": question.workload.kernel,
         "problem": dict(question.workload.problem),
@@ -311,9 +338,19 @@ def _new_run(
     )
 
 
-def _is_offered(store: SqlStore, question: Question) -> bool:
-    """Whether this machine or a node that was once in the cluster has the device."""
-    return question.is_for_host or store.nodes.has_offered(question.hardware.key)
+def is_offered(store: SqlStore, hardware: HardwareProfile) -> bool:
+    """Whether this machine or a node that was once in the cluster has the device.
+
+    The emulator stands in for GPUs on any machine.
+    """
+    is_here = hardware.key == detected_host().key or hardware.is_emulated
+    return is_here or hardware.key in _local_gpus() or store.nodes.has_offered(hardware.key)
+
+
+@functools.cache
+def _local_gpus() -> frozenset[str]:
+    """Return the keys of this machine's GPUs."""
+    return frozenset(device.hardware.key for device in cuda_devices())
 
 
 def partial_result(store: SqlStore, run: RunRecord) -> Mapping[str, Any]:
@@ -323,4 +360,6 @@ def partial_result(store: SqlStore, run: RunRecord) -> Mapping[str, Any]:
     trials = [t for t in store.trials.of_run(run.id) if t.measurement is not None]
     definition = kernels.get(run.workload.kernel)
     space = SearchSpace.build(definition, dict(run.workload.problem), run.hardware)
-    return result_document(result_of(trials, definition, len(space)), run, run.active_s)
+    return result_document(
+        result_of(trials, definition, len(space), run.hardware.kind), run, run.active_s
+    )

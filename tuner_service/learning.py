@@ -22,8 +22,11 @@ def train_after(store: SqlStore, run: RunRecord) -> TrainingOutcome | None:
     """Train on all measurements of the run's kernel; None where there are too few yet.
 
     The model is stored either way; it answers only if it beat the analytic model, the nearest
-    lookup and the incumbent on workloads that it had not seen.
+    lookup and the incumbent on workloads that it had not seen. Models are of CPUs: a run on a GPU
+    teaches them nothing.
     """
+    if run.hardware.kind != "cpu":
+        return None
     definition = kernels.get(run.workload.kernel)
     measurements = store.measurements(kernel=definition.name, only_ok=True, limit=TRAINING_LIMIT)
     try:

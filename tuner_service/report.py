@@ -35,14 +35,14 @@ def result_document(result: TuningResult, run: RunRecord, active_s: float) -> di
 
 
 def result_of(
-    trials: Sequence[TrialRecord], definition: KernelDefinition, space_size: int
+    trials: Sequence[TrialRecord], definition: KernelDefinition, space_size: int, kind: str
 ) -> TuningResult:
-    """Return what measured trials say, as the session of a run under way would."""
+    """Return what measured trials on a kind of device say, as the session under way would."""
     from recommender.tuning import TuningResult
 
     told = {(t.config, t.protocol): t.measurement for t in trials if t.measurement is not None}
     recommended = next((t.config for t in trials if t.purpose == "recommended"), None)
-    default = definition.default_config()
+    default = definition.default_config(kind)
 
     def of(config: TileConfig | None) -> Measurement | None:
         if config is None:
@@ -89,7 +89,14 @@ def candidate(m: Measurement | None, hardware: HardwareProfile) -> dict[str, Any
 def peak_flop_per_s(
     hardware: HardwareProfile, problem: Mapping[str, Any], threads: int
 ) -> float | None:
-    """Return the FMA peak of the cores used in the dtype that sums are kept in, if it is known."""
+    """Return the peak of the cores used in the dtype that sums are kept in, if it is known.
+
+    Of a GPU that of the whole device in the dtype of the inputs; an emulator has none.
+    """
+    if hardware.is_emulated:
+        return None
+    if hardware.kind != "cpu":
+        return hardware.peak_flop_per_s.get(str(problem.get("dtype")))
     dtype = str(problem.get("accum_dtype") or problem.get("dtype"))
     per_core = hardware.peak_flop_per_s.get(dtype)
     if not per_core:

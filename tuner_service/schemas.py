@@ -140,6 +140,9 @@ class TuningRunRequest(QuestionIn):
     )
     priority: Int = Field(DEFAULT_PRIORITY, ge=1, le=1000, description="weight among runs")
     seed: Int = Field(0, ge=0, le=2**31 - 1)
+    wait_for_hardware: bool = Field(
+        False, strict=True, description="queue the run even where nobody has offered the device yet"
+    )
 
 
 class TuningRunBatch(Wire):

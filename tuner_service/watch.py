@@ -16,6 +16,7 @@ from db.store import SqlStore
 from tuner_service.errors import CoordinatorStopped, RunHeld
 from tuner_service.process import is_process_gone
 from tuner_service.settings import Settings
+from workers.offer import resource_name
 
 log = structlog.get_logger()
 POLL_S = 0.2
@@ -109,7 +110,7 @@ def follow(
         if state in FINISHED_STATES and not events:
             return
         if state in HELD and not events:
-            raise RunHeld(run=run.public_id, state=state)
+            raise RunHeld(run=run.public_id, state=state, why=_why(run, state))
         if not events:
             if coordinator is not None:
                 coordinator.ensure(store)
@@ -132,3 +133,13 @@ def follow_all(
             return
         coordinator.ensure(store)
         time.sleep(POLL_S)
+
+
+def _why(run: RunRecord, state: str) -> str:
+    if state != "WAITING_FOR_HARDWARE":
+        return ""
+    offer = resource_name(run.hardware)
+    return (
+        f": no machine offers {run.hardware.name} ({offer}); it goes on by itself when one does "
+        f"(`tilecore worker --address HOST:PORT --offer cuda` there) and a coordinator runs"
+    )

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from db.migrate import open_database
 from db.store import SqlStore
@@ -17,8 +18,11 @@ from recommender.measurement import Toolchain
 from recommender.ports import Measurer
 from tuner_service.settings import Settings
 from tuner_service.workplaces import HostWorkplace, Workplace
+from workers.devices import cuda_devices, devices_of
 from workers.errors import ClusterUnavailable
+from workers.gate import Gate
 from workers.host import detect
+from workers.offer import emulated_devices
 from workers.toolchain import current_toolchain
 
 if TYPE_CHECKING:
@@ -79,35 +83,51 @@ def make_workplace(settings: Settings, store: SqlStore) -> Workplace:
         return ClusterWorkplace(
             settings.ray_address,
             host_toolchain(),
-            lambda hardware, epoch: _ray_pool(settings, hardware, epoch, store.installation),
+            lambda hardware, epoch, **shared: _ray_pool(
+                settings, hardware, epoch, store.installation, **shared
+            ),
         )
-    hardware = profiled_host(store)
+    host, gate = profiled_host(store), Gate()
     return HostWorkplace(
-        hardware, lambda epoch: make_measurer(settings, hardware, epoch, store.installation)
+        host,
+        lambda epoch: make_measurer(settings, host, epoch, store.installation, gate),
+        other_devices(),
+        lambda hardware, _: _local_pool(settings, hardware, gate),
     )
 
 
+def other_devices() -> Sequence[HardwareProfile]:
+    """Return the GPUs of this machine, and those that the emulator stands in for."""
+    own = {d.hardware.key: d.hardware for d in cuda_devices()}
+    return [*own.values(), *emulated_devices()]
+
+
 def make_measurer(
-    settings: Settings, hardware: HardwareProfile, epoch: int, installation: str = ""
-) -> Measurer:
-    """Return the workers that the settings ask for.
+    settings: Settings, hardware: HardwareProfile, epoch: int, installation: str = "",
+    gate: Gate | None = None,
+) -> Measurer:  # fmt: skip
+    """Return the workers of this machine that the settings ask for.
 
     ``auto`` is Ray, or worker processes of this machine where no local Ray can be started (a busy
-    machine may be too slow for Ray's start-up limits): a run must not fail for that.
+    machine may be too slow for Ray's start-up limits): a run must not fail for that. GPUs of this
+    machine have worker processes: the local Ray offers the host. Pools share the ``gate``.
     """
+    gate = gate or Gate()
     if settings.executor == "local":
-        return _local_pool(settings, hardware)
+        return _local_pool(settings, hardware, gate)
     try:
-        return _ray_pool(settings, hardware, epoch, installation)
+        return _ray_pool(settings, hardware, epoch, installation, gate_of=lambda _: gate)
     except ClusterUnavailable as error:
         if settings.executor == "ray":
             raise
         LOG.warning("measuring without Ray: %s", error.message)
-        return _local_pool(settings, hardware)
+        return _local_pool(settings, hardware, gate)
 
 
-def _local_pool(settings: Settings, hardware: HardwareProfile) -> Measurer:
+def _local_pool(settings: Settings, hardware: HardwareProfile, gate: Gate) -> Measurer:
     from workers.pool import LocalPool
+
+    is_gpu = hardware.kind != "cpu" and not hardware.is_emulated
 
     return LocalPool(
         hardware,
@@ -115,11 +135,13 @@ def _local_pool(settings: Settings, hardware: HardwareProfile) -> Measurer:
         compile_workers=settings.compile_workers,
         compile_timeout_s=settings.compile_timeout_s,
         run_timeout_s=settings.run_timeout_s,
+        devices=len(devices_of(hardware)) if is_gpu else 1,
+        gate=gate,
     )
 
 
 def _ray_pool(
-    settings: Settings, hardware: HardwareProfile, epoch: int, installation: str
+    settings: Settings, hardware: HardwareProfile, epoch: int, installation: str, **shared: Any
 ) -> RayPool:
     from workers.ray_pool import RayPool
 
@@ -131,4 +153,5 @@ def _ray_pool(
         compile_workers=settings.compile_workers,
         compile_timeout_s=settings.compile_timeout_s,
         run_timeout_s=settings.run_timeout_s,
+        **shared,
     )

@@ -42,25 +42,34 @@ class Workplace(Protocol):
 
 
 class HostWorkplace:
-    """This machine: one kind of hardware, whose workers start with the first run for it."""
+    """This machine: its processor and other devices, whose workers start with their first run."""
 
     is_elsewhere = False
     is_settled = True
 
-    def __init__(self, hardware: HardwareProfile, make_measurer: Callable[[int], Measurer]) -> None:
-        self._hardware = hardware
-        self._make_measurer = make_measurer
+    def __init__(
+        self,
+        hardware: HardwareProfile,
+        make_measurer: Callable[[int], Measurer],
+        others: Sequence[HardwareProfile] = (),
+        make_other: Callable[[HardwareProfile, int], Measurer] | None = None,
+    ) -> None:
+        """Offer the processor, and ``others`` with what makes their workers."""
+        self._hardware, self._others = hardware, others
+        self._make_measurer, self._make_other = make_measurer, make_other
 
     def open(self) -> None:
         """Nothing to reach."""
 
     def refresh(self, store: SqlStore, epoch: int) -> Sequence[HardwareProfile]:
-        """Return this machine."""
-        return (self._hardware,)
+        """Return the devices of this machine."""
+        return (self._hardware, *self._others)
 
     def measurer(self, hardware: HardwareProfile, epoch: int) -> Measurer:
         """Return workers of this machine."""
-        return self._make_measurer(epoch)
+        if hardware.key == self._hardware.key or self._make_other is None:
+            return self._make_measurer(epoch)
+        return self._make_other(hardware, epoch)
 
     def release(self, hardware_key: str) -> None:
         """Nothing to forget."""

@@ -51,3 +51,19 @@ class ClusterUnavailable(WorkerError):
     code, title = "WK707", "cluster-unavailable"
     template = "expected a Ray cluster at {address}, found {reason}"
     default_hint = "start one (ray start --head), or use the local executor"
+
+
+class DeviceMissing(WorkerError):
+    """This machine does not have the device that it is to measure on."""
+
+    code, title = "WK708", "device-missing"
+    template = "expected {expected} on this machine, found {found}"
+    default_hint = "see what `nvidia-smi` lists; `tilecore worker --offer` names the device"
+
+
+class InvalidPack(WorkerError):
+    """A folder of candidates, or a file of results, is damaged or of another version."""
+
+    code, title = "WK709", "invalid-pack"
+    template = "{path}: {reason}"
+    default_hint = "write it again: `tilecore pack FOLDER ...`"

@@ -62,7 +62,7 @@ class MeasureBench:
         times_s = timing.screen(call, SCREENING)
         metrics = observed.metrics(self._cores)
         if SCREENING.is_unstable(times_s):
-            return _unstable(times_s)
+            return unstable(times_s)
         interval = relative_interval(times_s)
         metrics["relative_interval"] = interval if np.isfinite(interval) else 0.0
         return Timed(times_s=times_s, max_error=report.max_error, metrics=metrics)
@@ -100,7 +100,7 @@ def _confirmed(
     times_s: tuple[float, ...], reference: tuple[float, ...], metrics: dict[str, float]
 ) -> Timed | Failure:
     if CONFIRMING.is_unstable(times_s):
-        return _unstable(times_s)
+        return unstable(times_s)
     interval = relative_interval(times_s)
     return Timed(
         times_s=times_s,
@@ -109,7 +109,8 @@ def _confirmed(
     )
 
 
-def _unstable(times_s: Sequence[float]) -> Failure:
+def unstable(times_s: Sequence[float]) -> Failure:
+    """Return the failure of a candidate whose samples mean nothing."""
     shown = ", ".join(f"{t * 1e6:.1f}" for t in times_s)
     return Failure(
         status=MeasureStatus.UNSTABLE,

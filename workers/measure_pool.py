@@ -103,8 +103,9 @@ class _Node:
     name: str
     compilers: Sequence[Compiler]
     meters: Sequence[Meter]
+    gate: Gate
+    owns_gate: bool
     driver: str
-    gate: Gate = field(default_factory=Gate)
     leaves: threading.Event = field(default_factory=threading.Event)  # no new jobs
     threads: list[threading.Thread] = field(default_factory=list)
 
@@ -139,12 +140,28 @@ class MeasurePool:
         nodes = list(self._nodes.values())
         return sum(len(node.meters) for node in nodes if not node.leaves.is_set())
 
+    @property
+    def node_keys(self) -> set[str]:
+        """The nodes that have lanes of this pool."""
+        return set(self._nodes)
+
     def add_node(
         self, key: str, name: str, compilers: Sequence[Compiler], meters: Sequence[Meter],
-        driver: str = "",
+        gate: Gate | None = None, driver: str = "",
     ) -> None:  # fmt: skip
-        """Let the lanes of a node take part; ``driver``: of its devices, "": as the hardware's."""
-        node = _Node(name, compilers, meters, driver or self.hardware.driver)
+        """Let the lanes of a node take part.
+
+        Args:
+            key: of the node.
+            name: for people.
+            compilers: lanes that compile.
+            meters: lanes that measure.
+            gate: shared with other pools' lanes there.
+            driver: of its devices; "": as the hardware's.
+        """
+        node = _Node(
+            name, compilers, meters, gate or Gate(), gate is None, driver or self.hardware.driver
+        )
         lanes: list[tuple[Callable[..., None], Compiler | Meter]] = [
             *((self._compile_lane, compiler) for compiler in compilers),
             *((self._measure_lane, meter) for meter in meters),
@@ -165,7 +182,8 @@ class MeasurePool:
         """Let go of a node that is gone, or drained: what is under way on it is lost."""
         node = self._nodes.pop(key)
         node.leaves.set()
-        node.gate.open()
+        if node.owns_gate:
+            node.gate.open()
         workers: list[Compiler | Meter] = [*node.compilers, *node.meters]
         for worker in workers:
             worker.kill()
@@ -302,7 +320,7 @@ class MeasurePool:
 
     def _measurement(self, node: _Node, job: _Job, outcome: Timed | Failure) -> Measurement:
         request, compiled = job.request, job.compiled
-        is_screen = request.protocol is Protocol.SCREEN
+        is_screen, is_cpu = request.protocol is Protocol.SCREEN, self.hardware.kind == "cpu"
         failure = outcome if isinstance(outcome, Failure) else None
         timed = outcome if isinstance(outcome, Timed) else None
         metrics = dict(compiled.metrics) if compiled else {}
@@ -313,7 +331,7 @@ class MeasurePool:
             toolchain=self._toolchain,
             program_digest=self._program_digest(request.workload),
             protocol=request.protocol,
-            threads=1 if is_screen else request.workload.threads or self.hardware.cores,
+            threads=1 if is_screen and is_cpu else request.workload.threads or self.hardware.cores,
             status=failure.status if failure else MeasureStatus.OK,
             times_s=timed.times_s if timed else (),
             reference_times_s=timed.reference_times_s if timed else (),

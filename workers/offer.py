@@ -8,8 +8,10 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from recommender.hardware import HardwareProfile
+from recommender.hardware import HardwareProfile, emulated, load_profile, profile_names
+from workers.devices import cuda_devices
 from workers.errors import ClusterUnavailable
+from workers.host import detect
 
 RESOURCE_PREFIX = "hw:"
 CONNECT_TIMEOUT_S = 5.0
@@ -18,6 +20,21 @@ CONNECT_TIMEOUT_S = 5.0
 def resource_name(hardware: HardwareProfile) -> str:
     """Return the custom resource that a node with this hardware offers."""
     return f"{RESOURCE_PREFIX}{hardware.key[:12]}"
+
+
+def offered_here(resource: str) -> HardwareProfile | None:
+    """Return the device of this machine that a resource names, None where it has no such thing.
+
+    The emulator stands in for any NVIDIA GPU on any machine.
+    """
+    found = (detect(), *(d.hardware for d in cuda_devices()), *emulated_devices())
+    return next((h for h in found if resource_name(h) == resource), None)
+
+
+def emulated_devices() -> Sequence[HardwareProfile]:
+    """Return the emulator in the place of every NVIDIA GPU that has a profile."""
+    shipped = (load_profile(name) for name in profile_names())
+    return [emulated(profile) for profile in shipped if profile.kind == "cuda"]
 
 
 def join_command(

@@ -5,20 +5,21 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement
 from recommender.ports import Measurer, MeasureRequest
 from workers.compile_worker import CompileWorker, compile_zygote
-from workers.device_lock import lock_path
+from workers.gate import Gate
 from workers.measure_pool import MeasurePool
-from workers.measure_worker import MeasureWorker, measure_zygote
-from workers.toolbox import TilecoreToolbox, Toolbox
+from workers.rig import Rig
+from workers.toolbox import Toolbox
 
 
 class LocalPool(MeasurePool):
-    """Measurer with processes of this machine: a compile pool and one exclusive meter."""
+    """Measurer with processes of this machine: a compile pool and an exclusive meter per device."""
 
     def __init__(
         self,
@@ -29,26 +30,29 @@ class LocalPool(MeasurePool):
         compile_timeout_s: float = 60.0,
         run_timeout_s: float = 60.0,
         toolbox: Toolbox | None = None,
+        devices: int = 1,
+        gate: Gate | None = None,
     ) -> None:
-        tools = toolbox or TilecoreToolbox()
+        """Start processes for ``devices`` devices of a kind.
+
+        Raises:
+            DeviceMissing: this machine does not have them (WK708).
+        """
+        rig = Rig.of(hardware, run_timeout_s, toolbox=toolbox)
+        tools = rig.toolbox
+        built = [replace(rig, index=i).build() for i in range(devices)]
         artifact_dir.mkdir(parents=True, exist_ok=True)
-        compiling, measuring = compile_zygote(tools), measure_zygote(tools, hardware.cores)
-        self._zygotes = (compiling, measuring)
+        compiling = compile_zygote(tools)
+        self._zygotes = (compiling, *(zygote for zygote, _ in built))
         for zygote in self._zygotes:  # side by side: each imports for seconds
             zygote.warm_up()
-        meter = MeasureWorker(
-            measuring,
-            tools,
-            cores=hardware.cores,
-            timeout_s=run_timeout_s,
-            lock=lock_path(hardware.kind),
-        )
         super().__init__(hardware, toolbox=tools)
         compilers = [
             CompileWorker(compiling, tools, artifact_dir, compile_timeout_s)
             for _ in range(compile_workers)
         ]
-        self.add_node("local", f"local:{platform.node()}", compilers, [meter])
+        meters = [meter for _, meter in built]
+        self.add_node("local", f"local:{platform.node()}", compilers, meters, gate)
 
     def close(self) -> None:
         """Stop all processes; what is queued or running has no result any more."""

@@ -27,7 +27,13 @@ from recommender.hardware import HardwareProfile
 from recommender.measurement import Toolchain
 from workers.errors import ClusterUnavailable, StaleEpoch
 from workers.host import detect
-from workers.offer import RESOURCE_PREFIX, check_address, node_command, resource_name
+from workers.offer import (
+    RESOURCE_PREFIX,
+    check_address,
+    node_command,
+    offered_here,
+    resource_name,
+)
 from workers.peaks import measure
 from workers.toolchain import current_toolchain
 
@@ -42,13 +48,17 @@ NODE_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterNode:
-    """A machine of the cluster: its key in Ray, its name, what it offers."""
+    """A machine of the cluster: its key in Ray, its name, what it offers.
+
+    ``compiles``: whether its compiler is the coordinator's; one that only measures needs none.
+    """
 
     key: str
     name: str
     cpus: int
     resource: str  # hw:<hardware key>
     devices: int
+    compiles: bool = True
     driver: str = ""  # of its devices, once it was asked
 
 
@@ -171,7 +181,7 @@ class Inquiry:
     """What a node is: asked without waiting, as it may take seconds to start a process there."""
 
     def __init__(self, node: ClusterNode) -> None:
-        self._what = _run_on(node, _describe)
+        self._what = _run_on(node, _describe, node.resource)
 
     def answer(self) -> tuple[HardwareProfile, Toolchain] | None:
         """Return hardware and toolchain of the node, None while there is no answer.
@@ -188,8 +198,9 @@ class Inquiry:
         return found
 
 
-def _describe() -> tuple[HardwareProfile, Toolchain]:
-    return detect(), current_toolchain()
+def _describe(resource: str) -> tuple[HardwareProfile, Toolchain]:
+    """Return what a node offers by a resource, or what it is where it has no such thing."""
+    return offered_here(resource) or detect(), current_toolchain()
 
 
 class PeakInquiry(Inquiry):
@@ -203,9 +214,9 @@ def _measure_peaks() -> tuple[HardwareProfile, Toolchain]:
     return measure(detect()), current_toolchain()
 
 
-def _run_on(node: ClusterNode, function: Any) -> Any:
+def _run_on(node: ClusterNode, function: Any, *arguments: Any) -> Any:
     options = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": affinity(node)}
-    return ray.remote(function).options(**options).remote()
+    return ray.remote(function).options(**options).remote(*arguments)
 
 
 def affinity(node: ClusterNode) -> NodeAffinitySchedulingStrategy:

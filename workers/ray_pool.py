@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,11 @@ from recommender.hardware import HardwareProfile
 from recommender.workload import Workload
 from tilecore.tile_config import TileConfig
 from workers.compile_worker import CompileWorker, compile_zygote
-from workers.device_lock import WAIT_S, lock_path
+from workers.device_lock import WAIT_S
 from workers.errors import WorkerError, WorkerLost
-from workers.measure_bench import MeasureBench
+from workers.gate import Gate
 from workers.measure_pool import MeasurePool
-from workers.measure_worker import PREPARE_TIMEOUT_S, MeasureWorker, measure_zygote
+from workers.measure_worker import PREPARE_TIMEOUT_S
 from workers.offer import resource_name
 from workers.outcome import Compiled, Failure, Timed
 from workers.ray_cluster import (
@@ -43,9 +44,10 @@ from workers.ray_cluster import (
     retire_older,
     start_local,
 )
+from workers.rig import Rig
 from workers.sandbox import START_TIMEOUT_S
 from workers.shipping import pack, unpack
-from workers.toolbox import TilecoreToolbox, Toolbox
+from workers.toolbox import Toolbox
 
 LOG = logging.getLogger(__name__)
 RESTART_TIMEOUT_S = 60.0
@@ -74,25 +76,10 @@ class MeasureActor:
     def ready(self) -> None:
         """Return once the actor runs."""
 
-    def __init__(
-        self,
-        toolbox: Toolbox,
-        bench: Callable[..., Any],
-        store: Path,
-        cores: int,
-        device: str,
-        timeout_s: float,
-    ) -> None:
+    def __init__(self, rig: Rig, store: Path) -> None:
         store.mkdir(parents=True, exist_ok=True)
         self._store = store
-        self._worker = MeasureWorker(
-            measure_zygote(toolbox, cores),
-            toolbox,
-            cores=cores,
-            timeout_s=timeout_s,
-            lock=lock_path(device),
-            bench=bench,
-        )
+        _, self._worker = rig.build()
 
     def screen(self, workload: Workload, compiled: Compiled) -> Timed | Failure:
         """Check and time one candidate."""
@@ -185,29 +172,37 @@ class RayPool(MeasurePool):
         compile_timeout_s: float = 60.0,
         run_timeout_s: float = 60.0,
         toolbox: Toolbox | None = None,
-        bench: Callable[..., Any] = MeasureBench,
+        bench: Callable[..., Any] | None = None,
+        there: Sequence[ClusterNode] | None = None,
+        gate_of: Callable[[str], Gate] | None = None,
     ) -> None:
         """Start actors on the nodes of the cluster that this process joined, else on this machine.
+
+        ``there`` are the nodes that may be used (None: all), ``gate_of`` returns a node's gate by
+        its key, which the pools of several kinds of hardware share.
 
         Raises:
             ClusterUnavailable: no local Ray can be started (WK707).
             StaleEpoch: a newer leader has actors (WK705).
         """
-        tools = toolbox or TilecoreToolbox()
+        self._rig = Rig.of(hardware, run_timeout_s, toolbox=toolbox, bench=bench)
+        self._gate_of = gate_of or (lambda _: Gate())
         self._store = artifact_dir.absolute()
         self._epoch, self._installation = epoch, installation[:12]
         self._opened = 0
         self._compile_workers = compile_workers
         self._compile_timeout_s = compile_timeout_s
         self._run_timeout_s = run_timeout_s
-        self._bench = bench
         self._owns_ray = start_local(hardware)
         retire_older(epoch, installation, hardware.key[:12])
-        super().__init__(hardware, toolbox=tools)
-        self.follow(nodes())
+        super().__init__(hardware, toolbox=self._rig.toolbox)
+        self.follow(nodes() if there is None else there)
 
     def follow(self, there: Sequence[ClusterNode], draining: Collection[str] = ()) -> set[str]:
         """Use the nodes that offer the hardware, let go of those that do not any more.
+
+        Code for GPUs is compiled on every node that has the compiler, and on none that measures
+        with all its cores just then.
 
         Args:
             there: nodes of the cluster that may be used.
@@ -217,7 +212,12 @@ class RayPool(MeasurePool):
             Keys of draining nodes on which nothing is under way.
         """
         needed = resource_name(self.hardware)
-        ours = {node.key: node for node in there if node.resource == needed}
+        compiles_anywhere = self.hardware.kind != "cpu"
+        ours = {
+            node.key: node
+            for node in there
+            if node.resource == needed or (compiles_anywhere and node.compiles)
+        }
         for key in set(self._nodes) - set(ours):
             self.remove_node(key)
         for key, node in ours.items():
@@ -242,8 +242,8 @@ class RayPool(MeasurePool):
     def _open(self, node: ClusterNode) -> None:
         """Start the actors of a node.
 
-        They ask Ray for no CPU: pools for several kinds of hardware share a node's cores, and
-        while one measures on them, none of this node compiles for it.
+        They ask Ray for no CPU: pools for several kinds of hardware share a node's cores and its
+        gate: while one measures on them, nothing is compiled there.
         """
         self._opened += 1  # the names of a node's earlier actors may still be taken
         owner = f"{self._installation}:{self._epoch}"
@@ -257,23 +257,22 @@ class RayPool(MeasurePool):
                 ),
                 self._compile_timeout_s + 2 * START_TIMEOUT_S,
             )
-            for i in range(min(self._compile_workers, max(1, node.cpus)))
+            for i in range(min(self._compile_workers, max(1, node.cpus)) if node.compiles else 0)
         ]
         device = {resource_name(self.hardware): 1.0}
         meters = [
             ActorLane(
                 name := f"meter:{place}:{i}",
-                _creator(MeasureActor, name, node, self._meter_arguments(i), device),
+                _creator(
+                    MeasureActor, name, node, (replace(self._rig, index=i), self._store), device
+                ),
                 WAIT_S + 2 * PREPARE_TIMEOUT_S + 100 * self._run_timeout_s,
             )
-            for i in range(node.devices)
+            for i in range(node.devices if node.resource == resource_name(self.hardware) else 0)
         ]
-        self.add_node(node.key, f"ray:{node.name}", compilers, meters, node.driver)
-
-    def _meter_arguments(self, index: int) -> tuple[Any, ...]:
-        device = self.hardware.kind if index == 0 else f"{self.hardware.kind}-{index}"
-        cores, timeout_s = self.hardware.cores, self._run_timeout_s
-        return (self._toolbox, self._bench, self._store, cores, device, timeout_s)
+        self.add_node(
+            node.key, f"ray:{node.name}", compilers, meters, self._gate_of(node.key), node.driver
+        )
 
 
 def _creator(

@@ -125,13 +125,15 @@ def set_threads(threads: int) -> None:
     set_num_threads(threads)
 
 
-def complete_config(definition: KernelDefinition, config: TileConfig) -> TileConfig:
-    """Return the config with defaults for the knobs it leaves open.
+def complete_config(
+    definition: KernelDefinition, config: TileConfig, kind: str = "cpu"
+) -> TileConfig:
+    """Return the config with defaults for the knobs of a kind of target that it leaves open.
 
     Raises:
         InvalidConfig: it has a knob that the kernel does not (TC303).
     """
-    known = definition.default_config()
+    known = definition.default_config(kind)
     for name, value in config.items():
         if name not in known:
             raise InvalidConfig(knob=name, value=value, expected=f"one of {', '.join(known)}")

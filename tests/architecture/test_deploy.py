@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tuner_service.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
+OFFER = ["--offer", "cuda"]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +35,8 @@ def test_what_services_refer_to_exists(compose):
             restart = services[other].get("restart", "no")
             assert not once or restart == "no" or restart.startswith("on-failure"), name
             assert once or "healthcheck" in services[other], name
-            assert set(services[other].get("profiles", [])) <= set(service.get("profiles", []))
+            own, others = (set(s.get("profiles", [])) for s in (service, services[other]))
+            assert not others or (own and own <= others), name  # each of its profiles starts both
         for kind in ("networks", "secrets"):
             assert set(service.get(kind, [])) <= set(compose[kind]), name
         for volume in service.get("volumes", []):
@@ -52,6 +55,19 @@ def test_services_are_confined(compose):
     open_ = {n: s["ports"] for n, s in compose["services"].items() if "ports" in s}
     assert list(open_) == ["api", "grafana"]
     assert all("127.0.0.1" in port["host_ip"] for ports in open_.values() for port in ports)
+
+
+def test_gpu_workers_have_gpus_and_what_uses_them(compose, manifests):
+    worker = compose["services"]["gpu-worker"]
+    (device,) = worker["deploy"]["resources"]["reservations"]["devices"]
+    assert (device["driver"], device["count"], device["capabilities"]) == ("nvidia", "all", ["gpu"])
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = set(worker["build"]["args"]["EXTRAS"].split(","))
+    assert {"cuda", "cuda-runtime"} <= extras <= set(project["optional-dependencies"])
+    (container,) = pods(manifests)["gpu"]["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert container["command"][1:] == ["worker", "--address", "tilecore-head-svc:6379", *OFFER]
+    assert worker["command"][-2:] == OFFER
 
 
 def test_images_are_pinned_and_secrets_are_files(compose):
@@ -96,7 +112,7 @@ def pods(manifests):
 def test_kubernetes_manifests_fit_the_program(manifests):
     known = {f"TILECORE_{field.upper()}" for field in Settings.model_fields}
     found = pods(manifests)
-    assert set(found) == {"migrate", "api", "coordinator", "head", "cpu"}
+    assert set(found) == {"migrate", "api", "coordinator", "head", "cpu", "gpu"}
     for name, pod in found.items():
         (container,) = pod["containers"]
         command = container.get("command", ["tilecore"]) + container.get("args", [])

@@ -23,7 +23,7 @@ def main(repeats: float, log: Path) -> None:
     workplace = ClusterWorkplace(
         settings.ray_address,
         wiring.host_toolchain(),
-        lambda hardware, epoch: RayPool(
+        lambda hardware, epoch, **shared: RayPool(
             hardware,
             artifact_dir=settings.artifact_dir,
             epoch=epoch,

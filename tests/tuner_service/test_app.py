@@ -70,6 +70,11 @@ def test_a_recommendation_for_a_gpu_that_is_not_here(client):
     assert set(first["config"]) == {"block_M", "block_N", "block_K", "num_stages", "threads"}
     refused = client.post("/v1/tuning-runs", json=HALF | {"hardware": "h100"})
     assert problem(refused, 422, "SV906")
+    waiting = HALF | {"hardware": "h100", "wait_for_hardware": True}
+    accepted = client.post("/v1/tuning-runs", json=waiting)
+    assert (accepted.status_code, accepted.json()["state"]) == (202, "QUEUED")
+    too_large = HALF | {"hardware": "emulated h100"}
+    assert problem(client.post("/v1/tuning-runs", json=too_large), 422, "SV930")
 
 
 def test_an_unknown_gpu_gets_what_its_like_would_get_with_less_confidence(client):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -13,12 +14,15 @@ import pytest
 
 from db.migrate import open_database
 from db.store import SqlStore
+from recommender.hardware import load_profile
 from recommender.measurement import MeasureStatus
 from recommender.ports import Measurer
 from tests.workers.fault_toolbox import HARDWARE, FaultToolbox
 from tests.workers.measurer_contract import WAIT_S, MeasurerContract, screen
 from tuner_service.cluster_workplace import ClusterWorkplace
 from workers.errors import ClusterUnavailable, StaleEpoch
+from workers.measure_bench import MeasureBench
+from workers.offer import join_command, resource_name
 from workers.pool import wait_for_all
 from workers.ray_cluster import nodes, retire_older, start_local
 from workers.ray_pool import RayPool
@@ -131,7 +135,7 @@ def test_a_drained_node_ends_what_is_under_way_and_works_again(
 def test_a_node_that_is_not_what_it_offers_is_refused(cluster: None, tmp_path: Path) -> None:
     store = SqlStore(open_database(f"sqlite:///{tmp_path}/tilecore.db"))
     workplace = ClusterWorkplace(
-        "unused", current_toolchain(), lambda *_: make_pool(tmp_path, epoch)
+        "unused", current_toolchain(), lambda *_, **__: make_pool(tmp_path, epoch)
     )
     for _ in range(50):  # newer than the leaders of the other tests here
         epoch = store.leader.acquire("me", 600, lambda _: True)
@@ -145,6 +149,43 @@ def test_a_node_that_is_not_what_it_offers_is_refused(cluster: None, tmp_path: P
     store.database.close()
     assert row.state == "refused"
     assert "not what it offers" in row.detail
+
+
+def test_code_for_a_gpu_is_compiled_on_one_node_and_measured_on_another(
+    cluster: None, tmp_path: Path
+) -> None:
+    import ray
+
+    device, before = load_profile("emulated a100"), {node.key for node in nodes()}
+    address = ray.get_runtime_context().gcs_address
+    command = join_command(device, address, devices=2, cpus=1, node_ip=None)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + WAIT_S
+        while len(there := nodes()) < len(before) + 1:
+            assert time.monotonic() < deadline
+            assert process.poll() is None, "the second node did not start"
+            time.sleep(0.1)
+        [host] = [n for n in there if n.key in before]
+        [other] = [n for n in there if n.key not in before]
+        assert other.resource == resource_name(device)
+        usable = [host, replace(other, compiles=False)]  # as one without TVM
+        with RayPool(
+            device, artifact_dir=tmp_path, epoch=60, there=usable, toolbox=FaultToolbox(),
+            bench=MeasureBench,
+        ) as pool:  # fmt: skip
+            assert pool.devices == 2
+            # compile:INSTALLATION:EPOCH:HARDWARE:NODE:OPENING:INDEX
+            from ray.util import list_named_actors
+
+            names = [name.split(":") for name in list_named_actors()]
+            ours = {(role, key) for role, _, epoch, _, key, *_ in names if epoch == "60"}
+            assert ours == {("compile", host.key[:12]), ("meter", other.key[:12])}
+            found = wait_for_all(pool, [screen("a")], WAIT_S)["a"]
+            assert (found.status, found.hardware) == (MeasureStatus.OK, device), found.detail
+    finally:
+        process.terminate()
+        process.wait()
 
 
 def test_importing_workers_and_the_local_pool_loads_neither_ray_nor_a_compiler() -> None:

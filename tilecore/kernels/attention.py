@@ -21,6 +21,7 @@ from tilecore.kernels.definition import (
     Problem,
     ProblemField,
 )
+from tilecore.kernels.on_device import ATTENTION_ON_DEVICE
 from tilecore.kernels.softmax_steps import LOG2_E, alloc_rows, raise_top, start_softmax, weigh
 
 FLOATS = ("float32", "float16", "bfloat16")
@@ -198,4 +199,5 @@ ATTENTION = KernelDefinition(
     traffic_bytes=traffic_bytes,
     reduction_length=lambda problem: 16,  # weights sum to 1: an average
     rounded_dtype=lambda problem: str(problem["dtype"]),  # weights
+    on_device=ATTENTION_ON_DEVICE,
 )

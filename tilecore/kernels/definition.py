@@ -80,6 +80,24 @@ class ProgramDefinition:
 
 
 @dataclass(frozen=True, slots=True)
+class TorchCounterpart:
+    """A kernel's inputs, reference and rival as torch makes them where the inputs lie.
+
+    For GPUs and large problems: nothing crosses the bus, and references go by blocks.
+
+    Attributes:
+        inputs: (problem, generator) -> input tensors on the generator's device.
+        reference: (problem, inputs) -> expected outputs, computed and returned in float64 (ints:
+            exact), in float32 where an output would not fit otherwise.
+        rival: (problem, inputs) -> a call of torch's operator, None without one.
+    """
+
+    inputs: Callable[[Problem, Any], Sequence[Any]]
+    reference: Callable[[Problem, Sequence[Any]], Sequence[Any]]
+    rival: Callable[[Problem, Sequence[Any]], Callable[[], Any] | None]
+
+
+@dataclass(frozen=True, slots=True)
 class KernelDefinition(ProgramDefinition):
     """A kernel of the library, which can be tuned and recommended by name.
 
@@ -92,6 +110,7 @@ class KernelDefinition(ProgramDefinition):
         reduction_length: (problem) -> length of the longest sum, for tolerances.
         rounded_dtype: (problem) -> type that terms of its sums are rounded to, for tolerances;
             None: they are as exact as the inputs.
+        on_device: the same with torch on a device; None: made in NumPy and copied there.
     """
 
     doc: str
@@ -102,6 +121,7 @@ class KernelDefinition(ProgramDefinition):
     traffic_bytes: Callable[[Problem], float]
     reduction_length: Callable[[Problem], int]
     rounded_dtype: Callable[[Problem], str] | None = None
+    on_device: TorchCounterpart | None = None
 
     def program_digest(self, problem: Problem) -> str:
         """Return the digest (32 hex digits) of the program for a problem: the kernel's version.

@@ -19,6 +19,7 @@ from tilecore.kernels.definition import (
     Problem,
     ProblemField,
 )
+from tilecore.kernels.on_device import GEMM_ON_DEVICE
 
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 BYTES = ("int8", "uint8")  # summed up in int32
@@ -182,6 +183,7 @@ GEMM = KernelDefinition(
     work_flop=_work_flop,
     traffic_bytes=_traffic_bytes,
     reduction_length=lambda problem: int(problem["k"]),
+    on_device=GEMM_ON_DEVICE,
 )
 
 _FLOATS = dict.fromkeys(("dtype", "out_dtype"), FLOATS[:3]) | {"accum_dtype": ("float32",)}

@@ -6,10 +6,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path
 
+from db.store import SqlStore
 from recommender.hardware import HardwareProfile
 from tilecore import kernels
 from tilecore.kernels.definition import KernelDefinition
 from tuner_service.hardware import all_hardware, find_hardware
+from tuner_service.jobs import is_offered
 from tuner_service.problems import documented
 from tuner_service.routes.context import Store
 from tuner_service.schemas import HardwareOut, KernelOut
@@ -33,13 +35,13 @@ def get_kernel(name: Annotated[str, Path(max_length=64)]) -> KernelOut:
 @router.get("/hardware")
 def list_hardware(store: Store) -> list[HardwareOut]:
     """Return the known devices, the host of the service first."""
-    return [_hardware(profile) for profile in all_hardware(store)]
+    return [_hardware(store, profile) for profile in all_hardware(store)]
 
 
 @router.get("/hardware/{name}", responses=documented(404))
 def get_hardware(name: Annotated[str, Path(max_length=200)], store: Store) -> HardwareOut:
     """Return one device by name, alias or key."""
-    return _hardware(find_hardware(store, name))
+    return _hardware(store, find_hardware(store, name))
 
 
 def _kernel(definition: KernelDefinition) -> KernelOut:
@@ -70,7 +72,7 @@ def _kernel(definition: KernelDefinition) -> KernelOut:
     )
 
 
-def _hardware(profile: HardwareProfile) -> HardwareOut:
+def _hardware(store: SqlStore, profile: HardwareProfile) -> HardwareOut:
     is_host = profile.key == detected_host().key
     return HardwareOut(
         key=profile.key,
@@ -82,7 +84,7 @@ def _hardware(profile: HardwareProfile) -> HardwareOut:
         source=profile.source,
         driver=profile.driver,
         is_host=is_host,
-        offers_tuning=is_host,
+        offers_tuning=is_offered(store, profile),
         peak_gflops_per_core={d: rate / 1e9 for d, rate in profile.peak_flop_per_s.items()},
         bandwidth_gb_per_s=profile.bandwidth_bytes_per_s / 1e9,
     )

@@ -194,6 +194,7 @@ def understood(
         ceiling_s=request.ceiling_s,
         priority=request.priority,
         seed=request.seed,
+        waits=request.wait_for_hardware,
     )
     return question, effort
 

@@ -1,0 +1,87 @@
+"""Tuning runs for GPUs: on the emulator from end to end, and waiting where no device is."""
+
+from __future__ import annotations
+
+import pytest
+
+from recommender.measurement import MeasureStatus, Protocol
+from tests.tuner_service.table_measurer import HARDWARE, TableMeasurer
+from tilecore.codegen.nvrtc import load_nvrtc
+from tuner_service.coordinator import Coordinator
+from tuner_service.errors import HardwareNotOffered, InvalidRequest, RunHeld
+from tuner_service.jobs import Effort, answer, partial_result, submit, understand
+from tuner_service.offering import offered
+from tuner_service.run_driver import Limits
+from tuner_service.watch import follow
+from tuner_service.wiring import other_devices
+from tuner_service.workplaces import HostWorkplace
+from workers.devices import cuda_devices
+from workers.errors import DeviceMissing
+from workers.pool import LocalPool
+
+PROBLEM = {"m": 64, "n": 48, "k": 64, "dtype": "float16", "out_dtype": "float16"}
+
+
+def coordinator(store, question, **options):
+    workplace = HostWorkplace(HARDWARE, lambda _: TableMeasurer(), **options)
+    limits = Limits(poll_s=0.05, retry_base_s=0.01)
+    return Coordinator(
+        store, workplace=workplace, toolchain=question.toolchain, limits=limits, until_idle=True
+    )
+
+
+@pytest.mark.skipif(load_nvrtc() is None, reason="NVRTC is not installed")
+def test_a_run_on_an_emulated_gpu(store, settings):
+    question = understand(store, "gemm", PROBLEM, hardware="emulated a100")
+    real = understand(store, "gemm", PROBLEM, hardware="a100")
+    before = answer(store, real, top_k=3)
+    run, _ = submit(store, question, Effort(max_trials=3, time_limit_s=120))
+    coordinator(
+        store, question, others=[question.hardware],
+        make_other=lambda hardware, _: LocalPool(
+            hardware, artifact_dir=settings.artifact_dir, compile_workers=1
+        ),
+    ).run()  # fmt: skip
+    done = store.runs.get(run.public_id)
+    assert (done.state, done.error) == ("SUCCEEDED", None)
+    trials = [t.measurement for t in store.trials.of_run(run.id)]
+    assert {m.status for m in trials} == {MeasureStatus.OK}, [m.detail for m in trials]
+    assert {m.protocol for m in trials} == {Protocol.SCREEN, Protocol.CONFIRM}
+    assert {m.hardware.name for m in trials} == {"emulated NVIDIA A100-SXM4-40GB"}
+    assert {m.threads for m in trials} == {question.hardware.cores}
+    knobs = set(question.definition.default_config("cuda"))
+    assert all(set(m.config) == knobs for m in trials)
+    best = done.result["best"]
+    assert (best["fraction_of_peak"], best["ratio_to_reference"]) == (None, None)
+    assert done.result["default"]["config"] == dict(question.definition.default_config("cuda"))
+    assert partial_result(store, done)["best"] == best
+    assert answer(store, question, top_k=1)[0].source == "measured"
+    assert [r.config for r in answer(store, real, top_k=3)] == [r.config for r in before]
+    assert {r.source for r in answer(store, real, top_k=3)} == {"analytic"}
+
+
+def test_a_run_waits_for_a_gpu_only_if_it_is_asked_to(store):
+    question = understand(store, "gemm", PROBLEM, hardware="h100")
+    with pytest.raises(HardwareNotOffered, match=r"SV906.*NVIDIA H100 80GB HBM3"):
+        submit(store, question, Effort(max_trials=2, time_limit_s=60))
+    run, _ = submit(store, question, Effort(max_trials=2, time_limit_s=60, waits=True))
+    coordinator(store, question).run()
+    assert store.runs.get(run.public_id).state == "WAITING_FOR_HARDWARE"
+    with pytest.raises(RunHeld, match=r"SV916.*no machine offers NVIDIA H100.*--offer cuda"):
+        list(follow(store, run, None))
+    for device in ("mi300x", "NVIDIA H100 NVL"):  # no runtime; nobody knows it
+        other = understand(store, "gemm", PROBLEM, hardware=device)
+        with pytest.raises(HardwareNotOffered):
+            submit(store, other, Effort(max_trials=2, time_limit_s=60, waits=True))
+
+
+@pytest.mark.skipif(bool(cuda_devices()), reason="this machine has a GPU")
+def test_what_a_machine_without_gpus_offers():
+    assert offered("emulated H200")[0].name == "emulated NVIDIA H200"
+    assert offered("cpu")[0].kind == "cpu"
+    assert all(h.is_emulated for h in other_devices())
+    for name in ("cuda", "h200"):
+        with pytest.raises(DeviceMissing, match="WK708"):
+            offered(name)
+    with pytest.raises(InvalidRequest, match=r"SV901.*AMD|SV901.*mi300x"):
+        offered("mi300x")

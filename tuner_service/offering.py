@@ -1,0 +1,51 @@
+"""tilecore worker: what this machine offers to a cluster."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from recommender.hardware import HardwareProfile, load_profile
+from tuner_service import wiring
+from tuner_service.errors import InvalidRequest
+from tuner_service.hardware import HOST_NAMES
+from workers.devices import cuda_devices, devices_of
+from workers.errors import DeviceMissing
+from workers.offer import become_node, check_address, join_command
+
+err = Console(stderr=True)
+
+
+def worker(address: str, *, offer: str, devices: int | None, node_ip: str | None) -> None:
+    """Become a node of the Ray cluster at ``address``; does not return."""
+    hardware, there = offered(offer)
+    cores = wiring.detected_host().cores
+    devices = devices or there
+    check_address(address)
+    err.print(f"offering {devices} x {hardware.name} to {address}", soft_wrap=True)
+    become_node(join_command(hardware, address, devices=devices, cpus=cores, node_ip=node_ip))
+
+
+def offered(name: str) -> tuple[HardwareProfile, int]:
+    """Return the hardware that a worker offers by name, and how many of it there are.
+
+    Raises:
+        InvalidRequest: there is no such offer, or several kinds of GPU to choose from (SV901).
+        DeviceMissing: this machine does not have the device (WK708).
+    """
+    if name.lower() in HOST_NAMES:
+        return wiring.detected_host(), 1
+    if name.lower() == "cuda":
+        kinds = {device.hardware.key: device.hardware for device in cuda_devices()}
+        if len(kinds) > 1:
+            names = ", ".join(sorted(h.name for h in kinds.values()))
+            raise InvalidRequest(message=f"--offer: expected one of {names}, found cuda")
+        hardware = next(iter(kinds.values()), None)
+        if hardware is None:
+            raise DeviceMissing(expected="an NVIDIA GPU", found="none")
+    else:
+        hardware = load_profile(name)
+    if hardware.is_emulated:
+        return hardware, 1
+    if hardware.kind != "cuda":
+        raise InvalidRequest(message=f"--offer: expected cpu, cuda or a GPU's name, found {name}")
+    return hardware, len(devices_of(hardware))

@@ -1,0 +1,174 @@
+"""Toolboxes of GPUs: candidates compiled anywhere, run on a CUDA device or on the emulator."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recommender.hardware import HardwareProfile
+from recommender.workload import Workload
+from tilecore import kernels
+from tilecore.ir.nodes import PrimFunc
+from tilecore.kernels.definition import KernelDefinition
+from tilecore.tile_config import TileConfig, canonical_json
+from workers import nvml
+from workers.device_problem import DeviceProblem
+from workers.device_timing import CudaTimer, DeviceTimer, EmulatorTimer, calls_per_sample
+from workers.outcome import Compiled
+from workers.toolbox import complete_config
+
+if TYPE_CHECKING:
+    from tilecore.artifact import Artifact
+
+COMPILE_MODULES = (
+    "tilecore.compiler", "tilecore.codegen.cuda", "tilecore.codegen.nvrtc", "tilecore.kernels",
+    "workers.device_toolbox",
+)  # fmt: skip
+RUN_MODULES = ("torch", "tilecore.runtime", "tilecore.kernels", "workers.device_bench")
+KIND = "cuda"  # whose knobs and default config GPUs have
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceToolbox:
+    """The toolbox of a CUDA device: compiling needs no GPU, running neither compiler nor TVM.
+
+    Attributes:
+        hardware: the device that candidates are for.
+        uuid: of the one to measure on ("" where nothing is measured).
+    """
+
+    hardware: HardwareProfile
+    uuid: str = ""
+
+    @property
+    def compile_modules(self) -> tuple[str, ...]:
+        """TVM takes seconds to import: once per zygote."""
+        return COMPILE_MODULES
+
+    @property
+    def run_modules(self) -> tuple[str, ...]:
+        """Nothing of these opens the driver, so that children can."""
+        return RUN_MODULES
+
+    def definition(self, workload: Workload) -> KernelDefinition:
+        """Return the workload's kernel; raises UnknownKernel (TC501)."""
+        return kernels.get(workload.kernel)
+
+    def program_digest(self, workload: Workload) -> str:
+        """Return the digest of the kernel's program; raises UnknownKernel (TC501)."""
+        return self.definition(workload).program_digest(dict(workload.problem))
+
+    def compile(self, workload: Workload, config: TileConfig, store: Path) -> Compiled:
+        """Trace, lower and generate code for a candidate; raises TileErrors."""
+        from tilecore.artifact import ArtifactStore
+        from tilecore.compiler import compile
+
+        start = time.perf_counter()
+        definition = self.definition(workload)
+        knobs = complete_config(definition, config, KIND)
+        program = definition.program(dict(workload.problem), knobs)
+        artifact = compile(program, self.hardware.target, {}, ArtifactStore(store))
+        self._complete(artifact, program)
+        return Compiled(
+            path=str(artifact.path),
+            digest=code_digest(artifact),
+            compile_s=time.perf_counter() - start,
+            metrics={
+                **{name: float(v) for name, v in artifact.manifest.resources.items()},
+                "code_bytes": float(artifact.library.stat().st_size),
+            },
+        )
+
+    def problem(self, workload: Workload) -> DeviceProblem:
+        """Return random inputs with their reference, in the measuring process."""
+        import torch
+
+        torch.backends.cuda.matmul.allow_tf32 = True  # as our products of float32 are
+        return DeviceProblem.fresh(
+            workload, self.definition(workload), device="cuda", load=self.load,
+            synchronize=_synchronize,
+        )  # fmt: skip
+
+    def timer(self, workload: Workload) -> DeviceTimer:
+        """Return what times the candidates of a workload."""
+        problem, definition = dict(workload.problem), self.definition(workload)
+        calls = calls_per_sample(
+            self.hardware, definition.work_flop(problem), definition.traffic_bytes(problem)
+        )
+        return CudaTimer(calls, self.hardware.l2_bytes, functools.partial(nvml.readings, self.uuid))
+
+    def load(self, path: Path) -> Any:
+        """Return an artifact's kernel; raises ArtifactError (TC401)."""
+        from tilecore.runtime import load
+
+        return load(path)
+
+    def set_threads(self, threads: int) -> None:
+        """A GPU is used whole."""
+
+    def _complete(self, artifact: Artifact, program: PrimFunc) -> None:
+        """Add to an artifact what this toolbox needs beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedToolbox(DeviceToolbox):
+    """The toolbox of a device that the emulator stands in for.
+
+    Candidates are compiled as for the device, their CUDA text runs on the emulator: what it finds
+    (races, deadlocks, accesses out of bounds, wrong results) is the device's; its times are not.
+    """
+
+    @property
+    def run_modules(self) -> tuple[str, ...]:
+        """The emulator reads CUDA sources by the compiler's module, which loads TVM."""
+        return (*RUN_MODULES, "tilecore.emulator.artifact")
+
+    def problem(self, workload: Workload) -> DeviceProblem:
+        """Return random inputs with their reference, in the measuring process."""
+        return DeviceProblem.fresh(
+            workload, self.definition(workload), device="cpu", load=self.load,
+            synchronize=_nothing_to_wait_for, has_rival=False,
+        )  # fmt: skip
+
+    def timer(self, workload: Workload) -> DeviceTimer:
+        """Return what times the emulator."""
+        return EmulatorTimer()
+
+    def load(self, path: Path) -> Any:
+        """Return an artifact's kernel on the emulator; raises ArtifactError (TC401)."""
+        from tilecore.emulator.artifact import load_emulated
+
+        return load_emulated(path)
+
+    def _complete(self, artifact: Artifact, program: PrimFunc) -> None:
+        from tilecore.emulator.artifact import EMULATED_TEXT, add_emulation
+        from tilecore.gpu_compiler import lower_gpu
+        from tilecore.gpu_target import GpuTarget
+        from tilecore.target import parse_target
+
+        if not (artifact.path / EMULATED_TEXT).exists():
+            target = parse_target(self.hardware.target)
+            assert isinstance(target, GpuTarget)
+            add_emulation(artifact, lower_gpu(program, target)[2])
+
+
+def code_digest(artifact: Artifact) -> str:
+    """Return what tells code apart: the machine code and how it is launched."""
+    code = hashlib.sha256(artifact.library.read_bytes())
+    assert artifact.manifest.device is not None
+    code.update(canonical_json(asdict(artifact.manifest.device)).encode())
+    return code.hexdigest()[:32]
+
+
+def _synchronize() -> None:
+    import torch
+
+    torch.cuda.synchronize()
+
+
+def _nothing_to_wait_for() -> None:
+    """The emulator's calls end when they are through."""
