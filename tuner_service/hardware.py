@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from db.store import SqlStore
 from recommender.errors import UnknownHardware
 from recommender.hardware import (
@@ -34,7 +36,7 @@ def find_hardware(store: SqlStore, name: str | None) -> HardwareProfile:
     if name is None or name.lower() in HOST_NAMES:
         return host_profile(store)
     if name.lower() in profile_names() or name.lower().startswith(f"{EMULATED} "):
-        return load_profile(name)
+        return _as_seen(store, load_profile(name))
     profiles = all_hardware(store)
     for profile in profiles:
         if name.lower() in _names(profile) or (len(name) >= 8 and profile.key.startswith(name)):
@@ -56,6 +58,12 @@ def find_hardware_or_like(store: SqlStore, name: str | None) -> tuple[HardwarePr
         if found is None:
             raise
         return found, str(name)
+
+
+def _as_seen(store: SqlStore, shipped: HardwareProfile) -> HardwareProfile:
+    """Return a shipped profile with the driver that workers last saw on such a device."""
+    stored = store.hardware(shipped.key)
+    return shipped if stored is None else replace(shipped, driver=stored.driver)
 
 
 def _names(profile: HardwareProfile) -> set[str]:

@@ -87,13 +87,22 @@ def make_workplace(settings: Settings, store: SqlStore) -> Workplace:
                 settings, hardware, epoch, store.installation, **shared
             ),
         )
-    host, gate = profiled_host(store), Gate()
+    host, gate, others = profiled_host(store), Gate(), other_devices()
+    for device in others:
+        note_driver(store, device)
     return HostWorkplace(
         host,
         lambda epoch: make_measurer(settings, host, epoch, store.installation, gate),
-        other_devices(),
+        others,
         lambda hardware, _: _local_pool(settings, hardware, gate),
     )
+
+
+def note_driver(store: SqlStore, device: HardwareProfile) -> None:
+    """Let lookups know the driver that a device has now (``hardware.find_hardware``)."""
+    stored = store.hardware(device.key)
+    if device.driver and (stored is None or stored.driver != device.driver):
+        store.save_hardware(device)
 
 
 def other_devices() -> Sequence[HardwareProfile]:

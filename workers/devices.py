@@ -15,6 +15,7 @@ from pathlib import Path
 
 from recommender.errors import UnknownHardware
 from recommender.hardware import HardwareProfile, load_profile, nearest_profile
+from workers.driver import driver as driver_of
 from workers.errors import DeviceMissing
 
 LOG = logging.getLogger(__name__)
@@ -77,7 +78,9 @@ def parse_devices(text: str) -> Sequence[CudaDevice]:
         except UnknownHardware as error:
             LOG.warning("a device is not used: %s", error.message)
             continue
-        found.append(CudaDevice(uuid=uuid, name=name, driver=driver, hardware=hardware))
+        version = f"NVIDIA {driver}" if driver[:1].isdigit() else driver_of("cuda")
+        seen = replace(hardware, driver=version)
+        found.append(CudaDevice(uuid=uuid, name=name, driver=driver, hardware=seen))
     return found
 
 

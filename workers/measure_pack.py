@@ -219,6 +219,7 @@ class PackRun:
             detail=failure.detail if failure else "",
             compile_s=candidate.compile_s,
             max_error=outcome.max_error,
+            driver=self._hardware.driver,
             measured_at=datetime.now(UTC),
             metrics={**candidate.metrics, **(timed.metrics if timed else {})},
         )

@@ -154,6 +154,7 @@ def _to_dict(m: Measurement) -> dict[str, Any]:
         "detail": m.detail,
         "compile_s": m.compile_s,
         "max_error": m.max_error,
+        "driver": m.driver,
         "measured_at": m.measured_at.isoformat(),
         "metrics": dict(m.metrics),
     }
@@ -176,6 +177,7 @@ def _from_dict(header: Header, values: Mapping[str, Any]) -> Measurement:
         compile_s=_number(values["compile_s"]),
         max_error=_number(values["max_error"]),
         worker=header.worker,
+        driver=str(values.get("driver", "")),  # files of older versions do not tell
         measured_at=_moment(values["measured_at"]),
         metrics={str(k): float(v) for k, v in values["metrics"].items()},
     )

@@ -6,11 +6,13 @@ from datetime import UTC, datetime
 import pytest
 from fastapi.testclient import TestClient
 
+from recommender.hardware import load_profile
 from recommender.measurement import Measurement, MeasureStatus, Protocol
 from recommender.space import SearchSpace
 from tests.tuner_service.test_app import GEMM, coordinate
 from tuner_service import jobs, wiring
 from tuner_service.app import create_app
+from tuner_service.hardware import find_hardware
 from tuner_service.remeasure import Doubt, follow_up
 
 
@@ -129,3 +131,14 @@ def test_times_of_an_unknown_device_are_queued_nowhere(settings, store, leader):
         body = client.post("/v1/recommendations", json=GEMM | {"hardware": "H100"}).json()
     assert body["remeasurement"] is None
     assert store.runs.list() == []
+
+
+def test_a_gpu_is_known_with_the_driver_that_workers_last_saw(store):
+    shipped = load_profile("h200")
+    assert find_hardware(store, "h200").driver == ""
+    for driver in ("NVIDIA 570.1", "NVIDIA 580.2"):
+        wiring.note_driver(store, replace(shipped, driver=driver))
+        assert find_hardware(store, "h200") == replace(shipped, driver=driver)
+        assert find_hardware(store, shipped.key).driver == driver
+    wiring.note_driver(store, shipped)  # nobody could read it
+    assert find_hardware(store, "h200").driver == "NVIDIA 580.2"

@@ -123,6 +123,7 @@ def measurement(**changes: object) -> Measurement:
         "program_digest": "p" * 32, "protocol": Protocol.SCREEN, "threads": 108,
         "status": MeasureStatus.OK, "times_s": (1e-5, 1.25e-5), "reference_times_s": (2e-5,),
         "compile_s": 0.1, "max_error": 0.5, "worker": "pack:1",
+        "driver": "NVIDIA 580.1",
         "measured_at": datetime(2026, 11, 22, 12, 0, 0, 123456, tzinfo=UTC),
         "metrics": {"registers": 40.0, "sm_clock_hz": 1.98e9},
     }  # fmt: skip
