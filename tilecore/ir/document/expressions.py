@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import string
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,12 +29,14 @@ from tilecore.ir.expr import (
     Var,
     holds,
 )
+from tilecore.ir.layout import Layout
 from tilecore.ir.visitor import walk_expr
 
 Fault = tuple[str, str]
 ARITY: Mapping[str, int] = {
     **dict.fromkeys(BINARY_OPS, 2), **dict.fromkeys(UNARY_OPS, 1), "select": 3,
 }  # fmt: skip
+HINTS = ("swizzle", "layout", "registers", "wait_stores", "wait_products")
 WORDS = ("var", "const", "load", "cast", "reinterpret", "call", *ARITY)
 ARGUMENTS: Mapping[str, int] = {**dict.fromkeys(CALLS, 1), "atan2": 2, "fmod": 2}
 BOOL, FLOAT32 = DType("bool"), DType("float32")
@@ -130,9 +133,41 @@ def form_faults(kind: type[nodes.Stmt], fields: Mapping[str, Any]) -> Iterator[F
         count = fields["src"].buffer.ndim
         if not all(0 <= axis < count for axis in axes) or len(set(axes)) != len(axes):
             yield f"different axes below {count}", f"{axes}"
-    elif kind is nodes.Print and fields["text"].count("{}") != len(fields.get("args", ())):
+    elif kind is nodes.Print and not _takes(fields["text"], len(fields.get("args", ()))):
         yield "as many {} in the text as args", f"{len(fields.get('args', ()))}"
+    elif kind is nodes.Annotate and not _is_hint(fields["key"], fields["value"]):
+        yield f"one of the hints {', '.join(HINTS)} with its value", f"`{fields['key'][:40]}`"
     yield from _target_faults(kind, fields)
+
+
+def _is_hint(key: str, value: Any) -> bool:
+    """Return whether a hint has the form that the language gives it."""
+    match key, value:
+        case "swizzle", {"panel_size": int() | Expr(), "order": "row" | "column" | "mlx",
+                         "enable": bool()}:  # fmt: skip
+            return len(value) == 3
+        case "layout", Mapping():
+            return all(
+                isinstance(tile, nodes.Buffer)
+                and isinstance(layout, Layout)
+                and layout.shape == tile.static_shape
+                for tile, layout in value.items()
+            )
+        case "registers" | "wait_stores", (int(), bool()):
+            return int(value[0]) >= 0
+        case "wait_products", int():
+            return value >= 0
+        case _:
+            return False
+
+
+def _takes(text: str, count: int) -> bool:
+    """Return whether a text holds just so many plain ``{}``."""
+    try:
+        fields = [rest for _, *rest in string.Formatter().parse(text) if rest[0] is not None]
+    except ValueError:
+        return False
+    return len(fields) == count and all(tuple(f) == ("", "", None) for f in fields)
 
 
 def _launch_faults(fields: Mapping[str, Any]) -> Iterator[Fault]:

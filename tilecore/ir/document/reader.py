@@ -183,7 +183,8 @@ class _Reader(PartReader):
         if form is None:
             self.fail(f"{path}/node", f"one of {', '.join(STATEMENTS)}", value["node"][:40])
         self.members(value, {"node", "at", *form.fields}, path)
-        usually, fields = usual(form.kind), {}
+        usually = usual(form.kind)
+        fields: dict[str, Any] = {}
         for name, kind in form.fields.items():
             if name in value:
                 fields[name] = self.field(form, name, kind, value[name], f"{path}/{name}", depth)
@@ -191,7 +192,8 @@ class _Reader(PartReader):
                 self.fail(path, f"a member `{name}` of {value['node']}", "none")
         for problem in expressions.form_faults(form.kind, fields):
             self.fail(path, *problem)
-        return form.kind(**fields, span=self.span(value, path))
+        fields["span"] = self.span(value, path)
+        return form.kind(**fields)
 
     def field(  # noqa: C901 - one case per kind of value
         self, form: Form, name: str, kind: str, value: Any, path: str, depth: int
