@@ -261,7 +261,8 @@ class JITImpl:
             given: the same by keyword (eager: values of T.const names, too); ``target``: the device
                 ("h100"; without it that of ``jit``, else this machine); ``top_k``: how many
                 configs; ``space``: values to choose from, by parameter or knob of the lowering;
-                ``cores``: of a CPU.
+                ``cores``: of a CPU; ``service``: address of a service that is to answer;
+                ``problem``: for it, values of sizes that the program finds out at its call.
 
         Raises:
             TileError: the program's own fault, or nothing to choose from, by class.
@@ -280,6 +281,8 @@ class JITImpl:
                 hint="let a function take block_M and the like and return the program",
             )
         tensors = [n for n, a in self._annotations.items() if isinstance(a, NO_KNOBS)]
+        if self.tensors(args, given):  # their extents are sizes as if given by name
+            given = {**self._constants(args, given)[1], **given}
         return open_program(
             self.program, self.signature, args, given, name=self.function.__name__,
             tensors=tensors, target=target or device_name(self.options.target),
