@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from recommender.analytic import ANALYTIC_SPREAD
+from recommender.freshness import OTHER_CODE, OTHER_DRIVER, differences
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, Protocol
 from recommender.nearest import best_nearby, fastest
@@ -33,14 +34,18 @@ def recommend_program(
     found: dict[TileConfig, Recommendation] = {}
     exact = _exact(workload, hardware, store, program_digest, toolchain_key, fixed or {})
     if use_exact and exact is not None:
-        found[exact.config] = _measured(exact, table, workload.threads or hardware.cores)
+        found[exact.config] = _measured(exact, table, hardware, workload.threads)
     others = [m for m in store.nearest(workload) if use_exact or m.workload.key != workload.key]
     nearby = []
     for near in best_nearby(others, workload, hardware, program_digest=program_digest,
                             toolchain_key=toolchain_key):  # fmt: skip
         row = table.row(near.measurement.config)
         if row is not None and near.measurement.config not in found:
-            nearby.append(_nearest(near.measurement, near.distance, near.is_stale, table, row))
+            doubts = differences(
+                near.measurement, program_digest=near.measurement.program_digest,
+                toolchain_key=toolchain_key, driver="",
+            )  # fmt: skip
+            nearby.append(_nearest(near.measurement, near.distance, doubts, table, row))
     nearby = nearby[:MAX_NEIGHBOURS]
     close = [r for r in nearby if not r.is_stale and r.distance <= CLOSE]
     far = [r for r in nearby if r not in close]
@@ -70,7 +75,7 @@ def _exact(
     workload: Workload, hardware: HardwareProfile, store: MeasurementStore, program_digest: str,
     toolchain_key: str, fixed: Mapping[str, KnobValue],
 ) -> Measurement | None:  # fmt: skip
-    best = store.best(workload, hardware.key, program_digest, toolchain_key)
+    best = store.best(workload, hardware.key, program_digest, toolchain_key, hardware.driver)
     if best is None or _keeps(best.config, fixed):
         return best
     known = store.measurements(
@@ -85,34 +90,41 @@ def _keeps(config: TileConfig, fixed: Mapping[str, KnobValue]) -> bool:
     return all(config.get(knob) == value for knob, value in fixed.items())
 
 
-def _measured(m: Measurement, table: ProgramTable, threads: int) -> Recommendation:
+def _measured(
+    m: Measurement, table: ProgramTable, hardware: HardwareProfile, threads: int
+) -> Recommendation:
     assert m.time_s is not None
-    scale = 1.0 if m.threads == threads else table.scale(m.config)
+    wanted = threads or hardware.cores
+    scale = 1.0 if m.threads == wanted else table.scale(m.config)
     times = sorted(t * scale for t in m.times_s)
     how = f"median of {len(times)} repeats on {m.measured_at:%Y-%m-%d}"
     if scale != 1.0:
-        how += f", one thread, scaled to {threads}"
+        how += f", one thread, scaled to {wanted}"
     row = table.row(m.config)
+    doubts = differences(
+        m, program_digest=m.program_digest, toolchain_key=m.toolchain.key, driver=hardware.driver
+    )
+    certain = 0.98 if m.protocol is Protocol.CONFIRM else 0.85
     return Recommendation(
         config=m.config, source="measured", time_s=m.time_s * scale,
         interval_s=(times[0], times[-1]), distance=0.0,
-        confidence=0.98 if m.protocol is Protocol.CONFIRM else 0.85,
-        bound_by="" if row is None else table.bound_by[row],
-        rationale=f"best measured for exactly this program and problem: {how}",
+        confidence=certain * (OTHER_DRIVER if doubts else 1.0),
+        bound_by="" if row is None else table.bound_by[row], doubts=doubts,
+        rationale="best measured for exactly this program and problem: "
+        + "; ".join((how, *doubts)),
     )  # fmt: skip
 
 
 def _nearest(
-    m: Measurement, distance: float, is_stale: bool, table: ProgramTable, row: int
+    m: Measurement, distance: float, doubts: tuple[str, ...], table: ProgramTable, row: int
 ) -> Recommendation:
-    where = f"{m.workload}"
-    age = "; older toolchain" if is_stale else ""
+    age = f"; older toolchain: {', '.join(doubts)}" if doubts else ""
     return Recommendation(
         config=m.config, source="nearest", time_s=float(table.time_s[row]),
         interval_s=_interval(float(table.time_s[row])), distance=distance,
-        confidence=0.9 / (1.0 + distance) * (0.5 if is_stale else 1.0),
-        bound_by=table.bound_by[row], is_stale=is_stale,
-        rationale=f"best measured for {where} (distance {distance:.2f}{age}); "
+        confidence=0.9 / (1.0 + distance) * (OTHER_CODE if doubts else 1.0),
+        bound_by=table.bound_by[row], doubts=doubts,
+        rationale=f"best measured for {m.workload} (distance {distance:.2f}{age}); "
         f"{table.rationale[row]}",
     )  # fmt: skip
 
