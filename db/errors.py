@@ -172,6 +172,6 @@ class LeaseLost(DatabaseError):
 class UnknownProgram(DatabaseError):
     """No program with this digest was stored."""
 
-    code, title = "DB825", "unknown-program"
+    code, title = "DB827", "unknown-program"
     template = "expected the digest of a stored program, found {found!r}"
     default_hint = "send the program first: POST /v1/programs"

@@ -46,7 +46,7 @@ class Programs:
         """Return a program.
 
         Raises:
-            UnknownProgram: there is none with this digest (DB825).
+            UnknownProgram: there is none with this digest (DB827).
         """
         found = self.find(digest)
         if found is None:

@@ -106,7 +106,7 @@ def understand_sent(
     """Return the question about a stored program in canonical form.
 
     Raises:
-        UnknownProgram: no program has this digest (DB825).
+        UnknownProgram: no program has this digest (DB827).
         InvalidProblem: a size is unknown, missing or out of range (TC502).
         InvalidConfig: a fixed knob is none of the program's (TC303).
         EmptySpace: no config can run on the device, or be compiled for it (RC602).

@@ -51,7 +51,7 @@ def sent_program(store: SqlStore, run: RunRecord) -> SentProgram:
     """Return the program that a run tunes, as when the run was queued.
 
     Raises:
-        UnknownProgram: the program is gone (DB825).
+        UnknownProgram: the program is gone (DB827).
         TileError: as ``look_at`` raises it.
     """
     record = store.programs.get(run.program_digest)

@@ -191,7 +191,7 @@ def test_bad_questions_about_programs(client, sent):
         ({"problem": SIZES}, 422, "SV901"),
         (gemm | {"program": sent}, 422, "SV901"),
         (gemm | {"fixed": {"block_M": 64}}, 422, "SV901"),
-        (ask | {"program": "f" * 32}, 404, "DB825"),
+        (ask | {"program": "f" * 32}, 404, "DB827"),
         (ask | {"program": "../etc"}, 422, "SV901"),
         (ask | {"problem": {"M": 8}}, 422, "TC502"),
         (ask | {"problem": {**SIZES, "M": -1}}, 422, "TC502"),
@@ -204,7 +204,7 @@ def test_bad_questions_about_programs(client, sent):
         for path in ("/v1/recommendations", "/v1/tuning-runs"):
             problem(client.post(path, json=body), status, code)
     problem(client.post("/v1/tuning-runs", json=ask | {"hardware": "h100"}), 422, "SV906")
-    problem(client.get(f"/v1/programs/{'f' * 32}"), 404, "DB825")
+    problem(client.get(f"/v1/programs/{'f' * 32}"), 404, "DB827")
 
 
 def test_roles(settings, store, matmul):
