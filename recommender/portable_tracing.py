@@ -43,7 +43,7 @@ def portable(question: OpenProgram, hardware: HardwareProfile) -> PortableProgra
         raise NothingOpen(program=question.name, fixed=", ".join(question.fixed) or "none")
     tracer = _Tracer(question, hardware)
     needed = tracer.needed()
-    sizes = tuple(name for name in question.sizes if name not in needed)
+    sizes = tuple(sorted(name for name in question.sizes if name not in needed))
     return PortableProgram(
         name=question.name,
         sizes=sizes,

@@ -281,7 +281,8 @@ class JITImpl:
                 hint="let a function take block_M and the like and return the program",
             )
         tensors = [n for n, a in self._annotations.items() if isinstance(a, NO_KNOBS)]
-        if self.tensors(args, given):  # their extents are sizes as if given by name
+        if self.tensors(args, given):  # their extents are sizes, as if given by name
+            tensors += self._split(args, given)[1]
             given = {**self._constants(args, given)[1], **given}
         return open_program(
             self.program, self.signature, args, given, name=self.function.__name__,

@@ -88,15 +88,14 @@ class Asked:
 def recommend(settings: Settings, asked: Asked, *, top_k: int, as_json: bool) -> None:
     """Print ranked configs of a program."""
     with loaded(asked.program) as function:
-        question = asked.question(function, top_k=top_k)
         if asked.service is not None:
             with ServiceClient(asked.service, settings.key) as client:
-                advice = client.recommend(question)
+                advice = client.recommend(asked.question(function, top_k=top_k))
         else:
             store = wiring.open_store(settings)
             with closing(store.database):
                 device, asked_for = device_of(store, asked.hardware)
-            advice = advise_for(question, device, asked_for)
+            advice = advise_for(asked.question(function, top_k=top_k), device, asked_for)
     if as_json:
         out.print_json(json.dumps(to_wire(advice)))
     else:

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import tilecore as tilelang
@@ -88,6 +89,12 @@ def test_positional_sizes():
     assert by_place.digest == sent(programs.scaled, N=1 << 12, factor=2.0).digest
 
 
+def test_extents_of_tensors_are_sizes():
+    a, b = (np.zeros(shape, np.float16) for shape in ((64, 96), (96, 128)))
+    found = sent(programs.eager_matmul, a, b)
+    assert found.digest == sent(programs.eager_matmul, M=1, N=2, K=3).digest
+
+
 @pytest.mark.parametrize("device", ["h100", "host"])
 @pytest.mark.parametrize("name", CASES)
 def test_the_answer_is_that_of_the_program_itself(name, device):
@@ -117,7 +124,7 @@ def test_what_the_user_fixed_stays_fixed():
 BAD = {
     "not a knob": (lambda p: table(p, SIZES, fixed={"block": 1}), InvalidConfig, "a knob among"),
     "not a number": (lambda p: table(p, SIZES, fixed={"block_M": "x"}), InvalidConfig, "positive"),
-    "no size": (lambda p: table(p, {"M": 1}), InvalidProblem, "N: expected an integer"),
+    "no size": (lambda p: table(p, {"M": 1}), InvalidProblem, "K: expected an integer"),
     "another size": (lambda p: table(p, {**SIZES, "Q": 1}), InvalidProblem, "unknown field"),
     "size 0": (lambda p: table(p, {**SIZES, "K": 0}), InvalidProblem, "from 1 to"),
     "a flag": (lambda p: table(p, {**SIZES, "K": True}), InvalidProblem, "found True"),

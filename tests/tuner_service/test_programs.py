@@ -75,7 +75,7 @@ def test_a_program_is_stored_once_and_found(client, matmul, sent):
     assert again.headers["location"] == f"/v1/programs/{sent}"
     found = client.get(f"/v1/programs/{sent}").json()
     assert found["document"] == matmul.to_json()
-    assert (found["name"], found["sizes"], found["variants"]) == ("matmul", ["M", "N", "K"], 1)
+    assert (found["name"], found["sizes"], found["variants"]) == ("matmul", ["K", "M", "N"], 1)
     assert found["can_be_tuned"]
     assert {k["name"]: k["default"] for k in found["knobs"]}["block_M"] == 128
     listed = client.get("/v1/programs").json()["items"]
