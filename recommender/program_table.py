@@ -156,6 +156,9 @@ def tabulate(
     try:
         spaces = spaces_of(question, hardware, _families(question, problem, variants, hardware))
         ranked = _Ranked(spaces, threads or hardware.cores)
+        if not ranked.order:
+            reason = "the model expects no time of any config"
+            raise EmptySpace(kernel=program.name, hardware=hardware.name, reason=reason)
     except TypeMismatch as error:  # of a closed form
         found = error.fields.get("found", error.message)
         raise NoClosedForm(program=program.name, found=found) from error

@@ -27,6 +27,7 @@ from tilecore.kernel import JITKernel
 from tilecore.pass_config import check_pass_configs, lowering_config
 from tilecore.recommending import (
     ASKED,
+    ASKED_OF_A_SERVICE,
     OpenProgram,
     ProgramAdvice,
     device_name,
@@ -267,7 +268,9 @@ class JITImpl:
         Raises:
             TileError: the program's own fault, or nothing to choose from, by class.
         """
-        asked = {k: given.pop(k) for k in ASKED if k in given}
+        own = () if isinstance(self.wrapped, PrimFunc) else self.signature.parameters
+        names = (*ASKED, *(k for k in ASKED_OF_A_SERVICE if k not in own))
+        asked = {k: given.pop(k) for k in names if k in given}
         return installed_recommender()(self.question(args, given, **asked))
 
     def question(

@@ -29,7 +29,8 @@ from tilecore.tile_config import KnobValue, TileConfig
 
 GROUP = "tilecore.recommender"
 TOP_K = 8
-ASKED = ("target", "top_k", "space", "cores", "service", "problem")  # keywords of recommend itself
+ASKED = ("target", "top_k", "space", "cores")  # keywords of recommend itself
+ASKED_OF_A_SERVICE = ("service", "problem")  # too, unless the program has such parameters
 LOWERING = ("micro_m", "micro_n", "pack_a", "pack_b")  # knobs of the CPU's lowering
 _KINDS = {
     "stages": re.compile(r"(num|n)?_?stages?", re.IGNORECASE),

@@ -19,7 +19,7 @@ EXAMPLE = {
 REQUEST: dict[str, Any] = {
     "requestBody": {
         "required": True,
-        "description": "a program as data, as `tilecore program` and the clients write it",
+        "description": "a program as data, as `tilecore recommend --service` sends it",
         "content": {
             "application/json": {
                 "schema": {

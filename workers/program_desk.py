@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from recommender.hardware import HardwareProfile
-from tilecore.errors import TileError
-from tilecore.portable import PortableProgram, parse, unmeasurable
+from tilecore.errors import InvalidDocument, TileError
+from tilecore.portable import MOST_BYTES, PortableProgram, parse, unmeasurable
 from tilecore.tile_config import KnobValue, canonical_json
 from workers.errors import DeskBusy, ProgramTooCostly
 from workers.host import candidate_memory_bytes
@@ -76,8 +76,13 @@ class ProgramReader:
         """Return what a document says."""
         try:
             program = self._program(document)
+            canonical = program.to_bytes()
+            if len(canonical) > MOST_BYTES:  # what came was shorter: other spellings of its texts
+                raise InvalidDocument(
+                    path="/", expected=f"at most {MOST_BYTES} bytes", found=f"{len(canonical)}"
+                )
             return ReadProgram(
-                digest=program.digest, name=program.name, document=program.to_bytes(),
+                digest=program.digest, name=program.name, document=canonical,
                 sizes=(*program.sizes, *program.call_sizes),
                 knobs=tuple((k.name, k.default, k.values) for k in program.knobs),
                 variants=len(program.variants),
@@ -115,7 +120,7 @@ class ProgramDesk:
         self, *, limit_s: float = LIMIT_S, memory_bytes: int = MEMORY_BYTES, places: int = PLACES
     ) -> None:
         self._limit_s, self._places = limit_s, places
-        self._memory = candidate_memory_bytes(memory_bytes)
+        self._memory = candidate_memory_bytes(memory_bytes * places) // places
         self._zygote = Zygote(
             "program reader", PRELOAD, absent=("torch",), environment=ENVIRONMENT,
             memory_bytes=self._memory,

@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from fastapi.testclient import TestClient
 from recommender.hardware import load_profile
 from recommender.portable_tracing import portable
 from tests.recommender import user_programs as programs
+from tests.tilecore.document_faults import damaged, generator
 from tests.tuner_service.test_app import coordinate, problem
 from tests.tuner_service.test_cli import cli  # noqa: F401
 from tests.tuner_service.test_program_advice import installed  # noqa: F401
@@ -132,6 +134,8 @@ def test_a_run_of_a_program_and_what_it_leaves_in_the_log(client, store, sent):
     found = client.get("/v1/measurements", params=near).json()["items"]
     assert found[0]["config"] == best
     assert found[0]["distance"] < 0.1
+    told = [t for t in client.get("/metrics").text.splitlines() if "tilecore_measurements{" in t]
+    assert [t.split("kernel=")[1][:9] for t in told] == ['"program"']
     partial = client.get(f"/v1/tuning-runs/{run['id']}/result").json()
     assert partial["result"]["best"]["config"] == best
 
@@ -182,6 +186,25 @@ def test_bad_programs(client, case):
     body = response.json()
     assert (response.status_code, body["code"][: len(code)]) == (status, code)
     assert detail in body["detail"]
+
+
+def test_damaged_programs_never_are_a_fault_of_the_service(client, matmul):
+    seen = Counter()
+    whole = matmul.to_json()
+    for seed in range(70):
+        document = damaged(whole, generator(seed))
+        response = client.post("/v1/programs", content=json.dumps(document))
+        seen[response.status_code] += 1
+        if response.status_code not in (200, 201):
+            assert response.json()["code"].startswith("TC"), response.text
+            continue
+        asked = {"program": response.json()["digest"], "problem": SIZES, "hardware": "h100"}
+        answer = client.post("/v1/recommendations", json=asked)
+        seen["answered", answer.status_code] += 1
+        assert answer.status_code in (200, 422), answer.text
+    assert set(seen) <= {200, 201, 422, ("answered", 200), ("answered", 422)}
+    assert seen[422] > 40
+    assert seen["answered", 200] > 0
 
 
 def test_bad_questions_about_programs(client, sent):
@@ -271,6 +294,22 @@ def test_command_lines_of_who_asks_a_service(cli, url, store):  # noqa: F811
     assert (status, err[:12]) == (2, "error: TC502")
     status, _, err = cli("tune", f"{FILE}:nothing", "--service", url)
     assert (status, err[:12]) == (2, "error: SV913")
+
+
+def test_a_program_tuned_on_this_machine_is_known_the_next_time(cli, client, store):  # noqa: F811
+    host = wiring.detected_host()
+    store.save_hardware(type(host)(**{**host.as_dict(), "source": "measured 2026-11-20"}))
+    data = portable(question_of(programs.matmul, (), SIZES), wiring.host_profile(store))
+    digest = client.post("/v1/programs", content=data.to_bytes()).json()["digest"]
+    asked = {"program": digest, "problem": SIZES, "max_trials": 4}
+    run = client.post("/v1/tuning-runs", json=asked).json()["id"]
+    coordinate(store)
+    sizes = ["--m", "192", "--n", "256", "--k", "320"]
+    status, out, err = cli("tune", f"{FILE}:matmul", *sizes, "--trials", "4")
+    assert (status, err) == (0, "")
+    assert "answered from the database" in out
+    assert f"records: run {run}" in out
+    assert f"program {digest[:12]} K=320 M=192 N=256" in out
 
 
 def _until(stop, step):
