@@ -44,6 +44,7 @@ def portable(question: OpenProgram, hardware: HardwareProfile) -> PortableProgra
     tracer = _Tracer(question, hardware)
     needed = tracer.needed()
     sizes = tuple(sorted(name for name in question.sizes if name not in needed))
+    variants = tracer.variants([k for k in question.knobs if k in needed], sizes)
     return PortableProgram(
         name=question.name,
         sizes=sizes,
@@ -53,7 +54,8 @@ def portable(question: OpenProgram, hardware: HardwareProfile) -> PortableProgra
         ),
         fixed={k: v for k, v in question.lowering.items() if k in SENT},
         space={k: v for k, v in question.space.items() if k in LOWERING},
-        variants=tracer.variants([k for k in question.knobs if k in needed], sizes),
+        variants=variants,
+        notes=tuple(tracer.notes),
     )
 
 
@@ -64,6 +66,7 @@ class _Tracer:
         self.question, self.hardware = question, hardware
         self.probe = working_values(question)
         self.names = [*question.sizes, *question.knobs]
+        self.notes: list[str] = []
 
     def needed(self) -> list[str]:
         """Return the sizes and knobs that cannot be symbols."""
@@ -86,7 +89,12 @@ class _Tracer:
         """
         if not needed:
             return (self._variant({}, sizes),)
-        values = thinned(self._values(needed, sizes), MOST_VARIANTS)
+        wanted = self._values(needed, sizes)
+        values = thinned(wanted, MOST_VARIANTS)
+        self.notes.append(f"a variant for each value of {', '.join(needed)}: Python asks for it")
+        if values != wanted:
+            shown = "; ".join(f"{k} {', '.join(map(str, v))}" for k, v in values.items())
+            self.notes.append(f"at most {MOST_VARIANTS} variants: {shown}")
         found, faults = [], []
         for chosen in _combinations(values):
             try:
@@ -98,6 +106,9 @@ class _Tracer:
                 (e for e in faults if isinstance(e, TileError)),
                 TypeMismatch(expected="a program that can be traced", found=str(faults[0])),
             )
+        if faults:
+            first = faults[0].message if isinstance(faults[0], TileError) else str(faults[0])
+            self.notes.append(f"{len(faults)} combination(s) make no program: {first}")
         return tuple(found)
 
     # --- details ------------------------------------------------------------------------------

@@ -80,6 +80,7 @@ class PortableProgram:
         fixed: knobs of the lowering that are settled.
         space: values of other knobs of the lowering, where somebody named them.
         variants: one, or one per combination of values of the knobs that cannot be symbols.
+        notes: what whoever traced it found out for people to know; they do not travel.
     """
 
     name: str
@@ -88,6 +89,7 @@ class PortableProgram:
     variants: tuple[Variant, ...]
     fixed: Values = field(default_factory=dict)
     space: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     # --- what it is asked ---------------------------------------------------------------------
 

@@ -153,7 +153,7 @@ def _advice(sent: Sent, found: Mapping[str, Any], asked_s: float) -> ProgramAdvi
         work_flop=first["gflops"] * first["latency_us"] * 1e3,
         legal=found["legal"], enumerated=found["enumerated"],
         traces=len(sent.program.variants), trace_s=sent.trace_s, evaluate_s=asked_s, check_s=0.0,
-        notes=(*notes, *found["notes"]),
+        notes=(*notes, *sent.program.notes, *found["notes"]),
     )  # fmt: skip
 
 

@@ -83,6 +83,16 @@ def test_one_document_serves_all_sizes_wherever_it_was_traced():
     assert other.digest != first.digest
 
 
+def test_what_was_left_out_is_told():
+    values = {"block_M": list(range(16, 1296, 16)), "block_N": [64, 128]}
+    made = portable(ask(programs.branching, **{**SIZES, "K": 96}, space=values), H100)
+    assert len(made.variants) <= 64
+    first, second, third = made.notes
+    assert first.startswith("a variant for each value of block_M, block_K")
+    assert second.startswith("at most 64 variants: block_M 16, ")
+    assert third.endswith("make no program: AssertionError: block_K divides K")
+
+
 def test_positional_sizes():
     by_place = sent(programs.scaled, 1 << 16, 2.0)
     assert by_place.sizes == ("N",)
