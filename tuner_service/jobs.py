@@ -110,7 +110,7 @@ def understand_sent(
         InvalidProblem: a size is unknown, missing or out of range (TC502).
         InvalidConfig: a fixed knob is none of the program's (TC303).
         EmptySpace: no config can run on the device, or be compiled for it (RC602).
-        ProgramTooCostly: to look at it takes too long (WK708).
+        ProgramTooCostly: to look at it takes too long (WK710).
         UnknownHardware, TooManyThreads: see ``understand``.
     """
     record = store.programs.get(digest)
