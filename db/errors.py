@@ -167,3 +167,11 @@ class LeaseLost(DatabaseError):
     code, title = "DB824", "lease-lost"
     template = "trial {trial}: expected to hear from {holder}, heard from {worker}, or otherwise"
     default_hint = "drop the result and ask for the next trial; ask for longer leases (lease_s)"
+
+
+class UnknownProgram(DatabaseError):
+    """No program with this digest was stored."""
+
+    code, title = "DB827", "unknown-program"
+    template = "expected the digest of a stored program, found {found!r}"
+    default_hint = "send the program first: POST /v1/programs"

@@ -118,15 +118,19 @@ def _one(session: Session, row: type[Base], key: str, rest: Mapping[str, Any]) -
 def workload_columns(workload: Workload) -> dict[str, Any]:
     """Return the columns of a workload besides its key."""
     problem = dict(workload.problem)
+    dtype = problem.get("dtype")
     return {
         "kernel": workload.kernel,
-        "dtype": problem.get("dtype"),
-        "m": problem.get("m"),
-        "n": problem.get("n"),
-        "k": problem.get("k"),
+        "dtype": dtype if isinstance(dtype, str) else None,
+        **{size: _size(problem.get(size, problem.get(size.upper()))) for size in ("m", "n", "k")},
         "threads": workload.threads,
         "problem": problem,
     }
+
+
+def _size(value: object) -> int | None:
+    """Return what the log is filtered by: programs that came as data call it what they like."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def hardware_columns(hardware: HardwareProfile, now: datetime) -> dict[str, Any]:

@@ -390,3 +390,22 @@ class NodeRecord:
     detail: str
     joined_at: datetime
     seen_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramRecord:
+    """A program that came as data.
+
+    Attributes:
+        digest: identifies it wherever its source stands.
+        name: of the function that makes it.
+        document: the canonical text as it came first, source places included.
+        created_by: whose key sent it.
+    """
+
+    id: int
+    digest: str
+    name: str
+    document: bytes
+    created_by: str
+    created_at: datetime

@@ -183,3 +183,15 @@ class StudyTrialRow(Base):
     times_s: Mapped[list[float]]
     detail: Mapped[str] = mapped_column(Text)
     told_at: Mapped[datetime | None]
+
+
+class TileProgramRow(Base):
+    """A program that came as data: its canonical JSON, compressed (zlib)."""
+
+    __tablename__ = "tile_program"
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    digest: Mapped[str] = mapped_column(String(32), unique=True)
+    name: Mapped[str] = mapped_column(String(128))
+    document: Mapped[bytes] = mapped_column(LargeBinary)
+    created_by: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[datetime]

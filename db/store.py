@@ -16,6 +16,7 @@ from db.log import Log
 from db.models import HardwareRow, MeasurementRow
 from db.nodes import Nodes
 from db.overview import Counts, count
+from db.programs import Programs
 from db.records import MeasurementQuery, Page
 from db.retention import Retention
 from db.rows import (
@@ -50,6 +51,7 @@ class SqlStore:
         self.drifts = Drifts(database)
         self.retention = Retention(database)
         self.models = CostModels(database)
+        self.programs = Programs(database)
         self._recent: dict[tuple[object, ...], tuple[object, Sequence[Measurement]]] = {}
 
     @cached_property

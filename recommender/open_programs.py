@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,11 +44,11 @@ def advise(question: OpenProgram, hardware: HardwareProfile, check: Check) -> Pr
     traces = trace_all(question, hardware)
     begin = time.perf_counter()
     try:
-        ranking = _Ranking(question, hardware, _spaces(question, hardware, traces.families))
+        ranking = _Ranking(question, hardware, spaces_of(question, hardware, traces.families))
     except TypeMismatch as error:  # of a closed form
         raise NoClosedForm(program=question.name, found=error.fields["found"]) from error
     evaluated = time.perf_counter()
-    gate = _Gate(question, check)
+    gate = Gate(question, check)
     least = min(2, max(len(s.values) for s in ranking.spaces))
     chosen = list(
         itertools.islice(different(ranking.configs(), least, gate.accepts), question.top_k)
@@ -109,8 +109,8 @@ def _default(given: KnobValue | None, values: tuple[KnobValue, ...]) -> KnobValu
     return given if given in values and given is not None else values[0]
 
 
-def _spaces(
-    question: OpenProgram, hardware: HardwareProfile, families: tuple[Family, ...]
+def spaces_of(
+    question: OpenProgram, hardware: HardwareProfile, families: Sequence[Family]
 ) -> list[SearchSpace]:
     """Return the space of each family that has legal configs.
 
@@ -177,7 +177,7 @@ def _split(
 
 
 @dataclass(slots=True)
-class _Gate:
+class Gate:
     """Lets configs pass that the compiler takes: traced as they are, verified, laid out."""
 
     question: OpenProgram

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 
 from recommender.analytic import estimate
@@ -15,57 +17,115 @@ from tilecore.tile_config import TileConfig
 WORTHWHILE = 0.99  # a trial counts as progress if it takes at most this share of the best time
 
 
-class Screening:
-    """Chooses configs to screen and ranks them by what they promise with all threads.
+class Candidates(Protocol):
+    """The configs to choose from, by row, and what is known of them before anything is measured."""
 
-    SCREEN times are of one thread; what counts is the time with ``threads``, so each is multiplied
-    with the predicted ratio of the two, which knows how blocks spread over cores.
-    """
+    @property
+    def landscape(self) -> Landscape:
+        """What a search may know before it starts."""
+        ...
 
-    def __init__(
-        self,
-        space: SearchSpace,
-        threads: int,
-        store: MeasurementStore,
-        strategy: Strategy,
-        seed: int,
-    ) -> None:
-        self._space, self._strategy, self._seed = space, strategy, seed
-        self._threads = threads
+    def __len__(self) -> int: ...
+
+    def config(self, row: int) -> TileConfig:
+        """Return the config of a row."""
+        ...
+
+    def row(self, config: TileConfig) -> int | None:
+        """Return the row of a config, None where it is none of the candidates."""
+        ...
+
+    def scale(self, config: TileConfig) -> float:
+        """Return the expected time with all threads over that with one."""
+        ...
+
+    def predicted_s(self, config: TileConfig, threads: int) -> float | None:
+        """Return the expected time on ``threads`` threads (0: the workload's), if it is known."""
+        ...
+
+
+class SpaceCandidates:
+    """The configs of a kernel's space, as the analytic model and the cost model see them."""
+
+    def __init__(self, space: SearchSpace, threads: int, store: MeasurementStore) -> None:
+        self._space, self._threads = space, threads
         whole = estimate(space, threads=threads)
-        alone = estimate(space, threads=1)
-        self._scale = whole.time_s / alone.time_s
         table = features(space, space.factored, whole)
         learned = active_model(store, space.definition.name, space.hardware)
         self._model = None if learned is None else learned.model
         factor = 1.0 if self._model is None else self._model.predict(table).factor
-        self._landscape = Landscape(whole.time_s * factor, table, self._neighbours)
+        self.landscape = Landscape(whole.time_s * factor, table, self._neighbours)
+
+    def __len__(self) -> int:
+        return len(self._space)
+
+    def config(self, row: int) -> TileConfig:
+        """Return the config of a row."""
+        return self._space.config(row)
+
+    def row(self, config: TileConfig) -> int | None:
+        """Return the row of a config, None where it is none of the candidates."""
+        return self._space.index(config) if self._space.contains(config) else None
+
+    def scale(self, config: TileConfig) -> float:
+        """Return the expected time with all threads over that with one."""
+        columns = self._space.table([config])
+        whole = estimate(self._space, columns, threads=self._threads).time_s[0]
+        return float(whole / estimate(self._space, columns, threads=1).time_s[0])
+
+    def predicted_s(self, config: TileConfig, threads: int) -> float | None:
+        """Return the expected time on ``threads`` threads (0: the workload's)."""
+        columns = self._space.table([config])
+        estimates = estimate(self._space, columns, threads=threads or self._threads)
+        if self._model is None:
+            return float(estimates.time_s[0])
+        table = features(self._space, columns, estimates)
+        return float(estimates.time_s[0] * self._model.predict(table).factor[0])
+
+    def _neighbours(self, row: int) -> list[int]:
+        return self._space.neighbours(self._space.config(row))
+
+
+class Screening:
+    """Chooses configs to screen and ranks them by what they promise with all threads.
+
+    SCREEN times are of one thread; what counts is the time with all threads of the workload, so
+    each is multiplied with the predicted ratio of the two, which knows how blocks spread over
+    cores.
+    """
+
+    def __init__(self, candidates: Candidates, strategy: Strategy, seed: int) -> None:
+        self._candidates, self._strategy, self._seed = candidates, strategy, seed
         self._seen = Observations()
         self._times: dict[TileConfig, float] = {}  # with all threads, successful ones
         self._order: list[float] = []  # best time so far after every told trial
 
+    def __len__(self) -> int:
+        return len(self._candidates)
+
     def expect(self, config: TileConfig) -> None:
         """Note that ``config`` is being measured."""
-        if self._space.contains(config):
-            self._seen.pending.add(self._space.index(config))
+        row = self._candidates.row(config)
+        if row is not None:
+            self._seen.pending.add(row)
 
     def tell(self, config: TileConfig, time_s: float | None) -> None:
         """Take in a SCREEN time of one thread, or None for a failure."""
-        scaled = None if time_s is None else time_s * self._scale_of(config)
+        scaled = None if time_s is None else time_s * self._candidates.scale(config)
         if scaled is not None:
             self._times[config] = scaled
         best = min(self._times.values(), default=np.inf)
         self._order.append(float(best))
-        if self._space.contains(config):
-            row = self._space.index(config)
+        row = self._candidates.row(config)
+        if row is not None:
             self._seen.pending.discard(row)
             self._seen.times_s[row] = scaled
 
     def ask(self, count: int) -> list[TileConfig]:
         """Return new configs to screen."""
-        rows = self._strategy.ask(count, self._landscape, self._seen, self._seed)
+        rows = self._strategy.ask(count, self._candidates.landscape, self._seen, self._seed)
         self._seen.pending |= set(rows)
-        return [self._space.config(row) for row in rows]
+        return [self._candidates.config(row) for row in rows]
 
     def fastest(self, count: int) -> list[TileConfig]:
         """Return the configs with the smallest times told so far."""
@@ -78,19 +138,6 @@ class Screening:
             return False
         return self._order[-1] > WORTHWHILE * self._order[-1 - patience]
 
-    def predicted_s(self, config: TileConfig, threads: int = 0) -> float:
+    def predicted_s(self, config: TileConfig, threads: int = 0) -> float | None:
         """Return the expected time of ``config`` on ``threads`` threads (0: the workload's)."""
-        columns = self._space.table([config])
-        estimates = estimate(self._space, columns, threads=threads or self._threads)
-        if self._model is None:
-            return float(estimates.time_s[0])
-        table = features(self._space, columns, estimates)
-        return float(estimates.time_s[0] * self._model.predict(table).factor[0])
-
-    def _scale_of(self, config: TileConfig) -> float:
-        columns = self._space.table([config])
-        whole = estimate(self._space, columns, threads=self._threads).time_s[0]
-        return float(whole / estimate(self._space, columns, threads=1).time_s[0])
-
-    def _neighbours(self, row: int) -> list[int]:
-        return self._space.neighbours(self._space.config(row))
+        return self._candidates.predicted_s(config, threads)

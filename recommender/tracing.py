@@ -74,9 +74,9 @@ def trace_all(question: OpenProgram, hardware: HardwareProfile) -> Traces:
     never = {k for k in question.knobs if not _may_be_symbol(question, k)}
     try:
         if never:
-            raise _NeedsValue(", ".join(sorted(never)))
+            raise NeedsValue(", ".join(sorted(never)))
         graph = _graph(question, {})
-    except (TileError, _NeedsValue) as error:
+    except (TileError, NeedsValue) as error:
         return _by_values(question, hardware, never, error, begin)
     seconds = time.perf_counter() - begin
     found = knob_values(question, [graph], hardware)
@@ -85,7 +85,7 @@ def trace_all(question: OpenProgram, hardware: HardwareProfile) -> Traces:
     return Traces(families=(Family({}, graph, few),), count=1, seconds=seconds, notes=notes)
 
 
-class _NeedsValue(Exception):
+class NeedsValue(Exception):
     """A symbol would say something else than the values of a knob do."""
 
 
@@ -98,16 +98,16 @@ def _graph(question: OpenProgram, chosen: Mapping[str, KnobValue]) -> TileGraph:
     """Return the graph of one trace, all knobs but the chosen ones as symbols."""
     symbols = {k: Var(k) for k in question.knobs if k not in chosen}
     func = question.trace({**symbols, **chosen})
-    _refuse_branches_on(func, frozenset(symbols.values()))
+    refuse_branches_on(func, frozenset(symbols.values()))
     return build(func)
 
 
-def _refuse_branches_on(func: PrimFunc, symbols: frozenset[Var]) -> None:
+def refuse_branches_on(func: PrimFunc, symbols: frozenset[Var]) -> None:
     """Check that no `if` of the program's Python became one of the kernel for a symbol's sake."""
     for stmt in walk(func.body):
         if isinstance(stmt, (If, Assert)) and _is_of(stmt.cond, symbols):
             names = sorted(v.name for v in free_vars(stmt.cond))
-            raise _NeedsValue(", ".join(names))
+            raise NeedsValue(", ".join(names))
 
 
 def _is_of(cond: Expr, symbols: frozenset[Var]) -> bool:
@@ -117,10 +117,10 @@ def _is_of(cond: Expr, symbols: frozenset[Var]) -> bool:
 
 def _by_values(
     question: OpenProgram, hardware: HardwareProfile, never: set[str],
-    why: TileError | _NeedsValue, begin: float,
+    why: TileError | NeedsValue, begin: float,
 ) -> Traces:  # fmt: skip
     """Return one trace per combination of values of the knobs that need one."""
-    probe = _working_values(question, why)
+    probe = working_values(question, why)
     count = 1 + len(probe)
     chosen = dict(probe)
     for knob in question.knobs:  # which of them can be symbols, beside those that can already?
@@ -130,7 +130,7 @@ def _by_values(
         count += 1
         try:
             _graph(question, rest)
-        except (TileError, _NeedsValue):
+        except (TileError, NeedsValue):
             continue
         chosen = rest
     values = knob_values(question, [_graph(question, chosen)], hardware)
@@ -144,12 +144,12 @@ def _trace_each(
     each = max(1, MOST_CONFIGS // math.prod(map(len, few.values())))
     rest = thinned({k: v for k, v in values.items() if k not in few}, each)
     families: list[Family] = []
-    failed: dict[str, TileError | _NeedsValue] = {}
+    failed: dict[str, TileError | NeedsValue] = {}
     for chosen in _combinations(few):
         count += 1
         try:
             graph = _graph(question, chosen)
-        except (TileError, _NeedsValue) as error:
+        except (TileError, NeedsValue) as error:
             failed[_words(chosen)] = error
             continue
         own = {k: (chosen[k],) if k in chosen else rest[k] for k in values}
@@ -175,14 +175,22 @@ def _combinations(values: Values) -> Iterator[dict[str, KnobValue]]:
         yield dict(zip(values, row, strict=True))
 
 
-def _working_values(question: OpenProgram, why: TileError | _NeedsValue) -> dict[str, KnobValue]:
+def working_values(
+    question: OpenProgram, why: TileError | NeedsValue | None = None, *, later: bool = False
+) -> dict[str, KnobValue]:
     """Return values of all knobs for which the program can be traced.
+
+    Args:
+        question: the program and what is open.
+        why: the fault of the trace with symbols, if that was tried.
+        later: the last ones of those tried, instead of the first.
 
     Raises:
         TileError: there are none among those tried; the fault of the first.
     """
     faults: list[TileError] = []
-    for position in range(-1, len(TYPICAL["tile"])):
+    positions = range(-1, len(TYPICAL["tile"]))
+    for position in reversed(positions) if later else positions:
         values = {k: _probe(question, k, position) for k in question.knobs}
         try:
             question.trace(values)

@@ -21,7 +21,7 @@ from recommender.measurement import Measurement, MeasureStatus, Protocol
 from recommender.nearest import fastest
 from recommender.ports import MeasurementStore
 from recommender.recommend import recommend
-from recommender.screening import Screening
+from recommender.screening import Screening, SpaceCandidates
 from recommender.search import STRATEGIES
 from recommender.space import SearchSpace
 from recommender.workload import Workload
@@ -91,35 +91,31 @@ class TuningSession:
 
     def __init__(
         self,
-        workload: Workload,
-        definition: KernelDefinition,
-        hardware: HardwareProfile,
-        space: SearchSpace,
+        default: TileConfig,
+        ranked: Sequence[TileConfig],
+        screening: Screening,
         *,
-        store: MeasurementStore,
         budget: Budget | None = None,
-        seed: int = 0,
-        strategy: str = "model",
-        program_digest: str = "",
-        toolchain_key: str = "",
         incumbents: Sequence[TileConfig] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin a session; ``incumbents`` were the best before: measured early, confirmed again."""
+        """Begin a session.
+
+        Args:
+            default: the config of who tunes nothing.
+            ranked: what is recommended without a measurement of this workload, the best first.
+            screening: the candidates, and the search over them.
+            budget: how long to search.
+            incumbents: what was the best before: measured early, confirmed again.
+            clock: seconds.
+        """
         self.budget = budget or Budget()
         self._clock, self._started_s = clock, clock()
-        self._default = definition.default_config(hardware.kind)
-        ranked = recommend(
-            workload, definition, hardware, store, top_k=max(1, self.budget.warm_start),
-            program_digest=program_digest, toolchain_key=toolchain_key, use_exact=False,
-        )  # fmt: skip
-        self._recommended = ranked[0].config
-        self._seeds = [r.config for r in ranked[1:]]
+        self._default = default
+        self._recommended = ranked[0]
+        self._seeds = ranked[1:]
         self._incumbents = incumbents
-        self._screening = Screening(
-            space, workload.threads or hardware.cores, store, STRATEGIES[strategy], seed
-        )
-        self._space = space
+        self._screening = screening
         self._told: dict[tuple[TileConfig, Protocol], Measurement] = {}
         self._open: set[tuple[TileConfig, Protocol]] = set()
         self._finalists: list[TileConfig] | None = None
@@ -272,12 +268,41 @@ class TuningSession:
             best=fastest(list(self._told.values())),
             trials=len(self._told),
             by_status=dict(Counter(m.status.value for m in self._told.values())),
-            space_size=len(self._space),
+            space_size=len(self._screening),
         )
 
     def _of(self, config: TileConfig) -> Measurement | None:
         confirmed = self._told.get((config, Protocol.CONFIRM))
         return confirmed or self._told.get((config, Protocol.SCREEN))
+
+
+def kernel_session(
+    workload: Workload,
+    definition: KernelDefinition,
+    hardware: HardwareProfile,
+    space: SearchSpace,
+    *,
+    store: MeasurementStore,
+    budget: Budget | None = None,
+    seed: int = 0,
+    strategy: str = "model",
+    program_digest: str = "",
+    toolchain_key: str = "",
+    incumbents: Sequence[TileConfig] = (),
+    clock: Callable[[], float] = time.monotonic,
+) -> TuningSession:
+    """Return a session that tunes a workload of a registered kernel."""
+    effort = budget or Budget()
+    ranked = recommend(
+        workload, definition, hardware, store, top_k=max(1, effort.warm_start),
+        program_digest=program_digest, toolchain_key=toolchain_key, use_exact=False,
+    )  # fmt: skip
+    candidates = SpaceCandidates(space, workload.threads or hardware.cores, store)
+    return TuningSession(
+        definition.default_config(hardware.kind), [r.config for r in ranked],
+        Screening(candidates, STRATEGIES[strategy], seed),
+        budget=effort, incumbents=incumbents, clock=clock,
+    )  # fmt: skip
 
 
 def _ratio(a: Measurement | None, b: Measurement | None) -> float | None:

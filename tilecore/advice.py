@@ -20,7 +20,8 @@ from tilecore.recommending import (
 
 def recommend(
     program: Any, *args: Any, target: str | None = None, top_k: int = TOP_K,
-    space: Mapping[str, Any] | None = None, cores: int = 0, **given: Any,
+    space: Mapping[str, Any] | None = None, cores: int = 0, service: str | None = None,
+    problem: Mapping[str, int] | None = None, **given: Any,
 ) -> ProgramAdvice:  # fmt: skip
     """Return ranked values of the open parameters of ``program``.
 
@@ -33,11 +34,15 @@ def recommend(
         top_k: how many configs.
         space: values to choose from, by parameter.
         cores: of a CPU; 0: all.
+        service: address of a service that is to answer, by what was measured there; None: this
+            installation answers.
+        problem: for a service, values of sizes that the program finds out at its call.
 
     Raises:
         TileError: the program's own fault, or nothing to choose from, by class.
     """
-    asked: dict[str, Any] = {"target": target, "top_k": top_k, "cores": cores, "space": space}
+    asked: dict[str, Any] = {"target": target, "top_k": top_k, "cores": cores, "space": space,
+                             "service": service, "problem": problem or {}}  # fmt: skip
     if isinstance(program, AutoTuneImpl):
         return program.recommend(*args, **asked, **given)
     return installed_recommender()(question_of(program, args, given, **asked))

@@ -182,6 +182,13 @@ class DataRace(TileError):
     template = "{what}"
 
 
+class InvalidDocument(TileError):
+    """A program as JSON that cannot be read, or one that has no form in JSON."""
+
+    code, title = "TC205", "invalid-document"
+    template = "{path}: expected {expected}, found {found}"
+
+
 # --- TC3xx: inference, lowering, targets -----------------------------------------------------
 
 

@@ -27,6 +27,7 @@ from tilecore.kernel import JITKernel
 from tilecore.pass_config import check_pass_configs, lowering_config
 from tilecore.recommending import (
     ASKED,
+    ASKED_OF_A_SERVICE,
     OpenProgram,
     ProgramAdvice,
     device_name,
@@ -261,12 +262,15 @@ class JITImpl:
             given: the same by keyword (eager: values of T.const names, too); ``target``: the device
                 ("h100"; without it that of ``jit``, else this machine); ``top_k``: how many
                 configs; ``space``: values to choose from, by parameter or knob of the lowering;
-                ``cores``: of a CPU.
+                ``cores``: of a CPU; ``service``: address of a service that is to answer;
+                ``problem``: for it, values of sizes that the program finds out at its call.
 
         Raises:
             TileError: the program's own fault, or nothing to choose from, by class.
         """
-        asked = {k: given.pop(k) for k in ASKED if k in given}
+        own = () if isinstance(self.wrapped, PrimFunc) else self.signature.parameters
+        names = (*ASKED, *(k for k in ASKED_OF_A_SERVICE if k not in own))
+        asked = {k: given.pop(k) for k in names if k in given}
         return installed_recommender()(self.question(args, given, **asked))
 
     def question(
@@ -280,6 +284,9 @@ class JITImpl:
                 hint="let a function take block_M and the like and return the program",
             )
         tensors = [n for n, a in self._annotations.items() if isinstance(a, NO_KNOBS)]
+        if self.tensors(args, given):  # their extents are sizes, as if given by name
+            tensors += self._split(args, given)[1]
+            given = {**self._constants(args, given)[1], **given}
         return open_program(
             self.program, self.signature, args, given, name=self.function.__name__,
             tensors=tensors, target=target or device_name(self.options.target),

@@ -30,6 +30,7 @@ from tilecore.tile_config import KnobValue, TileConfig
 GROUP = "tilecore.recommender"
 TOP_K = 8
 ASKED = ("target", "top_k", "space", "cores")  # keywords of recommend itself
+ASKED_OF_A_SERVICE = ("service", "problem")  # too, unless the program has such parameters
 LOWERING = ("micro_m", "micro_n", "pack_a", "pack_b")  # knobs of the CPU's lowering
 _KINDS = {
     "stages": re.compile(r"(num|n)?_?stages?", re.IGNORECASE),
@@ -61,6 +62,9 @@ class OpenProgram:
         target: the device; None: this machine.
         top_k: how many configs.
         cores: of a CPU; 0: all.
+        sizes: integers that the caller gave, which ``trace`` takes other values of, too.
+        service: address of the service that is to answer; None: this installation answers.
+        problem: values of sizes that the program finds out at its call, for a service.
     """
 
     name: str
@@ -72,6 +76,9 @@ class OpenProgram:
     target: str | None = None
     top_k: int = TOP_K
     cores: int = 0
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    service: str | None = None
+    problem: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +92,7 @@ class RecommendedConfig:
         interval_s: ends of the interval that holds 80 % of outcomes.
         bound_by: what most of the time goes to.
         rationale: why, in words.
+        source: "analytic", or what a service says: "measured", "nearest".
     """
 
     config: TileConfig
@@ -93,6 +101,7 @@ class RecommendedConfig:
     interval_s: tuple[float, float]
     bound_by: str
     rationale: str
+    source: str = "analytic"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,11 +226,25 @@ def open_program(
             expected = f"arguments of {name} ({', '.join(known)})"
             raise TypeMismatch(expected=expected, found=", ".join(strange))
 
+    fixed = {k: v for k, v in {**bound, **given}.items() if k not in tensors}
+    kinds = {n: p.kind for n, p in signature.parameters.items()}
+    has_many = any(k in (k.VAR_POSITIONAL, k.POSITIONAL_ONLY) for k in kinds.values())
+    named = () if has_many else [n for n in bound if kinds[n] is not inspect.Parameter.VAR_KEYWORD]
+
     def trace(chosen: Mapping[str, Any]) -> PrimFunc:
+        if any(name in chosen for name in named):  # a size that was given by its place
+            return _traced(make, (), {**{k: bound[k] for k in named}, **given, **chosen})
         return _traced(make, args, {**given, **chosen})
 
-    fixed = {k: v for k, v in {**bound, **given}.items() if k not in tensors}
-    return OpenProgram(name=name, trace=trace, knobs=knobs, fixed=fixed, space=values, **asked)
+    return OpenProgram(
+        name=name, trace=trace, knobs=knobs, fixed=fixed, space=values, sizes=_sizes(fixed),
+        **asked,
+    )  # fmt: skip
+
+
+def _sizes(fixed: Mapping[str, Any]) -> dict[str, int]:
+    """Return the integers among what the caller gave that are not named like a knob."""
+    return {k: int(v) for k, v in fixed.items() if _is_whole(v) and v > 0 and not knob_kind(k)}
 
 
 def _check_space(

@@ -12,14 +12,15 @@ from dataclasses import replace
 from db.store import SqlStore
 from recommender.hardware import HardwareProfile, nearest_profile
 from recommender.open_programs import advise
-from tilecore.errors import UnknownTarget
+from tilecore.errors import TypeMismatch, UnknownTarget
 from tilecore.gpu_target import GpuTarget
 from tilecore.recommending import OpenProgram, ProgramAdvice
 from tilecore.target import CPU_NAMES, parse_target
+from tuner_service.client import ServiceClient
 from tuner_service.errors import TooManyThreads
 from tuner_service.hardware import find_hardware_or_like
 from tuner_service.settings import load_settings
-from tuner_service.wiring import detected_host, host_profile, open_store
+from tuner_service.wiring import compile_target, host_profile, open_store
 
 LOG = logging.getLogger(__name__)
 
@@ -30,9 +31,19 @@ def recommend(question: OpenProgram) -> ProgramAdvice:
     Raises:
         UnknownHardware: nobody knows the target, nor a device like it (RC601).
         TooManyThreads: more cores than the device has (SV907).
+        Refused, ServiceUnreachable: what the service says that is to answer (SV918, SV917).
         TileError: as ``recommender.open_programs.advise`` raises it.
     """
-    store = open_store(load_settings())
+    settings = load_settings()
+    if question.service is not None:
+        with ServiceClient(question.service, settings.key) as client:
+            return client.recommend(question)
+    if question.problem:
+        raise TypeMismatch(
+            expected="`problem` beside `service`", found="`problem` alone",
+            hint="this installation takes sizes as arguments of the function",
+        )  # fmt: skip
+    store = open_store(settings)
     with closing(store.database):
         hardware, asked_for = device_of(store, question.target)
     return advise_for(question, hardware, asked_for)
@@ -70,10 +81,3 @@ def device_of(store: SqlStore, target: str | None) -> tuple[HardwareProfile, str
             raise UnknownTarget(known="a GPU with a profile", found=target)
         return known, ""
     return find_hardware_or_like(store, target)
-
-
-def compile_target(hardware: HardwareProfile) -> str:
-    """Return the name that tilecore compiles for a device by."""
-    if hardware.kind != "cpu":
-        return hardware.target or hardware.arch
-    return "llvm" if hardware.key == detected_host().key else hardware.arch.rsplit("-", 1)[-1]

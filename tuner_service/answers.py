@@ -12,6 +12,7 @@ import os
 import time
 from collections import OrderedDict
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import anyio
 from anyio.to_thread import run_sync
@@ -19,11 +20,18 @@ from anyio.to_thread import run_sync
 from db.store import SqlStore
 from recommender.recommend import Recommendation
 from tuner_service.drifting import doubt_of
-from tuner_service.errors import Overloaded
-from tuner_service.jobs import Evidence, Question, ranked_with_evidence, understand
+from tuner_service.errors import InvalidRequest, Overloaded
+from tuner_service.jobs import (
+    Evidence,
+    Question,
+    ranked_with_evidence,
+    understand,
+    understand_sent,
+)
 from tuner_service.metrics import Metrics
 from tuner_service.remeasure import Doubt, Remeasurement, follow_up
 from tuner_service.schemas import (
+    QuestionIn,
     RecommendationOut,
     RecommendationRequest,
     RecommendationResponse,
@@ -118,13 +126,7 @@ class Answers:
 
 
 def _answer(store: SqlStore, settings: Settings, request: RecommendationRequest) -> Answer:
-    question = understand(
-        store,
-        request.kernel,
-        request.problem,
-        threads=request.threads,
-        hardware=request.hardware,
-    )
+    question = asked(store, request)
     ranked, evidence = ranked_with_evidence(store, question, top_k=request.top_k)
     again = remeasurement(store, settings, question, evidence)
     response = RecommendationResponse(
@@ -135,11 +137,13 @@ def _answer(store: SqlStore, settings: Settings, request: RecommendationRequest)
         hardware_asked_for=question.asked_for or None,
         recommendations=[to_wire(question, i + 1, r) for i, r in enumerate(ranked)],
         remeasurement=None if again is None else RemeasurementOut(**asdict(again)),
+        **_of_table(question),
     )
     body = response.model_dump_json().encode()
     is_open = again is not None and again.state == "needed"
     until = time.monotonic() + ASK_AGAIN_S if is_open else math.inf
-    return Answer(body, question.workload.kernel, ranked[0].source, until)
+    kernel = question.workload.kernel if question.sent is None else "program"
+    return Answer(body, kernel, ranked[0].source, until)
 
 
 def remeasurement(
@@ -156,9 +160,38 @@ def remeasurement(
     return follow_up(store, settings, question, doubt)
 
 
+def _of_table(question: Question) -> dict[str, Any]:
+    if question.sent is None:
+        return {}
+    table = question.sent.table
+    return {"legal": table.legal, "enumerated": table.enumerated, "notes": list(table.notes)}
+
+
+def asked(store: SqlStore, request: QuestionIn) -> Question:
+    """Return what a request asks, about a kernel of the library or a program that was sent.
+
+    Raises:
+        InvalidRequest: both are named, or none, or knobs of a library kernel are fixed (SV901).
+        TileError: what ``jobs.understand`` and ``jobs.understand_sent`` raise.
+    """
+    if (request.kernel is None) == (request.program is None):
+        raise InvalidRequest(message="expected either kernel or program, found both or none")
+    if request.program is not None:
+        return understand_sent(
+            store, request.program, request.problem, threads=request.threads,
+            hardware=request.hardware, fixed=request.fixed or {},
+        )  # fmt: skip
+    if request.fixed:
+        raise InvalidRequest(message="expected `fixed` with a program, found it with a kernel")
+    assert request.kernel is not None
+    return understand(
+        store, request.kernel, request.problem, threads=request.threads, hardware=request.hardware
+    )
+
+
 def to_wire(question: Question, rank: int, r: Recommendation) -> RecommendationOut:
     """Return a recommendation as it goes over the wire."""
-    work_flop = question.definition.work_flop(dict(question.workload.problem))
+    work_flop = question.work_flop
     low_s, high_s = r.interval_s
     return RecommendationOut(
         rank=rank,

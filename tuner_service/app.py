@@ -23,6 +23,7 @@ from tuner_service.routes import (
     measurements,
     models,
     nodes,
+    programs,
     recommendations,
     run_groups,
     studies,
@@ -45,6 +46,7 @@ NEEDS = {
     tuning_runs: Needs("read", to_change="tune"),
     run_groups: Needs("read", to_change="tune"),
     studies: Needs("read", to_change="tune"),
+    programs: Needs("read", to_change="tune"),
     nodes: Needs("read", to_change="admin"),
     keys: Needs("admin"),
     database: Needs("read", to_change="admin"),
@@ -87,6 +89,7 @@ def create_app(settings: Settings, store: SqlStore | None = None) -> FastAPI:
         BodyLimit,
         limit_bytes=settings.max_body_bytes,
         of_administrators={"/v1/models": settings.max_model_bytes},
+        longer={"/v1/programs": max(settings.max_body_bytes, settings.max_program_bytes)},
     )
     app.add_middleware(ConditionalGet)
     app.add_middleware(Access, settings=settings)

@@ -34,7 +34,6 @@ app.add_typer(model_app, name="model")
 app.command("pack")(cli_packs.pack)
 app.command("import")(cli_packs.import_results)
 
-Kernel = Annotated[str, typer.Argument(help="a kernel of the library")]
 M = Annotated[int | None, typer.Option("--m", "-m", help="rows of C")]
 N = Annotated[int | None, typer.Option("--n", "-n", help="columns of C")]
 K = Annotated[int | None, typer.Option("--k", "-k", help="length of the sums")]
@@ -64,11 +63,29 @@ CreatedBy = Annotated[
     str | None, typer.Option(help="only what the API key with this name asked for")
 ]
 Limit = Annotated[int, typer.Option(min=1, max=1000, help="how many at most")]
+Fixed = Annotated[
+    list[str] | None,
+    typer.Option("--fixed", metavar="KNOB=VALUE", help="of a program: a knob that stays"),
+]
+Space = Annotated[
+    list[str] | None,
+    typer.Option("--space", metavar="KNOB=A,B,...", help="of a program: values to choose from"),
+]
+Sizes = Annotated[
+    list[str] | None,
+    typer.Option("--size", metavar="NAME=VALUE", help="of a program: a size known at its call"),
+]
+Service = Annotated[
+    str | None, typer.Option(help="of a program: URL of the service that is to answer")
+]
+KernelOrProgram = Annotated[
+    str, typer.Argument(help="a kernel of the library, or path/program.py:function")
+]
 
 
 @app.command()
 def tune(
-    kernel: Kernel = "gemm",
+    kernel: KernelOrProgram = "gemm",
     m: M = None,
     n: N = None,
     k: K = None,
@@ -93,9 +110,13 @@ def tune(
     ] = False,
     executor: Executor = None,
     ray_address: RayAddress = None,
+    fixed: Fixed = None,
+    space: Space = None,
+    size: Sizes = None,
+    service: Service = None,
 ) -> None:
-    """Tune a kernel for this machine or a device; a second call answers from the database."""
-    from tuner_service import commands
+    """Tune a kernel or program for a device; a second call answers from the database."""
+    from tuner_service import commands, programs
     from tuner_service.jobs import Effort
 
     settings = load_settings(executor=executor, ray_address=ray_address)
@@ -103,7 +124,19 @@ def tune(
         max_trials=trials or settings.max_trials, time_limit_s=time_limit or settings.time_limit_s,
         ceiling_s=ceiling, priority=priority, seed=seed, waits=wait,
     )  # fmt: skip
-    problem = commands.parse_problem({"m": m, "n": n, "k": k, "dtype": dtype}, fields or ())
+    given = {"m": m, "n": n, "k": k, "dtype": dtype}
+    if file is None and programs.is_program(kernel):
+        asked = programs.Asked(
+            program=kernel, given=programs.parse_given(given, fields or ()), fixed=fixed or (),
+            space=space or (), sizes=size or (), threads=threads, hardware=target,
+            service=service,
+        )  # fmt: skip
+        programs.tune(settings, asked, effort, force=force)
+        return
+    programs.refuse_for_library(
+        kernel, fixed=fixed or (), space=space or (), size=size or (), service=service or ()
+    )
+    problem = commands.parse_problem(given, fields or ())
     if file is None:
         commands.tune(
             settings, kernel, problem, effort, threads=threads, force=force, target=target
@@ -116,9 +149,7 @@ def tune(
 
 @app.command()
 def recommend(
-    kernel: Annotated[
-        str, typer.Argument(help="a kernel of the library, or path/program.py:function")
-    ] = "gemm",
+    kernel: KernelOrProgram = "gemm",
     m: M = None,
     n: N = None,
     k: K = None,
@@ -127,31 +158,31 @@ def recommend(
     threads: Threads = 0,
     hardware: Annotated[str | None, typer.Option(help="a device; default: this host")] = None,
     top_k: Annotated[int, typer.Option(min=1, max=50, help="how many configs")] = 5,
-    fixed: Annotated[
-        list[str] | None,
-        typer.Option("--fixed", metavar="KNOB=VALUE", help="of a program: a knob that stays"),
-    ] = None,
-    space: Annotated[
-        list[str] | None,
-        typer.Option("--space", metavar="KNOB=A,B,...", help="of a program: values to choose from"),
-    ] = None,
+    fixed: Fixed = None,
+    space: Space = None,
+    size: Sizes = None,
+    service: Service = None,
     as_json: AsJson = False,
 ) -> None:
     """Print ranked tile configs at once, measured or predicted, with reasons."""
     from tuner_service import commands, programs
 
+    given = {"m": m, "n": n, "k": k, "dtype": dtype}
     if programs.is_program(kernel):
-        given = programs.parse_given({"m": m, "n": n, "k": k, "dtype": dtype}, fields or ())
-        programs.recommend(
-            load_settings(), kernel, given, fixed=fixed or (), space=space or (), cores=threads,
-            hardware=hardware, top_k=top_k, as_json=as_json,
+        asked = programs.Asked(
+            program=kernel, given=programs.parse_given(given, fields or ()), fixed=fixed or (),
+            space=space or (), sizes=size or (), threads=threads, hardware=hardware,
+            service=service,
         )  # fmt: skip
+        programs.recommend(load_settings(), asked, top_k=top_k, as_json=as_json)
         return
-    programs.refuse_for_library(kernel, fixed=fixed or (), space=space or ())
+    programs.refuse_for_library(
+        kernel, fixed=fixed or (), space=space or (), size=size or (), service=service or ()
+    )
     commands.recommend(
         load_settings(),
         kernel,
-        commands.parse_problem({"m": m, "n": n, "k": k, "dtype": dtype}, fields or ()),
+        commands.parse_problem(given, fields or ()),
         threads=threads,
         hardware=hardware,
         top_k=top_k,

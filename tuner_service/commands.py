@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -45,11 +45,27 @@ def tune(
 ) -> None:
     """Answer from the database, or run (or resume) a tuning run and show what it found."""
     store = wiring.open_store(settings)
-    question = jobs.understand(store, kernel, problem, threads=threads, hardware=target)
+    tune_asked(
+        settings, store,
+        lambda: jobs.understand(store, kernel, problem, threads=threads, hardware=target), effort,
+        force=force,
+    )  # fmt: skip
+
+
+def tune_asked(
+    settings: Settings,
+    store: SqlStore,
+    understand: Callable[[], jobs.Question],
+    effort: jobs.Effort,
+    *,
+    force: bool,
+) -> None:
+    """Do what ``tune`` does for whatever ``understand`` makes of the command line."""
+    question = understand()
     jobs.check_offered(store, question, effort)  # complain before profiling
     if question.is_for_host:
         _profile_once(store)
-        question = jobs.understand(store, kernel, problem, threads=threads, hardware=target)
+        question = understand()
     known = _known_run(store, question, effort, force=force)
     if known is not None and known.is_finished:
         out.print("answered from the database (--force tunes again)")
@@ -146,7 +162,7 @@ def recommend(
         return
     workload = show.workload_text(kernel, dict(question.workload.problem))
     out.print(f"{workload} on {question.hardware.name}", highlight=False)
-    work_flop = question.definition.work_flop(dict(question.workload.problem))
+    work_flop = question.work_flop
     show.print_recommendations(out, work_flop, ranked, question.hardware.kind)
     if again is not None:
         out.print(f"measured before, but: {'; '.join(again.reasons)}", soft_wrap=True)

@@ -21,9 +21,9 @@ from db.records import (
     RunRecord,
 )
 from recommender.hardware import HardwareProfile
-from tilecore import kernels
+from recommender.workload import digest_of
 from tilecore.tile_config import TileConfig
-from tuner_service.report import ROLES
+from tuner_service.report import ROLES, work_flop_of
 
 if TYPE_CHECKING:
     from recommender.recommend import Recommendation
@@ -36,11 +36,10 @@ class RunProgress:
     """A progress bar with the live best; use as a context manager."""
 
     def __init__(self, console: Console, run: RunRecord) -> None:
-        problem = dict(run.workload.problem)
         self._phases = {"screen": "screening (1 thread)", "confirm": "confirming"}
         if run.hardware.kind != "cpu":
             self._phases["screen"] = "screening"
-        self._work_flop = kernels.get(run.workload.kernel).work_flop(problem)
+        self._work_flop = work_flop_of(run)
         self._best_s: dict[str, float] = {}
         self._done = 0
         self._planned = run.planned_trials
@@ -92,8 +91,23 @@ def print_result(
     console: Console, run: RunRecord, by_status: Mapping[str, int], where: str
 ) -> None:
     """Print the table at the end of a tuning run."""
-    result = run.result or {}
     title = f"{workload_text(run.workload.kernel, dict(run.workload.problem))}, {run.hardware.name}"
+    _print_outcome(console, title, run.result or {}, by_status, run.active_s, run.hardware.kind)
+    console.print(f"records: run {run.public_id} in {where}", soft_wrap=True)
+
+
+def print_told_result(console: Console, run: Mapping[str, Any], where: str) -> None:
+    """Print the same of a run that a service tells of."""
+    workload = run["workload"]
+    title = f"{workload_text(workload['kernel'], workload['problem'])}, {run['hardware']}"
+    _print_outcome(console, title, run["result"] or {}, run["trials"], run["active_s"], "")
+    console.print(f"records: run {run['id']} at {where}", soft_wrap=True)
+
+
+def _print_outcome(
+    console: Console, title: str, result: Mapping[str, Any], by_status: Mapping[str, int],
+    active_s: float, kind: str,
+) -> None:  # fmt: skip
     table = Table(title=title, title_justify="left")
     table.add_column("")
     for column in ("median µs", "GFLOP/s", "of peak", "vs torch"):
@@ -101,9 +115,8 @@ def print_result(
     for role, role_title in zip(ROLES, ROLE_TITLES, strict=True):
         table.add_row(role_title, *_candidate_cells(result.get(role)))
     console.print(table)
-    for line in _summary(run, result, by_status):
+    for line in _summary(result, by_status, active_s, kind):
         console.print(line, soft_wrap=True, highlight=False)
-    console.print(f"records: run {run.public_id} in {where}", soft_wrap=True)
 
 
 def _candidate_cells(shown: Mapping[str, Any] | None) -> list[str]:
@@ -121,12 +134,12 @@ def _candidate_cells(shown: Mapping[str, Any] | None) -> list[str]:
 
 
 def _summary(
-    run: RunRecord, result: Mapping[str, Any], by_status: Mapping[str, int]
+    result: Mapping[str, Any], by_status: Mapping[str, int], active_s: float, kind: str
 ) -> Iterable[str]:
     for role, title in zip(ROLES, ROLE_TITLES, strict=True):
         if result.get(role) is not None:
             config = result[role]["config"]
-            yield f"{title}: {short_config(config, run.hardware.kind)}"
+            yield f"{title}: {short_config(config, kind)}"
     gain, ratio = result.get("gain_over_default"), result.get("recommendation_ratio")
     if gain is not None:
         yield f"best is {gain:.2f}x as fast as the default config"
@@ -134,7 +147,7 @@ def _summary(
         yield f"the recommendation without any measurement reached {ratio:.2f} of the best"
     counts = ", ".join(f"{count} {status}" for status, count in sorted(by_status.items()))
     yield f"trials: {counts} (of {result.get('space_size', '?')} legal configs)"
-    yield f"wall time: {run.active_s:.1f} s"
+    yield f"wall time: {active_s:.1f} s"
 
 
 def short_config(config: Mapping[str, Any], kind: str = "cpu") -> str:
@@ -350,6 +363,9 @@ def print_measurements(console: Console, records: Sequence[MeasurementRecord]) -
 
 def workload_text(kernel: str, problem: Mapping[str, Any]) -> str:
     """Return a workload in a few words: gemm 1024x1024x512 float32."""
+    digest = digest_of(kernel)
+    if digest is not None:
+        return f"program {digest[:12]} {' '.join(f'{k}={v}' for k, v in problem.items())}"
     shape = "x".join(str(problem[d]) for d in ("m", "n", "k") if d in problem)
     if not shape:  # a user's program: problem holds its inputs
         return f"{kernel} {', '.join(map(str, problem.values()))}"

@@ -17,6 +17,7 @@ from db.records import RunRecord
 from db.store import SqlStore
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Toolchain
+from recommender.workload import digest_of
 from tilecore import kernels
 from tuner_service.errors import StaleRun
 from tuner_service.learning import train_after
@@ -193,7 +194,8 @@ class Coordinator:
 
     def _check_versions(self, run: RunRecord) -> None:
         """Refuse a run that was queued for another program or toolchain than this process has."""
-        program = kernels.get(run.workload.kernel).program_digest(dict(run.workload.problem))
+        kernel, problem = run.workload.kernel, dict(run.workload.problem)
+        program = digest_of(kernel) or kernels.get(kernel).program_digest(problem)
         for what, expected, found in (
             ("program", run.program_digest, program),
             ("toolchain", run.toolchain.key, self._toolchain.key),

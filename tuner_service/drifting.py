@@ -7,10 +7,12 @@ import structlog
 from db.records import DriftRecord, RunRecord
 from db.store import SqlStore
 from recommender.drift import RunTimes, find_drift, run_times
+from recommender.workload import digest_of
 from tilecore import kernels
 from tilecore.tile_config import TileConfig
 from tuner_service.jobs import Question
 from tuner_service.remeasure import Doubt, follow_up
+from tuner_service.sent_programs import sent_program
 from tuner_service.settings import Settings
 
 log = structlog.get_logger()
@@ -31,18 +33,25 @@ def check_after(store: SqlStore, settings: Settings, run: RunRecord) -> DriftRec
     if found is None:
         return None
     log.warning("drift", run=run.public_id, workload=str(run.workload), why=found.explanation)
-    question = Question(
-        definition=kernels.get(run.workload.kernel),
-        workload=run.workload,
-        hardware=run.hardware,
-        program_digest=run.program_digest,
-        toolchain=run.toolchain,
-    )
+    question = _question(store, run)
     best = store.best(
         run.workload, run.hardware.key, run.program_digest, run.toolchain.key, run.hardware.driver
     )
     follow_up(store, settings, question, doubt_of(found, best.config if best else None))
     return found
+
+
+def _question(store: SqlStore, run: RunRecord) -> Question:
+    """Return what a run was to answer."""
+    is_sent = digest_of(run.workload.kernel) is not None
+    return Question(
+        definition=None if is_sent else kernels.get(run.workload.kernel),
+        workload=run.workload,
+        hardware=run.hardware,
+        program_digest=run.program_digest,
+        toolchain=run.toolchain,
+        sent=sent_program(store, run) if is_sent else None,
+    )
 
 
 def doubt_of(drift: DriftRecord, incumbent: TileConfig | None) -> Doubt:

@@ -14,6 +14,7 @@ from db.errors import (
     UnknownKey,
     UnknownModel,
     UnknownNode,
+    UnknownProgram,
     UnknownRun,
     UnknownStudy,
     UnknownTrial,
@@ -26,6 +27,7 @@ from tilecore.errors import (
     ToolchainMissing,
     UnknownKernel,
 )
+from workers.errors import ProgramTooCostly, WorkerError
 
 
 class ServiceError(TileError):
@@ -211,9 +213,24 @@ class ModelsBusy(ServiceError):
     default_hint = "try again after `Retry-After` seconds"
 
 
+class ServiceUnreachable(ServiceError):
+    """The service that a client asks does not answer, or answers something else."""
+
+    code, title = "SV917", "service-unreachable"
+    template = "expected a tilecore service at {url}, found {found}"
+    default_hint = "start one with `tilecore serve`, or leave out --service"
+
+
+class Refused(ServiceError):
+    """The service that a client asks refused the request; its own code and reason are told."""
+
+    code, title, status = "SV918", "refused-by-service", 422
+    template = "{url} answered {code}: {detail}"
+
+
 UNKNOWN = (
     UnknownKernel, UnknownHardware, UnknownRun, UnknownNode, UnknownKey, UnknownStudy, UnknownTrial,
-    UnknownModel,
+    UnknownModel, UnknownProgram,
 )  # fmt: skip
 CONFLICTS = (IllegalTransition, BudgetUsedUp, StudyClosed, LeaseLost)
 
@@ -226,8 +243,9 @@ def http_status(error: TileError) -> int:
         return 404
     if isinstance(error, CONFLICTS):
         return 409
-    if isinstance(error, (InvalidProblem, IdempotencyConflict, NotOneSpace, FormatMissing)):
+    unfit = (InvalidProblem, IdempotencyConflict, NotOneSpace, FormatMissing, ProgramTooCostly)
+    if isinstance(error, unfit):
         return 422
-    if isinstance(error, (DatabaseError, CompileFailed, ToolchainMissing)):
+    if isinstance(error, (DatabaseError, CompileFailed, ToolchainMissing, WorkerError)):
         return 503
     return 422 if error.code.startswith(("TC", "RC")) else 500

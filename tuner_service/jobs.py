@@ -16,15 +16,17 @@ from db.store import SqlStore
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Toolchain
 from recommender.space import SearchSpace
-from recommender.workload import Workload
+from recommender.workload import Workload, digest_of, kernel_name
 from tilecore import kernels
 from tilecore.errors import InvalidProblem
 from tilecore.kernels.definition import KernelDefinition
-from tilecore.tile_config import TileConfig, digest
+from tilecore.portable import parse_sizes
+from tilecore.tile_config import KnobValue, TileConfig, digest
 from tuner_service.errors import HardwareNotOffered, TooLargeToEmulate, TooManyThreads
 from tuner_service.hardware import find_hardware_or_like
 from tuner_service.report import result_document, result_of
-from tuner_service.wiring import detected_host, host_toolchain
+from tuner_service.sent_programs import SentProgram, look_at
+from tuner_service.wiring import detected_host, host_toolchain, program_desk
 from workers.devices import cuda_devices
 
 if TYPE_CHECKING:
@@ -39,17 +41,26 @@ DRIFTED_CONFIDENCE = 0.6  # of what was measured for times that changed
 class Question:
     """A workload on a device, with the versions that an answer must match."""
 
-    definition: KernelDefinition
+    definition: KernelDefinition | None  # None: a program that came as data
     workload: Workload
     hardware: HardwareProfile
     program_digest: str
     toolchain: Toolchain
     asked_for: str = ""  # a device that nobody knows, whose place ``hardware`` takes
+    sent: SentProgram | None = None
 
     @property
     def is_for_host(self) -> bool:
         """Whether the device is this machine."""
         return self.hardware.key == detected_host().key
+
+    @property
+    def work_flop(self) -> float:
+        """Operations of the computation (1 FMA = 2 FLOP)."""
+        if self.sent is not None:
+            return self.sent.table.work_flop
+        assert self.definition is not None
+        return self.definition.work_flop(dict(self.workload.problem))
 
 
 def understand(
@@ -83,6 +94,41 @@ def understand(
     )
 
 
+def understand_sent(
+    store: SqlStore,
+    digest: str,
+    problem: Mapping[str, Any],
+    *,
+    threads: int = 0,
+    hardware: str | None = None,
+    fixed: Mapping[str, KnobValue] | None = None,
+) -> Question:
+    """Return the question about a stored program in canonical form.
+
+    Raises:
+        UnknownProgram: no program has this digest (DB827).
+        InvalidProblem: a size is unknown, missing or out of range (TC502).
+        InvalidConfig: a fixed knob is none of the program's (TC303).
+        EmptySpace: no config can run on the device, or be compiled for it (RC602).
+        ProgramTooCostly: to look at it takes too long (WK710).
+        UnknownHardware, TooManyThreads: see ``understand``.
+    """
+    record = store.programs.get(digest)
+    canonical = parse_sizes(program_desk().read(record.document).sizes, problem)
+    device, asked_for = find_hardware_or_like(store, hardware)
+    if not 0 <= threads <= device.cores:
+        raise TooManyThreads(cores=device.cores, hardware=device.name, found=threads)
+    return Question(
+        definition=None,
+        workload=Workload.of(kernel_name(digest), canonical, threads),
+        hardware=device,
+        program_digest=digest,
+        toolchain=host_toolchain(),
+        asked_for=asked_for,
+        sent=look_at(record, canonical, device, fixed or {}, threads),
+    )
+
+
 def near_workload(kernel: str | None, text: str) -> Workload:
     """Return the workload that ``near`` names: ``m=1000,n=1024,k=512``.
 
@@ -92,9 +138,11 @@ def near_workload(kernel: str | None, text: str) -> Workload:
     """
     if kernel is None:
         raise InvalidProblem(field="near", expected="a kernel beside it", found="none")
+    given = assigned("near", text.split(","))
+    if digest_of(kernel) is not None:
+        return Workload.of(kernel, given)
     definition = kernels.get(kernel)
-    problem = definition.parse_problem(assigned("near", text.split(",")))
-    return Workload.of(definition.name, problem)
+    return Workload.of(definition.name, definition.parse_problem(given))
 
 
 def assigned(field: str, texts: Sequence[str]) -> dict[str, Any]:
@@ -140,17 +188,7 @@ def ranked_with_evidence(
     store: SqlStore, question: Question, *, top_k: int
 ) -> tuple[Sequence[Recommendation], Evidence]:
     """Return ranked configs, and what was measured for exactly this question."""
-    from recommender.recommend import MAX_NEIGHBOURS, recommend  # loads XGBoost
-
-    found = recommend(
-        question.workload,
-        question.definition,
-        question.hardware,
-        store,
-        top_k=top_k + 2 * MAX_NEIGHBOURS,  # what is stale comes behind close neighbours
-        program_digest=question.program_digest,
-        toolchain_key=question.toolchain.key,
-    )
+    found = _ranked(store, question, top_k)
     exact = (r for r in found if r.source in ("measured", "nearest") and not r.distance)
     best = next(exact, None)
     found = found[:top_k]
@@ -185,6 +223,26 @@ def _doubt_drifted(
     )
     ranked = [doubted if r is best else r for r in found]
     return ranked, Evidence(best=doubted, drift=drift)
+
+
+def _ranked(store: SqlStore, question: Question, top_k: int) -> list[Recommendation]:
+    # They load XGBoost, which queueing a run needs not.
+    from recommender.program_answers import recommend_program
+    from recommender.recommend import MAX_NEIGHBOURS, recommend
+
+    workload, hardware, sent = question.workload, question.hardware, question.sent
+    program, toolchain = question.program_digest, question.toolchain.key
+    count = top_k + 2 * MAX_NEIGHBOURS  # what is stale comes behind close neighbours
+    if sent is not None:
+        return recommend_program(
+            workload, sent.table, hardware, store, top_k=count, fixed=sent.fixed,
+            program_digest=program, toolchain_key=toolchain,
+        )  # fmt: skip
+    assert question.definition is not None
+    return recommend(
+        workload, question.definition, hardware, store, top_k=count,
+        program_digest=program, toolchain_key=toolchain,
+    )  # fmt: skip
 
 
 def latest_run(store: SqlStore, question: Question, states: Sequence[str]) -> RunRecord | None:
@@ -294,6 +352,9 @@ def check_offered(store: SqlStore, question: Question, effort: Effort) -> None:
         TooLargeToEmulate: the emulator would take minutes per candidate (SV930).
     """
     check_emulated(question)
+    if question.sent is not None and question.hardware.kind != "cpu":
+        offered = f"{detected_host().name}, for programs that came as data"
+        raise HardwareNotOffered(offered=offered, found=question.hardware.name)
     may_come = effort.waits and question.hardware.kind != "rocm"
     if question.asked_for or not (may_come or is_offered(store, question.hardware)):
         found = question.asked_for or question.hardware.name
@@ -302,7 +363,7 @@ def check_offered(store: SqlStore, question: Question, effort: Effort) -> None:
 
 def check_emulated(question: Question) -> None:
     """Complain of a problem that is too large for the emulator, if that is to run it (SV930)."""
-    work_flop = question.definition.work_flop(dict(question.workload.problem))
+    work_flop = question.work_flop
     if question.hardware.is_emulated and work_flop > EMULATED_FLOP:
         raise TooLargeToEmulate(
             limit=EMULATED_FLOP, hardware=question.hardware.name, found=work_flop
@@ -313,6 +374,12 @@ def _new_run(
     store: SqlStore, question: Question, effort: Effort, incumbents: Sequence[TileConfig] = ()
 ) -> NewRun:
     check_offered(store, question, effort)
+    sent = question.sent
+    if sent is not None and sent.unfit:
+        raise InvalidProblem(
+            field=sent.unfit[0], expected="tensors and integers as parameters of what is measured",
+            found="an address or a fraction",
+        )  # fmt: skip
     spec: dict[str, Any] = {
         "kernel": question.workload.kernel,
         "problem": dict(question.workload.problem),
@@ -324,6 +391,14 @@ def _new_run(
     }
     if incumbents:
         spec["incumbents"] = [dict(config.items_) for config in incumbents]
+    if sent is not None:
+        spec |= {
+            "program": question.program_digest,
+            "fixed": dict(sent.fixed),
+            "default": dict(sent.table.default),
+            "work_flop": sent.table.work_flop,
+            "space_size": len(sent.table),
+        }
     return NewRun(
         workload=question.workload,
         hardware=question.hardware,
@@ -358,8 +433,10 @@ def partial_result(store: SqlStore, run: RunRecord) -> Mapping[str, Any]:
     if run.is_finished and run.result is not None:
         return run.result
     trials = [t for t in store.trials.of_run(run.id) if t.measurement is not None]
-    definition = kernels.get(run.workload.kernel)
-    space = SearchSpace.build(definition, dict(run.workload.problem), run.hardware)
-    return result_document(
-        result_of(trials, definition, len(space), run.hardware.kind), run, run.active_s
-    )
+    if digest_of(run.workload.kernel) is not None:
+        default, size = TileConfig.of(run.spec["default"]), int(run.spec["space_size"])
+    else:
+        definition = kernels.get(run.workload.kernel)
+        space = SearchSpace.build(definition, dict(run.workload.problem), run.hardware)
+        default, size = definition.default_config(run.hardware.kind), len(space)
+    return result_document(result_of(trials, default, size), run, run.active_s)

@@ -12,6 +12,7 @@ from recommender.features import SCHEMA
 from recommender.hardware import HardwareProfile
 from recommender.prior import prior
 from recommender.training import TrainingOutcome, train
+from recommender.workload import digest_of
 from tilecore import kernels
 
 log = structlog.get_logger()
@@ -21,12 +22,14 @@ TRAINING_LIMIT = 20_000  # newest measurements looked at
 def train_after(store: SqlStore, run: RunRecord) -> TrainingOutcome | None:
     """Train on all measurements of the run's kernel; None where there are too few yet.
 
+    There is no model of a program that came as data.
+
     The model is stored either way; it answers only if it beat the analytic model, the nearest
     lookup and the incumbent on workloads that it had not seen. Models are of CPUs: a run on a GPU
     teaches them nothing.
     """
-    if run.hardware.kind != "cpu":
-        return None
+    if run.hardware.kind != "cpu" or digest_of(run.workload.kernel) is not None:
+        return None  # models learn from problems of one kernel: a program is its own kernel
     definition = kernels.get(run.workload.kernel)
     measurements = store.measurements(kernel=definition.name, only_ok=True, limit=TRAINING_LIMIT)
     try:

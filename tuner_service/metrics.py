@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from db.overview import Counts
 from db.store import SqlStore
+from recommender.workload import digest_of
 from tilecore.errors import TileError
 
 BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -119,8 +120,12 @@ def _families(counts: Counts) -> Iterator[Metric]:
     measured = GaugeMetricFamily(
         "tilecore_measurements", "Measurements", labels=("kernel", "status")
     )
+    found: dict[tuple[str, str], int] = {}
     for (kernel, status), number in counts.measurements.items():
-        measured.add_metric((kernel, status), number)
+        name = "program" if digest_of(kernel) else kernel  # any number of these: told as one
+        found[name, status] = found.get((name, status), 0) + number
+    for labels, number in found.items():
+        measured.add_metric(labels, number)
     yield measured
     models = GaugeMetricFamily(
         "tilecore_cost_model", "Metrics of the active cost models", labels=("kernel", "metric")

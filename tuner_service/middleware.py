@@ -18,15 +18,18 @@ from tuner_service.problems import problem_response
 class BodyLimit:
     """Answers 413 to a body of more than ``limit_bytes``, announced or streamed.
 
-    ``of_administrators``: other limits of some paths, for those who may send more there.
+    ``longer``: other limits of some paths; ``of_administrators``: of paths where only
+    administrators may send more.
     """
 
     def __init__(
-        self, app: ASGIApp, limit_bytes: int, of_administrators: Mapping[str, int] | None = None
-    ) -> None:
+        self, app: ASGIApp, limit_bytes: int, of_administrators: Mapping[str, int] | None = None,
+        longer: Mapping[str, int] | None = None,
+    ) -> None:  # fmt: skip
         self._app = app
         self._limit = limit_bytes
         self._of_administrators = of_administrators or {}
+        self._longer = longer or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection."""
@@ -46,9 +49,10 @@ class BodyLimit:
 
     def _limit_of(self, scope: Scope) -> int:
         sender: Principal | None = scope["state"].get("principal")
+        usual = self._longer.get(scope["path"], self._limit)
         if sender is None or sender.role != "admin":
-            return self._limit
-        return self._of_administrators.get(scope["path"], self._limit)
+            return usual
+        return self._of_administrators.get(scope["path"], usual)
 
     async def _read(self, limit: int, receive: Receive) -> bytes | None:
         """Return the whole body, or None as soon as it is too long."""

@@ -56,6 +56,7 @@ def pack(
     chosen = []  # complain of any workload before the first is compiled
     for question in questions:
         jobs.check_emulated(question)
+        assert question.definition is not None  # packs are of the library's kernels
         choices = choose(
             question.workload, question.definition, hardware, store, configs,
             program_digest=question.program_digest, toolchain_key=toolchain.key, seed=seed,

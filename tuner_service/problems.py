@@ -42,7 +42,7 @@ def problem_response(
         type=f"urn:tilecore:error:{error.code}",
         title=error.title,
         status=code,
-        detail=error.message,
+        detail=error.message if error.span is None else f"{error.span}: {error.message}",
         code=error.code,
         instance=path,
         hint=error.hint or None,
@@ -123,7 +123,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     titles = {
         401: "No valid API key",
         403: "The key's role does not reach that far",
-        404: "Unknown kernel, hardware, run or node",
+        404: "Unknown kernel, program, hardware, run or node",
         405: "Method not allowed",
         409: "Not possible in the present state",
         413: "Body too large",

@@ -1,4 +1,4 @@
-"""``tilecore recommend path/program.py:function``: configs for a program of the user's."""
+"""``tilecore recommend`` and ``tune path/program.py:function``: a program of the user's."""
 
 from __future__ import annotations
 
@@ -8,21 +8,26 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from recommender.portable_tracing import portable
 from tilecore.advice import question_of
 from tilecore.autotuner import AutoTuneImpl
 from tilecore.compat.modules import aliased
 from tilecore.errors import InvalidProblem, SourceSpan, TileError, program_error
 from tilecore.jit import JITImpl
-from tilecore.recommending import ProgramAdvice
-from tuner_service import wiring
+from tilecore.recommending import OpenProgram, ProgramAdvice
+from tuner_service import commands, wiring
 from tuner_service.advice import advise_for, device_of
-from tuner_service.errors import InvalidProgramFile
+from tuner_service.client import ServiceClient
+from tuner_service.console import print_told_result
+from tuner_service.errors import InvalidProgramFile, RunFailed
+from tuner_service.jobs import Effort, understand_sent
 from tuner_service.settings import Settings
 
 FORM = "path/program.py:function"
@@ -47,24 +52,93 @@ def refuse_for_library(kernel: str, **options: Sequence[str]) -> None:
             )
 
 
-def recommend(
-    settings: Settings, program: str, given: Mapping[str, Any], *, fixed: Sequence[str],
-    space: Sequence[str], cores: int, hardware: str | None, top_k: int, as_json: bool,
-) -> None:  # fmt: skip
-    """Print ranked configs of a program."""
-    store = wiring.open_store(settings)
-    with closing(store.database), loaded(program) as function:
-        device, asked_for = device_of(store, hardware)
-        question = question_of(
-            function, (), _spelled(function, given) | _assigned("--fixed", fixed),
-            target=hardware, top_k=top_k, cores=cores,
-            space={k: _listed(v) for k, v in _texts("--space", space).items()},
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a command line says of a program.
+
+    Attributes:
+        program: path/program.py:function.
+        given: arguments, which stay as they are.
+        fixed, space: knobs with a value, and with values to choose from.
+        sizes: values of sizes that the program finds out at its call, for a service or a run.
+        threads: cores to use; 0: all.
+        hardware: the device; None: this host, or the service's.
+        service: address of the service that is to answer; None: this installation.
+    """
+
+    program: str
+    given: Mapping[str, Any]
+    fixed: Sequence[str] = ()
+    space: Sequence[str] = ()
+    sizes: Sequence[str] = ()
+    threads: int = 0
+    hardware: str | None = None
+    service: str | None = None
+
+    def question(self, function: Any, **more: Any) -> OpenProgram:
+        """Return what is asked of a recommender."""
+        return question_of(
+            function, (), _spelled(function, self.given) | _assigned("--fixed", self.fixed),
+            target=self.hardware, cores=self.threads, service=self.service,
+            problem=_assigned("--size", self.sizes),
+            space={k: _listed(v) for k, v in _texts("--space", self.space).items()}, **more,
         )  # fmt: skip
-        advice = advise_for(question, device, asked_for)
+
+
+def recommend(settings: Settings, asked: Asked, *, top_k: int, as_json: bool) -> None:
+    """Print ranked configs of a program."""
+    with loaded(asked.program) as function:
+        if asked.service is not None:
+            with ServiceClient(asked.service, settings.key) as client:
+                advice = client.recommend(asked.question(function, top_k=top_k))
+        else:
+            store = wiring.open_store(settings)
+            with closing(store.database):
+                device, asked_for = device_of(store, asked.hardware)
+            advice = advise_for(asked.question(function, top_k=top_k), device, asked_for)
     if as_json:
         out.print_json(json.dumps(to_wire(advice)))
     else:
-        show(out, program, advice)
+        show(out, asked.program, advice)
+
+
+def tune(settings: Settings, asked: Asked, effort: Effort, *, force: bool) -> None:
+    """Tune a program on this machine, or by a service, and show what was found.
+
+    Raises:
+        RunFailed: the run ended without a result (SV911).
+    """
+    if asked.service is not None:
+        _tune_there(settings, asked, effort)
+        return
+    store = wiring.open_store(settings)
+    with loaded(asked.program) as function:
+        question = asked.question(function)
+        program = portable(question, wiring.host_profile(store))
+    record, _ = store.programs.add(program.digest, program.name, program.to_bytes(), "local")
+    known = {**question.sizes, **question.problem}
+    problem = {k: known[k] for k in (*program.sizes, *program.call_sizes) if k in known}
+    commands.tune_asked(
+        settings, store,
+        lambda: understand_sent(store, record.digest, problem, threads=asked.threads), effort,
+        force=force,
+    )  # fmt: skip
+
+
+def _tune_there(settings: Settings, asked: Asked, effort: Effort) -> None:
+    limits = {
+        "max_trials": effort.max_trials, "time_limit_s": effort.time_limit_s, "seed": effort.seed,
+        "ceiling_s": effort.ceiling_s, "priority": effort.priority,
+    }  # fmt: skip
+    assert asked.service is not None
+    with loaded(asked.program) as function, ServiceClient(asked.service, settings.key) as client:
+        run = client.tune(asked.question(function), limits)
+        out.print(f"run {run['id']} at {client.url}: {run['state']}", soft_wrap=True)
+        for now in client.follow(run):
+            run = now
+    if run["state"] != "SUCCEEDED":
+        raise RunFailed(run=run["id"], state=run["state"], error=run["error"] or "")
+    print_told_result(out, run, asked.service)
 
 
 def parse_given(options: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
@@ -170,7 +244,7 @@ def to_wire(advice: ProgramAdvice) -> dict[str, Any]:
         {
             "rank": rank, "config": dict(r.config), "lowering": dict(r.lowering),
             "latency_us": r.time_s * 1e6, "interval_us": [s * 1e6 for s in r.interval_s],
-            "gflops": advice.work_flop / r.time_s / 1e9, "source": "analytic",
+            "gflops": advice.work_flop / r.time_s / 1e9, "source": r.source,
             "bound_by": r.bound_by, "rationale": r.rationale,
         }
         for rank, r in enumerate(advice, 1)
@@ -187,12 +261,13 @@ def show(console: Console, program: str, advice: ProgramAdvice) -> None:
     table = Table()
     for title in ("#", "µs", "80 % interval", "GFLOP/s"):
         table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("source")
     table.add_column("bound by")
     for rank, r in enumerate(advice, 1):
         low_s, high_s = r.interval_s
         table.add_row(
             str(rank), f"{r.time_s * 1e6:,.1f}", f"{low_s * 1e6:,.1f} to {high_s * 1e6:,.1f}",
-            f"{advice.work_flop / r.time_s / 1e9:,.1f}", r.bound_by,
+            f"{advice.work_flop / r.time_s / 1e9:,.1f}", r.source, r.bound_by,
         )  # fmt: skip
     console.print(table)
     for line in str(advice).splitlines():

@@ -10,8 +10,8 @@ from db.records import RunRecord, TrialRecord
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, Protocol
 from recommender.nearest import fastest
+from recommender.workload import digest_of
 from tilecore import kernels
-from tilecore.kernels.definition import KernelDefinition
 from tilecore.tile_config import TileConfig
 
 if TYPE_CHECKING:
@@ -24,7 +24,10 @@ def result_document(result: TuningResult, run: RunRecord, active_s: float) -> di
     """Return what a run found: three candidates, their ratios, trials by status."""
     found = (result.default, result.recommended, result.best)
     return {
-        **{role: candidate(m, run.hardware) for role, m in zip(ROLES, found, strict=True)},
+        **{
+            role: candidate(m, run.hardware, work_flop_of(run))
+            for role, m in zip(ROLES, found, strict=True)
+        },
         "gain_over_default": result.gain_over_default,
         "recommendation_ratio": result.recommendation_ratio,
         "trials": result.trials,
@@ -34,15 +37,12 @@ def result_document(result: TuningResult, run: RunRecord, active_s: float) -> di
     }
 
 
-def result_of(
-    trials: Sequence[TrialRecord], definition: KernelDefinition, space_size: int, kind: str
-) -> TuningResult:
-    """Return what measured trials on a kind of device say, as the session under way would."""
+def result_of(trials: Sequence[TrialRecord], default: TileConfig, space_size: int) -> TuningResult:
+    """Return what measured trials say, as the session of a run under way would."""
     from recommender.tuning import TuningResult
 
     told = {(t.config, t.protocol): t.measurement for t in trials if t.measurement is not None}
     recommended = next((t.config for t in trials if t.purpose == "recommended"), None)
-    default = definition.default_config(kind)
 
     def of(config: TileConfig | None) -> Measurement | None:
         if config is None:
@@ -59,7 +59,16 @@ def result_of(
     )
 
 
-def candidate(m: Measurement | None, hardware: HardwareProfile) -> dict[str, Any] | None:
+def work_flop_of(run: RunRecord) -> float:
+    """Return the operations of what a run tunes."""
+    if digest_of(run.workload.kernel) is not None:
+        return float(run.spec["work_flop"])
+    return kernels.get(run.workload.kernel).work_flop(dict(run.workload.problem))
+
+
+def candidate(
+    m: Measurement | None, hardware: HardwareProfile, work_flop: float
+) -> dict[str, Any] | None:
     """Return one candidate with its rates, None where it was not measured."""
     if m is None:
         return None
@@ -74,7 +83,7 @@ def candidate(m: Measurement | None, hardware: HardwareProfile) -> dict[str, Any
     }
     if m.time_s is None:
         return shown
-    rate = kernels.get(m.workload.kernel).work_flop(problem) / m.time_s
+    rate = work_flop / m.time_s
     peak = peak_flop_per_s(hardware, problem, m.threads)
     reference_s = m.reference_time_s
     return shown | {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
@@ -18,11 +18,14 @@ from db.store import SqlStore
 from recommender.measurement import Measurement, MeasureStatus, Protocol
 from recommender.nearest import fastest
 from recommender.ports import Measurer, MeasureRequest
+from recommender.program_answers import program_session
 from recommender.space import SearchSpace
-from recommender.tuning import Budget, Proposal, TuningSession
+from recommender.tuning import Budget, Proposal, TuningSession, kernel_session
+from recommender.workload import ProgramSource, digest_of
 from tilecore import kernels
 from tilecore.tile_config import TileConfig
 from tuner_service.report import result_document
+from tuner_service.sent_programs import sent_program
 
 log = structlog.get_logger()
 TIME_UPDATE_S = 1.0
@@ -74,7 +77,7 @@ class RunDriver:
 
     def reload(self, run: RunRecord) -> None:
         """Start again from what the database says; what is with the workers stays there."""
-        self.run = run
+        self.run, self._workload = run, run.workload
         self.priority, self.is_pausing = run.priority, run.pause_requested
         self._active_s = run.active_s + self._uncounted[0]
         self._device_s = run.device_s + self._uncounted[1]
@@ -139,7 +142,7 @@ class RunDriver:
             requests.append(
                 MeasureRequest(
                     token=token,
-                    workload=self.run.workload,
+                    workload=self._workload,
                     config=trial.config,
                     protocol=trial.protocol,
                 )
@@ -190,23 +193,22 @@ class RunDriver:
     # --- details ------------------------------------------------------------------------------
 
     def _build_session(self, incumbents: Sequence[TileConfig]) -> TuningSession:
-        run, definition = self.run, kernels.get(self.run.workload.kernel)
-        space = SearchSpace.build(definition, dict(run.workload.problem), run.hardware)
+        run = self.run
         left_s = float(run.spec["time_limit_s"]) - run.device_s  # a resumed run is not given more
         budget = Budget(max_trials=int(run.spec["max_trials"]), time_limit_s=max(0.0, left_s))
-        return TuningSession(
-            run.workload,
-            definition,
-            run.hardware,
-            space,
-            store=self._store,
-            budget=budget,
-            seed=run.seed,
-            program_digest=run.program_digest,
-            toolchain_key=run.toolchain.key,
-            incumbents=incumbents,
-            clock=lambda: self._device_s,
-        )
+        common: dict[str, Any] = {
+            "store": self._store, "budget": budget, "seed": run.seed, "incumbents": incumbents,
+            "program_digest": run.program_digest, "toolchain_key": run.toolchain.key,
+            "clock": lambda: self._device_s,
+        }  # fmt: skip
+        if digest_of(run.workload.kernel) is not None:
+            sent = sent_program(self._store, run)
+            source = ProgramSource(sent.record.document, sent.table.default)
+            self._workload = replace(run.workload, source=source)
+            return program_session(run.workload, sent.table, run.hardware, **common)
+        definition = kernels.get(run.workload.kernel)
+        space = SearchSpace.build(definition, dict(run.workload.problem), run.hardware)
+        return kernel_session(run.workload, definition, run.hardware, space, **common)
 
     def _propose(self, count: int) -> None:
         if count <= 0 or self._session.done:

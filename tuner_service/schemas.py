@@ -43,8 +43,12 @@ RunState = Literal[
 ]
 ProblemValue = Annotated[bool | int | str, BeforeValidator(_problem_value)]
 ProblemFields = Annotated[
-    dict[Annotated[str, Field(max_length=64)], ProblemValue], Field(min_length=1, max_length=32)
+    dict[Annotated[str, Field(max_length=64)], ProblemValue], Field(max_length=32)
 ]
+KnobFields = Annotated[
+    dict[Annotated[str, Field(max_length=128)], ProblemValue], Field(max_length=32)
+]
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{32}$", examples=["0" * 32])]
 
 
 class Wire(BaseModel):
@@ -54,10 +58,16 @@ class Wire(BaseModel):
 
 
 class QuestionIn(Wire):
-    """A kernel, its problem and the device it shall run on."""
+    """A kernel or a program, its problem and the device it shall run on."""
 
-    kernel: str = Field(max_length=64, examples=["gemm"])
-    problem: ProblemFields = Field(examples=[GEMM_EXAMPLE])
+    kernel: str | None = Field(
+        None, max_length=64, examples=["gemm"], description="of the library; or else `program`"
+    )
+    program: Digest | None = Field(None, description="digest of a program that was sent before")
+    problem: ProblemFields = Field(
+        default_factory=dict, examples=[GEMM_EXAMPLE], description="sizes and other fields"
+    )
+    fixed: KnobFields | None = Field(None, description="of a program: knobs that are settled")
     threads: Int = Field(0, ge=0, le=MAX_THREADS, description="cores to use; 0: all")
     hardware: str | None = Field(
         None, max_length=200, description="name, alias or key; null: the host of the service"
@@ -121,6 +131,9 @@ class RecommendationResponse(BaseModel):
     remeasurement: RemeasurementOut | None = Field(
         None, description="where what was measured for this question may no longer hold"
     )
+    legal: int | None = Field(None, description="of a program: configs that the device can run")
+    enumerated: int | None = Field(None, description="of a program: configs that were looked at")
+    notes: list[str] = Field([], description="of a program: what else there is to know")
     tune_url: str = "/v1/tuning-runs"
 
 

@@ -52,6 +52,8 @@ class Settings(BaseSettings):
     retune_max_open: int = Field(8, ge=1, le=1000)
     max_body_bytes: int = Field(65_536, ge=1024)
     max_model_bytes: int = Field(16 << 20, ge=1024)  # of an uploaded cost model
+    max_program_bytes: int = Field(1 << 20, ge=1024, le=1 << 20)  # of POST /v1/programs
+    key: str | None = None  # an API key for the service that --service names
     auth: Literal["auto", "required", "off"] = "auto"  # auto: required unless bound to loopback
     rate_limit: str = "6000/minute"  # requests per API key, for each process of the service
     max_in_flight: int = Field(128, ge=1)  # requests waiting for an answer; beyond: 503

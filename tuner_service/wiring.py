@@ -23,6 +23,7 @@ from workers.errors import ClusterUnavailable
 from workers.gate import Gate
 from workers.host import detect
 from workers.offer import emulated_devices
+from workers.program_desk import ProgramDesk
 from workers.toolchain import current_toolchain
 
 if TYPE_CHECKING:
@@ -53,6 +54,19 @@ def host_profile(store: SqlStore) -> HardwareProfile:
     host = detected_host()
     stored = store.hardware(host.key)
     return host if stored is None else replace(stored, driver=host.driver)
+
+
+def compile_target(hardware: HardwareProfile) -> str:
+    """Return the name that tilecore compiles for a device by."""
+    if hardware.kind != "cpu":
+        return hardware.target or hardware.arch
+    return "llvm" if hardware.key == detected_host().key else hardware.arch.rsplit("-", 1)[-1]
+
+
+@functools.cache
+def program_desk() -> ProgramDesk:
+    """Return where this process has programs looked at that somebody sent; children start late."""
+    return ProgramDesk()
 
 
 def is_measured(profile: HardwareProfile) -> bool:

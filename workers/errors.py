@@ -67,3 +67,19 @@ class InvalidPack(WorkerError):
     code, title = "WK709", "invalid-pack"
     template = "{path}: {reason}"
     default_hint = "write it again: `tilecore pack FOLDER ...`"
+
+
+class ProgramTooCostly(WorkerError):
+    """Looking at a program that somebody sent takes more time or memory than it may."""
+
+    code, title = "WK710", "program-too-costly"
+    template = "expected a program that can be looked at within {limit_s:g} s and {limit}, {found}"
+    default_hint = "send a smaller program, or name fewer values of its knobs"
+
+
+class DeskBusy(WorkerError):
+    """Too many programs that somebody sent are being looked at."""
+
+    code, title = "WK711", "desk-busy"
+    template = "expected a free process to look at a program with, found {places} busy ones"
+    default_hint = "try again in some seconds"

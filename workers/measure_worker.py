@@ -13,6 +13,7 @@ from workers.errors import WorkerLost
 from workers.host import candidate_memory_bytes
 from workers.measure_bench import MeasureBench, wrong_result
 from workers.outcome import Compiled, Failure, Timed, describe, run_failure
+from workers.portable_problem import ORACLE_S
 from workers.sandbox import Outcome, Raised, Returned, Sandbox, TimedOut, Zygote
 from workers.toolbox import Toolbox
 
@@ -122,8 +123,10 @@ class MeasureWorker:
         self._sandbox.close()
 
     def _prepare(self, workload: Workload, step: str = "prepare") -> Failure | None:
+        # what somebody sent runs in here, too: to say what candidates must compute
+        limit_s = PREPARE_TIMEOUT_S if workload.source is None else 2 * self._timeout_s + ORACLE_S
         is_new = not self._served
-        outcome = self._call(step, workload, timeout_s=PREPARE_TIMEOUT_S)
+        outcome = self._call(step, workload, timeout_s=limit_s)
         if is_new and self._is_tainted_by_errors:
             _complain_of_device(outcome)
         return None if isinstance(outcome, Returned) else run_failure(outcome, "inputs")

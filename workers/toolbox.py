@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from recommender.workload import Workload
+from recommender.workload import Workload, digest_of
 from tilecore import kernels
 from tilecore.errors import InvalidConfig
 from tilecore.ir.nodes import PrimFunc
 from tilecore.kernels.definition import KernelDefinition
 from tilecore.tile_config import KnobValue, TileConfig
 from workers.outcome import Compiled
+from workers.portable_problem import PortableProblem, candidate
 from workers.problem import Call, KernelProblem, Problem
 
 
@@ -73,19 +74,27 @@ class TilecoreToolbox:
 
     def program_digest(self, workload: Workload) -> str:
         """Return the digest of the kernel's program; raises UnknownKernel (TC501)."""
+        sent = digest_of(workload.kernel)
+        if sent is not None:
+            return sent
         return kernels.get(workload.kernel).program_digest(dict(workload.problem))
 
-    def problem(self, workload: Workload) -> KernelProblem:
-        """Return random inputs with their float64 reference; raises UnknownKernel (TC501)."""
+    def problem(self, workload: Workload) -> Problem:
+        """Return random inputs with their reference; raises UnknownKernel (TC501)."""
+        if workload.source is not None:
+            return PortableProblem.fresh(workload, workload.source, bind)
         return KernelProblem.fresh(workload, kernels.get(workload.kernel), bind)
 
     def compile(self, workload: Workload, config: TileConfig, store: Path) -> Compiled:
         """Trace, lower and generate code for a candidate; raises TileErrors."""
         start = time.perf_counter()
+        if workload.source is not None:
+            program, knobs = candidate(workload, workload.source, config)
+            return build(program, self.target, knobs, store, start)
         definition = kernels.get(workload.kernel)
-        knobs = complete_config(definition, config)
-        program = definition.program(dict(workload.problem), knobs)
-        return build(program, self.target, lowering_knobs(definition, knobs), store, start)
+        whole = complete_config(definition, config)
+        program = definition.program(dict(workload.problem), whole)
+        return build(program, self.target, lowering_knobs(definition, whole), store, start)
 
     def set_threads(self, threads: int) -> None:
         """Set the number of cores that the runtime's parallel loops use."""

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from recommender.measurement import MeasureStatus, Protocol
-from recommender.tuning import Budget, Proposal, TuningSession
+from recommender.tuning import Budget, Proposal, TuningSession, kernel_session
 from tests.recommender.support import GEMM, HOST, MemoryStore, SimulatedDevice, measured, workload
 
 WORK = workload(1000, 512, 768)
@@ -14,7 +14,7 @@ BUDGET = Budget(max_trials=20, confirm_top=4, warm_start=4)
 
 def session(store=None, budget=BUDGET, **kw) -> TuningSession:
     device = SimulatedDevice(WORK)
-    return TuningSession(
+    return kernel_session(
         WORK, GEMM, HOST, device.space, store=store or MemoryStore(), budget=budget, **kw
     )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, MeasureStatus, Protocol, Toolchain
 from recommender.ports import MeasureRequest
+from recommender.workload import digest_of
 from tilecore import kernels
 
 TOOLCHAIN = Toolchain(tilecore="table", tvm="none", llvm="none")
@@ -72,16 +73,16 @@ class TableMeasurer:
         status, times, detail = MeasureStatus.OK, self._times(request), ""
         if attempt <= self._lost_attempts:
             status, times, detail = MeasureStatus.WORKER_LOST, (), "the node went away"
-        elif request.config["block_M"] == self._broken_block_m:
+        elif request.config.get("block_M") == self._broken_block_m is not None:
             status, times, detail = MeasureStatus.WRONG_RESULT, (), "element 3 is off by 0.5"
-        problem = dict(request.workload.problem)
+        kernel, problem = request.workload.kernel, dict(request.workload.problem)
         confirmed = request.protocol is Protocol.CONFIRM and status is MeasureStatus.OK
         return Measurement(
             workload=request.workload,
             config=request.config,
             hardware=self.hardware,
             toolchain=self._toolchain,
-            program_digest=kernels.get(request.workload.kernel).program_digest(problem),
+            program_digest=digest_of(kernel) or kernels.get(kernel).program_digest(problem),
             protocol=request.protocol,
             threads=1 if request.protocol is Protocol.SCREEN else self.hardware.cores,
             status=status,

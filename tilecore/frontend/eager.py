@@ -26,7 +26,7 @@ from tilecore.frontend.signature import (
 )
 from tilecore.frontend.trace import definition_span, finish, outputs_of, placing_errors, run_body
 from tilecore.ir.dtype import DType
-from tilecore.ir.expr import Var
+from tilecore.ir.expr import Expr, Var
 from tilecore.ir.nodes import Buffer, PrimFunc
 
 
@@ -59,7 +59,7 @@ class _Trace:
         self.builder.constants = self.constant
 
     def constant(self, name: str, dtype: DType) -> Any:
-        """Return the value of a T.const name: an int once known."""
+        """Return the value of a T.const name: an int once known, or a symbol that stands for it."""
         if self.values is None:
             return self.symbols.setdefault(name, Var(name, dtype))
         if name not in self.values:
@@ -67,7 +67,8 @@ class _Trace:
                 expected=f"a value of T.const name `{name}`: `.compile({name}=...)` or tensors",
                 found=f"values of {', '.join(self.values) or 'nothing'}",
             )
-        return int(self.values[name])
+        value: Any = self.values[name]
+        return value if isinstance(value, Expr) else int(value)
 
     def declare(self, slot: ParamSlot, annotation: Any) -> Any:
         """Return the tensor or scalar that an annotation makes of a parameter."""

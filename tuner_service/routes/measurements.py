@@ -14,6 +14,7 @@ from pydantic import AwareDatetime, BeforeValidator
 
 from db.records import MeasurementQuery, MeasurementRecord
 from recommender.measurement import MeasureStatus, Protocol
+from recommender.workload import digest_of
 from tilecore import kernels
 from tilecore.kernels.definition import MAX_DIMENSION
 from tilecore.tile_config import digest
@@ -74,7 +75,8 @@ def log_query(
     ] = None,
 ) -> MeasurementQuery:
     """Return what a request asks of the log."""
-    kernel = None if kernel is None else kernels.get(kernel).name
+    if kernel is not None and digest_of(kernel) is None:
+        kernel = kernels.get(kernel).name
     return MeasurementQuery(
         kernel=kernel,
         dtype=dtype,

@@ -13,7 +13,8 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from db.records import RunRecord, TrialRecord
 from db.store import SqlStore
-from tuner_service.jobs import Effort, Question, partial_result, submit, understand
+from tuner_service.answers import asked
+from tuner_service.jobs import Effort, Question, partial_result, submit
 from tuner_service.problems import documented
 from tuner_service.routes.context import (
     AppSettings,
@@ -181,13 +182,7 @@ def understood(
     store: SqlStore, settings: Settings, request: TuningRunRequest
 ) -> tuple[Question, Effort]:
     """Return what a request asks for, the settings' limits where it names none."""
-    question = understand(
-        store,
-        request.kernel,
-        request.problem,
-        threads=request.threads,
-        hardware=request.hardware,
-    )
+    question = asked(store, request)
     effort = Effort(
         max_trials=request.max_trials or settings.max_trials,
         time_limit_s=request.time_limit_s or settings.time_limit_s,

@@ -1,0 +1,337 @@
+"""Programs of users by REST: sent as data, asked about, tuned, looked up."""
+
+import json
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import uvicorn
+from fastapi.testclient import TestClient
+
+from recommender.hardware import load_profile
+from recommender.portable_tracing import portable
+from tests.recommender import user_programs as programs
+from tests.tilecore.document_faults import damaged, generator
+from tests.tuner_service.test_app import coordinate, problem
+from tests.tuner_service.test_cli import cli  # noqa: F401
+from tests.tuner_service.test_program_advice import installed  # noqa: F401
+from tilecore.advice import question_of
+from tilecore.errors import ProgramError, TypeMismatch
+from tuner_service import wiring
+from tuner_service.app import create_app
+from tuner_service.client import ServiceClient
+from tuner_service.coordinator import Coordinator
+from tuner_service.errors import Refused, ServiceUnreachable
+from tuner_service.run_driver import Limits
+from tuner_service.workplaces import HostWorkplace
+
+FILE = Path(programs.__file__)
+SIZES = {"M": 192, "N": 256, "K": 320}
+JSON = {"Content-Type": "application/json"}
+
+
+def as_data(program=programs.matmul, sizes=SIZES, **given):
+    return portable(question_of(program, (), {**sizes, **given}), load_profile("avx512"))
+
+
+@pytest.fixture(scope="module")
+def matmul():
+    return as_data()
+
+
+@pytest.fixture
+def client(settings, store):
+    with TestClient(create_app(settings, store), raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.fixture
+def sent(client, matmul):
+    """The digest of a stored program."""
+    response = client.post("/v1/programs", content=matmul.to_bytes(), headers=JSON)
+    assert response.status_code == 201, response.text
+    return response.json()["digest"]
+
+
+@pytest.fixture
+def url(settings, store):
+    """A service on a free port."""
+    app = create_app(settings, store)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    thread.join()
+
+
+def test_a_program_is_stored_once_and_found(client, matmul, sent):
+    assert sent == matmul.digest
+    again = client.post("/v1/programs", content=json.dumps(matmul.to_json(), indent=2))
+    assert (again.status_code, again.json()["digest"]) == (200, sent)
+    assert again.headers["location"] == f"/v1/programs/{sent}"
+    found = client.get(f"/v1/programs/{sent}").json()
+    assert found["document"] == matmul.to_json()
+    assert (found["name"], found["sizes"], found["variants"]) == ("matmul", ["K", "M", "N"], 1)
+    assert found["can_be_tuned"]
+    assert {k["name"]: k["default"] for k in found["knobs"]}["block_M"] == 128
+    listed = client.get("/v1/programs").json()["items"]
+    assert [p["digest"] for p in listed] == [sent]
+
+
+def test_a_recommendation_for_a_program(client, sent):
+    asked = {"program": sent, "problem": SIZES, "hardware": "h100", "top_k": 3}
+    body = client.post("/v1/recommendations", json=asked).json()
+    local = programs.matmul.question((), SIZES, target="h100", top_k=3)
+    from tuner_service.advice import advise_for
+
+    expected = advise_for(local, load_profile("h100"))
+    assert [r["config"] for r in body["recommendations"]] == [dict(r.config) for r in expected]
+    assert body["legal"] == expected.legal
+    assert body["recommendations"][0]["source"] == "analytic"
+    assert body["workload"]["kernel"] == f"program:{sent}"
+    fixed = client.post("/v1/recommendations", json=asked | {"fixed": {"block_N": 64}}).json()
+    assert {r["config"]["block_N"] for r in fixed["recommendations"]} == {64}
+    batch = {"requests": [asked, {"kernel": "gemm", "problem": {"m": 64, "n": 64, "k": 64}}]}
+    both = client.post("/v1/recommendations:batch", json=batch).json()["responses"]
+    assert both[0] == body
+
+
+def test_a_run_of_a_program_and_what_it_leaves_in_the_log(client, store, sent):
+    asked = {"program": sent, "problem": SIZES, "max_trials": 5}
+    queued = client.post("/v1/tuning-runs", json=asked, headers={"Idempotency-Key": "one"})
+    assert queued.status_code == 202, queued.text
+    again = client.post("/v1/tuning-runs", json=asked, headers={"Idempotency-Key": "one"})
+    assert (again.status_code, again.json()["id"]) == (200, queued.json()["id"])
+    coordinate(store)
+    run = client.get(queued.headers["location"]).json()
+    assert (run["state"], run["program_digest"]) == ("SUCCEEDED", sent)
+    assert run["result"]["best"]["gflops"] > 0
+    assert run["result"]["default"]["config"]["block_M"] == 128
+    log = client.get("/v1/measurements", params={"program": sent, "status": "OK"}).json()["items"]
+    assert len(log) >= 5
+    assert {m["kernel"] for m in log} == {f"program:{sent}"}
+    shape = {"kernel": f"program:{sent}", "m": 192}
+    assert client.get("/v1/measurements", params=shape).json()["items"]
+
+    best = run["result"]["best"]["config"]
+    body = {"program": sent, "problem": SIZES}
+    first = client.post("/v1/recommendations", json=body).json()["recommendations"][0]
+    assert (first["source"], first["config"]) == ("measured", best)
+    other = next(m["config"] for m in log if m["config"]["block_M"] != best["block_M"])
+    fixed = client.post("/v1/recommendations", json=body | {"fixed": {"block_M": other["block_M"]}})
+    kept = fixed.json()["recommendations"][0]
+    assert (kept["source"], kept["config"]["block_M"]) == ("measured", other["block_M"])
+    near = {"program": sent, "problem": {**SIZES, "M": 256}}
+    second = client.post("/v1/recommendations", json=near).json()["recommendations"]
+    assert "nearest" in {r["source"] for r in second}
+    near = {"kernel": f"program:{sent}", "near": "M=200,N=256,K=320", "best_per": "workload"}
+    found = client.get("/v1/measurements", params=near).json()["items"]
+    assert found[0]["config"] == best
+    assert found[0]["distance"] < 0.1
+    told = [t for t in client.get("/metrics").text.splitlines() if "tilecore_measurements{" in t]
+    assert [t.split("kernel=")[1][:9] for t in told] == ['"program"']
+    partial = client.get(f"/v1/tuning-runs/{run['id']}/result").json()
+    assert partial["result"]["best"]["config"] == best
+
+
+def test_a_program_is_compiled_checked_and_timed_by_sandboxed_workers(client, store, settings):
+    data = as_data(programs.scaled, {"N": 4096, "factor": 3.0})
+    digest = client.post("/v1/programs", content=data.to_bytes(), headers=JSON).json()["digest"]
+    asked = {"program": digest, "problem": {"N": 4096}, "max_trials": 2}
+    run = client.post("/v1/tuning-runs", json=asked).json()
+    host = wiring.host_profile(store)
+    Coordinator(
+        store, toolchain=wiring.host_toolchain(), until_idle=True, limits=Limits(poll_s=0.05),
+        workplace=HostWorkplace(host, lambda epoch: wiring.make_measurer(settings, host, epoch)),
+    ).run()  # fmt: skip
+    found = client.get(f"/v1/tuning-runs/{run['id']}").json()
+    assert found["state"] == "SUCCEEDED", found["error"]
+    assert found["result"]["best"]["protocol"] == "confirm"
+    log = client.get("/v1/measurements", params={"program": digest}).json()["items"]
+    assert {m["status"] for m in log} == {"OK"}
+
+
+def broken(change):
+    document = as_data().to_json()
+    change(document["variants"][0]["program"])
+    return json.dumps(document)
+
+
+BAD = {
+    "no JSON": ("{", 422, "TC205", "JSON"),
+    "no document": ("[]", 422, "TC205", "an object"),
+    "too long": (" " * (1 << 21), 413, "SV904", "1048576"),
+    "too deep": ("[" * 50_000, 422, "TC205", "nesting"),
+    "an unknown node": (
+        broken(lambda p: p["body"]["stmts"].append({"node": "exec"})), 422, "TC205",
+        "/variants/0/program/body/stmts/1/node",
+    ),
+    "a fault of the program": (
+        broken(lambda p: p["body"]["stmts"][0]["body"]["stmts"].pop(0)), 422, "TC",
+        "user_programs.py>:",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_programs(client, case):
+    text, status, code, detail = BAD[case]
+    response = client.post("/v1/programs", content=text, headers=JSON)
+    body = response.json()
+    assert (response.status_code, body["code"][: len(code)]) == (status, code)
+    assert detail in body["detail"]
+
+
+def test_damaged_programs_never_are_a_fault_of_the_service(client, matmul):
+    seen = Counter()
+    whole = matmul.to_json()
+    for seed in range(70):
+        document = damaged(whole, generator(seed))
+        response = client.post("/v1/programs", content=json.dumps(document))
+        seen[response.status_code] += 1
+        if response.status_code not in (200, 201):
+            assert response.json()["code"].startswith("TC"), response.text
+            continue
+        asked = {"program": response.json()["digest"], "problem": SIZES, "hardware": "h100"}
+        answer = client.post("/v1/recommendations", json=asked)
+        seen["answered", answer.status_code] += 1
+        assert answer.status_code in (200, 422), answer.text
+    assert set(seen) <= {200, 201, 422, ("answered", 200), ("answered", 422)}
+    assert seen[422] > 40
+    assert seen["answered", 200] > 0
+
+
+def test_bad_questions_about_programs(client, sent):
+    gemm = {"kernel": "gemm", "problem": {"m": 8, "n": 8, "k": 8}}
+    ask = {"program": sent, "problem": SIZES}
+    cases = [
+        ({"problem": SIZES}, 422, "SV901"),
+        (gemm | {"program": sent}, 422, "SV901"),
+        (gemm | {"fixed": {"block_M": 64}}, 422, "SV901"),
+        (ask | {"program": "f" * 32}, 404, "DB827"),
+        (ask | {"program": "../etc"}, 422, "SV901"),
+        (ask | {"problem": {"M": 8}}, 422, "TC502"),
+        (ask | {"problem": {**SIZES, "M": -1}}, 422, "TC502"),
+        (ask | {"fixed": {"block_Q": 64}}, 422, "TC303"),
+        (ask | {"fixed": {"block_M": 1 << 20}}, 422, "RC602"),
+        (ask | {"hardware": "z80"}, 404, "RC601"),
+        (ask | {"threads": 4096}, 422, "SV907"),
+    ]
+    for body, status, code in cases:
+        for path in ("/v1/recommendations", "/v1/tuning-runs"):
+            problem(client.post(path, json=body), status, code)
+    problem(client.post("/v1/tuning-runs", json=ask | {"hardware": "h100"}), 422, "SV906")
+    problem(client.get(f"/v1/programs/{'f' * 32}"), 404, "DB827")
+
+
+def test_roles(settings, store, matmul):
+    app = create_app(settings.model_copy(update={"auth": "required"}), store)
+    client = TestClient(app, raise_server_exceptions=False)
+    keys = {role: {"Authorization": f"Bearer {store.keys.create(role, role)[1]}"}
+            for role in ("read", "tune")}  # fmt: skip
+    send = {"content": matmul.to_bytes()}
+    problem(client.post("/v1/programs", **send), 401, "SV920")
+    problem(client.post("/v1/programs", **send, headers=keys["read"]), 403, "SV921")
+    made = client.post("/v1/programs", **send, headers=keys["tune"])
+    assert made.status_code == 201
+    assert made.json()["created_by"] == keys["tune"]["Authorization"].split()[1][:11]
+    ask = {"program": matmul.digest, "problem": SIZES}
+    assert client.post("/v1/recommendations", json=ask, headers=keys["read"]).status_code == 200
+
+
+# --- who sends them ------------------------------------------------------------------------------
+
+
+def test_a_client_traces_here_and_asks_there(installed, url, store):  # noqa: F811
+    found = programs.matmul.recommend(**SIZES, target="h100", top_k=3, service=url)
+    local = programs.matmul.recommend(**SIZES, target="h100", top_k=3)
+    assert [r.config for r in found] == [r.config for r in local]
+    assert found[0].time_s == pytest.approx(local[0].time_s)
+    assert found.work_flop == pytest.approx(local.work_flop)
+    assert store.programs.list()[0].name == "matmul"
+    called = programs.dynamic.recommend(512, target="h100", service=url, problem={"M": 4096})
+    assert called.legal > 1
+    with pytest.raises(Refused, match="TC502: M: expected an integer"):
+        programs.dynamic.recommend(512, target="h100", service=url)
+    with pytest.raises(ProgramError, match="missing"):
+        programs.faulty.recommend(512, service=url)
+    with pytest.raises(TypeMismatch, match="beside `service`"):
+        programs.dynamic.recommend(512, problem={"M": 4096})
+
+
+def test_services_that_are_none(installed):  # noqa: F811
+    for url in ("http://127.0.0.1:9", "nonsense", "http://["):
+        with pytest.raises(ServiceUnreachable, match="expected a tilecore service"):
+            programs.matmul.recommend(**SIZES, service=url)
+
+
+def test_command_lines_of_who_asks_a_service(cli, url, store):  # noqa: F811
+    sizes = ["--m", "192", "--n", "256", "--k", "320"]
+    status, out, err = cli("recommend", f"{FILE}:matmul", *sizes, "--service", url, "--json",
+                           "--fixed", "block_K=64", "--hardware", "h100")  # fmt: skip
+    assert status == 0, err
+    answer = json.loads(out)
+    assert "block_K" not in answer["recommendations"][0]["config"]
+    assert answer["recommendations"][0]["source"] == "analytic"
+    stop = threading.Event()
+    worker = threading.Thread(target=lambda: _until(stop, lambda: coordinate(store)))
+    worker.start()
+    try:
+        status, out, err = cli("tune", f"{FILE}:matmul", *sizes, "--trials", "3", "--service", url)
+    finally:
+        stop.set()
+        worker.join()
+    assert status == 0, err
+    assert "best found" in out
+    assert "M=192" in out
+    status, _, err = cli("recommend", "gemm", *sizes, "--service", url)
+    assert (status, err[:12]) == (2, "error: TC502")
+    status, _, err = cli("tune", f"{FILE}:nothing", "--service", url)
+    assert (status, err[:12]) == (2, "error: SV913")
+
+
+def test_a_program_tuned_on_this_machine_is_known_the_next_time(cli, client, store):  # noqa: F811
+    host = wiring.detected_host()
+    store.save_hardware(type(host)(**{**host.as_dict(), "source": "measured 2026-11-20"}))
+    data = portable(question_of(programs.matmul, (), SIZES), wiring.host_profile(store))
+    digest = client.post("/v1/programs", content=data.to_bytes()).json()["digest"]
+    asked = {"program": digest, "problem": SIZES, "max_trials": 4}
+    run = client.post("/v1/tuning-runs", json=asked).json()["id"]
+    coordinate(store)
+    sizes = ["--m", "192", "--n", "256", "--k", "320"]
+    status, out, err = cli("tune", f"{FILE}:matmul", *sizes, "--trials", "4")
+    assert (status, err) == (0, "")
+    assert "answered from the database" in out
+    assert f"records: run {run}" in out
+    assert f"program {digest[:12]} K=320 M=192 N=256" in out
+
+
+def _until(stop, step):
+    while not stop.is_set():
+        step()
+        stop.wait(0.1)
+
+
+def test_the_key_of_a_client(settings, store, matmul):
+    app = create_app(settings.model_copy(update={"auth": "required"}), store)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        where = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        question = question_of(programs.matmul, (), SIZES, target="h100")
+        with ServiceClient(where) as client, pytest.raises(Refused, match="SV920"):
+            client.recommend(question)
+        with ServiceClient(where, store.keys.create("a", "tune")[1]) as client:
+            assert client.recommend(question)[0].config
+    finally:
+        server.should_exit = True
+        thread.join()

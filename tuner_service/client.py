@@ -1,0 +1,168 @@
+"""A client of the REST service for programs of the user's: traced here, sent as data.
+
+No Python leaves this machine: the service gets the tile program (``tilecore.portable``), its sizes
+and what of it is open.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from recommender.hardware import HardwareProfile, nearest_profile
+from recommender.portable_tracing import portable
+from tilecore.portable import PortableProgram
+from tilecore.recommending import LOWERING, OpenProgram, ProgramAdvice, RecommendedConfig
+from tilecore.tile_config import TileConfig
+from tuner_service.errors import Refused, ServiceUnreachable
+from tuner_service.wiring import detected_host
+
+TIMEOUT_S = 120.0  # a service may wait for a free process, then look at the program
+POLL_S = 0.5
+FINISHED = ("SUCCEEDED", "FAILED", "CANCELLED", "PAUSED")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """A program as the service keeps it, and the question that the sender's sizes make.
+
+    Attributes:
+        program: what was sent.
+        problem: the caller's values of its sizes.
+        trace_s: how long tracing and checking took.
+        is_new: whether the service had it not.
+    """
+
+    program: PortableProgram
+    problem: Mapping[str, int]
+    trace_s: float
+    is_new: bool
+
+
+class ServiceClient:
+    """Talks to one service; use as a context manager."""
+
+    def __init__(self, url: str, key: str | None = None) -> None:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.url = url.rstrip("/")
+        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=TIMEOUT_S)
+
+    def __enter__(self) -> ServiceClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def send(self, question: OpenProgram) -> Sent:
+        """Trace a program and store it at the service.
+
+        Raises:
+            TileError: the program's own fault.
+            Refused, ServiceUnreachable: the service's answer (SV918, SV917).
+        """
+        begin = time.perf_counter()
+        program = portable(question, _device(question))
+        traced = time.perf_counter()
+        answer = self._ask("POST", "/v1/programs", content=program.to_bytes(),
+                           headers={"Content-Type": "application/json"})  # fmt: skip
+        known = {**question.sizes, **question.problem}
+        problem = {k: known[k] for k in (*program.sizes, *program.call_sizes) if k in known}
+        return Sent(
+            program=program, problem=problem, trace_s=traced - begin,
+            is_new=answer.status_code == 201,
+        )  # fmt: skip
+
+    def recommend(self, question: OpenProgram) -> ProgramAdvice:
+        """Return what the service recommends for a program; raises as ``send`` does."""
+        sent = self.send(question)
+        begin = time.perf_counter()
+        body = self._about(sent, question) | {"top_k": question.top_k}
+        found = self._ask("POST", "/v1/recommendations", json=body).json()
+        return _advice(sent, found, time.perf_counter() - begin)
+
+    def tune(self, question: OpenProgram, effort: Mapping[str, Any]) -> dict[str, Any]:
+        """Queue a tuning run of a program and return it as the service tells it."""
+        sent = self.send(question)
+        run: dict[str, Any] = self._ask(
+            "POST", "/v1/tuning-runs", json={**self._about(sent, question), **effort}
+        ).json()
+        return run
+
+    def follow(
+        self, run: Mapping[str, Any], sleep: Callable[[float], None] = time.sleep
+    ) -> Iterator[dict[str, Any]]:
+        """Yield a run as it stands, now and then, until it has ended or is paused."""
+        while True:
+            now: dict[str, Any] = self._ask("GET", f"/v1/tuning-runs/{run['id']}").json()
+            yield now
+            if now["state"] in FINISHED:
+                return
+            sleep(POLL_S)
+
+    def _about(self, sent: Sent, question: OpenProgram) -> dict[str, Any]:
+        return {
+            "program": sent.program.digest,
+            "problem": dict(sent.problem),
+            "threads": question.cores,
+            "hardware": question.target,
+        }
+
+    def _ask(self, method: str, path: str, **sent: Any) -> httpx.Response:
+        with self._reaching():
+            answer = self._http.request(method, path, **sent)
+        if answer.is_success:
+            return answer
+        with self._reaching():
+            problem = answer.json() if "json" in answer.headers.get("content-type", "") else {}
+        if "code" not in problem:
+            found = f"HTTP status {answer.status_code} at {path}"
+            raise ServiceUnreachable(url=self.url, found=found)
+        raise Refused(
+            url=self.url, code=problem["code"], detail=problem["detail"],
+            hint=str(problem.get("hint") or ""),
+        )  # fmt: skip
+
+    @contextmanager
+    def _reaching(self) -> Iterator[None]:
+        try:
+            yield
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            found = str(error) or type(error).__name__
+            raise ServiceUnreachable(url=self.url, found=found) from error
+
+
+def _device(question: OpenProgram) -> HardwareProfile:
+    """Return the device whose values a knob gets that cannot be a symbol."""
+    known = None if question.target is None else nearest_profile(question.target)
+    return known or detected_host()
+
+
+def _advice(sent: Sent, found: Mapping[str, Any], asked_s: float) -> ProgramAdvice:
+    configs = [_recommended(r) for r in found["recommendations"]]
+    first = found["recommendations"][0]
+    notes = [f"program {sent.program.digest} of the service"]
+    if found["hardware_asked_for"]:
+        notes.append(f"nobody knows {found['hardware_asked_for']}; these are for the most like it")
+    return ProgramAdvice(
+        configs=tuple(configs), hardware=found["hardware"],
+        work_flop=first["gflops"] * first["latency_us"] * 1e3,
+        legal=found["legal"], enumerated=found["enumerated"],
+        traces=len(sent.program.variants), trace_s=sent.trace_s, evaluate_s=asked_s, check_s=0.0,
+        notes=(*notes, *sent.program.notes, *found["notes"]),
+    )  # fmt: skip
+
+
+def _recommended(r: Mapping[str, Any]) -> RecommendedConfig:
+    own = {k: v for k, v in r["config"].items() if k not in LOWERING}
+    lowering = {k: v for k, v in r["config"].items() if k in LOWERING}
+    low_us, high_us = r["interval_us"]
+    return RecommendedConfig(
+        config=TileConfig.of(own), lowering=TileConfig.of(lowering), time_s=r["latency_us"] / 1e6,
+        interval_s=(low_us / 1e6, high_us / 1e6), bound_by=r["bound_by"],
+        rationale=r["rationale"], source=r["source"],
+    )  # fmt: skip
