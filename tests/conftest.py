@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +27,13 @@ LONG_FILES = (
     "architecture/test_imports.py",
     "e2e/test_sigkill.py",
 )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep tests, and what they start, away from the database of who runs them."""
+    folder = tempfile.TemporaryDirectory(prefix="tilecore-tests-")
+    config.add_cleanup(folder.cleanup)
+    os.environ["TILECORE_DATA_DIR"] = folder.name
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
