@@ -29,7 +29,8 @@ from tests.chaos.site import Site
 from tests.chaos.stand_in import StandInMeasurer
 from tests.postgres import database, server_url
 from tuner_service import wiring
-from tuner_service.jobs import Effort, submit, understand
+from tuner_service.jobs import Effort, submit
+from tuner_service.questions import understand
 from tuner_service.run_driver import Limits
 from tuner_service.station import Station
 

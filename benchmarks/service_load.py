@@ -44,7 +44,7 @@ from mixed_requests import Client, drive
 from recommender.analytic import estimate
 from recommender.measurement import Measurement, MeasureStatus, Protocol
 from recommender.space import SearchSpace
-from tuner_service.jobs import understand
+from tuner_service.questions import understand
 from tuner_service.settings import load_settings
 from tuner_service.wiring import open_store
 

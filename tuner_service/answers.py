@@ -21,14 +21,14 @@ from db.store import SqlStore
 from recommender.recommend import Recommendation
 from tuner_service.drifting import doubt_of
 from tuner_service.errors import InvalidRequest, Overloaded
-from tuner_service.jobs import (
+from tuner_service.metrics import Metrics
+from tuner_service.questions import (
     Evidence,
     Question,
     ranked_with_evidence,
     understand,
     understand_sent,
 )
-from tuner_service.metrics import Metrics
 from tuner_service.remeasure import Doubt, Remeasurement, follow_up
 from tuner_service.schemas import (
     QuestionIn,
@@ -76,7 +76,7 @@ class Answers:
 
         Raises:
             Overloaded: too many other questions wait (SV923).
-            TileError: what ``jobs.understand`` and ``jobs.answer`` raise.
+            TileError: what ``questions.understand`` and ``questions.answer`` raise.
         """
         if time.monotonic() >= self._checked_at + FRESH_S:
             await self._refresh()
@@ -172,7 +172,7 @@ def asked(store: SqlStore, request: QuestionIn) -> Question:
 
     Raises:
         InvalidRequest: both are named, or none, or knobs of a library kernel are fixed (SV901).
-        TileError: what ``jobs.understand`` and ``jobs.understand_sent`` raise.
+        TileError: what ``questions.understand`` and ``questions.understand_sent`` raise.
     """
     if (request.kernel is None) == (request.program is None):
         raise InvalidRequest(message="expected either kernel or program, found both or none")

@@ -333,7 +333,7 @@ def log(
     """Query the tuning log, or write it into a file."""
     from db.records import MeasurementQuery
     from tuner_service import commands
-    from tuner_service.jobs import near_workload
+    from tuner_service.questions import near_workload
 
     query = MeasurementQuery(
         kernel=kernel, m=m, n=n, k=k, dtype=dtype, toolchain_key=toolchain, status=status,

@@ -32,10 +32,10 @@ def pack(
     ] = 56,
 ) -> None:
     """Compile candidates for a GPU that nothing can reach, with what measures them there."""
-    from tuner_service import jobs, packing
+    from tuner_service import packing, questions
 
     packing.pack(
-        load_settings(), folder, kernel, jobs.assigned("--set", fields or ()), file,
+        load_settings(), folder, kernel, questions.assigned("--set", fields or ()), file,
         target=target, configs=configs, seed=seed, limit_bytes=limit_mib * MEBIBYTE,
     )  # fmt: skip
 

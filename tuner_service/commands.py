@@ -19,7 +19,7 @@ from db.records import OPEN_STATES, MeasurementQuery, RunRecord
 from db.session import Database
 from db.store import SqlStore
 from tuner_service import console as show
-from tuner_service import jobs, wiring
+from tuner_service import jobs, questions, wiring
 from tuner_service.errors import ExportFailed, InvalidRequest, RunFailed
 from tuner_service.hardware import find_hardware
 from tuner_service.settings import Settings
@@ -47,15 +47,15 @@ def tune(
     store = wiring.open_store(settings)
     tune_asked(
         settings, store,
-        lambda: jobs.understand(store, kernel, problem, threads=threads, hardware=target), effort,
-        force=force,
+        lambda: questions.understand(store, kernel, problem, threads=threads, hardware=target),
+        effort, force=force,
     )  # fmt: skip
 
 
 def tune_asked(
     settings: Settings,
     store: SqlStore,
-    understand: Callable[[], jobs.Question],
+    understand: Callable[[], questions.Question],
     effort: jobs.Effort,
     *,
     force: bool,
@@ -88,8 +88,8 @@ def tune_file(
     """Tune all workloads of a file that are not known yet, and show what was found for each."""
     store = wiring.open_store(settings)
 
-    def understand(entry: Entry) -> jobs.Question:
-        question = jobs.understand(
+    def understand(entry: Entry) -> questions.Question:
+        question = questions.understand(
             store, entry.kernel, entry.problem, threads=entry.threads, hardware=target
         )
         jobs.check_offered(store, question, effort)
@@ -119,7 +119,7 @@ def _profile_once(store: SqlStore) -> None:
 
 
 def _known_run(
-    store: SqlStore, question: jobs.Question, effort: jobs.Effort, *, force: bool
+    store: SqlStore, question: questions.Question, effort: jobs.Effort, *, force: bool
 ) -> RunRecord | None:
     """Return a run that answers the question, or one under way."""
     done = None if force else jobs.latest_run(store, question, ("SUCCEEDED",))
@@ -151,10 +151,10 @@ def recommend(
 ) -> None:
     """Print ranked configs."""
     store = wiring.open_store(settings)
-    question = jobs.understand(store, kernel, problem, threads=threads, hardware=hardware)
+    question = questions.understand(store, kernel, problem, threads=threads, hardware=hardware)
     from tuner_service.answers import remeasurement, to_wire
 
-    ranked, evidence = jobs.ranked_with_evidence(store, question, top_k=top_k)
+    ranked, evidence = questions.ranked_with_evidence(store, question, top_k=top_k)
     again = remeasurement(store, settings, question, evidence)
     if as_json:
         wire = [to_wire(question, i, r).model_dump() for i, r in enumerate(ranked, 1)]
@@ -294,7 +294,7 @@ def parse_problem(given: Mapping[str, Any], assignments: Sequence[str]) -> dict[
         InvalidProblem: an assignment without a value (TC502).
     """
     problem = {name: value for name, value in given.items() if value is not None}
-    problem |= jobs.assigned("--set", assignments)
+    problem |= questions.assigned("--set", assignments)
     return problem
 
 

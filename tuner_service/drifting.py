@@ -10,7 +10,7 @@ from recommender.drift import RunTimes, find_drift, run_times
 from recommender.workload import digest_of
 from tilecore import kernels
 from tilecore.tile_config import TileConfig
-from tuner_service.jobs import Question
+from tuner_service.questions import Question
 from tuner_service.remeasure import Doubt, follow_up
 from tuner_service.sent_programs import sent_program
 from tuner_service.settings import Settings

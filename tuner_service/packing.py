@@ -18,7 +18,7 @@ from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, MeasureStatus
 from recommender.workload import Workload
 from tilecore.tile_config import TileConfig
-from tuner_service import jobs, wiring
+from tuner_service import jobs, questions, wiring
 from tuner_service.errors import InvalidRequest
 from tuner_service.hardware import find_hardware
 from tuner_service.settings import Settings
@@ -86,14 +86,14 @@ def pack(
 
 def _questions(
     store: SqlStore, kernel: str, problem: Mapping[str, Any], file: Path | None, target: str
-) -> Sequence[jobs.Question]:
+) -> Sequence[questions.Question]:
     if (file is None) == (not problem):
         found = "neither" if file is None else "both"
         raise InvalidRequest(message=f"expected --file or a problem (--set), found {found}")
     if file is None:
-        return [jobs.understand(store, kernel, problem, hardware=target)]
+        return [questions.understand(store, kernel, problem, hardware=target)]
     entries = read_workloads(
-        file, lambda e: jobs.understand(store, e.kernel, e.problem, hardware=target)
+        file, lambda e: questions.understand(store, e.kernel, e.problem, hardware=target)
     )
     return list({q.workload.key: q for q in entries}.values())
 

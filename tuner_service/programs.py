@@ -27,7 +27,8 @@ from tuner_service.advice import advise_for, device_of
 from tuner_service.client import ServiceClient
 from tuner_service.console import print_told_result
 from tuner_service.errors import InvalidProgramFile, RunFailed
-from tuner_service.jobs import Effort, understand_sent
+from tuner_service.jobs import Effort
+from tuner_service.questions import understand_sent
 from tuner_service.settings import Settings
 
 FORM = "path/program.py:function"

@@ -13,7 +13,8 @@ from db.errors import DatabaseError
 from db.records import OPEN_STATES
 from db.store import SqlStore
 from tilecore.tile_config import TileConfig, digest
-from tuner_service.jobs import Effort, Question, submit
+from tuner_service.jobs import Effort, submit
+from tuner_service.questions import Question
 from tuner_service.settings import Settings
 
 log = structlog.get_logger()

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from tilecore.errors import TileError
 from tuner_service.errors import InvalidWorkloads
-from tuner_service.jobs import assigned
+from tuner_service.questions import assigned
 
 MAX_WORKLOADS = 256
 MAX_BYTES = 1 << 20

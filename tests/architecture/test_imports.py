@@ -11,7 +11,7 @@ APP = """
 import sys, tempfile
 from pathlib import Path
 from tuner_service.app import create_app
-from tuner_service.jobs import answer, understand
+from tuner_service.questions import answer, understand
 from tuner_service.settings import Settings
 app = create_app(Settings(data_dir=Path(tempfile.mkdtemp())))
 app.openapi()

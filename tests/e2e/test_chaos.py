@@ -16,7 +16,8 @@ from tests.chaos.storm import Storm, audit
 from tests.postgres import PROGRAMS
 from tuner_service import wiring
 from tuner_service.coordinator import Coordinator
-from tuner_service.jobs import Effort, submit, understand
+from tuner_service.jobs import Effort, submit
+from tuner_service.questions import understand
 from tuner_service.run_driver import Limits
 from tuner_service.workplaces import HostWorkplace
 

@@ -11,7 +11,8 @@ from fastapi.testclient import TestClient
 from tests.tuner_service.test_app import GEMM, coordinate, problem
 from tuner_service import access
 from tuner_service.app import create_app
-from tuner_service.jobs import Effort, submit, understand
+from tuner_service.jobs import Effort, submit
+from tuner_service.questions import understand
 
 RUN = GEMM | {"max_trials": 3}
 

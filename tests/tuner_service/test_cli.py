@@ -17,7 +17,8 @@ from tuner_service import wiring
 from tuner_service.cli import run_cli
 from tuner_service.coordinator import Coordinator
 from tuner_service.errors import InvalidSettings
-from tuner_service.jobs import Effort, submit, understand
+from tuner_service.jobs import Effort, submit
+from tuner_service.questions import understand
 from tuner_service.run_driver import Limits
 from tuner_service.settings import load_settings
 from tuner_service.workplaces import HostWorkplace

@@ -5,7 +5,7 @@ import pytest
 from tests.tuner_service.table_measurer import TableMeasurer
 from tests.tuner_service.test_app import GEMM
 from tests.tuner_service.test_remeasure import ask
-from tuner_service import jobs, wiring
+from tuner_service import jobs, questions, wiring
 from tuner_service.coordinator import Coordinator
 from tuner_service.drifting import check_after
 from tuner_service.run_driver import Limits
@@ -32,7 +32,7 @@ def tune(settings, store):
         measurer.factor = factor
         given = settings.model_copy(update={"retune": retune, "retune_trials": 4})
         if submit:
-            question = jobs.understand(store, "gemm", GEMM["problem"])
+            question = questions.understand(store, "gemm", GEMM["problem"])
             jobs.submit(store, question, jobs.Effort(max_trials=4, time_limit_s=60.0))
         Coordinator(
             store,

@@ -9,8 +9,9 @@ from tests.tuner_service.table_measurer import HARDWARE, TableMeasurer
 from tilecore.codegen.nvrtc import load_nvrtc
 from tuner_service.coordinator import Coordinator
 from tuner_service.errors import HardwareNotOffered, InvalidRequest, RunHeld
-from tuner_service.jobs import Effort, answer, partial_result, submit, understand
+from tuner_service.jobs import Effort, partial_result, submit
 from tuner_service.offering import offered
+from tuner_service.questions import answer, understand
 from tuner_service.run_driver import Limits
 from tuner_service.watch import follow
 from tuner_service.wiring import other_devices

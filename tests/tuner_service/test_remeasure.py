@@ -10,7 +10,7 @@ from recommender.hardware import load_profile
 from recommender.measurement import Measurement, MeasureStatus, Protocol
 from recommender.space import SearchSpace
 from tests.tuner_service.test_app import GEMM, coordinate
-from tuner_service import jobs, wiring
+from tuner_service import questions, wiring
 from tuner_service.app import create_app
 from tuner_service.hardware import find_hardware
 from tuner_service.remeasure import Doubt, follow_up
@@ -18,7 +18,7 @@ from tuner_service.remeasure import Doubt, follow_up
 
 @pytest.fixture
 def question(store):
-    return jobs.understand(store, "gemm", GEMM["problem"])
+    return questions.understand(store, "gemm", GEMM["problem"])
 
 
 @pytest.fixture

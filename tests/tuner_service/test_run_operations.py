@@ -14,7 +14,8 @@ from tests.tuner_service.test_cli import cli  # noqa: F401  a fixture
 from tuner_service import wiring
 from tuner_service.app import create_app
 from tuner_service.coordinator import Coordinator
-from tuner_service.jobs import Effort, submit, understand
+from tuner_service.jobs import Effort, submit
+from tuner_service.questions import understand
 from tuner_service.run_driver import Limits
 from tuner_service.watch import is_led
 from tuner_service.workplaces import HostWorkplace

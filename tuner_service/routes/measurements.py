@@ -20,8 +20,8 @@ from tilecore.kernels.definition import MAX_DIMENSION
 from tilecore.tile_config import digest
 from tuner_service.errors import InvalidRequest
 from tuner_service.hardware import find_hardware
-from tuner_service.jobs import near_workload
 from tuner_service.problems import documented
+from tuner_service.questions import near_workload
 from tuner_service.routes.context import Cursor, Limit, Store, decode_cursor, encode_cursor
 from tuner_service.schemas import MAX_THREADS, MeasurementOut, MeasurementPage
 
