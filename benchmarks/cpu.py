@@ -3,8 +3,9 @@
     python benchmarks/cpu.py [--match REGEX] [--candidates 24] [--rounds 9] [--threads 1 2]
                              [--target avx2] [--compile] [--out benchmarks/results/NAME.json]
 
-``--match`` selects rows by their label ("gemm float32 512"). ``recommended`` is the analytic
-model's first choice with this machine's measured peaks, nothing of the workload measured. To find
+``--match`` selects rows by their label ("gemm float32 512"). ``recommended`` is the first choice on
+a machine with this one's measured peaks that has measured nothing else (the model that ships, where
+there is one, else the analytic model). To find
 ``tuned``, the model's best candidates and random ones of its best quarter are screened on thread
 CPU time, and the finalists run interleaved, per number of threads. Default, recommended, tuned and
 torch are then timed afresh and interleaved in this process: 1 thread on thread CPU time, more on
@@ -35,6 +36,8 @@ import torch
 
 from recommender.analytic import estimate
 from recommender.hardware import HardwareProfile
+from recommender.predict import Learned, forecast
+from recommender.prior import prior
 from recommender.space import SearchSpace
 from recommender.workload import Workload
 from tilecore import kernels, runtime
@@ -174,6 +177,12 @@ class Case:
         times = estimate(self.space, threads=threads).time_s
         return [int(row) for row in np.argsort(times, kind="stable")]
 
+    def recommended(self, threads: int) -> TileConfig:
+        """Return what a machine that measured nothing recommends."""
+        model = prior(self.definition.name, self.host)
+        learned = None if model is None else Learned(model, "prior")
+        return self.space.config(int(forecast(self.space, threads, learned).rows[0]))
+
     def finalists(self, candidates: int, seed: int) -> list[TileConfig]:
         """Return the fastest screened candidates, fastest first."""
         order = self.ranked(1)
@@ -231,7 +240,7 @@ def compared(case: Case, args: argparse.Namespace) -> dict[str, Any]:
         trial = interleaved({c: case.kernel(c) for c in finalists}, threads, args.rounds // 2 + 1)
         configs = {
             "default": case.definition.default_config(),
-            "recommended": case.space.config(case.ranked(threads)[0]),
+            "recommended": case.recommended(threads),
             "tuned": by_time(trial)[0],
         }
         calls = {name: case.kernel(config) for name, config in configs.items()}

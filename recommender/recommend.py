@@ -62,6 +62,7 @@ def recommend(
     store: MeasurementStore,
     *,
     top_k: int = 5,
+    spare: int = 0,
     program_digest: str = "",
     toolchain_key: str = "",
     use_exact: bool = True,
@@ -79,6 +80,7 @@ def recommend(
         hardware: the device.
         store: what was measured.
         top_k: length of the list.
+        spare: how many more of what was measured may follow, stale or far as it is.
         program_digest: of the current program (``definition.program_digest``).
         toolchain_key: of the current toolchain.
         use_exact: False leaves out what was measured for this workload: the zero-measurement
@@ -109,16 +111,15 @@ def recommend(
         )
         if not _is_answered(neighbour, found) and _is_legal(neighbour, space)
     ][:MAX_NEIGHBOURS]  # fmt: skip
-    return _rank(found, nearby, expected, space, threads, top_k)
+    favourites = list(_favourites(expected, space, threads, top_k))
+    return _rank(found, nearby, favourites, expected.source)[: top_k + spare]
 
 
 def _rank(
     measured: Sequence[Recommendation],
     nearby: Sequence[Recommendation],
-    expected: Forecast,
-    space: SearchSpace,
-    threads: int,
-    top_k: int,
+    favourites: Sequence[Recommendation],
+    source: str,
 ) -> list[Recommendation]:
     """Return measured, then the better founded of model and neighbours, then the rest; no twins.
 
@@ -126,19 +127,18 @@ def _rank(
     goes first; the analytic model and the model that ships have not, so close neighbours go before
     them.
     """
-    favourites = list(_favourites(expected, space, threads, top_k))
     fresh = [r for r in nearby if not r.is_stale]
     close = [r for r in fresh if r.distance <= CLOSE]
     far = [r for r in fresh if r.distance > CLOSE]
     stale = [r for r in nearby if r.is_stale]
-    if expected.source == "predicted":
+    if source == "predicted":
         ordered = [*measured, *favourites[:1], *close, *favourites[1:2], *far, *stale]
     else:
         ordered = [*measured, *close, *favourites[:2], *far, *stale]
     unique: dict[TileConfig, Recommendation] = {}
     for r in [*ordered, *favourites[1:]]:
         unique.setdefault(r.config, r)
-    return list(unique.values())[:top_k]
+    return list(unique.values())
 
 
 def _favourites(

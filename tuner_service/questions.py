@@ -224,14 +224,14 @@ def _ranked(store: SqlStore, question: Question, top_k: int) -> list[Recommendat
 
     workload, hardware, sent = question.workload, question.hardware, question.sent
     program, toolchain = question.program_digest, question.toolchain.key
-    count = top_k + 2 * MAX_NEIGHBOURS  # what is stale comes behind close neighbours
+    spare = 2 * MAX_NEIGHBOURS  # what is stale comes behind close neighbours
     if sent is not None:
         return recommend_program(
-            workload, sent.table, hardware, store, top_k=count, fixed=sent.fixed,
+            workload, sent.table, hardware, store, top_k=top_k + spare, fixed=sent.fixed,
             program_digest=program, toolchain_key=toolchain,
         )  # fmt: skip
     assert question.definition is not None
     return recommend(
-        workload, question.definition, hardware, store, top_k=count,
+        workload, question.definition, hardware, store, top_k=top_k, spare=spare,
         program_digest=program, toolchain_key=toolchain,
     )  # fmt: skip
