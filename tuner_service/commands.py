@@ -98,12 +98,12 @@ def tune_file(
     first = read_workloads(path, understand)  # complain before profiling
     if first[0].is_for_host:
         _profile_once(store)
-    questions = {q.workload.key: q for q in read_workloads(path, understand)}
-    known = {k: _known_run(store, q, effort, force=force) for k, q in questions.items()}
-    new = [(questions[key], effort) for key, run in known.items() if run is None]
+    asked = {q.workload.key: q for q in read_workloads(path, understand)}
+    known = {k: _known_run(store, q, effort, force=force) for k, q in asked.items()}
+    new = [(asked[key], effort) for key, run in known.items() if run is None]
     queued = list(jobs.submit_group(store, new)[0]) if new else []
     group = f" as group {queued[0].group}" if queued else ""
-    out.print(f"{len(questions)} workloads, {len(queued)} queued{group}", soft_wrap=True)
+    out.print(f"{len(asked)} workloads, {len(queued)} queued{group}", soft_wrap=True)
     runs = [run or queued.pop(0) for run in known.values()]
     coordinator = CoordinatorProcess(settings, until_idle=True)
     with _stopped_at_the_end(coordinator), show.GroupProgress(out) as progress:

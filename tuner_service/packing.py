@@ -52,9 +52,9 @@ def pack(
     if hardware.kind != "cuda":
         expected = 'an NVIDIA GPU (h200, a100, "emulated h200", ...)'
         raise InvalidRequest(message=f"--target: expected {expected}, found {hardware.name}")
-    questions = _questions(store, kernel, problem, file, target)
+    asked = _questions(store, kernel, problem, file, target)
     chosen = []  # complain of any workload before the first is compiled
-    for question in questions:
+    for question in asked:
         jobs.check_emulated(question)
         assert question.definition is not None  # packs are of the library's kernels
         choices = choose(
@@ -71,7 +71,7 @@ def pack(
             size = writer.add(question.workload, question.program_digest, candidates, artifacts)
             failed = sum(not c.digest for c in candidates)
             out.print(
-                f"{number}/{len(questions)} {question.workload}: {len(candidates)} configs, "
+                f"{number}/{len(asked)} {question.workload}: {len(candidates)} configs, "
                 f"{len(artifacts)} kernels, {failed} do not compile, {size / 1024:.0f} KiB",
                 highlight=False, soft_wrap=True,
             )  # fmt: skip
