@@ -36,8 +36,7 @@ import torch
 
 from recommender.analytic import estimate
 from recommender.hardware import HardwareProfile
-from recommender.predict import Learned, forecast
-from recommender.prior import prior
+from recommender.predict import forecast, shipped
 from recommender.space import SearchSpace
 from recommender.workload import Workload
 from tilecore import kernels, runtime
@@ -179,8 +178,7 @@ class Case:
 
     def recommended(self, threads: int) -> TileConfig:
         """Return what a machine that measured nothing recommends."""
-        model = prior(self.definition.name, self.host)
-        learned = None if model is None else Learned(model, "prior")
+        learned = shipped(self.definition.name, self.host)
         return self.space.config(int(forecast(self.space, threads, learned).rows[0]))
 
     def finalists(self, candidates: int, seed: int) -> list[TileConfig]:

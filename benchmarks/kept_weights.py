@@ -22,8 +22,7 @@ import torch
 from cpu import interleaved, profile, ratio
 
 from recommender.hardware import HardwareProfile
-from recommender.predict import Learned, forecast
-from recommender.prior import prior
+from recommender.predict import forecast, shipped
 from recommender.space import SearchSpace
 from tilecore import kernels
 from tilecore.artifact import compiler_versions
@@ -45,8 +44,7 @@ def calls_of(
     sizes = dict(zip("mnk", shape, strict=True))
     problem = definition.parse_problem({**sizes, "dtype": dtype, "out_dtype": dtype})
     space = SearchSpace.build(definition, problem, host)
-    model = prior("gemm", host)
-    learned = None if model is None else Learned(model, "prior")
+    learned = shipped("gemm", host)
     config = dict(space.config(int(forecast(space, threads, learned).rows[0])))
     func = definition.program(problem, config)
     kernel = JITKernel(func, compile(func, "llvm", config))

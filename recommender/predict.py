@@ -10,12 +10,13 @@ from functools import lru_cache
 import numpy as np
 
 from recommender.analytic import ANALYTIC_SPREAD, PREFILTER, Estimates, estimate
-from recommender.cost_model import CostModel
+from recommender.cost_model import CostModel, Prediction
+from recommender.cpu_choices import Columns
 from recommender.errors import InvalidModel
 from recommender.features import SCHEMA, features
 from recommender.hardware import HardwareProfile
 from recommender.ports import MeasurementStore
-from recommender.prior import prior
+from recommender.prior import PRIOR_THREADS, prior
 from recommender.space import SearchSpace
 from tilecore.tile_config import KnobValue, TileConfig
 
@@ -40,10 +41,32 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """A cost model and where it comes from: "predicted" (trained here) or "prior" (shipped)."""
+    """A cost model and what it rests on.
+
+    Attributes:
+        model: of the kernel.
+        source: "predicted" (trained here) or "prior" (shipped).
+        threads: the only number of threads that it has seen; 0: those that are used here.
+    """
 
     model: CostModel
     source: str
+    threads: int = 0
+
+    def factors(self, space: SearchSpace, columns: Columns, estimates: Estimates) -> Prediction:
+        """Return the factors on ``estimates``, which are of ``columns``.
+
+        What a config is worth to a core is taken to be the same on any number of them.
+        """
+        if self.threads and self.threads != estimates.threads:
+            estimates = estimate(space, columns, threads=self.threads)
+        return self.model.predict(features(space, columns, estimates))
+
+
+def shipped(kernel: str, hardware: HardwareProfile) -> Learned | None:
+    """Return the model that ships for a kernel on such devices, None without one."""
+    model = prior(kernel, hardware)
+    return None if model is None else Learned(model, "prior", threads=PRIOR_THREADS)
 
 
 def active_model(store: MeasurementStore, kernel: str, hardware: HardwareProfile) -> Learned | None:
@@ -57,8 +80,7 @@ def active_model(store: MeasurementStore, kernel: str, hardware: HardwareProfile
     if stored is not None and stored.feature_schema == SCHEMA:
         with suppress(InvalidModel):
             return Learned(_load(stored.blob), "predicted")
-    shipped = prior(kernel, hardware)
-    return None if shipped is None else Learned(shipped, "prior")
+    return shipped(kernel, hardware)
 
 
 @lru_cache(maxsize=8)
@@ -74,7 +96,7 @@ def forecast(space: SearchSpace, threads: int, learned: Learned | None) -> Forec
     if learned is None:
         low, high = (analytic * factor for factor in ANALYTIC_SPREAD)
         return Forecast(space, order, analytic, low, high, "analytic")
-    time_s, low, high = _predict(space, space.rows(order), threads, learned.model)
+    time_s, low, high = _predict(space, space.rows(order), threads, learned)
     ranked = np.argsort(time_s, kind="stable")
     return Forecast(space, order[ranked], time_s[ranked], low[ranked], high[ranked], learned.source)
 
@@ -95,16 +117,15 @@ def forecast_config(
     """Return expected time and interval of one config, be it in the space or not."""
     columns = space.table([TileConfig.of(config)])
     if learned is not None:
-        time_s, low, high = _predict(space, columns, threads, learned.model)
+        time_s, low, high = _predict(space, columns, threads, learned)
         return float(time_s[0]), float(low[0]), float(high[0])
     time = float(estimate(space, columns, threads=threads).time_s[0])
     return time, time * ANALYTIC_SPREAD[0], time * ANALYTIC_SPREAD[1]
 
 
 def _predict(
-    space: SearchSpace, columns: Mapping[str, np.ndarray], threads: int, model: CostModel
+    space: SearchSpace, columns: Mapping[str, np.ndarray], threads: int, learned: Learned
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    estimates: Estimates = estimate(space, columns, threads=threads)
-    learned = model.predict(features(space, columns, estimates))
-    base = estimates.time_s
-    return base * learned.factor, base * learned.low, base * learned.high
+    estimates = estimate(space, columns, threads=threads)
+    found, base = learned.factors(space, columns, estimates), estimates.time_s
+    return base * found.factor, base * found.low, base * found.high

@@ -17,6 +17,7 @@ from recommender.errors import InvalidModel
 from recommender.features import SCHEMA
 from recommender.hardware import HardwareProfile
 
+PRIOR_THREADS = 1  # of all recordings that they were trained on
 FOLDER = Path(__file__).parent / "priors"
 
 

@@ -51,9 +51,8 @@ class SpaceCandidates:
         self._space, self._threads = space, threads
         whole = estimate(space, threads=threads)
         table = features(space, space.factored, whole)
-        learned = active_model(store, space.definition.name, space.hardware)
-        self._model = None if learned is None else learned.model
-        factor = 1.0 if self._model is None else self._model.predict(table).factor
+        self._learned = learned = active_model(store, space.definition.name, space.hardware)
+        factor = 1.0 if learned is None else learned.factors(space, space.factored, whole).factor
         self.landscape = Landscape(whole.time_s * factor, table, self._neighbours)
 
     def __len__(self) -> int:
@@ -77,10 +76,10 @@ class SpaceCandidates:
         """Return the expected time on ``threads`` threads (0: the workload's)."""
         columns = self._space.table([config])
         estimates = estimate(self._space, columns, threads=threads or self._threads)
-        if self._model is None:
+        if self._learned is None:
             return float(estimates.time_s[0])
-        table = features(self._space, columns, estimates)
-        return float(estimates.time_s[0] * self._model.predict(table).factor[0])
+        factor = self._learned.factors(self._space, columns, estimates).factor[0]
+        return float(estimates.time_s[0] * factor)
 
     def _neighbours(self, row: int) -> list[int]:
         return self._space.neighbours(self._space.config(row))

@@ -11,11 +11,14 @@ import pytest
 
 from db.exchange.t4 import t4_measurements
 from recommender import prior as module
+from recommender.analytic import estimate
 from recommender.errors import InvalidRecording
 from recommender.hardware import load_profile
 from recommender.ports import StoredModel
+from recommender.predict import shipped
 from recommender.prior import FOLDER, file_name, prior
 from recommender.recommend import recommend
+from recommender.space import SearchSpace
 from recommender.training import fit_groups, make_groups
 from tests.recommender.support import GEMM, HOST, MemoryStore, workload
 
@@ -52,6 +55,19 @@ def test_a_model_trained_here_goes_before_it():
     assert ask(store=store)[0].source == "predicted"
     store.model = replace(store.model, feature_schema="of another version")
     assert ask(store=store)[0].source == "prior"
+
+
+def test_what_one_thread_taught_is_not_stretched_to_two():
+    space = SearchSpace.build(GEMM, dict(workload(1000, 1024, 512).problem), HOST)
+    learned = shipped("gemm", HOST)
+    columns = space.rows(np.arange(0, len(space), 97))
+    alone, both = (estimate(space, columns, threads=t) for t in (1, 2))
+    np.testing.assert_array_equal(
+        learned.factors(space, columns, both).factor, learned.factors(space, columns, alone).factor
+    )
+    found = ask()[0]
+    rate = 2 * 1024**3 / found.time_s
+    assert rate < 0.95 * HOST.cores * HOST.peak_flop_per_s["float32"]
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
