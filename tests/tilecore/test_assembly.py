@@ -37,11 +37,16 @@ def product(dtype, accum, depth):
     return main
 
 
-def innermost_loops(target, func, **knobs):
-    """Return the instructions of every innermost loop that multiplies, one list per loop."""
+def assembly(target, func, **knobs):
+    """Return the lines of the machine code."""
     chosen = parse_target(target)
     _, tir = lower(func, chosen, knobs)
-    lines = generate(tir, chosen).inspect_source("asm").splitlines()
+    return generate(tir, chosen).inspect_source("asm").splitlines()
+
+
+def innermost_loops(target, func, **knobs):
+    """Return the instructions of every innermost loop that multiplies, one list per loop."""
+    lines = assembly(target, func, **knobs)
     labels = {m[1]: i for i, line in enumerate(lines) if (m := re.match(r"(\.LBB\w+):", line))}
     jumps = ((i, re.match(r"\s+j\w+\s+(\.LBB\w+)", line)) for i, line in enumerate(lines))
     loops = [(labels[m[1]], i) for i, m in jumps if m and labels.get(m[1], i) < i]
@@ -100,3 +105,28 @@ def test_dots_are_summed_in_registers(target, dtype, accum, names):
         assert not uses_stack(body)
         stores = [x for x in body if re.search(r"\s(vmov\w+|tilestored)\s+%\w+, .*\(", x)]
         assert not stores
+
+
+@pytest.mark.parametrize(("rows", "passing"), [(32, 0), (512, 2)])
+def test_one_operand_of_tiles_passes_by_the_l1_cache(rows, passing):
+    """Of 16 KiB of b and all rows of a, what is used once per panel goes past L1 if it is large."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((rows, 256), "bfloat16"),
+        B: T.Tensor((256, 32), "bfloat16"),
+        C: T.Tensor((rows, 32), "bfloat16"),
+    ):
+        with T.Kernel(1, threads=128):
+            a = T.alloc_shared((rows, 256), "bfloat16")
+            b = T.alloc_shared((256, 32), "bfloat16")
+            c = T.alloc_fragment((rows, 32), "float32")
+            T.copy(A, a)
+            T.copy(B, b)
+            T.gemm(a, b, c, clear_accum=True)
+            T.copy(c, C)
+
+    lines = assembly(TILES, main)
+    products = len(multiplies(lines)) // 4  # of 2 x 2 tiles
+    assert sum("\ttileloaddt1\t" in x for x in lines) == passing * products
+    assert sum("\ttileload" in x for x in lines) == 4 * products > 0

@@ -266,3 +266,27 @@ def test_names_of_targets():
         parse_target("avx512+avx512_bf15")
     with pytest.raises(UnknownTarget):
         parse_target("avx2+avx512_bf16")
+
+
+@pytest.mark.parametrize("n", [64, 77])
+@pytest.mark.parametrize("path", [p for p in PATHS if p in (VECTOR, TILES)])
+def test_rounding_by_instruction_is_rounding(store, path, n):
+    """Sums go to bfloat16 as float32 sums would be rounded: NaN, infinite, tiny, halfway."""
+    a, b = operand((70, 45), "bfloat16", 8), operand((45, n), "bfloat16", 9)
+    a[1] *= 2.0**-70
+    b[:, 1] *= 2.0**-65  # their sum lies among the subnormal numbers
+    a[2, 3], a[3, 4], b[5, 6] = np.nan, np.inf, -np.inf
+    a[4:6], b[:, 7:9] = 0, 0
+    a[4:6, :2], b[:2, 7:9] = 1, [[1, 3], [2.0**-8, 2.0**-7]]  # 1 + 2^-8 lies halfway
+    sums = {}
+    for out in ("float32", "bfloat16"):
+        sums[out] = blank((70, n), out)
+        runtime.load(compile(product(70, n, 45, "bfloat16", out=out), path, store=store))(
+            a, b, sums[out]
+        )
+    wanted = sums["float32"].astype(ml_dtypes.bfloat16).astype(np.float64)
+    np.testing.assert_array_equal(sums["bfloat16"].astype(np.float64), wanted)
+    assert np.isnan(wanted[2]).all()
+    assert np.isinf(wanted[3]).any()
+    assert wanted[4, 7] == 1
+    assert 0 < abs(sums["float32"][1, 2]) < 2.0**-60

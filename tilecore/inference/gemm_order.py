@@ -15,6 +15,7 @@ from tilecore.ir.dtype import DType
 from tilecore.ir.nodes import Gemm, KernelLaunch
 
 L1_BYTES = 24 << 10  # what of a tile stays in L1 beside the rest: half of 48 KiB
+L1_FULL_BYTES = 40 << 10  # of 48 KiB
 L2_BYTES = 1280 << 10  # of 2 MiB
 NEAR_BYTES = 160 << 10  # what stays in L2 however much else streams through it
 FEW_PANELS = 4  # copying a group of rows for fewer takes as long as a good part of its products

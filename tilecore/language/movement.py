@@ -21,7 +21,7 @@ from tilecore.ir.expr import (
     select,
 )
 from tilecore.ir.indexing import element, format_shape, varying_axes
-from tilecore.ir.nodes import For, Parallel, Region, Store
+from tilecore.ir.nodes import For, Parallel, Region, Stmt, Store
 from tilecore.ir.polynomial import is_equal
 from tilecore.language.copy import region
 
@@ -133,74 +133,72 @@ def im2col(
     _, height, width, channels = image.extents
     reach = dilation * (kernel - 1) + 1
     out_h, out_w = ((size + (2 * pad - reach)) // stride + 1 for size in (height, width))
-    gathered = _Gathered(image, tile, (row_axis, column_axis), kernel, stride, dilation, pad)
+    gathered = _Gathered(image, tile, (row_axis, column_axis), kernel, dilation)
     sizes = int_value(channels), int_value(columns)
     chunk = math.gcd(*(size or 1 for size in sizes))
-    if chunk < LEAST_CHUNK:
-        k, j = as_expr(c_step) * columns, Var("j")
-        number = (k + j) // channels
-        gathered.emit(nhw_step, (out_h, out_w), number, (k + j) % channels, j, (j, columns))
-        return
-    builder, piece, j = current(), Var("piece"), Var("j")
-    of_window, pieces = ((size or 1) // chunk for size in sizes)
-    with builder.open("loop") as frame:
-        part = builder.let("part", as_expr(c_step) * pieces + piece)
-        window = builder.let("window", part // of_window)
-        channel = builder.let("channel", part % of_window * chunk)
-        place = piece * chunk + j
-        gathered.emit(nhw_step, (out_h, out_w), window, channel + j, place, (j, const(chunk)))
-    body, span = frame.body(), builder.span
-    builder.emit(For(piece, const(0), const(pieces), const(1), "serial", body, span=span))
+    builder, i, j = current(), Var("i"), Var("j")
+    with builder.open("loop") as row:
+        m = builder.let("m", as_expr(nhw_step) * tile.extents[row_axis] + i)
+        y = builder.let("y", m % (out_h * out_w) // out_w * stride - pad)
+        x = builder.let("x", m % out_w * stride - pad)
+        corner = (m // (out_h * out_w), y, x)
+        if chunk < LEAST_CHUNK:
+            k = as_expr(c_step) * columns + j
+            gathered.emit(corner, k // channels, k % channels, (i, j), (j, columns))
+        else:
+            piece = Var("piece")
+            of_window, pieces = ((size or 1) // chunk for size in sizes)
+            with builder.open("loop") as run:
+                part = builder.let("part", as_expr(c_step) * pieces + piece)
+                window = builder.let("window", part // of_window)
+                channel = builder.let("channel", part % of_window * chunk) + j
+                at = (i, piece * chunk + j)
+                gathered.emit(corner, window, channel, at, (j, const(chunk)))
+            _serial(piece, const(pieces), run.body())
+    _serial(i, tile.extents[row_axis], row.body())
+
+
+def _serial(name: Var, extent: Expr, body: Stmt) -> None:
+    builder = current()
+    builder.emit(For(name, const(0), extent, const(1), "serial", body, span=builder.span))
 
 
 @dataclass(frozen=True, slots=True)
 class _Gathered:
-    """Columns of the tile of T.im2col."""
+    """Elements of the tile of T.im2col."""
 
     image: Region
     tile: Region
     axes: tuple[int, int]
     kernel: int
-    stride: int
     dilation: int
-    pad: int
 
     def emit(
         self,
-        nhw_step: ExprLike,
-        out: tuple[Expr, Expr],
+        corner: tuple[Expr, Expr, Expr],
         window: Expr,
         channel: Expr,
-        column: Expr,
+        at: tuple[Expr, Expr],
         lanes: tuple[Var, Expr],
     ) -> None:
-        """Emit a loop over the rows that sets columns, which are ``lanes`` of a loop.
+        """Emit a parallel loop that sets some columns of a row.
 
         Args:
-            nhw_step: number of the tile along the rows.
-            out: height and width of the output.
+            corner: image, y and x of the first element of the row's window.
             window: number of the place in the window, the same in all lanes or not.
             channel: channel of each lane.
-            column: column of each lane.
+            at: row and column of each lane in the tile.
             lanes: variable and extent of the parallel loop.
         """
-        image, tile, (row_axis, column_axis) = self.image, self.tile, self.axes
-        (out_h, out_w), rows = out, tile.extents[row_axis]
-        builder, i = current(), Var("i")
+        image, (number, y, x) = self.image, corner
         dy, dx = window // self.kernel * self.dilation, window % self.kernel * self.dilation
-        with builder.open("loop") as frame:
-            m = builder.let("m", as_expr(nhw_step) * rows + i)
-            y = builder.let("y", m % (out_h * out_w) // out_w * self.stride - self.pad)
-            x = builder.let("x", m % out_w * self.stride - self.pad)
-            at = (m // (out_h * out_w), y + dy, x + dx, channel)
-            indices = tuple(binary("add", o, a) for o, a in zip(image.offsets, at, strict=True))
-            kind = image.buffer.dtype
-            is_real = window < self.kernel * self.kernel
-            value = select(is_real, Load(image.buffer, indices, kind), const(0, kind))
-            place = element(tile, {row_axis: i, column_axis: column})
-            _emit((lanes[0],), (lanes[1],), place, value)
-        body, span = frame.body(), builder.span
-        builder.emit(For(i, const(0), rows, const(1), "serial", body, span=span))
+        place = (number, y + dy, x + dx, channel)
+        indices = tuple(binary("add", o, p) for o, p in zip(image.offsets, place, strict=True))
+        kind = image.buffer.dtype
+        is_real = window < self.kernel * self.kernel
+        value = select(is_real, Load(image.buffer, indices, kind), const(0, kind))
+        target = element(self.tile, dict(zip(self.axes, at, strict=True)))
+        _emit((lanes[0],), (lanes[1],), target, value)
 
 
 c2d_im2col = im2col

@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from tvm import tirx as tir
 
+from tilecore.inference import gemm_order
 from tilecore.inference.dots import Dot
 from tilecore.inference.plan import GemmPlan
 from tilecore.inference.storage import CACHE_LINE_BYTES, Storage
@@ -30,6 +32,7 @@ from tilecore.lowering.cpu.amx_text import (
     move_text,
     products_text,
 )
+from tilecore.lowering.cpu.bfloat16 import Pairs
 from tilecore.lowering.cpu.gemm import GemmLowering, known_truth
 from tilecore.lowering.cpu.strided import Strided
 from tilecore.lowering.cpu.tir import TirBuilder, add, index, mul, quotient
@@ -161,13 +164,17 @@ class TileLowering(GemmLowering):
     ) -> None:  # fmt: skip
         """Copy sums from scratch memory to ``target``."""
         assert target is not None
+        place, pairs = target.place, Pairs(self.builder)
+        if count == 2 and target.column == 1 and all(mask_of(column, j) is None for j in range(2)):
+            place = replace(place, pairs=pairs)
         with self.builder.loop(self._row_count(row, size)) as i:
             for j in range(count):
                 source = add(mul(i, count * LANES), j * LANES)
                 value = vector_load(self.builder, self.scratch, source, LANES, self.accum)
-                value = self._stored(value, target.place)
+                value = self._stored(value, place)
                 at = target.at(add(row, i), add(column, j * LANES))
-                vector_store(self.builder, target.place, value, at, LANES, mask_of(column, j))
+                vector_store(self.builder, place, value, at, LANES, mask_of(column, j))
+            pairs.store()
 
     def _row_count(self, row: Any, size: int) -> Any:
         """Return how many rows of a group the output has."""
@@ -211,18 +218,30 @@ class TileLowering(GemmLowering):
         tall, panel_size = size // self.tile_rows, storage.depth * storage.width
         first = self.builder.bind(add(self.b.base, mul(panel, panel_size)))
         lines, memory, ahead, apart, step = self._ahead(panel, first, row, size)
-        name = f"tilecore_{self.dot.name}_{tall}x{count}_{lines}"
+        passing = self._passing()
+        name = f"tilecore_{self.dot.name}_{tall}x{count}_{lines}{passing}"
         steps = (
             tir.Cast("int64", self.steps) if not isinstance(self.steps, int) else _i64(self.steps)
         )
         self._call(
-            name, products_text(name, self.dot.name, tall, count, lines),
+            name, products_text(name, self.dot.name, tall, count, lines, passing),
             self._address(self.a.place.memory, self.builder.bind(self.a.at(row, 0))),
             self._bytes(self.a.row, self.a.place.storage.dtype), _i64(self.tile_rows),
             self._address(self.b_place.memory, first),
             _i64(storage.width * WORD_BYTES), _i64(self.tile_groups), steps,
             self._address(memory, ahead), apart, _i64(step),
         )  # fmt: skip
+
+    def _passing(self) -> str:
+        """Return which operand passes by while the other one stays in L1, if not both fit there."""
+        plan, storage = self.plan, self.b_place.storage
+        assert isinstance(storage, Storage)
+        size = DType(storage.dtype).itemsize * plan.k
+        panels = -(-plan.n // (plan.micro_n * LANES))
+        a, b = plan.m, panels * plan.micro_n * LANES  # rows and columns
+        if plan.rows_first:
+            return "b" if size * (plan.micro_m + b) > gemm_order.L1_FULL_BYTES else ""
+        return "a" if size * (a + plan.micro_n * LANES) > gemm_order.L1_FULL_BYTES else ""
 
     def _ahead(self, panel: Any, first: Any, row: Any, size: int) -> tuple[int, Any, Any, Any, int]:
         """Return what a step of the products fetches, a share of what is needed next.
@@ -279,7 +298,7 @@ def emit_products(
     name = "tilecore_products"
     with builder.loop(times):
         call(
-            name, products_text(name, dot.name, 2, 2, 0), address(operands, 0), _i64(row),
+            name, products_text(name, dot.name, 2, 2, 0, ""), address(operands, 0), _i64(row),
             _i64(LANES), address(operands, half), _i64(2 * LANES * WORD_BYTES), _i64(LANES),
             _i64(depth), address(operands, 0), _i64(0), _i64(0),
         )  # fmt: skip

@@ -14,7 +14,7 @@ DECLARATIONS = "\n".join(
     f"declare void @llvm.x86.{name}({arguments})"
     for name, arguments in {
         "ldtilecfg": "ptr", "tilerelease": "", "tilezero": "i8",
-        "tileloadd64": _TILE_MEMORY, "tilestored64": _TILE_MEMORY,
+        **dict.fromkeys(("tileloadd64", "tileloaddt164", "tilestored64"), _TILE_MEMORY),
         **dict.fromkeys(("tdpbf16ps", "tdpbssd", "tdpbuud"), "i8, i8, i8"),
     }.items()
 )  # fmt: skip
@@ -70,16 +70,24 @@ def move_text(name: str, what: str, tall: int, wide: int) -> str:
     return "\n".join([*lines, "  ret i32 0", "}"])
 
 
-def products_text(name: str, instruction: str, tall: int, wide: int, lines_ahead: int) -> str:
+def products_text(
+    name: str, instruction: str, tall: int, wide: int, lines_ahead: int, passing: str
+) -> str:
     """Return the function that adds the products of all steps along K to the tiles of sums.
 
     A step brings ``lines_ahead`` cache lines to the L2 cache, ``apart`` bytes from each other.
+    ``passing``: the operand ("a", "b" or "") that is loaded past the L1 cache, where the other one
+    stays.
     """
     parameters = (
         "ptr %a, i64 %a_stride, i64 %rows, ptr %b, i64 %b_stride, i64 %groups, i64 %steps, "
         "ptr %ahead, i64 %apart, i64 %ahead_step"
     )
-    load = "  call void @llvm.x86.tileloadd64(i8 {}, ptr {}, i64 {})"
+    load_a, load_b = (
+        f"  call void @llvm.x86.tileload{'dt164' if which == passing else 'd64'}"
+        "(i8 {}, ptr {}, i64 {})"
+        for which in ("a", "b")
+    )
     lines = [
         _HEAD.format(name=name, parameters=parameters),
         "entry:",
@@ -100,9 +108,9 @@ def products_text(name: str, instruction: str, tall: int, wide: int, lines_ahead
         if i:
             lines.append(f"  %line{i} = getelementptr i8, ptr %line{i - 1}, i64 %apart")
         lines.append("  " + prefetch.CALL.format(f"%line{i}", prefetch.L2))
-    lines += [load.format(B_TILES + j, f"%b{j}", "%b_stride") for j in range(wide)]
+    lines += [load_b.format(B_TILES + j, f"%b{j}", "%b_stride") for j in range(wide)]
     for i in range(tall):
-        lines.append(load.format(A_TILES + i, f"%a{i}", "%a_stride"))
+        lines.append(load_a.format(A_TILES + i, f"%a{i}", "%a_stride"))
         for j in range(wide):
             tiles = f"i8 {2 * i + j}, i8 {A_TILES + i}, i8 {B_TILES + j}"
             lines.append(f"  call void @llvm.x86.{instruction}({tiles})")

@@ -68,6 +68,9 @@ class GemmLowering:
         # Sums far away come in while products are made, and are added at the end.
         self.adds_last = self.in_output and self.c.place.storage.dtype == self.accum
         self.late = None if plan.late is None else boxed(accessor, plan.late.region)
+        if plan.dot is not None and plan.dot.operands == ("bfloat16",):  # it flushes its sums
+            self.c = self.c.flushing()
+            self.late = self.late and self.late.flushing()
         # Rows of a whole tile are padded to vectors; elsewhere a neighbour follows the last column.
         tight = isinstance(self.c.place.storage, Storage) and self.c.place.storage.spare > 0
         fills_rows = int_value(gemm.c.extents[-1]) == self.c.place.storage.shape[-1]

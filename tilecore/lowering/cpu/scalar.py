@@ -143,9 +143,9 @@ def convert(value: Any, source: str, target: str, lanes: int) -> Any:
 def kept(value: Any, source: str, dtype: str, stored: str, lanes: int) -> Any:
     """Return a computed value of ``source``, rounded to ``dtype``, as one of ``stored``.
 
-    What memory keeps as it is rounds when it is stored: here it is not rounded a first time.
+    What memory keeps rounded is rounded when it is stored: here it is not rounded a first time.
     """
-    if dtype == stored and dtype in PACKED:
+    if stored in PACKED and dtype in (stored, "float32"):
         dtype = stored = "float32"
     return convert(convert(value, source, dtype, lanes), dtype, stored, lanes)
 

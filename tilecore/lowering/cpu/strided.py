@@ -25,6 +25,11 @@ class Strided:
         """Return the offset of element (i, j)."""
         return add(self.base, add(mul(i, self.row), mul(j, self.column)))
 
+    def flushing(self) -> Strided:
+        """Return the operand where subnormal bfloat16 numbers may be stored as 0."""
+        is_rounded = self.place.storage.dtype == "bfloat16"
+        return replace(self, place=replace(self.place, flushes=is_rounded))
+
 
 def strided(accessor: Accessor, region: Region, transposed: bool) -> Strided:
     """Return the last two axes of a region as a strided operand (i, j), swapped if transposed."""
