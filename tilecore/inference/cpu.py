@@ -404,7 +404,9 @@ class _Inference:
 def _fusion_note(nest: FusedNest) -> str:
     lines = ", ".join(str(member.span.line) for member in nest.members)
     domain = " x ".join(map(str, nest.extents))
-    return f"{nest.members[0].span}: one nest over {domain} for lines {lines}"
+    own = ", ".join(sorted(b.name for b in nest.handed_on))
+    kept = f"; {own} stays in registers" if own else ""
+    return f"{nest.members[0].span}: one nest over {domain} for lines {lines}{kept}"
 
 
 _WRITES = ("copy-dst", "fill", "gemm-c", "fold-dst", "store", "atomic")

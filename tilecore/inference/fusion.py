@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from tilecore.inference.handed_on import handed_on
 from tilecore.inference.plan import FusedNest
 from tilecore.inference.storage import Storage
 from tilecore.ir.analysis import kept_axes, read_buffers, written_buffers
@@ -70,7 +71,8 @@ def fuse(
         if isinstance(seq, Seq):
             stmts = [s for s in seq.stmts if s not in elided]
             members = [_member(s, storages) if places[s] == 1 else None for s in stmts]
-            found += _fuse(stmts, members)
+            nests = _fuse(stmts, members)
+            found += [replace(n, handed_on=handed_on(launch, seq, n)) for n in nests]
     return found
 
 

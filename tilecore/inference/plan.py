@@ -105,6 +105,7 @@ class FusedNest:
         members: the statements, as the program has them.
         steps: what they do at ``loop_vars``; a reduction takes the element of its source there.
         folded: positions of the axes that the reductions fold.
+        handed_on: tiles whose new elements only later steps of the same iteration read.
     """
 
     members: tuple[Stmt, ...]
@@ -112,6 +113,7 @@ class FusedNest:
     extents: tuple[int, ...]
     steps: tuple[Store | Reduce, ...]
     folded: frozenset[int]
+    handed_on: frozenset[Buffer] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -53,6 +53,7 @@ class Place:
         stream_bytes: vectors of this size are stored past the caches (0: none).
         flushes: bfloat16 whose subnormal numbers may be kept as 0.
         pairs: keeps vectors of such numbers back, to be rounded in pairs.
+        is_own: the memory holds nothing but the element (vector) of the running iteration.
     """
 
     memory: Any
@@ -64,6 +65,7 @@ class Place:
     stream_bytes: int = 0
     flushes: bool = False
     pairs: bfloat16.Pairs | None = None
+    is_own: bool = False
 
     def indices(self, indices: Sequence[Expr]) -> tuple[Expr, ...]:
         """Return the indices into ``memory``'s tensor for indices into the tile."""
@@ -197,6 +199,8 @@ class Accessor:
         self, place: Place, indices: Sequence[Expr], vector: Var | None = None
     ) -> tuple[Any, int]:
         """Return (TIR offset of the first lane, elements between lanes)."""
+        if place.is_own:
+            return 0, 1
         storage = place.storage
         if isinstance(storage, TensorStorage):
             offset = storage.offset(indices)

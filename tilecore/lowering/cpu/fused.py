@@ -19,11 +19,11 @@ from tilecore.ir.bounds import linear
 from tilecore.ir.expr import Call, Expr, binary
 from tilecore.ir.nodes import Buffer, Reduce, Stmt, Store
 from tilecore.ir.visitor import expressions, loads, walk_expr
-from tilecore.lowering.cpu.access import Accessor
+from tilecore.lowering.cpu.access import Accessor, Place
 from tilecore.lowering.cpu.bfloat16 import Pairs
 from tilecore.lowering.cpu.fold import UNROLL, FoldLowering
-from tilecore.lowering.cpu.nest import emit_store, lanes_of, runs_in_vectors
-from tilecore.lowering.cpu.scalar import Scope
+from tilecore.lowering.cpu.nest import lanes_of, runs_in_vectors, stored_value
+from tilecore.lowering.cpu.scalar import Scope, memory_type
 from tilecore.lowering.cpu.tir import add, mul
 from tilecore.target import Target
 
@@ -249,9 +249,21 @@ class FusedLowering:
         )
 
     def _steps(self, first: Any, sums: dict[Reduce, Any], scope: Scope) -> None:
+        places = self.accessor.places
+        before = {buffer: places[buffer] for buffer in self.nest.handed_on}
         with self._at({self.last: first}):
             for step in self.nest.steps:
                 if isinstance(step, Reduce):
                     self.folds[step].take(sums[step], scope)
-                else:
-                    emit_store(self.accessor, step, scope)
+                    continue
+                value = stored_value(step, scope)
+                if step.buffer in before and not places[step.buffer].is_own:
+                    places[step.buffer] = self._own(before[step.buffer], scope.lanes)
+                self.accessor.store(step.buffer, step.indices, value, step.value.dtype, scope)
+        places.update(before)
+
+    def _own(self, place: Place, lanes: int) -> Place:
+        """Return where the element of one iteration is kept from step to step: in a register."""
+        storage = place.storage
+        memory = self.builder.alloc(lanes, memory_type(storage.dtype), "own")
+        return Place(memory, storage, flushes=place.flushes, is_own=True)

@@ -210,8 +210,13 @@ def _has_vector_form(accessor: Accessor, node: Expr, var: Var, varying: set[Var]
 
 def emit_store(accessor: Accessor, stmt: Store, scope: Scope) -> None:
     """Emit a store of one value per lane."""
-    value = widen(lower(stmt.value, scope), stmt.value, scope, scope.lanes)
+    value = stored_value(stmt, scope)
     accessor.store(stmt.buffer, stmt.indices, value, stmt.value.dtype, scope)
+
+
+def stored_value(stmt: Store, scope: Scope) -> Any:
+    """Return what is stored, one value per lane."""
+    return widen(lower(stmt.value, scope), stmt.value, scope, scope.lanes)
 
 
 class _Running:
