@@ -1,6 +1,7 @@
 """Analytic time of a blocked matrix product on the tiles of AMX.
 
-Tile loads hardly overlap with products: where an operand streams from L2, its time comes on top.
+One operand of a group of tiles stays in L1 while the other one passes by; tile loads hardly overlap
+with products where neither stays: then the time of both comes on top.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from recommender.hardware import HardwareProfile
 from tilecore.graph import Contraction
 
 L1_SETS, L1_WAYS = 64, 8  # what tiles of A may take of L1
+SWEPT_SHARE = 0.6  # of L2: a larger tile of B comes in anew for every group of rows
 PIECE_BYTES = 256  # shorter pieces of rows come in more slowly when B is packed
 
 
@@ -23,24 +25,22 @@ PIECE_BYTES = 256  # shorter pieces of rows come in more slowly when B is packed
 class TileConstants:
     """Properties of the generated code and of caches; slots as in ``CpuConstants``.
 
-    Source: fitted to configs of the library's GEMM on a Xeon with AMX, 2 cores, one thread: 432 of
-    an earlier state of the compiler (benchmarks/results/gemm_tiles_2026-11-21.csv), where its
-    choices reach 0.94 of the best measured, and 1200 of today's (benchmarks/data/cpu_2026-11-22),
-    where they reach 0.80.
+    Source: fitted to 1800 configs of the library's GEMM in bfloat16 on a Xeon with AMX, 2 cores,
+    one thread (benchmarks/data/cpu_2026-11-22), where its choices reach 0.94 of the best measured.
     """
 
     peak_factor: float = 12.0  # tiles of 2-byte elements relative to vector FMAs of float32
-    efficiency: float = 0.87  # of the peak, operands in L1
-    l2_bytes_per_slot: float = 29.0  # of operands that stream from L2 to tiles
-    clash_share: float = 0.01  # more, whenever the stride of rows in place halves the sets of L1
-    c_bytes_per_slot: float = 27.0  # sums loaded and stored
-    run_slots: float = 35.0  # starting and ending a group of tiles
-    write_bytes_per_slot: float = 7.7  # rounding and storing the output
-    scatter_share: float = 0.22  # more, whenever its rows, met one panel after the other, clash
-    l3_factor: float = 2.86  # L3 rate per core relative to core_bandwidth_bytes_per_s
-    exposed: float = 0.72  # share of B's way from L3 that fetching ahead does not hide
-    a_copy_bytes_per_slot: float = 3.2
-    b_pack_bytes_per_slot: float = 2.9
+    efficiency: float = 0.95  # of the peak, operands in L1
+    l2_bytes_per_slot: float = 15.0  # of operands that stream from L2 to tiles
+    passing_share: float = 0.12  # of what passes by that its way from L2 adds to the time
+    l1_share: float = 0.7  # of L1 that what stays may take
+    c_bytes_per_slot: float = 6.7  # sums loaded and stored
+    run_slots: float = 1.0  # starting and ending a group of tiles
+    write_bytes_per_slot: float = 35.0  # rounding and storing the output
+    scatter_share: float = 2.6  # more, whenever its rows, met one panel after the other, clash
+    l3_factor: float = 3.35  # L3 rate per core relative to core_bandwidth_bytes_per_s
+    a_copy_bytes_per_slot: float = 4.6
+    b_pack_bytes_per_slot: float = 3.45
 
 
 DEFAULT_TILE_CONSTANTS = TileConstants()
@@ -61,7 +61,7 @@ def tile_terms(
     fma = 2.0 * runs * t.micro_m * t.panel * t.depth / (peak * c.efficiency)
     l2 = runs * _near_bytes(t, site, hardware, c) * slot_s / c.l2_bytes_per_slot
     a_far, b_far = _far_bytes(t, site, hardware)
-    l3 = (a_far + b_far * c.exposed) / far
+    l3 = (a_far + b_far) / far
     sums = rows * t.panel * 4.0
     spills = t.block_m * t.block_n * 4.0 > hardware.l2_bytes / 2
     c_rate = np.where(spills, far, c.c_bytes_per_slot / slot_s)
@@ -94,16 +94,15 @@ def _near_bytes(
     size = float(site.dtype.itemsize)
     panel, a_rows = t.panel * t.depth * size, t.rows_per_tile * t.depth * size
     row_runs = np.maximum(1.0, np.ceil(np.minimum(t.block_m, t.m) / t.micro_m))
-    stays = panel + a_rows <= 0.8 * hardware.l1d_bytes
-    crowded = t.micro_m / _rows_kept(t, site, L1_SETS * L1_WAYS)
     first = t.takes_rows_first(size)
-    near = np.where(stays & ~first, panel / row_runs, panel)
-    a_tile = np.minimum(t.block_m, t.m) * t.depth * size
-    a_stays = np.where(first, a_rows, a_tile + panel) <= 0.8 * hardware.l1d_bytes
-    a_rows = np.where(a_stays, a_rows / t.panels_per_block, a_rows)
-    clash = 1.0 + c.clash_share * np.log2(np.maximum(1.0, crowded))
-    total: np.ndarray = near + a_rows * clash
-    return total
+    staying, passing = np.where(first, a_rows, panel), np.where(first, panel, a_rows)
+    again = np.where(first, t.panels_per_block, row_runs)  # runs that use what stays
+    tile = np.where(first, np.minimum(t.block_n, t.n), np.minimum(t.block_m, t.m)) * t.depth * size
+    l1 = hardware.l1d_bytes
+    all_stay = tile + staying <= 0.8 * l1
+    once = np.where(first, row_runs, t.panels_per_block)  # runs that use what else stays
+    near = np.where(all_stay, passing / once, c.passing_share * passing) + staying / again
+    return np.where(staying <= c.l1_share * l1, near, staying + passing)
 
 
 def _scatter(t: Tiling, site: Contraction, c: TileConstants) -> np.ndarray:
@@ -139,6 +138,8 @@ def _far_bytes(
     b_tile, a_step = block_n * t.depth * size, block_m * t.depth * size
     b_lost = np.where(a_step + b_tile + sums > l2, 1.0, 0.0)
     b_again = np.where(t.is_b_hoisted, np.where(b_bytes <= l2, 0.0, t.grid_m), b_lost)
+    is_swept = t.takes_rows_first(size) & (b_tile > SWEPT_SHARE * hardware.l2_bytes)
+    b_again = np.where(is_swept, t.row_tiles, b_again)  # by every group of rows
     is_apart = block_m <= 0.5 * _rows_kept(t, site, hardware.l2_bytes / 64)
     a_stays = (block_m * t.k * size + sums + b_tile <= l2) & is_apart
     is_copied, rows_first = t.is_a_packed | t.is_a_staged, t.takes_rows_first(size)

@@ -61,12 +61,14 @@ def train(
     *,
     incumbent: CostModel | None = None,
     seed: int = 0,
+    folds: int = FOLDS,
 ) -> TrainingOutcome:
     """Return a model for ``definition`` trained on ``measurements``.
 
     It is promoted only if, on workloads held out of training, its first choice is better than that
     of the analytic model, of the nearest measured workload, and of the incumbent (which may have
-    seen them).
+    seen them). Workloads are held out in ``folds`` parts: the more there are, the nearer the models
+    that are judged come to the one that is returned, and the longer it takes.
 
     Raises:
         NotEnoughMeasurements: fewer than MIN_ROWS successful measurements (RC606).
@@ -78,7 +80,7 @@ def train(
             expected=f"{MIN_ROWS} OK measurements of {definition.name}", found=str(rows)
         )
     model = fit_groups(groups, seed, with_interval=True)
-    metrics = _validate(groups, incumbent, seed)
+    metrics = _validate(groups, incumbent, seed, folds)
     metrics |= {"rows": float(rows), "groups": float(len(groups))}
     is_promoted, reason = _verdict(metrics)
     return TrainingOutcome(model, metrics, is_promoted, reason)
@@ -171,13 +173,15 @@ def _name(group: Group) -> str:
     return f"{group.workload.key}/{group.hardware.key}"
 
 
-def _validate(groups: Sequence[Group], incumbent: CostModel | None, seed: int) -> dict[str, float]:
+def _validate(
+    groups: Sequence[Group], incumbent: CostModel | None, seed: int, folds: int
+) -> dict[str, float]:
     """Return each contender's mean ratio on held-out workloads; empty if none can be held out."""
     names = sorted({_name(g) for g in groups})
     if len(names) < 2:
         return {}
     order = np.random.default_rng(seed).permutation(len(names))
-    fold_of = {names[j]: i % FOLDS for i, j in enumerate(order)}
+    fold_of = {names[j]: i % folds for i, j in enumerate(order)}
     ratios: dict[str, list[float]] = {}
     for fold in sorted(set(fold_of.values())):
         train_groups = [g for g in groups if fold_of[_name(g)] != fold]
