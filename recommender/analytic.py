@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cache, cached_property, reduce
 
 import numpy as np
 
@@ -73,16 +73,21 @@ class Estimates:
     Attributes:
         time_s: predicted times.
         terms: returns what adds up to them; asked only of the configs to be explained.
-        resources_s: time that each resource alone would need.
+        resources: returns the time that each resource alone would need.
     """
 
     time_s: np.ndarray
     terms: Callable[[], Mapping[str, np.ndarray]]
-    resources_s: Mapping[str, np.ndarray]
+    resources: Callable[[], Mapping[str, np.ndarray]]
     tiling: Tiling | None
     work_flop: float
     threads: int
     unit: str = "thread(s)"
+
+    @cached_property
+    def resources_s(self) -> Mapping[str, np.ndarray]:
+        """Time that each resource alone would need."""
+        return self.resources()
 
     @cached_property
     def terms_s(self) -> Mapping[str, np.ndarray]:
@@ -140,7 +145,7 @@ def estimate_graph(
     if hardware.kind != "cpu":
         found = gpu_terms(graph, columns, hardware)
         return Estimates(
-            _total(found.terms.values()), lambda: found.terms, found.resources, None, work_flop,
+            _total(found.terms.values()), lambda: found.terms, lambda: found.resources, None, work_flop,
             hardware.cores, "multiprocessors",
         )  # fmt: skip
     cores = min(threads or hardware.cores, hardware.cores)
@@ -151,17 +156,18 @@ def estimate_graph(
     grids = np.maximum(
         1.0, np.broadcast_to(evaluate(site.launch.blocks, columns), t.blocks.shape) / t.blocks
     )
-    alone = core.kernel + core.calls + core.update_c + core.pack_a + core.pack_b
+    alone = core.kernel + core.calls + (core.update_c + (core.pack_a + core.pack_b))
     spread = t.busiest_share(cores, grids)
-    bandwidth_loss = _bandwidth_loss(hardware, cores)
-    resources = {
-        "fma": core.fma, "loads": core.loads, "latency": core.latency,
-        "l2": core.l2, "l3": core.l3 * bandwidth_loss,
-    }  # fmt: skip
     launch = hardware.launch_s * (1.0 if cores > 1 else 0.2) * (1.0 + t.is_b_hoisted)
 
+    @cache
+    def resources() -> dict[str, np.ndarray]:
+        found = core.resources()
+        return {**found, "l3": found["l3"] * _bandwidth_loss(hardware, cores)}
+
     def terms() -> dict[str, np.ndarray]:
-        names, slowest = list(resources), np.argmax(np.stack(list(resources.values())), axis=0)
+        resources_s = resources()
+        names, slowest = list(resources_s), np.argmax(np.stack(list(resources_s.values())), axis=0)
         kernel = {n: np.where(slowest == i, core.kernel, 0.0) / cores for i, n in enumerate(names)}
         return {
             **kernel,
@@ -174,7 +180,7 @@ def estimate_graph(
             "launch": launch,
         }
 
-    time_s = np.asarray(alone * spread + core.pack_b_once / cores + launch)
+    time_s = np.asarray(alone * spread + (core.pack_b_once / cores + launch))
     return Estimates(time_s, terms, resources, t, work_flop, cores)
 
 
@@ -206,7 +212,7 @@ def _of_ops(
     terms = {name: seconds * shares[name] for name, seconds in resources.items()}
     terms["imbalance"] = (t.busy_s / cores) * (_largest_share(blocks, cores) * cores - 1.0)
     terms["launch"] = np.full(len(blocks), hardware.launch_s * len(graph.launches))
-    return Estimates(_total(terms.values()), lambda: terms, resources, None, work_flop, cores)
+    return Estimates(_total(terms.values()), lambda: terms, lambda: resources, None, work_flop, cores)
 
 
 def _total(terms: Iterable[np.ndarray]) -> np.ndarray:
