@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Select, bindparam, func, literal, or_, select
+from sqlalchemy import BindParameter, ColumnElement, Select, bindparam, func, literal, or_, select
 from sqlalchemy.orm import Session
 
 from db.errors import NotOneSpace
@@ -31,6 +31,7 @@ from db.session import Database
 from recommender.measurement import Measurement, MeasureStatus, Protocol
 from recommender.nearest import WorkloadIndex
 from recommender.workload import Workload
+from tilecore.tile_config import TileConfig
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
@@ -58,18 +59,48 @@ class Log:
         nobody noted the driver, it counts as the same. What was measured before a drift does not
         count.
         """
-        key = {
+        found = self._of_key(
+            BEST, workload, hardware_key, program_digest, toolchain_key, driver
+        )  # fmt: skip
+        return found[0] if found else None
+
+    def fastest(
+        self, workload: Workload, hardware_key: str, program_digest: str, toolchain_key: str,
+        driver: str, count: int,
+    ) -> Sequence[Measurement]:  # fmt: skip
+        """Return what ``best`` does, then other configs: CONFIRM of the same driver, by time."""
+        key = (workload, hardware_key, program_digest, toolchain_key, driver)
+        found = self._of_key(FASTEST, *key, count=count)
+        if not found:  # of SCREEN, or of another driver, only the best answers
+            best = self.best(*key)
+            return [] if best is None else [best]
+        unique: dict[TileConfig, Measurement] = {}
+        for m in found:
+            unique.setdefault(m.config, m)
+        return list(unique.values())
+
+    def is_known(self, workload: Workload) -> bool:
+        """Return whether anything may have been measured for exactly this workload."""
+        with self._database.read() as session:
+            key = {"workload": workload.key}
+            return session.connection().execute(KNOWN, key).first() is not None
+
+    def _of_key(
+        self, query: Select[Any], workload: Workload, hardware_key: str, program_digest: str,
+        toolchain_key: str, driver: str, **more: int,
+    ) -> list[Measurement]:  # fmt: skip
+        key: dict[str, str | int] = {
             "workload": workload.key,
             "kernel": workload.kernel,
             "hardware": hardware_key,
             "digest": program_digest,
             "toolchain": toolchain_key,
             "driver": driver,
+            **more,
         }
         with self._database.read() as session:
-            found = session.connection().execute(BEST, key).all()
-            records = self._reader.records(session, found, None)
-        return records[0].measurement if records else None
+            found = session.connection().execute(query, key).all()
+            return [r.measurement for r in self._reader.records(session, found, None)]
 
     def page(self, query: MeasurementQuery, *, limit: int, after: Key | None = None) -> Page:
         """Return up to ``limit`` measurements that match, from behind the key ``after``.
@@ -208,7 +239,16 @@ def _best() -> Select[Any]:
     return FLAT.where(MeasurementRow.id == func.coalesce(*in_turn))
 
 
-def _fastest(protocol: Protocol, *, of_driver: bool) -> Select[int]:
+def _several() -> Select[Any]:
+    """Return the query of the fastest CONFIRM measurements of this driver."""
+    row = MeasurementRow
+    ids = _fastest(Protocol.CONFIRM, of_driver=True, count=bindparam("count"))
+    return FLAT.where(row.id.in_(ids)).order_by(row.time_s, row.id)
+
+
+def _fastest(
+    protocol: Protocol, *, of_driver: bool, count: int | BindParameter[int] = 1
+) -> Select[int]:
     row = MeasurementRow
     workload = select(WorkloadRow.id).where(WorkloadRow.key == bindparam("workload"))
     program = select(ProgramRow.id).where(
@@ -240,7 +280,7 @@ def _fastest(protocol: Protocol, *, of_driver: bool) -> Select[int]:
             *only,
         )
         .order_by(row.time_s, row.id)
-        .limit(1)
+        .limit(count)
     )
 
 
@@ -258,4 +298,5 @@ def _drifted_at(workload: Select[int], program: Select[int]) -> ColumnElement[da
     return func.coalesce(last.scalar_subquery(), literal(EPOCH, MeasurementRow.measured_at.type))
 
 
-BEST = _best()
+BEST, FASTEST = _best(), _several()
+KNOWN = select(WorkloadRow.id).where(WorkloadRow.key == bindparam("workload"))

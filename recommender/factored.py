@@ -10,6 +10,7 @@ are no fewer than configs, it is a plain column.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -20,7 +21,8 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
 Axes = tuple[int, ...]
-_SCALARS = (int, float, str, np.generic)
+KEPT_GRIDS = 4  # of the same knobs; some megabytes each
+_SCALARS = {int, float, bool, str, np.float64, np.int64, np.bool_, np.str_}
 
 
 class Span:
@@ -35,6 +37,7 @@ class Span:
         self.sizes, self.total = sizes, math.prod(sizes)
         self._joints: dict[tuple[Axes, ...], Joint] = {}
         self._places: dict[Axes, NDArray[np.unsignedinteger]] = {}
+        self._grids: deque[Grid] = deque(maxlen=KEPT_GRIDS)
 
     def joint(self, all_axes: tuple[Axes, ...]) -> Joint:
         """Return how values along several sets of axes are brought together."""
@@ -57,6 +60,16 @@ class Span:
                 [size if axis in axes else 1 for axis, size in enumerate(self.sizes)]
             )
             found = self._places[axes] = np.broadcast_to(kept, self.sizes).ravel()
+        return found
+
+
+    def grid(self, codes: NDArray[np.intp]) -> Grid:
+        """Return the grid of some points; many shapes of a kernel have the same legal configs."""
+        for known in tuple(self._grids):
+            if np.array_equal(known.codes, codes):
+                return known
+        found = Grid(self.sizes, codes)
+        self._grids.append(found)
         return found
 
 
@@ -193,12 +206,16 @@ def constant(value: Any, like: Any) -> Any:
 
 def _apply(function: Callable[..., Any], inputs: Sequence[Any]) -> Any:
     """Return a function of columns by element, by combinations while these are fewer."""
-    factored = [x for x in inputs if type(x) is Factored]
-    grid = factored[0].grid
-    joint = grid.span.joint(tuple([x.axes for x in factored]))
-    if joint.combinations > grid.few or not all(
-        type(x) is Factored or isinstance(x, _SCALARS) or np.ndim(x) == 0 for x in inputs
-    ):
+    grid, all_axes = None, []
+    for x in inputs:
+        if type(x) is Factored:
+            grid = x.grid
+            all_axes.append(x.axes)
+        elif type(x) not in _SCALARS and np.ndim(x):
+            return function(*[_plain(x) for x in inputs])
+    assert grid is not None
+    joint = grid.span.joint(tuple(all_axes))
+    if joint.combinations > grid.few:
         return function(*[_plain(x) for x in inputs])
     shapes = iter(joint.shapes)
     found = function(
@@ -207,6 +224,27 @@ def _apply(function: Callable[..., Any], inputs: Sequence[Any]) -> Any:
     if isinstance(found, tuple):  # of a function with several results, like divmod
         return tuple(Factored(grid, joint.axes, x) for x in found)
     return Factored(grid, joint.axes, found)
+
+
+def _operator(ufunc: np.ufunc, *, is_reflected: bool = False) -> Callable[[Any, Any], Any]:
+    if is_reflected:
+        return lambda self, other: _apply(ufunc, (other, self))
+    return lambda self, other: _apply(ufunc, (self, other))
+
+
+# What NDArrayOperatorsMixin does, without the way through NumPy's dispatch: it takes as long as
+# the arithmetic on few combinations.
+for _name, _ufunc in {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "truediv": np.true_divide,
+    "floordiv": np.floor_divide, "mod": np.remainder, "and": np.bitwise_and, "or": np.bitwise_or,
+}.items():  # fmt: skip
+    setattr(Factored, f"__{_name}__", _operator(_ufunc))
+    setattr(Factored, f"__r{_name}__", _operator(_ufunc, is_reflected=True))
+for _name, _ufunc in {
+    "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
+    "eq": np.equal, "ne": np.not_equal,
+}.items():  # fmt: skip
+    setattr(Factored, f"__{_name}__", _operator(_ufunc))
 
 
 def _plain(value: Any) -> Any:

@@ -53,6 +53,7 @@ class WorkloadIndex:
         self.workloads = workloads
         names = sorted({name for w in workloads for name, _ in w.problem})
         problems = [dict(w.problem) for w in workloads]
+        self._threads = np.array([w.threads for w in workloads])
         self._columns = {name: [p.get(name) for p in problems] for name in names}
         self._logs = {
             name: np.array([math.log2(v) if _is_size(v) else math.nan for v in column])
@@ -65,7 +66,8 @@ class WorkloadIndex:
     def nearest(self, workload: Workload, count: int) -> list[tuple[int, float]]:
         """Return the positions of the nearest workloads and how far they are, nearest first.
 
-        The distance is that of ``workload_distance``; ties go by position.
+        The distance is that of ``workload_distance``; of those as near as each other the workload
+        itself (its number of threads) comes first, the rest by position.
         """
         wanted = dict(workload.problem)
         square = np.zeros(len(self.workloads))
@@ -81,7 +83,7 @@ class WorkloadIndex:
                 differs = differs & ~both
             other += np.where(differs, OTHER_FIELD, 0.0)
         distance = np.sqrt(square) + other
-        order = np.argsort(distance, kind="stable")[:count]
+        order = np.lexsort((self._threads != workload.threads, distance))[:count]
         return [(int(i), float(distance[i])) for i in order]
 
 

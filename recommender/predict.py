@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from recommender.analytic import ANALYTIC_SPREAD, PREFILTER, Estimates, estimate
+from recommender.analytic import ANALYTIC_SPREAD, PREFILTER, Estimate, Estimates, estimate
 from recommender.cost_model import CostModel, Prediction
 from recommender.cpu_choices import Columns
 from recommender.errors import InvalidModel
@@ -18,7 +18,6 @@ from recommender.hardware import HardwareProfile
 from recommender.ports import MeasurementStore
 from recommender.prior import PRIOR_THREADS, prior
 from recommender.space import SearchSpace
-from tilecore.tile_config import KnobValue, TileConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +28,7 @@ class Forecast:
         rows: candidates, fastest first.
         time_s, low_s, high_s: per entry of ``rows``.
         source: that of the cost model, "analytic" without one.
+        explain: returns the analytic estimates of entries of ``rows``, by their positions.
     """
 
     space: SearchSpace
@@ -37,6 +37,7 @@ class Forecast:
     low_s: np.ndarray
     high_s: np.ndarray
     source: str
+    explain: Callable[[Sequence[int]], list[Estimate]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,8 @@ class Learned:
 
         What a config is worth to a core is taken to be the same on any number of them.
         """
-        if self.threads and self.threads != estimates.threads:
-            estimates = estimate(space, columns, threads=self.threads)
+        if self.threads:
+            estimates = estimates.on(self.threads)
         return self.model.predict(features(space, columns, estimates))
 
 
@@ -92,13 +93,23 @@ def forecast(space: SearchSpace, threads: int, learned: Learned | None) -> Forec
     """Return the expected times of the PREFILTER most promising candidates, fastest first."""
     everything = estimate(space, threads=threads)
     order = _fastest(everything.time_s, PREFILTER)
-    analytic = everything.time_s[order]
     if learned is None:
+
+        def explain(positions: Sequence[int]) -> list[Estimate]:
+            few = estimate(space, space.rows(order[list(positions)]), threads=threads)
+            return [few.at(i) for i in range(len(positions))]
+
+        analytic = everything.time_s[order]
         low, high = (analytic * factor for factor in ANALYTIC_SPREAD)
-        return Forecast(space, order, analytic, low, high, "analytic")
-    time_s, low, high = _predict(space, space.rows(order), threads, learned)
+        return Forecast(space, order, analytic, low, high, "analytic", explain)
+    columns = space.rows(order)
+    picked = estimate(space, columns, threads=threads)
+    time_s, low, high = forecast_columns(space, columns, picked, learned)
     ranked = np.argsort(time_s, kind="stable")
-    return Forecast(space, order[ranked], time_s[ranked], low[ranked], high[ranked], learned.source)
+    return Forecast(
+        space, order[ranked], time_s[ranked], low[ranked], high[ranked], learned.source,
+        lambda positions: [picked.at(int(ranked[p])) for p in positions],
+    )  # fmt: skip
 
 
 def _fastest(time_s: np.ndarray, count: int) -> np.ndarray:
@@ -111,21 +122,19 @@ def _fastest(time_s: np.ndarray, count: int) -> np.ndarray:
     return near[np.argsort(time_s[near], kind="stable")][:count]
 
 
-def forecast_config(
-    space: SearchSpace, config: Mapping[str, KnobValue], threads: int, learned: Learned | None
-) -> tuple[float, float, float]:
-    """Return expected time and interval of one config, be it in the space or not."""
-    columns = space.table([TileConfig.of(config)])
-    if learned is not None:
-        time_s, low, high = _predict(space, columns, threads, learned)
-        return float(time_s[0]), float(low[0]), float(high[0])
-    time = float(estimate(space, columns, threads=threads).time_s[0])
-    return time, time * ANALYTIC_SPREAD[0], time * ANALYTIC_SPREAD[1]
-
-
-def _predict(
-    space: SearchSpace, columns: Mapping[str, np.ndarray], threads: int, learned: Learned
+def forecast_columns(
+    space: SearchSpace, columns: Columns, estimates: Estimates, learned: Learned | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    estimates = estimate(space, columns, threads=threads)
-    found, base = learned.factors(space, columns, estimates), estimates.time_s
+    """Return expected times of configs, be they in the space or not, and ends of their intervals.
+
+    Args:
+        space: program, problem and device.
+        columns: knob values per config.
+        estimates: of exactly these configs.
+        learned: the cost model; None: the analytic model answers alone.
+    """
+    base = estimates.time_s
+    if learned is None:
+        return base, base * ANALYTIC_SPREAD[0], base * ANALYTIC_SPREAD[1]
+    found = learned.factors(space, columns, estimates)
     return base * found.factor, base * found.low, base * found.high

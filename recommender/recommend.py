@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from recommender.analytic import estimate
+from recommender.analytic import Estimate, Estimates, estimate
 from recommender.diversity import different
 from recommender.freshness import OTHER_CODE, OTHER_DRIVER, differences
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, Protocol
 from recommender.nearest import Neighbour, best_nearby
 from recommender.ports import MeasurementStore
-from recommender.predict import Forecast, Learned, active_model, forecast, forecast_config
+from recommender.predict import Forecast, Learned, active_model, forecast, forecast_columns
 from recommender.space import SearchSpace
 from recommender.workload import Workload
-from tilecore.errors import InvalidConfig
 from tilecore.kernels.definition import KernelDefinition
 from tilecore.tile_config import TileConfig
 
@@ -63,16 +62,16 @@ def recommend(
     *,
     top_k: int = 5,
     spare: int = 0,
-    program_digest: str = "",
+    program_digest: str | Callable[[], str] = "",
     toolchain_key: str = "",
     use_exact: bool = True,
 ) -> list[Recommendation]:
     """Return up to ``top_k`` different configs, the one to use first.
 
     A measurement of exactly this workload, device, program and toolchain answers first, with less
-    confidence if the device had another driver. Winners of related workloads and the models'
-    favourites follow; evidence of another program version or toolchain comes after them and is
-    marked.
+    confidence if the device had another driver; where ``top_k`` different configs were confirmed,
+    they are the answer. Winners of related workloads and the models' favourites follow; evidence
+    of another program version or toolchain comes after them and is marked.
 
     Args:
         workload: what is to be computed.
@@ -81,7 +80,8 @@ def recommend(
         store: what was measured.
         top_k: length of the list.
         spare: how many more of what was measured may follow, stale or far as it is.
-        program_digest: of the current program (``definition.program_digest``).
+        program_digest: of the current program (``definition.program_digest``); a function is
+            called only if something was measured for the workload.
         toolchain_key: of the current toolchain.
         use_exact: False leaves out what was measured for this workload: the zero-measurement
             recommendation.
@@ -89,30 +89,30 @@ def recommend(
     Raises:
         EmptySpace: no config of the kernel can run on the device (RC602).
     """
-    space = SearchSpace.build(definition, dict(workload.problem), hardware)
     threads = workload.threads or hardware.cores
+    space = SearchSpace.outline(definition, dict(workload.problem), hardware)
+    digest, measured = "", []
+    if use_exact and store.is_known(workload):
+        digest = program_digest if isinstance(program_digest, str) else program_digest()
+        measured = _measured(store, workload, space, threads, top_k, (digest, toolchain_key))
+    if len(measured) >= top_k:
+        return measured
     model = active_model(store, definition.name, hardware)
     expected = forecast(space, threads, model)
-    found: list[Recommendation] = []
-    if use_exact:
-        exact = store.best(workload, hardware.key, program_digest, toolchain_key, hardware.driver)
-        if exact is not None:
-            found.append(_measured(exact, space, threads))
-    history = store.nearest(workload)
-    others = [m for m in history if use_exact or m.workload.key != workload.key]
-    nearby = [
-        _nearest(
-            neighbour, space, threads, model,
-            _differences(neighbour, workload, program_digest, toolchain_key),
+    others = [
+        m for m in store.nearest(workload) if use_exact or m.workload.key != workload.key
+    ]  # fmt: skip
+    neighbours = [
+        n
+        for n in best_nearby(
+            others, workload, hardware, program_digest=digest, toolchain_key=toolchain_key
         )
-        for neighbour in best_nearby(
-            others, workload, hardware,
-            program_digest=program_digest, toolchain_key=toolchain_key,
-        )
-        if not _is_answered(neighbour, found) and _is_legal(neighbour, space)
-    ][:MAX_NEIGHBOURS]  # fmt: skip
-    favourites = list(_favourites(expected, space, threads, top_k))
-    return _rank(found, nearby, favourites, expected.source)[: top_k + spare]
+        if all(n.measurement.config != r.config for r in measured[:1])
+    ]
+    doubted = [(n, _differences(n, workload, digest, toolchain_key)) for n in neighbours]
+    nearby = _nearest(doubted, space, threads, model)
+    favourites = list(_favourites(expected, space, top_k))
+    return _rank(measured[:1], nearby, favourites, expected.source)[: top_k + spare]
 
 
 def _rank(
@@ -141,29 +141,30 @@ def _rank(
     return list(unique.values())
 
 
-def _favourites(
-    expected: Forecast, space: SearchSpace, threads: int, count: int
-) -> Iterator[Recommendation]:
+def _favourites(expected: Forecast, space: SearchSpace, count: int) -> Iterator[Recommendation]:
     """Yield the fastest expected configs that differ from each other in two knobs, if there are."""
     configs = (space.config(row) for row in expected.rows.tolist())
-    chosen = list(itertools.islice(different(configs, min(2, len(space.values))), count + 1))
-    found = estimate(space, space.table([config for _, config in chosen]), threads=threads)
-    for number, (position, config) in enumerate(chosen):
+    chosen = list(itertools.islice(different(configs, _apart(space)), count + 1))
+    explained = expected.explain([position for position, _ in chosen])
+    for (position, config), why in zip(chosen, explained, strict=True):
         low, high = float(expected.low_s[position]), float(expected.high_s[position])
-        time_s = float(expected.time_s[position])
-        explained = found.at(number)
         yield Recommendation(
             config=config,
             source=expected.source,
-            time_s=time_s,
+            time_s=float(expected.time_s[position]),
             interval_s=(low, high),
             distance=0.0,
             confidence=_width_confidence(low, high),
-            bound_by=explained.bound_by,
+            bound_by=why.bound_by,
             rationale=f"fastest of {len(space)} legal configs by the {_MODEL[expected.source]}"
             f"{'' if position == 0 else f' (rank {position + 1}, different tiling)'}; "
-            f"{explained.explain()}",
+            f"{why.explain()}",
         )
+
+
+def _apart(space: SearchSpace) -> int:
+    """Return in how many knobs the configs of a list differ at least."""
+    return min(2, len(space.values))
 
 
 _MODEL = {
@@ -173,18 +174,38 @@ _MODEL = {
 }
 
 
-def _measured(m: Measurement, space: SearchSpace, threads: int) -> Recommendation:
+def _measured(
+    store: MeasurementStore, workload: Workload, space: SearchSpace, threads: int, count: int,
+    versions: tuple[str, str],
+) -> list[Recommendation]:  # fmt: skip
+    """Return what was measured for exactly this workload: the best, then different ones by time."""
+    device = space.hardware
+    found = store.fastest(workload, device.key, *versions, device.driver, count=8 * count)
+    apart = different((m.config for m in found), _apart(space))
+    chosen = [found[position] for position, _ in itertools.islice(apart, count)]
+    if not chosen:
+        return []
+    estimates = estimate(space, space.table([m.config for m in chosen]), threads=threads)
+    return [_of_measurement(m, row, space, estimates) for row, m in enumerate(chosen)]
+
+
+def _of_measurement(
+    m: Measurement, row: int, space: SearchSpace, estimates: Estimates
+) -> Recommendation:
     assert m.time_s is not None
     doubts = differences(
         m, program_digest=m.program_digest, toolchain_key=m.toolchain.key,
         driver=space.hardware.driver,
     )  # fmt: skip
-    scale = _thread_scale(space, m, threads)
+    scale = 1.0
+    if m.threads != estimates.threads:  # by the predicted ratio
+        scale = float(estimates.time_s[row] / estimates.on(m.threads).time_s[row])
     times = sorted(t * scale for t in m.times_s)
-    reason, bound_by = _explain(space, m.config, threads)
+    explained = estimates.at(row)
     how = f"median of {len(times)} repeats on {m.measured_at:%Y-%m-%d}"
     if m.protocol is Protocol.SCREEN:
-        how += f", one thread, scaled to {threads}"
+        how += f", one thread, scaled to {estimates.threads}"
+    what = "best measured" if row == 0 else "another one measured"
     return Recommendation(
         config=m.config,
         source="measured",
@@ -193,20 +214,41 @@ def _measured(m: Measurement, space: SearchSpace, threads: int) -> Recommendatio
         distance=0.0,
         confidence=(0.98 if m.protocol is Protocol.CONFIRM else 0.85)
         * (OTHER_DRIVER if doubts else 1.0),
-        bound_by=bound_by,
-        rationale=f"best measured for exactly this workload: {'; '.join((how, *doubts, reason))}",
+        bound_by=explained.bound_by,
+        rationale=f"{what} for exactly this workload: "
+        f"{'; '.join((how, *doubts, explained.explain()))}",
         doubts=doubts,
     )
 
 
 def _nearest(
-    neighbour: Neighbour, space: SearchSpace, threads: int, model: Learned | None,
-    doubts: tuple[str, ...],
+    found: Sequence[tuple[Neighbour, tuple[str, ...]]],
+    space: SearchSpace,
+    threads: int,
+    model: Learned | None,
+) -> list[Recommendation]:
+    """Return the first neighbours that can run here, each with what makes it stale."""
+    configs = [neighbour.measurement.config for neighbour, _ in found]
+    legal = list(itertools.compress(found, space.can_run(configs)))[:MAX_NEIGHBOURS]
+    if not legal:
+        return []
+    columns = space.table([neighbour.measurement.config for neighbour, _ in legal])
+    estimates = estimate(space, columns, threads=threads)
+    time_s, low_s, high_s = forecast_columns(space, columns, estimates, model)
+    return [
+        _of_neighbour(
+            neighbour, doubts, space, estimates.at(row),
+            (float(time_s[row]), float(low_s[row]), float(high_s[row])),
+        )
+        for row, (neighbour, doubts) in enumerate(legal)
+    ]  # fmt: skip
+
+
+def _of_neighbour(
+    neighbour: Neighbour, doubts: tuple[str, ...], space: SearchSpace, explained: Estimate,
+    expected_s: tuple[float, float, float],
 ) -> Recommendation:  # fmt: skip
-    m = neighbour.measurement
-    time_s, low, high = forecast_config(space, m.config, threads, model)
-    reason, bound_by = _explain(space, m.config, threads)
-    confidence = 0.9 / (1.0 + neighbour.distance)
+    m, (time_s, low_s, high_s) = neighbour.measurement, expected_s
     where = f"{m.workload}" + (
         "" if m.hardware.key == space.hardware.key else f" on {m.hardware.name}"
     )
@@ -215,11 +257,12 @@ def _nearest(
         config=m.config,
         source="nearest",
         time_s=time_s,
-        interval_s=(low, high),
+        interval_s=(low_s, high_s),
         distance=neighbour.distance,
-        confidence=confidence * (OTHER_CODE if doubts else 1.0),
-        bound_by=bound_by,
-        rationale=f"best measured for {where} (distance {neighbour.distance:.2f}{age}); {reason}",
+        confidence=0.9 / (1.0 + neighbour.distance) * (OTHER_CODE if doubts else 1.0),
+        bound_by=explained.bound_by,
+        rationale=f"best measured for {where} (distance {neighbour.distance:.2f}{age}); "
+        f"{explained.explain()}",
         doubts=doubts,
     )
 
@@ -232,32 +275,6 @@ def _differences(
     is_same = m.workload.key == workload.key  # a digest covers the shapes of its workload
     digest = program_digest if is_same else m.program_digest
     return differences(m, program_digest=digest, toolchain_key=toolchain_key, driver="")
-
-
-def _thread_scale(space: SearchSpace, m: Measurement, threads: int) -> float:
-    """Return the predicted ratio of the time with ``threads`` to that of the measured run."""
-    if m.threads == threads:
-        return 1.0
-    columns = space.table([m.config])
-    wanted = estimate(space, columns, threads=threads).time_s[0]
-    return float(wanted / estimate(space, columns, threads=m.threads).time_s[0])
-
-
-def _explain(space: SearchSpace, config: TileConfig, threads: int) -> tuple[str, str]:
-    e = estimate(space, space.table([config]), threads=threads).at(0)
-    return e.explain(), e.bound_by
-
-
-def _is_answered(neighbour: Neighbour, found: Sequence[Recommendation]) -> bool:
-    return any(r.config == neighbour.measurement.config for r in found)
-
-
-def _is_legal(neighbour: Neighbour, space: SearchSpace) -> bool:
-    try:
-        space.check(neighbour.measurement.config)
-    except InvalidConfig:
-        return False
-    return True
 
 
 def _width_confidence(low_s: float, high_s: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -27,14 +27,14 @@ from tilecore.kernels.definition import (
 from tilecore.tile_config import KnobValue, TileConfig
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class SearchSpace:
     """Candidates are rows 0..len-1; a row's config is its value in every column.
 
+    They are enumerated when first asked for: who only asks about given configs does without.
+
     Attributes:
-        factored: per knob its column, as the models take it.
         values: per knob the values that span the space, in order.
-        codes: mixed-radix number of every candidate over ``values``, ascending.
     """
 
     definition: ProgramDefinition
@@ -44,8 +44,6 @@ class SearchSpace:
     site: Contraction | None
     limits: tuple[Limit, ...]
     values: Mapping[str, tuple[KnobValue, ...]]
-    factored: Columns
-    codes: np.ndarray
 
     @classmethod
     def build(
@@ -56,11 +54,51 @@ class SearchSpace:
         Raises:
             EmptySpace: the kernel has no knob values for the device, or no legal config (RC602).
         """
-        return _build(
+        found = cls.outline(definition, problem, hardware)
+        found.enumerate()
+        return found
+
+    @classmethod
+    def outline(
+        cls, definition: KernelDefinition, problem: Problem, hardware: HardwareProfile
+    ) -> SearchSpace:
+        """Return the same before its candidates are enumerated; there may be none.
+
+        Raises:
+            EmptySpace: the kernel has no knob values for the device (RC602).
+        """
+        return _outline(
             _Hashed(definition, definition.name),
             tuple(sorted(problem.items())),
             _Hashed(hardware, hardware.key),
         )
+
+    def enumerate(self) -> None:
+        """Find the candidates.
+
+        Raises:
+            EmptySpace: there are none (RC602).
+        """
+        _ = self._candidates
+
+    @cached_property
+    def _candidates(self) -> tuple[Columns, np.ndarray]:
+        columns, codes = _enumerate(self.values, self.limits)
+        if not len(codes):
+            reason = "; ".join(limit.expected for limit in self.limits)
+            name = self.hardware.name
+            raise EmptySpace(kernel=self.definition.name, hardware=name, reason=reason)
+        return columns, codes
+
+    @property
+    def factored(self) -> Columns:
+        """Per knob its column, as the models take it."""
+        return self._candidates[0]
+
+    @property
+    def codes(self) -> np.ndarray:
+        """Mixed-radix number of every candidate over ``values``, ascending."""
+        return self._candidates[1]
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -77,7 +115,11 @@ class SearchSpace:
 
     def config(self, row: int) -> TileConfig:
         """Return the config of a candidate."""
-        return TileConfig.of({knob: c[row].item() for knob, c in self.factored.items()})
+        code, found = int(self.codes[row]), {}
+        for knob, options in reversed(self.values.items()):
+            code, place = divmod(code, len(options))
+            found[knob] = options[place]
+        return TileConfig.of(found)
 
     def index(self, config: Mapping[str, KnobValue]) -> int:
         """Return the row of ``config``.
@@ -121,6 +163,19 @@ class SearchSpace:
             if limit.is_hard and not np.all(limit.holds(columns)):
                 value = config.get(limit.knob, "default")
                 raise InvalidConfig(knob=limit.knob, value=value, expected=limit.expected)
+
+    def can_run(self, configs: Sequence[Mapping[str, KnobValue]]) -> list[bool]:
+        """Return of each config whether it can run, be it in the space or not (see ``check``)."""
+        found = [not self._value_faults(config) for config in configs]
+        if any(found):
+            columns = self.table([c for c, is_fine in zip(configs, found, strict=True) if is_fine])
+            kept = np.ones(sum(found), bool)
+            for limit in self.limits:
+                if limit.is_hard:
+                    kept &= np.asarray(limit.holds(columns))
+            rest = iter(kept.tolist())
+            found = [is_fine and next(rest) for is_fine in found]
+        return found
 
     def neighbours(self, config: Mapping[str, KnobValue]) -> list[int]:
         """Return the candidates that differ from ``config`` in one knob.
@@ -192,14 +247,14 @@ class _Hashed:
 
 
 @lru_cache(maxsize=16)  # some megabytes each
-def _build(
+def _outline(
     kernel: _Hashed, problem_items: tuple[tuple[str, int | str | bool], ...], device: _Hashed
 ) -> SearchSpace:
     definition, hardware, problem = kernel.value, device.value, dict(problem_items)
     assert isinstance(definition, KernelDefinition)
     assert isinstance(hardware, HardwareProfile)
     graph = build(definition.program(problem, knob_symbols(definition)))
-    return space_of(definition, problem, hardware, graph)
+    return _outline_of(definition, problem, hardware, graph)
 
 
 def space_of(
@@ -210,6 +265,14 @@ def space_of(
     Raises:
         EmptySpace: the program has no knob values for the device, or no legal config (RC602).
     """
+    found = _outline_of(definition, problem, hardware, graph)
+    found.enumerate()
+    return found
+
+
+def _outline_of(
+    definition: ProgramDefinition, problem: Problem, hardware: HardwareProfile, graph: TileGraph
+) -> SearchSpace:
     values = {k.name: k.values_on(hardware.kind) for k in definition.knobs_of(hardware.kind)}
     bare = [knob for knob, options in values.items() if not options]
     if bare or not values:
@@ -223,13 +286,7 @@ def space_of(
             limits += soft_limits(site, {k.name: k for k in definition.knobs}, hardware)
     else:
         limits = gpu_limits(graph, site, values, hardware)
-    columns, codes = _enumerate(values, limits)
-    if not len(codes):
-        reason = "; ".join(limit.expected for limit in limits)
-        raise EmptySpace(kernel=definition.name, hardware=hardware.name, reason=reason)
-    return SearchSpace(
-        definition, problem, hardware, graph, site, tuple(limits), values, columns, codes
-    )
+    return SearchSpace(definition, problem, hardware, graph, site, tuple(limits), values)
 
 
 def _settled(
@@ -259,7 +316,7 @@ def _enumerate(
             mask &= np.broadcast_to(holds, (len(everything),)).reshape(sizes)
     for holds in _joined(few):
         mask &= holds.values.reshape([n if i in holds.axes else 1 for i, n in enumerate(sizes)])
-    kept = Grid(sizes, np.flatnonzero(mask))
+    kept = everything.span.grid(np.flatnonzero(mask))
     return kept.columns(choices), kept.codes
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import anyio
 from anyio.to_thread import run_sync
 
+from db.snapshot import Snapshot
 from db.store import SqlStore
 from recommender.recommend import Recommendation
 from tuner_service.drifting import doubt_of
@@ -69,6 +70,7 @@ class Answers:
         self._asked: dict[str, asyncio.Task[Answer]] = {}
         self._cores = anyio.CapacityLimiter(os.cpu_count() or 1)
         self._generation: tuple[object, ...] = ()
+        self._snapshot = Snapshot(store)
         self._checked_at = -FRESH_S
 
     async def of(self, request: RecommendationRequest) -> bytes:
@@ -94,7 +96,7 @@ class Answers:
         self._checked_at = time.monotonic()
         generation = await run_sync(self._store.generation)
         if generation != self._generation:
-            self._generation = generation
+            self._generation, self._snapshot = generation, Snapshot(self._store)
             self._known.clear()
             self._asked.clear()  # those who wait get what they asked for; it is not remembered
 
@@ -113,7 +115,7 @@ class Answers:
         generation = self._generation
         try:
             made = await run_sync(
-                _answer, self._store, self._settings, request, limiter=self._cores
+                _answer, self._snapshot, self._settings, request, limiter=self._cores
             )
         finally:
             if self._asked.get(key) is asyncio.current_task():
