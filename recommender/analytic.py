@@ -152,8 +152,8 @@ def estimate_graph(
     if hardware.kind != "cpu":
         found = gpu_terms(graph, columns, hardware)
         return Estimates(
-            _total(found.terms.values()), lambda: found.terms, lambda: found.resources, None, work_flop,
-            hardware.cores, "multiprocessors",
+            _total(found.terms.values()), lambda: found.terms, lambda: found.resources, None,
+            work_flop, hardware.cores, "multiprocessors",
         )  # fmt: skip
     if site is None or site.a.source is None or site.b.source is None:
         return _of_ops(graph, columns, hardware, _cores(threads, hardware), work_flop)

@@ -113,10 +113,7 @@ def _stream_bytes_per_k(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return bytes per step of k of one micro-kernel run that come from L2 and from beyond.
 
-    Args:
-        t, site, hardware, constants: as for ``core_terms``.
-        size: bytes of an element.
-        first: where each group of rows meets all panels.
+    ``first``: where each group of rows meets all panels.
     """
     near, far = _bytes_panels_first(t, site, hardware, constants, size)
     near_rows, far_rows = _bytes_rows_first(t, site, hardware, constants, size)

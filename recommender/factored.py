@@ -62,7 +62,6 @@ class Span:
             found = self._places[axes] = np.broadcast_to(kept, self.sizes).ravel()
         return found
 
-
     def grid(self, codes: NDArray[np.intp]) -> Grid:
         """Return the grid of some points; many shapes of a kernel have the same legal configs."""
         for known in tuple(self._grids):

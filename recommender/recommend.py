@@ -6,22 +6,29 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from recommender.analytic import Estimate, Estimates, estimate
 from recommender.diversity import different
 from recommender.freshness import OTHER_CODE, OTHER_DRIVER, differences
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, Protocol
-from recommender.nearest import Neighbour, best_nearby
+from recommender.nearest import OTHER_DEVICE, Neighbour, best_nearby
 from recommender.ports import MeasurementStore
 from recommender.predict import Forecast, Learned, active_model, forecast, forecast_columns
+from recommender.shipped import LEADS_WITHIN, RecordedShape, candidates, order, winners
 from recommender.space import SearchSpace
 from recommender.workload import Workload
 from tilecore.kernels.definition import KernelDefinition
 from tilecore.tile_config import TileConfig
 
-SOURCES = ("measured", "nearest", "predicted", "prior", "analytic")
+SOURCES = ("measured", "nearest", "predicted", "prior", "shipped", "analytic")
 CLOSE = 1.5  # distance up to which a neighbour's winner goes before the analytic model's choice
 MAX_NEIGHBOURS = 3
+SHIPPED_CONFIDENCE = 0.8  # of what the same evidence would be worth from this database
+# Winners that ship were recorded with one thread: they are left out where they would keep the
+# cores much less busy than the model's favourite does.
+RECORDED_THREADS, MIN_SPREAD = 1, 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,42 +106,43 @@ def recommend(
         return measured
     model = active_model(store, definition.name, hardware)
     expected = forecast(space, threads, model)
-    others = [
-        m for m in store.nearest(workload) if use_exact or m.workload.key != workload.key
-    ]  # fmt: skip
-    neighbours = [
-        n
-        for n in best_nearby(
-            others, workload, hardware, program_digest=digest, toolchain_key=toolchain_key
+    nearby = [
+        r
+        for r in _nearby(
+            store, workload, space, threads, model, (digest, toolchain_key), use_exact=use_exact
         )
-        if all(n.measurement.config != r.config for r in measured[:1])
-    ]
-    doubted = [(n, _differences(n, workload, digest, toolchain_key)) for n in neighbours]
-    nearby = _nearest(doubted, space, threads, model)
+        if all(r.config != best.config for best in measured[:1])
+    ][:MAX_NEIGHBOURS]
     favourites = list(_favourites(expected, space, top_k))
-    return _rank(measured[:1], nearby, favourites, expected.source)[: top_k + spare]
+    shipped: list[Recommendation] = []
+    if expected.source != "predicted" and not measured and not any(map(_is_close, nearby)):
+        shipped = _shipped(workload, space, threads, expected)
+    ranked = _rank(measured[:1], nearby, favourites, shipped, expected.source)
+    return ranked[: top_k + spare]
 
 
 def _rank(
     measured: Sequence[Recommendation],
     nearby: Sequence[Recommendation],
     favourites: Sequence[Recommendation],
+    shipped: Sequence[Recommendation],
     source: str,
 ) -> list[Recommendation]:
     """Return measured, then the better founded of model and neighbours, then the rest; no twins.
 
     A promoted cost model has beaten the nearest lookup on held-out workloads of this store, so it
     goes first; the analytic model and the model that ships have not, so close neighbours go before
-    them.
+    them. Winners that ship do so for kernels of which they beat the analytic model, near by.
     """
-    fresh = [r for r in nearby if not r.is_stale]
-    close = [r for r in fresh if r.distance <= CLOSE]
-    far = [r for r in fresh if r.distance > CLOSE]
+    close = [r for r in nearby if _is_close(r)]
+    far = [r for r in nearby if not r.is_stale and r.distance > CLOSE]
+    leads = bool(shipped) and shipped[0].distance <= LEADS_WITHIN + OTHER_DEVICE
+    first, rest = (shipped[:1], shipped[1:]) if leads else ([], shipped)
     stale = [r for r in nearby if r.is_stale]
     if source == "predicted":
         ordered = [*measured, *favourites[:1], *close, *favourites[1:2], *far, *stale]
     else:
-        ordered = [*measured, *close, *favourites[:2], *far, *stale]
+        ordered = [*measured, *close, *first, *favourites[:2], *rest, *far, *stale]
     unique: dict[TileConfig, Recommendation] = {}
     for r in [*ordered, *favourites[1:]]:
         unique.setdefault(r.config, r)
@@ -221,26 +229,33 @@ def _of_measurement(
     )
 
 
-def _nearest(
-    found: Sequence[tuple[Neighbour, tuple[str, ...]]],
-    space: SearchSpace,
-    threads: int,
-    model: Learned | None,
-) -> list[Recommendation]:
-    """Return the first neighbours that can run here, each with what makes it stale."""
-    configs = [neighbour.measurement.config for neighbour, _ in found]
-    legal = list(itertools.compress(found, space.can_run(configs)))[:MAX_NEIGHBOURS]
-    if not legal:
+def _is_close(r: Recommendation) -> bool:
+    return r.distance <= CLOSE and not r.is_stale
+
+
+def _nearby(
+    store: MeasurementStore, workload: Workload, space: SearchSpace, threads: int,
+    model: Learned | None, versions: tuple[str, str], *, use_exact: bool,
+) -> list[Recommendation]:  # fmt: skip
+    """Return winners of near workloads and devices that can run here, nearest first."""
+    digest, toolchain_key = versions
+    others = [m for m in store.nearest(workload) if use_exact or m.workload.key != workload.key]
+    found = best_nearby(
+        others, workload, space.hardware, program_digest=digest, toolchain_key=toolchain_key
+    )
+    legal = space.can_run([n.measurement.config for n in found])
+    chosen = list(itertools.compress(found, legal))[: MAX_NEIGHBOURS + 1]  # one may be the answer
+    if not chosen:
         return []
-    columns = space.table([neighbour.measurement.config for neighbour, _ in legal])
+    columns = space.table([n.measurement.config for n in chosen])
     estimates = estimate(space, columns, threads=threads)
     time_s, low_s, high_s = forecast_columns(space, columns, estimates, model)
     return [
         _of_neighbour(
-            neighbour, doubts, space, estimates.at(row),
+            n, _differences(n, workload, digest, toolchain_key), space, estimates.at(row),
             (float(time_s[row]), float(low_s[row]), float(high_s[row])),
         )
-        for row, (neighbour, doubts) in enumerate(legal)
+        for row, n in enumerate(chosen)
     ]  # fmt: skip
 
 
@@ -264,6 +279,52 @@ def _of_neighbour(
         rationale=f"best measured for {where} (distance {neighbour.distance:.2f}{age}); "
         f"{explained.explain()}",
         doubts=doubts,
+    )
+
+
+def _shipped(
+    workload: Workload, space: SearchSpace, threads: int, expected: Forecast
+) -> list[Recommendation]:
+    """Return winners that ship for near shapes and can run here, the one to use first."""
+    known = winners(workload.kernel, space.hardware)
+    if known is None:
+        return []
+    near = [s.only(space.can_run(s.configs)) for s in known.near(workload, space.hardware)]
+    found = candidates(near, known.rule)
+    if not found:
+        return []
+    favourite = space.config(int(expected.rows[0]))
+    columns = space.table([*(config for config, _ in found), favourite])
+    estimates = estimate(space, columns, threads=threads)
+    spread = estimates.on(RECORDED_THREADS).time_s / (threads * estimates.time_s)
+    fitting = np.flatnonzero(spread[:-1] >= MIN_SPREAD * spread[-1])
+    in_turn = fitting[order(known.rule, estimates.time_s[fitting])]
+    time_s, low_s, high_s = forecast_columns(space, columns, estimates, None)
+    return [
+        _of_winner(
+            found[row], known.device, estimates.at(row),
+            (float(time_s[row]), float(low_s[row]), float(high_s[row])),
+        )
+        for row in in_turn.tolist()[:MAX_NEIGHBOURS]
+    ]  # fmt: skip
+
+
+def _of_winner(
+    found: tuple[TileConfig, RecordedShape], device: str, explained: Estimate,
+    expected_s: tuple[float, float, float],
+) -> Recommendation:  # fmt: skip
+    (config, shape), (time_s, low_s, high_s) = found, expected_s
+    distance = shape.distance + OTHER_DEVICE
+    return Recommendation(
+        config=config,
+        source="shipped",
+        time_s=time_s,
+        interval_s=(low_s, high_s),
+        distance=distance,
+        confidence=SHIPPED_CONFIDENCE * 0.9 / (1.0 + distance),
+        bound_by=explained.bound_by,
+        rationale=f"ships with tilecore: {shape.time_s(config) * 1e6:.1f} us for {shape.workload} "
+        f"on {device}, one thread (distance {distance:.2f}); {explained.explain()}",
     )
 
 

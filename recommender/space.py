@@ -116,7 +116,7 @@ class SearchSpace:
     def config(self, row: int) -> TileConfig:
         """Return the config of a candidate."""
         code, found = int(self.codes[row]), {}
-        for knob, options in reversed(self.values.items()):
+        for knob, options in reversed(tuple(self.values.items())):
             code, place = divmod(code, len(options))
             found[knob] = options[place]
         return TileConfig.of(found)

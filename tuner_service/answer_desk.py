@@ -33,7 +33,7 @@ START_AGAIN_S = 30.0  # after the machinery itself failed
 PRELOAD = (
     "tuner_service.answer_desk", "recommender.program_answers", "recommender.recommend", "xgboost",
 )  # fmt: skip
-FIRST = RecommendationRequest(kernel="gemm", problem={"m": 64, "n": 64, "k": 64})
+FIRST = '{"kernel": "gemm", "problem": {"m": 64, "n": 64, "k": 64}}'  # loads all that answers need
 
 
 class Answerer:
@@ -126,7 +126,7 @@ class AnswerDesk:
         for _ in range(self.places):
             sandbox = Sandbox(self._zygote, self._answerer, *where)
             try:
-                sandbox.call("answer", (), FIRST.model_dump_json(), timeout_s=LIMIT_S)
+                sandbox.call("answer", (), FIRST, timeout_s=LIMIT_S)
             except (WorkerError, OSError) as error:  # OSError: closed while it started
                 LOG.warning("an answering process does not start: %s", error)
                 return

@@ -85,9 +85,7 @@ def test_fastest_begins_with_the_best_and_names_each_config_once(store, make_mea
     assert store.fastest(workload, HARDWARE.key, "p2", TOOLCHAIN.key, "d1", count=5) == []
 
 
-def test_a_snapshot_reads_devices_and_models_once_and_measurements_always(
-    store, make_measurement
-):
+def test_a_snapshot_reads_devices_and_models_once_and_measurements_always(store, make_measurement):
     snapshot = Snapshot(store)
     first = make_measurement(2e-4, protocol=Protocol.CONFIRM)
     key = (first.workload, HARDWARE.key, "p1", TOOLCHAIN.key)

@@ -40,9 +40,7 @@ def opened(desk):
 
 
 def test_processes_answer_as_the_service_itself_does(settings, store):
-    apps = [
-        create_app(settings.model_copy(update={"answer_processes": n}), store) for n in (2, 0)
-    ]
+    apps = [create_app(settings.model_copy(update={"answer_processes": n}), store) for n in (2, 0)]
     with TestClient(apps[1]) as alone, TestClient(apps[0]) as client:
         desk = opened(apps[0].state.answers.desk)
         for asked in ASKED:
@@ -79,7 +77,7 @@ def test_a_question_that_ends_processes_fails_alone(settings, store):
     desk.open()
     opened(desk)
     fatal = REQUEST.replace('"m":64,', '"m":13,')
-    with pytest.raises(AnswerLost, match="SV925.*SIGKILL"):
+    with pytest.raises(AnswerLost, match=r"SV925.*SIGKILL"):
         desk.ask((), fatal)
     answer = desk.ask((), REQUEST)
     assert answer is not None
