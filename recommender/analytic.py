@@ -132,8 +132,9 @@ def estimate(
         threads: cores used (0: all of the device).
         constants: properties of the generated code.
     """
+    known = space.known(space.factored if columns is None else columns)
     return estimate_graph(
-        space.graph, space.site, space.hardware, space.factored if columns is None else columns,
+        space.graph, space.site, space.hardware, known,
         work_flop=space.definition.work_flop(space.problem), threads=threads, constants=constants,
     )  # fmt: skip
 

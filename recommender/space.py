@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -15,14 +15,14 @@ from recommender.errors import EmptySpace, UnknownCandidate
 from recommender.factored import Factored, Grid
 from recommender.gpu_limits import gpu_limits
 from recommender.hardware import HardwareProfile
-from recommender.limits import Limit, hard_limits, soft_limits, value_fault
+from recommender.limits import Limit, hard_limits, sizes_as_columns, soft_limits, value_fault
+from recommender.open_shapes import Hashed, TracedShape, traced
 from tilecore.errors import InvalidConfig
-from tilecore.graph import Contraction, TileGraph, build, sole_contraction
+from tilecore.graph import Contraction, TileGraph, sole_contraction
 from tilecore.kernels.definition import (
     KernelDefinition,
     Problem,
     ProgramDefinition,
-    knob_symbols,
 )
 from tilecore.tile_config import KnobValue, TileConfig
 
@@ -35,6 +35,7 @@ class SearchSpace:
 
     Attributes:
         values: per knob the values that span the space, in order.
+        sizes: of the problem, where they are symbols in the graph.
     """
 
     definition: ProgramDefinition
@@ -44,6 +45,7 @@ class SearchSpace:
     site: Contraction | None
     limits: tuple[Limit, ...]
     values: Mapping[str, tuple[KnobValue, ...]]
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def build(
@@ -68,9 +70,9 @@ class SearchSpace:
             EmptySpace: the kernel has no knob values for the device (RC602).
         """
         return _outline(
-            _Hashed(definition, definition.name),
+            Hashed(definition, definition.name),
             tuple(sorted(problem.items())),
-            _Hashed(hardware, hardware.key),
+            Hashed(hardware, hardware.key),
         )
 
     def enumerate(self) -> None:
@@ -202,6 +204,10 @@ class SearchSpace:
         """Return the columns of some candidates."""
         return {knob: column[indices] for knob, column in self.factored.items()}
 
+    def known(self, columns: Columns) -> Columns:
+        """Return the values of all symbols of the graph: knobs (per config) and sizes."""
+        return {**columns, **sizes_as_columns(self.sizes)}
+
     def _default(self, knob: str) -> KnobValue:
         return next(k.default for k in self.definition.knobs if k.name == knob)
 
@@ -235,26 +241,15 @@ def _adjacent(values: tuple[KnobValue, ...], value: KnobValue) -> Iterator[KnobV
     yield from larger[:1]
 
 
-@dataclass(frozen=True, slots=True)
-class _Hashed:
-    """A value with unhashable fields as a cache key: hashed by name, compared whole."""
-
-    value: KernelDefinition | HardwareProfile
-    name: str
-
-    def __hash__(self) -> int:
-        return hash(self.name)
-
-
 @lru_cache(maxsize=16)  # some megabytes each
 def _outline(
-    kernel: _Hashed, problem_items: tuple[tuple[str, int | str | bool], ...], device: _Hashed
+    kernel: Hashed, problem_items: tuple[tuple[str, int | str | bool], ...], device: Hashed
 ) -> SearchSpace:
     definition, hardware, problem = kernel.value, device.value, dict(problem_items)
     assert isinstance(definition, KernelDefinition)
     assert isinstance(hardware, HardwareProfile)
-    graph = build(definition.program(problem, knob_symbols(definition)))
-    return _outline_of(definition, problem, hardware, graph)
+    found = traced(definition, problem, may_be_open=hardware.kind == "cpu")
+    return _outline_of(definition, problem, hardware, found)
 
 
 def space_of(
@@ -265,28 +260,33 @@ def space_of(
     Raises:
         EmptySpace: the program has no knob values for the device, or no legal config (RC602).
     """
-    found = _outline_of(definition, problem, hardware, graph)
+    shape = TracedShape(graph, sole_contraction(graph), {})
+    found = _outline_of(definition, problem, hardware, shape)
     found.enumerate()
     return found
 
 
 def _outline_of(
-    definition: ProgramDefinition, problem: Problem, hardware: HardwareProfile, graph: TileGraph
+    definition: ProgramDefinition, problem: Problem, hardware: HardwareProfile, shape: TracedShape
 ) -> SearchSpace:
+    graph, site = shape.graph, shape.site
     values = {k.name: k.values_on(hardware.kind) for k in definition.knobs_of(hardware.kind)}
     bare = [knob for knob, options in values.items() if not options]
     if bare or not values:
         reason = f"no values for {', '.join(bare) or 'any knob'} on {hardware.kind}"
         raise EmptySpace(kernel=definition.name, hardware=hardware.name, reason=reason)
-    site = sole_contraction(graph)
     if hardware.kind == "cpu":
         values |= _settled(site, values, hardware)
-        limits = hard_limits(graph, values, hardware)
+        limits = hard_limits(graph, values, hardware, shape.sizes)
         if site is not None and site.a.source is not None and site.b.source is not None:
-            limits += soft_limits(site, {k.name: k for k in definition.knobs}, hardware)
+            limits += soft_limits(
+                site, {k.name: k for k in definition.knobs}, hardware, shape.sizes
+            )
     else:
         limits = gpu_limits(graph, site, values, hardware)
-    return SearchSpace(definition, problem, hardware, graph, site, tuple(limits), values)
+    return SearchSpace(
+        definition, problem, hardware, graph, site, tuple(limits), values, shape.sizes
+    )
 
 
 def _settled(
