@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
@@ -41,13 +42,22 @@ Form = Literal["csv", "t4", "parquet"]
 Key = tuple[float, int]
 
 
+@dataclass(frozen=True, slots=True)
+class Workloads:
+    """The workloads of a kernel: their ids in the order of the index, and their keys."""
+
+    ids: list[int]
+    keys: frozenset[str]
+    index: WorkloadIndex
+
+
 class Log:
     """Queries of the measurements. Everything pages by keys, so depth costs nothing."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._reader = Reader()
-        self._indices: dict[str, tuple[int, list[int], WorkloadIndex]] = {}
+        self._indices: dict[str, Workloads] = {}
 
     def best(
         self, workload: Workload, hardware_key: str, program_digest: str, toolchain_key: str,
@@ -146,16 +156,39 @@ class Log:
             raise NotOneSpace(found="none" if not found else "several")
         return t4_chunks(self.stream(query))
 
-    def nearest(self, workload: Workload, count: int) -> Sequence[Measurement]:
-        """Return the fastest of each device, toolchain and protocol, of the nearest workloads."""
+    def nearest(
+        self, workload: Workload, count: int, known: Workloads | None = None
+    ) -> Sequence[Measurement]:
+        """Return the fastest of each device, toolchain and protocol, of the nearest workloads.
+
+        ``known``: those to look among (``workloads``); None: those that there are now.
+        """
         query = MeasurementQuery(kernel=workload.kernel, near=workload, near_count=count,
                                  winners=True)  # fmt: skip
         with self._database.read() as session:
-            near, _ = self._near(session, query)
+            known = known or self._workloads(session, workload.kernel)
+            near = [known.ids[i] for i, _ in known.index.nearest(workload, count)]
             if not near:
                 return []
             found = Scope(query, near).fastest(session, near)
             return [r.measurement for r in self._reader.load(session, [row[-1] for row in found])]
+
+    def workloads(self, kernel: str) -> Workloads:
+        """Return the workloads of a kernel."""
+        with self._database.read() as session:
+            return self._workloads(session, kernel)
+
+    def _workloads(self, session: Session, kernel: str) -> Workloads:
+        where = WorkloadRow.kernel == kernel
+        counted = select(func.count()).select_from(WorkloadRow).where(where)
+        count = session.connection().execute(counted).scalar_one()
+        known = self._indices.get(kernel)
+        if known is None or len(known.ids) != count:  # workloads are only ever added
+            rows = session.scalars(select(WorkloadRow).where(where)).all()
+            index = WorkloadIndex([workload_of(row) for row in rows])
+            known = Workloads([row.id for row in rows], frozenset(row.key for row in rows), index)
+            self._indices[kernel] = known
+        return known
 
     def _near(
         self, session: Session, query: MeasurementQuery
@@ -163,18 +196,10 @@ class Log:
         """Return the ids of the workloads near by, nearest first, and distances by their keys."""
         if query.near is None:
             return None, {}
-        kernel = query.near.kernel
-        where = WorkloadRow.kernel == kernel
-        counted = select(func.count()).select_from(WorkloadRow).where(where)
-        count = session.connection().execute(counted).scalar_one()
-        known = self._indices.get(kernel)
-        if known is None or known[0] != count:  # workloads are only ever added
-            rows = session.scalars(select(WorkloadRow).where(where)).all()
-            index = WorkloadIndex([workload_of(row) for row in rows])
-            known = self._indices[kernel] = (len(rows), [row.id for row in rows], index)
-        _, ids, index = known
-        found = index.nearest(query.near, query.near_count)
-        return [ids[i] for i, _ in found], {index.workloads[i].key: d for i, d in found}
+        known = self._workloads(session, query.near.kernel)
+        found = known.index.nearest(query.near, query.near_count)
+        index = known.index
+        return [known.ids[i] for i, _ in found], {index.workloads[i].key: d for i, d in found}
 
 
 def _ordered(

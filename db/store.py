@@ -178,6 +178,10 @@ class SqlStore:
         """
         return self.models.active(kernel)
 
+    def has_drifted(self) -> bool:
+        """Return whether times of anything changed that nobody has tuned since."""
+        return self.drifts.any_open()
+
     def count_measurements(self) -> int:
         """Return how many measurements there are."""
         with self.database.read() as session:

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recommender.analytic import Estimate, Estimates, estimate
+from recommender.analytic import Estimates, estimate
 from recommender.diversity import different
 from recommender.freshness import OTHER_CODE, OTHER_DRIVER, differences
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, Protocol
 from recommender.nearest import OTHER_DEVICE, Neighbour, best_nearby
 from recommender.ports import MeasurementStore
-from recommender.predict import Forecast, Learned, active_model, forecast, forecast_columns
+from recommender.predict import Forecast, Given, active_model, forecast, forecast_columns
 from recommender.shipped import LEADS_WITHIN, RecordedShape, candidates, order, winners
 from recommender.space import SearchSpace
 from recommender.workload import Workload
@@ -101,23 +101,33 @@ def recommend(
     digest, measured = "", []
     if use_exact and store.is_known(workload):
         digest = program_digest if isinstance(program_digest, str) else program_digest()
-        measured = _measured(store, workload, space, threads, top_k, (digest, toolchain_key))
+        key = (workload, hardware.key, digest, toolchain_key, hardware.driver)
+        measured = _different(store.fastest(*key, count=8 * top_k), space, top_k)
     if len(measured) >= top_k:
-        return measured
-    model = active_model(store, definition.name, hardware)
-    expected = forecast(space, threads, model)
-    nearby = [
-        r
-        for r in _nearby(
-            store, workload, space, threads, model, (digest, toolchain_key), use_exact=use_exact
-        )
-        if all(r.config != best.config for best in measured[:1])
+        estimates = estimate(space, space.table([m.config for m in measured]), threads=threads)
+        return [_of_measurement(m, i, space, estimates) for i, m in enumerate(measured)]
+    best = measured[:1]
+    neighbours = [
+        n
+        for n in _neighbours(store, workload, space, (digest, toolchain_key), use_exact=use_exact)
+        if all(n.measurement.config != m.config for m in best)
     ][:MAX_NEIGHBOURS]
-    favourites = list(_favourites(expected, space, top_k))
+    given = [m.config for m in (*best, *(n.measurement for n in neighbours))]
+    expected = forecast(space, threads, active_model(store, definition.name, hardware), given)
+    told: list[Recommendation] = []
+    if expected.given is not None:
+        known = expected.given
+        told = [_of_measurement(m, i, space, known.estimates) for i, m in enumerate(best)]
+        told += [
+            _of_neighbour(n, _differences(n, workload, digest, toolchain_key), i, space, known)
+            for i, n in enumerate(neighbours, len(best))
+        ]
+    nearby = told[len(best) :]
     shipped: list[Recommendation] = []
-    if expected.source != "predicted" and not measured and not any(map(_is_close, nearby)):
+    if expected.source != "predicted" and not best and not any(map(_is_close, nearby)):
         shipped = _shipped(workload, space, threads, expected)
-    ranked = _rank(measured[:1], nearby, favourites, shipped, expected.source)
+    favourites = list(_favourites(expected, space, top_k))
+    ranked = _rank(told[: len(best)], nearby, favourites, shipped, expected.source)
     return ranked[: top_k + spare]
 
 
@@ -182,19 +192,10 @@ _MODEL = {
 }
 
 
-def _measured(
-    store: MeasurementStore, workload: Workload, space: SearchSpace, threads: int, count: int,
-    versions: tuple[str, str],
-) -> list[Recommendation]:  # fmt: skip
-    """Return what was measured for exactly this workload: the best, then different ones by time."""
-    device = space.hardware
-    found = store.fastest(workload, device.key, *versions, device.driver, count=8 * count)
+def _different(found: Sequence[Measurement], space: SearchSpace, count: int) -> list[Measurement]:
+    """Return up to ``count`` measurements of configs that differ from each other."""
     apart = different((m.config for m in found), _apart(space))
-    chosen = [found[position] for position, _ in itertools.islice(apart, count)]
-    if not chosen:
-        return []
-    estimates = estimate(space, space.table([m.config for m in chosen]), threads=threads)
-    return [_of_measurement(m, row, space, estimates) for row, m in enumerate(chosen)]
+    return [found[position] for position, _ in itertools.islice(apart, count)]
 
 
 def _of_measurement(
@@ -233,10 +234,10 @@ def _is_close(r: Recommendation) -> bool:
     return r.distance <= CLOSE and not r.is_stale
 
 
-def _nearby(
-    store: MeasurementStore, workload: Workload, space: SearchSpace, threads: int,
-    model: Learned | None, versions: tuple[str, str], *, use_exact: bool,
-) -> list[Recommendation]:  # fmt: skip
+def _neighbours(
+    store: MeasurementStore, workload: Workload, space: SearchSpace, versions: tuple[str, str],
+    *, use_exact: bool,
+) -> list[Neighbour]:  # fmt: skip
     """Return winners of near workloads and devices that can run here, nearest first."""
     digest, toolchain_key = versions
     others = [m for m in store.nearest(workload) if use_exact or m.workload.key != workload.key]
@@ -244,26 +245,14 @@ def _nearby(
         others, workload, space.hardware, program_digest=digest, toolchain_key=toolchain_key
     )
     legal = space.can_run([n.measurement.config for n in found])
-    chosen = list(itertools.compress(found, legal))[: MAX_NEIGHBOURS + 1]  # one may be the answer
-    if not chosen:
-        return []
-    columns = space.table([n.measurement.config for n in chosen])
-    estimates = estimate(space, columns, threads=threads)
-    time_s, low_s, high_s = forecast_columns(space, columns, estimates, model)
-    return [
-        _of_neighbour(
-            n, _differences(n, workload, digest, toolchain_key), space, estimates.at(row),
-            (float(time_s[row]), float(low_s[row]), float(high_s[row])),
-        )
-        for row, n in enumerate(chosen)
-    ]  # fmt: skip
+    return list(itertools.compress(found, legal))
 
 
 def _of_neighbour(
-    neighbour: Neighbour, doubts: tuple[str, ...], space: SearchSpace, explained: Estimate,
-    expected_s: tuple[float, float, float],
-) -> Recommendation:  # fmt: skip
-    m, (time_s, low_s, high_s) = neighbour.measurement, expected_s
+    neighbour: Neighbour, doubts: tuple[str, ...], row: int, space: SearchSpace, known: Given
+) -> Recommendation:
+    m, explained = neighbour.measurement, known.estimates.at(row)
+    time_s, low_s, high_s = known.expected_s(row)
     where = f"{m.workload}" + (
         "" if m.hardware.key == space.hardware.key else f" on {m.hardware.name}"
     )
@@ -299,21 +288,18 @@ def _shipped(
     spread = estimates.on(RECORDED_THREADS).time_s / (threads * estimates.time_s)
     fitting = np.flatnonzero(spread[:-1] >= MIN_SPREAD * spread[-1])
     in_turn = fitting[order(known.rule, estimates.time_s[fitting])]
-    time_s, low_s, high_s = forecast_columns(space, columns, estimates, None)
+    known_s = Given(estimates, *forecast_columns(space, columns, estimates, None))
     return [
-        _of_winner(
-            found[row], known.device, estimates.at(row),
-            (float(time_s[row]), float(low_s[row]), float(high_s[row])),
-        )
+        _of_winner(found[row], known.device, row, known_s)
         for row in in_turn.tolist()[:MAX_NEIGHBOURS]
-    ]  # fmt: skip
+    ]
 
 
 def _of_winner(
-    found: tuple[TileConfig, RecordedShape], device: str, explained: Estimate,
-    expected_s: tuple[float, float, float],
-) -> Recommendation:  # fmt: skip
-    (config, shape), (time_s, low_s, high_s) = found, expected_s
+    found: tuple[TileConfig, RecordedShape], device: str, row: int, known: Given
+) -> Recommendation:
+    (config, shape), explained = found, known.estimates.at(row)
+    time_s, low_s, high_s = known.expected_s(row)
     distance = shape.distance + OTHER_DEVICE
     return Recommendation(
         config=config,

@@ -207,7 +207,7 @@ def _doubt_drifted(
     best: Recommendation | None,
 ) -> tuple[Sequence[Recommendation], Evidence]:
     """Let measured times answer with less confidence where they drifted and nobody tuned since."""
-    if best is None or best.source != "measured":
+    if best is None or best.source != "measured" or not store.has_drifted():
         return found, Evidence(best=best)
     drift = store.drifts.open(
         question.workload, question.hardware.key, question.program_digest, question.toolchain.key
