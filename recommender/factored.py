@@ -89,19 +89,25 @@ class Grid:
 
     Attributes:
         sizes: number of values along every axis.
-        codes: flat index of every config over ``sizes``.
     """
 
     def __init__(self, sizes: Sequence[int], codes: NDArray[np.intp] | None = None) -> None:
-        """Args: sizes: as above. codes: as above; None: all points."""
+        """Args: sizes: as above. codes: flat index of every config over these; None: all points."""
         self.sizes = tuple(sizes)
         self.span = span(self.sizes)
-        self.codes = np.arange(self.span.total) if codes is None else codes
-        self.few = len(self.codes) // 2  # combinations up to which formulas are worth less
+        self._codes = codes
+        self.few = len(self) // 2  # combinations up to which it pays to compute with these
         self._places: dict[Axes, NDArray[np.intp]] = {}
 
     def __len__(self) -> int:
-        return len(self.codes)
+        return self.span.total if self._codes is None else len(self._codes)
+
+    @property
+    def codes(self) -> NDArray[np.intp]:
+        """Flat index of every config over ``sizes``."""
+        if self._codes is None:
+            self._codes = np.arange(self.span.total)
+        return self._codes
 
     def columns(self, choices: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
         """Return the column of every knob, whose values are given in the order of the axes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -102,7 +102,7 @@ def device_distance(a: HardwareProfile, b: HardwareProfile) -> float:
 
 
 def best_nearby(
-    measurements: Iterable[Measurement],
+    measurements: Sequence[Measurement],
     workload: Workload,
     hardware: HardwareProfile,
     *,
@@ -117,13 +117,15 @@ def best_nearby(
     shapes, so it is compared for the workload asked for; for others the toolchain decides.
     """
     winners: dict[tuple[str, str, bool], Measurement] = {}
+    own, keys = workload.key, dict[int, str]()  # a digest takes as long as all else here
     for m in measurements:
         if m.status is not MeasureStatus.OK or m.hardware.is_emulated != hardware.is_emulated:
             continue
-        is_other_program = m.workload.key == workload.key and m.program_digest != program_digest
+        name = keys.get(id(m.workload)) or keys.setdefault(id(m.workload), m.workload.key)
+        is_other_program = name == own and m.program_digest != program_digest
         is_stale = is_other_program or m.toolchain.key != toolchain_key
-        key = (m.workload.key, m.hardware.key, is_stale)
-        if key not in winners or _order(m) < _order(winners[key]):
+        key = (name, m.hardware.key, is_stale)
+        if key not in winners or _is_before(m, winners[key]):
             winners[key] = m
     found = [
         Neighbour(
@@ -141,6 +143,12 @@ def fastest(measurements: Sequence[Measurement]) -> Measurement | None:
     """Return the fastest OK measurement, CONFIRM before SCREEN."""
     good = [m for m in measurements if m.status is MeasureStatus.OK]
     return min(good, key=_order, default=None)
+
+
+def _is_before(a: Measurement, b: Measurement) -> bool:
+    """Return whether ``_order`` puts a before b."""
+    first, second = ((m.protocol is not Protocol.CONFIRM, m.time_s or math.inf) for m in (a, b))
+    return _order(a) < _order(b) if first == second else first < second
 
 
 def _order(m: Measurement) -> tuple[bool, float, str]:
