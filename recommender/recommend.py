@@ -106,29 +106,45 @@ def recommend(
     if len(measured) >= top_k:
         estimates = estimate(space, space.table([m.config for m in measured]), threads=threads)
         return [_of_measurement(m, i, space, estimates) for i, m in enumerate(measured)]
-    best = measured[:1]
+    asked = _Asked(workload, space, threads, store, (digest, toolchain_key), use_exact)
+    return _estimated(asked, measured[:1], top_k)[: top_k + spare]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A question whose answer is not in the database alone; ``versions``: program, toolchain."""
+
+    workload: Workload
+    space: SearchSpace
+    threads: int
+    store: MeasurementStore
+    versions: tuple[str, str]
+    use_exact: bool
+
+
+def _estimated(asked: _Asked, best: Sequence[Measurement], count: int) -> list[Recommendation]:
+    """Return what was best (if anything was measured) with all that may be good beside it."""
+    space, threads = asked.space, asked.threads
     neighbours = [
-        n
-        for n in _neighbours(store, workload, space, (digest, toolchain_key), use_exact=use_exact)
-        if all(n.measurement.config != m.config for m in best)
+        n for n in _neighbours(asked) if all(n.measurement.config != m.config for m in best)
     ][:MAX_NEIGHBOURS]
     given = [m.config for m in (*best, *(n.measurement for n in neighbours))]
-    expected = forecast(space, threads, active_model(store, definition.name, hardware), given)
+    model = active_model(asked.store, space.definition.name, space.hardware)
+    expected = forecast(space, threads, model, given)
     told: list[Recommendation] = []
     if expected.given is not None:
         known = expected.given
         told = [_of_measurement(m, i, space, known.estimates) for i, m in enumerate(best)]
         told += [
-            _of_neighbour(n, _differences(n, workload, digest, toolchain_key), i, space, known)
+            _of_neighbour(n, _differences(n, asked), i, space, known)
             for i, n in enumerate(neighbours, len(best))
         ]
     nearby = told[len(best) :]
     shipped: list[Recommendation] = []
     if expected.source != "predicted" and not best and not any(map(_is_close, nearby)):
-        shipped = _shipped(workload, space, threads, expected)
-    favourites = list(_favourites(expected, space, top_k))
-    ranked = _rank(told[: len(best)], nearby, favourites, shipped, expected.source)
-    return ranked[: top_k + spare]
+        shipped = _shipped(asked.workload, space, threads, expected)
+    favourites = list(_favourites(expected, space, count))
+    return _rank(told[: len(best)], nearby, favourites, shipped, expected.source)
 
 
 def _rank(
@@ -234,15 +250,15 @@ def _is_close(r: Recommendation) -> bool:
     return r.distance <= CLOSE and not r.is_stale
 
 
-def _neighbours(
-    store: MeasurementStore, workload: Workload, space: SearchSpace, versions: tuple[str, str],
-    *, use_exact: bool,
-) -> list[Neighbour]:  # fmt: skip
+def _neighbours(asked: _Asked) -> list[Neighbour]:
     """Return winners of near workloads and devices that can run here, nearest first."""
-    digest, toolchain_key = versions
-    others = [m for m in store.nearest(workload) if use_exact or m.workload.key != workload.key]
+    digest, toolchain_key = asked.versions
+    own, space = asked.workload, asked.space
+    others = [
+        m for m in asked.store.nearest(own) if asked.use_exact or m.workload.key != own.key
+    ]  # fmt: skip
     found = best_nearby(
-        others, workload, space.hardware, program_digest=digest, toolchain_key=toolchain_key
+        others, own, space.hardware, program_digest=digest, toolchain_key=toolchain_key
     )
     legal = space.can_run([n.measurement.config for n in found])
     return list(itertools.compress(found, legal))
@@ -314,13 +330,11 @@ def _of_winner(
     )
 
 
-def _differences(
-    neighbour: Neighbour, workload: Workload, program_digest: str, toolchain_key: str
-) -> tuple[str, ...]:
+def _differences(neighbour: Neighbour, asked: _Asked) -> tuple[str, ...]:
     """Return what makes a neighbour stale: another driver does not, its times are not shown."""
-    m = neighbour.measurement
-    is_same = m.workload.key == workload.key  # a digest covers the shapes of its workload
-    digest = program_digest if is_same else m.program_digest
+    m, (now, toolchain_key) = neighbour.measurement, asked.versions
+    is_same = m.workload.key == asked.workload.key  # a digest covers the shapes of its workload
+    digest = now if is_same else m.program_digest
     return differences(m, program_digest=digest, toolchain_key=toolchain_key, driver="")
 
 
