@@ -11,6 +11,7 @@ import asyncio
 import os
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import anyio
 from anyio.to_thread import run_sync
@@ -42,7 +43,8 @@ class Answers:
         self._metrics = metrics
         self._known: OrderedDict[str, Answer] = OrderedDict()
         self._asked: dict[str, asyncio.Task[Answer]] = {}
-        self._cores = anyio.CapacityLimiter(self.desk.places or os.cpu_count() or 1)
+        self._places = self.desk.places or os.cpu_count() or 1
+        self._cores = anyio.CapacityLimiter(self._places)
         self._generation: tuple[object, ...] = ()
         self._snapshot = Snapshot(store)
         self._checked_at = -FRESH_S
@@ -64,6 +66,24 @@ class Answers:
             self._known.move_to_end(key)
         self._metrics.recommendation(found.kernel, found.source)
         return found.body
+
+    async def of_all(self, requests: Sequence[RecommendationRequest]) -> list[bytes]:
+        """Return the answers to several questions, as many at once as there are processes.
+
+        Raises:
+            TileError: see ``of``; of several faults the one of the first question that has one.
+        """
+        places = asyncio.Semaphore(self._places)
+
+        async def one(request: RecommendationRequest) -> bytes:
+            async with places:
+                return await self.of(request)
+
+        found = await asyncio.gather(*map(one, requests), return_exceptions=True)
+        for body in found:
+            if isinstance(body, BaseException):
+                raise body
+        return [body for body in found if isinstance(body, bytes)]
 
     async def _refresh(self) -> None:
         """Forget all answers if there is anything new that they might rest on."""
