@@ -8,7 +8,6 @@ that ends is replaced and the question asked once more; if that ends too, the qu
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import threading
 import time
@@ -22,13 +21,16 @@ from tuner_service.answering import Answer, work_out_undoubted
 from tuner_service.errors import AnswerLost
 from tuner_service.schemas import RecommendationRequest
 from tuner_service.settings import Settings
+from tuner_service.wiring import detected_host
 from workers.errors import WorkerError
+from workers.host import memory_bytes
 from workers.program_desk import ENVIRONMENT
 from workers.sandbox import Crashed, Raised, Returned, Sandbox, Zygote
 
 LOG = logging.getLogger(__name__)
 LIMIT_S = 60.0
 MOST_PLACES = 8
+PLACE_BYTES = 256 << 20  # of the machine's memory for each: it takes some 100 MiB itself
 START_AGAIN_S = 30.0  # after the machinery itself failed
 PRELOAD = (
     "tuner_service.answer_desk", "recommender.program_answers", "recommender.recommend", "xgboost",
@@ -55,6 +57,11 @@ class Answerer:
             return error
 
 
+def fitting_places(cores: int, memory: int) -> int:
+    """Return how many processes a machine or container has room for; 0: one core is for one."""
+    return min(cores, MOST_PLACES, memory // PLACE_BYTES) if cores > 1 else 0
+
+
 class AnswerDesk:
     """Some child processes that answer; none until ``open``, nor where the settings say so.
 
@@ -63,9 +70,9 @@ class AnswerDesk:
     """
 
     def __init__(self, settings: Settings, answerer: type = Answerer) -> None:
-        cores = os.cpu_count() or 1
         wanted = settings.answer_processes
-        self.places = (min(cores, MOST_PLACES) if cores > 1 else 0) if wanted is None else wanted
+        room = fitting_places(detected_host().cores, memory_bytes())
+        self.places = room if wanted is None else wanted
         self._settings, self._answerer = settings, answerer
         self._zygote = Zygote(
             "answerer", PRELOAD, absent=("tvm", "torch", "ray"), environment=ENVIRONMENT

@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from tests.tuner_service.test_app import GEMM, problem
 from tests.tuner_service.test_remeasure import measured
 from tuner_service import questions
-from tuner_service.answer_desk import AnswerDesk, Answerer
+from tuner_service.answer_desk import AnswerDesk, Answerer, fitting_places
 from tuner_service.answers import FRESH_S
 from tuner_service.app import create_app
 from tuner_service.errors import AnswerLost
@@ -37,6 +37,13 @@ def opened(desk):
             return desk
         time.sleep(0.1)
     raise AssertionError("the processes do not start")
+
+
+@pytest.mark.parametrize(
+    ("cores", "gib", "places"), [(1, 64, 0), (2, 64, 2), (64, 64, 8), (64, 1, 4), (4, 0.2, 0)]
+)
+def test_there_are_as_many_processes_as_fit(cores, gib, places):
+    assert fitting_places(cores, int(gib * 2**30)) == places
 
 
 def test_processes_answer_as_the_service_itself_does(settings, store):
