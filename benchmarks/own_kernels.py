@@ -22,11 +22,17 @@ import numpy as np
 
 from db.exchange.t4 import t4_measurements
 from recommender.measurement import Measurement
+from recommender.prior import prior
+from recommender.shipped import KEPT, RecordedShape, Winners, candidates, order, winners
 from recommender.training import Group, fit_groups, make_groups, nearest_choice
 from tilecore import kernels
 
 BEST_OF = 8
-COLUMNS = ("default", "nearest", "analytic", "analytic, best of 8", "model", "model, best of 8")
+COLUMNS = (
+    "default", "nearest", "analytic", "analytic, best of 8", "model", "model, best of 8",
+    "winners (nearest)", "winners (agreed)", "winners (agreed), best of 8", "together",
+    "together, best of 8",
+)  # fmt: skip
 
 
 def recordings(folder: Path) -> list[Measurement]:
@@ -37,6 +43,41 @@ def recordings(folder: Path) -> list[Measurement]:
     return found
 
 
+def recorded_shape(group: Group) -> RecordedShape:
+    """Return the winners of a recorded shape."""
+    rows = np.argsort(group.time_s, kind="stable")[:KEPT]
+    return RecordedShape(
+        group.workload, tuple(group.configs[i] for i in rows), tuple(group.time_s[rows].tolist())
+    )
+
+
+def winner_rows(group: Group, others: Sequence[Group], rule: str) -> list[int]:
+    """Return the recorded configs of a shape that winners of other shapes stand for, in turn."""
+    shapes = tuple(recorded_shape(g) for g in others)
+    hardware = group.hardware
+    known = Winners(rule, hardware.name, frozenset(hardware.features), shapes)
+    wanted = [config for config, _ in candidates(known.near(group.workload, hardware), rule)]
+    rows = [
+        int(np.argmax([sum(c.get(k) == v for k, v in want.items()) for c in group.configs]))
+        for want in wanted
+    ]
+    found = [rows[i] for i in order(rule, group.analytic_s[rows])]
+    return list(dict.fromkeys(found))
+
+
+def together(group: Group, predicted: np.ndarray, others: Sequence[Group]) -> list[int]:
+    """Return the recorded configs of a shape in the order in which they are recommended."""
+    kernel, hardware = group.workload.kernel, group.hardware
+    if prior(kernel, hardware) is not None:
+        return np.argsort(predicted, kind="stable").tolist()
+    analytic = np.argsort(group.analytic_s, kind="stable").tolist()
+    shipped = winners(kernel, hardware)
+    if shipped is None:
+        return analytic
+    rows = winner_rows(group, others, shipped.rule)
+    return list(dict.fromkeys([*rows[:1], *analytic[:2], *rows[1:], *analytic]))
+
+
 def judged(groups: Sequence[Group], seed: int) -> Iterator[tuple[Group, dict[str, float]]]:
     """Yield every group with the part of its best speed that each way of choosing reaches."""
     default = kernels.get(groups[0].workload.kernel).default_config()
@@ -44,17 +85,24 @@ def judged(groups: Sequence[Group], seed: int) -> Iterator[tuple[Group, dict[str
         others = [g for g in groups if g.workload.key != group.workload.key]
         model = fit_groups(others, seed, with_interval=False)
         speed = group.time_s.min() / group.time_s
-        analytic = group.analytic_s
-        predicted = analytic * model.predict(group.features).factor
+        predicted = group.analytic_s * model.predict(group.features).factor
+        analytic, learned = np.argsort(group.analytic_s), np.argsort(predicted)
+        agreed, first = winner_rows(group, others, "agreed"), together(group, predicted, others)
+        filled = list(dict.fromkeys([*agreed, *analytic.tolist()]))
         yield (
             group,
             {
                 "default": float(speed[group.configs.index(default)]),
                 "nearest": float(speed[nearest_choice(group, others)]),
-                "analytic": float(speed[np.argmin(analytic)]),
-                "analytic, best of 8": float(speed[np.argsort(analytic)[:BEST_OF]].max()),
-                "model": float(speed[np.argmin(predicted)]),
-                "model, best of 8": float(speed[np.argsort(predicted)[:BEST_OF]].max()),
+                "analytic": float(speed[analytic[0]]),
+                "analytic, best of 8": float(speed[analytic[:BEST_OF]].max()),
+                "model": float(speed[learned[0]]),
+                "model, best of 8": float(speed[learned[:BEST_OF]].max()),
+                "winners (nearest)": float(speed[winner_rows(group, others, "nearest")[0]]),
+                "winners (agreed)": float(speed[agreed[0]]),
+                "winners (agreed), best of 8": float(speed[filled[:BEST_OF]].max()),
+                "together": float(speed[first[0]]),
+                "together, best of 8": float(speed[first[:BEST_OF]].max()),
             },
         )
 

@@ -1,13 +1,15 @@
 """The recommendation route under load: answers per second and latency, by wrk.
 
-    python benchmarks/service_load.py [--seconds 5] [--clients 1,8,64] [--json FILE]
+    python benchmarks/service_load.py [--seconds 5] [--clients 1,2,8,64] [--json FILE]
     python benchmarks/service_load.py --requests 100000 [--json FILE]
 
 Starts `tilecore serve --no-coordinator` on an SQLite file in a temporary folder, and asks it for
 GEMM on this host with an API key (needed, so that its check is in the figures):
 
 - cache: the same question again and again.
-- database: questions measured before (records made up by the analytic model), each asked once.
+- database: questions tuned before, each asked once: eight different configs were confirmed for
+  each, as a run leaves them (records made up by the analytic model).
+- one record: the same with one measurement each: the rest of the list has to be worked out.
 - cold: questions never measured, each asked once; the space has tens of thousands of configs.
 
 With `--requests N` it sends N requests of every kind instead (`mixed_requests.py`: answers from
@@ -34,6 +36,7 @@ import time
 import urllib.request
 from collections import Counter
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +45,14 @@ import psutil
 from mixed_requests import Client, drive
 
 from recommender.analytic import estimate
+from recommender.diversity import different
 from recommender.measurement import Measurement, MeasureStatus, Protocol
 from recommender.space import SearchSpace
 from tuner_service.questions import understand
 from tuner_service.settings import load_settings
 from tuner_service.wiring import open_store
 
-MEASURED, FIRST_ROW = 4000, 64
+MEASURED, TUNED, FIRST_ROW = 4000, 8000, 64
 CLIENTS = 4
 SCRIPT = """
 local asked = {first}
@@ -70,27 +74,34 @@ end
 """
 
 
-def fill(store: Any, count: int) -> None:
-    """Store a confirmed measurement of the analytic model's choice for ``count`` GEMMs."""
+def fill(store: Any, count: int, *, n: int = 512, each: int = 1) -> None:
+    """Store ``each`` confirmed measurements of the analytic model's choices for ``count`` GEMMs."""
     found = []
     for i in range(count):
-        question = understand(store, "gemm", {"m": FIRST_ROW + i, "n": 512, "k": 1024})
-        if i % 200 == 0:  # a config of a near shape does as well
+        question = understand(store, "gemm", {"m": FIRST_ROW + i, "n": n, "k": 1024})
+        if i % 200 == 0:  # configs of a near shape do as well
             space = SearchSpace.build(
                 question.definition, dict(question.workload.problem), question.hardware
             )
-            row = int(estimate(space).time_s.argmin())
-            config = space.config(row)
-        found.append(
+            order = estimate(space).time_s.argsort(kind="stable").tolist()
+            configs = [c for _, c in islice(different(map(space.config, order), 2), each)]
+        found += [
             Measurement(
                 workload=question.workload, config=config, hardware=question.hardware,
                 toolchain=question.toolchain, program_digest=question.program_digest,
                 protocol=Protocol.CONFIRM, threads=question.hardware.cores,
-                status=MeasureStatus.OK, times_s=(1e-3,) * 5, reference_times_s=(2e-3,) * 5,
-                measured_at=datetime.now(UTC),
+                status=MeasureStatus.OK, times_s=(1e-3 + rank * 1e-5,) * 5,
+                reference_times_s=(2e-3,) * 5, measured_at=datetime.now(UTC),
             )
-        )  # fmt: skip
+            for rank, config in enumerate(configs)
+        ]  # fmt: skip
     store.add_all(found)
+
+
+def memory_mib(process: psutil.Process) -> float:
+    """Return the memory of a process and all that it started; shared pages count once."""
+    own = [process, *process.children(recursive=True)]
+    return sum(p.memory_full_info().pss for p in own) / 2**20
 
 
 def load(url: str, script: str, clients: int, seconds: float) -> dict[str, Any]:
@@ -161,13 +172,16 @@ def memory(store: Any, port: int, process: psutil.Process, requests: int) -> dic
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--clients", default="1,8,64")
+    parser.add_argument("--clients", default="1,2,8,64")
     parser.add_argument("--requests", type=int, help="of every kind: memory instead of latency")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    load_before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
         store = open_store(load_settings(data_dir=folder))
         fill(store, MEASURED)
+        if given.requests is None:
+            fill(store, TUNED, n=640, each=8)
         _, key = store.keys.create("benchmark", "read")
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -182,10 +196,12 @@ def main() -> None:
                 server.wait()
             write(given.json, found)
             return
-        before_mib, results = process.memory_info().rss / 2**20, []
+        time.sleep(5)  # until all its processes are there
+        before_mib, results = memory_mib(process), []
         shapes = {
             "cache": {"first": 512, "last": 512, "n": 512},
-            "database": {"first": FIRST_ROW, "last": FIRST_ROW + MEASURED - 1, "n": 512},
+            "database": {"first": FIRST_ROW, "last": FIRST_ROW + TUNED - 1, "n": 640},
+            "one record": {"first": FIRST_ROW, "last": FIRST_ROW + MEASURED - 1, "n": 512},
             "cold": {"first": FIRST_ROW, "last": 1_000_000, "n": 768},
         }
         try:
@@ -195,23 +211,23 @@ def main() -> None:
                     load(url, SCRIPT.format(**(shape | {"first": 32, "last": 32}), key=key), 1, 1.0)
                     found = load(url, SCRIPT.format(**shape, key=key), clients, given.seconds)
                     if kind != "cache":  # the next run asks what this one did not
+                        found["asked_again"] = max(
+                            0, shape["first"] + found["sent"] - shape["last"]
+                        )
                         shape["first"] += found["sent"] + clients
                     results.append({"answers": kind, **found})
                     print(
-                        f"{kind:9} {clients:3} clients: {found['per_second']:7.0f}/s, p50"
+                        f"{kind:10} {clients:3} clients: {found['per_second']:7.0f}/s, p50"
                         f" {found['p50_ms']:.2f} ms, p99 {found['p99_ms']:.2f} ms,"
                         f" refused {found['refused']}, broken {found['broken']}", flush=True,
                     )  # fmt: skip
-            after_mib = process.memory_info().rss / 2**20
+            after_mib = memory_mib(process)
         finally:
             server.terminate()
             server.wait()
     print(f"memory of the service: {before_mib:.0f} MiB before, {after_mib:.0f} MiB after")
-    memory_mib = [before_mib, after_mib]
-    write(
-        given.json,
-        {"load_before": os.getloadavg()[0], "memory_mib": memory_mib, "results": results},
-    )
+    found = {"load_before": load_before, "memory_mib": [before_mib, after_mib], "results": results}
+    write(given.json, found)
 
 
 def write(path: Path | None, found: dict[str, Any]) -> None:

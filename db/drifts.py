@@ -98,6 +98,12 @@ class Drifts:
             row = session.scalars(query).first()
             return None if row is None else _record(row)
 
+    def any_open(self) -> bool:
+        """Return whether there is a drift that nobody has tuned after."""
+        query = select(DriftRow.id).where(DriftRow.ended_at.is_(None)).limit(1)
+        with self._database.read() as session:
+            return session.connection().execute(query).first() is not None
+
     def end(self, run: RunRecord) -> bool:
         """End the open drift of a run that succeeded, if it was queued after the drift was found.
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Select, bindparam, func, literal, or_, select
+from sqlalchemy import BindParameter, ColumnElement, Select, bindparam, func, literal, or_, select
 from sqlalchemy.orm import Session
 
 from db.errors import NotOneSpace
@@ -31,6 +32,7 @@ from db.session import Database
 from recommender.measurement import Measurement, MeasureStatus, Protocol
 from recommender.nearest import WorkloadIndex
 from recommender.workload import Workload
+from tilecore.tile_config import TileConfig
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
@@ -40,13 +42,22 @@ Form = Literal["csv", "t4", "parquet"]
 Key = tuple[float, int]
 
 
+@dataclass(frozen=True, slots=True)
+class Workloads:
+    """The workloads of a kernel: their ids in the order of the index, and their keys."""
+
+    ids: list[int]
+    keys: frozenset[str]
+    index: WorkloadIndex
+
+
 class Log:
     """Queries of the measurements. Everything pages by keys, so depth costs nothing."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._reader = Reader()
-        self._indices: dict[str, tuple[int, list[int], WorkloadIndex]] = {}
+        self._indices: dict[str, Workloads] = {}
 
     def best(
         self, workload: Workload, hardware_key: str, program_digest: str, toolchain_key: str,
@@ -58,18 +69,48 @@ class Log:
         nobody noted the driver, it counts as the same. What was measured before a drift does not
         count.
         """
-        key = {
+        found = self._of_key(
+            BEST, workload, hardware_key, program_digest, toolchain_key, driver
+        )  # fmt: skip
+        return found[0] if found else None
+
+    def fastest(
+        self, workload: Workload, hardware_key: str, program_digest: str, toolchain_key: str,
+        driver: str, count: int,
+    ) -> Sequence[Measurement]:  # fmt: skip
+        """Return what ``best`` does, then other configs: CONFIRM of the same driver, by time."""
+        key = (workload, hardware_key, program_digest, toolchain_key, driver)
+        found = self._of_key(FASTEST, *key, count=count)
+        if not found:  # of SCREEN, or of another driver, only the best answers
+            best = self.best(*key)
+            return [] if best is None else [best]
+        unique: dict[TileConfig, Measurement] = {}
+        for m in found:
+            unique.setdefault(m.config, m)
+        return list(unique.values())
+
+    def is_known(self, workload: Workload) -> bool:
+        """Return whether anything may have been measured for exactly this workload."""
+        with self._database.read() as session:
+            key = {"workload": workload.key}
+            return session.connection().execute(KNOWN, key).first() is not None
+
+    def _of_key(
+        self, query: Select[Any], workload: Workload, hardware_key: str, program_digest: str,
+        toolchain_key: str, driver: str, **more: int,
+    ) -> list[Measurement]:  # fmt: skip
+        key: dict[str, str | int] = {
             "workload": workload.key,
             "kernel": workload.kernel,
             "hardware": hardware_key,
             "digest": program_digest,
             "toolchain": toolchain_key,
             "driver": driver,
+            **more,
         }
         with self._database.read() as session:
-            found = session.connection().execute(BEST, key).all()
-            records = self._reader.records(session, found, None)
-        return records[0].measurement if records else None
+            found = session.connection().execute(query, key).all()
+            return [r.measurement for r in self._reader.records(session, found, None)]
 
     def page(self, query: MeasurementQuery, *, limit: int, after: Key | None = None) -> Page:
         """Return up to ``limit`` measurements that match, from behind the key ``after``.
@@ -115,16 +156,39 @@ class Log:
             raise NotOneSpace(found="none" if not found else "several")
         return t4_chunks(self.stream(query))
 
-    def nearest(self, workload: Workload, count: int) -> Sequence[Measurement]:
-        """Return the fastest of each device, toolchain and protocol, of the nearest workloads."""
+    def nearest(
+        self, workload: Workload, count: int, known: Workloads | None = None
+    ) -> Sequence[Measurement]:
+        """Return the fastest of each device, toolchain and protocol, of the nearest workloads.
+
+        ``known``: those to look among (``workloads``); None: those that there are now.
+        """
         query = MeasurementQuery(kernel=workload.kernel, near=workload, near_count=count,
                                  winners=True)  # fmt: skip
         with self._database.read() as session:
-            near, _ = self._near(session, query)
+            known = known or self._workloads(session, workload.kernel)
+            near = [known.ids[i] for i, _ in known.index.nearest(workload, count)]
             if not near:
                 return []
             found = Scope(query, near).fastest(session, near)
             return [r.measurement for r in self._reader.load(session, [row[-1] for row in found])]
+
+    def workloads(self, kernel: str) -> Workloads:
+        """Return the workloads of a kernel."""
+        with self._database.read() as session:
+            return self._workloads(session, kernel)
+
+    def _workloads(self, session: Session, kernel: str) -> Workloads:
+        where = WorkloadRow.kernel == kernel
+        counted = select(func.count()).select_from(WorkloadRow).where(where)
+        count = session.connection().execute(counted).scalar_one()
+        known = self._indices.get(kernel)
+        if known is None or len(known.ids) != count:  # workloads are only ever added
+            rows = session.scalars(select(WorkloadRow).where(where)).all()
+            index = WorkloadIndex([workload_of(row) for row in rows])
+            known = Workloads([row.id for row in rows], frozenset(row.key for row in rows), index)
+            self._indices[kernel] = known
+        return known
 
     def _near(
         self, session: Session, query: MeasurementQuery
@@ -132,18 +196,10 @@ class Log:
         """Return the ids of the workloads near by, nearest first, and distances by their keys."""
         if query.near is None:
             return None, {}
-        kernel = query.near.kernel
-        where = WorkloadRow.kernel == kernel
-        counted = select(func.count()).select_from(WorkloadRow).where(where)
-        count = session.connection().execute(counted).scalar_one()
-        known = self._indices.get(kernel)
-        if known is None or known[0] != count:  # workloads are only ever added
-            rows = session.scalars(select(WorkloadRow).where(where)).all()
-            index = WorkloadIndex([workload_of(row) for row in rows])
-            known = self._indices[kernel] = (len(rows), [row.id for row in rows], index)
-        _, ids, index = known
-        found = index.nearest(query.near, query.near_count)
-        return [ids[i] for i, _ in found], {index.workloads[i].key: d for i, d in found}
+        known = self._workloads(session, query.near.kernel)
+        found = known.index.nearest(query.near, query.near_count)
+        index = known.index
+        return [known.ids[i] for i, _ in found], {index.workloads[i].key: d for i, d in found}
 
 
 def _ordered(
@@ -208,7 +264,16 @@ def _best() -> Select[Any]:
     return FLAT.where(MeasurementRow.id == func.coalesce(*in_turn))
 
 
-def _fastest(protocol: Protocol, *, of_driver: bool) -> Select[int]:
+def _several() -> Select[Any]:
+    """Return the query of the fastest CONFIRM measurements of this driver."""
+    row = MeasurementRow
+    ids = _fastest(Protocol.CONFIRM, of_driver=True, count=bindparam("count"))
+    return FLAT.where(row.id.in_(ids)).order_by(row.time_s, row.id)
+
+
+def _fastest(
+    protocol: Protocol, *, of_driver: bool, count: int | BindParameter[int] = 1
+) -> Select[int]:
     row = MeasurementRow
     workload = select(WorkloadRow.id).where(WorkloadRow.key == bindparam("workload"))
     program = select(ProgramRow.id).where(
@@ -240,7 +305,7 @@ def _fastest(protocol: Protocol, *, of_driver: bool) -> Select[int]:
             *only,
         )
         .order_by(row.time_s, row.id)
-        .limit(1)
+        .limit(count)
     )
 
 
@@ -258,4 +323,5 @@ def _drifted_at(workload: Select[int], program: Select[int]) -> ColumnElement[da
     return func.coalesce(last.scalar_subquery(), literal(EPOCH, MeasurementRow.measured_at.type))
 
 
-BEST = _best()
+BEST, FASTEST = _best(), _several()
+KNOWN = select(WorkloadRow.id).where(WorkloadRow.key == bindparam("workload"))

@@ -72,6 +72,18 @@ class SqlStore:
         """
         return self.log.best(workload, hardware_key, program_digest, toolchain_key, driver)
 
+    def fastest(
+        self, workload: Workload, hardware_key: str, program_digest: str, toolchain_key: str,
+        driver: str = "", *, count: int,
+    ) -> Sequence[Measurement]:  # fmt: skip
+        """Return what ``best`` does, then other configs: CONFIRM of the same driver, by time."""
+        key = (workload, hardware_key, program_digest, toolchain_key, driver)
+        return self.log.fastest(*key, count)
+
+    def is_known(self, workload: Workload) -> bool:
+        """Return whether anything may have been measured for exactly this workload."""
+        return self.log.is_known(workload)
+
     def measurements(
         self,
         *,
@@ -165,6 +177,10 @@ class SqlStore:
             ModelCorrupt: its bytes are not those that were saved (DB808).
         """
         return self.models.active(kernel)
+
+    def has_drifted(self) -> bool:
+        """Return whether times of anything changed that nobody has tuned since."""
+        return self.drifts.any_open()
 
     def count_measurements(self) -> int:
         """Return how many measurements there are."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cache, cached_property, reduce
 
 import numpy as np
 
 from recommender.cpu_choices import Columns, Tiling
 from recommender.cpu_model import DEFAULT_CONSTANTS, CpuConstants, core_terms
+from recommender.cpu_terms import CoreTerms
 from recommender.gpu_model import gpu_terms
 from recommender.hardware import HardwareProfile
 from recommender.op_model import op_terms
@@ -73,16 +74,27 @@ class Estimates:
     Attributes:
         time_s: predicted times.
         terms: returns what adds up to them; asked only of the configs to be explained.
-        resources_s: time that each resource alone would need.
+        resources: returns the time that each resource alone would need.
+        again: returns the same for another number of cores; None: there is one number only.
     """
 
     time_s: np.ndarray
     terms: Callable[[], Mapping[str, np.ndarray]]
-    resources_s: Mapping[str, np.ndarray]
+    resources: Callable[[], Mapping[str, np.ndarray]]
     tiling: Tiling | None
     work_flop: float
     threads: int
     unit: str = "thread(s)"
+    again: Callable[[int], Estimates] | None = None
+
+    def on(self, threads: int) -> Estimates:
+        """Return the estimates of the same configs on another number of cores (0: all)."""
+        return self if self.again is None else self.again(threads)
+
+    @cached_property
+    def resources_s(self) -> Mapping[str, np.ndarray]:
+        """Time that each resource alone would need."""
+        return self.resources()
 
     @cached_property
     def terms_s(self) -> Mapping[str, np.ndarray]:
@@ -120,8 +132,9 @@ def estimate(
         threads: cores used (0: all of the device).
         constants: properties of the generated code.
     """
+    known = space.known(space.factored if columns is None else columns)
     return estimate_graph(
-        space.graph, space.site, space.hardware, space.factored if columns is None else columns,
+        space.graph, space.site, space.hardware, known,
         work_flop=space.definition.work_flop(space.problem), threads=threads, constants=constants,
     )  # fmt: skip
 
@@ -140,28 +153,39 @@ def estimate_graph(
     if hardware.kind != "cpu":
         found = gpu_terms(graph, columns, hardware)
         return Estimates(
-            _total(found.terms.values()), lambda: found.terms, found.resources, None, work_flop,
-            hardware.cores, "multiprocessors",
+            _total(found.terms.values()), lambda: found.terms, lambda: found.resources, None,
+            work_flop, hardware.cores, "multiprocessors",
         )  # fmt: skip
-    cores = min(threads or hardware.cores, hardware.cores)
     if site is None or site.a.source is None or site.b.source is None:
-        return _of_ops(graph, columns, hardware, cores, work_flop)
+        return _of_ops(graph, columns, hardware, _cores(threads, hardware), work_flop)
     t = Tiling(site, columns, hardware)
     core = core_terms(t, site, hardware, constants)
-    grids = np.maximum(
-        1.0, np.broadcast_to(evaluate(site.launch.blocks, columns), t.blocks.shape) / t.blocks
-    )
-    alone = core.kernel + core.calls + core.update_c + core.pack_a + core.pack_b
+    blocks = np.broadcast_to(evaluate(site.launch.blocks, columns), t.blocks.shape)
+    grids = np.maximum(1.0, blocks / t.blocks)
+    return _of_product(t, core, grids, hardware, _cores(threads, hardware), work_flop)
+
+
+def _cores(threads: int, hardware: HardwareProfile) -> int:
+    return min(threads or hardware.cores, hardware.cores)
+
+
+def _of_product(
+    t: Tiling, core: CoreTerms, grids: np.ndarray, hardware: HardwareProfile, cores: int,
+    work_flop: float,
+) -> Estimates:  # fmt: skip
+    """Return the estimates of one product: what one core takes, spread over ``cores``."""
+    alone = core.kernel + core.calls + (core.update_c + (core.pack_a + core.pack_b))
     spread = t.busiest_share(cores, grids)
-    bandwidth_loss = _bandwidth_loss(hardware, cores)
-    resources = {
-        "fma": core.fma, "loads": core.loads, "latency": core.latency,
-        "l2": core.l2, "l3": core.l3 * bandwidth_loss,
-    }  # fmt: skip
     launch = hardware.launch_s * (1.0 if cores > 1 else 0.2) * (1.0 + t.is_b_hoisted)
 
+    @cache
+    def resources() -> dict[str, np.ndarray]:
+        found = core.resources()
+        return {**found, "l3": found["l3"] * _bandwidth_loss(hardware, cores)}
+
     def terms() -> dict[str, np.ndarray]:
-        names, slowest = list(resources), np.argmax(np.stack(list(resources.values())), axis=0)
+        resources_s = resources()
+        names, slowest = list(resources_s), np.argmax(np.stack(list(resources_s.values())), axis=0)
         kernel = {n: np.where(slowest == i, core.kernel, 0.0) / cores for i, n in enumerate(names)}
         return {
             **kernel,
@@ -174,8 +198,11 @@ def estimate_graph(
             "launch": launch,
         }
 
-    time_s = np.asarray(alone * spread + core.pack_b_once / cores + launch)
-    return Estimates(time_s, terms, resources, t, work_flop, cores)
+    time_s = np.asarray(alone * spread + (core.pack_b_once / cores + launch))
+    return Estimates(
+        time_s, terms, resources, t, work_flop, cores,
+        again=lambda n: _of_product(t, core, grids, hardware, _cores(n, hardware), work_flop),
+    )  # fmt: skip
 
 
 def _largest_share(blocks: np.ndarray, cores: int) -> np.ndarray:
@@ -206,7 +233,10 @@ def _of_ops(
     terms = {name: seconds * shares[name] for name, seconds in resources.items()}
     terms["imbalance"] = (t.busy_s / cores) * (_largest_share(blocks, cores) * cores - 1.0)
     terms["launch"] = np.full(len(blocks), hardware.launch_s * len(graph.launches))
-    return Estimates(_total(terms.values()), lambda: terms, resources, None, work_flop, cores)
+    return Estimates(
+        _total(terms.values()), lambda: terms, lambda: resources, None, work_flop, cores,
+        again=lambda n: _of_ops(graph, columns, hardware, _cores(n, hardware), work_flop),
+    )  # fmt: skip
 
 
 def _total(terms: Iterable[np.ndarray]) -> np.ndarray:

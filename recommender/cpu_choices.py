@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recommender.factored import constant
+from recommender.factored import constant, may_hold
 from recommender.hardware import HardwareProfile
 from tilecore.graph import Contraction, evaluate
 from tilecore.inference import few_rows, gemm_order, plan
@@ -81,8 +81,10 @@ class Tiling:
         if self.is_tiled:
             return np.minimum(2.0 * TILE_ROWS, self.block_m)
         asked = self._knob("micro_m")
-        most = (self._hardware.vector_registers - self.micro_n - 1) // self.micro_n
-        return np.minimum(np.where(asked == 0, most, asked), self.block_m)
+        if may_hold(asked == 0):
+            most = (self._hardware.vector_registers - self.micro_n - 1) // self.micro_n
+            asked = np.where(asked == 0, most, asked)
+        return np.minimum(asked, self.block_m)
 
     @cached_property
     def is_a_packed(self) -> Mask:
@@ -176,10 +178,12 @@ class Tiling:
 
     def takes_rows_first(self, size: float) -> Mask:
         """Whether each group of rows meets all panels of B, of elements of ``size`` bytes."""
+        if self.dot is not None:
+            return self.is_a_staged
         tile = np.ceil(self.block_n / self.panel) * self.panel * self.block_k * size
         fits = (tile > gemm_order.L1_BYTES) & (tile <= gemm_order.L2_BYTES)
-        several = (self.block_n > self.panel) & (self.block_m > self.micro_m)
-        return self.is_a_staged | (several & fits & (self.dot is None))
+        several_panels, several_rows = self.block_n > self.panel, self.block_m > self.micro_m
+        return self.is_a_staged | (several_panels & fits & several_rows)
 
     @cached_property
     def row_tiles(self) -> Floats:

@@ -12,12 +12,13 @@ was built for (Intel AVX-512 and AVX2, AMD Zen), starts one load per slot.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
+from typing import Any
 
 import numpy as np
 
 from recommender.cpu_choices import Tiling
 from recommender.cpu_terms import CoreTerms, fma_slot_s, row_stride_bytes
+from recommender.factored import may_hold
 from recommender.hardware import HardwareProfile
 from recommender.tile_model import DEFAULT_TILE_CONSTANTS, TileConstants, tile_terms
 from tilecore.graph import Contraction
@@ -64,17 +65,24 @@ def core_terms(
     size = float((site.accum_dtype if t.dot is None else site.dtype).itemsize)
     slot_s = fma_slot_s(site, hardware)
     far = hardware.core_bandwidth_bytes_per_s * c.l3_factor
-    runs = t.row_tiles * t.panels * t.steps
-    rows, depth = t.rows_per_tile, t.depth
-    efficiency = np.where(t.takes_rows_first(size), c.fetched_efficiency, c.efficiency)
-    per_k_s = runs * depth * slot_s / group / efficiency
-    fma = rows * t.micro_n * per_k_s
-    loads = (rows + t.micro_n) * per_k_s
-    latency = c.latency_slots * per_k_s
-    near, distant = _stream_bytes_per_k(t, site, hardware, constants, size)
-    l2 = near * runs * depth * slot_s / c.l2_bytes_per_slot
-    l3 = distant * runs * depth / far
-    kernel = _p_norm((fma, loads, latency, l2, l3), c.overlap_power)
+    rows, first = t.rows_per_tile, t.takes_rows_first(size)
+    near, distant = _stream_bytes_per_k(t, site, hardware, constants, size, first)
+    # Products of what few knobs decide come first: arrays stay small until they meet the rest.
+    steps_s = t.row_tiles * t.panels * (t.k * slot_s / group)  # of a vector product per step of k
+    l2_rate, l3_rate = group / c.l2_bytes_per_slot, group / (slot_s * far)
+    efficiency = np.where(first, c.fetched_efficiency, c.efficiency)
+    by_core = rows * t.micro_n, rows + t.micro_n, c.latency_slots
+
+    def resources() -> dict[str, np.ndarray]:
+        core_s = steps_s / efficiency
+        fma, loads, latency = (core_s * slots for slots in by_core)
+        l2, l3 = near * (steps_s * l2_rate), distant * (steps_s * l3_rate)
+        return {"fma": fma, "loads": loads, "latency": latency, "l2": l2, "l3": l3}
+
+    p = c.overlap_power
+    in_core = _power(by_core[0], p) + _power(by_core[1], p) + _power(by_core[2], p)
+    joined = in_core * np.where(first, c.fetched_efficiency**-p, c.efficiency**-p)
+    joined = joined + _power(near * l2_rate, p) + _power(distant * l3_rate, p)
     a_bytes, b_bytes = t.m * t.k * size, t.k * t.n * size
     copies = np.where(t.is_a_packed, t.a_reuse / c.a_copy_bytes_per_slot, 0.0)
     copies = copies + np.where(t.is_a_staged, t.a_reuse / c.a_stage_bytes_per_slot, 0.0)
@@ -85,11 +93,11 @@ def core_terms(
     c_tile = t.block_m * t.block_n * sum_size
     c_far = np.where(c_tile > hardware.l2_bytes / 2, 2 * t.steps, 2.0)
     return CoreTerms(
-        fma=fma, loads=loads, latency=latency, l2=l2, l3=l3, kernel=kernel,
-        calls=runs * c.call_slots * slot_s,
-        update_c=runs * rows * t.micro_n * c.c_vector_slots * slot_s
+        resources=resources, kernel=steps_s * _root(joined, p),
+        calls=t.panels * (t.row_tiles * t.steps * (c.call_slots * slot_s)),
+        update_c=t.panels * t.micro_n * t.steps * (t.m * c.c_vector_slots * slot_s)
         + t.m * t.n * sum_size * c_far / far,
-        pack_a=a_bytes * copies * slot_s,
+        pack_a=a_bytes * slot_s * copies,
         pack_b=pack_b_s * own,
         pack_b_once=once * (pack_b_s * c.b_pack_once_factor + b_bytes / far),
     )  # fmt: skip
@@ -101,19 +109,24 @@ def _stream_bytes_per_k(
     hardware: HardwareProfile,
     constants: CpuConstants,
     size: float,
+    first: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return bytes per step of k of one micro-kernel run that come from L2 and from beyond."""
-    first = t.takes_rows_first(size)
+    """Return bytes per step of k of one micro-kernel run that come from L2 and from beyond.
+
+    ``first``: where each group of rows meets all panels.
+    """
     near, far = _bytes_panels_first(t, site, hardware, constants, size)
     near_rows, far_rows = _bytes_rows_first(t, site, hardware, constants, size)
     return np.where(first, near_rows, near), np.where(first, far_rows, far)
 
 
-def _clashes(t: Tiling, site: Contraction, constants: CpuConstants) -> np.ndarray:
-    """Return where rows of a read in place push each other out of L1."""
+def _clashes(t: Tiling, site: Contraction, constants: CpuConstants) -> np.ndarray | None:
+    """Return where rows of a read in place push each other out of L1; None: nowhere."""
     sets = 4096.0 / np.gcd(int(row_stride_bytes(site)), 4096)
-    in_place = ~t.is_a_packed & ~t.is_a_staged
-    clash: np.ndarray = in_place & (t.micro_m > constants.l1_ways * sets)
+    crowded = t.micro_m > constants.l1_ways * sets
+    if not may_hold(crowded):
+        return None
+    clash: np.ndarray = ~t.is_a_packed & ~t.is_a_staged & crowded
     return clash
 
 
@@ -128,13 +141,15 @@ def _bytes_rows_first(
     panel, a_rows = t.panel * size, t.rows_per_tile * size
     row_runs = np.maximum(1.0, np.ceil(np.minimum(t.block_m, t.m) / t.micro_m))
     stays = a_rows * t.depth <= 0.8 * hardware.l1d_bytes
-    a_near = np.where(stays, a_rows / t.panels_per_block, a_rows)
-    a_near = np.where(_clashes(t, site, constants), t.rows_per_tile * LINE_BYTES, a_near)
-    from_l2 = panel + a_near
+    a_once = a_rows / t.panels_per_block
+    from_l2 = np.where(stays, a_once, a_rows)
+    clash = _clashes(t, site, constants)
+    if clash is not None:
+        from_l2 = np.where(clash, t.rows_per_tile * LINE_BYTES, from_l2)
     b_tile = np.minimum(t.block_n, t.n) * t.depth * size
-    once = np.where(t.is_b_hoisted, panel / row_runs, 0.0)
-    b_far = np.where(b_tile <= 0.75 * hardware.l2_bytes, once, panel)
-    return from_l2, a_rows / t.panels_per_block + b_far
+    once = np.where(t.is_b_hoisted, 1.0 / row_runs, 0.0)
+    b_far = np.where(b_tile <= 0.75 * hardware.l2_bytes, once, 1.0) * panel
+    return from_l2 + panel, a_once + b_far
 
 
 def _bytes_panels_first(
@@ -148,33 +163,44 @@ def _bytes_panels_first(
     l1, l2 = hardware.l1d_bytes, hardware.l2_bytes
     panel, a_rows = t.panel * size, t.rows_per_tile * size
     row_runs = np.maximum(1.0, np.ceil(np.minimum(t.block_m, t.m) / t.micro_m))
+    b_once = panel / row_runs
     in_l1 = (panel + a_rows) * t.depth <= 0.8 * l1
-    from_l2 = np.where(in_l1, panel / row_runs, panel) + a_rows
-    clash = _clashes(t, site, constants)
-    column_walk = ~t.is_a_packed & site.a.is_transposed
-    a_lines = t.rows_per_tile * LINE_BYTES
-    from_l2 = from_l2 + np.where(clash, a_lines - a_rows, 0)
-    from_l2 = from_l2 + np.where(column_walk, np.maximum(LINE_BYTES - a_rows, 0), 0)
+    from_l2 = np.where(in_l1, b_once + a_rows, panel + a_rows)
+    lost = _bytes_of_lines(t, site, constants, a_rows)
+    if lost is not None:
+        from_l2 = from_l2 + lost
     a_tile = np.minimum(t.block_m, t.m) * t.depth * size
     b_tile = np.minimum(t.block_n, t.n) * t.depth * size
     # B from beyond L2: each panel once per block, spread over the row tiles that share it
     b_stays = ~t.is_b_hoisted & (a_tile + b_tile <= 0.75 * l2)
-    b_far = np.where(b_stays, 0.0, panel / row_runs)
+    b_far = np.where(b_stays, 0.0, b_once)
     # A from beyond L2: once per block if the tile stays there, else once per panel
     a_stays = a_tile + panel * t.depth <= 0.75 * l2
     # rows read in place come in short segments far apart, which no prefetcher keeps up with
     restart = 1.0 + constants.in_place_start_bytes / (t.depth * size)
-    first = np.where(t.is_a_packed, 0.0, a_rows / t.panels_per_block * restart)
-    a_far = np.where(a_stays, first, a_rows)
+    first = np.where(t.is_a_packed, 0.0, restart / t.panels_per_block)
+    a_far = np.where(a_stays, first, 1.0) * a_rows
     return from_l2, a_far + b_far
 
 
-def _p_norm(terms: tuple[np.ndarray, ...], power: float) -> np.ndarray:
-    largest = reduce(np.maximum, terms)
-    shares = [x / largest for x in terms]
-    if power == 4.0:  # squares take a tenth of the time of the power function
-        joined: np.ndarray = largest * np.sqrt(
-            np.sqrt(sum(np.square(np.square(x)) for x in shares))
-        )
-        return joined
-    return np.asarray(largest * sum(x**power for x in shares) ** (1.0 / power))
+def _bytes_of_lines(
+    t: Tiling, site: Contraction, constants: CpuConstants, a_rows: np.ndarray
+) -> np.ndarray | None:
+    """Return what whole cache lines of rows in place take more than what is used; None: nothing."""
+    found: np.ndarray | None = None
+    clash = _clashes(t, site, constants)
+    if clash is not None:
+        found = np.where(clash, t.rows_per_tile * LINE_BYTES - a_rows, 0)
+    if site.a.is_transposed:
+        walk = np.where(t.is_a_packed, 0, np.maximum(LINE_BYTES - a_rows, 0))
+        found = walk if found is None else found + walk
+    return found
+
+
+def _power(x: Any, power: float) -> Any:
+    """Return a power; squares take a tenth of the time of the power function."""
+    return np.square(np.square(x)) if power == 4.0 else x**power
+
+
+def _root(x: Any, power: float) -> Any:
+    return np.sqrt(np.sqrt(x)) if power == 4.0 else x ** (1.0 / power)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,14 +13,16 @@ from tilecore.graph import Contraction, evaluate
 
 @dataclass(frozen=True, slots=True)
 class CoreTerms:
-    """Seconds of one thread that runs the whole problem alone, by cause (arrays)."""
+    """Seconds of one thread that runs the whole problem alone, by cause (arrays).
 
-    fma: np.ndarray
-    loads: np.ndarray
-    latency: np.ndarray
-    l2: np.ndarray
-    l3: np.ndarray
-    kernel: np.ndarray  # the five above joined
+    Attributes:
+        resources: returns what the micro-kernel would take on each of its resources alone (fma,
+            loads, latency, l2, l3); asked only of configs that are looked at closely.
+        kernel: these joined.
+    """
+
+    resources: Callable[[], dict[str, np.ndarray]]
+    kernel: np.ndarray
     calls: np.ndarray
     update_c: np.ndarray
     pack_a: np.ndarray

@@ -10,12 +10,78 @@ are no fewer than configs, it is a plain column.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
+
+Axes = tuple[int, ...]
+KEPT_GRIDS = 4  # of the same knobs; some megabytes each
+_SCALARS = {int, float, bool, str, np.float64, np.int64, np.bool_, np.str_}
+
+
+class Span:
+    """What all grids over the same knobs share: how their axes combine, worked out once.
+
+    Attributes:
+        sizes: number of values along every axis.
+        total: number of points.
+    """
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        self.sizes, self.total = sizes, math.prod(sizes)
+        self._joints: dict[tuple[Axes, ...], Joint] = {}
+        self._places: dict[Axes, NDArray[np.unsignedinteger]] = {}
+        self._grids: deque[Grid] = deque(maxlen=KEPT_GRIDS)
+
+    def joint(self, all_axes: tuple[Axes, ...]) -> Joint:
+        """Return how values along several sets of axes are brought together."""
+        found = self._joints.get(all_axes)
+        if found is None:
+            axes = tuple(sorted({axis for own in all_axes for axis in own}))
+            shapes = tuple(
+                tuple(self.sizes[axis] if axis in own else 1 for axis in axes) for own in all_axes
+            )
+            found = Joint(axes, shapes, math.prod(self.sizes[axis] for axis in axes))
+            self._joints[all_axes] = found
+        return found
+
+    def places(self, axes: Axes) -> NDArray[np.unsignedinteger]:
+        """Return for every point the flat index of its combination along ``axes``."""
+        found = self._places.get(axes)
+        if found is None:
+            points = np.arange(math.prod(self.sizes[axis] for axis in axes))
+            kept = points.astype(np.min_scalar_type(len(points))).reshape(
+                [size if axis in axes else 1 for axis, size in enumerate(self.sizes)]
+            )
+            found = self._places[axes] = np.broadcast_to(kept, self.sizes).ravel()
+        return found
+
+    def grid(self, codes: NDArray[np.intp]) -> Grid:
+        """Return the grid of some points; many shapes of a kernel have the same legal configs."""
+        for known in tuple(self._grids):
+            if np.array_equal(known.codes, codes):
+                return known
+        found = Grid(self.sizes, codes)
+        self._grids.append(found)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """Where several sets of axes meet: all their axes, the shape of each, and how many points."""
+
+    axes: Axes
+    shapes: tuple[tuple[int, ...], ...]
+    combinations: int
+
+
+span = lru_cache(maxsize=16)(Span)  # tables of bytes: up to a megabyte each
 
 
 class Grid:
@@ -23,22 +89,25 @@ class Grid:
 
     Attributes:
         sizes: number of values along every axis.
-        codes: flat index of every config over ``sizes``.
     """
 
     def __init__(self, sizes: Sequence[int], codes: NDArray[np.intp] | None = None) -> None:
-        """Args: sizes: as above. codes: as above; None: all points."""
+        """Args: sizes: as above. codes: flat index of every config over these; None: all points."""
         self.sizes = tuple(sizes)
-        self.codes = np.arange(math.prod(self.sizes)) if codes is None else codes
-        self._digits: dict[int, NDArray[np.intp]] = {}
-        self._places: dict[tuple[int, ...], NDArray[np.intp]] = {}
+        self.span = span(self.sizes)
+        self._codes = codes
+        self.few = len(self) // 2  # combinations up to which it pays to compute with these
+        self._places: dict[Axes, NDArray[np.intp]] = {}
 
     def __len__(self) -> int:
-        return len(self.codes)
+        return self.span.total if self._codes is None else len(self._codes)
 
-    def combinations(self, axes: Sequence[int]) -> int:
-        """Return how many combinations the values along some axes have."""
-        return math.prod(self.sizes[axis] for axis in axes)
+    @property
+    def codes(self) -> NDArray[np.intp]:
+        """Flat index of every config over ``sizes``."""
+        if self._codes is None:
+            self._codes = np.arange(self.span.total)
+        return self._codes
 
     def columns(self, choices: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
         """Return the column of every knob, whose values are given in the order of the axes."""
@@ -47,31 +116,16 @@ class Grid:
             for axis, (knob, values) in enumerate(choices.items())
         }
 
-    def places(self, axes: tuple[int, ...]) -> NDArray[np.intp]:
+    def places(self, axes: Axes) -> NDArray[np.intp]:
         """Return for every config the flat index of its combination along ``axes``."""
-        if axes not in self._places:
-            for axis in axes:
-                if axis not in self._digits:
-                    self._digits[axis] = self._digit(self.codes, axis)
-            self._places[axes] = self._joined(axes, self._digits.__getitem__)
-        return self._places[axes]
+        found = self._places.get(axes)
+        if found is None:
+            found = self._places[axes] = self.places_of(slice(None), axes)
+        return found
 
-    def places_of(self, index: Any, axes: tuple[int, ...]) -> NDArray[np.intp]:
+    def places_of(self, index: Any, axes: Axes) -> NDArray[np.intp]:
         """Return the same for some of the configs."""
-        codes = np.asarray(self.codes[index])
-        return self._joined(axes, lambda axis: self._digit(codes, axis))
-
-    def _digit(self, codes: NDArray[np.intp], axis: int) -> NDArray[np.intp]:
-        found: NDArray[np.intp] = codes // math.prod(self.sizes[axis + 1 :]) % self.sizes[axis]
-        return found
-
-    def _joined(
-        self, axes: tuple[int, ...], digit: Callable[[int], NDArray[np.intp]]
-    ) -> NDArray[np.intp]:
-        found = digit(axes[0])
-        for axis in axes[1:]:
-            found = found * self.sizes[axis] + digit(axis)
-        return found
+        return np.asarray(self.span.places(axes).take(self.codes[index]), dtype=np.intp)
 
 
 class Factored(NDArrayOperatorsMixin):
@@ -82,7 +136,7 @@ class Factored(NDArrayOperatorsMixin):
         values: one dimension per axis.
     """
 
-    def __init__(self, grid: Grid, axes: tuple[int, ...], values: NDArray[Any]) -> None:
+    def __init__(self, grid: Grid, axes: Axes, values: NDArray[Any]) -> None:
         self.grid, self.axes, self.values = grid, axes, values
         self._column: NDArray[Any] | None = None
 
@@ -114,7 +168,7 @@ class Factored(NDArrayOperatorsMixin):
         """One value per config."""
         if self._column is None:
             if self.axes:
-                self._column = self.values.ravel()[self.grid.places(self.axes)]
+                self._column = self.values.ravel().take(self.grid.places(self.axes))
             else:
                 self._column = np.full(self.shape, self.values)
         return self._column
@@ -130,7 +184,7 @@ class Factored(NDArrayOperatorsMixin):
         if any(isinstance(x, Factored) for x in options.get("out", ())):
             del options["out"]  # columns are not changed: x += y names a new one
         if method == "__call__" and "out" not in options:
-            return _apply(lambda *x: ufunc(*x, **options), inputs)
+            return _apply(partial(ufunc, **options) if options else ufunc, inputs)
         return getattr(ufunc, method)(*(_plain(x) for x in inputs), **options)
 
     def __array_function__(
@@ -143,6 +197,11 @@ class Factored(NDArrayOperatorsMixin):
         return func(*_plain(list(args)), **{k: _plain(v) for k, v in kwargs.items()})
 
 
+def may_hold(mask: Any) -> bool:
+    """Return whether a condition may hold for a config; False only where it holds for none."""
+    return bool(np.any(mask.values if isinstance(mask, Factored) else mask))
+
+
 def constant(value: Any, like: Any) -> Any:
     """Return a column like another one, or of a grid, with the same value for every config."""
     if isinstance(like, (Grid, Factored)):
@@ -152,23 +211,45 @@ def constant(value: Any, like: Any) -> Any:
 
 def _apply(function: Callable[..., Any], inputs: Sequence[Any]) -> Any:
     """Return a function of columns by element, by combinations while these are fewer."""
-    factored = [x for x in inputs if isinstance(x, Factored)]
-    grid = factored[0].grid
-    axes = tuple(sorted({axis for x in factored for axis in x.axes}))
-    others = (x for x in inputs if not isinstance(x, Factored))
-    are_scalars = all(np.ndim(x) == 0 for x in others)
-    if not are_scalars or 2 * grid.combinations(axes) > len(grid):
-        return function(*(_plain(x) for x in inputs))
-    found = function(*(_spread(x, axes) if isinstance(x, Factored) else x for x in inputs))
+    grid, all_axes = None, []
+    for x in inputs:
+        if type(x) is Factored:
+            grid = x.grid
+            all_axes.append(x.axes)
+        elif type(x) not in _SCALARS and np.ndim(x):
+            return function(*[_plain(x) for x in inputs])
+    assert grid is not None
+    joint = grid.span.joint(tuple(all_axes))
+    if joint.combinations > grid.few:
+        return function(*[_plain(x) for x in inputs])
+    shapes = iter(joint.shapes)
+    found = function(
+        *[x.values.reshape(next(shapes)) if type(x) is Factored else x for x in inputs]
+    )
     if isinstance(found, tuple):  # of a function with several results, like divmod
-        return tuple(Factored(grid, axes, x) for x in found)
-    return Factored(grid, axes, found)
+        return tuple(Factored(grid, joint.axes, x) for x in found)
+    return Factored(grid, joint.axes, found)
 
 
-def _spread(column: Factored, axes: tuple[int, ...]) -> NDArray[Any]:
-    """Return the values with a dimension for each of ``axes``."""
-    sizes = [column.grid.sizes[axis] if axis in column.axes else 1 for axis in axes]
-    return column.values.reshape(sizes)
+def _operator(ufunc: np.ufunc, *, is_reflected: bool = False) -> Callable[[Any, Any], Any]:
+    if is_reflected:
+        return lambda self, other: _apply(ufunc, (other, self))
+    return lambda self, other: _apply(ufunc, (self, other))
+
+
+# What NDArrayOperatorsMixin does, without the way through NumPy's dispatch: it takes as long as
+# the arithmetic on few combinations.
+for _name, _ufunc in {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "truediv": np.true_divide,
+    "floordiv": np.floor_divide, "mod": np.remainder, "and": np.bitwise_and, "or": np.bitwise_or,
+}.items():  # fmt: skip
+    setattr(Factored, f"__{_name}__", _operator(_ufunc))
+    setattr(Factored, f"__r{_name}__", _operator(_ufunc, is_reflected=True))
+for _name, _ufunc in {
+    "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
+    "eq": np.equal, "ne": np.not_equal,
+}.items():  # fmt: skip
+    setattr(Factored, f"__{_name}__", _operator(_ufunc))
 
 
 def _plain(value: Any) -> Any:

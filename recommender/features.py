@@ -111,7 +111,7 @@ def _block_features(
         largest: np.ndarray = np.maximum.reduce(found).astype(np.float64)
         return largest
 
-    launches = space.graph.launches
+    launches, columns = space.graph.launches, space.known(columns)
     blocks = np.maximum(1.0, most(launch.blocks for launch in launches))
     live = np.maximum(1.0, most(x for launch in launches for x in launch.live_bytes.values()))
     return {

@@ -7,7 +7,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from tilecore.amd_target import find_amd_target
@@ -59,17 +59,20 @@ class HardwareProfile:
     @property
     def key(self) -> str:
         """A stable digest (32 hex digits) of the identity facts."""
-        facts = {
-            "schema": 1,
-            "name": self.name,
-            "kind": self.kind,
-            "arch": self.arch,
-            "cores": self.cores,
-            "l1d_bytes": self.l1d_bytes,
-            "l2_bytes": self.l2_bytes,
-            "features": sorted(self.features),
-        }
-        return digest(facts)
+        facts = (self.name, self.kind, self.arch, self.cores, self.l1d_bytes, self.l2_bytes)
+        return _key(*facts, tuple(self.features))
+
+
+@lru_cache(maxsize=256, typed=True)  # it is asked of every measurement
+def _key(
+    name: str, kind: str, arch: str, cores: int, l1d_bytes: int, l2_bytes: int,
+    features: tuple[str, ...],
+) -> str:  # fmt: skip
+    facts = {
+        "schema": 1, "name": name, "kind": kind, "arch": arch, "cores": cores,
+        "l1d_bytes": l1d_bytes, "l2_bytes": l2_bytes, "features": sorted(features),
+    }  # fmt: skip
+    return digest(facts)
 
 
 PROFILE_FOLDER = Path(__file__).parent / "profiles"

@@ -35,8 +35,19 @@ class Limit:
     is_hard: bool
 
 
-def hard_limits(graph: TileGraph, knobs: Iterable[str], hardware: HardwareProfile) -> list[Limit]:
-    """Return what every config must keep on ``hardware``; values were checked by value_fault."""
+def sizes_as_columns(sizes: Mapping[str, int]) -> Columns:
+    """Return sizes of a problem as what stands for a column in closed forms."""
+    return {name: np.asarray(size) for name, size in sizes.items()}
+
+
+def hard_limits(
+    graph: TileGraph, knobs: Iterable[str], hardware: HardwareProfile, sizes: Mapping[str, int]
+) -> list[Limit]:
+    """Return what every config must keep on ``hardware``; values were checked by value_fault.
+
+    ``sizes``: of the problem, where they are symbols in the graph.
+    """
+    own = sizes_as_columns(sizes)
     registers = hardware.vector_registers
 
     def fits(c: Columns) -> np.ndarray:
@@ -47,10 +58,11 @@ def hard_limits(graph: TileGraph, knobs: Iterable[str], hardware: HardwareProfil
         return kept
 
     def scratch(c: Columns) -> np.ndarray:
-        live = [evaluate(e, c) for launch in graph.launches for e in launch.live_bytes.values()]
+        known = {**c, **own}
+        live = [evaluate(e, known) for x in graph.launches for e in x.live_bytes.values()]
         return np.broadcast_to(sum(live) <= WORKSPACE_BYTES, (len(next(iter(c.values()))),))
 
-    first = next(iter(sorted(k for k in _symbols(graph))), "block_M")
+    first = next(iter(sorted(_symbols(graph) - set(sizes))), "block_M")
     limits = [Limit(first, f"tiles of one block within {WORKSPACE_BYTES >> 20} MiB", scratch, True)]
     if {"micro_m", "micro_n"} <= set(knobs):
         expected = f"micro_m * micro_n + micro_n + 1 <= {registers} registers"
@@ -61,24 +73,26 @@ def hard_limits(graph: TileGraph, knobs: Iterable[str], hardware: HardwareProfil
 class _LastTiling:
     """Tile counts, computed once for all limits that look at the same columns."""
 
-    def __init__(self, site: Contraction, hardware: HardwareProfile) -> None:
-        self._site, self._hardware = site, hardware
+    def __init__(self, site: Contraction, hardware: HardwareProfile, own: Columns) -> None:
+        self._site, self._hardware, self._own = site, hardware, own
         self._last: tuple[Columns, Tiling] | None = None
 
     def of(self, columns: Columns) -> Tiling:
         """Return the tile counts of some columns."""
         if self._last is None or self._last[0] is not columns:
-            self._last = columns, Tiling(self._site, columns, self._hardware)
+            known = {**columns, **self._own}
+            self._last = columns, Tiling(self._site, known, self._hardware)
         return self._last[1]
 
 
 def soft_limits(
-    site: Contraction, knobs: Mapping[str, Knob], hardware: HardwareProfile
-) -> list[Limit]:
+    site: Contraction, knobs: Mapping[str, Knob], hardware: HardwareProfile,
+    sizes: Mapping[str, int],
+) -> list[Limit]:  # fmt: skip
     """Return what a config of a matrix product should keep to be worth a measurement."""
     size, l2 = site.dtype.itemsize, hardware.l2_bytes
 
-    tiling = _LastTiling(site, hardware)
+    tiling = _LastTiling(site, hardware, sizes_as_columns(sizes))
 
     def rule(knob: str, expected: str, test: Callable[..., np.ndarray]) -> Limit:
         return Limit(knob, expected, lambda c: test(tiling.of(c), c), False)

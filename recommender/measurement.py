@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from functools import lru_cache
 
 from recommender.hardware import HardwareProfile
 from recommender.workload import Workload
-from tilecore.tile_config import TileConfig
+from tilecore.tile_config import TileConfig, digest
 
 
 class MeasureStatus(StrEnum):
@@ -53,9 +54,12 @@ class Toolchain:
     @property
     def key(self) -> str:
         """A stable digest (32 hex digits)."""
-        from tilecore.tile_config import digest
+        return _key(self.tilecore, self.tvm, self.llvm)
 
-        return digest({"tilecore": self.tilecore, "tvm": self.tvm, "llvm": self.llvm})
+
+@lru_cache(maxsize=256)  # it is asked of every measurement
+def _key(tilecore: str, tvm: str, llvm: str) -> str:
+    return digest({"tilecore": tilecore, "tvm": tvm, "llvm": llvm})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

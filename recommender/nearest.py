@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -53,6 +53,7 @@ class WorkloadIndex:
         self.workloads = workloads
         names = sorted({name for w in workloads for name, _ in w.problem})
         problems = [dict(w.problem) for w in workloads]
+        self._threads = np.array([w.threads for w in workloads])
         self._columns = {name: [p.get(name) for p in problems] for name in names}
         self._logs = {
             name: np.array([math.log2(v) if _is_size(v) else math.nan for v in column])
@@ -65,7 +66,8 @@ class WorkloadIndex:
     def nearest(self, workload: Workload, count: int) -> list[tuple[int, float]]:
         """Return the positions of the nearest workloads and how far they are, nearest first.
 
-        The distance is that of ``workload_distance``; ties go by position.
+        The distance is that of ``workload_distance``; of those as near as each other the workload
+        itself (its number of threads) comes first, the rest by position.
         """
         wanted = dict(workload.problem)
         square = np.zeros(len(self.workloads))
@@ -81,7 +83,7 @@ class WorkloadIndex:
                 differs = differs & ~both
             other += np.where(differs, OTHER_FIELD, 0.0)
         distance = np.sqrt(square) + other
-        order = np.argsort(distance, kind="stable")[:count]
+        order = np.lexsort((self._threads != workload.threads, distance))[:count]
         return [(int(i), float(distance[i])) for i in order]
 
 
@@ -100,7 +102,7 @@ def device_distance(a: HardwareProfile, b: HardwareProfile) -> float:
 
 
 def best_nearby(
-    measurements: Iterable[Measurement],
+    measurements: Sequence[Measurement],
     workload: Workload,
     hardware: HardwareProfile,
     *,
@@ -115,13 +117,15 @@ def best_nearby(
     shapes, so it is compared for the workload asked for; for others the toolchain decides.
     """
     winners: dict[tuple[str, str, bool], Measurement] = {}
+    own, keys = workload.key, dict[int, str]()  # a digest takes as long as all else here
     for m in measurements:
         if m.status is not MeasureStatus.OK or m.hardware.is_emulated != hardware.is_emulated:
             continue
-        is_other_program = m.workload.key == workload.key and m.program_digest != program_digest
+        name = keys.get(id(m.workload)) or keys.setdefault(id(m.workload), m.workload.key)
+        is_other_program = name == own and m.program_digest != program_digest
         is_stale = is_other_program or m.toolchain.key != toolchain_key
-        key = (m.workload.key, m.hardware.key, is_stale)
-        if key not in winners or _order(m) < _order(winners[key]):
+        key = (name, m.hardware.key, is_stale)
+        if key not in winners or _is_before(m, winners[key]):
             winners[key] = m
     found = [
         Neighbour(
@@ -139,6 +143,12 @@ def fastest(measurements: Sequence[Measurement]) -> Measurement | None:
     """Return the fastest OK measurement, CONFIRM before SCREEN."""
     good = [m for m in measurements if m.status is MeasureStatus.OK]
     return min(good, key=_order, default=None)
+
+
+def _is_before(a: Measurement, b: Measurement) -> bool:
+    """Return whether ``_order`` puts a before b."""
+    first, second = ((m.protocol is not Protocol.CONFIRM, m.time_s or math.inf) for m in (a, b))
+    return _order(a) < _order(b) if first == second else first < second
 
 
 def _order(m: Measurement) -> tuple[bool, float, str]:

@@ -37,6 +37,17 @@ class MeasurementStore(TypingProtocol):
         """
         ...
 
+    def fastest(
+        self, workload: Workload, hardware_key: str, program_digest: str, toolchain_key: str,
+        driver: str = "", *, count: int,
+    ) -> Sequence[Measurement]:  # fmt: skip
+        """Return what ``best`` does, then other configs: CONFIRM of the same driver, by time."""
+        ...
+
+    def is_known(self, workload: Workload) -> bool:
+        """Return whether anything may have been measured for exactly this workload."""
+        ...
+
     def measurements(
         self,
         *,

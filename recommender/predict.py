@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from recommender.analytic import ANALYTIC_SPREAD, PREFILTER, Estimates, estimate
+from recommender.analytic import ANALYTIC_SPREAD, PREFILTER, Estimate, Estimates, estimate
 from recommender.cost_model import CostModel, Prediction
 from recommender.cpu_choices import Columns
 from recommender.errors import InvalidModel
@@ -18,7 +18,26 @@ from recommender.hardware import HardwareProfile
 from recommender.ports import MeasurementStore
 from recommender.prior import PRIOR_THREADS, prior
 from recommender.space import SearchSpace
-from tilecore.tile_config import KnobValue, TileConfig
+from tilecore.tile_config import KnobValue
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Expected times of given configs, which need not be in the space.
+
+    Attributes:
+        estimates: of the analytic model; the configs are its first rows.
+        time_s, low_s, high_s: per config.
+    """
+
+    estimates: Estimates
+    time_s: np.ndarray
+    low_s: np.ndarray
+    high_s: np.ndarray
+
+    def expected_s(self, row: int) -> tuple[float, float, float]:
+        """Return the time of a config and its interval."""
+        return float(self.time_s[row]), float(self.low_s[row]), float(self.high_s[row])
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +48,8 @@ class Forecast:
         rows: candidates, fastest first.
         time_s, low_s, high_s: per entry of ``rows``.
         source: that of the cost model, "analytic" without one.
+        given: of the configs that were asked for besides; None: there were none.
+        explain: returns the analytic estimates of entries of ``rows``, by their positions.
     """
 
     space: SearchSpace
@@ -37,6 +58,8 @@ class Forecast:
     low_s: np.ndarray
     high_s: np.ndarray
     source: str
+    given: Given | None
+    explain: Callable[[Sequence[int]], list[Estimate]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +81,8 @@ class Learned:
 
         What a config is worth to a core is taken to be the same on any number of them.
         """
-        if self.threads and self.threads != estimates.threads:
-            estimates = estimate(space, columns, threads=self.threads)
+        if self.threads:
+            estimates = estimates.on(self.threads)
         return self.model.predict(features(space, columns, estimates))
 
 
@@ -88,17 +111,51 @@ def _load(blob: bytes) -> CostModel:
     return CostModel.from_bytes(blob, feature_schema=SCHEMA)
 
 
-def forecast(space: SearchSpace, threads: int, learned: Learned | None) -> Forecast:
-    """Return the expected times of the PREFILTER most promising candidates, fastest first."""
+def forecast(
+    space: SearchSpace,
+    threads: int,
+    learned: Learned | None,
+    given: Sequence[Mapping[str, KnobValue]] = (),
+) -> Forecast:
+    """Return the expected times of the PREFILTER most promising candidates, fastest first.
+
+    ``given``: configs whose expected times are wanted as well; they cost little beside the others.
+    """
     everything = estimate(space, threads=threads)
     order = _fastest(everything.time_s, PREFILTER)
-    analytic = everything.time_s[order]
     if learned is None:
-        low, high = (analytic * factor for factor in ANALYTIC_SPREAD)
-        return Forecast(space, order, analytic, low, high, "analytic")
-    time_s, low, high = _predict(space, space.rows(order), threads, learned)
-    ranked = np.argsort(time_s, kind="stable")
-    return Forecast(space, order[ranked], time_s[ranked], low[ranked], high[ranked], learned.source)
+        return _by_formula(space, threads, order, everything.time_s[order], given)
+    columns, count = space.rows(order), len(given)
+    if given:
+        columns = {k: np.concatenate([v, columns[k]]) for k, v in space.table(given).items()}
+    picked = estimate(space, columns, threads=threads)
+    time_s, low, high = forecast_columns(space, columns, picked, learned)
+    known = Given(picked, time_s[:count], low[:count], high[:count]) if given else None
+    ranked = np.argsort(time_s[count:], kind="stable")
+    rows = count + ranked
+    return Forecast(
+        space, order[ranked], time_s[rows], low[rows], high[rows], learned.source, known,
+        lambda positions: [picked.at(int(rows[p])) for p in positions],
+    )  # fmt: skip
+
+
+def _by_formula(
+    space: SearchSpace, threads: int, order: np.ndarray, time_s: np.ndarray,
+    given: Sequence[Mapping[str, KnobValue]],
+) -> Forecast:  # fmt: skip
+    """Return the forecast of the analytic model alone: ``time_s`` of the rows ``order``."""
+    low, high = (time_s * factor for factor in ANALYTIC_SPREAD)
+    known = None
+    if given:
+        columns = space.table(given)
+        estimates = estimate(space, columns, threads=threads)
+        known = Given(estimates, *forecast_columns(space, columns, estimates, None))
+
+    def explain(positions: Sequence[int]) -> list[Estimate]:
+        few = estimate(space, space.rows(order[list(positions)]), threads=threads)
+        return [few.at(i) for i in range(len(positions))]
+
+    return Forecast(space, order, time_s, low, high, "analytic", known, explain)
 
 
 def _fastest(time_s: np.ndarray, count: int) -> np.ndarray:
@@ -111,21 +168,19 @@ def _fastest(time_s: np.ndarray, count: int) -> np.ndarray:
     return near[np.argsort(time_s[near], kind="stable")][:count]
 
 
-def forecast_config(
-    space: SearchSpace, config: Mapping[str, KnobValue], threads: int, learned: Learned | None
-) -> tuple[float, float, float]:
-    """Return expected time and interval of one config, be it in the space or not."""
-    columns = space.table([TileConfig.of(config)])
-    if learned is not None:
-        time_s, low, high = _predict(space, columns, threads, learned)
-        return float(time_s[0]), float(low[0]), float(high[0])
-    time = float(estimate(space, columns, threads=threads).time_s[0])
-    return time, time * ANALYTIC_SPREAD[0], time * ANALYTIC_SPREAD[1]
-
-
-def _predict(
-    space: SearchSpace, columns: Mapping[str, np.ndarray], threads: int, learned: Learned
+def forecast_columns(
+    space: SearchSpace, columns: Columns, estimates: Estimates, learned: Learned | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    estimates = estimate(space, columns, threads=threads)
-    found, base = learned.factors(space, columns, estimates), estimates.time_s
+    """Return expected times of configs, be they in the space or not, and ends of their intervals.
+
+    Args:
+        space: program, problem and device.
+        columns: knob values per config.
+        estimates: of exactly these configs.
+        learned: the cost model; None: the analytic model answers alone.
+    """
+    base = estimates.time_s
+    if learned is None:
+        return base, base * ANALYTIC_SPREAD[0], base * ANALYTIC_SPREAD[1]
+    found = learned.factors(space, columns, estimates)
     return base * found.factor, base * found.low, base * found.high

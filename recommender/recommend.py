@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from recommender.analytic import estimate
+import numpy as np
+
+from recommender.analytic import Estimates, estimate
 from recommender.diversity import different
 from recommender.freshness import OTHER_CODE, OTHER_DRIVER, differences
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, Protocol
-from recommender.nearest import Neighbour, best_nearby
+from recommender.nearest import OTHER_DEVICE, Neighbour, best_nearby
 from recommender.ports import MeasurementStore
-from recommender.predict import Forecast, Learned, active_model, forecast, forecast_config
+from recommender.predict import Forecast, Given, active_model, forecast, forecast_columns
+from recommender.shipped import LEADS_WITHIN, RecordedShape, candidates, order, winners
 from recommender.space import SearchSpace
 from recommender.workload import Workload
-from tilecore.errors import InvalidConfig
 from tilecore.kernels.definition import KernelDefinition
 from tilecore.tile_config import TileConfig
 
-SOURCES = ("measured", "nearest", "predicted", "prior", "analytic")
+SOURCES = ("measured", "nearest", "predicted", "prior", "shipped", "analytic")
 CLOSE = 1.5  # distance up to which a neighbour's winner goes before the analytic model's choice
 MAX_NEIGHBOURS = 3
+SHIPPED_CONFIDENCE = 0.8  # of what the same evidence would be worth from this database
+# Winners that ship were recorded with one thread: they are left out where they would keep the
+# cores much less busy than the model's favourite does.
+RECORDED_THREADS, MIN_SPREAD = 1, 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,16 +69,16 @@ def recommend(
     *,
     top_k: int = 5,
     spare: int = 0,
-    program_digest: str = "",
+    program_digest: str | Callable[[], str] = "",
     toolchain_key: str = "",
     use_exact: bool = True,
 ) -> list[Recommendation]:
     """Return up to ``top_k`` different configs, the one to use first.
 
     A measurement of exactly this workload, device, program and toolchain answers first, with less
-    confidence if the device had another driver. Winners of related workloads and the models'
-    favourites follow; evidence of another program version or toolchain comes after them and is
-    marked.
+    confidence if the device had another driver; where ``top_k`` different configs were confirmed,
+    they are the answer. Winners of related workloads and the models' favourites follow; evidence
+    of another program version or toolchain comes after them and is marked.
 
     Args:
         workload: what is to be computed.
@@ -81,7 +87,8 @@ def recommend(
         store: what was measured.
         top_k: length of the list.
         spare: how many more of what was measured may follow, stale or far as it is.
-        program_digest: of the current program (``definition.program_digest``).
+        program_digest: of the current program (``definition.program_digest``); a function is
+            called only if something was measured for the workload.
         toolchain_key: of the current toolchain.
         use_exact: False leaves out what was measured for this workload: the zero-measurement
             recommendation.
@@ -89,81 +96,109 @@ def recommend(
     Raises:
         EmptySpace: no config of the kernel can run on the device (RC602).
     """
-    space = SearchSpace.build(definition, dict(workload.problem), hardware)
     threads = workload.threads or hardware.cores
-    model = active_model(store, definition.name, hardware)
-    expected = forecast(space, threads, model)
-    found: list[Recommendation] = []
-    if use_exact:
-        exact = store.best(workload, hardware.key, program_digest, toolchain_key, hardware.driver)
-        if exact is not None:
-            found.append(_measured(exact, space, threads))
-    history = store.nearest(workload)
-    others = [m for m in history if use_exact or m.workload.key != workload.key]
-    nearby = [
-        _nearest(
-            neighbour, space, threads, model,
-            _differences(neighbour, workload, program_digest, toolchain_key),
-        )
-        for neighbour in best_nearby(
-            others, workload, hardware,
-            program_digest=program_digest, toolchain_key=toolchain_key,
-        )
-        if not _is_answered(neighbour, found) and _is_legal(neighbour, space)
-    ][:MAX_NEIGHBOURS]  # fmt: skip
-    favourites = list(_favourites(expected, space, threads, top_k))
-    return _rank(found, nearby, favourites, expected.source)[: top_k + spare]
+    space = SearchSpace.outline(definition, dict(workload.problem), hardware)
+    digest, measured = "", []
+    if use_exact and store.is_known(workload):
+        digest = program_digest if isinstance(program_digest, str) else program_digest()
+        key = (workload, hardware.key, digest, toolchain_key, hardware.driver)
+        measured = _different(store.fastest(*key, count=8 * top_k), space, top_k)
+    if len(measured) >= top_k:
+        estimates = estimate(space, space.table([m.config for m in measured]), threads=threads)
+        return [_of_measurement(m, i, space, estimates) for i, m in enumerate(measured)]
+    asked = _Asked(workload, space, threads, store, (digest, toolchain_key), use_exact)
+    return _estimated(asked, measured[:1], top_k)[: top_k + spare]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A question whose answer is not in the database alone; ``versions``: program, toolchain."""
+
+    workload: Workload
+    space: SearchSpace
+    threads: int
+    store: MeasurementStore
+    versions: tuple[str, str]
+    use_exact: bool
+
+
+def _estimated(asked: _Asked, best: Sequence[Measurement], count: int) -> list[Recommendation]:
+    """Return what was best (if anything was measured) with all that may be good beside it."""
+    space, threads = asked.space, asked.threads
+    neighbours = [
+        n for n in _neighbours(asked) if all(n.measurement.config != m.config for m in best)
+    ][:MAX_NEIGHBOURS]
+    given = [m.config for m in (*best, *(n.measurement for n in neighbours))]
+    model = active_model(asked.store, space.definition.name, space.hardware)
+    expected = forecast(space, threads, model, given)
+    told: list[Recommendation] = []
+    if expected.given is not None:
+        known = expected.given
+        told = [_of_measurement(m, i, space, known.estimates) for i, m in enumerate(best)]
+        told += [
+            _of_neighbour(n, _differences(n, asked), i, space, known)
+            for i, n in enumerate(neighbours, len(best))
+        ]
+    nearby = told[len(best) :]
+    shipped: list[Recommendation] = []
+    if expected.source != "predicted" and not best and not any(map(_is_close, nearby)):
+        shipped = _shipped(asked.workload, space, threads, expected)
+    favourites = list(_favourites(expected, space, count))
+    return _rank(told[: len(best)], nearby, favourites, shipped, expected.source)
 
 
 def _rank(
     measured: Sequence[Recommendation],
     nearby: Sequence[Recommendation],
     favourites: Sequence[Recommendation],
+    shipped: Sequence[Recommendation],
     source: str,
 ) -> list[Recommendation]:
     """Return measured, then the better founded of model and neighbours, then the rest; no twins.
 
     A promoted cost model has beaten the nearest lookup on held-out workloads of this store, so it
     goes first; the analytic model and the model that ships have not, so close neighbours go before
-    them.
+    them. Winners that ship do so for kernels of which they beat the analytic model, near by.
     """
-    fresh = [r for r in nearby if not r.is_stale]
-    close = [r for r in fresh if r.distance <= CLOSE]
-    far = [r for r in fresh if r.distance > CLOSE]
+    close = [r for r in nearby if _is_close(r)]
+    far = [r for r in nearby if not r.is_stale and r.distance > CLOSE]
+    leads = bool(shipped) and shipped[0].distance <= LEADS_WITHIN + OTHER_DEVICE
+    first, rest = (shipped[:1], shipped[1:]) if leads else ([], shipped)
     stale = [r for r in nearby if r.is_stale]
     if source == "predicted":
         ordered = [*measured, *favourites[:1], *close, *favourites[1:2], *far, *stale]
     else:
-        ordered = [*measured, *close, *favourites[:2], *far, *stale]
+        ordered = [*measured, *close, *first, *favourites[:2], *rest, *far, *stale]
     unique: dict[TileConfig, Recommendation] = {}
     for r in [*ordered, *favourites[1:]]:
         unique.setdefault(r.config, r)
     return list(unique.values())
 
 
-def _favourites(
-    expected: Forecast, space: SearchSpace, threads: int, count: int
-) -> Iterator[Recommendation]:
+def _favourites(expected: Forecast, space: SearchSpace, count: int) -> Iterator[Recommendation]:
     """Yield the fastest expected configs that differ from each other in two knobs, if there are."""
     configs = (space.config(row) for row in expected.rows.tolist())
-    chosen = list(itertools.islice(different(configs, min(2, len(space.values))), count + 1))
-    found = estimate(space, space.table([config for _, config in chosen]), threads=threads)
-    for number, (position, config) in enumerate(chosen):
+    chosen = list(itertools.islice(different(configs, _apart(space)), count + 1))
+    explained = expected.explain([position for position, _ in chosen])
+    for (position, config), why in zip(chosen, explained, strict=True):
         low, high = float(expected.low_s[position]), float(expected.high_s[position])
-        time_s = float(expected.time_s[position])
-        explained = found.at(number)
         yield Recommendation(
             config=config,
             source=expected.source,
-            time_s=time_s,
+            time_s=float(expected.time_s[position]),
             interval_s=(low, high),
             distance=0.0,
             confidence=_width_confidence(low, high),
-            bound_by=explained.bound_by,
+            bound_by=why.bound_by,
             rationale=f"fastest of {len(space)} legal configs by the {_MODEL[expected.source]}"
             f"{'' if position == 0 else f' (rank {position + 1}, different tiling)'}; "
-            f"{explained.explain()}",
+            f"{why.explain()}",
         )
+
+
+def _apart(space: SearchSpace) -> int:
+    """Return in how many knobs the configs of a list differ at least."""
+    return min(2, len(space.values))
 
 
 _MODEL = {
@@ -173,18 +208,29 @@ _MODEL = {
 }
 
 
-def _measured(m: Measurement, space: SearchSpace, threads: int) -> Recommendation:
+def _different(found: Sequence[Measurement], space: SearchSpace, count: int) -> list[Measurement]:
+    """Return up to ``count`` measurements of configs that differ from each other."""
+    apart = different((m.config for m in found), _apart(space))
+    return [found[position] for position, _ in itertools.islice(apart, count)]
+
+
+def _of_measurement(
+    m: Measurement, row: int, space: SearchSpace, estimates: Estimates
+) -> Recommendation:
     assert m.time_s is not None
     doubts = differences(
         m, program_digest=m.program_digest, toolchain_key=m.toolchain.key,
         driver=space.hardware.driver,
     )  # fmt: skip
-    scale = _thread_scale(space, m, threads)
+    scale = 1.0
+    if m.threads != estimates.threads:  # by the predicted ratio
+        scale = float(estimates.time_s[row] / estimates.on(m.threads).time_s[row])
     times = sorted(t * scale for t in m.times_s)
-    reason, bound_by = _explain(space, m.config, threads)
+    explained = estimates.at(row)
     how = f"median of {len(times)} repeats on {m.measured_at:%Y-%m-%d}"
     if m.protocol is Protocol.SCREEN:
-        how += f", one thread, scaled to {threads}"
+        how += f", one thread, scaled to {estimates.threads}"
+    what = "best measured" if row == 0 else "another one measured"
     return Recommendation(
         config=m.config,
         source="measured",
@@ -193,20 +239,36 @@ def _measured(m: Measurement, space: SearchSpace, threads: int) -> Recommendatio
         distance=0.0,
         confidence=(0.98 if m.protocol is Protocol.CONFIRM else 0.85)
         * (OTHER_DRIVER if doubts else 1.0),
-        bound_by=bound_by,
-        rationale=f"best measured for exactly this workload: {'; '.join((how, *doubts, reason))}",
+        bound_by=explained.bound_by,
+        rationale=f"{what} for exactly this workload: "
+        f"{'; '.join((how, *doubts, explained.explain()))}",
         doubts=doubts,
     )
 
 
-def _nearest(
-    neighbour: Neighbour, space: SearchSpace, threads: int, model: Learned | None,
-    doubts: tuple[str, ...],
-) -> Recommendation:  # fmt: skip
-    m = neighbour.measurement
-    time_s, low, high = forecast_config(space, m.config, threads, model)
-    reason, bound_by = _explain(space, m.config, threads)
-    confidence = 0.9 / (1.0 + neighbour.distance)
+def _is_close(r: Recommendation) -> bool:
+    return r.distance <= CLOSE and not r.is_stale
+
+
+def _neighbours(asked: _Asked) -> list[Neighbour]:
+    """Return winners of near workloads and devices that can run here, nearest first."""
+    digest, toolchain_key = asked.versions
+    own, space = asked.workload, asked.space
+    others = [
+        m for m in asked.store.nearest(own) if asked.use_exact or m.workload.key != own.key
+    ]  # fmt: skip
+    found = best_nearby(
+        others, own, space.hardware, program_digest=digest, toolchain_key=toolchain_key
+    )
+    legal = space.can_run([n.measurement.config for n in found])
+    return list(itertools.compress(found, legal))
+
+
+def _of_neighbour(
+    neighbour: Neighbour, doubts: tuple[str, ...], row: int, space: SearchSpace, known: Given
+) -> Recommendation:
+    m, explained = neighbour.measurement, known.estimates.at(row)
+    time_s, low_s, high_s = known.expected_s(row)
     where = f"{m.workload}" + (
         "" if m.hardware.key == space.hardware.key else f" on {m.hardware.name}"
     )
@@ -215,49 +277,65 @@ def _nearest(
         config=m.config,
         source="nearest",
         time_s=time_s,
-        interval_s=(low, high),
+        interval_s=(low_s, high_s),
         distance=neighbour.distance,
-        confidence=confidence * (OTHER_CODE if doubts else 1.0),
-        bound_by=bound_by,
-        rationale=f"best measured for {where} (distance {neighbour.distance:.2f}{age}); {reason}",
+        confidence=0.9 / (1.0 + neighbour.distance) * (OTHER_CODE if doubts else 1.0),
+        bound_by=explained.bound_by,
+        rationale=f"best measured for {where} (distance {neighbour.distance:.2f}{age}); "
+        f"{explained.explain()}",
         doubts=doubts,
     )
 
 
-def _differences(
-    neighbour: Neighbour, workload: Workload, program_digest: str, toolchain_key: str
-) -> tuple[str, ...]:
+def _shipped(
+    workload: Workload, space: SearchSpace, threads: int, expected: Forecast
+) -> list[Recommendation]:
+    """Return winners that ship for near shapes and can run here, the one to use first."""
+    known = winners(workload.kernel, space.hardware)
+    if known is None:
+        return []
+    near = [s.only(space.can_run(s.configs)) for s in known.near(workload, space.hardware)]
+    found = candidates(near, known.rule)
+    if not found:
+        return []
+    favourite = space.config(int(expected.rows[0]))
+    columns = space.table([*(config for config, _ in found), favourite])
+    estimates = estimate(space, columns, threads=threads)
+    spread = estimates.on(RECORDED_THREADS).time_s / (threads * estimates.time_s)
+    fitting = np.flatnonzero(spread[:-1] >= MIN_SPREAD * spread[-1])
+    in_turn = fitting[order(known.rule, estimates.time_s[fitting])]
+    known_s = Given(estimates, *forecast_columns(space, columns, estimates, None))
+    return [
+        _of_winner(found[row], known.device, row, known_s)
+        for row in in_turn.tolist()[:MAX_NEIGHBOURS]
+    ]
+
+
+def _of_winner(
+    found: tuple[TileConfig, RecordedShape], device: str, row: int, known: Given
+) -> Recommendation:
+    (config, shape), explained = found, known.estimates.at(row)
+    time_s, low_s, high_s = known.expected_s(row)
+    distance = shape.distance + OTHER_DEVICE
+    return Recommendation(
+        config=config,
+        source="shipped",
+        time_s=time_s,
+        interval_s=(low_s, high_s),
+        distance=distance,
+        confidence=SHIPPED_CONFIDENCE * 0.9 / (1.0 + distance),
+        bound_by=explained.bound_by,
+        rationale=f"ships with tilecore: {shape.time_s(config) * 1e6:.1f} us for {shape.workload} "
+        f"on {device}, one thread (distance {distance:.2f}); {explained.explain()}",
+    )
+
+
+def _differences(neighbour: Neighbour, asked: _Asked) -> tuple[str, ...]:
     """Return what makes a neighbour stale: another driver does not, its times are not shown."""
-    m = neighbour.measurement
-    is_same = m.workload.key == workload.key  # a digest covers the shapes of its workload
-    digest = program_digest if is_same else m.program_digest
+    m, (now, toolchain_key) = neighbour.measurement, asked.versions
+    is_same = m.workload.key == asked.workload.key  # a digest covers the shapes of its workload
+    digest = now if is_same else m.program_digest
     return differences(m, program_digest=digest, toolchain_key=toolchain_key, driver="")
-
-
-def _thread_scale(space: SearchSpace, m: Measurement, threads: int) -> float:
-    """Return the predicted ratio of the time with ``threads`` to that of the measured run."""
-    if m.threads == threads:
-        return 1.0
-    columns = space.table([m.config])
-    wanted = estimate(space, columns, threads=threads).time_s[0]
-    return float(wanted / estimate(space, columns, threads=m.threads).time_s[0])
-
-
-def _explain(space: SearchSpace, config: TileConfig, threads: int) -> tuple[str, str]:
-    e = estimate(space, space.table([config]), threads=threads).at(0)
-    return e.explain(), e.bound_by
-
-
-def _is_answered(neighbour: Neighbour, found: Sequence[Recommendation]) -> bool:
-    return any(r.config == neighbour.measurement.config for r in found)
-
-
-def _is_legal(neighbour: Neighbour, space: SearchSpace) -> bool:
-    try:
-        space.check(neighbour.measurement.config)
-    except InvalidConfig:
-        return False
-    return True
 
 
 def _width_confidence(low_s: float, high_s: float) -> float:

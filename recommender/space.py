@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,26 +15,27 @@ from recommender.errors import EmptySpace, UnknownCandidate
 from recommender.factored import Factored, Grid
 from recommender.gpu_limits import gpu_limits
 from recommender.hardware import HardwareProfile
-from recommender.limits import Limit, hard_limits, soft_limits, value_fault
+from recommender.limits import Limit, hard_limits, sizes_as_columns, soft_limits, value_fault
+from recommender.open_shapes import Hashed, TracedShape, traced
 from tilecore.errors import InvalidConfig
-from tilecore.graph import Contraction, TileGraph, build, sole_contraction
+from tilecore.graph import Contraction, TileGraph, sole_contraction
 from tilecore.kernels.definition import (
     KernelDefinition,
     Problem,
     ProgramDefinition,
-    knob_symbols,
 )
 from tilecore.tile_config import KnobValue, TileConfig
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class SearchSpace:
     """Candidates are rows 0..len-1; a row's config is its value in every column.
 
+    They are enumerated when first asked for: who only asks about given configs does without.
+
     Attributes:
-        factored: per knob its column, as the models take it.
         values: per knob the values that span the space, in order.
-        codes: mixed-radix number of every candidate over ``values``, ascending.
+        sizes: of the problem, where they are symbols in the graph.
     """
 
     definition: ProgramDefinition
@@ -44,8 +45,7 @@ class SearchSpace:
     site: Contraction | None
     limits: tuple[Limit, ...]
     values: Mapping[str, tuple[KnobValue, ...]]
-    factored: Columns
-    codes: np.ndarray
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def build(
@@ -56,11 +56,51 @@ class SearchSpace:
         Raises:
             EmptySpace: the kernel has no knob values for the device, or no legal config (RC602).
         """
-        return _build(
-            _Hashed(definition, definition.name),
+        found = cls.outline(definition, problem, hardware)
+        found.enumerate()
+        return found
+
+    @classmethod
+    def outline(
+        cls, definition: KernelDefinition, problem: Problem, hardware: HardwareProfile
+    ) -> SearchSpace:
+        """Return the same before its candidates are enumerated; there may be none.
+
+        Raises:
+            EmptySpace: the kernel has no knob values for the device (RC602).
+        """
+        return _outline(
+            Hashed(definition, definition.name),
             tuple(sorted(problem.items())),
-            _Hashed(hardware, hardware.key),
+            Hashed(hardware, hardware.key),
         )
+
+    def enumerate(self) -> None:
+        """Find the candidates.
+
+        Raises:
+            EmptySpace: there are none (RC602).
+        """
+        _ = self._candidates
+
+    @cached_property
+    def _candidates(self) -> tuple[Columns, np.ndarray]:
+        columns, codes = _enumerate(self.values, self.limits)
+        if not len(codes):
+            reason = "; ".join(limit.expected for limit in self.limits)
+            name = self.hardware.name
+            raise EmptySpace(kernel=self.definition.name, hardware=name, reason=reason)
+        return columns, codes
+
+    @property
+    def factored(self) -> Columns:
+        """Per knob its column, as the models take it."""
+        return self._candidates[0]
+
+    @property
+    def codes(self) -> np.ndarray:
+        """Mixed-radix number of every candidate over ``values``, ascending."""
+        return self._candidates[1]
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -77,7 +117,11 @@ class SearchSpace:
 
     def config(self, row: int) -> TileConfig:
         """Return the config of a candidate."""
-        return TileConfig.of({knob: c[row].item() for knob, c in self.factored.items()})
+        code, found = int(self.codes[row]), {}
+        for knob, options in reversed(tuple(self.values.items())):
+            code, place = divmod(code, len(options))
+            found[knob] = options[place]
+        return TileConfig.of(found)
 
     def index(self, config: Mapping[str, KnobValue]) -> int:
         """Return the row of ``config``.
@@ -122,6 +166,19 @@ class SearchSpace:
                 value = config.get(limit.knob, "default")
                 raise InvalidConfig(knob=limit.knob, value=value, expected=limit.expected)
 
+    def can_run(self, configs: Sequence[Mapping[str, KnobValue]]) -> list[bool]:
+        """Return of each config whether it can run, be it in the space or not (see ``check``)."""
+        found = [not self._value_faults(config) for config in configs]
+        if any(found):
+            columns = self.table([c for c, is_fine in zip(configs, found, strict=True) if is_fine])
+            kept = np.ones(sum(found), bool)
+            for limit in self.limits:
+                if limit.is_hard:
+                    kept &= np.asarray(limit.holds(columns))
+            rest = iter(kept.tolist())
+            found = [is_fine and next(rest) for is_fine in found]
+        return found
+
     def neighbours(self, config: Mapping[str, KnobValue]) -> list[int]:
         """Return the candidates that differ from ``config`` in one knob.
 
@@ -146,6 +203,10 @@ class SearchSpace:
     def rows(self, indices: np.ndarray) -> Columns:
         """Return the columns of some candidates."""
         return {knob: column[indices] for knob, column in self.factored.items()}
+
+    def known(self, columns: Columns) -> Columns:
+        """Return the values of all symbols of the graph: knobs (per config) and sizes."""
+        return {**columns, **sizes_as_columns(self.sizes)}
 
     def _default(self, knob: str) -> KnobValue:
         return next(k.default for k in self.definition.knobs if k.name == knob)
@@ -180,26 +241,15 @@ def _adjacent(values: tuple[KnobValue, ...], value: KnobValue) -> Iterator[KnobV
     yield from larger[:1]
 
 
-@dataclass(frozen=True, slots=True)
-class _Hashed:
-    """A value with unhashable fields as a cache key: hashed by name, compared whole."""
-
-    value: KernelDefinition | HardwareProfile
-    name: str
-
-    def __hash__(self) -> int:
-        return hash(self.name)
-
-
 @lru_cache(maxsize=16)  # some megabytes each
-def _build(
-    kernel: _Hashed, problem_items: tuple[tuple[str, int | str | bool], ...], device: _Hashed
+def _outline(
+    kernel: Hashed, problem_items: tuple[tuple[str, int | str | bool], ...], device: Hashed
 ) -> SearchSpace:
     definition, hardware, problem = kernel.value, device.value, dict(problem_items)
     assert isinstance(definition, KernelDefinition)
     assert isinstance(hardware, HardwareProfile)
-    graph = build(definition.program(problem, knob_symbols(definition)))
-    return space_of(definition, problem, hardware, graph)
+    found = traced(definition, problem, may_be_open=hardware.kind == "cpu")
+    return _outline_of(definition, problem, hardware, found)
 
 
 def space_of(
@@ -210,25 +260,32 @@ def space_of(
     Raises:
         EmptySpace: the program has no knob values for the device, or no legal config (RC602).
     """
+    shape = TracedShape(graph, sole_contraction(graph), {})
+    found = _outline_of(definition, problem, hardware, shape)
+    found.enumerate()
+    return found
+
+
+def _outline_of(
+    definition: ProgramDefinition, problem: Problem, hardware: HardwareProfile, shape: TracedShape
+) -> SearchSpace:
+    graph, site = shape.graph, shape.site
     values = {k.name: k.values_on(hardware.kind) for k in definition.knobs_of(hardware.kind)}
     bare = [knob for knob, options in values.items() if not options]
     if bare or not values:
         reason = f"no values for {', '.join(bare) or 'any knob'} on {hardware.kind}"
         raise EmptySpace(kernel=definition.name, hardware=hardware.name, reason=reason)
-    site = sole_contraction(graph)
     if hardware.kind == "cpu":
         values |= _settled(site, values, hardware)
-        limits = hard_limits(graph, values, hardware)
+        limits = hard_limits(graph, values, hardware, shape.sizes)
         if site is not None and site.a.source is not None and site.b.source is not None:
-            limits += soft_limits(site, {k.name: k for k in definition.knobs}, hardware)
+            limits += soft_limits(
+                site, {k.name: k for k in definition.knobs}, hardware, shape.sizes
+            )
     else:
         limits = gpu_limits(graph, site, values, hardware)
-    columns, codes = _enumerate(values, limits)
-    if not len(codes):
-        reason = "; ".join(limit.expected for limit in limits)
-        raise EmptySpace(kernel=definition.name, hardware=hardware.name, reason=reason)
     return SearchSpace(
-        definition, problem, hardware, graph, site, tuple(limits), values, columns, codes
+        definition, problem, hardware, graph, site, tuple(limits), values, shape.sizes
     )
 
 
@@ -259,7 +316,7 @@ def _enumerate(
             mask &= np.broadcast_to(holds, (len(everything),)).reshape(sizes)
     for holds in _joined(few):
         mask &= holds.values.reshape([n if i in holds.axes else 1 for i, n in enumerate(sizes)])
-    kept = Grid(sizes, np.flatnonzero(mask))
+    kept = everything.span.grid(np.flatnonzero(mask))
     return kept.columns(choices), kept.codes
 
 

@@ -72,7 +72,8 @@ def tile_terms(
     pack_b_s = b_bytes * (slot_s / c.b_pack_bytes_per_slot + 1.0 / far) / np.sqrt(pieces)
     zero = np.zeros_like(fma)
     return CoreTerms(
-        fma=fma, loads=zero, latency=zero, l2=l2, l3=l3, kernel=fma + l2 + l3,
+        resources=lambda: {"fma": fma, "loads": zero, "latency": zero, "l2": l2, "l3": l3},
+        kernel=fma + l2 + l3,
         calls=runs * c.run_slots * slot_s,
         update_c=moved / c_rate
         + t.m * t.n * 4.0 * slot_s * _scatter(t, site, c) / c.write_bytes_per_slot,

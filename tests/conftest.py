@@ -34,6 +34,8 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = tempfile.TemporaryDirectory(prefix="tilecore-tests-")
     config.add_cleanup(folder.cleanup)
     os.environ["TILECORE_DATA_DIR"] = folder.name
+    # A service of a test answers by itself; test_answer_desk.py has the processes.
+    os.environ["TILECORE_ANSWER_PROCESSES"] = "0"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -59,7 +59,9 @@ def create_app(settings: Settings, store: SqlStore | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.answers.desk.open()
         yield
+        app.state.answers.desk.close()
         app.state.store.database.close()
 
     app = FastAPI(

@@ -152,7 +152,7 @@ def recommend(
     """Print ranked configs."""
     store = wiring.open_store(settings)
     question = questions.understand(store, kernel, problem, threads=threads, hardware=hardware)
-    from tuner_service.answers import remeasurement, to_wire
+    from tuner_service.answering import remeasurement, to_wire
 
     ranked, evidence = questions.ranked_with_evidence(store, question, top_k=top_k)
     again = remeasurement(store, settings, question, evidence)

@@ -48,7 +48,7 @@ def _question(store: SqlStore, run: RunRecord) -> Question:
         definition=None if is_sent else kernels.get(run.workload.kernel),
         workload=run.workload,
         hardware=run.hardware,
-        program_digest=run.program_digest,
+        known_digest=run.program_digest,
         toolchain=run.toolchain,
         sent=sent_program(store, run) if is_sent else None,
     )

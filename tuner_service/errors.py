@@ -213,6 +213,14 @@ class ModelsBusy(ServiceError):
     default_hint = "try again after `Retry-After` seconds"
 
 
+class AnswerLost(ServiceError):
+    """The process that worked out an answer ended over it, or took too long."""
+
+    code, title, status = "SV925", "answer-lost", 503
+    template = "expected an answer, found that the process working it out ended: {reason}"
+    default_hint = "try again after `Retry-After` seconds; if it stays so, the log has the question"
+
+
 class ServiceUnreachable(ServiceError):
     """The service that a client asks does not answer, or answers something else."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from db.records import DriftRecord
@@ -29,17 +30,24 @@ STAND_IN_CONFIDENCE = 0.4  # of what is recommended for another device
 DRIFTED_CONFIDENCE = 0.6  # of what was measured for times that changed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Question:
     """A workload on a device, with the versions that an answer must match."""
 
     definition: KernelDefinition | None  # None: a program that came as data
     workload: Workload
     hardware: HardwareProfile
-    program_digest: str
+    known_digest: str = ""  # of the program; "": found out when asked for
     toolchain: Toolchain
     asked_for: str = ""  # a device that nobody knows, whose place ``hardware`` takes
     sent: SentProgram | None = None
+
+    @cached_property
+    def program_digest(self) -> str:
+        """The program's version; of a kernel of the library it takes a trace."""
+        if self.known_digest or self.definition is None:
+            return self.known_digest
+        return self.definition.program_digest(dict(self.workload.problem))
 
     @property
     def is_for_host(self) -> bool:
@@ -80,7 +88,6 @@ def understand(
         definition=definition,
         workload=Workload.of(kernel, canonical, threads),
         hardware=device,
-        program_digest=definition.program_digest(canonical),
         toolchain=host_toolchain(),
         asked_for=asked_for,
     )
@@ -114,7 +121,7 @@ def understand_sent(
         definition=None,
         workload=Workload.of(kernel_name(digest), canonical, threads),
         hardware=device,
-        program_digest=digest,
+        known_digest=digest,
         toolchain=host_toolchain(),
         asked_for=asked_for,
         sent=look_at(record, canonical, device, fixed or {}, threads),
@@ -200,7 +207,7 @@ def _doubt_drifted(
     best: Recommendation | None,
 ) -> tuple[Sequence[Recommendation], Evidence]:
     """Let measured times answer with less confidence where they drifted and nobody tuned since."""
-    if best is None or best.source != "measured":
+    if best is None or best.source != "measured" or not store.has_drifted():
         return found, Evidence(best=best)
     drift = store.drifts.open(
         question.workload, question.hardware.key, question.program_digest, question.toolchain.key
@@ -223,15 +230,15 @@ def _ranked(store: SqlStore, question: Question, top_k: int) -> list[Recommendat
     from recommender.recommend import MAX_NEIGHBOURS, recommend
 
     workload, hardware, sent = question.workload, question.hardware, question.sent
-    program, toolchain = question.program_digest, question.toolchain.key
+    toolchain = question.toolchain.key
     spare = 2 * MAX_NEIGHBOURS  # what is stale comes behind close neighbours
     if sent is not None:
         return recommend_program(
             workload, sent.table, hardware, store, top_k=top_k + spare, fixed=sent.fixed,
-            program_digest=program, toolchain_key=toolchain,
+            program_digest=question.program_digest, toolchain_key=toolchain,
         )  # fmt: skip
     assert question.definition is not None
     return recommend(
         workload, question.definition, hardware, store, top_k=top_k, spare=spare,
-        program_digest=program, toolchain_key=toolchain,
+        program_digest=lambda: question.program_digest, toolchain_key=toolchain,
     )  # fmt: skip

@@ -91,7 +91,7 @@ class RecommendationOut(BaseModel):
 
     rank: int
     config: dict[str, int | str | bool]
-    source: Literal["measured", "nearest", "predicted", "prior", "analytic"]
+    source: Literal["measured", "nearest", "predicted", "prior", "shipped", "analytic"]
     latency_us: float
     interval_us: tuple[float, float]
     gflops: float

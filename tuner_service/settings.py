@@ -57,6 +57,7 @@ class Settings(BaseSettings):
     auth: Literal["auto", "required", "off"] = "auto"  # auto: required unless bound to loopback
     rate_limit: str = "6000/minute"  # requests per API key, for each process of the service
     max_in_flight: int = Field(128, ge=1)  # requests waiting for an answer; beyond: 503
+    answer_processes: int | None = Field(None, ge=0, le=64)  # None: see answer_desk; 0: none
     access_log: Literal["all", "errors", "off"] = "errors"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 

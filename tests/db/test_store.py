@@ -11,6 +11,7 @@ from sqlalchemy import text
 
 from db.errors import ModelCorrupt
 from db.records import MeasurementQuery
+from db.snapshot import Snapshot
 from recommender.hardware import HardwareProfile
 from recommender.measurement import MeasureStatus, Protocol, Toolchain
 from tilecore.tile_config import TileConfig
@@ -59,6 +60,45 @@ def test_best_prefers_confirmed_times_and_needs_the_exact_key(store, make_measur
     assert store.best(fast.workload, HARDWARE.key, "p2", TOOLCHAIN.key) is None
     assert store.best(fast.workload, HARDWARE.key, "p1", "other") is None
     assert store.best(fast.workload, "other", "p1", TOOLCHAIN.key) is None
+
+
+@pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
+def test_fastest_begins_with_the_best_and_names_each_config_once(store, make_measurement):
+    def add(time_s, block, protocol=Protocol.CONFIRM, driver="d1"):
+        config = TileConfig.of(block_M=block)
+        store.add(make_measurement(time_s, protocol=protocol, config=config, driver=driver))
+
+    workload = make_measurement().workload
+    key = (workload, HARDWARE.key, "p1", TOOLCHAIN.key, "d1")
+    assert not store.is_known(workload)
+    assert store.fastest(*key, count=5) == []
+    add(1e-4, 1, Protocol.SCREEN)
+    assert store.is_known(workload)
+    assert store.fastest(*key, count=5) == [store.best(*key)]
+    add(5e-5, 2, driver="d2")
+    assert store.fastest(*key, count=5) == [store.best(*key)]
+    for time_s, block in ((3e-4, 3), (2e-4, 4), (2.5e-4, 4), (4e-4, 5)):
+        add(time_s, block)
+    found = store.fastest(*key, count=5)
+    assert found[0] == store.best(*key)
+    assert [(m.config["block_M"], m.time_s) for m in found] == [(4, 2e-4), (3, 3e-4), (5, 4e-4)]
+    assert store.fastest(workload, HARDWARE.key, "p2", TOOLCHAIN.key, "d1", count=5) == []
+
+
+def test_a_snapshot_reads_devices_and_models_once_and_measurements_always(store, make_measurement):
+    snapshot = Snapshot(store)
+    first = make_measurement(2e-4, protocol=Protocol.CONFIRM)
+    key = (first.workload, HARDWARE.key, "p1", TOOLCHAIN.key)
+    assert snapshot.hardware(HARDWARE.key) is None
+    assert (snapshot.active_model("gemm"), snapshot.best(*key)) == (None, None)
+    store.add(first)
+    model = {"blob": b"m", "feature_schema": "s", "metrics": {}, "trained_on": 1}
+    store.models.save(kernel="gemm", promote=True, **model)
+    assert snapshot.best(*key) == first
+    assert (snapshot.hardware(HARDWARE.key), snapshot.active_model("gemm")) == (None, None)
+    later = Snapshot(store)
+    assert later.hardware(HARDWARE.key) == store.hardware(HARDWARE.key) is not None
+    assert later.active_model("gemm").blob == b"m"
 
 
 @pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)

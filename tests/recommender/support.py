@@ -115,6 +115,27 @@ class MemoryStore:
         )
         return next((m for m in in_turn if m is not None), None)
 
+    def fastest(
+        self, workload: Workload, hardware_key: str, program_digest: str, toolchain_key: str,
+        driver: str = "", *, count: int,
+    ) -> Sequence[Measurement]:  # fmt: skip
+        key = (workload, hardware_key, program_digest, toolchain_key)
+        best = self.best(*key, driver)
+        others = [
+            m for m in self.all
+            if (m.workload, m.hardware.key, m.program_digest, m.toolchain.key) == key
+            and m.protocol is Protocol.CONFIRM and m.time_s is not None
+            and m.driver in ("", driver or m.driver)
+        ]  # fmt: skip
+        in_turn = [best, *sorted(others, key=lambda m: m.time_s or 0.0)] if best else []
+        unique: dict[TileConfig, Measurement] = {}
+        for m in in_turn:
+            unique.setdefault(m.config, m)
+        return list(unique.values())[:count]
+
+    def is_known(self, workload: Workload) -> bool:
+        return any(m.workload == workload for m in self.all)
+
     def measurements(
         self,
         *,

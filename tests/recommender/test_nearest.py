@@ -23,3 +23,9 @@ def test_nearest_is_what_the_distance_says(known, asked, count):
     distances = [workload_distance(w, wanted) for w in workloads]
     assert [d for _, d in found] == pytest.approx(sorted(distances)[:count])
     assert all(d == pytest.approx(distances[i]) for i, d in found)
+
+
+def test_of_many_numbers_of_threads_the_one_asked_for_comes_first():
+    known = [Workload.of("gemm", {"m": 64}, threads) for threads in range(20)]
+    found = WorkloadIndex(known).nearest(Workload.of("gemm", {"m": 64}, 17), 3)
+    assert found == [(17, 0.0), (0, 0.0), (1, 0.0)]

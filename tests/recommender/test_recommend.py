@@ -10,6 +10,7 @@ from recommender.measurement import Protocol
 from recommender.nearest import workload_distance
 from recommender.ports import StoredModel
 from recommender.recommend import recommend
+from recommender.space import SearchSpace
 from recommender.training import train
 from tests.recommender.support import (
     GEMM,
@@ -35,8 +36,8 @@ def without_prior(monkeypatch):
 
 def ask(store: MemoryStore, w=CUBE, hardware=HOST, **kw):
     return recommend(
-        w, GEMM, hardware, store, program_digest=PROGRAM, toolchain_key=TOOLCHAIN.key,
-        **{"top_k": 5, **kw},
+        w, GEMM, hardware, store, toolchain_key=TOOLCHAIN.key,
+        **{"top_k": 5, "program_digest": PROGRAM, **kw},
     )  # fmt: skip
 
 
@@ -72,6 +73,47 @@ def test_measured_answers_first_and_only_for_exactly_this_key() -> None:
     assert marked.confidence == pytest.approx(0.45)
     blind = ask(MemoryStore([m]), use_exact=False)
     assert all(r.source == "analytic" for r in blind)
+
+
+def test_where_enough_was_confirmed_the_records_are_the_answer() -> None:
+    unseen = workload(768, 640, 1024)
+    blocks = [(64, 64), (64, 128), (128, 64), (128, 128), (32, 256), (256, 256)]
+    default = GEMM.default_config()
+    configs = [default.replace(block_M=m, block_N=n, micro_m=6, micro_n=2) for m, n in blocks]
+    alike = configs[0].replace(micro_m=8)  # differs in one knob only
+    times = [0.02, 0.03, 0.021, 0.025, 0.05, 0.04, 0.0201]
+    store = MemoryStore(
+        [
+            measured(unseen, c, t, protocol=Protocol.CONFIRM)
+            for c, t in zip([*configs, alike], times, strict=True)
+        ]
+    )
+    found = ask(store, unseen, top_k=3)
+    assert [(r.source, r.time_s) for r in found] == [("measured", t) for t in (0.02, 0.025, 0.04)]
+    assert "best measured for exactly" in found[0].rationale
+    assert all("another one measured" in r.rationale for r in found[1:])
+    assert all(r.bound_by in r.rationale for r in found)
+    outline = SearchSpace.outline(GEMM, dict(unseen.problem), HOST)
+    assert "_candidates" not in vars(outline)  # nobody needed the space
+    more = ask(store, unseen, top_k=5)
+    assert more[0] == found[0]
+    assert {r.source for r in more[1:]} == {"analytic"}
+
+
+def test_a_digest_is_asked_for_only_where_something_was_measured() -> None:
+    asked = []
+
+    def digest() -> str:
+        asked.append(1)
+        return PROGRAM
+
+    config = space_of(CUBE).config(77)
+    near = MemoryStore([measured(workload(1024, 1024, 2048), config, 0.02)])
+    assert ask(near, program_digest=digest) == ask(near)
+    assert asked == []
+    here = MemoryStore([measured(CUBE, config, 0.02, protocol=Protocol.CONFIRM)])
+    assert ask(here, program_digest=digest) == ask(here)
+    assert asked == [1]
 
 
 def test_times_of_another_driver_answer_with_less_confidence() -> None:

@@ -94,6 +94,14 @@ def test_a_batch(client):
     assert [r["workload"]["problem"]["m"] for r in body["responses"]] == [64, 128]
 
 
+def test_a_batch_fails_with_its_first_fault(client):
+    wrong, unknown = (GEMM | {"problem": {"m": 64}}), (GEMM | {"kernel": "fft"})
+    for first, code in ((wrong, "TC502"), (unknown, "TC501")):
+        requests = [GEMM, first, GEMM | {"top_k": 2}, unknown, wrong]
+        refused = client.post("/v1/recommendations:batch", json={"requests": requests})
+        problem(refused, 422 if code == "TC502" else 404, code)
+
+
 def test_a_tuning_run_from_request_to_measured_recommendation(client, store):
     created = client.post("/v1/tuning-runs", json=GEMM | {"max_trials": 5})
     assert created.status_code == 202

@@ -10,12 +10,12 @@ import numpy as np
 import tilecore.language as T
 from tilecore.ir.dtype import DType
 from tilecore.ir.nodes import PrimFunc
-from tilecore.kernels.definition import KernelDefinition, Problem, ProblemField
+from tilecore.kernels.definition import KernelDefinition, Problem, ProblemField, extent
 from tilecore.kernels.gemm import FLOAT_FIELDS, GEMM
 
 
 def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
-    batch, M, N, K = (int(problem[f]) for f in ("batch", "m", "n", "k"))
+    batch, M, N, K = (extent(problem, f) for f in ("batch", "m", "n", "k"))
     dtype, accum_dtype, out_dtype = problem["dtype"], problem["accum_dtype"], problem["out_dtype"]
     trans_a, trans_b = bool(problem["transpose_a"]), bool(problem["transpose_b"])
     block_M, block_N, block_K = knobs["block_M"], knobs["block_N"], knobs["block_K"]
@@ -49,7 +49,7 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
 
 
 def _shapes(problem: Problem) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    batch, m, n, k = (int(problem[f]) for f in ("batch", "m", "n", "k"))
+    batch, m, n, k = (extent(problem, f) for f in ("batch", "m", "n", "k"))
     return (
         (batch, k, m) if problem["transpose_a"] else (batch, m, k),
         (batch, n, k) if problem["transpose_b"] else (batch, k, n),

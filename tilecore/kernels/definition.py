@@ -17,6 +17,12 @@ Problem = Mapping[str, int | str | bool]
 MAX_DIMENSION = 1 << 20
 
 
+def extent(problem: Problem, name: str) -> Any:
+    """Return a dimension of a problem: a number, or the symbol that stands for any."""
+    value: Any = problem[name]
+    return value if isinstance(value, Expr) else int(value)
+
+
 @dataclass(frozen=True, slots=True)
 class ProblemField:
     """One field of a problem: its type, default (None: required) and accepted aliases."""

@@ -18,6 +18,7 @@ from tilecore.kernels.definition import (
     Knob,
     Problem,
     ProblemField,
+    extent,
 )
 from tilecore.kernels.on_device import GEMM_ON_DEVICE
 
@@ -26,7 +27,7 @@ BYTES = ("int8", "uint8")  # summed up in int32
 
 
 def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
-    M, N, K = int(problem["m"]), int(problem["n"]), int(problem["k"])
+    M, N, K = (extent(problem, name) for name in "mnk")
     dtype, accum_dtype, out_dtype = problem["dtype"], problem["accum_dtype"], problem["out_dtype"]
     trans_a, trans_b = bool(problem["transpose_a"]), bool(problem["transpose_b"])
     block_M, block_N, block_K = knobs["block_M"], knobs["block_N"], knobs["block_K"]

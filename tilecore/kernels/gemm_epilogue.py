@@ -11,7 +11,7 @@ import numpy as np
 import tilecore.language as T
 from tilecore.ir.dtype import DType
 from tilecore.ir.nodes import PrimFunc
-from tilecore.kernels.definition import KernelDefinition, Problem, ProblemField
+from tilecore.kernels.definition import KernelDefinition, Problem, ProblemField, extent
 from tilecore.kernels.gemm import GEMM
 
 FLOATS = ("float32", "float16", "bfloat16")
@@ -30,7 +30,7 @@ def _activation(name: str, x: Any) -> Any:
 
 
 def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
-    M, N, K = int(problem["m"]), int(problem["n"]), int(problem["k"])
+    M, N, K = (extent(problem, name) for name in "mnk")
     dtype, out_dtype, trans_b = problem["dtype"], problem["out_dtype"], bool(problem["transpose_b"])
     activation = str(problem["activation"])
     has_bias, has_residual = bool(problem["bias"]), bool(problem["residual"])

@@ -10,7 +10,14 @@ import numpy as np
 import tilecore.language as T
 from tilecore.ir.dtype import DType
 from tilecore.ir.nodes import PrimFunc
-from tilecore.kernels.definition import THREADS, KernelDefinition, Knob, Problem, ProblemField
+from tilecore.kernels.definition import (
+    THREADS,
+    KernelDefinition,
+    Knob,
+    Problem,
+    ProblemField,
+    extent,
+)
 
 EPSILON = 1e-5
 FLOATS = ("float32", "float16", "bfloat16")
@@ -30,7 +37,7 @@ KNOBS = (
 
 
 def _softmax(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
-    M, N, dtype = int(problem["m"]), int(problem["n"]), problem["dtype"]
+    M, N, dtype = extent(problem, "m"), extent(problem, "n"), problem["dtype"]
     block_M = knobs["block_M"]
 
     @T.prim_func
@@ -55,7 +62,7 @@ def _softmax(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
 
 
 def _rms_norm(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
-    M, N, dtype = int(problem["m"]), int(problem["n"]), problem["dtype"]
+    M, N, dtype = extent(problem, "m"), extent(problem, "n"), problem["dtype"]
     block_M = knobs["block_M"]
 
     @T.prim_func
@@ -84,7 +91,7 @@ def _rms_norm(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
 
 
 def _layer_norm(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
-    M, N, dtype = int(problem["m"]), int(problem["n"]), problem["dtype"]
+    M, N, dtype = extent(problem, "m"), extent(problem, "n"), problem["dtype"]
     block_M = knobs["block_M"]
 
     @T.prim_func

@@ -29,7 +29,7 @@ async def create_recommendation(request: RecommendationRequest, answers: AppAnsw
 @router.post("/recommendations:batch", response_model=BatchResponse, responses=documented(404, 413))
 async def create_recommendations(request: BatchRequest, answers: AppAnswers) -> Response:
     """Answer several questions at once; one that cannot be understood fails the whole batch."""
-    bodies = [await answers.of(question) for question in request.requests]
+    bodies = await answers.of_all(request.requests)
     return _json(b'{"responses":[' + b",".join(bodies) + b"]}")
 
 

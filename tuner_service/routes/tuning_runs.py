@@ -13,7 +13,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from db.records import RunRecord, TrialRecord
 from db.store import SqlStore
-from tuner_service.answers import asked
+from tuner_service.answering import asked
 from tuner_service.jobs import Effort, partial_result, submit
 from tuner_service.problems import documented
 from tuner_service.questions import Question

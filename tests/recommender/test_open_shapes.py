@@ -1,0 +1,98 @@
+"""One trace for all shapes says what a trace of each shape says, or is not used."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recommender.analytic import estimate
+from recommender.features import features
+from recommender.hardware import load_profile
+from recommender.open_shapes import traced
+from recommender.space import SearchSpace, space_of
+from tilecore import kernels
+from tilecore.graph import build
+from tilecore.kernels.definition import extent, knob_symbols
+
+HOST = load_profile("x86-64-avx512")
+AMX = replace(HOST, features=(*HOST.features, "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"))
+OPEN = ("gemm", "gemm_epilogue", "batched_gemm", "softmax", "rms_norm", "layer_norm")
+SIZE = st.one_of(st.integers(1, 40), st.integers(1, 5000), st.sampled_from((64, 1024, 4096)))
+
+
+@settings(deadline=None, max_examples=30)
+@given(data=st.data(), name=st.sampled_from(OPEN), hardware=st.sampled_from((HOST, AMX)))
+def test_spaces_and_estimates_are_those_of_a_trace_of_the_shape(data, name, hardware):
+    definition = kernels.get(name)
+    given_sizes = {f.name: data.draw(SIZE) for f in definition.fields if f.kind == "dimension"}
+    dtype = data.draw(st.sampled_from(("float32", "bfloat16")))
+    flags = {f.name: data.draw(st.booleans()) for f in definition.fields if f.kind == "flag"}
+    problem = definition.parse_problem({**given_sizes, **flags, "dtype": dtype})
+    opened = SearchSpace.build(definition, problem, hardware)
+    assert opened.sizes == given_sizes
+    graph = build(definition.program(problem, knob_symbols(definition)))
+    closed = space_of(definition, problem, hardware, graph)
+    assert closed.sizes == {}
+    np.testing.assert_array_equal(opened.codes, closed.codes)
+    threads = data.draw(st.integers(1, 64))
+    found, wanted = (estimate(s, threads=threads) for s in (opened, closed))
+    np.testing.assert_allclose(found.time_s, wanted.time_s, rtol=1e-12)
+    row = data.draw(st.integers(0, len(opened) - 1))
+    assert found.at(row).explain() == wanted.at(row).explain()
+    default = definition.default_config()
+    assert opened.explain(default) == closed.explain(default)
+    assert opened.can_run([default]) == closed.can_run([default])
+    columns = opened.table([opened.config(row), default])
+    rows = [features(s, columns, estimate(s, columns)) for s in (opened, closed)]
+    np.testing.assert_allclose(rows[0], rows[1], rtol=1e-5)
+
+
+def test_one_trace_serves_all_shapes():
+    definition = kernels.get("gemm")
+    shapes = [
+        traced(definition, definition.parse_problem({"m": m, "n": 64, "k": 64})) for m in (8, 9)
+    ]
+    assert shapes[0].graph is shapes[1].graph
+    assert [s.sizes["m"] for s in shapes] == [8, 9]
+    assert [s.site.a.source.buffer.shape[0].value for s in shapes] == [8, 9]
+
+
+def branching(problem, knobs):
+    """GEMM, as long as M is small."""
+    small = extent(problem, "m") < 500
+    return kernels.get("gemm").program({**problem, "transpose_b": bool(small)}, knobs)
+
+
+def counting(problem, knobs):
+    """What no symbol can take part in."""
+    return kernels.get("gemm").program({**problem, "k": int(problem["k"])}, knobs)
+
+
+def rounding(problem, knobs):
+    """A program that differs from its symbolic self for sizes that 100 does not divide."""
+    m = extent(problem, "m")
+    m = m if not isinstance(m, int) or m % 100 == 0 else m + 4
+    return kernels.get("gemm").program({**problem, "m": m}, knobs)
+
+
+@pytest.mark.parametrize("program", [branching, counting, rounding])
+def test_programs_that_need_numbers_are_traced_for_each_shape(program):
+    gemm = kernels.get("gemm")
+    definition = replace(gemm, name=f"gemm {program.__name__}", program=program)
+    problem = gemm.parse_problem({"m": 640, "n": 64, "k": 64})
+    found = traced(definition, problem)
+    assert found.sizes == {}
+    assert found.site is not None
+    attention = kernels.get("attention")
+    sizes = {"batch": 1, "heads": 2, "kv_heads": 2, "seq_q": 64, "seq_kv": 64, "dim": 64}
+    assert traced(attention, attention.parse_problem(sizes)).sizes == {}
+
+
+def test_gpus_are_asked_with_numbers():
+    definition = kernels.get("gemm")
+    problem = definition.parse_problem({"m": 512, "n": 512, "k": 512, "dtype": "float16"})
+    assert SearchSpace.build(definition, problem, load_profile("h100")).sizes == {}

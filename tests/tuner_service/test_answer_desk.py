@@ -1,0 +1,127 @@
+"""Answers worked out in other processes are those of the service itself, whatever ends there."""
+
+import os
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+from fastapi.testclient import TestClient
+
+from tests.tuner_service.test_app import GEMM, problem
+from tests.tuner_service.test_remeasure import measured
+from tuner_service import questions
+from tuner_service.answer_desk import AnswerDesk, Answerer, fitting_places
+from tuner_service.answers import FRESH_S
+from tuner_service.app import create_app
+from tuner_service.errors import AnswerLost
+from tuner_service.schemas import RecommendationRequest
+
+REQUEST = RecommendationRequest(**GEMM).model_dump_json()
+ASKED = (
+    GEMM,
+    {"kernel": "gemm", "problem": {"m": 300, "n": 768, "k": 555}, "top_k": 8, "threads": 1},
+    {"kernel": "softmax", "problem": {"m": 512, "n": 1000}},
+    {"kernel": "gemm", "problem": {"m": 512, "n": 512, "k": 512}, "hardware": "h100"},
+    {"kernel": "gemm", "problem": {"m": 512, "n": 512, "k": 512}, "hardware": "NVIDIA H20 Super"},
+    {"kernel": "gemm", "problem": {"m": -1, "n": 512, "k": 512}},
+    {"kernel": "gemm", "problem": {"m": 64, "n": 64, "k": 64}, "threads": 4000},
+)
+
+
+def opened(desk):
+    """Wait until all processes of a desk are there."""
+    for _ in range(600):
+        if desk.ready == desk.places:
+            return desk
+        time.sleep(0.1)
+    raise AssertionError("the processes do not start")
+
+
+@pytest.mark.parametrize(
+    ("cores", "gib", "places"), [(1, 64, 0), (2, 64, 2), (64, 64, 8), (64, 1, 4), (4, 0.2, 0)]
+)
+def test_there_are_as_many_processes_as_fit(cores, gib, places):
+    assert fitting_places(cores, int(gib * 2**30)) == places
+
+
+def test_processes_answer_as_the_service_itself_does(settings, store):
+    apps = [create_app(settings.model_copy(update={"answer_processes": n}), store) for n in (2, 0)]
+    with TestClient(apps[1]) as alone, TestClient(apps[0]) as client:
+        desk = opened(apps[0].state.answers.desk)
+        for asked in ASKED:
+            here, there = (c.post("/v1/recommendations", json=asked) for c in (alone, client))
+            assert (there.status_code, there.content) == (here.status_code, here.content)
+        assert desk.ask((), REQUEST).body == client.post("/v1/recommendations", json=GEMM).content
+        question = questions.understand(store, "gemm", GEMM["problem"])
+        store.add(old := measured(question, program_digest="another"))
+        time.sleep(FRESH_S)
+        stale = client.post("/v1/recommendations", json=GEMM).json()
+        assert stale["remeasurement"]["cause"] == "stale"  # by the service: it may queue a run
+        assert dict(old.config.items_) in [r["config"] for r in stale["recommendations"]]
+        store.add(new := measured(question))
+        time.sleep(FRESH_S)
+        first = client.post("/v1/recommendations", json=GEMM).json()["recommendations"][0]
+        assert (first["source"], first["config"]) == ("measured", dict(new.config.items_))
+        processes = psutil.Process().children(recursive=True)
+        assert processes
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    assert not alive
+
+
+class Mortal(Answerer):
+    """Ends over one question."""
+
+    def answer(self, generation, request):
+        if '"m":13,' in request:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().answer(generation, request)
+
+
+def test_a_question_that_ends_processes_fails_alone(settings, store):
+    desk = AnswerDesk(settings.model_copy(update={"answer_processes": 1}), Mortal)
+    desk.open()
+    opened(desk)
+    fatal = REQUEST.replace('"m":64,', '"m":13,')
+    with pytest.raises(AnswerLost, match=r"SV925.*SIGKILL"):
+        desk.ask((), fatal)
+    answer = desk.ask((), REQUEST)
+    assert answer is not None
+    child = psutil.Process(desk._zygote._process.pid).children()[0]
+    child.kill()  # between two questions: nobody notices
+    assert desk.ask((), REQUEST).body == answer.body
+    desk._zygote._process.kill()  # takes its children along; the next question starts it again
+    desk._zygote._process.wait()
+    assert desk.ask((), REQUEST).body == answer.body
+    app = create_app(settings, store)
+    app.state.answers.desk = desk
+    refused = TestClient(app).post(
+        "/v1/recommendations", json=GEMM | {"problem": {"m": 13, "n": 64, "k": 64}}
+    )
+    problem(refused, 503, "SV925")
+    assert refused.headers["retry-after"]
+    desk.close()
+
+
+class Stillborn(Answerer):
+    """Cannot be started."""
+
+    def __init__(self, *_):
+        raise OSError("no database here")
+
+
+def test_where_no_process_starts_the_service_answers(settings, store):
+    desk = AnswerDesk(settings.model_copy(update={"answer_processes": 1}), Stillborn)
+    desk.open()
+    for thread in threading.enumerate():
+        if thread.name == "answer desk":
+            thread.join()
+    assert desk.ready == 0
+    app = create_app(settings, store)
+    app.state.answers.desk = desk
+    client = TestClient(app)  # not entered: the desk is open already
+    assert client.post("/v1/recommendations", json=GEMM).status_code == 200
+    wrong = GEMM | {"problem": {"m": 64}}
+    problem(client.post("/v1/recommendations", json=wrong), 422, "TC502")
+    desk.close()

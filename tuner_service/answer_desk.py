@@ -1,0 +1,147 @@
+"""AnswerDesk: processes that work out answers, since one process has one interpreter lock.
+
+A child is forked from a process that has imported all it needs; it opens the database itself and
+keeps what devices and models it read until the service says that the database has changed. A child
+that ends is replaced and the question asked once more; if that ends too, the question fails alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from typing import Any
+
+from db.session import Database
+from db.snapshot import Snapshot
+from db.store import SqlStore
+from tilecore.errors import TileError
+from tuner_service.answering import Answer, work_out_undoubted
+from tuner_service.errors import AnswerLost
+from tuner_service.schemas import RecommendationRequest
+from tuner_service.settings import Settings
+from tuner_service.wiring import detected_host
+from workers.errors import WorkerError
+from workers.host import memory_bytes
+from workers.program_desk import ENVIRONMENT
+from workers.sandbox import Crashed, Raised, Returned, Sandbox, Zygote
+
+LOG = logging.getLogger(__name__)
+LIMIT_S = 60.0
+MOST_PLACES = 8
+PLACE_BYTES = 256 << 20  # of the machine's memory for each: it takes some 100 MiB itself
+START_AGAIN_S = 30.0  # after the machinery itself failed
+PRELOAD = (
+    "tuner_service.answer_desk", "recommender.program_answers", "recommender.recommend", "xgboost",
+)  # fmt: skip
+FIRST = '{"kernel": "gemm", "problem": {"m": 64, "n": 64, "k": 64}}'  # loads all that answers need
+
+
+class Answerer:
+    """Lives in the child process."""
+
+    def __init__(self, url: str, busy_timeout_s: float) -> None:
+        self._store = SqlStore(Database(url, busy_timeout_s=busy_timeout_s))
+        self._known: tuple[tuple[object, ...], Snapshot] | None = None
+
+    def answer(self, generation: tuple[object, ...], request: str) -> Answer | TileError | None:
+        """Return the answer to a question in JSON, why there is none, or None: not from here."""
+        if self._known is None or self._known[0] != generation:
+            self._known = generation, Snapshot(self._store)
+        try:
+            return work_out_undoubted(
+                self._known[1], RecommendationRequest.model_validate_json(request)
+            )
+        except TileError as error:
+            return error
+
+
+def fitting_places(cores: int, memory: int) -> int:
+    """Return how many processes a machine or container has room for; 0: one core is for one."""
+    return min(cores, MOST_PLACES, memory // PLACE_BYTES) if cores > 1 else 0
+
+
+class AnswerDesk:
+    """Some child processes that answer; none until ``open``, nor where the settings say so.
+
+    Attributes:
+        places: how many there are to be.
+    """
+
+    def __init__(self, settings: Settings, answerer: type = Answerer) -> None:
+        wanted = settings.answer_processes
+        room = fitting_places(detected_host().cores, memory_bytes())
+        self.places = room if wanted is None else wanted
+        self._settings, self._answerer = settings, answerer
+        self._zygote = Zygote(
+            "answerer", PRELOAD, absent=("tvm", "torch", "ray"), environment=ENVIRONMENT
+        )
+        self._free: queue.LifoQueue[Sandbox] = queue.LifoQueue()
+        self._away_until = 0.0
+
+    @property
+    def ready(self) -> int:
+        """How many processes wait for a question."""
+        return self._free.qsize()
+
+    def open(self) -> None:
+        """Start the processes; returns at once. They answer as they become ready."""
+        if self.places:
+            threading.Thread(target=self._start, name="answer desk", daemon=True).start()
+
+    def close(self) -> None:
+        """End the processes."""
+        self._zygote.close()
+
+    def ask(self, generation: tuple[object, ...], request: str) -> Answer | None:
+        """Return the answer to a question; None: it is to be worked out here.
+
+        Args:
+            generation: of the database; a change makes the child read devices and models again.
+            request: a ``RecommendationRequest`` in JSON.
+
+        Raises:
+            TileError: what ``answering.work_out`` raises.
+            AnswerLost: two processes ended over the question, or one took too long (SV925).
+        """
+        if time.monotonic() < self._away_until:
+            return None
+        try:
+            sandbox = self._free.get_nowait()
+        except queue.Empty:  # none is ready yet
+            return None
+        try:
+            outcome = sandbox.call("answer", generation, request, timeout_s=LIMIT_S)
+            if isinstance(outcome, Crashed):  # perhaps for something else than this question
+                outcome = sandbox.call("answer", generation, request, timeout_s=LIMIT_S)
+        except WorkerError as error:
+            LOG.warning("answers are worked out in the service itself: %s", error.message)
+            self._away_until = time.monotonic() + START_AGAIN_S
+            return None
+        finally:
+            self._free.put(sandbox)
+        if isinstance(outcome, Returned):
+            return _given(outcome.value)
+        if isinstance(outcome, Raised):
+            raise RuntimeError(f"{outcome.kind} while a question was answered: {outcome.text}")
+        LOG.error("a process ended over the question %s: %s", request, outcome)
+        raise AnswerLost(reason=str(outcome))
+
+    def _start(self) -> None:
+        where = self._settings.url, self._settings.database_timeout_s
+        for _ in range(self.places):
+            sandbox = Sandbox(self._zygote, self._answerer, *where)
+            try:
+                sandbox.call("answer", (), FIRST, timeout_s=LIMIT_S)
+            except (WorkerError, OSError) as error:  # OSError: closed while it started
+                LOG.warning("an answering process does not start: %s", error)
+                return
+            self._free.put(sandbox)
+
+
+def _given(value: Any) -> Answer | None:
+    if isinstance(value, TileError):
+        raise value
+    assert value is None or isinstance(value, Answer)
+    return value

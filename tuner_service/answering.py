@@ -1,0 +1,151 @@
+"""One answer: what a question means, what is recommended, and how that goes over the wire."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from db.store import SqlStore
+from recommender.recommend import Recommendation
+from tuner_service.drifting import doubt_of
+from tuner_service.errors import InvalidRequest
+from tuner_service.questions import (
+    Evidence,
+    Question,
+    ranked_with_evidence,
+    understand,
+    understand_sent,
+)
+from tuner_service.remeasure import Doubt, Remeasurement, follow_up
+from tuner_service.schemas import (
+    QuestionIn,
+    RecommendationOut,
+    RecommendationRequest,
+    RecommendationResponse,
+    RemeasurementOut,
+)
+from tuner_service.settings import Settings
+
+ASK_AGAIN_S = 30.0  # whether a worker is there by now that can measure again
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer as it goes over the wire, and what the metrics say of it."""
+
+    body: bytes
+    kernel: str
+    source: str
+    until: float = math.inf  # on the monotonic clock
+
+
+def work_out(store: SqlStore, settings: Settings, request: RecommendationRequest) -> Answer:
+    """Return the answer to a question; what it rests on may have to be measured again.
+
+    Raises:
+        TileError: what ``questions.understand`` and ``questions.ranked_with_evidence`` raise.
+    """
+    question = asked(store, request)
+    ranked, evidence = ranked_with_evidence(store, question, top_k=request.top_k)
+    return _told(question, ranked, remeasurement(store, settings, question, evidence))
+
+
+def work_out_undoubted(store: SqlStore, request: RecommendationRequest) -> Answer | None:
+    """Return the same, None where something speaks against what was measured.
+
+    It changes nothing in the database.
+
+    Raises:
+        TileError: see ``work_out``.
+    """
+    question = asked(store, request)
+    ranked, evidence = ranked_with_evidence(store, question, top_k=request.top_k)
+    if evidence.best is not None and evidence.best.doubts:
+        return None
+    return _told(question, ranked, None)
+
+
+def _told(
+    question: Question, ranked: Sequence[Recommendation], again: Remeasurement | None
+) -> Answer:
+    response = RecommendationResponse(
+        workload=question.workload.as_dict(),
+        workload_key=question.workload.key,
+        hardware=question.hardware.name,
+        hardware_key=question.hardware.key,
+        hardware_asked_for=question.asked_for or None,
+        recommendations=[to_wire(question, i + 1, r) for i, r in enumerate(ranked)],
+        remeasurement=None if again is None else RemeasurementOut(**asdict(again)),
+        **_of_table(question),
+    )
+    body = response.model_dump_json().encode()
+    is_open = again is not None and again.state == "needed"
+    until = time.monotonic() + ASK_AGAIN_S if is_open else math.inf
+    kernel = question.workload.kernel if question.sent is None else "program"
+    return Answer(body, kernel, ranked[0].source, until)
+
+
+def remeasurement(
+    store: SqlStore, settings: Settings, question: Question, evidence: Evidence
+) -> Remeasurement | None:
+    """Return what becomes of doubts in what was measured for a question; None: there are none."""
+    best = evidence.best
+    if best is None or not best.doubts:
+        return None
+    if evidence.drift is not None:
+        doubt = doubt_of(evidence.drift, best.config)
+    else:
+        doubt = Doubt(cause="stale", reasons=best.doubts, incumbents=(best.config,))
+    return follow_up(store, settings, question, doubt)
+
+
+def _of_table(question: Question) -> dict[str, Any]:
+    if question.sent is None:
+        return {}
+    table = question.sent.table
+    return {"legal": table.legal, "enumerated": table.enumerated, "notes": list(table.notes)}
+
+
+def asked(store: SqlStore, request: QuestionIn) -> Question:
+    """Return what a request asks, about a kernel of the library or a program that was sent.
+
+    Raises:
+        InvalidRequest: both are named, or none, or knobs of a library kernel are fixed (SV901).
+        TileError: what ``questions.understand`` and ``questions.understand_sent`` raise.
+    """
+    if (request.kernel is None) == (request.program is None):
+        raise InvalidRequest(message="expected either kernel or program, found both or none")
+    if request.program is not None:
+        return understand_sent(
+            store, request.program, request.problem, threads=request.threads,
+            hardware=request.hardware, fixed=request.fixed or {},
+        )  # fmt: skip
+    if request.fixed:
+        raise InvalidRequest(message="expected `fixed` with a program, found it with a kernel")
+    assert request.kernel is not None
+    return understand(
+        store, request.kernel, request.problem, threads=request.threads, hardware=request.hardware
+    )
+
+
+def to_wire(question: Question, rank: int, r: Recommendation) -> RecommendationOut:
+    """Return a recommendation as it goes over the wire."""
+    work_flop = question.work_flop
+    low_s, high_s = r.interval_s
+    return RecommendationOut(
+        rank=rank,
+        config=dict(r.config.items_),
+        source=r.source,  # type: ignore[arg-type]  # one of recommend.SOURCES
+        latency_us=r.time_s * 1e6,
+        interval_us=(low_s * 1e6, high_s * 1e6),
+        gflops=work_flop / r.time_s / 1e9,
+        confidence=r.confidence,
+        distance=r.distance,
+        bound_by=r.bound_by,
+        rationale=r.rationale,
+        is_stale=r.is_stale,
+        doubts=list(r.doubts),
+    )
