@@ -1,18 +1,17 @@
 """Fit the constants of recommender/cpu_model.py and tile_model.py to recorded products.
 
-    python benchmarks/calibrate_cpu_model.py FOLDER [--dtype bfloat16] [--fit 2500] [--older CSV]
+    python benchmarks/calibrate_cpu_model.py FOLDER [--dtype float32 ...] [--fit 2500]
 
-FOLDER holds what benchmarks/record_cpu_spaces.py recorded, CSV products on tiles of an earlier day
-(benchmarks/results/gemm_tiles_2026-11-21.csv). Per shape: rank correlation, median error, and the
-speed of the model's first choice among the configs relative to the best of them. ``--fit`` draws
-constants at random around the best ones so far; what counts is the error of the logarithm and the
-time lost by what the model takes for fast.
+FOLDER holds what benchmarks/record_cpu_spaces.py recorded. Per shape: rank correlation, median
+error, and the speed of the model's first choice among the configs relative to the best of them.
+Types on tiles (bfloat16, int8) have constants of their own. ``--fit`` draws constants at random
+around the best ones so far; what counts is the error of the logarithm and the time lost by what the
+model takes for fast.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -23,19 +22,12 @@ from own_kernels import recordings
 
 from recommender.analytic import estimate
 from recommender.cpu_model import DEFAULT_CONSTANTS, CpuConstants
-from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement
 from recommender.space import SearchSpace
 from recommender.training import make_groups
 from tilecore import kernels
 
 PRODUCTS = ("gemm", "gemm_epilogue")
-OLDER_FIELDS = {
-    "bfloat16": {"out_dtype": "bfloat16"},
-    "int8": {"accum_dtype": "int32", "out_dtype": "int32"},
-}
-OLDER_RATES = {"float32": 202e9, "bfloat16": 2.4e12, "int8": 4.8e12}  # measured on its day
-OLDER_BANDWIDTH = 11.6e9
 
 
 @dataclass(frozen=True)
@@ -56,38 +48,18 @@ class Sample:
         return float(self.time_s.min() / self.time_s[np.argmin(self.predict(constants))])
 
 
-def recorded(measured: Sequence[Measurement], dtype: str) -> Iterator[Sample]:
-    """Yield the recorded products of a type."""
+def recorded(measured: Sequence[Measurement], dtypes: Sequence[str]) -> Iterator[Sample]:
+    """Yield the recorded products of some types."""
     for kernel in PRODUCTS:
         definition = kernels.get(kernel)
         for group in make_groups(measured, definition):
             problem = dict(group.workload.problem)
-            if problem["dtype"] != dtype:
+            if problem["dtype"] not in dtypes:
                 continue
             space = SearchSpace.build(definition, problem, group.hardware)
-            label = f"{kernel} {problem['m']}x{problem['n']}x{problem['k']}"
+            sizes = "x".join(str(problem[axis]) for axis in "mnk")
+            label = f"{kernel} {problem['dtype']} {sizes}"
             yield Sample(label, space, space.table(list(group.configs)), group.time_s)
-
-
-def older(path: Path, hardware: HardwareProfile) -> Iterator[Sample]:
-    """Yield the products on tiles of an earlier day, at the rates of that day."""
-    then = replace(
-        hardware, peak_flop_per_s=OLDER_RATES, core_bandwidth_bytes_per_s=OLDER_BANDWIDTH
-    )
-    rows: dict[tuple[str, ...], list[dict[str, str]]] = {}
-    for row in csv.DictReader(path.open()):
-        rows.setdefault((row["dtype"], row["m"], row["n"], row["k"]), []).append(row)
-    definition = kernels.get("gemm")
-    for (dtype, *shape), members in rows.items():
-        sizes = {axis: int(extent) for axis, extent in zip("mnk", shape, strict=True)}
-        problem = definition.parse_problem({**sizes, "dtype": dtype, **OLDER_FIELDS[dtype]})
-        space = SearchSpace.build(definition, problem, then)
-        configs = [
-            {k: int(v) if v.isdigit() else v for k, v in r.items() if "block" in k or "pack" in k}
-            for r in members
-        ]
-        times = np.array([float(r["time_s"]) for r in members])
-        yield Sample(f"older {dtype} {'x'.join(shape)}", space, space.table(configs), times)
 
 
 def loss(samples: Sequence[Sample], constants: CpuConstants) -> float:
@@ -145,20 +117,18 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--dtype", nargs="+", default=["float32"])
     parser.add_argument("--fit", type=int, default=0, metavar="TRIALS")
-    parser.add_argument("--older", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     measured = recordings(args.folder)
     samples = list(recorded(measured, args.dtype))
-    if args.older is not None:
-        samples += older(args.older, measured[0].hardware)
     report(samples, DEFAULT_CONSTANTS)
     if args.fit:
-        best = fit(samples, args.fit, args.seed, tiles=args.dtype != "float32")
+        on_tiles = "float32" not in args.dtype
+        best = fit(samples, args.fit, args.seed, tiles=on_tiles)
         report(samples, best)
-        print(best.tiles if args.dtype != "float32" else best)
+        print(best.tiles if on_tiles else best)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cpu import ALLOCATES, Call, Row, interleaved, profile
+from cpu import ALLOCATES, TYPES, Call, Row, interleaved, profile
 
 from db.exchange.t4 import t4_chunks
 from db.records import MeasurementRecord
@@ -58,6 +58,7 @@ BF16_GEMMS = (
     "512x512x512 1024x1024x1024 64x4096x4096 4096x4096x64 1024x4096x1024 1000x1000x1000 "
     "256x4096x1024 333x777x555 4096x64x4096 8192x128x1024 768x768x768 1536x1536x1536"
 )
+INT8_GEMMS = "512x512x512 1024x1024x1024 1000x1000x1000 64x4096x4096 4096x64x4096 256x4096x1024"
 EPILOGUES = (
     "512x512x512 1024x4096x1024 64x4096x1024 1000x1000x1000 256x1024x4096 2048x512x512 "
     "333x777x555 128x3072x768"
@@ -68,10 +69,11 @@ ROWS = "512x1024 4096x1024 4096x4096 333x777 16384x128 64x32768"
 
 def rows() -> Iterator[Row]:
     """Yield the workloads."""
-    for dtype, shapes in (("float32", F32_GEMMS), ("bfloat16", BF16_GEMMS)):
+    products = {"float32": F32_GEMMS, "bfloat16": BF16_GEMMS, "int8": INT8_GEMMS}
+    for dtype, shapes in products.items():
         for shape in shapes.split():
             m, n, k = map(int, shape.split("x"))
-            problem = {"m": m, "n": n, "k": k, "dtype": dtype, "out_dtype": dtype}
+            problem = {"m": m, "n": n, "k": k, **TYPES[dtype]}
             yield Row(f"gemm {dtype} {shape}", "gemm", problem)
     for shape in EPILOGUES.split():
         m, n, k = map(int, shape.split("x"))

@@ -1,17 +1,20 @@
 """Products on tiles of AMX: spaces without knobs of no effect, a model that knows the rates."""
 
-import csv
+import gzip
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from db.exchange.t4 import t4_measurements
 from recommender.analytic import estimate
 from recommender.hardware import load_profile
 from recommender.space import SearchSpace
+from recommender.training import make_groups
 from tests.recommender.support import GEMM
 
-RECORDED = Path(__file__).parents[2] / "benchmarks/results/gemm_tiles_2026-11-21.csv"
+RECORDED = Path(__file__).parents[2] / "benchmarks/data/cpu_2026-11-22"
 VECTOR = load_profile("avx512")
 TILES = replace(
     VECTOR,
@@ -60,18 +63,15 @@ def test_estimates_follow_the_peak_of_the_type():
     assert estimate(space_of("int8", shape, slow), threads=1).time_s.min() > times["int8"]
 
 
-def test_choices_among_recorded_configs():
-    rows = list(csv.DictReader(RECORDED.open()))
+@pytest.mark.parametrize("dtype", FIELDS)
+def test_choices_among_recorded_configs(dtype):
     kept = []
-    for key in {(r["dtype"], r["m"], r["n"], r["k"]) for r in rows}:
-        members = [r for r in rows if (r["dtype"], r["m"], r["n"], r["k"]) == key]
-        space = space_of(key[0], tuple(map(int, key[1:])))
-        configs = [
-            {k: int(v) if v.isdigit() else v for k, v in r.items() if "block" in k or "pack" in k}
-            for r in members
-        ]
-        predicted = estimate(space, space.table(configs), threads=1).time_s
-        times = np.array([float(r["time_s"]) for r in members])
-        kept.append(times.min() / times[np.argmin(predicted)])
+    for path in sorted(RECORDED.glob(f"gemm_{dtype}_*.json.gz")):
+        measured = t4_measurements(gzip.decompress(path.read_bytes()).decode(), path.name)
+        (group,) = make_groups(measured, GEMM)
+        space = SearchSpace.build(GEMM, dict(group.workload.problem), group.hardware)
+        predicted = estimate(space, space.table(list(group.configs)), threads=1).time_s
+        kept.append(group.time_s.min() / group.time_s[np.argmin(predicted)])
+    assert len(kept) >= 6
     assert np.mean(kept) > 0.92
     assert min(kept) > 0.75
