@@ -334,4 +334,4 @@ class OutsideDispatchTable(TileError):
 
     code, title = "TC507", "outside-dispatch-table"
     template = "expected {expected}, found {found}"
-    default_hint = "make the table for these sizes, too, or let beyond=\"nearest\" serve them"
+    default_hint = 'make the table for these sizes, too, or let beyond="nearest" serve them'

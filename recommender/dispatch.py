@@ -1,0 +1,156 @@
+"""dispatch_table(): the fewest configs for a distribution of shapes, and which serves which."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recommender.cover import (
+    TIME_LIMIT_S,
+    Cover,
+    Losses,
+    Run,
+    fewest_runs,
+    limited_cover,
+    minimum_cover,
+    within,
+)
+from recommender.dispatch_times import DispatchQuestion, Times
+from recommender.errors import InvalidShapes
+from tilecore.dispatch_table import DispatchTable, Range, Served
+
+TOLERANCE = 0.05
+MAX_TOLERANCE = 10.0
+
+
+def dispatch_table(
+    question: DispatchQuestion,
+    times: Times,
+    *,
+    tolerance: float = TOLERANCE,
+    max_configs: int | None = None,
+    time_limit_s: float = TIME_LIMIT_S,
+    now: datetime | None = None,
+) -> DispatchTable:
+    """Return the table with the fewest configs such that no shape loses more than ``tolerance``.
+
+    Args:
+        question: shapes, kernel and device.
+        times: of all configs at these shapes.
+        tolerance: 0.05: every shape within 5 % of the best that is known for it.
+        max_configs: at most so many, and the loss that this takes: the worst one as small as can
+            be, then the weighted one.
+        time_limit_s: of a step of the search for proofs.
+        now: when the table is made.
+
+    Raises:
+        InvalidShapes: a tolerance or number of configs that makes no sense (RC611).
+    """
+    if not 0 <= tolerance <= MAX_TOLERANCE:
+        expected = f"a number from 0 to {MAX_TOLERANCE:g} (0.05 for 5 %)"
+        raise InvalidShapes(where="tolerance", expected=expected, found=tolerance)
+    if max_configs is not None and max_configs < 1:
+        raise InvalidShapes(where="max_configs", expected="1 or more", found=max_configs)
+    loss, weights = times.loss, np.array(question.shapes.weights)
+    if max_configs is None:
+        cover = minimum_cover(loss, weights, tolerance, time_limit_s=time_limit_s)
+    else:
+        cover = limited_cover(loss, weights, tolerance, max_configs, time_limit_s=time_limit_s)
+    rule, reason, serves, ranges = _assign(question, times, cover, tolerance)
+    used = sorted(set(serves))
+    place = {column: i for i, column in enumerate(used)}
+    last = question.shapes.shapes[-1]
+    return DispatchTable(
+        kernel=question.definition.name,
+        program_digest=question.definition.program_digest(question.problem(last)),
+        problem=dict(question.fixed),
+        dims=question.shapes.dims,
+        threads=question.threads,
+        hardware=question.hardware.name,
+        hardware_key=question.hardware.key,
+        target=question.target,
+        toolchain={**asdict(question.toolchain), "key": question.toolchain.key},
+        tolerance=tolerance,
+        created_at=(now or datetime.now(UTC)).isoformat(timespec="seconds"),
+        rule=rule,
+        method=cover.note,
+        reason=reason,
+        configs=tuple(times.configs[column] for column in used),
+        ranges=tuple(Range(first=a, last=b, config=place[c]) for a, b, c in ranges),
+        shapes=tuple(_served(question, times, serves, place)),
+    )
+
+
+def _assign(
+    question: DispatchQuestion, times: Times, cover: Cover, tolerance: float
+) -> tuple[str, str, Sequence[int], list[tuple[int, int, int]]]:
+    """Return rule, reason, the column that serves each shape, and ranges as sizes."""
+    if len(question.shapes.dims) > 1:
+        reason = "several dimensions: the sampled shape that is nearest by logarithms decides"
+        return "nearest", reason, cover.serves, []
+    runs, reason = _runs(times.loss, np.array(question.shapes.weights), cover, tolerance)
+    serves = [run.config for run in runs for _ in range(run.first, run.last + 1)]
+    return "ranges", reason, serves, _sizes([s for (s,) in question.shapes.shapes], runs)
+
+
+def _runs(
+    loss: Losses, weights: NDArray[np.float64], cover: Cover, tolerance: float
+) -> tuple[list[Run], str]:
+    """Return which neighbouring shapes share a config, and why."""
+    if cover.bound > tolerance:  # each shape has the fastest of too few
+        groups = itertools.groupby(enumerate(cover.serves), key=lambda pair: pair[1])
+        parts = [(config, [row for row, _ in group]) for config, group in groups]
+        runs = [Run(rows[0], rows[-1], config) for config, rows in parts]
+        return runs, f"{len(runs)} ranges: each shape has the fastest of the configs"
+    fits, configs = within(loss, cover.bound), len(cover.configs)
+    runs = fewest_runs(loss, weights, fits)
+    if len({run.config for run in runs}) <= configs:
+        return runs, f"{len(runs)} ranges are the fewest of all, and take the fewest configs"
+    fewest = len(runs)
+    chosen = np.zeros(fits.shape[1], bool)
+    chosen[list(cover.configs)] = True
+    runs = fewest_runs(loss, weights, fits & chosen)
+    return runs, (
+        f"{len(runs)} ranges of {configs} configs: the fewest configs go before the fewest "
+        f"ranges, {fewest} of more configs"
+    )
+
+
+def _sizes(sizes: Sequence[int], runs: Sequence[Run]) -> list[tuple[int, int, int]]:
+    """Return runs of samples as ranges of sizes without gaps."""
+    ends = [boundary(sizes[a.last], sizes[b.first]) for a, b in itertools.pairwise(runs)]
+    firsts = [sizes[0], *(end + 1 for end in ends)]
+    lasts = [*ends, sizes[-1]]
+    return [(a, b, run.config) for a, b, run in zip(firsts, lasts, runs, strict=True)]
+
+
+def boundary(below: int, above: int) -> int:
+    """Return the last size between two samples that the config of the lower one serves."""
+    return min(math.isqrt(below * above), above - 1)
+
+
+def _served(
+    question: DispatchQuestion, times: Times, serves: Sequence[int], place: dict[int, int]
+) -> list[Served]:
+    shapes = question.shapes
+    return [
+        Served(
+            shape=shape,
+            weight=weight,
+            config=place[column],
+            time_s=float(times.time_s[row, column]),
+            best_s=float(times.best_s[row]),
+            source=str(times.source[row, column]),
+            best_source=times.best_source[row],
+            interval_s=(float(times.low_s[row, column]), float(times.high_s[row, column])),
+        )
+        for row, (shape, weight, column) in enumerate(
+            zip(shapes.shapes, shapes.weights, serves, strict=True)
+        )
+    ]
