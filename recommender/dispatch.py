@@ -21,7 +21,8 @@ from recommender.cover import (
     minimum_cover,
     within,
 )
-from recommender.dispatch_times import DispatchQuestion, Times
+from recommender.dispatch_question import DispatchQuestion
+from recommender.dispatch_times import Times
 from recommender.errors import InvalidShapes
 from tilecore.dispatch_table import DispatchTable, Range, Served
 
@@ -63,7 +64,7 @@ def dispatch_table(
     else:
         cover = limited_cover(loss, weights, tolerance, max_configs, time_limit_s=time_limit_s)
     rule, reason, serves, ranges = _assign(question, times, cover, tolerance)
-    used = sorted(set(serves))
+    used = list(dict.fromkeys(serves))
     place = {column: i for i, column in enumerate(used)}
     last = question.shapes.shapes[-1]
     return DispatchTable(

@@ -3,60 +3,26 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recommender.analytic import estimate
-from recommender.hardware import HardwareProfile
-from recommender.measurement import Measurement, MeasureStatus, Protocol, Toolchain
+from recommender.dispatch_question import DispatchQuestion
+from recommender.measurement import Measurement, MeasureStatus, Protocol
 from recommender.ports import MeasurementStore
 from recommender.predict import Learned, active_model, forecast, forecast_configs
-from recommender.shapes import Shape, ShapeSet
+from recommender.shapes import Shape
 from recommender.space import SearchSpace
 from recommender.workload import Workload
-from tilecore.kernels.definition import KernelDefinition
-from tilecore.tile_config import KnobValue, TileConfig
+from tilecore.tile_config import TileConfig
 
 FORECASTS = 24  # shapes whose whole space is looked at: the others share their favourites
 FAVOURITES = 24  # of each of them
 Floats = NDArray[np.float64]
 Evidence = Callable[[Workload], Sequence[Measurement]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DispatchQuestion:
-    """For which shapes of a kernel, on which device, a table is asked.
-
-    Attributes:
-        definition: of the kernel.
-        fixed: canonical fields of the problem, without the dimensions of ``shapes``.
-        threads: cores to use; 0: all.
-        target: what tilecore compiles for there.
-    """
-
-    definition: KernelDefinition
-    fixed: Mapping[str, KnobValue]
-    shapes: ShapeSet
-    hardware: HardwareProfile
-    toolchain: Toolchain
-    target: str = "llvm"
-    threads: int = 0
-
-    def problem(self, shape: Shape) -> dict[str, KnobValue]:
-        """Return the canonical problem of a shape."""
-        return {**self.fixed, **dict(zip(self.shapes.dims, shape, strict=True))}
-
-    def workload(self, shape: Shape) -> Workload:
-        """Return the workload of a shape."""
-        return Workload.of(self.definition.name, self.problem(shape), self.threads)
-
-    @property
-    def cores(self) -> int:
-        """How many cores the times are of."""
-        return self.threads or self.hardware.cores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from db.store import SqlStore
-from recommender.dispatch_times import DispatchQuestion
+from recommender.dispatch_question import DispatchQuestion
 from recommender.errors import InvalidShapes
 from recommender.hardware import HardwareProfile
 from recommender.shapes import (

@@ -18,7 +18,8 @@ from db.records import RunRecord
 from db.store import SqlStore
 from recommender.cover import limited_cover
 from recommender.dispatch import TOLERANCE, dispatch_table
-from recommender.dispatch_times import DispatchQuestion, Evidence, Times, known_times, logged
+from recommender.dispatch_question import DispatchQuestion
+from recommender.dispatch_times import Evidence, Times, known_times, logged
 from recommender.measurement import Measurement
 from recommender.nearest import fastest
 from tilecore.dispatch_table import write_json
