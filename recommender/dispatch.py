@@ -28,6 +28,8 @@ from tilecore.dispatch_table import DispatchTable, Range, Served
 
 TOLERANCE = 0.05
 MAX_TOLERANCE = 10.0
+CROSSED = 12  # configs that are measured at all shapes
+NEIGHBOURS = 2  # shapes on each side whose winners are measured here, too
 
 
 def dispatch_table(
@@ -86,6 +88,30 @@ def dispatch_table(
         ranges=tuple(Range(first=a, last=b, config=place[c]) for a, b, c in ranges),
         shapes=tuple(_served(question, times, serves, place)),
     )
+
+
+def to_cross_measure(
+    times: Times, weights: NDArray[np.float64], *, limit: int = CROSSED
+) -> list[list[int]]:
+    """Return per shape the columns worth measuring there, so that a table can rest on it.
+
+    Those that would serve all shapes best if every time were right, the fastest of the shape and of
+    its neighbours.
+
+    Args:
+        times: measured and, where nothing is, predicted (``trust_predictions``).
+        weights: of the shapes.
+        limit: how many are measured at all shapes.
+    """
+    shared = limited_cover(times.loss, weights, TOLERANCE / 2, limit).configs
+    surest = np.where(times.source == np.array(times.best_source)[:, None], times.time_s, np.inf)
+    winners = np.argmin(surest, axis=1).tolist()
+    found = []
+    for row, winner in enumerate(winners):
+        near = winners[max(0, row - NEIGHBOURS) : row + NEIGHBOURS + 1]
+        wanted = dict.fromkeys([winner, *near, *shared])
+        found.append([column for column in wanted if np.isfinite(times.time_s[row, column])])
+    return found
 
 
 def _assign(

@@ -61,7 +61,7 @@ class DispatchTableRequest(Wire):
         description="by dimension FIRST:LAST, A,B,... or a list; ranges are sampled",
     )  # fmt: skip
     shapes: list[CountedShape] = Field(
-        default_factory=list, max_length=4096,
+        default_factory=list, max_length=512,
         description="counted shapes: those of the table, or the weights of the samples of `sizes`",
     )  # fmt: skip
     weighting: Literal["log", "uniform"] = Field("log", description="of ranges without counts")

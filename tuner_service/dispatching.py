@@ -7,7 +7,7 @@ without a search). The table rests on the second step alone: its times were take
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -16,12 +16,10 @@ import numpy as np
 
 from db.records import RunRecord
 from db.store import SqlStore
-from recommender.cover import limited_cover
-from recommender.dispatch import TOLERANCE, dispatch_table
+from recommender.dispatch import TOLERANCE, dispatch_table, to_cross_measure
 from recommender.dispatch_question import DispatchQuestion
-from recommender.dispatch_times import Evidence, Times, known_times, logged
+from recommender.dispatch_times import Evidence, Times, known_times
 from recommender.measurement import Measurement
-from recommender.nearest import fastest
 from tilecore.dispatch_table import write_json
 from tilecore.tile_config import TileConfig
 from tuner_service import commands, jobs, questions, wiring
@@ -31,9 +29,8 @@ from tuner_service.errors import ExportFailed, RunFailed
 from tuner_service.questions import Question
 from tuner_service.settings import Settings
 
-CROSSED = 12  # configs that are measured at all shapes
-NEIGHBOURS = 2  # shapes on each side whose winners are measured here, too
 Form = Literal["table", "vllm"]
+Follow = Callable[[Settings, SqlStore, Sequence[RunRecord]], None]
 
 
 def dispatch(
@@ -65,9 +62,15 @@ def dispatch(
 
 
 def tuned_times(
-    settings: Settings, store: SqlStore, asked: AskedTable, effort: jobs.Effort
+    settings: Settings,
+    store: SqlStore,
+    asked: AskedTable,
+    effort: jobs.Effort,
+    follow: Follow = commands.follow_group,
 ) -> tuple[DispatchQuestion, Times]:
     """Tune every shape, measure what may serve several at all of them, and return their times.
+
+    ``follow`` returns when runs have ended.
 
     Raises:
         HardwareNotOffered: no worker has the device (SV906).
@@ -86,7 +89,7 @@ def tuned_times(
     queued = list(jobs.submit_group(store, new)[0]) if new else []
     commands.out.print(f"tuning {len(parts)} shapes, {len(queued)} of them anew")
     runs = [known[p.workload.key] or queued.pop(0) for p in parts]
-    _finish(settings, store, runs)
+    _finish(settings, store, runs, follow)
     shared = candidates(question, store)
     crossing = replace(effort, time_limit_s=0.0)
     most = max(len(configs) for configs in shared.values())
@@ -95,35 +98,18 @@ def tuned_times(
         store, [(p, _with_room(crossing, shared[p.workload.key])) for p in parts],
         incumbents=shared,
     )  # fmt: skip
-    _finish(settings, store, group)
+    _finish(settings, store, group, follow)
     return question, known_times(question, store, evidence=_of_runs(store, group))
 
 
-def candidates(
-    question: DispatchQuestion, store: SqlStore, limit: int = CROSSED
-) -> dict[str, Sequence[TileConfig]]:
-    """Return, by the workload's key, which configs are to be measured at it.
-
-    Those that would serve the shapes best if predictions could be trusted, the shape's own winner
-    and those of its neighbours.
-    """
+def candidates(question: DispatchQuestion, store: SqlStore) -> dict[str, Sequence[TileConfig]]:
+    """Return, by the workload's key, which configs are to be measured at it."""
     times = known_times(question, store, trust_predictions=True)
-    weights = np.array(question.shapes.weights)
-    cover = limited_cover(times.loss, weights, TOLERANCE / 2, limit)
-    shared = [times.configs[column] for column in cover.configs]
-    workloads = [question.workload(shape) for shape in question.shapes.shapes]
-    find = logged(store, question)
-    winners = [fastest(find(workload)) for workload in workloads]
-    found: dict[str, Sequence[TileConfig]] = {}
-    for row, workload in enumerate(workloads):
-        near = winners[max(0, row - NEIGHBOURS) : row + NEIGHBOURS + 1]
-        wanted = [winners[row], *near]
-        configs = dict.fromkeys([*(m.config for m in wanted if m is not None), *shared])
-        places = {config: i for i, config in enumerate(times.configs)}
-        found[workload.key] = [
-            c for c in configs if c in places and np.isfinite(times.time_s[row, places[c]])
-        ]
-    return found
+    chosen = to_cross_measure(times, np.array(question.shapes.weights))
+    return {
+        question.workload(shape).key: [times.configs[column] for column in columns]
+        for shape, columns in zip(question.shapes.shapes, chosen, strict=True)
+    }
 
 
 def _with_room(effort: jobs.Effort, configs: Sequence[TileConfig]) -> jobs.Effort:
@@ -144,9 +130,11 @@ def _parts(store: SqlStore, question: DispatchQuestion) -> list[Question]:
     ]
 
 
-def _finish(settings: Settings, store: SqlStore, runs: Sequence[RunRecord]) -> None:
+def _finish(
+    settings: Settings, store: SqlStore, runs: Sequence[RunRecord], follow: Follow
+) -> None:  # fmt: skip
     if not all(run.is_finished for run in runs):
-        commands.follow_group(settings, store, runs)
+        follow(settings, store, runs)
     now = [store.runs.get(run.public_id) for run in runs]
     failed = [run for run in now if run.state != "SUCCEEDED"]
     if failed:
