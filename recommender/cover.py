@@ -73,9 +73,15 @@ def minimum_cover(
         loss[:, kept], fits[:, kept], weights, len(few), few, time_limit_s
     )
     cover = _cover(loss, fits, kept[chosen], bound=tolerance)
-    note = f"{len(cover.configs)} configs are the fewest (minimum set cover)"
+    count = len(cover.configs)
+    note = (
+        f"{counted(count, 'config')} {'is' if count == 1 else 'are'} the fewest (minimum set cover)"
+    )
     if not is_fewest:
-        note = f"{len(cover.configs)} configs; fewer may do: no proof within {time_limit_s:g} s"
+        note = (
+            f"{counted(count, 'config')}, the better of a greedy search and of what HiGHS found; "
+            f"fewer may do: no proof within {time_limit_s:g} s"
+        )
     elif not is_cheapest:
         note += f"; others as few may be faster: no proof within {time_limit_s:g} s"
     return _with_note(cover, note, is_exact=is_fewest and is_cheapest)
@@ -108,17 +114,24 @@ def limited_cover(
         else:
             is_exact, low = is_exact and is_fewest, middle + 1
     if found is None:  # no config runs at every shape, and so few leave some without one
-        note = f"{needed} configs, not {count}: fewer leave some shape without a legal one"
+        note = (
+            f"{counted(needed, 'config')}, not {count}: fewer leave some shape without a legal one"
+        )
         return _with_note(cover, note, is_exact=cover.is_exact)
     bound = float(levels[low])
     fits, (kept, few) = within(loss, bound), found
     chosen, is_cheapest = _cheapest(loss[:, kept], fits[:, kept], weights, count, few, time_limit_s)
     limited = _cover(loss, fits, kept[chosen], bound=bound)
     note = (
-        f"{len(limited.configs)} configs as asked for; {tolerance:.0%} everywhere takes {needed}; "
-        f"the worst shape loses {bound:.1%}"
+        f"{counted(len(limited.configs), 'config')} as asked for; {tolerance:.0%} everywhere "
+        f"takes {needed}; the worst shape loses {bound:.1%}"
     )
     return _with_note(limited, note, is_exact=is_exact and is_cheapest)
+
+
+def counted(count: int, what: str) -> str:
+    """Return a count in words: ``1 config``, ``2 configs``."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def greedy_cover(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -16,6 +15,7 @@ from recommender.cover import (
     Cover,
     Losses,
     Run,
+    counted,
     fewest_runs,
     limited_cover,
     minimum_cover,
@@ -134,32 +134,32 @@ def _runs(
         groups = itertools.groupby(enumerate(cover.serves), key=lambda pair: pair[1])
         parts = [(config, [row for row, _ in group]) for config, group in groups]
         runs = [Run(rows[0], rows[-1], config) for config, rows in parts]
-        return runs, f"{len(runs)} ranges: each shape has the fastest of the configs"
+        return runs, f"{counted(len(runs), 'range')}: each shape has the fastest of the configs"
     fits, configs = within(loss, cover.bound), len(cover.configs)
     runs = fewest_runs(loss, weights, fits)
     if len({run.config for run in runs}) <= configs:
-        return runs, f"{len(runs)} ranges are the fewest of all, and take the fewest configs"
-    fewest = len(runs)
+        are = "range is" if len(runs) == 1 else "ranges are"
+        return runs, f"{len(runs)} {are} the fewest of all, and take the fewest configs"
+    fewest = f"{counted(len(runs), 'range')} of {len({run.config for run in runs})} configs"
     chosen = np.zeros(fits.shape[1], bool)
     chosen[list(cover.configs)] = True
     runs = fewest_runs(loss, weights, fits & chosen)
     return runs, (
-        f"{len(runs)} ranges of {configs} configs: the fewest configs go before the fewest "
-        f"ranges, {fewest} of more configs"
+        f"{counted(len(runs), 'range')} of {counted(configs, 'config')}: the fewest configs go "
+        f"before the fewest ranges ({fewest})"
     )
 
 
 def _sizes(sizes: Sequence[int], runs: Sequence[Run]) -> list[tuple[int, int, int]]:
-    """Return runs of samples as ranges of sizes without gaps."""
-    ends = [boundary(sizes[a.last], sizes[b.first]) for a, b in itertools.pairwise(runs)]
-    firsts = [sizes[0], *(end + 1 for end in ends)]
-    lasts = [*ends, sizes[-1]]
-    return [(a, b, run.config) for a, b, run in zip(firsts, lasts, runs, strict=True)]
+    """Return runs of samples as ranges of sizes without gaps.
 
-
-def boundary(below: int, above: int) -> int:
-    """Return the last size between two samples that the config of the lower one serves."""
-    return min(math.isqrt(below * above), above - 1)
+    What lies between two samples goes with the larger one, as blocks round up: with samples left
+    out that lost 1.6 % in the mean and 12.8 % at worst; cut at the mean of logarithms, 4.7 % and
+    76.6 % (benchmarks/dispatch.py).
+    """
+    lasts = [sizes[run.last] for run in runs]
+    firsts = [sizes[0], *(last + 1 for last in lasts)]
+    return [(a, b, run.config) for a, b, run in zip(firsts, lasts, runs, strict=False)]
 
 
 def _served(

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from recommender.dispatch import boundary, dispatch_table
+from recommender.dispatch import dispatch_table, to_cross_measure
 from recommender.dispatch_question import DispatchQuestion
 from recommender.dispatch_times import Times, known_times
 from recommender.errors import InvalidShapes
@@ -67,8 +67,8 @@ def test_one_config_where_one_is_enough_and_the_loss_is_told():
 
 def test_ranges_are_contiguous_and_choose_what_serves_each_shape():
     table = table_of([1, 16, 256, 4096], [[10, 20], [10, 20], [20, 10], [20, 10]])
-    assert [(r.first, r.last, r.config) for r in table.ranges] == [(1, 64, 0), (65, 4096, 1)]
-    assert [table.choose((m,)) for m in (1, 64, 65, 9999)] == [0, 0, 1, 1]
+    assert [(r.first, r.last, r.config) for r in table.ranges] == [(1, 16, 0), (17, 4096, 1)]
+    assert [table.choose((m,)) for m in (1, 16, 17, 9999)] == [0, 0, 1, 1]
     assert "fewest" in table.reason
 
 
@@ -211,6 +211,23 @@ def test_a_tolerance_or_count_that_makes_no_sense_is_refused(wrong):
     assert caught.value.code == "RC611"
 
 
-@pytest.mark.parametrize(("below", "above"), [(1, 2), (1, 4), (16, 17), (100, 1000)])
-def test_a_boundary_leaves_both_samples_on_their_side(below, above):
-    assert below <= boundary(below, above) < above
+def test_what_is_cross_measured_has_each_winner_its_neighbours_and_what_serves_all():
+    asked = question({"m": [1, 2, 4, 8, 16]})
+    times = np.full((5, 6), 30.0)
+    times[np.arange(5), np.arange(5)] = 10.0
+    times[:, 5] = 10.2  # of no shape the best, within 2.5 % everywhere
+    chosen = to_cross_measure(Times.of(configs(6), times), np.array(asked.shapes.weights), limit=1)
+    assert chosen == [
+        [0, 1, 2, 5],
+        [1, 0, 2, 3, 5],
+        [2, 0, 1, 3, 4, 5],
+        [3, 1, 2, 4, 5],
+        [4, 2, 3, 5],
+    ]
+
+
+def test_a_prediction_is_no_winner_where_something_was_measured():
+    times = Times.of(configs(3), np.full((2, 3), 10.0))
+    times.source[0] = ["prior", "prior", "measured"]
+    first = to_cross_measure(times, np.array([0.5, 0.5]))[0][0]
+    assert first == 2
