@@ -1,8 +1,9 @@
 """Dispatcher: a kernel of many configs, called like one; the sizes of its tensors choose.
 
 What a table promises was measured with kernels that know their shape. These run wherever a call has
-a shape of the table. Any other size takes the kernel of its range's config with the dimensions left
-dynamic, compiled once, where the program can be traced so; else one kernel per shape.
+a shape of the table, and for all sizes up to FEW: a kernel that does not know that its rows are few
+takes up to twice as long. Any other size takes the kernel of its range's config with the dimensions
+left dynamic, compiled once, where the program can be traced so; else one kernel per shape.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ from tilecore.tile_config import KnobValue, TileConfig
 
 MODES = ("auto", "static", "dynamic")
 BEYOND = ("nearest", "error")
+# M = 3 of a GEMM with N = K = 1024 takes 76 % more with a dynamic kernel: products of up to 16 rows
+# have a form of their own (inference/few_rows.py; benchmarks/results/dispatch_2026-11-22.md).
+FEW = 16
 Make = Callable[[Mapping[str, Any], Mapping[str, Any]], PrimFunc]
 Places = tuple[tuple[int, int], ...]  # per dimension a position among the arguments and an axis
 
@@ -71,8 +75,9 @@ class Dispatcher:
                 whose arguments are the table's fields, dims and knobs, or (problem, config) ->
                 traced program.
             target: what to compile for; None: what the table says.
-            shapes: "static": a kernel per shape; "dynamic": one per config; "auto": the shapes of
-                the table have their own, others the dynamic one of their config.
+            shapes: "static": a kernel per shape; "dynamic": one per config; "auto": shapes of the
+                table and those with a size up to FEW have their own, others the dynamic one of
+                their config.
             beyond: what sizes outside the table get: the config of the "nearest", or an "error".
 
         Raises:
@@ -132,9 +137,16 @@ class Dispatcher:
         return self._kernel(self._sizes(sizes, by_name))
 
     def compile_all(self) -> int:
-        """Compile what the table's shapes need, and what others will; return how many kernels."""
+        """Compile what sizes within the table need; return how many kernels there are.
+
+        With "static", and of several dimensions with sizes up to FEW, others follow by their calls.
+        """
         for served in self.table.shapes:
             self._kernel(served.shape)
+        if self._is_single and self._mode == "auto":
+            ((low, high),) = self.table.span
+            for size in range(low, min(FEW, high) + 1):
+                self._kernel((size,))
         if self._mode != "static":
             for number in range(len(self.table.configs)):
                 self._dynamic_kernel(number)
@@ -194,7 +206,9 @@ class Dispatcher:
 
     def _kernel(self, sizes: Shape) -> JITKernel:
         number = self._choose(sizes)
-        is_own = self._mode == "static" or (self._mode == "auto" and sizes in self._known)
+        is_own = self._mode == "static" or (
+            self._mode == "auto" and (sizes in self._known or min(sizes) <= FEW)
+        )
         found = None if is_own else self._dynamic_kernel(number)
         if found is not None:
             return found

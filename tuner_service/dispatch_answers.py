@@ -8,6 +8,7 @@ from db.store import SqlStore
 from recommender.errors import InvalidShapes
 from recommender.shapes import parse_sizes
 from tuner_service.answering import Answer
+from tuner_service.dispatch_evidence import LoggedSessions
 from tuner_service.dispatch_schemas import MAX_WIRE_SHAPES, DispatchTableRequest
 from tuner_service.dispatch_shapes import AskedTable, understand_table
 
@@ -42,7 +43,10 @@ def work_out_table(store: SqlStore, request: DispatchTableRequest) -> Answer:
             where="shapes", expected=f"at most {MAX_WIRE_SHAPES} in one request",
             found=len(question.shapes.shapes),
         )  # fmt: skip
-    times = known_times(question, store, trust_predictions=request.trust_predictions)
+    times = known_times(
+        question, store, evidence=LoggedSessions(store, question),
+        trust_predictions=request.trust_predictions,
+    )  # fmt: skip
     table = dispatch_table(
         question, times, tolerance=request.tolerance, max_configs=request.max_configs,
         time_limit_s=SOLVER_S,

@@ -24,6 +24,7 @@ from tilecore.dispatch_table import write_json
 from tilecore.tile_config import TileConfig
 from tuner_service import commands, jobs, questions, wiring
 from tuner_service.console_dispatch import print_dispatch_table
+from tuner_service.dispatch_evidence import LoggedSessions
 from tuner_service.dispatch_shapes import AskedTable, understand_table
 from tuner_service.errors import ExportFailed, RunFailed
 from tuner_service.questions import Question
@@ -48,7 +49,10 @@ def dispatch(
     store = wiring.open_store(settings)
     question = understand_table(store, asked)
     if effort is None:
-        times = known_times(question, store, trust_predictions=trust_predictions)
+        times = known_times(
+            question, store, evidence=LoggedSessions(store, question),
+            trust_predictions=trust_predictions,
+        )  # fmt: skip
     else:
         question, times = tuned_times(settings, store, asked, effort)
     table = dispatch_table(question, times, tolerance=tolerance, max_configs=max_configs)
@@ -104,7 +108,9 @@ def tuned_times(
 
 def candidates(question: DispatchQuestion, store: SqlStore) -> dict[str, Sequence[TileConfig]]:
     """Return, by the workload's key, which configs are to be measured at it."""
-    times = known_times(question, store, trust_predictions=True)
+    times = known_times(
+        question, store, evidence=LoggedSessions(store, question), trust_predictions=True
+    )
     chosen = to_cross_measure(times, np.array(question.shapes.weights))
     return {
         question.workload(shape).key: [times.configs[column] for column in columns]

@@ -24,7 +24,7 @@ FEW = TileConfig.of(
     pack_a="none", pack_b="none",
 )  # fmt: skip
 MANY = FEW.replace(block_M=64, micro_m=6, micro_n=4, pack_a="rows", pack_b="block")
-SIZES = [1, 7, 16, 17, 40, 64, 65, 300]  # 1, 16, 17 and 64 are in the table
+SIZES = [1, 7, 20, 32, 33, 40, 64, 65, 300]  # 1, 32, 33 and 64 are in the table
 
 
 def served(shape, config):
@@ -34,7 +34,7 @@ def served(shape, config):
     )  # fmt: skip
 
 
-def table(kernel="gemm", problem=None, configs=(FEW, MANY), sizes=(1, 16, 17, 64), **changes):
+def table(kernel="gemm", problem=None, configs=(FEW, MANY), sizes=(1, 32, 33, 64), **changes):
     definition = kernels.KERNELS.get(kernel)
     fixed = {"n": 96, "k": 70} if problem is None else problem
     digest = ""
@@ -74,22 +74,28 @@ def test_every_size_is_computed_right_whatever_serves_it(shapes):
         right(torch.from_numpy(dispatcher(a.numpy(), b.numpy())), a, b)
 
 
-def test_shapes_of_the_table_have_kernels_of_their_own_and_others_share_one():
+def test_shapes_of_the_table_and_few_rows_have_kernels_of_their_own_others_share_one():
     dispatcher = tilecore.Dispatcher(table())
-    assert dispatcher.compile_all() == 6  # four shapes, two configs
     extents = {m: dispatcher.kernel_for(m).artifact.manifest.parameters[0].shape for m in SIZES}
     assert {m: s[0] for m, s in extents.items()} == {
-        1: 1, 7: "m", 16: 16, 17: 17, 40: "m", 64: 64, 65: "m", 300: "m",
+        1: 1, 7: 7, 20: "m", 32: 32, 33: 33, 40: "m", 64: 64, 65: "m", 300: "m",
     }  # fmt: skip
     assert dispatcher.kernel_for(m=40) is dispatcher.kernel_for(65)
-    assert dispatcher.kernel_for(7) is not dispatcher.kernel_for(40)
-    assert dispatcher.compile_all() == 6
-    assert tilecore.Dispatcher(table(), shapes="dynamic").compile_all() == 2
+    assert dispatcher.kernel_for(20) is not dispatcher.kernel_for(40)
+
+
+def test_all_kernels_are_compiled_ahead():
+    sizes = (15, 32, 33, 64)
+    dispatcher = tilecore.Dispatcher(table(sizes=sizes))
+    assert dispatcher.compile_all() == 7  # four shapes, 16 rows, two configs
+    assert dispatcher.compile_all() == 7
+    assert tilecore.Dispatcher(table(sizes=sizes), shapes="dynamic").compile_all() == 2
+    assert tilecore.Dispatcher(table(sizes=sizes), shapes="static").compile_all() == 4
 
 
 def test_sizes_choose_their_range_and_beyond_the_table_the_nearest():
     dispatcher = tilecore.Dispatcher(table())
-    chosen = [dispatcher.config_for(m) for m in (1, 16, 17, 64, 65, 10_000)]
+    chosen = [dispatcher.config_for(m) for m in (1, 32, 33, 64, 65, 10_000)]
     assert chosen == [FEW, FEW, MANY, MANY, MANY, MANY]
     assert dispatcher.config_for(m=3) == FEW
 
@@ -183,12 +189,12 @@ def test_other_kernels_of_the_library_serve_sizes_that_were_never_sampled(name):
     dispatcher = tilecore.Dispatcher(
         table(name, fixed, configs=(definition.default_config(),) * 2, sizes=(4, 32))
     )
-    for m in (4, 5, 33):
+    for m in (4, 20, 33):
         problem = definition.parse_problem({**fixed, "m": m})
         inputs = definition.inputs(problem, np.random.default_rng(m))
         (expected,) = definition.reference(problem, inputs)
         np.testing.assert_allclose(dispatcher(*inputs), expected, rtol=1e-4, atol=1e-4)
-    assert dispatcher.kernel_for(5) is dispatcher.kernel_for(33)
+    assert dispatcher.kernel_for(20) is not dispatcher.kernel_for(4)
 
 
 @tilecore.jit(out_idx=-1)

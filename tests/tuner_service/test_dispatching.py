@@ -19,6 +19,7 @@ from tuner_service import dispatching, wiring
 from tuner_service.app import create_app
 from tuner_service.client import ServiceClient
 from tuner_service.coordinator import Coordinator
+from tuner_service.dispatch_evidence import LoggedSessions
 from tuner_service.dispatch_shapes import AskedTable, read_weights, split_sizes, understand_table
 from tuner_service.jobs import Effort
 from tuner_service.run_driver import Limits
@@ -155,6 +156,9 @@ def test_tuned_tables_rest_on_what_was_measured_side_by_side(settings, store):
         }
         for config in table.configs:
             assert config in confirmed
+        logged = LoggedSessions(store, question)(run.workload)
+        assert {m.config for m in logged if m.protocol is Protocol.CONFIRM} == confirmed
+        assert len({m.config for m in logged if m.protocol is Protocol.SCREEN}) > 3
     again, _ = dispatching.tuned_times(settings, store, asked, effort, follow=work)
     assert again == question
     searched = [r for r in store.runs.list() if r.spec["time_limit_s"] > 0]
