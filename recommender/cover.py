@@ -108,7 +108,7 @@ def limited_cover(
         middle = (low + high) // 2
         fits = within(loss, float(levels[middle]))
         kept = _undominated(loss, fits)
-        few, is_fewest = _fewest(fits[:, kept], time_limit_s)
+        few, is_fewest = _fewest(fits[:, kept], time_limit_s, enough=count)
         if len(few) <= count:
             found, high = (kept, few), middle - 1
         else:
@@ -200,13 +200,15 @@ def _undominated(loss: Losses, fits: Mask) -> NDArray[np.intp]:
     return np.array(sorted(kept), dtype=np.intp)
 
 
-def _fewest(fits: Mask, time_limit_s: float) -> tuple[NDArray[np.intp], bool]:
-    """Return the columns of a minimum cover, and whether that is proved."""
+def _fewest(
+    fits: Mask, time_limit_s: float, *, enough: int = 1
+) -> tuple[NDArray[np.intp], bool]:  # fmt: skip
+    """Return the columns of a minimum cover, and whether that is proved; ``enough`` are few."""
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     shapes, columns = fits.shape
     greedy = _greedy(fits, np.zeros(fits.shape))
-    if len(greedy) == 1:
+    if len(greedy) <= enough:
         return greedy, True
     found = milp(
         np.ones(columns), integrality=np.ones(columns), bounds=Bounds(0, 1),

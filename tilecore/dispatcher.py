@@ -97,7 +97,8 @@ class Dispatcher:
         self._static: dict[tuple[int, Shape], JITKernel] = {}
         self._dynamic: dict[int, JITKernel | None] = {}
         self._calls: dict[Any, Callable[..., Any]] = {}
-        self._places, self.doubts = self._look_at_program()
+        self._places = self._look_at_program()
+        self.doubts = self._doubts() if program is None else ()
         self._is_single = len(self.table.dims) == 1
         for doubt in self.doubts:
             warnings.warn(StaleTable(f"{self._path}: {doubt}"), stacklevel=2)
@@ -239,8 +240,8 @@ class Dispatcher:
 
     # --- the program --------------------------------------------------------------------------
 
-    def _look_at_program(self) -> tuple[dict[int, Places], tuple[str, ...]]:
-        """Return where dimensions stand among the arguments, by their number, and doubts.
+    def _look_at_program(self) -> dict[int, Places]:
+        """Return where dimensions stand among the arguments, by their number.
 
         A dimension is an axis of an input that doubles when it does, and is as large.
         """
@@ -262,14 +263,13 @@ class Dispatcher:
                 )  # fmt: skip
             whole.append(found)
             short.append((inputs.index(found[0]), found[1]))
-        places = {len(base.params): tuple(whole), len(inputs): tuple(short)}
-        return places, self._doubts(last.shape)
+        return {len(base.params): tuple(whole), len(inputs): tuple(short)}
 
-    def _doubts(self, shape: Shape) -> tuple[str, ...]:
-        """Return in words whether the program is another than that of the table."""
-        if self.table.kernel not in kernels.KERNELS or not self.table.program_digest:
+    def _doubts(self) -> tuple[str, ...]:
+        """Return in words whether the library's program is another than that of the table."""
+        if not self.table.program_digest:
             return ()
-        definition = kernels.get(self.table.kernel)
+        definition, shape = kernels.get(self.table.kernel), self.table.shapes[-1].shape
         problem = {**self.table.problem, **dict(zip(self.table.dims, shape, strict=True))}
         now = program_digest(definition.program(problem, dict(definition.default_config())))
         was = self.table.program_digest

@@ -10,6 +10,8 @@ from rich.table import Table
 from tilecore.dispatch_table import DispatchTable, Served
 from tuner_service.console import short_config
 
+ROUNDING = 1e-9
+
 
 def print_dispatch_table(console: Console, table: DispatchTable, kind: str = "cpu") -> None:
     """Print which config serves which sizes, what that is expected to cost, and why it is so."""
@@ -31,11 +33,14 @@ def print_dispatch_table(console: Console, table: DispatchTable, kind: str = "cp
     for number, config in enumerate(table.configs, 1):
         console.print(f"{number}. {short_config(config, kind)}", highlight=False, soft_wrap=True)
     console.print(f"{table.method}; {table.reason}", highlight=False, soft_wrap=True)
-    console.print(
-        f"expected loss: mean {table.mean_loss:.1%}, worst {table.worst_loss:.1%}; "
-        f"{table.measured_share():.0%} of the calls rest on measurements",
-        highlight=False, soft_wrap=True,
-    )  # fmt: skip
+    share = table.measured_share()
+    text = (
+        f"expected loss: mean {table.mean_loss:.1%}, worst {table.worst_loss:.1%}; {share:.0%} of "
+        "the calls rest on measurements"
+    )
+    if share < 1 - ROUNDING:
+        text += "; what predictions lose is not known: --tune measures it"
+    console.print(text, highlight=False, soft_wrap=True)
 
 
 def _parts(table: DispatchTable) -> list[tuple[str, int, list[Served]]]:
