@@ -168,8 +168,8 @@ def sample_range(low: int, high: int, tiles: Sequence[int] = (), count: int = SA
     """Return up to ``count`` sizes from ``low`` to ``high`` where costs of tiled kernels change.
 
     First the ends and powers of two; then, each time those farthest from what there is, one more
-    than powers of two (the first size that starts a new tile), midpoints between powers of two, one
-    less than them, and tile sizes, their multiples and what follows these.
+    than powers of two (the first size that starts a new tile), midpoints between powers of two,
+    tile sizes, their multiples and what follows these, and one less than powers of two.
     """
     powers = [1 << i for i in range(high.bit_length())]
     multiples = [t * i for t in tiles for i in range(1, min(high // t, 8) + 1)]
@@ -178,8 +178,8 @@ def sample_range(low: int, high: int, tiles: Sequence[int] = (), count: int = SA
         powers,
         [p + 1 for p in powers],
         [p + p // 2 for p in powers if p > 1],
-        [p - 1 for p in powers],
         [*multiples, *(m + 1 for m in multiples)],
+        [p - 1 for p in powers],
     ]
     chosen: list[int] = []
     for candidates in classes:
