@@ -8,6 +8,7 @@ left dynamic, compiled once, where the program can be traced so; else one kernel
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from tilecore.dispatch_table import DispatchTable, Shape
 from tilecore.errors import (
     ArgumentError,
     InvalidDispatchTable,
+    InvalidProblem,
     OutsideDispatchTable,
     TileError,
     TypeMismatch,
@@ -31,6 +33,7 @@ from tilecore.ir.nodes import Buffer, PrimFunc
 from tilecore.ir.printer import program_digest
 from tilecore.jit import JITImpl, compile
 from tilecore.kernel import JITKernel
+from tilecore.kernels.definition import KernelDefinition
 from tilecore.recommending import LOWERING
 from tilecore.runtime import LoadedKernel, dims
 from tilecore.runtime.quick import QuickCheck
@@ -302,8 +305,6 @@ class _Sized:
 
 def _of_size(kernel: JITKernel, sizes: Mapping[str, int]) -> Callable[..., Any]:
     """Return a dynamic kernel for tensors of certain sizes."""
-    import sys
-
     specs = [
         replace(p, shape=tuple(dims.evaluate(e, sizes) for e in p.shape))
         for p in kernel.artifact.manifest.parameters
@@ -328,12 +329,42 @@ def _maker(table: DispatchTable, program: JITImpl | Make | None, path: str) -> M
     if program is not None:
         return program
     try:
-        return kernels.get(table.kernel).program
+        definition = kernels.get(table.kernel)
     except UnknownKernel as error:
         raise InvalidDispatchTable(
             path=path, expected="a kernel of the library, or its `program`", found=table.kernel,
             hint="pass program=, the function that makes it",
         ) from error  # fmt: skip
+    return _of_library(definition, table, path)
+
+
+def _of_library(definition: KernelDefinition, table: DispatchTable, path: str) -> Make:
+    """Return the program of a library kernel, for whose problem and knobs the table is checked."""
+    defaults = {knob.name: knob.default for knob in definition.knobs}
+    for number, config in enumerate(table.configs):
+        for name, value in config.items():
+            if name not in defaults:
+                expected, found = f"knobs {', '.join(defaults)}", name
+            elif type(value) is not type(defaults[name]):
+                expected, found = f"{name} as {type(defaults[name]).__name__}", repr(value)
+            else:
+                continue
+            where = f"{path}: configs[{number}]"
+            raise InvalidDispatchTable(path=where, expected=expected, found=found)
+    last = dict(zip(table.dims, table.shapes[-1].shape, strict=True))
+    try:
+        fixed = definition.parse_problem({**table.problem, **last})
+    except InvalidProblem as error:
+        where = f"{path}: problem of {definition.name}"
+        raise InvalidDispatchTable(
+            path=f"{where}, {error.fields['field']}", expected=error.fields["expected"],
+            found=error.fields["found"],
+        ) from error  # fmt: skip
+
+    def program(problem: Mapping[str, Any], config: Mapping[str, Any]) -> PrimFunc:
+        return definition.program({**fixed, **problem}, {**defaults, **config})
+
+    return program
 
 
 def _lowering(config: TileConfig) -> dict[str, KnobValue]:

@@ -151,6 +151,33 @@ def test_a_table_on_disk_and_what_is_no_table(tmp_path):
         tilecore.Dispatcher(table("nothing", {"n": 96, "k": 70}))
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"configs": (FEW, MANY.replace(block_Q=3))}, r"configs\[1\]: expected knobs .* block_Q"),
+        ({"configs": (FEW.replace(block_M="16"), MANY)}, r"configs\[0\]: expected block_M as int"),
+        ({"configs": (FEW.replace(pack_a=1), MANY)}, r"configs\[0\]: expected pack_a as str"),
+        ({"problem": {"n": 96}}, "problem of gemm, k: expected a dimension, found nothing"),
+        ({"problem": {"n": 96, "k": 0}}, "problem of gemm, k: expected an integer"),
+        ({"problem": {"n": 96, "k": 70, "q": 1}}, "problem of gemm, q: .* unknown field"),
+        ({"dims": ("rows",)}, "problem of gemm, rows"),
+    ],
+)
+def test_tables_that_do_not_fit_their_kernel_are_refused(changes, said):
+    whole = {"program_digest": ""} | changes
+    base = table()
+    fields = {name: getattr(base, name) for name in base.__dataclass_fields__} | whole
+    with pytest.raises(InvalidDispatchTable, match=said) as caught:
+        tilecore.Dispatcher(DispatchTable(**fields))
+    assert caught.value.code == "TC506"
+
+
+def test_knobs_that_a_table_leaves_out_have_their_defaults():
+    bare = TileConfig.of(block_M=32)
+    a, b = torch.randn(20, 70), torch.randn(70, 96)
+    right(tilecore.Dispatcher(table(configs=(bare, bare)))(a, b), a, b)
+
+
 def test_another_version_of_the_program_is_doubted():
     with pytest.warns(StaleTable, match="tune again"):
         dispatcher = tilecore.Dispatcher(table(program_digest="0" * 32))
