@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +23,11 @@ from recommender.cover import (
     within,
 )
 from recommender.dispatch_question import DispatchQuestion
-from recommender.dispatch_times import Times
+from recommender.dispatch_times import Floats, Times
 from recommender.errors import InvalidShapes
+from recommender.shapes import ShapeSet, named
 from tilecore.dispatch_table import DispatchTable, Range, Served
+from tilecore.tile_config import KnobValue, TileConfig
 
 TOLERANCE = 0.05
 MAX_TOLERANCE = 10.0
@@ -32,61 +35,128 @@ CROSSED = 12  # configs that are measured at all shapes
 NEIGHBOURS = 2  # shapes on each side whose winners are measured here, too
 
 
-def dispatch_table(
-    question: DispatchQuestion,
-    times: Times,
-    *,
-    tolerance: float = TOLERANCE,
-    max_configs: int | None = None,
-    time_limit_s: float = TIME_LIMIT_S,
-    now: datetime | None = None,
-) -> DispatchTable:
-    """Return the table with the fewest configs such that no shape loses more than ``tolerance``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """How configs are chosen.
 
-    Args:
-        question: shapes, kernel and device.
-        times: of all configs at these shapes.
+    Attributes:
         tolerance: 0.05: every shape within 5 % of the best that is known for it.
         max_configs: at most so many, and the loss that this takes: the worst one as small as can
-            be, then the weighted one.
+            be, then the weighted one; None: as many as the tolerance takes.
         time_limit_s: of a step of the search for proofs.
-        now: when the table is made.
 
     Raises:
         InvalidShapes: a tolerance or number of configs that makes no sense (RC611).
     """
-    if not 0 <= tolerance <= MAX_TOLERANCE:
-        expected = f"a number from 0 to {MAX_TOLERANCE:g} (0.05 for 5 %)"
-        raise InvalidShapes(where="tolerance", expected=expected, found=tolerance)
-    if max_configs is not None and max_configs < 1:
-        raise InvalidShapes(where="max_configs", expected="1 or more", found=max_configs)
-    loss, weights = times.loss, np.array(question.shapes.weights)
-    if max_configs is None:
-        cover = minimum_cover(loss, weights, tolerance, time_limit_s=time_limit_s)
-    else:
-        cover = limited_cover(loss, weights, tolerance, max_configs, time_limit_s=time_limit_s)
-    rule, reason, serves, ranges = _assign(question, times, cover, tolerance)
-    used = list(dict.fromkeys(serves))
-    place = {column: i for i, column in enumerate(used)}
+
+    tolerance: float = TOLERANCE
+    max_configs: int | None = None
+    time_limit_s: float = TIME_LIMIT_S
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tolerance <= MAX_TOLERANCE:
+            expected = f"a number from 0 to {MAX_TOLERANCE:g} (0.05 for 5 %)"
+            raise InvalidShapes(where="tolerance", expected=expected, found=self.tolerance)
+        if self.max_configs is not None and self.max_configs < 1:
+            raise InvalidShapes(where="max_configs", expected="1 or more", found=self.max_configs)
+
+
+def dispatch_table(
+    question: DispatchQuestion,
+    times: Times,
+    choice: Choice | None = None,
+    *,
+    now: datetime | None = None,
+) -> DispatchTable:
+    """Return the table with the fewest configs such that no shape loses more than the tolerance.
+
+    Args:
+        question: shapes, kernel and device.
+        times: of all configs at these shapes.
+        choice: tolerance and limits.
+        now: when the table is made.
+    """
     last = question.shapes.shapes[-1]
-    return DispatchTable(
+    return _table(
+        question.shapes, times, choice or Choice(), now,
         kernel=question.definition.name,
         program_digest=question.definition.program_digest(question.problem(last)),
         problem=dict(question.fixed),
-        dims=question.shapes.dims,
         threads=question.threads,
         hardware=question.hardware.name,
         hardware_key=question.hardware.key,
         target=question.target,
         toolchain={**asdict(question.toolchain), "key": question.toolchain.key},
-        tolerance=tolerance,
+    )  # fmt: skip
+
+
+def table_of_times(
+    kernel: str,
+    shapes: ShapeSet,
+    configs: Sequence[TileConfig],
+    time_s: Floats,
+    choice: Choice | None = None,
+    *,
+    problem: Mapping[str, KnobValue] | None = None,
+    hardware: str = "",
+    target: str = "llvm",
+    threads: int = 0,
+) -> DispatchTable:  # fmt: skip
+    """Return a table for a kernel of your own, from times that you measured.
+
+    Args:
+        kernel: what to call it.
+        shapes: with their weights, in ascending order.
+        configs: knobs by name.
+        time_s: a row per shape, a column per config; NaN where a config cannot run.
+        choice: tolerance and limits.
+        problem: fields that do not change.
+        hardware: name of the device.
+        target: what to compile for.
+        threads: cores that the times hold for.
+
+    Raises:
+        InvalidShapes: times of other shapes or configs, or a shape that nothing runs (RC611).
+    """
+    expected, found = (len(shapes.shapes), len(configs)), np.shape(time_s)
+    if expected != found:
+        raise InvalidShapes(where="times", expected=f"{expected} of them", found=found)
+    usable = np.isfinite(time_s) & (np.nan_to_num(time_s) > 0)
+    for shape, has in zip(shapes.shapes, usable, strict=True):
+        if not has.any():
+            where = f"times at {named(shapes.dims, shape)}"
+            raise InvalidShapes(where=where, expected="a config that runs", found="none")
+    times = Times.of(configs, np.where(usable, time_s, np.inf))
+    return _table(
+        shapes, times, choice or Choice(), None, kernel=kernel, program_digest="",
+        problem=dict(problem or {}), threads=threads, hardware=hardware, hardware_key="",
+        target=target, toolchain={},
+    )  # fmt: skip
+
+
+def _table(
+    shapes: ShapeSet, times: Times, choice: Choice, now: datetime | None, **heading: Any
+) -> DispatchTable:
+    loss, weights = times.loss, np.array(shapes.weights)
+    limit: dict[str, Any] = {"time_limit_s": choice.time_limit_s}
+    if choice.max_configs is None:
+        cover = minimum_cover(loss, weights, choice.tolerance, **limit)
+    else:
+        cover = limited_cover(loss, weights, choice.tolerance, choice.max_configs, **limit)
+    rule, reason, serves, ranges = _assign(shapes, times, cover, choice.tolerance)
+    used = list(dict.fromkeys(serves))
+    place = {column: i for i, column in enumerate(used)}
+    return DispatchTable(
+        **heading,
+        dims=shapes.dims,
+        tolerance=choice.tolerance,
         created_at=(now or datetime.now(UTC)).isoformat(timespec="seconds"),
         rule=rule,
         method=cover.note,
         reason=reason,
         configs=tuple(times.configs[column] for column in used),
         ranges=tuple(Range(first=a, last=b, config=place[c]) for a, b, c in ranges),
-        shapes=tuple(_served(question, times, serves, place)),
+        shapes=tuple(_served(shapes, times, serves, place)),
     )
 
 
@@ -115,15 +185,15 @@ def to_cross_measure(
 
 
 def _assign(
-    question: DispatchQuestion, times: Times, cover: Cover, tolerance: float
+    shapes: ShapeSet, times: Times, cover: Cover, tolerance: float
 ) -> tuple[str, str, Sequence[int], list[tuple[int, int, int]]]:
     """Return rule, reason, the column that serves each shape, and ranges as sizes."""
-    if len(question.shapes.dims) > 1:
+    if len(shapes.dims) > 1:
         reason = "several dimensions: the sampled shape that is nearest by logarithms decides"
         return "nearest", reason, cover.serves, []
-    runs, reason = _runs(times.loss, np.array(question.shapes.weights), cover, tolerance)
+    runs, reason = _runs(times.loss, np.array(shapes.weights), cover, tolerance)
     serves = [run.config for run in runs for _ in range(run.first, run.last + 1)]
-    return "ranges", reason, serves, _sizes([s for (s,) in question.shapes.shapes], runs)
+    return "ranges", reason, serves, _sizes([s for (s,) in shapes.shapes], runs)
 
 
 def _runs(
@@ -163,9 +233,8 @@ def _sizes(sizes: Sequence[int], runs: Sequence[Run]) -> list[tuple[int, int, in
 
 
 def _served(
-    question: DispatchQuestion, times: Times, serves: Sequence[int], place: dict[int, int]
+    shapes: ShapeSet, times: Times, serves: Sequence[int], place: dict[int, int]
 ) -> list[Served]:
-    shapes = question.shapes
     return [
         Served(
             shape=shape,

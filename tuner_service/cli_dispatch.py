@@ -58,6 +58,7 @@ def dispatch(
     ] = None,
 ) -> None:
     """Choose the fewest configs for dynamic shapes and write which serves which sizes."""
+    from recommender.dispatch import Choice
     from tilecore import kernels
     from tuner_service import dispatching, questions
     from tuner_service.dispatch_shapes import AskedTable, read_weights, split_sizes
@@ -76,6 +77,6 @@ def dispatch(
     )  # fmt: skip
     effort = Effort(max_trials=trials, time_limit_s=settings.time_limit_s) if tune else None
     dispatching.dispatch(
-        settings, asked, tolerance=tolerance, max_configs=max_configs,
+        settings, asked, Choice(tolerance=tolerance, max_configs=max_configs),
         trust_predictions=trust_predictions, effort=effort, output=output, form=form,
     )  # fmt: skip

@@ -24,7 +24,7 @@ def work_out_table(store: SqlStore, request: DispatchTableRequest) -> Answer:
         TileError: what ``dispatch_shapes.understand_table`` and ``known_times`` raise.
     """
     # They load XGBoost and SciPy, which most processes need not.
-    from recommender.dispatch import dispatch_table
+    from recommender.dispatch import Choice, dispatch_table
     from recommender.dispatch_times import known_times
 
     asked = AskedTable(
@@ -47,9 +47,9 @@ def work_out_table(store: SqlStore, request: DispatchTableRequest) -> Answer:
         question, store, evidence=LoggedSessions(store, question),
         trust_predictions=request.trust_predictions,
     )  # fmt: skip
-    table = dispatch_table(
-        question, times, tolerance=request.tolerance, max_configs=request.max_configs,
-        time_limit_s=SOLVER_S,
-    )  # fmt: skip
+    choice = Choice(
+        tolerance=request.tolerance, max_configs=request.max_configs, time_limit_s=SOLVER_S
+    )
+    table = dispatch_table(question, times, choice)
     body = json.dumps(table.to_json(), allow_nan=False).encode()
     return Answer(body, request.kernel, "table")

@@ -16,7 +16,7 @@ import numpy as np
 
 from db.records import RunRecord
 from db.store import SqlStore
-from recommender.dispatch import TOLERANCE, dispatch_table, to_cross_measure
+from recommender.dispatch import Choice, dispatch_table, to_cross_measure
 from recommender.dispatch_question import DispatchQuestion
 from recommender.dispatch_times import Evidence, Times, known_times
 from recommender.measurement import Measurement
@@ -37,9 +37,8 @@ Follow = Callable[[Settings, SqlStore, Sequence[RunRecord]], None]
 def dispatch(
     settings: Settings,
     asked: AskedTable,
+    choice: Choice,
     *,
-    tolerance: float = TOLERANCE,
-    max_configs: int | None = None,
     trust_predictions: bool = False,
     effort: jobs.Effort | None = None,
     output: Path | None = None,
@@ -55,7 +54,7 @@ def dispatch(
         )  # fmt: skip
     else:
         question, times = tuned_times(settings, store, asked, effort)
-    table = dispatch_table(question, times, tolerance=tolerance, max_configs=max_configs)
+    table = dispatch_table(question, times, choice)
     print_dispatch_table(commands.out, table, question.hardware.kind)
     if output is not None:
         try:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from recommender.dispatch import dispatch_table, to_cross_measure
+from recommender.dispatch import Choice, dispatch_table, table_of_times, to_cross_measure
 from recommender.dispatch_question import DispatchQuestion
 from recommender.dispatch_times import Times, known_times
 from recommender.errors import InvalidShapes
@@ -48,7 +48,9 @@ def configs(count):
 def table_of(sizes, times_us, **options):
     times = np.array(times_us, float) * 1e-6
     asked = question({"m": sizes})
-    return dispatch_table(asked, Times.of(configs(times.shape[1]), times), now=NOW, **options)
+    return dispatch_table(
+        asked, Times.of(configs(times.shape[1]), times), Choice(**options), now=NOW
+    )
 
 
 def measurement_of(asked, size, config, time_s, protocol=Protocol.CONFIRM, program=None):
@@ -231,3 +233,19 @@ def test_a_prediction_is_no_winner_where_something_was_measured():
     times.source[0] = ["prior", "prior", "measured"]
     first = to_cross_measure(times, np.array([0.5, 0.5]))[0][0]
     assert first == 2
+
+
+def test_a_table_of_ones_own_times():
+    shapes = ShapeSet.of(("rows",), {(1,): 9.0, (64,): 1.0})
+    table = table_of_times(
+        "copy", shapes, configs(2), np.array([[1e-5, 2e-5], [np.nan, 1e-5]]), problem={"n": 24}
+    )
+    assert (table.kernel, table.problem, table.dims) == ("copy", {"n": 24}, ("rows",))
+    assert [c["block_M"] for c in table.configs] == [16, 32]
+    assert read_table(json.loads(json.dumps(table.to_json()))).ranges == table.ranges
+    for wrong, said in (
+        (np.ones((2, 3)), "times: expected"),
+        (np.array([[1, 1], [0, np.nan]]), "times at rows=64: expected a config that runs"),
+    ):
+        with pytest.raises(InvalidShapes, match=said):
+            table_of_times("copy", shapes, configs(2), wrong)
