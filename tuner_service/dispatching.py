@@ -80,13 +80,13 @@ def tuned_times(
         RunFailed: a run failed or was cancelled (SV905).
     """
     question = understand_table(store, asked)
-    parts = _parts(store, question)
+    parts = _parts(store, question, asked.hardware)
     for part in parts:
         jobs.check_offered(store, part, effort)  # complain before profiling
     if parts[0].is_for_host:
         commands.profile_once(store)
         question = understand_table(store, asked)
-        parts = _parts(store, question)
+        parts = _parts(store, question, asked.hardware)
     known = {p.workload.key: commands.known_run(store, p, effort, force=False) for p in parts}
     new = [(p, effort) for p in parts if known[p.workload.key] is None]
     queued = list(jobs.submit_group(store, new)[0]) if new else []
@@ -122,14 +122,14 @@ def _with_room(effort: jobs.Effort, configs: Sequence[TileConfig]) -> jobs.Effor
     return replace(effort, max_trials=max(effort.max_trials, len(configs) + 2))
 
 
-def _parts(store: SqlStore, question: DispatchQuestion) -> list[Question]:
+def _parts(store: SqlStore, question: DispatchQuestion, hardware: str | None) -> list[Question]:
     return [
         questions.understand(
             store,
             question.definition.name,
             question.problem(shape),
             threads=question.threads,
-            hardware=question.hardware.key,
+            hardware=hardware,
         )
         for shape in question.shapes.shapes
     ]

@@ -98,6 +98,15 @@ def test_an_unknown_kernel_is_one_message(cli):  # noqa: F811
     assert (status, "TC501" in complaint) == (2, True)
 
 
+def test_a_device_that_nobody_stored_yet_is_tuned_by_its_name(cli):  # noqa: F811
+    """It was looked up by its key, and refused as unknown (RC601)."""
+    status, _, complaint = cli(
+        "dispatch", "gemm", "--n", "4096", "--k", "4096", "--m", "512,1024", "--dtype", "float16",
+        "--hardware", "emulated h200", "--tune",
+    )  # fmt: skip
+    assert (status, "SV930" in complaint) == (2, True)  # too large for the emulator
+
+
 @pytest.mark.parametrize(
     "content",
     ["", "m\n1\n", "m,weight\n1\n", "m,weight\na,1\n", "m,weight\n1,b\n", "weight\n1\n",
