@@ -16,10 +16,13 @@ from tilecore import kernels
 from tilecore.dispatch_reader import load_table, read_table
 from tilecore.errors import TileError
 from tuner_service import dispatching, wiring
+from tuner_service.answer_desk import Answerer
 from tuner_service.app import create_app
 from tuner_service.client import ServiceClient
 from tuner_service.coordinator import Coordinator
+from tuner_service.dispatch_answers import TABLE
 from tuner_service.dispatch_evidence import LoggedSessions
+from tuner_service.dispatch_schemas import DispatchTableRequest
 from tuner_service.dispatch_shapes import AskedTable, read_weights, split_sizes, understand_table
 from tuner_service.jobs import Effort
 from tuner_service.run_driver import Limits
@@ -183,6 +186,16 @@ def test_a_table_by_rest_is_the_file_that_a_dispatcher_reads(client, unmeasured_
     assert {s.source for s in table.shapes} == {unmeasured_source}
     assert table.span == ((1, 64),)
     assert client.post("/v1/dispatch-tables", json=REQUEST).json() == body  # from memory
+
+
+def test_an_answering_process_makes_the_same_table(client, settings):
+    answerer = Answerer(settings.url, 5.0)
+    asked = DispatchTableRequest(**REQUEST).model_dump_json()
+    here = json.loads(answerer.answer((), TABLE + asked).body)
+    there = client.post("/v1/dispatch-tables", json=REQUEST).json()
+    assert here | {"created_at": ""} == there | {"created_at": ""}
+    wrong = DispatchTableRequest(**REQUEST | {"sizes": {"m": "0:4"}}).model_dump_json()
+    assert answerer.answer((), TABLE + wrong).code == "RC611"
 
 
 def test_lists_counts_and_limits_by_rest(client):
