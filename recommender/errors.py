@@ -80,3 +80,10 @@ class InvalidExternalSpace(TileError):
 
     code, title = "RC610", "invalid-external-space"
     template = "{what}: expected {expected}; found {found}"
+
+
+class InvalidShapes(TileError):
+    """Sizes, ranges or weights from which no dispatch table can be made."""
+
+    code, title = "RC611", "invalid-shapes"
+    template = "{where}: expected {expected}; found {found}"

@@ -18,7 +18,7 @@ from recommender.hardware import HardwareProfile
 from recommender.ports import MeasurementStore
 from recommender.prior import PRIOR_THREADS, prior
 from recommender.space import SearchSpace
-from tilecore.tile_config import KnobValue
+from tilecore.tile_config import KnobValue, TileConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +166,14 @@ def _fastest(time_s: np.ndarray, count: int) -> np.ndarray:
     else:
         near = np.arange(len(time_s))
     return near[np.argsort(time_s[near], kind="stable")][:count]
+
+
+def forecast_configs(
+    space: SearchSpace, configs: Sequence[TileConfig], threads: int, learned: Learned | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return expected times of configs and the ends of their intervals, in the order given."""
+    columns = space.table(configs)
+    return forecast_columns(space, columns, estimate(space, columns, threads=threads), learned)
 
 
 def forecast_columns(

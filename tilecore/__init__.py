@@ -21,6 +21,7 @@ _EXPORTS = {
     "autotune": "tilecore.autotuner",
     "AutoTuner": "tilecore.autotuner",
     "recommend": "tilecore.advice",
+    "Dispatcher": "tilecore.dispatcher",
     "next_power_of_2": "tilecore.math",
     "DataType": "tilecore.ir.dtype",
     "dtypes": "tilecore.language",

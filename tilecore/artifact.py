@@ -35,6 +35,7 @@ UNRELATED = (
     "interpreter.py", "interpreter_memory.py", "interpreter_threads.py",
     "kernels", "graph", "jit.py", "kernel.py", "profiler.py", "compat",
     "autotuner.py", "tuning.py", "tuning_run.py", "show.py", "emulator",
+    "dispatcher.py", "dispatch_reader.py", "dispatch_table.py",
 )  # fmt: skip
 
 

@@ -319,3 +319,19 @@ class RecommenderMissing(TileError):
     code, title = "TC505", "recommender-missing"
     template = "expected a recommender registered as entry point of `{group}`, found none"
     default_hint = "install the project (pip install .), which registers its own"
+
+
+class InvalidDispatchTable(TileError):
+    """A file that is no dispatch table, or one that its kernel or this machine has no use for."""
+
+    code, title = "TC506", "invalid-dispatch-table"
+    template = "{path}: expected {expected}, found {found}"
+    default_hint = "make it with `tilecore dispatch KERNEL ... --output FILE`"
+
+
+class OutsideDispatchTable(TileError):
+    """A call with sizes beyond those that a dispatch table was made for."""
+
+    code, title = "TC507", "outside-dispatch-table"
+    template = "expected {expected}, found {found}"
+    default_hint = 'make the table for these sizes, too, or let beyond="nearest" serve them'

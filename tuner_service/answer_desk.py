@@ -18,6 +18,8 @@ from db.snapshot import Snapshot
 from db.store import SqlStore
 from tilecore.errors import TileError
 from tuner_service.answering import Answer, work_out_undoubted
+from tuner_service.dispatch_answers import TABLE, work_out_table
+from tuner_service.dispatch_schemas import DispatchTableRequest
 from tuner_service.errors import AnswerLost
 from tuner_service.schemas import RecommendationRequest
 from tuner_service.settings import Settings
@@ -50,6 +52,9 @@ class Answerer:
         if self._known is None or self._known[0] != generation:
             self._known = generation, Snapshot(self._store)
         try:
+            if request.startswith(TABLE):
+                asked = DispatchTableRequest.model_validate_json(request.removeprefix(TABLE))
+                return work_out_table(self._known[1], asked)
             return work_out_undoubted(
                 self._known[1], RecommendationRequest.model_validate_json(request)
             )
@@ -99,7 +104,7 @@ class AnswerDesk:
 
         Args:
             generation: of the database; a change makes the child read devices and models again.
-            request: a ``RecommendationRequest`` in JSON.
+            request: a ``RecommendationRequest`` in JSON, or TABLE and a ``DispatchTableRequest``.
 
         Raises:
             TileError: what ``answering.work_out`` raises.

@@ -20,6 +20,8 @@ from db.snapshot import Snapshot
 from db.store import SqlStore
 from tuner_service.answer_desk import AnswerDesk
 from tuner_service.answering import Answer, work_out
+from tuner_service.dispatch_answers import TABLE, work_out_table
+from tuner_service.dispatch_schemas import DispatchTableRequest
 from tuner_service.errors import Overloaded
 from tuner_service.metrics import Metrics
 from tuner_service.schemas import RecommendationRequest
@@ -31,6 +33,7 @@ MAX_WAITING = 64  # questions that are worked out, or wait for it
 # Who is refused and asks again at once would leave the working threads no interpreter lock: beside
 # 2,200 refusals/s no answer at all was worked out in 6 s (measured on 2 cores).
 REFUSE_AFTER_S = 0.25
+Answerable = RecommendationRequest | DispatchTableRequest
 
 
 class Answers:
@@ -49,22 +52,25 @@ class Answers:
         self._snapshot = Snapshot(store)
         self._checked_at = -FRESH_S
 
-    async def of(self, request: RecommendationRequest) -> bytes:
-        """Return the JSON of the ``RecommendationResponse`` to a question.
+    async def of(self, request: Answerable) -> bytes:
+        """Return the JSON of the ``RecommendationResponse`` to a question, or of a dispatch table.
 
         Raises:
             Overloaded: too many other questions wait (SV923).
-            TileError: what ``questions.understand`` and ``questions.answer`` raise.
+            TileError: what ``questions.understand`` and ``questions.answer`` raise, or
+                ``dispatch_answers.work_out_table``.
         """
         if time.monotonic() >= self._checked_at + FRESH_S:
             await self._refresh()
-        key = request.model_dump_json()
+        is_table = isinstance(request, DispatchTableRequest)
+        key = (TABLE if is_table else "") + request.model_dump_json()
         found = self._known.get(key)
         if found is None or found.until < time.monotonic():
             found = await self._work_out(key, request)
         else:
             self._known.move_to_end(key)
-        self._metrics.recommendation(found.kernel, found.source)
+        if not is_table:
+            self._metrics.recommendation(found.kernel, found.source)
         return found.body
 
     async def of_all(self, requests: Sequence[RecommendationRequest]) -> list[bytes]:
@@ -94,7 +100,7 @@ class Answers:
             self._known.clear()
             self._asked.clear()  # those who wait get what they asked for; it is not remembered
 
-    async def _work_out(self, key: str, request: RecommendationRequest) -> Answer:
+    async def _work_out(self, key: str, request: Answerable) -> Answer:
         task = self._asked.get(key)
         if task is None:
             if len(self._asked) >= MAX_WAITING:
@@ -105,7 +111,7 @@ class Answers:
             self._asked[key] = task
         return await asyncio.shield(task)  # a client that leaves takes nobody's answer with it
 
-    async def _compute(self, key: str, request: RecommendationRequest) -> Answer:
+    async def _compute(self, key: str, request: Answerable) -> Answer:
         generation = self._generation
         try:
             made = await run_sync(self._worked_out, key, request, limiter=self._cores)
@@ -118,8 +124,12 @@ class Answers:
                 self._known.popitem(last=False)
         return made
 
-    def _worked_out(self, key: str, request: RecommendationRequest) -> Answer:
+    def _worked_out(self, key: str, request: Answerable) -> Answer:
         """Return an answer of another process, or of this one: programs wait for their own desk."""
         generation, snapshot = self._generation, self._snapshot
         made = None if request.kernel is None else self.desk.ask(generation, key)
-        return work_out(snapshot, self._settings, request) if made is None else made
+        if made is not None:
+            return made
+        if isinstance(request, DispatchTableRequest):
+            return work_out_table(snapshot, request)
+        return work_out(snapshot, self._settings, request)

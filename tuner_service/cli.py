@@ -12,7 +12,7 @@ import typer
 
 from recommender.measurement import MeasureStatus, Protocol
 from tilecore.errors import TileError
-from tuner_service import cli_packs
+from tuner_service import cli_dispatch, cli_packs
 from tuner_service.cli_operations import db_app, model_app
 from tuner_service.cli_runs import node_app, run_app
 from tuner_service.errors import InvalidRequest
@@ -31,6 +31,7 @@ app.add_typer(run_app, name="run")
 app.add_typer(node_app, name="node")
 app.add_typer(db_app, name="db")
 app.add_typer(model_app, name="model")
+app.command("dispatch")(cli_dispatch.dispatch)
 app.command("pack")(cli_packs.pack)
 app.command("import")(cli_packs.import_results)
 

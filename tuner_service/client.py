@@ -16,6 +16,8 @@ import httpx
 
 from recommender.hardware import HardwareProfile, nearest_profile
 from recommender.portable_tracing import portable
+from tilecore.dispatch_reader import read_table
+from tilecore.dispatch_table import DispatchTable
 from tilecore.portable import PortableProgram
 from tilecore.recommending import LOWERING, OpenProgram, ProgramAdvice, RecommendedConfig
 from tilecore.tile_config import TileConfig
@@ -84,6 +86,26 @@ class ServiceClient:
         body = self._about(sent, question) | {"top_k": question.top_k}
         found = self._ask("POST", "/v1/recommendations", json=body).json()
         return _advice(sent, found, time.perf_counter() - begin)
+
+    def dispatch_table(
+        self, kernel: str, problem: Mapping[str, Any], sizes: Mapping[str, Any] | None = None,
+        **asked: Any,
+    ) -> DispatchTable:  # fmt: skip
+        """Return a dispatch table for dynamic shapes of a kernel of the library.
+
+        Args:
+            kernel: its name.
+            problem: fields that do not change.
+            sizes: by dimension ``"1:4096"``, ``"1,16"`` or a list.
+            asked: further fields of ``POST /v1/dispatch-tables``: shapes, tolerance, max_configs...
+
+        Raises:
+            Refused, ServiceUnreachable: the service's answer (SV918, SV917).
+            InvalidDispatchTable: it answers with something else (TC506).
+        """
+        body = {"kernel": kernel, "problem": dict(problem), "sizes": dict(sizes or {}), **asked}
+        answer = self._ask("POST", "/v1/dispatch-tables", json=body)
+        return read_table(answer.json(), self.url)
 
     def tune(self, question: OpenProgram, effort: Mapping[str, Any]) -> dict[str, Any]:
         """Queue a tuning run of a program and return it as the service tells it."""

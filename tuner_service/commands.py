@@ -64,9 +64,9 @@ def tune_asked(
     question = understand()
     jobs.check_offered(store, question, effort)  # complain before profiling
     if question.is_for_host:
-        _profile_once(store)
+        profile_once(store)
         question = understand()
-    known = _known_run(store, question, effort, force=force)
+    known = known_run(store, question, effort, force=force)
     if known is not None and known.is_finished:
         out.print("answered from the database (--force tunes again)")
         _print_run(store, known.public_id)
@@ -97,28 +97,34 @@ def tune_file(
 
     first = read_workloads(path, understand)  # complain before profiling
     if first[0].is_for_host:
-        _profile_once(store)
+        profile_once(store)
     asked = {q.workload.key: q for q in read_workloads(path, understand)}
-    known = {k: _known_run(store, q, effort, force=force) for k, q in asked.items()}
+    known = {k: known_run(store, q, effort, force=force) for k, q in asked.items()}
     new = [(asked[key], effort) for key, run in known.items() if run is None]
     queued = list(jobs.submit_group(store, new)[0]) if new else []
     group = f" as group {queued[0].group}" if queued else ""
     out.print(f"{len(asked)} workloads, {len(queued)} queued{group}", soft_wrap=True)
     runs = [run or queued.pop(0) for run in known.values()]
+    follow_group(settings, store, runs)
+    _print_group(store, runs)
+
+
+def follow_group(settings: Settings, store: SqlStore, runs: Sequence[RunRecord]) -> None:
+    """Show how runs go on until they have ended or are held; a coordinator works meanwhile."""
     coordinator = CoordinatorProcess(settings, until_idle=True)
     with _stopped_at_the_end(coordinator), show.GroupProgress(out) as progress:
         for now in follow_all(store, runs, coordinator):
             progress.show([(run, store.trials.count_by_status(run.id)) for run in now])
-    _print_group(store, runs)
 
 
-def _profile_once(store: SqlStore) -> None:
+def profile_once(store: SqlStore) -> None:
+    """Measure this machine's rates if that was never done."""
     if not wiring.is_measured(wiring.host_profile(store)):
         err.print("measuring this machine's peaks (once) ...")
         wiring.measure_profile(store)
 
 
-def _known_run(
+def known_run(
     store: SqlStore, question: questions.Question, effort: jobs.Effort, *, force: bool
 ) -> RunRecord | None:
     """Return a run that answers the question, or one under way."""

@@ -98,8 +98,11 @@ def submit_group(
     *,
     idempotency_key: str | None = None,
     created_by: str | None = None,
+    incumbents: Mapping[str, Sequence[TileConfig]] | None = None,
 ) -> tuple[Sequence[RunRecord], bool]:
     """Queue tuning runs that belong together, all or none; return them and whether they are new.
+
+    ``incumbents``: by the workload's key, configs that are measured first, and confirmed.
 
     Raises:
         HardwareNotOffered: no worker has the device of one of them (SV906).
@@ -107,7 +110,11 @@ def submit_group(
     """
     group = f"g-{uuid.uuid4().hex}"
     runs = [
-        replace(_new_run(store, q, effort), group=group, created_by=created_by)
+        replace(
+            _new_run(store, q, effort, (incumbents or {}).get(q.workload.key, ())),
+            group=group,
+            created_by=created_by,
+        )
         for q, effort in questions
     ]
     whole = digest([run.body_hash for run in runs])

@@ -1,0 +1,381 @@
+"""Dispatcher: a kernel of many configs, called like one; the sizes of its tensors choose.
+
+What a table promises was measured with kernels that know their shape. These run wherever a call has
+a shape of the table, and for all sizes up to FEW: a kernel that does not know that its rows are few
+takes up to twice as long. Any other size takes the kernel of its range's config with the dimensions
+left dynamic, compiled once, where the program can be traced so; else one kernel per shape.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tilecore import kernels
+from tilecore.dispatch_reader import load_table
+from tilecore.dispatch_table import DispatchTable, Shape
+from tilecore.errors import (
+    ArgumentError,
+    InvalidDispatchTable,
+    InvalidProblem,
+    OutsideDispatchTable,
+    TileError,
+    TypeMismatch,
+    UnknownKernel,
+)
+from tilecore.ir.analysis import output_positions
+from tilecore.ir.expr import Var, int_value
+from tilecore.ir.nodes import Buffer, PrimFunc
+from tilecore.ir.printer import program_digest
+from tilecore.jit import JITImpl, compile
+from tilecore.kernel import JITKernel
+from tilecore.kernels.definition import KernelDefinition
+from tilecore.recommending import LOWERING
+from tilecore.runtime import LoadedKernel, dims
+from tilecore.runtime.quick import QuickCheck
+from tilecore.target import Target
+from tilecore.tile_config import KnobValue, TileConfig
+
+MODES = ("auto", "static", "dynamic")
+BEYOND = ("nearest", "error")
+# M = 3 of a GEMM with N = K = 1024 takes 76 % more with a dynamic kernel: products of up to 16 rows
+# have a form of their own (inference/few_rows.py; benchmarks/results/dispatch_2026-11-22.md).
+FEW = 16
+Make = Callable[[Mapping[str, Any], Mapping[str, Any]], PrimFunc]
+Places = tuple[tuple[int, int], ...]  # per dimension a position among the arguments and an axis
+
+
+class StaleTable(UserWarning):
+    """A table was made for another version of its kernel's program."""
+
+
+class Dispatcher:
+    """What ``tilecore.Dispatcher(table)`` returns: call it with the tensors of the kernel.
+
+    Attributes:
+        table: what it goes by.
+        doubts: why what the table says may no longer hold, in words.
+    """
+
+    def __init__(
+        self,
+        table: DispatchTable | Path | str,
+        *,
+        program: JITImpl | Make | None = None,
+        target: str | Target | None = None,
+        shapes: str = "auto",
+        beyond: str = "nearest",
+    ) -> None:
+        """Make a dispatcher; nothing is compiled yet.
+
+        Args:
+            table: a dispatch table or the file that has one.
+            program: of a kernel that is not of the library: a function under ``@tilelang.jit``
+                whose arguments are the table's fields, dims and knobs, or (problem, config) ->
+                traced program.
+            target: what to compile for; None: what the table says.
+            shapes: "static": a kernel per shape; "dynamic": one per config; "auto": shapes of the
+                table and those with a size up to FEW have their own, others the dynamic one of
+                their config.
+            beyond: what sizes outside the table get: the config of the "nearest", or an "error".
+
+        Raises:
+            InvalidDispatchTable: no such table, or one that the program has no use for (TC506).
+            TypeMismatch: an unknown mode (TC202).
+        """
+        for name, value, known in (("shapes", shapes, MODES), ("beyond", beyond, BEYOND)):
+            if value not in known:
+                expected = f"{name} one of {', '.join(known)}"
+                raise TypeMismatch(expected=expected, found=repr(value))
+        self._path = "table" if isinstance(table, DispatchTable) else str(table)
+        self.table = table if isinstance(table, DispatchTable) else load_table(table)
+        self._make = _maker(self.table, program, self._path)
+        self._target = self.table.target if target is None else target
+        self._mode, self._beyond = shapes, beyond
+        self._known = {served.shape: served.config for served in self.table.shapes}
+        self._static: dict[tuple[int, Shape], JITKernel] = {}
+        self._dynamic: dict[int, JITKernel | None] = {}
+        self._calls: dict[Any, Callable[..., Any]] = {}
+        self._places = self._look_at_program()
+        self.doubts = self._doubts() if program is None else ()
+        self._is_single = len(self.table.dims) == 1
+        for doubt in self.doubts:
+            warnings.warn(StaleTable(f"{self._path}: {doubt}"), stacklevel=2)
+
+    # --- calls --------------------------------------------------------------------------------
+
+    def __call__(self, *tensors: Any) -> Any:
+        """Run the kernel that the tensors' sizes choose; see ``JITKernel.__call__``.
+
+        Raises:
+            OutsideDispatchTable: sizes beyond the table, with ``beyond="error"`` (TC507).
+            ArgumentError: tensors that the kernel does not take (TC402).
+        """
+        try:
+            places = self._places[len(tensors)]
+            if self._is_single:
+                position, axis = places[0]
+                sizes = tensors[position].shape[axis]
+            else:
+                sizes = tuple([tensors[p].shape[a] for p, a in places])
+            call = self._calls[sizes]
+        except (KeyError, IndexError, AttributeError):
+            call = self._prepare(tensors)
+        return call(*tensors)
+
+    def config_for(self, *sizes: int, **by_name: int) -> TileConfig:
+        """Return the config that serves some sizes, given in the order of ``dims`` or by name.
+
+        Raises:
+            OutsideDispatchTable: see ``__call__``.
+            TypeMismatch: not one size per dimension (TC202).
+        """
+        return self.table.configs[self._choose(self._sizes(sizes, by_name))]
+
+    def kernel_for(self, *sizes: int, **by_name: int) -> JITKernel:
+        """Return the kernel that serves some sizes, compiled now if it was not; see config_for."""
+        return self._kernel(self._sizes(sizes, by_name))
+
+    def compile_all(self) -> int:
+        """Compile what sizes within the table need; return how many kernels there are.
+
+        With "static", and of several dimensions with sizes up to FEW, others follow by their calls.
+        """
+        for served in self.table.shapes:
+            self._kernel(served.shape)
+        if self._is_single and self._mode == "auto":
+            ((low, high),) = self.table.span
+            for size in range(low, min(FEW, high) + 1):
+                self._kernel((size,))
+        if self._mode != "static":
+            for number in range(len(self.table.configs)):
+                self._dynamic_kernel(number)
+        return len(self._static) + sum(k is not None for k in self._dynamic.values())
+
+    # --- choosing -----------------------------------------------------------------------------
+
+    def _sizes(self, sizes: Sequence[int], by_name: Mapping[str, int]) -> Shape:
+        names = self.table.dims
+        given = {**dict(zip(names, sizes, strict=False)), **by_name}
+        if len(sizes) > len(names) or set(given) != set(names) or len(given) < len(sizes):
+            found = ", ".join([*map(str, sizes), *(f"{k}={v}" for k, v in by_name.items())])
+            raise TypeMismatch(expected=f"a size for {', '.join(names)}", found=found or "none")
+        return tuple(given[name] for name in names)
+
+    def _choose(self, sizes: Shape) -> int:
+        span = self.table.span
+        if min(sizes) < 1 or (self._beyond == "error" and not self.table.covers(sizes)):
+            ends = (f"{d} from {a} to {b}" for d, (a, b) in zip(self.table.dims, span, strict=True))
+            found = ", ".join(f"{d}={s}" for d, s in zip(self.table.dims, sizes, strict=True))
+            raise OutsideDispatchTable(expected="sizes " + ", ".join(ends), found=found)
+        known = self._known.get(sizes)
+        return self.table.choose(sizes) if known is None else known
+
+    def _prepare(self, tensors: Sequence[Any]) -> Callable[..., Any]:
+        """Return the call for sizes that were not seen before, and keep it."""
+        sizes = self._read(tensors)
+        kernel = self._kernel(sizes)
+        call: Callable[..., Any] = kernel
+        if not all(p.is_static for p in kernel.artifact.manifest.parameters):
+            call = _of_size(kernel, dict(zip(self.table.dims, sizes, strict=True)))
+        self._calls[sizes[0] if self._is_single else sizes] = call
+        return call
+
+    def _read(self, tensors: Sequence[Any]) -> Shape:
+        """Return the sizes of a call, or say what is wrong with it."""
+        places = self._places.get(len(tensors))
+        if places is None:
+            counts = " or ".join(map(str, sorted(self._places)))
+            raise ArgumentError(
+                position=len(tensors), name=self.table.kernel, expected=f"{counts} arguments",
+                found=len(tensors),
+            )  # fmt: skip
+        sizes = []
+        for dim, (position, axis) in zip(self.table.dims, places, strict=True):
+            shape = getattr(tensors[position], "shape", None)
+            if shape is None or len(shape) <= axis:
+                found = type(tensors[position]).__name__ if shape is None else f"shape {shape}"
+                expected = f"a tensor whose axis {axis} is `{dim}`"
+                raise ArgumentError(
+                    position=position, name=self.table.kernel, expected=expected, found=found
+                )
+            sizes.append(int(shape[axis]))
+        return tuple(sizes)
+
+    # --- kernels ------------------------------------------------------------------------------
+
+    def _kernel(self, sizes: Shape) -> JITKernel:
+        number = self._choose(sizes)
+        is_own = self._mode == "static" or (
+            self._mode == "auto" and (sizes in self._known or min(sizes) <= FEW)
+        )
+        found = None if is_own else self._dynamic_kernel(number)
+        if found is not None:
+            return found
+        key = (number, sizes)
+        if key not in self._static:
+            self._static[key] = self._compile(self._trace(sizes, number), number)
+        return self._static[key]
+
+    def _dynamic_kernel(self, number: int) -> JITKernel | None:
+        """Return the kernel of a config for all sizes, None where the program knows none."""
+        if number not in self._dynamic:
+            symbols = tuple(Var(dim) for dim in self.table.dims)
+            try:
+                self._dynamic[number] = self._compile(self._trace(symbols, number), number)
+            except TileError:
+                if self._mode == "dynamic":
+                    raise
+                self._dynamic[number] = None  # a kernel per shape does what this one cannot
+        return self._dynamic[number]
+
+    def _trace(self, sizes: Sequence[Any], number: int) -> PrimFunc:
+        problem = {**self.table.problem, **dict(zip(self.table.dims, sizes, strict=True))}
+        func = self._make(problem, self.table.configs[number])
+        return replace(func, attrs={**func.attrs, "out_idx": output_positions(func)})
+
+    def _compile(self, func: PrimFunc, number: int) -> JITKernel:
+        return compile(func, target=self._target, config=_lowering(self.table.configs[number]))
+
+    # --- the program --------------------------------------------------------------------------
+
+    def _look_at_program(self) -> dict[int, Places]:
+        """Return where dimensions stand among the arguments, by their number.
+
+        A dimension is an axis of an input that doubles when it does, and is as large.
+        """
+        last = self.table.shapes[-1]
+        base = self._trace(last.shape, last.config)
+        outputs = output_positions(base)
+        inputs = [i for i in range(len(base.params)) if i not in outputs]
+        whole, short = [], []
+        for at, dim in enumerate(self.table.dims):
+            doubled = tuple(s * 2 if i == at else s for i, s in enumerate(last.shape))
+            other = self._trace(doubled, last.config)
+            found = next(
+                ((p, a) for p in inputs for a in _doubling(base, other, p, last.shape[at])), None
+            )
+            if found is None:
+                raise InvalidDispatchTable(
+                    path=self._path, expected="dimensions that are extents of an input",
+                    found=f"{dim}, which is none of {base.name}",
+                )  # fmt: skip
+            whole.append(found)
+            short.append((inputs.index(found[0]), found[1]))
+        return {len(base.params): tuple(whole), len(inputs): tuple(short)}
+
+    def _doubts(self) -> tuple[str, ...]:
+        """Return in words whether the library's program is another than that of the table."""
+        if not self.table.program_digest:
+            return ()
+        definition, shape = kernels.get(self.table.kernel), self.table.shapes[-1].shape
+        problem = {**self.table.problem, **dict(zip(self.table.dims, shape, strict=True))}
+        now = program_digest(definition.program(problem, dict(definition.default_config())))
+        was = self.table.program_digest
+        if was == now:
+            return ()
+        return (f"made for program {was[:12]} of {definition.name}, now {now[:12]}: tune again",)
+
+    def __repr__(self) -> str:
+        table = self.table
+        kind = f"{len(table.ranges)} ranges" if table.ranges else f"{len(table.shapes)} shapes"
+        return f"Dispatcher({table.kernel}, {kind}, {len(table.configs)} configs)"
+
+
+@dataclass(slots=True)
+class _Sized:
+    """A kernel with dynamic dimensions at sizes that are known: checked as fast as a static one."""
+
+    kernel: JITKernel
+    quick: QuickCheck
+    unchecked: Callable[..., None]
+    outputs: tuple[int, ...]
+
+    def __call__(self, *tensors: Any) -> Any:
+        if not self.quick.accepts(tensors):
+            return self.kernel(*tensors)
+        self.unchecked(*tensors)
+        outputs = [tensors[i] for i in self.outputs]
+        return (outputs if len(outputs) > 1 else outputs[0]) if outputs else None
+
+
+def _of_size(kernel: JITKernel, sizes: Mapping[str, int]) -> Callable[..., Any]:
+    """Return a dynamic kernel for tensors of certain sizes."""
+    specs = [
+        replace(p, shape=tuple(dims.evaluate(e, sizes) for e in p.shape))
+        for p in kernel.artifact.manifest.parameters
+    ]
+    loaded = kernel.loaded
+    if not isinstance(loaded, LoadedKernel) or not QuickCheck.serves(specs):
+        return kernel
+    quick = QuickCheck(specs, sys.modules.get("torch"))
+    return _Sized(kernel, quick, loaded.unchecked, kernel.output_positions)
+
+
+def _maker(table: DispatchTable, program: JITImpl | Make | None, path: str) -> Make:
+    """Return what makes the traced program of a problem and a config."""
+    if isinstance(program, JITImpl):
+        impl = program
+
+        def traced(problem: Mapping[str, Any], config: Mapping[str, Any]) -> PrimFunc:
+            knobs = {k: v for k, v in config.items() if k not in LOWERING}
+            return impl.program(**problem, **knobs)
+
+        return traced
+    if program is not None:
+        return program
+    try:
+        definition = kernels.get(table.kernel)
+    except UnknownKernel as error:
+        raise InvalidDispatchTable(
+            path=path, expected="a kernel of the library, or its `program`", found=table.kernel,
+            hint="pass program=, the function that makes it",
+        ) from error  # fmt: skip
+    return _of_library(definition, table, path)
+
+
+def _of_library(definition: KernelDefinition, table: DispatchTable, path: str) -> Make:
+    """Return the program of a library kernel, for whose problem and knobs the table is checked."""
+    defaults = {knob.name: knob.default for knob in definition.knobs}
+    for number, config in enumerate(table.configs):
+        for name, value in config.items():
+            if name not in defaults:
+                expected, found = f"knobs {', '.join(defaults)}", name
+            elif type(value) is not type(defaults[name]):
+                expected, found = f"{name} as {type(defaults[name]).__name__}", repr(value)
+            else:
+                continue
+            where = f"{path}: configs[{number}]"
+            raise InvalidDispatchTable(path=where, expected=expected, found=found)
+    last = dict(zip(table.dims, table.shapes[-1].shape, strict=True))
+    try:
+        fixed = definition.parse_problem({**table.problem, **last})
+    except InvalidProblem as error:
+        where = f"{path}: problem of {definition.name}"
+        raise InvalidDispatchTable(
+            path=f"{where}, {error.fields['field']}", expected=error.fields["expected"],
+            found=error.fields["found"],
+        ) from error  # fmt: skip
+
+    def program(problem: Mapping[str, Any], config: Mapping[str, Any]) -> PrimFunc:
+        return definition.program({**fixed, **problem}, {**defaults, **config})
+
+    return program
+
+
+def _lowering(config: TileConfig) -> dict[str, KnobValue]:
+    return {k: v for k, v in config.items() if k in LOWERING}
+
+
+def _doubling(base: PrimFunc, other: PrimFunc, position: int, size: int) -> list[int]:
+    """Return the axes of a parameter that have the size and double from one trace to the next."""
+    one, two = base.params[position], other.params[position]
+    if not isinstance(one, Buffer) or not isinstance(two, Buffer):
+        return []
+    extents = [[int_value(e) for e in param.shape] for param in (one, two)]
+    pairs = zip(*extents, strict=True)
+    return [axis for axis, pair in enumerate(pairs) if pair == (size, 2 * size)]

@@ -1,0 +1,82 @@
+"""The command line, continued: ``tilecore dispatch``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from recommender.shapes import SAMPLES
+from tuner_service.settings import load_settings
+
+TRIALS = 24  # of a shape: there are many
+
+
+def dispatch(
+    kernel: Annotated[str, typer.Argument(help="a kernel of the library")] = "gemm",
+    m: Annotated[str | None, typer.Option("--m", "-m", help="FIRST:LAST, A,B,... or SIZE")] = None,
+    n: Annotated[str | None, typer.Option("--n", "-n", help="the same")] = None,
+    k: Annotated[str | None, typer.Option("--k", "-k", help="the same")] = None,
+    dtype: Annotated[str | None, typer.Option(help="element type of the inputs")] = None,
+    fields: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="another field, or sizes of it"),
+    ] = None,
+    weights: Annotated[
+        str, typer.Option(help="log, uniform, or a .csv or .json file of sizes and `weight`")
+    ] = "log",
+    samples: Annotated[
+        int, typer.Option(min=2, max=256, help="sizes taken of each range")
+    ] = SAMPLES,
+    tolerance: Annotated[
+        float, typer.Option(help="0.05: every shape within 5 % of its best")
+    ] = 0.05,
+    max_configs: Annotated[
+        int | None, typer.Option(min=1, help="no more, whatever the loss")
+    ] = None,
+    threads: Annotated[int, typer.Option(help="cores to use; 0: all")] = 0,
+    hardware: Annotated[
+        str | None, typer.Option("--hardware", "--target", help="a device; default: this host")
+    ] = None,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="measure: tune each shape, then cross-measure")
+    ] = False,
+    trials: Annotated[int, typer.Option(min=1, help="screening trials of a shape")] = TRIALS,
+    trust_predictions: Annotated[
+        bool, typer.Option("--trust-predictions", help="also at shapes that were measured")
+    ] = False,
+    output: Annotated[Path | None, typer.Option(help="write the table into this file")] = None,
+    form: Annotated[
+        Literal["table", "vllm"], typer.Option("--format", help="of the file")
+    ] = "table",
+    executor: Annotated[
+        Literal["auto", "ray", "local"] | None, typer.Option(help="who runs the workers")
+    ] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(help="HOST:PORT of a Ray cluster whose nodes measure")
+    ] = None,
+) -> None:
+    """Choose the fewest configs for dynamic shapes and write which serves which sizes."""
+    from recommender.dispatch import Choice
+    from tilecore import kernels
+    from tuner_service import dispatching, questions
+    from tuner_service.dispatch_shapes import AskedTable, read_weights, split_sizes
+    from tuner_service.jobs import Effort
+
+    settings = load_settings(executor=executor, ray_address=ray_address)
+    given = {"m": m, "n": n, "k": k, "dtype": dtype}
+    given = {name: value for name, value in given.items() if value is not None}
+    problem, sizes = split_sizes(
+        kernels.get(kernel), {**given, **questions.assigned("--set", fields or ())}
+    )
+    weighting, counts = read_weights(weights)
+    asked = AskedTable(
+        kernel=kernel, problem=problem, sizes=sizes, counts=counts, weighting=weighting,
+        samples=samples, threads=threads, hardware=hardware,
+    )  # fmt: skip
+    effort = Effort(max_trials=trials, time_limit_s=settings.time_limit_s) if tune else None
+    dispatching.dispatch(
+        settings, asked, Choice(tolerance=tolerance, max_configs=max_configs),
+        trust_predictions=trust_predictions, effort=effort, output=output, form=form,
+    )  # fmt: skip

@@ -1,0 +1,133 @@
+"""Wire models of dispatch tables; what goes out is the file that ``tilecore.Dispatcher`` reads."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
+
+from tilecore.kernels.definition import MAX_DIMENSION
+from tuner_service.schemas import MAX_THREADS, Int, ProblemFields, Seconds, Wire
+
+MAX_WIRE_SHAPES = 64
+SIZES_TEXT = "^[0-9]{1,7}(:[0-9]{1,7}|(,[0-9]{1,7}){0,63})$"
+Size = Annotated[Int, Field(ge=1, le=MAX_DIMENSION)]
+Number = Seconds  # finite, and nothing else that JSON has
+
+
+def _sizes(value: Any) -> Any:
+    """Take a list of sizes for the text that names them."""
+    if isinstance(value, list):
+        if not 1 <= len(value) <= MAX_WIRE_SHAPES or not all(_is_size(v) for v in value):
+            raise ValueError(f"expected 1 to {MAX_WIRE_SHAPES} sizes from 1 to {MAX_DIMENSION}")
+        return ",".join(str(int(v)) for v in value)
+    return value
+
+
+def _is_size(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and value == int(value) and 1 <= value <= MAX_DIMENSION
+
+
+SizesIn = Annotated[
+    str,
+    Field(pattern=SIZES_TEXT, examples=["1:4096"]),
+    BeforeValidator(
+        _sizes,
+        json_schema_input_type=Annotated[str, Field(pattern=SIZES_TEXT)]
+        | Annotated[list[Size], Field(min_length=1, max_length=MAX_WIRE_SHAPES)],
+    ),
+]
+DimName = Annotated[str, Field(max_length=64)]
+
+
+class CountedShape(Wire):
+    """A shape and how often it is called."""
+
+    sizes: dict[DimName, Size] = Field(min_length=1, max_length=8, examples=[{"m": 16}])
+    weight: Annotated[Number, Field(ge=0, le=1e18)] = 1.0
+
+
+class DispatchTableRequest(Wire):
+    """Ask for a dispatch table."""
+
+    kernel: str = Field(max_length=64, examples=["gemm"])
+    problem: ProblemFields = Field(
+        default_factory=dict, examples=[{"n": 1024, "k": 1024}],
+        description="fields that do not change",
+    )  # fmt: skip
+    sizes: dict[DimName, SizesIn] = Field(
+        default_factory=dict, max_length=8, examples=[{"m": "1:4096"}],
+        description="by dimension FIRST:LAST, A,B,... or a list; ranges are sampled",
+    )  # fmt: skip
+    shapes: list[CountedShape] = Field(
+        default_factory=list, max_length=512,
+        description="counted shapes: those of the table, or the weights of the samples of `sizes`",
+    )  # fmt: skip
+    weighting: Literal["log", "uniform"] = Field("log", description="of ranges without counts")
+    samples: Int = Field(32, ge=2, le=MAX_WIRE_SHAPES, description="sizes taken of each range")
+    tolerance: Number = Field(
+        0.05, ge=0, le=10, description="0.05: every shape within 5 % of its best"
+    )
+    max_configs: Annotated[Int, Field(ge=1, le=MAX_WIRE_SHAPES)] | None = None
+    trust_predictions: bool = Field(
+        False, strict=True, description="also at shapes where something was measured"
+    )
+    threads: Int = Field(0, ge=0, le=MAX_THREADS, description="cores to use; 0: all")
+    hardware: str | None = Field(
+        None, max_length=200, description="name, alias or key; null: the host of the service"
+    )
+
+    @model_validator(mode="after")
+    def _names_shapes(self) -> Self:
+        if not self.sizes and not self.shapes:
+            raise ValueError("expected sizes, shapes or both, found neither")
+        if not self.sizes and len(self.shapes) > MAX_WIRE_SHAPES:
+            raise ValueError(f"expected at most {MAX_WIRE_SHAPES} shapes without sizes")
+        return self
+
+
+class RangeOut(BaseModel):
+    """Sizes, both ends included, that a config serves."""
+
+    first: int
+    last: int
+    config: int = Field(description="position in `configs`")
+
+
+class ServedOut(BaseModel):
+    """A shape that the table was made from."""
+
+    shape: list[int]
+    weight: float
+    config: int = Field(description="position in `configs`")
+    time_us: float
+    interval_us: tuple[float, float]
+    best_us: float
+    loss: float = Field(description="0.05: 5 % slower than the best known")
+    source: Literal["measured", "screened", "predicted", "prior", "analytic"]
+    best_source: Literal["measured", "screened", "predicted", "prior", "analytic"]
+
+
+class DispatchTableOut(BaseModel):
+    """A dispatch table, as `tilecore.Dispatcher` reads it from a file."""
+
+    format: Literal["tilecore-dispatch-table"]
+    version: Literal[1]
+    kernel: str
+    program_digest: str
+    problem: dict[str, int | str | bool]
+    dims: list[str]
+    threads: int
+    hardware: str
+    hardware_key: str
+    target: str
+    toolchain: dict[str, str]
+    tolerance: float
+    created_at: str
+    rule: Literal["ranges", "nearest"]
+    method: str
+    reason: str
+    configs: list[dict[str, int | str | bool]]
+    ranges: list[RangeOut]
+    shapes: list[ServedOut]
