@@ -18,7 +18,8 @@ from tilecore.graph import Contraction
 
 L1_SETS, L1_WAYS = 64, 8  # what tiles of A may take of L1
 SWEPT_SHARE = 0.6  # of L2: a larger tile of B comes in anew for every group of rows
-PIECE_BYTES = 256  # shorter pieces of rows come in more slowly when B is packed
+PIECE_BYTES = 256  # shorter pieces of B's rows come in more slowly,
+LONG_PIECE_BYTES = 2048  # and of its columns, if it is transposed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +27,8 @@ class TileConstants:
     """Properties of the generated code and of caches; slots as in ``CpuConstants``.
 
     Source: fitted to 1800 configs of the library's GEMM in bfloat16 on a Xeon with AMX, 2 cores,
-    one thread (benchmarks/data/cpu_2026-11-22), where its choices reach 0.94 of the best measured.
+    one thread (benchmarks/data/cpu_2026-11-22), where its choices reach 0.94 of the best measured;
+    those of B in place and of long pieces set by hand to rows of benchmarks/cpu.py ("gemv").
     """
 
     peak_factor: float = 12.0  # tiles of 2-byte elements relative to vector FMAs of float32
@@ -41,6 +43,8 @@ class TileConstants:
     l3_factor: float = 3.35  # L3 rate per core relative to core_bandwidth_bytes_per_s
     a_copy_bytes_per_slot: float = 4.6
     b_pack_bytes_per_slot: float = 3.45
+    in_place_factor: float = 3.2  # FLOP/s of few rows with B in place relative to float32's peak
+    in_place_l3_factor: float = 1.8  # as l3_factor, for them
 
 
 DEFAULT_TILE_CONSTANTS = TileConstants()
@@ -58,17 +62,28 @@ def tile_terms(
     far = hardware.core_bandwidth_bytes_per_s * c.l3_factor
     runs, rows = t.row_tiles * t.panels * t.steps, t.rows_per_tile
     peak = hardware.peak_flop_per_s.get(str(site.dtype)) or _guessed_peak(site, hardware, c)
-    fma = 2.0 * runs * t.micro_m * t.panel * t.depth / (peak * c.efficiency)
-    l2 = runs * _near_bytes(t, site, hardware, c) * slot_s / c.l2_bytes_per_slot
+    a_bytes, b_bytes = t.m * t.k * size, t.k * t.n * size
+    in_place = t.is_b_in_place  # by vectors, not by tiles
+    vector_flop_per_s = hardware.peak_flop_per_s.get("float32", 32e9) * c.in_place_factor
+    fma = np.where(
+        in_place,
+        2.0 * t.m * t.n * t.k / vector_flop_per_s,
+        2.0 * runs * t.micro_m * t.panel * t.depth / (peak * c.efficiency),
+    )
+    near = _near_bytes(t, site, hardware, c) * slot_s / c.l2_bytes_per_slot
+    l2 = np.where(in_place, 0.0, runs * near)
     a_far, b_far = _far_bytes(t, site, hardware)
-    l3 = (a_far + b_far) / far
+    piece = t.depth / LONG_PIECE_BYTES if site.b.is_transposed else t.block_n / PIECE_BYTES
+    pieces = np.minimum(1.0, piece * size)
+    in_place_s = (
+        b_bytes / np.sqrt(pieces) / (hardware.core_bandwidth_bytes_per_s * c.in_place_l3_factor)
+    )
+    l3 = np.where(in_place, in_place_s, (a_far + b_far) / far)
     sums = rows * t.panel * 4.0
     spills = t.block_m * t.block_n * 4.0 > hardware.l2_bytes / 2
     c_rate = np.where(spills, far, c.c_bytes_per_slot / slot_s)
     moved = runs * sums * (2.0 - 1.0 / t.steps)
-    a_bytes, b_bytes = t.m * t.k * size, t.k * t.n * size
     copies = np.where(t.is_a_packed | t.is_a_staged, t.a_reuse, 0)
-    pieces = 1.0 if site.b.is_transposed else np.minimum(1.0, t.block_n * size / PIECE_BYTES)
     pack_b_s = b_bytes * (slot_s / c.b_pack_bytes_per_slot + 1.0 / far) / np.sqrt(pieces)
     zero = np.zeros_like(fma)
     return CoreTerms(
@@ -78,7 +93,7 @@ def tile_terms(
         update_c=moved / c_rate
         + t.m * t.n * 4.0 * slot_s * _scatter(t, site, c) / c.write_bytes_per_slot,
         pack_a=a_bytes * (copies * slot_s / c.a_copy_bytes_per_slot),
-        pack_b=pack_b_s * np.where(t.is_b_hoisted, 0, t.b_reuse),
+        pack_b=pack_b_s * np.where(t.is_b_hoisted | in_place, 0, t.b_reuse),
         pack_b_once=(pack_b_s + b_bytes / far) * t.is_b_hoisted,
     )  # fmt: skip
 
