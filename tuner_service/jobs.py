@@ -228,7 +228,7 @@ def partial_result(store: SqlStore, run: RunRecord) -> Mapping[str, Any]:
     if digest_of(run.workload.kernel) is not None:
         default, size = TileConfig.of(run.spec["default"]), int(run.spec["space_size"])
     else:
-        definition = kernels.get(run.workload.kernel)
+        definition = kernels.get(run.workload.kernel).on(run.hardware.kind)
         space = SearchSpace.build(definition, dict(run.workload.problem), run.hardware)
         default, size = definition.default_config(run.hardware.kind), len(space)
     return result_document(result_of(trials, default, size), run, run.active_s)

@@ -79,9 +79,9 @@ def understand(
         UnknownHardware: nobody knows this device, nor one like it (RC601).
         TooManyThreads: more threads than cores (SV907).
     """
-    definition = kernels.get(kernel)
-    canonical = definition.parse_problem(problem)
+    canonical = kernels.get(kernel).parse_problem(problem)
     device, asked_for = find_hardware_or_like(store, hardware)
+    definition = kernels.get(kernel).on(device.kind)
     if not 0 <= threads <= device.cores:
         raise TooManyThreads(cores=device.cores, hardware=device.name, found=threads)
     return Question(

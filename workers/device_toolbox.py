@@ -56,7 +56,7 @@ class DeviceToolbox:
 
     def definition(self, workload: Workload) -> KernelDefinition:
         """Return the workload's kernel; raises UnknownKernel (TC501)."""
-        return kernels.get(workload.kernel)
+        return kernels.get(workload.kernel).on(KIND)
 
     def program_digest(self, workload: Workload) -> str:
         """Return the digest of the kernel's program; raises UnknownKernel (TC501)."""
