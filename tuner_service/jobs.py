@@ -144,9 +144,6 @@ def check_offered(store: SqlStore, question: Question, effort: Effort) -> None:
         TooLargeToEmulate: the emulator would take minutes per candidate (SV930).
     """
     check_emulated(question)
-    if question.sent is not None and question.hardware.kind != "cpu":
-        offered = f"{detected_host().name}, for programs that came as data"
-        raise HardwareNotOffered(offered=offered, found=question.hardware.name)
     may_come = effort.waits and question.hardware.kind != "rocm"
     if question.asked_for or not (may_come or is_offered(store, question.hardware)):
         found = question.asked_for or question.hardware.name
