@@ -49,6 +49,11 @@ class DeviceToolbox:
     uuid: str = ""
 
     @property
+    def tensors_on(self) -> str:
+        """Where torch puts the tensors of kernels."""
+        return "cuda"
+
+    @property
     def compile_modules(self) -> tuple[str, ...]:
         """TVM takes seconds to import: once per zygote."""
         return COMPILE_MODULES
@@ -112,15 +117,16 @@ class DeviceToolbox:
 
     def timer(self, workload: Workload) -> DeviceTimer:
         """Return what times the candidates of a workload."""
-        if workload.source is None:
-            problem, definition = dict(workload.problem), self.definition(workload)
-            work_flop, traffic_bytes = (
-                definition.work_flop(problem), definition.traffic_bytes(problem),
-            )  # fmt: skip
-        else:
-            work_flop, traffic_bytes = work_and_traffic(workload, workload.source)
+        work_flop, traffic_bytes = self._work_and_traffic(workload)
         calls = calls_per_sample(self.hardware, work_flop, traffic_bytes)
         return CudaTimer(calls, self.hardware.l2_bytes, functools.partial(nvml.readings, self.uuid))
+
+    def _work_and_traffic(self, workload: Workload) -> tuple[float, float]:
+        """Return FLOP and compulsory bytes of a workload."""
+        if workload.source is not None:
+            return work_and_traffic(workload, workload.source)
+        problem, definition = dict(workload.problem), self.definition(workload)
+        return definition.work_flop(problem), definition.traffic_bytes(problem)
 
     def load(self, path: Path) -> Any:
         """Return an artifact's kernel; raises ArtifactError (TC401)."""
@@ -151,6 +157,11 @@ class EmulatedToolbox(DeviceToolbox):
     Candidates are compiled as for the device, their CUDA text runs on the emulator: what it finds
     (races, deadlocks, accesses out of bounds, wrong results) is the device's; its times are not.
     """
+
+    @property
+    def tensors_on(self) -> str:
+        """Where torch puts the tensors of kernels."""
+        return "cpu"
 
     @property
     def run_modules(self) -> tuple[str, ...]:
