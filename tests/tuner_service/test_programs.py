@@ -330,6 +330,8 @@ def test_command_lines_of_who_asks_a_service(cli, url, store):  # noqa: F811
     assert (status, err[:12]) == (2, "error: TC502")
     status, _, err = cli("tune", f"{FILE}:nothing", "--service", url)
     assert (status, err[:12]) == (2, "error: SV913")
+    status, _, err = cli("tune", f"{FILE}:matmul", *sizes, "--target", "h200")  # not on the CPU
+    assert (status, err[:12], "NVIDIA H200" in err) == (2, "error: SV906", True)
 
 
 def test_a_program_tuned_on_this_machine_is_known_the_next_time(cli, client, store):  # noqa: F811
