@@ -100,7 +100,7 @@ class _Tuning:
 
     def stored(self, store: SqlStore) -> list[Measurement]:
         """Return what is stored of exactly this task if a tuning was finished, else nothing."""
-        toolchain = host_toolchain().key
+        toolchain = host_toolchain().on(self.hardware.kind).key
         found = [
             m
             for m in store.measurements(

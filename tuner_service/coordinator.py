@@ -200,7 +200,7 @@ class Coordinator:
             program = kernels.get(kernel).on(run.hardware.kind).program_digest(problem)
         for what, expected, found in (
             ("program", run.program_digest, program),
-            ("toolchain", run.toolchain.key, self._toolchain.key),
+            ("toolchain", run.toolchain.key, self._toolchain.on(run.hardware.kind).key),
         ):
             if expected != found:
                 raise StaleRun(what=what, expected=expected[:12], found=found[:12])

@@ -88,7 +88,7 @@ def understand(
         definition=definition,
         workload=Workload.of(kernel, canonical, threads),
         hardware=device,
-        toolchain=host_toolchain(),
+        toolchain=host_toolchain().on(device.kind),
         asked_for=asked_for,
     )
 
@@ -122,7 +122,7 @@ def understand_sent(
         workload=Workload.of(kernel_name(digest), canonical, threads),
         hardware=device,
         known_digest=digest,
-        toolchain=host_toolchain(),
+        toolchain=host_toolchain().on(device.kind),
         asked_for=asked_for,
         sent=look_at(record, canonical, device, fixed or {}, threads),
     )
