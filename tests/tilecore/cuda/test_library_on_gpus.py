@@ -130,8 +130,10 @@ FETCHED = {"a100": "LDGSTS", "h100": "UTMALDG"}
 
 
 @pytest.mark.skipif(load_nvrtc() is None, reason="NVRTC is not installed")
-@pytest.mark.parametrize("device", ["a100", "h100"])
-@pytest.mark.parametrize("name", sorted(REAL))
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [*((name, "h100") for name in sorted(REAL)), *((name, "a100") for name in sorted(REAL)[:3])],
+)
 def test_recommended_configs_keep_registers_and_banks_and_use_the_units(name, device):
     definition, hardware = kernels.get(name), load_profile(device)
     workload = Workload.of(name, definition.parse_problem(REAL[name]))
