@@ -1,5 +1,7 @@
 """Programs that tilecore and TileLang both compile for GPUs (benchmarks/tilelang_gpu.py)."""
 
+from gpu_library_programs import PROGRAMS as LIBRARY
+
 try:
     import tilelang.language as T
 except ImportError:
@@ -101,4 +103,5 @@ PROGRAMS = (
      lambda: attention(4, 4224, 16, 128, 128, 176, 1, 256)),
     ("attention of 64, 192x128, 2 stages, 384 threads", "sm_90a",
      lambda: attention(4, 4608, 16, 64, 192, 128, 2, 384)),
+    *LIBRARY,
 )  # fmt: skip

@@ -138,7 +138,7 @@ class Recording:
         workload = Workload.of(self.row.kernel, self.problem, 1)
         data = KernelProblem.fresh(workload, self.definition, bind)
         fixed = {
-            "workload": workload, "hardware": self.host, "toolchain": current_toolchain(),
+            "workload": workload, "hardware": self.host, "toolchain": current_toolchain().on("cpu"),
             "program_digest": self.definition.program_digest(self.problem),
             "protocol": Protocol.SCREEN, "threads": 1, "worker": "record_cpu_spaces",
         }  # fmt: skip

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import resource
 import statistics
 import subprocess
@@ -107,6 +108,7 @@ def main() -> None:
     parser.add_argument("--peer", help="a Python that has tilelang")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", default="", help="programs with this regex in their names")
     parser.add_argument("--build", nargs=3, metavar=("WHO", "NUMBER", "CUBIN"))
     given = parser.parse_args()
     if given.build:
@@ -121,6 +123,8 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for number, (name, arch, _) in enumerate(PROGRAMS):
+            if not re.search(given.only, name):
+                continue
             times: dict[str, list[float]] = {who: [] for who in pythons}
             for _ in range(given.repeats):
                 for who, python in pythons.items():

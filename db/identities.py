@@ -145,7 +145,7 @@ def hardware_columns(hardware: HardwareProfile, now: datetime) -> dict[str, Any]
 
 def toolchain_columns(toolchain: Toolchain) -> dict[str, Any]:
     """Return the columns of a toolchain besides its key."""
-    names = ("tilecore", "tvm", "llvm", "linker")
+    names = ("tilecore", "tvm", "llvm", "linker", "nvrtc")
     return {"versions": {name: getattr(toolchain, name) for name in names}}
 
 

@@ -10,6 +10,7 @@ from recommender.cpu_choices import needed_extents
 from recommender.gpu_resources import (
     BlockResources,
     Columns,
+    Floats,
     Mask,
     Product,
     block_resources,
@@ -21,6 +22,8 @@ from recommender.hardware import HardwareProfile
 from recommender.limits import Limit
 from tilecore.graph import Contraction, TileGraph
 from tilecore.tile_config import KnobValue
+
+MANY_PRODUCTS = 3  # of a launch
 
 
 class _Blocks:
@@ -77,7 +80,7 @@ def gpu_limits(
         ),
         rule(
             knob, f"sums and operands of a thread within {registers} registers",
-            lambda b, p: b.registers <= registers, is_hard=False,
+            lambda b, p: _registers_of(b, p) <= registers, is_hard=False,
         ),
         rule(
             knob, "a block that a multiprocessor can hold: fewer registers or threads",
@@ -92,6 +95,15 @@ def gpu_limits(
     if site is not None and site.a.source is not None and site.b.source is not None:
         limits += _no_larger_than_needed(site, values)
     return limits
+
+
+def _registers_of(block: BlockResources, made: Sequence[Product]) -> Floats:
+    """Return the registers that a block worth trying must have.
+
+    A product runs at its best where the operands of the next step are there; the sums of many
+    products leave no room for that, and their other work hides the wait.
+    """
+    return block.least_registers if len(made) >= MANY_PRODUCTS else block.registers
 
 
 def _are_served(made: Sequence[Product]) -> Mask | bool:

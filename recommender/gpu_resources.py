@@ -6,7 +6,7 @@ divide it, which tiles lie in how many stages, and what registers fragments need
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -31,8 +31,9 @@ from tilecore.inference.gpu.matrix_units import (
 from tilecore.inference.gpu.mfma import mfma_step
 from tilecore.inference.gpu.products import WARP, WARPGROUP, WGMMA_COLUMNS, divide_warps
 from tilecore.inference.gpu.shared import panel_of
+from tilecore.ir.expr import Var
 from tilecore.ir.gemm_shape import accumulator_dtype
-from tilecore.ir.nodes import Buffer, Copy, Gemm
+from tilecore.ir.nodes import Buffer, Copy, Gemm, Reduce
 from tilecore.target import parse_gpu_target
 
 Columns = Mapping[str, NDArray[np.int64]]
@@ -42,10 +43,14 @@ REGISTER_BYTES = 4
 # Registers of a thread beside fragments and operands: addresses, counters, temporaries.
 # Source: the median over what benchmarks/gpu_resources.py builds, 2026-11-22.
 OTHER_REGISTERS = 22
+# The same where registers are short, operands included. Source: of 180 configs with this room left
+# whose estimate was near the limit, built on 2026-11-22, 171 spill nothing.
+LEAST_REGISTERS = 46
 PRODUCER_THREADS = WARPGROUP  # the warpgroup that issues TMA copies
 PRODUCER_REGISTERS = 24
 REGISTER_STEP = 8  # registers of a thread come in eights
 BARRIERS_OF_STAGE_BYTES = 16  # two mbarriers: full and empty
+FOLDED_BYTES = 4  # of what a thread tells others of a fold across warps
 PREFETCHED = 2  # tiles of each kind on AMD, whose next ones come through registers
 
 
@@ -60,6 +65,7 @@ class Product:
         read_bytes: of shared memory, of one execution.
         operand_registers: of a thread.
         is_busy: every warp has a part of C, and rows of A that it computed stay with it.
+        shares_rows: several warps have parts of one row of C.
         dtype: of the operands.
     """
 
@@ -70,6 +76,7 @@ class Product:
     read_bytes: Floats
     operand_registers: Floats
     is_busy: Mask
+    shares_rows: Mask
     dtype: str
 
 
@@ -81,6 +88,7 @@ class BlockResources:
         threads: of a block, with a warpgroup that only copies.
         shared_bytes: of tiles, by liveness, stages counted.
         registers: of a thread, estimated.
+        least_registers: of a thread whose operands come as late as they can.
         resident: blocks that a multiprocessor holds at a time; 0: none fits.
         stages: of the deepest pipelined loop.
     """
@@ -88,6 +96,7 @@ class BlockResources:
     threads: Floats
     shared_bytes: Floats
     registers: Floats
+    least_registers: Floats
     resident: Floats
     stages: Floats
 
@@ -117,15 +126,18 @@ def block_resources(
     threads = _threads(launch, columns)
     stages = _stages(launch, columns, target)
     deepest = np.maximum.reduce([np.ones_like(threads), *stages.values()])
-    shared = _shared_bytes(launch, columns, stages)
+    shared = _shared_bytes(launch, columns, stages) + _scratch_bytes(
+        launch, columns, threads, found
+    )
     if target.has_tma:
         shared = shared + BARRIERS_OF_STAGE_BYTES * np.add.reduce([0 * threads, *stages.values()])
-    registers = _fragment_registers(launch, columns, threads)
+    held = _fragment_registers(launch, columns, threads)
     operands = [p.operand_registers for p in found]
-    registers = registers + OTHER_REGISTERS + np.maximum.reduce([0 * threads, *operands])
+    beside = OTHER_REGISTERS + np.maximum.reduce([0 * threads, *operands])
+    registers, least = held + beside, held + np.minimum(beside, LEAST_REGISTERS)
     total = threads + (PRODUCER_THREADS if stages and target.has_tma else 0)
     resident = _resident(threads, total, registers, shared, target)
-    return BlockResources(total, shared, registers, resident, deepest)
+    return BlockResources(total, shared, registers, least, resident, deepest)
 
 
 def numbers(expr: object, columns: Columns) -> Floats:
@@ -174,7 +186,7 @@ def _product(
         op, 2 * m * n * k, grouped | warped, grouped, read,
         np.where(grouped | ~warped, 8.0, held),
         (rows * cols * np.where(grouped, WARPGROUP, WARP) >= threads)
-        & ((cols == 1) | (not is_chained)), kinds[0],
+        & ((cols == 1) | (not is_chained)), (grouped | warped) & (cols > 1), kinds[0],
     )  # fmt: skip
 
 
@@ -283,9 +295,39 @@ def _shared_bytes(launch: Launch, columns: Columns, stages: Mapping[Buffer, Floa
     return found
 
 
+def _scratch_bytes(
+    launch: Launch, columns: Columns, threads: Floats, found: Sequence[Product]
+) -> Floats:
+    """Return the bytes behind the tiles by which warps tell each other of what they have folded."""
+    total = 0 * threads
+    sums = {p.op.stmt.c.buffer: p for p in found if isinstance(p.op.stmt, Gemm)}
+    for op in launch.ops:
+        if not isinstance(op.stmt, Reduce):
+            continue
+        product = sums.get(op.stmt.src.buffer)
+        if product is not None:
+            is_told = product.shares_rows
+        else:
+            folded, rows = _folded(op.stmt, columns)
+            is_told = (rows * WARP < threads) & (np.minimum(folded, threads) > WARP)
+        total = np.maximum(total, is_told * threads * FOLDED_BYTES)
+    return total
+
+
+def _folded(stmt: Reduce, columns: Columns) -> tuple[Floats, Floats]:
+    """Return how many elements are folded into one, and into how many."""
+    folded = rows = numbers(1, columns)
+    for axis, extent in enumerate(stmt.src.extents):
+        if axis in stmt.axes:
+            folded = folded * numbers(extent, columns)
+        else:
+            rows = rows * numbers(extent, columns)
+    return folded, rows
+
+
 def _fragment_registers(launch: Launch, columns: Columns, threads: Floats) -> Floats:
-    """Return the registers of a thread that hold fragments and private arrays."""
-    total = numbers(0, columns)
+    """Return the most registers of a thread that fragments alive at once take."""
+    sizes: dict[Buffer, Floats] = {}
     for tile in launch.tiles:
         size = numbers(1, columns) * max(tile.dtype.itemsize, 2) / REGISTER_BYTES
         for extent in tile.shape:
@@ -293,10 +335,33 @@ def _fragment_registers(launch: Launch, columns: Columns, threads: Floats) -> Fl
         if tile.scope == "fragment":
             # Sums over rows lie once in each of the four lanes that share a row.
             lanes = threads if tile.ndim > 1 else np.minimum(threads, 8 * threads / WARP)
-            total = total + np.maximum(size / lanes, 1.0)
+            sizes[tile] = np.maximum(size / lanes, 1.0)
         elif tile.scope == "local":
-            total = total + size
-    return total
+            sizes[tile] = size
+    spans = _register_spans(launch, sizes)
+    moments = {frozenset(t for t in spans if n in spans[t]) for n in range(len(launch.ops))}
+    zero = numbers(0, columns)
+    found: Floats = np.maximum.reduce([zero, *(sum((sizes[t] for t in m), zero) for m in moments)])
+    return found
+
+
+def _register_spans(launch: Launch, tiles: Collection[Buffer]) -> dict[Buffer, range]:
+    """Return between which ops a tile holds something; a tile from outside lasts a whole loop."""
+    users: dict[Buffer, list[TileOp]] = {}
+    loops: dict[Var, list[int]] = {}
+    for op in launch.ops:
+        for loop in op.loops:
+            loops.setdefault(loop.var, []).append(op.index)
+        for buffer in {a.buffer.root for a in (*op.reads, *op.writes)} & set(tiles):
+            users.setdefault(buffer, []).append(op)
+    found = {}
+    for tile, ops in users.items():
+        places = [op.index for op in ops]
+        around = [frozenset(loop.var for loop in op.loops) for op in ops]
+        for var in frozenset[Var]().union(*around) - around[0].intersection(*around):
+            places += loops[var]
+        found[tile] = range(min(places), max(places) + 1)
+    return found
 
 
 def _resident(

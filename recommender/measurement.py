@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from functools import lru_cache
@@ -50,16 +50,22 @@ class Toolchain:
     tvm: str
     llvm: str
     linker: str = ""
+    nvrtc: str = ""  # of code for NVIDIA's GPUs alone
+
+    def on(self, kind: str) -> Toolchain:
+        """Return what makes code for a kind of device: "cpu", "cuda" or "rocm"."""
+        return self if kind == "cuda" or not self.nvrtc else replace(self, nvrtc="")
 
     @property
     def key(self) -> str:
         """A stable digest (32 hex digits)."""
-        return _key(self.tilecore, self.tvm, self.llvm)
+        return _key(self.tilecore, self.tvm, self.llvm, self.nvrtc)
 
 
 @lru_cache(maxsize=256)  # it is asked of every measurement
-def _key(tilecore: str, tvm: str, llvm: str) -> str:
-    return digest({"tilecore": tilecore, "tvm": tvm, "llvm": llvm})
+def _key(tilecore: str, tvm: str, llvm: str, nvrtc: str) -> str:
+    named = {"tilecore": tilecore, "tvm": tvm, "llvm": llvm}
+    return digest({**named, "nvrtc": nvrtc} if nvrtc else named)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,7 +70,7 @@ class SearchSpace:
             EmptySpace: the kernel has no knob values for the device (RC602).
         """
         return _outline(
-            Hashed(definition, definition.name),
+            Hashed(definition.on(hardware.kind), definition.name),
             tuple(sorted(problem.items())),
             Hashed(hardware, hardware.key),
         )
@@ -283,6 +283,8 @@ def _outline_of(
                 site, {k.name: k for k in definition.knobs}, hardware, shape.sizes
             )
     else:
+        if isinstance(definition, KernelDefinition):
+            values |= _idle(definition, graph, values)
         limits = gpu_limits(graph, site, values, hardware)
     return SearchSpace(
         definition, problem, hardware, graph, site, tuple(limits), values, shape.sizes
@@ -297,6 +299,19 @@ def _settled(
     if dot is None or not dot.is_tiled:
         return {}
     return {knob: (0,) for knob in ("micro_m", "micro_n") if knob in knobs}
+
+
+def _idle(
+    definition: KernelDefinition, graph: TileGraph, values: Mapping[str, tuple[KnobValue, ...]]
+) -> dict[str, tuple[KnobValue, ...]]:
+    """Return one value of each knob that the kernel's program for this problem has no use for."""
+    used = {var.name for var in graph.variables}
+    found: dict[str, tuple[KnobValue, ...]] = {}
+    for knob in definition.knobs:
+        if knob.symbolic and knob.name in values and knob.name not in used:
+            known = values[knob.name]
+            found[knob.name] = (knob.default if knob.default in known else known[0],)
+    return found
 
 
 def _enumerate(

@@ -37,7 +37,7 @@ from tilecore.kernels.definition import KernelDefinition
 from tilecore.recommending import LOWERING
 from tilecore.runtime import LoadedKernel, dims
 from tilecore.runtime.quick import QuickCheck
-from tilecore.target import Target
+from tilecore.target import Target, parse_target
 from tilecore.tile_config import KnobValue, TileConfig
 
 MODES = ("auto", "static", "dynamic")
@@ -272,7 +272,7 @@ class Dispatcher:
         """Return in words whether the library's program is another than that of the table."""
         if not self.table.program_digest:
             return ()
-        definition, shape = kernels.get(self.table.kernel), self.table.shapes[-1].shape
+        definition, shape = _definition(self.table), self.table.shapes[-1].shape
         problem = {**self.table.problem, **dict(zip(self.table.dims, shape, strict=True))}
         now = program_digest(definition.program(problem, dict(definition.default_config())))
         was = self.table.program_digest
@@ -329,13 +329,22 @@ def _maker(table: DispatchTable, program: JITImpl | Make | None, path: str) -> M
     if program is not None:
         return program
     try:
-        definition = kernels.get(table.kernel)
+        definition = _definition(table)
     except UnknownKernel as error:
         raise InvalidDispatchTable(
             path=path, expected="a kernel of the library, or its `program`", found=table.kernel,
             hint="pass program=, the function that makes it",
         ) from error  # fmt: skip
     return _of_library(definition, table, path)
+
+
+def _definition(table: DispatchTable) -> KernelDefinition:
+    """Return the library's kernel as the device of a table has it; raises UnknownKernel (TC501)."""
+    found = kernels.get(table.kernel)
+    if found.gpu is None:
+        return found
+    target = parse_target(table.target)
+    return found.on("cpu" if isinstance(target, Target) else target.kind)
 
 
 def _of_library(definition: KernelDefinition, table: DispatchTable, path: str) -> Make:

@@ -34,7 +34,7 @@ from tilecore.recommending import (
     installed_recommender,
     open_program,
 )
-from tilecore.target import Target, emulates_gpus, parse_target
+from tilecore.target import Target, emulates_gpus, names_emulator, parse_target
 from tilecore.tile_config import KnobValue
 
 NO_KNOBS = (TensorSpec, PointerSpec, DType)  # annotations of what a call passes
@@ -164,7 +164,8 @@ def _build(func: PrimFunc, options: JitOptions) -> JITKernel:
     if artifact.manifest.target != "llvm":
         # Loaded by its first call: to compile it takes no GPU.
         kernel = JITKernel(marked, artifact, None, options.out_idx)
-        return kernel.emulated() if emulates_gpus() else kernel
+        is_emulated = emulates_gpus() or names_emulator(options.target)
+        return kernel.emulated() if is_emulated else kernel
     return JITKernel(marked, artifact, runtime.load(artifact), options.out_idx)
 
 

@@ -17,6 +17,7 @@ from tilecore.ir.dtype import DType
 
 CPU_NAMES = ("llvm", "cpu", "c", "auto")
 GPU_NAMES = ("cuda", "hip", "rocm", "cutedsl")
+EMULATED = "emulated "  # before the name of a GPU: its code, run on the emulator
 # Instructions beyond AVX-512F/BW/DQ/VL that code may use: Linux's name of the flag, LLVM's.
 FEATURES = {
     "avx512_bf16": "avx512bf16",
@@ -173,6 +174,11 @@ def emulates_gpus() -> bool:
     return bool(_GPU_PROGRAMS.get())
 
 
+def names_emulator(target: object) -> bool:
+    """Return whether a target is a GPU that the emulator stands in for: "emulated h200"."""
+    return isinstance(target, str) and target.lower().startswith(EMULATED)
+
+
 def parse_target(
     target: str | Target | GpuTarget | Mapping[str, object] | None,
 ) -> Target | GpuTarget:
@@ -182,13 +188,15 @@ def parse_target(
     ("avx512+avx512_bf16"). GPUs go by device ("h100") or architecture ("sm_90a",
     "cuda -arch=sm_90a"); "cuda" alone is this machine's first device, or sm_80 where there is none.
     AMD's likewise ("mi300x", "gfx942", "rocm -arch=gfx90a"; "hip" and "rocm" alone are gfx942).
-    A target of TVM stands for its kind and architecture.
+    A target of TVM stands for its kind and architecture. "emulated h200" is the target of an H200.
 
     Raises:
         UnknownTarget: the name is not one this version generates code for (TC304).
     """
     if isinstance(target, (Target, GpuTarget)):
         return target
+    if names_emulator(target):
+        return parse_gpu_target(str(target)[len(EMULATED) :].strip())
     name, arch = _name_and_arch(target)
     where = _GPU_PROGRAMS.get()
     if where and arch is None and name in ("auto", *GPU_NAMES):

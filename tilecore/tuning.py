@@ -49,6 +49,7 @@ class TuningTask:
         knobs: of the lowering, for all candidates.
         tolerance: of comparisons with ``expected``.
         run_timeout_s: how long checking and timing a candidate may take.
+        device: the GPU as the author named it ("h200", "emulated h200"); "": this machine's CPU.
     """
 
     name: str
@@ -58,6 +59,7 @@ class TuningTask:
     knobs: Mapping[str, KnobValue] = field(default_factory=dict)
     tolerance: Tolerance = field(default_factory=Tolerance)
     run_timeout_s: float | None = None
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +70,14 @@ class TuningAnswer:
         times_s: seconds per call of those that compute right, by position, the fastest first.
         failures: why each of the others does not take part, by position.
         is_stored: whether it was measured before, so that nothing was measured now.
+        unmeasured: why nothing could be measured ("": it was); the times are then what the
+            recommender expects.
     """
 
     times_s: Mapping[int, float]
     failures: Mapping[int, str]
     is_stored: bool
+    unmeasured: str = ""
 
 
 Tuner = Callable[[TuningTask], TuningAnswer]

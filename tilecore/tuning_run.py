@@ -16,14 +16,16 @@ from typing import Any
 import numpy as np
 
 from tilecore.errors import TileError, TuningFailed, TypeMismatch
+from tilecore.gpu_target import GpuTarget
 from tilecore.ir.expr import Pointer
 from tilecore.ir.nodes import Buffer, PrimFunc
 from tilecore.jit import JITImpl
 from tilecore.kernel import JITKernel, input_parameters
 from tilecore.profiler import TensorSupplyType, Tolerance, do_bench, listed, supply_all
+from tilecore.recommending import device_name
 from tilecore.target import emulates_gpus, parse_target
 from tilecore.tile_config import KnobValue, TileConfig
-from tilecore.tuning import Candidate, TuningTask, installed_tuner
+from tilecore.tuning import Candidate, TuningAnswer, TuningTask, installed_tuner
 
 LOG = logging.getLogger("tilecore.autotuner")
 _INPUTS: ContextVar[Sequence[Any] | None] = ContextVar("autotune_inputs", default=None)
@@ -98,6 +100,8 @@ class AutotuneResult:
         kernel: the compiled kernel.
         failures: why each config that was left out was.
         is_stored: whether it was measured before, by this process or another one.
+        is_measured: whether there is a time; where there is none of the GPUs that the program is
+            for, the config is the recommended one.
     """
 
     config: dict[str, Any]
@@ -106,6 +110,7 @@ class AutotuneResult:
     ref_latency: float | None = None
     failures: list[tuple[dict[str, Any], str]] = field(default_factory=list)
     is_stored: bool = False
+    is_measured: bool = True
 
     @property
     def libcode(self) -> str:
@@ -144,31 +149,53 @@ class Tuning:
         self.traced = [t for t in found if t is not None]
 
     def run(self) -> AutotuneResult:
-        """Return the fastest config; on the emulator, the first one that compiles.
+        """Return the fastest config; where none can be measured, the first one that compiles.
 
         Raises:
             TuningFailed: no config compiles and computes right (TC503).
         """
         if self.traced and emulates_gpus():
-            found = self._first_that_compiles()
+            found = self._first_that_compiles(self.traced)
             if found is not None:
                 return found
         elif self.traced:
             answer = installed_tuner()(self._task())
-            for position, reason in sorted(answer.failures.items()):
-                self._leave_out(self.traced[position].config, reason)
-            for position, time_s in answer.times_s.items():
-                result = self._result(self.traced[position], time_s, is_stored=answer.is_stored)
-                if result is not None:
-                    return result
+            found = self._recommended(answer) if answer.unmeasured else self._fastest(answer)
+            if found is not None:
+                return found
         reasons = "; ".join(sorted({reason for _, reason in self.failures})[:3])
         raise TuningFailed(count=len(self.failures), reason=reasons or "no configs were given")
 
-    def _first_that_compiles(self) -> AutotuneResult | None:
+    def _fastest(self, answer: TuningAnswer) -> AutotuneResult | None:
+        """Return the fastest config that passes the author's own check."""
+        for position, reason in sorted(answer.failures.items()):
+            self._leave_out(self.traced[position].config, reason)
+        for position, time_s in answer.times_s.items():
+            result = self._result(self.traced[position], time_s, is_stored=answer.is_stored)
+            if result is not None:
+                return result
+        return None
+
+    def _recommended(self, answer: TuningAnswer) -> AutotuneResult | None:
+        """Return the config expected to be the fastest of those that compile, and say so."""
+        order = [self.traced[position] for position in answer.times_s]
+        found = self._first_that_compiles(order, checks=False)
+        if found is None:
+            return None
+        found.is_measured, found.kernel.latency = False, None
+        LOG.warning(
+            "%s: config %s is the recommended one, nothing was measured. "
+            "Run this where the device is to measure it", answer.unmeasured, found.config,
+        )  # fmt: skip
+        return found
+
+    def _first_that_compiles(
+        self, candidates: Sequence[_Traced], *, checks: bool = True
+    ) -> AutotuneResult | None:
         """Return the first config with code; times on the emulator would mean nothing."""
-        for traced in self.traced:
+        for traced in candidates:
             try:
-                found = self._result(traced, math.nan, is_stored=False)
+                found = self._result(traced, math.nan, is_stored=False, checks=checks)
             except TileError as error:
                 self._leave_out(traced.config, str(error).strip().splitlines()[0])
                 continue
@@ -178,7 +205,7 @@ class Tuning:
 
     def _task(self) -> TuningTask:
         configs = _stored_forms([t.config for t in self.traced])
-        options = self.impl.options
+        options, target = self.impl.options, parse_target(self.impl.options.target)
         return TuningTask(
             name=_name(self.impl.wrapped),
             problem=_problem(self.traced[0]),
@@ -186,7 +213,8 @@ class Tuning:
                 Candidate(config=c, program=t.program, inputs=t.inputs, expected=t.expected)
                 for c, t in zip(configs, self.traced, strict=True)
             ],
-            target=parse_target(options.target).name,
+            target=target.name,
+            device=(device_name(options.target) or "") if isinstance(target, GpuTarget) else "",
             knobs=options.config,
             tolerance=self.options.tolerance,
             run_timeout_s=self.options.timeout,
@@ -245,9 +273,12 @@ class Tuning:
 
     # --- the winner -----------------------------------------------------------------------
 
-    def _result(self, winner: _Traced, time_s: float, *, is_stored: bool) -> AutotuneResult | None:
+    def _result(
+        self, winner: _Traced, time_s: float, *, is_stored: bool, checks: bool = True
+    ) -> AutotuneResult | None:
         kernel = self.impl.compile(*winner.arguments[0], **winner.arguments[1])
-        options, inputs = self.options, winner.inputs
+        options = self.options if checks else ProfileOptions()
+        inputs = winner.inputs
         if options.manual_check_prog is not None and options.ref_prog is not None:
             try:
                 options.manual_check_prog(kernel(*inputs), options.ref_prog(*inputs))

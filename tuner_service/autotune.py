@@ -26,10 +26,14 @@ from recommender.workload import Workload
 from tilecore.ir.printer import program_digest
 from tilecore.tile_config import TileConfig, digest
 from tilecore.tuning import TuningAnswer, TuningTask
+from tuner_service.advice import device_of
 from tuner_service.settings import Settings, load_settings
 from tuner_service.wiring import host_profile, host_toolchain, open_store
+from workers.device_programs import DeviceProgramToolbox, EmulatedProgramToolbox
+from workers.devices import cuda_devices
 from workers.pool import LocalPool, gather
 from workers.program_toolbox import ProgramToolbox
+from workers.toolbox import Toolbox
 
 LOG = logging.getLogger(__name__)
 CONFIRM_TOP = 8
@@ -43,13 +47,29 @@ def tune(task: TuningTask) -> TuningAnswer:
     settings = load_settings()
     store = open_store(settings)
     with closing(store.database):
-        tuning = _Tuning(task, settings, host_profile(store))
+        tuning = _Tuning(task, settings, _device(task, store))
         found = tuning.stored(store)
         if found:
             return tuning.answer(found, is_stored=True)
+        if not tuning.is_here:
+            return tuning.expected()
         found = tuning.measure()
         store.add_all([m for m in found if m.status is not MeasureStatus.WORKER_LOST])
         return tuning.answer(found, is_stored=False)
+
+
+def _device(task: TuningTask, store: SqlStore) -> HardwareProfile:
+    """Return the device that a task is for.
+
+    Raises:
+        UnknownHardware: nobody knows it, nor a device like it (RC601).
+    """
+    if not task.device:
+        return host_profile(store)
+    found, asked_for = device_of(store, task.device)
+    if asked_for:
+        LOG.warning("nobody knows %s: tuned for %s, the device most like it", asked_for, found.name)
+    return found
 
 
 def _family(task: TuningTask) -> str:
@@ -80,7 +100,7 @@ class _Tuning:
 
     def stored(self, store: SqlStore) -> list[Measurement]:
         """Return what is stored of exactly this task if a tuning was finished, else nothing."""
-        toolchain = host_toolchain().key
+        toolchain = host_toolchain().on(self.hardware.kind).key
         found = [
             m
             for m in store.measurements(
@@ -98,11 +118,7 @@ class _Tuning:
         configs = [self.task.candidates[i].config for i in order]
         LOG.info("tuning %s: %d configs", self.workload, len(configs))
         with tempfile.TemporaryDirectory(prefix="tilecore-") as folder:
-            toolbox = ProgramToolbox(
-                Path(folder), self.family, self.task.target, tuple(self.task.knobs.items()),
-                self.task.tolerance,
-            )  # fmt: skip
-            toolbox.write(self.task.candidates)
+            toolbox = self._toolbox(Path(folder))
             with self._pool(toolbox) as pool:
                 limit_s = self.settings.time_limit_s
                 screened = self._run(pool, configs, Protocol.SCREEN, limit_s)
@@ -112,9 +128,36 @@ class _Tuning:
             with self._pool(toolbox) as pool:  # the other one still has candidates in its queue
                 return [*screened, *self._confirm(pool, finalists)]
 
-    def _pool(self, toolbox: ProgramToolbox) -> LocalPool:
+    @property
+    def is_here(self) -> bool:
+        """Whether this machine can measure: the emulator stands in for GPUs anywhere."""
+        return not self._is_device or self._devices > 0
+
+    @property
+    def _is_device(self) -> bool:
+        return self.hardware.kind != "cpu" and not self.hardware.is_emulated
+
+    @property
+    def _devices(self) -> int:
+        """How many GPUs of this kind this machine has."""
+        return sum(d.hardware.key == self.hardware.key for d in cuda_devices())
+
+    def _toolbox(self, folder: Path) -> Toolbox:
+        """Return what compiles and runs the candidates, which are put into ``folder``."""
+        programs = ProgramToolbox(
+            folder, self.family, self.task.target, tuple(self.task.knobs.items()),
+            self.task.tolerance,
+        )  # fmt: skip
+        programs.write(self.task.candidates)
+        if self.hardware.kind == "cpu":
+            return programs
+        chosen = EmulatedProgramToolbox if self.hardware.is_emulated else DeviceProgramToolbox
+        return chosen(self.hardware, programs=programs)
+
+    def _pool(self, toolbox: Toolbox) -> LocalPool:
         return LocalPool(
             self.hardware,
+            devices=self._devices if self._is_device else 1,
             artifact_dir=self.settings.artifact_dir,
             compile_workers=self.settings.compile_workers,
             compile_timeout_s=self.settings.compile_timeout_s,
@@ -183,6 +226,16 @@ class _Tuning:
         return {c.config: i for i, c in enumerate(self.task.candidates)}
 
     # --- the answer ---------------------------------------------------------------------------
+
+    def expected(self) -> TuningAnswer:
+        """Return the times that the model expects, where nothing can be measured."""
+        found = [self._expected(i) for i in range(len(self.task.candidates))]
+        times = {i: float("inf") if e is None else e.time_s for i, e in enumerate(found)}
+        order = sorted(times, key=lambda i: times[i])
+        return TuningAnswer(
+            times_s={i: times[i] for i in order}, failures={}, is_stored=False,
+            unmeasured=f"this machine has no {self.hardware.name}",
+        )  # fmt: skip
 
     def answer(self, found: Sequence[Measurement], *, is_stored: bool) -> TuningAnswer:
         """Return times by rank: confirmed ones first, those only screened behind them."""

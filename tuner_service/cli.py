@@ -157,7 +157,9 @@ def recommend(
     dtype: Dtype = None,
     fields: Fields = None,
     threads: Threads = 0,
-    hardware: Annotated[str | None, typer.Option(help="a device; default: this host")] = None,
+    hardware: Annotated[
+        str | None, typer.Option("--hardware", "--target", help="a device; default: this host")
+    ] = None,
     top_k: Annotated[int, typer.Option(min=1, max=50, help="how many configs")] = 5,
     fixed: Fixed = None,
     space: Space = None,

@@ -134,8 +134,12 @@ class ClusterWorkplace:
         if answer is None:
             return
         hardware, toolchain = answer
-        compiles = toolchain == self._toolchain
-        known.node = replace(node, compiles=compiles, driver=hardware.driver)
+        ours = self._toolchain
+        compiles = toolchain.on("cpu") == ours.on("cpu")
+        same_nvrtc = toolchain.nvrtc == ours.nvrtc
+        known.node = replace(
+            node, compiles=compiles, same_nvrtc=same_nvrtc, driver=hardware.driver
+        )  # fmt: skip
         only_measures = hardware.kind != "cpu" and toolchain.tilecore == self._toolchain.tilecore
         if resource_name(hardware) != node.resource:
             known.refused = f"it is {hardware.name} ({resource_name(hardware)}), not what it offers"
@@ -170,8 +174,10 @@ class ClusterWorkplace:
             for key, known in self._known.items()
             if known.hardware is not None and not known.refused and key not in drained
         }
-        compiles = any(known.node.compiles for known in usable.values())
         for known in usable.values():
-            if compiles and known.hardware is not None:
-                self._offered[known.hardware.key] = (known.hardware, now)
+            hardware = known.hardware
+            if hardware is not None and any(
+                other.node.compiles_for(hardware.kind) for other in usable.values()
+            ):
+                self._offered[hardware.key] = (hardware, now)
         return [hardware for hardware, seen in self._offered.values() if now - seen < GRACE_S]

@@ -195,10 +195,12 @@ class Coordinator:
     def _check_versions(self, run: RunRecord) -> None:
         """Refuse a run that was queued for another program or toolchain than this process has."""
         kernel, problem = run.workload.kernel, dict(run.workload.problem)
-        program = digest_of(kernel) or kernels.get(kernel).program_digest(problem)
+        program = digest_of(kernel)
+        if program is None:
+            program = kernels.get(kernel).on(run.hardware.kind).program_digest(problem)
         for what, expected, found in (
             ("program", run.program_digest, program),
-            ("toolchain", run.toolchain.key, self._toolchain.key),
+            ("toolchain", run.toolchain.key, self._toolchain.on(run.hardware.kind).key),
         ):
             if expected != found:
                 raise StaleRun(what=what, expected=expected[:12], found=found[:12])

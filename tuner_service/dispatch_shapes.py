@@ -69,6 +69,7 @@ def understand_table(store: SqlStore, asked: AskedTable) -> DispatchQuestion:
     """
     definition = kernels.get(asked.kernel)
     device = find_hardware(store, asked.hardware)
+    definition = definition.on(device.kind)
     if not 0 <= asked.threads <= device.cores:
         raise TooManyThreads(cores=device.cores, hardware=device.name, found=asked.threads)
     shapes = _shapes(definition, device, asked)
@@ -79,7 +80,8 @@ def understand_table(store: SqlStore, asked: AskedTable) -> DispatchQuestion:
         fixed = {name: value for name, value in canonical.items() if name not in sizes}
     return DispatchQuestion(
         definition=definition, fixed=fixed, shapes=shapes, hardware=device,
-        toolchain=host_toolchain(), target=compile_target(device), threads=asked.threads,
+        toolchain=host_toolchain().on(device.kind), target=compile_target(device),
+        threads=asked.threads,
     )  # fmt: skip
 
 

@@ -45,7 +45,7 @@ def _question(store: SqlStore, run: RunRecord) -> Question:
     """Return what a run was to answer."""
     is_sent = digest_of(run.workload.kernel) is not None
     return Question(
-        definition=None if is_sent else kernels.get(run.workload.kernel),
+        definition=None if is_sent else kernels.get(run.workload.kernel).on(run.hardware.kind),
         workload=run.workload,
         hardware=run.hardware,
         known_digest=run.program_digest,

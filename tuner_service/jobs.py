@@ -144,9 +144,6 @@ def check_offered(store: SqlStore, question: Question, effort: Effort) -> None:
         TooLargeToEmulate: the emulator would take minutes per candidate (SV930).
     """
     check_emulated(question)
-    if question.sent is not None and question.hardware.kind != "cpu":
-        offered = f"{detected_host().name}, for programs that came as data"
-        raise HardwareNotOffered(offered=offered, found=question.hardware.name)
     may_come = effort.waits and question.hardware.kind != "rocm"
     if question.asked_for or not (may_come or is_offered(store, question.hardware)):
         found = question.asked_for or question.hardware.name
@@ -228,7 +225,7 @@ def partial_result(store: SqlStore, run: RunRecord) -> Mapping[str, Any]:
     if digest_of(run.workload.kernel) is not None:
         default, size = TileConfig.of(run.spec["default"]), int(run.spec["space_size"])
     else:
-        definition = kernels.get(run.workload.kernel)
+        definition = kernels.get(run.workload.kernel).on(run.hardware.kind)
         space = SearchSpace.build(definition, dict(run.workload.problem), run.hardware)
         default, size = definition.default_config(run.hardware.kind), len(space)
     return result_document(result_of(trials, default, size), run, run.active_s)

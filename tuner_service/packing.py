@@ -48,7 +48,8 @@ def pack(
         InvalidPack: a workload is too large for a pack, or a folder cannot be written (WK709).
     """
     store = wiring.open_store(settings)
-    hardware, toolchain = find_hardware(store, target), wiring.host_toolchain()
+    hardware = find_hardware(store, target)
+    toolchain = wiring.host_toolchain().on(hardware.kind)
     if hardware.kind != "cuda":
         expected = 'an NVIDIA GPU (h200, a100, "emulated h200", ...)'
         raise InvalidRequest(message=f"--target: expected {expected}, found {hardware.name}")

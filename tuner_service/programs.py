@@ -104,7 +104,7 @@ def recommend(settings: Settings, asked: Asked, *, top_k: int, as_json: bool) ->
 
 
 def tune(settings: Settings, asked: Asked, effort: Effort, *, force: bool) -> None:
-    """Tune a program on this machine, or by a service, and show what was found.
+    """Tune a program for this machine or a device, or by a service, and show what was found.
 
     Raises:
         RunFailed: the run ended without a result (SV911).
@@ -115,14 +115,18 @@ def tune(settings: Settings, asked: Asked, effort: Effort, *, force: bool) -> No
     store = wiring.open_store(settings)
     with loaded(asked.program) as function:
         question = asked.question(function)
-        program = portable(question, wiring.host_profile(store))
+        device, asked_for = device_of(store, asked.hardware)
+        program = portable(question, device)
     record, _ = store.programs.add(program.digest, program.name, program.to_bytes(), "local")
     known = {**question.sizes, **question.problem}
     problem = {k: known[k] for k in (*program.sizes, *program.call_sizes) if k in known}
+    named = None if asked.hardware is None else asked_for or device.name
     commands.tune_asked(
         settings, store,
-        lambda: understand_sent(store, record.digest, problem, threads=asked.threads), effort,
-        force=force,
+        lambda: understand_sent(
+            store, record.digest, problem, threads=asked.threads, hardware=named
+        ),
+        effort, force=force,
     )  # fmt: skip
 
 

@@ -79,16 +79,16 @@ def understand(
         UnknownHardware: nobody knows this device, nor one like it (RC601).
         TooManyThreads: more threads than cores (SV907).
     """
-    definition = kernels.get(kernel)
-    canonical = definition.parse_problem(problem)
+    canonical = kernels.get(kernel).parse_problem(problem)
     device, asked_for = find_hardware_or_like(store, hardware)
+    definition = kernels.get(kernel).on(device.kind)
     if not 0 <= threads <= device.cores:
         raise TooManyThreads(cores=device.cores, hardware=device.name, found=threads)
     return Question(
         definition=definition,
         workload=Workload.of(kernel, canonical, threads),
         hardware=device,
-        toolchain=host_toolchain(),
+        toolchain=host_toolchain().on(device.kind),
         asked_for=asked_for,
     )
 
@@ -122,7 +122,7 @@ def understand_sent(
         workload=Workload.of(kernel_name(digest), canonical, threads),
         hardware=device,
         known_digest=digest,
-        toolchain=host_toolchain(),
+        toolchain=host_toolchain().on(device.kind),
         asked_for=asked_for,
         sent=look_at(record, canonical, device, fixed or {}, threads),
     )

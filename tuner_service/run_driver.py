@@ -206,7 +206,7 @@ class RunDriver:
             source = ProgramSource(sent.record.document, sent.table.default)
             self._workload = replace(run.workload, source=source)
             return program_session(run.workload, sent.table, run.hardware, **common)
-        definition = kernels.get(run.workload.kernel)
+        definition = kernels.get(run.workload.kernel).on(run.hardware.kind)
         space = SearchSpace.build(definition, dict(run.workload.problem), run.hardware)
         return kernel_session(run.workload, definition, run.hardware, space, **common)
 

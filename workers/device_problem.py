@@ -215,6 +215,13 @@ def _inputs_and_reference(
     return [to_torch(x, device) for x in given], wide
 
 
+def on_device(value: Any, device: str) -> Any:
+    """Return an array or a tensor as one of a device, anything else as it is."""
+    if isinstance(value, np.ndarray):
+        return to_torch(value, device)
+    return value.to(device) if hasattr(value, "to") else value
+
+
 def to_torch(array: np.ndarray[Any, Any], device: str) -> Any:
     """Return an array as a tensor of a device (NumPy's extension types by their bytes)."""
     torch = importlib.import_module("torch")

@@ -5,20 +5,24 @@ from __future__ import annotations
 import functools
 import hashlib
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recommender.hardware import HardwareProfile
-from recommender.workload import Workload
+from recommender.workload import ProgramSource, Workload, digest_of
 from tilecore import kernels
 from tilecore.ir.nodes import PrimFunc
 from tilecore.kernels.definition import KernelDefinition
-from tilecore.tile_config import TileConfig, canonical_json
+from tilecore.tile_config import KnobValue, TileConfig, canonical_json
 from workers import nvml
 from workers.device_problem import DeviceProblem
 from workers.device_timing import CudaTimer, DeviceTimer, EmulatorTimer, calls_per_sample
 from workers.outcome import Compiled
+from workers.portable_on_device import PortableDeviceProblem, bind_on_device, work_and_traffic
+from workers.portable_problem import candidate
+from workers.problem import Problem
 from workers.toolbox import complete_config
 
 if TYPE_CHECKING:
@@ -45,6 +49,11 @@ class DeviceToolbox:
     uuid: str = ""
 
     @property
+    def tensors_on(self) -> str:
+        """Where torch puts the tensors of kernels."""
+        return "cuda"
+
+    @property
     def compile_modules(self) -> tuple[str, ...]:
         """TVM takes seconds to import: once per zygote."""
         return COMPILE_MODULES
@@ -56,10 +65,13 @@ class DeviceToolbox:
 
     def definition(self, workload: Workload) -> KernelDefinition:
         """Return the workload's kernel; raises UnknownKernel (TC501)."""
-        return kernels.get(workload.kernel)
+        return kernels.get(workload.kernel).on(KIND)
 
     def program_digest(self, workload: Workload) -> str:
         """Return the digest of the kernel's program; raises UnknownKernel (TC501)."""
+        sent = digest_of(workload.kernel)
+        if sent is not None:
+            return sent
         return self.definition(workload).program_digest(dict(workload.problem))
 
     def compile(self, workload: Workload, config: TileConfig, store: Path) -> Compiled:
@@ -68,11 +80,9 @@ class DeviceToolbox:
         from tilecore.compiler import compile
 
         start = time.perf_counter()
-        definition = self.definition(workload)
-        knobs = complete_config(definition, config, KIND)
-        program = definition.program(dict(workload.problem), knobs)
-        artifact = compile(program, self.hardware.target, {}, ArtifactStore(store))
-        self._complete(artifact, program)
+        program, lowering = self._candidate(workload, config)
+        artifact = compile(program, self.hardware.target, lowering, ArtifactStore(store))
+        self._complete(artifact, program, lowering)
         return Compiled(
             path=str(artifact.path),
             digest=code_digest(artifact),
@@ -83,11 +93,23 @@ class DeviceToolbox:
             },
         )
 
-    def problem(self, workload: Workload) -> DeviceProblem:
+    def _candidate(
+        self, workload: Workload, config: TileConfig
+    ) -> tuple[PrimFunc, Mapping[str, KnobValue]]:
+        """Return the program of a config, and the knobs of its lowering."""
+        if workload.source is not None:
+            return candidate(workload, workload.source, config)
+        definition = self.definition(workload)
+        knobs = complete_config(definition, config, KIND)
+        return definition.program(dict(workload.problem), knobs), {}
+
+    def problem(self, workload: Workload) -> Problem:
         """Return random inputs with their reference, in the measuring process."""
         import torch
 
         torch.backends.cuda.matmul.allow_tf32 = True  # as our products of float32 are
+        if workload.source is not None:
+            return self._sent_problem(workload, workload.source, "cuda", _synchronize)
         return DeviceProblem.fresh(
             workload, self.definition(workload), device="cuda", load=self.load,
             synchronize=_synchronize,
@@ -95,11 +117,16 @@ class DeviceToolbox:
 
     def timer(self, workload: Workload) -> DeviceTimer:
         """Return what times the candidates of a workload."""
-        problem, definition = dict(workload.problem), self.definition(workload)
-        calls = calls_per_sample(
-            self.hardware, definition.work_flop(problem), definition.traffic_bytes(problem)
-        )
+        work_flop, traffic_bytes = self._work_and_traffic(workload)
+        calls = calls_per_sample(self.hardware, work_flop, traffic_bytes)
         return CudaTimer(calls, self.hardware.l2_bytes, functools.partial(nvml.readings, self.uuid))
+
+    def _work_and_traffic(self, workload: Workload) -> tuple[float, float]:
+        """Return FLOP and compulsory bytes of a workload."""
+        if workload.source is not None:
+            return work_and_traffic(workload, workload.source)
+        problem, definition = dict(workload.problem), self.definition(workload)
+        return definition.work_flop(problem), definition.traffic_bytes(problem)
 
     def load(self, path: Path) -> Any:
         """Return an artifact's kernel; raises ArtifactError (TC401)."""
@@ -110,7 +137,16 @@ class DeviceToolbox:
     def set_threads(self, threads: int) -> None:
         """A GPU is used whole."""
 
-    def _complete(self, artifact: Artifact, program: PrimFunc) -> None:
+    def _sent_problem(
+        self, workload: Workload, source: ProgramSource, device: str,
+        synchronize: Callable[[], None],
+    ) -> Problem:  # fmt: skip
+        binder = functools.partial(bind_on_device, self.load, device, synchronize)
+        return PortableDeviceProblem.fresh(workload, source, binder)
+
+    def _complete(
+        self, artifact: Artifact, program: PrimFunc, lowering: Mapping[str, KnobValue]
+    ) -> None:
         """Add to an artifact what this toolbox needs beside it."""
 
 
@@ -123,12 +159,19 @@ class EmulatedToolbox(DeviceToolbox):
     """
 
     @property
+    def tensors_on(self) -> str:
+        """Where torch puts the tensors of kernels."""
+        return "cpu"
+
+    @property
     def run_modules(self) -> tuple[str, ...]:
         """The emulator reads CUDA sources by the compiler's module, which loads TVM."""
         return (*RUN_MODULES, "tilecore.emulator.artifact")
 
-    def problem(self, workload: Workload) -> DeviceProblem:
+    def problem(self, workload: Workload) -> Problem:
         """Return random inputs with their reference, in the measuring process."""
+        if workload.source is not None:
+            return self._sent_problem(workload, workload.source, "cpu", _nothing_to_wait_for)
         return DeviceProblem.fresh(
             workload, self.definition(workload), device="cpu", load=self.load,
             synchronize=_nothing_to_wait_for, has_rival=False,
@@ -144,7 +187,9 @@ class EmulatedToolbox(DeviceToolbox):
 
         return load_emulated(path)
 
-    def _complete(self, artifact: Artifact, program: PrimFunc) -> None:
+    def _complete(
+        self, artifact: Artifact, program: PrimFunc, lowering: Mapping[str, KnobValue]
+    ) -> None:
         from tilecore.emulator.artifact import EMULATED_TEXT, add_emulation
         from tilecore.gpu_compiler import lower_gpu
         from tilecore.gpu_target import GpuTarget
@@ -153,7 +198,7 @@ class EmulatedToolbox(DeviceToolbox):
         if not (artifact.path / EMULATED_TEXT).exists():
             target = parse_target(self.hardware.target)
             assert isinstance(target, GpuTarget)
-            add_emulation(artifact, lower_gpu(program, target)[2])
+            add_emulation(artifact, lower_gpu(program, target, knobs=lowering)[2])
 
 
 def code_digest(artifact: Artifact) -> str:

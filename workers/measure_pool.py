@@ -122,7 +122,7 @@ class MeasurePool:
     ) -> None:
         self.hardware = hardware
         self._toolbox = toolbox
-        self._toolchain: Toolchain = current_toolchain()
+        self._toolchain: Toolchain = current_toolchain().on(hardware.kind)
         self._now = now
         self._to_compile: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._to_measure: queue.SimpleQueue[list[_Job]] = queue.SimpleQueue()

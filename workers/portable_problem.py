@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -69,7 +69,7 @@ class PortableProblem:
     seed: int
 
     @classmethod
-    def fresh(cls, workload: Workload, source: ProgramSource, binder: Binder) -> PortableProblem:
+    def fresh(cls, workload: Workload, source: ProgramSource, binder: Binder) -> Self:
         """Return new random inputs with what the reference config makes of them.
 
         Raises:
@@ -82,11 +82,12 @@ class PortableProblem:
         written = {b.root for b in written_buffers(func.body)}
         results = outputs or tuple(i for i, p in enumerate(func.params) if p in written)
         initial = _arguments(func, dict(workload.problem), outputs, np.random.default_rng(seed))
-        expected, judge = _expected(whole, func, knobs, initial, results, binder)
+        own = cls.binder_on_host(binder)
+        expected, judge = _expected(whole, func, knobs, initial, results, own)
         if any(_has_nan(x) for x in expected) and outputs:  # it adds to what was there
             for i in outputs:
                 initial[i] = np.zeros_like(initial[i])
-            expected, judge = _expected(whole, func, knobs, initial, results, binder)
+            expected, judge = _expected(whole, func, knobs, initial, results, own)
         guarded = {
             i: GuardedOutput.allocate(initial[i].shape, str(initial[i].dtype))
             for i in outputs
@@ -96,6 +97,11 @@ class PortableProblem:
             guarded[i].array if i in guarded else _copy(x) for i, x in enumerate(initial)
         ]  # fmt: skip
         return cls(binder, initial, arguments, guarded, results, expected, judge, seed)
+
+    @classmethod
+    def binder_on_host(cls, binder: Binder) -> Binder:
+        """Return what binds kernels of this host's CPU."""
+        return binder
 
     def bind(self, path: Path) -> Call:
         """Return a call of an artifact's kernel on all arguments."""
@@ -108,7 +114,7 @@ class PortableProblem:
         for now, first in zip(self.arguments, self.initial, strict=True):
             if isinstance(now, np.ndarray):
                 now[...] = first
-        call()
+        self.run(call)
         found = [self.arguments[i] for i in self.results]
         detail = Tolerance().difference(found, self.expected)
         if not all(output.is_intact for output in self.outputs.values()):
@@ -116,6 +122,10 @@ class PortableProblem:
         if not detail:
             return CheckReport(0.0)
         return CheckReport(np.inf, f"{detail} (by {self.judge}, input seed {self.seed})")
+
+    def run(self, call: Call) -> None:
+        """Run a kernel on the arguments."""
+        call()
 
     def rival(self) -> Call | None:
         """Return None: nobody said what the same work would cost otherwise."""
@@ -241,8 +251,15 @@ def _compiled(
     arguments: Sequence[Any],
 ) -> Call:  # fmt: skip
     from tilecore.artifact import ArtifactStore
-    from tilecore.compiler import compile
 
+    try:
+        from tilecore.compiler import compile
+        from tilecore.lowering.cpu import lower  # noqa: F401  # TVM, which GPU nodes need not have
+    except ModuleNotFoundError as error:
+        raise InvalidProblem(
+            field="problem", found="a larger one",
+            expected=f"one that the interpreter runs within {ORACLE_S:.0f} s where no compiler is",
+        ) from error  # fmt: skip
     return binder(compile(whole, "llvm", knobs, ArtifactStore(folder)).path, arguments)
 
 

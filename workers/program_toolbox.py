@@ -18,13 +18,15 @@ from typing import Any
 import numpy as np
 
 from recommender.workload import Workload
+from tilecore.ir.nodes import PrimFunc
 from tilecore.ir.printer import program_digest
 from tilecore.profiler import Tolerance
 from tilecore.tile_config import KnobValue, TileConfig
 from tilecore.tuning import Candidate
 from workers.correctness import CheckReport
+from workers.device_problem import on_device
 from workers.outcome import Compiled
-from workers.problem import Call
+from workers.problem import Binder, Call
 from workers.toolbox import bind, build, set_threads
 
 CASES, TORCH_CASES = "cases", "cases.torch"
@@ -86,19 +88,25 @@ class ProgramToolbox:
         """Compile a candidate into ``store``; raises TileErrors."""
         _ = workload
         start = time.perf_counter()
-        program = pickle.loads(self._file(config).read_bytes())
+        program = self.program(config)
         return build(program, self.target, dict(self.knobs), store, start)
 
     def problem(self, workload: Workload) -> ProgramProblem:
         """Return the inputs of all candidates."""
         _ = workload
-        return ProgramProblem(self._cases(), self.tolerance)
+        return ProgramProblem(self.cases(), self.tolerance)
+
+    def program(self, config: TileConfig) -> PrimFunc:
+        """Return the program of a candidate."""
+        found: PrimFunc = pickle.loads(self._file(config).read_bytes())
+        return found
 
     def set_threads(self, threads: int) -> None:
         """Set the number of cores that the runtime's parallel loops use."""
         set_threads(threads)
 
-    def _cases(self) -> dict[str, Case]:
+    def cases(self) -> dict[str, Case]:
+        """Return inputs and expected outputs by program digest."""
         found: dict[str, Case]
         if (self.folder / TORCH_CASES).exists():
             import torch
@@ -128,10 +136,17 @@ class ProgramCall:
 
 @dataclass(frozen=True, slots=True)
 class ProgramProblem:
-    """Inputs by program digest, and how outputs are compared."""
+    """Inputs by program digest, and how outputs are compared.
+
+    Attributes:
+        device: where kernels want their tensors, "" where they are.
+        binder: makes calls of an artifact's kernel.
+    """
 
     cases: Mapping[str, Case]
     tolerance: Tolerance
+    device: str = ""
+    binder: Binder = bind
 
     def bind(self, path: Path) -> ProgramCall:
         """Return a call of an artifact's kernel; raises ArtifactError, ArgumentError."""
@@ -142,11 +157,13 @@ class ProgramProblem:
         case, specs = self.cases[manifest.program_digest], manifest.parameters
         outputs = [i for i, spec in enumerate(specs) if spec.is_output]
         arguments = list(case.inputs)
+        if self.device:
+            arguments = [on_device(x, self.device) for x in arguments]
         if len(arguments) < len(specs):
-            arguments = with_outputs(specs, outputs, arguments)
+            arguments = with_outputs(specs, outputs, arguments, self.device or "cpu")
         written = [i for i, spec in enumerate(specs) if spec.is_written and i not in outputs]
         return ProgramCall(
-            run=bind(path, arguments),
+            run=self.binder(path, arguments),
             results=[arguments[i] for i in (outputs or written)],
             written=[(arguments[i], _copy(arguments[i])) for i in written],
             expected=case.expected,
@@ -163,7 +180,8 @@ class ProgramProblem:
         call()
         if not call.expected:
             return CheckReport(0.0)
-        detail = self.tolerance.difference(call.results, call.expected)
+        found = [x.cpu() if self.device else x for x in call.results]
+        detail = self.tolerance.difference(found, call.expected)
         return CheckReport(np.inf if detail else 0.0, detail)
 
     def rival(self) -> Call | None:

@@ -51,6 +51,7 @@ class ClusterNode:
     """A machine of the cluster: its key in Ray, its name, what it offers.
 
     ``compiles``: whether its compiler is the coordinator's; one that only measures needs none.
+    ``same_nvrtc``: whether that holds of what makes code for NVIDIA's GPUs, too.
     """
 
     key: str
@@ -60,6 +61,11 @@ class ClusterNode:
     devices: int
     compiles: bool = True
     driver: str = ""  # of its devices, once it was asked
+    same_nvrtc: bool = True
+
+    def compiles_for(self, kind: str) -> bool:
+        """Return whether candidates for a kind of device may be compiled here."""
+        return self.compiles and (self.same_nvrtc or kind != "cuda")
 
 
 def start_local(hardware: HardwareProfile) -> bool:

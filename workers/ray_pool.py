@@ -216,7 +216,8 @@ class RayPool(MeasurePool):
         ours = {
             node.key: node
             for node in there
-            if node.resource == needed or (compiles_anywhere and node.compiles)
+            if node.resource == needed
+            or (compiles_anywhere and node.compiles_for(self.hardware.kind))
         }
         for key in set(self._nodes) - set(ours):
             self.remove_node(key)
@@ -248,7 +249,7 @@ class RayPool(MeasurePool):
         self._opened += 1  # the names of a node's earlier actors may still be taken
         owner = f"{self._installation}:{self._epoch}"
         place = f"{owner}:{self.hardware.key[:12]}:{node.key[:12]}:{self._opened}"
-        tools = self._toolbox
+        tools, compiles = self._toolbox, node.compiles_for(self.hardware.kind)
         compilers = [
             ActorLane(
                 name := f"compile:{place}:{i}",
@@ -257,7 +258,7 @@ class RayPool(MeasurePool):
                 ),
                 self._compile_timeout_s + 2 * START_TIMEOUT_S,
             )
-            for i in range(min(self._compile_workers, max(1, node.cpus)) if node.compiles else 0)
+            for i in range(min(self._compile_workers, max(1, node.cpus)) if compiles else 0)
         ]
         device = {resource_name(self.hardware): 1.0}
         meters = [

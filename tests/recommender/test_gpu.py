@@ -1,5 +1,7 @@
 """Recommendations for GPUs that are not here: profiles, spaces, resources, the analytic model."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from recommender.recommend import recommend
 from recommender.space import SearchSpace
 from recommender.workload import Workload
 from tests.recommender.support import MemoryStore
+from tilecore import kernels
 from tilecore.errors import InvalidConfig
 from tilecore.gpu_compiler import lower_gpu
 from tilecore.kernels.attention import ATTENTION
@@ -108,6 +111,70 @@ def test_a_recommendation_without_a_measurement():
 
 
 def test_a_kernel_without_values_for_gpus_says_so():
-    problem = DEQUANT_GEMM.parse_problem({"m": 1, "n": 1024, "k": 1024})
+    of_cpus = replace(
+        DEQUANT_GEMM, gpu=None, knobs=tuple(
+            replace(k, values={"cpu": k.values_on("cpu")}) for k in DEQUANT_GEMM.knobs
+        ),
+    )  # fmt: skip
+    problem = of_cpus.parse_problem({"m": 1, "n": 1024, "k": 1024})
     with pytest.raises(EmptySpace, match=r"RC602 .*no values for block_M, threads on cuda"):
-        SearchSpace.build(DEQUANT_GEMM, problem, load_profile("h100"))
+        SearchSpace.build(of_cpus, problem, load_profile("h100"))
+
+
+def library_space(name, device, **fields):
+    definition = kernels.get(name)
+    return SearchSpace.build(definition, definition.parse_problem(fields), load_profile(device))
+
+
+LIBRARY = [
+    ("split_k_gemm", {"m": 128, "n": 512, "k": 16384, "dtype": "bfloat16"}),
+    ("grouped_gemm", {"m": 4096, "experts": 8, "n": 4096, "k": 2048, "dtype": "bfloat16"}),
+    ("dequant_gemm", {"m": 32, "n": 4096, "k": 4096}),
+    ("dequant_gemm", {"m": 2048, "n": 4096, "k": 4096}),
+    ("decode_attention", {"batch": 8, "heads": 32, "kv_heads": 8, "seq_q": 1, "seq_kv": 8192,
+                          "dim": 128, "dtype": "bfloat16"}),
+    ("attention_backward", {"batch": 4, "heads": 16, "kv_heads": 16, "seq_q": 2048,
+                            "seq_kv": 2048, "dim": 128, "dtype": "bfloat16"}),
+    ("linear_attention", {"batch": 4, "heads": 16, "seq_len": 4096, "dim": 128, "dim_v": 128,
+                          "dtype": "bfloat16"}),
+]  # fmt: skip
+
+
+ROWS_MOVED_BYTES = 512  # of a row's number that another division of warps needs elsewhere
+
+
+@pytest.mark.parametrize("device", ["a100", "h100"])
+@pytest.mark.parametrize("case", LIBRARY, ids=lambda c: f"{c[0]}-{c[1].get('m', '')}")
+def test_library_kernels_have_spaces_whose_shared_memory_is_the_compilers(case, device):
+    name, fields = case
+    space = library_space(name, device, **fields)
+    target, found = target_of(space.hardware), estimate(space)
+    assert len(space) >= 10
+    assert np.isfinite(found.time_s).all()
+    (row,) = np.random.default_rng(5).choice(len(space), 1)
+    program = space.definition.program(space.problem, dict(space.config(row)))
+    plan, _, _ = lower_gpu(program, target)
+    for launch, made in zip(space.graph.launches, plan.launches.values(), strict=True):
+        block = block_resources(
+            launch, space.columns, target, products(launch, space.columns, target)
+        )
+        more = made.shared_bytes - block.shared_bytes[row]
+        assert 0 <= more <= ROWS_MOVED_BYTES, space.config(row)
+
+
+def test_knobs_without_use_for_a_problem_have_one_value():
+    few, many = (
+        library_space("dequant_gemm", "h100", m=m, n=4096, k=4096, zeros=False) for m in (2, 512)
+    )
+    assert [len(few.values[knob]) for knob in ("block_M", "splits")] == [1, 5]
+    assert [len(many.values[knob]) for knob in ("block_M", "splits")] == [5, 1]
+
+
+def test_a_kernel_has_another_program_and_other_knobs_on_gpus():
+    on_gpu = DEQUANT_GEMM.on("cuda")
+    assert DEQUANT_GEMM.on("cpu") is DEQUANT_GEMM
+    assert set(on_gpu.default_config("cuda")) == set(DEQUANT_GEMM.default_config("cuda"))
+    assert "num_stages" in on_gpu.default_config("cuda")
+    assert "num_stages" not in DEQUANT_GEMM.default_config("cpu")
+    problem = DEQUANT_GEMM.parse_problem({"m": 1, "n": 64, "k": 128})
+    assert on_gpu.program_digest(problem) != DEQUANT_GEMM.program_digest(problem)

@@ -26,7 +26,7 @@ def client(settings, store):
 def coordinate(store):
     """Let a coordinator of this host work until nothing is open."""
     host = wiring.host_profile(store)
-    toolchain: Toolchain = wiring.host_toolchain()
+    toolchain: Toolchain = wiring.host_toolchain().on("cpu")
     Coordinator(
         store,
         toolchain=toolchain,

@@ -82,7 +82,7 @@ class FakePool:
             workload=request.workload,
             config=request.config,
             hardware=detected_host(),
-            toolchain=host_toolchain(),
+            toolchain=host_toolchain().on("cpu"),
             program_digest=autotune._family(self.task),
             protocol=request.protocol,
             threads=1,

@@ -140,7 +140,7 @@ def test_fields_of_one_value_stay_fields():
 
 def work(settings, store, runs):
     """A coordinator of this host whose times follow from a config's knobs."""
-    host, toolchain = wiring.host_profile(store), wiring.host_toolchain()
+    host, toolchain = wiring.host_profile(store), wiring.host_toolchain().on("cpu")
     Coordinator(
         store, toolchain=toolchain,
         workplace=HostWorkplace(host, lambda _: TableMeasurer(host, toolchain=toolchain)),

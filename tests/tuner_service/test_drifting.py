@@ -27,7 +27,7 @@ def tune(settings, store):
     """Tune the workload and whatever else is queued on a device that got slower by a factor."""
 
     def run(factor=1.0, retune="auto", submit=True):
-        host, toolchain = wiring.host_profile(store), wiring.host_toolchain()
+        host, toolchain = wiring.host_profile(store), wiring.host_toolchain().on("cpu")
         measurer = ShiftingMeasurer(host, toolchain=toolchain)
         measurer.factor = factor
         given = settings.model_copy(update={"retune": retune, "retune_trials": 4})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from importlib.metadata import version
+
 import pytest
 
 from recommender.measurement import MeasureStatus, Protocol
@@ -14,7 +17,7 @@ from tuner_service.offering import offered
 from tuner_service.questions import answer, understand
 from tuner_service.run_driver import Limits
 from tuner_service.watch import follow
-from tuner_service.wiring import other_devices
+from tuner_service.wiring import host_toolchain, other_devices
 from tuner_service.workplaces import HostWorkplace
 from workers.devices import cuda_devices
 from workers.errors import DeviceMissing
@@ -49,6 +52,8 @@ def test_a_run_on_an_emulated_gpu(store, settings):
     assert {m.status for m in trials} == {MeasureStatus.OK}, [m.detail for m in trials]
     assert {m.protocol for m in trials} == {Protocol.SCREEN, Protocol.CONFIRM}
     assert {m.hardware.name for m in trials} == {"emulated NVIDIA A100-SXM4-40GB"}
+    assert {m.toolchain for m in trials} == {host_toolchain()}  # read back, NVRTC among it
+    assert host_toolchain().nvrtc == version("nvidia-cuda-nvrtc")
     assert {m.threads for m in trials} == {question.hardware.cores}
     knobs = set(question.definition.default_config("cuda"))
     assert all(set(m.config) == knobs for m in trials)
@@ -86,3 +91,14 @@ def test_what_a_machine_without_gpus_offers():
             offered(name)
     with pytest.raises(InvalidRequest, match=r"SV901.*AMD|SV901.*mi300x"):
         offered("mi300x")
+
+
+def test_only_code_for_nvidia_gpus_is_of_a_version_of_nvrtc(store):
+    ours = host_toolchain()
+    other = replace(ours, nvrtc="0.0")
+    assert other.on("cuda").key != ours.on("cuda").key
+    assert other.on("cpu").key == ours.on("cpu").key == replace(ours, nvrtc="").key
+    assert other.on("rocm") == ours.on("rocm")
+    on_gpu, on_cpu = (understand(store, "gemm", PROBLEM, hardware=h) for h in ("h100", "host"))
+    assert on_gpu.toolchain == ours
+    assert on_cpu.toolchain == ours.on("cpu")

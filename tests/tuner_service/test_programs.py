@@ -14,10 +14,12 @@ from recommender.hardware import load_profile
 from recommender.portable_tracing import portable
 from tests.recommender import user_programs as programs
 from tests.tilecore.document_faults import damaged, generator
+from tests.tuner_service.table_measurer import TableMeasurer
 from tests.tuner_service.test_app import coordinate, problem
 from tests.tuner_service.test_cli import cli  # noqa: F401
 from tests.tuner_service.test_program_advice import installed  # noqa: F401
 from tilecore.advice import question_of
+from tilecore.codegen.nvrtc import load_nvrtc
 from tilecore.errors import ProgramError, TypeMismatch
 from tuner_service import wiring
 from tuner_service.app import create_app
@@ -26,6 +28,7 @@ from tuner_service.coordinator import Coordinator
 from tuner_service.errors import Refused, ServiceUnreachable
 from tuner_service.run_driver import Limits
 from tuner_service.workplaces import HostWorkplace
+from workers.pool import LocalPool
 
 FILE = Path(programs.__file__)
 SIZES = {"M": 192, "N": 256, "K": 320}
@@ -160,6 +163,34 @@ def test_a_program_is_compiled_checked_and_timed_by_sandboxed_workers(client, st
     assert {m["status"] for m in confirmed} <= {"OK", "UNSTABLE"}  # as busy as the machine is
     ends = {m["protocol"] for m in log if m["status"] == "OK"}
     assert found["result"]["best"]["protocol"] == min(ends)  # a confirmed time, if there is one
+
+
+@pytest.mark.skipif(load_nvrtc() is None, reason="NVRTC is not installed")
+def test_a_program_is_tuned_for_an_emulated_gpu(client, store, settings):
+    sizes = {"M": 64, "N": 48, "K": 40}
+    digest = as_data(sizes=sizes).digest
+    data = as_data(sizes=sizes).to_bytes()
+    assert client.post("/v1/programs", content=data, headers=JSON).status_code == 201
+    asked = {"program": digest, "problem": sizes, "max_trials": 3, "hardware": "emulated h200"}
+    response = client.post("/v1/tuning-runs", json=asked)
+    assert response.status_code == 202, response.text
+    host, device = wiring.host_profile(store), load_profile("emulated h200")
+    Coordinator(
+        store, toolchain=wiring.host_toolchain(), until_idle=True, limits=Limits(poll_s=0.05),
+        workplace=HostWorkplace(
+            host, lambda _: TableMeasurer(), [device],
+            lambda hardware, _: LocalPool(
+                hardware, artifact_dir=settings.artifact_dir, compile_workers=1
+            ),
+        ),
+    ).run()  # fmt: skip
+    found = client.get(f"/v1/tuning-runs/{response.json()['id']}").json()
+    assert found["state"] == "SUCCEEDED", found["error"]
+    log = client.get("/v1/measurements", params={"program": digest}).json()["items"]
+    assert {m["status"] for m in log} == {"OK"}, [m["detail"] for m in log]
+    assert {m["hardware"] for m in log} == {"emulated NVIDIA H200"}
+    assert {m["protocol"] for m in log} == {"screen", "confirm"}
+    assert len({json.dumps(m["config"], sort_keys=True) for m in log}) == 3
 
 
 def broken(change):
@@ -299,6 +330,8 @@ def test_command_lines_of_who_asks_a_service(cli, url, store):  # noqa: F811
     assert (status, err[:12]) == (2, "error: TC502")
     status, _, err = cli("tune", f"{FILE}:nothing", "--service", url)
     assert (status, err[:12]) == (2, "error: SV913")
+    status, _, err = cli("tune", f"{FILE}:matmul", *sizes, "--target", "h200")  # not on the CPU
+    assert (status, err[:12], "NVIDIA H200" in err) == (2, "error: SV906", True)
 
 
 def test_a_program_tuned_on_this_machine_is_known_the_next_time(cli, client, store):  # noqa: F811

@@ -66,7 +66,7 @@ def test_a_run_is_paused_resumed_amended_and_extended(client, store):
 
 def test_partial_results_of_a_run_under_way(client, store):
     run_id = client.post("/v1/tuning-runs", json=shape(64, max_trials=60)).json()["id"]
-    host, toolchain = wiring.host_profile(store), wiring.host_toolchain()
+    host, toolchain = wiring.host_profile(store), wiring.host_toolchain().on("cpu")
 
     class Interrupted(TableMeasurer):
         def collect(self, timeout_s):
@@ -152,7 +152,7 @@ def leader(store):
     """A coordinator on the table that leads, so that commands start none."""
     host = HardwareProfile(**{**wiring.detected_host().as_dict(), "source": "measured for a test"})
     store.save_hardware(host)
-    toolchain = wiring.host_toolchain()
+    toolchain = wiring.host_toolchain().on("cpu")
     coordinator = Coordinator(
         store,
         workplace=HostWorkplace(host, lambda _: TableMeasurer(host, toolchain=toolchain)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from recommender.workload import Workload
 from tilecore import kernels
 from tilecore.artifact import Artifact
 from tilecore.ir.nodes import PrimFunc
-from tilecore.tile_config import TileConfig
+from tilecore.tile_config import KnobValue, TileConfig
 from workers.correctness import CheckReport
 from workers.device_toolbox import COMPILE_MODULES, RUN_MODULES, EmulatedToolbox
 from workers.outcome import Compiled, Failure, Timed
@@ -57,10 +57,12 @@ class FaultyToolbox(EmulatedToolbox):
         own = FaultyToolbox(self.hardware, self.uuid, ((fault, ""),))
         return EmulatedToolbox.compile(own, workload, config, store / fault)
 
-    def _complete(self, artifact: Artifact, program: PrimFunc) -> None:
+    def _complete(
+        self, artifact: Artifact, program: PrimFunc, lowering: Mapping[str, KnobValue]
+    ) -> None:
         from tilecore.emulator.artifact import EMULATED_TEXT
 
-        EmulatedToolbox._complete(self, artifact, program)
+        EmulatedToolbox._complete(self, artifact, program, lowering)
         for fault, _ in self.faults[:1]:
             if fault in FAULTS:
                 text = (artifact.path / EMULATED_TEXT).read_text()

@@ -83,6 +83,31 @@ def test_products_of_float32_are_those_of_tensor_cores(pool: LocalPool, name: st
     assert found.status is S.OK, found.detail
 
 
+LIBRARY = {
+    "dequant_gemm": {"m": 20, "n": 64, "k": 128},
+    "decode_attention": {"batch": 1, "heads": 4, "kv_heads": 2, "seq_q": 1, "seq_kv": 200,
+                         "dim": 64, "dtype": "bfloat16"},
+    "attention_backward": {"batch": 1, "heads": 2, "kv_heads": 1, "seq_q": 64, "seq_kv": 64,
+                           "dim": 32, "dtype": "bfloat16"},
+}  # fmt: skip
+
+
+@needs_nvrtc
+def test_library_kernels_go_the_road_of_devices(pool: LocalPool) -> None:
+    wanted = [
+        MeasureRequest(
+            token=name, workload=Workload.of(name, kernels.get(name).parse_problem(problem)),
+            config=kernels.get(name).default_config("cuda"), protocol=Protocol.SCREEN,
+        )
+        for name, problem in LIBRARY.items()
+    ]  # fmt: skip
+    found = wait_for_all(pool, wanted, WAIT_S)
+    assert {n: (m.status, m.detail) for n, m in found.items()} == dict.fromkeys(LIBRARY, (S.OK, ""))
+    for name, m in found.items():
+        own = kernels.get(name).on("cuda")
+        assert m.program_digest == own.program_digest(dict(m.workload.problem)), name
+
+
 @needs_nvrtc
 def test_finalists_are_confirmed_without_those_that_fail(pool: LocalPool) -> None:
     wanted = {"a": config(0), "b": config(5), "wrong": config(3), "crash": config(4)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from recommender.hardware import load_profile
@@ -100,4 +100,9 @@ def test_a_gpu_is_on_offer_only_where_somebody_compiles(tmp_path: Path) -> None:
     )
     assert {h.name for h in workplace._offers(set())} == {H200.name, HARDWARE.name}
     workplace._offered.clear()
+    compiler = workplace._known["c"]
+    compiler.node = replace(compiler.node, same_nvrtc=False)
+    assert {h.name for h in workplace._offers(set())} == {HARDWARE.name}
+    workplace._offered.clear()
+    compiler.node = replace(compiler.node, same_nvrtc=True)
     assert workplace._offers({"c"}) == []  # the one that compiles is drained

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tilecore.graph.closed_form import product, total
+from tilecore.graph.closed_form import free_vars, product, total
 from tilecore.graph.nodes import UNITS, Access, Edge, TileOp
 from tilecore.ir.expr import Expr, Var
 from tilecore.ir.nodes import Buffer, PrimFunc
@@ -116,6 +116,18 @@ class TileGraph:
                 access.buffer for _, access in launch.accesses(writes=writes)
             )
         )
+
+    @property
+    def variables(self) -> frozenset[Var]:
+        """Variables on which grids, loops, tiles and what they read and write depend."""
+        found: list[Expr] = []
+        for launch in self.launches:
+            found += [*launch.grid, *launch.threads, *(e for t in launch.tiles for e in t.shape)]
+            for op in launch.ops:
+                found += [e for x in op.loops for e in (x.trip_count, x.num_stages)]
+                for access in (*op.reads, *op.writes):
+                    found += [*access.offsets, *access.extents, *access.buffer.shape]
+        return free_vars(*found)
 
     def work(self, unit: str) -> Expr:
         """Return the work of all blocks on ``unit`` of UNITS, padding included."""

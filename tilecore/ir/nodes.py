@@ -57,6 +57,7 @@ from tilecore.ir.expr import Expr, Load, Var, int_value
 SCOPES = ("global", "shared", "fragment", "local")
 LOOP_KINDS = ("serial", "pipelined", "unroll", "vectorized")
 RUNS_ON = "runs_on"  # annotation of a copy
+COALESCED_WIDTH = "coalesced_width"  # annotation of a Parallel: neighbours along its last loop
 SHUFFLES = ("shfl", "shfl_xor", "shfl_up", "shfl_down")
 COMBINERS = (
     "sum", "prod", "max", "min", "bitand", "bitor", "bitxor", "any", "all", "ballot", "count",

@@ -17,6 +17,7 @@ from tilecore.ir.dtype import DType
 from tilecore.ir.nodes import PrimFunc
 from tilecore.kernels import attention
 from tilecore.kernels.definition import KernelDefinition, Knob, Problem
+from tilecore.kernels.gpu.attention_backward import ATTENTION_BACKWARD_ON_GPU
 from tilecore.kernels.softmax_steps import LOG2_E, alloc_rows
 
 
@@ -197,4 +198,5 @@ ATTENTION_BACKWARD = KernelDefinition(
     traffic_bytes=_traffic_bytes,
     reduction_length=lambda problem: max(int(problem["seq_q"]), int(problem["dim"])),
     rounded_dtype=lambda problem: str(problem["dtype"]),  # weights and slopes
+    gpu=ATTENTION_BACKWARD_ON_GPU,
 )

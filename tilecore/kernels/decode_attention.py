@@ -15,6 +15,7 @@ import tilecore.language as T
 from tilecore.ir.nodes import PrimFunc
 from tilecore.kernels import attention
 from tilecore.kernels.definition import KernelDefinition, Knob, Problem
+from tilecore.kernels.gpu.decode_attention import DECODE_ATTENTION_ON_GPU
 from tilecore.kernels.softmax_steps import LOG2_E, alloc_rows, start_softmax, take_scores
 
 MANY = 4  # queries of a head of K and V from which on matrix products pay
@@ -186,4 +187,5 @@ DECODE_ATTENTION = KernelDefinition(
     traffic_bytes=attention.traffic_bytes,
     reduction_length=lambda problem: 16,  # weights sum to 1: an average
     rounded_dtype=lambda problem: str(problem["dtype"]),  # weights
+    gpu=DECODE_ATTENTION_ON_GPU,
 )

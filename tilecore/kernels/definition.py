@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -76,13 +76,17 @@ class ProgramDefinition:
     program: Callable[[Problem, Mapping[str, Any]], PrimFunc]
     work_flop: Callable[[Problem], float]
 
+    def on(self, kind: str) -> ProgramDefinition:
+        """Return the definition as a kind of target has it."""
+        return self
+
     def default_config(self, kind: str = "cpu") -> TileConfig:
         """Return the config a user gets who tunes nothing, on a kind of target."""
         return TileConfig.of({k.name: k.default for k in self.knobs_of(kind)})
 
     def knobs_of(self, kind: str) -> tuple[Knob, ...]:
         """Return the knobs that a kind of target has: those of the lowering are the CPU's."""
-        return tuple(k for k in self.knobs if kind == "cpu" or k.symbolic)
+        return tuple(k for k in self.on(kind).knobs if kind == "cpu" or k.symbolic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,19 @@ class TorchCounterpart:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuVariant:
+    """What a kernel has on GPUs in place of its program and knobs: same tensors, same maths.
+
+    Attributes:
+        rounded_dtype: as KernelDefinition's, of this program.
+    """
+
+    knobs: tuple[Knob, ...]
+    program: Callable[[Problem, Mapping[str, Any]], PrimFunc]
+    rounded_dtype: Callable[[Problem], str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class KernelDefinition(ProgramDefinition):
     """A kernel of the library, which can be tuned and recommended by name.
 
@@ -117,6 +134,7 @@ class KernelDefinition(ProgramDefinition):
         rounded_dtype: (problem) -> type that terms of its sums are rounded to, for tolerances;
             None: they are as exact as the inputs.
         on_device: the same with torch on a device; None: made in NumPy and copied there.
+        gpu: what takes the place of program and knobs on GPUs; None: GPUs share the CPU's.
     """
 
     doc: str
@@ -128,9 +146,21 @@ class KernelDefinition(ProgramDefinition):
     reduction_length: Callable[[Problem], int]
     rounded_dtype: Callable[[Problem], str] | None = None
     on_device: TorchCounterpart | None = None
+    gpu: GpuVariant | None = None
+
+    def on(self, kind: str) -> KernelDefinition:
+        """Return the definition with the program and knobs of a kind of target."""
+        if kind == "cpu" or self.gpu is None:
+            return self
+        return replace(
+            self, knobs=self.gpu.knobs, program=self.gpu.program,
+            rounded_dtype=self.gpu.rounded_dtype or self.rounded_dtype, gpu=None,
+        )  # fmt: skip
 
     def program_digest(self, problem: Problem) -> str:
         """Return the digest (32 hex digits) of the program for a problem: the kernel's version.
+
+        Of a kernel with a program of its own for GPUs that is ``on(kind).program_digest(...)``.
 
         It is the digest of the tile IR at the default config, so it changes with the program text
         and not with the config that is being tried. Database, recommender and workers all use it.

@@ -17,58 +17,26 @@ from typing import Any
 import numpy as np
 
 import tilecore.language as T
-from tilecore.errors import InvalidProblem
 from tilecore.ir.dtype import DType
 from tilecore.ir.nodes import PrimFunc
 from tilecore.kernels.definition import KernelDefinition, Knob, Problem, ProblemField
 from tilecore.kernels.gemm import GEMM
-
-NF4 = (
-    -1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.09105004, 0.0,
-    0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0,
-)  # fmt: skip
-FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-TABLES = {"int4": tuple(float(i - 8) for i in range(16)), "nf4": NF4, "fp4": FP4}
-FP8 = ("float8_e4m3fn", "float8_e5m2")
-PER_WORD = 8
-DEPTH = 128  # of a tile of decoded weights, at most
-PANEL = 64  # columns of a block
-BITS = tuple(4 * (i // 2) + 16 * (i % 2) for i in range(PER_WORD))  # where element i of a word lies
-
-
-def pack_codes(codes: np.ndarray) -> np.ndarray:
-    """Return codes[K, N] (0 to 15) as int32 words[ceil(N / 64), ceil(K / 128) * 16, 64]."""
-    k, n = codes.shape
-    padded = np.zeros((-(-k // DEPTH) * DEPTH, -(-n // PANEL) * PANEL), np.uint32)
-    padded[:k, :n] = codes
-    words = np.zeros((padded.shape[0] // PER_WORD, padded.shape[1]), np.uint32)
-    for i, bit in enumerate(BITS):
-        words |= padded[i::PER_WORD] << np.uint32(bit)
-    panels = words.reshape(words.shape[0], -1, PANEL).transpose(1, 0, 2)
-    return np.ascontiguousarray(panels).view(np.int32)
-
-
-def unpack_codes(words: np.ndarray, k: int, n: int) -> np.ndarray:
-    """Return the codes[k, n] of packed words."""
-    rows = words.view(np.uint32).transpose(1, 0, 2).reshape(words.shape[1], -1)
-    codes = np.stack([(rows >> np.uint32(bit)) & np.uint32(15) for bit in BITS], 1)
-    return codes.reshape(-1, rows.shape[1])[:k, :n]
-
-
-def _sizes(problem: Problem) -> tuple[int, int, int, int, int]:
-    """Return m, n, k, group and the depth of a tile."""
-    m, n, k, group = (int(problem[f]) for f in ("m", "n", "k", "group"))
-    if group % PER_WORD or (group > DEPTH and group % DEPTH):
-        raise InvalidProblem(
-            field="group",
-            expected=f"a multiple of {PER_WORD}, beyond {DEPTH} of {DEPTH}",
-            found=group,
-        )
-    return m, n, k, group, min(group, DEPTH)
+from tilecore.kernels.gpu.dequant_gemm import DEQUANT_GEMM_ON_GPU
+from tilecore.kernels.packed_weights import (
+    DEPTH,
+    FP8,
+    PANEL,
+    PER_WORD,
+    TABLES,
+    pack_codes,
+    sizes,
+    unpack_codes,
+)
 
 
 def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
-    M, N, K, G, D = _sizes(problem)
+    M, N, K, G = sizes(problem)
+    D = min(G, DEPTH)
     dtype, out_dtype, has_zeros = problem["dtype"], problem["out_dtype"], bool(problem["zeros"])
     block_M, threads = knobs["block_M"], knobs["threads"]
     groups, words, panels = -(-K // G), -(-K // DEPTH) * DEPTH // PER_WORD, -(-N // PANEL)
@@ -123,7 +91,7 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
 
 
 def _inputs(problem: Problem, rng: np.random.Generator) -> Sequence[np.ndarray]:
-    m, n, k, group, _ = _sizes(problem)
+    m, n, k, group = sizes(problem)
     dtype, groups = DType(problem["dtype"]).numpy, -(-k // group)
     form = str(problem["format"])
     table = np.array(TABLES.get(form, TABLES["int4"]), np.float32)
@@ -144,7 +112,7 @@ def _inputs(problem: Problem, rng: np.random.Generator) -> Sequence[np.ndarray]:
 
 def _weights(problem: Problem, inputs: Sequence[np.ndarray]) -> Any:
     _, words, table, scale, zero = inputs
-    _, n, k, group, _ = _sizes(problem)
+    _, n, k, group = sizes(problem)
     if problem["format"] in FP8:
         values = words.astype(np.float64)
     else:
@@ -160,7 +128,7 @@ def _reference(problem: Problem, inputs: Sequence[np.ndarray]) -> Sequence[np.nd
 def _rival(problem: Problem, inputs: Sequence[np.ndarray]) -> Callable[[], Any] | None:
     import torch
 
-    _, n, k, group, _ = _sizes(problem)
+    _, n, k, group = sizes(problem)
     a = torch.from_numpy(inputs[0].astype(np.float32)).to(getattr(torch, str(problem["dtype"])))
     is_packed = (problem["format"], problem["dtype"], problem["out_dtype"]) == (
         "int4", "bfloat16", "bfloat16",
@@ -176,7 +144,7 @@ def _rival(problem: Problem, inputs: Sequence[np.ndarray]) -> Callable[[], Any] 
 
 
 def _traffic_bytes(problem: Problem) -> float:
-    m, n, k, group, _ = _sizes(problem)
+    m, n, k, group = sizes(problem)
     size = DType(problem["dtype"]).itemsize
     scales = -(-k // group) * n * (1 + bool(problem["zeros"]))
     weight_bytes = 1 if problem["format"] in FP8 else 0.5
@@ -207,4 +175,5 @@ DEQUANT_GEMM = KernelDefinition(
     work_flop=GEMM.work_flop,
     traffic_bytes=_traffic_bytes,
     reduction_length=GEMM.reduction_length,
+    gpu=DEQUANT_GEMM_ON_GPU,
 )

@@ -16,6 +16,7 @@ from tilecore.ir.dtype import DType
 from tilecore.ir.nodes import PrimFunc
 from tilecore.kernels.definition import THREADS, KernelDefinition, Knob, Problem, ProblemField
 from tilecore.kernels.gemm import GEMM
+from tilecore.kernels.gpu.grouped_gemm import GROUPED_GEMM_ON_GPU
 
 FLOATS = ("float32", "float16", "bfloat16")
 
@@ -130,4 +131,5 @@ GROUPED_GEMM = KernelDefinition(
     work_flop=GEMM.work_flop,
     traffic_bytes=_traffic_bytes,
     reduction_length=GEMM.reduction_length,
+    gpu=GROUPED_GEMM_ON_GPU,
 )

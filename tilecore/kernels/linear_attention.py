@@ -15,6 +15,7 @@ import tilecore.language as T
 from tilecore.ir.dtype import DType
 from tilecore.ir.nodes import PrimFunc
 from tilecore.kernels.definition import THREADS, KernelDefinition, Knob, Problem, ProblemField
+from tilecore.kernels.gpu.linear_attention import LINEAR_ATTENTION_ON_GPU
 
 CHUNK = 64  # of torch's program
 
@@ -150,4 +151,5 @@ LINEAR_ATTENTION = KernelDefinition(
     traffic_bytes=_traffic_bytes,
     reduction_length=lambda problem: int(problem["seq_len"]),
     rounded_dtype=lambda problem: str(problem["dtype"]),  # scores and the state
+    gpu=LINEAR_ATTENTION_ON_GPU,
 )

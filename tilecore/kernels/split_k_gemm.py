@@ -13,6 +13,7 @@ import tilecore.language as T
 from tilecore.ir.nodes import PrimFunc
 from tilecore.kernels.definition import Knob, Problem
 from tilecore.kernels.gemm import FLOAT_FIELDS, GEMM
+from tilecore.kernels.gpu.split_k_gemm import SPLIT_K_GEMM_ON_GPU
 
 ROWS = 16  # of C that a block of the second launch adds up
 
@@ -70,4 +71,5 @@ SPLIT_K_GEMM = replace(
     fields=FLOAT_FIELDS,
     knobs=(*GEMM.knobs, Knob("splits", 2, {"cpu": (2, 4, 8, 16)}, doc="blocks that share a sum")),
     program=_program,
+    gpu=SPLIT_K_GEMM_ON_GPU,
 )

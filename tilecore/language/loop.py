@@ -26,16 +26,18 @@ def Parallel(
 
     Args:
         extents: one extent per loop variable.
-        coalesced_width: hint, changes speed only; so do the following.
-        loop_layout: see coalesced_width.
-        prefer_async: see coalesced_width.
+        coalesced_width: hint, changes speed only: a GPU's threads have that many neighbours along
+            the last loop, where an access of so many is possible.
+        loop_layout: hint without effect here; so is the following.
+        prefer_async: see loop_layout.
         annotations: kept on the node.
 
     Raises:
         TypeMismatch: no extent, or one that is not an integer (TC202).
     """
-    _ = (coalesced_width, loop_layout, prefer_async)
-    return nest("parallel", extents, annotations)
+    _ = (loop_layout, prefer_async)
+    hints = {} if coalesced_width is None else {nodes.COALESCED_WIDTH: coalesced_width}
+    return nest("parallel", extents, {**hints, **(annotations or {})} or None)
 
 
 def Pipelined(

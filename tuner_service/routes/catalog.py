@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path
 
@@ -18,6 +18,7 @@ from tuner_service.schemas import HardwareOut, KernelOut
 from tuner_service.wiring import detected_host
 
 router = APIRouter(tags=["catalog"])
+KINDS = ("cpu", "cuda")  # of targets that have values of their own
 
 
 @router.get("/kernels")
@@ -60,16 +61,25 @@ def _kernel(definition: KernelDefinition) -> KernelOut:
             }
             for f in definition.fields
         ],
-        knobs=[
-            {
+        knobs=_knobs(definition),
+    )
+
+
+def _knobs(definition: KernelDefinition) -> list[dict[str, Any]]:
+    """Return the knobs of all kinds of targets, those first that CPUs have."""
+    found: dict[str, dict[str, Any]] = {}
+    for kind in KINDS:
+        for knob in definition.knobs_of(kind):
+            own: dict[str, Any] = {
                 "name": knob.name,
                 "default": knob.default,
-                "values": {kind: list(values) for kind, values in knob.values.items()},
+                "values": {},
                 "doc": knob.doc,
             }
-            for knob in definition.knobs
-        ],
-    )
+            known = found.setdefault(knob.name, own)
+            if kind in knob.values:
+                known["values"][kind] = list(knob.values[kind])
+    return list(found.values())
 
 
 def _hardware(store: SqlStore, profile: HardwareProfile) -> HardwareOut:

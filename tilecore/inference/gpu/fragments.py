@@ -216,12 +216,13 @@ def _free(points: Points, fragments: Fragments) -> Distribution:
     counts = points.lane_loops
     last = len(points.shape) - 1
     lane = max(counts, key=lambda p: (counts[p], p))
-    lane = lane if counts[lane] else last
+    lane = last if points.asked_width or not counts[lane] else lane
     order = [p for p in range(len(points.shape)) if p != lane] + [lane]
     shape = [points.shape[p] for p in order]
     most = _most_threads(points, fragments)
     limits = None if most is None else [most[p] for p in order]
     lanes = _lanes(points, lane, min(threads, fragments.warp))
+    lanes = math.gcd(lanes, points.asked_width) if points.asked_width else lanes
     found = spread(shape, threads, lanes, limits)
     axes = [found.axes[order.index(p)] for p in range(len(order))]
     return Distribution(points.shape, tuple(axes), threads)

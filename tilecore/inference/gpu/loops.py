@@ -57,6 +57,13 @@ class Points:
             found[position] = sum(1 for access in self.accesses if is_contiguous(access, name))
         return found
 
+    @property
+    def asked_width(self) -> int:
+        """How many neighbours along the last loop a thread is to have, 0 where nobody says."""
+        notes = self.stmt.annotations if isinstance(self.stmt, nodes.Parallel) else {}
+        asked = notes.get(nodes.COALESCED_WIDTH, 0)
+        return asked if isinstance(asked, int) and asked > 1 else 0
+
 
 def axes_of(access: Access, points: Points) -> dict[int, tuple[int, int]] | None:
     """Return (loop, divisor) of each axis of a buffer, or None where that is not all.

@@ -132,6 +132,8 @@ def _is_async(copy: Copy, nests: Mapping[Stmt, NestPlan]) -> bool:
         return False
     if plan.lanes * tile.dtype.itemsize not in ASYNC_BYTES:
         return False
+    if plan.lanes == 1:
+        return True
     return len(plan.wide) == len(plan.points.accesses)  # else one side is not aligned
 
 

@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 
 from tilecore.inference.gpu.distribution import Distribution
 from tilecore.inference.gpu.loops import Points
-from tilecore.inference.gpu.matrix_units import TF32_CUT, TF32_ROUNDED
 from tilecore.inference.gpu.teams import Teams
 from tilecore.ir.nodes import (
     Buffer,
-    ClusterCopy,
     Copy,
     For,
     Gemm,
@@ -171,27 +169,9 @@ class GemmPlan:
 
     def explain(self) -> str:
         """Return how the product runs, in words."""
-        m, n, k = self.shape
-        how = "fma" if self.kind == "fma" else f"{self.kind}.m{m}n{n}k{k}"
-        if self.kind == "quads":
-            how = "mma.m8n8k4 by four quad pairs of a warp"
-        how += f" ({self.reason})" if self.reason else ""
-        if self.is_tf32:
-            cut = self.kind != "mma"
-            error = TF32_CUT if cut else TF32_ROUNDED
-            how += (
-                f" of tf32 (operands {'cut' if cut else 'rounded'} to 11 significant bits, relative"
-                f" error up to {error:.1e} each; float32_products='exact' keeps all 24)"
-            )
-        if self.sums == "float16":
-            how += " summed up in float16"
-        rows, columns = self.warps
-        unit = "warpgroups" if self.kind == "wgmma" else "warps"
-        who = "one thread" if self.kind == "tcgen05" else f"{rows}x{columns} {unit}"
-        return (
-            f"gemm {'x'.join(map(str, self.size))}: {how}, {who}; "
-            f"A from {self.a.source}, B from {self.b.source}"
-        )
+        from tilecore.inference.gpu.words import product_in_words
+
+        return product_in_words(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,53 +377,9 @@ class GpuLaunchPlan:
 
     def explain(self) -> str:
         """Return the decisions in words."""
-        lines = [f"threads per block: {self.thread_count}; shared memory: {self.shared_bytes} B"]
-        for buffer, held in self.fragments.items():
-            lines.append(f"{buffer.name}: {held.slots} registers a thread; {held.describe()}")
-        for buffer, layout in self.shared.items():
-            order = f"swizzled by {layout.swizzle_bytes} B" if layout.swizzle_bytes else "row-major"
-            copies = f", {layout.stages} stages" if layout.stages > 1 else ""
-            lines.append(f"{buffer.name}: shared, {order}, {layout.bytes} B{copies}")
-        for buffer, tile in self.tensor_tiles.items():
-            last = tile.column + tile.columns - 1
-            lines.append(f"{buffer.name}: tensor memory, columns {tile.column} to {last}")
-        lines += [plan.explain() for plan in self.gemms.values()]
-        for pipeline in self.pipelines.values():
-            names = ", ".join(copy.dst.buffer.name for copy in pipeline.copies)
-            how = "registers" if pipeline.in_registers else "cp.async"
-            how = "TMA, by a warpgroup of its own" if pipeline.boxes else how
-            lines.append(f"pipelined: {names} in {pipeline.stages} stages ({how})")
-            if pipeline.overlap is not None:
-                sums = pipeline.overlap.last.c.buffer.name
-                lines.append(f"overlapped: {sums} of an iteration is summed up while the next runs")
-        lines += self._moved_as_matrices()
-        if self.stores:
-            names = ", ".join(s.src.buffer.name for s in self.stores if isinstance(s, Copy))
-            lines.append(f"stored by TMA: {names}")
-        if self.updates:
-            names = ", ".join(f"{u.there.buffer.name} ({u.op})" for u in self.updates.values())
-            lines.append(f"updated by TMA: {names}")
-        if self.loads:
-            tiles = dict.fromkeys(s.dst.buffer.name for s in self.loads if isinstance(s, Copy))
-            lines.append(f"loaded by TMA on barriers of the program: {', '.join(tiles)}")
-        if self.launch.cluster:
-            lines.append(f"clusters of {'x'.join(map(str, self.launch.cluster))} blocks")
-        sent = [s.copy.dst.buffer.name for s in self.multicasts if isinstance(s, ClusterCopy)]
-        sent += [c.dst.buffer.name for p in self.pipelines.values() for c in p.copies if p.group(c)]
-        if sent:
-            lines.append(f"loaded by TMA for several blocks: {', '.join(dict.fromkeys(sent))}")
-        lines.append(f"barriers: {len(self.barriers) + len(self.ends)}")
-        return "\n".join([*lines, *self.notes])
+        from tilecore.inference.gpu.words import launch_in_words
 
-    def _moved_as_matrices(self) -> list[str]:
-        """Return which tiles matrices come from and go to."""
-        nests = [n for n in self.nests.values() if n.matrices is not None]
-        moved = [n.points.accesses[n.matrices.access] for n in nests if n.matrices is not None]
-        found = []
-        for how, is_store in (("loaded by ldmatrix", False), ("stored by stmatrix", True)):
-            names = dict.fromkeys(a.buffer.name for a in moved if a.is_store is is_store)
-            found += [f"{how}: {', '.join(names)}"] if names else []
-        return found
+        return launch_in_words(self)
 
 
 @dataclass(frozen=True, slots=True)

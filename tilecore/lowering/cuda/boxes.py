@@ -53,7 +53,7 @@ def store_box(owner: LaunchLowering, copy: Copy, box: Box) -> None:
         builder.evaluate(ptx.bulk_commit().call())
         if copy not in owner.plan.running:
             builder.evaluate(ptx.bulk_wait(0).call())
-    owner.has_stored |= copy in owner.plan.running and RUNS_ON not in copy.annotations
+    owner.meetings.has_stored |= copy in owner.plan.running and RUNS_ON not in copy.annotations
 
 
 def update_boxes(owner: LaunchLowering, update: BoxUpdate) -> None:
@@ -96,7 +96,7 @@ def boxes_of(
     place = accessor.places[here.buffer]
     assert isinstance(place, SharedPlace)
     layout = place.layout
-    tensor_map = owner.tensor_map(box, layout)
+    tensor_map = _map_address(owner, box, layout)
     offsets = [accessor.integer(o) for o in there.offsets]
     rows = layout.elements // layout.shape[-1]
     origin = place.offset([accessor.integer(o) for o in here.offsets])
@@ -114,3 +114,16 @@ def map_parameter(name: str) -> Any:
 def map_of(name: str, box: Box, layout: SharedLayout) -> TensorMap:
     """Return the description of the tensor map of a box."""
     return TensorMap(name, box.tensor, box.extents, layout.swizzle_bytes)
+
+
+def _map_address(owner: LaunchLowering, box: Box, layout: SharedLayout) -> Any:
+    """Return the address of the tensor map of a box; equal ones are one parameter."""
+    for known, param in owner.maps:
+        if (known.tensor, known.box, known.swizzle_bytes) == (
+            box.tensor, box.extents, layout.swizzle_bytes,
+        ):  # fmt: skip
+            return tir.address_of(param)
+    name = f"{box.tensor.name}_map{len(owner.maps)}"
+    param = map_parameter(name)
+    owner.maps.append((map_of(name, box, layout), param))
+    return tir.address_of(param)

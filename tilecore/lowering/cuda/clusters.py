@@ -156,7 +156,7 @@ class Clusters:
             remote = ptx.cluster_address().call(there, rank)
             builder.evaluate(copy_bytes(size).call(remote, here))
         if stmt.barrier is not None:
-            self.owner.sync()
+            self.owner.meetings.sync()
             with builder.when(tir.EQ(index(accessor.thread), index(0))):
                 place = accessor.locate(stmt.barrier.buffer, stmt.barrier.indices)
                 arrive = ptx.barrier_arrive_remote()

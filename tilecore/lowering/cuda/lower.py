@@ -11,26 +11,22 @@ from tvm import tirx as tir
 import tilecore.lowering.cuda.instructions as ptx
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.loops import is_barrier_setup
-from tilecore.inference.gpu.plan import Box, GemmPlan, GpuLaunchPlan, SharedLayout
+from tilecore.inference.gpu.plan import GemmPlan, GpuLaunchPlan
 from tilecore.inference.gpu.registers import PRODUCER_THREADS, traded
 from tilecore.inference.gpu.scratch import BARRIER_BYTES, SCRATCH_BYTES
 from tilecore.ir import nodes
 from tilecore.ir.alike import alike_stores
 from tilecore.ir.analysis import pads
 from tilecore.ir.bounds import NON_NEGATIVE
-from tilecore.ir.clusters import SYNCS
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Var, cast, const, int_value
 from tilecore.ir.fold import reducer_update
 from tilecore.ir.nodes import Buffer, For, Stmt
-from tilecore.ir.trips import trip_count
-from tilecore.lowering.cpu.tir import add, index, maximum, mul, quotient, typed
+from tilecore.lowering.cpu.tir import add, index, mul, quotient, typed
 from tilecore.lowering.cuda.access import Accessor
 from tilecore.lowering.cuda.boxes import (
     TensorMap,
     load_boxes,
-    map_of,
-    map_parameter,
     store_box,
     update_boxes,
 )
@@ -38,19 +34,14 @@ from tilecore.lowering.cuda.builder import INT32_MAX, CudaBuilder
 from tilecore.lowering.cuda.clusters import Clusters
 from tilecore.lowering.cuda.folds import FoldLowering
 from tilecore.lowering.cuda.instruction_set import instruction_set
+from tilecore.lowering.cuda.loops import Loops
 from tilecore.lowering.cuda.matrix_moves import MatrixMoveLowering
-from tilecore.lowering.cuda.memory import (
-    FragmentPlace,
-    SharedPlace,
-    TensorPlace,
-)
+from tilecore.lowering.cuda.meetings import Meetings
+from tilecore.lowering.cuda.memory import FragmentPlace, SharedPlace, TensorPlace
 from tilecore.lowering.cuda.mfma import MfmaLowering
 from tilecore.lowering.cuda.nests import AsyncCopyLowering, NestLowering
 from tilecore.lowering.cuda.output import emit_assert, emit_print
-from tilecore.lowering.cuda.pipelines import (
-    AsyncPipeline,
-    BoxPipelines,
-)
+from tilecore.lowering.cuda.pipelines import AsyncPipeline, BoxPipelines
 from tilecore.lowering.cuda.prefetch import RegisterPipeline
 from tilecore.lowering.cuda.products import FmaLowering, MmaLowering, ProductLowering
 from tilecore.lowering.cuda.quads import QuadLowering
@@ -62,7 +53,6 @@ from tilecore.lowering.cuda.tensor_memory import TensorMemory
 from tilecore.lowering.cuda.tensors import unsupported
 from tilecore.lowering.cuda.threads import (
     broadcast,
-    emit_arrive,
     emit_atomic,
     emit_exchange,
     emit_update,
@@ -105,7 +95,7 @@ class LaunchLowering:
         self.isa = instruction_set(target)
         self.accessor = Accessor(builder, self.isa)
         self.running = RunningProducts(self)
-        self.has_stored = False  # a tile that may still be read
+        self.meetings, self.loops = Meetings(self), Loops(self)
         self.accessor.places.update(tensors)
         self.accessor.values.update(scalars)
         self.scratch_start = self.shared_bytes = 0
@@ -157,7 +147,7 @@ class LaunchLowering:
                 self.clusters.start()
                 self.declare_fragments()
                 self.statement(launch.body)
-                self.end()
+                self.meetings.end()
             else:
                 if traded(self.plan.thread_count, self.plan.fragments) is not None:
                     attributes[MIN_BLOCKS] = 1  # setmaxnreg: the count at the start must be known
@@ -237,66 +227,8 @@ class LaunchLowering:
         """Emit one statement, after the barrier that it needs."""
         self.running.before(stmt)
         if stmt in self.plan.barriers:
-            self.sync()
+            self.meetings.sync()
         self._statement(stmt)
-
-    def sync(self) -> None:
-        """Let all threads meet; what they wrote to shared memory is seen by wgmma too."""
-        self._fence()
-        self._meet()
-        if self.tensor is not None:
-            self.tensor.fence(before=False)
-
-    def _sync_of(self, scope: str, stmt: Stmt) -> None:
-        if scope in ("block", "group"):
-            self.sync()
-        elif scope == "warp":
-            self.builder.evaluate(ptx.sync_warp().call())
-        elif scope in SYNCS:
-            self.clusters.sync(scope)
-        else:
-            raise unsupported(stmt, self.target, f"no barrier of a {scope} yet")
-
-    def _meet(self) -> None:
-        teams = self.plan.teams
-        if self.team != teams.whole:
-            number = COMPUTING + 1 + teams.all.index(self.team)
-            self.builder.evaluate(ptx.bar_sync().call(index(number), index(self.team.count)))
-        elif self.boxes is None:
-            self.builder.evaluate(ptx.sync_threads().call())
-        else:
-            threads = index(self.plan.thread_count)
-            self.builder.evaluate(ptx.bar_sync().call(index(COMPUTING), threads))
-
-    def await_copies(self) -> None:
-        """Wait for the thread's own copies that are under way."""
-        if self.plan.unawaited:
-            self.builder.evaluate(ptx.cp_async_commit().call())
-            self.builder.evaluate(ptx.cp_async_wait(0).call())
-
-    def end(self) -> None:
-        """Wait for what threads have under way that shared memory must live for."""
-        self.running.drain()
-        self.await_copies()
-        if self.plan.running:
-            self.builder.evaluate(ptx.bulk_wait(0, only_reads=True).call())
-
-    def _await_stores(self, pending: int, *, only_reads: bool) -> None:
-        """Let the thread that hands tiles over wait until they have been read, or are there."""
-        with self.builder.when(tir.EQ(index(self.accessor.thread), index(0))):
-            self.builder.evaluate(ptx.bulk_wait(pending, only_reads=only_reads).call())
-
-    def _fence(self) -> None:
-        """Make what threads wrote to shared memory visible to instructions that read it."""
-        self.await_copies()
-        if self.has_stored:
-            self._await_stores(0, only_reads=True)
-        plan = self.plan
-        kinds = {product.kind for product in plan.gemms.values()}
-        if kinds & {"wgmma", "tcgen05"} or plan.stores or plan.loads or plan.updates:
-            self.builder.evaluate(ptx.fence_async().call())
-        if self.tensor is not None:
-            self.tensor.fence(before=True)
 
     @contextlib.contextmanager
     def _as_team(self, body: Stmt) -> Iterator[None]:
@@ -336,11 +268,13 @@ class LaunchLowering:
                 kind = NestLowering if nest.matrices is None else MatrixMoveLowering
                 kind(self.accessor, nest, self.inner).emit()
             case nodes.Reduce() | nodes.Scan():
-                FoldLowering(self.accessor, self.plan.nests[stmt], self._scratch, self.sync).emit()
+                FoldLowering(
+                    self.accessor, self.plan.nests[stmt], self._scratch, self.meetings.sync
+                ).emit()
             case nodes.Gemm():
                 self._product(self.plan.gemms[stmt])
             case nodes.Annotate(key="wait_stores", value=(pending, reads)) if self.plan.running:
-                self._await_stores(pending, only_reads=reads)
+                self.meetings.await_stores(pending, only_reads=reads)
             case nodes.Annotate(key="wait_products", value=pending):
                 self.running.wait(pending)
             case For() if stmt in self.plan.pipelines:
@@ -354,13 +288,13 @@ class LaunchLowering:
                 with self.builder.when(tir.EQ(index(self.accessor.thread), index(0))):
                     self.inner(stmt)
                 if isinstance(stmt, nodes.Atomic) and stmt.prev is not None:
-                    broadcast(self.accessor, stmt.prev, self._scratch, self.sync)
+                    broadcast(self.accessor, stmt.prev, self._scratch, self.meetings.sync)
             case nodes.Exchange(width=width) if not self.isa.reaches(width):
-                exchange_widely(self.accessor, stmt, self._scratch, self.sync)
+                exchange_widely(self.accessor, stmt, self._scratch, self.meetings.sync)
             case nodes.ClusterCopy():
                 self.clusters.copy(stmt)
             case nodes.Sync(scope=scope):
-                self._sync_of(scope, stmt)
+                self.meetings.sync_of(scope, stmt)
             case _:
                 self.inner(stmt)
 
@@ -390,19 +324,6 @@ class LaunchLowering:
         is_memory = isinstance(self.accessor.places.get(stmt.buffer), (TensorPlace, SharedPlace))
         return is_memory and (not self.launch.thread_vars or id(stmt) in self.alike)
 
-    def _arrive(self, stmt: nodes.Arrive) -> None:
-        """Emit an arrival; where one thread arrives for its team, all are done before."""
-        if stmt.after_products and self.tensor is not None:
-            self.tensor.commit_to(stmt)
-            return
-        if stmt.once and (not self.launch.thread_vars or id(stmt) in self.plan.teams.of):
-            self.sync()
-        self._fence()
-        if stmt.rank is not None:
-            self.clusters.arrive(stmt)
-        else:
-            emit_arrive(self.accessor, stmt)
-
     def _scratch(self, dtype: str) -> tuple[Any, int]:
         """Return (shared memory as elements of a type, the first that folds may use)."""
         view = self.view(dtype)
@@ -415,14 +336,14 @@ class LaunchLowering:
         match stmt:
             case nodes.Seq(stmts=stmts):
                 for child in stmts:
-                    self._child(child)
+                    self.child(child)
             case For():
-                self._for(stmt)
+                self.loops.emit(stmt)
             case nodes.While(cond=cond, body=body):
                 with builder.loop_while(accessor.scalar(cond)), self.running.turns(body):
-                    self._child(body)
+                    self.child(body)
                     if stmt in self.plan.ends:
-                        self.sync()
+                        self.meetings.sync()
             case nodes.If(cond=cond, then_body=then, else_body=other):
                 with builder.when(accessor.scalar(cond)), self._as_team(then):
                     self._branch(then)
@@ -443,7 +364,7 @@ class LaunchLowering:
             case nodes.Exchange():
                 emit_exchange(accessor, stmt)
             case nodes.Arrive():
-                self._arrive(stmt)
+                self.meetings.arrive(stmt)
             case nodes.Wait():
                 emit_wait(accessor, stmt, self.target, self.clusters.is_used)
                 if self.tensor is not None:
@@ -464,64 +385,11 @@ class LaunchLowering:
 
     def _branch(self, body: Stmt) -> None:
         with self.running.branch(body):
-            self._child(body)
+            self.child(body)
 
-    def _child(self, stmt: Stmt) -> None:
+    def child(self, stmt: Stmt) -> None:
         """Emit a nested statement: of the block outside of nests, of the thread inside."""
         if self.accessor.turn is None:
             self.statement(stmt)
         else:
             self.inner(stmt)
-
-    # --- loops --------------------------------------------------------------------------------
-
-    def trips(self, stmt: For) -> tuple[Any, Any, Any]:
-        """Return (start, trips, step), as numbers where they are known."""
-        start, step = self.accessor.integer(stmt.start), self.accessor.integer(stmt.step)
-        known = [int_value(e) for e in (stmt.start, stmt.stop, stmt.step)]
-        if all(k is not None for k in known):
-            return start, len(range(*[k for k in known if k is not None])), step
-        trips = self.accessor.scalar(cast(trip_count(stmt), "int32"))
-        return start, self.builder.bind(maximum(0, trips)), step
-
-    def _for(self, stmt: For) -> None:
-        if stmt in self.plan.nests:
-            NestLowering(self.accessor, self.plan.nests[stmt], self.inner).emit()
-            return
-        start, trips, step = self.trips(stmt)
-        builder = self.builder
-        if isinstance(trips, int) and stmt.kind in ("unroll", "vectorized"):
-            loop = builder.turns(trips) if trips else builder.loop(0)
-        else:
-            loop = builder.loop(trips)
-        with loop as turn, self.running.turns(stmt.body, trips):
-            self.iteration(stmt, add(start, mul(turn, step)))
-
-    @contextlib.contextmanager
-    def named(self, stmt: For, value: Any) -> Iterator[None]:
-        """Give the variable of a loop its value, and what is known of it."""
-        accessor = self.accessor
-        low, high = accessor.known.bounds(stmt.start), accessor.known.bounds(stmt.stop)
-        is_up = (int_value(stmt.step) or 0) > 0
-        bounds = (low[0], max(low[0], high[1] - 1)) if is_up and low and high else None
-        with accessor.bound(stmt.loop_var, value, bounds, stmt.stop if is_up else None):
-            yield
-
-    def iteration(self, stmt: For, value: Any) -> None:
-        """Emit the body of a loop for one value of its variable."""
-        with self.named(stmt, value):
-            self._child(stmt.body)
-
-    # --- tensor maps --------------------------------------------------------------------------
-
-    def tensor_map(self, box: Box, layout: SharedLayout) -> Any:
-        """Return the address of the tensor map of a box; equal ones are one parameter."""
-        for known, param in self.maps:
-            if (known.tensor, known.box, known.swizzle_bytes) == (
-                box.tensor, box.extents, layout.swizzle_bytes,
-            ):  # fmt: skip
-                return tir.address_of(param)
-        name = f"{box.tensor.name}_map{len(self.maps)}"
-        param = map_parameter(name)
-        self.maps.append((map_of(name, box, layout), param))
-        return tir.address_of(param)

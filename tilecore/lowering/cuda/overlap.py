@@ -28,7 +28,7 @@ class OverlappedLoop:
     def __init__(self, boxes: BoxPipelines, pipeline: Pipeline, order: Overlap) -> None:
         self.boxes, self.pipeline, self.order = boxes, pipeline, order
         self.owner, self.builder = boxes.owner, boxes.builder
-        self.start, self.trips, _ = boxes.owner.trips(pipeline.loop)
+        self.start, self.trips, _ = boxes.owner.loops.trips(pipeline.loop)
         self.early = (*order.first, *order.meanwhile, *order.rest)
 
     def emit(self) -> None:
@@ -50,12 +50,12 @@ class OverlappedLoop:
         """Emit an iteration without its last product, but with that of the one before."""
         order, loop = self.order, self.pipeline.loop
         stage, parity = self.boxes.turn_of(self.pipeline)
-        with self.owner.named(loop, add(self.start, turn)):
+        with self.owner.loops.named(loop, add(self.start, turn)):
             self._statements(order.first, stage, parity)
         if not is_first:
             self._last(turn, stage, parity)
             use_stage(self.owner, self.pipeline.copies, stage)
-        with self.owner.named(loop, add(self.start, turn)):
+        with self.owner.loops.named(loop, add(self.start, turn)):
             self._statements((*order.meanwhile, *order.rest), stage, parity)
             self.owner.running.drain()
         self.boxes.next_turn(self.pipeline)
@@ -81,7 +81,7 @@ class OverlappedLoop:
         for copy in copies:
             if not self._is_used(copy, self.early):
                 self.boxes.wait_full(copy, stage, parity)
-        with self.owner.named(self.pipeline.loop, add(self.start, add(turn, -1))):
+        with self.owner.loops.named(self.pipeline.loop, add(self.start, add(turn, -1))):
             self.owner.statement(self.order.last)
         for copy in copies:
             self.boxes.free_after(self.pipeline, copy, stage)

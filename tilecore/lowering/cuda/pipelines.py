@@ -42,7 +42,7 @@ class AsyncPipeline:
     def __init__(self, owner: LaunchLowering, pipeline: Pipeline) -> None:
         self.owner, self.pipeline = owner, pipeline
         self.accessor, self.builder = owner.accessor, owner.builder
-        self.start, self.trips, _ = owner.trips(pipeline.loop)
+        self.start, self.trips, _ = owner.loops.trips(pipeline.loop)
 
     def emit(self) -> None:
         """Emit the loop."""
@@ -52,11 +52,11 @@ class AsyncPipeline:
             self._issue(number, number)
         with builder.loop(self.trips) as turn:
             builder.evaluate(ptx.cp_async_wait(max(0, ahead - 1)).call())
-            self.owner.sync()
+            self.owner.meetings.sync()
             later = add(turn, ahead)
             self._issue(later, builder.bind(remainder(later, stages)))
             use_stage(self.owner, self.pipeline.copies, builder.bind(remainder(turn, stages)))
-            self.owner.iteration(self.pipeline.loop, add(self.start, turn))
+            self.owner.loops.iteration(self.pipeline.loop, add(self.start, turn))
             self.owner.running.drain()
         use_stage(self.owner, self.pipeline.copies, 0)
 
@@ -71,7 +71,7 @@ class AsyncPipeline:
         self.builder.evaluate(ptx.cp_async_commit().call())
 
     def _copies(self, turn: Any) -> None:
-        with self.owner.named(self.pipeline.loop, add(self.start, turn)):
+        with self.owner.loops.named(self.pipeline.loop, add(self.start, turn)):
             for copy in self.pipeline.copies:
                 AsyncCopyLowering(self.accessor, self.owner.plan.nests[copy]).emit()
 
@@ -138,7 +138,7 @@ class BoxPipelines:
             self._begin()
             self.owner.declare_fragments()
             self.owner.statement(body)
-            self.owner.end()
+            self.owner.meetings.end()
 
     def _begin(self) -> None:
         """Declare where in its tiles each loop is; one that runs again goes on from there."""
@@ -161,8 +161,11 @@ class BoxPipelines:
             case For() if stmt in owner.plan.pipelines:
                 self._issue(owner.plan.pipelines[stmt])
             case For():
-                start, trips, step = owner.trips(stmt)
-                with builder.loop(trips) as turn, owner.named(stmt, add(start, mul(turn, step))):
+                start, trips, step = owner.loops.trips(stmt)
+                with (
+                    builder.loop(trips) as turn,
+                    owner.loops.named(stmt, add(start, mul(turn, step))),
+                ):
                     self._produce(stmt.body)
             case nodes.If(cond=cond, then_body=then, else_body=other):
                 with builder.when(self.accessor.scalar(cond)):
@@ -175,10 +178,10 @@ class BoxPipelines:
 
     def _issue(self, pipeline: Pipeline) -> None:
         builder = self.builder
-        start, trips, _ = self.owner.trips(pipeline.loop)
+        start, trips, _ = self.owner.loops.trips(pipeline.loop)
         with builder.kept_loop(trips) as turn:
             stage, parity = self.turn_of(pipeline)
-            with self.owner.named(pipeline.loop, add(start, turn)):
+            with self.owner.loops.named(pipeline.loop, add(start, turn)):
                 for copy, box in zip(pipeline.copies, pipeline.boxes, strict=True):
                     group = pipeline.group(copy)
                     empty = self.barrier(copy, "empty", stage)
@@ -206,7 +209,7 @@ class BoxPipelines:
     def consume(self, pipeline: Pipeline) -> None:
         """Emit the loop as the threads run it that use its tiles."""
         owner, builder = self.owner, self.builder
-        start, trips, _ = owner.trips(pipeline.loop)
+        start, trips, _ = owner.loops.trips(pipeline.loop)
         alone = only_product(pipeline, owner.plan.gemms)
         if alone is not None:
             TensorPipeline(self, pipeline, alone).emit()
@@ -217,7 +220,7 @@ class BoxPipelines:
         product = self._only_product(pipeline)
         with builder.kept_loop(trips) as turn:
             stage, parity = self.turn_of(pipeline)
-            with owner.named(pipeline.loop, add(start, turn)):
+            with owner.loops.named(pipeline.loop, add(start, turn)):
                 if product is not None:
                     self._multiply(pipeline, product, turn, stage, parity)
                 else:

@@ -37,16 +37,16 @@ class RegisterPipeline(AsyncPipeline):
             self._load(parts, 0)
             self._store(parts, 0)
         with builder.loop(self.trips) as turn:
-            owner.sync()
+            owner.meetings.sync()
             later = builder.bind(add(turn, 1))
             with self._if_there_is(later):
                 self._load(parts, later)
             builder.evaluate(schedule_fence().call())
             use_stage(owner, copies, builder.bind(remainder(turn, self.pipeline.stages)))
-            owner.iteration(self.pipeline.loop, add(self.start, turn))
+            owner.loops.iteration(self.pipeline.loop, add(self.start, turn))
             builder.evaluate(schedule_fence().call())
             if self.pipeline.stages == 1:
-                owner.sync()
+                owner.meetings.sync()
             use_stage(owner, copies, builder.bind(remainder(later, self.pipeline.stages)))
             with self._if_there_is(later):
                 self._store(parts, later)
@@ -62,12 +62,12 @@ class RegisterPipeline(AsyncPipeline):
             yield
 
     def _load(self, parts: list[HeldCopy], turn: Any) -> None:
-        with self.owner.named(self.pipeline.loop, add(self.start, turn)):
+        with self.owner.loops.named(self.pipeline.loop, add(self.start, turn)):
             for part in parts:
                 part.load()
 
     def _store(self, parts: list[HeldCopy], turn: Any) -> None:
-        with self.owner.named(self.pipeline.loop, add(self.start, turn)):
+        with self.owner.loops.named(self.pipeline.loop, add(self.start, turn)):
             for part in parts:
                 part.store()
 

@@ -140,12 +140,12 @@ class TensorPipeline:
         owner, builder, pipeline, boxes = self.owner, self.builder, self.pipeline, self.boxes
         memory = owner.tensor
         assert memory is not None
-        start, trips, _ = owner.trips(pipeline.loop)
+        start, trips, _ = owner.loops.trips(pipeline.loop)
         product = TensorProduct(owner, owner.plan.gemms[self.product])
         with memory.issuer():
             with builder.loop(trips) as turn:
                 stage, parity = boxes.turn_of(pipeline)
-                with owner.named(pipeline.loop, add(start, turn)):
+                with owner.loops.named(pipeline.loop, add(start, turn)):
                     for copy in pipeline.copies:
                         boxes.wait_full(copy, stage, parity)
                     product.issue()

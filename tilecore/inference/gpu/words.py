@@ -1,0 +1,84 @@
+"""What was decided for a GPU, in words: the lines of ``kernel.explain()``."""
+
+from __future__ import annotations
+
+from tilecore.inference.gpu.matrix_units import TF32_CUT, TF32_ROUNDED
+from tilecore.inference.gpu.plan import GemmPlan, GpuLaunchPlan
+from tilecore.ir.nodes import ClusterCopy, Copy
+
+
+def launch_in_words(plan: GpuLaunchPlan) -> str:
+    """Return the decisions about a launch."""
+    lines = [f"threads per block: {plan.thread_count}; shared memory: {plan.shared_bytes} B"]
+    for buffer, held in plan.fragments.items():
+        lines.append(f"{buffer.name}: {held.slots} registers a thread; {held.describe()}")
+    for buffer, layout in plan.shared.items():
+        order = f"swizzled by {layout.swizzle_bytes} B" if layout.swizzle_bytes else "row-major"
+        copies = f", {layout.stages} stages" if layout.stages > 1 else ""
+        lines.append(f"{buffer.name}: shared, {order}, {layout.bytes} B{copies}")
+    for buffer, tile in plan.tensor_tiles.items():
+        last = tile.column + tile.columns - 1
+        lines.append(f"{buffer.name}: tensor memory, columns {tile.column} to {last}")
+    lines += [product_in_words(product) for product in plan.gemms.values()]
+    for pipeline in plan.pipelines.values():
+        names = ", ".join(copy.dst.buffer.name for copy in pipeline.copies)
+        how = "registers" if pipeline.in_registers else "cp.async"
+        how = "TMA, by a warpgroup of its own" if pipeline.boxes else how
+        lines.append(f"pipelined: {names} in {pipeline.stages} stages ({how})")
+        if pipeline.overlap is not None:
+            sums = pipeline.overlap.last.c.buffer.name
+            lines.append(f"overlapped: {sums} of an iteration is summed up while the next runs")
+    lines += _moved_as_matrices(plan)
+    if plan.stores:
+        names = ", ".join(s.src.buffer.name for s in plan.stores if isinstance(s, Copy))
+        lines.append(f"stored by TMA: {names}")
+    if plan.updates:
+        names = ", ".join(f"{u.there.buffer.name} ({u.op})" for u in plan.updates.values())
+        lines.append(f"updated by TMA: {names}")
+    if plan.loads:
+        tiles = dict.fromkeys(s.dst.buffer.name for s in plan.loads if isinstance(s, Copy))
+        lines.append(f"loaded by TMA on barriers of the program: {', '.join(tiles)}")
+    if plan.launch.cluster:
+        lines.append(f"clusters of {'x'.join(map(str, plan.launch.cluster))} blocks")
+    sent = [s.copy.dst.buffer.name for s in plan.multicasts if isinstance(s, ClusterCopy)]
+    sent += [c.dst.buffer.name for p in plan.pipelines.values() for c in p.copies if p.group(c)]
+    if sent:
+        lines.append(f"loaded by TMA for several blocks: {', '.join(dict.fromkeys(sent))}")
+    lines.append(f"barriers: {len(plan.barriers) + len(plan.ends)}")
+    return "\n".join([*lines, *plan.notes])
+
+
+def product_in_words(plan: GemmPlan) -> str:
+    """Return how a product runs."""
+    m, n, k = plan.shape
+    how = "fma" if plan.kind == "fma" else f"{plan.kind}.m{m}n{n}k{k}"
+    if plan.kind == "quads":
+        how = "mma.m8n8k4 by four quad pairs of a warp"
+    how += f" ({plan.reason})" if plan.reason else ""
+    if plan.is_tf32:
+        cut = plan.kind != "mma"
+        error = TF32_CUT if cut else TF32_ROUNDED
+        how += (
+            f" of tf32 (operands {'cut' if cut else 'rounded'} to 11 significant bits, relative"
+            f" error up to {error:.1e} each; float32_products='exact' keeps all 24)"
+        )
+    if plan.sums == "float16":
+        how += " summed up in float16"
+    rows, columns = plan.warps
+    unit = "warpgroups" if plan.kind == "wgmma" else "warps"
+    who = "one thread" if plan.kind == "tcgen05" else f"{rows}x{columns} {unit}"
+    return (
+        f"gemm {'x'.join(map(str, plan.size))}: {how}, {who}; "
+        f"A from {plan.a.source}, B from {plan.b.source}"
+    )
+
+
+def _moved_as_matrices(plan: GpuLaunchPlan) -> list[str]:
+    """Return which tiles matrices come from and go to."""
+    nests = [n for n in plan.nests.values() if n.matrices is not None]
+    moved = [n.points.accesses[n.matrices.access] for n in nests if n.matrices is not None]
+    found = []
+    for how, is_store in (("loaded by ldmatrix", False), ("stored by stmatrix", True)):
+        names = dict.fromkeys(a.buffer.name for a in moved if a.is_store is is_store)
+        found += [f"{how}: {', '.join(names)}"] if names else []
+    return found

@@ -1,0 +1,1 @@
+"""Programs of library kernels as GPUs want them, where the CPU's structure does not suit."""

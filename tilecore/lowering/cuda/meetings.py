@@ -1,0 +1,103 @@
+"""Where threads of a block meet: barriers, and what must be complete or visible before them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tvm import tirx as tir
+
+import tilecore.lowering.cuda.instructions as ptx
+from tilecore.ir import nodes
+from tilecore.ir.clusters import SYNCS
+from tilecore.ir.nodes import Stmt
+from tilecore.lowering.cpu.tir import index
+from tilecore.lowering.cuda.tensors import unsupported
+from tilecore.lowering.cuda.threads import emit_arrive
+
+if TYPE_CHECKING:
+    from tilecore.lowering.cuda.lower import LaunchLowering
+
+COMPUTING = 1  # named barrier of the threads that compute, where others issue copies
+
+
+class Meetings:
+    """Emits the barriers of a launch; ``has_stored``: a tile that may still be read."""
+
+    def __init__(self, owner: LaunchLowering) -> None:
+        self.owner = owner
+        self.has_stored = False
+
+    def sync(self) -> None:
+        """Let all threads meet; what they wrote to shared memory is seen by wgmma too."""
+        self.fence()
+        self._meet()
+        if self.owner.tensor is not None:
+            self.owner.tensor.fence(before=False)
+
+    def sync_of(self, scope: str, stmt: Stmt) -> None:
+        """Let the threads of a scope meet."""
+        if scope in ("block", "group"):
+            self.sync()
+        elif scope == "warp":
+            self.owner.builder.evaluate(ptx.sync_warp().call())
+        elif scope in SYNCS:
+            self.owner.clusters.sync(scope)
+        else:
+            raise unsupported(stmt, self.owner.target, f"no barrier of a {scope} yet")
+
+    def _meet(self) -> None:
+        teams = self.owner.plan.teams
+        if self.owner.team != teams.whole:
+            number = COMPUTING + 1 + teams.all.index(self.owner.team)
+            self.owner.builder.evaluate(
+                ptx.bar_sync().call(index(number), index(self.owner.team.count))
+            )
+        elif self.owner.boxes is None:
+            self.owner.builder.evaluate(ptx.sync_threads().call())
+        else:
+            threads = index(self.owner.plan.thread_count)
+            self.owner.builder.evaluate(ptx.bar_sync().call(index(COMPUTING), threads))
+
+    def await_copies(self) -> None:
+        """Wait for the thread's own copies that are under way."""
+        if self.owner.plan.unawaited:
+            self.owner.builder.evaluate(ptx.cp_async_commit().call())
+            self.owner.builder.evaluate(ptx.cp_async_wait(0).call())
+
+    def end(self) -> None:
+        """Wait for what threads have under way that shared memory must live for."""
+        self.owner.running.drain()
+        self.await_copies()
+        if self.owner.plan.running:
+            self.owner.builder.evaluate(ptx.bulk_wait(0, only_reads=True).call())
+
+    def await_stores(self, pending: int, *, only_reads: bool) -> None:
+        """Let the thread that hands tiles over wait until they have been read, or are there."""
+        with self.owner.builder.when(tir.EQ(index(self.owner.accessor.thread), index(0))):
+            self.owner.builder.evaluate(ptx.bulk_wait(pending, only_reads=only_reads).call())
+
+    def fence(self) -> None:
+        """Make what threads wrote to shared memory visible to instructions that read it."""
+        self.await_copies()
+        if self.has_stored:
+            self.await_stores(0, only_reads=True)
+        plan = self.owner.plan
+        kinds = {product.kind for product in plan.gemms.values()}
+        if kinds & {"wgmma", "tcgen05"} or plan.stores or plan.loads or plan.updates:
+            self.owner.builder.evaluate(ptx.fence_async().call())
+        if self.owner.tensor is not None:
+            self.owner.tensor.fence(before=True)
+
+    def arrive(self, stmt: nodes.Arrive) -> None:
+        """Emit an arrival; where one thread arrives for its team, all are done before."""
+        owner = self.owner
+        if stmt.after_products and owner.tensor is not None:
+            owner.tensor.commit_to(stmt)
+            return
+        if stmt.once and (not owner.launch.thread_vars or id(stmt) in owner.plan.teams.of):
+            self.sync()
+        self.fence()
+        if stmt.rank is not None:
+            owner.clusters.arrive(stmt)
+        else:
+            emit_arrive(owner.accessor, stmt)
