@@ -282,9 +282,9 @@ def print_group(
 ) -> None:
     """Print a table of what runs found so far."""
     table = Table()
-    for title in ("workload", "state", "run"):
-        table.add_column(title, no_wrap=title != "workload")
-    for title in ("trials", "best µs", "GFLOP/s", "vs default", "vs torch"):
+    for title in ("workload", "state", "run"):  # in 80 columns the numbers stay whole
+        table.add_column(title, no_wrap=title == "state", overflow="fold")
+    for title in ("trials", "best µs", "GFLOP/s", "vs\ndefault", "vs\ntorch"):
         table.add_column(title, justify="right", no_wrap=True)
     for run, counts, result in runs:
         best, gain = result.get("best") or {}, result.get("gain_over_default")
