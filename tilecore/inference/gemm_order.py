@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from tilecore.inference.plan import TilePlan, TileSource
+from tilecore.inference.plan import GemmPlan, TilePlan, TileSource
 from tilecore.inference.regions import gemm_extents, is_contiguous
 from tilecore.ir.dtype import DType
 from tilecore.ir.nodes import Gemm, KernelLaunch
@@ -58,6 +58,19 @@ def is_far(tile: TilePlan, launch: KernelLaunch) -> bool:
         counts = {var: count for var, count in counts.items() if var not in blocks}
     size = tile.storage.size * DType(tile.storage.dtype).itemsize
     return math.prod(counts.values()) * size > NEAR_BYTES
+
+
+def passing_operand(plan: GemmPlan, lanes: int) -> str:
+    """Return the operand ("a", "b" or "") that passes by while the other one stays in L1.
+
+    ``lanes``: columns of a tile. Neither does where all of both stays there.
+    """
+    width = plan.micro_n * lanes
+    columns = math.ceil(plan.n / width) * width
+    size = plan.gemm.b.buffer.dtype.itemsize * plan.k  # bytes of a row of a, or a column of b
+    if plan.rows_first:
+        return "b" if size * (plan.micro_m + columns) > L1_FULL_BYTES else ""
+    return "a" if size * (plan.m + width) > L1_FULL_BYTES else ""
 
 
 def _panels(gemm: Gemm, micro: tuple[int, int], lanes: int) -> int:

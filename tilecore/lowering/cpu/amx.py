@@ -218,7 +218,7 @@ class TileLowering(GemmLowering):
         tall, panel_size = size // self.tile_rows, storage.depth * storage.width
         first = self.builder.bind(add(self.b.base, mul(panel, panel_size)))
         lines, memory, ahead, apart, step = self._ahead(panel, first, row, size)
-        passing = self._passing()
+        passing = gemm_order.passing_operand(self.plan, LANES)
         name = f"tilecore_{self.dot.name}_{tall}x{count}_{lines}{passing}"
         steps = (
             tir.Cast("int64", self.steps) if not isinstance(self.steps, int) else _i64(self.steps)
@@ -231,17 +231,6 @@ class TileLowering(GemmLowering):
             _i64(storage.width * WORD_BYTES), _i64(self.tile_groups), steps,
             self._address(memory, ahead), apart, _i64(step),
         )  # fmt: skip
-
-    def _passing(self) -> str:
-        """Return which operand passes by while the other one stays in L1, if not both fit there."""
-        plan, storage = self.plan, self.b_place.storage
-        assert isinstance(storage, Storage)
-        size = DType(storage.dtype).itemsize * plan.k
-        panels = -(-plan.n // (plan.micro_n * LANES))
-        a, b = plan.m, panels * plan.micro_n * LANES  # rows and columns
-        if plan.rows_first:
-            return "b" if size * (plan.micro_m + b) > gemm_order.L1_FULL_BYTES else ""
-        return "a" if size * (a + plan.micro_n * LANES) > gemm_order.L1_FULL_BYTES else ""
 
     def _ahead(self, panel: Any, first: Any, row: Any, size: int) -> tuple[int, Any, Any, Any, int]:
         """Return what a step of the products fetches, a share of what is needed next.
