@@ -51,6 +51,18 @@ class Tiling:
         """Whether products are by tiles (AMX)."""
         return self.dot is not None and self.dot.is_tiled
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether operands are kept in the order of vectors of sums: rows can be staged."""
+        return self.dot is None or bool(self.dot.stored)
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of an element of A or B where it is packed."""
+        if self.dot is None:
+            return self._site.accum_dtype.itemsize
+        return DType(self.dot.stored or self._site.dtype).itemsize
+
     @cached_property
     def block_m(self) -> Floats:
         """Rows of a tile of C."""
@@ -89,7 +101,8 @@ class Tiling:
     @cached_property
     def is_a_packed(self) -> Mask:
         """Whether a block copies its tile of A."""
-        found: Mask = (self._choice("pack_a") != "none") & ~self.is_a_staged
+        widened = self.dot is not None and bool(self.dot.stored)
+        found: Mask = ((self._choice("pack_a") != "none") | widened) & ~self.is_a_staged
         return found
 
     @cached_property
@@ -97,8 +110,8 @@ class Tiling:
         """Whether groups of rows of A are copied when their turn comes."""
         asked = self._choice("pack_a")
         pays = np.ceil(self.block_n / self.panel) >= gemm_order.FEW_PANELS
-        staged = (asked == "rows") | ((asked == "auto") & pays & (self.dot is None))
-        is_possible = (self.dot is None or self.is_tiled) and not self._site.a.is_transposed
+        staged = (asked == "rows") | ((asked == "auto") & pays & self.is_plain)
+        is_possible = (self.is_plain or self.is_tiled) and not self._site.a.is_transposed
         found: Mask = staged & is_possible
         return found
 
@@ -176,11 +189,12 @@ class Tiling:
         """Panels of one tile of B."""
         return np.maximum(1.0, np.ceil(np.minimum(self.block_n, self.n) / self.panel))
 
-    def takes_rows_first(self, size: float) -> Mask:
-        """Whether each group of rows meets all panels of B, of elements of ``size`` bytes."""
-        if self.dot is not None:
+    @cached_property
+    def takes_rows_first(self) -> Mask:
+        """Whether each group of rows meets all panels of B."""
+        if not self.is_plain:
             return self.is_a_staged
-        tile = np.ceil(self.block_n / self.panel) * self.panel * self.block_k * size
+        tile = np.ceil(self.block_n / self.panel) * self.panel * self.block_k * self.packed_bytes
         fits = (tile > gemm_order.L1_BYTES) & (tile <= gemm_order.L2_BYTES)
         several_panels, several_rows = self.block_n > self.panel, self.block_m > self.micro_m
         return self.is_a_staged | (several_panels & fits & several_rows)

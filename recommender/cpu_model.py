@@ -62,10 +62,10 @@ def core_terms(
     if t.dot is not None and t.dot.is_tiled:
         return tile_terms(t, site, hardware, constants.tiles)
     c, group = constants, 1 if t.dot is None else t.dot.group
-    size = float((site.accum_dtype if t.dot is None else site.dtype).itemsize)
+    size = float(t.packed_bytes)
     slot_s = fma_slot_s(site, hardware)
     far = hardware.core_bandwidth_bytes_per_s * c.l3_factor
-    rows, first = t.rows_per_tile, t.takes_rows_first(size)
+    rows, first = t.rows_per_tile, t.takes_rows_first
     near, distant = _stream_bytes_per_k(t, site, hardware, constants, size, first)
     # Products of what few knobs decide come first: arrays stay small until they meet the rest.
     steps_s = t.row_tiles * t.panels * (t.k * slot_s / group)  # of a vector product per step of k

@@ -90,7 +90,7 @@ def soft_limits(
     sizes: Mapping[str, int],
 ) -> list[Limit]:  # fmt: skip
     """Return what a config of a matrix product should keep to be worth a measurement."""
-    size, l2 = site.dtype.itemsize, hardware.l2_bytes
+    l2 = hardware.l2_bytes
 
     tiling = _LastTiling(site, hardware, sizes_as_columns(sizes))
 
@@ -113,12 +113,14 @@ def soft_limits(
             | (t.micro_m >= t.m),
         ),
         rule("block_K", f"a tile of A within the L2 cache ({l2 >> 10} KiB)",
-             lambda t, c: t.block_m * np.minimum(t.block_k, t.k) * size <= l2),
+             lambda t, c: t.block_m * np.minimum(t.block_k, t.k) * t.packed_bytes <= l2),
         rule("block_K", f"a panel of B within half the L2 cache ({l2 >> 11} KiB)",
-             lambda t, c: t.panel * np.minimum(t.block_k, t.k) * size <= l2 / 2),
+             lambda t, c: t.panel * np.minimum(t.block_k, t.k) * t.packed_bytes <= l2 / 2),
         rule("block_N", f"a tile of B that each block packs within the L2 cache ({l2 >> 10} KiB)",
              lambda t, c: t.is_b_hoisted
-             | (t.block_n * np.minimum(t.block_k, t.k) * size <= l2)),
+             | (t.block_n * np.minimum(t.block_k, t.k) * t.packed_bytes <= l2)),
+        rule("pack_a", "pack_a=block or rows: bytes are widened before they are multiplied",
+             lambda t, c: (c["pack_a"] != "none") | (t.dot is None or not t.dot.stored)),
         rule("pack_b", "pack_b=block: no two blocks share a tile of B",
              lambda t, c: (c["pack_b"] != "grid") | (t.b_reuse > 1)),
         rule("pack_b", "pack_b=block or grid: more rows use B than read it in place",

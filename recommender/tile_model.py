@@ -110,7 +110,7 @@ def _near_bytes(
     size = float(site.dtype.itemsize)
     panel, a_rows = t.panel * t.depth * size, t.rows_per_tile * t.depth * size
     row_runs = np.maximum(1.0, np.ceil(np.minimum(t.block_m, t.m) / t.micro_m))
-    first = t.takes_rows_first(size)
+    first = t.takes_rows_first
     staying, passing = np.where(first, a_rows, panel), np.where(first, panel, a_rows)
     again = np.where(first, t.panels_per_block, row_runs)  # runs that use what stays
     tile = np.where(first, np.minimum(t.block_n, t.n), np.minimum(t.block_m, t.m)) * t.depth * size
@@ -126,7 +126,7 @@ def _scatter(t: Tiling, site: Contraction, c: TileConstants) -> np.ndarray:
     stride = t.n * site.dtype.itemsize
     kept = L1_SETS * L1_WAYS / max(1.0, math.gcd(int(stride), 1 << 20) / 64)
     crowded = np.maximum(1.0, np.minimum(t.block_m, t.m) / kept)
-    rows_first = t.takes_rows_first(float(site.dtype.itemsize))
+    rows_first = t.takes_rows_first
     return np.where(rows_first, 1.0, 1.0 + c.scatter_share * np.log2(crowded))
 
 
@@ -154,11 +154,11 @@ def _far_bytes(
     b_tile, a_step = block_n * t.depth * size, block_m * t.depth * size
     b_lost = np.where(a_step + b_tile + sums > l2, 1.0, 0.0)
     b_again = np.where(t.is_b_hoisted, np.where(b_bytes <= l2, 0.0, t.grid_m), b_lost)
-    is_swept = t.takes_rows_first(size) & (b_tile > SWEPT_SHARE * hardware.l2_bytes)
+    is_swept = t.takes_rows_first & (b_tile > SWEPT_SHARE * hardware.l2_bytes)
     b_again = np.where(is_swept, t.row_tiles, b_again)  # by every group of rows
     is_apart = block_m <= 0.5 * _rows_kept(t, site, hardware.l2_bytes / 64)
     a_stays = (block_m * t.k * size + sums + b_tile <= l2) & is_apart
-    is_copied, rows_first = t.is_a_packed | t.is_a_staged, t.takes_rows_first(size)
+    is_copied, rows_first = t.is_a_packed | t.is_a_staged, t.takes_rows_first
     first = np.where(is_copied, 0.0, np.where(a_stays, 1.0, t.grid_n))
     is_lost = ((a_step + sums > l2) | ~is_apart) & ~rows_first
     a_lost = np.where(is_lost, t.panels / t.grid_n, 0.0)

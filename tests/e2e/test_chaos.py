@@ -14,6 +14,7 @@ from tests.chaos.site import Site
 from tests.chaos.stand_in import StandInMeasurer
 from tests.chaos.storm import Storm, audit
 from tests.postgres import PROGRAMS
+from tilecore.target import cpu_target
 from tuner_service import wiring
 from tuner_service.coordinator import Coordinator
 from tuner_service.jobs import Effort, submit
@@ -25,7 +26,8 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(not PROGRAMS, reason="needs PostgreSQL's programs"),
 ]
-PROBLEM = {"m": 2, "n": 16, "k": 16}
+# Its space has 36 configs; fewer registers leave fewer register tiles.
+PROBLEM = {"m": 2, "n": 16, "k": 16 if cpu_target().isa == "avx512" else 256}
 PLAN = {
     "API": 1, "measure actor": 1, "PostgreSQL": 1, "raylet of a node": 1, "link cut": 1,
     "leading coordinator": 1,

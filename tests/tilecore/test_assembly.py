@@ -11,7 +11,7 @@ from tilecore.target import parse_target
 
 VNNI = "avx512+avx512_bf16+avx512_vnni"
 TILES = "avx512+amx_bf16+amx_int8+amx_tile"
-MULTIPLY = re.compile(r"\s(vfmadd\w+ps|vpdpbusd|vdpbf16ps|tdp\w+)\s")
+MULTIPLY = re.compile(r"\s(vfmadd\w+ps|vpmaddwd|vpdpbusd|vdpbf16ps|tdp\w+)\s")
 
 
 def product(dtype, accum, depth):
@@ -87,17 +87,19 @@ def test_float32_is_summed_in_registers(target, micro_m, micro_n):
         assert not any(re.search(r", \S*\(\S+\)$", x) for x in body)  # no stores
 
 
-@pytest.mark.parametrize("target", [VNNI, TILES])
 @pytest.mark.parametrize(
-    ("dtype", "accum", "names"),
+    ("target", "dtype", "accum", "name"),
     [
-        ("bfloat16", "float32", ("vdpbf16ps", "tdpbf16ps")),
-        ("int8", "int32", ("vpdpbusd", "tdpbssd")),
+        (VNNI, "bfloat16", "float32", "vdpbf16ps"),
+        (TILES, "bfloat16", "float32", "tdpbf16ps"),
+        (VNNI, "int8", "int32", "vpdpbusd"),
+        (TILES, "int8", "int32", "tdpbssd"),
+        ("avx512", "int8", "int32", "vpmaddwd"),
+        ("avx2", "int8", "int32", "vpmaddwd"),
     ],
 )
-def test_dots_are_summed_in_registers(target, dtype, accum, names):
+def test_dots_are_summed_in_registers(target, dtype, accum, name):
     bodies = innermost_loops(target, product(dtype, accum, 2048))
-    name = names[target == TILES]
     products = [body for body in bodies if len(multiplies(body)) >= 4]
     assert products
     for body in products:

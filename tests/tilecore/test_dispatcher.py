@@ -20,10 +20,10 @@ from tilecore.errors import (
 from tilecore.tile_config import TileConfig
 
 FEW = TileConfig.of(
-    block_M=16, block_N=64, block_K=64, num_stages=1, threads=128, micro_m=8, micro_n=2,
+    block_M=16, block_N=64, block_K=64, num_stages=1, threads=128, micro_m=4, micro_n=2,
     pack_a="none", pack_b="none",
 )  # fmt: skip
-MANY = FEW.replace(block_M=64, micro_m=6, micro_n=4, pack_a="rows", pack_b="block")
+MANY = FEW.replace(block_M=64, micro_m=6, micro_n=2, pack_a="rows", pack_b="block")
 SIZES = [1, 7, 20, 32, 33, 40, 64, 65, 300]  # 1, 32, 33 and 64 are in the table
 
 

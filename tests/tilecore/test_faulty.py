@@ -1,8 +1,8 @@
 """Faulty programs and the exact message each one gets.
 
 ``faulty/*.test`` holds cases in the form of mypy's: a line ``[case what is wrong]``, the program,
-a line ``[out]``, the message. A program is compiled, or run where it defines ``run``. Messages are
-rewritten by ``pytest --update-snapshots``; read what changed.
+a line ``[out]``, the message (its target: "this CPU"). A program is compiled, or run where it
+defines ``run``. Messages are rewritten by ``pytest --update-snapshots``; read what changed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pytest
 import tilecore as tilelang
 import tilecore.language as T
 from tilecore.errors import TileError
+from tilecore.target import cpu_target
 
 FOLDER = Path(__file__).parent / "faulty"
 NAMES = {"tilelang": tilelang, "T": T}
@@ -51,7 +52,8 @@ def message_of(program: Path) -> str:
         elif "main" in names:
             tilelang.compile(names["main"])
     except TileError as error:
-        return str(error).replace(str(program.parent) + "/", "")
+        text = str(error).replace(str(program.parent) + "/", "")
+        return text.replace(str(cpu_target()), "this CPU")
     return "no error"
 
 

@@ -325,11 +325,12 @@ class _Inference:
     ) -> bool:
         """Return whether groups of rows are copied right before the one gemm that uses them."""
         gemm = gemms[0]
-        by_words = gemm in self.dots and self._tile(gemm) is None
+        dot = self.dots.get(gemm)
+        by_words = dot is not None and not dot.is_tiled and not dot.stored
         if len(gemms) > 1 or gemm in self.forms or by_words:
             return False
         lanes = self.target.lanes(accumulator_dtype(gemm))
-        is_open = self.options.pack_a == "auto" and gemm not in self.dots
+        is_open = self.options.pack_a == "auto" and (dot is None or bool(dot.stored))
         user = next(u.context for u in self.uses if u.stmt is gemm)
         as_often = len(user.loops) == len(source.context.loops)
         pays = is_open and as_often and gemm_order.pays_staging(gemm, micro[gemm], lanes)
@@ -343,14 +344,18 @@ class _Inference:
         return self.dots[gemm].group if gemm in self.dots else 1
 
     def _kept_dtype(self, buffer: Buffer, gemms: Sequence[Gemm]) -> str:
-        """Return the dtype an operand is stored in: half types are widened when they are packed.
+        """Return the dtype an operand is stored in: narrow types are widened when they are packed.
 
-        The value of a float16 or bfloat16 element is exact in float32, so results do not change.
+        The value of a float16 or bfloat16 element is exact in float32, that of a byte in the
+        integers of 16 bits that ``vpmaddwd`` multiplies, so results do not change.
         """
         accum = accumulator_dtype(gemms[0])
+        chosen = [self.dots[g] for g in gemms if g in self.dots]
         narrow = buffer.dtype.is_float and buffer.dtype.bits < 32 and accum == "float32"
-        if narrow and not any(g in self.dots for g in gemms):
+        if narrow and not chosen:
             return str(accum)
+        if chosen and chosen[0].stored:
+            return chosen[0].stored
         return UNPACKED.get(buffer.dtype, str(buffer.dtype))
 
     # --- gemm ---------------------------------------------------------------------------------
@@ -371,7 +376,8 @@ class _Inference:
         is_far = vectors is not None and gemm_order.is_far(vectors, self.launch)
         rows_of_a = plans.get(gemm.a.buffer)
         is_staged = rows_of_a is not None and rows_of_a.placement == "staged"
-        is_plain = gemm not in self.forms and gemm not in self.dots
+        dot = self.dots.get(gemm)
+        is_plain = gemm not in self.forms and (dot is None or bool(dot.stored))
         lanes = self.target.lanes(accumulator_dtype(gemm))
         is_rows_first = is_plain and gemm_order.takes_rows_first(gemm, vectors, micro, lanes)
         row_c = col_c = late = None
@@ -383,7 +389,7 @@ class _Inference:
         return GemmPlan(
             gemm, m, n, k, *micro,
             distinct(row_a, row_c), distinct(col_b, col_c), least(k_a, k_b),
-            self.dots.get(gemm), self._tile(gemm), self.forms.get(gemm, PANELS),
+            dot, self._tile(gemm), self.forms.get(gemm, PANELS),
             few_rows.most_rows(gemm, sources), late, is_far,
             is_staged or is_rows_first, is_staged,
         )  # fmt: skip

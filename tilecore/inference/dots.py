@@ -24,15 +24,18 @@ from tilecore.target import Target
 class Dot:
     """An instruction: to each lane of ``accum`` it adds ``group`` products of ``operands``.
 
-    ``is_tiled``: it multiplies matrices of at most 16 rows and 16 groups.
+    ``is_tiled``: it multiplies matrices of at most 16 rows and 16 groups; ``is_mixed``: unsigned by
+    signed bytes; ``stored``: what elements are widened to where they are packed ("": nothing).
     """
 
     name: str
     group: int
     operands: tuple[str, ...]
     accum: str
-    features: frozenset[str]
+    features: frozenset[str] = frozenset()
     is_tiled: bool = False
+    is_mixed: bool = False
+    stored: str = ""
 
 
 TILE_ROWS = 16
@@ -42,7 +45,8 @@ DOTS = (  # the fastest first
     Dot("tdpbssd", 4, ("int8",), "int32", BYTE_TILES, True),
     Dot("tdpbuud", 4, ("uint8",), "int32", BYTE_TILES, True),
     Dot("vdpbf16ps", 2, ("bfloat16",), "float32", frozenset({"avx512_bf16"})),
-    Dot("vpdpbusd", 4, ("int8", "uint8"), "int32", frozenset({"avx512_vnni"})),
+    Dot("vpdpbusd", 4, ("int8", "uint8"), "int32", frozenset({"avx512_vnni"}), is_mixed=True),
+    Dot("vpmaddwd", 2, ("int8", "uint8"), "int32", stored="int16"),
 )
 
 
@@ -91,6 +95,8 @@ def lies_in_groups(
 ) -> bool:
     """Return whether gemms can read groups, and rows of tiles, of a where it lies in a tensor."""
     for gemm, dot in gemms.items():
+        if dot.stored:
+            return False
         tile = tile_of(gemm, dot) if dot.is_tiled else None
         if gemm.transpose_a or not is_contiguous(source) or (tile and limits[0] is not None):
             return False

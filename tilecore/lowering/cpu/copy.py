@@ -101,7 +101,7 @@ def is_pack(copy: Copy, source: Box, target: Box) -> bool:
         and source.starts_inside
         and source.is_contiguous
         and _same_extents(source, target)
-        and (storage.group == 1 or source.dtype == storage.dtype)
+        and (storage.group == 1 or source.dtype == copy.dst.buffer.dtype)
     )
 
 

@@ -1,9 +1,10 @@
 """T.gemm of bfloat16 and 8-bit integers by instructions that sum up groups of products.
 
 The vector operand lies in panels of groups (see groups.py); a group of the broadcast operand is one
-32-bit word. ``vpdpbusd`` multiplies unsigned by signed bytes, T.gemm those of one type: b is
-shifted by 128, which adds 128 times the sum of a's row to every product of that row (of unsigned
-bytes takes it off); these sums are computed first.
+32-bit word. ``vpmaddwd`` multiplies bytes that were widened to 16 bits. ``vpdpbusd`` multiplies
+unsigned by signed bytes, T.gemm those of one type: b is shifted by 128, which adds 128 times the
+sum of a's row to every product of that row (of unsigned bytes takes it off); these sums are
+computed first.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from tilecore.lowering.cpu.strided import Strided
 from tilecore.lowering.cpu.tir import add, broadcast, minimum, mul, quotient, vector_type
 from tilecore.target import Target
 
-LANES = 16
 ONES, SIGNS = 0x01010101, -0x7F7F7F80  # bytes of 1 and of 0x80
 ROW_SUM = "tilecore_sum_x16"
 
@@ -32,13 +32,12 @@ class DotLowering(GemmLowering):
     def __init__(self, accessor: Accessor, plan: GemmPlan, target: Target) -> None:
         super().__init__(accessor, plan, target)
         assert plan.dot is not None
-        assert self.lanes == LANES
         self.dot, self.group = plan.dot, plan.dot.group
         self.is_signed = plan.gemm.a.buffer.dtype.is_signed
-        self.is_shifted = self.dot.accum == "int32"
+        self.is_shifted = self.dot.is_mixed
         self.groups = self._grouped(self.depth)
         self.sums: Any = None
-        self.builder.define_llvm(self.dot.name, _TEXTS[self.dot.name])
+        self.builder.define_llvm(self.dot.name, _text(self.dot.name, self.lanes))
 
     def _broadcast_operand(self) -> Strided:
         place = self.accessor.places[self.gemm.a.buffer]
@@ -56,9 +55,10 @@ class DotLowering(GemmLowering):
     def emit(self) -> None:
         """Emit the sums of rows where they are needed, then all panels."""
         if self.is_shifted:
-            self.builder.define_llvm(ROW_SUM, _SUM_TEXT)
+            self.builder.define_llvm(ROW_SUM, _sum_text(self.lanes))
             with self.builder.scope():
-                self.sums = self.builder.alloc(-(-self.plan.m // LANES) * LANES, "int32", "sums")
+                rows = -(-self.plan.m // self.lanes) * self.lanes
+                self.sums = self.builder.alloc(rows, "int32", "sums")
                 self._sum_rows()
                 super().emit()
             return
@@ -73,17 +73,20 @@ class DotLowering(GemmLowering):
         builder = self.builder
         if self.sums is not None:
             for i, row in enumerate(rows):
-                total = builder.bind(broadcast(builder.load(self.sums, row), LANES))
+                total = builder.bind(broadcast(builder.load(self.sums, row), self.lanes))
                 for j in range(count):
                     register = accumulators[i * count + j]
-                    builder.store(register, builder.load(register, 0, LANES) + total, 0, LANES)
+                    raised = builder.load(register, 0, self.lanes) + total
+                    builder.store(register, raised, 0, self.lanes)
         whole = self.plan.k // self.group
-        if self.plan.k % self.group == 0:
-            with builder.loop(self.groups) as q:
-                self._step(accumulators, bases, panel, count, q, None)
-            return
-        with builder.loop(minimum(self.groups, whole)) as q:
+        is_even = self.plan.k % self.group == 0
+        coming = None if self.stage is None else self.stage.coming(panel, rows[0], len(rows))
+        with builder.loop(self.groups if is_even else minimum(self.groups, whole)) as q:
+            if self.stage is not None and coming is not None:
+                self.stage.fetch(coming, mul(q, self.group))
             self._step(accumulators, bases, panel, count, q, None)
+        if is_even:
+            return
         mask = (1 << 32 // self.group * (self.plan.k % self.group)) - 1
         with builder.when(tir.LT(_i32(whole), _i32(self.groups))):
             self._step(accumulators, bases, panel, count, whole, mask)
@@ -95,13 +98,15 @@ class DotLowering(GemmLowering):
         """Add the products of group ``q``; ``mask`` has the bits of elements that exist."""
         builder = self.builder
         vectors = [builder.bind(self._b_words(panel, q, j, mask)) for j in range(count)]
+        if self.plan.rows_first:
+            self._fetch_steps_ahead(panel, q, count)
         for i, base in enumerate(bases):
             at = add(base, mul(mul(q, self.group), self.a.column))
-            word = builder.bind(broadcast(self._a_word(at, mask), LANES))
+            word = builder.bind(broadcast(self._a_word(at, mask), self.lanes))
             for j in range(count):
                 register = accumulators[i * count + j]
-                total = self._dot(builder.load(register, 0, LANES), word, vectors[j])
-                builder.store(register, total, 0, LANES)
+                total = self._dot(builder.load(register, 0, self.lanes), word, vectors[j])
+                builder.store(register, total, 0, self.lanes)
 
     def _a_word(self, offset: Any, mask: int | None) -> Any:
         word = load_words(self.builder, self.a.place, offset, 1)
@@ -110,18 +115,18 @@ class DotLowering(GemmLowering):
     def _b_words(self, panel: Any, q: Any, j: int, mask: int | None) -> Any:
         storage = self.b_place.storage
         assert isinstance(storage, Storage)
-        inner = mul(add(mul(q, storage.width), j * LANES), self.group)
+        inner = mul(add(mul(q, storage.width), j * self.lanes), self.group)
         offset = add(self.b.base, add(mul(panel, storage.depth * storage.width), inner))
-        words = load_words(self.builder, self.b_place, offset, LANES)
+        words = load_words(self.builder, self.b_place, offset, self.lanes)
         if mask is not None:
-            words = tir.bitwise_and(words, _splat(mask))
-        return tir.bitwise_xor(words, _splat(SIGNS)) if self.is_shifted else words
+            words = tir.bitwise_and(words, self._splat(mask))
+        return tir.bitwise_xor(words, self._splat(SIGNS)) if self.is_shifted else words
 
     def _dot(self, total: Any, a: Any, b: Any) -> Any:
         """Return ``total`` plus the products of each lane's group."""
         if self.is_shifted and self.is_signed:
             a, b = b, a  # the first operand is taken as unsigned
-        return _call(self.dot.name, self.accum, total, a, b)
+        return self._call(total, a, b)
 
     # --- sums of rows -------------------------------------------------------------------------
 
@@ -129,15 +134,15 @@ class DotLowering(GemmLowering):
         """Store what b's shift by 128 adds to the products of each row of a, negated."""
         builder, storage = self.builder, self.a.place.storage
         if isinstance(storage, Storage) and storage.kind == "panels":
-            with builder.loop(-(-self.plan.m // LANES)) as block:
-                first = builder.bind(mul(block, LANES))
-                total = builder.alloc(LANES, "int32", "r")
-                builder.store(total, _splat(0), 0, LANES)
+            with builder.loop(-(-self.plan.m // self.lanes)) as block:
+                first = builder.bind(mul(block, self.lanes))
+                total = builder.alloc(self.lanes, "int32", "r")
+                builder.store(total, self._splat(0), 0, self.lanes)
                 with builder.loop(self.groups) as q:
                     at = add(self.a.at(first, mul(q, self.group)), 0)
-                    self._add(total, load_words(builder, self.a.place, at, LANES))
-                value = builder.load(total, 0, LANES) * _splat(self._factor)
-                builder.store(self.sums, value, first, LANES)
+                    self._add(total, load_words(builder, self.a.place, at, self.lanes))
+                value = builder.load(total, 0, self.lanes) * self._splat(self._factor)
+                builder.store(self.sums, value, first, self.lanes)
             return
         with builder.loop(self.plan.m if self.rows is None else self.rows) as row:
             builder.store(self.sums, self._row_sum(row) * tir.IntImm("int32", self._factor), row)
@@ -148,15 +153,15 @@ class DotLowering(GemmLowering):
 
     def _row_sum(self, row: Any) -> Any:
         builder = self.builder
-        total = builder.alloc(LANES, "int32", "r")
-        builder.store(total, _splat(0), 0, LANES)
+        total = builder.alloc(self.lanes, "int32", "r")
+        builder.store(total, self._splat(0), 0, self.lanes)
         base = builder.bind(self.a.at(row, 0))
         whole = minimum(self.groups, self.plan.k // self.group)
-        blocks = builder.bind(quotient(whole, LANES))
+        blocks = builder.bind(quotient(whole, self.lanes))
         with builder.loop(blocks) as block:
-            at = add(base, mul(block, LANES * self.group))
-            self._add(total, load_words(builder, self.a.place, at, LANES))
-        done = builder.bind(mul(blocks, LANES))
+            at = add(base, mul(block, self.lanes * self.group))
+            self._add(total, load_words(builder, self.a.place, at, self.lanes))
+        done = builder.bind(mul(blocks, self.lanes))
         with builder.loop(_i32(whole) - _i32(done), start=done) as q:
             self._add(total, self._lane(self._a_word(add(base, mul(q, self.group)), None)))
         if self.plan.k % self.group:
@@ -165,37 +170,41 @@ class DotLowering(GemmLowering):
             with builder.when(tir.LT(_i32(last), _i32(self.groups))):
                 at = add(base, last * self.group)
                 self._add(total, self._lane(self._a_word(at, mask)))
-        return tir.call_pure_extern("int32", ROW_SUM, builder.load(total, 0, LANES))
+        return tir.call_pure_extern("int32", ROW_SUM, builder.load(total, 0, self.lanes))
 
     def _add(self, total: Any, words: Any) -> None:
         """Add the bytes of ``words`` to the lanes of ``total``."""
-        ones = _splat(ONES)
+        ones = self._splat(ONES)
         operands = (ones, words) if self.is_signed else (words, ones)
-        value = _call(self.dot.name, "int32", self.builder.load(total, 0, LANES), *operands)
-        self.builder.store(total, value, 0, LANES)
+        value = self._call(self.builder.load(total, 0, self.lanes), *operands)
+        self.builder.store(total, value, 0, self.lanes)
 
     def _lane(self, word: Any) -> Any:
         """Return a vector with ``word`` in its first lane, else 0."""
-        first = tir.EQ(tir.Ramp(_i32(0), _i32(1), LANES), _splat(0))
-        return tir.Select(first, broadcast(word, LANES), _splat(0))
+        first = tir.EQ(tir.Ramp(_i32(0), _i32(1), self.lanes), self._splat(0))
+        return tir.Select(first, broadcast(word, self.lanes), self._splat(0))
+
+    def _call(self, total: Any, a: Any, b: Any) -> Any:
+        kind = vector_type(self.accum, self.lanes)
+        return tir.call_pure_extern(kind, f"tilecore_{self.dot.name}", total, a, b)
+
+    def _splat(self, value: int) -> Any:
+        signed = value - (1 << 32) if value >= 1 << 31 else value
+        return broadcast(tir.IntImm("int32", signed), self.lanes)
 
 
-def _call(name: str, accum: str, total: Any, a: Any, b: Any) -> Any:
-    return tir.call_pure_extern(vector_type(accum, LANES), f"tilecore_{name}", total, a, b)
-
-
-def _splat(value: int) -> Any:
-    signed = value - (1 << 32) if value >= 1 << 31 else value
-    return broadcast(tir.IntImm("int32", signed), LANES)
-
-
-def _i32(value: Any) -> Any:
-    return tir.IntImm("int32", value) if isinstance(value, int) else value
-
-
-def _instruction(name: str, intrinsic: str, accum: str, operand: str) -> str:
-    """Return the function of an instruction of AVX-512 whose operands are words."""
-    words = "<16 x i32>"
+def _text(name: str, lanes: int) -> str:
+    """Return the function of an instruction that adds products of so many words to sums."""
+    bits = 32 * lanes
+    if name == "vpmaddwd":
+        return _sum_of_products(lanes)
+    if name == "vdpbf16ps":
+        accum, operand = f"<{lanes} x float>", f"<{2 * lanes} x bfloat>"
+        intrinsic = f"llvm.x86.avx512bf16.dpbf16ps.{bits}"
+    else:
+        accum, operand = f"<{lanes} x i32>", f"<{4 * lanes} x i8>"
+        intrinsic = f"llvm.x86.avx512.{name}.{bits}"
+    words = f"<{lanes} x i32>"
     given = f"{accum} %c, {words} %a, {words} %b"
     return f"""declare {accum} @{intrinsic}({accum}, {operand}, {operand})
 define linkonce_odr hidden {accum} @tilecore_{name}({given}) alwaysinline {{
@@ -206,14 +215,30 @@ define linkonce_odr hidden {accum} @tilecore_{name}({given}) alwaysinline {{
 }}"""
 
 
-_TEXTS = {
-    "vdpbf16ps": _instruction(
-        "vdpbf16ps", "llvm.x86.avx512bf16.dpbf16ps.512", "<16 x float>", "<32 x bfloat>"
-    ),
-    "vpdpbusd": _instruction("vpdpbusd", "llvm.x86.avx512.vpdpbusd.512", "<16 x i32>", "<64 x i8>"),
-}
-_SUM_TEXT = f"""declare i32 @llvm.vector.reduce.add.v16i32(<16 x i32>)
-define linkonce_odr hidden i32 @{ROW_SUM}(<16 x i32> %x) alwaysinline {{
-  %r = call i32 @llvm.vector.reduce.add.v16i32(<16 x i32> %x)
+def _sum_of_products(lanes: int) -> str:
+    """Return the function of ``vpmaddwd``, which itself adds pairs of products only."""
+    words, operand = f"<{lanes} x i32>", f"<{2 * lanes} x i16>"
+    intrinsic = "avx2.pmadd.wd" if lanes == 8 else "avx512.pmaddw.d.512"
+    given = f"{words} %c, {words} %a, {words} %b"
+    return f"""declare {words} @llvm.x86.{intrinsic}({operand}, {operand})
+define linkonce_odr hidden {words} @tilecore_vpmaddwd({given}) alwaysinline {{
+  %x = bitcast {words} %a to {operand}
+  %y = bitcast {words} %b to {operand}
+  %p = call {words} @llvm.x86.{intrinsic}({operand} %x, {operand} %y)
+  %r = add {words} %c, %p
+  ret {words} %r
+}}"""
+
+
+def _sum_text(lanes: int) -> str:
+    """Return the function that sums up a vector of words."""
+    words, intrinsic = f"<{lanes} x i32>", f"llvm.vector.reduce.add.v{lanes}i32"
+    return f"""declare i32 @{intrinsic}({words})
+define linkonce_odr hidden i32 @{ROW_SUM}({words} %x) alwaysinline {{
+  %r = call i32 @{intrinsic}({words} %x)
   ret i32 %r
 }}"""
+
+
+def _i32(value: Any) -> Any:
+    return tir.IntImm("int32", value) if isinstance(value, int) else value

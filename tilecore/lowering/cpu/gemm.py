@@ -291,13 +291,13 @@ class GemmLowering:
                     builder.store(register, total, 0, lanes)
 
     def _fetch_steps_ahead(self, panel: Any, k: Any, count: int) -> None:
-        """Fetch what b has some steps of K later, or in the next panel."""
+        """Fetch what b has some steps of K, or groups of them, later, or in the next panel."""
         storage = self.b_place.storage
         assert isinstance(storage, Storage)
         first = add(self.b.base, mul(panel, storage.depth * storage.width))
-        first = add(first, mul(add(k, STEPS_AHEAD), storage.width))
+        first = add(first, mul(add(k, STEPS_AHEAD), storage.width * storage.group))
         line = CACHE_LINE_BYTES // DType(storage.dtype).itemsize
-        for at in range(0, count * self.lanes, line):
+        for at in range(0, count * self.lanes * storage.group, line):
             prefetch.fetch(self.builder, self.b_place.memory, add(first, at), prefetch.L1)
 
     def _stored(self, value: Any, place: Place, lanes: int = 0) -> Any:

@@ -11,7 +11,7 @@ from tilecore.ir.dtype import DType
 from tilecore.ir.nodes import Copy
 from tilecore.lowering.cpu.access import Accessor, Place
 from tilecore.lowering.cpu.copy import PanelPacker
-from tilecore.lowering.cpu.scalar import memory_type
+from tilecore.lowering.cpu.scalar import convert, memory_type
 from tilecore.lowering.cpu.shuffles import transpose
 from tilecore.lowering.cpu.tir import TirBuilder, add, broadcast, mul, quotient, vector_type
 from tilecore.target import Target
@@ -46,6 +46,12 @@ class GroupPacker(PanelPacker):
         self.kind = memory_type(storage.dtype)
         self.lanes = target.lanes("int32")
 
+    def _raw(self, at: Any, lanes: int) -> Any:
+        """Return elements of the source bit by bit, or integers as wider ones."""
+        value = self.builder.load(self.source.place.memory, at, lanes)
+        given, stored = self.source.place.storage.dtype, self.place.storage.dtype
+        return value if given == stored else convert(value, given, stored, lanes)
+
     def _whole(self, first: Any, start: Any, depth: Any, count: int) -> None:
         builder, done = self.builder, quotient(depth, self.group)
         if self.axis == 0:
@@ -67,7 +73,7 @@ class GroupPacker(PanelPacker):
             rows = []
             for i in range(self.group):
                 at = add(self.base, add(mul(add(k, i), self.step), add(first, j)))
-                part = builder.load(self.source.place.memory, at, wide)
+                part = self._raw(at, wide)
                 if depth is not None and i:
                     zeros = broadcast(tir.IntImm(self.kind, 0), wide)
                     part = tir.if_then_else(tir.LT(_i32(add(k, i)), _i32(depth)), part, zeros)
@@ -107,7 +113,8 @@ class GroupPacker(PanelPacker):
             for i in range(lanes):
                 at = add(self.base, mul(add(first, add(column, i)), self.step))
                 at = add(at, mul(block, step))
-                rows.append(builder.bind(load_words(builder, self.source.place, at, lanes)))
+                elements = self._raw(at, step)
+                rows.append(builder.bind(tir.reinterpret(vector_type("int32", lanes), elements)))
             for i, words in enumerate(transpose(builder, rows, lanes)):
                 self._store(words, start, add(mul(block, lanes), i), column)
         self._elements(first, start, builder.bind(mul(blocks, step)), depth, None)
@@ -129,8 +136,7 @@ class GroupPacker(PanelPacker):
             inside = tir.LT(k, _i32(depth))
             if columns is not None:
                 inside = tir.And(inside, tir.LT(_i32(column), _i32(columns)))
-            element = builder.load(self.source.place.memory, at)
-            value = tir.if_then_else(inside, element, tir.IntImm(self.kind, 0))
+            value = tir.if_then_else(inside, self._raw(at, 1), tir.IntImm(self.kind, 0))
             q, rest = tir.truncdiv(k, _i32(self.group)), tir.truncmod(k, _i32(self.group))
             to = add(start, add(mul(add(mul(q, self.width), n), self.group), rest))
             builder.store(self.place.memory, value, to)

@@ -28,7 +28,7 @@ class RowStage:
         self.builder, self.source = builder, source
         self.fills = plan.k if plan.dot is not None else 0  # whole groups of products read so many
         given = source.place.storage.dtype
-        self.dtype = accum if plan.dot is None else given
+        self.dtype = accum if plan.dot is None else plan.dot.stored or given
         self.is_raw = self.dtype == given and not DType(given).is_packed
         self.lanes = target.lanes(self.dtype)
         size = DType(self.dtype).itemsize
