@@ -52,6 +52,7 @@ from tilecore.ir.nodes import (
 from tilecore.ir.visitor import walk
 from tilecore.target import Target
 
+LATENCY_BOUND_SUMS = 8  # 4 cycles of FMA latency x 2 ports (Intel optimization manual)
 HOIST_LIMIT_BYTES = 512 << 20  # largest packed copy of an operand held for one call
 
 
@@ -182,10 +183,12 @@ class _Inference:
                 f"{groups} groups deep (micro_m and micro_n have no effect); {name}"
             )
             return min(2 * rows_, m), min(2, vectors)
-        micro_n = min(self.options.micro_n or 2, vectors)
+        most = max(2, LATENCY_BOUND_SUMS // m)  # of few rows each has several vectors in flight
+        micro_n = min(self.options.micro_n or most, vectors)
         budget = self.target.vector_registers - micro_n - 1
-        micro_m = min(self.options.micro_m or budget // micro_n, m)
-        if not self.target.micro_tile_fits(micro_m, micro_n):
+        micro_m = min(self.options.micro_m or max(1, budget // micro_n), m)
+        is_one = m == 1 and not self.options.micro_n  # its vectors of b are used from memory
+        if not is_one and not self.target.micro_tile_fits(micro_m, micro_n):
             raise InvalidConfig(
                 knob="micro_m",
                 value=micro_m,

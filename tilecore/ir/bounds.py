@@ -135,6 +135,9 @@ def _interval(
         a, b = interval(expr.a, ranges, bindings), interval(expr.b, ranges, bindings)
         if expr.op == "mod" and a is None and b is not None and b[0] > 0:
             return 0, b[1] - 1  # floored: never negative
+        if expr.op == "bitand":
+            masks = [x[1] for x in (a, b) if x is not None and x[0] >= 0]
+            return (0, min(masks)) if masks else None
         rule = _INTERVAL_RULES.get(expr.op)
         return rule(a, b) if rule and a and b else None
     return None
@@ -160,6 +163,13 @@ def _mul(a: Interval, b: Interval) -> Interval:
     return min(ends), max(ends)
 
 
+def _shr(a: Interval, b: Interval) -> Interval | None:
+    if b[0] < 0 or b[1] > 64:
+        return None
+    ends = [x >> y for x in a for y in b]
+    return min(ends), max(ends)
+
+
 _INTERVAL_RULES: dict[str, Callable[[Interval, Interval], Interval | None]] = {
     "add": lambda a, b: (a[0] + b[0], a[1] + b[1]),
     "sub": lambda a, b: (a[0] - b[1], a[1] - b[0]),
@@ -168,6 +178,7 @@ _INTERVAL_RULES: dict[str, Callable[[Interval, Interval], Interval | None]] = {
     "mod": _mod,
     "min": lambda a, b: (min(a[0], b[0]), min(a[1], b[1])),
     "max": lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
+    "shr": _shr,
 }
 
 

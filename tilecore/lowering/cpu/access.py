@@ -9,11 +9,11 @@ from typing import Any
 from tvm import tirx as tir
 
 from tilecore.inference.storage import Storage, TensorStorage
-from tilecore.ir.bounds import Interval, Known, step_of
+from tilecore.ir.bounds import Interval, Known, step_of, variables
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Load, Var, binary, cast, const
 from tilecore.ir.nodes import Buffer
-from tilecore.lowering.cpu import bfloat16, stream
+from tilecore.lowering.cpu import bfloat16, stream, tables
 from tilecore.lowering.cpu.packed import load_codes, store_codes
 from tilecore.lowering.cpu.scalar import (
     Scope,
@@ -24,6 +24,7 @@ from tilecore.lowering.cpu.scalar import (
     memory_type,
     moved_bits,
     to_memory,
+    value_type,
     zero,
 )
 from tilecore.lowering.cpu.tir import (
@@ -35,6 +36,7 @@ from tilecore.lowering.cpu.tir import (
     typed,
     vector_type,
 )
+from tilecore.target import Target
 
 INT32_MAX = 2**31 - 1
 Extent = Expr | int
@@ -80,8 +82,9 @@ class Place:
 class Accessor:
     """Lowers element accesses under the ranges of the loops around them."""
 
-    def __init__(self, builder: TirBuilder) -> None:
+    def __init__(self, builder: TirBuilder, target: Target) -> None:
         self.builder = builder
+        self.register_lanes = target.lanes("float32")
         self.places: dict[Buffer, Place] = {}
         self.values: dict[Var, Any] = {}
         self.ranges: dict[Var, Interval] = {}
@@ -167,6 +170,8 @@ class Accessor:
         place = self.places[expr.buffer]
         indices = place.indices(expr.indices)
         lanes = scope.lanes if scope.is_vector(expr) else 1
+        if lanes > 1 and self._distance(expr, scope) is None:
+            return self._looked_up(expr, scope)
         flat = Scope(scope.values, scope.load)
         uniform = [p for p in self.open_ends(place, indices) if not scope.is_vector(p[0])]
         offset, stride = self.offset(place, indices, scope.vector if lanes > 1 else None)
@@ -194,6 +199,37 @@ class Accessor:
         else:
             with self.builder.when(cond):
                 store_values(self.builder, place, result, offset, lanes, stride)
+
+    def is_table(self, load: Load) -> bool:
+        """Return whether registers hold what is loaded from: lanes may differ by any distance."""
+        place = self.places[load.buffer]
+        shape = load.buffer.static_shape
+        is_plain = isinstance(place.storage, Storage) and not place.shift and not place.is_own
+        if not is_plain or shape is None or len(shape) != 1 or shape[0] not in tables.SIZES:
+            return False
+        bounds = self.bounds(load.indices[0])
+        inside = bounds is not None and bounds[0] >= 0 and bounds[1] < shape[0]
+        stored, dtype = place.storage.dtype, load.buffer.dtype
+        is_float = value_type(dtype) in ("float32", "float16") and not dtype.is_packed
+        return inside and is_float and stored in ("float32", dtype)
+
+    def _distance(self, load: Load, scope: Scope) -> int | None:
+        """Return the elements between lanes; None: lanes pick entries of a table."""
+        bound = variables(load.indices[0]) & scope.vector_lets if len(load.indices) == 1 else None
+        if bound or scope.vector is None:
+            return None
+        return self.stride_of(load.buffer, load.indices, scope.vector)
+
+    def _looked_up(self, load: Load, scope: Scope) -> Any:
+        place, (size,) = self.places[load.buffer], load.buffer.static_shape or (0,)
+        offset, _ = self.offset(place, (const(0),))
+        table = load_values(self.builder, place, offset, size)
+        if value_type(place.storage.dtype) == "float16":
+            table = convert(table, "float16", "float32", size)
+        index = lower(cast(load.indices[0], "int32"), scope)
+        found = tables.pick(self.builder, table, size, index, scope.lanes, self.register_lanes)
+        is_half = value_type(load.dtype) == "float16"
+        return convert(found, "float32", "float16", scope.lanes) if is_half else found
 
     def offset(
         self, place: Place, indices: Sequence[Expr], vector: Var | None = None

@@ -7,34 +7,22 @@ the bits of the second row lie 16 above those of the first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx as tir
 
 from tilecore.inference.storage import Storage
-from tilecore.ir.bounds import linear
-from tilecore.ir.expr import Binary, Cast, Expr, Load, Var, binary, const, int_value
+from tilecore.ir.expr import Cast, Var, const, int_value
 from tilecore.ir.nodes import Let, Parallel, Seq, Stmt, Store
-from tilecore.ir.substitute import substitute_expr
 from tilecore.lowering.cpu.access import Accessor
+from tilecore.lowering.cpu.codes import PERIOD, TABLE, Lookup, find_lookup, last_store
 from tilecore.lowering.cpu.lets import has_vector_form, indices_of, inlined
 from tilecore.lowering.cpu.nest import NestLowering
 from tilecore.lowering.cpu.scalar import Scope, convert, lower, to_memory, widen
 from tilecore.lowering.cpu.tir import add, broadcast, mul, vector_type
 
-GROUP, LANES, TABLE = 2, 16, 16
-PERIOD = 8  # rows of one step: the 4-bit elements of a 32-bit word
+GROUP, LANES = 2, 16
 PERMUTE = "tilecore_permute_u16x32"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Lookup:
-    """Elements that are ``table[(word >> shifts[k % PERIOD]) & 15]``."""
-
-    table: Load
-    word: Load
-    shifts: tuple[int, ...]
 
 
 class GroupNestLowering(NestLowering):
@@ -45,7 +33,8 @@ class GroupNestLowering(NestLowering):
         nest = inlined(nest)
         self.row, column = nest.loop_vars
         rows, columns = (int_value(e) or 0 for e in nest.extents)
-        self.lookup = find_lookup(nest, self.accessor)
+        found = find_lookup(nest, self.accessor)
+        self.lookup = found if found is not None and found.is_paired else None
         if self.lookup is None and not self._is_vector(nest, column):
             NestLowering(self.accessor, self.target, self.statement).emit(nest)
             return
@@ -74,7 +63,7 @@ class GroupNestLowering(NestLowering):
 
     def _vector_body(self, nest: Parallel, scope: Scope) -> None:
         self.accessor.values[self.row] = self.first
-        store = _store(nest)
+        store = last_store(nest)
         place = self.accessor.places[store.buffer]
         storage = place.storage
         assert isinstance(storage, Storage)
@@ -94,7 +83,7 @@ class GroupNestLowering(NestLowering):
         for stmt in body:
             if isinstance(stmt, Let):
                 scope = self._bind(stmt, scope)
-        value = _store(nest).value
+        value = last_store(nest).value
         if isinstance(value, Cast) and value.dtype == "bfloat16" and value.a.dtype == "float32":
             value = value.a  # rounded once, below
         lowered = widen(lower(value, scope), value, scope, scope.lanes)
@@ -143,89 +132,6 @@ def fills_groups(nest: Parallel, accessor: Accessor) -> bool:
     at_vars = all(i is v for i, v in zip(body[-1].indices, nest.loop_vars, strict=True))
     whole = rows % GROUP == 0 and columns % LANES == 0 and rows > 0 and columns > 0
     return at_vars and whole and storage.dtype == "bfloat16"
-
-
-def find_lookup(nest: Parallel, accessor: Accessor) -> Lookup | None:
-    """Return the table and the words that the elements of ``nest`` come from, if they do."""
-    row, column = nest.loop_vars
-    body = nest.body.stmts if isinstance(nest.body, Seq) else (nest.body,)
-    value: Expr = _store(nest).value
-    for stmt in reversed(body[:-1]):
-        assert isinstance(stmt, Let)
-        value = substitute_expr(value, {stmt.var: stmt.value})
-    rows = int_value(nest.extents[0]) or 0
-    if not isinstance(value, Load) or len(value.indices) != 1 or rows % PERIOD:
-        return None
-    if value.buffer.static_shape != (TABLE,) or value.buffer.dtype != "bfloat16":
-        return None
-    found = _nibble(value.indices[0])
-    if found is None:
-        return None
-    word, shift = found
-    if accessor.stride_of(word.buffer, word.indices, column) != 1:
-        return None
-    shifts = [linear(fold(shift, row, k)) for k in range(rows)]
-    if any(s is None or s.coefficients for s in shifts):
-        return None
-    known = tuple(s.constant for s in shifts if s is not None)
-    if any(s != known[k % PERIOD] for k, s in enumerate(known)):
-        return None
-    for k in range(0, rows, GROUP):
-        same = all(_is_same(fold(i, row, k), fold(i, row, k + 1)) for i in word.indices)
-        if not same or known[k + 1] - known[k] != 16 or not 0 <= known[k] <= 12:
-            return None
-    return Lookup(value, word, known[:PERIOD])
-
-
-def _nibble(index: Expr) -> tuple[Load, Expr] | None:
-    """Return the word and the shift of ``(word >> shift) & 15``."""
-    masked = index.a if isinstance(index, Cast) else index
-    if not isinstance(masked, Binary) or masked.op != "bitand":
-        return None
-    if int_value(masked.b) != TABLE - 1:
-        return None
-    value = masked.a
-    shift: Expr = const(0)
-    if isinstance(value, Binary) and value.op == "shr":
-        shift = value.b
-        value = value.a
-    if not isinstance(value, Load) or value.buffer.dtype not in ("int32", "uint32"):
-        return None
-    return value, shift
-
-
-def fold(expr: Expr, var: Var, value: int) -> Expr:
-    """Return an index with ``var`` known, its constant parts computed."""
-    return _folded(substitute_expr(expr, {var: const(value, var.dtype)}))
-
-
-def _folded(expr: Expr) -> Expr:
-    if isinstance(expr, Cast) and expr.dtype.is_integer:
-        return _folded(expr.a)
-    if not isinstance(expr, Binary):
-        return expr
-    a, b = _folded(expr.a), _folded(expr.b)
-    x, y = int_value(a), int_value(b)
-    if x is not None and y:
-        if expr.op == "floordiv":
-            return const(x // y)
-        if expr.op == "mod":
-            return const(x % y)
-    return binary(expr.op, a, b)
-
-
-def _is_same(a: Expr, b: Expr) -> bool:
-    x, y = linear(a), linear(b)
-    if x is None or y is None:
-        return False
-    difference = x.plus(y, -1)
-    return not difference.coefficients and difference.constant == 0
-
-
-def _store(nest: Parallel) -> Store:
-    last = nest.body.stmts[-1] if isinstance(nest.body, Seq) else nest.body
-    assert isinstance(last, Store)
-    return last
 
 
 _PERMUTE_TEXT = f"""declare <32 x i16> @llvm.x86.avx512.permvar.hi.512(<32 x i16>, <32 x i16>)

@@ -6,6 +6,7 @@ by their indices, and LLVM cannot bind a vector of truth values. The rest is bou
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from tilecore.ir.bounds import variables
@@ -51,10 +52,10 @@ def is_uniform(expr: Expr, varying: set[Var]) -> bool:
     return not has_loads(expr) and not variables(expr) & varying
 
 
-def indices_of(stmt: Stmt) -> list[Expr]:
-    """Return the indices of all accesses of a statement."""
+def indices_of(stmt: Stmt, skips: Callable[[Load], bool] = lambda _: False) -> list[Expr]:
+    """Return the indices of all accesses of a statement but the loads that ``skips`` tells."""
     nodes = [n for e in expressions(stmt) for n in walk_expr(e)]
-    found = [i for n in nodes if isinstance(n, Load) for i in n.indices]
+    found = [i for n in nodes if isinstance(n, Load) and not skips(n) for i in n.indices]
     return [*found, *stmt.indices] if isinstance(stmt, Store) else found
 
 

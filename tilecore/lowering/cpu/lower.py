@@ -47,6 +47,7 @@ from tilecore.lowering.cpu import division, float8, stream, vector_math
 from tilecore.lowering.cpu.access import Accessor, Place
 from tilecore.lowering.cpu.amx import TileLowering, configured
 from tilecore.lowering.cpu.atomic import emit_atomic
+from tilecore.lowering.cpu.code_nest import CodeNestLowering, decodes
 from tilecore.lowering.cpu.copy import Box, is_pack, is_row_copy, packing_tasks, row_copy
 from tilecore.lowering.cpu.dot import DotLowering
 from tilecore.lowering.cpu.few_rows import DotsLowering, SumsLowering
@@ -78,7 +79,7 @@ def lower_function(func: PrimFunc, plan: CpuPlan, target: Target) -> Any:
     check_dtypes({str(b.dtype) for b in (*func.buffers, *buffers_of(func.body))}, target)
     builder = TirBuilder()
     _define_functions(builder, func, target)
-    accessor = Accessor(builder)
+    accessor = Accessor(builder, target)
     params = lower_params(accessor, func)
     kept = {t.buffer: kept_memory(t, i) for i, t in enumerate(plan.kept)}
     is_packing = tir.Var("is_packing", "int32")
@@ -383,7 +384,11 @@ class _LaunchLowering:
 
     def _nest(self, nest: Parallel) -> None:
         if nest.loop_vars:
-            kind = GroupNestLowering if fills_groups(nest, self.accessor) else NestLowering
+            kind: type[NestLowering] = NestLowering
+            if fills_groups(nest, self.accessor):
+                kind = GroupNestLowering
+            elif decodes(nest, self.accessor):
+                kind = CodeNestLowering
             kind(self.accessor, self.target, self.statement).emit(nest)
         else:
             self.statement(nest.body)

@@ -12,7 +12,7 @@ from typing import Any
 
 from tvm import tirx as tir
 
-from tilecore.ir.bounds import NON_NEGATIVE
+from tilecore.ir.bounds import NON_NEGATIVE, variables
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Var, cast, int_value
 from tilecore.ir.nodes import Let, Parallel, Seq, Stmt, Store
@@ -84,11 +84,11 @@ class NestLowering:
     # --- vectors ------------------------------------------------------------------------------
 
     def _vectorises(self, nest: Parallel, var: Var) -> bool:
-        body = _stmts(nest.body)
+        body, accessor = _stmts(nest.body), self.accessor
         if not all(isinstance(s, (Let, Store)) for s in body):
             return False
         lets = [s for s in body if isinstance(s, Let)]
-        if not has_vector_form(lets, [index for s in body for index in indices_of(s)]):
+        if not has_vector_form(lets, [i for s in body for i in indices_of(s, accessor.is_table)]):
             return False
         for stmt in body:
             if isinstance(stmt, Store) and self._distance(stmt, var) != 1:
@@ -197,7 +197,7 @@ def runs_in_vectors(accessor: Accessor, stmt: Store, var: Var) -> bool:
 
 def _has_vector_form(accessor: Accessor, node: Expr, var: Var, varying: set[Var]) -> bool:
     if isinstance(node, Load):
-        return accessor.stride_of(node.buffer, node.indices, var) is not None
+        return _is_strided(accessor, node, var, varying) or accessor.is_table(node)
     if isinstance(node, Call):
         is_ours = node.name in FUNCTIONS and value_type(node.dtype) != "float64"
         return is_ours or node.name not in SCALAR_CALLS
@@ -206,6 +206,13 @@ def _has_vector_form(accessor: Accessor, node: Expr, var: Var, varying: set[Var]
     if isinstance(node, Select):  # both sides run: only safe for loads that cannot trap
         return True
     return DType(node.dtype).bits >= 8
+
+
+def _is_strided(accessor: Accessor, load: Load, var: Var, varying: set[Var]) -> bool:
+    """Return whether lanes of a load are a known distance apart, whatever names are bound to."""
+    if any(variables(i) & (varying - {var}) for i in load.indices):
+        return False
+    return accessor.stride_of(load.buffer, load.indices, var) is not None
 
 
 def emit_store(accessor: Accessor, stmt: Store, scope: Scope) -> None:

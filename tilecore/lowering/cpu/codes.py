@@ -1,0 +1,116 @@
+"""Nests whose elements are entries of a table of 16, named by 4 bits of a word."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilecore.ir.bounds import linear
+from tilecore.ir.expr import Binary, Cast, Expr, Load, Var, binary, const, int_value
+from tilecore.ir.nodes import Let, Parallel, Seq, Store
+from tilecore.ir.substitute import substitute_expr
+from tilecore.lowering.cpu.access import Accessor
+
+TABLE = 16
+PERIOD = 8  # rows of one step: the 4-bit elements of a 32-bit word
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lookup:
+    """Elements that are ``table[(word >> shifts[k % PERIOD]) & 15]``."""
+
+    table: Load
+    word: Load
+    shifts: tuple[int, ...]
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether the bits of every second row lie 16 above those of the row before."""
+        pairs = zip(self.shifts[::2], self.shifts[1::2], strict=True)
+        return all(b - a == 16 and 0 <= a <= 12 for a, b in pairs)
+
+
+def find_lookup(nest: Parallel, accessor: Accessor) -> Lookup | None:
+    """Return the table and the words that the elements of ``nest`` come from, if they do.
+
+    The rows of a period have one word.
+    """
+    row, column = nest.loop_vars
+    body = nest.body.stmts if isinstance(nest.body, Seq) else (nest.body,)
+    value: Expr = last_store(nest).value
+    for stmt in reversed(body[:-1]):
+        assert isinstance(stmt, Let)
+        value = substitute_expr(value, {stmt.var: stmt.value})
+    rows = int_value(nest.extents[0]) or 0
+    if not isinstance(value, Load) or len(value.indices) != 1 or rows % PERIOD:
+        return None
+    if value.buffer.static_shape != (TABLE,) or value.buffer.dtype != "bfloat16":
+        return None
+    found = _nibble(value.indices[0])
+    if found is None:
+        return None
+    word, shift = found
+    if accessor.stride_of(word.buffer, word.indices, column) != 1:
+        return None
+    shifts = [linear(fold(shift, row, k)) for k in range(rows)]
+    if any(s is None or s.coefficients for s in shifts):
+        return None
+    known = tuple(s.constant for s in shifts if s is not None)
+    if any(s != known[k % PERIOD] or s % 4 or not 0 <= s <= 28 for k, s in enumerate(known)):
+        return None
+    for k in range(rows):
+        first = k - k % PERIOD
+        if not all(_is_same(fold(i, row, k), fold(i, row, first)) for i in word.indices):
+            return None
+    return Lookup(value, word, known[:PERIOD])
+
+
+def _nibble(index: Expr) -> tuple[Load, Expr] | None:
+    """Return the word and the shift of ``(word >> shift) & 15``."""
+    masked = index.a if isinstance(index, Cast) else index
+    if not isinstance(masked, Binary) or masked.op != "bitand":
+        return None
+    if int_value(masked.b) != TABLE - 1:
+        return None
+    value = masked.a
+    shift: Expr = const(0)
+    if isinstance(value, Binary) and value.op == "shr":
+        shift = value.b
+        value = value.a
+    if not isinstance(value, Load) or value.buffer.dtype not in ("int32", "uint32"):
+        return None
+    return value, shift
+
+
+def fold(expr: Expr, var: Var, value: int) -> Expr:
+    """Return an index with ``var`` known, its constant parts computed."""
+    return _folded(substitute_expr(expr, {var: const(value, var.dtype)}))
+
+
+def _folded(expr: Expr) -> Expr:
+    if isinstance(expr, Cast) and expr.dtype.is_integer:
+        return _folded(expr.a)
+    if not isinstance(expr, Binary):
+        return expr
+    a, b = _folded(expr.a), _folded(expr.b)
+    x, y = int_value(a), int_value(b)
+    if x is not None and y:
+        if expr.op == "floordiv":
+            return const(x // y)
+        if expr.op == "mod":
+            return const(x % y)
+    return binary(expr.op, a, b)
+
+
+def _is_same(a: Expr, b: Expr) -> bool:
+    x, y = linear(a), linear(b)
+    if x is None or y is None:
+        return False
+    difference = x.plus(y, -1)
+    return not difference.coefficients and difference.constant == 0
+
+
+def last_store(nest: Parallel) -> Store:
+    """Return the store that the body of a nest ends with."""
+    last = nest.body.stmts[-1] if isinstance(nest.body, Seq) else nest.body
+    assert isinstance(last, Store)
+    return last
