@@ -124,7 +124,8 @@ class Tiling:
     @cached_property
     def is_b_in_place(self) -> Mask:
         """Whether B is read where it lies."""
-        most = few_rows.MOST_ROWS[plan.DOTS if self._site.b.is_transposed else plan.SUMS]
+        form = plan.DOTS if self._site.b.is_transposed else plan.SUMS
+        most = few_rows.most_in_place(form, self._hardware.vector_registers)
         if self.is_tiled and self._site.b.is_transposed:
             most = few_rows.MOST_ROWS_BESIDE_TILES
         asked = (self._choice("pack_b") == "auto") | (self._choice("pack_b") == "none")

@@ -79,7 +79,8 @@ def test_ragged_shapes(artifacts, path, dtype, trans_b, pack_a):
         depth = 48 if m <= 4 else 272  # of more rows the sums of lanes would take too long
         func = product(m, n, k, dtype, (16, 32, depth), trans_b)
         artifact = compile(func, path, {"pack_a": pack_a}, artifacts)
-        assert is_in_place(artifact)
+        fits = m <= parse_target(path).vector_registers // 2  # the sums of a vector of columns
+        assert is_in_place(artifact) == (trans_b or fits)
         checked(artifact, *operands(m, n, k, dtype, trans_b), trans_b)
 
 

@@ -21,8 +21,7 @@ from tilecore.ir.gemm_shape import accumulator_dtype
 from tilecore.ir.nodes import Buffer, Gemm, KernelLaunch
 from tilecore.target import Target
 
-# Up to so many rows a product is faster with b in place than with b packed for it alone.
-MOST_ROWS = {DOTS: 32, SUMS: 16}
+MOST_ROWS = 32  # of dots
 MOST_ROWS_AT_ONCE = {DOTS: 5, SUMS: 16}
 FEW, DEPTH_PER_ROW = 4, 16
 MOST_STREAMS = 8  # rows of b read at once
@@ -44,7 +43,7 @@ def choose(
     found: dict[Gemm, str] = {}
     for gemm in gemms:
         form = DOTS if gemm.transpose_b else SUMS
-        most = MOST_ROWS[form]
+        most = most_in_place(form, target.vector_registers)
         if form == DOTS:  # adding up lanes takes as long as some products
             most = min(most, max(FEW, gemm_extents(gemm.b)[1] // DEPTH_PER_ROW))
         if gemm.b.buffer.dtype == "bfloat16" and "amx_bf16" in target.features:
@@ -55,6 +54,14 @@ def choose(
         for gemm in shared:
             del found[gemm]
     return found
+
+
+def most_in_place(form: str, registers: int) -> int:
+    """Return up to how many rows a product is faster with b in place than with b packed for it.
+
+    The sums of one vector of columns may take half of the vector ``registers``.
+    """
+    return MOST_ROWS if form == DOTS else registers // 2
 
 
 def most_rows(gemm: Gemm, sources: Mapping[Buffer, TileSource]) -> int:
@@ -73,6 +80,8 @@ def register_tile(
 ) -> tuple[int, int]:
     """Return rows of a, and rows of b ("dots") or vectors ("sums"), in flight."""
     most = options.micro_m or MOST_ROWS_AT_ONCE[form]
+    if form == SUMS and most + 2 > target.vector_registers:
+        most = (target.vector_registers - 3) // 2  # two vectors of b and their sums
     micro_m = math.ceil(rows / math.ceil(rows / most))
     free = target.vector_registers - 1 - (micro_m if form == DOTS else 0)
     width = free // (micro_m if form == DOTS else micro_m + 1)
