@@ -6,11 +6,12 @@ are not written. What none of the fast paths covers is lowered as a parallel nes
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from tvm import tirx as tir
 
-from tilecore.inference.storage import Storage
+from tilecore.inference.storage import CACHE_LINE_BYTES, Storage
 from tilecore.ir.analysis import kept_axes
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, int_value
@@ -297,7 +298,7 @@ class PanelPacker:
     def _transposed(self, first: Any, start: Any, depth: Any) -> None:
         builder, lanes = self.builder, self.lanes
         blocks = quotient(depth, lanes)
-        with builder.loop(blocks) as q, builder.loop(self.width // lanes) as j:
+        for q, j in self._blocks(blocks, self.width // lanes, lanes):
             k0, column = builder.bind(mul(q, lanes)), builder.bind(mul(j, lanes))
             rows = []
             for i in range(lanes):
@@ -312,6 +313,23 @@ class PanelPacker:
             row = add(self.base, mul(add(first, n), self.step))
             to = add(start, add(mul(k, self.width), n))
             vector_store(builder, self.place, self._value(add(row, k), 1), to, 1)
+
+    def _blocks(self, blocks: Any, columns: int, elements: int) -> Iterator[tuple[Any, Any]]:
+        """Open the loops over blocks along K, of so many ``elements``, and along columns.
+
+        Those that share cache lines of the source follow each other: rows that lie far apart push
+        each other out.
+        """
+        builder = self.builder
+        share = max(1, CACHE_LINE_BYTES // (elements * DType(self.source.dtype).itemsize))
+        lines = blocks if share == 1 else builder.bind(quotient(blocks, share))
+        with builder.loop(lines) as line, builder.loop(columns) as j, builder.loop(share) as part:
+            yield add(mul(line, share), part), j
+        if share == 1 or (isinstance(blocks, int) and blocks % share == 0):
+            return
+        done = mul(lines, share)
+        with builder.loop(_i32(blocks) - _i32(done), start=done) as q, builder.loop(columns) as j:
+            yield q, j
 
     def _edge(self, first: Any, start: Any, depth: Any, columns: Any) -> None:
         builder = self.builder

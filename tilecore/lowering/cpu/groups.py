@@ -107,7 +107,7 @@ class GroupPacker(PanelPacker):
         builder, lanes = self.builder, self.lanes
         step = lanes * self.group
         blocks = builder.bind(quotient(depth, step))
-        with builder.loop(blocks) as block, builder.loop(self.width // lanes) as j:
+        for block, j in self._blocks(blocks, self.width // lanes, step):
             column = builder.bind(mul(j, lanes))
             rows = []
             for i in range(lanes):
