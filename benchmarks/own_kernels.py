@@ -1,12 +1,13 @@
 """Recommendations for our own kernels on recorded spaces of this CPU, shapes left out in turn.
 
-    python benchmarks/own_kernels.py FOLDER [--json OUT]
+    python benchmarks/own_kernels.py FOLDER [--elsewhere FOLDER] [--json OUT]
 
 FOLDER holds what benchmarks/record_cpu_spaces.py recorded. For every workload the choice among its
 recorded configs, as the best recorded time over that of the choice (or of the best of 8 choices):
 by the default config, by the config most like the winner of the nearest other shape (a lookup), by
 the analytic model alone, by a cost model trained on the other shapes of its kernel. No time of the
-workload itself is looked at.
+workload itself is looked at. ``--elsewhere`` names recordings of another machine: what a lookup of
+their winners and a cost model trained on all of them choose on this one, of which nothing is known.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ COLUMNS = (
     "winners (nearest)", "winners (agreed)", "winners (agreed), best of 8", "together",
     "together, best of 8",
 )  # fmt: skip
+
+ELSEWHERE = ("lookup elsewhere", "model from elsewhere", "model from elsewhere, best of 8")
 
 
 def recordings(folder: Path) -> list[Measurement]:
@@ -107,32 +110,53 @@ def judged(groups: Sequence[Group], seed: int) -> Iterator[tuple[Group, dict[str
         )
 
 
+def from_elsewhere(
+    groups: Sequence[Group], known: Sequence[Group], seed: int
+) -> Iterator[dict[str, float]]:
+    """Yield for every group what recordings of another machine choose in it."""
+    model = fit_groups(known, seed, with_interval=False)
+    for group in groups:
+        speed = group.time_s.min() / group.time_s
+        predicted = group.analytic_s * model.predict(group.features).factor
+        learned = np.argsort(predicted)
+        yield {
+            "lookup elsewhere": float(speed[nearest_choice(group, known)]),
+            "model from elsewhere": float(speed[learned[0]]),
+            "model from elsewhere, best of 8": float(speed[learned[:BEST_OF]].max()),
+        }
+
+
 def main() -> None:
     """Judge every kernel and print a table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--elsewhere", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     measured = recordings(args.folder)
+    abroad = recordings(args.elsewhere) if args.elsewhere is not None else []
     rows: list[dict[str, object]] = []
     for name in sorted({m.workload.kernel for m in measured}):
         groups = list(make_groups(measured, kernels.get(name)))
-        for group, reached in judged(groups, args.seed):
+        known = list(make_groups(abroad, kernels.get(name)))
+        more = from_elsewhere(groups, known, args.seed) if known else iter([{}] * len(groups))
+        for (group, reached), found in zip(judged(groups, args.seed), more, strict=True):
             problem = dict(group.workload.problem)
             rows.append(
                 {"kernel": f"{name} {problem['dtype']}", "problem": problem,
-                 "configs": len(group.configs), **reached}
+                 "configs": len(group.configs), **reached, **found}
             )  # fmt: skip
-    print("| kernel | shapes | configs | " + " | ".join(COLUMNS) + " |")
-    print("|---" * (3 + len(COLUMNS)) + "|")
+    columns = [c for c in (*COLUMNS, *ELSEWHERE) if any(c in row for row in rows)]
+    print("| kernel | shapes | configs | " + " | ".join(columns) + " |")
+    print("|---" * (3 + len(columns)) + "|")
     for name in [*sorted({str(r["kernel"]) for r in rows}), ""]:
         chosen = [r for r in rows if name in ("", r["kernel"])]
         counts = f"{len(chosen)} | {sum(int(str(r['configs'])) for r in chosen)}"
-        values = ([float(str(r[c])) for r in chosen] for c in COLUMNS)
-        shown = " | ".join(f"{statistics.fmean(v):.3f}, {min(v):.3f}" for v in values)
+        values = ([float(str(r[c])) for r in chosen if c in r] for c in columns)
+        shown = " | ".join(f"{statistics.fmean(v):.3f}, {min(v):.3f}" if v else "" for v in values)
         print(f"| {name or 'all'} | {counts} | {shown} |")
     if args.json is not None:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
