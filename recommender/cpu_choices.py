@@ -121,15 +121,20 @@ class Tiling:
         found: Mask = (self._choice("pack_b") != "block") & (self.b_reuse > 1)
         return found
 
-    @cached_property
-    def is_b_in_place(self) -> Mask:
-        """Whether B is read where it lies."""
+    @property
+    def has_few_rows(self) -> bool:
+        """Whether so few rows use B that it may be read where it lies."""
         form = plan.DOTS if self._site.b.is_transposed else plan.SUMS
         most = few_rows.most_in_place(form, self._hardware.vector_registers)
         if self.is_tiled and self._site.b.is_transposed:
             most = few_rows.MOST_ROWS_BESIDE_TILES
+        return self._site.accum_dtype == "float32" and self.m <= most
+
+    @cached_property
+    def is_b_in_place(self) -> Mask:
+        """Whether B is read where it lies."""
         asked = (self._choice("pack_b") == "auto") | (self._choice("pack_b") == "none")
-        found: Mask = asked & (self.b_reuse <= 1) & (self.m <= most)
+        found: Mask = asked & (self.b_reuse <= 1) & self.has_few_rows
         return found
 
     @cached_property

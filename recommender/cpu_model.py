@@ -19,6 +19,12 @@ import numpy as np
 from recommender.cpu_choices import Tiling
 from recommender.cpu_terms import CoreTerms, fma_slot_s, row_stride_bytes
 from recommender.factored import may_hold
+from recommender.few_rows_model import (
+    DEFAULT_FEW_ROWS_CONSTANTS,
+    FewRowsConstants,
+    read_s,
+    with_few_rows,
+)
 from recommender.hardware import HardwareProfile
 from recommender.tile_model import DEFAULT_TILE_CONSTANTS, TileConstants, tile_terms
 from tilecore.graph import Contraction
@@ -49,6 +55,7 @@ class CpuConstants:
     overlap_power: float = 4.0  # p of the p-norm that joins resources used at the same time
     in_place_start_bytes: float = 1024.0  # lost per row segment read in place from beyond L2
     l1_ways: float = 8.0  # rows with a stride of 4096 B that L1 holds at once
+    few_rows: FewRowsConstants = DEFAULT_FEW_ROWS_CONSTANTS
     tiles: TileConstants = DEFAULT_TILE_CONSTANTS
 
 
@@ -89,18 +96,24 @@ def core_terms(
     own = np.where(t.is_b_hoisted | t.is_b_in_place, 0, t.b_reuse)
     once = np.where(t.is_b_hoisted, 1.0, 0.0)
     pack_b_s = b_bytes * (slot_s / c.b_pack_bytes_per_slot)
+    own_s = pack_b_s * own
+    if t.has_few_rows:  # beside reading it in place, B has to come from memory for packing, too
+        own_s = own_s + np.where(own > 0, read_s(b_bytes, hardware, c.few_rows), 0.0)
     sum_size = float(site.accum_dtype.itemsize)
     c_tile = t.block_m * t.block_n * sum_size
     c_far = np.where(c_tile > hardware.l2_bytes / 2, 2 * t.steps, 2.0)
-    return CoreTerms(
+    found = CoreTerms(
         resources=resources, kernel=steps_s * _root(joined, p),
         calls=t.panels * (t.row_tiles * t.steps * (c.call_slots * slot_s)),
         update_c=t.panels * t.micro_n * t.steps * (t.m * c.c_vector_slots * slot_s)
         + t.m * t.n * sum_size * c_far / far,
         pack_a=a_bytes * slot_s * copies,
-        pack_b=pack_b_s * own,
+        pack_b=own_s,
         pack_b_once=once * (pack_b_s * c.b_pack_once_factor + b_bytes / far),
     )  # fmt: skip
+    if not may_hold(t.is_b_in_place):
+        return found
+    return with_few_rows(found, t, site, hardware, c.few_rows)
 
 
 def _stream_bytes_per_k(

@@ -50,6 +50,28 @@ def test_known_effects_have_the_right_sign() -> None:
     assert time_of(hardware=wide) > time_of()
 
 
+@pytest.mark.parametrize("transpose_b", [False, True])
+@pytest.mark.parametrize("m", [1, 4, 16])
+def test_few_rows_wait_for_memory(m, transpose_b) -> None:
+    weights = workload(m, 4096, 4096, transpose_b=transpose_b)
+    knobs = {"block_M": 16, "micro_m": 4, "pack_a": "none"}
+    space = space_of(weights)
+    e = estimate(space, threads=1)
+    arrival_s = 4096 * 4096 * 4 / HOST.core_bandwidth_bytes_per_s
+    assert e.time_s.min() > 0.5 * arrival_s  # reading alone is faster than the copy it is told by
+    if transpose_b:  # rows of B are as long as a step is deep
+        pieces = [{"block_N": 64, "block_K": k} for k in (2048, 512, 128)]
+    else:
+        pieces = [{"block_N": n, "block_K": 64} for n in (2048, 512, 128)]
+    times = [time_of(weights, **knobs, **p, pack_b="none") for p in pieces]
+    assert times == sorted(times)
+    assert times[-1] > 1.5 * times[0] or m == 16
+    slow = replace(HOST, core_bandwidth_bytes_per_s=1e9, name="slow memory")
+    for pack_b in ("none", "block"):
+        config = {**knobs, **pieces[0], "pack_b": pack_b}
+        assert time_of(weights, hardware=slow, **config) > 2 * time_of(weights, **config)
+
+
 def test_inferred_knobs_mean_what_the_lowering_infers() -> None:
     inferred = time_of(micro_m=0, micro_n=0, pack_a="auto", pack_b="auto")
     assert inferred == pytest.approx(time_of(pack_a="rows"))

@@ -1,0 +1,77 @@
+"""Analytic time of products of few rows whose vector operand is read where it lies.
+
+Every element of B comes from memory once, row by row: in pieces as long as a block is wide, or
+deep where B is transposed. Few rows of A leave few products per element, by vector instructions
+whose operands come from memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from recommender.cpu_choices import Tiling
+from recommender.cpu_terms import CoreTerms, fma_slot_s
+from recommender.hardware import HardwareProfile
+from tilecore.graph import Contraction
+from tilecore.lowering.cpu.few_rows import ROWS_AT_ONCE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FewRowsConstants:
+    """Properties of the generated code and of memory; slots as in ``CpuConstants``.
+
+    Source: set by hand to times of 1 to 16 rows by 4096 x 4096 float32 weights in both orders on
+    an AMD Zen 3, one thread (benchmarks/results/cpu_zen3_2026-11-22.md).
+    """
+
+    efficiency: float = 0.45  # of FMA peak
+    bandwidth_factor: float = 1.4  # reading alone, relative to core_bandwidth_bytes_per_s
+    start_bytes: float = 1400.0  # lost per piece of a row
+    sum_slots: float = 4.0  # adding up the lanes of a sum (B transposed)
+    c_vector_slots: float = 2.0  # load and store of one vector of C, per ROWS_AT_ONCE rows of B
+    overlap_power: float = 4.0  # p of the p-norm of products and memory
+
+
+DEFAULT_FEW_ROWS_CONSTANTS = FewRowsConstants()
+
+
+def read_s(size: float, hardware: HardwareProfile, constants: FewRowsConstants) -> float:
+    """Return the seconds in which one core reads ``size`` bytes from memory, side by side."""
+    return size / (hardware.core_bandwidth_bytes_per_s * constants.bandwidth_factor)
+
+
+def with_few_rows(
+    terms: CoreTerms,
+    t: Tiling,
+    site: Contraction,
+    hardware: HardwareProfile,
+    constants: FewRowsConstants,
+) -> CoreTerms:
+    """Return ``terms`` with the times of those configs that read B in place."""
+    c, in_place, slot_s = constants, t.is_b_in_place, fma_slot_s(site, hardware)
+    is_deep, size = site.b.is_transposed, float(site.dtype.itemsize)
+    fma = t.m * t.n * t.k * slot_s / (t.lanes * c.efficiency)
+    piece = (np.minimum(t.block_k, t.k) if is_deep else np.minimum(t.block_n, t.n)) * size
+    memory = read_s(t.k * t.n * size, hardware, c) * (1.0 + c.start_bytes / piece)
+    joined = (memory**c.overlap_power + fma**c.overlap_power) ** (1 / c.overlap_power)
+    if is_deep:
+        sums = t.m * t.n * t.steps * (c.sum_slots * slot_s)
+    else:  # C is loaded and stored once per pass over some rows of B
+        vectors = t.m * (t.n / t.lanes) * np.ceil(t.depth / ROWS_AT_ONCE) * t.steps
+        sums = vectors * (c.c_vector_slots * slot_s)
+    usual = terms.resources
+
+    def resources() -> dict[str, np.ndarray]:
+        own: dict[str, Any] = {"fma": fma, "l3": memory}
+        return {n: np.where(in_place, own.get(n, 0.0), value) for n, value in usual().items()}
+
+    return replace(
+        terms,
+        resources=resources,
+        kernel=np.where(in_place, joined, terms.kernel),
+        calls=np.where(in_place, 0.0, terms.calls),
+        update_c=np.where(in_place, sums, terms.update_c),
+    )
