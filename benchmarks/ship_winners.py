@@ -4,7 +4,7 @@
 
 The best configs of every recorded shape, for the kernels where they help: with shapes left out in
 turn, the first choice by one of the rules of recommender/shipped.py beats that of the analytic
-model and of the cost model, and no cost model ships (train_priors.py). Written to
+model and of the cost model by train_priors.py's margin, and no cost model ships. Written to
 recommender/winners, one file per instruction set. benchmarks/own_kernels.py tells more.
 """
 
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from own_kernels import judged, recorded_shape, recordings
+from train_priors import MARGIN
 
 from recommender.prior import prior
 from recommender.shipped import FOLDER, RULES, Winners, file_name, to_bytes
@@ -32,7 +33,7 @@ def chosen(groups: Sequence[Group], seed: int) -> Winners | None:
         for name in ("analytic", "model", *(f"winners ({rule})" for rule in RULES))
     }
     rule = max(RULES, key=lambda r: mean[f"winners ({r})"])
-    is_better = mean[f"winners ({rule})"] > max(mean["analytic"], mean["model"])
+    is_better = mean[f"winners ({rule})"] > max(mean["analytic"], mean["model"]) + MARGIN
     has_model = prior(kernel, hardware) is not None
     verdict = "a cost model ships" if has_model else f"ships by {rule}" if is_better else "no gain"
     print(kernel, verdict, {name: round(value, 3) for name, value in mean.items()})

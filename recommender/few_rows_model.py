@@ -16,7 +16,7 @@ from recommender.cpu_choices import Tiling
 from recommender.cpu_terms import CoreTerms, fma_slot_s
 from recommender.hardware import HardwareProfile
 from tilecore.graph import Contraction
-from tilecore.lowering.cpu.few_rows import ROWS_AT_ONCE
+from tilecore.inference.few_rows import ROWS_AT_ONCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

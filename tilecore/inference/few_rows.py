@@ -25,6 +25,7 @@ MOST_ROWS = 32  # of dots
 MOST_ROWS_AT_ONCE = {DOTS: 5, SUMS: 16}
 FEW, DEPTH_PER_ROW = 4, 16
 MOST_STREAMS = 8  # rows of b read at once
+ROWS_AT_ONCE = 8  # of b in one step of sums
 MOST_ROWS_BESIDE_TILES = 7  # instructions on tiles take whole groups of more rows
 ELEMENTS = ("float32", "bfloat16", "float16")
 

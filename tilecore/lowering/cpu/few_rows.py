@@ -13,6 +13,7 @@ from typing import Any
 
 from tvm import tirx as tir
 
+from tilecore.inference.few_rows import ROWS_AT_ONCE
 from tilecore.inference.plan import DOTS, GemmPlan
 from tilecore.lowering.cpu.access import (
     Accessor,
@@ -28,7 +29,6 @@ from tilecore.lowering.cpu.scalar import zero
 from tilecore.lowering.cpu.tir import add, broadcast, minimum, mul, quotient, vector_type
 from tilecore.target import Target
 
-ROWS_AT_ONCE = 8  # rows of b in one step of sums
 SUM = "tilecore_sum_of_four"
 AT_ONCE = 4  # sums whose lanes are added up together
 HIGH_HALF = -0x10000
