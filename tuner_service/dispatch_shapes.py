@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from db.store import SqlStore
 from recommender.dispatch_question import DispatchQuestion
@@ -24,11 +24,13 @@ from recommender.shapes import (
 )
 from tilecore import kernels
 from tilecore.errors import InvalidProblem
-from tilecore.jit import JITImpl
 from tilecore.kernels.definition import KernelDefinition
 from tuner_service.errors import TooManyThreads
 from tuner_service.hardware import find_hardware
 from tuner_service.wiring import compile_target, host_toolchain
+
+if TYPE_CHECKING:
+    from tilecore.jit import JITImpl
 
 
 class SentForDispatch(Protocol):
