@@ -74,11 +74,14 @@ end
 """
 
 
-def fill(store: Any, count: int, *, n: int = 512, each: int = 1) -> None:
+def fill(
+    store: Any, count: int, *, n: int = 512, each: int = 1, hardware: str | None = None
+) -> None:
     """Store ``each`` confirmed measurements of the analytic model's choices for ``count`` GEMMs."""
     found = []
     for i in range(count):
-        question = understand(store, "gemm", {"m": FIRST_ROW + i, "n": n, "k": 1024})
+        problem = {"m": FIRST_ROW + i, "n": n, "k": 1024}
+        question = understand(store, "gemm", problem, hardware=hardware)
         if i % 200 == 0:  # configs of a near shape do as well
             space = SearchSpace.build(
                 question.definition, dict(question.workload.problem), question.hardware

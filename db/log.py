@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
@@ -23,12 +22,14 @@ from db.models import (
     ToolchainRow,
     WorkloadRow,
 )
+from db.near import Near, Winners, Workloads
 from db.reader import FLAT, Reader
 from db.records import MeasurementQuery, MeasurementRecord, Page
 from db.rows import workload_of
 from db.scope import Scope
 from db.service_models import DriftRow
 from db.session import Database
+from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, MeasureStatus, Protocol
 from recommender.nearest import WorkloadIndex
 from recommender.workload import Workload
@@ -40,15 +41,6 @@ LATEST = (datetime.max.replace(tzinfo=UTC) - EPOCH) // MICROSECOND
 STREAMED = 500  # records held at a time while a log is exported
 Form = Literal["csv", "t4", "parquet"]
 Key = tuple[float, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Workloads:
-    """The workloads of a kernel: their ids in the order of the index, and their keys."""
-
-    ids: list[int]
-    keys: frozenset[str]
-    index: WorkloadIndex
 
 
 class Log:
@@ -110,7 +102,8 @@ class Log:
         }
         with self._database.read() as session:
             found = session.connection().execute(query, key).all()
-            return [r.measurement for r in self._reader.records(session, found, None)]
+            known = {row.workload_id: workload for row in found}
+            return [r.measurement for r in self._reader.records(session, found, None, known)]
 
     def page(self, query: MeasurementQuery, *, limit: int, after: Key | None = None) -> Page:
         """Return up to ``limit`` measurements that match, from behind the key ``after``.
@@ -157,21 +150,24 @@ class Log:
         return t4_chunks(self.stream(query))
 
     def nearest(
-        self, workload: Workload, count: int, known: Workloads | None = None
-    ) -> Sequence[Measurement]:
-        """Return the fastest of each device, toolchain and protocol, of the nearest workloads.
+        self, workload: Workload, count: int, hardware: HardwareProfile | None = None,
+        known: Workloads | None = None, kept: Winners | None = None,
+    ) -> Sequence[Measurement]:  # fmt: skip
+        """Return the fastest of each device, toolchain and protocol, of near workloads.
 
-        ``known``: those to look among (``workloads``); None: those that there are now.
+        ``count`` of them, and of those measured on devices like ``hardware`` (``Near.winners``).
+
+        Args:
+            workload: what is asked about.
+            count: of workloads.
+            hardware: the device that it is asked for.
+            known: those to look among (``workloads``); None: those that there are now.
+            kept: what was found before, where the log has not changed since.
         """
-        query = MeasurementQuery(kernel=workload.kernel, near=workload, near_count=count,
-                                 winners=True)  # fmt: skip
         with self._database.read() as session:
             known = known or self._workloads(session, workload.kernel)
-            near = [known.ids[i] for i, _ in known.index.nearest(workload, count)]
-            if not near:
-                return []
-            found = Scope(query, near).fastest(session, near)
-            return [r.measurement for r in self._reader.load(session, [row[-1] for row in found])]
+            near = Near(session, self._reader, workload.kernel, {} if kept is None else kept)
+            return near.winners(workload, known, count, hardware)
 
     def workloads(self, kernel: str) -> Workloads:
         """Return the workloads of a kernel."""

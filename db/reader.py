@@ -24,9 +24,10 @@ from db.models import (
 from db.records import MeasurementRecord
 from db.rows import hardware_of, toolchain_of, workload_of
 from recommender.measurement import Measurement, MeasureStatus, Protocol
+from recommender.workload import Workload
 from tilecore.tile_config import TileConfig
 
-MAX_KEPT = 50_000  # workloads, programs, devices and toolchains in memory
+MAX_KEPT = 50_000  # workloads, devices and toolchains in memory
 CHUNK = 400  # ids asked for in one statement: below all limits on bound values
 Shared = Mapping[tuple[type[Base], Any], Any]
 
@@ -41,34 +42,43 @@ class Reader:
         self._kept: dict[tuple[type[Base], Any], Any] = {}
 
     def load(
-        self, session: Session, ids: Sequence[int], distance: Mapping[str, float] | None = None
-    ) -> list[MeasurementRecord]:
+        self, session: Session, ids: Sequence[int], distance: Mapping[str, float] | None = None,
+        workloads: Mapping[int, Workload] | None = None,
+    ) -> list[MeasurementRecord]:  # fmt: skip
         """Return the records with these ids, in this order.
 
         Args:
             session: to read with.
             ids: of measurements that exist.
             distance: of workloads, by their key, from the one that was asked for.
+            workloads: those that are known already, by their ids.
         """
         rows: list[Row[Any]] = []
         for start in range(0, len(ids), CHUNK):
             rows += session.connection().execute(BY_IDS, {"ids": ids[start : start + CHUNK]})
-        found = {record.id: record for record in self.records(session, rows, distance)}
+        records = self.records(session, rows, distance, workloads)
+        found = {record.id: record for record in records}
         return [found[number] for number in ids if number in found]
 
     def records(
-        self, session: Session, rows: Sequence[Row[Any]], distance: Mapping[str, float] | None
-    ) -> list[MeasurementRecord]:
+        self, session: Session, rows: Sequence[Row[Any]], distance: Mapping[str, float] | None,
+        workloads: Mapping[int, Workload] | None = None,
+    ) -> list[MeasurementRecord]:  # fmt: skip
         """Return the records of rows of ``FLAT``."""
-        shared = self._shared(session, rows)
+        shared = self._shared(session, rows, workloads or {})
         return [_record(row, shared, distance or {}) for row in rows]
 
-    def _shared(self, session: Session, rows: Sequence[Row[Any]]) -> Shared:
+    def _shared(
+        self, session: Session, rows: Sequence[Row[Any]], workloads: Mapping[int, Workload]
+    ) -> Shared:
         """Return what rows refer to, by table and id."""
         wanted: set[tuple[type[Base], Any]] = set()
+        given: dict[tuple[type[Base], Any], Any] = {}
         for row in rows:
-            wanted.add((WorkloadRow, row.workload_id))
-            wanted.add((ProgramRow, row.program_id))
+            if row.workload_id in workloads:
+                given[WorkloadRow, row.workload_id] = workloads[row.workload_id]
+            else:
+                wanted.add((WorkloadRow, row.workload_id))
             wanted.add((ToolchainRow, row.toolchain_id))
             wanted.add((HardwareRow, (row.hardware_id, row.updated_at)))
             if row.driver_id is not None:
@@ -76,7 +86,7 @@ class Reader:
         kept = self._kept
         found = {key: kept[key] for key in wanted if key in kept}
         if len(found) == len(wanted):
-            return found
+            return found | given
         read: dict[tuple[type[Base], Any], Any] = {}
         by_table: dict[type[Base], dict[int, Any]] = {}
         for table, key in wanted - found.keys():
@@ -88,27 +98,27 @@ class Reader:
                 for row in session.connection().execute(REFERRED[table], some):
                     read[table, keys[row.id]] = _value(table, row)
         self._kept = read if len(kept) + len(read) > MAX_KEPT else kept | read
-        return found | read
+        return found | read | given
 
 
 def _value(table: type[Base], row: Any) -> Any:
     if table is WorkloadRow:
-        return workload_of(row), row.key
+        return workload_of(row)
     if table is HardwareRow:
         return hardware_of(row)
     if table is DriverRow:
         return row.name
-    return toolchain_of(row) if table is ToolchainRow else row.digest
+    return toolchain_of(row)
 
 
 def _record(row: Row[Any], shared: Shared, distance: Mapping[str, float]) -> MeasurementRecord:
-    workload, key = shared[WorkloadRow, row.workload_id]
+    workload = shared[WorkloadRow, row.workload_id]
     measurement = Measurement(
         workload=workload,
         config=TileConfig.of(row.knobs),
         hardware=shared[HardwareRow, (row.hardware_id, row.updated_at)],
         toolchain=shared[ToolchainRow, row.toolchain_id],
-        program_digest=shared[ProgramRow, row.program_id],
+        program_digest=row.digest,
         protocol=Protocol(row.protocol),
         threads=row.threads,
         status=MeasureStatus(row.status),
@@ -124,14 +134,14 @@ def _record(row: Row[Any], shared: Shared, distance: Mapping[str, float]) -> Mea
     )
     return MeasurementRecord(
         id=row.id, run=row.public_id, measurement=measurement, created_by=row.created_by,
-        distance=distance.get(key),
+        distance=distance.get(workload.key) if distance else None,
     )  # fmt: skip
 
 
 def _flat() -> Select[Any]:
     row = MeasurementRow
     columns: tuple[Any, ...] = (
-            row.id, row.workload_id, row.hardware_id, row.program_id, row.toolchain_id,
+            row.id, row.workload_id, row.hardware_id, ProgramRow.digest, row.toolchain_id,
             row.protocol, row.threads, row.status, row.compile_s, row.max_error, row.detail,
             row.worker, row.metrics, row.measured_at, row.driver_id, row.created_by,
             HardwareRow.updated_at, ConfigRow.knobs,
@@ -141,6 +151,7 @@ def _flat() -> Select[Any]:
         select(*columns)
         .join(HardwareRow, row.hardware_id == HardwareRow.id)
         .join(ConfigRow, row.config_id == ConfigRow.id)
+        .join(ProgramRow, row.program_id == ProgramRow.id)
         .join(SampleRow, SampleRow.measurement_id == row.id)
         .outerjoin(TrialRow, row.trial_id == TrialRow.id)
         .outerjoin(RunRow, TrialRow.run_id == RunRow.id)
@@ -151,5 +162,5 @@ FLAT = _flat()
 BY_IDS = FLAT.where(MeasurementRow.id.in_(bindparam("ids", expanding=True)))
 REFERRED: dict[type[Base], Select[Any]] = {
     row: select(row.__table__).where(row.__table__.c.id.in_(bindparam("ids", expanding=True)))
-    for row in (WorkloadRow, HardwareRow, ToolchainRow, ProgramRow, DriverRow)
+    for row in (WorkloadRow, HardwareRow, ToolchainRow, DriverRow)
 }

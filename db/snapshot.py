@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
-from db.log import Workloads
+from db.near import Winners, Workloads
 from db.store import SqlStore
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement
@@ -18,14 +18,15 @@ Found = TypeVar("Found")
 class Snapshot(SqlStore):
     """The store as answers of one generation see it (``SqlStore.generation``).
 
-    Devices, active models and which workloads there are are asked for once. What was measured for
-    them is asked for every time.
+    Devices, active models, which workloads there are and what won for them are asked for once. What
+    was measured for exactly the workload of a question is asked for every time.
     """
 
     def __init__(self, store: SqlStore) -> None:
         super().__init__(store.database)
         self.log = store.log  # with its index of workloads
         self._facts: dict[tuple[str, str], object] = {}
+        self._winners: Winners = {}
 
     def hardware(self, key: str) -> HardwareProfile | None:
         """Return the stored profile of a device kind."""
@@ -51,9 +52,12 @@ class Snapshot(SqlStore):
         """Return whether anything may have been measured for exactly this workload."""
         return workload.key in self._workloads(workload.kernel).keys
 
-    def nearest(self, workload: Workload, *, count: int = 9) -> Sequence[Measurement]:
+    def nearest(
+        self, workload: Workload, *, count: int = 9, hardware: HardwareProfile | None = None
+    ) -> Sequence[Measurement]:
         """Return the fastest OK ones of each device, toolchain and protocol, of near workloads."""
-        return self.log.nearest(workload, count, self._workloads(workload.kernel))
+        known = self._workloads(workload.kernel)
+        return self.log.nearest(workload, count, hardware, known, self._winners)
 
     def _workloads(self, kernel: str) -> Workloads:
         return self._once("workloads", kernel, lambda: self.log.workloads(kernel))

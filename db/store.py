@@ -117,9 +117,11 @@ class SqlStore:
         self._recent[query, limit] = (newest, found)
         return found
 
-    def nearest(self, workload: Workload, *, count: int = 9) -> Sequence[Measurement]:
+    def nearest(
+        self, workload: Workload, *, count: int = 9, hardware: HardwareProfile | None = None
+    ) -> Sequence[Measurement]:
         """Return the fastest OK ones of each device, toolchain and protocol, of near workloads."""
-        return self.log.nearest(workload, count)
+        return self.log.nearest(workload, count, hardware)
 
     def add(self, measurement: Measurement) -> int:
         """Store a measurement that belongs to no run and return its id."""

@@ -70,6 +70,9 @@ def dispatch_table(
 ) -> DispatchTable:
     """Return the table with the fewest configs such that no shape loses more than the tolerance.
 
+    Of a program that came as data the digest is left open: who has its Python says which
+    (``tilecore.dispatcher.with_digest``).
+
     Args:
         question: shapes, kernel and device.
         times: of all configs at these shapes.
@@ -79,9 +82,9 @@ def dispatch_table(
     last = question.shapes.shapes[-1]
     return _table(
         question.shapes, times, choice or Choice(), now,
-        kernel=question.definition.name,
-        program_digest=question.definition.program_digest(question.problem(last)),
-        problem=dict(question.fixed),
+        kernel=question.name,
+        program_digest="" if question.program else question.digest(question.problem(last)),
+        problem=dict(question.told),
         threads=question.threads,
         hardware=question.hardware.name,
         hardware_key=question.hardware.key,

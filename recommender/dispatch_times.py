@@ -9,18 +9,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from recommender.analytic import estimate
+from recommender.dispatch_candidates import ShapeCandidates
 from recommender.dispatch_question import DispatchQuestion
 from recommender.measurement import Measurement, MeasureStatus, Protocol
 from recommender.ports import MeasurementStore
-from recommender.predict import Learned, active_model, forecast, forecast_configs
+from recommender.predict import Learned, active_model
 from recommender.shapes import Shape
-from recommender.space import SearchSpace
 from recommender.workload import Workload
 from tilecore.tile_config import TileConfig
 
 FORECASTS = 24  # shapes whose whole space is looked at: the others share their favourites
-FAVOURITES = 24  # of each of them
 Floats = NDArray[np.float64]
 Evidence = Callable[[Workload], Sequence[Measurement]]
 
@@ -68,7 +66,7 @@ class Times:
 class _Row:
     """What is known at one shape."""
 
-    space: SearchSpace
+    candidates: ShapeCandidates
     measured: dict[TileConfig, tuple[float, float, float]]  # time, ends of the interval
     screened: dict[TileConfig, tuple[float, float, float]]
 
@@ -80,7 +78,7 @@ def logged(store: MeasurementStore, question: DispatchQuestion) -> Evidence:
         found = store.measurements(
             workload_key=workload.key, hardware_key=question.hardware.key, only_ok=True
         )
-        digest = question.definition.program_digest(dict(workload.problem)) if found else ""
+        digest = question.digest(dict(workload.problem)) if found else ""
         return [
             m
             for m in found
@@ -113,11 +111,11 @@ def known_times(
     Raises:
         EmptySpace: no config can run a shape on the device (RC602).
     """
-    learned = active_model(store, question.definition.name, question.hardware)
+    learned = active_model(store, question.name, question.hardware)
     find = evidence or logged(store, question)
-    rows = [_row(question, shape, find) for shape in question.shapes.shapes]
-    pool = _pool(question, rows, learned)
-    found = [_times(question, row, pool, learned, trust_predictions) for row in rows]
+    rows = [_row(question, shape, find, learned) for shape in question.shapes.shapes]
+    pool = _pool(question, rows)
+    found = [_times(row, pool, trust_predictions) for row in rows]
     source = np.array([f[3] for f in found])
     time_s = np.array([f[0] for f in found])
     keep = np.isfinite(time_s).any(axis=0)
@@ -132,14 +130,15 @@ def known_times(
     )
 
 
-def _row(question: DispatchQuestion, shape: Shape, evidence: Evidence) -> _Row:
+def _row(
+    question: DispatchQuestion, shape: Shape, evidence: Evidence, learned: Learned | None
+) -> _Row:
     workload = question.workload(shape)
-    space = SearchSpace.outline(question.definition, question.problem(shape), question.hardware)
-    row = _Row(space, {}, {})
+    row = _Row(question.candidates(shape, learned), {}, {})
     for m in evidence(workload):
         if m.status is MeasureStatus.OK:
             kept = row.measured if m.protocol is Protocol.CONFIRM else row.screened
-            kept.setdefault(m.config, _taken(space, m, question.cores))  # the newest
+            kept.setdefault(m.config, _taken(row.candidates, m, question.cores))  # the newest
     both = [row.measured[c][0] / row.screened[c][0] for c in row.screened if c in row.measured]
     if both:  # one thread's CPU time to wall clock, at this shape
         factor = statistics.median(both)
@@ -150,43 +149,31 @@ def _row(question: DispatchQuestion, shape: Shape, evidence: Evidence) -> _Row:
     return row
 
 
-def _taken(space: SearchSpace, m: Measurement, cores: int) -> tuple[float, float, float]:
+def _taken(candidates: ShapeCandidates, m: Measurement, cores: int) -> tuple[float, float, float]:
     """Return what a measurement says of so many cores."""
     assert m.time_s is not None
-    factor = 1.0
-    if m.threads != cores and space.hardware.kind == "cpu":
-        columns = space.table([m.config])
-        wanted = estimate(space, columns, threads=cores).time_s[0]
-        factor = float(wanted / estimate(space, columns, threads=m.threads).time_s[0])
+    factor = 1.0 if m.threads == cores else candidates.ratio(m.config, m.threads)
     return m.time_s * factor, min(m.times_s) * factor, max(m.times_s) * factor
 
 
-def _pool(
-    question: DispatchQuestion, rows: Sequence[_Row], learned: Learned | None
-) -> list[TileConfig]:
+def _pool(question: DispatchQuestion, rows: Sequence[_Row]) -> list[TileConfig]:
     """Return the configs that may have a place, in the order of their text."""
-    found = {question.definition.default_config(question.hardware.kind)}
+    found = {question.default_config()}
     for row in rows:
         found |= {*row.measured, *row.screened}
     open_rows = [row for row in rows if not row.measured and not row.screened]
     if open_rows:
         count = min(FORECASTS, len(open_rows))
         for place in np.unique(np.linspace(0, len(open_rows) - 1, count).round().astype(int)):
-            space = open_rows[place].space
-            best = forecast(space, question.cores, learned).rows[:FAVOURITES]
-            found |= {space.config(row) for row in best.tolist()}
+            found |= set(open_rows[place].candidates.favourites())
     return sorted(found, key=str)
 
 
 def _times(
-    question: DispatchQuestion,
-    row: _Row,
-    pool: Sequence[TileConfig],
-    learned: Learned | None,
-    trust_predictions: bool,
+    row: _Row, pool: Sequence[TileConfig], trust_predictions: bool
 ) -> tuple[Floats, Floats, Floats, list[str], float, str]:
     """Return times, ends of their intervals and sources, then the best time and its source."""
-    legal = np.array(row.space.can_run(pool), bool)
+    legal = np.array(row.candidates.can_run(pool), bool)
     place_of = {config: i for i, config in enumerate(pool)}
     known = {
         c: (name, taken)
@@ -198,10 +185,8 @@ def _times(
     source = [""] * len(pool)
     if not known or trust_predictions:
         places = np.flatnonzero(legal)
-        expected = forecast_configs(
-            row.space, [pool[i] for i in places.tolist()], question.cores, learned
-        )
-        name = "analytic" if learned is None else learned.source
+        expected = row.candidates.expected_s([pool[i] for i in places.tolist()])
+        name = row.candidates.source
         for kept, found in zip((time_s, low_s, high_s), expected, strict=True):
             kept[places] = found
         for place in places.tolist():

@@ -54,14 +54,13 @@ class WorkloadIndex:
         names = sorted({name for w in workloads for name, _ in w.problem})
         problems = [dict(w.problem) for w in workloads]
         self._threads = np.array([w.threads for w in workloads])
-        self._columns = {name: [p.get(name) for p in problems] for name in names}
+        columns = {name: [p.get(name) for p in problems] for name in names}
         self._logs = {
             name: np.array([math.log2(v) if _is_size(v) else math.nan for v in column])
-            for name, column in self._columns.items()
+            for name, column in columns.items()
         }
-        self._texts = {
-            name: np.array([repr(v) for v in column]) for name, column in self._columns.items()
-        }
+        self._sizes = {name: ~np.isnan(logs) for name, logs in self._logs.items()}
+        self._values = {name: _Coded.of(column) for name, column in columns.items()}
 
     def nearest(self, workload: Workload, count: int) -> list[tuple[int, float]]:
         """Return the positions of the nearest workloads and how far they are, nearest first.
@@ -72,19 +71,54 @@ class WorkloadIndex:
         wanted = dict(workload.problem)
         square = np.zeros(len(self.workloads))
         other = np.zeros(len(self.workloads))
-        for name in self._columns.keys() | wanted.keys():
-            value = wanted.get(name)
-            texts = self._texts.get(name)
-            differs = value is not None if texts is None else texts != repr(value)
-            if texts is not None and _is_size(value):
-                apart = (self._logs[name] - math.log2(value)) ** 2
-                both = ~np.isnan(apart)
-                square += np.where(both, apart, 0.0)
-                differs = differs & ~both
-            other += np.where(differs, OTHER_FIELD, 0.0)
+        for name in self._values.keys() | wanted.keys():
+            value, known = wanted.get(name), self._values.get(name)
+            if known is None:
+                other += 0.0 if value is None else OTHER_FIELD
+                continue
+            if _is_size(value):
+                both = self._sizes[name]
+                apart = self._logs[name] - math.log2(value)
+                if both.all():
+                    square += apart * apart
+                    continue
+                square += np.where(both, apart * apart, 0.0)
+                other += OTHER_FIELD * (known.differs(value) & ~both)
+            elif known.may_differ(value):
+                other += OTHER_FIELD * known.differs(value)
         distance = np.sqrt(square) + other
-        order = np.lexsort((self._threads != workload.threads, distance))[:count]
+        order = self._first(distance, workload.threads, count)
         return [(int(i), float(distance[i])) for i in order]
+
+    def _first(self, distance: np.ndarray, threads: int, count: int) -> np.ndarray:
+        """Return the first ``count`` in order of distance, of threads, of position."""
+        near = np.arange(len(distance))
+        if len(distance) > count:
+            near = np.flatnonzero(distance <= np.partition(distance, count - 1)[count - 1])
+        return near[np.lexsort((self._threads[near] != threads, distance[near]))][:count]
+
+
+@dataclass(frozen=True, slots=True)
+class _Coded:
+    """A column of any values as numbers: ``codes`` of its values' texts."""
+
+    numbers: dict[str, int]
+    codes: np.ndarray
+
+    @classmethod
+    def of(cls, column: Sequence[object]) -> _Coded:
+        texts = [repr(value) for value in column]
+        numbers = {text: i for i, text in enumerate(dict.fromkeys(texts))}
+        return cls(numbers, np.array([numbers[text] for text in texts], dtype=np.int32))
+
+    def may_differ(self, value: object) -> bool:
+        """Return False where every workload has this value."""
+        return len(self.numbers) != 1 or repr(value) not in self.numbers
+
+    def differs(self, value: object) -> np.ndarray:
+        """Return of every workload whether its value is another one."""
+        found: np.ndarray = self.codes != self.numbers.get(repr(value), -1)
+        return found
 
 
 def _is_size(value: object) -> TypeGuard[int]:
@@ -116,15 +150,13 @@ def best_nearby(
     Within one group CONFIRM results decide over SCREEN results. A program's digest covers its
     shapes, so it is compared for the workload asked for; for others the toolchain decides.
     """
-    winners: dict[tuple[str, str, bool], Measurement] = {}
-    own, keys = workload.key, dict[int, str]()  # a digest takes as long as all else here
+    winners: dict[tuple[Workload, str, bool], Measurement] = {}
     for m in measurements:
         if m.status is not MeasureStatus.OK or m.hardware.is_emulated != hardware.is_emulated:
             continue
-        name = keys.get(id(m.workload)) or keys.setdefault(id(m.workload), m.workload.key)
-        is_other_program = name == own and m.program_digest != program_digest
+        is_other_program = m.workload == workload and m.program_digest != program_digest
         is_stale = is_other_program or m.toolchain.key != toolchain_key
-        key = (name, m.hardware.key, is_stale)
+        key = (m.workload, m.hardware.key, is_stale)
         if key not in winners or _is_before(m, winners[key]):
             winners[key] = m
     found = [

@@ -6,20 +6,28 @@ Python traces with these numbers (compared by digest), and no branch of its Pyth
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from recommender.tracing import NeedsValue, refuse_branches_on
 from tilecore.errors import TileError
 from tilecore.graph import Contraction, Operand, TileGraph, build, evaluate, sole_contraction
+from tilecore.ir import printer
+from tilecore.ir.dims import dimensions
 from tilecore.ir.document import digest
-from tilecore.ir.expr import Var, const
+from tilecore.ir.expr import Expr, Var, const
+from tilecore.ir.nodes import PrimFunc, Stmt
+from tilecore.ir.substitute import Substitution
 from tilecore.kernels.definition import KernelDefinition, Problem, knob_symbols
 from tilecore.portable import at_sizes
+from tilecore.tile_config import KnobValue
 
 PROBES = (96, 1000)  # sizes of the first dimension; the next ones differ from it
+NOT_OPEN = (TileError, NeedsValue, TypeError)  # TypeError: it wants numbers
+Node = TypeVar("Node", Expr, Stmt)
+Rest = tuple[tuple[str, Any], ...]  # fields of a problem that are no sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +60,7 @@ def traced(
         problem: all its fields.
         may_be_open: whether sizes may be symbols; else the program is traced for this problem.
     """
-    sizes = {f.name: int(problem[f.name]) for f in definition.fields if f.kind == "dimension"}
-    rest = tuple(sorted((k, v) for k, v in problem.items() if k not in sizes))
+    sizes, rest = _divided(definition, problem)
     known = _open(Hashed(definition, definition.name), rest) if may_be_open else None
     if known is None:
         graph = build(definition.program(problem, knob_symbols(definition)))
@@ -62,16 +69,35 @@ def traced(
     return TracedShape(graph, None if site is None else _at(site, sizes), sizes)
 
 
+def _divided(definition: KernelDefinition, problem: Problem) -> tuple[dict[str, int], Rest]:
+    sizes = {f.name: int(problem[f.name]) for f in definition.fields if f.kind == "dimension"}
+    return sizes, tuple(sorted((k, v) for k, v in problem.items() if k not in sizes))
+
+
 @lru_cache(maxsize=64)
-def _open(
-    kernel: Hashed, rest: tuple[tuple[str, Any], ...]
-) -> tuple[TileGraph, Contraction | None] | None:
+def _open(kernel: Hashed, rest: Rest) -> tuple[TileGraph, Contraction | None] | None:
     """Return the graph of a kernel with sizes as symbols, None where they cannot be."""
     definition: KernelDefinition = kernel.value
-    names = [f.name for f in definition.fields if f.kind == "dimension"]
-    if {knob.name for knob in definition.knobs} & set(names):
+    if {knob.name for knob in definition.knobs} & set(_dimensions(definition)):
         return None
-    knobs = knob_symbols(definition)
+    try:
+        func = _with_open_sizes(definition, rest, knob_symbols(definition), digest)
+        graph = None if func is None else build(func)
+    except NOT_OPEN:
+        return None
+    return None if graph is None else (graph, sole_contraction(graph))
+
+
+def _dimensions(definition: KernelDefinition) -> list[str]:
+    return [f.name for f in definition.fields if f.kind == "dimension"]
+
+
+def _with_open_sizes(
+    definition: KernelDefinition, rest: Rest, knobs: Mapping[str, Expr | KnobValue],
+    identify: Callable[[PrimFunc], str],
+) -> PrimFunc | None:  # fmt: skip
+    """Return the program with sizes as symbols, None where ``identify`` tells the difference."""
+    names = _dimensions(definition)
     symbols: dict[str, Any] = {name: Var(name) for name in names}
     try:
         func = definition.program({**dict(rest), **symbols}, knobs)
@@ -79,12 +105,75 @@ def _open(
         for first in PROBES:
             sizes = {name: first + 8 * i for i, name in enumerate(names)}
             direct = definition.program({**dict(rest), **sizes}, knobs)
-            if digest(at_sizes(func, sizes)) != digest(direct):
+            if identify(at_sizes(func, sizes)) != identify(direct):
                 return None
-        graph = build(func)
-    except (TileError, NeedsValue, TypeError):  # TypeError: it wants numbers
+    except NOT_OPEN:
         return None
-    return graph, sole_contraction(graph)
+    return func
+
+
+def program_digest(definition: KernelDefinition, problem: Problem) -> str:
+    """Return what ``definition.program_digest`` does; one trace serves all sizes where it can."""
+    return _digest(Hashed(definition, definition.name), tuple(sorted(problem.items())))
+
+
+@lru_cache(maxsize=4096)
+def _digest(kernel: Hashed, problem: Rest) -> str:
+    definition: KernelDefinition = kernel.value
+    sizes, rest = _divided(definition, dict(problem))
+    known = _open_default(kernel, rest)
+    return definition.program_digest(dict(problem)) if known is None else known.digest(sizes)
+
+
+@lru_cache(maxsize=64)
+def _open_default(kernel: Hashed, rest: Rest) -> OpenDefault | None:
+    definition: KernelDefinition = kernel.value
+    config = dict(definition.default_config())
+    func = _with_open_sizes(definition, rest, config, printer.program_digest)
+    return None if func is None else OpenDefault(func)
+
+
+class OpenDefault:
+    """A kernel's program at its default config, sizes as symbols."""
+
+    def __init__(self, func: PrimFunc) -> None:
+        self._func = func
+        scalars = [p for p in func.params if isinstance(p, Var)]
+        self._symbols = {v.name: v for v in (*dimensions(func), *scalars)}
+        self._same = frozenset[int]()
+        noted = _AtSizes(dict.fromkeys(self._symbols.values(), PROBES[0]), self._same)
+        noted.func(func)
+        self._same = frozenset(noted.unchanged)
+
+    def digest(self, sizes: Mapping[str, int]) -> str:
+        """Return the digest of the program at some sizes."""
+        values = {self._symbols[k]: size for k, size in sizes.items() if k in self._symbols}
+        return printer.program_digest(_AtSizes(values, self._same).func(self._func))
+
+
+class _AtSizes(Substitution):
+    """Puts sizes in; what is known to have no symbol in it (``same``) is not looked through.
+
+    Attributes:
+        unchanged: ids of the nodes that stayed what they were.
+    """
+
+    def __init__(self, values: Mapping[Var, int], same: frozenset[int]) -> None:
+        super().__init__(values)
+        self._same, self.unchanged = same, set[int]()
+
+    def expr(self, expr: Expr) -> Expr:
+        """Return ``expr`` at the sizes."""
+        return expr if id(expr) in self._same else self._note(expr, super().expr(expr))
+
+    def stmt(self, stmt: Stmt) -> Stmt:
+        """Return ``stmt`` at the sizes."""
+        return stmt if id(stmt) in self._same else self._note(stmt, super().stmt(stmt))
+
+    def _note(self, old: Node, new: Node) -> Node:
+        if new is old:
+            self.unchanged.add(id(old))
+        return new
 
 
 def _at(site: Contraction, sizes: Mapping[str, int]) -> Contraction:

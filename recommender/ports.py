@@ -61,10 +61,14 @@ class MeasurementStore(TypingProtocol):
         """Return measurements, newest first."""
         ...
 
-    def nearest(self, workload: Workload, *, count: int = 9) -> Sequence[Measurement]:
+    def nearest(
+        self, workload: Workload, *, count: int = 9, hardware: HardwareProfile | None = None
+    ) -> Sequence[Measurement]:
         """Return what was fastest for the ``count`` workloads of its kernel nearest to this one.
 
-        Of each of them the fastest OK measurement of every device, toolchain and protocol.
+        Of each of them the fastest OK measurement of every device, toolchain and protocol. With
+        ``hardware`` there are as many of those measured on this device, and on devices of its kind,
+        as far as there are that many near by: records of other devices do not take their places.
         """
         ...
 

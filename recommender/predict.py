@@ -10,6 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from recommender.analytic import ANALYTIC_SPREAD, PREFILTER, Estimate, Estimates, estimate
+from recommender.around import around
 from recommender.cost_model import CostModel, Prediction
 from recommender.cpu_choices import Columns
 from recommender.errors import InvalidModel
@@ -19,6 +20,9 @@ from recommender.ports import MeasurementStore
 from recommender.prior import PRIOR_THREADS, prior
 from recommender.space import SearchSpace
 from tilecore.tile_config import KnobValue, TileConfig
+
+SAMPLE = 192  # places of a space that are looked at beside those around what was measured
+EXPLAINED = 64  # candidates of the analytic model that are looked at together with given configs
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +49,32 @@ class Forecast:
     """Expected times of some candidates of a space.
 
     Attributes:
-        rows: candidates, fastest first.
-        time_s, low_s, high_s: per entry of ``rows``.
+        codes: numbers of the candidates in the space (``SearchSpace.codes``), fastest first.
+        among: of what they are the fastest.
+        time_s, low_s, high_s: per entry of ``codes``.
         source: that of the cost model, "analytic" without one.
         given: of the configs that were asked for besides; None: there were none.
-        explain: returns the analytic estimates of entries of ``rows``, by their positions.
+        explain: returns the analytic estimates of entries of ``codes``, by their positions.
     """
 
     space: SearchSpace
-    rows: np.ndarray
+    codes: np.ndarray
+    among: str
     time_s: np.ndarray
     low_s: np.ndarray
     high_s: np.ndarray
     source: str
     given: Given | None
     explain: Callable[[Sequence[int]], list[Estimate]]
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The same as rows of the space."""
+        return np.searchsorted(self.space.codes, self.codes)
+
+    def config(self, position: int) -> TileConfig:
+        """Return the config of an entry of ``codes``."""
+        return self.space.config_of(int(self.codes[position]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +138,34 @@ def forecast(
     """
     everything = estimate(space, threads=threads)
     order = _fastest(everything.time_s, PREFILTER)
+    among = f"{len(space)} legal configs"
     if learned is None:
-        return _by_formula(space, threads, order, everything.time_s[order], given)
-    columns, count = space.rows(order), len(given)
+        return _by_formula(space, threads, order, everything.time_s[order], given, among)
+    return _ranked(space, threads, learned, space.codes[order], space.rows(order), given, among)
+
+
+def forecast_around(
+    space: SearchSpace,
+    threads: int,
+    learned: Learned | None,
+    given: Sequence[TileConfig],
+    places: Sequence[TileConfig],
+) -> Forecast:
+    """Return the expected times of candidates around some ``places``, and of ``given`` configs.
+
+    Some others all over the space are among them, but it is not enumerated.
+    """
+    found = around(space, places, SAMPLE)
+    among = f"{len(found)} legal configs, most of them around what was measured,"
+    return _ranked(space, threads, learned, found.codes, found.columns, given, among)
+
+
+def _ranked(
+    space: SearchSpace, threads: int, learned: Learned | None, codes: np.ndarray,
+    columns: Columns, given: Sequence[Mapping[str, KnobValue]], among: str,
+) -> Forecast:  # fmt: skip
+    """Return the forecast of the candidates ``codes``, whose knob values are ``columns``."""
+    count = len(given)
     if given:
         columns = {k: np.concatenate([v, columns[k]]) for k, v in space.table(given).items()}
     picked = estimate(space, columns, threads=threads)
@@ -134,28 +174,34 @@ def forecast(
     ranked = np.argsort(time_s[count:], kind="stable")
     rows = count + ranked
     return Forecast(
-        space, order[ranked], time_s[rows], low[rows], high[rows], learned.source, known,
+        space, codes[ranked], among, time_s[rows], low[rows], high[rows],
+        "analytic" if learned is None else learned.source, known,
         lambda positions: [picked.at(int(rows[p])) for p in positions],
     )  # fmt: skip
 
 
 def _by_formula(
     space: SearchSpace, threads: int, order: np.ndarray, time_s: np.ndarray,
-    given: Sequence[Mapping[str, KnobValue]],
+    given: Sequence[Mapping[str, KnobValue]], among: str,
 ) -> Forecast:  # fmt: skip
     """Return the forecast of the analytic model alone: ``time_s`` of the rows ``order``."""
     low, high = (time_s * factor for factor in ANALYTIC_SPREAD)
-    known = None
+    count, explained = len(given), order[:EXPLAINED]
+    columns = space.rows(explained)
     if given:
-        columns = space.table(given)
-        estimates = estimate(space, columns, threads=threads)
-        known = Given(estimates, *forecast_columns(space, columns, estimates, None))
+        columns = {k: np.concatenate([v, columns[k]]) for k, v in space.table(given).items()}
+    picked = estimate(space, columns, threads=threads)
+    times = forecast_columns(space, columns, picked, None)
+    known = Given(picked, *(t[:count] for t in times)) if given else None
 
     def explain(positions: Sequence[int]) -> list[Estimate]:
+        if all(p < len(explained) for p in positions):
+            return [picked.at(count + p) for p in positions]
         few = estimate(space, space.rows(order[list(positions)]), threads=threads)
         return [few.at(i) for i in range(len(positions))]
 
-    return Forecast(space, order, time_s, low, high, "analytic", known, explain)
+    codes = space.codes[order]
+    return Forecast(space, codes, among, time_s, low, high, "analytic", known, explain)
 
 
 def _fastest(time_s: np.ndarray, count: int) -> np.ndarray:

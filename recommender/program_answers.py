@@ -35,7 +35,8 @@ def recommend_program(
     exact = _exact(workload, hardware, store, program_digest, toolchain_key, fixed or {})
     if use_exact and exact is not None:
         found[exact.config] = _measured(exact, table, hardware, workload.threads)
-    others = [m for m in store.nearest(workload) if use_exact or m.workload.key != workload.key]
+    near_ones = store.nearest(workload, hardware=hardware)
+    others = [m for m in near_ones if use_exact or m.workload != workload]
     nearby = []
     for near in best_nearby(others, workload, hardware, program_digest=program_digest,
                             toolchain_key=toolchain_key):  # fmt: skip

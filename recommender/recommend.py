@@ -15,7 +15,14 @@ from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, Protocol
 from recommender.nearest import OTHER_DEVICE, Neighbour, best_nearby
 from recommender.ports import MeasurementStore
-from recommender.predict import Forecast, Given, active_model, forecast, forecast_columns
+from recommender.predict import (
+    Forecast,
+    Given,
+    active_model,
+    forecast,
+    forecast_around,
+    forecast_columns,
+)
 from recommender.shipped import LEADS_WITHIN, RecordedShape, candidates, order, winners
 from recommender.space import SearchSpace
 from recommender.workload import Workload
@@ -24,7 +31,11 @@ from tilecore.tile_config import TileConfig
 
 SOURCES = ("measured", "nearest", "predicted", "prior", "shipped", "analytic")
 CLOSE = 1.5  # distance up to which a neighbour's winner goes before the analytic model's choice
-MAX_NEIGHBOURS = 3
+MAX_NEIGHBOURS, LOOKED_AT = 3, 8  # that are shown, and workloads that are looked at for them
+# Beside a confirmed config: so many of what was measured are looked around, and how many times
+# slower than the best of those candidates it may be expected to be; and the best of the others than
+# it; and how many candidates there are at least, else the space is small.
+AROUND, FAR, LIKE, LEAST = 2, 1.3, 1.15, 64
 SHIPPED_CONFIDENCE = 0.8  # of what the same evidence would be worth from this database
 # Winners that ship were recorded with one thread: they are left out where they would keep the
 # cores much less busy than the model's favourite does.
@@ -124,13 +135,14 @@ class _Asked:
 
 def _estimated(asked: _Asked, best: Sequence[Measurement], count: int) -> list[Recommendation]:
     """Return what was best (if anything was measured) with all that may be good beside it."""
-    space, threads = asked.space, asked.threads
+    space, is_sure = asked.space, bool(best) and _is_sure(best[0], asked.space)
     neighbours = [
-        n for n in _neighbours(asked) if all(n.measurement.config != m.config for m in best)
+        n
+        for n in _neighbours(asked, is_sure)
+        if all(n.measurement.config != m.config for m in best)
     ][:MAX_NEIGHBOURS]
     given = [m.config for m in (*best, *(n.measurement for n in neighbours))]
-    model = active_model(asked.store, space.definition.name, space.hardware)
-    expected = forecast(space, threads, model, given)
+    expected, favourites = _expected(asked, is_sure, given, count)
     told: list[Recommendation] = []
     if expected.given is not None:
         known = expected.given
@@ -142,9 +154,41 @@ def _estimated(asked: _Asked, best: Sequence[Measurement], count: int) -> list[R
     nearby = told[len(best) :]
     shipped: list[Recommendation] = []
     if expected.source != "predicted" and not best and not any(map(_is_close, nearby)):
-        shipped = _shipped(asked.workload, space, threads, expected)
-    favourites = list(_favourites(expected, space, count))
+        shipped = _shipped(asked.workload, space, asked.threads, expected)
     return _rank(told[: len(best)], nearby, favourites, shipped, expected.source)
+
+
+def _expected(
+    asked: _Asked, is_sure: bool, given: Sequence[TileConfig], count: int
+) -> tuple[Forecast, list[Recommendation]]:
+    """Return what is expected of ``given`` configs and of others, and the favourites among these.
+
+    Beside a config that was confirmed here the others are those around it, around the first
+    neighbour's winner and around the kernel's default: the measurement tells where to look. The
+    whole space is ranked where there are too few of them, where the model expects so much more of
+    them than of what was measured that this is hardly near the best, or so much less.
+    """
+    space, threads = asked.space, asked.threads
+    model = active_model(asked.store, space.definition.name, space.hardware)
+    if is_sure:
+        default = space.definition.default_config()
+        expected = forecast_around(space, threads, model, given, (*given[:AROUND], default))
+        assert expected.given is not None
+        measured_s = expected.given.time_s[0]
+        if len(expected.codes) >= LEAST and measured_s <= FAR * expected.time_s[0]:
+            favourites = list(_favourites(expected, space, count))
+            others = [r.time_s for r in favourites if r.config != given[0]]
+            if len(favourites) >= count and min(others) <= LIKE * measured_s:
+                return expected, favourites
+    expected = forecast(space, threads, model, given)
+    return expected, list(_favourites(expected, space, count))
+
+
+def _is_sure(m: Measurement, space: SearchSpace) -> bool:
+    """Return whether a measurement was confirmed on the device as it is now."""
+    driver = space.hardware.driver
+    is_same_driver = not m.driver or not driver or m.driver == driver
+    return m.protocol is Protocol.CONFIRM and is_same_driver
 
 
 def _rank(
@@ -177,7 +221,7 @@ def _rank(
 
 def _favourites(expected: Forecast, space: SearchSpace, count: int) -> Iterator[Recommendation]:
     """Yield the fastest expected configs that differ from each other in two knobs, if there are."""
-    configs = (space.config(row) for row in expected.rows.tolist())
+    configs = map(expected.config, range(len(expected.codes)))
     chosen = list(itertools.islice(different(configs, _apart(space)), count + 1))
     explained = expected.explain([position for position, _ in chosen])
     for (position, config), why in zip(chosen, explained, strict=True):
@@ -190,7 +234,7 @@ def _favourites(expected: Forecast, space: SearchSpace, count: int) -> Iterator[
             distance=0.0,
             confidence=_width_confidence(low, high),
             bound_by=why.bound_by,
-            rationale=f"fastest of {len(space)} legal configs by the {_MODEL[expected.source]}"
+            rationale=f"fastest of {expected.among} by the {_MODEL[expected.source]}"
             f"{'' if position == 0 else f' (rank {position + 1}, different tiling)'}; "
             f"{why.explain()}",
         )
@@ -250,13 +294,16 @@ def _is_close(r: Recommendation) -> bool:
     return r.distance <= CLOSE and not r.is_stale
 
 
-def _neighbours(asked: _Asked) -> list[Neighbour]:
-    """Return winners of near workloads and devices that can run here, nearest first."""
+def _neighbours(asked: _Asked, few: bool) -> list[Neighbour]:
+    """Return winners of near workloads and devices that can run here, nearest first.
+
+    ``few``: of as many workloads as may be shown beside the one that is asked for.
+    """
     digest, toolchain_key = asked.versions
     own, space = asked.workload, asked.space
-    others = [
-        m for m in asked.store.nearest(own) if asked.use_exact or m.workload.key != own.key
-    ]  # fmt: skip
+    count = 1 + (MAX_NEIGHBOURS if few else LOOKED_AT)
+    near = asked.store.nearest(own, count=count, hardware=space.hardware)
+    others = [m for m in near if asked.use_exact or m.workload != own]
     found = best_nearby(
         others, own, space.hardware, program_digest=digest, toolchain_key=toolchain_key
     )
@@ -298,7 +345,7 @@ def _shipped(
     found = candidates(near, known.rule)
     if not found:
         return []
-    favourite = space.config(int(expected.rows[0]))
+    favourite = expected.config(0)
     columns = space.table([*(config for config, _ in found), favourite])
     estimates = estimate(space, columns, threads=threads)
     spread = estimates.on(RECORDED_THREADS).time_s / (threads * estimates.time_s)

@@ -117,7 +117,11 @@ class SearchSpace:
 
     def config(self, row: int) -> TileConfig:
         """Return the config of a candidate."""
-        code, found = int(self.codes[row]), {}
+        return self.config_of(int(self.codes[row]))
+
+    def config_of(self, code: int) -> TileConfig:
+        """Return the config with a number of ``codes``."""
+        found = {}
         for knob, options in reversed(tuple(self.values.items())):
             code, place = divmod(code, len(options))
             found[knob] = options[place]

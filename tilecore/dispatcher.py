@@ -15,17 +15,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tilecore import kernels
+from tilecore.autotuner import AutoTuneImpl
+from tilecore.dispatch_program import Make, definition_of, maker, settled_lowering
 from tilecore.dispatch_reader import load_table
 from tilecore.dispatch_table import DispatchTable, Shape
 from tilecore.errors import (
     ArgumentError,
     InvalidDispatchTable,
-    InvalidProblem,
     OutsideDispatchTable,
     TileError,
     TypeMismatch,
-    UnknownKernel,
 )
 from tilecore.ir.analysis import output_positions
 from tilecore.ir.expr import Var, int_value
@@ -33,11 +32,10 @@ from tilecore.ir.nodes import Buffer, PrimFunc
 from tilecore.ir.printer import program_digest
 from tilecore.jit import JITImpl, compile
 from tilecore.kernel import JITKernel
-from tilecore.kernels.definition import KernelDefinition
 from tilecore.recommending import LOWERING
 from tilecore.runtime import LoadedKernel, dims
 from tilecore.runtime.quick import QuickCheck
-from tilecore.target import Target, parse_target
+from tilecore.target import Target
 from tilecore.tile_config import KnobValue, TileConfig
 
 MODES = ("auto", "static", "dynamic")
@@ -45,7 +43,6 @@ BEYOND = ("nearest", "error")
 # M = 3 of a GEMM with N = K = 1024 takes 76 % more with a dynamic kernel: products of up to 16 rows
 # have a form of their own (inference/few_rows.py; benchmarks/results/dispatch_2026-11-22.md).
 FEW = 16
-Make = Callable[[Mapping[str, Any], Mapping[str, Any]], PrimFunc]
 Places = tuple[tuple[int, int], ...]  # per dimension a position among the arguments and an axis
 
 
@@ -65,7 +62,7 @@ class Dispatcher:
         self,
         table: DispatchTable | Path | str,
         *,
-        program: JITImpl | Make | None = None,
+        program: JITImpl | AutoTuneImpl | Make | None = None,
         target: str | Target | None = None,
         shapes: str = "auto",
         beyond: str = "nearest",
@@ -75,8 +72,8 @@ class Dispatcher:
         Args:
             table: a dispatch table or the file that has one.
             program: of a kernel that is not of the library: a function under ``@tilelang.jit``
-                whose arguments are the table's fields, dims and knobs, or (problem, config) ->
-                traced program.
+                whose arguments are the table's fields, dims and knobs (dims may be dynamic axes of
+                its tensors, too), or (problem, config) -> traced program.
             target: what to compile for; None: what the table says.
             shapes: "static": a kernel per shape; "dynamic": one per config; "auto": shapes of the
                 table and those with a size up to FEW have their own, others the dynamic one of
@@ -93,15 +90,16 @@ class Dispatcher:
                 raise TypeMismatch(expected=expected, found=repr(value))
         self._path = "table" if isinstance(table, DispatchTable) else str(table)
         self.table = table if isinstance(table, DispatchTable) else load_table(table)
-        self._make = _maker(self.table, program, self._path)
+        self._make = maker(self.table, program, self._path)
+        self._settled = settled_lowering(program)
         self._target = self.table.target if target is None else target
         self._mode, self._beyond = shapes, beyond
         self._known = {served.shape: served.config for served in self.table.shapes}
         self._static: dict[tuple[int, Shape], JITKernel] = {}
         self._dynamic: dict[int, JITKernel | None] = {}
         self._calls: dict[Any, Callable[..., Any]] = {}
-        self._places = self._look_at_program()
-        self.doubts = self._doubts() if program is None else ()
+        self._places, now = self._look_at_program()
+        self.doubts = self._doubts(now if program is not None else self._digest_of_library())
         self._is_single = len(self.table.dims) == 1
         for doubt in self.doubts:
             warnings.warn(StaleTable(f"{self._path}: {doubt}"), stacklevel=2)
@@ -239,12 +237,13 @@ class Dispatcher:
         return replace(func, attrs={**func.attrs, "out_idx": output_positions(func)})
 
     def _compile(self, func: PrimFunc, number: int) -> JITKernel:
-        return compile(func, target=self._target, config=_lowering(self.table.configs[number]))
+        config = {**self._settled, **_lowering(self.table.configs[number])}
+        return compile(func, target=self._target, config=config)
 
     # --- the program --------------------------------------------------------------------------
 
-    def _look_at_program(self) -> dict[int, Places]:
-        """Return where dimensions stand among the arguments, by their number.
+    def _look_at_program(self) -> tuple[dict[int, Places], str]:
+        """Return where dimensions stand among the arguments, by their number, and its digest.
 
         A dimension is an axis of an input that doubles when it does, and is as large.
         """
@@ -266,19 +265,20 @@ class Dispatcher:
                 )  # fmt: skip
             whole.append(found)
             short.append((inputs.index(found[0]), found[1]))
-        return {len(base.params): tuple(whole), len(inputs): tuple(short)}
+        places = {len(base.params): tuple(whole), len(inputs): tuple(short)}
+        return places, program_digest(base)
 
-    def _doubts(self) -> tuple[str, ...]:
-        """Return in words whether the library's program is another than that of the table."""
-        if not self.table.program_digest:
-            return ()
-        definition, shape = _definition(self.table), self.table.shapes[-1].shape
+    def _digest_of_library(self) -> str:
+        definition, shape = definition_of(self.table), self.table.shapes[-1].shape
         problem = {**self.table.problem, **dict(zip(self.table.dims, shape, strict=True))}
-        now = program_digest(definition.program(problem, dict(definition.default_config())))
+        return definition.program_digest(problem)
+
+    def _doubts(self, now: str) -> tuple[str, ...]:
+        """Return in words whether the program is another than that of the table."""
         was = self.table.program_digest
-        if was == now:
+        if was in ("", now):
             return ()
-        return (f"made for program {was[:12]} of {definition.name}, now {now[:12]}: tune again",)
+        return (f"made for program {was[:12]} of {self.table.kernel}, now {now[:12]}: tune again",)
 
     def __repr__(self) -> str:
         table = self.table
@@ -316,64 +316,13 @@ def _of_size(kernel: JITKernel, sizes: Mapping[str, int]) -> Callable[..., Any]:
     return _Sized(kernel, quick, loaded.unchecked, kernel.output_positions)
 
 
-def _maker(table: DispatchTable, program: JITImpl | Make | None, path: str) -> Make:
-    """Return what makes the traced program of a problem and a config."""
-    if isinstance(program, JITImpl):
-        impl = program
+def with_digest(table: DispatchTable, program: JITImpl | AutoTuneImpl | Make) -> DispatchTable:
+    """Return a table of a program that is not of the library with the program's version in it.
 
-        def traced(problem: Mapping[str, Any], config: Mapping[str, Any]) -> PrimFunc:
-            knobs = {k: v for k, v in config.items() if k not in LOWERING}
-            return impl.program(**problem, **knobs)
-
-        return traced
-    if program is not None:
-        return program
-    try:
-        definition = _definition(table)
-    except UnknownKernel as error:
-        raise InvalidDispatchTable(
-            path=path, expected="a kernel of the library, or its `program`", found=table.kernel,
-            hint="pass program=, the function that makes it",
-        ) from error  # fmt: skip
-    return _of_library(definition, table, path)
-
-
-def _definition(table: DispatchTable) -> KernelDefinition:
-    """Return the library's kernel as the device of a table has it; raises UnknownKernel (TC501)."""
-    found = kernels.get(table.kernel)
-    if found.gpu is None:
-        return found
-    target = parse_target(table.target)
-    return found.on("cpu" if isinstance(target, Target) else target.kind)
-
-
-def _of_library(definition: KernelDefinition, table: DispatchTable, path: str) -> Make:
-    """Return the program of a library kernel, for whose problem and knobs the table is checked."""
-    defaults = {knob.name: knob.default for knob in definition.knobs}
-    for number, config in enumerate(table.configs):
-        for name, value in config.items():
-            if name not in defaults:
-                expected, found = f"knobs {', '.join(defaults)}", name
-            elif type(value) is not type(defaults[name]):
-                expected, found = f"{name} as {type(defaults[name]).__name__}", repr(value)
-            else:
-                continue
-            where = f"{path}: configs[{number}]"
-            raise InvalidDispatchTable(path=where, expected=expected, found=found)
-    last = dict(zip(table.dims, table.shapes[-1].shape, strict=True))
-    try:
-        fixed = definition.parse_problem({**table.problem, **last})
-    except InvalidProblem as error:
-        where = f"{path}: problem of {definition.name}"
-        raise InvalidDispatchTable(
-            path=f"{where}, {error.fields['field']}", expected=error.fields["expected"],
-            found=error.fields["found"],
-        ) from error  # fmt: skip
-
-    def program(problem: Mapping[str, Any], config: Mapping[str, Any]) -> PrimFunc:
-        return definition.program({**fixed, **problem}, {**defaults, **config})
-
-    return program
+    It is the digest of the program for the last shape and the config that serves it.
+    """
+    made = Dispatcher(replace(table, program_digest=""), program=program)
+    return replace(table, program_digest=made._look_at_program()[1])
 
 
 def _lowering(config: TileConfig) -> dict[str, KnobValue]:

@@ -295,6 +295,21 @@ class JITImpl:
             **asked,
         )  # fmt: skip
 
+    def own_arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return those of some values that are arguments of the function.
+
+        The names of T.const of an eager function are.
+        """
+        parameters = self.signature.parameters
+        if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            return dict(given)
+        known = set(parameters)
+        if self._is_eager:
+            static = {k: p.default for k, p in parameters.items() if p.default is not p.empty}
+            own = {k: v for k, v in given.items() if k in parameters}
+            known |= set(self._constant_names({**static, **own}))
+        return {k: v for k, v in given.items() if k in known}
+
     def _constant_names(self, static: Mapping[str, Any]) -> Sequence[str]:
         """Return the T.const names of an eager function."""
         return list(self._signature(static).constants)

@@ -3,7 +3,8 @@
 Registered as the entry point ``tilecore.tuner``. What was measured for exactly these programs, on
 these inputs, machine and toolchain, answers; otherwise worker processes of this machine compile,
 check and time the programs, the author's default and the recommender's favourite first, and every
-outcome goes into the database.
+outcome goes into the database. With TILECORE_SERVICE_URL a service is asked first
+(``tuner_service.service_tuning``).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import logging
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -23,12 +24,16 @@ from recommender.measurement import Measurement, MeasureStatus, Protocol
 from recommender.ports import MeasureRequest
 from recommender.programs import by_promise, expect
 from recommender.workload import Workload
+from tilecore.errors import TileError
 from tilecore.ir.printer import program_digest
+from tilecore.target import parse_target
 from tilecore.tile_config import TileConfig, digest
 from tilecore.tuning import TuningAnswer, TuningTask
 from tuner_service.advice import device_of
+from tuner_service.errors import InvalidRequest
+from tuner_service.service_tuning import tune_there
 from tuner_service.settings import Settings, load_settings
-from tuner_service.wiring import host_profile, host_toolchain, open_store
+from tuner_service.wiring import compile_target, host_profile, host_toolchain, open_store
 from workers.device_programs import DeviceProgramToolbox, EmulatedProgramToolbox
 from workers.devices import cuda_devices
 from workers.pool import LocalPool, gather
@@ -48,14 +53,58 @@ def tune(task: TuningTask) -> TuningAnswer:
     store = open_store(settings)
     with closing(store.database):
         tuning = _Tuning(task, settings, _device(task, store))
-        found = tuning.stored(store)
-        if found:
-            return tuning.answer(found, is_stored=True)
-        if not tuning.is_here:
-            return tuning.expected()
-        found = tuning.measure()
-        store.add_all([m for m in found if m.status is not MeasureStatus.WORKER_LOST])
-        return tuning.answer(found, is_stored=False)
+        answer = None if settings.service_url is None else _answer_of_service(tuning, store)
+        return _tuned_here(tuning, store) if answer is None else answer
+
+
+def _tuned_here(tuning: _Tuning, store: SqlStore) -> TuningAnswer:
+    """Return what is stored on this machine, or is measured now."""
+    found = tuning.stored(store)
+    if found:
+        return tuning.answer(found, is_stored=True)
+    if not tuning.is_here:
+        return tuning.expected()
+    found = tuning.measure()
+    store.add_all([m for m in found if m.status is not MeasureStatus.WORKER_LOST])
+    return tuning.answer(found, is_stored=False)
+
+
+def _answer_of_service(tuning: _Tuning, store: SqlStore) -> TuningAnswer | None:
+    """Return what the service of the settings measured, None (and a warning) where it has nothing.
+
+    A service checks programs against the interpreter. Where the author gave a reference, the winner
+    is compared with that here, once.
+    """
+    task = tuning.task
+    try:
+        own = parse_target(compile_target(tuning.hardware)).name
+        if tuning.hardware.kind == "cpu" and task.target not in (own, "llvm"):
+            reason = f"it compiles for its devices, not for {task.target}"
+            raise InvalidRequest(message=reason)
+        answer = tune_there(
+            task, [tuning.expectation(i) for i in range(len(task.candidates))], tuning.hardware,
+            tuning.settings,
+        )  # fmt: skip
+    except TileError as error:
+        LOG.warning(
+            "the service at %s does not tune %s: %s [%s]; it is tuned here",
+            tuning.settings.service_url, task.name, error.message, error.code,
+        )  # fmt: skip
+        return None
+    if not answer.times_s:
+        LOG.warning("none of the programs of %s works at the service; tuned here", task.name)
+        return None
+    winner = task.candidates[next(iter(answer.times_s))]
+    if winner.expected is None or not tuning.is_here:
+        return answer
+    checked = _tuned_here(replace(tuning, task=replace(task, candidates=[winner])), store)
+    if checked.times_s:
+        return answer
+    LOG.warning(
+        "config %s, the service's best for %s, does not compute what its reference does (%s); "
+        "tuned here", winner.config, task.name, checked.failures[0],
+    )  # fmt: skip
+    return None
 
 
 def _device(task: TuningTask, store: SqlStore) -> HardwareProfile:
@@ -171,6 +220,10 @@ class _Tuning:
     @cached_property
     def _expectations(self) -> dict[tuple[int, int], Estimate | None]:
         return {}
+
+    def expectation(self, position: int) -> Estimate | None:
+        """Return the time expected of a candidate with all threads."""
+        return self._expected(position)
 
     def _expected(self, position: int, threads: int = 0) -> Estimate | None:
         """Return the time expected of a candidate; its graph is built once per thread count."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,7 +16,9 @@ TRIALS = 24  # of a shape: there are many
 
 
 def dispatch(
-    kernel: Annotated[str, typer.Argument(help="a kernel of the library")] = "gemm",
+    kernel: Annotated[
+        str, typer.Argument(help="a kernel of the library, or path/program.py:function")
+    ] = "gemm",
     m: Annotated[str | None, typer.Option("--m", "-m", help="FIRST:LAST, A,B,... or SIZE")] = None,
     n: Annotated[str | None, typer.Option("--n", "-n", help="the same")] = None,
     k: Annotated[str | None, typer.Option("--k", "-k", help="the same")] = None,
@@ -22,6 +26,10 @@ def dispatch(
     fields: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="FIELD=VALUE", help="another field, or sizes of it"),
+    ] = None,
+    space: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KNOB=A,B", help="of a program: values to choose from"),
     ] = None,
     weights: Annotated[
         str, typer.Option(help="log, uniform, or a .csv or .json file of sizes and `weight`")
@@ -60,23 +68,34 @@ def dispatch(
     """Choose the fewest configs for dynamic shapes and write which serves which sizes."""
     from recommender.dispatch import Choice
     from tilecore import kernels
-    from tuner_service import dispatching, questions
+    from tuner_service import dispatching, programs, questions
+    from tuner_service.dispatch_programs import FunctionForDispatch, split_given
     from tuner_service.dispatch_shapes import AskedTable, read_weights, split_sizes
     from tuner_service.jobs import Effort
 
     settings = load_settings(executor=executor, ray_address=ray_address)
     given = {"m": m, "n": n, "k": k, "dtype": dtype}
     given = {name: value for name, value in given.items() if value is not None}
-    problem, sizes = split_sizes(
-        kernels.get(kernel), {**given, **questions.assigned("--set", fields or ())}
-    )
+    named = questions.assigned("--set", fields or ())
     weighting, counts = read_weights(weights)
     asked = AskedTable(
-        kernel=kernel, problem=problem, sizes=sizes, counts=counts, weighting=weighting,
-        samples=samples, threads=threads, hardware=hardware,
+        kernel=kernel, problem={}, counts=counts, weighting=weighting, samples=samples,
+        threads=threads, hardware=hardware,
     )  # fmt: skip
     effort = Effort(max_trials=trials, time_limit_s=settings.time_limit_s) if tune else None
-    dispatching.dispatch(
-        settings, asked, Choice(tolerance=tolerance, max_configs=max_configs),
-        trust_predictions=trust_predictions, effort=effort, output=output, form=form,
-    )  # fmt: skip
+    with ExitStack() as files:
+        if programs.is_program(kernel):
+            function = FunctionForDispatch.of(
+                files.enter_context(programs.loaded(kernel)), programs.spaces(space or ())
+            )
+            spelled = programs.spelled(function.function, given) | named
+            problem, sizes = split_given(spelled)
+            asked = replace(asked, problem=problem, sizes=sizes, program=function)
+        else:
+            programs.refuse_for_library(kernel, space=space or ())
+            problem, sizes = split_sizes(kernels.get(kernel), {**given, **named})
+            asked = replace(asked, problem=problem, sizes=sizes)
+        dispatching.dispatch(
+            settings, asked, Choice(tolerance=tolerance, max_configs=max_configs),
+            trust_predictions=trust_predictions, effort=effort, output=output, form=form,
+        )  # fmt: skip

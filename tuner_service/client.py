@@ -26,6 +26,7 @@ from tuner_service.wiring import detected_host
 
 TIMEOUT_S = 120.0  # a service may wait for a free process, then look at the program
 POLL_S = 0.5
+PAGE = 200  # measurements that are asked for at once
 FINISHED = ("SUCCEEDED", "FAILED", "CANCELLED", "PAUSED")
 
 
@@ -70,14 +71,42 @@ class ServiceClient:
         begin = time.perf_counter()
         program = portable(question, _device(question))
         traced = time.perf_counter()
-        answer = self._ask("POST", "/v1/programs", content=program.to_bytes(),
-                           headers={"Content-Type": "application/json"})  # fmt: skip
+        is_new = self.store(program)
         known = {**question.sizes, **question.problem}
         problem = {k: known[k] for k in (*program.sizes, *program.call_sizes) if k in known}
         return Sent(
-            program=program, problem=problem, trace_s=traced - begin,
-            is_new=answer.status_code == 201,
+            program=program, problem=problem, trace_s=traced - begin, is_new=is_new
         )  # fmt: skip
+
+    def store(self, program: PortableProgram) -> bool:
+        """Store a program at the service; return whether it is new there."""
+        answer = self._ask("POST", "/v1/programs", content=program.to_bytes(),
+                           headers={"Content-Type": "application/json"})  # fmt: skip
+        return answer.status_code == 201
+
+    def first(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the first recommendation for a question as ``POST /v1/recommendations`` has it."""
+        found = self._ask("POST", "/v1/recommendations", json={**question, "top_k": 1}).json()
+        first: dict[str, Any] = found["recommendations"][0]
+        return first
+
+    def log(self, **filters: Any) -> Iterator[dict[str, Any]]:
+        """Yield the measurements that match filters of ``GET /v1/measurements``, newest first."""
+        cursor: str | None = None
+        while True:
+            asked = {"limit": PAGE, **filters, **({} if cursor is None else {"cursor": cursor})}
+            page = self._ask("GET", "/v1/measurements", params=asked).json()
+            yield from page["items"]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return
+
+    def queue(self, request: Mapping[str, Any], idempotency_key: str) -> dict[str, Any]:
+        """Queue a tuning run, or return the one that was queued with this key."""
+        headers = {"Idempotency-Key": idempotency_key}
+        answer = self._ask("POST", "/v1/tuning-runs", json=dict(request), headers=headers)
+        run: dict[str, Any] = answer.json()
+        return run
 
     def recommend(self, question: OpenProgram) -> ProgramAdvice:
         """Return what the service recommends for a program; raises as ``send`` does."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import threading
@@ -202,9 +203,12 @@ def serve(settings: Settings, *, with_coordinator: bool) -> None:
     if with_coordinator:
         keeper = threading.Thread(target=child.keep_running, args=(store, stop), daemon=True)
         keeper.start()
+    app = create_app(settings, store)
+    gc.collect()
+    gc.freeze()  # a full collection takes tens of milliseconds of somebody's answer
     try:
         uvicorn.run(
-            create_app(settings, store),
+            app,
             host=settings.host,
             port=settings.port,
             log_level=settings.log_level,

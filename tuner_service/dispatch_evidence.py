@@ -28,7 +28,7 @@ class LoggedSessions:
         query = MeasurementQuery(
             workload_key=workload.key,
             hardware_key=self._question.hardware.key,
-            program_digest=self._question.definition.program_digest(dict(workload.problem)),
+            program_digest=self._question.digest(dict(workload.problem)),
             toolchain_key=self._question.toolchain.key,
             status=MeasureStatus.OK,
         )

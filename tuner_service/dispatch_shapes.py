@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from db.store import SqlStore
 from recommender.dispatch_question import DispatchQuestion
 from recommender.errors import InvalidShapes
-from recommender.hardware import HardwareProfile
 from recommender.shapes import (
     SAMPLES,
     WEIGHTINGS,
@@ -29,6 +28,23 @@ from tilecore.kernels.definition import KernelDefinition
 from tuner_service.errors import TooManyThreads
 from tuner_service.hardware import find_hardware
 from tuner_service.wiring import compile_target, host_toolchain
+
+if TYPE_CHECKING:
+    from tilecore.jit import JITImpl
+
+
+class SentForDispatch(Protocol):
+    """A program of the user's, as ``dispatch_programs`` asks about it."""
+
+    @property
+    def function(self) -> JITImpl:
+        """The function that makes it."""
+        ...
+
+    def question(self, store: SqlStore, asked: AskedTable) -> DispatchQuestion:
+        """Return the question about it in canonical form."""
+        ...
+
 
 MAX_BYTES = 1 << 20
 WEIGHT = "weight"
@@ -47,6 +63,7 @@ class AskedTable:
         samples: sizes taken of each range.
         threads: cores to use; 0: all.
         hardware: name of the device; None: this host.
+        program: of a kernel that is not of the library.
     """
 
     kernel: str
@@ -57,6 +74,7 @@ class AskedTable:
     samples: int = SAMPLES
     threads: int = 0
     hardware: str | None = None
+    program: SentForDispatch | None = None
 
 
 def understand_table(store: SqlStore, asked: AskedTable) -> DispatchQuestion:
@@ -66,13 +84,17 @@ def understand_table(store: SqlStore, asked: AskedTable) -> DispatchQuestion:
         UnknownKernel, InvalidProblem, UnknownHardware, TooManyThreads: as for recommendations
             (TC501, TC502, RC601, SV907).
         InvalidShapes: no dimension is dynamic, or the shapes cannot be used (RC611).
+        TileError: of a program, what ``dispatch_programs.question_about`` raises.
     """
+    if asked.program is not None:
+        return asked.program.question(store, asked)
     definition = kernels.get(asked.kernel)
     device = find_hardware(store, asked.hardware)
     definition = definition.on(device.kind)
     if not 0 <= asked.threads <= device.cores:
         raise TooManyThreads(cores=device.cores, hardware=device.name, found=asked.threads)
-    shapes = _shapes(definition, device, asked)
+    dimensions = {f.name: f.aliases for f in definition.fields if f.kind == "dimension"}
+    shapes = shapes_of(asked, dimensions, lambda dims: _tiles(definition, device.kind, dims))
     fixed: dict[str, Any] = {}
     for shape in shapes.shapes:
         sizes = dict(zip(shapes.dims, shape, strict=True))
@@ -85,27 +107,38 @@ def understand_table(store: SqlStore, asked: AskedTable) -> DispatchQuestion:
     )  # fmt: skip
 
 
-def _shapes(
-    definition: KernelDefinition, device: HardwareProfile, asked: AskedTable
+def shapes_of(
+    asked: AskedTable, dimensions: Mapping[str, Sequence[str]],
+    tiles: Callable[[Sequence[str]], Mapping[str, Sequence[int]]] = lambda dims: {},
 ) -> ShapeSet:  # fmt: skip
-    sizes = {_dimension(definition, name): of_dim for name, of_dim in asked.sizes.items()}
+    """Return the shapes that are asked for.
+
+    Args:
+        asked: sizes and counts.
+        dimensions: the names that dimensions have, and other spellings of each.
+        tiles: (dimensions) -> the tile sizes that each is cut into.
+
+    Raises:
+        InvalidProblem: there is no such dimension (TC502).
+        InvalidShapes: none is dynamic, or the shapes cannot be used (RC611).
+    """
+    sizes = {_dimension(dimensions, name): of_dim for name, of_dim in asked.sizes.items()}
     if len(sizes) < len(asked.sizes):
         raise InvalidShapes(where="sizes", expected="each dimension once", found="two spellings")
     counts = [
-        ({_dimension(definition, name): size for name, size in shape.items()}, weight)
+        ({_dimension(dimensions, name): size for name, size in shape.items()}, weight)
         for shape, weight in asked.counts
     ]
-    dims = tuple(
-        f.name for f in definition.fields if f.name in (sizes or (counts and counts[0][0]))
-    )
+    dims = tuple(name for name in dimensions if name in (sizes or (counts and counts[0][0])))
     if not dims:
         expected = "a dimension with several sizes (--m 1:4096, or a file of weights)"
-        raise InvalidShapes(where=definition.name, expected=expected, found="none")
-    tiles = _tiles(definition, device.kind, dims)
+        raise InvalidShapes(where=asked.kernel, expected=expected, found="none")
     ordered = {dim: sizes[dim] for dim in dims if dim in sizes}
     samples = None
     if sizes:
-        samples = shape_set(ordered, tiles=tiles, samples=asked.samples, weighting=asked.weighting)
+        samples = shape_set(
+            ordered, tiles=tiles(dims), samples=asked.samples, weighting=asked.weighting
+        )
     if not counts:
         assert samples is not None
         return samples
@@ -122,11 +155,11 @@ def _shapes(
     return histogram(dims, weights, samples)
 
 
-def _dimension(definition: KernelDefinition, name: str) -> str:
-    for f in definition.fields:
-        if name.lower() in (n.lower() for n in (f.name, *f.aliases)) and f.kind == "dimension":
-            return f.name
-    dims = ", ".join(f.name for f in definition.fields if f.kind == "dimension")
+def _dimension(dimensions: Mapping[str, Sequence[str]], name: str) -> str:
+    for known, aliases in dimensions.items():
+        if name.lower() in (n.lower() for n in (known, *aliases)):
+            return known
+    dims = ", ".join(dimensions) or "none"
     raise InvalidProblem(field=name, expected=f"a dimension: one of {dims}", found="none of them")
 
 

@@ -20,7 +20,8 @@ from recommender.dispatch import Choice, dispatch_table, to_cross_measure
 from recommender.dispatch_question import DispatchQuestion
 from recommender.dispatch_times import Evidence, Times, known_times
 from recommender.measurement import Measurement
-from tilecore.dispatch_table import write_json
+from tilecore.dispatch_table import DispatchTable, write_json
+from tilecore.dispatcher import with_digest
 from tilecore.tile_config import TileConfig
 from tuner_service import commands, jobs, questions, wiring
 from tuner_service.console_dispatch import print_dispatch_table
@@ -45,23 +46,36 @@ def dispatch(
     form: Form = "table",
 ) -> None:
     """Make a table, print it and write it into a file; with an ``effort``, tune its shapes."""
-    store = wiring.open_store(settings)
-    question = understand_table(store, asked)
-    if effort is None:
-        times = known_times(
-            question, store, evidence=LoggedSessions(store, question),
-            trust_predictions=trust_predictions,
-        )  # fmt: skip
-    else:
-        question, times = tuned_times(settings, store, asked, effort)
-    table = dispatch_table(question, times, choice)
-    print_dispatch_table(commands.out, table, question.hardware.kind)
+    table, kind = make_table(
+        settings, asked, choice, trust_predictions=trust_predictions, effort=effort
+    )
+    print_dispatch_table(commands.out, table, kind)
     if output is not None:
         try:
             write_json(output, table.as_vllm() if form == "vllm" else table.to_json())
         except OSError as error:
             raise ExportFailed(path=output, reason=error.strerror or str(error)) from error
         commands.out.print(f"written: {output}", soft_wrap=True, highlight=False)
+
+
+def make_table(
+    settings: Settings, asked: AskedTable, choice: Choice, *, trust_predictions: bool = False,
+    effort: jobs.Effort | None = None, follow: Follow = commands.follow_group,
+) -> tuple[DispatchTable, str]:  # fmt: skip
+    """Return a table and the kind of its device; with an ``effort``, its shapes are tuned first."""
+    store = wiring.open_store(settings)
+    if effort is None:
+        question = understand_table(store, asked)
+        times = known_times(
+            question, store, evidence=LoggedSessions(store, question),
+            trust_predictions=trust_predictions,
+        )  # fmt: skip
+    else:
+        question, times = tuned_times(settings, store, asked, effort, follow)
+    table = dispatch_table(question, times, choice)
+    if asked.program is not None:
+        table = with_digest(table, asked.program.function)
+    return table, question.hardware.kind
 
 
 def tuned_times(
@@ -123,10 +137,18 @@ def _with_room(effort: jobs.Effort, configs: Sequence[TileConfig]) -> jobs.Effor
 
 
 def _parts(store: SqlStore, question: DispatchQuestion, hardware: str | None) -> list[Question]:
+    if question.program is not None:
+        return [
+            questions.understand_sent(
+                store, question.program.digest, question.problem(shape),
+                threads=question.threads, hardware=hardware,
+            )
+            for shape in question.shapes.shapes
+        ]  # fmt: skip
     return [
         questions.understand(
             store,
-            question.definition.name,
+            question.name,
             question.problem(shape),
             threads=question.threads,
             hardware=hardware,

@@ -236,6 +236,14 @@ class Refused(ServiceError):
     template = "{url} answered {code}: {detail}"
 
 
+class NoServiceResult(ServiceError):
+    """A run that ``@autotune`` queued at a service ended without a result, or not in time."""
+
+    code, title = "SV931", "no-service-result"
+    template = "expected a result of run {run} at {url}, found it {state}: {reason}"
+    default_hint = "look at the run there; TILECORE_SERVICE_TIMEOUT_S is how long to wait"
+
+
 UNKNOWN = (
     UnknownKernel, UnknownHardware, UnknownRun, UnknownNode, UnknownKey, UnknownStudy, UnknownTrial,
     UnknownModel, UnknownProgram,

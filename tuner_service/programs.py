@@ -79,10 +79,10 @@ class Asked:
     def question(self, function: Any, **more: Any) -> OpenProgram:
         """Return what is asked of a recommender."""
         return question_of(
-            function, (), _spelled(function, self.given) | _assigned("--fixed", self.fixed),
+            function, (), spelled(function, self.given) | _assigned("--fixed", self.fixed),
             target=self.hardware, cores=self.threads, service=self.service,
             problem=_assigned("--size", self.sizes),
-            space={k: _listed(v) for k, v in _texts("--space", self.space).items()}, **more,
+            space=spaces(self.space), **more,
         )  # fmt: skip
 
 
@@ -156,6 +156,15 @@ def parse_given(options: Mapping[str, Any], assignments: Sequence[str]) -> dict[
     return given | _assigned("--set", assignments)
 
 
+def spaces(assignments: Sequence[str]) -> dict[str, list[Any]]:
+    """Return the values to choose from that ``KNOB=A,B`` texts name.
+
+    Raises:
+        InvalidProblem: one without values (TC502).
+    """
+    return {k: _listed(v) for k, v in _texts("--space", assignments).items()}
+
+
 @contextmanager
 def loaded(program: str) -> Iterator[Any]:
     """Import a program's file, ``import tilelang`` meaning tilecore, and give its function.
@@ -202,7 +211,7 @@ def _run(path: Path) -> dict[str, Any]:
         raise program_error(error, SourceSpan(str(path), line or 0)) from error
 
 
-def _spelled(function: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def spelled(function: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return arguments under the names of the program: ``--m`` is its M where it has no m."""
     own = function.impl if isinstance(function, AutoTuneImpl) else function
     code = getattr(getattr(own, "wrapped", own), "__code__", None)

@@ -12,6 +12,7 @@ from db.records import DriftRecord
 from db.store import SqlStore
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Toolchain
+from recommender.open_shapes import program_digest
 from recommender.workload import Workload, digest_of, kernel_name
 from tilecore import kernels
 from tilecore.errors import InvalidProblem
@@ -47,7 +48,7 @@ class Question:
         """The program's version; of a kernel of the library it takes a trace."""
         if self.known_digest or self.definition is None:
             return self.known_digest
-        return self.definition.program_digest(dict(self.workload.problem))
+        return program_digest(self.definition, dict(self.workload.problem))
 
     @property
     def is_for_host(self) -> bool:

@@ -53,7 +53,9 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(65_536, ge=1024)
     max_model_bytes: int = Field(16 << 20, ge=1024)  # of an uploaded cost model
     max_program_bytes: int = Field(1 << 20, ge=1024, le=1 << 20)  # of POST /v1/programs
-    key: str | None = None  # an API key for the service that --service names
+    service_url: str | None = None  # of the service that @autotune asks; None: it tunes here
+    service_timeout_s: float = Field(900.0, gt=0)  # it waits so long for a run of that service
+    key: str | None = None  # an API key for that service, and for the one that --service names
     auth: Literal["auto", "required", "off"] = "auto"  # auto: required unless bound to loopback
     rate_limit: str = "6000/minute"  # requests per API key, for each process of the service
     max_in_flight: int = Field(128, ge=1)  # requests waiting for an answer; beyond: 503

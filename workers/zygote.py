@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -43,6 +44,8 @@ def serve(config: dict[str, Any]) -> None:
     for module in config["preload"]:
         with contextlib.suppress(ImportError):  # an optional rival may not be installed
             importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # a full collection of a child would walk, and copy, all that was imported
     children: dict[int, int] = {}  # pid -> status pipe
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)

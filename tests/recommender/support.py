@@ -13,7 +13,7 @@ from recommender.analytic import estimate
 from recommender.cpu_model import CpuConstants
 from recommender.hardware import HardwareProfile, load_profile
 from recommender.measurement import Measurement, MeasureStatus, Protocol, Toolchain
-from recommender.nearest import fastest, workload_distance
+from recommender.nearest import device_distance, fastest, workload_distance
 from recommender.ports import StoredModel
 from recommender.space import SearchSpace
 from recommender.workload import Workload
@@ -157,11 +157,18 @@ class MemoryStore:
         ]
         return found[:limit]
 
-    def nearest(self, workload: Workload, *, count: int = 9) -> Sequence[Measurement]:
+    def nearest(
+        self, workload: Workload, *, count: int = 9, hardware: HardwareProfile | None = None
+    ) -> Sequence[Measurement]:
         good = [m for m in self.all if m.status is MeasureStatus.OK]
         alike = [m for m in good if m.workload.kernel == workload.kernel]
         apart = {m.workload: workload_distance(m.workload, workload) for m in alike}
-        near = sorted(apart, key=lambda w: apart[w])[:count]
+        in_turn = sorted(apart, key=lambda w: apart[w])
+        near = in_turn[:count]
+        if hardware is not None:
+            like = {m.workload for m in alike if device_distance(m.hardware, hardware) < math.inf}
+            here = {m.workload for m in alike if m.hardware.key == hardware.key}
+            near += [w for of in (like, here) for w in [w for w in in_turn if w in of][:count]]
         groups: dict[object, list[Measurement]] = {}
         for m in alike:
             if m.workload in near:

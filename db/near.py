@@ -1,0 +1,140 @@
+"""What was fastest for the workloads nearest to one, with enough of them from devices of use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import bindparam, select
+from sqlalchemy.orm import Session
+
+from db.models import FacetRow, HardwareRow, MeasurementRow
+from db.reader import Reader
+from db.records import MeasurementQuery
+from db.rows import hardware_of
+from db.scope import Scope
+from recommender.hardware import HardwareProfile
+from recommender.measurement import Measurement, MeasureStatus
+from recommender.nearest import UNUSABLE, WorkloadIndex
+from recommender.workload import Workload
+
+BLOCKS = (64, 512)  # near workloads that are looked through for those of a device
+MOST_KEPT = 4096
+Winners = MutableMapping[int, Sequence[Measurement]]
+
+
+@dataclass(frozen=True, slots=True)
+class Workloads:
+    """The workloads of a kernel: their ids in the order of the index, and their keys."""
+
+    ids: list[int]
+    keys: frozenset[str]
+    index: WorkloadIndex
+
+
+class Near:
+    """Looks up winners: of a workload the fastest OK of every device, toolchain and protocol."""
+
+    def __init__(self, session: Session, reader: Reader, kernel: str, kept: Winners) -> None:
+        """Args: kept: winners of workloads, by their ids, as long as the log stays as it is."""
+        self._session, self._reader, self._kernel, self._kept = session, reader, kernel, kept
+        self._workloads: dict[int, Workload] = {}
+
+    def winners(
+        self, workload: Workload, known: Workloads, count: int, hardware: HardwareProfile | None
+    ) -> list[Measurement]:
+        """Return the winners of the ``count`` nearest workloads.
+
+        With ``hardware`` also those of the ``count`` nearest ones that were measured on devices of
+        its kind, and on the device itself: many records of others do not crowd them out.
+        """
+        first = self._of([number for number, _ in self._nearest(workload, known, count)])
+        found = [m for winners in first for m in winners]
+        if (
+            hardware is None
+            or len(first) < count
+            or self._missing(first, {hardware.key}, count) < 1
+        ):
+            return found
+        far = self._nearest(workload, known, max(count, BLOCKS[-1]))[count:]
+        rest = [number for number, distance in far if distance <= UNUSABLE]
+        for keys in (self._keys_like(hardware), {hardware.key}):
+            more = self._measured_on(keys, rest, self._missing(first, keys, count))
+            found += [m for winners in self._of(more) for m in winners if m not in found]
+        return found
+
+    def _nearest(self, workload: Workload, known: Workloads, count: int) -> list[tuple[int, float]]:
+        """Return ids of workloads and their distances."""
+        places = known.index.nearest(workload, count)
+        self._workloads |= {known.ids[i]: known.index.workloads[i] for i, _ in places}
+        return [(known.ids[i], distance) for i, distance in places]
+
+    @staticmethod
+    def _missing(first: Sequence[Sequence[Measurement]], keys: set[str], count: int) -> int:
+        """Return how many more workloads measured on devices are wanted."""
+        return count - sum(any(m.hardware.key in keys for m in winners) for winners in first)
+
+    def _keys_like(self, hardware: HardwareProfile) -> set[str]:
+        """Return the devices that tell something about one."""
+        query = select(HardwareRow).where(HardwareRow.kind == hardware.kind)
+        devices = map(hardware_of, self._session.scalars(query))
+        return {d.key for d in devices if d.is_emulated == hardware.is_emulated}
+
+    def _measured_on(self, keys: set[str], rest: Sequence[int], count: int) -> list[int]:
+        """Return the first ``count`` of the workloads ``rest`` that were measured on devices."""
+        found: list[int] = []
+        if not keys or not rest or count < 1:
+            return found
+        values = {"kernel": self._kernel, "keys": sorted(keys)}
+        facets = self._session.connection().execute(FACETS, values).scalars().all()
+        if not facets:
+            return found
+        for start, end in zip((0, *BLOCKS[:-1]), BLOCKS, strict=True):
+            some = rest[start:end]
+            if not some or len(found) >= count:
+                break
+            part = {"some": list(some), "facets": list(facets)}
+            have = set(self._session.connection().execute(HAVE, part).scalars())
+            found += [number for number in some if number in have]
+        return found[:count]
+
+    def _of(self, ids: Sequence[int]) -> list[Sequence[Measurement]]:
+        """Return the winners of some workloads."""
+        found = {number: self._kept.get(number) for number in ids}
+        missing = [number for number, winners in found.items() if winners is None]
+        if missing:
+            read = dict(self._read(missing))
+            if len(self._kept) > MOST_KEPT:
+                self._kept.clear()
+            self._kept.update(read)
+            found |= read
+        return [winners for winners in found.values() if winners is not None]
+
+    def _read(self, ids: Sequence[int]) -> Iterator[tuple[int, list[Measurement]]]:
+        query = MeasurementQuery(kernel=self._kernel, winners=True)
+        rows = Scope(query).fastest(self._session, ids)
+        numbers = [row[-1] for row in rows]
+        records = self._reader.load(self._session, numbers, workloads=self._workloads)
+        by_id = {record.id: record.measurement for record in records}
+        for number in ids:
+            own = (by_id.get(row[-1]) for row in rows if row[0] == number)
+            yield number, [m for m in own if m is not None]
+
+
+FACETS = (
+    select(FacetRow.id)
+    .join(HardwareRow, FacetRow.hardware_id == HardwareRow.id)
+    .where(
+        FacetRow.kernel == bindparam("kernel"),
+        FacetRow.status == MeasureStatus.OK.value,
+        HardwareRow.key.in_(bindparam("keys", expanding=True)),
+    )
+)
+HAVE = (
+    select(MeasurementRow.workload_id)
+    .where(
+        MeasurementRow.workload_id.in_(bindparam("some", expanding=True)),
+        MeasurementRow.facet_id.in_(bindparam("facets", expanding=True)),
+    )
+    .distinct()
+)
