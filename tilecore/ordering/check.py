@@ -1,0 +1,61 @@
+"""check(): the faults of an order program, and the barriers in its loops that it does not need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tilecore.ordering.code import Flattener
+from tilecore.ordering.faults import Fault
+from tilecore.ordering.machine import Machine, Unrolling
+from tilecore.ordering.program import Act, If, Loop, Node, OrderProgram, Seq, Site, While, children
+
+ALL = Unrolling(first=1 << 30)
+
+
+def check(program: OrderProgram, unrolling: Unrolling = ALL) -> list[Fault]:
+    """Return the faults of a program, each pair of instructions once."""
+    code = Flattener(program.slots).flatten(program.body)
+    machine = Machine(program, code, unrolling)
+    machine.run()
+    return list(machine.faults.found.values())
+
+
+def unneeded(program: OrderProgram, unrolling: Unrolling = ALL) -> list[Site]:
+    """Return the barriers and fences inside loops without which a program is in order as well."""
+    found = []
+    for act in dict.fromkeys(_in_loops(program.body, is_inside=False)):
+        without = replace(program, body=_without(program.body, act))
+        if not check(without, unrolling):
+            found.append(program.sites[act.site])
+    return found
+
+
+def _in_loops(node: Node, *, is_inside: bool) -> Iterator[Act]:
+    if isinstance(node, Act):
+        if is_inside and node.kind in ("barrier", "fence"):
+            yield node
+        return
+    is_loop = isinstance(node, (Loop, While))
+    for child in children(node):
+        yield from _in_loops(child, is_inside=is_inside or is_loop)
+
+
+def without(program: OrderProgram, act: Act) -> OrderProgram:
+    """Return a program that lacks an instruction."""
+    return replace(program, body=_without(program.body, act))
+
+
+def _without(node: Node, act: Act) -> Node:
+    match node:
+        case Seq(parts=parts):
+            return Seq(tuple(_without(p, act) for p in parts if p is not act))
+        case If(cond=cond, then=then, other=other):
+            rest = None if other is None else _without(other, act)
+            return If(cond, _without(then, act), rest)
+        case Loop(slot=slot, start=start, extent=extent, body=body):
+            return Loop(slot, start, extent, _without(body, act))
+        case While(cond=cond, body=body):
+            return While(cond, _without(body, act))
+        case _:
+            return Seq(()) if node is act else node

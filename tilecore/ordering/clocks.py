@@ -1,0 +1,172 @@
+"""Vector clocks: what each thread knows of what has happened.
+
+Agents are threads, the cp.async of each thread, and asynchronous units that come up (the loads of
+an mbarrier, the products of a warpgroup, ...). A time is the number of an event of the whole run.
+Threads that met know the same: they share one ``Knowledge``, beside what each knows of itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tilecore.ordering.program import Array
+
+WARP = 32
+UNITS = 512  # asynchronous units beside cp.async
+
+
+class Knowledge:
+    """The last event of each agent that is known (``seen``), and that async units see."""
+
+    __slots__ = ("best", "fenced", "floor", "seen", "units")
+
+    def __init__(self, seen: Array, fenced: Array) -> None:
+        self.seen, self.fenced = seen, fenced
+        self.units = -1  # of which ``best`` and ``floor`` know
+        self.best: Array = seen
+        self.floor = 0
+
+    def join(self, other: Knowledge) -> Knowledge:
+        """Return what either knows."""
+        return Knowledge(
+            np.maximum(self.seen, other.seen), np.maximum(self.fenced, other.fenced)
+        )
+
+
+class Clocks:
+    """The clocks of all threads."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self.now = 1
+        size = 2 * threads + UNITS
+        self.bases = [Knowledge(np.zeros(size, np.int64), np.zeros(size, np.int64))]
+        self.base = np.zeros(threads, np.int64)  # of each thread, by number
+        self.fenced = np.zeros(threads, np.int64)  # own writes until then are seen by async units
+        self.copied = np.zeros(threads, np.int64)  # own cp.async until then have arrived ...
+        self.copies_fenced = np.zeros(threads, np.int64)  # ... and are seen by async units
+        self.units: list[str] = []  # names
+        self._of: dict[object, int] = {}
+
+    def tick(self) -> int:
+        """Return the time of a new event."""
+        self.now += 1
+        return self.now
+
+    def unit(self, key: object, name: str) -> int:
+        """Return the agent of an asynchronous unit."""
+        if key not in self._of:
+            self._of[key] = 2 * self.threads + len(self.units)
+            self.units.append(name)
+            if len(self.units) > UNITS:
+                raise OverflowError(f"expected at most {UNITS} asynchronous units")
+        return self._of[key]
+
+    def name(self, agent: int) -> str:
+        """Return what an agent is called."""
+        if agent < self.threads:
+            return f"thread {agent}"
+        if agent < 2 * self.threads:
+            return f"cp.async of thread {agent - self.threads}"
+        return self.units[agent - 2 * self.threads]
+
+    def groups(self, ids: Array) -> Iterator[tuple[Knowledge, Array]]:
+        """Yield (what they share, threads) of some threads."""
+        of = self.base[ids]
+        first = of[0]
+        if (of == first).all():
+            yield self.bases[first], ids
+            return
+        for number in np.unique(of):
+            yield self.bases[number], ids[of == number]
+
+    def adopt(self, ids: Array, told: Knowledge) -> None:
+        """Let threads know what they are told."""
+        for mine, some in list(self.groups(ids)):
+            if mine is not told:
+                self._set(some, mine.join(told))
+
+    def _set(self, ids: Array, knowledge: Knowledge) -> None:
+        self.bases.append(knowledge)
+        self.base[ids] = len(self.bases) - 1
+        if len(self.bases) > 4096:
+            kept, numbers = np.unique(self.base, return_inverse=True)
+            self.bases = [self.bases[k] for k in kept]
+            self.base = numbers.reshape(self.base.shape)
+
+    def published(self, ids: Array) -> Knowledge:
+        """Return what threads know together, themselves included; later events are new."""
+        total: Knowledge | None = None
+        for mine, _ in self.groups(ids):
+            total = mine if total is None else total.join(mine)
+        assert total is not None
+        made = Knowledge(total.seen.copy(), total.fenced.copy())
+        copies = ids + self.threads
+        made.seen[ids] = self.now
+        made.fenced[ids] = np.maximum(made.fenced[ids], self.fenced[ids])
+        made.seen[copies] = np.maximum(made.seen[copies], self.copied[ids])
+        made.fenced[copies] = np.maximum(made.fenced[copies], self.copies_fenced[ids])
+        self.tick()
+        return made
+
+    def meet(self, ids: Array) -> None:
+        """Let threads know of each other all that they know."""
+        self._set(ids, self.published(ids))
+
+    def tell(self, ids: Array, agent: int, time: int) -> None:
+        """Let threads know that an agent is done until ``time``."""
+        for mine, some in list(self.groups(ids)):
+            if mine.seen[agent] < time:
+                seen = mine.seen.copy()
+                seen[agent] = time
+                self._set(some, Knowledge(seen, mine.fenced))
+
+    def fence(self, ids: Array) -> None:
+        """Make all that threads know of visible to asynchronous units."""
+        for mine, some in list(self.groups(ids)):
+            self._set(some, Knowledge(mine.seen, np.maximum(mine.fenced, mine.seen)))
+        self.fenced[ids] = self.now
+        self.copies_fenced[ids] = self.copied[ids]
+        self.tick()
+
+    def known(self, ids: Array, agents: Array, times: Array) -> Array:
+        """Return for each thread whether it knows of an event of an agent."""
+        made = np.empty(len(ids), bool)
+        of = self.base[ids]
+        first = of[0]
+        if (of == first).all():
+            made = self.bases[first].seen[agents] >= times
+        else:
+            for number in np.unique(of):
+                at = of == number
+                made[at] = self.bases[number].seen[agents[at]] >= times[at]
+        if not made.all():
+            made |= agents == ids
+            made |= (agents == ids + self.threads) & (self.copied[ids] >= times)
+        return made
+
+    def visible(self, ids: Array, agents: Array, times: Array) -> Array:
+        """Return for each thread whether async units it starts see a write of an agent."""
+        made = np.empty(len(ids), bool)
+        of = self.base[ids]
+        for number in np.unique(of):
+            at = of == number
+            made[at] = self.bases[number].fenced[agents[at]] >= times[at]
+        if not made.all():
+            made |= (agents == ids) & (self.fenced[ids] >= times)
+            made |= (agents == ids + self.threads) & (self.copies_fenced[ids] >= times)
+        return made
+
+    def best(self, mine: Knowledge, readers: list[int]) -> tuple[Array, int]:
+        """Return (per warp the least known time of its lanes, then of ``readers``; the least)."""
+        if mine.units != len(readers):
+            warps = mine.seen[: self.threads]
+            if self.threads % WARP:
+                warps = np.append(warps, np.full(-self.threads % WARP, np.iinfo(np.int64).max))
+            least = warps.reshape(-1, WARP).min(1)
+            mine.best = np.append(least, mine.seen[readers]) if readers else least
+            mine.floor = int(mine.best.min())
+            mine.units = len(readers)
+        return mine.best, mine.floor
