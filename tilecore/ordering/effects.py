@@ -375,7 +375,7 @@ def access_global(site: int, slot: int, index: Operand, size: int, way: str) -> 
     assert not isinstance(index, Pointer) and index is not None
 
     def run(machine: Machine, env: Env) -> None:
-        at = index(env)
+        at = index(env) if slot in machine.program.globals else None
         if at is None:
             return
         _touch(machine, machine.tensor_shadow(slot), env[0].ids, env[0].of(at), size, site, way)
@@ -413,6 +413,6 @@ FIXED: dict[str, tuple[Callable[[int], Run], str, bool]] = {
     "fence_async": (fence_async, "fence", False),
     "cp_async_commit": (cp_async_commit, "commit", False),
     "bulk_commit": (bulk_commit, "commit", False),
-    "wgmma_fence": (lambda s: lambda m, e: m.products.fence(e[0].ids), "fence", False),
+    "wgmma_fence": (lambda s: lambda m, e: m.products.fence(e[0].ids), "registers", False),
     "wgmma_commit": (lambda s: lambda m, e: m.products.commit(e[0].ids), "commit", False),
 }

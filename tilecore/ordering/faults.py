@@ -14,7 +14,8 @@ class Fault:
     Attributes:
         kind: "race" (two accesses without an order), "proxy" (a fence.proxy.async is missing),
             "deadlock", "arrivals" (not as many as a barrier expects), "in flight" (when a thread
-            exits), "registers" (of a product under way), "setup" (of a barrier).
+            exits), "registers" (of a product under way), "setup" (of a barrier), "bounds" (outside
+            of the memory).
         text: what was expected and found.
         first: the site of the earlier access, or of the only one.
         second: that of the later one.

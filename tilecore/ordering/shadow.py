@@ -90,14 +90,25 @@ class Shadow:
         self.reads = Reads(clocks, size)
         self.atomics: Reads | None = None
 
-    def spread(self, ids: Array, start: Array, width: int) -> tuple[Array, Array]:
+    def spread(self, ids: Array, start: Array, width: int, site: int) -> tuple[Array, Array]:
         """Return (thread, granule) of accesses of ``width`` bytes."""
         count = max(1, width // self.granule)
-        first = start // self.granule
-        if count == 1:
-            return ids, first
-        at = (first[:, None] + np.arange(count)).ravel()
-        return np.repeat(ids, count), at
+        at = start // self.granule
+        if count > 1:
+            at = (at[:, None] + np.arange(count)).ravel()
+            ids = np.repeat(ids, count)
+        return ids, self._inside(at, site)
+
+    def _inside(self, at: Array, site: int) -> Array:
+        """Return granules, of which those outside of the memory become the last one."""
+        end = len(self.writer)
+        if int(at.max()) < end and int(at.min()) >= 0:
+            return at
+        outside = int(at[(at >= end) | (at < 0)][0])
+        self.faults.add(
+            "bounds", f"expected less than {end * self.granule}, found {self.place(outside)}", site
+        )
+        return np.where(at < 0, 0, np.minimum(at, end - 1))
 
     def _written(self, ids: Array, at: Array, site: int, what: str, *, is_async: bool) -> None:
         """Hold an access against the writes before it."""
@@ -146,7 +157,7 @@ class Shadow:
 
     def read(self, ids: Array, start: Array, width: int, site: int) -> None:
         """Let threads read."""
-        ids, at = self.spread(ids, start, width)
+        ids, at = self.spread(ids, start, width, site)
         what = f"thread {int(ids[0])} reads"
         self._written(ids, at, site, what, is_async=False)
         self._after(self.atomics, ids, at, site, what)
@@ -161,18 +172,24 @@ class Shadow:
     def write(self, ids: Array, start: Array, width: int, site: int, agents: Array) -> None:
         """Let threads, or the cp.async of threads, write."""
         count = max(1, width // self.granule)
-        ids, at = self.spread(ids, start, width)
+        ids, at = self.spread(ids, start, width, site)
         what = f"{self.clocks.name(int(agents[0]))} writes"
         self._written(ids, at, site, what, is_async=False)
         self._after(self.reads, ids, at, site, what)
         self._after(self.atomics, ids, at, site, what)
-        self._set(at, np.repeat(agents, count) if count > 1 else agents, site, generic=True)
+        agents = np.repeat(agents, count) if count > 1 else agents
+        self._set(at, agents, site, generic=True)
+        if int(agents[0]) >= self.clocks.threads:  # copies of different bytes
+            late = self.writer[at] != agents
+            if late.any():
+                n = int(np.argmax(late))
+                self._race(int(at[n]), int(agents[n]), site, "writes", site, what)
 
     def update(self, ids: Array, start: Array, width: int, site: int) -> None:
         """Let threads update atomically."""
         if self.atomics is None:
             self.atomics = Reads(self.clocks, len(self.writer))
-        ids, at = self.spread(ids, start, width)
+        ids, at = self.spread(ids, start, width, site)
         what = f"thread {int(ids[0])} updates"
         self._written(ids, at, site, what, is_async=False)
         self._after(self.reads, ids, at, site, what)
@@ -180,7 +197,7 @@ class Shadow:
 
     def read_by(self, agent: int, thread: int, at: Array, site: int) -> None:
         """Let an asynchronous unit read granules, for a thread that starts it."""
-        ids = np.full(len(at), thread)
+        ids, at = np.full(len(at), thread), self._inside(at, site)
         what = f"{self.clocks.name(agent)} reads"
         self._written(ids, at, site, what, is_async=True)
         self._after(self.atomics, ids, at, site, what)
@@ -188,7 +205,7 @@ class Shadow:
 
     def write_by(self, agent: int, thread: int, at: Array, site: int) -> None:
         """Let an asynchronous unit write granules, for a thread that starts it."""
-        ids = np.full(len(at), thread)
+        ids, at = np.full(len(at), thread), self._inside(at, site)
         what = f"{self.clocks.name(agent)} writes"
         self._written(ids, at, site, what, is_async=False)
         self._after(self.reads, ids, at, site, what)

@@ -225,10 +225,11 @@ class LaunchLowering:
 
     def statement(self, stmt: Stmt) -> None:
         """Emit one statement, after the barrier that it needs."""
-        self.running.before(stmt)
-        if stmt in self.plan.barriers:
-            self.meetings.sync()
-        self._statement(stmt)
+        with self.builder.at(stmt.span):
+            self.running.before(stmt)
+            if stmt in self.plan.barriers:
+                self.meetings.sync()
+            self._statement(stmt)
 
     @contextlib.contextmanager
     def _as_team(self, body: Stmt) -> Iterator[None]:

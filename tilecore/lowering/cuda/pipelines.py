@@ -73,7 +73,8 @@ class AsyncPipeline:
     def _copies(self, turn: Any) -> None:
         with self.owner.loops.named(self.pipeline.loop, add(self.start, turn)):
             for copy in self.pipeline.copies:
-                AsyncCopyLowering(self.accessor, self.owner.plan.nests[copy]).emit()
+                with self.builder.at(copy.span):
+                    AsyncCopyLowering(self.accessor, self.owner.plan.nests[copy]).emit()
 
 
 class BoxPipelines:
@@ -186,8 +187,9 @@ class BoxPipelines:
                     group = pipeline.group(copy)
                     empty = self.barrier(copy, "empty", stage)
                     wait = ptx.barrier_wait(of_cluster=group is not None)
-                    builder.evaluate(wait.call(empty, index(1) - parity))
-                    self._load(copy, box, self.barrier(copy, "full", stage), group)
+                    with builder.at(copy.span):
+                        builder.evaluate(wait.call(empty, index(1) - parity))
+                        self._load(copy, box, self.barrier(copy, "full", stage), group)
             self.next_turn(pipeline)
         use_stage(self.owner, pipeline.copies, 0)
 
