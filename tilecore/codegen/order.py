@@ -8,86 +8,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tvm
 import tvm_ffi
 from tvm import tirx as tir
-from tvm.tirx.buffer import is_buffer_var
 
-from tilecore.codegen.order_values import (
-    BINARY,
-    CALLS,
-    Known,
-    binary,
-    choice,
-    expression,
-    negated,
-    unary,
-)
-from tilecore.errors import SourceSpan
-from tilecore.ir.dtype import DType
+from tilecore.codegen.order_memory import ALIGNMENT, CALL, INTEGERS, Expressions, Memory, Reading
+from tilecore.codegen.order_values import BINARY, Known, binary, expression
+from tilecore.errors import SourceSpan, UnsupportedOnTarget
 from tilecore.ordering import effects as do
 from tilecore.ordering.instructions import act_of
-from tilecore.ordering.matrix_effects import descriptor
 from tilecore.ordering.operands import Operand, Pointer
 from tilecore.ordering.program import (
     Act,
     Env,
     If,
     Jump,
-    Lanes,
     Let,
     Loop,
     Node,
     OrderProgram,
     Seq,
-    Site,
     Value,
     While,
 )
 
-CALL = "tirx.cuda.func_call"
-ALIGNMENT = 1024
-OPEN_SIZE = 300  # what a dimension is taken for that is not known: ragged for all tiles
-WARP = 32
-INTEGERS = ("int", "uint", "bool")
+PARTS: dict[type, tuple[str, ...]] = {
+    tir.Cast: ("value",), tir.Not: ("a",), tir.Broadcast: ("value",),
+    tir.Select: ("condition", "true_value", "false_value"),
+}  # fmt: skip
 
+UNDER_WAY = ("tc_wgmma_", "tc_tensor_load_")  # instructions whose registers are not at once free
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Where a buffer lies.
-
-    Attributes:
-        space: "shared", "local" or "global".
-        slot: number of the array or tensor.
-        base: its first byte in shared memory.
-        itemsize: bytes of an element.
-        shape: of the buffer.
-    """
-
-    space: str
-    slot: int
-    base: int
-    itemsize: int
-    shape: tuple[Any, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What is assumed to read a kernel.
-
-    Attributes:
-        boxes: bytes of the boxes of tensor maps, by the name of the parameter.
-        scalars: values of scalar parameters and dimensions, by name.
-        is_last: whether the last block (cluster) of the grid is read, or the first.
-    """
-
-    boxes: Mapping[str, int]
-    scalars: Mapping[str, int]
-    is_last: bool = True
+__all__ = ["KernelReader", "Reading", "read_kernels"]
 
 
 def read_kernels(func: Any, reading: Reading) -> list[OrderProgram]:
@@ -105,36 +60,8 @@ def read_kernels(func: Any, reading: Reading) -> list[OrderProgram]:
     return found
 
 
-class KernelReader:
+class KernelReader(Expressions):
     """Reads one kernel."""
-
-    def __init__(self, params: Mapping[int, Any], reading: Reading) -> None:
-        self.reading = reading
-        self.slots = 1  # 0: the threads that run
-        self.variables: dict[int, Known] = {}
-        self.setup: dict[int, Value] = {}
-        self.memories: dict[int, Memory] = {}
-        self.pointers: dict[int, Pointer] = {}
-        self.sites: list[Site] = []
-        self.numbers: dict[tuple[Any, ...], int] = {}
-        self.shared_bytes = 0
-        self.widths: set[int] = set()
-        self.of_products: set[int] = set()  # arrays whose registers products use
-        self.addressed: set[int] = set()  # arrays that instructions get the address of
-        self.global_ways: dict[int, set[str]] = {}
-        self.global_sizes: dict[int, int] = {}
-        self.unread: list[int] = []
-        self.span: Any = None
-        for key, param in params.items():
-            self._parameter(key, param)
-
-    def _parameter(self, key: int, param: Any) -> None:
-        if is_buffer_var(param):
-            self._memory(param, "global")
-        elif str(param.name) in self.reading.boxes:
-            self.pointers[key] = Pointer("map", size=self.reading.boxes[str(param.name)])
-        elif str(getattr(param, "ty", "")).startswith(INTEGERS):
-            self.variables[key] = self.reading.scalars.get(str(param.name), OPEN_SIZE)
 
     # --- the kernel ---------------------------------------------------------------------------
 
@@ -172,13 +99,6 @@ class KernelReader:
                 self.variables[hash(var)] = self._constant(number % extent if extent > 1 else 0)
             number = number // extent
 
-    def _constant(self, value: Value) -> Known:
-        if not isinstance(value, np.ndarray):
-            return value
-        slot = self._slot()
-        self.setup[slot] = value
-        return lambda env: env[slot]
-
     def _blocks(self, extents: Mapping[str, tuple[int, Any]], clusters: Sequence[int]) -> None:
         rank: Any = self.rank
         for axis, size in zip("xyz", clusters, strict=True):
@@ -202,77 +122,12 @@ class KernelReader:
                     if isinstance(inner, tvm.ir.TensorLoad):
                         key = hash(inner.source)
                         self.addressed.add(key)
-                        if name.startswith("tc_wgmma_") and "keep" not in name and place < 2:
+                        if place < (2 if name.startswith(UNDER_WAY[0]) else 1) and (
+                            name.startswith(UNDER_WAY) and "keep" not in name
+                        ):
                             self.of_products.add(key)
 
         tvm_ffi.structural_walk(nest, (tvm.ir.Call, visit))
-
-    def _slot(self) -> int:
-        self.slots += 1
-        return self.slots - 1
-
-    def _number(self, expr: Any) -> int:
-        value = self.value(expr)
-        return int(value) if isinstance(value, int) else OPEN_SIZE
-
-    def site(self, text: str) -> int:
-        """Return the number of an instruction of the statement that is read."""
-        span = self.span
-        key = (text, *((span.source_name.name, span.line, span.column) if span else ()))
-        if key not in self.numbers:
-            place = None
-            if span is not None:
-                place = SourceSpan(str(span.source_name.name), int(span.line), int(span.column))
-            self.numbers[key] = len(self.sites)
-            self.sites.append(Site(text, place))
-        return self.numbers[key]
-
-    # --- memory -------------------------------------------------------------------------------
-
-    def _memory(self, buffer: Any, space: str, base: int = 0) -> Memory:
-        shape = tuple(self._extent(e) for e in buffer.shape)
-        dtype = str(buffer.dtype)
-        bits = DType(dtype).bits if dtype != "bool" else 8
-        found = Memory(space, self._slot(), base, max(1, bits // 8), shape)
-        self.memories[hash(buffer)] = found
-        return found
-
-    def _extent(self, expr: Any) -> int:
-        return int(expr) if isinstance(expr, (int, tir.IntImm)) else self._number(expr)
-
-    def _allocate(self, buffer: Any) -> None:
-        scope = str(buffer.ty.storage_scope)
-        if not scope.startswith("shared"):
-            self._memory(buffer, "local")
-            return
-        base = -(-self.shared_bytes // ALIGNMENT) * ALIGNMENT
-        made = self._memory(buffer, "shared", base)
-        self.shared_bytes = base + math.prod(made.shape) * made.itemsize
-
-    def _declare(self, buffer: Any, data: Any) -> None:
-        """Let a buffer mean the memory of another one."""
-        source = data
-        while isinstance(source, tvm.ir.Call) and source.args:
-            source = source.args[0]
-        owner = self.memories.get(hash(source))
-        if owner is None:
-            self._memory(buffer, "global")
-            return
-        made = self._memory(buffer, owner.space, owner.base)
-        if owner.space != "shared":
-            self.memories[hash(buffer)] = Memory(
-                owner.space, owner.slot, 0, made.itemsize, made.shape
-            )
-
-    def _place(self, memory: Memory, indices: Sequence[Any]) -> tuple[Known, int]:
-        """Return (the first element of an access, elements side by side)."""
-        lanes, total = 1, 0
-        for index, extent in zip(indices, memory.shape, strict=False):
-            if isinstance(index, tir.Ramp):
-                lanes, index = int(index.lanes), index.base
-            total = binary(BINARY[tir.Mul], total, extent)
-            total = binary(BINARY[tir.Add], total, self.value(index))
-        return total, lanes
 
     def _access(self, load: Any, memory: Memory, indices: Sequence[Any], way: str) -> list[Node]:
         """Return the act of an access by an index."""
@@ -284,11 +139,13 @@ class KernelReader:
         start, lanes = self._place(memory, indices)
         if memory.space == "global":
             return self._global(memory, start, lanes, way)
-        size = lanes * memory.itemsize
         site = self.site(f"{way} of shared memory")
+        if start is None and way == "read" and len(indices) == 1:  # all that it may read
+            start, lanes = self._range(indices[0])
         if start is None:
             self.unread.append(site)
             return []
+        size = lanes * memory.itemsize
         self.widths.add(size & -size)
         offset = binary(BINARY[tir.Mul], start, memory.itemsize)
         offset = binary(BINARY[tir.Add], offset, memory.base)
@@ -303,143 +160,25 @@ class KernelReader:
         run = do.access_global(site, memory.slot, expression(start), lanes, way)
         return [Act(run, site)]
 
-    # --- expressions --------------------------------------------------------------------------
-
-    def value(self, expr: Any) -> Known:
-        """Return the value of an expression: a number, a function of threads, or None."""
-        kind = type(expr)
-        if kind is int or isinstance(expr, tir.IntImm):
-            return int(expr)
-        if isinstance(expr, tir.Var):
-            return self.variables.get(hash(expr))
-        operate = BINARY.get(kind)
-        if operate is not None:
-            return binary(operate, self.value(expr.a), self.value(expr.b))
-        if kind is tir.Cast:
-            return self._cast(expr)
-        if kind is tir.Not:
-            return unary(negated, self.value(expr.a))
-        if kind is tir.Select:
-            return choice(*map(self.value, (expr.condition, expr.true_value, expr.false_value)))
-        if kind is tvm.ir.TensorLoad:
-            return self._loaded(expr)
-        return self._called(expr) if kind is tvm.ir.Call else None
-
-    def _cast(self, expr: Any) -> Known:
-        if not str(expr.ty).startswith(INTEGERS) or not str(expr.value.ty).startswith(INTEGERS):
-            return None
-        inner = self.value(expr.value)
-        if not str(expr.value.ty).startswith("bool"):
-            return inner
-        return unary(lambda x: x.astype(np.int64) if isinstance(x, np.ndarray) else int(x), inner)
-
-    def _loaded(self, load: Any) -> Known:
-        memory = self.memories.get(hash(load.source))
-        if memory is None or not str(load.ty).startswith(INTEGERS):
-            return None
-        if memory.space == "local" and hash(load.source) not in self.addressed:
-            start, _ = self._place(memory, load.indices)
-            if start is None:
-                return None
-            index, slot = expression(start), memory.slot
-            return lambda env: env.machine.load_local(slot, index(env), env[0])
-        if memory.space == "shared" and memory.itemsize == 4:
-            start, _ = self._place(memory, load.indices)
-            if isinstance(start, int):
-                at = start * 4 + memory.base
-                return lambda env: env.machine.words.get(at)
-        return None
-
-    def _called(self, call: Any) -> Known:
-        name = str(call.op.name).split(".")[-1]
-        if name == "if_then_else":
-            return choice(*(self.value(a) for a in call.args))
-        if name in CALLS:
-            return binary(CALLS[name], *(self.value(a) for a in call.args))
-        if name == "likely":
-            return self.value(call.args[0])
-        if str(call.op.name) != CALL:
-            return None
-        return self._told(str(call.args[0].value).removeprefix("tc_"), call.args[1:])
-
-    def _told(self, name: str, args: Sequence[Any]) -> Known:
-        """Return the result of a device function, where it does not follow from data."""
-        if name.startswith("warp_index"):
-            return self._constant(self.thread // WARP)
-        if name == "lane_index":
-            return self._constant(self.thread % WARP)
-        if name == "cluster_rank":
-            return self._constant(self.rank) if self.blocks > 1 else 0
-        if name == "elect":
-            return _elected
-        if "descriptor_" in name:
-            swizzle, leading, stride = (int(n) for n in name.split("_")[-3:])
-            pointer = self.operand(args[0])
-            assert isinstance(pointer, Pointer)
-            return descriptor(pointer, swizzle, leading, stride)
-        if name.startswith("shuffle_idx_int32_32"):
-            given, lane = self.value(args[0]), self.value(args[1])
-            return _shuffled(given, lane) if given is not None and isinstance(lane, int) else None
-        return None
-
-    def operand(self, expr: Any) -> Operand:
-        """Return an argument of a device function."""
-        if isinstance(expr, tir.Var) and hash(expr) in self.pointers:
-            return self.pointers[hash(expr)]
-        if isinstance(expr, tvm.ir.Call):
-            name = str(expr.op.name)
-            if name == "tirx.address_of":
-                return self._pointer(expr.args[0])
-            if name == CALL and str(expr.args[0].value) == "tc_cluster_address":
-                there = self.operand(expr.args[1])
-                assert isinstance(there, Pointer)
-                rank = expression(self.value(expr.args[2]))
-                return Pointer("shared", offset=there.offset, rank=rank)
-        found = self.value(expr)
-        return None if found is None else expression(found)
-
-    def _pointer(self, inner: Any) -> Operand:
-        if isinstance(inner, tir.Var):
-            return self.pointers.get(hash(inner))
-        memory = self.memories.get(hash(inner.source))
-        if memory is None:
-            return Pointer("global")
-        start, _ = self._place(memory, inner.indices)
-        if memory.space != "shared":
-            return Pointer(memory.space, memory.slot, expression(start))
-        if start is None:
-            return Pointer("nowhere")
-        offset = binary(BINARY[tir.Mul], start, memory.itemsize)
-        return Pointer("shared", offset=expression(binary(BINARY[tir.Add], offset, memory.base)))
-
     # --- what expressions do ------------------------------------------------------------------
 
     def acts(self, expr: Any) -> Iterator[Node]:
         """Yield what evaluating an expression does, in order."""
         kind = type(expr)
-        if kind is tvm.ir.TensorLoad:
+        if kind is tvm.ir.Call:
+            yield from self._call(expr)
+        elif kind is tvm.ir.TensorLoad:
             for index in expr.indices:
                 yield from self.acts(index)
             memory = self.memories.get(hash(expr.source))
             if memory is not None:
                 yield from self._access(expr.source, memory, expr.indices, "read")
-        elif kind is tvm.ir.Call:
-            yield from self._call(expr)
-        elif kind in BINARY:
-            yield from self.acts(expr.a)
-            yield from self.acts(expr.b)
-        elif kind is tir.Cast:
-            yield from self.acts(expr.value)
-        elif kind is tir.Select:
-            for part in (expr.condition, expr.true_value, expr.false_value):
-                yield from self.acts(part)
-        elif kind is tir.Not:
-            yield from self.acts(expr.a)
-        elif kind is tir.Broadcast:
-            yield from self.acts(expr.value)
         elif kind is tir.Shuffle:
             for part in expr.vectors:
                 yield from self.acts(part)
+        else:
+            for name in ("a", "b") if kind in BINARY else PARTS.get(kind, ()):
+                yield from self.acts(getattr(expr, name))
 
     def _call(self, call: Any) -> Iterator[Node]:
         name = str(call.op.name)
@@ -473,7 +212,7 @@ class KernelReader:
             return
         found = act_of(name, args, site)
         if found is None:
-            raise NotImplementedError(f"what `tc_{name}` orders or touches is not known")
+            raise unread(f"the device function tc_{name}", self.sites[site].span)
         self._widths(name, args)
         yield from found
 
@@ -481,7 +220,10 @@ class KernelReader:
         """Yield the use of an array that products use, by another instruction."""
         if not isinstance(given, Pointer) or given.space != "local" or "keep" in name:
             return
-        if name.startswith("wgmma_") or hash(expr.args[0].source) not in self.of_products:
+        if (
+            name.startswith(("wgmma_", "tensor_load_"))
+            or hash(expr.args[0].source) not in self.of_products
+        ):
             return
         writes = place == 0 and not name.startswith(("stmatrix", "tensor_store"))
         site = self.site(name)
@@ -515,7 +257,7 @@ class KernelReader:
             return Seq(tuple(p for p in parts if not isinstance(p, Seq) or p.parts))
         make = STATEMENTS.get(kind)
         if make is None:
-            raise NotImplementedError(f"a TIR statement {kind.__name__}")
+            raise unread(f"the TIR statement {kind.__name__}", None)
         return make(self, stmt)
 
     def _evaluate(self, stmt: Any) -> Node:
@@ -536,6 +278,8 @@ class KernelReader:
         value = self.value(given)
         if value is None or not callable(value):
             self.variables[hash(stmt.var)] = value
+            if value is None:
+                self.definitions[hash(stmt.var)] = given
             return Seq(acts)
         slot = self._slot()
         self.variables[hash(stmt.var)] = lambda env: env[slot]
@@ -597,6 +341,12 @@ class KernelReader:
         return self.statement(stmt.body)
 
 
+def unread(what: str, span: SourceSpan | None) -> UnsupportedOnTarget:
+    """Return the error of something that the proof does not know."""
+    reason = "the proof of order does not know what it does (compile without check_order)"
+    return UnsupportedOnTarget(what=what, target="cuda", reason=reason, span=span)
+
+
 def _is_empty(node: Node) -> bool:
     return isinstance(node, Seq) and all(_is_empty(p) for p in node.parts)
 
@@ -623,28 +373,6 @@ def _local_store(slot: int, start: Known, value: Known, site: int) -> Act:
         machine.store_local(slot, index(env), given(env), env[0])
 
     return Act(run, site)
-
-
-def _elected(env: Env) -> Value:
-    """Return 1 in the first lane that runs of each warp."""
-    lanes: Lanes = env[0]
-    made = np.zeros(len(lanes.bits), np.int64)
-    _, first = np.unique(lanes.ids // WARP, return_index=True)
-    made[lanes.ids[first]] = 1
-    return made
-
-
-def _shuffled(given: Known, lane: int) -> Known:
-    if not callable(given):
-        return given
-
-    def run(env: Env) -> Value:
-        value = given(env)
-        if not isinstance(value, np.ndarray) or len(value) % WARP:
-            return value
-        return np.repeat(value.reshape(-1, WARP)[:, lane], WARP)
-
-    return run
 
 
 STATEMENTS: dict[type, Callable[[KernelReader, Any], Node]] = {

@@ -1,4 +1,4 @@
-"""Values of TIR expressions as the event language has them: numbers, or functions of the threads."""
+"""Values of TIR expressions in the event language: numbers, or functions of the threads."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 It shares nothing with what places barriers (``inference/gpu/barriers.py`` and the lowering):
 ``codegen/order.py`` reads the finished TIR, instruction by instruction, into the event language of
-``program.py``; ``machine.py`` runs all threads of a block, ``clocks.py`` holds what each knows of the
-others, and ``shadow.py`` finds accesses that nothing orders.
+``program.py``; ``machine.py`` runs all threads of a block, ``clocks.py`` holds what each knows of
+the others, and ``shadow.py`` finds accesses that nothing orders.
 """
 
 from tilecore.ordering.check import check, unneeded, without

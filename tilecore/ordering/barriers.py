@@ -19,6 +19,7 @@ class Meeting:
         self.waiting: list[Array] = []
         self.told: list[Knowledge] = []
         self.arrived = 0
+        self.complete: Knowledge | None = None  # what those knew who met last
 
     def arrive(self, ids: Array, count: int, site: int, *, waits: bool) -> Wait:
         """Let threads arrive; return whether all have come."""
@@ -43,6 +44,7 @@ class Meeting:
             told = told.join(other)
         if self.waiting:
             self.clocks.adopt(np.concatenate(self.waiting), told)
+        self.complete = told
         self.generation += 1
         self.arrived, self.waiting, self.told = 0, [], []
 
@@ -65,7 +67,9 @@ class MemoryBarrier:
     def agent(self) -> int:
         """Return the unit whose copies tell this barrier of their bytes."""
         if self.unit < 0:
-            self.unit = self.clocks.unit(("loads", id(self)), f"a load on the mbarrier at {self.at}")
+            self.unit = self.clocks.unit(
+                ("loads", id(self)), f"a load on the mbarrier at {self.at}"
+            )
         return self.unit
 
     def learn(self, told: Knowledge) -> None:
@@ -98,7 +102,8 @@ class MemoryBarrier:
         self.bytes -= size
         seen = np.zeros_like(self.clocks.bases[0].seen)
         seen[self.agent()] = self.clocks.now
-        self.learn(Knowledge(seen, np.zeros_like(seen)))
+        nothing = self.clocks.nothing
+        self.learn(Knowledge(seen, nothing, nothing, nothing))
         self.advance()
 
     def advance(self) -> None:

@@ -23,22 +23,24 @@ def check(program: OrderProgram, unrolling: Unrolling = ALL) -> list[Fault]:
 
 def unneeded(program: OrderProgram, unrolling: Unrolling = ALL) -> list[Site]:
     """Return the barriers and fences inside loops without which a program is in order as well."""
-    found = []
-    for act in dict.fromkeys(_in_loops(program.body, is_inside=False)):
-        without = replace(program, body=_without(program.body, act))
-        if not check(without, unrolling):
-            found.append(program.sites[act.site])
-    return found
+    kinds = ("barrier", "fence")
+    found = [a for a in acts(program, inside_loops=True) if a.kind in kinds]
+    return [program.sites[a.site] for a in found if not check(without(program, a), unrolling)]
 
 
-def _in_loops(node: Node, *, is_inside: bool) -> Iterator[Act]:
+def acts(program: OrderProgram, *, inside_loops: bool = False) -> list[Act]:
+    """Return the instructions that order something: all, or those inside loops."""
+    return list(dict.fromkeys(_acts(program.body, is_inside=not inside_loops)))
+
+
+def _acts(node: Node, *, is_inside: bool) -> Iterator[Act]:
     if isinstance(node, Act):
-        if is_inside and node.kind in ("barrier", "fence"):
+        if is_inside and node.kind != "access":
             yield node
         return
     is_loop = isinstance(node, (Loop, While))
     for child in children(node):
-        yield from _in_loops(child, is_inside=is_inside or is_loop)
+        yield from _acts(child, is_inside=is_inside or is_loop)
 
 
 def without(program: OrderProgram, act: Act) -> OrderProgram:

@@ -18,21 +18,33 @@ UNITS = 512  # asynchronous units beside cp.async
 
 
 class Knowledge:
-    """The last event of each agent that is known (``seen``), and that async units see."""
+    """The last event of each agent that threads know of.
 
-    __slots__ = ("best", "fenced", "floor", "seen", "units")
+    Attributes:
+        seen: what has happened.
+        fenced: writes that asynchronous units see, too.
+        tensor: what happened to tensor memory, as told behind tcgen05.fence::before_thread_sync.
+        after: what a tcgen05.fence::after_thread_sync has taken up of that, and of ``seen``.
+    """
 
-    def __init__(self, seen: Array, fenced: Array) -> None:
-        self.seen, self.fenced = seen, fenced
+    __slots__ = ("after", "best", "fenced", "floor", "seen", "tensor", "units")
+
+    def __init__(self, seen: Array, fenced: Array, tensor: Array, after: Array) -> None:
+        self.seen, self.fenced, self.tensor, self.after = seen, fenced, tensor, after
         self.units = -1  # of which ``best`` and ``floor`` know
         self.best: Array = seen
         self.floor = 0
 
     def join(self, other: Knowledge) -> Knowledge:
-        """Return what either knows."""
+        """Return what either knows; what was taken up is the own."""
         return Knowledge(
-            np.maximum(self.seen, other.seen), np.maximum(self.fenced, other.fenced)
-        )
+            _most(self.seen, other.seen), _most(self.fenced, other.fenced),
+            _most(self.tensor, other.tensor), self.after,
+        )  # fmt: skip
+
+
+def _most(a: Array, b: Array) -> Array:
+    return a if a is b else np.maximum(a, b)
 
 
 class Clocks:
@@ -42,7 +54,9 @@ class Clocks:
         self.threads = threads
         self.now = 1
         size = 2 * threads + UNITS
-        self.bases = [Knowledge(np.zeros(size, np.int64), np.zeros(size, np.int64))]
+        self.of_tensor = np.zeros(size, bool)
+        self.nothing: Array = np.zeros(size, np.int64)
+        self.bases = [Knowledge(self.nothing, self.nothing, self.nothing, self.nothing)]
         self.base = np.zeros(threads, np.int64)  # of each thread, by number
         self.fenced = np.zeros(threads, np.int64)  # own writes until then are seen by async units
         self.copied = np.zeros(threads, np.int64)  # own cp.async until then have arrived ...
@@ -55,9 +69,10 @@ class Clocks:
         self.now += 1
         return self.now
 
-    def unit(self, key: object, name: str) -> int:
-        """Return the agent of an asynchronous unit."""
+    def unit(self, key: object, name: str, *, of_tensor: bool = False) -> int:
+        """Return the agent of an asynchronous unit; ``of_tensor``: it uses tensor memory."""
         if key not in self._of:
+            self.of_tensor[2 * self.threads + len(self.units)] = of_tensor
             self._of[key] = 2 * self.threads + len(self.units)
             self.units.append(name)
             if len(self.units) > UNITS:
@@ -102,7 +117,7 @@ class Clocks:
         for mine, _ in self.groups(ids):
             total = mine if total is None else total.join(mine)
         assert total is not None
-        made = Knowledge(total.seen.copy(), total.fenced.copy())
+        made = Knowledge(total.seen.copy(), total.fenced.copy(), total.tensor, self.nothing)
         copies = ids + self.threads
         made.seen[ids] = self.now
         made.fenced[ids] = np.maximum(made.fenced[ids], self.fenced[ids])
@@ -121,27 +136,42 @@ class Clocks:
             if mine.seen[agent] < time:
                 seen = mine.seen.copy()
                 seen[agent] = time
-                self._set(some, Knowledge(seen, mine.fenced))
+                self._set(some, Knowledge(seen, mine.fenced, mine.tensor, mine.after))
+
+    def tell_own(self, ids: Array, agent: int, time: int) -> None:
+        """Let threads know that a unit they started is done with tensor memory until ``time``."""
+        self.tell(ids, agent, time)
+        for mine, some in list(self.groups(ids)):
+            if mine.after[agent] < time:
+                after = mine.after.copy()
+                after[agent] = time
+                self._set(some, Knowledge(mine.seen, mine.fenced, mine.tensor, after))
+
+    def fence_tensor(self, ids: Array, *, before: bool) -> None:
+        """Order accesses of tensor memory with a barrier that follows, or came before."""
+        for mine, some in list(self.groups(ids)):
+            tensor = _most(mine.tensor, mine.seen) if before else mine.tensor
+            after = mine.after if before else np.where(self.of_tensor, mine.tensor, mine.seen)
+            after = _most(mine.after, after)
+            self._set(some, Knowledge(mine.seen, mine.fenced, tensor, after))
 
     def fence(self, ids: Array) -> None:
         """Make all that threads know of visible to asynchronous units."""
         for mine, some in list(self.groups(ids)):
-            self._set(some, Knowledge(mine.seen, np.maximum(mine.fenced, mine.seen)))
+            fenced = np.maximum(mine.fenced, mine.seen)
+            self._set(some, Knowledge(mine.seen, fenced, mine.tensor, mine.after))
         self.fenced[ids] = self.now
         self.copies_fenced[ids] = self.copied[ids]
         self.tick()
 
-    def known(self, ids: Array, agents: Array, times: Array) -> Array:
+    def known(self, ids: Array, agents: Array, times: Array, *, in_tensor: bool = False) -> Array:
         """Return for each thread whether it knows of an event of an agent."""
         made = np.empty(len(ids), bool)
         of = self.base[ids]
-        first = of[0]
-        if (of == first).all():
-            made = self.bases[first].seen[agents] >= times
-        else:
-            for number in np.unique(of):
-                at = of == number
-                made[at] = self.bases[number].seen[agents[at]] >= times[at]
+        for number in of[:1] if (of == of[0]).all() else np.unique(of):
+            at = of == number
+            mine = self.bases[number]
+            made[at] = (mine.after if in_tensor else mine.seen)[agents[at]] >= times[at]
         if not made.all():
             made |= agents == ids
             made |= (agents == ids + self.threads) & (self.copied[ids] >= times)

@@ -1,37 +1,28 @@
-"""What each instruction does to memory and barriers, by its name in the generated code.
+"""What instructions do to memory, and barriers of threads.
 
 Source: PTX ISA 9.0, chapters 8 (memory consistency model) and 9.7.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from tilecore.ordering.barriers import MemoryBarrier, Meeting
-from tilecore.ordering.clocks import Knowledge
-from tilecore.ordering.machine import Machine, StoreGroups
-from tilecore.ordering.operands import Operand, Pointer
+from tilecore.ordering.barriers import Meeting
+from tilecore.ordering.copies import StoreGroups
+from tilecore.ordering.machine import Machine
+from tilecore.ordering.operands import (
+    Operand,
+    Pointer,
+    Run,
+    addresses,
+    blocks_of,
+    number_of,
+)
 from tilecore.ordering.program import Array, Env, Wait
 
-Run = Callable[[Machine, Env], Wait | None]
-Maker = Callable[..., Run]
 CLUSTER = -1  # number of the barrier of a cluster
-
-
-def _at(machine: Machine, pointer: Pointer, env: Env) -> Array:
-    found = pointer.shared(machine, env)
-    assert found is not None, "the reader makes no act of an address that follows from data"
-    return found
-
-
-def _number(value: Operand, env: Env) -> Any:
-    assert not isinstance(value, Pointer)
-    found = value(env) if value is not None else None
-    return int(found[env[0].ids[0]]) if isinstance(found, np.ndarray) else found
 
 
 # --- threads ----------------------------------------------------------------------------------
@@ -63,7 +54,7 @@ def bar(site: int, number: Operand, count: Operand, *, waits: bool) -> Run:
     """Some threads at a named barrier."""
 
     def run(machine: Machine, env: Env) -> Wait | None:
-        made = _meet(machine, env, _number(number, env), _number(count, env), site, waits)
+        made = _meet(machine, env, number_of(number, env), number_of(count, env), site, waits)
         return made if waits else None
 
     return run
@@ -84,10 +75,9 @@ def cluster_arrive(site: int) -> Run:
     """Half of the barrier of a cluster."""
 
     def run(machine: Machine, env: Env) -> None:
-        total = len(machine.block_of)
-        over = _meet(machine, env, CLUSTER, total, site, True)
-        for thread in env[0].ids:
-            machine.arrived_at_cluster[int(thread)] = over
+        over = _meet(machine, env, CLUSTER, len(machine.block_of), site, False)
+        for thread in env[0].ids.tolist():
+            machine.arrived_at_cluster[thread] = over
 
     return run
 
@@ -95,124 +85,19 @@ def cluster_arrive(site: int) -> Run:
 def cluster_wait(site: int) -> Run:
     """The other half."""
 
-    def run(machine: Machine, env: Env) -> Wait:
-        over = {id(q): q for t in env[0].ids if (q := machine.arrived_at_cluster.get(int(t)))}
-        return lambda: all(question() for question in over.values())
-
-    return run
-
-
-# --- barriers in shared memory ----------------------------------------------------------------
-
-
-def _barriers(
-    machine: Machine, pointer: Pointer, env: Env, site: int
-) -> list[tuple[MemoryBarrier, Array]]:
-    """Return (barrier, threads that mean it)."""
-    at, ids = _at(machine, pointer, env), env[0].ids
-    made = []
-    for place in np.unique(at):
-        some = ids[at == place]
-        barrier = machine.barriers.get(int(place))
-        if barrier is None:
-            machine.faults.add("setup", f"no mbarrier was initialised at {int(place)}", site)
-            continue
-        maker, time = np.full(len(some), barrier.maker), np.full(len(some), barrier.made)
-        if not machine.clocks.known(some, maker, time).all():
-            machine.faults.add(
-                "setup", "an mbarrier is used and nothing orders that with its initialisation",
-                barrier.site, site, "a barrier of the block behind mbarrier.init",
-            )  # fmt: skip
-        made.append((barrier, some))
-    return made
-
-
-def barrier_init(site: int, pointer: Pointer, count: Operand) -> Run:
-    """A new barrier."""
-
-    def run(machine: Machine, env: Env) -> None:
-        for place, thread in zip(_at(machine, pointer, env), env[0].ids, strict=True):
-            machine.barriers[int(place)] = MemoryBarrier(
-                machine.clocks, machine.faults, int(place), _number(count, env), int(thread), site
-            )
-        machine.clocks.tick()
-
-    return run
-
-
-def barrier_invalidate(site: int, pointer: Pointer) -> Run:
-    """No barrier any more."""
-
-    def run(machine: Machine, env: Env) -> None:
-        for place in _at(machine, pointer, env):
-            machine.barriers.pop(int(place), None)
-
-    return run
-
-
-def fence_barrier_init(site: int) -> Run:
-    """Barriers that a thread has made are seen by asynchronous units."""
-
-    def run(machine: Machine, env: Env) -> None:
-        makers = set(env[0].ids.tolist())
-        for barrier in machine.barriers.values():
-            barrier.is_fenced |= barrier.maker in makers
-
-    return run
-
-
-def fence_async(site: int) -> Run:
-    """What threads know of is seen by asynchronous units."""
-
-    def run(machine: Machine, env: Env) -> None:
-        machine.clocks.fence(env[0].ids)
-        fence_barrier_init(site)(machine, env)
-
-    return run
-
-
-def arrive(site: int, pointer: Pointer, rank: Operand = None) -> Run:
-    """One arrival of each thread."""
-    assert not isinstance(rank, Pointer)
-    there = pointer if rank is None else Pointer("shared", offset=pointer.offset, rank=rank)
-
-    def run(machine: Machine, env: Env) -> None:
-        for barrier, some in _barriers(machine, there, env, site):
-            barrier.arrive(machine.clocks.published(some), len(some), site)
-
-    return run
-
-
-def expect(site: int, pointer: Pointer, size: Operand, *, arrives: bool) -> Run:
-    """Bytes that a phase waits for."""
-
-    def run(machine: Machine, env: Env) -> None:
-        for barrier, some in _barriers(machine, pointer, env, site):
-            barrier.bytes += _number(size, env) * len(some)
-            if arrives:
-                barrier.arrive(machine.clocks.published(some), len(some), site)
-
-    return run
-
-
-def barrier_wait(site: int, pointer: Pointer, parity: Operand) -> Run:
-    """Wait for the last phase of a parity."""
-    assert not isinstance(parity, Pointer) and parity is not None
-
-    def run(machine: Machine, env: Env) -> Wait:
-        phase = parity(env)
-        asked = []
-        for barrier, some in _barriers(machine, pointer, env, site):
-            mine = int(phase[some[0]]) if isinstance(phase, np.ndarray) else int(phase)
-            asked.append((barrier, some, mine))
+    def run(machine: Machine, env: Env) -> Wait | None:
+        ids, came = env[0].ids, machine.arrived_at_cluster
+        questions = {id(came[t]): came[t] for t in ids.tolist() if t in came}
+        if not questions:
+            machine.faults.add("arrivals", "expected barrier.cluster.arrive before its wait", site)
+            return None
 
         def over() -> bool:
-            if not all(barrier.is_over(mine) for barrier, _, mine in asked):
+            if not all(question() for question in questions.values()):
                 return False
-            for barrier, some, _ in asked:
-                if barrier.complete is not None:
-                    machine.clocks.adopt(some, barrier.complete)
-            asked.clear()
+            told = machine.meetings[0, CLUSTER].complete
+            if told is not None:
+                machine.clocks.adopt(ids, told)
             return True
 
         return over
@@ -230,7 +115,7 @@ def cp_async(site: int, size: int, target: Pointer) -> Run:
         ids = env[0].ids
         now = machine.clocks.tick()
         copies = ids + machine.clocks.threads
-        machine.shared.write(ids, _at(machine, target, env), size, site, copies)
+        machine.shared.write(ids, addresses(machine, target, env), size, site, copies)
         machine.copies.copy(ids, now, site)
 
     return run
@@ -251,43 +136,20 @@ def cp_async_wait(site: int, pending: int) -> Run:
     return run
 
 
-def cp_async_arrive(site: int, pointer: Pointer, *, counts: bool) -> Run:
-    """An arrival of each thread when its copies have."""
-
-    def run(machine: Machine, env: Env) -> None:
-        for barrier, some in _barriers(machine, pointer, env, site):
-            told = machine.clocks.published(some)
-            times = machine.copies.last[some]
-            told.seen[some + machine.clocks.threads] = times
-            machine.copies.arrived[some] = np.maximum(machine.copies.arrived[some], times)
-            barrier.pending += len(some) * counts
-            barrier.arrive(told, len(some), site)
-
-    return run
-
-
 def load_box(
     site: int, target: Pointer, size: int | Operand, pointer: Pointer, mask: Operand = None
 ) -> Run:
     """An asynchronous unit writes bytes, and tells a barrier of them."""
 
     def run(machine: Machine, env: Env) -> None:
-        count = size if isinstance(size, int) else _number(size, env)
-        starts, places = _at(machine, target, env), _at(machine, pointer, env)
-        many = _number(mask, env) if mask is not None else 0
+        count = size if isinstance(size, int) else number_of(size, env)
+        starts, places = addresses(machine, target, env), addresses(machine, pointer, env)
+        many = number_of(mask, env) if mask is not None else 0
         for start, place, thread in zip(starts, places, env[0].ids, strict=True):
-            for shift in _blocks_of(machine, int(thread), many):
+            for shift in blocks_of(machine, int(thread), many):
                 _load(machine, int(start) + shift, count, int(place) + shift, int(thread), site)
 
     return run
-
-
-def _blocks_of(machine: Machine, thread: int, mask: int) -> list[int]:
-    """Return how far the shared memory of the blocks of a mask is from that of a thread."""
-    own, size = int(machine.block_of[thread]), machine.program.shared_bytes
-    if not mask:
-        return [0]
-    return [(b - own) * size for b in range(machine.program.blocks) if mask >> b & 1]
 
 
 def _load(machine: Machine, start: int, size: int, place: int, thread: int, site: int) -> None:
@@ -311,9 +173,9 @@ def store_box(site: int, source: Pointer, size: int | Operand) -> Run:
     """An asynchronous unit reads bytes, some time."""
 
     def run(machine: Machine, env: Env) -> None:
-        count = size if isinstance(size, int) else _number(size, env)
+        count = size if isinstance(size, int) else number_of(size, env)
         granule = machine.program.granule
-        for start, thread in zip(_at(machine, source, env), env[0].ids, strict=True):
+        for start, thread in zip(addresses(machine, source, env), env[0].ids, strict=True):
             now, number = machine.clocks.tick(), int(thread)
             agent = machine.clocks.unit(("bulk", number), f"a bulk store of thread {number}")
             at = np.arange(int(start) // granule, -(-(int(start) + count) // granule))
@@ -361,7 +223,7 @@ def access(site: int, pointer: Pointer, size: int, way: str, lanes: int = 32) ->
 
     def run(machine: Machine, env: Env) -> None:
         ids = env[0].ids
-        at = _at(machine, pointer, env)
+        at = addresses(machine, pointer, env)
         if lanes < 32:
             some = ids % 32 < lanes
             ids, at = ids[some], at[some]
@@ -372,7 +234,8 @@ def access(site: int, pointer: Pointer, size: int, way: str, lanes: int = 32) ->
 
 def access_global(site: int, slot: int, index: Operand, size: int, way: str) -> Run:
     """Threads read, write or update ``size`` elements of a tensor."""
-    assert not isinstance(index, Pointer) and index is not None
+    assert not isinstance(index, Pointer)
+    assert index is not None
 
     def run(machine: Machine, env: Env) -> None:
         at = index(env) if slot in machine.program.globals else None
@@ -398,21 +261,17 @@ def _touch(
 
 
 def touch(site: int, slot: int, *, writes: bool) -> Run:
-    """Threads use an array in registers that products use, too."""
-    return lambda machine, env: machine.products.touch(env[0].ids, slot, site, writes=writes)
+    """Threads use an array in registers that products, or loads of tensor memory, use too."""
 
+    def run(machine: Machine, env: Env) -> None:
+        ids = env[0].ids
+        machine.products.touch(ids, slot, site, writes=writes)
+        for warp in np.unique(ids // 32).tolist() if machine.loading else ():
+            loaded = machine.loading.get(warp, {}).get(slot)
+            if loaded is not None:
+                machine.faults.add(
+                    "registers", "registers are used that a tcgen05.ld still loads", loaded, site,
+                    "tcgen05.wait::ld",
+                )  # fmt: skip
 
-# --- the table --------------------------------------------------------------------------------
-
-FIXED: dict[str, tuple[Callable[[int], Run], str, bool]] = {
-    "sync_threads": (sync_threads, "barrier", True),
-    "sync_warp": (sync_warp, "barrier", False),
-    "cluster_arrive": (cluster_arrive, "barrier", False),
-    "cluster_wait": (cluster_wait, "barrier", True),
-    "fence_barrier_init": (fence_barrier_init, "fence", False),
-    "fence_async": (fence_async, "fence", False),
-    "cp_async_commit": (cp_async_commit, "commit", False),
-    "bulk_commit": (bulk_commit, "commit", False),
-    "wgmma_fence": (lambda s: lambda m, e: m.products.fence(e[0].ids), "registers", False),
-    "wgmma_commit": (lambda s: lambda m, e: m.products.commit(e[0].ids), "commit", False),
-}
+    return run

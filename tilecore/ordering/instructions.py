@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from tilecore.ordering import barrier_effects as bars
 from tilecore.ordering import effects as do
 from tilecore.ordering import matrix_effects as matrix
-from tilecore.ordering.operands import Operand, Pointer
+from tilecore.ordering.operands import Operand, Pointer, Run
 from tilecore.ordering.program import Act
 
 BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "f32": 4, "f64": 8, "e4m3": 1, "e5m2": 1, "s8": 1, "u8": 1,
@@ -18,13 +19,25 @@ ITEMS = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "u
 PLAIN = re.compile(
     r"(wave_)?(shuffle|any|all|ballot|vote|match_any|reduce)|active_mask|elect|lane_index|"
     r"warp_index|assume_below|nanosleep|clock|registers|wgmma_keep|tensor_keep|"
-    r"(tensor_)?descriptor|"
-    r"tensor_fence|tensor_free|prefetch_map|cache_policy|mma_|mfma|pack|unpack|round|extend|"
-    r"decode|widen|narrow|differs|print|fail|schedule_fence|cluster_rank|cluster_address|"
-    r"dependen|thread_fence|fence_async_global|barrier_test|"
+    r"tensor_free|prefetch_map|cache_policy|mma_|mfma|pack|unpack|round|extend|"
+    r"decode|widen|narrow|differs|print|fail|schedule_fence|cluster_rank|"
+    r"dependen|thread_fence|fence_async_global|"
     r"(sin|cos|tanh|exp2?|log2?|rsqrt|sqrt|reciprocal|rcp|approx)|(add|sub|mul|fma|min|max|abs)2_"
 )  # fmt: skip
+ADDRESSES = re.compile(r"(tensor_)?descriptor_|cluster_address|barrier_test")  # touch nothing
 Args = Sequence[Operand]
+FIXED: dict[str, tuple[Callable[[int], Run], str, bool]] = {
+    "sync_threads": (do.sync_threads, "barrier", True),
+    "sync_warp": (do.sync_warp, "barrier", False),
+    "cluster_arrive": (do.cluster_arrive, "barrier", False),
+    "cluster_wait": (do.cluster_wait, "barrier", True),
+    "fence_barrier_init": (bars.fence_barrier_init, "fence", False),
+    "fence_async": (bars.fence_async, "fence", False),
+    "cp_async_commit": (do.cp_async_commit, "commit", False),
+    "bulk_commit": (do.bulk_commit, "commit", False),
+    "wgmma_fence": (lambda s: lambda m, e: m.products.fence(e[0].ids), "registers", False),
+    "wgmma_commit": (lambda s: lambda m, e: m.products.commit(e[0].ids), "commit", False),
+}
 
 
 def _pointer(value: Operand) -> Pointer:
@@ -34,13 +47,15 @@ def _pointer(value: Operand) -> Pointer:
 
 def act_of(name: str, args: Args, site: int) -> list[Act] | None:
     """Return what a device function does, or None if it is not in the table."""
-    if name in do.FIXED:
-        make, kind, blocks = do.FIXED[name]
+    if name in FIXED:
+        make, kind, blocks = FIXED[name]
         return [Act(make(site), site, blocks, kind)]
     for find in (_barriers, _copies, _products, _accesses):
         found = find(name, args, site)
         if found is not None:
             return found
+    if any(isinstance(a, Pointer) and a.space == "shared" for a in args):
+        return [] if ADDRESSES.match(name) else None
     return [] if PLAIN.match(name) else None
 
 
@@ -52,19 +67,19 @@ def _barriers(name: str, args: Args, site: int) -> list[Act] | None:
         case "bar_arrive":
             return [Act(do.bar(site, args[0], args[1], waits=False), site, False, "arrival")]
         case "barrier_init":
-            return [Act(do.barrier_init(site, _pointer(args[0]), args[1]), site, False, "setup")]
+            return [Act(bars.barrier_init(site, _pointer(args[0]), args[1]), site, False, "setup")]
         case "barrier_invalidate":
-            return [Act(do.barrier_invalidate(site, _pointer(args[0])), site, False, "setup")]
+            return [Act(bars.barrier_invalidate(site, _pointer(args[0])), site, False, "setup")]
         case "barrier_arrive":
-            return [Act(do.arrive(site, _pointer(args[0])), site, False, "arrival")]
+            return [Act(bars.arrive(site, _pointer(args[0])), site, False, "arrival")]
         case "barrier_arrive_remote":
-            return [Act(do.arrive(site, _pointer(args[0]), args[1]), site, False, "arrival")]
+            return [Act(bars.arrive(site, _pointer(args[0]), args[1]), site, False, "arrival")]
         case "barrier_expect" | "barrier_expect_only":
             arrives = name == "barrier_expect"
-            run = do.expect(site, _pointer(args[0]), args[1], arrives=arrives)
+            run = bars.expect(site, _pointer(args[0]), args[1], arrives=arrives)
             return [Act(run, site, False, "arrival")]
         case "barrier_wait" | "barrier_wait_cluster" | "barrier_wait_spin":
-            run = do.barrier_wait(site, _pointer(args[0]), args[1])
+            run = bars.barrier_wait(site, _pointer(args[0]), args[1])
             return [Act(run, site, True, "wait")]
     return None
 
@@ -76,7 +91,7 @@ def _copies(name: str, args: Args, site: int) -> list[Act] | None:
         return [Act(do.cp_async_wait(site, int(found[1])), site, False, "wait")]
     if name.startswith("cp_async_arrive"):
         counts = name.endswith("counted")
-        run = do.cp_async_arrive(site, _pointer(args[0]), counts=counts)
+        run = bars.cp_async_arrive(site, _pointer(args[0]), counts=counts)
         return [Act(run, site, False, "arrival")]
     if name == "bulk_load":
         run = do.load_box(site, _pointer(args[0]), args[2], _pointer(args[3]))
@@ -119,7 +134,11 @@ def _products(name: str, args: Args, site: int) -> list[Act] | None:
         columns = int(found[3]) * (8 if found[2] == "16x256b" else 1)
         stores = found[1] == "store"
         address = args[0] if stores else args[1]
-        return [Act(matrix.tensor_move(site, columns, address, stores=stores), site)]
+        array = None if stores else _pointer(args[0]).slot
+        return [Act(matrix.tensor_move(site, columns, address, array, stores=stores), site)]
+    if name in ("tensor_fence_before", "tensor_fence_after"):
+        run = matrix.tensor_fence(site, before=name.endswith("before"))
+        return [Act(run, site, False, "tensor fence")]
     if name in ("tensor_wait_loads", "tensor_wait_stores"):
         run = matrix.tensor_wait(site, stores=name.endswith("stores"))
         return [Act(run, site, False, "wait")]

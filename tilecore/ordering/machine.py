@@ -7,15 +7,15 @@ thread knows, not with when it happens here.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tilecore.ordering.barriers import MemoryBarrier, Meeting
+from tilecore.ordering.barriers import Meeting, MemoryBarrier
 from tilecore.ordering.clocks import Clocks
 from tilecore.ordering.code import Branch, Code, Enter, Go, Head, Join, Next
+from tilecore.ordering.copies import CopyGroups, StoreGroups
 from tilecore.ordering.faults import Faults
 from tilecore.ordering.products import Products
 from tilecore.ordering.program import (
@@ -34,7 +34,7 @@ from tilecore.ordering.program import (
     Wait,
     While,
 )
-from tilecore.ordering.shadow import Shadow
+from tilecore.ordering.shadow import TENSOR, Shadow
 
 UNKNOWN_TURNS = 3  # of a loop whose length follows from data
 TENSOR_CELLS = 4 * 512  # columns of tensor memory of a block, 32 lanes each
@@ -99,6 +99,7 @@ class Machine:
         self.copies = CopyGroups(count)
         self.stores: dict[int, StoreGroups] = {}
         self.own_products: dict[int, list[int]] = {}  # times of products, by their unit
+        self.loading: dict[int, dict[int, int]] = {}  # arrays on their way from tensor memory
         self.moves: dict[tuple[bool, int], list[int]] = {}  # times of stores or loads of warps
         self.arrived_at_cluster: dict[int, Wait] = {}  # threads that have not waited since
         self.turns: list[Turn] = []
@@ -118,7 +119,7 @@ class Machine:
         """Return the shadow of tensor memory: of each block, by column and quarter of lanes."""
         if self.tensor is None:
             size = TENSOR_CELLS * self.program.blocks
-            self.tensor = Shadow(self.clocks, self.faults, size, 1, "tensor memory")
+            self.tensor = Shadow(self.clocks, self.faults, size, 1, TENSOR)
         return self.tensor
 
     # --- scheduling ---------------------------------------------------------------------------
@@ -167,25 +168,11 @@ class Machine:
                         group.waits, group.site = waits, site
                         self.runnable.append(group)
                         return
-                case Branch(cond=cond, other=other, key=key):
-                    self._branch(group, cond(group.env), other, key)
-                case Enter(start=start, extent=extent, counter=counter):
-                    trips = extent(group.env)
-                    trips = UNKNOWN_TURNS if trips is None else trips
-                    group.env[counter : counter + 3] = [0, trips, start(group.env)]
-                    group.place += 1
-                case Head(slot=slot, counter=counter, out=out, key=key):
-                    turn, trips, start = group.env[counter : counter + 3]
-                    group.env[slot] = None if start is None else start + turn
-                    self._branch(group, turn < trips, out, key)
-                case Next(counter=counter, head=head):
-                    group.env[counter] = self._following(*group.env[counter : counter + 2])
-                    group.place = head
-                case Go(to=to):
-                    group.place = to
                 case Join(counters=counters):
                     if not self._join(group, (group.place, *(group.env[c] for c in counters))):
                         return
+                case Branch() | Enter() | Head() | Next() | Go() as step:
+                    self._control(group, step)
                 case node:
                     self.perform(node, group.env)
                     group.place += 1
@@ -193,6 +180,27 @@ class Machine:
         for (block, number), meeting in self.meetings.items():
             if number == 0:
                 meeting.settle(self.program.threads - int(self.exited[block]))
+
+    def _control(self, group: Group, step: Branch | Enter | Head | Next | Go) -> None:
+        """Send a group to where it goes on."""
+        env = group.env
+        match step:
+            case Branch(cond=cond, other=other, key=key):
+                self._branch(group, cond(env), other, key)
+            case Enter(start=start, extent=extent, counter=counter):
+                trips = extent(env)
+                trips = UNKNOWN_TURNS if trips is None else trips
+                env[counter : counter + 3] = [0, trips, start(env)]
+                group.place += 1
+            case Head(slot=slot, counter=counter, out=out, key=key):
+                turn, trips, start = env[counter : counter + 3]
+                env[slot] = None if start is None else start + turn
+                self._branch(group, turn < trips, out, key)
+            case Next(counter=counter, head=head):
+                env[counter] = self._following(*env[counter : counter + 2])
+                group.place = head
+            case Go(to=to):
+                group.place = to
 
     def _following(self, turn: int, trips: Value) -> int:
         """Return the turn of a loop after another one; the middle of long loops is left out."""
@@ -390,55 +398,3 @@ class Machine:
         if key in self.locals and old is not value and len(lanes.ids) < len(lanes.bits):
             value = None if old is None or value is None else np.where(lanes.bits, value, old)
         self.locals[key] = value
-
-
-@dataclass(slots=True)
-class StoreGroups:
-    """The bulk stores of one thread: (time, site) of those under way."""
-
-    open: list[tuple[int, int]] = field(default_factory=list)
-    groups: list[list[tuple[int, int]]] = field(default_factory=list)
-
-    def left(self) -> Sequence[int]:
-        """Return the sites of those that may still be read."""
-        return [s for group in (*self.groups, self.open) for _, s in group]
-
-
-class CopyGroups:
-    """The cp.async of all threads: per thread the time of those not committed, and of groups."""
-
-    def __init__(self, threads: int) -> None:
-        self.open = np.zeros(threads, np.int64)
-        self.done = np.zeros(threads, np.int64)  # groups that arrived
-        self.count = np.zeros(threads, np.int64)  # groups
-        self.times = np.zeros((8, threads), np.int64)
-        self.last = np.zeros(threads, np.int64)
-        self.arrived = np.zeros(threads, np.int64)
-        self.sites: dict[int, int] = {}
-
-    def copy(self, ids: Array, now: int, site: int) -> None:
-        """Note copies."""
-        self.open[ids] = self.last[ids] = now
-        self.sites[now] = site
-
-    def commit(self, ids: Array) -> None:
-        """Make a group of what is open."""
-        if int(self.count[ids].max()) >= len(self.times):
-            self.times = np.concatenate([self.times, np.zeros_like(self.times)])
-        before = np.where(self.count[ids] > 0, self.times[self.count[ids] - 1, ids], 0)
-        self.times[self.count[ids], ids] = np.maximum(before, self.open[ids])
-        self.count[ids] += 1
-        self.open[ids] = 0
-
-    def wait(self, ids: Array, pending: int) -> Array:
-        """Return until when the copies of threads have arrived."""
-        number = self.count[ids] - pending
-        times = np.where(number > 0, self.times[np.maximum(number, 1) - 1, ids], 0)
-        self.arrived[ids] = np.maximum(self.arrived[ids], times)
-        result: Array = self.arrived[ids]
-        return result
-
-    def left(self) -> Sequence[int]:
-        """Return the sites of copies that nobody has waited for."""
-        late = np.unique(self.last[self.last > self.arrived])
-        return sorted({self.sites[int(t)] for t in late})

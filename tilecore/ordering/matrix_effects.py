@@ -10,9 +10,18 @@ from typing import Any
 import numpy as np
 
 from tilecore.ordering.clocks import Knowledge
-from tilecore.ordering.effects import Run, _at, _blocks_of, _number
 from tilecore.ordering.machine import TENSOR_CELLS, Machine
-from tilecore.ordering.operands import CHUNK, Descriptor, Operand, Pointer, chunks_of
+from tilecore.ordering.operands import (
+    CHUNK,
+    Descriptor,
+    Operand,
+    Pointer,
+    Run,
+    addresses,
+    blocks_of,
+    chunks_of,
+    number_of,
+)
 from tilecore.ordering.products import WARPGROUP, Issued
 from tilecore.ordering.program import Array, Env
 from tilecore.ordering.shadow import Shadow
@@ -38,11 +47,10 @@ def _granules(machine: Machine, thread: int, given: Any, extent: int, itemsize: 
     return at if each == 1 else (at[:, None] * each + np.arange(each)).ravel()
 
 
-def wgmma(
-    site: int, n: int, itemsize: int, majors: str, d: Pointer, a: Operand, b: Operand
-) -> Run:
+def wgmma(site: int, n: int, itemsize: int, majors: str, d: Pointer, a: Operand, b: Operand) -> Run:
     """A product of 64 rows by each warpgroup that runs."""
-    assert not isinstance(b, Pointer) and b is not None
+    assert not isinstance(b, Pointer)
+    assert b is not None
     in_registers = isinstance(a, Pointer)
 
     def run(machine: Machine, env: Env) -> None:
@@ -75,14 +83,14 @@ def _cells(machine: Machine, thread: int, address: int, columns: int, quarters: 
 
 def _unit(machine: Machine, thread: int) -> int:
     block = int(machine.block_of[thread])
-    return machine.clocks.unit(("tcgen05", block), f"tcgen05.mma of block {block}")
+    return machine.clocks.unit(("tcgen05", block), f"tcgen05.mma of block {block}", of_tensor=True)
 
 
 def tensor_allocate(site: int, pointer: Pointer) -> Run:
     """A warp writes the address of columns, which is 0 here, to shared memory."""
 
     def run(machine: Machine, env: Env) -> None:
-        at, ids = _at(machine, pointer, env)[:1], env[0].ids[:1]
+        at, ids = addresses(machine, pointer, env)[:1], env[0].ids[:1]
         machine.clocks.tick()
         machine.shared.write(ids, at, 4, site, ids)
         machine.words[int(at[0])] = 0
@@ -95,8 +103,10 @@ def tensor_mma(
     accumulates: Operand, *, a_in_tensor: bool,
 ) -> Run:  # fmt: skip
     """A product by the thread that runs; products of a block follow each other."""
-    assert not isinstance(a, Pointer) and not isinstance(b, Pointer)
-    assert a is not None and b is not None
+    assert not isinstance(a, Pointer)
+    assert not isinstance(b, Pointer)
+    assert a is not None
+    assert b is not None
 
     def run(machine: Machine, env: Env) -> None:
         for thread in env[0].ids.tolist():
@@ -105,14 +115,14 @@ def tensor_mma(
             machine.own_products.setdefault(agent, []).append(machine.clocks.now)
             all_lanes = np.arange(QUARTERS)
             if a_in_tensor:
-                at = _cells(machine, thread, _number(a, env), 8, all_lanes)
+                at = _cells(machine, thread, number_of(a, env), 8, all_lanes)
                 _own(memory, machine, agent, thread, at, site, writes=False)
             else:
                 at = _granules(machine, thread, a(env), m, itemsize, majors[0] != "k")
-                machine.shared.read_by(agent, thread, at, site)
+                machine.shared.read_by(agent, thread, at, site, behind=True)
             at = _granules(machine, thread, b(env), n, itemsize, majors[1] != "k")
-            machine.shared.read_by(agent, thread, at, site)
-            at = _cells(machine, thread, _number(d, env), n, all_lanes)
+            machine.shared.read_by(agent, thread, at, site, behind=True)
+            at = _cells(machine, thread, number_of(d, env), n, all_lanes)
             _own(memory, machine, agent, thread, at, site, writes=True)
 
     return run
@@ -123,7 +133,7 @@ def _own(
 ) -> None:
     """Let the unit of products access tensor memory; its own accesses are in order."""
     before = machine.clocks.base[thread]
-    machine.clocks.tell(np.array([thread]), agent, machine.clocks.now)
+    machine.clocks.tell_own(np.array([thread]), agent, machine.clocks.now)
     if writes:
         memory.write_by(agent, thread, at, site)
     else:
@@ -135,26 +145,29 @@ def tensor_commit(site: int, pointer: Pointer, mask: Operand) -> Run:
     """An arrival when the products so far are complete."""
 
     def run(machine: Machine, env: Env) -> None:
-        places = _at(machine, pointer, env)
-        many = _number(mask, env) if mask is not None else 0
+        places = addresses(machine, pointer, env)
+        many = number_of(mask, env) if mask is not None else 0
         for place, thread in zip(places, env[0].ids.tolist(), strict=True):
             told = machine.clocks.published(np.array([thread]))
             agent = _unit(machine, thread)
-            seen = told.seen.copy()
-            seen[agent] = max(machine.own_products.get(agent, [0]))
-            for shift in _blocks_of(machine, thread, many):
+            seen, tensor = told.seen.copy(), told.tensor.copy()
+            seen[agent] = tensor[agent] = max(machine.own_products.get(agent, [0]))
+            for shift in blocks_of(machine, thread, many):
                 barrier = machine.barriers.get(int(place) + shift)
                 if barrier is None:
                     machine.faults.add("setup", f"no mbarrier at {int(place) + shift}", site)
                 else:
-                    barrier.arrive(Knowledge(seen, told.fenced), 1, site)
+                    barrier.arrive(Knowledge(seen, told.fenced, tensor, told.after), 1, site)
 
     return run
 
 
-def tensor_move(site: int, columns: int, address: Operand, *, stores: bool) -> Run:
-    """Warps load or store columns of their quarters of lanes, some time."""
-    assert not isinstance(address, Pointer) and address is not None
+def tensor_move(
+    site: int, columns: int, address: Operand, registers: int | None, *, stores: bool
+) -> Run:
+    """Warps load (to an array of each thread) or store columns of their lanes, some time."""
+    assert not isinstance(address, Pointer)
+    assert address is not None
 
     def run(machine: Machine, env: Env) -> None:
         given, ids = address(env), env[0].ids
@@ -164,9 +177,14 @@ def tensor_move(site: int, columns: int, address: Operand, *, stores: bool) -> R
         memory, word = machine.tensor_memory(), "store" if stores else "load"
         for warp in np.unique(ids // 32).tolist():
             thread = warp * 32
-            agent = machine.clocks.unit((word, warp), f"tcgen05 {word} of warp {warp}")
+            name = f"tcgen05 {word} of warp {warp}"
+            agent = machine.clocks.unit((word, warp), name, of_tensor=True)
+            if registers is not None:
+                machine.loading.setdefault(warp, {})[registers] = site
             machine.moves.setdefault((stores, warp), []).append(machine.clocks.now)
-            where = int(given[ids[ids // 32 == warp][0]]) if isinstance(given, np.ndarray) else given
+            where = (
+                int(given[ids[ids // 32 == warp][0]]) if isinstance(given, np.ndarray) else given
+            )
             quarter = warp % (machine.program.threads // 32) % QUARTERS
             at = _cells(machine, thread, int(where), columns, np.array([quarter]))
             (memory.write_by if stores else memory.read_by)(agent, thread, at, site)
@@ -181,8 +199,15 @@ def tensor_wait(site: int, *, stores: bool) -> Run:
         ids = env[0].ids
         for warp in np.unique(ids // 32).tolist():
             times = machine.moves.pop((stores, warp), [])
+            if not stores:
+                machine.loading.pop(warp, None)
             if times:
                 agent = machine.clocks.unit(("store" if stores else "load", warp), "")
-                machine.clocks.tell(ids[ids // 32 == warp], agent, max(times))
+                machine.clocks.tell_own(ids[ids // 32 == warp], agent, max(times))
 
     return run
+
+
+def tensor_fence(site: int, *, before: bool) -> Run:
+    """Orders accesses of tensor memory with a barrier that follows, or came before."""
+    return lambda machine, env: machine.clocks.fence_tensor(env[0].ids, before=before)

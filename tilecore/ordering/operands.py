@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilecore.ordering.program import Array, Env, Expression, Lanes, Value
+from tilecore.ordering.program import Array, Env, Expression, Lanes, Value, Wait
 
 if TYPE_CHECKING:
     from tilecore.ordering.machine import Machine
@@ -51,6 +52,29 @@ class Pointer:
 
 
 Operand = Pointer | Expression | None
+Run = Callable[[Any, Env], Wait | None]
+
+
+def addresses(machine: Machine, pointer: Pointer, env: Env) -> Array:
+    """Return the bytes in shared memory that a pointer means, by thread that runs."""
+    found = pointer.shared(machine, env)
+    assert found is not None, "the reader makes no act of an address that follows from data"
+    return found
+
+
+def number_of(value: Operand, env: Env) -> int:
+    """Return an argument that all threads give alike."""
+    assert not isinstance(value, Pointer)
+    found = value(env) if value is not None else 0
+    return int(found[env[0].ids[0]]) if isinstance(found, np.ndarray) else int(found)
+
+
+def blocks_of(machine: Machine, thread: int, mask: int) -> list[int]:
+    """Return how far the shared memory of the blocks of a mask is from that of a thread."""
+    own, size = int(machine.block_of[thread]), machine.program.shared_bytes
+    if not mask:
+        return [0]
+    return [(b - own) * size for b in range(machine.program.blocks) if mask >> b & 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +100,9 @@ def chunks_of(
 
     Args:
         start: byte of the first element.
-        swizzle, leading, stride: of the descriptor, in bytes.
+        swizzle: bytes that repeat, or 0.
+        leading: bytes of the descriptor's first step.
+        stride: bytes from 8 rows to the next 8.
         extent: rows along M or N.
         itemsize: bytes of an element.
         across_k: whether the operand is contiguous along M or N.

@@ -69,7 +69,8 @@ class Act:
         run: what it does; where threads must wait, it returns the question whether they may go on.
         site: number of its site.
         blocks: whether threads may have to wait.
-        kind: "access", or what it orders: "barrier", "fence", "wait", "arrival", "commit".
+        kind: "access", or how it orders others: "barrier", "fence", "tensor fence", "registers" (a
+            wgmma.fence), "wait", "arrival", "commit", "setup".
     """
 
     run: Callable[[Machine, Env], Wait | None]

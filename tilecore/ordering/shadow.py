@@ -9,14 +9,15 @@ from tilecore.ordering.faults import Faults
 from tilecore.ordering.program import Array
 
 NOBODY = -1
+TENSOR = "tensor memory"
 READERS = 96  # asynchronous units that read
 
 
 class Reads:
     """Who has read what since it was written: by warp (with lanes) and asynchronous unit."""
 
-    def __init__(self, clocks: Clocks, size: int) -> None:
-        self.clocks, self.size = clocks, size
+    def __init__(self, clocks: Clocks, size: int, *, in_tensor: bool = False) -> None:
+        self.clocks, self.size, self.in_tensor = clocks, size, in_tensor
         self.warps = -(-clocks.threads // WARP)
         columns = self.warps + READERS
         self.time = np.zeros((size, columns), np.int32)
@@ -55,6 +56,8 @@ class Reads:
             here = of == number
             mine = self.clocks.bases[number]
             best, floor = self.clocks.best(mine, self.readers)
+            if self.in_tensor:
+                best, floor = np.append(np.zeros(self.warps), mine.after[self.readers]), -1
             places = at[here]
             late = self.last[places] > floor
             if not late.any():
@@ -83,11 +86,12 @@ class Shadow:
 
     def __init__(self, clocks: Clocks, faults: Faults, size: int, granule: int, name: str) -> None:
         self.clocks, self.faults, self.name, self.granule = clocks, faults, name, granule
+        self.in_tensor = name == TENSOR
         self.writer = np.full(size, NOBODY, np.int32)
         self.time = np.zeros(size, np.int32)
         self.site = np.zeros(size, np.int32)
         self.generic = np.zeros(size, bool)
-        self.reads = Reads(clocks, size)
+        self.reads = Reads(clocks, size, in_tensor=self.in_tensor)
         self.atomics: Reads | None = None
 
     def spread(self, ids: Array, start: Array, width: int, site: int) -> tuple[Array, Array]:
@@ -110,8 +114,14 @@ class Shadow:
         )
         return np.where(at < 0, 0, np.minimum(at, end - 1))
 
-    def _written(self, ids: Array, at: Array, site: int, what: str, *, is_async: bool) -> None:
-        """Hold an access against the writes before it."""
+    def _written(
+        self, ids: Array, at: Array, site: int, what: str, *, is_async: bool, behind: bool = False
+    ) -> None:
+        """Hold an access against the writes before it.
+
+        ``is_async``: a unit reads; ``behind``: one that begins what follows its thread's last
+        tcgen05.fence::after_thread_sync.
+        """
         writer = self.writer[at]
         old = writer >= 0
         if not old.any():
@@ -119,7 +129,7 @@ class Shadow:
         if not old.all():
             ids, at, writer = ids[old], at[old], writer[old]
         time = self.time[at]
-        bad = ~self.clocks.known(ids, writer, time)
+        bad = ~self.clocks.known(ids, writer, time, in_tensor=self.in_tensor or behind)
         if bad.any():
             n = int(np.argmax(bad))
             self._race(int(at[n]), int(writer[n]), int(self.site[at[n]]), "writes", site, what)
@@ -145,6 +155,8 @@ class Shadow:
 
     def _remedy(self, agent: int) -> str:
         threads = self.clocks.threads
+        if self.in_tensor:
+            return "a barrier or a wait between tcgen05.fence::before_ and ::after_thread_sync"
         if agent < threads:
             return "a barrier between them"
         if agent < 2 * threads:
@@ -195,11 +207,13 @@ class Shadow:
         self._after(self.reads, ids, at, site, what)
         self.atomics.note(ids, at, site)
 
-    def read_by(self, agent: int, thread: int, at: Array, site: int) -> None:
+    def read_by(
+        self, agent: int, thread: int, at: Array, site: int, *, behind: bool = False
+    ) -> None:
         """Let an asynchronous unit read granules, for a thread that starts it."""
         ids, at = np.full(len(at), thread), self._inside(at, site)
         what = f"{self.clocks.name(agent)} reads"
-        self._written(ids, at, site, what, is_async=True)
+        self._written(ids, at, site, what, is_async=True, behind=behind)
         self._after(self.atomics, ids, at, site, what)
         self.reads.note_unit(agent, at, site)
 

@@ -289,15 +289,36 @@ class BoxPipelines:
             self.builder.evaluate(ptx.tensor_commit(multicast=True).call(empty, mask))
 
     def _free(self, pipeline: Pipeline, copy: Copy, stage: Any) -> None:
-        """Emit the arrival of a warp that is done with a tile."""
+        """Emit the arrival of a warp that is done with a tile.
+
+        Lanes that read it themselves must be done; for products the whole warp has waited.
+        """
         builder, group = self.builder, pipeline.group(copy)
-        builder.evaluate(ptx.sync_warp().call())
+        if not self._is_for_products(pipeline, copy):
+            builder.evaluate(ptx.sync_warp().call())
         lane, empty = remainder(self.accessor.thread, WARP), self.barrier(copy, "empty", stage)
         with builder.when(tir.EQ(index(lane), index(0))):
             if group is None:
                 builder.evaluate(ptx.barrier_arrive().call(empty))
             else:
                 self.owner.clusters.arrive_in_all(group, empty)
+
+    def _is_for_products(self, pipeline: Pipeline, copy: Copy) -> bool:
+        """Return whether nothing but products of warpgroups reads a tile, where it lies."""
+        tile, gemms = copy.dst.buffer, self.owner.plan.gemms
+
+        def is_in_place(stmt: Stmt) -> bool:
+            if not isinstance(stmt, Gemm) or gemms[stmt].kind != "wgmma":
+                return False
+            operands = (gemms[stmt].a, stmt.a), (gemms[stmt].b, stmt.b)
+            return stmt.c.buffer.root is not tile and all(
+                how.source == "descriptor" for how, read in operands if read.buffer.root is tile
+            )
+
+        body = pipeline.loop.body
+        stmts = body.stmts if isinstance(body, nodes.Seq) else (body,)
+        users = [s for s in stmts if s is not copy and tile in {b.root for b in buffers_of(s)}]
+        return all(is_in_place(s) for s in users)
 
     def _only_product(self, pipeline: Pipeline) -> Gemm | None:
         """Return the product that is all that a loop does with its tiles, if warpgroups do it."""
