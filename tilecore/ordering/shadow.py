@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from tilecore.ordering.clocks import WARP, Clocks
@@ -27,8 +29,15 @@ class Reads:
         self.readers: list[int] = []
 
     def note(self, ids: Array, at: Array, site: int) -> None:
-        """Note what threads read."""
+        """Note what threads read; reads of their warp that they know of are forgotten."""
         now, warp = self.clocks.now, ids // WARP
+        of = self.clocks.base[ids]
+        for number in of[:1] if (of == of[0]).all() else np.unique(of):
+            here = slice(None) if (of == of[0]).all() else of == number
+            best, _ = self.clocks.best(self.clocks.bases[number], self.readers)
+            places, warps = at[here], warp[here]
+            known = self.time[places, warps] <= best[warps]
+            self.lanes[places[known], warps[known]] = 0
         self.time[at, warp] = now
         self.site[at, warp] = site
         np.bitwise_or.at(self.lanes, (at, warp), np.left_shift(1, ids % WARP).astype(np.uint32))
@@ -50,24 +59,21 @@ class Reads:
         self.last[at] = 0
 
     def unordered(self, ids: Array, at: Array) -> tuple[int, int, int] | None:
-        """Return (element, agent, site) of a read that a thread does not know of."""
+        """Return (position in ``at``, agent, site) of a read that a thread does not know of."""
         of = self.clocks.base[ids]
         for number in np.unique(of):
-            here = of == number
             mine = self.clocks.bases[number]
             best, floor = self.clocks.best(mine, self.readers)
             if self.in_tensor:
                 best, floor = np.append(np.zeros(self.warps), mine.after[self.readers]), -1
-            places = at[here]
-            late = self.last[places] > floor
-            if not late.any():
+            late = np.flatnonzero((of == number) & (self.last[at] > floor))
+            if not len(late):
                 continue
-            places, threads = places[late], ids[here][late]
-            rows, columns = np.nonzero(self.time[places][:, : len(best)] > best)
-            for row, column in zip(rows[:], columns, strict=True):
-                found = self._reader(mine.seen, int(places[row]), int(column), int(threads[row]))
+            rows, columns = np.nonzero(self.time[at[late]][:, : len(best)] > best)
+            for row, column in zip(late[rows].tolist(), columns.tolist(), strict=True):
+                found = self._reader(mine.seen, int(at[row]), column, int(ids[row]))
                 if found is not None:
-                    return int(places[row]), found, int(self.site[places[row], column])
+                    return row, found, int(self.site[at[row], column])
         return None
 
     def _reader(self, seen: Array, place: int, column: int, thread: int) -> int | None:
@@ -79,6 +85,29 @@ class Reads:
             if mask >> lane & 1 and agent != thread and seen[agent] < time:
                 return agent
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Accesses:
+    """Accesses of one instruction, element by element.
+
+    Attributes:
+        ids: threads whose knowledge counts.
+        at: granules.
+        agents: who accesses them: the threads, or units that they start.
+        site: of the instruction.
+        did: "reads", "writes" or "updates".
+    """
+
+    ids: Array
+    at: Array
+    agents: Array
+    site: int
+    did: str
+
+    def what(self, clocks: Clocks, n: int) -> str:
+        """Return who does what, of one element."""
+        return f"{clocks.name(int(self.agents[n]))} {self.did}"
 
 
 class Shadow:
@@ -114,25 +143,24 @@ class Shadow:
         )
         return np.where(at < 0, 0, np.minimum(at, end - 1))
 
-    def _written(
-        self, ids: Array, at: Array, site: int, what: str, *, is_async: bool, behind: bool = False
-    ) -> None:
-        """Hold an access against the writes before it.
+    def _written(self, by: Accesses, *, is_async: bool = False, behind: bool = False) -> None:
+        """Hold accesses against the writes before them.
 
         ``is_async``: a unit reads; ``behind``: one that begins what follows its thread's last
         tcgen05.fence::after_thread_sync.
         """
+        ids, at = by.ids, by.at
         writer = self.writer[at]
-        old = writer >= 0
-        if not old.any():
+        old = np.flatnonzero(writer >= 0)
+        if not len(old):
             return
-        if not old.all():
-            ids, at, writer = ids[old], at[old], writer[old]
+        ids, at, writer = ids[old], at[old], writer[old]
         time = self.time[at]
-        bad = ~self.clocks.known(ids, writer, time, in_tensor=self.in_tensor or behind)
+        in_tensor = self.in_tensor or behind
+        bad = ~self.clocks.known(ids, writer, time, in_tensor=in_tensor)
         if bad.any():
             n = int(np.argmax(bad))
-            self._race(int(at[n]), int(writer[n]), int(self.site[at[n]]), "writes", site, what)
+            self._race(by, int(old[n]), int(writer[n]), int(self.site[at[n]]), "writes")
             return
         if is_async:
             hidden = self.generic[at] & ~self.clocks.visible(ids, writer, time)
@@ -141,16 +169,16 @@ class Shadow:
                 self.faults.add(
                     "proxy",
                     f"{self.clocks.name(int(writer[n]))} writes {self.place(int(at[n]))}, which "
-                    f"{what}, and no fence.proxy.async is between",
-                    int(self.site[at[n]]), site, "fence.proxy.async behind the write",
+                    f"{by.what(self.clocks, int(old[n]))}, and no fence.proxy.async is between",
+                    int(self.site[at[n]]), by.site, "fence.proxy.async behind the write",
                 )  # fmt: skip
 
-    def _race(self, at: int, agent: int, other: int, did: str, site: int, what: str) -> None:
+    def _race(self, by: Accesses, n: int, agent: int, other: int, did: str) -> None:
         self.faults.add(
             "race",
-            f"{self.clocks.name(agent)} {did} {self.place(at)}, which {what}, and nothing orders "
-            "them",
-            other, site, self._remedy(agent),
+            f"{self.clocks.name(agent)} {did} {self.place(int(by.at[n]))}, which "
+            f"{by.what(self.clocks, n)}, and nothing orders them",
+            other, by.site, self._remedy(agent),
         )  # fmt: skip
 
     def _remedy(self, agent: int) -> str:
@@ -167,64 +195,66 @@ class Shadow:
         """Return where a granule is."""
         return f"{self.name} at {at * self.granule}"
 
+    def _after(self, reads: Reads | None, by: Accesses) -> None:
+        found = reads.unordered(by.ids, by.at) if reads is not None else None
+        if found is not None:
+            did = "reads" if reads is self.reads else "updates"
+            self._race(by, *found, did)
+
     def read(self, ids: Array, start: Array, width: int, site: int) -> None:
         """Let threads read."""
         ids, at = self.spread(ids, start, width, site)
-        what = f"thread {int(ids[0])} reads"
-        self._written(ids, at, site, what, is_async=False)
-        self._after(self.atomics, ids, at, site, what)
+        by = Accesses(ids, at, ids, site, "reads")
+        self._written(by)
+        self._after(self.atomics, by)
         self.reads.note(ids, at, site)
-
-    def _after(self, reads: Reads | None, ids: Array, at: Array, site: int, what: str) -> None:
-        found = reads.unordered(ids, at) if reads is not None else None
-        if found is not None:
-            did = "reads" if reads is self.reads else "updates"
-            self._race(found[0], found[1], found[2], did, site, what)
 
     def write(self, ids: Array, start: Array, width: int, site: int, agents: Array) -> None:
         """Let threads, or the cp.async of threads, write."""
-        count = max(1, width // self.granule)
         ids, at = self.spread(ids, start, width, site)
-        what = f"{self.clocks.name(int(agents[0]))} writes"
-        self._written(ids, at, site, what, is_async=False)
-        self._after(self.reads, ids, at, site, what)
-        self._after(self.atomics, ids, at, site, what)
-        agents = np.repeat(agents, count) if count > 1 else agents
+        agents = np.repeat(agents, len(ids) // len(agents))
+        by = Accesses(ids, at, agents, site, "writes")
+        self._written(by)
+        self._after(self.reads, by)
+        self._after(self.atomics, by)
         self._set(at, agents, site, generic=True)
         if int(agents[0]) >= self.clocks.threads:  # copies of different bytes
             late = self.writer[at] != agents
             if late.any():
                 n = int(np.argmax(late))
-                self._race(int(at[n]), int(agents[n]), site, "writes", site, what)
+                self._race(by, n, int(self.writer[at[n]]), site, "writes")
 
     def update(self, ids: Array, start: Array, width: int, site: int) -> None:
         """Let threads update atomically."""
         if self.atomics is None:
             self.atomics = Reads(self.clocks, len(self.writer))
         ids, at = self.spread(ids, start, width, site)
-        what = f"thread {int(ids[0])} updates"
-        self._written(ids, at, site, what, is_async=False)
-        self._after(self.reads, ids, at, site, what)
+        by = Accesses(ids, at, ids, site, "updates")
+        self._written(by)
+        self._after(self.reads, by)
         self.atomics.note(ids, at, site)
 
     def read_by(
         self, agent: int, thread: int, at: Array, site: int, *, behind: bool = False
     ) -> None:
         """Let an asynchronous unit read granules, for a thread that starts it."""
-        ids, at = np.full(len(at), thread), self._inside(at, site)
-        what = f"{self.clocks.name(agent)} reads"
-        self._written(ids, at, site, what, is_async=True, behind=behind)
-        self._after(self.atomics, ids, at, site, what)
-        self.reads.note_unit(agent, at, site)
+        by = self._of_unit(agent, thread, at, site, "reads")
+        self._written(by, is_async=True, behind=behind)
+        self._after(self.atomics, by)
+        self.reads.note_unit(agent, by.at, site)
 
     def write_by(self, agent: int, thread: int, at: Array, site: int) -> None:
         """Let an asynchronous unit write granules, for a thread that starts it."""
-        ids, at = np.full(len(at), thread), self._inside(at, site)
-        what = f"{self.clocks.name(agent)} writes"
-        self._written(ids, at, site, what, is_async=False)
-        self._after(self.reads, ids, at, site, what)
-        self._after(self.atomics, ids, at, site, what)
-        self._set(at, np.full(len(at), agent), site, generic=False)
+        by = self._of_unit(agent, thread, at, site, "writes")
+        self._written(by)
+        self._after(self.reads, by)
+        self._after(self.atomics, by)
+        self._set(by.at, by.agents, site, generic=False)
+
+    def _of_unit(self, agent: int, thread: int, at: Array, site: int, did: str) -> Accesses:
+        count = len(at)
+        at = self._inside(at, site)
+        return Accesses(np.full(count, thread), at, np.full(count, agent), site, did)
 
     def _set(self, at: Array, agents: Array, site: int, *, generic: bool) -> None:
         self.writer[at], self.time[at] = agents, self.clocks.now
