@@ -101,9 +101,10 @@ class Clocks:
         """Let threads know what they are told."""
         for mine, some in list(self.groups(ids)):
             if mine is not told:
-                self._set(some, mine.join(told))
+                self.set(some, mine.join(told))
 
-    def _set(self, ids: Array, knowledge: Knowledge) -> None:
+    def set(self, ids: Array, knowledge: Knowledge) -> None:
+        """Let threads know no more and no less than something."""
         self.bases.append(knowledge)
         self.base[ids] = len(self.bases) - 1
         if len(self.bases) > 4096:
@@ -128,7 +129,7 @@ class Clocks:
 
     def meet(self, ids: Array) -> None:
         """Let threads know of each other all that they know."""
-        self._set(ids, self.published(ids))
+        self.set(ids, self.published(ids))
 
     def tell(self, ids: Array, agent: int, time: int) -> None:
         """Let threads know that an agent is done until ``time``."""
@@ -136,7 +137,7 @@ class Clocks:
             if mine.seen[agent] < time:
                 seen = mine.seen.copy()
                 seen[agent] = time
-                self._set(some, Knowledge(seen, mine.fenced, mine.tensor, mine.after))
+                self.set(some, Knowledge(seen, mine.fenced, mine.tensor, mine.after))
 
     def tell_own(self, ids: Array, agent: int, time: int) -> None:
         """Let threads know that a unit they started is done with tensor memory until ``time``."""
@@ -145,7 +146,7 @@ class Clocks:
             if mine.after[agent] < time:
                 after = mine.after.copy()
                 after[agent] = time
-                self._set(some, Knowledge(mine.seen, mine.fenced, mine.tensor, after))
+                self.set(some, Knowledge(mine.seen, mine.fenced, mine.tensor, after))
 
     def fence_tensor(self, ids: Array, *, before: bool) -> None:
         """Order accesses of tensor memory with a barrier that follows, or came before."""
@@ -153,13 +154,13 @@ class Clocks:
             tensor = _most(mine.tensor, mine.seen) if before else mine.tensor
             after = mine.after if before else np.where(self.of_tensor, mine.tensor, mine.seen)
             after = _most(mine.after, after)
-            self._set(some, Knowledge(mine.seen, mine.fenced, tensor, after))
+            self.set(some, Knowledge(mine.seen, mine.fenced, tensor, after))
 
     def fence(self, ids: Array) -> None:
         """Make all that threads know of visible to asynchronous units."""
         for mine, some in list(self.groups(ids)):
             fenced = np.maximum(mine.fenced, mine.seen)
-            self._set(some, Knowledge(mine.seen, fenced, mine.tensor, mine.after))
+            self.set(some, Knowledge(mine.seen, fenced, mine.tensor, mine.after))
         self.fenced[ids] = self.now
         self.copies_fenced[ids] = self.copied[ids]
         self.tick()

@@ -18,6 +18,7 @@ from tilecore.ordering.operands import (
     Run,
     addresses,
     blocks_of,
+    masks_of,
     number_of,
 )
 from tilecore.ordering.program import Array, Env, Wait
@@ -144,8 +145,8 @@ def load_box(
     def run(machine: Machine, env: Env) -> None:
         count = size if isinstance(size, int) else number_of(size, env)
         starts, places = addresses(machine, target, env), addresses(machine, pointer, env)
-        many = number_of(mask, env) if mask is not None else 0
-        for start, place, thread in zip(starts, places, env[0].ids, strict=True):
+        given = zip(starts, places, env[0].ids, masks_of(mask, env), strict=True)
+        for start, place, thread, many in given:
             for shift in blocks_of(machine, int(thread), many):
                 _load(machine, int(start) + shift, count, int(place) + shift, int(thread), site)
 

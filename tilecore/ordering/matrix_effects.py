@@ -20,6 +20,7 @@ from tilecore.ordering.operands import (
     addresses,
     blocks_of,
     chunks_of,
+    masks_of,
     number_of,
 )
 from tilecore.ordering.products import WARPGROUP, Issued
@@ -132,13 +133,14 @@ def _own(
     memory: Shadow, machine: Machine, agent: int, thread: int, at: Array, site: int, *, writes: bool
 ) -> None:
     """Let the unit of products access tensor memory; its own accesses are in order."""
-    before = machine.clocks.base[thread]
-    machine.clocks.tell_own(np.array([thread]), agent, machine.clocks.now)
+    ids = np.array([thread])
+    before = machine.clocks.bases[machine.clocks.base[thread]]
+    machine.clocks.tell_own(ids, agent, machine.clocks.now)
     if writes:
         memory.write_by(agent, thread, at, site)
     else:
         memory.read_by(agent, thread, at, site)
-    machine.clocks.base[thread] = before
+    machine.clocks.set(ids, before)
 
 
 def tensor_commit(site: int, pointer: Pointer, mask: Operand) -> Run:
@@ -146,8 +148,8 @@ def tensor_commit(site: int, pointer: Pointer, mask: Operand) -> Run:
 
     def run(machine: Machine, env: Env) -> None:
         places = addresses(machine, pointer, env)
-        many = number_of(mask, env) if mask is not None else 0
-        for place, thread in zip(places, env[0].ids.tolist(), strict=True):
+        masks = masks_of(mask, env)
+        for place, thread, many in zip(places, env[0].ids.tolist(), masks, strict=True):
             told = machine.clocks.published(np.array([thread]))
             agent = _unit(machine, thread)
             seen, tensor = told.seen.copy(), told.tensor.copy()

@@ -69,6 +69,15 @@ def number_of(value: Operand, env: Env) -> int:
     return int(found[env[0].ids[0]]) if isinstance(found, np.ndarray) else int(found)
 
 
+def masks_of(mask: Operand, env: Env) -> list[int]:
+    """Return the blocks that each thread means, a bit each; 0: its own."""
+    assert not isinstance(mask, Pointer)
+    if mask is None:
+        return [0] * len(env[0].ids)
+    found: list[int] = env[0].of(mask(env)).tolist()
+    return found
+
+
 def blocks_of(machine: Machine, thread: int, mask: int) -> list[int]:
     """Return how far the shared memory of the blocks of a mask is from that of a thread."""
     own, size = int(machine.block_of[thread]), machine.program.shared_bytes

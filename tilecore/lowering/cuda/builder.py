@@ -23,6 +23,7 @@ class CudaBuilder(TirBuilder):
 
     def __init__(self) -> None:
         super().__init__()
+        self.count = 0  # statements emitted so far
         self.span: Any = None  # where the statement stands that is emitted
         self._spans: dict[SourceSpan, Any] = {}
 
@@ -39,6 +40,11 @@ class CudaBuilder(TirBuilder):
             self.span = self._spans[span]
         yield
         self.span = before
+
+    def emit(self, stmt: Any) -> None:
+        """Append a statement to the innermost scope."""
+        super().emit(stmt)
+        self.count += 1
 
     def evaluate(self, call: Any) -> None:
         """Append a call whose value is not used."""

@@ -96,6 +96,7 @@ class BoxPipelines:
                     self.barriers[id(copy), kind] = place
                     place += pipeline.stages
         self.rings: dict[int, Ring] = {}
+        self.met = -1  # statements emitted when the lanes of a warp met last
 
     def barrier(self, copy: Copy, kind: str, stage: Any) -> Any:
         """Return a pointer to a barrier."""
@@ -291,17 +292,21 @@ class BoxPipelines:
     def _free(self, pipeline: Pipeline, copy: Copy, stage: Any) -> None:
         """Emit the arrival of a warp that is done with a tile.
 
-        Lanes that read it themselves must be done; for products the whole warp has waited.
+        Lanes that read it themselves must be done; for products the whole warp has waited. Tiles
+        that are freed together need that once.
         """
         builder, group = self.builder, pipeline.group(copy)
-        if not self._is_for_products(pipeline, copy):
+        is_met = self.met == builder.count
+        if not is_met and not self._is_for_products(pipeline, copy):
             builder.evaluate(ptx.sync_warp().call())
+            is_met = True
         lane, empty = remainder(self.accessor.thread, WARP), self.barrier(copy, "empty", stage)
         with builder.when(tir.EQ(index(lane), index(0))):
             if group is None:
                 builder.evaluate(ptx.barrier_arrive().call(empty))
             else:
                 self.owner.clusters.arrive_in_all(group, empty)
+        self.met = builder.count if is_met else -1
 
     def _is_for_products(self, pipeline: Pipeline, copy: Copy) -> bool:
         """Return whether nothing but products of warpgroups reads a tile, where it lies."""
