@@ -6,9 +6,9 @@ It shares nothing with what places barriers (``inference/gpu/barriers.py`` and t
 the others, and ``shadow.py`` finds accesses that nothing orders.
 """
 
-from tilecore.ordering.check import check, unneeded, without
+from tilecore.ordering.check import Verdict, check, judge, unneeded, without
 from tilecore.ordering.faults import Fault
-from tilecore.ordering.machine import Unrolling
+from tilecore.ordering.code import Unrolling
 from tilecore.ordering.program import OrderProgram
 
-__all__ = ["Fault", "OrderProgram", "Unrolling", "check", "unneeded", "without"]
+__all__ = ["Fault", "OrderProgram", "Unrolling", "Verdict", "check", "judge", "unneeded", "without"]

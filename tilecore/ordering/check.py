@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from tilecore.ordering.code import Flattener
+from tilecore.ordering.code import Flattener, Unrolling
 from tilecore.ordering.faults import Fault
-from tilecore.ordering.machine import Machine, Unrolling
+from tilecore.ordering.machine import Machine
 from tilecore.ordering.program import Act, If, Loop, Node, OrderProgram, Seq, Site, While, children
 
 ALL = Unrolling(first=1 << 30)
 
 
-def check(program: OrderProgram, unrolling: Unrolling = ALL) -> list[Fault]:
-    """Return the faults of a program, each pair of instructions once."""
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a check has found.
+
+    Attributes:
+        faults: each pair of instructions once.
+        unread: instructions that it says nothing about: their addresses follow from data.
+    """
+
+    faults: tuple[Fault, ...]
+    unread: tuple[Site, ...]
+
+
+def judge(program: OrderProgram, unrolling: Unrolling = ALL) -> Verdict:
+    """Return what is wrong with the order of a program."""
     code = Flattener(program.slots).flatten(program.body)
     machine = Machine(program, code, unrolling)
     machine.run()
-    return list(machine.faults.found.values())
+    unread = (*program.unread, *(program.sites[n] for n in sorted(machine.unread)))
+    return Verdict(tuple(machine.faults.found.values()), tuple(dict.fromkeys(unread)))
+
+
+def check(program: OrderProgram, unrolling: Unrolling = ALL) -> list[Fault]:
+    """Return the faults of a program."""
+    return list(judge(program, unrolling).faults)
 
 
 def unneeded(program: OrderProgram, unrolling: Unrolling = ALL) -> list[Site]:

@@ -17,6 +17,18 @@ from tilecore.ordering.program import (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Unrolling:
+    """How many iterations of long loops run: the first, then as many of the last.
+
+    What is left out is a multiple of ``period``, so that slots and parities go on.
+    """
+
+    first: int = 6
+    last: int = 6
+    period: int = 1
+
+
 @dataclass(slots=True)
 class Join:
     """Where those meet again who went different ways; ``counters``: of the loops around."""

@@ -14,9 +14,10 @@ import numpy as np
 
 from tilecore.ordering.barriers import Meeting, MemoryBarrier
 from tilecore.ordering.clocks import Clocks
-from tilecore.ordering.code import Branch, Code, Enter, Go, Head, Join, Next
+from tilecore.ordering.code import Branch, Code, Enter, Go, Head, Join, Next, Unrolling
 from tilecore.ordering.copies import CopyGroups, StoreGroups
 from tilecore.ordering.faults import Faults
+from tilecore.ordering.operands import FollowsFromData
 from tilecore.ordering.products import Products
 from tilecore.ordering.program import (
     Act,
@@ -64,18 +65,6 @@ class Turn:
     skipped: Array
 
 
-@dataclass(frozen=True, slots=True)
-class Unrolling:
-    """How many iterations of long loops run: the first, then as many of the last.
-
-    What is left out is a multiple of ``period``, so that slots and parities go on.
-    """
-
-    first: int = 6
-    last: int = 6
-    period: int = 1
-
-
 class Machine:
     """The state of a run."""
 
@@ -90,6 +79,7 @@ class Machine:
         self.tensors: dict[int, Shadow] = {}
         self.tensor: Shadow | None = None
         self.locals: dict[tuple[int, int], Value] = {}
+        self.unread: set[int] = set()  # sites whose address follows from data
         self.lost: set[int] = set()  # arrays written at an index that nobody knows
         self.words: dict[int, int] = {}  # values in shared memory that are known
         self.meetings: dict[tuple[int, int], Meeting] = {}
@@ -161,8 +151,8 @@ class Machine:
         steps = self.code.steps
         while group.place < len(steps):
             match steps[group.place]:
-                case Act(run=run, site=site):
-                    waits = run(self, group.env)
+                case Act(site=site) as act:
+                    waits = self._act(act, group.env)
                     group.place += 1
                     if waits is not None and not waits():
                         group.waits, group.site = waits, site
@@ -180,6 +170,13 @@ class Machine:
         for (block, number), meeting in self.meetings.items():
             if number == 0:
                 meeting.settle(self.program.threads - int(self.exited[block]))
+
+    def _act(self, act: Act, env: Env) -> Wait | None:
+        try:
+            return act.run(self, env)
+        except FollowsFromData:
+            self.unread.add(act.site)
+            return None
 
     def _control(self, group: Group, step: Branch | Enter | Head | Next | Go) -> None:
         """Send a group to where it goes on."""
@@ -273,8 +270,8 @@ class Machine:
     def perform(self, node: Node, env: Env) -> None:
         """Run a statement in which nobody waits for others."""
         match node:
-            case Act(run=run):
-                run(self, env)
+            case Act():
+                self._act(node, env)
             case Let(slot=slot, value=value):
                 env[slot] = value(env)
             case Seq(parts=parts):

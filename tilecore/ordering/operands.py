@@ -55,17 +55,32 @@ Operand = Pointer | Expression | None
 Run = Callable[[Any, Env], Wait | None]
 
 
+class FollowsFromData(Exception):
+    """An address or argument that follows from data: nobody can say what is touched."""
+
+
 def addresses(machine: Machine, pointer: Pointer, env: Env) -> Array:
-    """Return the bytes in shared memory that a pointer means, by thread that runs."""
+    """Return the bytes in shared memory that a pointer means, by thread that runs.
+
+    Raises:
+        FollowsFromData: it follows from data.
+    """
     found = pointer.shared(machine, env)
-    assert found is not None, "the reader makes no act of an address that follows from data"
+    if found is None:
+        raise FollowsFromData
     return found
 
 
 def number_of(value: Operand, env: Env) -> int:
-    """Return an argument that all threads give alike."""
+    """Return an argument that all threads give alike.
+
+    Raises:
+        FollowsFromData: it follows from data.
+    """
     assert not isinstance(value, Pointer)
-    found = value(env) if value is not None else 0
+    found = value(env) if value is not None else None
+    if found is None:
+        raise FollowsFromData
     return int(found[env[0].ids[0]]) if isinstance(found, np.ndarray) else int(found)
 
 
@@ -74,7 +89,10 @@ def masks_of(mask: Operand, env: Env) -> list[int]:
     assert not isinstance(mask, Pointer)
     if mask is None:
         return [0] * len(env[0].ids)
-    found: list[int] = env[0].of(mask(env)).tolist()
+    given = mask(env)
+    if given is None:
+        raise FollowsFromData
+    found: list[int] = env[0].of(given).tolist()
     return found
 
 
