@@ -7,8 +7,8 @@ the others, and ``shadow.py`` finds accesses that nothing orders.
 """
 
 from tilecore.ordering.check import Verdict, check, judge, unneeded, without
-from tilecore.ordering.faults import Fault
 from tilecore.ordering.code import Unrolling
+from tilecore.ordering.faults import Fault
 from tilecore.ordering.program import OrderProgram
 
 __all__ = ["Fault", "OrderProgram", "Unrolling", "Verdict", "check", "judge", "unneeded", "without"]

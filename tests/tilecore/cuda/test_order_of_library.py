@@ -1,7 +1,5 @@
 """The order of the library's programs on GPUs is proven, and what in their loops it could spare."""
 
-from collections import Counter
-
 import pytest
 
 from tests.tilecore.cuda import test_library_on_gpus as variants
@@ -9,7 +7,7 @@ from tests.tilecore.cuda import test_tile_programs as common
 from tests.tilecore.cuda.emulated import lowered
 from tilecore.codegen.order_proof import ENOUGH, order_programs
 from tilecore.kernels import KERNELS, get
-from tilecore.ordering import Verdict, judge, unneeded
+from tilecore.ordering import Verdict, judge
 
 TARGETS = ("sm_80", "h100")
 

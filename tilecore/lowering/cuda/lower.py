@@ -229,7 +229,8 @@ class LaunchLowering:
             self.running.before(stmt)
             if stmt in self.plan.barriers:
                 self.meetings.sync()
-            self._statement(stmt)
+            with self.meetings.noting(stmt):
+                self._statement(stmt)
 
     @contextlib.contextmanager
     def _as_team(self, body: Stmt) -> Iterator[None]:
@@ -385,8 +386,10 @@ class LaunchLowering:
                 raise unsupported(stmt, self.target, "no code for it yet")
 
     def _branch(self, body: Stmt) -> None:
+        before = self.meetings.has_written
         with self.running.branch(body):
             self.child(body)
+        self.meetings.has_written |= before  # those who do not come by have told nobody
 
     def child(self, stmt: Stmt) -> None:
         """Emit a nested statement: of the block outside of nests, of the thread inside."""
