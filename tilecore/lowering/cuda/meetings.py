@@ -36,7 +36,7 @@ class Meetings:
     def __init__(self, owner: LaunchLowering) -> None:
         self.owner = owner
         self.has_stored = False
-        self.has_written = True
+        self.has_written = False
         self._writers: dict[int, bool] = {}
 
     @contextlib.contextmanager
