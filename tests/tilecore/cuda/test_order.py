@@ -2,16 +2,19 @@
 
 import re
 
+import numpy as np
 import pytest
 
 import tilecore.language as T
 from tests.tilecore.cuda.catalog import catalog
-from tests.tilecore.cuda.emulated import lowered
+from tests.tilecore.cuda.emulated import lowered, run_emulated
 from tests.tilecore.cuda.programs import gemm_sm80, gemm_sm90
+from tests.tilecore.cuda.test_own_pipelines import specialized_gemm
 from tests.tilecore.cuda.tile_programs import attention, gemm
 from tilecore.codegen.order import Reading, read_kernels
 from tilecore.codegen.order_proof import ENOUGH, order_programs, prove_order
-from tilecore.errors import OrderFault, TileError
+from tilecore.emulator import ALL_SCHEDULES
+from tilecore.errors import EmulationError, OrderFault, TileError
 from tilecore.ordering import Verdict, check, judge, unneeded, without
 from tilecore.ordering.check import acts
 from tilecore.ordering.instructions import act_of
@@ -167,6 +170,34 @@ def test_every_kind_of_instruction_that_orders_is_missed(target):
     assert missed >= ORDERING[target], ORDERING[target] - missed
 
 
+# Of each kind that has no arguments, all of a program are left out of the text that the emulator
+# runs, and of what is proven.
+DROPPED = [
+    ("sm_80", "cp_async_commit"), ("sm_80", "cp_async_wait_1"), ("sm_80", "sync_threads"),
+    ("h100", "wgmma_fence"), ("h100", "wgmma_commit"), ("h100", "wgmma_wait_1"),
+    ("h100", "wgmma_wait_0"), ("h100", "fence_async"), ("h100", "bulk_wait_read_0"),
+    ("h100", "fence_barrier_init"), ("b200", "tensor_wait_loads"), ("b200", "fence_async"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("target", "name"), DROPPED)
+def test_the_proof_and_the_emulator_agree(target, name):
+    func = PROGRAMS["gemm"]
+    (kernel,) = kernels(func, target)
+    dropped = [a for a in acts(kernel) if kernel.sites[a.site].text == name]
+    assert dropped
+    for act in dropped:
+        kernel = without(kernel, act)
+    assert check(kernel, ENOUGH)
+    rng = np.random.default_rng(3)
+    a, b = (rng.standard_normal(s).astype(np.float16) for s in ((130, 160), (160, 200)))
+    c = np.full((130, 200), np.nan, np.float16)
+    with pytest.raises(EmulationError):  # noqa: PT012 - or a wrong result
+        run_emulated(func, target, [a, b, c], ALL_SCHEDULES, without=f"tc_{name}();")
+        if not np.abs(c - a.astype(np.float64) @ b.astype(np.float64)).max() <= 0.1:
+            raise EmulationError(kernel="gemm", what="wrong result")
+
+
 # --- programs with barriers of their own ------------------------------------------------------
 
 
@@ -195,6 +226,17 @@ def ring(*, waits=True, frees=True, count=128):
                         T.barrier_arrive(empty[i % 2])
 
     return main
+
+
+@pytest.mark.parametrize(("parts", "producer"), [(1, 1), (2, 0)])
+def test_a_producer_and_a_consumer_wait_for_nothing_in_vain(parts, producer):
+    """Nor do they tell the TMA of tiles that it has filled itself."""
+    (kernel,) = kernels(specialized_gemm(256, 128, 640, parts, producer), "h100")
+    assert judge(kernel, ENOUGH) == Verdict((), ())
+    assert unneeded(kernel, ENOUGH) == []
+    inside = acts(kernel, inside_loops=True)
+    spare = [a for a in inside if a.kind not in FREE and not check(without(kernel, a), ENOUGH)]
+    assert spare == []
 
 
 @pytest.mark.parametrize("target", ["sm_80", "h100"])
