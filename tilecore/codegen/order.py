@@ -15,7 +15,15 @@ import tvm
 import tvm_ffi
 from tvm import tirx as tir
 
-from tilecore.codegen.order_memory import ALIGNMENT, CALL, INTEGERS, Expressions, Memory, Reading
+from tilecore.codegen.order_memory import (
+    ALIGNMENT,
+    CALL,
+    INTEGERS,
+    MOST_SLOTS,
+    Expressions,
+    Memory,
+    Reading,
+)
 from tilecore.codegen.order_values import BINARY, Known, binary, expression
 from tilecore.errors import SourceSpan, UnsupportedOnTarget
 from tilecore.ordering import effects as do
@@ -40,6 +48,7 @@ PARTS: dict[type, tuple[str, ...]] = {
     tir.Select: ("condition", "true_value", "false_value"),
 }  # fmt: skip
 
+UNROLLED = 3  # of TVM's kinds of loops
 UNDER_WAY = ("tc_wgmma_", "tc_tensor_load_")  # instructions whose registers are not at once free
 
 __all__ = ["KernelReader", "Reading", "read_kernels"]
@@ -88,9 +97,14 @@ class KernelReader(Expressions):
         return OrderProgram(
             body=body, sites=tuple(self.sites), threads=threads, blocks=blocks, setup=self.setup,
             slots=self.slots, shared_bytes=-(-self.shared_bytes // ALIGNMENT) * ALIGNMENT,
-            granule=granule, globals={s: self.global_sizes[s] for s in both},
+            granule=granule, period=self._period(), globals={s: self.global_sizes[s] for s in both},
             unread=tuple(self.sites[n] for n in self.unread),
         )  # fmt: skip
+
+    def _period(self) -> int:
+        """Return after how many iterations slots and parities recur."""
+        slots = [m for m in self.moduli if m <= MOST_SLOTS]
+        return 2 * math.lcm(*slots)
 
     def _digits(self, number: Any, extents: Sequence[tuple[int, Any]]) -> None:
         """Give variables the digits of a number."""
@@ -276,6 +290,8 @@ class KernelReader(Expressions):
                 self.pointers[hash(stmt.var)] = found
                 return Seq(acts)
         value = self.value(given)
+        if self._turns(given):
+            self.turning.add(hash(stmt.var))
         if value is None or not callable(value):
             self.variables[hash(stmt.var)] = value
             if value is None:
@@ -317,6 +333,8 @@ class KernelReader(Expressions):
         start, extent = self.value(stmt.min), self.value(stmt.extent)
         slot = self._slot()
         self.variables[hash(stmt.loop_var)] = lambda env: env[slot]
+        if int(stmt.kind) != UNROLLED:
+            self.turning.add(hash(stmt.loop_var))
         body = self.statement(stmt.body)
         if _is_empty(body):
             return Seq(acts)

@@ -33,6 +33,8 @@ ALIGNMENT = 1024
 OPEN_SIZE = 300  # what a dimension is taken for that is not known: ragged for all tiles
 ASSUMED = (70, 90)  # the first element of a tensor that decides where threads go, and the step
 WARP = 32
+DIVISIONS = (tir.Mod, tir.FloorMod, tir.Div, tir.FloorDiv)
+MOST_SLOTS = 16  # of tiles that a loop uses in turn
 INTEGERS = ("int", "uint", "bool")
 
 
@@ -99,6 +101,8 @@ class Expressions:
         self.global_sizes: dict[int, int] = {}
         self.unread: list[int] = []
         self.span: Any = None
+        self.turning: set[int] = set()  # variables that follow from where loops are
+        self.moduli: set[int] = set()  # numbers by which such values are divided
         for key, param in params.items():
             self._parameter(key, param)
 
@@ -223,6 +227,8 @@ class Expressions:
             return self.variables.get(hash(expr))
         operate = BINARY.get(kind)
         if operate is not None:
+            if kind in DIVISIONS and isinstance(expr.b, tir.IntImm) and self._turns(expr.a):
+                self.moduli.add(int(expr.b))
             return binary(operate, self.value(expr.a), self.value(expr.b))
         if kind is tir.Cast:
             return self._cast(expr)
@@ -233,6 +239,18 @@ class Expressions:
         if kind is tvm.ir.TensorLoad:
             return self._loaded(expr)
         return self._called(expr) if kind is tvm.ir.Call else None
+
+    def _turns(self, expr: Any) -> bool:
+        """Return whether a value follows from where loops are that are kept as loops."""
+        kind = type(expr)
+        if isinstance(expr, tir.Var):
+            return hash(expr) in self.turning
+        if kind is tvm.ir.TensorLoad:
+            memory = self.memories.get(hash(expr.source))
+            return memory is not None and memory.space == "local"
+        if kind is tir.Cast:
+            return self._turns(expr.value)
+        return kind in BINARY and (self._turns(expr.a) or self._turns(expr.b))
 
     def _cast(self, expr: Any) -> Known:
         if not str(expr.ty).startswith(INTEGERS) or not str(expr.value.ty).startswith(INTEGERS):

@@ -10,9 +10,7 @@ from tilecore.errors import OrderFault
 from tilecore.lowering.cuda.program import LoweredProgram
 from tilecore.ordering import Fault, OrderProgram, Unrolling, check
 
-# Slots and parities of rings of 1, 2, 3, 4 and 6 tiles recur after so many iterations.
-PERIOD = 24
-ENOUGH = Unrolling(first=8, last=8, period=PERIOD)
+ENOUGH = Unrolling(first=8, last=8)  # iterations of long loops: 2 * stages of up to 8
 SHOWN = 5  # faults in an error
 
 

@@ -21,12 +21,11 @@ from tilecore.ordering.program import (
 class Unrolling:
     """How many iterations of long loops run: the first, then as many of the last.
 
-    What is left out is a multiple of ``period``, so that slots and parities go on.
+    What is left out is a multiple of the program's period, so that slots and parities go on.
     """
 
-    first: int = 6
-    last: int = 6
-    period: int = 1
+    first: int = 8
+    last: int = 8
 
 
 @dataclass(slots=True)

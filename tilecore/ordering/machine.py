@@ -204,7 +204,8 @@ class Machine:
         turn += 1
         how = self.unrolling
         if isinstance(trips, (int, np.integer)) and turn == how.first:
-            turn += max(0, (int(trips) - how.last - turn) // how.period * how.period)
+            period = self.program.period
+            turn += max(0, (int(trips) - how.last - turn) // period * period)
         return turn
 
     def _branch(self, group: Group, cond: Value, other: int, key: Join | None) -> None:

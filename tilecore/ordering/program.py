@@ -144,6 +144,7 @@ class OrderProgram:
         slots: of variables.
         shared_bytes: shared memory of a block.
         granule: bytes that all accesses of shared memory are multiples of.
+        period: iterations after which slots and parities of a loop recur.
         globals: elements of the tensors that a block both reads and writes, by slot.
         unread: instructions whose address follows from data, so that nobody checks them.
     """
@@ -156,6 +157,7 @@ class OrderProgram:
     slots: int
     shared_bytes: int
     granule: int
+    period: int = 1
     globals: Mapping[int, int] = field(default_factory=dict)
     unread: tuple[Site, ...] = ()
 
