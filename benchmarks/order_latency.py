@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from compile_latency import attention, quickstart
+
 from tilecore.codegen.order_proof import ENOUGH, order_programs
 from tilecore.gpu_compiler import lower_gpu
 from tilecore.gpu_target import GpuTarget

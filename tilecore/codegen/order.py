@@ -149,7 +149,7 @@ class KernelReader(Expressions):
             if hash(load) not in self.of_products:
                 return []
             site = self.site(f"{way} of registers")
-            return [Act(do.touch(site, memory.slot, writes=way == "write"), site)]
+            return [Act(do.touch(site, memory.slot, writes=way == "write"), site, kind="use")]
         start, lanes = self._place(memory, indices)
         if memory.space == "global":
             return self._global(memory, start, lanes, way)
@@ -241,7 +241,7 @@ class KernelReader(Expressions):
             return
         writes = place == 0 and not name.startswith(("stmatrix", "tensor_store"))
         site = self.site(name)
-        yield Act(do.touch(site, given.slot, writes=writes), site)
+        yield Act(do.touch(site, given.slot, writes=writes), site, kind="use")
 
     def _widths(self, name: str, args: Sequence[Operand]) -> None:
         """Note how many bytes an instruction touches at least."""
@@ -376,8 +376,8 @@ def _uses_registers_alone(node: Node) -> bool:
             return all(_uses_registers_alone(p) for p in parts)
         case Loop(body=body):
             return _uses_registers_alone(body)
-        case Act(run=run):
-            return run.__qualname__.startswith("touch.")
+        case Act(kind=kind):
+            return kind == "use"
         case Let():
             return True
         case _:

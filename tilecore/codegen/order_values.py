@@ -18,16 +18,20 @@ def truncated(a: Value, b: Value) -> Value:
     """Return a / b, rounded towards zero."""
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
         quotient = np.floor_divide(a, b)
-        if np.min(a) < 0 or np.min(b) < 0:
+        if _may_be_negative(a) or _may_be_negative(b):
             quotient = quotient + ((quotient < 0) & (quotient * b != a))
         return quotient
     return a // b if (a < 0) == (b < 0) else -(-a // b)
 
 
+def _may_be_negative(a: Value) -> bool:
+    return bool(a.min() < 0) if isinstance(a, np.ndarray) else a < 0
+
+
 def _remainder(a: Value, b: Value) -> Value:
-    if isinstance(a, int) and isinstance(b, int) and a >= 0 and b > 0:
-        return a % b
-    return a - truncated(a, b) * b
+    if _may_be_negative(a) or _may_be_negative(b):
+        return a - truncated(a, b) * b
+    return a % b
 
 
 def _least(a: Value, b: Value) -> Value:
@@ -90,26 +94,18 @@ def binary(operate: Callable[[Value, Value], Value], a: Known, b: Known) -> Know
         return None
     if not callable(a) and not callable(b):
         return operate(a, b)
-    if not callable(b):
+    one, other = expression(a), expression(b)
+    held: list[Value] = [None, None, None]  # what depends on threads alone is computed once
 
-        def with_number(env: Env) -> Value:
-            x = a(env)
-            return None if x is None else operate(x, b)
+    def run(env: Env) -> Value:
+        x, y = one(env), other(env)
+        if x is None or y is None:
+            return None
+        if x is not held[0] or y is not held[1]:
+            held[:] = x, y, operate(x, y)
+        return held[2]
 
-        return with_number
-    if not callable(a):
-
-        def on_number(env: Env) -> Value:
-            y = b(env)
-            return None if y is None else operate(a, y)
-
-        return on_number
-
-    def both(env: Env) -> Value:
-        x, y = a(env), b(env)
-        return None if x is None or y is None else operate(x, y)
-
-    return both
+    return run
 
 
 def _partly(known: Known, *, decides: bool) -> Known:

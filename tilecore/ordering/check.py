@@ -8,7 +8,18 @@ from dataclasses import dataclass, replace
 from tilecore.ordering.code import Flattener, Unrolling
 from tilecore.ordering.faults import Fault
 from tilecore.ordering.machine import Machine
-from tilecore.ordering.program import Act, If, Loop, Node, OrderProgram, Seq, Site, While, children
+from tilecore.ordering.program import (
+    ACCESSES,
+    Act,
+    If,
+    Loop,
+    Node,
+    OrderProgram,
+    Seq,
+    Site,
+    While,
+    children,
+)
 
 ALL = Unrolling(first=1 << 30)
 
@@ -54,7 +65,7 @@ def acts(program: OrderProgram, *, inside_loops: bool = False) -> list[Act]:
 
 def _acts(node: Node, *, is_inside: bool) -> Iterator[Act]:
     if isinstance(node, Act):
-        if is_inside and node.kind != "access":
+        if is_inside and node.kind not in ACCESSES:
             yield node
         return
     is_loop = isinstance(node, (Loop, While))

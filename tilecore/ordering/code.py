@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tilecore.ordering.program import (
+    ACCESSES,
     Act,
     Expression,
     If,
@@ -116,7 +117,7 @@ class Flattener:
     def orders(self, node: Node) -> bool:
         """Return whether a statement orders anything."""
         if isinstance(node, Act):
-            return node.kind != "access"
+            return node.kind not in ACCESSES
         found = [self.orders(c) for c in children(node)]
         if isinstance(node, (Loop, While)) and found[0]:
             self.code.ordering.add(node.body)

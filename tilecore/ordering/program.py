@@ -19,6 +19,7 @@ from tilecore.errors import SourceSpan
 if TYPE_CHECKING:
     from tilecore.ordering.machine import Machine
 
+ACCESSES = ("access", "use")  # kinds of acts that order nothing
 Array = NDArray[Any]
 Value = Any  # int, Array or None
 Wait = Callable[[], bool]
@@ -69,8 +70,9 @@ class Act:
         run: what it does; where threads must wait, it returns the question whether they may go on.
         site: number of its site.
         blocks: whether threads may have to wait.
-        kind: "access", or how it orders others: "barrier", "fence", "tensor fence", "registers" (a
-            wgmma.fence), "wait", "arrival", "commit", "setup".
+        kind: "access" (of memory), "use" (of registers), or how it orders others: "barrier",
+            "fence", "tensor fence", "registers" (a wgmma.fence), "wait", "arrival", "commit",
+            "setup".
     """
 
     run: Callable[[Machine, Env], Wait | None]

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 
+import tilecore
 import tilecore.language as T
 from tests.tilecore.cuda.catalog import catalog
 from tests.tilecore.cuda.emulated import lowered, run_emulated
@@ -268,5 +269,7 @@ def test_a_fault_of_a_program_is_an_error_with_its_place(change, message):
 def test_the_proof_is_an_option_of_a_compilation():
     lowered(ring(), "sm_80", {"check_order": True})
     lowered(ring(waits=False), "sm_80", is_ordered=False)
+    with pytest.raises(OrderFault):
+        tilecore.compile(ring(waits=False), target="sm_80", pass_configs={"tc.check_order": True})
     with pytest.raises(TileError, match="check_order=7: expected True or False"):
         lowered(ring(), "sm_80", {"check_order": 7})

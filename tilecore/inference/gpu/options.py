@@ -22,7 +22,7 @@ class GpuOptions:
         fast_math: whether NVIDIA's compiler may take its approximate functions and divisions
             (``--use_fast_math``), as TileLang does where ``tl.enable_fast_math`` is set.
         check_order: whether the order of the finished kernels is proven (tilecore.ordering), which
-            takes about as long as the rest of a compilation.
+            takes longer than to generate them (benchmarks/order_latency.py).
     """
 
     float32_products: str = "tf32"
