@@ -32,14 +32,16 @@ from tilecore.ir.nodes import Assert, Buffer, PrimFunc, Wait
 from tilecore.ir.printer import Namer, format_expr, format_func, program_digest
 from tilecore.ir.verifier import verify
 from tilecore.ir.visitor import buffers_of, walk
-from tilecore.pass_config import FAST_MATH, FLOAT32_PRODUCTS
+from tilecore.pass_config import CHECK_ORDER, FAST_MATH, FLOAT32_PRODUCTS
 from tilecore.passes.pipeline import run_passes
 from tilecore.target import Target, parse_target
 from tilecore.tile_config import KnobValue
 
 Observer = Callable[[str, Any], None]
 _LISTENERS: ContextVar[tuple[Callable[[PrimFunc], None], ...]] = ContextVar("listeners", default=())
-LOWERING_KNOBS = ("micro_m", "micro_n", "pack_a", "pack_b", "keep", FLOAT32_PRODUCTS, FAST_MATH)
+LOWERING_KNOBS = (
+    "micro_m", "micro_n", "pack_a", "pack_b", "keep", FLOAT32_PRODUCTS, FAST_MATH, CHECK_ORDER,
+)  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -241,6 +241,17 @@ class EmulationError(TileError):
     template = "{kernel}: {what}"
 
 
+class OrderFault(TileError):
+    """Threads of a generated kernel touch memory, or wait, in no certain order (a compiler bug)."""
+
+    code, title = "TC308", "order-fault"
+    template = "{kernel}: expected every access to be ordered, found\n{faults}"
+    default_hint = (
+        "where the program places barriers of its own, one may be missing there; else this is a "
+        "fault of tilecore: please report it with the program"
+    )
+
+
 # --- TC4xx: artifacts and calls --------------------------------------------------------------
 
 

@@ -115,7 +115,10 @@ def lower_to_tir(
 ) -> tuple[GpuPlan, LoweredProgram]:
     """Return (inference plan, TIR), which is the same for GPUs of all vendors.
 
-    verify -> bounds, races -> passes -> verify -> infer -> lower
+    verify -> bounds, races -> passes -> verify -> infer -> lower [-> prove the order]
+
+    Raises:
+        OrderFault: the order was to be proven and cannot (TC308).
     """
     from tilecore.lowering.cuda.program import lower_function
 
@@ -123,6 +126,10 @@ def lower_to_tir(
     func, plan = plan_gpu(func, target, observer, knobs)
     program = lower_function(func, plan, target)
     see("tir", program.func)
+    if target.kind == "cuda" and GpuOptions.parse(knobs or {}, func.attrs).check_order:
+        from tilecore.codegen.order_proof import prove_order
+
+        prove_order(program, func.name)
     return plan, program
 
 

@@ -68,6 +68,7 @@ class JitOptions:
         pass_configs: "tl.enable_fast_math" lets NVIDIA's compiler take approximate functions;
             others of TileLang are accepted, unknown keys warn. "tc.float32_products": "exact"
             keeps products of float32 operands off tensor cores, which drop bits of them.
+            "tc.check_order": True proves that GPU kernels order all accesses (TC308 if not).
         ignored: other keywords of TileLang, which have no effect here.
     """
 

@@ -10,6 +10,7 @@ from typing import Any
 # Knobs of the lowering.
 FLOAT32_PRODUCTS = "float32_products"
 FAST_MATH = "fast_math"
+CHECK_ORDER = "check_order"
 
 
 class PassConfigKey(StrEnum):
@@ -77,6 +78,7 @@ class PassConfigKey(StrEnum):
     TL_DUMP_IR_DIR = "tl.dump_ir_path"
     TL_PASS_PROFILE = "tl.pass_profile"
     TL_PASS_PROFILE_THRESHOLD_MS = "tl.pass_profile_threshold_ms"
+    TC_CHECK_ORDER = "tc.check_order"  # ours: prove the order of GPU kernels as they are compiled
     TC_FLOAT32_PRODUCTS = "tc.float32_products"  # ours: "tf32" (TileLang's way) or "exact"
 
 
@@ -86,6 +88,8 @@ def lowering_config(values: Mapping[Any, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if PassConfigKey.TC_FLOAT32_PRODUCTS in by_name:
         found[FLOAT32_PRODUCTS] = by_name[PassConfigKey.TC_FLOAT32_PRODUCTS]
+    if by_name.get(PassConfigKey.TC_CHECK_ORDER, False):
+        found[CHECK_ORDER] = True
     is_off = by_name.get(PassConfigKey.TL_DISABLE_FAST_MATH, False)
     if by_name.get(PassConfigKey.TL_ENABLE_FAST_MATH, False) and not is_off:
         found[FAST_MATH] = True

@@ -20,6 +20,7 @@ from tilecore.ir.expr import Expr, Pointer, Var
 from tilecore.ir.nodes import PrimFunc
 from tilecore.ir.printer import Namer
 from tilecore.lowering.cuda.program import LoweredProgram
+from tilecore.pass_config import CHECK_ORDER
 from tilecore.runtime.dims import bind
 from tilecore.target import parse_target
 
@@ -27,12 +28,19 @@ NARROW = ("e4m3", "e5m2", "e8m0", "e2m1", "int4", "uint4")
 
 
 def lowered(
-    func: PrimFunc, target: str, knobs: Mapping[str, Any] | None = None
+    func: PrimFunc,
+    target: str,
+    knobs: Mapping[str, Any] | None = None,
+    *,
+    is_ordered: bool = True,
 ) -> tuple[GpuPlan, LoweredProgram, CudaSource]:
-    """Return the plan, TIR and CUDA text of a program."""
+    """Return the plan, TIR and CUDA text of a program.
+
+    ``is_ordered``: whether the order of its kernels is proven, too (tilecore.ordering).
+    """
     device = parse_target(target)
     assert isinstance(device, GpuTarget)
-    return lower_gpu(func, device, knobs=knobs)
+    return lower_gpu(func, device, knobs={CHECK_ORDER: is_ordered, **(knobs or {})})
 
 
 def raw(array: Any) -> Any:
@@ -50,13 +58,15 @@ def run_emulated(
     schedules: Sequence[Schedule] = (LATE,),
     without: str = "",
     knobs: Mapping[str, Any] | None = None,
+    is_ordered: bool = True,
     **options: Any,
 ) -> GpuPlan:
     """Run a program on the emulator, in place; return its plan.
 
-    ``without``: text that is cut out of the generated code; ``knobs``: of the lowering.
+    ``without``: text that is cut out of the generated code; ``knobs``: of the lowering;
+    ``is_ordered``: whether the order must be provable, too.
     """
-    plan, program, source = lowered(func, target, knobs)
+    plan, program, source = lowered(func, target, knobs, is_ordered=is_ordered)
     if without:
         head, kernel, body = source.emulated.partition('extern "C" __global__')
         body = body.replace(without, ";" if without.endswith(";") else "")

@@ -309,7 +309,7 @@ def test_descriptors_of_many_products_do_not_spill():
             else:
                 role(Q_s, K_s, V_s, full, Out, 1)
 
-    _, _, source = lowered(main, "h100")
+    _, _, source = lowered(main, "h100", is_ordered=False)  # nothing fills the tiles
     cubin = compile_cuda(source.text, source.arch)
     (features,) = read_features(cubin.data, source.arch).values()
     assert (cubin.spills, features.opcodes["HGMMA"]) == (0, 2 * (4 + 2 * 4 * parts))

@@ -6,7 +6,7 @@ import pytest
 import tilecore.language as T
 from tests.tilecore.cuda.emulated import lowered, run_emulated
 from tilecore.emulator import ALL_SCHEDULES
-from tilecore.errors import EmulationError, TypeMismatch
+from tilecore.errors import EmulationError, OrderFault, TypeMismatch
 
 
 def doubled(M, N, pending=1):
@@ -52,8 +52,11 @@ def test_a_program_waits_for_its_stores(target):
 
 
 def test_too_weak_a_wait_is_a_race():
+    func, given = doubled(200, 96, pending=2), arguments(200, 96)
     with pytest.raises(EmulationError, match=r"race|still read"):
-        run_emulated(doubled(200, 96, pending=2), "h100", arguments(200, 96), ALL_SCHEDULES)
+        run_emulated(func, "h100", given, ALL_SCHEDULES, is_ordered=False)
+    with pytest.raises(OrderFault, match="race: a bulk store of thread 0 reads"):
+        run_emulated(func, "h100", given)
 
 
 def test_the_last_store_runs_until_the_kernel_ends():

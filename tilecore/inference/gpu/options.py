@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilecore.errors import InvalidConfig
-from tilecore.pass_config import FAST_MATH, FLOAT32_PRODUCTS, lowering_config
+from tilecore.pass_config import CHECK_ORDER, FAST_MATH, FLOAT32_PRODUCTS, lowering_config
 
 CHOICES = ("tf32", "exact")
 
@@ -21,10 +21,13 @@ class GpuOptions:
             11 significant bits; "exact" takes multiply-adds of all 24.
         fast_math: whether NVIDIA's compiler may take its approximate functions and divisions
             (``--use_fast_math``), as TileLang does where ``tl.enable_fast_math`` is set.
+        check_order: whether the order of the finished kernels is proven (tilecore.ordering), which
+            takes longer than to generate them (benchmarks/order_latency.py).
     """
 
     float32_products: str = "tf32"
     fast_math: bool = False
+    check_order: bool = False
 
     @classmethod
     def parse(cls, config: Mapping[str, Any], attrs: Mapping[str, Any]) -> GpuOptions:
@@ -40,6 +43,8 @@ class GpuOptions:
             raise InvalidConfig(
                 knob=FLOAT32_PRODUCTS, value=given, expected=f"one of {', '.join(CHOICES)}"
             )
-        if not isinstance(fast, bool):
-            raise InvalidConfig(knob=FAST_MATH, value=fast, expected="True or False")
-        return cls(float32_products=given, fast_math=fast)
+        check = merged.get(CHECK_ORDER, False)
+        for knob, value in ((FAST_MATH, fast), (CHECK_ORDER, check)):
+            if not isinstance(value, bool):
+                raise InvalidConfig(knob=knob, value=value, expected="True or False")
+        return cls(float32_products=given, fast_math=fast, check_order=check)

@@ -9,7 +9,8 @@ from typing import Any
 import tvm
 from tvm import tirx as tir
 
-from tilecore.lowering.cpu.tir import TirBuilder, index
+from tilecore.errors import SourceSpan
+from tilecore.lowering.cpu.tir import TirBuilder, index, ramp
 
 UNROLLED = 3  # of TVM's kinds of loops: kept as `#pragma unroll`
 DATA_PARALLEL = 1  # kind of an iteration variable that is bound to threads
@@ -19,6 +20,47 @@ AXES = ("x", "y", "z")
 
 class CudaBuilder(TirBuilder):
     """Collects the statements of a program; ``launch`` opens a kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0  # statements emitted so far
+        self.span: Any = None  # where the statement stands that is emitted
+        self._spans: dict[SourceSpan, Any] = {}
+
+    @contextlib.contextmanager
+    def at(self, span: SourceSpan) -> Iterator[None]:
+        """Say where the statement stands that is emitted inside."""
+        before = self.span
+        if span.is_known:
+            if span not in self._spans:
+                name = tvm.ir.SourceName(span.file)
+                self._spans[span] = tvm.ir.Span(
+                    name, span.line, span.line, span.column, span.end_column or span.column
+                )
+            self.span = self._spans[span]
+        yield
+        self.span = before
+
+    def emit(self, stmt: Any) -> None:
+        """Append a statement to the innermost scope."""
+        super().emit(stmt)
+        self.count += 1
+
+    def evaluate(self, call: Any) -> None:
+        """Append a call whose value is not used."""
+        self.emit(tir.Evaluate(call, span=self.span))
+
+    def store(self, buffer: Any, value: Any, offset: Any, lanes: int = 1, stride: int = 1) -> None:
+        """Store ``lanes`` elements from ``offset`` on."""
+        self.emit(tir.BufferStore(buffer, value, [ramp(offset, lanes, stride)], span=self.span))
+
+    def bind(self, value: Any) -> Any:
+        """Name a value so that it is computed once."""
+        if isinstance(value, (int, tir.IntImm, tir.FloatImm, tir.Var)):
+            return value
+        var = tir.Var(self.name("t"), value.ty if hasattr(value, "ty") else value.dtype)
+        self.emit(tir.Bind(var, value, span=self.span))
+        return var
 
     @contextlib.contextmanager
     def launch(

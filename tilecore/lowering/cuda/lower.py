@@ -225,10 +225,12 @@ class LaunchLowering:
 
     def statement(self, stmt: Stmt) -> None:
         """Emit one statement, after the barrier that it needs."""
-        self.running.before(stmt)
-        if stmt in self.plan.barriers:
-            self.meetings.sync()
-        self._statement(stmt)
+        with self.builder.at(stmt.span):
+            self.running.before(stmt)
+            if stmt in self.plan.barriers:
+                self.meetings.sync()
+            with self.meetings.noting(stmt):
+                self._statement(stmt)
 
     @contextlib.contextmanager
     def _as_team(self, body: Stmt) -> Iterator[None]:
@@ -384,8 +386,10 @@ class LaunchLowering:
                 raise unsupported(stmt, self.target, "no code for it yet")
 
     def _branch(self, body: Stmt) -> None:
+        before = self.meetings.has_written
         with self.running.branch(body):
             self.child(body)
+        self.meetings.has_written |= before  # those who do not come by have told nobody
 
     def child(self, stmt: Stmt) -> None:
         """Emit a nested statement: of the block outside of nests, of the thread inside."""

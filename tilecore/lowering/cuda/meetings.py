@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tvm import tirx as tir
 
 import tilecore.lowering.cuda.instructions as ptx
 from tilecore.ir import nodes
+from tilecore.ir.analysis import writes
 from tilecore.ir.clusters import SYNCS
 from tilecore.ir.nodes import Stmt
+from tilecore.ir.visitor import has_jump, walk
 from tilecore.lowering.cpu.tir import index
 from tilecore.lowering.cuda.tensors import unsupported
 from tilecore.lowering.cuda.threads import emit_arrive
@@ -21,11 +25,45 @@ COMPUTING = 1  # named barrier of the threads that compute, where others issue c
 
 
 class Meetings:
-    """Emits the barriers of a launch; ``has_stored``: a tile that may still be read."""
+    """Emits the barriers of a launch.
+
+    Attributes:
+        has_stored: whether a tile may still be read.
+        has_written: whether threads may have written a tile since they last told asynchronous
+            units of it.
+    """
 
     def __init__(self, owner: LaunchLowering) -> None:
         self.owner = owner
         self.has_stored = False
+        self.has_written = False
+        self._writers: dict[int, bool] = {}
+
+    @contextlib.contextmanager
+    def noting(self, stmt: Stmt) -> Iterator[None]:
+        """Emit a statement; in a loop a turn may have come before, and none may come at all."""
+        before = self.has_written
+        if not isinstance(stmt, (nodes.Seq, nodes.If)):
+            self.has_written |= self._writes(stmt)
+        yield
+        if isinstance(stmt, (nodes.For, nodes.While)):
+            self.has_written |= before or (has_jump(stmt.body) and self._writes(stmt))
+
+    def _writes(self, stmt: Stmt) -> bool:
+        """Return whether threads write a shared tile themselves."""
+        plan, own = self.owner.plan, nodes.Copy | nodes.ClusterCopy
+        if id(stmt) not in self._writers:
+            by_units = {id(s) for s in (*plan.loads, *plan.multicasts)}
+            by_units |= {id(c) for p in plan.pipelines.values() if p.boxes for c in p.copies}
+            by_units |= {id(s.copy) for s in plan.multicasts if isinstance(s, nodes.ClusterCopy)}
+            self._writers[id(stmt)] = any(
+                (b.root in plan.shared or b.root.scope.startswith("shared"))
+                and b.arrive_counts is None
+                for node in walk(stmt)
+                if not (isinstance(node, own) and id(node) in by_units)
+                for b in writes(node)
+            )
+        return self._writers[id(stmt)]
 
     def sync(self) -> None:
         """Let all threads meet; what they wrote to shared memory is seen by wgmma too."""
@@ -83,8 +121,10 @@ class Meetings:
             self.await_stores(0, only_reads=True)
         plan = self.owner.plan
         kinds = {product.kind for product in plan.gemms.values()}
-        if kinds & {"wgmma", "tcgen05"} or plan.stores or plan.loads or plan.updates:
+        is_read = kinds & {"wgmma", "tcgen05"} or plan.stores or plan.loads or plan.updates
+        if is_read and self.has_written:
             self.owner.builder.evaluate(ptx.fence_async().call())
+            self.has_written = False
         if self.owner.tensor is not None:
             self.owner.tensor.fence(before=True)
 

@@ -73,7 +73,8 @@ class AsyncPipeline:
     def _copies(self, turn: Any) -> None:
         with self.owner.loops.named(self.pipeline.loop, add(self.start, turn)):
             for copy in self.pipeline.copies:
-                AsyncCopyLowering(self.accessor, self.owner.plan.nests[copy]).emit()
+                with self.builder.at(copy.span):
+                    AsyncCopyLowering(self.accessor, self.owner.plan.nests[copy]).emit()
 
 
 class BoxPipelines:
@@ -95,6 +96,7 @@ class BoxPipelines:
                     self.barriers[id(copy), kind] = place
                     place += pipeline.stages
         self.rings: dict[int, Ring] = {}
+        self.met = -1  # statements emitted when the lanes of a warp met last
 
     def barrier(self, copy: Copy, kind: str, stage: Any) -> Any:
         """Return a pointer to a barrier."""
@@ -186,8 +188,9 @@ class BoxPipelines:
                     group = pipeline.group(copy)
                     empty = self.barrier(copy, "empty", stage)
                     wait = ptx.barrier_wait(of_cluster=group is not None)
-                    builder.evaluate(wait.call(empty, index(1) - parity))
-                    self._load(copy, box, self.barrier(copy, "full", stage), group)
+                    with builder.at(copy.span):
+                        builder.evaluate(wait.call(empty, index(1) - parity))
+                        self._load(copy, box, self.barrier(copy, "full", stage), group)
             self.next_turn(pipeline)
         use_stage(self.owner, pipeline.copies, 0)
 
@@ -287,15 +290,40 @@ class BoxPipelines:
             self.builder.evaluate(ptx.tensor_commit(multicast=True).call(empty, mask))
 
     def _free(self, pipeline: Pipeline, copy: Copy, stage: Any) -> None:
-        """Emit the arrival of a warp that is done with a tile."""
+        """Emit the arrival of a warp that is done with a tile.
+
+        Lanes that read it themselves must be done; for products the whole warp has waited. Tiles
+        that are freed together need that once.
+        """
         builder, group = self.builder, pipeline.group(copy)
-        builder.evaluate(ptx.sync_warp().call())
+        is_met = self.met == builder.count
+        if not is_met and not self._is_for_products(pipeline, copy):
+            builder.evaluate(ptx.sync_warp().call())
+            is_met = True
         lane, empty = remainder(self.accessor.thread, WARP), self.barrier(copy, "empty", stage)
         with builder.when(tir.EQ(index(lane), index(0))):
             if group is None:
                 builder.evaluate(ptx.barrier_arrive().call(empty))
             else:
                 self.owner.clusters.arrive_in_all(group, empty)
+        self.met = builder.count if is_met else -1
+
+    def _is_for_products(self, pipeline: Pipeline, copy: Copy) -> bool:
+        """Return whether nothing but products of warpgroups reads a tile, where it lies."""
+        tile, gemms = copy.dst.buffer, self.owner.plan.gemms
+
+        def is_in_place(stmt: Stmt) -> bool:
+            if not isinstance(stmt, Gemm) or gemms[stmt].kind != "wgmma":
+                return False
+            operands = (gemms[stmt].a, stmt.a), (gemms[stmt].b, stmt.b)
+            return stmt.c.buffer.root is not tile and all(
+                how.source == "descriptor" for how, read in operands if read.buffer.root is tile
+            )
+
+        body = pipeline.loop.body
+        stmts = body.stmts if isinstance(body, nodes.Seq) else (body,)
+        users = [s for s in stmts if s is not copy and tile in {b.root for b in buffers_of(s)}]
+        return all(is_in_place(s) for s in users)
 
     def _only_product(self, pipeline: Pipeline) -> Gemm | None:
         """Return the product that is all that a loop does with its tiles, if warpgroups do it."""

@@ -1,0 +1,203 @@
+"""Vector clocks: what each thread knows of what has happened.
+
+Agents are threads, the cp.async of each thread, and asynchronous units that come up (the loads of
+an mbarrier, the products of a warpgroup, ...). A time is the number of an event of the whole run.
+Threads that met know the same: they share one ``Knowledge``, beside what each knows of itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tilecore.ordering.program import Array
+
+WARP = 32
+UNITS = 512  # asynchronous units beside cp.async
+
+
+class Knowledge:
+    """The last event of each agent that threads know of.
+
+    Attributes:
+        seen: what has happened.
+        fenced: writes that asynchronous units see, too.
+        tensor: what happened to tensor memory, as told behind tcgen05.fence::before_thread_sync.
+        after: what a tcgen05.fence::after_thread_sync has taken up of that, and of ``seen``.
+    """
+
+    __slots__ = ("after", "best", "fenced", "floor", "seen", "tensor", "units")
+
+    def __init__(self, seen: Array, fenced: Array, tensor: Array, after: Array) -> None:
+        self.seen, self.fenced, self.tensor, self.after = seen, fenced, tensor, after
+        self.units = -1  # of which ``best`` and ``floor`` know
+        self.best: Array = seen
+        self.floor = 0
+
+    def join(self, other: Knowledge) -> Knowledge:
+        """Return what either knows; what was taken up is the own."""
+        return Knowledge(
+            _most(self.seen, other.seen), _most(self.fenced, other.fenced),
+            _most(self.tensor, other.tensor), self.after,
+        )  # fmt: skip
+
+
+def _most(a: Array, b: Array) -> Array:
+    return a if a is b else np.maximum(a, b)
+
+
+class Clocks:
+    """The clocks of all threads."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self.now = 1
+        size = 2 * threads + UNITS
+        self.of_tensor = np.zeros(size, bool)
+        self.nothing: Array = np.zeros(size, np.int64)
+        self.bases = [Knowledge(self.nothing, self.nothing, self.nothing, self.nothing)]
+        self.base = np.zeros(threads, np.int64)  # of each thread, by number
+        self.fenced = np.zeros(threads, np.int64)  # own writes until then are seen by async units
+        self.copied = np.zeros(threads, np.int64)  # own cp.async until then have arrived ...
+        self.copies_fenced = np.zeros(threads, np.int64)  # ... and are seen by async units
+        self.units: list[str] = []  # names
+        self._of: dict[object, int] = {}
+
+    def tick(self) -> int:
+        """Return the time of a new event."""
+        self.now += 1
+        return self.now
+
+    def unit(self, key: object, name: str, *, of_tensor: bool = False) -> int:
+        """Return the agent of an asynchronous unit; ``of_tensor``: it uses tensor memory."""
+        if key not in self._of:
+            self.of_tensor[2 * self.threads + len(self.units)] = of_tensor
+            self._of[key] = 2 * self.threads + len(self.units)
+            self.units.append(name)
+            if len(self.units) > UNITS:
+                raise OverflowError(f"expected at most {UNITS} asynchronous units")
+        return self._of[key]
+
+    def name(self, agent: int) -> str:
+        """Return what an agent is called."""
+        if agent < self.threads:
+            return f"thread {agent}"
+        if agent < 2 * self.threads:
+            return f"cp.async of thread {agent - self.threads}"
+        return self.units[agent - 2 * self.threads]
+
+    def groups(self, ids: Array) -> Iterator[tuple[Knowledge, Array]]:
+        """Yield (what they share, threads) of some threads."""
+        of = self.base[ids]
+        first = of[0]
+        if (of == first).all():
+            yield self.bases[first], ids
+            return
+        for number in np.unique(of):
+            yield self.bases[number], ids[of == number]
+
+    def adopt(self, ids: Array, told: Knowledge) -> None:
+        """Let threads know what they are told."""
+        for mine, some in list(self.groups(ids)):
+            if mine is not told:
+                self.set(some, mine.join(told))
+
+    def set(self, ids: Array, knowledge: Knowledge) -> None:
+        """Let threads know no more and no less than something."""
+        self.bases.append(knowledge)
+        self.base[ids] = len(self.bases) - 1
+        if len(self.bases) > 4096:
+            kept, numbers = np.unique(self.base, return_inverse=True)
+            self.bases = [self.bases[k] for k in kept]
+            self.base = numbers.reshape(self.base.shape)
+
+    def published(self, ids: Array) -> Knowledge:
+        """Return what threads know together, themselves included; later events are new."""
+        total: Knowledge | None = None
+        for mine, _ in self.groups(ids):
+            total = mine if total is None else total.join(mine)
+        assert total is not None
+        made = Knowledge(total.seen.copy(), total.fenced.copy(), total.tensor, self.nothing)
+        copies = ids + self.threads
+        made.seen[ids] = self.now
+        made.fenced[ids] = np.maximum(made.fenced[ids], self.fenced[ids])
+        made.seen[copies] = np.maximum(made.seen[copies], self.copied[ids])
+        made.fenced[copies] = np.maximum(made.fenced[copies], self.copies_fenced[ids])
+        self.tick()
+        return made
+
+    def meet(self, ids: Array) -> None:
+        """Let threads know of each other all that they know."""
+        self.set(ids, self.published(ids))
+
+    def tell(self, ids: Array, agent: int, time: int) -> None:
+        """Let threads know that an agent is done until ``time``."""
+        for mine, some in list(self.groups(ids)):
+            if mine.seen[agent] < time:
+                seen = mine.seen.copy()
+                seen[agent] = time
+                self.set(some, Knowledge(seen, mine.fenced, mine.tensor, mine.after))
+
+    def tell_own(self, ids: Array, agent: int, time: int) -> None:
+        """Let threads know that a unit they started is done with tensor memory until ``time``."""
+        self.tell(ids, agent, time)
+        for mine, some in list(self.groups(ids)):
+            if mine.after[agent] < time:
+                after = mine.after.copy()
+                after[agent] = time
+                self.set(some, Knowledge(mine.seen, mine.fenced, mine.tensor, after))
+
+    def fence_tensor(self, ids: Array, *, before: bool) -> None:
+        """Order accesses of tensor memory with a barrier that follows, or came before."""
+        for mine, some in list(self.groups(ids)):
+            tensor = _most(mine.tensor, mine.seen) if before else mine.tensor
+            after = mine.after if before else np.where(self.of_tensor, mine.tensor, mine.seen)
+            after = _most(mine.after, after)
+            self.set(some, Knowledge(mine.seen, mine.fenced, tensor, after))
+
+    def fence(self, ids: Array) -> None:
+        """Make all that threads know of visible to asynchronous units."""
+        for mine, some in list(self.groups(ids)):
+            fenced = np.maximum(mine.fenced, mine.seen)
+            self.set(some, Knowledge(mine.seen, fenced, mine.tensor, mine.after))
+        self.fenced[ids] = self.now
+        self.copies_fenced[ids] = self.copied[ids]
+        self.tick()
+
+    def known(self, ids: Array, agents: Array, times: Array, *, in_tensor: bool = False) -> Array:
+        """Return for each thread whether it knows of an event of an agent."""
+        made = np.empty(len(ids), bool)
+        of = self.base[ids]
+        for number in of[:1] if (of == of[0]).all() else np.unique(of):
+            at = of == number
+            mine = self.bases[number]
+            made[at] = (mine.after if in_tensor else mine.seen)[agents[at]] >= times[at]
+        if not made.all():
+            made |= agents == ids
+            made |= (agents == ids + self.threads) & (self.copied[ids] >= times)
+        return made
+
+    def visible(self, ids: Array, agents: Array, times: Array) -> Array:
+        """Return for each thread whether async units it starts see a write of an agent."""
+        made = np.empty(len(ids), bool)
+        of = self.base[ids]
+        for number in np.unique(of):
+            at = of == number
+            made[at] = self.bases[number].fenced[agents[at]] >= times[at]
+        if not made.all():
+            made |= (agents == ids) & (self.fenced[ids] >= times)
+            made |= (agents == ids + self.threads) & (self.copies_fenced[ids] >= times)
+        return made
+
+    def best(self, mine: Knowledge, readers: list[int]) -> tuple[Array, int]:
+        """Return (per warp the least known time of its lanes, then of ``readers``; the least)."""
+        if mine.units != len(readers):
+            warps = mine.seen[: self.threads]
+            if self.threads % WARP:
+                warps = np.append(warps, np.full(-self.threads % WARP, np.iinfo(np.int64).max))
+            least = warps.reshape(-1, WARP).min(1)
+            mine.best = np.append(least, mine.seen[readers]) if readers else least
+            mine.floor = int(mine.best.min())
+            mine.units = len(readers)
+        return mine.best, mine.floor

@@ -1,0 +1,264 @@
+"""What was done last to each piece of a memory, and by whom: every access is held against it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilecore.ordering.clocks import WARP, Clocks
+from tilecore.ordering.faults import Faults
+from tilecore.ordering.program import Array
+
+NOBODY = -1
+TENSOR = "tensor memory"
+READERS = 96  # asynchronous units that read
+
+
+class Reads:
+    """Who has read what since it was written: by warp (with lanes) and asynchronous unit."""
+
+    def __init__(self, clocks: Clocks, size: int, *, in_tensor: bool = False) -> None:
+        self.clocks, self.size, self.in_tensor = clocks, size, in_tensor
+        self.warps = -(-clocks.threads // WARP)
+        columns = self.warps + READERS
+        self.time = np.zeros((size, columns), np.int32)
+        self.lanes = np.zeros((size, self.warps), np.uint32)
+        self.site = np.zeros((size, columns), np.int32)
+        self.last = np.zeros(size, np.int32)
+        self.readers: list[int] = []
+
+    def note(self, ids: Array, at: Array, site: int) -> None:
+        """Note what threads read; reads of their warp that they know of are forgotten."""
+        now, warp = self.clocks.now, ids // WARP
+        of = self.clocks.base[ids]
+        for number in of[:1] if (of == of[0]).all() else np.unique(of):
+            here = slice(None) if (of == of[0]).all() else of == number
+            best, _ = self.clocks.best(self.clocks.bases[number], self.readers)
+            places, warps = at[here], warp[here]
+            known = self.time[places, warps] <= best[warps]
+            self.lanes[places[known], warps[known]] = 0
+        self.time[at, warp] = now
+        self.site[at, warp] = site
+        np.bitwise_or.at(self.lanes, (at, warp), np.left_shift(1, ids % WARP).astype(np.uint32))
+        self.last[at] = now
+
+    def note_unit(self, agent: int, at: Array, site: int) -> None:
+        """Note what an asynchronous unit reads."""
+        if agent not in self.readers:
+            self.readers.append(agent)
+        column = self.warps + self.readers.index(agent)
+        self.time[at, column] = self.clocks.now
+        self.site[at, column] = site
+        self.last[at] = self.clocks.now
+
+    def forget(self, at: Array) -> None:
+        """Note that what was read is no more there."""
+        self.time[at] = 0
+        self.lanes[at] = 0
+        self.last[at] = 0
+
+    def unordered(self, ids: Array, at: Array) -> tuple[int, int, int] | None:
+        """Return (position in ``at``, agent, site) of a read that a thread does not know of."""
+        of = self.clocks.base[ids]
+        for number in np.unique(of):
+            mine = self.clocks.bases[number]
+            best, floor = self.clocks.best(mine, self.readers)
+            if self.in_tensor:
+                best, floor = np.append(np.zeros(self.warps), mine.after[self.readers]), -1
+            late = np.flatnonzero((of == number) & (self.last[at] > floor))
+            if not len(late):
+                continue
+            rows, columns = np.nonzero(self.time[at[late]][:, : len(best)] > best)
+            for row, column in zip(late[rows].tolist(), columns.tolist(), strict=True):
+                found = self._reader(mine.seen, int(at[row]), column, int(ids[row]))
+                if found is not None:
+                    return row, found, int(self.site[at[row], column])
+        return None
+
+    def _reader(self, seen: Array, place: int, column: int, thread: int) -> int | None:
+        if column >= self.warps:
+            return self.readers[column - self.warps]
+        mask, time = int(self.lanes[place, column]), self.time[place, column]
+        for lane in range(WARP):
+            agent = column * WARP + lane
+            if mask >> lane & 1 and agent != thread and seen[agent] < time:
+                return agent
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Accesses:
+    """Accesses of one instruction, element by element.
+
+    Attributes:
+        ids: threads whose knowledge counts.
+        at: granules.
+        agents: who accesses them: the threads, or units that they start.
+        site: of the instruction.
+        did: "reads", "writes" or "updates".
+    """
+
+    ids: Array
+    at: Array
+    agents: Array
+    site: int
+    did: str
+
+    def what(self, clocks: Clocks, n: int) -> str:
+        """Return who does what, of one element."""
+        return f"{clocks.name(int(self.agents[n]))} {self.did}"
+
+
+class Shadow:
+    """The shadow of one memory, by granules."""
+
+    def __init__(self, clocks: Clocks, faults: Faults, size: int, granule: int, name: str) -> None:
+        self.clocks, self.faults, self.name, self.granule = clocks, faults, name, granule
+        self.in_tensor = name == TENSOR
+        self.writer = np.full(size, NOBODY, np.int32)
+        self.time = np.zeros(size, np.int32)
+        self.site = np.zeros(size, np.int32)
+        self.generic = np.zeros(size, bool)
+        self.reads = Reads(clocks, size, in_tensor=self.in_tensor)
+        self.atomics: Reads | None = None
+
+    def spread(self, ids: Array, start: Array, width: int, site: int) -> tuple[Array, Array]:
+        """Return (thread, granule) of accesses of ``width`` bytes."""
+        count = max(1, width // self.granule)
+        at = start // self.granule
+        if count > 1:
+            at = (at[:, None] + np.arange(count)).ravel()
+            ids = np.repeat(ids, count)
+        return ids, self._inside(at, site)
+
+    def _inside(self, at: Array, site: int) -> Array:
+        """Return granules, of which those outside of the memory become the last one."""
+        end = len(self.writer)
+        if int(at.max()) < end and int(at.min()) >= 0:
+            return at
+        outside = int(at[(at >= end) | (at < 0)][0])
+        self.faults.add(
+            "bounds", f"expected less than {end * self.granule}, found {self.place(outside)}", site
+        )
+        return np.where(at < 0, 0, np.minimum(at, end - 1))
+
+    def _written(self, by: Accesses, *, is_async: bool = False, behind: bool = False) -> None:
+        """Hold accesses against the writes before them.
+
+        ``is_async``: a unit reads; ``behind``: one that begins what follows its thread's last
+        tcgen05.fence::after_thread_sync.
+        """
+        ids, at = by.ids, by.at
+        writer = self.writer[at]
+        old = np.flatnonzero(writer >= 0)
+        if not len(old):
+            return
+        ids, at, writer = ids[old], at[old], writer[old]
+        time = self.time[at]
+        in_tensor = self.in_tensor or behind
+        bad = ~self.clocks.known(ids, writer, time, in_tensor=in_tensor)
+        if bad.any():
+            n = int(np.argmax(bad))
+            self._race(by, int(old[n]), int(writer[n]), int(self.site[at[n]]), "writes")
+            return
+        if is_async:
+            hidden = self.generic[at] & ~self.clocks.visible(ids, writer, time)
+            if hidden.any():
+                n = int(np.argmax(hidden))
+                self.faults.add(
+                    "proxy",
+                    f"{self.clocks.name(int(writer[n]))} writes {self.place(int(at[n]))}, which "
+                    f"{by.what(self.clocks, int(old[n]))}, and no fence.proxy.async is between",
+                    int(self.site[at[n]]), by.site, "fence.proxy.async behind the write",
+                )  # fmt: skip
+
+    def _race(self, by: Accesses, n: int, agent: int, other: int, did: str) -> None:
+        self.faults.add(
+            "race",
+            f"{self.clocks.name(agent)} {did} {self.place(int(by.at[n]))}, which "
+            f"{by.what(self.clocks, n)}, and nothing orders them",
+            other, by.site, self._remedy(agent),
+        )  # fmt: skip
+
+    def _remedy(self, agent: int) -> str:
+        threads = self.clocks.threads
+        if self.in_tensor:
+            return "a barrier or a wait between tcgen05.fence::before_ and ::after_thread_sync"
+        if agent < threads:
+            return "a barrier between them"
+        if agent < 2 * threads:
+            return "cp.async.wait_group, then a barrier"
+        return f"a wait for {self.clocks.name(agent)}"
+
+    def place(self, at: int) -> str:
+        """Return where a granule is."""
+        return f"{self.name} at {at * self.granule}"
+
+    def _after(self, reads: Reads | None, by: Accesses) -> None:
+        found = reads.unordered(by.ids, by.at) if reads is not None else None
+        if found is not None:
+            did = "reads" if reads is self.reads else "updates"
+            self._race(by, *found, did)
+
+    def read(self, ids: Array, start: Array, width: int, site: int) -> None:
+        """Let threads read."""
+        ids, at = self.spread(ids, start, width, site)
+        by = Accesses(ids, at, ids, site, "reads")
+        self._written(by)
+        self._after(self.atomics, by)
+        self.reads.note(ids, at, site)
+
+    def write(self, ids: Array, start: Array, width: int, site: int, agents: Array) -> None:
+        """Let threads, or the cp.async of threads, write."""
+        ids, at = self.spread(ids, start, width, site)
+        agents = np.repeat(agents, len(ids) // len(agents))
+        by = Accesses(ids, at, agents, site, "writes")
+        self._written(by)
+        self._after(self.reads, by)
+        self._after(self.atomics, by)
+        self._set(at, agents, site, generic=True)
+        if int(agents[0]) >= self.clocks.threads:  # copies of different bytes
+            late = self.writer[at] != agents
+            if late.any():
+                n = int(np.argmax(late))
+                self._race(by, n, int(self.writer[at[n]]), site, "writes")
+
+    def update(self, ids: Array, start: Array, width: int, site: int) -> None:
+        """Let threads update atomically."""
+        if self.atomics is None:
+            self.atomics = Reads(self.clocks, len(self.writer))
+        ids, at = self.spread(ids, start, width, site)
+        by = Accesses(ids, at, ids, site, "updates")
+        self._written(by)
+        self._after(self.reads, by)
+        self.atomics.note(ids, at, site)
+
+    def read_by(
+        self, agent: int, thread: int, at: Array, site: int, *, behind: bool = False
+    ) -> None:
+        """Let an asynchronous unit read granules, for a thread that starts it."""
+        by = self._of_unit(agent, thread, at, site, "reads")
+        self._written(by, is_async=True, behind=behind)
+        self._after(self.atomics, by)
+        self.reads.note_unit(agent, by.at, site)
+
+    def write_by(self, agent: int, thread: int, at: Array, site: int) -> None:
+        """Let an asynchronous unit write granules, for a thread that starts it."""
+        by = self._of_unit(agent, thread, at, site, "writes")
+        self._written(by)
+        self._after(self.reads, by)
+        self._after(self.atomics, by)
+        self._set(by.at, by.agents, site, generic=False)
+
+    def _of_unit(self, agent: int, thread: int, at: Array, site: int, did: str) -> Accesses:
+        count = len(at)
+        at = self._inside(at, site)
+        return Accesses(np.full(count, thread), at, np.full(count, agent), site, did)
+
+    def _set(self, at: Array, agents: Array, site: int, *, generic: bool) -> None:
+        self.writer[at], self.time[at] = agents, self.clocks.now
+        self.site[at], self.generic[at] = site, generic
+        self.reads.forget(at)
+        if self.atomics is not None:
+            self.atomics.forget(at)
