@@ -97,6 +97,7 @@ class Machine:
         self.expected: dict[tuple[Any, ...], Array] = {}
         self.runnable: deque[Group] = deque()
         self.choices: dict[int, int] = {}  # of conditions that follow from data, by place
+        self.left_out: dict[int, int] = {}  # turns of long loops, by how many they have
 
     def tensor_shadow(self, slot: int) -> Shadow:
         """Return the shadow of a tensor that the block reads and writes."""
@@ -202,11 +203,23 @@ class Machine:
     def _following(self, turn: int, trips: Value) -> int:
         """Return the turn of a loop after another one; the middle of long loops is left out."""
         turn += 1
-        how = self.unrolling
-        if isinstance(trips, (int, np.integer)) and turn == how.first:
-            period = self.program.period
-            turn += max(0, (int(trips) - how.last - turn) // period * period)
+        if isinstance(trips, (int, np.integer)) and turn == self.unrolling.first:
+            turn += self._left_out(int(trips))
         return turn
+
+    def _left_out(self, trips: int) -> int:
+        """Return how many turns of a loop are left out.
+
+        As many of loops that are about as long: who fills tiles may turn once more than who
+        multiplies them.
+        """
+        period, how = self.program.period, self.unrolling
+        for known, found in self.left_out.items():
+            if abs(known - trips) < period:
+                return found
+        found = max(0, (trips - how.first - how.last - period) // period * period)
+        self.left_out[trips] = found
+        return found
 
     def _branch(self, group: Group, cond: Value, other: int, key: Join | None) -> None:
         """Send a group where a condition says, or in two."""
