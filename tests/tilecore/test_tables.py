@@ -90,18 +90,19 @@ def test_codes_are_decoded_by_shuffles_of_bytes(artifacts, shape, zeros):
         assert "vpshufb" in instructions(artifact)
 
 
-@pytest.mark.parametrize("shifts", ["pairs", "turn", "back"])
-def test_codes_in_every_order_of_a_word(artifacts, shifts):
+@pytest.mark.parametrize(("shifts", "depth"), [("pairs", 8), ("turn", 8), ("back", 8), ("two", 2)])
+def test_codes_in_every_order_of_a_word(artifacts, shifts, depth):
     bits = {
         "pairs": lambda k: 4 * ((k % 8) // 2) + 16 * (k % 2),
         "turn": lambda k: 4 * (k % 8),
         "back": lambda k: 28 - 4 * (k % 8),
+        "two": lambda k: 16 * (k % 2),
     }[shifts]
 
     @T.prim_func
     def main(
         A: T.Tensor((4, 16), "bfloat16"),
-        W: T.Tensor((2, 64), "int32"),
+        W: T.Tensor((16 // depth, 64), "int32"),
         L: T.Tensor((16,), "bfloat16"),
         C: T.Tensor((4, 64), "float32"),
     ):
@@ -111,18 +112,20 @@ def test_codes_in_every_order_of_a_word(artifacts, shifts):
             c = T.alloc_fragment((4, 64), "float32")
             T.copy(A, a)
             for k, n in T.Parallel(16, 64):
-                b[k, n] = L[(W[k // 8, n] >> bits(k)) & 15]
+                b[k, n] = L[(W[k // depth, n] >> bits(k)) & 15]
             T.gemm(a, b, c, clear_accum=True)
             T.copy(c, C)
 
     rng = np.random.default_rng(3)
     a = rng.standard_normal((4, 16), np.float32).astype(DType("bfloat16").numpy)
     table = rng.standard_normal(16).astype(a.dtype)
-    words = rng.integers(-(2**31), 2**31, (2, 64)).astype(np.int32)
+    words = rng.integers(-(2**31), 2**31, (16 // depth, 64)).astype(np.int32)
     rows = np.arange(16)
-    codes = (words[rows // 8] >> np.array([bits(k) for k in range(16)])[:, None]) & 15
+    codes = (words[rows // depth] >> np.array([bits(k) for k in range(16)])[:, None]) & 15
     wanted = a.astype(np.float64) @ table[codes].astype(np.float64)
     for path in PATHS:
         found = np.full((4, 64), np.nan, np.float32)
         runtime.load(compile(main, path, store=artifacts))(a, words, table, found)
         np.testing.assert_allclose(found, wanted, atol=1e-4)
+    if shifts in ("pairs", "two"):  # one permutation for both rows
+        assert "vpermw" in instructions(compile(main, "avx512+avx512_bf16", store=artifacts))

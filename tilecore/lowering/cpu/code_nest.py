@@ -86,7 +86,8 @@ def decodes(nest: Parallel, accessor: Accessor) -> bool:
         return False
     whole = rows % PERIOD == 0 and columns % LANES == 0 and rows > 0 and columns > 0
     is_row = accessor.stride_of(store.buffer, store.indices, column) == 1
-    return whole and is_row and find_lookup(nest, accessor) is not None
+    found = find_lookup(nest, accessor) if whole and is_row else None
+    return found is not None and found.together == PERIOD
 
 
 def _text(name: str, shift: int) -> str:

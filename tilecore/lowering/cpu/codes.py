@@ -16,24 +16,25 @@ PERIOD = 8  # rows of one step: the 4-bit elements of a 32-bit word
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lookup:
-    """Elements that are ``table[(word >> shifts[k % PERIOD]) & 15]``."""
+    """Elements that are ``table[(word >> shifts[k % PERIOD]) & 15]``.
+
+    ``together``: so many neighbouring rows have one word.
+    """
 
     table: Load
     word: Load
     shifts: tuple[int, ...]
+    together: int
 
     @property
     def is_paired(self) -> bool:
         """Whether the bits of every second row lie 16 above those of the row before."""
         pairs = zip(self.shifts[::2], self.shifts[1::2], strict=True)
-        return all(b - a == 16 and 0 <= a <= 12 for a, b in pairs)
+        return self.together >= 2 and all(b - a == 16 and 0 <= a <= 12 for a, b in pairs)
 
 
 def find_lookup(nest: Parallel, accessor: Accessor) -> Lookup | None:
-    """Return the table and the words that the elements of ``nest`` come from, if they do.
-
-    The rows of a period have one word.
-    """
+    """Return the table and the words that the elements of ``nest`` come from, if they do."""
     row, column = nest.loop_vars
     body = nest.body.stmts if isinstance(nest.body, Seq) else (nest.body,)
     value: Expr = last_store(nest).value
@@ -57,11 +58,13 @@ def find_lookup(nest: Parallel, accessor: Accessor) -> Lookup | None:
     known = tuple(s.constant for s in shifts if s is not None)
     if any(s != known[k % PERIOD] or s % 4 or not 0 <= s <= 28 for k, s in enumerate(known)):
         return None
+    together = PERIOD
     for k in range(rows):
-        first = k - k % PERIOD
-        if not all(_is_same(fold(i, row, k), fold(i, row, first)) for i in word.indices):
-            return None
-    return Lookup(value, word, known[:PERIOD])
+        while not all(
+            _is_same(fold(i, row, k), fold(i, row, k - k % together)) for i in word.indices
+        ):
+            together //= 2
+    return Lookup(value, word, known[:PERIOD], together)
 
 
 def _nibble(index: Expr) -> tuple[Load, Expr] | None:
