@@ -99,9 +99,10 @@ def list_study_trials(
 def suggest_trials(
     study_id: StudyId, request: SuggestRequest, store: Store, engine: Engine
 ) -> StudyTrialPage:
-    """Lease configurations to a worker; an empty list: the search is at its end.
+    """Lease configurations to a worker; an empty list: everything is told or with other workers.
 
-    The same worker gets what it holds already again.
+    The same worker gets what it holds already again. While the study counts leased trials, ask
+    again: those that others lose come back.
     """
     study = store.studies.get(study_id)
     given = engine.suggest(study, request.worker, request.count, request.lease_s)
