@@ -167,7 +167,7 @@ def _logarithm(f: LlvmFunction, base: float, high: float) -> str:
     mantissa, power = _mantissa_power(f)
     r = f.on_floats("fsub", mantissa, f.real(1.0))
     squared = f.on_floats("fmul", r, r)
-    tail = f.on_floats("fmul", f.on_floats("fmul", squared, r), f.polynomial(LOG, r))
+    tail = f.on_floats("fmul", f.on_floats("fmul", squared, r), f.short_polynomial(LOG, r))
     tail = f.fma(squared, f.real(-0.5), tail)
     low = math.log(2) / math.log(base) - high
     if base == math.e:
@@ -217,16 +217,16 @@ def _tanh(f: LlvmFunction) -> str:
     quotient = f.on_floats("fdiv", f.real(2.0), below)
     squared = f.on_floats("fmul", size, size)
     cubed = f.on_floats("fmul", squared, size)
-    small = f.fma(f.polynomial(TANH, squared), cubed, size)
+    small = f.fma(f.short_polynomial(TANH, squared), cubed, size)
     return _odd(f, size, TANH_SMALL, small, f.on_floats("fsub", f.real(1.0), quotient))
 
 
 def _erf(f: LlvmFunction) -> str:
     size = _size(f, ERF_FULL)
-    negated = f.on_floats("fsub", f.real(0.0), f.polynomial(ERF_TAIL, size))
+    negated = f.on_floats("fsub", f.real(0.0), f.short_polynomial(ERF_TAIL, size))
     tail = _called(f, "exp", negated, f.lanes)
     squared = f.on_floats("fmul", size, size)
-    small = f.fma(f.polynomial(ERF, squared), size, size)
+    small = f.fma(f.short_polynomial(ERF, squared), size, size)
     return _odd(f, size, ERF_SMALL, small, f.on_floats("fsub", f.real(1.0), tail))
 
 
