@@ -178,7 +178,7 @@ class Case:
 
     def recommended(self, threads: int) -> TileConfig:
         """Return what a machine that measured nothing recommends."""
-        learned = shipped(self.definition.name, self.host)
+        learned = shipped(self.definition.name, self.host, str(self.problem["dtype"]))
         return self.space.config(int(forecast(self.space, threads, learned).rows[0]))
 
     def finalists(self, candidates: int, seed: int) -> list[TileConfig]:

@@ -72,9 +72,9 @@ class Family:
     def predicted(self) -> Matrix:
         """Return the times that the models expect."""
         definition = kernels.get(str(self.name.split()[0]))
-        learned = shipped(definition.name, self.hardware)
         found = []
         for problem in self.problems:
+            learned = shipped(definition.name, self.hardware, str(problem["dtype"]))
             space = SearchSpace.build(definition, problem, self.hardware)
             time_s, _, _ = forecast_configs(space, self.configs, 1, learned)
             found.append(np.where(space.can_run(self.configs), time_s, np.inf))

@@ -44,7 +44,7 @@ def calls_of(
     sizes = dict(zip("mnk", shape, strict=True))
     problem = definition.parse_problem({**sizes, "dtype": dtype, "out_dtype": dtype})
     space = SearchSpace.build(definition, problem, host)
-    learned = shipped("gemm", host)
+    learned = shipped("gemm", host, dtype)
     config = dict(space.config(int(forecast(space, threads, learned).rows[0])))
     func = definition.program(problem, config)
     kernel = JITKernel(func, compile(func, "llvm", config))

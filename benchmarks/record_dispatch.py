@@ -51,7 +51,7 @@ class OneOfMany(Recording):
     def chosen(self) -> list[TileConfig]:
         """The configs: chosen without this run's rates, so always the same."""
         host = detect()
-        learned = shipped("gemm", host)
+        learned = shipped("gemm", host, "float32")
         spaces = [SearchSpace.build(self.definition, problem(*s), host) for s in self.family]
         found = dict.fromkeys([self.definition.default_config()])
         for space in spaces:

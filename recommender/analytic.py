@@ -174,6 +174,7 @@ def _of_product(
     work_flop: float,
 ) -> Estimates:  # fmt: skip
     """Return the estimates of one product: what one core takes, spread over ``cores``."""
+    core = core.times(t.products)
     alone = core.kernel + core.calls + (core.update_c + (core.pack_a + core.pack_b))
     spread = t.busiest_share(cores, grids)
     launch = hardware.launch_s * (1.0 if cores > 1 else 0.2) * (1.0 + t.is_b_hoisted)

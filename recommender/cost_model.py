@@ -6,6 +6,7 @@ import base64
 import binascii
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ import xgboost
 from recommender.errors import InvalidModel, NotEnoughMeasurements
 from recommender.model_file import check_structure, parse
 
-FORMAT = 1
+FORMAT = 2
 MIN_ROWS = 8
 MAX_BLOB_BYTES = 64 << 20
 EXACT_ROWS = 1000  # up to here exact splits are as fast as histograms, and better
@@ -38,12 +39,14 @@ class CostModel:
         feature_schema: version of the features it was trained with.
         spread: 10 % and 90 % quantiles of the residual on rows it was not trained on.
         rows: number of measurements behind it.
+        dtypes: element types of the problems among them; none: not known.
     """
 
     booster: Any
     feature_schema: str
     spread: tuple[float, float]
     rows: int
+    dtypes: tuple[str, ...] = ()
 
     @classmethod
     def fit(
@@ -56,6 +59,7 @@ class CostModel:
         seed: int = 0,
         rounds: int = 200,
         with_interval: bool = True,
+        dtypes: Sequence[str] = (),
     ) -> CostModel:
         """Return a model of ``log_ratio`` (measured over analytic time).
 
@@ -68,6 +72,7 @@ class CostModel:
             seed: of the row and column sampling.
             rounds: number of trees.
             with_interval: False leaves the interval empty, which saves three trainings.
+            dtypes: element types of the problems.
 
         Raises:
             NotEnoughMeasurements: fewer than MIN_ROWS rows (RC606).
@@ -80,7 +85,14 @@ class CostModel:
         if with_interval:
             spread = _held_out_spread(features, log_ratio, groups, seed, max(20, rounds // 2))
         booster = _train(features, log_ratio, seed, rounds)
-        return cls(booster, feature_schema, spread, len(log_ratio))
+        return cls(booster, feature_schema, spread, len(log_ratio), tuple(dtypes))
+
+    def knows(self, dtype: str) -> bool:
+        """Return whether it was trained on problems of an element type, as far as it is known.
+
+        To trees, a type that they never met looks like the nearest one that they did.
+        """
+        return not self.dtypes or dtype in self.dtypes
 
     def predict(self, features: np.ndarray) -> Prediction:
         """Return factors on the analytic time for every row of ``features``."""
@@ -96,6 +108,7 @@ class CostModel:
             "feature_schema": self.feature_schema,
             "spread": list(self.spread),
             "rows": self.rows,
+            "dtypes": list(self.dtypes),
             "sha256": hashlib.sha256(raw).hexdigest(),
             "booster": base64.b64encode(raw).decode(),
         }
@@ -118,7 +131,9 @@ class CostModel:
         booster = xgboost.Booster({"nthread": 1})
         booster.load_model(bytearray(raw))
         low, high = (float(x) for x in envelope["spread"])
-        return cls(booster, feature_schema, (low, high), int(envelope["rows"]))
+        return cls(
+            booster, feature_schema, (low, high), int(envelope["rows"]), tuple(envelope["dtypes"])
+        )
 
     @classmethod
     def of_json(cls, raw: bytes, *, feature_schema: str) -> CostModel:
@@ -166,7 +181,7 @@ def _open_envelope(blob: bytes) -> dict[str, Any]:
         envelope = json.loads(blob)
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise InvalidModel(expected=expected, found=f"no JSON ({error})") from error
-    wanted = {"format", "feature_schema", "spread", "rows", "sha256", "booster"}
+    wanted = {"format", "feature_schema", "spread", "rows", "dtypes", "sha256", "booster"}
     if not isinstance(envelope, dict) or set(envelope) != wanted:
         raise InvalidModel(expected=expected, found="JSON of another structure")
     if envelope["format"] != FORMAT:
@@ -175,6 +190,9 @@ def _open_envelope(blob: bytes) -> dict[str, Any]:
     numbers = isinstance(spread, list) and len(spread) == 2
     if not numbers or not all(isinstance(x, (int, float)) for x in [*spread, envelope["rows"]]):
         raise InvalidModel(expected="two numbers as spread", found=repr(spread))
+    dtypes = envelope["dtypes"]
+    if not isinstance(dtypes, list) or not all(isinstance(name, str) for name in dtypes):
+        raise InvalidModel(expected="names of element types", found=repr(dtypes))
     return envelope
 
 

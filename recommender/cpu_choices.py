@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from recommender.factored import constant, may_hold
 from recommender.hardware import HardwareProfile
-from tilecore.graph import Contraction, evaluate
+from tilecore.graph import Contraction, Loop, evaluate, free_vars, product
 from tilecore.inference import few_rows, gemm_order, plan
 from tilecore.inference.dots import DOTS, TILE_ROWS, Dot
 from tilecore.ir.dtype import DType
@@ -34,17 +34,24 @@ class Tiling:
     Computed when asked for, so that who asks little looks at few knobs.
 
     Attributes:
-        m, n, k: extents of the whole problem.
+        m, n, k: extents of one product (its average, where rows or depth are data).
+        products: how many products of this kind the program computes.
         lanes: sums in a vector register.
         dot: the instruction that sums up several products, if there is one.
     """
 
     def __init__(self, site: Contraction, columns: Columns, hardware: HardwareProfile) -> None:
-        self.m, self.n, self.k = whole_extents(site)
+        self._row_loop = site.row_loop
         self.lanes = hardware.vector_bytes // DType(site.accum_dtype).itemsize
         self.dot = instruction(site, hardware)
         self._site, self._columns, self._hardware = site, columns, hardware
         self._like = next(iter(columns.values()))
+        self.m, self.n, self.k = whole_extents(site)
+        if self._row_loop is not None:
+            self.m = self._walked(self._row_loop, site.m)
+        if site.depth_loop is not None:
+            self.k = self._walked(site.depth_loop, site.k)
+        self.products = max((self._known(x, {}) for x in site.products), default=1.0)
 
     @property
     def is_tiled(self) -> bool:
@@ -128,7 +135,8 @@ class Tiling:
         most = few_rows.most_in_place(form, self._hardware.vector_registers)
         if self.is_tiled and self._site.b.is_transposed:
             most = few_rows.MOST_ROWS_BESIDE_TILES
-        return self._site.accum_dtype == "float32" and self.m <= most
+        is_once = self._row_loop is None  # otherwise rows use a tile of B again and again
+        return is_once and self._site.accum_dtype == "float32" and self.m <= most
 
     @cached_property
     def is_b_in_place(self) -> Mask:
@@ -152,6 +160,15 @@ class Tiling:
         column: Floats = (found if found.ndim else constant(found, self._like)).astype(float)
         return column
 
+    def _walked(self, loop: Loop, step: Expr) -> float:
+        """Return how far a loop of data length goes: what it takes in steps of one element."""
+        ones = dict.fromkeys((var.name for var in free_vars(step)), 1)
+        return self._known(product((loop.trip_count, step)), ones)
+
+    def _known(self, expr: Expr, values: Mapping[str, int]) -> float:
+        found = evaluate(expr, {**self._columns, **values})
+        return float(np.asarray(found).flat[0])
+
     def _knob(self, name: str) -> Floats:
         column: Floats = self._columns.get(name, constant(0, self._like)).astype(float)
         return column
@@ -161,8 +178,16 @@ class Tiling:
 
     @cached_property
     def grid_m(self) -> Floats:
-        """Block rows."""
+        """Rows of tiles of C."""
+        if self._row_loop is not None:
+            trips: Floats = self._values(self._row_loop.trip_count)
+            return trips
         return np.ceil(self.m / self.block_m)
+
+    @cached_property
+    def block_rows(self) -> Floats:
+        """Rows of tiles that blocks of their own compute."""
+        return self.grid_m if self._row_loop is None else constant(1.0, self._like)
 
     @cached_property
     def grid_n(self) -> Floats:
@@ -172,7 +197,7 @@ class Tiling:
     @cached_property
     def blocks(self) -> Floats:
         """Blocks in the grid (two-dimensional part)."""
-        return self.grid_m * self.grid_n
+        return self.block_rows * self.grid_n
 
     @cached_property
     def steps(self) -> Floats:
@@ -209,12 +234,18 @@ class Tiling:
     def row_tiles(self) -> Floats:
         """Register tiles along m in all block rows; rows beyond the edge are skipped."""
         full, last = self._row_tiles_of_blocks
-        return (self.grid_m - 1) * full + last
+        return (self.block_rows - 1) * full + last
+
+    @cached_property
+    def rows(self) -> Floats:
+        """Rows that are computed: where their number is data, whole tiles."""
+        all_rows: Floats = constant(self.m, self._like)
+        return all_rows if self._row_loop is None else self.grid_m * self.block_m
 
     @cached_property
     def rows_per_tile(self) -> Floats:
         """Average rows of a register tile (tiles of a block are balanced)."""
-        return self.m / self.row_tiles
+        return self.rows / self.row_tiles
 
     @cached_property
     def _panels_of_blocks(self) -> tuple[Floats, Floats]:
@@ -226,6 +257,9 @@ class Tiling:
     @cached_property
     def _row_tiles_of_blocks(self) -> tuple[Floats, Floats]:
         """Register tiles along m of a block row, and of the last one."""
+        if self._row_loop is not None:
+            found = self.grid_m * np.ceil(self.block_m / self.micro_m)
+            return found, found
         last = self.m - (self.grid_m - 1) * self.block_m
         full = np.ceil(np.minimum(self.block_m, self.m) / self.micro_m)
         return full, np.ceil(last / self.micro_m)
@@ -244,7 +278,7 @@ class Tiling:
         whole, blocks = divmod(np.ceil(self.blocks * grids / cores), self.blocks)
         rows, columns = divmod(blocks, self.grid_n)
         (wide, _), (high, low) = self._panels_of_blocks, self._row_tiles_of_blocks
-        begun = columns * wide * np.where(rows < self.grid_m - 1, high, low)
+        begun = columns * wide * np.where(rows < self.block_rows - 1, high, low)
         grid = self.row_tiles * self.panels
         work = whole * grid + rows * high * self.panels + begun
         share: Floats = np.minimum(1.0, work / (grids * grid))

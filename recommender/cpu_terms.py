@@ -29,6 +29,21 @@ class CoreTerms:
     pack_b: np.ndarray
     pack_b_once: np.ndarray
 
+    def times(self, count: float) -> CoreTerms:
+        """Return the same of so many problems, one after the other."""
+        if count == 1:
+            return self
+        one = self.resources
+        return CoreTerms(
+            resources=lambda: {name: seconds * count for name, seconds in one().items()},
+            kernel=self.kernel * count,
+            calls=self.calls * count,
+            update_c=self.update_c * count,
+            pack_a=self.pack_a * count,
+            pack_b=self.pack_b * count,
+            pack_b_once=self.pack_b_once * count,
+        )
+
 
 def fma_slot_s(site: Contraction, hardware: HardwareProfile) -> float:
     """Return the seconds one core needs for one vector FMA of the accumulator's type at peak."""

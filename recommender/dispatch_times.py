@@ -111,7 +111,8 @@ def known_times(
     Raises:
         EmptySpace: no config can run a shape on the device (RC602).
     """
-    learned = active_model(store, question.name, question.hardware)
+    dtype = str(question.fixed.get("dtype", ""))  # a program has no model
+    learned = active_model(store, question.name, question.hardware, dtype)
     find = evidence or logged(store, question)
     rows = [_row(question, shape, find, learned) for shape in question.shapes.shapes]
     pool = _pool(question, rows)

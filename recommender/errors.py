@@ -72,7 +72,10 @@ class NoClosedForm(TileError):
 
     code, title = "RC609", "no-closed-form"
     template = "expected sizes of {program} that follow from its arguments and knobs, found {found}"
-    default_hint = "give numbers for dynamic sizes; loops whose length is data have no estimate"
+    default_hint = (
+        "give numbers for dynamic sizes; a loop whose length is data has an estimate "
+        "only if it walks through a tensor"
+    )
 
 
 class InvalidExternalSpace(TileError):

@@ -32,7 +32,7 @@ NAMES = (
     *(f"size_{i}" for i in range(SIZES)), *(f"flag_{i}" for i in range(FLAGS)),
     *(f"knob_{i}" for i in range(KNOBS)),
 )  # fmt: skip
-SCHEMA = f"cpu-2-{digest(list(NAMES), 8)}"
+SCHEMA = f"cpu-3-{digest(list(NAMES), 8)}"
 
 
 def features(space: SearchSpace, columns: Columns, estimates: Estimates) -> np.ndarray:

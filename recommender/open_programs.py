@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,7 +57,7 @@ def advise(question: OpenProgram, hardware: HardwareProfile, check: Check) -> Pr
         reason = f"the compiler refuses all that were tried: {gate.first_refusal}"
         raise EmptySpace(kernel=question.name, hardware=hardware.name, reason=reason)
     checked = time.perf_counter()
-    notes = list(traces.notes)
+    notes = [*traces.notes, *assumptions(ranking.spaces)]
     if gate.refused:
         notes.append(f"{gate.refused} config(s) left out, as {gate.first_refusal}")
     return ProgramAdvice(
@@ -128,6 +128,11 @@ def spaces_of(
         assert empty is not None
         raise empty
     return found
+
+
+def assumptions(spaces: Iterable[SearchSpace]) -> tuple[str, ...]:
+    """Return what the estimates of some spaces take for granted."""
+    return tuple(dict.fromkeys(x for space in spaces for x in space.graph.assumptions))
 
 
 class _Ranking:

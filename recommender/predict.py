@@ -101,24 +101,32 @@ class Learned:
         return self.model.predict(features(space, columns, estimates))
 
 
-def shipped(kernel: str, hardware: HardwareProfile) -> Learned | None:
-    """Return the model that ships for a kernel on such devices, None without one."""
+def shipped(kernel: str, hardware: HardwareProfile, dtype: str) -> Learned | None:
+    """Return the model that ships for a kernel on such devices.
+
+    None without one, or where it was trained on other element types than ``dtype``.
+    """
     model = prior(kernel, hardware)
-    return None if model is None else Learned(model, "prior", threads=PRIOR_THREADS)
+    is_known = model is not None and model.knows(dtype)
+    return Learned(model, "prior", threads=PRIOR_THREADS) if model and is_known else None
 
 
-def active_model(store: MeasurementStore, kernel: str, hardware: HardwareProfile) -> Learned | None:
+def active_model(
+    store: MeasurementStore, kernel: str, hardware: HardwareProfile, dtype: str
+) -> Learned | None:
     """Return the promoted model of a kernel, else the one that ships for such devices.
 
-    None where this version can read neither.
+    None where this version can read neither, or neither was trained on the element type.
     """
     if hardware.kind != "cpu":  # features are the CPU's
         return None
     stored = store.active_model(kernel)
     if stored is not None and stored.feature_schema == SCHEMA:
         with suppress(InvalidModel):
-            return Learned(_load(stored.blob), "predicted")
-    return shipped(kernel, hardware)
+            model = _load(stored.blob)
+            if model.knows(dtype):
+                return Learned(model, "predicted")
+    return shipped(kernel, hardware, dtype)
 
 
 @lru_cache(maxsize=8)

@@ -20,7 +20,7 @@ from recommender.diversity import different
 from recommender.errors import EmptySpace, NoClosedForm
 from recommender.hardware import HardwareProfile
 from recommender.knob_values import MOST_CONFIGS, knob_values, thinned
-from recommender.open_programs import Check, Gate, spaces_of
+from recommender.open_programs import Check, Gate, assumptions, spaces_of
 from recommender.search import Landscape
 from recommender.space import SearchSpace
 from recommender.tracing import Family
@@ -250,6 +250,7 @@ class _Ranked:
             rationale=tuple(self._why(order, legal)), accepted=(),
             work_flop=self.spaces[0].definition.work_flop({}), legal=legal,
             enumerated=sum(space.enumerated for space in self.spaces),
+            notes=assumptions(self.spaces),
         )  # fmt: skip
 
     def _place(self, config: TileConfig) -> tuple[float, int, int] | None:
@@ -299,6 +300,8 @@ def _checked(
     if not chosen:
         reason = f"the compiler refuses all that were tried: {gate.first_refusal}"
         raise EmptySpace(kernel=question.name, hardware=hardware.name, reason=reason)
-    notes = (f"{gate.refused} config(s) left out, as {gate.first_refusal}",) if gate.refused else ()
+    notes = table.notes
+    if gate.refused:
+        notes += (f"{gate.refused} config(s) left out, as {gate.first_refusal}",)
     default = table.default if gate.accepts(table.default) else table.configs[chosen[0]]
     return replace(table, accepted=tuple(chosen), notes=notes, default=default)

@@ -169,7 +169,8 @@ def _expected(
     them than of what was measured that this is hardly near the best, or so much less.
     """
     space, threads = asked.space, asked.threads
-    model = active_model(asked.store, space.definition.name, space.hardware)
+    dtype = str(space.problem["dtype"])
+    model = active_model(asked.store, space.definition.name, space.hardware, dtype)
     if is_sure:
         default = space.definition.default_config()
         expected = forecast_around(space, threads, model, given, (*given[:AROUND], default))

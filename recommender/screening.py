@@ -51,7 +51,8 @@ class SpaceCandidates:
         self._space, self._threads = space, threads
         whole = estimate(space, threads=threads)
         table = features(space, space.factored, whole)
-        self._learned = learned = active_model(store, space.definition.name, space.hardware)
+        name, dtype = space.definition.name, str(space.problem["dtype"])
+        self._learned = learned = active_model(store, name, space.hardware, dtype)
         factor = 1.0 if learned is None else learned.factors(space, space.factored, whole).factor
         self.landscape = Landscape(whole.time_s * factor, table, self._neighbours)
 

@@ -166,6 +166,7 @@ def fit_groups(groups: Sequence[Group], seed: int, *, with_interval: bool) -> Co
         feature_schema=SCHEMA,
         seed=seed,
         with_interval=with_interval,
+        dtypes=sorted({str(dict(g.workload.problem)["dtype"]) for g in groups}),
     )
 
 

@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Two files run side by side: threads of OpenBLAS that wait for each other take half of the time of
+# NumPy's small products. Read when NumPy is imported, here and in what tests start.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # A starved machine is slow at everything: how long an example takes is no finding of a test.
 settings.register_profile("tilecore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tilecore")
@@ -17,7 +21,14 @@ settings.load_profile("tilecore")
 
 # Files of few but long tests start first: with files side by side the last ones run alone.
 LONG_FILES = (
+    "tilecore/test_generated.py",
+    "e2e/test_autotune_by_service.py",
+    "e2e/test_chaos.py",
     "e2e/test_service.py",
+    "tilecore/cuda/test_tile_programs.py",
+    "tilecore/cuda/test_library_on_gpus.py",
+    "tilecore/test_autotuner.py",
+    "tuner_service/test_answer_desk.py",
     "workers/test_ray_pool.py",
     "tilecore/test_compat.py",
     "tilecore/test_jit.py",

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -72,6 +73,13 @@ def test_round_trip_and_damage(outcome) -> None:
     np.testing.assert_array_equal(
         again.predict(group.features).factor, outcome.model.predict(group.features).factor
     )
+    assert again.dtypes == ("float32",)
+    assert again.knows("float32")
+    assert not again.knows("int8")
+    assert replace(again, dtypes=()).knows("int8")  # a file from elsewhere does not tell
+    strange = {**json.loads(blob), "dtypes": [4]}
+    with pytest.raises(InvalidModel, match="element types"):
+        CostModel.from_bytes(json.dumps(strange).encode(), feature_schema=SCHEMA)
     with pytest.raises(InvalidModel, match="feature schema"):
         CostModel.from_bytes(blob, feature_schema="other")
     rng = np.random.default_rng(0)

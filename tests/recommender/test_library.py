@@ -31,3 +31,41 @@ def test_spaces_have_estimates(name: str, dtype: str) -> None:
     times_s = estimate(space, threads=1).time_s
     assert np.isfinite(times_s).all()
     assert (times_s > 0).all()
+
+
+def test_a_batch_takes_as_often_the_time_of_one_product() -> None:
+    definition = KERNELS["batched_gemm"]
+    one, many = (
+        SearchSpace.build(
+            definition,
+            definition.parse_problem({"batch": count, "m": 256, "n": 320, "k": 200}),
+            HOST,
+        )
+        for count in (1, 24)
+    )
+    columns = one.columns
+    alone, together = (estimate(space, columns, threads=1) for space in (one, many))
+    launch = alone.terms_s["launch"]
+    np.testing.assert_allclose(together.time_s - launch, 24 * (alone.time_s - launch))
+    assert (estimate(many, columns, threads=2).time_s < together.time_s).all()
+
+
+def test_rows_of_experts_are_computed_in_whole_tiles() -> None:
+    definition = KERNELS["grouped_gemm"]
+    experts, rows = 12, 600
+    problem = definition.parse_problem({"experts": experts, "m": rows, "n": 512, "k": 256})
+    space = SearchSpace.build(definition, problem, HOST)
+    found = estimate(space, threads=1)
+    assert found.tiling is not None
+    assert found.tiling.m == rows / experts
+    assert found.tiling.products == experts
+    rng = np.random.default_rng()
+    begins = np.sort(rng.integers(0, rows + 1, (4000, experts - 1)), axis=1)
+    sizes = np.diff(begins, axis=1, prepend=0, append=rows)
+    for block, computed in zip(
+        space.columns["block_M"], np.asarray(found.tiling.rows), strict=True
+    ):
+        mean = (np.ceil(sizes / block) * block).mean()
+        assert computed == pytest.approx(mean, rel=0.2)
+    config = space.config(int(np.argmin(found.time_s)))
+    assert int(config["block_M"]) <= 32  # 112 rows would be computed for 50

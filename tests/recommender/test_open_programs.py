@@ -187,6 +187,7 @@ BAD = {
         NothingOpen,
     ),
     "dynamic size": (programs.dynamic, {"N": 64}, {}, NoClosedForm),
+    "repeated as data says": (programs.repeated, {"M": 512}, {}, NoClosedForm),
     "missing size": (programs.matmul, {"M": 64}, {}, TypeMismatch),
     "missing size, eager": (programs.eager_matmul, {"M": 64}, {}, TypeMismatch),
     "unknown argument": (programs.matmul, {**GEMM_SIZES, "blockM": 4}, {}, TypeMismatch),
@@ -228,3 +229,14 @@ def test_configs_the_compiler_refuses_are_left_out():
     assert "left out" in found.notes[0]
     with pytest.raises(EmptySpace, match="TC202"):
         advise(replace(question, space={"threads": (128,)}), DEVICES["h100"], refuses)
+
+
+@pytest.mark.parametrize("device", ["host", "h100"])
+def test_a_length_that_is_data_is_taken_to_be_what_the_tensors_hold(device):
+    sizes = {"M": 512, "N": 640, "K": 768}
+    data, fixed = (
+        ask(programs.sequence, device, **sizes, is_data=is_data) for is_data in (True, False)
+    )
+    assert shown(data.configs) == shown(fixed.configs)
+    assert not fixed.notes
+    assert any("the loop over ko" in note and "user_programs.py:" in note for note in data.notes)

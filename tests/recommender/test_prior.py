@@ -20,6 +20,7 @@ from recommender.prior import FOLDER, file_name, prior
 from recommender.recommend import recommend
 from recommender.space import SearchSpace
 from recommender.training import fit_groups, make_groups
+from recommender.workload import Workload
 from tests.recommender.support import GEMM, HOST, MemoryStore, workload
 
 RECORDED = Path(__file__).parents[2] / "benchmarks/data/cpu_2026-11-22"
@@ -46,6 +47,24 @@ def test_a_machine_that_measured_nothing_is_answered_by_what_ships():
     assert ask(load_profile("h100-sxm"))[0].source == "analytic"  # nobody recorded such a device
 
 
+def test_a_model_is_not_asked_about_element_types_that_it_never_met():
+    avx2 = load_profile("avx2")
+    model = prior("gemm", avx2)
+    assert model.dtypes == ("float32",)
+    assert shipped("gemm", avx2, "float32").source == "prior"
+    assert shipped("gemm", avx2, "bfloat16") is None
+    assert shipped("gemm", HOST, "bfloat16").source == "prior"
+    sizes = {"m": 1024, "n": 1024, "k": 1024, "dtype": "bfloat16"}
+    of_half = Workload.of("gemm", GEMM.parse_problem(sizes))
+    assert recommend(of_half, GEMM, avx2, MemoryStore())[0].source == "analytic"
+    blob = gzip.decompress((module.FOLDER / file_name("gemm", avx2.arch)).read_bytes())
+    store = MemoryStore()
+    store.model = StoredModel(
+        id=1, kernel="gemm", blob=blob, feature_schema=module.SCHEMA, metrics={}, trained_on=9
+    )
+    assert recommend(of_half, GEMM, HOST, store)[0].source == "prior"  # what ships here knows it
+
+
 def test_a_model_trained_here_goes_before_it():
     blob = gzip.decompress(SHIPPED[0].read_bytes())
     store = MemoryStore()
@@ -59,7 +78,7 @@ def test_a_model_trained_here_goes_before_it():
 
 def test_what_one_thread_taught_is_not_stretched_to_two():
     space = SearchSpace.build(GEMM, dict(workload(1000, 1024, 512).problem), HOST)
-    learned = shipped("gemm", HOST)
+    learned = shipped("gemm", HOST, "float32")
     columns = space.rows(np.arange(0, len(space), 97))
     alone, both = (estimate(space, columns, threads=t) for t in (1, 2))
     np.testing.assert_array_equal(

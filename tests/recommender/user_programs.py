@@ -175,3 +175,39 @@ def faulty(N, block_N=64):
             T.alloc_fragment((block_N, missing), "float32")
 
     return main
+
+
+def sequence(M, N, K, is_data, block_M=64, block_N=64, block_K=32):
+    @T.prim_func
+    def main(
+        A: T.Tensor((M, K), "float32"),
+        B: T.Tensor((K, N), "float32"),
+        Length: T.Tensor((1,), "int32"),
+        C: T.Tensor((M, N), "float32"),
+    ):
+        with T.Kernel(T.ceildiv(N, block_N), T.ceildiv(M, block_M), threads=128) as (bx, by):
+            A_shared = T.alloc_shared((block_M, block_K), "float32")
+            B_shared = T.alloc_shared((block_K, block_N), "float32")
+            C_local = T.alloc_fragment((block_M, block_N), "float32")
+            T.clear(C_local)
+            for ko in T.Pipelined(T.ceildiv(Length[0] if is_data else K, block_K), num_stages=2):
+                T.copy(A[by * block_M, ko * block_K], A_shared)
+                T.copy(B[ko * block_K, bx * block_N], B_shared)
+                T.gemm(A_shared, B_shared, C_local)
+            T.copy(C_local, C[by * block_M, bx * block_N])
+
+    return main
+
+
+def repeated(M, block_M=64):
+    @T.prim_func
+    def main(Count: T.Tensor((1,), "int32"), X: T.Tensor((M,), "float32")):
+        with T.Kernel(T.ceildiv(M, block_M), threads=128) as bx:
+            tile = T.alloc_fragment((block_M,), "float32")
+            T.copy(X[bx * block_M], tile)
+            for _ in T.serial(Count[0]):
+                for i in T.Parallel(block_M):
+                    tile[i] = tile[i] * 0.5
+            T.copy(tile, X[bx * block_M])
+
+    return main

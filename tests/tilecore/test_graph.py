@@ -182,3 +182,87 @@ def test_trip_counts_that_depend_on_outer_loops_are_taken_in_the_middle() -> Non
 
     loops = build(program).launches[0].ops[0].loops
     assert [int(evaluate(loop.trip_count, {})) for loop in loops] == [8, 6 + 2]
+
+
+def trips_of(func: PrimFunc, kind: str, **knobs: int) -> float:
+    """Return how often a block is expected to run the first op of a kind."""
+    (launch,) = build(func).launches
+    op = next(op for op in launch.ops if op.kind == kind)
+    return float(evaluate(op.trips, knobs))
+
+
+def test_a_loop_whose_length_is_data_runs_as_often_as_its_tensors_have_room() -> None:
+    block = Var("block")
+
+    @T.prim_func
+    def varlen(
+        X: T.Tensor((32, 1000), "float32"), Length: T.Tensor((8,), "int32"),
+        Y: T.Tensor((32, 1000), "float32"),
+    ) -> None:  # fmt: skip
+        with T.Kernel(8) as bx:
+            tile = T.alloc_shared((4, block), "float32")
+            last = Length[bx]
+            for k in T.serial(T.ceildiv(last, block)):
+                column = k * block
+                T.copy(X[bx * 4, column], tile)
+                T.copy(tile, Y[bx * 4, column])
+
+    for size in (1, 48, 1000, 4096):
+        assert trips_of(varlen, "copy", block=size) == -(-1000 // size)
+    graph = build(varlen)
+    (note,) = graph.assumptions
+    assert "test_graph.py:" in note
+    assert "the loop over k" in note
+
+
+def test_blocks_share_the_tensor_in_which_data_tells_where_each_begins() -> None:
+    block = Var("block")
+
+    @T.prim_func
+    def ragged(
+        X: T.Tensor((4096, 64), "float32"), Begin: T.Tensor((17,), "int32"),
+        Y: T.Tensor((4096, 64), "float32"),
+    ) -> None:  # fmt: skip
+        with T.Kernel(2, 16) as (_, e):
+            tile = T.alloc_shared((block, 64), "float32")
+            first = T.max(Begin[e], 0)
+            for t in T.serial(T.ceildiv(Begin[e + 1] - first, block)):
+                row = first + t * block
+                T.copy(X[row, 0], tile)
+                T.copy(tile, Y[row, 0])
+
+    rng = np.random.default_rng()
+    for size in (1, 16, 64, 200):
+        begins = np.sort(rng.integers(0, 4097, (2000, 15)), axis=1)
+        lengths = np.diff(begins, axis=1, prepend=0, append=4096)
+        mean = np.ceil(lengths / size).mean()
+        assert trips_of(ragged, "copy", block=size) == pytest.approx(mean, rel=0.1)
+
+
+def test_rows_of_a_list_are_read_one_by_one() -> None:
+    @T.prim_func
+    def gathered(
+        First: T.Tensor((9,), "int32"), Column: T.Tensor((400,), "int32"),
+        X: T.Tensor((128, 64), "float32"), Y: T.Tensor((8, 64), "float32"),
+    ) -> None:  # fmt: skip
+        with T.Kernel(8) as bx:
+            tile = T.alloc_shared((1, 64), "float32")
+            for i in T.serial(First[bx], First[bx + 1]):
+                T.copy(X[Column[i], 0], tile)
+                T.copy(tile, Y[bx, 0])
+
+    assert trips_of(gathered, "copy") == 50  # 400 entries of 8 blocks
+
+
+def test_a_length_that_no_tensor_bounds_stays_unknown() -> None:
+    @T.prim_func
+    def repeated(Count: T.Tensor((1,), "int32"), X: T.Tensor((64,), "float32")) -> None:
+        with T.Kernel(1):
+            tile = T.alloc_shared((64,), "float32")
+            for _ in T.serial(Count[0]):
+                T.copy(X[0], tile)
+                T.copy(tile, X[0])
+
+    with pytest.raises(TypeMismatch, match="Count"):
+        trips_of(repeated, "copy")
+    assert not build(repeated).assumptions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilecore.graph.build import build
-from tilecore.graph.closed_form import evaluate, free_vars, substitute
+from tilecore.graph.closed_form import evaluate, free_vars, product, substitute
 from tilecore.graph.contraction import Contraction, Operand, sole_contraction
 from tilecore.graph.describe import gemm_extents
 from tilecore.graph.graph import Launch, TileGraph
@@ -23,6 +23,7 @@ __all__ = [
     "evaluate",
     "free_vars",
     "gemm_extents",
+    "product",
     "sole_contraction",
     "substitute",
 ]

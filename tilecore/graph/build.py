@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from tilecore.graph.closed_form import ceildiv, free_vars, product, size_bytes, substitute, total
 from tilecore.graph.describe import describe
 from tilecore.graph.graph import Launch, TileGraph
+from tilecore.graph.lengths import expected_trips, is_data
 from tilecore.graph.nodes import Access, Loop, TileOp
 from tilecore.ir.expr import Expr, Var, as_expr, binary, const, int_value
 from tilecore.ir.nodes import (
@@ -40,7 +41,8 @@ def build(func: PrimFunc) -> TileGraph:
 
     Every quantity is a closed form of the knobs and dynamic dims that ``func`` was traced with.
     Loop bounds that depend on the block (causal attention) are taken at the block in the middle of
-    the grid; a While counts as one trip.
+    the grid, those that depend on data at what its tensors leave room for; a While counts as one
+    trip.
     """
     launches = [s for s in _flatten(func.body) if isinstance(s, KernelLaunch)]
     return TileGraph(func, tuple(_build_launch(launch) for launch in launches))
@@ -100,11 +102,13 @@ class _Walker:
             for var, size in zip(self.launch.block_vars, self.launch.grid, strict=True)
         }
         trips = substitute(substitute(ceildiv(span, stmt.step), self.lets), middle)
+        expected = expected_trips(stmt, self.launch, self.lets) if is_data(trips) else None
+        trips = trips if expected is None else expected
         half = binary("mul", binary("floordiv", trips, 2), stmt.step)
         first = substitute(substitute(stmt.start, self.lets), middle)
         self.middles[stmt.loop_var] = binary("add", first, half)
         stages = as_expr(stmt.annotations.get("num_stages", 1))
-        return Loop(stmt.loop_var, trips, stmt.kind, stages)
+        return Loop(stmt.loop_var, trips, stmt.kind, stages, expected is not None, stmt.span)
 
     def _record(self, stmt: Stmt, loops: tuple[Loop, ...]) -> None:
         kind, reads, writes, work = describe(stmt)

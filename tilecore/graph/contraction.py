@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilecore.graph.closed_form import product
+from tilecore.graph.closed_form import ceildiv, free_vars, product
 from tilecore.graph.describe import gemm_extents
 from tilecore.graph.graph import Launch, TileGraph
-from tilecore.graph.nodes import Access, TileOp
+from tilecore.graph.nodes import Access, Loop, TileOp
 from tilecore.ir.dtype import DType
-from tilecore.ir.expr import Expr
+from tilecore.ir.expr import Expr, int_value
 from tilecore.ir.gemm_shape import accumulator_dtype
 from tilecore.ir.nodes import Buffer, Gemm, Region
 
@@ -53,6 +53,27 @@ class Contraction:
         """Executions per block."""
         return self.op.trips
 
+    @property
+    def row_loop(self) -> Loop | None:
+        """The loop of data length that takes a block through rows of a, if there is one."""
+        return self._loop_along(-1 if self.a.is_transposed else -2)
+
+    @property
+    def depth_loop(self) -> Loop | None:
+        """The loop of data length along k, if there is one."""
+        return self._loop_along(-2 if self.a.is_transposed else -1)
+
+    @property
+    def products(self) -> tuple[Expr, ...]:
+        """Per operand the number of matrices that its tensor holds."""
+        sources = (self.a.source, self.b.source)
+        return tuple(_matrices(source) for source in sources if source is not None)
+
+    def _loop_along(self, axis: int) -> Loop | None:
+        source = self.a.source
+        used = frozenset() if source is None else free_vars(source.offsets[axis])
+        return next((x for x in self.op.loops if x.is_data and x.var in used), None)
+
 
 def sole_contraction(graph: TileGraph) -> Contraction | None:
     """Return the gemm of a program that has exactly one, else None."""
@@ -88,3 +109,11 @@ def _operand(launch: Launch, op: TileOp, region: Region, is_transposed: bool) ->
     shared = set(range(len(launch.grid))) - (source.block_axes if source else set())
     reuse = product(launch.grid[i] for i in sorted(shared)) if source else product(())
     return Operand(region.buffer, source, reuse, is_transposed)
+
+
+def _matrices(source: Access) -> Expr:
+    """Return how many matrices lie along the leading axes through which blocks or loops go."""
+    leading = zip(source.buffer.shape[:-2], source.extents, source.offsets, strict=False)
+    return product(
+        ceildiv(size, extent) for size, extent, offset in leading if int_value(offset) is None
+    )

@@ -135,6 +135,16 @@ class TileGraph:
         return total(product((launch.work(unit), launch.blocks)) for launch in self.launches)
 
     @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the closed forms take for granted, in words: lengths of loops that are data."""
+        loops = (x for launch in self.launches for op in launch.ops for x in op.loops)
+        found = dict.fromkeys(x for x in loops if x.is_data)
+        return tuple(
+            f"{x.span}: how often the loop over {x.var} runs is data, expected are {x.trip_count}"
+            for x in found
+        )
+
+    @property
     def operand_traffic(self) -> dict[str, Expr]:
         """Bytes moved per tensor, reads and writes together, by tensor name."""
         return {

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilecore.errors import SourceSpan
 from tilecore.graph.closed_form import minimum, product, size_bytes
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Var
-from tilecore.ir.nodes import Buffer, Stmt
+from tilecore.ir.nodes import NO_SPAN, Buffer, Stmt
 
 OP_KINDS = ("copy", "fill", "gemm", "reduce", "scan", "parallel", "scalar")
 UNITS = ("fma", "elementwise", "special")
@@ -27,12 +28,20 @@ UNITS = ("fma", "elementwise", "special")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loop:
-    """A loop around a tile op. ``trip_count`` is free of block variables (see build)."""
+    """A loop around a tile op.
+
+    Attributes:
+        trip_count: free of block variables (see build).
+        is_data: whether the length is data: ``trip_count`` is what is expected of it.
+        span: where it stands in the program.
+    """
 
     var: Var
     trip_count: Expr
     kind: str  # serial | pipelined | unroll | vectorized | while
     num_stages: Expr
+    is_data: bool = False
+    span: SourceSpan = NO_SPAN
 
 
 @dataclass(frozen=True, slots=True, eq=False)

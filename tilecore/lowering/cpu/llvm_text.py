@@ -97,6 +97,19 @@ class LlvmFunction:
             value = self.fma(value, x, self.real(coefficient))
         return value
 
+    def short_polynomial(self, coefficients: Sequence[float], x: str) -> str:
+        """Return the same by Estrin's scheme: some products more, waiting for half as many.
+
+        For code whose loops have too few values under way to hide the latency of a chain.
+        """
+        values = [self.real(c) for c in reversed(coefficients)]
+        while len(values) > 1:
+            pairs = zip(values[::2], values[1::2], strict=False)
+            joined = [self.fma(high, x, low) for low, high in pairs]
+            values = joined + values[2 * len(joined) :]
+            x = self.on_floats("fmul", x, x) if len(values) > 1 else x
+        return values[0]
+
     def compare_floats(self, how: str, a: str, b: str) -> str:
         """Compare two floats."""
         return self.line(f"fcmp {how} {self.kind('float')} {a}, {b}")

@@ -23,8 +23,9 @@ from tilecore.lowering.cpu.llvm_text import FMA_DECLARATIONS, LANES, LlvmFunctio
 from tilecore.lowering.cpu.tir import vector_type
 from tilecore.lowering.cpu.vector_math_avx512 import LOG_2
 
-ROUND = 12582912.0  # 1.5 * 2^23: adding it leaves the nearest integer in the low bits
-ROUND_BITS = 0x4B400000
+# 1.5 * 2^23 leaves the nearest integer in the low bits; with it twice the exponents' bias
+ROUND = 12582912.0 + 2 * 127
+HALF_POWER = 64
 EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 0.16666665459, 0.5)
 EXP2 = (
     1.535336188319500e-4, 1.339887440266574e-3, 9.618437357674640e-3, 5.550332471162809e-2,
@@ -123,7 +124,7 @@ def _exp(f: LlvmFunction, base: float = math.e) -> str:
     rest = f.fma(whole, f.real(high - math.log(2) / factor), rest)
     if base != math.e:
         rest = f.on_floats("fmul", rest, f.real(factor))
-    tail = f.fma(f.polynomial(EXP, rest), f.on_floats("fmul", rest, rest), rest)
+    tail = f.fma(f.short_polynomial(EXP, rest), f.on_floats("fmul", rest, rest), rest)
     return _power(f, f.on_floats("fadd", tail, f.real(1.0)), rounded)
 
 
@@ -132,7 +133,7 @@ def _exp2(f: LlvmFunction) -> str:
     rounded = f.on_floats("fadd", x, f.real(ROUND))
     whole = f.on_floats("fsub", rounded, f.real(ROUND))
     rest = f.on_floats("fsub", x, whole)
-    return _power(f, f.polynomial((*EXP2, 1.0), rest), rounded)
+    return _power(f, f.fma(f.short_polynomial(EXP2, rest), rest, f.real(1.0)), rounded)
 
 
 def _clamp(f: LlvmFunction, low: float, high: float) -> str:
@@ -143,16 +144,16 @@ def _clamp(f: LlvmFunction, low: float, high: float) -> str:
 
 
 def _power(f: LlvmFunction, value: str, rounded: str) -> str:
-    """Return ``value * 2**n``; the low bits of ``rounded`` hold the integer n.
+    """Return ``value * 2**n`` for an n of the sign of x; the low bits of ``rounded`` hold n + 254.
 
-    The power is applied in two steps, so that neither factor leaves the range.
+    The power is applied in two steps, of which the second is 2**64 or 2**-64, so that neither
+    factor leaves the range: the bits of 2**(n + 127) less those of it make the first.
     """
-    power = f.plus(f.of_float(rounded), -ROUND_BITS)
-    first = f.on_ints("ashr", power, f.number(1))
-    for part in (first, f.on_ints("sub", power, first)):
-        factor = f.as_float(f.left(f.plus(part, 127), 23))
-        value = f.on_floats("fmul", value, factor)
-    return value
+    is_negative = f.compare("slt", f.of_float("%x"), 0)
+    ends = (f.real(2.0**-HALF_POWER), f.real(2.0**HALF_POWER))
+    second = f.select(is_negative, *ends, "float")
+    first = f.on_ints("sub", f.left(f.of_float(rounded), 23), f.of_float(second))
+    return f.on_floats("fmul", f.on_floats("fmul", value, f.as_float(first)), second)
 
 
 # --- logarithms -----------------------------------------------------------------------------------
@@ -166,7 +167,7 @@ def _logarithm(f: LlvmFunction, base: float, high: float) -> str:
     mantissa, power = _mantissa_power(f)
     r = f.on_floats("fsub", mantissa, f.real(1.0))
     squared = f.on_floats("fmul", r, r)
-    tail = f.on_floats("fmul", f.on_floats("fmul", squared, r), f.polynomial(LOG, r))
+    tail = f.on_floats("fmul", f.on_floats("fmul", squared, r), f.short_polynomial(LOG, r))
     tail = f.fma(squared, f.real(-0.5), tail)
     low = math.log(2) / math.log(base) - high
     if base == math.e:
@@ -216,16 +217,16 @@ def _tanh(f: LlvmFunction) -> str:
     quotient = f.on_floats("fdiv", f.real(2.0), below)
     squared = f.on_floats("fmul", size, size)
     cubed = f.on_floats("fmul", squared, size)
-    small = f.fma(f.polynomial(TANH, squared), cubed, size)
+    small = f.fma(f.short_polynomial(TANH, squared), cubed, size)
     return _odd(f, size, TANH_SMALL, small, f.on_floats("fsub", f.real(1.0), quotient))
 
 
 def _erf(f: LlvmFunction) -> str:
     size = _size(f, ERF_FULL)
-    negated = f.on_floats("fsub", f.real(0.0), f.polynomial(ERF_TAIL, size))
+    negated = f.on_floats("fsub", f.real(0.0), f.short_polynomial(ERF_TAIL, size))
     tail = _called(f, "exp", negated, f.lanes)
     squared = f.on_floats("fmul", size, size)
-    small = f.fma(f.polynomial(ERF, squared), size, size)
+    small = f.fma(f.short_polynomial(ERF, squared), size, size)
     return _odd(f, size, ERF_SMALL, small, f.on_floats("fsub", f.real(1.0), tail))
 
 
