@@ -128,20 +128,23 @@ class Tiling:
         found: Mask = (self._choice("pack_b") != "block") & (self.b_reuse > 1)
         return found
 
-    @property
-    def has_few_rows(self) -> bool:
-        """Whether so few rows use B that it may be read where it lies."""
+    @cached_property
+    def has_few_rows(self) -> Mask:
+        """Whether so few rows use B at a time that it may be read where it lies."""
         form = plan.DOTS if self._site.b.is_transposed else plan.SUMS
         most = few_rows.most_in_place(form, self._hardware.vector_registers)
         if self.is_tiled and self._site.b.is_transposed:
             most = few_rows.MOST_ROWS_BESIDE_TILES
-        is_once = self._row_loop is None  # otherwise rows use a tile of B again and again
-        return is_once and self._site.accum_dtype == "float32" and self.m <= most
+        rows = constant(self.m, self._like) if self._row_loop is None else self.block_m
+        found: Mask = (rows <= most) & (self._site.accum_dtype == "float32")
+        return found
 
     @cached_property
     def is_b_in_place(self) -> Mask:
         """Whether B is read where it lies."""
-        asked = (self._choice("pack_b") == "auto") | (self._choice("pack_b") == "none")
+        asked = self._choice("pack_b") == "none"
+        if self._row_loop is None:  # otherwise rows use a tile of B again and again
+            asked = asked | (self._choice("pack_b") == "auto")
         found: Mask = asked & (self.b_reuse <= 1) & self.has_few_rows
         return found
 

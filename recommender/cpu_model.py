@@ -97,7 +97,9 @@ def core_terms(
     once = np.where(t.is_b_hoisted, 1.0, 0.0)
     pack_b_s = b_bytes * (slot_s / c.b_pack_bytes_per_slot)
     own_s = pack_b_s * own
-    if t.has_few_rows:  # beside reading it in place, B has to come from memory for packing, too
+    if may_hold(
+        t.has_few_rows
+    ):  # beside reading it in place, B has to come from memory for packing, too
         own_s = own_s + np.where(own > 0, read_s(b_bytes, hardware, c.few_rows), 0.0)
     sum_size = float(site.accum_dtype.itemsize)
     c_tile = t.block_m * t.block_n * sum_size

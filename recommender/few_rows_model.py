@@ -53,14 +53,14 @@ def with_few_rows(
     """Return ``terms`` with the times of those configs that read B in place."""
     c, in_place, slot_s = constants, t.is_b_in_place, fma_slot_s(site, hardware)
     is_deep, size = site.b.is_transposed, float(site.dtype.itemsize)
-    fma = t.m * t.n * t.k * slot_s / (t.lanes * c.efficiency)
+    fma = t.rows * (t.n * t.k * slot_s / (t.lanes * c.efficiency))
     piece = (np.minimum(t.block_k, t.k) if is_deep else np.minimum(t.block_n, t.n)) * size
     memory = read_s(t.k * t.n * size, hardware, c) * (1.0 + c.start_bytes / piece)
     joined = (memory**c.overlap_power + fma**c.overlap_power) ** (1 / c.overlap_power)
     if is_deep:
-        sums = t.m * t.n * t.steps * (c.sum_slots * slot_s)
+        sums = t.rows * t.n * t.steps * (c.sum_slots * slot_s)
     else:  # C is loaded and stored once per pass over some rows of B
-        vectors = t.m * (t.n / t.lanes) * np.ceil(t.depth / ROWS_AT_ONCE) * t.steps
+        vectors = t.rows * (t.n / t.lanes) * np.ceil(t.depth / ROWS_AT_ONCE) * t.steps
         sums = vectors * (c.c_vector_slots * slot_s)
     usual = terms.resources
 

@@ -163,6 +163,52 @@ def test_what_many_rows_or_blocks_use_is_packed(artifacts):
     assert not is_in_place(forced)
 
 
+@pytest.mark.parametrize("where", ["branch", "loop", "while"])
+def test_a_tile_under_a_condition(artifacts, where):
+    """Read in place only where no iteration can find what an earlier one copied."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((4, 64), "float32"), B: T.Tensor((3, 48, 64), "float32"),
+        On: T.Tensor((3,), "int32"), C: T.Tensor((3, 4, 48), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(1):
+            a = T.alloc_shared((4, 64), "float32")
+            b = T.alloc_shared((48, 64), "float32")
+            c = T.alloc_fragment((4, 48), "float32")
+            T.copy(A, a)
+            if where == "branch":
+                if On[0] > 0:
+                    T.copy(B[1, 0, 0], b)
+                    T.gemm(a, b, c, transpose_B=True, clear_accum=True)
+                    T.copy(c, C[1, 0, 0])
+            elif where == "loop":
+                for e in T.serial(3):
+                    if On[e] > 0:
+                        T.copy(B[e, 0, 0], b)
+                    T.gemm(a, b, c, transpose_B=True, clear_accum=True)
+                    T.copy(c, C[e, 0, 0])
+            else:
+                e = T.alloc_var("int32", init=0)
+                while e < 3:
+                    if On[e] > 0:
+                        T.copy(B[e, 0, 0], b)
+                    T.gemm(a, b, c, transpose_B=True, clear_accum=True)
+                    T.copy(c, C[e, 0, 0])
+                    e += 1
+
+    rng = np.random.default_rng()
+    a, b = (rng.standard_normal(s, dtype=np.float32) for s in ((4, 64), (3, 48, 64)))
+    on, out = np.array([1, 0, 1], np.int32), np.zeros((3, 4, 48), np.float32)
+    artifact = compile(main, store=artifacts)
+    assert ("read in place from B" in "\n".join(artifact.manifest.notes)) == (where == "branch")
+    runtime.load(artifact)(a, b, on, out)
+    used = [None, 1, None] if where == "branch" else [0, 0, 2]
+    for e, matrix in enumerate(used):
+        want = np.zeros((4, 48)) if matrix is None else a.astype(np.float64) @ b[matrix].T
+        np.testing.assert_allclose(out[e], want, atol=1e-4)
+
+
 def test_a_tile_that_two_products_read(artifacts):
     """Both read b in place, or none does: here one of them takes only a part."""
 

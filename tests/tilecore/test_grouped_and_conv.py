@@ -22,22 +22,42 @@ def check(definition, problem, inputs, found):
 
 def checked(definition, problem, inputs, artifacts, **knobs):
     config = {**definition.default_config(), **knobs}
+    lowering = {k: v for k, v in config.items() if k == "pack_b"}
     expected = definition.reference(problem, inputs)[0]
     found = np.full(expected.shape, np.nan).astype(inputs[0].dtype)
-    runtime.load(compile(definition.program(problem, config), store=artifacts))(*inputs, found)
+    program = definition.program(problem, config)
+    runtime.load(compile(program, config=lowering, store=artifacts))(*inputs, found)
     check(definition, problem, inputs, found)
 
 
+@pytest.mark.parametrize("pack_b", ["auto", "none"])
 @pytest.mark.parametrize("trans_b", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_groups_of_any_size(dtype, trans_b, artifacts):
+def test_groups_of_any_size(dtype, trans_b, pack_b, artifacts):
     for experts, m, n, k in ((4, 70, 50, 33), (1, 5, 64, 16), (9, 3, 20, 40)):
         problem = GROUPED.parse_problem(
             {"experts": experts, "m": m, "n": n, "k": k, "transpose_b": trans_b, "dtype": dtype,
              "out_dtype": dtype}
         )  # fmt: skip
         inputs = GROUPED.inputs(problem, np.random.default_rng(0))
-        checked(GROUPED, problem, inputs, artifacts, **SMALL)
+        checked(GROUPED, problem, inputs, artifacts, **SMALL, pack_b=pack_b)
+
+
+@pytest.mark.parametrize("trans_b", [True, False])
+def test_few_rows_of_a_group_read_its_matrix_where_it_lies(trans_b, artifacts):
+    """Asked for: how many rows use a tile is data."""
+    problem = GROUPED.parse_problem(
+        {"experts": 3, "m": 9, "n": 64, "k": 64, "transpose_b": trans_b}
+    )
+
+    def told(block, pack_b):
+        config = {**GROUPED.default_config(), "block_M": block, "block_N": 32}
+        func = GROUPED.program(problem, config)
+        return "\n".join(compile(func, config={"pack_b": pack_b}, store=artifacts).manifest.notes)
+
+    assert "b is read in place" in told(4, "none")
+    assert "packed in every block" in told(4, "auto")
+    assert "packed in every block" in told(64, "none")
 
 
 def test_empty_groups_and_one_that_has_all(artifacts):

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from tilecore.graph.closed_form import ceildiv, free_vars, product, size_bytes, substitute, total
 from tilecore.graph.describe import describe
 from tilecore.graph.graph import Launch, TileGraph
-from tilecore.graph.lengths import expected_trips, is_data
+from tilecore.graph.lengths import expected_trips
 from tilecore.graph.nodes import Access, Loop, TileOp
+from tilecore.ir.data import is_data
 from tilecore.ir.expr import Expr, Var, as_expr, binary, const, int_value
 from tilecore.ir.nodes import (
     Alloc,

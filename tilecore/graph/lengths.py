@@ -11,16 +11,12 @@ from collections.abc import Iterator, Mapping
 from functools import reduce
 
 from tilecore.graph.closed_form import ceildiv, free_vars, minimum, product, substitute
+from tilecore.ir.data import is_data
 from tilecore.ir.expr import Binary, Cast, Expr, Load, Var, binary, const, int_value
 from tilecore.ir.nodes import For, KernelLaunch, Let, Store
 from tilecore.ir.visitor import loads, regions, walk, walk_expr
 
 Lets = Mapping[Var, Expr]
-
-
-def is_data(length: Expr) -> bool:
-    """Return whether a length depends on what a tensor holds."""
-    return any(isinstance(e, Load) for e in walk_expr(length))
 
 
 def expected_trips(loop: For, launch: KernelLaunch, lets: Lets) -> Expr | None:

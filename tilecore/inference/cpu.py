@@ -141,8 +141,10 @@ class _Inference:
         assert isinstance(copy, Copy)
         origin = copy.src.buffer
         written = any(u.role in _WRITES for u in self._family(origin))
-        if origin.scope != "global" or written or context.conditional or origin in self.padded:
+        if origin.scope != "global" or written or origin in self.padded:
             return None
+        if context.conditional and (context.loops or context.in_while):
+            return None  # an iteration may find the box of an earlier one
         if not covers_whole(copy.dst) or not starts_inside(copy.src, context):
             return None
         tile_axes, source_axes = kept_axes(copy.dst), kept_axes(copy.src)
@@ -286,7 +288,8 @@ class _Inference:
         ordered += [l.loop_var for l in source.context.loops if l.loop_var in used]  # noqa: E741
         spans = tuple((v, ranges[v][0], ranges[v][1] - ranges[v][0] + 1) for v in ordered)
         size = math.prod(c for _, _, c in spans) * storage.size * DType(storage.dtype).itemsize
-        pays = reuse > 1 and size <= HOIST_LIMIT_BYTES
+        is_for_all = not source.context.conditional
+        pays = reuse > 1 and size <= HOIST_LIMIT_BYTES and is_for_all
         return spans if pays or self._is_kept(source) else None
 
     def _place_broadcast_operand(

@@ -17,6 +17,7 @@ from tilecore.inference.regions import gemm_extents, is_contiguous
 from tilecore.inference.uses import Use
 from tilecore.ir.analysis import covers_whole
 from tilecore.ir.bounds import variables
+from tilecore.ir.data import is_data
 from tilecore.ir.gemm_shape import accumulator_dtype
 from tilecore.ir.nodes import Buffer, Gemm, KernelLaunch
 from tilecore.target import Target
@@ -49,7 +50,9 @@ def choose(
             most = min(most, max(FEW, gemm_extents(gemm.b)[1] // DEPTH_PER_ROW))
         if gemm.b.buffer.dtype == "bfloat16" and "amx_bf16" in target.features:
             most = min(most, MOST_ROWS_BESIDE_TILES)
-        if most_rows(gemm, sources) <= most and _fits(gemm, uses, sources, launch):
+        if most_rows(gemm, sources) > most or not _fits(gemm, uses, sources, launch):
+            continue
+        if options.pack_b == "none" or not _is_used_again(gemm, uses, sources):
             found[gemm] = form
     while shared := [g for g in found if not _agrees(g, found, uses)]:
         for gemm in shared:
@@ -121,6 +124,18 @@ def _fits(
         return False
     readers = [u for u in uses[b] if u.role != "copy-dst"]
     return all(u.role == "gemm-b" and u.region and covers_whole(u.region) for u in readers)
+
+
+def _is_used_again(
+    gemm: Gemm,
+    uses: Mapping[Buffer, Sequence[Use]],
+    sources: Mapping[Buffer, TileSource],
+) -> bool:
+    """Return whether as many products as data tells use one tile of b."""
+    b = gemm.b.buffer
+    outside = len(sources[b].context.loops)
+    contexts = [u.context for u in uses[b] if u.stmt is gemm]
+    return any(is_data(x.stop, c.lets) for c in contexts for x in c.loops[outside:])
 
 
 def _lies_in_rows(

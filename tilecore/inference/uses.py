@@ -24,6 +24,7 @@ from tilecore.ir.nodes import (
     Seq,
     Stmt,
     Store,
+    While,
 )
 from tilecore.ir.visitor import children, has_jump, loads
 
@@ -36,6 +37,7 @@ class Context:
     ranges: dict[Var, Interval] = field(default_factory=dict)
     lets: dict[Var, Expr] = field(default_factory=dict)
     conditional: bool = False  # under an if or while, or in a loop that may not run as written
+    in_while: bool = False
     tops: dict[Var, Expr] = field(default_factory=dict)
     nest: Parallel | None = None  # the innermost parallel nest
 
@@ -95,7 +97,8 @@ def enter(stmt: Stmt, context: Context) -> Context:
         case Seq():
             return context
         case _:
-            return replace(context, conditional=True)
+            in_while = context.in_while or isinstance(stmt, While)
+            return replace(context, conditional=True, in_while=in_while)
 
 
 def _own_uses(stmt: Stmt) -> Iterator[tuple[Buffer, str, Region | None]]:

@@ -113,7 +113,7 @@ GROUPED_GEMM = KernelDefinition(
         Knob(
             "block_M",
             16,
-            {"cpu": (8, 14, 16, 28, 32, 64, 112), "cuda": (16, 32, 64, 128)},
+            {"cpu": (4, 8, 14, 16, 28, 32, 64, 112), "cuda": (16, 32, 64, 128)},
             doc="rows of C per step",
         ),
         Knob(
@@ -123,6 +123,13 @@ GROUPED_GEMM = KernelDefinition(
             doc="columns of C per block",
         ),
         THREADS,
+        Knob(
+            "pack_b",
+            "auto",
+            {"cpu": ("auto", "none")},
+            symbolic=False,
+            doc="auto: tiles of B are packed for all rows; none: few rows read them where they lie",
+        ),
     ),
     program=_program,
     inputs=_inputs,

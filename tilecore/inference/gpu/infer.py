@@ -217,8 +217,7 @@ def _statements(stmt: Stmt, context: Context) -> Iterator[Points]:
     for child in children(stmt):
         yield from _statements(child, inner)
         if isinstance(child, nodes.Let):
-            lets = {**inner.lets, child.var: child.value}
-            inner = Context(inner.loops, inner.ranges, lets, inner.conditional, inner.tops)
+            inner = replace(inner, lets={**inner.lets, child.var: child.value})
 
 
 def _share_between_teams(launch: KernelLaunch, teams: Teams, fragments: Fragments) -> None:
