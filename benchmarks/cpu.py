@@ -119,6 +119,8 @@ def products() -> Iterator[Row]:
     for name in ("float32", "bfloat16"):
         kind = TYPES[name]
         yield Row(f"experts {name} 8", "grouped_gemm", {**experts, **kind, "transpose_b": True})
+        few = {**experts, "m": 16, "n": 2048, "transpose_b": True}
+        yield Row(f"experts {name} 8, 16 rows", "grouped_gemm", {**few, **kind})
         yield Row(f"conv2d {name} 56x56x64 3x3", "conv2d", {**image, **kind}, ALLOCATES)
 
 
