@@ -1,14 +1,12 @@
-"""tilelang.jit and tilelang.compile: from a decorated function to a kernel that can be called."""
+"""tilelang.jit: from a decorated function to a kernel that can be called."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -22,9 +20,16 @@ from tilecore.frontend.eager import (
 from tilecore.frontend.signature import PointerSpec, TensorSpec, is_tensor, solve_constants
 from tilecore.frontend.trace import resolve_annotations
 from tilecore.ir.dtype import DType
-from tilecore.ir.nodes import Buffer, PrimFunc
+from tilecore.ir.nodes import PrimFunc
+from tilecore.jit_compile import (
+    JitOptions,
+    build,
+    compile,
+    mark_outputs,
+    options_of,
+    par_compile,
+)
 from tilecore.kernel import JITKernel
-from tilecore.pass_config import check_pass_configs, lowering_config
 from tilecore.recommending import (
     ASKED,
     ASKED_OF_A_SERVICE,
@@ -34,11 +39,8 @@ from tilecore.recommending import (
     installed_recommender,
     open_program,
 )
-from tilecore.target import Target, emulates_gpus, names_emulator, parse_target
-from tilecore.tile_config import KnobValue
 
 NO_KNOBS = (TensorSpec, PointerSpec, DType)  # annotations of what a call passes
-_LOG = logging.getLogger("tilecore.jit")
 _CACHE_IS_ON: ContextVar[bool] = ContextVar("tilecore_jit_cache", default=True)
 
 
@@ -55,126 +57,6 @@ def disable_cache() -> None:
 def is_cache_enabled() -> bool:
     """Return whether ``@jit`` functions keep kernels."""
     return _CACHE_IS_ON.get()
-
-
-@dataclass(frozen=True, slots=True)
-class JitOptions:
-    """Keywords of ``jit`` and ``compile``.
-
-    Attributes:
-        out_idx: positions of the parameters the kernel allocates and returns.
-        target: what to generate code for.
-        config: knobs of the lowering.
-        pass_configs: "tl.enable_fast_math" lets NVIDIA's compiler take approximate functions;
-            others of TileLang are accepted, unknown keys warn. "tc.float32_products": "exact"
-            keeps products of float32 operands off tensor cores, which drop bits of them.
-            "tc.check_order": True proves that GPU kernels order all accesses (TC308 if not).
-        ignored: other keywords of TileLang, which have no effect here.
-    """
-
-    out_idx: int | Sequence[int] | None = None
-    target: str | Target | None = "auto"
-    config: Mapping[str, KnobValue] = field(default_factory=dict)
-    pass_configs: Mapping[str, Any] | None = None
-    verbose: bool = False
-    ignored: Mapping[str, Any] = field(default_factory=dict)
-
-
-# What the jit of TileLang 0.1.0 took for its autotuner, which asks the function for it.
-TUNING = (
-    "atol", "cache_input_tensors", "max_mismatched_ratio", "profiler", "ref_prog", "rtol",
-    "skip_check", "supply_prog", "supply_type",
-)  # fmt: skip
-_COMPATIBLE = (
-    "target_host", "execution_backend", "debug_root_path", "compile_flags", "workers", *TUNING,
-)  # fmt: skip
-
-
-def _options(keywords: Mapping[str, Any]) -> JitOptions:
-    own = {k: v for k, v in keywords.items() if k in JitOptions.__dataclass_fields__}
-    ignored = {k: v for k, v in keywords.items() if k not in own}
-    unknown = sorted(set(ignored) - set(_COMPATIBLE))
-    if unknown:
-        raise TypeMismatch(
-            expected=f"keywords out_idx, target, config, pass_configs, verbose, "
-            f"{', '.join(_COMPATIBLE)}",
-            found=", ".join(unknown),
-        )
-    pass_configs = own.get("pass_configs") or {}
-    check_pass_configs(pass_configs)
-    own["config"] = {**lowering_config(pass_configs), **(own.get("config") or {})}
-    return JitOptions(**own, ignored=ignored)
-
-
-def mark_outputs(func: PrimFunc, out_idx: int | Sequence[int] | None) -> PrimFunc:
-    """Return ``func`` with the parameters at ``out_idx`` recorded as its outputs.
-
-    Raises:
-        ArgumentError: a position that is no tensor parameter (TC402).
-    """
-    if out_idx is None:
-        return func
-    count = len(func.params)
-    positions = [out_idx] if isinstance(out_idx, int) else list(out_idx)
-    for position in positions:
-        if not -count <= position < count or not isinstance(func.params[position], Buffer):
-            raise ArgumentError(
-                position=position,
-                name="out_idx",
-                expected=f"the position of a tensor parameter of {func.name} (0 to {count - 1})",
-                found=position,
-            )
-    normal = tuple(p % count for p in positions)
-    return replace(func, attrs={**func.attrs, "out_idx": normal})
-
-
-def compile(
-    func: PrimFunc | None = None,
-    out_idx: int | Sequence[int] | None = None,
-    target: str | Target | None = "auto",
-    **keywords: Any,
-) -> JITKernel:
-    """Return a callable kernel of a traced program.
-
-    Args:
-        func: what ``@T.prim_func`` returned.
-        out_idx: positions of the parameters the kernel allocates and returns.
-        target: "auto", "llvm" or a Target.
-        keywords: further keywords of JitOptions, and those of TileLang.
-
-    Raises:
-        TileError: any fault of the program, the config or the target, by class.
-    """
-    if not isinstance(func, PrimFunc):
-        raise TypeMismatch(
-            expected="a program made by @T.prim_func",
-            found=f"{type(func).__name__}",
-            hint="call the function that returns the program first",
-        )
-    return _build(func, _options({"out_idx": out_idx, "target": target, **keywords}))
-
-
-def _build(func: PrimFunc, options: JitOptions) -> JITKernel:
-    from tilecore import compiler, runtime
-
-    target = parse_target(options.target)
-    marked = mark_outputs(func, options.out_idx)
-    artifact = compiler.compile(marked, target, options.config)
-    if options.verbose:
-        _LOG.info("compiled %s for %s: %s", func.name, target, artifact.path)
-    if artifact.manifest.target != "llvm":
-        # Loaded by its first call: to compile it takes no GPU.
-        kernel = JITKernel(marked, artifact, None, options.out_idx)
-        is_emulated = emulates_gpus() or names_emulator(options.target)
-        return kernel.emulated() if is_emulated else kernel
-    return JITKernel(marked, artifact, runtime.load(artifact), options.out_idx)
-
-
-def par_compile(
-    funcs: Sequence[PrimFunc], out_idx: int | Sequence[int] | None = None, **keywords: Any
-) -> list[JITKernel]:
-    """Return the kernels of several programs."""
-    return [compile(f, out_idx, **keywords) for f in funcs]
 
 
 class JITImpl:
@@ -221,7 +103,7 @@ class JITImpl:
             return self._kernel(static, constants)
         key = (_key(args), _key(kwargs))
         if key not in self._kernels or not _CACHE_IS_ON.get():
-            self._kernels[key] = _build(self.get_tir(*args, **kwargs), self.options)
+            self._kernels[key] = build(self.get_tir(*args, **kwargs), self.options)
         return self._kernels[key]
 
     def get_tir(self, *args: Any, **kwargs: Any) -> PrimFunc:
@@ -393,7 +275,7 @@ class JITImpl:
         key = (_key(static), _key(constants))
         if key not in self._kernels or not _CACHE_IS_ON.get():
             func = trace_eager(self.function, static, self._annotations, constants)
-            self._kernels[key] = _build(func, self.options)
+            self._kernels[key] = build(func, self.options)
         return self._kernels[key]
 
 
@@ -412,7 +294,7 @@ def jit(fn: Any = None, **keywords: Any) -> Any:
 
 
 def _decorate(fn: Any, keywords: Mapping[str, Any], local_names: Mapping[str, Any]) -> Any:
-    options = _options(keywords)
+    options = options_of(keywords)
     if fn is None:
         return lambda f: JITImpl(f, options, local_names)
     return JITImpl(fn, options, local_names)
