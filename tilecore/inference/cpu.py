@@ -30,9 +30,10 @@ from tilecore.inference.plan import (
     TileSource,
 )
 from tilecore.inference.regions import distinct, gemm_extents, is_contiguous, least
+from tilecore.inference.sources import Sources
 from tilecore.inference.storage import UNPACKED, Storage, panels, rows, tile_rows
 from tilecore.inference.streams import streamed_tensors
-from tilecore.inference.uses import Context, Use, limit_of, starts_inside, uses
+from tilecore.inference.uses import WRITES, Context, Use, limit_of, uses
 from tilecore.ir.analysis import covers_whole, kept_axes, pads
 from tilecore.ir.bounds import variables
 from tilecore.ir.dims import value_ranges
@@ -42,7 +43,6 @@ from tilecore.ir.gemm_shape import accumulator_dtype
 from tilecore.ir.nodes import (
     Alloc,
     Buffer,
-    Copy,
     Gemm,
     KernelLaunch,
     PrimFunc,
@@ -84,7 +84,6 @@ class _Inference:
     ) -> None:
         self.launch, self.target, self.options = launch, target, options
         self.notes: list[str] = []
-        self.padded = pads(launch)  # their edges are not 0: no operand may skip them
         self.uses = list(uses(launch, context))
         self.order = {id(use): position for position, use in enumerate(self.uses)}
         self.by_buffer: dict[Buffer, list[Use]] = {}
@@ -102,7 +101,8 @@ class _Inference:
         layouts.check(self.launch)
         self.outputs = Outputs(self.launch, self.by_buffer, self.order)
         gemms = [s for s in walk(self.launch) if isinstance(s, Gemm)]
-        sources = {b: s for b in self.tiles if (s := self._source(b)) is not None}
+        known = Sources(self.by_buffer, self.order, frozenset(pads(self.launch)))
+        sources = {b: s for b in self.tiles if (s := known.of(b)) is not None}
         self.forms = few_rows.choose(
             gemms, self.by_buffer, sources, self.launch, self.target, self.options
         )
@@ -129,44 +129,6 @@ class _Inference:
         return LaunchPlan(self.launch, plans, planned, frozenset(elided), fused, tuple(self.notes))
 
     # --- facts --------------------------------------------------------------------------------
-
-    def _source(self, buffer: Buffer) -> TileSource | None:
-        """Return the global box that the tile always holds, if there is one."""
-        if buffer in self.viewed:
-            return None
-        writes = [u for u in self.by_buffer.get(buffer, ()) if u.role in _WRITES]
-        if len(writes) != 1 or writes[0].role != "copy-dst":
-            return None
-        copy, context = writes[0].stmt, writes[0].context
-        assert isinstance(copy, Copy)
-        origin = copy.src.buffer
-        written = any(u.role in _WRITES for u in self._family(origin))
-        if origin.scope != "global" or written or origin in self.padded:
-            return None
-        if context.conditional and (context.loops or context.in_while):
-            return None  # an iteration may find the box of an earlier one
-        if not covers_whole(copy.dst) or not starts_inside(copy.src, context):
-            return None
-        tile_axes, source_axes = kept_axes(copy.dst), kept_axes(copy.src)
-        if len(tile_axes) != len(source_axes):
-            return None
-        readers = [u for u in self.by_buffer[buffer] if u.role not in _WRITES]
-        if not all(self._dominates(writes[0], reader) for reader in readers):
-            return None
-        axis_of = dict(zip(tile_axes, source_axes, strict=True))
-        axes = tuple(axis_of.get(i) for i in range(len(buffer.shape)))
-        limits = tuple(None if a is None else limit_of(copy.src, a, context) for a in axes)
-        return TileSource(copy, axes, limits, context)
-
-    def _family(self, buffer: Buffer) -> list[Use]:
-        """Return the uses of all buffers that share the memory of ``buffer``."""
-        return [u for b, found in self.by_buffer.items() if b.root is buffer.root for u in found]
-
-    def _dominates(self, write: Use, read: Use) -> bool:
-        """Return whether ``read`` always sees what ``write`` wrote in the same iteration."""
-        outer, inner = write.context.loops, read.context.loops
-        nested = len(outer) <= len(inner) and all(a is b for a, b in zip(outer, inner))  # noqa: B905
-        return nested and self.order[id(write)] < self.order[id(read)]
 
     # --- register tile ------------------------------------------------------------------------
 
@@ -211,7 +173,7 @@ class _Inference:
         self, buffer: Buffer, source: TileSource | None, micro: Mapping[Gemm, tuple[int, int]]
     ) -> TilePlan:
         found = self.by_buffer.get(buffer, [])
-        readers = [u for u in found if u.role not in _WRITES]
+        readers = [u for u in found if u.role not in WRITES]
         if buffer in self.viewed:
             self._note(buffer, f"{self.tiles[buffer].describe()}: it has views")
             return TilePlan(buffer, self.tiles[buffer])
@@ -419,6 +381,3 @@ def _fusion_note(nest: FusedNest) -> str:
     own = ", ".join(sorted(b.name for b in nest.handed_on))
     kept = f"; {own} stays in registers" if own else ""
     return f"{nest.members[0].span}: one nest over {domain} for lines {lines}{kept}"
-
-
-_WRITES = ("copy-dst", "fill", "gemm-c", "fold-dst", "store", "atomic")

@@ -28,6 +28,8 @@ from tilecore.ir.nodes import (
 )
 from tilecore.ir.visitor import children, has_jump, loads
 
+WRITES = ("copy-dst", "fill", "gemm-c", "fold-dst", "store", "atomic")  # roles of uses
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Context:

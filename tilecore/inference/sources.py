@@ -1,0 +1,62 @@
+"""Tiles that always hold a box of one global tensor: where they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from tilecore.inference.plan import TileSource
+from tilecore.inference.uses import WRITES, Use, limit_of, starts_inside
+from tilecore.ir.analysis import covers_whole, kept_axes
+from tilecore.ir.nodes import Buffer, Copy
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Finds the sources of the tiles of a launch.
+
+    Attributes:
+        uses: of every buffer, in program order.
+        order: position of every use in the program, by its id.
+        padded: tensors whose edges are not 0: no operand may skip them.
+    """
+
+    uses: Mapping[Buffer, Sequence[Use]]
+    order: Mapping[int, int]
+    padded: frozenset[Buffer]
+
+    def of(self, tile: Buffer) -> TileSource | None:
+        """Return the global box that a tile always holds, None where there is none."""
+        writes = [u for u in self.uses.get(tile, ()) if u.role in WRITES]
+        is_viewed = any(b.base is tile for b in self.uses)
+        if is_viewed or len(writes) != 1 or not isinstance(copy := writes[0].stmt, Copy):
+            return None
+        context, origin = writes[0].context, copy.src.buffer
+        if origin.scope != "global" or self._is_written(origin) or origin in self.padded:
+            return None
+        if context.conditional and (context.loops or context.in_while):
+            return None  # an iteration may find the box of an earlier one
+        if not covers_whole(copy.dst) or not starts_inside(copy.src, context):
+            return None
+        tile_axes, source_axes = kept_axes(copy.dst), kept_axes(copy.src)
+        if len(tile_axes) != len(source_axes):
+            return None
+        readers = [u for u in self.uses[tile] if u.role not in WRITES]
+        if not all(self._dominates(writes[0], reader) for reader in readers):
+            return None
+        axis_of = dict(zip(tile_axes, source_axes, strict=True))
+        axes = tuple(axis_of.get(i) for i in range(len(tile.shape)))
+        limits = tuple(None if a is None else limit_of(copy.src, a, context) for a in axes)
+        return TileSource(copy, axes, limits, context)
+
+    def _is_written(self, buffer: Buffer) -> bool:
+        """Return whether the launch writes the memory of ``buffer``, by whatever name."""
+        family = (found for b, found in self.uses.items() if b.root is buffer.root)
+        return any(u.role in WRITES for u in chain.from_iterable(family))
+
+    def _dominates(self, write: Use, read: Use) -> bool:
+        """Return whether ``read`` always sees what ``write`` wrote in the same iteration."""
+        outer, inner = write.context.loops, read.context.loops
+        nested = len(outer) <= len(inner) and all(a is b for a, b in zip(outer, inner))  # noqa: B905
+        return nested and self.order[id(write)] < self.order[id(read)]
