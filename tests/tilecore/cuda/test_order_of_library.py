@@ -7,9 +7,10 @@ from tests.tilecore.cuda import test_tile_programs as common
 from tests.tilecore.cuda.emulated import lowered
 from tilecore.codegen.order_proof import ENOUGH, order_programs
 from tilecore.kernels import KERNELS, get
-from tilecore.ordering import Verdict, judge
+from tilecore.ordering import Verdict, judge, unneeded
 
 TARGETS = ("sm_80", "h100")
+LONGER = {"dequant_gemm": {"k": 400}, "grouped_gemm": {"m": 600}}  # more than one turn of each loop
 
 
 def _of_variant(number):
@@ -22,7 +23,8 @@ def _of_variant(number):
 def _of_kernel(name):
     definition = KERNELS[name]
     known = {f.name for f in definition.fields}
-    given = {k: v for k, v in common.PROBLEMS[name].items() if k in known}
+    sizes = common.PROBLEMS[name] | LONGER.get(name, {})
+    given = {k: v for k, v in sizes.items() if k in known}
     given |= {k: "bfloat16" for k in ("dtype", "out_dtype") if k in known}
     knobs = {k.name: k.default for k in definition.knobs} | common.KNOBS.get(name, {})
     return definition.program(definition.parse_problem(given), knobs)
@@ -42,3 +44,31 @@ def test_every_access_is_ordered_and_every_wait_ends(name, target):
     for is_last in (True, False):
         for kernel in order_programs(program, is_last=is_last):
             assert judge(kernel, ENOUGH) == Verdict((), ())
+
+
+# In loops, what the proof can do without, by program and target. A warp whose lanes have read a
+# tile meets before it frees it; whoever fills it waits until another tile is free as well, which
+# comes later. Of a product of one warpgroup the proof takes for known in all of its warps that it
+# has read its operand once one of them has waited. A fold across warps meets once more when it is
+# done, so that others may use the memory that it took.
+FREES, READ, FOLDS = "sync_warp", "bar_sync", "sync_threads"
+SPARE = {
+    ("dequant_gemm 4", "h100"): {FREES},
+    ("dequant_gemm 7", "h100"): {FREES},
+    ("decode_attention 9", "h100"): {FREES},
+    ("decode_attention 10", "h100"): {READ},
+    ("attention_backward 11", "h100"): {FREES},
+    ("attention_backward 12", "h100"): {FREES},
+    ("conv2d", "h100"): {READ},
+    ("decode_attention", "sm_80"): {FOLDS},
+    ("decode_attention", "h100"): {FOLDS},
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_loops_hold_no_barrier_or_fence_in_vain(name, target):
+    make, of = PROGRAMS[name]
+    program = lowered(make(of), target, is_ordered=False)[1]
+    spare = {s.text for k in order_programs(program) for s in unneeded(k, ENOUGH)}
+    assert spare == SPARE.get((name, target), set())

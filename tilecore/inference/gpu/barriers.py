@@ -8,51 +8,25 @@ if it conflicts; the body of a loop is walked again with what its end leaves, un
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 
 from tilecore.inference.gpu.loops import TILE_STATEMENTS
 from tilecore.inference.gpu.plan import Pipeline
 from tilecore.inference.gpu.teams import Team, Teams
+from tilecore.inference.gpu.touches import Touch, Touched
+from tilecore.inference.gpu.turns import write_apart
 from tilecore.ir import nodes
 from tilecore.ir.analysis import reads, writes
 from tilecore.ir.bounds import linear
 from tilecore.ir.expr import Expr, Load, int_value
 from tilecore.ir.nodes import Buffer, KernelLaunch, Stmt
 from tilecore.ir.polynomial import Key, structural_key
+from tilecore.ir.trips import trip_count
 from tilecore.ir.visitor import buffers_of, children, expressions, walk, walk_expr
 
 
-@dataclass(frozen=True, slots=True)
-class Touch:
-    """An access of a buffer: by a tile statement, or by each thread for itself.
-
-    ``own``: the element, where each thread has one of its own; ``source``: the id of the statement;
-    ``until``: the barriers of the program on which who reads what is written here waits.
-    """
-
-    buffer: Buffer
-    is_tile: bool
-    team: Team
-    own: tuple[Key, ...] | None = None
-    source: int = 0
-    until: Buffer | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Touched:
-    """Memory touched since the last barrier."""
-
-    read: frozenset[Touch] = frozenset()
-    written: frozenset[Touch] = frozenset()
-
-    def union(self, other: Touched) -> Touched:
-        """Return what either touched."""
-        return Touched(self.read | other.read, self.written | other.written)
-
-    def without(self, team: Team) -> Touched:
-        """Return what other teams touched."""
-        kept = (frozenset(t for t in s if t.team != team) for s in (self.read, self.written))
-        return Touched(*kept)
+class _Unordered(Exception):
+    """The barriers that are fixed do not order all accesses."""
 
 
 class Barriers:
@@ -69,6 +43,7 @@ class Barriers:
         teams: branches whose threads meet among themselves. In a program with mbarriers these order
             what different teams do.
         loads: copies that are under way until a barrier of the program ends its phase.
+        meeting: reductions whose threads meet between their reads and their writes.
     """
 
     def __init__(
@@ -78,9 +53,10 @@ class Barriers:
         pipelines: Mapping[Stmt, Pipeline],
         teams: Teams,
         loads: Container[Stmt] = (),
+        meeting: Container[Stmt] = (),
     ) -> None:
         self.launch, self.memory, self.pipelines = launch, memory, pipelines
-        self.teams, self.loads = teams, loads
+        self.teams, self.loads, self.meeting = teams, loads, meeting
         self.has_waits = any(isinstance(s, nodes.Wait) for s in walk(launch.body))
         self.left: list[Touched] = []  # of each loop around: where its turns are left early
         # Products that the program waits for: they may read their tiles beyond a barrier.
@@ -88,17 +64,44 @@ class Barriers:
         self.ahead = {id(c) for p in pipelines.values() for c in p.copies}
         self.before: set[Stmt] = set()
         self.ends: set[Stmt] = set()
+        self.is_fixed = False  # whether barriers are only checked
+        self.found: dict[Stmt, Touched] = {}  # by each statement
+        # Of a loop, a statement and a tile whether it writes elsewhere each turn; None: not inside.
+        self.apart: dict[tuple[int, int, Buffer], bool | None] = {}
 
     def find(self) -> tuple[frozenset[Stmt], frozenset[Stmt]]:
         """Return (statements before which the threads must meet, loops at whose end they must)."""
         self._walk(self.launch.body, Touched())
+        self.is_fixed = True
+        for stmt in [s for s in walk(self.launch.body) if s in self.before]:
+            if self._can_do_without(stmt):
+                self.before.discard(stmt)
         return frozenset(self.before), frozenset(self.ends)
+
+    def _can_do_without(self, stmt: Stmt) -> bool:
+        """Return whether those found after a barrier have made it superfluous."""
+        found = self.before
+        self.before = found - {stmt}
+        self.left.clear()
+        self.running.clear()
+        try:
+            self._walk(self.launch.body, Touched())
+        except _Unordered:
+            return False
+        finally:
+            self.before = found
+        return True
+
+    def _place(self, places: set[Stmt], stmt: Stmt) -> None:
+        if self.is_fixed and stmt not in places:
+            raise _Unordered
+        places.add(stmt)
 
     def _walk(self, stmt: Stmt, touched: Touched) -> Touched:
         if id(stmt) in self.teams.apart:
             own = self._of(stmt)
             if stmt in self.before or self._conflict(own, touched, self._are_apart):
-                self.before.add(stmt)
+                self._place(self.before, stmt)
                 touched = Touched()
             after = touched.union(own)
             for body in self._roles(stmt):
@@ -157,9 +160,15 @@ class Barriers:
                 Touch(b, True, self.teams.team(c)) for c in pipeline.copies for b in writes(c)
             )
             touched = self._touch(stmt, own.union(Touched(written=filled)), touched)
-            return touched.union(self._turn(stmt.body, Touched()))
+            # All copies have been waited for where the last turn begins.
+            after = self._turn(stmt.body, Touched())
+            if _surely_runs(stmt):
+                return after
+            return Touched(touched.read, touched.written - filled).union(after)
         touched = self._touch(stmt, own, touched)
-        if not self._conflict(self._of(stmt.body), touched, lambda one, other: True):
+        if self.is_fixed or not self._conflict(
+            self._of(stmt.body), touched, lambda one, other: True
+        ):
             return self._turns(stmt, own, touched)
         # One barrier before the loop is better than one in each of its turns.
         self._turns(stmt, own, Touched())
@@ -178,12 +187,30 @@ class Barriers:
             count = len(self.before) + len(self.ends)
             after = self._turn(stmt.body, entry)
             if isinstance(stmt, nodes.While) and self._conflict(own, after, self._are_together):
-                self.ends.add(stmt)
-            entry = touched.union(Touched() if stmt in self.ends else after)
+                self._place(self.ends, stmt)
+            entry = touched.union(Touched() if stmt in self.ends else self._next(stmt, after))
             if len(self.before) + len(self.ends) == count:
-                self._turn(stmt.body, entry)
+                after = self._turn(stmt.body, entry)
                 if len(self.before) + len(self.ends) == count:
-                    return entry
+                    return after if _surely_runs(stmt) else entry
+
+    def _next(self, stmt: nodes.For | nodes.While, after: Touched) -> Touched:
+        """Return what a turn leaves, as the next one finds it."""
+        return Touched(
+            after.read,
+            frozenset(replace(t, is_apart=self._lies_apart(stmt, t)) for t in after.written),
+        )
+
+    def _lies_apart(self, loop: nodes.For | nodes.While, touch: Touch) -> bool:
+        """Return whether a statement of a loop writes elsewhere than in the turns before."""
+        key = id(loop), touch.source, touch.buffer
+        if key not in self.apart:
+            stmt = next((s for s in walk(loop.body) if id(s) == touch.source), None)
+            self.apart[key] = None if stmt is None else False
+            if stmt is not None and isinstance(loop, nodes.For) and not self.launch.thread_vars:
+                self.apart[key] = write_apart(stmt, touch.buffer, loop)
+        found = self.apart[key]
+        return touch.is_apart if found is None else found
 
     def _turn(self, body: Stmt, touched: Touched) -> Touched:
         """Return what is touched after a turn of a loop, wherever it is left."""
@@ -193,11 +220,16 @@ class Barriers:
 
     def _touch(self, stmt: Stmt, own: Touched, touched: Touched) -> Touched:
         self._await_products(stmt, own)
+        if isinstance(stmt, nodes.Reduce) and stmt in self.meeting:
+            read = frozenset(t for t in own.read if t.buffer is not stmt.dst.buffer)
+            if self._conflict(Touched(read), touched, self._are_together):
+                self._place(self.before, stmt)
+            return Touched(written=own.written).union(self._still_read())
         if isinstance(stmt, nodes.Gemm) and stmt.in_group:
             self.running.pop(stmt, None)  # it becomes the youngest
             self.running[stmt] = Touched(read=own.read)
         if stmt in self.before or self._conflict(own, touched, self._are_together):
-            self.before.add(stmt)
+            self._place(self.before, stmt)
             return own.union(self._still_read())
         return touched.union(own)
 
@@ -262,12 +294,14 @@ class Barriers:
                     continue
                 if one.until is not None and other.until is not None and one.team == other.team:
                     continue  # one thread asks for both; it has waited until the tile is free
+                is_same = both_write and one.source == other.source
+                if is_same and other.is_apart and one.buffer is other.buffer:
+                    continue
                 if other.buffer.root.scope != "global":
                     return True
                 # A statement in a loop writes other parts of a tensor each time.
-                is_next = both_write and one.source == other.source
                 by_threads = bool(self.launch.thread_vars) and not (one.is_tile or other.is_tile)
-                if not (is_next or by_threads):
+                if not (is_same or by_threads):
                     return True
         return False
 
@@ -275,6 +309,11 @@ class Barriers:
 
     def _of(self, stmt: Stmt) -> Touched:
         """Return what a statement and those inside it touch."""
+        if stmt not in self.found:
+            self.found[stmt] = self._find(stmt)
+        return self.found[stmt]
+
+    def _find(self, stmt: Stmt) -> Touched:
         if id(stmt) in self.ahead:
             return Touched()
         found = Touched()
@@ -324,3 +363,9 @@ class Barriers:
         if buffer.arrive_counts is not None:
             return False  # mbarriers order themselves
         return buffer.root in self.memory or buffer.root.scope == "global"
+
+
+def _surely_runs(loop: nodes.For | nodes.While) -> bool:
+    """Return whether a loop runs once or more often."""
+    trips = int_value(trip_count(loop)) if isinstance(loop, nodes.For) else None
+    return trips is not None and trips > 0

@@ -32,6 +32,7 @@ from tilecore.inference.gpu.plan import (
 )
 from tilecore.inference.gpu.products import plan_gemm
 from tilecore.inference.gpu.quads import plan_quads
+from tilecore.inference.gpu.scratch import folds_across_warps
 from tilecore.inference.gpu.shared import sharing_memory
 from tilecore.inference.gpu.teams import Team, Teams, find_teams, registers_to_trade
 from tilecore.inference.gpu.tensor_memory import (
@@ -109,7 +110,10 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     places = memory.places
     gemms = with_waits(gemms, memory.pipelines)
     touched = sharing_memory(places) | {t: {t} for t in tensor.tiles}
-    barriers, ends = Barriers(launch, touched, memory.pipelines, teams, memory.loads).find()
+    meeting = {s for s, n in nests.items() if folds_across_warps(n, target.threads_per_warp)}
+    barriers, ends = Barriers(
+        launch, touched, memory.pipelines, teams, memory.loads, meeting
+    ).find()
     overlapped, why_not = with_overlaps(memory.pipelines, gemms, held, barriers, teams.whole.count)
     notes = tuple(f"{t.name}: kept in shared memory ({why})" for t, why in fragments.shared.items())
     trade = registers_to_trade(launch, teams, target)

@@ -72,12 +72,16 @@ def folds_in_warp(digit: Digit, warp: int) -> bool:
     return is_power and digit.stride * digit.extent <= warp
 
 
+def folds_across_warps(plan: NestPlan, warp: int) -> bool:
+    """Return whether a nest is a reduction whose threads meet after it reads, before it writes."""
+    is_fold = isinstance(plan.points.stmt, Reduce)
+    return is_fold and not all(folds_in_warp(d, warp) for d in folded_digits(plan, warp))
+
+
 def _of_nest(plan: NestPlan, warp: int) -> int:
     """Return the shared memory that a reduction needs."""
     stmt = plan.points.stmt
-    if not isinstance(stmt, Reduce) or all(
-        folds_in_warp(d, warp) for d in folded_digits(plan, warp)
-    ):
+    if not isinstance(stmt, Reduce) or not folds_across_warps(plan, warp):
         return 0
     kind = accumulator_dtype(stmt.op, stmt.src.buffer.dtype, stmt.dst.buffer.dtype)
     return plan.distribution.threads * max(4, kind.itemsize)

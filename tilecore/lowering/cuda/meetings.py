@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 from tvm import tirx as tir
 
 import tilecore.lowering.cuda.instructions as ptx
+from tilecore.inference.gpu.plan import Pipeline
 from tilecore.ir import nodes
-from tilecore.ir.analysis import writes
 from tilecore.ir.clusters import SYNCS
 from tilecore.ir.nodes import Stmt
-from tilecore.ir.visitor import has_jump, walk
+from tilecore.ir.visitor import has_jump
 from tilecore.lowering.cpu.tir import index
+from tilecore.lowering.cuda.hidden_writes import HiddenWrites
 from tilecore.lowering.cuda.tensors import unsupported
 from tilecore.lowering.cuda.threads import emit_arrive
 
@@ -29,41 +30,40 @@ class Meetings:
 
     Attributes:
         has_stored: whether a tile may still be read.
-        has_written: whether threads may have written a tile since they last told asynchronous
-            units of it.
+        has_written: whether threads may have written a tile of asynchronous units since they last
+            told these of it.
     """
 
     def __init__(self, owner: LaunchLowering) -> None:
         self.owner = owner
         self.has_stored = False
         self.has_written = False
-        self._writers: dict[int, bool] = {}
+        self.hidden = HiddenWrites(owner.plan)
 
     @contextlib.contextmanager
     def noting(self, stmt: Stmt) -> Iterator[None]:
         """Emit a statement; in a loop a turn may have come before, and none may come at all."""
         before = self.has_written
-        if not isinstance(stmt, (nodes.Seq, nodes.If)):
-            self.has_written |= self._writes(stmt)
+        if isinstance(stmt, (nodes.For, nodes.While)):
+            self.has_written = self.hidden.at_turn(stmt, before)
+        elif isinstance(stmt, nodes.ClusterCopy):  # its threads meet when they have written
+            self.has_written |= self.hidden.by(stmt)
         yield
         if isinstance(stmt, (nodes.For, nodes.While)):
-            self.has_written |= before or (has_jump(stmt.body) and self._writes(stmt))
+            self.has_written |= before or (has_jump(stmt.body) and self.hidden.by(stmt))
+        elif not isinstance(stmt, (nodes.Seq, nodes.If)):  # folds write after they meet
+            self.has_written |= self.hidden.by(stmt)
 
-    def _writes(self, stmt: Stmt) -> bool:
-        """Return whether threads write a shared tile themselves."""
-        plan, own = self.owner.plan, nodes.Copy | nodes.ClusterCopy
-        if id(stmt) not in self._writers:
-            by_units = {id(s) for s in (*plan.loads, *plan.multicasts)}
-            by_units |= {id(c) for p in plan.pipelines.values() if p.boxes for c in p.copies}
-            by_units |= {id(s.copy) for s in plan.multicasts if isinstance(s, nodes.ClusterCopy)}
-            self._writers[id(stmt)] = any(
-                (b.root in plan.shared or b.root.scope.startswith("shared"))
-                and b.arrive_counts is None
-                for node in walk(stmt)
-                if not (isinstance(node, own) and id(node) in by_units)
-                for b in writes(node)
-            )
-        return self._writers[id(stmt)]
+    def sync_arrived(self, pipeline: Pipeline) -> None:
+        """Let all threads meet when their own copies of a pipeline have written their tiles.
+
+        Units are told here, or where the threads meet again before one reads.
+        """
+        has_written = self.hidden.by_copies(pipeline.copies)
+        is_later = self.hidden.are_told_later(pipeline.loop)
+        self.has_written |= has_written and not is_later
+        self.sync()
+        self.has_written |= has_written and is_later
 
     def sync(self) -> None:
         """Let all threads meet; what they wrote to shared memory is seen by wgmma too."""

@@ -52,7 +52,7 @@ class AsyncPipeline:
             self._issue(number, number)
         with builder.loop(self.trips) as turn:
             builder.evaluate(ptx.cp_async_wait(max(0, ahead - 1)).call())
-            self.owner.meetings.sync()
+            self.owner.meetings.sync_arrived(self.pipeline)
             later = add(turn, ahead)
             self._issue(later, builder.bind(remainder(later, stages)))
             use_stage(self.owner, self.pipeline.copies, builder.bind(remainder(turn, stages)))
