@@ -189,6 +189,14 @@ class InvalidDocument(TileError):
     template = "{path}: expected {expected}, found {found}"
 
 
+class PredicateMismatch(TypeMismatch, TypeError):
+    """A vote of threads is about a number that is neither an integer nor a bool."""
+
+    code, title = "TC206", "predicate-mismatch"
+    template = "T.{name} requires an integer or boolean predicate: expected one, found {found}"
+    default_hint = "compare it: `x != 0`"
+
+
 # --- TC3xx: inference, lowering, targets -----------------------------------------------------
 
 

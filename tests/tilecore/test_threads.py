@@ -8,7 +8,7 @@ import pytest
 import tilecore as tilelang
 import tilecore.language as T
 from tilecore import interpreter
-from tilecore.errors import ScopeError, TypeMismatch
+from tilecore.errors import PredicateMismatch, ScopeError, TypeMismatch
 
 THREADS = 64
 
@@ -394,3 +394,29 @@ def test_a_grid_without_blocks_does_nothing(run_both) -> None:
             Y[b] = 1.0 + c
 
     run_both(main, [], [np.zeros(4, np.float32)], [np.zeros(4)])
+
+
+@pytest.mark.parametrize(
+    "vote",
+    [
+        T.any_sync,
+        T.all_sync,
+        T.ballot_sync,
+        T.syncthreads_and,
+        T.syncthreads_or,
+        T.syncthreads_count,
+    ],
+)
+def test_a_vote_is_not_about_a_float(vote) -> None:
+    """CUDA would cut 0.5 off to 0; TileLang refuses it as well."""
+    with pytest.raises(PredicateMismatch, match="requires an integer or boolean") as caught:
+
+        @T.prim_func
+        def main(B: T.Tensor((32,), "int32")):
+            with T.Kernel(1, threads=32):
+                tx = T.get_thread_binding()
+                B[tx] = T.cast(vote(T.cast(tx, "float32") * 0.5), "int32")
+
+    assert caught.value.code == "TC206"
+    assert isinstance(caught.value, TypeError)
+    assert caught.value.span.file == __file__

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilecore.errors import TypeMismatch
+from tilecore.errors import PredicateMismatch, TypeMismatch
 from tilecore.frontend.builder import Builder, current
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import (
@@ -229,23 +229,28 @@ def tvm_warp_activemask() -> Expr:
 activemask = tvm_warp_activemask
 
 
-def _vote(op: str, predicate: ExprLike, width: int, dtype: str, mask: Any = None) -> Load:
-    return _exchange(op, (as_bool(predicate), *_lanes(op, mask)), width, DType(dtype))
+def _vote(
+    name: str, op: str, predicate: ExprLike, width: int, dtype: str, mask: Any = None
+) -> Load:
+    given = as_expr(predicate)
+    if given.dtype.is_float:
+        raise PredicateMismatch(name=name, found=given.dtype)
+    return _exchange(op, (as_bool(given), *_lanes(op, mask)), width, DType(dtype))
 
 
 def any_sync(predicate: ExprLike, mask: Any = None) -> Load:
     """Return 1 in every thread of a warp where the predicate holds in any of them, else 0."""
-    return _vote("any", predicate, WARP, "int32", mask)
+    return _vote("any_sync", "any", predicate, WARP, "int32", mask)
 
 
 def all_sync(predicate: ExprLike, mask: Any = None) -> Load:
     """Return 1 in every thread of a warp where the predicate holds in all of them, else 0."""
-    return _vote("all", predicate, WARP, "int32", mask)
+    return _vote("all_sync", "all", predicate, WARP, "int32", mask)
 
 
 def ballot_sync(predicate: ExprLike, mask: Any = None) -> Load:
     """Return the lanes of the warp where the predicate holds, one bit each."""
-    return _vote("ballot", predicate, WARP, "uint64", mask)
+    return _vote("ballot_sync", "ballot", predicate, WARP, "uint64", mask)
 
 
 ballot = ballot_sync
@@ -253,17 +258,17 @@ ballot = ballot_sync
 
 def syncthreads_and(predicate: ExprLike) -> Load:
     """Return 1 in every thread of the block if the predicate holds in all of them, else 0."""
-    return _vote("all", predicate, 0, "int32")
+    return _vote("syncthreads_and", "all", predicate, 0, "int32")
 
 
 def syncthreads_or(predicate: ExprLike) -> Load:
     """Return 1 in every thread of the block if the predicate holds in any of them, else 0."""
-    return _vote("any", predicate, 0, "int32")
+    return _vote("syncthreads_or", "any", predicate, 0, "int32")
 
 
 def syncthreads_count(predicate: ExprLike) -> Load:
     """Return in how many threads of the block the predicate holds."""
-    return _vote("count", predicate, 0, "int32")
+    return _vote("syncthreads_count", "count", predicate, 0, "int32")
 
 
 def _warp_reduce(op: str, value: ExprLike) -> Load:
