@@ -1,13 +1,15 @@
 """The ladder of public TileLang programs on GPUs, without a GPU: machine code, and the emulator.
 
     python benchmarks/gpu_ladder.py TILELANG --results FILE [--limit 120] [--only REGEX]
+                                    [--target sm_80|h100]
     python benchmarks/gpu_ladder.py --results FILE --table OUT.md
 
 Every program of benchmarks/data/gpu_ladder.toml (rows 17 to 46) runs for sm_80 and sm_90a as a
 process of its own: what it compiles is built by NVRTC, and runs on the emulator in place of a
-device; its own comparisons are the verdict. Sizes are those of docs/compatibility_arguments.toml,
-tuners take the first config that compiles. Results are lines of JSON, one per program and target;
-the same command goes on where it stopped. TILELANG is a checkout of the public repository.
+device; its own comparisons are the verdict. Sizes are those of docs/compatibility_arguments.toml
+and gpu_ladder.toml, tuners take the first config that compiles. Results are lines of JSON, one per
+program and target; the same command goes on where it stopped. TILELANG is a checkout of the public
+repository.
 """
 
 from __future__ import annotations
@@ -47,17 +49,19 @@ def climb(folder: Path, path: str, target: str, limit_s: float) -> Row:
     from tilecore.target import parse_gpu_target
 
     gpu = parse_gpu_target(target)
-    known = tomllib.loads(ARGUMENTS.read_text())
-    name = path.removeprefix("examples/")
+    known, ladder = tomllib.loads(ARGUMENTS.read_text()), tomllib.loads(LADDER.read_text())
+    given = known.get(path.removeprefix("examples/"), ladder["arguments"].get(path, ()))
+    tests = ladder["tests"].get(path, ())
     with tempfile.TemporaryDirectory(prefix="tilecore-") as scratch:
         builds = Builds([gpu], Path(scratch) / "builds")
         (found,) = survey.survey(
-            [folder / path], folder, limit_s, arguments={path: known.get(name, ())},
+            [folder / path], folder, limit_s, arguments={path: given}, tests=tests,
             builds=builds, machine=Machine(divmod(gpu.capability, 10), target),
         )  # fmt: skip
         kernels = [asdict(b) for b in gpu_builds.read(builds.path)]
     outcome = asdict(found.outcome)
-    return {"program": path, "target": target, "wall_s": found.wall_s, **outcome, "built": kernels}
+    row = {"program": path, "target": target, "tests": " ".join(tests), "wall_s": found.wall_s}
+    return {**row, **outcome, "built": kernels}
 
 
 def read(path: Path) -> dict[tuple[str, str], Row]:
@@ -111,11 +115,12 @@ def table(found: Mapping[tuple[str, str], Row]) -> str:
     heads = [f"{what} {name}" for name in TARGETS.values() for what in ("kernels,", "emulator,")]
     lines = [f"| row | program | {' | '.join(heads)} |", "|---" * (2 + len(heads)) + "|"]
     for number, path in rungs():
-        cells = []
+        cells, shown = [], path
         for target in TARGETS:
             row = found.get((path, target))
             cells += [code_cell(row), verdict_cell(row)]
-        lines.append(f"| {number} | {path} | {' | '.join(cells)} |")
+            shown = shown if row is None or not row.get("tests") else f"{path} {row['tests']}"
+        lines.append(f"| {number} | {shown} | {' | '.join(cells)} |")
     for target, name in TARGETS.items():
         kinds = Counter(r["kind"] for (_, t), r in found.items() if t == target)
         counts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
@@ -133,6 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, nargs="?", help="a checkout of TileLang's repository")
     parser.add_argument("--results", type=Path, required=True, help="lines of JSON, appended to")
     parser.add_argument("--only", default="", help="only paths with this regex in them")
+    parser.add_argument("--target", choices=list(TARGETS), help="only this one of the targets")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds per program")
     parser.add_argument("--table", type=Path, help="write the table of the results (Markdown)")
     given = parser.parse_args(argv)
@@ -140,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.folder is not None:
         with given.results.open("a") as file:
             for _, path in rungs():
-                for target in TARGETS:
+                for target in [given.target] if given.target else TARGETS:
                     if (path, target) in known or not re.search(given.only, path):
                         continue
                     if not (given.folder / path).is_file():
