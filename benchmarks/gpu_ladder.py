@@ -31,6 +31,8 @@ LADDER = ROOT / "benchmarks" / "data" / "gpu_ladder.toml"
 ARGUMENTS = ROOT / "docs" / "compatibility_arguments.toml"
 TARGETS = {"sm_80": "sm_80", "h100": "sm_90a"}  # names for the compiler, and of the columns
 REASON_CHARACTERS = 110
+PLAIN = ("passes its own check", "runs, checks nothing")
+DEFINES = "defines kernels, runs none"
 Row = dict[str, Any]
 
 
@@ -51,6 +53,7 @@ def climb(folder: Path, path: str, target: str, limit_s: float) -> Row:
     gpu = parse_gpu_target(target)
     known, ladder = tomllib.loads(ARGUMENTS.read_text()), tomllib.loads(LADDER.read_text())
     given = known.get(path.removeprefix("examples/"), ladder["arguments"].get(path, ()))
+    given = ladder["kernels"].get(path, given)
     tests = ladder["tests"].get(path, ())
     with tempfile.TemporaryDirectory(prefix="tilecore-") as scratch:
         builds = Builds([gpu], Path(scratch) / "builds")
@@ -60,6 +63,9 @@ def climb(folder: Path, path: str, target: str, limit_s: float) -> Row:
         )  # fmt: skip
         kernels = [asdict(b) for b in gpu_builds.read(builds.path)]
     outcome = asdict(found.outcome)
+    outcome["reason"] = outcome["reason"].replace(f"{ROOT}/", "")
+    if path in ladder["kernels"] and outcome["kind"] in PLAIN:
+        outcome["kind"] = DEFINES
     row = {"program": path, "target": target, "tests": " ".join(tests), "wall_s": found.wall_s}
     return {**row, **outcome, "built": kernels}
 
@@ -97,8 +103,7 @@ def verdict_cell(row: Row | None) -> str:
         return "not run"
     kind, reason = row["kind"], row["reason"]
     tests = f" ({row['passed']} of {row['passed'] + row['failed']} tests)" if row["passed"] else ""
-    plain = ("passes its own check", "runs, checks nothing")
-    if kind in plain:
+    if kind in (*PLAIN, DEFINES):
         return kind + tests
     if kind == "rejected by tilecore":
         return _short(reason) + tests

@@ -33,7 +33,11 @@ _MODES: dict[str, Callable[[Sequence[float]], float]] = {
 
 
 class TensorSupplyType(Enum):
-    """What supplied inputs contain."""
+    """What supplied inputs contain, in the distributions of TileLang.
+
+    ``Normal`` has the mean -1, ``Randn`` the mean 0; ``Auto`` is ``Uniform`` (between -1 and 1) for
+    floats of 16 bits or more, ``Randn`` for narrower ones, else ``Integer``.
+    """
 
     Integer = 1
     Uniform = 2
@@ -106,7 +110,7 @@ def supply(
     known = {symbol: _size(symbol, sizes or {}) for symbol in symbols}
     shape = tuple(int(evaluate(e, known)) for e in buffer.shape)
     if kind is TensorSupplyType.Auto:
-        kind = TensorSupplyType.Normal if buffer.dtype.is_float else TensorSupplyType.Integer
+        kind = _automatic(buffer)
     if kind in (TensorSupplyType.Zero, TensorSupplyType.One):
         values = np.full(shape, float(kind is TensorSupplyType.One), np.float32)
     elif kind is TensorSupplyType.Integer:
@@ -116,7 +120,14 @@ def supply(
         values = rng.uniform(-1.0, 1.0, shape).astype(np.float32)
     else:
         values = rng.standard_normal(shape, dtype=np.float32)
+        values -= np.float32(kind is TensorSupplyType.Normal)
     return _as_tensor(values, buffer)
+
+
+def _automatic(buffer: Buffer) -> TensorSupplyType:
+    if not buffer.dtype.is_float:
+        return TensorSupplyType.Integer
+    return TensorSupplyType.Uniform if buffer.dtype.bits >= 16 else TensorSupplyType.Randn
 
 
 def supply_all(

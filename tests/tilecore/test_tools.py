@@ -67,3 +67,22 @@ def test_a_tensor_for_anything_with_a_shape_and_a_dtype() -> None:
 
     made = get_tensor_supply(TensorSupplyType.One)(SimpleNamespace(shape=(4, 8), dtype="int8"))
     assert torch.equal(made, torch.ones(4, 8, dtype=torch.int8))
+
+
+@pytest.mark.parametrize(
+    ("kind", "mean", "deviation", "largest"),
+    [("Auto", 0, 3**-0.5, 1), ("Uniform", 0, 3**-0.5, 1), ("Normal", -1, 1, 7), ("Randn", 0, 1, 6)],
+)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_supplied_floats_have_the_distributions_of_tilelang(
+    kind: str, mean: float, deviation: float, largest: float, dtype: str
+) -> None:
+    """Its tests of products with sums in float16 hold for these inputs only."""
+    from types import SimpleNamespace
+
+    from tilecore.utils.tensor import get_tensor_supply
+
+    made = get_tensor_supply(TensorSupplyType[kind])(SimpleNamespace(shape=(300, 200), dtype=dtype))
+    assert abs(made.double().mean().item() - mean) < 0.03
+    assert abs(made.double().std().item() - deviation) < 0.03
+    assert made.double().abs().max().item() <= largest
