@@ -11,7 +11,8 @@ import asyncio
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import anyio
 from anyio.to_thread import run_sync
@@ -26,6 +27,8 @@ from tuner_service.errors import Overloaded
 from tuner_service.metrics import Metrics
 from tuner_service.schemas import RecommendationRequest
 from tuner_service.settings import Settings
+from workers.errors import DeskBusy
+from workers.program_desk import PLACES, WAIT_S
 
 FRESH_S = 0.1  # an answer from memory is at most so far behind the database
 MAX_REMEMBERED = 4096
@@ -33,6 +36,7 @@ MAX_WAITING = 64  # questions that are worked out, or wait for it
 # Who is refused and asks again at once would leave the working threads no interpreter lock: beside
 # 2,200 refusals/s no answer at all was worked out in 6 s (measured on 2 cores).
 REFUSE_AFTER_S = 0.25
+PROGRAMS = PLACES  # that are looked at: as many as there are processes for it
 Answerable = RecommendationRequest | DispatchTableRequest
 
 
@@ -48,6 +52,8 @@ class Answers:
         self._asked: dict[str, asyncio.Task[Answer]] = {}
         self._places = self.desk.places or os.cpu_count() or 1
         self._cores = anyio.CapacityLimiter(self._places)
+        # A program takes seconds; whoever asks about kernels does not wait for it.
+        self._programs = asyncio.Semaphore(PROGRAMS)
         self._generation: tuple[object, ...] = ()
         self._snapshot = Snapshot(store)
         self._checked_at = -FRESH_S
@@ -57,6 +63,7 @@ class Answers:
 
         Raises:
             Overloaded: too many other questions wait (SV923).
+            DeskBusy: too many programs are being looked at (WK711).
             TileError: what ``questions.understand`` and ``questions.answer`` raise, or
                 ``dispatch_answers.work_out_table``.
         """
@@ -114,7 +121,11 @@ class Answers:
     async def _compute(self, key: str, request: Answerable) -> Answer:
         generation = self._generation
         try:
-            made = await run_sync(self._worked_out, key, request, limiter=self._cores)
+            if request.program is None:
+                made = await run_sync(self._worked_out, key, request, limiter=self._cores)
+            else:
+                async with self._place_for_program():
+                    made = await run_sync(self._worked_out, key, request)
         finally:
             if self._asked.get(key) is asyncio.current_task():
                 del self._asked[key]
@@ -123,6 +134,19 @@ class Answers:
             if len(self._known) > MAX_REMEMBERED:
                 self._known.popitem(last=False)
         return made
+
+    @asynccontextmanager
+    async def _place_for_program(self) -> AsyncIterator[None]:
+        """Wait until a process has time for a program; raises DeskBusy (WK711)."""
+        try:
+            async with asyncio.timeout(WAIT_S):
+                await self._programs.acquire()
+        except TimeoutError:
+            raise DeskBusy(places=PROGRAMS) from None
+        try:
+            yield
+        finally:
+            self._programs.release()
 
     def _worked_out(self, key: str, request: Answerable) -> Answer:
         """Return an answer of another process, or of this one: programs wait for their own desk."""

@@ -64,6 +64,9 @@ def dispatch(
     ray_address: Annotated[
         str | None, typer.Option(help="HOST:PORT of a Ray cluster whose nodes measure")
     ] = None,
+    service: Annotated[
+        str | None, typer.Option(help="URL of the service that is to answer, from what it knows")
+    ] = None,
 ) -> None:
     """Choose the fewest configs for dynamic shapes and write which serves which sizes."""
     from recommender.dispatch import Choice
@@ -98,4 +101,5 @@ def dispatch(
         dispatching.dispatch(
             settings, asked, Choice(tolerance=tolerance, max_configs=max_configs),
             trust_predictions=trust_predictions, effort=effort, output=output, form=form,
+            service=service,
         )  # fmt: skip

@@ -132,7 +132,24 @@ class ServiceClient:
             Refused, ServiceUnreachable: the service's answer (SV918, SV917).
             InvalidDispatchTable: it answers with something else (TC506).
         """
-        body = {"kernel": kernel, "problem": dict(problem), "sizes": dict(sizes or {}), **asked}
+        return self._table({"kernel": kernel}, problem, sizes, asked)
+
+    def dispatch_table_of(
+        self, program: PortableProgram, problem: Mapping[str, Any],
+        sizes: Mapping[str, Any] | None = None, **asked: Any,
+    ) -> DispatchTable:  # fmt: skip
+        """Return the same for a program, which is stored at the service; its digest is left open.
+
+        ``problem`` and ``sizes`` name what the program leaves open; raises as ``dispatch_table``.
+        """
+        self.store(program)
+        return self._table({"program": program.digest}, problem, sizes, asked)
+
+    def _table(
+        self, subject: Mapping[str, str], problem: Mapping[str, Any],
+        sizes: Mapping[str, Any] | None, asked: Mapping[str, Any],
+    ) -> DispatchTable:  # fmt: skip
+        body = {**subject, "problem": dict(problem), "sizes": dict(sizes or {}), **asked}
         answer = self._ask("POST", "/v1/dispatch-tables", json=body)
         return read_table(answer.json(), self.url)
 

@@ -8,33 +8,45 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
-from db.records import ProgramRecord
 from db.store import SqlStore
 from recommender.dispatch import Choice
-from recommender.dispatch_question import AskedProgram, DispatchQuestion
+from recommender.dispatch_question import DispatchQuestion
 from recommender.errors import InvalidShapes
 from recommender.hardware import HardwareProfile
 from recommender.portable_tracing import portable
-from recommender.program_table import ProgramTable
-from recommender.shapes import Sizes, parse_sizes
+from recommender.shapes import ShapeSet, Sizes, parse_sizes
 from tilecore.advice import question_of
 from tilecore.autotuner import AutoTuneImpl
 from tilecore.dispatch_table import DispatchTable
+from tilecore.dispatcher import with_digest
 from tilecore.errors import InvalidProblem
 from tilecore.jit import JITImpl, jit
 from tilecore.portable import PortableProgram
 from tilecore.tile_config import KnobValue
-from tuner_service.dispatch_shapes import AskedTable, shapes_of
+from tuner_service.dispatch_sent import question_about
+from tuner_service.dispatch_shapes import AskedTable, known_device, shapes_of
 from tuner_service.dispatching import make_table
-from tuner_service.errors import TooManyThreads
-from tuner_service.hardware import find_hardware
 from tuner_service.jobs import Effort
-from tuner_service.sent_programs import look_at
 from tuner_service.settings import load_settings
-from tuner_service.wiring import compile_target, host_toolchain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedForDispatch:
+    """A function of the user's, traced with its sizes open.
+
+    Attributes:
+        program: what it makes.
+        sizes: what that leaves open.
+        shapes: that are asked for.
+        given: arguments that have one value, sizes among them.
+    """
+
+    program: PortableProgram
+    sizes: tuple[str, ...]
+    shapes: ShapeSet
+    given: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,39 +74,40 @@ class FunctionForDispatch:
         """Return the question of a table in canonical form; the program is stored.
 
         Raises:
+            UnknownHardware, TooManyThreads: see ``dispatch_shapes.understand_table``.
+            TileError: what ``opened`` raises.
+        """
+        device = known_device(store, asked)
+        opened = self.opened(asked, device)
+        program = opened.program
+        record, _ = store.programs.add(program.digest, program.name, program.to_bytes(), "local")
+        return question_about(
+            record, asked, opened.shapes, opened.sizes, device, given=opened.given
+        )
+
+    def opened(self, asked: AskedTable, device: HardwareProfile) -> OpenedForDispatch:
+        """Trace the function with its sizes open.
+
+        Raises:
             InvalidProblem: a dimension is neither an argument nor a dynamic axis (TC502).
             InvalidShapes: no dimension is dynamic, or one cannot stay open (RC611).
-            TooManyThreads, UnknownHardware: see ``dispatch_shapes.understand_table``.
             TileError: the program's own fault.
         """
-        device = find_hardware(store, asked.hardware)
-        if not 0 <= asked.threads <= device.cores:
-            raise TooManyThreads(cores=device.cores, hardware=device.name, found=asked.threads)
         given, varied, program = self._program(asked, device)
-        open_sizes = (*program.sizes, *program.call_sizes)
-        shapes = shapes_of(asked, dict.fromkeys((*open_sizes, *varied), ()))
-        settled = sorted(set(shapes.dims) - set(open_sizes))
+        sizes = (*program.sizes, *program.call_sizes)
+        shapes = shapes_of(asked, dict.fromkeys((*sizes, *varied), ()))
+        settled = sorted(set(shapes.dims) - set(sizes))
         if settled:
-            expected = f"dimensions that stay open: {', '.join(open_sizes) or 'none can'}"
+            expected = f"dimensions that stay open: {', '.join(sizes) or 'none can'}"
             found = f"{', '.join(settled)}, whose value the Python of {program.name} asks for"
             raise InvalidShapes(where=asked.kernel, expected=expected, found=found)
-        known = {**given, **asked.problem}
-        _refuse_others(asked, {*given, *open_sizes})
-        missing = [s for s in open_sizes if s not in shapes.dims and s not in known]
-        if missing:
-            raise InvalidProblem(field=missing[0], expected="a size, or sizes", found="nothing")
-        record, _ = store.programs.add(program.digest, program.name, program.to_bytes(), "local")
-        return DispatchQuestion(
-            definition=None,
-            fixed={s: known[s] for s in open_sizes if s not in shapes.dims},
-            shapes=shapes, hardware=device, toolchain=host_toolchain().on(device.kind),
-            target=compile_target(device), threads=asked.threads,
-            program=AskedProgram(
-                name=program.name, digest=program.digest,
-                given={k: v for k, v in known.items() if k not in shapes.dims},
-                table=_tables(record, device, asked.threads),
-            ),
-        )  # fmt: skip
+        _refuse_others(asked, {*given, *sizes})
+        known = {k: v for k, v in {**given, **asked.problem}.items() if k not in shapes.dims}
+        return OpenedForDispatch(program=program, sizes=sizes, shapes=shapes, given=known)
+
+    def completed(self, table: DispatchTable) -> DispatchTable:
+        """Return a table with the version of the program that the function makes today."""
+        return with_digest(table, self.function)
 
     def _program(
         self, asked: AskedTable, device: HardwareProfile
@@ -131,16 +144,6 @@ def _largest(asked: AskedTable) -> dict[str, int]:
     return found
 
 
-def _tables(record: ProgramRecord, device: HardwareProfile, threads: int) -> Any:
-    """Return (sizes) -> the program's configs there, each looked at once."""
-
-    @cache
-    def looked_at(sizes: tuple[tuple[str, KnobValue], ...]) -> ProgramTable:
-        return look_at(record, dict(sizes), device, {}, threads).table
-
-    return lambda problem: looked_at(tuple(problem.items()))
-
-
 def split_given(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Sizes]]:
     """Return arguments that have one value, and the sizes of those with several.
 
@@ -160,7 +163,8 @@ def dispatch_program(
     function: Any, sizes: Mapping[str, Any], *, tolerance: float = 0.05,
     max_configs: int | None = None, trials: int | None = None, hardware: str | None = None,
     threads: int = 0, samples: int | None = None,
-    space: Mapping[str, Sequence[KnobValue]] | None = None, **given: Any,
+    space: Mapping[str, Sequence[KnobValue]] | None = None, service: str | None = None,
+    **given: Any,
 ) -> DispatchTable:  # fmt: skip
     """Return the dispatch table of a program, for ``tilecore.Dispatcher(table, program=function)``.
 
@@ -174,10 +178,13 @@ def dispatch_program(
         threads: cores to use; 0: all.
         samples: sizes taken of each range.
         space: values to choose from, by knob.
+        service: address of the service that is to answer, without ``trials``; None: this
+            installation.
         given: the function's other arguments.
 
     Raises:
-        TileError: what ``FunctionForDispatch.question`` raises, and runs that fail (SV905).
+        TileError: what ``FunctionForDispatch.question`` raises, runs that fail (SV911), and what
+            ``dispatch_by_service.ask`` raises.
     """
     settings = load_settings()
     texts = {k: v if isinstance(v, str) else ",".join(map(str, v)) for k, v in sizes.items()}
@@ -192,4 +199,8 @@ def dispatch_program(
     if trials is not None:
         effort = Effort(max_trials=trials, time_limit_s=settings.time_limit_s)
     choice = Choice(tolerance=tolerance, max_configs=max_configs)
+    if service is not None:
+        from tuner_service.dispatch_by_service import ask
+
+        return ask(settings, service, asked, choice, effort=effort)
     return make_table(settings, asked, choice, effort=effort)[0]

@@ -7,7 +7,15 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from tilecore.kernels.definition import MAX_DIMENSION
-from tuner_service.schemas import MAX_THREADS, Int, ProblemFields, Seconds, Wire
+from tuner_service.schemas import (
+    MAX_THREADS,
+    Digest,
+    Int,
+    KnobFields,
+    ProblemFields,
+    Seconds,
+    Wire,
+)
 
 MAX_WIRE_SHAPES = 64
 SIZES_TEXT = "^[0-9]{1,7}(:[0-9]{1,7}|(,[0-9]{1,7}){0,63})$"
@@ -51,7 +59,11 @@ class CountedShape(Wire):
 class DispatchTableRequest(Wire):
     """Ask for a dispatch table."""
 
-    kernel: str = Field(max_length=64, examples=["gemm"])
+    kernel: str | None = Field(
+        None, max_length=64, examples=["gemm"], description="of the library; or else `program`"
+    )
+    program: Digest | None = Field(None, description="digest of a program that was sent before")
+    fixed: KnobFields | None = Field(None, description="of a program: knobs that are settled")
     problem: ProblemFields = Field(
         default_factory=dict, examples=[{"n": 1024, "k": 1024}],
         description="fields that do not change",

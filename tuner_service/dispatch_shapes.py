@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from db.store import SqlStore
 from recommender.dispatch_question import DispatchQuestion
 from recommender.errors import InvalidShapes
+from recommender.hardware import HardwareProfile
 from recommender.shapes import (
     SAMPLES,
     WEIGHTINGS,
@@ -30,19 +31,18 @@ from tuner_service.hardware import find_hardware
 from tuner_service.wiring import compile_target, host_toolchain
 
 if TYPE_CHECKING:
-    from tilecore.jit import JITImpl
+    from tilecore.dispatch_table import DispatchTable
 
 
-class SentForDispatch(Protocol):
-    """A program of the user's, as ``dispatch_programs`` asks about it."""
-
-    @property
-    def function(self) -> JITImpl:
-        """The function that makes it."""
-        ...
+class ForDispatch(Protocol):
+    """A program of the user's: a function (``dispatch_programs``) or data (``dispatch_sent``)."""
 
     def question(self, store: SqlStore, asked: AskedTable) -> DispatchQuestion:
         """Return the question about it in canonical form."""
+        ...
+
+    def completed(self, table: DispatchTable) -> DispatchTable:
+        """Return its table with what only the program's Python tells."""
         ...
 
 
@@ -74,7 +74,7 @@ class AskedTable:
     samples: int = SAMPLES
     threads: int = 0
     hardware: str | None = None
-    program: SentForDispatch | None = None
+    program: ForDispatch | None = None
 
 
 def understand_table(store: SqlStore, asked: AskedTable) -> DispatchQuestion:
@@ -84,15 +84,13 @@ def understand_table(store: SqlStore, asked: AskedTable) -> DispatchQuestion:
         UnknownKernel, InvalidProblem, UnknownHardware, TooManyThreads: as for recommendations
             (TC501, TC502, RC601, SV907).
         InvalidShapes: no dimension is dynamic, or the shapes cannot be used (RC611).
-        TileError: of a program, what ``dispatch_programs.question_about`` raises.
+        TileError: of a program, what its ``question`` raises.
     """
     if asked.program is not None:
         return asked.program.question(store, asked)
     definition = kernels.get(asked.kernel)
-    device = find_hardware(store, asked.hardware)
+    device = known_device(store, asked)
     definition = definition.on(device.kind)
-    if not 0 <= asked.threads <= device.cores:
-        raise TooManyThreads(cores=device.cores, hardware=device.name, found=asked.threads)
     dimensions = {f.name: f.aliases for f in definition.fields if f.kind == "dimension"}
     shapes = shapes_of(asked, dimensions, lambda dims: _tiles(definition, device.kind, dims))
     fixed: dict[str, Any] = {}
@@ -105,6 +103,19 @@ def understand_table(store: SqlStore, asked: AskedTable) -> DispatchQuestion:
         toolchain=host_toolchain().on(device.kind), target=compile_target(device),
         threads=asked.threads,
     )  # fmt: skip
+
+
+def known_device(store: SqlStore, asked: AskedTable) -> HardwareProfile:
+    """Return the device that a table is for.
+
+    Raises:
+        UnknownHardware: nobody knows it (RC601).
+        TooManyThreads: more threads than it has cores (SV907).
+    """
+    device = find_hardware(store, asked.hardware)
+    if not 0 <= asked.threads <= device.cores:
+        raise TooManyThreads(cores=device.cores, hardware=device.name, found=asked.threads)
+    return device
 
 
 def shapes_of(

@@ -21,7 +21,7 @@ from recommender.dispatch_question import DispatchQuestion
 from recommender.dispatch_times import Evidence, Times, known_times
 from recommender.measurement import Measurement
 from tilecore.dispatch_table import DispatchTable, write_json
-from tilecore.dispatcher import with_digest
+from tilecore.target import Target, parse_target
 from tilecore.tile_config import TileConfig
 from tuner_service import commands, jobs, questions, wiring
 from tuner_service.console_dispatch import print_dispatch_table
@@ -44,11 +44,23 @@ def dispatch(
     effort: jobs.Effort | None = None,
     output: Path | None = None,
     form: Form = "table",
+    service: str | None = None,
 ) -> None:
-    """Make a table, print it and write it into a file; with an ``effort``, tune its shapes."""
-    table, kind = make_table(
-        settings, asked, choice, trust_predictions=trust_predictions, effort=effort
-    )
+    """Make a table, print it and write it into a file; with an ``effort``, tune its shapes.
+
+    With a ``service`` it answers, from what it knows (``dispatch_by_service.ask``).
+    """
+    if service is not None:
+        from tuner_service.dispatch_by_service import ask
+
+        table = ask(
+            settings, service, asked, choice, trust_predictions=trust_predictions, effort=effort
+        )
+        kind = "cpu" if isinstance(parse_target(table.target), Target) else "gpu"
+    else:
+        table, kind = make_table(
+            settings, asked, choice, trust_predictions=trust_predictions, effort=effort
+        )
     print_dispatch_table(commands.out, table, kind)
     if output is not None:
         try:
@@ -74,7 +86,7 @@ def make_table(
         question, times = tuned_times(settings, store, asked, effort, follow)
     table = dispatch_table(question, times, choice)
     if asked.program is not None:
-        table = with_digest(table, asked.program.function)
+        table = asked.program.completed(table)
     return table, question.hardware.kind
 
 
