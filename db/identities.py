@@ -20,6 +20,7 @@ from db.models import (
     ToolchainRow,
     WorkloadRow,
 )
+from db.storable import storable_parameters
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, Toolchain
 from recommender.workload import Workload
@@ -74,7 +75,8 @@ def _read(
         chunk = keys[start : start + CHUNK]
         query = select(table.c.id, *columns).where(_is_one_of(columns, chunk))
         found |= {tuple(rest): int(number) for number, *rest in session.connection().execute(query)}
-    return found
+    as_stored = ((key, storable_parameters(key)) for key in keys)
+    return {key: found[stored] for key, stored in as_stored if stored in found}
 
 
 def _is_one_of(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from math import isfinite
 from typing import Any
 
 from sqlalchemy import insert
@@ -82,7 +83,7 @@ def _columns(m: Measurement) -> dict[str, Any]:
         "max_error": m.max_error,
         "detail": m.detail[:4096],
         "worker": m.worker[:200],
-        "metrics": dict(m.metrics),
+        "metrics": {name: value for name, value in m.metrics.items() if isfinite(value)},
         "measured_at": m.measured_at,
     }
 

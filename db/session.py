@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from db.errors import DatabaseError, DatabaseLocked, DatabaseUnreachable, NotADatabase
 from db.identities import FRESH, REMEMBERED, Natural
+from db.storable import storable_json, storable_parameters
 from tilecore.errors import TileError
 
 CACHE = "cache_size=-32768"  # KiB per connection
@@ -128,14 +129,18 @@ class Database:
                 options: dict[str, Any] = {"pool_pre_ping": True, "pool_size": 5}
                 if not immediate:
                     options["isolation_level"] = "AUTOCOMMIT"
-                return create_engine(self._url, **options)
-            engine = create_engine(self._url, connect_args={"timeout": self.busy_timeout_s})
+            else:
+                options = {"connect_args": {"timeout": self.busy_timeout_s}}
+            engine = create_engine(self._url, json_serializer=storable_json, **options)
         except (sa_exc.NoSuchModuleError, ImportError) as error:
             raise DatabaseUnreachable(
                 url=self.shown_url,
                 reason=str(error),
                 hint="pip install 'tilecore[postgres]' for PostgreSQL",
             ) from error
+        event.listen(engine, "before_cursor_execute", _make_storable, retval=True)
+        if engine.dialect.name != "sqlite":
+            return engine
         event.listen(engine, "connect", _prepare_sqlite)
         if immediate:
             event.listen(engine, "begin", lambda c: c.exec_driver_sql("BEGIN IMMEDIATE"))
@@ -146,6 +151,12 @@ def change(session: Session, statement: Update) -> int:
     """Run an UPDATE and return how many rows it changed; loaded rows are not looked through."""
     done = session.execute(statement, execution_options={"synchronize_session": False})
     return int(done.rowcount)  # type: ignore[attr-defined]
+
+
+def _make_storable(
+    _connection: object, _cursor: object, statement: str, parameters: Any, *_: object
+) -> tuple[str, Any]:
+    return statement, storable_parameters(parameters)
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:

@@ -13,7 +13,7 @@ from tuner_service.access import Access, Needs
 from tuner_service.answers import Answers
 from tuner_service.conditional import ConditionalGet
 from tuner_service.metrics import Metrics
-from tuner_service.middleware import BodyLimit
+from tuner_service.middleware import BodyLimit, PlainAddress
 from tuner_service.model_uploads import ModelUploads
 from tuner_service.routes import (
     catalog,
@@ -87,6 +87,7 @@ def create_app(settings: Settings, store: SqlStore | None = None) -> FastAPI:
     app.include_router(health.router)
     problems.install(app)
     # The last one added meets a request first.
+    app.add_middleware(PlainAddress)
     app.add_middleware(
         BodyLimit,
         limit_bytes=settings.max_body_bytes,

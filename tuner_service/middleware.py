@@ -1,4 +1,4 @@
-"""BodyLimit: refuses long bodies before anything parses them. Pure ASGI.
+"""What is refused before anything parses it: long bodies, and addresses with a NUL. Pure ASGI.
 
 (A ``BaseHTTPMiddleware`` costs a factor of four in throughput: 5,800 to 1,350 requests/s, measured
 on 2026-11-20.)
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tuner_service.access import Principal
-from tuner_service.errors import BodyTooLarge
+from tuner_service.errors import BodyTooLarge, InvalidRequest
 from tuner_service.problems import problem_response
 
 
@@ -70,6 +70,24 @@ class BodyLimit:
     ) -> None:
         error = BodyTooLarge(limit=limit, found=found)
         await problem_response(scope["path"], error)(scope, receive, send)
+
+
+class PlainAddress:
+    """Answers 422 to a path or query with a NUL, which PostgreSQL takes in no text."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+        if scope["type"] == "http":
+            in_path, in_query = "\0" in scope["path"], b"%00" in scope["query_string"]
+            if in_path or in_query:
+                where = "path" if in_path else "query"
+                error = InvalidRequest(message=f"{where}: expected a text without NUL (%00)")
+                await problem_response(scope["path"], error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

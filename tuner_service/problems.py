@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from db.storable import storable_text
 from tilecore.errors import TileError
 from tuner_service.errors import (
     InternalError,
@@ -38,11 +39,12 @@ def problem_response(
 ) -> JSONResponse:
     """Return the response for an error."""
     code = status or http_status(error)
+    detail = error.message if error.span is None else f"{error.span}: {error.message}"
     body = Problem(
         type=f"urn:tilecore:error:{error.code}",
         title=error.title,
         status=code,
-        detail=error.message if error.span is None else f"{error.span}: {error.message}",
+        detail=storable_text(detail),
         code=error.code,
         instance=path,
         hint=error.hint or None,

@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from db.records import DEFAULT_PRIORITY
 from db.run_requests import MAX_TIME_S, MAX_TRIALS
+from db.storable import UNSTORABLE
 
 MAX_THREADS = 4096
 GEMM_EXAMPLE = {"m": 1000, "n": 1024, "k": 512, "dtype": "float32"}
@@ -19,6 +20,15 @@ def _strict_number(value: Any) -> Any:
     if isinstance(value, (bool, str, bytes)):
         raise ValueError("expected an integer")
     return value
+
+
+def _is_storable(value: Any) -> bool:
+    """Return whether all texts in JSON can be stored, and sent back as UTF-8."""
+    if isinstance(value, str):
+        return UNSTORABLE.search(value) is None
+    if isinstance(value, dict):
+        return all(map(_is_storable, value)) and all(map(_is_storable, value.values()))
+    return not isinstance(value, list) or all(map(_is_storable, value))
 
 
 def _strict_seconds(value: Any) -> Any:
@@ -55,6 +65,13 @@ class Wire(BaseModel):
     """Base of all request bodies."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _can_be_stored(cls, value: Any) -> Any:
+        if not _is_storable(value):
+            raise ValueError("expected texts without NUL and halves of surrogate pairs")
+        return value
 
 
 class QuestionIn(Wire):

@@ -14,6 +14,7 @@ from db.records import MeasurementQuery
 from db.snapshot import Snapshot
 from recommender.hardware import HardwareProfile
 from recommender.measurement import MeasureStatus, Protocol, Toolchain
+from recommender.workload import Workload
 from tilecore.tile_config import TileConfig
 
 HARDWARE = HardwareProfile(name="bench CPU", kind="cpu", arch="x86-64-avx2", cores=2)
@@ -60,6 +61,31 @@ def test_best_prefers_confirmed_times_and_needs_the_exact_key(store, make_measur
     assert store.best(fast.workload, HARDWARE.key, "p2", TOOLCHAIN.key) is None
     assert store.best(fast.workload, HARDWARE.key, "p1", "other") is None
     assert store.best(fast.workload, "other", "p1", TOOLCHAIN.key) is None
+
+
+@pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
+def test_what_databases_refuse_costs_no_record(store, make_measurement, new_run):
+    """A candidate's NUL, or half a surrogate pair of its file name, made its result unstorable."""
+    odd = "a\0b\udcffc"
+    name = Workload.of(f"{odd}.py:f", {"m": 4, "odd": odd})
+    numbers = {"clock": float("nan"), "load": float("inf"), "pairs": 2.0}
+    stored = make_measurement(
+        None, detail=odd, worker=odd, driver=odd, workload=name, metrics=numbers,
+        config=TileConfig.of(mode=odd),
+    )  # fmt: skip
+    store.add(stored)
+    store.add(stored)
+    assert store.count_measurements() == 2
+    (found,) = {str(m.detail) for m in store.measurements()}
+    assert found == "a\N{SYMBOL FOR NULL}b\N{REPLACEMENT CHARACTER}c"
+    for m in store.measurements():
+        assert (m.worker, m.driver, m.config["mode"]) == (found, found, found)
+        assert (m.workload.kernel, dict(m.metrics)) == (f"{found}.py:f", {"pairs": 2.0})
+    assert [r.measurement.detail for r in store.page(MeasurementQuery(kernel=name.kernel), limit=9)
+            .items] == [found] * 2  # fmt: skip
+    run = new_run(spec={"max_trials": 4, "note": odd, "weights": [1.5, float("nan")]})
+    assert store.runs.get(run.public_id).spec["note"] == found
+    assert store.runs.get(run.public_id).spec["weights"] == [1.5, None]
 
 
 @pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)

@@ -13,6 +13,7 @@ from db.records import NewRun, RunRecord
 from db.store import SqlStore
 from recommender.prior import prior
 from recommender.workload import Workload
+from tests import postgres
 from tests.tuner_service.table_measurer import HARDWARE, TOOLCHAIN
 from tilecore import kernels
 from tilecore.tile_config import digest
@@ -38,6 +39,19 @@ def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings(migrated_file: Path, tmp_path: Path) -> Settings:
     shutil.copy(migrated_file, tmp_path / "tilecore.db")
     return Settings(data_dir=tmp_path, database_timeout_s=5.0, executor="local")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def each_database(request: pytest.FixtureRequest, settings: Settings) -> Iterator[Settings]:
+    """Settings with SQLite, then with PostgreSQL."""
+    if request.param == "sqlite":
+        yield settings
+        return
+    with postgres.server_url() as server:
+        if server is None:
+            pytest.skip("no PostgreSQL here: install it, or set TILECORE_TEST_POSTGRES_URL")
+        with postgres.database(server) as url:
+            yield settings.model_copy(update={"database_url": url})
 
 
 @pytest.fixture
