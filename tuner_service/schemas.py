@@ -339,7 +339,9 @@ class KernelOut(BaseModel):
 
     name: str
     doc: str
-    fields: list[dict[str, Any]]
+    fields: list[dict[str, Any]] = Field(
+        description="`of_dtype`: by the problem's `dtype` the choices, the default first"
+    )
     knobs: list[dict[str, Any]]
 
 

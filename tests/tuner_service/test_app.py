@@ -225,6 +225,16 @@ BAD_QUESTIONS = {
         422,
         "TC502",
     ),
+    "sums of another kind": (
+        GEMM | {"problem": {"m": 4, "n": 4, "k": 4, "dtype": "float32", "accum_dtype": "int32"}},
+        422,
+        "TC502",
+    ),
+    "fractions for bytes": (
+        GEMM | {"problem": {"m": 4, "n": 4, "k": 4, "dtype": "int8", "accum_dtype": "float32"}},
+        422,
+        "TC502",
+    ),
     "text for a number": (GEMM | {"problem": {"m": "4", "n": 4, "k": 4}}, 422, "TC502"),
     "flag for a number": (GEMM | {"problem": {"m": True, "n": 4, "k": 4}}, 422, "TC502"),
     "fraction": (GEMM | {"problem": {"m": 4.5, "n": 4, "k": 4}}, 422, "SV901"),

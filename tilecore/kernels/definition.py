@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,12 @@ def extent(problem: Problem, name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ProblemField:
-    """One field of a problem: its type, default (None: required) and accepted aliases."""
+    """One field of a problem: its type, default (None: required) and accepted aliases.
+
+    Attributes:
+        of_dtype: by the problem's ``dtype`` the choices that go with it, its default first; of a
+            type that is not named, all choices.
+    """
 
     name: str
     kind: str  # "dimension" | "dtype" | "flag" | "choice"
@@ -34,6 +39,12 @@ class ProblemField:
     aliases: tuple[str, ...] = ()
     doc: str = ""
     least: int = 1  # of a dimension
+    of_dtype: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def fitting(self, dtype: Any) -> ProblemField:
+        """Return the field as it is beside the ``dtype`` of a problem."""
+        own = self.of_dtype.get(str(dtype))
+        return self if own is None else replace(self, default=own[0], choices=own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +200,7 @@ class KernelDefinition(ProgramDefinition):
             given[found.name] = value
         result: dict[str, int | str | bool] = {}
         for f in self.fields:
+            f = f.fitting(result.get("dtype"))
             value = given.get(f.name, f.default)
             if value is None:
                 raise InvalidProblem(field=f.name, expected=f"a {f.kind}", found="nothing")

@@ -24,6 +24,7 @@ from tilecore.kernels.on_device import GEMM_ON_DEVICE
 
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 BYTES = ("int8", "uint8")  # summed up in int32
+ACCUMULATORS = dict.fromkeys(FLOATS, ("float32", "float64")) | dict.fromkeys(BYTES, ("int32",))
 
 
 def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
@@ -125,7 +126,12 @@ GEMM = KernelDefinition(
             "dtype", "dtype", "float32", (*FLOATS, *BYTES), ("dtype_a", "dtype_b", "in_dtype")
         ),
         ProblemField(
-            "accum_dtype", "dtype", "float32", ("float32", "float64", "int32"), ("dtype_acc",)
+            "accum_dtype",
+            "dtype",
+            "float32",
+            ("float32", "float64", "int32"),
+            ("dtype_acc",),
+            of_dtype=ACCUMULATORS,
         ),
         ProblemField("out_dtype", "dtype", "float32", (*FLOATS, "int32"), ("dtype_c", "dtype_d")),
         ProblemField("transpose_a", "flag", False, aliases=("trans_a",)),
@@ -190,5 +196,6 @@ GEMM = KernelDefinition(
 _FLOATS = dict.fromkeys(("dtype", "out_dtype"), FLOATS[:3]) | {"accum_dtype": ("float32",)}
 # The fields of products that are summed up in float32.
 FLOAT_FIELDS = tuple(
-    replace(f, choices=_FLOATS[f.name]) if f.name in _FLOATS else f for f in GEMM.fields
+    replace(f, choices=_FLOATS[f.name], of_dtype={}) if f.name in _FLOATS else f
+    for f in GEMM.fields
 )

@@ -56,6 +56,7 @@ def _kernel(definition: KernelDefinition) -> KernelOut:
                 "required": f.default is None,
                 "default": f.default,
                 "choices": list(f.choices),
+                "of_dtype": {dtype: list(values) for dtype, values in f.of_dtype.items()},
                 "aliases": list(f.aliases),
                 "doc": f.doc,
             }
