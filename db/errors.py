@@ -112,7 +112,7 @@ class UnknownNode(DatabaseError):
 
     code, title = "DB813", "unknown-node"
     template = "expected the key of a node of the cluster, found {found!r}"
-    default_hint = "list them: `tilecore nodes` or GET /v1/nodes"
+    default_hint = "list them: `tilecore node list` or GET /v1/nodes"
 
 
 class FormatMissing(DatabaseError):

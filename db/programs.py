@@ -60,9 +60,13 @@ class Programs:
             row = session.scalars(query).first()
             return None if row is None else _program(row)
 
-    def list(self, *, limit: int = 50, before: int | None = None) -> Sequence[ProgramRecord]:
+    def list(
+        self, *, created_by: str | None = None, limit: int = 50, before: int | None = None
+    ) -> Sequence[ProgramRecord]:
         """Return programs, newest first; ``before`` is the id to go on from."""
         query = select(TileProgramRow).order_by(TileProgramRow.id.desc()).limit(limit)
+        if created_by is not None:
+            query = query.where(TileProgramRow.created_by == created_by)
         if before is not None:
             query = query.where(TileProgramRow.id < before)
         with self._database.read() as session:

@@ -70,9 +70,13 @@ class Studies:
         with self._database.read() as session:
             return _study(_row(session, public_id))
 
-    def list(self, *, limit: int = 50, before: int | None = None) -> Sequence[StudyRecord]:
+    def list(
+        self, *, created_by: str | None = None, limit: int = 50, before: int | None = None
+    ) -> Sequence[StudyRecord]:
         """Return studies, newest first; ``before`` is the id to go on from."""
         query = select(StudyRow).order_by(StudyRow.id.desc()).limit(limit)
+        if created_by is not None:
+            query = query.where(StudyRow.created_by == created_by)
         if before is not None:
             query = query.where(StudyRow.id < before)
         with self._database.read() as session:

@@ -46,6 +46,11 @@ class Principal:
     role: str
     key_name: str | None = None
 
+    @property
+    def author(self) -> str:
+        """Who studies and programs are said to be of."""
+        return self.key_name or self.name
+
 
 ANONYMOUS = Principal("anonymous", "admin")
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from rich.console import Console
 
 from db.log import Form
-from db.migrate import open_database, upgrade
+from db.migrate import open_database, revision, upgrade
 from db.records import OPEN_STATES, MeasurementQuery, RunRecord
 from db.session import Database
 from db.store import SqlStore
@@ -291,9 +291,11 @@ def _form(path: Path) -> Form:
 def migrate(settings: Settings) -> None:
     """Bring the database to the schema of this version."""
     database = Database(settings.url, busy_timeout_s=settings.database_timeout_s)
+    is_there = database.path is None or database.path.exists()
+    before = revision(database) if is_there else None
     if database.path is not None:
         database = open_database(settings.url, busy_timeout_s=settings.database_timeout_s)
-    before = upgrade(database)
+    upgrade(database)
     out.print(f"{database.shown_url}: schema is current (was {before or 'empty'})", soft_wrap=True)
 
 

@@ -4,11 +4,12 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from alembic import command
 from alembic.script import ScriptDirectory
-from sqlalchemy import inspect, text
+from sqlalchemy import MetaData, inspect, text
 
 from db.errors import (
     DatabaseLocked,
@@ -16,10 +17,20 @@ from db.errors import (
     NotADatabase,
     SchemaTooNew,
 )
-from db.migrate import HEAD, REVISIONS, alembic_config, copy_aside, open_database, revision
+from db.migrate import (
+    HEAD,
+    REVISIONS,
+    alembic_config,
+    copy_aside,
+    migrating,
+    open_database,
+    revision,
+    upgrade,
+)
 from db.records import MeasurementQuery
 from db.session import Database
 from db.store import SqlStore
+from tests.db.test_studies import NEW
 
 
 def test_revisions_are_those_of_the_scripts():
@@ -37,6 +48,54 @@ def test_models_and_migrations_agree_and_go_back(store):
         assert set(inspect(connection).get_table_names()) == {"alembic_version"}
         command.upgrade(config, "head")
     assert revision(store.database) == HEAD
+
+
+@pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.parametrize("until", REVISIONS[:-1])
+def test_every_schema_is_upgraded_and_gone_back_to_with_its_rows(
+    store, make_measurement, new_run, until
+):
+    for time_s in (1e-3, 2e-3, None):
+        store.add(make_measurement(time_s, detail="why" if time_s is None else ""))
+    run = new_run()
+    kept = [m.times_s for m in store.measurements()]
+    with migrating(store.database) as config:
+        command.downgrade(config, until)
+    assert revision(store.database) == until
+    with store.database.engine.connect() as connection:
+        before = {t.name: sorted(t.columns.keys()) for t in _tables(connection)}
+        times = [t for (t,) in connection.execute(text("select time_s from measurement"))]
+    assert sorted(map(str, times)) == ["0.001", "0.002", "None"]
+    assert upgrade(store.database) == until
+    assert revision(store.database) == HEAD
+    assert [m.times_s for m in store.measurements()] == kept
+    assert store.runs.get(run.public_id).workload == run.workload
+    assert len(store.page(MeasurementQuery(kernel="gemm"), limit=9).items) == 3
+    with migrating(store.database) as config:
+        command.downgrade(config, until)
+    with store.database.engine.connect() as connection:
+        assert {t.name: sorted(t.columns.keys()) for t in _tables(connection)} == before
+
+
+def _tables(connection):
+    found = MetaData()
+    found.reflect(connection)
+    return found.tables.values()
+
+
+@pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
+def test_authors_get_the_names_of_their_keys(store):
+    key, _ = store.keys.create("alice", "tune")
+    with migrating(store.database) as config:
+        command.downgrade(config, "0007")
+    for number, author in enumerate((key.prefix, "anonymous")):
+        store.studies.create(replace(NEW, created_by=author))
+        store.programs.add(f"{number:032x}", "p", b"{}", author)
+    upgrade(store.database)
+    assert [s.created_by for s in store.studies.list()] == ["anonymous", "alice"]
+    assert [p.created_by for p in store.programs.list(created_by="alice")] == ["alice"]
+    assert len(store.studies.list(created_by="alice")) == 1
+    assert store.studies.list(created_by=key.prefix) == []
 
 
 def _released_0001(path):

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import make_url
 
 from db.errors import SchemaTooNew
-from db.migrate import open_database
+from db.migrate import HEAD, open_database
 from tests.tuner_service.table_measurer import TableMeasurer
 from tuner_service import wiring
 from tuner_service.cli import run_cli
@@ -175,7 +175,9 @@ def test_lists(cli, tuned):
 def test_migrate_says_what_it_did(cli, settings):
     status, out, _ = cli("migrate")
     assert status == 0
-    assert "schema is current" in out
+    assert f"schema is current (was {HEAD})" in out
+    (settings.data_dir / "tilecore.db").unlink()
+    assert "schema is current (was empty)" in cli("migrate")[1]
 
 
 def test_a_coordinator_ends_with_its_parent(settings):

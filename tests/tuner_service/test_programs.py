@@ -276,7 +276,7 @@ def test_roles(settings, store, matmul):
     problem(client.post("/v1/programs", **send, headers=keys["read"]), 403, "SV921")
     made = client.post("/v1/programs", **send, headers=keys["tune"])
     assert made.status_code == 201
-    assert made.json()["created_by"] == keys["tune"]["Authorization"].split()[1][:11]
+    assert made.json()["created_by"] == "tune"  # the name of the key
     ask = {"program": matmul.digest, "problem": SIZES}
     assert client.post("/v1/recommendations", json=ask, headers=keys["read"]).status_code == 200
 

@@ -8,7 +8,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from recommender.recorded import RecordedSpace
+from tests.recommender import user_programs
 from tests.tuner_service.test_app import problem
+from tests.tuner_service.test_programs import as_data
 from tuner_service.app import create_app
 
 DATA = Path(__file__).parents[2] / ".." / "shared" / "data" / "benchmark_hub"
@@ -175,3 +177,34 @@ def test_a_repeated_key_is_the_same_study(client):
     assert first.json() == again.json()
     other = client.post("/v1/studies", json=STUDY | {"seed": 1}, headers=headers)
     problem(other, 422, "DB807")
+
+
+def test_studies_and_programs_are_found_by_who_made_them(settings, store):
+    """Runs named the key, studies and programs its prefix."""
+    app = create_app(settings.model_copy(update={"auth": "required"}), store)
+    client = TestClient(app, raise_server_exceptions=False)
+    alice, bob = (
+        {"Authorization": f"Bearer {store.keys.create(name, 'tune')[1]}"}
+        for name in ("alice", "bob")
+    )
+    for who, name in ((alice, "first"), (bob, "second"), (alice, "third")):
+        made = client.post("/v1/studies", json=STUDY | {"name": name}, headers=who)
+        assert made.status_code == 201
+    for who, factor in ((alice, 2.0), (bob, 3.0)):
+        program = as_data(user_programs.scaled, {"N": 640, "factor": factor})
+        assert client.post("/v1/programs", content=program.to_bytes(), headers=who).is_success
+
+    def items(path):
+        answer = client.get(path, headers=bob)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["items"]
+
+    assert [s["created_by"] for s in items("/v1/studies")] == ["alice", "bob", "alice"]
+    assert [s["name"] for s in items("/v1/studies?created_by=alice")] == ["third", "first"]
+    assert items("/v1/studies?created_by=carol") == []
+    assert [p["created_by"] for p in items("/v1/programs?created_by=bob")] == ["bob"]
+    page = client.get("/v1/studies?created_by=alice&limit=1", headers=bob).json()
+    rest = items(f"/v1/studies?created_by=alice&limit=1&cursor={page['next_cursor']}")
+    assert [s["name"] for s in rest] == ["first"]
+    other = client.get(f"/v1/studies?created_by=bob&cursor={page['next_cursor']}", headers=bob)
+    problem(other, 422, "SV908")

@@ -55,7 +55,9 @@ Cursor = Annotated[
     str | None,
     Query(max_length=400, pattern="^[A-Za-z0-9_-]+$", description="next_cursor of the last page"),
 ]
-
+CreatedBy = Annotated[
+    str | None, Query(max_length=64, description="name of the API key that asked for it")
+]
 IdempotencyKey = Annotated[
     str | None, Header(max_length=128, pattern="^[!-~]+$", examples=["my-run-1"])
 ]

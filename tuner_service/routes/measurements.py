@@ -22,7 +22,14 @@ from tuner_service.errors import InvalidRequest
 from tuner_service.hardware import find_hardware
 from tuner_service.problems import documented
 from tuner_service.questions import near_workload
-from tuner_service.routes.context import Cursor, Limit, Store, decode_cursor, encode_cursor
+from tuner_service.routes.context import (
+    CreatedBy,
+    Cursor,
+    Limit,
+    Store,
+    decode_cursor,
+    encode_cursor,
+)
 from tuner_service.schemas import MAX_THREADS, MeasurementOut, MeasurementPage
 
 router = APIRouter(tags=["measurements"])
@@ -61,9 +68,7 @@ def log_query(
     toolchain: Annotated[str | None, Query(max_length=32, description="toolchain_key")] = None,
     program: Annotated[str | None, Query(max_length=64, description="program_digest")] = None,
     run: Annotated[str | None, Query(max_length=64)] = None,
-    created_by: Annotated[
-        str | None, Query(max_length=64, description="name of the API key that asked for it")
-    ] = None,
+    created_by: CreatedBy = None,
     since: Annotated[Time | None, Query(description="measured then or later")] = None,
     until: Annotated[Time | None, Query(description="measured before")] = None,
     near: Annotated[str | None, Query(max_length=1000, description=NEAR)] = None,

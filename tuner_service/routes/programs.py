@@ -18,7 +18,15 @@ from tuner_service.program_schemas import (
     ProgramOut,
     ProgramPage,
 )
-from tuner_service.routes.context import Cursor, Limit, Store, decode_cursor, encode_cursor
+from tuner_service.routes.context import (
+    CreatedBy,
+    Cursor,
+    Limit,
+    Sender,
+    Store,
+    decode_cursor,
+    encode_cursor,
+)
 from tuner_service.wiring import program_desk
 from workers.program_desk import ReadProgram
 
@@ -35,12 +43,14 @@ Digest = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
         **documented(413, 422),
     },
 )
-async def create_program(request: Request, response: Response, store: Store) -> ProgramOut:
+async def create_program(
+    request: Request, response: Response, store: Store, sender: Sender
+) -> ProgramOut:
     """Store a program; the same one again changes nothing."""
     body = await request.body()
     read = await run_sync(program_desk().read, body)
     record, is_new = await run_sync(
-        store.programs.add, read.digest, read.name, read.document, request.state.principal.name
+        store.programs.add, read.digest, read.name, read.document, sender.author
     )
     response.headers["Location"] = f"/v1/programs/{record.digest}"
     if not is_new:
@@ -49,11 +59,15 @@ async def create_program(request: Request, response: Response, store: Store) -> 
 
 
 @router.get("")
-def list_programs(store: Store, limit: Limit = 50, cursor: Cursor = None) -> ProgramPage:
+def list_programs(
+    store: Store, created_by: CreatedBy = None, limit: Limit = 50, cursor: Cursor = None
+) -> ProgramPage:
     """Return programs, newest first."""
-    key = decode_cursor("programs", cursor, 1)
-    found = store.programs.list(limit=limit + 1, before=int(key[0]) if key else None)
-    more = encode_cursor("programs", [found[limit - 1].id]) if len(found) > limit else None
+    query = f"programs:{created_by!r}"
+    key = decode_cursor(query, cursor, 1)
+    before = int(key[0]) if key else None
+    found = store.programs.list(created_by=created_by, limit=limit + 1, before=before)
+    more = encode_cursor(query, [found[limit - 1].id]) if len(found) > limit else None
     return ProgramPage(items=[_brief(record) for record in found[:limit]], next_cursor=more)
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Path, Response
 
 from db.records import StudyRecord, StudyTrial
 from recommender.external import ExternalSpace
 from tuner_service.errors import InvalidRequest
 from tuner_service.problems import documented
 from tuner_service.routes.context import (
+    CreatedBy,
     Cursor,
     Engine,
     IdempotencyKey,
     Limit,
+    Sender,
     Store,
     decode_cursor,
     encode_cursor,
@@ -44,10 +46,10 @@ TrialId = Annotated[int, Path(ge=1, le=2**62)]
 )
 def create_study(
     request: StudyRequest,
-    http: Request,
     response: Response,
     store: Store,
     engine: Engine,
+    sender: Sender,
     idempotency_key: IdempotencyKey = None,
 ) -> StudyOut:
     """Describe parameters, conditions and budget of a search."""
@@ -58,7 +60,7 @@ def create_study(
         strategy=request.strategy,
         max_trials=request.max_trials,
         seed=request.seed,
-        created_by=http.state.principal.name,
+        created_by=sender.author,
         idempotency_key=idempotency_key,
     )
     response.headers["Location"] = f"/v1/studies/{study.public_id}"
@@ -68,11 +70,15 @@ def create_study(
 
 
 @router.get("")
-def list_studies(store: Store, limit: Limit = 50, cursor: Cursor = None) -> StudyPage:
+def list_studies(
+    store: Store, created_by: CreatedBy = None, limit: Limit = 50, cursor: Cursor = None
+) -> StudyPage:
     """Return studies, newest first."""
-    key = decode_cursor("studies", cursor, 1)
-    found = store.studies.list(limit=limit + 1, before=int(key[0]) if key else None)
-    more = encode_cursor("studies", [found[limit - 1].id]) if len(found) > limit else None
+    query = f"studies:{created_by!r}"
+    key = decode_cursor(query, cursor, 1)
+    before = int(key[0]) if key else None
+    found = store.studies.list(created_by=created_by, limit=limit + 1, before=before)
+    more = encode_cursor(query, [found[limit - 1].id]) if len(found) > limit else None
     return StudyPage(items=[_to_wire(store, s) for s in found[:limit]], next_cursor=more)
 
 

@@ -19,6 +19,7 @@ from tuner_service.problems import documented
 from tuner_service.questions import Question
 from tuner_service.routes.context import (
     AppSettings,
+    CreatedBy,
     Cursor,
     IdempotencyKey,
     Limit,
@@ -79,7 +80,7 @@ def list_tuning_runs(
     state: RunState | None = None,
     kernel: Annotated[str | None, Query(max_length=64)] = None,
     group: Annotated[str | None, Query(max_length=36)] = None,
-    created_by: Annotated[str | None, Query(max_length=64)] = None,
+    created_by: CreatedBy = None,
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> TuningRunPage:

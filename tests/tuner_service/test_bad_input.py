@@ -1,0 +1,149 @@
+"""Bad input over REST, by the list of the first issue: each a problem with a stable code."""
+
+import json
+import sqlite3
+from contextlib import closing
+
+import pytest
+from fastapi.testclient import TestClient
+
+import tilecore as tilelang
+import tilecore.language as T
+from tests.tuner_service.test_app import GEMM, problem
+from tests.tuner_service.test_programs import SIZES, as_data
+from tests.tuner_service.test_studies import STUDY
+from tuner_service.app import create_app
+
+QUESTIONS = ("/v1/recommendations", "/v1/tuning-runs", "/v1/dispatch-tables")
+BATCHES = {"/v1/recommendations:batch": "requests", "/v1/tuning-runs:batch": "runs"}
+
+
+@tilelang.jit
+def torn(N, block_N=64):
+    """A program whose layout puts two elements into one place."""
+
+    @T.prim_func
+    def main(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):
+        with T.Kernel(T.ceildiv(N, block_N)) as b:
+            tile = T.alloc_shared((8, 8), "float32")
+            T.annotate_layout({tile: T.Layout((8, 8), lambda i, j: i)})
+            for i, j in T.Parallel(8, 8):
+                tile[i, j] = A[b * block_N + i * 8 + j]
+            for i, j in T.Parallel(8, 8):
+                B[b * block_N + i * 8 + j] = tile[i, j]
+
+    return main
+
+
+@pytest.fixture
+def client(settings, store):
+    with TestClient(create_app(settings, store), raise_server_exceptions=False) as client:
+        yield client
+
+
+def wrong_problem(**changes):
+    return GEMM | {"problem": GEMM["problem"] | changes}
+
+
+WRONG = {
+    "an unknown kernel": (GEMM | {"kernel": "fft"}, 404, "TC501"),
+    "unknown hardware": (GEMM | {"hardware": "z80"}, 404, "RC601"),
+    "a negative dimension": (wrong_problem(k=-1), 422, "TC502"),
+    "a huge dimension": (wrong_problem(k=10**30), 422, "TC502"),
+    "an unknown element type": (wrong_problem(dtype="int7"), 422, "TC502"),
+    "element types that do not fit": (wrong_problem(accum_dtype="int32"), 422, "TC502"),
+    "an illegal config": (GEMM | {"fixed": {"block_M": 64}}, 422, "SV901"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_questions_about_kernels(client, store, case):
+    body, status, code = WRONG[case]
+    for path in QUESTIONS:
+        asked = dict(body)
+        if path.endswith("tables"):
+            rest = {k: v for k, v in body["problem"].items() if k != "m"}
+            asked |= {"problem": rest, "sizes": {"m": "1:8"}, "samples": 2}
+        problem(client.post(path, json=asked), status, code)
+    for path, member in BATCHES.items():
+        problem(client.post(path, json={member: [GEMM, body]}), status, code)
+    assert store.runs.list() == []
+
+
+ILLEGAL = {
+    "a knob that it has not": ({"block_Q": 64}, "TC303"),
+    "a value that no device can hold": ({"block_M": 1 << 20}, "RC602"),
+    "a value that is none": ({"num_stages": -2}, "TC303"),
+    "a word for a number": ({"threads": "many"}, "TC303"),
+}
+
+
+@pytest.mark.parametrize("case", ILLEGAL)
+def test_illegal_configs_of_programs(client, store, case):
+    fixed, code = ILLEGAL[case]
+    sent = client.post("/v1/programs", content=as_data().to_bytes()).json()["digest"]
+    asked = {"program": sent, "problem": SIZES, "fixed": fixed}
+    for path in QUESTIONS[:2]:
+        problem(client.post(path, json=asked), 422, code)
+    rest = {k: v for k, v in SIZES.items() if k != "M"}
+    table = asked | {"problem": rest, "sizes": {"M": "1:8"}, "samples": 2}
+    problem(client.post(QUESTIONS[2], json=table), 422, code)
+    assert store.runs.list() == []
+
+
+def test_a_program_with_a_type_error_names_its_line(client, store):
+    document = as_data().to_json()
+    text = json.dumps(document)
+    wrong = text.replace('"dtype": "float32"', '"dtype": "int32"')
+    assert wrong != text
+    body = problem(client.post("/v1/programs", content=wrong), 422, "TC202")
+    assert "user_programs.py>:" in body["detail"]
+    assert "expected" in body["detail"]
+    assert store.programs.list() == []
+
+
+def test_a_layout_that_cannot_be_inferred_is_told(client, store):
+    stored = client.post("/v1/programs", content=as_data(torn, {"N": 640}).to_bytes())
+    asked = {"program": stored.json()["digest"], "problem": {"N": 640}}
+    for path in QUESTIONS[:2]:
+        body = problem(client.post(path, json=asked), 422, "RC602")
+        assert "two elements in one place" in body["detail"]
+    assert store.runs.list() == []
+
+
+def test_sizes_that_a_program_has_not_and_devices_that_nobody_offers(client):
+    """Tensors do not go over REST: their shapes are sizes, their device is `hardware`."""
+    sent = client.post("/v1/programs", content=as_data().to_bytes()).json()["digest"]
+    for sizes in ({**SIZES, "Q": 8}, {"M": 8, "N": 8}, {**SIZES, "M": 0}, {**SIZES, "M": True}):
+        for path in QUESTIONS[:2]:
+            problem(client.post(path, json={"program": sent, "problem": sizes}), 422, "TC502")
+    elsewhere = {"program": sent, "problem": SIZES, "hardware": "h200"}
+    problem(client.post("/v1/tuning-runs", json=elsewhere), 422, "SV906")
+    problem(client.post("/v1/tuning-runs", json=GEMM | {"hardware": "mi300x"}), 422, "SV906")
+
+
+def test_every_route_that_writes_says_that_the_database_is_locked(settings, store, database_lock):
+    program = as_data().to_bytes()
+    app = create_app(settings.model_copy(update={"database_timeout_s": 0.1}))
+    with TestClient(app, raise_server_exceptions=False) as client, database_lock():
+        answers = [
+            client.post("/v1/tuning-runs", json=GEMM),
+            client.post("/v1/tuning-runs:batch", json={"runs": [GEMM]}),
+            client.post("/v1/studies", json=STUDY),
+            client.post("/v1/programs", content=program),
+            client.post("/v1/keys", json={"name": "a"}),
+            client.post("/v1/database:compact", json={}),
+        ]
+        for answer in answers:
+            problem(answer, 503, "DB801")
+            assert answer.headers["retry-after"] == "5"
+
+
+def test_a_database_of_a_newer_schema_is_told(client, settings):
+    """It was migrated while the service ran."""
+    with closing(sqlite3.connect(settings.data_dir / "tilecore.db")) as connection:
+        connection.execute("update alembic_version set version_num = '9999'")
+        connection.commit()
+    body = problem(client.get("/readyz"), 503, "DB802")
+    assert "9999" in body["detail"]
+    assert client.get("/healthz").status_code == 200
