@@ -246,7 +246,7 @@ def _write(url: str, name: int, run: int, epoch: int, example: Measurement, faul
             began = time.perf_counter()
             config = TileConfig.of(writer=name, number=n)
             store.add(replace(example, config=config, worker=f"writer-{name}"))
-            store.runs.add_active_time(run, 1.0, epoch)
+            store.runs.add_time(run, 1.0, 0.0, epoch)
             slowest = max(slowest, time.perf_counter() - began)
         faults.put(("", slowest))
     except Exception as error:  # noqa: BLE001  reported by the parent
