@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import func, select
 
-from db.models import FacetRow, MeasurementRow, RunRow, TrialRow
+from db.models import FacetRow, HardwareRow, MeasurementRow, NodeRow, RunRow, TrialRow
 from db.service_models import ModelRow
 from db.session import Database
 
@@ -22,6 +22,7 @@ class Counts:
         lost_executions: executions of trials whose worker or coordinator was lost.
         measurements: by kernel and status.
         models: kernel -> metric -> value, of the active models.
+        devices: of the cluster's nodes, by the name of the hardware and the state of the node.
     """
 
     runs: Mapping[str, int]
@@ -29,6 +30,7 @@ class Counts:
     lost_executions: int
     measurements: Mapping[tuple[str, str], int]
     models: Mapping[str, Mapping[str, float]]
+    devices: Mapping[tuple[str, str], int]
 
 
 def count(database: Database) -> Counts:
@@ -44,6 +46,11 @@ def count(database: Database) -> Counts:
         .join(facets, facets.c.facet_id == FacetRow.id)
         .group_by(FacetRow.kernel, FacetRow.status)
     )
+    devices = (
+        select(HardwareRow.name, NodeRow.state, func.sum(NodeRow.devices))
+        .join(HardwareRow, HardwareRow.id == NodeRow.hardware_id)
+        .group_by(HardwareRow.name, NodeRow.state)
+    )
     models = select(ModelRow.kernel, ModelRow.metrics).where(ModelRow.state == "active")
     with database.read() as session:
         runs = session.execute(select(RunRow.state, func.count()).group_by(RunRow.state))
@@ -56,6 +63,7 @@ def count(database: Database) -> Counts:
             ),
             measurements={(k, s): int(n) for k, s, n in session.execute(kinds)},
             models={kernel: _numbers(metrics) for kernel, metrics in session.execute(models)},
+            devices={(name, s): int(n) for name, s, n in session.execute(devices)},
         )
 
 

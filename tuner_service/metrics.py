@@ -117,6 +117,12 @@ def _families(counts: Counts) -> Iterator[Metric]:
     lost = GaugeMetricFamily("tilecore_lost_executions", "Executions of trials that were lost")
     lost.add_metric((), counts.lost_executions)
     yield lost
+    devices = GaugeMetricFamily(
+        "tilecore_devices", "Devices of the cluster's nodes", labels=("hardware", "state")
+    )
+    for place, number in counts.devices.items():
+        devices.add_metric(place, number)
+    yield devices
     measured = GaugeMetricFamily(
         "tilecore_measurements", "Measurements", labels=("kernel", "status")
     )

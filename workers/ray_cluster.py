@@ -154,9 +154,11 @@ def _has_node(address: str) -> bool:
     """Return whether a node of the cluster at ``address`` runs where this process can see it."""
     host, _, port = address.rpartition(":")
     try:
-        addresses = {a[4][0] for a in socket.getaddrinfo(host, None)}
+        addresses = {str(a[4][0]) for a in socket.getaddrinfo(host, None)}
     except OSError:
         addresses = {host}
+    if any(a.startswith("127.") or a == "::1" for a in addresses):  # Ray names the machine's own
+        addresses |= {a.address for part in psutil.net_if_addrs().values() for a in part}
     wanted = {f"--gcs-address={a}:{port}" for a in addresses}
     for process in psutil.process_iter(["name", "cmdline"]):
         if process.info["name"] == "raylet" and wanted & set(process.info["cmdline"] or ()):

@@ -16,6 +16,10 @@ def test_counts(store, new_run, make_measurement):
     assert (empty.runs, empty.trials, empty.lost_executions, empty.models) == ({}, {}, 0, {})
     run = new_run()
     epoch = store.leader.acquire("me", 60)
+    hardware = make_measurement().hardware
+    for key, devices in (("n1", 2), ("n2", 4), ("n3", 1)):
+        store.nodes.join(key, name=key, hardware=hardware, devices=devices, epoch=epoch)
+    store.nodes.see(["n1", "n2"], [], epoch)
     store.trials.add(
         run.id,
         [
@@ -41,6 +45,7 @@ def test_counts(store, new_run, make_measurement):
     assert found.measurements == {("gemm", "OK"): 2, ("gemm", "COMPILE_ERROR"): 1}
     assert found.models["gemm"]["top1"] == 0.9
     assert "note" not in found.models["gemm"]
+    assert found.devices == {(hardware.name, "active"): 6, (hardware.name, "lost"): 1}
 
 
 def test_the_generation_changes_with_what_answers_rest_on(store, new_run, make_measurement):

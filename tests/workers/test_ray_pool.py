@@ -24,7 +24,7 @@ from workers.errors import ClusterUnavailable, StaleEpoch
 from workers.measure_bench import MeasureBench
 from workers.offer import join_command, resource_name
 from workers.pool import wait_for_all
-from workers.ray_cluster import nodes, retire_older, start_local
+from workers.ray_cluster import _has_node, nodes, retire_older, start_local
 from workers.ray_pool import RayPool
 from workers.toolchain import current_toolchain
 
@@ -209,3 +209,14 @@ def _title(process: psutil.Process) -> str:
         return " ".join(process.cmdline()) if process.pid != os.getpid() else ""
     except psutil.Error:
         return ""
+
+
+@pytest.mark.usefixtures("cluster")
+def test_the_node_of_this_machine_is_found_by_any_of_its_names() -> None:
+    """By 127.0.0.1 it was not: Ray calls it by another address of the machine."""
+    import ray
+
+    named, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    for host in (named, "127.0.0.1", "localhost"):
+        assert _has_node(f"{host}:{port}"), host
+        assert not _has_node(f"{host}:1"), host
