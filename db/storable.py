@@ -45,7 +45,9 @@ def storable_json(value: Any) -> str:
 
 
 def _is_unstorable(value: Any) -> bool:
-    return isinstance(value, str) and UNSTORABLE.search(value) is not None
+    if not isinstance(value, str):
+        return False
+    return "\0" in value if value.isascii() else UNSTORABLE.search(value) is not None
 
 
 def _stored(value: Any) -> Any:

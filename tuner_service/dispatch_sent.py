@@ -22,7 +22,7 @@ from tuner_service.sent_programs import look_at
 from tuner_service.wiring import compile_target, host_toolchain, program_desk
 from workers.errors import ProgramTooCostly
 
-MAX_SHAPES = 32  # in one request: each takes 0.2 to 0.5 s of the desk
+MAX_SHAPES = 32  # in one request: each is a question to the desk
 LIMIT_S = 60.0  # for all shapes of a request
 
 
