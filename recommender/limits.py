@@ -119,8 +119,8 @@ def soft_limits(
         rule("block_N", f"a tile of B that each block packs within the L2 cache ({l2 >> 10} KiB)",
              lambda t, c: t.is_b_hoisted
              | (t.block_n * np.minimum(t.block_k, t.k) * t.packed_bytes <= l2)),
-        rule("pack_a", "pack_a=block or rows: bytes are widened before they are multiplied",
-             lambda t, c: (c["pack_a"] != "none") | (t.dot is None or not t.dot.stored)),
+        rule("pack_a", "pack_a=block or rows: elements are widened before they are multiplied",
+             lambda t, c: (c["pack_a"] != "none") | (t.packed_bytes <= site.dtype.itemsize)),
         rule("pack_b", "pack_b=block: no two blocks share a tile of B",
              lambda t, c: (c["pack_b"] != "grid") | (t.b_reuse > 1)),
         rule("pack_b", "pack_b=block or grid: more rows use B than read it in place",

@@ -153,3 +153,12 @@ def test_few_rows_may_read_b_in_place() -> None:
     few, many = (space_of(workload(m, 512, 512)) for m in (4, 512))
     assert "none" in {few.config(row)["pack_b"] for row in range(len(few))}
     assert "none" not in {many.config(row)["pack_b"] for row in range(len(many))}
+
+
+@pytest.mark.parametrize(("dtype", "is_widened"), [("bfloat16", True), ("float32", False)])
+def test_narrow_elements_are_widened_once_where_no_instruction_takes_them(
+    dtype, is_widened
+) -> None:
+    fields = {"m": 256, "n": 256, "k": 256, "dtype": dtype, "out_dtype": dtype}
+    space = SearchSpace.build(GEMM, GEMM.parse_problem(fields), load_profile("avx2"))
+    assert ("none" in set(space.columns["pack_a"].tolist())) != is_widened
