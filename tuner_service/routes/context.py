@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Protocol, TypeVar
 
 from fastapi import Depends, Header, Query, Request
 from starlette.convertors import StringConvertor, register_url_convertor
@@ -61,6 +62,37 @@ CreatedBy = Annotated[
 IdempotencyKey = Annotated[
     str | None, Header(max_length=128, pattern="^[!-~]+$", examples=["my-run-1"])
 ]
+
+
+class Numbered(Protocol):
+    """A record that has its place in a list."""
+
+    @property
+    def id(self) -> int:
+        """Number in the order of creation."""
+
+
+Item = TypeVar("Item", bound=Numbered)
+
+
+def page_of(
+    query: str, limit: int, cursor: str | None, find: Callable[[int, int | None], Sequence[Item]]
+) -> tuple[Sequence[Item], str | None]:
+    """Return a page of records, and the cursor of the next one if there is one.
+
+    Args:
+        query: what is asked for; a cursor is tied to it.
+        limit: items of a page.
+        cursor: that the page before gave, None at first.
+        find: (count, number of the last item before the page) -> records in the list's order.
+
+    Raises:
+        InvalidCursor: the cursor is damaged or belongs to another query (SV908).
+    """
+    key = decode_cursor(query, cursor, 1)
+    found = find(limit + 1, int(key[0]) if key else None)
+    more = encode_cursor(query, [found[limit - 1].id]) if len(found) > limit else None
+    return found[:limit], more
 
 
 def encode_cursor(query: str, key: list[float]) -> str:

@@ -17,8 +17,7 @@ from tuner_service.routes.context import (
     Limit,
     Sender,
     Store,
-    decode_cursor,
-    encode_cursor,
+    page_of,
 )
 
 router = APIRouter(prefix="/models", tags=["models"])
@@ -45,12 +44,11 @@ def list_models(
 ) -> ModelPage:
     """Return versions of cost models, newest first."""
     name = None if kernel is None else kernels.get(kernel).name
-    query = f"models:{name}"
-    key = decode_cursor(query, cursor, 1)
-    before = int(key[0]) if key else None
-    found = store.models.list(kernel=name, limit=limit + 1, before=before)
-    more = encode_cursor(query, [found[limit - 1].id]) if len(found) > limit else None
-    return ModelPage(items=[_to_wire(m) for m in found[:limit]], next_cursor=more)
+    found, more = page_of(
+        f"models:{name}", limit, cursor,
+        lambda count, last: store.models.list(kernel=name, limit=count, before=last),
+    )  # fmt: skip
+    return ModelPage(items=[_to_wire(m) for m in found], next_cursor=more)
 
 
 @router.post("", status_code=201, responses=documented(404, 413), openapi_extra=FILE)

@@ -24,8 +24,7 @@ from tuner_service.routes.context import (
     Limit,
     Sender,
     Store,
-    decode_cursor,
-    encode_cursor,
+    page_of,
 )
 from tuner_service.wiring import program_desk
 from workers.program_desk import ReadProgram
@@ -63,12 +62,11 @@ def list_programs(
     store: Store, created_by: CreatedBy = None, limit: Limit = 50, cursor: Cursor = None
 ) -> ProgramPage:
     """Return programs, newest first."""
-    query = f"programs:{created_by!r}"
-    key = decode_cursor(query, cursor, 1)
-    before = int(key[0]) if key else None
-    found = store.programs.list(created_by=created_by, limit=limit + 1, before=before)
-    more = encode_cursor(query, [found[limit - 1].id]) if len(found) > limit else None
-    return ProgramPage(items=[_brief(record) for record in found[:limit]], next_cursor=more)
+    found, more = page_of(
+        f"programs:{created_by!r}", limit, cursor,
+        lambda count, last: store.programs.list(created_by=created_by, limit=count, before=last),
+    )  # fmt: skip
+    return ProgramPage(items=[_brief(record) for record in found], next_cursor=more)
 
 
 @router.get("/{digest:name}", responses=documented(404))

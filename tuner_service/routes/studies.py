@@ -18,8 +18,7 @@ from tuner_service.routes.context import (
     Limit,
     Sender,
     Store,
-    decode_cursor,
-    encode_cursor,
+    page_of,
 )
 from tuner_service.study_schemas import (
     StudyOut,
@@ -74,12 +73,11 @@ def list_studies(
     store: Store, created_by: CreatedBy = None, limit: Limit = 50, cursor: Cursor = None
 ) -> StudyPage:
     """Return studies, newest first."""
-    query = f"studies:{created_by!r}"
-    key = decode_cursor(query, cursor, 1)
-    before = int(key[0]) if key else None
-    found = store.studies.list(created_by=created_by, limit=limit + 1, before=before)
-    more = encode_cursor(query, [found[limit - 1].id]) if len(found) > limit else None
-    return StudyPage(items=[_to_wire(store, s) for s in found[:limit]], next_cursor=more)
+    found, more = page_of(
+        f"studies:{created_by!r}", limit, cursor,
+        lambda count, last: store.studies.list(created_by=created_by, limit=count, before=last),
+    )  # fmt: skip
+    return StudyPage(items=[_to_wire(store, s) for s in found], next_cursor=more)
 
 
 @router.get("/{study_id:name}", responses=documented(404))
@@ -93,12 +91,12 @@ def list_study_trials(
     study_id: StudyId, store: Store, limit: Limit = 50, cursor: Cursor = None
 ) -> StudyTrialPage:
     """Return the trials of a study in the order in which they were given out."""
-    study, name = store.studies.get(study_id), f"study:{study_id}"
-    key = decode_cursor(name, cursor, 1)
-    after = int(key[0]) if key else 0
-    found = store.studies.trials(study, limit=limit + 1, after=after)
-    more = encode_cursor(name, [found[limit - 1].id]) if len(found) > limit else None
-    return StudyTrialPage(items=[_trial(t) for t in found[:limit]], next_cursor=more)
+    study = store.studies.get(study_id)
+    found, more = page_of(
+        f"study:{study_id}", limit, cursor,
+        lambda count, last: store.studies.trials(study, limit=count, after=last or 0),
+    )  # fmt: skip
+    return StudyTrialPage(items=[_trial(t) for t in found], next_cursor=more)
 
 
 @router.post("/{study_id:name}/trials:suggest", responses=documented(404, 409, 413))

@@ -25,8 +25,7 @@ from tuner_service.routes.context import (
     Limit,
     Sender,
     Store,
-    decode_cursor,
-    encode_cursor,
+    page_of,
 )
 from tuner_service.schemas import (
     Amendment,
@@ -85,15 +84,13 @@ def list_tuning_runs(
     cursor: Cursor = None,
 ) -> TuningRunPage:
     """Return runs, newest first."""
-    query = f"runs:{state}:{kernel}:{group}:{created_by!r}"
-    key = decode_cursor(query, cursor, 1)
-    before = int(key[0]) if key else None
-    runs = store.runs.list(
-        state=state, kernel=kernel, group=group, created_by=created_by, limit=limit + 1,
-        before=before,
+    runs, more = page_of(
+        f"runs:{state}:{kernel}:{group}:{created_by!r}", limit, cursor,
+        lambda count, last: store.runs.list(
+            state=state, kernel=kernel, group=group, created_by=created_by, limit=count, before=last
+        ),
     )  # fmt: skip
-    more = encode_cursor(query, [runs[limit - 1].id]) if len(runs) > limit else None
-    return TuningRunPage(items=[to_wire(store, r) for r in runs[:limit]], next_cursor=more)
+    return TuningRunPage(items=[to_wire(store, r) for r in runs], next_cursor=more)
 
 
 @router.get("/{run_id:name}", responses=documented(404))
