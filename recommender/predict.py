@@ -107,8 +107,9 @@ def shipped(kernel: str, hardware: HardwareProfile, dtype: str) -> Learned | Non
     None without one, or where it was trained on other element types than ``dtype``.
     """
     model = prior(kernel, hardware)
-    is_known = model is not None and model.knows(dtype)
-    return Learned(model, "prior", threads=PRIOR_THREADS) if model and is_known else None
+    if model is None or not model.knows(dtype):
+        return None
+    return Learned(model, "prior", threads=PRIOR_THREADS)
 
 
 def active_model(

@@ -17,9 +17,9 @@ from recommender.hardware import HardwareProfile
 from recommender.knob_values import MOST_CONFIGS, Values, knob_values, thinned
 from tilecore.errors import TileError
 from tilecore.graph import TileGraph, build, free_vars
-from tilecore.ir.expr import Expr, Load, Var
+from tilecore.ir.expr import Expr, Var
 from tilecore.ir.nodes import Assert, If, PrimFunc
-from tilecore.ir.visitor import walk, walk_expr
+from tilecore.ir.visitor import has_loads, walk
 from tilecore.recommending import LOWERING, OpenProgram, knob_kind
 from tilecore.tile_config import KnobValue
 
@@ -112,7 +112,7 @@ def refuse_branches_on(func: PrimFunc, symbols: frozenset[Var]) -> None:
 
 def _is_of(cond: Expr, symbols: frozenset[Var]) -> bool:
     used = free_vars(cond)
-    return bool(used) and used <= symbols and not any(isinstance(e, Load) for e in walk_expr(cond))
+    return bool(used) and used <= symbols and not has_loads(cond)
 
 
 def _by_values(

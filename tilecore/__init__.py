@@ -9,8 +9,8 @@ __version__ = "0.1.0"
 
 _EXPORTS = {
     "jit": "tilecore.jit",
-    "compile": "tilecore.jit",
-    "par_compile": "tilecore.jit",
+    "compile": "tilecore.jit_compile",
+    "par_compile": "tilecore.jit_compile",
     "enable_cache": "tilecore.jit",
     "disable_cache": "tilecore.jit",
     "JITKernel": "tilecore.kernel",

@@ -30,7 +30,8 @@ from tilecore.ir.analysis import output_positions
 from tilecore.ir.expr import Var, int_value
 from tilecore.ir.nodes import Buffer, PrimFunc
 from tilecore.ir.printer import program_digest
-from tilecore.jit import JITImpl, compile
+from tilecore.jit import JITImpl
+from tilecore.jit_compile import compile
 from tilecore.kernel import JITKernel
 from tilecore.recommending import LOWERING
 from tilecore.runtime import LoadedKernel, dims

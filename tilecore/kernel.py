@@ -53,7 +53,7 @@ class JITKernel:
         **options: Any,
     ) -> None:
         if artifact is None:  # JITKernel(program, target=...)
-            from tilecore.jit import compile
+            from tilecore.jit_compile import compile
 
             made: JITKernel = compile(prim_func, out_idx=out_idx, target=target, **options)
             prim_func, artifact, loaded = made.prim_func, made.artifact, made._loaded

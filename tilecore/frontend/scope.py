@@ -22,7 +22,7 @@ from tilecore.ir.expr import Const, Expr, Load, as_bool, as_expr, binary, cast, 
 from tilecore.ir.indexing import index_buffer, same_extents, whole
 from tilecore.ir.nodes import Assert, Buffer, Copy, Fill, Region, Store
 from tilecore.ir.vector import Vector, places, vector
-from tilecore.ir.visitor import walk_expr
+from tilecore.ir.visitor import has_loads, walk_expr
 from tilecore.target import runs_gpu_programs
 
 _OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
@@ -58,11 +58,6 @@ def is_symbolic(value: Any) -> bool:
 def is_variable(value: Any) -> bool:
     """Return whether ``value`` is what T.alloc_var returned."""
     return isinstance(value, Load) and value.buffer.is_var
-
-
-def has_loads(expr: Expr) -> bool:
-    """Return whether the value of ``expr`` depends on memory, so that time matters."""
-    return any(isinstance(e, Load) for e in walk_expr(expr))
 
 
 class Scope:

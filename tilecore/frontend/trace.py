@@ -15,12 +15,13 @@ from typing import Any
 from tilecore.errors import ScopeError, SourceSpan, TileError, TypeMismatch, program_error
 from tilecore.frontend import source
 from tilecore.frontend.builder import Builder, building, current
-from tilecore.frontend.scope import Scope, has_loads, is_symbolic
+from tilecore.frontend.scope import Scope, is_symbolic
 from tilecore.frontend.signature import ParamSlot, TensorSpec, scalar, scalar_type
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Load, Var, const
 from tilecore.ir.negative_index import with_negative_indices
 from tilecore.ir.nodes import Buffer, KernelLaunch, PrimFunc, Seq
+from tilecore.ir.visitor import has_loads
 
 PACKAGE = Path(__file__).parent.parent
 MACRO_DEPTH = 32

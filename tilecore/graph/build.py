@@ -10,7 +10,6 @@ from tilecore.graph.describe import describe
 from tilecore.graph.graph import Launch, TileGraph
 from tilecore.graph.lengths import expected_trips
 from tilecore.graph.nodes import Access, Loop, TileOp
-from tilecore.ir.data import is_data
 from tilecore.ir.expr import Expr, Var, as_expr, binary, const, int_value
 from tilecore.ir.nodes import (
     Alloc,
@@ -33,6 +32,7 @@ from tilecore.ir.nodes import (
     Store,
     While,
 )
+from tilecore.ir.visitor import has_loads
 
 LIVE_SCOPES = ("shared", "fragment", "local")
 
@@ -103,7 +103,7 @@ class _Walker:
             for var, size in zip(self.launch.block_vars, self.launch.grid, strict=True)
         }
         trips = substitute(substitute(ceildiv(span, stmt.step), self.lets), middle)
-        expected = expected_trips(stmt, self.launch, self.lets) if is_data(trips) else None
+        expected = expected_trips(stmt, self.launch, self.lets) if has_loads(trips) else None
         trips = trips if expected is None else expected
         half = binary("mul", binary("floordiv", trips, 2), stmt.step)
         first = substitute(substitute(stmt.start, self.lets), middle)

@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping
 from functools import reduce
 
 from tilecore.graph.closed_form import ceildiv, free_vars, minimum, product, substitute
-from tilecore.ir.data import is_data
 from tilecore.ir.expr import Binary, Cast, Expr, Load, Var, binary, const, int_value
-from tilecore.ir.nodes import For, KernelLaunch, Let, Store
-from tilecore.ir.visitor import loads, regions, walk, walk_expr
+from tilecore.ir.nodes import Atomic, For, KernelLaunch, Let, Store
+from tilecore.ir.visitor import has_loads, loads, regions, walk, walk_expr
 
 Lets = Mapping[Var, Expr]
 
@@ -54,7 +53,7 @@ def _places(loop: For) -> Iterator[tuple[Expr, Expr]]:
             yield from zip(region.offsets, region.buffer.shape, strict=True)
         for load in loads(stmt):
             yield from zip(load.indices, load.buffer.shape, strict=True)
-        if isinstance(stmt, Store):
+        if isinstance(stmt, (Store, Atomic)):
             yield from zip(stmt.indices, stmt.buffer.shape, strict=True)
 
 
@@ -73,7 +72,7 @@ def _stride(index: Expr, var: Var) -> Expr | None:
     stride = _stride(inside, var)
     if stride is None or index.op != "mul":
         return stride
-    return None if is_data(other) else binary("mul", stride, other)
+    return None if has_loads(other) else binary("mul", stride, other)
 
 
 def _segments(place: Expr, launch: KernelLaunch, lets: Lets) -> frozenset[int]:

@@ -17,9 +17,9 @@ from tilecore.inference.regions import gemm_extents, is_contiguous
 from tilecore.inference.uses import Use
 from tilecore.ir.analysis import covers_whole
 from tilecore.ir.bounds import variables
-from tilecore.ir.data import is_data
 from tilecore.ir.gemm_shape import accumulator_dtype
 from tilecore.ir.nodes import Buffer, Gemm, KernelLaunch
+from tilecore.ir.visitor import has_loads
 from tilecore.target import Target
 
 MOST_ROWS = 32  # of dots
@@ -135,7 +135,7 @@ def _is_used_again(
     b = gemm.b.buffer
     outside = len(sources[b].context.loops)
     contexts = [u.context for u in uses[b] if u.stmt is gemm]
-    return any(is_data(x.stop, c.lets) for c in contexts for x in c.loops[outside:])
+    return any(has_loads(x.stop, c.lets) for c in contexts for x in c.loops[outside:])
 
 
 def _lies_in_rows(

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from tilecore.errors import ScopeError
 from tilecore.ir import nodes
 from tilecore.ir.analysis import covers_whole, reads, writes
-from tilecore.ir.expr import Load, Var, int_value
+from tilecore.ir.expr import Var, int_value
 from tilecore.ir.nodes import Buffer, Seq, Stmt
-from tilecore.ir.visitor import children, expressions, regions, walk, walk_expr
+from tilecore.ir.visitor import children, expressions, has_loads, regions, walk, walk_expr
 
 Path = tuple[Stmt, ...]  # the statements around one
 
@@ -41,7 +41,7 @@ def parts_between_syncs(body: Seq) -> list[Seq]:
 
 def _may_be_repeated(stmt: Stmt) -> bool:
     if isinstance(stmt, nodes.Let):
-        return not any(isinstance(e, Load) for e in walk_expr(stmt.value))
+        return not has_loads(stmt.value)
     return isinstance(stmt, (nodes.Alloc, nodes.Annotate, nodes.Pad))
 
 

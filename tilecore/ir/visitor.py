@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 
-from tilecore.ir.expr import Binary, Call, Cast, Expr, Load, Select, Unary
+from tilecore.ir.expr import Binary, Call, Cast, Expr, Load, Select, Unary, Var
 from tilecore.ir.nodes import (
     Alloc,
     Arrive,
@@ -149,6 +150,14 @@ def loads(stmt: Stmt) -> Iterator[Load]:
         for node in walk_expr(expr):
             if isinstance(node, Load):
                 yield node
+
+
+def has_loads(expr: Expr, lets: Mapping[Var, Expr] = MappingProxyType({})) -> bool:
+    """Return whether ``expr``, or a variable in it that ``lets`` binds, loads from memory."""
+    return any(
+        isinstance(e, Load) or (isinstance(e, Var) and e in lets and has_loads(lets[e], lets))
+        for e in walk_expr(expr)
+    )
 
 
 def buffers_of(stmt: Stmt) -> set[Buffer]:

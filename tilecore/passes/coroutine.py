@@ -18,7 +18,7 @@ from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Load, binary, const, int_value, select
 from tilecore.ir.nodes import Buffer, Seq, Stmt, Store, Wait
 from tilecore.ir.substitute import substitute_stmt
-from tilecore.ir.visitor import walk, walk_expr
+from tilecore.ir.visitor import has_loads, walk
 
 UNROLL_TRIPS = 8  # an unrolled loop with a wait inside and no more trips is repeated in the text
 ZERO = (const(0),)
@@ -170,7 +170,7 @@ class _Flow:
 
     def settled(self, expr: Expr, here: _State) -> Expr:
         """Return ``expr`` as it is in the state ``here``, whatever changes later."""
-        if not any(isinstance(e, Load) for e in walk_expr(expr)):
+        if not has_loads(expr):
             return expr
         kept = _variable("bound", expr.dtype)
         self.allocs.append(nodes.Alloc(kept))

@@ -12,11 +12,19 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilecore.ir import nodes
-from tilecore.ir.expr import Expr, Load, int_value
+from tilecore.ir.expr import int_value
 from tilecore.ir.nodes import Buffer, PrimFunc, Region, Seq, Stmt
 from tilecore.ir.printer import Namer, format_expr
 from tilecore.ir.substitute import Rebuilder
-from tilecore.ir.visitor import Rewriter, buffers_of, children, loads, regions, walk, walk_expr
+from tilecore.ir.visitor import (
+    Rewriter,
+    buffers_of,
+    children,
+    has_loads,
+    loads,
+    regions,
+    walk,
+)
 
 Path = tuple[int, ...]  # the loops and branches around a statement
 
@@ -61,7 +69,7 @@ def _is_one_stage(launch: Stmt, buffer: Buffer) -> bool:
         if len(used) < (buffer in buffers_of(stmt)):
             return False
         for region in used:
-            if int_value(region.extents[0]) != 1 or _reads(region.offsets[0]):
+            if int_value(region.extents[0]) != 1 or has_loads(region.offsets[0]):
                 return False
             stages.add(format_expr(region.offsets[0], namer))
             places.add(path)
@@ -71,10 +79,6 @@ def _is_one_stage(launch: Stmt, buffer: Buffer) -> bool:
             if not is_set:
                 return False
     return is_set and len(stages) == 1 and len(places) == 1
-
-
-def _reads(expr: Expr) -> bool:
-    return any(isinstance(e, Load) for e in walk_expr(expr))
 
 
 def _with_paths(stmt: Stmt, path: Path) -> Iterator[tuple[Stmt, Path]]:

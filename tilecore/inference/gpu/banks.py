@@ -19,10 +19,10 @@ from tilecore.inference.gpu.distribution import Table
 from tilecore.inference.gpu.places import points
 from tilecore.inference.gpu.plan import CHUNK_BYTES, GpuLaunchPlan, NestPlan, SharedLayout
 from tilecore.ir.evaluate import Evaluator
-from tilecore.ir.expr import Expr, Load, Var, const
+from tilecore.ir.expr import Expr, Var, const
 from tilecore.ir.nodes import Buffer, Stmt
 from tilecore.ir.substitute import substitute_expr
-from tilecore.ir.visitor import walk_expr
+from tilecore.ir.visitor import has_loads, walk_expr
 
 BANKS, WORD, PART, WARP = 32, 4, 128, 32
 MATRIX_ROWS = 8  # of 16 bytes
@@ -106,7 +106,7 @@ def _of_nest(
         is_wide = number in nest.wide
         lanes = min(nest.lanes, CHUNK_BYTES // layout.itemsize) if is_wide else 1
         indices = [_without_outer(i, set(names)) for i in access.indices]
-        if any(isinstance(n, Load) for i in indices for n in walk_expr(i)):
+        if any(map(has_loads, indices)):
             continue
         step = lanes if nest.lanes > 1 else 1
         values, exists = _points(nest.distribution, step)

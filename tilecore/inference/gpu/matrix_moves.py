@@ -12,8 +12,7 @@ from collections.abc import Callable
 from tilecore.inference.gpu.distribution import Distribution, by_slot, by_thread
 from tilecore.inference.gpu.loops import Access, Points, is_contiguous
 from tilecore.inference.gpu.plan import MatrixMove
-from tilecore.ir.expr import Load
-from tilecore.ir.visitor import walk_expr
+from tilecore.ir.visitor import has_loads
 
 ROW, COLUMNS = (by_thread(8, 4),), (by_thread(4, 1), by_slot(2, 1))
 ROW_ELEMENTS = 8
@@ -72,7 +71,7 @@ def _only_move(points: Points, moves: frozenset[str]) -> int | None:
         return None
     if not access.is_store and stores[0].buffer.scope != "fragment":
         return None
-    is_plain = not any(isinstance(e, Load) for i in access.indices for e in walk_expr(i))
+    is_plain = not any(map(has_loads, access.indices))
     return shared[0] if is_plain else None
 
 

@@ -25,9 +25,9 @@ from tilecore.inference.gpu.uniform import (
 )
 from tilecore.ir import nodes
 from tilecore.ir.evaluate import Evaluator
-from tilecore.ir.expr import Binary, Expr, Load, Var
+from tilecore.ir.expr import Binary, Expr, Var
 from tilecore.ir.nodes import If, KernelLaunch, Parallel, Stmt
-from tilecore.ir.visitor import children, expressions, walk, walk_expr
+from tilecore.ir.visitor import children, expressions, has_loads, walk, walk_expr
 
 Mask = npt.NDArray[np.bool_]  # of the threads of a block
 WARP = 32
@@ -169,9 +169,7 @@ class _Descent:
         """Look at a statement that the threads in a mask run: ``team``, if they are one."""
         if team is not None:
             self.of[id(stmt)] = team
-        if isinstance(stmt, nodes.Let) and not any(
-            isinstance(n, Load) for e in expressions(stmt) for n in walk_expr(e)
-        ):
+        if isinstance(stmt, nodes.Let) and not any(map(has_loads, expressions(stmt))):
             with contextlib.suppress(ScopeError):  # it depends on more than the thread
                 self.values.set(stmt.var, self.values(stmt.value))
         if isinstance(stmt, Parallel) and stmt.loop_vars:
@@ -206,7 +204,7 @@ class _Descent:
             return np.ones(1, bool), False
         variables = [n for n in walk_expr(cond) if isinstance(n, Var)]
         own = [v for v in variables if id(v) in self.values.values]
-        if len(own) < len(variables) or any(isinstance(n, Load) for n in walk_expr(cond)):
+        if len(own) < len(variables) or has_loads(cond):
             return None, False
         return np.asarray(self.values(cond), bool), True
 

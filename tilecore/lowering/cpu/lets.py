@@ -13,7 +13,7 @@ from tilecore.ir.bounds import variables
 from tilecore.ir.expr import Expr, Load, Var
 from tilecore.ir.nodes import Let, Parallel, Seq, Stmt, Store
 from tilecore.ir.substitute import substitute_stmt
-from tilecore.ir.visitor import expressions, walk_expr
+from tilecore.ir.visitor import expressions, has_loads, walk_expr
 
 
 def inlined(nest: Parallel) -> Parallel:
@@ -40,11 +40,6 @@ def has_vector_form(lets: list[Let], indices: list[Expr]) -> bool:
     bound = {let.var for let in lets}
     is_plain = all(let.var.dtype != "bool" for let in lets)
     return is_plain and not any(variables(index) & bound for index in indices)
-
-
-def has_loads(expr: Expr) -> bool:
-    """Return whether an expression reads an element."""
-    return any(isinstance(node, Load) for node in walk_expr(expr))
 
 
 def is_uniform(expr: Expr, varying: set[Var]) -> bool:
