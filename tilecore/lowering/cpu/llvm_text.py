@@ -100,10 +100,13 @@ class LlvmFunction:
     def short_polynomial(self, coefficients: Sequence[float], x: str) -> str:
         """Return the same by Estrin's scheme: some products more, waiting for half as many.
 
-        For code whose loops have too few values under way to hide the latency of a chain.
+        For code whose loops have too few values under way to hide the latency of a chain. The last
+        three terms take Horner's rule, which waits no longer for them.
         """
         values = [self.real(c) for c in reversed(coefficients)]
         while len(values) > 1:
+            if len(values) == 3:
+                return self.fma(self.fma(values[2], x, values[1]), x, values[0])
             pairs = zip(values[::2], values[1::2], strict=False)
             joined = [self.fma(high, x, low) for low, high in pairs]
             values = joined + values[2 * len(joined) :]

@@ -5,7 +5,7 @@ in the last place of the exact value (3 for log2 and log10, 3.5 for sigmoid); su
 infinities, signed zeros and NaN are those of libm. Tails computed lane by lane use the same code: a
 value does not depend on its place.
 
-The coefficients of exp and exp2 are those of Cephes. The others are weighted least-squares fits,
+The coefficients of exp2 are those of Cephes. The others are weighted least-squares fits,
 reweighted towards the least maximum (Lawson), of relative error below 1e-8.
 """
 
@@ -26,7 +26,8 @@ from tilecore.lowering.cpu.vector_math_avx512 import LOG_2
 # 1.5 * 2^23 leaves the nearest integer in the low bits; with it twice the exponents' bias
 ROUND = 12582912.0 + 2 * 127
 HALF_POWER = 64
-EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 0.16666665459, 0.5)
+# exp(r) = 1 + r + r^2 * EXP(r) for |r| <= log(2) / 2
+EXP = (1.3814598474e-3, 8.3687168874e-3, 4.1668388049e-2, 1.6666520632e-1, 4.9999993448e-1)
 EXP2 = (
     1.535336188319500e-4, 1.339887440266574e-3, 9.618437357674640e-3, 5.550332471162809e-2,
     0.2402264791363012, 0.6931472028550421,
@@ -125,7 +126,7 @@ def _exp(f: LlvmFunction, base: float = math.e) -> str:
     if base != math.e:
         rest = f.on_floats("fmul", rest, f.real(factor))
     tail = f.fma(f.short_polynomial(EXP, rest), f.on_floats("fmul", rest, rest), rest)
-    return _power(f, f.on_floats("fadd", tail, f.real(1.0)), rounded)
+    return _power(f, tail, rounded)
 
 
 def _exp2(f: LlvmFunction) -> str:
@@ -133,7 +134,7 @@ def _exp2(f: LlvmFunction) -> str:
     rounded = f.on_floats("fadd", x, f.real(ROUND))
     whole = f.on_floats("fsub", rounded, f.real(ROUND))
     rest = f.on_floats("fsub", x, whole)
-    return _power(f, f.fma(f.short_polynomial(EXP2, rest), rest, f.real(1.0)), rounded)
+    return _power(f, f.on_floats("fmul", f.short_polynomial(EXP2, rest), rest), rounded)
 
 
 def _clamp(f: LlvmFunction, low: float, high: float) -> str:
@@ -144,7 +145,7 @@ def _clamp(f: LlvmFunction, low: float, high: float) -> str:
 
 
 def _power(f: LlvmFunction, value: str, rounded: str) -> str:
-    """Return ``value * 2**n`` for an n of the sign of x; the low bits of ``rounded`` hold n + 254.
+    """Return ``(1 + value) * 2**n`` for an n of the sign of x; the low bits of ``rounded`` hold n + 254.
 
     The power is applied in two steps, of which the second is 2**64 or 2**-64, so that neither
     factor leaves the range: the bits of 2**(n + 127) less those of it make the first.
@@ -153,7 +154,8 @@ def _power(f: LlvmFunction, value: str, rounded: str) -> str:
     ends = (f.real(2.0**-HALF_POWER), f.real(2.0**HALF_POWER))
     second = f.select(is_negative, *ends, "float")
     first = f.on_ints("sub", f.left(f.of_float(rounded), 23), f.of_float(second))
-    return f.on_floats("fmul", f.on_floats("fmul", value, f.as_float(first)), second)
+    power = f.as_float(first)
+    return f.on_floats("fmul", f.fma(value, power, power), second)
 
 
 # --- logarithms -----------------------------------------------------------------------------------
