@@ -17,6 +17,7 @@ from tilecore.errors import TypeMismatch
 from tilecore.jit import JITImpl, jit
 from tilecore.kernel import JITKernel
 from tilecore.recommending import ProgramAdvice
+from tilecore.torch_trace import is_traced, untraced
 from tilecore.tuning_run import (
     COMPILER_KEYS,
     AutotuneResult,
@@ -89,6 +90,8 @@ class AutoTuneImpl:
 
         The keyword ``__return_kernel`` asks for the kernel in both styles.
         """
+        if is_traced():
+            return untraced(self, *args, **kwargs)
         wants_kernel = kwargs.pop("__return_kernel", False)
         kernel = self.compile(*args, **kwargs)
         tensors = self.impl.tensors(args, kwargs)

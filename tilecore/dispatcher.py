@@ -38,6 +38,7 @@ from tilecore.runtime import LoadedKernel, dims
 from tilecore.runtime.quick import QuickCheck
 from tilecore.target import Target
 from tilecore.tile_config import KnobValue, TileConfig
+from tilecore.torch_trace import is_traced, untraced
 
 MODES = ("auto", "static", "dynamic")
 BEYOND = ("nearest", "error")
@@ -114,6 +115,8 @@ class Dispatcher:
             OutsideDispatchTable: sizes beyond the table, with ``beyond="error"`` (TC507).
             ArgumentError: tensors that the kernel does not take (TC402).
         """
+        if is_traced():
+            return untraced(self, *tensors)
         try:
             places = self._places[len(tensors)]
             if self._is_single:

@@ -39,6 +39,7 @@ from tilecore.recommending import (
     installed_recommender,
     open_program,
 )
+from tilecore.torch_trace import is_traced, untraced
 
 NO_KNOBS = (TensorSpec, PointerSpec, DType)  # annotations of what a call passes
 _CACHE_IS_ON: ContextVar[bool] = ContextVar("tilecore_jit_cache", default=True)
@@ -83,6 +84,8 @@ class JITImpl:
 
         The keyword ``__return_kernel`` asks for the kernel in both styles.
         """
+        if is_traced():
+            return untraced(self, *args, **kwargs)
         if kwargs.pop("__return_kernel", False) or not self._is_eager:
             return self.compile(*args, **kwargs)
         static, tensors, _ = self._split(args, kwargs)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from tilecore.errors import ArgumentError, UnsupportedOnTarget
 from tilecore.ir.analysis import marked_outputs
@@ -11,13 +13,22 @@ from tilecore.ir.expr import Var
 from tilecore.ir.nodes import Buffer, PrimFunc
 from tilecore.profiler import Profiler, TensorSupplyType
 from tilecore.runtime.kept import KeptKernel
-from tilecore.runtime.outputs import with_outputs
+from tilecore.runtime.outputs import OutputMaker
+from tilecore.torch_trace import is_traced
 
 if TYPE_CHECKING:
     from tilecore.artifact import Artifact
     from tilecore.emulated import EmulatedKernel
     from tilecore.emulator import Schedule
     from tilecore.runtime import CudaKernel, LoadedKernel
+
+_numbers = itertools.count()
+_kernels: WeakValueDictionary[str, JITKernel] = WeakValueDictionary()
+
+
+def kernel_of(label: str) -> JITKernel:
+    """Return the kernel with a label."""
+    return _kernels[label]
 
 
 def input_parameters(func: PrimFunc) -> tuple[Buffer | Var, ...]:
@@ -36,6 +47,10 @@ class JITKernel:
         latency: time of one call in ms once the profiler or the autotuner has measured it.
         ref_latency: the same of the autotuner's reference program.
         config: the keywords that the autotuner chose.
+        kept: by position, what is passed in place of tensors kept packed.
+        given: positions of the parameters that a call may pass: all but those kept packed.
+        given_inputs: those of them that it has to pass.
+        label: a name that no other kernel of this process has.
         execution_backend: how calls reach the machine code; always "tvm_ffi".
     """
 
@@ -60,12 +75,18 @@ class JITKernel:
         self.prim_func: PrimFunc = prim_func
         self.artifact: Artifact = artifact
         self._loaded: LoadedKernel | CudaKernel | EmulatedKernel | None = loaded
-        self._kept = kept or {}  # by position, what is passed in place of tensors kept packed
+        self.kept = kept or {}
         self.output_positions = marked_outputs(prim_func)
+        self._outputs: OutputMaker | None = None
         self.out_idx = list(self.output_positions) if out_idx is None else out_idx
         self.latency: float | None = None
         self.ref_latency: float | None = None
         self.config: dict[str, Any] | None = None
+        positions = range(len(prim_func.params))
+        self.given = tuple(i for i in positions if i not in self.kept)
+        self.given_inputs = tuple(i for i in self.given if i not in self.output_positions)
+        self.label = f"{prim_func.name} {next(_numbers)}"
+        _kernels[self.label] = self
 
     @property
     def loaded(self) -> LoadedKernel | CudaKernel | EmulatedKernel:
@@ -136,6 +157,24 @@ class JITKernel:
         return JITKernel(self.prim_func, self.artifact, loaded, self.out_idx)
 
     @property
+    def torch_op(self) -> Any:
+        """The kernel as an operator of torch that takes what a call does and returns new outputs.
+
+        Calls in code that torch compiles or exports become this operator by themselves. A process
+        that loads an exported program needs it defined before: by this property, of the same
+        program for the same target. It has no gradient.
+        """
+        from tilecore import torch_ops
+
+        return torch_ops.operator(self)
+
+    def computes_as(self, other: JITKernel) -> bool:
+        """Return whether two kernels surely compute the same: one artifact, nothing kept."""
+        is_same = self.artifact.path == other.artifact.path
+        runs_alike = is_same and type(self.loaded) is type(other.loaded)
+        return self is other or (runs_alike and not self.kept and self.given == other.given)
+
+    @property
     def params(self) -> tuple[Buffer | Var, ...]:
         """The parameters in order."""
         return self.prim_func.params
@@ -159,29 +198,46 @@ class JITKernel:
         Raises:
             ArgumentError: a wrong number of tensors, or one of the wrong kind (TC402).
         """
-        arguments = list(tensors)
-        for position, placeholder in self._kept.items():
-            arguments.insert(position, placeholder)
-        if len(arguments) != len(self.params):
-            if len(arguments) != len(self.inputs):
-                names = ", ".join(p.name for p in self.inputs)
-                plain = all(isinstance(p, Buffer) for p in self.inputs)
-                what = "tensors" if plain else "arguments"
-                raise ArgumentError(
-                    position=min(len(arguments), len(self.inputs)),
-                    name=self.prim_func.name,
-                    expected=f"{len(self.inputs)} {what} ({names})",
-                    found=len(arguments),
-                )
-            arguments = self.with_outputs(arguments)
+        if is_traced():
+            from tilecore import torch_ops
+
+            return torch_ops.call(self, tensors)
+        return self.run(*tensors)
+
+    def run(self, *tensors: Any) -> Any:
+        """Run the kernel as a call does, also where torch traces."""
+        arguments = self._arguments(tensors)
         self.loaded(*arguments)
         outputs = [arguments[i] for i in self.output_positions]
         return (outputs if len(outputs) > 1 else outputs[0]) if outputs else None
 
+    def _arguments(self, tensors: Sequence[Any]) -> list[Any]:
+        """Return one argument per parameter: what is given or kept, and new outputs."""
+        if len(tensors) == len(self.params):
+            return list(tensors)
+        is_whole = len(tensors) == len(self.given)
+        positions = self.given if is_whole else self.given_inputs
+        if len(tensors) != len(positions):
+            params = [self.params[i] for i in positions]
+            what = "tensors" if all(isinstance(p, Buffer) for p in params) else "arguments"
+            raise ArgumentError(
+                position=min(len(tensors), len(positions)),
+                name=self.prim_func.name,
+                expected=f"{len(positions)} {what} ({', '.join(p.name for p in params)})",
+                found=len(tensors),
+            )
+        arguments = list(tensors)
+        if self.kept:
+            found = {**self.kept, **dict(zip(positions, tensors, strict=True))}
+            arguments = [found[i] for i in sorted(found)]
+        return arguments if is_whole else self.with_outputs(arguments)
+
     def with_outputs(self, inputs: list[Any]) -> list[Any]:
         """Return all arguments, with new outputs of the shapes that the inputs give them."""
-        parameters, device = self.artifact.manifest.parameters, self.loaded.device_type
-        return with_outputs(parameters, self.output_positions, inputs, device)
+        if self._outputs is None:
+            specs, device = self.artifact.manifest.parameters, self.loaded.device_type
+            self._outputs = OutputMaker(specs, self.output_positions, device)
+        return self._outputs.complete(inputs)
 
     def get_kernel_source(self, kernel_only: bool = True) -> str:
         """Return the CUDA text of a GPU's kernel, else the program that was compiled, in tile IR.

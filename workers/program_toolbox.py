@@ -151,7 +151,7 @@ class ProgramProblem:
     def bind(self, path: Path) -> ProgramCall:
         """Return a call of an artifact's kernel; raises ArtifactError, ArgumentError."""
         from tilecore.artifact import Artifact
-        from tilecore.runtime.outputs import with_outputs
+        from tilecore.runtime.outputs import OutputMaker
 
         manifest = Artifact.open(path).manifest
         case, specs = self.cases[manifest.program_digest], manifest.parameters
@@ -160,7 +160,8 @@ class ProgramProblem:
         if self.device:
             arguments = [on_device(x, self.device) for x in arguments]
         if len(arguments) < len(specs):
-            arguments = with_outputs(specs, outputs, arguments, self.device or "cpu")
+            maker = OutputMaker(specs, outputs, self.device or "cpu")
+            arguments = maker.complete(arguments)
         written = [i for i, spec in enumerate(specs) if spec.is_written and i not in outputs]
         return ProgramCall(
             run=self.binder(path, arguments),

@@ -68,6 +68,32 @@ def test_later_changes_of_the_weights_are_not_seen():
     assert not output.any()
 
 
+def test_tensors_stand_around_the_kept_one_in_their_order():
+    @T.prim_func
+    def linear(
+        C: T.Tensor((64, 64), "float32"), B: T.Tensor((64, 64), "float32"),
+        scale: T.Tensor((64,), "float32"), A: T.Tensor((64, 64), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(1):
+            a, b = T.alloc_shared((64, 64), "float32"), T.alloc_shared((64, 64), "float32")
+            c = T.alloc_fragment((64, 64), "float32")
+            T.clear(c)
+            T.copy(A, a)
+            T.copy(B, b)
+            T.gemm(a, b, c)
+            for i, j in T.Parallel(64, 64):
+                C[i, j] = c[i, j] * scale[j]
+
+    a, b, scale = torch.randn(64, 64), torch.randn(64, 64), torch.randn(64)
+    kept = tilelang.compile(linear, out_idx=[0], target="llvm").keep(B=b)
+    assert close(kept(scale, a), a, b * scale)
+    output = torch.empty(64, 64)
+    assert kept(output, scale, a) is output
+    assert close(output, a, b * scale)
+    with pytest.raises(ArgumentError, match=r"expected 2 tensors \(scale, A\), found 1"):
+        kept(a)
+
+
 def test_rows_may_be_dynamic_and_outputs_made():
     rows = T.dynamic("rows")
 

@@ -80,6 +80,10 @@ class DType(str):
         torch = importlib.import_module("torch")
         return getattr(torch, _TORCH_STORAGE.get(str(self), str(self)))
 
+    def storage_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the tensor that holds elements of ``shape``: of 4 bits, of bytes."""
+        return (*shape[:-1], shape[-1] // 2) if self.is_packed else shape
+
     @property
     def bits(self) -> int:
         """Width of one element in memory."""

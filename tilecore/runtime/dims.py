@@ -58,24 +58,48 @@ def bind(parameters: Sequence[ParameterSpec], arguments: Sequence[Any]) -> dict[
     Raises:
         ArgumentError: a rank differs, or two tensors disagree about a dimension (TC402).
     """
+    return bind_extents(
+        parameters, [_extents(s, a) for s, a in zip(parameters, arguments, strict=True)]
+    )
+
+
+def _extents(spec: ParameterSpec, argument: Any) -> Any:
+    if spec.kind == "scalar":
+        return argument
+    is_sized = spec.kind == "tensor" and argument is not None and not spec.is_static
+    found = view(argument, spec.dtype) if is_sized else None
+    return None if found is None else (found.shape, found.strides)
+
+
+def bind_extents(parameters: Sequence[ParameterSpec], given: Sequence[Any]) -> dict[str, int]:
+    """Return the value of each dimension.
+
+    Args:
+        parameters: the parameters of a kernel.
+        given: per parameter the number of a scalar, shape and strides of a tensor in elements, or
+            None.
+
+    Raises:
+        ArgumentError: a rank differs, or two tensors disagree about a dimension (TC402).
+    """
     values: dict[str, int] = {}
     origin: dict[str, str] = {}
     linear: list[tuple[str, int]] = []
-    for spec, argument in zip(parameters, arguments, strict=True):
-        if spec.kind == "scalar" and argument is not None and "float" not in spec.dtype:
-            values[spec.name], origin[spec.name] = int(argument), "the scalar argument"
-    for position, (spec, argument) in enumerate(zip(parameters, arguments, strict=True)):
-        found = None if spec.kind != "tensor" or argument is None else view(argument, spec.dtype)
-        if found is None or spec.is_static:
+    for spec, number in zip(parameters, given, strict=True):
+        if spec.kind == "scalar" and number is not None and "float" not in spec.dtype:
+            values[spec.name], origin[spec.name] = int(number), "the scalar argument"
+    for position, (spec, found) in enumerate(zip(parameters, given, strict=True)):
+        if spec.kind != "tensor" or found is None or spec.is_static:
             continue
-        if len(found.shape) != len(spec.shape):
+        shape, strides = found
+        if len(shape) != len(spec.shape):
             raise ArgumentError(
                 position=position,
                 name=spec.name,
                 expected=f"rank {len(spec.shape)} (shape {show(spec.shape)})",
-                found=f"rank {len(found.shape)}",
+                found=f"rank {len(shape)}",
             )
-        actual = (*found.shape, *found.strides)
+        actual = (*shape, *strides)
         for axis, name in enumerate((*spec.shape, *(spec.strides or ()))):
             if isinstance(name, int):
                 continue
@@ -87,7 +111,7 @@ def bind(parameters: Sequence[ParameterSpec], arguments: Sequence[Any]) -> dict[
                     position=position,
                     name=spec.name,
                     expected=f"{name} = {values[name]}, as in {origin[name]}",
-                    found=f"{name} = {actual[axis]} (shape {found.shape})",
+                    found=f"{name} = {actual[axis]} (shape {shape})",
                 )
             origin.setdefault(name, f"`{spec.name}`")
     for text, size in linear:
@@ -105,6 +129,23 @@ def _solve(text: str, size: int, values: dict[str, int]) -> None:
     factor = at[1] - at[0]
     if factor > 0 and at[2] - at[1] == factor:
         values[name] = (size - at[0]) // factor
+
+
+def output_shape(position: int, spec: ParameterSpec, values: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the shape of an output that the caller leaves out.
+
+    Raises:
+        ArgumentError: no input says how large it is (TC402).
+    """
+    unknown = missing(spec, values)
+    if unknown:
+        raise ArgumentError(
+            position=position,
+            name=spec.name,
+            expected=f"its size: no input has an axis {', '.join(unknown)}",
+            found="an output left out",
+        )
+    return tuple(evaluate(e, values) for e in spec.shape)
 
 
 def missing(spec: ParameterSpec, values: Mapping[str, int]) -> list[str]:

@@ -3,59 +3,63 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tilecore.artifact import ParameterSpec
-from tilecore.errors import ArgumentError
 from tilecore.ir.dtype import DType
 from tilecore.runtime import dims
 
 
-def with_outputs(
-    specs: Sequence[ParameterSpec],
-    positions: Sequence[int],
-    inputs: Sequence[Any],
-    device: str = "cpu",
-) -> list[Any]:
-    """Return all arguments of a call: the inputs, and new outputs at ``positions``.
+class OutputMaker:
+    """Makes the outputs that calls of one kernel leave out.
 
-    Outputs lie where the inputs do; ``device`` is where they lie if no input is a tensor.
-
-    Raises:
-        ArgumentError: the inputs do not say how large an output is (TC402).
+    They lie where the inputs do, on ``device`` if no input is a tensor; they are tensors of torch
+    if an input is, or if torch is loaded and no input is an array of NumPy.
     """
-    arguments: list[Any] = list(inputs)
-    for position in sorted(positions):
-        arguments.insert(position, None)
-    values = dims.bind(specs, arguments)
-    for position in positions:
-        spec = specs[position]
-        missing = dims.missing(spec, values)
-        if missing:
-            raise ArgumentError(
-                position=position,
-                name=spec.name,
-                expected=f"its size: no input has an axis {', '.join(missing)}",
-                found="an output left out",
-            )
-        shape = tuple(dims.evaluate(e, values) for e in spec.shape)
-        arguments[position] = _empty(shape, DType(spec.dtype), inputs, device)
-    return arguments
 
+    def __init__(
+        self, specs: Sequence[ParameterSpec], positions: Sequence[int], device: str = "cpu"
+    ) -> None:
+        self._specs, self._positions, self._device = specs, sorted(positions), device
+        self._dtypes = [DType(specs[p].dtype) for p in self._positions]
+        self._torch_dtypes: list[Any] = []
+        is_static = all(specs[p].is_static for p in self._positions)
+        self._static_shapes = self._shapes({}) if is_static else None
 
-def _empty(shape: tuple[int, ...], dtype: DType, inputs: Sequence[Any], device: str) -> Any:
-    """Return an uninitialised output, of torch if an input is, or if torch is loaded at all."""
-    torch = sys.modules.get("torch")
-    is_numpy = any(isinstance(i, np.ndarray) for i in inputs)
-    if dtype.is_packed:
-        shape = (*shape[:-1], shape[-1] // 2)
-    if torch is None or (is_numpy and not any(isinstance(i, torch.Tensor) for i in inputs)):
-        return np.empty(shape, np.uint8 if dtype.is_packed else dtype.numpy)
-    tensors = [i for i in inputs if isinstance(i, torch.Tensor)]
-    if device != "cpu":
-        place = next((t.device for t in tensors), torch.device(device))
-        return torch.empty(shape, dtype=dtype.as_torch(), device=place)
-    return torch.empty(shape, dtype=dtype.as_torch())
+    def complete(self, inputs: Sequence[Any]) -> list[Any]:
+        """Return all arguments of a call: the inputs, and uninitialised outputs.
+
+        Raises:
+            ArgumentError: the inputs do not say how large an output is (TC402).
+        """
+        arguments: list[Any] = list(inputs)
+        for position in self._positions:
+            arguments.insert(position, None)
+        shapes = self._static_shapes or self._shapes(dims.bind(self._specs, arguments))
+        for position, output in zip(self._positions, self._made(shapes, inputs), strict=True):
+            arguments[position] = output
+        return arguments
+
+    def _shapes(self, values: Mapping[str, int]) -> list[tuple[int, ...]]:
+        """Return the shapes of the tensors that hold the outputs."""
+        return [
+            dtype.storage_shape(dims.output_shape(p, self._specs[p], values))
+            for p, dtype in zip(self._positions, self._dtypes, strict=True)
+        ]
+
+    def _made(self, shapes: Sequence[tuple[int, ...]], inputs: Sequence[Any]) -> list[Any]:
+        torch = sys.modules.get("torch")
+        like = torch and next((i for i in inputs if isinstance(i, torch.Tensor)), None)
+        if torch is None or (like is None and any(isinstance(i, np.ndarray) for i in inputs)):
+            kinds = [np.uint8 if d.is_packed else d.numpy for d in self._dtypes]
+            return [np.empty(s, k) for s, k in zip(shapes, kinds, strict=True)]
+        if not self._torch_dtypes:
+            self._torch_dtypes = [d.as_torch() for d in self._dtypes]
+        place = self._device if self._device == "cpu" or like is None else like.device
+        return [
+            torch.empty(s, dtype=d, device=place)
+            for s, d in zip(shapes, self._torch_dtypes, strict=True)
+        ]

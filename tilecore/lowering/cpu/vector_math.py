@@ -145,8 +145,9 @@ def _clamp(f: LlvmFunction, low: float, high: float) -> str:
 
 
 def _power(f: LlvmFunction, value: str, rounded: str) -> str:
-    """Return ``(1 + value) * 2**n`` for an n of the sign of x; the low bits of ``rounded`` hold n + 254.
+    """Return ``(1 + value) * 2**n`` for an n of the sign of x.
 
+    The low bits of ``rounded`` hold n + 254.
     The power is applied in two steps, of which the second is 2**64 or 2**-64, so that neither
     factor leaves the range: the bits of 2**(n + 127) less those of it make the first.
     """
