@@ -8,10 +8,9 @@ left dynamic, compiled once, where the program can be traced so; else one kernel
 
 from __future__ import annotations
 
-import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +33,6 @@ from tilecore.jit import JITImpl
 from tilecore.jit_compile import compile
 from tilecore.kernel import JITKernel
 from tilecore.recommending import LOWERING
-from tilecore.runtime import LoadedKernel, dims
-from tilecore.runtime.quick import QuickCheck
 from tilecore.target import Target
 from tilecore.tile_config import KnobValue, TileConfig
 from tilecore.torch_trace import is_traced, untraced
@@ -99,7 +96,7 @@ class Dispatcher:
         self._known = {served.shape: served.config for served in self.table.shapes}
         self._static: dict[tuple[int, Shape], JITKernel] = {}
         self._dynamic: dict[int, JITKernel | None] = {}
-        self._calls: dict[Any, Callable[..., Any]] = {}
+        self._calls: dict[Any, JITKernel] = {}
         self._places, now = self._look_at_program()
         self.doubts = self._doubts(now if program is not None else self._digest_of_library())
         self._is_single = len(self.table.dims) == 1
@@ -124,10 +121,10 @@ class Dispatcher:
                 sizes = tensors[position].shape[axis]
             else:
                 sizes = tuple([tensors[p].shape[a] for p, a in places])
-            call = self._calls[sizes]
+            kernel = self._calls[sizes]
         except (KeyError, IndexError, AttributeError):
-            call = self._prepare(tensors)
-        return call(*tensors)
+            kernel = self._prepare(tensors)
+        return kernel(*tensors)
 
     def config_for(self, *sizes: int, **by_name: int) -> TileConfig:
         """Return the config that serves some sizes, given in the order of ``dims`` or by name.
@@ -177,15 +174,12 @@ class Dispatcher:
         known = self._known.get(sizes)
         return self.table.choose(sizes) if known is None else known
 
-    def _prepare(self, tensors: Sequence[Any]) -> Callable[..., Any]:
-        """Return the call for sizes that were not seen before, and keep it."""
+    def _prepare(self, tensors: Sequence[Any]) -> JITKernel:
+        """Return the kernel for sizes that were not seen before, and keep it."""
         sizes = self._read(tensors)
         kernel = self._kernel(sizes)
-        call: Callable[..., Any] = kernel
-        if not all(p.is_static for p in kernel.artifact.manifest.parameters):
-            call = _of_size(kernel, dict(zip(self.table.dims, sizes, strict=True)))
-        self._calls[sizes[0] if self._is_single else sizes] = call
-        return call
+        self._calls[sizes[0] if self._is_single else sizes] = kernel
+        return kernel
 
     def _read(self, tensors: Sequence[Any]) -> Shape:
         """Return the sizes of a call, or say what is wrong with it."""
@@ -288,36 +282,6 @@ class Dispatcher:
         table = self.table
         kind = f"{len(table.ranges)} ranges" if table.ranges else f"{len(table.shapes)} shapes"
         return f"Dispatcher({table.kernel}, {kind}, {len(table.configs)} configs)"
-
-
-@dataclass(slots=True)
-class _Sized:
-    """A kernel with dynamic dimensions at sizes that are known: checked as fast as a static one."""
-
-    kernel: JITKernel
-    quick: QuickCheck
-    unchecked: Callable[..., None]
-    outputs: tuple[int, ...]
-
-    def __call__(self, *tensors: Any) -> Any:
-        if not self.quick.accepts(tensors):
-            return self.kernel(*tensors)
-        self.unchecked(*tensors)
-        outputs = [tensors[i] for i in self.outputs]
-        return (outputs if len(outputs) > 1 else outputs[0]) if outputs else None
-
-
-def _of_size(kernel: JITKernel, sizes: Mapping[str, int]) -> Callable[..., Any]:
-    """Return a dynamic kernel for tensors of certain sizes."""
-    specs = [
-        replace(p, shape=tuple(dims.evaluate(e, sizes) for e in p.shape))
-        for p in kernel.artifact.manifest.parameters
-    ]
-    loaded = kernel.loaded
-    if not isinstance(loaded, LoadedKernel) or not QuickCheck.serves(specs):
-        return kernel
-    quick = QuickCheck(specs, sys.modules.get("torch"))
-    return _Sized(kernel, quick, loaded.unchecked, kernel.output_positions)
 
 
 def with_digest(table: DispatchTable, program: JITImpl | AutoTuneImpl | Make) -> DispatchTable:

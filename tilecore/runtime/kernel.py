@@ -16,7 +16,7 @@ from tilecore.errors import AliasError, ArgumentError, ArtifactError, UnknownTar
 from tilecore.ir.dtype import DType
 from tilecore.runtime import dims
 from tilecore.runtime.library import load_library
-from tilecore.runtime.quick import QuickCheck
+from tilecore.runtime.quick import QuickCheck, QuickChecks, quick_check
 from tilecore.runtime.tensor import TensorView, view
 from tilecore.target import Target, host_features, parse_cpu_target, widest_target
 
@@ -31,8 +31,7 @@ class LoadedKernel:
         self.artifact = artifact
         self.parameters = artifact.manifest.parameters
         self._module, self._function = load_library(artifact.library, artifact.manifest.entry)
-        self._is_quick = QuickCheck.serves(self.parameters)
-        self._quick: QuickCheck | None = None
+        self._quick: QuickCheck | QuickChecks | None = quick_check(self.parameters, None)
         self._knows_torch = False
 
     def __call__(self, *arguments: Any) -> None:
@@ -44,20 +43,21 @@ class LoadedKernel:
             AliasError: a written tensor shares memory with another one (TC403).
             AssertionFailed: a condition that the program asserts does not hold (TC404).
         """
+        if not self._knows_torch:
+            self._meet_torch()
         quick = self._quick
-        if self._is_quick and not self._knows_torch:
-            quick = self._prepare_quick()
         if quick is None or not quick.accepts(arguments):
-            arguments = tuple(check(self.parameters, arguments))
+            accepted = tuple(check(self.parameters, arguments))
+            if isinstance(quick, QuickChecks):
+                quick.learn(arguments)
+            arguments = accepted
         self.unchecked(*arguments)
 
-    def _prepare_quick(self) -> QuickCheck:
-        """Return the quick check, anew once torch is there."""
+    def _meet_torch(self) -> None:
+        """Make the quick check anew once torch is there."""
         torch = sys.modules.get("torch")
-        if self._quick is None or torch is not None:
-            self._quick = QuickCheck(self.parameters, torch)
-            self._knows_torch = torch is not None
-        return self._quick
+        if torch is not None:
+            self._quick, self._knows_torch = quick_check(self.parameters, torch), True
 
     def unchecked(self, *tensors: Any) -> None:
         """Run the kernel with tensors that ``check`` has accepted before (for timing loops).

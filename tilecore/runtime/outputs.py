@@ -12,6 +12,8 @@ from tilecore.artifact import ParameterSpec
 from tilecore.ir.dtype import DType
 from tilecore.runtime import dims
 
+MOST_SIZES = 1024  # of calls that are remembered
+
 
 class OutputMaker:
     """Makes the outputs that calls of one kernel leave out.
@@ -28,6 +30,8 @@ class OutputMaker:
         self._torch_dtypes: list[Any] = []
         is_static = all(specs[p].is_static for p in self._positions)
         self._static_shapes = self._shapes({}) if is_static else None
+        self._is_strided = any(spec.strides is not None for spec in specs)
+        self._known: dict[Any, list[tuple[int, ...]]] = {}
 
     def complete(self, inputs: Sequence[Any]) -> list[Any]:
         """Return all arguments of a call: the inputs, and uninitialised outputs.
@@ -38,10 +42,23 @@ class OutputMaker:
         arguments: list[Any] = list(inputs)
         for position in self._positions:
             arguments.insert(position, None)
-        shapes = self._static_shapes or self._shapes(dims.bind(self._specs, arguments))
+        shapes = self._static_shapes or self._shapes_for(inputs, arguments)
         for position, output in zip(self._positions, self._made(shapes, inputs), strict=True):
             arguments[position] = output
         return arguments
+
+    def _shapes_for(self, inputs: Sequence[Any], arguments: Sequence[Any]) -> list[tuple[int, ...]]:
+        """Return the shapes for inputs, those of sizes seen before without looking closely."""
+        sizes = tuple([getattr(i, "shape", i if type(i) is int else None) for i in inputs])
+        if self._is_strided:  # strides are dimensions, too
+            sizes += tuple([_strides(i) for i in inputs])
+        shapes = self._known.get(sizes)
+        if shapes is None:
+            shapes = self._shapes(dims.bind(self._specs, arguments))
+            if len(self._known) >= MOST_SIZES:
+                self._known.clear()
+            self._known[sizes] = shapes
+        return shapes
 
     def _shapes(self, values: Mapping[str, int]) -> list[tuple[int, ...]]:
         """Return the shapes of the tensors that hold the outputs."""
@@ -63,3 +80,9 @@ class OutputMaker:
             torch.empty(s, dtype=d, device=place)
             for s, d in zip(shapes, self._torch_dtypes, strict=True)
         ]
+
+
+def _strides(argument: Any) -> Any:
+    """Return something that is equal where strides are; None for what is no tensor."""
+    strides = getattr(argument, "stride", None)  # of torch, in elements
+    return strides() if strides is not None else getattr(argument, "strides", None)
