@@ -7,6 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -42,6 +43,7 @@ from tilecore.recommending import (
 from tilecore.torch_trace import is_traced, untraced
 
 NO_KNOBS = (TensorSpec, PointerSpec, DType)  # annotations of what a call passes
+MOST_CALLS = 1024  # of a function whose kernels are remembered
 _CACHE_IS_ON: ContextVar[bool] = ContextVar("tilecore_jit_cache", default=True)
 
 
@@ -60,6 +62,22 @@ def is_cache_enabled() -> bool:
     return _CACHE_IS_ON.get()
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The kernel of a call, and where the call has its arguments: by position, name or default."""
+
+    kernel: JITKernel
+    places: tuple[int | str, ...]
+    defaults: Mapping[str, Any]
+
+    def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Return what a call passes on to the kernel."""
+        return [
+            args[p] if isinstance(p, int) else kwargs[p] if p in kwargs else self.defaults[p]
+            for p in self.places
+        ]
+
+
 class JITImpl:
     """A function decorated with ``@tilelang.jit``.
 
@@ -76,6 +94,7 @@ class JITImpl:
         self._locals = dict(local_names) if _has_text_annotations(fn) else {}
         self._kernels: dict[Any, JITKernel] = {}
         self._signatures: dict[Any, EagerSignature] = {}
+        self._calls: dict[Any, _Found] = {}
         if isinstance(fn, FunctionType):
             functools.update_wrapper(self, fn)
 
@@ -88,16 +107,8 @@ class JITImpl:
             return untraced(self, *args, **kwargs)
         if kwargs.pop("__return_kernel", False) or not self._is_eager:
             return self.compile(*args, **kwargs)
-        static, tensors, _ = self._split(args, kwargs)
-        signature = self._signature(static)
-        missing = [p.name for p in signature.params if p.name not in tensors]
-        if missing:
-            raise ArgumentError(
-                position=len(tensors), name=missing[0], expected="a tensor", found="nothing"
-            )
-        constants = solve_constants(signature.params, tensors, signature.constants)
-        kernel = self._kernel(static, constants)
-        return kernel(*(tensors[p.name] for p in signature.params))
+        found = self._find(args, kwargs)
+        return found.kernel(*found.arguments(args, kwargs))
 
     def compile(self, *args: Any, **kwargs: Any) -> JITKernel:
         """Return the kernel for the given arguments (eager: values of T.const names by keyword)."""
@@ -245,6 +256,55 @@ class JITImpl:
         except SourceUnavailable:
             return False
 
+    def _find(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Found:
+        """Return the kernel of a call, at once if one like it was made before."""
+        like = self._likeness(args, kwargs) if _CACHE_IS_ON.get() else None
+        found = self._calls.get(like)
+        if found is not None:
+            return found
+        static, tensors, _ = self._split(args, kwargs)
+        signature = self._signature(static)
+        missing = [p.name for p in signature.params if p.name not in tensors]
+        if missing:
+            raise ArgumentError(
+                position=len(tensors), name=missing[0], expected="a tensor", found="nothing"
+            )
+        constants = solve_constants(signature.params, tensors, signature.constants)
+        position = {name: i for i, name in enumerate(list(self.signature.parameters)[: len(args)])}
+        names = [p.name for p in signature.params]
+        found = _Found(
+            self._kernel(static, constants),
+            tuple(position.get(n, n) for n in names),
+            {n: tensors[n] for n in names if n not in position and n not in kwargs},
+        )
+        if like is not None:
+            if len(self._calls) >= MOST_CALLS:
+                self._calls.clear()
+            self._calls[like] = found
+        return found
+
+    def _likeness(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return what is equal for calls of one kernel: sizes of tensors, values of the others.
+
+        None: there are arguments of which that is not known.
+        """
+        numbers = self._numbers
+        try:
+            like = (
+                *[None if i in numbers else _measures(a) for i, a in enumerate(args)],
+                *[(k, None if k in numbers else _measures(a)) for k, a in kwargs.items()],
+            )
+            hash(like)
+        except (TypeError, AttributeError):
+            return None
+        return like
+
+    @functools.cached_property
+    def _numbers(self) -> frozenset[int | str]:
+        """Names and positions of the parameters that are numbers of the kernel."""
+        names = [k for k, a in self._annotations.items() if isinstance(a, (DType, PointerSpec))]
+        return frozenset(names) | {i for i, k in enumerate(self.signature.parameters) if k in names}
+
     def _split(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -252,9 +312,9 @@ class JITImpl:
         own = {k: v for k, v in kwargs.items() if k in self.signature.parameters}
         bound = self.signature.bind_partial(*args, **own)
         bound.apply_defaults()
-        scalars = {k for k, a in self._annotations.items() if isinstance(a, (DType, PointerSpec))}
-        tensors = {k: v for k, v in bound.arguments.items() if is_tensor(v) or k in scalars}
-        static = {k: v for k, v in bound.arguments.items() if k not in tensors}
+        values = bound.arguments.items()
+        tensors = {k: v for k, v in values if is_tensor(v) or k in self._numbers}
+        static = {k: v for k, v in values if k not in tensors}
         return static, tensors, {k: v for k, v in kwargs.items() if k not in own}
 
     def _constants(
@@ -305,6 +365,19 @@ def _decorate(fn: Any, keywords: Mapping[str, Any], local_names: Mapping[str, An
 
 def _has_text_annotations(fn: Any) -> bool:
     return any(isinstance(a, str) for a in getattr(fn, "__annotations__", {}).values())
+
+
+def _measures(argument: Any) -> Any:
+    """Return type, shape and strides of a tensor, or type and value of another argument.
+
+    Raises:
+        AttributeError: the strides of a tensor are not known.
+    """
+    shape = getattr(argument, "shape", None)
+    if shape is None:
+        return type(argument), argument
+    strides = argument.stride() if hasattr(argument, "stride") else argument.strides
+    return argument.dtype, shape, strides
 
 
 def _key(value: Any) -> Any:

@@ -112,3 +112,67 @@ def test_what_is_remembered_is_bounded(kernel):
         quick.learn((*given(n, 1), torch.empty(n, 1), torch.empty(n + 1, dtype=torch.int32)))
     assert 0 < len(quick._known) <= MOST_SIZES
     check(kernel(*given()), given())
+
+
+@pytest.fixture
+def scale():
+    @tilecore.jit
+    def scale(X, factor: T.float32, start: T.int32 = 0, block=4, W=None, plus=1, dtype="float32"):
+        M, N, step = T.const("M, N, step")
+        X: T.StridedTensor[[M, N], [step, 1], dtype]
+        Y = T.empty([M, N], dtype)
+        with T.Kernel(T.ceildiv(M, block)) as b:
+            for i, j in T.Parallel(block, N):
+                Y[b * block + i, j] = X[b * block + i, j] * factor + (plus + start)
+        return Y
+
+    return scale
+
+
+def test_functions_find_the_kernel_of_a_call_again(scale):
+    x = torch.randn(6, 10)
+    for _ in range(2):
+        for rows, columns in ((6, 10), (4, 10), (6, 3)):
+            part = x[:rows, :columns]
+            torch.testing.assert_close(scale(part, 2.0), part * 2 + 1)
+            torch.testing.assert_close(scale(part, factor=0.5, start=2), part * 0.5 + 3)
+            torch.testing.assert_close(scale(part, 2.0, 3, 2, plus=4), part * 2 + 7)
+            np.testing.assert_allclose(scale(part.numpy(), 2.0), part.numpy() * 2 + 1)
+        torch.testing.assert_close(scale(x.repeat(1, 2)[:, :10], 2.0), x * 2 + 1)
+        torch.testing.assert_close(scale(x, 2.0, plus=True), x * 2 + 1)
+        torch.testing.assert_close(scale(x, 2.0, plus=1.0), x * 2 + 1)
+    assert len({id(found.kernel) for found in scale._calls.values()}) == len(scale._kernels)
+
+
+def test_numbers_of_a_kernel_are_no_part_of_what_is_remembered(scale):
+    x = torch.randn(4, 4)
+    for i in range(20):
+        torch.testing.assert_close(scale(x, float(i), start=i), x * i + i + 1)
+    assert len(scale._calls) == 1
+
+
+def test_functions_refuse_wrong_arguments_after_right_ones(scale):
+    x = torch.randn(4, 4)
+    scale(x, 1.0)
+    with pytest.raises(ArgumentError, match="dtype float32"):
+        scale(x.double(), 1.0)
+    with pytest.raises(ArgumentError, match="2 axes"):
+        scale(x[0], 1.0)
+    with pytest.raises(ArgumentError, match=r"a number \(float32\)"):
+        scale(x, "a")
+    with pytest.raises(ArgumentError, match="found nothing"):
+        scale(factor=1.0)
+    torch.testing.assert_close(scale(x, 1.0), x + 1)
+
+
+def test_without_the_cache_every_call_builds(scale):
+    x = torch.randn(4, 4)
+    scale(x, 1.0)
+    (before,) = scale._kernels.values()
+    tilecore.disable_cache()
+    try:
+        torch.testing.assert_close(scale(x, 1.0), x + 1)
+    finally:
+        tilecore.enable_cache()
+    (after,) = scale._kernels.values()
+    assert after is not before
