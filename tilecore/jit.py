@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any
+from weakref import WeakValueDictionary
 
 from tilecore.errors import ArgumentError, SourceUnavailable, TypeMismatch
 from tilecore.frontend.eager import (
@@ -40,7 +42,7 @@ from tilecore.recommending import (
     installed_recommender,
     open_program,
 )
-from tilecore.torch_trace import is_traced, untraced
+from tilecore.torch_trace import is_traced
 
 NO_KNOBS = (TensorSpec, PointerSpec, DType)  # annotations of what a call passes
 MOST_CALLS = 1024  # of a function whose kernels are remembered
@@ -62,8 +64,17 @@ def is_cache_enabled() -> bool:
     return _CACHE_IS_ON.get()
 
 
+_numbers = itertools.count()
+_functions: WeakValueDictionary[str, JITImpl] = WeakValueDictionary()
+
+
+def function_of(label: str) -> JITImpl:
+    """Return the function with a label."""
+    return _functions[label]
+
+
 @dataclass(frozen=True, slots=True)
-class _Found:
+class Found:
     """The kernel of a call, and where the call has its arguments: by position, name or default."""
 
     kernel: JITKernel
@@ -94,7 +105,9 @@ class JITImpl:
         self._locals = dict(local_names) if _has_text_annotations(fn) else {}
         self._kernels: dict[Any, JITKernel] = {}
         self._signatures: dict[Any, EagerSignature] = {}
-        self._calls: dict[Any, _Found] = {}
+        self._calls: dict[Any, Found] = {}
+        self.label = str(next(_numbers))  # a name that no other function of this process has
+        _functions[self.label] = self
         if isinstance(fn, FunctionType):
             functools.update_wrapper(self, fn)
 
@@ -104,10 +117,13 @@ class JITImpl:
         The keyword ``__return_kernel`` asks for the kernel in both styles.
         """
         if is_traced():
-            return untraced(self, *args, **kwargs)
+            from tilecore import torch_ops
+
+            return torch_ops.call_function(self, args, kwargs)
         if kwargs.pop("__return_kernel", False) or not self._is_eager:
             return self.compile(*args, **kwargs)
-        found = self._find(args, kwargs)
+        found = self.find(args, kwargs)
+        assert found is not None
         return found.kernel(*found.arguments(args, kwargs))
 
     def compile(self, *args: Any, **kwargs: Any) -> JITKernel:
@@ -256,8 +272,13 @@ class JITImpl:
         except SourceUnavailable:
             return False
 
-    def _find(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Found:
-        """Return the kernel of a call, at once if one like it was made before."""
+    def find(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Found | None:
+        """Return the kernel of a call, at once if one like it was made before.
+
+        None: the call is one of a lazy function, or asks for the kernel.
+        """
+        if not self._is_eager or "__return_kernel" in kwargs:
+            return None
         like = self._likeness(args, kwargs) if _CACHE_IS_ON.get() else None
         found = self._calls.get(like)
         if found is not None:
@@ -272,7 +293,7 @@ class JITImpl:
         constants = solve_constants(signature.params, tensors, signature.constants)
         position = {name: i for i, name in enumerate(list(self.signature.parameters)[: len(args)])}
         names = [p.name for p in signature.params]
-        found = _Found(
+        found = Found(
             self._kernel(static, constants),
             tuple(position.get(n, n) for n in names),
             {n: tensors[n] for n in names if n not in position and n not in kwargs},

@@ -166,7 +166,7 @@ class JITKernel:
         """
         from tilecore import torch_ops
 
-        return torch_ops.operator(self)
+        return torch_ops.operator_of(self)
 
     def computes_as(self, other: JITKernel) -> bool:
         """Return whether two kernels surely compute the same: one artifact, nothing kept."""

@@ -8,7 +8,8 @@ CUDA tensors, and have no gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,10 @@ import torch
 from tilecore.artifact import ParameterSpec
 from tilecore.ir.dtype import DType
 from tilecore.runtime import dims
+from tilecore.torch_trace import untraced
 
 if TYPE_CHECKING:
+    from tilecore.jit import JITImpl
     from tilecore.kernel import JITKernel
 
 INTO = "_into"
@@ -41,7 +44,57 @@ def call(kernel: JITKernel, tensors: Sequence[Any]) -> Any:
     return (written if len(written) > 1 else written[0]) if written else None
 
 
-def operator(kernel: JITKernel) -> Any:
+def call_function(function: JITImpl, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return what a function in the eager style returns; for code that torch traces.
+
+    The graph breaks where the kernel does not follow from sizes and plain values.
+    """
+    given = tuple([_described(a) for a in args])
+    named = tuple([(k, _described(v)) for k, v in kwargs.items()])
+    found = _kernel_of_call(function.label, given, named)
+    if not found:
+        return untraced(function, *args, **kwargs)
+    name, *places = found.split()
+    tensors = [args[int(p)] if p.isdecimal() else kwargs[p] for p in places]
+    returned = getattr(torch.ops.tilecore, name)(*tensors)
+    return list(returned) if isinstance(returned, tuple) else returned
+
+
+def _described(argument: Any) -> Any:
+    """Return what the choice of a kernel may depend on: type, shape and strides of a tensor."""
+    if isinstance(argument, torch.Tensor):
+        strides = None if argument.is_contiguous() else argument.stride()
+        sizes = tuple([operator.index(n) for n in argument.shape])
+        return "tensor", str(argument.dtype), sizes, strides
+    return "value", argument
+
+
+def _undescribed(described: tuple[Any, ...]) -> Any:
+    if described[0] == "value":
+        return described[1]
+    _, dtype, shape, strides = described
+    kind = getattr(torch, dtype.removeprefix("torch."))
+    if strides is None:
+        return torch.empty(shape, dtype=kind, device="meta")
+    return torch.empty_strided(shape, strides, dtype=kind, device="meta")
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _kernel_of_call(
+    label: str, given: Sequence[tuple[Any, ...]], named: Sequence[tuple[str, tuple[Any, ...]]]
+) -> str:
+    """Return the operator of a call, then the position or the name of each of its arguments."""
+    from tilecore.jit import function_of
+
+    args, kwargs = [_undescribed(g) for g in given], {k: _undescribed(v) for k, v in named}
+    found = function_of(label).find(args, kwargs)
+    if found is None or found.defaults:
+        return ""
+    name = register(found.kernel) + ("" if found.kernel.output_positions else INTO)
+    return " ".join([name, *map(str, found.places)])
+
+
+def operator_of(kernel: JITKernel) -> Any:
     """Return the operator of the inputs; for a program without outputs that of all parameters."""
     name = register(kernel)
     return getattr(torch.ops.tilecore, name if kernel.output_positions else name + INTO).default

@@ -212,25 +212,41 @@ def test_there_is_no_gradient_as_in_a_plain_call():
     torch.testing.assert_close(x.grad, torch.ones(2, 2))
 
 
-def test_functions_that_choose_a_kernel_break_the_graph_once():
-    @tilecore.jit
-    def doubled(X):
-        n = T.const("n")
-        X: T.Tensor((n,), "float32")
-        Y = T.empty((n,), "float32")
-        with T.Kernel(1):
-            for i in T.Parallel(n):
-                Y[i] = X[i] * 2.0
-        return Y
+@tilecore.jit
+def added(X, Y=None, by=1.0, block=8, shift: T.float32 = 0.0):
+    n, m = T.const("n, m")
+    X: T.Tensor((n, m), "float32")
+    Z = T.empty((n, m), "float32")
+    with T.Kernel(T.ceildiv(n, block)) as b:
+        for i, j in T.Parallel(block, m):
+            Z[b * block + i, j] = X[b * block + i, j] + by + shift
+    return Z
 
+
+def test_functions_in_the_eager_style_are_nodes_too():
     def model(x):
-        return doubled(x + 1) * 3
+        y = added(x.sin(), by=2.0, shift=0.5)
+        return added(added(y, None, 3.0, 16, 1.0), shift=0.25, block=4) * 2
 
-    x = torch.randn(50)
-    torch.testing.assert_close(torch.compile(model)(x), (x + 1) * 6)
-    assert torch._dynamo.explain(model)(x).graph_break_count == 1
+    x = torch.randn(9, 7)
+    torch.testing.assert_close(torch.compile(model, fullgraph=True)(x), (x.sin() + 7.75) * 2)
+    explained = torch._dynamo.explain(model)(x)
+    assert (explained.graph_count, explained.graph_break_count) == (1, 0)
+    compiled = torch.compile(model, fullgraph=True)
+    for n in (3, 5, 8, 2):  # another size is another kernel
+        x = torch.randn(n, 7)
+        torch.testing.assert_close(compiled(x), (x.sin() + 7.75) * 2)
+
+
+def test_what_chooses_its_kernel_otherwise_breaks_the_graph():
+    def model(x):
+        return added(x + 1) * scaled(4, 4)(x)  # a default that the kernel takes; a lazy function
+
+    x = torch.randn(4, 4)
+    torch.testing.assert_close(torch.compile(model)(x), (x + 2) * 2 * x)
+    torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.Unsupported):
-        torch.compile(model, fullgraph=True)(torch.randn(51))
+        torch.compile(model, fullgraph=True)(x)
 
 
 def test_numpy_arrays_and_plain_calls_are_untouched():
