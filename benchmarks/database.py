@@ -73,11 +73,10 @@ def stored_keys(store: SqlStore) -> list[Any]:
         ).all()  # fmt: skip
     found = []
     for start in range(0, len(campaigns), 500):
-        with store.database.read() as session:
-            ids = [c[-1] for c in campaigns[start : start + 500]]
-            for record in store.log._reader.load(session, ids):
-                m = record.measurement
-                found.append((m.workload, m.hardware.key, m.program_digest, m.toolchain.key))
+        ids = [c[-1] for c in campaigns[start : start + 500]]
+        for record in store.log._reader.load(store.database.execute, ids):
+            m = record.measurement
+            found.append((m.workload, m.hardware.key, m.program_digest, m.toolchain.key))
     return found
 
 

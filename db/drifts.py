@@ -56,8 +56,8 @@ class Drifts:
             )
             if since is not None:
                 query = query.where(MeasurementRow.measured_at >= since)
-            rows = session.connection().execute(query).all()
-            records = self._reader.records(session, rows, None)
+            execute = session.connection().execute
+            records = self._reader.records(execute, execute(query).all(), None)
         found: dict[str, list[Measurement]] = {name: [] for _, name in chosen}
         for record in records:
             found[str(record.run)].append(record.measurement)

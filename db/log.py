@@ -6,36 +6,27 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
-from sqlalchemy import BindParameter, ColumnElement, Select, bindparam, func, literal, or_, select
+from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
 from db.errors import NotOneSpace
+from db.exact import BEST, EPOCH, FASTEST, KNOWN
 from db.exchange.csv_log import csv_lines
 from db.exchange.parquet import parquet_pieces
 from db.exchange.t4 import t4_chunks
-from db.models import (
-    DriverRow,
-    FacetRow,
-    HardwareRow,
-    MeasurementRow,
-    ProgramRow,
-    ToolchainRow,
-    WorkloadRow,
-)
+from db.models import MeasurementRow, WorkloadRow
 from db.near import Near, Winners, Workloads
-from db.reader import FLAT, Reader
+from db.reader import Reader
 from db.records import MeasurementQuery, MeasurementRecord, Page
 from db.rows import workload_of
 from db.scope import Scope
-from db.service_models import DriftRow
 from db.session import Database
 from recommender.hardware import HardwareProfile
-from recommender.measurement import Measurement, MeasureStatus, Protocol
+from recommender.measurement import Measurement, Protocol
 from recommender.nearest import WorkloadIndex
 from recommender.workload import Workload
 from tilecore.tile_config import TileConfig
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 LATEST = (datetime.max.replace(tzinfo=UTC) - EPOCH) // MICROSECOND
 STREAMED = 500  # records held at a time while a log is exported
@@ -83,15 +74,13 @@ class Log:
 
     def is_known(self, workload: Workload) -> bool:
         """Return whether anything may have been measured for exactly this workload."""
-        with self._database.read() as session:
-            key = {"workload": workload.key}
-            return session.connection().execute(KNOWN, key).first() is not None
+        return bool(self._database.ask(KNOWN, {"workload": workload.key}))
 
     def _of_key(
         self, query: Select[Any], workload: Workload, hardware_key: str, program_digest: str,
         toolchain_key: str, driver: str, **more: int,
     ) -> list[Measurement]:  # fmt: skip
-        key: dict[str, str | int] = {
+        key: dict[str, Any] = {
             "workload": workload.key,
             "kernel": workload.kernel,
             "hardware": hardware_key,
@@ -100,10 +89,10 @@ class Log:
             "driver": driver,
             **more,
         }
-        with self._database.read() as session:
-            found = session.connection().execute(query, key).all()
-            known = {row.workload_id: workload for row in found}
-            return [r.measurement for r in self._reader.records(session, found, None, known)]
+        found = self._database.ask(query, key)
+        known = {row.workload_id: workload for row in found}
+        records = self._reader.records(self._database.execute, found, None, known)
+        return [r.measurement for r in records]
 
     def page(self, query: MeasurementQuery, *, limit: int, after: Key | None = None) -> Page:
         """Return up to ``limit`` measurements that match, from behind the key ``after``.
@@ -118,7 +107,7 @@ class Log:
                 ids, more = _winners(session, scope, limit, after)
             else:
                 ids, more = _ordered(session, scope, limit, after)
-            items = self._reader.load(session, ids, distance)
+            items = self._reader.load(session.connection().execute, ids, distance)
         return Page(items=items, next_after=more)
 
     def stream(self, query: MeasurementQuery) -> Iterator[MeasurementRecord]:
@@ -248,76 +237,3 @@ def _winners(
         found += [(*key, best[key][-1]) for key in sorted(best)]
     more = found[limit - 1][:2] if len(found) > limit else None
     return [number for *_, number in found[:limit]], more
-
-
-def _best() -> Select[Any]:
-    """Return the query of the best measurement: protocols in turn, of each this driver first."""
-    in_turn = (
-        _fastest(protocol, of_driver=of_driver).scalar_subquery()
-        for protocol in (Protocol.CONFIRM, Protocol.SCREEN)
-        for of_driver in (True, False)
-    )
-    return FLAT.where(MeasurementRow.id == func.coalesce(*in_turn))
-
-
-def _several() -> Select[Any]:
-    """Return the query of the fastest CONFIRM measurements of this driver."""
-    row = MeasurementRow
-    ids = _fastest(Protocol.CONFIRM, of_driver=True, count=bindparam("count"))
-    return FLAT.where(row.id.in_(ids)).order_by(row.time_s, row.id)
-
-
-def _fastest(
-    protocol: Protocol, *, of_driver: bool, count: int | BindParameter[int] = 1
-) -> Select[int]:
-    row = MeasurementRow
-    workload = select(WorkloadRow.id).where(WorkloadRow.key == bindparam("workload"))
-    program = select(ProgramRow.id).where(
-        ProgramRow.kernel == bindparam("kernel"), ProgramRow.digest == bindparam("digest")
-    )
-    driver = bindparam("driver", type_=DriverRow.name.type)
-    same = select(DriverRow.id).where(DriverRow.name == driver).scalar_subquery()
-    only: list[ColumnElement[bool]] = [row.measured_at >= _drifted_at(workload, program)]
-    if of_driver:
-        only.append(or_(driver == "", row.driver_id.is_(None), row.driver_id == same))
-    facet = (
-        select(FacetRow.id)
-        .join(HardwareRow, FacetRow.hardware_id == HardwareRow.id)
-        .join(ToolchainRow, FacetRow.toolchain_id == ToolchainRow.id)
-        .where(
-            FacetRow.kernel == bindparam("kernel"),
-            HardwareRow.key == bindparam("hardware"),
-            ToolchainRow.key == bindparam("toolchain"),
-            FacetRow.protocol == protocol.value,
-            FacetRow.status == MeasureStatus.OK.value,
-        )
-    )
-    return (
-        select(row.id)
-        .where(
-            row.workload_id == workload.scalar_subquery(),
-            row.facet_id == facet.scalar_subquery(),
-            row.program_id == program.scalar_subquery(),
-            *only,
-        )
-        .order_by(row.time_s, row.id)
-        .limit(count)
-    )
-
-
-def _drifted_at(workload: Select[int], program: Select[int]) -> ColumnElement[datetime]:
-    """Return since when times of the key are as they are now: its last drift (``db.drifts``)."""
-    row = DriftRow
-    hardware = select(HardwareRow.id).where(HardwareRow.key == bindparam("hardware"))
-    toolchain = select(ToolchainRow.id).where(ToolchainRow.key == bindparam("toolchain"))
-    last = select(func.max(row.since)).where(
-        row.workload_id == workload.scalar_subquery(),
-        row.hardware_id == hardware.scalar_subquery(),
-        row.program_id == program.scalar_subquery(),
-        row.toolchain_id == toolchain.scalar_subquery(),
-    )
-    return func.coalesce(last.scalar_subquery(), literal(EPOCH, MeasurementRow.measured_at.type))
-
-
-BEST, FASTEST = _best(), _several()
-KNOWN = select(WorkloadRow.id).where(WorkloadRow.key == bindparam("workload"))

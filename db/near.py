@@ -114,7 +114,8 @@ class Near:
         query = MeasurementQuery(kernel=self._kernel, winners=True)
         rows = Scope(query).fastest(self._session, ids)
         numbers = [row[-1] for row in rows]
-        records = self._reader.load(self._session, numbers, workloads=self._workloads)
+        execute = self._session.connection().execute
+        records = self._reader.load(execute, numbers, workloads=self._workloads)
         by_id = {record.id: record.measurement for record in records}
         for number in ids:
             own = (by_id.get(row[-1]) for row in rows if row[0] == number)

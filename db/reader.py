@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Row, Select, bindparam, select
-from sqlalchemy.orm import Session
 
 from db.models import (
     Base,
@@ -29,6 +28,7 @@ from tilecore.tile_config import TileConfig
 
 MAX_KEPT = 50_000  # workloads, devices and toolchains in memory
 CHUNK = 400  # ids asked for in one statement: below all limits on bound values
+Execute = Callable[[Select[Any], Mapping[str, Any]], Iterable[Row[Any]]]
 Shared = Mapping[tuple[type[Base], Any], Any]
 
 
@@ -42,34 +42,35 @@ class Reader:
         self._kept: dict[tuple[type[Base], Any], Any] = {}
 
     def load(
-        self, session: Session, ids: Sequence[int], distance: Mapping[str, float] | None = None,
+        self, execute: Execute, ids: Sequence[int],
+        distance: Mapping[str, float] | None = None,
         workloads: Mapping[int, Workload] | None = None,
     ) -> list[MeasurementRecord]:  # fmt: skip
         """Return the records with these ids, in this order.
 
         Args:
-            session: to read with.
+            execute: runs a query: of a connection, or ``Database.execute``.
             ids: of measurements that exist.
             distance: of workloads, by their key, from the one that was asked for.
             workloads: those that are known already, by their ids.
         """
         rows: list[Row[Any]] = []
         for start in range(0, len(ids), CHUNK):
-            rows += session.connection().execute(BY_IDS, {"ids": ids[start : start + CHUNK]})
-        records = self.records(session, rows, distance, workloads)
+            rows += execute(BY_IDS, {"ids": ids[start : start + CHUNK]})
+        records = self.records(execute, rows, distance, workloads)
         found = {record.id: record for record in records}
         return [found[number] for number in ids if number in found]
 
     def records(
-        self, session: Session, rows: Sequence[Row[Any]], distance: Mapping[str, float] | None,
-        workloads: Mapping[int, Workload] | None = None,
+        self, execute: Execute, rows: Sequence[Row[Any]],
+        distance: Mapping[str, float] | None, workloads: Mapping[int, Workload] | None = None,
     ) -> list[MeasurementRecord]:  # fmt: skip
         """Return the records of rows of ``FLAT``."""
-        shared = self._shared(session, rows, workloads or {})
+        shared = self._shared(execute, rows, workloads or {})
         return [_record(row, shared, distance or {}) for row in rows]
 
     def _shared(
-        self, session: Session, rows: Sequence[Row[Any]], workloads: Mapping[int, Workload]
+        self, execute: Execute, rows: Sequence[Row[Any]], workloads: Mapping[int, Workload]
     ) -> Shared:
         """Return what rows refer to, by table and id."""
         wanted: set[tuple[type[Base], Any]] = set()
@@ -95,7 +96,7 @@ class Reader:
             numbers = list(keys)
             for start in range(0, len(numbers), CHUNK):
                 some = {"ids": numbers[start : start + CHUNK]}
-                for row in session.connection().execute(REFERRED[table], some):
+                for row in execute(REFERRED[table], some):
                     read[table, keys[row.id]] = _value(table, row)
         self._kept = read if len(kept) + len(read) > MAX_KEPT else kept | read
         return found | read | given

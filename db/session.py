@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, Update, create_engine, event, func, make_url, select
+from sqlalchemy import (
+    Engine,
+    Row,
+    Select,
+    Update,
+    create_engine,
+    event,
+    func,
+    make_url,
+    select,
+)
 from sqlalchemy import exc as sa_exc
 from sqlalchemy.orm import Session
 
 from db.errors import DatabaseError, DatabaseLocked, DatabaseUnreachable, NotADatabase
 from db.identities import FRESH, REMEMBERED, Natural
+from db.prepared import Prepared
 from db.storable import storable_json, storable_parameters
 from tilecore.errors import TileError
 
@@ -38,6 +50,8 @@ class Database:
             ) from error
         self.busy_timeout_s = busy_timeout_s
         self._remembered: dict[tuple[str, Natural], int] = {}
+        self._prepared: dict[Select[Any], Prepared] = {}
+        self._ping = Ping()
         self._write = self._engine(immediate=True)
         self._read = self._engine(immediate=False)
 
@@ -76,6 +90,27 @@ class Database:
         """Yield a session for queries."""
         with self.errors(), Session(self._read, expire_on_commit=False) as session:
             yield session
+
+    def execute(self, query: Select[Any], values: Mapping[str, Any]) -> Sequence[Row[Any]]:
+        """Return the rows of a query of columns."""
+        with self.errors(), self._read.connect() as connection:
+            return connection.execute(query, values).all()
+
+    def ask(self, query: Select[Any], values: Mapping[str, Any]) -> Sequence[Any]:
+        """Return the rows of a query of columns that is asked all the time (``db.prepared``).
+
+        It is asked on a connection as it lies in the pool; what fails, because the server has
+        closed that one or otherwise, is executed once more on one that answers.
+        """
+        prepared = self._prepared.get(query)
+        if prepared is None:
+            prepared = self._prepared[query] = Prepared(query, self._read.dialect)
+        with self.errors():
+            with self._ping.off():
+                connection = self._read.connect()
+            with connection, suppress(self._read.dialect.loaded_dbapi.Error):
+                return prepared.rows(connection.connection, values)
+        return self.execute(query, values)
 
     def _remember(self, committed: Mapping[tuple[str, Natural], int]) -> None:
         """Keep ids of rows that are never changed or deleted once they are committed."""
@@ -126,9 +161,9 @@ class Database:
     def _engine(self, *, immediate: bool) -> Engine:
         try:
             if self._url.get_backend_name() != "sqlite":
-                options: dict[str, Any] = {"pool_pre_ping": True, "pool_size": 5}
+                options: dict[str, Any] = {"pool_size": 5}
                 if not immediate:
-                    options["isolation_level"] = "AUTOCOMMIT"
+                    options |= {"isolation_level": "AUTOCOMMIT", "skip_autocommit_rollback": True}
             else:
                 options = {"connect_args": {"timeout": self.busy_timeout_s}}
             engine = create_engine(self._url, json_serializer=storable_json, **options)
@@ -140,11 +175,44 @@ class Database:
             ) from error
         event.listen(engine, "before_cursor_execute", _make_storable, retval=True)
         if engine.dialect.name != "sqlite":
+            self._ping.listen(engine)
             return engine
         event.listen(engine, "connect", _prepare_sqlite)
         if immediate:
             event.listen(engine, "begin", lambda c: c.exec_driver_sql("BEGIN IMMEDIATE"))
         return engine
+
+
+class Ping:
+    """Asks pooled connections for a sign of life, except while a thread says ``is_off``."""
+
+    def __init__(self) -> None:
+        self._of_thread = threading.local()
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Take connections as they lie in the pool."""
+        self._of_thread.is_off = True
+        try:
+            yield
+        finally:
+            self._of_thread.is_off = False
+
+    def listen(self, engine: Engine) -> None:
+        """Ping what is taken out of an engine's pool; what does not answer is replaced."""
+        dialect = engine.dialect
+
+        def ping(connection: Any, _record: object, _proxy: object) -> None:
+            if getattr(self._of_thread, "is_off", False):
+                return
+            try:
+                is_alive = dialect.do_ping(connection)
+            except dialect.loaded_dbapi.Error:
+                is_alive = False
+            if not is_alive:
+                raise sa_exc.InvalidatePoolError
+
+        event.listen(engine, "checkout", ping)
 
 
 def change(session: Session, statement: Update) -> int:

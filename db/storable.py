@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
@@ -26,10 +26,10 @@ def storable_parameters(parameters: Any) -> Any:
     if isinstance(parameters, list):
         return [storable_parameters(row) for row in parameters]
     if isinstance(parameters, Mapping):
-        if not any(map(_is_unstorable, parameters.values())):
+        if _are_storable(parameters.values()):
             return parameters
         return {name: _stored(value) for name, value in parameters.items()}
-    if isinstance(parameters, tuple) and any(map(_is_unstorable, parameters)):
+    if isinstance(parameters, tuple) and not _are_storable(parameters):
         return tuple(map(_stored, parameters))
     return parameters
 
@@ -44,10 +44,10 @@ def storable_json(value: Any) -> str:
     return json.dumps(_plain(value)) if is_suspect else text
 
 
-def _is_unstorable(value: Any) -> bool:
-    if not isinstance(value, str):
-        return False
-    return "\0" in value if value.isascii() else UNSTORABLE.search(value) is not None
+def _are_storable(values: Iterable[Any]) -> bool:
+    """Return whether all texts among some values can be stored: asked of every statement."""
+    text = "".join([value for value in values if isinstance(value, str)])
+    return "\0" not in text if text.isascii() else UNSTORABLE.search(text) is None
 
 
 def _stored(value: Any) -> Any:

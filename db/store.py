@@ -102,12 +102,7 @@ class SqlStore:
             protocol=protocol,
             status=MeasureStatus.OK if only_ok else None,
         )
-        state = select(
-            select(func.max(MeasurementRow.id)).scalar_subquery(),
-            select(func.sum(CompactionRow.removed)).scalar_subquery(),
-        )
-        with self.database.read() as session:
-            newest = tuple(session.execute(state).one())
+        (newest,) = self.database.ask(LOG_STATE, {})
         known = self._recent.get((query, limit))
         if known is not None and known[0] == newest:
             return known[1]
@@ -195,15 +190,20 @@ class SqlStore:
 
     def generation(self) -> tuple[object, ...]:
         """Return a value that changes whenever a measurement, model or profile does."""
-        newest = (
-            select(func.max(MeasurementRow.id)).scalar_subquery(),
-            select(func.max(ModelRow.id)).scalar_subquery(),
-            select(func.sum(ModelRow.id)).where(ModelRow.state == "active").scalar_subquery(),
-            select(func.max(HardwareRow.updated_at)).scalar_subquery(),
-            select(func.count(HardwareRow.id)).scalar_subquery(),
-            select(func.max(DriftRow.id)).scalar_subquery(),
-            select(func.count(DriftRow.ended_at)).scalar_subquery(),
-            select(func.sum(CompactionRow.removed)).scalar_subquery(),
-        )
-        with self.database.read() as session:
-            return tuple(session.execute(select(*newest)).one())
+        (found,) = self.database.ask(GENERATION, {})
+        return tuple(found)
+
+
+NEWEST = select(func.max(MeasurementRow.id)).scalar_subquery()
+REMOVED = select(func.sum(CompactionRow.removed)).scalar_subquery()
+LOG_STATE = select(NEWEST, REMOVED)
+GENERATION = select(
+    NEWEST,
+    select(func.max(ModelRow.id)).scalar_subquery(),
+    select(func.sum(ModelRow.id)).where(ModelRow.state == "active").scalar_subquery(),
+    select(func.max(HardwareRow.updated_at)).scalar_subquery(),
+    select(func.count(HardwareRow.id)).scalar_subquery(),
+    select(func.max(DriftRow.id)).scalar_subquery(),
+    select(func.count(DriftRow.ended_at)).scalar_subquery(),
+    REMOVED,
+)

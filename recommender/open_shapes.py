@@ -13,7 +13,15 @@ from typing import Any, TypeVar
 
 from recommender.tracing import NeedsValue, refuse_branches_on
 from tilecore.errors import TileError
-from tilecore.graph import Contraction, Operand, TileGraph, build, evaluate, sole_contraction
+from tilecore.graph import (
+    Contraction,
+    Operand,
+    TileGraph,
+    build,
+    evaluate,
+    parameter_bytes,
+    sole_contraction,
+)
 from tilecore.ir import printer
 from tilecore.ir.dims import dimensions
 from tilecore.ir.document import digest
@@ -117,6 +125,15 @@ def program_digest(definition: KernelDefinition, problem: Problem) -> str:
     return _digest(Hashed(definition, definition.name), tuple(sorted(problem.items())))
 
 
+def tensor_bytes(definition: KernelDefinition, problem: Problem) -> int:
+    """Return the bytes of the tensors that a kernel is called with (``parameter_bytes``)."""
+    sizes, rest = _divided(definition, problem)
+    known = _open_default(Hashed(definition, definition.name), rest)
+    if known is not None:
+        return parameter_bytes(known.func, sizes)
+    return parameter_bytes(definition.program(problem, dict(definition.default_config())), {})
+
+
 @lru_cache(maxsize=4096)
 def _digest(kernel: Hashed, problem: Rest) -> str:
     definition: KernelDefinition = kernel.value
@@ -137,7 +154,7 @@ class OpenDefault:
     """A kernel's program at its default config, sizes as symbols."""
 
     def __init__(self, func: PrimFunc) -> None:
-        self._func = func
+        self.func = func
         scalars = [p for p in func.params if isinstance(p, Var)]
         self._symbols = {v.name: v for v in (*dimensions(func), *scalars)}
         self._same = frozenset[int]()
@@ -148,7 +165,7 @@ class OpenDefault:
     def digest(self, sizes: Mapping[str, int]) -> str:
         """Return the digest of the program at some sizes."""
         values = {self._symbols[k]: size for k, size in sizes.items() if k in self._symbols}
-        return printer.program_digest(_AtSizes(values, self._same).func(self._func))
+        return printer.program_digest(_AtSizes(values, self._same).func(self.func))
 
 
 class _AtSizes(Substitution):

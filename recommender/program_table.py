@@ -25,7 +25,7 @@ from recommender.search import Landscape
 from recommender.space import SearchSpace
 from recommender.tracing import Family
 from tilecore.errors import InvalidConfig, TypeMismatch
-from tilecore.graph import build
+from tilecore.graph import build, parameter_bytes
 from tilecore.portable import PortableProgram, Variant, at_sizes
 from tilecore.recommending import OpenProgram
 from tilecore.tile_config import KnobValue, TileConfig
@@ -48,6 +48,7 @@ class ProgramTable:
         work_flop: operations of the program (1 FMA = 2 FLOP).
         legal, enumerated: configs that the device can run, of all that were looked at.
         notes: what else there is to know.
+        tensor_bytes: of what the program is called with (``parameter_bytes``).
     """
 
     configs: tuple[TileConfig, ...]
@@ -61,6 +62,7 @@ class ProgramTable:
     legal: int
     enumerated: int
     notes: tuple[str, ...] = ()
+    tensor_bytes: int = 0
 
     # --- recommender.screening.Candidates -----------------------------------------------------
 
@@ -162,7 +164,9 @@ def tabulate(
     except TypeMismatch as error:  # of a closed form
         found = error.fields.get("found", error.message)
         raise NoClosedForm(program=program.name, found=found) from error
-    return _checked(ranked.table(_default(program, settled)), question, hardware, check)
+    table = ranked.table(_default(program, settled))
+    table = replace(table, tensor_bytes=parameter_bytes(variants[0].func, problem))
+    return _checked(table, question, hardware, check)
 
 
 def _settled(program: PortableProgram, fixed: Values) -> dict[str, KnobValue]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from dataclasses import dataclass
@@ -88,6 +89,7 @@ class Access:
         self._max_in_flight = settings.max_in_flight
         self._in_flight = 0
         self._remembered: dict[bytes, tuple[float, KeyRecord | None]] = {}
+        self._renewed: dict[bytes, asyncio.Task[KeyRecord | None]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection."""
@@ -126,10 +128,23 @@ class Access:
 
     async def _find(self, secret: str, scope: Scope) -> KeyRecord | None:
         digest = hashlib.sha256(secret.encode()).digest()  # keys themselves are not kept
-        known = self._remembered.get(digest)
-        if known is not None and known[0] > time.monotonic():
-            return known[1]
         store: SqlStore = scope["app"].state.store
+        known = self._remembered.get(digest)
+        left_s = 0.0 if known is None else known[0] - time.monotonic()
+        if known is None or left_s <= 0:
+            return await self._ask(store, secret, digest)
+        if left_s < REMEMBERED_S / 2 and digest not in self._renewed:  # nobody waits for that
+            task = asyncio.create_task(self._ask(store, secret, digest))
+            self._renewed[digest] = task
+            task.add_done_callback(lambda done: self._forget(digest, done))
+        return known[1]
+
+    def _forget(self, digest: bytes, done: asyncio.Task[KeyRecord | None]) -> None:
+        del self._renewed[digest]
+        if not done.cancelled():
+            done.exception()  # who comes when the time is over asks, and is told
+
+    async def _ask(self, store: SqlStore, secret: str, digest: bytes) -> KeyRecord | None:
         key = await run_sync(store.keys.find, secret)
         if len(self._remembered) >= MAX_REMEMBERED:
             self._remembered.clear()

@@ -124,6 +124,7 @@ def tune(
     effort = Effort(
         max_trials=trials or settings.max_trials, time_limit_s=time_limit or settings.time_limit_s,
         ceiling_s=ceiling, priority=priority, seed=seed, waits=wait,
+        on_this_host=settings.measures_here,
     )  # fmt: skip
     given = {"m": m, "n": n, "k": k, "dtype": dtype}
     if file is None and programs.is_program(kernel):

@@ -85,7 +85,9 @@ def dispatch(
         kernel=kernel, problem={}, counts=counts, weighting=weighting, samples=samples,
         threads=threads, hardware=hardware,
     )  # fmt: skip
-    effort = Effort(max_trials=trials, time_limit_s=settings.time_limit_s) if tune else None
+    effort = Effort(
+        max_trials=trials, time_limit_s=settings.time_limit_s, on_this_host=settings.measures_here
+    ) if tune else None  # fmt: skip
     with ExitStack() as files:
         if programs.is_program(kernel):
             function = FunctionForDispatch.of(

@@ -197,7 +197,10 @@ def dispatch_program(
         asked = replace(asked, samples=samples)
     effort = None
     if trials is not None:
-        effort = Effort(max_trials=trials, time_limit_s=settings.time_limit_s)
+        effort = Effort(
+            max_trials=trials, time_limit_s=settings.time_limit_s,
+            on_this_host=settings.measures_here,
+        )  # fmt: skip
     choice = Choice(tolerance=tolerance, max_configs=max_configs)
     if service is not None:
         from tuner_service.dispatch_by_service import ask

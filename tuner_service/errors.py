@@ -173,6 +173,20 @@ class TooLargeToEmulate(ServiceError):
     default_hint = "take a smaller problem: what the emulator finds does not depend on the size"
 
 
+class TooLargeToMeasure(ServiceError):
+    """No process that measures candidates has room for the tensors."""
+
+    code, title, status = "SV932", "too-large-to-measure", 422
+    template = (
+        "expected tensors that a candidate has room for on {where}, {limit}, found {found}: each "
+        "tensor is there twice, to be compared"
+    )
+    default_hint = (
+        "take a smaller problem: a candidate gets half of the memory where it is measured, 32 GiB "
+        "at most"
+    )
+
+
 class Unauthenticated(ServiceError):
     """The request bears no key, or one that is not (or no longer) valid."""
 

@@ -21,6 +21,7 @@ from tilecore.tile_config import TileConfig, digest
 from tuner_service.errors import HardwareNotOffered, TooLargeToEmulate
 from tuner_service.questions import Question
 from tuner_service.report import result_document, result_of
+from tuner_service.room import check_room
 from tuner_service.wiring import detected_host
 from workers.devices import cuda_devices
 
@@ -52,6 +53,7 @@ class Effort:
         priority: its weight where runs share a device.
         seed: of the search.
         waits: whether a run may be queued for a device that nobody has offered yet.
+        on_this_host: whether this machine alone measures (``Settings.measures_here``).
     """
 
     max_trials: int
@@ -60,6 +62,7 @@ class Effort:
     priority: int = DEFAULT_PRIORITY
     seed: int = 0
     waits: bool = False
+    on_this_host: bool = False
 
 
 def submit(
@@ -84,7 +87,7 @@ def submit(
         incumbents: configs that were best before; they are measured first, and confirmed.
 
     Raises:
-        HardwareNotOffered: no worker has the device (SV906).
+        TileError: what ``check_offered`` raises.
         IdempotencyConflict: the key came before with another request (DB807).
     """
     new = _new_run(store, question, effort, incumbents)
@@ -105,7 +108,7 @@ def submit_group(
     ``incumbents``: by the workload's key, configs that are measured first, and confirmed.
 
     Raises:
-        HardwareNotOffered: no worker has the device of one of them (SV906).
+        TileError: what ``check_offered`` raises of one of them.
         IdempotencyConflict: the key came before with another request (DB807).
     """
     group = f"g-{uuid.uuid4().hex}"
@@ -142,8 +145,10 @@ def check_offered(store: SqlStore, question: Question, effort: Effort) -> None:
     Raises:
         HardwareNotOffered: no worker has the device, and the run is not to wait for one (SV906).
         TooLargeToEmulate: the emulator would take minutes per candidate (SV930).
+        TooLargeToMeasure: no candidate's process has room for the tensors (SV932).
     """
     check_emulated(question)
+    check_room(store, question, on_this_host=effort.on_this_host)
     may_come = effort.waits and question.hardware.kind != "rocm"
     if question.asked_for or not (may_come or is_offered(store, question.hardware)):
         found = question.asked_for or question.hardware.name

@@ -81,8 +81,9 @@ def _follow_up(
     if count >= settings.retune_max_open:
         return "needed", f"{count} such runs are open, the limit", None
     effort = Effort(
-        max_trials=settings.retune_trials, time_limit_s=settings.time_limit_s, priority=PRIORITY
-    )
+        max_trials=settings.retune_trials, time_limit_s=settings.time_limit_s,
+        priority=PRIORITY, on_this_host=settings.measures_here,
+    )  # fmt: skip
     run, _ = submit(
         store, question, effort, idempotency_key=key, cause=doubt.cause,
         incumbents=doubt.incumbents,

@@ -104,6 +104,11 @@ class Settings(BaseSettings):
         return f"{scheme}://{user}:{quote(password, safe='')}@{place}"
 
     @property
+    def measures_here(self) -> bool:
+        """Whether this machine alone measures, not nodes of a cluster."""
+        return self.ray_address is None or self.executor == "local"
+
+    @property
     def artifact_dir(self) -> Path:
         """Where compiled kernels lie."""
         return self.data_dir / "artifacts"

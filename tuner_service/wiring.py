@@ -91,7 +91,7 @@ def profiled_host(store: SqlStore) -> HardwareProfile:
 
 def make_workplace(settings: Settings, store: SqlStore) -> Workplace:
     """Return where trials are measured: on nodes of a cluster, or on this host."""
-    if settings.ray_address is not None and settings.executor != "local":
+    if settings.ray_address is not None and not settings.measures_here:
         from tuner_service.cluster_workplace import ClusterWorkplace
 
         return ClusterWorkplace(

@@ -15,6 +15,7 @@ CPU_DIRECTORY = Path("/sys/devices/system/cpu")
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 CGROUP_MEMORY = Path("/sys/fs/cgroup/memory.max")
 CPU_INFO = Path("/proc/cpuinfo")
+MEASURED_BYTES = 32 << 30  # of a candidate that is measured, at most, wherever that is
 CANDIDATE_SHARE = 0.5  # of the memory, for one candidate: the rest keeps the machine alive
 
 # Flags that decide which code runs and how fast; the rest of /proc/cpuinfo is noise in a key.

@@ -10,14 +10,13 @@ from recommender.workload import Workload
 from tilecore.errors import ToolchainMissing
 from workers.device_lock import device_lock
 from workers.errors import WorkerLost
-from workers.host import candidate_memory_bytes
+from workers.host import MEASURED_BYTES, candidate_memory_bytes
 from workers.measure_bench import MeasureBench, wrong_result
 from workers.outcome import Compiled, Failure, Timed, describe, run_failure
 from workers.portable_problem import ORACLE_S
 from workers.sandbox import Outcome, Raised, Returned, Sandbox, TimedOut, Zygote
 from workers.toolbox import Toolbox
 
-MEMORY_BYTES = 32 << 30
 CONFIRM_TIMEOUT_S = 60.0  # rounds stop after 30 s; neighbours can stretch that
 RENEWED_AFTER = 1024  # candidates of a device's process: what they loaded stays in it
 TOO_LARGE = "OutOfMemoryError"  # torch's, of inputs that a device has no room for
@@ -41,7 +40,7 @@ def measure_zygote(toolbox: Toolbox, cores: int) -> Zygote:
         "measure worker",
         toolbox.run_modules,
         environment=environment,
-        memory_bytes=candidate_memory_bytes(MEMORY_BYTES),
+        memory_bytes=candidate_memory_bytes(MEASURED_BYTES),
     )
 
 

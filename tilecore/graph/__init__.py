@@ -8,6 +8,7 @@ from tilecore.graph.contraction import Contraction, Operand, sole_contraction
 from tilecore.graph.describe import gemm_extents
 from tilecore.graph.graph import Launch, TileGraph
 from tilecore.graph.nodes import Access, Edge, Loop, TileOp, Work
+from tilecore.graph.parameters import parameter_bytes
 
 __all__ = [
     "Access",
@@ -23,6 +24,7 @@ __all__ = [
     "evaluate",
     "free_vars",
     "gemm_extents",
+    "parameter_bytes",
     "product",
     "sole_contraction",
     "substitute",

@@ -26,6 +26,8 @@ from tilecore.ir.expr import (
 from tilecore.ir.nodes import Buffer, PrimFunc, Region, Stmt
 from tilecore.ir.visitor import expr_children
 
+PLAIN = frozenset({bool, int, float, str, type(None)})
+
 
 class Rebuilder:
     """Rebuilds a program bottom-up; override ``expr``, ``buffer`` or ``stmt`` to change nodes.
@@ -77,6 +79,8 @@ class Rebuilder:
         return dataclasses.replace(stmt, **changes) if changes else stmt  # type: ignore[type-var]
 
     def _value(self, value: Any) -> Any:
+        if type(value) in PLAIN:  # most of the fields there are
+            return value
         if isinstance(value, Expr):
             return self.expr(value)
         if isinstance(value, Stmt):

@@ -189,6 +189,7 @@ def understood(
         priority=request.priority,
         seed=request.seed,
         waits=request.wait_for_hardware,
+        on_this_host=settings.measures_here,
     )
     return question, effort
 

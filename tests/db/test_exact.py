@@ -1,0 +1,128 @@
+"""What is asked of exactly one key: the same as counting by hand, and on a connection that died."""
+
+import random
+import time
+from itertools import product
+
+import pytest
+
+from db.errors import DatabaseUnreachable
+from db.exact import BEST, FASTEST, KNOWN
+from db.migrate import upgrade
+from db.session import Database
+from db.store import GENERATION, LOG_STATE, SqlStore
+from recommender.measurement import Protocol
+from tests import postgres
+from tests.db.conftest import HARDWARE, TOOLCHAIN, measurement, workload
+from tilecore.tile_config import TileConfig
+
+both = pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
+DRIVERS = ("", "d1", "d2")
+
+
+def random_log(rng, count):
+    """Return measurements of few keys, many of them equally fast."""
+    return [
+        measurement(
+            None if rng.random() < 0.1 else rng.randint(1, 9) * 1e-4,
+            workload=workload(rng.choice((64, 128))),
+            config=TileConfig.of(block_M=rng.randint(1, 6)),
+            program_digest=rng.choice(("p1", "p2")), driver=rng.choice(DRIVERS),
+            protocol=Protocol.CONFIRM if rng.random() < 0.2 else Protocol.SCREEN,
+        )
+        for _ in range(count)
+    ]  # fmt: skip
+
+
+def in_turn(log, protocol, driver):
+    """Return the OK ones of a protocol, fastest first; ``driver``: "" or unknown is any."""
+    found = [m for m in log if m.protocol is protocol and m.time_s is not None]
+    found = [m for m in found if not driver or m.driver in ("", driver)]
+    return sorted(found, key=lambda m: m.time_s)  # stable: the first one stored of equal ones
+
+
+@both
+def test_best_and_fastest_are_those_of_a_count_by_hand(store):
+    seed = random.randrange(2**32)
+    rng = random.Random(seed)
+    log = random_log(rng, 60)
+    for m in log:
+        store.add(m)
+    asked = product((64, 128, 256), ("p1", "p2", "p3"), DRIVERS)
+    for m, program, driver in asked:
+        own = [x for x in log if x.workload == workload(m) and x.program_digest == program]
+        key = (workload(m), HARDWARE.key, program, TOOLCHAIN.key, driver)
+        ways = product((Protocol.CONFIRM, Protocol.SCREEN), (driver, ""))
+        best = next((found[0] for way in ways if (found := in_turn(own, *way))), None)
+        assert store.best(*key) == best, seed
+        unique = {}
+        for found in in_turn(own, Protocol.CONFIRM, driver)[:5]:
+            unique.setdefault(found.config, found)
+        expected = list(unique.values()) or ([] if best is None else [best])
+        assert store.fastest(*key, count=5) == expected, seed
+
+
+@both
+@pytest.mark.parametrize("query", [BEST, FASTEST, KNOWN, LOG_STATE, GENERATION])
+def test_prepared_queries_give_what_sqlalchemy_does(store, query):
+    for m in random_log(random.Random(1), 60):
+        store.add(m)
+    values = {
+        "workload": workload(64).key, "kernel": "gemm", "hardware": HARDWARE.key, "digest": "p1",
+        "toolchain": TOOLCHAIN.key, "driver": "d1", "count": 5,
+    }  # fmt: skip
+    wanted = query.compile(store.database.engine).params
+    asked = {name: value for name, value in values.items() if name in wanted}
+    expected = [tuple(row) for row in store.database.execute(query, asked)]
+    assert expected
+    for _ in range(8):  # psycopg prepares a statement that comes again
+        assert [tuple(row) for row in store.database.ask(query, asked)] == expected
+
+
+@pytest.mark.skipif(not postgres.PROGRAMS, reason="no PostgreSQL here: install it")
+def test_a_server_that_was_killed_and_came_back_answers_the_next_question():
+    with postgres.postgres_folder() as folder:
+        cluster = postgres.Cluster(folder, postgres.free_port())
+        cluster.start()
+        cluster.wait()
+        store = SqlStore(Database(cluster.url("postgres")))
+        try:
+            upgrade(store.database)
+            stored = measurement(protocol=Protocol.CONFIRM)
+            store.add(stored)
+            key = (stored.workload, HARDWARE.key, "p1", TOOLCHAIN.key)
+            assert store.best(*key) == stored
+            for ask in (lambda: store.best(*key), store.generation, store.all_hardware):
+                expected = ask()
+                restart(cluster)  # nobody asks meanwhile
+                assert ask() == expected
+                end(cluster)
+                with pytest.raises(DatabaseUnreachable):
+                    ask()
+                begin(cluster)
+                assert ask() == expected
+        finally:
+            store.database.close()
+            cluster.stop()
+
+
+def restart(cluster):
+    end(cluster)
+    begin(cluster)
+
+
+def end(cluster):
+    """Kill the server with SIGKILL; its processes end without it."""
+    cluster.process.kill()
+    cluster.process.wait(60)
+
+
+def begin(cluster):
+    """Start the server again, as soon as those of its processes that still end let it."""
+    for _ in range(100):
+        cluster.start()
+        time.sleep(0.1)
+        if cluster.process.poll() is None:
+            cluster.wait()
+            return
+    raise AssertionError("PostgreSQL does not start again")
