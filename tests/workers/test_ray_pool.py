@@ -46,12 +46,15 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-def make_pool(path: Path, epoch: int, installation: str = "one") -> RayPool:
+def make_pool(
+    path: Path, epoch: int, installation: str = "one", compile_workers: int = 1
+) -> RayPool:
     return RayPool(
         HARDWARE,
         artifact_dir=path,
         epoch=epoch,
         installation=installation,
+        compile_workers=compile_workers,
         compile_timeout_s=6.0,
         run_timeout_s=6.0,
         toolbox=FaultToolbox(),
@@ -63,7 +66,7 @@ class TestRayPool(MeasurerContract):
     def measurer(
         self, cluster: None, tmp_path_factory: pytest.TempPathFactory
     ) -> Iterator[Measurer]:
-        with make_pool(tmp_path_factory.mktemp("artifacts"), epoch=1) as pool:
+        with make_pool(tmp_path_factory.mktemp("artifacts"), 1, compile_workers=2) as pool:
             yield pool
 
 
