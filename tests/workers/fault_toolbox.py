@@ -76,11 +76,12 @@ def _leave_a_process(own_session: bool = False) -> None:
         both = ["sh", "-c", 'sh -c "while :; do :; done" "$0" & sh -c "while :; do :; done" "$0" &']
         command = [*both, ORPHAN] if own_session else spin
         STARTED.append(subprocess.Popen(command, start_new_session=own_session))
+        if own_session:
+            STARTED[0].wait()  # the processes that it started are nobody's now
 
 
 def _leave_daemons_and_crash() -> None:
     _leave_a_process(own_session=True)
-    STARTED[0].wait()  # its children are nobody's now
     ctypes.string_at(0)
 
 
