@@ -65,7 +65,8 @@ def _print_without_end() -> None:
         os.write(1, page)
 
 
-ORPHAN = "orphan-of-a-tilecore-test"  # in the command of what candidates leave behind
+# In the command of what candidates leave behind, and of nobody else's: the tests' folder is theirs.
+ORPHAN = f"orphan-of-{os.environ.get('TILECORE_DATA_DIR', 'a-candidate')}"
 STARTED: list[subprocess.Popen[bytes]] = []
 
 
