@@ -38,6 +38,8 @@ tune: $(STAMP) ## profile this machine, then tune a GEMM (M=, N=, K=, DTYPE=, TU
 serve: $(STAMP) ## start the REST service and a coordinator
 	@$(BIN)/tilecore serve
 
+# Tests start hundreds of processes: without bytecode each would compile all that it imports.
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(STAMP) ## run all tests, files side by side on two cores
 	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --durations=12
 

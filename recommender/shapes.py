@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from recommender.errors import InvalidShapes
-from tilecore.kernels.definition import MAX_DIMENSION
 
 SAMPLES = 32  # sizes taken of a range, unless more or fewer are asked for
 MAX_SHAPES = 256
@@ -83,6 +82,8 @@ def parse_sizes(dim: str, text: str) -> Sizes:
     Raises:
         InvalidShapes: it is none of these, or a size is out of range (RC611).
     """
+    from tilecore.kernels.definition import MAX_DIMENSION  # loads all kernels
+
     found = _RANGE.fullmatch(text.replace(" ", ""))
     if found is not None:
         low, high = int(found[1]), int(found[2])

@@ -19,22 +19,28 @@ settings.register_profile("tilecore", deadline=None, suppress_health_check=[Heal
 settings.load_profile("tilecore")
 
 
-# Files of few but long tests start first: with files side by side the last ones run alone.
+# Files of long tests start first: with files side by side the last ones run alone. Those that
+# mostly wait for processes alternate with those that compute, so that both cores have work.
 LONG_FILES = (
-    "tilecore/test_generated.py",
-    "e2e/test_autotune_by_service.py",
     "e2e/test_chaos.py",
-    "e2e/test_service.py",
     "tilecore/cuda/test_tile_programs.py",
     "tilecore/cuda/test_library_on_gpus.py",
+    "e2e/test_autotune_by_service.py",
+    "tilecore/cuda/test_order_of_library.py",
+    "tilecore/cuda/test_products.py",
+    "tilecore/test_generated.py",
+    "e2e/test_service.py",
+    "tilecore/cuda/test_order.py",
+    "tilecore/cuda/test_overlap.py",
+    "workers/test_ray_pool.py",
+    "tilecore/cuda/test_own_pipelines.py",
+    "tilecore/test_jit.py",
     "tilecore/test_autotuner.py",
     "tuner_service/test_answer_desk.py",
-    "workers/test_ray_pool.py",
     "tilecore/test_compat.py",
-    "tilecore/test_jit.py",
+    "workers/test_pool.py",
     "workers/test_gemm_end_to_end.py",
     "workers/test_host.py",
-    "workers/test_pool.py",
     "architecture/test_imports.py",
     "e2e/test_sigkill.py",
 )

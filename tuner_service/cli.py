@@ -13,6 +13,7 @@ import typer
 from recommender.measurement import MeasureStatus, Protocol
 from tilecore.errors import TileError
 from tuner_service import cli_dispatch, cli_packs
+from tuner_service.cli_keys import key_app
 from tuner_service.cli_operations import db_app, model_app
 from tuner_service.cli_runs import node_app, run_app
 from tuner_service.errors import InvalidRequest
@@ -25,8 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-keys = typer.Typer(help="API keys of the REST service.", no_args_is_help=True)
-app.add_typer(keys, name="keys")
+app.add_typer(key_app, name="keys")
 app.add_typer(run_app, name="run")
 app.add_typer(node_app, name="node")
 app.add_typer(db_app, name="db")
@@ -51,7 +51,6 @@ RayAddress = Annotated[
 Executor = Annotated[
     Literal["auto", "ray", "local"] | None, typer.Option(help="who runs the workers")
 ]
-Role = Literal["read", "tune", "admin"]
 State = Literal[
     "QUEUED", "RUNNING", "PAUSED", "WAITING_FOR_HARDWARE", "SUCCEEDED", "FAILED", "CANCELLED"
 ]
@@ -347,38 +346,6 @@ def log(
         best_first=best, winners=winners,
     )  # fmt: skip
     commands.log(load_settings(), query, hardware, limit=limit, export=export)
-
-
-@keys.command("create")
-def create_key(
-    name: Annotated[str, typer.Argument(help="whom or what the key is for")],
-    role: Annotated[Role, typer.Option(help="each may do what those before it may")] = "read",
-    expires_in_days: Annotated[
-        int | None, typer.Option(min=1, max=3650, help="lifetime; default: for ever")
-    ] = None,
-) -> None:
-    """Make an API key and print it; nothing can tell it again."""
-    from tuner_service import operations
-
-    operations.create_key(load_settings(), name, role, expires_in_days=expires_in_days)
-
-
-@keys.command("list")
-def list_keys() -> None:
-    """List the API keys."""
-    from tuner_service import operations
-
-    operations.list_keys(load_settings())
-
-
-@keys.command("revoke")
-def revoke_key(
-    prefix: Annotated[str, typer.Argument(help="as `tilecore keys list` shows it")],
-) -> None:
-    """Refuse an API key from now on."""
-    from tuner_service import operations
-
-    operations.revoke_key(load_settings(), prefix)
 
 
 @app.command()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +94,29 @@ def compare(
     if unwritten:
         detail += f", {unwritten} never written or NaN"
     return CheckReport(float(relative.max()), detail)
+
+
+def judged(
+    outputs: Iterable[tuple[CheckReport, bool]], touched: Iterable[int], seed: int
+) -> CheckReport:
+    """Return what is to be said of a run that may have touched all its arguments.
+
+    Args:
+        outputs: how each compares, and whether its guard zones are intact.
+        touched: numbers of inputs that are not what they were.
+        seed: of the inputs.
+    """
+    worst = CheckReport(0.0)
+    for i, (report, is_intact) in enumerate(outputs):
+        if report.max_error > worst.max_error or not report.passed:
+            worst = report
+        if not is_intact:
+            worst = CheckReport(np.inf, f"output {i}: written beyond its ends")
+    for i in touched:
+        worst = CheckReport(np.inf, f"input {i} was written to")
+    if worst.passed:
+        return worst
+    return CheckReport(worst.max_error, f"{worst.detail} (input seed {seed})")
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,14 @@ import numpy as np
 from recommender.workload import Workload
 from tilecore.ir.dtype import DType
 from tilecore.kernels.definition import KernelDefinition, Problem
-from workers.correctness import GUARD_BYTES, GUARD_VALUE, ROUND_SLACK, CheckReport, tolerance
+from workers.correctness import (
+    GUARD_BYTES,
+    GUARD_VALUE,
+    ROUND_SLACK,
+    CheckReport,
+    judged,
+    tolerance,
+)
 from workers.problem import Call
 
 Load = Callable[[Path], Any]
@@ -121,20 +128,18 @@ class DeviceProblem:
             out.poison()
         call()
         self.synchronize()
-        worst = CheckReport(0.0)
-        for i, (out, wanted) in enumerate(zip(self.outputs, self.expected, strict=True)):
-            report = compare(out.tensor, wanted, self.rtol, self.atol, f"output {i}")
-            if report.max_error > worst.max_error or not report.passed:
-                worst = report
-            if not out.is_intact:
-                worst = CheckReport(math.inf, f"output {i}: written beyond its ends")
+        reports = (
+            (compare(out.tensor, wanted, self.rtol, self.atol, f"output {i}"), out.is_intact)
+            for i, (out, wanted) in enumerate(zip(self.outputs, self.expected, strict=True))
+        )
+        return judged(reports, self._restored(), self.seed)
+
+    def _restored(self) -> Iterator[int]:
+        """Yield the numbers of inputs that were written to, once they are what they were."""
         for i, (now, before) in enumerate(zip(self.inputs, self.pristine, strict=True)):
             if not _is_same(now, before):
                 now.copy_(before)
-                worst = CheckReport(math.inf, f"input {i} was written to")
-        if worst.passed:
-            return worst
-        return CheckReport(worst.max_error, f"{worst.detail} (input seed {self.seed})")
+                yield i
 
     def rival(self) -> Call | None:
         """Return torch's call on the same tensors; None where torch has no such operator."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from recommender.measurement import MeasureStatus
-from workers.sandbox import Crashed, Outcome, OutOfMemory, Raised, TimedOut
+from workers.sandbox import Crashed, LeftBehind, Outcome, OutOfMemory, Raised, TimedOut
 
 DETAIL_CHARACTERS = 4000
 
@@ -82,6 +82,8 @@ def describe(outcome: Outcome) -> str:
             text = reason
         case OutOfMemory(detail):
             text = f"out of memory: {detail}" if detail else "out of memory"
+        case LeftBehind(processes):
+            text = f"left processes behind: {processes}"
         case Raised(kind, code, message):
             text = message if code else f"{kind}: {message}"
         case _:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +18,7 @@ from workers.correctness import (
     GuardedOutput,
     aligned_copy,
     compare,
+    judged,
     tolerance,
 )
 
@@ -84,20 +85,18 @@ class KernelProblem:
         for out in self.outputs:
             out.poison()
         call()
-        worst = CheckReport(0.0)
-        for i, (out, wanted) in enumerate(zip(self.outputs, self.expected, strict=True)):
-            report = compare(out.array, wanted, self.rtol, self.atol, f"output {i}")
-            if report.max_error > worst.max_error or not report.passed:
-                worst = report
-            if not out.is_intact:
-                worst = CheckReport(np.inf, f"output {i}: written beyond its ends")
+        reports = (
+            (compare(out.array, wanted, self.rtol, self.atol, f"output {i}"), out.is_intact)
+            for i, (out, wanted) in enumerate(zip(self.outputs, self.expected, strict=True))
+        )
+        return judged(reports, self._restored(), self.seed)
+
+    def _restored(self) -> Iterator[int]:
+        """Yield the numbers of inputs that were written to, once they are what they were."""
         for i, (now, before) in enumerate(zip(self.inputs, self.pristine, strict=True)):
             if now.tobytes() != before.tobytes():
                 np.copyto(now, before)
-                worst = CheckReport(np.inf, f"input {i} was written to")
-        if worst.passed:
-            return worst
-        return CheckReport(worst.max_error, f"{worst.detail} (input seed {self.seed})")
+                yield i
 
     def rival(self) -> Call | None:
         """Return torch's call; without torch or its operator there is none."""

@@ -22,10 +22,14 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import IO, Any
 
 from workers.errors import SandboxFailed, WorkerLost
-from workers.zygote import STATUS, boot_command, kill_group
+from workers.zygote import MAX_FILE_BYTES, STATUS, boot_command, kill_group
 
 OUTPUT_TAIL_BYTES = 2000
 START_TIMEOUT_S = 120.0  # importing TVM and torch on a busy machine
+HINTS = {
+    "SIGKILL": " (by the kernel: out of memory?)",
+    "SIGXFSZ": f" (more than {MAX_FILE_BYTES >> 20} MiB in a file or as output)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,14 @@ class OutOfMemory:
     detail: str
 
 
-Outcome = Returned | Raised | Crashed | TimedOut | OutOfMemory
+@dataclass(frozen=True, slots=True)
+class LeftBehind:
+    """The call returned, but processes that it had started lived on: names of these, killed."""
+
+    processes: str
+
+
+Outcome = Returned | Raised | Crashed | TimedOut | OutOfMemory | LeftBehind
 
 
 @dataclass(slots=True)
@@ -155,7 +166,7 @@ class Zygote:
         """End the process for good; its children end with it. May be called from any thread."""
         self._is_closed = True
         if self._process is not None:
-            self._process.kill()  # whoever waits for it gets an answer at once
+            self._process.terminate()  # whoever waits for it gets an answer at once
         with self._lock:
             self._stop()
 
@@ -252,7 +263,7 @@ class Sandbox:
         """
         self.start()
         outcome = self._exchange(method, args, timeout_s)
-        if isinstance(outcome, Crashed | TimedOut | OutOfMemory):
+        if isinstance(outcome, Crashed | TimedOut | OutOfMemory | LeftBehind):
             self.close()  # its memory and its state cannot be trusted any more
         return outcome
 
@@ -285,6 +296,8 @@ class Sandbox:
             return Returned(reply[1])
         if reply[0] == "memory":
             return OutOfMemory(reply[1])
+        if reply[0] == "left":
+            return LeftBehind(reply[1])
         return Raised(*reply[1:])
 
     def _crash(self, child: Child) -> Crashed:
@@ -303,5 +316,4 @@ def _exit_reason(code: int) -> str:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    hint = " (by the kernel: out of memory?)" if -code == signal.SIGKILL else ""
-    return f"killed by {name}{hint}"
+    return f"killed by {name}{HINTS.get(name, '')}"

@@ -24,7 +24,10 @@ CASES = {
     "recommender": ("import recommender.recommend, recommender.tuning", (*HEAVY, "sqlalchemy")),
     "workers": ("import workers, workers.host, workers.toolchain", ("ray", "tvm", "torch")),
     "settings": ("import tuner_service.settings", (*HEAVY, "sqlalchemy", "fastapi")),
-    "the command line's help": ("import tuner_service.cli", (*HEAVY, "fastapi", "xgboost")),
+    "the command line's help": (
+        "import tuner_service.cli",
+        (*HEAVY, "fastapi", "xgboost", "numpy", "sqlalchemy", "tilecore.kernels"),
+    ),
 }
 
 

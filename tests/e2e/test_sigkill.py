@@ -1,8 +1,8 @@
 """A coordinator killed with SIGKILL at any point: the run ends, no measurement lost or doubled."""
 
-import multiprocessing
 import random
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,25 +16,37 @@ from tilecore import kernels
 from tuner_service.coordinator import Coordinator
 from tuner_service.run_driver import Limits
 from tuner_service.workplaces import HostWorkplace
+from workers.sandbox import Crashed, Outcome, Returned, Sandbox, Zygote
 
 pytestmark = pytest.mark.timeout(1800)
 KILLS = 5
 
 
-def work(url: str, log: Path) -> None:
-    store = SqlStore(open_database(url))
-    Coordinator(
-        store,
-        toolchain=TOOLCHAIN,
-        workplace=HostWorkplace(HARDWARE, lambda _: TableMeasurer(delay_s=0.01, log=log)),
-        limits=Limits(poll_s=0.01, queue_depth=8),
-        leader_ttl_s=30.0,  # a dead leader on this host is noticed without waiting for this
-        until_idle=True,
-    ).run()
+class Coordinating:
+    """What the processes that are killed do."""
+
+    def run(self, url: str, log: Path) -> None:
+        store = SqlStore(open_database(url))
+        Coordinator(
+            store,
+            toolchain=TOOLCHAIN,
+            workplace=HostWorkplace(HARDWARE, lambda _: TableMeasurer(delay_s=0.01, log=log)),
+            limits=Limits(poll_s=0.01, queue_depth=8),
+            leader_ttl_s=30.0,  # a dead leader on this host is noticed without waiting for this
+            until_idle=True,
+        ).run()
+
+
+@pytest.fixture(scope="module")
+def zygote():
+    """Forks from a process of one thread: a child of this one may inherit a lock that is held."""
+    made = Zygote("coordinators", ["tests.e2e.test_sigkill"])
+    yield made
+    made.close()
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_sigkill_at_random_points(tmp_path, seed):
+def test_sigkill_at_random_points(tmp_path, seed, zygote):
     url, log, rng = f"sqlite:///{tmp_path}/tilecore.db", tmp_path / "log", random.Random(seed)
     store = SqlStore(open_database(url))
     definition = kernels.get("gemm")
@@ -49,24 +61,24 @@ def test_sigkill_at_random_points(tmp_path, seed):
         planned_trials=24,
     )
     run, _ = store.runs.create(new)
-    context = multiprocessing.get_context("fork")
-    for _ in range(KILLS):
-        process = context.Process(target=work, args=(url, log))
-        process.start()
-        _wait_for_progress(store, process, rng.randrange(0, 4))
-        time.sleep(rng.uniform(0.0, 0.03))
-        process.kill()
-        process.join()
-    last = context.Process(target=work, args=(url, log))
-    last.start()
-    last.join(120)
-    assert last.exitcode == 0
+    coordinator = Sandbox(zygote, Coordinating)
+    with ThreadPoolExecutor(1) as waiting:
+        for _ in range(KILLS):
+            coordinator.start()
+            end = waiting.submit(coordinator.call, "run", url, log, timeout_s=600)
+            _wait_for_progress(store, end, rng.randrange(0, 4))
+            time.sleep(rng.uniform(0.0, 0.03))
+            coordinator.kill()
+            assert isinstance(end.result(60), Crashed | Returned)
+            coordinator.close()
+    assert coordinator.call("run", url, log, timeout_s=120) == Returned(None)
+    coordinator.close()
     _check(store, run, executions=len(log.read_text().split()))
 
 
-def _wait_for_progress(store, process, more):
+def _wait_for_progress(store: SqlStore, end: Future[Outcome], more: int) -> None:
     wanted = store.count_measurements() + more
-    while process.is_alive() and store.count_measurements() < wanted:
+    while not end.done() and store.count_measurements() < wanted:
         time.sleep(0.002)
 
 

@@ -138,7 +138,7 @@ def test_a_candidate_that_hangs_is_left_out() -> None:
         return main
 
     made = AutoTuner.from_kernel(kernel, [{"step": 1}, {"step": 2}]).set_compile_args(out_idx=-1)
-    made.set_profile_args(timeout=15.0, ref_prog=lambda x: x + 4)
+    made.set_profile_args(timeout=6.0, ref_prog=lambda x: x + 4)
     result = made.run()
     assert result.config == {"step": 2}
     assert "RUN_TIMEOUT" in result.failures[0][1]

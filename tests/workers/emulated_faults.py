@@ -78,6 +78,8 @@ class StickyBench:
     A candidate called "poison" passes but leaves its process useless; "guilty" fails by itself.
     """
 
+    name = staticmethod(str)  # of the candidate at a path
+
     def __init__(self, toolbox: object, cores: int) -> None:
         self._is_poisoned = False
 
@@ -91,10 +93,11 @@ class StickyBench:
         return CheckReport(0.0)
 
     def screen(self, workload: Workload, path: str) -> Timed | Failure:
-        if path == "guilty":
+        name = self.name(path)
+        if name == "guilty":
             self._is_poisoned = True
         self._complain()
-        self._is_poisoned = path == "poison"
+        self._is_poisoned = name == "poison"
         return Timed(times_s=(1e-3,))
 
     def confirm(self, workload: Workload, paths: Sequence[str]) -> list[Timed | Failure]:
@@ -103,3 +106,9 @@ class StickyBench:
     def _complain(self) -> None:
         if self._is_poisoned:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+class StickyDevice(StickyBench):
+    """The same for the candidates of a FaultToolbox."""
+
+    name = staticmethod(lambda path: Path(path).read_text().split()[0])

@@ -8,6 +8,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import signal
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -50,7 +52,47 @@ def _print_and_abort() -> None:
     os.abort()
 
 
+def _reserve_memory() -> None:
+    """Ask for more than there may be without touching it, which takes no time."""
+    kept = []
+    while True:
+        kept.append(np.empty(256 << 20, dtype=np.uint8))
+
+
+def _print_without_end() -> None:
+    page = b"0123456789abcdef" * (1 << 16)
+    while True:
+        os.write(1, page)
+
+
+# In the command of what candidates leave behind, and of nobody else's: the tests' folder is theirs.
+ORPHAN = f"orphan-of-{os.environ.get('TILECORE_DATA_DIR', 'a-candidate')}"
+STARTED: list[subprocess.Popen[bytes]] = []
+
+
+def _leave_a_process(own_session: bool = False) -> None:
+    """Start, once per process, one that keeps a core busy; in a session of its own: as daemons."""
+    if not STARTED:
+        spin = ["sh", "-c", "while :; do :; done", ORPHAN]
+        both = ["sh", "-c", 'sh -c "while :; do :; done" "$0" & sh -c "while :; do :; done" "$0" &']
+        command = [*both, ORPHAN] if own_session else spin
+        STARTED.append(subprocess.Popen(command, start_new_session=own_session))
+        if own_session:
+            STARTED[0].wait()  # the processes that it started are nobody's now
+
+
+def _leave_daemons_and_crash() -> None:
+    _leave_a_process(own_session=True)
+    ctypes.string_at(0)
+
+
 CRASHES: dict[str, Callable[[], object]] = {
+    "reserve": _reserve_memory,
+    "output": _print_without_end,
+    "orphan": _leave_a_process,
+    "daemons": functools.partial(_leave_a_process, own_session=True),
+    "daemons-crash": _leave_daemons_and_crash,
+    "kill-parent": lambda: (os.kill(os.getppid(), signal.SIGKILL), time.sleep(1000)),
     "hang": lambda: ctypes.CDLL(None).sleep(1000),
     "spin": lambda: [None for _ in iter(int, 1)],
     "segfault": lambda: ctypes.string_at(0),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 
+import psutil
 import pytest
 
 from recommender.measurement import MeasureStatus, Protocol
 from recommender.ports import Measurer, MeasureRequest
 from recommender.workload import Workload
-from tests.workers.fault_toolbox import HARDWARE, WORKLOAD, config
+from tests.workers.fault_toolbox import HARDWARE, ORPHAN, WORKLOAD, config
 from workers.pool import wait_for_all
 
 WAIT_S = 900.0  # only reached when something is lost; a busy machine starts processes slowly
@@ -22,10 +23,17 @@ FAULTS = [
     ("compile-hang", S.COMPILE_TIMEOUT, "killed after"),
     ("compile-invalid", S.INVALID_CONFIG, "TC303"),
     ("compile-toolchain", S.TOOLCHAIN_MISSING, "TC306"),
+    ("compile-orphan", S.COMPILE_ERROR, "left processes behind: sh"),
     ("segfault", S.LAUNCH_ERROR, "SIGSEGV"),
     ("abort", S.LAUNCH_ERROR, "free(): invalid pointer"),
     ("exit", S.LAUNCH_ERROR, "exited with code 3"),
     ("unpicklable", S.LAUNCH_ERROR, "Unpicklable"),
+    ("reserve", S.LAUNCH_ERROR, "out of memory"),
+    ("output", S.LAUNCH_ERROR, "SIGXFSZ"),
+    ("orphan", S.LAUNCH_ERROR, "left processes behind: sh"),
+    ("daemons", S.LAUNCH_ERROR, "left processes behind: sh, sh"),
+    ("daemons-crash", S.LAUNCH_ERROR, "SIGSEGV"),
+    ("kill-parent", S.WORKER_LOST, "WK701"),
     ("hang", S.RUN_TIMEOUT, "killed after"),
     ("wrong", S.WRONG_RESULT, "output 0[3]"),
     ("unwritten", S.WRONG_RESULT, "never written"),
@@ -46,8 +54,13 @@ def confirm(token: str, fault: str = "none", **knobs: int) -> MeasureRequest:
     )
 
 
+def orphans() -> list[psutil.Process]:
+    """Return the processes that candidates left behind."""
+    return [p for p in psutil.process_iter(["cmdline"]) if ORPHAN in (p.info["cmdline"] or ())]
+
+
 class MeasurerContract:
-    """Subclasses give the fixture ``measurer``: over FaultToolbox, run timeout about 2 s."""
+    """Subclasses give the fixture ``measurer``: over FaultToolbox, run timeout of some seconds."""
 
     def test_a_good_candidate_has_times(self, measurer: Measurer) -> None:
         found = wait_for_all(measurer, [screen("a", delay_us=500)], WAIT_S)["a"]
@@ -73,6 +86,7 @@ class MeasurerContract:
             assert found[fault].status is status, (fault, found[fault].detail)
             assert detail in found[fault].detail, fault
             assert found[f"after {fault}"].status is S.OK, (fault, found[f"after {fault}"].detail)
+        assert orphans() == []
 
     def test_confirm_interleaves_with_the_rival_and_survives_faults(
         self, measurer: Measurer

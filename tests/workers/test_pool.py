@@ -19,8 +19,8 @@ def make_pool(path: Path, **options: object) -> LocalPool:
         HARDWARE,
         artifact_dir=path,
         compile_workers=2,
-        compile_timeout_s=15.0,
-        run_timeout_s=15.0,
+        compile_timeout_s=6.0,
+        run_timeout_s=6.0,
         toolbox=FaultToolbox(),
         **options,  # type: ignore[arg-type]
     )

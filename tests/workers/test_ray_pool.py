@@ -17,12 +17,15 @@ from db.store import SqlStore
 from recommender.hardware import load_profile
 from recommender.measurement import MeasureStatus
 from recommender.ports import Measurer
+from tests.workers.emulated_faults import StickyDevice
 from tests.workers.fault_toolbox import HARDWARE, FaultToolbox
-from tests.workers.measurer_contract import WAIT_S, MeasurerContract, screen
+from tests.workers.measurer_contract import WAIT_S, MeasurerContract, orphans, screen
+from tests.workers.ray_nodes import node_beside
 from tuner_service.cluster_workplace import ClusterWorkplace
+from tuner_service.run_driver import Limits
 from workers.errors import ClusterUnavailable, StaleEpoch
 from workers.measure_bench import MeasureBench
-from workers.offer import join_command, resource_name
+from workers.offer import resource_name
 from workers.pool import wait_for_all
 from workers.ray_cluster import _has_node, nodes, retire_older, start_local
 from workers.ray_pool import RayPool
@@ -43,14 +46,17 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-def make_pool(path: Path, epoch: int, installation: str = "one") -> RayPool:
+def make_pool(
+    path: Path, epoch: int, installation: str = "one", compile_workers: int = 1
+) -> RayPool:
     return RayPool(
         HARDWARE,
         artifact_dir=path,
         epoch=epoch,
         installation=installation,
-        compile_timeout_s=15.0,
-        run_timeout_s=15.0,
+        compile_workers=compile_workers,
+        compile_timeout_s=6.0,
+        run_timeout_s=6.0,
         toolbox=FaultToolbox(),
     )
 
@@ -60,7 +66,7 @@ class TestRayPool(MeasurerContract):
     def measurer(
         self, cluster: None, tmp_path_factory: pytest.TempPathFactory
     ) -> Iterator[Measurer]:
-        with make_pool(tmp_path_factory.mktemp("artifacts"), epoch=1) as pool:
+        with make_pool(tmp_path_factory.mktemp("artifacts"), 1, compile_workers=2) as pool:
             yield pool
 
 
@@ -154,20 +160,9 @@ def test_a_node_that_is_not_what_it_offers_is_refused(cluster: None, tmp_path: P
 def test_code_for_a_gpu_is_compiled_on_one_node_and_measured_on_another(
     cluster: None, tmp_path: Path
 ) -> None:
-    import ray
-
-    device, before = load_profile("emulated a100"), {node.key for node in nodes()}
-    address = ray.get_runtime_context().gcs_address
-    command = join_command(device, address, devices=2, cpus=1, node_ip=None)
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + WAIT_S
-        while len(there := nodes()) < len(before) + 1:
-            assert time.monotonic() < deadline
-            assert process.poll() is None, "the second node did not start"
-            time.sleep(0.1)
-        [host] = [n for n in there if n.key in before]
-        [other] = [n for n in there if n.key not in before]
+    device = load_profile("emulated a100")
+    [host] = nodes()
+    with node_beside(device, devices=2, cpus=1) as other:
         assert other.resource == resource_name(device)
         usable = [host, replace(other, compiles=False)]  # as one without TVM
         with RayPool(
@@ -183,9 +178,51 @@ def test_code_for_a_gpu_is_compiled_on_one_node_and_measured_on_another(
             assert ours == {("compile", host.key[:12]), ("meter", other.key[:12])}
             found = wait_for_all(pool, [screen("a")], WAIT_S)["a"]
             assert (found.status, found.hardware) == (MeasureStatus.OK, device), found.detail
-    finally:
-        process.terminate()
-        process.wait()
+        with RayPool(
+            device, artifact_dir=tmp_path, epoch=61, there=usable, toolbox=FaultToolbox(),
+            bench=StickyDevice,
+        ) as pool:  # fmt: skip
+            names = [*("fine", "poison", "fine", "guilty") * 3, "fine"]
+            found = wait_for_all(
+                pool, [screen(f"{n} {i}", n, delay_us=i) for i, n in enumerate(names)], WAIT_S
+            )
+            for token, m in found.items():
+                is_guilty = token.startswith("guilty")
+                expected = MeasureStatus.LAUNCH_ERROR if is_guilty else MeasureStatus.OK
+                assert m.status is expected, (token, m.detail)
+                assert ("illegal memory access" in m.detail) == is_guilty
+
+
+def test_innocents_of_lost_actors_of_two_nodes_are_measured_when_tried_again(
+    cluster: None, tmp_path: Path
+) -> None:
+    """As a run does it: candidates of lost workers are tried up to six times."""
+    with (
+        node_beside(HARDWARE, devices=1, cpus=2),
+        make_pool(tmp_path, epoch=70) as pool,
+    ):
+        assert pool.devices == 2
+        good = [screen(f"good {i}", delay_us=5_000 + i) for i in range(12)]
+        bad = [screen(fault, fault) for fault in ("segfault", "daemons-crash")]
+        pool.submit([*good, *bad])
+        found = {r.token: m for r, m in pool.collect(WAIT_S)}
+        actors = _meters()
+        assert len(actors) == 2
+        for actor in actors:
+            actor.kill()
+        for _ in range(Limits().max_attempts):
+            while len(found) < len(good) + len(bad):
+                found |= {r.token: m for r, m in pool.collect(WAIT_S)}
+            lost = [r for r in (*good, *bad) if found[r.token].status is MeasureStatus.WORKER_LOST]
+            for request in lost:
+                del found[request.token]
+            pool.submit(lost)
+            if not lost:
+                break
+    assert lost == []
+    assert {found[r.token].status for r in good} == {MeasureStatus.OK}
+    assert "SIGSEGV" in found["segfault"].detail
+    assert orphans() == []
 
 
 def test_importing_workers_and_the_local_pool_loads_neither_ray_nor_a_compiler() -> None:

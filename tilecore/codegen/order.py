@@ -41,6 +41,8 @@ from tilecore.ordering.program import (
     Seq,
     Value,
     While,
+    is_empty,
+    uses_registers_alone,
 )
 
 PARTS: dict[type, tuple[str, ...]] = {
@@ -324,7 +326,7 @@ class KernelReader(Expressions):
         if cond is not None and not callable(cond):
             taken = then if cond else other
             return Seq((*acts, *((taken,) if taken is not None else ())))
-        if _is_empty(then) and (other is None or _is_empty(other)):
+        if is_empty(then) and (other is None or is_empty(other)):
             return Seq(acts)
         return Seq((*acts, If(expression(cond), then, other)))
 
@@ -336,9 +338,9 @@ class KernelReader(Expressions):
         if int(stmt.kind) != UNROLLED:
             self.turning.add(hash(stmt.loop_var))
         body = self.statement(stmt.body)
-        if _is_empty(body):
+        if is_empty(body):
             return Seq(acts)
-        if _uses_registers_alone(body):
+        if uses_registers_alone(body):
             extent = binary(BINARY[tir.Min], extent, 1)
         return Seq((*acts, Loop(slot, expression(start), expression(extent), body)))
 
@@ -365,30 +367,11 @@ def unread(what: str, span: SourceSpan | None) -> UnsupportedOnTarget:
     return UnsupportedOnTarget(what=what, target="cuda", reason=reason, span=span)
 
 
-def _is_empty(node: Node) -> bool:
-    return isinstance(node, Seq) and all(_is_empty(p) for p in node.parts)
-
-
-def _uses_registers_alone(node: Node) -> bool:
-    """Return whether all that a statement does is the same in each turn of a loop."""
-    match node:
-        case Seq(parts=parts):
-            return all(_uses_registers_alone(p) for p in parts)
-        case Loop(body=body):
-            return _uses_registers_alone(body)
-        case Act(kind=kind):
-            return kind == "use"
-        case Let():
-            return True
-        case _:
-            return False
-
-
 def _local_store(slot: int, start: Known, value: Known, site: int) -> Act:
     index, given = expression(start), expression(value)
 
     def run(machine: Any, env: Env) -> None:
-        machine.store_local(slot, index(env), given(env), env[0])
+        machine.locals.store(slot, index(env), given(env), env[0])
 
     return Act(run, site)
 

@@ -269,7 +269,7 @@ class Expressions:
             if start is None:
                 return None
             index, slot = expression(start), memory.slot
-            return lambda env: env.machine.load_local(slot, index(env), env[0])
+            return lambda env: env.machine.locals.load(slot, index(env), env[0])
         if memory.space == "global":
             start, _ = self._place(memory, load.indices)
             return None if start is None else _assumed(expression(start), memory.itemsize)

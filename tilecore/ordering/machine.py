@@ -17,6 +17,7 @@ from tilecore.ordering.clocks import Clocks
 from tilecore.ordering.code import Branch, Code, Enter, Go, Head, Join, Next, Unrolling
 from tilecore.ordering.copies import CopyGroups, StoreGroups
 from tilecore.ordering.faults import Faults
+from tilecore.ordering.locals import Locals
 from tilecore.ordering.operands import FollowsFromData
 from tilecore.ordering.products import Products
 from tilecore.ordering.program import (
@@ -78,9 +79,8 @@ class Machine:
         self.shared = Shadow(self.clocks, self.faults, size, program.granule, "shared memory")
         self.tensors: dict[int, Shadow] = {}
         self.tensor: Shadow | None = None
-        self.locals: dict[tuple[int, int], Value] = {}
+        self.locals = Locals()
         self.unread: set[int] = set()  # sites whose address follows from data
-        self.lost: set[int] = set()  # arrays written at an index that nobody knows
         self.words: dict[int, int] = {}  # values in shared memory that are known
         self.meetings: dict[tuple[int, int], Meeting] = {}
         self.barriers: dict[int, MemoryBarrier] = {}
@@ -385,27 +385,3 @@ class Machine:
                 break
         self.turns.pop()
         env[0] = lanes
-
-    # --- memory of threads --------------------------------------------------------------------
-
-    def load_local(self, slot: int, index: Value, lanes: Lanes) -> Value:
-        """Return a variable of each thread, as a number where all have the same."""
-        if slot in self.lost or index is None or isinstance(index, np.ndarray):
-            return None
-        value = self.locals.get((slot, int(index)))
-        if isinstance(value, np.ndarray):
-            some = value[lanes.ids]
-            if (some == some[0]).all():
-                return int(some[0])
-        return value
-
-    def store_local(self, slot: int, index: Value, value: Value, lanes: Lanes) -> None:
-        """Give a variable of each thread that runs a value."""
-        if index is None or isinstance(index, np.ndarray):
-            self.lost.add(slot)
-            return
-        key = (slot, int(index))
-        old = self.locals.get(key)
-        if key in self.locals and old is not value and len(lanes.ids) < len(lanes.bits):
-            value = None if old is None or value is None else np.where(lanes.bits, value, old)
-        self.locals[key] = value

@@ -175,3 +175,23 @@ def children(node: Node) -> tuple[Node, ...]:
             return (body,)
         case _:
             return ()
+
+
+def is_empty(node: Node) -> bool:
+    """Return whether a statement does nothing."""
+    return isinstance(node, Seq) and all(is_empty(p) for p in node.parts)
+
+
+def uses_registers_alone(node: Node) -> bool:
+    """Return whether all that a statement does is the same in each turn of a loop."""
+    match node:
+        case Seq(parts=parts):
+            return all(uses_registers_alone(p) for p in parts)
+        case Loop(body=body):
+            return uses_registers_alone(body)
+        case Act(kind=kind):
+            return kind == "use"
+        case Let():
+            return True
+        case _:
+            return False

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from tilecore.inference.gpu.options import GpuOptions
-from tilecore.inference.gpu.tensor_memory import HALF_LANES, LANES, refusal
+from tilecore.inference.gpu.tensor_products import HALF_LANES, LANES, refusal
 from tilecore.ir import nodes
 from tilecore.ir.analysis import covers_whole, kept_axes, reads, writes
 from tilecore.ir.expr import Const, Expr, binary, const, int_value

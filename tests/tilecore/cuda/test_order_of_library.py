@@ -1,5 +1,7 @@
 """The order of the library's programs on GPUs is proven, and what in their loops it could spare."""
 
+import functools
+
 import pytest
 
 from tests.tilecore.cuda import test_library_on_gpus as variants
@@ -36,11 +38,17 @@ PROGRAMS = {
 }
 
 
+@functools.cache
+def tir_of(name, target):
+    """Return a program's TIR, which both tests read."""
+    make, of = PROGRAMS[name]
+    return lowered(make(of), target, is_ordered=False)[1]
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_access_is_ordered_and_every_wait_ends(name, target):
-    make, of = PROGRAMS[name]
-    program = lowered(make(of), target, is_ordered=False)[1]
+    program = tir_of(name, target)
     for is_last in (True, False):
         for kernel in order_programs(program, is_last=is_last):
             assert judge(kernel, ENOUGH) == Verdict((), ())
@@ -68,7 +76,5 @@ SPARE = {
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_loops_hold_no_barrier_or_fence_in_vain(name, target):
-    make, of = PROGRAMS[name]
-    program = lowered(make(of), target, is_ordered=False)[1]
-    spare = {s.text for k in order_programs(program) for s in unneeded(k, ENOUGH)}
+    spare = {s.text for k in order_programs(tir_of(name, target)) for s in unneeded(k, ENOUGH)}
     assert spare == SPARE.get((name, target), set())

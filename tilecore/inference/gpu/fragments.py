@@ -9,19 +9,16 @@ never wrong, and `explain` says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilecore.inference.gpu.distribution import Digit, Distribution, by_slot, coarser, spread
-from tilecore.inference.gpu.loops import Access, Points, axes_of, divisor, is_contiguous
+from tilecore.inference.gpu.loops import Access, Points, axes_of, is_contiguous
 from tilecore.inference.gpu.matrix_moves import matrix_move
 from tilecore.inference.gpu.places import slots_of
-from tilecore.inference.gpu.plan import CHUNK_BYTES, GemmPlan, NestPlan
-from tilecore.ir.bounds import linear
-from tilecore.ir.expr import Expr, Var, int_value
+from tilecore.inference.gpu.plan import GemmPlan, NestPlan
+from tilecore.inference.gpu.widths import chunk, lanes_of, most_neighbours, widest, width
 from tilecore.ir.nodes import Buffer, Reduce, Scan, Stmt
-
-MAX_LANES = 16
 
 
 @dataclass(slots=True)
@@ -107,7 +104,7 @@ def _settle(
         open_ones = [p for p in statements if _unknown(p, fragments)]
         if not open_ones:
             return None
-        first = max(open_ones, key=lambda p: (math.prod(p.shape), _width_of(p)))
+        first = max(open_ones, key=lambda p: (math.prod(p.shape), most_neighbours(p)))
         before = len(fragments.held)
         _hand_on(first, _distribution(first, fragments), fragments)
         if len(fragments.held) == before:  # no use by loop variables: rows of its own
@@ -221,7 +218,7 @@ def _free(points: Points, fragments: Fragments) -> Distribution:
     shape = [points.shape[p] for p in order]
     most = _most_threads(points, fragments)
     limits = None if most is None else [most[p] for p in order]
-    lanes = _lanes(points, lane, min(threads, fragments.warp))
+    lanes = lanes_of(points, lane, min(threads, fragments.warp))
     lanes = math.gcd(lanes, points.asked_width) if points.asked_width else lanes
     found = spread(shape, threads, lanes, limits)
     axes = [found.axes[order.index(p)] for p in range(len(order))]
@@ -245,73 +242,6 @@ def _most_threads(points: Points, fragments: Fragments) -> list[int] | None:
         return None
     most = 1 if isinstance(points.stmt, Scan) else fragments.warp
     return [most if p in folded else threads for p in range(len(points.shape))]
-
-
-def _width_of(points: Points) -> int:
-    """Return how many neighbours the widest access of a statement may move."""
-    return max((_lanes(points, loop, 1) for loop in range(len(points.shape))), default=1)
-
-
-def _lanes(points: Points, loop: int, threads: int) -> int:
-    """Return how many neighbours along ``loop`` a thread has, so that ``threads`` have some."""
-    widths = {
-        n: _width(access, points, loop)
-        for n, access in enumerate(points.accesses)
-        if is_contiguous(access, points.names[loop])
-    }
-    lanes = _widest(points, widths)
-    while lanes > 1 and (points.shape[loop] % lanes or math.prod(points.shape) // lanes < threads):
-        lanes //= 2
-    return lanes
-
-
-def _width(access: Access, points: Points, loop: int) -> int:
-    """Return how many elements one wide access may move, from its alignment in memory."""
-    buffer = access.buffer
-    if not access.always or buffer.dtype.is_packed:
-        return 1
-    return math.gcd(alignment(access, points, loop), _chunk(access))
-
-
-def _chunk(access: Access) -> int:
-    """Return the elements of the widest access of one thread."""
-    return CHUNK_BYTES // access.buffer.dtype.itemsize
-
-
-def alignment(access: Access, points: Points, loop: int) -> int:
-    """Return a power of two that divides the offset of every access at lane 0 (elements).
-
-    The other loops and the lanes before a multiple of the result count as multiples of it.
-    """
-    buffer, lets = access.buffer, points.context.lets
-    inner = {points.names[loop]}
-    found = int_value(buffer.shape[-1]) or 1  # an access lies inside a row, or outside of it
-    for axis, index in enumerate(access.indices):
-        step = _stride(buffer, axis)
-        rest = _without_name(index, inner) if axis == len(access.indices) - 1 else index
-        if rest is None:
-            return 1
-        found = math.gcd(found, divisor(rest, lets) * step)
-    return math.gcd(found, MAX_LANES)
-
-
-def _without_name(index: Expr, names: set[Var]) -> Expr | None:
-    form = linear(index)
-    if form is None:
-        return None
-    return replace(
-        form, coefficients={v: c for v, c in form.coefficients.items() if v not in names}
-    ).to_expr()
-
-
-def _stride(buffer: Buffer, axis: int) -> int:
-    """Return a number that divides the elements from index to index of an axis."""
-    if buffer.strides is not None:
-        return int_value(buffer.strides[axis]) or 1
-    step = 1
-    for extent in buffer.shape[axis + 1 :]:
-        step *= int_value(extent) or 1
-    return step
 
 
 def _hand_on(points: Points, distribution: Distribution, fragments: Fragments) -> None:
@@ -367,7 +297,7 @@ def nest_plan(points: Points, distribution: Distribution, fragments: Fragments) 
     best = NestPlan(points, distribution)
     if points.folded:
         return best
-    matrices = matrix_move(points, distribution, fragments.matrix_moves, _width)
+    matrices = matrix_move(points, distribution, fragments.matrix_moves, width)
     if matrices is not None:
         return replace(best, matrices=matrices)
     for loop, digits in enumerate(distribution.axes):
@@ -375,27 +305,21 @@ def nest_plan(points: Points, distribution: Distribution, fragments: Fragments) 
             continue
         name, most = points.names[loop], digits[-1].extent
         widths = {
-            n: math.gcd(_width(a, points, loop), most)
+            n: math.gcd(width(a, points, loop), most)
             for n, a in enumerate(points.accesses)
             if is_contiguous(a, name)
         }
-        lanes = _widest(points, widths)
+        lanes = widest(points, widths)
         while lanes > 1 and points.shape[loop] % lanes:
             lanes //= 2
         wide = frozenset(
             n
             for n in widths
-            if _width(points.accesses[n], points, loop) >= min(lanes, _chunk(points.accesses[n]))
+            if width(points.accesses[n], points, loop) >= min(lanes, chunk(points.accesses[n]))
         ) - _reread(points)
         if lanes > best.lanes and wide:
             best = NestPlan(points, distribution, lanes, loop, wide)
     return best
-
-
-def _widest(points: Points, widths: Mapping[int, int]) -> int:
-    """Return the lanes of the widest access, of tensors where there are any."""
-    tensors = [w for n, w in widths.items() if points.accesses[n].buffer.scope == "global"]
-    return max(tensors or widths.values(), default=1)
 
 
 def _reread(points: Points) -> frozenset[int]:

@@ -35,13 +35,8 @@ from tilecore.inference.gpu.quads import plan_quads
 from tilecore.inference.gpu.scratch import folds_across_warps
 from tilecore.inference.gpu.shared import sharing_memory
 from tilecore.inference.gpu.teams import Team, Teams, find_teams, registers_to_trade
-from tilecore.inference.gpu.tensor_memory import (
-    TensorMemory,
-    find_tensor_memory,
-    plan_tensor_product,
-    with_reason,
-    with_waits,
-)
+from tilecore.inference.gpu.tensor_memory import TensorMemory, find_tensor_memory
+from tilecore.inference.gpu.tensor_products import plan_tensor_product, with_reason, with_waits
 from tilecore.inference.gpu.vectors import wide_loops
 from tilecore.inference.uses import Context, enter
 from tilecore.ir import nodes

@@ -17,7 +17,7 @@ from tvm import tirx as tir
 import tilecore.lowering.cuda.instructions as ptx
 from tilecore.inference.gpu.plan import Box, Group, Pipeline
 from tilecore.inference.gpu.registers import traded
-from tilecore.inference.gpu.tensor_memory import only_product
+from tilecore.inference.gpu.tensor_products import only_product
 from tilecore.ir import nodes
 from tilecore.ir.nodes import Copy, For, Gemm, Stmt
 from tilecore.ir.visitor import buffers_of, walk

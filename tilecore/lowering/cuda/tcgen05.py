@@ -9,7 +9,7 @@ from tvm import tirx as tir
 import tilecore.lowering.cuda.instructions as ptx
 from tilecore.inference.gpu.matrix_units import operand_kind
 from tilecore.inference.gpu.plan import GemmPlan, Operand, Pipeline
-from tilecore.inference.gpu.tensor_memory import only_product
+from tilecore.inference.gpu.tensor_products import only_product
 from tilecore.ir.expr import Const
 from tilecore.ir.nodes import Copy, Gemm, Region
 from tilecore.ir.visitor import children

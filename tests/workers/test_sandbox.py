@@ -1,0 +1,115 @@
+"""What a candidate's process may do to others: nothing, whatever it starts, prints or kills."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.workers.fault_toolbox import CRASHES
+from tests.workers.measurer_contract import orphans
+from workers.sandbox import Crashed, LeftBehind, Outcome, Raised, Returned, Sandbox, Zygote
+
+MODULE = "tests.workers.test_sandbox"
+LIMIT_S = 60.0
+
+
+class Candidate:
+    """Does what it is told to."""
+
+    def run(self, fault: str) -> str:
+        """Have a fault of the corpus."""
+        CRASHES[fault]()
+        return fault
+
+    def print(self, text: str, times: int = 1) -> None:
+        """Write to the standard output, past all buffers."""
+        for _ in range(times):
+            os.write(1, text.encode())
+
+    def close_output_after(self, fault: str) -> None:
+        """Leave without standard output, then have a fault."""
+        os.close(1)
+        CRASHES[fault]()
+
+    def start_and_wait(self) -> None:
+        """Hang with processes of a session of their own around."""
+        CRASHES["daemons"]()
+        time.sleep(1000)
+
+
+@pytest.fixture
+def sandbox() -> Iterator[Sandbox]:
+    zygote = Zygote("test", [MODULE])
+    made = Sandbox(zygote, Candidate)
+    yield made
+    made.close()
+    zygote.close()
+
+
+def call(sandbox: Sandbox, method: str, *args: object) -> Outcome:
+    return sandbox.call(method, *args, timeout_s=LIMIT_S)
+
+
+@pytest.mark.parametrize("fault", ["orphan", "daemons"])
+def test_a_call_answers_for_the_processes_that_it_leaves(sandbox: Sandbox, fault: str) -> None:
+    found = call(sandbox, "run", fault)
+    assert isinstance(found, LeftBehind)
+    assert set(found.processes.split(", ")) == {"sh"}
+    assert orphans() == []
+    assert call(sandbox, "print", "") == Returned(None)
+    assert sandbox.starts == 2
+
+
+def test_what_a_crashed_candidate_started_ends_before_its_end_is_told(sandbox: Sandbox) -> None:
+    found = call(sandbox, "run", "daemons-crash")
+    assert isinstance(found, Crashed)
+    assert found.reason.startswith("killed by SIGSEGV")
+    assert orphans() == []
+
+
+def test_what_a_candidate_started_ends_when_it_is_killed_or_its_zygote_closes() -> None:
+    """Daemons outlived both."""
+    zygote = Zygote("test", [MODULE])
+    one, two = Sandbox(zygote, Candidate), Sandbox(zygote, Candidate)
+    for sandbox in (one, two):
+        sandbox.call("start_and_wait", timeout_s=0.5)
+    wait_until(lambda: orphans() == [])  # both were late
+    for sandbox in (one, two):
+        sandbox.start()
+        assert sandbox._child is not None
+        sandbox._child.jobs.send(("start_and_wait", ()))
+    wait_until(lambda: len(orphans()) == 4)
+    one.kill()
+    wait_until(lambda: len(orphans()) == 2)
+    zygote.close()
+    wait_until(lambda: orphans() == [])
+    for sandbox in (one, two):
+        sandbox.close()
+
+
+def test_output_is_limited_and_told_per_call(sandbox: Sandbox) -> None:
+    """Many candidates of one process printed into one file: the last one paid for all of it."""
+    assert call(sandbox, "print", "x" * (16 << 20), 10) == Returned(None)
+    assert call(sandbox, "print", "x" * (16 << 20), 10) == Returned(None)
+    assert call(sandbox, "print", "of an earlier one") == Returned(None)
+    assert sandbox.starts == 1
+    found = call(sandbox, "run", "abort")
+    assert found == Crashed("killed by SIGABRT; last output: free(): invalid pointer")
+    found = call(sandbox, "run", "output")
+    assert isinstance(found, Crashed)
+    assert "killed by SIGXFSZ (more than 256 MiB in a file or as output)" in found.reason
+
+
+def test_a_candidate_without_output_spoils_nothing(sandbox: Sandbox) -> None:
+    assert isinstance(call(sandbox, "close_output_after", "refuse"), Raised)
+    assert call(sandbox, "print", "") == Raised("OSError", "", "[Errno 9] Bad file descriptor")
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
