@@ -8,7 +8,6 @@ import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any
 from weakref import WeakValueDictionary
@@ -24,6 +23,7 @@ from tilecore.frontend.signature import PointerSpec, TensorSpec, is_tensor, solv
 from tilecore.frontend.trace import resolve_annotations
 from tilecore.ir.dtype import DType
 from tilecore.ir.nodes import PrimFunc
+from tilecore.jit_calls import Calls, Found, likeness
 from tilecore.jit_compile import (
     JitOptions,
     build,
@@ -45,7 +45,6 @@ from tilecore.recommending import (
 from tilecore.torch_trace import is_traced
 
 NO_KNOBS = (TensorSpec, PointerSpec, DType)  # annotations of what a call passes
-MOST_CALLS = 1024  # of a function whose kernels are remembered
 _CACHE_IS_ON: ContextVar[bool] = ContextVar("tilecore_jit_cache", default=True)
 
 
@@ -73,22 +72,6 @@ def function_of(label: str) -> JITImpl:
     return _functions[label]
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The kernel of a call, and where the call has its arguments: by position, name or default."""
-
-    kernel: JITKernel
-    places: tuple[int | str, ...]
-    defaults: Mapping[str, Any]
-
-    def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """Return what a call passes on to the kernel."""
-        return [
-            args[p] if isinstance(p, int) else kwargs[p] if p in kwargs else self.defaults[p]
-            for p in self.places
-        ]
-
-
 class JITImpl:
     """A function decorated with ``@tilelang.jit``.
 
@@ -105,7 +88,7 @@ class JITImpl:
         self._locals = dict(local_names) if _has_text_annotations(fn) else {}
         self._kernels: dict[Any, JITKernel] = {}
         self._signatures: dict[Any, EagerSignature] = {}
-        self._calls: dict[Any, Found] = {}
+        self._calls = Calls()
         self.label = str(next(_numbers))  # a name that no other function of this process has
         _functions[self.label] = self
         if isinstance(fn, FunctionType):
@@ -279,7 +262,7 @@ class JITImpl:
         """
         if not self._is_eager or "__return_kernel" in kwargs:
             return None
-        like = self._likeness(args, kwargs) if _CACHE_IS_ON.get() else None
+        like = likeness(args, kwargs, self._numbers) if _CACHE_IS_ON.get() else None
         found = self._calls.get(like)
         if found is not None:
             return found
@@ -299,26 +282,8 @@ class JITImpl:
             {n: tensors[n] for n in names if n not in position and n not in kwargs},
         )
         if like is not None:
-            if len(self._calls) >= MOST_CALLS:
-                self._calls.clear()
-            self._calls[like] = found
+            self._calls.keep(like, found)
         return found
-
-    def _likeness(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return what is equal for calls of one kernel: sizes of tensors, values of the others.
-
-        None: there are arguments of which that is not known.
-        """
-        numbers = self._numbers
-        try:
-            like = (
-                *[None if i in numbers else _measures(a) for i, a in enumerate(args)],
-                *[(k, None if k in numbers else _measures(a)) for k, a in kwargs.items()],
-            )
-            hash(like)
-        except (TypeError, AttributeError):
-            return None
-        return like
 
     @functools.cached_property
     def _numbers(self) -> frozenset[int | str]:
@@ -386,19 +351,6 @@ def _decorate(fn: Any, keywords: Mapping[str, Any], local_names: Mapping[str, An
 
 def _has_text_annotations(fn: Any) -> bool:
     return any(isinstance(a, str) for a in getattr(fn, "__annotations__", {}).values())
-
-
-def _measures(argument: Any) -> Any:
-    """Return type, shape and strides of a tensor, or type and value of another argument.
-
-    Raises:
-        AttributeError: the strides of a tensor are not known.
-    """
-    shape = getattr(argument, "shape", None)
-    if shape is None:
-        return type(argument), argument
-    strides = argument.stride() if hasattr(argument, "stride") else argument.strides
-    return argument.dtype, shape, strides
 
 
 def _key(value: Any) -> Any:

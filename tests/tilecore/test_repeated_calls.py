@@ -130,7 +130,7 @@ def scale():
 
 
 def test_functions_find_the_kernel_of_a_call_again(scale):
-    x = torch.randn(6, 10)
+    x, remembered = torch.randn(6, 10), []
     for _ in range(2):
         for rows, columns in ((6, 10), (4, 10), (6, 3)):
             part = x[:rows, :columns]
@@ -141,7 +141,8 @@ def test_functions_find_the_kernel_of_a_call_again(scale):
         torch.testing.assert_close(scale(x.repeat(1, 2)[:, :10], 2.0), x * 2 + 1)
         torch.testing.assert_close(scale(x, 2.0, plus=True), x * 2 + 1)
         torch.testing.assert_close(scale(x, 2.0, plus=1.0), x * 2 + 1)
-    assert len({id(found.kernel) for found in scale._calls.values()}) == len(scale._kernels)
+        remembered.append((len(scale._calls), len(scale._kernels)))
+    assert remembered[0] == remembered[1]
 
 
 def test_numbers_of_a_kernel_are_no_part_of_what_is_remembered(scale):
