@@ -213,8 +213,6 @@ class JITKernel:
 
     def _arguments(self, tensors: Sequence[Any]) -> list[Any]:
         """Return one argument per parameter: what is given or kept, and new outputs."""
-        if len(tensors) == len(self.params):
-            return list(tensors)
         is_whole = len(tensors) == len(self.given)
         positions = self.given if is_whole else self.given_inputs
         if len(tensors) != len(positions):

@@ -90,8 +90,9 @@ def test_tensors_stand_around_the_kept_one_in_their_order():
     output = torch.empty(64, 64)
     assert kept(output, scale, a) is output
     assert close(output, a, b * scale)
-    with pytest.raises(ArgumentError, match=r"expected 2 tensors \(scale, A\), found 1"):
-        kept(a)
+    for wrong in ((a,), (output, b, scale, a)):
+        with pytest.raises(ArgumentError, match=r"expected 2 tensors \(scale, A\), found"):
+            kept(*wrong)
 
 
 def test_rows_may_be_dynamic_and_outputs_made():
