@@ -116,6 +116,10 @@ class UnknownPrimitive(TileError):
     template = "T.{name} is not available: {reason}"
 
 
+class UnknownName(UnknownPrimitive, AttributeError):
+    """A ``T.name`` that TileLang has not either; to ``hasattr`` and pickle an attribute missing."""
+
+
 class SourceUnavailable(TileError):
     """The Python source of a kernel cannot be read."""
 

@@ -383,6 +383,15 @@ def test_source_that_cannot_be_read() -> None:
         exec(code, {})
 
 
+def test_names_that_no_program_means_are_missing_attributes() -> None:
+    assert hasattr(T, "gemm")
+    assert not hasattr(T, "torch")
+    nameless = type("Nameless", (), {"__module__": None})()
+    assert (
+        pickle.whichmodule(nameless, "nameless") == "__main__"
+    )  # asks all modules that are loaded
+
+
 def test_unknown_primitives_say_why() -> None:
     with pytest.raises(UnknownPrimitive, match=r"names an instruction or descriptor of NVIDIA"):
         T.tma_load  # noqa: B018

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from tilecore.errors import UnknownPrimitive
+from tilecore.errors import UnknownName, UnknownPrimitive
 
 FOREIGN = (
     "C code is not compiled for this target, and no function of CUDA or of TileLang's "
@@ -42,4 +42,4 @@ def unknown(name: str, available: Iterable[str]) -> UnknownPrimitive:
         return UnknownPrimitive(name=name, reason=_REASONS[name])
     near = difflib.get_close_matches(name, list(available), 1)
     hint = f"did you mean T.{near[0]}?" if near else ""
-    return UnknownPrimitive(name=name, reason="tilecore has no primitive of this name", hint=hint)
+    return UnknownName(name=name, reason="tilecore has no primitive of this name", hint=hint)
