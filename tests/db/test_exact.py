@@ -3,6 +3,7 @@
 import random
 import time
 from itertools import product
+from pathlib import Path
 
 import pytest
 
@@ -112,9 +113,24 @@ def restart(cluster):
 
 
 def end(cluster):
-    """Kill the server with SIGKILL; its processes end without it."""
+    """Kill the server with SIGKILL, and wait until its processes, which notice, have ended."""
+    pid = cluster.process.pid
+    serving = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    assert serving
     cluster.process.kill()
     cluster.process.wait(60)
+    deadline = time.monotonic() + 60
+    while any(map(is_alive, serving)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def is_alive(pid):
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
 def begin(cluster):

@@ -190,7 +190,9 @@ def test_kernels_of_one_artifact_that_keep_other_weights_are_other_operators():
 
     x = torch.randn(70, 100)
     want = (2 * x.double() @ weights[0].double() - x.double() @ weights[1].double()).float()
-    torch.testing.assert_close(torch.compile(model, fullgraph=True)(x), want, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        torch.compile(model, fullgraph=True, backend="aot_eager")(x), want, rtol=1e-4, atol=1e-4
+    )
     assert len({str(k.torch_op) for k in (*layers, kernel)}) == 3
 
 
@@ -205,9 +207,13 @@ def test_wrong_tensors_are_told_when_the_graph_is_made():
 def test_there_is_no_gradient_as_in_a_plain_call():
     kernel = scaled(2, 2)
     x = torch.randn(2, 2, requires_grad=True)
-    for call in (kernel, kernel.torch_op, torch.compile(lambda t: kernel(t), fullgraph=True)):
+    for call in (
+        kernel,
+        kernel.torch_op,
+        torch.compile(lambda t: kernel(t), fullgraph=True, backend="aot_eager"),
+    ):
         assert not call(x).requires_grad
-    compiled = torch.compile(lambda t: (kernel(t) + t).sum(), fullgraph=True)
+    compiled = torch.compile(lambda t: (kernel(t) + t).sum(), fullgraph=True, backend="aot_eager")
     compiled(x).backward()
     torch.testing.assert_close(x.grad, torch.ones(2, 2))
 
@@ -229,10 +235,12 @@ def test_functions_in_the_eager_style_are_nodes_too():
         return added(added(y, None, 3.0, 16, 1.0), shift=0.25, block=4) * 2
 
     x = torch.randn(9, 7)
-    torch.testing.assert_close(torch.compile(model, fullgraph=True)(x), (x.sin() + 7.75) * 2)
+    torch.testing.assert_close(
+        torch.compile(model, fullgraph=True, backend="aot_eager")(x), (x.sin() + 7.75) * 2
+    )
     explained = torch._dynamo.explain(model)(x)
     assert (explained.graph_count, explained.graph_break_count) == (1, 0)
-    compiled = torch.compile(model, fullgraph=True)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     for n in (3, 5, 8, 2):  # another size is another kernel
         x = torch.randn(n, 7)
         torch.testing.assert_close(compiled(x), (x.sin() + 7.75) * 2)
@@ -243,10 +251,10 @@ def test_what_chooses_its_kernel_otherwise_breaks_the_graph():
         return added(x + 1) * scaled(4, 4)(x)  # a default that the kernel takes; a lazy function
 
     x = torch.randn(4, 4)
-    torch.testing.assert_close(torch.compile(model)(x), (x + 2) * 2 * x)
+    torch.testing.assert_close(torch.compile(model, backend="aot_eager")(x), (x + 2) * 2 * x)
     torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.Unsupported):
-        torch.compile(model, fullgraph=True)(x)
+        torch.compile(model, fullgraph=True, backend="aot_eager")(x)
 
 
 def test_numpy_arrays_and_plain_calls_are_untouched():
