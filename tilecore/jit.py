@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from types import FunctionType, ModuleType
 from typing import Any
-from weakref import WeakValueDictionary
 
 from tilecore.errors import ArgumentError, SourceUnavailable, TypeMismatch
 from tilecore.frontend.eager import (
@@ -23,7 +21,7 @@ from tilecore.frontend.signature import PointerSpec, TensorSpec, is_tensor, solv
 from tilecore.frontend.trace import resolve_annotations
 from tilecore.ir.dtype import DType
 from tilecore.ir.nodes import PrimFunc
-from tilecore.jit_calls import Calls, Found, likeness
+from tilecore.jit_calls import Found, likeness
 from tilecore.jit_compile import (
     JitOptions,
     build,
@@ -42,7 +40,8 @@ from tilecore.recommending import (
     installed_recommender,
     open_program,
 )
-from tilecore.torch_trace import is_traced
+from tilecore.runtime.memo import Memo
+from tilecore.torch_trace import is_traced, labelled
 
 NO_KNOBS = (TensorSpec, PointerSpec, DType)  # annotations of what a call passes
 _CACHE_IS_ON: ContextVar[bool] = ContextVar("tilecore_jit_cache", default=True)
@@ -63,15 +62,6 @@ def is_cache_enabled() -> bool:
     return _CACHE_IS_ON.get()
 
 
-_numbers = itertools.count()
-_functions: WeakValueDictionary[str, JITImpl] = WeakValueDictionary()
-
-
-def function_of(label: str) -> JITImpl:
-    """Return the function with a label."""
-    return _functions[label]
-
-
 class JITImpl:
     """A function decorated with ``@tilelang.jit``.
 
@@ -88,9 +78,8 @@ class JITImpl:
         self._locals = dict(local_names) if _has_text_annotations(fn) else {}
         self._kernels: dict[Any, JITKernel] = {}
         self._signatures: dict[Any, EagerSignature] = {}
-        self._calls = Calls()
-        self.label = str(next(_numbers))  # a name that no other function of this process has
-        _functions[self.label] = self
+        self._calls: Memo[Found] = Memo()
+        self.label = labelled(self)
         if isinstance(fn, FunctionType):
             functools.update_wrapper(self, fn)
 

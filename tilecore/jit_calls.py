@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilecore.kernel import JITKernel
-
-MOST_CALLS = 1024  # of a function that are remembered
+from tilecore.runtime.memo import strides_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,26 +24,6 @@ class Found:
             args[p] if isinstance(p, int) else kwargs[p] if p in kwargs else self.defaults[p]
             for p in self.places
         ]
-
-
-class Calls:
-    """What was found for the calls of a function, by their likeness."""
-
-    def __init__(self) -> None:
-        self._found: dict[Any, Found] = {}
-
-    def __len__(self) -> int:
-        return len(self._found)
-
-    def get(self, like: Any) -> Found | None:
-        """Return what was kept for calls like this one."""
-        return self._found.get(like)
-
-    def keep(self, like: Any, found: Found) -> None:
-        """Remember what was found; too many are forgotten together."""
-        if len(self._found) >= MOST_CALLS:
-            self._found.clear()
-        self._found[like] = found
 
 
 def likeness(args: Sequence[Any], kwargs: Mapping[str, Any], numbers: Collection[int | str]) -> Any:
@@ -73,5 +52,4 @@ def _measures(argument: Any) -> Any:
     shape = getattr(argument, "shape", None)
     if shape is None:
         return type(argument), argument
-    strides = argument.stride() if hasattr(argument, "stride") else argument.strides
-    return argument.dtype, shape, strides
+    return argument.dtype, shape, strides_of(argument)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
 
 from tilecore.errors import ArgumentError, UnsupportedOnTarget
 from tilecore.ir.analysis import marked_outputs
@@ -14,21 +12,13 @@ from tilecore.ir.nodes import Buffer, PrimFunc
 from tilecore.profiler import Profiler, TensorSupplyType
 from tilecore.runtime.kept import KeptKernel
 from tilecore.runtime.outputs import OutputMaker
-from tilecore.torch_trace import is_traced
+from tilecore.torch_trace import is_traced, labelled
 
 if TYPE_CHECKING:
     from tilecore.artifact import Artifact
     from tilecore.emulated import EmulatedKernel
     from tilecore.emulator import Schedule
     from tilecore.runtime import CudaKernel, LoadedKernel
-
-_numbers = itertools.count()
-_kernels: WeakValueDictionary[str, JITKernel] = WeakValueDictionary()
-
-
-def kernel_of(label: str) -> JITKernel:
-    """Return the kernel with a label."""
-    return _kernels[label]
 
 
 def input_parameters(func: PrimFunc) -> tuple[Buffer | Var, ...]:
@@ -50,7 +40,7 @@ class JITKernel:
         kept: by position, what is passed in place of tensors kept packed.
         given: positions of the parameters that a call may pass: all but those kept packed.
         given_inputs: those of them that it has to pass.
-        label: a name that no other kernel of this process has.
+        label: a name that nothing else has in this process.
         execution_backend: how calls reach the machine code; always "tvm_ffi".
     """
 
@@ -85,8 +75,7 @@ class JITKernel:
         positions = range(len(prim_func.params))
         self.given = tuple(i for i in positions if i not in self.kept)
         self.given_inputs = tuple(i for i in self.given if i not in self.output_positions)
-        self.label = f"{prim_func.name} {next(_numbers)}"
-        _kernels[self.label] = self
+        self.label = labelled(self)
 
     @property
     def loaded(self) -> LoadedKernel | CudaKernel | EmulatedKernel:

@@ -19,7 +19,7 @@ import torch
 from tilecore.artifact import ParameterSpec
 from tilecore.ir.dtype import DType
 from tilecore.runtime import dims
-from tilecore.torch_trace import untraced
+from tilecore.torch_trace import labelled_as, untraced
 
 if TYPE_CHECKING:
     from tilecore.jit import JITImpl
@@ -84,10 +84,8 @@ def _kernel_of_call(
     label: str, given: Sequence[tuple[Any, ...]], named: Sequence[tuple[str, tuple[Any, ...]]]
 ) -> str:
     """Return the operator of a call, then the position or the name of each of its arguments."""
-    from tilecore.jit import function_of
-
     args, kwargs = [_undescribed(g) for g in given], {k: _undescribed(v) for k, v in named}
-    found = function_of(label).find(args, kwargs)
+    found = labelled_as(label).find(args, kwargs)
     if found is None or found.defaults:
         return ""
     name = register(found.kernel) + ("" if found.kernel.output_positions else INTO)
@@ -102,9 +100,7 @@ def operator_of(kernel: JITKernel) -> Any:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _name(label: str) -> str:
-    from tilecore.kernel import kernel_of
-
-    return register(kernel_of(label))
+    return register(labelled_as(label))
 
 
 def register(kernel: JITKernel) -> str:

@@ -1,10 +1,27 @@
-"""Whether torch traces the code that runs, and how to keep it out of functions."""
+"""Whether torch traces the code that runs, and what that code can refer to."""
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakValueDictionary
+
+_numbers = itertools.count()
+_labelled: WeakValueDictionary[str, Any] = WeakValueDictionary()
+
+
+def labelled(thing: Any) -> str:
+    """Return a name that nothing else has in this process: traced code can pass it on as text."""
+    label = str(next(_numbers))
+    _labelled[label] = thing
+    return label
+
+
+def labelled_as(label: str) -> Any:
+    """Return what has a name."""
+    return _labelled[label]
 
 
 def is_traced() -> bool:

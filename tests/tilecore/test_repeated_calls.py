@@ -7,7 +7,8 @@ import torch
 import tilecore
 import tilecore.language as T
 from tilecore.errors import AliasError, ArgumentError
-from tilecore.runtime.quick import MOST_SIZES, QuickChecks
+from tilecore.runtime.memo import MOST
+from tilecore.runtime.quick import QuickChecks
 
 
 @pytest.fixture(scope="module")
@@ -108,9 +109,9 @@ def test_values_of_other_types_and_tensors_with_gradients_are_taken_as_before(ke
 
 def test_what_is_remembered_is_bounded(kernel):
     quick = kernel.loaded._quick
-    for n in range(1, MOST_SIZES + 10):
+    for n in range(1, MOST + 10):
         quick.learn((*given(n, 1), torch.empty(n, 1), torch.empty(n + 1, dtype=torch.int32)))
-    assert 0 < len(quick._known) <= MOST_SIZES
+    assert 0 < len(quick._known) <= MOST
     check(kernel(*given()), given())
 
 

@@ -7,8 +7,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import tilecore
 import tilecore.language as T
-
-BLOCK = 64
+from tilecore import kernels
 
 
 @pytest.fixture(autouse=True)
@@ -161,27 +160,9 @@ def test_the_operator_is_the_kernel():
 
 
 def test_kernels_of_one_artifact_that_keep_other_weights_are_other_operators():
-    @tilecore.jit(out_idx=[-1])
-    def layer(m, n, k):
-        @T.prim_func
-        def linear(
-            A: T.Tensor((m, k), "float32"), B: T.Tensor((k, n), "float32"),
-            C: T.Tensor((m, n), "float32"),
-        ):  # fmt: skip
-            with T.Kernel(T.ceildiv(n, BLOCK), T.ceildiv(m, BLOCK)) as (bx, by):
-                a = T.alloc_shared((BLOCK, BLOCK), "float32")
-                b = T.alloc_shared((BLOCK, BLOCK), "float32")
-                c = T.alloc_fragment((BLOCK, BLOCK), "float32")
-                T.clear(c)
-                for ko in T.Pipelined(T.ceildiv(k, BLOCK), num_stages=2):
-                    T.copy(A[by * BLOCK, ko * BLOCK], a)
-                    T.copy(B[ko * BLOCK, bx * BLOCK], b)
-                    T.gemm(a, b, c)
-                T.copy(c, C[by * BLOCK, bx * BLOCK])
-
-        return linear
-
-    kernel = layer(70, 90, 100)
+    gemm = kernels.get("gemm")
+    problem = gemm.parse_problem({"m": 70, "n": 90, "k": 100})
+    kernel = tilecore.compile(gemm.program(problem, gemm.default_config()), out_idx=-1)
     weights = [torch.randn(100, 90) for _ in range(2)]
     layers = [kernel.keep(B=w) for w in weights]
 

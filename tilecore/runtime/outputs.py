@@ -11,8 +11,7 @@ import numpy as np
 from tilecore.artifact import ParameterSpec
 from tilecore.ir.dtype import DType
 from tilecore.runtime import dims
-
-MOST_SIZES = 1024  # of calls that are remembered
+from tilecore.runtime.memo import Memo, strides_of
 
 
 class OutputMaker:
@@ -31,7 +30,7 @@ class OutputMaker:
         is_static = all(specs[p].is_static for p in self._positions)
         self._static_shapes = self._shapes({}) if is_static else None
         self._is_strided = any(spec.strides is not None for spec in specs)
-        self._known: dict[Any, list[tuple[int, ...]]] = {}
+        self._known: Memo[list[tuple[int, ...]]] = Memo()
 
     def complete(self, inputs: Sequence[Any]) -> list[Any]:
         """Return all arguments of a call: the inputs, and uninitialised outputs.
@@ -51,13 +50,11 @@ class OutputMaker:
         """Return the shapes for inputs, those of sizes seen before without looking closely."""
         sizes = tuple([getattr(i, "shape", i if type(i) is int else None) for i in inputs])
         if self._is_strided:  # strides are dimensions, too
-            sizes += tuple([_strides(i) for i in inputs])
+            sizes += tuple([strides_of(i) for i in inputs if hasattr(i, "shape")])
         shapes = self._known.get(sizes)
         if shapes is None:
             shapes = self._shapes(dims.bind(self._specs, arguments))
-            if len(self._known) >= MOST_SIZES:
-                self._known.clear()
-            self._known[sizes] = shapes
+            self._known.keep(sizes, shapes)
         return shapes
 
     def _shapes(self, values: Mapping[str, int]) -> list[tuple[int, ...]]:
@@ -80,9 +77,3 @@ class OutputMaker:
             torch.empty(s, dtype=d, device=place)
             for s, d in zip(shapes, self._torch_dtypes, strict=True)
         ]
-
-
-def _strides(argument: Any) -> Any:
-    """Return something that is equal where strides are; None for what is no tensor."""
-    strides = getattr(argument, "stride", None)  # of torch, in elements
-    return strides() if strides is not None else getattr(argument, "strides", None)

@@ -15,13 +15,13 @@ import numpy as np
 from tilecore.artifact import ParameterSpec
 from tilecore.ir.dtype import DType
 from tilecore.runtime import dims
+from tilecore.runtime.memo import Memo, strides_of
 
 AS_THEY_ARE = (  # the others are handed over as bytes
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "float16", "bfloat16", "float32", "float64",
 )  # fmt: skip
 NUMPY = tuple(name for name in AS_THEY_ARE if name != "bfloat16")  # DLPack does not know NumPy's
-MOST_SIZES = 1024  # of a kernel that are remembered
 
 
 def quick_check(
@@ -98,8 +98,7 @@ class QuickChecks:
 
     def __init__(self, parameters: Sequence[ParameterSpec], torch: Any | None) -> None:
         self._parameters, self._torch = parameters, torch
-        self._tensor = None if torch is None else torch.Tensor
-        self._known: dict[Any, QuickCheck] = {}
+        self._known: Memo[QuickCheck] = Memo()
         tensors = [i for i, p in enumerate(parameters) if p.kind == "tensor"]
         self._shaped = [i for i in tensors if parameters[i].strides is None]
         self._strided = [i for i in tensors if parameters[i].strides is not None]
@@ -115,20 +114,16 @@ class QuickChecks:
         sizes = self._sizes(arguments)
         if sizes is None or sizes in self._known:
             return
-        if len(self._known) >= MOST_SIZES:
-            self._known.clear()
         values = dims.bind(self._parameters, arguments)
         fixed = [_at(p, values) for p in self._parameters]
-        self._known[sizes] = QuickCheck(fixed, self._torch)
+        self._known.keep(sizes, QuickCheck(fixed, self._torch))
 
     def _sizes(self, arguments: Sequence[Any]) -> Any:
         """Return what the dimensions of a call follow from, None of arguments of other kinds."""
         try:
             sizes = [arguments[i].shape for i in self._shaped]
             for i in self._strided:
-                tensor = arguments[i]
-                is_torch = type(tensor) is self._tensor
-                sizes += [tensor.shape, tensor.stride() if is_torch else _steps(tensor)]
+                sizes += [arguments[i].shape, strides_of(arguments[i])]
             if self._numbers:  # only integers are sizes
                 sizes += [a if type(a := arguments[i]) is int else None for i in self._numbers]
             return tuple(sizes)
