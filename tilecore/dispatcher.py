@@ -8,41 +8,44 @@ left dynamic, compiled once, where the program can be traced so; else one kernel
 
 from __future__ import annotations
 
+import hashlib
+import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tilecore import dispatch_dims
+from tilecore.artifact import ParameterSpec
 from tilecore.autotuner import AutoTuneImpl
 from tilecore.dispatch_program import Make, definition_of, maker, settled_lowering
 from tilecore.dispatch_reader import load_table
 from tilecore.dispatch_table import DispatchTable, Shape
 from tilecore.errors import (
     ArgumentError,
-    InvalidDispatchTable,
     OutsideDispatchTable,
     TileError,
     TypeMismatch,
 )
 from tilecore.ir.analysis import output_positions
-from tilecore.ir.expr import Var, int_value
-from tilecore.ir.nodes import Buffer, PrimFunc
+from tilecore.ir.expr import Var
+from tilecore.ir.nodes import PrimFunc
 from tilecore.ir.printer import program_digest
 from tilecore.jit import JITImpl
 from tilecore.jit_compile import compile
-from tilecore.kernel import JITKernel
+from tilecore.kernel import NAME_DIGITS, JITKernel
 from tilecore.recommending import LOWERING
 from tilecore.target import Target
 from tilecore.tile_config import KnobValue, TileConfig
-from tilecore.torch_trace import is_traced, untraced
+from tilecore.torch_trace import is_traced, labelled
 
 MODES = ("auto", "static", "dynamic")
 BEYOND = ("nearest", "error")
 # M = 3 of a GEMM with N = K = 1024 takes 76 % more with a dynamic kernel: products of up to 16 rows
 # have a form of their own (inference/few_rows.py; benchmarks/results/dispatch_2026-11-22.md).
 FEW = 16
-Places = tuple[tuple[int, int], ...]  # per dimension a position among the arguments and an axis
 
 
 class StaleTable(UserWarning):
@@ -97,9 +100,17 @@ class Dispatcher:
         self._static: dict[tuple[int, Shape], JITKernel] = {}
         self._dynamic: dict[int, JITKernel | None] = {}
         self._calls: dict[Any, JITKernel] = {}
-        self._places, now = self._look_at_program()
+        self._program = program
+        self._base = self._trace_last()
+        self._places = dispatch_dims.places(self.table, self._base, self._trace_last, self._path)
+        now = program_digest(self._base)
         self.doubts = self._doubts(now if program is not None else self._digest_of_library())
         self._is_single = len(self.table.dims) == 1
+        self.kept: Mapping[int, Any] = {}
+        self.output_positions = output_positions(self._base)
+        self.given = tuple(range(len(self._base.params)))
+        self.given_inputs = tuple(i for i in self.given if i not in self.output_positions)
+        self.label = labelled(self)
         for doubt in self.doubts:
             warnings.warn(StaleTable(f"{self._path}: {doubt}"), stacklevel=2)
 
@@ -113,7 +124,13 @@ class Dispatcher:
             ArgumentError: tensors that the kernel does not take (TC402).
         """
         if is_traced():
-            return untraced(self, *tensors)
+            from tilecore import torch_ops
+
+            return torch_ops.call(self, tensors)
+        return self.run(*tensors)
+
+    def run(self, *tensors: Any) -> Any:
+        """Run the kernel as a call does, also where torch traces."""
         try:
             places = self._places[len(tensors)]
             if self._is_single:
@@ -124,7 +141,42 @@ class Dispatcher:
             kernel = self._calls[sizes]
         except (KeyError, IndexError, AttributeError):
             kernel = self._prepare(tensors)
-        return kernel(*tensors)
+        return kernel.run(*tensors)
+
+    @property
+    def torch_op(self) -> Any:
+        """This dispatcher as an operator of torch; see ``JITKernel.torch_op``.
+
+        Raises:
+            TileError: the program does not say how its outputs' shapes follow from the sizes.
+        """
+        from tilecore import torch_ops
+
+        return torch_ops.operator_of(self)
+
+    @cached_property
+    def specs(self) -> Sequence[ParameterSpec]:
+        """The parameters for all sizes; raises TileError, see ``dispatch_dims.specs``."""
+        return dispatch_dims.specs(self.table, self._base, self._trace_last, self._path)
+
+    @cached_property
+    def operator_name(self) -> str:
+        """The name of its operators of torch, the same in every process."""
+        parts = (self.table.to_json(), program_digest(self._base), *self._choice)
+        digest = hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
+        return f"{self._base.name}_by_size_{digest[:NAME_DIGITS]}"
+
+    def computes_as(self, other: Any) -> bool:
+        """Return whether two dispatchers surely compute the same: one table, one program."""
+        return self is other or (
+            isinstance(other, Dispatcher)
+            and (self.table, self._program, self._choice)
+            == (other.table, other._program, other._choice)
+        )
+
+    @property
+    def _choice(self) -> tuple[str, ...]:
+        return str(self._target), self._mode, self._beyond
 
     def config_for(self, *sizes: int, **by_name: int) -> TileConfig:
         """Return the config that serves some sizes, given in the order of ``dims`` or by name.
@@ -234,42 +286,21 @@ class Dispatcher:
         func = self._make(problem, self.table.configs[number])
         return replace(func, attrs={**func.attrs, "out_idx": output_positions(func)})
 
+    def _trace_last(self, sizes: Sequence[Any] | None = None) -> PrimFunc:
+        """Return the program of the last shape's config, for that shape or other sizes."""
+        last = self.table.shapes[-1]
+        return self._trace(last.shape if sizes is None else sizes, last.config)
+
     def _compile(self, func: PrimFunc, number: int) -> JITKernel:
         config = {**self._settled, **_lowering(self.table.configs[number])}
         return compile(func, target=self._target, config=config)
 
     # --- the program --------------------------------------------------------------------------
 
-    def _look_at_program(self) -> tuple[dict[int, Places], str]:
-        """Return where dimensions stand among the arguments, by their number, and its digest.
-
-        A dimension is an axis of an input that doubles when it does, and is as large.
-        """
-        last = self.table.shapes[-1]
-        base = self._trace(last.shape, last.config)
-        outputs = output_positions(base)
-        inputs = [i for i in range(len(base.params)) if i not in outputs]
-        whole, short = [], []
-        for at, dim in enumerate(self.table.dims):
-            doubled = tuple(s * 2 if i == at else s for i, s in enumerate(last.shape))
-            other = self._trace(doubled, last.config)
-            found = next(
-                ((p, a) for p in inputs for a in _doubling(base, other, p, last.shape[at])), None
-            )
-            if found is None:
-                raise InvalidDispatchTable(
-                    path=self._path, expected="dimensions that are extents of an input",
-                    found=f"{dim}, which is none of {base.name}",
-                )  # fmt: skip
-            whole.append(found)
-            short.append((inputs.index(found[0]), found[1]))
-        places = {len(base.params): tuple(whole), len(inputs): tuple(short)}
-        return places, program_digest(base)
-
     def _digest_of_library(self) -> str:
         definition, shape = definition_of(self.table), self.table.shapes[-1].shape
         problem = {**self.table.problem, **dict(zip(self.table.dims, shape, strict=True))}
-        return definition.program_digest(problem)
+        return definition.program_digest(definition.parse_problem(problem))
 
     def _doubts(self, now: str) -> tuple[str, ...]:
         """Return in words whether the program is another than that of the table."""
@@ -290,18 +321,8 @@ def with_digest(table: DispatchTable, program: JITImpl | AutoTuneImpl | Make) ->
     It is the digest of the program for the last shape and the config that serves it.
     """
     made = Dispatcher(replace(table, program_digest=""), program=program)
-    return replace(table, program_digest=made._look_at_program()[1])
+    return replace(table, program_digest=program_digest(made._base))
 
 
 def _lowering(config: TileConfig) -> dict[str, KnobValue]:
     return {k: v for k, v in config.items() if k in LOWERING}
-
-
-def _doubling(base: PrimFunc, other: PrimFunc, position: int, size: int) -> list[int]:
-    """Return the axes of a parameter that have the size and double from one trace to the next."""
-    one, two = base.params[position], other.params[position]
-    if not isinstance(one, Buffer) or not isinstance(two, Buffer):
-        return []
-    extents = [[int_value(e) for e in param.shape] for param in (one, two)]
-    pairs = zip(*extents, strict=True)
-    return [axis for axis, pair in enumerate(pairs) if pair == (size, 2 * size)]

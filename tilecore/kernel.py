@@ -15,10 +15,12 @@ from tilecore.runtime.outputs import OutputMaker
 from tilecore.torch_trace import is_traced, labelled
 
 if TYPE_CHECKING:
-    from tilecore.artifact import Artifact
+    from tilecore.artifact import Artifact, ParameterSpec
     from tilecore.emulated import EmulatedKernel
     from tilecore.emulator import Schedule
     from tilecore.runtime import CudaKernel, LoadedKernel
+
+NAME_DIGITS = 12  # of a digest, in the name of an operator of torch
 
 
 def input_parameters(func: PrimFunc) -> tuple[Buffer | Var, ...]:
@@ -144,6 +146,16 @@ class JITKernel:
         target = parse_target(manifest.isa)
         loaded = EmulatedKernel(self.prim_func, target, schedules or (LATE,), manifest.config)
         return JITKernel(self.prim_func, self.artifact, loaded, self.out_idx)
+
+    @property
+    def specs(self) -> Sequence[ParameterSpec]:
+        """The parameters as the caller must pass them."""
+        return self.artifact.manifest.parameters
+
+    @property
+    def operator_name(self) -> str:
+        """The name of its operators of torch, the same in every process."""
+        return f"{self.prim_func.name}_{self.artifact.manifest.key[:NAME_DIGITS]}"
 
     @property
     def torch_op(self) -> Any:

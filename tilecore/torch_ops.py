@@ -1,9 +1,10 @@
 """Kernels as operators of torch: one node each in the graphs of torch.compile and torch.export.
 
 A kernel has up to two operators: ``tilecore::NAME`` takes the inputs and returns new outputs,
-``tilecore::NAME_into`` takes all parameters and writes to them. NAME is made of the program's and
-the artifact's key, the same in every process. They run what a call of the kernel runs, on CPU and
-CUDA tensors, and have no gradient.
+``tilecore::NAME_into`` takes all parameters and writes to them. NAME is made of the program's name
+and the artifact's key, the same in every process. They run what a call of the kernel runs, on CPU
+and CUDA tensors, and have no gradient. A ``Dispatcher`` has such operators, too: the graph keeps
+the choice of the kernel, by the sizes that a call of it has.
 """
 
 from __future__ import annotations
@@ -11,31 +12,64 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 
 from tilecore.artifact import ParameterSpec
+from tilecore.errors import TileError
 from tilecore.ir.dtype import DType
 from tilecore.runtime import dims
 from tilecore.torch_trace import labelled_as, untraced
 
 if TYPE_CHECKING:
     from tilecore.jit import JITImpl
-    from tilecore.kernel import JITKernel
 
 INTO = "_into"
-KEY_DIGITS = 12
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
 _library = torch.library.Library("tilecore", "FRAGMENT")
-_kernels: dict[str, JITKernel] = {}  # by name; torch keeps an operator until the process ends
+_operations: dict[str, Operation] = {}  # by name; torch keeps operators until the process ends
 
 
-def call(kernel: JITKernel, tensors: Sequence[Any]) -> Any:
+class Operation(Protocol):
+    """What is called with tensors: a ``JITKernel``, a ``Dispatcher``.
+
+    Attributes:
+        label: a name that nothing else has in this process (``torch_trace.labelled``).
+        kept: by position, what is passed in place of tensors kept packed.
+        given: positions of the parameters that a call may pass.
+        given_inputs: those of them that it has to pass.
+        output_positions: those that a call may leave out and has returned.
+    """
+
+    label: str
+    kept: Mapping[int, Any]
+    given: tuple[int, ...]
+    given_inputs: tuple[int, ...]
+    output_positions: tuple[int, ...]
+
+    @property
+    def operator_name(self) -> str:
+        """The same in every process."""
+
+    @property
+    def specs(self) -> Sequence[ParameterSpec]:
+        """The parameters; raises TileError where they have no shapes before a call."""
+
+    def run(self, *tensors: Any) -> Any:
+        """Do what a call does, also where torch traces."""
+
+    def computes_as(self, other: Any) -> bool:
+        """Return whether two operations of one name surely compute the same."""
+
+
+def call(kernel: Operation, tensors: Sequence[Any]) -> Any:
     """Return what ``kernel(*tensors)`` returns; for code that torch traces."""
     name, outputs = _name(kernel.label), kernel.output_positions
+    if not name:
+        return untraced(kernel.run, *tensors)
     if outputs and len(tensors) < len(kernel.given):
         found = getattr(torch.ops.tilecore, name)(*tensors)
         return list(found) if len(outputs) > 1 else found
@@ -92,44 +126,52 @@ def _kernel_of_call(
     return " ".join([name, *map(str, found.places)])
 
 
-def operator_of(kernel: JITKernel) -> Any:
-    """Return the operator of the inputs; for a program without outputs that of all parameters."""
+def operator_of(kernel: Operation) -> Any:
+    """Return the operator of the inputs; for a program without outputs that of all parameters.
+
+    Raises:
+        TileError: see ``Operation.specs``.
+    """
     name = register(kernel)
     return getattr(torch.ops.tilecore, name if kernel.output_positions else name + INTO).default
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _name(label: str) -> str:
-    return register(labelled_as(label))
+    """Return the name of the operators; nothing where the sizes of outputs are not known ahead."""
+    try:
+        return register(labelled_as(label))
+    except TileError:
+        return ""
 
 
-def register(kernel: JITKernel) -> str:
+def register(kernel: Operation) -> str:
     """Define the operators of a kernel, once, and return their name."""
-    plain = f"{kernel.prim_func.name}_{kernel.artifact.manifest.key[:KEY_DIGITS]}"
-    name, count = plain, 0
-    while (known := _kernels.get(name)) is not None:
+    specs = kernel.specs
+    name, count = kernel.operator_name, 0
+    while (known := _operations.get(name)) is not None:
         if kernel.computes_as(known):
             return name
         count += 1
-        name = f"{plain}_{count}"
-    _kernels[name] = kernel
+        name = f"{kernel.operator_name}_{count}"
+    _operations[name] = kernel
     if kernel.output_positions:
         returned = ", ".join(["Tensor"] * len(kernel.output_positions))
         returned = f"({returned})" if "," in returned else returned
-        _define(name, kernel, kernel.given_inputs, returned, partial(_fake, kernel))
+        _define(name, kernel, kernel.given_inputs, returned, partial(_fake, kernel, specs))
     _define(name + INTO, kernel, kernel.given, "()", lambda *_: None)
     return name
 
 
 def _define(
     name: str,
-    kernel: JITKernel,
+    kernel: Operation,
     positions: Sequence[int],
     returned: str,
     fake: Callable[..., Any],
 ) -> None:
     """Define an operator that takes the parameters at ``positions``."""
-    specs = kernel.artifact.manifest.parameters
+    specs = kernel.specs
     arguments = ", ".join(f"{_type(specs[i], i)} x{i}_{specs[i].name}" for i in positions)
 
     def run(*tensors: Any) -> Any:
@@ -152,9 +194,9 @@ def _type(spec: ParameterSpec, position: int) -> str:
     return f"Tensor{f'(a{position}!)' if is_written else ''}{'' if spec.is_used else '?'}"
 
 
-def _fake(kernel: JITKernel, *inputs: Any) -> Any:
+def _fake(kernel: Operation, specs: Sequence[ParameterSpec], *inputs: Any) -> Any:
     """Return outputs of the shapes that the inputs give them, without elements."""
-    specs, outputs = kernel.artifact.manifest.parameters, kernel.output_positions
+    outputs = kernel.output_positions
     given = dict(zip(kernel.given_inputs, inputs, strict=True))
     known = {**kernel.kept, **given}
     values = dims.bind_extents(specs, [_extents(s, known.get(i)) for i, s in enumerate(specs)])
