@@ -18,7 +18,13 @@ from db.snapshot import Snapshot
 from db.store import SqlStore
 from tilecore.errors import TileError
 from tuner_service.answering import Answer, work_out_undoubted
-from tuner_service.dispatch_answers import TABLE, work_out_table
+from tuner_service.dispatch_answers import (
+    ORDER,
+    TABLE,
+    TuningOrder,
+    advance_table,
+    work_out_table,
+)
 from tuner_service.dispatch_schemas import DispatchTableRequest
 from tuner_service.errors import AnswerLost
 from tuner_service.schemas import RecommendationRequest
@@ -55,6 +61,9 @@ class Answerer:
             if request.startswith(TABLE):
                 asked = DispatchTableRequest.model_validate_json(request.removeprefix(TABLE))
                 return work_out_table(self._known[1], asked)
+            if request.startswith(ORDER):
+                order = TuningOrder.model_validate_json(request.removeprefix(ORDER))
+                return advance_table(self._store, order)
             return work_out_undoubted(
                 self._known[1], RecommendationRequest.model_validate_json(request)
             )
@@ -104,7 +113,8 @@ class AnswerDesk:
 
         Args:
             generation: of the database; a change makes the child read devices and models again.
-            request: a ``RecommendationRequest`` in JSON, or TABLE and a ``DispatchTableRequest``.
+            request: a ``RecommendationRequest`` in JSON, TABLE and a ``DispatchTableRequest``, or
+                ORDER and a ``TuningOrder``.
 
         Raises:
             TileError: what ``answering.work_out`` raises.

@@ -21,7 +21,13 @@ from db.snapshot import Snapshot
 from db.store import SqlStore
 from tuner_service.answer_desk import AnswerDesk
 from tuner_service.answering import Answer, work_out
-from tuner_service.dispatch_answers import TABLE, work_out_table
+from tuner_service.dispatch_answers import (
+    ORDER,
+    TABLE,
+    TuningOrder,
+    advance_table,
+    work_out_table,
+)
 from tuner_service.dispatch_schemas import DispatchTableRequest
 from tuner_service.errors import Overloaded
 from tuner_service.metrics import Metrics
@@ -97,6 +103,24 @@ class Answers:
             if isinstance(body, BaseException):
                 raise body
         return [body for body in found if isinstance(body, bytes)]
+
+    async def advance(self, order: TuningOrder) -> Answer:
+        """Return the table of an order, or where its tuning stands; what it lacks is queued.
+
+        Raises:
+            DeskBusy: too many programs are being looked at (WK711).
+            TileError: see ``dispatch_answers.advance_table``.
+        """
+        if order.request.program is None:
+            return await run_sync(self._advanced, order, limiter=self._cores)
+        async with self._place_for_program():
+            return await run_sync(self._advanced, order)
+
+    def _advanced(self, order: TuningOrder) -> Answer:
+        made = None
+        if order.request.kernel is not None:
+            made = self.desk.ask(self._generation, ORDER + order.model_dump_json())
+        return made or advance_table(self._store, order)
 
     async def _be_fresh(self) -> None:
         """Wait until what is remembered is FRESH_S behind the database at most.

@@ -65,7 +65,8 @@ def dispatch(
         str | None, typer.Option(help="HOST:PORT of a Ray cluster whose nodes measure")
     ] = None,
     service: Annotated[
-        str | None, typer.Option(help="URL of the service that is to answer, from what it knows")
+        str | None,
+        typer.Option(help="URL of the service that is to answer; with --tune its workers measure"),
     ] = None,
 ) -> None:
     """Choose the fewest configs for dynamic shapes and write which serves which sizes."""

@@ -26,7 +26,9 @@ from tuner_service.wiring import detected_host
 
 TIMEOUT_S = 120.0  # a service may wait for a free process, then look at the program
 POLL_S = 0.5
+ACCEPTED = 202
 PAGE = 200  # measurements that are asked for at once
+Watch = Callable[[Mapping[str, Any]], None]
 FINISHED = ("SUCCEEDED", "FAILED", "CANCELLED", "PAUSED")
 
 
@@ -127,6 +129,8 @@ class ServiceClient:
             problem: fields that do not change.
             sizes: by dimension ``"1:4096"``, ``"1,16"`` or a list.
             asked: further fields of ``POST /v1/dispatch-tables``: shapes, tolerance, max_configs...
+                With ``tuned``, a function that is told how it stands, the shapes are measured
+                first, and the fields are those of ``POST /v1/dispatch-tables:tune``.
 
         Raises:
             Refused, ServiceUnreachable: the service's answer (SV918, SV917).
@@ -149,8 +153,17 @@ class ServiceClient:
         self, subject: Mapping[str, str], problem: Mapping[str, Any],
         sizes: Mapping[str, Any] | None, asked: Mapping[str, Any],
     ) -> DispatchTable:  # fmt: skip
+        """Return a table from what is known, or with the field ``tuned`` one that is measured."""
+        asked = dict(asked)
+        watch: Watch | None = asked.pop("tuned", None)
         body = {**subject, "problem": dict(problem), "sizes": dict(sizes or {}), **asked}
-        answer = self._ask("POST", "/v1/dispatch-tables", json=body)
+        path = "/v1/dispatch-tables" + (":tune" if watch else "")
+        answer = self._ask("POST", path, json=body)
+        while answer.status_code == ACCEPTED:
+            assert watch is not None
+            watch(answer.json())
+            time.sleep(float(answer.headers.get("retry-after", POLL_S)))
+            answer = self._ask("POST", path, json=body)
         return read_table(answer.json(), self.url)
 
     def tune(self, question: OpenProgram, effort: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from db.log import Form
 from db.migrate import open_database, revision, upgrade
-from db.records import OPEN_STATES, MeasurementQuery, RunRecord
+from db.records import MeasurementQuery, RunRecord
 from db.session import Database
 from db.store import SqlStore
 from tuner_service import console as show
@@ -67,7 +67,7 @@ def tune_asked(
     if question.is_for_host:
         profile_once(store)
         question = understand()
-    known = known_run(store, question, effort, force=force)
+    known = jobs.known_run(store, question, effort, force=force)
     if known is not None and known.is_finished:
         out.print("answered from the database (--force tunes again)")
         _print_run(store, known.public_id)
@@ -100,7 +100,7 @@ def tune_file(
     if first[0].is_for_host:
         profile_once(store)
     asked = {q.workload.key: q for q in read_workloads(path, understand)}
-    known = {k: known_run(store, q, effort, force=force) for k, q in asked.items()}
+    known = {k: jobs.known_run(store, q, effort, force=force) for k, q in asked.items()}
     new = [(asked[key], effort) for key, run in known.items() if run is None]
     queued = list(jobs.submit_group(store, new)[0]) if new else []
     group = f" as group {queued[0].group}" if queued else ""
@@ -123,16 +123,6 @@ def profile_once(store: SqlStore) -> None:
     if not wiring.is_measured(wiring.host_profile(store)):
         err.print("measuring this machine's peaks (once) ...")
         wiring.measure_profile(store)
-
-
-def known_run(
-    store: SqlStore, question: questions.Question, effort: jobs.Effort, *, force: bool
-) -> RunRecord | None:
-    """Return a run that answers the question, or one under way."""
-    done = None if force else jobs.latest_run(store, question, ("SUCCEEDED",))
-    if done is not None and done.spec["max_trials"] >= effort.max_trials:
-        return done
-    return jobs.latest_run(store, question, OPEN_STATES)
 
 
 @contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -11,6 +13,21 @@ from tilecore.dispatch_table import DispatchTable, Served
 from tuner_service.console import short_config
 
 ROUNDING = 1e-9
+
+
+class TuningLines:
+    """Prints a line whenever a service's tuning of a table has come further."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._said = console, ""
+
+    def __call__(self, now: Mapping[str, Any]) -> None:
+        """Take in a ``DispatchTuningOut``."""
+        states = ", ".join(f"{count} {state}" for state, count in now["runs_by_state"].items())
+        text = f"{now['stage']} {len(now['runs'])} shapes: {states}"
+        if text != self._said:
+            self._console.print(text, highlight=False)
+            self._said = text
 
 
 def print_dispatch_table(console: Console, table: DispatchTable, kind: str = "cpu") -> None:

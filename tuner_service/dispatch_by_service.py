@@ -9,10 +9,9 @@ from recommender.dispatch import Choice
 from recommender.hardware import nearest_profile
 from recommender.shapes import Sizes
 from tilecore.dispatch_table import DispatchTable
-from tuner_service.client import ServiceClient
+from tuner_service.client import ServiceClient, Watch
 from tuner_service.dispatch_programs import FunctionForDispatch
 from tuner_service.dispatch_shapes import AskedTable
-from tuner_service.errors import InvalidRequest
 from tuner_service.jobs import Effort
 from tuner_service.settings import Settings
 from tuner_service.wiring import detected_host
@@ -20,25 +19,26 @@ from tuner_service.wiring import detected_host
 
 def ask(
     settings: Settings, url: str, asked: AskedTable, choice: Choice, *,
-    trust_predictions: bool = False, effort: Effort | None = None,
+    trust_predictions: bool = False, effort: Effort | None = None, watch: Watch = lambda now: None,
 ) -> DispatchTable:  # fmt: skip
-    """Return the table that a service makes of what it knows.
+    """Return the table that a service makes of what it knows, or measures now, with an effort.
+
+    ``watch`` is told how that stands. Who asks the same again finds the same runs.
 
     Raises:
-        InvalidRequest: its shapes are to be tuned (SV901).
         Refused, ServiceUnreachable: the service's answer (SV918, SV917).
         TileError: the program's own fault, see ``FunctionForDispatch.opened``.
     """
-    if effort is not None:
-        message = "expected --tune or --service, found both"
-        hint = "have the shapes tuned there first (POST /v1/tuning-runs:batch), or here"
-        raise InvalidRequest(message=message, hint=hint)
     wanted: dict[str, Any] = {
         "shapes": [{"sizes": dict(s), "weight": weight} for s, weight in asked.counts],
         "weighting": asked.weighting, "samples": asked.samples, "threads": asked.threads,
         "hardware": asked.hardware, "tolerance": choice.tolerance,
-        "max_configs": choice.max_configs, "trust_predictions": trust_predictions,
+        "max_configs": choice.max_configs,
     }  # fmt: skip
+    if effort is None:
+        wanted["trust_predictions"] = trust_predictions
+    else:
+        wanted |= {"max_trials": effort.max_trials, "tuned": watch}
     sizes = {dim: _wire(of_dim) for dim, of_dim in asked.sizes.items()}
     with ServiceClient(url, settings.key) as client:
         if not isinstance(asked.program, FunctionForDispatch):

@@ -178,7 +178,7 @@ def dispatch_program(
         threads: cores to use; 0: all.
         samples: sizes taken of each range.
         space: values to choose from, by knob.
-        service: address of the service that is to answer, without ``trials``; None: this
+        service: address of the service that is to answer, and to measure; None: this
             installation.
         given: the function's other arguments.
 

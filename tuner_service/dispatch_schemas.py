@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
+from db.records import DEFAULT_PRIORITY
+from db.run_requests import MAX_TIME_S, MAX_TRIALS
 from tilecore.kernels.definition import MAX_DIMENSION
 from tuner_service.schemas import (
     MAX_THREADS,
@@ -56,8 +58,8 @@ class CountedShape(Wire):
     weight: Annotated[Number, Field(ge=0, le=1e18)] = 1.0
 
 
-class DispatchTableRequest(Wire):
-    """Ask for a dispatch table."""
+class TableQuestion(Wire):
+    """What a dispatch table is to be for."""
 
     kernel: str | None = Field(
         None, max_length=64, examples=["gemm"], description="of the library; or else `program`"
@@ -82,9 +84,6 @@ class DispatchTableRequest(Wire):
         0.05, ge=0, le=10, description="0.05: every shape within 5 % of its best"
     )
     max_configs: Annotated[Int, Field(ge=1, le=MAX_WIRE_SHAPES)] | None = None
-    trust_predictions: bool = Field(
-        False, strict=True, description="also at shapes where something was measured"
-    )
     threads: Int = Field(0, ge=0, le=MAX_THREADS, description="cores to use; 0: all")
     hardware: str | None = Field(
         None, max_length=200, description="name, alias or key; null: the host of the service"
@@ -97,6 +96,39 @@ class DispatchTableRequest(Wire):
         if not self.sizes and len(self.shapes) > MAX_WIRE_SHAPES:
             raise ValueError(f"expected at most {MAX_WIRE_SHAPES} shapes without sizes")
         return self
+
+
+class DispatchTableRequest(TableQuestion):
+    """Ask for a dispatch table from what is known."""
+
+    trust_predictions: bool = Field(
+        False, strict=True, description="also at shapes where something was measured"
+    )
+
+
+class DispatchTuningRequest(TableQuestion):
+    """Have the shapes of a dispatch table tuned, then its configs measured at all of them."""
+
+    max_trials: Int = Field(24, ge=1, le=MAX_TRIALS, description="screening trials of a shape")
+    time_limit_s: Annotated[Seconds, Field(gt=0, le=MAX_TIME_S)] | None = None
+    ceiling_s: Seconds | None = Field(
+        None, gt=0, le=MAX_TIME_S, description="a run ends with what it has after so much work"
+    )
+    priority: Int = Field(DEFAULT_PRIORITY, ge=1, le=1000, description="weight among runs")
+    seed: Int = Field(0, ge=0, le=2**31 - 1)
+    wait_for_hardware: bool = Field(
+        False, strict=True, description="queue runs even where nobody has offered the device yet"
+    )
+
+
+class DispatchTuningOut(BaseModel):
+    """Where the tuning of a dispatch table stands; ask again for the table."""
+
+    stage: Literal["tuning", "cross-measuring"]
+    runs_by_state: dict[str, int]
+    trials: dict[str, int] = Field(description="by status, of all runs")
+    planned_trials: int
+    runs: list[str] = Field(description="ids, one per shape")
 
 
 class RangeOut(BaseModel):

@@ -118,7 +118,7 @@ class InvalidSettings(ServiceError):
 class RunFailed(ServiceError):
     """A tuning run ended without a result."""
 
-    code, title = "SV911", "run-failed"
+    code, title, status = "SV911", "run-failed", 409
     template = "tuning run {run} ended as {state}: {error}"
 
 

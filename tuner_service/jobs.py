@@ -7,10 +7,10 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from db.errors import IllegalTransition
-from db.records import DEFAULT_PRIORITY, NewRun, RunRecord
+from db.records import DEFAULT_PRIORITY, OPEN_STATES, NewRun, RunRecord
 from db.store import SqlStore
 from recommender.hardware import HardwareProfile
 from recommender.space import SearchSpace
@@ -24,9 +24,6 @@ from tuner_service.report import result_document, result_of
 from tuner_service.room import check_room
 from tuner_service.wiring import detected_host
 from workers.devices import cuda_devices
-
-if TYPE_CHECKING:
-    pass
 
 EMULATED_FLOP = 1e9  # some 20 s of the emulator
 
@@ -63,6 +60,16 @@ class Effort:
     seed: int = 0
     waits: bool = False
     on_this_host: bool = False
+
+
+def known_run(
+    store: SqlStore, question: Question, effort: Effort, *, force: bool = False
+) -> RunRecord | None:
+    """Return a run that answers the question (none, with ``force``), or one under way."""
+    done = None if force else latest_run(store, question, ("SUCCEEDED",))
+    if done is not None and done.spec["max_trials"] >= effort.max_trials:
+        return done
+    return latest_run(store, question, OPEN_STATES)
 
 
 def submit(

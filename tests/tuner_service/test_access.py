@@ -49,6 +49,7 @@ def test_every_route_of_the_api_needs_a_role(serve, bearer):
         assert paths[path][method]["security"] == [{"HTTPBearer": []}], path
         assert client.request(method, path).status_code == 401, path
         answers = path.startswith(("/v1/recommendations", "/v1/dispatch-tables"))
+        answers = answers and not path.endswith(":tune")
         changes = method != "get" and not answers
         if changes or path.startswith("/v1/keys"):
             problem(client.request(method, path, headers=read), 403, "SV921")

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Depends, Response
 
-from tuner_service.dispatch_schemas import DispatchTableOut, DispatchTableRequest
+from tuner_service.access import Needs
+from tuner_service.dispatch_answers import WAITING, TuningOrder
+from tuner_service.dispatch_schemas import (
+    DispatchTableOut,
+    DispatchTableRequest,
+    DispatchTuningOut,
+    DispatchTuningRequest,
+)
+from tuner_service.jobs import Effort
 from tuner_service.problems import documented
-from tuner_service.routes.context import AppAnswers
+from tuner_service.routes.context import AppAnswers, AppSettings, IdempotencyKey, Sender
 from tuner_service.schemas import (
     BatchRequest,
     BatchResponse,
@@ -15,6 +23,7 @@ from tuner_service.schemas import (
 )
 
 router = APIRouter(tags=["recommendations"])
+ASK_AGAIN_S = 2
 
 
 @router.post(
@@ -38,6 +47,48 @@ async def create_recommendations(request: BatchRequest, answers: AppAnswers) -> 
 async def create_dispatch_table(request: DispatchTableRequest, answers: AppAnswers) -> Response:
     """Return the fewest configs for dynamic shapes, and which serves which, by what is known."""
     return _json(await answers.of(request))
+
+
+@router.post(
+    "/dispatch-tables:tune",
+    response_model=DispatchTableOut,
+    responses={
+        202: {"model": DispatchTuningOut, "description": "It is being measured: ask again"},
+        **documented(404, 409, 413),
+    },
+    dependencies=[Depends(Needs("tune"))],
+)
+async def tune_dispatch_table(
+    request: DispatchTuningRequest,
+    answers: AppAnswers,
+    settings: AppSettings,
+    sender: Sender,
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
+    """Have the shapes of a table measured by the workers; the same request again has the table.
+
+    Each shape is tuned, then what may serve several shapes is measured at all of them, side by
+    side. The same request finds the same runs, whoever sends it; another Idempotency-Key begins
+    anew.
+    """
+    effort = Effort(
+        max_trials=request.max_trials,
+        time_limit_s=request.time_limit_s or settings.time_limit_s,
+        ceiling_s=request.ceiling_s,
+        priority=request.priority,
+        seed=request.seed,
+        waits=request.wait_for_hardware,
+        on_this_host=settings.measures_here,
+    )
+    order = TuningOrder(
+        request=request, effort=effort, idempotency_key=idempotency_key,
+        created_by=sender.key_name,
+    )  # fmt: skip
+    found = await answers.advance(order)
+    if found.source != WAITING:
+        return _json(found.body)
+    again = {"Retry-After": str(ASK_AGAIN_S)}
+    return Response(found.body, 202, again, media_type="application/json")
 
 
 def _json(body: bytes) -> Response:
