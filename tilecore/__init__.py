@@ -22,6 +22,7 @@ _EXPORTS = {
     "AutoTuner": "tilecore.autotuner",
     "recommend": "tilecore.advice",
     "Dispatcher": "tilecore.dispatcher",
+    "compute": "tilecore.computing",
     "next_power_of_2": "tilecore.math",
     "DataType": "tilecore.ir.dtype",
     "dtypes": "tilecore.language",

@@ -1,0 +1,365 @@
+"""``@tilecore.compute``: plain functions of tensors, against themselves in float64."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tilecore
+from tilecore.errors import ShapeMismatch, TileError, TypeMismatch, UnsupportedSyntax
+
+BFLOAT16, FLOAT16 = torch.bfloat16, torch.float16
+
+
+def scaled(*shape):
+    """Return random numbers whose products with others have a variance of about 1."""
+    return torch.randn(*shape) / math.sqrt(shape[-1] if len(shape) == 1 else shape[-2])
+
+
+def wide(value):
+    return value.double() if isinstance(value, torch.Tensor) else value
+
+
+def check(function, *args, kernels=None, tolerance=1e-5):
+    """Compare a computation with the function itself; return it."""
+    found = tilecore.compute(function)
+    got, want = found(*args), function(*map(wide, args))
+    pairs = [(got, want)] if isinstance(got, torch.Tensor) else list(zip(got, want, strict=True))
+    for ours, exact in pairs:
+        assert ours.shape == exact.shape
+        assert torch.isfinite(ours).all()
+        error = (ours.double() - exact).abs().max() / exact.abs().max()
+        assert error <= tolerance, error
+    if kernels is not None:
+        assert len(found.plan(*args).stages) == kernels
+    return found
+
+
+# --- what it computes -------------------------------------------------------------------------
+
+
+def mlp(x, w1, b1, w2):
+    return F.gelu(x @ w1 + b1) @ w2
+
+
+def swiglu(x, gate, up, down):
+    return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down) + x
+
+
+def block(x, weights, scale, heads):
+    rows, length, width = x.shape
+    q, k, v = (
+        part.reshape(rows, length, heads, width // heads).transpose(1, 2)
+        for part in (F.rms_norm(x, (width,), scale, 1e-6) @ weights).chunk(3, dim=-1)
+    )
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return y.transpose(1, 2).reshape(rows, length, width) + x
+
+
+def test_products_take_what_follows_into_their_kernel():
+    check(
+        mlp, torch.randn(3, 33, 70), scaled(70, 130), torch.randn(130), scaled(130, 50), kernels=2
+    )
+    check(
+        swiglu, torch.randn(33, 70), scaled(70, 130).T.contiguous(), scaled(70, 130).T.contiguous(),
+        scaled(130, 70).T.contiguous(), kernels=3,
+    )  # fmt: skip
+    check(block, torch.randn(2, 37, 64), scaled(64, 192), torch.randn(64), 4, kernels=4)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [(7,), (7,)], [(5, 7), (7,)], [(7,), (7, 4)], [(2, 5, 7), (2, 7, 3)], [(5, 7), (2, 7, 3)],
+        [(3, 1, 5, 7), (2, 7, 3)], [(2, 5, 7), (7, 3)], [(1, 1), (1, 1)], [(129, 65), (65, 257)],
+    ],
+)  # fmt: skip
+def test_products_of_all_ranks(shapes):
+    check(lambda a, b: a @ b, *(torch.randn(s) for s in shapes), kernels=1)
+
+
+def test_transposed_operands_are_read_as_they_lie():
+    a, b = torch.randn(40, 33), scaled(40, 21)
+    check(lambda a, b: a.T @ b, a, b, kernels=1)
+    check(lambda a, b: torch.relu(b.mT @ a), a, b, kernels=1)
+    check(lambda x: x @ x.mT * 0.1 + x.sum(-1, keepdim=True), torch.randn(2, 20, 20), kernels=2)
+    check(
+        lambda x, w: torch.einsum("bsd,hde->bhse", x, w), torch.randn(2, 9, 24), scaled(4, 24, 10),
+        kernels=1,
+    )  # fmt: skip
+    check(lambda q, k: torch.einsum("bhqd,bhkd->bhqk", q, k).softmax(-1),
+          torch.randn(2, 3, 9, 24), scaled(2, 3, 24, 11).mT.contiguous(), kernels=2)  # fmt: skip
+
+
+def test_rows_are_one_kernel():
+    x, w, b = torch.randn(4, 33, 70), torch.randn(70), torch.randn(70)
+    check(lambda x: torch.softmax(x, -1), x, kernels=1)
+    check(lambda x: F.log_softmax(x, -1), x, kernels=1)
+    check(lambda x, w, b: F.layer_norm(x, (70,), w, b), x, w, b, kernels=1)
+    check(lambda x, w: F.gelu(F.rms_norm(x, (70,), w), approximate="tanh"), x, w, kernels=1)
+    check(lambda x: (x - x.amin(-1, keepdim=True)) / (x.amax(-1, keepdim=True) - 1e3), x, kernels=1)
+    check(lambda x: (x * 0.5).softmax(-1).mean(-1, keepdim=True), x, kernels=1)
+
+
+def test_what_is_written_twice_is_computed_once():
+    x, w = torch.randn(33, 70), scaled(70, 50)
+    check(lambda x, w: torch.where(x @ w < 0, 0.0, x @ w), x, w, kernels=1)
+    check(lambda x, w: (x.exp() @ w) * (x.exp() @ w), x / 4, w, kernels=2)
+
+
+def test_other_axes_are_reduced_too():
+    x = torch.randn(3, 17, 33)
+    check(lambda x: (x.sum(0), x.mean(), x.amax(-1), x.sum((0, 2), keepdim=True)), x)
+    check(lambda x: (x - x.mean(1, keepdim=True)).pow(2).mean(1), x)
+    check(lambda x: (x.softmax(0), x.max(), torch.min(x, x * 2)), x)
+
+
+def test_elements_broadcast_as_in_torch():
+    x, y = torch.randn(3, 5, 7), torch.randn(5, 1)
+    for other in (y, torch.randn(7), torch.randn(3, 1, 7), torch.randn(1), torch.randn(())):
+        check(lambda x, y: (x + y) * 2 - y / 3, x, other, kernels=1)
+    check(lambda x, y: torch.where(x > y, x.exp(), torch.maximum(y, 2 * x)).clamp(-1, 3), x, y)
+    check(lambda x: (x.abs().sqrt(), 2 / (1 + x.square()), x**3, 1 - x, -x, (x**2) ** 0.5), x)
+    check(lambda x: torch.rsqrt(x.abs() + 1) * torch.tanh(x).erf() - x.sigmoid().log(), x)
+    check(lambda x: torch.sin(x) + x.cos() + torch.exp2(x) + torch.log2(x.abs() + 1), x)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(("queries", "keys"), [(100, 100), (50, 77), (1, 33)])
+def test_attention_is_one_kernel(queries, keys, is_causal):
+    q, k, v = (torch.randn(2, 3, n, 32) for n in (queries, keys, keys))
+    check(
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=is_causal), q, k, v,
+        kernels=1,
+    )  # fmt: skip
+
+
+def test_attention_by_hand_with_masks_and_grouped_queries():
+    q, k, v = torch.randn(2, 4, 50, 32), torch.randn(2, 4, 77, 32), torch.randn(2, 4, 77, 24)
+    mask = torch.where(torch.rand(50, 77) < 0.3, -math.inf, 0.0)
+    mask[:, 0] = 0.5
+
+    def by_hand(q, k, v, mask):
+        return torch.softmax(q @ k.transpose(-1, -2) * 0.2 + mask, dim=-1) @ v
+
+    check(by_hand, q, k, v, mask, kernels=1)
+    check(by_hand, q, k, v, torch.randn(4, 1, 77), kernels=1)
+    check(lambda q, k, v: (q @ k.mT / -3.0).softmax(-1) @ v, q, k, v, kernels=1)
+    few = [torch.randn(2, 2, 77, 32) for _ in range(2)]
+    check(
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True) * 2 + 1, q, *few,
+        kernels=1,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(BFLOAT16, 1e-2), (FLOAT16, 2e-3)])
+def test_half_types_are_rounded_once(dtype, tolerance):
+    x, w, b = torch.randn(33, 64).to(dtype), scaled(64, 50).to(dtype), torch.randn(50).to(dtype)
+    check(lambda x, w, b: F.silu(x @ w + b), x, w, b, kernels=1, tolerance=tolerance)
+    check(lambda x: x.float().softmax(-1), x, kernels=1)
+    check(lambda x: x.float().softmax(-1).to(x.dtype), x, kernels=1, tolerance=tolerance)
+    qkv = [torch.randn(1, 2, 50, 32).to(dtype) for _ in range(3)]
+    found = check(F.scaled_dot_product_attention, *qkv, kernels=1, tolerance=tolerance)
+    assert found(*qkv).dtype == dtype
+
+
+def test_nan_and_infinity_go_on_as_in_torch():
+    x = torch.randn(6, 40)
+    x[0, 3], x[1, 5], x[2, 7] = math.nan, math.inf, -math.inf
+    for function in (
+        lambda x: x.softmax(-1), lambda x: x.amax(-1), lambda x: x.relu(), lambda x: x.sum(-1),
+        lambda x: torch.exp(x) + 1, lambda x: x @ torch.eye(40), lambda x: torch.min(x, x * 2),
+        lambda x: torch.maximum(torch.ones(40), x).clamp(max=3),
+    ):  # fmt: skip
+        torch.testing.assert_close(tilecore.compute(function)(x), function(x), equal_nan=True)
+
+
+# --- views, arguments, results ----------------------------------------------------------------
+
+
+def test_parts_and_shapes():
+    x = torch.randn(5, 40)
+    check(lambda x: F.silu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1], x, kernels=1)
+    check(lambda x: torch.split(x, [10, 30], dim=1)[1].flatten() * 2, x, kernels=1)
+    check(lambda x: x[1:4, None, ::2].squeeze(1) + x[0, :20] - x[-1, ..., 20:], x, kernels=1)
+    check(lambda x: x.t().unsqueeze(0).permute(2, 0, 1).contiguous().exp(), x, kernels=1)
+    check(lambda x: x.reshape(2, -1, 4).transpose(0, 1), x, kernels=0)
+
+
+def test_numpy_and_its_functions():
+    rng = np.random.default_rng(0)
+    x, y = (rng.standard_normal(s).astype(np.float32) for s in ((5, 8), (8,)))
+
+    @tilecore.compute
+    def function(x, y):
+        return np.exp(x) * y + np.sqrt(np.abs(x)).sum(axis=-1, keepdims=True) - np.float32(2)
+
+    found = function(x, y)
+    assert isinstance(found, np.ndarray)
+    np.testing.assert_allclose(found, function.function(x.astype("d"), y.astype("d")), rtol=1e-5)
+    np.testing.assert_allclose(
+        tilecore.compute(lambda x, y: np.matmul(x, y.reshape(8, 1)))(x, y),
+        x @ y[:, None],
+        rtol=1e-5,
+    )
+
+
+def test_plain_arguments_tensors_it_holds_and_several_results():
+    held = torch.randn(8)
+
+    @tilecore.compute
+    def function(x, factor=2.0, *, is_turned=False):
+        y = x * factor + held
+        return (y, y.sum(-1)) if not is_turned else [y.T, x]
+
+    x = torch.randn(4, 8)
+    torch.testing.assert_close(function(x)[0], x * 2 + held)
+    held.zero_()  # the tensor is read at every call
+    torch.testing.assert_close(function(x)[1], (x * 2).sum(-1))
+    turned, same = function(x, 3.0, is_turned=True)
+    torch.testing.assert_close(turned, x.T * 3)
+    torch.testing.assert_close(same, x)
+    torch.testing.assert_close(function(x.T.contiguous().T)[0], x * 2)  # strided
+    assert function.__name__ == "function"
+
+
+def test_tensors_in_lists_and_dicts():
+    @tilecore.compute
+    def function(x, layers, *rest, **named):
+        for layer in layers:
+            x = torch.relu(x @ layer["weight"] + layer["bias"])
+        return x * rest[0] + named["last"]
+
+    layers = [{"weight": scaled(8, 8), "bias": torch.randn(8)} for _ in range(2)]
+    x, y = torch.randn(4, 8), torch.randn(8)
+    want = function.function(x, layers, y, last=y)
+    torch.testing.assert_close(function(x, layers, y, last=y), want, rtol=1e-4, atol=1e-5)
+    assert "layers_0_weight: T.Tensor((8, 8)" in function.programs(x, layers, y, last=y)[0]
+
+
+def test_a_plan_is_made_once_per_shape():
+    count = 0
+
+    @tilecore.compute
+    def function(x):
+        nonlocal count
+        count += 1
+        return x + 1
+
+    for shape in ((3, 4), (3, 4), (5, 4), (3, 4)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(function(x), x + 1)
+    assert count == 2
+
+
+def test_it_can_stand_in_code_that_torch_compiles():
+    soft = tilecore.compute(lambda x: x.softmax(-1))
+    x = torch.randn(4, 8)
+    found = torch.compile(lambda x: soft(x * 2) + 1, backend="aot_eager")(x)
+    torch.testing.assert_close(found, (x * 2).softmax(-1) + 1)
+
+
+# --- the programs -----------------------------------------------------------------------------
+
+
+def test_the_programs_are_tilelang_that_runs_by_itself(tmp_path):
+    found = tilecore.compute(mlp)
+    args = torch.randn(33, 70), scaled(70, 130), torch.randn(130), scaled(130, 50)
+    first, second = found.programs(*args)
+    names = {}
+    path = tmp_path / "program.py"
+    path.write_text(first)
+    exec(compile(first, str(path), "exec"), names)
+    kernel = names["mlp_0"](block_M=16, block_N=32, block_K=16)
+    hidden = F.gelu(args[0] @ args[1] + args[2])
+    torch.testing.assert_close(kernel(*args[:3]), hidden, rtol=1e-4, atol=1e-5)
+    for word in ("T.alloc_shared", "T.Pipelined", "T.gemm", "T.erf"):
+        assert word in first
+    assert "T.erf" not in second
+    text = found.explain(*args)
+    assert "mlp_0: product, add" in text
+    assert "analytic model" in text
+
+
+@pytest.mark.parametrize("target", ["h100", "a100", "mi300x"])
+def test_the_same_functions_are_programs_of_gpus(target):
+    x, w, b = torch.randn(50, 70).half(), scaled(70, 90).half(), torch.randn(90).half()
+    qkv = [torch.randn(1, 2, 40, 32).half() for _ in range(3)]
+    for function, args in (
+        (lambda x, w, b: F.gelu(x @ w + b), (x, w, b)), (lambda x: x.softmax(-1), (x,)),
+        (lambda x, y: x * 2 + y[:70], (x, b)),
+        (lambda *qkv: F.scaled_dot_product_attention(*qkv, is_causal=True), qkv),
+    ):  # fmt: skip
+        plan = tilecore.compute(function, target=target).plan(*args)
+        for stage in plan.stages:
+            stage.kernel = stage.kernel.emulated()
+        found = plan.run(dict(zip(plan.inputs, args, strict=True)))
+        want = function(*(a.double() for a in args))
+        assert (found.double() - want).abs().max() <= 2e-3 * want.abs().max()
+
+
+def test_tuning_takes_what_is_fastest_and_right(tmp_path, monkeypatch):
+    monkeypatch.setenv("TILECORE_DATA_DIR", str(tmp_path))
+    found = tilecore.compute(mlp)
+    args = torch.randn(33, 70), scaled(70, 130), torch.randn(130), scaled(130, 50)
+    before = found(*args)
+    stages = found.tune(*args, trials=2).stages
+    assert [stage.chosen.source for stage in stages] == ["measured", "measured"]
+    assert "fastest of 2 configs" in found.explain(*args)
+    torch.testing.assert_close(found(*args), before, rtol=1e-4, atol=1e-5)
+
+
+# --- what it refuses --------------------------------------------------------------------------
+
+
+def asks_for_elements(x, y):
+    return x if x.sum() > 0 else y
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "said"),
+    [
+        (lambda x, y: x @ y, ShapeMismatch, "one K; the left operand has K = 4, found K = 3"),
+        (lambda x, y: x + y[:, :3], ShapeMismatch, "shapes that broadcast"),
+        (lambda x, y: x.reshape(5, 5), ShapeMismatch, "12 elements"),
+        (lambda x, y: x.sum(3), ShapeMismatch, "axes of shape"),
+        (lambda x, y: x[3:], ShapeMismatch, "expected elements"),
+        (lambda x, y: F.layer_norm(x, (3,)), ShapeMismatch, "the last axes"),
+        (lambda x, y: F.scaled_dot_product_attention(x, y[:, :2], y), ShapeMismatch, "attention"),
+        (lambda x, y: torch.fft.fft(x), UnsupportedSyntax, "`fft_fft`"),
+        (lambda x, y: x.frobenius(), UnsupportedSyntax, "`Tensor.frobenius`"),
+        (lambda x, y: np.add.reduce(x), UnsupportedSyntax, "numpy.add.reduce"),
+        (lambda x, y: x.permute(0, 0), ShapeMismatch, "each axis"),
+        (asks_for_elements, UnsupportedSyntax, "where Python decides"),
+        (lambda x, y: x.max(dim=1), UnsupportedSyntax, "amax"),
+        (lambda x, y: x[y > 0], UnsupportedSyntax, "integers, slices"),
+        (lambda x, y: x + torch.ones(3, 4, dtype=torch.int32), TypeMismatch, "found int32"),
+        (lambda x, y: x @ y.half().T, TypeMismatch, "one element type"),
+        (lambda x, y: x > y, TypeMismatch, "found a comparison"),
+        (lambda x, y: 3, TypeMismatch, "to return tensors"),
+        (lambda x, y: x + "1", TypeMismatch, "a tensor or a number"),
+        (lambda x, y: F.scaled_dot_product_attention(x, x, x, None, 1), UnsupportedSyntax, "drop"),
+        (lambda x, y: torch.einsum("ii,ij->j", x, y), UnsupportedSyntax, "one letter per axis"),
+    ],
+)  # fmt: skip
+def test_what_it_does_not_know_is_told_with_its_line(function, error, said):
+    with pytest.raises(error) as caught:
+        tilecore.compute(function)(torch.randn(3, 4), torch.randn(3, 4))
+    assert said in caught.value.message
+    if said != "to return tensors":
+        assert caught.value.span is not None
+        assert caught.value.span.file == __file__
+
+
+def test_arguments_that_cannot_be_computed_with():
+    function = tilecore.compute(lambda x, rest=None: x + 1)
+    with pytest.raises(TypeMismatch, match="found float64"):
+        function(np.zeros((3, 4)))
+    with pytest.raises(ShapeMismatch, match="expected elements"):
+        function(torch.zeros(0, 4))
+    with pytest.raises(TileError, match="keys of a dict"):
+        function(torch.zeros(3, 4), rest=set())
+    with pytest.raises(TypeError):
+        function()

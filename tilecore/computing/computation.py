@@ -1,0 +1,337 @@
+"""``@tilecore.compute``: from a function of whole tensors to tile programs that were chosen for it.
+
+The function is plain Python over torch or NumPy operations. It is read once per set of shapes; its
+expressions are fused into kernels (``fusion``), each of which is written down as a TileLang program
+(``rows``, ``products``), gets its tile sizes from the recommender, and is compiled. Sums and values
+between operations of one kernel are float32 and rounded once.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import linecache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tilecore.autotuner import AutoTuner, set_autotune_inputs
+from tilecore.computing import products, rows
+from tilecore.computing.fusion import Group, steps
+from tilecore.computing.graph import Node
+from tilecore.computing.tensor import Traced, input_of, is_tensor
+from tilecore.computing.text import Parameter, Program
+from tilecore.errors import TypeMismatch
+from tilecore.jit import JITImpl
+from tilecore.jit_compile import build
+from tilecore.kernel import JITKernel
+from tilecore.recommending import RecommendedConfig
+from tilecore.runtime.memo import Memo
+from tilecore.torch_trace import is_traced, untraced
+
+_numbers = itertools.count()
+Before = Callable[["Stage", Sequence[Any]], None]
+
+
+@dataclass(eq=False)
+class Stage:
+    """A kernel of a computation.
+
+    Attributes:
+        group: what it computes.
+        program: as text.
+        function: the text as ``@tilelang.jit`` has it: knobs -> kernel.
+        chosen: the config that it runs with, and why.
+        kernel: what runs.
+    """
+
+    group: Group
+    program: Program
+    function: JITImpl
+    chosen: RecommendedConfig
+    kernel: JITKernel
+
+    def tune(self, tensors: Sequence[Any], trials: int) -> None:
+        """Measure recommended configs on some tensors and take the fastest."""
+        advice = recommended(self.program, self.function, trials)
+        tuner = AutoTuner.from_kernel(self.function, [dict(c.config) for c in advice])
+        tuner.set_profile_args(ref_prog=self.kernel.run)
+        with set_autotune_inputs(*tensors):
+            found = tuner.run()
+        measured = found.latency / 1e3
+        self.chosen = replace(
+            next(c for c in advice if dict(c.config) == found.config), time_s=measured,
+            interval_s=(measured, measured), source="measured",
+            rationale=f"fastest of {len(advice)} configs measured: {measured * 1e6:.1f} us",
+        )  # fmt: skip
+        self.kernel = found.kernel
+
+
+@dataclass(eq=False)
+class Plan:
+    """What one set of shapes is computed by.
+
+    Attributes:
+        inputs: nodes of the tensors of a call, by the names of the function's parameters.
+        steps: kernels and views, in order.
+        results: nodes of what the function returns.
+        is_single: whether it returns one tensor rather than a tuple.
+    """
+
+    inputs: Mapping[str, Node]
+    steps: Sequence[Stage | Node]
+    results: Sequence[Node]
+    is_single: bool
+
+    @property
+    def stages(self) -> list[Stage]:
+        """Its kernels."""
+        return [step for step in self.steps if isinstance(step, Stage)]
+
+    def run(self, tensors: Mapping[str, Any], before: Before = lambda stage, given: None) -> Any:
+        """Return what the function returns for tensors of these shapes.
+
+        ``before`` gets each kernel and its tensors before it runs.
+        """
+        known = {node: tensors[name] for name, node in self.inputs.items()}
+        for step in self.steps:
+            if isinstance(step, Stage):
+                given = [_as_read(known[p.node], p) for p in step.program.inputs]
+                before(step, given)
+                found = step.kernel.run(*given)
+                known[step.group.root] = _reshaped(found, step.group.root.shape)
+            elif step.kind == "view":
+                known[step] = _viewed(known[step.producers[0]], step)
+            elif step not in known:
+                known[step] = step.attrs["held"]
+        found = [_whole(known[node]) for node in self.results]
+        return found[0] if self.is_single else tuple(found)
+
+
+class Computation:
+    """What ``@tilecore.compute`` makes of a function: call it with tensors.
+
+    Attributes:
+        function: the function.
+        target: what its kernels are compiled for.
+    """
+
+    def __init__(self, function: Callable[..., Any], target: Any = "auto") -> None:
+        self.function, self.target = function, target
+        self._plans: Memo[Plan] = Memo()
+        try:
+            self._signature = inspect.signature(function)
+        except ValueError:  # a function of torch or NumPy itself
+            self._signature = inspect.signature(lambda *args, **kwargs: None)
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute; tensors are torch's or NumPy's, other arguments are plain Python.
+
+        There is no gradient.
+
+        Raises:
+            UnsupportedSyntax: an operation that computations do not have (TC101).
+            ShapeMismatch, TypeMismatch: shapes or element types that do not fit (TC201, TC202).
+        """
+        if is_traced():
+            return untraced(self, *args, **kwargs)
+        bound, tensors = self._bound(args, kwargs)
+        return self._plan(bound, tensors).run(tensors)
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """Return what a call would run; raises as a call does."""
+        return self._plan(*self._bound(args, kwargs))
+
+    def tune(self, *args: Any, trials: int = 16, **kwargs: Any) -> Plan:
+        """Measure configs of every kernel of a call on its tensors; later calls run the fastest.
+
+        Args:
+            args: of the call.
+            trials: how many of the recommended configs of a kernel are measured.
+            kwargs: of the call.
+
+        Raises:
+            TuningFailed: no config of a kernel computes what the present one does (TC503).
+        """
+        bound, tensors = self._bound(args, kwargs)
+        plan = self._plan(bound, tensors)
+        plan.run(tensors, before=lambda stage, given: stage.tune(given, trials))
+        return plan
+
+    def programs(self, *args: Any, **kwargs: Any) -> list[str]:
+        """Return the tile programs of a call, as text that can be changed and run by itself."""
+        return [stage.program.text for stage in self.plan(*args, **kwargs).stages]
+
+    def explain(self, *args: Any, **kwargs: Any) -> str:
+        """Return which kernels a call runs, what was fused, and why their configs were chosen."""
+        lines = []
+        for stage in self.plan(*args, **kwargs).stages:
+            made = ", ".join(node.op for node in stage.group.members)
+            read = ", ".join(f"{p.name} {p.node.shape}" for p in stage.program.inputs)
+            config = " ".join(f"{k}={v}" for k, v in stage.chosen.config.items())
+            lines += [
+                f"{stage.program.name}: {made}",
+                f"  reads {read}; returns {stage.group.root.shape}",
+                f"  {config}: {stage.chosen.rationale}",
+            ]
+        return "\n".join(lines)
+
+    def _bound(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[inspect.BoundArguments, dict[str, Any]]:
+        """Return the arguments of a call, and the tensors among them by their place."""
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        tensors: dict[str, Any] = {}
+        for name, value in bound.arguments.items():
+            _mapped(value, name, tensors.__setitem__)
+        return bound, tensors
+
+    def _plan(self, bound: inspect.BoundArguments, tensors: Mapping[str, Any]) -> Plan:
+        like = (
+            tuple((k, tuple(t.shape), str(t.dtype)) for k, t in tensors.items()),
+            tuple((k, _hashable(v)) for k, v in bound.arguments.items()),
+        )
+        found = self._plans.get(like)
+        if found is None:
+            found = self._read(bound, tensors)
+            self._plans.keep(like, found)
+        return found
+
+    def _read(self, bound: inspect.BoundArguments, tensors: Mapping[str, Any]) -> Plan:
+        inputs = {name: input_of(name, tensor) for name, tensor in tensors.items()}
+        for name, value in bound.arguments.items():
+            traced = _mapped(value, name, lambda place, _: Traced(inputs[place]))
+            bound.arguments[name] = traced
+        returned = self.function(*bound.args, **bound.kwargs)
+        is_single = isinstance(returned, Traced)
+        found = (returned,) if is_single else returned
+        if not isinstance(found, tuple | list) or not all(isinstance(r, Traced) for r in found):
+            raise TypeMismatch(
+                expected=f"`{self.function.__name__}` to return tensors that it computes",
+                found=type(returned).__name__,
+            )
+        order, results = steps([r.node for r in found])
+        for node in results:
+            if node.dtype == "bool":
+                raise TypeMismatch(
+                    expected="numbers as results", found="a comparison", span=node.span,
+                    hint="use torch.where(condition, 1.0, 0.0)",
+                )  # fmt: skip
+        numbers = itertools.count()
+        made: list[Stage | Node] = [
+            self._stage(step, next(numbers)) if isinstance(step, Group) else step for step in order
+        ]
+        known = {n for n in order if isinstance(n, Node)}
+        return Plan({k: n for k, n in inputs.items() if n in known}, made, results, is_single)
+
+    def _stage(self, group: Group, number: int) -> Stage:
+        own = self.function.__name__
+        name = f"{own if own.isidentifier() else 'computation'}_{number}"  # it may be a lambda
+        core = None if group.core is None else group.core.kind
+        if core == "product":
+            program = products.product(group, name)
+        elif core == "attention":
+            program = products.attention(group, name)
+        elif group.has_reductions:
+            program = rows.rows(group, name)
+        else:
+            program = rows.elements(group, name)
+        function = _function(program, self.target)
+        chosen = recommended(program, function, 1)[0]
+        func = function.program(**chosen.config)
+        options = replace(function.options, config=dict(chosen.lowering))
+        return Stage(group, program, function, chosen, build(func, options))
+
+
+def recommended(program: Program, function: JITImpl, count: int) -> Sequence[RecommendedConfig]:
+    """Return the recommender's configs of a program, best first."""
+    return function.recommend(top_k=count, space=dict(program.space) or None)
+
+
+def _function(program: Program, target: Any) -> JITImpl:
+    """Return the function of a program's text, whose lines errors can show."""
+    file = f"<tilecore.compute {program.name} {next(_numbers)}>"
+    linecache.cache[file] = (
+        len(program.text), None, program.text.splitlines(keepends=True), file,
+    )  # fmt: skip
+    names: dict[str, Any] = {}
+    exec(compile(program.text, file, "exec"), names)
+    function: JITImpl = names[program.name]
+    function.options = replace(function.options, target=target)
+    return function
+
+
+# --- tensors ------------------------------------------------------------------------------------
+
+
+def _mapped(value: Any, place: str, change: Callable[[str, Any], Any]) -> Any:
+    """Return a value with its tensors changed, in lists, tuples and dicts too, by their place."""
+    if is_tensor(value):
+        return change(place, value)
+    if isinstance(value, list | tuple):
+        return type(value)([_mapped(v, f"{place}.{i}", change) for i, v in enumerate(value)])
+    if isinstance(value, dict):
+        return {k: _mapped(v, f"{place}.{k}", change) for k, v in value.items()}
+    return value
+
+
+def _hashable(value: Any) -> Any:
+    """Return an argument as part of a key, whatever its tensors hold.
+
+    Raises:
+        TypeMismatch: it has no value to compare (TC202).
+    """
+    if is_tensor(value):
+        return "tensor"
+    if isinstance(value, list | tuple):
+        return type(value).__name__, tuple(map(_hashable, value))
+    if isinstance(value, dict):
+        return "dict", tuple((k, _hashable(v)) for k, v in value.items())
+    try:
+        hash(value)
+    except TypeError:
+        expected = "tensors, and values that can be keys of a dict"
+        raise TypeMismatch(expected=expected, found=type(value).__name__) from None
+    return type(value).__name__, value
+
+
+def _as_read(tensor: Any, parameter: Parameter) -> Any:
+    """Return a tensor as a program reads it: row-major, some of its axes as one."""
+    return _reshaped(_whole(tensor), parameter.shape)
+
+
+def _whole(tensor: Any) -> Any:
+    """Return a tensor whose elements lie one after the other."""
+    is_torch = hasattr(tensor, "contiguous")
+    return tensor.contiguous() if is_torch else np.ascontiguousarray(tensor)
+
+
+def _reshaped(tensor: Any, shape: tuple[int, ...]) -> Any:
+    return tensor if tuple(tensor.shape) == shape else tensor.reshape(shape)
+
+
+def _viewed(tensor: Any, node: Node) -> Any:
+    if node.op == "reshape":
+        return tensor.reshape(node.shape)
+    if node.op == "slice":
+        return tensor[node.attrs["index"]]
+    axes = node.attrs["axes"]
+    return tensor.permute(axes) if hasattr(tensor, "permute") else tensor.transpose(axes)
+
+
+def compute(function: Any = None, *, target: Any = "auto") -> Any:
+    """Decorate a function of whole tensors: ``@tilecore.compute``.
+
+    Args:
+        function: plain Python over operations of torch or NumPy on its tensors; it returns one or
+            several of them.
+        target: what to compile for, as in ``tilelang.jit``.
+    """
+    if function is None:
+        return lambda f: Computation(f, target)
+    return Computation(function, target)

@@ -1,0 +1,366 @@
+"""What computations know of torch and NumPy, by name: functions of nodes that return nodes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from tilecore.computing import graph, views
+from tilecore.computing.graph import FLOATS, Node, pointwise, reduced
+from tilecore.computing.views import axes_of
+from tilecore.errors import ShapeMismatch, SourceSpan, TypeMismatch, UnsupportedSyntax
+
+Value = Any  # a Node, a number, or a plain argument
+Function = Callable[..., Any]
+UNARY = (
+    "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "sigmoid", "erf", "abs", "neg", "sin",
+    "cos",
+)  # fmt: skip
+BINARY = ("add", "sub", "mul", "div", "pow", "maximum", "minimum")
+COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+ALIASES: Mapping[str, str] = MappingProxyType({
+    "absolute": "abs", "negative": "neg", "subtract": "sub", "multiply": "mul",
+    "divide": "div", "true_divide": "div", "truediv": "div", "power": "pow", "less": "lt",
+    "less_equal": "le", "greater": "gt", "greater_equal": "ge", "equal": "eq", "not_equal": "ne",
+    "mm": "matmul", "bmm": "matmul", "clip": "clamp",
+    "swapaxes": "transpose", "view": "reshape", "float_power": "pow",
+})  # fmt: skip
+
+
+# --- elements -----------------------------------------------------------------------------------
+
+
+def _unary(op: str) -> Function:
+    return lambda span, x: pointwise(op, x, span=span)
+
+
+def _binary(op: str) -> Function:
+    def function(span: SourceSpan, a: Value, b: Value) -> Value:
+        return pointwise(op, _operand(a), _operand(b), span=span)
+
+    return function
+
+
+def _comparison(op: str) -> Function:
+    def function(span: SourceSpan, a: Value, b: Value) -> Value:
+        return pointwise(op, _operand(a), _operand(b), span=span, dtype="bool")
+
+    return function
+
+
+def _operand(value: Value) -> Node | float:
+    if isinstance(value, Node):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeMismatch(expected="a tensor or a number", found=type(value).__name__)
+    return float(value)
+
+
+def _where(span: SourceSpan, condition: Node, a: Value, b: Value) -> Node:
+    if condition.dtype != "bool":
+        raise TypeMismatch(expected="a comparison as condition", found=condition.dtype)
+    a, b = _operand(a), _operand(b)
+    floats = [x.dtype for x in (a, b) if isinstance(x, Node)] or ["float32"]
+    return pointwise("where", condition, a, b, span=span, dtype=graph.common_dtype(floats))
+
+
+def _relu(span: SourceSpan, x: Node, inplace: bool = False) -> Node:
+    _ = inplace
+    return pointwise("maximum", x, 0.0, span=span)
+
+
+def _silu(span: SourceSpan, x: Node, inplace: bool = False) -> Node:
+    _ = inplace
+    return pointwise("mul", x, pointwise("sigmoid", x, span=span), span=span)
+
+
+def _gelu(span: SourceSpan, x: Node, approximate: str = "none") -> Node:
+    half = pointwise("mul", x, 0.5, span=span)
+    if approximate == "tanh":
+        cube = pointwise("mul", pointwise("mul", x, x, span=span), x, span=span)
+        bent = pointwise("add", x, pointwise("mul", cube, 0.044715, span=span), span=span)
+        inner = pointwise("mul", bent, math.sqrt(2 / math.pi), span=span)
+        part = pointwise("tanh", inner, span=span)
+    else:
+        inner = pointwise("mul", x, math.sqrt(0.5), span=span)
+        part = pointwise("erf", inner, span=span)
+    return pointwise("mul", half, pointwise("add", part, 1.0, span=span), span=span)
+
+
+def _clamp(span: SourceSpan, x: Node, min: Value = None, max: Value = None) -> Node:
+    if min is not None:
+        x = pointwise("maximum", x, _operand(min), span=span)
+    return x if max is None else pointwise("minimum", x, _operand(max), span=span)
+
+
+def _square(span: SourceSpan, x: Node) -> Node:
+    return pointwise("mul", x, x, span=span)
+
+
+def _reciprocal(span: SourceSpan, x: Node) -> Node:
+    return pointwise("div", 1.0, x, span=span)
+
+
+def _to(span: SourceSpan, x: Node, *given: Any, dtype: Any = None, **_: Any) -> Node:
+    """Return it with another element type; devices and layouts stay as they are."""
+    named = [str(g).removeprefix("torch.") for g in (*given, dtype) if g is not None]
+    wanted = next((name for name in named if name in FLOATS), None)
+    if wanted is None:
+        expected = f"an element type of {', '.join(FLOATS)}"
+        raise TypeMismatch(expected=expected, found=", ".join(named) or "none")
+    return x if wanted == x.dtype else pointwise("cast", x, span=span, dtype=wanted)
+
+
+# --- rows ---------------------------------------------------------------------------------------
+
+
+def _reduction(op: str) -> Function:
+    def function(
+        span: SourceSpan, x: Node, dim: Any = None, keepdim: bool = False, *, axis: Any = None,
+        keepdims: bool = False, dtype: Any = None,
+    ) -> Node:  # fmt: skip
+        if dtype is not None:
+            x = _to(span, x, dtype)
+        axes = axes_of(x, axis if dim is None else dim)
+        kept = keepdim or keepdims
+        if op != "mean":
+            return reduced(op, x, axes, kept, span)
+        scale = 1.0 / math.prod(x.shape[a] for a in axes)
+        return reduced("sum", x, axes, kept, span, scale)
+
+    return function
+
+
+def _extreme(op: str, of_two: str) -> Function:
+    """Return ``max`` or ``min``: of all elements, or of two tensors."""
+
+    def function(span: SourceSpan, x: Node, other: Any = None, **named: Any) -> Node:
+        if isinstance(other, Node):
+            return pointwise(of_two, x, other, span=span)
+        if other is not None or "dim" in named:  # of torch: values and positions
+            raise UnsupportedSyntax(expected=f"`{op}`, which has no positions", found=of_two[:3])
+        found: Node = _reduction(op)(span, x, **named)
+        return found
+
+    return function
+
+
+def _softmax(
+    span: SourceSpan,
+    x: Node,
+    dim: int = -1,
+    dtype: Any = None,
+    *,
+    axis: int | None = None,
+    **_: Any,
+) -> Node:
+    if dtype is not None:
+        x = _to(span, x, dtype)
+    ((at,), last) = axes_of(x, dim if axis is None else axis), len(x.shape) - 1
+    if at == last:
+        return Node("softmax", "softmax", (x,), x.shape, x.dtype, span=span)
+    found = _softmax(span, views.transpose(span, x, at, last))
+    return views.transpose(span, found, at, last)
+
+
+def _log_softmax(span: SourceSpan, x: Node, dim: int = -1, dtype: Any = None, **_: Any) -> Node:
+    if dtype is not None:
+        x = _to(span, x, dtype)
+    axes = axes_of(x, dim)
+    top = reduced("amax", x, axes, True, span)
+    low = pointwise("sub", x, top, span=span)
+    total = reduced("sum", pointwise("exp", low, span=span), axes, True, span)
+    return pointwise("sub", low, pointwise("log", total, span=span), span=span)
+
+
+def _layer_norm(
+    span: SourceSpan, x: Node, normalized_shape: Sequence[int], weight: Node | None = None,
+    bias: Node | None = None, eps: float = 1e-5, *_: Any,
+) -> Node:  # fmt: skip
+    axes = _normalized(x, normalized_shape)
+    mean = _reduction("mean")(span, x, axes, True)
+    centred = pointwise("sub", x, mean, span=span)
+    found = _scaled(span, centred, centred, axes, weight, eps)
+    return found if bias is None else pointwise("add", found, bias, span=span)
+
+
+def _rms_norm(
+    span: SourceSpan, x: Node, normalized_shape: Sequence[int], weight: Node | None = None,
+    eps: float | None = None,
+) -> Node:  # fmt: skip
+    axes = _normalized(x, normalized_shape)
+    return _scaled(span, x, x, axes, weight, EPSILON[x.dtype] if eps is None else eps)
+
+
+EPSILON = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+
+
+def _scaled(
+    span: SourceSpan, x: Node, deviation: Node, axes: list[int], weight: Node | None, eps: float
+) -> Node:
+    squares = pointwise("mul", deviation, deviation, span=span)
+    mean = _reduction("mean")(span, squares, axes, True)
+    scale = pointwise("rsqrt", pointwise("add", mean, float(eps), span=span), span=span)
+    found = pointwise("mul", x, scale, span=span)
+    return found if weight is None else pointwise("mul", found, weight, span=span)
+
+
+def _normalized(x: Node, shape: Sequence[int]) -> list[int]:
+    wanted = tuple(int(n) for n in shape)
+    if not wanted or x.shape[-len(wanted) :] != wanted:
+        raise ShapeMismatch(
+            what="normalization", expected=f"the last axes of {x.shape}", found=shape
+        )
+    return list(range(len(x.shape) - len(wanted), len(x.shape)))
+
+
+# --- products -----------------------------------------------------------------------------------
+
+
+def _matmul(span: SourceSpan, a: Node, b: Node) -> Node:
+    if not isinstance(a, Node) or not isinstance(b, Node) or not a.shape or not b.shape:
+        raise TypeMismatch(expected="two tensors with axes", found="a number")
+    left = graph.reshaped(a, (1, *a.shape), span) if len(a.shape) == 1 else a
+    right = graph.reshaped(b, (*b.shape, 1), span) if len(b.shape) == 1 else b
+    found = graph.product(left, right, span)
+    shape = list(found.shape)
+    if len(b.shape) == 1:
+        del shape[-1]
+    if len(a.shape) == 1:
+        del shape[-2 if len(b.shape) > 1 else -1]
+    return graph.reshaped(found, shape, span) if tuple(shape) != found.shape else found
+
+
+def _linear(span: SourceSpan, x: Node, weight: Node, bias: Node | None = None) -> Node:
+    found = _matmul(span, x, views.transpose(span, weight, -1, -2))
+    return found if bias is None else pointwise("add", found, bias, span=span)
+
+
+def _addmm(
+    span: SourceSpan, bias: Node, a: Node, b: Node, *, beta: float = 1, alpha: float = 1
+) -> Node:
+    found = _matmul(span, a, b)
+    if alpha != 1:
+        found = pointwise("mul", found, float(alpha), span=span)
+    scaled = bias if beta == 1 else pointwise("mul", bias, float(beta), span=span)
+    return pointwise("add", found, scaled, span=span)
+
+
+def _attention(
+    span: SourceSpan, query: Node, key: Node, value: Node, attn_mask: Node | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Node:  # fmt: skip
+    if dropout_p:
+        raise UnsupportedSyntax(
+            expected="attention without dropout", found=f"dropout_p={dropout_p}"
+        )
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
+    return attention(
+        query, key, value, factor, span, is_causal=is_causal, mask=attn_mask, is_grouped=enable_gqa
+    )
+
+
+def attention(
+    q: Node, k: Node, v: Node, scale: float, span: SourceSpan, *, is_causal: bool = False,
+    mask: Node | None = None, is_grouped: bool = False,
+) -> Node:  # fmt: skip
+    """Return softmax(q k^T * scale + mask) v.
+
+    Args:
+        q: (..., SQ, D).
+        k: (..., SK, D).
+        v: (..., SK, DV).
+        scale: of the scores.
+        span: where it is asked for.
+        is_causal: query i sees the keys up to i, as in torch.
+        mask: what is added to the scores, broadcast to (..., SQ, SK).
+        is_grouped: the axis before SK may be a divisor of that of q (grouped queries).
+
+    Raises:
+        ShapeMismatch: the shapes do not fit together (TC201).
+    """
+    lead, key_lead = q.shape[:-2], k.shape[:-2]
+    if is_grouped and lead and key_lead and key_lead[-1] and lead[-1] % key_lead[-1] == 0:
+        key_lead = (*key_lead[:-1], lead[-1])
+    fits = lead == key_lead and k.shape[:-1] == v.shape[:-1] and q.shape[-1] == k.shape[-1]
+    if not fits:
+        raise ShapeMismatch(
+            what="attention", expected="q (..., SQ, D), k (..., SK, D) and v (..., SK, DV)",
+            found=f"{q.shape}, {k.shape} and {v.shape}", span=span,
+        )  # fmt: skip
+    if len({q.dtype, k.dtype, v.dtype}) > 1:
+        found = f"{q.dtype}, {k.dtype} and {v.dtype}"
+        raise TypeMismatch(expected="q, k and v of one element type", found=found, span=span)
+    shape = (*lead, q.shape[-2], v.shape[-1])
+    args = (q, k, v) if mask is None else (q, k, v, mask)
+    attrs = MappingProxyType({"scale": scale, "is_causal": is_causal})
+    return Node("attention", "attention", args, shape, q.dtype, attrs, span)
+
+
+def _einsum(span: SourceSpan, equation: str, *operands: Any) -> Node:
+    """Return a product of two tensors whose letters are batch, rows, columns or summed over."""
+    given = operands[0] if len(operands) == 1 and isinstance(operands[0], list) else operands
+    if len(given) != 2 or "." in equation or "->" not in equation:
+        raise UnsupportedSyntax(expected="einsum('...->...', a, b) of two tensors", found=equation)
+    inputs, out = equation.replace(" ", "").split("->")
+    names = inputs.split(",")
+    a, b = given
+    if len(names) != 2 or any(
+        len(set(n)) != len(n) or len(n) != len(x.shape) for n, x in zip(names, given, strict=True)
+    ):
+        raise UnsupportedSyntax(expected="one letter per axis, each once", found=equation)
+    left, right = names
+    batch = [c for c in out if c in left and c in right]
+    rows = [c for c in out if c in left and c not in right]
+    columns = [c for c in out if c in right and c not in left]
+    summed = [c for c in left if c in right and c not in out]
+    if len(batch) + len(rows) + len(columns) != len(out) or len(set(left + right)) != len(
+        set(out) | set(summed)
+    ):
+        raise UnsupportedSyntax(
+            expected="letters of the result in one operand, others in both", found=equation
+        )
+    extent = dict(zip(left + right, (*a.shape, *b.shape), strict=True))
+    first = _grouped(span, a, left, (batch, rows, summed), extent)
+    second = _grouped(span, b, right, (batch, columns, summed), extent)
+    found = graph.product(first, views.transpose(span, second, -1, -2), span)
+    whole = graph.reshaped(found, [extent[c] for c in (*batch, *rows, *columns)], span)
+    order = [*batch, *rows, *columns]
+    return graph.permuted(whole, [order.index(c) for c in out], span)
+
+
+def _grouped(
+    span: SourceSpan, x: Node, letters: str, groups: Sequence[Sequence[str]],
+    extent: Mapping[str, int],
+) -> Node:  # fmt: skip
+    """Return a tensor of (batch..., rows, summed) with the letters of each group together."""
+    order = [c for group in groups for c in group]
+    turned = graph.permuted(x, [letters.index(c) for c in order], span)
+    sizes = [math.prod(extent[c] for c in group) for group in groups[1:]]
+    return graph.reshaped(turned, [*(extent[c] for c in groups[0]), *sizes], span)
+
+
+def _as(dtype: str) -> Function:
+    return lambda span, x: _to(span, x, dtype)
+
+
+FUNCTIONS: Mapping[str, Function] = MappingProxyType({
+    **{op: _unary(op) for op in UNARY},
+    **{op: _binary(op) for op in BINARY},
+    **{op: _comparison(op) for op in COMPARISONS},
+    **{op: _reduction(op) for op in ("sum", "mean", "amax", "amin")},
+    "max": _extreme("amax", "maximum"), "min": _extreme("amin", "minimum"),
+    "where": _where, "relu": _relu, "silu": _silu, "gelu": _gelu, "clamp": _clamp,
+    "square": _square, "reciprocal": _reciprocal, "to": _to, "type": _to, "astype": _to,
+    "float": _as("float32"), "half": _as("float16"), "bfloat16": _as("bfloat16"),
+    "softmax": _softmax, "log_softmax": _log_softmax, "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm, "matmul": _matmul, "linear": _linear, "addmm": _addmm,
+    "scaled_dot_product_attention": _attention, "einsum": _einsum, "transpose": views.transpose,
+    "t": views.turned, "permute": views.permute, "reshape": views.reshape,
+    "unsqueeze": views.unsqueeze, "squeeze": views.squeeze, "flatten": views.flatten,
+    "chunk": views.chunk, "split": views.split,
+    "contiguous": views.same, "clone": views.same, "detach": views.same,
+})  # fmt: skip

@@ -1,0 +1,169 @@
+"""Which nodes of a computation become one kernel.
+
+A kernel has one result, its *root*, and what is needed for it alone: functions of elements,
+reductions along the rows, and at most one product or attention, whose result they turn into the
+root (an epilogue). Views are no kernels; tensors that several kernels need are stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tilecore.computing.functions import attention
+from tilecore.computing.graph import Node, consumers, merged, ordered, pointwise, reduced, rewritten
+
+CORES = ("product", "attention")
+
+
+@dataclass(eq=False)
+class Group:
+    """The nodes of a kernel.
+
+    Attributes:
+        root: its result.
+        members: its nodes, producers first.
+        rows: extents of the axes but the last.
+        columns: the last one; None while only values per row are known.
+        core: its product or attention.
+        has_reductions: whether rows are reduced.
+    """
+
+    root: Node
+    members: list[Node] = field(default_factory=list)
+    rows: tuple[int, ...] = ()
+    columns: int | None = None
+    core: Node | None = None
+    has_reductions: bool = False
+
+    @classmethod
+    def of(cls, root: Node) -> Group:
+        """Return the group of a root alone."""
+        shape = root.shape or (1,)
+        group = cls(root, [], shape[:-1], None if shape[-1] == 1 else shape[-1])
+        group._add(root)
+        return group
+
+    def take(self, node: Node, users: Sequence[Node]) -> bool:
+        """Add a producer if the kernel can compute it; return whether it does."""
+        if any(user is self.core for user in users):
+            return False  # operands of products are tensors
+        check = {"pointwise": self._fits, "reduce": self._reduces}.get(node.kind, self._ends)
+        if not check(node):
+            return False
+        self._add(node)
+        return True
+
+    def _add(self, node: Node) -> None:
+        self.members.append(node)
+        if node.kind in CORES:
+            self.core = node
+        elif node.kind == "reduce":
+            self.has_reductions = True
+            self.columns = node.producers[0].shape[-1]
+
+    def _fits(self, node: Node) -> bool:
+        last = node.shape[-1] if node.shape else 1
+        if self.columns is None and last != 1:
+            self.columns = last
+        return last in (1, self.columns)
+
+    def _reduces(self, node: Node) -> bool:
+        columns = node.producers[0].shape[-1]
+        is_of_rows = node.shape == (*self.rows, 1)
+        return is_of_rows and self.core is None and self.columns in (None, columns)
+
+    def _ends(self, node: Node) -> bool:
+        is_free = self.core is None and not self.has_reductions
+        return is_free and node.shape == self.root.shape
+
+    @property
+    def operands(self) -> list[Node]:
+        """The tensors that it reads."""
+        own = set(self.members)
+        found = {p: None for node in self.members for p in node.producers if p not in own}
+        return list(found)
+
+
+def steps(roots: Sequence[Node]) -> tuple[list[Group | Node], list[Node]]:
+    """Return inputs, kernels and views in an order in which they can run, and the results."""
+    roots = merged(rewritten(rewritten(roots, _with_attention), _without_softmax))
+    nodes = ordered(roots)
+    users, results = consumers(nodes), set(roots)
+    owner: dict[Node, Group] = {}
+    for node in reversed(nodes):
+        if node.kind in ("input", "view"):
+            continue
+        groups = {owner.get(user) for user in users[node]}
+        group = groups.pop() if len(groups) == 1 and node not in results else None
+        if group is None or not group.take(node, users[node]):
+            group = Group.of(node)
+        owner[node] = group
+    found: list[Group | Node] = []
+    for node in nodes:
+        if node.kind in ("input", "view"):
+            found.append(node)
+        elif owner[node].root is node:
+            owner[node].members.reverse()
+            found.append(owner[node])
+    return found, roots
+
+
+def _without_softmax(node: Node) -> Node:
+    """Return a softmax as its steps."""
+    if node.kind != "softmax":
+        return node
+    x, span = node.producers[0], node.span
+    top = Node("reduce", "amax", (x,), (*x.shape[:-1], 1), x.dtype, span=span)
+    powers = pointwise("exp", pointwise("sub", x, top, span=span), span=span)
+    total = reduced("sum", powers, [len(x.shape) - 1], True, span)
+    scale = pointwise("div", 1.0, total, span=span)
+    return pointwise("mul", powers, scale, span=span, dtype=node.dtype)
+
+
+# --- attention ----------------------------------------------------------------------------------
+
+
+def _with_attention(node: Node) -> Node:
+    """Return softmax(q k^T * scale + mask) v as one node."""
+    if node.kind != "product" or node.attrs["trans_a"] or node.attrs["trans_b"]:
+        return node
+    weights, v = _behind_casts(node.producers[0]), node.producers[1]
+    found = _scores(weights.producers[0]) if weights.kind == "softmax" else None
+    if found is None:
+        return node
+    scores, scale, mask = found
+    q, k = scores.producers
+    is_plain = scores.attrs["trans_b"] and not scores.attrs["trans_a"]
+    if not is_plain or not q.shape[:-2] == k.shape[:-2] == v.shape[:-2] or v.dtype != q.dtype:
+        return node
+    return attention(q, k, v, scale, node.span, mask=mask)
+
+
+def _scores(x: Node) -> tuple[Node, float, Node | None] | None:
+    """Return product, scale and mask of scores; None: they are something else."""
+    scale, mask, x = 1.0, None, _behind_casts(x)
+    if x.kind == "pointwise" and x.op == "add" and len(x.producers) == 2:
+        one, two = map(_behind_casts, x.producers)
+        whole = x.shape
+        x, mask = (one, two) if _leads_to_product(one) else (two, one)
+        if x.shape != whole:
+            return None
+    while x.kind == "pointwise" and x.op in ("mul", "div") and len(x.producers) == 1:
+        number = next(a for a in x.args if not isinstance(a, Node))
+        if x.op == "div" and not isinstance(x.args[0], Node):
+            return None
+        scale = scale * number if x.op == "mul" else scale / number
+        x = _behind_casts(x.producers[0])
+    return (x, scale, mask) if x.kind == "product" else None
+
+
+def _leads_to_product(x: Node) -> bool:
+    found = _scores(x) if x.kind != "pointwise" or x.op != "add" else None
+    return found is not None
+
+
+def _behind_casts(x: Node) -> Node:
+    while x.kind == "pointwise" and x.op == "cast":
+        x = x.producers[0]
+    return x

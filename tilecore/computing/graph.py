@@ -1,0 +1,258 @@
+"""The expression graph of a computation: nodes, their shapes, and the arithmetic of both.
+
+Shapes are known: a computation is read anew for every shape it is called with. Element types are
+float32, float16 and bfloat16; sums and everything between two kernels' tensors are float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+from tilecore.errors import ShapeMismatch, SourceSpan, TypeMismatch
+
+FLOATS = ("float32", "float16", "bfloat16")
+Kind = Literal["input", "pointwise", "reduce", "softmax", "product", "attention", "view"]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """A tensor of a computation.
+
+    Attributes:
+        kind: what makes it.
+        op: which function of that kind: "exp", "sum", "transpose"; of an input its name.
+        args: what it is made of; numbers stand in pointwise nodes alone.
+        shape: its extents.
+        dtype: its element type; "bool" of comparisons.
+        attrs: what else the kind needs (axis of a reduction, scale of attention, ...).
+        span: the line of the computation that asks for it.
+    """
+
+    kind: Kind
+    op: str
+    args: tuple[Node | float, ...]
+    shape: Shape
+    dtype: str
+    attrs: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    span: SourceSpan = field(default_factory=SourceSpan.unknown)
+
+    @property
+    def producers(self) -> tuple[Node, ...]:
+        """The tensors among its arguments."""
+        return tuple(a for a in self.args if isinstance(a, Node))
+
+    @property
+    def size(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.shape)
+
+
+def ordered(roots: Sequence[Node]) -> list[Node]:
+    """Return all nodes that some nodes need, each behind its producers."""
+    found: dict[Node, None] = {}
+    stack: list[tuple[Node, Iterator[Node]]] = [(r, iter(r.producers)) for r in reversed(roots)]
+    while stack:
+        node, rest = stack[-1]
+        following = next(rest, None)
+        if following is None:
+            found[node] = None
+            stack.pop()
+        elif following not in found:
+            stack.append((following, iter(following.producers)))
+    return list(found)
+
+
+def consumers(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
+    """Return who needs each node, once per place where it stands."""
+    found: dict[Node, list[Node]] = {node: [] for node in nodes}
+    for node in nodes:
+        for producer in node.producers:
+            found[producer].append(node)
+    return found
+
+
+def rewritten(roots: Sequence[Node], change: Callable[[Node], Node]) -> list[Node]:
+    """Return roots whose nodes were changed, producers first."""
+    new: dict[Node, Node] = {}
+    for node in ordered(roots):
+        args = tuple(new[a] if isinstance(a, Node) else a for a in node.args)
+        is_same = all(a is b for a, b in zip(args, node.args, strict=True))
+        new[node] = change(node if is_same else with_args(node, args))
+    return [new[root] for root in roots]
+
+
+def merged(roots: Sequence[Node]) -> list[Node]:
+    """Return roots in which equal nodes are one: what is written twice is computed once."""
+    known: dict[Any, Node] = {}
+
+    def once(node: Node) -> Node:
+        if node.kind == "input":
+            held = node.attrs.get("held")
+            key: Any = (node.op if held is None else "", id(node if held is None else held))
+        else:
+            args = tuple(id(a) if isinstance(a, Node) else repr(a) for a in node.args)
+            key = (node.kind, node.op, args, node.shape, node.dtype, repr(dict(node.attrs)))
+        return known.setdefault(key, node)
+
+    return rewritten(roots, once)
+
+
+def with_args(node: Node, args: tuple[Node | float, ...]) -> Node:
+    """Return a node with other arguments of the same shapes."""
+    return Node(node.kind, node.op, args, node.shape, node.dtype, node.attrs, node.span)
+
+
+# --- nodes --------------------------------------------------------------------------------------
+
+
+def pointwise(op: str, *args: Node | float, span: SourceSpan, dtype: str | None = None) -> Node:
+    """Return a function of each element, after broadcasting as in NumPy.
+
+    Raises:
+        ShapeMismatch: the shapes do not broadcast (TC201).
+    """
+    tensors = [a for a in args if isinstance(a, Node)]
+    shape = broadcast(op, [t.shape for t in tensors], span)
+    found = dtype or common_dtype([t.dtype for t in tensors if t.dtype != "bool"])
+    return Node("pointwise", op, args, shape, found, span=span)
+
+
+def reduced(
+    op: str, x: Node, axes: Sequence[int], keepdim: bool, span: SourceSpan, scale: float = 1.0
+) -> Node:
+    """Return the sum, times ``scale``, or the largest or smallest element over some axes."""
+    kept = [axis for axis in range(len(x.shape)) if axis not in axes]
+    if list(axes) != list(range(len(kept), len(x.shape))):
+        x = permuted(x, (*kept, *axes), span)
+    rows = x.shape[: len(kept)]
+    flat = reshaped(x, (*rows, math.prod(x.shape[len(kept) :])), span)
+    attrs = MappingProxyType({"keeps_nan": op != "sum"})
+    found = Node("reduce", op, (flat,), (*rows, 1), x.dtype, attrs, span)
+    if scale != 1.0:
+        found = pointwise("mul", found, scale, span=span)
+    whole = tuple(1 if axis in axes else n for axis, n in enumerate(_unpermuted(rows, kept, axes)))
+    return reshaped(found, whole if keepdim else rows, span)
+
+
+def _unpermuted(rows: Shape, kept: Sequence[int], axes: Sequence[int]) -> list[int]:
+    shape = [1] * (len(kept) + len(axes))
+    for axis, extent in zip(kept, rows, strict=True):
+        shape[axis] = extent
+    return shape
+
+
+def product(
+    a: Node, b: Node, span: SourceSpan, *, trans_a: bool = False, trans_b: bool = False
+) -> Node:
+    """Return the matrix product of (..., M, K) and (..., K, N).
+
+    Raises:
+        ShapeMismatch: K or the axes before differ (TC201).
+        TypeMismatch: the element types differ (TC202).
+    """
+    (a, trans_a), (b, trans_b) = _upright(a, trans_a), _upright(b, trans_b)
+    m, k = _last(a, trans_a)
+    other, n = _last(b, trans_b)
+    if k != other:
+        raise ShapeMismatch(
+            what="matrix product", expected=f"one K; the left operand has K = {k}",
+            found=f"K = {other}", span=span,
+        )  # fmt: skip
+    if a.dtype != b.dtype:
+        raise TypeMismatch(
+            expected=f"operands of one element type; left has {a.dtype}", found=b.dtype, span=span,
+            hint="convert one of them with .to(dtype)",
+        )  # fmt: skip
+    lead = broadcast("matrix product", [a.shape[:-2], b.shape[:-2]], span)
+    attrs = MappingProxyType({"trans_a": trans_a, "trans_b": trans_b})
+    return Node("product", "product", (a, b), (*lead, m, n), a.dtype, attrs, span)
+
+
+def _upright(x: Node, trans: bool) -> tuple[Node, bool]:
+    """Return the tensor behind a transposition of the last two axes, which a product reads."""
+    if x.kind == "view" and x.attrs.get("swaps_last"):
+        return x.producers[0], not trans
+    return x, trans
+
+
+def _last(x: Node, trans: bool) -> tuple[int, int]:
+    rows, columns = x.shape[-2:]
+    return (columns, rows) if trans else (rows, columns)
+
+
+# --- views --------------------------------------------------------------------------------------
+
+
+def reshaped(x: Node, shape: Sequence[int], span: SourceSpan) -> Node:
+    """Return the same elements in another shape; one extent may be -1.
+
+    Raises:
+        ShapeMismatch: the elements do not fill it (TC201).
+    """
+    known = math.prod(n for n in shape if n != -1)
+    found = tuple(x.size // max(known, 1) if n == -1 else int(n) for n in shape)
+    if math.prod(found) != x.size:
+        raise ShapeMismatch(
+            what="reshape", expected=f"{x.size} elements, as shape {x.shape} has",
+            found=f"shape {tuple(shape)}", span=span,
+        )  # fmt: skip
+    if found == x.shape:
+        return x
+    if x.kind == "view" and x.op == "reshape":
+        return reshaped(x.producers[0], found, span)
+    return Node("view", "reshape", (x,), found, x.dtype, span=span)
+
+
+def permuted(x: Node, axes: Sequence[int], span: SourceSpan) -> Node:
+    """Return a tensor with its axes in another order.
+
+    Raises:
+        ShapeMismatch: these are not its axes (TC201).
+    """
+    rank = len(x.shape)
+    order = tuple(axis + rank if axis < 0 else axis for axis in axes)
+    if sorted(order) != list(range(rank)):
+        raise ShapeMismatch(
+            what="permute", expected=f"each axis of shape {x.shape} once", found=tuple(axes),
+            span=span,
+        )  # fmt: skip
+    if order == tuple(range(rank)):
+        return x
+    swaps = rank >= 2 and order == (*range(rank - 2), rank - 1, rank - 2)
+    attrs = MappingProxyType({"axes": order, "swaps_last": swaps})
+    shape = tuple(x.shape[axis] for axis in order)
+    return Node("view", "permute", (x,), shape, x.dtype, attrs, span)
+
+
+def sliced(x: Node, index: tuple[slice | int, ...], shape: Shape, span: SourceSpan) -> Node:
+    """Return a part of a tensor; ``index`` is what NumPy takes, ``shape`` what comes of it."""
+    return Node("view", "slice", (x,), shape, x.dtype, MappingProxyType({"index": index}), span)
+
+
+# --- shapes -------------------------------------------------------------------------------------
+
+
+def broadcast(what: str, shapes: Sequence[Shape], span: SourceSpan) -> Shape:
+    """Return the shape that some shapes broadcast to; raises ShapeMismatch (TC201)."""
+    rank = max(map(len, shapes), default=0)
+    found = [1] * rank
+    for shape in shapes:
+        for axis, extent in enumerate(shape, rank - len(shape)):
+            if extent != 1 and found[axis] not in (1, extent):
+                given = " and ".join(map(str, shapes))
+                raise ShapeMismatch(
+                    what=what, expected="shapes that broadcast", found=given, span=span
+                )
+            found[axis] = extent if found[axis] == 1 else found[axis]
+    return tuple(found)
+
+
+def common_dtype(dtypes: Sequence[str]) -> str:
+    """Return the element type of a result, as torch has it."""
+    kinds = set(dtypes)
+    return kinds.pop() if len(kinds) == 1 else "float32"

@@ -1,0 +1,238 @@
+"""Programs of elements and rows: functions of elements, and reductions along the last axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tilecore.computing.fusion import Group
+from tilecore.computing.graph import Node, Shape
+from tilecore.computing.text import (
+    Names,
+    Parameter,
+    Program,
+    element,
+    formula,
+    indented,
+    module,
+    number,
+    view_of,
+)
+
+REDUCTIONS = {"sum": "T.reduce_sum", "amax": "T.reduce_max", "amin": "T.reduce_min"}
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+COLUMNS = (128, 256, 512, 1024, 2048, 4096, 8192)
+
+
+def elements(group: Group, name: str) -> Program:
+    """Return the program of a group without reductions and product."""
+    shape, names = group.root.shape or (1,), Names(group)
+    size = math.prod(shape)
+    is_flat = all(node.shape == shape or node.size == 1 for node in group.operands)
+    rows: Shape = (1,) if is_flat else shape[:-1]
+    columns, row, column = size if is_flat else shape[-1], "row", "column"
+    inner = Loop(group, names)
+    for node in group.operands:
+        view, index = view_of(node, rows, columns, row, column)
+        if is_flat:
+            view, index = ((size,), [column]) if node.size == size else ((1,), ["0"])
+        inner.known[node] = element(node, names.read(node, view), index)
+    inner.compute(group.root)
+    count = math.prod(rows)
+    if is_flat:
+        head = [
+            f"with T.Kernel(T.ceildiv({columns}, block_N), threads=threads) as b:",
+            "    for j in T.Parallel(block_N):", "        column = b * block_N + j",
+        ]  # fmt: skip
+        store, knobs = "out[column]", "block_N=1024, threads=128"
+        space: Mapping[str, tuple[int, ...]] = {"block_N": COLUMNS}
+    else:
+        head = [
+            f"with T.Kernel(T.ceildiv({columns}, block_N), T.ceildiv({count}, block_M), "
+            "threads=threads) as (bx, by):",
+            "    for i, j in T.Parallel(block_M, block_N):",
+            "        row, column = by * block_M + i, bx * block_N + j",
+        ]
+        store = "out[row, column]"
+        knobs, space = "block_M=8, block_N=256, threads=128", {"block_M": ROWS, "block_N": COLUMNS}
+    output: Shape = (size,) if is_flat else (count, columns)
+    lines = [*head, *(f"        {line}" for line in inner.lines)]
+    lines.append(f"        {store} = {_stored(group, inner.known[group.root])}")
+    text = module(group, name, names, output, knobs, indented(lines, 2))
+    return _program(name, text, names, group, output, space)
+
+
+def rows(group: Group, name: str) -> Program:
+    """Return the program of a group with reductions along its rows."""
+    assert group.columns is not None
+    return _Rows(group, name).program()
+
+
+@dataclass
+class Loop:
+    """The body of a parallel loop: one line per node that it computes.
+
+    ``known`` is the text of what was computed or can be read.
+    """
+
+    group: Group
+    names: Names
+    known: dict[Node, str] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+
+    def compute(self, node: Node) -> str:
+        """Return the text of an element of a node, after the lines that compute it."""
+        needed: set[Node] = set()
+        stack = [node]
+        while stack:
+            one = stack.pop()
+            if one not in self.known and one not in needed:
+                needed.add(one)
+                stack += one.producers
+        for one in self.group.members:
+            if one in needed:
+                args = [self.known[a] if isinstance(a, Node) else number(a) for a in one.args]
+                self.known[one] = self.names.of(one)
+                self.lines.append(f"{self.known[one]} = {formula(one, args)}")
+        return self.known[node]
+
+
+def _stored(group: Group, text: str) -> str:
+    dtype = group.root.dtype
+    return text if dtype == "float32" else f"T.cast({text}, {dtype!r})"
+
+
+def _program(
+    name: str, text: str, names: Names, group: Group, output: tuple[int, ...],
+    space: Mapping[str, tuple[int, ...]],
+) -> Program:  # fmt: skip
+    return Program(name, text, names.inputs, Parameter("out", group.root, output), space)
+
+
+class _Rows:
+    """Writes a program over blocks of rows, which lie in fragments from the first load on.
+
+    A value per element that several steps need, and what is reduced, is stored in a fragment; a
+    fragment that nobody reads any more is written again.
+    """
+
+    def __init__(self, group: Group, name: str) -> None:
+        self._group, self._name, self._names = group, name, Names(group)
+        assert group.columns is not None
+        self._rows, self._columns = group.rows, group.columns
+        self._count = math.prod(group.rows)
+        self._own = set(group.members)
+        self._users: dict[Node, list[Node]] = {}
+        for node in group.members:
+            for producer in node.producers:
+                self._users.setdefault(producer, []).append(node)
+        self._places: dict[Node, str] = {}  # fragments
+        self._free: list[str] = []
+        self._made: list[str] = []  # lines that allocate
+        self._lines: list[str] = []
+        self._stored = [node for node in group.members if self._is_stored(node)]
+
+    def program(self) -> Program:
+        for node in self._group.operands:
+            if self._is_wide(node):
+                self._load(node)
+        for at, node in enumerate(self._stored):
+            self._step(node, self._stored[at + 1 :])
+        root = self._group.root
+        whole = root.shape[-1:] == (self._columns,) and self._is_wide(root)
+        output = (self._count, self._columns) if whole else (self._count,)
+        self._lines.append(
+            f"T.copy({self._places[root]}, out[b * block_M{', 0' if whole else ''}])"
+        )
+        lines = [
+            f"with T.Kernel(T.ceildiv({self._count}, block_M), threads=threads) as b:",
+            *(f"    {line}" for line in (*self._made, *self._lines)),
+        ]
+        text = module(
+            self._group, self._name, self._names, output, "block_M=4, threads=128",
+            indented(lines, 2),
+        )  # fmt: skip
+        return _program(self._name, text, self._names, self._group, output, {"block_M": ROWS})
+
+    def _is_wide(self, node: Node) -> bool:
+        """Return whether a tensor has an element per row and column."""
+        shape = (*(1,) * (len(self._rows) + 1 - len(node.shape)), *node.shape)
+        return shape == (*self._rows, self._columns)
+
+    def _is_of_rows(self, node: Node) -> bool:
+        return node.shape == (*self._rows, 1)
+
+    def _is_stored(self, node: Node) -> bool:
+        """Return whether a node gets a fragment."""
+        if node is self._group.root or node.kind == "reduce":
+            return True
+        users = self._users[node]
+        if self._is_of_rows(node):
+            return any(u.kind == "reduce" or not self._is_of_rows(u) for u in users)
+        return self._is_wide(node) and (
+            len(users) > 1 or any(user.kind == "reduce" for user in users)
+        )
+
+    def _fragment(self, node: Node) -> str:
+        """Return the fragment that a node is written to: one that is free, or a new one."""
+        is_row = not self._is_wide(node)
+        if not is_row and self._free:
+            return self._free.pop()
+        name = f"{'r' if is_row else 'f'}{len(self._made)}"
+        shape = "(block_M,)" if is_row else f"(block_M, {self._columns})"
+        self._made.append(f"{name} = T.alloc_fragment({shape}, 'float32')")
+        return name
+
+    def _load(self, node: Node) -> None:
+        name = self._names.read(node, (self._count, self._columns))
+        self._places[node] = self._fragment(node)
+        self._lines.append(f"T.copy({name}[b * block_M, 0], {self._places[node]})")
+
+    def _step(self, node: Node, later: list[Node]) -> None:
+        if node.kind == "reduce":
+            source = self._places[node.producers[0]]
+            self._release(later)
+            self._places[node] = self._fragment(node)
+            more = ", nan_propagate=True" if node.attrs.get("keeps_nan") else ""
+            reduction = REDUCTIONS[node.op]
+            self._lines.append(f"{reduction}({source}, {self._places[node]}, dim=1{more})")
+            return
+        loop = Loop(self._group, self._names)
+        self._know(loop)
+        loop.compute(node)
+        self._release(later)
+        self._places[node] = place = self._fragment(node)
+        is_wide = self._is_wide(node)
+        index, extents = ("i, j", f"block_M, {self._columns}") if is_wide else ("i", "block_M")
+        self._lines += [
+            f"for {index} in T.Parallel({extents}):", *(f"    {line}" for line in loop.lines),
+            f"    {place}[{index}] = {loop.known[node]}",
+        ]  # fmt: skip
+
+    def _know(self, loop: Loop) -> None:
+        """Tell a loop what it can read: fragments, and tensors that are smaller than the rows."""
+        for node, place in self._places.items():
+            loop.known[node] = f"{place}[i, j]" if self._is_wide(node) else f"{place}[i]"
+        for node in self._group.operands:
+            if node not in loop.known:
+                shape, index = view_of(node, self._rows, self._columns, "b * block_M + i", "j")
+                loop.known[node] = element(node, self._names.read(node, shape), index)
+
+    def _release(self, later: list[Node]) -> None:
+        """Give back the fragments that no later step reads; this one may write to them."""
+        for one, place in list(self._places.items()):
+            is_read = any(self._reads(step, one) for step in later)
+            if self._is_wide(one) and not is_read and one is not self._group.root:
+                del self._places[one]
+                self._free.append(place)
+
+    def _reads(self, step: Node, one: Node) -> bool:
+        """Return whether a step reads the fragment of a node."""
+        for producer in step.producers:
+            if producer is one:
+                return True
+            inner = producer in self._own and producer not in self._stored
+            if inner and self._reads(producer, one):
+                return True
+        return False

@@ -1,0 +1,240 @@
+"""Traced: the tensor that a computation is read with. It answers to what torch and NumPy write.
+
+Methods, operators, functions of torch (``__torch_function__``) and ufuncs of NumPy
+(``__array_ufunc__``) end in ``functions.FUNCTIONS``, by name.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from tilecore.computing.functions import ALIASES, FUNCTIONS, Value
+from tilecore.computing.graph import FLOATS, Node, sliced
+from tilecore.errors import (
+    ShapeMismatch,
+    SourceSpan,
+    TileError,
+    TypeMismatch,
+    UnsupportedSyntax,
+)
+
+OWN = ("tilecore.computing", "torch", "numpy")  # packages between the user's line and a node
+TURNED = {"__rsub__": "sub", "__rtruediv__": "div", "__rpow__": "pow", "__rmatmul__": "matmul"}
+
+
+class Traced:
+    """A tensor of a computation that is being read: shapes and element types, no elements."""
+
+    __array_priority__ = 1000
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its extents."""
+        return self.node.shape
+
+    @property
+    def ndim(self) -> int:
+        """How many axes it has."""
+        return len(self.node.shape)
+
+    @property
+    def dtype(self) -> Any:
+        """Its element type, as torch has it."""
+        import torch
+
+        return getattr(torch, self.node.dtype)
+
+    @property
+    def T(self) -> Traced:
+        """It with its axes turned round."""
+        found: Traced = called("permute", (self, tuple(reversed(range(self.ndim)))), {})
+        return found
+
+    @property
+    def mT(self) -> Traced:
+        """It with its last two axes swapped."""
+        found: Traced = called("transpose", (self, -1, -2), {})
+        return found
+
+    def size(self, axis: int | None = None) -> Any:
+        """Return its shape, or one extent."""
+        return self.shape if axis is None else self.shape[axis]
+
+    def dim(self) -> int:
+        """Return how many axes it has."""
+        return self.ndim
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> Traced:
+        return Traced(_part(self.node, index, _caller()))
+
+    def __neg__(self) -> Any:
+        return called("neg", (self,), {})
+
+    def __abs__(self) -> Any:
+        return called("abs", (self,), {})
+
+    def __bool__(self) -> bool:
+        raise UnsupportedSyntax(
+            expected="a computation whose steps do not depend on elements",
+            found="a tensor where Python decides", span=_caller(),
+            hint="use torch.where(condition, a, b)",
+        )  # fmt: skip
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ALIASES or name in FUNCTIONS:
+            return lambda *args, **kwargs: called(name, (self, *args), kwargs)
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise _unknown(f"Tensor.{name}")
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        _ = types
+        name = getattr(function, "__name__", str(function))
+        if name in TURNED and not isinstance(args[0], Traced):
+            return called(TURNED[name], args, kwargs or {})
+        return called(name, args, kwargs or {})
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        if method != "__call__":
+            raise _unknown(f"numpy.{ufunc.__name__}.{method}")
+        return called(ufunc.__name__, args, kwargs)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        _ = types
+        return called(function.__name__, args, kwargs)
+
+
+def _binary(name: str, *, is_turned: bool = False) -> Any:
+    def method(self: Traced, other: Any) -> Any:
+        return called(name, (other, self) if is_turned else (self, other), {})
+
+    return method
+
+
+for _name in ("add", "sub", "mul", "truediv", "pow", "matmul", "lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(Traced, f"__{_name}__", _binary(_name))
+for _name in ("add", "sub", "mul", "truediv", "pow", "matmul"):
+    setattr(Traced, f"__r{_name}__", _binary(_name, is_turned=True))
+setattr(Traced, "__hash__", object.__hash__)  # noqa: B010 (an __eq__ of its own took it)
+
+
+def called(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return what a function of torch or NumPy makes of traced tensors.
+
+    Raises:
+        UnsupportedSyntax: computations have no such function, or not with these arguments (TC101).
+        TileError: shapes or element types do not fit, placed at the caller's line.
+    """
+    span = _caller()
+    bare = name.strip("_")
+    function = FUNCTIONS.get(ALIASES.get(bare, bare))
+    if function is None:
+        raise _unknown(name)
+    try:
+        found = function(span, *map(_node, args), **{k: _node(v) for k, v in kwargs.items()})
+    except TypeError as error:
+        raise UnsupportedSyntax(
+            expected=f"arguments that computations know of `{bare}`", found=str(error), span=span
+        ) from error
+    except TileError as error:
+        raise error.at(span) from None
+    return _traced(found)
+
+
+def _node(value: Any) -> Value:
+    if isinstance(value, Traced):
+        return value.node
+    if isinstance(value, tuple | list) and any(isinstance(v, Traced) for v in value):
+        return [_node(v) for v in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    if is_tensor(value):
+        return input_of("held", value, held=value)
+    return value
+
+
+def input_of(name: str, tensor: Any, **attrs: Any) -> Node:
+    """Return the node of a tensor; raises TypeMismatch for another element type (TC202)."""
+    dtype, span = str(tensor.dtype).removeprefix("torch."), _caller()
+    if dtype not in FLOATS:
+        raise TypeMismatch(
+            expected=f"`{name}` of element type {', '.join(FLOATS)}", found=dtype, span=span,
+            hint="convert it first",
+        )  # fmt: skip
+    shape = tuple(int(n) for n in tensor.shape)
+    if 0 in shape:
+        raise ShapeMismatch(what=name, expected="elements", found=f"shape {shape}", span=span)
+    return Node("input", name, (), shape, dtype, attrs, span)
+
+
+def _traced(found: Any) -> Any:
+    if isinstance(found, Node):
+        return Traced(found)
+    return tuple(map(_traced, found)) if isinstance(found, tuple | list) else found
+
+
+def is_tensor(value: Any) -> bool:
+    """Return whether a value is a tensor of torch or an array of NumPy."""
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def _part(x: Node, index: Any, span: SourceSpan) -> Node:
+    """Return the part that an index of integers, slices, None and ... names."""
+    entries = list(index) if isinstance(index, tuple) else [index]
+    taken = sum(e is not None and e is not Ellipsis for e in entries)
+    whole = [slice(None)] * (len(x.shape) - taken)
+    at = next((i for i, e in enumerate(entries) if e is Ellipsis), len(entries))
+    entries[at : at + 1] = whole
+    extents, shape = iter(x.shape), []
+    for entry in entries:
+        if entry is None:
+            shape.append(1)
+            continue
+        extent = next(extents, 0)
+        if isinstance(entry, slice):
+            shape.append(len(range(*entry.indices(extent))))
+        elif not isinstance(entry, int) or not -extent <= entry < extent:
+            raise UnsupportedSyntax(
+                expected=f"integers, slices and None that lie in shape {x.shape}",
+                found=f"[{index!r}]", span=span,
+            )  # fmt: skip
+    if 0 in shape:
+        raise ShapeMismatch(what="slice", expected="elements", found=f"[{index!r}]", span=span)
+    return sliced(x, tuple(entries), tuple(shape), span)
+
+
+def _caller() -> SourceSpan:
+    """Return the place of the user's that is being read."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _is_own(frame.f_globals.get("__name__", "")):
+        frame = frame.f_back
+    code = frame.f_code
+    line, _, column, end = next(islice(code.co_positions(), frame.f_lasti // 2, None))
+    start, stop = ((column or 0) + 1, (end or 0) + 1)
+    return SourceSpan(code.co_filename, line or frame.f_lineno, start, max(stop, start + 1))
+
+
+def _is_own(module: str) -> bool:
+    return any(module == name or module.startswith(f"{name}.") for name in OWN)
+
+
+def _unknown(name: str) -> UnsupportedSyntax:
+    known = ", ".join(sorted(FUNCTIONS))
+    return UnsupportedSyntax(
+        expected="a function that computations know", found=f"`{name}`", span=_caller(),
+        hint=f"known are {known}",
+    )  # fmt: skip
