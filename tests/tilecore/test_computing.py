@@ -160,6 +160,7 @@ def test_half_types_are_rounded_once(dtype, tolerance):
     check(lambda x, w, b: F.silu(x @ w + b), x, w, b, kernels=1, tolerance=tolerance)
     check(lambda x: x.float().softmax(-1), x, kernels=1)
     check(lambda x: x.float().softmax(-1).to(x.dtype), x, kernels=1, tolerance=tolerance)
+    assert tilecore.compute(lambda x: x * torch.tensor(2.0))(x).dtype == dtype
     qkv = [torch.randn(1, 2, 50, 32).to(dtype) for _ in range(3)]
     found = check(F.scaled_dot_product_attention, *qkv, kernels=1, tolerance=tolerance)
     assert found(*qkv).dtype == dtype
@@ -302,11 +303,11 @@ def test_the_same_functions_are_programs_of_gpus(target):
 
 def test_tuning_takes_what_is_fastest_and_right(tmp_path, monkeypatch):
     monkeypatch.setenv("TILECORE_DATA_DIR", str(tmp_path))
-    found = tilecore.compute(mlp)
-    args = torch.randn(33, 70), scaled(70, 130), torch.randn(130), scaled(130, 50)
+    found = tilecore.compute(lambda x, w: torch.relu(x @ w))
+    args = torch.randn(33, 70), scaled(70, 130)
     before = found(*args)
-    stages = found.tune(*args, trials=2).stages
-    assert [stage.chosen.source for stage in stages] == ["measured", "measured"]
+    (stage,) = found.tune(*args, trials=2).stages
+    assert stage.chosen.source == "measured"
     assert "fastest of 2 configs" in found.explain(*args)
     torch.testing.assert_close(found(*args), before, rtol=1e-4, atol=1e-5)
 

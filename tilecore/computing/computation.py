@@ -30,9 +30,9 @@ from tilecore.jit_compile import build
 from tilecore.kernel import JITKernel
 from tilecore.recommending import RecommendedConfig
 from tilecore.runtime.memo import Memo
+from tilecore.tile_config import digest
 from tilecore.torch_trace import is_traced, untraced
 
-_numbers = itertools.count()
 Before = Callable[["Stage", Sequence[Any]], None]
 
 
@@ -255,7 +255,7 @@ def recommended(program: Program, function: JITImpl, count: int) -> Sequence[Rec
 
 def _function(program: Program, target: Any) -> JITImpl:
     """Return the function of a program's text, whose lines errors can show."""
-    file = f"<tilecore.compute {program.name} {next(_numbers)}>"
+    file = f"<tilecore.compute {program.name} {digest(program.text)[:8]}>"
     linecache.cache[file] = (
         len(program.text), None, program.text.splitlines(keepends=True), file,
     )  # fmt: skip

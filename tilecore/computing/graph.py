@@ -118,7 +118,9 @@ def pointwise(op: str, *args: Node | float, span: SourceSpan, dtype: str | None 
     """
     tensors = [a for a in args if isinstance(a, Node)]
     shape = broadcast(op, [t.shape for t in tensors], span)
-    found = dtype or common_dtype([t.dtype for t in tensors if t.dtype != "bool"])
+    floats = [t for t in tensors if t.dtype != "bool"]
+    typed = [t for t in floats if t.shape] or floats  # a single number follows the others
+    found = dtype or common_dtype([t.dtype for t in typed])
     return Node("pointwise", op, args, shape, found, span=span)
 
 

@@ -1,0 +1,137 @@
+"""Computations beside torch: what ``@tilecore.compute`` makes of plain functions, nothing tuned.
+
+    python benchmarks/computations.py [--match REGEX] [--rounds 9] [--threads 1 2] [--tune N]
+        [--json FILE]
+
+torch eager, torch.compile and ours, interleaved, each with new outputs per call: one thread by
+thread CPU time, several by wall time; medians, ratios torch / ours. Every result is checked against
+the function in float64 first. ``--tune N`` measures N configs per kernel before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from cpu import interleaved
+
+import tilecore
+from tilecore.artifact import compiler_versions
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
+from compute import block, weights
+
+Function = Callable[..., Any]
+
+
+def _widened(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.double()
+    return {k: _widened(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def cases() -> dict[str, tuple[Function, tuple[Any, ...]]]:
+    """Return functions and arguments by name."""
+    r = torch.randn
+    rows = r(4096, 1024)
+    w = r(1024, 1024) / 32
+    qkv = tuple(r(1, 8, 1024, 64) for _ in range(3))
+    half = tuple(x.bfloat16() for x in qkv)
+    return {
+        "elements 2048x1024": (
+            lambda x, y: (x * y + 1).relu() * x.sigmoid(), (r(2048, 1024), r(2048, 1024))
+        ),
+        "softmax 4096x1024": (lambda x: x.softmax(-1), (rows,)),
+        "softmax of scores 4096x1024": (lambda x, m: (x * 0.125 + m).softmax(-1), (rows, r(1024))),
+        "residual + rms norm 4096x1024": (
+            lambda x, y, g: F.rms_norm(x + y, (1024,), g), (rows, r(4096, 1024), r(1024))
+        ),
+        "linear + gelu 512x1024x1024": (
+            lambda x, w, b: F.gelu(F.linear(x, w, b)), (r(512, 1024), w, r(1024))
+        ),
+        "swiglu 256x1024x1024": (
+            lambda x, g, u: F.silu(x @ g) * (x @ u), (r(256, 1024), w, w.T.contiguous())
+        ),
+        "attention 8x1024x64": (F.scaled_dot_product_attention, qkv),
+        "attention causal 8x1024x64": (
+            lambda *qkv: F.scaled_dot_product_attention(*qkv, is_causal=True), qkv
+        ),
+        "attention causal bfloat16 8x1024x64": (
+            lambda *qkv: F.scaled_dot_product_attention(*qkv, is_causal=True), half
+        ),
+        "attention by hand, bias 8x1024x64": (
+            lambda q, k, v, m: (q @ k.mT * 0.125 + m).softmax(-1) @ v, (*qkv, r(1024, 1024))
+        ),
+        "block 2x256x512": (block.function, (r(2, 256, 512), weights(512, 1376))),
+    }  # fmt: skip
+
+
+def measured(
+    name: str, function: Function, args: tuple[Any, ...], options: argparse.Namespace
+) -> dict[str, Any]:
+    """Return times and ratios of one function."""
+    ours, compiled = tilecore.compute(function), torch.compile(function)
+    if options.tune:
+        ours.tune(*args, trials=options.tune)
+    exact = function(*map(_widened, args))
+    error = ((ours(*args).double() - exact).abs().max() / exact.abs().max()).item()
+    calls = {
+        "eager": lambda: function(*args), "compiled": lambda: compiled(*args),
+        "ours": lambda: ours(*args),
+    }  # fmt: skip
+    found: dict[str, Any] = {
+        "name": name,
+        "kernels": len(ours.plan(*args).stages),
+        "largest_error": error,
+    }
+    for threads in options.threads:
+        compiled(*args)
+        times = interleaved(calls, threads, options.rounds)
+        median = {who: statistics.median(t) for who, t in times.items()}
+        found[f"{threads}T"] = {
+            "us": {who: t * 1e6 for who, t in median.items()},
+            "of_eager": median["eager"] / median["ours"],
+            "of_compiled": median["compiled"] / median["ours"],
+        }
+    return found
+
+
+def main() -> None:
+    """Measure the functions asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--match", default="")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
+    parser.add_argument("--tune", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    found = []
+    with torch.no_grad():
+        for name, (function, args) in cases().items():
+            if re.search(options.match, name):
+                found.append(measured(name, function, args, options))
+                ratios = "; ".join(
+                    f"{found[-1][f'{t}T']['of_eager']:.2f}, {found[-1][f'{t}T']['of_compiled']:.2f}"
+                    for t in options.threads
+                )
+                us = " ".join(f"{found[-1][f'{t}T']['us']['ours']:,.0f}" for t in options.threads)
+                shown = f"{name}: {found[-1]['kernels']} kernels, {us} us, torch eager, compiled"
+                error = found[-1]["largest_error"]
+                print(f"{shown} / ours {ratios}, error {error:.1e}", flush=True)
+    if options.json:
+        versions = {"torch": torch.__version__, **compiler_versions()}
+        options.json.write_text(json.dumps({"versions": versions, "rows": found}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
