@@ -162,6 +162,8 @@ def widest_target(features: Iterable[str]) -> Target:
 def compiling_for(target: str) -> Iterator[None]:
     """Let code for this machine's CPU be code for another target inside the block.
 
+    What ``jit`` has compiled before stays as it is.
+
     Args:
         target: a CPU's; "emulated avx512+avx512_bf16" gives code that runs on every machine.
 
