@@ -8,12 +8,13 @@ K ?= 1024
 DTYPE ?= float32
 TUNE_ARGS ?=
 TEST_PROCESSES ?= 2
+CPU ?= avx512+avx512_vnni+amx_bf16+amx_int8+amx_tile
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv tune serve test chaos check secrets format clean
+.PHONY: help venv tune serve test chaos emulated check secrets format clean
 
 help: ## show the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | \
@@ -45,6 +46,10 @@ test: $(STAMP) ## run all tests, files side by side on two cores
 
 chaos: $(STAMP) ## kill everything 50 times during one run of 300 trials (15 minutes)
 	@$(BIN)/python -m tests.chaos
+
+emulated: $(STAMP) ## run the compiler's tests on emulated AVX-512 and AMX (CPU=avx512+avx512_vnni)
+	@$(BIN)/python -m pytest tests/tilecore --ignore tests/tilecore/cuda --ignore tests/tilecore/rocm \
+	  --cpu $(CPU) -n $(TEST_PROCESSES) --dist loadfile
 
 check: $(STAMP) ## ruff, formatting, mypy --strict, import contracts
 	@$(BIN)/ruff check .

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -51,17 +52,46 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = tempfile.TemporaryDirectory(prefix="tilecore-tests-")
     config.add_cleanup(folder.cleanup)
     os.environ["TILECORE_DATA_DIR"] = folder.name
+    config.addinivalue_line("markers", "emulated: the case runs on an emulated CPU")
+    if config.getoption("--cpu"):
+        from tilecore.target import EMULATED, compiling_for  # NumPy is imported with it
+
+        emulated = compiling_for(EMULATED + config.getoption("--cpu"))
+        emulated.__enter__()
+        config.add_cleanup(lambda: emulated.__exit__(None, None, None))
     # A service of a test answers by itself; test_answer_desk.py has the processes.
     os.environ["TILECORE_ANSWER_PROCESSES"] = "0"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--emulated"):
+        left_out = set(_emulated_cases(items))
+        config.hook.pytest_deselected(items=[i for i in items if i in left_out])
+        items[:] = [i for i in items if i not in left_out]
     rank = {name: position for position, name in enumerate(LONG_FILES)}
     root = Path(__file__).parent
     items.sort(key=lambda i: rank.get(i.path.relative_to(root).as_posix(), len(rank)))
 
 
+def _emulated_cases(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Return the cases on emulated CPUs but for one of each test, which its name chooses."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("emulated") is not None:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for name, found in cases.items():
+        found.pop(zlib.crc32(name.encode()) % len(found))
+        yield from found
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--cpu", default="", metavar="TARGET",
+        help="run code for this machine's CPU as emulated code for another one (avx512+amx_tile)",
+    )  # fmt: skip
+    parser.addoption(
+        "--emulated", action="store_true", help="run all cases on emulated CPUs, not one per test"
+    )
     parser.addoption(
         "--update-snapshots", action="store_true", help="write snapshots instead of comparing"
     )

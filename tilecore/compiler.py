@@ -81,7 +81,7 @@ def compile(
         listener(func)
     knobs = {k: v for k, v in (config or {}).items() if k in LOWERING_KNOBS}
     digest = program_digest(func)
-    key = artifact_key(digest + assertion_places(func), chosen.kind, chosen.name, knobs)
+    key = artifact_key(digest + assertion_places(func), chosen.kind, _code_name(chosen), knobs)
     store = store or default_store()
     found = store.get(key)
     if found is not None:
@@ -96,13 +96,27 @@ def compile(
     plan, tir = lower(func, chosen, knobs)
     needed = chosen.using(plan.features)
     module = generate(tir, needed)
+    objects: tuple[Path, ...] = ()
+    if needed.is_emulated:
+        from tilecore.emulator import x86
+
+        module, objects = x86.emulated(module, func.name), x86.objects()
     manifest = Manifest(
         key=key, name=func.name, entry=ENTRY, parameters=parameters(func), target=chosen.kind,
         isa=needed.name, config=knobs, program_digest=digest, versions=compiler_versions(),
         notes=tuple(plan.explain().splitlines()),
         kept=tuple((memory_type(t.storage.dtype), t.packed_size) for t in plan.kept),
     )  # fmt: skip
-    return store.put(manifest, format_func(func), lambda path: link(module, path))
+    return store.put(manifest, format_func(func), lambda path: link(module, path, objects))
+
+
+def _code_name(target: Target | GpuTarget) -> str:
+    """Return the target's name, with what emulated code depends on beyond this compiler."""
+    if not isinstance(target, Target) or not target.is_emulated:
+        return target.name
+    from tilecore.emulator import x86
+
+    return f"{target.name} {x86.version()}"
 
 
 def lower(

@@ -247,7 +247,7 @@ class ToolchainMissing(TileError):
 
 
 class EmulationError(TileError):
-    """A generated kernel does what a GPU does not define, or never ends (tilecore.emulator)."""
+    """A generated kernel does what the device emulated does not define, or never ends."""
 
     code, title = "TC307", "emulation-error"
     template = "{kernel}: {what}"

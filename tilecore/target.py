@@ -17,7 +17,7 @@ from tilecore.ir.dtype import DType
 
 CPU_NAMES = ("llvm", "cpu", "c", "auto")
 GPU_NAMES = ("cuda", "hip", "rocm", "cutedsl")
-EMULATED = "emulated "  # before the name of a GPU: its code, run on the emulator
+EMULATED = "emulated "  # before the name of a target: its code, run on an emulator
 # Instructions beyond AVX-512F/BW/DQ/VL that code may use: Linux's name of the flag, LLVM's.
 FEATURES = {
     "avx512_bf16": "avx512bf16",
@@ -30,6 +30,8 @@ IMPLIED = {"amx_bf16": ("avx512_bf16",)}  # a CPU that lacks these is taken to l
 # Where programs written for a GPU run: None: there; "": on the CPU; a GPU's name: as its code, on
 # the emulator.
 _GPU_PROGRAMS: ContextVar[str | None] = ContextVar("gpu_programs", default=None)
+# The target that code for this machine's CPU is generated for, in its place.
+_CPU: ContextVar[str | None] = ContextVar("cpu", default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,7 @@ class Target:
         vector_bytes: width of one vector register.
         vector_registers: architectural vector registers.
         features: instructions beyond those of ``isa`` (keys of FEATURES) that may be used.
+        is_emulated: whether the code is made to run on every machine (tilecore.emulator.x86).
     """
 
     kind: str
@@ -51,11 +54,12 @@ class Target:
     vector_bytes: int
     vector_registers: int
     features: frozenset[str] = frozenset()
+    is_emulated: bool = False
 
     @property
     def name(self) -> str:
         """The name that ``parse_target`` understands: "avx512+avx512_bf16"."""
-        return "+".join((self.isa, *sorted(self.features)))
+        return EMULATED * self.is_emulated + "+".join((self.isa, *sorted(self.features)))
 
     @property
     def attributes(self) -> tuple[str, ...]:
@@ -69,6 +73,8 @@ class Target:
 
     def runs(self, other: Target) -> bool:
         """Return whether a machine of this target runs code for ``other``."""
+        if other.is_emulated:
+            return True
         return other.vector_bytes <= self.vector_bytes and other.features <= self.features
 
     def lanes(self, dtype: str) -> int:
@@ -84,7 +90,7 @@ class Target:
         return micro_m * micro_n + micro_n + 1 <= self.vector_registers
 
     def __str__(self) -> str:
-        return f"{self.kind} ({self.isa})"
+        return f"{self.kind} ({EMULATED * self.is_emulated}{self.isa})"
 
 
 AVX512 = Target(
@@ -120,13 +126,16 @@ def _cpuinfo(key: str) -> str:
 def cpu_target(features: Iterable[str] | None = None) -> Target:
     """Return the best CPU target for a machine with ``features``.
 
-    Default: this machine, without instructions that are slow on it.
+    Default: this machine, without instructions that are slow on it, or what ``compiling_for`` says.
 
     Raises:
         UnknownTarget: the machine is not x86-64 with AVX2 and FMA (TC304).
     """
     if features is not None:
         return widest_target(features)
+    given = _CPU.get()
+    if given is not None:
+        return parse_cpu_target(given)
     widest = widest_target(host_features())
     return widest.using(widest.features - SLOW_FEATURES.get(_cpuinfo("vendor_id"), frozenset()))
 
@@ -147,6 +156,26 @@ def widest_target(features: Iterable[str]) -> Target:
         known="x86-64 with AVX2 and FMA, x86-64 with AVX-512",
         found=f"{platform.machine()} without them",
     )
+
+
+@contextlib.contextmanager
+def compiling_for(target: str) -> Iterator[None]:
+    """Let code for this machine's CPU be code for another target inside the block.
+
+    What ``jit`` has compiled before stays as it is.
+
+    Args:
+        target: a CPU's; "emulated avx512+avx512_bf16" gives code that runs on every machine.
+
+    Raises:
+        UnknownTarget, UnsupportedOnTarget: as ``parse_cpu_target`` (TC304, TC302).
+    """
+    parse_cpu_target(target)
+    token = _CPU.set(target)
+    try:
+        yield
+    finally:
+        _CPU.reset(token)
 
 
 @contextlib.contextmanager
@@ -188,7 +217,8 @@ def parse_target(
     ("avx512+avx512_bf16"). GPUs go by device ("h100") or architecture ("sm_90a",
     "cuda -arch=sm_90a"); "cuda" alone is this machine's first device, or sm_80 where there is none.
     AMD's likewise ("mi300x", "gfx942", "rocm -arch=gfx90a"; "hip" and "rocm" alone are gfx942).
-    A target of TVM stands for its kind and architecture. "emulated h200" is the target of an H200.
+    A target of TVM stands for its kind and architecture. "emulated h200" is the target of an H200,
+    "emulated avx512+amx_tile" one whose code runs on every CPU (tilecore.emulator).
 
     Raises:
         UnknownTarget: the name is not one this version generates code for (TC304).
@@ -196,18 +226,16 @@ def parse_target(
     if isinstance(target, (Target, GpuTarget)):
         return target
     if names_emulator(target):
-        return parse_gpu_target(str(target)[len(EMULATED) :].strip())
+        return _emulated(str(target)[len(EMULATED) :].strip())
     name, arch = _name_and_arch(target)
     where = _GPU_PROGRAMS.get()
     if where and arch is None and name in ("auto", *GPU_NAMES):
         name = where
     if name in CPU_NAMES or (name in GPU_NAMES and where == ""):
         return cpu_target()
-    base, *features = name.split("+")
-    for known in (AVX512, AVX2):
-        is_base = base in (known.isa, known.mcpu, f"llvm-{known.isa}")
-        if is_base and (not features or (known is AVX512 and FEATURES.keys() >= set(features))):
-            return known.using(features)
+    cpu = _find_cpu_target(name)
+    if cpu is not None:
+        return cpu
     gpu = find_gpu_target(name, arch) or find_amd_target(name, arch)
     if gpu is not None:
         return gpu
@@ -216,6 +244,22 @@ def parse_target(
         f"{', '.join(gpu_targets())}, rocm, {', '.join(amd_targets())}",
         found=str(target) if arch is None else f"{name} -arch={arch}",
     )
+
+
+def _find_cpu_target(name: str) -> Target | None:
+    """Return the CPU target of a name with features ("avx512+amx_tile"), None if it has none."""
+    base, *features = name.split("+")
+    for known in (AVX512, AVX2):
+        is_base = base in (known.isa, known.mcpu, f"llvm-{known.isa}")
+        if is_base and (not features or (known is AVX512 and FEATURES.keys() >= set(features))):
+            return known.using(features)
+    return None
+
+
+def _emulated(name: str) -> Target | GpuTarget:
+    """Return the target of "emulated <name>"; UnknownTarget (TC304) if there is none."""
+    cpu = _find_cpu_target(name.lower())
+    return parse_gpu_target(name) if cpu is None else replace(cpu, is_emulated=True)
 
 
 def parse_cpu_target(target: str | Target | GpuTarget | Mapping[str, object] | None) -> Target:

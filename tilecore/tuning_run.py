@@ -23,7 +23,7 @@ from tilecore.jit import JITImpl
 from tilecore.kernel import JITKernel, input_parameters
 from tilecore.profiler import TensorSupplyType, Tolerance, do_bench, listed, supply_all
 from tilecore.recommending import device_name
-from tilecore.target import emulates_gpus, parse_target
+from tilecore.target import Target, emulates_gpus, parse_target
 from tilecore.tile_config import KnobValue, TileConfig
 from tilecore.tuning import Candidate, TuningAnswer, TuningTask, installed_tuner
 
@@ -154,7 +154,7 @@ class Tuning:
         Raises:
             TuningFailed: no config compiles and computes right (TC503).
         """
-        if self.traced and emulates_gpus():
+        if self.traced and self._is_emulated():
             found = self._first_that_compiles(self.traced)
             if found is not None:
                 return found
@@ -165,6 +165,11 @@ class Tuning:
                 return found
         reasons = "; ".join(sorted({reason for _, reason in self.failures})[:3])
         raise TuningFailed(count=len(self.failures), reason=reasons or "no configs were given")
+
+    def _is_emulated(self) -> bool:
+        """Return whether what is compiled runs on an emulator."""
+        target = parse_target(self.impl.options.target)
+        return emulates_gpus() or (isinstance(target, Target) and target.is_emulated)
 
     def _fastest(self, answer: TuningAnswer) -> AutotuneResult | None:
         """Return the fastest config that passes the author's own check."""

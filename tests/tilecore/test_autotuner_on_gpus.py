@@ -114,6 +114,6 @@ def test_a_target_that_is_emulated_runs_on_this_machine():
     expected = a.bfloat16().float() @ b.bfloat16().float()
     torch.testing.assert_close(kernel(a.bfloat16(), b.bfloat16()), expected, rtol=1e-3, atol=1e-3)
     assert "mma" in kernel.get_kernel_source()
-    for name in ("emulated z80", "emulated avx512"):
+    for name in ("emulated z80", "emulated avx1024"):
         with pytest.raises(UnknownTarget, match="TC304"):
             tilelang.compile(matmul(**CONFIGS[0]), target=name)

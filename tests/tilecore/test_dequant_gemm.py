@@ -5,19 +5,18 @@ import pytest
 import torch
 
 import tilecore.language as T
+from tests.tilecore.x86_paths import here, paths
 from tilecore import kernels, runtime
 from tilecore.compiler import compile, lower
 from tilecore.errors import InvalidProblem
 from tilecore.interpreter import run
 from tilecore.ir.dtype import DType
 from tilecore.kernels.dequant_gemm import FP8, TABLES, pack_codes, unpack_codes
-from tilecore.target import host_features, parse_target, widest_target
+from tilecore.target import parse_target
 from workers.correctness import compare, tolerance
 
 DEFINITION = kernels.get("dequant_gemm")
-HOST = widest_target(host_features())
-NAMES = ("avx2", "avx512", "avx512+avx512_bf16", "avx512+amx_bf16+amx_tile")
-PATHS = [p for p in NAMES if HOST.runs(parse_target(p))]
+PATHS = paths("avx2", "avx512", "avx512+avx512_bf16", "avx512+amx_bf16+amx_tile")
 
 
 def built(problem, artifacts, target="llvm", **knobs):
@@ -32,15 +31,15 @@ def check(found, problem, inputs):
 
 
 @pytest.mark.parametrize("shape", [(1, 130, 200), (5, 64, 128), (33, 50, 77), (16, 200, 300)])
-def test_ragged_shapes_on_every_path(shape, artifacts):
-    for path in PATHS:
-        for block, zeros in ((1, True), (16, False), (32, True)):
-            fields = dict(zip("mnk", shape, strict=True), zeros=zeros, out_dtype="float32")
-            problem = DEFINITION.parse_problem(fields)
-            inputs = DEFINITION.inputs(problem, np.random.default_rng(0))
-            found = np.full(shape[:2], np.nan, np.float32)
-            built(problem, artifacts, path, block_M=block)(*inputs, found)
-            check(found, problem, inputs)
+@pytest.mark.parametrize("path", PATHS)
+def test_ragged_shapes_on_every_path(path, shape, artifacts):
+    for block, zeros in ((1, True), (16, False), (32, True)):
+        fields = dict(zip("mnk", shape, strict=True), zeros=zeros, out_dtype="float32")
+        problem = DEFINITION.parse_problem(fields)
+        inputs = DEFINITION.inputs(problem, np.random.default_rng(0))
+        found = np.full(shape[:2], np.nan, np.float32)
+        built(problem, artifacts, here(path), block_M=block)(*inputs, found)
+        check(found, problem, inputs)
 
 
 @pytest.mark.parametrize("group", [8, 32, 40, 64, 128, 256, 384])
@@ -129,7 +128,7 @@ def test_operands_computed_by_a_nest(path, name, artifacts):
         a = rng.standard_normal((16, k), np.float32).astype(DType("bfloat16").numpy)
         w = rng.integers(-(2**7), 2**7, (k, n)).astype(np.int32)
         found, oracle = np.zeros((16, n), np.float32), np.zeros((16, n), np.float32)
-        runtime.load(compile(func, path, store=artifacts))(a, w, found)
+        runtime.load(compile(func, here(path), store=artifacts))(a, w, found)
         run(func, a, w, oracle)
         np.testing.assert_allclose(found, oracle, rtol=1e-4, atol=2e-3)
 

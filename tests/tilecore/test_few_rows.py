@@ -5,15 +5,15 @@ import pytest
 import torch
 
 import tilecore.language as T
+from tests.tilecore.x86_paths import here, paths
 from tilecore import runtime
 from tilecore.compiler import compile, lower
 from tilecore.interpreter import run
 from tilecore.ir.dtype import DType
-from tilecore.target import host_features, parse_target, widest_target
+from tilecore.target import parse_target
 from workers.correctness import tolerance
 
-HOST = widest_target(host_features())
-PATHS = [p for p in ("avx2", "avx512") if HOST.runs(parse_target(p))]
+PATHS = paths("avx2", "avx512")
 SHAPES = [(1, 40, 100), (3, 33, 64), (7, 130, 77), (13, 5, 3), (16, 64, 300), (1, 1, 1)]
 
 
@@ -78,7 +78,7 @@ def test_ragged_shapes(artifacts, path, dtype, trans_b, pack_a):
     for m, n, k in SHAPES:
         depth = 48 if m <= 4 else 272  # of more rows the sums of lanes would take too long
         func = product(m, n, k, dtype, (16, 32, depth), trans_b)
-        artifact = compile(func, path, {"pack_a": pack_a}, artifacts)
+        artifact = compile(func, here(path), {"pack_a": pack_a}, artifacts)
         fits = m <= parse_target(path).vector_registers // 2  # the sums of a vector of columns
         assert is_in_place(artifact) == (trans_b or fits)
         checked(artifact, *operands(m, n, k, dtype, trans_b), trans_b)

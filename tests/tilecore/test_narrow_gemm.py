@@ -7,19 +7,17 @@ import numpy as np
 import pytest
 
 import tilecore.language as T
+from tests.tilecore.x86_paths import TILES, VECTOR, here, paths
 from tilecore import kernels, runtime
 from tilecore.artifact import Artifact, ArtifactStore
 from tilecore.compiler import compile
 from tilecore.errors import ArtifactError, UnknownTarget
 from tilecore.interpreter import run
 from tilecore.ir.dtype import DType
-from tilecore.target import host_features, parse_target, widest_target
+from tilecore.target import parse_target
 from workers.correctness import tolerance
 
-VECTOR = "avx512+avx512_bf16+avx512_vnni"
-TILES = "avx512+amx_bf16+amx_int8+amx_tile"
-HOST = widest_target(host_features())
-PATHS = [p for p in ("avx2", "avx512", VECTOR, TILES) if HOST.runs(parse_target(p))]
+PATHS = paths("avx2", "avx512", VECTOR, TILES)
 INSTRUCTIONS = {
     "avx2": {"int8": "vpmaddwd", "uint8": "vpmaddwd"},
     "avx512": {"int8": "vpmaddwd", "uint8": "vpmaddwd"},
@@ -99,7 +97,7 @@ def test_every_transposition_and_ragged_shapes(store, path, dtype, trans_a, tran
         b = operand((n, k) if trans_b else (k, n), dtype, n)
         out = blank((m, n), accum)
         knobs = {"pack_b": "block"} if m == 1 else {}  # of one row b would be read in place
-        artifact = compile(func, path, knobs, store)
+        artifact = compile(func, here(path), knobs, store)
         name = INSTRUCTIONS.get(path, {}).get(dtype)
         is_used = any(note.endswith(f"; {name}") for note in artifact.manifest.notes)
         assert is_used == (name is not None and not (path == TILES and trans_a))
@@ -117,7 +115,7 @@ def test_tiles_whose_depth_is_no_multiple_of_a_group(store, path, dtype, block):
         a = operand((140, 50) if trans_a else (50, 140), dtype, 1)
         b = operand((140, 70) if trans_a else (70, 140), dtype, 2)
         out = blank((50, 70), accum)
-        runtime.load(compile(func, path, store=store))(a, b, out)
+        runtime.load(compile(func, here(path), store=store))(a, b, out)
         expect(a.T if trans_a else a, b if trans_a else b.T, out, 140)
 
 
@@ -132,7 +130,7 @@ def test_packing_and_register_tiles(store, path, k, dtype, config):
     func = product(61, 100, k, dtype)
     a, b = operand((61, k), dtype, 3), operand((k, 100), dtype, 4)
     out = blank((61, 100), "float32" if dtype == "bfloat16" else "int32")
-    runtime.load(compile(func, path, config, store))(a, b, out)
+    runtime.load(compile(func, here(path), config, store))(a, b, out)
     expect(a, b, out, k)
 
 
@@ -141,7 +139,7 @@ def test_packing_and_register_tiles(store, path, k, dtype, config):
 def test_one_kernel_for_every_size(store, path, dtype):
     m, n, k = T.dynamic("m"), T.dynamic("n"), T.dynamic("k")
     func = product(m, n, k, dtype, trans_b=True)
-    kernel = runtime.load(compile(func, path, store=store))
+    kernel = runtime.load(compile(func, here(path), store=store))
     for rows, columns, depth in SHAPES:
         a, b = operand((rows, depth), dtype, rows), operand((columns, depth), dtype, columns)
         out = blank((rows, columns), "float32" if dtype == "bfloat16" else "int32")
@@ -157,7 +155,7 @@ def test_infinities_and_nan_stay_in_their_rows_and_columns(store, path):
     a, b = operand((40, 45), "bfloat16", 5), operand((45, 50), "bfloat16", 6)
     a[3, 44], a[7, 0], b[2, 9] = np.inf, np.nan, -np.inf
     out = blank((40, 50), "float32")
-    runtime.load(compile(product(40, 50, 45, "bfloat16"), path, store=store))(a, b, out)
+    runtime.load(compile(product(40, 50, 45, "bfloat16"), here(path), store=store))(a, b, out)
     with np.errstate(invalid="ignore"):
         wanted = a.astype(np.float64) @ b.astype(np.float64)
     np.testing.assert_array_equal(np.isnan(out), np.isnan(wanted))
@@ -172,7 +170,7 @@ def test_sums_of_the_smallest_bytes(store, path):
             np.full((300, 20), b, np.int8),
             blank((20, 20), "int32"),
         )
-        runtime.load(compile(product(20, 20, 300, "int8"), path, store=store))(x, y, out)
+        runtime.load(compile(product(20, 20, 300, "int8"), here(path), store=store))(x, y, out)
         assert (out == 300 * a * b).all()
 
 
@@ -199,7 +197,7 @@ def test_batches_and_rounding_at_the_end(store, path):
 
     a, b = operand((3, 50, 70), "bfloat16", 7), operand((3, 60, 70), "bfloat16", 8)
     out = blank((3, 50, 60), "bfloat16")
-    runtime.load(compile(main, path, store=store))(a, b, out)
+    runtime.load(compile(main, here(path), store=store))(a, b, out)
     wanted = np.einsum("zmk,znk->zmn", a.astype(np.float64), b.astype(np.float64)) * 0.5
     np.testing.assert_allclose(out.astype(np.float64), wanted, rtol=2**-8, atol=1e-4)
 
@@ -227,7 +225,7 @@ def test_a_computed_tile_is_the_broadcast_operand(store, path):
 
     a, b = operand((48, 40), "bfloat16", 9), operand((40, 40), "bfloat16", 10)
     out = blank((48, 40), "float32")
-    runtime.load(compile(main, path, store=store))(a, b, out)
+    runtime.load(compile(main, here(path), store=store))(a, b, out)
     first = np.maximum(a.astype(np.float32) @ b.astype(np.float32), 0).astype(ml_dtypes.bfloat16)
     wanted = first.astype(np.float64) @ b.astype(np.float64)
     np.testing.assert_allclose(out, wanted, rtol=1e-2, atol=0.3)
@@ -271,7 +269,7 @@ def test_names_of_targets():
 
 
 @pytest.mark.parametrize("n", [64, 77])
-@pytest.mark.parametrize("path", [p for p in PATHS if p in (VECTOR, TILES)])
+@pytest.mark.parametrize("path", paths(VECTOR, TILES))
 def test_rounding_by_instruction_is_rounding(store, path, n):
     """Sums go to bfloat16 as float32 sums would be rounded: NaN, infinite, tiny, halfway."""
     a, b = operand((70, 45), "bfloat16", 8), operand((45, n), "bfloat16", 9)
@@ -283,7 +281,7 @@ def test_rounding_by_instruction_is_rounding(store, path, n):
     sums = {}
     for out in ("float32", "bfloat16"):
         sums[out] = blank((70, n), out)
-        runtime.load(compile(product(70, n, 45, "bfloat16", out=out), path, store=store))(
+        runtime.load(compile(product(70, n, 45, "bfloat16", out=out), here(path), store=store))(
             a, b, sums[out]
         )
     wanted = sums["float32"].astype(ml_dtypes.bfloat16).astype(np.float64)

@@ -4,17 +4,15 @@ import numpy as np
 import pytest
 
 import tilecore.language as T
+from tests.tilecore.x86_paths import TILES, here, paths
 from tilecore import runtime
 from tilecore.artifact import ArtifactStore
 from tilecore.compiler import compile
 from tilecore.interpreter import run
 from tilecore.ir.dtype import DType
-from tilecore.target import host_features, parse_target, widest_target
 from workers.correctness import tolerance
 
-TILES = "avx512+amx_bf16+amx_int8+amx_tile"
-HOST = widest_target(host_features())
-PATHS = [p for p in ("avx2", "avx512", TILES) if HOST.runs(parse_target(p))]
+PATHS = paths("avx2", "avx512", TILES)
 LATE, NOW = "copied to the output by its last step", "accumulated in the output itself"
 
 
@@ -55,7 +53,7 @@ def check(func, path, store, m, n, k, dtype, out, factor=1):
         rng.standard_normal(s, dtype=np.float32).astype(DType(dtype).numpy)
         for s in ((m, k), (k, n))
     )
-    artifact = compile(func, path, store=store)
+    artifact = compile(func, here(path), store=store)
     # an output that is not aligned, and whose neighbours must stay
     room = np.full(m * n + 3, np.nan, np.float32).astype(DType(out).numpy)
     found = room[1 : m * n + 1].reshape(m, n)
@@ -119,7 +117,7 @@ def test_infinities_and_nan_are_written(store, path):
     kind = DType("bfloat16").numpy
     out = np.zeros((40, 50), kind)
     func = product(40, 50, 70, "bfloat16", "bfloat16", 32)
-    runtime.load(compile(func, path, store=store))(a.astype(kind), b.astype(kind), out)
+    runtime.load(compile(func, here(path), store=store))(a.astype(kind), b.astype(kind), out)
     with np.errstate(invalid="ignore"):
         np.testing.assert_array_equal(out.astype(np.float32), (a @ b))
 
@@ -135,5 +133,5 @@ def test_a_copy_of_bfloat16_keeps_its_bits(store, path):
 
     bits = np.arange(1 << 16, dtype=np.uint16).reshape(64, 1024)
     out = np.zeros((64, 1024), DType("bfloat16").numpy)
-    runtime.load(compile(main, path, store=store))(bits.view(out.dtype), out)
+    runtime.load(compile(main, here(path), store=store))(bits.view(out.dtype), out)
     np.testing.assert_array_equal(out.view(np.uint16), bits)

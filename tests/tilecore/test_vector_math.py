@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import tilecore.language as T
+from tests.tilecore.x86_paths import here
 from tilecore import runtime
 from tilecore.compiler import compile
 from tilecore.ir.dtype import DType
@@ -53,7 +54,7 @@ def kernel_of(function, artifacts, target="llvm"):
             for i in T.Parallel(1024):
                 Y[b * 1024 + i] = function(X[b * 1024 + i])
 
-    return runtime.load(compile(main, target, store=artifacts))
+    return runtime.load(compile(main, here(target), store=artifacts))
 
 
 def applied(kernel, x):
@@ -68,7 +69,7 @@ def units_off(found, exact):
     return np.abs(found.astype(np.float64) - exact) / last
 
 
-@pytest.mark.parametrize("target", ["avx2", "llvm"])
+@pytest.mark.parametrize("target", ["avx2", "avx512"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_error_over_the_whole_range(name, target, artifacts):
     function = FUNCTIONS[name]
@@ -103,7 +104,7 @@ def test_exp_leaves_the_range_as_libm_does(artifacts):
     np.testing.assert_array_equal(found, np.array([0, 0, np.inf, np.inf], np.float32))
 
 
-@pytest.mark.parametrize("target", ["avx2", "llvm"])
+@pytest.mark.parametrize("target", ["avx2", "avx512"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_special_values_and_tails(name, target, artifacts):
     function = FUNCTIONS[name]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,21 @@ def generate(func: Any, target: Target) -> Any:
         raise CompileFailed(stage="TVM", detail=_brief(error)) from error
 
 
+def assemble(text: str) -> Any:
+    """Return TVM's LLVM module of a text in LLVM IR.
+
+    Raises:
+        CompileFailed: LLVM rejects the text (TC305).
+    """
+    with tempfile.TemporaryDirectory(prefix="tilecore-") as folder:
+        path = Path(folder) / "kernel.ll"
+        path.write_text(text)
+        try:
+            return tvm.runtime.load_module(str(path))
+        except Exception as error:
+            raise CompileFailed(stage="LLVM", detail=_brief(error)) from error
+
+
 def find_linker() -> tuple[str, tuple[str, ...]]:
     """Return the linker that is installed and the flags that make a shared object.
 
@@ -65,8 +81,8 @@ def find_linker() -> tuple[str, tuple[str, ...]]:
     )
 
 
-def link(module: Any, path: Path) -> None:
-    """Write the module as a shared object to ``path``.
+def link(module: Any, path: Path, objects: Sequence[Path] = ()) -> None:
+    """Write the module, with further object files, as a shared object to ``path``.
 
     Raises:
         ToolchainMissing: no linker is installed (TC306).
@@ -76,7 +92,7 @@ def link(module: Any, path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="tilecore-") as folder:
         obj = Path(folder) / "kernel.o"
         module.write_to_file(str(obj), "o")
-        command = [linker, *flags, "-o", str(path), str(obj)]
+        command = [linker, *flags, "-o", str(path), str(obj), *map(str, objects)]
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=LINK_TIMEOUT_S, check=False
         )

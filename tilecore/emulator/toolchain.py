@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tilecore.errors import CompileFailed, ToolchainMissing
@@ -31,17 +32,21 @@ TIMEOUT_S = 300
 UNUSED_S = 30 * 86400  # after which the runtime of another version of this package is removed
 
 
-def _compiler() -> str:
+def run_compiler(*arguments: str) -> None:
+    """Run g++.
+
+    Raises:
+        ToolchainMissing: it is not installed (TC306).
+        CompileFailed: it rejects what it is given (TC305).
+    """
     found = shutil.which(COMPILER)
     if found is None:
         raise ToolchainMissing(
-            tool=COMPILER, purpose="the CUDA emulator", hint="Debian: apt-get install g++"
+            tool=COMPILER, purpose="the emulator", hint="Debian: apt-get install g++"
         )
-    return found
-
-
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    done = subprocess.run(
+        [found, *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
     if done.returncode != 0:
         raise CompileFailed(stage="g++ for the emulator", detail=done.stderr.strip()[:3000])
 
@@ -61,30 +66,47 @@ def runtime_folder() -> Path:
         ToolchainMissing: g++ is not installed (TC306).
     """
     headers, sources = sorted(RUNTIME.glob("*.h")), sorted(RUNTIME.glob("*.cpp"))
-    code = hashlib.sha256(" ".join((*RUNTIME_OPTIONS, *KERNEL_OPTIONS)).encode())
-    for file in (*sources, *headers):
+
+    def make(folder: Path) -> None:
+        for header in headers:
+            shutil.copy(header, folder)
+        run_compiler(*RUNTIME_OPTIONS, "-o", str(folder / LIBRARY), *map(str, sources))
+        header_path = str(folder / HEADER)
+        run_compiler(*KERNEL_OPTIONS, "-x", "c++-header", header_path, "-o", f"{header_path}.gch")
+
+    return made_once(digest((*sources, *headers), (*RUNTIME_OPTIONS, *KERNEL_OPTIONS)), make)
+
+
+def digest(files: Sequence[Path], options: Sequence[str]) -> str:
+    """Return what is another one where files or options of the compiler differ (16 hex digits)."""
+    code = hashlib.sha256(" ".join(options).encode())
+    for file in files:
         code.update(file.read_bytes())
-    folder = cache_folder() / code.hexdigest()[:16]
-    if (folder / LIBRARY).is_file():
+    return code.hexdigest()[:16]
+
+
+def made_once(name: str, make: Callable[[Path], None]) -> Path:
+    """Return the folder ``name`` in the cache, filled by one process while others wait.
+
+    It appears complete or not at all; those that nobody used for long go away.
+    """
+    folder = cache_folder() / name
+    if folder.is_dir():
         with contextlib.suppress(OSError):  # a cache that others own
             os.utime(folder)
         return folder
     cache_folder().mkdir(parents=True, exist_ok=True)
     with (cache_folder() / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / LIBRARY).is_file():
-            _make_runtime(folder, headers, sources)
+        if not folder.is_dir():
+            _fill(folder, make)
     return folder
 
 
-def _make_runtime(folder: Path, headers: list[Path], sources: list[Path]) -> None:
+def _fill(folder: Path, make: Callable[[Path], None]) -> None:
     made = Path(tempfile.mkdtemp(prefix=".staging-", dir=folder.parent))
     try:
-        for header in headers:
-            shutil.copy(header, made)
-        _run([_compiler(), *RUNTIME_OPTIONS, "-o", str(made / LIBRARY), *map(str, sources)])
-        precompiled = ["-x", "c++-header", str(made / HEADER), "-o", str(made / f"{HEADER}.gch")]
-        _run([_compiler(), *KERNEL_OPTIONS, *precompiled])
+        make(made)
         made.rename(folder)
         for other in folder.parent.iterdir():
             if other.is_dir() and time.time() - other.stat().st_mtime > UNUSED_S:
@@ -110,6 +132,6 @@ def load_kernel(text: str) -> ctypes.CDLL:
     with tempfile.TemporaryDirectory(prefix="tilecore-emu-") as folder:
         source, obj, library = (Path(folder) / f"kernel.{e}" for e in ("cpp", "o", "so"))
         source.write_text(text)
-        _run([_compiler(), *KERNEL_OPTIONS, "-c", headers, "-o", str(obj), str(source)])
-        _run([_compiler(), "-shared", "-o", str(library), str(obj)])
+        run_compiler(*KERNEL_OPTIONS, "-c", headers, "-o", str(obj), str(source))
+        run_compiler("-shared", "-o", str(library), str(obj))
         return ctypes.CDLL(str(library))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import sys
 from collections.abc import Mapping, Sequence
@@ -42,6 +43,7 @@ class LoadedKernel:
                 wrong device, dtype, rank, shape, strides or alignment (TC402).
             AliasError: a written tensor shares memory with another one (TC403).
             AssertionFailed: a condition that the program asserts does not hold (TC404).
+            EmulationError: emulated code does what no processor runs (TC307).
         """
         if not self._knows_torch:
             self._meet_torch()
@@ -64,11 +66,12 @@ class LoadedKernel:
 
         Raises:
             AssertionFailed: a condition that the program asserts does not hold (TC404).
+            EmulationError: emulated code does what no processor runs (TC307).
         """
         try:
             self._function(*tensors)
         except RuntimeError as error:
-            failed = parse_failure(str(error))
+            failed = parse_failure(str(error), self.artifact.manifest.name)
             if failed is None:
                 raise
             raise failed from None
@@ -212,18 +215,18 @@ def _check_aliases(parameters: Sequence[ParameterSpec], views: Sequence[TensorVi
 def _check_isa(artifact: Artifact) -> None:
     needed = artifact.manifest.isa
     have: Target | None = None
-    try:
+    target: Target | None = None
+    with contextlib.suppress(UnknownTarget):
         have = widest_target(host_features())
-        is_runnable = have.runs(parse_cpu_target(needed))
-    except UnknownTarget:
-        is_runnable = False
-    if not is_runnable:
+        target = parse_cpu_target(needed)
+    if have is None or target is None or not have.runs(target):
         raise ArtifactError(
             path=artifact.path,
             reason=f"compiled for {needed}, this machine has {have.name if have else 'none'}",
-            hint="compile it here, or for target avx2",
+            hint='compile it here, or for target avx2; "emulated " before the name of its target '
+            "makes code that every machine runs, slowly",
         )
-    if "amx_tile" in parse_cpu_target(needed).features and not amx.request():
+    if not target.is_emulated and "amx_tile" in target.features and not amx.request():
         raise ArtifactError(
             path=artifact.path,
             reason="the kernel of this machine refused the process the tiles of AMX",
