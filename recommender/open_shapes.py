@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 from recommender.tracing import NeedsValue, refuse_branches_on
 from tilecore.errors import TileError
@@ -26,7 +26,8 @@ from tilecore.ir import printer
 from tilecore.ir.dims import dimensions
 from tilecore.ir.document import digest
 from tilecore.ir.expr import Expr, Var, const
-from tilecore.ir.nodes import PrimFunc, Stmt
+from tilecore.ir.nodes import PrimFunc
+from tilecore.ir.open_text import OpenText
 from tilecore.ir.substitute import Substitution
 from tilecore.kernels.definition import KernelDefinition, Problem, knob_symbols
 from tilecore.portable import at_sizes
@@ -34,7 +35,6 @@ from tilecore.tile_config import KnobValue
 
 PROBES = (96, 1000)  # sizes of the first dimension; the next ones differ from it
 NOT_OPEN = (TileError, NeedsValue, TypeError)  # TypeError: it wants numbers
-Node = TypeVar("Node", Expr, Stmt)
 Rest = tuple[tuple[str, Any], ...]  # fields of a problem that are no sizes
 
 
@@ -157,40 +157,14 @@ class OpenDefault:
         self.func = func
         scalars = [p for p in func.params if isinstance(p, Var)]
         self._symbols = {v.name: v for v in (*dimensions(func), *scalars)}
-        self._same = frozenset[int]()
-        noted = _AtSizes(dict.fromkeys(self._symbols.values(), PROBES[0]), self._same)
-        noted.func(func)
-        self._same = frozenset(noted.unchanged)
+        self._text = OpenText.of(func, frozenset(self._symbols.values()))
 
     def digest(self, sizes: Mapping[str, int]) -> str:
         """Return the digest of the program at some sizes."""
         values = {self._symbols[k]: size for k, size in sizes.items() if k in self._symbols}
-        return printer.program_digest(_AtSizes(values, self._same).func(self.func))
-
-
-class _AtSizes(Substitution):
-    """Puts sizes in; what is known to have no symbol in it (``same``) is not looked through.
-
-    Attributes:
-        unchanged: ids of the nodes that stayed what they were.
-    """
-
-    def __init__(self, values: Mapping[Var, int], same: frozenset[int]) -> None:
-        super().__init__(values)
-        self._same, self.unchanged = same, set[int]()
-
-    def expr(self, expr: Expr) -> Expr:
-        """Return ``expr`` at the sizes."""
-        return expr if id(expr) in self._same else self._note(expr, super().expr(expr))
-
-    def stmt(self, stmt: Stmt) -> Stmt:
-        """Return ``stmt`` at the sizes."""
-        return stmt if id(stmt) in self._same else self._note(stmt, super().stmt(stmt))
-
-    def _note(self, old: Node, new: Node) -> Node:
-        if new is old:
-            self.unchanged.add(id(old))
-        return new
+        if self._text is None:
+            return printer.program_digest(Substitution(values).func(self.func))
+        return printer.text_digest(self._text.at(values))
 
 
 def _at(site: Contraction, sizes: Mapping[str, int]) -> Contraction:

@@ -109,6 +109,9 @@ def subtract(a: ExprLike, b: ExprLike) -> Expr:
 
 def is_equal(a: ExprLike, b: ExprLike) -> bool:
     """Return whether ``a`` and ``b`` are provably equal for all values of their variables."""
+    first, second = int_value(a), int_value(b)
+    if first is not None and second is not None:
+        return first == second
     return not Polynomial.of(a).plus(Polynomial.of(b), -1).terms
 
 

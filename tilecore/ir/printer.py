@@ -8,7 +8,7 @@ by name alone.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tilecore.ir import nodes
@@ -25,6 +25,7 @@ _SYMBOLS = {
 _UNARY = {"neg": "-", "not": "not ", "bitnot": "~"}
 _ATOM = 10
 _DEFAULT_DTYPES = ("int32", "float32", "bool")
+WITH_BODY = (nodes.KernelLaunch, nodes.Parallel, nodes.For, nodes.While)
 
 
 class Namer:
@@ -32,7 +33,7 @@ class Namer:
 
     def __init__(self) -> None:
         self._names: dict[int, str] = {}
-        self._keep: list[object] = []
+        self._keep: list[Var | Buffer] = []
         self._taken: set[str] = set()
 
     def name(self, item: Var | Buffer) -> str:
@@ -46,6 +47,11 @@ class Namer:
             self._names[id(item)] = name
             self._keep.append(item)
         return self._names[id(item)]
+
+    @property
+    def named(self) -> Sequence[Var | Buffer]:
+        """What was named so far, in this order."""
+        return self._keep
 
 
 def format_expr(expr: Expr, namer: Namer | None = None) -> str:
@@ -264,42 +270,68 @@ def _head(stmt: Stmt, namer: Namer) -> str:  # noqa: C901 - one case per node of
             return repr(stmt)
 
 
-def _lines(stmt: Stmt, namer: Namer, indent: str) -> Iterator[str]:
+Line = tuple[str, Stmt | None]  # a line, and the statement that it is the head of
+
+
+def _lines(stmt: Stmt, namer: Namer, indent: str) -> Iterator[Line]:
     if isinstance(stmt, nodes.Seq):
         for child in stmt.stmts:
             yield from _lines(child, namer, indent)
         return
-    yield indent + _head(stmt, namer)
+    yield indent + _head(stmt, namer), stmt
     if isinstance(stmt, nodes.If):
         yield from _body(stmt.then_body, namer, indent)
         if stmt.else_body is not None:
-            yield indent + "else:"
+            yield indent + "else:", None
             yield from _body(stmt.else_body, namer, indent)
-    elif isinstance(stmt, (nodes.KernelLaunch, nodes.Parallel, nodes.For, nodes.While)):
+    elif isinstance(stmt, WITH_BODY):
         yield from _body(stmt.body, namer, indent)
 
 
-def _body(stmt: Stmt, namer: Namer, indent: str) -> Iterator[str]:
+def _body(stmt: Stmt, namer: Namer, indent: str) -> Iterator[Line]:
     lines = list(_lines(stmt, namer, indent + "  "))
-    yield from lines or [indent + "  pass"]
+    yield from lines or [(indent + "  pass", None)]
 
 
 def format_stmt(stmt: Stmt, namer: Namer | None = None) -> str:
     """Return a statement as text, without a final newline."""
-    return "\n".join(_lines(stmt, namer or Namer(), ""))
+    return "\n".join(text for text, _ in _lines(stmt, namer or Namer(), ""))
 
 
-def format_func(func: PrimFunc) -> str:
-    """Return the canonical text of ``func``, ending in a newline."""
-    namer = Namer()
+def format_head(stmt: Stmt, namer: Namer) -> str:
+    """Return the line of a statement as text, without what it holds and without indentation."""
+    return _head(stmt, namer)
+
+
+def format_signature(func: PrimFunc, namer: Namer) -> str:
+    """Return the first line of ``func``."""
     params = []
     for p in func.params:
         kind = _type(p, namer) if isinstance(p, Buffer) else _scalar_type(p)
         params.append(f"{namer.name(p)}: {kind}")
-    head = f"func {func.name}({', '.join(params)}){_notes(func.attrs, namer)}:"
-    return "\n".join([head, *_body(func.body, namer, "")]) + "\n"
+    return f"func {func.name}({', '.join(params)}){_notes(func.attrs, namer)}:"
+
+
+def func_lines(func: PrimFunc, namer: Namer) -> list[Line]:
+    """Return the lines of ``func``, each with the statement that it is the head of."""
+    return [(format_signature(func, namer), None), *_body(func.body, namer, "")]
+
+
+def format_func(func: PrimFunc) -> str:
+    """Return the canonical text of ``func``, ending in a newline."""
+    return text_of(text for text, _ in func_lines(func, Namer()))
+
+
+def text_of(lines: Iterable[str]) -> str:
+    """Return the text of a program's lines."""
+    return "\n".join(lines) + "\n"
 
 
 def program_digest(func: PrimFunc) -> str:
     """Return 32 hex digits that identify the program: equal text, equal digest."""
-    return hashlib.sha256(format_func(func).encode()).hexdigest()[:32]
+    return text_digest(format_func(func))
+
+
+def text_digest(text: str) -> str:
+    """Return the ``program_digest`` of the program with this text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
