@@ -86,6 +86,25 @@ class Tiling:
         return self._values(self._site.k)
 
     @cached_property
+    def rows_of_block(self) -> Floats:
+        """Rows of a tile of C that are not beyond the problem's."""
+        return np.minimum(self.block_m, self.m)
+
+    @cached_property
+    def columns_of_block(self) -> Floats:
+        """The same of columns."""
+        return np.minimum(self.block_n, self.n)
+
+    @cached_property
+    def row_runs(self) -> Floats:
+        """Register tiles along m of a tile of C."""
+        return np.maximum(1.0, self._full_row_tiles)
+
+    @cached_property
+    def _full_row_tiles(self) -> Floats:
+        return np.ceil(self.rows_of_block / self.micro_m)
+
+    @cached_property
     def micro_n(self) -> Floats:
         """Vectors of a register tile."""
         widest = np.ceil(self.block_n / self.lanes)
@@ -116,7 +135,7 @@ class Tiling:
     def is_a_staged(self) -> Mask:
         """Whether groups of rows of A are copied when their turn comes."""
         asked = self._choice("pack_a")
-        pays = np.ceil(self.block_n / self.panel) >= gemm_order.FEW_PANELS
+        pays = self.whole_panels >= gemm_order.FEW_PANELS
         staged = (asked == "rows") | ((asked == "auto") & pays & self.is_plain)
         is_possible = (self.is_plain or self.is_tiled) and not self._site.a.is_transposed
         found: Mask = staged & is_possible
@@ -219,16 +238,25 @@ class Tiling:
         return (self.grid_n - 1) * full + last
 
     @cached_property
+    def whole_panels(self) -> Floats:
+        """Panels of a tile of B as wide as its block, beyond the problem's columns too."""
+        return np.ceil(self.block_n / self.panel)
+
+    @cached_property
+    def _full_panels(self) -> Floats:
+        return np.ceil(self.columns_of_block / self.panel)
+
+    @cached_property
     def panels_per_block(self) -> Floats:
         """Panels of one tile of B."""
-        return np.maximum(1.0, np.ceil(np.minimum(self.block_n, self.n) / self.panel))
+        return np.maximum(1.0, self._full_panels)
 
     @cached_property
     def takes_rows_first(self) -> Mask:
         """Whether each group of rows meets all panels of B."""
         if not self.is_plain:
             return self.is_a_staged
-        tile = np.ceil(self.block_n / self.panel) * self.panel * self.block_k * self.packed_bytes
+        tile = self.whole_panels * self.panel * self.block_k * self.packed_bytes
         fits = (tile > gemm_order.L1_BYTES) & (tile <= gemm_order.L2_BYTES)
         several_panels, several_rows = self.block_n > self.panel, self.block_m > self.micro_m
         return self.is_a_staged | (several_panels & fits & several_rows)
@@ -254,8 +282,7 @@ class Tiling:
     def _panels_of_blocks(self) -> tuple[Floats, Floats]:
         """Panels of a block column, and of the last one."""
         last = self.n - (self.grid_n - 1) * self.block_n
-        full = np.ceil(np.minimum(self.block_n, self.n) / self.panel)
-        return full, np.ceil(last / self.panel)
+        return self._full_panels, np.ceil(last / self.panel)
 
     @cached_property
     def _row_tiles_of_blocks(self) -> tuple[Floats, Floats]:
@@ -264,8 +291,7 @@ class Tiling:
             found = self.grid_m * np.ceil(self.block_m / self.micro_m)
             return found, found
         last = self.m - (self.grid_m - 1) * self.block_m
-        full = np.ceil(np.minimum(self.block_m, self.m) / self.micro_m)
-        return full, np.ceil(last / self.micro_m)
+        return self._full_row_tiles, np.ceil(last / self.micro_m)
 
     def busiest_share(self, cores: int, grids: Floats) -> Floats:
         """Share of all work that the busiest core has.

@@ -130,9 +130,29 @@ def _stream_bytes_per_k(
 
     ``first``: where each group of rows meets all panels.
     """
-    near, far = _bytes_panels_first(t, site, hardware, constants, size)
-    near_rows, far_rows = _bytes_rows_first(t, site, hardware, constants, size)
+    s = _Streams(
+        panel=t.panel * size, a_rows=t.rows_per_tile * size,
+        b_tile=t.columns_of_block * t.depth * size, clash=_clashes(t, site, constants),
+    )  # fmt: skip
+    near, far = _bytes_panels_first(s, t, site, hardware, constants, size)
+    near_rows, far_rows = _bytes_rows_first(s, t, hardware)
     return np.where(first, near_rows, near), np.where(first, far_rows, far)
+
+
+@dataclass(frozen=True, slots=True)
+class _Streams:
+    """What both orders of the micro-kernel's runs read.
+
+    Attributes:
+        panel, a_rows: bytes per step of k of a panel of B, and of a register tile's rows of A.
+        b_tile: bytes of a tile of B.
+        clash: where rows of A push each other out of L1; None: nowhere.
+    """
+
+    panel: np.ndarray
+    a_rows: np.ndarray
+    b_tile: np.ndarray
+    clash: np.ndarray | None
 
 
 def _clashes(t: Tiling, site: Contraction, constants: CpuConstants) -> np.ndarray | None:
@@ -146,28 +166,21 @@ def _clashes(t: Tiling, site: Contraction, constants: CpuConstants) -> np.ndarra
 
 
 def _bytes_rows_first(
-    t: Tiling,
-    site: Contraction,
-    hardware: HardwareProfile,
-    constants: CpuConstants,
-    size: float,
+    s: _Streams, t: Tiling, hardware: HardwareProfile
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the same where a group of rows meets all panels: b streams, the group stays."""
-    panel, a_rows = t.panel * size, t.rows_per_tile * size
-    row_runs = np.maximum(1.0, np.ceil(np.minimum(t.block_m, t.m) / t.micro_m))
-    stays = a_rows * t.depth <= 0.8 * hardware.l1d_bytes
-    a_once = a_rows / t.panels_per_block
-    from_l2 = np.where(stays, a_once, a_rows)
-    clash = _clashes(t, site, constants)
-    if clash is not None:
-        from_l2 = np.where(clash, t.rows_per_tile * LINE_BYTES, from_l2)
-    b_tile = np.minimum(t.block_n, t.n) * t.depth * size
-    once = np.where(t.is_b_hoisted, 1.0 / row_runs, 0.0)
-    b_far = np.where(b_tile <= 0.75 * hardware.l2_bytes, once, 1.0) * panel
-    return from_l2 + panel, a_once + b_far
+    stays = s.a_rows * t.depth <= 0.8 * hardware.l1d_bytes
+    a_once = s.a_rows / t.panels_per_block
+    from_l2 = np.where(stays, a_once, s.a_rows)
+    if s.clash is not None:
+        from_l2 = np.where(s.clash, t.rows_per_tile * LINE_BYTES, from_l2)
+    once = np.where(t.is_b_hoisted, 1.0 / t.row_runs, 0.0)
+    b_far = np.where(s.b_tile <= 0.75 * hardware.l2_bytes, once, 1.0) * s.panel
+    return from_l2 + s.panel, a_once + b_far
 
 
 def _bytes_panels_first(
+    s: _Streams,
     t: Tiling,
     site: Contraction,
     hardware: HardwareProfile,
@@ -176,38 +189,32 @@ def _bytes_panels_first(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the same where a panel meets all rows."""
     l1, l2 = hardware.l1d_bytes, hardware.l2_bytes
-    panel, a_rows = t.panel * size, t.rows_per_tile * size
-    row_runs = np.maximum(1.0, np.ceil(np.minimum(t.block_m, t.m) / t.micro_m))
-    b_once = panel / row_runs
-    in_l1 = (panel + a_rows) * t.depth <= 0.8 * l1
-    from_l2 = np.where(in_l1, b_once + a_rows, panel + a_rows)
-    lost = _bytes_of_lines(t, site, constants, a_rows)
+    b_once = s.panel / t.row_runs
+    in_l1 = (s.panel + s.a_rows) * t.depth <= 0.8 * l1
+    from_l2 = np.where(in_l1, b_once + s.a_rows, s.panel + s.a_rows)
+    lost = _bytes_of_lines(s, t, site)
     if lost is not None:
         from_l2 = from_l2 + lost
-    a_tile = np.minimum(t.block_m, t.m) * t.depth * size
-    b_tile = np.minimum(t.block_n, t.n) * t.depth * size
+    a_tile = t.rows_of_block * t.depth * size
     # B from beyond L2: each panel once per block, spread over the row tiles that share it
-    b_stays = ~t.is_b_hoisted & (a_tile + b_tile <= 0.75 * l2)
+    b_stays = ~t.is_b_hoisted & (a_tile + s.b_tile <= 0.75 * l2)
     b_far = np.where(b_stays, 0.0, b_once)
     # A from beyond L2: once per block if the tile stays there, else once per panel
-    a_stays = a_tile + panel * t.depth <= 0.75 * l2
+    a_stays = a_tile + s.panel * t.depth <= 0.75 * l2
     # rows read in place come in short segments far apart, which no prefetcher keeps up with
     restart = 1.0 + constants.in_place_start_bytes / (t.depth * size)
     first = np.where(t.is_a_packed, 0.0, restart / t.panels_per_block)
-    a_far = np.where(a_stays, first, 1.0) * a_rows
+    a_far = np.where(a_stays, first, 1.0) * s.a_rows
     return from_l2, a_far + b_far
 
 
-def _bytes_of_lines(
-    t: Tiling, site: Contraction, constants: CpuConstants, a_rows: np.ndarray
-) -> np.ndarray | None:
+def _bytes_of_lines(s: _Streams, t: Tiling, site: Contraction) -> np.ndarray | None:
     """Return what whole cache lines of rows in place take more than what is used; None: nothing."""
     found: np.ndarray | None = None
-    clash = _clashes(t, site, constants)
-    if clash is not None:
-        found = np.where(clash, t.rows_per_tile * LINE_BYTES - a_rows, 0)
+    if s.clash is not None:
+        found = np.where(s.clash, t.rows_per_tile * LINE_BYTES - s.a_rows, 0)
     if site.a.is_transposed:
-        walk = np.where(t.is_a_packed, 0, np.maximum(LINE_BYTES - a_rows, 0))
+        walk = np.where(t.is_a_packed, 0, np.maximum(LINE_BYTES - s.a_rows, 0))
         found = walk if found is None else found + walk
     return found
 

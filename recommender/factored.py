@@ -136,6 +136,8 @@ class Factored(NDArrayOperatorsMixin):
         values: one dimension per axis.
     """
 
+    __slots__ = ("_column", "axes", "grid", "values")
+
     def __init__(self, grid: Grid, axes: Axes, values: NDArray[Any]) -> None:
         self.grid, self.axes, self.values = grid, axes, values
         self._column: NDArray[Any] | None = None
@@ -181,6 +183,8 @@ class Factored(NDArrayOperatorsMixin):
         return np.asarray(self.column, dtype=dtype, copy=copy)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        if method == "__call__" and not options:
+            return _apply(ufunc, inputs)
         if any(isinstance(x, Factored) for x in options.get("out", ())):
             del options["out"]  # columns are not changed: x += y names a new one
         if method == "__call__" and "out" not in options:
@@ -231,10 +235,30 @@ def _apply(function: Callable[..., Any], inputs: Sequence[Any]) -> Any:
     return Factored(grid, joint.axes, found)
 
 
-def _operator(ufunc: np.ufunc, *, is_reflected: bool = False) -> Callable[[Any, Any], Any]:
-    if is_reflected:
-        return lambda self, other: _apply(ufunc, (other, self))
-    return lambda self, other: _apply(ufunc, (self, other))
+def _operator(ufunc: np.ufunc) -> Callable[[Any, Any], Any]:
+    """Return what ``_apply`` does of a column and a number or another column, with less ado."""
+
+    def operate(self: Factored, other: Any) -> Any:
+        grid, values, kind = self.grid, self.values, type(other)
+        if kind is Factored and self.axes != other.axes:
+            joint = grid.span.joint((self.axes, other.axes))
+            if joint.combinations > grid.few:
+                return ufunc(self.column, other.column)
+            own, others = joint.shapes
+            found = ufunc(values.reshape(own), other.values.reshape(others))
+            return Factored(grid, joint.axes, found)
+        if values.size <= grid.few:
+            if kind is Factored:
+                return Factored(grid, self.axes, ufunc(values, other.values))
+            if kind in _SCALARS:
+                return Factored(grid, self.axes, ufunc(values, other))
+        return _apply(ufunc, (self, other))
+
+    return operate
+
+
+def _reflected(ufunc: np.ufunc) -> Callable[[Any, Any], Any]:
+    return lambda self, other: _apply(ufunc, (other, self))
 
 
 # What NDArrayOperatorsMixin does, without the way through NumPy's dispatch: it takes as long as
@@ -244,12 +268,60 @@ for _name, _ufunc in {
     "floordiv": np.floor_divide, "mod": np.remainder, "and": np.bitwise_and, "or": np.bitwise_or,
 }.items():  # fmt: skip
     setattr(Factored, f"__{_name}__", _operator(_ufunc))
-    setattr(Factored, f"__r{_name}__", _operator(_ufunc, is_reflected=True))
+    setattr(Factored, f"__r{_name}__", _reflected(_ufunc))
 for _name, _ufunc in {
     "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
     "eq": np.equal, "ne": np.not_equal,
 }.items():  # fmt: skip
     setattr(Factored, f"__{_name}__", _operator(_ufunc))
+
+
+def kept_codes(sizes: Sequence[int], masks: Sequence[Factored]) -> NDArray[np.intp]:
+    """Return the flat indices of the points over ``sizes`` where all masks hold, ascending.
+
+    Axes are joined one by one, and each mask drops points as soon as its axes are there, so that
+    hardly more points are looked at than are kept.
+    """
+    codes = np.zeros(1, dtype=np.intp)
+    waiting = _joined([mask for mask in masks if not np.all(mask.values)])
+    if () in waiting:
+        return codes[:0]
+    places: dict[Axes, NDArray[np.intp]] = {}  # of points among the combinations of a mask's axes
+    for axis, size in enumerate(sizes):
+        if size == 1:
+            continue
+        here, count = np.arange(size), len(codes)
+        codes = _extended(codes, here)
+        for axes in waiting:
+            if axis in axes:
+                places[axes] = (
+                    _extended(places[axes], here) if axes in places else np.tile(here, count)
+                )
+            elif axes in places:
+                places[axes] = places[axes].repeat(size)
+        for axes in [axes for axes in waiting if axes[-1] == axis]:
+            rows = np.flatnonzero(waiting.pop(axes).take(places.pop(axes)))
+            codes = codes[rows]
+            places = {others: own[rows] for others, own in places.items()}
+    return codes
+
+
+def _joined(masks: Sequence[Factored]) -> dict[Axes, NDArray[np.bool_]]:
+    """Return fewer masks that say the same, by axes: joined where these end alike."""
+    found: dict[Axes, Any] = {}
+    for mask in sorted(masks, key=lambda m: -len(m.axes)):
+        same = (
+            axes for axes in found if axes[-1:] == mask.axes[-1:] and set(mask.axes) <= set(axes)
+        )
+        axes = next(same, mask.axes)
+        found[axes] = found[axes] & mask if axes in found else mask
+    return {axes: mask.values.ravel() for axes, mask in found.items()}
+
+
+def _extended(places: NDArray[np.intp], here: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return flat indices with one axis more, whose places are ``here``."""
+    found: NDArray[np.intp] = (places[:, None] * len(here) + here).ravel()
+    return found
 
 
 def _plain(value: Any) -> Any:

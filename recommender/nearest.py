@@ -36,7 +36,7 @@ def workload_distance(a: Workload, b: Workload) -> float:
         return math.inf
     first, second = dict(a.problem), dict(b.problem)
     square, other = 0.0, 0.0
-    for name in first.keys() | second.keys():
+    for name in sorted(first.keys() | second.keys()):  # sums in one order, whatever hashes are
         x, y = first.get(name), second.get(name)
         numbers = isinstance(x, int) and isinstance(y, int) and not isinstance(x, bool)
         if numbers and x and y:
@@ -71,7 +71,7 @@ class WorkloadIndex:
         wanted = dict(workload.problem)
         square = np.zeros(len(self.workloads))
         other = np.zeros(len(self.workloads))
-        for name in self._values.keys() | wanted.keys():
+        for name in sorted(self._values.keys() | wanted.keys()):
             value, known = wanted.get(name), self._values.get(name)
             if known is None:
                 other += 0.0 if value is None else OTHER_FIELD

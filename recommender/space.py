@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 
 from recommender.cpu_choices import Columns, instruction
 from recommender.errors import EmptySpace, UnknownCandidate
-from recommender.factored import Factored, Grid
+from recommender.factored import Factored, Grid, kept_codes
 from recommender.gpu_limits import gpu_limits
 from recommender.hardware import HardwareProfile
 from recommender.limits import Limit, hard_limits, sizes_as_columns, soft_limits, value_fault
@@ -34,6 +34,7 @@ class SearchSpace:
     They are enumerated when first asked for: who only asks about given configs does without.
 
     Attributes:
+        limits_of: returns what configs must keep; asked once, by who looks at configs.
         values: per knob the values that span the space, in order.
         sizes: of the problem, where they are symbols in the graph.
     """
@@ -43,7 +44,7 @@ class SearchSpace:
     hardware: HardwareProfile
     graph: TileGraph
     site: Contraction | None
-    limits: tuple[Limit, ...]
+    limits_of: Callable[[], Sequence[Limit]]
     values: Mapping[str, tuple[KnobValue, ...]]
     sizes: Mapping[str, int] = field(default_factory=dict)
 
@@ -82,6 +83,11 @@ class SearchSpace:
             EmptySpace: there are none (RC602).
         """
         _ = self._candidates
+
+    @cached_property
+    def limits(self) -> tuple[Limit, ...]:
+        """What configs must keep to run, and to be worth trying."""
+        return tuple(self.limits_of())
 
     @cached_property
     def _candidates(self) -> tuple[Columns, np.ndarray]:
@@ -281,18 +287,19 @@ def _outline_of(
         raise EmptySpace(kernel=definition.name, hardware=hardware.name, reason=reason)
     if hardware.kind == "cpu":
         values |= _settled(site, values, hardware)
-        limits = hard_limits(graph, values, hardware, shape.sizes)
+    elif isinstance(definition, KernelDefinition):
+        values |= _idle(definition, graph, values)
+
+    def limits() -> Sequence[Limit]:
+        if hardware.kind != "cpu":
+            return gpu_limits(graph, site, values, hardware)
+        found = hard_limits(graph, values, hardware, shape.sizes)
         if site is not None and site.a.source is not None and site.b.source is not None:
-            limits += soft_limits(
-                site, {k.name: k for k in definition.knobs}, hardware, shape.sizes
-            )
-    else:
-        if isinstance(definition, KernelDefinition):
-            values |= _idle(definition, graph, values)
-        limits = gpu_limits(graph, site, values, hardware)
-    return SearchSpace(
-        definition, problem, hardware, graph, site, tuple(limits), values, shape.sizes
-    )
+            knobs = {k.name: k for k in definition.knobs}
+            found += soft_limits(site, knobs, hardware, shape.sizes)
+        return found
+
+    return SearchSpace(definition, problem, hardware, graph, site, limits, values, shape.sizes)
 
 
 def _settled(
@@ -325,28 +332,17 @@ def _enumerate(
     sizes = [len(options) for options in values.values()]
     choices = {knob: np.array(options) for knob, options in values.items()}
     everything = Grid(sizes)
-    columns, mask = everything.columns(choices), np.ones(sizes, bool)
+    columns = everything.columns(choices)
     few: list[Factored] = []
+    whole: list[np.ndarray] = []  # of so many knobs that there is an entry per config
     for limit in limits:
         holds: Any = limit.holds(columns)
         if isinstance(holds, Factored):
             few.append(holds)
         else:
-            mask &= np.broadcast_to(holds, (len(everything),)).reshape(sizes)
-    for holds in _joined(few):
-        mask &= holds.values.reshape([n if i in holds.axes else 1 for i, n in enumerate(sizes)])
-    kept = everything.span.grid(np.flatnonzero(mask))
+            whole.append(np.broadcast_to(holds, (len(everything),)))
+    codes = kept_codes(sizes, few)
+    for mask in whole:
+        codes = codes[mask[codes]]
+    kept = everything.span.grid(codes)
     return kept.columns(choices), kept.codes
-
-
-def _joined(masks: Sequence[Factored]) -> list[Factored]:
-    """Return fewer masks that together say the same: each is joined with one of more knobs."""
-    found: list[Any] = []
-    for mask in sorted(masks, key=lambda m: -len(m.axes)):
-        for i, other in enumerate(found):
-            if set(mask.axes) <= set(other.axes):
-                found[i] = other & mask
-                break
-        else:
-            found.append(mask)
-    return found

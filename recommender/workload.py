@@ -38,6 +38,7 @@ class Workload:
     problem: tuple[tuple[str, ProblemValue], ...]
     threads: int = 0
     source: ProgramSource | None = field(default=None, compare=False, repr=False)
+    _key: str = field(default="", init=False, compare=False, repr=False)  # once it was asked for
 
     @classmethod
     def of(cls, kernel: str, problem: Mapping[str, ProblemValue], threads: int = 0) -> Workload:
@@ -56,7 +57,9 @@ class Workload:
     @property
     def key(self) -> str:
         """A stable digest (32 hex digits)."""
-        return digest(self.as_dict())
+        if not self._key:
+            object.__setattr__(self, "_key", digest(self.as_dict()))
+        return self._key
 
     def __str__(self) -> str:
         return f"{self.kernel} {canonical_json(dict(self.problem))} threads={self.threads or 'all'}"

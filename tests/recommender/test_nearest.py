@@ -1,5 +1,9 @@
 """WorkloadIndex finds what ``workload_distance`` says is nearest."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,3 +33,26 @@ def test_of_many_numbers_of_threads_the_one_asked_for_comes_first():
     known = [Workload.of("gemm", {"m": 64}, threads) for threads in range(20)]
     found = WorkloadIndex(known).nearest(Workload.of("gemm", {"m": 64}, 17), 3)
     assert found == [(17, 0.0), (0, 0.0), (1, 0.0)]
+
+
+DISTANCES = """
+from recommender.nearest import WorkloadIndex, workload_distance
+from recommender.workload import Workload
+
+sizes = [{"m": 24 + i, "n": 112 + 7 * i, "k": 443, "l": 9 + i} for i in range(9)]
+known = [Workload.of("gemm", size) for size in sizes]
+asked = Workload.of("gemm", {"m": 1000, "n": 333, "k": 77, "l": 5})
+print([workload_distance(w, asked) for w in known], WorkloadIndex(known).nearest(asked, 9))
+"""
+
+
+def test_distances_are_the_same_in_every_process():
+    """Sums in the order of a set of names differed in their last digit from process to process."""
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", DISTANCES], env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            check=True, capture_output=True, text=True,
+        ).stdout
+        for seed in range(4)
+    }  # fmt: skip
+    assert len(said) == 1

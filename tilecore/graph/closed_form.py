@@ -58,6 +58,8 @@ def evaluate(expr: ExprLike, env: Environment) -> np.ndarray:
     Raises:
         TypeMismatch: a Var has no value, or the expression reads memory (TC202).
     """
+    if type(expr) is Const and expr.dtype.is_integer:
+        return np.asarray(np.int64(expr.value))
     found: np.ndarray = _array(_value(as_expr(expr), env, {}))
     return found
 
@@ -75,7 +77,8 @@ def _value(e: Expr, env: Environment, memo: dict[int, Any]) -> Any:
                 found=f"values for {', '.join(sorted(env)) or 'nothing'}",
             )
         value = _array(env[e.name])
-        result = value.astype(np.int64) if value.dtype.kind in "iu" else value
+        is_narrow = value.dtype.kind in "iu" and value.dtype != np.int64
+        result = value.astype(np.int64) if is_narrow else value
     elif isinstance(e, Binary):
         result = _BINARY[e.op](_value(e.a, env, memo), _value(e.b, env, memo))
     elif isinstance(e, Unary):
