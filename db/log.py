@@ -16,7 +16,7 @@ from db.exchange.parquet import parquet_pieces
 from db.exchange.t4 import t4_chunks
 from db.models import MeasurementRow, WorkloadRow
 from db.near import Near, Winners, Workloads
-from db.reader import Reader
+from db.reader import CHUNK, Reader
 from db.records import MeasurementQuery, MeasurementRecord, Page
 from db.rows import workload_of
 from db.scope import Scope
@@ -153,10 +153,9 @@ class Log:
             known: those to look among (``workloads``); None: those that there are now.
             kept: what was found before, where the log has not changed since.
         """
-        with self._database.read() as session:
-            known = known or self._workloads(session, workload.kernel)
-            near = Near(session, self._reader, workload.kernel, {} if kept is None else kept)
-            return near.winners(workload, known, count, hardware)
+        kept = {} if kept is None else kept
+        near = Near(self._database, self._reader, workload.kernel, kept)
+        return near.winners(workload, known or self.workloads(workload.kernel), count, hardware)
 
     def workloads(self, kernel: str) -> Workloads:
         """Return the workloads of a kernel."""
@@ -217,7 +216,7 @@ def _winners(
     last, last_device = (-1, 0) if after is None else (_clamped(after[0], -1, 2**31 - 1), after[1])
     near, behind = scope.near, last - 1
     found: list[tuple[int, int, int]] = []
-    width = 1 + (limit if scope.query.hardware_key else limit // 4)
+    looked_at, width = 0, 1 + (limit if scope.query.hardware_key else limit // 4)
     while len(found) <= limit:
         if near is None:
             ids = scope.workload_ids(session, behind, width)
@@ -235,5 +234,8 @@ def _winners(
             if key > (last, last_device) and (key not in best or order < best[key]):
                 best[key] = order
         found += [(*key, best[key][-1]) for key in sorted(best)]
+        looked_at += len(ids)  # the next step is as long as the rest takes at this rate
+        rest = looked_at * (limit + 1 - len(found)) // max(len(found), 1)
+        width = max(width, min(rest, CHUNK))
     more = found[limit - 1][:2] if len(found) > limit else None
     return [number for *_, number in found[:limit]], more

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import bindparam, select
-from sqlalchemy.orm import Session
 
 from db.models import FacetRow, HardwareRow, MeasurementRow
-from db.reader import Reader
+from db.prepared import padded
+from db.reader import BY_FEW_IDS, FEW, Reader
 from db.records import MeasurementQuery
 from db.rows import hardware_of
-from db.scope import Scope
+from db.scope import Scope, fastest
+from db.session import Database
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, MeasureStatus
 from recommender.nearest import UNUSABLE, WorkloadIndex
@@ -20,6 +22,7 @@ from recommender.workload import Workload
 
 BLOCKS = (64, 512)  # near workloads that are looked through for those of a device
 MOST_KEPT = 4096
+WIDTH = 16  # workloads that are asked for at once
 Winners = MutableMapping[int, Sequence[Measurement]]
 
 
@@ -35,9 +38,10 @@ class Workloads:
 class Near:
     """Looks up winners: of a workload the fastest OK of every device, toolchain and protocol."""
 
-    def __init__(self, session: Session, reader: Reader, kernel: str, kept: Winners) -> None:
+    def __init__(self, database: Database, reader: Reader, kernel: str, kept: Winners) -> None:
         """Args: kept: winners of workloads, by their ids, as long as the log stays as it is."""
-        self._session, self._reader, self._kernel, self._kept = session, reader, kernel, kept
+        self._database, self._reader, self._kernel, self._kept = database, reader, kernel, kept
+        self._shape = Scope(MeasurementQuery(kernel=kernel, winners=True)).shape
         self._workloads: dict[int, Workload] = {}
 
     def winners(
@@ -77,7 +81,8 @@ class Near:
     def _keys_like(self, hardware: HardwareProfile) -> set[str]:
         """Return the devices that tell something about one."""
         query = select(HardwareRow).where(HardwareRow.kind == hardware.kind)
-        devices = map(hardware_of, self._session.scalars(query))
+        with self._database.read() as session:
+            devices = list(map(hardware_of, session.scalars(query)))
         return {d.key for d in devices if d.is_emulated == hardware.is_emulated}
 
     def _measured_on(self, keys: set[str], rest: Sequence[int], count: int) -> list[int]:
@@ -86,7 +91,7 @@ class Near:
         if not keys or not rest or count < 1:
             return found
         values = {"kernel": self._kernel, "keys": sorted(keys)}
-        facets = self._session.connection().execute(FACETS, values).scalars().all()
+        facets = [row.id for row in self._database.execute(FACETS, values)]
         if not facets:
             return found
         for start, end in zip((0, *BLOCKS[:-1]), BLOCKS, strict=True):
@@ -94,7 +99,7 @@ class Near:
             if not some or len(found) >= count:
                 break
             part = {"some": list(some), "facets": list(facets)}
-            have = set(self._session.connection().execute(HAVE, part).scalars())
+            have = {row.workload_id for row in self._database.execute(HAVE, part)}
             found += [number for number in some if number in have]
         return found[:count]
 
@@ -103,23 +108,35 @@ class Near:
         found = {number: self._kept.get(number) for number in ids}
         missing = [number for number, winners in found.items() if winners is None]
         if missing:
-            read = dict(self._read(missing))
+            read = self._read(missing)
             if len(self._kept) > MOST_KEPT:
                 self._kept.clear()
             self._kept.update(read)
             found |= read
         return [winners for winners in found.values() if winners is not None]
 
-    def _read(self, ids: Sequence[int]) -> Iterator[tuple[int, list[Measurement]]]:
-        query = MeasurementQuery(kernel=self._kernel, winners=True)
-        rows = Scope(query).fastest(self._session, ids)
-        numbers = [row[-1] for row in rows]
-        execute = self._session.connection().execute
-        records = self._reader.load(execute, numbers, workloads=self._workloads)
+    def _read(self, ids: Sequence[int]) -> dict[int, Sequence[Measurement]]:
+        winners: list[tuple[int, int]] = []
+        for some in _chunks(ids, WIDTH):
+            values = {"kernel": self._kernel, **padded("some", some, WIDTH)}
+            rows = self._database.ask(
+                fastest(self._shape, self._database.engine.dialect.name, WIDTH), values
+            )
+            winners += [(row[0], row[-1]) for row in rows]
+        found: list[Any] = []
+        for some in _chunks([number for _, number in winners], FEW):
+            found += self._database.ask(BY_FEW_IDS, padded("id", some, FEW))
+        records = self._reader.records(self._database.execute, found, None, self._workloads)
         by_id = {record.id: record.measurement for record in records}
-        for number in ids:
-            own = (by_id.get(row[-1]) for row in rows if row[0] == number)
-            yield number, [m for m in own if m is not None]
+        read: dict[int, list[Measurement]] = {number: [] for number in ids}
+        for workload, number in winners:
+            if number in by_id:
+                read[workload].append(by_id[number])
+        return dict(read)
+
+
+def _chunks(numbers: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    return (numbers[start : start + size] for start in range(0, len(numbers), size))
 
 
 FACETS = (

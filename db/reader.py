@@ -20,6 +20,7 @@ from db.models import (
     TrialRow,
     WorkloadRow,
 )
+from db.prepared import places
 from db.records import MeasurementRecord
 from db.rows import hardware_of, toolchain_of, workload_of
 from recommender.measurement import Measurement, MeasureStatus, Protocol
@@ -161,6 +162,8 @@ def _flat() -> Select[Any]:
 
 FLAT = _flat()
 BY_IDS = FLAT.where(MeasurementRow.id.in_(bindparam("ids", expanding=True)))
+FEW = 32  # ids that are asked for by a statement of its own
+BY_FEW_IDS = FLAT.where(MeasurementRow.id.in_(places("id", FEW)))
 REFERRED: dict[type[Base], Select[Any]] = {
     row: select(row.__table__).where(row.__table__.c.id.in_(bindparam("ids", expanding=True)))
     for row in (WorkloadRow, HardwareRow, ToolchainRow, DriverRow)

@@ -16,12 +16,14 @@ from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import (
+    CTE,
     Column,
     ColumnElement,
     Select,
     Table,
     bindparam,
     func,
+    literal_column,
     select,
     true,
     tuple_,
@@ -40,6 +42,7 @@ from db.models import (
     TrialRow,
     WorkloadRow,
 )
+from db.prepared import places
 from db.records import MeasurementQuery
 from recommender.measurement import MeasureStatus
 
@@ -141,6 +144,11 @@ def _is(column: Column[Any], name: str) -> ColumnElement[bool]:
 
 def facets(shape: Shape) -> Select[Any]:
     """Return the query of the facets that the filters select."""
+    return select(FACETS.c.id).where(*facet_conditions(shape)).correlate(None)
+
+
+def facet_conditions(shape: Shape) -> list[ColumnElement[bool]]:
+    """Return the conditions on a facet."""
     c, names = FACETS.c, shape.names
     wanted = [_is(c[name], name) for name in ("kernel", "protocol", "status") if name in names]
     if shape.only_ok:
@@ -151,7 +159,7 @@ def facets(shape: Shape) -> Select[Any]:
     if "toolchain_key" in names:
         toolchains = select(TOOLCHAINS.c.id).where(_is(TOOLCHAINS.c.key, "toolchain_key"))
         wanted.append(c.toolchain_id == toolchains.scalar_subquery())
-    return select(c.id).where(*wanted).correlate(None)
+    return wanted
 
 
 def workloads(shape: Shape) -> Select[Any]:
@@ -219,28 +227,46 @@ def counted(shape: Shape, table: str) -> Select[Any]:
 
 
 @lru_cache(maxsize=1000)
-def fastest(shape: Shape) -> Select[Any]:
-    """Return the query of the fastest measurement in every facet of some workloads."""
-    walked = replace(shape, walked=WORKLOADS.name)
-    c = LOG.c
-    groups = (
-        select(c.workload_id, c.facet_id, func.min(c.time_s).label("time_s"))
-        .where(c.workload_id.in_(bindparam("some", expanding=True)), *walked.conditions(c))
-        .group_by(c.workload_id, c.facet_id)
-        .subquery()
-        .c
-    )
+def fastest(shape: Shape, dialect: str, width: int = 0) -> Select[Any]:
+    """Return the query of the fastest measurement in every facet of some workloads.
+
+    Each is the first of its facet in the index of its workload, so that the rest is not read.
+
+    Args:
+        shape: of the query; its conditions on workloads are not looked at.
+        dialect: of the database.
+        width: of so many workloads, bound as ``prepared.padded`` does; 0: of any number.
+    """
+    some = places("some", width) if width else bindparam("some", expanding=True)
+    pair, facet = _pairs(some).c, FACETS.c
     others = replace(shape, only_ok=False, names=shape.names & {*OTHER_FILTERS} - {"kernel"})
-    first = select(func.min(PART.c.id)).where(
-        PART.c.workload_id == groups.workload_id,
-        PART.c.facet_id == groups.facet_id,
-        PART.c.time_s == groups.time_s,
-        *others.conditions(PART.c),
+    inner = select(PART.c.id).where(
+        PART.c.workload_id == pair.w, PART.c.facet_id == pair.f, *others.conditions(PART.c)
     )
-    return select(
-        groups.workload_id, FACETS.c.hardware_id, FACETS.c.protocol, groups.time_s,
-        first.scalar_subquery(),
-    ).join(FACETS, FACETS.c.id == groups.facet_id)  # fmt: skip
+    inner = inner.order_by(PART.c.time_s, PART.c.id).limit(literal_column("1"))
+    inner = inner.correlate(pair.w.table)
+    joined = pair.w.table.join(FACETS, facet.id == pair.f)
+    row: Any
+    if dialect == "sqlite":
+        joined, row = joined.join(LOG, LOG.c.id == inner.scalar_subquery()), LOG.c
+    else:
+        first = inner.add_columns(PART.c.time_s).lateral()
+        joined, row = joined.join(first, true()), first.c
+    found = select(pair.w, facet.hardware_id, facet.protocol, row.time_s, row.id)
+    return found.select_from(joined).where(*facet_conditions(shape))
+
+
+def _pairs(some: Any) -> CTE:
+    """Return the pairs of workload and facet that have a measurement, of some workloads."""
+    own, workload = LOG.alias("o").c, WORKLOADS.c
+    first = select(func.min(own.facet_id)).where(own.workload_id == workload.id)
+    pair = select(workload.id.label("w"), first.scalar_subquery().label("f"))
+    found = pair.where(workload.id.in_(some)).cte("pair", recursive=True)
+    behind = select(func.min(own.facet_id)).where(
+        own.workload_id == found.c.w, own.facet_id > found.c.f
+    )
+    more = select(found.c.w, behind.scalar_subquery()).where(found.c.f.is_not(None))
+    return found.union_all(more)
 
 
 class Scope:
@@ -292,7 +318,8 @@ class Scope:
             Workload, device, protocol, time and measurement id.
         """
         values = self.values | {"some": list(workload_ids)}
-        found = session.connection().execute(fastest(self.shape), values)
+        query = fastest(self.shape, session.get_bind().dialect.name)
+        found = session.connection().execute(query, values)
         return [tuple(row) for row in found]
 
     def subjects(self, session: Session, limit: int) -> list[tuple[int, int]]:

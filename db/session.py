@@ -12,6 +12,7 @@ from typing import Any
 
 from sqlalchemy import (
     Engine,
+    PoolProxiedConnection,
     Row,
     Select,
     Update,
@@ -27,7 +28,7 @@ from sqlalchemy.orm import Session
 from db.errors import DatabaseError, DatabaseLocked, DatabaseUnreachable, NotADatabase
 from db.identities import FRESH, REMEMBERED, Natural
 from db.prepared import Prepared
-from db.storable import storable_json, storable_parameters
+from db.storable import storable_json, storable_parameters, stored_json
 from tilecore.errors import TileError
 
 CACHE = "cache_size=-32768"  # KiB per connection
@@ -52,6 +53,7 @@ class Database:
         self._remembered: dict[tuple[str, Natural], int] = {}
         self._prepared: dict[Select[Any], Prepared] = {}
         self._ping = Ping()
+        self._watcher: PoolProxiedConnection | None = None
         self._write = self._engine(immediate=True)
         self._read = self._engine(immediate=False)
 
@@ -112,6 +114,21 @@ class Database:
                 return prepared.rows(connection.connection, values)
         return self.execute(query, values)
 
+    def changes(self) -> int | None:
+        """Return a number that is another one after every commit; None: nothing says so at once.
+
+        It takes microseconds and waits for nobody. One thread at a time may ask.
+        """
+        if self.path is None:
+            return None
+        try:
+            if self._watcher is None:
+                self._watcher = self._read.raw_connection()
+                self._watcher.execute("PRAGMA busy_timeout=0")
+            return int(self._watcher.execute("PRAGMA data_version").fetchone()[0])
+        except (sa_exc.DBAPIError, sqlite3.Error):
+            return None
+
     def _remember(self, committed: Mapping[tuple[str, Natural], int]) -> None:
         """Keep ids of rows that are never changed or deleted once they are committed."""
         if len(self._remembered) + len(committed) > MAX_REMEMBERED:
@@ -127,6 +144,9 @@ class Database:
 
     def close(self) -> None:
         """Close all connections."""
+        if self._watcher is not None:
+            self._watcher.close()
+            self._watcher = None
         self._write.dispose()
         self._read.dispose()
 
@@ -166,7 +186,9 @@ class Database:
                     options |= {"isolation_level": "AUTOCOMMIT", "skip_autocommit_rollback": True}
             else:
                 options = {"connect_args": {"timeout": self.busy_timeout_s}}
-            engine = create_engine(self._url, json_serializer=storable_json, **options)
+            engine = create_engine(
+                self._url, json_serializer=storable_json, json_deserializer=stored_json, **options
+            )
         except (sa_exc.NoSuchModuleError, ImportError) as error:
             raise DatabaseUnreachable(
                 url=self.shown_url,

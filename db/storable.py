@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+BRACKETS, DECODER = frozenset("{["), json.JSONDecoder()
 UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 NUL_SIGN, UNKNOWN = "\N{SYMBOL FOR NULL}", "\N{REPLACEMENT CHARACTER}"
 
@@ -42,6 +43,15 @@ def storable_json(value: Any) -> str:
         return json.dumps(_plain(value))
     is_suspect = "\\u0000" in text or "\\ud" in text
     return json.dumps(_plain(value)) if is_suspect else text
+
+
+def stored_json(text: str) -> Any:
+    """Return the value of JSON as it is stored; most of it is short."""
+    if text[:1] in BRACKETS:
+        value, end = DECODER.raw_decode(text)  # json.loads takes twice as long to get there
+        if end == len(text):
+            return value
+    return json.loads(text)
 
 
 def _are_storable(values: Iterable[Any]) -> bool:
