@@ -13,6 +13,8 @@ import threading
 import time
 from typing import Any
 
+from anyio.to_thread import run_sync
+
 from db.session import Database
 from db.snapshot import Snapshot
 from db.store import SqlStore
@@ -33,10 +35,11 @@ from tuner_service.wiring import detected_host
 from workers.errors import WorkerError
 from workers.host import memory_bytes
 from workers.program_desk import ENVIRONMENT
-from workers.sandbox import Crashed, Raised, Returned, Sandbox, Zygote
+from workers.sandbox import Crashed, Outcome, Raised, Returned, Sandbox, Zygote
 
 LOG = logging.getLogger(__name__)
 LIMIT_S = 60.0
+LONG = 16_384  # characters of a question that might not fit into the way to a process at once
 MOST_PLACES = 8
 PLACE_BYTES = 256 << 20  # of the machine's memory for each: it takes some 100 MiB itself
 START_AGAIN_S = 30.0  # after the machinery itself failed
@@ -108,17 +111,39 @@ class AnswerDesk:
         """End the processes."""
         self._zygote.close()
 
-    def ask(self, generation: tuple[object, ...], request: str) -> Answer | None:
+    async def told(self, generation: tuple[object, ...], request: str) -> Answer | None:
+        """Return what ``ask`` does; no thread waits for a process that is ready."""
+        if len(request) > LONG or time.monotonic() < self._away_until:
+            return await run_sync(self.ask, generation, request)
+        try:
+            sandbox = self._free.get_nowait()
+        except queue.Empty:
+            return None
+        outcome: Outcome | None = None
+        try:
+            outcome = await sandbox.awaited("answer", generation, request, timeout_s=LIMIT_S)
+        except WorkerError as error:
+            LOG.info("an answering process is lost: %s", error.message)
+        finally:
+            self._free.put(sandbox)
+        if outcome is None:  # it has to be started
+            return await run_sync(self.ask, generation, request)
+        if isinstance(outcome, Crashed):
+            return await run_sync(self.ask, generation, request, 1)
+        return _meant(outcome, request)
+
+    def ask(self, generation: tuple[object, ...], request: str, tries: int = 2) -> Answer | None:
         """Return the answer to a question; None: it is to be worked out here.
 
         Args:
             generation: of the database; a change makes the child read devices and models again.
             request: a ``RecommendationRequest`` in JSON, TABLE and a ``DispatchTableRequest``, or
                 ORDER and a ``TuningOrder``.
+            tries: how many processes may end over it.
 
         Raises:
             TileError: what ``answering.work_out`` raises.
-            AnswerLost: two processes ended over the question, or one took too long (SV925).
+            AnswerLost: the processes ended over the question, or one took too long (SV925).
         """
         if time.monotonic() < self._away_until:
             return None
@@ -128,7 +153,7 @@ class AnswerDesk:
             return None
         try:
             outcome = sandbox.call("answer", generation, request, timeout_s=LIMIT_S)
-            if isinstance(outcome, Crashed):  # perhaps for something else than this question
+            if isinstance(outcome, Crashed) and tries > 1:  # perhaps for something else than this
                 outcome = sandbox.call("answer", generation, request, timeout_s=LIMIT_S)
         except WorkerError as error:
             LOG.warning("answers are worked out in the service itself: %s", error.message)
@@ -136,12 +161,7 @@ class AnswerDesk:
             return None
         finally:
             self._free.put(sandbox)
-        if isinstance(outcome, Returned):
-            return _given(outcome.value)
-        if isinstance(outcome, Raised):
-            raise RuntimeError(f"{outcome.kind} while a question was answered: {outcome.text}")
-        LOG.error("a process ended over the question %s: %s", request, outcome)
-        raise AnswerLost(reason=str(outcome))
+        return _meant(outcome, request)
 
     def _start(self) -> None:
         where = self._settings.url, self._settings.database_timeout_s
@@ -153,6 +173,16 @@ class AnswerDesk:
                 LOG.warning("an answering process does not start: %s", error)
                 return
             self._free.put(sandbox)
+
+
+def _meant(outcome: Outcome, request: str) -> Answer | None:
+    """Return the answer in what became of a call; raises as ``AnswerDesk.ask``."""
+    if isinstance(outcome, Returned):
+        return _given(outcome.value)
+    if isinstance(outcome, Raised):
+        raise RuntimeError(f"{outcome.kind} while a question was answered: {outcome.text}")
+    LOG.error("a process ended over the question %s: %s", request, outcome)
+    raise AnswerLost(reason=str(outcome))
 
 
 def _given(value: Any) -> Answer | None:

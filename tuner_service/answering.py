@@ -10,16 +10,15 @@ from typing import Any
 
 from db.store import SqlStore
 from recommender.recommend import Recommendation
-from tuner_service.drifting import doubt_of
+from tuner_service.doubts import remeasurement
 from tuner_service.errors import InvalidRequest
 from tuner_service.questions import (
-    Evidence,
     Question,
     ranked_with_evidence,
     understand,
     understand_sent,
 )
-from tuner_service.remeasure import Doubt, Remeasurement, follow_up
+from tuner_service.remeasure import Remeasurement
 from tuner_service.schemas import (
     QuestionIn,
     RecommendationOut,
@@ -86,20 +85,6 @@ def _told(
     until = time.monotonic() + ASK_AGAIN_S if is_open else math.inf
     kernel = question.workload.kernel if question.sent is None else "program"
     return Answer(body, kernel, ranked[0].source, until)
-
-
-def remeasurement(
-    store: SqlStore, settings: Settings, question: Question, evidence: Evidence
-) -> Remeasurement | None:
-    """Return what becomes of doubts in what was measured for a question; None: there are none."""
-    best = evidence.best
-    if best is None or not best.doubts:
-        return None
-    if evidence.drift is not None:
-        doubt = doubt_of(evidence.drift, best.config)
-    else:
-        doubt = Doubt(cause="stale", reasons=best.doubts, incumbents=(best.config,))
-    return follow_up(store, settings, question, doubt)
 
 
 def _of_table(question: Question) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class Answers:
 
     def __init__(self, store: SqlStore, metrics: Metrics, settings: Settings) -> None:
         self.desk = AnswerDesk(settings)
-        self._store = store
+        self._store, self._database = store, store.database
         self._settings = settings
         self._metrics = metrics
         self._known: OrderedDict[str, Answer] = OrderedDict()
@@ -63,6 +63,7 @@ class Answers:
         self._generation: tuple[object, ...] = ()
         self._snapshot = Snapshot(store)
         self._checked_at = -FRESH_S
+        self._changes: int | None = None  # of the database, when it was asked the last time
         self._check: asyncio.Task[None] | None = None
 
     async def of(self, request: Answerable) -> bytes:
@@ -77,11 +78,9 @@ class Answers:
         await self._be_fresh()
         is_table = isinstance(request, DispatchTableRequest)
         key = (TABLE if is_table else "") + request.model_dump_json()
-        found = self._known.get(key)
-        if found is None or found.until < time.monotonic():
+        found = self._kept(key)
+        if found is None:
             found = await self._work_out(key, request)
-        else:
-            self._known.move_to_end(key)
         if not is_table:
             self._metrics.recommendation(found.kernel, found.source)
         return found.body
@@ -122,16 +121,28 @@ class Answers:
             made = self.desk.ask(self._generation, ORDER + order.model_dump_json())
         return made or advance_table(self._store, order)
 
+    def _kept(self, key: str) -> Answer | None:
+        """Return an answer that holds, None if there is none."""
+        found = self._known.get(key)
+        if found is None or found.until < time.monotonic():
+            return None
+        self._known.move_to_end(key)
+        return found
+
     async def _be_fresh(self) -> None:
         """Wait until what is remembered is FRESH_S behind the database at most.
 
-        The database is asked ahead of time. Beside an event loop that is busy, a thread gets the
-        interpreter lock late: its milliseconds took 70 of somebody's answer.
+        A database that cannot say at once whether anything was committed is asked ahead of time.
+        Beside an event loop that is busy, a thread gets the interpreter lock late: its milliseconds
+        took 70 of somebody's answer.
         """
         age_s = time.monotonic() - self._checked_at
         if age_s < FRESH_S / 2:
             return
         if self._check is None or self._check.done():
+            if self._changes is not None and self._changes == self._database.changes():
+                self._checked_at = time.monotonic()
+                return
             self._check = asyncio.create_task(self._refresh())
             self._check.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen
         if age_s >= FRESH_S:
@@ -141,13 +152,18 @@ class Answers:
         """Forget all answers if there is anything new that they might rest on."""
         began = time.monotonic()
         try:
-            generation = await run_sync(self._store.generation)
+            self._changes, generation = await run_sync(self._state)
         finally:
             self._checked_at = began
         if generation != self._generation:
             self._generation, self._snapshot = generation, Snapshot(self._store)
             self._known.clear()
             self._asked.clear()  # those who wait get what they asked for; it is not remembered
+
+    def _state(self) -> tuple[int | None, tuple[object, ...]]:
+        """Return how the database is, and behind which of its changes that was read."""
+        changes = self._database.changes()
+        return changes, self._store.generation()
 
     async def _work_out(self, key: str, request: Answerable) -> Answer:
         task = self._asked.get(key)
@@ -164,10 +180,11 @@ class Answers:
         generation = self._generation
         try:
             if request.program is None:
-                made = await run_sync(self._worked_out, key, request, limiter=self._cores)
+                async with self._cores:
+                    made = await self._made(key, request)
             else:
                 async with self._place_for_program():
-                    made = await run_sync(self._worked_out, key, request)
+                    made = await self._made(key, request)
         finally:
             if self._asked.get(key) is asyncio.current_task():
                 del self._asked[key]
@@ -190,12 +207,16 @@ class Answers:
         finally:
             self._programs.release()
 
-    def _worked_out(self, key: str, request: Answerable) -> Answer:
+    async def _made(self, key: str, request: Answerable) -> Answer:
         """Return an answer of another process, or of this one: programs wait for their own desk."""
         generation, snapshot = self._generation, self._snapshot
-        made = None if request.kernel is None else self.desk.ask(generation, key)
-        if made is not None:
-            return made
+        if request.kernel is not None:
+            made = await self.desk.told(generation, key)
+            if made is not None:
+                return made
+        return await run_sync(self._worked_out, snapshot, request)
+
+    def _worked_out(self, snapshot: Snapshot, request: Answerable) -> Answer:
         if isinstance(request, DispatchTableRequest):
             return work_out_table(snapshot, request)
         return work_out(snapshot, self._settings, request)

@@ -30,6 +30,7 @@ from tuner_service.routes import (
     tuning_runs,
 )
 from tuner_service.settings import Settings
+from tuner_service.short_way import ShortWay
 from tuner_service.studies import StudyEngine
 from tuner_service.telemetry import Telemetry
 from tuner_service.wiring import open_store
@@ -87,6 +88,7 @@ def create_app(settings: Settings, store: SqlStore | None = None) -> FastAPI:
     app.include_router(health.router)
     problems.install(app)
     # The last one added meets a request first.
+    app.add_middleware(ShortWay, answers=app.state.answers)
     app.add_middleware(PlainAddress)
     app.add_middleware(
         BodyLimit,

@@ -17,6 +17,7 @@ from tuner_service.cli_keys import key_app
 from tuner_service.cli_operations import db_app, model_app
 from tuner_service.cli_runs import node_app, run_app
 from tuner_service.errors import InvalidRequest
+from tuner_service.program_arguments import is_program, refuse_for_library
 from tuner_service.settings import load_settings
 
 app = typer.Typer(
@@ -116,7 +117,7 @@ def tune(
     service: Service = None,
 ) -> None:
     """Tune a kernel or program for a device; a second call answers from the database."""
-    from tuner_service import commands, programs
+    from tuner_service import commands
     from tuner_service.jobs import Effort
 
     settings = load_settings(executor=executor, ray_address=ray_address)
@@ -126,7 +127,9 @@ def tune(
         on_this_host=settings.measures_here,
     )  # fmt: skip
     given = {"m": m, "n": n, "k": k, "dtype": dtype}
-    if file is None and programs.is_program(kernel):
+    if file is None and is_program(kernel):
+        from tuner_service import programs
+
         asked = programs.Asked(
             program=kernel, given=programs.parse_given(given, fields or ()), fixed=fixed or (),
             space=space or (), sizes=size or (), threads=threads, hardware=target,
@@ -134,7 +137,7 @@ def tune(
         )  # fmt: skip
         programs.tune(settings, asked, effort, force=force)
         return
-    programs.refuse_for_library(
+    refuse_for_library(
         kernel, fixed=fixed or (), space=space or (), size=size or (), service=service or ()
     )
     problem = commands.parse_problem(given, fields or ())
@@ -168,10 +171,12 @@ def recommend(
     as_json: AsJson = False,
 ) -> None:
     """Print ranked tile configs at once, measured or predicted, with reasons."""
-    from tuner_service import commands, programs
+    from tuner_service import commands
 
     given = {"m": m, "n": n, "k": k, "dtype": dtype}
-    if programs.is_program(kernel):
+    if is_program(kernel):
+        from tuner_service import programs
+
         asked = programs.Asked(
             program=kernel, given=programs.parse_given(given, fields or ()), fixed=fixed or (),
             space=space or (), sizes=size or (), threads=threads, hardware=hardware,
@@ -179,7 +184,7 @@ def recommend(
         )  # fmt: skip
         programs.recommend(load_settings(), asked, top_k=top_k, as_json=as_json)
         return
-    programs.refuse_for_library(
+    refuse_for_library(
         kernel, fixed=fixed or (), space=space or (), size=size or (), service=service or ()
     )
     commands.recommend(

@@ -76,6 +76,7 @@ def dispatch(
     from tuner_service.dispatch_programs import FunctionForDispatch, split_given
     from tuner_service.dispatch_shapes import AskedTable, read_weights, split_sizes
     from tuner_service.jobs import Effort
+    from tuner_service.program_arguments import is_program, refuse_for_library
 
     settings = load_settings(executor=executor, ray_address=ray_address)
     given = {"m": m, "n": n, "k": k, "dtype": dtype}
@@ -90,7 +91,7 @@ def dispatch(
         max_trials=trials, time_limit_s=settings.time_limit_s, on_this_host=settings.measures_here
     ) if tune else None  # fmt: skip
     with ExitStack() as files:
-        if programs.is_program(kernel):
+        if is_program(kernel):
             function = FunctionForDispatch.of(
                 files.enter_context(programs.loaded(kernel)), programs.spaces(space or ())
             )
@@ -98,7 +99,7 @@ def dispatch(
             problem, sizes = split_given(spelled)
             asked = replace(asked, problem=problem, sizes=sizes, program=function)
         else:
-            programs.refuse_for_library(kernel, space=space or ())
+            refuse_for_library(kernel, space=space or ())
             problem, sizes = split_sizes(kernels.get(kernel), {**given, **named})
             asked = replace(asked, problem=problem, sizes=sizes)
         dispatching.dispatch(

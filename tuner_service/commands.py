@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
@@ -21,11 +21,14 @@ from db.session import Database
 from db.store import SqlStore
 from tuner_service import console as show
 from tuner_service import jobs, questions, wiring
+from tuner_service.doubts import remeasurement
 from tuner_service.errors import ExportFailed, InvalidRequest, RunFailed
 from tuner_service.hardware import find_hardware
 from tuner_service.settings import Settings
-from tuner_service.watch import CoordinatorProcess, follow, follow_all, is_led
 from tuner_service.workload_file import Entry, read_workloads
+
+if TYPE_CHECKING:
+    from tuner_service.watch import CoordinatorProcess
 
 Verb = Literal["pause", "resume", "cancel"]
 # Answers from memory wait for the interpreter lock of those that are worked out: 5 ms by default.
@@ -75,6 +78,8 @@ def tune_asked(
     if known is not None:
         out.print(f"resuming run {known.public_id}")
     run = known or jobs.submit(store, question, effort)[0]
+    from tuner_service.watch import CoordinatorProcess, follow
+
     coordinator = CoordinatorProcess(settings, until_idle=True)
     with _stopped_at_the_end(coordinator), show.RunProgress(out, run) as progress:
         for event in follow(store, run, coordinator):
@@ -112,6 +117,8 @@ def tune_file(
 
 def follow_group(settings: Settings, store: SqlStore, runs: Sequence[RunRecord]) -> None:
     """Show how runs go on until they have ended or are held; a coordinator works meanwhile."""
+    from tuner_service.watch import CoordinatorProcess, follow_all
+
     coordinator = CoordinatorProcess(settings, until_idle=True)
     with _stopped_at_the_end(coordinator), show.GroupProgress(out) as progress:
         for now in follow_all(store, runs, coordinator):
@@ -149,11 +156,11 @@ def recommend(
     """Print ranked configs."""
     store = wiring.open_store(settings)
     question = questions.understand(store, kernel, problem, threads=threads, hardware=hardware)
-    from tuner_service.answering import remeasurement, to_wire
-
     ranked, evidence = questions.ranked_with_evidence(store, question, top_k=top_k)
     again = remeasurement(store, settings, question, evidence)
     if as_json:
+        from tuner_service.answering import to_wire
+
         wire = [to_wire(question, i, r).model_dump() for i, r in enumerate(ranked, 1)]
         out.print_json(json.dumps(wire))
         return
@@ -182,6 +189,7 @@ def serve(settings: Settings, *, with_coordinator: bool) -> None:
 
     from tuner_service.app import create_app
     from tuner_service.coordinator_main import configure_logging
+    from tuner_service.watch import CoordinatorProcess
 
     configure_logging(settings.log_level)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -213,6 +221,7 @@ def serve(settings: Settings, *, with_coordinator: bool) -> None:
 def coordinator(settings: Settings, *, until_idle: bool, parent: int | None, check: bool) -> int:
     """Run tuning runs; or, with ``check``, return 0 if a coordinator leads and 1 if none does."""
     from tuner_service.coordinator_main import run_coordinator
+    from tuner_service.watch import is_led
 
     store = wiring.open_store(settings)
     if check:

@@ -45,7 +45,7 @@ class BodyLimit:
         if body is None:
             await self._refuse(limit, limit + 1, scope, receive, send)
             return
-        await self._app(scope, _replay(body, receive), send)
+        await self._app(scope, replay(body, receive), send)
 
     def _limit_of(self, scope: Scope) -> int:
         sender: Principal | None = scope["state"].get("principal")
@@ -90,15 +90,15 @@ class PlainAddress:
         await self._app(scope, receive, send)
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
+def replay(body: bytes, receive: Receive) -> Receive:
     """Return a receive function that gives the body once, then what follows (a disconnect)."""
     given = False
 
-    async def replay() -> Message:
+    async def again() -> Message:
         nonlocal given
         if given:
             return await receive()
         given = True
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return replay
+    return again

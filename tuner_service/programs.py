@@ -28,29 +28,11 @@ from tuner_service.client import ServiceClient
 from tuner_service.console import print_told_result
 from tuner_service.errors import InvalidProgramFile, RunFailed
 from tuner_service.jobs import Effort
+from tuner_service.program_arguments import FORM
 from tuner_service.questions import understand_sent
 from tuner_service.settings import Settings
 
-FORM = "path/program.py:function"
 out = Console()
-
-
-def is_program(kernel: str) -> bool:
-    """Return whether the argument of a command means a file of the user's."""
-    return kernel.endswith(".py") or ".py:" in kernel
-
-
-def refuse_for_library(kernel: str, **options: Sequence[str]) -> None:
-    """Check that options of programs are not given for a kernel of the library.
-
-    Raises:
-        InvalidProblem: one is (TC502).
-    """
-    for name, given in options.items():
-        if given:
-            raise InvalidProblem(
-                field=f"--{name}", expected=f"a program ({FORM})", found=f"the kernel {kernel}"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

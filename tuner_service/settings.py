@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from tuner_service.errors import InvalidSettings
 
+RATE_LIMIT = "6000/minute"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -57,7 +58,7 @@ class Settings(BaseSettings):
     service_timeout_s: float = Field(900.0, gt=0)  # it waits so long for a run of that service
     key: str | None = None  # an API key for that service, and for the one that --service names
     auth: Literal["auto", "required", "off"] = "auto"  # auto: required unless bound to loopback
-    rate_limit: str = "6000/minute"  # requests per API key, for each process of the service
+    rate_limit: str = RATE_LIMIT  # requests per API key, for each process of the service
     max_in_flight: int = Field(128, ge=1)  # requests waiting for an answer; beyond: 503
     answer_processes: int | None = Field(None, ge=0, le=64)  # None: see answer_desk; 0: none
     access_log: Literal["all", "errors", "off"] = "errors"
@@ -66,9 +67,10 @@ class Settings(BaseSettings):
     @field_validator("rate_limit")
     @classmethod
     def _is_rate(cls, text: str) -> str:
-        import limits  # slow to import, and needed only where somebody sets a limit
+        if text != RATE_LIMIT:
+            import limits  # slow to import, and needed only where somebody sets a limit
 
-        limits.parse(text)
+            limits.parse(text)
         return text
 
     @property

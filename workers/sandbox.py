@@ -7,9 +7,11 @@ and returns what became of it as a value. After a fault the next call starts a n
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import pickle
+import select
 import signal
 import socket
 import subprocess
@@ -87,6 +89,14 @@ class Child:
     jobs: Connection[Any, Any]
     status: int
     output: IO[bytes]
+    _end: select.poll = field(default_factory=select.poll)
+
+    def __post_init__(self) -> None:
+        self._end.register(self.status, select.POLLIN)
+
+    def has_ended(self) -> bool:
+        """Return whether it is known to have ended: its exit code can be read."""
+        return bool(self._end.poll(0))
 
     def exit_code(self, timeout_s: float) -> int | None:
         """Return the exit code (negative: signal) or None while it runs."""
@@ -103,7 +113,7 @@ class Child:
 
     def kill(self) -> None:
         """Kill the child with all it started, unless it has ended: its pid may be another's."""
-        if not wait([self.status], 0):
+        if not self.has_ended():
             kill_group(self.pid)
 
     def close(self) -> None:
@@ -245,7 +255,7 @@ class Sandbox:
             WorkerLost: the worker object cannot be built (WK701).
         """
         if self._child is not None:
-            if not wait([self._child.status], 0):
+            if not self._child.has_ended():
                 return
             self.close()  # it ended between two calls
         self._child = self._zygote.fork()
@@ -265,6 +275,38 @@ class Sandbox:
         outcome = self._exchange(method, args, timeout_s)
         if isinstance(outcome, Crashed | TimedOut | OutOfMemory | LeftBehind):
             self.close()  # its memory and its state cannot be trusted any more
+        return outcome
+
+    async def awaited(self, method: str, *args: Any, timeout_s: float) -> Outcome | None:
+        """Do what ``call`` does without a thread that waits; None: no child runs that can be asked.
+
+        What is sent has to fit into the buffer of a socket, as a few kilobytes do.
+
+        Raises:
+            WorkerLost: as ``call`` (WK701).
+        """
+        child = self._child
+        if child is None or child.has_ended():
+            return None
+        loop, place, began = asyncio.get_running_loop(), child.jobs.fileno(), time.monotonic()
+        ready = loop.create_future()
+        outcome: Outcome | None = None
+        try:
+            child.jobs.send((method, args))
+            loop.add_reader(place, _note, ready)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await ready
+            finally:
+                loop.remove_reader(place)
+            outcome = self._received(child)
+        except TimeoutError:
+            outcome = TimedOut(time.monotonic() - began)
+        except (EOFError, ConnectionError):
+            outcome = await asyncio.to_thread(self._crash, child)
+        finally:
+            if not isinstance(outcome, Returned | Raised):  # or it answers who asks next
+                self.close()
         return outcome
 
     def kill(self) -> None:
@@ -287,9 +329,13 @@ class Sandbox:
             child.jobs.send((method, args))
             if not child.jobs.poll(timeout_s):
                 return TimedOut(time.monotonic() - start)
-            reply = child.jobs.recv()
+            return self._received(child)
         except (EOFError, ConnectionError):
             return self._crash(child)
+
+    def _received(self, child: Child) -> Outcome:
+        try:
+            reply = child.jobs.recv()
         except (pickle.UnpicklingError, ValueError, AttributeError, ImportError) as error:
             return Crashed(f"sent an unreadable answer ({type(error).__name__})")
         if reply[0] == "returned":
@@ -307,6 +353,11 @@ class Sandbox:
             raise WorkerLost(worker=self._zygote.name, reason="its forking process ended")
         reason, output = _exit_reason(code), child.last_output()
         return Crashed(f"{reason}; last output: {output}" if output else reason)
+
+
+def _note(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
 
 
 def _exit_reason(code: int) -> str:

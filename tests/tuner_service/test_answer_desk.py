@@ -1,5 +1,6 @@
 """Answers worked out in other processes are those of the service itself, whatever ends there."""
 
+import asyncio
 import os
 import signal
 import threading
@@ -11,8 +12,9 @@ from fastapi.testclient import TestClient
 
 from tests.tuner_service.test_app import GEMM, problem
 from tests.tuner_service.test_remeasure import measured
+from tilecore.errors import InvalidProblem
 from tuner_service import questions
-from tuner_service.answer_desk import AnswerDesk, Answerer, fitting_places
+from tuner_service.answer_desk import LONG, AnswerDesk, Answerer, fitting_places
 from tuner_service.answers import FRESH_S
 from tuner_service.app import create_app
 from tuner_service.errors import AnswerLost
@@ -102,6 +104,47 @@ def test_a_question_that_ends_processes_fails_alone(settings, store):
     )
     problem(refused, 503, "SV925")
     assert refused.headers["retry-after"]
+    desk.close()
+
+
+def test_no_thread_waits_for_a_process_that_is_ready(settings, store):
+    desk = AnswerDesk(settings.model_copy(update={"answer_processes": 1}), Mortal)
+    desk.open()
+    opened(desk)
+    expected = desk.ask((), REQUEST).body
+    fatal, wrong = REQUEST.replace('"m":64,', '"m":13,'), REQUEST.replace('"m":64,', '"m":-1,')
+    before = threading.active_count()
+
+    def children():
+        return psutil.Process(desk._zygote._process.pid).children()
+
+    async def ask():
+        assert (await desk.told((), REQUEST)).body == expected
+        assert threading.active_count() == before
+        with pytest.raises(InvalidProblem):
+            await desk.told((), wrong)
+        children()[0].kill()  # between two questions: nobody notices
+        assert (await desk.told((), REQUEST)).body == expected
+        with pytest.raises(AnswerLost, match=r"SV925.*SIGKILL"):
+            await desk.told((), fatal)
+        assert (await desk.told((), REQUEST)).body == expected
+        (answering,) = children()
+        answering.suspend()
+        asked = asyncio.create_task(desk.told((), REQUEST))
+        await asyncio.sleep(0.1)
+        assert await desk.told((), REQUEST) is None  # the only process has a question
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        assert (await desk.told((), REQUEST)).body == expected  # not the answer nobody waits for
+        assert answering.pid not in {child.pid for child in children()}
+        assert (await desk.told((), REQUEST + " " * LONG)).body == expected
+        desk._zygote._process.kill()
+        desk._zygote._process.wait()
+        assert (await desk.told((), REQUEST)).body == expected
+
+    asyncio.run(ask())
+    assert desk.ready == 1
     desk.close()
 
 

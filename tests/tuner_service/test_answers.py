@@ -5,6 +5,8 @@ import threading
 
 import pytest
 
+from db.errors import DatabaseLocked
+from db.session import Database
 from db.store import SqlStore
 from tests.tuner_service.test_app import GEMM
 from tests.tuner_service.test_remeasure import measured
@@ -16,23 +18,35 @@ from tuner_service.schemas import RecommendationRequest
 REQUEST = RecommendationRequest(**GEMM)
 
 
+class SlowDatabase(Database):
+    """A database that does not say at once whether it has changed, as PostgreSQL."""
+
+    def changes(self):
+        return None
+
+
 class HeldStore(SqlStore):
-    """A store whose database says whether it has changed when the test lets it."""
+    """A store that says how its database is when the test lets it."""
 
     def __init__(self, database):
         super().__init__(database)
         self.may_say, self.checks = threading.Event(), 0
+        self.fault = None
         self.may_say.set()
 
     def generation(self):
         self.checks += 1
         assert self.may_say.wait(60)
+        if self.fault is not None:
+            raise self.fault
         return super().generation()
 
 
 @pytest.fixture
-def held(store):
-    return HeldStore(store.database)
+def held(store, settings):
+    database = SlowDatabase(settings.url)
+    yield HeldStore(database)
+    database.close()
 
 
 @pytest.fixture
@@ -79,3 +93,42 @@ def test_all_who_ask_after_a_pause_see_what_was_stored_meanwhile(held, answers):
     before, after = asyncio.run(ask())
     assert b'"source":"measured"' not in before
     assert all(b'"source":"measured"' in body for body in after)
+
+
+def test_where_nothing_was_committed_nothing_is_read(store, settings):
+    held = HeldStore(store.database)
+    answers = Answers(held, Metrics(held), settings.model_copy(update={"answer_processes": 0}))
+
+    async def ask():
+        first = await answers.of(REQUEST)
+        before = held.checks
+        for _ in range(5):
+            await asyncio.sleep(1.2 * FRESH_S)
+            assert await answers.of(REQUEST) == first
+        assert held.checks == before
+        question = questions.understand(held, "gemm", GEMM["problem"])
+        held.add(measured(question))
+        await asyncio.sleep(1.2 * FRESH_S)
+        return await answers.of(REQUEST)
+
+    assert b'"source":"measured"' in asyncio.run(ask())
+
+
+def test_a_check_that_failed_is_made_again(store, settings):
+    """What was committed before it is still looked at: answers do not get older than they may."""
+    held = HeldStore(store.database)
+    answers = Answers(held, Metrics(held), settings.model_copy(update={"answer_processes": 0}))
+
+    async def ask():
+        await answers.of(REQUEST)
+        question = questions.understand(held, "gemm", GEMM["problem"])
+        held.add(measured(question))
+        held.fault = DatabaseLocked(url="", timeout_s=1.0)
+        await asyncio.sleep(1.2 * FRESH_S)
+        with pytest.raises(DatabaseLocked):
+            await answers.of(REQUEST)
+        held.fault = None
+        await asyncio.sleep(1.2 * FRESH_S)
+        return await answers.of(REQUEST)
+
+    assert b'"source":"measured"' in asyncio.run(ask())

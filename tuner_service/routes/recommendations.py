@@ -22,18 +22,19 @@ from tuner_service.schemas import (
     RecommendationResponse,
 )
 
+PATH = "/recommendations"
 router = APIRouter(tags=["recommendations"])
 ASK_AGAIN_S = 2
 
 
 @router.post(
-    "/recommendations",
+    PATH,
     response_model=RecommendationResponse,
     responses=documented(404, 413),
 )
 async def create_recommendation(request: RecommendationRequest, answers: AppAnswers) -> Response:
     """Return ranked tile configs at once: measured here before, or predicted."""
-    return _json(await answers.of(request))
+    return _json(await answers.of(request))  # what can be read is answered by ``ShortWay``
 
 
 @router.post("/recommendations:batch", response_model=BatchResponse, responses=documented(404, 413))
