@@ -1,4 +1,7 @@
-"""CostModel: what measurements add to the analytic model. The only file that knows XGBoost."""
+"""CostModel: what measurements add to the analytic model. The only file that knows XGBoost.
+
+It is loaded with the first model: that takes as long as many an answer.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import xgboost
 
 from recommender.errors import InvalidModel, NotEnoughMeasurements
 from recommender.model_file import check_structure, parse
@@ -128,6 +130,8 @@ class CostModel:
         if found != feature_schema:
             raise InvalidModel(expected=f"feature schema {feature_schema}", found=str(found))
         raw = _checked_booster(envelope)
+        import xgboost
+
         booster = xgboost.Booster({"nthread": 1})
         booster.load_model(bytearray(raw))
         low, high = (float(x) for x in envelope["spread"])
@@ -138,6 +142,8 @@ class CostModel:
     @classmethod
     def of_json(cls, raw: bytes, *, feature_schema: str) -> CostModel:
         """Return the model in JSON that ``reloaded`` wrote; its interval is yet to be found."""
+        import xgboost
+
         booster = xgboost.Booster({"nthread": 1})
         booster.load_model(bytearray(raw))
         return cls(booster, feature_schema, (0.0, 0.0), 0)
@@ -151,6 +157,8 @@ def reloaded(raw: bytes, features: int) -> bytes:
     Raises:
         InvalidModel: damaged, or no cost model over so many features (RC604).
     """
+    import xgboost
+
     if raw[:1] == b"{" and raw[:2] != UBJ_OBJECT:
         check_structure(parse(raw), features)
     booster = xgboost.Booster({"nthread": 1})
@@ -208,6 +216,8 @@ def _checked_booster(envelope: dict[str, Any]) -> bytes:
 
 
 def _train(features: np.ndarray, target: np.ndarray, seed: int, rounds: int) -> Any:
+    import xgboost
+
     is_small = len(target) <= EXACT_ROWS
     options = {
         "objective": "reg:pseudohubererror",  # outliers of noisy machines weigh less

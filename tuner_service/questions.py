@@ -226,14 +226,14 @@ def _doubt_drifted(
 
 
 def _ranked(store: SqlStore, question: Question, top_k: int) -> list[Recommendation]:
-    # They load XGBoost, which queueing a run needs not.
-    from recommender.program_answers import recommend_program
     from recommender.recommend import MAX_NEIGHBOURS, recommend
 
     workload, hardware, sent = question.workload, question.hardware, question.sent
     toolchain = question.toolchain.key
     spare = 2 * MAX_NEIGHBOURS  # what is stale comes behind close neighbours
     if sent is not None:
+        from recommender.program_answers import recommend_program
+
         return recommend_program(
             workload, sent.table, hardware, store, top_k=top_k + spare, fixed=sent.fixed,
             program_digest=question.program_digest, toolchain_key=toolchain,

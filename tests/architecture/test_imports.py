@@ -19,8 +19,18 @@ store = app.state.store
 question = understand(store, "gemm", {"m": 64, "n": 64, "k": 64})
 assert answer(store, question, top_k=3)
 """
+RECOMMEND = """
+import os, tempfile
+os.environ["TILECORE_DATA_DIR"] = tempfile.mkdtemp()
+from tuner_service.cli import run_cli
+assert run_cli(["recommend", "softmax", "--set", "m=100", "--set", "n=200"]) == 0
+"""
 CASES = {
     "the service, a recommendation included": (APP, HEAVY),
+    "a recommendation without a cost model": (
+        RECOMMEND,
+        (*HEAVY, "fastapi", "xgboost", "scipy", "httpx", "limits", "structlog", "tilecore.jit"),
+    ),
     "recommender": ("import recommender.recommend, recommender.tuning", (*HEAVY, "sqlalchemy")),
     "workers": ("import workers, workers.host, workers.toolchain", ("ray", "tvm", "torch")),
     "settings": ("import tuner_service.settings", (*HEAVY, "sqlalchemy", "fastapi")),
