@@ -110,11 +110,14 @@ def _fastest(
 ) -> Select[Any]:
     """Return the query of the ids of the fastest ones of a protocol."""
     row = LOG.alias("m").c
+    since = _of_subject("since")
+    # SQLite would take a range of dates for what selects most and read the workload's whole log.
+    at = row.measured_at if count is None else func.coalesce(row.measured_at, since)
     where: list[ColumnElement[bool]] = [
         row.workload_id == _of_subject("w"),
         row.facet_id == _of_subject(protocol.value),
         row.program_id == _of_subject("p"),
-        row.measured_at >= _of_subject("since"),
+        at >= since,
     ]
     if of_driver:
         unknown = bindparam("driver", type_=DRIVERS.c.name.type) == literal_column("''")

@@ -81,6 +81,18 @@ def test_prepared_queries_give_what_sqlalchemy_does(store, query):
 
 
 @pytest.mark.skipif(not postgres.PROGRAMS, reason="no PostgreSQL here: install it")
+@pytest.mark.parametrize("query", [BEST, FASTEST], ids=["best", "fastest"])
+def test_the_index_of_times_is_read_not_the_log_of_the_workload(store, query):
+    compiled = query.compile(dialect=store.database.engine.dialect)
+    with store.database.read() as session:
+        plan = session.connection().exec_driver_sql(
+            f"explain query plan {compiled}", tuple(None for _ in compiled.positiontup)
+        )
+        steps = [row[3] for row in plan if row[3].startswith("SEARCH m ")]
+    assert steps
+    assert all("ix_measurement_workload_times" in step for step in steps)
+
+
 def test_a_server_that_was_killed_and_came_back_answers_the_next_question():
     with postgres.postgres_folder() as folder:
         cluster = postgres.Cluster(folder, postgres.free_port())
