@@ -16,6 +16,9 @@ With `--requests N` it sends N requests of every kind instead (`mixed_requests.p
 memory, from the database and cold ones, pages and files of the log, runs, studies, keys, bad input)
 and reports the service's memory every tenth of them.
 
+Beside the times of the wall, which neighbours of a shared machine lengthen, stands the processors'
+time of an answer: of the service, and of the processes that work answers out.
+
 wrk, server and everything else share this machine's cores. Before
 each run one question is asked for a second, so that the service is warm. Refused requests
 (503 with Retry-After) are counted apart.
@@ -105,6 +108,12 @@ def memory_mib(process: psutil.Process) -> float:
     """Return the memory of a process and all that it started; shared pages count once."""
     own = [process, *process.children(recursive=True)]
     return sum(p.memory_full_info().pss for p in own) / 2**20
+
+
+def cpu_s(process: psutil.Process) -> tuple[float, float]:
+    """Return the processors' time of a process so far, and of those that it started."""
+    own, *others = (sum(p.cpu_times()[:2]) for p in (process, *process.children(recursive=True)))
+    return own, sum(others)
 
 
 def load(url: str, script: str, clients: int, seconds: float) -> dict[str, Any]:
@@ -212,7 +221,10 @@ def main() -> None:
                 for clients in map(int, given.clients.split(",")):
                     time.sleep(3)  # what clients of the last run left behind is worked out
                     load(url, SCRIPT.format(**(shape | {"first": 32, "last": 32}), key=key), 1, 1.0)
+                    before = cpu_s(process)
                     found = load(url, SCRIPT.format(**shape, key=key), clients, given.seconds)
+                    used = (b - a for a, b in zip(before, cpu_s(process), strict=True))
+                    found["cpu_ms"], found["desk_cpu_ms"] = (1e3 * s / found["sent"] for s in used)
                     if kind != "cache":  # the next run asks what this one did not
                         found["asked_again"] = max(
                             0, shape["first"] + found["sent"] - shape["last"]
@@ -222,7 +234,8 @@ def main() -> None:
                     print(
                         f"{kind:10} {clients:3} clients: {found['per_second']:7.0f}/s, p50"
                         f" {found['p50_ms']:.2f} ms, p99 {found['p99_ms']:.2f} ms,"
-                        f" refused {found['refused']}, broken {found['broken']}", flush=True,
+                        f" refused {found['refused']}, broken {found['broken']}, processors'"
+                        f" {found['cpu_ms']:.2f} + {found['desk_cpu_ms']:.2f} ms", flush=True,
                     )  # fmt: skip
             after_mib = memory_mib(process)
         finally:
