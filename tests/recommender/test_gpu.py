@@ -162,6 +162,14 @@ def test_library_kernels_have_spaces_whose_shared_memory_is_the_compilers(case, 
         assert 0 <= more <= ROWS_MOVED_BYTES, space.config(row)
 
 
+def test_as_many_experts_as_models_have():
+    space = library_space("grouped_gemm", "a100", m=64, experts=512, n=234, k=201)
+    assert np.isfinite(estimate(space).time_s).all()
+    program = space.definition.program(space.problem, dict(space.config(0)))
+    plan, _, _ = lower_gpu(program, target_of(space.hardware))
+    assert len(plan.launches) == 1
+
+
 def test_knobs_without_use_for_a_problem_have_one_value():
     few, many = (
         library_space("dequant_gemm", "h100", m=m, n=4096, k=4096, zeros=False) for m in (2, 512)

@@ -31,6 +31,8 @@ CASES = [
      {"block_M": 64, "block_N": 64, "block_K": 64}),
     ("grouped_gemm", {"m": 90, "experts": 9, "n": 136, "k": 200, "transpose_b": True, **F16},
      {"block_M": 16, "block_N": 64, "block_K": 32}),
+    ("grouped_gemm", {"m": 40, "experts": 70, "n": 64, "k": 72, **F16},
+     {"block_M": 16, "block_N": 64, "block_K": 32}),
     ("dequant_gemm", {"m": 50, "n": 200, "k": 328, "group": 64},
      {"block_M": 64, "block_N": 64, "block_K": 64, "splits": 3}),
     ("dequant_gemm", {"m": 100, "n": 100, "k": 200, "group": 24, "zeros": False, "format": "nf4"},

@@ -14,6 +14,8 @@ import tilecore.language as T
 from tilecore.ir.nodes import PrimFunc
 from tilecore.kernels.definition import NUM_STAGES, THREADS, GpuVariant, Knob, Problem
 
+STRAIGHT = 64  # experts; more are walked through by a loop, where warps of their own load nothing
+
 
 def _tile_of(offset: Any, tile: Any, rows: Any, most: int) -> tuple[Any, Any, Any]:
     """Return the expert of a tile of rows (their number: none), its first row and their end.
@@ -28,8 +30,15 @@ def _tile_of(offset: Any, tile: Any, rows: Any, most: int) -> tuple[Any, Any, An
         is_later = tile >= end
         expert = _bound(T.if_then_else(is_later, e + 1, expert))
         begin = _bound(T.if_then_else(is_later, end, begin))
+    return expert, *_rows_of(offset, tile, rows, most, expert, begin)
+
+
+def _rows_of(
+    offset: Any, tile: Any, rows: Any, most: int, expert: Any, begin: Any
+) -> tuple[Any, Any]:
+    """Return a tile's first row and the end of its expert's, whose tiles start at ``begin``."""
     row = _bound(T.max(offset[expert], 0) + (tile - begin) * rows)
-    return expert, row, _bound(T.min(offset[T.min(expert + 1, experts)], most))
+    return row, _bound(T.min(offset[T.min(expert + 1, offset.shape[0] - 1)], most))
 
 
 def _bound(value: Any) -> Any:
@@ -56,7 +65,19 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
             a = T.alloc_shared((block_M, block_K), dtype)
             b = T.alloc_shared((block_N, block_K) if trans_b else (block_K, block_N), dtype)
             c = T.alloc_fragment((block_M, block_N), "float32")
-            expert, row, last = _tile_of(Offset, by, block_M, M)
+            if E <= STRAIGHT:
+                expert, row, last = _tile_of(Offset, by, block_M, M)
+            else:
+                at = T.alloc_var("int32", init=0)
+                begin = T.alloc_var("int32", init=0)
+                end = T.alloc_var("int32", init=0)
+                for e in T.serial(E):
+                    if by >= end:
+                        at = e
+                        begin = end
+                        end = end + T.max(T.ceildiv(Offset[e + 1] - Offset[e], block_M), 0)
+                expert = _bound(T.if_then_else(by < end, at, E))
+                row, last = _rows_of(Offset, by, block_M, M, expert, begin)
             if expert < E:
                 T.clear(c)
                 for ko in T.Pipelined(T.ceildiv(K, block_K), num_stages=knobs["num_stages"]):
