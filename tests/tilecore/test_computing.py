@@ -1,6 +1,7 @@
 """``@tilecore.compute``: plain functions of tensors, against themselves in float64."""
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -114,6 +115,8 @@ def test_other_axes_are_reduced_too():
     check(lambda x: (x.sum(0), x.mean(), x.amax(-1), x.sum((0, 2), keepdim=True)), x)
     check(lambda x: (x - x.mean(1, keepdim=True)).pow(2).mean(1), x)
     check(lambda x: (x.softmax(0), x.max(), torch.min(x, x * 2)), x)
+    check(lambda x: x.sum() + x.amin(), torch.rand(300, 400) + 1, kernels=5)  # in parts
+    check(lambda x: x.mean(-1), torch.rand(3, 8209) + 1, kernels=1)  # a prime number has none
 
 
 def test_elements_broadcast_as_in_torch():
@@ -122,6 +125,7 @@ def test_elements_broadcast_as_in_torch():
         check(lambda x, y: (x + y) * 2 - y / 3, x, other, kernels=1)
     check(lambda x, y: torch.where(x > y, x.exp(), torch.maximum(y, 2 * x)).clamp(-1, 3), x, y)
     check(lambda x: (x.abs().sqrt(), 2 / (1 + x.square()), x**3, 1 - x, -x, (x**2) ** 0.5), x)
+    check(lambda x: x**4 + x**-3 + x.abs() ** 1.5 + 2**x, x.sign() + x)
     check(lambda x: torch.rsqrt(x.abs() + 1) * torch.tanh(x).erf() - x.sigmoid().log(), x)
     check(lambda x: torch.sin(x) + x.cos() + torch.exp2(x) + torch.log2(x.abs() + 1), x)
 
@@ -200,6 +204,7 @@ def test_numpy_and_its_functions():
     found = function(x, y)
     assert isinstance(found, np.ndarray)
     np.testing.assert_allclose(found, function.function(x.astype("d"), y.astype("d")), rtol=1e-5)
+    assert tilecore.compute(lambda x: x.astype(np.float16))(x).dtype == np.float16
     np.testing.assert_allclose(
         tilecore.compute(lambda x, y: np.matmul(x, y.reshape(8, 1)))(x, y),
         x @ y[:, None],
@@ -226,18 +231,24 @@ def test_plain_arguments_tensors_it_holds_and_several_results():
     assert function.__name__ == "function"
 
 
+class Pair(NamedTuple):
+    scale: torch.Tensor
+    rest: None
+
+
 def test_tensors_in_lists_and_dicts():
     @tilecore.compute
     def function(x, layers, *rest, **named):
         for layer in layers:
             x = torch.relu(x @ layer["weight"] + layer["bias"])
-        return x * rest[0] + named["last"]
+        return x * rest[0].scale + named["last"]
 
     layers = [{"weight": scaled(8, 8), "bias": torch.randn(8)} for _ in range(2)]
     x, y = torch.randn(4, 8), torch.randn(8)
-    want = function.function(x, layers, y, last=y)
-    torch.testing.assert_close(function(x, layers, y, last=y), want, rtol=1e-4, atol=1e-5)
-    assert "layers_0_weight: T.Tensor((8, 8)" in function.programs(x, layers, y, last=y)[0]
+    pair = Pair(y, None)
+    want = function.function(x, layers, pair, last=y)
+    torch.testing.assert_close(function(x, layers, pair, last=y), want, rtol=1e-4, atol=1e-5)
+    assert "layers_0_weight: T.Tensor((8, 8)" in function.programs(x, layers, pair, last=y)[0]
 
 
 def test_a_plan_is_made_once_per_shape():

@@ -274,7 +274,8 @@ def _mapped(value: Any, place: str, change: Callable[[str, Any], Any]) -> Any:
     if is_tensor(value):
         return change(place, value)
     if isinstance(value, list | tuple):
-        return type(value)([_mapped(v, f"{place}.{i}", change) for i, v in enumerate(value)])
+        parts = [_mapped(v, f"{place}.{i}", change) for i, v in enumerate(value)]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if isinstance(value, dict):
         return {k: _mapped(v, f"{place}.{k}", change) for k, v in value.items()}
     return value

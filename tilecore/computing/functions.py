@@ -105,12 +105,19 @@ def _reciprocal(span: SourceSpan, x: Node) -> Node:
 
 def _to(span: SourceSpan, x: Node, *given: Any, dtype: Any = None, **_: Any) -> Node:
     """Return it with another element type; devices and layouts stay as they are."""
-    named = [str(g).removeprefix("torch.") for g in (*given, dtype) if g is not None]
+    named = [_dtype_name(g) for g in (*given, dtype) if g is not None]
     wanted = next((name for name in named if name in FLOATS), None)
     if wanted is None:
         expected = f"an element type of {', '.join(FLOATS)}"
         raise TypeMismatch(expected=expected, found=", ".join(named) or "none")
     return x if wanted == x.dtype else pointwise("cast", x, span=span, dtype=wanted)
+
+
+def _dtype_name(given: Any) -> str:
+    """Return the name of an element type of torch or NumPy."""
+    if isinstance(given, type):
+        return given.__name__
+    return str(getattr(given, "name", given)).removeprefix("torch.")
 
 
 # --- rows ---------------------------------------------------------------------------------------

@@ -15,6 +15,8 @@ from typing import Any, Literal
 from tilecore.errors import ShapeMismatch, SourceSpan, TypeMismatch
 
 FLOATS = ("float32", "float16", "bfloat16")
+FEW_ROWS, LONG_ROW = 64, 8192  # fewer rows and longer ones are reduced in parts
+MOST_OF_ROW, LEAST_OF_ROW = 4096, 63
 Kind = Literal["input", "pointwise", "reduce", "softmax", "product", "attention", "view"]
 Shape = tuple[int, ...]
 
@@ -134,11 +136,23 @@ def reduced(
     rows = x.shape[: len(kept)]
     flat = reshaped(x, (*rows, math.prod(x.shape[len(kept) :])), span)
     attrs = MappingProxyType({"keeps_nan": op != "sum"})
+    part = _part_of_long_rows(math.prod(rows), flat.shape[-1])
+    if part:  # each part by a block of its own
+        split = reshaped(flat, (*rows, -1, part), span)
+        parts = Node("reduce", op, (split,), (*split.shape[:-1], 1), "float32", attrs, span)
+        flat = reshaped(parts, (*rows, -1), span)
     found = Node("reduce", op, (flat,), (*rows, 1), x.dtype, attrs, span)
     if scale != 1.0:
         found = pointwise("mul", found, scale, span=span)
     whole = tuple(1 if axis in axes else n for axis, n in enumerate(_unpermuted(rows, kept, axes)))
     return reshaped(found, whole if keepdim else rows, span)
+
+
+def _part_of_long_rows(rows: int, columns: int) -> int:
+    """Return how long parts of rows are that keep many blocks at work; 0: rows as they are."""
+    if rows >= FEW_ROWS or columns < LONG_ROW:
+        return 0
+    return next((n for n in range(MOST_OF_ROW, LEAST_OF_ROW, -1) if columns % n == 0), 0)
 
 
 def _unpermuted(rows: Shape, kept: Sequence[int], axes: Sequence[int]) -> list[int]:

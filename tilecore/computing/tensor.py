@@ -189,7 +189,8 @@ def _traced(found: Any) -> Any:
 
 def is_tensor(value: Any) -> bool:
     """Return whether a value is a tensor of torch or an array of NumPy."""
-    return hasattr(value, "shape") and hasattr(value, "dtype")
+    is_class = isinstance(value, type)  # np.float16, whose attributes are those of its numbers
+    return not is_class and hasattr(value, "shape") and hasattr(value, "dtype")
 
 
 def _part(x: Node, index: Any, span: SourceSpan) -> Node:

@@ -22,8 +22,9 @@ FORMS: Mapping[str, str] = MappingProxyType({
     )},
 })  # fmt: skip
 POWERS: Mapping[float, str] = MappingProxyType({
-    0.5: "T.sqrt({0})", -0.5: "T.rsqrt({0})", 1.0: "{0}", 2.0: "{0} * {0}", 3.0: "{0} * {0} * {0}",
-    -1.0: "1.0 / {0}",
+    0.5: "T.sqrt({0})", -0.5: "T.rsqrt({0})",
+    **{float(n): " * ".join(["{0}"] * n) for n in range(1, 9)},
+    **{float(-n): f"1.0 / ({' * '.join(['{0}'] * n)})" for n in range(1, 9)},
 })  # fmt: skip
 WIDE = "float32"
 RESERVED = (
