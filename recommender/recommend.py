@@ -213,7 +213,8 @@ def _rank(
     if source == "predicted":
         ordered = [*measured, *favourites[:1], *close, *favourites[1:2], *far, *stale]
     else:
-        ordered = [*measured, *close, *first, *favourites[:2], *rest, *far, *stale]
+        old = stale[:1] if rest else []  # of an earlier version, but measured here
+        ordered = [*measured, *close, *first, *favourites[:2], *old, *rest, *far, *stale]
     unique: dict[TileConfig, Recommendation] = {}
     for r in [*ordered, *favourites[1:]]:
         unique.setdefault(r.config, r)
