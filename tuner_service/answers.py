@@ -110,16 +110,12 @@ class Answers:
             DeskBusy: too many programs are being looked at (WK711).
             TileError: see ``dispatch_answers.advance_table``.
         """
-        if order.request.program is None:
-            return await run_sync(self._advanced, order, limiter=self._cores)
-        async with self._place_for_program():
-            return await run_sync(self._advanced, order)
-
-    def _advanced(self, order: TuningOrder) -> Answer:
-        made = None
-        if order.request.kernel is not None:
-            made = self.desk.ask(self._generation, ORDER + order.model_dump_json())
-        return made or advance_table(self._store, order)
+        if order.request.program is not None:
+            async with self._place_for_program():
+                return await run_sync(advance_table, self._store, order)
+        async with self._cores:
+            made = await self.desk.told(self._generation, ORDER + order.model_dump_json())
+            return made or await run_sync(advance_table, self._store, order)
 
     def _kept(self, key: str) -> Answer | None:
         """Return an answer that holds, None if there is none."""

@@ -344,6 +344,10 @@ def asks_for_elements(x, y):
         (lambda x, y: x.frobenius(), UnsupportedSyntax, "`Tensor.frobenius`"),
         (lambda x, y: np.add.reduce(x), UnsupportedSyntax, "numpy.add.reduce"),
         (lambda x, y: x.permute(0, 0), ShapeMismatch, "each axis"),
+        (lambda x, y: F.relu(x, inplace=True), UnsupportedSyntax, "found inplace=True"),
+        (lambda x, y: torch.zeros(3, 4).add_(x), UnsupportedSyntax, "`add_`"),
+        (lambda x, y: np.split(x, 1)[0], UnsupportedSyntax, "`numpy.split`"),  # not as in torch
+        (lambda x, y: x.transpose(), UnsupportedSyntax, "transpose"),
         (asks_for_elements, UnsupportedSyntax, "where Python decides"),
         (lambda x, y: x.max(dim=1), UnsupportedSyntax, "amax"),
         (lambda x, y: x[y > 0], UnsupportedSyntax, "integers, slices"),

@@ -66,13 +66,18 @@ def _where(span: SourceSpan, condition: Node, a: Value, b: Value) -> Node:
     return pointwise("where", condition, a, b, span=span, dtype=graph.common_dtype(floats))
 
 
+def _refuse_in_place(inplace: bool) -> None:
+    if inplace:
+        raise UnsupportedSyntax(expected="operations that return new tensors", found="inplace=True")
+
+
 def _relu(span: SourceSpan, x: Node, inplace: bool = False) -> Node:
-    _ = inplace
+    _refuse_in_place(inplace)
     return pointwise("maximum", x, 0.0, span=span)
 
 
 def _silu(span: SourceSpan, x: Node, inplace: bool = False) -> Node:
-    _ = inplace
+    _refuse_in_place(inplace)
     return pointwise("mul", x, pointwise("sigmoid", x, span=span), span=span)
 
 
@@ -161,7 +166,7 @@ def _softmax(
     dtype: Any = None,
     *,
     axis: int | None = None,
-    **_: Any,
+    _stacklevel: int = 3,
 ) -> Node:
     if dtype is not None:
         x = _to(span, x, dtype)
@@ -172,7 +177,9 @@ def _softmax(
     return views.transpose(span, found, at, last)
 
 
-def _log_softmax(span: SourceSpan, x: Node, dim: int = -1, dtype: Any = None, **_: Any) -> Node:
+def _log_softmax(
+    span: SourceSpan, x: Node, dim: int = -1, dtype: Any = None, *, _stacklevel: int = 3
+) -> Node:
     if dtype is not None:
         x = _to(span, x, dtype)
     axes = axes_of(x, dim)

@@ -24,7 +24,20 @@ from tilecore.errors import (
 )
 
 OWN = ("tilecore.computing", "torch", "numpy")  # packages between the user's line and a node
-TURNED = {"__rsub__": "sub", "__rtruediv__": "div", "__rpow__": "pow", "__rmatmul__": "matmul"}
+# Of NumPy's functions (its ufuncs apart) those that mean what torch's of that name do.
+OF_NUMPY = (
+    "sum",
+    "mean",
+    "amax",
+    "amin",
+    "max",
+    "min",
+    "where",
+    "clip",
+    "reshape",
+    "swapaxes",
+    "einsum",
+)
 
 
 class Traced:
@@ -104,8 +117,6 @@ class Traced:
     ) -> Any:
         _ = types
         name = getattr(function, "__name__", str(function))
-        if name in TURNED and not isinstance(args[0], Traced):
-            return called(TURNED[name], args, kwargs or {})
         return called(name, args, kwargs or {})
 
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -115,6 +126,8 @@ class Traced:
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         _ = types
+        if function.__name__ not in OF_NUMPY:
+            raise _unknown(f"numpy.{function.__name__}")
         return called(function.__name__, args, kwargs)
 
 
@@ -140,7 +153,7 @@ def called(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         TileError: shapes or element types do not fit, placed at the caller's line.
     """
     span = _caller()
-    bare = name.strip("_")
+    bare = name[2:-2] if name.startswith("__") else name  # add_, in place, is none of them
     function = FUNCTIONS.get(ALIASES.get(bare, bare))
     if function is None:
         raise _unknown(name)

@@ -27,7 +27,7 @@ def axes_of(x: Node, dim: Any) -> list[int]:
     return axes
 
 
-def transpose(span: SourceSpan, x: Node, dim0: int = -2, dim1: int = -1) -> Node:
+def transpose(span: SourceSpan, x: Node, dim0: int, dim1: int) -> Node:
     """Return it with two axes swapped."""
     order = list(range(len(x.shape)))
     order[dim0], order[dim1] = order[dim1], order[dim0]
