@@ -115,7 +115,9 @@ class Answers:
                 return await run_sync(advance_table, self._store, order)
         async with self._cores:
             made = await self.desk.told(self._generation, ORDER + order.model_dump_json())
-            return made or await run_sync(advance_table, self._store, order)
+            if made is not None:
+                return made
+            return await run_sync(advance_table, self._store, order)
 
     def _kept(self, key: str) -> Answer | None:
         """Return an answer that holds, None if there is none."""
