@@ -13,7 +13,10 @@ from recommender.analytic import ANALYTIC_SPREAD, PREFILTER, estimate
 from recommender.diversity import different
 from recommender.errors import EmptySpace, NoClosedForm
 from recommender.hardware import HardwareProfile
+from recommender.kin import kin_of
 from recommender.programs import UNITS
+from recommender.recommend import Recommendation
+from recommender.remembered import Known, remembered
 from recommender.space import SearchSpace, space_of
 from recommender.tracing import Family, trace_all
 from tilecore.errors import TileError, TypeMismatch
@@ -27,13 +30,19 @@ MOST_REFUSED = 64  # configs that the compiler refuses, after which the answer s
 Check = Callable[[PrimFunc, Mapping[str, KnobValue]], object]
 
 
-def advise(question: OpenProgram, hardware: HardwareProfile, check: Check) -> ProgramAdvice:
+def advise(
+    question: OpenProgram, hardware: HardwareProfile, check: Check, known: Known | None = None
+) -> ProgramAdvice:
     """Return ranked configs of a program.
+
+    What was measured of the program, or is known of the library's gemm where the program is such
+    a product, goes before the analytic model's choice (``remembered``, ``kin``).
 
     Args:
         question: the program and what is open.
         hardware: the device.
         check: (program, knobs of the lowering) -> raises TileError where the compiler refuses it.
+        known: what was measured; None: the analytic model answers alone.
 
     Raises:
         NothingOpen: no parameter is open (RC608).
@@ -44,7 +53,8 @@ def advise(question: OpenProgram, hardware: HardwareProfile, check: Check) -> Pr
     traces = trace_all(question, hardware)
     begin = time.perf_counter()
     try:
-        ranking = _Ranking(question, hardware, spaces_of(question, hardware, traces.families))
+        spaces = spaces_of(question, hardware, traces.families)
+        ranking = _Ranking(question, hardware, spaces, known)
     except TypeMismatch as error:  # of a closed form
         raise NoClosedForm(program=question.name, found=error.fields["found"]) from error
     evaluated = time.perf_counter()
@@ -135,39 +145,78 @@ def assumptions(spaces: Iterable[SearchSpace]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(x for space in spaces for x in space.graph.assumptions))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Candidate:
+    """A config of a ranking: of a space, by the analytic model, or what else is known of one."""
+
+    config: TileConfig
+    space: SearchSpace
+    time_s: float
+    rank: int = 0  # by the analytic model
+    found: Recommendation | None = None
+
+
 class _Ranking:
-    """The configs of all families, the fastest by the analytic model first."""
+    """The configs of all families, the most promising first.
+
+    Measurements of the program go before what is known of a gemm like it, this before the analytic
+    model's favourites; what is too far, or too doubtful, comes behind two of them.
+    """
 
     def __init__(
-        self, question: OpenProgram, hardware: HardwareProfile, spaces: list[SearchSpace]
-    ) -> None:
+        self, question: OpenProgram, hardware: HardwareProfile, spaces: list[SearchSpace],
+        known: Known | None,
+    ) -> None:  # fmt: skip
         self.spaces, self.cores = spaces, question.cores or hardware.cores
+        self.legal = sum(map(len, spaces))
+        self.enumerated = sum(s.enumerated for s in spaces)
         found: list[tuple[float, int, int]] = []
+        favourites: list[tuple[SearchSpace, TileConfig]] = []
         for number, space in enumerate(spaces):
             times = estimate(space, threads=self.cores).time_s
             rows = np.argsort(times, kind="stable")[:PREFILTER].tolist()
             found += [(float(times[row]), number, row) for row in rows if np.isfinite(times[row])]
-        self._order = sorted(found)[:PREFILTER]
-        self.legal = sum(map(len, spaces))
-        self.enumerated = sum(s.enumerated for s in spaces)
+            favourites.append((space, space.config(rows[0])))
+        modelled = [
+            _Candidate(spaces[number].config(row), spaces[number], time_s, rank)
+            for rank, (time_s, number, row) in enumerate(sorted(found)[:PREFILTER], 1)
+        ]
+        first, rest = ([], []) if known is None else self._known(question, favourites, known)
+        self._order = [*first, *modelled[:2], *rest, *modelled[2:]]
+
+    def _known(
+        self, question: OpenProgram, favourites: Sequence[tuple[SearchSpace, TileConfig]],
+        known: Known,
+    ) -> tuple[list[_Candidate], list[_Candidate]]:  # fmt: skip
+        """Return what was measured of the program and of gemm: before the model, and behind it."""
+        own, kin = remembered(question, self.spaces, known), kin_of(question, favourites, known)
+        first, rest = (
+            [_Candidate(e.config, e.space, e.found.time_s, found=e.found) for e in (*mine, *theirs)]
+            for mine, theirs in zip(own, kin, strict=True)
+        )
+        return first, rest
 
     def configs(self) -> Iterator[TileConfig]:
-        """Yield configs, the fastest first."""
-        for _, number, row in self._order:
-            yield self.spaces[number].config(row)
+        """Yield configs, the most promising first."""
+        return (candidate.config for candidate in self._order)
 
     def explained(self, position: int) -> RecommendedConfig:
         """Return a candidate with its reason."""
-        time_s, number, row = self._order[position]
-        space = self.spaces[number]
-        config = space.config(row)
-        why = estimate(space, space.table([config]), threads=self.cores).at(0)
-        program, lowering = _split(config, space.definition)
+        chosen = self._order[position]
+        program, lowering = _split(chosen.config, chosen.space.definition)
+        if chosen.found is not None:
+            return RecommendedConfig(
+                config=program, lowering=lowering, time_s=chosen.time_s,
+                interval_s=chosen.found.interval_s, bound_by=chosen.found.bound_by,
+                rationale=chosen.found.rationale, source=chosen.found.source,
+            )  # fmt: skip
+        space, time_s = chosen.space, chosen.time_s
+        why = estimate(space, space.table([chosen.config]), threads=self.cores).at(0)
         return RecommendedConfig(
             config=program, lowering=lowering, time_s=time_s,
             interval_s=(time_s * ANALYTIC_SPREAD[0], time_s * ANALYTIC_SPREAD[1]),
             bound_by=why.bound_by,
-            rationale=f"rank {position + 1} of {self.legal} legal configs by the analytic model; "
+            rationale=f"rank {chosen.rank} of {self.legal} legal configs by the analytic model; "
             f"{why.explain()}",
         )  # fmt: skip
 

@@ -11,7 +11,8 @@ from recommender.hardware import HardwareProfile
 from tilecore.errors import TileError
 from tilecore.graph import TileGraph, build, evaluate, sole_contraction
 from tilecore.ir.nodes import PrimFunc
-from tilecore.tile_config import KnobValue
+from tilecore.ir.printer import program_digest
+from tilecore.tile_config import KnobValue, digest
 
 UNITS = ("fma", "elementwise", "special")
 
@@ -44,6 +45,17 @@ def expect(
 def work_flop(graph: TileGraph) -> float:
     """Return the operations of all blocks, 1 FMA = 2 FLOP."""
     return sum(float(evaluate(graph.work(unit), {})) for unit in UNITS)
+
+
+def version(program: PrimFunc, target: str, lowering: Mapping[str, KnobValue]) -> str:
+    """Return what measurements of a program are filed under, beside device and toolchain.
+
+    Args:
+        program: traced, its outputs marked.
+        target: by name, as code is generated for it; "": that of the device.
+        lowering: knobs of the lowering.
+    """
+    return digest([program_digest(program), target, dict(lowering)])
 
 
 def by_promise(expected: Sequence[Estimate | None]) -> list[int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recommender.analytic import Estimates, estimate
+from recommender.analytic import Estimate, Estimates, estimate
 from recommender.diversity import different
 from recommender.freshness import OTHER_CODE, OTHER_DRIVER, differences
 from recommender.hardware import HardwareProfile
@@ -116,7 +116,7 @@ def recommend(
         measured = _different(store.fastest(*key, count=8 * top_k), space, top_k)
     if len(measured) >= top_k:
         estimates = estimate(space, space.table([m.config for m in measured]), threads=threads)
-        return [_of_measurement(m, i, space, estimates) for i, m in enumerate(measured)]
+        return [of_measurement(m, i, hardware, estimates) for i, m in enumerate(measured)]
     asked = _Asked(workload, space, threads, store, (digest, toolchain_key), use_exact)
     return _estimated(asked, measured[:1], top_k)[: top_k + spare]
 
@@ -146,10 +146,11 @@ def _estimated(asked: _Asked, best: Sequence[Measurement], count: int) -> list[R
     told: list[Recommendation] = []
     if expected.given is not None:
         known = expected.given
-        told = [_of_measurement(m, i, space, known.estimates) for i, m in enumerate(best)]
+        told = [of_measurement(m, i, space.hardware, known.estimates) for i, m in enumerate(best)]
+        told_of = [(n, _differences(n, asked)) for n in neighbours]
         told += [
-            _of_neighbour(n, _differences(n, asked), i, space, known)
-            for i, n in enumerate(neighbours, len(best))
+            of_neighbour(n, doubts, space.hardware, known.expected_s(i), known.estimates.at(i))
+            for i, (n, doubts) in enumerate(told_of, len(best))
         ]
     nearby = told[len(best) :]
     shipped: list[Recommendation] = []
@@ -260,14 +261,17 @@ def _different(found: Sequence[Measurement], space: SearchSpace, count: int) -> 
     return [found[position] for position, _ in itertools.islice(apart, count)]
 
 
-def _of_measurement(
-    m: Measurement, row: int, space: SearchSpace, estimates: Estimates
+def of_measurement(
+    m: Measurement, row: int, hardware: HardwareProfile, estimates: Estimates
 ) -> Recommendation:
+    """Return what was measured for exactly a workload; its estimate is that of a row, 0: the best.
+
+    What another driver measured has less confidence, what one thread did is scaled to all.
+    """
     assert m.time_s is not None
     doubts = differences(
-        m, program_digest=m.program_digest, toolchain_key=m.toolchain.key,
-        driver=space.hardware.driver,
-    )  # fmt: skip
+        m, program_digest=m.program_digest, toolchain_key=m.toolchain.key, driver=hardware.driver
+    )
     scale = 1.0
     if m.threads != estimates.threads:  # by the predicted ratio
         scale = float(estimates.time_s[row] / estimates.on(m.threads).time_s[row])
@@ -313,14 +317,21 @@ def _neighbours(asked: _Asked, few: bool) -> list[Neighbour]:
     return list(itertools.compress(found, legal))
 
 
-def _of_neighbour(
-    neighbour: Neighbour, doubts: tuple[str, ...], row: int, space: SearchSpace, known: Given
-) -> Recommendation:
-    m, explained = neighbour.measurement, known.estimates.at(row)
-    time_s, low_s, high_s = known.expected_s(row)
-    where = f"{m.workload}" + (
-        "" if m.hardware.key == space.hardware.key else f" on {m.hardware.name}"
-    )
+def of_neighbour(
+    neighbour: Neighbour, doubts: tuple[str, ...], hardware: HardwareProfile,
+    expected_s: tuple[float, float, float], explained: Estimate,
+) -> Recommendation:  # fmt: skip
+    """Return what a near workload's winner is worth on a device.
+
+    Args:
+        neighbour: the winner.
+        doubts: which other versions it is of.
+        hardware: the device.
+        expected_s: time here and the ends of its interval.
+        explained: the analytic estimate here.
+    """
+    m, (time_s, low_s, high_s) = neighbour.measurement, expected_s
+    where = f"{m.workload}" + ("" if m.hardware.key == hardware.key else f" on {m.hardware.name}")
     age = f"; older program or toolchain: {', '.join(doubts)}" if doubts else ""
     return Recommendation(
         config=m.config,

@@ -9,6 +9,7 @@ from typing import Any
 from tilecore.autotuner import AutoTuneImpl
 from tilecore.errors import TypeMismatch
 from tilecore.jit import JITImpl
+from tilecore.logged import name_of
 from tilecore.recommending import (
     TOP_K,
     OpenProgram,
@@ -66,4 +67,5 @@ def question_of(
             found=type(program).__name__,
         )
     signature = inspect.signature(program)
-    return open_program(program, signature, args, given, name=program.__name__, **asked)
+    return open_program(program, signature, args, given, name=program.__name__,
+                        logged=name_of(program), **asked)  # fmt: skip

@@ -7,6 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -31,9 +32,11 @@ from tilecore.jit_compile import (
     par_compile,
 )
 from tilecore.kernel import JITKernel
+from tilecore.logged import name_of
 from tilecore.recommending import (
     ASKED,
     ASKED_OF_A_SERVICE,
+    LOWERING,
     OpenProgram,
     ProgramAdvice,
     device_name,
@@ -41,6 +44,7 @@ from tilecore.recommending import (
     open_program,
 )
 from tilecore.runtime.memo import Memo
+from tilecore.tile_config import KnobValue
 from tilecore.torch_trace import is_traced, labelled
 
 NO_KNOBS = (TensorSpec, PointerSpec, DType)  # annotations of what a call passes
@@ -99,13 +103,17 @@ class JITImpl:
         return found.kernel(*found.arguments(args, kwargs))
 
     def compile(self, *args: Any, **kwargs: Any) -> JITKernel:
-        """Return the kernel for the given arguments (eager: values of T.const names by keyword)."""
+        """Return the kernel for the given arguments (eager: values of T.const names by keyword).
+
+        Knobs of the CPU's lowering (micro_m, micro_n, pack_a, pack_b) may be given like arguments.
+        """
+        kwargs, options = self._divided(kwargs)
         if self._is_eager:
             static, constants = self._constants(args, kwargs)
-            return self._kernel(static, constants)
-        key = (_key(args), _key(kwargs))
+            return self._kernel(static, constants, options)
+        key = (_key(args), _key(kwargs), _key(options.config))
         if key not in self._kernels or not _CACHE_IS_ON.get():
-            self._kernels[key] = build(self.get_tir(*args, **kwargs), self.options)
+            self._kernels[key] = build(self.get_tir(*args, **kwargs), options)
         return self._kernels[key]
 
     def get_tir(self, *args: Any, **kwargs: Any) -> PrimFunc:
@@ -116,6 +124,7 @@ class JITImpl:
         """
         if isinstance(self.wrapped, PrimFunc):
             return self.wrapped
+        kwargs, _ = self._divided(kwargs)
         if self._is_eager:
             static, constants = self._constants(args, kwargs)
             return trace_eager(self.function, static, self._annotations, constants)
@@ -169,6 +178,7 @@ class JITImpl:
                 found=f"the finished program `{self.wrapped.name}`",
                 hint="let a function take block_M and the like and return the program",
             )
+        given, options = self._divided(given)
         tensors = [n for n, a in self._annotations.items() if isinstance(a, NO_KNOBS)]
         if self.tensors(args, given):  # their extents are sizes, as if given by name
             tensors += self._split(args, given)[1]
@@ -176,7 +186,8 @@ class JITImpl:
         return open_program(
             self.program, self.signature, args, given, name=self.function.__name__,
             tensors=tensors, target=target or device_name(self.options.target),
-            lowering=self.options.config, further=self._constant_names if self._is_eager else None,
+            logged=name_of(self.wrapped),
+            lowering=options.config, further=self._constant_names if self._is_eager else None,
             **asked,
         )  # fmt: skip
 
@@ -194,6 +205,23 @@ class JITImpl:
             own = {k: v for k, v in given.items() if k in parameters}
             known |= set(self._constant_names({**static, **own}))
         return {k: v for k, v in given.items() if k in known}
+
+    def lowering(self, given: Mapping[str, Any]) -> dict[str, KnobValue]:
+        """Return the keywords that are knobs of the CPU's lowering and none of the function's."""
+        if isinstance(self.wrapped, PrimFunc) or not any(k in given for k in LOWERING):
+            return {}
+        own = self.signature.parameters
+        if any(p.kind is p.VAR_KEYWORD for p in own.values()):
+            return {}
+        return {k: v for k, v in given.items() if k in LOWERING and k not in own}
+
+    def _divided(self, given: Mapping[str, Any]) -> tuple[dict[str, Any], JitOptions]:
+        """Return the keywords of the function, and the options with those of the lowering."""
+        lowering = self.lowering(given)
+        if not lowering:
+            return dict(given), self.options
+        rest = {k: v for k, v in given.items() if k not in lowering}
+        return rest, replace(self.options, config={**self.options.config, **lowering})
 
     def _constant_names(self, static: Mapping[str, Any]) -> Sequence[str]:
         """Return the T.const names of an eager function."""
@@ -255,6 +283,7 @@ class JITImpl:
         found = self._calls.get(like)
         if found is not None:
             return found
+        kwargs, options = self._divided(kwargs)
         static, tensors, _ = self._split(args, kwargs)
         signature = self._signature(static)
         missing = [p.name for p in signature.params if p.name not in tensors]
@@ -266,7 +295,7 @@ class JITImpl:
         position = {name: i for i, name in enumerate(list(self.signature.parameters)[: len(args)])}
         names = [p.name for p in signature.params]
         found = Found(
-            self._kernel(static, constants),
+            self._kernel(static, constants, options),
             tuple(position.get(n, n) for n in names),
             {n: tensors[n] for n in names if n not in position and n not in kwargs},
         )
@@ -309,11 +338,13 @@ class JITImpl:
             self._signatures[key] = eager_signature(self.function, static, self._annotations)
         return self._signatures[key]
 
-    def _kernel(self, static: Mapping[str, Any], constants: Mapping[str, int]) -> JITKernel:
-        key = (_key(static), _key(constants))
+    def _kernel(
+        self, static: Mapping[str, Any], constants: Mapping[str, int], options: JitOptions
+    ) -> JITKernel:
+        key = (_key(static), _key(constants), _key(options.config))
         if key not in self._kernels or not _CACHE_IS_ON.get():
             func = trace_eager(self.function, static, self._annotations, constants)
-            self._kernels[key] = build(func, self.options)
+            self._kernels[key] = build(func, options)
         return self._kernels[key]
 
 

@@ -65,6 +65,7 @@ class OpenProgram:
         sizes: integers that the caller gave, which ``trace`` takes other values of, too.
         service: address of the service that is to answer; None: this installation answers.
         problem: values of sizes that the program finds out at its call, for a service.
+        logged: what the log of measurements calls the program; "": nothing of it is there.
     """
 
     name: str
@@ -79,6 +80,7 @@ class OpenProgram:
     sizes: Mapping[str, int] = field(default_factory=dict)
     service: str | None = None
     problem: Mapping[str, int] = field(default_factory=dict)
+    logged: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

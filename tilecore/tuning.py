@@ -29,12 +29,14 @@ class Candidate:
         program: the traced program with its outputs marked.
         inputs: tensors and numbers for its parameters without outputs.
         expected: its outputs for these inputs, None where nobody knows them.
+        lowering: knobs of the CPU's lowering that are its own.
     """
 
     config: TileConfig
     program: PrimFunc
     inputs: Sequence[Any]
     expected: Sequence[Any] | None = None
+    lowering: Mapping[str, KnobValue] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

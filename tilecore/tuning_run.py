@@ -5,12 +5,10 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,16 +19,16 @@ from tilecore.ir.expr import Pointer
 from tilecore.ir.nodes import Buffer, PrimFunc
 from tilecore.jit import JITImpl
 from tilecore.kernel import JITKernel, input_parameters
+from tilecore.logged import name_of, problem_of
 from tilecore.profiler import TensorSupplyType, Tolerance, do_bench, listed, supply_all
 from tilecore.recommending import device_name
 from tilecore.target import Target, emulates_gpus, parse_target
-from tilecore.tile_config import KnobValue, TileConfig
+from tilecore.tile_config import TileConfig
 from tilecore.tuning import Candidate, TuningAnswer, TuningTask, installed_tuner
 
 LOG = logging.getLogger("tilecore.autotuner")
 _INPUTS: ContextVar[Sequence[Any] | None] = ContextVar("autotune_inputs", default=None)
 COMPILER_KEYS = ("pass_configs",)  # of a config: not for the program, and without effect on a CPU
-NAME_CHARACTERS = 64
 
 
 @contextmanager
@@ -211,11 +209,18 @@ class Tuning:
     def _task(self) -> TuningTask:
         configs = _stored_forms([t.config for t in self.traced])
         options, target = self.impl.options, parse_target(self.impl.options.target)
+        first = self.traced[0]
         return TuningTask(
-            name=_name(self.impl.wrapped),
-            problem=_problem(self.traced[0]),
+            name=name_of(self.impl.wrapped),
+            problem=problem_of(input_parameters(first.program), first.inputs),
             candidates=[
-                Candidate(config=c, program=t.program, inputs=t.inputs, expected=t.expected)
+                Candidate(
+                    config=c,
+                    program=t.program,
+                    inputs=t.inputs,
+                    expected=t.expected,
+                    lowering=self.impl.lowering(t.arguments[1]),
+                )
                 for c, t in zip(configs, self.traced, strict=True)
             ],
             target=target.name,
@@ -303,32 +308,11 @@ class Tuning:
         LOG.warning("config %s left out: %s", config, reason)
 
 
-def _name(function: Any) -> str:
-    """Return what the log calls a program: its module (the script's name) and function."""
-    module = getattr(function, "__module__", "")
-    if module == "__main__":
-        module = Path(sys.argv[0]).stem
-    name = getattr(function, "__qualname__", type(function).__name__).replace(".<locals>", "")
-    return f"{module}:{name}"[-NAME_CHARACTERS:]
-
-
 def _kind(param: Any) -> str:
     """Return what a parameter takes, as text: its extents and element type."""
     if isinstance(param, Buffer):
         return f"{param.name} {'x'.join(str(e) for e in param.shape)} {param.dtype}"
     return f"{param.name} {param.dtype}"
-
-
-def _problem(traced: _Traced) -> dict[str, KnobValue]:
-    """Return shapes and element types of the inputs, and the numbers, by parameter name."""
-    found: dict[str, KnobValue] = {}
-    for param, value in zip(input_parameters(traced.program), traced.inputs, strict=False):
-        if isinstance(param, Buffer):
-            shape = "x".join(str(n) for n in np.shape(value))
-            found[f"input {param.name}"] = f"{shape} {param.dtype}"
-        else:
-            found[f"input {param.name}"] = str(value)
-    return found
 
 
 def _stored_forms(configs: Sequence[Mapping[str, Any]]) -> list[TileConfig]:

@@ -12,6 +12,8 @@ from dataclasses import replace
 from db.store import SqlStore
 from recommender.hardware import HardwareProfile, nearest_profile
 from recommender.open_programs import advise
+from recommender.remembered import Known
+from tilecore import kernels
 from tilecore.errors import TypeMismatch, UnknownTarget
 from tilecore.gpu_target import GpuTarget
 from tilecore.recommending import OpenProgram, ProgramAdvice
@@ -20,7 +22,7 @@ from tuner_service.client import ServiceClient
 from tuner_service.errors import TooManyThreads
 from tuner_service.hardware import find_hardware_or_like
 from tuner_service.settings import load_settings
-from tuner_service.wiring import compile_target, host_profile, open_store
+from tuner_service.wiring import compile_target, host_profile, host_toolchain, open_store
 
 LOG = logging.getLogger(__name__)
 
@@ -46,19 +48,28 @@ def recommend(question: OpenProgram) -> ProgramAdvice:
     store = open_store(settings)
     with closing(store.database):
         hardware, asked_for = device_of(store, question.target)
-    return advise_for(question, hardware, asked_for)
+        known = Known(store, host_toolchain().on(hardware.kind).key, kernels.get("gemm"))
+        return advise_for(question, hardware, asked_for, known)
 
 
 def advise_for(
-    question: OpenProgram, hardware: HardwareProfile, asked_for: str = ""
-) -> ProgramAdvice:
-    """Return ranked configs for a device; ``asked_for``: the one whose place it takes."""
+    question: OpenProgram, hardware: HardwareProfile, asked_for: str = "",
+    known: Known | None = None,
+) -> ProgramAdvice:  # fmt: skip
+    """Return ranked configs for a device.
+
+    Args:
+        question: the program and what is open.
+        hardware: the device.
+        asked_for: the device whose place it takes; "": none.
+        known: what was measured; None: the analytic model answers alone.
+    """
     from tilecore.compiler import check
 
     if not 0 <= question.cores <= hardware.cores:
         raise TooManyThreads(cores=hardware.cores, hardware=hardware.name, found=question.cores)
     target = compile_target(hardware)
-    found = advise(question, hardware, lambda func, knobs: check(func, target, knobs))
+    found = advise(question, hardware, lambda func, knobs: check(func, target, knobs), known)
     if not asked_for:
         return found
     note = f"nobody knows {asked_for}; these are for {hardware.name}, the device most like it"

@@ -22,12 +22,11 @@ from recommender.analytic import Estimate
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, MeasureStatus, Protocol
 from recommender.ports import MeasureRequest
-from recommender.programs import by_promise, expect
+from recommender.programs import by_promise, expect, version
 from recommender.workload import Workload
 from tilecore.errors import TileError
-from tilecore.ir.printer import program_digest
 from tilecore.target import parse_target
-from tilecore.tile_config import TileConfig, digest
+from tilecore.tile_config import TileConfig
 from tilecore.tuning import TuningAnswer, TuningTask
 from tuner_service.advice import device_of
 from tuner_service.errors import InvalidRequest
@@ -59,14 +58,14 @@ def tune(task: TuningTask) -> TuningAnswer:
 
 def _tuned_here(tuning: _Tuning, store: SqlStore) -> TuningAnswer:
     """Return what is stored on this machine, or is measured now."""
-    found = tuning.stored(store)
-    if found:
-        return tuning.answer(found, is_stored=True)
+    known = tuning.stored(store)
+    if tuning.is_complete(known):
+        return tuning.answer(known, is_stored=True)
     if not tuning.is_here:
         return tuning.expected()
-    found = tuning.measure()
+    found = tuning.measure(known)
     store.add_all([m for m in found if m.status is not MeasureStatus.WORKER_LOST])
-    return tuning.answer(found, is_stored=False)
+    return tuning.answer([*known, *found], is_stored=False)
 
 
 def _answer_of_service(tuning: _Tuning, store: SqlStore) -> TuningAnswer | None:
@@ -77,8 +76,7 @@ def _answer_of_service(tuning: _Tuning, store: SqlStore) -> TuningAnswer | None:
     """
     task = tuning.task
     try:
-        own = parse_target(compile_target(tuning.hardware)).name
-        if tuning.hardware.kind == "cpu" and task.target not in (own, "llvm"):
+        if tuning.hardware.kind == "cpu" and own_target(task.target, tuning.hardware):
             reason = f"it compiles for its devices, not for {task.target}"
             raise InvalidRequest(message=reason)
         answer = tune_there(
@@ -107,6 +105,12 @@ def _answer_of_service(tuning: _Tuning, store: SqlStore) -> TuningAnswer | None:
     return None
 
 
+def own_target(target: str, hardware: HardwareProfile) -> str:
+    """Return "" for what code is generated for on a device anyway, else the target's name."""
+    is_own = target in ("llvm", parse_target(compile_target(hardware)).name)
+    return "" if is_own else target
+
+
 def _device(task: TuningTask, store: SqlStore) -> HardwareProfile:
     """Return the device that a task is for.
 
@@ -119,12 +123,6 @@ def _device(task: TuningTask, store: SqlStore) -> HardwareProfile:
     if asked_for:
         LOG.warning("nobody knows %s: tuned for %s, the device most like it", asked_for, found.name)
     return found
-
-
-def _family(task: TuningTask) -> str:
-    """Return the version of all programs of a task together, and of what is done with them."""
-    programs = [[dict(c.config.items_), program_digest(c.program)] for c in task.candidates]
-    return digest([programs, task.target, dict(task.knobs)])
 
 
 @dataclass(frozen=True)
@@ -141,37 +139,48 @@ class _Tuning:
         return Workload.of(self.task.name, self.task.problem)
 
     @cached_property
-    def family(self) -> str:
-        """The version of all programs together."""
-        return _family(self.task)
+    def versions(self) -> Mapping[TileConfig, str]:
+        """The version of each candidate."""
+        own = own_target(self.task.target, self.hardware)
+        knobs = self.task.knobs
+        return {
+            c.config: version(c.program, own, {**knobs, **c.lowering}) for c in self.task.candidates
+        }
 
     # --- memory -------------------------------------------------------------------------------
 
     def stored(self, store: SqlStore) -> list[Measurement]:
-        """Return what is stored of exactly this task if a tuning was finished, else nothing."""
+        """Return what is stored of exactly these candidates."""
         toolchain = host_toolchain().on(self.hardware.kind).key
-        found = [
+        return [
             m
             for m in store.measurements(
                 workload_key=self.workload.key, hardware_key=self.hardware.key
             )
-            if m.program_digest == self.family and m.toolchain.key == toolchain
+            if m.program_digest == self.versions.get(m.config) and m.toolchain.key == toolchain
         ]
-        return found if any(m.protocol is Protocol.CONFIRM for m in found) else []
+
+    def is_complete(self, known: Sequence[Measurement]) -> bool:
+        """Return whether every candidate was measured, the fastest of them against each other."""
+        measured = {m.config for m in known}
+        confirmed = any(m.protocol is Protocol.CONFIRM for m in known)
+        return confirmed and all(c.config in measured for c in self.task.candidates)
 
     # --- measuring ----------------------------------------------------------------------------
 
-    def measure(self) -> list[Measurement]:
-        """Return the outcomes of the candidates: all screened, the finalists confirmed."""
+    def measure(self, known: Sequence[Measurement]) -> list[Measurement]:
+        """Return new outcomes: those not ``known`` are screened, the finalists of all confirmed."""
         order = by_promise([self._expected(i) for i in range(len(self.task.candidates))])
-        configs = [self.task.candidates[i].config for i in order]
+        first = [self.task.candidates[i].config for i in order]
+        old = [m for m in known if m.protocol is Protocol.SCREEN]
+        configs = [c for c in first if all(m.config != c for m in old)]
         LOG.info("tuning %s: %d configs", self.workload, len(configs))
         with tempfile.TemporaryDirectory(prefix="tilecore-") as folder:
             toolbox = self._toolbox(Path(folder))
             with self._pool(toolbox) as pool:
                 limit_s = self.settings.time_limit_s
                 screened = self._run(pool, configs, Protocol.SCREEN, limit_s)
-                finalists = self._finalists(configs[:2], screened)
+                finalists = self._finalists(first[:2], [*old, *screened])
                 if len(screened) == len(configs):
                     return [*screened, *self._confirm(pool, finalists)]
             with self._pool(toolbox) as pool:  # the other one still has candidates in its queue
@@ -194,7 +203,7 @@ class _Tuning:
     def _toolbox(self, folder: Path) -> Toolbox:
         """Return what compiles and runs the candidates, which are put into ``folder``."""
         programs = ProgramToolbox(
-            folder, self.family, self.task.target, tuple(self.task.knobs.items()),
+            folder, self.versions, self.task.target, tuple(self.task.knobs.items()),
             self.task.tolerance,
         )  # fmt: skip
         programs.write(self.task.candidates)
@@ -229,8 +238,9 @@ class _Tuning:
         """Return the time expected of a candidate; its graph is built once per thread count."""
         known, key = self._expectations, (position, threads)
         if key not in known:
-            program = self.task.candidates[position].program
-            known[key] = expect(program, self.hardware, threads, self.task.knobs)
+            candidate = self.task.candidates[position]
+            lowering = {**self.task.knobs, **candidate.lowering}
+            known[key] = expect(candidate.program, self.hardware, threads, lowering)
         return known[key]
 
     def _run(

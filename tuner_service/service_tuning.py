@@ -88,6 +88,11 @@ def as_data(
         InvalidDocument: the programs have no form as data (TC205).
     """
     configs = [c.config for c in candidates]
+    if any(c.lowering for c in candidates):
+        raise InvalidDocument(
+            path="/knobs", expected="one lowering for all configs",
+            found="configs that set knobs of the lowering",
+        )  # fmt: skip
     try:
         return _document(task, candidates, configs), configs
     except InvalidDocument:

@@ -28,9 +28,9 @@ class DeviceProgramToolbox(DeviceToolbox):
 
     programs: ProgramToolbox = field(kw_only=True)
 
-    def program_digest(self, workload: Workload) -> str:
-        """Return the version of the family of programs."""
-        return self.programs.program_digest(workload)
+    def program_digest(self, workload: Workload, config: TileConfig) -> str:
+        """Return the version of a candidate."""
+        return self.programs.program_digest(workload, config)
 
     def problem(self, workload: Workload) -> ProgramProblem:
         """Return the inputs of all candidates."""
@@ -43,7 +43,7 @@ class DeviceProgramToolbox(DeviceToolbox):
     def _candidate(
         self, workload: Workload, config: TileConfig
     ) -> tuple[PrimFunc, Mapping[str, KnobValue]]:
-        return self.programs.program(config), dict(self.programs.knobs)
+        return self.programs.candidate(config)
 
     def _work_and_traffic(self, workload: Workload) -> tuple[float, float]:
         """Return no work and the bytes of the inputs: what a call does at least."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recommender.hardware import HardwareProfile
+from recommender.open_shapes import program_digest
 from recommender.workload import ProgramSource, Workload, digest_of
 from tilecore import kernels
 from tilecore.ir.nodes import PrimFunc
@@ -67,12 +68,12 @@ class DeviceToolbox:
         """Return the workload's kernel; raises UnknownKernel (TC501)."""
         return kernels.get(workload.kernel).on(KIND)
 
-    def program_digest(self, workload: Workload) -> str:
+    def program_digest(self, workload: Workload, config: TileConfig) -> str:
         """Return the digest of the kernel's program; raises UnknownKernel (TC501)."""
         sent = digest_of(workload.kernel)
         if sent is not None:
             return sent
-        return self.definition(workload).program_digest(dict(workload.problem))
+        return program_digest(self.definition(workload), dict(workload.problem))
 
     def compile(self, workload: Workload, config: TileConfig, store: Path) -> Compiled:
         """Trace, lower and generate code for a candidate; raises TileErrors."""

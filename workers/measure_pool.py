@@ -127,7 +127,7 @@ class MeasurePool:
         self._to_compile: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._to_measure: queue.SimpleQueue[list[_Job]] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[MeasureRequest, Measurement]] = queue.SimpleQueue()
-        self._digests: dict[Workload, str] = {}
+        self._digests: dict[tuple[Workload, TileConfig], str] = {}
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._nodes: dict[str, _Node] = {}
@@ -329,7 +329,7 @@ class MeasurePool:
             config=request.config,
             hardware=self.hardware,
             toolchain=self._toolchain,
-            program_digest=self._program_digest(request.workload),
+            program_digest=self._program_digest(request.workload, request.config),
             protocol=request.protocol,
             threads=1 if is_screen and is_cpu else request.workload.threads or self.hardware.cores,
             status=failure.status if failure else MeasureStatus.OK,
@@ -344,16 +344,17 @@ class MeasurePool:
             metrics={**metrics, **timed.metrics} if timed else metrics,
         )
 
-    def _program_digest(self, workload: Workload) -> str:
+    def _program_digest(self, workload: Workload, config: TileConfig) -> str:
         """Return the program's digest, '' where it cannot be traced (then nothing runs)."""
-        if workload not in self._digests:
+        key = workload, config
+        if key not in self._digests:
             try:
-                digest = self._toolbox.program_digest(workload)
+                digest = self._toolbox.program_digest(workload, config)
             except Exception as error:  # noqa: BLE001  user programs may raise anything
                 LOG.warning("no program digest for %s: %s", workload, error)
                 digest = ""
-            self._digests[workload] = digest
-        return self._digests[workload]
+            self._digests[key] = digest
+        return self._digests[key]
 
     def _lost(self, node: _Node, error: Exception) -> Failure:
         if not isinstance(error, WorkerError) and not self._stopped.is_set():

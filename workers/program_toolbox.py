@@ -46,13 +46,13 @@ class ProgramToolbox:
 
     Attributes:
         folder: where ``write`` has put them.
-        digest: the version of the whole family of programs.
-        target, knobs: what they are compiled for and with.
+        versions: of the candidates, by config.
+        target, knobs: what they are compiled for and with, beside each candidate's own knobs.
         tolerance: of comparisons with what is expected.
     """
 
     folder: Path
-    digest: str
+    versions: Mapping[TileConfig, str]
     target: str
     knobs: tuple[tuple[str, KnobValue], ...]
     tolerance: Tolerance
@@ -71,7 +71,8 @@ class ProgramToolbox:
         """Put the candidates into the folder; inputs that they share are written once."""
         cases = {}
         for c in candidates:
-            self._file(c.config).write_bytes(pickle.dumps(c.program))
+            lowering = {**dict(self.knobs), **c.lowering}
+            self._file(c.config).write_bytes(pickle.dumps((c.program, lowering)))
             cases[program_digest(c.program)] = Case(c.inputs, c.expected)
         torch = sys.modules.get("torch")
         if torch is not None:  # plain pickle cannot restore tensors of float8
@@ -79,26 +80,27 @@ class ProgramToolbox:
         else:
             (self.folder / CASES).write_bytes(pickle.dumps(cases))
 
-    def program_digest(self, workload: Workload) -> str:
-        """Return the version of the family of programs."""
+    def program_digest(self, workload: Workload, config: TileConfig) -> str:
+        """Return the version of a candidate."""
         _ = workload
-        return self.digest
+        return self.versions[config]
 
     def compile(self, workload: Workload, config: TileConfig, store: Path) -> Compiled:
         """Compile a candidate into ``store``; raises TileErrors."""
         _ = workload
         start = time.perf_counter()
-        program = self.program(config)
-        return build(program, self.target, dict(self.knobs), store, start)
+        program, lowering = self.candidate(config)
+        return build(program, self.target, lowering, store, start)
 
     def problem(self, workload: Workload) -> ProgramProblem:
         """Return the inputs of all candidates."""
         _ = workload
         return ProgramProblem(self.cases(), self.tolerance)
 
-    def program(self, config: TileConfig) -> PrimFunc:
-        """Return the program of a candidate."""
-        found: PrimFunc = pickle.loads(self._file(config).read_bytes())
+    def candidate(self, config: TileConfig) -> tuple[PrimFunc, Mapping[str, KnobValue]]:
+        """Return the program of a candidate and the knobs of its lowering."""
+        found: tuple[PrimFunc, Mapping[str, KnobValue]]
+        found = pickle.loads(self._file(config).read_bytes())
         return found
 
     def set_threads(self, threads: int) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from recommender.open_shapes import program_digest
 from recommender.workload import Workload, digest_of
 from tilecore import kernels
 from tilecore.errors import InvalidConfig
@@ -39,8 +40,8 @@ class Toolbox(Protocol):
         """Modules worth importing once, before measuring processes are forked."""
         ...
 
-    def program_digest(self, workload: Workload) -> str:
-        """Return the version of the workload's program."""
+    def program_digest(self, workload: Workload, config: TileConfig) -> str:
+        """Return the version of a candidate's program: most workloads have one for all configs."""
         ...
 
     def problem(self, workload: Workload) -> Problem:
@@ -72,12 +73,12 @@ class TilecoreToolbox:
         """The runtime, and torch for the rival where it is installed."""
         return ("tilecore.runtime", "tilecore.kernels", "torch")
 
-    def program_digest(self, workload: Workload) -> str:
+    def program_digest(self, workload: Workload, config: TileConfig) -> str:
         """Return the digest of the kernel's program; raises UnknownKernel (TC501)."""
         sent = digest_of(workload.kernel)
         if sent is not None:
             return sent
-        return kernels.get(workload.kernel).program_digest(dict(workload.problem))
+        return program_digest(kernels.get(workload.kernel), dict(workload.problem))
 
     def problem(self, workload: Workload) -> Problem:
         """Return random inputs with their reference; raises UnknownKernel (TC501)."""

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from recommender.open_shapes import program_digest
 from recommender.workload import Workload
 from tests.tuner_service.table_measurer import TableMeasurer
 from tilecore import kernels
@@ -61,8 +62,8 @@ class StandInToolbox:
     compile_modules: tuple[str, ...] = ("tests.chaos.stand_in",)
     run_modules: tuple[str, ...] = ("tests.chaos.stand_in",)
 
-    def program_digest(self, workload: Workload) -> str:
-        return kernels.get(workload.kernel).program_digest(dict(workload.problem))
+    def program_digest(self, workload: Workload, config: TileConfig) -> str:
+        return program_digest(kernels.get(workload.kernel), dict(workload.problem))
 
     def problem(self, workload: Workload) -> None:
         raise NotImplementedError("the bench of the stand-in asks for none")

@@ -8,7 +8,7 @@ import torch
 import tilecore as tilelang
 import tilecore.language as T
 from tilecore.autotuner import AutoTuner, set_autotune_inputs
-from tilecore.errors import TunerMissing, TuningFailed, TypeMismatch
+from tilecore.errors import TileError, TunerMissing, TuningFailed, TypeMismatch
 from tilecore.tuning import installed_tuner
 from workers.pool import LocalPool
 
@@ -85,7 +85,7 @@ def test_a_new_shape_is_tuned_anew(monkeypatch) -> None:
     monkeypatch.setattr("tilecore.tuning_run.installed_tuner", lambda: note)
     with pytest.raises(TunerMissing):
         doubled(torch.randn(33))
-    assert tuned == [{"input A": "33 float32"}]
+    assert tuned == [{"A": "float32", "A[0]": 33}]
 
 
 def test_arguments_of_the_caller_are_not_tuned(no_workers) -> None:
@@ -207,7 +207,7 @@ def test_unspecialized_parameters_share_a_config(monkeypatch) -> None:
     def tune(task):
         from tilecore.tuning import TuningAnswer
 
-        tuned.append(task.problem["input X"])
+        tuned.append(task.problem["X[0]"])
         return TuningAnswer(times_s={0: 1e-6}, failures={}, is_stored=False)
 
     tuned: list[object] = []
@@ -221,7 +221,7 @@ def test_unspecialized_parameters_share_a_config(monkeypatch) -> None:
     for n in (24, 40):
         x = torch.randn(n)
         torch.testing.assert_close(scaled_by(n, 2.0)(x), x * 2)
-    assert tuned == ["24 float32"]
+    assert tuned == [24]
     scaled_by(n=24, factor=3.0)
     assert len(tuned) == 2
 
@@ -276,3 +276,48 @@ def test_without_an_installation_there_is_no_tuner(monkeypatch) -> None:
     monkeypatch.setattr("tilecore.tuning.entry_points", lambda group: [])
     with pytest.raises(TunerMissing, match=r"TC504.*tilecore\.tuner"):
         installed_tuner.__wrapped__()
+
+
+@tilelang.autotune(configs=[{"block_N": n, "micro_n": 2} for n in (32, 64)], warmup=1, rep=5)
+@tilelang.jit
+def product(A, B, block_M: int = 32, block_N: int = 32, block_K: int = 32):
+    M, N, K = T.const("M, N, K")
+    A: T.Tensor[[M, K], T.float32]
+    B: T.Tensor[[K, N], T.float32]
+    C = T.empty([M, N], T.float32)
+    with T.Kernel(T.ceildiv(N, block_N), T.ceildiv(M, block_M)) as (bx, by):
+        a = T.alloc_shared((block_M, block_K), "float32")
+        b = T.alloc_shared((block_K, block_N), "float32")
+        c = T.alloc_fragment((block_M, block_N), "float32")
+        T.clear(c)
+        for ko in T.Pipelined(T.ceildiv(K, block_K)):
+            T.copy(A[by * block_M, ko * block_K], a)
+            T.copy(B[ko * block_K, bx * block_N], b)
+            T.gemm(a, b, c)
+        T.copy(c, C[by * block_M, bx * block_N])
+    return C
+
+
+def test_what_was_tuned_is_recommended() -> None:
+    a, b = torch.randn(70, 50), torch.randn(50, 130)
+    torch.testing.assert_close(product(a, b), a @ b, rtol=1e-4, atol=1e-4)
+    (tuned,) = product.results.values()
+    found = product.impl.recommend(a, b, top_k=3)
+    assert (found[0].source, found[1].source == "measured") == ("measured", False)
+    asked = {**found[0].config, **found[0].lowering}
+    assert asked == {"block_M": 32, "block_K": 32, **tuned.config}
+    again = product.impl(a, b, **asked)
+    torch.testing.assert_close(again, a @ b, rtol=1e-4, atol=1e-4)
+    near = product.impl.recommend(torch.randn(80, 50), b)[0]
+    assert (near.source, near.config) == ("nearest", found[0].config)
+    assert "best measured for" in near.rationale
+
+
+def test_knobs_of_the_lowering_are_given_like_arguments() -> None:
+    kernels = [product.impl.compile(M=64, N=64, K=64, micro_m=m) for m in (1, 4, 4)]
+    assert kernels[1] is kernels[2]
+    assert [k.artifact.manifest.config["micro_m"] for k in kernels] == [1, 4, 4]
+    a = torch.randn(64, 64)
+    torch.testing.assert_close(product.impl(a, a, micro_m=1), a @ a, rtol=1e-4, atol=1e-4)
+    with pytest.raises(TileError, match="micro_m"):
+        product.impl.compile(M=64, N=64, K=64, micro_m="many")

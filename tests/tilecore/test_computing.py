@@ -321,6 +321,11 @@ def test_tuning_takes_what_is_fastest_and_right(tmp_path, monkeypatch):
     assert stage.chosen.source == "measured"
     assert "fastest of 2 configs" in found.explain(*args)
     torch.testing.assert_close(found(*args), before, rtol=1e-4, atol=1e-5)
+    (later,) = tilecore.compute(found.function).plan(*args).stages  # as in another process
+    assert (later.chosen.source, later.chosen.config) == ("measured", stage.chosen.config)
+    assert later.chosen.lowering == stage.chosen.lowering
+    (near,) = tilecore.compute(found.function).plan(torch.randn(40, 70), args[1]).stages
+    assert near.chosen.source == "nearest"
 
 
 # --- what it refuses --------------------------------------------------------------------------

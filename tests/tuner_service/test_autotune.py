@@ -12,6 +12,7 @@ import tilecore.language as T
 from db.records import MeasurementQuery
 from recommender.measurement import Measurement, MeasureStatus, Protocol
 from recommender.ports import MeasureRequest
+from recommender.programs import version
 from tilecore.ir.nodes import PrimFunc
 from tilecore.tile_config import TileConfig
 from tilecore.tuning import Candidate, TuningTask
@@ -37,7 +38,10 @@ def task(blocks: Sequence[int], name: str = "script:copy") -> TuningTask:
         Candidate(config=TileConfig.of(block=b), program=program(b), inputs=[]) for b in blocks
     ]
     return TuningTask(
-        name=name, problem={"input X": "4096x4096 float32"}, candidates=candidates, target="llvm"
+        name=name,
+        problem={"X": "float32", "X[0]": 4096, "X[1]": 4096},
+        candidates=candidates,
+        target="llvm",
     )
 
 
@@ -69,6 +73,7 @@ class FakePool:
 
     def _measure(self, request: MeasureRequest) -> Measurement:
         block = int(request.config["block"])
+        candidate = next(c for c in self.task.candidates if c.config == request.config)
         self.asked.append((request.protocol, block))
         status, times_s = MeasureStatus.OK, (1e-3 * (1 + abs(block - FASTEST_BLOCK)),)
         if block == 17:
@@ -83,7 +88,7 @@ class FakePool:
             config=request.config,
             hardware=detected_host(),
             toolchain=host_toolchain().on("cpu"),
-            program_digest=autotune._family(self.task),
+            program_digest=version(candidate.program, "", candidate.lowering),
             protocol=request.protocol,
             threads=1,
             status=status,
@@ -135,9 +140,34 @@ def test_what_was_measured_is_not_measured_again(pool, store) -> None:
     rows = store.page(MeasurementQuery(kernel="script:copy"), limit=50).items
     assert {r.measurement.status.value for r in rows} == {"OK", "WRONG_RESULT"}
     assert len(rows) == 5
-    pool.tune(task([8, 64]))  # other programs
-    pool.tune(replace(task([8, 13, 64]), problem={"input X": "64x64 float32"}))
-    assert pool.pools == 3
+    assert pool.tune(task([8, 64])).is_stored, "they were among those"
+    pool.tune(replace(task([8, 13, 64]), problem={"X": "float32", "X[0]": 64, "X[1]": 64}))
+    assert pool.pools == 2
+
+
+def test_candidates_that_are_new_are_measured_beside_those_that_are_known(pool) -> None:
+    pool.tune(task([8, 64]))
+    pool.asked.clear()
+    answer = pool.tune(task([8, 24, 64]))
+    assert not answer.is_stored
+    assert [block for protocol, block in pool.asked if protocol is Protocol.SCREEN] == [24]
+    assert {b for protocol, b in pool.asked if protocol is Protocol.CONFIRM} == {8, 24, 64}
+    assert list(answer.times_s) == [2, 1, 0]
+    assert pool.tune(task([8, 24, 64])).is_stored
+
+
+def test_a_program_that_changed_or_is_lowered_otherwise_is_measured_again(pool) -> None:
+    pool.tune(task([8, 64]))
+    changed = task([8, 64])
+    first = replace(changed.candidates[0], program=program(8, n=2048))
+    pool.asked.clear()
+    pool.tune(replace(changed, candidates=[first, changed.candidates[1]]))
+    assert [block for protocol, block in pool.asked if protocol is Protocol.SCREEN] == [8]
+    packed = [replace(c, lowering={"micro_m": 4}) for c in changed.candidates]
+    pool.asked.clear()
+    pool.tune(replace(changed, candidates=packed))
+    screened = [block for protocol, block in pool.asked if protocol is Protocol.SCREEN]
+    assert sorted(screened) == [8, 64]
 
 
 def test_a_lost_worker_is_no_ones_fault(pool) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from recommender.hardware import HardwareProfile
+from recommender.open_shapes import program_digest
 from recommender.workload import Workload
 from tilecore.errors import CompileFailed, InvalidConfig, ToolchainMissing, UnknownKernel
 from tilecore.ir.dtype import DType
@@ -171,8 +172,8 @@ class FaultToolbox:
     compile_modules: tuple[str, ...] = ("numpy", "tests.workers.fault_toolbox")
     run_modules: tuple[str, ...] = ("numpy", "tests.workers.fault_toolbox")
 
-    def program_digest(self, workload: Workload) -> str:
-        return _definition(workload).program_digest(dict(workload.problem))
+    def program_digest(self, workload: Workload, config: TileConfig) -> str:
+        return program_digest(_definition(workload), dict(workload.problem))
 
     def problem(self, workload: Workload) -> KernelProblem:
         return KernelProblem.fresh(workload, _definition(workload), _bind)

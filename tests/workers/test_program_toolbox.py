@@ -16,7 +16,7 @@ from tilecore.tile_config import TileConfig
 from tilecore.tuning import Candidate
 from workers.program_toolbox import CASES, TORCH_CASES, ProgramToolbox
 
-WORKLOAD = Workload.of("script:program", {"input X": "32 float32"})
+WORKLOAD = Workload.of("script:program", {"X": "float32", "X[0]": 32})
 
 
 def in_place(factor: float) -> PrimFunc:

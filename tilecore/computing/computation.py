@@ -57,13 +57,14 @@ class Stage:
     def tune(self, tensors: Sequence[Any], trials: int) -> None:
         """Measure recommended configs on some tensors and take the fastest."""
         advice = recommended(self.program, self.function, trials)
-        tuner = AutoTuner.from_kernel(self.function, [dict(c.config) for c in advice])
+        configs = [{**c.config, **c.lowering} for c in advice]
+        tuner = AutoTuner.from_kernel(self.function, configs)
         tuner.set_profile_args(ref_prog=self.kernel.run)
         with set_autotune_inputs(*tensors):
             found = tuner.run()
         measured = found.latency / 1e3
         self.chosen = replace(
-            next(c for c in advice if dict(c.config) == found.config), time_s=measured,
+            advice[configs.index(found.config)], time_s=measured,
             interval_s=(measured, measured), source="measured",
             rationale=f"fastest of {len(advice)} configs measured: {measured * 1e6:.1f} us",
         )  # fmt: skip
@@ -127,6 +128,7 @@ class Computation:
         except ValueError:  # a function of torch or NumPy itself
             self._signature = inspect.signature(lambda *args, **kwargs: None)
         functools.update_wrapper(self, function)
+        self.__module__ = getattr(function, "__module__", None) or __name__  # torch's own have none
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute; tensors are torch's or NumPy's, other arguments are plain Python.
@@ -241,7 +243,7 @@ class Computation:
             program = rows.rows(group, name)
         else:
             program = rows.elements(group, name)
-        function = _function(program, self.target)
+        function = _function(program, self.target, self.__module__)
         chosen = recommended(program, function, 1)[0]
         func = function.program(**chosen.config)
         options = replace(function.options, config=dict(chosen.lowering))
@@ -253,13 +255,16 @@ def recommended(program: Program, function: JITImpl, count: int) -> Sequence[Rec
     return function.recommend(top_k=count, space=dict(program.space) or None)
 
 
-def _function(program: Program, target: Any) -> JITImpl:
-    """Return the function of a program's text, whose lines errors can show."""
+def _function(program: Program, target: Any, module: str) -> JITImpl:
+    """Return the function of a program's text, whose lines errors can show.
+
+    What is measured of it is filed under ``module``.
+    """
     file = f"<tilecore.compute {program.name} {digest(program.text)[:8]}>"
     linecache.cache[file] = (
         len(program.text), None, program.text.splitlines(keepends=True), file,
     )  # fmt: skip
-    names: dict[str, Any] = {}
+    names: dict[str, Any] = {"__name__": module}
     exec(compile(program.text, file, "exec"), names)
     function: JITImpl = names[program.name]
     function.options = replace(function.options, target=target)

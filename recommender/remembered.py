@@ -1,0 +1,177 @@
+"""What was measured of a user's program: of these sizes, or of others of the same function.
+
+Measurements come from ``@autotune`` and its like (``tuner_service.autotune``), which file them
+under the function's name, its inputs' shapes and the version of each candidate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from recommender.analytic import ANALYTIC_SPREAD, Estimates, estimate
+from recommender.freshness import differences
+from recommender.measurement import Protocol
+from recommender.nearest import best_nearby
+from recommender.ports import MeasurementStore
+from recommender.programs import version
+from recommender.recommend import (
+    CLOSE,
+    MAX_NEIGHBOURS,
+    Recommendation,
+    of_measurement,
+    of_neighbour,
+)
+from recommender.space import SearchSpace
+from recommender.workload import Workload
+from tilecore.errors import TileError
+from tilecore.ir.analysis import marked_outputs
+from tilecore.kernels.definition import KernelDefinition
+from tilecore.logged import static_problem_of
+from tilecore.recommending import LOWERING, OpenProgram
+from tilecore.tile_config import KnobValue, TileConfig
+
+LOOKED_AT = 64  # measurements of a problem whose programs are compared with today's
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Where evidence comes from.
+
+    Attributes:
+        store: what was measured.
+        toolchain_key: of those measurements that count without a doubt.
+        gemm: of the library; what is known of it holds for programs that are such a product.
+    """
+
+    store: MeasurementStore
+    toolchain_key: str
+    gemm: KernelDefinition
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A config of a program's knobs and of its lowering, and what is known of it."""
+
+    config: TileConfig
+    space: SearchSpace
+    found: Recommendation
+
+
+def remembered(
+    question: OpenProgram, spaces: Sequence[SearchSpace], known: Known
+) -> tuple[list[Evidence], list[Evidence]]:
+    """Return what goes before any model, and what comes behind it, the best first.
+
+    Args:
+        question: the program and what is open.
+        spaces: of its families.
+        known: what was measured.
+    """
+    workload = _workload(question, spaces[0])
+    if workload is None:
+        return [], []
+    first = list(_exact(question, spaces, workload, known))
+    near = list(_near(question, spaces, workload, known))[:MAX_NEIGHBOURS]
+    close = [e for e in near if e.found.distance <= CLOSE and not e.found.is_stale]
+    return [*first, *close], [e for e in near if e not in close]
+
+
+def _workload(question: OpenProgram, space: SearchSpace) -> Workload | None:
+    """Return what the log calls the program at its sizes; None: they are known at the call only."""
+    if not question.logged:
+        return None
+    func = question.trace({k: v for k, v in space.config(0).items() if k in question.knobs})
+    outputs = marked_outputs(func)
+    params = [p for i, p in enumerate(func.params) if i not in outputs]
+    problem = static_problem_of(params)
+    return None if problem is None else Workload.of(question.logged, problem)
+
+
+def _exact(
+    question: OpenProgram, spaces: Sequence[SearchSpace], workload: Workload, known: Known
+) -> Iterator[Evidence]:
+    """Yield the fastest config that was measured of the program as it is."""
+    hardware = spaces[0].hardware
+    found = [
+        m
+        for m in known.store.measurements(
+            workload_key=workload.key, hardware_key=hardware.key, only_ok=True
+        )
+        if m.toolchain.key == known.toolchain_key
+    ]
+    found.sort(key=lambda m: (m.protocol is not Protocol.CONFIRM, m.time_s or math.inf))
+    for m in found[:LOOKED_AT]:
+        config = _whole(question, m.config)
+        if config is not None and m.program_digest == _version(question, config):
+            space = _space_of(spaces, config)
+            told = of_measurement(m, 0, hardware, _estimates(question, space, config))
+            yield Evidence(config, space, told)
+            return
+
+
+def _near(
+    question: OpenProgram, spaces: Sequence[SearchSpace], workload: Workload, known: Known
+) -> Iterator[Evidence]:
+    """Yield the winners of other sizes, nearest first."""
+    hardware = spaces[0].hardware
+    near = known.store.nearest(workload, hardware=hardware)
+    others = [m for m in near if m.workload != workload]
+    for n in best_nearby(
+        others, workload, hardware, program_digest="", toolchain_key=known.toolchain_key
+    ):
+        config = _whole(question, n.measurement.config)
+        if config is None:
+            continue
+        space = _space_of(spaces, config)
+        explained = _estimates(question, space, config).at(0)
+        low, high = ANALYTIC_SPREAD
+        expected_s = (explained.time_s, explained.time_s * low, explained.time_s * high)
+        doubts = differences(
+            n.measurement, program_digest=n.measurement.program_digest,
+            toolchain_key=known.toolchain_key, driver="",
+        )  # fmt: skip
+        yield Evidence(config, space, of_neighbour(n, doubts, hardware, expected_s, explained))
+
+
+def _whole(question: OpenProgram, config: Mapping[str, KnobValue]) -> TileConfig | None:
+    """Return a measured config with all open knobs; None: it is none of what is open here."""
+    settled = {**question.fixed, **question.lowering}
+    open_knobs = {**question.knobs, **dict.fromkeys(k for k in LOWERING if k not in settled)}
+    if any(k not in open_knobs and settled.get(k) != v for k, v in config.items()):
+        return None
+    own = {k: v for k, v in config.items() if k in open_knobs}
+    if any(v not in question.space.get(k, (v,)) for k, v in own.items()):
+        return None
+    defaults = {k: v for k, v in question.knobs.items() if v is not None}
+    found = {**defaults, **own}
+    return TileConfig.of(found) if found.keys() >= question.knobs.keys() else None
+
+
+def _version(question: OpenProgram, config: TileConfig) -> str:
+    """Return the version of a candidate as today's program makes it; "": it makes none."""
+    knobs = {k: v for k, v in config.items() if k in question.knobs}
+    lowering = {k: v for k, v in config.items() if k not in knobs}
+    try:
+        return version(question.trace(knobs), "", {**question.lowering, **lowering})
+    except TileError:
+        return ""
+
+
+def _space_of(spaces: Sequence[SearchSpace], config: TileConfig) -> SearchSpace:
+    """Return the space of the family that a config belongs to."""
+
+    def agrees(space: SearchSpace) -> bool:
+        chosen = {k: o[0] for k, o in space.values.items() if len(o) == 1}
+        return all(config.get(k, v) == v for k, v in chosen.items())
+
+    return next(filter(agrees, spaces), spaces[0])
+
+
+def _estimates(question: OpenProgram, space: SearchSpace, config: TileConfig) -> Estimates:
+    """Return the analytic estimate of one config."""
+    columns = {k: np.array([v]) for k, v in config.items()}
+    return estimate(space, columns, threads=question.cores)
