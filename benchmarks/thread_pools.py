@@ -1,10 +1,11 @@
-"""What torch's and TVM's thread pools cost each other when their calls alternate without a pause.
+"""What torch's calls and ours cost each other when they alternate without a pause.
 
     python benchmarks/thread_pools.py [--size 512] [--rounds 200] [--out FILE.json]
 
 GEMM float32 on all cores: torch.mm alone, ours alone, and in turn. ``cost`` is the median time in
-turn divided by the median alone. The runtime tells TVM's workers to sleep at once between calls
-(``sleeping``); ``spinning`` is TVM's default, measured in a process of its own.
+turn divided by the median alone. ``shared``: kernels run on torch's threads, as they do where torch
+is; ``sleeping``: on TVM's, whose workers sleep at once between calls, as without torch;
+``spinning``: TVM's default. Each is measured in a process of its own.
 """
 
 from __future__ import annotations
@@ -36,14 +37,15 @@ def seconds(calls: list[Callable[[], Any]], rounds: int) -> list[float]:
     return [statistics.median(t) for t in times]
 
 
-def measured(size: int, rounds: int) -> dict[str, float]:
+def measured(size: int, rounds: int, *, is_shared: bool) -> dict[str, float]:
     """Return times in microseconds and costs, in this process."""
     import torch
 
     from tilecore import kernels
     from tilecore.compiler import compile
-    from tilecore.runtime import load
+    from tilecore.runtime import load, share_threads
 
+    share_threads(is_shared)
     gemm = kernels.get("gemm")
     problem = gemm.parse_problem({"m": size, "n": size, "k": size})
     kernel = load(compile(gemm.program(problem, dict(gemm.default_config()))))
@@ -75,14 +77,16 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--here", action="store_true", help="measure in this process only")
+    parser.add_argument("--shared", action="store_true", help="there, on torch's threads")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if args.here:
-        print(json.dumps(measured(args.size, args.rounds)))
+        print(json.dumps(measured(args.size, args.rounds, is_shared=args.shared)))
         return
     found: dict[str, Any] = {"date": datetime.now(UTC).isoformat(timespec="seconds")}
-    for name, count in (("sleeping", "0"), ("spinning", TVM_DEFAULT)):
+    for name, count in (("shared", "0"), ("sleeping", "0"), ("spinning", TVM_DEFAULT)):
         command = [sys.executable, __file__, "--here", "--size", str(args.size)]
+        command += ["--shared"] if name == "shared" else []
         done = subprocess.run(
             [*command, "--rounds", str(args.rounds)],
             env={**os.environ, SPIN: count}, stdout=subprocess.PIPE, text=True, check=True,

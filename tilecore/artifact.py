@@ -181,7 +181,7 @@ def compiler_versions() -> Mapping[str, str]:
 def source_digest(package: Path) -> str:
     """Return a digest (32 hex digits) over the Python files of a package that make code."""
     code = hashlib.sha256()
-    for file in sorted(package.rglob("*.py")):
+    for file in sorted([*package.rglob("*.py"), *package.rglob("*.ll")]):
         name = file.relative_to(package)
         if name.parts[0] in UNRELATED:
             continue

@@ -90,17 +90,18 @@ def compile(
         return compile_amd(func, chosen, key, digest, parameters(func), store)
     if isinstance(chosen, GpuTarget):
         return compile_gpu(func, chosen, key, digest, parameters(func), store, knobs)
+    from tilecore.codegen.launch import launcher
     from tilecore.codegen.llvm import ENTRY, generate, link
     from tilecore.lowering.cpu.scalar import memory_type
 
     plan, tir = lower(func, chosen, knobs)
     needed = chosen.using(plan.features)
     module = generate(tir, needed)
-    objects: tuple[Path, ...] = ()
+    objects: tuple[Path, ...] = (launcher(store.root),)
     if needed.is_emulated:
         from tilecore.emulator import x86
 
-        module, objects = x86.emulated(module, func.name), x86.objects()
+        module, objects = x86.emulated(module, func.name), (*objects, *x86.objects())
     manifest = Manifest(
         key=key, name=func.name, entry=ENTRY, parameters=parameters(func), target=chosen.kind,
         isa=needed.name, config=knobs, program_digest=digest, versions=compiler_versions(),

@@ -129,9 +129,14 @@ def bind(path: Path, arrays: Sequence[Any]) -> Call:
 
 
 def set_threads(threads: int) -> None:
-    """Set the number of cores that the runtime's parallel loops use in this process."""
-    from tilecore.runtime import set_num_threads
+    """Set the number of cores that the runtime's parallel loops use in this process.
 
+    They are threads of their own: those of torch's reference spin, and lose the core to whatever
+    else a busy machine runs.
+    """
+    from tilecore.runtime import set_num_threads, share_threads
+
+    share_threads(False)
     set_num_threads(threads)
 
 

@@ -9,6 +9,15 @@ from tilecore.compiler import compile
 from tilecore.interpreter import run
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_threads():
+    """Threads of torch spin after a call, on cores that another test process needs.
+
+    test_thread_pools.py shares them.
+    """
+    runtime.share_threads(False)
+
+
 @pytest.fixture(scope="session")
 def artifacts(tmp_path_factory):
     return ArtifactStore(tmp_path_factory.mktemp("artifacts"))

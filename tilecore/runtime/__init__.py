@@ -11,9 +11,11 @@ from tilecore.artifact import ROCM, Artifact
 from tilecore.errors import UnsupportedOnTarget
 from tilecore.runtime.cuda import CudaKernel
 from tilecore.runtime.kernel import LoadedKernel
-from tilecore.runtime.library import num_threads, set_num_threads
+from tilecore.runtime.library import num_threads, set_num_threads, share_threads
 
-__all__ = ["CudaKernel", "LoadedKernel", "load", "num_threads", "set_num_threads"]
+__all__ = [
+    "CudaKernel", "LoadedKernel", "load", "num_threads", "set_num_threads", "share_threads",
+]  # fmt: skip
 
 
 def load(artifact: Artifact | Path | str) -> LoadedKernel | CudaKernel:

@@ -16,7 +16,7 @@ from tilecore.assertion import parse_failure
 from tilecore.errors import AliasError, ArgumentError, ArtifactError, UnknownTarget
 from tilecore.ir.dtype import DType
 from tilecore.runtime import dims
-from tilecore.runtime.library import load_library
+from tilecore.runtime.library import load_library, use_threads_of_torch
 from tilecore.runtime.quick import QuickCheck, QuickChecks, quick_check
 from tilecore.runtime.tensor import TensorView, view
 from tilecore.target import Target, host_features, parse_cpu_target, widest_target
@@ -34,6 +34,7 @@ class LoadedKernel:
         self._module, self._function = load_library(artifact.library, artifact.manifest.entry)
         self._quick: QuickCheck | QuickChecks | None = quick_check(self.parameters, None)
         self._knows_torch = False
+        self._meet_torch()
 
     def __call__(self, *arguments: Any) -> None:
         """Run the kernel; output tensors are written in place.
@@ -56,10 +57,11 @@ class LoadedKernel:
         self.unchecked(*arguments)
 
     def _meet_torch(self) -> None:
-        """Make the quick check anew once torch is there."""
+        """Make the quick check anew once torch is there, and share its threads."""
         torch = sys.modules.get("torch")
         if torch is not None:
             self._quick, self._knows_torch = quick_check(self.parameters, torch), True
+            use_threads_of_torch(self.artifact.library)
 
     def unchecked(self, *tensors: Any) -> None:
         """Run the kernel with tensors that ``check`` has accepted before (for timing loops).

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from tilecore.errors import ArtifactError, ToolchainMissing
+from tilecore.runtime import threads
 
+_asked: list[int] = []  # threads, once somebody has said how many
 SPIN, THREADS = b"TVM_THREAD_POOL_SPIN_COUNT", b"TVM_NUM_THREADS"
 
 
@@ -52,13 +54,46 @@ def load_library(path: Path, entry: str) -> tuple[Any, Any]:
         raise ArtifactError(path=path, reason=str(error).splitlines()[-1]) from error
 
 
-def set_num_threads(threads: int) -> None:
-    """Let parallel loops of all kernels in this process use ``threads`` cores."""
-    if threads < 1:
-        raise ValueError(f"expected at least 1 thread, found {threads}")
-    runtime_api().get_global_func("runtime.config_threadpool")(1, threads)
+def use_threads_of_torch(library: Path) -> None:
+    """Let a loaded kernel library run its grids on torch's threads, where that is possible."""
+    if threads.join(library, num_threads()):
+        _fork_apart()
+
+
+def share_threads(is_shared: bool) -> None:
+    """Let kernels run on torch's threads (the default where torch is), or on threads of TVM's.
+
+    Without torch there is nothing to share.
+    """
+    threads.share(is_shared=is_shared)
+    if _asked and not threads.is_shared():
+        _configure(num_threads())
+
+
+def set_num_threads(count: int) -> None:
+    """Let parallel loops of all kernels in this process use ``count`` cores, all if it has less."""
+    if count < 1:
+        raise ValueError(f"expected at least 1 thread, found {count}")
+    _asked[:] = [count]
+    threads.resize(num_threads())
+    if not threads.is_shared():
+        _configure(num_threads())
 
 
 def num_threads() -> int:
     """Return how many cores parallel loops use."""
-    return int(runtime_api().get_global_func("runtime.NumThreads")())
+    cores = len(os.sched_getaffinity(0))
+    return min(_asked[0], cores) if _asked else cores
+
+
+def _configure(count: int) -> None:
+    runtime_api().get_global_func("runtime.config_threadpool")(1, count)
+
+
+@functools.cache
+def _fork_apart() -> None:
+    """Let children that are forked start threads of TVM's.
+
+    They have none of the threads for which OpenMP would wait in them.
+    """
+    os.register_at_fork(after_in_child=lambda: share_threads(is_shared=False))

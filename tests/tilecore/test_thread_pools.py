@@ -1,0 +1,150 @@
+"""Grids run on torch's threads where torch is, on TVM's elsewhere, and both tell their failures."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+import tilecore as tilelang
+import tilecore.language as T
+from tilecore import kernels, runtime
+from tilecore.compiler import compile
+from tilecore.errors import AssertionFailed
+
+CORES = len(os.sched_getaffinity(0))
+
+
+@tilelang.jit
+def doubled(A, limit: T.int32, block: int = 64):
+    """Twice A; each block checks its own index."""
+    N = T.const("N")
+    A: T.Tensor[[N], T.float32]
+    B = T.empty([N], T.float32)
+    with T.Kernel(T.ceildiv(N, block)) as b:
+        assert b < limit, "a block beyond the limit"
+        for i in T.Parallel(block):
+            B[b * block + i] = A[b * block + i] * 2.0
+    return B
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    runtime.share_threads(True)
+    yield
+    runtime.share_threads(False)
+    runtime.set_num_threads(CORES)
+
+
+def tasks() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def run(*lines: str) -> str:
+    """Return what a script prints in a process of its own; it ends with all that it started."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", "\n".join(lines)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        out, err = process.communicate(timeout=120)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, err
+    return out.strip()
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+@pytest.mark.parametrize("cores", [1, 2, 5])
+def test_grids_of_any_size_on_any_number_of_threads(is_shared, cores):
+    runtime.share_threads(is_shared)
+    runtime.set_num_threads(cores)
+    assert runtime.num_threads() == min(cores, CORES)
+    for n in (1, 64, 65, 129, 1000, 64 * 64 + 1):
+        x = torch.randn(n)
+        torch.testing.assert_close(doubled(x, 1000), x * 2)
+
+
+def test_torchs_threads_are_the_ones_that_run():
+    """Kernels start no thread where torch has as many already."""
+    found = run(
+        "import torch",
+        "from tests.tilecore.test_thread_pools import doubled, runtime, tasks",
+        "torch.set_num_threads(2); runtime.set_num_threads(2)",
+        "x = torch.randn(1 << 20); x.exp(); before = tasks()",
+        "doubled(x, 1 << 20); x.exp(); doubled(x, 1 << 20)",
+        "shared = tasks(); runtime.share_threads(False); doubled(x, 1 << 20)",
+        "print(shared - before, tasks() > shared)",
+    )
+    assert found == "0 True"
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("limit", [0, 31, 63])
+def test_a_failure_in_any_block_is_told_to_the_caller(is_shared, cores, limit):
+    runtime.share_threads(is_shared)
+    runtime.set_num_threads(cores)
+    x = torch.randn(64 * 64)
+    for _ in range(3):
+        with pytest.raises(AssertionFailed, match="a block beyond the limit"):
+            doubled(x, limit)
+        torch.testing.assert_close(doubled(x, 64), x * 2)
+
+
+def test_calls_of_many_threads_at_once():
+    x = torch.randn(64 * 300)
+    wrong: list[int] = []
+
+    def calls() -> None:
+        right = [torch.equal(doubled(x, 1000), x * 2) for _ in range(50)]
+        wrong.append(right.count(False))
+
+    workers = [threading.Thread(target=calls) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert wrong == [0] * 4
+
+
+def test_kernels_that_were_called_before_torch_came():
+    gemm = kernels.get("gemm")
+    problem = gemm.parse_problem({"m": 300, "n": 400, "k": 50})
+    artifact = compile(gemm.program(problem, dict(gemm.default_config())))
+    found = run(
+        "import sys, numpy as np",
+        "sys.modules['torch'] = None  # not installed; tvm_ffi would import it",
+        "from tilecore.runtime import load, threads",
+        f"kernel = load({str(artifact.path)!r})",
+        "a, b = np.ones((300, 50), 'float32'), np.ones((50, 400), 'float32')",
+        "c = np.zeros((300, 400), 'float32')",
+        "kernel(a, b, c)",
+        "assert (c == 50).all() and not threads.is_shared()",
+        "del sys.modules['torch']",
+        "import torch",
+        "d = torch.zeros(300, 400)",
+        "kernel(a, b, d)",
+        "print((d == 50).all().item(), threads.is_shared())",
+    )
+    assert found == "True True"
+
+
+def test_a_forked_child_has_threads_of_its_own():
+    """OpenMP would wait in it for threads that the parent has."""
+    found = run(
+        "import os, torch",
+        "from tests.tilecore.test_thread_pools import doubled",
+        "x = torch.randn(64 * 300); want = doubled(x, 1000).numpy()",
+        "child = os.fork()",
+        "if child == 0: os._exit(0 if (doubled(x, 1000).numpy() == want).all() else 3)",
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))",
+    )
+    assert found == "0"

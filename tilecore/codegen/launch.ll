@@ -1,0 +1,125 @@
+; How a kernel runs its grid on the threads of an OpenMP runtime that the process has already
+; (torch's): `tilecore_launch` stands in for TVMBackendParallelLaunch once `tilecore_join` was told
+; where that runtime is (tilecore/runtime/threads.py).
+
+; GOMP_parallel (null: use TVM's threads), omp_get_thread_num, omp_get_num_threads, TVM's launch, cores
+%pool = type { ptr, ptr, ptr, ptr, i32 }
+%env = type { ptr, i32 }                ; TVMParallelGroupEnv: no barrier, number of tasks
+%job = type { ptr, ptr, i32, i32, ptr } ; function, its data, number of tasks, failure, its error
+
+@pool = internal global ptr null
+
+declare void @TVMFFIErrorMoveFromRaised(ptr)
+declare void @TVMFFIErrorSetRaised(ptr)
+declare i32 @TVMFFIObjectDecRef(ptr)
+
+define void @tilecore_join(ptr %pool) {
+  store ptr %pool, ptr @pool
+  ret void
+}
+
+define internal void @share(ptr %job) {
+entry:
+  %env = alloca %env
+  %raised = alloca ptr
+  %pool = load ptr, ptr @pool
+  %number.at = getelementptr %pool, ptr %pool, i32 0, i32 1
+  %number = load ptr, ptr %number.at
+  %team.at = getelementptr %pool, ptr %pool, i32 0, i32 2
+  %team = load ptr, ptr %team.at
+  %first = call i32 %number()
+  %step = call i32 %team()
+  %run = load ptr, ptr %job
+  %data.at = getelementptr %job, ptr %job, i32 0, i32 1
+  %data = load ptr, ptr %data.at
+  %count.at = getelementptr %job, ptr %job, i32 0, i32 2
+  %count = load i32, ptr %count.at
+  %failed.at = getelementptr %job, ptr %job, i32 0, i32 3
+  %error.at = getelementptr %job, ptr %job, i32 0, i32 4
+  store ptr null, ptr %env
+  %tasks.at = getelementptr %env, ptr %env, i32 0, i32 1
+  store i32 %count, ptr %tasks.at
+  br label %test
+
+test:
+  %task = phi i32 [ %first, %entry ], [ %next, %after ]
+  %is_mine = icmp slt i32 %task, %count
+  br i1 %is_mine, label %work, label %done
+
+work:
+  %status = call i32 %run(i32 %task, ptr %env, ptr %data)
+  %is_fine = icmp eq i32 %status, 0
+  br i1 %is_fine, label %after, label %fault
+
+fault:                                  ; errors are known to the thread that meets them
+  store ptr null, ptr %raised
+  call void @TVMFFIErrorMoveFromRaised(ptr %raised)
+  %error = load ptr, ptr %raised
+  %claim = cmpxchg ptr %failed.at, i32 0, i32 %status seq_cst seq_cst
+  %is_first = extractvalue { i32, i1 } %claim, 1
+  br i1 %is_first, label %keep, label %drop
+
+keep:
+  store ptr %error, ptr %error.at
+  br label %after
+
+drop:
+  %is_none = icmp eq ptr %error, null
+  br i1 %is_none, label %after, label %release
+
+release:
+  %released = call i32 @TVMFFIObjectDecRef(ptr %error)
+  br label %after
+
+after:
+  %next = add i32 %task, %step
+  br label %test
+
+done:
+  ret void
+}
+
+define i32 @tilecore_launch(ptr %run, ptr %data, i32 %tasks) {
+entry:
+  %job = alloca %job
+  %pool = load ptr, ptr @pool
+  %parallel = load ptr, ptr %pool
+  %is_own = icmp eq ptr %parallel, null
+  br i1 %is_own, label %own, label %shared
+
+own:
+  %launch.at = getelementptr %pool, ptr %pool, i32 0, i32 3
+  %launch = load ptr, ptr %launch.at
+  %told = call i32 %launch(ptr %run, ptr %data, i32 %tasks)
+  ret i32 %told
+
+shared:
+  %cores.at = getelementptr %pool, ptr %pool, i32 0, i32 4
+  %cores = load i32, ptr %cores.at
+  %is_open = icmp eq i32 %tasks, 0
+  %count = select i1 %is_open, i32 %cores, i32 %tasks
+  %is_few = icmp slt i32 %count, %cores
+  %team = select i1 %is_few, i32 %count, i32 %cores
+  store ptr %run, ptr %job
+  %data.at = getelementptr %job, ptr %job, i32 0, i32 1
+  store ptr %data, ptr %data.at
+  %count.at = getelementptr %job, ptr %job, i32 0, i32 2
+  store i32 %count, ptr %count.at
+  %failed.at = getelementptr %job, ptr %job, i32 0, i32 3
+  store i32 0, ptr %failed.at
+  %error.at = getelementptr %job, ptr %job, i32 0, i32 4
+  store ptr null, ptr %error.at
+  call void %parallel(ptr @share, ptr %job, i32 %team, i32 0)
+  %failed = load i32, ptr %failed.at
+  %error = load ptr, ptr %error.at
+  %is_told = icmp ne ptr %error, null
+  br i1 %is_told, label %tell, label %end
+
+tell:
+  call void @TVMFFIErrorSetRaised(ptr %error)
+  %released = call i32 @TVMFFIObjectDecRef(ptr %error)
+  br label %end
+
+end:
+  ret i32 %failed
+}
