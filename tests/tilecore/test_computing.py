@@ -165,6 +165,8 @@ def test_half_types_are_rounded_once(dtype, tolerance):
     check(lambda x: x.float().softmax(-1), x, kernels=1)
     check(lambda x: x.float().softmax(-1).to(x.dtype), x, kernels=1, tolerance=tolerance)
     assert tilecore.compute(lambda x: x * torch.tensor(2.0))(x).dtype == dtype
+    chosen = tilecore.compute(lambda x: torch.where(x > 0, x, torch.tensor(2.0)))(x)
+    assert chosen.dtype == dtype  # a single number follows the others here, too
     qkv = [torch.randn(1, 2, 50, 32).to(dtype) for _ in range(3)]
     found = check(F.scaled_dot_product_attention, *qkv, kernels=1, tolerance=tolerance)
     assert found(*qkv).dtype == dtype
