@@ -16,20 +16,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from tilecore.autotuner import AutoTuner, set_autotune_inputs
-from tilecore.computing import products, rows
+from tilecore.computing import arrays, products, rows
 from tilecore.computing.fusion import Group, steps
-from tilecore.computing.graph import Node
+from tilecore.computing.graph import Node, consumers, ordered
+from tilecore.computing.places import Place, Places, wanted_order
 from tilecore.computing.tensor import Traced, input_of, is_tensor
-from tilecore.computing.text import Parameter, Program
+from tilecore.computing.text import Program
 from tilecore.errors import TypeMismatch
+from tilecore.gpu_target import GpuTarget
 from tilecore.jit import JITImpl
 from tilecore.jit_compile import build
 from tilecore.kernel import JITKernel
 from tilecore.recommending import RecommendedConfig
 from tilecore.runtime.memo import Memo
+from tilecore.target import parse_target
 from tilecore.tile_config import digest
 from tilecore.torch_trace import is_traced, untraced
 
@@ -71,20 +72,33 @@ class Stage:
         self.kernel = found.kernel
 
 
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A tensor that is laid out anew: no kernel could read it well where it lies.
+
+    Attributes:
+        node: the copy, row-major.
+        source: what it is a copy of, maybe in another shape.
+    """
+
+    node: Node
+    source: Place
+
+
 @dataclass(eq=False)
 class Plan:
     """What one set of shapes is computed by.
 
     Attributes:
         inputs: nodes of the tensors of a call, by the names of the function's parameters.
-        steps: kernels and views, in order.
-        results: nodes of what the function returns.
+        steps: kernels and copies, in order.
+        results: places of what the function returns.
         is_single: whether it returns one tensor rather than a tuple.
     """
 
     inputs: Mapping[str, Node]
-    steps: Sequence[Stage | Node]
-    results: Sequence[Node]
+    steps: Sequence[Stage | Copy | Node]
+    results: Sequence[Place]
     is_single: bool
 
     @property
@@ -97,18 +111,17 @@ class Plan:
 
         ``before`` gets each kernel and its tensors before it runs.
         """
-        known = {node: tensors[name] for name, node in self.inputs.items()}
+        known = {node: arrays.laid(tensors[name], node) for name, node in self.inputs.items()}
         for step in self.steps:
             if isinstance(step, Stage):
-                given = [_as_read(known[p.node], p) for p in step.program.inputs]
+                given = [arrays.at(known, p.place) for p in step.program.inputs]
                 before(step, given)
-                found = step.kernel.run(*given)
-                known[step.group.root] = _reshaped(found, step.group.root.shape)
-            elif step.kind == "view":
-                known[step] = _viewed(known[step.producers[0]], step)
-            elif step not in known:
-                known[step] = step.attrs["held"]
-        found = [_whole(known[node]) for node in self.results]
+                known[step.group.root] = step.kernel.run(*given)
+            elif isinstance(step, Copy):
+                known[step.node] = arrays.copied(arrays.at(known, step.source), step.node.shape)
+            else:
+                known[step] = arrays.whole(step.attrs["held"])
+        found = [arrays.whole(arrays.at(known, place)) for place in self.results]
         return found[0] if self.is_single else tuple(found)
 
 
@@ -171,7 +184,11 @@ class Computation:
     def explain(self, *args: Any, **kwargs: Any) -> str:
         """Return which kernels a call runs, what was fused, and why their configs were chosen."""
         lines = []
-        for stage in self.plan(*args, **kwargs).stages:
+        for stage in self.plan(*args, **kwargs).steps:
+            if isinstance(stage, Copy):
+                lines.append(f"copy of {stage.node.shape}: its rows do not lie together")
+            if not isinstance(stage, Stage):
+                continue
             made = ", ".join(node.op for node in stage.group.members)
             read = ", ".join(f"{p.name} {p.node.shape}" for p in stage.program.inputs)
             config = " ".join(f"{k}={v}" for k, v in stage.chosen.config.items())
@@ -195,7 +212,7 @@ class Computation:
 
     def _plan(self, bound: inspect.BoundArguments, tensors: Mapping[str, Any]) -> Plan:
         like = (
-            tuple((k, tuple(t.shape), str(t.dtype)) for k, t in tensors.items()),
+            tuple((k, tuple(t.shape), str(t.dtype), arrays.strides(t)) for k, t in tensors.items()),
             tuple((k, _hashable(v)) for k, v in bound.arguments.items()),
         )
         found = self._plans.get(like)
@@ -205,7 +222,11 @@ class Computation:
         return found
 
     def _read(self, bound: inspect.BoundArguments, tensors: Mapping[str, Any]) -> Plan:
-        inputs = {name: input_of(name, tensor) for name, tensor in tensors.items()}
+        inputs = {}
+        for name, tensor in tensors.items():
+            strides = arrays.strides(tensor)
+            lying = {} if strides is None else {"strides": strides}
+            inputs[name] = input_of(name, tensor, **lying)
         for name, value in bound.arguments.items():
             traced = _mapped(value, name, lambda place, _: Traced(inputs[place]))
             bound.arguments[name] = traced
@@ -218,36 +239,61 @@ class Computation:
                 found=type(returned).__name__,
             )
         order, results = steps([r.node for r in found])
+        users = consumers(ordered(results))
         for node in results:
             if node.dtype == "bool":
                 raise TypeMismatch(
                     expected="numbers as results", found="a comparison", span=node.span,
                     hint="use torch.where(condition, 1.0, 0.0)",
                 )  # fmt: skip
-        numbers = itertools.count()
-        made: list[Stage | Node] = [
-            self._stage(step, next(numbers)) if isinstance(step, Group) else step for step in order
-        ]
-        known = {n for n in order if isinstance(n, Node)}
-        return Plan({k: n for k, n in inputs.items() if n in known}, made, results, is_single)
+        is_on_gpu = isinstance(parse_target(self.target), GpuTarget)
+        numbers, places = itertools.count(), Places(is_on_gpu)
+        made: list[Stage | Copy | Node] = []
+        for step in order:
+            if isinstance(step, Group):
+                ways = [] if step.root in results else users[step.root]
+                stage = self._stage(step, next(numbers), places, wanted_order(step.root, ways))
+                made += [*_copies(places), stage]
+            elif "held" in step.attrs:
+                made.append(step)
+        at = [places.of(node) for node in results]
+        for place in at:
+            places.need(place)
+        made += _copies(places)
+        read = {n for n in order if isinstance(n, Node)}
+        return Plan({k: n for k, n in inputs.items() if n in read}, made, at, is_single)
 
-    def _stage(self, group: Group, number: int) -> Stage:
+    def _stage(
+        self, group: Group, number: int, places: Places, order: tuple[int, ...] | None
+    ) -> Stage:
         own = self.function.__name__
         name = f"{own if own.isidentifier() else 'computation'}_{number}"  # it may be a lambda
-        core = None if group.core is None else group.core.kind
-        if core == "product":
-            program = products.product(group, name)
-        elif core == "attention":
-            program = products.attention(group, name)
-        elif group.has_reductions:
-            program = rows.rows(group, name)
-        else:
-            program = rows.elements(group, name)
+        program, order = written(group, name, places, order)
+        if order is not None:
+            places.write(group.root, order)
         function = _function(program, self.target, self.__module__)
         chosen = recommended(program, function, 1)[0]
         func = function.program(**chosen.config)
         options = replace(function.options, config=dict(chosen.lowering))
         return Stage(group, program, function, chosen, build(func, options))
+
+
+def written(
+    group: Group, name: str, places: Places, order: tuple[int, ...] | None
+) -> tuple[Program, tuple[int, ...] | None]:
+    """Return the program of a kernel, and the order of the axes of its result in memory.
+
+    ``order`` is the one that readers want; None: that of the axes.
+    """
+    core = None if group.core is None else group.core.kind
+    if core == "attention":
+        return products.attention(group, name, places, order), order
+    if core == "product":
+        order = order if products.is_batched(group, places) else None
+        return products.product(group, name, places, order), order
+    if group.has_reductions:
+        return rows.rows(group, name, places), None
+    return rows.elements(group, name, places), None
 
 
 def recommended(program: Program, function: JITImpl, count: int) -> Sequence[RecommendedConfig]:
@@ -306,28 +352,11 @@ def _hashable(value: Any) -> Any:
     return type(value).__name__, value
 
 
-def _as_read(tensor: Any, parameter: Parameter) -> Any:
-    """Return a tensor as a program reads it: row-major, some of its axes as one."""
-    return _reshaped(_whole(tensor), parameter.shape)
-
-
-def _whole(tensor: Any) -> Any:
-    """Return a tensor whose elements lie one after the other."""
-    is_torch = hasattr(tensor, "contiguous")
-    return tensor.contiguous() if is_torch else np.ascontiguousarray(tensor)
-
-
-def _reshaped(tensor: Any, shape: tuple[int, ...]) -> Any:
-    return tensor if tuple(tensor.shape) == shape else tensor.reshape(shape)
-
-
-def _viewed(tensor: Any, node: Node) -> Any:
-    if node.op == "reshape":
-        return tensor.reshape(node.shape)
-    if node.op == "slice":
-        return tensor[node.attrs["index"]]
-    axes = node.attrs["axes"]
-    return tensor.permute(axes) if hasattr(tensor, "permute") else tensor.transpose(axes)
+def _copies(places: Places) -> list[Copy]:
+    """Return the copies that are needed and not made yet."""
+    found = [Copy(node, places.of(node.producers[0])) for node in places.copies]
+    places.copies.clear()
+    return found
 
 
 def compute(function: Any = None, *, target: Any = "auto") -> Any:
