@@ -186,7 +186,7 @@ def tensor_maps(program: LoweredProgram) -> tuple[TensorMapRecipe, ...]:
         TensorMapRecipe(
             name=m.name, tensor=program.names.name(m.tensor.root), dtype=str(m.tensor.dtype),
             shape=_extents(m.tensor.shape, program.names),
-            strides=m.tensor.strides and _extents(m.tensor.strides, program.names),
+            strides=None if (s := m.tensor.strides) is None else _extents(s, program.names),
             box=m.box, swizzle_bytes=m.swizzle_bytes,
         )
         for m in program.maps

@@ -203,3 +203,16 @@ def test_gpus_read_views_where_they_lie(target):
         got = plan.run({"x": x, "w": w})
         want = function(*(a.double() for a in args))
         assert (got.double() - want).abs().max() <= 4e-3 * want.abs().max()
+
+
+def test_strided_operands_go_by_tensor_maps():
+    x, w = torch.randn(64, 256).half(), scaled(128, 320).half()
+    found = tilecore.compute(lambda x, w: x[:, 128:] @ w[:, 64:192], target="h100")
+    plan = found.plan(x, w)
+    (stage,) = plan.stages
+    maps = stage.kernel.artifact.manifest.device.maps
+    assert {m.strides for m in maps} >= {(256, 1), (320, 1)}
+    stage.kernel = stage.kernel.emulated()
+    want = x[:, 128:].double() @ w[:, 64:192].double()
+    got = plan.run({"x": x, "w": w}).double()
+    assert (got - want).abs().max() <= 2e-3 * want.abs().max()

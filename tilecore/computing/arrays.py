@@ -1,14 +1,16 @@
-"""Tensors of torch and arrays of NumPy: their strides, views of their memory, and copies."""
+"""Tensors of torch and arrays of NumPy: in arguments, their strides, views and copies of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from tilecore.computing.graph import Node
 from tilecore.computing.places import Place
+from tilecore.computing.tensor import is_tensor
+from tilecore.errors import TypeMismatch
 
 
 def strides(tensor: Any) -> tuple[int, ...] | None:
@@ -60,3 +62,38 @@ def copied(tensor: Any, shape: tuple[int, ...]) -> Any:
     import torch
 
     return tensor.clone(memory_format=torch.contiguous_format).reshape(shape)
+
+
+# --- arguments ------------------------------------------------------------------------------------
+
+
+def mapped(value: Any, place: str, change: Callable[[str, Any], Any]) -> Any:
+    """Return a value with its tensors changed, in lists, tuples and dicts too, by their place."""
+    if is_tensor(value):
+        return change(place, value)
+    if isinstance(value, list | tuple):
+        parts = [mapped(v, f"{place}.{i}", change) for i, v in enumerate(value)]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if isinstance(value, dict):
+        return {k: mapped(v, f"{place}.{k}", change) for k, v in value.items()}
+    return value
+
+
+def hashable(value: Any) -> Any:
+    """Return an argument as part of a key, whatever its tensors hold.
+
+    Raises:
+        TypeMismatch: it has no value to compare (TC202).
+    """
+    if is_tensor(value):
+        return "tensor"
+    if isinstance(value, list | tuple):
+        return type(value).__name__, tuple(map(hashable, value))
+    if isinstance(value, dict):
+        return "dict", tuple((k, hashable(v)) for k, v in value.items())
+    try:
+        hash(value)
+    except TypeError:
+        expected = "tensors, and values that can be keys of a dict"
+        raise TypeMismatch(expected=expected, found=type(value).__name__) from None
+    return type(value).__name__, value

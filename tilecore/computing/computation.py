@@ -13,7 +13,7 @@ import inspect
 import itertools
 import linecache
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilecore.autotuner import AutoTuner, set_autotune_inputs
@@ -21,7 +21,7 @@ from tilecore.computing import arrays, products, rows
 from tilecore.computing.fusion import Group, steps
 from tilecore.computing.graph import Node, consumers, ordered
 from tilecore.computing.places import Place, Places, wanted_order
-from tilecore.computing.tensor import Traced, input_of, is_tensor
+from tilecore.computing.tensor import Traced, input_of
 from tilecore.computing.text import Program
 from tilecore.errors import TypeMismatch
 from tilecore.gpu_target import GpuTarget
@@ -53,7 +53,13 @@ class Stage:
     program: Program
     function: JITImpl
     chosen: RecommendedConfig
-    kernel: JITKernel
+    kernel: JITKernel = field(init=False)
+
+    def build(self) -> None:
+        """Compile it with its config."""
+        func = self.function.program(**self.chosen.config)
+        options = replace(self.function.options, config=dict(self.chosen.lowering))
+        self.kernel = build(func, options)
 
     def tune(self, tensors: Sequence[Any], trials: int) -> None:
         """Measure recommended configs on some tensors and take the fastest."""
@@ -105,6 +111,11 @@ class Plan:
     def stages(self) -> list[Stage]:
         """Its kernels."""
         return [step for step in self.steps if isinstance(step, Stage)]
+
+    @property
+    def time_s(self) -> float:
+        """What its kernels are expected to take together."""
+        return sum(stage.chosen.time_s for stage in self.stages)
 
     def run(self, tensors: Mapping[str, Any], before: Before = lambda stage, given: None) -> Any:
         """Return what the function returns for tensors of these shapes.
@@ -207,13 +218,13 @@ class Computation:
         bound.apply_defaults()
         tensors: dict[str, Any] = {}
         for name, value in bound.arguments.items():
-            _mapped(value, name, tensors.__setitem__)
+            arrays.mapped(value, name, tensors.__setitem__)
         return bound, tensors
 
     def _plan(self, bound: inspect.BoundArguments, tensors: Mapping[str, Any]) -> Plan:
         like = (
             tuple((k, tuple(t.shape), str(t.dtype), arrays.strides(t)) for k, t in tensors.items()),
-            tuple((k, _hashable(v)) for k, v in bound.arguments.items()),
+            tuple((k, arrays.hashable(v)) for k, v in bound.arguments.items()),
         )
         found = self._plans.get(like)
         if found is None:
@@ -228,7 +239,7 @@ class Computation:
             lying = {} if strides is None else {"strides": strides}
             inputs[name] = input_of(name, tensor, **lying)
         for name, value in bound.arguments.items():
-            traced = _mapped(value, name, lambda place, _: Traced(inputs[place]))
+            traced = arrays.mapped(value, name, lambda place, _: Traced(inputs[place]))
             bound.arguments[name] = traced
         returned = self.function(*bound.args, **bound.kwargs)
         is_single = isinstance(returned, Traced)
@@ -238,21 +249,38 @@ class Computation:
                 expected=f"`{self.function.__name__}` to return tensors that it computes",
                 found=type(returned).__name__,
             )
-        order, results = steps([r.node for r in found])
-        users = consumers(ordered(results))
-        for node in results:
+        roots = [r.node for r in found]
+        for node in roots:
             if node.dtype == "bool":
                 raise TypeMismatch(
                     expected="numbers as results", found="a comparison", span=node.span,
                     hint="use torch.where(condition, 1.0, 0.0)",
                 )  # fmt: skip
         is_on_gpu = isinstance(parse_target(self.target), GpuTarget)
-        numbers, places = itertools.count(), Places(is_on_gpu)
+        ways = [steps(roots, joins_products=False)]
+        if is_on_gpu:  # on CPUs no faster, and slower where rows are few
+            joined = steps(roots, joins_products=True)
+            ways += [joined] if any(isinstance(g, Group) and g.twin for g in joined[0]) else []
+        plans = [
+            self._drafted(inputs, order, results, Places(is_on_gpu), is_single)
+            for order, results in ways
+        ]
+        plan = min(plans, key=lambda plan: plan.time_s)
+        for stage in plan.stages:
+            stage.build()
+        return plan
+
+    def _drafted(
+        self, inputs: Mapping[str, Node], order: Sequence[Group | Node], results: Sequence[Node],
+        places: Places, is_single: bool,
+    ) -> Plan:  # fmt: skip
+        """Return a plan whose kernels are to be built."""
+        users, numbers = consumers(ordered(results)), itertools.count()
         made: list[Stage | Copy | Node] = []
         for step in order:
             if isinstance(step, Group):
-                ways = [] if step.root in results else users[step.root]
-                stage = self._stage(step, next(numbers), places, wanted_order(step.root, ways))
+                readers = [] if step.root in results else users[step.root]
+                stage = self._stage(step, next(numbers), places, wanted_order(step.root, readers))
                 made += [*_copies(places), stage]
             elif "held" in step.attrs:
                 made.append(step)
@@ -272,10 +300,7 @@ class Computation:
         if order is not None:
             places.write(group.root, order)
         function = _function(program, self.target, self.__module__)
-        chosen = recommended(program, function, 1)[0]
-        func = function.program(**chosen.config)
-        options = replace(function.options, config=dict(chosen.lowering))
-        return Stage(group, program, function, chosen, build(func, options))
+        return Stage(group, program, function, recommended(program, function, 1)[0])
 
 
 def written(
@@ -315,41 +340,6 @@ def _function(program: Program, target: Any, module: str) -> JITImpl:
     function: JITImpl = names[program.name]
     function.options = replace(function.options, target=target)
     return function
-
-
-# --- tensors ------------------------------------------------------------------------------------
-
-
-def _mapped(value: Any, place: str, change: Callable[[str, Any], Any]) -> Any:
-    """Return a value with its tensors changed, in lists, tuples and dicts too, by their place."""
-    if is_tensor(value):
-        return change(place, value)
-    if isinstance(value, list | tuple):
-        parts = [_mapped(v, f"{place}.{i}", change) for i, v in enumerate(value)]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    if isinstance(value, dict):
-        return {k: _mapped(v, f"{place}.{k}", change) for k, v in value.items()}
-    return value
-
-
-def _hashable(value: Any) -> Any:
-    """Return an argument as part of a key, whatever its tensors hold.
-
-    Raises:
-        TypeMismatch: it has no value to compare (TC202).
-    """
-    if is_tensor(value):
-        return "tensor"
-    if isinstance(value, list | tuple):
-        return type(value).__name__, tuple(map(_hashable, value))
-    if isinstance(value, dict):
-        return "dict", tuple((k, _hashable(v)) for k, v in value.items())
-    try:
-        hash(value)
-    except TypeError:
-        expected = "tensors, and values that can be keys of a dict"
-        raise TypeMismatch(expected=expected, found=type(value).__name__) from None
-    return type(value).__name__, value
 
 
 def _copies(places: Places) -> list[Copy]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tilecore.computing.fusion import Group
 from tilecore.computing.graph import Node, Shape
@@ -13,6 +13,7 @@ from tilecore.computing.text import Names, Program, indented, module, number, pa
 
 LOG2_E = 1.44269504088896341
 ROWS_OF_BLOCK = 64  # of matrices that lie apart: with fewer they are copied into one
+TILES = {"block_M": "by * block_M", "block_N": "bx * block_N", "block_K": "ko * block_K"}
 LOWEST = -1e30  # finite: a row may see nothing yet
 KNOBS = "block_M=64, block_N=64, block_K=64, num_stages=2, threads=128"
 ATTENTION_KNOBS = "block_M=64, block_N=64, num_stages=2, threads=128"
@@ -29,46 +30,67 @@ def product(group: Group, name: str, places: Places, order: Sequence[int] | None
     """
     core = group.core
     assert core is not None
-    (a, b), names = core.producers, Names(group, places)
+    a, names = core.producers[0], Names(group, places)
     *lead, m, n = core.shape
     k = a.shape[-2] if core.attrs["trans_a"] else a.shape[-1]
     is_flat = not is_batched(group, places)
     batch = () if is_flat else tuple(lead)
     rows = math.prod(lead) * m if is_flat else m
-    left, is_left_turned = _matrices(places, a, rows if is_flat and rows != m else 0)
-    right, is_right_turned = _matrices(places, b, 0)
-    trans_a = core.attrs["trans_a"] != is_left_turned
-    trans_b = core.attrs["trans_b"] != is_right_turned
-    at_a, at_b = _tile(left, batch), _tile(right, batch)
-    names_a, names_b = names.read(a, at_a[0]), names.read(b, at_b[0])
+    left, is_turned = _matrices(places, a, rows if is_flat and rows != m else 0)
+    trans_a = core.attrs["trans_a"] != is_turned
+    place_a, lead_a = _tile(left, batch)
     tile_a = ("block_K", "block_M") if trans_a else ("block_M", "block_K")
-    tile_b = ("block_N", "block_K") if trans_b else ("block_K", "block_N")
-    place = {"block_M": "by * block_M", "block_N": "bx * block_N", "block_K": "ko * block_K"}
-    from_a = ", ".join([*at_a[1], *(place[t] for t in tile_a)])
-    from_b = ", ".join([*at_b[1], *(place[t] for t in tile_b)])
+    from_a = ", ".join([*lead_a, *(TILES[t] for t in tile_a)])
+    name_a = names.read(a, place_a)
     grid = f"T.ceildiv({n}, block_N), T.ceildiv({rows}, block_M)"
     blocks = "(bx, by)" if not batch else "(bx, by, bz)"
     grid += f", {math.prod(batch)}" if batch else ""
-    flags = "".join([", transpose_A=True" * trans_a, ", transpose_B=True" * trans_b])
+    places_of_results = {core: "c"} if group.twin is None else {core: "c", group.twin: "c2"}
+    steps = [
+        _Step(one, names, batch, f"b{c[1:]}", c, ", transpose_A=True" * trans_a)
+        for one, c in places_of_results.items()
+    ]
     lines = [
         f"with T.Kernel({grid}, threads=threads) as {blocks}:",
         f"    a = T.alloc_shared(({', '.join(tile_a)}), {a.dtype!r})",
-        f"    b = T.alloc_shared(({', '.join(tile_b)}), {b.dtype!r})",
-        "    c = T.alloc_fragment((block_M, block_N), 'float32')",
-        "    T.clear(c)",
+        *(f"    {line}" for step in steps for line in step.made),
         f"    for ko in T.Pipelined(T.ceildiv({k}, block_K), num_stages=num_stages):",
-        f"        T.copy({names_a}[{from_a}], a)",
-        f"        T.copy({names_b}[{from_b}], b)",
-        f"        T.gemm(a, b, c{flags})",
+        f"        T.copy({name_a}[{from_a}], a)",
+        *(f"        {step.copy}" for step in steps),
+        *(f"        {step.gemm}" for step in steps),
     ]
     row, column = "by * block_M + i", "bx * block_N + j"
     whole = row if not batch else f"bz * {m} + {row}"
-    lines += _epilogue(group, names, "c", whole, column, "block_M, block_N")
+    lines += _epilogue(group, names, places_of_results, whole, column, "block_M, block_N")
     tile = [("by * block_M", "block_M"), ("bx * block_N", "block_N")]
     output, target = _target(batch, (rows, n), tile, order)
     lines.append(f"    T.copy(c, out[{target}])")
     text = module(group, name, names, output, KNOBS, indented(lines, 2))
     return Program(name, text, names.inputs, {})
+
+
+class _Step:
+    """The lines of one product of a kernel: its right operand and its sums.
+
+    Attributes:
+        made: lines that allocate.
+        copy, gemm: lines of a step along K.
+    """
+
+    def __init__(self, core: Node, names: Names, batch: Shape, b: str, c: str, flags: str) -> None:
+        right = core.producers[1]
+        place, is_turned = names.places.operand(right)
+        is_turned ^= core.attrs["trans_b"]
+        tile = ("block_N", "block_K") if is_turned else ("block_K", "block_N")
+        place, lead = _tile(place, batch)
+        source = ", ".join([*lead, *(TILES[t] for t in tile)])
+        self.made = [
+            f"{b} = T.alloc_shared(({', '.join(tile)}), {right.dtype!r})",
+            f"{c} = T.alloc_fragment((block_M, block_N), 'float32')",
+            f"T.clear({c})",
+        ]
+        self.copy = f"T.copy({names.read(right, place)}[{source}], {b})"
+        self.gemm = f"T.gemm(a, {b}, {c}{flags}{', transpose_B=True' * is_turned})"
 
 
 def is_batched(group: Group, places: Places) -> bool:
@@ -161,7 +183,7 @@ def attention(group: Group, name: str, places: Places, order: Sequence[int] | No
         "        c[i, j] /= total[i]",
     ]
     row = f"bz * {queries} + bx * block_M + i"
-    lines += _epilogue(group, names, "c", row, "j", f"block_M, {width}")
+    lines += _epilogue(group, names, {core: "c"}, row, "j", f"block_M, {width}")
     tile = [("bx * block_M", "block_M"), ("0", str(width))]
     output, target = _target(own, (queries, width), tile, order)
     lines.append(f"    T.copy(c, out[{target}])")
@@ -232,28 +254,22 @@ def _target(
 
 
 def _epilogue(
-    group: Group, names: Names, place: str, row: str, column: str, extents: str
+    group: Group, names: Names, cores: Mapping[Node, str], row: str, column: str, extents: str
 ) -> list[str]:
-    """Return the lines that turn a product in a fragment into the root."""
-    core, root = group.core, group.root
-    assert core is not None
-    if root is core:
+    """Return the lines that turn products in fragments into the root, in place of the first."""
+    root, place = group.root, next(iter(cores.values()))
+    if root in cores:
         return []
     rows, columns = root.shape[:-1], root.shape[-1]
-    loop = Loop(group, names, {core: f"{place}[i, j]"})
+    loop = Loop(group, names, {core: f"{c}[i, j]" for core, c in cores.items()})
+    read = {p for member in group.members if member not in cores for p in member.producers}
     for node in group.operands:
-        if node in core.producers and not _is_read(group, node):
-            continue
-        at = names.places.read(node)
-        loop.known[node] = names.element(node, at, rows, columns, row, column)
+        if node in read:
+            at = names.places.read(node)
+            loop.known[node] = names.element(node, at, rows, columns, row, column)
     loop.compute(root)
     return [
         f"    for i, j in T.Parallel({extents}):",
         *(f"        {line}" for line in loop.lines),
         f"        {place}[i, j] = {loop.known[root]}",
     ]
-
-
-def _is_read(group: Group, node: Node) -> bool:
-    """Return whether the epilogue reads a tensor."""
-    return any(node in m.producers for m in group.members if m is not group.core)

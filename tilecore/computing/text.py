@@ -29,9 +29,10 @@ POWERS: Mapping[float, str] = MappingProxyType({
 })  # fmt: skip
 WIDE = "float32"
 RESERVED = (
-    "a", "b", "bx", "by", "bz", "c", "column", "i", "j", "k", "ko", "largest", "part", "q", "row",
-    "scores", "shrink", "step", "threads", "tilelang", "top", "total", "v", "weights", "T",
-    "block_M", "block_N", "block_K", "num_stages", *(f"{x}{n}" for x in "frv" for n in range(100)),
+    "a", "b", "b2", "bx", "by", "bz", "c", "c2", "column", "i", "j", "k", "ko", "largest", "part",
+    "q", "row", "scores", "shrink", "step", "threads", "tilelang", "top", "total", "v", "weights",
+    "T", "block_M", "block_N", "block_K", "num_stages",
+    *(f"{x}{n}" for x in "frv" for n in range(100)),
 )  # fmt: skip
 
 
