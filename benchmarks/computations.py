@@ -38,6 +38,17 @@ def _widened(value: Any) -> Any:
     return {k: _widened(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
+def attention_of_parts(x: torch.Tensor, w: torch.Tensor, heads: int = 8) -> torch.Tensor:
+    """Return causal attention of three parts of a projection, which are views of it."""
+    rows, length, width = x.shape
+    q, k, v = (
+        part.reshape(rows, length, heads, width // heads).transpose(1, 2)
+        for part in (x @ w).chunk(3, dim=-1)
+    )
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return y.transpose(1, 2).reshape(rows, length, width)
+
+
 def cases() -> dict[str, tuple[Function, tuple[Any, ...]]]:
     """Return functions and arguments by name."""
     r = torch.randn
@@ -48,6 +59,9 @@ def cases() -> dict[str, tuple[Function, tuple[Any, ...]]]:
     return {
         "elements 2048x1024": (
             lambda x, y: (x * y + 1).relu() * x.sigmoid(), (r(2048, 1024), r(2048, 1024))
+        ),
+        "halves of rows 1024x4096": (
+            lambda x: F.silu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1], (r(1024, 4096),)
         ),
         "softmax 4096x1024": (lambda x: x.softmax(-1), (rows,)),
         "softmax of scores 4096x1024": (lambda x, m: (x * 0.125 + m).softmax(-1), (rows, r(1024))),
@@ -69,6 +83,9 @@ def cases() -> dict[str, tuple[Function, tuple[Any, ...]]]:
         ),
         "attention by hand, bias 8x1024x64": (
             lambda q, k, v, m: (q @ k.mT * 0.125 + m).softmax(-1) @ v, (*qkv, r(1024, 1024))
+        ),
+        "attention of a projection 2x256x512": (
+            attention_of_parts, (r(2, 256, 512), r(512, 1536) / 22)
         ),
         "block 2x256x512": (block.function, (r(2, 256, 512), weights(512, 1376))),
     }  # fmt: skip

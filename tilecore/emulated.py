@@ -94,9 +94,12 @@ def _array(spec: ParameterSpec, tensor: Any) -> Any:
 
 
 def _seen_as(array: Any, recipe: TensorMapRecipe, values: Mapping[str, Any]) -> Any:
-    """Return the contiguous array that a tensor map shows."""
+    """Return the array that a tensor map shows."""
     shape = [dims.evaluate(e, values) for e in recipe.shape]
-    return array.reshape(-1).view(BITS.get(recipe.dtype, recipe.dtype)).reshape(shape)
+    kind = BITS.get(recipe.dtype, recipe.dtype)
+    if recipe.strides is not None:  # of the tensor itself
+        return array.view(kind)
+    return array.reshape(-1).view(kind).reshape(shape)
 
 
 def _computes_addresses(func: PrimFunc) -> bool:

@@ -20,7 +20,7 @@ from tilecore.inference.races import check_races
 from tilecore.inference.tile_bounds import check_tile_bounds
 from tilecore.ir.clusters import refuse_clusters
 from tilecore.ir.expr import Expr, int_value
-from tilecore.ir.nodes import Buffer, PrimFunc
+from tilecore.ir.nodes import PrimFunc
 from tilecore.ir.printer import Namer, format_expr, format_func
 from tilecore.ir.verifier import verify
 from tilecore.passes import tensor_memory
@@ -185,8 +185,9 @@ def tensor_maps(program: LoweredProgram) -> tuple[TensorMapRecipe, ...]:
     return tuple(
         TensorMapRecipe(
             name=m.name, tensor=program.names.name(m.tensor.root), dtype=str(m.tensor.dtype),
-            shape=_extents(m.tensor, program.names), strides=None, box=m.box,
-            swizzle_bytes=m.swizzle_bytes,
+            shape=_extents(m.tensor.shape, program.names),
+            strides=None if (s := m.tensor.strides) is None else _extents(s, program.names),
+            box=m.box, swizzle_bytes=m.swizzle_bytes,
         )
         for m in program.maps
     )  # fmt: skip
@@ -195,14 +196,14 @@ def tensor_maps(program: LoweredProgram) -> tuple[TensorMapRecipe, ...]:
 def workspaces(program: LoweredProgram) -> tuple[Workspace, ...]:
     """Return the memory that a call provides."""
     return tuple(
-        Workspace(program.names.name(b), str(b.dtype), _extents(b, program.names))
+        Workspace(program.names.name(b), str(b.dtype), _extents(b.shape, program.names))
         for b in program.workspaces
     )
 
 
-def _extents(buffer: Buffer, namer: Namer) -> tuple[int | str, ...]:
+def _extents(values: Sequence[Expr], namer: Namer) -> tuple[int | str, ...]:
     def extent(value: Expr) -> int | str:
         size = int_value(value)
         return format_expr(value, namer) if size is None else size
 
-    return tuple(extent(e) for e in buffer.shape)
+    return tuple(extent(e) for e in values)

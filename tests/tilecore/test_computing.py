@@ -165,6 +165,8 @@ def test_half_types_are_rounded_once(dtype, tolerance):
     check(lambda x: x.float().softmax(-1), x, kernels=1)
     check(lambda x: x.float().softmax(-1).to(x.dtype), x, kernels=1, tolerance=tolerance)
     assert tilecore.compute(lambda x: x * torch.tensor(2.0))(x).dtype == dtype
+    chosen = tilecore.compute(lambda x: torch.where(x > 0, x, torch.tensor(2.0)))(x)
+    assert chosen.dtype == dtype  # a single number follows the others here, too
     qkv = [torch.randn(1, 2, 50, 32).to(dtype) for _ in range(3)]
     found = check(F.scaled_dot_product_attention, *qkv, kernels=1, tolerance=tolerance)
     assert found(*qkv).dtype == dtype
@@ -310,6 +312,24 @@ def test_the_same_functions_are_programs_of_gpus(target):
         found = plan.run(dict(zip(plan.inputs, args, strict=True)))
         want = function(*(a.double() for a in args))
         assert (found.double() - want).abs().max() <= 2e-3 * want.abs().max()
+
+
+@pytest.mark.parametrize("target", ["h100", "a100", "mi300x", "auto"])
+def test_products_of_one_operand_are_one_kernel_where_that_is_faster(target):
+    """On GPUs the model decides; on a CPU it is not faster (docs/compute.md)."""
+    x, g, u = torch.randn(3, 40, 72).half(), scaled(72, 90).half(), scaled(90, 72).half().T
+    y = torch.randn(90).half()
+
+    def gated(x, g, u, y):
+        return F.silu(x @ g + y) * (x @ u) + y
+
+    plan = tilecore.compute(gated, target=target).plan(x, g, u, y)
+    assert len(plan.stages) == (2 if target == "auto" else 1)
+    for stage in plan.stages:
+        stage.kernel = stage.kernel if target == "auto" else stage.kernel.emulated()
+    found = plan.run({"x": x, "g": g, "u": u, "y": y})
+    want = gated(*(a.double() for a in (x, g, u, y)))
+    assert (found.double() - want).abs().max() <= 2e-3 * want.abs().max()
 
 
 def test_tuning_takes_what_is_fastest_and_right(tmp_path, monkeypatch):

@@ -13,23 +13,24 @@ import inspect
 import itertools
 import linecache
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from tilecore.autotuner import AutoTuner, set_autotune_inputs
-from tilecore.computing import products, rows
+from tilecore.computing import arrays, products, rows
 from tilecore.computing.fusion import Group, steps
-from tilecore.computing.graph import Node
-from tilecore.computing.tensor import Traced, input_of, is_tensor
-from tilecore.computing.text import Parameter, Program
+from tilecore.computing.graph import Node, consumers, ordered
+from tilecore.computing.places import Place, Places, wanted_order
+from tilecore.computing.tensor import Traced, input_of
+from tilecore.computing.text import Program
 from tilecore.errors import TypeMismatch
+from tilecore.gpu_target import GpuTarget
 from tilecore.jit import JITImpl
 from tilecore.jit_compile import build
 from tilecore.kernel import JITKernel
 from tilecore.recommending import RecommendedConfig
 from tilecore.runtime.memo import Memo
+from tilecore.target import parse_target
 from tilecore.tile_config import digest
 from tilecore.torch_trace import is_traced, untraced
 
@@ -52,7 +53,13 @@ class Stage:
     program: Program
     function: JITImpl
     chosen: RecommendedConfig
-    kernel: JITKernel
+    kernel: JITKernel = field(init=False)
+
+    def build(self) -> None:
+        """Compile it with its config."""
+        func = self.function.program(**self.chosen.config)
+        options = replace(self.function.options, config=dict(self.chosen.lowering))
+        self.kernel = build(func, options)
 
     def tune(self, tensors: Sequence[Any], trials: int) -> None:
         """Measure recommended configs on some tensors and take the fastest."""
@@ -71,20 +78,33 @@ class Stage:
         self.kernel = found.kernel
 
 
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A tensor that is laid out anew: no kernel could read it well where it lies.
+
+    Attributes:
+        node: the copy, row-major.
+        source: what it is a copy of, maybe in another shape.
+    """
+
+    node: Node
+    source: Place
+
+
 @dataclass(eq=False)
 class Plan:
     """What one set of shapes is computed by.
 
     Attributes:
         inputs: nodes of the tensors of a call, by the names of the function's parameters.
-        steps: kernels and views, in order.
-        results: nodes of what the function returns.
+        steps: kernels and copies, in order.
+        results: places of what the function returns.
         is_single: whether it returns one tensor rather than a tuple.
     """
 
     inputs: Mapping[str, Node]
-    steps: Sequence[Stage | Node]
-    results: Sequence[Node]
+    steps: Sequence[Stage | Copy | Node]
+    results: Sequence[Place]
     is_single: bool
 
     @property
@@ -92,23 +112,27 @@ class Plan:
         """Its kernels."""
         return [step for step in self.steps if isinstance(step, Stage)]
 
+    @property
+    def time_s(self) -> float:
+        """What its kernels are expected to take together."""
+        return sum(stage.chosen.time_s for stage in self.stages)
+
     def run(self, tensors: Mapping[str, Any], before: Before = lambda stage, given: None) -> Any:
         """Return what the function returns for tensors of these shapes.
 
         ``before`` gets each kernel and its tensors before it runs.
         """
-        known = {node: tensors[name] for name, node in self.inputs.items()}
+        known = {node: arrays.laid(tensors[name], node) for name, node in self.inputs.items()}
         for step in self.steps:
             if isinstance(step, Stage):
-                given = [_as_read(known[p.node], p) for p in step.program.inputs]
+                given = [arrays.at(known, p.place) for p in step.program.inputs]
                 before(step, given)
-                found = step.kernel.run(*given)
-                known[step.group.root] = _reshaped(found, step.group.root.shape)
-            elif step.kind == "view":
-                known[step] = _viewed(known[step.producers[0]], step)
-            elif step not in known:
-                known[step] = step.attrs["held"]
-        found = [_whole(known[node]) for node in self.results]
+                known[step.group.root] = step.kernel.run(*given)
+            elif isinstance(step, Copy):
+                known[step.node] = arrays.copied(arrays.at(known, step.source), step.node.shape)
+            else:
+                known[step] = arrays.whole(step.attrs["held"])
+        found = [arrays.whole(arrays.at(known, place)) for place in self.results]
         return found[0] if self.is_single else tuple(found)
 
 
@@ -171,7 +195,11 @@ class Computation:
     def explain(self, *args: Any, **kwargs: Any) -> str:
         """Return which kernels a call runs, what was fused, and why their configs were chosen."""
         lines = []
-        for stage in self.plan(*args, **kwargs).stages:
+        for stage in self.plan(*args, **kwargs).steps:
+            if isinstance(stage, Copy):
+                lines.append(f"copy of {stage.node.shape}: its rows do not lie together")
+            if not isinstance(stage, Stage):
+                continue
             made = ", ".join(node.op for node in stage.group.members)
             read = ", ".join(f"{p.name} {p.node.shape}" for p in stage.program.inputs)
             config = " ".join(f"{k}={v}" for k, v in stage.chosen.config.items())
@@ -190,13 +218,13 @@ class Computation:
         bound.apply_defaults()
         tensors: dict[str, Any] = {}
         for name, value in bound.arguments.items():
-            _mapped(value, name, tensors.__setitem__)
+            arrays.mapped(value, name, tensors.__setitem__)
         return bound, tensors
 
     def _plan(self, bound: inspect.BoundArguments, tensors: Mapping[str, Any]) -> Plan:
         like = (
-            tuple((k, tuple(t.shape), str(t.dtype)) for k, t in tensors.items()),
-            tuple((k, _hashable(v)) for k, v in bound.arguments.items()),
+            tuple((k, tuple(t.shape), str(t.dtype), arrays.strides(t)) for k, t in tensors.items()),
+            tuple((k, arrays.hashable(v)) for k, v in bound.arguments.items()),
         )
         found = self._plans.get(like)
         if found is None:
@@ -205,9 +233,13 @@ class Computation:
         return found
 
     def _read(self, bound: inspect.BoundArguments, tensors: Mapping[str, Any]) -> Plan:
-        inputs = {name: input_of(name, tensor) for name, tensor in tensors.items()}
+        inputs = {}
+        for name, tensor in tensors.items():
+            strides = arrays.strides(tensor)
+            lying = {} if strides is None else {"strides": strides}
+            inputs[name] = input_of(name, tensor, **lying)
         for name, value in bound.arguments.items():
-            traced = _mapped(value, name, lambda place, _: Traced(inputs[place]))
+            traced = arrays.mapped(value, name, lambda place, _: Traced(inputs[place]))
             bound.arguments[name] = traced
         returned = self.function(*bound.args, **bound.kwargs)
         is_single = isinstance(returned, Traced)
@@ -217,37 +249,76 @@ class Computation:
                 expected=f"`{self.function.__name__}` to return tensors that it computes",
                 found=type(returned).__name__,
             )
-        order, results = steps([r.node for r in found])
-        for node in results:
+        roots = [r.node for r in found]
+        for node in roots:
             if node.dtype == "bool":
                 raise TypeMismatch(
                     expected="numbers as results", found="a comparison", span=node.span,
                     hint="use torch.where(condition, 1.0, 0.0)",
                 )  # fmt: skip
-        numbers = itertools.count()
-        made: list[Stage | Node] = [
-            self._stage(step, next(numbers)) if isinstance(step, Group) else step for step in order
+        is_on_gpu = isinstance(parse_target(self.target), GpuTarget)
+        ways = [steps(roots, joins_products=False)]
+        if is_on_gpu:  # on CPUs no faster, and slower where rows are few
+            joined = steps(roots, joins_products=True)
+            ways += [joined] if any(isinstance(g, Group) and g.twin for g in joined[0]) else []
+        plans = [
+            self._drafted(inputs, order, results, Places(is_on_gpu), is_single)
+            for order, results in ways
         ]
-        known = {n for n in order if isinstance(n, Node)}
-        return Plan({k: n for k, n in inputs.items() if n in known}, made, results, is_single)
+        plan = min(plans, key=lambda plan: plan.time_s)
+        for stage in plan.stages:
+            stage.build()
+        return plan
 
-    def _stage(self, group: Group, number: int) -> Stage:
+    def _drafted(
+        self, inputs: Mapping[str, Node], order: Sequence[Group | Node], results: Sequence[Node],
+        places: Places, is_single: bool,
+    ) -> Plan:  # fmt: skip
+        """Return a plan whose kernels are to be built."""
+        users, numbers = consumers(ordered(results)), itertools.count()
+        made: list[Stage | Copy | Node] = []
+        for step in order:
+            if isinstance(step, Group):
+                readers = [] if step.root in results else users[step.root]
+                stage = self._stage(step, next(numbers), places, wanted_order(step.root, readers))
+                made += [*_copies(places), stage]
+            elif "held" in step.attrs:
+                made.append(step)
+        at = [places.of(node) for node in results]
+        for place in at:
+            places.need(place)
+        made += _copies(places)
+        read = {n for n in order if isinstance(n, Node)}
+        return Plan({k: n for k, n in inputs.items() if n in read}, made, at, is_single)
+
+    def _stage(
+        self, group: Group, number: int, places: Places, order: tuple[int, ...] | None
+    ) -> Stage:
         own = self.function.__name__
         name = f"{own if own.isidentifier() else 'computation'}_{number}"  # it may be a lambda
-        core = None if group.core is None else group.core.kind
-        if core == "product":
-            program = products.product(group, name)
-        elif core == "attention":
-            program = products.attention(group, name)
-        elif group.has_reductions:
-            program = rows.rows(group, name)
-        else:
-            program = rows.elements(group, name)
+        program, order = written(group, name, places, order)
+        if order is not None:
+            places.write(group.root, order)
         function = _function(program, self.target, self.__module__)
-        chosen = recommended(program, function, 1)[0]
-        func = function.program(**chosen.config)
-        options = replace(function.options, config=dict(chosen.lowering))
-        return Stage(group, program, function, chosen, build(func, options))
+        return Stage(group, program, function, recommended(program, function, 1)[0])
+
+
+def written(
+    group: Group, name: str, places: Places, order: tuple[int, ...] | None
+) -> tuple[Program, tuple[int, ...] | None]:
+    """Return the program of a kernel, and the order of the axes of its result in memory.
+
+    ``order`` is the one that readers want; None: that of the axes.
+    """
+    core = None if group.core is None else group.core.kind
+    if core == "attention":
+        return products.attention(group, name, places, order), order
+    if core == "product":
+        order = order if products.is_batched(group, places) else None
+        return products.product(group, name, places, order), order
+    if group.has_reductions:
+        return rows.rows(group, name, places), None
+    return rows.elements(group, name, places), None
 
 
 def recommended(program: Program, function: JITImpl, count: int) -> Sequence[RecommendedConfig]:
@@ -271,63 +342,11 @@ def _function(program: Program, target: Any, module: str) -> JITImpl:
     return function
 
 
-# --- tensors ------------------------------------------------------------------------------------
-
-
-def _mapped(value: Any, place: str, change: Callable[[str, Any], Any]) -> Any:
-    """Return a value with its tensors changed, in lists, tuples and dicts too, by their place."""
-    if is_tensor(value):
-        return change(place, value)
-    if isinstance(value, list | tuple):
-        parts = [_mapped(v, f"{place}.{i}", change) for i, v in enumerate(value)]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    if isinstance(value, dict):
-        return {k: _mapped(v, f"{place}.{k}", change) for k, v in value.items()}
-    return value
-
-
-def _hashable(value: Any) -> Any:
-    """Return an argument as part of a key, whatever its tensors hold.
-
-    Raises:
-        TypeMismatch: it has no value to compare (TC202).
-    """
-    if is_tensor(value):
-        return "tensor"
-    if isinstance(value, list | tuple):
-        return type(value).__name__, tuple(map(_hashable, value))
-    if isinstance(value, dict):
-        return "dict", tuple((k, _hashable(v)) for k, v in value.items())
-    try:
-        hash(value)
-    except TypeError:
-        expected = "tensors, and values that can be keys of a dict"
-        raise TypeMismatch(expected=expected, found=type(value).__name__) from None
-    return type(value).__name__, value
-
-
-def _as_read(tensor: Any, parameter: Parameter) -> Any:
-    """Return a tensor as a program reads it: row-major, some of its axes as one."""
-    return _reshaped(_whole(tensor), parameter.shape)
-
-
-def _whole(tensor: Any) -> Any:
-    """Return a tensor whose elements lie one after the other."""
-    is_torch = hasattr(tensor, "contiguous")
-    return tensor.contiguous() if is_torch else np.ascontiguousarray(tensor)
-
-
-def _reshaped(tensor: Any, shape: tuple[int, ...]) -> Any:
-    return tensor if tuple(tensor.shape) == shape else tensor.reshape(shape)
-
-
-def _viewed(tensor: Any, node: Node) -> Any:
-    if node.op == "reshape":
-        return tensor.reshape(node.shape)
-    if node.op == "slice":
-        return tensor[node.attrs["index"]]
-    axes = node.attrs["axes"]
-    return tensor.permute(axes) if hasattr(tensor, "permute") else tensor.transpose(axes)
+def _copies(places: Places) -> list[Copy]:
+    """Return the copies that are needed and not made yet."""
+    found = [Copy(node, places.of(node.producers[0])) for node in places.copies]
+    places.copies.clear()
+    return found
 
 
 def compute(function: Any = None, *, target: Any = "auto") -> Any:

@@ -62,8 +62,8 @@ def _where(span: SourceSpan, condition: Node, a: Value, b: Value) -> Node:
     if condition.dtype != "bool":
         raise TypeMismatch(expected="a comparison as condition", found=condition.dtype)
     a, b = _operand(a), _operand(b)
-    floats = [x.dtype for x in (a, b) if isinstance(x, Node)] or ["float32"]
-    return pointwise("where", condition, a, b, span=span, dtype=graph.common_dtype(floats))
+    dtype = graph.common_dtype([x for x in (a, b) if isinstance(x, Node)])
+    return pointwise("where", condition, a, b, span=span, dtype=dtype)
 
 
 def _refuse_in_place(inplace: bool) -> None:

@@ -26,6 +26,8 @@ class Group:
         rows: extents of the axes but the last.
         columns: the last one; None while only values per row are known.
         core: its product or attention.
+        twin: a second product, of the same left operand.
+        takes_twin: whether there may be one.
         has_reductions: whether rows are reduced.
     """
 
@@ -34,19 +36,22 @@ class Group:
     rows: tuple[int, ...] = ()
     columns: int | None = None
     core: Node | None = None
+    twin: Node | None = None
+    takes_twin: bool = False
     has_reductions: bool = False
 
     @classmethod
-    def of(cls, root: Node) -> Group:
+    def of(cls, root: Node, takes_twin: bool) -> Group:
         """Return the group of a root alone."""
         shape = root.shape or (1,)
-        group = cls(root, [], shape[:-1], None if shape[-1] == 1 else shape[-1])
+        columns = None if shape[-1] == 1 else shape[-1]
+        group = cls(root, [], shape[:-1], columns, takes_twin=takes_twin)
         group._add(root)
         return group
 
     def take(self, node: Node, users: Sequence[Node]) -> bool:
         """Add a producer if the kernel can compute it; return whether it does."""
-        if any(user is self.core for user in users):
+        if any(user in (self.core, self.twin) for user in users):
             return False  # operands of products are tensors
         check = {"pointwise": self._fits, "reduce": self._reduces}.get(node.kind, self._ends)
         if not check(node):
@@ -57,7 +62,10 @@ class Group:
     def _add(self, node: Node) -> None:
         self.members.append(node)
         if node.kind in CORES:
-            self.core = node
+            if self.core is None:
+                self.core = node
+            else:
+                self.twin = node
         elif node.kind == "reduce":
             self.has_reductions = True
             self.columns = node.producers[0].shape[-1]
@@ -75,7 +83,17 @@ class Group:
 
     def _ends(self, node: Node) -> bool:
         is_free = self.core is None and not self.has_reductions
-        return is_free and node.shape == self.root.shape
+        return (is_free or self._is_twin(node)) and node.shape == self.root.shape
+
+    def _is_twin(self, node: Node) -> bool:
+        """Return whether a product reads the same rows as the one that is there."""
+        if not self.takes_twin or self.core is None or self.twin is not None:
+            return False
+        if self.core.kind != "product" or node.kind != "product":
+            return False
+        (a, b), (other, last) = node.producers, self.core.producers
+        is_turned = [product.attrs["trans_a"] for product in (node, self.core)]
+        return a is other and is_turned[0] == is_turned[1] and b.shape[:-2] == last.shape[:-2]
 
     @property
     def operands(self) -> list[Node]:
@@ -85,8 +103,11 @@ class Group:
         return list(found)
 
 
-def steps(roots: Sequence[Node]) -> tuple[list[Group | Node], list[Node]]:
-    """Return inputs, kernels and views in an order in which they can run, and the results."""
+def steps(roots: Sequence[Node], joins_products: bool) -> tuple[list[Group | Node], list[Node]]:
+    """Return inputs, kernels and views in an order in which they can run, and the results.
+
+    ``joins_products``: two products of one left operand that meet in an expression are one kernel.
+    """
     roots = merged(rewritten(rewritten(roots, _with_attention), _without_softmax))
     nodes = ordered(roots)
     users, results = consumers(nodes), set(roots)
@@ -97,7 +118,7 @@ def steps(roots: Sequence[Node]) -> tuple[list[Group | Node], list[Node]]:
         groups = {owner.get(user) for user in users[node]}
         group = groups.pop() if len(groups) == 1 and node not in results else None
         if group is None or not group.take(node, users[node]):
-            group = Group.of(node)
+            group = Group.of(node, joins_products)
         owner[node] = group
     found: list[Group | Node] = []
     for node in nodes:

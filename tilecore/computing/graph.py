@@ -120,9 +120,7 @@ def pointwise(op: str, *args: Node | float, span: SourceSpan, dtype: str | None 
     """
     tensors = [a for a in args if isinstance(a, Node)]
     shape = broadcast(op, [t.shape for t in tensors], span)
-    floats = [t for t in tensors if t.dtype != "bool"]
-    typed = [t for t in floats if t.shape] or floats  # a single number follows the others
-    found = dtype or common_dtype([t.dtype for t in typed])
+    found = dtype or common_dtype([t for t in tensors if t.dtype != "bool"])
     return Node("pointwise", op, args, shape, found, span=span)
 
 
@@ -268,7 +266,9 @@ def broadcast(what: str, shapes: Sequence[Shape], span: SourceSpan) -> Shape:
     return tuple(found)
 
 
-def common_dtype(dtypes: Sequence[str]) -> str:
-    """Return the element type of a result, as torch has it."""
-    kinds = set(dtypes)
+def common_dtype(tensors: Sequence[Node]) -> str:
+    """Return the element type of a function of tensors, as torch has it."""
+    kinds = {t.dtype for t in tensors if t.shape} or {
+        t.dtype for t in tensors
+    }  # one number follows
     return kinds.pop() if len(kinds) == 1 else "float32"

@@ -3,76 +3,128 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 from tilecore.computing.fusion import Group
 from tilecore.computing.graph import Node, Shape
+from tilecore.computing.places import Place, Places
 from tilecore.computing.rows import Loop
-from tilecore.computing.text import (
-    Names,
-    Parameter,
-    Program,
-    element,
-    indented,
-    module,
-    number,
-    view_of,
-)
+from tilecore.computing.text import Names, Program, indented, module, number, part_of, view_of
 
 LOG2_E = 1.44269504088896341
+ROWS_OF_BLOCK = 64  # of matrices that lie apart: with fewer they are copied into one
+TILES = {"block_M": "by * block_M", "block_N": "bx * block_N", "block_K": "ko * block_K"}
 LOWEST = -1e30  # finite: a row may see nothing yet
 KNOBS = "block_M=64, block_N=64, block_K=64, num_stages=2, threads=128"
 ATTENTION_KNOBS = "block_M=64, block_N=64, num_stages=2, threads=128"
 
 
-def product(group: Group, name: str) -> Program:
-    """Return the program of a group around a matrix product."""
+def product(group: Group, name: str, places: Places, order: Sequence[int] | None) -> Program:
+    """Return the program of a group around a matrix product.
+
+    Args:
+        group: the group.
+        name: of the program.
+        places: of tensors.
+        order: of the axes of the result in memory, whose last is the last; None: as they are.
+    """
     core = group.core
     assert core is not None
-    (a, b), names = core.producers, Names(group)
-    trans_a, trans_b = core.attrs["trans_a"], core.attrs["trans_b"]
+    a, names = core.producers[0], Names(group, places)
     *lead, m, n = core.shape
-    k = a.shape[-2] if trans_a else a.shape[-1]
-    is_flat = not trans_a and math.prod(b.shape[:-2]) == 1 and a.shape[:-2] == tuple(lead)
+    k = a.shape[-2] if core.attrs["trans_a"] else a.shape[-1]
+    is_flat = not is_batched(group, places)
     batch = () if is_flat else tuple(lead)
     rows = math.prod(lead) * m if is_flat else m
-    at_a, at_b = _tile(a, batch, is_flat), _tile(b, batch, is_flat)
-    names_a, names_b = names.read(a, at_a[0]), names.read(b, at_b[0])
+    left, is_turned = _matrices(places, a, rows if is_flat and rows != m else 0)
+    trans_a = core.attrs["trans_a"] != is_turned
+    place_a, lead_a = _tile(left, batch)
     tile_a = ("block_K", "block_M") if trans_a else ("block_M", "block_K")
-    tile_b = ("block_N", "block_K") if trans_b else ("block_K", "block_N")
-    place = {"block_M": "by * block_M", "block_N": "bx * block_N", "block_K": "ko * block_K"}
-    from_a = ", ".join([*at_a[1], *(place[t] for t in tile_a)])
-    from_b = ", ".join([*at_b[1], *(place[t] for t in tile_b)])
+    from_a = ", ".join([*lead_a, *(TILES[t] for t in tile_a)])
+    name_a = names.read(a, place_a)
     grid = f"T.ceildiv({n}, block_N), T.ceildiv({rows}, block_M)"
     blocks = "(bx, by)" if not batch else "(bx, by, bz)"
     grid += f", {math.prod(batch)}" if batch else ""
-    flags = "".join([", transpose_A=True" * trans_a, ", transpose_B=True" * trans_b])
+    places_of_results = {core: "c"} if group.twin is None else {core: "c", group.twin: "c2"}
+    steps = [
+        _Step(one, names, batch, f"b{c[1:]}", c, ", transpose_A=True" * trans_a)
+        for one, c in places_of_results.items()
+    ]
     lines = [
         f"with T.Kernel({grid}, threads=threads) as {blocks}:",
         f"    a = T.alloc_shared(({', '.join(tile_a)}), {a.dtype!r})",
-        f"    b = T.alloc_shared(({', '.join(tile_b)}), {b.dtype!r})",
-        "    c = T.alloc_fragment((block_M, block_N), 'float32')",
-        "    T.clear(c)",
+        *(f"    {line}" for step in steps for line in step.made),
         f"    for ko in T.Pipelined(T.ceildiv({k}, block_K), num_stages=num_stages):",
-        f"        T.copy({names_a}[{from_a}], a)",
-        f"        T.copy({names_b}[{from_b}], b)",
-        f"        T.gemm(a, b, c{flags})",
+        f"        T.copy({name_a}[{from_a}], a)",
+        *(f"        {step.copy}" for step in steps),
+        *(f"        {step.gemm}" for step in steps),
     ]
     row, column = "by * block_M + i", "bx * block_N + j"
     whole = row if not batch else f"bz * {m} + {row}"
-    lines += _epilogue(group, names, "c", whole, column, "block_M, block_N")
-    output = (rows, n) if not batch else (math.prod(batch), m, n)
-    target = "by * block_M, bx * block_N"
-    lines.append(f"    T.copy(c, out[{target if not batch else f'bz, {target}'}])")
+    lines += _epilogue(group, names, places_of_results, whole, column, "block_M, block_N")
+    tile = [("by * block_M", "block_M"), ("bx * block_N", "block_N")]
+    output, target = _target(batch, (rows, n), tile, order)
+    lines.append(f"    T.copy(c, out[{target}])")
     text = module(group, name, names, output, KNOBS, indented(lines, 2))
-    inputs, last = names.inputs, Parameter("out", group.root, output)
-    return Program(name, text, inputs, last, {})
+    return Program(name, text, names.inputs, {})
 
 
-def attention(group: Group, name: str) -> Program:
-    """Return the program of a group around attention: blocks of keys, one after the other."""
+class _Step:
+    """The lines of one product of a kernel: its right operand and its sums.
+
+    Attributes:
+        made: lines that allocate.
+        copy, gemm: lines of a step along K.
+    """
+
+    def __init__(self, core: Node, names: Names, batch: Shape, b: str, c: str, flags: str) -> None:
+        right = core.producers[1]
+        place, is_turned = names.places.operand(right)
+        is_turned ^= core.attrs["trans_b"]
+        tile = ("block_N", "block_K") if is_turned else ("block_K", "block_N")
+        place, lead = _tile(place, batch)
+        source = ", ".join([*lead, *(TILES[t] for t in tile)])
+        self.made = [
+            f"{b} = T.alloc_shared(({', '.join(tile)}), {right.dtype!r})",
+            f"{c} = T.alloc_fragment((block_M, block_N), 'float32')",
+            f"T.clear({c})",
+        ]
+        self.copy = f"T.copy({names.read(right, place)}[{source}], {b})"
+        self.gemm = f"T.gemm(a, {b}, {c}{flags}{', transpose_B=True' * is_turned})"
+
+
+def is_batched(group: Group, places: Places) -> bool:
+    """Return whether a product has matrices of its own per block, rather than all rows as one."""
     core = group.core
     assert core is not None
-    (q, k, v), mask, names = core.producers[:3], core.producers[3:], Names(group)
+    (a, b), (*lead, m, _) = core.producers, core.shape
+    if core.attrs["trans_a"] or math.prod(b.shape[:-2]) != 1 or a.shape[:-2] != tuple(lead):
+        return True
+    is_apart = places.of(a).reshaped((math.prod(lead) * m, a.shape[-1])) is None
+    return is_apart and m >= ROWS_OF_BLOCK
+
+
+def _matrices(places: Places, x: Node, rows: int) -> tuple[Place, bool]:
+    """Return where an operand is read, and whether its transpose lies there.
+
+    ``rows``: of all its matrices as one; 0: they stay apart.
+    """
+    if not rows:
+        return places.operand(x)
+    shape = (rows, x.shape[-1])
+    found = places.read(x, lambda place: place.reshaped(shape) is not None).reshaped(shape)
+    assert found is not None
+    return found, False
+
+
+def attention(group: Group, name: str, places: Places, order: Sequence[int] | None) -> Program:
+    """Return the program of a group around attention: blocks of keys, one after the other.
+
+    The arguments are those of ``product``.
+    """
+    core = group.core
+    assert core is not None
+    (q, k, v), mask, names = core.producers[:3], core.producers[3:], Names(group, places)
     *lead, queries, width = core.shape
     keys, depth, is_causal = k.shape[-2], q.shape[-1], core.attrs["is_causal"]
     heads, scale = math.prod(lead), core.attrs["scale"]
@@ -80,10 +132,16 @@ def attention(group: Group, name: str) -> Program:
     head = "bz"
     if own != shared:  # grouped queries
         head = f"bz // {lead[-1] // shared[-1]}"
-    kv_heads = math.prod(shared)
-    name_q = names.read(q, (heads, queries, depth))
-    name_k = names.read(k, (kv_heads, keys, depth))
-    name_v = names.read(v, (kv_heads, keys, width))
+    (place_q, at_q), (place_k, at_k), (place_v, at_v) = (
+        _tile(places.read(x), x.shape[:-2], head if x is not q else "bz") for x in (q, k, v)
+    )
+    name_q, name_k, name_v = names.read(q, place_q), names.read(k, place_k), names.read(v, place_v)
+    from_q, from_k, from_v = (
+        ", ".join([*lead_of, place, "0"])
+        for lead_of, place in (
+            (at_q, "bx * block_M"), (at_k, "step * block_N"), (at_v, "step * block_N"),
+        )
+    )  # fmt: skip
     last = f"T.min({keys}, (bx + 1) * block_M)" if is_causal else str(keys)
     is_folded = not mask and scale > 0  # into the exponent
     factor = number(LOG2_E * (scale if is_folded else 1.0))
@@ -97,14 +155,14 @@ def attention(group: Group, name: str) -> Program:
         f"    weights = T.alloc_fragment((block_M, block_N), {v.dtype!r})",
         f"    c = T.alloc_fragment((block_M, {width}), 'float32')",
         *(f"    {r} = T.alloc_fragment((block_M,), 'float32')" for r in rows.split(", ")),
-        f"    T.copy({name_q}[bz, bx * block_M, 0], q)",
+        f"    T.copy({name_q}[{from_q}], q)",
         "    T.clear(c)",
         "    T.clear(total)",
         f"    T.fill(largest, {LOWEST!r})",
         f"    T.fill(top, {LOWEST!r} * {factor})",
         f"    for step in T.Pipelined(T.ceildiv({last}, block_N), num_stages=num_stages):",
-        f"        T.copy({name_k}[{head}, step * block_N, 0], k)",
-        f"        T.copy({name_v}[{head}, step * block_N, 0], v)",
+        f"        T.copy({name_k}[{from_k}], k)",
+        f"        T.copy({name_v}[{from_v}], v)",
         "        T.clear(scores)",
         "        T.gemm(q, k, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)",
         *(f"        {line}" for line in _seen(core, names, own, is_folded)),
@@ -125,12 +183,12 @@ def attention(group: Group, name: str) -> Program:
         "        c[i, j] /= total[i]",
     ]
     row = f"bz * {queries} + bx * block_M + i"
-    lines += _epilogue(group, names, "c", row, "j", f"block_M, {width}")
-    output = (heads, queries, width)
-    lines.append("    T.copy(c, out[bz, bx * block_M, 0])")
+    lines += _epilogue(group, names, {core: "c"}, row, "j", f"block_M, {width}")
+    tile = [("bx * block_M", "block_M"), ("0", str(width))]
+    output, target = _target(own, (queries, width), tile, order)
+    lines.append(f"    T.copy(c, out[{target}])")
     text = module(group, name, names, output, ATTENTION_KNOBS, indented(lines, 2))
-    inputs, out = names.inputs, Parameter("out", group.root, output)
-    return Program(name, text, inputs, out, {})
+    return Program(name, text, names.inputs, {})
 
 
 def _seen(core: Node, names: Names, own: Shape, is_folded: bool) -> list[str]:
@@ -143,8 +201,8 @@ def _seen(core: Node, names: Names, own: Shape, is_folded: bool) -> list[str]:
         value += f" * {number(core.attrs['scale'])}"
     if mask:
         whole = f"bz * {queries} + {row}"
-        shape, index = view_of(mask[0], (*own, queries), keys, whole, column)
-        value += f" + {element(mask[0], names.read(mask[0], shape), index)}"
+        place = names.places.read(mask[0])
+        value += f" + {names.element(mask[0], place, (*own, queries), keys, whole, column)}"
     hidden, seen = f"{column} >= {keys}", str(keys)
     if core.attrs["is_causal"]:
         hidden, seen = f"T.Or({hidden}, {column} > {row})", f"T.min({keys}, bx * block_M + 1)"
@@ -157,41 +215,61 @@ def _seen(core: Node, names: Names, own: Shape, is_folded: bool) -> list[str]:
     return [f"if (step + 1) * block_N > {seen}:", *(f"    {line}" for line in lines)]
 
 
-def _tile(x: Node, batch: Shape, is_flat: bool) -> tuple[Shape, list[str]]:
-    """Return the shape in which an operand is read, and the indices before those of its tile."""
-    rows, columns = x.shape[-2:]
-    if is_flat:
-        return (math.prod(x.shape[:-2]) * rows, columns), []
-    lead = Node("view", "lead", (), (*x.shape[:-2], 1), x.dtype)
-    shape, index = view_of(lead, batch, 1, "bz", "0")
-    if math.prod(x.shape[:-2]) == 1:
-        return (rows, columns), []
-    return (*shape, rows, columns), index
+def _tile(place: Place, batch: Shape, at: str = "bz") -> tuple[Place, list[str]]:
+    """Return the place as which matrices are read, and the indices before those of a tile.
+
+    Args:
+        place: of (..., rows, columns).
+        batch: what its leading axes broadcast to.
+        at: the flat index into batch.
+    """
+    lead, matrix = place.shape[:-2], place.shape[-2:]
+    strides, index = place.strides[-2:], list[str]()
+    if math.prod(lead) != 1:
+        outer = Place(place.memory, place.offset, (*lead, 1), (*place.strides[:-2], 1))
+        found, index = view_of(outer, batch, 1, at, "0")
+        matrix, strides = (*found.shape, *matrix), (*found.strides, *strides)
+    return Place(place.memory, place.offset, matrix, strides), index
+
+
+def _target(
+    batch: Shape, matrix: Shape, tile: Sequence[tuple[str, str]], order: Sequence[int] | None
+) -> tuple[Shape, str]:
+    """Return the shape of a result in memory, and the part of it that a block writes.
+
+    Args:
+        batch: its leading axes; a block computes tiles of one of their matrices.
+        matrix: its last two.
+        tile: the first index and the extent of the tile, along both.
+        order: of all axes in memory; None: as they are.
+    """
+    starts = [start for start, _ in tile]
+    if order is None:
+        lead = (math.prod(batch),) if batch else ()
+        return (*lead, *matrix), ", ".join([*("bz" for _ in lead), *starts])
+    index = [part_of(batch, axis, axis, "bz") for axis in range(len(batch))]
+    index += [f"{start}:{start} + {extent}" for start, extent in tile]
+    shape = (*batch, *matrix)
+    return tuple(shape[axis] for axis in order), ", ".join(index[axis] for axis in order)
 
 
 def _epilogue(
-    group: Group, names: Names, place: str, row: str, column: str, extents: str
+    group: Group, names: Names, cores: Mapping[Node, str], row: str, column: str, extents: str
 ) -> list[str]:
-    """Return the lines that turn a product in a fragment into the root."""
-    core, root = group.core, group.root
-    assert core is not None
-    if root is core:
+    """Return the lines that turn products in fragments into the root, in place of the first."""
+    root, place = group.root, next(iter(cores.values()))
+    if root in cores:
         return []
     rows, columns = root.shape[:-1], root.shape[-1]
-    loop = Loop(group, names, {core: f"{place}[i, j]"})
+    loop = Loop(group, names, {core: f"{c}[i, j]" for core, c in cores.items()})
+    read = {p for member in group.members if member not in cores for p in member.producers}
     for node in group.operands:
-        if node in core.producers and not _is_read(group, node):
-            continue
-        shape, index = view_of(node, rows, columns, row, column)
-        loop.known[node] = element(node, names.read(node, shape), index)
+        if node in read:
+            at = names.places.read(node)
+            loop.known[node] = names.element(node, at, rows, columns, row, column)
     loop.compute(root)
     return [
         f"    for i, j in T.Parallel({extents}):",
         *(f"        {line}" for line in loop.lines),
         f"        {place}[i, j] = {loop.known[root]}",
     ]
-
-
-def _is_read(group: Group, node: Node) -> bool:
-    """Return whether the epilogue reads a tensor."""
-    return any(node in m.producers for m in group.members if m is not group.core)

@@ -3,44 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tilecore.computing.fusion import Group
 from tilecore.computing.graph import Node, Shape
-from tilecore.computing.text import (
-    Names,
-    Parameter,
-    Program,
-    element,
-    formula,
-    indented,
-    module,
-    number,
-    view_of,
-)
+from tilecore.computing.places import Place, Places
+from tilecore.computing.text import Names, Program, formula, indented, module, number
 
 REDUCTIONS = {"sum": "T.reduce_sum", "amax": "T.reduce_max", "amin": "T.reduce_min"}
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 COLUMNS = (128, 256, 512, 1024, 2048, 4096, 8192)
+FEW_COLUMNS, MANY_ROWS = (8, 16, 32, 64, 128), (8, 16, 32, 64, 128, 256, 512)
 
 
-def elements(group: Group, name: str) -> Program:
+def elements(group: Group, name: str, places: Places) -> Program:
     """Return the program of a group without reductions and product."""
-    shape, names = group.root.shape or (1,), Names(group)
-    size = math.prod(shape)
-    is_flat = all(node.shape == shape or node.size == 1 for node in group.operands)
-    rows: Shape = (1,) if is_flat else shape[:-1]
-    columns, row, column = size if is_flat else shape[-1], "row", "column"
+    names, operands = Names(group, places), group.operands
+    shape, read = joined(group.root.shape or (1,), [places.read(node) for node in operands])
+    rows: Shape = shape[:-1] or (1,)
+    columns, count = shape[-1], math.prod(rows)
     inner = Loop(group, names)
-    for node in group.operands:
-        view, index = view_of(node, rows, columns, row, column)
-        if is_flat:
-            view, index = ((size,), [column]) if node.size == size else ((1,), ["0"])
-        inner.known[node] = element(node, names.read(node, view), index)
+    for node, place in zip(operands, read, strict=True):
+        inner.known[node] = names.element(node, place, rows, columns, "row", "column")
     inner.compute(group.root)
-    count = math.prod(rows)
-    if is_flat:
+    if count == 1:
         head = [
             f"with T.Kernel(T.ceildiv({columns}, block_N), threads=threads) as b:",
             "    for j in T.Parallel(block_N):", "        column = b * block_N + j",
@@ -56,17 +43,51 @@ def elements(group: Group, name: str) -> Program:
         ]
         store = "out[row, column]"
         knobs, space = "block_M=8, block_N=256, threads=128", {"block_M": ROWS, "block_N": COLUMNS}
-    output: Shape = (size,) if is_flat else (count, columns)
+        if columns <= FEW_COLUMNS[-1]:
+            fits = next(n for n in FEW_COLUMNS if n >= columns)
+            space = {"block_M": MANY_ROWS, "block_N": (fits,)}
+    output: Shape = (columns,) if count == 1 else (count, columns)
     lines = [*head, *(f"        {line}" for line in inner.lines)]
     lines.append(f"        {store} = {_stored(group, inner.known[group.root])}")
     text = module(group, name, names, output, knobs, indented(lines, 2))
-    return _program(name, text, names, group, output, space)
+    return Program(name, text, names.inputs, space)
 
 
-def rows(group: Group, name: str) -> Program:
+def joined(shape: Shape, places: Sequence[Place]) -> tuple[Shape, list[Place]]:
+    """Return a shape, and what broadcasts to it, with neighbouring axes as one where all have both.
+
+    Axes of one element are left out.
+    """
+    pad = [len(shape) - len(place.shape) for place in places]
+    extents = [(*(1,) * n, *place.shape) for n, place in zip(pad, places, strict=True)]
+    strides = [(*(0,) * n, *place.strides) for n, place in zip(pad, places, strict=True)]
+    axes: list[list[int]] = []
+    for axis, extent in enumerate(shape):
+        if extent == 1:
+            continue
+        last = axes[-1][-1] if axes else -1
+        if axes and all(
+            (own[last] == 1) == (own[axis] == 1)
+            and (own[axis] == 1 or steps[last] == steps[axis] * own[axis])
+            for own, steps in zip(extents, strides, strict=True)
+        ):
+            axes[-1].append(axis)
+        else:
+            axes.append([axis])
+    axes = axes or [[len(shape) - 1]]
+    return tuple(math.prod(shape[a] for a in one) for one in axes), [
+        Place(
+            place.memory, place.offset, tuple(math.prod(own[a] for a in one) for one in axes),
+            tuple(steps[one[-1]] for one in axes),
+        )
+        for place, own, steps in zip(places, extents, strides, strict=True)
+    ]  # fmt: skip
+
+
+def rows(group: Group, name: str, places: Places) -> Program:
     """Return the program of a group with reductions along its rows."""
     assert group.columns is not None
-    return _Rows(group, name).program()
+    return _Rows(group, name, places).program()
 
 
 @dataclass
@@ -103,13 +124,6 @@ def _stored(group: Group, text: str) -> str:
     return text if dtype == "float32" else f"T.cast({text}, {dtype!r})"
 
 
-def _program(
-    name: str, text: str, names: Names, group: Group, output: tuple[int, ...],
-    space: Mapping[str, tuple[int, ...]],
-) -> Program:  # fmt: skip
-    return Program(name, text, names.inputs, Parameter("out", group.root, output), space)
-
-
 class _Rows:
     """Writes a program over blocks of rows, which lie in fragments from the first load on.
 
@@ -117,8 +131,8 @@ class _Rows:
     fragment that nobody reads any more is written again.
     """
 
-    def __init__(self, group: Group, name: str) -> None:
-        self._group, self._name, self._names = group, name, Names(group)
+    def __init__(self, group: Group, name: str, places: Places) -> None:
+        self._group, self._name, self._names = group, name, Names(group, places)
         assert group.columns is not None
         self._rows, self._columns = group.rows, group.columns
         self._count = math.prod(group.rows)
@@ -153,7 +167,7 @@ class _Rows:
             self._group, self._name, self._names, output, "block_M=4, threads=128",
             indented(lines, 2),
         )  # fmt: skip
-        return _program(self._name, text, self._names, self._group, output, {"block_M": ROWS})
+        return Program(self._name, text, self._names.inputs, {"block_M": ROWS})
 
     def _is_wide(self, node: Node) -> bool:
         """Return whether a tensor has an element per row and column."""
@@ -185,9 +199,17 @@ class _Rows:
         return name
 
     def _load(self, node: Node) -> None:
-        name = self._names.read(node, (self._count, self._columns))
-        self._places[node] = self._fragment(node)
-        self._lines.append(f"T.copy({name}[b * block_M, 0], {self._places[node]})")
+        place = self._names.places.read(node)
+        flat = place.reshaped((self._count, self._columns))
+        self._places[node] = fragment = self._fragment(node)
+        if flat is not None:
+            name = self._names.read(node, flat)
+            self._lines.append(f"T.copy({name}[b * block_M, 0], {fragment})")
+            return
+        self._lines += [
+            f"for i, j in T.Parallel(block_M, {self._columns}):",
+            f"    {fragment}[i, j] = {self._element(node, place)}",
+        ]
 
     def _step(self, node: Node, later: list[Node]) -> None:
         if node.kind == "reduce":
@@ -216,8 +238,11 @@ class _Rows:
             loop.known[node] = f"{place}[i, j]" if self._is_wide(node) else f"{place}[i]"
         for node in self._group.operands:
             if node not in loop.known:
-                shape, index = view_of(node, self._rows, self._columns, "b * block_M + i", "j")
-                loop.known[node] = element(node, self._names.read(node, shape), index)
+                loop.known[node] = self._element(node, self._names.places.read(node))
+
+    def _element(self, node: Node, place: Place) -> str:
+        row = "b * block_M + i"
+        return self._names.element(node, place, self._rows, self._columns, row, "j")
 
     def _release(self, later: list[Node]) -> None:
         """Give back the fragments that no later step reads; this one may write to them."""

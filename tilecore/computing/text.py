@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from tilecore.computing.fusion import Group
 from tilecore.computing.graph import Node, Shape
+from tilecore.computing.places import Place, Places, row_major
 
 FORMS: Mapping[str, str] = MappingProxyType({
     "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}",
@@ -28,9 +29,10 @@ POWERS: Mapping[float, str] = MappingProxyType({
 })  # fmt: skip
 WIDE = "float32"
 RESERVED = (
-    "a", "b", "bx", "by", "bz", "c", "column", "i", "j", "k", "ko", "largest", "part", "q", "row",
-    "scores", "shrink", "step", "threads", "tilelang", "top", "total", "v", "weights", "T",
-    "block_M", "block_N", "block_K", "num_stages", *(f"{x}{n}" for x in "frv" for n in range(100)),
+    "a", "b", "b2", "bx", "by", "bz", "c", "c2", "column", "i", "j", "k", "ko", "largest", "part",
+    "q", "row", "scores", "shrink", "step", "threads", "tilelang", "top", "total", "v", "weights",
+    "T", "block_M", "block_N", "block_K", "num_stages",
+    *(f"{x}{n}" for x in "frv" for n in range(100)),
 )  # fmt: skip
 
 
@@ -41,12 +43,20 @@ class Parameter:
     Attributes:
         name: in the program.
         node: that it holds.
-        shape: as the program has it: axes that it reads alike are one.
+        place: of its elements, as the program has it: axes that it reads alike are one.
     """
 
     name: str
     node: Node
-    shape: Shape
+    place: Place
+
+    @property
+    def annotation(self) -> str:
+        """What the program says of it."""
+        place = self.place
+        if place.is_dense:
+            return f"T.Tensor({place.shape}, {self.node.dtype!r})"
+        return f"T.StridedTensor({place.shape}, {place.strides}, {self.node.dtype!r})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +66,26 @@ class Program:
     Attributes:
         name: of its function.
         text: a module of Python with that function.
-        inputs: its tensors but the last.
-        output: the last one.
+        inputs: its tensors but the last, which is the result.
         space: values to choose from, by knob.
     """
 
     name: str
     text: str
     inputs: tuple[Parameter, ...]
-    output: Parameter
     space: Mapping[str, tuple[int, ...]]
 
 
 class Names:
-    """Names of the tensors of a program, in the order in which it reads them."""
+    """Names of the tensors of a program, in the order in which it reads them.
 
-    def __init__(self, group: Group) -> None:
-        self._read: dict[tuple[Node, Shape], Parameter] = {}
+    Attributes:
+        places: where they lie.
+    """
+
+    def __init__(self, group: Group, places: Places) -> None:
+        self.places = places
+        self._read: dict[Place, Parameter] = {}
         self._taken = {"out", *RESERVED}
         self._members = {node: f"v{i}" for i, node in enumerate(group.members)}
 
@@ -85,61 +98,73 @@ class Names:
         """Return the name of what a node of the program computes."""
         return self._members[node]
 
-    def read(self, node: Node, shape: Shape) -> str:
-        """Return the name of a tensor that is read in a shape."""
-        found = self._read.get((node, shape))
+    def read(self, node: Node, place: Place) -> str:
+        """Return the name of a tensor that is read at a place."""
+        found = self._read.get(place)
         if found is None:
-            plain = node.op.replace(".", "_") if node.kind == "input" else "made"
+            memory = node if node.kind == "input" else place.memory
+            plain = memory.op.replace(".", "_") if memory.kind == "input" else "made"
             plain = plain if plain.isidentifier() else "given"
             name, count = plain, 0
             while name in self._taken or keyword.iskeyword(name):
                 count += 1
                 name = f"{plain}_{count}"
             self._taken.add(name)
-            found = self._read[node, shape] = Parameter(name, node, shape)
+            found = self._read[place] = Parameter(name, node, place)
         return found.name
+
+    def element(
+        self, node: Node, place: Place, rows: Shape, columns: int, row: str, column: str
+    ) -> str:
+        """Return the text of an element as a float32; the arguments are those of ``view_of``."""
+        view, index = view_of(place, rows, columns, row, column)
+        text = f"{self.read(node, view)}[{', '.join(index)}]"
+        return text if node.dtype == WIDE else f"T.cast({text}, {WIDE!r})"
 
 
 def view_of(
-    node: Node, rows: Shape, columns: int, row: str, column: str
-) -> tuple[Shape, list[str]]:
-    """Return the shape in which a tensor is read, and the index of its element.
+    place: Place, rows: Shape, columns: int, row: str, column: str
+) -> tuple[Place, list[str]]:
+    """Return the place as which a tensor is read, and the index of its element.
 
     Args:
-        node: the tensor, which broadcasts to (*rows, columns).
+        place: of the tensor, which broadcasts to (*rows, columns).
         rows: extents of the axes but the last.
         columns: the last one.
         row: the flat index into rows.
         column: the index into columns.
     """
-    shape = (*(1,) * (len(rows) + 1 - len(node.shape)), *node.shape)
-    own, last = shape[:-1], shape[-1]
-    found: list[int] = []
-    index: list[str] = []
-    if own == rows:
-        found, index = [math.prod(rows)], [row]
-    else:
-        for axis, extent in enumerate(own):
-            if extent != 1:
-                found.append(extent)
-                index.append(_axis(rows, axis, row))
-    if last == columns and (columns != 1 or not found):
-        found.append(last)
+    lead = (0,) * (len(rows) + 1 - len(place.shape))
+    shape, strides = (*(1 for _ in lead), *place.shape), (*lead, *place.strides)
+    runs: list[tuple[int, int]] = []  # first and last of axes that are one
+    is_joined = False
+    for axis, extent in enumerate(shape[:-1]):
+        if extent == 1:
+            is_joined = is_joined and rows[axis] == 1
+            continue
+        if is_joined and strides[runs[-1][1]] == strides[axis] * extent:
+            runs[-1] = (runs[-1][0], axis)
+        else:
+            runs.append((axis, axis))
+        is_joined = True
+    extents = [math.prod(shape[first : last + 1]) for first, last in runs]
+    steps = [strides[last] for _, last in runs]
+    index = [part_of(rows, first, last, row) for first, last in runs]
+    if shape[-1] == columns and (columns != 1 or not runs):
+        extents.append(columns)
+        steps.append(strides[-1] if columns != 1 else 1)
         index.append(column)
-    return (tuple(found), index) if found else ((1,), ["0"])
+    if not index:
+        extents, steps, index = [1], [1], ["0"]
+    return Place(place.memory, place.offset, tuple(extents), tuple(steps)), index
 
 
-def _axis(rows: Shape, axis: int, row: str) -> str:
-    """Return the index into one axis of rows."""
-    below = math.prod(rows[axis + 1 :])
+def part_of(rows: Shape, first: int, last: int, row: str) -> str:
+    """Return the index into some neighbouring axes of rows."""
+    below = math.prod(rows[last + 1 :])
     text = row if below == 1 else f"({row}) // {below}"
-    return text if math.prod(rows[:axis]) == 1 else f"({text}) % {rows[axis]}"
-
-
-def element(node: Node, name: str, index: Sequence[str]) -> str:
-    """Return the text of an element as a float32."""
-    text = f"{name}[{', '.join(index)}]"
-    return text if node.dtype == WIDE else f"T.cast({text}, {WIDE!r})"
+    extent = math.prod(rows[first : last + 1])
+    return text if math.prod(rows[:first]) == 1 else f"({text}) % {extent}"
 
 
 def number(value: float) -> str:
@@ -166,10 +191,9 @@ def formula(node: Node, args: Sequence[str]) -> str:
 
 def module(group: Group, name: str, names: Names, output: Shape, knobs: str, body: str) -> str:
     """Return the text of a module with one function that makes the program."""
-    tensors = [*names.inputs, Parameter("out", group.root, output)]
-    arguments = "".join(
-        f"        {p.name}: T.Tensor({p.shape}, {p.node.dtype!r}),\n" for p in tensors
-    )
+    out = Place(group.root, 0, output, row_major(output))
+    tensors = [*names.inputs, Parameter("out", group.root, out)]
+    arguments = "".join(f"        {p.name}: {p.annotation},\n" for p in tensors)
     return (
         "import tilecore as tilelang\nimport tilecore.language as T\n\n\n"
         f"@tilelang.jit(out_idx=[-1])\ndef {name}({knobs}):\n    @T.prim_func\n"

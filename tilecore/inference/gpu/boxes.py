@@ -153,12 +153,11 @@ def box_of(there: Region, here: Region, layout: SharedLayout) -> Box | None:
     tensor, kept = there.buffer, kept_axes(there)
     itemsize = tensor.dtype.itemsize
     root = tensor.root
-    if tensor.ndim > MAX_AXES or root.strides is not None or root.address is not None or not kept:
-        return None  # maps are made before the launch, of contiguous tensors
+    if tensor.ndim > MAX_AXES or root.address is not None or not kept:
+        return None  # maps are made before the launch
     if kept[-1] != tensor.ndim - 1 or kept_axes(here)[-1:] != (len(layout.shape) - 1,):
         return None
-    row = int_value(tensor.shape[-1])  # a multiple of 16 bytes makes all strides such multiples
-    if row is None or row * itemsize % CHUNK_BYTES:
+    if not _has_strides_of_maps(tensor):
         return None
     known = [int_value(e) for e in there.extents]
     extents = [e for e in known if e is not None]
@@ -169,6 +168,17 @@ def box_of(there: Region, here: Region, layout: SharedLayout) -> Box | None:
         return None
     box = (*extents[:-1], width)
     return Box(tensor, box, extents[-1] // width) if max(box) <= MAX_EXTENT else None
+
+
+def _has_strides_of_maps(tensor: Buffer) -> bool:
+    """Return whether rows are contiguous, and other strides known multiples of 16 bytes."""
+    itemsize, strides = tensor.dtype.itemsize, tensor.root.strides
+    if strides is None:
+        row = int_value(tensor.shape[-1])  # such a multiple makes all strides multiples
+        return row is not None and row * itemsize % CHUNK_BYTES == 0
+    steps = [int_value(s) for s in strides]
+    is_whole = tensor.root is tensor and steps[-1] == 1
+    return is_whole and all(s is not None and s * itemsize % CHUNK_BYTES == 0 for s in steps[:-1])
 
 
 def _lies_in_boxes(here: Region, layout: SharedLayout) -> bool:

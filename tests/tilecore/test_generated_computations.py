@@ -1,0 +1,28 @@
+"""Random computations: compiled code gives what torch does, as exactly as rounding lets it."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+
+import tilecore
+from tests.tilecore.computation_generator import Drawn, computations
+
+
+@settings(max_examples=30)
+@given(drawn=computations())
+def test_computations_agree_with_torch(drawn: Drawn) -> None:
+    names = {"torch": torch, "F": F}
+    exec(drawn.source, names)
+    function = names["computation"]
+    traced = _listed(function(*(x.to("meta") for x in drawn.inputs)))
+    found = _listed(tilecore.compute(function)(*drawn.inputs))
+    for got, like, want in zip(found, traced, drawn.results, strict=True):
+        assert (got.shape, got.dtype) == (like.shape, like.dtype)
+        excess = (got.double() - want.exact).abs() - want.error
+        assert float(excess.max()) <= 0, (got, want.exact)
+
+
+def _listed(results: torch.Tensor | tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    return [results] if isinstance(results, torch.Tensor) else list(results)

@@ -1,0 +1,99 @@
+"""Tensors of torch and arrays of NumPy: in arguments, their strides, views and copies of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tilecore.computing.graph import Node
+from tilecore.computing.places import Place
+from tilecore.computing.tensor import is_tensor
+from tilecore.errors import TypeMismatch
+
+
+def strides(tensor: Any) -> tuple[int, ...] | None:
+    """Return the strides of a tensor in elements.
+
+    None: it is row-major, or to be made so at each call: its axes run backwards, by parts of
+    elements, or on the spot.
+    """
+    if hasattr(tensor, "is_contiguous"):
+        if tensor.is_contiguous():
+            return None
+        found, rests = tuple(tensor.stride()), ()
+    else:
+        if tensor.flags.c_contiguous:
+            return None
+        found = tuple(s // tensor.itemsize for s in tensor.strides)
+        rests = tuple(s % tensor.itemsize for s in tensor.strides)
+    return None if any(rests) or min(found) < 1 else found
+
+
+def laid(tensor: Any, node: Node) -> Any:
+    """Return the tensor of an argument in the strides that a plan knows of."""
+    return tensor if "strides" in node.attrs else whole(tensor)
+
+
+def at(known: Mapping[Node, Any], place: Place) -> Any:
+    """Return what lies at a place."""
+    memory = known[place.memory]
+    if place.is_whole:
+        return memory if tuple(memory.shape) == place.shape else memory.reshape(place.shape)
+    if hasattr(memory, "as_strided"):
+        return memory.as_strided(place.shape, place.strides, memory.storage_offset() + place.offset)
+    strided, size = np.lib.stride_tricks.as_strided, memory.itemsize
+    line = strided(memory, (place.offset + 1,), (size,))[place.offset :]
+    return strided(line, place.shape, [s * size for s in place.strides])
+
+
+def whole(tensor: Any) -> Any:
+    """Return a tensor whose elements lie one after the other."""
+    if hasattr(tensor, "contiguous"):
+        return tensor.contiguous()
+    return tensor if tensor.flags.c_contiguous else np.ascontiguousarray(tensor)
+
+
+def copied(tensor: Any, shape: tuple[int, ...]) -> Any:
+    """Return a copy in another shape, row-major."""
+    if not hasattr(tensor, "contiguous"):
+        return np.array(tensor, order="C").reshape(shape)
+    import torch
+
+    return tensor.clone(memory_format=torch.contiguous_format).reshape(shape)
+
+
+# --- arguments ------------------------------------------------------------------------------------
+
+
+def mapped(value: Any, place: str, change: Callable[[str, Any], Any]) -> Any:
+    """Return a value with its tensors changed, in lists, tuples and dicts too, by their place."""
+    if is_tensor(value):
+        return change(place, value)
+    if isinstance(value, list | tuple):
+        parts = [mapped(v, f"{place}.{i}", change) for i, v in enumerate(value)]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if isinstance(value, dict):
+        return {k: mapped(v, f"{place}.{k}", change) for k, v in value.items()}
+    return value
+
+
+def hashable(value: Any) -> Any:
+    """Return an argument as part of a key, whatever its tensors hold.
+
+    Raises:
+        TypeMismatch: it has no value to compare (TC202).
+    """
+    if is_tensor(value):
+        return "tensor"
+    if isinstance(value, list | tuple):
+        return type(value).__name__, tuple(map(hashable, value))
+    if isinstance(value, dict):
+        return "dict", tuple((k, hashable(v)) for k, v in value.items())
+    try:
+        hash(value)
+    except TypeError:
+        expected = "tensors, and values that can be keys of a dict"
+        raise TypeMismatch(expected=expected, found=type(value).__name__) from None
+    return type(value).__name__, value

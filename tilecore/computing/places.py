@@ -1,0 +1,206 @@
+"""Where the tensors of a computation lie: a view is read in the memory that it is a view of.
+
+Shapes are known when a computation is read, and so are the strides of all views. A copy is made
+where a reshape has no strides, and where a kernel would read elements that lie far apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tilecore.computing.graph import Node, Shape
+from tilecore.ir.dtype import DType
+
+SHORTEST_RUN_BYTES = 64  # a cache line: shorter runs are copied
+GPU_ALIGNMENT_BYTES = 16  # of the addresses that a kernel takes
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor lies.
+
+    Attributes:
+        memory: whose tensor holds it: an input, the result of a kernel, or a copy.
+        offset: its first element there.
+        shape: its extents.
+        strides: elements between neighbours, per axis.
+        is_dense: whether it is row-major.
+        is_whole: whether it is row-major and all of a memory that is.
+    """
+
+    memory: Node
+    offset: int
+    shape: Shape
+    strides: Shape
+    is_dense: bool = field(init=False)
+    is_whole: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        pairs = zip(self.shape, self.strides, row_major(self.shape), strict=True)
+        is_dense = all(n == 1 or mine == dense for n, mine, dense in pairs)
+        is_all = self.memory.size == math.prod(self.shape) and "strides" not in self.memory.attrs
+        object.__setattr__(self, "is_dense", is_dense)
+        object.__setattr__(self, "is_whole", is_dense and is_all)
+
+    @property
+    def run(self) -> int:
+        """How many elements lie side by side."""
+        found = 1
+        for extent, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if extent != 1 and stride != found:
+                break
+            found *= extent
+        return found
+
+    def permuted(self, axes: Sequence[int]) -> Place:
+        """Return it with its axes in another order."""
+        shape, strides = (tuple(of[a] for a in axes) for of in (self.shape, self.strides))
+        return Place(self.memory, self.offset, shape, strides)
+
+    def sliced(self, index: Sequence[slice | int | None]) -> Place:
+        """Return the part that an index with an entry for each axis names; None is a new axis."""
+        offset, shape, strides = self.offset, [], []
+        axes = iter(zip(self.shape, self.strides, strict=True))
+        for entry in index:
+            if entry is None:
+                shape.append(1)
+                strides.append(1)
+                continue
+            extent, stride = next(axes)
+            if isinstance(entry, slice):
+                taken = range(*entry.indices(extent))
+                offset += taken.start * stride
+                shape.append(len(taken))
+                strides.append(taken.step * stride)
+            else:
+                offset += (entry % extent) * stride
+        for extent, stride in axes:
+            shape.append(extent)
+            strides.append(stride)
+        return Place(self.memory, offset, tuple(shape), tuple(strides))
+
+    def reshaped(self, shape: Shape) -> Place | None:
+        """Return the same elements in another shape; None: they have no strides in it."""
+        if self.is_dense:
+            return Place(self.memory, self.offset, shape, row_major(shape))
+        runs = self._runs()  # each is to be split into whole extents
+        strides: list[int] = []
+        rest, step = 1, 1
+        for extent in reversed(shape):
+            if extent == 1:
+                strides.append(1)
+                continue
+            if rest == 1:
+                rest, step = runs.pop()
+            if rest % extent:
+                return None
+            strides.append(step)
+            rest, step = rest // extent, step * extent
+        return Place(self.memory, self.offset, shape, tuple(reversed(strides)))
+
+    def _runs(self) -> list[tuple[int, int]]:
+        """Return extents and strides with neighbours as one axis where they can be."""
+        found: list[tuple[int, int]] = []
+        for extent, stride in zip(self.shape, self.strides, strict=True):
+            if extent == 1:
+                continue
+            if found and found[-1][1] == stride * extent:
+                found[-1] = (found[-1][0] * extent, stride)
+            else:
+                found.append((extent, stride))
+        return found
+
+
+def row_major(shape: Shape) -> Shape:
+    """Return the strides of a tensor whose elements lie one after the other."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+class Places:
+    """The places of the tensors of one computation, and the copies that its kernels need.
+
+    Attributes:
+        copies: nodes whose tensors are to be made before the next kernel runs, in order.
+    """
+
+    def __init__(self, is_on_gpu: bool) -> None:
+        self._is_on_gpu = is_on_gpu
+        self._known: dict[Node, Place] = {}
+        self._copied: dict[Node, Node] = {}
+        self._made: set[Node] = set()
+        self.copies: list[Node] = []
+
+    def of(self, node: Node) -> Place:
+        """Return where a tensor lies."""
+        found = self._known.get(node)
+        if found is None:
+            found = self._known[node] = self._found(node)
+        return found
+
+    def write(self, root: Node, order: Sequence[int]) -> None:
+        """Tell in which order of its axes the result of a kernel lies."""
+        outer = row_major(tuple(root.shape[axis] for axis in order))
+        strides = tuple(outer[order.index(axis)] for axis in range(len(order)))
+        self._known[root] = Place(root, 0, root.shape, strides)
+
+    def read(self, node: Node, fits: Callable[[Place], bool] = lambda place: True) -> Place:
+        """Return where a kernel reads a tensor: in place if it lies well for that, or in a copy."""
+        place = self.of(node)
+        if not self._lies_well(place) or not fits(place):
+            place = self._copy(node)
+        self.need(place)
+        return place
+
+    def operand(self, node: Node) -> tuple[Place, bool]:
+        """Return where a product reads matrices, and whether their transposes lie there."""
+        place, last = self.of(node), len(node.shape) - 1
+        turned = place.permuted((*range(last - 1), last, last - 1))
+        if self._lies_well(place) or not self._lies_well(turned):
+            return self.read(node), False
+        self.need(turned)
+        return turned, True
+
+    def need(self, place: Place) -> None:
+        """Have the memory of a place made if it is a copy."""
+        memory = place.memory
+        if memory.kind == "view" and memory not in self._made:
+            self._made.add(memory)
+            self.need(self.of(memory.producers[0]))
+            self.copies.append(memory)
+
+    def _lies_well(self, place: Place) -> bool:
+        itemsize = DType(place.memory.dtype).itemsize
+        is_short = place.run < math.prod(place.shape) and place.run * itemsize < SHORTEST_RUN_BYTES
+        return not (is_short or (self._is_on_gpu and place.offset * itemsize % GPU_ALIGNMENT_BYTES))
+
+    def _copy(self, node: Node) -> Place:
+        made = self._copied.get(node)
+        if made is None:
+            made = Node("view", "copy", (node,), node.shape, node.dtype, span=node.span)
+            self._copied[node] = made
+        return self.of(made)
+
+    def _found(self, node: Node) -> Place:
+        if node.kind == "view" and node.op != "copy":
+            source = self.of(node.producers[0])
+            if node.op == "permute":
+                return source.permuted(node.attrs["axes"])
+            if node.op == "slice":
+                return source.sliced(node.attrs["index"])
+            found = source.reshaped(node.shape)
+            if found is not None:
+                return found
+        strides = node.attrs.get("strides") or row_major(node.shape)
+        return Place(node, 0, node.shape, strides)
+
+
+def wanted_order(root: Node, users: Sequence[Node]) -> tuple[int, ...] | None:
+    """Return the order of axes in which all readers of a kernel's result take it.
+
+    None: they differ, it is the order of the axes, or rows would be broken up.
+    """
+    orders = {u.attrs["axes"] if u.op == "permute" else None for u in users}
+    order: tuple[int, ...] | None = orders.pop() if len(orders) == 1 else None
+    return order if order and order[-1] == len(root.shape) - 1 else None
