@@ -15,6 +15,7 @@ from tilecore.tile_config import KnobValue
 # Powers of two and their multiples by 1.5, which all fit instructions of 16 rows or 8 columns.
 TILES = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 LARGEST_TILE = {"cpu": 2048, "cuda": 256, "rocm": 256}
+FULL_WARPS = 64  # rows of a product by four warps that have rows of their own
 STAGES = (1, 2, 3, 4, 5)
 BLOCK_THREADS = (64, 96, 128, 192, 256, 384, 512)
 MOST_CONFIGS = 200_000
@@ -67,11 +68,15 @@ def _settings(kind: str, default: KnobValue | None, device: str) -> tuple[KnobVa
 
 
 def _tiles(extent: int, device: str) -> tuple[KnobValue, ...]:
-    """Return the tiles up to the smallest that covers the problem (0: nobody knows its extent)."""
+    """Return the tiles up to the smallest that covers the problem (0: nobody knows its extent).
+
+    On GPUs larger ones too where a few rows are to fill the warps of a block.
+    """
     known = [t for t in TILES if t <= LARGEST_TILE[device]]
     if extent == 0:
         return tuple(t for t in known if t <= 256)
-    covering = next((t for t in known if t >= extent), known[-1])
+    least = extent if device == "cpu" else max(extent, FULL_WARPS)
+    covering = next((t for t in known if t >= least), known[-1])
     return tuple(t for t in known if t <= covering)
 
 

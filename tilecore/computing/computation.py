@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilecore.autotuner import AutoTuner, set_autotune_inputs
-from tilecore.computing import arrays, products, rows
+from tilecore.computing import arrays, decode, products, rows
 from tilecore.computing.fusion import Group, steps
 from tilecore.computing.graph import Node, consumers, ordered
 from tilecore.computing.places import Place, Places, wanted_order
@@ -311,6 +311,8 @@ def written(
     ``order`` is the one that readers want; None: that of the axes.
     """
     core = None if group.core is None else group.core.kind
+    if decode.is_decoding(group) and not places.is_on_gpu:
+        return decode.decoding(group, name, places, order), order
     if core == "attention":
         return products.attention(group, name, places, order), order
     if core == "product":

@@ -122,11 +122,12 @@ class Places:
     """The places of the tensors of one computation, and the copies that its kernels need.
 
     Attributes:
+        is_on_gpu: whether kernels are a GPU's.
         copies: nodes whose tensors are to be made before the next kernel runs, in order.
     """
 
     def __init__(self, is_on_gpu: bool) -> None:
-        self._is_on_gpu = is_on_gpu
+        self.is_on_gpu = is_on_gpu
         self._known: dict[Node, Place] = {}
         self._copied: dict[Node, Node] = {}
         self._made: set[Node] = set()
@@ -173,7 +174,7 @@ class Places:
     def _lies_well(self, place: Place) -> bool:
         itemsize = DType(place.memory.dtype).itemsize
         is_short = place.run < math.prod(place.shape) and place.run * itemsize < SHORTEST_RUN_BYTES
-        return not (is_short or (self._is_on_gpu and place.offset * itemsize % GPU_ALIGNMENT_BYTES))
+        return not (is_short or (self.is_on_gpu and place.offset * itemsize % GPU_ALIGNMENT_BYTES))
 
     def _copy(self, node: Node) -> Place:
         made = self._copied.get(node)

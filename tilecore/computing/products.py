@@ -38,7 +38,7 @@ def product(group: Group, name: str, places: Places, order: Sequence[int] | None
     rows = math.prod(lead) * m if is_flat else m
     left, is_turned = _matrices(places, a, rows if is_flat and rows != m else 0)
     trans_a = core.attrs["trans_a"] != is_turned
-    place_a, lead_a = _tile(left, batch)
+    place_a, lead_a = tile_of(left, batch)
     tile_a = ("block_K", "block_M") if trans_a else ("block_M", "block_K")
     from_a = ", ".join([*lead_a, *(TILES[t] for t in tile_a)])
     name_a = names.read(a, place_a)
@@ -82,7 +82,7 @@ class _Step:
         place, is_turned = names.places.operand(right)
         is_turned ^= core.attrs["trans_b"]
         tile = ("block_N", "block_K") if is_turned else ("block_K", "block_N")
-        place, lead = _tile(place, batch)
+        place, lead = tile_of(place, batch)
         source = ", ".join([*lead, *(TILES[t] for t in tile)])
         self.made = [
             f"{b} = T.alloc_shared(({', '.join(tile)}), {right.dtype!r})",
@@ -133,7 +133,7 @@ def attention(group: Group, name: str, places: Places, order: Sequence[int] | No
     if own != shared:  # grouped queries
         head = f"bz // {lead[-1] // shared[-1]}"
     (place_q, at_q), (place_k, at_k), (place_v, at_v) = (
-        _tile(places.read(x), x.shape[:-2], head if x is not q else "bz") for x in (q, k, v)
+        tile_of(places.read(x), x.shape[:-2], head if x is not q else "bz") for x in (q, k, v)
     )
     name_q, name_k, name_v = names.read(q, place_q), names.read(k, place_k), names.read(v, place_v)
     from_q, from_k, from_v = (
@@ -166,17 +166,9 @@ def attention(group: Group, name: str, places: Places, order: Sequence[int] | No
         "        T.clear(scores)",
         "        T.gemm(q, k, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)",
         *(f"        {line}" for line in _seen(core, names, own, is_folded)),
-        "        T.reduce_max(scores, largest, dim=1, clear=False)",
-        "        for i in T.Parallel(block_M):",
-        f"            shrink[i] = T.exp2(top[i] - largest[i] * {factor})",
-        f"            top[i] = largest[i] * {factor}",
+        *(f"        {line}" for line in softmax_steps("block_M", "block_N", factor)),
         f"        for i, j in T.Parallel(block_M, {width}):",
         "            c[i, j] *= shrink[i]",
-        "        for i, j in T.Parallel(block_M, block_N):",
-        f"            scores[i, j] = T.exp2(scores[i, j] * {factor} - top[i])",
-        "        T.reduce_sum(scores, part, dim=1)",
-        "        for i in T.Parallel(block_M):",
-        "            total[i] = total[i] * shrink[i] + part[i]",
         "        T.copy(scores, weights)",
         "        T.gemm(weights, v, c, policy=T.GemmWarpPolicy.FullRow)",
         f"    for i, j in T.Parallel(block_M, {width}):",
@@ -189,6 +181,27 @@ def attention(group: Group, name: str, places: Places, order: Sequence[int] | No
     lines.append(f"    T.copy(c, out[{target}])")
     text = module(group, name, names, output, ATTENTION_KNOBS, indented(lines, 2))
     return Program(name, text, names.inputs, {})
+
+
+def softmax_steps(rows: str, keys: str, factor: str) -> list[str]:
+    """Return the lines that turn scores into weights, and say by how much earlier sums shrink.
+
+    Args:
+        rows: of the scores.
+        keys: the columns.
+        factor: of scores, that makes weights powers of 2.
+    """
+    return [
+        "T.reduce_max(scores, largest, dim=1, clear=False)",
+        f"for i in T.Parallel({rows}):",
+        f"    shrink[i] = T.exp2(top[i] - largest[i] * {factor})",
+        f"    top[i] = largest[i] * {factor}",
+        f"for i, j in T.Parallel({rows}, {keys}):",
+        f"    scores[i, j] = T.exp2(scores[i, j] * {factor} - top[i])",
+        "T.reduce_sum(scores, part, dim=1)",
+        f"for i in T.Parallel({rows}):",
+        "    total[i] = total[i] * shrink[i] + part[i]",
+    ]
 
 
 def _seen(core: Node, names: Names, own: Shape, is_folded: bool) -> list[str]:
@@ -215,7 +228,7 @@ def _seen(core: Node, names: Names, own: Shape, is_folded: bool) -> list[str]:
     return [f"if (step + 1) * block_N > {seen}:", *(f"    {line}" for line in lines)]
 
 
-def _tile(place: Place, batch: Shape, at: str = "bz") -> tuple[Place, list[str]]:
+def tile_of(place: Place, batch: Shape, at: str = "bz") -> tuple[Place, list[str]]:
     """Return the place as which matrices are read, and the indices before those of a tile.
 
     Args:

@@ -29,9 +29,11 @@ POWERS: Mapping[float, str] = MappingProxyType({
 })  # fmt: skip
 WIDE = "float32"
 RESERVED = (
-    "a", "b", "b2", "bx", "by", "bz", "c", "c2", "column", "i", "j", "k", "ko", "largest", "part",
-    "q", "row", "scores", "shrink", "step", "threads", "tilelang", "top", "total", "v", "weights",
-    "T", "block_M", "block_N", "block_K", "num_stages",
+    "a", "b", "b2", "bx", "by", "bz", "c", "c2", "column", "d", "first", "i", "j", "k", "ko",
+    "largest", "n", "part", "parts", "products", "q", "r", "row", "s", "scores", "segment",
+    "shrink", "splits", "step", "streams", "sums", "threads", "tilelang", "top", "tops", "total",
+    "totals", "v", "value", "weights", "whole", "x", "T", "block_M", "block_N", "block_K",
+    "num_stages",
     *(f"{x}{n}" for x in "frv" for n in range(100)),
 )  # fmt: skip
 
