@@ -195,19 +195,18 @@ class Computation:
     def explain(self, *args: Any, **kwargs: Any) -> str:
         """Return which kernels a call runs, what was fused, and why their configs were chosen."""
         lines = []
-        for stage in self.plan(*args, **kwargs).steps:
-            if isinstance(stage, Copy):
-                lines.append(f"copy of {stage.node.shape}: its rows do not lie together")
-            if not isinstance(stage, Stage):
-                continue
-            made = ", ".join(node.op for node in stage.group.members)
-            read = ", ".join(f"{p.name} {p.node.shape}" for p in stage.program.inputs)
-            config = " ".join(f"{k}={v}" for k, v in stage.chosen.config.items())
-            lines += [
-                f"{stage.program.name}: {made}",
-                f"  reads {read}; returns {stage.group.root.shape}",
-                f"  {config}: {stage.chosen.rationale}",
-            ]
+        for step in self.plan(*args, **kwargs).steps:
+            if isinstance(step, Copy):
+                lines.append(f"copy of {step.node.shape}: its rows do not lie together")
+            elif isinstance(step, Stage):
+                made = ", ".join(node.op for node in step.group.members)
+                read = ", ".join(f"{p.name} {p.node.shape}" for p in step.program.inputs)
+                config = " ".join(f"{k}={v}" for k, v in step.chosen.config.items())
+                lines += [
+                    f"{step.program.name}: {made}",
+                    f"  reads {read}; returns {step.group.root.shape}",
+                    f"  {config}: {step.chosen.rationale}",
+                ]
         return "\n".join(lines)
 
     def _bound(
@@ -258,7 +257,7 @@ class Computation:
                 )  # fmt: skip
         is_on_gpu = isinstance(parse_target(self.target), GpuTarget)
         ways = [steps(roots, joins_products=False)]
-        if is_on_gpu:  # on CPUs no faster, and slower where rows are few
+        if is_on_gpu:  # CPUs are not faster so, and slower where rows are few
             joined = steps(roots, joins_products=True)
             ways += [joined] if any(isinstance(g, Group) and g.twin for g in joined[0]) else []
         plans = [
