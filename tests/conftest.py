@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.grids import mark_repetitions
+
 # Two files run side by side: threads of OpenBLAS that wait for each other take half of the time of
 # NumPy's small products. Read when NumPy is imported, here and in what tests start.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -52,7 +54,6 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = tempfile.TemporaryDirectory(prefix="tilecore-tests-")
     config.add_cleanup(folder.cleanup)
     os.environ["TILECORE_DATA_DIR"] = folder.name
-    config.addinivalue_line("markers", "emulated: the case runs on an emulated CPU")
     if config.getoption("--cpu"):
         from tilecore.target import EMULATED, compiling_for  # NumPy is imported with it
 
@@ -63,11 +64,13 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["TILECORE_ANSWER_PROCESSES"] = "0"
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m leaves out what is marked here
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--emulated"):
         left_out = set(_emulated_cases(items))
         config.hook.pytest_deselected(items=[i for i in items if i in left_out])
         items[:] = [i for i in items if i not in left_out]
+    mark_repetitions(items)
     rank = {name: position for position, name in enumerate(LONG_FILES)}
     root = Path(__file__).parent
     items.sort(key=lambda i: rank.get(i.path.relative_to(root).as_posix(), len(rank)))

@@ -111,6 +111,7 @@ def multicast(M, N, block, mask):
     return main
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("width", [256, 252])
 @pytest.mark.parametrize("mask", [0b0011, 0b1110])
 def test_one_block_loads_for_several(mask, width):
@@ -210,6 +211,7 @@ def clustered(M, N, K, block, cluster, stages, threads=128):
     return main
 
 
+@pytest.mark.covering
 @TARGETS
 @pytest.mark.parametrize(
     ("cluster", "sent"), [((2, 1, 1), "A_s"), ((1, 2), "B_s"), ((2, 2), "A_s, B_s")]

@@ -45,6 +45,7 @@ def tir_of(name, target):
     return lowered(make(of), target, is_ordered=False)[1]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_access_is_ordered_and_every_wait_ends(name, target):
@@ -73,6 +74,7 @@ SPARE = {
 }
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_loops_hold_no_barrier_or_fence_in_vain(name, target):

@@ -110,6 +110,7 @@ def test_gemm_of_fewer_steps_than_stages(stages):
         check_gemm(target, (64, 64, 64), (64, 64, 32), stages, "float16", "float16")
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
     ("target", "block", "threads", "dtype"),
@@ -159,6 +160,7 @@ KNOBS = {
 }
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("target", ["sm_80", "h100"])
 @pytest.mark.parametrize("name", sorted(PROBLEMS))
 def test_library_kernels(name, target):
