@@ -21,7 +21,8 @@ def mark_repetitions(items: Iterable[pytest.Item]) -> None:
     """Mark as ``exhaustive`` the cases of grids that repeat what the cases kept cover."""
     grids: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("covering") is not None:
+        kinds = {marker.name for marker in item.iter_markers()}
+        if "covering" in kinds and "exhaustive" not in kinds:
             grids.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for name, cases in grids.items():
         kept = cover([frozenset(_combinations(name, case)) for case in cases])
