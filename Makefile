@@ -42,7 +42,7 @@ serve: $(STAMP) ## start the REST service and a coordinator
 
 # Tests start hundreds of processes: without bytecode each would compile all that it imports.
 test exhaustive: export PYTHONDONTWRITEBYTECODE =
-test: $(STAMP) ## run the tests but for repetitions, files side by side on two cores (10 minutes)
+test: $(STAMP) ## run the tests but for repetitions, files side by side on two cores
 	@$(PYTEST) -m "not exhaustive" --durations=12
 
 exhaustive: $(STAMP) ## run what `make test` leaves out: the rest of the grids, more generated cases

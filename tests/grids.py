@@ -1,10 +1,10 @@
 """Which cases of a grid `make test` runs: each value, and each combination that the code crosses.
 
-A test over a grid is marked ``covering("a b", ...)``. Of its cases as few as possible are kept
-that hold each combination of the values of ``a`` and ``b`` that the grid has, and each value of
-every parameter that no text names. The others get the marker ``exhaustive``: `make exhaustive`
-runs them, and `.ci/run` after `make test`. Arguments that one ``parametrize`` gives together are
-one parameter, of which every row is a value: any of their names stands for it.
+A test over a grid is marked ``covering("a b", ...)``. Of its cases a few are kept that hold each
+combination of the values of ``a`` and ``b`` that the grid has, and each value of every parameter
+that no text names. The others get the marker ``exhaustive``: `make exhaustive` runs them, and
+`.ci/run` after `make test`. Arguments that one ``parametrize`` gives together are one parameter,
+of which every row is a value: any of their names stands for it.
 """
 
 from __future__ import annotations
