@@ -12,13 +12,14 @@ CPU ?= avx512+avx512_vnni+amx_bf16+amx_int8+amx_tile
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PYTEST = $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help venv tune serve test chaos emulated check secrets format clean
+.PHONY: help venv tune serve test exhaustive chaos emulated check secrets format clean
 
 help: ## show the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | \
-	  while IFS='|' read -r name text; do printf '  make %-8s %s\n' "$$name" "$$text"; done
+	  while IFS='|' read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
 
 venv: $(STAMP) ## create the virtual environment with pinned dependencies
 
@@ -40,9 +41,12 @@ serve: $(STAMP) ## start the REST service and a coordinator
 	@$(BIN)/tilecore serve
 
 # Tests start hundreds of processes: without bytecode each would compile all that it imports.
-test: export PYTHONDONTWRITEBYTECODE =
-test: $(STAMP) ## run all tests, files side by side on two cores
-	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --durations=12
+test exhaustive: export PYTHONDONTWRITEBYTECODE =
+test: $(STAMP) ## run the tests but for repetitions, files side by side on two cores
+	@$(PYTEST) -m "not exhaustive" --durations=12
+
+exhaustive: $(STAMP) ## run what `make test` leaves out: the rest of the grids, more generated cases
+	@$(PYTEST) -m exhaustive --durations=12
 
 chaos: $(STAMP) ## kill everything 50 times during one run of 300 trials (15 minutes)
 	@$(BIN)/python -m tests.chaos

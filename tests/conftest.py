@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.grids import mark_repetitions
+
 # Two files run side by side: threads of OpenBLAS that wait for each other take half of the time of
 # NumPy's small products. Read when NumPy is imported, here and in what tests start.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -25,21 +27,30 @@ settings.load_profile("tilecore")
 LONG_FILES = (
     "e2e/test_chaos.py",
     "tilecore/cuda/test_tile_programs.py",
+    "workers/test_ray_pool.py",
     "tilecore/cuda/test_library_on_gpus.py",
     "e2e/test_autotune_by_service.py",
-    "tilecore/cuda/test_order_of_library.py",
-    "tilecore/cuda/test_products.py",
-    "tilecore/test_generated.py",
+    "tilecore/cuda/test_tensor_memory.py",
     "e2e/test_service.py",
-    "tilecore/cuda/test_order.py",
-    "tilecore/cuda/test_overlap.py",
-    "workers/test_ray_pool.py",
-    "tilecore/cuda/test_own_pipelines.py",
-    "tilecore/test_jit.py",
+    "tilecore/test_torch_ops.py",
     "tilecore/test_autotuner.py",
+    "tilecore/test_computing.py",
     "tuner_service/test_answer_desk.py",
+    "tilecore/cuda/test_products.py",
     "tilecore/test_compat.py",
+    "tilecore/cuda/test_overlap.py",
+    "tuner_service/test_openapi.py",
+    "tilecore/test_dispatcher_operator.py",
+    "recommender/test_recommendation_benchmark.py",
+    "tilecore/cuda/test_own_pipelines.py",
+    "db/test_runs.py",
+    "tilecore/cuda/test_order_of_library.py",
+    "tuner_service/test_dispatch_tuning.py",
+    "tilecore/cuda/test_order.py",
+    "db/test_retention.py",
+    "tilecore/test_x86_emulation.py",
     "workers/test_pool.py",
+    "tilecore/test_jit.py",
     "workers/test_gemm_end_to_end.py",
     "workers/test_host.py",
     "architecture/test_imports.py",
@@ -52,7 +63,6 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = tempfile.TemporaryDirectory(prefix="tilecore-tests-")
     config.add_cleanup(folder.cleanup)
     os.environ["TILECORE_DATA_DIR"] = folder.name
-    config.addinivalue_line("markers", "emulated: the case runs on an emulated CPU")
     if config.getoption("--cpu"):
         from tilecore.target import EMULATED, compiling_for  # NumPy is imported with it
 
@@ -63,11 +73,13 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["TILECORE_ANSWER_PROCESSES"] = "0"
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m leaves out what is marked here
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--emulated"):
         left_out = set(_emulated_cases(items))
         config.hook.pytest_deselected(items=[i for i in items if i in left_out])
         items[:] = [i for i in items if i not in left_out]
+    mark_repetitions(items)
     rank = {name: position for position, name in enumerate(LONG_FILES)}
     root = Path(__file__).parent
     items.sort(key=lambda i: rank.get(i.path.relative_to(root).as_posix(), len(rank)))

@@ -118,6 +118,9 @@ def database(server: str, template: str | None = None) -> Iterator[str]:
     url = make_url(server).set(database=name).render_as_string(hide_password=False)
     with engine.connect() as connection:
         source = f" template {template}" if template else ""
+        version = connection.dialect.server_version_info or (0,)
+        if template and version >= (15,):  # by the log, the default, takes three times as long
+            source += " strategy file_copy"
         connection.exec_driver_sql(f"create database {name}{source}")
         try:
             if template is None:

@@ -50,6 +50,7 @@ def test_models_and_migrations_agree_and_go_back(store):
     assert revision(store.database) == HEAD
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
 @pytest.mark.parametrize("until", REVISIONS[:-1])
 def test_every_schema_is_upgraded_and_gone_back_to_with_its_rows(

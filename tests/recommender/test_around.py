@@ -105,6 +105,7 @@ def test_a_confirmed_config_takes_no_ranking_of_the_space():
     assert all("around" not in r.rationale for r in doubted)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("rank", [0, 5, 40, None])
 def test_the_rest_of_the_list_is_about_as_good_as_with_the_whole_space(seed, rank, monkeypatch):

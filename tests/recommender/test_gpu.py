@@ -66,6 +66,7 @@ def test_every_gpu_gets_a_recommendation_below_its_peak(name):
     np.testing.assert_allclose(total, found.time_s)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("device", ["h100", "a100"])
 @pytest.mark.parametrize("make", [gemm_space, attention_space])
 def test_shared_memory_is_what_the_compiler_takes(device, make):
@@ -143,6 +144,7 @@ LIBRARY = [
 ROWS_MOVED_BYTES = 512  # of a row's number that another division of warps needs elsewhere
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("device", ["a100", "h100"])
 @pytest.mark.parametrize("case", LIBRARY, ids=lambda c: f"{c[0]}-{c[1].get('m', '')}")
 def test_library_kernels_have_spaces_whose_shared_memory_is_the_compilers(case, device):

@@ -21,6 +21,7 @@ PROBLEMS = {
 }
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_spaces_have_estimates(name: str, dtype: str) -> None:

@@ -103,6 +103,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("device", ["h100", "host"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_closed_forms_say_what_a_trace_of_every_config_says(name, device):

@@ -105,6 +105,7 @@ def test_extents_of_tensors_are_sizes():
     assert found.digest == sent(programs.eager_matmul, M=1, N=2, K=3).digest
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("device", ["h100", "host"])
 @pytest.mark.parametrize("name", CASES)
 def test_the_answer_is_that_of_the_program_itself(name, device):

@@ -70,6 +70,7 @@ def test_many_cores_on_one_counter(artifacts):
         assert (np.diff(drawn, axis=1) > 0).all()
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int32"])
 @pytest.mark.parametrize("form", ["element", "slice", "mixed"])
 def test_tiles_are_added_to_regions(run_both, dtype, form):

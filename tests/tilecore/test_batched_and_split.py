@@ -26,15 +26,17 @@ def check(name, artifacts, config, **values):
     np.testing.assert_allclose(rival, expected, rtol=max(rtol, 1e-4), atol=max(atol, 1e-3))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("transposed", [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_batches(dtype, transposed, artifacts):
+@pytest.mark.parametrize(("batch", "m", "n", "k"), [(3, 33, 50, 70), (1, 5, 100, 129)])
+def test_batches(batch, m, n, k, dtype, transposed, artifacts):
     flags = dict(zip(("transpose_a", "transpose_b"), transposed, strict=True))
-    for batch, m, n, k in ((3, 33, 50, 70), (1, 5, 100, 129)):
-        kinds = {"dtype": dtype, "out_dtype": dtype}
-        check("batched_gemm", artifacts, BLOCKS, batch=batch, m=m, n=n, k=k, **kinds, **flags)
+    kinds = {"dtype": dtype, "out_dtype": dtype}
+    check("batched_gemm", artifacts, BLOCKS, batch=batch, m=m, n=n, k=k, **kinds, **flags)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("transposed", [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize(("splits", "k"), [(2, 1000), (4, 130), (8, 100)])
 def test_parts_of_k(splits, k, transposed, artifacts):

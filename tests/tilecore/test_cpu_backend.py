@@ -50,6 +50,7 @@ def gemm_case(m, n, k, config=None, store=None, **fields):
     assert error <= bound * np.sqrt(k) * 4, (config, error)
 
 
+@pytest.mark.covering("pack_a pack_b")
 @pytest.mark.parametrize("pack_a", ["none", "rows", "block"])
 @pytest.mark.parametrize("pack_b", ["block", "grid"])
 @pytest.mark.parametrize("shape", [(1, 1, 1), (64, 96, 64), (131, 77, 63)])

@@ -30,6 +30,7 @@ def run(problem, inputs, artifacts, **config):
     return found
 
 
+@pytest.mark.covering("dtype causal")
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -30,18 +30,20 @@ def check(found, problem, inputs):
     assert report.passed, report.detail
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("shape", [(1, 130, 200), (5, 64, 128), (33, 50, 77), (16, 200, 300)])
 @pytest.mark.parametrize("path", PATHS)
-def test_ragged_shapes_on_every_path(path, shape, artifacts):
-    for block, zeros in ((1, True), (16, False), (32, True)):
-        fields = dict(zip("mnk", shape, strict=True), zeros=zeros, out_dtype="float32")
-        problem = DEFINITION.parse_problem(fields)
-        inputs = DEFINITION.inputs(problem, np.random.default_rng(0))
-        found = np.full(shape[:2], np.nan, np.float32)
-        built(problem, artifacts, here(path), block_M=block)(*inputs, found)
-        check(found, problem, inputs)
+@pytest.mark.parametrize(("block", "zeros"), [(1, True), (16, False), (32, True)])
+def test_ragged_shapes_on_every_path(path, shape, block, zeros, artifacts):
+    fields = dict(zip("mnk", shape, strict=True), zeros=zeros, out_dtype="float32")
+    problem = DEFINITION.parse_problem(fields)
+    inputs = DEFINITION.inputs(problem, np.random.default_rng(0))
+    found = np.full(shape[:2], np.nan, np.float32)
+    built(problem, artifacts, here(path), block_M=block)(*inputs, found)
+    check(found, problem, inputs)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("group", [8, 32, 40, 64, 128, 256, 384])
 @pytest.mark.parametrize("form", [*TABLES, *FP8])
 def test_groups_and_formats(form, group, artifacts):
@@ -119,18 +121,19 @@ VALUES = {
 }
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("name", VALUES)
 @pytest.mark.parametrize("path", PATHS)
-def test_operands_computed_by_a_nest(path, name, artifacts):
-    for k, n in ((64, 48), (50, 70)):
-        func = decoded(VALUES[name], k, n)
-        rng = np.random.default_rng(5)
-        a = rng.standard_normal((16, k), np.float32).astype(DType("bfloat16").numpy)
-        w = rng.integers(-(2**7), 2**7, (k, n)).astype(np.int32)
-        found, oracle = np.zeros((16, n), np.float32), np.zeros((16, n), np.float32)
-        runtime.load(compile(func, here(path), store=artifacts))(a, w, found)
-        run(func, a, w, oracle)
-        np.testing.assert_allclose(found, oracle, rtol=1e-4, atol=2e-3)
+@pytest.mark.parametrize(("k", "n"), [(64, 48), (50, 70)])
+def test_operands_computed_by_a_nest(path, name, k, n, artifacts):
+    func = decoded(VALUES[name], k, n)
+    rng = np.random.default_rng(5)
+    a = rng.standard_normal((16, k), np.float32).astype(DType("bfloat16").numpy)
+    w = rng.integers(-(2**7), 2**7, (k, n)).astype(np.int32)
+    found, oracle = np.zeros((16, n), np.float32), np.zeros((16, n), np.float32)
+    runtime.load(compile(func, here(path), store=artifacts))(a, w, found)
+    run(func, a, w, oracle)
+    np.testing.assert_allclose(found, oracle, rtol=1e-4, atol=2e-3)
 
 
 def test_words_are_looked_up_two_rows_at_a_time():

@@ -73,9 +73,7 @@ def test_programs_of_users_come_back_whole():
         same(again(func), func)
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
-@given(programs())
-def test_generated_programs_come_back_whole_and_mean_the_same(tmp_path_factory, program):
+def check_generated(tmp_path_factory, program):
     path = tmp_path_factory.mktemp("program") / "generated.py"
     path.write_text(program.source)
     names = {}
@@ -89,6 +87,19 @@ def test_generated_programs_come_back_whole_and_mean_the_same(tmp_path_factory, 
         interpreter.run(one, *into)
     for a, b in zip(*arrays, strict=True):
         assert a.tobytes() == b.tobytes()
+
+
+@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
+@given(programs())
+def test_generated_programs_come_back_whole_and_mean_the_same(tmp_path_factory, program):
+    check_generated(tmp_path_factory, program)
+
+
+@pytest.mark.exhaustive
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(programs())
+def test_more_generated_programs_come_back_whole_and_mean_the_same(tmp_path_factory, program):
+    check_generated(tmp_path_factory, program)
 
 
 def test_every_statement_and_every_field_has_a_form():

@@ -70,29 +70,32 @@ def is_in_place(artifact):
     return any("few rows: b is read in place" in note for note in artifact.manifest.notes)
 
 
+@pytest.mark.covering("dtype trans_b", "trans_b shape")
 @pytest.mark.parametrize("pack_a", ["none", "block"])
 @pytest.mark.parametrize("trans_b", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("path", PATHS)
-def test_ragged_shapes(artifacts, path, dtype, trans_b, pack_a):
-    for m, n, k in SHAPES:
-        depth = 48 if m <= 4 else 272  # of more rows the sums of lanes would take too long
-        func = product(m, n, k, dtype, (16, 32, depth), trans_b)
-        artifact = compile(func, here(path), {"pack_a": pack_a}, artifacts)
-        fits = m <= parse_target(path).vector_registers // 2  # the sums of a vector of columns
-        assert is_in_place(artifact) == (trans_b or fits)
-        checked(artifact, *operands(m, n, k, dtype, trans_b), trans_b)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_ragged_shapes(artifacts, path, dtype, trans_b, pack_a, shape):
+    m, n, k = shape
+    depth = 48 if m <= 4 else 272  # of more rows the sums of lanes would take too long
+    func = product(m, n, k, dtype, (16, 32, depth), trans_b)
+    artifact = compile(func, here(path), {"pack_a": pack_a}, artifacts)
+    fits = m <= parse_target(path).vector_registers // 2  # the sums of a vector of columns
+    assert is_in_place(artifact) == (trans_b or fits)
+    checked(artifact, *operands(m, n, k, dtype, trans_b), trans_b)
 
 
+@pytest.mark.covering("clear trans_b", "out block")
 @pytest.mark.parametrize("trans_b", [True, False])
 @pytest.mark.parametrize("out", ["bfloat16", "float32"])
 @pytest.mark.parametrize("clear", [True, False])
-def test_sums_in_a_tile_and_in_the_output(artifacts, clear, out, trans_b):
-    for block in ((4, 32, 16), (3, 40, 200), (16, 20, 33)):
-        func = product(3, 75, 100, "float32", block, trans_b, out, clear)
-        artifact = compile(func, store=artifacts)
-        assert is_in_place(artifact)
-        checked(artifact, *operands(3, 75, 100, "float32", trans_b), trans_b, out)
+@pytest.mark.parametrize("block", [(4, 32, 16), (3, 40, 200), (16, 20, 33)])
+def test_sums_in_a_tile_and_in_the_output(artifacts, clear, out, trans_b, block):
+    func = product(3, 75, 100, "float32", block, trans_b, out, clear)
+    artifact = compile(func, store=artifacts)
+    assert is_in_place(artifact)
+    checked(artifact, *operands(3, 75, 100, "float32", trans_b), trans_b, out)
 
 
 @pytest.mark.parametrize("trans_b", [True, False])

@@ -140,6 +140,7 @@ def test_programs(name, run_both):
     run_both(func, [x], [np.zeros_like(x)], [want], rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("op", ["sum", "max", "min", "absmax"])
 @pytest.mark.parametrize(("rows", "columns"), [(3, 16), (5, 333), (1, 64), (4, 7)])
 def test_folds_with_tails_and_nan(op, rows, columns, run_both):

@@ -27,23 +27,28 @@ def check(found, problem, inputs):
     assert report.passed, report.detail
 
 
+@pytest.mark.covering("dtype shape")
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_activations_of_ragged_products(activation, dtype, artifacts):
-    rng = np.random.default_rng(0)
-    for shape, trans_b, bias, residual in (
+@pytest.mark.parametrize(
+    ("shape", "trans_b", "bias", "residual"),
+    [
         ((37, 50, 45), True, True, False),
         ((16, 64, 33), False, False, True),
         ((3, 7, 5), True, True, True),
-    ):
-        problem = DEFINITION.parse_problem(
-            dict(zip("mnk", shape, strict=True), dtype=dtype, out_dtype=dtype, bias=bias,
-                 transpose_b=trans_b, activation=activation, residual=residual)
-        )  # fmt: skip
-        inputs = DEFINITION.inputs(problem, rng)
-        found = np.full(shape[:2], np.nan, inputs[0].dtype)
-        built(problem, artifacts)(*inputs, found)
-        check(found, problem, inputs)
+    ],
+)
+def test_activations_of_ragged_products(
+    activation, dtype, shape, trans_b, bias, residual, artifacts
+):
+    problem = DEFINITION.parse_problem(
+        dict(zip("mnk", shape, strict=True), dtype=dtype, out_dtype=dtype, bias=bias,
+             transpose_b=trans_b, activation=activation, residual=residual)
+    )  # fmt: skip
+    inputs = DEFINITION.inputs(problem, np.random.default_rng(0))
+    found = np.full(shape[:2], np.nan, inputs[0].dtype)
+    built(problem, artifacts)(*inputs, found)
+    check(found, problem, inputs)
 
 
 def test_the_oracle_and_the_rival_agree():

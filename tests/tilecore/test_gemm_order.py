@@ -22,23 +22,24 @@ def notes(func, artifacts, **config):
     return "\n".join(compile(func, "avx512", config, artifacts).manifest.notes)
 
 
+@pytest.mark.covering("pack_a pack_b", "pack_a shape", "trans pack_b")
 @pytest.mark.parametrize("pack_a", ["none", "rows", "block"])
 @pytest.mark.parametrize("pack_b", ["block", "grid"])
 @pytest.mark.parametrize("shape", [(1, 300, 70), (41, 256, 64), (97, 517, 131)])
-def test_wide_tiles_are_right_at_ragged_edges(artifacts, shape, pack_a, pack_b):
-    m, n, k = shape
+@pytest.mark.parametrize("trans", [(False, False), (False, True), (True, False)])
+def test_wide_tiles_are_right_at_ragged_edges(artifacts, shape, pack_a, pack_b, trans):
+    (m, n, k), (trans_a, trans_b) = shape, trans
     rng = np.random.default_rng(m)
-    for trans_a, trans_b in ((False, False), (False, True), (True, False)):
-        func = product(m, n, k, transpose_a=trans_a, transpose_b=trans_b)
-        a = rng.standard_normal((k, m) if trans_a else (m, k), np.float32)
-        b = rng.standard_normal((n, k) if trans_b else (k, n), np.float32)
-        out, expected = (np.full((m, n), np.nan, np.float32) for _ in range(2))
-        config = {"pack_a": pack_a, "pack_b": pack_b}
-        runtime.load(compile(func, config=config, store=artifacts))(a, b, out)
-        run(func, a, b, expected, seed=1)
-        exact = (a.T if trans_a else a).astype(np.float64) @ (b.T if trans_b else b)
-        np.testing.assert_allclose(out, exact, atol=2e-4)
-        np.testing.assert_allclose(out, expected, atol=2e-4)
+    func = product(m, n, k, transpose_a=trans_a, transpose_b=trans_b)
+    a = rng.standard_normal((k, m) if trans_a else (m, k), np.float32)
+    b = rng.standard_normal((n, k) if trans_b else (k, n), np.float32)
+    out, expected = (np.full((m, n), np.nan, np.float32) for _ in range(2))
+    config = {"pack_a": pack_a, "pack_b": pack_b}
+    runtime.load(compile(func, config=config, store=artifacts))(a, b, out)
+    run(func, a, b, expected, seed=1)
+    exact = (a.T if trans_a else a).astype(np.float64) @ (b.T if trans_b else b)
+    np.testing.assert_allclose(out, exact, atol=2e-4)
+    np.testing.assert_allclose(out, expected, atol=2e-4)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

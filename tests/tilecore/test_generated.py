@@ -5,6 +5,7 @@ from __future__ import annotations
 import runpy
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 
 import tilecore.language as T
@@ -14,12 +15,7 @@ from tilecore.compiler import compile
 from tilecore.interpreter import run
 
 
-@settings(
-    max_examples=40,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@given(program=programs())
-def test_compiled_code_agrees_with_the_oracle(program: Program, artifacts, tmp_path) -> None:
+def check(program: Program, artifacts, tmp_path) -> None:
     path = tmp_path / f"program{abs(hash(program.source))}.py"
     path.write_text(program.source)
     func = runpy.run_path(str(path), {"T": T})["main"]
@@ -32,3 +28,19 @@ def test_compiled_code_agrees_with_the_oracle(program: Program, artifacts, tmp_p
         for got, want, (_, tolerance) in zip(found, wanted, program.outputs, strict=True):
             difference = np.abs(got.astype(np.float64) - want.astype(np.float64))
             assert difference.max(initial=0.0) <= tolerance, program
+
+
+FIXTURES = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+
+
+@settings(max_examples=12, suppress_health_check=FIXTURES)
+@given(program=programs())
+def test_compiled_code_agrees_with_the_oracle(program: Program, artifacts, tmp_path) -> None:
+    check(program, artifacts, tmp_path)
+
+
+@pytest.mark.exhaustive
+@settings(max_examples=40, suppress_health_check=FIXTURES)
+@given(program=programs())
+def test_more_compiled_code_agrees_with_the_oracle(program: Program, artifacts, tmp_path) -> None:
+    check(program, artifacts, tmp_path)

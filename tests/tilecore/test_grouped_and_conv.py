@@ -30,17 +30,18 @@ def checked(definition, problem, inputs, artifacts, **knobs):
     check(definition, problem, inputs, found)
 
 
+@pytest.mark.covering("dtype trans_b", "trans_b pack_b")
 @pytest.mark.parametrize("pack_b", ["auto", "none"])
 @pytest.mark.parametrize("trans_b", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_groups_of_any_size(dtype, trans_b, pack_b, artifacts):
-    for experts, m, n, k in ((4, 70, 50, 33), (1, 5, 64, 16), (9, 3, 20, 40)):
-        problem = GROUPED.parse_problem(
-            {"experts": experts, "m": m, "n": n, "k": k, "transpose_b": trans_b, "dtype": dtype,
-             "out_dtype": dtype}
-        )  # fmt: skip
-        inputs = GROUPED.inputs(problem, np.random.default_rng(0))
-        checked(GROUPED, problem, inputs, artifacts, **SMALL, pack_b=pack_b)
+@pytest.mark.parametrize("sizes", [(4, 70, 50, 33), (1, 5, 64, 16), (9, 3, 20, 40)])
+def test_groups_of_any_size(dtype, trans_b, pack_b, sizes, artifacts):
+    fields = dict(zip(("experts", "m", "n", "k"), sizes, strict=True))
+    problem = GROUPED.parse_problem(
+        {**fields, "transpose_b": trans_b, "dtype": dtype, "out_dtype": dtype}
+    )
+    inputs = GROUPED.inputs(problem, np.random.default_rng(0))
+    checked(GROUPED, problem, inputs, artifacts, **SMALL, pack_b=pack_b)
 
 
 @pytest.mark.parametrize("trans_b", [True, False])
@@ -79,19 +80,23 @@ def test_rows_of_no_group_stay(artifacts):
     np.testing.assert_allclose(found[9:18], a[9:18] @ b[1], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.covering("sizes block_k")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_windows_strides_and_padding(dtype, artifacts):
-    for sizes in (
+@pytest.mark.parametrize("block_k", [16, 32])
+@pytest.mark.parametrize(
+    "sizes",
+    [
         {"batch": 2, "height": 9, "width": 7, "channels": 8, "filters": 10, "padding": 1},
         {"batch": 1, "height": 12, "width": 11, "channels": 3, "filters": 33, "stride": 2},
         {"batch": 1, "height": 13, "width": 13, "channels": 32, "filters": 16, "dilation": 2,
          "kernel": 5, "padding": 3, "stride": 3},
         {"batch": 3, "height": 4, "width": 4, "channels": 16, "filters": 8, "kernel": 1},
-    ):  # fmt: skip
-        problem = CONV.parse_problem({**sizes, "dtype": dtype, "out_dtype": dtype})
-        inputs = CONV.inputs(problem, np.random.default_rng(3))
-        for block_k in (16, 32):
-            checked(CONV, problem, inputs, artifacts, block_M=16, block_N=32, block_K=block_k)
+    ],
+)  # fmt: skip
+def test_windows_strides_and_padding(sizes, block_k, dtype, artifacts):
+    problem = CONV.parse_problem({**sizes, "dtype": dtype, "out_dtype": dtype})
+    inputs = CONV.inputs(problem, np.random.default_rng(3))
+    checked(CONV, problem, inputs, artifacts, block_M=16, block_N=32, block_K=block_k)
 
 
 def test_the_oracle_and_the_rivals_agree():

@@ -26,6 +26,7 @@ def run(problem, inputs, artifacts):
     return found
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_against_float64(name, dtype, artifacts):

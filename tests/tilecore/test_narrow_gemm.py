@@ -85,40 +85,44 @@ def blank(shape, dtype):
     return np.full(shape, np.nan if DType(dtype).is_float else -7).astype(DType(dtype).numpy)
 
 
+@pytest.mark.covering("dtype trans_a trans_b", "dtype shape")
 @pytest.mark.parametrize("trans_b", [False, True])
 @pytest.mark.parametrize("trans_a", [False, True])
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "uint8"])
 @pytest.mark.parametrize("path", PATHS)
-def test_every_transposition_and_ragged_shapes(store, path, dtype, trans_a, trans_b):
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_transposition_and_ragged_shapes(store, path, dtype, trans_a, trans_b, shape):
     accum = "float32" if dtype == "bfloat16" else "int32"
-    for m, n, k in SHAPES:
-        func = product(m, n, k, dtype, trans_a=trans_a, trans_b=trans_b)
-        a = operand((k, m) if trans_a else (m, k), dtype, m)
-        b = operand((n, k) if trans_b else (k, n), dtype, n)
-        out = blank((m, n), accum)
-        knobs = {"pack_b": "block"} if m == 1 else {}  # of one row b would be read in place
-        artifact = compile(func, here(path), knobs, store)
-        name = INSTRUCTIONS.get(path, {}).get(dtype)
-        is_used = any(note.endswith(f"; {name}") for note in artifact.manifest.notes)
-        assert is_used == (name is not None and not (path == TILES and trans_a))
-        runtime.load(artifact)(a, b, out)
-        expect(a.T if trans_a else a, b.T if trans_b else b, out, k)
+    m, n, k = shape
+    func = product(m, n, k, dtype, trans_a=trans_a, trans_b=trans_b)
+    a = operand((k, m) if trans_a else (m, k), dtype, m)
+    b = operand((n, k) if trans_b else (k, n), dtype, n)
+    out = blank((m, n), accum)
+    knobs = {"pack_b": "block"} if m == 1 else {}  # of one row b would be read in place
+    artifact = compile(func, here(path), knobs, store)
+    name = INSTRUCTIONS.get(path, {}).get(dtype)
+    is_used = any(note.endswith(f"; {name}") for note in artifact.manifest.notes)
+    assert is_used == (name is not None and not (path == TILES and trans_a))
+    runtime.load(artifact)(a, b, out)
+    expect(a.T if trans_a else a, b.T if trans_b else b, out, k)
 
 
+@pytest.mark.covering("dtype trans_a")
 @pytest.mark.parametrize("block", [(40, 48, 33), (17, 16, 7), (128, 80, 130)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 @pytest.mark.parametrize("path", PATHS)
-def test_tiles_whose_depth_is_no_multiple_of_a_group(store, path, dtype, block):
+@pytest.mark.parametrize("trans_a", [False, True])
+def test_tiles_whose_depth_is_no_multiple_of_a_group(store, path, dtype, block, trans_a):
     accum = "float32" if dtype == "bfloat16" else "int32"
-    for trans_a in (False, True):
-        func = product(50, 70, 140, dtype, block, trans_a, trans_b=not trans_a)
-        a = operand((140, 50) if trans_a else (50, 140), dtype, 1)
-        b = operand((140, 70) if trans_a else (70, 140), dtype, 2)
-        out = blank((50, 70), accum)
-        runtime.load(compile(func, here(path), store=store))(a, b, out)
-        expect(a.T if trans_a else a, b if trans_a else b.T, out, 140)
+    func = product(50, 70, 140, dtype, block, trans_a, trans_b=not trans_a)
+    a = operand((140, 50) if trans_a else (50, 140), dtype, 1)
+    b = operand((140, 70) if trans_a else (70, 140), dtype, 2)
+    out = blank((50, 70), accum)
+    runtime.load(compile(func, here(path), store=store))(a, b, out)
+    expect(a.T if trans_a else a, b if trans_a else b.T, out, 140)
 
 
+@pytest.mark.covering("dtype config")
 @pytest.mark.parametrize(
     "config",
     [{"pack_a": "none"}, {"pack_a": "rows"}, {"pack_b": "block", "micro_m": 4, "micro_n": 2}],

@@ -70,6 +70,7 @@ def check(func, path, store, m, n, k, dtype, out, factor=1):
     return "\n".join(artifact.manifest.notes)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("shape", [(64, 96, 80), (70, 101, 77), (1, 1, 70), (33, 49, 65)])
 @pytest.mark.parametrize(
     ("dtype", "out"), [("bfloat16", "bfloat16"), ("float32", "float16"), ("bfloat16", "float32")]

@@ -52,6 +52,7 @@ def random_bytes(*shape, seed=0):
     return np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("n", [2, 30, 32, 200])
 def test_numbers_of_every_code(store, name, n):
@@ -70,6 +71,7 @@ def test_numbers_of_every_code(store, name, n):
     np.testing.assert_array_equal(b, unpack(a, name))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("block", [16, 64, 7])
 def test_conversion_and_store_of_ragged_blocks(store, name, block):
@@ -120,6 +122,7 @@ def test_integers_wrap_and_compute_as_int32(store):
     np.testing.assert_array_equal(c, wrapped**2 - 3 * wrapped[::-1] + np.maximum(wrapped, -2))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("transpose", [False, True])
 def test_gemm(store, name, transpose):

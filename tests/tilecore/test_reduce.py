@@ -62,24 +62,28 @@ def check_reduction(run_both, op, shape, dim, dtype, out_dtype=None, seed=0, **o
     run_both(func, [a], [b], [expected], rtol=bound, atol=bound * max(1, shape[axis]) ** 0.5)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("op", ["sum", "max", "min", "abssum", "absmax"])
 @pytest.mark.parametrize(("shape", "dim"), [((7, 45), 1), ((45, 37), 0), ((3, 20, 9), -2)])
 def test_reduce_any_axis(run_both, op, shape, dim):
     check_reduction(run_both, op, shape, dim, "float32")
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int32", "int64", "int8"])
 @pytest.mark.parametrize("op", ["sum", "absmax", "min"])
 def test_reduce_element_types(run_both, op, dtype):
     check_reduction(run_both, op, (5, 70), -1, dtype)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("op", ["bitand", "bitor", "bitxor"])
 @pytest.mark.parametrize("dtype", ["int32", "uint8", "bool"])
 def test_reduce_bits(run_both, op, dtype):
     check_reduction(run_both, op, (6, 40), -1, dtype)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("op", ["sum", "max", "absmax", "bitor"])
 @pytest.mark.parametrize("scopes", [("s", "f"), ("f", "s"), ("l", "l")])
 def test_reduce_into_what_the_tile_holds(run_both, op, scopes):
@@ -133,6 +137,7 @@ def nan_program(op, keeps, dim):
     return main
 
 
+@pytest.mark.covering("op keeps")
 @pytest.mark.parametrize("op", ["max", "min"])
 @pytest.mark.parametrize("keeps", [False, True])
 @pytest.mark.parametrize("dim", [0, 1])
@@ -340,6 +345,7 @@ def scan_program(op, shape, dim, reverse, dtype, in_place):
     return main
 
 
+@pytest.mark.covering("op reverse")
 @pytest.mark.parametrize(
     ("shape", "dim"), [((37, 45), 0), ((5, 70), -1), ((4, 9, 21), 1), ((50,), 0)]
 )
@@ -406,6 +412,7 @@ def test_any_of_as_the_condition_of_a_while(run_both):
 # --- reducers ---------------------------------------------------------------------------------
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("op", ["sum", "max", "min"])
 @pytest.mark.parametrize("dtype", ["float32", "int32", "float16"])
 def test_reducers_across_tiles(run_both, op, dtype):
@@ -548,6 +555,7 @@ def test_tile_that_nothing_sets_is_reported():
     assert np.isnan(out).all()
 
 
+@pytest.mark.covering("op dtype")
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "float16"])
 @pytest.mark.parametrize("rows", [16, 37])
 @pytest.mark.parametrize("op", ["sum", "max", "min"])

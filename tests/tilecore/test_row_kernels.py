@@ -16,20 +16,20 @@ def built(definition, problem, artifacts, **knobs):
     return runtime.load(compile(program, store=artifacts))
 
 
+@pytest.mark.covering("name dtype", "name m", "dtype m")
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(("m", "n", "block"), [(5, 7, 4), (33, 100, 1), (20, 1003, 64)])
 @pytest.mark.parametrize("name", NAMES)
-def test_ragged_shapes(name, dtype, artifacts):
+def test_ragged_shapes(name, m, n, block, dtype, artifacts):
     definition = kernels.get(name)
-    rng = np.random.default_rng(0)
-    for m, n, block in ((5, 7, 4), (33, 100, 1), (20, 1003, 64)):
-        problem = definition.parse_problem({"rows": m, "columns": n, "dtype": dtype})
-        inputs = definition.inputs(problem, rng)
-        expected = definition.reference(problem, inputs)[0]
-        found = np.full(expected.shape, np.nan, inputs[0].dtype)
-        built(definition, problem, artifacts, block_M=block)(*inputs, found)
-        rtol, atol = tolerance(dtype, "float32", definition.reduction_length(problem))
-        report = compare(found, expected, rtol, atol)
-        assert report.passed, report.detail
+    problem = definition.parse_problem({"rows": m, "columns": n, "dtype": dtype})
+    inputs = definition.inputs(problem, np.random.default_rng(0))
+    expected = definition.reference(problem, inputs)[0]
+    found = np.full(expected.shape, np.nan, inputs[0].dtype)
+    built(definition, problem, artifacts, block_M=block)(*inputs, found)
+    rtol, atol = tolerance(dtype, "float32", definition.reduction_length(problem))
+    report = compare(found, expected, rtol, atol)
+    assert report.passed, report.detail
 
 
 @pytest.mark.parametrize("name", NAMES)

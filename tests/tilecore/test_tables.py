@@ -40,6 +40,7 @@ def instructions(artifact):
     return found.stdout
 
 
+@pytest.mark.covering("dtype size")
 @pytest.mark.parametrize("n", [7, 8, 50, 64])
 @pytest.mark.parametrize("size", [2, 4, 8, 16])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -73,6 +74,7 @@ def test_an_index_that_may_leave_the_table_is_not_picked(artifacts):
     assert (found[1][8:16] == 0).all()
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("shape", [(1, 130, 200), (3, 64, 128), (33, 50, 77), (16, 200, 300)])
 def test_codes_are_decoded_by_shuffles_of_bytes(artifacts, shape, zeros):

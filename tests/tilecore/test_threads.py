@@ -257,6 +257,7 @@ def test_a_tile_operation_takes_a_scalar_that_every_thread_has() -> None:
     np.testing.assert_allclose(found, want, rtol=1e-5)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("axes", [(0,), (1,), (2,), (0, 2), (1, 2), (0, 1)])
 @pytest.mark.parametrize("op", ["sum", "max", "prod"])
 def test_allreduce_over_any_thread_axes(axes, op) -> None:

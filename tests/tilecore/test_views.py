@@ -91,6 +91,7 @@ def test_bits_seen_as_another_type_in_both_directions(store, dtype, last):
     np.testing.assert_array_equal(y, want.view(T.dtype(dtype).numpy))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("size", [16, 4096])
 @pytest.mark.parametrize("is_tensor", [False, True])
 def test_stores_through_one_view_are_seen_through_another(store, size, is_tensor):

@@ -34,6 +34,11 @@ def server(each_database):
     thread.join()
 
 
+@pytest.mark.parametrize(
+    "each_database",
+    ["sqlite", pytest.param("postgresql", marks=pytest.mark.exhaustive)],
+    indirect=True,
+)
 def test_generated_requests_get_documented_answers(server, tmp_path):
     url, key, examples = server
     command = [sys.executable, "-m", "schemathesis.cli", f"--config-file={CONFIG}", "run"]

@@ -70,6 +70,7 @@ def test_an_eager_function_and_its_tensors(installed):
     np.testing.assert_allclose(out, a.astype(np.float32) @ b.astype(np.float32), atol=0.1)
 
 
+@pytest.mark.covering
 @pytest.mark.skipif(load_nvrtc() is None, reason="NVRTC is not installed")
 @pytest.mark.parametrize("device", ["sm_80", "h100"])
 @pytest.mark.parametrize("name", ["matmul", "attention"])

@@ -41,6 +41,7 @@ def by_rows(step, width):
     return main
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     ("step", "width", "meets"), [(64, 64, False), (70, 64, False), (40, 64, True)]
@@ -120,6 +121,7 @@ def around_a_loop(turns):
     return main
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("turns", [3, None])
 def test_a_loop_that_may_not_run_orders_nothing(turns, target):

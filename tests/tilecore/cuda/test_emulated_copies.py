@@ -307,6 +307,7 @@ def test_conversions():
     assert np.abs(tf32 / np.where(x == 0, 1, x) - 1)[1:].max() <= 2.0**-11
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("signed", [False, True])
 def test_decoding_of_narrow_integers(dtype, signed):

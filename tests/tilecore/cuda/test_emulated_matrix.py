@@ -132,6 +132,7 @@ def test_mma_of_quads(c_type, a_layout, b_layout):
             assert abs(d[lane, i] - want) < 0.02
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_ldmatrix_and_stmatrix(count, transposed):
@@ -165,6 +166,7 @@ WGMMA = [
 ]  # fmt: skip
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(("dtype", "c_type", "a_major", "b_major", "swizzle"), WGMMA)
 @pytest.mark.parametrize("in_registers", [False, True])
 def test_wgmma(dtype, c_type, a_major, b_major, swizzle, in_registers):

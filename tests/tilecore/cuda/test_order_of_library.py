@@ -36,6 +36,10 @@ PROGRAMS = {
     **{f"{c[0]} {n}": (_of_variant, n) for n, c in enumerate(variants.CASES)},
     **{name: (_of_kernel, name) for name in common.PROBLEMS},
 }
+CASES = [
+    pytest.param(name, marks=[pytest.mark.exhaustive] if of in variants.REPEATED else [])
+    for name, (_, of) in PROGRAMS.items()
+]
 
 
 @functools.cache
@@ -45,8 +49,9 @@ def tir_of(name, target):
     return lowered(make(of), target, is_ordered=False)[1]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", CASES)
 def test_every_access_is_ordered_and_every_wait_ends(name, target):
     program = tir_of(name, target)
     for is_last in (True, False):
@@ -73,8 +78,9 @@ SPARE = {
 }
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", CASES)
 def test_loops_hold_no_barrier_or_fence_in_vain(name, target):
     spare = {s.text for k in order_programs(tir_of(name, target)) for s in unneeded(k, ENOUGH)}
     assert spare == SPARE.get((name, target), set())

@@ -71,7 +71,7 @@ def check(found, a, b):
 
 @pytest.mark.parametrize(("parts", "producer"), [(1, 1), (2, 0)])
 def test_a_producer_asks_the_tensor_memory_accelerator(parts, producer):
-    M, N, K = 200, 72, 600
+    M, N, K = 200, 72, 400
     func = specialized_gemm(M, N, K, parts, producer)
     a, b, c = arguments(M, N, K)
     plan = run_emulated(func, "h100", [a, b, c], ALL_SCHEDULES)
@@ -94,7 +94,7 @@ def test_its_machine_code_has_boxes_and_hands_registers_over():
 
 
 def test_without_such_an_accelerator_the_threads_copy():
-    M, N, K = 200, 72, 600
+    M, N, K = 200, 72, 400
     a, b, c = arguments(M, N, K)
     plan = run_emulated(specialized_gemm(M, N, K), "sm_80", [a, b, c], ALL_SCHEDULES)
     check(c, a, b)
@@ -199,7 +199,7 @@ def updating(op, dtype, rows, columns):
     ],
 )
 def test_a_tensor_is_updated_by_whole_tiles(op, dtype, target):
-    rows, columns = 100, 200
+    rows, columns = 60, 104
     rng = np.random.default_rng(4)
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
     a, b = (rng.integers(-20, 20, s).astype(kind) for s in ((3, rows, columns), (rows, columns)))

@@ -13,6 +13,7 @@ from tilecore.emulator import ALL_SCHEDULES
 # --- Volta --------------------------------------------------------------------------------------
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("sums", ["float16", "float32"])
 @pytest.mark.parametrize("trans", TRANSPOSES)
 def test_volta_multiplies_by_quad_pairs(trans, sums):

@@ -42,6 +42,7 @@ def matrices(a, b, trans):
 # --- sums in float16 -----------------------------------------------------------------------------
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("trans", TRANSPOSES[1:3])
 @pytest.mark.parametrize(
     ("target", "how"), [("sm_75", "m16n8k8"), ("sm_80", "m16n8k16"), ("h100", "wgmma.m64n64k16")]
@@ -222,6 +223,7 @@ def test_float64_on_matrix_units(target, depth, how, trans):
     assert np.all(np.abs(c - left @ right) <= 40 * 2.0**-53 * (np.abs(left) @ np.abs(right)))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(
     ("target", "how", "trans_b"),
     [
