@@ -26,6 +26,7 @@ from tilecore.computing.text import Program
 from tilecore.errors import TypeMismatch
 from tilecore.gpu_target import GpuTarget
 from tilecore.jit import JITImpl
+from tilecore.jit_calls import likeness
 from tilecore.jit_compile import build
 from tilecore.kernel import JITKernel
 from tilecore.recommending import RecommendedConfig
@@ -147,6 +148,7 @@ class Computation:
     def __init__(self, function: Callable[..., Any], target: Any = "auto") -> None:
         self.function, self.target = function, target
         self._plans: Memo[Plan] = Memo()
+        self._calls: Memo[tuple[Plan, list[tuple[str, Any]]]] = Memo()
         try:
             self._signature = inspect.signature(function)
         except ValueError:  # a function of torch or NumPy itself
@@ -165,8 +167,26 @@ class Computation:
         """
         if is_traced():
             return untraced(self, *args, **kwargs)
+        like = likeness(args, kwargs, ())
+        known = self._calls.get(like)
+        if known is not None:
+            plan, at = known
+            return plan.run({name: (args if isinstance(p, int) else kwargs)[p] for name, p in at})
         bound, tensors = self._bound(args, kwargs)
-        return self._plan(bound, tensors).run(tensors)
+        plan = self._plan(bound, tensors)
+        if like is not None:
+            self._remember(like, plan, args, kwargs)
+        return plan.run(tensors)
+
+    def _remember(
+        self, like: Any, plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Keep the plan for calls like this one, if they give each of its tensors by itself."""
+        names = list(self._signature.parameters)
+        places: dict[str, Any] = {name: i for i, name in enumerate(names[: len(args)])}
+        places |= {name: name for name in kwargs}
+        if all(name in places for name in plan.inputs):
+            self._calls.keep(like, (plan, [(name, places[name]) for name in plan.inputs]))
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Return what a call would run; raises as a call does."""

@@ -221,7 +221,7 @@ class _Rows:
             self._lines.append(f"{reduction}({source}, {self._places[node]}, dim=1{more})")
             return
         loop = Loop(self._group, self._names)
-        self._know(loop)
+        self._know(loop, node)
         loop.compute(node)
         self._release(later)
         self._places[node] = place = self._fragment(node)
@@ -232,13 +232,13 @@ class _Rows:
             f"    {place}[{index}] = {loop.known[node]}",
         ]  # fmt: skip
 
-    def _know(self, loop: Loop) -> None:
-        """Tell a loop what it can read: fragments, and tensors that are smaller than the rows."""
-        for node, place in self._places.items():
-            loop.known[node] = f"{place}[i, j]" if self._is_wide(node) else f"{place}[i]"
-        for node in self._group.operands:
-            if node not in loop.known:
-                loop.known[node] = self._element(node, self._names.places.read(node))
+    def _know(self, loop: Loop, node: Node) -> None:
+        """Tell a loop what it reads for a node: fragments, and tensors smaller than the rows."""
+        for one, place in self._places.items():
+            loop.known[one] = f"{place}[i, j]" if self._is_wide(one) else f"{place}[i]"
+        for operand in self._group.operands:
+            if operand not in loop.known and self._reads(node, operand):
+                loop.known[operand] = self._element(operand, self._names.places.read(operand))
 
     def _element(self, node: Node, place: Place) -> str:
         row = "b * block_M + i"
