@@ -194,13 +194,15 @@ def test_gpus_read_views_where_they_lie(target):
         (attention_of_parts, (x, w), 0),
         (lambda x, w: x[:, 3:, :32] @ w[:32, 16:80], (x, w), 1),
         (lambda x, w: w[:, 1:].softmax(-1) + w[:, 8:9], (x, w), 2),  # no address of 16 bytes
+        (lambda x, w: x[0] + w[:39, :64], (x[:, 1:], w[1:, 1:]), 0),  # nor of an argument
+        (lambda x, w: x * 2, (x[:1, :1, 3:], w), 0),
     ):
         found = tilecore.compute(function, target=target)
         plan = found.plan(*args)
         assert len([s for s in plan.steps if isinstance(s, Copy)]) == expected
         for stage in plan.stages:
             stage.kernel = stage.kernel.emulated()
-        got = plan.run({"x": x, "w": w})
+        got = plan.run(dict(zip(("x", "w"), args, strict=True)))
         want = function(*(a.double() for a in args))
         assert (got.double() - want).abs().max() <= 4e-3 * want.abs().max()
 

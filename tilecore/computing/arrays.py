@@ -13,12 +13,14 @@ from tilecore.computing.tensor import is_tensor
 from tilecore.errors import TypeMismatch
 
 
-def strides(tensor: Any) -> tuple[int, ...] | None:
+def strides(tensor: Any, alignment: int = 1) -> tuple[int, ...] | None:
     """Return the strides of a tensor in elements.
 
     None: it is row-major, or to be made so at each call: its axes run backwards, by parts of
-    elements, or on the spot.
+    elements, or on the spot, or its address is no multiple of ``alignment`` bytes.
     """
+    if not _is_aligned(tensor, alignment):
+        return None
     if hasattr(tensor, "is_contiguous"):
         if tensor.is_contiguous():
             return None
@@ -31,9 +33,17 @@ def strides(tensor: Any) -> tuple[int, ...] | None:
     return None if any(rests) or min(found) < 1 else found
 
 
-def laid(tensor: Any, node: Node) -> Any:
-    """Return the tensor of an argument in the strides that a plan knows of."""
-    return tensor if "strides" in node.attrs else whole(tensor)
+def laid(tensor: Any, node: Node, alignment: int = 1) -> Any:
+    """Return the tensor of an argument in the strides that a plan knows of, and aligned."""
+    found = tensor if "strides" in node.attrs else whole(tensor)
+    return found if _is_aligned(found, alignment) else copied(found, found.shape)
+
+
+def _is_aligned(tensor: Any, alignment: int) -> bool:
+    if alignment == 1:
+        return True
+    address: int = tensor.data_ptr() if hasattr(tensor, "data_ptr") else tensor.ctypes.data
+    return address % alignment == 0
 
 
 def at(known: Mapping[Node, Any], place: Place) -> Any:

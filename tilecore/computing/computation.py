@@ -20,7 +20,7 @@ from tilecore.autotuner import AutoTuner, set_autotune_inputs
 from tilecore.computing import arrays, decode, products, rows
 from tilecore.computing.fusion import Group, steps
 from tilecore.computing.graph import Node, consumers, ordered
-from tilecore.computing.places import Place, Places, wanted_order
+from tilecore.computing.places import GPU_ALIGNMENT_BYTES, Place, Places, wanted_order
 from tilecore.computing.tensor import Traced, input_of
 from tilecore.computing.text import Program
 from tilecore.errors import TypeMismatch
@@ -101,12 +101,14 @@ class Plan:
         steps: kernels and copies, in order.
         results: places of what the function returns.
         is_single: whether it returns one tensor rather than a tuple.
+        alignment: of the addresses of tensors that its kernels take, in bytes.
     """
 
     inputs: Mapping[str, Node]
     steps: Sequence[Stage | Copy | Node]
     results: Sequence[Place]
     is_single: bool
+    alignment: int = 1
 
     @property
     def stages(self) -> list[Stage]:
@@ -123,7 +125,10 @@ class Plan:
 
         ``before`` gets each kernel and its tensors before it runs.
         """
-        known = {node: arrays.laid(tensors[name], node) for name, node in self.inputs.items()}
+        known = {
+            node: arrays.laid(tensors[name], node, self.alignment)
+            for name, node in self.inputs.items()
+        }
         for step in self.steps:
             if isinstance(step, Stage):
                 given = [arrays.at(known, p.place) for p in step.program.inputs]
@@ -132,7 +137,7 @@ class Plan:
             elif isinstance(step, Copy):
                 known[step.node] = arrays.copied(arrays.at(known, step.source), step.node.shape)
             else:
-                known[step] = arrays.whole(step.attrs["held"])
+                known[step] = arrays.laid(step.attrs["held"], step, self.alignment)
         found = [arrays.whole(arrays.at(known, place)) for place in self.results]
         return found[0] if self.is_single else tuple(found)
 
@@ -229,6 +234,11 @@ class Computation:
                 ]
         return "\n".join(lines)
 
+    @functools.cached_property
+    def _alignment(self) -> int:
+        """Of the addresses of tensors that kernels of the target take, in bytes."""
+        return GPU_ALIGNMENT_BYTES if isinstance(parse_target(self.target), GpuTarget) else 1
+
     def _bound(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[inspect.BoundArguments, dict[str, Any]]:
@@ -242,7 +252,10 @@ class Computation:
 
     def _plan(self, bound: inspect.BoundArguments, tensors: Mapping[str, Any]) -> Plan:
         like = (
-            tuple((k, tuple(t.shape), str(t.dtype), arrays.strides(t)) for k, t in tensors.items()),
+            tuple(
+                (k, tuple(t.shape), str(t.dtype), arrays.strides(t, self._alignment))
+                for k, t in tensors.items()
+            ),
             tuple((k, arrays.hashable(v)) for k, v in bound.arguments.items()),
         )
         found = self._plans.get(like)
@@ -254,7 +267,7 @@ class Computation:
     def _read(self, bound: inspect.BoundArguments, tensors: Mapping[str, Any]) -> Plan:
         inputs = {}
         for name, tensor in tensors.items():
-            strides = arrays.strides(tensor)
+            strides = arrays.strides(tensor, self._alignment)
             lying = {} if strides is None else {"strides": strides}
             inputs[name] = input_of(name, tensor, **lying)
         for name, value in bound.arguments.items():
@@ -275,7 +288,7 @@ class Computation:
                     expected="numbers as results", found="a comparison", span=node.span,
                     hint="use torch.where(condition, 1.0, 0.0)",
                 )  # fmt: skip
-        is_on_gpu = isinstance(parse_target(self.target), GpuTarget)
+        is_on_gpu = self._alignment > 1
         ways = [steps(roots, joins_products=False)]
         if is_on_gpu:  # CPUs are not faster so, and slower where rows are few
             joined = steps(roots, joins_products=True)
@@ -308,7 +321,8 @@ class Computation:
             places.need(place)
         made += _copies(places)
         read = {n for n in order if isinstance(n, Node)}
-        return Plan({k: n for k, n in inputs.items() if n in read}, made, at, is_single)
+        named = {k: n for k, n in inputs.items() if n in read}
+        return Plan(named, made, at, is_single, self._alignment)
 
     def _stage(
         self, group: Group, number: int, places: Places, order: tuple[int, ...] | None
