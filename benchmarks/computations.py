@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import statistics
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,6 +86,16 @@ def cases() -> dict[str, tuple[Function, tuple[Any, ...]]]:
         "attention by hand, bias 8x1024x64": (
             lambda q, k, v, m: (q @ k.mT * 0.125 + m).softmax(-1) @ v, (*qkv, r(1024, 1024))
         ),
+        "decode attention 32 heads of 32, 2048x128": (
+            F.scaled_dot_product_attention, tuple(r(1, 32, n, 128) for n in (1, 2048, 2048))
+        ),
+        "decode attention bfloat16 32 heads of 8, 2048x128": (
+            lambda *qkv: F.scaled_dot_product_attention(*qkv, enable_gqa=True),
+            tuple(r(1, heads, n, 128).bfloat16() for heads, n in ((32, 1), (8, 2048), (8, 2048))),
+        ),
+        "linear + silu 1x4096x4096": (
+            lambda x, w: F.silu(F.linear(x, w)), (r(1, 4096), r(4096, 4096) / 64)
+        ),
         "attention of a projection 2x256x512": (
             attention_of_parts, (r(2, 256, 512), r(512, 1536) / 22)
         ),
@@ -133,7 +145,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     found = []
-    with torch.no_grad():
+    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+        os.environ["TILECORE_DATA_DIR"] = folder  # what was tuned before is not known
         for name, (function, args) in cases().items():
             if re.search(options.match, name):
                 found.append(measured(name, function, args, options))
