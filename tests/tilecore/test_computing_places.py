@@ -207,6 +207,17 @@ def test_gpus_read_views_where_they_lie(target):
         assert (got.double() - want).abs().max() <= 4e-3 * want.abs().max()
 
 
+def test_a_plan_of_a_gpu_takes_later_arguments_at_any_address():
+    whole = torch.randn(40, 80).half()
+    found = tilecore.compute(lambda x: x[:, 8:] * 2, target="a100")
+    plan = found.plan(whole[:, :72])
+    for stage in plan.stages:
+        stage.kernel = stage.kernel.emulated()
+    for x in (whole[:, :72], whole[:, 3:75]):
+        assert found.plan(x) is plan
+        assert torch.equal(found(x), x[:, 8:] * 2)
+
+
 def test_strided_operands_go_by_tensor_maps():
     x, w = torch.randn(64, 256).half(), scaled(128, 320).half()
     found = tilecore.compute(lambda x, w: x[:, 128:] @ w[:, 64:192], target="h100")

@@ -7,20 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from tilecore.computing.graph import Node
-from tilecore.computing.places import Place
+from tilecore.computing.graph import Node, Shape
+from tilecore.computing.places import Place, row_major
 from tilecore.computing.tensor import is_tensor
 from tilecore.errors import TypeMismatch
 
 
-def strides(tensor: Any, alignment: int = 1) -> tuple[int, ...] | None:
+def strides(tensor: Any) -> tuple[int, ...] | None:
     """Return the strides of a tensor in elements.
 
     None: it is row-major, or to be made so at each call: its axes run backwards, by parts of
-    elements, or on the spot, or its address is no multiple of ``alignment`` bytes.
+    elements, or on the spot.
     """
-    if not _is_aligned(tensor, alignment):
-        return None
     if hasattr(tensor, "is_contiguous"):
         if tensor.is_contiguous():
             return None
@@ -34,16 +32,13 @@ def strides(tensor: Any, alignment: int = 1) -> tuple[int, ...] | None:
 
 
 def laid(tensor: Any, node: Node, alignment: int = 1) -> Any:
-    """Return the tensor of an argument in the strides that a plan knows of, and aligned."""
+    """Return the tensor of an argument in the strides that a plan knows of, and aligned (bytes)."""
     found = tensor if "strides" in node.attrs else whole(tensor)
-    return found if _is_aligned(found, alignment) else copied(found, found.shape)
-
-
-def _is_aligned(tensor: Any, alignment: int) -> bool:
-    if alignment == 1:
-        return True
-    address: int = tensor.data_ptr() if hasattr(tensor, "data_ptr") else tensor.ctypes.data
-    return address % alignment == 0
+    if alignment == 1 or _address(found) % alignment == 0:
+        return found
+    steps = node.attrs.get("strides") or row_major(node.shape)
+    span = (1 + sum((n - 1) * s for n, s in zip(node.shape, steps, strict=True)),)
+    return _seen(copied(_seen(found, 0, span, (1,)), span), 0, node.shape, steps)
 
 
 def at(known: Mapping[Node, Any], place: Place) -> Any:
@@ -51,11 +46,21 @@ def at(known: Mapping[Node, Any], place: Place) -> Any:
     memory = known[place.memory]
     if place.is_whole:
         return memory if tuple(memory.shape) == place.shape else memory.reshape(place.shape)
+    return _seen(memory, place.offset, place.shape, place.strides)
+
+
+def _seen(memory: Any, offset: int, shape: Shape, strides: Shape) -> Any:
+    """Return the tensor of a shape and strides that begins at an element of another one."""
     if hasattr(memory, "as_strided"):
-        return memory.as_strided(place.shape, place.strides, memory.storage_offset() + place.offset)
-    strided, size = np.lib.stride_tricks.as_strided, memory.itemsize
-    line = strided(memory, (place.offset + 1,), (size,))[place.offset :]
-    return strided(line, place.shape, [s * size for s in place.strides])
+        return memory.as_strided(shape, strides, memory.storage_offset() + offset)
+    view, size = np.lib.stride_tricks.as_strided, memory.itemsize
+    line = view(memory, (offset + 1,), (size,))[offset:]
+    return view(line, shape, [s * size for s in strides])
+
+
+def _address(tensor: Any) -> int:
+    found: int = tensor.data_ptr() if hasattr(tensor, "data_ptr") else tensor.ctypes.data
+    return found
 
 
 def whole(tensor: Any) -> Any:

@@ -252,10 +252,7 @@ class Computation:
 
     def _plan(self, bound: inspect.BoundArguments, tensors: Mapping[str, Any]) -> Plan:
         like = (
-            tuple(
-                (k, tuple(t.shape), str(t.dtype), arrays.strides(t, self._alignment))
-                for k, t in tensors.items()
-            ),
+            tuple((k, tuple(t.shape), str(t.dtype), arrays.strides(t)) for k, t in tensors.items()),
             tuple((k, arrays.hashable(v)) for k, v in bound.arguments.items()),
         )
         found = self._plans.get(like)
@@ -267,7 +264,7 @@ class Computation:
     def _read(self, bound: inspect.BoundArguments, tensors: Mapping[str, Any]) -> Plan:
         inputs = {}
         for name, tensor in tensors.items():
-            strides = arrays.strides(tensor, self._alignment)
+            strides = arrays.strides(tensor)
             lying = {} if strides is None else {"strides": strides}
             inputs[name] = input_of(name, tensor, **lying)
         for name, value in bound.arguments.items():
