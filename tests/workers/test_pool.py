@@ -34,24 +34,24 @@ class TestLocalPool(MeasurerContract):
 
 
 def test_close_ends_a_hanging_candidate_and_every_process(tmp_path: Path) -> None:
+    others = _zygotes()  # of tests that ran in this process before
     pool = make_pool(tmp_path)
     wait_for_all(pool, [screen("ok")], WAIT_S)
     pool.submit([screen("hang", "hang"), screen("compile", "compile-hang")])
     time.sleep(0.3)
+    assert _zygotes() - others
     start = time.monotonic()
     pool.close()
     assert time.monotonic() - start < 4.0
-    left = [p for p in psutil.Process().children(recursive=True) if "workers.zygote" in _command(p)]
-    assert left == []
+    assert _zygotes() - others == set()
 
 
 def test_a_killed_forking_process_is_a_lost_worker_and_is_replaced(tmp_path: Path) -> None:
+    others = _zygotes()
     with make_pool(tmp_path) as pool:
         wait_for_all(pool, [screen("ok")], WAIT_S)
         pool.submit([screen("hang", "hang")])
-        zygotes = [
-            p for p in psutil.Process().children(recursive=True) if "workers.zygote" in _command(p)
-        ]
+        zygotes = _zygotes() - others
         time.sleep(0.5)
         for process in zygotes:
             process.kill()
@@ -75,6 +75,12 @@ def test_two_confirm_batches_of_one_submit_keep_their_tokens(tmp_path: Path) -> 
         requests = [confirm("a"), screen("b"), confirm("c", delay_us=100)]
         found = wait_for_all(pool, requests, WAIT_S)
     assert {m.status for m in found.values()} == {MeasureStatus.OK}
+
+
+def _zygotes() -> set[psutil.Process]:
+    """Return the forking processes below this one, and what they forked."""
+    ours = psutil.Process().children(recursive=True)
+    return {p for p in ours if "workers.zygote" in _command(p)}
 
 
 def _command(process: psutil.Process) -> str:
