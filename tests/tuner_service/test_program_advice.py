@@ -54,10 +54,11 @@ def test_a_recommended_config_runs_on_this_machine(installed):
     a, b = (rng.standard_normal(s).astype(np.float16) for s in ((192, 320), (320, 256)))
     out = np.zeros((192, 256), np.float16)
     for r in found:
-        programs.matmul(**SIZES, **r.config)(a, b, out)
+        programs.matmul(**SIZES, **r.config, **r.lowering)(a, b, out)
         np.testing.assert_allclose(out, a.astype(np.float32) @ b.astype(np.float32), atol=0.1)
-    assert found[0].time_s <= found[1].time_s <= found[2].time_s
-    assert found[0].rationale.startswith("rank 1 of")
+    modelled = [r for r in found if r.source == "analytic"]  # behind what ships for such machines
+    assert modelled[0].time_s <= modelled[-1].time_s
+    assert modelled[0].rationale.startswith("rank 1 of")
 
 
 def test_an_eager_function_and_its_tensors(installed):
