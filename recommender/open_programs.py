@@ -122,7 +122,7 @@ def _default(given: KnobValue | None, values: tuple[KnobValue, ...]) -> KnobValu
 def spaces_of(
     question: OpenProgram, hardware: HardwareProfile, families: Sequence[Family]
 ) -> list[SearchSpace]:
-    """Return the space of each family that has legal configs.
+    """Return the space of each family that has configs worth trying; if none has, that can run.
 
     Raises:
         EmptySpace: none has (RC602).
@@ -137,7 +137,7 @@ def spaces_of(
     if not found:
         assert empty is not None
         raise empty
-    return found
+    return [space for space in found if not space.is_last_resort] or found
 
 
 def assumptions(spaces: Iterable[SearchSpace]) -> tuple[str, ...]:

@@ -90,13 +90,22 @@ class SearchSpace:
         return tuple(self.limits_of())
 
     @cached_property
-    def _candidates(self) -> tuple[Columns, np.ndarray]:
+    def _candidates(self) -> tuple[Columns, np.ndarray, bool]:
+        hard = [limit for limit in self.limits if limit.is_hard]
         columns, codes = _enumerate(self.values, self.limits)
+        is_last_resort = not len(codes)
+        if is_last_resort and len(hard) < len(self.limits):
+            columns, codes = _enumerate(self.values, hard)
         if not len(codes):
-            reason = "; ".join(limit.expected for limit in self.limits)
+            reason = "; ".join(limit.expected for limit in hard)
             name = self.hardware.name
             raise EmptySpace(kernel=self.definition.name, hardware=name, reason=reason)
-        return columns, codes
+        return columns, codes, is_last_resort
+
+    @property
+    def is_last_resort(self) -> bool:
+        """Whether no config is worth trying: the candidates are then all that can run."""
+        return self._candidates[2]
 
     @property
     def factored(self) -> Columns:

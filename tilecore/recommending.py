@@ -94,7 +94,8 @@ class RecommendedConfig:
         interval_s: ends of the interval that holds 80 % of outcomes.
         bound_by: what most of the time goes to.
         rationale: why, in words.
-        source: "analytic", or what a service says: "measured", "nearest".
+        source: "analytic", or where the evidence is: "measured", "nearest", and of the library's
+            gemm "predicted", "prior", "shipped", too.
     """
 
     config: TileConfig

@@ -241,3 +241,12 @@ def test_a_length_that_is_data_is_taken_to_be_what_the_tensors_hold(device):
     assert shown(data.configs) == shown(fixed.configs)
     assert not fixed.notes
     assert any("the loop over ko" in note and "user_programs.py:" in note for note in data.notes)
+
+
+@pytest.mark.covering("device")
+@pytest.mark.parametrize("device", ["h100", "a100", "mi300x"])
+@pytest.mark.parametrize("sizes", [(16, 16, 64), (8, 8, 8), (24, 16, 33), (1, 1, 128)])
+def test_products_smaller_than_an_instruction_have_a_config(device, sizes):
+    """Where no config is worth trying, one that can run is recommended."""
+    found = ask(programs.matmul, device, **dict(zip("MNK", sizes, strict=True)))
+    assert found[0].config["block_M"] >= 16

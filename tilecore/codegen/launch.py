@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
+import tempfile
 from pathlib import Path
 
 from tilecore.artifact import compiler_versions
@@ -22,9 +22,10 @@ def launcher(folder: Path) -> Path:
     path = folder / f"launch-{_version()}.o"
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}.o")
-        assemble(SOURCE.read_text()).write_to_file(str(partial), "o")
-        partial.replace(path)
+        with tempfile.TemporaryDirectory(prefix=".staging-", dir=folder) as staging:
+            made = Path(staging) / path.name
+            assemble(SOURCE.read_text()).write_to_file(str(made), "o")
+            made.replace(path)
     return path
 
 
