@@ -17,7 +17,8 @@ from recommender.cpu_choices import whole_extents
 from recommender.errors import EmptySpace
 from recommender.hardware import HardwareProfile
 from recommender.open_shapes import program_digest
-from recommender.recommend import Recommendation, recommend
+from recommender.recommend import recommend
+from recommender.recommendation import Recommendation
 from recommender.remembered import Evidence, Known
 from recommender.space import SearchSpace
 from recommender.workload import Workload

@@ -15,7 +15,7 @@ from recommender.errors import EmptySpace, NoClosedForm
 from recommender.hardware import HardwareProfile
 from recommender.kin import kin_of
 from recommender.programs import UNITS
-from recommender.recommend import Recommendation
+from recommender.recommendation import Recommendation
 from recommender.remembered import Known, remembered
 from recommender.space import SearchSpace, space_of
 from recommender.tracing import Family, trace_all

@@ -11,7 +11,8 @@ from recommender.measurement import Measurement, Protocol
 from recommender.nearest import best_nearby, fastest
 from recommender.ports import MeasurementStore
 from recommender.program_table import ProgramTable
-from recommender.recommend import CLOSE, MAX_NEIGHBOURS, Recommendation
+from recommender.recommend import CLOSE, MAX_NEIGHBOURS
+from recommender.recommendation import Recommendation
 from recommender.screening import Screening
 from recommender.search import STRATEGIES
 from recommender.tuning import Budget, TuningSession

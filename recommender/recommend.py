@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recommender.analytic import Estimate, Estimates, estimate
+from recommender.analytic import estimate
 from recommender.diversity import different
-from recommender.freshness import OTHER_CODE, OTHER_DRIVER, differences
+from recommender.freshness import differences
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, Protocol
 from recommender.nearest import OTHER_DEVICE, Neighbour, best_nearby
@@ -23,13 +23,13 @@ from recommender.predict import (
     forecast_around,
     forecast_columns,
 )
+from recommender.recommendation import Recommendation, of_measurement, of_neighbour
 from recommender.shipped import LEADS_WITHIN, RecordedShape, candidates, order, winners
 from recommender.space import SearchSpace
 from recommender.workload import Workload
 from tilecore.kernels.definition import KernelDefinition
 from tilecore.tile_config import TileConfig
 
-SOURCES = ("measured", "nearest", "predicted", "prior", "shipped", "analytic")
 CLOSE = 1.5  # distance up to which a neighbour's winner goes before the analytic model's choice
 MAX_NEIGHBOURS, LOOKED_AT = 3, 8  # that are shown, and workloads that are looked at for them
 # Beside a confirmed config: so many of what was measured are looked around, and how many times
@@ -40,36 +40,6 @@ SHIPPED_CONFIDENCE = 0.8  # of what the same evidence would be worth from this d
 # Winners that ship were recorded with one thread: they are left out where they would keep the
 # cores much less busy than the model's favourite does.
 RECORDED_THREADS, MIN_SPREAD = 1, 0.8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recommendation:
-    """A config and what is known about it.
-
-    Attributes:
-        source: one of SOURCES.
-        time_s: measured or expected time per call with the workload's threads.
-        interval_s: ends of the interval that holds 80 % of outcomes.
-        distance: 0 for the workload itself, else how far the evidence comes from
-            (``recommender.nearest``).
-        confidence: 0 to 1; falls with distance, width of the interval and staleness.
-        doubts: in words, which other program version, toolchain or driver the evidence is of.
-    """
-
-    config: TileConfig
-    source: str
-    time_s: float
-    interval_s: tuple[float, float]
-    distance: float
-    confidence: float
-    bound_by: str
-    rationale: str
-    doubts: tuple[str, ...] = ()
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether the evidence is of another program version, toolchain or driver."""
-        return bool(self.doubts)
 
 
 def recommend(
@@ -261,41 +231,6 @@ def _different(found: Sequence[Measurement], space: SearchSpace, count: int) -> 
     return [found[position] for position, _ in itertools.islice(apart, count)]
 
 
-def of_measurement(
-    m: Measurement, row: int, hardware: HardwareProfile, estimates: Estimates
-) -> Recommendation:
-    """Return what was measured for exactly a workload; its estimate is that of a row, 0: the best.
-
-    What another driver measured has less confidence, what one thread did is scaled to all.
-    """
-    assert m.time_s is not None
-    doubts = differences(
-        m, program_digest=m.program_digest, toolchain_key=m.toolchain.key, driver=hardware.driver
-    )
-    scale = 1.0
-    if m.threads != estimates.threads:  # by the predicted ratio
-        scale = float(estimates.time_s[row] / estimates.on(m.threads).time_s[row])
-    times = sorted(t * scale for t in m.times_s)
-    explained = estimates.at(row)
-    how = f"median of {len(times)} repeats on {m.measured_at:%Y-%m-%d}"
-    if m.protocol is Protocol.SCREEN:
-        how += f", one thread, scaled to {estimates.threads}"
-    what = "best measured" if row == 0 else "another one measured"
-    return Recommendation(
-        config=m.config,
-        source="measured",
-        time_s=m.time_s * scale,
-        interval_s=(times[0], times[-1]),
-        distance=0.0,
-        confidence=(0.98 if m.protocol is Protocol.CONFIRM else 0.85)
-        * (OTHER_DRIVER if doubts else 1.0),
-        bound_by=explained.bound_by,
-        rationale=f"{what} for exactly this workload: "
-        f"{'; '.join((how, *doubts, explained.explain()))}",
-        doubts=doubts,
-    )
-
-
 def _is_close(r: Recommendation) -> bool:
     return r.distance <= CLOSE and not r.is_stale
 
@@ -315,36 +250,6 @@ def _neighbours(asked: _Asked, few: bool) -> list[Neighbour]:
     )
     legal = space.can_run([n.measurement.config for n in found])
     return list(itertools.compress(found, legal))
-
-
-def of_neighbour(
-    neighbour: Neighbour, doubts: tuple[str, ...], hardware: HardwareProfile,
-    expected_s: tuple[float, float, float], explained: Estimate,
-) -> Recommendation:  # fmt: skip
-    """Return what a near workload's winner is worth on a device.
-
-    Args:
-        neighbour: the winner.
-        doubts: which other versions it is of.
-        hardware: the device.
-        expected_s: time here and the ends of its interval.
-        explained: the analytic estimate here.
-    """
-    m, (time_s, low_s, high_s) = neighbour.measurement, expected_s
-    where = f"{m.workload}" + ("" if m.hardware.key == hardware.key else f" on {m.hardware.name}")
-    age = f"; older program or toolchain: {', '.join(doubts)}" if doubts else ""
-    return Recommendation(
-        config=m.config,
-        source="nearest",
-        time_s=time_s,
-        interval_s=(low_s, high_s),
-        distance=neighbour.distance,
-        confidence=0.9 / (1.0 + neighbour.distance) * (OTHER_CODE if doubts else 1.0),
-        bound_by=explained.bound_by,
-        rationale=f"best measured for {where} (distance {neighbour.distance:.2f}{age}); "
-        f"{explained.explain()}",
-        doubts=doubts,
-    )
 
 
 def _shipped(

@@ -18,13 +18,8 @@ from recommender.measurement import Protocol
 from recommender.nearest import best_nearby
 from recommender.ports import MeasurementStore
 from recommender.programs import version
-from recommender.recommend import (
-    CLOSE,
-    MAX_NEIGHBOURS,
-    Recommendation,
-    of_measurement,
-    of_neighbour,
-)
+from recommender.recommend import CLOSE, MAX_NEIGHBOURS
+from recommender.recommendation import Recommendation, of_measurement, of_neighbour
 from recommender.space import SearchSpace
 from recommender.workload import Workload
 from tilecore.errors import TileError

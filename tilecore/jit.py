@@ -22,7 +22,7 @@ from tilecore.frontend.signature import PointerSpec, TensorSpec, is_tensor, solv
 from tilecore.frontend.trace import resolve_annotations
 from tilecore.ir.dtype import DType
 from tilecore.ir.nodes import PrimFunc
-from tilecore.jit_calls import Found, likeness
+from tilecore.jit_calls import Found, key_of, likeness
 from tilecore.jit_compile import (
     JitOptions,
     build,
@@ -111,7 +111,7 @@ class JITImpl:
         if self._is_eager:
             static, constants = self._constants(args, kwargs)
             return self._kernel(static, constants, options)
-        key = (_key(args), _key(kwargs), _key(options.config))
+        key = (key_of(args), key_of(kwargs), key_of(options.config))
         if key not in self._kernels or not _CACHE_IS_ON.get():
             self._kernels[key] = build(self.get_tir(*args, **kwargs), options)
         return self._kernels[key]
@@ -236,10 +236,10 @@ class JITImpl:
     def key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return something hashable that is equal for calls that need the same kernel."""
         if isinstance(self.wrapped, PrimFunc) or not self._is_eager:
-            return (_key(args), _key(kwargs))
+            return (key_of(args), key_of(kwargs))
         static, tensors, rest = self._split(args, kwargs)
         shapes = {k: (tuple(t.shape), str(t.dtype)) for k, t in tensors.items()}
-        return (_key(static), _key(shapes), _key(rest))
+        return (key_of(static), key_of(shapes), key_of(rest))
 
     # --- eager style ----------------------------------------------------------------------
 
@@ -333,7 +333,7 @@ class JITImpl:
         return static, constants
 
     def _signature(self, static: Mapping[str, Any]) -> EagerSignature:
-        key = _key(static)
+        key = key_of(static)
         if key not in self._signatures:
             self._signatures[key] = eager_signature(self.function, static, self._annotations)
         return self._signatures[key]
@@ -341,7 +341,7 @@ class JITImpl:
     def _kernel(
         self, static: Mapping[str, Any], constants: Mapping[str, int], options: JitOptions
     ) -> JITKernel:
-        key = (_key(static), _key(constants), _key(options.config))
+        key = (key_of(static), key_of(constants), key_of(options.config))
         if key not in self._kernels or not _CACHE_IS_ON.get():
             func = trace_eager(self.function, static, self._annotations, constants)
             self._kernels[key] = build(func, options)
@@ -371,21 +371,6 @@ def _decorate(fn: Any, keywords: Mapping[str, Any], local_names: Mapping[str, An
 
 def _has_text_annotations(fn: Any) -> bool:
     return any(isinstance(a, str) for a in getattr(fn, "__annotations__", {}).values())
-
-
-def _key(value: Any) -> Any:
-    """Return something hashable that is equal for equal arguments."""
-    if isinstance(value, Mapping):
-        return tuple((k, _key(v)) for k, v in sorted(value.items(), key=lambda kv: str(kv[0])))
-    if isinstance(value, (tuple, list)):
-        return (type(value).__name__, *(_key(v) for v in value))
-    if isinstance(value, TensorSpec):
-        return ("tensor", str(value))
-    try:
-        hash(value)
-    except TypeError:
-        return ("object", id(value))
-    return (type(value).__name__, value)
 
 
 __all__ = [

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tilecore.frontend.signature import TensorSpec
 from tilecore.kernel import JITKernel
 from tilecore.runtime.memo import strides_of
 
@@ -24,6 +25,21 @@ class Found:
             args[p] if isinstance(p, int) else kwargs[p] if p in kwargs else self.defaults[p]
             for p in self.places
         ]
+
+
+def key_of(value: Any) -> Any:
+    """Return something hashable that is equal for equal arguments."""
+    if isinstance(value, Mapping):
+        return tuple((k, key_of(v)) for k, v in sorted(value.items(), key=lambda kv: str(kv[0])))
+    if isinstance(value, (tuple, list)):
+        return (type(value).__name__, *(key_of(v) for v in value))
+    if isinstance(value, TensorSpec):
+        return ("tensor", str(value))
+    try:
+        hash(value)
+    except TypeError:
+        return ("object", id(value))
+    return (type(value).__name__, value)
 
 
 def likeness(args: Sequence[Any], kwargs: Mapping[str, Any], numbers: Collection[int | str]) -> Any:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from db.store import SqlStore
-from recommender.recommend import Recommendation
+from recommender.recommendation import Recommendation
 from tuner_service.doubts import remeasurement
 from tuner_service.errors import InvalidRequest
 from tuner_service.questions import (

@@ -26,7 +26,7 @@ from tilecore.tile_config import TileConfig
 from tuner_service.report import ROLES, work_flop_of
 
 if TYPE_CHECKING:
-    from recommender.recommend import Recommendation
+    from recommender.recommendation import Recommendation
 
 ROLE_TITLES = ("default config", "zero-measurement recommendation", "best found")
 IDLE_KNOBS = ("num_stages", "threads")  # without effect on a CPU: not worth a column

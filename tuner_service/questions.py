@@ -25,7 +25,7 @@ from tuner_service.sent_programs import SentProgram, look_at
 from tuner_service.wiring import detected_host, host_toolchain, program_desk
 
 if TYPE_CHECKING:
-    from recommender.recommend import Recommendation
+    from recommender.recommendation import Recommendation
 
 STAND_IN_CONFIDENCE = 0.4  # of what is recommended for another device
 DRIFTED_CONFIDENCE = 0.6  # of what was measured for times that changed
