@@ -1,6 +1,6 @@
 """Programs of attention of few queries over many keys: reading keys and values takes the time.
 
-The queries that share a head of keys are rows of one block. One or two of them are multiplied with
+The queries that share a head of keys are rows of one block. Up to three of them are multiplied with
 the keys where these lie, several segments of the keys in turn, each a stream of its own; more are
 matrix products. Blocks that share a head's keys leave parts, which a second launch adds up.
 """
