@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.cpu import interleaved, profile
+from benchmarks.cpu import interleaved, profile, ratio
 from recommender.hardware import HardwareProfile
 from recommender.remembered import Known
 from tests.recommender import user_programs as programs
@@ -71,11 +71,6 @@ def measured(
             "known_of_torch": ratio(times, "torch", "known"),
         }
     return found
-
-
-def ratio(times: dict[str, list[float]], slow: str, fast: str) -> float:
-    """Return the median of ratios of samples that were taken in the same round."""
-    return statistics.median(a / b for a, b in zip(times[slow], times[fast], strict=True))
 
 
 def main() -> None:

@@ -69,10 +69,10 @@ def remembered(
     workload = _workload(question, spaces[0])
     if workload is None:
         return [], []
-    first = list(_exact(question, spaces, workload, known))
+    first = _exact(question, spaces, workload, known)
     near = list(_near(question, spaces, workload, known))[:MAX_NEIGHBOURS]
     close = [e for e in near if e.found.distance <= CLOSE and not e.found.is_stale]
-    return [*first, *close], [e for e in near if e not in close]
+    return [*([first] if first else []), *close], [e for e in near if e not in close]
 
 
 def _workload(question: OpenProgram, space: SearchSpace) -> Workload | None:
@@ -88,8 +88,8 @@ def _workload(question: OpenProgram, space: SearchSpace) -> Workload | None:
 
 def _exact(
     question: OpenProgram, spaces: Sequence[SearchSpace], workload: Workload, known: Known
-) -> Iterator[Evidence]:
-    """Yield the fastest config that was measured of the program as it is."""
+) -> Evidence | None:
+    """Return the fastest config that was measured of the program as it is; None: there is none."""
     hardware = spaces[0].hardware
     found = [
         m
@@ -104,8 +104,8 @@ def _exact(
         if config is not None and m.program_digest == _version(question, config):
             space = _space_of(spaces, config)
             told = of_measurement(m, 0, hardware, _estimates(question, space, config))
-            yield Evidence(config, space, told)
-            return
+            return Evidence(config, space, told)
+    return None
 
 
 def _near(

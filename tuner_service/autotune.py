@@ -150,21 +150,28 @@ class _Tuning:
     # --- memory -------------------------------------------------------------------------------
 
     def stored(self, store: SqlStore) -> list[Measurement]:
-        """Return what is stored of exactly these candidates."""
+        """Return what is stored of exactly these candidates, the newest last."""
         toolchain = host_toolchain().on(self.hardware.kind).key
+        found = store.measurements(workload_key=self.workload.key, hardware_key=self.hardware.key)
         return [
             m
-            for m in store.measurements(
-                workload_key=self.workload.key, hardware_key=self.hardware.key
-            )
+            for m in reversed(found)
             if m.program_digest == self.versions.get(m.config) and m.toolchain.key == toolchain
         ]
 
     def is_complete(self, known: Sequence[Measurement]) -> bool:
-        """Return whether every candidate was measured, the fastest of them against each other."""
+        """Return whether every candidate was measured, the fastest of them against each other.
+
+        What was confirmed for more candidates than these may hold few of these.
+        """
         measured = {m.config for m in known}
-        confirmed = any(m.protocol is Protocol.CONFIRM for m in known)
-        return confirmed and all(c.config in measured for c in self.task.candidates)
+        good = [m for m in known if m.status is MeasureStatus.OK]
+        codes = {m.config: m.times_s for m in good if m.protocol is Protocol.SCREEN}
+        rivals = {m.config for m in known if m.protocol is Protocol.CONFIRM}
+        confirmed = {times for config, times in codes.items() if config in rivals}
+        enough = min(CONFIRM_TOP, len(set(codes.values())))
+        is_whole = all(c.config in measured for c in self.task.candidates)
+        return is_whole and 0 < enough <= len(confirmed)
 
     # --- measuring ----------------------------------------------------------------------------
 

@@ -156,6 +156,26 @@ def test_candidates_that_are_new_are_measured_beside_those_that_are_known(pool) 
     assert pool.tune(task([8, 24, 64])).is_stored
 
 
+def test_a_part_of_which_little_was_confirmed_is_confirmed(pool) -> None:
+    blocks = [1, *range(20, 48)]  # the first one, the default, is the slowest
+    pool.tune(task(blocks))
+    confirmed = {block for protocol, block in pool.asked if protocol is Protocol.CONFIRM}
+    other = max(set(blocks) - confirmed)
+    pool.asked.clear()
+    answer = pool.tune(task([1, other]))
+    assert not answer.is_stored
+    assert sorted(pool.asked) == [(Protocol.CONFIRM, 1), (Protocol.CONFIRM, other)]
+    assert list(answer.times_s) == [1, 0]
+    assert pool.tune(task([1, other])).is_stored
+
+
+def test_the_newest_time_of_a_candidate_counts(pool, monkeypatch) -> None:
+    pool.tune(task([8, 64]))
+    monkeypatch.setattr("tests.tuner_service.test_autotune.FASTEST_BLOCK", 8)
+    pool.tune(task([8, 24, 64]))
+    assert next(iter(pool.tune(task([8, 24, 64])).times_s)) == 0
+
+
 def test_a_program_that_changed_or_is_lowered_otherwise_is_measured_again(pool) -> None:
     pool.tune(task([8, 64]))
     changed = task([8, 64])
