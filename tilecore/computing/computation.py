@@ -12,6 +12,7 @@ import functools
 import inspect
 import itertools
 import linecache
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,7 +34,7 @@ from tilecore.recommending import RecommendedConfig
 from tilecore.runtime.memo import Memo
 from tilecore.target import parse_target
 from tilecore.tile_config import digest
-from tilecore.torch_trace import is_traced, untraced
+from tilecore.torch_trace import is_traced, labelled
 
 Before = Callable[["Stage", Sequence[Any]], None]
 
@@ -115,6 +116,12 @@ class Plan:
         """Its kernels."""
         return [step for step in self.steps if isinstance(step, Stage)]
 
+    @functools.cached_property
+    def held(self) -> list[Any]:
+        """Tensors that it reads and that no call passes."""
+        nodes = [step for step in self.steps if isinstance(step, Node)]
+        return [node.attrs["held"] for node in nodes]
+
     @property
     def time_s(self) -> float:
         """What its kernels are expected to take together."""
@@ -152,6 +159,7 @@ class Computation:
 
     def __init__(self, function: Callable[..., Any], target: Any = "auto") -> None:
         self.function, self.target = function, target
+        self.label = labelled(self)
         self._plans: Memo[Plan] = Memo()
         self._calls: Memo[tuple[Plan, list[tuple[str, Any]]]] = Memo()
         try:
@@ -164,24 +172,41 @@ class Computation:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute; tensors are torch's or NumPy's, other arguments are plain Python.
 
-        There is no gradient.
+        Where torch keeps gradients, that of the results is torch's own of the function.
 
         Raises:
             UnsupportedSyntax: an operation that computations do not have (TC101).
             ShapeMismatch, TypeMismatch: shapes or element types that do not fit (TC201, TC202).
         """
         if is_traced():
-            return untraced(self, *args, **kwargs)
+            from tilecore.computing import torch_calls
+
+            return torch_calls.call(self, args, kwargs)
         like = likeness(args, kwargs, ())
         known = self._calls.get(like)
         if known is not None:
             plan, at = known
-            return plan.run({name: (args if isinstance(p, int) else kwargs)[p] for name, p in at})
-        bound, tensors = self._bound(args, kwargs)
-        plan = self._plan(bound, tensors)
-        if like is not None:
-            self._remember(like, plan, args, kwargs)
+            tensors = {name: (args if isinstance(p, int) else kwargs)[p] for name, p in at}
+        else:
+            bound, tensors = self._bound(args, kwargs)
+            plan = self._plan(bound, tensors)
+            if like is not None:
+                self._remember(like, plan, args, kwargs)
+        if _wants_gradient((*tensors.values(), *plan.held)):
+            from tilecore.computing import torch_calls
+
+            return torch_calls.differentiable(self, self.bound(args, kwargs), plan.held)
         return plan.run(tensors)
+
+    def bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
+        """Return the arguments of a call by the function's parameters, defaults among them."""
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound
+
+    def run(self, bound: inspect.BoundArguments) -> Any:
+        """Compute with the arguments of a call, without a gradient."""
+        return self(*bound.args, **bound.kwargs)
 
     def _remember(
         self, like: Any, plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -243,8 +268,7 @@ class Computation:
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[inspect.BoundArguments, dict[str, Any]]:
         """Return the arguments of a call, and the tensors among them by their place."""
-        bound = self._signature.bind(*args, **kwargs)
-        bound.apply_defaults()
+        bound = self.bound(args, kwargs)
         tensors: dict[str, Any] = {}
         for name, value in bound.arguments.items():
             arrays.mapped(value, name, tensors.__setitem__)
@@ -331,6 +355,14 @@ class Computation:
             places.write(group.root, order)
         function = _function(program, self.target, self.__module__)
         return Stage(group, program, function, recommended(program, function, 1)[0])
+
+
+def _wants_gradient(tensors: Sequence[Any]) -> bool:
+    """Return whether torch would differentiate what is computed of some tensors."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.is_grad_enabled():
+        return False
+    return any(getattr(tensor, "requires_grad", False) for tensor in tensors)
 
 
 def written(

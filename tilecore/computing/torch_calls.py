@@ -1,0 +1,215 @@
+"""Calls of computations that torch takes part in: gradients, and code that torch compiles.
+
+A gradient is torch's own: the function is plain Python over torch's operations, and torch runs it
+again for it. In code that torch compiles or exports a call is one node of the graph, an operator
+``tilecore::compute_NAME``; sizes may be dynamic, each set of them gets its plan as the graph runs.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch._subclasses.fake_tensor import fake_tensor_tls
+
+from tilecore.computing import arrays
+from tilecore.errors import UnsupportedSyntax
+from tilecore.torch_ops import TAGS
+from tilecore.torch_trace import labelled_as
+
+_library = torch.library.Library("tilecore", "FRAGMENT")
+_operators: dict[tuple[str, Any], _Operator] = {}  # by label and structure; torch keeps them
+
+
+class Callee(Protocol):
+    """A computation, as far as torch's part in its calls goes."""
+
+    function: Callable[..., Any]
+    label: str
+
+    def bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
+        """Return the arguments of a call by the function's parameters, defaults among them."""
+
+    def run(self, bound: inspect.BoundArguments) -> Any:
+        """Compute, without a gradient."""
+
+
+# --- gradients ------------------------------------------------------------------------------------
+
+
+def differentiable(
+    computation: Callee, bound: inspect.BoundArguments, held: Sequence[torch.Tensor]
+) -> Any:
+    """Return what a call returns, differentiable by its tensors and by those that it holds."""
+    tensors = _tensors(bound)
+    return _Recomputed.apply(computation, bound, len(tensors), *tensors.values(), *held)
+
+
+class _Recomputed(torch.autograd.Function):  # type: ignore[misc]
+    """Forward by our kernels; for the gradient forward again, and backward, by torch."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, computation: Callee, bound: inspect.BoundArguments, count: int, *given: Any
+    ) -> Any:
+        ctx.computation, ctx.bound, ctx.count = computation, bound, count
+        ctx.save_for_backward(*given)
+        return _apart(computation.run(bound), given)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        given, needed = ctx.saved_tensors, ctx.needs_input_grad[3:]
+        is_graph_kept = torch.is_grad_enabled()  # for a gradient of this gradient
+        with torch.enable_grad():
+            leaves = list(given)
+            if not is_graph_kept:
+                own = zip(given[: ctx.count], needed, strict=False)
+                leaves[: ctx.count] = [t.detach().requires_grad_(is_needed) for t, is_needed in own]
+            found = by_torch(ctx.computation, _replaced(ctx.bound, leaves[: ctx.count]))
+            outputs = found if isinstance(found, tuple) else (found,)
+            pairs = [(o, g.to(o.dtype)) for o, g in zip(outputs, gradients, strict=True)
+                     if o.requires_grad]  # fmt: skip
+            wanted = [leaf for leaf, is_needed in zip(leaves, needed, strict=True) if is_needed]
+            results, gradients = zip(*pairs, strict=True)
+            known = torch.autograd.grad(
+                results, wanted, gradients, allow_unused=True, create_graph=is_graph_kept
+            )
+        rest = iter(known)
+        return None, None, None, *(next(rest) if is_needed else None for is_needed in needed)
+
+
+def by_torch(computation: Callee, bound: inspect.BoundArguments) -> Any:
+    """Return what the function itself returns for tensors of torch: one, or a tuple of them.
+
+    Raises:
+        UnsupportedSyntax: torch cannot run it; it is one over NumPy's functions (TC101).
+    """
+    try:
+        returned = computation.function(*bound.args, **bound.kwargs)
+    except (TypeError, RuntimeError) as error:
+        raise UnsupportedSyntax(
+            expected="a function of torch's operations where torch differentiates or compiles",
+            found=str(error).strip().splitlines()[0],
+            hint="call it under torch.no_grad(), or write it with torch's functions",
+        ) from error
+    return tuple(returned) if isinstance(returned, tuple | list) else returned
+
+
+def _tensors(bound: inspect.BoundArguments) -> dict[str, torch.Tensor]:
+    """Return the tensors of torch among the arguments of a call, by their place."""
+    found: dict[str, torch.Tensor] = {}
+
+    def keep(place: str, tensor: Any) -> None:
+        if isinstance(tensor, torch.Tensor):
+            found[place] = tensor
+
+    for name, value in bound.arguments.items():
+        arrays.mapped(value, name, keep)
+    return found
+
+
+def _replaced(
+    bound: inspect.BoundArguments, tensors: Sequence[torch.Tensor]
+) -> inspect.BoundArguments:
+    """Return the arguments of a call with other tensors of torch, in their order."""
+    rest = iter(tensors)
+
+    def change(_: str, tensor: Any) -> Any:
+        return next(rest) if isinstance(tensor, torch.Tensor) else tensor
+
+    arguments = {k: arrays.mapped(v, k, change) for k, v in bound.arguments.items()}
+    return inspect.BoundArguments(bound.signature, arguments)
+
+
+def _apart(returned: Any, given: Sequence[Any]) -> Any:
+    """Return results none of which is an argument, as torch wants it of its operators."""
+    if isinstance(returned, tuple):
+        return tuple([_apart(r, given) for r in returned])
+    memory = returned.untyped_storage().data_ptr()
+    is_given = any(memory == t.untyped_storage().data_ptr() for t in given)
+    return returned.clone() if is_given else returned
+
+
+# --- graphs ---------------------------------------------------------------------------------------
+
+
+def call(computation: Callee, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return what a call returns; for code that torch traces."""
+    return _node(computation.label, args, dict(kwargs))
+
+
+@torch._dynamo.nonstrict_trace  # type: ignore[untyped-decorator]
+def _node(label: str, args: Any, kwargs: Any) -> Any:
+    """Make a node of a call: torch runs this with tensors that have no elements.
+
+    Where a gradient is wanted, the nodes are those of the function itself.
+    """
+    computation = labelled_as(label)
+    bound = computation.bound(args, kwargs)
+    tensors = list(_tensors(bound).values())
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        return by_torch(computation, bound)
+    operator = _operator(computation, bound)
+    found = operator.of_torch(tensors)
+    return found[0] if operator.is_single else tuple(found)
+
+
+@dataclass(eq=False)
+class _Operator:
+    """A computation as an operator of torch: a list of tensors to a list of new ones.
+
+    Attributes:
+        bound: arguments of a call, with tensors that stand for others.
+        of_torch: the operator.
+        is_single: whether a call returns one tensor rather than a tuple; known when it has run.
+    """
+
+    computation: Callee
+    bound: inspect.BoundArguments
+    of_torch: Any = None
+    is_single: bool = True
+
+    def define(self, name: str) -> None:
+        """Make the operator known to torch."""
+        _library.define(f"{name}(Tensor[] tensors) -> Tensor[]", tags=TAGS)
+        _library.impl(name, self.run, "CompositeExplicitAutograd")
+        _library.impl(name, torch.library.fallthrough_kernel, "Autograd")
+        torch.library.register_fake(f"tilecore::{name}", self.fake, lib=_library)
+        self.of_torch = getattr(torch.ops.tilecore, name)
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Compute."""
+        with torch.no_grad():
+            found = self.computation.run(_replaced(self.bound, tensors))
+        return self._listed(_apart(found, tensors))
+
+    def fake(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return tensors like the results, without elements."""
+        before = fake_tensor_tls.allow_non_fake_inputs_override
+        fake_tensor_tls.allow_non_fake_inputs_override = True  # those that the function holds
+        try:
+            found = by_torch(self.computation, _replaced(self.bound, tensors))
+        finally:
+            fake_tensor_tls.allow_non_fake_inputs_override = before
+        return [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in self._listed(found)]
+
+    def _listed(self, found: Any) -> list[torch.Tensor]:
+        self.is_single = not isinstance(found, tuple)
+        return [found] if self.is_single else list(found)
+
+
+def _operator(computation: Callee, bound: inspect.BoundArguments) -> _Operator:
+    """Return the operator of calls that differ in their tensors only."""
+    structure = tuple((k, arrays.hashable(v)) for k, v in bound.arguments.items())
+    key = computation.label, structure
+    known = _operators.get(key)
+    if known is None:
+        anything = [torch.empty(0, device="meta") for _ in _tensors(bound)]
+        known = _operators[key] = _Operator(computation, _replaced(bound, anything))
+        name = getattr(computation.function, "__name__", "")
+        name = name if name.isidentifier() else "function"  # it may be a lambda
+        known.define(f"compute_{name}_{len(_operators)}")
+    return known
