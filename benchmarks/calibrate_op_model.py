@@ -45,7 +45,8 @@ class Space:
 
     def reached(self, constants: OpConstants) -> float:
         """Return the fastest time divided by that of the model's choice."""
-        terms = op_terms(self.space.graph, self.columns, self.space.hardware, 1, constants)
+        columns = self.space.known(self.columns)
+        terms = op_terms(self.space.graph, columns, self.space.hardware, 1, constants)
         predicted = terms.time_s
         return float(self.time_s.min() / self.time_s[int(np.argmin(predicted))])
 

@@ -4,8 +4,8 @@
                              [--target avx2] [--compile] [--out benchmarks/results/NAME.json]
 
 ``--match`` selects rows by their label ("gemm float32 512"). ``recommended`` is the first choice on
-a machine with this one's measured peaks that has measured nothing else (the model that ships, where
-there is one, else the analytic model). To find
+a machine with this one's measured peaks that has measured nothing else (of what ships: winners and
+models; else of the analytic model). To find
 ``tuned``, the model's best candidates and random ones of its best quarter are screened on thread
 CPU time, and the finalists run interleaved, per number of threads. Default, recommended, tuned and
 torch are then timed afresh and interleaved in this process: 1 thread on thread CPU time, more on
@@ -36,9 +36,10 @@ import torch
 
 from recommender.analytic import estimate
 from recommender.hardware import HardwareProfile
-from recommender.predict import forecast, shipped
+from recommender.recommend import recommend
 from recommender.space import SearchSpace
 from recommender.workload import Workload
+from tests.recommender.support import MemoryStore
 from tilecore import kernels, runtime
 from tilecore.artifact import ArtifactStore, compiler_versions
 from tilecore.compiler import compile
@@ -180,8 +181,8 @@ class Case:
 
     def recommended(self, threads: int) -> TileConfig:
         """Return what a machine that measured nothing recommends."""
-        learned = shipped(self.definition.name, self.host, str(self.problem["dtype"]))
-        return self.space.config(int(forecast(self.space, threads, learned).rows[0]))
+        workload = Workload.of(self.definition.name, self.problem, threads)
+        return recommend(workload, self.definition, self.host, MemoryStore(), top_k=1)[0].config
 
     def finalists(self, candidates: int, seed: int) -> list[TileConfig]:
         """Return the fastest screened candidates, fastest first."""

@@ -24,9 +24,10 @@ from tilecore.ir.nodes import Buffer
 class OpConstants:
     """Properties of the generated code and of caches.
 
-    Source: set by hand for a Xeon with AMX. Over 32 workloads of the library, one thread, the
-    model's choice reaches 0.94 of the fastest config measured, 0.95 with constants fitted to them
-    (benchmarks/results/op_spaces_2026-11-22.json, benchmarks/calibrate_op_model.py).
+    Source: set by hand for a Xeon with AMX; ``row_...`` and ``run_slots`` to both, a Zen 3 as well
+    (benchmarks/results/op_spaces_2026-11-22.json, op_spaces_zen3_2026-11-23.json). Over 32
+    workloads of the library on each, one thread, the model's choice reaches 0.95 and 0.91 of the
+    fastest config measured (benchmarks/calibrate_op_model.py).
     """
 
     product_efficiency: float = 0.7  # of the peak, tiles in the caches
@@ -36,8 +37,10 @@ class OpConstants:
     l1_bytes_per_slot: float = 48.0  # of tiles, in FMA slots of a vector
     l2_bytes_per_slot: float = 20.0  # of blocks whose tiles exceed L1
     far_bytes_per_slot: float = 10.0  # of blocks whose tiles exceed half of L2
+    row_l2_bytes_per_slot: float = 35.0  # the same without products: tiles pass in streams, which
+    row_far_bytes_per_slot: float = 24.0  # come while elements are computed
     product_run_slots: float = 300.0  # starting a product: panels, edges, configuration of tiles
-    run_slots: float = 40.0  # starting another statement
+    run_slots: float = 5.0  # starting another statement, mostly while the one before ends
     block_slots: float = 200.0
     row_slots: float = 10.0  # closing the fold of a row
     again_factor: float = 3.0  # rate of tensors read again, relative to memory
@@ -153,7 +156,10 @@ def _tile_rate(
     """Return the bytes per slot that tiles come in with, by the cache that holds them."""
     held = _total((evaluate(size, columns) for size in launch.live_bytes.values()), count)
     levels = [held <= hardware.l1d_bytes, held <= hardware.l2_bytes / 2]
-    return np.select(levels, [c.l1_bytes_per_slot, c.l2_bytes_per_slot], c.far_bytes_per_slot)
+    l2, far = c.l2_bytes_per_slot, c.far_bytes_per_slot
+    if all(op.kind != "gemm" for op in launch.ops):
+        l2, far = c.row_l2_bytes_per_slot, c.row_far_bytes_per_slot
+    return np.select(levels, [c.l1_bytes_per_slot, l2], far)
 
 
 def _memory_s(
