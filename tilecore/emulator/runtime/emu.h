@@ -6,7 +6,7 @@
 #include "functions.h"
 #include "types.h"
 
-struct alignas(64) CUtensorMap {
+struct alignas(128) CUtensorMap {
   unsigned long long opaque[16];
 };
 
