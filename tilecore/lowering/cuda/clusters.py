@@ -99,7 +99,11 @@ class Clusters:
             self.sync()
 
     def sync(self, scope: str = "cluster") -> None:
-        """Emit the barrier of the cluster, or one half of it."""
+        """Emit the barrier of the cluster, or one half of it.
+
+        Its instructions are for whole warps, whose lanes may have gone different ways before.
+        """
+        self.builder.evaluate(ptx.sync_warp().call())
         if scope != "cluster_wait":
             self.builder.evaluate(ptx.fence_async().call())
             self.builder.evaluate(ptx.cluster_arrive().call())

@@ -13,10 +13,11 @@ from tilecore.lowering.cuda.instructions.base import (
 
 BAR = f'"r"({shared("barrier")})'
 TRY_WAIT = "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;"
-LOOP = "{ .reg .pred p; WAIT: " + TRY_WAIT + " @p bra.uni DONE; bra.uni WAIT; DONE: }"
+# Lanes may wait for different barriers: the branches are not uniform.
+LOOP = "{ .reg .pred p; WAIT: " + TRY_WAIT + " @p bra DONE; bra WAIT; DONE: }"
 # Below sm_90 nothing waits by itself: the test is repeated.
 TEST_WAIT = TRY_WAIT.replace("try_wait", "test_wait").replace("::cta", "")
-SPIN = "{ .reg .pred p; WAIT: " + TEST_WAIT + " @p bra.uni DONE; bra.uni WAIT; DONE: }"
+SPIN = "{ .reg .pred p; WAIT: " + TEST_WAIT + " @p bra DONE; bra WAIT; DONE: }"
 
 MAPA = "void* remote;\n" + asm(
     "mapa.u64 %0, %1, %2;", ['"=l"(remote)'], ['"l"(element)', '"r"(rank)'], touches_memory=False
