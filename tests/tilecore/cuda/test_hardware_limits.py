@@ -1,0 +1,168 @@
+"""What a device would refuse, or wait for forever: found in an audit against NVIDIA's manuals."""
+
+import numpy as np
+import pytest
+import torch
+
+import tilecore
+import tilecore.language as T
+from tests.tilecore.cuda.emulated import lowered, run_emulated
+from tests.tilecore.cuda.text_kernels import run
+from tilecore.emulator import ALL_SCHEDULES
+from tilecore.errors import EmulationError, LaunchFailed
+from tilecore.lowering.cuda import instructions as I
+from tilecore.runtime.cuda import check_grid
+
+
+def trading(counts):
+    """Three warpgroups; the last one gives registers away, the others ask for more."""
+
+    @T.prim_func
+    def main(A: T.Tensor((384,), "float32")):
+        with T.Kernel(1, threads=384):
+            tx = T.get_thread_binding()
+            if tx < 128:
+                T.set_max_nreg(counts[0], 1)
+                A[tx] = 1.0
+            elif tx < 256:
+                T.set_max_nreg(counts[0], 1)
+                A[tx] = 2.0
+            else:
+                T.set_max_nreg(counts[1], 0)
+                A[tx] = 3.0
+
+    return main
+
+
+@pytest.mark.parametrize(("counts", "is_there"), [((240, 24), True), ((224, 64), False)])
+def test_warpgroups_share_what_the_block_has_at_its_launch(counts, is_there):
+    """384 threads begin with 168 registers each: 504 for one thread of each warpgroup, not 512."""
+    plan, _, source = lowered(trading(counts), "h100")
+    assert ("setmaxnreg.inc" in source.text) is is_there
+    reason = "512 for a thread of each warpgroup are asked for, 504 are there"
+    assert (reason in plan.explain()) is not is_there
+    a = np.zeros(384, np.float32)
+    run_emulated(trading(counts), "h100", [a], ALL_SCHEDULES)
+    np.testing.assert_array_equal(a, np.repeat([1, 2, 3], 128))
+
+
+def test_registers_that_nobody_gives_away_are_waited_for_forever():
+    grow, shrink = I.set_registers(224, True), I.set_registers(64, False)
+    body = f"if (threadIdx.x < 256) {grow.name}(); else {shrink.name}(); a[threadIdx.x] = 1;"
+    with pytest.raises(EmulationError, match=r"setmaxnreg\.inc 224"):
+        run(body, {"a": np.zeros(384, np.float32)}, [grow, shrink], threads=384)
+
+
+def shifted(by):
+    """Tiles stored ``by`` rows further up than they were read."""
+
+    @T.prim_func
+    def main(A: T.Tensor((96, 64), "float16"), B: T.Tensor((96, 64), "float16")):
+        with T.Kernel(3, threads=128) as bx:
+            tile = T.alloc_shared((32, 64), "float16")
+            T.copy(A[bx * 32, 0], tile)
+            T.copy(tile, B[bx * 32 - by, 0])
+
+    return main
+
+
+@pytest.mark.parametrize("by", [0, 8])
+def test_boxes_are_stored_at_places_that_are_not_negative(by):
+    a = np.random.default_rng(0).standard_normal((96, 64)).astype(np.float16)
+    b = np.zeros_like(a)
+    plan = run_emulated(shifted(by), "h100", [a, b], ALL_SCHEDULES)
+    (launch,) = plan.launches.values()
+    assert len(launch.stores) == (by == 0)
+    expected = np.zeros_like(a)
+    expected[: 96 - by] = a[by:]
+    np.testing.assert_array_equal(b, expected)
+
+
+def test_a_box_that_begins_below_zero_is_not_stored():
+    from tilecore.emulator import TensorMap
+
+    store = I.tma_store(1)
+    body = f"""
+      if (threadIdx.x == 0) {{
+        tc_fence_async(); {store.name}((unsigned long long)&a, smem, -4);
+        tc_bulk_commit(); tc_bulk_wait_0();
+      }}"""
+    arguments = {"a": TensorMap(np.zeros(64, np.float32), (32,))}
+    used = [store, I.fence_async(), I.bulk_commit(), I.bulk_wait(0)]
+    with pytest.raises(EmulationError, match="a TMA store: coordinate -4 is negative"):
+        run(body, arguments, used, shared_bytes=1024)
+
+
+def test_a_product_over_nothing_needs_no_tensor_maps():
+    """No tensor map may have an extent of 0, nor the address of an empty tensor."""
+    k = T.dynamic("k")
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((k, 64), "float16"), B: T.Tensor((k, 64), "float16"),
+        C: T.Tensor((64, 64), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=128):
+            A_s = T.alloc_shared((32, 64), "float16")
+            B_s = T.alloc_shared((32, 64), "float16")
+            C_l = T.alloc_fragment((64, 64), "float32")
+            T.clear(C_l)
+            for i in T.Pipelined(T.ceildiv(k, 32), num_stages=2):
+                T.copy(A[i * 32, 0], A_s)
+                T.copy(B[i * 32, 0], B_s)
+                T.gemm(A_s, B_s, C_l, transpose_A=True)
+            T.copy(C_l, C)
+
+    kernel = tilecore.compile(main, target="h100").emulated()
+    for size in (0, 40):
+        a, b = torch.randn(size, 64).half(), torch.randn(size, 64).half()
+        c = torch.full((64, 64), float("nan"))
+        kernel(a, b, c)
+        torch.testing.assert_close(c, a.float().T @ b.float(), atol=1e-2, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("threads", "has_boxes"), [(48, False), (96, True), (1024, False)])
+def test_a_warpgroup_that_issues_copies_has_warps_of_its_own(threads, has_boxes):
+    """It comes behind whole warps, and a block has at most 1024 threads."""
+
+    @T.prim_func
+    def main(A: T.Tensor((256, 64), "float32"), B: T.Tensor((32, 64), "float32")):
+        with T.Kernel(1, threads=threads):
+            tile = T.alloc_shared((32, 64), "float32")
+            total = T.alloc_fragment((32, 64), "float32")
+            T.clear(total)
+            for k in T.Pipelined(8, num_stages=2):
+                T.copy(A[k * 32, 0], tile)
+                for i, j in T.Parallel(32, 64):
+                    total[i, j] += tile[i, j]
+            T.copy(total, B)
+
+    a = np.random.default_rng(0).integers(-9, 10, (256, 64)).astype(np.float32)
+    b = np.full((32, 64), np.nan, np.float32)
+    plan = run_emulated(main, "h100", [a, b], ALL_SCHEDULES)
+    (launch,) = plan.launches.values()
+    assert launch.has_producer is has_boxes
+    np.testing.assert_array_equal(b, a.reshape(8, 32, 64).sum(0))
+
+
+def test_a_grid_of_too_many_blocks_along_y():
+    check_grid("main", (2**31 - 1, 65535, 65535))
+    with pytest.raises(LaunchFailed, match=r"65535 along y and z, found 1 x 65536 x 1"):
+        check_grid("main", (1, 65536, 1))
+
+
+def test_lanes_may_wait_for_different_barriers():
+    """bra.uni would promise that all lanes of a warp leave the loop together."""
+    for wait in (I.barrier_wait(), I.barrier_wait("sm_80"), I.barrier_wait(of_cluster=True)):
+        assert "bra.uni" not in wait.cuda
+        assert "bra DONE" in wait.cuda
+
+
+def test_a_wait_for_a_parity_that_no_phase_has():
+    used = [I.barrier_init(), I.barrier_wait(), I.fence_barrier_init()]
+    body = """
+      if (threadIdx.x == 0) { tc_barrier_init(smem, 1); tc_fence_barrier_init(); }
+      __syncthreads();
+      tc_barrier_wait(smem, 3); a[0] = 1;"""
+    with pytest.raises(EmulationError, match="expected parity 0 or 1, found 3"):
+        run(body, {"a": np.zeros(1, np.float32)}, used, shared_bytes=64)
