@@ -8,7 +8,9 @@ import tilecore
 import tilecore.language as T
 from tests.tilecore.cuda.emulated import lowered, run_emulated
 from tests.tilecore.cuda.text_kernels import run
-from tilecore.emulator import ALL_SCHEDULES
+from tilecore.codegen.cuda import HEADER
+from tilecore.codegen.nvrtc import compile_cuda, load_nvrtc
+from tilecore.emulator import ALL_SCHEDULES, TensorMap
 from tilecore.errors import EmulationError, LaunchFailed
 from tilecore.lowering.cuda import instructions as I
 from tilecore.runtime.cuda import check_grid
@@ -79,8 +81,6 @@ def test_boxes_are_stored_at_places_that_are_not_negative(by):
 
 
 def test_a_box_that_begins_below_zero_is_not_stored():
-    from tilecore.emulator import TensorMap
-
     store = I.tma_store(1)
     body = f"""
       if (threadIdx.x == 0) {{
@@ -166,3 +166,66 @@ def test_a_wait_for_a_parity_that_no_phase_has():
       tc_barrier_wait(smem, 3); a[0] = 1;"""
     with pytest.raises(EmulationError, match="expected parity 0 or 1, found 3"):
         run(body, {"a": np.zeros(1, np.float32)}, used, shared_bytes=64)
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_what_the_launch_writes_itself_is_no_box(writes):
+    """The accelerator would not see what threads wrote to the tensor."""
+
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float32"), B: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            tile = T.alloc_shared((64, 64), "float32")
+            ready = T.alloc_barrier([128])
+            if writes:
+                for i, j in T.Parallel(64, 64):
+                    A[i, j] = A[i, j] * 2.0
+                T.sync_threads()
+            T.tma_copy(A[0, 0], tile, barrier=ready[0])
+            T.mbarrier_arrive(ready[0])
+            T.mbarrier_wait_parity(ready[0], 0)
+            for i, j in T.Parallel(64, 64):
+                B[i, j] = tile[i, j] + 1.0
+
+    a = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    b, expected = np.zeros_like(a), (2 * a if writes else a) + np.float32(1)
+    plan = run_emulated(main, "h100", [a, b], ALL_SCHEDULES)
+    (launch,) = plan.launches.values()
+    assert len(launch.loads) == (not writes)
+    np.testing.assert_array_equal(b, expected)
+
+
+REGISTERS = [(384, 168), (512, 128), (640, 96)]
+
+
+@pytest.mark.skipif(load_nvrtc() is None, reason="NVRTC is not installed")
+@pytest.mark.parametrize(("threads", "registers"), REGISTERS)
+def test_the_assembler_gives_threads_as_many_registers(threads, registers):
+    """What ptxas says a kernel of so many threads that trades registers begins with."""
+    grow, shrink = I.set_registers(200, True), I.set_registers(24, False)
+    text = (
+        f'{HEADER}{grow.cuda}{shrink.cuda}extern "C" __global__ void '
+        f"__launch_bounds__({threads}, 1) k(float* a) {{ if (threadIdx.x < 128) {grow.name}(); "
+        f"else {shrink.name}(); a[threadIdx.x] = 1; }}"
+    )
+    assert compile_cuda(text, "sm_90a").registers == registers
+    plan, _, _ = lowered(asking(threads), "h100")
+    groups = threads // 128
+    total, there = 248 + (groups - 1) * 240, groups * registers
+    reason = f"{total} for a thread of each warpgroup are asked for, {there} are there"
+    assert reason in plan.explain()
+
+
+def asking(threads):
+    @T.prim_func
+    def main(A: T.Tensor((threads,), "float32")):
+        with T.Kernel(1, threads=threads):
+            tx = T.get_thread_binding()
+            if tx < 128:
+                T.set_max_nreg(248, 1)
+                A[tx] = 1.0
+            else:
+                T.set_max_nreg(240, 1)
+                A[tx] = 2.0
+
+    return main

@@ -135,14 +135,21 @@ def multicasts_of(launch: KernelLaunch, layouts: Mapping[Buffer, SharedLayout]) 
 def _incoming(
     launch: KernelLaunch, copies: Mapping[Stmt, Copy], layouts: Mapping[Buffer, SharedLayout]
 ) -> dict[Stmt, Box]:
-    """Return the boxes of copies to shared tiles, by the statements that ask for them."""
+    """Return the boxes of copies to shared tiles, by the statements that ask for them.
+
+    Not of tensors that the launch writes: threads' writes are not ordered with what the accelerator
+    reads (PTX ISA 9.1, section 9.7.9.25.2, async proxy).
+    """
     if not all(int_value(t) == 1 for t in launch.threads[1:]):
         return {}  # the thread is chosen by its warp
     padded = pads(launch)
+    written = {b.root for b in written_buffers(launch.body)}
     found: dict[Stmt, Box] = {}
     for stmt, copy in copies.items():
         tensor, tile = copy.src.buffer, copy.dst.buffer
         if tile not in layouts or not is_plain(tensor, tile) or tensor in padded:
+            continue
+        if tensor.root in written:
             continue
         box = box_of(copy.src, copy.dst, layouts[tile])
         if box is not None:

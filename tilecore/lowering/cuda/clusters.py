@@ -194,6 +194,7 @@ class Clusters:
                     for target, tensor_map, at in boxes_of(self.owner, box, copy.src, copy.dst):
                         call = ptx.tma_load(rank).call(target, tensor_map, full, *at)
                         builder.evaluate(call)
+            builder.evaluate(ptx.sync_warp().call())
         if stmt.barrier is None:
             turns = self.turns[id(stmt)]
             parity = builder.bind(remainder(builder.load(turns, 0), 2))
