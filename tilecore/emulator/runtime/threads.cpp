@@ -144,6 +144,7 @@ void meet_warpgroup(const std::string& what, void* argument,
   }
 }
 void sync_warp(unsigned mask) { meet_warp("__syncwarp", mask, nullptr, [](Collective&) {}); }
+void converge_warp() { meet_warp("the meeting of a warp", 0xffffffffu, nullptr, [](Collective&) {}); }
 int elect() {
   meet_warp("elect.sync", 0xffffffffu, nullptr, [](Collective&) {});
   return lane() == 0;

@@ -97,7 +97,7 @@ class TensorMemory:
             chosen = builder.bind(ptx.elect().call())
             with builder.when(tir.NE(chosen, index(0))):
                 yield
-            builder.evaluate(ptx.sync_warp().call())
+            builder.evaluate(ptx.converge_warp().call())
 
     def commit(self, barrier: Any) -> None:
         """Emit an arrival when the products so far are complete."""

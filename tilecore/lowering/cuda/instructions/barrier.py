@@ -37,6 +37,15 @@ def sync_warp() -> Instruction:
 
 
 @functools.cache
+def converge_warp() -> Instruction:
+    """Return ``()``: lanes go on together; stands before instructions for whole warps (.aligned).
+
+    What lanes did before is not told to others: see ``sync_warp``.
+    """
+    return Instruction("tc_converge_warp", "", "__syncwarp();", "emu::converge_warp();")
+
+
+@functools.cache
 def bar_sync() -> Instruction:
     """Return ``(int id, int threads)``: wait at named barrier ``id`` (0 is the block's)."""
     return Instruction(
