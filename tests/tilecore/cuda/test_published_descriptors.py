@@ -72,6 +72,24 @@ def test_descriptors_of_tiles(dtype, a_major, b_major, n, k, a9, b9, a10, b10, t
     assert {int(bits, 16) for bits in found} == expected
 
 
+# Of A and of B per instruction, in units of 16 bytes: 32 bytes of a row along K (DeepGEMM:
+# advance_umma_desc_lo), else 16 rows of a panel of 128 or 64 bytes.
+STEPS = [
+    (False, False, 128, 64, {2}), (True, True, 256, 64, {128}), (False, True, 128, 64, {2, 128}),
+    (False, True, 96, 64, {2, 64}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ["h100", "b200"])
+@pytest.mark.parametrize(("a_major", "b_major", "n", "k", "steps"), STEPS)
+def test_how_descriptors_go_on_along_k(a_major, b_major, n, k, steps, target):
+    _, _, source = lowered(product("float16", a_major, b_major, n, k), target)
+    calls = [t for t in source.text.splitlines() if re.search(r"^ +tc_(wgmma|tensor_mma)_ss_", t)]
+    assert calls
+    for call in calls:
+        assert {int(step) for step in re.findall(r"\(i\d+ \* (\d+)\)", call)} == steps
+
+
 def test_who_holds_the_sums_of_a_warpgroup():
     """Element i of thread t of a 64 x 32 product (cute: CLayout_64xN<32>)."""
     plan, _, _ = lowered(product("float16", False, False, 32, 64, m=64), "h100")

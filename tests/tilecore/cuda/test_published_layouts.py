@@ -138,6 +138,37 @@ def test_the_fragments_of_mma(shape, a, b, c, lane, a_at, b_at, c_at):
         assert tuple(where) == (4 * (row % 8) + column // 2, 2 * (row // 8) + column % 2)
 
 
+# Of lane 17, in the first quad pair: rows of A and columns of B of its elements by layout, and what
+# it holds of C (PTX ISA 9.1, 9.7.14.5.1; cute: SM70_8x8x4 TN and NT, thread 5 of eight).
+QUAD_ROWS = {"row": [5, 5, 5, 5], "col": [4, 5, 6, 7]}
+QUAD_SUMS = {
+    "float32": [(5, 0), (5, 1), (7, 0), (7, 1), (5, 4), (5, 5), (7, 4), (7, 5)],
+    "float16": [(5, 0), (5, 1), (5, 2), (5, 3), (5, 4), (5, 5), (5, 6), (5, 7)],
+}
+
+
+@pytest.mark.parametrize("sums", QUAD_SUMS)
+@pytest.mark.parametrize("layouts", [("row", "col"), ("col", "row")])
+def test_the_fragments_of_quad_pairs(sums, layouts):
+    x = np.full((8, 32, 4), ONE["float16"], np.uint16)
+    y = x.copy()
+    for i in range(4):
+        x[i], y[4 + i] = 0, 0
+        x[i, 17, i] = y[4 + i, 17, i] = ONE["float16"]
+    d = np.zeros((8, 32, 8), sums)
+    product = I.mma("m8n8k4", "float16", "float16", sums, *layouts)
+    body = f"""
+      int t = blockIdx.x * 32 + threadIdx.x;
+      {product.name}(d + t * {d.itemsize * 8}, x + t * 8, y + t * 8);"""
+    arguments = {"x": x.view("u1"), "y": y.view("u1"), "d": d.view("u1")}
+    run(body, arguments, [product], grid=8)
+    columns = QUAD_ROWS["row" if layouts[1] == "col" else "col"]
+    for i in range(4):
+        row, column = QUAD_ROWS[layouts[0]][i], columns[i]
+        assert [bool(v) for v in d[i, 17]] == [place[0] == row for place in QUAD_SUMS[sums]]
+        assert [bool(v) for v in d[4 + i, 17]] == [place[1] == column for place in QUAD_SUMS[sums]]
+
+
 def test_who_holds_the_sums_of_warps():
     held = accumulators(16, 8, 16, (1, 1), 32)
     known = {(5, 0): (1, 2), (5, 1): (1, 3), (5, 2): (9, 2), (5, 3): (9, 3), (31, 3): (15, 7)}
