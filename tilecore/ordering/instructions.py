@@ -33,6 +33,7 @@ FIXED: dict[str, tuple[Callable[[int], Run], str, bool]] = {
     "cluster_wait": (do.cluster_wait, "barrier", True),
     "fence_barrier_init": (bars.fence_barrier_init, "fence", False),
     "fence_async": (bars.fence_async, "fence", False),
+    "fence_async_cluster": (bars.fence_async, "fence", False),
     "cp_async_commit": (do.cp_async_commit, "commit", False),
     "bulk_commit": (do.bulk_commit, "commit", False),
     "wgmma_fence": (lambda s: lambda m, e: m.products.fence(e[0].ids), "registers", False),

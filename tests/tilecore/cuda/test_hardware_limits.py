@@ -151,6 +151,33 @@ def test_a_grid_of_too_many_blocks_along_y():
         check_grid("main", (1, 65536, 1))
 
 
+def test_a_block_fences_what_it_wrote_to_others():
+    """The fence of shared::cta is about the own block's memory only (PTX ISA 9.1, 9.7.13.4)."""
+
+    @T.prim_func
+    def main(A: T.Tensor((2, 128, 64), "float16"), C: T.Tensor((2, 128, 128), "float32")):
+        with T.ClusterKernel(2, threads=128, cluster_dims=2) as bx:
+            mine = T.alloc_shared((128, 64), "float16")
+            others = T.alloc_shared((128, 64), "float16")
+            sums = T.alloc_fragment((128, 128), "float32")
+            T.copy(A[bx, 0, 0], mine)
+            T.copy_cluster(mine, others, dst_block=1 - bx)
+            T.cluster_sync()
+            T.gemm(mine, others, sums, transpose_B=True, clear_accum=True)
+            T.copy(sums, C[bx, 0, 0])
+
+    a = np.random.default_rng(0).integers(-3, 4, (2, 128, 64)).astype(np.float16)
+    c = np.zeros((2, 128, 128), np.float32)
+    plan = run_emulated(main, "h100", [a, c], ALL_SCHEDULES)
+    ((gemm,),) = [launch.gemms.values() for launch in plan.launches.values()]
+    assert gemm.kind == "wgmma"
+    x = a.astype(np.float64)
+    np.testing.assert_array_equal(c, np.stack([x[0] @ x[1].T, x[1] @ x[0].T]))
+    text = lowered(main, "h100")[2].text
+    assert "fence.proxy.async.shared::cluster;" in text
+    assert "fence.proxy.async.shared::cta;" not in text
+
+
 def test_lanes_may_wait_for_different_barriers():
     """bra.uni would promise that all lanes of a warp leave the loop together."""
     for wait in (I.barrier_wait(), I.barrier_wait("sm_80"), I.barrier_wait(of_cluster=True)):

@@ -105,7 +105,7 @@ class Clusters:
         """
         self.builder.evaluate(ptx.converge_warp().call())
         if scope != "cluster_wait":
-            self.builder.evaluate(ptx.fence_async().call())
+            self.builder.evaluate(ptx.fence_async(of_cluster=True).call())
             self.builder.evaluate(ptx.cluster_arrive().call())
         if scope != "cluster_arrive":
             self.builder.evaluate(ptx.cluster_wait().call())

@@ -171,11 +171,15 @@ def fence_barrier_init() -> Instruction:
 
 
 @functools.cache
-def fence_async() -> Instruction:
-    """Return ``()``: what this thread wrote to shared memory is seen by TMA and wgmma."""
+def fence_async(of_cluster: bool = False) -> Instruction:
+    """Return ``()``: what this thread wrote to shared memory is seen by TMA and wgmma.
+
+    ``of_cluster``: also what it wrote to that of other blocks.
+    """
+    name, space = ("_cluster", "cluster") if of_cluster else ("", "cta")
     return Instruction(
-        "tc_fence_async", "", asm("fence.proxy.async.shared::cta;"), "emu::fence_async();",
-        arch="sm_90",
+        f"tc_fence_async{name}", "", asm(f"fence.proxy.async.shared::{space};"),
+        "emu::fence_async();", arch="sm_90",
     )  # fmt: skip
 
 
