@@ -178,6 +178,29 @@ def test_a_block_fences_what_it_wrote_to_others():
     assert "fence.proxy.async.shared::cta;" not in text
 
 
+def test_the_chosen_lane_of_a_warp_need_not_be_the_first():
+    """It tells the barrier of its bytes before thread 0 arrives there for all."""
+
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float32"), B: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            tile = T.alloc_shared((64, 64), "float32")
+            ready = T.alloc_barrier([1])
+            T.tma_copy(A[0, 0], tile, barrier=ready[0])
+            if T.get_thread_binding() == 0:
+                T.mbarrier_arrive(ready[0])
+            T.mbarrier_wait_parity(ready[0], 0)
+            for i, j in T.Parallel(64, 64):
+                B[i, j] = tile[i, j]
+
+    a = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    b = np.zeros_like(a)
+    run_emulated(main, "h100", [a, b], ALL_SCHEDULES)
+    np.testing.assert_array_equal(b, a)
+    with pytest.raises(EmulationError, match="race|more arrivals"):
+        run_emulated(main, "h100", [a, b], ALL_SCHEDULES, without="tc_converge_warp();")
+
+
 def test_lanes_may_wait_for_different_barriers():
     """bra.uni would promise that all lanes of a warp leave the loop together."""
     for wait in (I.barrier_wait(), I.barrier_wait("sm_80"), I.barrier_wait(of_cluster=True)):
