@@ -197,7 +197,7 @@ def test_the_chosen_lane_of_a_warp_need_not_be_the_first():
     b = np.zeros_like(a)
     run_emulated(main, "h100", [a, b], ALL_SCHEDULES)
     np.testing.assert_array_equal(b, a)
-    with pytest.raises(EmulationError, match="race|more arrivals"):
+    with pytest.raises(EmulationError, match=r"race|more arrivals"):
         run_emulated(main, "h100", [a, b], ALL_SCHEDULES, without="tc_converge_warp();")
 
 
