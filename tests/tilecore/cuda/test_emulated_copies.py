@@ -210,7 +210,7 @@ def test_shuffles_votes_and_reductions():
         x[lanes ^ 5], x[np.where(lanes % 8 + 3 < 8, lanes + 3, lanes)],
         x[np.where(lanes >= 4, lanes - 4, lanes)], x[lanes // 16 * 16 + 2],
         int((x > 40).any()), 1, np.int64(sum(1 << j for j in lanes if x[j] > 0)).astype(np.int32),
-        same.astype(np.int64).astype(np.int32), lanes == 0, x.sum(), x.min(), x.max(),
+        same.astype(np.int64).astype(np.int32), lanes == out[8].argmax(), x.sum(), x.min(), x.max(),
         np.bitwise_xor.reduce(x), lanes, 0, x[lanes ^ 1],
     ]  # fmt: skip
     for i, want in enumerate(expected):
