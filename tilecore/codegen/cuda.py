@@ -33,7 +33,7 @@ typedef long long int64_t; typedef unsigned long long uint64_t;
 #include <cstdint>
 #endif
 typedef unsigned char uchar; typedef unsigned short ushort; typedef unsigned int uint;
-struct alignas(64) CUtensorMap { unsigned long long opaque[16]; };
+struct alignas(128) CUtensorMap { unsigned long long opaque[16]; };
 """
 INCLUDES = {"fp16": "cuda_fp16.h", "bf16": "cuda_bf16.h", "fp8": "cuda_fp8.h"}
 SHORT_NAMES = {

@@ -26,7 +26,7 @@ SCALARS = {
     "float64": ctypes.c_double, "bool": ctypes.c_bool,
 }  # fmt: skip
 MAX_BOX = 256
-MAP_ALIGNMENT = 64
+MAP_ALIGNMENT = 128
 
 
 class _Map(ctypes.Structure):

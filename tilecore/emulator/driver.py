@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilecore.codegen.cuda import CudaSource
-from tilecore.emulator.arguments import encode_map
+from tilecore.emulator.arguments import MAX_BOX, encode_map
 from tilecore.emulator.launch import LATE, EmulatedKernels, Schedule, build
 from tilecore.errors import LaunchFailed
 from tilecore.gpu_target import capability
+from tilecore.ir.dtype import DType
 from tilecore.runtime.driver import NOTHING, MapShape
 
 
@@ -56,7 +57,10 @@ class EmulatedDriver:
         return library, name
 
     def encode_map(self, target: int, address: int, shape: MapShape) -> None:
-        """Write the emulator's tensor map to ``target``."""
+        """Write the emulator's tensor map to ``target``, if the driver would take the arguments."""
+        faults = map_faults(target, address, shape)
+        if faults:
+            raise LaunchFailed(call=f"cuTensorMapEncodeTiled ({shape})", detail="; ".join(faults))
         made = encode_map(
             address, shape.dtype, shape.extents, shape.strides, shape.box, shape.swizzle_bytes
         )
@@ -73,3 +77,21 @@ class EmulatedDriver:
         library.launch(
             name, (grid, block, cluster), shared_bytes, ctypes.c_void_p(parameters), self._schedule
         )
+
+
+def map_faults(target: int, address: int, shape: MapShape) -> list[str]:
+    """Return what cuTensorMapEncodeTiled would refuse (CUDA driver API 13.0, its requirements)."""
+    row = shape.box[0] * DType(shape.dtype).itemsize
+    checks = (
+        (target % 64 == 0, "a map at a multiple of 64 bytes"),
+        (address > 0 and address % 16 == 0, "a tensor at a multiple of 16 bytes"),
+        (all(1 <= e <= 1 << 32 for e in shape.extents), "extents of 1 to 2^32"),
+        (
+            all(s > 0 and s % 16 == 0 and s < 1 << 40 for s in shape.strides),
+            "strides of a multiple of 16 bytes, below 2^40",
+        ),
+        (all(1 <= b <= MAX_BOX for b in shape.box), f"a box of 1 to {MAX_BOX} along each axis"),
+        (row % 16 == 0, "rows of a box of a multiple of 16 bytes"),
+        (not shape.swizzle_bytes or row <= shape.swizzle_bytes, "rows within the swizzle"),
+    )
+    return [f"expected {what}" for holds, what in checks if not holds]

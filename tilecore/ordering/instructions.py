@@ -21,7 +21,7 @@ PLAIN = re.compile(
     r"warp_index|assume_below|nanosleep|clock|registers|wgmma_keep|tensor_keep|"
     r"tensor_free|prefetch_map|cache_policy|mma_|mfma|pack|unpack|round|extend|"
     r"decode|widen|narrow|differs|print|fail|schedule_fence|cluster_rank|"
-    r"dependen|thread_fence|fence_async_global|"
+    r"dependen|thread_fence|fence_async_global|converge_warp|"
     r"(sin|cos|tanh|exp2?|log2?|rsqrt|sqrt|reciprocal|rcp|approx)|(add|sub|mul|fma|min|max|abs)2_"
 )  # fmt: skip
 ADDRESSES = re.compile(r"(tensor_)?descriptor_|cluster_address|barrier_test")  # touch nothing
@@ -33,6 +33,7 @@ FIXED: dict[str, tuple[Callable[[int], Run], str, bool]] = {
     "cluster_wait": (do.cluster_wait, "barrier", True),
     "fence_barrier_init": (bars.fence_barrier_init, "fence", False),
     "fence_async": (bars.fence_async, "fence", False),
+    "fence_async_cluster": (bars.fence_async, "fence", False),
     "cp_async_commit": (do.cp_async_commit, "commit", False),
     "bulk_commit": (do.bulk_commit, "commit", False),
     "wgmma_fence": (lambda s: lambda m, e: m.products.fence(e[0].ids), "registers", False),

@@ -19,7 +19,7 @@ from typing import Any
 
 from tilecore.artifact import Artifact
 from tilecore.device_code import DeviceCode, KernelEntry, TensorMapRecipe, Workspace
-from tilecore.errors import ArgumentError, ArtifactError
+from tilecore.errors import ArgumentError, ArtifactError, LaunchFailed
 from tilecore.ir.dtype import DType
 from tilecore.runtime import dims
 from tilecore.runtime.driver import (
@@ -39,6 +39,7 @@ SCALARS = {
     "float32": ctypes.c_float, "float64": ctypes.c_double,
 }  # fmt: skip
 MOST_SIGNATURES = 256  # shapes and scalars that a kernel is kept prepared for
+MOST_BLOCKS = (2**31 - 1, 65535, 65535)  # of a grid along x, y and z
 
 
 @dataclass(slots=True)
@@ -189,7 +190,8 @@ class CudaKernel:
                 slot.value = held[index]
             for number, (target, index, map_) in enumerate(bound.maps):
                 if bound.encoded[number] != held[index]:
-                    driver.encode_map(target, held[index], map_)
+                    if held[index] and all(map_.extents):  # no map describes what is not there
+                        driver.encode_map(target, held[index], map_)
                     bound.encoded[number] = held[index]
             stream = driver.stream(bound.device)
             for launch in bound.launches:
@@ -239,6 +241,7 @@ class CudaKernel:
         grid = three(entry.grid)
         if 0 in grid:
             return
+        check_grid(entry.name, grid)
         recipes = {m.name: m for m in self._code.maps}
         kept: list[Any] = []
         addresses = []
@@ -273,6 +276,22 @@ class CudaKernel:
                 parameters_at=ctypes.addressof(parameters),
                 kept=(parameters, *kept),
             )
+        )
+
+
+def check_grid(name: str, grid: Sequence[int]) -> None:
+    """Check that a launch may have so many blocks.
+
+    Source: CUDA C++ Programming Guide 13.0, technical specifications per compute capability.
+
+    Raises:
+        LaunchFailed: it does not (TC405).
+    """
+    if any(n > most for n, most in zip(grid, MOST_BLOCKS, strict=True)):
+        raise LaunchFailed(
+            call=f"launch of {name}",
+            detail=f"expected at most {MOST_BLOCKS[0]} blocks along x and {MOST_BLOCKS[1]} along y"
+            f" and z, found {' x '.join(map(str, grid))}; put the longest axis of T.Kernel first",
         )
 
 

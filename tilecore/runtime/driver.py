@@ -14,7 +14,10 @@ from tilecore.errors import ArtifactError, LaunchFailed, ToolchainMissing
 
 HINT = "pip install cuda-bindings (torch for CUDA brings it), on a machine with NVIDIA's driver"
 NOTHING = contextlib.nullcontext()
-MAP_BYTES, MAP_ALIGNMENT = 128, 64
+# CUtensorMap of CUDA 13's cuda.h; the driver asks for a multiple of 64 bytes.
+MAP_BYTES, MAP_ALIGNMENT = 128, 128
+MAP_AXES = 5
+ENCODE_TILED, ENCODE_VERSION = b"cuTensorMapEncodeTiled", 12000
 # Names of CUtensorMapDataType behind CU_TENSOR_MAP_DATA_TYPE_.
 MAP_TYPES = {
     "float16": "FLOAT16", "bfloat16": "BFLOAT16", "float32": "FLOAT32", "float64": "FLOAT64",
@@ -92,6 +95,7 @@ class CudaDriver:
         self._thread = threading.local()  # has a context, or not yet
         raw = getattr(getattr(self._torch, "_C", None), "_cuda_getCurrentRawStream", None)
         self.stream = raw or self._stream
+        self._encode: Any = None
 
     def _stream(self, device: int) -> int:
         return int(self._torch.cuda.current_stream(device).cuda_stream)
@@ -144,20 +148,38 @@ class CudaDriver:
         return api.CUfunction(int(found))  # a launch takes kernels of libraries as functions
 
     def encode_map(self, target: int, address: int, shape: MapShape) -> None:
-        """Write the tensor map of a tensor at ``address`` to host memory at ``target``."""
-        api, wide, word = self._api, self._api.cuuint64_t, self._api.cuuint32_t
-        result = api.cuTensorMapEncodeTiled(
-            getattr(api.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{MAP_TYPES[shape.dtype]}"),
-            len(shape.extents), address,
-            [wide(e) for e in shape.extents], [wide(s) for s in shape.strides],
-            [word(b) for b in shape.box], [word(1)] * len(shape.box),
-            api.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            api.CUtensorMapSwizzle({0: 0, 32: 1, 64: 2, 128: 3}[shape.swizzle_bytes]),
-            api.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-            api.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        """Write the tensor map of a tensor at ``address`` to host memory at ``target``.
+
+        The driver writes there itself: the CUtensorMap objects of cuda-bindings lie at multiples of
+        16 bytes, cuTensorMapEncodeTiled asks for 64 (cuda-python, pull request 1692).
+        """
+        api, rank = self._api, len(shape.extents)
+        if self._encode is None:
+            self._encode = self._encoder()
+        kind = getattr(api.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{MAP_TYPES[shape.dtype]}")
+        status = self._encode(
+            target, int(kind), rank, address,
+            (ctypes.c_uint64 * MAP_AXES)(*shape.extents),
+            (ctypes.c_uint64 * MAP_AXES)(*shape.strides),
+            (ctypes.c_uint32 * MAP_AXES)(*shape.box),
+            (ctypes.c_uint32 * MAP_AXES)(*[1] * rank),
+            int(api.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE),
+            {0: 0, 32: 1, 64: 2, 128: 3}[shape.swizzle_bytes],
+            int(api.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B),
+            int(api.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
         )  # fmt: skip
-        made = self._done(f"cuTensorMapEncodeTiled ({shape})", result)
-        ctypes.memmove(target, made.getPtr(), MAP_BYTES)
+        self._done(f"cuTensorMapEncodeTiled ({shape})", (api.CUresult(status),))
+
+    def _encoder(self) -> Any:
+        """Return the driver's cuTensorMapEncodeTiled."""
+        call = ENCODE_TILED.decode()
+        found = self._api.cuGetProcAddress(ENCODE_TILED, ENCODE_VERSION, 0)
+        self._done(f"cuGetProcAddress ({call})", found[:2])
+        pointer, number = ctypes.c_void_p, ctypes.c_int
+        make = ctypes.CFUNCTYPE(
+            number, pointer, number, ctypes.c_uint32, *[pointer] * 5, *[number] * 4
+        )
+        return make(int(found[1]))
 
     def launch(
         self, kernel: Any, grid: Sequence[int], block: Sequence[int], cluster: Sequence[int],

@@ -14,12 +14,10 @@ const char* fake_notes(void) { return notes; }
 int cuGetProcAddress_v2(const char* symbol, void** function, int version, u64 flags, int* status) {
   (void)version; (void)flags;
   if (!handle) handle = dlopen("libcuda.so.1", RTLD_NOW);
+  if (!strcmp(symbol, "cuGetProcAddress")) symbol = "cuGetProcAddress_v2";  // from CUDA 12 on
   *function = dlsym(handle, symbol);
   if (status) *status = *function ? 0 : 1;
   return *function ? 0 : 500;
-}
-int cuGetProcAddress(const char* symbol, void** function, int version, u64 flags) {
-  return cuGetProcAddress_v2(symbol, function, version, flags, 0);
 }
 int cuInit(unsigned flags) { return (int)flags; }
 int cuDriverGetVersion(int* version) { return *version = 13000, 0; }
@@ -73,9 +71,9 @@ int cuLaunchKernelEx(const struct Config* c, void* f, void** parameters, void** 
 int cuTensorMapEncodeTiled(void* map, int type, unsigned rank, void* address, const u64* extents,
                            const u64* strides, const unsigned* box, const unsigned* steps,
                            int interleave, int swizzle, int promotion, int fill) {
-  NOTE("map type %d rank %u at %p: %llu %llu / %llu / %u %u / %u %u / %d %d %d %d\n", type, rank,
-       address, extents[0], extents[1], strides[0], box[0], box[1], steps[0], steps[1], interleave,
-       swizzle, promotion, fill);
+  NOTE("map (at a multiple of 128: %d) type %d rank %u at %p: %llu %llu / %llu / %u %u / %u %u / "
+       "%d %d %d %d\n", (u64)map % 128 == 0, type, rank, address, extents[0], extents[1],
+       strides[0], box[0], box[1], steps[0], steps[1], interleave, swizzle, promotion, fill);
   memset(map, 0x5a, 128);
   return 0;
 }

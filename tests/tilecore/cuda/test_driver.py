@@ -34,10 +34,15 @@ for _ in range(2):
         pass
 driver.launch(kernel, (1, 2, 3), (128, 1, 1), (1, 1, 1), 4096, stream, where)
 driver.launch(kernel, (4, 2, 1), (384, 1, 1), (2, 1, 1), 512, stream, where)
-target = (ctypes.c_ubyte * 128)()
-shape = MapShape("float16", (256, 512), (1024,), (64, 128), 128)
-driver.encode_map(ctypes.addressof(target), 0x10000, shape)
-assert bytes(target) == b"\\x5a" * 128
+memory = (ctypes.c_ubyte * 256)()
+target = ctypes.addressof(memory) + -ctypes.addressof(memory) % 128
+for shape in (
+    MapShape("float16", (256, 512), (1024,), (64, 128), 128),
+    MapShape("float32", (100,), (), (32,), 0),
+):
+    ctypes.memset(target, 0, 128)
+    driver.encode_map(target, 0x10000, shape)
+    assert ctypes.string_at(target, 128) == b"\\x5a" * 128
 try:
     driver.kernel(library, "absent", 0, 0)
 except LaunchFailed as error:
@@ -53,7 +58,8 @@ context of 1 retained
 context 0x33 entered
 launch 0x22 grid 1 2 3 block 128 1 1 shared 4096 stream 0x77 extra (nil): abcd 42
 launch 0x22 grid 4 2 1 block 384 1 1 shared 512 stream 0x77 attributes 1: 4 2 1 1 extra (nil): abcd
-map type 6 rank 2 at 0x10000: 256 512 / 1024 / 64 128 / 1 1 / 0 3 2 0
+map (at a multiple of 128: 1) type 6 rank 2 at 0x10000: 256 512 / 1024 / 64 128 / 1 1 / 0 3 2 0
+map (at a multiple of 128: 1) type 7 rank 1 at 0x10000: 100 0 / 0 / 32 0 / 1 0 / 0 0 2 0
 kernel absent of 0x11"""
 
 

@@ -101,19 +101,24 @@ void barrier_expect(void* pointer, int bytes, bool arrives) {
   }
   maybe_pause();
 }
+static void check_parity(int parity, const char* what) {
+  if (parity & ~1) fail(std::string(what) + ": expected parity 0 or 1, found " + std::to_string(parity));
+}
 void barrier_wait(void* pointer, int parity) {
   MemoryBarrier& b = own(pointer, "mbarrier.wait");
   check_made(b, "mbarrier.wait");
+  check_parity(parity, "mbarrier.wait");
   std::string what = "mbarrier at byte " + std::to_string(offset_in(my_block(), pointer)) +
-                     ", parity " + std::to_string(parity & 1);
-  wait_until(what, [&b, parity] { return (b.phase & 1) != (unsigned)(parity & 1); });
+                     ", parity " + std::to_string(parity);
+  wait_until(what, [&b, parity] { return (b.phase & 1) != (unsigned)parity; });
   clock_of(me()).join(b.complete);
 }
 int barrier_test(void* pointer, int parity) {
   MemoryBarrier& b = own(pointer, "mbarrier.test_wait");
   check_made(b, "mbarrier.test_wait");
+  check_parity(parity, "mbarrier.test_wait");
   spin();
-  if ((b.phase & 1) == (unsigned)(parity & 1)) return 0;
+  if ((b.phase & 1) == (unsigned)parity) return 0;
   clock_of(me()).join(b.complete);
   return 1;
 }
@@ -136,7 +141,7 @@ static int cluster_threads() {
   return threads;
 }
 void cluster_arrive() {
-  settle();
+  meet_warp("barrier.cluster.arrive", ALL_LANES, nullptr, [](Collective&) {});  // .aligned
   Cluster& c = *my_block().cluster;
   if (me().cluster_phase != (int)c.generation && me().cluster_phase >= 0)
     fail("barrier.cluster.arrive: the thread arrived before and has not waited");

@@ -6,7 +6,7 @@
 #include "functions.h"
 #include "types.h"
 
-struct alignas(64) CUtensorMap {
+struct alignas(128) CUtensorMap {
   unsigned long long opaque[16];
 };
 
@@ -29,6 +29,7 @@ void* cluster_pointer(const void* pointer, int rank);
 void sync_threads();
 int sync_threads_reduce(int condition, int kind);
 void sync_warp(unsigned mask);
+void converge_warp();
 void bar_sync(int id, int threads);
 void bar_arrive(int id, int threads);
 void barrier_init(void* barrier, int count);

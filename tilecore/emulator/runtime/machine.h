@@ -88,6 +88,7 @@ struct Warpgroup {
   std::deque<std::vector<Product>> groups;
   bool is_fenced = false;
   unsigned products = 0;
+  int registers = 0;  // of a thread, since it handed over or took some; 0: as at the launch
 };
 struct TensorOperand {  // a descriptor's fields
   unsigned start, leading, stride, swizzle;
@@ -134,6 +135,7 @@ struct Block {
   std::map<unsigned, MemoryBarrier> barriers;
   TensorMemory tensor;
   Shadow shadow;
+  int free_registers = 0;  // that warpgroups have handed over, for one thread of each
 };
 struct Job {  // an asynchronous operation that completes by itself
   std::function<void()> run;

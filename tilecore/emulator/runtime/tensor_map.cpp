@@ -92,6 +92,8 @@ static void store(unsigned long long address, const void* src, int rank, const i
   const char* what = op.empty() ? "a TMA store" : "a TMA reduction";
   const TensorMap map = map_at(address, rank);
   check_box(map, src, what);
+  for (int i = 0; i < rank; ++i)
+    if (at[i] < 0) fail(std::string(what) + ": coordinate " + std::to_string(at[i]) + " is negative");
   unsigned offset = shared_offset_of(src, what), size = width(map.type) / 8;
   std::vector<int> origin(at, at + rank);
   Block* block = &my_block();

@@ -133,10 +133,14 @@ void tensor_commit(void* barrier, int mask) {
     }
     for (Block* other : block->cluster->blocks) {
       if (mask ? !(mask >> other->rank & 1) : other != block) continue;
-      if (other->alive == 0) fail("tcgen05.commit: a block has exited");
-      auto found = other->barriers.find(offset);
-      if (found == other->barriers.end()) fail("tcgen05.commit: the barrier is gone");
-      arrive(found->second, 1, clock, "tcgen05.commit");
+      auto tell = [=] {
+        if (other->alive == 0) fail("tcgen05.commit: a block has exited");
+        auto found = other->barriers.find(offset);
+        if (found == other->barriers.end()) fail("tcgen05.commit: the barrier is gone");
+        arrive(found->second, 1, clock, "tcgen05.commit");
+      };
+      if (other == block) tell();
+      else post("tcgen05.commit in another block", tell, nullptr);  // on its way for itself
     }
   });
   m.commits.push_back(complete);

@@ -144,9 +144,13 @@ void meet_warpgroup(const std::string& what, void* argument,
   }
 }
 void sync_warp(unsigned mask) { meet_warp("__syncwarp", mask, nullptr, [](Collective&) {}); }
+void converge_warp() { meet_warp("the meeting of a warp", 0xffffffffu, nullptr, [](Collective&) {}); }
+// Which lane is chosen is the device's affair, but always the same one: here it is not the first.
 int elect() {
   meet_warp("elect.sync", 0xffffffffu, nullptr, [](Collective&) {});
-  return lane() == 0;
+  constexpr int CHOSEN = 5;
+  int last = my_block().threads - me().rank / machine.warp * machine.warp - 1;
+  return lane() == std::min(CHOSEN, last);
 }
 
 struct Shuffled {

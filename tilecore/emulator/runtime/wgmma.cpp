@@ -179,7 +179,28 @@ void wgmma_wait(int pending) {
     g.is_fenced = false;
   });
 }
-void set_registers(int, bool) {
-  meet_warpgroup("setmaxnreg", nullptr, [](Warpgroup&, Collective&) {});
+// At its launch every thread of a block has the same share of the multiprocessor's registers.
+static int registers_at_launch(const Block& block) {
+  int share = 64 * 1024 / (((block.threads - 1) / WARPGROUP + 1) * WARPGROUP);
+  return share > 256 ? 256 : share / 8 * 8;
+}
+void set_registers(int count, bool grows) {
+  Block& block = my_block();
+  meet_warpgroup("setmaxnreg", nullptr, [&](Warpgroup& g, Collective&) {
+    if (!g.registers) g.registers = registers_at_launch(block);
+    if (grows || g.registers < count) return;
+    block.free_registers += g.registers - count;
+    g.registers = count;
+  });
+  if (!grows) return;
+  Warpgroup* group = &block.warpgroups[me().rank / WARPGROUP];
+  wait_until("setmaxnreg.inc " + std::to_string(count), [&block, group, count] {
+    if (group->registers >= count) return true;
+    if (block.free_registers < count - group->registers) return false;
+    block.free_registers -= count - group->registers;
+    group->registers = count;
+    machine.progress++;
+    return true;
+  });
 }
 }  // namespace emu

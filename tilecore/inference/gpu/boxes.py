@@ -1,7 +1,8 @@
 """Copies by the tensor memory accelerator: which it can do, and in what boxes.
 
 Limits (CUDA driver API, cuTensorMapEncodeTiled): at most 5 axes, boxes of at most 256 along each,
-inner rows of a multiple of 16 bytes and no longer than the swizzle, strides of a multiple of 16.
+inner rows of a multiple of 16 bytes and no longer than the swizzle, strides of a positive multiple
+of 16.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import replace
 from tilecore.inference.gpu.groups import group_of
 from tilecore.inference.gpu.loops import divisor
 from tilecore.inference.gpu.plan import BOX_ALIGNMENT, CHUNK_BYTES, Box, Pipeline, SharedLayout
+from tilecore.inference.gpu.registers import PRODUCER_THREADS
+from tilecore.inference.gpu.signs import Signs
 from tilecore.inference.gpu.teams import Teams
 from tilecore.ir import nodes
 from tilecore.ir.analysis import kept_axes, pads, read_buffers, writes, written_buffers
@@ -23,21 +26,27 @@ from tilecore.ir.visitor import children, expressions, walk, walk_expr
 MAX_AXES = 5
 MAX_EXTENT = 256
 SWIZZLE_ROWS = 8  # after which a swizzle repeats
+WARP = 32
 
 
 def with_boxes(
     launch: KernelLaunch,
     pipelines: Mapping[Stmt, Pipeline],
     layouts: Mapping[Buffer, SharedLayout],
+    most_threads: int,
 ) -> dict[Stmt, Pipeline]:
     """Return the pipelines with boxes, if all copies of the launch can be had in boxes.
 
     A warpgroup of its own then issues them: it must find its way to the loops without what the
-    others compute.
+    others compute, begin with a warp of its own, and fit in beside them (``most_threads`` of a
+    block).
     """
     plain = dict(pipelines)
     flat = all(int_value(t) == 1 for t in launch.threads[1:])
-    if launch.thread_vars or not flat:
+    threads = math.prod(int_value(t) or 0 for t in launch.threads)
+    if launch.thread_vars or not flat or threads % WARP:
+        return plain
+    if threads + PRODUCER_THREADS > most_threads:
         return plain
     made: dict[Stmt, Pipeline] = {}
     padded = pads(launch)
@@ -62,14 +71,19 @@ def stores_of(
     """Return the copies of shared tiles to tensors that one thread hands over as boxes.
 
     Only tensors that nothing in the launch reads: what arrives is not waited for by other blocks.
+    A box that is stored may end outside its tensor, but not begin below 0 (PTX ISA 9.1, section
+    9.7.9.27.1.1, restrictions on the direction .global.shared::cta).
     """
     read = {b.root for b in read_buffers(launch.body)}
+    signs = Signs(launch)
     found: dict[Stmt, Box] = {}
     for stmt in walk(launch.body):
         if not isinstance(stmt, Copy) or stmt.src.buffer not in layouts:
             continue
         tensor, tile = stmt.dst.buffer, stmt.src.buffer
         if not is_plain(tensor, tile) or tile in stages or tensor in read:
+            continue
+        if not all(map(signs.never_negative, stmt.dst.offsets)):
             continue
         box = box_of(stmt.dst, stmt.src, layouts[tile])
         if box is not None:
@@ -121,14 +135,21 @@ def multicasts_of(launch: KernelLaunch, layouts: Mapping[Buffer, SharedLayout]) 
 def _incoming(
     launch: KernelLaunch, copies: Mapping[Stmt, Copy], layouts: Mapping[Buffer, SharedLayout]
 ) -> dict[Stmt, Box]:
-    """Return the boxes of copies to shared tiles, by the statements that ask for them."""
+    """Return the boxes of copies to shared tiles, by the statements that ask for them.
+
+    Not of tensors that the launch writes: threads' writes are not ordered with what the accelerator
+    reads (PTX ISA 9.1, section 9.7.9.25.2, async proxy).
+    """
     if not all(int_value(t) == 1 for t in launch.threads[1:]):
         return {}  # the thread is chosen by its warp
     padded = pads(launch)
+    written = {b.root for b in written_buffers(launch.body)}
     found: dict[Stmt, Box] = {}
     for stmt, copy in copies.items():
         tensor, tile = copy.src.buffer, copy.dst.buffer
         if tile not in layouts or not is_plain(tensor, tile) or tensor in padded:
+            continue
+        if tensor.root in written:
             continue
         box = box_of(copy.src, copy.dst, layouts[tile])
         if box is not None:
@@ -178,7 +199,7 @@ def _has_strides_of_maps(tensor: Buffer) -> bool:
         return row is not None and row * itemsize % CHUNK_BYTES == 0
     steps = [int_value(s) for s in strides]
     is_whole = tensor.root is tensor and steps[-1] == 1
-    return is_whole and all(s is not None and s * itemsize % CHUNK_BYTES == 0 for s in steps[:-1])
+    return is_whole and all(s and s > 0 and s * itemsize % CHUNK_BYTES == 0 for s in steps[:-1])
 
 
 def _lies_in_boxes(here: Region, layout: SharedLayout) -> bool:

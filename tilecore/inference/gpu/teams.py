@@ -35,7 +35,7 @@ __all__ = ["Team", "Teams", "find_teams", "registers_to_trade"]
 MAX_TEAMS = 14  # named barriers 2 to 15
 WARPGROUP = 128
 REGISTERS = 64 * 1024  # of a multiprocessor (CUDA C++ Programming Guide, compute capabilities)
-REGISTER_UNIT = 8  # of a thread
+REGISTER_UNIT, MOST_REGISTERS = 8, 256  # of a thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +116,8 @@ def _teams(launch: KernelLaunch, threads: tuple[int, int, int], whole: Team) -> 
 def registers_to_trade(launch: KernelLaunch, teams: Teams, target: GpuTarget) -> bool | str:
     """Return whether warpgroups hand registers to each other as the program asks, or why not.
 
-    A warpgroup that asks for more waits until others have given them away (PTX ISA 9.0,
-    setmaxnreg): together they may have what the block has.
+    A warpgroup that asks for more waits until others have given them away: together they have what
+    the block is given at its launch, the same for each thread (PTX ISA 9.1, setmaxnreg).
     """
     asked: dict[int, int] = {}
     loops = [s for s in walk(launch.body) if isinstance(s, (nodes.For, nodes.While))]
@@ -137,11 +137,11 @@ def registers_to_trade(launch: KernelLaunch, teams: Teams, target: GpuTarget) ->
     if not target.has_wgmma:
         return f"{target.name} has no setmaxnreg"
     groups = -(-teams.whole.count // WARPGROUP)
-    most = REGISTERS // WARPGROUP
-    usual = most // groups // REGISTER_UNIT * REGISTER_UNIT
+    usual = REGISTERS // WARPGROUP // groups // REGISTER_UNIT * REGISTER_UNIT
+    usual = min(usual, MOST_REGISTERS)
     total = sum(asked.get(group, usual) for group in range(groups))
-    if total > most:
-        return f"{total} for a thread of each warpgroup are asked for, {most} are there"
+    if total > groups * usual:
+        return f"{total} for a thread of each warpgroup are asked for, {groups * usual} are there"
     return True
 
 

@@ -9,6 +9,7 @@ from collections.abc import Container, Mapping, Sequence
 
 from tilecore.inference.gpu.boxes import box_of, is_plain
 from tilecore.inference.gpu.plan import BoxUpdate, SharedLayout
+from tilecore.inference.gpu.signs import Signs
 from tilecore.ir.analysis import reads
 from tilecore.ir.bounds import linear
 from tilecore.ir.expr import Expr, Load, Var, const
@@ -24,16 +25,20 @@ def updates_of(
 ) -> dict[Stmt, BoxUpdate]:
     """Return the nests that update a tensor by a shared tile, element by element.
 
-    Only tensors that are not read otherwise in the launch, as of stores.
+    Only tensors that are not read otherwise in the launch, at places that are not negative, as of
+    stores.
     """
     read: set[Buffer] = set()
     for stmt in walk(launch.body):
         found = [x.buffer for x in loads(stmt)] if isinstance(stmt, Atomic) else reads(stmt)
         read |= {b.root for b in found}
     made: dict[Stmt, BoxUpdate] = {}
+    signs = Signs(launch)
     for stmt in walk(launch.body):
         update = _update(stmt, layouts) if isinstance(stmt, Parallel) else None
         if update is None or update.there.buffer in read or update.here.buffer in stages:
+            continue
+        if not all(map(signs.never_negative, update.there.offsets)):
             continue
         made[stmt] = update
     return made

@@ -86,6 +86,7 @@ def load_boxes(owner: LaunchLowering, copy: Copy, box: Box) -> None:
             builder.evaluate(ptx.barrier_expect_only().call(full, index(size)))
             for target, tensor_map, coordinates in boxes_of(owner, box, copy.src, copy.dst):
                 builder.evaluate(load.call(target, tensor_map, full, *coordinates))
+        builder.evaluate(ptx.converge_warp().call())
 
 
 def boxes_of(

@@ -99,9 +99,13 @@ class Clusters:
             self.sync()
 
     def sync(self, scope: str = "cluster") -> None:
-        """Emit the barrier of the cluster, or one half of it."""
+        """Emit the barrier of the cluster, or one half of it.
+
+        Its instructions are for whole warps, whose lanes may have gone different ways before.
+        """
+        self.builder.evaluate(ptx.converge_warp().call())
         if scope != "cluster_wait":
-            self.builder.evaluate(ptx.fence_async().call())
+            self.builder.evaluate(ptx.fence_async(of_cluster=True).call())
             self.builder.evaluate(ptx.cluster_arrive().call())
         if scope != "cluster_arrive":
             self.builder.evaluate(ptx.cluster_wait().call())
@@ -190,6 +194,7 @@ class Clusters:
                     for target, tensor_map, at in boxes_of(self.owner, box, copy.src, copy.dst):
                         call = ptx.tma_load(rank).call(target, tensor_map, full, *at)
                         builder.evaluate(call)
+            builder.evaluate(ptx.converge_warp().call())
         if stmt.barrier is None:
             turns = self.turns[id(stmt)]
             parity = builder.bind(remainder(builder.load(turns, 0), 2))

@@ -123,7 +123,8 @@ class Meetings:
         kinds = {product.kind for product in plan.gemms.values()}
         is_read = kinds & {"wgmma", "tcgen05"} or plan.stores or plan.loads or plan.updates
         if is_read and self.has_written:
-            self.owner.builder.evaluate(ptx.fence_async().call())
+            of_cluster = self.owner.clusters.is_used
+            self.owner.builder.evaluate(ptx.fence_async(of_cluster).call())
             self.has_written = False
         if self.owner.tensor is not None:
             self.owner.tensor.fence(before=True)

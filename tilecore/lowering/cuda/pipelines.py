@@ -134,6 +134,7 @@ class BoxPipelines:
                 with builder.when(tir.NE(chosen, index(0))):
                     self._begin()
                     self._produce(body)
+                    self._await_others()
         with builder.otherwise():
             if registers is not None:
                 builder.evaluate(ptx.set_registers(registers[0], grows=True).call())
@@ -206,6 +207,28 @@ class BoxPipelines:
         with only(self.builder, is_first):
             for target, tensor_map, at in boxes_of(self.owner, box, copy.src, copy.dst):
                 self.builder.evaluate(load.call(target, tensor_map, full, *at, *more))
+
+    def _await_others(self) -> None:
+        """Emit the wait until products of other blocks have told this one of all its tiles.
+
+        They tell by themselves, which the barrier of the cluster does not wait for: a block that
+        had exited would be told in memory that is another one's.
+        """
+        for pipeline in self.owner.plan.pipelines.values():
+            told = [
+                c for c in pipeline.copies
+                if pipeline.group(c) is not None and frees_by_commit(self.owner, pipeline, c)
+            ]  # fmt: skip
+            if not told:
+                continue
+            wait = ptx.barrier_wait(of_cluster=True)
+            with self.builder.kept_loop(pipeline.stages):
+                stage, parity = self.turn_of(pipeline)
+                for copy in told:
+                    empty = self.barrier(copy, "empty", stage)
+                    self.builder.evaluate(wait.call(empty, index(1) - parity))
+                self.next_turn(pipeline)
+            use_stage(self.owner, pipeline.copies, 0)
 
     # --- the consumers ------------------------------------------------------------------------
 

@@ -88,12 +88,16 @@ class TensorMemory:
 
     @contextlib.contextmanager
     def issuer(self) -> Iterator[None]:
-        """Open the branch of the thread that issues all products of its team."""
+        """Open the branch of the thread that issues all products of its team.
+
+        Its warp meets behind it: what comes next may be for whole warps (.aligned).
+        """
         builder, first = self.builder, self.owner.team.first // WARP
         with builder.when(tir.EQ(self.warp, index(first))):
             chosen = builder.bind(ptx.elect().call())
             with builder.when(tir.NE(chosen, index(0))):
                 yield
+            builder.evaluate(ptx.converge_warp().call())
 
     def commit(self, barrier: Any) -> None:
         """Emit an arrival when the products so far are complete."""

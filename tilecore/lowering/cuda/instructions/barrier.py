@@ -13,10 +13,11 @@ from tilecore.lowering.cuda.instructions.base import (
 
 BAR = f'"r"({shared("barrier")})'
 TRY_WAIT = "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;"
-LOOP = "{ .reg .pred p; WAIT: " + TRY_WAIT + " @p bra.uni DONE; bra.uni WAIT; DONE: }"
+# Lanes may wait for different barriers: the branches are not uniform.
+LOOP = "{ .reg .pred p; WAIT: " + TRY_WAIT + " @p bra DONE; bra WAIT; DONE: }"
 # Below sm_90 nothing waits by itself: the test is repeated.
 TEST_WAIT = TRY_WAIT.replace("try_wait", "test_wait").replace("::cta", "")
-SPIN = "{ .reg .pred p; WAIT: " + TEST_WAIT + " @p bra.uni DONE; bra.uni WAIT; DONE: }"
+SPIN = "{ .reg .pred p; WAIT: " + TEST_WAIT + " @p bra DONE; bra WAIT; DONE: }"
 
 MAPA = "void* remote;\n" + asm(
     "mapa.u64 %0, %1, %2;", ['"=l"(remote)'], ['"l"(element)', '"r"(rank)'], touches_memory=False
@@ -33,6 +34,15 @@ def sync_threads() -> Instruction:
 def sync_warp() -> Instruction:
     """Return ``()``: all lanes of the warp wait for each other."""
     return Instruction("tc_sync_warp", "", "__syncwarp();")
+
+
+@functools.cache
+def converge_warp() -> Instruction:
+    """Return ``()``: lanes go on together; stands before instructions for whole warps (.aligned).
+
+    What lanes did before is not told to others: see ``sync_warp``.
+    """
+    return Instruction("tc_converge_warp", "", "__syncwarp();", "emu::converge_warp();")
 
 
 @functools.cache
@@ -161,11 +171,15 @@ def fence_barrier_init() -> Instruction:
 
 
 @functools.cache
-def fence_async() -> Instruction:
-    """Return ``()``: what this thread wrote to shared memory is seen by TMA and wgmma."""
+def fence_async(of_cluster: bool = False) -> Instruction:
+    """Return ``()``: what this thread wrote to shared memory is seen by TMA and wgmma.
+
+    ``of_cluster``: also what it wrote to that of other blocks.
+    """
+    name, space = ("_cluster", "cluster") if of_cluster else ("", "cta")
     return Instruction(
-        "tc_fence_async", "", asm("fence.proxy.async.shared::cta;"), "emu::fence_async();",
-        arch="sm_90",
+        f"tc_fence_async{name}", "", asm(f"fence.proxy.async.shared::{space};"),
+        "emu::fence_async();", arch="sm_90",
     )  # fmt: skip
 
 
