@@ -16,7 +16,9 @@ from tilecore.codegen.amdgcn import functions
 from tilecore.codegen.amdgcn.values import LLVM_TYPES, Value, bits_of
 from tilecore.errors import UnsupportedOnTarget
 
-HEAD = "define internal {returns} @{name}({parameters}) alwaysinline nounwind {{\n{body}\n}}\n"
+# Convergent: shuffles and barriers stay where all lanes come by, before they are inlined too.
+ATTRIBUTES = "alwaysinline convergent nounwind"
+HEAD = f"define internal {{returns}} @{{name}}({{parameters}}) {ATTRIBUTES} {{{{\n{{body}}\n}}}}\n"
 AGENT = 'syncscope("agent")'  # all threads of the device
 DOMAINS = {
     "cp_async": "asynchronous copies", "bulk": "bulk copies", "tma": "tensor memory accelerators",
@@ -204,11 +206,9 @@ def _update_bfloat16(call: Call, op: str) -> str | None:
 def _load_ordered(call: Call, order: str, scope: str, dtype: str) -> str:
     ctype, size = LLVM_TYPES[dtype], bits_of(dtype) // 8
     ordering = "acquire" if order == "acquire" else "monotonic"
-    _ = scope
-    where = call.pointer(0)
+    where, wide = call.pointer(0), "" if scope == "sys" else f"{AGENT} "
     return (
-        f"  %r = load atomic {ctype}, {where} %a0 {AGENT} {ordering}, align {size}\n"
-        f"  ret {ctype} %r"
+        f"  %r = load atomic {ctype}, {where} %a0 {wide}{ordering}, align {size}\n  ret {ctype} %r"
     )
 
 
