@@ -96,6 +96,7 @@ def test_targets_have_names_and_limits():
     assert (mi250.kind, mi250.arch, mi250.threads_per_warp) == ("rocm", "gfx90a", 64)
     assert mi250.occupancy(256, 128, 16 << 10) == 4
     assert mi250.occupancy(256, 512, 0) == 1
+    assert mi250.occupancy(64, 64, (64 << 10) // 7) == 6  # it is handed out in 512 bytes
     assert mi250.occupancy(256, 64, 65 << 10) == 0
     with gpu_programs_on_cpu():
         assert parse_target("hip").kind == "llvm"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from typing import Protocol
 
+from tilecore.amd_target import AmdTarget
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.scratch import reaches
 from tilecore.lowering.cuda.instructions import warp, wave
@@ -23,6 +24,7 @@ class InstructionSet(Protocol):
     Attributes:
         warp: lanes of a warp (a wavefront).
         has_masks: whether an exchange names the lanes that come by; else those that are there do.
+        flushes_subnormals: whether matrix products of 16-bit floats take subnormal ones for zero.
     """
 
     @property
@@ -32,6 +34,10 @@ class InstructionSet(Protocol):
     @property
     def has_masks(self) -> bool:
         """Whether an exchange names the lanes that come by."""
+
+    @property
+    def flushes_subnormals(self) -> bool:
+        """Whether matrix products of 16-bit floats take subnormal ones for zero."""
 
     def reaches(self, width: int) -> bool:
         """Return whether groups of ``width`` lanes can shuffle."""
@@ -48,6 +54,7 @@ class CudaInstructions:
 
     warp = 32
     has_masks = True
+    flushes_subnormals = False
 
     def reaches(self, width: int) -> bool:
         """Return whether groups of ``width`` lanes can shuffle."""
@@ -69,6 +76,9 @@ class RocmInstructions(CudaInstructions):
     warp = 64
     has_masks = False
 
+    def __init__(self, *, flushes_subnormals: bool) -> None:
+        self.flushes_subnormals = flushes_subnormals
+
     def shuffle(self, kind: str, dtype: str, width: int, *, is_masked: bool = False) -> Instruction:
         """Return ``dtype (dtype value, int lane)``."""
         assert not is_masked
@@ -83,4 +93,6 @@ class RocmInstructions(CudaInstructions):
 @functools.cache
 def instruction_set(target: GpuTarget) -> InstructionSet:
     """Return the instructions of a target."""
-    return RocmInstructions() if target.kind == "rocm" else CudaInstructions()
+    if isinstance(target, AmdTarget):
+        return RocmInstructions(flushes_subnormals=target.flushes_subnormals)
+    return CudaInstructions()

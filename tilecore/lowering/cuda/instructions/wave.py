@@ -58,14 +58,21 @@ def schedule_fence() -> Instruction:
 
 
 @functools.cache
-def mfma(k: int, dtype: str, accumulator: str) -> Instruction:
+def mfma(k: int, dtype: str, accumulator: str, *, flushes: bool = False) -> Instruction:
     """Return ``(void* d, const void* a, const void* b)``: d += a b, 16 x 16 sums of ``k`` products.
 
     With r = lane % 16, q = lane / 16, p = k / 4: a holds A[r, p q + e], b holds B[p q + e, r] and
     d holds D[4 q + e, r].
+
+    Args:
+        k: products of a sum.
+        dtype: type of A and B.
+        accumulator: type of D.
+        flushes: whether subnormal 16-bit floats count as zero, and subnormal sums become it.
     """
     kind, total = ELEMENTS[dtype], ELEMENTS[accumulator]
+    rounding = ", true" if flushes and dtype in ("float16", "bfloat16") else ""
     return Instruction(
         f"tc_mfma_16x16x{k}_{dtype}", "void* d, const void* a, const void* b",
-        f"emu::mfma<{k}, emu::{kind}, emu::{total}>(d, a, b);",
+        f"emu::mfma<{k}, emu::{kind}, emu::{total}{rounding}>(d, a, b);",
     )  # fmt: skip
