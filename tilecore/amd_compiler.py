@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 RELOCATABLE = "machine code: a relocatable object; ld.lld, which makes it loadable, is not here"
 FLUSHES = (
-    "gfx90a multiplies subnormal numbers of 16 bits (float16 below 6.1e-5) as zero: other GPUs, and "
+    "gfx90a multiplies subnormal numbers of 16 bits (float16 below 6.1e-5) as zero; other GPUs and "
     "torch on a CPU, do not"
 )
 UNTRIED = "this code has not run on an AMD device"

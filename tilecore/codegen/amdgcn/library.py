@@ -162,12 +162,26 @@ def _shuffle(call: Call, kind: str, dtype: str, width: str) -> str:
     return text + f"  %r = bitcast {word} %made to {ctype}\n  ret {ctype} %r"
 
 
-def _vote(call: Call, kind: str) -> str:
+def _shuffle_masked(call: Call, kind: str, dtype: str, width: str) -> str:
+    """Return a shuffle behind a mask, which the device does without."""
+    return _shuffle(call, kind, dtype, width).replace("%a1", "%a2").replace("%a0", "%a1")
+
+
+def _vote(call: Call, kind: str, mask: str | None) -> str:
+    """Return a vote of the lanes of a half of the wave that are there and in the mask."""
     _ = call
-    wanted = "ne" if kind == "any" else "eq"
-    return f"""  %c = icmp {wanted} i32 %a0, 0
+    condition, lanes = ("%a1", "%a0") if mask else ("%a0", "-1")
+    text = f"""{_LANE}  %c = icmp {"eq" if kind == "all" else "ne"} i32 {condition}, 0
   %b = call i64 @llvm.amdgcn.ballot.i64(i1 %c)
-  %r = icmp {wanted} i64 %b, 0
+  %first = and i32 %lane, 32
+  %first64 = zext i32 %first to i64
+  %half = lshr i64 %b, %first64
+  %own = trunc i64 %half to i32
+  %votes = and i32 %own, {lanes}
+"""
+    if kind == "ballot":
+        return f"{text}  ret i32 %votes"
+    return f"""{text}  %r = icmp {"eq" if kind == "all" else "ne"} i32 %votes, 0
   %z = zext i1 %r to i32
   ret i32 %z"""
 
@@ -292,7 +306,8 @@ _FUNCTIONS: tuple[tuple[re.Pattern[str], Callable[..., str | None]], ...] = tupl
         (r"tc_schedule_fence", _schedule_fence),
         (r"tc_thread_fence_(\w+)", _thread_fence),
         (r"tc_wave_shuffle_(\w+?)_(\w+)_(\d+)", _shuffle),
-        (r"tc_wave_(any|all)", _vote),
+        (r"tc_wave_masked_(\w+?)_(\w+)_(\d+)", _shuffle_masked),
+        (r"tc_wave_(any|all|ballot)(_masked)?", _vote),
         (r"tc_atomic_([a-z]+)_(\w+)", _atomic),
         (r"tc_update_bf16_(\w+)", _update_bfloat16),
         (r"tc_load_(relaxed|acquire)_(\w+?)_(\w+)", _load_ordered),

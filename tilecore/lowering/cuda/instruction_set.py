@@ -23,17 +23,12 @@ class InstructionSet(Protocol):
 
     Attributes:
         warp: lanes of a warp (a wavefront).
-        has_masks: whether an exchange names the lanes that come by; else those that are there do.
         flushes_subnormals: whether matrix products of 16-bit floats take subnormal ones for zero.
     """
 
     @property
     def warp(self) -> int:
         """Lanes of a warp."""
-
-    @property
-    def has_masks(self) -> bool:
-        """Whether an exchange names the lanes that come by."""
 
     @property
     def flushes_subnormals(self) -> bool:
@@ -53,7 +48,6 @@ class CudaInstructions:
     """Warps of 32 lanes."""
 
     warp = 32
-    has_masks = True
     flushes_subnormals = False
 
     def reaches(self, width: int) -> bool:
@@ -71,23 +65,20 @@ class CudaInstructions:
 
 
 class RocmInstructions(CudaInstructions):
-    """Wavefronts of 64 lanes."""
+    """Wavefronts of 64 lanes; warps of programs are their halves."""
 
     warp = 64
-    has_masks = False
 
     def __init__(self, *, flushes_subnormals: bool) -> None:
         self.flushes_subnormals = flushes_subnormals
 
     def shuffle(self, kind: str, dtype: str, width: int, *, is_masked: bool = False) -> Instruction:
-        """Return ``dtype (dtype value, int lane)``."""
-        assert not is_masked
-        return wave.shuffle(kind, dtype, width)
+        """Return ``dtype ([uint32 mask,] dtype value, int lane)``."""
+        return (wave.shuffle_masked if is_masked else wave.shuffle)(kind, dtype, width)
 
     def vote(self, kind: str, *, is_masked: bool = False) -> Instruction:
-        """Return ``int (int condition)``; the mask of 64 lanes does not fit the language's."""
-        assert not is_masked
-        return wave.vote(kind)
+        """Return ``int ([uint32 mask,] int condition)``, or a mask of the half's lanes."""
+        return wave.vote(kind, is_masked=is_masked)
 
 
 @functools.cache

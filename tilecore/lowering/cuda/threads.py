@@ -120,11 +120,11 @@ def emit_exchange(accessor: Accessor, stmt: Exchange) -> None:
     value = builder.bind(convert(accessor.scalar(given), str(given.dtype), kind))
     if stmt.op in SHUFFLES:
         lane = accessor.scalar(cast(stmt.args[1], "int32"))
-        lanes = [accessor.scalar(m) for m in stmt.args[2:]] if isa.has_masks else []
+        lanes = [accessor.scalar(m) for m in stmt.args[2:]]
         shuffle = isa.shuffle(SHUFFLES[stmt.op], carrier, width, is_masked=bool(lanes))
         result = shuffle.call(*lanes, value, lane)
-    elif stmt.op == "ballot" or (stmt.op in VOTES and stmt.args[1:] and isa.has_masks):
-        lanes = [accessor.scalar(m) for m in stmt.args[1:]] if isa.has_masks else []
+    elif stmt.op == "ballot" or (stmt.op in VOTES and stmt.args[1:]):
+        lanes = [accessor.scalar(m) for m in stmt.args[1:]]
         result = isa.vote(stmt.op, is_masked=bool(lanes)).call(*lanes, value)
         kind = "uint32" if stmt.op == "ballot" else "int32"
     else:
