@@ -176,3 +176,42 @@ def test_loads_reach_as_far_as_their_scope():
     for scope, wanted in (("sys", "%a0 acquire"), ("gpu", '%a0 syncscope("agent") acquire')):
         call = Call(f"tc_load_acquire_{scope}_int32", (Value("ptr", "%p", None, 1),), "int32", "")
         assert wanted in resolve(call)[1]
+
+
+def last_block(order):
+    """The block that counts last adds up what all blocks have left."""
+
+    @T.prim_func
+    def main(X: T.Tensor((4, 64), "float32"), P: T.Tensor((4,), "float32"),
+             N: T.Tensor((1,), "int32"), Y: T.Tensor((1,), "float32")):  # fmt: skip
+        with T.Kernel(4, threads=64) as bx:
+            t = T.get_thread_binding()
+            if t == 0:
+                P[bx] = X[bx, 0]
+                if T.atomic_add(N[0], 1, memory_order=order, return_prev=True) == 3:
+                    Y[0] = P[0] + P[1] + P[2] + P[3]
+
+    return main
+
+
+def test_updates_have_the_order_that_was_asked_for():
+    """LLVM's memory model of gfx942: L2 is written back before, L1 dropped behind."""
+    found = {}
+    for order in (None, "release", "acquire", "acq_rel"):
+        *_, code = lower_amd(last_block(order), parse_target("gfx942"))
+        (used,) = code.kernels.values()
+        found[order] = bool(used.opcodes["buffer_wbl2"]), bool(used.opcodes["buffer_inv"])
+    assert found == {None: (False, False), "release": (True, True), "acquire": (True, True),
+                     "acq_rel": (True, True)}  # fmt: skip
+    *_, text, _ = lower_amd(last_block("acq_rel"), parse_target("gfx942"))
+    body = text.text[text.text.index("define amdgpu_kernel") :]
+    calls = re.findall(r"@(tc_thread_fence_gpu|tc_atomic_add_int32)", body)
+    assert calls == ["tc_thread_fence_gpu", "tc_atomic_add_int32", "tc_thread_fence_gpu"]
+
+
+@pytest.mark.parametrize("target", ["gfx90a", "gfx942", "sm_80"])
+def test_the_last_block_sees_what_the_others_left(target):
+    x = np.arange(256, dtype=np.float32).reshape(4, 64)
+    p, n, y = np.zeros(4, np.float32), np.zeros(1, np.int32), np.zeros(1, np.float32)
+    run_emulated(last_block("acq_rel"), target, [x, p, n, y])
+    assert y[0] == x[:, 0].sum()
