@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tilecore.codegen.amdgcn import functions
+from tilecore.codegen.amdgcn import functions, narrow_floats
 from tilecore.codegen.amdgcn.values import LLVM_TYPES, Value, bits_of
 from tilecore.errors import UnsupportedOnTarget
 
@@ -24,8 +24,7 @@ DOMAINS = {
     "cp_async": "asynchronous copies", "bulk": "bulk copies", "tma": "tensor memory accelerators",
     "barrier": "barriers in shared memory", "wgmma": "warpgroups", "ldmatrix": "ldmatrix",
     "stmatrix": "stmatrix", "mma": "mma.sync", "bar": "named barriers", "cluster": "clusters",
-    "elect": "elect.sync", "widen": "8-bit floats in this code generator",
-    "narrow": "8-bit floats in this code generator",
+    "elect": "elect.sync",
 }  # fmt: skip
 
 
@@ -250,6 +249,11 @@ def _narrow(call: Call) -> str:
   ret i32 %r"""
 
 
+def _narrow_float(call: Call, way: str, dtype: str) -> str | None:
+    _ = call
+    return (narrow_floats.widen if way == "widen" else narrow_floats.narrow)(dtype)
+
+
 def _differs(call: Call, dtype: str) -> str:
     _ = call
     return f"""  %c = fcmp une {LLVM_TYPES[dtype]} %a0, %a1
@@ -313,6 +317,7 @@ _FUNCTIONS: tuple[tuple[re.Pattern[str], Callable[..., str | None]], ...] = tupl
         (r"tc_load_(relaxed|acquire)_(\w+?)_(\w+)", _load_ordered),
         (r"tc_widen_bfloat16", _widen),
         (r"tc_narrow_bfloat16", _narrow),
+        (r"tc_(widen|narrow)_(\w+)", _narrow_float),
         (r"tc_differs_(\w+)", _differs),
         (r"tc_mfma_16x16x(\d+)_(\w+)", _mfma),
     )
