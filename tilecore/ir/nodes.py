@@ -63,6 +63,7 @@ COMBINERS = (
     "sum", "prod", "max", "min", "bitand", "bitor", "bitxor", "any", "all", "ballot", "count",
 )  # fmt: skip
 ATOMIC_OPS = ("add", "max", "min", "or", "load", "store")
+ATOMIC_ORDERS = ("relaxed", "consume", "acquire", "release", "acq_rel", "seq_cst")  # C++'s
 NO_SPAN = SourceSpan.unknown()
 
 

@@ -9,19 +9,18 @@ from tilecore.frontend.builder import current
 from tilecore.frontend.loops import DEFAULT_NAMES
 from tilecore.ir.expr import Expr, ExprLike, Load, Var, as_expr, cast, const
 from tilecore.ir.indexing import element, format_shape, grow, same_extents, varying_axes
-from tilecore.ir.nodes import Atomic, Buffer, Parallel, Region
+from tilecore.ir.nodes import ATOMIC_ORDERS, Atomic, Buffer, Parallel, Region
 from tilecore.ir.polynomial import is_one
 from tilecore.ir.vector import Vector
 from tilecore.language.copy import region
 
-ORDERS = ("relaxed", "consume", "acquire", "release", "acq_rel", "seq_cst")
 # Orders that make no sense for an access that only reads, or only writes.
 _SENSELESS = {"load": ("release", "acq_rel"), "store": ("consume", "acquire", "acq_rel")}
 Notes = dict[str, Any] | None
 
 
 def _check_order(memory_order: str | None, op: str = "") -> None:
-    known = [o for o in ORDERS if o not in _SENSELESS.get(op, ())]
+    known = [o for o in ATOMIC_ORDERS if o not in _SENSELESS.get(op, ())]
     if memory_order is not None and memory_order not in known:
         raise TypeMismatch(
             expected=f"memory_order: one of {', '.join(known)}", found=repr(memory_order)
