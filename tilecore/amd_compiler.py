@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from tilecore.lowering.cuda.program import LoweredProgram
 
 RELOCATABLE = "machine code: a relocatable object; ld.lld, which makes it loadable, is not here"
+FLUSHES = (
+    "gfx90a multiplies subnormal numbers of 16 bits (float16 below 6.1e-5) as zero; other GPUs and "
+    "torch on a CPU, do not"
+)
 UNTRIED = "this code has not run on an AMD device"
 
 
@@ -49,6 +53,8 @@ def compile_amd(
 
     plan, program, source, code = lower_amd(func, target)
     notes = [*plan.explain().splitlines(), UNTRIED]
+    if target.flushes_subnormals and "mfma_16x16x16_float16" in source.text:
+        notes.append(FLUSHES)
     binary, is_linked = code.relocatable, True
     try:
         binary = link(binary)

@@ -19,6 +19,7 @@ NAMES = ("hip", "rocm")  # of TileLang's users; they mean DEFAULT_ARCH where non
 DEFAULT_ARCH = "gfx942"
 SIMDS = 4  # of a compute unit; each has registers of its own
 WAVES_PER_SIMD = 8
+LDS_UNIT = 512  # bytes that local data share is handed out in (LLVM: 128 words on GFX9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,14 @@ class AmdTarget(GpuTarget):
         """Whether matrix instructions of int8 sum up 32 products instead of 16."""
         return self.arch == "gfx942"
 
+    @property
+    def flushes_subnormals(self) -> bool:
+        """Whether matrix instructions of 16-bit floats take subnormal numbers, also sums, for zero.
+
+        Source: MIOpen's documentation, "MI200 matrix fused multiply-add (MFMA) behavior specifics".
+        """
+        return self.arch == "gfx90a"
+
     def occupancy(self, threads: int, registers: int, shared_bytes: int) -> int:
         """Return how many blocks of these resources are resident on a compute unit.
 
@@ -71,7 +80,8 @@ class AmdTarget(GpuTarget):
         waves = -(-threads // self.threads_per_warp)
         each = max(1, -(-registers // 8)) * 8
         by_waves = SIMDS * min(WAVES_PER_SIMD, 512 // each) // waves
-        by_shared = self.shared_per_multiprocessor // shared_bytes if shared_bytes else by_waves
+        shared = -(-shared_bytes // LDS_UNIT) * LDS_UNIT
+        by_shared = self.shared_per_multiprocessor // shared if shared else by_waves
         return min(by_waves, by_shared, self.blocks_per_multiprocessor)
 
 

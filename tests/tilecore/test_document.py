@@ -302,3 +302,17 @@ def test_a_kernel_from_a_document_computes():
     a, b = (rng.standard_normal(s).astype(np.float16) for s in ((64, 32), (32, 48)))
     found = np.asarray(build(func)(a, b)).astype(np.float32)
     np.testing.assert_allclose(found, a.astype(np.float32) @ b, atol=0.05)
+
+
+def test_the_order_of_an_atomic_update():
+    @T.prim_func
+    def main(N: T.Tensor((1,), "int32"), Y: T.Tensor((2,), "int32")):
+        with T.Kernel(2, threads=1) as bx:
+            Y[bx] = T.atomic_add(N[0], 1, memory_order="acq_rel", return_prev=True)
+            T.atomic_add(N[0], 1)
+
+    found = again(main)
+    same(found, main)
+    text = format_func(found)
+    assert "atomic add acq_rel N[0], 1" in text
+    assert "atomic add N[0], 1" in text

@@ -22,12 +22,13 @@ from tilecore.codegen.amdgcn.assembly import Usage, read_assembly
 from tilecore.codegen.amdgcn.kernels import KernelWriter, module_text
 from tilecore.codegen.cuda import KERNEL_LAUNCH, device_of, split
 from tilecore.device_code import KernelEntry
-from tilecore.errors import CompileFailed, TileError, ToolchainMissing
+from tilecore.errors import CompileFailed, TileError, ToolchainMissing, UnsupportedOnTarget
 
 LINKER = "ld.lld"
 ROCM_LINKERS = "/opt/rocm/llvm/bin"  # where ROCm keeps it, off the PATH
 CARRIER = "tilecore_carrier"  # a kernel of no use, which TVM wants beside what it links
 LINK_TIMEOUT_S = 60
+MOST_THREADS = 2**32  # along an axis of a grid (HIP: hipModuleLaunchKernel)
 # Version 4 of code objects: lld 14 links it too (Debian 12's), and no kernel reads what 5 added.
 HEAD = """target datalayout = "e-m:e-p:64:64-p1:64:64-p2:32:32-p3:32:32-p4:64:64-p5:32:32-p6:32:32-\
 p7:160:256:256:32-p8:128:128:128:48-p9:192:256:256:32-i64:64-v16:16-v24:32-v32:32-v48:64-v96:128-\
@@ -83,8 +84,22 @@ def generate(func: Any, target: AmdTarget) -> RocmSource:
     kernels = [
         KernelWriter(target.arch).write(str(g.name_hint), f) for g, f in code.functions.items()
     ]
+    for entry in entries:
+        _check_grid(entry, target)
     entries = tuple(replace(e, shared_bytes=0) for e in entries)  # its size is compiled in
     return RocmSource(module_text(kernels, HEAD), entries, target.arch)
+
+
+def _check_grid(entry: KernelEntry, target: AmdTarget) -> None:
+    """Raise UnsupportedOnTarget (TC302) where a known grid has more threads than HIP launches."""
+    for axis, blocks, threads in zip("xyz", entry.grid, entry.block, strict=True):
+        if isinstance(blocks, str) or isinstance(threads, str):
+            continue
+        if blocks * threads >= MOST_THREADS:
+            raise UnsupportedOnTarget(
+                what=f"{blocks} blocks of {threads} threads along {axis}", target=target.arch,
+                reason=f"expected fewer than {MOST_THREADS} threads; give blocks more work",
+            )  # fmt: skip
 
 
 def compile_rocm(source: RocmSource, target: AmdTarget) -> RocmCode:

@@ -63,6 +63,7 @@ COMBINERS = (
     "sum", "prod", "max", "min", "bitand", "bitor", "bitxor", "any", "all", "ballot", "count",
 )  # fmt: skip
 ATOMIC_OPS = ("add", "max", "min", "or", "load", "store")
+ATOMIC_ORDERS = ("relaxed", "consume", "acquire", "release", "acq_rel", "seq_cst")  # C++'s
 NO_SPAN = SourceSpan.unknown()
 
 
@@ -379,7 +380,8 @@ class Atomic(Stmt):
     """``prev = buffer[indices]; buffer[indices] = prev op value``, indivisible and in one order.
 
     ``op`` is one of ATOMIC_OPS ("load" keeps the element, "store" drops it); outside a global
-    tensor nothing is updated and ``prev`` (a variable, or None) becomes 0.
+    tensor nothing is updated and ``prev`` (a variable, or None) becomes 0. ``order`` is that of
+    C++ for accesses of other places around it, as other blocks see them.
     """
 
     op: str
@@ -388,6 +390,7 @@ class Atomic(Stmt):
     value: Expr
     prev: Buffer | None = None
     span: SourceSpan = NO_SPAN
+    order: str = "relaxed"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

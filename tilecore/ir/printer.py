@@ -189,7 +189,8 @@ def _atomic(stmt: nodes.Atomic, namer: Namer) -> str:
     element = f"{namer.name(stmt.buffer)}[{', '.join(_expr(i, namer, 0) for i in stmt.indices)}]"
     prev = "" if stmt.prev is None else f"{namer.name(stmt.prev)} = "
     value = "" if stmt.op == "load" else f", {_expr(stmt.value, namer, 0)}"
-    return f"{prev}atomic {stmt.op} {element}{value}"
+    order = "" if stmt.order == "relaxed" else f" {stmt.order}"
+    return f"{prev}atomic {stmt.op}{order} {element}{value}"
 
 
 def _launch(stmt: nodes.KernelLaunch, namer: Namer) -> str:

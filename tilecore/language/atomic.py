@@ -9,26 +9,27 @@ from tilecore.frontend.builder import current
 from tilecore.frontend.loops import DEFAULT_NAMES
 from tilecore.ir.expr import Expr, ExprLike, Load, Var, as_expr, cast, const
 from tilecore.ir.indexing import element, format_shape, grow, same_extents, varying_axes
-from tilecore.ir.nodes import Atomic, Buffer, Parallel, Region
+from tilecore.ir.nodes import ATOMIC_ORDERS, Atomic, Buffer, Parallel, Region
 from tilecore.ir.polynomial import is_one
 from tilecore.ir.vector import Vector
 from tilecore.language.copy import region
 
-ORDERS = ("relaxed", "consume", "acquire", "release", "acq_rel", "seq_cst")
 # Orders that make no sense for an access that only reads, or only writes.
 _SENSELESS = {"load": ("release", "acq_rel"), "store": ("consume", "acquire", "acq_rel")}
 Notes = dict[str, Any] | None
 
 
 def _check_order(memory_order: str | None, op: str = "") -> None:
-    known = [o for o in ORDERS if o not in _SENSELESS.get(op, ())]
+    known = [o for o in ATOMIC_ORDERS if o not in _SENSELESS.get(op, ())]
     if memory_order is not None and memory_order not in known:
         raise TypeMismatch(
             expected=f"memory_order: one of {', '.join(known)}", found=repr(memory_order)
         )
 
 
-def _element(op: str, place: Load, value: ExprLike, returns: bool) -> Load | None:
+def _element(
+    op: str, place: Load, value: ExprLike, returns: bool, order: str | None = None
+) -> Load | None:
     """Emit the update of one element; return a variable with its old value if asked for."""
     builder = current()
     number = cast(as_expr(value, place.dtype), place.dtype)
@@ -38,7 +39,9 @@ def _element(op: str, place: Load, value: ExprLike, returns: bool) -> Load | Non
         prev = builder.variable(buffer)
         builder.fresh.pop(id(prev), None)
     variable = None if prev is None else prev.buffer
-    builder.emit(Atomic(op, place.buffer, place.indices, number, variable, builder.span))
+    builder.emit(
+        Atomic(op, place.buffer, place.indices, number, variable, builder.span, order or "relaxed")
+    )
     return prev
 
 
@@ -82,7 +85,7 @@ def _atomic(
             raise TypeMismatch(
                 expected=f"an element or tile for T.atomic_{op}", found=type(dst).__name__
             )
-        return _element(op, dst, value, return_prev)
+        return _element(op, dst, value, return_prev, memory_order)
     if return_prev:
         box = region(dst, f"the destination of T.atomic_{op}")
         if not all(is_one(e) for e in box.extents) or isinstance(value, (Buffer, Region)):
@@ -90,7 +93,9 @@ def _atomic(
                 expected="one element where return_prev=True",
                 found=f"the tile `{box.buffer.name}`",
             )
-        return _element(op, Load(box.buffer, box.offsets, box.buffer.dtype), value, True)
+        return _element(
+            op, Load(box.buffer, box.offsets, box.buffer.dtype), value, True, memory_order
+        )
     _tile(op, dst, value)
     return None
 
@@ -108,7 +113,9 @@ def atomic_add(
     Args:
         dst: an element ``A[i, j]``, a slice or a tensor.
         value: a number for an element; a tile, or a number for all, for a region.
-        memory_order: accepted; updates are sequentially consistent.
+        memory_order: of an element's update, as in C++ ("relaxed" where none is given): what it
+            tells other blocks of accesses of other places. On CPUs, and of one place, updates are
+            sequentially consistent. Those of tiles are relaxed.
         return_prev: return what the element held before.
         use_tma: hint of GPUs; so is annotations.
         annotations: see use_tma.
@@ -184,7 +191,7 @@ def atomic_load(src: Any, memory_order: str = "seq_cst") -> Load:
     """
     _check_order(memory_order, "load")
     place = _first(src, "T.atomic_load")
-    value = _element("load", place, const(0, place.dtype), True)
+    value = _element("load", place, const(0, place.dtype), True, memory_order)
     assert value is not None
     return value
 

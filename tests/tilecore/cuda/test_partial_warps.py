@@ -43,7 +43,7 @@ CASES = {
 
 @pytest.mark.covering
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("target", ["h100", "sm_80"])
+@pytest.mark.parametrize("target", ["h100", "sm_80", "gfx942"])
 def test_some_lanes_exchange(name, target):
     func = exchanges(CASES[name])
     a, b = arguments()

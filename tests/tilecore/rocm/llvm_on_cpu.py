@@ -18,12 +18,12 @@ from tilecore.codegen.rocm import HEAD, generate
 from tilecore.emulator import LATE, EmulatedKernels, emulate
 from tilecore.emulator.toolchain import RUNTIME, load_runtime
 from tilecore.gpu_compiler import lower_to_tir
+from tilecore.lowering.cuda.instructions import wave
 from tilecore.target import parse_target
 
 CPU = 'target triple = "x86_64-unknown-linux-gnu"\n'
-PRODUCTS = {"16x16x16_float16": (16, "f16", "f32"), "16x16x16_bfloat16": (16, "bf16", "f32"),
-            "16x16x4_float32": (4, "f32", "f32"), "16x16x16_int8": (16, "s8", "s32"),
-            "16x16x32_int8": (32, "s8", "s32")}  # fmt: skip
+PRODUCTS = ((16, "float16", "float32"), (16, "bfloat16", "float32"), (4, "float32", "float32"),
+            (16, "int8", "int32"), (32, "int8", "int32"))  # fmt: skip
 SHIMS = """#include "emu.h"
 extern "C" {
 void amd_s_barrier() { emu::sync_threads(); }
@@ -61,7 +61,7 @@ def cpu_text(text):
     )
 
 
-def shims(source):
+def shims(source, target):
     """Return the C++ text of what the kernels call, and of what calls them."""
     lines = [SHIMS]
     for entry in source.entries:
@@ -70,13 +70,11 @@ def shims(source):
         lines.append(f"void {entry.name}({', '.join(kinds)});")
         lines.append(f"void emu_{entry.name}(void** a) {{ {entry.name}({given}); }}")
     lines.append("}")
-    for name, (k, kind, total) in PRODUCTS.items():
-        symbol = f"product_{name}"
-        signature = "void* d, const void* a, const void* b"
-        lines.append(f'void {symbol}({signature}) asm("tc_mfma_{name}.p5.p5.p5");')
-        lines.append(
-            f"void {symbol}({signature}) {{ emu::mfma<{k}, emu::{kind}, emu::{total}>(d, a, b); }}"
-        )
+    for k, dtype, sums in PRODUCTS:
+        product = wave.mfma(k, dtype, sums, flushes=target.flushes_subnormals)
+        signature = f"void on_cpu_{product.name}({product.parameters})"
+        lines.append(f'{signature} asm("{product.name}.p5.p5.p5");')
+        lines.append(f"{signature} {{ {product.body} }}")
     return "\n".join(lines)
 
 
@@ -87,7 +85,7 @@ def build(source, target):
         text, obj, cpp, made = (Path(folder) / f"k.{e}" for e in ("ll", "o", "cpp", "so"))
         text.write_text(cpu_text(source.text))
         tvm.runtime.load_module(str(text)).write_to_file(str(obj), "o")
-        cpp.write_text(shims(source))
+        cpp.write_text(shims(source, target))
         subprocess.run(
             ["g++", "-std=c++17", "-O0", "-w", "-fPIC", "-shared", f"-I{RUNTIME}", "-o", str(made),
              str(cpp), str(obj), "-lm"], check=True,

@@ -16,6 +16,7 @@ from tests.tilecore.cuda.test_tile_programs import (
     test_library_kernels,
 )
 from tests.tilecore.cuda.tile_programs import attention
+from tests.tilecore.rocm.llvm_on_cpu import run_text
 from tilecore.emulator import ALL_SCHEDULES
 from tilecore.errors import EmulationError
 
@@ -109,3 +110,23 @@ def test_barriers_that_inference_places_are_needed():
     func = attention(1, 128, 1, 64, (64, 64), 2, 256, "float16", False)
     with pytest.raises(EmulationError):
         run_emulated(func, "gfx942", arrays, without="tc_sync_threads();")
+
+
+def test_votes_are_those_of_half_a_wavefront():
+    @T.prim_func
+    def main(X: T.Tensor((128,), "int32"), Y: T.Tensor((3, 128), "int32")):
+        with T.Kernel(1, threads=128):
+            t = T.get_thread_binding()
+            Y[0, t] = T.any_sync(X[t] > 90)
+            Y[1, t] = T.all_sync(X[t] > 3)
+            Y[2, t] = T.cast(T.ballot_sync(X[t] > 50), "int32")
+
+    x = np.random.default_rng(8).integers(4, 100, 128).astype(np.int32)
+    x[40], x[64:96] = 2, np.minimum(x[64:96], 90)
+    warps = x.reshape(4, 32)
+    ballots = ((warps > 50) << np.arange(32, dtype=np.int64)).sum(1)
+    expected = [(warps > 90).any(1), (warps > 3).all(1), ballots.astype(np.uint32).view(np.int32)]
+    for run in (run_emulated, run_text):
+        y = np.zeros((3, 128), np.int32)
+        run(main, "gfx942", [x, y])
+        np.testing.assert_array_equal(y, np.array(expected).astype(np.int32).repeat(32, 1))

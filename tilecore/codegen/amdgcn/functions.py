@@ -1,8 +1,9 @@
 """Functions of the C library in LLVM IR.
 
 What LLVM expands for AMD GPUs in float32 is taken as it is; tanh and erf are polynomials and
-exponentials (errors below two units in the last place, see tests/tilecore/rocm). Others need a
-library.
+exponentials (errors below two units in the last place, see tests/tilecore/rocm), wide_functions.py
+has those with angles, powers and hyperbolas. Of float64 there are roots, remainders and roundings;
+others need a library.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilecore.codegen.amdgcn.values import floating
+from tilecore.codegen.amdgcn.wide_functions import wide_body
 
 EXACT = {
     "floor": "floor", "ceil": "ceil", "rint": "rint", "trunc": "trunc", "fabs": "fabs",
@@ -32,12 +34,16 @@ def body(name: str, dtype: str, arguments: int) -> str | None:
     kind, suffix = {"float32": ("float", "f32"), "float64": ("double", "f64")}.get(dtype, ("", ""))
     if plain in EXACT and kind:
         return _intrinsic(EXACT[plain], kind, suffix, arguments)
+    if plain == "fmod" and kind:
+        return f"  %r = frem {kind} %a0, %a1\n  ret {kind} %r"
+    if plain == "rsqrt" and kind:
+        return _rsqrt(kind, suffix)
     if dtype != "float32":
         return None
     if plain in EXPANDED:
         return _intrinsic(EXPANDED[plain], kind, suffix, arguments)
-    made = {"rsqrt": _rsqrt, "tanh": _tanh, "erf": _erf}.get(plain)
-    return None if made is None else made()
+    made = {"tanh": _tanh, "erf": _erf}.get(plain)
+    return wide_body(plain) if made is None else made()
 
 
 def _intrinsic(name: str, kind: str, suffix: str, arguments: int) -> str:
@@ -45,8 +51,10 @@ def _intrinsic(name: str, kind: str, suffix: str, arguments: int) -> str:
     return f"  %r = call {kind} @llvm.{name}.{suffix}({given})\n  ret {kind} %r"
 
 
-def _rsqrt() -> str:
-    return "  %s = call float @llvm.sqrt.f32(float %a0)\n  %r = fdiv float 1.0, %s\n  ret float %r"
+def _rsqrt(kind: str, suffix: str) -> str:
+    return f"""  %s = call {kind} @llvm.sqrt.{suffix}({kind} %a0)
+  %r = fdiv {kind} 1.0, %s
+  ret {kind} %r"""
 
 
 def _number(value: float) -> str:

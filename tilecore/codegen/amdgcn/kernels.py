@@ -81,12 +81,12 @@ class KernelWriter(Expressions):
             threads *= self.extents.get(f"threadIdx.{axis}", 1)
         body = "\n".join(self.lines)
         attributes = (
-            f'"amdgpu-flat-work-group-size"="{threads},{threads}" "target-cpu"="{self.arch}" '
-            '"uniform-work-group-size"="true"'
+            f'convergent nounwind "amdgpu-flat-work-group-size"="{threads},{threads}" '
+            f'"target-cpu"="{self.arch}" "uniform-work-group-size"="true"'
         )
         text = (
             "".join(f"{g}\n" for g in self.globals)
-            + f"define amdgpu_kernel void @{name}({', '.join(parameters)}) nounwind {attributes} "
+            + f"define amdgpu_kernel void @{name}({', '.join(parameters)}) {attributes} "
             + "{\nentry:\n" + "\n".join(self.entry) + f"\n{body}\n  ret void\n}}\n"
         )  # fmt: skip
         return Kernel(name, text, self.functions, self.shared_bytes, threads)

@@ -12,18 +12,19 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tilecore.codegen.amdgcn import functions
+from tilecore.codegen.amdgcn import functions, narrow_floats
 from tilecore.codegen.amdgcn.values import LLVM_TYPES, Value, bits_of
 from tilecore.errors import UnsupportedOnTarget
 
-HEAD = "define internal {returns} @{name}({parameters}) alwaysinline nounwind {{\n{body}\n}}\n"
+# Convergent: shuffles and barriers stay where all lanes come by, before they are inlined too.
+ATTRIBUTES = "alwaysinline convergent nounwind"
+HEAD = f"define internal {{returns}} @{{name}}({{parameters}}) {ATTRIBUTES} {{{{\n{{body}}\n}}}}\n"
 AGENT = 'syncscope("agent")'  # all threads of the device
 DOMAINS = {
     "cp_async": "asynchronous copies", "bulk": "bulk copies", "tma": "tensor memory accelerators",
     "barrier": "barriers in shared memory", "wgmma": "warpgroups", "ldmatrix": "ldmatrix",
     "stmatrix": "stmatrix", "mma": "mma.sync", "bar": "named barriers", "cluster": "clusters",
-    "elect": "elect.sync", "widen": "8-bit floats in this code generator",
-    "narrow": "8-bit floats in this code generator",
+    "elect": "elect.sync",
 }  # fmt: skip
 
 
@@ -160,12 +161,26 @@ def _shuffle(call: Call, kind: str, dtype: str, width: str) -> str:
     return text + f"  %r = bitcast {word} %made to {ctype}\n  ret {ctype} %r"
 
 
-def _vote(call: Call, kind: str) -> str:
+def _shuffle_masked(call: Call, kind: str, dtype: str, width: str) -> str:
+    """Return a shuffle behind a mask, which the device does without."""
+    return _shuffle(call, kind, dtype, width).replace("%a1", "%a2").replace("%a0", "%a1")
+
+
+def _vote(call: Call, kind: str, mask: str | None) -> str:
+    """Return a vote of the lanes of a half of the wave that are there and in the mask."""
     _ = call
-    wanted = "ne" if kind == "any" else "eq"
-    return f"""  %c = icmp {wanted} i32 %a0, 0
+    condition, lanes = ("%a1", "%a0") if mask else ("%a0", "-1")
+    text = f"""{_LANE}  %c = icmp {"eq" if kind == "all" else "ne"} i32 {condition}, 0
   %b = call i64 @llvm.amdgcn.ballot.i64(i1 %c)
-  %r = icmp {wanted} i64 %b, 0
+  %first = and i32 %lane, 32
+  %first64 = zext i32 %first to i64
+  %half = lshr i64 %b, %first64
+  %own = trunc i64 %half to i32
+  %votes = and i32 %own, {lanes}
+"""
+    if kind == "ballot":
+        return f"{text}  ret i32 %votes"
+    return f"""{text}  %r = icmp {"eq" if kind == "all" else "ne"} i32 %votes, 0
   %z = zext i1 %r to i32
   ret i32 %z"""
 
@@ -204,11 +219,9 @@ def _update_bfloat16(call: Call, op: str) -> str | None:
 def _load_ordered(call: Call, order: str, scope: str, dtype: str) -> str:
     ctype, size = LLVM_TYPES[dtype], bits_of(dtype) // 8
     ordering = "acquire" if order == "acquire" else "monotonic"
-    _ = scope
-    where = call.pointer(0)
+    where, wide = call.pointer(0), "" if scope == "sys" else f"{AGENT} "
     return (
-        f"  %r = load atomic {ctype}, {where} %a0 {AGENT} {ordering}, align {size}\n"
-        f"  ret {ctype} %r"
+        f"  %r = load atomic {ctype}, {where} %a0 {wide}{ordering}, align {size}\n  ret {ctype} %r"
     )
 
 
@@ -234,6 +247,11 @@ def _narrow(call: Call) -> str:
   %nan = fcmp uno float %a0, 0.0
   %r = select i1 %nan, i32 32767, i32 %rounded
   ret i32 %r"""
+
+
+def _narrow_float(call: Call, way: str, dtype: str) -> str | None:
+    _ = call
+    return (narrow_floats.widen if way == "widen" else narrow_floats.narrow)(dtype)
 
 
 def _differs(call: Call, dtype: str) -> str:
@@ -292,12 +310,14 @@ _FUNCTIONS: tuple[tuple[re.Pattern[str], Callable[..., str | None]], ...] = tupl
         (r"tc_schedule_fence", _schedule_fence),
         (r"tc_thread_fence_(\w+)", _thread_fence),
         (r"tc_wave_shuffle_(\w+?)_(\w+)_(\d+)", _shuffle),
-        (r"tc_wave_(any|all)", _vote),
+        (r"tc_wave_masked_(\w+?)_(\w+)_(\d+)", _shuffle_masked),
+        (r"tc_wave_(any|all|ballot)(_masked)?", _vote),
         (r"tc_atomic_([a-z]+)_(\w+)", _atomic),
         (r"tc_update_bf16_(\w+)", _update_bfloat16),
         (r"tc_load_(relaxed|acquire)_(\w+?)_(\w+)", _load_ordered),
         (r"tc_widen_bfloat16", _widen),
         (r"tc_narrow_bfloat16", _narrow),
+        (r"tc_(widen|narrow)_(\w+)", _narrow_float),
         (r"tc_differs_(\w+)", _differs),
         (r"tc_mfma_16x16x(\d+)_(\w+)", _mfma),
     )

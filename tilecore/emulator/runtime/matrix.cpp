@@ -1,4 +1,5 @@
 // Matrix instructions of warps: ldmatrix, stmatrix, mma.
+#include <cmath>
 #include <cstring>
 
 #include "elements.h"
@@ -101,8 +102,16 @@ void mma(int m, int n, int k, int a_type, int b_type, int c_type, void* d, const
   });
 }
 
-// 16 x 16 sums of k products by a wavefront; sums are exact to double and rounded once.
-void mfma(int k, int a_type, int c_type, void* d, const void* a, const void* b) {
+namespace {
+// A subnormal number of a type as zero, where the instruction flushes.
+double flushed(int type, double value, bool flushes) {
+  return flushes && fabs(value) < (type == F16 ? 0x1p-14 : 0x1p-126) ? 0 : value;
+}
+}  // namespace
+
+// 16 x 16 sums of k products by a wavefront; sums are exact to double and rounded once. gfx90a
+// flushes subnormal numbers, given and made, in products of 16-bit floats.
+void mfma(int k, int a_type, int c_type, bool flushes, void* d, const void* a, const void* b) {
   std::string what = "mfma.16x16x" + std::to_string(k);
   Fragments own{d, a, b};
   if (machine.warp != 64) fail(what + ": expected wavefronts of 64 lanes");
@@ -112,17 +121,18 @@ void mfma(int k, int a_type, int c_type, void* d, const void* a, const void* b) 
     for (int lane = 0; lane < 64; ++lane) {
       Fragments& f = *(Fragments*)c.arguments[lane];
       for (int e = 0; e < each; ++e) {
-        left[lane % 16 * k + lane / 16 * each + e] = element(a_type, f.a, e);
-        right[lane % 16 * k + lane / 16 * each + e] = element(a_type, f.b, e);
+        int at = lane % 16 * k + lane / 16 * each + e;
+        left[at] = flushed(a_type, element(a_type, f.a, e), flushes);
+        right[at] = flushed(a_type, element(a_type, f.b, e), flushes);
       }
     }
     for (int lane = 0; lane < 64; ++lane) {
       Fragments& f = *(Fragments*)c.arguments[lane];
       for (int e = 0; e < 4; ++e) {
-        double sum = element(c_type, f.d, e);
+        double sum = flushed(c_type, element(c_type, f.d, e), flushes);
         for (int x = 0; x < k; ++x)
           sum += left[(lane / 16 * 4 + e) * k + x] * right[lane % 16 * k + x];
-        set_element(c_type, f.d, e, sum);
+        set_element(c_type, f.d, e, flushed(c_type, sum, flushes));
       }
     }
   });

@@ -36,22 +36,22 @@ inline T emu_shuffle(const char* kind, emu::u64 mask, T value, int source) {
   return value;
 }
 template <class T>
-inline T __shfl_sync(unsigned mask, T value, int lane, int width = 32) {
+inline T __shfl_sync(emu::u64 mask, T value, int lane, int width = 32) {
   int first = emu::lane() & ~(width - 1);
   return emu_shuffle("shfl.idx", mask, value, first | (lane & (width - 1)));
 }
 template <class T>
-inline T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32) {
+inline T __shfl_xor_sync(emu::u64 mask, T value, int bits, int width = 32) {
   int own = emu::lane(), other = own ^ bits;
   return emu_shuffle("shfl.bfly", mask, value, other / width == own / width ? other : own);
 }
 template <class T>
-inline T __shfl_down_sync(unsigned mask, T value, int delta, int width = 32) {
+inline T __shfl_down_sync(emu::u64 mask, T value, int delta, int width = 32) {
   int own = emu::lane();
   return emu_shuffle("shfl.down", mask, value, own % width + delta < width ? own + delta : own);
 }
 template <class T>
-inline T __shfl_up_sync(unsigned mask, T value, int delta, int width = 32) {
+inline T __shfl_up_sync(emu::u64 mask, T value, int delta, int width = 32) {
   int own = emu::lane();
   return emu_shuffle("shfl.up", mask, value, own % width >= delta ? own - delta : own);
 }

@@ -91,8 +91,9 @@ STATEMENTS: Mapping[str, Form] = {
     "store": Form(nodes.Store, {"buffer": "buffer", "indices": "exprs", "value": "expr"}),
     "atomic": Form(
         nodes.Atomic,
-        {"op": "text", "buffer": "buffer", "indices": "exprs", "value": "expr", "prev": "buffer"},
-        {"op": nodes.ATOMIC_OPS},
+        {"op": "text", "buffer": "buffer", "indices": "exprs", "value": "expr", "prev": "buffer",
+         "order": "text"},
+        {"op": nodes.ATOMIC_OPS, "order": nodes.ATOMIC_ORDERS},
     ),
     "let": Form(nodes.Let, {"var": "var", "value": "expr"}),
     "annotate": Form(nodes.Annotate, {"key": "text", "value": "value"}),

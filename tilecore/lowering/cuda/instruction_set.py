@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from typing import Protocol
 
+from tilecore.amd_target import AmdTarget
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.scratch import reaches
 from tilecore.lowering.cuda.instructions import warp, wave
@@ -22,7 +23,7 @@ class InstructionSet(Protocol):
 
     Attributes:
         warp: lanes of a warp (a wavefront).
-        has_masks: whether an exchange names the lanes that come by; else those that are there do.
+        flushes_subnormals: whether matrix products of 16-bit floats take subnormal ones for zero.
     """
 
     @property
@@ -30,8 +31,8 @@ class InstructionSet(Protocol):
         """Lanes of a warp."""
 
     @property
-    def has_masks(self) -> bool:
-        """Whether an exchange names the lanes that come by."""
+    def flushes_subnormals(self) -> bool:
+        """Whether matrix products of 16-bit floats take subnormal ones for zero."""
 
     def reaches(self, width: int) -> bool:
         """Return whether groups of ``width`` lanes can shuffle."""
@@ -47,7 +48,7 @@ class CudaInstructions:
     """Warps of 32 lanes."""
 
     warp = 32
-    has_masks = True
+    flushes_subnormals = False
 
     def reaches(self, width: int) -> bool:
         """Return whether groups of ``width`` lanes can shuffle."""
@@ -64,23 +65,25 @@ class CudaInstructions:
 
 
 class RocmInstructions(CudaInstructions):
-    """Wavefronts of 64 lanes."""
+    """Wavefronts of 64 lanes; warps of programs are their halves."""
 
     warp = 64
-    has_masks = False
+
+    def __init__(self, *, flushes_subnormals: bool) -> None:
+        self.flushes_subnormals = flushes_subnormals
 
     def shuffle(self, kind: str, dtype: str, width: int, *, is_masked: bool = False) -> Instruction:
-        """Return ``dtype (dtype value, int lane)``."""
-        assert not is_masked
-        return wave.shuffle(kind, dtype, width)
+        """Return ``dtype ([uint32 mask,] dtype value, int lane)``."""
+        return (wave.shuffle_masked if is_masked else wave.shuffle)(kind, dtype, width)
 
     def vote(self, kind: str, *, is_masked: bool = False) -> Instruction:
-        """Return ``int (int condition)``; the mask of 64 lanes does not fit the language's."""
-        assert not is_masked
-        return wave.vote(kind)
+        """Return ``int ([uint32 mask,] int condition)``, or a mask of the half's lanes."""
+        return wave.vote(kind, is_masked=is_masked)
 
 
 @functools.cache
 def instruction_set(target: GpuTarget) -> InstructionSet:
     """Return the instructions of a target."""
-    return RocmInstructions() if target.kind == "rocm" else CudaInstructions()
+    if isinstance(target, AmdTarget):
+        return RocmInstructions(flushes_subnormals=target.flushes_subnormals)
+    return CudaInstructions()

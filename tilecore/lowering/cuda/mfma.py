@@ -83,7 +83,9 @@ class MfmaLowering(MmaLowering):
     def _multiply(self, arrays: Sequence[Any], turn: Any) -> None:
         plan, builder = self.plan, self.builder
         step, at_once = plan.shape[2], self._at_once()
-        instruction = wave.mfma(step, str(self.stmt.a.dtype), self.dtype)
+        instruction = wave.mfma(
+            step, str(self.stmt.a.dtype), self.dtype, flushes=self.accessor.isa.flushes_subnormals
+        )
         rows = plan.size[0] // (ATOM * plan.warps[0])
         columns = plan.size[1] // (ATOM * plan.warps[1])
         each = step // 4

@@ -34,6 +34,9 @@ FOLDS = {
     "bitor": "bitor", "bitxor": "bitxor", "count": "add", "all": "bitand", "any": "bitor",
 }  # fmt: skip
 VOTES = ("any", "all")
+# Orders with a fence before the update, and with one behind it.
+RELEASING = ("release", "acq_rel", "seq_cst")
+ACQUIRING = ("consume", "acquire", "acq_rel", "seq_cst")
 ATOMICS = {"add": "add", "max": "max", "min": "min", "or": "or", "store": "exchange"}
 
 
@@ -52,7 +55,10 @@ def emit_atomic(accessor: Accessor, stmt: Atomic) -> None:
     with accessor.storing(place, stmt.indices):
         memory, offset = accessor.locate(buffer, stmt.indices)
         address = builder.address(memory, offset)
-        if stmt.op == "load" and dtype in ORDERED:
+        is_load = stmt.op == "load" and dtype in ORDERED  # which acquires
+        if stmt.order in RELEASING and not is_load:
+            builder.evaluate(barrier.thread_fence().call())
+        if is_load:
             old = from_memory(load_ordered(dtype).call(address), dtype)
         else:
             op = "or" if stmt.op == "load" and dtype in NARROW else stmt.op  # with 0: as it is
@@ -61,6 +67,8 @@ def emit_atomic(accessor: Accessor, stmt: Atomic) -> None:
             builder.evaluate(old)
         else:
             accessor.store(prev, (const(0),), builder.bind(old), dtype)
+        if stmt.order in ACQUIRING and not is_load:
+            builder.evaluate(barrier.thread_fence().call())
 
 
 def emit_update(accessor: Accessor, stmt: nodes.Store) -> None:
@@ -120,11 +128,11 @@ def emit_exchange(accessor: Accessor, stmt: Exchange) -> None:
     value = builder.bind(convert(accessor.scalar(given), str(given.dtype), kind))
     if stmt.op in SHUFFLES:
         lane = accessor.scalar(cast(stmt.args[1], "int32"))
-        lanes = [accessor.scalar(m) for m in stmt.args[2:]] if isa.has_masks else []
+        lanes = [accessor.scalar(m) for m in stmt.args[2:]]
         shuffle = isa.shuffle(SHUFFLES[stmt.op], carrier, width, is_masked=bool(lanes))
         result = shuffle.call(*lanes, value, lane)
-    elif stmt.op == "ballot" or (stmt.op in VOTES and stmt.args[1:] and isa.has_masks):
-        lanes = [accessor.scalar(m) for m in stmt.args[1:]] if isa.has_masks else []
+    elif stmt.op == "ballot" or (stmt.op in VOTES and stmt.args[1:]):
+        lanes = [accessor.scalar(m) for m in stmt.args[1:]]
         result = isa.vote(stmt.op, is_masked=bool(lanes)).call(*lanes, value)
         kind = "uint32" if stmt.op == "ballot" else "int32"
     else:
