@@ -9,8 +9,9 @@ import base64
 import binascii
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,8 @@ class CostModel:
         feature_schema: str,
         seed: int = 0,
         rounds: int = 200,
+        rate: float = 0.08,
+        feature_share: float = 0.3,
         with_interval: bool = True,
         dtypes: Sequence[str] = (),
     ) -> CostModel:
@@ -73,6 +76,8 @@ class CostModel:
             feature_schema: version of the features.
             seed: of the row and column sampling.
             rounds: number of trees.
+            rate: of what a tree finds, the part that counts.
+            feature_share: of the features, those that a split chooses among, on many rows.
             with_interval: False leaves the interval empty, which saves three trainings.
             dtypes: element types of the problems.
 
@@ -84,9 +89,12 @@ class CostModel:
                 expected=f"{MIN_ROWS} measurements", found=str(len(log_ratio))
             )
         spread = (0.0, 0.0)
+        train = partial(_train, seed=seed, rate=rate, feature_share=feature_share)
         if with_interval:
-            spread = _held_out_spread(features, log_ratio, groups, seed, max(20, rounds // 2))
-        booster = _train(features, log_ratio, seed, rounds)
+            spread = _held_out_spread(
+                features, log_ratio, groups, partial(train, rounds=max(20, rounds // 2)), seed
+            )
+        booster = train(features, log_ratio, rounds=rounds)
         return cls(booster, feature_schema, spread, len(log_ratio), tuple(dtypes))
 
     def knows(self, dtype: str) -> bool:
@@ -215,7 +223,10 @@ def _checked_booster(envelope: dict[str, Any]) -> bytes:
     return raw
 
 
-def _train(features: np.ndarray, target: np.ndarray, seed: int, rounds: int) -> Any:
+def _train(
+    features: np.ndarray, target: np.ndarray, *, seed: int, rounds: int, rate: float,
+    feature_share: float,
+) -> Any:  # fmt: skip
     import xgboost
 
     is_small = len(target) <= EXACT_ROWS
@@ -224,13 +235,13 @@ def _train(features: np.ndarray, target: np.ndarray, seed: int, rounds: int) -> 
         "huber_slope": 1.0,
         "base_score": float(np.median(target)),
         "max_depth": 5,
-        "eta": 0.08,
+        "eta": rate,
         "subsample": 0.8,
         "min_child_weight": 1.0,
         "lambda": 1.0,
         "tree_method": "exact" if is_small else "hist",
         # Of features that say much the same, each gets its turn; "exact" cannot do that.
-        "colsample_bynode": 1.0 if is_small else 0.3,
+        "colsample_bynode": 1.0 if is_small else feature_share,
         "nthread": 1,  # two threads beside a busy neighbour cost 24 ms per prediction
         "seed": seed,
         "verbosity": 0,
@@ -240,8 +251,9 @@ def _train(features: np.ndarray, target: np.ndarray, seed: int, rounds: int) -> 
 
 
 def _held_out_spread(
-    features: np.ndarray, target: np.ndarray, groups: np.ndarray, seed: int, rounds: int
-) -> tuple[float, float]:
+    features: np.ndarray, target: np.ndarray, groups: np.ndarray,
+    train: Callable[[np.ndarray, np.ndarray], Any], seed: int,
+) -> tuple[float, float]:  # fmt: skip
     """Return the 10 % and 90 % quantiles of the error on folds that were left out."""
     names = np.unique(groups)
     rng = np.random.default_rng(seed)
@@ -252,8 +264,8 @@ def _held_out_spread(
         folds = rng.permutation(len(target)) % 3
     errors = []
     for fold in np.unique(folds):
-        train = folds != fold
-        booster = _train(features[train], target[train], seed, rounds)
-        errors.append(target[~train] - booster.inplace_predict(features[~train]))
+        kept = folds != fold
+        booster = train(features[kept], target[kept])
+        errors.append(target[~kept] - booster.inplace_predict(features[~kept]))
     low, high = np.quantile(np.concatenate(errors), [0.1, 0.9])
     return float(min(low, 0.0)), float(max(high, 0.0))

@@ -10,9 +10,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recommender.cost_model import MIN_ROWS
 from recommender.surrogate import Told, plausible_times
+
+AFAR_SAMPLE = 4096  # candidates among which those unlike all that was told are looked for
+AFAR_QUANTILE = 0.75  # of the distance from what was told, beyond which candidates are afar
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,25 +141,33 @@ def _walk(row: int, landscape: Landscape, rng: np.random.Generator) -> int:
 class ModelGuidedSearch:
     """Thompson sampling: picks of an ensemble of surrogates, some neighbours, some surprises.
 
+    An ensemble comes to know one region and looks at no other: the longer a search takes, the more
+    of its picks are the best expected of candidates unlike all that was told.
+
     Attributes:
         members: of the ensemble; a smaller batch meets some of them, the next one others.
         local_share: of a batch taken from the neighbours of the fastest rows.
         random_share: of a batch drawn from the better half of a member's order; more where
             candidates fail, or a prior that favours what cannot run would never be left.
+        afar_share: of a batch taken from afar in the end.
+        afar_from, afar_until: trials at which that share begins and ends to grow.
     """
 
     members: int = 8
     local_share: float = 0.15
     random_share: float = 0.05
+    afar_share: float = 0.5
+    afar_from: int = 64
+    afar_until: int = 160
 
     def ask(self, count: int, landscape: Landscape, seen: Observations, seed: int) -> list[int]:
         """Return a batch; single asks cycle through the kinds so that shares hold over time."""
         rng = _generator(seed, seen)
         members = list(self._scores(count, landscape, seen, rng))
         orders = [np.lexsort((rng.permutation(len(s)), s)) for s in members]  # ties at random
-        rows: list[int] = []
+        rows = self._afar(count, landscape, seen, members[-1], rng)
         random_share = max(self.random_share, 0.6 * seen.failure_share)
-        for number in range(count):
+        for number in range(count - len(rows)):
             scores, order = members[number % len(members)], orders[number % len(members)]
             taken = _with(seen, rows)
             dice = rng.random()
@@ -183,6 +195,32 @@ class ModelGuidedSearch:
         members = [(first + i) % self.members for i in range(min(self.members, count))]
         yield from plausible_times(told, evidence, landscape.features, members, rng)
 
+    def _afar(
+        self, count: int, landscape: Landscape, seen: Observations, scores: np.ndarray,
+        rng: np.random.Generator,
+    ) -> list[int]:  # fmt: skip
+        """Return picks from afar: the more, the more was told."""
+        grown = (len(seen.times_s) - self.afar_from) / (self.afar_until - self.afar_from)
+        wanted = int(np.count_nonzero(rng.random(count) < self.afar_share * min(1.0, grown)))
+        if not wanted:
+            return []
+        told = np.array(sorted({*seen.times_s, *seen.pending}))
+        others = np.setdiff1d(np.arange(len(landscape)), told)
+        others = np.sort(rng.permutation(others)[:AFAR_SAMPLE])
+        places = _ranks(landscape.features[np.concatenate([told, others])])
+        known, open_ = places[: len(told)], places[len(told) :]
+        apart = np.full(len(others), np.inf)
+        for place in known:
+            np.minimum(apart, np.abs(open_ - place).sum(axis=1), out=apart)
+        rows: list[int] = []
+        for _ in range(min(wanted, len(others))):
+            afar = np.flatnonzero(apart >= np.quantile(apart, AFAR_QUANTILE))
+            pick = int(afar[np.argmin(scores[others[afar]])])
+            rows.append(int(others[pick]))
+            np.minimum(apart, np.abs(open_ - open_[pick]).sum(axis=1), out=apart)
+            apart[pick] = -1.0  # it is taken
+        return rows
+
     def _local(self, landscape: Landscape, seen: Observations, scores: np.ndarray) -> list[int]:
         for parent in seen.good[:3]:
             near = sorted(landscape.neighbours(parent), key=lambda row: float(scores[row]))
@@ -190,6 +228,12 @@ class ModelGuidedSearch:
             if pick:
                 return pick
         return []
+
+
+def _ranks(features: np.ndarray) -> NDArray[np.float32]:
+    """Return features as ranks of their values, from 0 to 1."""
+    ranks = [np.unique(column, return_inverse=True)[1] for column in features.T]
+    return np.stack([r / max(1, r.max()) for r in ranks], axis=1, dtype=np.float32)
 
 
 def _with(seen: Observations, rows: list[int]) -> Observations:

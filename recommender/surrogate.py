@@ -20,7 +20,7 @@ from recommender.cost_model import CostModel
 
 HEAD = 0.7  # quantile of the told times above which all are alike
 FAILURE_PENALTY = 0.45  # log time added to the slowest of the head for what failed
-ROUNDS = 50
+ROUNDS, RATE = 50, 0.15  # of the trees: few, so that a batch takes no longer than a measurement
 RIDGE = 0.2  # variance of the noise over that of a slope: prior beliefs are about right
 NOISE = 0.15  # of a log time around the line
 TIE = 1e-6  # weight of the unbounded line among candidates that trees see alike
@@ -75,7 +75,7 @@ def plausible_times(
         target = np.where(seen.worked, np.minimum(seen.log_time, limit), limit + FAILURE_PENALTY)
         model = CostModel.fit(
             features[seen.rows], target - reference[seen.rows], np.zeros(len(target)),
-            feature_schema="session", seed=int(rng.integers(1 << 30)), rounds=ROUNDS,
+            feature_schema="session", seed=int(rng.integers(1 << 30)), rounds=ROUNDS, rate=RATE,
             with_interval=False,
         )  # fmt: skip
         yield reference + np.log(model.predict(features).factor) + TIE * line

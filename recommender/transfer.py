@@ -20,7 +20,7 @@ from recommender.recorded import Config, RecordedSpace
 from recommender.search import Landscape
 
 LEAST_SPEED = 0.02  # of the best: slower ones, and failures, are all alike to the trees
-SMOOTHING_ROUNDS = 200
+SMOOTHING_ROUNDS, SMOOTHING_RATE = 200, 0.15
 DEFINITE = 1e-3  # weight of the expectation among covers that are equally good
 
 
@@ -75,7 +75,8 @@ class Sources:
             target = np.log(np.maximum(speed, LEAST_SPEED))
             model = CostModel.fit(
                 inputs, target, np.zeros(len(target)), feature_schema="transfer",
-                rounds=SMOOTHING_ROUNDS, with_interval=False,
+                rounds=SMOOTHING_ROUNDS, rate=SMOOTHING_RATE, feature_share=1.0,
+                with_interval=False,
             )  # fmt: skip
             columns.append(model.predict(inputs).factor)
         return np.stack(columns, axis=1)

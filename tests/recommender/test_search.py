@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -85,3 +86,22 @@ def test_the_first_eight_know_no_more_than_the_prior(recorded: RecordedSpace) ->
     landscape = recorded.landscape(prior)
     exploiting = ModelGuidedSearch(local_share=0.0, random_share=0.0)
     assert exploiting.ask(4, landscape, Observations({9: 1.0}), 0) == [0, 1, 2, 3]
+
+
+def test_a_long_search_looks_beyond_the_region_that_it_knows() -> None:
+    knobs = np.stack(np.meshgrid(*[np.arange(8.0)] * 3, indexing="ij"), axis=-1).reshape(-1, 3)
+    times = 1.0 + 0.1 * knobs.sum(axis=1)
+    near = np.flatnonzero(knobs.sum(axis=1) <= 8)
+    landscape = Landscape(np.ones(len(knobs)), knobs.astype(np.float32), lambda row: [])
+
+    def beyond(strategy: ModelGuidedSearch, told: int) -> int:
+        seen = Observations({int(row): float(times[row]) for row in near[:told]})
+        rows = strategy.ask(32, landscape, seen, 0)
+        assert len(set(rows)) == 32
+        assert not set(rows) & set(seen.times_s)
+        return int(np.count_nonzero(knobs[rows].sum(axis=1) >= 11))
+
+    exploiting = ModelGuidedSearch(random_share=0.0, afar_share=0.0)
+    assert beyond(exploiting, 140) <= 2
+    assert beyond(replace(exploiting, afar_share=0.5), 140) >= 8
+    assert beyond(replace(exploiting, afar_share=0.5), 20) == beyond(exploiting, 20)
