@@ -20,7 +20,7 @@ from recommender.cost_model import CostModel
 
 HEAD = 0.7  # quantile of the told times above which all are alike
 FAILURE_PENALTY = 0.45  # log time added to the slowest of the head for what failed
-ROUNDS, RATE = 50, 0.15  # of the trees: few, so that a batch takes no longer than a measurement
+ROUNDS, RATE = 50, 0.15  # of the trees
 RIDGE = 0.2  # variance of the noise over that of a slope: prior beliefs are about right
 NOISE = 0.15  # of a log time around the line
 TIE = 1e-6  # weight of the unbounded line among candidates that trees see alike
