@@ -31,7 +31,8 @@ from tilecore.target import Target
 
 PIECE_BYTES = 256  # of a row, read at once by packing
 # Of each row that is transposed, read before the rows of the next lanes of a panel. On Zen 3
-# (benchmarks/packing.py, 2026-11-23) 16 and 32 are alike, 1 takes up to twice as long.
+# (benchmarks/packing.py, 2026-11-23) all widths of panels are alike with 16; with 1, three and four
+# vectors took up to 2.2 times as long.
 LINES_PER_RUN = 16
 
 
