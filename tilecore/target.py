@@ -242,7 +242,8 @@ def parse_target(
     if gpu is not None:
         return gpu
     raise UnknownTarget(
-        known=f"llvm, cpu, auto, avx2, avx512 (+ {', '.join(FEATURES)}), cuda, "
+        known=f"llvm, cpu, auto, avx2 (+ {', '.join(sorted(AVX2_FEATURES))}), "
+        f"avx512 (+ {', '.join(f for f in FEATURES if f not in AVX2_FEATURES)}), cuda, "
         f"{', '.join(gpu_targets())}, rocm, {', '.join(amd_targets())}",
         found=str(target) if arch is None else f"{name} -arch={arch}",
     )
