@@ -51,7 +51,7 @@ exhaustive: $(STAMP) ## run what `make test` leaves out: the rest of the grids, 
 chaos: $(STAMP) ## kill everything 50 times during one run of 300 trials (15 minutes)
 	@$(BIN)/python -m tests.chaos
 
-emulated: $(STAMP) ## run the compiler's tests on emulated AVX-512 and AMX (CPU=avx512+avx512_vnni)
+emulated: $(STAMP) ## run the compiler's tests on emulated AVX-512 and AMX (CPU=avx2+avx_vnni)
 	@$(BIN)/python -m pytest tests/tilecore --ignore tests/tilecore/cuda --ignore tests/tilecore/rocm \
 	  --cpu $(CPU) -n $(TEST_PROCESSES) --dist loadfile
 

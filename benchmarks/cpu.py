@@ -104,6 +104,10 @@ def products() -> Iterator[Row]:
                 label = f"gemv {name} M={m}, weights {'(N, K)' if transposed else '(K, N)'}"
                 problem = {"m": m, **wide, **TYPES[name], "transpose_b": transposed}
                 yield Row(label, "gemm", problem)
+    for shape in ((16, 4096, 4096), (32, 4096, 4096), (16, 11008, 4096)):
+        problem = {**dict(zip("mnk", shape, strict=True)), "transpose_b": True}
+        label = f"few rows float32 {'x'.join(map(str, shape))}, weights (N, K)"
+        yield Row(label, "gemm", problem)
     for m in (1, 4, 16, 64, 256):
         yield Row(f"int4 bfloat16 M={m}", "dequant_gemm", {"m": m, **wide})
     layer = {"m": 1024, "n": 4096, "k": 1024, "transpose_b": True}

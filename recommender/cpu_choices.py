@@ -327,7 +327,7 @@ def instruction(site: Contraction, hardware: HardwareProfile) -> Dot | None:
             for dot in DOTS
             if site.dtype in dot.operands
             and site.accum_dtype == dot.accum
-            and dot.features <= set(hardware.features)
+            and not dot.obstacle(hardware.features, hardware.vector_bytes)
             and not (dot.is_tiled and site.a.is_transposed)
         ),
         None,

@@ -18,14 +18,16 @@ from tilecore.ir.dtype import DType
 CPU_NAMES = ("llvm", "cpu", "c", "auto")
 GPU_NAMES = ("cuda", "hip", "rocm", "cutedsl")
 EMULATED = "emulated "  # before the name of a target: its code, run on an emulator
-# Instructions beyond AVX-512F/BW/DQ/VL that code may use: Linux's name of the flag, LLVM's.
+# Instructions beyond AVX2 or AVX-512F/BW/DQ/VL that code may use: Linux's name, LLVM's.
 FEATURES = {
+    "avx_vnni": "avxvnni",
     "avx512_bf16": "avx512bf16",
     "avx512_vnni": "avx512vnni",
     "amx_tile": "amx-tile",
     "amx_bf16": "amx-bf16",
     "amx_int8": "amx-int8",
 }
+AVX2_FEATURES = frozenset({"avx_vnni"})  # those that CPUs without AVX-512 may have
 IMPLIED = {"amx_bf16": ("avx512_bf16",)}  # a CPU that lacks these is taken to lack the first
 # Where programs written for a GPU run: None: there; "": on the CPU; a GPU's name: as its code, on
 # the emulator.
@@ -151,7 +153,7 @@ def widest_target(features: Iterable[str]) -> Target:
         lacking = {name for name, implied in IMPLIED.items() if not flags >= set(implied)}
         return AVX512.using((flags & FEATURES.keys()) - lacking)
     if {"avx2", "fma"} <= flags:
-        return AVX2
+        return AVX2.using(flags & AVX2_FEATURES)
     raise UnknownTarget(
         known="x86-64 with AVX2 and FMA, x86-64 with AVX-512",
         found=f"{platform.machine()} without them",
@@ -214,7 +216,7 @@ def parse_target(
     """Return the target for a name as TileLang users write it ("llvm", "cpu", "auto", "cuda").
 
     "avx512" and "avx2" mean these instructions alone; features may follow
-    ("avx512+avx512_bf16"). GPUs go by device ("h100") or architecture ("sm_90a",
+    ("avx512+avx512_bf16", "avx2+avx_vnni"). GPUs go by device ("h100") or architecture ("sm_90a",
     "cuda -arch=sm_90a"); "cuda" alone is this machine's first device, or sm_80 where there is none.
     AMD's likewise ("mi300x", "gfx942", "rocm -arch=gfx90a"; "hip" and "rocm" alone are gfx942).
     A target of TVM stands for its kind and architecture. "emulated h200" is the target of an H200,
@@ -240,7 +242,8 @@ def parse_target(
     if gpu is not None:
         return gpu
     raise UnknownTarget(
-        known=f"llvm, cpu, auto, avx2, avx512 (+ {', '.join(FEATURES)}), cuda, "
+        known=f"llvm, cpu, auto, avx2 (+ {', '.join(sorted(AVX2_FEATURES))}), "
+        f"avx512 (+ {', '.join(f for f in FEATURES if f not in AVX2_FEATURES)}), cuda, "
         f"{', '.join(gpu_targets())}, rocm, {', '.join(amd_targets())}",
         found=str(target) if arch is None else f"{name} -arch={arch}",
     )
@@ -249,9 +252,9 @@ def parse_target(
 def _find_cpu_target(name: str) -> Target | None:
     """Return the CPU target of a name with features ("avx512+amx_tile"), None if it has none."""
     base, *features = name.split("+")
-    for known in (AVX512, AVX2):
+    for known, legal in ((AVX512, frozenset(FEATURES)), (AVX2, AVX2_FEATURES)):
         is_base = base in (known.isa, known.mcpu, f"llvm-{known.isa}")
-        if is_base and (not features or (known is AVX512 and FEATURES.keys() >= set(features))):
+        if is_base and legal >= set(features):
             return known.using(features)
     return None
 

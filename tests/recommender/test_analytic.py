@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from recommender.analytic import ADVICE, estimate
-from recommender.cpu_choices import Tiling
+from recommender.cpu_choices import Tiling, instruction
 from recommender.features import NAMES, features
+from recommender.hardware import load_profile
+from recommender.space import SearchSpace
 from tests.recommender.support import GEMM, HOST, space_of, workload
 
 CUBE = workload(1024, 1024, 1024)
@@ -112,6 +114,22 @@ def test_two_cores_get_blocks_of_one_size() -> None:
     small = workload(512, 512, 512)
     halves = time_of(small, threads=2, block_M=512, block_N=256)
     assert halves < 0.8 * time_of(small, threads=2, block_M=512, block_N=384)
+
+
+def test_bytes_take_the_time_of_the_instruction_that_a_cpu_has_for_them() -> None:
+    """vpdpbusd sums up four products per lane at the rate of FMAs, vpmaddwd two."""
+    plain = load_profile("avx2")
+    client = replace(plain, features=(*plain.features, "avx_vnni"))
+    fields = {"dtype": "int8", "accum_dtype": "int32", "out_dtype": "int32"}
+    problem = GEMM.parse_problem({"m": 1024, "n": 1024, "k": 1024, **fields})
+    spaces = [SearchSpace.build(GEMM, problem, h) for h in (plain, client)]
+    slow_s, fast_s = (estimate(space, threads=1).time_s.min() for space in spaces)
+    assert 1.6 < slow_s / fast_s < 2.6
+    assert fast_s > 2 * 1024**3 / (4 * plain.peak_flop_per_s["float32"])
+    site = spaces[0].site
+    assert site is not None
+    found = [instruction(site, h) for h in (plain, client, replace(client, vector_bytes=64))]
+    assert [dot and dot.name for dot in found] == ["vpmaddwd", "vpdpbusd", "vpmaddwd"]
 
 
 def test_features_are_finite_and_named() -> None:

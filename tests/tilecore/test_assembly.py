@@ -10,6 +10,7 @@ from tilecore.compiler import lower
 from tilecore.target import parse_target
 
 VNNI = "avx512+avx512_bf16+avx512_vnni"
+CLIENT = "avx2+avx_vnni"
 TILES = "avx512+amx_bf16+amx_int8+amx_tile"
 MULTIPLY = re.compile(r"\s(vfmadd\w+ps|vpmaddwd|vpdpbusd|vdpbf16ps|tdp\w+)\s")
 
@@ -93,6 +94,8 @@ def test_float32_is_summed_in_registers(target, micro_m, micro_n):
         (VNNI, "bfloat16", "float32", "vdpbf16ps"),
         (TILES, "bfloat16", "float32", "tdpbf16ps"),
         (VNNI, "int8", "int32", "vpdpbusd"),
+        (CLIENT, "int8", "int32", "vpdpbusd"),
+        (CLIENT, "uint8", "int32", "vpdpbusd"),
         (TILES, "int8", "int32", "tdpbssd"),
         ("avx512", "int8", "int32", "vpmaddwd"),
         ("avx2", "int8", "int32", "vpmaddwd"),
@@ -107,6 +110,21 @@ def test_dots_are_summed_in_registers(target, dtype, accum, name):
         assert not uses_stack(body)
         stores = [x for x in body if re.search(r"\s(vmov\w+|tilestored)\s+%\w+, .*\(", x)]
         assert not stores
+
+
+@pytest.mark.parametrize(("micro_m", "micro_n"), [(6, 2), (4, 3), (0, 0)])
+def test_products_of_bytes_on_client_cpus_take_registers_of_256_bits(micro_m, micro_n):
+    func = product("int8", "int32", 2048)
+    bodies = innermost_loops(CLIENT, func, micro_m=micro_m, micro_n=micro_n)
+    products = [body for body in bodies if any("vpbroadcastd" in line for line in body)]
+    vectors, rows = micro_n or 2, micro_m or 6
+    groups = -(-56 // rows)
+    assert {len(multiplies(body)) for body in products} >= {-(-56 // groups) * vectors}
+    for body in products:
+        assert all(line.startswith("\t{vex}\tvpdpbusd\t") for line in multiplies(body))
+        assert all(re.fullmatch(r"%ymm\d+", x.split()[-1]) for x in multiplies(body))
+        assert not uses_stack(body)
+        assert not any(re.search(r", \S*\(\S+\)$", x) for x in body)  # no stores
 
 
 @pytest.mark.parametrize(("rows", "passing"), [(32, 0), (512, 2)])

@@ -7,20 +7,21 @@ import numpy as np
 import pytest
 
 import tilecore.language as T
-from tests.tilecore.x86_paths import TILES, VECTOR, here, paths
+from tests.tilecore.x86_paths import CLIENT, TILES, VECTOR, here, is_native, paths
 from tilecore import kernels, runtime
 from tilecore.artifact import Artifact, ArtifactStore
 from tilecore.compiler import compile
 from tilecore.errors import ArtifactError, UnknownTarget
 from tilecore.interpreter import run
 from tilecore.ir.dtype import DType
-from tilecore.target import parse_target
+from tilecore.target import parse_target, widest_target
 from workers.correctness import tolerance
 
-PATHS = paths("avx2", "avx512", VECTOR, TILES)
+PATHS = paths("avx2", CLIENT, "avx512", VECTOR, TILES)
 INSTRUCTIONS = {
     "avx2": {"int8": "vpmaddwd", "uint8": "vpmaddwd"},
     "avx512": {"int8": "vpmaddwd", "uint8": "vpmaddwd"},
+    CLIENT: {"int8": "vpdpbusd", "uint8": "vpdpbusd"},
     VECTOR: {"bfloat16": "vdpbf16ps", "int8": "vpdpbusd", "uint8": "vpdpbusd"},
     TILES: {"bfloat16": "tdpbf16ps", "int8": "tdpbssd", "uint8": "tdpbuud"},
 }
@@ -255,6 +256,11 @@ def test_what_keeps_a_gemm_from_the_instruction_is_said(store):
 def test_features_are_recorded_and_asked_for(store):
     artifact = compile(product(64, 64, 64, "int8"), VECTOR, store=store)
     assert artifact.manifest.isa == "avx512+avx512_vnni"
+    client = compile(product(64, 64, 64, "int8"), CLIENT, store=store)
+    assert client.manifest.isa == CLIENT
+    if not is_native(CLIENT):
+        with pytest.raises(ArtifactError, match=r"TC401[^\0]*compiled for avx2\+avx_vnni"):
+            runtime.load(client)
     assert compile(product(64, 64, 64, "float32"), VECTOR, store=store).manifest.isa == "avx512"
     foreign = replace(artifact.manifest, isa="avx512+amx_unheard")
     with pytest.raises(ArtifactError, match=r"compiled for avx512\+amx_unheard, this machine has"):
@@ -270,6 +276,28 @@ def test_names_of_targets():
         parse_target("avx512+avx512_bf15")
     with pytest.raises(UnknownTarget):
         parse_target("avx2+avx512_bf16")
+
+
+def test_targets_of_flags_as_linux_names_them():
+    client = widest_target({"avx2", "fma", "avx_vnni"})
+    assert client == parse_target(CLIENT)
+    assert client.runs(parse_target("avx2"))
+    assert not parse_target("avx2").runs(client)
+    assert widest_target({"avx2", "fma", "avx512_vnni"}) == parse_target("avx2")
+    avx512 = {"avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"}
+    server = widest_target(avx512 | {"avx512_vnni", "avx_vnni"})
+    assert server.runs(client)
+    assert parse_target(server.name) == server
+
+
+def test_vnni_of_256_bits_is_not_taken_for_512(store):
+    func = product(64, 64, 64, "int8")
+    both = compile(func, "avx512+avx512_vnni+avx_vnni", store=store)
+    assert both.manifest.isa == "avx512+avx512_vnni"
+    alone = compile(func, "avx512+avx_vnni", store=store)
+    assert alone.manifest.isa == "avx512"
+    reason = "avx512+avx_vnni has registers of 64 bytes, avx_vnni takes 32"
+    assert any(reason in note for note in alone.manifest.notes)
 
 
 @pytest.mark.parametrize("n", [64, 77])

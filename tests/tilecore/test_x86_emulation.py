@@ -12,7 +12,7 @@ import tilecore as tilelang
 import tilecore.language as T
 from tests.tilecore.test_narrow_gemm import blank, expect, operand, product
 from tests.tilecore.test_pairs import weighed
-from tests.tilecore.x86_paths import TILES, VECTOR, is_native
+from tests.tilecore.x86_paths import CLIENT, TILES, VECTOR, is_native
 from tilecore import kernels, runtime
 from tilecore.codegen.llvm import assemble, generate, link
 from tilecore.compiler import compile, lower
@@ -264,15 +264,17 @@ def library_ids(run):
     return "-".join([name, str(fields.get("dtype", "float32")), str(fields.get("m", ""))])
 
 
-TARGETS = ("avx512", VECTOR, TILES)
+TARGETS = ("avx512", VECTOR, TILES, CLIENT)
 
 
 def targets_of(dtype, number, config):
-    """Return the targets that a case is run on: one, unless pytest is asked for all."""
+    """Return the targets that a case is run on: one or two, unless pytest is asked for all."""
     if config.getoption("--emulated"):
         return TARGETS
-    is_plain = dtype in ("float32", "float16")
-    return ("avx512",) if is_plain else (TILES if number % 3 else VECTOR,)
+    if dtype in ("float32", "float16"):
+        return ("avx512",)
+    chosen = (TILES if number % 3 else VECTOR,)
+    return (*chosen, CLIENT) if dtype in ("int8", "uint8") else chosen
 
 
 @pytest.mark.parametrize(

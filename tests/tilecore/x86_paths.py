@@ -5,6 +5,7 @@ import pytest
 from tilecore.target import EMULATED, host_features, parse_cpu_target, widest_target
 
 HOST = widest_target(host_features())
+CLIENT = "avx2+avx_vnni"
 VECTOR = "avx512+avx512_bf16+avx512_vnni"
 TILES = "avx512+amx_bf16+amx_int8+amx_tile"
 

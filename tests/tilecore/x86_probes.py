@@ -1,4 +1,4 @@
-"""Single instructions of AVX-512 and AMX as C functions: emulated, or the machine's own."""
+"""Single instructions beyond AVX2 as C functions: emulated, or the machine's own."""
 
 import ctypes
 import re
@@ -30,6 +30,7 @@ VECTORS = {
     "permute_halves": ("avx512.permvar.hi.512", H, f"{H} %x, {H} %y"),
     "look_up": ("avx512.vpermi2var.ps.512", V, f"{V} %x, {W} %y, {V} %z"),
     "bytes": ("avx512.vpdpbusd.512", W, f"{W} %x, {B} %y, {B} %z"),
+    "bytes_256": ("avx512.vpdpbusd.256", "<8 x i32>", "<8 x i32> %x, <32 x i8> %y, <32 x i8> %z"),
     "halves": ("avx512.pmaddw.d.512", W, f"{H} %x, {H} %y"),
     "round": ("avx512bf16.cvtneps2bf16.512", "<16 x bfloat>", f"{V} %x"),
     "round_two": ("avx512bf16.cvtne2ps2bf16.512", D, f"{V} %x, {V} %y"),

@@ -7,7 +7,7 @@ in panels whose lanes hold groups. Of the broadcast operand vector instructions 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilecore.inference.regions import gemm_extents, is_contiguous
@@ -25,7 +25,8 @@ class Dot:
     """An instruction: to each lane of ``accum`` it adds ``group`` products of ``operands``.
 
     ``is_tiled``: it multiplies matrices of at most 16 rows and 16 groups; ``is_mixed``: unsigned by
-    signed bytes; ``stored``: what elements are widened to where they are packed ("": nothing).
+    signed bytes; ``stored``: what elements are widened to where they are packed ("": nothing);
+    ``vector_bytes``: the only width of registers that its features have it for (0: every width).
     """
 
     name: str
@@ -36,17 +37,29 @@ class Dot:
     is_tiled: bool = False
     is_mixed: bool = False
     stored: str = ""
+    vector_bytes: int = 0
+
+    def obstacle(self, features: Collection[str], vector_bytes: int) -> str:
+        """Return what a CPU with ``features`` and such registers lacks ("" if nothing)."""
+        if missing := self.features - set(features):
+            return f"lacks {', '.join(sorted(missing))}"
+        if self.vector_bytes not in (0, vector_bytes):
+            needed = ", ".join(sorted(self.features))
+            return f"has registers of {vector_bytes} bytes, {needed} takes {self.vector_bytes}"
+        return ""
 
 
 TILE_ROWS = 16
+BYTES = ("int8", "uint8")
 BFLOAT_TILES, BYTE_TILES = (frozenset({"amx_tile", f"amx_{kind}"}) for kind in ("bf16", "int8"))
-DOTS = (  # the fastest first
+DOTS = (  # the fastest first; LLVM encodes the 256 bits of avx_vnni by VEX
     Dot("tdpbf16ps", 2, ("bfloat16",), "float32", BFLOAT_TILES, True),
     Dot("tdpbssd", 4, ("int8",), "int32", BYTE_TILES, True),
     Dot("tdpbuud", 4, ("uint8",), "int32", BYTE_TILES, True),
     Dot("vdpbf16ps", 2, ("bfloat16",), "float32", frozenset({"avx512_bf16"})),
-    Dot("vpdpbusd", 4, ("int8", "uint8"), "int32", frozenset({"avx512_vnni"}), is_mixed=True),
-    Dot("vpmaddwd", 2, ("int8", "uint8"), "int32", stored="int16"),
+    Dot("vpdpbusd", 4, BYTES, "int32", frozenset({"avx512_vnni"}), is_mixed=True),
+    Dot("vpdpbusd", 4, BYTES, "int32", frozenset({"avx_vnni"}), is_mixed=True, vector_bytes=32),
+    Dot("vpmaddwd", 2, BYTES, "int32", stored="int16"),
 )
 
 
@@ -127,8 +140,8 @@ def _has_types(gemm: Gemm, dot: Dot) -> bool:
 def _obstacle(gemm: Gemm, dot: Dot, uses: Mapping[Buffer, Sequence[Use]], target: Target) -> str:
     """Return why a gemm cannot use an instruction ("" if it can)."""
     a, b = gemm.a.buffer, gemm.b.buffer
-    if missing := dot.features - target.features:
-        return f"{target.name} lacks {', '.join(sorted(missing))}"
+    if lacking := dot.obstacle(target.features, target.vector_bytes):
+        return f"{target.name} {lacking}"
     if dot.is_tiled and gemm.transpose_a:
         return "its broadcast operand is transposed"
     if dot.is_tiled and tile_of(gemm, dot) is None:

@@ -1,4 +1,4 @@
-// Instructions of AVX-512 on vectors: arguments as LLVM's intrinsics have them, vectors by address.
+// Instructions of AVX-512 and AVX-VNNI on vectors: arguments as LLVM's intrinsics have them, vectors by address.
 //
 // Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, "Operation" and
 // the tables of special cases of each instruction, with DAZ and FTZ of MXCSR off.

@@ -30,6 +30,10 @@ from tilecore.lowering.cpu.tir import TirBuilder, add, maximum, minimum, mul, qu
 from tilecore.target import Target
 
 PIECE_BYTES = 256  # of a row, read at once by packing
+# Of each row that is transposed, read before the rows of the next lanes of a panel. On Zen 3
+# (benchmarks/packing.py, 2026-11-23) all widths of panels are alike with 16; with 1, three and four
+# vectors took up to 2.2 times as long.
+LINES_PER_RUN = 16
 
 
 class Box:
@@ -318,13 +322,19 @@ class PanelPacker:
         """Open the loops over blocks along K, of so many ``elements``, and along columns.
 
         Those that share cache lines of the source follow each other: rows that lie far apart push
-        each other out.
+        each other out. So do runs of lines of the same rows: a core fetches few rows ahead.
         """
         builder = self.builder
         share = max(1, CACHE_LINE_BYTES // (elements * DType(self.source.dtype).itemsize))
         lines = blocks if share == 1 else builder.bind(quotient(blocks, share))
-        with builder.loop(lines) as line, builder.loop(columns) as j, builder.loop(share) as part:
-            yield add(mul(line, share), part), j
+        runs = quotient(add(lines, LINES_PER_RUN - 1), LINES_PER_RUN)
+        is_even = isinstance(lines, int) and lines % LINES_PER_RUN == 0
+        with builder.loop(runs) as run, builder.loop(columns) as j:
+            begin = builder.bind(mul(run, LINES_PER_RUN))
+            rest = LINES_PER_RUN if is_even else _i32(lines) - _i32(begin)
+            length = minimum(LINES_PER_RUN, rest)
+            with builder.loop(length, start=begin) as line, builder.loop(share) as part:
+                yield add(mul(line, share), part), j
         if share == 1 or (isinstance(blocks, int) and blocks % share == 0):
             return
         done = mul(lines, share)

@@ -4,7 +4,7 @@ The vector operand lies in panels of groups (see groups.py); a group of the broa
 32-bit word. ``vpmaddwd`` multiplies bytes that were widened to 16 bits. ``vpdpbusd`` multiplies
 unsigned by signed bytes, T.gemm those of one type: b is shifted by 128, which adds 128 times the
 sum of a's row to every product of that row (of unsigned bytes takes it off); these sums are
-computed first.
+computed first. LLVM has one intrinsic for ``vpdpbusd`` of AVX512-VNNI and of AVX-VNNI.
 """
 
 from __future__ import annotations

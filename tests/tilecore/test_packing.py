@@ -1,0 +1,32 @@
+"""Weights stored (N, K) packed into panels by transposed blocks, in runs of cache lines."""
+
+import numpy as np
+import pytest
+
+import tilecore.language as T
+from tests.tilecore.test_narrow_gemm import product
+from tilecore import runtime
+from tilecore.artifact import ArtifactStore
+from tilecore.compiler import compile
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return ArtifactStore(tmp_path_factory.mktemp("artifacts"))
+
+
+@pytest.mark.parametrize("micro_n", [1, 2, 3, 4])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("is_open", [False, True], ids=["static", "dynamic"])
+def test_blocks_of_any_depth(store, micro_n, dtype, is_open):
+    """Depths below, at and beyond one run, with a rest of lines, of a block and of elements."""
+    rng, accum = np.random.default_rng(), "int32" if dtype == "int8" else "float32"
+    depths, block = (3, 16, 255, 256, 272, 523, 1200), (5, 100, 1200)
+    micro = {"micro_n": micro_n, "pack_b": "block"}
+    for depth in depths if is_open else depths[1::2]:
+        func = product(5, 100, T.dynamic("k") if is_open else depth, dtype, block, trans_b=True)
+        a, b = rng.integers(-9, 10, (5, depth)), rng.integers(-9, 10, (100, depth))
+        out = np.full((5, 100), 7, accum)
+        kind = func.params[0].dtype.numpy
+        runtime.load(compile(func, "avx2", micro, store))(a.astype(kind), b.astype(kind), out)
+        np.testing.assert_array_equal(out, a @ b.T)  # sums of small integers are exact
