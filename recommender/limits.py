@@ -11,7 +11,7 @@ from recommender.cpu_choices import Columns, Tiling, needed_extents
 from recommender.hardware import HardwareProfile
 from tilecore.graph import Contraction, TileGraph, evaluate
 from tilecore.inference.dots import TILE_ROWS
-from tilecore.kernels.definition import Knob, ProgramDefinition
+from tilecore.kernels.definition import Knob
 from tilecore.tile_config import KnobValue
 
 LATENCY_BOUND_ACCUMULATORS = 8  # 4 cycles of FMA latency x 2 ports (Intel optimization manual)
