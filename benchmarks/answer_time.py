@@ -11,15 +11,22 @@ Fills an SQLite file in a temporary folder as ``service_load.py`` does and asks
 - cold: the database is empty.
 
 Prints median and 99th percentile of the time of this thread's processor (``time.thread_time``) and
-of the wall, in milliseconds. HTTP and the way to an answering process are not in them.
+of the wall, in milliseconds. HTTP and the way to an answering process are not in them. Where the
+kernel counts them (``perf_event_paranoid`` up to 2, x86-64), also the median of the instructions
+of an answer, in millions: other guests of a shared machine do not change these.
+
+``--bodies FILE`` writes the bodies of ``--count`` random questions of several kernels and devices
+instead, one per line; ``--same-as FILE`` says how many of them are byte for byte those of a file.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import platform
+import struct
 import tempfile
 import time
 from collections.abc import Sequence
@@ -39,26 +46,84 @@ from tuner_service.wiring import open_store
 
 ONE, EIGHT, UNMEASURED = 512, 640, 768  # n of the questions with one record, eight and none
 FIRST = 20  # questions that load what all need
+PERF_EVENT_OPEN = 298  # number of the system call on x86-64 (asm/unistd_64.h)
+HARDWARE, INSTRUCTIONS, USER_ONLY = 0, 1, 0b11 << 5  # linux/perf_event.h: exclude_kernel, _hv
+DEVICES = (None, None, "x86-64-avx2", "x86-64-avx512", "h100-sxm", "mi300x")
+
+
+class Instructions:
+    """Counts the instructions of this thread, in user mode."""
+
+    def __init__(self) -> None:
+        event = bytearray(112)
+        struct.pack_into("=IIQQQQQ", event, 0, HARDWARE, 112, INSTRUCTIONS, 0, 0, 0, USER_ONLY)
+        given = (ctypes.c_char * 112).from_buffer(event)
+        is_here = platform.machine() == "x86_64"
+        libc = ctypes.CDLL(None)
+        self._file = libc.syscall(PERF_EVENT_OPEN, given, 0, -1, -1, 0) if is_here else -1
+
+    def __call__(self) -> float:
+        """Return how many there were so far; nan where nobody counts."""
+        if self._file < 0:
+            return float("nan")
+        return float(struct.unpack("=Q", os.read(self._file, 8))[0])
 
 
 def ask(store: SqlStore, rows: Sequence[int], n: int, hardware: str | None) -> dict[str, float]:
     """Return what the times of answers were, in ms."""
-    known = Snapshot(store)
-    cpu_s, wall_s = [], []
+    known, executed = Snapshot(store), Instructions()
+    cpu_s, wall_s, counted = [], [], []
     for m in rows:
         request = RecommendationRequest(
             kernel="gemm", problem={"m": m, "n": n, "k": 1024}, hardware=hardware, top_k=5
         )
-        cpu, wall = time.thread_time(), time.perf_counter()
+        before, cpu, wall = executed(), time.thread_time(), time.perf_counter()
         answer = work_out_undoubted(known, request)
         cpu_s.append(time.thread_time() - cpu)
         wall_s.append(time.perf_counter() - wall)
+        counted.append(executed() - before)
         assert answer is not None
     cpu_ms, wall_ms = (1e3 * np.array(found[FIRST:]) for found in (cpu_s, wall_s))
     return {
         "cpu_p50_ms": float(np.median(cpu_ms)), "cpu_p99_ms": float(np.quantile(cpu_ms, 0.99)),
         "wall_p50_ms": float(np.median(wall_ms)), "wall_p99_ms": float(np.quantile(wall_ms, 0.99)),
+        "instructions_m": float(np.median(counted[FIRST:])) / 1e6,
     }  # fmt: skip
+
+
+def bodies(store: SqlStore, count: int) -> list[bytes]:
+    """Return the answers to random questions: some measured, some near those, some neither."""
+    rng, known, found = np.random.default_rng(7), Snapshot(store), []
+    while len(found) < count:
+        m, n, k, size = (int(v) for v in rng.integers(1, 3000, 4))
+        problem: dict[str, Any] = {"m": m, "n": n, "k": k}
+        if rng.random() < 0.4:
+            problem = {"m": FIRST_ROW + m % 1000, "n": int(rng.choice([ONE, EIGHT])), "k": 1024}
+        kernel = "gemm"
+        if rng.random() < 0.2:
+            kernel, problem = "softmax", {"rows": m, "columns": size}
+        request = RecommendationRequest(
+            kernel=kernel, problem=problem, top_k=int(rng.integers(1, 11)),
+            hardware=DEVICES[int(rng.integers(len(DEVICES)))],
+        )  # fmt: skip
+        answer = work_out_undoubted(known, request)
+        assert answer is not None
+        found.append(answer.body)
+    return found
+
+
+def compare(given: argparse.Namespace) -> None:
+    """Write the bodies of random questions, or say how many are those of a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = open_store(load_settings(data_dir=folder))
+        fill(store, 1000, n=ONE)
+        fill(store, 1000, n=EIGHT, each=8)
+        found = bodies(store, given.count)
+    if given.bodies is not None:
+        given.bodies.write_bytes(b"\n".join(found))
+    if given.same_as is not None:
+        others = given.same_as.read_bytes().split(b"\n")
+        print(f"{sum(map(bytes.__eq__, found, others))} of {len(found)} bodies are the same")
 
 
 def main() -> None:
@@ -66,7 +131,12 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=150, help="questions of each kind")
     parser.add_argument("--hardware", help="a device instead of this host")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--bodies", type=Path, help="write bodies of random questions")
+    parser.add_argument("--same-as", type=Path, help="compare these with those of a file")
     given = parser.parse_args()
+    if given.bodies is not None or given.same_as is not None:
+        compare(given)
+        return
     count = FIRST + given.count
     rng = np.random.default_rng(2026)
     found: dict[str, dict[str, float]] = {}

@@ -1,6 +1,7 @@
 """The recommendation route under load: answers per second and latency, by wrk.
 
-    python benchmarks/service_load.py [--seconds 5] [--clients 1,2,8,64] [--json FILE]
+    python benchmarks/service_load.py [--seconds 5] [--clients 1,2,8,64] [--answers cache,cold]
+                                      [--tuned 8000] [--json FILE]
     python benchmarks/service_load.py --requests 100000 [--json FILE]
 
 Starts `tilecore serve --no-coordinator` on an SQLite file in a temporary folder, and asks it for
@@ -181,19 +182,26 @@ def memory(store: Any, port: int, process: psutil.Process, requests: int) -> dic
     return {"rows": rows, "kinds": dict(kinds), "statuses": {str(k): n for k, n in codes.items()}}
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
+    """Return what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--clients", default="1,2,8,64")
+    parser.add_argument("--answers", default="cache,database,one record,cold")
+    parser.add_argument("--tuned", type=int, default=TUNED, help="questions that were tuned before")
     parser.add_argument("--requests", type=int, help="of every kind: memory instead of latency")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = arguments()
     load_before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
         store = open_store(load_settings(data_dir=folder))
         fill(store, MEASURED)
         if given.requests is None:
-            fill(store, TUNED, n=640, each=8)
+            fill(store, given.tuned, n=640, each=8)
         _, key = store.keys.create("benchmark", "read")
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -212,12 +220,13 @@ def main() -> None:
         before_mib, results = memory_mib(process), []
         shapes = {
             "cache": {"first": 512, "last": 512, "n": 512},
-            "database": {"first": FIRST_ROW, "last": FIRST_ROW + TUNED - 1, "n": 640},
+            "database": {"first": FIRST_ROW, "last": FIRST_ROW + given.tuned - 1, "n": 640},
             "one record": {"first": FIRST_ROW, "last": FIRST_ROW + MEASURED - 1, "n": 512},
             "cold": {"first": FIRST_ROW, "last": 1_000_000, "n": 768},
         }
         try:
-            for kind, shape in shapes.items():
+            for kind in given.answers.split(","):
+                shape = shapes[kind]
                 for clients in map(int, given.clients.split(",")):
                     time.sleep(3)  # what clients of the last run left behind is worked out
                     load(url, SCRIPT.format(**(shape | {"first": 32, "last": 32}), key=key), 1, 1.0)

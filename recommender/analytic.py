@@ -110,8 +110,9 @@ class Estimates:
 
     def at(self, row: int) -> Estimate:
         """Return the estimate of one config."""
-        terms = {name: float(s[row]) for name, s in self.terms_s.items() if s[row] > 0}
-        bound = max(terms, key=lambda name: terms[name])
+        every = {name: float(s[row]) for name, s in self.terms_s.items()}
+        terms = {name: seconds for name, seconds in every.items() if seconds > 0}
+        bound = max(terms, key=terms.__getitem__)
         return Estimate(
             float(self.time_s[row]), terms, bound, self.work_flop, self.threads, self.unit
         )

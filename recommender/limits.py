@@ -11,7 +11,7 @@ from recommender.cpu_choices import Columns, Tiling, needed_extents
 from recommender.hardware import HardwareProfile
 from tilecore.graph import Contraction, TileGraph, evaluate
 from tilecore.inference.dots import TILE_ROWS
-from tilecore.kernels.definition import Knob, ProgramDefinition
+from tilecore.kernels.definition import Knob
 from tilecore.tile_config import KnobValue
 
 LATENCY_BOUND_ACCUMULATORS = 8  # 4 cycles of FMA latency x 2 ports (Intel optimization manual)
@@ -147,16 +147,18 @@ def _no_larger_than_needed(
     )
 
 
-def value_fault(definition: ProgramDefinition, knob: str, value: KnobValue) -> str:
+def value_fault(knobs: Mapping[str, Knob], knob: str, value: KnobValue) -> str:
     """Return what is expected of a knob's value where ``value`` is not it, else ''."""
-    known = {k.name: k for k in definition.knobs}
-    if knob not in known:
-        return f"one of the knobs {', '.join(sorted(known))}"
-    if isinstance(known[knob].default, str):
-        choices = {str(v) for values in known[knob].values.values() for v in values}
-        choices.add(str(known[knob].default))
+    known = knobs.get(knob)
+    if known is None:
+        return f"one of the knobs {', '.join(sorted(knobs))}"
+    if isinstance(known.default, str):
+        if isinstance(value, str) and any(value in options for options in known.values.values()):
+            return ""
+        choices = {str(v) for values in known.values.values() for v in values}
+        choices.add(str(known.default))
         return "" if value in choices else f"one of {', '.join(sorted(choices))}"
-    lowest, highest = (1, 1 << 16) if known[knob].symbolic else (0, 30)
+    lowest, highest = (1, 1 << 16) if known.symbolic else (0, 30)
     if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
         return f"an integer from {lowest} to {highest}"
     return ""

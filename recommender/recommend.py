@@ -259,8 +259,10 @@ def _shipped(
     known = winners(workload.kernel, space.hardware)
     if known is None:
         return []
-    near = [s.only(space.can_run(s.configs)) for s in known.near(workload, space.hardware)]
-    found = candidates(near, known.rule)
+    near = known.near(workload, space.hardware)
+    legal = iter(space.can_run([config for shape in near for config in shape.configs]))
+    runs = [shape.only(list(itertools.islice(legal, len(shape.configs)))) for shape in near]
+    found = candidates(runs, known.rule)
     if not found:
         return []
     favourite = expected.config(0)

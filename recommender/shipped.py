@@ -81,11 +81,12 @@ class Winners:
         """
         is_same_code = self.features <= set(hardware.features)
         found = [
-            replace(shape, distance=workload_distance(shape.workload, workload))
+            (workload_distance(shape.workload, workload), shape)
             for shape in self.shapes
             if is_same_code or (_is_plain(shape.workload) and _is_plain(workload))
         ]
-        return sorted(found, key=lambda s: (s.distance, s.workload.key))[:SHAPES]
+        nearest = sorted(found, key=lambda f: (f[0], f[1].workload.key))[:SHAPES]
+        return [replace(shape, distance=distance) for distance, shape in nearest]
 
 
 def _is_plain(workload: Workload) -> bool:

@@ -21,6 +21,7 @@ from tilecore.errors import InvalidConfig
 from tilecore.graph import Contraction, TileGraph, sole_contraction
 from tilecore.kernels.definition import (
     KernelDefinition,
+    Knob,
     Problem,
     ProgramDefinition,
 )
@@ -214,8 +215,9 @@ class SearchSpace:
 
     def table(self, configs: Sequence[Mapping[str, KnobValue]]) -> Columns:
         """Return columns for any configs (missing knobs take their default)."""
+        rows = list(map(_values_of, configs))
         return {
-            k.name: np.array([c.get(k.name, k.default) for c in configs])
+            k.name: np.array([row.get(k.name, k.default) for row in rows])
             for k in self.definition.knobs_of(self.hardware.kind)
         }
 
@@ -231,8 +233,12 @@ class SearchSpace:
         return next(k.default for k in self.definition.knobs if k.name == knob)
 
     def _value_faults(self, config: Mapping[str, KnobValue]) -> list[tuple[str, KnobValue, str]]:
-        faults = ((k, v, value_fault(self.definition, k, v)) for k, v in config.items())
+        faults = ((k, v, value_fault(self._knobs, k, v)) for k, v in _values_of(config).items())
         return [fault for fault in faults if fault[2]]
+
+    @cached_property
+    def _knobs(self) -> Mapping[str, Knob]:
+        return {k.name: k for k in self.definition.knobs}
 
     def _code(self, config: Mapping[str, KnobValue]) -> int | None:
         code = 0
@@ -248,6 +254,11 @@ class SearchSpace:
             return None
         row = int(np.searchsorted(self.codes, code))
         return row if row < len(self.codes) and self.codes[row] == code else None
+
+
+def _values_of(config: Mapping[str, KnobValue]) -> Mapping[str, KnobValue]:
+    """Return a config as a dict: a ``TileConfig`` looks through all its knobs for each value."""
+    return dict(config.items_) if isinstance(config, TileConfig) else config
 
 
 def _adjacent(values: tuple[KnobValue, ...], value: KnobValue) -> Iterator[KnobValue]:

@@ -163,3 +163,33 @@ def test_narrow_elements_are_widened_once_where_no_instruction_takes_them(
     fields = {"m": 256, "n": 256, "k": 256, "dtype": dtype, "out_dtype": dtype}
     space = SearchSpace.build(GEMM, GEMM.parse_problem(fields), load_profile("avx2"))
     assert ("none" in set(space.columns["pack_a"].tolist())) != is_widened
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    sizes=st.tuples(*[st.integers(1, 3000)] * 3),
+    changes=st.lists(
+        st.tuples(
+            st.sampled_from(["block_M", "micro_m", "pack_a", "pack_b", "no_such_knob"]),
+            st.sampled_from([0, 1, 3, 16, 31, 4096, 1 << 20, True, "block", "none", "grid", 2.0]),
+        ),
+        min_size=1, max_size=5,
+    ),
+)  # fmt: skip
+def test_configs_asked_together_can_run_where_each_alone_passes(sizes, changes) -> None:
+    space = space_of(workload(*sizes))
+    configs = [GEMM.default_config().replace(**{knob: value}) for knob, value in changes]
+
+    def passes(config) -> bool:
+        try:
+            space.check(config)
+        except InvalidConfig:
+            return False
+        return True
+
+    together = space.can_run([*configs, GEMM.default_config()])
+    assert together == [*map(passes, configs), passes(GEMM.default_config())]
+    assert space.can_run([dict(config) for config in configs]) == together[:-1]
+    found = list(zip(changes, together, strict=False))
+    assert not any(runs for (knob, _), runs in found if knob == "no_such_knob")
+    assert not any(runs for (_, value), runs in found if value is True)
