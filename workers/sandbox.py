@@ -89,14 +89,12 @@ class Child:
     jobs: Connection[Any, Any]
     status: int
     output: IO[bytes]
-    _end: select.poll = field(default_factory=select.poll)
-
-    def __post_init__(self) -> None:
-        self._end.register(self.status, select.POLLIN)
 
     def has_ended(self) -> bool:
         """Return whether it is known to have ended: its exit code can be read."""
-        return bool(self._end.poll(0))
+        end = select.poll()  # of this call alone: another thread may be asking too
+        end.register(self.status, select.POLLIN)
+        return bool(end.poll(0))
 
     def exit_code(self, timeout_s: float) -> int | None:
         """Return the exit code (negative: signal) or None while it runs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -113,3 +114,16 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_threads_may_ask_side_by_side_whether_the_child_lives(sandbox: Sandbox) -> None:
+    sandbox.start()
+
+    def ask() -> None:
+        for _ in range(5000):
+            sandbox.start()
+
+    with ThreadPoolExecutor(8) as threads:
+        for asked in [threads.submit(ask) for _ in range(8)]:
+            asked.result()
+    assert sandbox.starts == 1
