@@ -5,6 +5,7 @@ import re
 import pytest
 
 import tilecore.language as T
+from tilecore import kernels
 from tilecore.codegen.llvm import generate
 from tilecore.compiler import lower
 from tilecore.target import parse_target
@@ -86,6 +87,20 @@ def test_float32_is_summed_in_registers(target, micro_m, micro_n):
         others = [x for x in body if not MULTIPLY.search(x) and "(" not in x]
         assert len(others) <= 6  # the loop's own, and broadcasts of what was loaded
         assert not any(re.search(r", \S*\(\S+\)$", x) for x in body)  # no stores
+
+
+@pytest.mark.parametrize("target", ["avx2", "avx512"])
+def test_what_is_fetched_ahead_takes_no_address_of_its_own(target):
+    attention = kernels.get("attention")
+    shape = {"batch": 1, "heads": 2, "kv_heads": 2, "seq_q": 256, "seq_kv": 256, "dim": 64}
+    func = attention.program(attention.parse_problem(shape), attention.default_config())
+    bodies = [body for body in innermost_loops(target, func) if any("prefetch" in x for x in body)]
+    assert bodies
+    for body in bodies:
+        assert len(multiplies(body)) >= 16
+        assert not uses_stack(body)
+        counters = [x for x in body if not re.search(r"\t(v\w+|prefetcht0)\t", x)]
+        assert len(counters) <= 4
 
 
 @pytest.mark.parametrize(

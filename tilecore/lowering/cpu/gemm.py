@@ -35,6 +35,7 @@ from tilecore.lowering.cpu.tir import add, broadcast, maximum, minimum, mul
 from tilecore.target import Target
 
 STEPS_AHEAD = 32  # of K
+PRODUCTS = 24  # of registers, at least, in an iteration: in up to four steps of K
 
 
 def balanced_splits(extent: int, largest: int) -> list[tuple[int, int]]:
@@ -276,8 +277,9 @@ class GemmLowering:
         """Add all products of K to the accumulators of ``rows``, which begin at ``bases`` in a."""
         builder, lanes = self.builder, self.lanes
         coming = None if self.stage is None else self.stage.coming(panel, rows[0], len(rows))
-        with builder.loop(self.depth) as k:
-            if self.stage is not None and coming is not None:
+        steps = next(n for n in (4, 2, 1) if n == 1 or n // 2 * len(accumulators) < PRODUCTS)
+        for k, part in builder.runs(self.depth, steps):
+            if self.stage is not None and coming is not None and not part:
                 self.stage.fetch(coming, k)
             vectors = [builder.bind(self._b_vector(panel, column, k, j)) for j in range(count)]
             if self.plan.rows_first:
@@ -294,8 +296,9 @@ class GemmLowering:
         """Fetch what b has some steps of K, or groups of them, later, or in the next panel."""
         storage = self.b_place.storage
         assert isinstance(storage, Storage)
+        step = storage.width * storage.group
         first = add(self.b.base, mul(panel, storage.depth * storage.width))
-        first = add(first, mul(add(k, STEPS_AHEAD), storage.width * storage.group))
+        first = add(add(first, STEPS_AHEAD * step), mul(k, step))
         line = CACHE_LINE_BYTES // DType(storage.dtype).itemsize
         for at in range(0, count * self.lanes * storage.group, line):
             prefetch.fetch(self.builder, self.b_place.memory, add(first, at), prefetch.L1)

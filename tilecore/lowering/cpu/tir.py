@@ -51,6 +51,21 @@ class TirBuilder:
         kind = PARALLEL if parallel else SERIAL
         self.emit(tir.For(var, index(start), index(extent), kind, body))
 
+    def runs(self, extent: Any, length: int) -> Iterator[tuple[Any, int]]:
+        """Open loops over ``range(extent)``, ``length`` steps per iteration while there are enough.
+
+        Yields each step to emit and its place in its iteration.
+        """
+        whole = quotient(extent, length)
+        with self.loop(whole) as run:
+            for part in range(length):
+                yield add(mul(run, length), part), part
+        if length == 1 or (isinstance(extent, int) and extent % length == 0):
+            return
+        done = self.bind(mul(whole, length))
+        with self.loop(index(extent) - index(done), start=done) as step:
+            yield step, 0
+
     @contextlib.contextmanager
     def when(self, cond: Any) -> Iterator[None]:
         """Open ``if cond``."""
