@@ -1,6 +1,6 @@
 """The library's kernels on this CPU beside torch: default, recommended and tuned config.
 
-    python benchmarks/cpu.py [--match REGEX] [--candidates 24] [--rounds 9] [--threads 1 2]
+    python -m benchmarks.cpu [--match REGEX] [--candidates 24] [--rounds 9] [--threads 1 2]
                              [--target avx2] [--compile] [--out benchmarks/results/NAME.json]
 
 ``--match`` selects rows by their label ("gemm float32 512"). ``recommended`` is the first choice on
@@ -324,7 +324,7 @@ def record(
     """Return the document to keep."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": f"python benchmarks/cpu.py --match '{args.match}' --target {args.target} "
+        "command": f"python -m benchmarks.cpu --match '{args.match}' --target {args.target} "
         f"--candidates {args.candidates} --rounds {args.rounds} --seed {args.seed}",
         "machine": {
             "name": host.name, "arch": host.arch, "cores": host.cores,

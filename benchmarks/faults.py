@@ -1,6 +1,6 @@
 """The fault corpus: bad candidates among good ones, with the real workers of this machine.
 
-    python benchmarks/faults.py [--parts local ray killed sticky] [--each 20] [--json FILE]
+    python -m benchmarks.faults [--parts local ray killed sticky] [--each 20] [--json FILE]
 
 Each fault of tests/workers/fault_toolbox.py (segfaults, aborts, exits, hangs in C and in Python,
 memory exhaustion, output without end, processes left behind, a killed worker, wrong, missing and
