@@ -16,20 +16,25 @@ from recommender.cpu_choices import Tiling
 from recommender.cpu_terms import CoreTerms, fma_slot_s
 from recommender.hardware import HardwareProfile
 from tilecore.graph import Contraction
-from tilecore.inference.few_rows import ROWS_AT_ONCE
+from tilecore.inference.few_rows import MOST_ROWS_AT_ONCE, ROWS_AT_ONCE, streams_of_dots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FewRowsConstants:
     """Properties of the generated code and of memory; slots as in ``CpuConstants``.
 
-    Source: set by hand to times of 1 to 16 rows by 4096 x 4096 float32 weights in both orders on
-    an AMD Zen 3, one thread (benchmarks/results/cpu_zen3_2026-11-22.md).
+    Source: set by hand to times of 1 to 16 rows by 4096 x 4096 weights, one thread. Sums: float32
+    on an AMD Zen 3 (benchmarks/results/cpu_zen3_2026-11-22.md). Dots: float32 and bfloat16 on an
+    AMD Zen 4 (benchmarks/results/cpu_zen4_2026-11-23.md).
     """
 
-    efficiency: float = 0.45  # of FMA peak
+    efficiency: float = 0.45  # of FMA peak, of sums
+    dots_efficiency: float = 0.95
+    load_slots: float = 2.0  # a vector of A or B from the L2 cache
+    load_power: float = 4.0  # p of the p-norm of products and these loads
     bandwidth_factor: float = 1.4  # reading alone, relative to core_bandwidth_bytes_per_s
-    start_bytes: float = 1400.0  # lost per piece of a row
+    start_bytes: float = 1400.0  # lost per piece of a row, of sums
+    dots_start_bytes: float = 2500.0  # lost per pieces of rows that are read side by side
     sum_slots: float = 4.0  # adding up the lanes of a sum (B transposed)
     c_vector_slots: float = 2.0  # load and store of one vector of C, per ROWS_AT_ONCE rows of B
     overlap_power: float = 4.0  # p of the p-norm of products and memory
@@ -53,9 +58,17 @@ def with_few_rows(
     """Return ``terms`` with the times of those configs that read B in place."""
     c, in_place, slot_s = constants, t.is_b_in_place, fma_slot_s(site, hardware)
     is_deep, size = site.b.is_transposed, float(site.dtype.itemsize)
-    fma = t.rows * (t.n * t.k * slot_s / (t.lanes * c.efficiency))
-    piece = (np.minimum(t.block_k, t.k) if is_deep else np.minimum(t.block_n, t.n)) * size
-    memory = read_s(t.k * t.n * size, hardware, c) * (1.0 + c.start_bytes / piece)
+    fma = t.rows * (t.n * t.k * slot_s / t.lanes)
+    if is_deep:
+        at_once, streams = _register_tile(t, hardware)
+        loads = c.load_slots * (1 / at_once + 1 / streams)
+        group = 1 if t.dot is None or str(site.dtype) != "bfloat16" else t.dot.group
+        fma = fma * (1.0 + loads**c.load_power) ** (1 / c.load_power) / (group * c.dots_efficiency)
+        lost = c.dots_start_bytes / (np.minimum(t.block_k, t.k) * size * streams)
+    else:
+        fma = fma / c.efficiency
+        lost = c.start_bytes / (np.minimum(t.block_n, t.n) * size)
+    memory = read_s(t.k * t.n * size, hardware, c) * (1.0 + lost)
     joined = (memory**c.overlap_power + fma**c.overlap_power) ** (1 / c.overlap_power)
     if is_deep:
         sums = t.rows * t.n * t.steps * (c.sum_slots * slot_s)
@@ -75,3 +88,11 @@ def with_few_rows(
         calls=np.where(in_place, 0.0, terms.calls),
         update_c=np.where(in_place, sums, terms.update_c),
     )
+
+
+def _register_tile(t: Tiling, hardware: HardwareProfile) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of A and of B that dots take at a time."""
+    rows = np.minimum(t.block_m, t.rows)
+    at_once = np.ceil(rows / np.ceil(rows / MOST_ROWS_AT_ONCE))
+    by_rows = [streams_of_dots(i + 1, hardware.vector_registers) for i in range(MOST_ROWS_AT_ONCE)]
+    return at_once, np.array(by_rows, float)[at_once.astype(int) - 1]

@@ -165,3 +165,24 @@ def test_one_operand_of_tiles_passes_by_the_l1_cache(rows, passing):
     products = len(multiplies(lines)) // 4  # of 2 x 2 tiles
     assert sum("\ttileloaddt1\t" in x for x in lines) == passing * products
     assert sum("\ttileload" in x for x in lines) == 4 * products > 0
+
+
+@pytest.mark.parametrize(
+    ("target", "dtype", "name", "streams"),
+    [
+        ("avx2", "float32", "vfmadd", 2),
+        ("avx512", "float32", "vfmadd", 6),
+        (VNNI, "bfloat16", "vdpbf16ps", 6),
+    ],
+)
+def test_few_rows_fetch_every_line_of_the_next_ones_of_b_once(target, dtype, name, streams):
+    gemm = kernels.get("gemm")
+    problem = gemm.parse_problem({"m": 4, "n": 96, "k": 512, "transpose_b": True, "dtype": dtype})
+    config = {**gemm.default_config(), "block_M": 4, "block_N": 96, "block_K": 512}
+    bodies = innermost_loops(target, gemm.program(problem, config), **config)
+    body = max(bodies, key=lambda b: len(multiplies(b)))
+    vectors = 2 if target == "avx2" else 1  # in a line
+    assert len(multiplies(body)) == 4 * streams * vectors
+    assert all(name in line for line in multiplies(body))
+    assert sum("prefetcht1" in line for line in body) == streams
+    assert not uses_stack(body)

@@ -13,7 +13,7 @@ from tilecore.ir.dtype import DType
 from tilecore.target import parse_target
 from workers.correctness import tolerance
 
-PATHS = paths("avx2", "avx512")
+PATHS = paths("avx2", "avx512", "avx512+avx512_bf16")
 SHAPES = [(1, 40, 100), (3, 33, 64), (7, 130, 77), (13, 5, 3), (16, 64, 300), (1, 1, 1)]
 
 

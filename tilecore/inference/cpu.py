@@ -111,6 +111,9 @@ class _Inference:
         packed = [g for g in gemms if g not in self.forms]
         self.dots, notes = dots.choose(packed, self.by_buffer, self.target)
         self.notes += notes
+        for gemm, form in self.forms.items():
+            if dot := few_rows.instruction(gemm, form, self.target):
+                self.dots[gemm] = dot
         micro = {g: self._micro_tile(g, few_rows.most_rows(g, sources)) for g in gemms}
         plans: dict[Buffer, TilePlan] = {}
         for buffer in self.tiles:
@@ -136,7 +139,8 @@ class _Inference:
         form = self.forms.get(gemm)
         if form is not None:
             size = few_rows.register_tile(gemm, form, most_rows, self.target, self.options)
-            self.notes.append(few_rows.describe(gemm, form, most_rows, size))
+            dot = self.dots.get(gemm)
+            self.notes.append(few_rows.describe(gemm, form, most_rows, size, dot))
             return size
         (m, n), lanes = gemm_extents(gemm.c), self.target.lanes(accumulator_dtype(gemm))
         vectors, tile = math.ceil(n / lanes), self._tile(gemm)
@@ -344,8 +348,8 @@ class _Inference:
         is_far = vectors is not None and gemm_order.is_far(vectors, self.launch)
         rows_of_a = plans.get(gemm.a.buffer)
         is_staged = rows_of_a is not None and rows_of_a.placement == "staged"
-        dot = self.dots.get(gemm)
-        is_plain = gemm not in self.forms and (dot is None or bool(dot.stored))
+        form, dot = self.forms.get(gemm, PANELS), self.dots.get(gemm)
+        is_plain = form == PANELS and (dot is None or bool(dot.stored))
         lanes = self.target.lanes(accumulator_dtype(gemm))
         is_rows_first = is_plain and gemm_order.takes_rows_first(gemm, vectors, micro, lanes)
         row_c = col_c = late = None
@@ -357,7 +361,7 @@ class _Inference:
         return GemmPlan(
             gemm, m, n, k, *micro,
             distinct(row_a, row_c), distinct(col_b, col_c), least(k_a, k_b),
-            dot, self._tile(gemm), self.forms.get(gemm, PANELS),
+            dot, self._tile(gemm), form,
             few_rows.most_rows(gemm, sources), late, is_far,
             is_staged or is_rows_first, is_staged,
         )  # fmt: skip

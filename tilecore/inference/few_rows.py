@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from tilecore.inference import dots
 from tilecore.inference.options import CpuOptions
 from tilecore.inference.plan import DOTS, SUMS, TileSource
 from tilecore.inference.regions import gemm_extents, is_contiguous
@@ -23,7 +24,7 @@ from tilecore.ir.visitor import has_loads
 from tilecore.target import Target
 
 MOST_ROWS = 32  # of dots
-MOST_ROWS_AT_ONCE = {DOTS: 5, SUMS: 16}
+MOST_ROWS_AT_ONCE, MOST_ROWS_OF_SUMS = 5, 16  # in a register tile of dots, of sums
 FEW, DEPTH_PER_ROW = 4, 16
 MOST_STREAMS = 8  # rows of b read at once
 ROWS_AT_ONCE = 8  # of b in one step of sums
@@ -83,17 +84,32 @@ def register_tile(
     gemm: Gemm, form: str, rows: int, target: Target, options: CpuOptions
 ) -> tuple[int, int]:
     """Return rows of a, and rows of b ("dots") or vectors ("sums"), in flight."""
-    most = options.micro_m or MOST_ROWS_AT_ONCE[form]
-    if form == SUMS and most + 2 > target.vector_registers:
+    columns = gemm_extents(gemm.c)[1]
+    if form == DOTS:
+        at_once = math.ceil(rows / math.ceil(rows / MOST_ROWS_AT_ONCE))
+        return at_once, min(streams_of_dots(at_once, target.vector_registers), columns)
+    most = options.micro_m or MOST_ROWS_OF_SUMS
+    if most + 2 > target.vector_registers:
         most = (target.vector_registers - 3) // 2  # two vectors of b and their sums
     micro_m = math.ceil(rows / math.ceil(rows / most))
-    free = target.vector_registers - 1 - (micro_m if form == DOTS else 0)
-    width = free // (micro_m if form == DOTS else micro_m + 1)
-    limit = MOST_STREAMS if form == DOTS else 4
-    columns = gemm_extents(gemm.c)[1]
-    if form == SUMS:
-        columns = math.ceil(columns / target.lanes(accumulator_dtype(gemm)))
-    return micro_m, max(1, min(options.micro_n or limit, width, columns))
+    width = (target.vector_registers - 1) // (micro_m + 1)
+    vectors = math.ceil(columns / target.lanes(accumulator_dtype(gemm)))
+    return micro_m, max(1, min(options.micro_n or 4, width, vectors))
+
+
+def streams_of_dots(rows_at_once: int, registers: int) -> int:
+    """Return how many rows of b are read at once beside so many rows of a."""
+    return max(1, min(MOST_STREAMS, (registers - 1) // rows_at_once - 1))
+
+
+def instruction(gemm: Gemm, form: str, target: Target) -> dots.Dot | None:
+    """Return what multiplies neighbours along K in pairs, if the target has such for a gemm."""
+    types = {str(gemm.a.buffer.dtype), str(gemm.b.buffer.dtype)}
+    for dot in dots.DOTS:
+        fits = types == set(dot.operands) == {"bfloat16"} and not dot.is_tiled
+        if form == DOTS and fits and not dot.obstacle(target.features, target.vector_bytes):
+            return dot
+    return None
 
 
 def is_read_once(source: TileSource, launch: KernelLaunch) -> bool:
@@ -154,12 +170,15 @@ def _agrees(gemm: Gemm, found: Mapping[Gemm, str], uses: Mapping[Buffer, Sequenc
     return all(found.get(r) == found[gemm] for r in readers)
 
 
-def describe(gemm: Gemm, form: str, rows: int, size: tuple[int, int]) -> str:
+def describe(gemm: Gemm, form: str, rows: int, size: tuple[int, int], dot: dots.Dot | None) -> str:
     """Return how such a gemm is computed, in words."""
     _, columns = gemm_extents(gemm.c)
-    streams = "rows of b" if form == DOTS else "vectors"
-    lanes = "K, summed across at the end" if form == DOTS else "N"
+    what, lanes = f"{size[1]} vectors", "N"
+    if form == DOTS:
+        what = f"{size[1]} rows of b (micro_m and micro_n have no effect)"
+        lanes = "K, summed across at the end"
+    by = f"; {dot.name}" if dot is not None else ""
     return (
-        f"{gemm.span}: gemm {rows}x{columns}: register tile {size[0]} rows x {size[1]} {streams}; "
-        f"lanes run along {lanes}; few rows: b is read in place"
+        f"{gemm.span}: gemm {rows}x{columns}: register tile {size[0]} rows x {what}; "
+        f"lanes run along {lanes}; few rows: b is read in place{by}"
     )

@@ -13,13 +13,22 @@ from typing import Any
 
 from tvm import tirx as tir
 
+from tilecore.inference.dots import Dot
 from tilecore.inference.plan import GemmPlan
 from tilecore.inference.storage import Storage
 from tilecore.lowering.cpu.access import Accessor
 from tilecore.lowering.cpu.gemm import GemmLowering
 from tilecore.lowering.cpu.groups import load_words
 from tilecore.lowering.cpu.strided import Strided
-from tilecore.lowering.cpu.tir import add, broadcast, minimum, mul, quotient, vector_type
+from tilecore.lowering.cpu.tir import (
+    TirBuilder,
+    add,
+    broadcast,
+    minimum,
+    mul,
+    quotient,
+    vector_type,
+)
 from tilecore.target import Target
 
 ONES, SIGNS = 0x01010101, -0x7F7F7F80  # bytes of 1 and of 0x80
@@ -37,7 +46,6 @@ class DotLowering(GemmLowering):
         self.is_shifted = self.dot.is_mixed
         self.groups = self._grouped(self.depth)
         self.sums: Any = None
-        self.builder.define_llvm(self.dot.name, _text(self.dot.name, self.lanes))
 
     def _broadcast_operand(self) -> Strided:
         place = self.accessor.places[self.gemm.a.buffer]
@@ -185,12 +193,18 @@ class DotLowering(GemmLowering):
         return tir.Select(first, broadcast(word, self.lanes), self._splat(0))
 
     def _call(self, total: Any, a: Any, b: Any) -> Any:
-        kind = vector_type(self.accum, self.lanes)
-        return tir.call_pure_extern(kind, f"tilecore_{self.dot.name}", total, a, b)
+        return add_products(self.builder, self.dot, self.lanes, total, a, b)
 
     def _splat(self, value: int) -> Any:
         signed = value - (1 << 32) if value >= 1 << 31 else value
         return broadcast(tir.IntImm("int32", signed), self.lanes)
+
+
+def add_products(builder: TirBuilder, dot: Dot, lanes: int, total: Any, a: Any, b: Any) -> Any:
+    """Return ``total`` plus the products of each lane's group, by one instruction (or two)."""
+    builder.define_llvm(dot.name, _text(dot.name, lanes))
+    kind = vector_type(dot.accum, lanes)
+    return tir.call_pure_extern(kind, f"tilecore_{dot.name}", total, a, b)
 
 
 def _text(name: str, lanes: int) -> str:

@@ -1,8 +1,9 @@
 """T.gemm of few rows: b is read where it lies in a tensor (inference/few_rows.py says when).
 
 Dots: lanes run along K. Some rows of b stream from memory at once, each multiplied by every row
-of a; the lanes of each sum are added up at the end. Sums: lanes run along N. Some rows of b at a
-time are added to the sums, which stay in the caches meanwhile: few long streams.
+of a, while the rows after them are fetched; the lanes of each sum are added up at the end. Sums:
+lanes run along N. Some rows of b at a time are added to the sums, which stay in the caches
+meanwhile: few long streams.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from tvm import tirx as tir
 
 from tilecore.inference.few_rows import ROWS_AT_ONCE
 from tilecore.inference.plan import DOTS, GemmPlan
+from tilecore.inference.storage import CACHE_LINE_BYTES
+from tilecore.ir.dtype import DType
+from tilecore.lowering.cpu import prefetch
 from tilecore.lowering.cpu.access import (
     Accessor,
     LaneMask,
@@ -23,6 +27,7 @@ from tilecore.lowering.cpu.access import (
     vector_load,
     vector_store,
 )
+from tilecore.lowering.cpu.dot import add_products
 from tilecore.lowering.cpu.gemm import GemmLowering, balanced_splits, known_truth
 from tilecore.lowering.cpu.groups import load_words
 from tilecore.lowering.cpu.scalar import zero
@@ -32,6 +37,7 @@ from tilecore.target import Target
 SUM = "tilecore_sum_of_four"
 AT_ONCE = 4  # sums whose lanes are added up together
 HIGH_HALF = -0x10000
+FETCHED_LINES = 2048  # of cache, of rows ahead: a core's own caches keep those in use beside them
 
 
 class FewRowsLowering(GemmLowering, ABC):
@@ -115,8 +121,16 @@ class DotsLowering(FewRowsLowering):
         b_rows = [builder.bind(self.b.at(0, add(column, j))) for j in range(count)]
         step = lanes * self._parts
         blocks = quotient(self.depth, step)
-        with builder.loop(blocks) as block:
-            self._products(sums, a_rows, b_rows, mul(block, step), None)
+        place = self.b_place
+        line = CACHE_LINE_BYTES // DType(place.storage.dtype).itemsize
+        is_fetched = self.plan.k * self.plan.micro_n <= FETCHED_LINES * line
+        for block, part in builder.runs(blocks, max(1, line // step)):
+            k = mul(block, step)
+            if is_fetched and part == 0:
+                for base in b_rows:
+                    later = add(base, mul(count, self.b.column))
+                    prefetch.fetch(builder, place.memory, add(later, k))
+            self._products(sums, a_rows, b_rows, k, None)
         if not isinstance(self.depth, int) or self.depth % step:
             start = builder.bind(mul(blocks, step))
             with builder.when(tir.LT(_i32(start), _i32(self.depth))):
@@ -130,7 +144,7 @@ class DotsLowering(FewRowsLowering):
 
     @property
     def _parts(self) -> int:
-        """Vectors of sums that one vector of elements gives products for."""
+        """Elements of each lane of what is read at once."""
         stored = {place.storage.dtype for place in (self.a.place, self.b_place)}
         return 2 if stored == {"bfloat16"} else 1
 
@@ -138,17 +152,25 @@ class DotsLowering(FewRowsLowering):
         self, sums: Sequence[Any], a_rows: Sequence[Any], b_rows: Sequence[Any], k: Any, mask: Any
     ) -> None:
         builder, lanes, count = self.builder, self.lanes, len(b_rows)
-        a_parts = [self._floats(self.a.place, add(base, k), mask) for base in a_rows]
+        a_parts = [self._operands(self.a.place, add(base, k), mask) for base in a_rows]
         for j, base in enumerate(b_rows):
-            b_parts = self._floats(self.b_place, add(base, k), mask)
+            b_parts = self._operands(self.b_place, add(base, k), mask)
             for i, parts in enumerate(a_parts):
                 register = sums[i * count + j]
                 for a, b in zip(parts, b_parts, strict=True):
-                    total = builder.load(register, 0, lanes) + a * b
-                    builder.store(register, total, 0, lanes)
+                    total = builder.load(register, 0, lanes)
+                    builder.store(register, self._added(total, a, b), 0, lanes)
 
-    def _floats(self, place: Place, offset: Any, mask: Any) -> list[Any]:
-        """Return neighbours along K as vectors of floats; of pairs, the first and the second."""
+    def _added(self, total: Any, a: Any, b: Any) -> Any:
+        if self.plan.dot is None:
+            return total + a * b
+        return add_products(self.builder, self.plan.dot, self.lanes, total, a, b)
+
+    def _operands(self, place: Place, offset: Any, mask: Any) -> list[Any]:
+        """Return neighbours along K: words of pairs for an instruction, else vectors of floats.
+
+        Of pairs those are the first ones and the second ones.
+        """
         builder, lanes = self.builder, self.lanes
         if self._parts == 1:
             return [builder.bind(vector_load(builder, place, offset, lanes, "float32", mask))]
@@ -157,6 +179,8 @@ class DotsLowering(FewRowsLowering):
         else:
             raw = masked_raw(place, offset, mask)
             words = builder.bind(tir.reinterpret(vector_type("int32", lanes), raw))
+        if self.plan.dot is not None:
+            return [words]
         first = tir.shift_left(words, broadcast(_i32(16), lanes))
         second = tir.bitwise_and(words, broadcast(_i32(HIGH_HALF), lanes))
         kind = vector_type("float32", lanes)

@@ -323,7 +323,8 @@ class _LaunchLowering:
         tile = self.plan.tiles.get(stmt.b.buffer)
         if tile is not None and tile.placement == "grid":
             self.accessor.places[stmt.b.buffer] = self._packed_place(tile)
-        kind = FORMS[plan.form] if plan.dot is None else DotLowering
+        is_grouped = plan.form == PANELS and plan.dot is not None
+        kind = DotLowering if is_grouped else FORMS[plan.form]
         if plan.tile is not None:
             kind = TileLowering
         kind(self.accessor, plan, self.target).emit()
