@@ -186,3 +186,13 @@ def test_few_rows_fetch_every_line_of_the_next_ones_of_b_once(target, dtype, nam
     assert all(name in line for line in multiplies(body))
     assert sum("prefetcht1" in line for line in body) == streams
     assert not uses_stack(body)
+
+
+@pytest.mark.parametrize(("rows", "is_fetched"), [(4, True), (16, False)])
+def test_sums_of_few_rows_fetch_what_the_next_pass_reads(rows, is_fetched):
+    gemm = kernels.get("gemm")
+    problem = gemm.parse_problem({"m": rows, "n": 256, "k": 64})
+    config = {"block_M": 32, "block_N": 256, "block_K": 64, "micro_m": 4, "micro_n": 2}
+    config = {**gemm.default_config(), **config, "pack_b": "none"}
+    lines = assembly("avx512", gemm.program(problem, config), **config)
+    assert any("prefetcht1" in line for line in lines) == is_fetched

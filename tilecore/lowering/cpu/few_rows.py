@@ -260,6 +260,8 @@ class SumsLowering(FewRowsLowering):
                 value = vector_load(builder, self.c.place, offset, lanes, "float32", mask)
                 builder.store(sums[i * count + j], value, 0, lanes)
         bases = self._a_bases(row, size, edge)
+        if size == self.plan.most_rows:
+            self._fetch_next_rows(column, count)
         for step in range(self.pass_depth):
             k = add(self.k, step)
             vectors = []
@@ -279,6 +281,14 @@ class SumsLowering(FewRowsLowering):
                 value = self._stored(builder.load(sums[i * count + j], 0, lanes), self.c.place)
                 offset = self.c.at(add(row, i), add(column, j * lanes))
                 vector_store(builder, self.c.place, value, offset, lanes, mask)
+
+    def _fetch_next_rows(self, column: Any, count: int) -> None:
+        """Fetch what the next pass reads at these columns; more rows would be in its way."""
+        size = self.lanes * DType(self.b_place.storage.dtype).itemsize
+        for step in range(self.pass_depth, 2 * self.pass_depth):
+            for j in range(0, count, max(1, CACHE_LINE_BYTES // size)):
+                place = self.b.at(add(self.k, step), add(column, j * self.lanes))
+                prefetch.fetch(self.builder, self.b_place.memory, place)
 
     def _edge_mask(self, column: Any) -> Any:
         limit = self.plan.n if self.columns is None else self.columns
