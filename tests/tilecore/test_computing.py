@@ -287,7 +287,7 @@ def test_the_programs_are_tilelang_that_runs_by_itself(tmp_path):
     assert "T.erf" not in second
     text = found.explain(*args)
     assert "mlp_0: product, add" in text
-    assert "analytic model" in text
+    assert "legal configs by the" in text  # the analytic model, or one that ships for this machine
 
 
 @pytest.mark.parametrize("target", ["h100", "a100", "mi300x"])

@@ -82,6 +82,19 @@ float mantissa(float x, int64_t control) {
   return with_sign(float(halves ? m / 2 : m), sign);
 }
 
+// Returns a - b, rounded once: 0 to nearest, 1 down, 2 up, 3 to zero.
+float difference(double a, double b, int mode) {
+  double rest = a - b, used = a - rest;
+  double lost = (a - (rest + used)) + (used - b);  // a - b is exactly rest + lost
+  float found = float(rest);
+  double above = double(found) - rest - lost;  // of the exact difference
+  if (mode == 3) mode = found > 0 ? 1 : 2;
+  if (mode == 1 && above > 0) return std::nextafter(found, -INFINITY);
+  if (mode == 2 && above < 0) return std::nextafter(found, INFINITY);
+  return found;
+}
+
+// The manual: the subtraction is done under the same rounding control.
 float reduced(float x, int64_t control) {
   if (is_nan(x)) return quiet(x);
   if (std::isinf(x)) return 0;
@@ -91,8 +104,8 @@ float reduced(float x, int64_t control) {
                  : mode == 1 ? std::floor(y)
                  : mode == 2 ? std::ceil(y)
                              : std::trunc(y);
-  double rest = double(x) - whole / scale;
-  return rest == 0 ? (mode == 1 ? -0.0f : 0.0f) : float(rest);
+  if (double(x) == whole / scale) return mode == 1 ? -0.0f : 0.0f;
+  return difference(x, whole / scale, mode);
 }
 
 // An estimate that is as far off as the manual allows: by less than 2^-14, to either side as the
