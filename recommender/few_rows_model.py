@@ -62,7 +62,7 @@ def with_few_rows(
     if is_deep:
         at_once, streams = _register_tile(t, hardware)
         loads = c.load_slots * (1 / at_once + 1 / streams)
-        group = 1 if t.dot is None or str(site.dtype) != "bfloat16" else t.dot.group
+        group = 1 if t.dot is None else t.dot.group
         fma = fma * (1.0 + loads**c.load_power) ** (1 / c.load_power) / (group * c.dots_efficiency)
         lost = c.dots_start_bytes / (np.minimum(t.block_k, t.k) * size * streams)
     else:

@@ -252,3 +252,41 @@ def test_tiles_of_amx_take_more_rows_of_bfloat16():
             func = product(rows, 64, 512, "bfloat16", (16, 32, 512), trans_b)
             plan, _ = lower(func, target, {})
             assert ("few rows" in plan.explain()) == is_left
+
+
+@pytest.mark.parametrize("first", ["rows", "columns"])
+@pytest.mark.parametrize("path", PATHS)
+def test_one_operand_by_rows_and_by_columns(artifacts, path, first):
+    """Pairs lie along K of one product and across K of the other, which reads a transposed."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((4, 64), "bfloat16"), B: T.Tensor((32, 64), "bfloat16"),
+        D: T.Tensor((4, 32), "bfloat16"),
+        C: T.Tensor((4, 32), "float32"), E: T.Tensor((64, 32), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(1):
+            a = T.alloc_shared((4, 64), "bfloat16")
+            b = T.alloc_shared((32, 64), "bfloat16")
+            d = T.alloc_shared((4, 32), "bfloat16")
+            c = T.alloc_fragment((4, 32), "float32")
+            e = T.alloc_fragment((64, 32), "float32")
+            T.copy(A, a)
+            T.copy(B, b)
+            T.copy(D, d)
+            if first == "rows":
+                T.gemm(a, b, c, transpose_B=True, clear_accum=True)
+            T.gemm(a, d, e, transpose_A=True, clear_accum=True)
+            if first == "columns":
+                T.gemm(a, b, c, transpose_B=True, clear_accum=True)
+            T.copy(c, C)
+            T.copy(e, E)
+
+    a, b = operands(4, 32, 64, "bfloat16", True)
+    _, d = operands(4, 4, 32, "bfloat16", True, seed=1)
+    c, e = np.full((4, 32), np.nan, np.float32), np.full((64, 32), np.nan, np.float32)
+    artifact = compile(main, here(path), store=artifacts)
+    assert is_in_place(artifact)
+    runtime.load(artifact)(a, b, d, c, e)
+    np.testing.assert_allclose(c, wanted(a, b, True), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(e, wanted(a.T, d, False), rtol=1e-4, atol=1e-4)

@@ -111,9 +111,7 @@ class _Inference:
         packed = [g for g in gemms if g not in self.forms]
         self.dots, notes = dots.choose(packed, self.by_buffer, self.target)
         self.notes += notes
-        for gemm, form in self.forms.items():
-            if dot := few_rows.instruction(gemm, form, self.target):
-                self.dots[gemm] = dot
+        self.dots |= few_rows.instructions(self.forms, self.by_buffer, self.target)
         micro = {g: self._micro_tile(g, few_rows.most_rows(g, sources)) for g in gemms}
         plans: dict[Buffer, TilePlan] = {}
         for buffer in self.tiles:

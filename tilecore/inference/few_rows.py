@@ -102,14 +102,32 @@ def streams_of_dots(rows_at_once: int, registers: int) -> int:
     return max(1, min(MOST_STREAMS, (registers - 1) // rows_at_once - 1))
 
 
-def instruction(gemm: Gemm, form: str, target: Target) -> dots.Dot | None:
-    """Return what multiplies neighbours along K in pairs, if the target has such for a gemm."""
+def instructions(
+    forms: Mapping[Gemm, str], uses: Mapping[Buffer, Sequence[Use]], target: Target
+) -> dict[Gemm, dots.Dot]:
+    """Return the gemms whose neighbours along K the target multiplies in pairs, and by what.
+
+    Their a stays as it is, in pairs: only where no other gemm wants it in another form.
+    """
+    found: dict[Gemm, dots.Dot] = {}
+    for gemm, form in forms.items():
+        if form == DOTS and (dot := _pairs(gemm, target)) is not None:
+            found[gemm] = dot
+    is_shared = {g: any(_reads_else(u, found) for u in uses[g.a.buffer]) for g in found}
+    return {g: dot for g, dot in found.items() if not is_shared[g]}
+
+
+def _pairs(gemm: Gemm, target: Target) -> dots.Dot | None:
     types = {str(gemm.a.buffer.dtype), str(gemm.b.buffer.dtype)}
     for dot in dots.DOTS:
         fits = types == set(dot.operands) == {"bfloat16"} and not dot.is_tiled
-        if form == DOTS and fits and not dot.obstacle(target.features, target.vector_bytes):
+        if fits and not dot.obstacle(target.features, target.vector_bytes):
             return dot
     return None
+
+
+def _reads_else(use: Use, found: Mapping[Gemm, dots.Dot]) -> bool:
+    return isinstance(use.stmt, Gemm) and use.stmt not in found
 
 
 def is_read_once(source: TileSource, launch: KernelLaunch) -> bool:
