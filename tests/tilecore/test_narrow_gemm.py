@@ -123,6 +123,56 @@ def test_tiles_whose_depth_is_no_multiple_of_a_group(store, path, dtype, block, 
     expect(a.T if trans_a else a, b if trans_a else b.T, out, 140)
 
 
+@pytest.mark.covering("dtype trans_a shape", "dtype config")
+@pytest.mark.parametrize("config", [{}, {"pack_b": "block", "micro_m": 4, "micro_n": 2}])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "uint8"])
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("trans_a", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (33, 50, 40), (14, 15, 13)])
+def test_tiles_read_whole_are_zero_beyond_the_tensor(store, path, dtype, trans_a, shape, config):
+    m, n, k = shape
+    accum = "float32" if dtype == "bfloat16" else "int32"
+    a_shape, a_tile = ((k, m), (8, 15)) if trans_a else ((m, k), (15, 8))
+    grid = -(-m // 15), -(-n // 20)
+
+    @T.prim_func
+    def main(
+        A: T.Tensor(a_shape, dtype),
+        B: T.Tensor((k, n), dtype),
+        C: T.Tensor((*grid, 20, 15), accum),
+        D: T.Tensor((*grid, 20), accum),
+    ):
+        with T.Kernel(*grid, threads=128) as (bx, by):
+            a = T.alloc_shared(a_tile, dtype)
+            b = T.alloc_shared((8, 20), dtype)
+            c = T.alloc_fragment((15, 20), accum)
+            turned = T.alloc_shared((20, 15), accum)
+            down = T.alloc_fragment((20,), accum)
+            T.clear(c)
+            for ko in T.Pipelined(T.ceildiv(k, 8), num_stages=2):
+                if trans_a:
+                    T.copy(A[ko * 8, bx * 15], a)
+                else:
+                    T.copy(A[bx * 15, ko * 8], a)
+                T.copy(B[ko * 8, by * 20], b)
+                T.gemm(a, b, c, transpose_A=trans_a)
+            T.transpose(c, turned)
+            T.reduce_sum(c, down, dim=0)
+            T.copy(turned, C[bx, by, 0, 0])
+            T.copy(down, D[bx, by, 0])
+
+    a, b = operand(a_shape, dtype, 1), operand((k, n), dtype, 2)
+    out, sums = blank((*grid, 20, 15), accum), blank((*grid, 20), accum)
+    kernel = runtime.load(compile(main, here(path), config, store))
+    for _ in range(2):  # the second time in memory that the first has used
+        kernel(a, b, out, sums)
+        whole = out.transpose(0, 3, 1, 2).reshape(grid[0] * 15, -1)
+        expect(a.T if trans_a else a, b, whole[:m, :n], k)
+        assert not whole[m:].any()
+        assert not whole[:, n:].any()
+        np.testing.assert_allclose(sums, out.sum(-1, dtype=np.float64), rtol=1e-6, atol=1e-5)
+
+
 @pytest.mark.covering("dtype config")
 @pytest.mark.parametrize(
     "config",

@@ -152,6 +152,9 @@ class DotLowering(GemmLowering):
                 value = builder.load(total, 0, self.lanes) * self._splat(self._factor)
                 builder.store(self.sums, value, first, self.lanes)
             return
+        if self.rows is not None:  # rows of a beyond are 0, but in a group of rows multiplied too
+            with builder.loop(-(-self.plan.m // self.lanes)) as block:
+                builder.store(self.sums, self._splat(0), mul(block, self.lanes), self.lanes)
         with builder.loop(self.plan.m if self.rows is None else self.rows) as row:
             builder.store(self.sums, self._row_sum(row) * tir.IntImm("int32", self._factor), row)
 
