@@ -1,4 +1,7 @@
-"""Random programs: compiled code gives what the interpreter says the program means."""
+"""Random programs: compiled code gives what the interpreter says the program means.
+
+Each on one of the paths of x86 code, drawn too; those not native to this machine are emulated.
+"""
 
 from __future__ import annotations
 
@@ -7,40 +10,48 @@ import runpy
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import tilecore.language as T
 from tests.tilecore.program_generator import Program, programs
+from tests.tilecore.x86_paths import CLIENT, TILES, VECTOR, here
 from tilecore import runtime
 from tilecore.compiler import compile
 from tilecore.interpreter import run
 
+PATHS = st.sampled_from([VECTOR, TILES, CLIENT, "avx512", "avx2"])
 
-def check(program: Program, artifacts, tmp_path) -> None:
-    path = tmp_path / f"program{abs(hash(program.source))}.py"
-    path.write_text(program.source)
-    func = runpy.run_path(str(path), {"T": T})["main"]
+
+def check(program: Program, path: str, artifacts, tmp_path) -> None:
+    file = tmp_path / f"program{abs(hash(program.source))}.py"
+    file.write_text(program.source)
+    func = runpy.run_path(str(file), {"T": T})["main"]
     wanted = [array.copy() for array, _ in program.outputs]
     run(func, *[x.copy() for x in program.inputs], *wanted, seed=5)
-    kernel = runtime.load(compile(func, store=artifacts))
+    kernel = runtime.load(compile(func, here(path), store=artifacts))
     for _ in range(2):  # the second time in memory that the first has used
         found = [array.copy() for array, _ in program.outputs]
         kernel(*program.inputs, *found)
         for got, want, (_, tolerance) in zip(found, wanted, program.outputs, strict=True):
             difference = np.abs(got.astype(np.float64) - want.astype(np.float64))
-            assert difference.max(initial=0.0) <= tolerance, program
+            assert difference.max(initial=0.0) <= tolerance, (path, program)
 
 
 FIXTURES = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
 @settings(max_examples=12, suppress_health_check=FIXTURES)
-@given(program=programs())
-def test_compiled_code_agrees_with_the_oracle(program: Program, artifacts, tmp_path) -> None:
-    check(program, artifacts, tmp_path)
+@given(program=programs(), path=PATHS)
+def test_compiled_code_agrees_with_the_oracle(
+    program: Program, path: str, artifacts, tmp_path
+) -> None:
+    check(program, path, artifacts, tmp_path)
 
 
 @pytest.mark.exhaustive
 @settings(max_examples=40, suppress_health_check=FIXTURES)
-@given(program=programs())
-def test_more_compiled_code_agrees_with_the_oracle(program: Program, artifacts, tmp_path) -> None:
-    check(program, artifacts, tmp_path)
+@given(program=programs(), path=PATHS)
+def test_more_compiled_code_agrees_with_the_oracle(
+    program: Program, path: str, artifacts, tmp_path
+) -> None:
+    check(program, path, artifacts, tmp_path)
