@@ -93,9 +93,9 @@ def _by_sums(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
             start_softmax(largest, top, total, scale)
             for step in T.serial(T.ceildiv(segment, rows)):
                 first = bx * streams * segment + step * rows
-                for n, s, r, d in T.Parallel(rows, streams, R, D):
-                    key = first + s * segment + n
-                    products[r, n * streams + s, d] = q[r, d] * K[bz, by, key, d]
+                for r, i, d in T.Parallel(R, rows * streams, D):
+                    key = first + i % streams * segment + i // streams
+                    products[r, i, d] = q[r, d] * K[bz, by, key, d]
                 T.reduce_sum(products, scores, dim=2)
                 for r, n, s in T.Parallel(R, rows, streams):
                     key = first + s * segment + n
