@@ -27,7 +27,8 @@ class OpConstants:
     Source: set by hand for a Xeon with AMX; ``row_...`` and ``run_slots`` to both, a Zen 3 as well
     (benchmarks/results/op_spaces_2026-11-22.json, op_spaces_zen3_2026-11-23.json). Over 32
     workloads of the library on each, one thread, the model's choice reaches 0.95 and 0.91 of the
-    fastest config measured (benchmarks/calibrate_op_model.py).
+    fastest config measured, 0.93 on a Zen 4 that nothing was set to
+    (op_spaces_zen4_2026-11-24.json; benchmarks/calibrate_op_model.py).
     """
 
     product_efficiency: float = 0.7  # of the peak, tiles in the caches
