@@ -93,7 +93,7 @@ def _by_sums(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
             start_softmax(largest, top, total, scale)
             for step in T.serial(T.ceildiv(segment, rows)):
                 first = bx * streams * segment + step * rows
-                for r, i, d in T.Parallel(R, rows * streams, D):
+                for r, i, d in T.Parallel(R, rows * streams, D):  # in the sum's order: one nest
                     key = first + i % streams * segment + i // streams
                     products[r, i, d] = q[r, d] * K[bz, by, key, d]
                 T.reduce_sum(products, scores, dim=2)
