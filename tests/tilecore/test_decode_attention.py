@@ -72,3 +72,12 @@ def test_nan_reaches_the_rows_that_see_it(artifacts):
     expected[0, :2, -1] = True
     np.testing.assert_array_equal(is_nan, expected)
     np.testing.assert_array_equal(np.isnan(found).any(axis=-1), expected)
+
+
+@pytest.mark.parametrize("streams", [1, 4, 16])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_products_of_any_number_of_streams_stay_in_registers(streams, dtype, artifacts):
+    problem = problem_of("one query", dtype=dtype)
+    program = DECODE.program(problem, {**CONFIG, "streams": streams})
+    notes = compile(program, store=artifacts).manifest.notes
+    assert any(note.endswith("products stays in registers") for note in notes)
