@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from tilecore.errors import InvalidConfig
-from tilecore.inference import dots, few_rows, gemm_order, layouts
+from tilecore.inference import computed, dots, few_rows, gemm_order, layouts
 from tilecore.inference.fusion import fuse
 from tilecore.inference.options import CpuOptions
 from tilecore.inference.outputs import Outputs
@@ -112,12 +112,17 @@ class _Inference:
         self.dots, notes = dots.choose(packed, self.by_buffer, self.target)
         self.notes += notes
         self.dots |= few_rows.instructions(self.forms, self.by_buffer, self.target)
-        micro = {g: self._micro_tile(g, few_rows.most_rows(g, sources)) for g in gemms}
+        rows = {g: few_rows.most_rows(g, sources) for g in gemms}
+        self.computed = computed.choose(
+            {g: self.dots[g] for g in packed if g in self.dots},
+            self.by_buffer, rows, self.launch, self.target, self.options,
+        )  # fmt: skip
+        micro = {g: self._micro_tile(g, rows[g]) for g in gemms}
         plans: dict[Buffer, TilePlan] = {}
         for buffer in self.tiles:
             plans[buffer] = self._place(buffer, sources.get(buffer), micro)
         planned = {g: self._gemm(g, size, plans, sources) for g, size in micro.items()}
-        elided: set[Stmt] = set()
+        elided: set[Stmt] = {*self.computed.values()}
         for plan in plans.values():
             if plan.placement in ("in_place", "staged", "grid") and plan.source is not None:
                 elided.add(plan.source.copy)
@@ -149,6 +154,14 @@ class _Inference:
                 f"{groups} groups deep (micro_m and micro_n have no effect); {name}"
             )
             return min(2 * rows_, m), min(2, vectors)
+        if gemm in self.computed:
+            size = computed.register_tile(gemm, most_rows, self.target)
+            self.notes.append(
+                f"{gemm.span}: gemm {m}x{n}: register tile {size[0]} rows x {size[1]} vectors of "
+                f"{lanes} lanes (micro_m and micro_n have no effect); lanes run along N; "
+                f"{self.dots[gemm].name}; b is computed in registers"
+            )
+            return size
         most = max(2, LATENCY_BOUND_SUMS // m)  # of few rows each has several vectors in flight
         micro_n = min(self.options.micro_n or most, vectors)
         budget = self.target.vector_registers - micro_n - 1
@@ -220,6 +233,10 @@ class _Inference:
         assert shape is not None
         dtype = self._kept_dtype(buffer, gemms)
         storage = panels(shape, dtype, axes.pop(), width, self._group(gemm))
+        if gemm in self.computed:
+            line = self.computed[gemm].span.line
+            self._note(buffer, f"not stored, line {line} computes it in the registers of its gemm")
+            return TilePlan(buffer, storage, "computed")
         hoisted, is_kept = self._hoist(buffer, source, storage), self._is_kept(source)
         if hoisted is not None and (is_kept or self.options.pack_b in ("auto", "grid")):
             count = math.prod(c for _, _, c in hoisted)
@@ -349,6 +366,8 @@ class _Inference:
         form, dot = self.forms.get(gemm, PANELS), self.dots.get(gemm)
         is_plain = form == PANELS and (dot is None or bool(dot.stored))
         lanes = self.target.lanes(accumulator_dtype(gemm))
+        nest = self.computed.get(gemm)
+        is_plain = is_plain and nest is None
         is_rows_first = is_plain and gemm_order.takes_rows_first(gemm, vectors, micro, lanes)
         row_c = col_c = late = None
         if output is not None and output.output is not None:
@@ -361,7 +380,7 @@ class _Inference:
             distinct(row_a, row_c), distinct(col_b, col_c), least(k_a, k_b),
             dot, self._tile(gemm), form,
             few_rows.most_rows(gemm, sources), late, is_far,
-            is_staged or is_rows_first, is_staged,
+            is_staged or is_rows_first, is_staged, nest,
         )  # fmt: skip
 
     def _limits(

@@ -11,7 +11,7 @@ from tilecore.inference.outputs import Output
 from tilecore.inference.storage import Storage
 from tilecore.inference.uses import Context
 from tilecore.ir.expr import Expr, Var
-from tilecore.ir.nodes import Buffer, Copy, Gemm, KernelLaunch, Reduce, Stmt, Store
+from tilecore.ir.nodes import Buffer, Copy, Gemm, KernelLaunch, Parallel, Reduce, Stmt, Store
 
 PANELS, DOTS, SUMS = "panels", "dots", "sums"  # forms of a gemm
 
@@ -43,7 +43,8 @@ class TilePlan:
         grid: packed for all values of ``hoist_vars`` before the grid runs, or, where ``is_kept``,
             by a call of its own into memory that the caller keeps;
         output: not stored, accumulated in the output region;
-        late: scratch memory, copied to the output region by the last step of its gemm.
+        late: scratch memory, copied to the output region by the last step of its gemm;
+        computed: not stored, computed in registers by the gemm that reads it.
 
     flushes: its bfloat16 numbers may be rounded by an instruction that takes subnormal ones for 0.
     """
@@ -75,7 +76,8 @@ class GemmPlan:
     ``most_rows`` rows can be real, and a register tile is ``micro_m`` rows of a by ``micro_n`` rows
     of b (dots) or vectors (sums). ``late`` where its last step writes the sums; ``is_b_far``: the
     vector operand comes from beyond the caches of a core; ``rows_first``: each group of rows meets
-    all panels before the next; ``stages_a``: it is copied to scratch memory for them.
+    all panels before the next; ``stages_a``: it is copied to scratch memory for them. ``nest``
+    computes b, where the gemm does that itself.
     """
 
     gemm: Gemm
@@ -95,6 +97,7 @@ class GemmPlan:
     is_b_far: bool = False
     rows_first: bool = False
     stages_a: bool = False
+    nest: Parallel | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,19 +7,22 @@ the bits of the second row lie 16 above those of the first.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tvm import tirx as tir
 
-from tilecore.inference.storage import Storage
-from tilecore.ir.expr import Cast, Var, const, int_value
+from tilecore.inference.storage import Storage, panels
+from tilecore.ir.expr import Cast, Var, binary, const, int_value
 from tilecore.ir.nodes import Let, Parallel, Seq, Stmt, Store
-from tilecore.lowering.cpu.access import Accessor
+from tilecore.lowering.cpu.access import Accessor, Place
 from tilecore.lowering.cpu.codes import PERIOD, TABLE, Lookup, find_lookup, last_store
 from tilecore.lowering.cpu.lets import has_vector_form, indices_of, inlined
 from tilecore.lowering.cpu.nest import NestLowering
 from tilecore.lowering.cpu.scalar import Scope, convert, lower, to_memory, widen
-from tilecore.lowering.cpu.tir import add, broadcast, mul, vector_type
+from tilecore.lowering.cpu.tir import add, broadcast, mul, typed, vector_type
+from tilecore.target import Target
 
 GROUP, LANES = 2, 16
 PERMUTE = "tilecore_permute_u16x32"
@@ -31,23 +34,33 @@ class GroupNestLowering(NestLowering):
     def emit(self, nest: Parallel) -> None:
         """Emit loops over pairs of rows and vectors of columns."""
         nest = inlined(nest)
-        self.row, column = nest.loop_vars
-        rows, columns = (int_value(e) or 0 for e in nest.extents)
-        found = find_lookup(nest, self.accessor)
-        self.lookup = found if found is not None and found.is_paired else None
-        if self.lookup is None and not self._is_vector(nest, column):
+        if not self._looks_up(nest) and not self._is_vector(nest, nest.loop_vars[1]):
             NestLowering(self.accessor, self.target, self.statement).emit(nest)
             return
+        with self._prepared(nest) as (rows, columns):
+            step = PERIOD if rows % PERIOD == 0 else GROUP
+            with self.builder.loop(rows // step) as q, self.builder.loop(columns // LANES) as j:
+                first, start = self.builder.bind(mul(q, step)), self.builder.bind(mul(j, LANES))
+                for offset in range(0, step, GROUP):
+                    self.first, self.offset = add(first, offset), offset
+                    self._vector(nest, nest.loop_vars[1], start, LANES, (0, columns - 1))
+
+    def _looks_up(self, nest: Parallel) -> bool:
+        """Find whether elements are looked up two rows at a time."""
+        found = find_lookup(nest, self.accessor)
+        self.lookup = found if found is not None and found.is_paired else None
+        return self.lookup is not None
+
+    @contextmanager
+    def _prepared(self, nest: Parallel) -> Iterator[tuple[int, int]]:
+        """Make the bounds of rows and columns known, and the table's entries; give both sizes."""
+        self.row, column = nest.loop_vars
+        rows, columns = (int_value(e) or 0 for e in nest.extents)
         for var, size in ((self.row, rows), (column, columns)):
             self.accessor.tops[var] = const(size)
         self.accessor.ranges[self.row] = (0, rows - 1)
         self.entries = None if self.lookup is None else self._entries(self.lookup)
-        step = PERIOD if rows % PERIOD == 0 else GROUP
-        with self.builder.loop(rows // step) as q, self.builder.loop(columns // LANES) as j:
-            first, start = self.builder.bind(mul(q, step)), self.builder.bind(mul(j, LANES))
-            for offset in range(0, step, GROUP):
-                self.first, self.offset = add(first, offset), offset
-                self._vector(nest, column, start, LANES, (0, columns - 1))
+        yield rows, columns
         self.accessor.ranges.pop(self.row)
 
     def _is_vector(self, nest: Parallel, column: Var) -> bool:
@@ -72,7 +85,7 @@ class GroupNestLowering(NestLowering):
         else:
             words = self._looked_up(self.lookup, scope)
         self.accessor.values[self.row] = self.first
-        offset, _ = self.accessor.offset(place, store.indices)
+        offset, _ = self.accessor.offset(place, place.indices(store.indices))
         value = tir.reinterpret(vector_type("uint16", LANES * GROUP), words)
         self.builder.store(place.memory, value, offset, LANES * GROUP)
 
@@ -116,6 +129,58 @@ class GroupNestLowering(NestLowering):
             by = broadcast(tir.IntImm("uint16", shift), LANES * GROUP)
             codes = tir.shift_right(codes, by)
         return tir.call_pure_extern(kind, PERMUTE, self.entries, codes)
+
+
+class GroupVectors(GroupNestLowering):
+    """Computes single vectors of such a tile, for the one who multiplies them."""
+
+    def __init__(
+        self,
+        accessor: Accessor,
+        target: Target,
+        statement: Callable[[Stmt], None],
+        nest: Parallel,
+    ) -> None:
+        super().__init__(accessor, target, statement)
+        self.nest, self.tile = inlined(nest), last_store(nest).buffer
+        self.is_vector = self._looks_up(self.nest) or self._is_vector(self.nest, nest.loop_vars[1])
+        self.corner = Var("k0"), Var("n0")  # of the vector, in the tile
+
+    @property
+    def groups_at_once(self) -> int:
+        """Return after how many groups of rows the code of a vector is the same again."""
+        rows = int_value(self.nest.extents[0]) or 0
+        return (PERIOD if rows % PERIOD == 0 else GROUP) // GROUP
+
+    @contextmanager
+    def ready(self) -> Iterator[None]:
+        """Open what vectors are computed in."""
+        with self._prepared(self.nest):
+            yield
+
+    def words(self, first: Any, offset: int, start: Any) -> Any:
+        """Return the pairs of rows ``first + offset`` and the next, 16 columns from ``start`` on.
+
+        ``first`` begins ``groups_at_once`` groups.
+        """
+        builder, accessor = self.builder, self.accessor
+        memory = builder.alloc(GROUP * LANES, "uint16", "pairs")
+        self.first, self.offset = add(first, offset), offset
+        start = builder.bind(start)
+        for var, value in zip(self.corner, (self.first, start), strict=True):
+            accessor.values[var] = typed(value, "int32")
+        shift = tuple(binary("mul", var, -1) for var in self.corner)
+        storage = panels((GROUP, LANES), "bfloat16", 1, LANES, GROUP)
+        tile = accessor.places[self.tile]
+        accessor.places[self.tile] = Place(memory, storage, shift=shift, axes=(0, 1))
+        column, columns = self.nest.loop_vars[1], int_value(self.nest.extents[1]) or 0
+        if self.is_vector:
+            self._vector(self.nest, column, start, LANES, (0, columns - 1))
+        else:
+            self._scalar(self.nest.body, column, start, LANES)
+        accessor.places[self.tile] = tile
+        words = builder.load(memory, 0, GROUP * LANES)
+        return tir.reinterpret(vector_type("int32", LANES), words)
 
 
 def fills_groups(nest: Parallel, accessor: Accessor) -> bool:

@@ -48,6 +48,7 @@ from tilecore.lowering.cpu.access import Accessor, Place
 from tilecore.lowering.cpu.amx import TileLowering, configured
 from tilecore.lowering.cpu.atomic import emit_atomic
 from tilecore.lowering.cpu.code_nest import CodeNestLowering, decodes
+from tilecore.lowering.cpu.computed import ComputedLowering
 from tilecore.lowering.cpu.copy import Box, is_pack, is_row_copy, packing_tasks, row_copy
 from tilecore.lowering.cpu.dot import DotLowering
 from tilecore.lowering.cpu.few_rows import DotsLowering, SumsLowering
@@ -317,12 +318,17 @@ class _LaunchLowering:
                 tile.storage.size, memory_type(tile.storage.dtype), tile.buffer.name
             )
             places[tile.buffer] = Place(memory, tile.storage, flushes=tile.flushes)
+        elif tile.placement == "computed":
+            places[tile.buffer] = Place(None, tile.storage)
 
     def _gemm(self, stmt: Gemm) -> None:
         plan = self.plan.gemms[stmt]
         tile = self.plan.tiles.get(stmt.b.buffer)
         if tile is not None and tile.placement == "grid":
             self.accessor.places[stmt.b.buffer] = self._packed_place(tile)
+        if plan.nest is not None:
+            ComputedLowering(self.accessor, plan, self.target, self.statement).emit()
+            return
         is_grouped = plan.form == PANELS and plan.dot is not None
         kind = DotLowering if is_grouped else FORMS[plan.form]
         if plan.tile is not None:

@@ -1,0 +1,69 @@
+"""T.gemm of few rows whose vector operand a nest computes (inference/computed.py says when).
+
+Each vector of pairs is computed into a register of its own right before all rows multiply it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import tirx as tir
+
+from tilecore.inference.plan import GemmPlan
+from tilecore.ir.nodes import Stmt
+from tilecore.lowering.cpu.access import Accessor
+from tilecore.lowering.cpu.dot import DotLowering
+from tilecore.lowering.cpu.group_nest import GROUP, GroupVectors
+from tilecore.lowering.cpu.tir import add, mul, quotient
+from tilecore.target import Target
+
+
+class ComputedLowering(DotLowering):
+    """Emits one gemm and the nest that computes its vector operand."""
+
+    def __init__(
+        self,
+        accessor: Accessor,
+        plan: GemmPlan,
+        target: Target,
+        statement: Callable[[Stmt], None],
+    ) -> None:
+        super().__init__(accessor, plan, target)
+        assert plan.nest is not None
+        self.vectors = GroupVectors(accessor, target, statement, plan.nest)
+
+    def emit(self) -> None:
+        """Emit all panels."""
+        with self.vectors.ready():
+            super().emit()
+
+    def _products(
+        self, accumulators: list[Any], rows: list[Any], bases: list[Any],
+        panel: Any, column: Any, count: int,
+    ) -> None:  # fmt: skip
+        builder, length = self.builder, self.vectors.groups_at_once
+        whole = quotient(self.groups, length)
+
+        def run(number: Any, part: int) -> None:
+            self.first, self.offset = self.builder.bind(mul(number, length * GROUP)), part * GROUP
+            q = add(mul(number, length), part)
+            self._step(accumulators, bases, panel, count, q, None)
+
+        with builder.loop(whole) as number:
+            for part in range(length):
+                run(number, part)
+        if isinstance(self.groups, int) and self.groups % length == 0:
+            return
+        whole = builder.bind(whole)
+        for part in range(length - 1):
+            with builder.when(tir.LT(_i32(add(mul(whole, length), part)), _i32(self.groups))):
+                run(whole, part)
+
+    def _b_words(self, panel: Any, q: Any, j: int, mask: int | None) -> Any:
+        column = add(mul(panel, self.plan.micro_n * self.lanes), j * self.lanes)
+        return self.vectors.words(self.first, self.offset, column)
+
+
+def _i32(value: Any) -> Any:
+    return tir.IntImm("int32", value) if isinstance(value, int) else value
