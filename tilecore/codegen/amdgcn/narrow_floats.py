@@ -55,20 +55,22 @@ def widen(dtype: str) -> str | None:
     form = FORMATS.get(dtype)
     if form is None:
         return None
-    m = s.op("and", "%a0", (1 << form.sign) - 1)
-    scale = _number(2.0 ** (1 - form.bias - form.mantissa))
-    small = s.bits(s.make(f"fmul float {s.make(f'uitofp i32 {m} to float')}, {scale}"))
-    normal = s.op("add", s.op("shl", m, 23 - form.mantissa), (127 - form.bias) << 23)
-    made = s.choose("ult", m, 1 << form.mantissa, small, normal)
+    # Sign, exponent and fraction where float32 has the ends of its own: that lacks a power of two.
+    # Small numbers are subnormal until then, which kernels multiply as they are (denorm_mode_32 3).
+    spread = s.op("ashr", s.op("shl", "%a0", 31 - form.sign), 8 - form.sign + form.mantissa)
+    places = ((1 << form.sign) - 1) << (23 - form.mantissa)
+    placed = s.op("and", spread, places - (1 << 31))
+    value = s.make(f"fmul float {s.value(placed)}, {_number(2.0 ** (127 - form.bias))}")
+    made = s.bits(value)
     if form.has_negative_zero and form.has_nan:
-        last = form.largest
-        if form.infinity is not None:
-            last = form.infinity
-            made = s.choose("eq", m, last, INFINITY, made)
-        made = s.choose("ugt", m, last, NAN, made)
-    sign = s.op("shl", s.op("and", "%a0", 1 << form.sign), 31 - form.sign)
-    made = s.op("or", made, sign)
-    if form.has_nan and not form.has_negative_zero:
+        first = form.largest + 1 if form.infinity is None else form.infinity
+        one = 1 << form.mantissa
+        least = (1 + first % one / one) * 2.0 ** (first // one - form.bias)
+        size = s.make(f"call float @llvm.fabs.f32(float {value})")
+        is_special = s.make(f"fcmp oge float {size}, {_number(least)}")
+        special = s.op("or", made, INFINITY)
+        made = s.make(f"select i1 {is_special}, i32 {special}, i32 {made}")
+    elif form.has_nan:
         made = s.choose("eq", "%a0", form.nan, NAN, made)
     return s.text("float", s.value(made))
 
