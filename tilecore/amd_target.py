@@ -60,6 +60,15 @@ class AmdTarget(GpuTarget):
         return self.arch == "gfx942"
 
     @property
+    def float8_products(self) -> tuple[str, ...]:
+        """The 8-bit floats that matrix instructions multiply; these mix.
+
+        Source: LLVM's guide and AMD's "MI300 Instruction Set Architecture": FP8 and BF8 of CDNA 3
+        have an exponent bias of 8 and 16 and one zero, unlike the formats of OCP.
+        """
+        return ("float8_e4m3fnuz", "float8_e5m2fnuz") if self.arch == "gfx942" else ()
+
+    @property
     def flushes_subnormals(self) -> bool:
         """Whether matrix instructions of 16-bit floats take subnormal numbers, also sums, for zero.
 

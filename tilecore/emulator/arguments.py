@@ -15,7 +15,7 @@ MAGIC = 0x70616D74
 # Numbers of element types: tilecore/emulator/runtime/elements.h.
 TYPES = {
     "float16": 0, "bfloat16": 1, "float32": 3, "float64": 4, "float8_e4m3fn": 5,
-    "float8_e5m2": 6, "int8": 7, "uint8": 8, "bool": 8, "int32": 11, "uint32": 12,
+    "float8_e5m2": 6, "int8": 9, "uint8": 10, "bool": 10, "int32": 13, "uint32": 14,
     # Only copied: what has their width.
     "int16": 1, "uint16": 1, "int64": 4, "uint64": 4,
 }  # fmt: skip

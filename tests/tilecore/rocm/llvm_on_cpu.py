@@ -22,8 +22,13 @@ from tilecore.lowering.cuda.instructions import wave
 from tilecore.target import parse_target
 
 CPU = 'target triple = "x86_64-unknown-linux-gnu"\n'
-PRODUCTS = ((16, "float16", "float32"), (16, "bfloat16", "float32"), (4, "float32", "float32"),
-            (16, "int8", "int32"), (32, "int8", "int32"))  # fmt: skip
+FNUZ = ("float8_e4m3fnuz", "float8_e5m2fnuz")
+PRODUCTS = (
+    *((k, t, t, s) for k, t, s in (
+        (16, "float16", "float32"), (16, "bfloat16", "float32"), (4, "float32", "float32"),
+        (4, "float64", "float64"), (16, "int8", "int32"), (32, "int8", "int32"))),
+    *((32, a, b, "float32") for a in FNUZ for b in FNUZ),
+)  # fmt: skip
 SHIMS = """#include "emu.h"
 extern "C" {
 void amd_s_barrier() { emu::sync_threads(); }
@@ -70,8 +75,8 @@ def shims(source, target):
         lines.append(f"void {entry.name}({', '.join(kinds)});")
         lines.append(f"void emu_{entry.name}(void** a) {{ {entry.name}({given}); }}")
     lines.append("}")
-    for k, dtype, sums in PRODUCTS:
-        product = wave.mfma(k, dtype, sums, flushes=target.flushes_subnormals)
+    for product_types in PRODUCTS:
+        product = wave.mfma(*product_types, flushes=target.flushes_subnormals)
         signature = f"void on_cpu_{product.name}({product.parameters})"
         lines.append(f'{signature} asm("{product.name}.p5.p5.p5");')
         lines.append(f"{signature} {{ {product.body} }}")

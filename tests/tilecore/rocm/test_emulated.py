@@ -36,7 +36,8 @@ def test_products_with_ragged_edges_and_all_transposes(trans):
         ("gfx90a", "int8", "int32", True, "mfma"),
         ("gfx942", "int8", "int32", False, "mfma"),
         ("gfx942", "float32", "float32", True, "mfma"),
-        ("gfx942", "float8_e4m3fn", "float32", True, "fma"),
+        ("gfx942", "float8_e4m3fn", "float32", True, "mfma"),
+        ("gfx942", "float8_e5m2fnuz", "float32", False, "mfma"),
     ],
 )
 def test_element_types_of_products(target, dtype, out, trans_b, kind):

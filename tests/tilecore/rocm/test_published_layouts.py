@@ -24,6 +24,7 @@ from tilecore.compiler import compile
 from tilecore.emulator import LATE, build
 from tilecore.errors import UnsupportedOnTarget
 from tilecore.inference.gpu.mfma import mfma_step
+from tilecore.ir.dtype import DType
 from tilecore.lowering.cuda.instructions import wave
 from tilecore.target import parse_target
 
@@ -38,9 +39,30 @@ FRAGMENTS = [
     ("gfx90a", "int8", 16, 37, 5, [8, 9, 10, 11], [(8, 5), (9, 5), (10, 5), (11, 5)]),
     ("gfx942", "int8", 32, 37, 5, [16, 17, 18, 19, 20, 21, 22, 23],
      [(8, 5), (9, 5), (10, 5), (11, 5)]),
+    ("gfx90a", "float64", 4, 37, 5, [2], [(2, 5), (6, 5), (10, 5), (14, 5)]),
+    ("gfx942", "float64", 4, 63, 15, [3], [(3, 15), (7, 15), (11, 15), (15, 15)]),
+    *(("gfx942", types, 32, 37, 5, [16, 17, 18, 19, 20, 21, 22, 23],
+       [(8, 5), (9, 5), (10, 5), (11, 5)])
+      for types in ("float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e4m3fnuz float8_e5m2fnuz",
+                    "float8_e5m2fnuz float8_e4m3fnuz")),
 ]  # fmt: skip
-ONE = {"float16": 0x3C00, "bfloat16": 0x3F80, "float32": 0x3F800000, "int8": 1}
-BITS = {"float16": "u2", "bfloat16": "u2", "float32": "u4", "int8": "u1"}
+ONE = {"float16": 0x3C00, "bfloat16": 0x3F80, "float32": 0x3F800000, "int8": 1,
+       "float64": 0x3FF0000000000000, "float8_e4m3fnuz": 0x40, "float8_e5m2fnuz": 0x40}  # fmt: skip
+BITS = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}
+SUMS = {"int8": "int32", "float64": "float64"}  # of other types: float32
+# Targets, types of A and B, the opcode that LLVM (GFX90AInsts, GFX940Insts: mai-gfx940.s) knows.
+OPCODES = [
+    ("gfx942", "float8_e4m3fnuz", "float8_e4m3fnuz", "v_mfma_f32_16x16x32_fp8_fp8"),
+    ("gfx942", "float8_e5m2fnuz", "float8_e5m2fnuz", "v_mfma_f32_16x16x32_bf8_bf8"),
+    # The instruction's first operand is our B, its second our A (inference/gpu/mfma.py).
+    ("gfx942", "float8_e4m3fnuz", "float8_e5m2fnuz", "v_mfma_f32_16x16x32_bf8_fp8"),
+    ("gfx942", "float8_e5m2fnuz", "float8_e4m3fnuz", "v_mfma_f32_16x16x32_fp8_bf8"),
+    ("gfx942", "float8_e4m3fn", "float8_e4m3fn", "v_mfma_f32_16x16x16_bf16"),
+    ("gfx942", "float8_e4m3fn", "float8_e4m3fnuz", "v_mfma_f32_16x16x16_bf16"),
+    ("gfx90a", "float8_e4m3fnuz", "float8_e4m3fnuz", "v_mfma_f32_16x16x16bf16_1k"),
+    ("gfx90a", "float64", "float64", "v_mfma_f64_16x16x4f64"),
+    ("gfx942", "float64", "float64", "v_mfma_f64_16x16x4_f64"),
+]
 # Numbers of GPUs in the flags of an object, with "any" for XNACK (0x100) and SRAM ECC (0x400).
 FLAGS = {"gfx90a": 0x53F, "gfx942": 0x54C}
 
@@ -48,20 +70,23 @@ FLAGS = {"gfx90a": 0x53F, "gfx942": 0x54C}
 @pytest.mark.parametrize(("target", "dtype", "k", "lane", "row", "depths", "sums"), FRAGMENTS)
 def test_the_fragments_of_mfma(target, dtype, k, lane, row, depths, sums):
     """A single 1 in A and a single 1 in B meet where K is the same."""
-    total = "int32" if dtype == "int8" else "float32"
-    assert mfma_step(dtype, dtype, total, parse_target(target)) == k
+    left, right = dtype.split()[0], dtype.split()[-1]
+    total = SUMS.get(dtype, "float32")
+    assert mfma_step(left, right, total, parse_target(target)) == k
     each, first = len(depths), lane - row  # `first`: the lane with row 0 of the same K
     pairs = [(e, f, row, row) for e in range(each) for f in range(each)]
     pairs += [(0, 0, i, j) for i, j in sums]
-    x, y = (np.zeros((len(pairs), 64, each), BITS[dtype]) for _ in range(2))
+    bits = BITS[DType(left).itemsize]
+    x, y = (np.zeros((len(pairs), 64, each), bits) for _ in range(2))
     for number, (e, f, i, j) in enumerate(pairs):
-        x[number, first + i, e] = ONE[dtype]
-        y[number, first + j, f] = ONE[dtype]
+        x[number, first + i, e] = ONE[left]
+        y[number, first + j, f] = ONE[right]
     d = np.zeros((len(pairs), 64, 4), total)
-    product = wave.mfma(k, dtype, total)
+    product = wave.mfma(k, left, right, total)
     body = f"""
       int t = blockIdx.x * 64 + threadIdx.x;
-      {product.name}(d + t * 16, x + t * {x[0, 0].nbytes}, y + t * {x[0, 0].nbytes});"""
+      const int size = {x[0, 0].nbytes};
+      {product.name}(d + t * {d[0, 0].nbytes}, x + t * size, y + t * size);"""
     arguments = {"x": x.view("u1"), "y": y.view("u1"), "d": d.view("u1")}
     parameters = tuple(pointer(name, "unsigned char") for name in arguments)
     kernel = Kernel("k", body, parameters, threads=64, grid=len(pairs))
@@ -80,6 +105,16 @@ def test_modifiers_of_matrix_instructions_are_zero():
     products = [line for line in code.assembly.splitlines() if "v_mfma" in line]
     assert products
     assert not any(word in line for line in products for word in ("cbsz", "abid", "blgp"))
+
+
+@pytest.mark.parametrize(("target", "a", "b", "opcode"), OPCODES)
+def test_the_opcode_of_element_types(target, a, b, opcode):
+    total = SUMS.get(a, "float32")
+    func = gemm(256, 256, 256, (64, 64, 64), 2, a, total, total, (False, True), 256, b=b)
+    *_, code = lower_amd(func, parse_target(target))
+    (used,) = code.kernels.values()
+    assert {name for name in used.opcodes if name.startswith("v_mfma")} == {opcode}
+    assert used.spills == used.scratch_bytes == 0
 
 
 def products_of_subnormals(run, target):

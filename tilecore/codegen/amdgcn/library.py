@@ -249,6 +249,13 @@ def _narrow(call: Call) -> str:
   ret i32 %r"""
 
 
+def _upper_half(call: Call) -> str:
+    _ = call
+    return """  %bits = bitcast float %a0 to i32
+  %r = lshr i32 %bits, 16
+  ret i32 %r"""
+
+
 def _narrow_float(call: Call, way: str, dtype: str) -> str | None:
     _ = call
     return (narrow_floats.widen if way == "widen" else narrow_floats.narrow)(dtype)
@@ -263,18 +270,23 @@ def _differs(call: Call, dtype: str) -> str:
 
 # --- matrix products -----------------------------------------------------------------------------
 
-# (K, element type) -> intrinsic, type of an operand, of the sums.
+# (K, element types) -> intrinsic, type of an operand, of the sums.
 _PRODUCTS = {
     ("16", "float16"): ("f32.16x16x16f16", "<4 x half>", "<4 x float>"),
     ("16", "bfloat16"): ("f32.16x16x16bf16.1k", "<4 x i16>", "<4 x float>"),
     ("4", "float32"): ("f32.16x16x4f32", "float", "<4 x float>"),
     ("16", "int8"): ("i32.16x16x16i8", "i32", "<4 x i32>"),
     ("32", "int8"): ("i32.16x16x32.i8", "i64", "<4 x i32>"),
+    ("4", "float64"): ("f64.16x16x4f64", "double", "<4 x double>"),
+    ("32", "float8_e4m3fnuz"): ("f32.16x16x32.fp8.fp8", "i64", "<4 x float>"),
+    ("32", "float8_e5m2fnuz"): ("f32.16x16x32.bf8.bf8", "i64", "<4 x float>"),
+    ("32", "float8_e4m3fnuz_float8_e5m2fnuz"): ("f32.16x16x32.fp8.bf8", "i64", "<4 x float>"),
+    ("32", "float8_e5m2fnuz_float8_e4m3fnuz"): ("f32.16x16x32.bf8.fp8", "i64", "<4 x float>"),
 }
 
 
-def _mfma(call: Call, k: str, dtype: str) -> str:
-    name, given, sums = _PRODUCTS[k, dtype]
+def _mfma(call: Call, k: str, dtypes: str) -> str:
+    name, given, sums = _PRODUCTS[k, dtypes]
     intrinsic = f"@llvm.amdgcn.mfma.{name}"
     d, a, b = (call.pointer(i) for i in range(3))
     return f"""  %x = load {given}, {a} %a1, align 4
@@ -318,6 +330,7 @@ _FUNCTIONS: tuple[tuple[re.Pattern[str], Callable[..., str | None]], ...] = tupl
         (r"tc_widen_bfloat16", _widen),
         (r"tc_narrow_bfloat16", _narrow),
         (r"tc_(widen|narrow)_(\w+)", _narrow_float),
+        (r"tc_upper_half", _upper_half),
         (r"tc_differs_(\w+)", _differs),
         (r"tc_mfma_16x16x(\d+)_(\w+)", _mfma),
     )

@@ -4,17 +4,22 @@
 #include <cmath>
 #include <vector>
 
+#include "emu.h"
+
 namespace emu {
 namespace {
 struct Format {
   int exponent_bits, mantissa_bits;
   bool has_infinity;  // else the largest exponent holds numbers, and all ones are NaN; saturating
+  bool is_fnuz = false;  // no infinity, NaN is the negative zero, the bias is one larger
 };
 Format format(int type) {
   switch (type) {
     case F16: return {5, 10, true};
     case BF16: return {8, 7, true};
     case E5M2: return {5, 2, true};
+    case E4M3Z: return {4, 3, false, true};
+    case E5M2Z: return {5, 2, false, true};
     default: return {4, 3, false};  // E4M3
   }
 }
@@ -43,13 +48,15 @@ float decode(int type, unsigned bits) {
     return numbers[bits & 0xffff];
   }
   Format f = format(type);
-  int total = f.exponent_bits + f.mantissa_bits, bias = (1 << (f.exponent_bits - 1)) - 1;
+  int total = f.exponent_bits + f.mantissa_bits;
+  int bias = (1 << (f.exponent_bits - 1)) - !f.is_fnuz;
   int exponent = bits >> f.mantissa_bits & ((1 << f.exponent_bits) - 1);
   int mantissa = bits & ((1 << f.mantissa_bits) - 1);
   float sign = bits >> total & 1 ? -1.0f : 1.0f;
   int last = (1 << f.exponent_bits) - 1, ones = (1 << f.mantissa_bits) - 1;
+  if (f.is_fnuz && (bits & 0xff) == 0x80) return NAN;
   if (exponent == last && f.has_infinity) return mantissa ? NAN : sign * INFINITY;
-  if (exponent == last && !f.has_infinity && mantissa == ones) return NAN;
+  if (exponent == last && !f.has_infinity && !f.is_fnuz && mantissa == ones) return NAN;
   if (exponent == 0) return sign * ldexpf((float)mantissa, 1 - bias - f.mantissa_bits);
   return sign * ldexpf((float)(mantissa + ones + 1), exponent - bias - f.mantissa_bits);
 }
@@ -69,6 +76,7 @@ unsigned encode(int type, float value) {
     return (word + 0x7fff + (word >> 16 & 1)) >> 16;
   }
   Format f = format(type);
+  if (f.is_fnuz) fail("encode: no instruction makes numbers of this type");
   int bias = (1 << (f.exponent_bits - 1)) - 1, ones = (1 << f.mantissa_bits) - 1;
   int last = (1 << f.exponent_bits) - 1;
   unsigned sign = word >> 31 << (f.exponent_bits + f.mantissa_bits);

@@ -1,13 +1,14 @@
-// Element types by number: widths, and their bits as numbers (types.h: struct f16, ...).
+// Element types by number: widths, and their bits as numbers (types.h: struct f16, ...; tensor maps:
+// tilecore/emulator/arguments.py).
 #pragma once
 #include <cstdint>
 #include <cstring>
 
 namespace emu {
-enum Type { F16, BF16, TF32, F32, F64, E4M3, E5M2, S8, U8, S4, U4, S32, U32 };
+enum Type { F16, BF16, TF32, F32, F64, E4M3, E5M2, E4M3Z, E5M2Z, S8, U8, S4, U4, S32, U32 };
 
 inline int width(int type) {  // in bits
-  static const int widths[] = {16, 16, 32, 32, 64, 8, 8, 8, 8, 4, 4, 32, 32};
+  static const int widths[] = {16, 16, 32, 32, 64, 8, 8, 8, 8, 8, 8, 4, 4, 32, 32};
   return widths[type];
 }
 inline bool is_integer(int type) { return type >= S8; }

@@ -73,10 +73,11 @@ template <int M, int N, int K, class A, class B, class C>
 inline void mma(void* d, const void* a, const void* b) {
   mma(M, N, K, A::id, B::id, C::id, d, a, b);
 }
-void mfma(int k, int a_type, int c_type, bool flushes, void* d, const void* a, const void* b);
-template <int K, class A, class C, bool Flushes = false>
+void mfma(int k, int a_type, int b_type, int c_type, bool flushes, void* d, const void* a,
+          const void* b);
+template <int K, class A, class B, class C, bool Flushes = false>
 inline void mfma(void* d, const void* a, const void* b) {
-  mfma(K, A::id, C::id, Flushes, d, a, b);
+  mfma(K, A::id, B::id, C::id, Flushes, d, a, b);
 }
 void mma_quad(int c_type, void* d, const void* a, const void* b, bool a_row, bool b_col);
 template <class C>

@@ -110,8 +110,10 @@ double flushed(int type, double value, bool flushes) {
 }  // namespace
 
 // 16 x 16 sums of k products by a wavefront; sums are exact to double and rounded once. gfx90a
-// flushes subnormal numbers, given and made, in products of 16-bit floats.
-void mfma(int k, int a_type, int c_type, bool flushes, void* d, const void* a, const void* b) {
+// flushes subnormal numbers, given and made, in products of 16-bit floats. A lane has four rows of
+// a column of D: neighbours, but every fourth one where D is of float64.
+void mfma(int k, int a_type, int b_type, int c_type, bool flushes, void* d, const void* a,
+          const void* b) {
   std::string what = "mfma.16x16x" + std::to_string(k);
   Fragments own{d, a, b};
   if (machine.warp != 64) fail(what + ": expected wavefronts of 64 lanes");
@@ -123,15 +125,15 @@ void mfma(int k, int a_type, int c_type, bool flushes, void* d, const void* a, c
       for (int e = 0; e < each; ++e) {
         int at = lane % 16 * k + lane / 16 * each + e;
         left[at] = flushed(a_type, element(a_type, f.a, e), flushes);
-        right[at] = flushed(a_type, element(a_type, f.b, e), flushes);
+        right[at] = flushed(b_type, element(b_type, f.b, e), flushes);
       }
     }
     for (int lane = 0; lane < 64; ++lane) {
       Fragments& f = *(Fragments*)c.arguments[lane];
       for (int e = 0; e < 4; ++e) {
+        int row = c_type == F64 ? 4 * e + lane / 16 : lane / 16 * 4 + e;
         double sum = flushed(c_type, element(c_type, f.d, e), flushes);
-        for (int x = 0; x < k; ++x)
-          sum += left[(lane / 16 * 4 + e) * k + x] * right[lane % 16 * k + x];
+        for (int x = 0; x < k; ++x) sum += left[row * k + x] * right[lane % 16 * k + x];
         set_element(c_type, f.d, e, flushed(c_type, sum, flushes));
       }
     }

@@ -47,12 +47,14 @@ struct f32 { static constexpr int id = 3; };
 struct f64 { static constexpr int id = 4; };
 struct e4m3 { static constexpr int id = 5; };
 struct e5m2 { static constexpr int id = 6; };
-struct s8 { static constexpr int id = 7; };
-struct u8 { static constexpr int id = 8; };
-struct s4 { static constexpr int id = 9; };
-struct u4 { static constexpr int id = 10; };
-struct s32 { static constexpr int id = 11; };
-struct u32 { static constexpr int id = 12; };
+struct e4m3z { static constexpr int id = 7; };  // e4m3fnuz: multiplied by AMD, never made
+struct e5m2z { static constexpr int id = 8; };
+struct s8 { static constexpr int id = 9; };
+struct u8 { static constexpr int id = 10; };
+struct s4 { static constexpr int id = 11; };
+struct u4 { static constexpr int id = 12; };
+struct s32 { static constexpr int id = 13; };
+struct u32 { static constexpr int id = 14; };
 
 unsigned encode(int type, float value);       // bits of the nearest number, ties to even, saturated
 float decode(int type, unsigned bits);

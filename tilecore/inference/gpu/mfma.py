@@ -4,8 +4,9 @@ Source: "AMD Instinct MI200 / MI300 Instruction Set Architecture", chapter on ma
 Of the shapes, 16 x 16 multiplies at the full rate and has the fewest sums to keep. With r = lane %
 16, q = lane / 16 and p = K / 4, lanes hold X[r, p q + e], Y[p q + e, r] and D[4 q + e, r]. X is our
 B and Y our A, so that a lane has four neighbours of a row of C: stores are wide, and C is held as
-the A of a further product wants it. The order of K is free: where both operands come from shared
-memory, a lane takes ``u`` instructions' worth of neighbours at once.
+the A of a further product wants it. Of float64 a lane holds D[4 e + q, r], every fourth element of
+a row of C, which is what the A of a further product wants, too. The order of K is free: where both
+operands come from shared memory, a lane takes ``u`` instructions' worth of neighbours at once.
 """
 
 from __future__ import annotations
@@ -27,12 +28,29 @@ MFMA_STEPS = {
     ("float16", "float32"): 16,
     ("bfloat16", "float32"): 16,
     ("float32", "float32"): 4,
+    ("float64", "float64"): 4,
     ("int8", "int32"): 16,
 }
+FLOAT8_STEP = 32
+# 8-bit floats of which bfloat16 holds every number, none of them subnormal.
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+
+
+def mfma_types(a: str, b: str, target: AmdTarget) -> tuple[str, str]:
+    """Return what the instruction reads A and B as.
+
+    8-bit floats that it does not multiply are bfloat16 by then: formats of OCP on CDNA 3, which
+    reads those of other biases, and all of them on CDNA 2.
+    """
+    is_converted = a in FLOAT8 and b in FLOAT8 and not {a, b} <= set(target.float8_products)
+    return ("bfloat16", "bfloat16") if is_converted else (a, b)
 
 
 def mfma_step(a: str, b: str, c: str, target: AmdTarget) -> int | None:
     """Return the K of the 16 x 16 instruction for these types, or None."""
+    a, b = mfma_types(a, b, target)
+    if a in target.float8_products and b in target.float8_products:
+        return FLOAT8_STEP if c == "float32" else None
     step = MFMA_STEPS.get((a, c)) if a == b else None
     return 2 * step if step and a == "int8" and target.has_wide_int8 else step
 
@@ -85,6 +103,7 @@ def plan_mfma(
     b = _operand(gemm.b, (n, k), (step, at_once), (waves[1], WAVE), threads,
                  not gemm.transpose_b, in_registers[1], wide[1])  # fmt: skip
     tiles = n // (ATOM * waves[1])
+    four = (by_thread(4, ATOM), by_slot(4, 1))
     rows = (
         by_thread(waves[0], WAVE * waves[1]),
         by_slot(m // (ATOM * waves[0] * wide[0]), 4 * tiles * wide[0]),
@@ -94,14 +113,15 @@ def plan_mfma(
     columns = (
         by_thread(waves[1], WAVE),
         by_slot(tiles // wide[1], 4 * wide[1]),
-        by_thread(4, ATOM),
-        by_slot(4, 1),
+        *(four[::-1] if kinds[2] == "float64" else four),
         by_slot(wide[1], 4),
     )
     c = Distribution((m, n), (rows, columns), threads)
+    read = mfma_types(kinds[0], kinds[1], target)
     return GemmPlan(
-        gemm, "mfma", (ATOM, ATOM, step), size, waves, a, b, c, in_registers[2], kinds[2]
-    )
+        gemm, "mfma", (ATOM, ATOM, step), size, waves, a, b, c, in_registers[2], kinds[2],
+        converts_to=read[0] if read != kinds[:2] else "",
+    )  # fmt: skip
 
 
 def _side_by_side(tile: Region, tiles: int, is_transposed: bool, in_registers: bool) -> int:

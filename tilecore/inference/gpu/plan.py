@@ -147,6 +147,8 @@ class GemmPlan:
         sums: element type of the sums.
         reason: why no matrix instruction (on sm_100: not tcgen05) is used, or "".
         is_async: whether nobody waits for it at its end: the program does, or a pipeline.
+        converts_to: the type that holds all of A's and B's numbers, to which threads convert them
+            because the instruction does not read theirs; "": it does.
     """
 
     stmt: Gemm
@@ -161,6 +163,7 @@ class GemmPlan:
     sums: str
     reason: str = ""
     is_async: bool = False
+    converts_to: str = ""
 
     @property
     def is_tf32(self) -> bool:

@@ -62,6 +62,8 @@ def product_in_words(plan: GemmPlan) -> str:
             f" of tf32 (operands {'cut' if cut else 'rounded'} to 11 significant bits, relative"
             f" error up to {error:.1e} each; float32_products='exact' keeps all 24)"
         )
+    if plan.converts_to:
+        how += f" of {plan.converts_to} (which holds all numbers of A and B)"
     if plan.sums == "float16":
         how += " summed up in float16"
     rows, columns = plan.warps

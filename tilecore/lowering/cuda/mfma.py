@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tvm import tirx as tir
+
 from tilecore.inference.gpu.plan import Operand
 from tilecore.ir.nodes import Region
 from tilecore.lowering.cpu.tir import add, mul, quotient, remainder
 from tilecore.lowering.cuda.instructions import wave
 from tilecore.lowering.cuda.memory import thread_index
+from tilecore.lowering.cuda.narrow import upper_half
 from tilecore.lowering.cuda.products import MmaLowering
-from tilecore.lowering.cuda.scalar import memory_type
+from tilecore.lowering.cuda.scalar import from_memory, memory_type
 from tilecore.lowering.cuda.vector import copy_bytes
 
 WAVE = 64
@@ -33,6 +36,11 @@ class MfmaLowering(MmaLowering):
         with builder.turns(plan.size[2] // step) as turn:
             for (operand, region, _), array in zip(sides, arrays, strict=True):
                 self._load(operand, region, array, mul(turn, step), ATOM)
+            if self.plan.converts_to:
+                arrays = [
+                    self._exact(operand, region, array, turn)
+                    for (operand, region, _), array in zip(sides, arrays, strict=True)
+                ]
             self._multiply(arrays, turn)
 
     def _at_once(self) -> int:
@@ -80,18 +88,35 @@ class MfmaLowering(MmaLowering):
                 slot = add(mul(add(mul(group, wide), tile), unit), turn)
                 builder.store(array, builder.load(staged, tile), slot)
 
+    def _exact(self, operand: Operand, region: Region, array: Any, turn: Any) -> Any:
+        """Return the registers of a turn as the instruction reads them: of a type that holds all.
+
+        That of 8-bit floats is the upper half of their float32.
+        """
+        builder, count, start = self.builder, operand.distribution.slots, 0
+        if operand.source == "registers":
+            count //= self.plan.size[2] // self.plan.shape[2]
+            start = mul(turn, count)
+        made = builder.local(count, memory_type(self.plan.converts_to), "exact")
+        with builder.turns(count) as slot:
+            value = from_memory(builder.load(array, add(start, slot)), str(region.dtype))
+            half = upper_half().call(value)
+            builder.store(made, tir.Cast("uint16", half), slot)
+        return made
+
     def _multiply(self, arrays: Sequence[Any], turn: Any) -> None:
         plan, builder = self.plan, self.builder
         step, at_once = plan.shape[2], self._at_once()
+        x, y = (plan.converts_to or str(region.dtype) for region in (self.stmt.b, self.stmt.a))
         instruction = wave.mfma(
-            step, str(self.stmt.a.dtype), self.dtype, flushes=self.accessor.isa.flushes_subnormals
+            step, x, y, self.dtype, flushes=self.accessor.isa.flushes_subnormals
         )
         rows = plan.size[0] // (ATOM * plan.warps[0])
         columns = plan.size[1] // (ATOM * plan.warps[1])
         each = step // 4
         unit = each * at_once
         starts = [
-            mul(turn, count * unit) if operand.source == "registers" else 0
+            mul(turn, count * unit) if operand.source == "registers" and not plan.converts_to else 0
             for operand, count in ((plan.a, rows), (plan.b, columns))
         ]
         with (

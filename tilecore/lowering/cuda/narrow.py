@@ -42,6 +42,14 @@ def narrow(dtype: str) -> Instruction:
     return Instruction(f"tc_narrow_{dtype}", "float x", body, returns="uint32")
 
 
+@functools.cache
+def upper_half() -> Instruction:
+    """Return ``uint32 (float32 x)``: the bits of x as bfloat16, which holds it exactly."""
+    return Instruction(
+        "tc_upper_half", "float x", "return __float_as_uint(x) >> 16;", returns="uint32"
+    )
+
+
 def _widened(form: Format) -> str:
     """Return C text that decodes ``bits``."""
     lines = [

@@ -17,7 +17,10 @@ VOTES = {"any": "int32", "all": "int32", "ballot": "uint32"}
 HALF = "emu::u64 lanes = (emu::u64)mask << (emu::lane() & 32);"
 WIDTHS = (2, 4, 8, 16, 32, 64)
 # Element type -> the emulator's name of it.
-ELEMENTS = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "int8": "s8", "int32": "s32"}
+ELEMENTS = {
+    "float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64", "int8": "s8",
+    "int32": "s32", "float8_e4m3fnuz": "e4m3z", "float8_e5m2fnuz": "e5m2z",
+}  # fmt: skip
 
 
 @functools.cache
@@ -86,21 +89,22 @@ def schedule_fence() -> Instruction:
 
 
 @functools.cache
-def mfma(k: int, dtype: str, accumulator: str, *, flushes: bool = False) -> Instruction:
+def mfma(k: int, a: str, b: str, accumulator: str, *, flushes: bool = False) -> Instruction:
     """Return ``(void* d, const void* a, const void* b)``: d += a b, 16 x 16 sums of ``k`` products.
 
     With r = lane % 16, q = lane / 16, p = k / 4: a holds A[r, p q + e], b holds B[p q + e, r] and
-    d holds D[4 q + e, r].
+    d holds D[4 q + e, r], of float64 D[4 e + q, r].
 
     Args:
         k: products of a sum.
-        dtype: type of A and B.
+        a: type of A.
+        b: type of B; only 8-bit floats mix.
         accumulator: type of D.
         flushes: whether subnormal 16-bit floats count as zero, and subnormal sums become it.
     """
-    kind, total = ELEMENTS[dtype], ELEMENTS[accumulator]
-    rounding = ", true" if flushes and dtype in ("float16", "bfloat16") else ""
+    types = ", ".join(f"emu::{ELEMENTS[dtype]}" for dtype in (a, b, accumulator))
+    rounding = ", true" if flushes and a in ("float16", "bfloat16") else ""
     return Instruction(
-        f"tc_mfma_16x16x{k}_{dtype}", "void* d, const void* a, const void* b",
-        f"emu::mfma<{k}, emu::{kind}, emu::{total}{rounding}>(d, a, b);",
+        f"tc_mfma_16x16x{k}_{a if a == b else f'{a}_{b}'}", "void* d, const void* a, const void* b",
+        f"emu::mfma<{k}, {types}{rounding}>(d, a, b);",
     )  # fmt: skip
