@@ -159,7 +159,6 @@ class _LaunchModel:
         """Return the FLOP per second that tensor cores of a multiprocessor reach."""
         peaks, k = self.hardware.peak_flop_per_s, self.k
         name = "float8" if p.dtype.startswith("float8") else p.dtype.removeprefix("u")
-        name = "tfloat32" if p.dtype == "float32" and "tfloat32" in peaks else name
         peak = peaks.get(name, peaks.get("float16", peaks["float32"])) / self.hardware.cores
         by_warps = k.warp_efficiency if self.target.has_wgmma else k.tensor_efficiency
         found: Floats = peak * np.where(p.is_grouped, k.tensor_efficiency, by_warps)
@@ -180,10 +179,15 @@ class _LaunchModel:
         return peaks.get("float32_fma", peaks["float32"])
 
     def _work_s(self) -> Floats:
-        """Return the time of what is neither a product nor a copy: folds, exponentials, sums."""
+        """Return the time of what is neither a product nor a copy: folds, exponentials, sums.
+
+        Operands that threads convert for a product are part of it.
+        """
         lanes = self._lanes_flop() / 2 / self.hardware.cores * self.k.work_efficiency
         special_rate = SPECIAL_PER_CLOCK * self.hardware.clock_hz
         plain = special = numbers(0, self.columns)
+        for p in self.products:
+            plain = plain + p.conversions * self._trips(p.op)
         for op in self.launch.ops:
             if isinstance(op.stmt, Copy) and op.stmt.src.dtype == op.stmt.dst.dtype:
                 continue  # moved, not computed

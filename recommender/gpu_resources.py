@@ -28,7 +28,7 @@ from tilecore.inference.gpu.matrix_units import (
     operand_kind,
     sums_dtype,
 )
-from tilecore.inference.gpu.mfma import mfma_step
+from tilecore.inference.gpu.mfma import mfma_step, mfma_types
 from tilecore.inference.gpu.products import WARP, WARPGROUP, WGMMA_COLUMNS, divide_warps
 from tilecore.inference.gpu.shared import panel_of
 from tilecore.ir.expr import Var
@@ -51,6 +51,9 @@ PRODUCER_REGISTERS = 24
 REGISTER_STEP = 8  # registers of a thread come in eights
 BARRIERS_OF_STAGE_BYTES = 16  # two mbarriers: full and empty
 FOLDED_BYTES = 4  # of what a thread tells others of a fold across warps
+# Vector instructions that bring an 8-bit float to bfloat16. Source: tests/tilecore/rocm/
+# test_assembly.py counts those of gfx90a and gfx942; 5.4 to 7.5 on 2026-11-24.
+CONVERSION_OPERATIONS = 7
 PREFETCHED = 2  # tiles of each kind on AMD, whose next ones come through registers
 
 
@@ -66,7 +69,8 @@ class Product:
         operand_registers: of a thread.
         is_busy: every warp has a part of C, and rows of A that it computed stay with it.
         shares_rows: several warps have parts of one row of C.
-        dtype: of the operands.
+        dtype: of the operands, as the unit reads them.
+        conversions: operations by which threads bring operands to that type, of one execution.
     """
 
     op: TileOp
@@ -78,6 +82,7 @@ class Product:
     is_busy: Mask
     shares_rows: Mask
     dtype: str
+    conversions: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +167,7 @@ def _product(
     size = stmt.a.dtype.itemsize
     is_read = [region.buffer.scope == "shared" for region in (stmt.a, stmt.b)]
     grouped = np.zeros(len(m), bool)
-    kinds = (operand_kind(str(stmt.a.dtype)), operand_kind(str(stmt.b.dtype)), _sums(stmt))
+    kinds, lanes = _kinds(stmt, target), target.threads_per_warp
     if target.kind == "cuda" and target.has_wgmma and has_wgmma_types(*kinds):
         grouped = (threads % WARPGROUP == 0) & (m % 64 == 0) & (n % 8 == 0)
         grouped &= (k * size % WGMMA_BYTES == 0) & is_read[1]
@@ -170,10 +175,10 @@ def _product(
     warped = np.zeros(len(m), bool)
     for rows_of, columns_of, depth_of in shapes:
         fits = (m % rows_of == 0) & (n % columns_of == 0) & (k % depth_of == 0)
-        warped |= (threads % WARP == 0) & fits
+        warped |= (threads % lanes == 0) & fits
         step = max(step, depth_of)
     atom = shapes[0][:2] if shapes else (16, 8)
-    rows, cols = _divided(m, n, threads, stmt, grouped, atom)
+    rows, cols = _divided(m, n, threads // lanes, stmt, grouped, atom)
     per_instruction = np.ceil(n / cols / WGMMA_COLUMNS)
     by_groups = is_read[0] * m * cols * per_instruction + n * m / 64
     by_warps = is_read[0] * m * cols + is_read[1] * n * rows
@@ -181,26 +186,35 @@ def _product(
     read = k * size * np.where(grouped, by_groups, np.where(warped, by_warps, by_threads))
     is_chained = stmt.a.buffer.scope == "fragment"
     depth = 2 * step * size  # the next step's operands come while this one multiplies
-    held = (m / rows + n / cols) * depth / WARP / REGISTER_BYTES
+    held = (m / rows + n / cols) * depth / lanes / REGISTER_BYTES
+    is_converted = isinstance(target, AmdTarget) and kinds[0] != str(stmt.a.dtype)
+    converted = is_converted * warped * k * (m * cols + n * rows)
     return Product(
         op, 2 * m * n * k, grouped | warped, grouped, read,
         np.where(grouped | ~warped, 8.0, held),
-        (rows * cols * np.where(grouped, WARPGROUP, WARP) >= threads)
+        (rows * cols * np.where(grouped, WARPGROUP, lanes) >= threads)
         & ((cols == 1) | (not is_chained)), (grouped | warped) & (cols > 1), kinds[0],
+        CONVERSION_OPERATIONS * converted,
     )  # fmt: skip
+
+
+def _kinds(stmt: Gemm, target: GpuTarget) -> tuple[str, str, str]:
+    """Return what a unit reads A and B as, and the type of the sums."""
+    a, b = str(stmt.a.dtype), str(stmt.b.dtype)
+    if isinstance(target, AmdTarget):
+        return *mfma_types(a, b, target), str(accumulator_dtype(stmt))
+    return operand_kind(a), operand_kind(b), _sums(stmt)
 
 
 def _shapes(stmt: Gemm, target: GpuTarget) -> list[tuple[int, int, int]]:
     """Return the instructions that whole warps have for a product, the preferred one first."""
     if isinstance(target, AmdTarget):
-        kinds = (str(stmt.a.dtype), str(stmt.b.dtype), str(accumulator_dtype(stmt)))
-        step = mfma_step(*kinds, target)
+        step = mfma_step(*_kinds(stmt, target), target)
         return [] if step is None else [(16, 16, step)]
     if target.multiplies_by_quads:
         halves = stmt.a.dtype == stmt.b.dtype == "float16"
         return [(quads.ATOM, quads.ATOM, quads.STEP)] if halves else []
-    a, b = operand_kind(str(stmt.a.dtype)), operand_kind(str(stmt.b.dtype))
-    return list(mma_shapes(a, b, _sums(stmt), target))
+    return list(mma_shapes(*_kinds(stmt, target), target))
 
 
 def _sums(stmt: Gemm) -> str:
@@ -208,20 +222,20 @@ def _sums(stmt: Gemm) -> str:
 
 
 def _divided(
-    m: Floats, n: Floats, threads: Floats, stmt: Gemm, grouped: Mask, warped: tuple[int, int]
+    m: Floats, n: Floats, warps: Floats, stmt: Gemm, grouped: Mask, warped: tuple[int, int]
 ) -> tuple[Floats, Floats]:
     """Return how warps, or warpgroups, are divided over the rows and columns of C."""
-    distinct, where = _distinct(m, n, threads, grouped)
+    distinct, where = _distinct(m, n, warps, grouped)
     made = []
     for rows, columns, count, is_grouped in distinct:
-        size, atom, widest = WARP, warped, 8
+        size, atom, widest = 1, warped, 8
         if is_grouped:
             # Tiles whose rows run along N are cut between panels only.
             unit = 8 if stmt.transpose_b else panel_of((int(columns),), stmt.b.dtype.itemsize)
             unit = unit if unit and columns % unit == 0 else int(columns)
-            size, atom, widest = WARPGROUP, (64, unit), WGMMA_COLUMNS
-        warps = max(1, int(count) // size)
-        made.append(_division(rows, columns, warps, stmt.policy, atom, widest))
+            size, atom, widest = WARPGROUP // WARP, (64, unit), WGMMA_COLUMNS
+        count = max(1, count // size)
+        made.append(_division(rows, columns, count, stmt.policy, atom, widest))
     found = np.array(made, dtype=np.float64).reshape(-1, 2)[where]
     return found[:, 0], found[:, 1]
 

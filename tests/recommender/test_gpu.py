@@ -7,15 +7,23 @@ import pytest
 
 from recommender.analytic import estimate
 from recommender.errors import EmptySpace
-from recommender.gpu_resources import block_resources, products, target_of
+from recommender.gpu_model import GpuConstants, gpu_terms
+from recommender.gpu_resources import (
+    CONVERSION_OPERATIONS,
+    block_resources,
+    products,
+    target_of,
+)
 from recommender.hardware import load_profile, profile_names
 from recommender.recommend import recommend
 from recommender.space import SearchSpace
 from recommender.workload import Workload
 from tests.recommender.support import MemoryStore
+from tests.tilecore.cuda.tile_programs import gemm
 from tilecore import kernels
 from tilecore.errors import InvalidConfig
-from tilecore.gpu_compiler import lower_gpu
+from tilecore.gpu_compiler import lower_gpu, lower_to_tir
+from tilecore.graph import build
 from tilecore.kernels.attention import ATTENTION
 from tilecore.kernels.dequant_gemm import DEQUANT_GEMM
 from tilecore.kernels.gemm import GEMM
@@ -188,3 +196,56 @@ def test_a_kernel_has_another_program_and_other_knobs_on_gpus():
     assert "num_stages" not in DEQUANT_GEMM.default_config("cpu")
     problem = DEQUANT_GEMM.parse_problem({"m": 1, "n": 64, "k": 128})
     assert on_gpu.program_digest(problem) != DEQUANT_GEMM.program_digest(problem)
+
+
+E4Z, E4 = "float8_e4m3fnuz", "float8_e4m3fn"
+
+
+@pytest.mark.parametrize(
+    ("device", "a", "b", "read_as", "rate"),
+    [
+        ("mi300x", E4Z, "float8_e5m2fnuz", "float8_e4m3fnuz", "float8"),
+        ("mi300x", E4, "float8_e5m2", "bfloat16", "bfloat16"),
+        ("mi300x", E4Z, E4, "bfloat16", "bfloat16"),
+        ("mi250", E4Z, E4Z, "bfloat16", "bfloat16"),
+        ("mi300x", "float64", "float64", "float64", "float64"),
+        ("mi250", "float64", "float64", "float64", "float64"),
+        ("mi300x", "float32", "float32", "float32", "float32"),  # never as tf32
+        ("mi250", "float32", "float32", "float32", "float32"),
+    ],
+)
+def test_products_of_amd_run_at_the_rate_of_what_their_unit_reads(device, a, b, read_as, rate):
+    profile = load_profile(device)
+    total = "float64" if a == "float64" else "float32"
+    func = gemm(4096, 4096, 4096, (128, 128, 32), 2, a, total, total, (False, True), 256, b=b)
+    graph, columns = build(func), {"any": np.zeros(1, np.int64)}
+    (product,) = products(graph.launches[0], columns, target_of(profile))
+    assert product.is_tensor.all()
+    assert product.dtype == read_as
+    found = gpu_terms(graph, columns, profile)
+    fastest = 2 * 4096**3 / profile.peak_flop_per_s[rate]
+    efficiency = GpuConstants().tensor_efficiency
+    np.testing.assert_allclose(found.resources["tensor"], fastest / efficiency)
+    assert found.resources["fma"] == 0
+    # Two by two wavefronts: each half of A and of B is converted twice.
+    converted = 2 * 32 * (128 + 128) * (read_as != a)
+    assert product.conversions == CONVERSION_OPERATIONS * converted
+    assert (found.resources["work"] > found.resources["tensor"]) == (read_as != a)
+    # The plan of the compiler says the same.
+    plan, _ = lower_to_tir(func, target_of(profile))
+    ((made,),) = (launch.gemms.values() for launch in plan.launches.values())
+    assert made.kind == "mfma"
+    assert made.warps == (2, 2)
+    assert (made.converts_to or a) == read_as
+
+
+def test_float32_and_float64_of_amd_stay_below_their_peaks():
+    for device in ("mi250", "mi300x"):
+        for dtype in ("float32", "float64"):
+            sizes = {"m": 4096, "n": 4096, "k": 4096}
+            types = dict.fromkeys(("dtype", "accum_dtype", "out_dtype"), dtype)
+            space = SearchSpace.build(GEMM, GEMM.parse_problem(sizes | types), load_profile(device))
+            found = estimate(space)
+            rate = found.work_flop / found.time_s.min()
+            peak = space.hardware.peak_flop_per_s[dtype]
+            assert 0.4 * peak < rate < peak, (device, dtype)

@@ -1,5 +1,7 @@
 """Machine code for AMD GPUs: instructions, registers, spills; artifacts; what there is not."""
 
+import re
+
 import pytest
 
 import tilecore
@@ -51,6 +53,25 @@ def test_products_use_matrix_instructions_and_wide_accesses(target, dtype, opcod
     for wide in ("ds_read_b128", "ds_write_b128", "global_load_dwordx4", "s_barrier"):
         assert found.opcodes[wide] > 0, wide
     assert code.relocatable.startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize(
+    ("target", "dtype"),
+    [("gfx942", "float8_e4m3fn"), ("gfx90a", "float8_e4m3fnuz"), ("gfx90a", "float8_e5m2")],
+)
+def test_eight_bits_become_bfloat16_in_few_instructions(target, dtype):
+    """As recommender/gpu_resources.py has it, of each element that a lane reads."""
+
+    def vector_instructions(dtype):
+        func = gemm(1024, 1024, 1024, (128, 128, 64), 2, dtype, "float32", "float32", (False, True),
+                    256)  # fmt: skip
+        found, _ = usage(func, target)
+        assert_lean(found, target)
+        return sum(n for name, n in found.opcodes.items() if re.match("v_(?!mfma)", name))
+
+    elements = (64 + 64) * 64 / 64
+    each = (vector_instructions(dtype) - vector_instructions("bfloat16")) / elements
+    assert 5 <= each <= 8
 
 
 def test_loads_of_the_next_tiles_begin_before_the_products_and_are_waited_for_after():

@@ -53,6 +53,19 @@ def test_all_codes_and_values_of_all_sizes(dtype):
         np.testing.assert_array_equal(values[inside], wanted[inside])
 
 
+def test_all_codes_of_four_bits():
+    @T.prim_func
+    def main(C: T.Tensor((16,), "float4_e2m1fn"), W: T.Tensor((16,), "float32")):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(16):
+                W[i] = C[i]
+
+    codes, w = np.arange(16, dtype=np.uint8), np.zeros(16, np.float32)
+    run_text(main, "gfx942", [codes[::2] | codes[1::2] << 4, w])
+    sizes = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    np.testing.assert_array_equal(w, sizes + [-x for x in sizes])
+
+
 @pytest.mark.parametrize("dtype", NAMES[:4])
 def test_products_of_8_bit_floats(dtype):
     func = gemm(72, 64, 96, (64, 64, 32), 2, dtype, "float32", "float32", (False, True), 128)
