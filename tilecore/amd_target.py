@@ -63,8 +63,8 @@ class AmdTarget(GpuTarget):
     def float8_products(self) -> tuple[str, ...]:
         """The 8-bit floats that matrix instructions multiply; these mix.
 
-        Source: LLVM's guide and AMD's "MI300 Instruction Set Architecture": FP8 and BF8 of CDNA 3
-        have an exponent bias of 8 and 16 and one zero, unlike the formats of OCP.
+        Source: HIP's documentation, "FP8 Numbers" (gfx942: FNUZ, not OCP); AMD's matrix instruction
+        calculator (FP8 and BF8 of CDNA 3, in all four pairs; none of CDNA 2).
         """
         return ("float8_e4m3fnuz", "float8_e5m2fnuz") if self.arch == "gfx942" else ()
 

@@ -249,3 +249,18 @@ def test_float32_and_float64_of_amd_stay_below_their_peaks():
             rate = found.work_flop / found.time_s.min()
             peak = space.hardware.peak_flop_per_s[dtype]
             assert 0.4 * peak < rate < peak, (device, dtype)
+
+
+# AMD's matrix instruction calculator (2ef9189): FLOPs/CU/cycle of the 16 x 16 instructions in use.
+FLOP_PER_CLOCK = {
+    "mi250": {"float16": 1024, "bfloat16": 1024, "float32": 256, "float64": 256},
+    "mi300x": {"float16": 2048, "bfloat16": 2048, "float8": 4096, "float32": 256, "float64": 256},
+}
+
+
+@pytest.mark.parametrize("device", FLOP_PER_CLOCK)
+def test_peaks_of_amd_are_those_of_the_instructions_that_the_compiler_uses(device):
+    profile = load_profile(device)
+    for name, each in FLOP_PER_CLOCK[device].items():
+        made = each * profile.cores * profile.clock_hz
+        assert profile.peak_flop_per_s[name] == pytest.approx(made, rel=2e-3), name

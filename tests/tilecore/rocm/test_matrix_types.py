@@ -35,7 +35,7 @@ LIMITS = {  # code of the smallest number, of the largest; both, and codes of Na
     E5Z: (2.0**-17, 0x7F, 57344.0, {0x80}),
     E4: (2.0**-9, 0x7E, 448.0, {0x7F, 0xFF}),
     E5: (2.0**-16, 0x7B, 57344.0, {0x7D, 0x7E, 0x7F, 0xFD, 0xFE, 0xFF}),
-}  # "OCP 8-bit Floating Point Specification" 1.0; AMD's "MI300 Instruction Set Architecture"
+}  # "OCP 8-bit Floating Point Specification" 1.0; StableHLO, RFC 20230321 (fnuz)
 
 
 def values(rng, shape, dtype):

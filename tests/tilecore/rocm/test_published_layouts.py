@@ -50,7 +50,7 @@ ONE = {"float16": 0x3C00, "bfloat16": 0x3F80, "float32": 0x3F800000, "int8": 1,
        "float64": 0x3FF0000000000000, "float8_e4m3fnuz": 0x40, "float8_e5m2fnuz": 0x40}  # fmt: skip
 BITS = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}
 SUMS = {"int8": "int32", "float64": "float64"}  # of other types: float32
-# Targets, types of A and B, the opcode that LLVM (GFX90AInsts, GFX940Insts: mai-gfx940.s) knows.
+# Target, types of A and B, the calculator's name of the instruction.
 OPCODES = [
     ("gfx942", "float8_e4m3fnuz", "float8_e4m3fnuz", "v_mfma_f32_16x16x32_fp8_fp8"),
     ("gfx942", "float8_e5m2fnuz", "float8_e5m2fnuz", "v_mfma_f32_16x16x32_bf8_bf8"),
