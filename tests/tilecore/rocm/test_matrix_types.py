@@ -365,3 +365,48 @@ def test_scales_are_multiplied_and_added():
     (product,), _ = plans_of(run_text(func, "gfx90a", [a, b, c]))
     assert product.kind == "fma"
     assert_product(c, a, b, (False, True))
+
+
+def folded(M, N, K):
+    """Sums of rows and the largest of columns, then rows divided by what their sum is."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((M, K), "float64"),
+        B: T.Tensor((N, K), "float64"),
+        C: T.Tensor((M, N), "float64"),
+        Most: T.Tensor((N,), "float64"),
+    ):
+        with T.Kernel(1, threads=256):
+            A_s = T.alloc_shared((M, K), "float64")
+            B_s = T.alloc_shared((N, K), "float64")
+            C_l = T.alloc_fragment((M, N), "float64")
+            total = T.alloc_fragment((M,), "float64")
+            most = T.alloc_fragment((N,), "float64")
+            T.copy(A, A_s)
+            T.copy(B, B_s)
+            T.gemm(A_s, B_s, C_l, transpose_B=True, clear_accum=True)
+            T.reduce_sum(C_l, total, dim=1)
+            T.reduce_max(C_l, most, dim=0)
+            for i, j in T.Parallel(M, N):
+                C_l[i, j] = C_l[i, j] / (1.0 + T.abs(total[i]))
+            T.copy(C_l, C)
+            T.copy(most, Most)
+
+    return main
+
+
+@RUNS
+def test_sums_of_float64_are_folded_where_they_lie(run):
+    """A lane has every fourth column of a row."""
+    M, N, K = 64, 48, 24
+    rng = np.random.default_rng(7)
+    a, b = values(rng, (M, K), "float64"), values(rng, (N, K), "float64")
+    c, most = np.zeros((M, N)), np.zeros(N)
+    (product,), notes = plans_of(run(folded(M, N, K), "gfx90a", [a, b, c, most]))
+    assert product.kind == "mfma"
+    assert not notes
+    exact = a @ b.T
+    np.testing.assert_allclose(most, exact.max(0), rtol=0, atol=1e-12)
+    expected = exact / (1 + np.abs(exact.sum(1, keepdims=True)))
+    np.testing.assert_allclose(c, expected, rtol=0, atol=1e-12)
