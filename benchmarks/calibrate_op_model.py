@@ -1,11 +1,15 @@
 """Fit the constants of recommender/op_model.py to measured spaces of the library's kernels.
 
-    python benchmarks/calibrate_op_model.py SPACES.json [--measure] [--trials 400]
+    python benchmarks/calibrate_op_model.py SPACES.json.. [--measure] [--trials 400] [--leave-out]
+        [--start NAME=VALUE..]
 
 ``--measure`` first measures up to 20 configs of every row of benchmarks/cpu.py that this model is
 for on this machine, one thread, interleaved, and writes them with the machine's profile. Constants
 are then drawn at random around the best ones so far; what counts is how near the model's choice
-comes to the fastest config measured, on average over workloads. Prints choice and constants.
+comes to the fastest config measured, on average over workloads, and over the machines of several
+files. ``--leave-out`` also fits to all files but one, and tells what that reaches on this one: what
+to expect of a machine that nothing was fitted to, if ``--start`` knows nothing of it either (the
+constants in use, which trials start from otherwise, do). Prints choice and constants.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import json
 import random
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -90,9 +94,36 @@ def load(path: Path) -> list[Space]:
     return found
 
 
-def score(spaces: Sequence[Space], constants: OpConstants) -> float:
-    """Return the mean over workloads of what the model's choice reaches."""
-    return statistics.fmean(s.reached(constants) for s in spaces)
+Machines = Mapping[str, Sequence[Space]]
+
+
+def score(machines: Machines, constants: OpConstants) -> float:
+    """Return the mean over machines and workloads of what the model's choice reaches."""
+    return statistics.fmean(
+        statistics.fmean(s.reached(constants) for s in spaces) for spaces in machines.values()
+    )
+
+
+def fit(machines: Machines, start: OpConstants, trials: int) -> OpConstants:
+    """Return the best constants of so many drawn."""
+    rng, best = random.Random(0), start
+    reached = score(machines, best)
+    for _ in range(trials):
+        drawn = {k: v * rng.lognormvariate(0.0, 0.3) for k, v in asdict(best).items()}
+        candidate = replace(best, **drawn)
+        found = score(machines, candidate)
+        if found > reached:
+            best, reached = candidate, found
+    return best
+
+
+def describe(machines: Machines, constants: OpConstants) -> str:
+    """Return what the choices reach: the mean of each machine, and the worst workload."""
+    parts = []
+    for name, spaces in machines.items():
+        reached = [s.reached(constants) for s in spaces]
+        parts.append(f"{name} {statistics.fmean(reached):.3f} (worst {min(reached):.2f})")
+    return f"{score(machines, constants):.3f} of the fastest: {', '.join(parts)}"
 
 
 def main() -> None:
@@ -100,24 +131,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("spaces", type=Path)
+    parser.add_argument("spaces", type=Path, nargs="+")
     parser.add_argument("--measure", action="store_true")
     parser.add_argument("--trials", type=int, default=400)
+    parser.add_argument("--leave-out", action="store_true")
+    parser.add_argument("--start", nargs="+", default=(), metavar="NAME=VALUE")
     args = parser.parse_args()
+    if args.measure and len(args.spaces) > 1:
+        parser.error("--measure writes one file: expected one path")
     if args.measure:
-        measure(args.spaces)
-    spaces, rng = load(args.spaces), random.Random(0)
-    best, reached = DEFAULT_OP_CONSTANTS, score(spaces, DEFAULT_OP_CONSTANTS)
-    print(f"{reached:.3f} of the fastest with the constants in use")
-    for _ in range(args.trials):
-        drawn = {k: v * rng.lognormvariate(0.0, 0.3) for k, v in asdict(best).items()}
-        candidate = replace(best, **drawn)
-        found = score(spaces, candidate)
-        if found > reached:
-            best, reached = candidate, found
-    print(f"{reached:.3f} of the fastest with", best)
-    for space in spaces:
-        print(f"{space.label:36} {space.reached(best):.2f}")
+        measure(args.spaces[0])
+    machines = {path.stem: load(path) for path in args.spaces}
+    print("constants in use:", describe(machines, DEFAULT_OP_CONSTANTS))
+    given = dict(text.split("=") for text in args.start)
+    start = replace(DEFAULT_OP_CONSTANTS, **{name: float(v) for name, v in given.items()})
+    best = fit(machines, start, args.trials)
+    print("fitted:", describe(machines, best), best, sep="\n")
+    rows: dict[str, list[float]] = {}
+    for spaces in machines.values():
+        for space in spaces:
+            rows.setdefault(space.label, []).append(space.reached(best))
+    for label, reached in rows.items():
+        print(f"{label:36}", *(f"{value:.2f}" for value in reached))
+    for name in machines if args.leave_out else ():
+        others = {n: spaces for n, spaces in machines.items() if n != name}
+        found = score({name: machines[name]}, fit(others, start, args.trials))
+        print(f"fitted to the others: {found:.3f} on {name}")
 
 
 if __name__ == "__main__":
