@@ -24,26 +24,27 @@ from tilecore.ir.nodes import Buffer
 class OpConstants:
     """Properties of the generated code and of caches.
 
-    Source: set by hand for a Xeon with AMX; ``row_...`` and ``run_slots`` to both, a Zen 3 as well
-    (benchmarks/results/op_spaces_2026-11-22.json, op_spaces_zen3_2026-11-23.json). Over 32
-    workloads of the library on each, one thread, the model's choice reaches 0.95 and 0.91 of the
-    fastest config measured, 0.93 on a Zen 4 that nothing was set to
-    (op_spaces_zen4_2026-11-24.json; benchmarks/calibrate_op_model.py).
+    Source: set by hand to three machines together, a Xeon with AMX, a Zen 3 and a Zen 4
+    (benchmarks/results/op_spaces_2026-11-22.json, op_spaces_zen3_2026-11-23.json,
+    op_spaces_zen4_2026-11-24.json). Over 32 workloads of the library on each, one thread, the
+    model's choice reaches 0.950, 0.945 and 0.951 of the fastest config measured, all three seen.
+    What to expect of a machine that was not, and why fused statements are counted one by one:
+    op_model_2026-11-24.md there, benchmarks/calibrate_op_model.py.
     """
 
     product_efficiency: float = 0.7  # of the peak, tiles in the caches
     tile_efficiency: float = 0.35  # the same on tiles of AMX
-    elementwise_efficiency: float = 0.5  # of one operation per lane and FMA slot
+    elementwise_efficiency: float = 0.7  # of one operation per lane and FMA slot
     special_operations: float = 12.0  # elementwise ones that exp and its like take
-    l1_bytes_per_slot: float = 48.0  # of tiles, in FMA slots of a vector
-    l2_bytes_per_slot: float = 20.0  # of blocks whose tiles exceed L1
-    far_bytes_per_slot: float = 10.0  # of blocks whose tiles exceed half of L2
-    row_l2_bytes_per_slot: float = 35.0  # the same without products: tiles pass in streams, which
-    row_far_bytes_per_slot: float = 24.0  # come while elements are computed
-    product_run_slots: float = 300.0  # starting a product: panels, edges, configuration of tiles
-    run_slots: float = 5.0  # starting another statement, mostly while the one before ends
-    block_slots: float = 200.0
-    row_slots: float = 10.0  # closing the fold of a row
+    l1_bytes_per_slot: float = 64.0  # of tiles, in FMA slots of a vector
+    l2_bytes_per_slot: float = 40.0  # of blocks whose tiles exceed L1
+    row_l2_bytes_per_slot: float = 55.0  # the same without products: tiles pass in streams, which
+    # come while elements are computed
+    far_factor: float = 12.0  # rate of blocks whose tiles exceed half of L2, relative to memory
+    product_run_slots: float = 200.0  # starting a product: panels, edges, configuration of tiles
+    run_slots: float = 4.0  # starting another statement, mostly while the one before ends
+    block_slots: float = 150.0
+    row_slots: float = 7.0  # closing the fold of a row
     again_factor: float = 3.0  # rate of tensors read again, relative to memory
 
 
@@ -97,7 +98,7 @@ def op_terms(
     for launch in graph.launches:
         blocks = _column(evaluate(launch.blocks, columns), count)
         runs = runs + blocks * constants.block_slots * slot_s
-        rate = _tile_rate(launch, columns, hardware, constants, count) / slot_s
+        rate = _tile_rate(launch, columns, hardware, constants, count)
         for op in launch.ops:
             times = blocks * _column(evaluate(op.trips, columns), count)
             products = products + times * _product_s(op, columns, hardware, constants, count)
@@ -154,13 +155,18 @@ def _bytes(op: TileOp, columns: Columns, count: int) -> np.ndarray:
 def _tile_rate(
     launch: Launch, columns: Columns, hardware: HardwareProfile, c: OpConstants, count: int
 ) -> np.ndarray:
-    """Return the bytes per slot that tiles come in with, by the cache that holds them."""
+    """Return the bytes per second that tiles come in with, by the cache that holds them.
+
+    Beyond L2 cores differ in what they get, as they do in what they get from memory.
+    """
+    slot_s = _slot_s(hardware)
     held = _total((evaluate(size, columns) for size in launch.live_bytes.values()), count)
     levels = [held <= hardware.l1d_bytes, held <= hardware.l2_bytes / 2]
-    l2, far = c.l2_bytes_per_slot, c.far_bytes_per_slot
-    if all(op.kind != "gemm" for op in launch.ops):
-        l2, far = c.row_l2_bytes_per_slot, c.row_far_bytes_per_slot
-    return np.select(levels, [c.l1_bytes_per_slot, l2], far)
+    is_of_rows = all(op.kind != "gemm" for op in launch.ops)
+    l1 = c.l1_bytes_per_slot / slot_s
+    l2 = (c.row_l2_bytes_per_slot if is_of_rows else c.l2_bytes_per_slot) / slot_s
+    far = min(l2, c.far_factor * hardware.core_bandwidth_bytes_per_s)
+    return np.select(levels, [l1, l2], far)
 
 
 def _memory_s(

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from recommender.analytic import ADVICE, estimate
 from recommender.hardware import HardwareProfile
@@ -16,10 +17,19 @@ from tilecore import kernels
 from tilecore.tile_config import TileConfig
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
-DOCUMENT = json.loads((RESULTS / "op_spaces_2026-11-22.json").read_text())
-HOST = HardwareProfile(
-    **{k: tuple(v) if isinstance(v, list) else v for k, v in DOCUMENT["hardware"].items()}
-)
+MEASURED = {
+    name: json.loads((RESULTS / f"op_spaces_{file}.json").read_text())
+    for name, file in (
+        ("xeon", "2026-11-22"), ("zen3", "zen3_2026-11-23"), ("zen4", "zen4_2026-11-24")
+    )
+}  # fmt: skip
+HOSTS = {
+    name: HardwareProfile(
+        **{k: tuple(v) if isinstance(v, list) else v for k, v in document["hardware"].items()}
+    )
+    for name, document in MEASURED.items()
+}
+HOST = HOSTS["xeon"]
 HEADS = {"batch": 1, "heads": 8, "kv_heads": 8, "seq_q": 512, "seq_kv": 512, "dim": 64}
 
 
@@ -28,16 +38,17 @@ def space_of(name: str, problem: dict[str, object], host: HardwareProfile = HOST
     return SearchSpace.build(definition, definition.parse_problem(problem), host)
 
 
-def test_choices_come_near_the_fastest_that_was_measured() -> None:
+@pytest.mark.parametrize("name", MEASURED)
+def test_choices_come_near_the_fastest_that_was_measured(name: str) -> None:
     reached = []
-    for entry in DOCUMENT["spaces"]:
-        space = space_of(entry["kernel"], entry["problem"])
+    for entry in MEASURED[name]["spaces"]:
+        space = space_of(entry["kernel"], entry["problem"], HOSTS[name])
         columns = space.table([TileConfig.of(c) for c in entry["configs"]])
         choice = int(np.argmin(estimate(space, columns, threads=1).time_s))
         reached.append(min(entry["time_s"]) / entry["time_s"][choice])
     assert len(reached) >= 30
-    assert statistics.fmean(reached) >= 0.9
-    assert min(reached) >= 0.6
+    assert statistics.fmean(reached) >= 0.94
+    assert min(reached) >= 0.7
 
 
 def test_terms_add_up_and_have_advice() -> None:
@@ -62,3 +73,13 @@ def test_a_block_beyond_the_cache_costs_more() -> None:
     space = space_of("layer_norm", {"m": 4096, "n": 4096})
     times = dict(zip(space.columns["block_M"], estimate(space, threads=1).time_s, strict=True))
     assert times[16] < times[128]
+
+
+def test_beyond_the_cache_counts_what_a_core_gets_there() -> None:
+    def loss(host: HardwareProfile) -> float:
+        space = space_of("layer_norm", {"m": 4096, "n": 4096}, host)
+        times = dict(zip(space.columns["block_M"], estimate(space, threads=1).time_s, strict=True))
+        return float(times[128] / times[16])
+
+    assert loss(HOSTS["xeon"]) > 1.01  # 13 GB/s to a core; measured: 18.1 ms instead of 13.8
+    assert loss(HOSTS["zen4"]) < 1.01  # 28 GB/s; measured: 6.3 ms instead of 7.0
