@@ -27,7 +27,7 @@ class OpConstants:
     Source: set by hand to three machines together, a Xeon with AMX, a Zen 3 and a Zen 4
     (benchmarks/results/op_spaces_2026-11-22.json, op_spaces_zen3_2026-11-23.json,
     op_spaces_zen4_2026-11-24.json). Over 32 workloads of the library on each, one thread, the
-    model's choice reaches 0.950, 0.945 and 0.951 of the fastest config measured, all three seen.
+    model's choice reaches 0.950, 0.945 and 0.950 of the fastest config measured, all three seen.
     What to expect of a machine that was not, and why fused statements are counted one by one:
     op_model_2026-11-24.md there, benchmarks/calibrate_op_model.py.
     """
