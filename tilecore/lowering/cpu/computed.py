@@ -43,7 +43,7 @@ class ComputedLowering(DotLowering):
         panel: Any, column: Any, count: int,
     ) -> None:  # fmt: skip
         builder, length = self.builder, self.vectors.groups_at_once
-        whole = quotient(self.groups, length)
+        whole = builder.bind(quotient(self.groups, length))
 
         def run(number: Any, part: int) -> None:
             self.first, self.offset = self.builder.bind(mul(number, length * GROUP)), part * GROUP
@@ -55,7 +55,6 @@ class ComputedLowering(DotLowering):
                 run(number, part)
         if isinstance(self.groups, int) and self.groups % length == 0:
             return
-        whole = builder.bind(whole)
         for part in range(length - 1):
             with builder.when(tir.LT(_i32(add(mul(whole, length), part)), _i32(self.groups))):
                 run(whole, part)

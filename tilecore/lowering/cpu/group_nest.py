@@ -21,7 +21,7 @@ from tilecore.lowering.cpu.codes import PERIOD, TABLE, Lookup, find_lookup, last
 from tilecore.lowering.cpu.lets import has_vector_form, indices_of, inlined
 from tilecore.lowering.cpu.nest import NestLowering
 from tilecore.lowering.cpu.scalar import Scope, convert, lower, to_memory, widen
-from tilecore.lowering.cpu.tir import add, broadcast, mul, typed, vector_type
+from tilecore.lowering.cpu.tir import add, broadcast, mul, vector_type
 from tilecore.target import Target
 
 GROUP, LANES = 2, 16
@@ -168,7 +168,7 @@ class GroupVectors(GroupNestLowering):
         self.first, self.offset = add(first, offset), offset
         start = builder.bind(start)
         for var, value in zip(self.corner, (self.first, start), strict=True):
-            accessor.values[var] = typed(value, "int32")
+            accessor.assign(var, value)
         shift = tuple(binary("mul", var, -1) for var in self.corner)
         storage = panels((GROUP, LANES), "bfloat16", 1, LANES, GROUP)
         tile = accessor.places[self.tile]
@@ -179,6 +179,8 @@ class GroupVectors(GroupNestLowering):
         else:
             self._scalar(self.nest.body, column, start, LANES)
         accessor.places[self.tile] = tile
+        for var in self.corner:
+            del accessor.values[var]
         words = builder.load(memory, 0, GROUP * LANES)
         return tir.reinterpret(vector_type("int32", LANES), words)
 
