@@ -82,4 +82,4 @@ def test_beyond_the_cache_counts_what_a_core_gets_there() -> None:
         return float(times[128] / times[16])
 
     assert loss(HOSTS["xeon"]) > 1.01  # 13 GB/s to a core; measured: 18.1 ms instead of 13.8
-    assert loss(HOSTS["zen4"]) < 1.01  # 28 GB/s; measured: 6.3 ms instead of 7.0
+    assert loss(HOSTS["zen4"]) < 1.01  # 26 GB/s; measured: 6.3 ms instead of 7.4
