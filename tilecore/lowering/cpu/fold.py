@@ -251,7 +251,8 @@ class FoldLowering:
 
     def block(self) -> Any:
         """Return memory for the partial folds of as many neighbours as there are lanes."""
-        return self.builder.alloc(self.lanes * self.lanes, str(self.dtype), "rows")
+        size = self.lanes * self.lanes
+        return self.builder.alloc(size, str(self.dtype), "rows", on_stack=True)
 
     def accumulator(self, lanes: int) -> Any:
         """Return memory for a fold of each lane that nothing was folded into yet."""

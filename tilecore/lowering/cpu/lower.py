@@ -314,9 +314,9 @@ class _LaunchLowering:
             assert tile.output is not None
             places[tile.buffer] = box_place(self.accessor, tile.output.region)
         elif tile.placement in ("block", "late"):
-            memory = self.builder.alloc(
-                tile.storage.size, memory_type(tile.storage.dtype), tile.buffer.name
-            )
+            size, dtype, name = tile.storage.size, memory_type(tile.storage.dtype), tile.buffer.name
+            on_stack = not self.plan.gemms  # beside products only spilled registers lie there
+            memory = self.builder.alloc(size, dtype, name, on_stack=on_stack)
             places[tile.buffer] = Place(memory, tile.storage, flushes=tile.flushes)
         elif tile.placement == "computed":
             places[tile.buffer] = Place(None, tile.storage)

@@ -20,6 +20,10 @@ from tilecore.ir.dtype import DType
 SERIAL, PARALLEL = 0, 1
 CPU = 1  # device type of DLPack
 REGISTER_BYTES = 1024  # smaller "global" buffers become stack slots, then registers
+# What one buffer and all of a kernel may take of the stack. Memory of TVM's pool costs each task as
+# much as the norm of 300 elements (AMD Zen 4, 2026-11-24).
+SLOT_BYTES, STACK_BYTES = 16 << 10, 64 << 10
+ON_STACK = {"disable_lower_builtin": tir.IntImm("bool", 1)}  # TVM leaves the buffer to LLVM
 
 
 class TirBuilder:
@@ -29,6 +33,7 @@ class TirBuilder:
         self._scopes: list[list[Any]] = [[]]
         self._owners = [0]  # scopes that hold the memory of what is inside: one per task
         self._count = 0
+        self._stack_bytes = 0
         self._llvm: dict[str, str] = {}
 
     # --- statements ---------------------------------------------------------------------------
@@ -100,17 +105,38 @@ class TirBuilder:
 
     # --- memory -------------------------------------------------------------------------------
 
-    def alloc(self, size: Any, dtype: str, name: str) -> Any:
+    def alloc(self, size: Any, dtype: str, name: str, *, on_stack: bool = False) -> Any:
         """Allocate ``size`` elements, 64-byte aligned, to the end of the scope.
 
         Memory from the heap lasts to the end of the task: TVM would free it where a ``break``
-        passes by, and outside the ``while`` that it was allocated in.
+        passes by, and outside the ``while`` that it was allocated in. ``on_stack``: rather there,
+        if there is room.
         """
+        bytes_ = size * DType(dtype).itemsize if isinstance(size, int) else None
+        in_place = bytes_ is None or bytes_ < REGISTER_BYTES
+        scope = self._scopes[-1 if in_place else self._owners[-1]]
+        if on_stack and bytes_ is not None and self._fits_stack(bytes_):
+            return self._slot(scope, bytes_, size, dtype, name)
         buffer = tir.decl_buffer((size,), dtype, self.name(name), data_alignment=64)
-        is_register = isinstance(size, int) and size * DType(dtype).itemsize < REGISTER_BYTES
-        in_place = is_register or not isinstance(size, int)
-        self._scopes[-1 if in_place else self._owners[-1]].append(tir.AllocBuffer(buffer))
+        scope.append(tir.AllocBuffer(buffer))
         return buffer
+
+    def _slot(self, scope: list[Any], bytes_: int, size: Any, dtype: str, name: str) -> Any:
+        """Allocate on the stack: LLVM aligns vectors to their size, but elements to 16 bytes."""
+        lines = tir.decl_buffer((-(-bytes_ // 64),), "float32x16", self.name(name))
+        scope.append(tir.AllocBuffer(lines, ON_STACK))
+        buffer = tir.decl_buffer((size,), dtype, self.name(name), data_alignment=64)
+        scope.append(tir.DeclBuffer(buffer, data=tir.buffer_data(lines)))
+        return buffer
+
+    def _fits_stack(self, size_bytes: int) -> bool:
+        """Return whether a buffer goes on the stack, and take the room there."""
+        if size_bytes < REGISTER_BYTES or size_bytes > SLOT_BYTES:
+            return False
+        if self._stack_bytes + size_bytes > STACK_BYTES:
+            return False
+        self._stack_bytes += size_bytes
+        return True
 
     def registers(self, count: int, lanes: int, dtype: str) -> list[Any]:
         """Allocate ``count`` vector registers (one small buffer each)."""
