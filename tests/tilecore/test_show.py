@@ -31,10 +31,10 @@ def test_all_stages_at_once(kernel) -> None:
     shown = kernel.show()
     names = [line.split()[2] for line in shown.splitlines() if line.startswith("# --- ")]
     assert names == [
-        "source", "guard_tiles", "serialize_threads", "drop_stages", "fold_clear", "inference",
-        "tir",
+        "source", "guard_tiles", "serialize_threads", "drop_stages", "fold_clear", "split_tiles",
+        "inference", "tir",
     ]  # fmt: skip
-    assert shown.count("(unchanged)") == 3
+    assert shown.count("(unchanged)") == 4
 
 
 def test_an_unknown_stage_is_refused(kernel) -> None:

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tilecore.errors import InvalidConfig
-from tilecore.inference import computed, dots, few_rows, gemm_order, layouts
-from tilecore.inference.fusion import fuse
+from tilecore.inference import ahead, computed, dots, few_rows, gemm_order, layouts
+from tilecore.inference.fusion import alone, fuse
+from tilecore.inference.in_place import is_read_in_place
 from tilecore.inference.options import CpuOptions
 from tilecore.inference.outputs import Outputs
 from tilecore.inference.plan import (
@@ -101,6 +103,7 @@ class _Inference:
         layouts.check(self.launch)
         self.outputs = Outputs(self.launch, self.by_buffer, self.order)
         gemms = [s for s in walk(self.launch) if isinstance(s, Gemm)]
+        self.operands = {region.buffer for g in gemms for region in (g.a, g.b)}
         known = Sources(self.by_buffer, self.order, frozenset(pads(self.launch)))
         sources = {b: s for b in self.tiles if (s := known.of(b)) is not None}
         self.forms = few_rows.choose(
@@ -129,12 +132,32 @@ class _Inference:
             if plan.placement in ("output", "late"):
                 elided.update(u.stmt for u in self.by_buffer[plan.buffer] if u.role == "copy-src")
         storages = {buffer: plan.storage for buffer, plan in plans.items()}
-        nests = fuse(self.launch, elided, storages)
+        nests = self._fetching(fuse(self.launch, elided, storages), plans, storages)
         self.notes += [_fusion_note(nest) for nest in nests]
         fused = {member: nest for nest in nests for member in nest.members}
         return LaunchPlan(self.launch, plans, planned, frozenset(elided), fused, tuple(self.notes))
 
-    # --- facts --------------------------------------------------------------------------------
+    def _fetching(
+        self,
+        nests: list[FusedNest],
+        plans: Mapping[Buffer, TilePlan],
+        storages: Mapping[Buffer, Storage],
+    ) -> list[FusedNest]:
+        """Return the nests with what they fetch ahead, those too that only do that."""
+        readers: dict[Stmt, dict[Buffer, TilePlan]] = {}
+        for buffer, use in ahead.last_readers(plans, self.by_buffer).items():
+            stmt = use.context.nest if use.role == "load" else use.stmt
+            assert stmt is not None
+            readers.setdefault(stmt, {})[buffer] = plans[buffer]
+        known = {member for nest in nests for member in nest.members}
+        single = (alone(stmt, storages) for stmt in readers if stmt not in known)
+        found = []
+        for nest in (*nests, *(nest for nest in single if nest is not None)):
+            tiles = {b: t for m in nest.members for b, t in readers.get(m, {}).items()}
+            lines = ahead.fetched(nest, self.launch, tiles)
+            if lines or len(nest.members) > 1:
+                found.append(replace(nest, ahead=lines))
+        return found
 
     # --- register tile ------------------------------------------------------------------------
 
@@ -207,6 +230,9 @@ class _Inference:
         if readers and all(u.role == "gemm-a" for u in readers):
             return self._place_broadcast_operand(buffer, source, readers, micro)
         storage = self.tiles[buffer]
+        if source is not None and is_read_in_place(source, readers, self.operands):
+            self._note(buffer, f"read in place from {source.copy.src.buffer.name}")
+            return TilePlan(buffer, storage, "in_place", source)
         self._note(buffer, storage.describe())
         return TilePlan(buffer, storage, "block", source)
 
@@ -401,4 +427,6 @@ def _fusion_note(nest: FusedNest) -> str:
     domain = " x ".join(map(str, nest.extents))
     own = ", ".join(sorted(b.name for b in nest.handed_on))
     kept = f"; {own} stays in registers" if own else ""
-    return f"{nest.members[0].span}: one nest over {domain} for lines {lines}{kept}"
+    tensors = ", ".join(a.tile.name for a in nest.ahead)
+    fetched = f"; fetches what {tensors} reads next" if tensors else ""
+    return f"{nest.members[0].span}: one nest over {domain} for lines {lines}{kept}{fetched}"

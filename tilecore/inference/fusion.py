@@ -76,6 +76,14 @@ def fuse(
     return found
 
 
+def alone(stmt: Stmt, storages: Mapping[Buffer, Storage]) -> FusedNest | None:
+    """Return a statement as a nest of its own, None where it has no such form."""
+    member = _member(stmt, storages)
+    if member is None:
+        return None
+    return FusedNest((stmt,), member.loop_vars, member.extents, member.steps, member.folded)
+
+
 def _fuse(stmts: Sequence[Stmt], members: Sequence[_Member | None]) -> list[FusedNest]:
     found: list[FusedNest] = []
     taken: set[int] = set()

@@ -7,7 +7,7 @@ reads from there.
 from __future__ import annotations
 
 from tilecore.inference.plan import FusedNest
-from tilecore.ir.analysis import covers_whole, reads
+from tilecore.ir.analysis import covers_whole, overwrites, reads
 from tilecore.ir.bounds import linear
 from tilecore.ir.expr import Const, Expr, Var, int_value
 from tilecore.ir.nodes import (
@@ -17,12 +17,13 @@ from tilecore.ir.nodes import (
     Fill,
     Gemm,
     KernelLaunch,
+    Parallel,
     Reduce,
     Seq,
     Stmt,
     Store,
 )
-from tilecore.ir.visitor import buffers_of, children, loads, walk
+from tilecore.ir.visitor import buffers_of, children, flat, loads, walk
 
 
 def handed_on(launch: KernelLaunch, seq: Seq, nest: FusedNest) -> frozenset[Buffer]:
@@ -103,6 +104,10 @@ def _sets_whole(stmt: Stmt, buffer: Buffer) -> bool:
             return src.buffer is not buffer and dst.buffer is buffer and covers_whole(dst)
         case Gemm(a=a, b=b, c=c, clear_accum=Const(value=True)):
             return buffer not in (a.buffer, b.buffer) and covers_whole(c)
+        case Parallel(body=body):
+            place = overwrites(stmt, buffer)
+            before = flat([body])[: 0 if place is None else place + 1]
+            return place is not None and not any(buffer in reads(s) for s in before)
         case _:
             return False
 

@@ -101,6 +101,20 @@ class GemmPlan:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Ahead:
+    """What is fetched ahead: what ``tile``, read in place, has at ``indices`` one box further.
+
+    That is where ``var`` is ``step`` more. ``is_near``: to L1, else to L2.
+    """
+
+    tile: Buffer
+    indices: tuple[Expr, ...]
+    var: Var
+    step: int
+    is_near: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class FusedNest:
     """Statements that run in one loop nest over ``extents``, in this order in each iteration.
 
@@ -109,6 +123,7 @@ class FusedNest:
         steps: what they do at ``loop_vars``; a reduction takes the element of its source there.
         folded: positions of the axes that the reductions fold.
         handed_on: tiles whose new elements only later steps of the same iteration read.
+        ahead: what is fetched meanwhile.
     """
 
     members: tuple[Stmt, ...]
@@ -117,6 +132,7 @@ class FusedNest:
     steps: tuple[Store | Reduce, ...]
     folded: frozenset[int]
     handed_on: frozenset[Buffer] = frozenset()
+    ahead: tuple[Ahead, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tilecore.ir import nodes
 from tilecore.ir.expr import Const, Expr, Var, int_value
 from tilecore.ir.fold import reducer_update
 from tilecore.ir.nodes import Buffer, PrimFunc, Region, Stmt
-from tilecore.ir.visitor import expressions, loads, walk, walk_expr
+from tilecore.ir.visitor import expressions, flat, loads, walk, walk_expr
 
 
 def pads(launch: Stmt) -> dict[Buffer, Expr]:
@@ -114,6 +116,40 @@ def covers_whole(region: Region) -> bool:
     return shape is not None and all(
         int_value(o) == 0 and int_value(e) == s
         for o, e, s in zip(region.offsets, region.extents, shape, strict=True)
+    )
+
+
+def overwrites(nest: nodes.Parallel, buffer: Buffer) -> int | None:
+    """Return which statement of a nest gives every element of a buffer its new value.
+
+    None: none does, or another one stores to it as well, or iterations touch elements of others.
+    """
+    stmts = flat([nest.body])
+    if not all(isinstance(s, (nodes.Let, nodes.Store)) for s in stmts):
+        return None
+    stores = {i: s for i, s in enumerate(stmts) if isinstance(s, nodes.Store)}
+    found = [(i, s.indices) for i, s in stores.items() if s.buffer is buffer]
+    if len(found) != 1 or not _runs_through(nest, found[0][1], buffer):
+        return None
+    place, indices = found[0]
+    read = (load.indices for s in stmts for load in loads(s) if load.buffer is buffer)
+    return place if all(_same(i, indices) for i in read) else None
+
+
+def _runs_through(nest: nodes.Parallel, indices: Sequence[Expr], buffer: Buffer) -> bool:
+    """Return whether ``indices`` take the iterations of a nest through all elements of a buffer."""
+    extents = {id(v): int_value(e) for v, e in zip(nest.loop_vars, nest.extents, strict=True)}
+    sizes = [int_value(size) for size in buffer.shape]
+    along = [(id(i), size) for i, size in zip(indices, sizes, strict=True) if size != 1]
+    return len(dict(along)) == len(along) and all(
+        size is not None and extents.get(i) == size for i, size in along
+    )
+
+
+def _same(one: Sequence[Expr], other: Sequence[Expr]) -> bool:
+    return all(
+        a is b or (int_value(a) is not None and int_value(a) == int_value(b))
+        for a, b in zip(one, other, strict=True)
     )
 
 

@@ -9,6 +9,7 @@ from tilecore.passes import (
     fold_clear,
     open_extents,
     private_tiles,
+    split_tiles,
     stage_outputs,
     stages,
     threads,
@@ -21,6 +22,7 @@ PIPELINE: tuple[tuple[str, Pass], ...] = (
     ("serialize_threads", threads.run),
     ("drop_stages", stages.run),
     ("fold_clear", fold_clear.run),
+    ("split_tiles", split_tiles.run),
 )
 
 

@@ -51,6 +51,7 @@ class Place:
         storage: how elements are laid out.
         base: TIR offset of element 0 (a slice of a larger buffer).
         shift: added to the indices before the layout (a tile that is a box of a tensor).
+        axes: the tensor's axis that each axis of such a tile runs along (None: extent 1).
         guarded: whether indices may leave the buffer (global tensors).
         stream_bytes: vectors of this size are stored past the caches (0: none).
         flushes: bfloat16 whose subnormal numbers may be kept as 0.
@@ -62,7 +63,7 @@ class Place:
     storage: Storage | TensorStorage
     base: Any = 0
     shift: tuple[Expr, ...] = ()
-    axes: tuple[int, ...] = ()
+    axes: tuple[int | None, ...] = ()
     guarded: bool = False
     stream_bytes: int = 0
     flushes: bool = False
@@ -75,7 +76,8 @@ class Place:
             return tuple(indices)
         result = list(self.shift)
         for axis, index in zip(self.axes, indices, strict=True):
-            result[axis] = binary("add", result[axis], index)
+            if axis is not None:
+                result[axis] = binary("add", result[axis], index)
         return tuple(result)
 
 

@@ -14,11 +14,14 @@ from typing import Any
 
 from tvm import tirx as tir
 
-from tilecore.inference.plan import FusedNest
+from tilecore.inference.plan import Ahead, FusedNest
+from tilecore.inference.storage import CACHE_LINE_BYTES
 from tilecore.ir.bounds import linear
+from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Call, Expr, binary
 from tilecore.ir.nodes import Buffer, Reduce, Stmt, Store
 from tilecore.ir.visitor import expressions, loads, walk_expr
+from tilecore.lowering.cpu import prefetch
 from tilecore.lowering.cpu.access import Accessor, Place
 from tilecore.lowering.cpu.bfloat16 import Pairs
 from tilecore.lowering.cpu.fold import UNROLL, FoldLowering
@@ -190,11 +193,16 @@ class FusedLowering:
         total = self._accumulators(1)
         scope = self.accessor.scope(self.var, lanes)
         pairs = 1 if count > 1 or vectors % 2 else 2  # iterations that round together
+        ahead = [self._lines_of(one) for one in self.nest.ahead]
         with self._loops(self.inner):
             with self.builder.loop(vectors // (count * pairs)) as q, self._paired(pairs > 1):
                 first = self.builder.bind(mul(q, count * pairs * lanes))
                 for i, part in enumerate(parts * pairs):
-                    self._steps(add(first, i * lanes), part, scope)
+                    at = add(first, i * lanes)
+                    self._steps(at, part, scope)
+                    for one, per_line in ahead:
+                        if i % per_line == 0:
+                            self._fetch(one, at)
             for i in range(vectors % count):
                 self._steps((vectors - vectors % count + i) * lanes, parts[i], scope)
             if rest:
@@ -202,6 +210,23 @@ class FusedLowering:
                     self._steps(index, total, self.accessor.scope())
         for step, fold in self.folds.items():
             close(step, fold.merged([part[step] for part in parts], lanes), total[step])
+
+    def _lines_of(self, one: Ahead) -> tuple[Ahead, int]:
+        """Return what is fetched ahead, and of how many vectors each a cache line has."""
+        itemsize = DType(self.accessor.places[one.tile].storage.dtype).itemsize
+        return one, max(1, CACHE_LINE_BYTES // (self.lanes * itemsize))
+
+    def _fetch(self, one: Ahead, first: Any) -> None:
+        """Fetch the line of an element of the next box."""
+        accessor, values = self.accessor, self.accessor.values
+        place, before = accessor.places[one.tile], values[one.var]
+        values[one.var] = add(before, one.step)
+        with self._at({self.last: first}):
+            offset, _ = accessor.offset(place, place.indices(one.indices))
+        values[one.var] = before
+        prefetch.fetch(
+            self.builder, place.memory, offset, prefetch.L1 if one.is_near else prefetch.L2
+        )
 
     @contextmanager
     def _paired(self, is_paired: bool) -> Iterator[None]:

@@ -308,8 +308,8 @@ class _LaunchLowering:
         places = self.accessor.places
         if tile.placement in ("in_place", "staged"):
             assert tile.source is not None
-            axes = tuple(a for a in tile.source.axes if a is not None)
-            places[tile.buffer] = box_place(self.accessor, tile.source.copy.src, axes)
+            source = tile.source
+            places[tile.buffer] = box_place(self.accessor, source.copy.src, source.axes)
         elif tile.placement == "output":
             assert tile.output is not None
             places[tile.buffer] = box_place(self.accessor, tile.output.region)

@@ -37,13 +37,19 @@ def strided(accessor: Accessor, region: Region, transposed: bool) -> Strided:
     origin = place.indices(region.offsets)
     offset, _ = accessor.offset(place, origin)
     storage = place.storage
-    axes = place.axes[-2:] if place.shift else (len(storage.shape) - 2, len(storage.shape) - 1)
+    axes = _axes(place)[-2:] if place.shift else (len(storage.shape) - 2, len(storage.shape) - 1)
     steps = [accessor.step(place, axis) for axis in axes]
     row, column = (steps[1], steps[0]) if transposed else (steps[0], steps[1])
     return Strided(place, accessor.builder.bind(offset), row, column)
 
 
-def box_place(accessor: Accessor, region: Region, axes: tuple[int, ...] | None = None) -> Place:
+def _axes(place: Place) -> tuple[int, ...]:
+    return tuple(axis for axis in place.axes if axis is not None)
+
+
+def box_place(
+    accessor: Accessor, region: Region, axes: tuple[int | None, ...] | None = None
+) -> Place:
     """Return the place of a tile that is a box of a tensor and runs along ``axes`` of it."""
     origin = accessor.places[region.buffer]
     kept = kept_axes(region) if axes is None else axes
@@ -54,5 +60,5 @@ def boxed(accessor: Accessor, region: Region) -> Strided:
     """Return a box of a tensor with two axes as a strided operand."""
     place = box_place(accessor, region)
     offset, _ = accessor.offset(place, place.indices((const(0), const(0))))
-    row, column = (accessor.step(place, axis) for axis in place.axes)
+    row, column = (accessor.step(place, axis) for axis in _axes(place))
     return Strided(place, accessor.builder.bind(offset), row, column)
