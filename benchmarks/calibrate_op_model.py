@@ -1,10 +1,11 @@
 """Fit the constants of recommender/op_model.py to measured spaces of the library's kernels.
 
-    python benchmarks/calibrate_op_model.py SPACES.json.. [--measure] [--trials 400] [--leave-out]
-        [--start NAME=VALUE..]
+    python benchmarks/calibrate_op_model.py SPACES.json.. [--measure [--match REGEX]]
+        [--trials 400] [--leave-out] [--start NAME=VALUE..]
 
 ``--measure`` first measures up to 20 configs of every row of benchmarks/cpu.py that this model is
-for on this machine, one thread, interleaved, and writes them with the machine's profile. Constants
+for on this machine, one thread, interleaved, and writes them with the machine's profile; with
+``--match`` those rows alone, in place of what the file (of this machine) has of them. Constants
 are then drawn at random around the best ones so far; what counts is how near the model's choice
 comes to the fastest config measured, on average over workloads, and over the machines of several
 files. ``--leave-out`` also fits to all files but one, and tells what that reaches on this one: what
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -55,11 +57,15 @@ class Space:
         return float(self.time_s.min() / self.time_s[int(np.argmin(predicted))])
 
 
-def measure(path: Path) -> None:
-    """Measure the spaces and write them."""
+def measure(path: Path, match: str) -> None:
+    """Measure the spaces of the rows that match and write them, with the others of the file."""
     host = profile("llvm")
-    found: list[dict[str, Any]] = []
+    known = json.loads(path.read_text()) if match and path.exists() else {"spaces": []}
+    hardware = known.get("hardware", host.as_dict())
+    found: dict[str, dict[str, Any]] = {entry["label"]: entry for entry in known["spaces"]}
     for row in rows():
+        if not re.search(match, row.label):
+            continue
         with tempfile.TemporaryDirectory() as folder:
             case = Case(row, host, "llvm", ArtifactStore(Path(folder)))
             if estimate(case.space).tiling is not None:  # a product, which has a model of its own
@@ -69,15 +75,14 @@ def measure(path: Path) -> None:
             )
             configs = [case.space.config(i) for i in chosen]
             times = interleaved({c: case.kernel(c) for c in configs}, 1, 3)
-        found.append(
-            {
-                "label": row.label, "kernel": row.kernel, "problem": dict(case.problem),
-                "configs": [dict(c) for c in configs],
-                "time_s": [statistics.median(times[c]) for c in configs],
-            }
-        )  # fmt: skip
+        found[row.label] = {
+            "label": row.label, "kernel": row.kernel, "problem": dict(case.problem),
+            "configs": [dict(c) for c in configs],
+            "time_s": [statistics.median(times[c]) for c in configs],
+        }  # fmt: skip
         print(row.label, flush=True)
-        path.write_text(json.dumps({"hardware": host.as_dict(), "spaces": found}, indent=1) + "\n")
+        document = {"hardware": hardware, "spaces": list(found.values())}
+        path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def load(path: Path) -> list[Space]:
@@ -133,6 +138,7 @@ def main() -> None:
     )
     parser.add_argument("spaces", type=Path, nargs="+")
     parser.add_argument("--measure", action="store_true")
+    parser.add_argument("--match", default="", help="rows to measure (default: all)")
     parser.add_argument("--trials", type=int, default=400)
     parser.add_argument("--leave-out", action="store_true")
     parser.add_argument("--start", nargs="+", default=(), metavar="NAME=VALUE")
@@ -140,7 +146,7 @@ def main() -> None:
     if args.measure and len(args.spaces) > 1:
         parser.error("--measure writes one file: expected one path")
     if args.measure:
-        measure(args.spaces[0])
+        measure(args.spaces[0], args.match)
     machines = {path.stem: load(path) for path in args.spaces}
     print("constants in use:", describe(machines, DEFAULT_OP_CONSTANTS))
     given = dict(text.split("=") for text in args.start)

@@ -26,9 +26,10 @@ class OpConstants:
 
     Source: set by hand to three machines together, a Xeon with AMX, a Zen 3 and a Zen 4
     (benchmarks/results/op_spaces_2026-11-22.json, op_spaces_zen3_2026-11-23.json,
-    op_spaces_zen4_2026-11-24.json). Over 32 workloads of the library on each, one thread, the
-    model's choice reaches 0.950, 0.945 and 0.950 of the fastest config measured, all three seen.
-    What to expect of a machine that was not, and why fused statements are counted one by one:
+    op_spaces_zen4_2026-11-24.json), those of rows to the Zen 4 alone. Over 32 workloads of the
+    library there, one thread, the model's choice reaches 0.957 of the fastest config measured; over
+    the 23 that are not rows 0.955 on the Xeon and 0.949 on the Zen 3, all three seen. What to
+    expect of a machine that was not, and why fused statements are counted one by one:
     op_model_2026-11-24.md there, benchmarks/calibrate_op_model.py.
     """
 
@@ -38,18 +39,20 @@ class OpConstants:
     special_operations: float = 12.0  # elementwise ones that exp and its like take
     l1_bytes_per_slot: float = 64.0  # of tiles, in FMA slots of a vector
     l2_bytes_per_slot: float = 40.0  # of blocks whose tiles exceed L1
-    row_l2_bytes_per_slot: float = 55.0  # the same without products: tiles pass in streams, which
-    # come while elements are computed
+    row_l2_bytes_per_slot: float = 20.0  # the same without products, where nothing is in L1
+    row_l2_doublings: float = 4.0  # of L1, until nothing is: a row too many does not push out all
     far_factor: float = 12.0  # rate of blocks whose tiles exceed half of L2, relative to memory
     product_run_slots: float = 200.0  # starting a product: panels, edges, configuration of tiles
     run_slots: float = 4.0  # starting another statement, mostly while the one before ends
     block_slots: float = 150.0
+    row_block_slots: float = 20.0  # the same without products: tiles are on the stack, few or none
     row_slots: float = 7.0  # closing the fold of a row
     again_factor: float = 3.0  # rate of tensors read again, relative to memory
 
 
 DEFAULT_OP_CONSTANTS = OpConstants()
 HIDDEN = 0.5
+NEAR = 0.25  # of L2: smaller tensors are read again from there, as their tiles are counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +100,12 @@ def op_terms(
     products, work, tiles, runs = zero, zero, zero, zero
     for launch in graph.launches:
         blocks = _column(evaluate(launch.blocks, columns), count)
-        runs = runs + blocks * constants.block_slots * slot_s
+        start = constants.row_block_slots if _is_of_rows(launch) else constants.block_slots
+        runs = runs + blocks * start * slot_s
         rate = _tile_rate(launch, columns, hardware, constants, count)
         for op in launch.ops:
+            if _is_left_out(op, launch):
+                continue
             times = blocks * _column(evaluate(op.trips, columns), count)
             products = products + times * _product_s(op, columns, hardware, constants, count)
             work = work + times * _work_s(op, columns, hardware, constants, count)
@@ -107,6 +113,25 @@ def op_terms(
             runs = runs + times * _run_slots(op, columns, constants, count) * slot_s
     memory = _memory_s(graph, columns, hardware, cores, constants, count)
     return OpTerms(products, work, tiles, runs, memory)
+
+
+def _is_of_rows(launch: Launch) -> bool:
+    return all(op.kind != "gemm" for op in launch.ops)
+
+
+def _is_left_out(op: TileOp, launch: Launch) -> bool:
+    """Return whether a copy is not made: what reads it reads the tensor (inference/in_place.py)."""
+    if op.kind != "copy" or any(a.buffer.scope != "global" for a in op.reads):
+        return False
+    tiles = {a.buffer for a in op.writes if a.buffer.scope != "global"}
+    readers = [o for o in launch.ops if any(a.buffer in tiles for a in o.reads)]
+    kinds = {o.kind for o in readers if not _is_copied_out(o)}
+    is_plain = all(a.buffer.dtype.is_float and a.buffer.dtype.bits >= 16 for a in op.reads)
+    return bool(tiles) and is_plain and kinds <= {"parallel", "reduce"}
+
+
+def _is_copied_out(op: TileOp) -> bool:
+    return op.kind == "copy" and all(a.buffer.scope == "global" for a in op.writes)
 
 
 def _slot_s(hardware: HardwareProfile) -> float:
@@ -161,12 +186,18 @@ def _tile_rate(
     """
     slot_s = _slot_s(hardware)
     held = _total((evaluate(size, columns) for size in launch.live_bytes.values()), count)
-    levels = [held <= hardware.l1d_bytes, held <= hardware.l2_bytes / 2]
-    is_of_rows = all(op.kind != "gemm" for op in launch.ops)
+    for op in launch.ops:
+        if _is_left_out(op, launch):  # what it would copy, and what is fetched for the next block
+            held = held + 2 * _total((evaluate(a.tile_bytes, columns) for a in op.reads), count)
     l1 = c.l1_bytes_per_slot / slot_s
-    l2 = (c.row_l2_bytes_per_slot if is_of_rows else c.l2_bytes_per_slot) / slot_s
+    l2 = (c.row_l2_bytes_per_slot if _is_of_rows(launch) else c.l2_bytes_per_slot) / slot_s
     far = min(l2, c.far_factor * hardware.core_bandwidth_bytes_per_s)
-    return np.select(levels, [l1, l2], far)
+    levels = [held <= hardware.l1d_bytes, held <= hardware.l2_bytes / 2]
+    if not _is_of_rows(launch):
+        return np.select(levels, [l1, l2], far)
+    beyond = np.log2(np.maximum(held / hardware.l1d_bytes, 1.0)) / c.row_l2_doublings
+    between = 1.0 / (1.0 / l1 + np.minimum(beyond, 1.0) * (1.0 / l2 - 1.0 / l1))
+    return np.where(levels[1], between, far)
 
 
 def _memory_s(
@@ -175,18 +206,23 @@ def _memory_s(
 ) -> np.ndarray:  # fmt: skip
     """Return the seconds that tensors take: from memory once, from a cache when read again."""
     bandwidth = min(hardware.core_bandwidth_bytes_per_s, hardware.bandwidth_bytes_per_s / cores)
-    moved = _total(
-        (evaluate(graph.read_bytes, columns), evaluate(graph.write_bytes, columns)), count
-    )
-    tensors: dict[Buffer, np.ndarray] = {}
+    sizes: dict[Buffer, np.ndarray] = {}
+    moved: dict[Buffer, np.ndarray] = {}
     for launch in graph.launches:
         for writes in (False, True):
-            for _, access in launch.accesses(writes=writes):
+            for op, access in launch.accesses(writes=writes):
                 size = _column(evaluate(access.footprint_bytes, columns), count)
-                tensors[access.buffer] = np.maximum(tensors.get(access.buffer, 0.0), size)
-    once = np.minimum(moved, _total(tensors.values(), count))
-    found: np.ndarray = once / bandwidth + (moved - once) / (bandwidth * c.again_factor)
-    return found
+                times = _column(evaluate(launch.repeats(op, access), columns), count)
+                tensor = access.buffer
+                sizes[tensor] = np.maximum(sizes.get(tensor, 0.0), size)
+                moved[tensor] = moved.get(tensor, 0.0) + size * times
+    once = {tensor: np.minimum(size, moved[tensor]) for tensor, size in sizes.items()}
+    again = (
+        np.where(size > NEAR * hardware.l2_bytes, moved[tensor] - once[tensor], 0.0)
+        for tensor, size in sizes.items()
+    )
+    found: np.ndarray = _total(once.values(), count) / bandwidth
+    return found + _total(again, count) / (bandwidth * c.again_factor)
 
 
 def _total(values: Iterable[np.ndarray], count: int) -> np.ndarray:
