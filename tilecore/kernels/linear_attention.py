@@ -132,7 +132,7 @@ LINEAR_ATTENTION = KernelDefinition(
         Knob(
             "chunk",
             64,
-            {"cpu": (32, 64, 128), "cuda": (32, 64, 128)},
+            {"cpu": (16, 32, 64, 128), "cuda": (32, 64, 128)},
             doc="queries and keys per step",
         ),
         Knob(
