@@ -36,7 +36,7 @@ _EXPORTS = {
 _RENAMED = {"DataType": "DType"}
 _MODULES = (
     "autotuner", "carver", "contrib", "engine", "errors", "kernels", "language", "layout", "math",
-    "profiler", "testing", "tools", "transform", "utils",
+    "profiler", "runtime", "testing", "tools", "transform", "utils",
 )  # fmt: skip
 
 
