@@ -15,6 +15,8 @@ from tilecore.gpu_target import find_gpu_target
 from tilecore.tile_config import digest
 
 EMULATED = "emulated"  # the feature, and the first word of the name, of a device that is none
+DETECTED = "detected"  # the source of a profile without rates
+ASSUMED = "assumed"  # how the source of rates begins that nobody measured
 LIKENESS = 0.6  # of names (difflib's ratio), below which devices have nothing to do with each other
 
 
@@ -43,7 +45,7 @@ class HardwareProfile:
     clock_hz: float = 0.0  # GPU: at which the peaks hold
     l2_bandwidth_bytes_per_s: float = 0.0  # GPU: from L2 to all multiprocessors
     features: tuple[str, ...] = ()  # "avx512f", "avx512_bf16", ...
-    source: str = "detected"  # "detected", "measured <date>", or the document
+    source: str = DETECTED  # or "measured <date>", "assumed: ..", or the document
     aliases: tuple[str, ...] = ()
     driver: str = ""  # as last seen: of the GPU; of a CPU its kernel and microcode; "": unknown
 
@@ -127,6 +129,31 @@ def load_profile(name: str) -> HardwareProfile:
         if wanted in {stem, profile.name.lower(), *(alias.lower() for alias in profile.aliases)}:
             return profile
     raise UnknownHardware(known=", ".join(profile_names()), found=name)
+
+
+def with_assumed_rates(profile: HardwareProfile) -> HardwareProfile:
+    """Return a CPU that nobody measured with the rates of the generic one of its instructions."""
+    stem = profile.arch.lower()
+    if profile.kind != "cpu" or profile.source != DETECTED or stem not in profile_names():
+        return profile
+    generic = load_profile(stem)
+    per_core = generic.core_bandwidth_bytes_per_s
+    return replace(
+        profile,
+        peak_flop_per_s=generic.peak_flop_per_s,
+        bandwidth_bytes_per_s=min(generic.bandwidth_bytes_per_s, profile.cores * per_core),
+        core_bandwidth_bytes_per_s=per_core,
+        launch_s=generic.launch_s,
+        source=f"{ASSUMED}: rates of {generic.name}",
+    )
+
+
+def assumption(profile: HardwareProfile) -> str:
+    """Return what to know of times of a device whose rates were assumed, "" of others."""
+    if not profile.source.startswith(ASSUMED):
+        return ""
+    of = profile.source.partition("rates of ")[2]
+    return f"times rest on the rates of {of}: `tilecore profile` measures this machine's (seconds)"
 
 
 def nearest_profile(name: str) -> HardwareProfile | None:

@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import replace
 
 from db.store import SqlStore
-from recommender.hardware import HardwareProfile, nearest_profile
+from recommender.hardware import HardwareProfile, assumption, nearest_profile
 from recommender.open_programs import advise
 from recommender.remembered import Known
 from tilecore import kernels
@@ -71,7 +71,8 @@ def advise_for(
     target = compile_target(hardware)
     found = advise(question, hardware, lambda func, knobs: check(func, target, knobs), known)
     if not asked_for:
-        return found
+        note = assumption(hardware)
+        return replace(found, notes=(*found.notes, note)) if note else found
     note = f"nobody knows {asked_for}; these are for {hardware.name}, the device most like it"
     return replace(found, notes=(note, *found.notes))
 

@@ -19,6 +19,7 @@ from db.migrate import open_database, revision, upgrade
 from db.records import MeasurementQuery, RunRecord
 from db.session import Database
 from db.store import SqlStore
+from recommender.hardware import assumption
 from tuner_service import console as show
 from tuner_service import jobs, questions, wiring
 from tuner_service.doubts import remeasurement
@@ -168,6 +169,9 @@ def recommend(
     out.print(f"{workload} on {question.hardware.name}", highlight=False)
     work_flop = question.work_flop
     show.print_recommendations(out, work_flop, ranked, question.hardware.kind)
+    note = assumption(question.hardware)
+    if note:
+        out.print(note, highlight=False, soft_wrap=True)
     if again is not None:
         out.print(f"measured before, but: {'; '.join(again.reasons)}", soft_wrap=True)
         out.print(f"to be measured again: {again.state} ({again.detail})", soft_wrap=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from db.migrate import open_database
 from db.store import SqlStore
-from recommender.hardware import HardwareProfile
+from recommender.hardware import HardwareProfile, with_assumed_rates
 from recommender.measurement import Toolchain
 from recommender.ports import Measurer
 from tuner_service.settings import Settings
@@ -50,10 +50,11 @@ def host_toolchain() -> Toolchain:
 
 
 def host_profile(store: SqlStore) -> HardwareProfile:
-    """Return this machine with the rates that `tilecore profile` measured, if it was run."""
+    """Return this machine with the rates that `tilecore profile` measured, else assumed ones."""
     host = detected_host()
     stored = store.hardware(host.key)
-    return host if stored is None else replace(stored, driver=host.driver)
+    found = host if stored is None else replace(stored, driver=host.driver)
+    return with_assumed_rates(found)
 
 
 def compile_target(hardware: HardwareProfile) -> str:

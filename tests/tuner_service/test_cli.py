@@ -5,6 +5,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,22 @@ def test_recommend_prints_source_interval_and_reason(cli, unmeasured_source):
     assert unmeasured_source in out
     assert "80 % interval" in out
     assert "1. block_K=" in out
+
+
+def test_times_of_a_machine_that_was_not_profiled_rest_on_rates_of_one_like_it(cli, store):
+    def flop_per_s() -> float:
+        (best,) = json.loads(cli("recommend", *GEMM, "--top-k", "1", "--json")[1])
+        return best["gflops"] * 1e9
+
+    _, out, _ = cli("recommend", *GEMM)
+    assert "times rest on the rates of x86-64 with" in out
+    assumed = wiring.host_profile(store)
+    assert assumed.key == wiring.detected_host().key
+    assert flop_per_s() > 0.1 * assumed.peak_flop_per_s["float32"]
+    assert not wiring.is_measured(assumed)
+    store.save_hardware(replace(assumed, source="measured 2026-11-25"))
+    _, out, _ = cli("recommend", *GEMM)
+    assert "times rest on" not in out
 
 
 def test_recommend_as_json(cli):
