@@ -48,8 +48,12 @@ def recommend(question: OpenProgram) -> ProgramAdvice:
     store = open_store(settings)
     with closing(store.database):
         hardware, asked_for = device_of(store, question.target)
-        known = Known(store, host_toolchain().on(hardware.kind).key, kernels.get("gemm"))
-        return advise_for(question, hardware, asked_for, known)
+        return advise_for(question, hardware, asked_for, known_to(store, hardware))
+
+
+def known_to(store: SqlStore, hardware: HardwareProfile) -> Known:
+    """Return what was measured on a device, by this installation's toolchain and others."""
+    return Known(store, host_toolchain().on(hardware.kind).key, kernels.get("gemm"))
 
 
 def advise_for(

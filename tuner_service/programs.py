@@ -23,7 +23,7 @@ from tilecore.errors import InvalidProblem, SourceSpan, TileError, program_error
 from tilecore.jit import JITImpl
 from tilecore.recommending import OpenProgram, ProgramAdvice
 from tuner_service import commands, wiring
-from tuner_service.advice import advise_for, device_of
+from tuner_service.advice import advise_for, device_of, known_to
 from tuner_service.client import ServiceClient
 from tuner_service.console import print_told_result
 from tuner_service.errors import InvalidProgramFile, RunFailed
@@ -78,7 +78,8 @@ def recommend(settings: Settings, asked: Asked, *, top_k: int, as_json: bool) ->
             store = wiring.open_store(settings)
             with closing(store.database):
                 device, asked_for = device_of(store, asked.hardware)
-            advice = advise_for(asked.question(function, top_k=top_k), device, asked_for)
+                question = asked.question(function, top_k=top_k)
+                advice = advise_for(question, device, asked_for, known_to(store, device))
     if as_json:
         out.print_json(json.dumps(to_wire(advice)))
     else:

@@ -9,18 +9,26 @@ import numpy as np
 import pytest
 
 from recommender.hardware import load_profile
+from recommender.measurement import Protocol
+from recommender.programs import version
+from recommender.workload import Workload
 from tests.recommender import user_programs as programs
+from tests.recommender.support import measured
 from tests.tuner_service.test_cli import cli  # noqa: F401
 from tilecore import compiler, jit
-from tilecore.advice import recommend
+from tilecore.advice import question_of, recommend
 from tilecore.artifact import ArtifactStore
 from tilecore.autotuner import autotune
 from tilecore.codegen.nvrtc import load_nvrtc
 from tilecore.errors import RecommenderMissing, TypeMismatch
+from tilecore.logged import static_problem_of
 from tilecore.recommending import installed_recommender
 from tilecore.target import AVX2, AVX512
+from tilecore.tile_config import TileConfig
+from tuner_service import wiring
 from tuner_service.advice import compile_target, device_of
 from tuner_service.errors import TooManyThreads
+from tuner_service.programs import loaded
 from tuner_service.wiring import detected_host
 
 ROOT = Path(__file__).parents[2]
@@ -146,6 +154,27 @@ def test_command_line(cli):  # noqa: F811
     assert [r["rank"] for r in answer["recommendations"]] == [1, 2]
     assert set(answer["recommendations"][0]["config"]) == {"block_M", "block_N", "block_K"}
     assert answer["traces"] == 1
+
+
+def test_the_command_line_knows_what_was_measured(cli, store):  # noqa: F811
+    """As @autotune files it: under the script's name, shapes, and the version of the candidate."""
+    with loaded(f"{FILE}:matmul") as function:
+        asked = question_of(function, (), SIZES, target=None)
+        func = asked.trace({"block_M": 64, "block_N": 32, "block_K": 32})
+        problem = static_problem_of(func.params[:2])
+    assert problem is not None
+    host, toolchain = wiring.host_profile(store), wiring.host_toolchain().on("cpu")
+    tiles = TileConfig.of(block_M=64, block_N=32, block_K=32)
+    found = measured(
+        Workload.of(asked.logged, problem), tiles, 2e-3, hardware=host, toolchain=toolchain,
+        program=version(func, "", {}), protocol=Protocol.CONFIRM,
+    )  # fmt: skip
+    store.add(found)
+    sizes = [part for name, size in SIZES.items() for part in ("--set", f"{name}={size}")]
+    _, out, _ = cli("recommend", f"{FILE}:matmul", *sizes, "--json")
+    first = json.loads(out)["recommendations"][0]
+    assert first["source"] == "measured"
+    assert {**first["config"], **tiles} == first["config"]
 
 
 BAD = {
