@@ -1,0 +1,81 @@
+"""NaN, infinities and signed zeros on GPUs, where TVM's simplifier takes floats for ordered."""
+
+import itertools
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tilecore as tilelang
+import tilecore.language as T
+from tests.tilecore.cuda.emulated import run_emulated
+from tests.tilecore.rocm.llvm_on_cpu import run_text
+
+PAIRS = list(itertools.product([0.0, -0.0, 1.0, -2.0, np.nan, np.inf], repeat=2))
+N = len(PAIRS)
+
+
+def conditions(dtype):
+    @T.prim_func
+    def main(A: T.Tensor((N,), dtype), B: T.Tensor((N,), dtype), C: T.Tensor((N, 9), "int32")):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(N):
+                C[i, 0] = T.Cast("int32", not (A[i] < B[i]))
+                C[i, 1] = T.Cast("int32", (A[i] < B[i]) or (B[i] <= A[i]))
+                C[i, 2] = T.Cast("int32", not ((A[i] >= B[i]) and (A[i] > 0)))
+                C[i, 3] = T.Cast("int32", A[i] == A[i])
+                C[i, 4] = T.Cast("int32", A[i] * 0 == 0)
+                C[i, 5] = T.Cast("int32", A[i] - A[i] == 0)
+                C[i, 6] = T.Cast("int32", A[i] == B[i])
+                C[i, 7] = T.if_then_else(A[i] < B[i], 1, T.if_then_else(B[i] <= A[i], 2, 3))
+                if not (A[i] <= B[i]):
+                    C[i, 8] = 1
+                else:
+                    C[i, 8] = 2
+
+    return main
+
+
+def expected(a, b):
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        columns = [
+            ~(a < b), (a < b) | (b <= a), ~((a >= b) & (a > 0)), a == a, a * 0 == 0, a - a == 0,
+            a == b, np.where(a < b, 1, np.where(b <= a, 2, 3)), np.where(a <= b, 2, 1),
+        ]  # fmt: skip
+    return np.stack([c.astype(np.int32) for c in columns], 1)
+
+
+def given(dtype):
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    a, b = (np.array(side).astype(kind) for side in zip(*PAIRS, strict=True))
+    return a, b, np.zeros((N, 9), np.int32)
+
+
+@pytest.mark.covering("dtype", "target")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("target", ["h100", "sm_80", "gfx942"])
+def test_conditions_of_nan(dtype, target):
+    a, b, c = given(dtype)
+    run_emulated(conditions(dtype), target, [a, b, c])
+    np.testing.assert_array_equal(c, expected(a, b))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_conditions_of_nan_in_llvm_of_an_amd_gpu(dtype):
+    a, b, c = given(dtype)
+    run_text(conditions(dtype), "gfx942", [a, b, c])
+    np.testing.assert_array_equal(c, expected(a, b))
+
+
+def test_a_scalar_that_is_nan_reaches_a_kernel():
+    @T.prim_func
+    def main(C: T.Tensor((2,), "float32"), s: T.float32, u: T.float32):
+        with T.Kernel(1, threads=32):
+            C[0] = T.if_then_else(s < u, 1.0, T.if_then_else(u <= s, 2.0, 3.0))
+            C[1] = s * 0.0 + u
+
+    kernel = tilelang.compile(main, target="h100").emulated()
+    out = np.zeros(2, np.float32)
+    kernel(out, np.nan, np.inf)
+    np.testing.assert_array_equal(out, [3, np.nan])
