@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tvm_ffi
 from tvm import tirx as tir
 
@@ -114,9 +115,18 @@ def constant(value: float | bool, dtype: str) -> Any:
     kind = value_type(dtype)
     if not DType(dtype).is_float:
         return tir.IntImm(kind, int(value))
+    if kind == "float64" and math.isfinite(value) and float(f"{value:.15f}") != value:
+        return _precise(float(value))
     if math.isfinite(value):
         return tir.FloatImm(kind, float(value))
     return _of_bits(kind, _special_bits(value))
+
+
+def _precise(value: float) -> Any:
+    """Return a literal of float64 by its bits: TVM writes 15 digits behind the point."""
+    code = int(np.float64(abs(value)).view(np.uint64))
+    positive = tir.reinterpret("float64", tir.IntImm("uint64", code))
+    return positive if value > 0 else positive * tir.FloatImm("float64", -1.0)
 
 
 def _of_bits(kind: str, bits: int) -> Any:
@@ -127,6 +137,12 @@ def _of_bits(kind: str, bits: int) -> Any:
 def _special_bits(value: float) -> int:
     """Return the bits of an infinite float32, or of NaN (CUDA's names need headers)."""
     return 0x7FC00000 if math.isnan(value) else 0x7F800000 if value > 0 else 0xFF800000
+
+
+def _could_cancel(a: Any, b: Any) -> bool:
+    """Return whether TVM may take a - b apart: to it x - x is 0 and (x + y) - y is x."""
+    is_sum = isinstance(a, (tir.Add, tir.Sub)) or isinstance(b, (tir.Add, tir.Sub))
+    return is_sum or bool(tvm_ffi.structural_equal(a, b))
 
 
 def _kept_zero(value: Any, kind: str) -> Any:
@@ -208,8 +224,8 @@ def operate(op: str, a: Any, b: Any, dtype: str) -> Any:
             return function("pow", [a, b], kind)
         case "max" | "min":
             return function(f"f{op}", [a, b], kind)  # drops NaN on either side
-        case "sub" if tvm_ffi.structural_equal(a, b):
-            return a + b * constant(-1, kind)  # TVM takes x - x for 0, which NaN has not
+        case "sub" if _could_cancel(a, b):
+            return a + b * constant(-1, kind)  # a compiler of CUDA subtracts again
         case _ if op in COMPARISONS:
             return _compared(op, a, b, kind)
         case _:
@@ -219,9 +235,7 @@ def operate(op: str, a: Any, b: Any, dtype: str) -> Any:
 def _call(expr: Call, args: list[Any]) -> Any:
     kind = value_type(expr.dtype)
     if expr.name == "reinterpret":
-        bits = to_memory(args[0], expr.args[0].dtype)
-        source, target = memory_type(expr.args[0].dtype), memory_type(expr.dtype)
-        return from_memory(bits if source == target else tir.reinterpret(target, bits), expr.dtype)
+        return from_memory(_reinterpreted(expr, args[0]), expr.dtype)
     if expr.name == "sigmoid":
         one = constant(1, kind)
         return one / (one + function("exp", [constant(0, kind) - args[0]], kind))
@@ -230,6 +244,30 @@ def _call(expr: Call, args: list[Any]) -> Any:
             tir.LT(args[0], constant(0, kind)), constant(0, kind) - args[0], args[0]
         )
     return function(FUNCTIONS[expr.name], args, kind)
+
+
+def _reinterpreted(expr: Call, value: Any) -> Any:
+    """Return the bits of a computed value as they lie in memory in the type of ``expr``.
+
+    Signed integers go through unsigned ones: TVM narrows those of 64 bits to what they hold, and
+    writes the address of a literal.
+    """
+    (given,) = expr.args
+    bits = to_memory(value, given.dtype)
+    source, target = memory_type(given.dtype), memory_type(expr.dtype)
+    if source == target:
+        return bits
+    unsigned = f"uint{DType(source).bits}"
+    if isinstance(given, Const):
+        code = np.array(given.value).astype(DType(given.dtype).numpy)
+        if not DType(target).is_float:
+            return tir.IntImm(target, int(code.view(target)))
+        bits = tir.IntImm(unsigned, int(code.view(unsigned)))
+    elif DType(source).is_float:
+        return tir.reinterpret(target, bits)
+    else:
+        bits = tir.Cast(unsigned, bits)
+    return tir.reinterpret(target, bits) if DType(target).is_float else tir.Cast(target, bits)
 
 
 def function(name: str, args: list[Any], kind: str) -> Any:
