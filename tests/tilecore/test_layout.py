@@ -107,6 +107,10 @@ def test_layouts_behind_new_axes_and_repeated() -> None:
     swap = Layout((2, 3), lambda i, j: (j, i))
     stages = swap.expand([4])
     assert stages.is_equal(Layout((4, 2, 3), lambda s, i, j: (s, j, i)))
+    assert (stages.get_input_shape(), stages.get_output_shape()) == ([4, 2, 3], [4, 3, 2])
+    point = dict(zip(swap.variables, (1, 2), strict=True))
+    assert evaluate(swap.get_linearized_forward_index(), point) == 5
+    assert [evaluate(c, point) for c in swap.get_forward_index()] == [2, 1]
     assert swap.expand(()) is swap
     tall = swap.repeat(0, 5)
     assert tall.shape == (10, 3)
@@ -132,4 +136,6 @@ def test_modes_of_swizzles_and_a_fragment_that_all_threads_hold() -> None:
     assert (SwizzleMode.NONE.swizzle_atom_size(), SwizzleMode.NONE.smem_alignment()) == (1, 128)
     whole = make_fully_replicated_layout_fragment((2, 3), 64)
     assert whole.replicate == 64
+    assert whole.is_equal(make_fully_replicated_layout_fragment((2, 3), 64))
+    assert not whole.is_equal(make_fully_replicated_layout_fragment((2, 3), 32))
     np.testing.assert_array_equal(whole.coordinate_tables[1], np.arange(6).reshape(2, 3))

@@ -126,7 +126,25 @@ class Layout:
         """Return whether both place every element alike."""
         return self.shape == other.shape and bool(np.array_equal(self.table, other.table))
 
-    is_equal = equals
+    def is_equal(self, other: Layout) -> bool:
+        """Return whether both place every element alike."""
+        return self.equals(other)
+
+    def get_input_shape(self) -> list[int]:
+        """Return the logical extents."""
+        return list(self.shape)
+
+    def get_output_shape(self) -> list[int]:
+        """Return the box that the physical coordinates span."""
+        return list(self.physical_shape)
+
+    def get_forward_index(self) -> list[Expr]:
+        """Return the physical coordinates of the element at ``variables``."""
+        return list(self.coordinates)
+
+    def get_linearized_forward_index(self) -> Expr:
+        """Return the offset of the element at ``variables``."""
+        return self.offset(self.variables)
 
     def expand(self, leading_shape: int | Sequence[int]) -> Layout:
         """Return this layout behind new leading axes, each of which stays what it is.
