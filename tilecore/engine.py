@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tilecore import compiler
+from tilecore.amd_compiler import lower_amd
+from tilecore.amd_target import AmdTarget
+from tilecore.gpu_compiler import lower_gpu
+from tilecore.gpu_target import GpuTarget
 from tilecore.ir.nodes import Buffer, PrimFunc
-from tilecore.target import Target, parse_cpu_target
+from tilecore.target import Target, parse_target
 
 KernelParam = Buffer  # what kernel.params holds
 Hook = Callable[..., Any]
+TEXTS = ("cuda", "asm", "tir")  # stages whose result is the generated text, the last one first
 
 
 class Lowered(dict[str, Any]):
@@ -18,14 +23,22 @@ class Lowered(dict[str, Any]):
 
     @property
     def kernel_source(self) -> str:
-        """The last stage that has a text: the program in TIR."""
-        return str(self["tir"])
+        """The last stage that is a text: CUDA, an AMD GPU's assembly, or the program in TIR."""
+        return str(next(self[name] for name in TEXTS if name in self))
 
 
-def lower(func: PrimFunc, target: str | Target | None = "auto", **_: Any) -> Lowered:
+def lower(
+    func: PrimFunc, target: str | Target | GpuTarget | Mapping[str, object] | None = "auto",
+    **_: Any,
+) -> Lowered:  # fmt: skip
     """Return the result of every stage of the compilation of ``func``, by its name."""
-    stages = Lowered()
-    compiler.lower(func, parse_cpu_target(target), {}, stages.__setitem__)
+    stages, found = Lowered(), parse_target(target)
+    if isinstance(found, AmdTarget):
+        lower_amd(func, found, stages.__setitem__)
+    elif isinstance(found, GpuTarget):
+        lower_gpu(func, found, stages.__setitem__)
+    else:
+        compiler.lower(func, found, {}, stages.__setitem__)
     return stages
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any
 
 from tilecore.errors import ShapeMismatch
 from tilecore.ir.dtype import DType
-from tilecore.ir.expr import Expr, int_value
+from tilecore.ir.expr import Expr, const, int_value
 from tilecore.ir.fragment import Fragment
 from tilecore.ir.layout import Layout, panels, row_major
 from tilecore.ir.nodes import Buffer
 
 __all__ = [
-    "Fragment", "Layout", "get_swizzle_layout", "make_full_bank_swizzled_layout",
-    "make_half_bank_swizzled_layout",
+    "Fragment", "Layout", "SwizzleMode", "get_swizzle_layout", "make_full_bank_swizzled_layout",
+    "make_fully_replicated_layout_fragment", "make_half_bank_swizzled_layout",
     "make_linear_layout", "make_mma_swizzle_layout",
     "make_quarter_bank_swizzled_layout", "make_swizzled_layout",
     "make_tcgen05mma_swizzled_layout", "make_wgmma_swizzled_layout", "panels",
@@ -22,6 +23,54 @@ __all__ = [
 
 BANK_BYTES = 16  # shared memory is swizzled in chunks of one 128-bit access
 ROWS = 8
+
+
+class SwizzleMode(Enum):
+    """How the tensor memory accelerator and matrix units permute rows; the value is in bytes."""
+
+    NONE = 1
+    SWIZZLE_32B = 32
+    SWIZZLE_64B = 64
+    SWIZZLE_128B = 128
+
+    def is_none(self) -> bool:
+        """Return whether rows stay as they are."""
+        return self is SwizzleMode.NONE
+
+    def is_swizzle_32b(self) -> bool:
+        """Return whether 32 bytes are permuted among each other."""
+        return self is SwizzleMode.SWIZZLE_32B
+
+    def is_swizzle_64b(self) -> bool:
+        """Return whether 64 bytes are permuted among each other."""
+        return self is SwizzleMode.SWIZZLE_64B
+
+    def is_swizzle_128b(self) -> bool:
+        """Return whether 128 bytes are permuted among each other."""
+        return self is SwizzleMode.SWIZZLE_128B
+
+    def swizzle_byte_size(self) -> int:
+        """Return the bytes that are permuted among each other."""
+        return self.value
+
+    def swizzle_atom_size(self) -> int:
+        """Return the same in accesses of 16 bytes, at least 1."""
+        return max(1, self.value // BANK_BYTES)
+
+    def smem_alignment(self) -> int:
+        """Return the alignment in shared memory, in bytes: eight permuted rows."""
+        return 128 if self.is_none() else ROWS * self.value
+
+
+def make_fully_replicated_layout_fragment(buffer: Any, threads: int) -> Fragment:
+    """Return the layout of a fragment that each of ``threads`` threads holds as a whole."""
+    extents = _extents(buffer)
+
+    def forward(*indices: Any) -> tuple[Any, Any]:
+        *point, copy = indices if threads > 1 else (*indices, const(0))
+        return copy, row_major(extents).offset(point)
+
+    return Fragment(extents, forward, replicate=threads)
 
 
 def make_linear_layout(*shape: Any) -> Layout:

@@ -198,6 +198,14 @@ def test_lower_gives_every_stage_and_a_text() -> None:
     assert "main" in stages.kernel_source
 
 
+@pytest.mark.parametrize(
+    ("target", "word"),
+    [({"kind": "cuda", "arch": "sm_90a"}, "__global__"), ("gfx942", "s_endpgm")],
+)
+def test_lower_for_a_gpu_ends_in_its_text(target: object, word: str) -> None:
+    assert word in tilelang.lower(scaled(8), target=target).kernel_source
+
+
 def test_profiler() -> None:
     kernel = tilelang.compile(scaled(64), out_idx=[1])
     profiler = kernel.get_profiler(tensor_supply_type=tilelang.TensorSupplyType.Integer)

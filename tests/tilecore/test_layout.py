@@ -14,8 +14,10 @@ from tilecore.ir.expr import Var, const
 from tilecore.ir.layout import Layout, panels, row_major
 from tilecore.ir.nodes import Buffer
 from tilecore.layout import (
+    SwizzleMode,
     get_swizzle_layout,
     make_full_bank_swizzled_layout,
+    make_fully_replicated_layout_fragment,
     make_half_bank_swizzled_layout,
     make_quarter_bank_swizzled_layout,
     make_wgmma_swizzled_layout,
@@ -99,3 +101,41 @@ def test_swizzles_of_a_tile_or_of_its_measures() -> None:
     assert full.equals(make_wgmma_swizzled_layout(tile))
     half = make_half_bank_swizzled_layout(tile)
     assert half.equals(make_wgmma_swizzled_layout(tile, continuity=32))
+
+
+def test_layouts_behind_new_axes_and_repeated() -> None:
+    swap = Layout((2, 3), lambda i, j: (j, i))
+    stages = swap.expand([4])
+    assert stages.is_equal(Layout((4, 2, 3), lambda s, i, j: (s, j, i)))
+    assert (stages.get_input_shape(), stages.get_output_shape()) == ([4, 2, 3], [4, 3, 2])
+    point = dict(zip(swap.variables, (1, 2), strict=True))
+    assert evaluate(swap.get_linearized_forward_index(), point) == 5
+    assert [evaluate(c, point) for c in swap.get_forward_index()] == [2, 1]
+    assert swap.expand(()) is swap
+    tall = swap.repeat(0, 5)
+    assert tall.shape == (10, 3)
+    assert tall.is_equal(Layout((10, 3), lambda i, j: (i // 2, j, i % 2)))
+    assert swap.repeat(-1, 2).is_equal(Layout((2, 6), lambda i, j: (j // 3, j % 3, i)))
+    assert swap.repeat(1, 1) is swap
+    for wrong in (0, [-1], "4"):
+        with pytest.raises(ShapeMismatch, match=r"TC201 .*Layout.expand.* an int of at least 1"):
+            swap.expand(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ShapeMismatch, match=r"TC201 .*an axis of 2, found 2"):
+        swap.repeat(2, 3)
+
+
+def test_modes_of_swizzles_and_a_fragment_that_all_threads_hold() -> None:
+    mode = SwizzleMode.SWIZZLE_64B
+    assert mode.is_swizzle_64b()
+    assert not mode.is_none()
+    assert (mode.swizzle_byte_size(), mode.swizzle_atom_size(), mode.smem_alignment()) == (
+        64,
+        4,
+        512,
+    )
+    assert (SwizzleMode.NONE.swizzle_atom_size(), SwizzleMode.NONE.smem_alignment()) == (1, 128)
+    whole = make_fully_replicated_layout_fragment((2, 3), 64)
+    assert whole.replicate == 64
+    assert whole.is_equal(make_fully_replicated_layout_fragment((2, 3), 64))
+    assert not whole.is_equal(make_fully_replicated_layout_fragment((2, 3), 32))
+    np.testing.assert_array_equal(whole.coordinate_tables[1], np.arange(6).reshape(2, 3))

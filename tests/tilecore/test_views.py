@@ -392,3 +392,18 @@ def test_workspaces_that_nothing_sets_are_reported():
 
     with pytest.raises(ScopeError, match="`work` is read but nothing ever sets it"):
         compile(main)
+
+
+def test_other_strides_are_told_once_where_they_are_numbers():
+    @T.prim_func
+    def main(A: T.StridedTensor((6, 4), (20, 2), "float32"), B: T.Tensor((6, 4), "float32")):
+        with T.Kernel(1):
+            T.copy(A, B)
+
+    kernel = tilelang.compile(main)
+    with pytest.raises(ArgumentError, match=r"expected strides \(20, 2\), found \(4, 1\)"):
+        kernel(torch.zeros(6, 4), torch.zeros(6, 4))
+    strided = torch.arange(120.0).reshape(6, 20)[:, 0:8:2]
+    out = torch.zeros(6, 4)
+    kernel(strided, out)
+    torch.testing.assert_close(out, strided.contiguous())

@@ -150,7 +150,7 @@ class EmulatedKernels:
         self, entry: KernelEntry, arguments: Mapping[str, Any], schedule: Schedule,
         resident: int, finds_races: bool,
     ) -> None:  # fmt: skip
-        sizes = {k: int(v) for k, v in arguments.items() if np.ndim(v) == 0 and _is_number(v)}
+        sizes = {k: int(v) for k, v in arguments.items() if np.ndim(v) == 0 and _is_whole(v)}
 
         def three(extents: Sequence[int | str]) -> tuple[int, ...]:
             return tuple(evaluate(e, sizes) for e in extents)
@@ -275,8 +275,8 @@ def _array(value: Any) -> np.ndarray[Any, Any] | None:
     return value if isinstance(value, np.ndarray) else None
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float, np.number, np.bool_))
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, (int, np.integer, np.bool_))
 
 
 def _add_ranges(

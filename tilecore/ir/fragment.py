@@ -52,6 +52,10 @@ class Fragment(Layout):
 
         super().__init__(shape, forward, "fragment")
 
+    def equals(self, other: Layout) -> bool:
+        """Return whether both hold every element in as many threads, and the first copy alike."""
+        return self.replicate == getattr(other, "replicate", 1) and super().equals(other)
+
 
 def _is_many(place: Any) -> bool:
     return isinstance(place, (list, tuple))

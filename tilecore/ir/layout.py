@@ -117,16 +117,75 @@ class Layout:
 
     def offset(self, indices: Sequence[ExprLike]) -> Expr:
         """Return the offset of an element as an expression of its indices."""
-        given = [as_expr(i) for i in indices]
-        values = dict(zip(self.variables, given, strict=True))
         total: Expr = const(0)
-        for extent, coordinate in zip(self.physical_shape, self.coordinates, strict=True):
-            total = total * extent + substitute_expr(coordinate, values)
+        for extent, coordinate in zip(self.physical_shape, self._at(indices), strict=True):
+            total = total * extent + coordinate
         return total
 
     def equals(self, other: Layout) -> bool:
         """Return whether both place every element alike."""
         return self.shape == other.shape and bool(np.array_equal(self.table, other.table))
+
+    def is_equal(self, other: Layout) -> bool:
+        """Return whether both place every element alike."""
+        return self.equals(other)
+
+    def get_input_shape(self) -> list[int]:
+        """Return the logical extents."""
+        return list(self.shape)
+
+    def get_output_shape(self) -> list[int]:
+        """Return the box that the physical coordinates span."""
+        return list(self.physical_shape)
+
+    def get_forward_index(self) -> list[Expr]:
+        """Return the physical coordinates of the element at ``variables``."""
+        return list(self.coordinates)
+
+    def get_linearized_forward_index(self) -> Expr:
+        """Return the offset of the element at ``variables``."""
+        return self.offset(self.variables)
+
+    def expand(self, leading_shape: int | Sequence[int]) -> Layout:
+        """Return this layout behind new leading axes, each of which stays what it is.
+
+        Raises:
+            ShapeMismatch: an extent that is no int of at least 1 (TC201).
+        """
+        given = (leading_shape,) if isinstance(leading_shape, (int, str)) else tuple(leading_shape)
+        leading = tuple(_extent("expand", e) for e in given)
+        if not leading:
+            return self
+        count = len(leading)
+
+        def forward(*indices: Any) -> tuple[Any, ...]:
+            return (*indices[:count], *self._at(indices[count:]))
+
+        return Layout((*leading, *self.shape), forward, self.name)
+
+    def repeat(self, dim: int, factor: int) -> Layout:
+        """Return this layout ``factor`` times along an axis: the repeats come first in memory.
+
+        Raises:
+            ShapeMismatch: no such axis, or a factor below 1 (TC201).
+        """
+        if not isinstance(dim, int) or not -len(self.shape) <= dim < len(self.shape):
+            expected = f"an axis of {len(self.shape)}"
+            raise ShapeMismatch(what="Layout.repeat", expected=expected, found=repr(dim))
+        axis, extent = dim % len(self.shape), self.shape[dim]
+        if _extent("repeat", factor) == 1:
+            return self
+
+        def forward(*indices: Any) -> tuple[Any, ...]:
+            inner = [i % extent if a == axis else i for a, i in enumerate(indices)]
+            return (indices[axis] // extent, *self._at(inner))
+
+        shape = [n * factor if a == axis else n for a, n in enumerate(self.shape)]
+        return Layout(shape, forward, self.name)
+
+    def _at(self, indices: Sequence[Any]) -> list[Expr]:
+        values = dict(zip(self.variables, map(as_expr, indices), strict=True))
+        return [substitute_expr(c, values) for c in self.coordinates]
 
     def describe(self) -> str:
         """Return the layout in words: name, shape, strides where it has them."""
@@ -148,6 +207,13 @@ class Layout:
 
     def __repr__(self) -> str:
         return f"Layout({self.describe()})"
+
+
+def _extent(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        expected = "an int of at least 1"
+        raise ShapeMismatch(what=f"Layout.{name}", expected=expected, found=repr(value))
+    return value
 
 
 def row_major(shape: Sequence[int], leading: int | None = None) -> Layout:

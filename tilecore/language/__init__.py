@@ -9,7 +9,7 @@ from tilecore.ir.expr import Expr as PrimExpr
 from tilecore.ir.expr import Var
 from tilecore.ir.nodes import PrimFunc
 from tilecore.ir.vector import VectorType
-from tilecore.language import branch, gpu, operators, pointer
+from tilecore.language import branch, gpu, numeric, operators, pointer
 from tilecore.language.allocate import (
     alloc_buffer,
     alloc_fragment,
@@ -274,6 +274,7 @@ _all_dtypes = tuple(BITS)  # public programs import it by this name
 INTRINSICS = {
     "__exp": exp, "__exp10": exp10, "__log": log, "__log2": log2, "__log10": log10, "__tan": tan,
     "__cos": cos, "__sin": sin, "__ldg": ldg, "__ffs": ffs, "__fns": fns,
+    "__popc": numeric.popcount, "__clz": numeric.clz,
 }  # fmt: skip
 Serial, Unroll, Vectorized, parallel = serial, unroll, vectorized, Parallel
 
@@ -338,7 +339,7 @@ def __getattr__(name: str) -> Any:
         return ALIASES[name]
     if name == "_TORCH_DTYPE_TO_STR":
         return torch_names()
-    for module in (branch, operators, pointer):
+    for module in (branch, numeric, operators, pointer):
         if name in module.__all__:
             return getattr(module, name)
     for known in (INTRINSICS, BY_WIDTH):

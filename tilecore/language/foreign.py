@@ -23,7 +23,7 @@ from tilecore.ir.expr import (
     reinterpret,
     select,
 )
-from tilecore.language import math
+from tilecore.language import math, numeric
 from tilecore.language.pointer import Pointer
 from tilecore.language.unavailable import FOREIGN
 from tilecore.language.warp import fns
@@ -124,9 +124,11 @@ def _table() -> dict[str, tuple[int, Callable[..., Any]]]:
                      "floor", "ceil", "trunc", "round")
     }  # fmt: skip
     one |= {"fabs": math.abs, "rint": math.nearbyint}
+    one |= {name: getattr(numeric, name) for name in ("asinh", "acosh", "atanh")}
     two = {
         "fmax": _operator("max"), "fmin": _operator("min"), "pow": math.pow, "fmod": math.fmod,
         "atan2": math.atan2, "fdivide": _operator("div"),
+        **{name: getattr(numeric, name) for name in ("copysign", "hypot", "ldexp", "nextafter")},
     }  # fmt: skip
     found: dict[str, tuple[int, Callable[..., Any]]] = {}
     for count, functions in ((1, one), (2, two), (3, {"fma": _fma})):
@@ -136,6 +138,8 @@ def _table() -> dict[str, tuple[int, Callable[..., Any]]]:
     return found | {
         "fast_exp2f": (1, math.exp2), "fast_expf": (1, math.exp), "__ldg": (1, ldg),
         "__ffs": (1, ffs), "__ffsll": (1, ffs), "__fns": (3, fns), "max": (2, math.max),
+        "__popc": (1, numeric.popcount), "__popcll": (1, numeric.popcount),
+        "__clz": (1, numeric.clz), "__clzll": (1, numeric.clz),
         "min": (2, math.min), "abs": (1, math.abs),
     }  # fmt: skip
 

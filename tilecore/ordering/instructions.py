@@ -20,7 +20,7 @@ PLAIN = re.compile(
     r"(wave_)?(shuffle|any|all|ballot|vote|match_any|reduce)|active_mask|elect|lane_index|"
     r"warp_index|assume_below|nanosleep|clock|registers|wgmma_keep|tensor_keep|"
     r"tensor_free|prefetch_map|cache_policy|mma_|mfma|pack|unpack|round|extend|"
-    r"decode|widen|narrow|differs|print|fail|schedule_fence|cluster_rank|"
+    r"decode|widen|narrow|compare|print|fail|schedule_fence|cluster_rank|"
     r"dependen|thread_fence|fence_async_global|converge_warp|"
     r"(sin|cos|tanh|exp2?|log2?|rsqrt|sqrt|reciprocal|rcp|approx)|(add|sub|mul|fma|min|max|abs)2_"
 )  # fmt: skip

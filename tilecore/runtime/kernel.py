@@ -201,7 +201,9 @@ def _check_strides(
     expected = tuple(dims.evaluate(e, values) for e in spec.strides or ())
     axes = zip(expected, found.strides, found.shape, strict=True)
     if any(want != have for want, have, extent in axes if extent > 1):
-        raise fail(f"strides {expected} = {dims.show(spec.strides or ())}", f"{found.strides}")
+        named = dims.show(spec.strides or ())
+        equal = "" if named == str(expected) else f" = {named}"
+        raise fail(f"strides {expected}{equal}", f"{found.strides}")
 
 
 def _check_aliases(parameters: Sequence[ParameterSpec], views: Sequence[TensorView]) -> None:

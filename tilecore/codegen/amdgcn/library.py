@@ -261,9 +261,10 @@ def _narrow_float(call: Call, way: str, dtype: str) -> str | None:
     return (narrow_floats.widen if way == "widen" else narrow_floats.narrow)(dtype)
 
 
-def _differs(call: Call, dtype: str) -> str:
+def _compare(call: Call, op: str, dtype: str) -> str:
     _ = call
-    return f"""  %c = fcmp une {LLVM_TYPES[dtype]} %a0, %a1
+    condition = "une" if op == "ne" else f"o{op}"
+    return f"""  %c = fcmp {condition} {LLVM_TYPES[dtype]} %a0, %a1
   %r = zext i1 %c to i32
   ret i32 %r"""
 
@@ -331,7 +332,7 @@ _FUNCTIONS: tuple[tuple[re.Pattern[str], Callable[..., str | None]], ...] = tupl
         (r"tc_narrow_bfloat16", _narrow),
         (r"tc_(widen|narrow)_(\w+)", _narrow_float),
         (r"tc_upper_half", _upper_half),
-        (r"tc_differs_(\w+)", _differs),
+        (r"tc_compare_([a-z]+)_(\w+)", _compare),
         (r"tc_mfma_16x16x(\d+)_(\w+)", _mfma),
     )
 )

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import tvm_ffi
 from tvm import tirx as tir
 
 from tilecore.ir.dtype import DType
@@ -24,6 +26,7 @@ from tilecore.lowering.cuda.narrow import narrow, widen
 
 BITS = {"bfloat16": "uint16", **dict.fromkeys(float8.NAMES, "uint8")}
 NIBBLES = {"int4": "int8", "uint4": "uint8"}  # computed in 8 bits, each in a byte but in tensors
+COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 FUNCTIONS = {
     "exp": "exp", "exp2": "exp2", "exp10": "exp10", "log": "log", "log2": "log2",
     "log10": "log10", "sqrt": "sqrt", "rsqrt": "rsqrt", "tanh": "tanh", "erf": "erf", "sin": "sin",
@@ -83,20 +86,28 @@ def convert(value: Any, source: str, target: str) -> Any:
 
 
 def differs(a: Any, b: Any, dtype: str) -> Any:
-    """Return ``a != b``, which holds for NaN (TVM simplifies x != x)."""
+    """Return ``a != b``, which holds for NaN."""
     if not DType(dtype).is_float:
         return tir.NE(a, b)
-    return tir.NE(_differs(value_type(dtype)).call(a, b), tir.IntImm("int32", 0))
+    return _compared("ne", a, b, value_type(dtype))
+
+
+def _compared(op: str, a: Any, b: Any, kind: str) -> Any:
+    """Return a comparison of floats that TVM does not see through.
+
+    Its simplifier takes numbers for ordered: it makes x == x true and not a < b into b <= a.
+    """
+    return tir.NE(_comparison(op, kind).call(a, b), tir.IntImm("int32", 0))
 
 
 @functools.cache
-def _differs(kind: str) -> Instruction:
+def _comparison(op: str, kind: str) -> Instruction:
     ctype = C_TYPES[kind]
-    name = f"tc_differs_{kind}"
     headers = ("cuda_fp16.h",) if kind == "float16" else ()
     return Instruction(
-        name, f"{ctype} a, {ctype} b", "return a != b;", returns="int32", headers=headers
-    )
+        f"tc_compare_{op}_{kind}", f"{ctype} a, {ctype} b", f"return a {COMPARISONS[op]} b;",
+        returns="int32", headers=headers,
+    )  # fmt: skip
 
 
 def constant(value: float | bool, dtype: str) -> Any:
@@ -104,14 +115,41 @@ def constant(value: float | bool, dtype: str) -> Any:
     kind = value_type(dtype)
     if not DType(dtype).is_float:
         return tir.IntImm(kind, int(value))
+    if kind == "float64" and math.isfinite(value) and float(f"{value:.15f}") != value:
+        return _precise(float(value))
     if math.isfinite(value):
         return tir.FloatImm(kind, float(value))
-    return tir.Cast(kind, tir.reinterpret("float32", tir.IntImm("uint32", _special_bits(value))))
+    return _of_bits(kind, _special_bits(value))
+
+
+def _precise(value: float) -> Any:
+    """Return a literal of float64 by its bits: TVM writes 15 digits behind the point."""
+    code = int(np.float64(abs(value)).view(np.uint64))
+    positive = tir.reinterpret("float64", tir.IntImm("uint64", code))
+    return positive if value > 0 else positive * tir.FloatImm("float64", -1.0)
+
+
+def _of_bits(kind: str, bits: int) -> Any:
+    """Return a literal by its bits as a float32."""
+    return tir.Cast(kind, tir.reinterpret("float32", tir.IntImm("uint32", bits)))
 
 
 def _special_bits(value: float) -> int:
     """Return the bits of an infinite float32, or of NaN (CUDA's names need headers)."""
     return 0x7FC00000 if math.isnan(value) else 0x7F800000 if value > 0 else 0xFF800000
+
+
+def _could_cancel(a: Any, b: Any) -> bool:
+    """Return whether TVM may take a - b apart: to it x - x is 0 and (x + y) - y is x."""
+    is_sum = isinstance(a, (tir.Add, tir.Sub)) or isinstance(b, (tir.Add, tir.Sub))
+    return is_sum or bool(tvm_ffi.structural_equal(a, b))
+
+
+def _kept_zero(value: Any, kind: str) -> Any:
+    """Return an operand; a 0 as TVM does not know it: x * 0 and 0 / x are NaN for some x."""
+    if not isinstance(value, tir.FloatImm) or value.value != 0:
+        return value
+    return _of_bits(kind, 0x80000000 if math.copysign(1, value.value) < 0 else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +212,7 @@ def operate(op: str, a: Any, b: Any, dtype: str) -> Any:
         integral = {"floordiv": tir.FloorDiv, "mod": tir.FloorMod}
         return integral[op](a, b) if op in integral else _OPERATORS[op](a, b)
     kind = value_type(dtype)
+    a, b = _kept_zero(a, kind), _kept_zero(b, kind)
     match op:
         case "div":
             return tir.Div(a, b)
@@ -185,8 +224,10 @@ def operate(op: str, a: Any, b: Any, dtype: str) -> Any:
             return function("pow", [a, b], kind)
         case "max" | "min":
             return function(f"f{op}", [a, b], kind)  # drops NaN on either side
-        case "ne":
-            return differs(a, b, dtype)
+        case "sub" if _could_cancel(a, b):
+            return a + b * constant(-1, kind)  # a compiler of CUDA subtracts again
+        case _ if op in COMPARISONS:
+            return _compared(op, a, b, kind)
         case _:
             return _OPERATORS[op](a, b)
 
@@ -194,9 +235,7 @@ def operate(op: str, a: Any, b: Any, dtype: str) -> Any:
 def _call(expr: Call, args: list[Any]) -> Any:
     kind = value_type(expr.dtype)
     if expr.name == "reinterpret":
-        bits = to_memory(args[0], expr.args[0].dtype)
-        source, target = memory_type(expr.args[0].dtype), memory_type(expr.dtype)
-        return from_memory(bits if source == target else tir.reinterpret(target, bits), expr.dtype)
+        return from_memory(_reinterpreted(expr, args[0]), expr.dtype)
     if expr.name == "sigmoid":
         one = constant(1, kind)
         return one / (one + function("exp", [constant(0, kind) - args[0]], kind))
@@ -205,6 +244,30 @@ def _call(expr: Call, args: list[Any]) -> Any:
             tir.LT(args[0], constant(0, kind)), constant(0, kind) - args[0], args[0]
         )
     return function(FUNCTIONS[expr.name], args, kind)
+
+
+def _reinterpreted(expr: Call, value: Any) -> Any:
+    """Return the bits of a computed value as they lie in memory in the type of ``expr``.
+
+    Signed integers go through unsigned ones: TVM narrows those of 64 bits to what they hold, and
+    writes the address of a literal.
+    """
+    (given,) = expr.args
+    bits = to_memory(value, given.dtype)
+    source, target = memory_type(given.dtype), memory_type(expr.dtype)
+    if source == target:
+        return bits
+    unsigned = f"uint{DType(source).bits}"
+    if isinstance(given, Const):
+        code = np.array(given.value).astype(DType(given.dtype).numpy)
+        if not DType(target).is_float:
+            return tir.IntImm(target, int(code.view(target)))
+        bits = tir.IntImm(unsigned, int(code.view(unsigned)))
+    elif DType(source).is_float:
+        return tir.reinterpret(target, bits)
+    else:
+        bits = tir.Cast(unsigned, bits)
+    return tir.reinterpret(target, bits) if DType(target).is_float else tir.Cast(target, bits)
 
 
 def function(name: str, args: list[Any], kind: str) -> Any:
