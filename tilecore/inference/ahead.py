@@ -8,19 +8,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from tilecore.inference.fusion import alone
 from tilecore.inference.plan import Ahead, FusedNest, TilePlan, TileSource
 from tilecore.inference.uses import WRITES, Use
 from tilecore.ir.bounds import linear
 from tilecore.ir.expr import Expr, Var, int_value
 from tilecore.ir.nests import shifted
-from tilecore.ir.nodes import Buffer, KernelLaunch, Reduce
+from tilecore.ir.nodes import Buffer, KernelLaunch, Reduce, Stmt
 from tilecore.ir.visitor import loads
 
 L1_BYTES, L2_BYTES = 8 << 10, 128 << 10  # of the next block's rows, beside what a block works on
 
 
-def last_readers(
+def fetching(
+    nests: Sequence[FusedNest],
+    launch: KernelLaunch,
+    tiles: Mapping[Buffer, TilePlan],
+    uses: Mapping[Buffer, Sequence[Use]],
+) -> list[FusedNest]:
+    """Return the nests with what they fetch, those of single statements too that do so."""
+    readers: dict[Stmt, list[TilePlan]] = {}
+    for buffer, use in _last_readers(tiles, uses).items():
+        stmt = use.context.nest if use.role == "load" else use.stmt
+        assert stmt is not None
+        readers.setdefault(stmt, []).append(tiles[buffer])
+    known = {member for nest in nests for member in nest.members}
+    storages = {buffer: plan.storage for buffer, plan in tiles.items()}
+    single = (alone(stmt, storages) for stmt in readers if stmt not in known)
+    found = []
+    for nest in (*nests, *(nest for nest in single if nest is not None)):
+        read = [plan for member in nest.members for plan in readers.get(member, ())]
+        lines = tuple(line for plan in read if (line := _ahead(plan, nest, launch)) is not None)
+        if lines or len(nest.members) > 1:
+            found.append(replace(nest, ahead=lines))
+    return found
+
+
+def _last_readers(
     tiles: Mapping[Buffer, TilePlan], uses: Mapping[Buffer, Sequence[Use]]
 ) -> dict[Buffer, Use]:
     """Return the last of two or more readers of each tile that nests read in place."""
@@ -33,21 +59,18 @@ def last_readers(
     return found
 
 
-def fetched(
-    nest: FusedNest, launch: KernelLaunch, readers: Mapping[Buffer, TilePlan]
-) -> tuple[Ahead, ...]:
-    """Return what a nest fetches of the tensors that tiles are read in place from."""
-    found = []
-    for tile, plan in readers.items():
-        assert plan.source is not None
-        var, step = _next(plan.source, launch)
-        indices = _indices(tile, nest)
-        moves = any(_moves(offset, var) for offset in plan.source.copy.src.offsets)
-        size = math.prod(tile.static_shape or (L2_BYTES,))
-        size_bytes = size * plan.source.copy.src.buffer.dtype.itemsize
-        if moves and step and indices is not None and size_bytes <= L2_BYTES:
-            found.append(Ahead(tile, indices, var, step, size_bytes <= L1_BYTES))
-    return tuple(found)
+def _ahead(plan: TilePlan, nest: FusedNest, launch: KernelLaunch) -> Ahead | None:
+    """Return what a nest fetches of the tensor that a tile is read in place from."""
+    assert plan.source is not None
+    tile, region = plan.buffer, plan.source.copy.src
+    var, step = _next(plan.source, launch)
+    indices = _indices(tile, nest)
+    if not step or indices is None or not any(_moves(offset, var) for offset in region.offsets):
+        return None
+    size_bytes = math.prod(tile.static_shape or (L2_BYTES,)) * region.buffer.dtype.itemsize
+    if size_bytes > L2_BYTES:
+        return None
+    return Ahead(tile, indices, var, step, size_bytes <= L1_BYTES)
 
 
 def _next(source: TileSource, launch: KernelLaunch) -> tuple[Var, int]:

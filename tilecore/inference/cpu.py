@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from tilecore.errors import InvalidConfig
 from tilecore.inference import ahead, computed, dots, few_rows, gemm_order, layouts
-from tilecore.inference.fusion import alone, fuse
+from tilecore.inference.fusion import fuse
 from tilecore.inference.in_place import is_read_in_place
 from tilecore.inference.options import CpuOptions
 from tilecore.inference.outputs import Outputs
@@ -132,32 +131,11 @@ class _Inference:
             if plan.placement in ("output", "late"):
                 elided.update(u.stmt for u in self.by_buffer[plan.buffer] if u.role == "copy-src")
         storages = {buffer: plan.storage for buffer, plan in plans.items()}
-        nests = self._fetching(fuse(self.launch, elided, storages), plans, storages)
+        nests = fuse(self.launch, elided, storages)
+        nests = ahead.fetching(nests, self.launch, plans, self.by_buffer)
         self.notes += [_fusion_note(nest) for nest in nests]
         fused = {member: nest for nest in nests for member in nest.members}
         return LaunchPlan(self.launch, plans, planned, frozenset(elided), fused, tuple(self.notes))
-
-    def _fetching(
-        self,
-        nests: list[FusedNest],
-        plans: Mapping[Buffer, TilePlan],
-        storages: Mapping[Buffer, Storage],
-    ) -> list[FusedNest]:
-        """Return the nests with what they fetch ahead, those too that only do that."""
-        readers: dict[Stmt, dict[Buffer, TilePlan]] = {}
-        for buffer, use in ahead.last_readers(plans, self.by_buffer).items():
-            stmt = use.context.nest if use.role == "load" else use.stmt
-            assert stmt is not None
-            readers.setdefault(stmt, {})[buffer] = plans[buffer]
-        known = {member for nest in nests for member in nest.members}
-        single = (alone(stmt, storages) for stmt in readers if stmt not in known)
-        found = []
-        for nest in (*nests, *(nest for nest in single if nest is not None)):
-            tiles = {b: t for m in nest.members for b, t in readers.get(m, {}).items()}
-            lines = ahead.fetched(nest, self.launch, tiles)
-            if lines or len(nest.members) > 1:
-                found.append(replace(nest, ahead=lines))
-        return found
 
     # --- register tile ------------------------------------------------------------------------
 
