@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 import zlib
@@ -60,6 +61,7 @@ LONG_FILES = (
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep tests, and what they start, away from the database of who runs them."""
+    gc.disable()  # until all is collected: imports and cases make much, and hardly any garbage
     folder = tempfile.TemporaryDirectory(prefix="tilecore-tests-")
     config.add_cleanup(folder.cleanup)
     os.environ["TILECORE_DATA_DIR"] = folder.name
@@ -83,6 +85,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     rank = {name: position for position, name in enumerate(LONG_FILES)}
     root = Path(__file__).parent
     items.sort(key=lambda i: rank.get(i.path.relative_to(root).as_posix(), len(rank)))
+
+
+def pytest_collection_finish() -> None:
+    """Let the collector of garbage leave out what lives as long as the process.
+
+    Modules and cases are a million objects, which every full collection would walk. Young objects
+    are looked at by ten thousands: TIR is made of many, and has few cycles.
+    """
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
+    gc.enable()
 
 
 def _emulated_cases(items: list[pytest.Item]) -> Iterator[pytest.Item]:
