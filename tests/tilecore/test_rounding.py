@@ -16,6 +16,8 @@ import tilecore.language as T
 from tests.tilecore.cuda.emulated import lowered, run_emulated
 from tests.tilecore.rocm.llvm_on_cpu import run_text
 from tilecore.amd_compiler import lower_amd
+from tilecore.codegen.cubin import read_features
+from tilecore.codegen.nvrtc import compile_cuda
 from tilecore.errors import TypeMismatch
 from tilecore.interpreter import run as interpret
 from tilecore.target import parse_target
@@ -150,7 +152,7 @@ def same(a, b):
 @pytest.mark.parametrize("mode", ["rz", "ru", "rd", "rn"])
 def test_every_target_rounds_the_exact_value(run_both, mode, dtype):
     x = np.concatenate([given(dtype, 60, 5), near_ties(dtype)], axis=1)
-    names = NAMES if mode != "rn" else ["fma"]
+    names = NAMES if mode != "rn" else ["add", "sub", "mul", "fma"]
     func = program(mode, dtype, x.shape[1], names)
     empty = np.zeros((len(names), x.shape[1]), dtype)
     (compiled,) = run_both(func, [x], [empty], rtol=0, atol=0)
@@ -255,14 +257,21 @@ def test_a_product_that_is_added_is_rounded_before(run_both, dtype):
     x = np.random.default_rng(3).standard_normal((3, n)).astype(dtype)
 
     @T.prim_func
-    def main(X: T.Tensor((3, n), dtype), Y: T.Tensor((n,), dtype)):
+    def main(X: T.Tensor((3, n), dtype), Y: T.Tensor((4, n), dtype)):
         with T.Kernel(1, threads=64):
             for i in T.Parallel(n):
-                Y[i] = T.ieee_add(X[0, i] * X[1, i], X[2, i], "ru")
+                a, b, c = X[0, i], X[1, i], X[2, i]
+                Y[0, i] = T.ieee_add(a * b, c, "ru")
+                Y[1, i] = T.ieee_add(a * b, c)
+                Y[2, i] = T.ieee_mul(a, b) + c
+                Y[3, i] = T.ieee_sub(c, T.ieee_mul(a, b))
 
-    (found,) = run_both(main, [x], [np.zeros(n, dtype)], rtol=0, atol=0)
-    check(["add"], "ru", np.stack([x[0] * x[1], x[2], x[2]]), found[None])
-    again = np.zeros(n, dtype)
+    empty = np.zeros((4, n), dtype)
+    (found,) = run_both(main, [x], [empty], rtol=0, atol=0)
+    product = x[0] * x[1]
+    check(["add"], "ru", np.stack([product, x[2], x[2]]), found[:1])
+    same(found[1:], np.stack([product + x[2], product + x[2], x[2] - product]))
+    again = empty.copy()
     run_text(main, "gfx942", [x, again])
     same(again, found)
     if dtype == "float64":
@@ -270,3 +279,17 @@ def test_a_product_that_is_added_is_rounded_before(run_both, dtype):
         (kernel,) = code.kernels.values()
         assert kernel.opcodes["v_mul_f64"] > 0
         assert not [name for name in kernel.opcodes if name.startswith("v_fma")]
+
+
+def test_nvidias_compiler_contracts_no_stated_product():
+    @T.prim_func
+    def main(X: T.Tensor((3, 64), "float32"), Y: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(64):
+                Y[i] = T.ieee_add(T.ieee_mul(X[0, i], X[1, i]), X[2, i])
+
+    *_, source = lowered(main, "h100")
+    (features,) = read_features(compile_cuda(source.text, source.arch).data, source.arch).values()
+    assert features.opcodes["FMUL"] > 0
+    assert features.opcodes["FADD"] > 0
+    assert "FFMA" not in features.opcodes

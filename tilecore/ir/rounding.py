@@ -12,6 +12,7 @@ import numpy as np
 from tilecore.ir.expr import ROUNDED
 
 Number = float
+_NEAREST = {"add_rn": np.add, "mul_rn": np.multiply}
 FORMATS = {"float32": (24, -149, 127), "float64": (53, -1074, 1023)}
 
 
@@ -19,6 +20,8 @@ def rounded(name: str, *given: Any) -> Any:
     """Return the values of a function of ROUNDED ("add_rz"), in the type of the arguments."""
     op, mode = name.split("_")
     dtype = np.result_type(*given)
+    if name in _NEAREST:
+        return _NEAREST[name](*given)
 
     def one(*values: Number) -> Number:
         return _rounded(op, mode, [float(v) for v in values], dtype.name)

@@ -25,6 +25,13 @@ def _checked(name: str, rounding_mode: str, *given: ExprLike) -> str:
     return rounding_mode
 
 
+def _computed(op: str, mode: str, x: ExprLike, y: ExprLike) -> Expr:
+    """Return a sum or product that no compiler contracts with another."""
+    plain = binary(op, x, y)
+    is_wide = plain.dtype.is_float and plain.dtype.bits >= 32
+    return call(f"{op}_{mode}", x, y) if is_wide else plain
+
+
 def ieee_add(x: ExprLike, y: ExprLike, rounding_mode: str = "rn") -> Expr:
     """Return x + y, rounded once: to nearest ("rn"), to zero ("rz"), up ("ru") or down ("rd").
 
@@ -32,19 +39,19 @@ def ieee_add(x: ExprLike, y: ExprLike, rounding_mode: str = "rn") -> Expr:
         TypeMismatch: another mode, or of 16 bits another than "rn" (TC202); so in all of these.
     """
     mode = _checked("ieee_add", rounding_mode, x, y)
-    return binary("add", x, y) if mode == "rn" else call(f"add_{mode}", x, y)
+    return _computed("add", mode, x, y)
 
 
 def ieee_sub(x: ExprLike, y: ExprLike, rounding_mode: str = "rn") -> Expr:
     """Return x - y, rounded once."""
     mode = _checked("ieee_sub", rounding_mode, x, y)
-    return binary("sub", x, y) if mode == "rn" else call(f"add_{mode}", x, -as_expr(y))
+    return _computed("add", mode, x, -as_expr(y))
 
 
 def ieee_mul(x: ExprLike, y: ExprLike, rounding_mode: str = "rn") -> Expr:
     """Return x * y, rounded once."""
     mode = _checked("ieee_mul", rounding_mode, x, y)
-    return binary("mul", x, y) if mode == "rn" else call(f"mul_{mode}", x, y)
+    return _computed("mul", mode, x, y)
 
 
 def ieee_fmaf(x: ExprLike, y: ExprLike, z: ExprLike, rounding_mode: str = "rn") -> Expr:

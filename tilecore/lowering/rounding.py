@@ -42,12 +42,13 @@ def body(name: str, dtype: str) -> str:
     """Return the text of a function of one element, whose arguments are %a0, %a1, ..."""
     f, result = _written(name, dtype, 1)
     element = ELEMENTS[dtype]
-    # The function is inlined: an empty instruction keeps LLVM from contracting its sums with
-    # products that are its arguments.
+    # The function is inlined: empty instructions keep LLVM from contracting it with products that
+    # are its arguments, or its result with a sum.
     opaque = [f'  %x{i} = call {element} asm "", "=v,0"({element} %a{i})'
               for i in range(ROUNDED[name])]  # fmt: skip
     lines = [re.sub(r"%a(\d)", r"%x\1", line) for line in f.lines]
-    return "\n".join([*opaque, *lines, f"  ret {element} {result}"])
+    shown = f'  %shown = call {element} asm "", "=v,0"({element} {result})'
+    return "\n".join([*opaque, *lines, shown, f"  ret {element} %shown"])
 
 
 def _vector_function(name: str, dtype: str, lanes: int) -> Mapping[str, str]:
@@ -65,7 +66,8 @@ def _written(name: str, dtype: str, lanes: int) -> tuple[_Text, str]:
     op, mode = name.split("_")
     given = [f"%a{i}" for i in range(ROUNDED[name])]
     if mode == "rn":
-        return f, f.intrinsic("fma", ELEMENTS[dtype], *given)
+        nearest = f.intrinsic if op == "fma" else f.plain
+        return f, nearest(op, ELEMENTS[dtype], *given)
     rounded = _of_float32 if dtype == "float32" else _of_float64
     return f, rounded(f, op, mode, given)
 
@@ -83,6 +85,9 @@ class _Text(LlvmFunction):
         symbol = f"llvm.{name}.{suffix}"
         self.declared[symbol] = f"declare {kind} @{symbol}({', '.join([kind] * len(given))})"
         return self.line(f"call {kind} @{symbol}({', '.join(f'{kind} {v}' for v in given)})")
+
+    def plain(self, op: str, element: str, a: str, b: str) -> str:
+        return self.do(f"f{op}", a, b, element)
 
     def do(self, op: str, a: str, b: str, element: str = "double") -> str:
         return self.line(f"{op} {self.kind(element)} {a}, {b}")
