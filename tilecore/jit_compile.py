@@ -10,7 +10,7 @@ from typing import Any
 from tilecore.errors import ArgumentError, TypeMismatch
 from tilecore.ir.nodes import Buffer, PrimFunc
 from tilecore.kernel import JITKernel
-from tilecore.pass_config import check_pass_configs, lowering_config
+from tilecore.pass_config import check_pass_configs, lowering_config, surrounding_configs
 from tilecore.target import Target, emulates_gpus, names_emulator, parse_target
 from tilecore.tile_config import KnobValue
 
@@ -121,7 +121,8 @@ def build(func: PrimFunc, options: JitOptions) -> JITKernel:
 
     target = parse_target(options.target)
     marked = mark_outputs(func, options.out_idx)
-    artifact = compiler.compile(marked, target, options.config)
+    config = {**lowering_config(surrounding_configs()), **options.config}
+    artifact = compiler.compile(marked, target, config)
     if options.verbose:
         _LOG.info("compiled %s for %s: %s", func.name, target, artifact.path)
     if artifact.manifest.target != "llvm":

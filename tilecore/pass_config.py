@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from enum import StrEnum
 from typing import Any
 
@@ -80,6 +82,24 @@ class PassConfigKey(StrEnum):
     TL_PASS_PROFILE_THRESHOLD_MS = "tl.pass_profile_threshold_ms"
     TC_CHECK_ORDER = "tc.check_order"  # ours: prove the order of GPU kernels as they are compiled
     TC_FLOAT32_PRODUCTS = "tc.float32_products"  # ours: "tf32" (TileLang's way) or "exact"
+
+
+_SURROUNDING: ContextVar[Mapping[str, Any] | None] = ContextVar("pass_configs", default=None)
+
+
+def surrounding_configs() -> Mapping[str, Any]:
+    """Return the pass configs of the innermost ``with`` around this call."""
+    return _SURROUNDING.get() or {}
+
+
+@contextmanager
+def pass_configs(values: Mapping[Any, Any]) -> Iterator[None]:
+    """Set the pass configs of compilations in a ``with``, in place of those around it."""
+    token = _SURROUNDING.set({str(k): v for k, v in values.items()})
+    try:
+        yield
+    finally:
+        _SURROUNDING.reset(token)
 
 
 def lowering_config(values: Mapping[Any, Any]) -> dict[str, Any]:

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+import tilecore as tilelang
+import tilecore.language as T
 from tilecore.compat import runner, survey
 from tilecore.compat.__main__ import main
 from tilecore.compat.device import cuda_on_cpu
@@ -427,3 +429,29 @@ def test_a_survey_builds_for_gpus_too(folder: Path) -> None:
     assert "| sm_80 | 1 | 1 | 0 |" in text
     assert "| h100 | 1 | 1 | 0 |" in text
     assert main([*given, "--compile-for", "avx2"]) == 2
+
+
+def test_pass_contexts_configure_what_is_compiled_in_them() -> None:
+    @T.prim_func
+    def program(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(64):
+                A[i] = T.exp(A[i])
+
+    def is_fast(**config) -> bool:
+        kernel = tilelang.compile(program, target="h100", config=config)
+        return "fast math" in str(kernel.explain())
+
+    contexts = importlib.import_module("tilecore.compat.tvm").transform.PassContext
+    key = tilelang.PassConfigKey.TL_ENABLE_FAST_MATH
+    with contexts(config={key: True}, opt_level=3) as context:
+        assert context.config == {"tl.enable_fast_math": True}
+        assert contexts.current().config["tl.enable_fast_math"]
+        assert is_fast()
+        assert not is_fast(fast_math=False)
+        with contexts():
+            assert not is_fast()
+    assert "tl.enable_fast_math" not in contexts.current().config
+    assert not is_fast()
+    with pytest.warns(UserWarning, match=r"unknown pass_configs tl\.no_such_thing"):
+        contexts(config={"tl.no_such_thing": 1})

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 from tilecore.compat import ir, tirx
 from tilecore.ir.dtype import DType as DataType
+from tilecore.pass_config import check_pass_configs, pass_configs, surrounding_configs
 
 __all__ = ["DataType", "ir", "tir", "tirx"]
 
@@ -38,6 +41,56 @@ class Target(metaclass=_TargetType):
         return importlib.import_module("tvm.target").Target(given, *args, **options)
 
 
+class PassContext:
+    """``tvm.transform.PassContext``, whose configs may be TileLang's; unknown ones warn.
+
+    Within it they are the pass configs of compilations, which may set others themselves.
+    """
+
+    def __init__(self, *, config: Mapping[Any, Any] | None = None, **keywords: Any) -> None:
+        theirs = importlib.import_module("tvm.ir.transform").PassContext
+        self.config = {str(key): value for key, value in (config or {}).items()}
+        known = self.config.keys() & set(theirs.list_configs())
+        check_pass_configs({k: v for k, v in self.config.items() if k not in known})
+        self._theirs = theirs(config={k: self.config[k] for k in known}, **keywords)
+        self._entered = ExitStack()
+
+    def __enter__(self) -> PassContext:
+        """Set the configs."""
+        self._entered.enter_context(self._theirs)
+        self._entered.enter_context(pass_configs(self.config))
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        """Set those from before again."""
+        self._entered.__exit__(*failure)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._theirs, name)
+
+    @staticmethod
+    def current() -> Any:
+        """Return the innermost context: its configs, and what else TVM's has."""
+        theirs = importlib.import_module("tvm.ir.transform").PassContext.current()
+        return _Current({**theirs.config, **surrounding_configs()}, theirs)
+
+    @staticmethod
+    def list_configs() -> Any:
+        """Return the configs that TVM knows."""
+        return importlib.import_module("tvm.ir.transform").PassContext.list_configs()
+
+
+@dataclass(frozen=True)
+class _Current:
+    """The context that a question is answered with: TVM's, and TileLang's configs."""
+
+    config: Mapping[str, Any]
+    theirs: Any
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.theirs, name)
+
+
 def _as_mapping(text: str) -> dict[str, str]:
     kind, *options = text.split()
     pairs = (option.lstrip("-").partition("=") for option in options)
@@ -61,6 +114,8 @@ class _Joined(ModuleType):
 def __getattr__(name: str) -> Any:
     if name == "target":
         return _Joined("target", {"Target": Target})
+    if name == "transform":
+        return _Joined("ir.transform", {"PassContext": PassContext})
     if name == "testing":
         return _Joined("testing", {}, "tilecore.testing")
     package = importlib.import_module("tvm")

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from tilecore.errors import ScopeError
-from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var
+from tilecore.ir.expr import ROUNDED, Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var
 from tilecore.ir.packed import reinterpreted
+from tilecore.ir.rounding import rounded
 
 Value = Any  # a NumPy scalar or array of the dtype of the expression
 Mask = Any  # True, or a bool array
@@ -119,6 +120,8 @@ class Evaluator:
         args = [np.asarray(self(a, mask)) for a in expr.args]
         if expr.name == "reinterpret":
             return reinterpreted(args[0], expr.dtype)[()]
+        if expr.name in ROUNDED:
+            return rounded(expr.name, *args)[()]
         narrow = expr.dtype.is_float and expr.dtype.bits < 32
         result = _CALLS[expr.name](*(a.astype(np.float32) if narrow else a for a in args))
         return np.asarray(result).astype(expr.dtype.numpy)[()]

@@ -44,10 +44,16 @@ BITWISE = ("bitand", "bitor", "bitxor", "shl", "shr")
 LITERAL_BITS = 32  # of a Python number beside a narrower operand
 BINARY_OPS = ARITHMETIC + COMPARISONS + LOGICAL + BITWISE
 UNARY_OPS = ("neg", "not", "bitnot")
+# Arithmetic with a stated rounding (to nearest, to zero, up, down) and its number of arguments.
+ROUNDED = {"add_rn": 2, "mul_rn": 2, "fma_rn": 3} | {
+    f"{op}_{mode}": count
+    for op, count in (("add", 2), ("mul", 2), ("div", 2), ("fma", 3), ("sqrt", 1))
+    for mode in ("rz", "ru", "rd")
+}
 CALLS = (
     "exp", "exp2", "exp10", "log", "log2", "log10", "sqrt", "rsqrt", "tanh", "sigmoid", "erf",
     "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "log1p", "fmod", "abs",
-    "floor", "ceil", "round", "trunc",
+    "floor", "ceil", "round", "trunc", *ROUNDED,
 )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Instructions of every family, for tests that look at all of them."""
 
+from tilecore.ir.expr import ROUNDED
 from tilecore.lowering.cuda import instructions as I
 from tilecore.lowering.cuda.instructions import matrix
 
@@ -104,5 +105,6 @@ def catalog():
                                      "tanh")),
         *(I.pair_arithmetic(o, t) for o in ("add", "sub", "mul", "max", "min", "fma")
           for t in HALVES),
+        *(I.rounded(name, t) for name in ROUNDED for t in ("float32", "float64")),
     ]  # fmt: skip
     return {i.name: i for i in made}

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from tilecore.codegen.amdgcn import functions, narrow_floats
 from tilecore.codegen.amdgcn.values import LLVM_TYPES, Value, bits_of
 from tilecore.errors import UnsupportedOnTarget
+from tilecore.lowering import rounding
 
 # Convergent: shuffles and barriers stay where all lanes come by, before they are inlined too.
 ATTRIBUTES = "alwaysinline convergent nounwind"
@@ -269,6 +270,11 @@ def _compare(call: Call, op: str, dtype: str) -> str:
   ret i32 %r"""
 
 
+def _rounded(call: Call, name: str, dtype: str) -> str:
+    _ = call
+    return rounding.body(name, dtype)
+
+
 # --- matrix products -----------------------------------------------------------------------------
 
 # (K, element types) -> intrinsic, type of an operand, of the sums.
@@ -333,6 +339,7 @@ _FUNCTIONS: tuple[tuple[re.Pattern[str], Callable[..., str | None]], ...] = tupl
         (r"tc_(widen|narrow)_(\w+)", _narrow_float),
         (r"tc_upper_half", _upper_half),
         (r"tc_compare_([a-z]+)_(\w+)", _compare),
+        (r"tc_rounded_([a-z]+_r[nzud])_(\w+)", _rounded),
         (r"tc_mfma_16x16x(\d+)_(\w+)", _mfma),
     )
 )

@@ -155,6 +155,18 @@ inline T update(T* address, F combine) {
   atomic_end();
   return old;
 }
+// --- arithmetic with a stated rounding (rounding.cpp) ------------------------------------------
+enum rounding { rn, rz, ru, rd };
+#define EMU_ROUNDED(T)                             \
+  T rounded_add(rounding mode, T a, T b);          \
+  T rounded_mul(rounding mode, T a, T b);          \
+  T rounded_div(rounding mode, T a, T b);          \
+  T rounded_fma(rounding mode, T a, T b, T c);     \
+  T rounded_sqrt(rounding mode, T a);
+EMU_ROUNDED(float)
+EMU_ROUNDED(double)
+#undef EMU_ROUNDED
+
 }  // namespace emu
 
 #include "words.h"

@@ -17,6 +17,7 @@ from tilecore.ir.expr import (
     COMPARISONS,
     INT32,
     LOGICAL,
+    ROUNDED,
     UNARY_OPS,
     Binary,
     Call,
@@ -38,7 +39,7 @@ ARITY: Mapping[str, int] = {
 }  # fmt: skip
 HINTS = ("swizzle", "layout", "registers", "wait_stores", "wait_products")
 WORDS = ("var", "const", "load", "cast", "reinterpret", "call", *ARITY)
-ARGUMENTS: Mapping[str, int] = {**dict.fromkeys(CALLS, 1), "atan2": 2, "fmod": 2}
+ARGUMENTS: Mapping[str, int] = {**dict.fromkeys(CALLS, 1), "atan2": 2, "fmod": 2, **ROUNDED}
 BOOL, FLOAT32 = DType("bool"), DType("float32")
 
 

@@ -43,6 +43,7 @@ from tilecore.ir.nodes import (
 )
 from tilecore.ir.trips import trip_count
 from tilecore.ir.visitor import buffers_of, expressions, has_jump, walk, walk_expr
+from tilecore.lowering import rounding
 from tilecore.lowering.cpu import division, float8, stream, vector_math
 from tilecore.lowering.cpu.access import Accessor, Place
 from tilecore.lowering.cpu.amx import TileLowering, configured
@@ -122,6 +123,7 @@ def _define_functions(builder: TirBuilder, func: PrimFunc, target: Target) -> No
     found = float8.definitions(dtypes)
     calls = {n.name for n in nodes if isinstance(n, Call)}
     found |= vector_math.definitions(calls, target.isa)
+    found |= rounding.definitions({(n.name, n.dtype) for n in nodes if isinstance(n, Call)})
     if any(isinstance(n, Binary) and n.op == "div" for n in nodes):
         found |= division.definitions(target.isa)
     for name, text in found.items():

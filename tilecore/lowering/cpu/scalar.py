@@ -19,7 +19,8 @@ from tvm import tirx as tir
 
 from tilecore.errors import UnsupportedOnTarget
 from tilecore.ir.dtype import DType
-from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var
+from tilecore.ir.expr import ROUNDED, Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var
+from tilecore.lowering import rounding
 from tilecore.lowering.cpu import float8, vector_math
 from tilecore.lowering.cpu.division import divide
 from tilecore.lowering.cpu.tir import broadcast, index, ramp, vector_type
@@ -307,6 +308,9 @@ def _call(expr: Call, scope: Scope) -> Any:
     args = [widen(lower(a, scope), a, scope, lanes) for a in expr.args]
     if expr.name == "reinterpret":
         return _reinterpret(args[0], expr.args[0].dtype, expr.dtype, lanes)
+    if expr.name in ROUNDED:
+        name = rounding.function_name(expr.name, kind, lanes)
+        return tir.call_pure_extern(vector_type(kind, lanes), name, *args)
     narrow = kind == "float16"  # libm has no half functions: compute in float32
     if narrow:
         args = [tir.Cast(vector_type("float32", lanes), a) for a in args]

@@ -18,10 +18,11 @@ import tvm_ffi
 from tvm import tirx as tir
 
 from tilecore.ir.dtype import DType
-from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var
+from tilecore.ir.expr import ROUNDED, Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var
 from tilecore.lowering.cpu import float8
 from tilecore.lowering.cpu.tir import index
 from tilecore.lowering.cuda.instructions.base import C_TYPES, Instruction
+from tilecore.lowering.cuda.instructions.math import rounded
 from tilecore.lowering.cuda.narrow import narrow, widen
 
 BITS = {"bfloat16": "uint16", **dict.fromkeys(float8.NAMES, "uint8")}
@@ -236,6 +237,8 @@ def _call(expr: Call, args: list[Any]) -> Any:
     kind = value_type(expr.dtype)
     if expr.name == "reinterpret":
         return from_memory(_reinterpreted(expr, args[0]), expr.dtype)
+    if expr.name in ROUNDED:
+        return rounded(expr.name, kind).call(*args)
     if expr.name == "sigmoid":
         one = constant(1, kind)
         return one / (one + function("exp", [constant(0, kind) - args[0]], kind))

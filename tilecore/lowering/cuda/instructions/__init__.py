@@ -56,7 +56,7 @@ from tilecore.lowering.cuda.instructions.convert import (
     round_tfloat32,
     unpack_float8,
 )
-from tilecore.lowering.cuda.instructions.math import approximate, pair_arithmetic
+from tilecore.lowering.cuda.instructions.math import approximate, pair_arithmetic, rounded
 from tilecore.lowering.cuda.instructions.matrix import (
     MmaShape,
     ldmatrix,
@@ -126,6 +126,7 @@ __all__ = [
     "fence_async", "fence_async_global", "fence_barrier_init", "k_extent", "lane_index",
     "ldmatrix", "load_ordered", "match_any", "mma", "mma_shape", "nanosleep", "pack",
     "pack_float8", "pair_arithmetic", "prefetch_map", "reduce_warp", "round_tfloat32",
+    "rounded",
     "set_registers", "shuffle", "shuffle_masked", "stmatrix", "store_ordered", "sync_threads",
     "sync_warp", "tensor_allocate",
     "tensor_commit", "tensor_descriptor", "tensor_fence", "tensor_free", "tensor_k_extent",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 from tilecore.errors import UnsupportedOnTarget
+from tilecore.ir.expr import ROUNDED
 from tilecore.lowering.cuda.instructions.base import Instruction, asm
 
 # Name -> PTX, C++ text of the same, first architecture. Errors: PTX ISA 9.0, section 9.7.3.
@@ -37,6 +38,22 @@ def approximate(function: str) -> Instruction:
     return Instruction(
         f"tc_{function}", "float x", f"float y;\n{text}\nreturn y;", f"return {emulated};",
         "float32", arch,
+    )  # fmt: skip
+
+
+@functools.cache
+def rounded(name: str, dtype: str) -> Instruction:
+    """Return a function of ROUNDED ("add_rz") of float32 or float64; "_rn" is to nearest."""
+    op, mode = name.split("_")
+    ctype, letter = ("float", "f") if dtype == "float32" else ("double", "d")
+    function = f"__{letter}{op}_{mode}"
+    if op == "fma":
+        function = f"__fma{'f' if dtype == 'float32' else ''}_{mode}"
+    names = "abc"[: ROUNDED[name]]
+    given = ", ".join(names)
+    return Instruction(
+        f"tc_rounded_{op}_{mode}_{dtype}", ", ".join(f"{ctype} {n}" for n in names),
+        f"return {function}({given});", f"return emu::rounded_{op}(emu::{mode}, {given});", dtype,
     )  # fmt: skip
 
 
