@@ -1,4 +1,7 @@
-"""The REST service and its dashboard. Its process imports none of TVM, torch and Ray (a test holds it to that)."""
+"""The REST service and its dashboard.
+
+Their process imports none of TVM, torch and Ray (a test holds it to that).
+"""
 
 from __future__ import annotations
 

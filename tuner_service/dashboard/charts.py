@@ -16,6 +16,7 @@ from tuner_service.dashboard.svg import (
     label,
     line,
     log_axis,
+    plain,
     shortened,
 )
 from tuner_service.dashboard.texts import micro
@@ -32,6 +33,11 @@ class Point:
     number: int
     time_us: float
     text: str
+
+    @property
+    def told(self) -> str:
+        """What a dot says under the pointer."""
+        return f"trial {self.number}: {micro(self.time_us)} µs; {self.text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +59,19 @@ def best_over_trials(
     """
     height, bottom = 270.0, 228.0
     known = {name: us for name, us in lines.items() if us}
-    times = [p.time_us for p in points]
-    y = log_axis([*times, *known.values()], bottom, TOP)
+    y = log_axis([*(p.time_us for p in points), *known.values()], bottom, TOP)
     x = Axis(1, max(2, points[-1].number, last), LEFT, WIDTH - RIGHT)
     return chart(
         title, height,
         *_frame(x, y, bottom),
         *(
-            element("circle", element("title", f"trial {p.number}: {micro(p.time_us)} µs; {p.text}"),
+            element("circle", element("title", p.told),
                     cx=x.at(p.number), cy=y.at(p.time_us), r=3, class_="dot")
             for p in points
         ),
         *(line(LEFT, y.at(us), WIDTH - RIGHT, y.at(us), f"across {n}") for n, us in known.items()),
         _best_line(points, x, y),
-        *_legend({"best": times and min(times), **known}),
+        *_legend({"best": min(p.time_us for p in points), **known}),
     )  # fmt: skip
 
 
@@ -83,7 +88,10 @@ def _frame(x: Axis, y: Axis, bottom: float) -> list[Markup]:
     shown = [line(LEFT, bottom, x.end, bottom, "axis")]
     for tick in y.ticks():
         at = y.at(tick)
-        shown += [line(LEFT, at, x.end, at, "grid"), label(LEFT - 6, at + 4, micro(tick), anchor="end")]
+        shown += [
+            line(LEFT, at, x.end, at, "grid"),
+            label(LEFT - 6, at + 4, plain(tick), anchor="end"),
+        ]
     for tick in x.ticks():
         if tick == int(tick):
             shown.append(label(x.at(tick), bottom + 16, f"{tick:.0f}", anchor="middle"))
@@ -112,7 +120,8 @@ def bars(title: str, rows: Sequence[Bar], name_width: float = 110.0) -> Markup:
         top, length = 4 + i * ROW, max(1.0, full * row.value / longest)
         shown += [
             label(name_width - 8, top + 14, shortened(row.name, name_width), anchor="end"),
-            element("rect", x=name_width, y=top, width=length, height=ROW - 8, rx=2, class_=row.class_),
+            element("rect", x=name_width, y=top, width=length, height=ROW - 8, rx=2,
+                    class_=row.class_),
             label(name_width + length + 6, top + 14, row.text),
         ]  # fmt: skip
     return chart(title, len(rows) * ROW + 6, *shown)

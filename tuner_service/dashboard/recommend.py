@@ -11,6 +11,7 @@ from fastapi.responses import Response
 from markupsafe import Markup
 from pydantic import ValidationError
 
+from db.store import SqlStore
 from recommender.errors import UnknownHardware
 from tilecore import kernels
 from tilecore.errors import InvalidProblem, TileError, UnknownKernel
@@ -23,6 +24,7 @@ from tuner_service.errors import TooManyThreads, http_status
 from tuner_service.routes.catalog import list_hardware
 from tuner_service.routes.context import AppSettings, Store
 from tuner_service.schemas import RecommendationRequest, RecommendationResponse
+from tuner_service.settings import Settings
 
 router = APIRouter(prefix=HOME)
 FIRST = "gemm"
@@ -41,18 +43,7 @@ def recommend(request: Request, store: Store, settings: AppSettings) -> Response
     answer, faults, status = None, Faults(), 200
     is_asked = "show" not in given and any(field.startswith(FIELD) for field in given)
     if is_asked or definition is None:
-        try:
-            question = RecommendationRequest.model_validate(_question(name, definition, given))
-            quiet = settings.model_copy(update={"retune": "off"})
-            body = work_out(store, quiet, question).body
-            answer = RecommendationResponse.model_validate_json(body)
-        except ValidationError as error:
-            faults, status = _of_form(error), 422
-        except TileError as error:
-            status = http_status(error)
-            if status >= 500:
-                raise
-            faults = _of_question(error)
+        answer, faults, status = _answer(store, settings, _question(name, definition, given))
     shown = definition or kernels.get(FIRST)
     named = {*OTHERS, *(f"{FIELD}{f.name}" for f in shown.fields)}
     return page(
@@ -62,6 +53,24 @@ def recommend(request: Request, store: Store, settings: AppSettings) -> Response
         kernels=kernels.KERNELS, devices=list_hardware(store),
         drawn=[] if answer is None else [_terms(r.terms_us) for r in answer.recommendations],
     )  # fmt: skip
+
+
+def _answer(
+    store: SqlStore, settings: Settings, body: Mapping[str, Any]
+) -> tuple[RecommendationResponse | None, Faults, int]:
+    """Return what REST answers, faults by the fields of the form, and the status."""
+    try:
+        question = RecommendationRequest.model_validate(body)
+        quiet = settings.model_copy(update={"retune": "off"})
+        found = work_out(store, quiet, question).body
+        return RecommendationResponse.model_validate_json(found), {}, 200
+    except ValidationError as error:
+        return None, _of_form(error), 422
+    except TileError as error:
+        status = http_status(error)
+        if status >= 500:
+            raise
+        return None, _of_question(error), status
 
 
 def _question(

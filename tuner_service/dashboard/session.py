@@ -36,7 +36,13 @@ async def log_in(request: Request) -> Response:
     except TileError as error:
         if http_status(error) != 401:
             return problem_response(LOGIN, error, headers=refusal_headers(error))
-        answer = page(request, "login.html", 401, problem={"code": error.code, "detail": error.message}, wanted=_own(wanted))
+        answer = page(
+            request,
+            "login.html",
+            401,
+            problem={"code": error.code, "detail": error.message},
+            wanted=_own(wanted),
+        )
         answer.headers.update(refusal_headers(error))
         return answer
     response = RedirectResponse(_own(wanted), 303)

@@ -48,6 +48,11 @@ def shortened(text: str, width: float) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
+def plain(value: float) -> str:
+    """Return a round value as an axis shows it."""
+    return f"{value:,.6g}" if value < 1 else f"{value:,.10g}"
+
+
 def _number(value: object) -> object:
     return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else value
 

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from recommender.workload import digest_of
 from tilecore import kernels
 
-NOTHING = "–"
+NOTHING = "\N{EN DASH}"
 
 
 def micro(us: float | None) -> str:
@@ -19,8 +19,7 @@ def micro(us: float | None) -> str:
     if us is None:
         return NOTHING
     digits = 0 if us >= 1000 else 1 if us >= 100 else 2 if us >= 10 else 3
-    text = f"{us:,.{digits}f}"
-    return text.rstrip("0").rstrip(".") if us == int(us) and "." in text else text
+    return f"{us:,.{digits}f}"
 
 
 def number(value: float | None, digits: int = 1) -> str:
@@ -35,7 +34,7 @@ def percent(value: float | None) -> str:
 
 def times(ratio: float | None) -> str:
     """Return a ratio."""
-    return NOTHING if ratio is None else f"{ratio:.2f}×"
+    return NOTHING if ratio is None else f"{ratio:.2f}\N{MULTIPLICATION SIGN}"
 
 
 def seconds(value: float | None) -> str:
@@ -71,15 +70,12 @@ def workload_text(workload: Mapping[str, Any]) -> str:
     """Return a workload as people say it: fields that have their defaults are left out."""
     kernel, problem = str(workload["kernel"]), workload["problem"]
     definition = kernels.KERNELS.get(kernel)
-    usual: dict[str, Any] = {}
-    for field in definition.fields if definition is not None else ():
-        fitting = field.fitting(problem.get("dtype"))
-        if field.kind != "dtype" or field.name != "dtype":
-            usual[field.name] = fitting.default
-    order = {name: place for place, name in enumerate(usual)}
-    names = sorted(problem, key=lambda name: order.get(name, -1))
-    given = [n for n in names if n not in usual or usual[n] is None or problem[n] != usual[n]]
-    words = [str(problem[n]) if n == "dtype" else f"{n}={problem[n]}" for n in given]
+    fields = () if definition is None else definition.fields
+    usual = {f.name: f.fitting(problem.get("dtype")).default for f in fields}
+    names = [*(n for n in usual if n in problem), *(n for n in problem if n not in usual)]
+    given = [n for n in names if n != "dtype" and (usual.get(n) is None or problem[n] != usual[n])]
+    words = [f"{n}={problem[n]}" for n in given]
+    words += [str(problem["dtype"])] if "dtype" in problem else []
     threads = workload.get("threads")
     return " ".join([kernel_text(kernel), *words, *([f"threads={threads}"] if threads else [])])
 

@@ -45,7 +45,6 @@ def workload(
     knobs = _by_influence(found)
     chosen = _chosen(knobs, x, y)
     default = _default(found[0], device.kind)
-    definition = kernels.KERNELS.get(found[0].kernel)
     what = {"kernel": found[0].kernel, "problem": found[0].problem}
     unique = {config_text(m.config): m for m in reversed(found)}
     best = sorted(unique.values(), key=lambda m: m.latency_us or 0.0)
@@ -54,7 +53,7 @@ def workload(
         title=workload_text(what), device=device, key=workload, hardware=hardware,
         knobs=knobs, chosen=chosen, protocol=shown.value, protocols=[p.value for p in Protocol],
         count=len(found), is_all=len(found) < LOOKED_AT, best=best[:LISTED], default=default,
-        docs={} if definition is None else {k.name: k.doc for k in definition.knobs_of(device.kind)},
+        docs=_docs(found[0].kernel, device.kind),
         drawn=None if chosen is None else _drawn(found, chosen, default),
     )  # fmt: skip
 
@@ -107,6 +106,12 @@ def _default(m: MeasurementOut, kind: str) -> dict[str, Any]:
     """Return the config of who tunes nothing; of a program that was sent it is not known here."""
     definition = kernels.KERNELS.get(m.kernel)
     return {} if definition is None else dict(definition.on(kind).default_config(kind).items_)
+
+
+def _docs(kernel: str, kind: str) -> dict[str, str]:
+    """Return what the knobs of a kernel of the library do."""
+    definition = kernels.KERNELS.get(kernel)
+    return {} if definition is None else {k.name: k.doc for k in definition.knobs_of(kind)}
 
 
 def _drawn(
