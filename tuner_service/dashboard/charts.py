@@ -106,14 +106,14 @@ def _legend(times: Mapping[str, float]) -> list[Markup]:
         text = f"{name} {micro(us)}"
         kind = "best-line" if name == "best" else f"across {name}"
         found += [line(at, 8, at + 16, 8, kind), label(at + 20, 12, text)]
-        at += 34 + 7 * len(text)
+        at += 36 + 7.4 * len(text)
     return found
 
 
 def bars(title: str, rows: Sequence[Bar], name_width: float = 110.0) -> Markup:
     """Return horizontal bars with their names before and their values behind them."""
     longest = max((r.value for r in rows), default=0.0) or 1.0
-    room = 8 + 6.8 * max((len(r.text) for r in rows), default=0)
+    room = 8 + 7.7 * max((len(r.text) for r in rows), default=0)
     full = WIDTH - name_width - room
     shown: list[Markup] = []
     for i, row in enumerate(rows):

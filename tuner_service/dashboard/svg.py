@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from markupsafe import Markup, escape
 
 WIDTH = 480  # units of a chart; its text is readable where that is 400 pixels
-LETTER = 6.6  # units that a letter of a chart takes
+LETTER = 7.6  # units that a letter of a chart takes
+
+TICK_STEPS = ((1,), (1, 2, 5), (1, 1.5, 2, 3, 5, 7))  # coarse to fine
 
 
 def element(name: str, *children: object, **attributes: object) -> Markup:
@@ -83,9 +85,12 @@ class Axis:
         if not self.is_log or self.high < 3 * self.low:
             return _even_ticks(self.low, self.high)
         first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
-        steps = (1, 2, 5) if last - first <= 3 else (1,)
-        every = [s * 10.0**e for e in range(first, last + 1) for s in steps]
-        found = [t for t in every if self.low <= t <= self.high]
+        found: list[float] = []
+        for steps in TICK_STEPS:
+            every = [s * 10.0**e for e in range(first, last + 1) for s in steps]
+            found = [t for t in every if self.low <= t <= self.high]
+            if len(found) >= 3:
+                break
         return found[:: 1 + len(found) // 8]
 
     def _scaled(self, value: float) -> float:
@@ -95,7 +100,7 @@ class Axis:
 def _even_ticks(low: float, high: float) -> list[float]:
     if high <= low:
         return [low]
-    rough = (high - low) / 4
+    rough = (high - low) / 6
     unit = 10.0 ** math.floor(math.log10(rough))
     step = next(m * unit for m in (1, 2, 5, 10) if m * unit >= rough)
     first = math.ceil(low / step)
