@@ -267,6 +267,15 @@ def test_a_map_over_two_knobs(serve, store):
     read(client, f"{address}&protocol=confirm", 404)
 
 
+def test_a_map_of_many_values_stays_drawable(serve, store):
+    workload = gemm()
+    store.add_all([measured({"a": i, "b": i % 7}, time_s=1e-6 * (i + 1)) for i in range(400)])
+    address = f"/dashboard/workload?workload={workload.key}&hardware={HARDWARE.key}&x=a&y=b"
+    widths = read(serve(), address).attributes("rect", "width")
+    assert len(widths) > 2800
+    assert all(float(w) > 0 for w in widths)
+
+
 def test_a_recommendation_with_its_terms(serve):
     client = serve()
     document = read(client, QUESTION + "&top_k=3&threads=1")
@@ -413,6 +422,8 @@ def test_logging_in_and_out(serve, store):
     assert "HttpOnly" in cookie
     assert "SameSite=strict" in cookie
     assert "Secure" not in cookie
+    for address in PAGES:
+        assert read(client, address).attributes("input", "name") != ["key", "wanted"]
     document = read(client, wanted)
     assert document.texts("form", action="/dashboard/logout") == ["ann <b> Log out"]
     assert client.get("/v1/tuning-runs").status_code == 200  # exports and events are read so
@@ -481,11 +492,19 @@ def test_a_login_leads_to_pages_of_the_dashboard_only(serve, store, wanted):
 def test_other_sites_can_log_nobody_in(serve, store):
     client = serve(auth="required")
     _, secret = store.keys.create("ann", "read")
-    headers = {"Sec-Fetch-Site": "cross-site"}
-    for address in ("/dashboard/login", "/dashboard/logout"):
-        answer = client.post(address, data={"key": secret}, headers=headers)
-        assert answer.status_code == 403
-        assert "set-cookie" not in answer.headers
+    others = (
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Origin": "http://testserver:80"},
+        {"Origin": "null"},
+    )
+    for headers in others:
+        for address in ("/dashboard/login", "/dashboard/logout"):
+            answer = client.post(address, data={"key": secret}, headers=headers)
+            assert answer.status_code == 403
+            assert "set-cookie" not in answer.headers
+    own = {"Origin": "http://testserver"}
+    answer = client.post("/dashboard/login", data={"key": secret}, headers=own)
+    assert answer.history[0].status_code == 303
 
 
 def test_a_forgotten_cookie_locks_nobody_out_where_no_key_is_needed(serve):

@@ -24,6 +24,7 @@ from tuner_service.dashboard.texts import micro
 LEFT, RIGHT, TOP = 58.0, 14.0, 30.0
 SHADES = 10  # classes of dashboard.css that cells of a heat map have
 ROW = 26.0
+DOTS = 1500  # at most; of more trials some are left out, never from the line of the best
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ def best_over_trials(
         *(
             element("circle", element("title", p.told),
                     cx=x.at(p.number), cy=y.at(p.time_us), r=3, class_="dot")
-            for p in points
+            for p in points[:: 1 + len(points) // DOTS]
         ),
         *(line(LEFT, y.at(us), WIDTH - RIGHT, y.at(us), f"across {n}") for n, us in known.items()),
         _best_line(points, x, y),
@@ -110,7 +111,7 @@ def _legend(times: Mapping[str, float]) -> list[Markup]:
     return found
 
 
-def bars(title: str, rows: Sequence[Bar], name_width: float = 110.0) -> Markup:
+def bars(title: str, rows: Sequence[Bar], name_width: float = 118.0) -> Markup:
     """Return horizontal bars with their names before and their values behind them."""
     longest = max((r.value for r in rows), default=0.0) or 1.0
     room = 8 + 7.7 * max((len(r.text) for r in rows), default=0)
@@ -159,7 +160,7 @@ def heat_map(
     for class_, (column, row) in marks.items():
         if column in columns and row in rows:
             at = left + columns.index(column) * wide, 40 + rows.index(row) * high
-            inset = 2.5 if class_ == "best" else 5.5
+            inset = min(2.5 if class_ == "best" else 5.5, wide / 8)
             shown.append(element("rect", x=at[0] + inset, y=at[1] + inset, width=wide - 2 * inset,
                                  height=high - 2 * inset, class_=f"mark {class_}"))  # fmt: skip
     return chart(title, 44 + len(rows) * high, *shown, class_="chart heat")
@@ -168,12 +169,12 @@ def heat_map(
 def _cell(
     x: float, y: float, wide: float, high: float, cell: Cell | None, shade: Axis
 ) -> list[Markup]:
+    gap = min(1.0, wide / 8)
+    place = {"x": x + gap, "y": y + gap, "width": wide - 2 * gap, "height": high - 2 * gap}
     if cell is None:
-        return [element("rect", x=x + 1, y=y + 1, width=wide - 2, height=high - 2, class_="none")]
+        return [element("rect", **place, class_="none")]
     number = min(SHADES - 1, int(shade.at(cell.time_us)))
-    told = element("title", cell.text)
-    box = element("rect", told, x=x + 1, y=y + 1, width=wide - 2, height=high - 2,
-                  class_=f"heat-{number}")  # fmt: skip
+    box = element("rect", element("title", cell.text), **place, class_=f"heat-{number}")
     text = micro(cell.time_us)
     if 7 * len(text) > wide:
         return [box]

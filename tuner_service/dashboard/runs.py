@@ -140,7 +140,7 @@ def _beside_torch(result: Mapping[str, Any]) -> Markup | None:
     """Return the bars of default, recommendation, best and torch; None: nothing to compare."""
     found = {name: result.get(name) for name in ("default", "recommended", "best")}
     known = {n: c for n, c in found.items() if c is not None and c.get("latency_us")}
-    protocols = {c["protocol"] for c in known.values()}
+    protocols = {c.get("protocol") for c in known.values()}
     if not known or len(protocols) > 1:  # one thread and all threads are not compared
         return None
     rows = [Bar(n, c["latency_us"], _bar_text(c), f"bar {n}") for n, c in known.items()]

@@ -74,6 +74,10 @@ def _own(wanted: str) -> str:
 
 def _refuse_other_sites(request: Request) -> None:
     """Complain of a form that another site sent (SV921)."""
-    found = request.headers.get("sec-fetch-site", "same-origin")
+    found = request.headers.get("sec-fetch-site")
+    if found is None:  # old browsers, and all of them over plain http
+        origin = request.headers.get("origin")
+        is_own = origin is None or urlsplit(origin).netloc == request.headers.get("host")
+        found = "same-origin" if is_own else origin
     if found not in ("same-origin", "none"):
         raise Forbidden(expected="read, sent by a page of the dashboard", found=found)

@@ -20,9 +20,7 @@ HEADERS = {
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
         "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     ),
-    "X-Frame-Options": "DENY",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "same-origin",
+    "Referrer-Policy": "same-origin",  # beside it browsers say which site sent a form
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 NOT_KEPT = {"Cache-Control": "no-store"}
