@@ -210,6 +210,7 @@ def _favourites(expected: Forecast, space: SearchSpace, count: int) -> Iterator[
             rationale=f"fastest of {expected.among} by the {_MODEL[expected.source]}"
             f"{'' if position == 0 else f' (rank {position + 1}, different tiling)'}; "
             f"{why.explain()}",
+            terms_s=why.terms_s,
         )
 
 
@@ -294,6 +295,7 @@ def _of_winner(
         bound_by=explained.bound_by,
         rationale=f"ships with tilecore: {shape.time_s(config) * 1e6:.1f} us for {shape.workload} "
         f"on {device}, one thread (distance {distance:.2f}); {explained.explain()}",
+        terms_s=explained.terms_s,
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from recommender.analytic import Estimate, Estimates
 from recommender.freshness import OTHER_CODE, OTHER_DRIVER, differences
@@ -26,6 +27,7 @@ class Recommendation:
             (``recommender.nearest``).
         confidence: 0 to 1; falls with distance, width of the interval and staleness.
         doubts: in words, which other program version, toolchain or driver the evidence is of.
+        terms_s: what the analytic estimate of its time is made of; empty: not known.
     """
 
     config: TileConfig
@@ -37,6 +39,7 @@ class Recommendation:
     bound_by: str
     rationale: str
     doubts: tuple[str, ...] = ()
+    terms_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def is_stale(self) -> bool:
@@ -76,6 +79,7 @@ def of_measurement(
         rationale=f"{what} for exactly this workload: "
         f"{'; '.join((how, *doubts, explained.explain()))}",
         doubts=doubts,
+        terms_s=explained.terms_s,
     )
 
 
@@ -106,4 +110,5 @@ def of_neighbour(
         rationale=f"best measured for {where} (distance {neighbour.distance:.2f}{age}); "
         f"{explained.explain()}",
         doubts=doubts,
+        terms_s=explained.terms_s,
     )

@@ -1,6 +1,7 @@
 """Access: who sends a request, whether they may, how often, and how many at once.
 
-``Access`` (pure ASGI) knows the sender before a body is read; ``Needs`` holds routes to a role.
+``Access`` (pure ASGI) knows the sender before a body is read; ``Needs`` holds routes to a role;
+``Keyring`` knows keys, which requests bear in a header or, to read, in the dashboard's cookie.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from limits.aio.storage import MemoryStorage
 from limits.aio.strategies import SlidingWindowCounterRateLimiter
 from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from db.records import ROLES, KeyRecord
@@ -31,7 +33,12 @@ from tuner_service.errors import Forbidden, Overloaded, RateLimited, Unauthentic
 from tuner_service.problems import problem_response
 from tuner_service.settings import Settings
 
-OPEN_PATHS = ("/healthz", "/readyz", "/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc")
+OPEN_PATHS = (
+    "/healthz", "/readyz", "/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc",
+    "/dashboard/login", "/dashboard/logout", "/dashboard/dashboard.css",
+    "/dashboard/dashboard.js", "/dashboard/icon.svg",
+)  # fmt: skip
+COOKIE = "tilecore_key"  # what the dashboard keeps a key in; it can read and nothing else
 REMEMBERED_S = 5.0  # a revoked key is refused after so long at the latest
 MAX_REMEMBERED = 4096
 MAX_KEY_LENGTH = 128
@@ -78,18 +85,72 @@ class Needs:
             raise Forbidden(expected=role, found=sender.role, hint=hint)
 
 
+class Keyring:
+    """The keys of a store, a few seconds behind it at most, and how often each was used."""
+
+    def __init__(self, store: SqlStore, rate_limit: str) -> None:
+        self._store = store
+        self._rate = limits.parse(rate_limit)
+        self._limiter = SlidingWindowCounterRateLimiter(MemoryStorage())
+        self._remembered: dict[bytes, tuple[float, KeyRecord | None]] = {}
+        self._renewed: dict[bytes, asyncio.Task[KeyRecord | None]] = {}
+
+    async def owner(self, given: str) -> Principal:
+        """Return whom the value of an ``Authorization`` header names, and count the use.
+
+        Raises:
+            Unauthenticated: it names nobody, or nobody any more (SV920).
+            RateLimited: the key was used too often (SV922).
+            DatabaseError: the database cannot be asked.
+        """
+        kind, _, secret = given.partition(" ")
+        if kind.lower() != "bearer" or not 0 < len(secret) <= MAX_KEY_LENGTH:
+            raise Unauthenticated(found="no key" if not given else "another form")
+        key = await self._find(secret)
+        if key is None or not key.is_valid(datetime.now(UTC)):
+            found = "an unknown key" if key is None else f"{key.prefix}, expired or revoked"
+            raise Unauthenticated(found=found)
+        if not await self._limiter.hit(self._rate, key.prefix):
+            stats = await self._limiter.get_window_stats(self._rate, key.prefix)
+            error = RateLimited(limit=str(self._rate))
+            error.retry_after_s = max(1, ceil(stats.reset_time - time.time()))
+            raise error
+        return Principal(key.prefix, key.role, key.name)
+
+    async def _find(self, secret: str) -> KeyRecord | None:
+        digest = hashlib.sha256(secret.encode()).digest()  # keys themselves are not kept
+        known = self._remembered.get(digest)
+        left_s = 0.0 if known is None else known[0] - time.monotonic()
+        if known is None or left_s <= 0:
+            return await self._ask(secret, digest)
+        if left_s < REMEMBERED_S / 2 and digest not in self._renewed:  # nobody waits for that
+            task = asyncio.create_task(self._ask(secret, digest))
+            self._renewed[digest] = task
+            task.add_done_callback(lambda done: self._forget(digest, done))
+        return known[1]
+
+    def _forget(self, digest: bytes, done: asyncio.Task[KeyRecord | None]) -> None:
+        del self._renewed[digest]
+        if not done.cancelled():
+            done.exception()  # who comes when the time is over asks, and is told
+
+    async def _ask(self, secret: str, digest: bytes) -> KeyRecord | None:
+        key = await run_sync(self._store.keys.find, secret)
+        if len(self._remembered) >= MAX_REMEMBERED:
+            self._remembered.clear()
+        self._remembered[digest] = (time.monotonic() + REMEMBERED_S, key)
+        return key
+
+
 class Access:
     """Lets in whom a valid key names (anybody, where keys are not needed), within the limits."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, keyring: Keyring) -> None:
         self._app = app
         self._needs_key = settings.needs_key
-        self._rate = limits.parse(settings.rate_limit)
-        self._limiter = SlidingWindowCounterRateLimiter(MemoryStorage())
+        self._keyring = keyring
         self._max_in_flight = settings.max_in_flight
         self._in_flight = 0
-        self._remembered: dict[bytes, tuple[float, KeyRecord | None]] = {}
-        self._renewed: dict[bytes, asyncio.Task[KeyRecord | None]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection."""
@@ -103,7 +164,7 @@ class Access:
         try:
             scope["state"]["principal"] = await self._sender(scope)
         except TileError as error:  # no entry, or the database cannot be asked
-            refusal = problem_response(scope["path"], error, headers=_headers(error))
+            refusal = problem_response(scope["path"], error, headers=refusal_headers(error))
             await refusal(scope, receive, send)
             return
         await self._admit(scope, receive, send)
@@ -112,44 +173,10 @@ class Access:
         given = Headers(scope=scope).get("authorization", "")
         if not given and not self._needs_key:
             return ANONYMOUS
-        kind, _, secret = given.partition(" ")
-        if kind.lower() != "bearer" or not 0 < len(secret) <= MAX_KEY_LENGTH:
-            raise Unauthenticated(found="no key" if not given else "another form")
-        key = await self._find(secret, scope)
-        if key is None or not key.is_valid(datetime.now(UTC)):
-            found = "an unknown key" if key is None else f"{key.prefix}, expired or revoked"
-            raise Unauthenticated(found=found)
-        if not await self._limiter.hit(self._rate, key.prefix):
-            stats = await self._limiter.get_window_stats(self._rate, key.prefix)
-            error = RateLimited(limit=str(self._rate))
-            error.retry_after_s = max(1, ceil(stats.reset_time - time.time()))
-            raise error
-        return Principal(key.prefix, key.role, key.name)
-
-    async def _find(self, secret: str, scope: Scope) -> KeyRecord | None:
-        digest = hashlib.sha256(secret.encode()).digest()  # keys themselves are not kept
-        store: SqlStore = scope["app"].state.store
-        known = self._remembered.get(digest)
-        left_s = 0.0 if known is None else known[0] - time.monotonic()
-        if known is None or left_s <= 0:
-            return await self._ask(store, secret, digest)
-        if left_s < REMEMBERED_S / 2 and digest not in self._renewed:  # nobody waits for that
-            task = asyncio.create_task(self._ask(store, secret, digest))
-            self._renewed[digest] = task
-            task.add_done_callback(lambda done: self._forget(digest, done))
-        return known[1]
-
-    def _forget(self, digest: bytes, done: asyncio.Task[KeyRecord | None]) -> None:
-        del self._renewed[digest]
-        if not done.cancelled():
-            done.exception()  # who comes when the time is over asks, and is told
-
-    async def _ask(self, store: SqlStore, secret: str, digest: bytes) -> KeyRecord | None:
-        key = await run_sync(store.keys.find, secret)
-        if len(self._remembered) >= MAX_REMEMBERED:
-            self._remembered.clear()
-        self._remembered[digest] = (time.monotonic() + REMEMBERED_S, key)
-        return key
+        if not given and scope["method"] == "GET":  # other sites can let a browser send the rest
+            kept = HTTPConnection(scope).cookies.get(COOKIE, "")
+            given = f"Bearer {kept}" if kept else ""
+        return await self._keyring.owner(given)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a bounded number of requests wait for the beginning of their answers."""
@@ -175,7 +202,8 @@ class Access:
                 self._in_flight -= 1
 
 
-def _headers(error: TileError) -> dict[str, str]:
+def refusal_headers(error: TileError) -> dict[str, str]:
+    """Return the headers that go with a refusal."""
     if isinstance(error, Unauthenticated):
         return {"WWW-Authenticate": "Bearer"}
     return {"Retry-After": str(error.retry_after_s)} if isinstance(error, RateLimited) else {}

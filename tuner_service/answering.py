@@ -133,4 +133,5 @@ def to_wire(question: Question, rank: int, r: Recommendation) -> RecommendationO
         rationale=r.rationale,
         is_stale=r.is_stale,
         doubts=list(r.doubts),
+        terms_us={name: s * 1e6 for name, s in r.terms_s.items()},
     )

@@ -1,4 +1,7 @@
-"""The REST service. Its process imports none of TVM, torch and Ray (a test holds it to that)."""
+"""The REST service and its dashboard.
+
+Their process imports none of TVM, torch and Ray (a test holds it to that).
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,11 @@ from fastapi import Depends, FastAPI
 
 from db.store import SqlStore
 from tuner_service import problems
-from tuner_service.access import Access, Needs
+from tuner_service.access import Access, Keyring, Needs
 from tuner_service.answers import Answers
 from tuner_service.conditional import ConditionalGet
+from tuner_service.dashboard import routes as pages
+from tuner_service.dashboard.shell import Shell
 from tuner_service.metrics import Metrics
 from tuner_service.middleware import BodyLimit, PlainAddress
 from tuner_service.model_uploads import ModelUploads
@@ -75,6 +80,7 @@ def create_app(settings: Settings, store: SqlStore | None = None) -> FastAPI:
     app.state.settings = settings
     app.state.store = store if store is not None else open_store(settings)
     app.state.metrics = Metrics(app.state.store)
+    app.state.keyring = Keyring(app.state.store, settings.rate_limit)
     app.state.models = ModelUploads(app.state.store)
     app.state.engine = StudyEngine(app.state.store)
     app.state.answers = Answers(app.state.store, app.state.metrics, settings)
@@ -86,6 +92,7 @@ def create_app(settings: Settings, store: SqlStore | None = None) -> FastAPI:
             responses=problems.documented(401, 403, 422, 429),
         )
     app.include_router(health.router)
+    app.include_router(pages.router)
     problems.install(app)
     # The last one added meets a request first.
     app.add_middleware(ShortWay, answers=app.state.answers)
@@ -97,6 +104,7 @@ def create_app(settings: Settings, store: SqlStore | None = None) -> FastAPI:
         longer={"/v1/programs": max(settings.max_body_bytes, settings.max_program_bytes)},
     )
     app.add_middleware(ConditionalGet)
-    app.add_middleware(Access, settings=settings)
+    app.add_middleware(Access, settings=settings, keyring=app.state.keyring)
+    app.add_middleware(Shell)
     app.add_middleware(Telemetry, metrics=app.state.metrics, access_log=settings.access_log)
     return app

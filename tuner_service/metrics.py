@@ -42,7 +42,8 @@ class Metrics:
             ("kernel", "source"),
             registry=self._registry,
         )
-        self._registry.register(_Database(store))
+        self._database = _Database(store)
+        self._registry.register(self._database)
 
     @contextmanager
     def in_flight(self) -> Iterator[None]:
@@ -58,6 +59,10 @@ class Metrics:
     def recommendation(self, kernel: str, source: str) -> None:
         """Count an answered question."""
         self._recommendations.labels(kernel, source).inc()
+
+    def counts(self) -> Counts:
+        """Return how many of everything there are, some seconds old at most."""
+        return self._database.count()
 
     def text(self) -> bytes:
         """Return all metrics in the text format of Prometheus."""
@@ -81,7 +86,7 @@ class _Database(Collector):
         """Yield the counts."""
         up = GaugeMetricFamily("tilecore_database_up", "Whether the database answers")
         try:
-            counts = self._count()
+            counts = self.count()
             leader = self._store.leader.current()
         except TileError:
             up.add_metric((), 0)
@@ -97,7 +102,8 @@ class _Database(Collector):
         yield epoch
         yield from _families(counts)
 
-    def _count(self) -> Counts:
+    def count(self) -> Counts:
+        """Return the counts, RECOUNT_S old at most."""
         with self._lock:
             if self._counts is None or time.monotonic() > self._counted_at + RECOUNT_S:
                 self._counts = self._store.counts()

@@ -110,7 +110,7 @@ def _methods(app: FastAPI, path: str) -> list[str]:
         pattern = re.escape(re.sub(r"\{\w+\}", "\0", template)).replace("\0", "[^/:]+")
         if re.fullmatch(pattern, path):
             return sorted(method.upper() for method in methods)
-    return []
+    return ["GET"]  # pages, which the document does not list
 
 
 async def _internal_error(request: Request, error: Exception) -> JSONResponse:

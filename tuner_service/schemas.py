@@ -120,6 +120,9 @@ class RecommendationOut(BaseModel):
         description="evidence of another program version, toolchain or driver, or before a drift"
     )
     doubts: list[str] = Field(description="what of the evidence may no longer hold, in words")
+    terms_us: dict[str, float] = Field(
+        description="what the analytic estimate of its time is made of; empty for sent programs"
+    )
 
 
 class RemeasurementOut(BaseModel):
@@ -212,6 +215,7 @@ class TuningRunOut(BaseModel):
     )
     state: RunState
     workload: dict[str, Any]
+    workload_key: str
     hardware: str
     hardware_key: str
     program_digest: str
@@ -301,6 +305,7 @@ class MeasurementOut(BaseModel):
 
     id: int
     run: str | None
+    workload_key: str = Field(description="`workload` of the log's filters")
     kernel: str
     problem: dict[str, Any]
     threads: int

@@ -57,6 +57,7 @@ Time = Annotated[AwareDatetime, BeforeValidator(_iso_time)]
 def log_query(
     store: Store,
     kernel: Name = None,
+    workload: Annotated[str | None, Query(max_length=64, description="workload_key")] = None,
     dtype: Name = None,
     m: Dimension = None,
     n: Dimension = None,
@@ -84,6 +85,7 @@ def log_query(
         kernel = kernels.get(kernel).name
     return MeasurementQuery(
         kernel=kernel,
+        workload_key=workload,
         dtype=dtype,
         m=m,
         n=n,
@@ -171,6 +173,7 @@ def to_wire(record: MeasurementRecord) -> MeasurementOut:
     return MeasurementOut(
         id=record.id,
         run=record.run,
+        workload_key=m.workload.key,
         kernel=m.workload.kernel,
         problem=problem,
         threads=m.threads,

@@ -203,6 +203,7 @@ def to_wire(store: SqlStore, run: RunRecord) -> TuningRunOut:
         cause=run.cause,  # type: ignore[arg-type]  # one of db.records.CAUSES
         state=run.state,  # type: ignore[arg-type]  # the database closes the set
         workload=run.workload.as_dict(),
+        workload_key=run.workload.key,
         hardware=run.hardware.name,
         hardware_key=run.hardware.key,
         program_digest=run.program_digest,
