@@ -523,7 +523,8 @@ def test_the_run_page_follows_a_run_in_a_browser(settings, store):
     program = browser.find()
     if program is None:
         pytest.skip("no Chromium here: install the package chromium")
-    changed = settings.model_copy(update={"answer_processes": 0, "access_log": "off"})
+    changes = {"answer_processes": 0, "access_log": "off", "auth": "required"}
+    changed = settings.model_copy(update=changes)
     server = uvicorn.Server(uvicorn.Config(create_app(changed, store), port=0, log_level="error"))
     serving = threading.Thread(target=server.run)
     serving.start()
@@ -540,10 +541,15 @@ def test_the_run_page_follows_a_run_in_a_browser(settings, store):
 
 
 def _follow(page, url, store):
-    """See a run begin, come along and end on one page that is never loaded again."""
+    """Log in, then see a run begin, come along and end on one page that is never loaded again."""
+    _, secret = store.keys.create("ann", "read")
     question = understand(store, "gemm", GEMM["problem"])
     run, _ = submit(store, question, Effort(max_trials=12, time_limit_s=60.0))
     page.open(f"{url}/dashboard/runs/{run.public_id}")
+    page.ask(f"document.querySelector('#key').value = '{secret}'")
+    page.ask("document.querySelector('button.main').click()")
+    page.wait("document.querySelector('#state') && document.readyState == 'complete'")
+    page.messages.clear()  # of the page that asked for a key: 401
     assert page.ask("document.querySelector('.state').textContent") == "queued"
     page.ask("window.stayed = true")
     host = wiring.host_profile(store)
