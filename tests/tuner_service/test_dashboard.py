@@ -22,6 +22,7 @@ from tuner_service import wiring
 from tuner_service.access import COOKIE
 from tuner_service.app import create_app
 from tuner_service.coordinator import Coordinator
+from tuner_service.dashboard import runs
 from tuner_service.jobs import Effort, submit
 from tuner_service.questions import understand
 from tuner_service.run_driver import Limits
@@ -184,9 +185,16 @@ def test_a_finished_run(finished):
     assert read(client, f"/dashboard/runs/{run['id']}?start=100000").texts("p")[-1]
 
 
-def test_trials_come_in_pages(finished, monkeypatch):
-    from tuner_service.dashboard import runs
+def test_times_of_different_protocols_are_not_compared():
+    one_thread = {"latency_us": 80.0, "protocol": "screen", "config": {}}
+    all_threads = {"latency_us": 30.0, "protocol": "confirm", "config": {}}
+    beside = runs._beside_torch
+    assert beside({"default": one_thread, "best": all_threads}) is None
+    assert beside({"default": one_thread, "best": one_thread, "recommended": None})
+    assert beside({}) is None
 
+
+def test_trials_come_in_pages(finished, monkeypatch):
     client, run = finished
     count = sum(run["trials"].values())
     monkeypatch.setattr(runs, "TRIALS_SHOWN", 3)
@@ -201,8 +209,6 @@ def test_trials_come_in_pages(finished, monkeypatch):
 
 
 def test_runs_by_filter_and_in_pages(serve, queue_run, monkeypatch):
-    from tuner_service.dashboard import runs
-
     monkeypatch.setattr(runs, "ON_A_PAGE", 2)
     for author in ("ann", "ben", "ann", "ann"):
         queue_run(created_by=author)
