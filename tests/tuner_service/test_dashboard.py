@@ -22,6 +22,7 @@ from tuner_service import wiring
 from tuner_service.access import COOKIE
 from tuner_service.app import create_app
 from tuner_service.coordinator import Coordinator
+from tuner_service.dashboard import runs
 from tuner_service.jobs import Effort, submit
 from tuner_service.questions import understand
 from tuner_service.run_driver import Limits
@@ -184,9 +185,16 @@ def test_a_finished_run(finished):
     assert read(client, f"/dashboard/runs/{run['id']}?start=100000").texts("p")[-1]
 
 
-def test_trials_come_in_pages(finished, monkeypatch):
-    from tuner_service.dashboard import runs
+def test_times_of_different_protocols_are_not_compared():
+    one_thread = {"latency_us": 80.0, "protocol": "screen", "config": {}}
+    all_threads = {"latency_us": 30.0, "protocol": "confirm", "config": {}}
+    beside = runs._beside_torch
+    assert beside({"default": one_thread, "best": all_threads}) is None
+    assert beside({"default": one_thread, "best": one_thread, "recommended": None})
+    assert beside({}) is None
 
+
+def test_trials_come_in_pages(finished, monkeypatch):
     client, run = finished
     count = sum(run["trials"].values())
     monkeypatch.setattr(runs, "TRIALS_SHOWN", 3)
@@ -201,8 +209,6 @@ def test_trials_come_in_pages(finished, monkeypatch):
 
 
 def test_runs_by_filter_and_in_pages(serve, queue_run, monkeypatch):
-    from tuner_service.dashboard import runs
-
     monkeypatch.setattr(runs, "ON_A_PAGE", 2)
     for author in ("ann", "ben", "ann", "ann"):
         queue_run(created_by=author)
@@ -523,7 +529,8 @@ def test_the_run_page_follows_a_run_in_a_browser(settings, store):
     program = browser.find()
     if program is None:
         pytest.skip("no Chromium here: install the package chromium")
-    changed = settings.model_copy(update={"answer_processes": 0, "access_log": "off"})
+    changes = {"answer_processes": 0, "access_log": "off", "auth": "required"}
+    changed = settings.model_copy(update=changes)
     server = uvicorn.Server(uvicorn.Config(create_app(changed, store), port=0, log_level="error"))
     serving = threading.Thread(target=server.run)
     serving.start()
@@ -540,10 +547,15 @@ def test_the_run_page_follows_a_run_in_a_browser(settings, store):
 
 
 def _follow(page, url, store):
-    """See a run begin, come along and end on one page that is never loaded again."""
+    """Log in, then see a run begin, come along and end on one page that is never loaded again."""
+    _, secret = store.keys.create("ann", "read")
     question = understand(store, "gemm", GEMM["problem"])
     run, _ = submit(store, question, Effort(max_trials=12, time_limit_s=60.0))
     page.open(f"{url}/dashboard/runs/{run.public_id}")
+    page.ask(f"document.querySelector('#key').value = '{secret}'")
+    page.ask("document.querySelector('button.main').click()")
+    page.wait("document.querySelector('#state') && document.readyState == 'complete'")
+    page.messages.clear()  # of the page that asked for a key: 401
     assert page.ask("document.querySelector('.state').textContent") == "queued"
     page.ask("window.stayed = true")
     host = wiring.host_profile(store)
