@@ -224,6 +224,42 @@ def test_a_tensor_that_the_launch_writes_is_copied(run_both):
     run_both(main, [], [x], [want], atol=1e-4)
 
 
+def test_a_place_that_a_variable_names_is_copied_when_it_says_so(run_both):
+    """The variable names another place before the tile is read (wrong results on 2026-11-25)."""
+
+    @T.prim_func
+    def main(
+        X: T.Tensor((64, COLUMNS), "float32"),
+        W: T.Tensor((COLUMNS, COLUMNS), "float32"),
+        Y: T.Tensor((ROWS, COLUMNS), "float32"),
+        Z: T.Tensor((ROWS, COLUMNS), "float32"),
+    ):
+        with T.Kernel(1):
+            x = T.alloc_fragment((ROWS, COLUMNS), "float32")
+            a = T.alloc_shared((ROWS, COLUMNS), "float32")
+            w = T.alloc_shared((COLUMNS, COLUMNS), "float32")
+            z = T.alloc_fragment((ROWS, COLUMNS), "float32")
+            r = T.alloc_fragment((ROWS,), "float32")
+            step = T.alloc_var("int32")
+            step = 3
+            T.copy(X[(step % 8) * ROWS, 0], x)
+            T.copy(X[(step % 8) * ROWS, 0], a)
+            T.copy(W, w)
+            T.reduce_max(x, r, dim=1)
+            step = 5
+            for i, j in T.Parallel(ROWS, COLUMNS):
+                Y[i, j] = x[i, j] * r[i]
+            T.gemm(a, w, z, clear_accum=True)
+            T.copy(z, Z)
+
+    assert in_place(main) == ["w"]
+    rng = np.random.default_rng(5)
+    x, w = (rng.standard_normal((n, COLUMNS)).astype(np.float32) for n in (64, COLUMNS))
+    rows = x[3 * ROWS : 4 * ROWS]
+    empty = np.zeros((ROWS, COLUMNS), np.float32)
+    run_both(main, [x, w], [empty, empty], [rows * rows.max(1, keepdims=True), rows @ w], atol=1e-4)
+
+
 def test_the_scaled_operand_of_a_product_stays_one_tile(run_both):
     @T.prim_func
     def main(

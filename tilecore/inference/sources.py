@@ -9,7 +9,9 @@ from itertools import chain
 from tilecore.inference.plan import TileSource
 from tilecore.inference.uses import WRITES, Use, limit_of, starts_inside
 from tilecore.ir.analysis import covers_whole, kept_axes
+from tilecore.ir.expr import Load
 from tilecore.ir.nodes import Buffer, Copy
+from tilecore.ir.visitor import walk_expr
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,9 @@ class Sources:
             return None  # an iteration may find the box of an earlier one
         if not covers_whole(copy.dst) or not starts_inside(copy.src, context):
             return None
+        loaded = (n for o in copy.src.offsets for n in walk_expr(o) if isinstance(n, Load))
+        if any(self._is_written(load.buffer) for load in loaded):
+            return None  # readers may find the box of another moment
         tile_axes, source_axes = kept_axes(copy.dst), kept_axes(copy.src)
         if len(tile_axes) != len(source_axes):
             return None
