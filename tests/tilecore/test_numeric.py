@@ -6,6 +6,7 @@ import pytest
 import tilecore.language as T
 from tests.tilecore.cuda.emulated import run_emulated
 from tilecore.errors import TypeMismatch
+from tilecore.interpreter import run
 
 SPECIAL = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 3e-6, -3e-6, 0.5, 1e-38, 2e38]
 WHOLE = [0, 1, -1, 2, 7, -8, 2**31 - 1, -(2**31), 12345, -6789, 255, -256]
@@ -20,10 +21,11 @@ def floats(dtype):
 def agree(run_both, main, inputs, expected, places):
     """Compare a CPU's results, the oracle's and two GPUs'; ``places``: units in the last place."""
     names = [e.dtype for e in expected]
-    compiled = run_both(
-        main, inputs, [np.zeros_like(e) for e in expected], rtol=np.inf, atol=np.inf
-    )
-    found = [compiled]
+    bounds = [2 * places * np.finfo(n).eps if n.kind == "f" else 0 for n in names]
+    outputs = [np.zeros_like(e) for e in expected]  # each within places of the truth
+    found = [run_both(main, inputs, outputs, rtol=max(bounds), atol=0)]
+    found.append([np.zeros_like(e) for e in expected])
+    run(main, *inputs, *found[-1])
     for target in ("h100", "gfx942"):
         found.append([np.zeros_like(e) for e in expected])
         run_emulated(main, target, [*inputs, *found[-1]])
