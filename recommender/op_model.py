@@ -6,7 +6,7 @@ it touches, and a constant. What all blocks read and write of tensors goes throu
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,8 @@ from tilecore.graph import TileGraph, evaluate
 from tilecore.graph.graph import Launch
 from tilecore.graph.nodes import TileOp
 from tilecore.inference.dots import DOTS
-from tilecore.ir.nodes import Buffer
+from tilecore.inference.in_place import is_as_cheap
+from tilecore.ir.nodes import Buffer, Copy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,9 +103,10 @@ def op_terms(
         blocks = _column(evaluate(launch.blocks, columns), count)
         start = constants.row_block_slots if _is_of_rows(launch) else constants.block_slots
         runs = runs + blocks * start * slot_s
-        rate = _tile_rate(launch, columns, hardware, constants, count)
+        left_out = [op for op in launch.ops if _is_left_out(op, launch)]
+        rate = _tile_rate(launch, left_out, columns, hardware, constants, count)
         for op in launch.ops:
-            if _is_left_out(op, launch):
+            if op in left_out:
                 continue
             times = blocks * _column(evaluate(op.trips, columns), count)
             products = products + times * _product_s(op, columns, hardware, constants, count)
@@ -120,14 +122,13 @@ def _is_of_rows(launch: Launch) -> bool:
 
 
 def _is_left_out(op: TileOp, launch: Launch) -> bool:
-    """Return whether a copy is not made: what reads it reads the tensor (inference/in_place.py)."""
-    if op.kind != "copy" or any(a.buffer.scope != "global" for a in op.reads):
+    """Return whether a copy is not made: what reads it reads the tensor."""
+    if not isinstance(op.stmt, Copy) or op.stmt.src.buffer.scope != "global":
         return False
-    tiles = {a.buffer for a in op.writes if a.buffer.scope != "global"}
-    readers = [o for o in launch.ops if any(a.buffer in tiles for a in o.reads)]
+    tile = op.stmt.dst.buffer
+    readers = (o for o in launch.ops if any(a.buffer is tile for a in o.reads))
     kinds = {o.kind for o in readers if not _is_copied_out(o)}
-    is_plain = all(a.buffer.dtype.is_float and a.buffer.dtype.bits >= 16 for a in op.reads)
-    return bool(tiles) and is_plain and kinds <= {"parallel", "reduce"}
+    return tile.scope != "global" and is_as_cheap(op.stmt) and kinds <= {"parallel", "reduce"}
 
 
 def _is_copied_out(op: TileOp) -> bool:
@@ -178,17 +179,17 @@ def _bytes(op: TileOp, columns: Columns, count: int) -> np.ndarray:
 
 
 def _tile_rate(
-    launch: Launch, columns: Columns, hardware: HardwareProfile, c: OpConstants, count: int
-) -> np.ndarray:
+    launch: Launch, left_out: Sequence[TileOp], columns: Columns, hardware: HardwareProfile,
+    c: OpConstants, count: int,
+) -> np.ndarray:  # fmt: skip
     """Return the bytes per second that tiles come in with, by the cache that holds them.
 
     Beyond L2 cores differ in what they get, as they do in what they get from memory.
     """
     slot_s = _slot_s(hardware)
     held = _total((evaluate(size, columns) for size in launch.live_bytes.values()), count)
-    for op in launch.ops:
-        if _is_left_out(op, launch):  # what it would copy, and what is fetched for the next block
-            held = held + 2 * _total((evaluate(a.tile_bytes, columns) for a in op.reads), count)
+    for op in left_out:  # what it would copy, and what is fetched for the next block
+        held = held + 2 * _total((evaluate(a.tile_bytes, columns) for a in op.reads), count)
     l1 = c.l1_bytes_per_slot / slot_s
     l2 = (c.row_l2_bytes_per_slot if _is_of_rows(launch) else c.l2_bytes_per_slot) / slot_s
     far = min(l2, c.far_factor * hardware.core_bandwidth_bytes_per_s)
