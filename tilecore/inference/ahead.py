@@ -19,7 +19,7 @@ from tilecore.ir.nests import shifted
 from tilecore.ir.nodes import Buffer, KernelLaunch, Reduce, Stmt
 from tilecore.ir.visitor import loads
 
-L1_BYTES, L2_BYTES = 8 << 10, 128 << 10  # of the next block's rows, beside what a block works on
+NEAR_BYTES, MOST_BYTES = 8 << 10, 128 << 10  # of the next block's rows: to L1, to L2 at all
 
 
 def fetching(
@@ -67,10 +67,10 @@ def _ahead(plan: TilePlan, nest: FusedNest, launch: KernelLaunch) -> Ahead | Non
     indices = _indices(tile, nest)
     if not step or indices is None or not any(_moves(offset, var) for offset in region.offsets):
         return None
-    size_bytes = math.prod(tile.static_shape or (L2_BYTES,)) * region.buffer.dtype.itemsize
-    if size_bytes > L2_BYTES:
+    size_bytes = math.prod(tile.static_shape or (MOST_BYTES,)) * region.buffer.dtype.itemsize
+    if size_bytes > MOST_BYTES:
         return None
-    return Ahead(tile, indices, var, step, size_bytes <= L1_BYTES)
+    return Ahead(tile, indices, var, step, size_bytes <= NEAR_BYTES)
 
 
 def _next(source: TileSource, launch: KernelLaunch) -> tuple[Var, int]:
