@@ -93,10 +93,13 @@ def run(
 
 
 def progress(run: TuningRunOut) -> dict[str, int]:
-    """Return how many trials of a run are through, of how many that were planned."""
+    """Return how many trials of a run are through, of how many that were planned, at most these.
+
+    Confirmations come on top of what was planned.
+    """
     through = sum(count for status, count in run.trials.items() if status not in OPEN)
     planned = max(run.planned_trials, 1)
-    return {"through": through, "planned": planned, "shown": min(through, planned)}
+    return {"planned": planned, "shown": min(through, planned)}
 
 
 def _known_kernels(given: str | None) -> list[str]:
