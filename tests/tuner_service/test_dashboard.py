@@ -1,20 +1,19 @@
 """The dashboard: every page, empty and filled, with and without keys, whatever readers type."""
 
 import threading
-import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-import uvicorn
 from fastapi.testclient import TestClient
 
 from recommender.measurement import Measurement, MeasureStatus, Protocol
 from recommender.workload import Workload
 from tests.tuner_service import browser
 from tests.tuner_service.conftest import gemm
+from tests.tuner_service.serving import served
 from tests.tuner_service.table_measurer import HARDWARE, TOOLCHAIN, TableMeasurer
 from tests.tuner_service.test_app import GEMM, coordinate
 from tilecore.tile_config import TileConfig
@@ -531,19 +530,8 @@ def test_the_run_page_follows_a_run_in_a_browser(settings, store):
         pytest.skip("no Chromium here: install the package chromium")
     changes = {"answer_processes": 0, "access_log": "off", "auth": "required"}
     changed = settings.model_copy(update=changes)
-    server = uvicorn.Server(uvicorn.Config(create_app(changed, store), port=0, log_level="error"))
-    serving = threading.Thread(target=server.run)
-    serving.start()
-    while not server.started:
-        assert serving.is_alive()
-        time.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    try:
-        with browser.opened(program) as page:
-            _follow(page, f"http://127.0.0.1:{port}", store)
-    finally:
-        server.should_exit = True
-        serving.join()
+    with served(create_app(changed, store)) as address, browser.opened(program) as page:
+        _follow(page, address, store)
 
 
 def _follow(page, url, store):

@@ -2,13 +2,11 @@
 
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
-import uvicorn
 
+from tests.tuner_service.serving import served
 from tuner_service.app import create_app
 
 CONFIG = Path(__file__).with_name("schemathesis.toml")
@@ -21,17 +19,9 @@ def server(each_database):
     changes = {"auth": "required", "rate_limit": "1000000/second", "access_log": "off"}
     app = create_app(each_database.model_copy(update=changes))
     store = app.state.store
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-        time.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
     examples = 5 if each_database.database_url is None else 2
-    yield f"http://127.0.0.1:{port}", store.keys.create("fuzz", "admin")[1], examples
-    server.should_exit = True
-    thread.join()
+    with served(app) as address:
+        yield address, store.keys.create("fuzz", "admin")[1], examples
 
 
 @pytest.mark.parametrize(
