@@ -17,7 +17,7 @@ from tilecore.graph import TileGraph, evaluate
 from tilecore.graph.graph import Launch
 from tilecore.graph.nodes import TileOp
 from tilecore.inference.dots import DOTS
-from tilecore.inference.in_place import is_as_cheap
+from tilecore.inference.in_place import is_float_copy
 from tilecore.ir.nodes import Buffer, Copy
 
 
@@ -122,13 +122,16 @@ def _is_of_rows(launch: Launch) -> bool:
 
 
 def _is_left_out(op: TileOp, launch: Launch) -> bool:
-    """Return whether a copy is not made: what reads it reads the tensor."""
+    """Return whether a copy is not made: what reads it reads the tensor.
+
+    Where its rows lie is not asked: an open size is no number yet.
+    """
     if not isinstance(op.stmt, Copy) or op.stmt.src.buffer.scope != "global":
         return False
     tile = op.stmt.dst.buffer
     readers = (o for o in launch.ops if any(a.buffer is tile for a in o.reads))
     kinds = {o.kind for o in readers if not _is_copied_out(o)}
-    return tile.scope != "global" and is_as_cheap(op.stmt) and kinds <= {"parallel", "reduce"}
+    return tile.scope != "global" and is_float_copy(op.stmt) and kinds <= {"parallel", "reduce"}
 
 
 def _is_copied_out(op: TileOp) -> bool:

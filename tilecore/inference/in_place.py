@@ -36,10 +36,14 @@ def is_read_in_place(
 
 def is_as_cheap(copy: Copy) -> bool:
     """Return whether elements are as quickly read from a tensor as from a copy of it."""
+    return is_float_copy(copy) and is_contiguous(copy.src)
+
+
+def is_float_copy(copy: Copy) -> bool:
+    """Return whether a copy moves floats as they are, or widens those of 16 bits."""
     source, tile = copy.src.buffer.dtype, copy.dst.buffer.dtype
     is_widened = source in ("float16", "bfloat16") and tile == "float32"
-    is_plain = source.is_float and source.bits >= 16 and (source == tile or is_widened)
-    return is_plain and is_contiguous(copy.src)
+    return source.is_float and source.bits >= 16 and (source == tile or is_widened)
 
 
 def _reads_along_rows(use: Use, operands: Collection[Buffer]) -> bool:
