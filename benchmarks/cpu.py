@@ -5,9 +5,10 @@
 
 ``--match`` selects rows by their label ("gemm float32 512"). ``recommended`` is the first choice on
 a machine with this one's measured peaks that has measured nothing else (of what ships: winners and
-models; else of the analytic model). To find
-``tuned``, the model's best candidates and random ones of its best quarter are screened on thread
-CPU time, and the finalists run interleaved, per number of threads. Default, recommended, tuned and
+models; else of the analytic model). ``tuned`` is found per number of threads as a tuning run finds
+it: recommendation and default, the model's best candidates and random ones of its best quarter are
+screened on thread CPU time, scaled to all threads by the model, and the finalists run interleaved,
+recommendation and default among them. Default, recommended, tuned and
 torch are then timed afresh and interleaved in this process: 1 thread on thread CPU time, more on
 wall time with a pause and a warm call before each sample, so that no pool spins into another's
 sample. Outputs are preallocated for both where torch can (``note`` says where it cannot). Ratios
@@ -37,6 +38,7 @@ import torch
 from recommender.analytic import estimate
 from recommender.hardware import HardwareProfile
 from recommender.recommend import recommend
+from recommender.screening import SpaceCandidates
 from recommender.space import SearchSpace
 from recommender.workload import Workload
 from tests.recommender.support import MemoryStore
@@ -188,15 +190,18 @@ class Case:
         workload = Workload.of(self.definition.name, self.problem, threads)
         return recommend(workload, self.definition, self.host, MemoryStore(), top_k=1)[0].config
 
-    def finalists(self, candidates: int, seed: int) -> list[TileConfig]:
-        """Return the fastest screened candidates, fastest first."""
-        order = self.ranked(1)
+    def finalists(self, candidates: int, seed: int, threads: int) -> list[TileConfig]:
+        """Return recommendation, default and the most promising of the screened candidates."""
+        order = self.ranked(threads)
         chosen = order[: candidates * 2 // 3]
         quarter = order[len(chosen) : max(candidates, len(order) // 4)]
         rest = np.random.default_rng(seed).permutation(quarter)
         chosen += [int(row) for row in rest[: candidates - len(chosen)]]
         calls = {c: self.kernel(c) for c in map(self.space.config, chosen)}
-        return by_time(interleaved(calls, 1, 3))[:FINALISTS]
+        scale = SpaceCandidates(self.space, threads, MemoryStore()).scale
+        times = {c: [t * scale(c) for t in ts] for c, ts in interleaved(calls, 1, 3).items()}
+        first = [self.recommended(threads), self.definition.default_config()]
+        return list(dict.fromkeys([*first, *by_time(times)[:FINALISTS]]))
 
 
 def sample(call: Call, threads: int) -> float:
@@ -240,8 +245,8 @@ def compared(case: Case, args: argparse.Namespace) -> dict[str, Any]:
         "label": case.row.label, "kernel": case.row.kernel, "problem": dict(case.problem),
         "note": case.row.note,
     }  # fmt: skip
-    finalists = case.finalists(args.candidates, args.seed)
     for threads in args.threads:
+        finalists = case.finalists(args.candidates, args.seed, threads)
         trial = interleaved({c: case.kernel(c) for c in finalists}, threads, args.rounds // 2 + 1)
         configs = {
             "default": case.definition.default_config(),
