@@ -37,11 +37,13 @@ from workers.device_programs import DeviceProgramToolbox, EmulatedProgramToolbox
 from workers.devices import cuda_devices
 from workers.pool import LocalPool, gather
 from workers.program_toolbox import ProgramToolbox
+from workers.spares import Spares
 from workers.toolbox import Toolbox
 
 LOG = logging.getLogger(__name__)
 CONFIRM_TOP = 8
 CONFIRM_LIMIT_S = 600.0
+SPARES = Spares(keep_s=60.0)  # between the tunings of a program
 ATTEMPTS = 3  # of candidates whose worker was lost
 NO_TIME = "not measured: the time limit of a tuning (TILECORE_TIME_LIMIT_S) was reached"
 
@@ -228,6 +230,7 @@ class _Tuning:
             compile_timeout_s=self.settings.compile_timeout_s,
             run_timeout_s=self.task.run_timeout_s or self.settings.run_timeout_s,
             toolbox=toolbox,
+            spares=SPARES,
         )
 
     def _confirm(self, pool: LocalPool, finalists: Sequence[TileConfig]) -> list[Measurement]:

@@ -15,6 +15,7 @@ from workers.compile_worker import CompileWorker, compile_zygote
 from workers.gate import Gate
 from workers.measure_pool import MeasurePool
 from workers.rig import Rig
+from workers.spares import Spares
 from workers.toolbox import Toolbox
 
 
@@ -32,8 +33,11 @@ class LocalPool(MeasurePool):
         toolbox: Toolbox | None = None,
         devices: int = 1,
         gate: Gate | None = None,
+        spares: Spares | None = None,
     ) -> None:
         """Start processes for ``devices`` devices of a kind.
+
+        Those that candidates are forked from come from and go to ``spares``, where there are any.
 
         Raises:
             DeviceMissing: this machine does not have them (WK708).
@@ -45,6 +49,7 @@ class LocalPool(MeasurePool):
         compiling = compile_zygote(tools)
         self._zygotes = (compiling, *(zygote for zygote, _ in built))
         for zygote in self._zygotes:  # side by side: each imports for seconds
+            zygote.spares = spares
             zygote.warm_up()
         super().__init__(hardware, toolbox=tools)
         compilers = [

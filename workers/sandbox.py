@@ -15,6 +15,7 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -24,6 +25,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import IO, Any
 
 from workers.errors import SandboxFailed, WorkerLost
+from workers.spares import Forking, Spares
 from workers.zygote import MAX_FILE_BYTES, STATUS, boot_command, kill_group
 
 OUTPUT_TAIL_BYTES = 2000
@@ -132,6 +134,7 @@ class Zygote:
         absent: modules whose import fails in it, as if they were not installed.
         environment: variables set for the process, on top of the inherited ones.
         memory_bytes: address space a child may add to what the imports took, None: no limit.
+        spares: where the process comes from if there is one, and goes to at the end.
     """
 
     name: str
@@ -139,8 +142,8 @@ class Zygote:
     absent: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     memory_bytes: int | None = None
-    _process: subprocess.Popen[bytes] | None = None
-    _control: socket.socket | None = None
+    spares: Spares | None = None
+    _running: Forking | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _is_closed: bool = False
 
@@ -149,7 +152,7 @@ class Zygote:
 
         def start() -> None:
             with self._lock, contextlib.suppress(OSError, EOFError):  # fork() tries again and tells
-                if self._control is None and not self._is_closed:
+                if self._running is None and not self._is_closed:
                     self._start()
 
         threading.Thread(target=start, daemon=True).start()
@@ -171,15 +174,28 @@ class Zygote:
         raise AssertionError("unreachable")
 
     def close(self) -> None:
-        """End the process for good; its children end with it. May be called from any thread."""
+        """End the process for good; its children end with it. May be called from any thread.
+
+        With ``spares`` it is kept there, unless it is just starting or forking: its children must
+        have ended before.
+        """
         self._is_closed = True
-        if self._process is not None:
-            self._process.terminate()  # whoever waits for it gets an answer at once
+        if self.spares is not None and self._lock.acquire(blocking=False):
+            try:
+                if self._running is not None:
+                    self.spares.put(self._running)
+                self._running = None
+            finally:
+                self._lock.release()
+            return
+        running = self._running
+        if running is not None:
+            running.process.terminate()  # whoever waits for it gets an answer at once
         with self._lock:
             self._stop()
 
     def _fork(self) -> Child:
-        control = self._control or self._start()
+        control = (self._running or self._start()).control
         ours, theirs = Pipe()
         status_read, status_write = os.pipe()
         output = tempfile.TemporaryFile()  # noqa: SIM115  closed with the child
@@ -199,7 +215,18 @@ class Zygote:
         child.pid = pid
         return child
 
-    def _start(self) -> socket.socket:
+    def _kind(self) -> tuple[object, ...]:
+        """Return what makes two processes alike; variables that are inherited come with a child."""
+        settings = tuple(sorted(self.environment.items()))
+        place = os.getcwd(), *sys.path
+        return tuple(self.preload), tuple(self.absent), settings, self.memory_bytes, place
+
+    def _start(self) -> Forking:
+        kept = None if self.spares is None else self.spares.take(self._kind())
+        self._running = kept or self._booted()
+        return self._running
+
+    def _booted(self) -> Forking:
         ours, theirs = socket.socketpair()
         config = {
             "control_fd": theirs.fileno(),
@@ -209,30 +236,24 @@ class Zygote:
         }
         settings = [f"{name}={value}" for name, value in sorted(self.environment.items())]
         with theirs:
-            self._process = subprocess.Popen(  # `env` adds variables to the inherited ones
+            process = subprocess.Popen(  # `env` adds variables to the inherited ones
                 ["env", *settings, *boot_command(config)],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
-        self._control = ours
+        self._running = Forking(self._kind(), process, ours)  # close() ends it while it imports
         ours.settimeout(START_TIMEOUT_S)
         if ours.recv(1) != b"R":
             raise EOFError("the forking process ended while importing " + ", ".join(self.preload))
         ours.settimeout(None)
-        return ours
+        return self._running
 
     def _stop(self) -> None:
-        if self._control is not None:
-            self._control.close()
-        if self._process is not None:
-            try:
-                self._process.wait(2.0)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        self._process = self._control = None
+        if self._running is not None:
+            self._running.end()
+        self._running = None
 
 
 class Sandbox:
@@ -258,7 +279,10 @@ class Sandbox:
             self.close()  # it ended between two calls
         self._child = self._zygote.fork()
         self.starts += 1
-        outcome = self._exchange("__init__", (self._factory, self._args), START_TIMEOUT_S)
+        inherited = os.environ  # noqa: TID251  handed on, not read
+        environment = {**inherited, **self._zygote.environment}
+        arguments = environment, self._factory, self._args
+        outcome = self._exchange("__init__", arguments, START_TIMEOUT_S)
         if not isinstance(outcome, Returned):
             self.close()
             raise WorkerLost(worker=self._zygote.name, reason=f"start of the worker: {outcome}")

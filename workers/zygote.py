@@ -169,7 +169,8 @@ def _work(owner: Connection[Any, Any]) -> None:
         _forget_output()
         try:
             if method == "__init__":
-                factory, arguments = args
+                environment, factory, arguments = args
+                _inherit(environment)
                 worker, value = factory(*arguments), None
             else:
                 value = getattr(worker, method)(*args)
@@ -181,6 +182,13 @@ def _work(owner: Connection[Any, Any]) -> None:
         except Exception as error:  # noqa: BLE001  the process border: every fault becomes a value
             end_all()
             owner.send(_describe(error))
+
+
+def _inherit(environment: dict[str, str]) -> None:
+    """Take over the owner's variables of today: they may have changed since the imports."""
+    variables = os.environ  # noqa: TID251  handed on, not read
+    variables.clear()
+    variables.update(environment)
 
 
 def _forget_output() -> None:

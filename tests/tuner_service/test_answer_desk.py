@@ -66,7 +66,7 @@ def test_processes_answer_as_the_service_itself_does(settings, store):
         time.sleep(FRESH_S)
         first = client.post("/v1/recommendations", json=GEMM).json()["recommendations"][0]
         assert (first["source"], first["config"]) == ("measured", dict(new.config.items_))
-        zygote = psutil.Process(desk._zygote._process.pid)
+        zygote = psutil.Process(desk._zygote._running.process.pid)
         processes = [zygote, *zygote.children(recursive=True)]
         assert len(processes) == 3
     _, alive = psutil.wait_procs(processes, timeout=10)
@@ -91,11 +91,12 @@ def test_a_question_that_ends_processes_fails_alone(settings, store):
         desk.ask((), fatal)
     answer = desk.ask((), REQUEST)
     assert answer is not None
-    child = psutil.Process(desk._zygote._process.pid).children()[0]
+    child = psutil.Process(desk._zygote._running.process.pid).children()[0]
     child.kill()  # between two questions: nobody notices
     assert desk.ask((), REQUEST).body == answer.body
-    desk._zygote._process.kill()  # takes its children along; the next question starts it again
-    desk._zygote._process.wait()
+    # This takes its children along; the next question starts it again.
+    desk._zygote._running.process.kill()
+    desk._zygote._running.process.wait()
     assert desk.ask((), REQUEST).body == answer.body
     app = create_app(settings, store)
     app.state.answers.desk = desk
@@ -116,7 +117,7 @@ def test_no_thread_waits_for_a_process_that_is_ready(settings, store):
     before = threading.active_count()
 
     def children():
-        return psutil.Process(desk._zygote._process.pid).children()
+        return psutil.Process(desk._zygote._running.process.pid).children()
 
     async def ask():
         assert (await desk.told((), REQUEST)).body == expected
@@ -139,8 +140,8 @@ def test_no_thread_waits_for_a_process_that_is_ready(settings, store):
         assert (await desk.told((), REQUEST)).body == expected  # not the answer nobody waits for
         assert answering.pid not in {child.pid for child in children()}
         assert (await desk.told((), REQUEST + " " * LONG)).body == expected
-        desk._zygote._process.kill()
-        desk._zygote._process.wait()
+        desk._zygote._running.process.kill()
+        desk._zygote._running.process.wait()
         assert (await desk.told((), REQUEST)).body == expected
 
     asyncio.run(ask())
