@@ -28,7 +28,7 @@ class OpConstants:
     Source: set by hand to three machines together, a Xeon with AMX, a Zen 3 and a Zen 4
     (benchmarks/results/op_spaces_2026-11-22.json, op_spaces_zen3_2026-11-23.json,
     op_spaces_zen4_2026-11-24.json), those of rows to the Zen 4 alone. Over 32 workloads of the
-    library there, one thread, the model's choice reaches 0.957 of the fastest config measured; over
+    library there, one thread, the model's choice reaches 0.964 of the fastest config measured; over
     the 23 that are not rows 0.955 on the Xeon and 0.949 on the Zen 3, all three seen. What to
     expect of a machine that was not, and why fused statements are counted one by one:
     op_model_2026-11-24.md there, benchmarks/calibrate_op_model.py.
@@ -53,6 +53,7 @@ class OpConstants:
 
 DEFAULT_OP_CONSTANTS = OpConstants()
 HIDDEN = 0.5
+HELD = 0.5  # of the registers: a smaller tile that a statement updates lies in them
 NEAR = 0.25  # of L2: smaller tensors are read again from there, as their tiles are counted
 
 
@@ -111,7 +112,7 @@ def op_terms(
             times = blocks * _column(evaluate(op.trips, columns), count)
             products = products + times * _product_s(op, columns, hardware, constants, count)
             work = work + times * _work_s(op, columns, hardware, constants, count)
-            tiles = tiles + times * _bytes(op, columns, count) / rate
+            tiles = tiles + times * _bytes(op, columns, hardware, count) / rate
             runs = runs + times * _run_slots(op, columns, constants, count) * slot_s
     memory = _memory_s(graph, columns, hardware, cores, constants, count)
     return OpTerms(products, work, tiles, runs, memory)
@@ -152,17 +153,22 @@ def _product_s(
 ) -> np.ndarray:
     found = np.zeros(count)
     for w in op.work:
-        if w.unit != "fma":
-            continue
-        on_tiles = any(
-            d.is_tiled and str(w.dtype) in d.operands and d.features <= set(hardware.features)
-            for d in DOTS
-        )
-        vector = hardware.peak_flop_per_s.get("float32", 32e9) * c.product_efficiency
-        peak = hardware.peak_flop_per_s.get(str(w.dtype), 0.0) * c.tile_efficiency
-        rate = peak if on_tiles and peak else vector
-        found = found + _column(evaluate(w.amount, columns), count) / rate
+        if w.unit == "fma":
+            rate = _product_rate(str(w.dtype), hardware, c)
+            found = found + _column(evaluate(w.amount, columns), count) / rate
     return found
+
+
+def _product_rate(dtype: str, hardware: HardwareProfile, c: OpConstants) -> float:
+    """Return the operations per second of products of a type."""
+    vector = hardware.peak_flop_per_s.get("float32", 32e9) * c.product_efficiency
+    for dot in DOTS:
+        if dtype in dot.operands and not dot.obstacle(hardware.features, hardware.vector_bytes):
+            if not dot.is_tiled:
+                return vector * dot.group
+            if dtype in hardware.peak_flop_per_s:
+                return hardware.peak_flop_per_s[dtype] * c.tile_efficiency
+    return vector
 
 
 def _work_s(
@@ -177,8 +183,19 @@ def _work_s(
     return operations / rate
 
 
-def _bytes(op: TileOp, columns: Columns, count: int) -> np.ndarray:
-    return _total((evaluate(a.tile_bytes, columns) for a in (*op.reads, *op.writes)), count)
+def _bytes(
+    op: TileOp, columns: Columns, hardware: HardwareProfile, count: int
+) -> np.ndarray:  # fmt: skip
+    """Return the bytes that a statement loads and stores; what registers hold stays in them."""
+    updated = {a.buffer for a in op.reads} & {a.buffer for a in op.writes}
+    most = HELD * hardware.vector_registers * hardware.vector_bytes
+    found = np.zeros(count)
+    for access in (*op.reads, *op.writes):
+        size = _column(evaluate(access.tile_bytes, columns), count)
+        if access.buffer in updated and access.buffer.scope != "global":
+            size = np.where(size <= most, 0.0, size)
+        found = found + size
+    return found
 
 
 def _tile_rate(

@@ -18,7 +18,7 @@ from tilecore.computing.text import Names, Program, indented, module, number, pa
 
 MOST_ROWS, FEWEST_KEYS = 16, 256
 MANY = 4  # queries of a head of keys from which on matrix products pay
-SPLITS, STREAMS, KEYS = (1, 2, 4, 8), (1, 4, 8, 16), (32, 64, 128)
+SPLITS, STREAMS, KEYS = (1, 2, 4, 8), (1, 4), (32, 64, 128)
 
 
 def is_decoding(group: Group) -> bool:
@@ -74,7 +74,7 @@ def decoding(group: Group, name: str, places: Places, order: Sequence[int] | Non
         *(f"    {line}" for line in _combined(rows, width, f"out[{at}]")),
     ]
     space = {"splits": SPLITS, "block_N": KEYS} | ({} if rows >= MANY else {"streams": STREAMS})
-    knobs = "splits=1, block_N=64" + ("" if rows >= MANY else ", streams=8")
+    knobs = "splits=1, block_N=64" + ("" if rows >= MANY else ", streams=1")
     text = module(group, name, names, shape, knobs, indented(lines, 2))
     return Program(name, text, names.inputs, space)
 

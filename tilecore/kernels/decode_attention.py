@@ -1,9 +1,10 @@
 """Attention of the last queries of each sequence: bound by reading the cache of keys and values.
 
-Few queries of a head of K and V: sums of products where the cache lies. A block walks several
-segments of the keys in turn, each a stream of its own: one stream alone does not use the memory's
-bandwidth. Many queries: matrix products of tiles of the cache. Long caches of few heads are split
-over blocks; a second launch combines their parts.
+Few queries of a head of K and V: sums of products where the cache lies. A block may walk several
+segments of the keys in turn, each a stream of its own: on some machines one stream alone does not
+use the memory's bandwidth, on others what counts is that its sums fit into registers. Many queries:
+matrix products of tiles of the cache. Long caches of few heads are split over blocks; a second
+launch combines their parts.
 """
 
 from __future__ import annotations
@@ -176,7 +177,7 @@ DECODE_ATTENTION = KernelDefinition(
     fields=attention.FIELDS,
     knobs=(
         Knob("splits", 1, {"cpu": (1, 2, 4, 8)}, doc="blocks that share a head's keys"),
-        Knob("streams", 8, {"cpu": (1, 4, 8, 16)}, doc="segments read in turn by few queries"),
+        Knob("streams", 1, {"cpu": (1, 4)}, doc="segments read in turn by few queries"),
         Knob("block_N", 64, {"cpu": (32, 64, 128)}, doc="keys per step"),
     ),
     program=_program,
