@@ -3,16 +3,18 @@
     python benchmarks/metaschedule.py [--size 1024] [--trials 64] [--candidates 24]
                                       [--out benchmarks/results/NAME.json]
 
-Both tune from nothing, one after the other; their wall times count everything from the problem to
-the chosen kernel (compiling, checking, measuring). Then both kernels and torch.mm are timed
-interleaved in this process, thread CPU time, outputs preallocated for all. MetaSchedule needs its
-builder's time-out raised and its space generator named (shared/research/cpu-lowering.md, 7).
+Both tune without a measurement of this machine, one after the other; their wall times count
+everything from the problem to the chosen kernel (compiling, checking, measuring). Then both kernels
+and torch.mm are timed interleaved in this process, thread CPU time, outputs preallocated for all.
+MetaSchedule needs its builder's time-out raised and its space generator named
+(shared/research/cpu-lowering.md, 7).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -80,7 +82,7 @@ def metaschedule(size: int, trials: int, folder: str) -> tuple[Any, float]:
 def tilecore_tuned(case: Case, candidates: int) -> tuple[Call, str, float]:
     """Return our tuned kernel, its config, and the seconds from the problem on."""
     start = time.perf_counter()
-    finalists = case.finalists(candidates, 0)
+    finalists = case.finalists(candidates, 0, 1)
     best = by_time(interleaved({c: case.kernel(c) for c in finalists}, 1, 5))[0]
     return case.kernel(best), str(best), time.perf_counter() - start
 
@@ -96,6 +98,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    os.environ["TVM_NUM_THREADS"] = "1"  # of its pool, here and where it measures
     host = profile("llvm")
     problem = {"m": args.size, "n": args.size, "k": args.size}
     with tempfile.TemporaryDirectory() as folder:
