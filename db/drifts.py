@@ -17,7 +17,7 @@ from db.models import (
     TrialRow,
     WorkloadRow,
 )
-from db.reader import FLAT, Reader
+from db.reader import FLAT, Reader, rows_of
 from db.records import DriftRecord, RunRecord
 from db.service_models import DriftRow
 from db.session import Database, change
@@ -56,8 +56,8 @@ class Drifts:
             )
             if since is not None:
                 query = query.where(MeasurementRow.measured_at >= since)
-            execute = session.connection().execute
-            records = self._reader.records(execute, execute(query).all(), None)
+            execute = rows_of(session)
+            records = self._reader.records(execute, execute(query, {}), None)
         found: dict[str, list[Measurement]] = {name: [] for _, name in chosen}
         for record in records:
             found[str(record.run)].append(record.measurement)

@@ -342,4 +342,4 @@ class Scope:
 
 
 def _ids(session: Session, query: Select[Any], values: dict[str, Any]) -> list[int]:
-    return list(session.connection().execute(query, values).scalars())
+    return list(session.connection().execute(query, values).scalars().all())

@@ -45,8 +45,9 @@ def storable_json(value: Any) -> str:
     return json.dumps(_plain(value)) if is_suspect else text
 
 
-def stored_json(text: str) -> Any:
+def stored_json(stored: str | bytes) -> Any:
     """Return the value of JSON as it is stored; most of it is short."""
+    text = stored.decode() if isinstance(stored, bytes) else stored  # PostgreSQL's driver
     if text[:1] in BRACKETS:
         value, end = DECODER.raw_decode(text)  # json.loads takes twice as long to get there
         if end == len(text):

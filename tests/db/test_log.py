@@ -3,11 +3,11 @@
 import csv
 import io
 import json
-import os
 import random
 import sys
 import threading
 import tracemalloc
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 
@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 from db.errors import FormatMissing, NotOneSpace
 from db.exchange.csv_log import COLUMNS
 from db.exchange.parquet import GROUP
-from db.migrate import open_database, upgrade
+from db.migrate import open_database
 from db.records import MeasurementQuery
-from db.session import Database
 from db.store import SqlStore
 from recommender.hardware import HardwareProfile
 from recommender.measurement import MeasureStatus, Protocol, Toolchain
 from recommender.nearest import best_nearby, workload_distance
 from recommender.recorded import RecordedSpace
 from recommender.workload import Workload
+from tests import postgres
 from tests.db.conftest import measurement
 from tilecore.tile_config import TileConfig
 
@@ -59,23 +59,21 @@ def some(seed, number):
     )
 
 
-POSTGRES = "TILECORE_TEST_POSTGRES_URL"  # of an empty database for these tests
-
-
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
 def filled(request, tmp_path_factory):
-    url = f"sqlite:///{tmp_path_factory.mktemp('log') / 'tilecore.db'}"
-    if request.param == "postgresql":
-        url = os.environ.get(POSTGRES, "")
-        if not url:
-            pytest.skip(f"needs PostgreSQL: set {POSTGRES}")
-        upgrade(Database(url))
-    store = SqlStore(open_database(url))
-    records = [some("log", number) for number in range(400)]
-    ids = store.add_all(records[::2], created_by="alice")  # even ones
-    ids += store.add_all(records[1::2])
-    yield store, dict(zip(ids, records[::2] + records[1::2], strict=True))
-    store.database.close()
+    with ExitStack() as opened:
+        url = f"sqlite:///{tmp_path_factory.mktemp('log') / 'tilecore.db'}"
+        if request.param == "postgresql":
+            template = request.getfixturevalue("postgres_template")
+            if template is None:
+                pytest.skip("no PostgreSQL here: install it, or set TILECORE_TEST_POSTGRES_URL")
+            url = opened.enter_context(postgres.database(*template))
+        store = SqlStore(open_database(url))
+        records = [some("log", number) for number in range(400)]
+        ids = store.add_all(records[::2], created_by="alice")  # even ones
+        ids += store.add_all(records[1::2])
+        yield store, dict(zip(ids, records[::2] + records[1::2], strict=True))
+        store.database.close()
 
 
 def matches(query, m):
