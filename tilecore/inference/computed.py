@@ -2,7 +2,9 @@
 
 To store what a nest decodes and to read it again takes longer than the products of few rows. The
 nest then runs inside the gemm, vector by vector. Each vector is computed once, so the sums of all
-rows have to fit in registers beside it: those of two vectors, as an element of a serves both.
+rows have to fit in registers beside it: those of two vectors, as an element of a serves both. An
+entry of a table takes an instruction or two, which run beside the products of a few rows: of more
+rows every group of these looks it up again.
 """
 
 from __future__ import annotations
@@ -17,15 +19,16 @@ from tilecore.inference.options import CpuOptions
 from tilecore.inference.regions import gemm_extents
 from tilecore.inference.uses import WRITES, Use
 from tilecore.ir.analysis import read_buffers, written_buffers
-from tilecore.ir.expr import int_value
+from tilecore.ir.expr import Load, int_value
 from tilecore.ir.gemm_shape import accumulator_dtype
-from tilecore.ir.nodes import Buffer, Gemm, KernelLaunch, Parallel, Seq, Stmt
+from tilecore.ir.nodes import Buffer, Gemm, KernelLaunch, Parallel, Seq, Stmt, Store
 from tilecore.ir.visitor import walk
 from tilecore.target import Target
 
 LANES = 16  # of 32-bit words: the instruction that looks up pairs has this width only
 FEWEST_VECTORS, MOST_VECTORS = 2, 4
 BESIDE = 4  # registers for a table, a decoded vector, a group of a, and one that is on its way
+TABLE, ROWS_AGAIN, MOST_ROWS_AGAIN = 16, 4, 64  # entries; rows that look one up, and all of them
 
 
 def choose(
@@ -63,11 +66,20 @@ def choose(
 
 
 def register_tile(gemm: Gemm, rows: int, target: Target) -> tuple[int, int]:
-    """Return all rows, and how many vectors of the operand have room beside their sums."""
+    """Return rows at once and how many vectors of the operand have room beside their sums.
+
+    All rows, unless too many: then groups of a few.
+    """
     vectors = math.ceil(gemm_extents(gemm.c)[1] / LANES)
-    room = max(1, (target.vector_registers - BESIDE) // (rows + 1))
-    panels = math.ceil(vectors / min(room, MOST_VECTORS))
+    if _room(rows, target) < min(FEWEST_VECTORS, vectors):
+        rows = ROWS_AGAIN
+    panels = math.ceil(vectors / min(max(1, _room(rows, target)), MOST_VECTORS))
     return rows, math.ceil(vectors / panels)
+
+
+def _room(rows: int, target: Target) -> int:
+    """Return how many vectors have room beside the sums of some rows."""
+    return (target.vector_registers - BESIDE) // (rows + 1)
 
 
 def _only_writer(gemm: Gemm, uses: Mapping[Buffer, Sequence[Use]]) -> Parallel | None:
@@ -85,8 +97,17 @@ def _size_fits(nest: Parallel, gemm: Gemm, rows: int, target: Target) -> bool:
     depth, columns = (int_value(extent) or 1 for extent in nest.extents)
     is_whole = depth % 2 == 0 and columns % LANES == 0
     is_wide = target.lanes(accumulator_dtype(gemm)) == LANES
-    at_once = register_tile(gemm, rows, target)[1]
-    return is_whole and is_wide and at_once >= min(FEWEST_VECTORS, columns // LANES)
+    has_room = _room(rows, target) >= min(FEWEST_VECTORS, columns // LANES)
+    is_again = rows <= MOST_ROWS_AGAIN and _is_entry(nest)
+    return is_whole and is_wide and (has_room or is_again)
+
+
+def _is_entry(nest: Parallel) -> bool:
+    """Return whether the elements of a nest are entries of a small table."""
+    body = nest.body.stmts if isinstance(nest.body, Seq) else (nest.body,)
+    store = body[-1]
+    value = store.value if isinstance(store, Store) else None
+    return isinstance(value, Load) and value.buffer.static_shape == (TABLE,)
 
 
 def _may_wait(nest: Parallel, gemm: Gemm, launch: KernelLaunch) -> bool:

@@ -51,6 +51,7 @@ FORMATS = {
     "float8_e5m2fnuz": Format(2, 16, 0x7F, 0x80, 0x80, has_negative_zero=False),
     "float4_e2m1fn": Format(1, 1, 0x7, 0x7, 0x7, sign=3, has_nan=False),
 }
+AS_HALF = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")  # their values are, times a power
 E8M0 = "float8_e8m0fnu"
 NAMES = (*FORMATS, E8M0)
 
@@ -90,6 +91,8 @@ def _name(way: str, dtype: str, lanes: int) -> str:
 
 def _from_text(dtype: str, lanes: int) -> str:
     f = LlvmFunction(lanes)
+    if dtype in AS_HALF:
+        return f.text(_name("from", dtype, lanes), "i8", "float", _by_half(f, FORMATS[dtype]))
     code = f.change("zext", "%x", "i8", "i32")
     nan = f.number(0x7FC00000)
     if dtype == E8M0:
@@ -113,6 +116,28 @@ def _from_text(dtype: str, lanes: int) -> str:
         found = f.select(f.compare("eq", code, form.nan), nan, found)
     signed = f.on_ints("or", found, f.left(f.masked(code, 1 << form.sign), 31 - form.sign))
     return f.text(_name("from", dtype, lanes), "i8", "float", f.as_float(signed))
+
+
+def _by_half(f: LlvmFunction, form: Format) -> str:
+    """Return the float by way of float16, which the processor widens, subnormal or not."""
+    shift = 10 - form.mantissa
+    bits = ((1 << form.sign) - 1) << shift
+    wide = f.change("sext", "%x", "i8", "i16")
+    half = f.line(f"shl {f.kind('i16')} {wide}, {f.constant('i16', str(shift))}")
+    if form.infinity is None:  # the sign comes down to where float16 has it
+        mask = f.constant("i16", str((bits | 0x8000) - 0x10000))
+        half = f.line(f"and {f.kind('i16')} {half}, {mask}")
+        code = f.line(f"shl {f.kind('i16')} {wide}, {f.constant('i16', '8')}")
+        if form.has_negative_zero:
+            code = f.line(f"and {f.kind('i16')} {code}, {f.constant('i16', '32512')}")
+        nan = form.nan << 8
+        wanted = f.constant("i16", str(nan - 0x10000 if nan > 0x7FFF else nan))
+        is_nan = f.line(f"icmp eq {f.kind('i16')} {code}, {wanted}")
+        quiet = f.select(is_nan, f.constant("i16", "32256"), f.constant("i16", "0"), "i16")
+        half = f.line(f"or {f.kind('i16')} {half}, {quiet}")
+    value = f.change("fpext", f.change("bitcast", half, "i16", "half"), "half", "float")
+    scale = 2.0 ** (15 - form.bias)
+    return value if scale == 1.0 else f.on_floats("fmul", value, f.real(scale))
 
 
 def _to_text(dtype: str, lanes: int) -> str:

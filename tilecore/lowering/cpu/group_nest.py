@@ -14,8 +14,9 @@ from typing import Any
 from tvm import tirx as tir
 
 from tilecore.inference.storage import Storage, panels
-from tilecore.ir.expr import Cast, Var, binary, const, int_value
+from tilecore.ir.expr import Cast, Expr, Var, binary, const, int_value
 from tilecore.ir.nodes import Let, Parallel, Seq, Stmt, Store
+from tilecore.lowering.cpu import float8
 from tilecore.lowering.cpu.access import Accessor, Place
 from tilecore.lowering.cpu.codes import PERIOD, TABLE, Lookup, find_lookup, last_store
 from tilecore.lowering.cpu.lets import has_vector_form, indices_of, inlined
@@ -80,23 +81,28 @@ class GroupNestLowering(NestLowering):
         place = self.accessor.places[store.buffer]
         storage = place.storage
         assert isinstance(storage, Storage)
-        if self.lookup is None:
-            words = self._words([self._row(nest, scope, half) for half in range(GROUP)])
-        else:
+        if self.lookup is not None:
             words = self._looked_up(self.lookup, scope)
+        elif _is_widened(store.value):
+            words = _upper_halves(*(self._row(nest, scope, half) for half in range(GROUP)))
+        else:
+            words = self._words([self._row(nest, scope, half) for half in range(GROUP)])
         self.accessor.values[self.row] = self.first
         offset, _ = self.accessor.offset(place, place.indices(store.indices))
         value = tir.reinterpret(vector_type("uint16", LANES * GROUP), words)
         self.builder.store(place.memory, value, offset, LANES * GROUP)
 
     def _row(self, nest: Parallel, scope: Scope, half: int) -> Any:
-        """Return the elements of one row as uint16."""
+        """Return the elements of one row as uint16, or as float32 where that loses nothing."""
         self.accessor.values[self.row] = self.builder.bind(add(self.first, half))
         body = nest.body.stmts if isinstance(nest.body, Seq) else (nest.body,)
         for stmt in body:
             if isinstance(stmt, Let):
                 scope = self._bind(stmt, scope)
         value = last_store(nest).value
+        if _is_widened(value):
+            assert isinstance(value, Cast)
+            return widen(lower(value.a, scope), value.a, scope, scope.lanes)
         if isinstance(value, Cast) and value.dtype == "bfloat16" and value.a.dtype == "float32":
             value = value.a  # rounded once, below
         lowered = widen(lower(value, scope), value, scope, scope.lanes)
@@ -129,6 +135,22 @@ class GroupNestLowering(NestLowering):
             by = broadcast(tir.IntImm("uint16", shift), LANES * GROUP)
             codes = tir.shift_right(codes, by)
         return tir.call_pure_extern(kind, PERMUTE, self.entries, codes)
+
+
+def _is_widened(value: Expr) -> bool:
+    """Return whether an element is one of 8 bits, which bfloat16 holds without rounding."""
+    if not isinstance(value, Cast) or value.dtype != "bfloat16":
+        return False
+    return str(value.a.dtype) in float8.FORMATS
+
+
+def _upper_halves(low: Any, high: Any) -> Any:
+    """Return the upper 16 bits of two rows of float32 as pairs."""
+    kind = vector_type("uint32", LANES)
+    low, high = (tir.reinterpret(kind, row) for row in (low, high))
+    below = tir.shift_right(low, broadcast(tir.IntImm("uint32", 16), LANES))
+    mask = broadcast(tir.IntImm("uint32", 0xFFFF0000), LANES)
+    return tir.bitwise_or(below, tir.bitwise_and(high, mask))
 
 
 class GroupVectors(GroupNestLowering):
