@@ -183,9 +183,7 @@ def _work_s(
     return operations / rate
 
 
-def _bytes(
-    op: TileOp, columns: Columns, hardware: HardwareProfile, count: int
-) -> np.ndarray:  # fmt: skip
+def _bytes(op: TileOp, columns: Columns, hardware: HardwareProfile, count: int) -> np.ndarray:
     """Return the bytes that a statement loads and stores; what registers hold stays in them."""
     updated = {a.buffer for a in op.reads} & {a.buffer for a in op.writes}
     most = HELD * hardware.vector_registers * hardware.vector_bytes

@@ -14,21 +14,22 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from tilecore.inference.dots import Dot, is_computed
+from tilecore.inference.entries import entry
 from tilecore.inference.fusion import PASSABLE
 from tilecore.inference.options import CpuOptions
 from tilecore.inference.regions import gemm_extents
 from tilecore.inference.uses import WRITES, Use
 from tilecore.ir.analysis import read_buffers, written_buffers
-from tilecore.ir.expr import Load, int_value
+from tilecore.ir.expr import int_value
 from tilecore.ir.gemm_shape import accumulator_dtype
-from tilecore.ir.nodes import Buffer, Gemm, KernelLaunch, Parallel, Seq, Stmt, Store
+from tilecore.ir.nodes import Buffer, Gemm, KernelLaunch, Parallel, Seq, Stmt
 from tilecore.ir.visitor import walk
 from tilecore.target import Target
 
 LANES = 16  # of 32-bit words: the instruction that looks up pairs has this width only
 FEWEST_VECTORS, MOST_VECTORS = 2, 4
 BESIDE = 4  # registers for a table, a decoded vector, a group of a, and one that is on its way
-TABLE, ROWS_AGAIN, MOST_ROWS_AGAIN = 16, 4, 64  # entries; rows that look one up, and all of them
+ROWS_AGAIN, MOST_ROWS_AGAIN = 4, 64  # rows that look entries up together, and all of them
 
 
 def choose(
@@ -98,16 +99,8 @@ def _size_fits(nest: Parallel, gemm: Gemm, rows: int, target: Target) -> bool:
     is_whole = depth % 2 == 0 and columns % LANES == 0
     is_wide = target.lanes(accumulator_dtype(gemm)) == LANES
     has_room = _room(rows, target) >= min(FEWEST_VECTORS, columns // LANES)
-    is_again = rows <= MOST_ROWS_AGAIN and _is_entry(nest)
+    is_again = rows <= MOST_ROWS_AGAIN and entry(nest) is not None
     return is_whole and is_wide and (has_room or is_again)
-
-
-def _is_entry(nest: Parallel) -> bool:
-    """Return whether the elements of a nest are entries of a small table."""
-    body = nest.body.stmts if isinstance(nest.body, Seq) else (nest.body,)
-    store = body[-1]
-    value = store.value if isinstance(store, Store) else None
-    return isinstance(value, Load) and value.buffer.static_shape == (TABLE,)
 
 
 def _may_wait(nest: Parallel, gemm: Gemm, launch: KernelLaunch) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilecore.inference.entries import entry
 from tilecore.ir.bounds import linear
 from tilecore.ir.expr import Binary, Cast, Expr, Load, Var, binary, const, int_value
-from tilecore.ir.nodes import Let, Parallel, Seq, Store
+from tilecore.ir.nodes import Parallel, Seq, Store
 from tilecore.ir.substitute import substitute_expr
 from tilecore.lowering.cpu.access import Accessor
 
-TABLE = 16
 PERIOD = 8  # rows of one step: the 4-bit elements of a 32-bit word
 
 
@@ -36,20 +36,10 @@ class Lookup:
 def find_lookup(nest: Parallel, accessor: Accessor) -> Lookup | None:
     """Return the table and the words that the elements of ``nest`` come from, if they do."""
     row, column = nest.loop_vars
-    body = nest.body.stmts if isinstance(nest.body, Seq) else (nest.body,)
-    value: Expr = last_store(nest).value
-    for stmt in reversed(body[:-1]):
-        assert isinstance(stmt, Let)
-        value = substitute_expr(value, {stmt.var: stmt.value})
-    rows = int_value(nest.extents[0]) or 0
-    if not isinstance(value, Load) or len(value.indices) != 1 or rows % PERIOD:
+    rows, found = int_value(nest.extents[0]) or 0, entry(nest)
+    if found is None or rows % PERIOD:
         return None
-    if value.buffer.static_shape != (TABLE,) or value.buffer.dtype != "bfloat16":
-        return None
-    found = _nibble(value.indices[0])
-    if found is None:
-        return None
-    word, shift = found
+    table, word, shift = found
     if accessor.stride_of(word.buffer, word.indices, column) != 1:
         return None
     shifts = [linear(fold(shift, row, k)) for k in range(rows)]
@@ -64,24 +54,7 @@ def find_lookup(nest: Parallel, accessor: Accessor) -> Lookup | None:
             _is_same(fold(i, row, k), fold(i, row, k - k % together)) for i in word.indices
         ):
             together //= 2
-    return Lookup(value, word, known[:PERIOD], together)
-
-
-def _nibble(index: Expr) -> tuple[Load, Expr] | None:
-    """Return the word and the shift of ``(word >> shift) & 15``."""
-    masked = index.a if isinstance(index, Cast) else index
-    if not isinstance(masked, Binary) or masked.op != "bitand":
-        return None
-    if int_value(masked.b) != TABLE - 1:
-        return None
-    value = masked.a
-    shift: Expr = const(0)
-    if isinstance(value, Binary) and value.op == "shr":
-        shift = value.b
-        value = value.a
-    if not isinstance(value, Load) or value.buffer.dtype not in ("int32", "uint32"):
-        return None
-    return value, shift
+    return Lookup(table, word, known[:PERIOD], together)
 
 
 def fold(expr: Expr, var: Var, value: int) -> Expr:

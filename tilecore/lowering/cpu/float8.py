@@ -51,7 +51,7 @@ FORMATS = {
     "float8_e5m2fnuz": Format(2, 16, 0x7F, 0x80, 0x80, has_negative_zero=False),
     "float4_e2m1fn": Format(1, 1, 0x7, 0x7, 0x7, sign=3, has_nan=False),
 }
-AS_HALF = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")  # their values are, times a power
+AS_HALF = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")  # float16 holds their values / 2^n
 E8M0 = "float8_e8m0fnu"
 NAMES = (*FORMATS, E8M0)
 

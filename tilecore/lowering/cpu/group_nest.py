@@ -13,12 +13,13 @@ from typing import Any
 
 from tvm import tirx as tir
 
+from tilecore.inference.entries import TABLE
 from tilecore.inference.storage import Storage, panels
 from tilecore.ir.expr import Cast, Expr, Var, binary, const, int_value
 from tilecore.ir.nodes import Let, Parallel, Seq, Stmt, Store
 from tilecore.lowering.cpu import float8
 from tilecore.lowering.cpu.access import Accessor, Place
-from tilecore.lowering.cpu.codes import PERIOD, TABLE, Lookup, find_lookup, last_store
+from tilecore.lowering.cpu.codes import PERIOD, Lookup, find_lookup, last_store
 from tilecore.lowering.cpu.lets import has_vector_form, indices_of, inlined
 from tilecore.lowering.cpu.nest import NestLowering
 from tilecore.lowering.cpu.scalar import Scope, convert, lower, to_memory, widen
