@@ -149,6 +149,16 @@ def test_a_decorated_program_writes_to_what_it_is_given() -> None:
     torch.testing.assert_close(y, x * 2)
 
 
+def test_the_source_of_a_kernel_is_printed_or_written(tmp_path, capsys) -> None:
+    kernel = tilelang.compile(scaled(40), out_idx=-1)
+    kernel.show_source()
+    assert capsys.readouterr().out == kernel.kernel_source + "\n"
+    kernel.print_source_code(file=str(tmp_path / "made" / "kernel.txt"))
+    assert (tmp_path / "made" / "kernel.txt").read_text() == kernel.get_kernel_source()
+    with pytest.raises(TypeMismatch, match=r"\"kernel\" \(no host code is generated.*'both'"):
+        kernel.show_source("both")
+
+
 def test_disable_cache_builds_anew() -> None:
     lazy = tilelang.jit(scaled, out_idx=-1)
     first = lazy(24)
