@@ -127,9 +127,7 @@ def test_layouts_behind_new_axes_and_repeated() -> None:
 def test_the_place_of_one_element() -> None:
     layout = Layout((8, 16), lambda i, j: (j // 4, i, j % 4))
     assert [int_value(c) for c in layout.map_forward_index([3, 9])] == [2, 3, 1]
-    with pytest.raises(
-        ShapeMismatch, match=r"of \(8, 16\): expected 2, found 1"
-    ):
+    with pytest.raises(ShapeMismatch, match=r"of \(8, 16\): expected 2, found 1"):
         layout.map_forward_index([3])
 
 

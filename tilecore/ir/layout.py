@@ -150,7 +150,7 @@ class Layout:
         """
         if len(indices) != len(self.shape):
             raise ShapeMismatch(
-                what=f"indices of a layout of {format_shape(self.shape)}",
+                what=f"indices of a layout of {self.shape}",
                 expected=len(self.shape), found=len(indices),
             )  # fmt: skip
         return self._at(indices)
