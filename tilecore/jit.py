@@ -47,6 +47,7 @@ from tilecore.runtime.memo import Memo
 from tilecore.tile_config import KnobValue
 from tilecore.torch_trace import is_traced, labelled
 
+OF_A_KERNEL = ("artifact", "latency", "out_idx", "prim_func")  # attributes that each has itself
 NO_KNOBS = (TensorSpec, PointerSpec, DType)  # annotations of what a call passes
 _CACHE_IS_ON: ContextVar[bool] = ContextVar("tilecore_jit_cache", default=True)
 
@@ -348,11 +349,30 @@ class JITImpl:
         return self._kernels[key]
 
 
+class JITProgram(JITImpl):
+    """A finished program decorated with ``@tilelang.jit``, above ``@T.prim_func``.
+
+    It has nothing left to choose, so that it is its kernel: called with tensors it runs, and it
+    has what a kernel has. Called with nothing, it returns the kernel.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the kernel and return its outputs; without arguments, return the kernel."""
+        wants_kernel = kwargs.pop("__return_kernel", False) or not (args or kwargs)
+        return self.compile() if wants_kernel else self.compile()(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """What a kernel has and a function does not: ``get_profiler``, ``params``, ..."""
+        if name.startswith("_") or not (hasattr(JITKernel, name) or name in OF_A_KERNEL):
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        return getattr(self.compile(), name)
+
+
 def jit(fn: Any = None, **keywords: Any) -> Any:
     """Decorate a lazy or eager function, or a program: ``@tilelang.jit`` or ``@tilelang.jit(...)``.
 
     Args:
-        fn: the function.
+        fn: the function; or a program, which becomes its kernel.
         keywords: out_idx, target, config, pass_configs, verbose, and the other keywords of
             TileLang, which are accepted and have no effect on this target.
 
@@ -364,9 +384,12 @@ def jit(fn: Any = None, **keywords: Any) -> Any:
 
 def _decorate(fn: Any, keywords: Mapping[str, Any], local_names: Mapping[str, Any]) -> Any:
     options = options_of(keywords)
-    if fn is None:
-        return lambda f: JITImpl(f, options, local_names)
-    return JITImpl(fn, options, local_names)
+
+    def decorated(fn: Any) -> JITImpl:
+        made = JITProgram if isinstance(fn, PrimFunc) else JITImpl
+        return made(fn, options, local_names)
+
+    return decorated if fn is None else decorated(fn)
 
 
 def _has_text_annotations(fn: Any) -> bool:
@@ -374,7 +397,7 @@ def _has_text_annotations(fn: Any) -> bool:
 
 
 __all__ = [
-    "JITImpl", "JITKernel", "JitOptions", "compile", "disable_cache", "enable_cache",
+    "JITImpl", "JITKernel", "JITProgram", "JitOptions", "compile", "disable_cache", "enable_cache",
     "is_cache_enabled", "jit", "mark_outputs", "par_compile",
 ]  # fmt: skip
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilecore.errors import ArgumentError, UnsupportedOnTarget
+from tilecore.errors import ArgumentError, TypeMismatch, UnsupportedOnTarget
 from tilecore.ir.analysis import marked_outputs
 from tilecore.ir.expr import Var
 from tilecore.ir.nodes import Buffer, PrimFunc
@@ -246,6 +249,40 @@ class JITKernel:
         _ = kernel_only
         is_gpu = self.artifact.manifest.device is not None
         return self.artifact.cuda_text if is_gpu else self.artifact.program
+
+    @property
+    def kernel_source(self) -> str:
+        """``get_kernel_source()``, by TileLang's name."""
+        return self.get_kernel_source()
+
+    def show_source(self, which: str = "kernel") -> None:
+        """Print the source of the kernel.
+
+        Raises:
+            TypeMismatch: ``which`` is not "kernel": no code of a host is generated, the runtime
+                passes the arguments (TC202).
+        """
+        if which != "kernel":
+            raise TypeMismatch(
+                expected='"kernel" (no host code is generated: the runtime passes the arguments)',
+                found=repr(which),
+            )
+        sys.stdout.write(self.get_kernel_source() + "\n")
+
+    def export_sources(self, kernel_path: str | PathLike[str]) -> None:
+        """Write the source of the kernel to a file, and make its folder."""
+        path = Path(kernel_path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.get_kernel_source())
+
+    def print_source_code(
+        self, which: str = "kernel", file: str | PathLike[str] | None = None
+    ) -> None:
+        """Print the source of the kernel, or write it to ``file`` (TileLang's older name)."""
+        if file is not None:
+            self.export_sources(file)
+        else:
+            self.show_source(which)
 
     def explain(self) -> str:
         """Return what was inferred for the program, and why."""

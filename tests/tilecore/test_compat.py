@@ -264,6 +264,19 @@ def test_a_generator_of_cuda_is_one_of_the_cpu() -> None:
     assert torch.equal(found, torch.randperm(9, generator=plain().manual_seed(3)))
 
 
+def test_programs_find_the_gpu_that_they_run_for() -> None:
+    """Persistent kernels launch by its multiprocessors, and may leave some of them to others."""
+    for capability, multiprocessors, shared in (
+        ((9, 0), 132, 232448), ((8, 0), 108, 166912), ((7, 0), 80, 98304), ((6, 1), 132, 232448)
+    ):  # fmt: skip
+        with cuda_on_cpu(capability):
+            found = torch.cuda.get_device_properties(0)
+        assert (found.major, found.minor) == capability
+        assert found.multi_processor_count == multiprocessors
+        assert found.shared_memory_per_block_optin == shared
+        assert found.shared_memory_per_multiprocessor >= shared
+
+
 def test_programs_find_the_capability_they_run_for() -> None:
     from tilecore.contrib import nvcc
 

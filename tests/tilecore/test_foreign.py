@@ -9,6 +9,7 @@ from tilecore import interpreter, runtime
 from tilecore.artifact import ArtifactStore
 from tilecore.compiler import compile
 from tilecore.errors import TypeMismatch, UnknownPrimitive
+from tilecore.ir.dtype import DType
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +147,41 @@ def test_functions_of_cuda(store):
     np.testing.assert_allclose(oracle[1], want, rtol=2e-5, atol=2e-5)
     lowest = [(int(x) & -int(x)).bit_length() for x in c.ravel()]
     assert d.ravel().tolist() == lowest == oracle[3].ravel().tolist()
+
+
+def test_conversions_of_cuda(store):
+    """Rounded to the nearest and towards zero; infinities, subnormals and NaN as CUDA has them."""
+
+    @T.prim_func
+    def main(A: T.Tensor((5, 200), "float32"), H: T.Tensor((2, 5, 200), "float16"),
+             B: T.Tensor((5, 200), "bfloat16"), C: T.Tensor((5, 200), "uint32")):  # fmt: skip
+        with T.Kernel(5) as row:
+            for i in T.Parallel(200):
+                x = A[row, i]
+                H[0, row, i] = T.call_extern("float16", "__float2half_rn", x)
+                H[1, row, i] = T.call_extern("float16", "__float2half_rz", x)
+                B[row, i] = T.call_extern("bfloat16", "__float2bfloat16_rz", x)
+                C[row, i] = T.call_extern("uint32", "__float_as_uint", x)
+
+    rng = np.random.default_rng(8)
+    a = (rng.standard_normal((5, 200)) * 10.0 ** rng.integers(-9, 6, (5, 200))).astype(np.float32)
+    a[0, :6] = np.inf, -np.inf, np.nan, 65519.0, -70000.0, 0.0
+    outputs = [np.zeros((2, 5, 200), np.float16), np.zeros((5, 200), DType("bfloat16").numpy),
+               np.zeros((5, 200), np.uint32)]  # fmt: skip
+    arrays = [a, *(x.copy() for x in outputs)]
+    runtime.load(compile(main, store=store))(*arrays)
+    oracle = [a, *(x.copy() for x in outputs)]
+    interpreter.run(main, *oracle)
+    with np.errstate(over="ignore"):
+        near = a.astype(np.float16)
+    is_beyond = np.abs(near.astype(np.float32)) > np.abs(a)
+    towards_zero = np.where(is_beyond, np.nextafter(near, np.float16(0)), near)
+    cut = (a.view(np.uint32) & 0xFFFF0000).view(np.float32)
+    for _, halves, brains, bits in (arrays, oracle):
+        np.testing.assert_array_equal(halves[0], near)
+        np.testing.assert_array_equal(halves[1], towards_zero)
+        np.testing.assert_array_equal(brains.astype(np.float32), cut)
+        np.testing.assert_array_equal(bits, a.view(np.uint32))
 
 
 def test_pointers_into_the_middle_of_a_tile(store):

@@ -50,6 +50,19 @@ def read_by_the_next_iteration(X, x, y, r, b):
 
 
 @T.macro
+def read_before_it_is_set_again(X, x, y, r, b):
+    T.copy(X[b * ROWS, 0], x)
+    T.clear(y)
+    for _ in range(3):
+        for _ in range(2):
+            for i, j in T.Parallel(ROWS, COLUMNS):
+                y[i, j] = y[i, j] + x[i, COLUMNS - 1 - j]
+        T.reduce_max(y, r, dim=1)
+        for i, j in T.Parallel(ROWS, COLUMNS):
+            x[i, j] = y[i, j] * 0.5
+
+
+@T.macro
 def set_in_every_iteration(X, x, y, r, b):
     for k in range(2):
         T.copy(X[b * ROWS, 0], x)
@@ -105,7 +118,7 @@ def stored_twice(X, x, y, r, b):
 PROGRAMS = {
     nothing_else: ["x", "y"], read_later: ["y"], read_by_the_next_iteration: [], set_in_part: [],
     set_in_every_iteration: ["x"], other_element: ["r", "y"], read_outside_the_loop: ["y"],
-    read_through_a_view: ["y"], stored_twice: ["x", "y"],
+    read_before_it_is_set_again: [], read_through_a_view: ["y"], stored_twice: ["x", "y"],
 }  # fmt: skip
 
 

@@ -133,6 +133,32 @@ def test_lazy_call_returns_a_kernel_and_keeps_it() -> None:
     assert "func main(X: float32[40], Y: float32[40])" in lazy.get_kernel_source(40)
 
 
+def test_a_decorated_program_is_its_kernel() -> None:
+    program = tilelang.jit(out_idx=-1)(scaled(40))
+    x = torch.randn(40)
+    torch.testing.assert_close(program(x), x * 2)
+    assert program() is program.compile()
+    assert program.prim_func is program.compile().prim_func
+    assert program.get_profiler().do_bench() > 0
+    assert not hasattr(program, "no_such_name")
+
+
+def test_a_decorated_program_writes_to_what_it_is_given() -> None:
+    x, y = torch.randn(40), torch.zeros(40)
+    tilelang.jit(scaled(40))(x, y)
+    torch.testing.assert_close(y, x * 2)
+
+
+def test_the_source_of_a_kernel_is_printed_or_written(tmp_path, capsys) -> None:
+    kernel = tilelang.compile(scaled(40), out_idx=-1)
+    kernel.show_source()
+    assert capsys.readouterr().out == kernel.kernel_source + "\n"
+    kernel.print_source_code(file=str(tmp_path / "made" / "kernel.txt"))
+    assert (tmp_path / "made" / "kernel.txt").read_text() == kernel.get_kernel_source()
+    with pytest.raises(TypeMismatch, match=r"\"kernel\" \(no host code is generated.*'both'"):
+        kernel.show_source("both")
+
+
 def test_disable_cache_builds_anew() -> None:
     lazy = tilelang.jit(scaled, out_idx=-1)
     first = lazy(24)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tilecore.errors import ShapeMismatch
 from tilecore.ir.dtype import DType
 from tilecore.ir.evaluate import evaluate
-from tilecore.ir.expr import Var, const
+from tilecore.ir.expr import Var, const, int_value
 from tilecore.ir.layout import Layout, panels, row_major
 from tilecore.ir.nodes import Buffer
 from tilecore.layout import (
@@ -122,6 +122,13 @@ def test_layouts_behind_new_axes_and_repeated() -> None:
             swap.expand(wrong)  # type: ignore[arg-type]
     with pytest.raises(ShapeMismatch, match=r"TC201 .*an axis of 2, found 2"):
         swap.repeat(2, 3)
+
+
+def test_the_place_of_one_element() -> None:
+    layout = Layout((8, 16), lambda i, j: (j // 4, i, j % 4))
+    assert [int_value(c) for c in layout.map_forward_index([3, 9])] == [2, 3, 1]
+    with pytest.raises(ShapeMismatch, match=r"of \(8, 16\): expected 2, found 1"):
+        layout.map_forward_index([3])
 
 
 def test_modes_of_swizzles_and_a_fragment_that_all_threads_hold() -> None:

@@ -335,6 +335,7 @@ def test_names_of_what_carries_pairs():
     assert T.float4_e2m1fnx2.as_torch() is torch.float4_e2m1fn_x2
     assert T.float4_e2m1fn.as_torch() is torch.float4_e2m1fn_x2
     assert T.int4.as_torch() is torch.int8
+    assert [T.int4.bytes, T.float8_e4m3fn.bytes, T.bfloat16.bytes, T.float32.bytes] == [1, 1, 2, 4]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -101,6 +101,27 @@ def test_all_threads_return_before_a_barrier(run_both):
     run_both(main, [n], [np.zeros((4, THREADS), np.int32)], [expected])
 
 
+def test_the_only_warp_of_a_block_returns_as_one(run_both):
+    """Which warp a thread is of, is one number where a block has one warp."""
+
+    @T.prim_func
+    def main(N: T.Tensor((4,), "int32"), Y: T.Tensor((4, THREADS), "int32")):
+        with T.Kernel(4, threads=THREADS) as b:
+            tx = T.get_thread_binding()
+            warp = tx // 32
+            row = b + warp
+            shared = T.alloc_shared((1, THREADS), "int32")
+            if N[row] == 0:
+                T.thread_return()
+            shared[warp, tx % 32] = tx * N[row]
+            T.sync_threads()
+            Y[row, tx] = shared[tx // 32, THREADS - 1 - tx]
+
+    n = np.array([2, 0, 1, 0], np.int32)
+    expected = np.arange(THREADS)[None, ::-1] * n[:, None]
+    run_both(main, [n], [np.zeros((4, THREADS), np.int32)], [expected])
+
+
 def bad(condition):
     @T.prim_func
     def main(X: T.Tensor((THREADS,), "int32")):
@@ -123,8 +144,13 @@ def bad(condition):
 
 @pytest.mark.parametrize(
     "condition",
-    [lambda tx, mine, late: tx == 3, lambda tx, mine, late: mine < 0, lambda tx, mine, late: late],
-    ids=["index", "own value", "own branch"],
+    [
+        lambda tx, mine, late: tx == 3,
+        lambda tx, mine, late: mine < 0,
+        lambda tx, mine, late: late,
+        lambda tx, mine, late: tx // 16 == 1,
+    ],
+    ids=["index", "own value", "own branch", "half of a warp"],
 )
 def test_threads_that_may_part_are_refused(condition):
     with pytest.raises(ScopeError, match=r"`break` .* in a branch that threads may take differ"):

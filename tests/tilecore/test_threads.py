@@ -353,6 +353,56 @@ def test_lanes_that_have_the_same_value(run_both) -> None:
     run_both(main, [x], [np.zeros((3, 64), np.uint32)], [expected], rtol=0)
 
 
+def test_functions_of_a_warp_by_their_names_in_cuda(run_both) -> None:
+    every = 0xFFFFFFFF
+
+    @T.prim_func
+    def main(X: T.Tensor((64,), "int32"), Y: T.Tensor((8, 64), "int32")):
+        with T.Kernel(1, threads=64):
+            tx = T.get_thread_binding()
+            v = X[tx]
+            Y[0, tx] = T.call_extern("int32", "__shfl_sync", every, v, 9)
+            Y[1, tx] = T.call_extern("int32", "__shfl_xor_sync", every, v, 5, 8)
+            Y[2, tx] = T.call_extern("int32", "__shfl_down_sync", every, v, 3)
+            T.call_extern("handle", "__syncwarp")
+            Y[3, tx] = T.call_extern("int32", "__match_any_sync", every, v)
+            Y[4, tx] = T.call_extern("int32", "__ballot_sync", every, v > 2)
+            Y[5, tx] = T.call_extern("int32", "__any_sync", every, v > 3)
+            T.tvm_storage_sync("shared")
+            Y[6, tx] = T.call_extern("int32", "__reduce_add_sync", every, v)
+            Y[7, tx] = T.call_extern("int32", "__reduce_max_sync", every, v)
+
+    x = np.random.default_rng(0).integers(0, 5, 64).astype(np.int32)
+    warps, lane = x.reshape(2, 32), np.arange(32)
+    bits = lambda chosen: (chosen * (1 << lane)).sum(-1).astype(np.uint32).view(np.int32)
+    spread = lambda values: np.repeat(np.asarray(values)[:, None], 32, 1)
+    expected = np.stack([
+        spread(warps[:, 9]), warps[:, lane ^ 5],
+        np.where(lane + 3 < 32, warps[:, np.minimum(lane + 3, 31)], warps),
+        bits(warps[:, :, None] == warps[:, None, :]),
+        spread(bits(warps > 2)), spread((warps > 3).any(1)),
+        spread(warps.sum(1)), spread(warps.max(1)),
+    ])  # fmt: skip
+    run_both(main, [x], [np.zeros((8, 64), np.int32)], [expected.reshape(8, 64)], rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (lambda x: T.tvm_storage_sync("local"), "\"global\" for T.tvm_storage_sync, found 'local'"),
+        (lambda x: T.call_extern("int32", "__shfl_sync", x), "3 or 4 arguments of __shfl_sync"),
+        (lambda x: T.call_extern("int32", "__reduce_add_sync", 1, x), "a mask of all lanes"),
+    ],
+)
+def test_wrong_uses_of_cudas_names_are_told(body, message) -> None:
+    with pytest.raises(TypeMismatch, match=message):
+
+        @T.prim_func
+        def main(X: T.Tensor((32,), "int32")):
+            with T.Kernel(1, threads=32):
+                body(X[T.get_thread_binding()])
+
+
 def test_the_position_of_a_set_bit(run_both) -> None:
     cases = [(1, 0), (3, 0), (-1, 31), (-2, 20), (0, 7), (0, 6), (2, 9), (9, 30)]
 

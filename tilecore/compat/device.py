@@ -20,6 +20,8 @@ import torch
 from torch.library import CustomOpDef
 from torch.overrides import TorchFunctionMode
 
+from tilecore.gpu_target import gpu_targets
+
 CAPABILITY = (9, 0)  # programs for Hopper take their Hopper branches, as on the machine they know
 DEVICE_NAME = "tilecore on CPU"
 DO_NOTHING = (
@@ -164,15 +166,34 @@ class Stream:
     wait_stream = wait_event = record_event = lambda self, other=None: other
 
 
-def _replacements(capability: tuple[int, int]) -> dict[str, Any]:
-    cores = os.cpu_count() or 1
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    properties = SimpleNamespace(
-        name=DEVICE_NAME, major=capability[0], minor=capability[1], multi_processor_count=cores,
-        total_memory=memory, warp_size=32, shared_memory_per_block_optin=232448,
-        max_threads_per_multi_processor=2048, regs_per_multiprocessor=65536,
-        L2_cache_size=50 << 20, gcnArchName="",
+def _properties(capability: tuple[int, int], total_memory: int) -> SimpleNamespace:
+    """Return what torch.cuda.get_device_properties tells about a GPU of this capability.
+
+    Programs launch multiples of its multiprocessors, or leave some of them to others, and choose
+    tiles by its memory. Clocks and memory bus are those of an H100 SXM5 (NVIDIA H100 Tensor Core
+    GPU Architecture whitepaper, table 2) on every one.
+    """
+    major, minor = capability
+    known = gpu_targets()
+    gpu = known.get(f"sm_{major}{minor}") or known.get(f"sm_{major}{minor}a") or known["sm_90a"]
+    return SimpleNamespace(
+        name=DEVICE_NAME, major=major, minor=minor, multi_processor_count=gpu.multiprocessors,
+        total_memory=total_memory, warp_size=gpu.threads_per_warp,
+        shared_memory_per_block=gpu.shared_static_limit,
+        shared_memory_per_block_optin=gpu.shared_per_block,
+        shared_memory_per_multiprocessor=gpu.shared_per_multiprocessor,
+        max_threads_per_block=gpu.threads_per_block,
+        max_threads_per_multi_processor=gpu.threads_per_multiprocessor,
+        regs_per_multiprocessor=gpu.registers_per_multiprocessor,
+        L2_cache_size=50 << 20, clock_rate=1_980_000, memory_clock_rate=2_619_000,
+        memory_bus_width=5120, is_integrated=0, is_multi_gpu_board=0, pci_bus_id=0,
+        pci_device_id=0, pci_domain_id=0, uuid="", gcnArchName="",
     )  # fmt: skip
+
+
+def _replacements(capability: tuple[int, int]) -> dict[str, Any]:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    properties = _properties(capability, memory)
     stream = Stream()
 
     def always(value: Any) -> Callable[..., Any]:

@@ -30,7 +30,8 @@ def handed_on(launch: KernelLaunch, seq: Seq, nest: FusedNest) -> frozenset[Buff
     """Return the tiles whose elements each iteration of ``nest`` may keep to itself.
 
     ``seq``: what the members of the nest stand in. The nest itself or a statement before it has to
-    set the whole tile, and nothing after it, and nothing outside ``seq``, may read it.
+    set the whole tile before anything in ``seq`` reads it (``seq`` may be what a loop repeats), and
+    nothing after it, and nothing outside ``seq``, may read it.
     """
     stored = {step.buffer for step in nest.steps if isinstance(step, Store)}
     return frozenset(
@@ -83,7 +84,9 @@ def _is_set_first(buffer: Buffer, seq: Seq, nest: FusedNest) -> bool:
     first = next(i for i, s in enumerate(touching) if s in nest.members)
     if any(s not in nest.members for s in touching[first:]):
         return False
-    return _nest_sets(buffer, nest) or (first > 0 and _sets_whole(touching[0], buffer))
+    if first > 0 and _sets_whole(touching[0], buffer):
+        return True
+    return _nest_sets(buffer, nest) and not any(_readers(buffer, s) for s in touching[:first])
 
 
 def _nest_sets(buffer: Buffer, nest: FusedNest) -> bool:

@@ -95,6 +95,11 @@ class DType(str):
         return max(1, self.bits // 8)
 
     @property
+    def bytes(self) -> int:
+        """``itemsize``, by TileLang's name."""
+        return self.itemsize
+
+    @property
     def is_packed(self) -> bool:
         """Whether a byte of a tensor holds two elements, the first in its low half."""
         return self.bits < 8

@@ -446,11 +446,17 @@ def as_bool(value: ExprLike) -> Expr:
 
 
 def cast(value: ExprLike, dtype: str) -> Expr:
-    """Return ``value`` converted to ``dtype``; literals convert at once."""
+    """Return ``value`` converted to ``dtype``; literals convert at once.
+
+    Bits that a shift moves beyond a narrow integer are kept where its value is made wider at once:
+    TileLang's CUDA code shifts in C, where integers of less than 32 bits are shifted as int.
+    """
     kind = DType(dtype)
     a = as_expr(value, kind)
     if a.dtype == kind:
         return a
+    if isinstance(a, Binary) and a.op == "shl" and a.dtype.bits < LITERAL_BITS <= kind.bits:
+        return cast(binary("shl", cast(a.a, "int32"), cast(a.b, "int32")), kind)
     if isinstance(a, Const):
         finite = not isinstance(a.value, float) or math.isfinite(a.value)
         if kind.is_float or (finite and (kind == "bool" or holds(kind, int(a.value)))):

@@ -142,6 +142,19 @@ class Layout:
         """Return the physical coordinates of the element at ``variables``."""
         return list(self.coordinates)
 
+    def map_forward_index(self, indices: Sequence[ExprLike]) -> list[Expr]:
+        """Return the physical coordinates of the element at ``indices``.
+
+        Raises:
+            ShapeMismatch: not one index per axis (TC201).
+        """
+        if len(indices) != len(self.shape):
+            raise ShapeMismatch(
+                what=f"indices of a layout of {self.shape}",
+                expected=len(self.shape), found=len(indices),
+            )  # fmt: skip
+        return self._at(indices)
+
     def get_linearized_forward_index(self) -> Expr:
         """Return the offset of the element at ``variables``."""
         return self.offset(self.variables)

@@ -192,7 +192,7 @@ from tilecore.language.reducer import (
     reducer_update,
 )
 from tilecore.language.sparse import gemm_sp, tcgen05_gemm_sp, wgmma_gemm_sp
-from tilecore.language.sync import sync_grid, sync_threads, sync_warp
+from tilecore.language.sync import sync_grid, sync_threads, sync_warp, tvm_storage_sync
 from tilecore.language.tensor import (
     Buffer,
     FragmentBuffer,
@@ -305,7 +305,8 @@ __all__ = [
     "get_lane_idx", "get_thread_binding", "get_thread_bindings", "get_thread_extent",
     "get_thread_extents", "get_warp_group_idx", "get_warp_idx", "get_warp_idx_sync", "shfl_down",
     "shfl_sync", "shfl_up", "shfl_xor", "shuffle_elect", "sync_threads", "sync_warp",
-    "syncthreads_and", "syncthreads_count", "syncthreads_or", "tvm_thread_allreduce",
+    "syncthreads_and", "syncthreads_count", "syncthreads_or", "tvm_storage_sync",
+    "tvm_thread_allreduce",
     "tvm_warp_activemask", "tvm_warp_shuffle", "tvm_warp_shuffle_down", "tvm_warp_shuffle_up",
     "warp_reduce_bitand", "warp_reduce_bitor", "warp_reduce_max", "warp_reduce_min",
     "warp_reduce_sum",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilecore.errors import TypeMismatch, UnknownPrimitive
+from tilecore.frontend.builder import current
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import (
     Expr,
@@ -23,10 +24,11 @@ from tilecore.ir.expr import (
     reinterpret,
     select,
 )
-from tilecore.language import math, numeric
+from tilecore.language import math, numeric, thread
 from tilecore.language.pointer import Pointer
+from tilecore.language.sync import sync_threads, sync_warp
 from tilecore.language.unavailable import FOREIGN
-from tilecore.language.warp import fns
+from tilecore.language.warp import fns, match_any_sync
 
 __all__ = [
     "call_extern", "call_intrin", "call_pure_extern", "call_pure_intrin", "ffs", "import_source",
@@ -70,12 +72,17 @@ def call_extern(*args: Any, dtype: Any = None) -> Any:
         source, target = _pair(plain, given)
         _decode_twiddled(source, target, int_value(given[2]) if len(given) > 2 else 8)
         return None
+    if plain in _WAITS:
+        _WAITS[plain]()
+        return None
     known = _FUNCTIONS.get(plain)
     if known is None:
         raise UnknownPrimitive(name=f'call_extern("{name}", ...)', reason=FOREIGN)
     count, function = known
-    if len(given) != count:
-        raise TypeMismatch(expected=f"{count} arguments of {plain}", found=len(given))
+    counts = (count,) if isinstance(count, int) else count
+    if len(given) not in counts:
+        expected = " or ".join(map(str, counts))
+        raise TypeMismatch(expected=f"{expected} arguments of {plain}", found=len(given))
     return math.cast(function(*given), _result(kind))
 
 
@@ -115,7 +122,77 @@ def _operator(op: str) -> Callable[..., Expr]:
     return lambda a, b: binary(op, a, b)
 
 
-def _table() -> dict[str, tuple[int, Callable[..., Any]]]:
+def _mask_first(function: Callable[..., Expr]) -> Callable[..., Expr]:
+    """Return a function of a warp that takes the mask of its lanes first, as CUDA has it."""
+    return lambda mask, *rest: function(*rest, mask=mask)
+
+
+def _reduction(function: Callable[[ExprLike], Expr]) -> Callable[..., Expr]:
+    """Return a reduction over a warp, of all its lanes, that takes their mask first."""
+
+    def reduced(mask: ExprLike, value: ExprLike) -> Expr:
+        if int_value(as_expr(mask)) not in thread.ALL_LANES:
+            raise TypeMismatch(expected="a mask of all lanes of the warp (0xFFFFFFFF)", found=mask)
+        return function(value)
+
+    return reduced
+
+
+def _of_a_warp() -> dict[str, tuple[int | tuple[int, ...], Callable[..., Any]]]:
+    """Return the same of the functions by which the lanes of a warp tell each other values."""
+    shuffles = {"": thread.shfl_sync, "_xor": thread.shfl_xor, "_up": thread.shfl_up,
+                "_down": thread.shfl_down}  # fmt: skip
+    votes = {"any": thread.any_sync, "all": thread.all_sync, "ballot": thread.ballot_sync,
+             "match_any": match_any_sync}  # fmt: skip
+    folds = {"add": thread.warp_reduce_sum, "max": thread.warp_reduce_max,
+             "min": thread.warp_reduce_min, "and": thread.warp_reduce_bitand,
+             "or": thread.warp_reduce_bitor}  # fmt: skip
+    return {
+        **{f"__shfl{name}_sync": ((3, 4), _mask_first(f)) for name, f in shuffles.items()},
+        **{f"__{name}_sync": (2, _mask_first(f)) for name, f in votes.items()},
+        **{f"__reduce_{name}_sync": (2, _reduction(f)) for name, f in folds.items()},
+        "__activemask": (0, thread.activemask),
+    }
+
+
+def _to_float32(value: ExprLike) -> Expr:
+    return cast(value, "float32")
+
+
+def _nearest(dtype: str) -> Callable[[ExprLike], Expr]:
+    return lambda value: cast(_to_float32(value), dtype)
+
+
+def _towards_zero(dtype: str) -> Callable[[ExprLike], Expr]:
+    """Return the conversion of a float32 to 16 bits that drops what does not fit."""
+
+    def converted(value: ExprLike) -> Expr:
+        given = current().let("given", _to_float32(value))
+        near = current().let("near", cast(given, dtype))
+        is_beyond = binary("gt", math.abs(cast(near, "float32")), math.abs(given))
+        below = binary("sub", reinterpret(near, "uint16"), const(1, "uint16"))
+        return select(is_beyond, reinterpret(below, dtype), near)
+
+    return converted
+
+
+def _conversions() -> dict[str, tuple[int | tuple[int, ...], Callable[..., Any]]]:
+    """Return the same of the functions that convert values, or read their bits as another type."""
+    found: dict[str, tuple[int | tuple[int, ...], Callable[..., Any]]] = {
+        "__half2float": (1, _to_float32), "__bfloat162float": (1, _to_float32)
+    }  # fmt: skip
+    for name, dtype in (("half", "float16"), ("bfloat16", "bfloat16")):
+        found |= {f"__float2{name}{mode}": (1, _nearest(dtype)) for mode in ("", "_rn")}
+        found[f"__float2{name}_rz"] = (1, _towards_zero(dtype))
+    for name, dtype in (("int", "int32"), ("uint", "uint32")):
+        found[f"__float_as_{name}"] = (1, lambda x, to=dtype: reinterpret(_to_float32(x), to))
+        found[f"__{name}_as_float"] = (
+            1, lambda x, own=dtype: reinterpret(cast(x, own), "float32")
+        )  # fmt: skip
+    return found
+
+
+def _table() -> dict[str, tuple[int | tuple[int, ...], Callable[..., Any]]]:
     """Return the number of arguments and the meaning of CUDA's functions."""
     one: dict[str, Callable[..., Any]] = {
         name: getattr(math, name)
@@ -130,7 +207,7 @@ def _table() -> dict[str, tuple[int, Callable[..., Any]]]:
         "atan2": math.atan2, "fdivide": _operator("div"),
         **{name: getattr(numeric, name) for name in ("copysign", "hypot", "ldexp", "nextafter")},
     }  # fmt: skip
-    found: dict[str, tuple[int, Callable[..., Any]]] = {}
+    found = _of_a_warp() | _conversions()
     for count, functions in ((1, one), (2, two), (3, {"fma": _fma})):
         for name, function in functions.items():
             for spelling in (name, f"{name}f", f"__{name}", f"__{name}f", f"h{name}"):
@@ -145,6 +222,7 @@ def _table() -> dict[str, tuple[int, Callable[..., Any]]]:
 
 
 _FUNCTIONS = _table()
+_WAITS: dict[str, Callable[[], None]] = {"__syncthreads": sync_threads, "__syncwarp": sync_warp}
 
 
 # --- decoders of packed weights ----------------------------------------------------------------

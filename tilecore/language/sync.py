@@ -1,10 +1,11 @@
-"""Threads that wait for each other: T.sync_threads, T.sync_warp, T.sync_grid."""
+"""Threads that wait for each other: T.sync_threads, T.sync_warp, T.sync_grid and TVM's spelling."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from tilecore.errors import ScopeError
+from tilecore.errors import ScopeError, TypeMismatch
 from tilecore.frontend.builder import current
 from tilecore.ir.nodes import Sync
 
@@ -43,3 +44,25 @@ def sync_warp(mask: Any = None) -> None:
     _ = mask
     builder = current()
     builder.emit(Sync("warp", builder.span))
+
+
+def tvm_storage_sync(storage_scope: str, *_: Any) -> None:
+    """Make threads wait for each other (TVM's spelling).
+
+    Args:
+        storage_scope: the memory through which they then see each other's writes: "warp",
+            "shared" or "shared.dyn" (of a block), or "global" (of the grid).
+
+    Raises:
+        TypeMismatch: another memory (TC202).
+        ScopeError: the grid, inside a loop or branch (TC104).
+    """
+    waits: dict[str, Callable[[], None]] = {
+        "warp": sync_warp, "shared": sync_threads, "shared.dyn": sync_threads, "global": sync_grid
+    }  # fmt: skip
+    if storage_scope not in waits:
+        expected = ", ".join(f'"{name}"' for name in waits)
+        raise TypeMismatch(
+            expected=f"one of {expected} for T.tvm_storage_sync", found=repr(storage_scope)
+        )
+    waits[storage_scope]()

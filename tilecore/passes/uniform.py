@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from tilecore.ir import nodes
 from tilecore.ir.analysis import read_buffers, written_buffers
-from tilecore.ir.expr import Expr, Load, Var
+from tilecore.ir.bounds import interval
+from tilecore.ir.expr import Expr, Load, Var, int_value
 from tilecore.ir.nodes import Buffer, Stmt
-from tilecore.ir.visitor import children, expressions, has_jump, walk_expr
+from tilecore.ir.visitor import children, expr_children, expressions, has_jump
 
 
 class Uniform:
@@ -18,6 +19,11 @@ class Uniform:
 
     def __init__(self, launch: nodes.KernelLaunch) -> None:
         self.thread_vars = set(launch.thread_vars)
+        self.ranges = {
+            v: (0, n - 1)
+            for v, e in zip(launch.thread_vars, launch.threads, strict=True)
+            if (n := int_value(e)) is not None
+        }
         self.various: set[Var | Buffer] = {
             *launch.thread_vars,
             *(b.root for b in written_buffers(launch) if b.scope == "global"),
@@ -29,12 +35,19 @@ class Uniform:
 
     def holds(self, *exprs: Expr) -> bool:
         """Return whether all threads have the same values."""
-        for part in (p for e in exprs for p in walk_expr(e)):
-            if isinstance(part, Load) and part.buffer.root in self.various:
-                return False
-            if isinstance(part, Var) and part in self.various:
-                return False
-        return True
+        return all(self._holds(e) for e in exprs)
+
+    def _holds(self, expr: Expr) -> bool:
+        if isinstance(expr, Load) and expr.buffer.root in self.various:
+            return False
+        if isinstance(expr, Var) and expr in self.various:
+            return self._is_known(expr)
+        return all(map(self._holds, expr_children(expr))) or self._is_known(expr)
+
+    def _is_known(self, expr: Expr) -> bool:
+        """Return whether a value is one number in all threads: ``tx // 32`` of 32 threads is 0."""
+        bounds = interval(expr, self.ranges) if expr.dtype.is_integer else None
+        return bounds is not None and bounds[0] == bounds[1]
 
     def visit(self, stmt: Stmt, is_common: bool) -> None:
         """Add what ``stmt``, which all threads run alike if ``is_common``, makes differ."""

@@ -9,6 +9,7 @@ from tests.tilecore.cuda.test_products import TRANSPOSES, matrices, multiply, op
 from tests.tilecore.cuda.test_tile_programs import random
 from tests.tilecore.cuda.tile_programs import gemm
 from tilecore.emulator import ALL_SCHEDULES
+from tilecore.ir.dtype import DType
 
 # --- Volta --------------------------------------------------------------------------------------
 
@@ -187,3 +188,32 @@ def test_small_and_narrow_tiles(target, size, dtype, out, trans, kind):
     assert product.kind == kind
     bound = 0 if out == "int32" else 2.0**-20 * (np.abs(left) @ np.abs(right))
     assert np.all(np.abs(c - left @ right) <= bound)
+
+
+@pytest.mark.covering
+def test_wide_stores_to_swizzled_tiles_go_chunk_by_chunk():
+    """Eight bfloat16 of a thread become two chunks of float32, which a swizzle takes apart."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((16, 32), "float32"),
+        B: T.Tensor((16, 32), "bfloat16"),
+        C: T.Tensor((16, 16), "float32"),
+    ):
+        with T.Kernel(1, threads=32):
+            a = T.alloc_fragment((16, 32), "float32")
+            b = T.alloc_shared((16, 32), "float32")
+            c = T.alloc_fragment((16, 16), "float32")
+            T.clear(c)
+            T.copy(A, a)
+            for j, k in T.Parallel(16, 32):
+                b[j, k] = T.cast(B[j, k], "float32") * 2.0
+            T.gemm(a, b, c, transpose_B=True)
+            T.copy(c, C)
+
+    rng = np.random.default_rng(5)
+    a, b = rng.integers(-4, 5, (2, 16, 32)).astype(np.float32)
+    for target in ("h100", "sm_80"):
+        c = np.zeros((16, 16), np.float32)
+        run_emulated(main, target, [a, b.astype(DType("bfloat16").numpy), c], ALL_SCHEDULES)
+        np.testing.assert_array_equal(c, a @ b.T * 2)

@@ -14,7 +14,7 @@ from tilecore.inference.gpu.loops import Access
 from tilecore.inference.gpu.places import Slots, slots_of
 from tilecore.inference.gpu.plan import CHUNK_BYTES, NestPlan
 from tilecore.ir import nodes
-from tilecore.ir.expr import Expr, Var, const, int_value
+from tilecore.ir.expr import Expr, Var, binary, const, int_value
 from tilecore.ir.nodes import Copy, Stmt
 from tilecore.lowering.cpu.tir import add, index, mul
 from tilecore.lowering.cuda.access import Accessor
@@ -22,6 +22,7 @@ from tilecore.lowering.cuda.instructions import async_copy
 from tilecore.lowering.cuda.memory import (
     FragmentPlace,
     LocalPlace,
+    SharedPlace,
     TensorPlace,
     Turn,
     is_first_copy,
@@ -221,15 +222,26 @@ class NestLowering:
         """Move the lanes of an access between memory and an array of the thread."""
         accessor, builder = self.accessor, self.builder
         place = accessor.places[access.buffer]
-        memory, offset = accessor.locate(access.buffer, access.indices)
-        offset = builder.bind(offset) if not isinstance(offset, int) else offset
         itemsize = access.buffer.dtype.itemsize
         per_chunk = min(self.plan.lanes, CHUNK_BYTES // itemsize)
         move = copy_bytes(per_chunk * itemsize)
+        memory, offset = accessor.locate(access.buffer, access.indices)
+        offset = builder.bind(offset) if not isinstance(offset, int) else offset
+        is_swizzled = isinstance(place, SharedPlace) and place.layout.swizzle_bytes
+
+        def start(first: int) -> Any:
+            if not (first and is_swizzled):
+                return add(offset, first)
+            # Chunks that follow each other in a row do not in memory.
+            *outer, last = access.indices
+            there = accessor.locate(access.buffer, (*outer, binary("add", last, first)))[1]
+            return builder.bind(there) if not isinstance(there, int) else there
+
+        starts = [(first, start(first)) for first in range(0, self.plan.lanes, per_chunk)]
 
         def chunks() -> None:
-            for first in range(0, self.plan.lanes, per_chunk):
-                there = builder.address(memory, add(offset, first))
+            for first, position in starts:
+                there = builder.address(memory, position)
                 here = builder.address(array, first)
                 pair = (there, here) if access.is_store else (here, there)
                 builder.evaluate(move.call(*pair))
