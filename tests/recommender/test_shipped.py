@@ -122,16 +122,14 @@ def test_what_ships_are_the_best_recorded_configs():
 
 
 @pytest.mark.parametrize(
-    ("definition", "pattern", "gain"),
-    [(SOFTMAX, "softmax_*", -0.01), (ATTENTION, "attention_float32_*", 0.02)],
+    ("definition", "pattern"), [(SOFTMAX, "softmax_*"), (ATTENTION, "attention_float32_*")]
 )
-def test_shapes_left_out_are_answered_as_well_as_by_the_analytic_model(definition, pattern, gain):
-    """Better, of attention; of softmax the model has caught up (0.973, winners 0.967)."""
+def test_shapes_left_out_are_answered_better_than_by_the_analytic_model(definition, pattern):
     groups = list(make_groups(recorded(pattern), definition))
     rule = winners(definition.name, HOST).rule
     reached = [without(g, [o for o in groups if o is not g], rule) for g in groups]
     alone = [g.time_s.min() / g.time_s[np.argmin(g.analytic_s)] for g in groups]
-    assert np.mean(reached) > np.mean(alone) + gain
+    assert np.mean(reached) > np.mean(alone) + 0.02
     assert np.mean(reached) > 0.95
 
 
