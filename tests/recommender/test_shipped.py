@@ -7,7 +7,6 @@ import json
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from recommender import shipped as module
 from recommender.hardware import load_profile
@@ -23,6 +22,7 @@ from tilecore import kernels
 HOST = replace(load_profile("x86-64-avx512"), cores=2)
 SOFTMAX, ATTENTION = kernels.get("softmax"), kernels.get("attention")
 HEADS = {"batch": 1, "heads": 1, "kv_heads": 1, "seq_q": 768, "seq_kv": 768, "dim": 64}
+LONGER = {**HEADS, "seq_kv": 1536}
 
 
 def asked(definition, **problem):
@@ -49,11 +49,8 @@ def without(group, others, rule):
     return group.time_s.min() / group.time_s[rows[order(rule, group.analytic_s[rows])[0]]]
 
 
-@pytest.mark.parametrize(
-    ("definition", "problem"), [(SOFTMAX, {"m": 1024, "n": 1000}), (ATTENTION, HEADS)]
-)
-def test_a_machine_that_measured_nothing_is_told_what_was_fast_elsewhere(definition, problem):
-    found = ask(definition, problem)
+def test_a_machine_that_measured_nothing_is_told_what_was_fast_elsewhere():
+    found = ask(ATTENTION, HEADS)
     first = found[0]
     assert first.source == "shipped"
     assert first.distance > 1.0
@@ -62,25 +59,27 @@ def test_a_machine_that_measured_nothing_is_told_what_was_fast_elsewhere(definit
     assert first.bound_by in first.rationale
     assert "analytic" in {r.source for r in found}
     assert len({r.config for r in found}) == len(found)
-    assert found == ask(definition, problem)
-    others = {"avx2": definition is ATTENTION, "h100-sxm": False}  # what was recorded and helps
-    for other, ships in others.items():
-        sources = {r.source for r in ask(definition, problem, load_profile(other))}
+    assert found == ask(ATTENTION, HEADS)
+    for other, ships in {"avx2": True, "h100-sxm": False}.items():  # what was recorded and helps
+        sources = {r.source for r in ask(ATTENTION, HEADS, load_profile(other))}
         assert ("shipped" in sources) == ships
 
 
+def test_where_the_analytic_model_does_as_well_nothing_ships():
+    assert winners("softmax", HOST) is None
+    assert ask(SOFTMAX, {"m": 1024, "n": 1000})[0].source == "analytic"
+
+
 def test_what_was_measured_here_goes_before_it():
-    near = asked(SOFTMAX, m=1024, n=2000)
-    config = ask(SOFTMAX, {"m": 1024, "n": 2000})[-1].config
+    near = asked(ATTENTION, **LONGER)
+    config = ask(ATTENTION, LONGER)[-1].config
     store = MemoryStore([replace(measured(near, config, 1e-3), hardware=HOST)])
-    found = ask(
-        SOFTMAX, {"m": 1024, "n": 1000}, store=store, toolchain_key=store.all[0].toolchain.key
-    )
+    found = ask(ATTENTION, HEADS, store=store, toolchain_key=store.all[0].toolchain.key)
     assert (found[0].source, found[0].config) == ("nearest", config)
     assert "shipped" not in {r.source for r in found}
     own = replace(measured(near, config, 1e-3, protocol=Protocol.CONFIRM), hardware=HOST)
     exact = ask(
-        SOFTMAX, {"m": 1024, "n": 2000}, store=MemoryStore([own]),
+        ATTENTION, LONGER, store=MemoryStore([own]),
         program_digest=own.program_digest, toolchain_key=own.toolchain.key,
     )  # fmt: skip
     assert exact[0].source == "measured"
@@ -111,8 +110,8 @@ def test_winners_of_one_thread_that_leave_many_cores_idle_are_left_out():
 
 
 def test_what_ships_are_the_best_recorded_configs():
-    groups = {g.workload: g for g in make_groups(recorded("softmax_*"), SOFTMAX)}
-    shapes = winners("softmax", HOST).shapes
+    groups = {g.workload: g for g in make_groups(recorded("attention_*"), ATTENTION)}
+    shapes = winners("attention", HOST).shapes
     assert {s.workload for s in shapes} == set(groups)
     for shape in shapes:
         group = groups[shape.workload]
@@ -121,12 +120,9 @@ def test_what_ships_are_the_best_recorded_configs():
         np.testing.assert_allclose(shape.times_s, group.time_s[rows], rtol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("definition", "pattern"), [(SOFTMAX, "softmax_*"), (ATTENTION, "attention_float32_*")]
-)
-def test_shapes_left_out_are_answered_better_than_by_the_analytic_model(definition, pattern):
-    groups = list(make_groups(recorded(pattern), definition))
-    rule = winners(definition.name, HOST).rule
+def test_shapes_left_out_are_answered_better_than_by_the_analytic_model():
+    groups = list(make_groups(recorded("attention_float32_*"), ATTENTION))
+    rule = winners("attention", HOST).rule
     reached = [without(g, [o for o in groups if o is not g], rule) for g in groups]
     alone = [g.time_s.min() / g.time_s[np.argmin(g.analytic_s)] for g in groups]
     assert np.mean(reached) > np.mean(alone) + 0.02
@@ -144,5 +140,5 @@ def test_a_damaged_file_is_as_none(tmp_path, monkeypatch):
         folder.mkdir()
         (folder / module.file_name(HOST.arch)).write_bytes(content)
         monkeypatch.setattr(module, "FOLDER", folder)
-        assert winners("softmax", HOST) is None
-        assert ask(SOFTMAX, {"m": 1024, "n": 1000})[0].source == "analytic"
+        assert winners("attention", HOST) is None
+        assert ask(ATTENTION, HEADS)[0].source == "analytic"
