@@ -190,8 +190,10 @@ class Case:
         workload = Workload.of(self.definition.name, self.problem, threads)
         return recommend(workload, self.definition, self.host, MemoryStore(), top_k=1)[0].config
 
-    def finalists(self, candidates: int, seed: int, threads: int) -> list[TileConfig]:
-        """Return recommendation, default and the most promising of the screened candidates."""
+    def finalists(
+        self, first: Sequence[TileConfig], candidates: int, seed: int, threads: int
+    ) -> list[TileConfig]:
+        """Return ``first``, the default and the most promising of the screened candidates."""
         order = self.ranked(threads)
         chosen = order[: candidates * 2 // 3]
         quarter = order[len(chosen) : max(candidates, len(order) // 4)]
@@ -200,8 +202,8 @@ class Case:
         calls = {c: self.kernel(c) for c in map(self.space.config, chosen)}
         scale = SpaceCandidates(self.space, threads, MemoryStore()).scale
         times = {c: [t * scale(c) for t in ts] for c, ts in interleaved(calls, 1, 3).items()}
-        first = [self.recommended(threads), self.definition.default_config()]
-        return list(dict.fromkeys([*first, *by_time(times)[:FINALISTS]]))
+        default = self.definition.default_config()
+        return list(dict.fromkeys([*first, default, *by_time(times)[:FINALISTS]]))
 
 
 def sample(call: Call, threads: int) -> float:
@@ -246,11 +248,12 @@ def compared(case: Case, args: argparse.Namespace) -> dict[str, Any]:
         "note": case.row.note,
     }  # fmt: skip
     for threads in args.threads:
-        finalists = case.finalists(args.candidates, args.seed, threads)
+        recommended = case.recommended(threads)
+        finalists = case.finalists([recommended], args.candidates, args.seed, threads)
         trial = interleaved({c: case.kernel(c) for c in finalists}, threads, args.rounds // 2 + 1)
         configs = {
             "default": case.definition.default_config(),
-            "recommended": case.recommended(threads),
+            "recommended": recommended,
             "tuned": by_time(trial)[0],
         }
         calls = {name: case.kernel(config) for name, config in configs.items()}

@@ -138,6 +138,48 @@ def test_decoded_weights_of_the_library_are_not_stored(m, block, form, computed,
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.covering
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", [
+    "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float4_e2m1fn",
+])  # fmt: skip
+def test_every_code_of_a_narrow_float_is_widened_without_rounding(name, path, artifacts):
+    dtype = DType(name)
+    count = 16 if dtype.bits == 4 else 256
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((2, 2), "bfloat16"), W: T.Tensor((2, count), name),
+        C: T.Tensor((2, count), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=32):
+            a = T.alloc_shared((2, 2), "bfloat16")
+            b = T.alloc_shared((2, count), "bfloat16")
+            c = T.alloc_fragment((2, count), "float32")
+            T.copy(A, a)
+            for i, j in T.Parallel(2, count):
+                b[i, j] = T.cast(W[i, j], "bfloat16")
+            T.gemm(a, b, c, clear_accum=True)
+            T.copy(c, C)
+
+    a = np.eye(2, dtype=np.float32).astype(BFLOAT)
+    codes = np.arange(count, dtype=np.uint8)
+    if count == 16:
+        values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+        wanted = np.concatenate([values, -values])
+        w = np.stack([row[::2] | row[1::2] << 4 for row in (codes, codes[::-1])])
+    else:
+        wanted = codes.view(dtype.numpy).astype(np.float32)
+        w = np.stack([codes, codes[::-1]]).view(dtype.numpy)
+    found = np.full((2, count), np.nan, np.float32)
+    runtime.load(compile(main, here(path), {}, artifacts))(a, w, found)
+    finite = np.isfinite(wanted)
+    sound = finite & finite[::-1]  # 0 times infinity is none
+    np.testing.assert_array_equal(found[0][sound], wanted[sound])
+    np.testing.assert_array_equal(found[1][sound], wanted[::-1][sound])
+    assert np.isnan(found[:, ~sound]).all() or np.isinf(wanted).any()
+
+
 # --- where the nest has to run before the gemm ----------------------------------------------------
 
 

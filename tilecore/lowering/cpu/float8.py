@@ -106,13 +106,7 @@ def _from_text(dtype: str, lanes: int) -> str:
     scaled = f.on_floats("fmul", f.change("uitofp", magnitude, "i32", "float"), step)
     is_small = f.compare("ult", magnitude, 1 << form.mantissa)
     found = f.select(is_small, f.of_float(scaled), normal)
-    if form.has_negative_zero and form.has_nan:
-        last = form.largest
-        if form.infinity is not None:
-            last = form.infinity
-            found = f.select(f.compare("eq", magnitude, last), f.number(0x7F800000), found)
-        found = f.select(f.compare("ugt", magnitude, last), nan, found)
-    elif form.has_nan:
+    if form.has_nan:
         found = f.select(f.compare("eq", code, form.nan), nan, found)
     signed = f.on_ints("or", found, f.left(f.masked(code, 1 << form.sign), 31 - form.sign))
     return f.text(_name("from", dtype, lanes), "i8", "float", f.as_float(signed))
