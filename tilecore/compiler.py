@@ -32,7 +32,7 @@ from tilecore.ir.nodes import Assert, Buffer, PrimFunc, Wait
 from tilecore.ir.printer import Namer, format_expr, format_func, program_digest
 from tilecore.ir.verifier import verify
 from tilecore.ir.visitor import buffers_of, walk
-from tilecore.pass_config import CHECK_ORDER, FAST_MATH, FLOAT32_PRODUCTS
+from tilecore.pass_config import CHECK_ORDER, FAST_MATH, FLOAT32_PRODUCTS, SKIPS_MASKED
 from tilecore.passes.pipeline import run_passes
 from tilecore.target import Target, parse_target
 from tilecore.tile_config import KnobValue
@@ -41,6 +41,7 @@ Observer = Callable[[str, Any], None]
 _LISTENERS: ContextVar[tuple[Callable[[PrimFunc], None], ...]] = ContextVar("listeners", default=())
 LOWERING_KNOBS = (
     "micro_m", "micro_n", "pack_a", "pack_b", "keep", FLOAT32_PRODUCTS, FAST_MATH, CHECK_ORDER,
+    SKIPS_MASKED,
 )  # fmt: skip
 
 
@@ -154,7 +155,7 @@ def _plan_cpu(
     see("source", func)
     func = run_passes(func, observer)
     verify(func)
-    plan = infer(func, target, CpuOptions.parse(knobs, target))
+    plan = infer(func, target, CpuOptions.parse(knobs, target, func.attrs))
     see("inference", plan)
     return func, plan
 

@@ -13,6 +13,7 @@ from typing import Any
 FLOAT32_PRODUCTS = "float32_products"
 FAST_MATH = "fast_math"
 CHECK_ORDER = "check_order"
+SKIPS_MASKED = "skips_masked"
 
 
 class PassConfigKey(StrEnum):
@@ -82,6 +83,8 @@ class PassConfigKey(StrEnum):
     TL_PASS_PROFILE_THRESHOLD_MS = "tl.pass_profile_threshold_ms"
     TC_CHECK_ORDER = "tc.check_order"  # ours: prove the order of GPU kernels as they are compiled
     TC_FLOAT32_PRODUCTS = "tc.float32_products"  # ours: "tf32" (TileLang's way) or "exact"
+    # Ours: what a mask of minus infinity hides counts nothing, even beside NaN and infinity.
+    TC_SKIP_MASKED = "tc.skip_masked"
 
 
 _SURROUNDING: ContextVar[Mapping[str, Any] | None] = ContextVar("pass_configs", default=None)
@@ -113,6 +116,8 @@ def lowering_config(values: Mapping[Any, Any]) -> dict[str, Any]:
     is_off = by_name.get(PassConfigKey.TL_DISABLE_FAST_MATH, False)
     if by_name.get(PassConfigKey.TL_ENABLE_FAST_MATH, False) and not is_off:
         found[FAST_MATH] = True
+    if by_name.get(PassConfigKey.TC_SKIP_MASKED, FAST_MATH in found):
+        found[SKIPS_MASKED] = True
     return found
 
 

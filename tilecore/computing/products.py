@@ -147,6 +147,7 @@ def attention(group: Group, name: str, places: Places, order: Sequence[int] | No
     factor = number(LOG2_E * (scale if is_folded else 1.0))
     rows = "largest, top, shrink, part, total"
     lines = [
+        "T.annotate_pass_configs({'tc.skip_masked': True})",
         f"with T.Kernel(T.ceildiv({queries}, block_M), {heads}, threads=threads) as (bx, bz):",
         f"    q = T.alloc_shared((block_M, {depth}), {q.dtype!r})",
         f"    k = T.alloc_shared((block_N, {depth}), {k.dtype!r})",

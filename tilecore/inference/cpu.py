@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from tilecore.errors import InvalidConfig
-from tilecore.inference import ahead, computed, dots, few_rows, gemm_order, layouts
+from tilecore.inference import ahead, computed, dots, few_rows, gemm_order, layouts, masks
 from tilecore.inference.fusion import fuse
 from tilecore.inference.in_place import is_read_in_place
 from tilecore.inference.options import CpuOptions
@@ -27,6 +27,7 @@ from tilecore.inference.plan import (
     FusedNest,
     GemmPlan,
     LaunchPlan,
+    Mask,
     TilePlan,
     TileSource,
 )
@@ -119,6 +120,9 @@ class _Inference:
             {g: self.dots[g] for g in packed if g in self.dots},
             self.by_buffer, rows, self.launch, self.target, self.options,
         )  # fmt: skip
+        contexts = {u.stmt: u.context for u in self.uses if isinstance(u.stmt, Gemm)}
+        skips = self.options.skips_masked
+        self.masked = masks.find(self.launch.body, contexts, self.viewed, skips_masked=skips)
         micro = {g: self._micro_tile(g, rows[g]) for g in gemms}
         plans: dict[Buffer, TilePlan] = {}
         for buffer in self.tiles:
@@ -371,8 +375,10 @@ class _Inference:
         is_plain = form == PANELS and (dot is None or bool(dot.stored))
         lanes = self.target.lanes(accumulator_dtype(gemm))
         nest = self.computed.get(gemm)
+        is_masked = form == PANELS and nest is None and self._tile(gemm) is None
         is_plain = is_plain and nest is None
         is_rows_first = is_plain and gemm_order.takes_rows_first(gemm, vectors, micro, lanes)
+        sums, weights = self._masks(gemm) if is_masked else (None, None)
         row_c = col_c = late = None
         if output is not None and output.output is not None:
             context = next(u.context for u in self.uses if u.stmt is gemm)
@@ -384,8 +390,18 @@ class _Inference:
             distinct(row_a, row_c), distinct(col_b, col_c), least(k_a, k_b),
             dot, self._tile(gemm), form,
             few_rows.most_rows(gemm, sources), late, is_far,
-            is_staged or is_rows_first, is_staged, nest,
+            is_staged or is_rows_first, is_staged, nest, sums, weights,
         )  # fmt: skip
+
+    def _masks(self, gemm: Gemm) -> tuple[Mask | None, Mask | None]:
+        """Return what masks hide of a gemm's sums, and of its weights."""
+        sums, weights = self.masked.sums.get(gemm), self.masked.weights.get(gemm)
+        if sums is not None:
+            self.notes.append(f"{gemm.span}: no products for sums that line {sums.span.line} hides")
+        if weights is not None:
+            line = weights.span.line
+            self.notes.append(f"{gemm.span}: no products of weights that line {line} makes 0")
+        return sums, weights
 
     def _limits(
         self, region: Region, sources: Mapping[Buffer, TileSource], transposed: bool

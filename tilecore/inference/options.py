@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tilecore.errors import InvalidConfig
+from tilecore.pass_config import SKIPS_MASKED, lowering_config
 from tilecore.target import Target
 from tilecore.tile_config import KnobValue
 
@@ -26,6 +28,7 @@ class CpuOptions:
             "none" not where few rows use it (it is read in place).
         keep: name of the tensor behind a vector operand that its caller keeps packed from call to
             call; "": none.
+        skips_masked: what a mask of minus infinity hides counts nothing, even beside NaN and Inf.
     """
 
     micro_m: int = 0
@@ -33,15 +36,21 @@ class CpuOptions:
     pack_a: str = "auto"
     pack_b: str = "auto"
     keep: str = ""
+    skips_masked: bool = False
 
     @classmethod
-    def parse(cls, config: Mapping[str, KnobValue], target: Target) -> CpuOptions:
+    def parse(
+        cls, config: Mapping[str, KnobValue], target: Target, attrs: Mapping[str, Any]
+    ) -> CpuOptions:
         """Return the lowering knobs of a config; knobs of the program itself are skipped.
+
+        ``attrs``: of the program, with what ``T.annotate_pass_configs`` says where the config does
+        not.
 
         Raises:
             InvalidConfig: a value is out of range or breaks the register budget (TC303).
         """
-        values: dict[str, int | str] = {}
+        values: dict[str, int | str | bool] = {}
         for knob, top in (("micro_m", 30), ("micro_n", 8)):
             value = config.get(knob, 0)
             if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= top:
@@ -53,6 +62,11 @@ class CpuOptions:
                 raise InvalidConfig(knob=knob, value=text, expected=f"one of {', '.join(choices)}")
             values[knob] = str(text)
         values["keep"] = str(config.get("keep", ""))
+        annotated = lowering_config(attrs.get("tilelang_pass_configs") or {})
+        skips = config.get(SKIPS_MASKED, annotated.get(SKIPS_MASKED, False))
+        if not isinstance(skips, bool):
+            raise InvalidConfig(knob=SKIPS_MASKED, value=skips, expected="True or False")
+        values[SKIPS_MASKED] = skips
         options = cls(**values)  # type: ignore[arg-type]
         given = options.micro_m and options.micro_n
         if given and not target.micro_tile_fits(options.micro_m, options.micro_n):

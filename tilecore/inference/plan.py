@@ -6,10 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tilecore.errors import SourceSpan
 from tilecore.inference.dots import Dot
 from tilecore.inference.outputs import Output
 from tilecore.inference.storage import Storage
 from tilecore.inference.uses import Context
+from tilecore.ir.bounds import Linear
 from tilecore.ir.expr import Expr, Var
 from tilecore.ir.nodes import Buffer, Copy, Gemm, KernelLaunch, Parallel, Reduce, Stmt, Store
 
@@ -65,6 +67,29 @@ class TilePlan:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Mask:
+    """Elements (row, column) of a tile that a program hides.
+
+    Attributes:
+        row, column: of an element, variables of the terms.
+        terms: hidden is where one of them is not negative.
+        cond: the mask hides nothing unless it holds (None: always).
+        span: of the mask in the program.
+    """
+
+    row: Var
+    column: Var
+    terms: tuple[Linear, ...]
+    cond: Expr | None
+    span: SourceSpan
+
+    @property
+    def ends(self) -> tuple[Linear, ...]:
+        """The terms that hide all columns of a row from some column on."""
+        return tuple(t for t in self.terms if t.coefficient(self.column) == 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class GemmPlan:
     """How a gemm is computed: extents, register tile, and what part of the tiles is real.
 
@@ -74,10 +99,11 @@ class GemmPlan:
     and groups of its tiles, if it works on tiles. ``form`` says where b is read: in panels, or
     where it lies in a tensor, along K (dots of rows) or along N (sums of rows); then only the first
     ``most_rows`` rows can be real, and a register tile is ``micro_m`` rows of a by ``micro_n`` rows
-    of b (dots) or vectors (sums). ``late`` where its last step writes the sums; ``is_b_far``: the
-    vector operand comes from beyond the caches of a core; ``rows_first``: each group of rows meets
-    all panels before the next; ``stages_a``: it is copied to scratch memory for them. ``nest``
-    computes b, where the gemm does that itself.
+    of b (dots) or vectors (sums). ``hidden_sums`` are not looked at; what ``hidden_weights``,
+    elements of a, are multiplied by counts nothing. ``late`` where its last step writes the sums;
+    ``is_b_far``: the vector operand comes from beyond the caches of a core; ``rows_first``: each
+    group of rows meets all panels before the next; ``stages_a``: it is copied to scratch memory for
+    them. ``nest`` computes b, where the gemm does that itself.
     """
 
     gemm: Gemm
@@ -98,6 +124,8 @@ class GemmPlan:
     rows_first: bool = False
     stages_a: bool = False
     nest: Parallel | None = None
+    hidden_sums: Mask | None = None
+    hidden_weights: Mask | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -69,6 +69,7 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
         V: T.Tensor((B, HK, SK, D), dtype),  # type: ignore[valid-type]
         O: T.Tensor((B, H, SQ, D), dtype),  # type: ignore[valid-type]  # noqa: E741
     ) -> None:
+        T.annotate_pass_configs({"tc.skip_masked": True})
         with T.Kernel(T.ceildiv(SQ, block_M), H, B, threads=threads) as (bx, by, bz):
             q = T.alloc_shared((block_M, D), dtype)
             k = T.alloc_shared((block_N, D), dtype)

@@ -22,7 +22,7 @@ def func_attr(attrs: Mapping[str, Any]) -> None:
 
 
 def annotate_pass_configs(configs: Mapping[str, Any]) -> None:
-    """Record pass configs of TileLang in the program; without effect on this target."""
+    """Record pass configs in the program: README says which have an effect, on which target."""
     func_attr({"tilelang_pass_configs": {str(k): v for k, v in configs.items()}})
 
 

@@ -40,7 +40,7 @@ class ComputedLowering(DotLowering):
 
     def _products(
         self, accumulators: list[Any], rows: list[Any], bases: list[Any],
-        panel: Any, column: Any, count: int,
+        panel: Any, column: Any, count: int, depth: Any,
     ) -> None:  # fmt: skip
         builder, length = self.builder, self.vectors.groups_at_once
         whole = builder.bind(quotient(self.groups, length))

@@ -76,9 +76,10 @@ class DotLowering(GemmLowering):
 
     def _products(
         self, accumulators: list[Any], rows: list[Any], bases: list[Any],
-        panel: Any, column: Any, count: int,
+        panel: Any, column: Any, count: int, depth: Any,
     ) -> None:  # fmt: skip
         builder = self.builder
+        groups = self.groups if depth is self.depth else self._grouped(depth)
         if self.sums is not None:
             for i, row in enumerate(rows):
                 total = builder.bind(broadcast(builder.load(self.sums, row), self.lanes))
@@ -89,14 +90,14 @@ class DotLowering(GemmLowering):
         whole = self.plan.k // self.group
         is_even = self.plan.k % self.group == 0
         coming = None if self.stage is None else self.stage.coming(panel, rows[0], len(rows))
-        with builder.loop(self.groups if is_even else minimum(self.groups, whole)) as q:
+        with builder.loop(groups if is_even else minimum(groups, whole)) as q:
             if self.stage is not None and coming is not None:
                 self.stage.fetch(coming, mul(q, self.group))
             self._step(accumulators, bases, panel, count, q, None)
         if is_even:
             return
         mask = (1 << 32 // self.group * (self.plan.k % self.group)) - 1
-        with builder.when(tir.LT(_i32(whole), _i32(self.groups))):
+        with builder.when(tir.LT(_i32(whole), _i32(groups))):
             self._step(accumulators, bases, panel, count, whole, mask)
 
     def _step(

@@ -28,6 +28,7 @@ from tilecore.lowering.cpu.access import (
     vector_load,
     vector_store,
 )
+from tilecore.lowering.cpu.masks import MaskLowering
 from tilecore.lowering.cpu.scalar import convert, kept, value_type, zero
 from tilecore.lowering.cpu.staging import RowStage
 from tilecore.lowering.cpu.strided import Strided, boxed, strided
@@ -65,6 +66,10 @@ class GemmLowering:
         self.columns = self._limit(plan.col_limits, plan.n)
         depth = plan.k if plan.k_limit is None else self._limit((plan.k_limit,), plan.k)
         self.depth = plan.k if depth is None else depth
+        self.hidden_sums, self.hidden_weights = (
+            None if mask is None else MaskLowering(accessor, mask)
+            for mask in (plan.hidden_sums, plan.hidden_weights)
+        )
         self.in_output = self.c.place.guarded
         # Sums far away come in while products are made, and are added at the end.
         self.adds_last = self.in_output and self.c.place.storage.dtype == self.accum
@@ -162,6 +167,15 @@ class GemmLowering:
                 vector_store(self.builder, self.c.place, value, offset, self.lanes, mask)
 
     def _sums(self, panel: Any, column: Any, row: Any, size: int, count: int) -> None:
+        """Emit one group of rows by one panel, unless all its sums are hidden."""
+        if self.hidden_sums is None:
+            self._existing_sums(panel, column, row, size, count)
+            return
+        is_hidden = self.hidden_sums.hides(row, size, column, count * self.lanes)
+        with self.builder.when(tir.Not(is_hidden)):
+            self._existing_sums(panel, column, row, size, count)
+
+    def _existing_sums(self, panel: Any, column: Any, row: Any, size: int, count: int) -> None:
         """Emit one group of rows by one panel, as far as its rows exist."""
         if self.rows is None:
             self._micro_kernel(panel, column, row, size, count, edge=False)
@@ -197,7 +211,7 @@ class GemmLowering:
         bases = [self.a.at(r, 0) for r in rows]
         if edge:
             bases = [builder.bind(base) for base in bases]
-        self._products(accumulators, rows, bases, panel, column, count)
+        self._products(accumulators, rows, bases, panel, column, count, self._depth(row, size))
         place = row, column, size, count, edge
         if self.adds_last:
             self._choose(
@@ -210,6 +224,12 @@ class GemmLowering:
             lambda: self._store_sums(accumulators, None, *place),
             lambda: self._store_sums(accumulators, self.late, *place),
         )
+
+    def _depth(self, row: Any, size: int) -> Any:
+        """Return how many products the sums of a group of rows have."""
+        if self.hidden_weights is None:
+            return self.depth
+        return self.builder.bind(self.hidden_weights.end(row, size, self.depth))
 
     def _fetch_sums(self, row: Any, column: Any, size: int, count: int) -> None:
         """Fetch the lines of c that the sums are added to."""
@@ -272,13 +292,13 @@ class GemmLowering:
 
     def _products(
         self, accumulators: list[Any], rows: list[Any], bases: list[Any],
-        panel: Any, column: Any, count: int,
+        panel: Any, column: Any, count: int, depth: Any,
     ) -> None:  # fmt: skip
-        """Add all products of K to the accumulators of ``rows``, which begin at ``bases`` in a."""
+        """Add ``depth`` products to the accumulators of ``rows``, which begin at ``bases`` in a."""
         builder, lanes = self.builder, self.lanes
         coming = None if self.stage is None else self.stage.coming(panel, rows[0], len(rows))
         steps = next(n for n in (4, 2, 1) if n == 1 or n // 2 * len(accumulators) < PRODUCTS)
-        for k, part in builder.runs(self.depth, steps):
+        for k, part in builder.runs(depth, steps):
             if self.stage is not None and coming is not None and not part:
                 self.stage.fetch(coming, k)
             vectors = [builder.bind(self._b_vector(panel, column, k, j)) for j in range(count)]
