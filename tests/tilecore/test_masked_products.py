@@ -12,6 +12,7 @@ from tilecore.compiler import check, compile
 from tilecore.errors import InvalidConfig
 from tilecore.interpreter import run
 from tilecore.ir.dtype import DType
+from tilecore.pass_config import lowering_config
 
 PATHS = paths("avx512+avx512_bf16", "avx512", "avx2", "avx512+amx_bf16+amx_tile")
 INFINITY = T.infinity("float32")
@@ -43,8 +44,10 @@ def attention(
         for i, j in T.Parallel(rows, keys):
             row, column = bx * rows + i, step * keys + j
             is_hidden = T.Or(column >= n, hidden(row, column))
-            value = T.float32(0) if first else scores[i, j]
-            scores[i, j] = T.if_then_else(is_hidden, -INFINITY, value)
+            if first:
+                scores[i, j] = T.if_then_else(T.Not(is_hidden), 0, -INFINITY)
+            else:
+                scores[i, j] = T.if_then_else(is_hidden, -INFINITY, scores[i, j])
 
     @T.prim_func
     def main(
@@ -290,11 +293,17 @@ def test_a_step_that_ends_before_its_mask_keeps_its_sums():
     assert left_out(check(main, "avx512", SKIPS).explain().splitlines()) == set()
 
 
+@pytest.mark.parametrize(("configs", "expected"), [
+    ({"tl.enable_fast_math": True}, True),
+    ({"tl.enable_fast_math": True, "tc.skip_masked": False}, False),
+    ({"tl.enable_fast_math": True, "tl.disable_fast_math": True}, False),
+    ({"tc.skip_masked": True}, True), ({}, False),
+])  # fmt: skip
 @pytest.mark.parametrize("target", ["h100", "avx512"])
-def test_fast_math_of_a_program_gives_leave(target):
+def test_pass_configs_give_leave(target, configs, expected):
     func = attention(MASKS["later"], m=64, n=64, d=64, block=(64, 64), dtype="float16", first=True)
-    notes = check(func, target, {"fast_math": True, "skips_masked": True}).explain()
-    assert ("no products" in notes) == (target == "avx512")
+    notes = check(func, target, lowering_config(configs)).explain()
+    assert ("no products of weights" in notes) == (expected and target == "avx512")
 
 
 def test_leave_is_a_truth_value():

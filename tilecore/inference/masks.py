@@ -153,7 +153,8 @@ def _mask(stmt: Stmt, place: int, tile: Buffer, lets: Mapping[Var, Expr]) -> _Fo
     if cond is not None and (has_loads(cond) or variables(cond) & set(lets)):
         return None
     row, column = nest.loop_vars
-    for hidden, value in _replacing(store, tile):
+    choices = _replacing(store, tile)
+    for hidden, value in sorted(choices, key=lambda choice: not _is_minus_infinity(choice[1])):
         terms = tuple(_terms(hidden, bindings, is_negated=False))
         terms = tuple(t for t in terms if not set(t.coefficients) & set(bindings))
         if terms:
