@@ -124,8 +124,8 @@ class _Heads(Substitution):
 
     def head(self, line: OpenLine) -> Stmt:
         """Return the statement of a line with its own expressions at the sizes."""
-        old = {name: getattr(line.stmt, name) for name in line.fields}
-        return replace(line.stmt, **{name: self._value(value) for name, value in old.items()})
+        new = {name: self._value(getattr(line.stmt, name)) for name in line.fields}
+        return replace(line.stmt, **new)  # type: ignore[type-var]
 
     def buffer(self, buffer: Buffer) -> Buffer:
         """Return a buffer at the sizes."""
