@@ -211,6 +211,17 @@ class RateLimited(ServiceError):
     default_hint = "wait for `Retry-After` seconds; batches ask several questions in one request"
 
 
+class TooManyWrongKeys(ServiceError):
+    """A client has tried more keys that nobody has than it may."""
+
+    code, title, status = "SV926", "too-many-wrong-keys", 429
+    retry_after_s = 1
+    template = "expected at most {limit} unknown API keys from one address, found more"
+    default_hint = (
+        "wait for `Retry-After` seconds and send a key as `tilecore keys create` shows it"
+    )
+
+
 class Overloaded(ServiceError):
     """More requests wait than the service takes."""
 
