@@ -165,6 +165,14 @@ class RunHeld(ServiceError):
     default_hint = "`tilecore run resume ID` or `tilecore node list`, then the same command again"
 
 
+class CannotListen(ServiceError):
+    """The service cannot have the address that it is to listen on."""
+
+    code, title, status = "SV933", "cannot-listen", 422
+    template = "expected a free address of this machine to listen on, found {host}:{port}: {reason}"
+    default_hint = "`tilecore serve --host HOST --port PORT`; perhaps one is running there already"
+
+
 class TooLargeToEmulate(ServiceError):
     """The emulator would work on the problem for minutes per candidate."""
 

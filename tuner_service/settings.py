@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
@@ -72,6 +73,13 @@ class Settings(BaseSettings):
             import limits  # slow to import, and needed only where somebody sets a limit
 
             limits.parse(text)
+        return text
+
+    @field_validator("ray_address")
+    @classmethod
+    def _is_address(cls, text: str | None) -> str | None:
+        if text is not None and not re.fullmatch(r".+:[0-9]{1,5}", text):
+            raise ValueError("expected HOST:PORT of a Ray head")
         return text
 
     @property

@@ -121,6 +121,7 @@ def test_keys_by_rest(serve, bearer, store, monkeypatch):
     problem(client.get("/v1/tuning-runs", headers=mine), 401, "SV920")
     problem(client.post("/v1/keys/tc_none:revoke", headers=admin), 404, "DB820")
     problem(client.post("/v1/keys", json={"name": ""}, headers=admin), 422, "SV901")
+    problem(client.post("/v1/keys", json={"name": "a\nb"}, headers=admin), 422, "SV901")
     odd = {"name": "x", "role": "root"}
     problem(client.post("/v1/keys", json=odd, headers=admin), 422, "SV901")
 
