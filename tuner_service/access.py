@@ -155,6 +155,7 @@ class Keyring:
                     await self._guesses.count(client)
         except TooManyWrongKeys:
             self._metrics.wrong_key("limited")
+            await asyncio.sleep(REFUSE_AFTER_S)  # or refusals alone would take a core
             raise
         if key is None:
             self._metrics.wrong_key("unknown")
