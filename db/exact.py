@@ -116,6 +116,7 @@ def _fastest(
     where: list[ColumnElement[bool]] = [
         row.workload_id == _of_subject("w"),
         row.facet_id == _of_subject(protocol.value),
+        row.time_s.is_not(None),  # as the index says
         row.program_id == _of_subject("p"),
         at >= since,
     ]

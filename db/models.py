@@ -235,6 +235,7 @@ class MeasurementRow(Base):
         Index(
             "ix_measurement_workload_times",
             "workload_id", "facet_id", "time_s", "id", "program_id",
+            sqlite_where=text("time_s is not null"), postgresql_where=text("time_s is not null"),
         ),
         Index(
             "ix_measurement_created_by_log", "created_by", "measured_at", "id",

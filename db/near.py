@@ -153,6 +153,7 @@ HAVE = (
     .where(
         MeasurementRow.workload_id.in_(bindparam("some", expanding=True)),
         MeasurementRow.facet_id.in_(bindparam("facets", expanding=True)),
+        MeasurementRow.time_s.is_not(None),
     )
     .distinct()
 )

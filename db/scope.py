@@ -123,6 +123,10 @@ class Shape:
             found.append(row.measured_at < _bound(LOG.c.measured_at, "until"))
         return found
 
+    def timed(self, row: Any) -> list[ColumnElement[bool]]:
+        """Return the condition of the index of the times of a workload, where they are in order."""
+        return [row.time_s.is_not(None)] if self.by_time else []
+
     def behind(self, row: Any) -> list[ColumnElement[bool]]:
         """Return the condition of the rows that come behind the key, if there is one."""
         if not self.goes_on:
@@ -190,7 +194,7 @@ def probe(shape: Shape) -> Select[Any]:
         columns.append(c.program_id)
     if shape.by_time and shape.names & {"since", "until"}:
         columns.append(c.measured_at)
-    ordered_by = [c.time_s.is_not(None)] if shape.by_time else shape.dates(c)
+    ordered_by = shape.timed(c) or shape.dates(c)
     rows = select(*columns).where(*ordered_by, *shape.behind(c)).order_by(*shape.order(c))
     part = rows.limit(bindparam("probed")).subquery().c
     found = select(part.id).where(*shape.conditions(part))
@@ -204,7 +208,7 @@ def merged(shape: Shape, dialect: str) -> Select[Any]:
     outer: Table = WORKLOADS if by_workload else FACETS
     own = PART.c.workload_id if by_workload else PART.c.facet_id
     inner = select(PART.c.id).where(
-        own == outer.c.id, *shape.conditions(PART.c), *shape.behind(PART.c)
+        own == outer.c.id, *shape.timed(PART.c), *shape.conditions(PART.c), *shape.behind(PART.c)
     )
     inner = inner.order_by(*shape.order(PART.c)).limit(bindparam("limit")).correlate(outer)
     joined: FromClause
@@ -241,8 +245,9 @@ def fastest(shape: Shape, dialect: str, width: int = 0) -> Select[Any]:
     pair, facet = _pairs(some).c, FACETS.c
     others = replace(shape, only_ok=False, names=shape.names & {*OTHER_FILTERS} - {"kernel"})
     inner = select(PART.c.id).where(
-        PART.c.workload_id == pair.w, PART.c.facet_id == pair.f, *others.conditions(PART.c)
-    )
+        PART.c.workload_id == pair.w, PART.c.facet_id == pair.f, PART.c.time_s.is_not(None),
+        *others.conditions(PART.c),
+    )  # fmt: skip
     inner = inner.order_by(PART.c.time_s, PART.c.id).limit(literal_column("1"))
     inner = inner.correlate(pair.w.table)
     joined = pair.w.table.join(FACETS, facet.id == pair.f)
@@ -257,13 +262,14 @@ def fastest(shape: Shape, dialect: str, width: int = 0) -> Select[Any]:
 
 
 def _pairs(some: Any) -> CTE:
-    """Return the pairs of workload and facet that have a measurement, of some workloads."""
+    """Return the pairs of workload and facet that have an OK measurement, of some workloads."""
     own, workload = LOG.alias("o").c, WORKLOADS.c
-    first = select(func.min(own.facet_id)).where(own.workload_id == workload.id)
+    has_time = own.time_s.is_not(None)
+    first = select(func.min(own.facet_id)).where(own.workload_id == workload.id, has_time)
     pair = select(workload.id.label("w"), first.scalar_subquery().label("f"))
     found = pair.where(workload.id.in_(some)).cte("pair", recursive=True)
     behind = select(func.min(own.facet_id)).where(
-        own.workload_id == found.c.w, own.facet_id > found.c.f
+        own.workload_id == found.c.w, own.facet_id > found.c.f, has_time
     )
     more = select(found.c.w, behind.scalar_subquery()).where(found.c.f.is_not(None))
     return found.union_all(more)
@@ -319,8 +325,7 @@ class Scope:
         """
         values = self.values | {"some": list(workload_ids)}
         query = fastest(self.shape, session.get_bind().dialect.name)
-        found = session.connection().execute(query, values)
-        return [tuple(row) for row in found]
+        return [tuple(row) for row in session.connection().execute(query, values).all()]
 
     def subjects(self, session: Session, limit: int) -> list[tuple[int, int]]:
         """Return some of the pairs of workload and device that have a measurement here."""

@@ -174,6 +174,9 @@ class Database:
             return None
         if "disk is full" in text:
             return DatabaseError(url=self.shown_url, reason=text, hint="free some disk space")
+        if "disk I/O error" in text:  # also where a full disk has no room for the files beside it
+            hint = "free some disk space; if there is enough, see the kernel's log"
+            return DatabaseError(url=self.shown_url, reason=text, hint=hint)
         if isinstance(error, (sa_exc.OperationalError, sa_exc.InterfaceError)):
             return DatabaseUnreachable(url=self.shown_url, reason=text.splitlines()[0])
         return None

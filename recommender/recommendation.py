@@ -54,7 +54,8 @@ def of_measurement(
 
     What another driver measured has less confidence, what one thread did is scaled to all.
     """
-    assert m.time_s is not None
+    time_s = m.time_s
+    assert time_s is not None
     doubts = differences(
         m, program_digest=m.program_digest, toolchain_key=m.toolchain.key, driver=hardware.driver
     )
@@ -70,7 +71,7 @@ def of_measurement(
     return Recommendation(
         config=m.config,
         source="measured",
-        time_s=m.time_s * scale,
+        time_s=time_s * scale,
         interval_s=(times[0], times[-1]),
         distance=0.0,
         confidence=(0.98 if m.protocol is Protocol.CONFIRM else 0.85)

@@ -29,7 +29,15 @@ from db.records import ROLES, KeyRecord
 from db.store import SqlStore
 from tilecore.errors import TileError
 from tuner_service.answers import REFUSE_AFTER_S
-from tuner_service.errors import Forbidden, Overloaded, RateLimited, Unauthenticated
+from tuner_service.errors import (
+    Forbidden,
+    Overloaded,
+    RateLimited,
+    TooManyWrongKeys,
+    Unauthenticated,
+)
+from tuner_service.guessing import Guesses
+from tuner_service.metrics import Metrics
 from tuner_service.problems import problem_response
 from tuner_service.settings import Settings
 
@@ -88,25 +96,32 @@ class Needs:
 class Keyring:
     """The keys of a store, a few seconds behind it at most, and how often each was used."""
 
-    def __init__(self, store: SqlStore, rate_limit: str) -> None:
+    def __init__(self, store: SqlStore, settings: Settings, metrics: Metrics) -> None:
         self._store = store
-        self._rate = limits.parse(rate_limit)
+        self._metrics = metrics
+        self._rate = limits.parse(settings.rate_limit)
+        self._guesses = Guesses(settings.wrong_key_limit)
         self._limiter = SlidingWindowCounterRateLimiter(MemoryStorage())
         self._remembered: dict[bytes, tuple[float, KeyRecord | None]] = {}
         self._renewed: dict[bytes, asyncio.Task[KeyRecord | None]] = {}
 
-    async def owner(self, given: str) -> Principal:
+    async def owner(self, given: str, client: str) -> Principal:
         """Return whom the value of an ``Authorization`` header names, and count the use.
+
+        Args:
+            given: the value, "" without the header.
+            client: the address that it came from.
 
         Raises:
             Unauthenticated: it names nobody, or nobody any more (SV920).
             RateLimited: the key was used too often (SV922).
+            TooManyWrongKeys: the client has tried too many keys that nobody has (SV926).
             DatabaseError: the database cannot be asked.
         """
         kind, _, secret = given.partition(" ")
         if kind.lower() != "bearer" or not 0 < len(secret) <= MAX_KEY_LENGTH:
             raise Unauthenticated(found="no key" if not given else "another form")
-        key = await self._find(secret)
+        key = await self._find(secret, client)
         if key is None or not key.is_valid(datetime.now(UTC)):
             found = "an unknown key" if key is None else f"{key.prefix}, expired or revoked"
             raise Unauthenticated(found=found)
@@ -117,17 +132,34 @@ class Keyring:
             raise error
         return Principal(key.prefix, key.role, key.name)
 
-    async def _find(self, secret: str) -> KeyRecord | None:
+    async def _find(self, secret: str, client: str) -> KeyRecord | None:
         digest = hashlib.sha256(secret.encode()).digest()  # keys themselves are not kept
         known = self._remembered.get(digest)
         left_s = 0.0 if known is None else known[0] - time.monotonic()
-        if known is None or left_s <= 0:
+        if known is None or known[1] is None:
+            return None if left_s > 0 else await self._try(secret, digest, client)
+        if left_s <= 0:
             return await self._ask(secret, digest)
         if left_s < REMEMBERED_S / 2 and digest not in self._renewed:  # nobody waits for that
             task = asyncio.create_task(self._ask(secret, digest))
             self._renewed[digest] = task
             task.add_done_callback(lambda done: self._forget(digest, done))
         return known[1]
+
+    async def _try(self, secret: str, digest: bytes, client: str) -> KeyRecord | None:
+        """Return whose a key is that nobody has used here yet."""
+        try:
+            async with self._guesses.turn(client):
+                key = await self._ask(secret, digest)
+                if key is None:
+                    await self._guesses.count(client)
+        except TooManyWrongKeys:
+            self._metrics.wrong_key("limited")
+            await asyncio.sleep(REFUSE_AFTER_S)  # or refusals alone would take a core
+            raise
+        if key is None:
+            self._metrics.wrong_key("unknown")
+        return key
 
     def _forget(self, digest: bytes, done: asyncio.Task[KeyRecord | None]) -> None:
         del self._renewed[digest]
@@ -137,7 +169,8 @@ class Keyring:
     async def _ask(self, secret: str, digest: bytes) -> KeyRecord | None:
         key = await run_sync(self._store.keys.find, secret)
         if len(self._remembered) >= MAX_REMEMBERED:
-            self._remembered.clear()
+            known = {d: r for d, r in self._remembered.items() if r[1] is not None}
+            self._remembered = known if len(known) < MAX_REMEMBERED // 2 else {}
         self._remembered[digest] = (time.monotonic() + REMEMBERED_S, key)
         return key
 
@@ -176,7 +209,7 @@ class Access:
         if not given and scope["method"] == "GET":  # other sites can let a browser send the rest
             kept = HTTPConnection(scope).cookies.get(COOKIE, "")
             given = f"Bearer {kept}" if kept else ""
-        return await self._keyring.owner(given)
+        return await self._keyring.owner(given, address_of(scope))
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a bounded number of requests wait for the beginning of their answers."""
@@ -202,8 +235,15 @@ class Access:
                 self._in_flight -= 1
 
 
+def address_of(scope: Scope) -> str:
+    """Return the address that a request came from, "" where the server does not know it."""
+    return scope["client"][0] if scope.get("client") else ""
+
+
 def refusal_headers(error: TileError) -> dict[str, str]:
     """Return the headers that go with a refusal."""
     if isinstance(error, Unauthenticated):
         return {"WWW-Authenticate": "Bearer"}
-    return {"Retry-After": str(error.retry_after_s)} if isinstance(error, RateLimited) else {}
+    if isinstance(error, (RateLimited, TooManyWrongKeys)):
+        return {"Retry-After": str(error.retry_after_s)}
+    return {}

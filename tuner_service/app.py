@@ -34,6 +34,7 @@ from tuner_service.routes import (
     studies,
     tuning_runs,
 )
+from tuner_service.routes.context import known_query
 from tuner_service.settings import Settings
 from tuner_service.short_way import ShortWay
 from tuner_service.studies import StudyEngine
@@ -80,7 +81,7 @@ def create_app(settings: Settings, store: SqlStore | None = None) -> FastAPI:
     app.state.settings = settings
     app.state.store = store if store is not None else open_store(settings)
     app.state.metrics = Metrics(app.state.store)
-    app.state.keyring = Keyring(app.state.store, settings.rate_limit)
+    app.state.keyring = Keyring(app.state.store, settings, app.state.metrics)
     app.state.models = ModelUploads(app.state.store)
     app.state.engine = StudyEngine(app.state.store)
     app.state.answers = Answers(app.state.store, app.state.metrics, settings)
@@ -88,7 +89,7 @@ def create_app(settings: Settings, store: SqlStore | None = None) -> FastAPI:
         app.include_router(
             part.router,
             prefix="/v1",
-            dependencies=[Depends(role)],
+            dependencies=[Depends(role), Depends(known_query)],
             responses=problems.documented(401, 403, 422, 429),
         )
     app.include_router(health.router)

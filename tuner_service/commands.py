@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from recommender.hardware import assumption
 from tuner_service import console as show
 from tuner_service import jobs, questions, wiring
 from tuner_service.doubts import remeasurement
-from tuner_service.errors import ExportFailed, InvalidRequest, RunFailed
+from tuner_service.errors import CannotListen, ExportFailed, InvalidRequest, RunFailed
 from tuner_service.hardware import find_hardware
 from tuner_service.settings import Settings
 from tuner_service.workload_file import Entry, read_workloads
@@ -188,13 +189,18 @@ def replay(
 
 
 def serve(settings: Settings, *, with_coordinator: bool) -> None:
-    """Serve REST, with a coordinator as a child process that is started again when it ends."""
+    """Serve REST, with a coordinator as a child process that is started again when it ends.
+
+    Raises:
+        CannotListen: the address is not this machine's, or taken (SV933).
+    """
     import uvicorn
 
     from tuner_service.app import create_app
     from tuner_service.coordinator_main import configure_logging
     from tuner_service.watch import CoordinatorProcess
 
+    _try_to_listen(settings.host, settings.port)
     configure_logging(settings.log_level)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     store = wiring.open_store(settings)
@@ -220,6 +226,18 @@ def serve(settings: Settings, *, with_coordinator: bool) -> None:
     finally:
         stop.set()
         child.stop()
+
+
+def _try_to_listen(host: str, port: int) -> None:
+    """Complain of an address that cannot be had, before anything is started (SV933)."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise CannotListen(host=host, port=port, reason=reason) from error
 
 
 def coordinator(settings: Settings, *, until_idle: bool, parent: int | None, check: bool) -> int:

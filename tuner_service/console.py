@@ -334,7 +334,7 @@ def print_nodes(console: Console, nodes: Sequence[NodeRecord]) -> None:
     """Print machines of the cluster."""
     table = Table()
     for title in ("node", "name", "state", "hardware", "devices", "seen", "detail"):
-        table.add_column(title, no_wrap=title == "node")
+        table.add_column(title, overflow="fold")
     for node in nodes:
         seen = f"{node.seen_at:%Y-%m-%d %H:%M:%S}"
         devices, hardware = str(node.devices), node.hardware.name

@@ -165,6 +165,14 @@ class RunHeld(ServiceError):
     default_hint = "`tilecore run resume ID` or `tilecore node list`, then the same command again"
 
 
+class CannotListen(ServiceError):
+    """The service cannot have the address that it is to listen on."""
+
+    code, title, status = "SV933", "cannot-listen", 422
+    template = "expected a free address of this machine to listen on, found {host}:{port}: {reason}"
+    default_hint = "`tilecore serve --host HOST --port PORT`; perhaps one is running there already"
+
+
 class TooLargeToEmulate(ServiceError):
     """The emulator would work on the problem for minutes per candidate."""
 
@@ -209,6 +217,17 @@ class RateLimited(ServiceError):
     retry_after_s = 1
     template = "expected at most {limit} with one key, found more"
     default_hint = "wait for `Retry-After` seconds; batches ask several questions in one request"
+
+
+class TooManyWrongKeys(ServiceError):
+    """A client has tried more keys that nobody has than it may."""
+
+    code, title, status = "SV926", "too-many-wrong-keys", 429
+    retry_after_s = 1
+    template = "expected at most {limit} unknown API keys from one address, found more"
+    default_hint = (
+        "wait for `Retry-After` seconds and send a key as `tilecore keys create` shows it"
+    )
 
 
 class Overloaded(ServiceError):

@@ -42,6 +42,12 @@ class Metrics:
             ("kernel", "source"),
             registry=self._registry,
         )
+        self._wrong_keys = Counter(
+            "tilecore_wrong_keys",
+            "Keys that nobody has (unknown); not looked for, after too many of them (limited)",
+            ("answer",),
+            registry=self._registry,
+        )
         self._database = _Database(store)
         self._registry.register(self._database)
 
@@ -59,6 +65,10 @@ class Metrics:
     def recommendation(self, kernel: str, source: str) -> None:
         """Count an answered question."""
         self._recommendations.labels(kernel, source).inc()
+
+    def wrong_key(self, answer: str) -> None:
+        """Count a key that is "unknown", or was not looked for: "limited"."""
+        self._wrong_keys.labels(answer).inc()
 
     def counts(self) -> Counts:
         """Return how many of everything there are, some seconds old at most."""

@@ -6,17 +6,29 @@ import hashlib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from db.records import RetentionPolicy
 from tilecore import kernels
 from tuner_service import console as show
 from tuner_service import wiring
 from tuner_service.commands import err, out
 from tuner_service.errors import InvalidRequest
+from tuner_service.schemas import KeyRequest
 from tuner_service.settings import Settings
 
 
 def create_key(settings: Settings, name: str, role: str, *, expires_in_days: int | None) -> None:
-    """Make an API key and print it alone on a line, for scripts to keep."""
+    """Make an API key and print it alone on a line, for scripts to keep.
+
+    Raises:
+        InvalidRequest: a name that REST would refuse (SV901).
+    """
+    try:
+        KeyRequest(name=name, role=role, expires_in_days=expires_in_days)  # type: ignore[arg-type]
+    except ValidationError:
+        message = f"name: expected 1 to 64 characters that can be shown, found {name[:80]!r}"
+        raise InvalidRequest(message=message) from None
     expires_at = None
     if expires_in_days is not None:
         expires_at = datetime.now(UTC) + timedelta(days=expires_in_days)

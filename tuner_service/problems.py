@@ -26,6 +26,8 @@ from tuner_service.schemas import FieldFault, Problem
 
 MEDIA_TYPE = "application/problem+json"
 COMPONENTS = "#/components/schemas/"
+SECONDS = {"description": "Seconds to wait", "schema": {"type": "integer", "minimum": 1}}
+RETRY_AFTER = {"headers": {"Retry-After": SECONDS}}
 log = structlog.get_logger()
 
 
@@ -130,7 +132,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
         409: "Not possible in the present state",
         413: "Body too large",
         422: "The request cannot be understood",
-        429: "The key was used more often than it may",
+        429: "The key was used more often than it may, or the client tried too many unknown keys",
         500: "A fault of the service",
         503: "The database cannot be used right now, or too many requests wait",
     }
@@ -138,6 +140,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
         status: {
             "description": titles[status],
             "content": {MEDIA_TYPE: {"schema": {"$ref": f"{COMPONENTS}Problem"}}},
+            **(RETRY_AFTER if status in (429, 503) else {}),
         }
         for status in statuses
     }

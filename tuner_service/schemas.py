@@ -367,10 +367,15 @@ class HardwareOut(BaseModel):
     bandwidth_gb_per_s: float
 
 
+KEY_NAME = r"^[^\x00-\x1f\x7f-\x9f]+$"  # tables and logs show it on a line
+
+
 class KeyRequest(Wire):
     """Make an API key."""
 
-    name: str = Field(min_length=1, max_length=64, description="whom or what it is for")
+    name: str = Field(
+        min_length=1, max_length=64, pattern=KEY_NAME, description="whom or what it is for"
+    )
     role: Role = "read"
     expires_in_days: Annotated[Int, Field(ge=1, le=3650)] | None = Field(
         None, description="null: never"

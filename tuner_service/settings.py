@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
@@ -12,7 +13,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from tuner_service.errors import InvalidSettings
 
-RATE_LIMIT = "6000/minute"
+RATE_LIMIT, WRONG_KEY_LIMIT = "6000/minute", "30/minute"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -59,18 +60,26 @@ class Settings(BaseSettings):
     key: str | None = None  # an API key for that service, and for the one that --service names
     auth: Literal["auto", "required", "off"] = "auto"  # auto: required unless bound to loopback
     rate_limit: str = RATE_LIMIT  # requests per API key, for each process of the service
+    wrong_key_limit: str = WRONG_KEY_LIMIT  # unknown keys per client address, for each process
     max_in_flight: int = Field(128, ge=1)  # requests waiting for an answer; beyond: 503
     answer_processes: int | None = Field(None, ge=0, le=64)  # None: see answer_desk; 0: none
     access_log: Literal["all", "errors", "off"] = "errors"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
-    @field_validator("rate_limit")
+    @field_validator("rate_limit", "wrong_key_limit")
     @classmethod
     def _is_rate(cls, text: str) -> str:
-        if text != RATE_LIMIT:
+        if text not in (RATE_LIMIT, WRONG_KEY_LIMIT):
             import limits  # slow to import, and needed only where somebody sets a limit
 
             limits.parse(text)
+        return text
+
+    @field_validator("ray_address")
+    @classmethod
+    def _is_address(cls, text: str | None) -> str | None:
+        if text is not None and not re.fullmatch(r".+:[0-9]{1,5}", text):
+            raise ValueError("expected HOST:PORT of a Ray head")
         return text
 
     @property

@@ -37,7 +37,8 @@ class ShortWay:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection."""
         is_http = scope["type"] == "http"
-        if not is_http or scope["path"] != ADDRESS or scope["method"] != "POST":
+        is_question = is_http and scope["path"] == ADDRESS and scope["method"] == "POST"
+        if not is_question or scope["query_string"]:  # the route says that it takes none
             await self._app(scope, receive, send)
             return
         body = (await receive())["body"]

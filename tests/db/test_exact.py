@@ -10,6 +10,7 @@ import pytest
 from db.errors import DatabaseUnreachable
 from db.exact import BEST, FASTEST, KNOWN
 from db.migrate import upgrade
+from db.scope import Shape, fastest
 from db.session import Database
 from db.store import GENERATION, LOG_STATE, SqlStore
 from recommender.measurement import Protocol
@@ -80,19 +81,28 @@ def test_prepared_queries_give_what_sqlalchemy_does(store, query):
         assert [tuple(row) for row in store.database.ask(query, asked)] == expected
 
 
-@pytest.mark.skipif(not postgres.PROGRAMS, reason="no PostgreSQL here: install it")
-@pytest.mark.parametrize("query", [BEST, FASTEST], ids=["best", "fastest"])
-def test_the_index_of_times_is_read_not_the_log_of_the_workload(store, query):
+WINNERS = fastest(Shape(frozenset({"kernel", "hardware_key"}), only_ok=True), "sqlite", width=4)
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [(BEST, ["m"]), (FASTEST, ["m"]), (WINNERS, ["o", "part"])],
+    ids=["best", "fastest", "winners"],
+)
+def test_the_index_of_times_is_read_not_the_log_of_the_workload(store, query, names):
     compiled = query.compile(dialect=store.database.engine.dialect)
     with store.database.read() as session:
         plan = session.connection().exec_driver_sql(
             f"explain query plan {compiled}", tuple(None for _ in compiled.positiontup)
         )
-        steps = [row[3] for row in plan if row[3].startswith("SEARCH m ")]
-    assert steps
-    assert all("ix_measurement_workload_times" in step for step in steps)
+        steps = [row[3] for row in plan if row[3].startswith("SEARCH ")]
+    for name in names:
+        own = [step for step in steps if step.startswith(f"SEARCH {name} ")]
+        assert own
+        assert all("ix_measurement_workload_times" in step for step in own)
 
 
+@pytest.mark.skipif(not postgres.PROGRAMS, reason="no PostgreSQL here: install it")
 def test_a_server_that_was_killed_and_came_back_answers_the_next_question():
     with postgres.postgres_folder() as folder:
         cluster = postgres.Cluster(folder, postgres.free_port())

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import tilecore.language as T
-from tilecore.errors import ScopeError
+from tilecore.errors import ScopeError, TypeMismatch
 from tilecore.ir.dtype import DType
-from tilecore.ir.expr import Var, binary, select
+from tilecore.ir.expr import ARITHMETIC, BITWISE, COMPARISONS, Const, Var, binary, const, select
 
 
 @pytest.mark.parametrize(
@@ -168,3 +168,21 @@ def test_bad_branches_are_told():
     ):  # fmt: skip
         with pytest.raises(ScopeError, match=message):
             program(body)
+
+
+@pytest.mark.parametrize("op", [*ARITHMETIC, *BITWISE, *COMPARISONS])
+@pytest.mark.parametrize("kind", ["int32", "int64"])
+def test_two_literals_fold_to_what_a_wider_pair_folds_to(op, kind):
+    """Two of one type take a way of their own."""
+    for a, b in ((7, 3), (-7, 3), (2**31 - 1, 1), (5, 5), (0, 4)):
+        if op in ("shl", "shr") and a * b < 0:
+            continue
+        same, mixed = binary(op, const(a, kind), const(b, kind)), binary(op, const(a, "uint32"), b)
+        is_number = isinstance(same, Const)
+        assert is_number == (op not in ("div", "pow"))
+        if is_number and a >= 0:
+            assert same.value == mixed.value
+        assert same.dtype == binary(op, Var("x", DType(kind)), const(b, kind)).dtype
+    if op in ("floordiv", "mod"):
+        with pytest.raises(TypeMismatch):
+            binary(op, const(1, kind), const(0, kind))

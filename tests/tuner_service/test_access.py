@@ -1,6 +1,7 @@
 """Who may use the service, how often, how many at once; what it tells of its requests."""
 
 import asyncio
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 
 import httpx
@@ -11,6 +12,7 @@ from fastapi.testclient import TestClient
 from tests.tuner_service.test_app import GEMM, coordinate, problem
 from tuner_service import access
 from tuner_service.app import create_app
+from tuner_service.guessing import sender_of
 from tuner_service.jobs import Effort, submit
 from tuner_service.questions import understand
 
@@ -119,6 +121,7 @@ def test_keys_by_rest(serve, bearer, store, monkeypatch):
     problem(client.get("/v1/tuning-runs", headers=mine), 401, "SV920")
     problem(client.post("/v1/keys/tc_none:revoke", headers=admin), 404, "DB820")
     problem(client.post("/v1/keys", json={"name": ""}, headers=admin), 422, "SV901")
+    problem(client.post("/v1/keys", json={"name": "a\nb"}, headers=admin), 422, "SV901")
     odd = {"name": "x", "role": "root"}
     problem(client.post("/v1/keys", json=odd, headers=admin), 422, "SV901")
 
@@ -161,6 +164,76 @@ def test_a_key_has_a_rate(serve, bearer):
     assert 1 <= int(refused.headers["retry-after"]) <= 86_400
     assert client.get("/v1/kernels/gemm", headers=second).status_code == 200
     assert client.get("/v1/kernels/gemm").status_code == 200
+
+
+def at(app, address):
+    """Return a client of a service that has this address."""
+    return TestClient(app, raise_server_exceptions=False, client=(address, 4711))
+
+
+def guess(client, number, **more):
+    headers = {"Authorization": f"Bearer tc_guess{number}"}
+    return client.get("/v1/kernels/gemm", headers=headers, **more)
+
+
+def test_who_guesses_keys_is_held_off_and_nobody_else(serve, bearer):
+    app = serve(auth="required", wrong_key_limit="3/day").app  # windows start at midnight
+    honest, guesser, other = bearer(), at(app, "192.0.2.1"), at(app, "192.0.2.2")
+    assert guesser.get("/v1/kernels/gemm", headers=honest).status_code == 200
+    assert [guess(guesser, i).status_code for i in range(5)] == [401, 401, 401, 429, 429]
+    refused = guess(guesser, 9)
+    problem(refused, 429, "SV926")
+    assert 1 <= int(refused.headers["retry-after"]) <= 86_400
+    unused = bearer()
+    right = guesser.get("/v1/kernels/gemm", headers=unused)
+    problem(right, 429, "SV926")  # which key is right it does not learn
+    assert other.get("/v1/kernels/gemm", headers=unused).status_code == 200
+    for client in (guesser, other):  # keys in use are let in from the guesser's address, too
+        assert client.get("/v1/kernels/gemm", headers=honest).status_code == 200
+    assert guess(other, 77).status_code == 401
+    assert guesser.get("/v1/kernels/gemm").status_code == 401  # no key is no guess
+    counted = other.get("/metrics", headers=honest).text
+    assert 'tilecore_wrong_keys_total{answer="unknown"} 4.0' in counted
+    assert 'tilecore_wrong_keys_total{answer="limited"} 4.0' in counted
+
+
+def test_one_wrong_key_again_and_again_is_no_guessing(serve, bearer):
+    client = at(serve(auth="required", wrong_key_limit="2/day").app, "192.0.2.1")
+    assert {guess(client, 0).status_code for _ in range(9)} == {401}
+    expired = bearer(expires_at=datetime.now(UTC) - timedelta(seconds=1))
+    asked = [client.get("/v1/kernels", headers=expired).status_code for _ in range(9)]
+    assert set(asked) == {401}
+    assert client.get("/v1/kernels", headers=bearer()).status_code == 200
+
+
+def test_an_ipv6_network_is_one_guesser(serve):
+    app = serve(auth="required", wrong_key_limit="2/day").app
+    addresses = ("2001:db8::1", "2001:db8::ffff:2", "2001:db8::3", "2001:db8:0:1::1")
+    codes = [guess(at(app, a), i).status_code for i, a in enumerate(addresses)]
+    assert codes == [401, 401, 429, 401]
+    assert sender_of("::ffff:192.0.2.1") == sender_of("192.0.2.1") == "192.0.2.1"
+    assert sender_of("") == ""
+    assert len(sender_of("x" * 999)) < 99
+
+
+def test_guesses_sent_at_once_are_counted_one_by_one(serve):
+    app = serve(auth="required", wrong_key_limit="4/day").app
+
+    async def guess_at_once():
+        transport = httpx.ASGITransport(app, client=("192.0.2.1", 4711))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await asyncio.gather(*(guess(client, i) for i in range(40)))
+
+    codes = Counter(answer.status_code for answer in asyncio.run(guess_at_once()))
+    assert codes == {401: 4, 429: 36}
+
+
+def test_the_login_page_holds_guessers_off(serve):
+    client = at(serve(auth="required", wrong_key_limit="2/day").app, "192.0.2.1")
+    answers = [client.post("/dashboard/login", data={"key": f"tc_no{i}"}) for i in range(3)]
+    assert [a.status_code for a in answers] == [401, 401, 429]
+    assert "SV926" in answers[2].text
+    assert answers[2].headers["retry-after"]
 
 
 def test_too_many_requests_at_once_are_told_to_come_again(serve, settings, store):

@@ -284,6 +284,24 @@ def test_other_errors_are_problems_too(client):
     assert problem(broken, 422, "SV901")["errors"]
 
 
+@pytest.mark.parametrize(
+    ("method", "address"),
+    [
+        ("GET", "/v1/measurements?kernal=gemm"),
+        ("GET", "/v1/measurements/export?format=csv&limit=3"),
+        ("GET", "/v1/tuning-runs?STATE=QUEUED"),
+        ("GET", "/v1/kernels/gemm?x="),
+        ("POST", "/v1/recommendations?top_k=1"),
+    ],
+)
+def test_a_misspelt_parameter_is_told(client, method, address):
+    refused = client.request(method, address, json=GEMM if method == "POST" else None)
+    told = problem(refused, 422, "SV901")["detail"]
+    assert "found an unknown parameter" in told
+    known = client.get("/v1/measurements?kernel=gemm&limit=1&best=true")
+    assert known.status_code == 200
+
+
 def test_a_cursor_belongs_to_its_query(client, store):
     client.post("/v1/tuning-runs", json=GEMM | {"max_trials": 4})
     coordinate(store)

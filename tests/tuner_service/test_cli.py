@@ -1,6 +1,8 @@
 """The command line: one clear message and exit status 2 for bad input, never a traceback."""
 
 import json
+import os
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -100,6 +102,46 @@ def test_wrong_usage_is_explained(cli, arguments):
     status, _, err = cli(*arguments)
     assert status == 2
     assert "Usage: tilecore" in err
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "nosuch.invalid", "203.0.113.7"])
+def test_an_address_that_cannot_be_had_is_told_before_anything_starts(cli, host):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        status, out, err = cli("serve", "--host", host, "--port", port)
+    assert (status, out) == (2, "")
+    assert err.startswith("error: SV933 cannot-listen: expected a free address of this machine")
+    assert f"{host}:{port}" in err
+
+
+def test_a_ray_address_without_a_port_is_refused(cli):
+    status, _, err = cli("coordinator", "--ray-address", "head")
+    assert status == 2
+    assert "TILECORE_RAY_ADDRESS: Value error, expected HOST:PORT" in err
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "\x1b[31mred", "n" * 65])
+def test_names_of_keys_are_those_that_rest_takes(cli, store, name):
+    status, out, err = cli("keys", "create", name)
+    assert (status, out) == (2, "")
+    assert err.startswith("error: SV901 ")
+    assert store.keys.count() == 0
+
+
+def test_a_disk_without_room_is_told_as_such(settings):
+    """A process may write no files longer than 16 KiB: to SQLite that is a disk that is full."""
+    environment = {
+        "TILECORE_DATA_DIR": str(settings.data_dir),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    shell = f'ulimit -f 16; exec "{sys.executable}" -m tuner_service.cli keys create x'
+    done = subprocess.run(
+        ["bash", "-c", shell], env={**os.environ, **environment}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "free some disk space" in done.stderr
 
 
 def test_a_locked_database(cli, database_lock):

@@ -87,9 +87,13 @@ def serve(settings, store):
 def finished(serve, store):
     """Return a client of a service where a run has ended, and the run."""
     client = serve()
+    return client, finish_a_run(client, store)
+
+
+def finish_a_run(client, store):
     run = client.post("/v1/tuning-runs", json=GEMM | {"max_trials": 8}).json()
     coordinate(store)
-    return client, client.get(f"/v1/tuning-runs/{run['id']}").json()
+    return client.get(f"/v1/tuning-runs/{run['id']}").json()
 
 
 def read(client, address, status=200):
@@ -147,6 +151,29 @@ def test_the_overview_of_a_filled_database(finished):
     assert "1 succeeded" in links
     assert "not measured" in document.texts("span")  # nobody profiled this machine here
     assert wiring.detected_host().name in links
+
+
+def test_every_page_that_pages_lead_to_is_there(each_database):
+    app = create_app(each_database.model_copy(update={"answer_processes": 0}))
+    with TestClient(app, raise_server_exceptions=False) as client:
+        run = finish_a_run(client, app.state.store)
+        seen, waiting = set(), ["/dashboard", QUESTION]
+        while waiting:
+            address = waiting.pop().partition("#")[0]
+            kind = address.partition("hardware=")[0]  # one device stands for those without records
+            if kind in seen or not address.startswith("/dashboard"):
+                continue
+            seen.add(kind)
+            links = read(client, address).attributes("a", "href")
+            waiting += links
+            for file in (link for link in links if link.startswith("/v1/")):
+                answer = client.get(file)
+                is_told = answer.status_code == 422 and answer.json()["code"] == "DB810"
+                assert answer.status_code == 200 or is_told, (file, answer.text)  # T4: one space
+    assert f"/dashboard/runs/{run['id']}" in seen
+    assert {urlsplit(address).path for address in seen} >= {
+        "/dashboard/runs", "/dashboard/log", "/dashboard/recommend", "/dashboard/workload",
+    }  # fmt: skip
 
 
 def test_a_run_under_way_shows_its_progress(serve):
@@ -524,14 +551,14 @@ def test_what_the_middleware_refuses_is_told_on_a_page(serve):
     assert "SV904" in Document(answer.text).texts("code")
 
 
-def test_the_run_page_follows_a_run_in_a_browser(settings, store):
+def test_the_run_page_follows_a_run_in_a_browser(each_database):
     program = browser.find()
     if program is None:
         pytest.skip("no Chromium here: install the package chromium")
     changes = {"answer_processes": 0, "access_log": "off", "auth": "required"}
-    changed = settings.model_copy(update=changes)
-    with served(create_app(changed, store)) as address, browser.opened(program) as page:
-        _follow(page, address, store)
+    app = create_app(each_database.model_copy(update=changes))
+    with served(app) as address, browser.opened(program) as page:
+        _follow(page, address, app.state.store)
 
 
 def _follow(page, url, store):

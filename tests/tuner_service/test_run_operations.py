@@ -1,11 +1,13 @@
 """Runs over REST and the command line: pause, extend, groups, files of workloads, nodes."""
 
+import io
 import json
 import threading
 import time
 
 import pytest
 from fastapi.testclient import TestClient
+from rich.console import Console
 
 from recommender.hardware import HardwareProfile
 from tests.tuner_service.table_measurer import TableMeasurer
@@ -13,6 +15,7 @@ from tests.tuner_service.test_app import GEMM, coordinate, problem
 from tests.tuner_service.test_cli import cli  # noqa: F401  a fixture
 from tuner_service import wiring
 from tuner_service.app import create_app
+from tuner_service.console import print_nodes
 from tuner_service.coordinator import Coordinator
 from tuner_service.jobs import Effort, submit
 from tuner_service.questions import understand
@@ -257,3 +260,13 @@ def test_a_command_does_not_wait_for_a_paused_run(cli, store, leader):  # noqa: 
     assert f"resuming run {run.public_id}" in out
     assert err.startswith("error: SV916")
     assert run.public_id in err
+
+
+def test_nodes_fit_a_narrow_terminal(store):
+    epoch, host = store.leader.acquire("me", 60), wiring.detected_host()
+    store.nodes.join("f" * 56, name="vm/192.0.2.2", hardware=host, devices=2, epoch=epoch)
+    console = Console(width=80, file=io.StringIO())
+    print_nodes(console, store.nodes.list())
+    shown = console.file.getvalue()
+    assert all(text in shown for text in ("vm/192", "active", "devices", "seen"))
+    assert shown.count("f") >= 56  # the key is whole

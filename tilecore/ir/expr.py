@@ -351,6 +351,9 @@ _FOLD: dict[str, Callable[[Any, Any], Any]] = {
     "and": lambda a, b: a and b, "or": lambda a, b: a or b, "bitand": operator.and_,
     "bitor": operator.or_, "bitxor": operator.xor, "shl": operator.lshift, "shr": operator.rshift,
 }  # fmt: skip
+# Of two literals of one of these types these give a literal of the same type: most of what is
+# folded where sizes take the place of symbols.
+_WHOLE, _FOLD_WHOLE = ("int32", "int64"), {"add", "sub", "mul", "floordiv", "mod", "min", "max"}
 
 
 def binary(op: str, left: ExprLike, right: ExprLike) -> Expr:
@@ -359,6 +362,8 @@ def binary(op: str, left: ExprLike, right: ExprLike) -> Expr:
     Raises:
         TypeMismatch: operands are not numbers, or the op does not exist for their dtype.
     """
+    if type(left) is Const and type(right) is Const and _folds_to_its_type(op, left, right):
+        return Const(_FOLD[op](left.value, right.value), left.dtype)
     if not isinstance(left, Expr) and not isinstance(right, Expr):
         left = as_expr(left)
     if isinstance(left, Expr):
@@ -381,6 +386,10 @@ def binary(op: str, left: ExprLike, right: ExprLike) -> Expr:
         a, b = cast(a, dtype), cast(b, dtype)
     result = DType("bool") if op in COMPARISONS or op in LOGICAL else dtype
     return _fold_binary(op, a, b, result)
+
+
+def _folds_to_its_type(op: str, a: Const, b: Const) -> bool:
+    return op in _FOLD_WHOLE and a.dtype == b.dtype and a.dtype in _WHOLE
 
 
 def _beside(kind: DType, value: ExprLike, op: str = "") -> Expr:

@@ -21,8 +21,17 @@ from tilecore.ir.printer import (
     func_lines,
     text_of,
 )
-from tilecore.ir.substitute import Rebuilder, Substitution
+from tilecore.ir.substitute import Substitution
 from tilecore.ir.visitor import walk_expr
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLine:
+    """A line that sizes change: its statement, and the fields of this that have symbols."""
+
+    indent: str
+    stmt: Stmt
+    fields: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +41,12 @@ class OpenText:
     Attributes:
         func: the program.
         names: of its variables and buffers, by their ids.
-        lines: behind the first one; a text, or the statement that has to be written at each size
-            with its indentation.
+        lines: behind the first one; a text, or what has to be written at each size.
     """
 
     func: PrimFunc
     names: Mapping[int, str]
-    lines: tuple[str | tuple[str, Stmt], ...]
+    lines: tuple[str | OpenLine, ...]
 
     @classmethod
     def of(cls, func: PrimFunc, symbols: frozenset[Var]) -> OpenText | None:
@@ -52,12 +60,14 @@ class OpenText:
         heads = [stmt for _, stmt in lines if stmt is not None]
         if any(map(_holds_others, heads)) or not _are_named_where_bound(func, heads, symbols):
             return None
-        found: list[str | tuple[str, Stmt]] = []
+        found: list[str | OpenLine] = []
         for text, stmt in lines:
-            if stmt is None or _is_fixed_head(stmt, symbols):
+            is_open = () if stmt is None else _open_fields(stmt, symbols)
+            if stmt is None or not is_open:
                 found.append(text)
             else:
-                found.append((text[: len(text) - len(text.lstrip(" "))], stmt))
+                indent = text[: len(text) - len(text.lstrip(" "))]
+                found.append(OpenLine(indent, stmt, is_open))
         return cls(func, {id(item): namer.name(item) for item in namer.named}, tuple(found))
 
     def at(self, values: Mapping[Var, int]) -> str:
@@ -71,7 +81,7 @@ class OpenText:
         params = tuple(sizes.buffer(p) if isinstance(p, Buffer) else p for p in self.func.params)
         first = format_signature(replace(self.func, params=params), namer)
         rest = (
-            line if isinstance(line, str) else line[0] + format_head(sizes.head(line[1]), namer)
+            line if isinstance(line, str) else line.indent + format_head(sizes.head(line), namer)
             for line in self.lines
         )
         return text_of((first, *rest))
@@ -102,7 +112,7 @@ class _KnownNames(Namer):
 
 
 class _Heads(Substitution):
-    """Puts sizes into statements, but not into their bodies, which have lines of their own.
+    """Puts sizes into the heads of statements; their bodies have lines of their own.
 
     Attributes:
         names: by ids; those of buffers at the sizes are added.
@@ -112,13 +122,10 @@ class _Heads(Substitution):
         super().__init__(values)
         self.names = names
 
-    def head(self, stmt: Stmt) -> Stmt:
-        """Return ``stmt`` with its own expressions at the sizes."""
-        return Rebuilder.stmt(self, stmt)
-
-    def stmt(self, stmt: Stmt) -> Stmt:
-        """Return the body of a statement as it is."""
-        return stmt
+    def head(self, line: OpenLine) -> Stmt:
+        """Return the statement of a line with its own expressions at the sizes."""
+        new = {name: self._value(getattr(line.stmt, name)) for name in line.fields}
+        return replace(line.stmt, **new)  # type: ignore[type-var]
 
     def buffer(self, buffer: Buffer) -> Buffer:
         """Return a buffer at the sizes."""
@@ -163,14 +170,18 @@ def _holds_others(stmt: Stmt) -> bool:
 
 
 def _values(stmt: Stmt) -> list[Any]:
-    return [getattr(stmt, f.name) for f in fields(stmt) if f.name != "span"]  # type: ignore[arg-type]
+    return [getattr(stmt, name) for name in _field_names(stmt)]
 
 
-def _is_fixed_head(stmt: Stmt, symbols: frozenset[Var]) -> bool:
-    """Return whether the line of a statement is the same at all sizes."""
+def _field_names(stmt: Stmt) -> list[str]:
+    return [f.name for f in fields(stmt) if f.name != "span"]  # type: ignore[arg-type]
+
+
+def _open_fields(stmt: Stmt, symbols: frozenset[Var]) -> tuple[str, ...]:
+    """Return the fields of a statement that make its line another one at other sizes."""
     if isinstance(stmt, nodes.Alloc):  # the only one that tells more of a buffer than its name
-        return not _has_symbols(stmt.buffer, symbols)
-    return all(_is_fixed(value, symbols) for value in _values(stmt))
+        return ("buffer",) if _has_symbols(stmt.buffer, symbols) else ()
+    return tuple(n for n in _field_names(stmt) if not _is_fixed(getattr(stmt, n), symbols))
 
 
 def _is_fixed(value: Any, symbols: frozenset[Var]) -> bool:

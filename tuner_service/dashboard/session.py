@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse, Response
 
 from tilecore.errors import TileError
-from tuner_service.access import COOKIE, Keyring, refusal_headers
+from tuner_service.access import COOKIE, Keyring, address_of, refusal_headers
 from tuner_service.dashboard.rendering import HOME, page
 from tuner_service.errors import Forbidden, http_status
 from tuner_service.problems import problem_response
@@ -32,7 +32,8 @@ async def log_in(request: Request) -> Response:
     keyring: Keyring = request.app.state.keyring
     try:
         _refuse_other_sites(request)
-        await keyring.owner(f"Bearer {secret.strip()}" if secret.strip() else "")
+        given = f"Bearer {secret.strip()}" if secret.strip() else ""
+        await keyring.owner(given, address_of(request.scope))
     except TileError as error:
         if http_status(error) != 401:
             return problem_response(LOGIN, error, headers=refusal_headers(error))

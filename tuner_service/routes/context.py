@@ -5,16 +5,17 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Protocol, TypeVar
 
 from fastapi import Depends, Header, Query, Request
+from fastapi.dependencies.models import Dependant
 from starlette.convertors import StringConvertor, register_url_convertor
 
 from db.store import SqlStore
 from tuner_service.access import Principal
 from tuner_service.answers import Answers
-from tuner_service.errors import InvalidCursor
+from tuner_service.errors import InvalidCursor, InvalidRequest
 from tuner_service.metrics import Metrics
 from tuner_service.model_uploads import ModelUploads
 from tuner_service.settings import Settings
@@ -37,6 +38,28 @@ def _of_app(name: str) -> Any:
         return getattr(request.app.state, name)
 
     return Depends(held)
+
+
+async def known_query(request: Request) -> None:
+    """Refuse parameters that a route does not know: a misspelt filter would filter nothing (SV901).
+
+    Raises:
+        InvalidRequest: there is one.
+    """
+    if not request.query_params:
+        return
+    known = set(_query_names(request.scope["route"].dependant))
+    unknown = sorted(set(request.query_params) - known)
+    if unknown:
+        expected = f"one of {', '.join(sorted(known))}" if known else "no parameters"
+        message = f"/query/{unknown[0][:40]}: expected {expected}, found an unknown parameter"
+        raise InvalidRequest(message=message)
+
+
+def _query_names(dependant: Dependant) -> Iterator[str]:
+    yield from (parameter.alias for parameter in dependant.query_params)
+    for inner in dependant.dependencies:
+        yield from _query_names(inner)
 
 
 async def _sender(request: Request) -> Principal:
