@@ -57,6 +57,7 @@ class Barriers:
     ) -> None:
         self.launch, self.memory, self.pipelines = launch, memory, pipelines
         self.teams, self.loads, self.meeting = teams, loads, meeting
+        self.role_teams = frozenset(teams.bodies.values())
         self.has_waits = any(isinstance(s, nodes.Wait) for s in walk(launch.body))
         self.left: list[Touched] = []  # of each loop around: where its turns are left early
         # Products that the program waits for: they may read their tiles beyond a barrier.
@@ -258,9 +259,12 @@ class Barriers:
         return one.team in (other.team, self.teams.whole)
 
     def _are_apart(self, one: Touch, other: Touch) -> bool:
-        """Return whether all threads must meet between what two teams do."""
+        """Return whether all threads must meet between what two teams do.
+
+        A role can have a barrier inside; a branch that is none cannot, so it comes before.
+        """
         if one.team == other.team:
-            return False
+            return one.team not in self.role_teams
         a, b = sorted((one.team, other.team), key=lambda t: t.first)
         return not (self.has_waits and a.first + a.count <= b.first)
 
