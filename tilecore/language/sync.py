@@ -25,7 +25,7 @@ def sync_threads(barrier_id: Any = None, arrive_count: Any = None) -> None:
 def sync_grid() -> None:
     """Make all blocks of the grid wait for each other.
 
-    Tiles and variables lose their values; tensors keep theirs.
+    Tensors, shared tiles and what is private to a thread keep their values; fragments lose theirs.
 
     Raises:
         ScopeError: inside a loop or branch (TC104).

@@ -195,7 +195,7 @@ def test_a_fold_across_warps_is_a_barrier(target):
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("form", ["branch", "sum in a loop", "thread after thread"])
 def test_threads_meet_before_a_branch_of_some_that_reads_what_all_wrote(form, target):
-    """Nothing told the threads of a branch to wait: they read tiles that were still being copied."""
+    """Nothing told the threads of a branch to wait: they read what was still being copied."""
     rows, n = 5, 37
 
     @T.prim_func
