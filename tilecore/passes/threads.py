@@ -36,12 +36,15 @@ from tilecore.ir.expr import (
     unary,
 )
 from tilecore.ir.nodes import Buffer, PrimFunc, Seq, Stmt
-from tilecore.ir.visitor import Rewriter, flat, has_jump, loads, regions, walk, walk_expr
+from tilecore.ir.visitor import (
+    Rewriter, expressions, flat, has_jump, loads, regions, walk, walk_expr,
+)  # fmt: skip
 from tilecore.passes.conflict import conflict, has_conflict
 from tilecore.passes.exchange import exchange
 from tilecore.passes.per_thread import PerThread
 from tilecore.passes.roles import Roles, thread_parts
 from tilecore.passes.schedule import settle
+from tilecore.passes.uneven import uneven_loop
 from tilecore.passes.uniform import Uniform
 
 INLINE_NODES = 32  # a longer pure value is kept per thread instead of being computed again
@@ -247,6 +250,10 @@ class Serializer:
         found = (node for e in heads for node in walk_expr(self.each.expr(e)))
         return any(node is self.thread for node in found)
 
+    def is_uneven(self, stmt: nodes.For | nodes.While) -> bool:
+        """Return whether threads of one role may run a loop a different number of times."""
+        return not _uses_barriers(stmt) and not self.uniform.holds(*expressions(stmt))
+
     def is_point(self, stmt: Stmt) -> bool:
         """Return whether ``stmt`` itself is done by all threads together."""
         if isinstance(stmt, (nodes.Sync, nodes.Exchange, nodes.Parallel, nodes.Arrive, nodes.Wait)):
@@ -322,6 +329,10 @@ class Serializer:
                 raise _no_jump("a loop in which threads wait at barriers").at(stmt.span)
             case nodes.Jump():
                 return [stmt]
+            case nodes.For() | nodes.While() if self.is_uneven(stmt):
+                if has_jump(stmt.body):
+                    raise _no_jump("a loop that threads run differently often").at(stmt.span)
+                return uneven_loop(self, stmt, predicate)
             case nodes.For():
                 start, stop, step = (self.first.expr(e) for e in (stmt.start, stmt.stop, stmt.step))
                 body = Seq(tuple(self.sequence([stmt.body], predicate)), stmt.span)
