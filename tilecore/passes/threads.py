@@ -37,7 +37,14 @@ from tilecore.ir.expr import (
 )
 from tilecore.ir.nodes import Buffer, PrimFunc, Seq, Stmt
 from tilecore.ir.visitor import (
-    Rewriter, expressions, flat, has_jump, loads, regions, walk, walk_expr,
+    Rewriter,
+    expressions,
+    flat,
+    has_jump,
+    loads,
+    regions,
+    walk,
+    walk_expr,
 )  # fmt: skip
 from tilecore.passes.conflict import conflict, has_conflict
 from tilecore.passes.exchange import exchange
