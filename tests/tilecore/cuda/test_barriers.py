@@ -193,7 +193,7 @@ def test_a_fold_across_warps_is_a_barrier(target):
 
 @pytest.mark.covering
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("form", ["branch", "sum in a loop", "thread after thread"])
+@pytest.mark.parametrize("form", ["branch", "sum in a loop", "thread after thread", "role"])
 def test_threads_meet_before_a_branch_of_some_that_reads_what_all_wrote(form, target):
     """Nothing told the threads of a branch to wait: they read what was still being copied."""
     rows, n = 5, 37
@@ -217,6 +217,8 @@ def test_threads_meet_before_a_branch_of_some_that_reads_what_all_wrote(form, ta
                     Y[t] = tile[t]
                 else:
                     Y[t] = tile[n - 1 - t]
+            if form == "role" and t < 64:  # a branch of all: a barrier could stand inside
+                Y[t % n] = tile[n - 1 - t % n]
 
     rng = np.random.default_rng(11)
     x, p = (rng.integers(0, 1000, s).astype(np.int32) for s in (n, (rows, n)))

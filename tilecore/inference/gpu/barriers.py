@@ -57,7 +57,6 @@ class Barriers:
     ) -> None:
         self.launch, self.memory, self.pipelines = launch, memory, pipelines
         self.teams, self.loads, self.meeting = teams, loads, meeting
-        self.role_teams = frozenset(teams.bodies.values())
         self.has_waits = any(isinstance(s, nodes.Wait) for s in walk(launch.body))
         self.left: list[Touched] = []  # of each loop around: where its turns are left early
         # Products that the program waits for: they may read their tiles beyond a barrier.
@@ -101,7 +100,11 @@ class Barriers:
     def _walk(self, stmt: Stmt, touched: Touched) -> Touched:
         if id(stmt) in self.teams.apart:
             own = self._of(stmt)
-            if stmt in self.before or self._conflict(own, touched, self._are_apart):
+            if (
+                stmt in self.before
+                or self._conflict(own, touched, self._are_apart)
+                or self._conflict(self._outside_roles(stmt), touched, lambda one, other: True)
+            ):
                 self._place(self.before, stmt)
                 touched = Touched()
             after = touched.union(own)
@@ -152,6 +155,18 @@ class Barriers:
                 yield body
             else:
                 yield from self._roles(body)
+
+    def _outside_roles(self, stmt: Stmt) -> Touched:
+        """Return what a branch touches where no role of it does: no barrier can stand inside."""
+        if id(stmt) in self.teams.bodies:
+            return Touched()
+        below = children(stmt)
+        if not below or isinstance(stmt, nodes.Parallel):
+            return self._of(stmt)
+        found = self._of_exprs(self.teams.team(stmt), *expressions(stmt))
+        for child in below:
+            found = found.union(self._outside_roles(child))
+        return found
 
     def _loop(self, stmt: nodes.For | nodes.While, touched: Touched) -> Touched:
         own = self._of_exprs(self.teams.team(stmt), *expressions(stmt))
@@ -259,12 +274,9 @@ class Barriers:
         return one.team in (other.team, self.teams.whole)
 
     def _are_apart(self, one: Touch, other: Touch) -> bool:
-        """Return whether all threads must meet between what two teams do.
-
-        A role can have a barrier inside; a branch that is none cannot, so it comes before.
-        """
+        """Return whether all threads must meet between what two teams do."""
         if one.team == other.team:
-            return one.team not in self.role_teams
+            return False
         a, b = sorted((one.team, other.team), key=lambda t: t.first)
         return not (self.has_waits and a.first + a.count <= b.first)
 
