@@ -223,12 +223,28 @@ def test_wrong_uses() -> None:
         with T.Kernel(1, threads=4):
             tx = T.get_thread_binding()
             mine = T.alloc_local((4,), "int32")
+            mine[0] = tx
             for i in T.Parallel(4):
-                mine[i] = i
-            Y[tx] = mine[tx]
+                Y[i] = mine[i]
 
     with pytest.raises(ScopeError, match=r"T\.alloc_local"):
         tilelang.compile(parallel_local)
+
+
+def test_every_thread_fills_its_own_array_in_parallel(run_both: RunBoth) -> None:
+    """It was refused: no nest may be over an array that each thread has for itself."""
+
+    @T.prim_func
+    def parallel_local(Y: T.Tensor((4,), "int32")):
+        with T.Kernel(1, threads=4):
+            tx = T.get_thread_binding()
+            mine = T.alloc_local((4,), "int32")
+            for i in T.Parallel(4):
+                mine[i] = i * 10 + tx
+            Y[tx] = mine[tx]
+
+    (y,) = run_both(parallel_local, [], [np.zeros(4, np.int32)])
+    assert y.tolist() == [0, 11, 22, 33]
 
 
 def test_a_tile_operation_takes_a_scalar_that_every_thread_has() -> None:

@@ -19,6 +19,7 @@ from tilecore.ir.grid_sync import parts_between_syncs
 from tilecore.ir.kept_tiles import Places
 from tilecore.ir.nodes import Alloc, KernelLaunch, PrimFunc, Seq, Stmt
 from tilecore.ir.private import with_private_fragments
+from tilecore.ir.private_nests import with_private_nests
 
 __all__ = ["Kernel", "KernelFrame", "Ref", "macro", "prim_func"]
 BLOCK_NAMES = ("bx", "by", "bz")
@@ -116,7 +117,9 @@ class KernelFrame:
 
         Before them stand the workspaces of tiles that keep their content meanwhile.
         """
-        whole: Stmt = with_private_fragments(body) if self.thread_vars else body
+        whole: Stmt = body
+        if self.thread_vars:
+            whole = with_private_fragments(with_private_nests(body))
         assert isinstance(whole, Seq)
         places = Places(self.block_vars, self.grid, self.thread_vars, self.threads)
         workspaces, parts = parts_between_syncs(whole, places)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -38,6 +38,7 @@ from tilecore.ir.expr import (
 from tilecore.ir.nodes import Buffer, PrimFunc, Seq, Stmt
 from tilecore.ir.visitor import (
     Rewriter,
+    children,
     expressions,
     flat,
     has_jump,
@@ -82,6 +83,14 @@ def _waits(stmt: Stmt) -> bool:
 
 def _uses_barriers(stmt: Stmt) -> bool:
     return any(isinstance(s, (nodes.Wait, nodes.Arrive)) for s in walk(stmt))
+
+
+def _outside_nests(stmt: Stmt) -> Iterator[Stmt]:
+    """Yield a statement and those below, but for what each point of a T.Parallel has for itself."""
+    yield stmt
+    if not isinstance(stmt, nodes.Parallel):
+        for child in children(stmt):
+            yield from _outside_nests(child)
 
 
 def _no_jump(where: str) -> ScopeError:
@@ -135,7 +144,7 @@ class Serializer:
         self.allocs: list[Stmt] = []
         self.private: dict[Buffer, Buffer] = {
             s.buffer: self.per_thread(s.buffer)
-            for s in walk(launch)
+            for s in _outside_nests(launch)
             if isinstance(s, nodes.Alloc) and s.buffer.scope == "local"
         }
         self.values: dict[Var, Expr | Buffer] = {}  # what a Let is: an expression, or kept
@@ -413,5 +422,6 @@ class Serializer:
                 raise ScopeError(
                     message="T.Parallel uses a tile of T.alloc_local in a program that asks for "
                     "its thread",
-                    hint="loop over it with T.serial or T.vectorized, or make it a fragment",
+                    hint="whose elements are meant depends on how points are spread: loop over it "
+                    "with T.serial or T.vectorized, or make it a fragment",
                 ).at(node.span)
