@@ -231,7 +231,7 @@ def test_wrong_uses() -> None:
         tilelang.compile(parallel_local)
 
 
-def test_every_thread_fills_its_own_array_in_parallel(run_both: RunBoth) -> None:
+def test_every_thread_fills_its_own_array_in_parallel(run_both):
     """It was refused: no nest may be over an array that each thread has for itself."""
 
     @T.prim_func
