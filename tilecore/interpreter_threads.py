@@ -24,6 +24,7 @@ from tilecore.ir.alike import alike_stores
 from tilecore.ir.barrier import arrival, arrive_count, deadlock, is_over
 from tilecore.ir.evaluate import Evaluator, Mask, convert
 from tilecore.ir.expr import Expr, Load, Var
+from tilecore.ir.named_barriers import in_memory
 from tilecore.ir.nodes import Stmt
 from tilecore.ir.substitute import substitute_expr
 from tilecore.ir.visitor import expressions, regions, walk, walk_expr
@@ -43,6 +44,7 @@ def run_threads(block: Machine, launch: nodes.KernelLaunch) -> None:
         ScopeError: a barrier that not every thread reaches, or a deadlock (TC104).
         TileError: whatever a thread finds wrong.
     """
+    launch = in_memory(launch)
     extents = [int(block.evaluate(e)) for e in launch.threads]
     indices = [tuple(reversed(i)) for i in itertools.product(*map(range, reversed(extents)))]
     weights = representatives(launch, np.asarray(indices))

@@ -17,6 +17,7 @@ from tilecore.ir.early_return import without_returns
 from tilecore.ir.expr import INT32, Expr, ExprLike, Var, as_expr, const, int_value
 from tilecore.ir.grid_sync import parts_between_syncs
 from tilecore.ir.kept_tiles import Places
+from tilecore.ir.named_barriers import with_groups
 from tilecore.ir.nodes import Alloc, KernelLaunch, PrimFunc, Seq, Stmt
 from tilecore.ir.private import with_private_fragments
 from tilecore.ir.private_nests import with_private_nests
@@ -120,6 +121,9 @@ class KernelFrame:
         whole: Stmt = body
         if self.thread_vars:
             whole = with_private_fragments(with_private_nests(body))
+        sizes = [int_value(t) for t in self.threads]
+        known = [s for s in sizes if s is not None]
+        whole = with_groups(whole, math.prod(known) if len(known) == len(sizes) else None)
         assert isinstance(whole, Seq)
         places = Places(self.block_vars, self.grid, self.thread_vars, self.threads)
         workspaces, parts = parts_between_syncs(whole, places)

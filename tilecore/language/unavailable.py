@@ -16,7 +16,7 @@ _FAMILIES: dict[str, str] = {
     "blocks of a grid do not wait for each other on this target": "sync_global",
     "it names an instruction or descriptor of NVIDIA GPUs; this version generates CPU code": """
         CUDASourceCodeKernel create_tma_descriptor tma_load tma_gather4 tma_scatter4
-        named_barrier_arrive ptx_wgmma_ss ptx_wgmma_rs ptx_mma ptx_mma_sp ptx_ldmatrix tvm_mma_sync
+        ptx_wgmma_ss ptx_wgmma_rs ptx_mma ptx_mma_sp ptx_ldmatrix tvm_mma_sync
         initialize_wgmma_descriptor""",
     "a kernel cannot take over clusters that have not started yet (cluster launch control); launch "
     "as many blocks as there are multiprocessors and share out tiles by "

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tilecore.errors import ScopeError
-from tilecore.ir import nodes
+from tilecore.ir import named_barriers, nodes
 from tilecore.ir.barrier import arrival, deadlock, is_over
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import (
@@ -66,6 +66,7 @@ def run(func: PrimFunc) -> PrimFunc:
     Raises:
         ScopeError: the number of threads is not known, or private data meets T.Parallel (TC104).
     """
+    func = named_barriers.run(func)
     return dataclasses.replace(func, body=_Launches().visit(func.body))
 
 
