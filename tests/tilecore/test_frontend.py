@@ -396,7 +396,9 @@ def test_unknown_primitives_say_why() -> None:
     with pytest.raises(UnknownPrimitive, match=r"names an instruction or descriptor of NVIDIA"):
         T.tma_load  # noqa: B018
     for name in ("create_tma_descriptor", "tma_load", "tma_scatter4"):
-        with pytest.raises(UnknownPrimitive, match=r"write T\.tma_copy\(A\[\.\.\.\], tile, barrier"):
+        with pytest.raises(
+            UnknownPrimitive, match=r"write T\.tma_copy\(A\[\.\.\.\], tile, barrier"
+        ):
             getattr(T, name)
     with pytest.raises(UnknownPrimitive, match="shares no memory with another argument"):
         T.annotate_restrict_buffers  # noqa: B018
