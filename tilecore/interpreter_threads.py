@@ -24,10 +24,12 @@ from tilecore.ir.alike import alike_stores
 from tilecore.ir.barrier import arrival, arrive_count, deadlock, is_over
 from tilecore.ir.evaluate import Evaluator, Mask, convert
 from tilecore.ir.expr import Expr, Load, Var
+from tilecore.ir.named_barriers import in_memory
 from tilecore.ir.nodes import Stmt
 from tilecore.ir.substitute import substitute_expr
 from tilecore.ir.visitor import expressions, regions, walk, walk_expr
 
+WARP = 32
 PRIVATE = (
     nodes.Seq, nodes.Let, nodes.If, nodes.For, nodes.While, nodes.Store, nodes.Assert, nodes.Atomic,
     nodes.Print, nodes.Jump,
@@ -42,6 +44,7 @@ def run_threads(block: Machine, launch: nodes.KernelLaunch) -> None:
         ScopeError: a barrier that not every thread reaches, or a deadlock (TC104).
         TileError: whatever a thread finds wrong.
     """
+    launch = in_memory(launch)
     extents = [int(block.evaluate(e)) for e in launch.threads]
     indices = [tuple(reversed(i)) for i in itertools.product(*map(range, reversed(extents)))]
     weights = representatives(launch, np.asarray(indices))
@@ -264,7 +267,7 @@ class _Thread(Machine):
             case nodes.Exchange():
                 self.exchange(stmt)
             case nodes.Sync():
-                (self.shared.everyone if stmt.scope == "block" else self.group).wait(stmt)
+                self.place_of(stmt).wait(stmt)
             case nodes.Wait():
                 clock.wait(
                     lambda: bool(self.evaluate(is_over(stmt))),
@@ -345,9 +348,22 @@ class _Thread(Machine):
             return {}
         return {id(stmt.buffer): self.own.pop(id(stmt.buffer))}
 
+    def place_of(self, stmt: nodes.Sync) -> _Group:
+        """Return the threads that a barrier is for."""
+        if stmt.scope == "block":
+            return self.shared.everyone
+        return self.of_lanes(WARP) if stmt.scope == "warp" else self.group
+
+    def of_lanes(self, width: int) -> _Group:
+        """Return the threads of the group that stand in the same ``width`` lanes as this one."""
+        members = self.group.members
+        near = tuple(m for m in members if m // width == self.number // width)
+        return self.group if near == members else self.group.part(near)
+
     def exchange(self, stmt: nodes.Exchange) -> None:
         """Tell the group a value and keep what it says."""
-        group, members = self.group, self.group.members
+        group = self.of_lanes(stmt.width) if stmt.width else self.group
+        members = group.members
         group.told[self.number] = np.asarray(self.evaluate(stmt.args[0]))
         group.wait(stmt)
         told = dict(group.told)

@@ -82,3 +82,34 @@ def test_absent_tensors_with_strides():
     found = torch.zeros(1, dtype=torch.int32)
     tilelang.compile(main)(None, found)
     assert found.item() == 7
+
+
+@pytest.mark.parametrize("has_weights", [False, True])
+def test_a_tensor_that_is_only_looked_at_in_another_shape_may_be_none(has_weights):
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((n, 6), "float32"), W: T.Tensor((n, 6), "float32"),
+        B: T.Tensor((n, 6), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(1):
+            weights = T.reshape(W, (n * 6,))
+            for i in T.serial(n):
+                for j in T.Parallel(6):
+                    if has_weights:
+                        B[i, j] = A[i, j] * weights[i * 6 + j]
+                    else:
+                        B[i, j] = A[i, j] * 3
+
+    rng = np.random.default_rng(1)
+    a, w = rng.standard_normal((2, 5, 6)).astype(np.float32)
+    given, want = (w, a * w) if has_weights else (None, a * 3)
+    b, oracle = np.zeros_like(a), np.zeros_like(a)
+    tilelang.compile(main)(a, given, b)
+    run(main, a, given, oracle)
+    np.testing.assert_array_equal(b, want)
+    np.testing.assert_array_equal(oracle, want)
+    if has_weights:
+        with pytest.raises(ArgumentError, match=r"argument 1 `W`: expected a torch.Tensor .*None"):
+            tilelang.compile(main)(a, None, b)

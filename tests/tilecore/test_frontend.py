@@ -395,6 +395,13 @@ def test_names_that_no_program_means_are_missing_attributes() -> None:
 def test_unknown_primitives_say_why() -> None:
     with pytest.raises(UnknownPrimitive, match=r"names an instruction or descriptor of NVIDIA"):
         T.tma_load  # noqa: B018
+    for name in ("create_tma_descriptor", "tma_load", "tma_scatter4"):
+        with pytest.raises(
+            UnknownPrimitive, match=r"write T\.tma_copy\(A\[\.\.\.\], tile, barrier"
+        ):
+            getattr(T, name)
+    with pytest.raises(UnknownPrimitive, match="shares no memory with another argument"):
+        T.annotate_restrict_buffers  # noqa: B018
     with pytest.raises(UnknownPrimitive, match=r"did you mean T.alloc_shared\?"):
         T.alloc_sharde  # noqa: B018
     with pytest.raises(UnknownPrimitive, match="this element type is not implemented yet"):

@@ -223,12 +223,28 @@ def test_wrong_uses() -> None:
         with T.Kernel(1, threads=4):
             tx = T.get_thread_binding()
             mine = T.alloc_local((4,), "int32")
+            mine[0] = tx
             for i in T.Parallel(4):
-                mine[i] = i
-            Y[tx] = mine[tx]
+                Y[i] = mine[i]
 
     with pytest.raises(ScopeError, match=r"T\.alloc_local"):
         tilelang.compile(parallel_local)
+
+
+def test_every_thread_fills_its_own_array_in_parallel(run_both):
+    """It was refused: no nest may be over an array that each thread has for itself."""
+
+    @T.prim_func
+    def parallel_local(Y: T.Tensor((4,), "int32")):
+        with T.Kernel(1, threads=4):
+            tx = T.get_thread_binding()
+            mine = T.alloc_local((4,), "int32")
+            for i in T.Parallel(4):
+                mine[i] = i * 10 + tx
+            Y[tx] = mine[tx]
+
+    (y,) = run_both(parallel_local, [], [np.zeros(4, np.int32)])
+    assert y.tolist() == [0, 11, 22, 33]
 
 
 def test_a_tile_operation_takes_a_scalar_that_every_thread_has() -> None:
@@ -471,3 +487,37 @@ def test_a_vote_is_not_about_a_float(vote) -> None:
     assert caught.value.code == "TC206"
     assert isinstance(caught.value, TypeError)
     assert caught.value.span.file == __file__
+
+
+@pytest.mark.parametrize(("n", "lanes"), [(33, 32), (150, 16), (5, 32)])
+def test_warps_that_meet_in_a_loop_may_run_it_differently_often(run_both, n, lanes):
+    """All threads ran such a loop as often as the first one did."""
+
+    @T.prim_func
+    def counts(X: T.Tensor((n,), "int32"), Y: T.Tensor((n,), "int32"), Z: T.Tensor((96,), "int32")):
+        with T.Kernel(1, threads=96):
+            t = T.get_thread_binding(0)
+            turns = T.alloc_var("int32", init=0)
+            start = T.alloc_var("int32", init=t // lanes * lanes)
+            for i in T.serial(start + t % lanes, (n + lanes - 1) // lanes * lanes, 96):
+                value = T.alloc_var("int32", init=0)
+                if i < n:
+                    value = X[i]
+                total = T.warp_reduce_sum(value) if lanes == 32 else T.shfl_xor(value, 8)
+                turns += 1
+                if i < n:
+                    Y[i] = total
+            while turns > 0:
+                turns -= T.shfl_sync(turns, 0)
+                turns -= 100
+            Z[t] = turns
+
+    x = np.random.default_rng(n).integers(0, 1000, n).astype(np.int32)
+    padded = np.zeros(-(-n // lanes) * lanes, np.int32)
+    padded[:n] = x
+    rows = padded.reshape(-1, lanes)
+    y = rows.sum(1, keepdims=True) + 0 * rows if lanes == 32 else rows[:, np.arange(lanes) ^ 8]
+    outs = [np.zeros(n, np.int32), np.zeros(96, np.int32)]
+    got = run_both(counts, [x], outs)
+    assert np.array_equal(got[0], y.reshape(-1)[:n])
+    assert (got[1] <= 0).all()

@@ -20,7 +20,8 @@ from tilecore.frontend.signature import ParamSlot, TensorSpec, scalar, scalar_ty
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Load, Var, const
 from tilecore.ir.negative_index import with_negative_indices
-from tilecore.ir.nodes import Buffer, KernelLaunch, PrimFunc, Seq
+from tilecore.ir.nodes import Buffer, KernelLaunch, PrimFunc, Seq, Stmt
+from tilecore.ir.unused_views import without_unused_views
 from tilecore.ir.visitor import has_loads
 
 PACKAGE = Path(__file__).parent.parent
@@ -149,9 +150,10 @@ def finish(
     body = builder.frames[0].body()
     if builder.loose is not None:
         launch, one = builder.frames[0].launch, (const(1),)
-        alone = [KernelLaunch((Var("bx"),), one, one, body, place)]
+        alone: list[Stmt] = [KernelLaunch((Var("bx"),), one, one, body, place)]
         body = Seq(tuple(alone if launch is None else launch.around(body)), place)
-    return with_negative_indices(PrimFunc(name, params, body, dict(builder.attrs), span=place))
+    func = PrimFunc(name, params, body, dict(builder.attrs), span=place)
+    return without_unused_views(with_negative_indices(func))
 
 
 def resolve_annotations(

@@ -1,42 +1,84 @@
 """T.sync_grid: a launch whose blocks all wait for each other is two launches, one after the other.
 
-What lies in tiles and variables would be lost between them, so the second one must set whatever it
-reads. Values bound before the wait are computed again, unless they depend on memory.
+What lies in tiles and variables would be lost between them: a shared tile that the second one reads
+is kept in main memory (ir.kept_tiles), and so is what is private to a thread; of fragments it must
+set whatever it reads. Values bound before the wait are computed again, unless they depend on
+memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from tilecore.errors import ScopeError
 from tilecore.ir import nodes
 from tilecore.ir.analysis import covers_whole, reads, writes
 from tilecore.ir.expr import Var, int_value
+from tilecore.ir.kept_tiles import Kept, Places, kept, may_be_kept
 from tilecore.ir.nodes import Buffer, Seq, Stmt
 from tilecore.ir.visitor import children, expressions, has_loads, regions, walk, walk_expr
 
 Path = tuple[Stmt, ...]  # the statements around one
 
 
-def parts_between_syncs(body: Seq) -> list[Seq]:
-    """Return the statements between the grid-wide waits at the top of a launch.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """The statements between two waits, and those before that may be repeated."""
+
+    again: tuple[Stmt, ...]
+    own: tuple[Stmt, ...]
+    needs: dict[Buffer, Stmt]  # the tiles that it reads before it sets them, and where
+    touches: frozenset[Buffer]
+    sets: frozenset[Buffer]  # the tiles that it gives another content
+
+
+def parts_between_syncs(body: Seq, places: Places) -> tuple[list[Buffer], list[Seq]]:
+    """Return (workspaces, the statements between the grid-wide waits at the top of a launch).
+
+    A workspace holds what lies in a tile while the blocks wait.
 
     Raises:
-        ScopeError: a tile or a value would have to survive a wait (TC104).
+        ScopeError: a fragment, a barrier or a value would have to survive a wait (TC104).
     """
     cuts = [i for i, s in enumerate(body.stmts) if isinstance(s, nodes.Sync) and s.scope == "grid"]
     if not cuts:
-        return [body]
-    found = []
-    for start, stop in zip([0, *(c + 1 for c in cuts)], [*cuts, len(body.stmts)], strict=True):
-        before, own = body.stmts[:start], body.stmts[start:stop]
-        again = tuple(s for s in before if _may_be_repeated(s))
-        part = Seq((*again, *own), body.span)
-        if start:
-            _check_tiles(Seq(before, body.span), Seq(own, body.span))
-            _check_values(before, again, own)
-        found.append(part)
-    return found
+        return [], [body]
+    bounds = zip([0, *(c + 1 for c in cuts)], [*cuts, len(body.stmts)], strict=True)
+    parts = [_part(body.stmts[:start], body.stmts[start:stop]) for start, stop in bounds]
+    survivors: dict[Buffer, None] = {}
+    for tile, reader in (item for part in parts for item in part.needs.items()):
+        if not may_be_kept(tile, places):
+            raise _survives(tile.name, reader)
+        survivors.setdefault(tile)
+    stores = kept(list(survivors), places)
+    found = [
+        Seq(_with_copies(parts, position, stores), body.span) for position in range(len(parts))
+    ]
+    return [s.workspace for s in stores], found
+
+
+def _part(before: tuple[Stmt, ...], own: tuple[Stmt, ...]) -> _Part:
+    again = tuple(s for s in before if _may_be_repeated(s))
+    _check_values(before, again, own)
+    stmts = [s for child in own for s in walk(child)]
+    sets = frozenset(b.root for s in stmts for b in writes(s))
+    touches = sets | {b.root for s in stmts for b in reads(s)}
+    return _Part(again, own, _needed(Seq(before), Seq(own)), touches, sets)
+
+
+def _with_copies(parts: list[_Part], position: int, stores: list[Kept]) -> tuple[Stmt, ...]:
+    part = parts[position]
+    back: list[Stmt] = []
+    away: list[Stmt] = []
+    for store in stores:
+        tile = store.tile
+        is_old = any(tile in p.sets for p in parts[:position])
+        if is_old and tile in part.touches:
+            back.append(store.restore())
+        if tile in part.sets and any(tile in p.needs for p in parts[position + 1 :]):
+            away.append(store.save())
+    return (*part.again, *back, *part.own, *away)
 
 
 def _may_be_repeated(stmt: Stmt) -> bool:
@@ -53,19 +95,22 @@ def _check_values(before: tuple[Stmt, ...], again: tuple[Stmt, ...], own: tuple[
                 raise _survives(node.name, stmt)
 
 
-def _check_tiles(before: Stmt, own: Stmt) -> None:
+def _needed(before: Stmt, own: Stmt) -> dict[Buffer, Stmt]:
+    """Return the tiles of ``before`` that ``own`` reads before it sets them, and where."""
     tiles = {s.buffer for s in walk(before) if isinstance(s, nodes.Alloc)}
     tiles = {b for b in tiles if b.scope != "global"}
     settled: dict[Buffer, list[Path]] = {}
+    found: dict[Buffer, Stmt] = {}
     for stmt, path in _with_paths(own, ()):
         for buffer in reads(stmt):
-            known = settled.get(buffer.root, [])
-            if buffer.root in tiles and not any(p == path[: len(p)] for p in known):
-                raise _survives(buffer.name, stmt)
+            around = settled.get(buffer.root, [])
+            if buffer.root in tiles and not any(p == path[: len(p)] for p in around):
+                found.setdefault(buffer.root, stmt)
         for buffer in writes(stmt):
             where = _set_whole(stmt, buffer, path)
             if where is not None:
                 settled.setdefault(buffer.root, []).append(where)
+    return found
 
 
 def _with_paths(stmt: Stmt, path: Path) -> Iterator[tuple[Stmt, Path]]:
@@ -95,6 +140,6 @@ def _set_whole(stmt: Stmt, buffer: Buffer, path: Path) -> Path | None:
 def _survives(name: str, stmt: Stmt) -> ScopeError:
     return ScopeError(
         message=f"`{name}` would have to keep its value across T.sync_grid",
-        hint="set it again after the wait, or keep it in a tensor of T.alloc_global",
+        hint="set it again after the wait, or keep it in a tile of T.alloc_shared",
         span=stmt.span,
     )

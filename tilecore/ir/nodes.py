@@ -429,11 +429,15 @@ class Sync(Stmt):
     """Every thread of the ``scope`` waits here for the others.
 
     It is "warp", "block", "cluster", "grid", or "group": the threads that take the same branches.
-    "cluster_arrive" and "cluster_wait" are the two halves of "cluster".
+    "cluster_arrive" and "cluster_wait" are the two halves of "cluster". "named" is for the
+    ``count`` threads that come to the barrier of number ``barrier``; who comes there by
+    "named_arrive" goes on at once (ir.named_barriers).
     """
 
     scope: str = "block"
     span: SourceSpan = NO_SPAN
+    barrier: int = 0
+    count: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -253,6 +253,9 @@ def _head(stmt: Stmt, namer: Namer) -> str:  # noqa: C901 - one case per node of
             return f"pad {namer.name(b)} = {_expr(stmt.value, namer, 0)}"
         case nodes.Assert(cond=c):
             return f"assert {_expr(c, namer, 0)}, {stmt.message!r}"
+        case nodes.Sync(scope="named" | "named_arrive" as scope):
+            word = "sync" if scope == "named" else "arrive at"
+            return f"{word} barrier {stmt.barrier} of {stmt.count} threads"
         case nodes.Sync(scope=scope):
             return f"sync {scope}"
         case nodes.Arrive(buffer=b):

@@ -192,7 +192,13 @@ from tilecore.language.reducer import (
     reducer_update,
 )
 from tilecore.language.sparse import gemm_sp, tcgen05_gemm_sp, wgmma_gemm_sp
-from tilecore.language.sync import sync_grid, sync_threads, sync_warp, tvm_storage_sync
+from tilecore.language.sync import (
+    named_barrier_arrive,
+    sync_grid,
+    sync_threads,
+    sync_warp,
+    tvm_storage_sync,
+)
 from tilecore.language.tensor import (
     Buffer,
     FragmentBuffer,
@@ -332,7 +338,7 @@ __all__ += [
     "make_tensor", "make_tensor_from_addr", "match_buffer", "ptr", "reshape", "view",
 ]  # fmt: skip
 
-__all__ += ["ClusterKernel", "sync_grid", *gpu.__all__]
+__all__ += ["ClusterKernel", "named_barrier_arrive", "sync_grid", *gpu.__all__]
 
 
 def __getattr__(name: str) -> Any:

@@ -16,8 +16,11 @@ from tilecore.frontend.trace import Ref, macro, resolve_annotations, trace_prim_
 from tilecore.ir.early_return import without_returns
 from tilecore.ir.expr import INT32, Expr, ExprLike, Var, as_expr, const, int_value
 from tilecore.ir.grid_sync import parts_between_syncs
-from tilecore.ir.nodes import KernelLaunch, PrimFunc, Seq, Stmt
+from tilecore.ir.kept_tiles import Places
+from tilecore.ir.named_barriers import with_groups
+from tilecore.ir.nodes import Alloc, KernelLaunch, PrimFunc, Seq, Stmt
 from tilecore.ir.private import with_private_fragments
+from tilecore.ir.private_nests import with_private_nests
 
 __all__ = ["Kernel", "KernelFrame", "Ref", "macro", "prim_func"]
 BLOCK_NAMES = ("bx", "by", "bz")
@@ -107,18 +110,28 @@ class KernelFrame:
         context.__exit__(kind, error, trace)
         builder.block_vars = ()
         if kind is None:
-            for launch in self.around(frame.body()):
-                builder.emit(launch)
+            for stmt in self.around(frame.body()):
+                builder.emit(stmt)
 
-    def around(self, body: Seq) -> list[KernelLaunch]:
-        """Return the launches that run ``body``: one more for each T.sync_grid in it."""
-        found = []
-        for part in parts_between_syncs(body):
-            own: Stmt = without_returns(part)
-            own = with_private_fragments(own) if self.thread_vars else own
+    def around(self, body: Seq) -> list[Stmt]:
+        """Return the launches that run ``body``: one more for each T.sync_grid in it.
+
+        Before them stand the workspaces of tiles that keep their content meanwhile.
+        """
+        whole: Stmt = body
+        if self.thread_vars:
+            whole = with_private_fragments(with_private_nests(body))
+        sizes = [int_value(t) for t in self.threads]
+        known = [s for s in sizes if s is not None]
+        whole = with_groups(whole, math.prod(known) if len(known) == len(sizes) else None)
+        assert isinstance(whole, Seq)
+        places = Places(self.block_vars, self.grid, self.thread_vars, self.threads)
+        workspaces, parts = parts_between_syncs(whole, places)
+        found: list[Stmt] = [Alloc(buffer, buffer.span) for buffer in workspaces]
+        for part in parts:
             cluster = self.cluster_dims if self.cluster_size > 1 else ()
-            launch = (self.block_vars, self.grid, self.threads, own, body.span, self.thread_vars)
-            found.append(KernelLaunch(*launch, cluster))
+            own, names = without_returns(part), (self.block_vars, self.grid, self.threads)
+            found.append(KernelLaunch(*names, own, body.span, self.thread_vars, cluster))
         return found
 
     @property

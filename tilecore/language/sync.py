@@ -7,25 +7,60 @@ from typing import Any
 
 from tilecore.errors import ScopeError, TypeMismatch
 from tilecore.frontend.builder import current
+from tilecore.ir.expr import int_value
+from tilecore.ir.named_barriers import ARRIVES, MEETS, MOST
 from tilecore.ir.nodes import Sync
+
+WARP = 32
 
 
 def sync_threads(barrier_id: Any = None, arrive_count: Any = None) -> None:
     """Make all threads of the block wait for each other.
 
     Args:
-        barrier_id: names a barrier of its own, at which only the threads in this branch meet.
-        arrive_count: how many those are; they are known from the branch.
+        barrier_id: names a barrier of its own, at which only the threads in this branch meet; if
+            others arrive there by T.named_barrier_arrive, all that come there.
+        arrive_count: how many those are; without T.named_barrier_arrive known from the branch.
     """
-    _ = arrive_count
     builder = current()
-    builder.emit(Sync("block" if barrier_id is None else "group", builder.span))
+    number, count = int_value(barrier_id), int_value(arrive_count)
+    if barrier_id is None:
+        builder.emit(Sync("block", builder.span))
+    elif number is None or count is None or not 0 < number <= MOST:
+        builder.emit(Sync("group", builder.span))
+    else:
+        builder.emit(Sync(MEETS, builder.span, number, count))
+
+
+def named_barrier_arrive(barrier_id: Any, thread_count: Any) -> None:
+    """Arrive at a named barrier without waiting; T.sync_threads(barrier_id, thread_count) waits.
+
+    Args:
+        barrier_id: 1 to 15; 0 is the barrier of all threads (T.sync_threads()).
+        thread_count: how many threads fill the barrier, those that wait included; whole warps.
+
+    Raises:
+        TypeMismatch: the barrier or the count is no number known here, or out of range (TC202).
+    """
+    builder = current()
+    number, count = int_value(barrier_id), int_value(thread_count)
+    if number is None or not 0 < number <= MOST:
+        raise TypeMismatch(
+            expected=f"a barrier from 1 to {MOST}, known when the program is traced, for "
+            "T.named_barrier_arrive", found=str(barrier_id),
+        )  # fmt: skip
+    if count is None or count < 1 or count % WARP:
+        raise TypeMismatch(
+            expected=f"a multiple of {WARP} threads, known when the program is traced, for "
+            "T.named_barrier_arrive", found=str(thread_count),
+        )  # fmt: skip
+    builder.emit(Sync(ARRIVES, builder.span, number, count))
 
 
 def sync_grid() -> None:
     """Make all blocks of the grid wait for each other.
 
-    Tiles and variables lose their values; tensors keep theirs.
+    Tensors, shared tiles and what is private to a thread keep their values; fragments lose theirs.
 
     Raises:
         ScopeError: inside a loop or branch (TC104).

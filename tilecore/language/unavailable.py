@@ -15,9 +15,15 @@ _FAMILIES: dict[str, str] = {
     "raw pointers into tiles are not implemented": "Ptr",
     "blocks of a grid do not wait for each other on this target": "sync_global",
     "it names an instruction or descriptor of NVIDIA GPUs; this version generates CPU code": """
-        CUDASourceCodeKernel create_tma_descriptor tma_load tma_gather4 tma_scatter4
-        named_barrier_arrive ptx_wgmma_ss ptx_wgmma_rs ptx_mma ptx_mma_sp ptx_ldmatrix tvm_mma_sync
+        CUDASourceCodeKernel ptx_wgmma_ss ptx_wgmma_rs ptx_mma ptx_mma_sp ptx_ldmatrix tvm_mma_sync
         initialize_wgmma_descriptor""",
+    "it names an instruction or descriptor of NVIDIA GPUs whose bytes the compiler lays out; "
+    "write T.tma_copy(A[...], tile, barrier=bar), T.tma_copy(tile, A[...]) or T.copy, for which it "
+    "makes descriptors, boxes and swizzles": """
+        create_tma_descriptor alloc_descriptor increase_descriptor_offset tma_load tma_load_2sm
+        tma_gather4 tma_gather4_bytes tma_scatter4""",
+    "a tensor that a kernel writes shares no memory with another argument (TC402 at the call); "
+    "pass tensors that lie apart, or one tensor and index into it": "annotate_restrict_buffers",
     "a kernel cannot take over clusters that have not started yet (cluster launch control); launch "
     "as many blocks as there are multiprocessors and share out tiles by "
     "T.PersistentTileScheduler": """

@@ -16,12 +16,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from tilecore.errors import ScopeError
-from tilecore.ir import nodes
+from tilecore.ir import named_barriers, nodes
 from tilecore.ir.barrier import arrival, deadlock, is_over
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import (
@@ -36,12 +36,23 @@ from tilecore.ir.expr import (
     unary,
 )
 from tilecore.ir.nodes import Buffer, PrimFunc, Seq, Stmt
-from tilecore.ir.visitor import Rewriter, flat, has_jump, loads, regions, walk, walk_expr
+from tilecore.ir.visitor import (
+    Rewriter,
+    children,
+    expressions,
+    flat,
+    has_jump,
+    loads,
+    regions,
+    walk,
+    walk_expr,
+)  # fmt: skip
 from tilecore.passes.conflict import conflict, has_conflict
 from tilecore.passes.exchange import exchange
 from tilecore.passes.per_thread import PerThread
 from tilecore.passes.roles import Roles, thread_parts
 from tilecore.passes.schedule import settle
+from tilecore.passes.uneven import uneven_loop
 from tilecore.passes.uniform import Uniform
 
 INLINE_NODES = 32  # a longer pure value is kept per thread instead of being computed again
@@ -55,6 +66,7 @@ def run(func: PrimFunc) -> PrimFunc:
     Raises:
         ScopeError: the number of threads is not known, or private data meets T.Parallel (TC104).
     """
+    func = named_barriers.run(func)
     return dataclasses.replace(func, body=_Launches().visit(func.body))
 
 
@@ -72,6 +84,14 @@ def _waits(stmt: Stmt) -> bool:
 
 def _uses_barriers(stmt: Stmt) -> bool:
     return any(isinstance(s, (nodes.Wait, nodes.Arrive)) for s in walk(stmt))
+
+
+def _outside_nests(stmt: Stmt) -> Iterator[Stmt]:
+    """Yield a statement and those below, but for what each point of a T.Parallel has for itself."""
+    yield stmt
+    if not isinstance(stmt, nodes.Parallel):
+        for child in children(stmt):
+            yield from _outside_nests(child)
 
 
 def _no_jump(where: str) -> ScopeError:
@@ -125,7 +145,7 @@ class Serializer:
         self.allocs: list[Stmt] = []
         self.private: dict[Buffer, Buffer] = {
             s.buffer: self.per_thread(s.buffer)
-            for s in walk(launch)
+            for s in _outside_nests(launch)
             if isinstance(s, nodes.Alloc) and s.buffer.scope == "local"
         }
         self.values: dict[Var, Expr | Buffer] = {}  # what a Let is: an expression, or kept
@@ -247,6 +267,10 @@ class Serializer:
         found = (node for e in heads for node in walk_expr(self.each.expr(e)))
         return any(node is self.thread for node in found)
 
+    def is_uneven(self, stmt: nodes.For | nodes.While) -> bool:
+        """Return whether threads of one role may run a loop a different number of times."""
+        return not _uses_barriers(stmt) and not self.uniform.holds(*expressions(stmt))
+
     def is_point(self, stmt: Stmt) -> bool:
         """Return whether ``stmt`` itself is done by all threads together."""
         if isinstance(stmt, (nodes.Sync, nodes.Exchange, nodes.Parallel, nodes.Arrive, nodes.Wait)):
@@ -322,6 +346,10 @@ class Serializer:
                 raise _no_jump("a loop in which threads wait at barriers").at(stmt.span)
             case nodes.Jump():
                 return [stmt]
+            case nodes.For() | nodes.While() if self.is_uneven(stmt):
+                if has_jump(stmt.body):
+                    raise _no_jump("a loop that threads run differently often").at(stmt.span)
+                return uneven_loop(self, stmt, predicate)
             case nodes.For():
                 start, stop, step = (self.first.expr(e) for e in (stmt.start, stmt.stop, stmt.step))
                 body = Seq(tuple(self.sequence([stmt.body], predicate)), stmt.span)
@@ -395,5 +423,6 @@ class Serializer:
                 raise ScopeError(
                     message="T.Parallel uses a tile of T.alloc_local in a program that asks for "
                     "its thread",
-                    hint="loop over it with T.serial or T.vectorized, or make it a fragment",
+                    hint="whose elements are meant depends on how points are spread: loop over it "
+                    "with T.serial or T.vectorized, or make it a fragment",
                 ).at(node.span)

@@ -189,3 +189,39 @@ def test_a_fold_across_warps_is_a_barrier(target):
     before = [type(s).__name__ for s in walk(launch.launch.body) if s in launch.barriers]
     assert "Reduce" in before
     assert "Copy" not in before
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("form", ["branch", "sum in a loop", "thread after thread", "role"])
+def test_threads_meet_before_a_branch_of_some_that_reads_what_all_wrote(form, target):
+    """Nothing told the threads of a branch to wait: they read what was still being copied."""
+    rows, n = 5, 37
+
+    @T.prim_func
+    def main(
+        X: T.Tensor((n,), "int32"), P: T.Tensor((rows, n), "int32"), Y: T.Tensor((n,), "int32")
+    ):
+        with T.Kernel(1, threads=64):
+            t = T.get_thread_binding(0)
+            tile = T.alloc_shared((n,), "int32")
+            if form == "thread after thread":
+                if t < n:
+                    tile[t] = X[t]
+            else:
+                T.copy(X, tile)
+            if t < n:
+                if form == "sum in a loop":
+                    for i in T.serial(rows):
+                        tile[t] += P[i, t]
+                    Y[t] = tile[t]
+                else:
+                    Y[t] = tile[n - 1 - t]
+            if form == "role" and t < 64:  # a branch of all: a barrier could stand inside
+                Y[t % n] = tile[n - 1 - t % n]
+
+    rng = np.random.default_rng(11)
+    x, p = (rng.integers(0, 1000, s).astype(np.int32) for s in (n, (rows, n)))
+    y = np.zeros_like(x)
+    run_emulated(main, target, [x, p, y], ALL_SCHEDULES)
+    assert np.array_equal(y, x + p.sum(0) if form == "sum in a loop" else x[::-1])

@@ -19,6 +19,7 @@ from tilecore.ir import nodes
 from tilecore.ir.analysis import reads, writes
 from tilecore.ir.bounds import linear
 from tilecore.ir.expr import Expr, Load, int_value
+from tilecore.ir.named_barriers import named
 from tilecore.ir.nodes import Buffer, KernelLaunch, Stmt
 from tilecore.ir.polynomial import Key, structural_key
 from tilecore.ir.trips import trip_count
@@ -57,7 +58,9 @@ class Barriers:
     ) -> None:
         self.launch, self.memory, self.pipelines = launch, memory, pipelines
         self.teams, self.loads, self.meeting = teams, loads, meeting
-        self.has_waits = any(isinstance(s, nodes.Wait) for s in walk(launch.body))
+        self.has_waits = any(isinstance(s, nodes.Wait) for s in walk(launch.body)) or bool(
+            named(walk(launch.body))
+        )
         self.left: list[Touched] = []  # of each loop around: where its turns are left early
         # Products that the program waits for: they may read their tiles beyond a barrier.
         self.running: dict[nodes.Gemm, Touched] = {}
@@ -100,7 +103,11 @@ class Barriers:
     def _walk(self, stmt: Stmt, touched: Touched) -> Touched:
         if id(stmt) in self.teams.apart:
             own = self._of(stmt)
-            if stmt in self.before or self._conflict(own, touched, self._are_apart):
+            if (
+                stmt in self.before
+                or self._conflict(own, touched, self._are_apart)
+                or self._conflict(self._outside_roles(stmt), touched, lambda one, other: True)
+            ):
                 self._place(self.before, stmt)
                 touched = Touched()
             after = touched.union(own)
@@ -132,7 +139,9 @@ class Barriers:
         match stmt:
             case nodes.Sync(scope="block" | "cluster" | "grid"):
                 return self._still_read()
-            case nodes.Sync(scope="group"):
+            case nodes.Sync(scope="named_arrive"):
+                return touched
+            case nodes.Sync(scope="group" | "named"):
                 return touched.without(self.teams.team(stmt)).union(self._still_read())
             case nodes.Wait(buffer=buffer):  # what is under way has arrived
                 there = frozenset(t for t in touched.written if t.until is not buffer)
@@ -151,6 +160,18 @@ class Barriers:
                 yield body
             else:
                 yield from self._roles(body)
+
+    def _outside_roles(self, stmt: Stmt) -> Touched:
+        """Return what a branch touches where no role of it does: no barrier can stand inside."""
+        if id(stmt) in self.teams.bodies:
+            return Touched()
+        below = children(stmt)
+        if not below or isinstance(stmt, nodes.Parallel):
+            return self._of(stmt)
+        found = self._of_exprs(self.teams.team(stmt), *expressions(stmt))
+        for child in below:
+            found = found.union(self._outside_roles(child))
+        return found
 
     def _loop(self, stmt: nodes.For | nodes.While, touched: Touched) -> Touched:
         own = self._of_exprs(self.teams.team(stmt), *expressions(stmt))

@@ -26,6 +26,7 @@ from tilecore.inference.gpu.uniform import (
 from tilecore.ir import nodes
 from tilecore.ir.evaluate import Evaluator
 from tilecore.ir.expr import Binary, Expr, Var
+from tilecore.ir.named_barriers import ARRIVES, MEETS, named
 from tilecore.ir.nodes import If, KernelLaunch, Parallel, Stmt
 from tilecore.ir.visitor import children, expressions, has_loads, walk, walk_expr
 
@@ -33,6 +34,7 @@ Mask = npt.NDArray[np.bool_]  # of the threads of a block
 WARP = 32
 __all__ = ["Team", "Teams", "find_teams", "registers_to_trade"]
 MAX_TEAMS = 14  # named barriers 2 to 15
+MEETINGS = ("group", MEETS, ARRIVES)  # scopes of barriers for whole warps
 WARPGROUP = 128
 REGISTERS = 64 * 1024  # of a multiprocessor (CUDA C++ Programming Guide, compute capabilities)
 REGISTER_UNIT, MOST_REGISTERS = 8, 256  # of a thread
@@ -72,7 +74,7 @@ def find_teams(launch: KernelLaunch, threads: tuple[int, int, int], target: GpuT
     apart, bodies = teams.apart, teams.bodies
     for stmt, is_role in _with_roles(launch.body, apart, bodies, True):
         is_together = isinstance(stmt, Parallel) and bool(stmt.loop_vars)
-        is_together |= isinstance(stmt, nodes.Sync) and stmt.scope == "group"
+        is_together |= isinstance(stmt, nodes.Sync) and stmt.scope in MEETINGS
         if not is_role and (is_together or isinstance(stmt, TILE_STATEMENTS[:-1])):
             raise UnsupportedOnTarget(
                 what=f"a {type(stmt).__name__} in a branch that only some threads take",
@@ -80,16 +82,22 @@ def find_teams(launch: KernelLaunch, threads: tuple[int, int, int], target: GpuT
                 reason="whole warps next to each other may share out a tile operation, which the "
                 "thread index alone must choose",
             )  # fmt: skip
+    taken = named(walk(launch.body))
+    if taken and target.kind != "cuda":
+        raise UnsupportedOnTarget(
+            what="T.named_barrier_arrive", target=target.name, span=launch.span,
+            reason="there are no named barriers; use barriers of T.alloc_barrier",
+        )  # fmt: skip
     warp = target.threads_per_warp
     if any(t.first % warp or t.count % warp for t in teams.all):
         raise UnsupportedOnTarget(
             what=f"a role of other than whole warps of {warp} threads", target=target.name,
             reason="lanes of a warp work together", span=launch.span,
         )  # fmt: skip
-    if len(teams.all) > MAX_TEAMS:
+    if len(teams.all) > MAX_TEAMS - len(taken):
         raise UnsupportedOnTarget(
             what=f"{len(teams.all)} roles of warps", target=target.name,
-            reason=f"there are barriers for {MAX_TEAMS}", span=launch.span,
+            reason=f"there are barriers for {MAX_TEAMS - len(taken)}", span=launch.span,
         )  # fmt: skip
     return teams
 

@@ -15,6 +15,7 @@ SCHEMA = 1
 MOST_NODES = 100_000
 SYNC_SCOPES = (
     "warp", "block", "cluster", "grid", "group", "cluster_arrive", "cluster_wait",
+    "named", "named_arrive",
 )  # fmt: skip
 REDUCERS = REDUCER_OPS
 
@@ -98,7 +99,9 @@ STATEMENTS: Mapping[str, Form] = {
     "let": Form(nodes.Let, {"var": "var", "value": "expr"}),
     "annotate": Form(nodes.Annotate, {"key": "text", "value": "value"}),
     "assert": Form(nodes.Assert, {"cond": "expr", "message": "text"}),
-    "sync": Form(nodes.Sync, {"scope": "text"}, {"scope": SYNC_SCOPES}),
+    "sync": Form(
+        nodes.Sync, {"scope": "text", "barrier": "int", "count": "int"}, {"scope": SYNC_SCOPES}
+    ),
     "exchange": Form(
         nodes.Exchange,
         {"op": "text", "dst": "buffer", "args": "exprs", "width": "int"},

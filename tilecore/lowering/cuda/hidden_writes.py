@@ -94,7 +94,7 @@ class HiddenWrites:
                 )
             case For() | While():
                 return before or self.at_turn(stmt, before)
-            case nodes.Sync(scope="block" | "group"):
+            case nodes.Sync(scope="block" | "group" | "named"):
                 return False
             case _:
                 return before or self.by(stmt)

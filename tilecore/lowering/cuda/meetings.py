@@ -12,8 +12,9 @@ import tilecore.lowering.cuda.instructions as ptx
 from tilecore.inference.gpu.plan import Pipeline
 from tilecore.ir import nodes
 from tilecore.ir.clusters import SYNCS
+from tilecore.ir.named_barriers import ARRIVES, MEETS, MOST, named
 from tilecore.ir.nodes import Stmt
-from tilecore.ir.visitor import has_jump
+from tilecore.ir.visitor import has_jump, walk
 from tilecore.lowering.cpu.tir import index
 from tilecore.lowering.cuda.hidden_writes import HiddenWrites
 from tilecore.lowering.cuda.tensors import unsupported
@@ -76,6 +77,8 @@ class Meetings:
         """Let the threads of a scope meet."""
         if scope in ("block", "group"):
             self.sync()
+        elif scope in (MEETS, ARRIVES):
+            self._meet_by_name(stmt)
         elif scope == "warp":
             self.owner.builder.evaluate(ptx.sync_warp().call())
         elif scope in SYNCS:
@@ -83,10 +86,24 @@ class Meetings:
         else:
             raise unsupported(stmt, self.owner.target, f"no barrier of a {scope} yet")
 
+    def _meet_by_name(self, stmt: Stmt) -> None:
+        assert isinstance(stmt, nodes.Sync)
+        self.fence()
+        bar = ptx.bar_sync() if stmt.scope == MEETS else ptx.bar_arrive()
+        self.owner.builder.evaluate(bar.call(index(stmt.barrier), index(stmt.count)))
+        if self.owner.tensor is not None and stmt.scope == MEETS:
+            self.owner.tensor.fence(before=False)
+
+    def _own_barrier(self, position: int) -> int:
+        """Return the number of a barrier that the program itself does not use."""
+        taken = named(walk(self.owner.launch.body))
+        free = [n for n in range(COMPUTING, MOST + 1) if n not in taken]
+        return free[position]
+
     def _meet(self) -> None:
         teams = self.owner.plan.teams
         if self.owner.team != teams.whole:
-            number = COMPUTING + 1 + teams.all.index(self.owner.team)
+            number = self._own_barrier(1 + teams.all.index(self.owner.team))
             self.owner.builder.evaluate(
                 ptx.bar_sync().call(index(number), index(self.owner.team.count))
             )
@@ -94,7 +111,7 @@ class Meetings:
             self.owner.builder.evaluate(ptx.sync_threads().call())
         else:
             threads = index(self.owner.plan.thread_count)
-            self.owner.builder.evaluate(ptx.bar_sync().call(index(COMPUTING), threads))
+            self.owner.builder.evaluate(ptx.bar_sync().call(index(self._own_barrier(0)), threads))
 
     def await_copies(self) -> None:
         """Wait for the thread's own copies that are under way."""

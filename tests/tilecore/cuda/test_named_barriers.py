@@ -1,0 +1,175 @@
+"""Named barriers: T.named_barrier_arrive goes on, T.sync_threads(barrier, count) waits."""
+
+import numpy as np
+import pytest
+
+import tilecore.language as T
+from tests.tilecore.cuda.emulated import run_emulated
+from tilecore import runtime
+from tilecore.compiler import compile
+from tilecore.emulator import ALL_SCHEDULES
+from tilecore.errors import (
+    EmulationError,
+    OrderFault,
+    ScopeError,
+    TypeMismatch,
+    UnsupportedOnTarget,
+)
+from tilecore.interpreter import run
+
+TARGETS = ("sm_75", "sm_80", "sm_90a", "sm_100a")
+RNG = np.random.default_rng(20261127)
+FULL, FREE = 2, 9  # the ids of the two barriers
+
+
+def hand_over(rows, width, dtype="float32", missing=""):
+    """One half of the block doubles a row in shared memory, the other half turns it around."""
+
+    @T.prim_func
+    def main(X: T.Tensor((rows, width), dtype), Y: T.Tensor((rows, width), "float32")):
+        with T.Kernel(1, threads=128):
+            t = T.get_thread_binding()
+            tile = T.alloc_shared((width,), "float32")
+            if t < 64:
+                for r in T.serial(rows):
+                    T.sync_threads(FREE, 128)
+                    for i in T.serial(t, width, 64):
+                        tile[i] = X[r, i] * 2
+                    if missing != "arrival" or r < rows - 1:
+                        T.named_barrier_arrive(FULL, 128)
+            else:
+                T.named_barrier_arrive(FREE, 128)
+                for r in T.serial(rows):
+                    if missing != "wait":
+                        T.sync_threads(FULL, 128)
+                    else:
+                        T.named_barrier_arrive(FULL, 128)
+                    for i in T.serial(t - 64, width, 64):
+                        Y[r, i] = tile[width - 1 - i]
+                    if r < rows - 1:
+                        T.named_barrier_arrive(FREE, 128)
+
+    return main
+
+
+def in_turns(rows, width):
+    """Two groups take turns, and the first one opens its own barrier (as attention kernels do)."""
+
+    @T.prim_func
+    def main(X: T.Tensor((rows, width), "float32"), Y: T.Tensor((width,), "float32")):
+        with T.Kernel(1, threads=(128,)):
+            t = T.get_thread_binding()
+            total = T.alloc_shared((width,), "float32")
+            if t < 64:
+                for i in T.serial(t, width, 64):
+                    total[i] = 0
+                T.named_barrier_arrive(1, 128)
+            if t < 64:
+                for r in T.serial(rows):
+                    T.sync_threads(3, 128)
+                    for i in T.serial(t, width, 64):
+                        total[i] = total[i] * 2 + X[r, i]
+                    T.named_barrier_arrive(1, 128)
+            else:
+                for _ in T.serial(rows):
+                    T.sync_threads(1, 128)
+                    for i in T.serial(t - 64, width, 64):
+                        total[width - 1 - i] = total[width - 1 - i] + 1
+                    T.named_barrier_arrive(3, 128)
+                T.sync_threads(1, 128)
+                for i in T.serial(t - 64, width, 64):
+                    Y[i] = total[i]
+
+    return main
+
+
+def everywhere(func, target, x, out):
+    """Return the output of the oracle, of the CPU and of the emulated GPU."""
+    found = []
+    for runs in (
+        lambda *given: run(func, *given),
+        lambda *given: runtime.load(compile(func))(*given),
+        lambda *given: run_emulated(func, target, given, ALL_SCHEDULES),
+    ):
+        found.append(np.full_like(out, np.nan))
+        runs(x, found[-1])
+    return found
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(("rows", "width"), [(1, 64), (5, 37), (3, 131)])
+def test_one_half_of_a_block_hands_rows_to_the_other(rows, width, dtype, target):
+    x = RNG.standard_normal((rows, width)).astype(dtype)
+    func = hand_over(rows, width, dtype)
+    for y in everywhere(func, target, x, np.zeros((rows, width), np.float32)):
+        np.testing.assert_array_equal(y, 2 * x[:, ::-1].astype(np.float32))
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("rows", "width"), [(2, 40), (4, 77)])
+def test_two_groups_take_turns(rows, width, target):
+    x = RNG.standard_normal((rows, width)).astype(np.float32)
+    want = np.zeros(width)
+    for row in x.astype(np.float64):
+        want = (want + 1) * 2 + row
+    for y in everywhere(in_turns(rows, width), target, x, np.zeros(width, np.float32)):
+        np.testing.assert_allclose(y, want, rtol=1e-5)
+
+
+def test_an_arrival_that_is_missing_is_a_deadlock_everywhere():
+    x, y = (np.zeros((3, 37), np.float32) for _ in range(2))
+    func = hand_over(3, 37, missing="arrival")
+    with pytest.raises(ScopeError, match="deadlock: no thread arrives any more at barrier"):
+        run(func, x, y)
+    with pytest.raises(EmulationError, match=f"deadlock:(.|\n)*barrier {FULL} of 128 threads"):
+        run_emulated(func, "sm_80", [x, y], is_ordered=False)
+    with pytest.raises(OrderFault, match=r"deadlock|never"):
+        run_emulated(func, "sm_80", [x, y])
+
+
+@pytest.mark.parametrize("cut", [f"tc_bar_arrive({FULL}, 128);", f"tc_bar_sync({FREE}, 128);"])
+def test_a_barrier_that_is_cut_out_of_the_code_is_found(cut):
+    x, y = (np.zeros((3, 37), np.float32) for _ in range(2))
+    with pytest.raises(EmulationError, match=r"deadlock|race"):
+        run_emulated(hand_over(3, 37), "sm_80", [x, y], without=cut)
+
+
+def test_who_does_not_wait_reads_what_is_being_written():
+    x, y = (np.zeros((3, 37), np.float32) for _ in range(2))
+    func = hand_over(3, 37, missing="wait")
+    with pytest.raises(EmulationError, match="race"):
+        run_emulated(func, "sm_80", [x, y], is_ordered=False)
+    with pytest.raises(OrderFault, match="race"):
+        run_emulated(func, "sm_80", [x, y])
+
+
+def test_what_is_wrong_with_a_named_barrier_is_said():
+    def arriving(barrier, count, waited=64):
+        @T.prim_func
+        def main(Y: T.Tensor((64,), "float32")):
+            with T.Kernel(1, threads=64):
+                t = T.get_thread_binding()
+                if t < 32:
+                    T.named_barrier_arrive(barrier, count)
+                else:
+                    T.sync_threads(barrier, waited)
+                    Y[t] = 1.0
+
+        return main
+
+    for barrier, count, error, text in (
+        (0, 64, TypeMismatch, "a barrier from 1 to 15"),
+        (16, 64, TypeMismatch, "a barrier from 1 to 15"),
+        (1, 40, TypeMismatch, "a multiple of 32 threads"),
+        (1, 128, ScopeError, "at most the 64 threads of the block, found 128"),
+    ):
+        with pytest.raises(error, match=text) as caught:
+            arriving(barrier, count)
+        assert caught.value.span.line
+    with pytest.raises(ScopeError, match="expected 64 threads as elsewhere, found 32"):
+        arriving(1, 64, waited=32)
+    with pytest.raises(UnsupportedOnTarget, match=r"T\.named_barrier_arrive on target gfx942"):
+        run_emulated(arriving(1, 64), "gfx942", [np.zeros(64, np.float32)])
