@@ -1,25 +1,31 @@
 """Named barriers: threads that meet by number and count (bar.sync, bar.arrive of CUDA).
 
 The barrier of a number is full when ``count`` threads have come to it; it is empty again at once.
-Who arrives goes on, who synchronises waits until the barrier is full. Where a program never
-arrives without waiting, the threads that take the same branches meet: a Sync of their group.
+Who arrives goes on, who synchronises waits until the barrier is full. Where the count is that of
+the threads that take the same branches, and nobody arrives without waiting, it is these that meet:
+a Sync of their group.
 Where there is no such hardware, an array of barriers in memory says the same: a thread waits for
 the phase that runs when it comes, which cannot end before it has arrived.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from tilecore.errors import ScopeError
 from tilecore.ir import nodes
 from tilecore.ir.barrier import arrive_count
 from tilecore.ir.dtype import DType
-from tilecore.ir.expr import Load, Var, binary, const
+from tilecore.ir.evaluate import Evaluator
+from tilecore.ir.expr import Binary, Expr, Load, Var, binary, const
 from tilecore.ir.indexing import whole
 from tilecore.ir.nodes import Buffer, KernelLaunch, PrimFunc, Seq, Stmt, Sync
-from tilecore.ir.visitor import Rewriter, walk
+from tilecore.ir.visitor import Rewriter, walk, walk_expr
 
 MEETS, ARRIVES = "named", "named_arrive"  # scopes of a Sync
 MOST = 15  # PTX ISA 9.1: barriers 0 to 15; 0 is that of all threads of the block
@@ -45,27 +51,108 @@ def named(stmts: Iterable[Stmt]) -> dict[int, int]:
     return counts
 
 
-def with_groups(body: Stmt, threads: int | None) -> Stmt:
-    """Return the body of a launch in which named barriers nobody just arrives at are groups'.
+def with_groups(body: Stmt, thread_vars: Sequence[Var], sizes: Sequence[int | None]) -> Stmt:
+    """Return the body of a launch in which barriers of just the threads of a branch are groups'.
 
     Args:
         body: the body.
-        threads: how many the block has, if that is known.
+        thread_vars: the index of a thread along each axis, as far as the program asks for it.
+        sizes: of the block along each axis; None where that is not known.
 
     Raises:
         ScopeError: a barrier that cannot be filled, or not by one number of threads (TC104).
     """
-    used = [s for s in walk(body) if isinstance(s, Sync) and s.scope == ARRIVES]
+    branches = _Branches(thread_vars, sizes)
+    branches.visit(body)
+    kept = branches.met_by_others
+    used = [s for s in walk(body) if isinstance(s, Sync) and s.barrier in kept]
+    threads = branches.everyone
     for stmt in used:
-        if threads is not None and stmt.count > threads:
+        if threads is not None and stmt.count > len(threads):
             raise ScopeError(
-                message=f"named barrier {stmt.barrier}: expected at most the {threads} threads of "
-                f"the block, found {stmt.count}",
+                message=f"named barrier {stmt.barrier}: expected at most the {len(threads)} "
+                f"threads of the block, found {stmt.count}",
                 hint="count the threads that arrive and those that wait",
                 span=stmt.span,
             )
-    named(s for s in walk(body) if isinstance(s, Sync) and s.barrier in {a.barrier for a in used})
-    return _Groups({s.barrier for s in used}).visit(body)
+    named(used)
+    return _Groups(kept).visit(body)
+
+
+class _Branches(Rewriter):
+    """Finds the barriers that other threads come to than those of the branch that they stand in.
+
+    Attributes:
+        everyone: True for each thread of the block; None where their number is not known.
+        met_by_others: numbers of barriers.
+    """
+
+    def __init__(self, thread_vars: Sequence[Var], sizes: Sequence[int | None]) -> None:
+        known = [size for size in sizes if size is not None]
+        self.everyone = np.ones(math.prod(known), bool) if len(known) == len(sizes) else None
+        self.met_by_others: set[int] = set()
+        self._here = self.everyone  # the threads that come by; None: not known
+        self._own = {*thread_vars}  # what differs from thread to thread
+        self._values, self._known = Evaluator(), set[Var]()
+        if self.everyone is not None:
+            indices = np.unravel_index(np.arange(len(self.everyone)), known[::-1])[::-1]
+            for var, index in zip(thread_vars, indices, strict=False):
+                self._set(var, index)
+
+    def visit_let(self, stmt: nodes.Let) -> Stmt:
+        if self._differs(stmt.value):
+            self._own.add(stmt.var)
+            value = self._value(stmt.value)
+            if value is not None:
+                self._set(stmt.var, value)
+        return stmt
+
+    def visit_if(self, stmt: nodes.If) -> Stmt:
+        outside, parts = self._here, _conjuncts(stmt.cond)
+        choosing = [part for part in parts if self._differs(part)]
+        taken = [self._value(part) for part in choosing]
+        if outside is None or any(value is None for value in taken):
+            self._here = None
+        else:
+            self._here = np.logical_and.reduce([outside, *taken])
+        self.visit(stmt.then_body)
+        if self._here is not None and choosing:
+            self._here = outside & ~self._here if len(choosing) == len(parts) else None
+        if stmt.else_body is not None:
+            self.visit(stmt.else_body)
+        self._here = outside
+        return stmt
+
+    def visit_sync(self, stmt: Sync) -> Stmt:
+        are_others = self._here is not None and np.count_nonzero(self._here) != stmt.count
+        if stmt.scope == ARRIVES or (stmt.scope == MEETS and are_others):
+            self.met_by_others.add(stmt.barrier)
+        return stmt
+
+    def _set(self, var: Var, value: Any) -> None:
+        self._values.set(var, value)
+        self._known.add(var)
+
+    def _differs(self, expr: Expr) -> bool:
+        """Return whether threads of a block may see different values of an expression."""
+        return any(
+            e.buffer.scope == "local" if isinstance(e, Load) else e in self._own
+            for e in walk_expr(expr)
+            if isinstance(e, (Load, Var))
+        )
+
+    def _value(self, expr: Expr) -> Any:
+        """Return the value of an expression for every thread; None if more decides than that."""
+        leaves = (e for e in walk_expr(expr) if isinstance(e, (Load, Var)))
+        if self.everyone is None or any(e not in self._known for e in leaves):
+            return None
+        return np.broadcast_to(self._values(expr), self.everyone.shape)
+
+
+def _conjuncts(cond: Expr) -> list[Expr]:
+    if isinstance(cond, Binary) and cond.op == "and":
+        return [*_conjuncts(cond.a), *_conjuncts(cond.b)]
+    return [cond]
 
 
 class _Groups(Rewriter):

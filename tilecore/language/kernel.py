@@ -122,8 +122,7 @@ class KernelFrame:
         if self.thread_vars:
             whole = with_private_fragments(with_private_nests(body))
         sizes = [int_value(t) for t in self.threads]
-        known = [s for s in sizes if s is not None]
-        whole = with_groups(whole, math.prod(known) if len(known) == len(sizes) else None)
+        whole = with_groups(whole, self.thread_vars, sizes)
         assert isinstance(whole, Seq)
         places = Places(self.block_vars, self.grid, self.thread_vars, self.threads)
         workspaces, parts = parts_between_syncs(whole, places)

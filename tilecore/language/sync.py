@@ -18,9 +18,8 @@ def sync_threads(barrier_id: Any = None, arrive_count: Any = None) -> None:
     """Make all threads of the block wait for each other.
 
     Args:
-        barrier_id: names a barrier of its own, at which only the threads in this branch meet; if
-            others arrive there by T.named_barrier_arrive, all that come there.
-        arrive_count: how many those are; without T.named_barrier_arrive known from the branch.
+        barrier_id: names a barrier of its own, at which only the threads that come there meet.
+        arrive_count: how many those are; if no number, the threads in this branch.
     """
     builder = current()
     number, count = int_value(barrier_id), int_value(arrive_count)

@@ -16,6 +16,8 @@ from tilecore.errors import (
     UnsupportedOnTarget,
 )
 from tilecore.interpreter import run
+from tilecore.ir.nodes import Sync
+from tilecore.ir.visitor import walk
 
 TARGETS = ("sm_75", "sm_80", "sm_90a", "sm_100a")
 RNG = np.random.default_rng(20261127)
@@ -83,6 +85,28 @@ def in_turns(rows, width):
     return main
 
 
+def meet(rows, width):
+    """Both halves wait at the same barriers, each in a branch of its own."""
+
+    @T.prim_func
+    def main(X: T.Tensor((rows, width), "float32"), Y: T.Tensor((rows, width), "float32")):
+        with T.Kernel(1, threads=(32, 4)):
+            t = T.get_thread_binding(0) + 32 * T.get_thread_binding(1)
+            tile = T.alloc_shared((width,), "float32")
+            for r in T.serial(rows):
+                if t // 32 < 2:
+                    for i in T.serial(t, width, 64):
+                        tile[i] = X[r, i]
+                    T.sync_threads(2, 128)
+                else:
+                    T.sync_threads(2, 128)
+                    for i in T.serial(t - 64, width, 64):
+                        Y[r, i] = tile[width - 1 - i]
+                T.sync_threads(5, 128)
+
+    return main
+
+
 def everywhere(func, target, x, out):
     """Return the output of the oracle, of the CPU and of the emulated GPU."""
     found = []
@@ -117,6 +141,43 @@ def test_two_groups_take_turns(rows, width, target):
         want = (want + 1) * 2 + row
     for y in everywhere(in_turns(rows, width), target, x, np.zeros(width, np.float32)):
         np.testing.assert_allclose(y, want, rtol=1e-5)
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("rows", "width"), [(2, 40), (3, 131)])
+def test_branches_that_both_wait_meet_each_other(rows, width, target):
+    x = RNG.standard_normal((rows, width)).astype(np.float32)
+    for y in everywhere(meet(rows, width), target, x, np.zeros_like(x)):
+        np.testing.assert_array_equal(y, x[:, ::-1])
+
+
+def barriers(count, cond):
+    """Return the scopes of a barrier of so many threads in a branch of a block of 128."""
+
+    @T.prim_func
+    def main(X: T.Tensor((2,), "int32"), Y: T.Tensor((128,), "int32")):
+        with T.Kernel(2, threads=128) as bx:
+            t = T.get_thread_binding()
+            warp = T.alloc_var("int32")
+            warp = t // 32
+            if cond(t, bx, X, warp):
+                T.sync_threads(1, count)
+                Y[t] = 1
+
+    return {s.scope for s in walk(main.body) if isinstance(s, Sync)}
+
+
+@pytest.mark.parametrize(("count", "cond", "scope"), [
+    (64, lambda t, bx, X, warp: t < 64, "group"),
+    (64, lambda t, bx, X, warp: T.And(t // 64 == 1, bx == 0), "group"),
+    (128, lambda t, bx, X, warp: X[bx] > 0, "group"),
+    (64, lambda t, bx, X, warp: warp < 2, "group"),  # who these are is not known
+    (128, lambda t, bx, X, warp: t < 64, "named"),
+    (64, lambda t, bx, X, warp: X[bx] > 0, "named"),
+])  # fmt: skip
+def test_the_threads_of_one_branch_need_no_named_barrier(count, cond, scope):
+    assert barriers(count, cond) == {scope}
 
 
 def test_an_arrival_that_is_missing_is_a_deadlock_everywhere():
