@@ -20,6 +20,7 @@ def of_few(found, *args):
     return "splits" in stage.program.space
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "queries", "keys"),
