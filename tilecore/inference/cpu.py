@@ -120,9 +120,9 @@ class _Inference:
             {g: self.dots[g] for g in packed if g in self.dots},
             self.by_buffer, rows, self.launch, self.target, self.options,
         )  # fmt: skip
-        contexts = {u.stmt: u.context for u in self.uses if isinstance(u.stmt, Gemm)}
+        self.contexts = {u.stmt: u.context for u in self.uses if isinstance(u.stmt, Gemm)}
         skips = self.options.skips_masked
-        self.masked = masks.find(self.launch.body, contexts, self.viewed, skips_masked=skips)
+        self.masked = masks.find(self.launch.body, self.contexts, self.viewed, skips_masked=skips)
         micro = {g: self._micro_tile(g, rows[g]) for g in gemms}
         plans: dict[Buffer, TilePlan] = {}
         for buffer in self.tiles:
@@ -326,8 +326,7 @@ class _Inference:
             return False
         lanes = self.target.lanes(accumulator_dtype(gemm))
         is_open = self.options.pack_a == "auto" and (dot is None or bool(dot.stored))
-        user = next(u.context for u in self.uses if u.stmt is gemm)
-        as_often = len(user.loops) == len(source.context.loops)
+        as_often = len(self.contexts[gemm].loops) == len(source.context.loops)
         pays = is_open and as_often and gemm_order.pays_staging(gemm, micro[gemm], lanes)
         return gemm_order.can_stage(gemm, source) and (pays or self.options.pack_a == "rows")
 
@@ -381,8 +380,7 @@ class _Inference:
         sums, weights = self._masks(gemm) if is_masked else (None, None)
         row_c = col_c = late = None
         if output is not None and output.output is not None:
-            context = next(u.context for u in self.uses if u.stmt is gemm)
-            region = output.output.region
+            region, context = output.output.region, self.contexts[gemm]
             row_c, col_c = (limit_of(region, axis, context) for axis in kept_axes(region))
             late = output.output if output.placement == "late" else None
         return GemmPlan(

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from tilecore.inference.plan import Mask
 from tilecore.inference.regions import gemm_extents
 from tilecore.inference.uses import Context
-from tilecore.ir.analysis import covers_whole, read_buffers, written_buffers
+from tilecore.ir.analysis import covers_whole, written_buffers
 from tilecore.ir.bounds import Linear, interval, linear, variables
 from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var, int_value
 from tilecore.ir.nests import copy_nest
 from tilecore.ir.nodes import Buffer, Copy, Gemm, If, Let, Parallel, Seq, Stmt, Store
-from tilecore.ir.visitor import flat, has_jump, has_loads, walk, walk_expr
+from tilecore.ir.visitor import buffers_of, flat, has_jump, has_loads, walk, walk_expr
 
 OPPOSITES = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
 
@@ -232,7 +232,7 @@ def _weights(
 
     ``last``: the later one of the gemm that computes ``scores`` and the mask.
     """
-    if not mask.found.ends:
+    if not any(map(mask.found.ends_rows, mask.found.terms)):
         return
     tiles = _Tiles({scores}, set())
     for stmt in stmts[last + 1 :]:
@@ -299,8 +299,6 @@ def _is_at(indices: Sequence[Expr], place: Sequence[Var]) -> bool:
 
 
 def _is_minus_infinity(value: Expr) -> bool:
-    if isinstance(value, Unary) and value.op == "neg":
-        return isinstance(value.a, Const) and value.a.value == math.inf
     return isinstance(value, Const) and value.value == -math.inf
 
 
@@ -309,4 +307,4 @@ def _reads(expr: Expr, tile: Buffer) -> bool:
 
 
 def _touches(stmt: Stmt, tile: Buffer) -> bool:
-    return any(b.root is tile for b in (*read_buffers(stmt), *written_buffers(stmt)))
+    return any(b.root is tile for b in buffers_of(stmt))

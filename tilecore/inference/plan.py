@@ -83,10 +83,9 @@ class Mask:
     cond: Expr | None
     span: SourceSpan
 
-    @property
-    def ends(self) -> tuple[Linear, ...]:
-        """The terms that hide all columns of a row from some column on."""
-        return tuple(t for t in self.terms if t.coefficient(self.column) == 1)
+    def ends_rows(self, term: Linear) -> bool:
+        """Return whether a term hides all columns of a row from some column on."""
+        return term.coefficient(self.column) == 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -28,7 +28,14 @@ from tilecore.ir.nodes import Buffer, KernelLaunch, PrimFunc, Seq, Stmt, Sync
 from tilecore.ir.visitor import Rewriter, walk, walk_expr
 
 MEETS, ARRIVES = "named", "named_arrive"  # scopes of a Sync
+SCOPES = (MEETS, ARRIVES)
+WARP = 32
 MOST = 15  # PTX ISA 9.1: barriers 0 to 15; 0 is that of all threads of the block
+
+
+def is_named(stmt: Stmt) -> TypeGuard[Sync]:
+    """Return whether a statement synchronises or arrives at a named barrier."""
+    return isinstance(stmt, Sync) and stmt.scope in SCOPES
 
 
 def named(stmts: Iterable[Stmt]) -> dict[int, int]:
@@ -39,7 +46,7 @@ def named(stmts: Iterable[Stmt]) -> dict[int, int]:
     """
     counts: dict[int, int] = {}
     for stmt in stmts:
-        if not isinstance(stmt, Sync) or stmt.scope not in (MEETS, ARRIVES):
+        if not is_named(stmt):
             continue
         if counts.setdefault(stmt.barrier, stmt.count) != stmt.count:
             raise ScopeError(
@@ -62,12 +69,22 @@ def with_groups(body: Stmt, thread_vars: Sequence[Var], sizes: Sequence[int | No
     Raises:
         ScopeError: a barrier that cannot be filled, or not by one number of threads (TC104).
     """
+    found = [s for s in walk(body) if is_named(s)]
+    if not found:
+        return body
     branches = _Branches(thread_vars, sizes)
     branches.visit(body)
     kept = branches.met_by_others
-    used = [s for s in walk(body) if isinstance(s, Sync) and s.barrier in kept]
+    used = [s for s in found if s.barrier in kept]
     threads = branches.everyone
     for stmt in used:
+        if stmt.count < 1 or stmt.count % WARP:
+            raise ScopeError(
+                message=f"named barrier {stmt.barrier}: expected whole warps of {WARP} threads, "
+                f"found {stmt.count} threads that are not those of the branch",
+                hint="count all threads that come there, of every branch",
+                span=stmt.span,
+            )
         if threads is not None and stmt.count > len(threads):
             raise ScopeError(
                 message=f"named barrier {stmt.barrier}: expected at most the {len(threads)} "
@@ -195,7 +212,7 @@ class _InMemory(Rewriter):
         self.buffer, self.numbers = buffer, numbers
 
     def visit_sync(self, stmt: Sync) -> Stmt:
-        if stmt.scope not in (MEETS, ARRIVES):
+        if not is_named(stmt):
             return stmt
         place, span = const(self.numbers.index(stmt.barrier)), stmt.span
         arrive = nodes.Arrive(self.buffer, place, False, span)

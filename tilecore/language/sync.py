@@ -8,10 +8,8 @@ from typing import Any
 from tilecore.errors import ScopeError, TypeMismatch
 from tilecore.frontend.builder import current
 from tilecore.ir.expr import int_value
-from tilecore.ir.named_barriers import ARRIVES, MEETS, MOST
+from tilecore.ir.named_barriers import ARRIVES, MEETS, MOST, WARP
 from tilecore.ir.nodes import Sync
-
-WARP = 32
 
 
 def sync_threads(barrier_id: Any = None, arrive_count: Any = None) -> None:

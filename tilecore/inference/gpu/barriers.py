@@ -19,7 +19,7 @@ from tilecore.ir import nodes
 from tilecore.ir.analysis import reads, writes
 from tilecore.ir.bounds import linear
 from tilecore.ir.expr import Expr, Load, int_value
-from tilecore.ir.named_barriers import named
+from tilecore.ir.named_barriers import is_named
 from tilecore.ir.nodes import Buffer, KernelLaunch, Stmt
 from tilecore.ir.polynomial import Key, structural_key
 from tilecore.ir.trips import trip_count
@@ -58,9 +58,7 @@ class Barriers:
     ) -> None:
         self.launch, self.memory, self.pipelines = launch, memory, pipelines
         self.teams, self.loads, self.meeting = teams, loads, meeting
-        self.has_waits = any(isinstance(s, nodes.Wait) for s in walk(launch.body)) or bool(
-            named(walk(launch.body))
-        )
+        self.has_waits = any(isinstance(s, nodes.Wait) or is_named(s) for s in walk(launch.body))
         self.left: list[Touched] = []  # of each loop around: where its turns are left early
         # Products that the program waits for: they may read their tiles beyond a barrier.
         self.running: dict[nodes.Gemm, Touched] = {}

@@ -26,7 +26,7 @@ from tilecore.inference.gpu.uniform import (
 from tilecore.ir import nodes
 from tilecore.ir.evaluate import Evaluator
 from tilecore.ir.expr import Binary, Expr, Var
-from tilecore.ir.named_barriers import ARRIVES, MEETS, named
+from tilecore.ir.named_barriers import ARRIVES, SCOPES, is_named, named
 from tilecore.ir.nodes import If, KernelLaunch, Parallel, Stmt
 from tilecore.ir.visitor import children, expressions, has_loads, walk, walk_expr
 
@@ -34,7 +34,7 @@ Mask = npt.NDArray[np.bool_]  # of the threads of a block
 WARP = 32
 __all__ = ["Team", "Teams", "find_teams", "registers_to_trade"]
 MAX_TEAMS = 14  # named barriers 2 to 15
-MEETINGS = ("group", MEETS, ARRIVES)  # scopes of barriers for whole warps
+MEETINGS = ("group", *SCOPES)  # scopes of barriers for whole warps
 WARPGROUP = 128
 REGISTERS = 64 * 1024  # of a multiprocessor (CUDA C++ Programming Guide, compute capabilities)
 REGISTER_UNIT, MOST_REGISTERS = 8, 256  # of a thread
@@ -84,8 +84,11 @@ def find_teams(launch: KernelLaunch, threads: tuple[int, int, int], target: GpuT
             )  # fmt: skip
     taken = named(walk(launch.body))
     if taken and target.kind != "cuda":
+        first = next(s for s in walk(launch.body) if is_named(s))
+        arrives = first.scope == ARRIVES
         raise UnsupportedOnTarget(
-            what="T.named_barrier_arrive", target=target.name, span=launch.span,
+            what="T.named_barrier_arrive" if arrives else "T.sync_threads between branches",
+            target=target.name, span=first.span,
             reason="there are no named barriers; use barriers of T.alloc_barrier",
         )  # fmt: skip
     warp = target.threads_per_warp

@@ -14,11 +14,15 @@ from tilecore.lowering.cpu.tir import add, index, maximum, minimum, mul
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """A term of a mask: what it is at row and column 0, and what each row and column adds."""
+    """A term of a mask: what it is at row and column 0, and what each row and column adds.
+
+    ``ends_rows``: it hides all columns of a row from some column on; each adds 1.
+    """
 
     start: Any
     row: int
     column: int
+    ends_rows: bool
 
 
 class MaskLowering:
@@ -30,7 +34,7 @@ class MaskLowering:
         self.terms = [
             _Term(
                 builder.bind(accessor.scalar(t.without(mask.row).without(mask.column).to_expr())),
-                t.coefficient(mask.row), t.coefficient(mask.column),
+                t.coefficient(mask.row), t.coefficient(mask.column), mask.ends_rows(t),
             )
             for t in mask.terms
         ]  # fmt: skip
@@ -48,7 +52,7 @@ class MaskLowering:
         """Return from which column on all of some rows is hidden, at most ``columns``."""
         end = columns
         for term in self.terms:
-            if term.column == 1:
+            if term.ends_rows:
                 end = minimum(end, mul(_least(term, row, rows), -1))
         end = maximum(0, end)
         return end if self.cond is None else tir.Select(self.cond, index(end), index(columns))
