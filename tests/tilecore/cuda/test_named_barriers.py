@@ -234,9 +234,7 @@ def test_what_is_wrong_with_a_named_barrier_is_said():
         arriving(1, 64, waited=32)
     with pytest.raises(UnsupportedOnTarget, match=r"T\.named_barrier_arrive on target gfx942"):
         run_emulated(arriving(1, 64), "gfx942", [np.zeros(64, np.float32)])
-    with pytest.raises(
-        UnsupportedOnTarget, match=r"T\.sync_threads between branches"
-    ):
+    with pytest.raises(UnsupportedOnTarget, match=r"T\.sync_threads between branches"):
         run_emulated(meet(2, 64), "gfx942", [np.zeros((2, 64), np.float32)] * 2)
     with pytest.raises(ScopeError, match="expected whole warps of 32 threads, found 40 threads"):
         barriers(40, lambda t, bx, X, warp: t < 64)
