@@ -24,9 +24,18 @@ def launcher(folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".staging-", dir=folder) as staging:
             made = Path(staging) / path.name
-            assemble(SOURCE.read_text()).write_to_file(str(made), "o")
+            made.write_bytes(_object())
             made.replace(path)
     return path
+
+
+@functools.cache
+def _object() -> bytes:
+    """Return the object file: made once in a process, however many folders it goes to."""
+    with tempfile.TemporaryDirectory(prefix="tilecore-") as folder:
+        path = Path(folder) / "launch.o"
+        assemble(SOURCE.read_text()).write_to_file(str(path), "o")
+        return path.read_bytes()
 
 
 @functools.cache

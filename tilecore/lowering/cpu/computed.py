@@ -15,6 +15,7 @@ from tilecore.ir.nodes import Stmt
 from tilecore.lowering.cpu.access import Accessor
 from tilecore.lowering.cpu.dot import DotLowering
 from tilecore.lowering.cpu.group_nest import GROUP, GroupVectors
+from tilecore.lowering.cpu.strided import RowGroup
 from tilecore.lowering.cpu.tir import add, mul, quotient
 from tilecore.target import Target
 
@@ -39,16 +40,18 @@ class ComputedLowering(DotLowering):
             super().emit()
 
     def _products(
-        self, accumulators: list[Any], rows: list[Any], bases: list[Any],
+        self, accumulators: list[Any], row: Any, rows: RowGroup,
         panel: Any, column: Any, count: int, depth: Any,
     ) -> None:  # fmt: skip
         builder, length = self.builder, self.vectors.groups_at_once
         whole = builder.bind(quotient(self.groups, length))
+        columns = [add(column, j * self.lanes) for j in range(count)]
 
         def run(number: Any, part: int) -> None:
-            self.first, self.offset = self.builder.bind(mul(number, length * GROUP)), part * GROUP
+            first = builder.bind(mul(number, length * GROUP))
+            vectors = [builder.bind(self.vectors.words(first, part * GROUP, c)) for c in columns]
             q = add(mul(number, length), part)
-            self._step(accumulators, bases, panel, count, q, None)
+            self._add_products(accumulators, rows, q, vectors, None)
 
         with builder.loop(whole) as number:
             for part in range(length):
@@ -58,10 +61,6 @@ class ComputedLowering(DotLowering):
         for part in range(length - 1):
             with builder.when(tir.LT(_i32(add(mul(whole, length), part)), _i32(self.groups))):
                 run(whole, part)
-
-    def _b_words(self, panel: Any, q: Any, j: int, mask: int | None) -> Any:
-        column = add(mul(panel, self.plan.micro_n * self.lanes), j * self.lanes)
-        return self.vectors.words(self.first, self.offset, column)
 
 
 def _i32(value: Any) -> Any:

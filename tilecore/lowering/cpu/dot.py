@@ -19,7 +19,7 @@ from tilecore.inference.storage import Storage
 from tilecore.lowering.cpu.access import Accessor
 from tilecore.lowering.cpu.gemm import GemmLowering
 from tilecore.lowering.cpu.groups import load_words
-from tilecore.lowering.cpu.strided import Strided
+from tilecore.lowering.cpu.strided import RowGroup, Strided
 from tilecore.lowering.cpu.tir import (
     TirBuilder,
     add,
@@ -75,43 +75,54 @@ class DotLowering(GemmLowering):
     # --- products -----------------------------------------------------------------------------
 
     def _products(
-        self, accumulators: list[Any], rows: list[Any], bases: list[Any],
+        self, accumulators: list[Any], row: Any, rows: RowGroup,
         panel: Any, column: Any, count: int, depth: Any,
     ) -> None:  # fmt: skip
-        builder = self.builder
+        builder, size = self.builder, len(rows.apart)
         groups = self.groups if depth is self.depth else self._grouped(depth)
         if self.sums is not None:
-            for i, row in enumerate(rows):
-                total = builder.bind(broadcast(builder.load(self.sums, row), self.lanes))
+            for i in range(size):
+                total = builder.load(self.sums, add(row, i))
+                total = builder.bind(broadcast(total, self.lanes))
                 for j in range(count):
                     register = accumulators[i * count + j]
                     raised = builder.load(register, 0, self.lanes) + total
                     builder.store(register, raised, 0, self.lanes)
         whole = self.plan.k // self.group
         is_even = self.plan.k % self.group == 0
-        coming = None if self.stage is None else self.stage.coming(panel, rows[0], len(rows))
+        coming = None if self.stage is None else self.stage.coming(panel, row, size)
+        b = self._vector_operand(panel, column)
         with builder.loop(groups if is_even else minimum(groups, whole)) as q:
             if self.stage is not None and coming is not None:
                 self.stage.fetch(coming, mul(q, self.group))
-            self._step(accumulators, bases, panel, count, q, None)
+            self._step(accumulators, rows, b, count, q, None)
         if is_even:
             return
         mask = (1 << 32 // self.group * (self.plan.k % self.group)) - 1
         with builder.when(tir.LT(_i32(whole), _i32(groups))):
-            self._step(accumulators, bases, panel, count, whole, mask)
+            self._step(accumulators, rows, b, count, whole, mask)
 
     def _step(
-        self, accumulators: list[Any], bases: list[Any], panel: Any, count: int, q: Any,
+        self, accumulators: list[Any], rows: RowGroup, b: Strided, count: int, q: Any,
         mask: int | None,
     ) -> None:  # fmt: skip
         """Add the products of group ``q``; ``mask`` has the bits of elements that exist."""
         builder = self.builder
-        vectors = [builder.bind(self._b_words(panel, q, j, mask)) for j in range(count)]
+        b = b.begun(builder, q, 0)
+        vectors = [builder.bind(self._b_words(b, j, mask)) for j in range(count)]
         if self.plan.rows_first:
-            self._fetch_steps_ahead(panel, q, count)
-        for i, base in enumerate(bases):
-            at = add(base, mul(mul(q, self.group), self.a.column))
-            word = builder.bind(broadcast(self._a_word(at, mask), self.lanes))
+            self._fetch_steps_ahead(b.base, count)
+        self._add_products(accumulators, rows, q, vectors, mask)
+
+    def _add_products(
+        self, accumulators: list[Any], rows: RowGroup, q: Any, vectors: list[Any],
+        mask: int | None,
+    ) -> None:  # fmt: skip
+        """Add the products of group ``q`` of each row with vectors of b."""
+        builder, count = self.builder, len(vectors)
+        a = rows.begun(builder, mul(q, self.group))
+        for i in range(len(rows.apart)):
+            word = builder.bind(broadcast(self._a_word(a.at(i), mask), self.lanes))
             for j in range(count):
                 register = accumulators[i * count + j]
                 total = self._dot(builder.load(register, 0, self.lanes), word, vectors[j])
@@ -121,12 +132,8 @@ class DotLowering(GemmLowering):
         word = load_words(self.builder, self.a.place, offset, 1)
         return word if mask is None else tir.bitwise_and(word, tir.IntImm("int32", mask))
 
-    def _b_words(self, panel: Any, q: Any, j: int, mask: int | None) -> Any:
-        storage = self.b_place.storage
-        assert isinstance(storage, Storage)
-        inner = mul(add(mul(q, storage.width), j * self.lanes), self.group)
-        offset = add(self.b.base, add(mul(panel, storage.depth * storage.width), inner))
-        words = load_words(self.builder, self.b_place, offset, self.lanes)
+    def _b_words(self, b: Strided, j: int, mask: int | None) -> Any:
+        words = load_words(self.builder, b.place, b.at(0, j * self.lanes), self.lanes)
         if mask is not None:
             words = tir.bitwise_and(words, self._splat(mask))
         return tir.bitwise_xor(words, self._splat(SIGNS)) if self.is_shifted else words

@@ -31,7 +31,14 @@ from tilecore.lowering.cpu.access import (
 from tilecore.lowering.cpu.masks import MaskLowering
 from tilecore.lowering.cpu.scalar import convert, kept, value_type, zero
 from tilecore.lowering.cpu.staging import RowStage
-from tilecore.lowering.cpu.strided import Strided, boxed, strided
+from tilecore.lowering.cpu.strided import (
+    RowGroup,
+    Strided,
+    boxed,
+    row_group,
+    rows_within,
+    strided,
+)
 from tilecore.lowering.cpu.tir import add, broadcast, maximum, minimum, mul
 from tilecore.target import Target
 
@@ -199,31 +206,33 @@ class GemmLowering:
         accumulators = builder.registers(size * count, lanes, value_type(self.accum))
         if self.plan.is_b_far and not self.plan.rows_first:
             self._fetch_ahead(panel, row, size)
+        c = self.c.begun(builder, row, column)
         if self.adds_last:
             self._zero(accumulators)
-            self._fetch_sums(row, column, size, count)
+            self._fetch_sums(c, size, count)
         else:
-            self._start(accumulators, column, row, size, count, edge)
-        rows = [add(row, i) for i in range(size)]
-        if edge:
-            assert self.rows is not None
-            rows = [builder.bind(minimum(r, add(self.rows, -1))) for r in rows]
-        bases = [self.a.at(r, 0) for r in rows]
-        if edge:
-            bases = [builder.bind(base) for base in bases]
-        self._products(accumulators, rows, bases, panel, column, count, self._depth(row, size))
+            self._start(accumulators, c, column, row, size, count, edge)
+        rows = (
+            rows_within(builder, self.a, row, size, self.rows)
+            if edge
+            else row_group(builder, self.a, row, size)
+        )
+        self._products(accumulators, row, rows, panel, column, count, self._depth(row, size))
         place = row, column, size, count, edge
         if self.adds_last:
             self._choose(
                 known_truth(self.gemm.clear_accum, self.accessor), self.gemm.clear_accum,
-                lambda: self._store_sums(accumulators, None, *place),
-                lambda: self._store_sums(accumulators, None, *place, adds=True),
+                lambda: self._store_sums(accumulators, c, self._mask, *place),
+                lambda: self._store_sums(accumulators, c, self._mask, *place, adds=True),
             )  # fmt: skip
             return
-        self._finish(
-            lambda: self._store_sums(accumulators, None, *place),
-            lambda: self._store_sums(accumulators, self.late, *place),
-        )
+
+        def write() -> None:
+            assert self.late is not None
+            late = self.late.begun(builder, row, column)
+            self._store_sums(accumulators, late, self._late_mask, *place)
+
+        self._finish(lambda: self._store_sums(accumulators, c, self._mask, *place), write)
 
     def _depth(self, row: Any, size: int) -> Any:
         """Return how many products the sums of a group of rows have."""
@@ -231,12 +240,12 @@ class GemmLowering:
             return self.depth
         return self.builder.bind(self.hidden_weights.end(row, size, self.depth))
 
-    def _fetch_sums(self, row: Any, column: Any, size: int, count: int) -> None:
+    def _fetch_sums(self, c: Strided, size: int, count: int) -> None:
         """Fetch the lines of c that the sums are added to."""
         for i in range(size):
             for j in range(count):
-                at = self.c.at(add(row, i), add(column, j * self.lanes))
-                prefetch.fetch(self.builder, self.c.place.memory, at, prefetch.L1)
+                at = c.at(i, j * self.lanes)
+                prefetch.fetch(self.builder, c.place.memory, at, prefetch.L1)
 
     def _fetch_ahead(self, panel: Any, row: Any, size: int) -> None:
         """Fetch the next panel of b: each group of rows its share."""
@@ -271,57 +280,70 @@ class GemmLowering:
             other()
 
     def _store_sums(
-        self, accumulators: list[Any], late: Strided | None,
+        self, accumulators: list[Any], target: Strided,
+        mask_of: Callable[[Any, int], LaneMask | None],
         row: Any, column: Any, size: int, count: int, edge: bool, adds: bool = False,
     ) -> None:  # fmt: skip
-        """Store sums in their tile, or in the output that gets them ``late``.
+        """Store sums where ``target`` begins.
 
         ``adds``: they are added to what is there.
         """
-        target, lanes = self.c if late is None else late, self.lanes
+        lanes = self.lanes
         for i in range(size):
             with self._row_guard(row, i, edge):
                 for j in range(count):
                     sums = self.builder.load(accumulators[i * count + j], 0, lanes)
-                    mask = self._mask(column, j) if late is None else self._late_mask(column, j)
-                    at = target.at(add(row, i), add(column, j * lanes))
+                    at, mask = target.at(i, j * lanes), mask_of(column, j)
                     if adds:
                         sums += vector_load(self.builder, target.place, at, lanes, self.accum, mask)
                     value = self._stored(sums, target.place)
                     vector_store(self.builder, target.place, value, at, lanes, mask)
 
     def _products(
-        self, accumulators: list[Any], rows: list[Any], bases: list[Any],
+        self, accumulators: list[Any], row: Any, rows: RowGroup,
         panel: Any, column: Any, count: int, depth: Any,
     ) -> None:  # fmt: skip
-        """Add ``depth`` products to the accumulators of ``rows``, which begin at ``bases`` in a."""
+        """Add ``depth`` products to the accumulators of ``rows`` of a, which begin with ``row``."""
         builder, lanes = self.builder, self.lanes
-        coming = None if self.stage is None else self.stage.coming(panel, rows[0], len(rows))
+        coming = None if self.stage is None else self.stage.coming(panel, row, len(rows.apart))
         steps = next(n for n in (4, 2, 1) if n == 1 or n // 2 * len(accumulators) < PRODUCTS)
+        columns = self._vector_operand(panel, column)
+        a, b = rows, columns  # from the first step of an iteration on
         for k, part in builder.runs(depth, steps):
             if self.stage is not None and coming is not None and not part:
                 self.stage.fetch(coming, k)
-            vectors = [builder.bind(self._b_vector(panel, column, k, j)) for j in range(count)]
+            if not part:
+                a, b = rows.begun(builder, k), columns.begun(builder, k, 0)
+            vectors = [builder.bind(self._b_vector(b, part, j)) for j in range(count)]
             if self.plan.rows_first:
-                self._fetch_steps_ahead(panel, k, count)
-            for i, base in enumerate(bases):
-                scalar = self._a_scalar(add(base, mul(k, self.a.column)))
-                value = builder.bind(broadcast(scalar, lanes))
+                self._fetch_steps_ahead(b.at(part, 0), count)
+            for i in range(len(rows.apart)):
+                value = builder.bind(broadcast(self._a_scalar(a.at(i, part)), lanes))
                 for j in range(count):
                     register = accumulators[i * count + j]
                     total = builder.load(register, 0, lanes) + value * vectors[j]
                     builder.store(register, total, 0, lanes)
 
-    def _fetch_steps_ahead(self, panel: Any, k: Any, count: int) -> None:
-        """Fetch what b has some steps of K, or groups of them, later, or in the next panel."""
+    def _vector_operand(self, panel: Any, column: Any) -> Strided:
+        """Return b from the first column of a panel on, in the steps that its memory has."""
+        storage = self.b_place.storage
+        if not isinstance(storage, Storage) or storage.kind != "panels":
+            return self.b.begun(self.builder, 0, column)
+        first = add(self.b.base, mul(panel, storage.depth * storage.width))
+        step = storage.width * storage.group
+        return Strided(self.b_place, self.builder.bind(first), step, storage.group)
+
+    def _fetch_steps_ahead(self, now: Any, count: int) -> None:
+        """Fetch what b has some steps of K, or groups of them, later, or in the next panel.
+
+        ``now``: where this step's are.
+        """
         storage = self.b_place.storage
         assert isinstance(storage, Storage)
-        step = storage.width * storage.group
-        first = add(self.b.base, mul(panel, storage.depth * storage.width))
-        first = add(add(first, STEPS_AHEAD * step), mul(k, step))
+        later = STEPS_AHEAD * storage.width * storage.group
         line = CACHE_LINE_BYTES // DType(storage.dtype).itemsize
-        for at in range(0, count * self.lanes * storage.group, line):
-            prefetch.fetch(self.builder, self.b_place.memory, add(first, at), prefetch.L1)
+        for at in range(later, later + count * self.lanes * storage.group, line):
+            prefetch.fetch(self.builder, self.b_place.memory, add(now, at), prefetch.L1)
 
     def _stored(self, value: Any, place: Place, lanes: int = 0) -> Any:
         """Return sums in the type that a place keeps, rounded to the tile's element type."""
@@ -329,41 +351,40 @@ class GemmLowering:
         return kept(value, self.accum, dtype, stored, lanes or self.lanes)
 
     def _start(
-        self, accumulators: list[Any], column: Any, row: Any, size: int, count: int, edge: bool
-    ) -> None:
+        self, accumulators: list[Any], c: Strided,
+        column: Any, row: Any, size: int, count: int, edge: bool,
+    ) -> None:  # fmt: skip
         clear = known_truth(self.gemm.clear_accum, self.accessor)
         if clear is True or edge:
             self._zero(accumulators)
         if clear is True:
             return
         if clear is False:
-            self._load_c(accumulators, column, row, size, count, edge)
+            self._load_c(accumulators, c, column, row, size, count, edge)
             return
         cond = self.accessor.scalar(self.gemm.clear_accum)
         if edge:
             with self.builder.when(tir.Not(cond)):
-                self._load_c(accumulators, column, row, size, count, edge)
+                self._load_c(accumulators, c, column, row, size, count, edge)
             return
         with self.builder.when(cond):
             self._zero(accumulators)
         with self.builder.otherwise():
-            self._load_c(accumulators, column, row, size, count, edge)
+            self._load_c(accumulators, c, column, row, size, count, edge)
 
     def _zero(self, accumulators: list[Any]) -> None:
         for register in accumulators:
             self.builder.store(register, zero(self.accum, self.lanes), 0, self.lanes)
 
     def _load_c(
-        self, accumulators: list[Any], column: Any, row: Any, size: int, count: int, edge: bool
-    ) -> None:
+        self, accumulators: list[Any], c: Strided,
+        column: Any, row: Any, size: int, count: int, edge: bool,
+    ) -> None:  # fmt: skip
         for i in range(size):
             with self._row_guard(row, i, edge):
                 for j in range(count):
-                    offset = self.c.at(add(row, i), add(column, j * self.lanes))
-                    mask = self._mask(column, j)
-                    value = vector_load(
-                        self.builder, self.c.place, offset, self.lanes, self.accum, mask
-                    )
+                    at, mask = c.at(i, j * self.lanes), self._mask(column, j)
+                    value = vector_load(self.builder, c.place, at, self.lanes, self.accum, mask)
                     self.builder.store(accumulators[i * count + j], value, 0, self.lanes)
 
     def _row_guard(self, row: Any, i: int, edge: bool) -> Any:
@@ -391,17 +412,10 @@ class GemmLowering:
         value = load_values(self.builder, self.a.place, offset)
         return convert(value, stored, self.accum, 1)
 
-    def _b_vector(self, panel: Any, column: Any, k: Any, j: int) -> Any:
-        storage = self.b_place.storage
-        if isinstance(storage, Storage) and storage.kind == "panels":
-            depth = storage.shape[1 - storage.axis]
-            inner = add(mul(k, storage.width), j * self.lanes)
-            offset = add(self.b.base, add(mul(panel, depth * storage.width), inner))
-            stride = 1
-        else:
-            offset, stride = self.b.at(k, add(column, j * self.lanes)), self.b.column
-        value = load_values(self.builder, self.b_place, offset, self.lanes, stride)
-        return convert(value, storage.dtype, self.accum, self.lanes)
+    def _b_vector(self, b: Strided, k: int, j: int) -> Any:
+        dtype = b.place.storage.dtype
+        value = load_values(self.builder, b.place, b.at(k, j * self.lanes), self.lanes, b.column)
+        return convert(value, dtype, self.accum, self.lanes)
 
 
 def known_truth(cond: Expr, accessor: Accessor) -> bool | None:

@@ -94,6 +94,4 @@ def emit_assert(accessor: Accessor, stmt: Assert) -> None:
 
 def _check(builder: TirBuilder, holds: Any, stmt: Assert) -> None:
     message = stmt.message or f"`{stmt.cond}` does not hold"
-    parts = [tvm.ir.StringImm(failure_text(message, stmt.span))]
-    # TVM 0.27's constructor names its first two arguments the wrong way round.
-    builder.emit(tir.AssertStmt(holds, tvm.ir.StringImm("RuntimeError"), parts))
+    builder.check(holds, failure_text(message, stmt.span))

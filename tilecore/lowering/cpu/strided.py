@@ -9,7 +9,7 @@ from tilecore.ir.analysis import kept_axes
 from tilecore.ir.expr import const
 from tilecore.ir.nodes import Region
 from tilecore.lowering.cpu.access import Accessor, Place
-from tilecore.lowering.cpu.tir import add, mul
+from tilecore.lowering.cpu.tir import TirBuilder, add, minimum, mul
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +25,47 @@ class Strided:
         """Return the offset of element (i, j)."""
         return add(self.base, add(mul(i, self.row), mul(j, self.column)))
 
+    def begun(self, builder: TirBuilder, i: Any, j: Any) -> Strided:
+        """Return the operand from element (i, j) on.
+
+        Offsets of numbers from there are one addition each: what LLVM takes for a kernel goes with
+        the size of its addresses.
+        """
+        return replace(self, base=builder.bind(self.at(i, j)))
+
     def flushing(self) -> Strided:
         """Return the operand where subnormal bfloat16 numbers may be stored as 0."""
         is_rounded = self.place.storage.dtype == "bfloat16"
         return replace(self, place=replace(self.place, flushes=is_rounded))
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """Some rows of an operand: column k of the i-th lies at first + apart[i] + k * column."""
+
+    first: Any
+    apart: tuple[Any, ...]
+    column: Any
+
+    def begun(self, builder: TirBuilder, k: Any) -> RowGroup:
+        """Return the rows from column k on."""
+        return replace(self, first=builder.bind(add(self.first, mul(k, self.column))))
+
+    def at(self, i: int, k: int = 0) -> Any:
+        """Return the offset of column k of the i-th row."""
+        return add(self.first, add(self.apart[i], mul(k, self.column)))
+
+
+def row_group(builder: TirBuilder, operand: Strided, row: Any, size: int) -> RowGroup:
+    """Return ``size`` rows of an operand from ``row`` on."""
+    apart = tuple(builder.bind(mul(i, operand.row)) for i in range(size))
+    return RowGroup(builder.bind(operand.at(row, 0)), apart, operand.column)
+
+
+def rows_within(builder: TirBuilder, operand: Strided, row: Any, size: int, limit: Any) -> RowGroup:
+    """Return ``size`` rows of an operand from ``row`` on, the last one for those from it on."""
+    rows = [builder.bind(minimum(add(row, i), add(limit, -1))) for i in range(size)]
+    return RowGroup(0, tuple(builder.bind(operand.at(r, 0)) for r in rows), operand.column)
 
 
 def strided(accessor: Accessor, region: Region, transposed: bool) -> Strided:

@@ -8,6 +8,7 @@ is unsafe on vector floats (shared/research/cpu-lowering.md, pitfall 3).
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from tilecore.ir.dtype import DType
 
 SERIAL, PARALLEL = 0, 1
 CPU = 1  # device type of DLPack
+ASSERTS = "tilecore.asserts"  # attribute of a function: whether it checks conditions
 REGISTER_BYTES = 1024  # smaller "global" buffers become stack slots, then registers
 # What one buffer and all of a kernel may take of the stack. Memory of TVM's pool costs each task as
 # much as the norm of 300 elements (AMD Zen 4, 2026-11-24).
@@ -35,6 +37,7 @@ class TirBuilder:
         self._count = 0
         self._stack_bytes = 0
         self._llvm: dict[str, str] = {}
+        self._is_asserting = False
 
     # --- statements ---------------------------------------------------------------------------
 
@@ -173,6 +176,13 @@ class TirBuilder:
         """Append a call whose value is not used."""
         self.emit(tir.Evaluate(call))
 
+    def check(self, holds: Any, message: str) -> None:
+        """Append the check of a condition: where it does not hold the call fails with a message."""
+        self._is_asserting = True
+        parts = [tvm.ir.StringImm(message)]
+        # TVM 0.27's constructor names its first two arguments the wrong way round.
+        self.emit(tir.AssertStmt(holds, tvm.ir.StringImm("RuntimeError"), parts))
+
     def define_llvm(self, name: str, text: str) -> None:
         """Add ``text`` in LLVM IR, which defines ``name``, to the module (once)."""
         self._llvm[name] = text
@@ -198,7 +208,7 @@ class TirBuilder:
             for key, value in (("device_id", 0), ("device_type", CPU)):
                 body = tir.AttrStmt("default", key, index(value), body)
         func = tir.PrimFunc(params, body)
-        func = func.with_attr("global_symbol", name)
+        func = func.with_attr("global_symbol", name).with_attr(ASSERTS, self._is_asserting)
         return func.with_attr("tirx.noalias", True).with_attr("s_tir", True)
 
 
@@ -211,15 +221,26 @@ def sequence(stmts: list[Any]) -> Any:
 
 def index(value: Any) -> Any:
     """Return an int32 TIR expression for a Python int or expression."""
-    return tir.IntImm("int32", value) if isinstance(value, int) else value
+    return _number(value) if isinstance(value, int) else value
+
+
+@functools.lru_cache(maxsize=1024)  # nodes do not change: programs share them
+def _number(value: int) -> Any:
+    return tir.IntImm("int32", value)
 
 
 def ramp(offset: Any, lanes: int, stride: int = 1) -> Any:
     """Return the index (vector) of ``lanes`` elements."""
     if lanes == 1:
         return index(offset)
-    base = index(offset)
-    return tir.Ramp(base, typed(stride, str(base.ty)), lanes)
+    if isinstance(offset, int):
+        return _fixed_ramp(offset, lanes, stride)
+    return tir.Ramp(offset, typed(stride, str(offset.ty)), lanes)
+
+
+@functools.lru_cache(maxsize=1024)
+def _fixed_ramp(offset: int, lanes: int, stride: int) -> Any:
+    return tir.Ramp(_number(offset), _number(stride), lanes)
 
 
 def typed(value: Any, dtype: str) -> Any:
