@@ -8,6 +8,7 @@
 %job = type { ptr, ptr, i32, i32, ptr } ; function, its data, number of tasks, failure, its error
 
 @pool = internal global ptr null
+@team = internal thread_local global i32 0 ; threads that the next launch is worth; 0: all there are
 
 declare void @TVMFFIErrorMoveFromRaised(ptr)
 declare void @TVMFFIErrorSetRaised(ptr)
@@ -16,6 +17,11 @@ declare i32 @TVMFFIObjectDecRef(ptr)
 define void @tilecore_join(ptr %pool) {
   store ptr %pool, ptr @pool
   ret void
+}
+
+define i32 @tilecore_team(i32 %threads) {
+  store i32 %threads, ptr @team
+  ret i32 0
 }
 
 define internal void @share(ptr %job) {
@@ -82,7 +88,29 @@ done:
 define i32 @tilecore_launch(ptr %run, ptr %data, i32 %tasks) {
 entry:
   %job = alloca %job
+  %env = alloca %env
   %pool = load ptr, ptr @pool
+  %cores.at = getelementptr %pool, ptr %pool, i32 0, i32 4
+  %cores = load i32, ptr %cores.at
+  %worth = load i32, ptr @team
+  store i32 0, ptr @team
+  %is_all = icmp eq i32 %worth, 0
+  %wanted = select i1 %is_all, i32 %cores, i32 %worth
+  %is_few = icmp slt i32 %wanted, %cores
+  %team = select i1 %is_few, i32 %wanted, i32 %cores
+  %is_open = icmp eq i32 %tasks, 0
+  %count = select i1 %is_open, i32 %team, i32 %tasks
+  %is_alone = icmp eq i32 %count, 1
+  br i1 %is_alone, label %alone, label %many
+
+alone:                                  ; no other thread is started
+  store ptr null, ptr %env
+  %one.at = getelementptr %env, ptr %env, i32 0, i32 1
+  store i32 1, ptr %one.at
+  %status = call i32 %run(i32 0, ptr %env, ptr %data)
+  ret i32 %status
+
+many:
   %parallel = load ptr, ptr %pool
   %is_own = icmp eq ptr %parallel, null
   br i1 %is_own, label %own, label %shared
@@ -90,16 +118,12 @@ entry:
 own:
   %launch.at = getelementptr %pool, ptr %pool, i32 0, i32 3
   %launch = load ptr, ptr %launch.at
-  %told = call i32 %launch(ptr %run, ptr %data, i32 %tasks)
+  %told = call i32 %launch(ptr %run, ptr %data, i32 %count)
   ret i32 %told
 
 shared:
-  %cores.at = getelementptr %pool, ptr %pool, i32 0, i32 4
-  %cores = load i32, ptr %cores.at
-  %is_open = icmp eq i32 %tasks, 0
-  %count = select i1 %is_open, i32 %cores, i32 %tasks
-  %is_few = icmp slt i32 %count, %cores
-  %team = select i1 %is_few, i32 %count, i32 %cores
+  %is_fewer = icmp slt i32 %count, %team
+  %threads = select i1 %is_fewer, i32 %count, i32 %team
   store ptr %run, ptr %job
   %data.at = getelementptr %job, ptr %job, i32 0, i32 1
   store ptr %data, ptr %data.at
@@ -109,7 +133,7 @@ shared:
   store i32 0, ptr %failed.at
   %error.at = getelementptr %job, ptr %job, i32 0, i32 4
   store ptr null, ptr %error.at
-  call void %parallel(ptr @share, ptr %job, i32 %team, i32 0)
+  call void %parallel(ptr @share, ptr %job, i32 %threads, i32 0)
   %failed = load i32, ptr %failed.at
   %error = load ptr, ptr %error.at
   %is_told = icmp ne ptr %error, null

@@ -44,7 +44,12 @@ class QuickCheck:
         tensors = [(i, p) for i, p in enumerate(parameters) if p.kind == "tensor"]
         self._tensors = [(i, *_expected(p, torch)) for i, p in tensors]
         self._numbers = [(i, *_range(p)) for i, p in enumerate(parameters) if p.kind == "scalar"]
-        self._written = [number for number, (_, p) in enumerate(tensors) if p.is_written]
+        self._apart = [
+            (one, other)
+            for one, (_, p) in enumerate(tensors)
+            for other, (_, q) in enumerate(tensors)
+            if p.is_written and one != other and not (q.is_written and other < one)
+        ]
 
     def accepts(self, arguments: Sequence[Any]) -> bool:
         """Return whether the arguments are what the kernel was compiled for."""
@@ -81,15 +86,11 @@ class QuickCheck:
         for i, kind, low, high in self._numbers:
             if type(arguments[i]) is not kind or not low <= arguments[i] <= high:
                 return False
-        return self._are_apart(spans)
-
-    def _are_apart(self, spans: Sequence[tuple[int, int]]) -> bool:
-        """Return whether no written tensor shares memory with another one."""
-        for i in self._written:
-            start, end = spans[i]
-            for j, (other, other_end) in enumerate(spans):
-                if j != i and start < other_end and other < end:
-                    return False
+        for one, other in self._apart:  # no written tensor shares memory with another one
+            start, end = spans[one]
+            begin, stop = spans[other]
+            if start < stop and begin < end:
+                return False
         return True
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from tvm import tirx as tir
 
 from tilecore.errors import UnsupportedOnTarget
+from tilecore.inference.grain import blocks_of_a_share, tiles_of_a_share
 from tilecore.inference.plan import DOTS, PANELS, SUMS, CpuPlan, LaunchPlan, TilePlan
 from tilecore.ir.analysis import kept_axes, pads
 from tilecore.ir.bounds import NON_NEGATIVE
@@ -142,6 +143,7 @@ class _LaunchLowering:
         self.plan, self.launch, self.target = plan, plan.launch, target
         self.packed: dict[Buffer, Any] = dict(kept)
         self.assertions = Assertions(self.builder, plan.launch)
+        self.grain = blocks_of_a_share(plan.launch)
 
     def emit(self) -> None:
         """Emit the packing phases, then the grid; nothing for a grid known to be empty."""
@@ -160,7 +162,8 @@ class _LaunchLowering:
             blocks = mul(blocks, extent)
         share = -(-blocks // TASKS) if isinstance(blocks, int) else 1
         tasks = -(-blocks // share) if isinstance(blocks, int) else blocks
-        with self.builder.loop(tasks, parallel=tasks != 1) as task:
+        team = -(-blocks // self.grain) if isinstance(blocks, int) else self._team(blocks)
+        with self.builder.shared_loop(tasks, team) as task:
             first = mul(task, share)
             count: Any = share
             if isinstance(blocks, int) and blocks % share:
@@ -171,6 +174,10 @@ class _LaunchLowering:
             if any(place.stream_bytes for place in self.accessor.places.values()):
                 stream.fence(self.builder)
         self.assertions.finish()
+
+    def _team(self, blocks: Any) -> Any:
+        """Return how many threads a number of blocks is worth that the call decides."""
+        return maximum(1, quotient(add(blocks, self.grain - 1), self.grain))
 
     @contextmanager
     def _blocks(self, first: Any, count: Any) -> Iterator[Any]:
@@ -218,7 +225,9 @@ class _LaunchLowering:
         copy, storage, memory = tile.source.copy, tile.storage, self.packed[tile.buffer]
         tiles = math.prod(count for _, _, count in tile.hoist_vars)
         tasks = packing_tasks(copy, storage)
-        with self.builder.loop(tiles * tasks, parallel=tiles * tasks > 1) as task:
+        team = -(-tiles // tiles_of_a_share(storage.size))
+        team = tiles * tasks if team == tiles else team
+        with self.builder.shared_loop(tiles * tasks, team) as task:
             number, part = quotient(task, tasks), remainder(task, tasks)
             rest = number
             for var, first, count in reversed(tile.hoist_vars):

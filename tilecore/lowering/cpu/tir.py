@@ -20,6 +20,7 @@ from tilecore.ir.dtype import DType
 
 SERIAL, PARALLEL = 0, 1
 CPU = 1  # device type of DLPack
+MANY_THREADS = 1024  # of so many a launch need not be told: no machine has more cores
 ASSERTS = "tilecore.asserts"  # attribute of a function: whether it checks conditions
 REGISTER_BYTES = 1024  # smaller "global" buffers become stack slots, then registers
 # What one buffer and all of a kernel may take of the stack. Memory of TVM's pool costs each task as
@@ -58,6 +59,15 @@ class TirBuilder:
         body = self._close()
         kind = PARALLEL if parallel else SERIAL
         self.emit(tir.For(var, index(start), index(extent), kind, body))
+
+    @contextlib.contextmanager
+    def shared_loop(self, tasks: Any, team: Any) -> Iterator[Any]:
+        """Open a loop over tasks that up to ``team`` threads share, a serial one for one thread."""
+        is_shared = not isinstance(team, int) or team > 1
+        if is_shared and not (isinstance(team, int) and team >= MANY_THREADS):
+            self.evaluate(tir.call_extern("int32", "tilecore_team", index(team)))
+        with self.loop(tasks, parallel=is_shared) as task:
+            yield task
 
     def runs(self, extent: Any, length: int) -> Iterator[tuple[Any, int]]:
         """Open loops over ``range(extent)``, ``length`` steps per iteration while there are enough.
