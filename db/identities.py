@@ -56,7 +56,8 @@ def identities(
     if len(found) == len(wanted):
         return found
     read = _read(session, table, names, [key for key in wanted if key not in found])
-    missing = [key for key in wanted if key not in found and key not in read]
+    # In one order, so that of writers that insert the same ones none waits for the other in turn.
+    missing = sorted(key for key in wanted if key not in found and key not in read)
     if missing:
         dialect = sqlite if session.get_bind().dialect.name == "sqlite" else postgresql
         values = [{**dict(zip(names, key, strict=True)), **wanted[key]} for key in missing]
