@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import bindparam, select
 
-from db.models import FacetRow, HardwareRow, MeasurementRow
+from db.models import FacetRow, HardwareRow, WorkloadFacetRow
 from db.prepared import padded
 from db.reader import BY_FEW_IDS, FEW, Reader
 from db.records import MeasurementQuery
@@ -149,11 +149,10 @@ FACETS = (
     )
 )
 HAVE = (
-    select(MeasurementRow.workload_id)
+    select(WorkloadFacetRow.workload_id)
     .where(
-        MeasurementRow.workload_id.in_(bindparam("some", expanding=True)),
-        MeasurementRow.facet_id.in_(bindparam("facets", expanding=True)),
-        MeasurementRow.time_s.is_not(None),
+        WorkloadFacetRow.workload_id.in_(bindparam("some", expanding=True)),
+        WorkloadFacetRow.facet_id.in_(bindparam("facets", expanding=True)),
     )
     .distinct()
 )

@@ -16,7 +16,6 @@ from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import (
-    CTE,
     Column,
     ColumnElement,
     Select,
@@ -40,6 +39,7 @@ from db.models import (
     RunRow,
     ToolchainRow,
     TrialRow,
+    WorkloadFacetRow,
     WorkloadRow,
 )
 from db.prepared import places
@@ -65,6 +65,7 @@ def _table(row: type[Base]) -> Table:
 
 
 LOG, FACETS, WORKLOADS = _table(MeasurementRow), _table(FacetRow), _table(WorkloadRow)
+PAIRS = _table(WorkloadFacetRow)
 HARDWARE, TOOLCHAINS, PROGRAMS = _table(HardwareRow), _table(ToolchainRow), _table(ProgramRow)
 TRIALS, RUNS = _table(TrialRow), _table(RunRow)
 PART = LOG.alias("part")
@@ -242,37 +243,23 @@ def fastest(shape: Shape, dialect: str, width: int = 0) -> Select[Any]:
         width: of so many workloads, bound as ``prepared.padded`` does; 0: of any number.
     """
     some = places("some", width) if width else bindparam("some", expanding=True)
-    pair, facet = _pairs(some).c, FACETS.c
+    pair, facet = PAIRS.c, FACETS.c
     others = replace(shape, only_ok=False, names=shape.names & {*OTHER_FILTERS} - {"kernel"})
     inner = select(PART.c.id).where(
-        PART.c.workload_id == pair.w, PART.c.facet_id == pair.f, PART.c.time_s.is_not(None),
-        *others.conditions(PART.c),
+        PART.c.workload_id == pair.workload_id, PART.c.facet_id == pair.facet_id,
+        PART.c.time_s.is_not(None), *others.conditions(PART.c),
     )  # fmt: skip
-    inner = inner.order_by(PART.c.time_s, PART.c.id).limit(literal_column("1"))
-    inner = inner.correlate(pair.w.table)
-    joined = pair.w.table.join(FACETS, facet.id == pair.f)
+    inner = inner.order_by(PART.c.time_s, PART.c.id).limit(literal_column("1")).correlate(PAIRS)
+    joined = PAIRS.join(FACETS, facet.id == pair.facet_id)
     row: Any
     if dialect == "sqlite":
         joined, row = joined.join(LOG, LOG.c.id == inner.scalar_subquery()), LOG.c
     else:
         first = inner.add_columns(PART.c.time_s).lateral()
         joined, row = joined.join(first, true()), first.c
-    found = select(pair.w, facet.hardware_id, facet.protocol, row.time_s, row.id)
-    return found.select_from(joined).where(*facet_conditions(shape))
-
-
-def _pairs(some: Any) -> CTE:
-    """Return the pairs of workload and facet that have an OK measurement, of some workloads."""
-    own, workload = LOG.alias("o").c, WORKLOADS.c
-    has_time = own.time_s.is_not(None)
-    first = select(func.min(own.facet_id)).where(own.workload_id == workload.id, has_time)
-    pair = select(workload.id.label("w"), first.scalar_subquery().label("f"))
-    found = pair.where(workload.id.in_(some)).cte("pair", recursive=True)
-    behind = select(func.min(own.facet_id)).where(
-        own.workload_id == found.c.w, own.facet_id > found.c.f, has_time
-    )
-    more = select(found.c.w, behind.scalar_subquery()).where(found.c.f.is_not(None))
-    return found.union_all(more)
+    found = select(pair.workload_id, facet.hardware_id, facet.protocol, row.time_s, row.id)
+    wanted = (pair.workload_id.in_(some), *facet_conditions(shape))
+    return found.select_from(joined).where(*wanted)
 
 
 class Scope:
