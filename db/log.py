@@ -16,7 +16,7 @@ from db.exchange.parquet import parquet_pieces
 from db.exchange.t4 import t4_chunks
 from db.models import MeasurementRow, WorkloadRow
 from db.near import Near, Winners, Workloads
-from db.reader import CHUNK, Reader, rows_of
+from db.reader import CHUNK, Reader
 from db.records import MeasurementQuery, MeasurementRecord, Page
 from db.rows import workload_of
 from db.scope import Scope
@@ -107,7 +107,7 @@ class Log:
                 ids, more = _winners(session, scope, limit, after)
             else:
                 ids, more = _ordered(session, scope, limit, after)
-            items = self._reader.load(rows_of(session), ids, distance)
+        items = self._reader.load(self._database, ids, distance)
         return Page(items=items, next_after=more)
 
     def stream(self, query: MeasurementQuery) -> Iterator[MeasurementRecord]:

@@ -42,8 +42,8 @@ from db.models import (
     WorkloadFacetRow,
     WorkloadRow,
 )
-from db.prepared import places
 from db.records import MeasurementQuery
+from db.types import is_among
 from recommender.measurement import MeasureStatus
 
 FEW = 1024  # facets or workloads that are walked one by one at most
@@ -232,17 +232,15 @@ def counted(shape: Shape, table: str) -> Select[Any]:
 
 
 @lru_cache(maxsize=1000)
-def fastest(shape: Shape, dialect: str, width: int = 0) -> Select[Any]:
-    """Return the query of the fastest measurement in every facet of some workloads.
+def fastest(shape: Shape, dialect: str) -> Select[Any]:
+    """Return the query of the fastest measurement in every facet of the workloads ``some``.
 
     Each is the first of its facet in the index of its workload, so that the rest is not read.
 
     Args:
         shape: of the query; its conditions on workloads are not looked at.
         dialect: of the database.
-        width: of so many workloads, bound as ``prepared.padded`` does; 0: of any number.
     """
-    some = places("some", width) if width else bindparam("some", expanding=True)
     pair, facet = PAIRS.c, FACETS.c
     others = replace(shape, only_ok=False, names=shape.names & {*OTHER_FILTERS} - {"kernel"})
     inner = select(PART.c.id).where(
@@ -258,7 +256,7 @@ def fastest(shape: Shape, dialect: str, width: int = 0) -> Select[Any]:
         first = inner.add_columns(PART.c.time_s).lateral()
         joined, row = joined.join(first, true()), first.c
     found = select(pair.workload_id, facet.hardware_id, facet.protocol, row.time_s, row.id)
-    wanted = (pair.workload_id.in_(some), *facet_conditions(shape))
+    wanted = (is_among(pair.workload_id, "some", dialect), *facet_conditions(shape))
     return found.select_from(joined).where(*wanted)
 
 

@@ -81,7 +81,7 @@ def test_prepared_queries_give_what_sqlalchemy_does(store, query):
         assert [tuple(row) for row in store.database.ask(query, asked)] == expected
 
 
-WINNERS = fastest(Shape(frozenset({"kernel", "hardware_key"}), only_ok=True), "sqlite", width=4)
+WINNERS = fastest(Shape(frozenset({"kernel", "hardware_key"}), only_ok=True), "sqlite")
 
 
 @pytest.mark.parametrize(
