@@ -74,7 +74,7 @@ def stored_keys(store: SqlStore) -> list[Any]:
     found = []
     for start in range(0, len(campaigns), 500):
         ids = [c[-1] for c in campaigns[start : start + 500]]
-        for record in store.log._reader.load(store.database.execute, ids):
+        for record in store.log._reader.load(store.database, ids):
             m = record.measurement
             found.append((m.workload, m.hardware.key, m.program_digest, m.toolchain.key))
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -18,11 +18,12 @@ from db.models import (
     HardwareRow,
     ProgramRow,
     ToolchainRow,
+    WorkloadFacetRow,
     WorkloadRow,
 )
 from db.storable import storable_parameters
 from recommender.hardware import HardwareProfile
-from recommender.measurement import Measurement, Toolchain
+from recommender.measurement import Measurement, MeasureStatus, Toolchain
 from recommender.workload import Workload
 from tilecore.tile_config import TileConfig
 
@@ -56,14 +57,22 @@ def identities(
     if len(found) == len(wanted):
         return found
     read = _read(session, table, names, [key for key in wanted if key not in found])
-    missing = [key for key in wanted if key not in found and key not in read]
+    missing = sorted(key for key in wanted if key not in found and key not in read)
     if missing:
-        dialect = sqlite if session.get_bind().dialect.name == "sqlite" else postgresql
         values = [{**dict(zip(names, key, strict=True)), **wanted[key]} for key in missing]
-        session.connection().execute(dialect.insert(table).on_conflict_do_nothing(), values)
+        _insert_missing(session, table, values)
         read |= _read(session, table, names, missing)
     session.info.setdefault(FRESH, {}).update({(name, key): read[key] for key in read})
     return found | read
+
+
+def _insert_missing(session: Session, table: Table, values: Sequence[Mapping[str, Any]]) -> None:
+    """Insert the rows that are not there, in the order of their keys.
+
+    Writers that insert the same ones wait for each other: in one order, so that none waits in turn.
+    """
+    dialect = sqlite if session.get_bind().dialect.name == "sqlite" else postgresql
+    session.connection().execute(dialect.insert(table).on_conflict_do_nothing(), values)
 
 
 def _read(
@@ -156,6 +165,17 @@ def config_columns(config: TileConfig) -> dict[str, Any]:
     return {"knobs": dict(config.items_)}
 
 
+def note_facets(session: Session, pairs: Collection[tuple[int, int]]) -> None:
+    """Store that these workloads have an OK measurement of these facets."""
+    table = WorkloadFacetRow.__table__
+    assert isinstance(table, Table)
+    remembered = session.info.get(REMEMBERED, {})
+    missing = sorted(pair for pair in pairs if (table.name, pair) not in remembered)
+    if missing:
+        _insert_missing(session, table, [{"workload_id": w, "facet_id": f} for w, f in missing])
+        session.info.setdefault(FRESH, {}).update({(table.name, pair): 0 for pair in missing})
+
+
 class References:
     """The ids that some measurements refer to, each looked up or stored once."""
 
@@ -189,6 +209,9 @@ class References:
         self._facet_ids = identities(
             session, FacetRow, FACET, {self._facet(m): {} for m in measurements}
         )
+        timed = {(m.workload, self._facet(m)) for m in measurements if m.status is MeasureStatus.OK}
+        pairs = {(self._workload_ids[w], self._facet_ids[facet]) for w, facet in timed}
+        note_facets(session, pairs)
 
     def columns(self, m: Measurement) -> dict[str, int | None]:
         """Return the columns of a measurement that refer to other tables."""

@@ -14,9 +14,9 @@ from db.exact import BEST, EPOCH, FASTEST, KNOWN
 from db.exchange.csv_log import csv_lines
 from db.exchange.parquet import parquet_pieces
 from db.exchange.t4 import t4_chunks
-from db.models import MeasurementRow, WorkloadRow
+from db.models import WorkloadRow
 from db.near import Near, Winners, Workloads
-from db.reader import CHUNK, Reader, rows_of
+from db.reader import CHUNK, Reader
 from db.records import MeasurementQuery, MeasurementRecord, Page
 from db.rows import workload_of
 from db.scope import Scope
@@ -107,7 +107,7 @@ class Log:
                 ids, more = _winners(session, scope, limit, after)
             else:
                 ids, more = _ordered(session, scope, limit, after)
-            items = self._reader.load(rows_of(session), ids, distance)
+        items = self._reader.load(self._database, ids, distance)
         return Page(items=items, next_after=more)
 
     def stream(self, query: MeasurementQuery) -> Iterator[MeasurementRecord]:
@@ -194,14 +194,12 @@ def _ordered(
     if after is not None:
         first = after[0] if by_time else EPOCH + _clamped(after[0], 0, LATEST) * MICROSECOND
         bound = (first, after[1])
-    ids = scope.ids(session, bound, limit + 1)
-    if len(ids) <= limit:
+    keys = scope.keys(session, bound, limit + 1)
+    ids = [number for _, number in keys[:limit]]
+    if len(keys) <= limit:
         return ids, None
-    ids.pop()
-    row = MeasurementRow
-    key = select(row.time_s, row.measured_at).where(row.id == ids[-1])
-    time_s, at = session.execute(key).one()
-    return ids, ((time_s or 0.0) if by_time else (at - EPOCH) // MICROSECOND, ids[-1])
+    value, number = keys[limit - 1]
+    return ids, (value if by_time else (value - EPOCH) // MICROSECOND, number)
 
 
 def _clamped(value: float, low: int, high: int) -> int:

@@ -216,6 +216,23 @@ class FacetRow(Base):
     status: Mapped[str] = mapped_column(String(20))
 
 
+class WorkloadFacetRow(Base):
+    """A workload and a facet of which the workload has an OK measurement, or had one.
+
+    Written with the measurement (``db.identities``), never changed or removed: who asks for winners
+    looks at the first measurement of each pair, and finds none where none is left.
+    """
+
+    __tablename__ = "workload_facet"
+    __table_args__ = ({"sqlite_with_rowid": False},)
+    workload_id: Mapped[int] = mapped_column(
+        ForeignKey("workload.id"), primary_key=True, autoincrement=False
+    )
+    facet_id: Mapped[int] = mapped_column(
+        ForeignKey("facet.id"), primary_key=True, autoincrement=False
+    )
+
+
 class MeasurementRow(Base):
     """The accepted outcome of a trial (or an imported one): a time or a failure, never both.
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy import bindparam, select
 
-from db.models import FacetRow, HardwareRow, MeasurementRow
-from db.prepared import padded
-from db.reader import BY_FEW_IDS, FEW, Reader
+from db.models import FacetRow, HardwareRow, WorkloadFacetRow
+from db.reader import Reader
 from db.records import MeasurementQuery
 from db.rows import hardware_of
 from db.scope import Scope, fastest
@@ -22,7 +20,6 @@ from recommender.workload import Workload
 
 BLOCKS = (64, 512)  # near workloads that are looked through for those of a device
 MOST_KEPT = 4096
-WIDTH = 16  # workloads that are asked for at once
 Winners = MutableMapping[int, Sequence[Measurement]]
 
 
@@ -116,27 +113,17 @@ class Near:
         return [winners for winners in found.values() if winners is not None]
 
     def _read(self, ids: Sequence[int]) -> dict[int, Sequence[Measurement]]:
-        winners: list[tuple[int, int]] = []
-        for some in _chunks(ids, WIDTH):
-            values = {"kernel": self._kernel, **padded("some", some, WIDTH)}
-            rows = self._database.ask(
-                fastest(self._shape, self._database.engine.dialect.name, WIDTH), values
-            )
-            winners += [(row[0], row[-1]) for row in rows]
-        found: list[Any] = []
-        for some in _chunks([number for _, number in winners], FEW):
-            found += self._database.ask(BY_FEW_IDS, padded("id", some, FEW))
-        records = self._reader.records(self._database.execute, found, None, self._workloads)
+        query = fastest(self._shape, self._database.engine.dialect.name)
+        values = {"kernel": self._kernel, "some": list(ids)}
+        winners = [(row[0], row[-1]) for row in self._database.ask(query, values)]
+        numbers = [number for _, number in winners]
+        records = self._reader.load(self._database, numbers, None, self._workloads)
         by_id = {record.id: record.measurement for record in records}
         read: dict[int, list[Measurement]] = {number: [] for number in ids}
         for workload, number in winners:
             if number in by_id:
                 read[workload].append(by_id[number])
         return dict(read)
-
-
-def _chunks(numbers: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    return (numbers[start : start + size] for start in range(0, len(numbers), size))
 
 
 FACETS = (
@@ -149,11 +136,10 @@ FACETS = (
     )
 )
 HAVE = (
-    select(MeasurementRow.workload_id)
+    select(WorkloadFacetRow.workload_id)
     .where(
-        MeasurementRow.workload_id.in_(bindparam("some", expanding=True)),
-        MeasurementRow.facet_id.in_(bindparam("facets", expanding=True)),
-        MeasurementRow.time_s.is_not(None),
+        WorkloadFacetRow.workload_id.in_(bindparam("some", expanding=True)),
+        WorkloadFacetRow.facet_id.in_(bindparam("facets", expanding=True)),
     )
     .distinct()
 )

@@ -10,7 +10,7 @@ from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import BindParameter, Dialect, PoolProxiedConnection, Select, bindparam
+from sqlalchemy import Dialect, PoolProxiedConnection, Select
 from sqlalchemy.sql.compiler import SQLCompiler
 
 from db.storable import storable_parameters
@@ -64,16 +64,6 @@ class Prepared:
         for place, convert in converters:
             values[place] = convert(values[place])
         return self._row(values)
-
-
-def places(name: str, width: int) -> list[BindParameter[Any]]:
-    """Return the values of a list that a prepared query looks among; it has ``width`` of them."""
-    return [bindparam(f"{name}{place}") for place in range(width)]
-
-
-def padded(name: str, values: Sequence[Any], width: int) -> dict[str, Any]:
-    """Return up to ``width`` values, at least one, for ``places``: the last one fills the rest."""
-    return {f"{name}{place}": values[min(place, len(values) - 1)] for place in range(width)}
 
 
 def _rows_of(names: Sequence[str]) -> Convert:

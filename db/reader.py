@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import Row, Select, bindparam, select
@@ -21,15 +22,16 @@ from db.models import (
     TrialRow,
     WorkloadRow,
 )
-from db.prepared import places
 from db.records import MeasurementRecord
 from db.rows import hardware_of, toolchain_of, workload_of
+from db.session import Database
+from db.types import is_among
 from recommender.measurement import Measurement, MeasureStatus, Protocol
 from recommender.workload import Workload
 from tilecore.tile_config import TileConfig
 
 MAX_KEPT = 50_000  # workloads, devices and toolchains in memory
-CHUNK = 400  # ids asked for in one statement: below all limits on bound values
+CHUNK = 400  # ids asked for in one statement: below the limits of those with a place for each
 Execute = Callable[[Select[Any], Mapping[str, Any]], Sequence[Row[Any]]]
 Shared = Mapping[tuple[type[Base], Any], Any]
 
@@ -50,22 +52,23 @@ class Reader:
         self._kept: dict[tuple[type[Base], Any], Any] = {}
 
     def load(
-        self, execute: Execute, ids: Sequence[int],
+        self, database: Database, ids: Sequence[int],
         distance: Mapping[str, float] | None = None,
         workloads: Mapping[int, Workload] | None = None,
     ) -> list[MeasurementRecord]:  # fmt: skip
         """Return the records with these ids, in this order.
 
         Args:
-            execute: runs a query: of a connection, or ``Database.execute``.
+            database: where they are; it is asked on a connection of its own.
             ids: of measurements that exist.
             distance: of workloads, by their key, from the one that was asked for.
             workloads: those that are known already, by their ids.
         """
+        query = by_ids(database.engine.dialect.name)
         rows: list[Row[Any]] = []
         for start in range(0, len(ids), CHUNK):
-            rows += execute(BY_IDS, {"ids": ids[start : start + CHUNK]})
-        records = self.records(execute, rows, distance, workloads)
+            rows += database.ask(query, {"ids": ids[start : start + CHUNK]})
+        records = self.records(database.execute, rows, distance, workloads)
         found = {record.id: record for record in records}
         return [found[number] for number in ids if number in found]
 
@@ -149,8 +152,10 @@ def _record(row: Row[Any], shared: Shared, distance: Mapping[str, float]) -> Mea
 
 def _flat() -> Select[Any]:
     row = MeasurementRow
+    # PostgreSQL would read all programs, which are many, to join those of a page.
+    program = select(ProgramRow.digest).where(ProgramRow.id == row.program_id).scalar_subquery()
     columns: tuple[Any, ...] = (
-            row.id, row.workload_id, row.hardware_id, ProgramRow.digest, row.toolchain_id,
+            row.id, row.workload_id, row.hardware_id, program.label("digest"), row.toolchain_id,
             row.protocol, row.threads, row.status, row.compile_s, row.max_error, row.detail,
             row.worker, row.metrics, row.measured_at, row.driver_id, row.created_by,
             HardwareRow.updated_at, ConfigRow.knobs,
@@ -160,7 +165,6 @@ def _flat() -> Select[Any]:
         select(*columns)
         .join(HardwareRow, row.hardware_id == HardwareRow.id)
         .join(ConfigRow, row.config_id == ConfigRow.id)
-        .join(ProgramRow, row.program_id == ProgramRow.id)
         .join(SampleRow, SampleRow.measurement_id == row.id)
         .outerjoin(TrialRow, row.trial_id == TrialRow.id)
         .outerjoin(RunRow, TrialRow.run_id == RunRow.id)
@@ -168,9 +172,14 @@ def _flat() -> Select[Any]:
 
 
 FLAT = _flat()
-BY_IDS = FLAT.where(MeasurementRow.id.in_(bindparam("ids", expanding=True)))
-FEW = 32  # ids that are asked for by a statement of its own
-BY_FEW_IDS = FLAT.where(MeasurementRow.id.in_(places("id", FEW)))
+
+
+@lru_cache
+def by_ids(dialect: str) -> Select[Any]:
+    """Return the query of the rows with the ids that are bound as ``ids``."""
+    return FLAT.where(is_among(MeasurementRow.__table__.c.id, "ids", dialect))
+
+
 REFERRED: dict[type[Base], Select[Any]] = {
     row: select(row.__table__).where(row.__table__.c.id.in_(bindparam("ids", expanding=True)))
     for row in (WorkloadRow, HardwareRow, ToolchainRow, DriverRow)

@@ -16,7 +16,6 @@ from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import (
-    CTE,
     Column,
     ColumnElement,
     Select,
@@ -40,10 +39,11 @@ from db.models import (
     RunRow,
     ToolchainRow,
     TrialRow,
+    WorkloadFacetRow,
     WorkloadRow,
 )
-from db.prepared import places
 from db.records import MeasurementQuery
+from db.types import is_among
 from recommender.measurement import MeasureStatus
 
 FEW = 1024  # facets or workloads that are walked one by one at most
@@ -65,6 +65,7 @@ def _table(row: type[Base]) -> Table:
 
 
 LOG, FACETS, WORKLOADS = _table(MeasurementRow), _table(FacetRow), _table(WorkloadRow)
+PAIRS = _table(WorkloadFacetRow)
 HARDWARE, TOOLCHAINS, PROGRAMS = _table(HardwareRow), _table(ToolchainRow), _table(ProgramRow)
 TRIALS, RUNS = _table(TrialRow), _table(RunRow)
 PART = LOG.alias("part")
@@ -90,11 +91,14 @@ class Shape:
         """Whether a filter selects workloads."""
         return bool(self.names & {"near", *WORKLOAD_FILTERS})
 
+    def keys(self, row: Any) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
+        """Return what says where some measurements stand in the order: a value, and the id."""
+        return row.time_s if self.by_time else row.measured_at, row.id
+
     def order(self, row: Any) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
         """Return the columns of the order of some measurements."""
-        if self.by_time:
-            return row.time_s.asc(), row.id.asc()
-        return row.measured_at.desc(), row.id.desc()
+        value, number = self.keys(row)
+        return (value.asc(), number.asc()) if self.by_time else (value.desc(), number.desc())
 
     def conditions(self, row: Any) -> list[ColumnElement[bool]]:
         """Return the conditions on a measurement, without that on the part that is walked."""
@@ -132,7 +136,7 @@ class Shape:
         if not self.goes_on:
             return []
         first = LOG.c.time_s if self.by_time else LOG.c.measured_at
-        key = tuple_(row.time_s if self.by_time else row.measured_at, row.id)
+        key = tuple_(*self.keys(row))
         bound = tuple_(_bound(first, "after_value"), _bound(LOG.c.id, "after_id"))
         return [key > bound if self.by_time else key < bound]
 
@@ -179,9 +183,9 @@ def workloads(shape: Shape) -> Select[Any]:
 
 @lru_cache(maxsize=1000)
 def whole(shape: Shape) -> Select[Any]:
-    """Return the query of ids that walks the whole log."""
+    """Return the query of keys that walks the whole log."""
     c = LOG.c
-    found = select(c.id).where(*shape.conditions(c), *shape.behind(c))
+    found = select(*shape.keys(c)).where(*shape.conditions(c), *shape.behind(c))
     return found.order_by(*shape.order(c)).limit(bindparam("limit"))
 
 
@@ -197,7 +201,7 @@ def probe(shape: Shape) -> Select[Any]:
     ordered_by = shape.timed(c) or shape.dates(c)
     rows = select(*columns).where(*ordered_by, *shape.behind(c)).order_by(*shape.order(c))
     part = rows.limit(bindparam("probed")).subquery().c
-    found = select(part.id).where(*shape.conditions(part))
+    found = select(*shape.keys(part)).where(*shape.conditions(part))
     return found.order_by(*shape.order(part)).limit(bindparam("limit"))
 
 
@@ -219,7 +223,7 @@ def merged(shape: Shape, dialect: str) -> Select[Any]:
         part = inner.add_columns(PART.c.measured_at, PART.c.time_s).lateral()
         joined, row = outer.join(part, true()), part.c
     chosen = workloads(shape) if by_workload else facets(shape)
-    found = select(row.id).select_from(joined).where(outer.c.id.in_(chosen))
+    found = select(*shape.keys(row)).select_from(joined).where(outer.c.id.in_(chosen))
     return found.order_by(*shape.order(row)).limit(bindparam("limit"))
 
 
@@ -231,48 +235,32 @@ def counted(shape: Shape, table: str) -> Select[Any]:
 
 
 @lru_cache(maxsize=1000)
-def fastest(shape: Shape, dialect: str, width: int = 0) -> Select[Any]:
-    """Return the query of the fastest measurement in every facet of some workloads.
+def fastest(shape: Shape, dialect: str) -> Select[Any]:
+    """Return the query of the fastest measurement in every facet of the workloads ``some``.
 
     Each is the first of its facet in the index of its workload, so that the rest is not read.
 
     Args:
         shape: of the query; its conditions on workloads are not looked at.
         dialect: of the database.
-        width: of so many workloads, bound as ``prepared.padded`` does; 0: of any number.
     """
-    some = places("some", width) if width else bindparam("some", expanding=True)
-    pair, facet = _pairs(some).c, FACETS.c
+    pair, facet = PAIRS.c, FACETS.c
     others = replace(shape, only_ok=False, names=shape.names & {*OTHER_FILTERS} - {"kernel"})
     inner = select(PART.c.id).where(
-        PART.c.workload_id == pair.w, PART.c.facet_id == pair.f, PART.c.time_s.is_not(None),
-        *others.conditions(PART.c),
+        PART.c.workload_id == pair.workload_id, PART.c.facet_id == pair.facet_id,
+        PART.c.time_s.is_not(None), *others.conditions(PART.c),
     )  # fmt: skip
-    inner = inner.order_by(PART.c.time_s, PART.c.id).limit(literal_column("1"))
-    inner = inner.correlate(pair.w.table)
-    joined = pair.w.table.join(FACETS, facet.id == pair.f)
+    inner = inner.order_by(PART.c.time_s, PART.c.id).limit(literal_column("1")).correlate(PAIRS)
+    joined = PAIRS.join(FACETS, facet.id == pair.facet_id)
     row: Any
     if dialect == "sqlite":
         joined, row = joined.join(LOG, LOG.c.id == inner.scalar_subquery()), LOG.c
     else:
         first = inner.add_columns(PART.c.time_s).lateral()
         joined, row = joined.join(first, true()), first.c
-    found = select(pair.w, facet.hardware_id, facet.protocol, row.time_s, row.id)
-    return found.select_from(joined).where(*facet_conditions(shape))
-
-
-def _pairs(some: Any) -> CTE:
-    """Return the pairs of workload and facet that have an OK measurement, of some workloads."""
-    own, workload = LOG.alias("o").c, WORKLOADS.c
-    has_time = own.time_s.is_not(None)
-    first = select(func.min(own.facet_id)).where(own.workload_id == workload.id, has_time)
-    pair = select(workload.id.label("w"), first.scalar_subquery().label("f"))
-    found = pair.where(workload.id.in_(some)).cte("pair", recursive=True)
-    behind = select(func.min(own.facet_id)).where(
-        own.workload_id == found.c.w, own.facet_id > found.c.f, has_time
-    )
-    more = select(found.c.w, behind.scalar_subquery()).where(found.c.f.is_not(None))
-    return found.union_all(more)
+    found = select(pair.workload_id, facet.hardware_id, facet.protocol, row.time_s, row.id)
+    wanted = (is_among(pair.workload_id, "some", dialect), *facet_conditions(shape))
+    return found.select_from(joined).where(*wanted)
 
 
 class Scope:
@@ -288,27 +276,33 @@ class Scope:
         only_ok = query.best_first or query.winners
         self.shape = Shape(frozenset(self.values), query.best_first, only_ok)
 
-    def ids(self, session: Session, after: tuple[Any, int] | None, limit: int) -> list[int]:
-        """Return the ids of the first measurements behind ``after``, in order."""
+    def keys(
+        self, session: Session, after: tuple[Any, int] | None, limit: int
+    ) -> Sequence[tuple[Any, int]]:
+        """Return the keys of the first measurements behind the key ``after``, in order.
+
+        Returns:
+            Of each its time, or when it was measured, as the order says; and its id.
+        """
         shape = replace(self.shape, goes_on=after is not None)
         values = self.values | {"limit": limit}
         if after is not None:
             values |= {"after_value": after[0], "after_id": after[1]}
         if shape.names & OWN_INDEX or not (shape.has_facets or shape.has_workloads):
-            return _ids(session, whole(shape), values)
+            return _keys(session, whole(shape), values)
         walked, count = self._few(session)
         by_other_index = shape.by_time and shape.names & {"since", "until"}
         if count > DIRECT and not (by_other_index and walked):
-            found = _ids(session, probe(shape), values | {"probed": max(PROBED, limit)})
+            found = _keys(session, probe(shape), values | {"probed": max(PROBED, limit)})
             if len(found) < limit and count * limit > MERGED:
                 farther = min(2 * PROBED * limit // max(len(found), 1), FARTHER)
-                found = _ids(session, probe(shape), values | {"probed": farther})
+                found = _keys(session, probe(shape), values | {"probed": farther})
             if len(found) == limit:
                 return found
         if not walked:
-            return _ids(session, whole(shape), values)
+            return _keys(session, whole(shape), values)
         dialect = session.get_bind().dialect.name
-        return _ids(session, merged(replace(shape, walked=walked), dialect), values)
+        return _keys(session, merged(replace(shape, walked=walked), dialect), values)
 
     def workload_ids(self, session: Session, after: int, limit: int) -> list[int]:
         """Return the ids of the first workloads behind ``after``, ascending."""
@@ -344,6 +338,12 @@ class Scope:
                 if count <= FEW:
                     return table, count
         return "", count
+
+
+def _keys(
+    session: Session, query: Select[Any], values: dict[str, Any]
+) -> Sequence[tuple[Any, int]]:
+    return [(row[0], row[1]) for row in session.connection().execute(query, values).all()]
 
 
 def _ids(session: Session, query: Select[Any], values: dict[str, Any]) -> list[int]:

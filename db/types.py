@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Integer
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    ColumnElement,
+    DateTime,
+    Dialect,
+    Integer,
+    Text,
+    any_,
+    bindparam,
+    func,
+    select,
+)
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.types import TypeDecorator
+from sqlalchemy.types import TypeDecorator, TypeEngine
 
 JsonValue = JSON(none_as_null=True).with_variant(postgresql.JSONB(none_as_null=True), "postgresql")
 BigId = BigInteger().with_variant(Integer, "sqlite")  # only INTEGER autoincrements on SQLite
@@ -33,3 +47,33 @@ class UtcDateTime(TypeDecorator[datetime]):
         if value is None or value.tzinfo is not None:
             return value  # type: ignore[no-any-return]
         return value.replace(tzinfo=UTC)  # type: ignore[no-any-return]
+
+
+class Ids(TypeDecorator[Sequence[int]]):
+    """Any number of ids as one value of a statement: an array, or JSON in SQLite."""
+
+    impl = Text
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        """Return the type that the database knows."""
+        return postgresql.ARRAY(BigInteger()) if dialect.name == "postgresql" else Text()
+
+    def process_bind_param(self, value: Sequence[int] | None, dialect: Dialect) -> Any:
+        """Return the ids as the database takes them."""
+        if value is None:
+            return None
+        return list(value) if dialect.name == "postgresql" else json.dumps(list(value))
+
+
+def is_among(column: ColumnElement[int], name: str, dialect: str) -> ColumnElement[bool]:
+    """Return the condition that a column is one of the ids bound as ``name``, however many.
+
+    A list of places would make a statement per length: PostgreSQL plans each anew, and psycopg
+    keeps nothing that it made of one with more than 50 places.
+    """
+    ids = bindparam(name, type_=Ids())
+    if dialect == "sqlite":
+        return column.in_(select(func.json_each(ids).table_valued("value").c.value))
+    found: ColumnElement[bool] = column == any_(ids)
+    return found

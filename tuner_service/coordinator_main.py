@@ -14,6 +14,7 @@ from db.store import SqlStore
 from tuner_service import wiring
 from tuner_service.coordinator import Coordinator
 from tuner_service.drifting import check_after
+from tuner_service.log_stream import keep_writable
 from tuner_service.run_driver import Limits
 from tuner_service.settings import Settings
 from tuner_service.workplaces import Workplace
@@ -61,7 +62,8 @@ def limits(settings: Settings) -> Limits:
 
 
 def configure_logging(level: str) -> None:
-    """Write one JSON object per line to stderr."""
+    """Write one JSON object per line to stderr, or count the lines that it has no room for."""
+    keep_writable()
     number = getattr(logging, level.upper())
     logging.basicConfig(
         level=number, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s"

@@ -8,6 +8,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
 
 import structlog
 
@@ -54,8 +56,7 @@ class CoordinatorProcess:
         """Start it; what it says goes to the log file."""
         command = [sys.executable, "-m", "tuner_service.cli", "coordinator"]
         command += ["--parent", str(os.getpid())] + (["--until-idle"] if self._until_idle else [])
-        self._settings.log_file.parent.mkdir(parents=True, exist_ok=True)
-        with self._settings.log_file.open("ab") as output:
+        with self._log() as output:
             self._process = subprocess.Popen(
                 command,
                 env=self._settings.environment(),
@@ -65,6 +66,16 @@ class CoordinatorProcess:
                 start_new_session=True,  # Ctrl-C is for the parent, which then asks it to stop
             )
         self.starts += 1
+
+    def _log(self) -> BinaryIO:
+        """Open the log file; where that cannot be, nothing is kept of what the process says."""
+        try:
+            self._settings.log_file.parent.mkdir(parents=True, exist_ok=True)
+            return self._settings.log_file.open("ab")
+        except OSError as error:
+            reason = error.strerror or str(error)
+            log.warning("coordinator.no_log", path=str(self._settings.log_file), reason=reason)
+            return Path(os.devnull).open("ab")
 
     def stop(self) -> None:
         """Ask it to stop, wait, and end it if it does not."""

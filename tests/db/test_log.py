@@ -14,11 +14,13 @@ from itertools import islice
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import select
 
 from db.errors import FormatMissing, NotOneSpace
 from db.exchange.csv_log import COLUMNS
 from db.exchange.parquet import GROUP
 from db.migrate import open_database
+from db.models import MeasurementRow, WorkloadFacetRow
 from db.records import MeasurementQuery
 from db.store import SqlStore
 from recommender.hardware import HardwareProfile
@@ -30,6 +32,7 @@ from tests import postgres
 from tests.db.conftest import measurement
 from tilecore.tile_config import TileConfig
 
+WINNERS = MeasurementQuery(winners=True)
 START = datetime(2026, 1, 1, tzinfo=UTC)
 KERNELS, SIZES, DTYPES = ("gemm", "conv"), (64, 128, 4096), ("float32", "float16")
 DEVICES = [
@@ -156,6 +159,15 @@ def test_winners_are_the_best_of_each_workload_and_device(filled, filters, limit
     assert len(set(found)) == len(found)
 
 
+def test_every_facet_that_a_workload_has_a_time_of_is_noted_once(filled):
+    store, _ = filled
+    log, noted = MeasurementRow, WorkloadFacetRow
+    with store.database.read() as session:
+        pairs = session.execute(select(noted.workload_id, noted.facet_id)).all()
+        timed = select(log.workload_id, log.facet_id).where(log.time_s.is_not(None)).distinct()
+        assert sorted(map(tuple, pairs)) == sorted(map(tuple, session.execute(timed)))
+
+
 def test_records_near_a_shape_come_with_their_distance(filled):
     store, stored = filled
     asked = Workload.of("gemm", {"m": 100, "n": 64, "k": 32, "dtype": "float32"})
@@ -229,6 +241,7 @@ def test_a_batch_is_stored_whole_or_not_at_all(store, make_measurement):
     assert store.count_measurements() == 0
     store.add(batch[0])  # what it refers to was rolled back, too: nothing of it is remembered
     assert store.measurements() == [batch[0]]
+    assert [r.measurement for r in store.page(WINNERS, limit=2).items] == [batch[0]]
 
 
 def test_32_writers_lose_nothing(store, make_measurement, database_path):

@@ -60,6 +60,7 @@ def test_every_schema_is_upgraded_and_gone_back_to_with_its_rows(
         store.add(make_measurement(time_s, detail="why" if time_s is None else ""))
     run = new_run()
     kept = [m.times_s for m in store.measurements()]
+    winners = [r.id for r in store.page(MeasurementQuery(winners=True), limit=9).items]
     with migrating(store.database) as config:
         command.downgrade(config, until)
     assert revision(store.database) == until
@@ -70,6 +71,8 @@ def test_every_schema_is_upgraded_and_gone_back_to_with_its_rows(
     assert upgrade(store.database) == until
     assert revision(store.database) == HEAD
     assert [m.times_s for m in store.measurements()] == kept
+    found = store.page(MeasurementQuery(winners=True), limit=9).items
+    assert [r.id for r in found] == winners != []
     assert store.runs.get(run.public_id).workload == run.workload
     assert len(store.page(MeasurementQuery(kernel="gemm"), limit=9).items) == 3
     with migrating(store.database) as config:

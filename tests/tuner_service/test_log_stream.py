@@ -1,0 +1,76 @@
+"""A log that has no room: the process goes on, and tells how many lines it could not write."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tuner_service.log_stream import LogStream
+from tuner_service.watch import CoordinatorProcess
+
+ROOM = 1000
+FULL = Path("/dev/full")
+SPEAKER = f"""
+import logging, resource, structlog
+from tuner_service.coordinator_main import configure_logging
+resource.setrlimit(resource.RLIMIT_FSIZE, ({ROOM}, resource.RLIM_INFINITY))
+configure_logging("info")
+for number in range(100):
+    structlog.get_logger().info("said", number=number)
+    logging.getLogger("ours").info("%s", number)
+    print("printed", number)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+structlog.get_logger().info("room again")
+logging.getLogger("ours").info("the end")
+"""
+
+
+def test_lines_without_room_are_counted_and_told_once_there_is_room(tmp_path):
+    out, log = tmp_path / "out", tmp_path / "log"
+    with out.open("ab") as stdout, log.open("ab") as stderr:
+        command = [sys.executable, "-c", SPEAKER]
+        done = subprocess.run(command, stdout=stdout, stderr=stderr, check=False)
+    assert done.returncode == 0
+    assert out.stat().st_size == ROOM
+    written = log.read_bytes()
+    lines = written.decode().splitlines()
+    notices = [n for n, line in enumerate(lines) if "log.lines_lost" in line]
+    assert len(notices) == 1
+    notice = json.loads(lines[notices[0]])
+    assert (notice["level"], notice["reason"]) == ("warning", os.strerror(errno.EFBIG))
+    before = written[:ROOM].decode().splitlines(keepends=True)
+    whole = sum(line.endswith("\n") for line in before)
+    assert notice["lines"] == 200 - whole
+    assert json.loads(lines[notices[0] + 1])["event"] == "room again"
+    assert lines[notices[0] + 2 :] == ["INFO ours the end"]
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")
+def test_a_stream_into_a_full_disk_counts_what_it_is_told():
+    with FULL.open("wb", buffering=0) as full:
+        stream = LogStream(full.fileno())
+        assert [stream.write(b"one\ntwo\n"), stream.write(b"a part"), stream.write(b"")] == [
+            8,
+            6,
+            0,
+        ]
+        assert stream._notice().startswith(b'{"event": "log.lines_lost", "lines": 3, ')
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")
+def test_a_coordinator_works_on_where_its_log_has_no_room(settings, store):
+    settings.log_file.symlink_to(FULL)
+    child = CoordinatorProcess(settings, until_idle=True)
+    child.start()
+    assert child._process.wait(60) == 0
+    assert store.leader.current().epoch == 1  # it led, and said so
+
+
+def test_where_the_log_cannot_be_opened_nothing_is_kept_of_it(settings):
+    settings.log_file.mkdir()
+    with CoordinatorProcess(settings, until_idle=True)._log() as log:
+        assert log.name == os.devnull
