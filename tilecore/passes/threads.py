@@ -118,7 +118,13 @@ class _OneThread(Rewriter):
         return arrival(stmt, 1 if stmt.once else math.prod(t or 1 for t in threads))
 
     def visit_wait(self, stmt: nodes.Wait) -> Stmt:
-        return nodes.Assert(is_over(stmt), deadlock(stmt), stmt.span)
+        message = deadlock(stmt)
+        if stmt.buffer.name == named_barriers.NAME:
+            message += (
+                "; branches that a variable or data chooses run one after the other on a CPU: "
+                "let the thread index choose those that meet"
+            )
+        return nodes.Assert(is_over(stmt), message, stmt.span)
 
 
 def unknown_threads() -> ScopeError:
@@ -389,15 +395,17 @@ class Serializer:
         """Return a tile operation, done once if any thread is active."""
         if isinstance(stmt, nodes.Parallel):
             self.check_parallel(stmt)
-        made = self.first.stmt(stmt)
-        made = arrival(made) if isinstance(made, nodes.Arrive) else made
         if not predicate:
-            return [made]
-        anyone = self.kept("anyone", "int32")
+            made = self.first.stmt(stmt)
+            return [arrival(made) if isinstance(made, nodes.Arrive) else made]
+        anyone = self.kept("anyone", "int32")  # the number after that of a thread; 0: none
         zero = (const(0),)
+        found = Load(anyone, zero, anyone.dtype)
+        made = PerThread(self, binary("sub", found, 1)).stmt(stmt)
+        made = arrival(made) if isinstance(made, nodes.Arrive) else made
         clear = nodes.Store(anyone, zero, const(0), stmt.span)
-        mark = nodes.Store(anyone, zero, const(1), stmt.span)
-        cond = as_bool(Load(anyone, zero, anyone.dtype))
+        mark = nodes.Store(anyone, zero, binary("add", self.thread, 1), stmt.span)
+        cond = as_bool(found)
         return [clear, self.for_each([mark], predicate), nodes.If(cond, made, None, stmt.span)]
 
     def arrive(self, stmt: nodes.Arrive, predicate: Predicate) -> Stmt:
