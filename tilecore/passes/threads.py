@@ -149,11 +149,10 @@ class Serializer:
         self.active = range(self.count)  # the threads that run the code being rewritten
         self.thread = Var("thread", const(0).dtype)
         self.allocs: list[Stmt] = []
-        self.private: dict[Buffer, Buffer] = {
-            s.buffer: self.per_thread(s.buffer)
-            for s in _outside_nests(launch)
-            if isinstance(s, nodes.Alloc) and s.buffer.scope == "local"
-        }
+        self.private: dict[Buffer, Buffer] = {}
+        for stmt in _outside_nests(launch):  # tiles come before their views
+            if isinstance(stmt, nodes.Alloc) and stmt.buffer.scope == "local":
+                self.private[stmt.buffer] = self.per_thread(stmt.buffer)
         self.values: dict[Var, Expr | Buffer] = {}  # what a Let is: an expression, or kept
         self.each = PerThread(self, self.thread)
         self.uniform = Uniform(launch)
@@ -186,7 +185,8 @@ class Serializer:
     def per_thread(self, buffer: Buffer) -> Buffer:
         """Return (and allocate) a tile with one copy of ``buffer`` per thread."""
         shape = (const(self.count), *buffer.shape)
-        made = dataclasses.replace(buffer, shape=shape, is_var=False)
+        base = self.private.get(buffer.root)
+        made = dataclasses.replace(buffer, shape=shape, is_var=False, base=base)
         self.allocs.append(nodes.Alloc(made, buffer.span))
         return made
 
