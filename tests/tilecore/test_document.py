@@ -124,6 +124,28 @@ def swizzled(A: T.Tensor((64, 64), "float32"), B: T.Tensor((64, 64), "float32"),
         T.copy(tile, B)
 
 
+def test_tiles_of_vectors_come_back():
+    @T.prim_func
+    def main(A: T.Tensor((8, 4), "float32")):
+        with T.Kernel(1):
+            tile = T.alloc_shared((8,), "float32x4")
+            T.copy(A, tile)
+            tile[0] = tile[1] + 1.0
+            T.copy(tile, A)
+
+    same(again(main), main)
+    described = write(main)
+    (tile,) = (b for b in described["buffers"] if b.get("lanes"))
+    assert tile["lanes"] == 4
+    for lanes in (0, 2, 129, True):
+        with pytest.raises(TileError, match="/lanes"):
+            read(
+                json.loads(
+                    json.dumps(described).replace('"lanes": 4', f'"lanes": {json.dumps(lanes)}')
+                )
+            )
+
+
 def test_layouts_hints_and_odd_numbers():
     found = again(swizzled)
     same(found, swizzled)

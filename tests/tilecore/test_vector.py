@@ -122,7 +122,7 @@ def in_kernel(body):
         (lambda A: T.reinterpret(A[0:2], "float16x2"), TypeMismatch, "32 bits for float16x2"),
         (lambda A: A[0], TypeMismatch, "expected a vector, found Load"),
         (
-            lambda A: T.alloc_local((4,), T.float32x2),
+            lambda A: T.alloc_reducer((4,), T.float32x2),
             TypeMismatch,
             "use float32 and one more axis of 2",
         ),

@@ -51,7 +51,8 @@ class DType(str):
         if text.partition("x")[0] in BITS and text.rpartition("x")[2].isdigit():
             element, _, lanes = text.rpartition("x")
             raise TypeMismatch(
-                expected="an element type; vectors are values and variables (T.alloc_var)",
+                expected="an element type; vectors are values, variables (T.alloc_var) and "
+                "elements of tiles (T.alloc_local and its kin), but no tensor's",
                 found=text,
                 hint=f"use {element} and one more axis of {lanes}",
             )

@@ -15,7 +15,8 @@ from tilecore.ir.vector import Vector
 def index_buffer(buffer: Buffer, key: Any) -> Load | Region | Vector:
     """Return ``buffer[key]``: a Load if every axis has an index, a Region if one has a slice.
 
-    Where an index is a vector (T.Ramp) it is the vector of the elements at its lanes.
+    Where an index is a vector (T.Ramp), or elements are vectors, it is the vector of what lies
+    there.
 
     Raises:
         ShapeMismatch: the number of indices is not the rank (TC201).
@@ -24,6 +25,10 @@ def index_buffer(buffer: Buffer, key: Any) -> Load | Region | Vector:
     keys = key if isinstance(key, tuple) else (key,)
     if any(k is Ellipsis for k in keys):
         keys = _expand_ellipsis(keys, buffer.ndim)
+    if buffer.lanes > 1 and len(keys) == buffer.ndim - 1:
+        if not any(isinstance(k, slice) for k in keys):
+            return index_buffer(buffer, (*keys, Vector(tuple(map(const, range(buffer.lanes))))))
+        keys = (*keys, slice(None))
     if len(keys) != buffer.ndim:
         raise ShapeMismatch(
             what=f"indices of `{buffer.name}`",

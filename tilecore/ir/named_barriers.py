@@ -3,7 +3,8 @@
 The barrier of a number is full when ``count`` threads have come to it; it is empty again at once.
 Who arrives goes on, who synchronises waits until the barrier is full. Where the count is that of
 the threads that take the same branches, and nobody arrives without waiting, it is these that meet:
-a Sync of their group.
+a Sync of their group. Where more than the thread index chooses a branch, nobody knows how many
+these are, and the barrier stays what it is.
 Where there is no such hardware, an array of barriers in memory says the same: a thread waits for
 the phase that runs when it comes, which cannot end before it has arrived.
 """
@@ -25,12 +26,14 @@ from tilecore.ir.evaluate import Evaluator
 from tilecore.ir.expr import Binary, Expr, Load, Var, binary, const
 from tilecore.ir.indexing import whole
 from tilecore.ir.nodes import Buffer, KernelLaunch, PrimFunc, Seq, Stmt, Sync
-from tilecore.ir.visitor import Rewriter, walk, walk_expr
+from tilecore.ir.visitor import Rewriter, children, has_jump, walk, walk_expr
 
 MEETS, ARRIVES = "named", "named_arrive"  # scopes of a Sync
 SCOPES = (MEETS, ARRIVES)
 WARP = 32
 MOST = 15  # PTX ISA 9.1: barriers 0 to 15; 0 is that of all threads of the block
+ANY, ALL = -1, 0  # a barrier whose number, a count that is not known: of the threads of a branch
+NAME = "named_barrier"  # of barriers in memory
 
 
 def is_named(stmt: Stmt) -> TypeGuard[Sync]:
@@ -78,11 +81,13 @@ def with_groups(body: Stmt, thread_vars: Sequence[Var], sizes: Sequence[int | No
     used = [s for s in found if s.barrier in kept]
     threads = branches.everyone
     for stmt in used:
+        _check_known(stmt)
         if stmt.count < 1 or stmt.count % WARP:
             raise ScopeError(
                 message=f"named barrier {stmt.barrier}: expected whole warps of {WARP} threads, "
                 f"found {stmt.count} threads that are not those of the branch",
-                hint="count all threads that come there, of every branch",
+                hint="count all threads that come there, of every branch; where a variable or data "
+                "chooses the branch, nobody knows how many these are",
                 span=stmt.span,
             )
         if threads is not None and stmt.count > len(threads):
@@ -94,6 +99,25 @@ def with_groups(body: Stmt, thread_vars: Sequence[Var], sizes: Sequence[int | No
             )
     named(used)
     return _Groups(kept).visit(body)
+
+
+def _check_known(stmt: Sync) -> None:
+    """Refuse a barrier of which it matters who it is, or how many fill it, where nobody knows."""
+    if stmt.barrier == ANY or stmt.count == ALL:
+        what = "number" if stmt.barrier == ANY else "count"
+        raise ScopeError(
+            message=f"T.sync_threads(barrier, count) in a branch: expected a {what} that is known "
+            "when the program is traced, found none",
+            hint=f"numbers from 1 to {MOST}, and the count of all threads that come there",
+            span=stmt.span,
+        )
+    if stmt.barrier == 0:
+        raise ScopeError(
+            message="T.sync_threads(0, count): expected a number of its own for a barrier that is "
+            "not just of the threads of its branch, found that of all threads of the block",
+            hint=f"use one from 1 to {MOST}",
+            span=stmt.span,
+        )
 
 
 class _Branches(Rewriter):
@@ -109,6 +133,7 @@ class _Branches(Rewriter):
         self.everyone = np.ones(math.prod(known), bool) if len(known) == len(sizes) else None
         self.met_by_others: set[int] = set()
         self._here = self.everyone  # the threads that come by; None: not known
+        self._is_apart = False  # whether not all threads of the block come by
         self._own = {*thread_vars}  # what differs from thread to thread
         self._values, self._known = Evaluator(), set[Var]()
         if self.everyone is not None:
@@ -125,35 +150,72 @@ class _Branches(Rewriter):
         return stmt
 
     def visit_if(self, stmt: nodes.If) -> Stmt:
-        outside, parts = self._here, _conjuncts(stmt.cond)
+        outside, was_apart, parts = self._here, self._is_apart, _conjuncts(stmt.cond)
         choosing = [part for part in parts if self._differs(part)]
         taken = [self._value(part) for part in choosing]
+        self._is_apart |= bool(choosing)
         if outside is None or any(value is None for value in taken):
-            self._here = None
+            self._here = outside if not choosing else None
         else:
             self._here = np.logical_and.reduce([outside, *taken])
         self.visit(stmt.then_body)
-        if self._here is not None and choosing:
-            self._here = outside & ~self._here if len(choosing) == len(parts) else None
+        if choosing:
+            inside = self._here if len(choosing) == len(parts) else None
+            self._here = None if outside is None or inside is None else outside & ~inside
         if stmt.else_body is not None:
             self.visit(stmt.else_body)
-        self._here = outside
+        self._here, self._is_apart = outside, was_apart
+        if choosing and _jumps(stmt):
+            self._here, self._is_apart = None, True  # until the end of what is left
         return stmt
 
+    def visit_for(self, stmt: nodes.For) -> Stmt:
+        self._loop(stmt.body, self._differs(stmt.start, stmt.stop, stmt.step), stmt.loop_var)
+        return stmt
+
+    def visit_while(self, stmt: nodes.While) -> Stmt:
+        self._loop(stmt.body, self._differs(stmt.cond))
+        return stmt
+
+    def _loop(self, body: Stmt, differs: bool, var: Var | None = None) -> None:
+        """Look at a loop; where some threads leave it before others, nobody knows who is left."""
+        outside, was_apart = self._here, self._is_apart
+        if differs or self._leaves(body):
+            self._here, self._is_apart = None, True
+            self._own |= {var} if var is not None else set()
+        self.visit(body)
+        if not (_returns(body) and self._is_apart):
+            self._here, self._is_apart = outside, was_apart
+
+    def _leaves(self, stmt: Stmt) -> bool:
+        """Return whether some threads may leave the loop around, or a turn of it, before others."""
+        if isinstance(stmt, nodes.If) and self._differs(stmt.cond):
+            return _jumps(stmt)
+        inside = (s for s in children(stmt) if _returns(s) or not _is_loop(stmt))
+        return any(self._leaves(s) for s in inside)
+
     def visit_sync(self, stmt: Sync) -> Stmt:
-        are_others = self._here is not None and np.count_nonzero(self._here) != stmt.count
-        if stmt.scope == ARRIVES or (stmt.scope == MEETS and are_others):
+        if stmt.scope == ARRIVES or (stmt.scope == MEETS and not self._is_all(stmt)):
             self.met_by_others.add(stmt.barrier)
         return stmt
+
+    def _is_all(self, stmt: Sync) -> bool:
+        """Return whether just the threads that come by fill a barrier."""
+        if stmt.count == ALL:
+            return not self._is_apart
+        if self._here is None:
+            return self.everyone is None and not self._is_apart
+        return int(np.count_nonzero(self._here)) == stmt.count
 
     def _set(self, var: Var, value: Any) -> None:
         self._values.set(var, value)
         self._known.add(var)
 
-    def _differs(self, expr: Expr) -> bool:
+    def _differs(self, *exprs: Expr) -> bool:
         """Return whether threads of a block may see different values of an expression."""
         return any(
             e.buffer.scope == "local" if isinstance(e, Load) else e in self._own
+            for expr in exprs
             for e in walk_expr(expr)
             if isinstance(e, (Load, Var))
         )
@@ -164,6 +226,19 @@ class _Branches(Rewriter):
         if self.everyone is None or any(e not in self._known for e in leaves):
             return None
         return np.broadcast_to(self._values(expr), self.everyone.shape)
+
+
+def _is_loop(stmt: Stmt) -> bool:
+    return isinstance(stmt, (nodes.For, nodes.While))
+
+
+def _returns(stmt: Stmt) -> bool:
+    return any(isinstance(s, nodes.Jump) and s.word == "return" for s in walk(stmt))
+
+
+def _jumps(stmt: Stmt) -> bool:
+    """Return whether threads may leave the loop around a statement there, or end."""
+    return has_jump(stmt) or _returns(stmt)
 
 
 def _conjuncts(cond: Expr) -> list[Expr]:
@@ -199,7 +274,7 @@ def in_memory(launch: KernelLaunch) -> KernelLaunch:
         return launch
     numbers = sorted(counts)
     buffer = Buffer(
-        "named_barrier", (const(len(numbers)),), DType("int32"), "shared", span=launch.span,
+        NAME, (const(len(numbers)),), DType("int32"), "shared", span=launch.span,
         arrive_counts=tuple(counts[n] for n in numbers),
     )  # fmt: skip
     body = _InMemory(buffer, numbers).visit(launch.body)

@@ -90,6 +90,8 @@ class Buffer:
     every so many of them end a phase; phases are numbered from 0 (ir.barrier).
     ``in_tensor_memory`` asks for the tensor memory of sm_100 (``T.alloc_tmem``); elsewhere the tile
     is a shared one.
+    ``lanes`` above 1: an index along all axes but the last one, which has so many elements, is a
+    vector's. That is how a program may spell its indices, and no more.
     """
 
     name: str
@@ -105,6 +107,7 @@ class Buffer:
     address: Expr | None = None
     arrive_counts: tuple[int, ...] | None = None
     in_tensor_memory: bool = False
+    lanes: int = 1
 
     @property
     def root(self) -> Buffer:

@@ -10,7 +10,7 @@ import ml_dtypes
 
 from tilecore.errors import TypeMismatch
 from tilecore.frontend.builder import current
-from tilecore.frontend.signature import tensor_spec
+from tilecore.frontend.signature import TensorSpec, tensor_spec
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Load, cast, const
 from tilecore.ir.nodes import Alloc, Buffer, Store
@@ -19,9 +19,24 @@ from tilecore.ir.vector import Vector, VectorType
 
 def _allocate(shape: Any, dtype: Any, scope: str, default: str) -> Buffer:
     builder = current()
-    spec = tensor_spec(shape, dtype, least=1)
+    spec, lanes = elements(shape, dtype)
     name = builder.take_hint(default)
-    return builder.allocate(Buffer(name, spec.shape, spec.dtype, scope, span=builder.span))
+    return builder.allocate(
+        Buffer(name, spec.shape, spec.dtype, scope, span=builder.span, lanes=lanes)
+    )
+
+
+def elements(shape: Any, dtype: Any) -> tuple[TensorSpec, int]:
+    """Return the spec of a tile, and how many elements lie side by side in a vector of it.
+
+    Raises:
+        TypeMismatch: a bad extent or element type (TC202).
+    """
+    kind = VectorType.parse(dtype)
+    if kind is None:
+        return tensor_spec(shape, dtype, least=1), 1
+    extents = shape if isinstance(shape, (tuple, list)) else (shape,)
+    return tensor_spec((*extents, kind.lanes), kind.element, least=1), kind.lanes
 
 
 def alloc_shared(shape: Any, dtype: Any, scope: str = "shared.dyn") -> Buffer:
@@ -29,7 +44,7 @@ def alloc_shared(shape: Any, dtype: Any, scope: str = "shared.dyn") -> Buffer:
 
     Args:
         shape: extents in elements.
-        dtype: element type.
+        dtype: element type, or a vector's ("float32x4"): then an index names a vector.
         scope: "shared.dyn" or "shared"; no difference here.
 
     Raises:
@@ -78,8 +93,9 @@ def alloc_global(shape: Any, dtype: Any, scope: str = "global") -> Buffer:
     if scope != "global":
         raise TypeMismatch(expected='scope "global"', found=repr(scope))
     builder = current()
-    spec = tensor_spec(shape, dtype, least=1)
-    buffer = replace(spec.buffer(builder.take_hint("workspace")), span=builder.span)
+    spec, lanes = elements(shape, dtype)
+    found = spec.buffer(builder.take_hint("workspace"))
+    buffer = replace(found, span=builder.span, lanes=lanes)
     builder.frames[0].stmts.append(Alloc(buffer, builder.span))
     return buffer
 

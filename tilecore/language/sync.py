@@ -8,7 +8,7 @@ from typing import Any
 from tilecore.errors import ScopeError, TypeMismatch
 from tilecore.frontend.builder import current
 from tilecore.ir.expr import int_value
-from tilecore.ir.named_barriers import ARRIVES, MEETS, MOST, WARP
+from tilecore.ir.named_barriers import ALL, ANY, ARRIVES, MEETS, MOST, WARP
 from tilecore.ir.nodes import Sync
 
 
@@ -17,16 +17,28 @@ def sync_threads(barrier_id: Any = None, arrive_count: Any = None) -> None:
 
     Args:
         barrier_id: names a barrier of its own, at which only the threads that come there meet.
-        arrive_count: how many those are; if no number, the threads in this branch.
+        arrive_count: how many those are; without it, all threads of the block. In a branch that
+            not all threads take, both must be numbers that are known when the program is traced.
+
+    Raises:
+        TypeMismatch: a number that no barrier has, or not even one thread (TC202).
     """
     builder = current()
     number, count = int_value(barrier_id), int_value(arrive_count)
+    if number is not None and not 0 <= number <= MOST:
+        raise TypeMismatch(
+            expected=f"a barrier from 1 to {MOST} (or 0, that of all threads) for T.sync_threads",
+            found=str(number),
+        )
+    if count is not None and count < 1:
+        raise TypeMismatch(
+            expected="at least one thread at a barrier of T.sync_threads", found=str(count)
+        )
     if barrier_id is None:
         builder.emit(Sync("block", builder.span))
-    elif number is None or count is None or not 0 < number <= MOST:
-        builder.emit(Sync("group", builder.span))
     else:
-        builder.emit(Sync(MEETS, builder.span, number, count))
+        known = ANY if number is None else number
+        builder.emit(Sync(MEETS, builder.span, known, ALL if count is None else count))
 
 
 def named_barrier_arrive(barrier_id: Any, thread_count: Any) -> None:

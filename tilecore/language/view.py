@@ -13,6 +13,7 @@ from tilecore.ir.expr import Expr, Load, Pointer, Var, cast
 from tilecore.ir.indexing import format_shape, is_whole
 from tilecore.ir.nodes import Alloc, Buffer, Region
 from tilecore.ir.polynomial import is_equal, product
+from tilecore.ir.vector import VectorType
 
 ptr = PointerSpec()
 handle = ptr
@@ -34,7 +35,7 @@ def view(src: Any, shape: Any = None, dtype: Any = None, strides: Any = None) ->
     Args:
         src: a contiguous tensor or a tile.
         shape: extents of the view; without it those of ``src``, the last one scaled to ``dtype``.
-        dtype: element type that the bytes are taken as; without it that of ``src``.
+        dtype: element type, or a vector's, that the bytes are taken as; without it that of ``src``.
         strides: accepted where they are those of a row-major tensor.
 
     Raises:
@@ -42,8 +43,11 @@ def view(src: Any, shape: Any = None, dtype: Any = None, strides: Any = None) ->
         TypeMismatch: ``src`` is no tensor or tile, or has strides (TC202).
     """
     source = _buffer(src)
-    kind = source.dtype if dtype is None else DType(dtype)
-    spec = tensor_spec(_scaled(source, kind) if shape is None else shape, kind, strides)
+    vectors = VectorType.parse(dtype)
+    if dtype is None and source.lanes > 1:
+        vectors = VectorType(source.dtype, source.lanes)
+    kind = vectors.element if vectors else source.dtype if dtype is None else DType(dtype)
+    spec = tensor_spec(_extents(source, shape, kind, vectors), kind, strides)
     if spec.strides is not None and not _is_row_major(spec.shape, spec.strides):
         raise TypeMismatch(expected="row-major strides of T.view", found=format_shape(spec.strides))
     own, whole = product((*spec.shape, kind.bits)), product((*source.shape, source.dtype.bits))
@@ -54,8 +58,11 @@ def view(src: Any, shape: Any = None, dtype: Any = None, strides: Any = None) ->
             found=f"{kind}{format_shape(spec.shape)}",
         )
     return _emit(
-        Buffer("", spec.shape, kind, source.scope, base=source.root), f"{source.name}_view"
-    )
+        Buffer(
+            "", spec.shape, kind, source.scope, base=source.root,
+            lanes=vectors.lanes if vectors else 1,
+        ), f"{source.name}_view",
+    )  # fmt: skip
 
 
 def _buffer(value: Any) -> Buffer:
@@ -68,10 +75,17 @@ def _buffer(value: Any) -> Buffer:
     return value
 
 
-def _scaled(source: Buffer, kind: DType) -> tuple[Expr, ...]:
+def _extents(source: Buffer, shape: Any, kind: DType, vectors: VectorType | None) -> Any:
+    """Return the extents of a view as elements are counted here: lanes are an axis of their own."""
+    lanes = () if vectors is None else (vectors.lanes,)
+    if shape is not None:
+        return (*(shape if isinstance(shape, (tuple, list)) else (shape,)), *lanes)
     *leading, last = source.shape
+    if source.lanes > 1:
+        leading, last = leading[:-1], product((leading[-1], last))
     have, want = source.dtype.bits, kind.bits
-    return (*leading, last // (want // have) if want > have else last * (have // want))
+    last = last // (want // have) if want > have else last * (have // want)
+    return (*leading, last if vectors is None else last // vectors.lanes, *lanes)
 
 
 def _is_row_major(shape: tuple[Expr, ...], strides: tuple[Expr, ...]) -> bool:

@@ -36,6 +36,8 @@ class PerThread(Rebuilder):
             indices = (self.index, *(self.expr(i) for i in stmt.indices))
             buffer = self.owner.private[stmt.buffer]
             return nodes.Store(buffer, indices, self.expr(stmt.value), stmt.span)
+        if isinstance(stmt, nodes.Alloc) and stmt.buffer in self.owner.private:
+            return Seq((), stmt.span)
         if isinstance(stmt, nodes.Let):
             return self.owner.bind(stmt, self.index, self)
         if isinstance(stmt, nodes.Atomic) and stmt.prev in self.owner.private:

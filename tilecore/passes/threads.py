@@ -118,7 +118,13 @@ class _OneThread(Rewriter):
         return arrival(stmt, 1 if stmt.once else math.prod(t or 1 for t in threads))
 
     def visit_wait(self, stmt: nodes.Wait) -> Stmt:
-        return nodes.Assert(is_over(stmt), deadlock(stmt), stmt.span)
+        message = deadlock(stmt)
+        if stmt.buffer.name == named_barriers.NAME:
+            message += (
+                "; branches that a variable or data chooses run one after the other on a CPU: "
+                "let the thread index choose those that meet"
+            )
+        return nodes.Assert(is_over(stmt), message, stmt.span)
 
 
 def unknown_threads() -> ScopeError:
@@ -143,11 +149,10 @@ class Serializer:
         self.active = range(self.count)  # the threads that run the code being rewritten
         self.thread = Var("thread", const(0).dtype)
         self.allocs: list[Stmt] = []
-        self.private: dict[Buffer, Buffer] = {
-            s.buffer: self.per_thread(s.buffer)
-            for s in _outside_nests(launch)
-            if isinstance(s, nodes.Alloc) and s.buffer.scope == "local"
-        }
+        self.private: dict[Buffer, Buffer] = {}
+        for stmt in _outside_nests(launch):  # tiles come before their views
+            if isinstance(stmt, nodes.Alloc) and stmt.buffer.scope == "local":
+                self.private[stmt.buffer] = self.per_thread(stmt.buffer)
         self.values: dict[Var, Expr | Buffer] = {}  # what a Let is: an expression, or kept
         self.each = PerThread(self, self.thread)
         self.uniform = Uniform(launch)
@@ -180,7 +185,8 @@ class Serializer:
     def per_thread(self, buffer: Buffer) -> Buffer:
         """Return (and allocate) a tile with one copy of ``buffer`` per thread."""
         shape = (const(self.count), *buffer.shape)
-        made = dataclasses.replace(buffer, shape=shape, is_var=False)
+        base = self.private.get(buffer.root)
+        made = dataclasses.replace(buffer, shape=shape, is_var=False, base=base)
         self.allocs.append(nodes.Alloc(made, buffer.span))
         return made
 
@@ -389,15 +395,17 @@ class Serializer:
         """Return a tile operation, done once if any thread is active."""
         if isinstance(stmt, nodes.Parallel):
             self.check_parallel(stmt)
-        made = self.first.stmt(stmt)
-        made = arrival(made) if isinstance(made, nodes.Arrive) else made
         if not predicate:
-            return [made]
-        anyone = self.kept("anyone", "int32")
+            made = self.first.stmt(stmt)
+            return [arrival(made) if isinstance(made, nodes.Arrive) else made]
+        anyone = self.kept("anyone", "int32")  # the number after that of a thread; 0: none
         zero = (const(0),)
+        found = Load(anyone, zero, anyone.dtype)
+        made = PerThread(self, binary("sub", found, 1)).stmt(stmt)
+        made = arrival(made) if isinstance(made, nodes.Arrive) else made
         clear = nodes.Store(anyone, zero, const(0), stmt.span)
-        mark = nodes.Store(anyone, zero, const(1), stmt.span)
-        cond = as_bool(Load(anyone, zero, anyone.dtype))
+        mark = nodes.Store(anyone, zero, binary("add", self.thread, 1), stmt.span)
+        cond = as_bool(found)
         return [clear, self.for_each([mark], predicate), nodes.If(cond, made, None, stmt.span)]
 
     def arrive(self, stmt: nodes.Arrive, predicate: Predicate) -> Stmt:

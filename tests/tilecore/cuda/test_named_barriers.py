@@ -9,6 +9,7 @@ from tilecore import runtime
 from tilecore.compiler import compile
 from tilecore.emulator import ALL_SCHEDULES
 from tilecore.errors import (
+    AssertionFailed,
     EmulationError,
     OrderFault,
     ScopeError,
@@ -172,12 +173,115 @@ def barriers(count, cond):
     (64, lambda t, bx, X, warp: t < 64, "group"),
     (64, lambda t, bx, X, warp: T.And(t // 64 == 1, bx == 0), "group"),
     (128, lambda t, bx, X, warp: X[bx] > 0, "group"),
-    (64, lambda t, bx, X, warp: warp < 2, "group"),  # who these are is not known
+    (64, lambda t, bx, X, warp: warp < 2, "named"),  # who these are is not known
     (128, lambda t, bx, X, warp: t < 64, "named"),
     (64, lambda t, bx, X, warp: X[bx] > 0, "named"),
 ])  # fmt: skip
 def test_the_threads_of_one_branch_need_no_named_barrier(count, cond, scope):
     assert barriers(count, cond) == {scope}
+
+
+def by_role(role_of, count, meets_other):
+    """Threads whose role is 1 turn their warp's part of a row around, or another branch's."""
+
+    @T.prim_func
+    def main(
+        X: T.Tensor((128,), "float32"), F: T.Tensor((4,), "int32"), Y: T.Tensor((128,), "float32")
+    ):
+        with T.Kernel(1, threads=128):
+            t = T.get_thread_binding()
+            tile = T.alloc_shared((128,), "float32")
+            role = T.alloc_var("int32")
+            role = role_of(t, F)
+            if role == 1:
+                if not meets_other:
+                    tile[t] = X[t]
+                T.sync_threads(2, count)
+                Y[t] = tile[31 - t % 32 + t // 32 * 32]
+            elif meets_other:
+                tile[t % 32 + (3 - t // 32) * 32] = X[t]
+                T.sync_threads(2, count)
+
+    return main
+
+
+@pytest.mark.parametrize("role_of", [
+    lambda t, F: F[t // 32], lambda t, F: t // 64, lambda t, F: t // 32 % 2
+])  # fmt: skip
+def test_a_barrier_in_a_branch_that_no_thread_index_chooses_is_never_taken_for_its_alone(role_of):
+    x = RNG.standard_normal(128).astype(np.float32)
+    flags = np.array([role_of(32 * w, np.array([1, 0, 1, 0])) for w in range(4)], np.int32)
+    own = by_role(role_of, 64, meets_other=False)
+    want = np.where(np.repeat(flags, 32) == 1, x.reshape(4, 32)[:, ::-1].reshape(-1), 0)
+    for runs in (lambda *given: run(own, *given), runtime.load(compile(own))):
+        y = np.zeros(128, np.float32)
+        runs(x, flags, y)
+        np.testing.assert_array_equal(y, want)
+    both = by_role(role_of, 128, meets_other=True)
+    y = np.zeros(128, np.float32)
+    run(both, x, flags, y)
+    crossed = x.reshape(4, 32)[::-1, ::-1].reshape(-1)
+    np.testing.assert_array_equal(y, np.where(np.repeat(flags, 32) == 1, crossed, 0))
+    with pytest.raises(AssertionFailed, match=r"deadlock(.|\n)*one after the other on a CPU"):
+        runtime.load(compile(both))(x, flags, y)
+    for func in (own, both):
+        with pytest.raises(UnsupportedOnTarget, match="in a branch that only some threads take"):
+            run_emulated(func, "sm_80", [x, flags, y])
+
+
+def turns(count, leaves):
+    @T.prim_func
+    def main(X: T.Tensor((2,), "int32"), Y: T.Tensor((128,), "int32")):
+        with T.Kernel(2, threads=128):
+            t = T.get_thread_binding()
+            if t < 64:
+                for i in T.serial(T.if_then_else(leaves == "early", t, 4)):
+                    if leaves == "break" and X[i % 2] == t:
+                        T.loop_break()
+                    for _ in T.serial(4):
+                        if leaves == "inner" and X[i % 2] == t:
+                            T.loop_break()
+                        Y[t] = i
+                    if leaves == "return" and t < 7:
+                        T.thread_return()
+                    T.sync_threads(1, count)
+
+    return {s.scope for s in walk(main.body) if isinstance(s, Sync)}
+
+
+@pytest.mark.parametrize("leaves", ["early", "break", "return", "inner", "nobody"])
+def test_a_barrier_in_a_loop_that_threads_leave_apart_is_not_of_the_branch(leaves):
+    assert turns(64, leaves) == ({"group"} if leaves in ("inner", "nobody") else {"named"})
+
+
+def test_numbers_and_counts_must_be_known_where_they_matter():
+    def main(barrier, count, is_branch):
+        @T.prim_func
+        def main(n: T.int32, Y: T.Tensor((64,), "float32")):
+            with T.Kernel(1, threads=64):
+                t = T.get_thread_binding()
+                known = {"n": n, "t": t // 32}
+                if not is_branch or t < 32:
+                    T.sync_threads(known.get(barrier, barrier), known.get(count, count))
+                Y[t] = 1.0
+
+        return {s.scope for s in walk(main.body) if isinstance(s, Sync)}
+
+    for barrier, count in ((1, None), ("n", 64), ("t", 64), (0, 64), (1, "n"), (0, None)):
+        assert main(barrier, count, is_branch=False) == {"group"}
+    for barrier, count in (("n", 32), (0, 32), (1, 32)):
+        assert main(barrier, count, is_branch=True) == {"group"}
+    for barrier, count, error, text in (
+        (1, None, ScopeError, "expected a count that is known"),
+        (1, "n", ScopeError, "expected a count that is known"),
+        ("n", 64, ScopeError, "expected a number that is known"),
+        (0, 64, ScopeError, "found that of all threads of the block"),
+        (16, 32, TypeMismatch, "a barrier from 1 to 15"),
+        (1, 0, TypeMismatch, "at least one thread"),
+    ):
+        with pytest.raises(error, match=text) as caught:
+            main(barrier, count, is_branch=True)
+        assert caught.value.span.line
 
 
 def test_an_arrival_that_is_missing_is_a_deadlock_everywhere():

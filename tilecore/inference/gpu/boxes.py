@@ -218,8 +218,8 @@ def _lies_in_boxes(here: Region, layout: SharedLayout) -> bool:
     if layout.swizzle_bytes:  # panels begin where a swizzle does
         width = layout.swizzle_bytes // layout.itemsize
         return rows % SWIZZLE_ROWS == 0 and row % SWIZZLE_ROWS == 0 and column % width == 0
-    if layout.leading != shape[-1]:
-        return False
+    if layout.leading != shape[-1] or layout.alignment % BOX_ALIGNMENT:
+        return False  # small tiles lie side by side
     is_row = math.prod(extents[:-1]) == 1
     place = math.gcd(row * layout.leading, column) * layout.itemsize
     return place % BOX_ALIGNMENT == 0 and (is_row or extents[-1] == shape[-1])

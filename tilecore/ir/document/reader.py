@@ -15,14 +15,15 @@ from tilecore.ir.document import expressions
 from tilecore.ir.document.checks import FILE, NAME, Limits
 from tilecore.ir.document.grammar import REDUCERS, SCHEMA, STATEMENTS, Form, usual
 from tilecore.ir.document.part_reader import PartReader
-from tilecore.ir.expr import Expr, Pointer, Var
+from tilecore.ir.expr import Expr, Pointer, Var, int_value
 from tilecore.ir.nodes import SCOPES, Buffer, Copy, PrimFunc, Stmt
+from tilecore.ir.vector import MOST
 from tilecore.ir.verifier import verify
 
 MEMBERS = {"schema", "name", "at", "files", "vars", "buffers", "params", "attrs", "body"}
 BUFFER_MEMBERS = {
     "name", "shape", "dtype", "scope", "is_output", "is_var", "reducer", "strides", "base",
-    "address", "arrive_counts", "in_tensor_memory", "at",
+    "address", "arrive_counts", "in_tensor_memory", "lanes", "at",
 }  # fmt: skip
 
 
@@ -129,6 +130,11 @@ class _Reader(PartReader):
                 self.integer(c, f"{path}/arrive_counts/{i}", 0, self.limits.threads)
                 for i, c in enumerate(counts)
             )
+        if "lanes" in given:
+            lanes = self.integer(given["lanes"], f"{path}/lanes", 1, MOST)
+            if lanes > 1 and (not shape or int_value(shape[-1]) != lanes):
+                self.fail(f"{path}/lanes", "as many as the last axis has elements", lanes)
+            optional["lanes"] = lanes
         return Buffer(
             self.matching(given.get("name"), NAME, f"{path}/name", "a name"),
             shape, self.dtype(given.get("dtype"), f"{path}/dtype"), scope,

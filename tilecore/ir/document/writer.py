@@ -128,7 +128,7 @@ class _Writer:
             "dtype": str(buffer.dtype),
         }
         usually = usual(Buffer)
-        for name in ("scope", "is_output", "is_var", "reducer", "in_tensor_memory"):
+        for name in ("scope", "is_output", "is_var", "reducer", "in_tensor_memory", "lanes"):
             value = getattr(buffer, name)
             if value != usually[name]:
                 found[name] = value
