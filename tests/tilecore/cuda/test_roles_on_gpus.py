@@ -216,3 +216,40 @@ def test_fragments_of_a_role_stay_in_its_registers():
     (launch,) = plan.launches.values()
     assert {f.name for f in launch.fragments} == {"first", "second"}
     assert launch.shared_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("target", "count", "rows"),
+    [("sm_80", 64, 4), ("h100", 64, 4), ("h100", 128, 4), ("h100", 64, 2)],
+)
+def test_threads_of_a_role_meet_between_their_own_reads_and_writes(target, count, rows):
+    """Largest values by column, each thread's loop from a place of its own; then it stores one.
+
+    The loop is not run alike, but it is the role's: what it reads, others of the role write.
+    """
+    threads = 128
+
+    @T.prim_func
+    def main(A: T.Tensor((rows, threads), "float32"), B: T.Tensor((threads,), "float32")):
+        with T.Kernel(1, threads=threads):
+            tid = T.get_thread_binding()
+            tile = T.alloc_shared((rows, threads), "float32")
+            for i in T.unroll(rows):
+                tile[i, tid] = A[i, tid]
+            most = T.alloc_var("float32")
+            column = T.alloc_var("int32")
+            column = tid % 32 * rows + tid // 32
+            most = -1000
+            if tid < count:
+                for i in T.serial(column // rows, threads, 32):
+                    most = T.max(most, tile[column % rows, i])
+                tile[0, tid] = most
+            B[tid] = tile[0, tid % count]
+
+    a = np.random.default_rng(0).standard_normal((rows, threads), dtype=np.float32)
+    b = np.zeros(threads, np.float32)
+    run_emulated(main, target, [a, b], ALL_SCHEDULES)
+    thread = np.arange(count)
+    column = thread % 32 * rows + thread // 32
+    expected = [a[c % rows, c // rows :: 32].max() for c in column]
+    np.testing.assert_array_equal(b, np.tile(np.array(expected), threads // count))

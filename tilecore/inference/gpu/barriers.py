@@ -124,7 +124,7 @@ class Barriers:
                 self.left[-1] = self.left[-1].union(touched)
                 return touched
             case nodes.If(cond=cond, then_body=then, else_body=other):
-                touched = self._touch(stmt, self._of_exprs(self.teams.team(stmt), cond), touched)
+                touched = self._touch(stmt, self._of_exprs(self.teams.team_around(stmt), cond), touched)
                 after = self._walk(then, touched)
                 return after.union(self._walk(other, touched) if other is not None else touched)
             case nodes.For() | nodes.While():
@@ -166,17 +166,17 @@ class Barriers:
         below = children(stmt)
         if not below or isinstance(stmt, nodes.Parallel):
             return self._of(stmt)
-        found = self._of_exprs(self.teams.team(stmt), *expressions(stmt))
+        found = self._of_exprs(self.teams.team_around(stmt), *expressions(stmt))
         for child in below:
             found = found.union(self._outside_roles(child))
         return found
 
     def _loop(self, stmt: nodes.For | nodes.While, touched: Touched) -> Touched:
-        own = self._of_exprs(self.teams.team(stmt), *expressions(stmt))
+        own = self._of_exprs(self.teams.team_around(stmt), *expressions(stmt))
         pipeline = self.pipelines.get(stmt)
         if pipeline is not None and not pipeline.boxes:
             filled = frozenset(
-                Touch(b, True, self.teams.team(c)) for c in pipeline.copies for b in writes(c)
+                Touch(b, True, self.teams.team_around(c)) for c in pipeline.copies for b in writes(c)
             )
             touched = self._touch(stmt, own.union(Touched(written=filled)), touched)
             # All copies have been waited for where the last turn begins.
@@ -338,7 +338,7 @@ class Barriers:
         found = Touched()
         for node in walk(stmt):
             is_tile = isinstance(node, TILE_STATEMENTS) or isinstance(stmt, TILE_STATEMENTS)
-            team = self.teams.team(node)
+            team = self.teams.team_around(node)
             loaded = self._of_exprs(team, *expressions(node), is_tile=is_tile)
             read = {Touch(b, is_tile, team) for b in reads(node) if self._matters(b)}
             seen = {t.buffer for t in loaded.read}

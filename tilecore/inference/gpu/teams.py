@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -45,17 +45,23 @@ class Teams:
     """The branches of a launch that are roles: the team of each branch body, by its id.
 
     ``of``: the team of each statement, by id; ``apart``: the branches and loops, by id, that not
-    all threads of their team run alike.
+    all threads of their team run alike; ``around``: the innermost team around each statement, some
+    threads of which run it.
     """
 
     whole: Team
     bodies: Mapping[int, Team]
     of: Mapping[int, Team]
     apart: frozenset[int] = frozenset()
+    around: Mapping[int, Team] = field(default_factory=dict)
 
     def team(self, stmt: Stmt) -> Team:
         """Return the threads that run a statement together."""
         return self.of.get(id(stmt), self.whole)
+
+    def team_around(self, stmt: Stmt) -> Team:
+        """Return the innermost team around a statement, all or some threads of which run it."""
+        return self.around.get(id(stmt), self.whole)
 
     @property
     def all(self) -> tuple[Team, ...]:
@@ -120,8 +126,17 @@ def _teams(launch: KernelLaunch, threads: tuple[int, int, int], whole: Team) -> 
         _Descent(known, apart, values, bodies, found).visit(launch.body, everyone, whole)
         changed = learn(launch, known, found)
         if not changed and found == of:
-            return Teams(whole, bodies, found, frozenset(apart))
+            around = dict(_around(launch.body, bodies, whole))
+            return Teams(whole, bodies, found, frozenset(apart), around)
         of = found
+
+
+def _around(stmt: Stmt, bodies: Mapping[int, Team], team: Team) -> Iterator[tuple[int, Team]]:
+    """Yield each statement's id and the innermost team around it."""
+    here = bodies.get(id(stmt), team)
+    yield id(stmt), here
+    for child in children(stmt):
+        yield from _around(child, bodies, here)
 
 
 def registers_to_trade(launch: KernelLaunch, teams: Teams, target: GpuTarget) -> bool | str:
