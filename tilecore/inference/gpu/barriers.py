@@ -124,7 +124,9 @@ class Barriers:
                 self.left[-1] = self.left[-1].union(touched)
                 return touched
             case nodes.If(cond=cond, then_body=then, else_body=other):
-                touched = self._touch(stmt, self._of_exprs(self.teams.team_around(stmt), cond), touched)
+                touched = self._touch(
+                    stmt, self._of_exprs(self.teams.team_around(stmt), cond), touched
+                )
                 after = self._walk(then, touched)
                 return after.union(self._walk(other, touched) if other is not None else touched)
             case nodes.For() | nodes.While():
@@ -176,7 +178,9 @@ class Barriers:
         pipeline = self.pipelines.get(stmt)
         if pipeline is not None and not pipeline.boxes:
             filled = frozenset(
-                Touch(b, True, self.teams.team_around(c)) for c in pipeline.copies for b in writes(c)
+                Touch(b, True, self.teams.team_around(c))
+                for c in pipeline.copies
+                for b in writes(c)
             )
             touched = self._touch(stmt, own.union(Touched(written=filled)), touched)
             # All copies have been waited for where the last turn begins.
