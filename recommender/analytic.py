@@ -62,7 +62,7 @@ class Estimate:
         rate = self.work_flop / self.time_s / 1e9
         where = f"{self.threads} {self.unit}"
         return (
-            f"{self.time_s * 1e6:.1f} us predicted on {where}, {rate:.1f} GFLOP/s;"
+            f"analytic: {self.time_s * 1e6:.1f} us predicted on {where}, {rate:.1f} GFLOP/s;"
             f" bound by {self.bound_by}: {ADVICE[self.bound_by]} ({', '.join(parts)})"
         )
 

@@ -1,4 +1,4 @@
-"""The object file that every CPU kernel is linked with: its way to the threads of torch."""
+"""The object file that every CPU kernel is linked with: its entry, its way to torch's threads."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from tilecore.artifact import compiler_versions
 from tilecore.codegen.llvm import assemble
 
-SOURCE = Path(__file__).with_name("launch.ll")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("launch.ll", "accept.ll"))
 
 
 def launcher(folder: Path) -> Path:
-    """Return the object file of ``launch.ll`` in a folder, made there if it lacks.
+    """Return the object file of ``SOURCES`` in a folder, made there if it lacks.
 
     Raises:
         CompileFailed: LLVM rejects the text (TC305).
@@ -29,16 +29,20 @@ def launcher(folder: Path) -> Path:
     return path
 
 
+def _text() -> str:
+    return "\n".join(source.read_text() for source in SOURCES)
+
+
 @functools.cache
 def _object() -> bytes:
     """Return the object file: made once in a process, however many folders it goes to."""
     with tempfile.TemporaryDirectory(prefix="tilecore-") as folder:
         path = Path(folder) / "launch.o"
-        assemble(SOURCE.read_text()).write_to_file(str(path), "o")
+        assemble(_text()).write_to_file(str(path), "o")
         return path.read_bytes()
 
 
 @functools.cache
 def _version() -> str:
-    text = f"{SOURCE.read_text()} {sorted(compiler_versions().items())}"
+    text = f"{_text()} {sorted(compiler_versions().items())}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]

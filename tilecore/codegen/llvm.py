@@ -21,7 +21,11 @@ from tilecore.errors import CompileFailed, ToolchainMissing
 from tilecore.lowering.cpu.tir import ASSERTS, target_of
 from tilecore.target import Target
 
-LINKERS = (("ld", ("-shared",)), ("ld.lld", ("-shared",)), ("cc", ("-shared", "-nostdlib")))
+LINKERS = (
+    ("ld", ("-shared", "-Bsymbolic")),
+    ("ld.lld", ("-shared", "-Bsymbolic")),
+    ("cc", ("-shared", "-nostdlib", "-Wl,-Bsymbolic")),
+)
 ENTRY = "main"
 LINK_TIMEOUT_S = 60
 

@@ -28,6 +28,7 @@ class KeptKernel(LoadedKernel):
             ArgumentError: it is of the wrong device, dtype, rank, shape or strides (TC402).
         """
         super().__init__(artifact)
+        self._common = frozenset()  # its entry takes more than a caller passes
         self._memory = [_aligned(size, dtype) for dtype, size in artifact.manifest.kept]
         self._packed = [_handle(array) for array in self._memory]
         arguments: list[Any] = [None] * len(self.parameters)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import operator
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from tilecore.errors import AliasError, ArgumentError, ArtifactError, UnknownTar
 from tilecore.ir.dtype import DType
 from tilecore.runtime import dims
 from tilecore.runtime.library import load_library, use_threads_of_torch
+from tilecore.runtime.native import ENTRY, table_of
 from tilecore.runtime.quick import QuickCheck, QuickChecks, quick_check
 from tilecore.runtime.tensor import TensorView, view
 from tilecore.target import Target, host_features, parse_cpu_target, widest_target
@@ -33,6 +36,9 @@ class LoadedKernel:
         self.parameters = artifact.manifest.parameters
         self._module, self._function = load_library(artifact.library, artifact.manifest.entry)
         self._quick: QuickCheck | QuickChecks | None = quick_check(self.parameters, None)
+        self._table = table_of(self.parameters)
+        self._checked = None if self._table is None else self._entry(self._table)
+        self._common: frozenset[type] = frozenset()  # types that the entry looks at
         self._knows_torch = False
         self._meet_torch()
 
@@ -48,6 +54,9 @@ class LoadedKernel:
         """
         if not self._knows_torch:
             self._meet_torch()
+        common = self._common
+        if common and common.issuperset(map(type, arguments)) and self._ran(arguments):
+            return
         quick = self._quick
         if quick is None or not quick.accepts(arguments):
             accepted = tuple(check(self.parameters, arguments))
@@ -62,6 +71,29 @@ class LoadedKernel:
         if torch is not None:
             self._quick, self._knows_torch = quick_check(self.parameters, torch), True
             use_threads_of_torch(self.artifact.library)
+            if self._checked is not None:
+                self._common = frozenset((torch.Tensor, torch.nn.Parameter, int, float, bool))
+
+    def _entry(self, table: Any) -> Callable[..., Any] | None:
+        """Return the entry that looks at arguments itself; None: an older library has none."""
+        try:
+            entry = self._module[ENTRY]
+        except AttributeError:
+            return None
+        return functools.partial(entry, ctypes.addressof(table))
+
+    def _ran(self, arguments: Sequence[Any]) -> bool:
+        """Run the kernel if its entry accepts the arguments; return whether it has run."""
+        assert self._checked is not None
+        try:
+            return self._checked(*arguments) is None
+        except RuntimeError as error:
+            failed = parse_failure(str(error), self.artifact.manifest.name)
+            if failed is None:  # of what made a DLTensor of a tensor
+                return False
+            raise failed from None
+        except (TypeError, ValueError, OverflowError, BufferError):
+            return False
 
     def unchecked(self, *tensors: Any) -> None:
         """Run the kernel with tensors that ``check`` has accepted before (for timing loops).
