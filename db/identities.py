@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Table, select, tuple_
+from sqlalchemy import ColumnElement, Table, func, select, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -57,22 +57,45 @@ def identities(
     if len(found) == len(wanted):
         return found
     read = _read(session, table, names, [key for key in wanted if key not in found])
-    missing = sorted(key for key in wanted if key not in found and key not in read)
+    missing = [key for key in wanted if key not in found and key not in read]
     if missing:
         values = [{**dict(zip(names, key, strict=True)), **wanted[key]} for key in missing]
-        _insert_missing(session, table, values)
+        _insert_missing(session, table, names, _numbered(session, table, values))
         read |= _read(session, table, names, missing)
     session.info.setdefault(FRESH, {}).update({(name, key): read[key] for key in read})
     return found | read
 
 
-def _insert_missing(session: Session, table: Table, values: Sequence[Mapping[str, Any]]) -> None:
-    """Insert the rows that are not there, in the order of their keys.
+def _insert_missing(
+    session: Session, table: Table, names: Sequence[str], values: Sequence[Mapping[str, Any]]
+) -> None:
+    """Insert the rows that are not there; one writer at a time in SQLite, which is the order given.
 
-    Writers that insert the same ones wait for each other: in one order, so that none waits in turn.
+    Writers of PostgreSQL that insert the same ones wait for each other: all go by the natural key,
+    so that none waits in turn.
     """
-    dialect = sqlite if session.get_bind().dialect.name == "sqlite" else postgresql
-    session.connection().execute(dialect.insert(table).on_conflict_do_nothing(), values)
+    if _is_sqlite(session):
+        statement: Any = sqlite.insert(table).on_conflict_do_nothing()
+    else:
+        statement = postgresql.insert(table).on_conflict_do_nothing()
+        values = sorted(values, key=lambda row: [row[name] for name in names])
+    session.connection().execute(statement, values)
+
+
+def _numbered(
+    session: Session, table: Table, values: Sequence[dict[str, Any]]
+) -> Sequence[dict[str, Any]]:
+    """Return rows with their ids, in order, where the order of inserting would not give them."""
+    if len(values) == 1 or _is_sqlite(session):
+        return values
+    number = func.nextval(func.pg_get_serial_sequence(table.name, "id"))
+    numbers = select(number).select_from(func.generate_series(1, len(values)))
+    found = sorted(session.connection().execute(numbers).scalars())
+    return [{"id": number, **row} for number, row in zip(found, values, strict=True)]
+
+
+def _is_sqlite(session: Session) -> bool:
+    return session.get_bind().dialect.name == "sqlite"
 
 
 def _read(
@@ -170,9 +193,11 @@ def note_facets(session: Session, pairs: Collection[tuple[int, int]]) -> None:
     table = WorkloadFacetRow.__table__
     assert isinstance(table, Table)
     remembered = session.info.get(REMEMBERED, {})
-    missing = sorted(pair for pair in pairs if (table.name, pair) not in remembered)
+    missing = [pair for pair in pairs if (table.name, pair) not in remembered]
     if missing:
-        _insert_missing(session, table, [{"workload_id": w, "facet_id": f} for w, f in missing])
+        names = ("workload_id", "facet_id")
+        values = [dict(zip(names, pair, strict=True)) for pair in missing]
+        _insert_missing(session, table, names, values)
         session.info.setdefault(FRESH, {}).update({(table.name, pair): 0 for pair in missing})
 
 

@@ -225,6 +225,16 @@ def test_a_bad_key_shows_an_empty_page(filled):
         assert sum(len(items) for items in pages) in (0, 5)
 
 
+@pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
+def test_winners_of_one_batch_come_in_the_order_of_their_first_measurements(
+    store, make_measurement, make_workload
+):
+    sizes = [512, 64, 2048, 128, 1, 4096]
+    store.add_all([make_measurement(workload=make_workload(m)) for m in (*sizes, *sizes[::-1])])
+    found = [r.measurement.workload for r in store.page(WINNERS, limit=9).items]
+    assert found == [make_workload(m) for m in sizes]
+
+
 def test_a_batch_is_stored_whole_or_not_at_all(store, make_measurement):
     from sqlalchemy import text
 
