@@ -14,6 +14,7 @@ from tests.tilecore.test_narrow_gemm import blank, expect, operand, product
 from tests.tilecore.test_pairs import weighed
 from tests.tilecore.x86_paths import CLIENT, TILES, VECTOR, is_native
 from tilecore import kernels, runtime
+from tilecore.codegen.launch import launcher
 from tilecore.codegen.llvm import assemble, generate, link
 from tilecore.compiler import compile, lower
 from tilecore.emulator import x86
@@ -37,7 +38,8 @@ def with_bug(func, target, store, pattern, changed):
     module = assemble(x86.to_avx2(text, func.name))
     manifest = compile(func, f"emulated {target}", store=store).manifest
     manifest = replace(manifest, key=manifest.key[:-6] + f"{abs(hash(pattern + changed)):06x}"[:6])
-    return runtime.load(store.put(manifest, "", lambda path: link(module, path, x86.objects())))
+    objects = (launcher(store.root), *x86.objects())
+    return runtime.load(store.put(manifest, "", lambda path: link(module, path, objects)))
 
 
 def test_the_same_code_is_compiled_and_what_it_needs_is_recorded(artifacts):
