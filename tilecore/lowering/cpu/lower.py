@@ -225,8 +225,8 @@ class _LaunchLowering:
         copy, storage, memory = tile.source.copy, tile.storage, self.packed[tile.buffer]
         tiles = math.prod(count for _, _, count in tile.hoist_vars)
         tasks = packing_tasks(copy, storage)
-        team = -(-tiles // tiles_of_a_share(storage.size))
-        team = tiles * tasks if team == tiles else team
+        share = tiles_of_a_share(storage.size)
+        team = tiles * tasks if share == 1 else -(-tiles // share)
         with self.builder.shared_loop(tiles * tasks, team) as task:
             number, part = quotient(task, tasks), remainder(task, tasks)
             rest = number
