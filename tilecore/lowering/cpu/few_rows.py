@@ -31,7 +31,8 @@ from tilecore.lowering.cpu.dot import add_products
 from tilecore.lowering.cpu.gemm import GemmLowering, balanced_splits, known_truth
 from tilecore.lowering.cpu.groups import load_words
 from tilecore.lowering.cpu.scalar import zero
-from tilecore.lowering.cpu.tir import add, broadcast, minimum, mul, quotient, vector_type
+from tilecore.lowering.cpu.strided import rows_within
+from tilecore.lowering.cpu.tir import add, broadcast, mul, quotient, vector_type
 from tilecore.target import Target
 
 SUM = "tilecore_sum_of_four"
@@ -95,10 +96,9 @@ class FewRowsLowering(GemmLowering, ABC):
             self._tile(row, size, column, count, is_whole=is_whole, edge=True)
 
     def _a_bases(self, row: Any, size: int, edge: bool) -> list[Any]:
-        rows = [add(row, i) for i in range(size)]
         if edge:  # rows that are not there are computed as the last one, and not stored
-            rows = [minimum(r, add(self.rows, -1)) for r in rows]
-        return [self.builder.bind(self.a.at(r, 0)) for r in rows]
+            return list(rows_within(self.builder, self.a, row, size, self.rows).apart)
+        return [self.builder.bind(self.a.at(add(row, i), 0)) for i in range(size)]
 
     @abstractmethod
     def _tile(

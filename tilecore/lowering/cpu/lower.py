@@ -162,7 +162,7 @@ class _LaunchLowering:
             blocks = mul(blocks, extent)
         share = -(-blocks // TASKS) if isinstance(blocks, int) else 1
         tasks = -(-blocks // share) if isinstance(blocks, int) else blocks
-        team = -(-blocks // self.grain) if isinstance(blocks, int) else self._team(blocks)
+        team = maximum(1, quotient(add(blocks, self.grain - 1), self.grain))
         with self.builder.shared_loop(tasks, team) as task:
             first = mul(task, share)
             count: Any = share
@@ -174,10 +174,6 @@ class _LaunchLowering:
             if any(place.stream_bytes for place in self.accessor.places.values()):
                 stream.fence(self.builder)
         self.assertions.finish()
-
-    def _team(self, blocks: Any) -> Any:
-        """Return how many threads a number of blocks is worth that the call decides."""
-        return maximum(1, quotient(add(blocks, self.grain - 1), self.grain))
 
     @contextmanager
     def _blocks(self, first: Any, count: Any) -> Iterator[Any]:

@@ -20,7 +20,7 @@ from tilecore.ir.dtype import DType
 
 SERIAL, PARALLEL = 0, 1
 CPU = 1  # device type of DLPack
-MANY_THREADS = 1024  # of so many a launch need not be told: no machine has more cores
+MANY_THREADS = 1024  # a launch that is worth so many need not be told: it gets all there are
 ASSERTS = "tilecore.asserts"  # attribute of a function: whether it checks conditions
 REGISTER_BYTES = 1024  # smaller "global" buffers become stack slots, then registers
 # What one buffer and all of a kernel may take of the stack. Memory of TVM's pool costs each task as
