@@ -150,6 +150,20 @@ def test_the_result_is_that_of_the_kernel() -> None:
     assert not kernel._ran((x.to_sparse(), 3, 0.5, True, w, y))
 
 
+def test_the_least_integer_stands_for_no_other() -> None:
+    @T.prim_func
+    def main(rows: T.int64, Y) -> None:  # type: ignore[no-untyped-def]
+        Y: T.Tensor((rows,), "float32")  # type: ignore[valid-type,no-redef]
+        with T.Kernel(rows) as i:
+            Y[i] = 1.0
+
+    kernel, y = loaded(main), torch.zeros(6)
+    assert kernel._ran((6, y))
+    assert y.tolist() == [1.0] * 6
+    assert not kernel._ran((-(1 << 63), y))
+    assert not kernel._ran((5, y))
+
+
 def test_a_failed_assertion_is_told_once() -> None:
     @T.prim_func
     def main(X: T.Tensor((8,), "float32"), Y: T.Tensor((8,), "float32")) -> None:  # type: ignore[valid-type]

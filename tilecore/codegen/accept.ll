@@ -13,11 +13,10 @@
 %param = type { i64, i64, i64, i64, i64, i64, i64, i64 }
 %span = type { i64, i64, i64 } ; first and last byte + 1 of a tensor, whether it is written
 
-@unknown = internal constant i64 -9223372036854775808 ; a number that no argument has told yet
-
 declare i32 @__tvm_ffi_main(ptr, ptr, i32, ptr)
 
-; Whether a number is what is wanted; below 0 that is number ~wanted, which the first use tells.
+; Whether a number is what is wanted; below 0 that is number ~wanted, which the first use tells: until
+; then it is the least of all, which no integer that is accepted is.
 define internal i1 @is_wanted(i64 %found, i64 %wanted, ptr %numbers) {
 entry:
   %is_fixed = icmp sge i64 %wanted, 0
@@ -31,8 +30,7 @@ named:
   %number = xor i64 %wanted, -1
   %at = getelementptr i64, ptr %numbers, i64 %number
   %old = load i64, ptr %at
-  %unknown = load i64, ptr @unknown
-  %is_new = icmp eq i64 %old, %unknown
+  %is_new = icmp eq i64 %old, -9223372036854775808
   br i1 %is_new, label %first, label %again
 
 first:
@@ -274,9 +272,8 @@ entry:
 
 forget:
   %n = phi i64 [ 0, %entry ], [ %n.next, %forget ]
-  %unknown = load i64, ptr @unknown
   %number.at = getelementptr i64, ptr %numbers, i64 %n
-  store i64 %unknown, ptr %number.at
+  store i64 -9223372036854775808, ptr %number.at
   %n.next = add i64 %n, 1
   %is_all = icmp eq i64 %n.next, 32
   br i1 %is_all, label %test, label %forget

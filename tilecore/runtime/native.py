@@ -76,7 +76,8 @@ class _Table:
         if "float" in spec.dtype:
             return (FLOAT, 0, 0, place, 0, 0, 0, -1)
         limits = np.iinfo(spec.dtype)
-        self.rest += [int(limits.min), min(int(limits.max), INT64_MAX)]
+        # The least of all stands for a number that no argument has told yet (accept.ll).
+        self.rest += [max(int(limits.min), -INT64_MAX), min(int(limits.max), INT64_MAX)]
         return (INTEGER, 0, 0, place, 0, 0, 0, self._named(spec.name))
 
     def _number(self, extent: int | str) -> int | None:
