@@ -22,6 +22,7 @@ from tilecore.ir import nodes
 from tilecore.ir.analysis import is_elementwise, pads
 from tilecore.ir.barrier import arrival, deadlock, is_over
 from tilecore.ir.clusters import refuse_clusters
+from tilecore.ir.collisions import updates_in_turn
 from tilecore.ir.evaluate import Mask, convert
 from tilecore.ir.expr import Expr, Var
 from tilecore.ir.fold import accumulator_dtype
@@ -222,7 +223,8 @@ class _Machine(Memory):
 
     def parallel(self, stmt: nodes.Parallel, mask: Mask) -> None:
         extents = [max(0, int(self.evaluate(e))) for e in stmt.extents]
-        if mask is True and is_elementwise(stmt.body):
+        at_once = mask is True and is_elementwise(stmt.body)
+        if at_once and not updates_in_turn(stmt, extents):
             for axis, (var, extent) in enumerate(zip(stmt.loop_vars, extents, strict=True)):
                 shape = [1] * len(extents)
                 shape[axis] = extent

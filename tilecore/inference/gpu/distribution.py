@@ -159,6 +159,48 @@ class Distribution:
         return "; ".join(parts) + (f"; {copies} copies" if copies > 1 else "")
 
 
+def from_owners(owners: Table, threads: int) -> Distribution | None:
+    """Return the distribution in which ``owners`` has the first thread of each point.
+
+    None: there is no such distribution of ``threads``.
+    """
+    axes, total, slot = [], np.zeros((), np.int64), 1
+    for axis in reversed(range(owners.ndim)):
+        along = owners[tuple(slice(None) if a == axis else 0 for a in range(owners.ndim))]
+        total = total + along.reshape([-1 if a == axis else 1 for a in range(owners.ndim)])
+        digits = _digits(along, slot)
+        if digits is None:
+            return None
+        slot *= math.prod(d.extent for d in digits if not d.in_thread)
+        axes.append(digits)
+    counted = sorted((d for axis in axes for d in axis if d.in_thread), key=lambda d: d.stride)
+    ends = [1, *(d.stride * d.extent for d in counted)]
+    is_nested = all(d.stride % end == 0 for d, end in zip(counted, ends, strict=False))
+    if not is_nested or threads % ends[-1] or not np.array_equal(total, owners):
+        return None
+    return Distribution(owners.shape, tuple(reversed(axes)), threads).compact()
+
+
+def _digits(owners: Table, slot: int) -> tuple[Digit, ...] | None:
+    """Return the digits of one axis, along which the first point belongs to thread 0."""
+    found: list[Digit] = []
+    while len(owners) > 1:
+        step = int(owners[1])
+        for count in range(len(owners), 1, -1):
+            if len(owners) % count == 0 and np.array_equal(
+                owners.reshape(-1, count), owners[::count, None] + np.arange(count) * step
+            ):
+                break
+        else:
+            return None
+        if step < 0:
+            return None
+        found.append(by_thread(count, step) if step else by_slot(count, slot))
+        slot *= 1 if step else count
+        owners = owners[::count]
+    return tuple(reversed(found)) if not owners[0] else None
+
+
 def coarser(digits: Sequence[Digit], divisor: int) -> tuple[Digit, ...] | None:
     """Return the digits of ``index // divisor``, or None where they cannot be cut there."""
     kept, rest = list(digits), divisor
@@ -174,7 +216,11 @@ def coarser(digits: Sequence[Digit], divisor: int) -> tuple[Digit, ...] | None:
 
 
 def spread(
-    shape: Sequence[int], threads: int, vector: int = 1, most: Sequence[int] | None = None
+    shape: Sequence[int],
+    threads: int,
+    vector: int = 1,
+    most: Sequence[int] | None = None,
+    runs: Sequence[int] | None = None,
 ) -> Distribution:
     """Return a distribution: along the last axis ``vector`` slots, then threads, then slots.
 
@@ -183,15 +229,19 @@ def spread(
         threads: of the block.
         vector: consecutive elements of a thread.
         most: for each axis how many threads it may be spread over; default: all.
+        runs: for each axis how many consecutive elements must stay in one thread; default: 1.
     """
     axes: list[tuple[Digit, ...]] = []
     left, stride, slot = threads, 1, 1
     for axis in reversed(range(len(shape))):
         digits: list[Digit] = []
         rest = shape[axis]
-        if axis == len(shape) - 1 and vector > 1:
-            digits.append(by_slot(vector, slot))
-            slot, rest = slot * vector, -(-rest // vector)
+        run = 1 if runs is None else runs[axis]
+        if axis == len(shape) - 1:
+            run = math.lcm(run, vector)
+        if run > 1:
+            digits.append(by_slot(run, slot))
+            slot, rest = slot * run, -(-rest // run)
         allowed = left if most is None else math.gcd(left, most[axis])
         count = _threads_for(rest, allowed)
         digits.append(by_thread(count, stride))

@@ -9,12 +9,14 @@ never wrong, and `explain` says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from tilecore.errors import UnsupportedOnTarget
 from tilecore.inference.gpu.distribution import Digit, Distribution, by_slot, coarser, spread
 from tilecore.inference.gpu.loops import Access, Points, axes_of, is_contiguous
 from tilecore.inference.gpu.matrix_moves import matrix_move
+from tilecore.inference.gpu.owners import divided, keeps_all_copies, places_in_turn, runs_of
 from tilecore.inference.gpu.places import slots_of
 from tilecore.inference.gpu.plan import GemmPlan, NestPlan
 from tilecore.inference.gpu.widths import chunk, lanes_of, most_neighbours, widest, width
@@ -32,7 +34,17 @@ class Fragments:
     shared: dict[Buffer, str] = field(default_factory=dict)  # with the reason
     folded: dict[Buffer, set[int]] = field(default_factory=dict)  # axes along which it is reduced
 
+    asked: Mapping[Buffer, Distribution] = field(default_factory=dict)  # by the program
+    refused: set[Buffer] = field(default_factory=set)  # of those, what cannot be served
+
     spread: frozenset[Buffer] = frozenset()  # what is not the same in, or private to, each thread
+
+    variables: frozenset[Buffer] = frozenset()  # of each thread, in a program of none
+
+    @property
+    def updated(self) -> frozenset[Buffer]:
+        """What the points of a nest may update in turn, shared tiles aside."""
+        return self.spread | self.variables
 
     def is_register(self, buffer: Buffer) -> bool:
         """Return whether a buffer is a fragment that threads hold."""
@@ -59,14 +71,18 @@ def distribute(
             plans = {}
             for points in statements:
                 distribution = _distribution(points, fragments)
-                refused = _misfit(points, distribution, fragments)
+                refused = _divided(points, distribution, fragments)
+                refused = refused or _misfit(points, distribution, fragments)
                 if refused is not None:
                     break
                 plans[points.stmt] = nest_plan(points, distribution, fragments)
             else:
                 return plans
         buffer, reason = refused
-        fragments.shared[buffer] = reason
+        if buffer in fragments.asked and buffer not in fragments.refused:
+            fragments.refused.add(buffer)  # better another layout than shared memory
+        else:
+            fragments.shared[buffer] = reason
 
 
 def _folded_axes(statements: Sequence[Points]) -> dict[Buffer, set[int]]:
@@ -99,6 +115,9 @@ def _settle(
             continue
         if fragments.held.setdefault(buffer, distribution) != distribution:
             return buffer, "two instructions hold it differently"
+    for buffer, distribution in fragments.asked.items():
+        if fragments.is_register(buffer) and buffer not in fragments.refused:
+            fragments.held.setdefault(buffer, distribution)
     while True:
         _propagate(statements, fragments)
         open_ones = [p for p in statements if _unknown(p, fragments)]
@@ -175,7 +194,8 @@ def _distribution(points: Points, fragments: Fragments) -> Distribution:
         axes[loop] = held.axes[axis]
     rest = [p for p in range(len(points.shape)) if p not in loops.values()]
     order = max((d.stride * d.extent for d in held.digits(in_thread=False)), default=1)
-    pool = list(_without(held, set(loops)).copies)
+    in_turn = any(run > 1 for run in runs_of(points, fragments.updated))
+    pool = [] if in_turn else list(_without(held, set(loops)).copies)
     for loop in reversed(rest):
         digits: list[Digit] = []
         extent = points.shape[loop]
@@ -220,7 +240,8 @@ def _free(points: Points, fragments: Fragments) -> Distribution:
     limits = None if most is None else [most[p] for p in order]
     lanes = lanes_of(points, lane, min(threads, fragments.warp))
     lanes = math.gcd(lanes, points.asked_width) if points.asked_width else lanes
-    found = spread(shape, threads, lanes, limits)
+    runs = runs_of(points, fragments.updated)
+    found = spread(shape, threads, lanes, limits, [runs[p] for p in order])
     axes = [found.axes[order.index(p)] for p in range(len(order))]
     return Distribution(points.shape, tuple(axes), threads)
 
@@ -286,10 +307,44 @@ def _misfit(
             names = tuple(n for p, n in enumerate(points.names) if p not in points.folded)
         else:
             names = points.names
+        line = points.stmt.span.line
         if slots_of(where, names, access.indices, held) is None:
-            line = points.stmt.span.line
             return access.buffer, f"line {line} needs elements that other threads hold"
+        is_private = access.buffer.scope == "local"  # what a thread has for its own points
+        if access.is_store and not (is_private or keeps_all_copies(where, held)):
+            return access.buffer, f"line {line} sets elements that other threads hold, too"
     return None
+
+
+def _divided(
+    points: Points, distribution: Distribution, fragments: Fragments
+) -> tuple[Buffer, str] | None:
+    """Return a fragment that divides among threads what one of them must update in turn."""
+    found = divided(points, distribution, fragments.updated)
+    if found is None:
+        return _stored_beside(points, distribution, fragments)
+    buffer, loop = found
+    reason = f"line {points.stmt.span.line} updates elements of {buffer.name} in turn"
+    for access, loops in _guides(points, fragments):
+        if access.buffer is not buffer or loop in loops.values():
+            return access.buffer, reason
+    raise UnsupportedOnTarget(
+        what=f"a parallel loop whose iterations update the same elements of `{buffer.name}`",
+        target="gpu", reason="several threads would update them at once",
+        span=points.stmt.span, hint="use T.alloc_reducer, T.reduce_sum or T.serial",
+    )  # fmt: skip
+
+
+def _stored_beside(
+    points: Points, distribution: Distribution, fragments: Fragments
+) -> tuple[Buffer, str] | None:
+    """Return a fragment set in copies where one thread alone updates shared memory in turn."""
+    in_memory = [b for b, _ in places_in_turn(points) if b not in fragments.held and not b.is_var]
+    if not in_memory or not distribution.copies:
+        return None
+    reason = f"line {points.stmt.span.line} updates elements of {in_memory[0].name} in turn"
+    stored = (a.buffer for a in points.accesses if a.is_store)
+    return next(((b, reason) for b in stored if b in fragments.held), None)
 
 
 def nest_plan(points: Points, distribution: Distribution, fragments: Fragments) -> NestPlan:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from tilecore.amd_target import AmdTarget
 from tilecore.errors import InvalidConfig, UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
+from tilecore.inference import layouts
 from tilecore.inference.gpu.barriers import Barriers
 from tilecore.inference.gpu.boxes import running_stores
 from tilecore.inference.gpu.distribution import Distribution
@@ -23,6 +24,7 @@ from tilecore.inference.gpu.memory import Needs
 from tilecore.inference.gpu.mfma import plan_mfma
 from tilecore.inference.gpu.options import GpuOptions
 from tilecore.inference.gpu.overlap import with_overlaps
+from tilecore.inference.gpu.owners import annotated
 from tilecore.inference.gpu.pipelining import find_pipelines, unawaited_copies
 from tilecore.inference.gpu.plan import (
     GemmPlan,
@@ -59,15 +61,18 @@ def infer(func: PrimFunc, target: GpuTarget, options: GpuOptions) -> GpuPlan:
 
 def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLaunchPlan:
     threads = _threads(launch, target)
+    layouts.check(launch)
     if target.has_clusters:
         _check_cluster(launch, target)
     teams = find_teams(launch, threads, target)
     tiles = [s.buffer for s in walk(launch.body) if isinstance(s, nodes.Alloc)]
     spread = frozenset(_spread(launch, tiles))
     viewed = {t.base for t in tiles if t.base is not None}
+    variables = frozenset(t for t in tiles if t.is_var and not launch.thread_vars)
     fragments = Fragments(
-        teams.whole.count, target.threads_per_warp, target.matrix_moves, spread=spread
-    )
+        teams.whole.count, target.threads_per_warp, target.matrix_moves, spread=spread,
+        variables=variables,
+    )  # fmt: skip
     for tile in _not_in_registers(launch, tiles, fragments.spread):
         fragments.shared[tile] = "elements are accessed one by one, or through views"
     tensor = find_tensor_memory(launch, teams, target, options)
@@ -80,7 +85,10 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
         nests: dict[Stmt, NestPlan] = {}
         held: dict[Buffer, Distribution] = {}
         for team in (teams.whole, *teams.all):
-            own = replace(fragments, threads=team.count, held={}, folded={})
+            own = replace(
+                fragments, threads=team.count, held={}, folded={}, refused=set(),
+                asked=annotated(launch, team.count),
+            )  # fmt: skip
             mine = [p for p in statements if teams.team(p.stmt) == team]
             products = [g for s, g in gemms.items() if teams.team(s) == team]
             moved = tensor.wanted(s for s in tensor.transfers if teams.team(s) == team)

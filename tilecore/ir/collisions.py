@@ -1,0 +1,155 @@
+"""Whether iterations of a loop nest may have the same element of a buffer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from tilecore.errors import ScopeError
+from tilecore.ir.bounds import linear
+from tilecore.ir.evaluate import Evaluator
+from tilecore.ir.expr import Binary, Expr, Load, Var, int_value
+from tilecore.ir.nodes import Alloc, Buffer, For, If, Let, Parallel, Seq, Stmt, Store
+from tilecore.ir.substitute import substitute_expr
+from tilecore.ir.trips import trip_count
+from tilecore.ir.visitor import children, loads, walk, walk_expr
+
+MAX_TABLE = 1 << 20  # iterations whose elements are written down to see whether two are the same
+Table = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """The element that each iteration of a nest has.
+
+    Attributes:
+        names: the loop variables.
+        indices: the element, without names that the nest gives values.
+        own: variables of loops inside the nest, which each iteration runs through by itself.
+    """
+
+    names: tuple[Var, ...]
+    indices: tuple[Expr, ...]
+    own: frozenset[Var] = frozenset()
+
+    @cached_property
+    def apart(self) -> dict[int, int]:
+        """The loops (by position) whose iterations surely have elements of their own.
+
+        With each loop the number of its consecutive iterations that may share one: 1 where an
+        axis moves with it alone, ``n`` where it does with ``loop // n``.
+        """
+        found: dict[int, int] = {}
+        for index in self.indices:
+            parts = set(walk_expr(index))
+            used = [p for p, n in enumerate(self.names) if n in parts]
+            if len(used) != 1 or parts & self.own:
+                continue
+            run = 1
+            if isinstance(index, Binary) and index.op == "floordiv":
+                run, form = int_value(index.b) or 0, linear(index.a)
+                is_plain = form is not None and (form.constant, len(form.coefficients)) == (0, 1)
+                if run < 1 or not is_plain:
+                    continue
+            else:
+                form = linear(index)
+            step = 0 if form is None else form.coefficient(self.names[used[0]])
+            if step and (run == 1 or step == 1):
+                found[used[0]] = min(run, found.get(used[0], run))
+        return found
+
+    def may_collide(self, shape: Sequence[int]) -> bool:
+        """Return whether two iterations may have the same element."""
+        if all(n <= 1 or self.apart.get(p) == 1 for p, n in enumerate(shape)):
+            return False
+        if math.prod(shape) > MAX_TABLE:
+            return True
+        grids = np.meshgrid(*(np.arange(n) for n in shape), indexing="ij", sparse=True)
+        table = self.table(grids)
+        if table is None:
+            return True
+        rows = np.stack([np.broadcast_to(t, shape).ravel() for t in table], axis=1)
+        return len(np.unique(rows, axis=0)) < len(rows)
+
+    def table(self, values: Sequence[Table]) -> list[Table] | None:
+        """Return the indices where the loop variables have ``values``.
+
+        What is the same for all iterations is left out. None: they depend on more.
+        """
+        inner = set(self.names)
+        evaluator = Evaluator(dict(zip(self.names, values, strict=True)))
+        found = []
+        for index in self.indices:
+            parts = set(walk_expr(index))
+            form = linear(index)
+            if not parts & inner:
+                found.append(np.zeros((), np.int64))
+            elif parts & self.own:
+                return None
+            elif form is not None:
+                steps = [(n, c) for n, c in form.coefficients.items() if n in inner]
+                terms = [np.asarray(evaluator(n), np.int64) * c for n, c in steps]
+                found.append(np.asarray(sum(terms, np.int64(0))))
+            elif any(isinstance(n, Load) or (isinstance(n, Var) and n not in inner) for n in parts):
+                return None
+            else:
+                try:
+                    found.append(np.asarray(evaluator(index), np.int64))
+                except ScopeError:
+                    return None
+        return found
+
+
+def updated_places(nest: Parallel) -> Iterable[tuple[Buffer, Place]]:
+    """Yield the elements that a nest stores to and also reads, reducers aside.
+
+    Of variables and local arrays those that an iteration reads before it gives them a value.
+    """
+    stmts = list(walk(nest.body))
+    own = frozenset(s.loop_var for s in stmts if isinstance(s, For))
+    lets = {s.var: s.value for s in stmts if isinstance(s, Let)}
+    private = {s.buffer for s in stmts if isinstance(s, Alloc)}
+    loaded = {load.buffer for stmt in stmts for load in loads(stmt)} - private
+    carried: set[Buffer] = set()
+    _find_carried(nest.body, set(), carried)
+    loaded -= {b for b in loaded if b.scope == "local"} - carried
+    for stmt in stmts:
+        if isinstance(stmt, Store) and stmt.buffer in loaded and stmt.buffer.reducer is None:
+            yield stmt.buffer, Place(nest.loop_vars, _without_names(stmt.indices, lets), own)
+
+
+def _find_carried(stmt: Stmt, known: set[Buffer], carried: set[Buffer]) -> set[Buffer]:
+    """Add the local tiles read before a value is given; return those that have got one."""
+    carried |= {load.buffer for load in loads(stmt) if load.buffer.scope == "local"} - known
+    match stmt:
+        case Store(buffer=buffer):
+            return known | {buffer}
+        case If(then_body=then, else_body=other):
+            both = _find_carried(then, known, carried)
+            return both & (known if other is None else _find_carried(other, known, carried))
+        case Seq(stmts=stmts):
+            for child in stmts:
+                known = _find_carried(child, known, carried)
+            return known
+        case For(body=body) if (int_value(trip_count(stmt)) or 0) > 0:
+            return _find_carried(body, known, carried)
+        case _:
+            for child in children(stmt):
+                _find_carried(child, known, carried)
+            return known
+
+
+def _without_names(indices: tuple[Expr, ...], lets: Mapping[Var, Expr]) -> tuple[Expr, ...]:
+    while any(n in lets for i in indices for n in walk_expr(i) if isinstance(n, Var)):
+        indices = tuple(substitute_expr(i, lets) for i in indices)
+    return indices
+
+
+def updates_in_turn(nest: Parallel, shape: Sequence[int]) -> bool:
+    """Return whether an iteration may update an element that another one has updated before."""
+    return any(place.may_collide(shape) for _, place in updated_places(nest))
