@@ -255,16 +255,38 @@ def test_blocks_wait_for_each_other(run_both: RunBoth) -> None:
     np.testing.assert_allclose(y, np.full(3, x.sum()), rtol=1e-4)
 
 
-def test_nothing_but_tensors_survives_a_wait_of_the_grid() -> None:
-    with pytest.raises(ScopeError, match=r"`tile` would have to keep its value across T.sync_grid"):
+def test_what_does_not_survive_a_wait_of_the_grid() -> None:
+    with pytest.raises(ScopeError, match=r"`sums` would have to keep its value across T.sync_grid"):
 
         @T.prim_func
         def keeps(Y: T.Tensor((4,), "float32")):
             with T.Kernel(1):
-                tile = T.alloc_fragment((4,), "float32")
-                T.clear(tile)
+                sums = T.alloc_reducer((4,), "float32", "sum")
+                T.clear(sums)
                 T.sync_grid()
-                T.copy(tile, Y)
+                T.finalize_reducer(sums)
+                T.copy(sums, Y)
+
+    with pytest.raises(ScopeError, match=r"`first` would have to keep its value"):
+
+        @T.prim_func
+        def binds_in_a_nest(Y: T.Tensor((4,), "float32")):
+            with T.Kernel(1):
+                for i in T.Parallel(4):
+                    first = Y[3 - i]
+                    T.sync_grid()
+                    Y[i] = first
+
+    with pytest.raises(ScopeError, match=r"`own` would have to keep its value"):
+
+        @T.prim_func
+        def has_its_own(Y: T.Tensor((4,), "float32")):
+            with T.Kernel(1):
+                for i in T.Parallel(4):
+                    own = T.alloc_local((2,), "float32")
+                    own[0] = Y[3 - i]
+                    T.sync_grid()
+                    Y[i] = own[0]
 
     with pytest.raises(ScopeError, match=r"`first` would have to keep its value"):
 
@@ -281,6 +303,15 @@ def test_nothing_but_tensors_survives_a_wait_of_the_grid() -> None:
         @T.prim_func
         def loops(Y: T.Tensor((4,), "float32")):
             with T.Kernel(1):
-                for i in T.serial(4):
+                for _i in T.serial(4):
                     T.sync_grid()
+
+    with pytest.raises(ScopeError, match=r"T.sync_grid stands inside a loop"):
+
+        @T.prim_func
+        def loops_deeper(Y: T.Tensor((4,), "float32")):
+            with T.Kernel(1):
+                for i in T.serial(4):
+                    for _j in T.Parallel(4):
+                        T.sync_grid()
                     Y[i] = 1.0

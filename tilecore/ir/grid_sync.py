@@ -1,15 +1,15 @@
 """T.sync_grid: a launch whose blocks all wait for each other is two launches, one after the other.
 
-What lies in tiles and variables would be lost between them: a shared tile that the second one reads
-is kept in main memory (ir.kept_tiles), and so is what is private to a thread; of fragments it must
-set whatever it reads. Values bound before the wait are computed again, unless they depend on
-memory.
+What lies in tiles and variables would be lost between them: a tile that the second one reads is
+kept in main memory (ir.kept_tiles), and so is what is private to a thread of a program written per
+thread. Values bound before the wait are computed again, unless they depend on memory. A T.Parallel
+with a wait in it is one nest before it and one behind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilecore.errors import ScopeError
 from tilecore.ir import nodes
@@ -17,7 +17,15 @@ from tilecore.ir.analysis import covers_whole, reads, writes
 from tilecore.ir.expr import Var, int_value
 from tilecore.ir.kept_tiles import Kept, Places, kept, may_be_kept
 from tilecore.ir.nodes import Buffer, Seq, Stmt
-from tilecore.ir.visitor import children, expressions, has_loads, regions, walk, walk_expr
+from tilecore.ir.visitor import (
+    buffers_of,
+    children,
+    expressions,
+    has_loads,
+    regions,
+    walk,
+    walk_expr,
+)
 
 Path = tuple[Stmt, ...]  # the statements around one
 
@@ -39,8 +47,9 @@ def parts_between_syncs(body: Seq, places: Places) -> tuple[list[Buffer], list[S
     A workspace holds what lies in a tile while the blocks wait.
 
     Raises:
-        ScopeError: a fragment, a barrier or a value would have to survive a wait (TC104).
+        ScopeError: a barrier, a reducer or a value would have to survive a wait (TC104).
     """
+    body = Seq(tuple(s for stmt in body.stmts for s in _split(stmt)), body.span)
     cuts = [i for i, s in enumerate(body.stmts) if isinstance(s, nodes.Sync) and s.scope == "grid"]
     if not cuts:
         return [], [body]
@@ -56,6 +65,29 @@ def parts_between_syncs(body: Seq, places: Places) -> tuple[list[Buffer], list[S
         Seq(_with_copies(parts, position, stores), body.span) for position in range(len(parts))
     ]
     return [s.workspace for s in stores], found
+
+
+def _split(stmt: Stmt) -> Iterator[Stmt]:
+    """Yield the nests between the waits in a nest, and the waits; else the statement itself."""
+    body = stmt.body if isinstance(stmt, nodes.Parallel) else None
+    inside = body.stmts if isinstance(body, Seq) else ()
+    waits = [n for n, s in enumerate(inside) if isinstance(s, nodes.Sync) and s.scope == "grid"]
+    if not waits:
+        yield stmt
+        return
+    assert isinstance(stmt, nodes.Parallel)
+    start = 0
+    for stop in (*waits, len(inside)):
+        before, own = inside[:start], inside[start:stop]
+        again = tuple(s for s in before if isinstance(s, nodes.Let) and not has_loads(s.value))
+        _check_values(before, again, own)
+        private = {s.buffer for s in before if isinstance(s, nodes.Alloc)}
+        for one in (s for o in own for s in walk(o)):
+            for buffer in (b for b in buffers_of(one) if b.root in private):
+                raise _survives(buffer.name, one)
+        yield replace(stmt, body=Seq((*again, *own), stmt.span))
+        yield from inside[stop : stop + 1]
+        start = stop + 1
 
 
 def _part(before: tuple[Stmt, ...], own: tuple[Stmt, ...]) -> _Part:
@@ -140,6 +172,6 @@ def _set_whole(stmt: Stmt, buffer: Buffer, path: Path) -> Path | None:
 def _survives(name: str, stmt: Stmt) -> ScopeError:
     return ScopeError(
         message=f"`{name}` would have to keep its value across T.sync_grid",
-        hint="set it again after the wait, or keep it in a tile of T.alloc_shared",
+        hint="set it again after the wait, or keep it in a tile",
         span=stmt.span,
     )

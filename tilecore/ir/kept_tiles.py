@@ -72,12 +72,14 @@ class Kept:
 def may_be_kept(tile: Buffer, places: Places) -> bool:
     """Return whether a tile can lie in main memory for a while.
 
-    Shared tiles can, and what is private to a thread of a program written per thread; barriers and
-    registers that inference spreads over threads cannot.
+    Shared tiles and fragments can, and what is private to a thread of a program written per
+    thread; barriers, views and sums of reducers that are not told yet cannot.
     """
     if tile.arrive_counts is not None or tile.in_tensor_memory or tile.base is not None:
         return False
-    return tile.scope == "shared" or (tile.scope == "local" and bool(places.thread_vars))
+    if tile.scope == "local":
+        return bool(places.thread_vars)
+    return tile.scope == "shared" or (tile.scope == "fragment" and tile.reducer is None)
 
 
 def kept(tiles: Sequence[Buffer], places: Places) -> list[Kept]:

@@ -69,13 +69,14 @@ def named_barrier_arrive(barrier_id: Any, thread_count: Any) -> None:
 def sync_grid() -> None:
     """Make all blocks of the grid wait for each other.
 
-    Tensors, shared tiles and what is private to a thread keep their values; fragments lose theirs.
+    Tensors, tiles and what is private to a thread keep their values.
 
     Raises:
-        ScopeError: inside a loop or branch (TC104).
+        ScopeError: inside a loop other than a single T.Parallel, or a branch (TC104).
     """
     builder = current()
-    if builder.frame.kind != "kernel":
+    inner, outer = builder.frame, builder.frames[-2].kind
+    if inner.kind != "kernel" and (inner.kind, outer) != ("parallel", "kernel"):
         raise ScopeError(
             message="T.sync_grid stands inside a loop or branch",
             hint="blocks run one after the other here; launch a T.Kernel per step instead",

@@ -122,3 +122,74 @@ def test_what_a_thread_has_for_itself_is_kept_too(blocks, threads, experts, n, t
         assert np.array_equal(got[0], counts)
         assert np.array_equal(got[1], np.cumsum(counts, axis=0))
         assert np.array_equal(got[2], last * 10000 + mine)
+
+
+def the_other_half(n, block):
+    """TileLang's test_tilelang_language_cooperative: a nest with a wait in it."""
+
+    @T.prim_func
+    def main(A: T.Tensor((n,), "float32")):
+        with T.Kernel(n // block, threads=128) as b:
+            kept = T.alloc_fragment((block,), "float32")
+            for i in T.Parallel(block):
+                A[b * block + i] = b * block + i
+            T.sync_grid()
+            for i in T.Parallel(block):
+                place = b * block + i
+                kept[i] = A[n - place - 1]
+                T.sync_grid()
+                A[place] = A[place] + kept[i]
+
+    return main
+
+
+def products_less_their_largest(rows, n, k):
+    """Sums of a matrix product wait in registers for the largest of all blocks."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((3 * rows, k), "float16"),
+        B: T.Tensor((k, n), "float16"),
+        C: T.Tensor((3 * rows, n), "float32"),
+    ):
+        with T.Kernel(3, threads=128) as b:
+            left = T.alloc_shared((rows, k), "float16")
+            right = T.alloc_shared((k, n), "float16")
+            sums = T.alloc_fragment((rows, n), "float32")
+            largest = T.alloc_fragment((rows,), "float32")
+            of_all = T.alloc_global((3, rows), "float32")
+            T.copy(A[b * rows, 0], left)
+            T.copy(B, right)
+            T.clear(sums)
+            T.gemm(left, right, sums)
+            T.reduce_max(sums, largest, dim=1)
+            T.copy(largest, of_all[b, :])
+            T.sync_grid()
+            for i, j in T.Parallel(rows, n):
+                most = T.max(of_all[0, i], T.max(of_all[1, i], of_all[2, i]))
+                sums[i, j] -= most + largest[i]
+            T.copy(sums, C[b * rows, 0])
+
+    return main
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("target", [*TARGETS, "gfx942"])
+def test_a_nest_with_a_wait_in_it(target):
+    func = the_other_half(192, 64)
+    for (a,) in everywhere(func, target, [], [np.zeros(192, np.float32)]):
+        np.testing.assert_array_equal(a, np.full(192, 191, np.float32))
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("target", [*TARGETS, "gfx942"])
+def test_fragments_are_kept(target):
+    rows, n, k = 32, 64, 48
+    a = RNG.integers(-3, 4, (3 * rows, k)).astype(np.float16)
+    b = RNG.integers(-3, 4, (k, n)).astype(np.float16)
+    product = a.astype(np.float32) @ b.astype(np.float32)
+    own = product.max(1)
+    want = product - np.tile(own.reshape(3, rows).max(0), 3)[:, None] - own[:, None]
+    func = products_less_their_largest(rows, n, k)
+    for (c,) in everywhere(func, target, [a, b], [np.zeros_like(product)]):
+        np.testing.assert_array_equal(c, want)
