@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from tilecore.ir.nodes import PrimFunc
 from tilecore.passes import (
     fold_clear,
+    merge_nests,
     open_extents,
     private_tiles,
     split_tiles,
@@ -29,6 +30,7 @@ PIPELINE: tuple[tuple[str, Pass], ...] = (
 # On a GPU threads and stages are what the program says they are, and so are clears before loops.
 GPU_PIPELINE: tuple[tuple[str, Pass], ...] = (
     ("guard_tiles", tile_guards.run),
+    ("merge_nests", merge_nests.run),
     ("private_tiles", private_tiles.run),
     ("open_extents", open_extents.run),
     ("stage_outputs", stage_outputs.run),

@@ -1,0 +1,106 @@
+"""A T.Parallel in a T.Parallel on GPUs."""
+
+import numpy as np
+import pytest
+
+import tilecore.language as T
+from tests.tilecore.cuda.emulated import run_emulated
+from tilecore.emulator import ALL_SCHEDULES
+from tilecore.interpreter import run as interpret
+
+pytestmark = pytest.mark.covering
+TARGETS = ("sm_80", "h100", "gfx942")
+
+
+@T.macro
+def whole(x, y):
+    for i in T.Parallel(16):
+        for j in T.Parallel(24):
+            if j >= i:
+                x[i, j] = x[i, j] * 2
+
+
+@T.macro
+def three_with_names(x, y):
+    for i in T.Parallel(16):
+        row = 15 - i
+        for j in T.Parallel(4):
+            for k in T.Parallel(6):
+                y[i, j * 6 + k] = x[row, j * 6 + k] + row
+
+
+@T.macro
+def beside_others(x, y):
+    for i in T.Parallel(16):
+        y[i, 0] = x[i, 1]
+        for j in T.Parallel(23):
+            y[i, j + 1] = y[i, 0] + x[i, j + 1]
+
+
+@T.macro
+def of_rows_of_their_own(x, y):
+    for i in T.Parallel(16):
+        for j in T.Parallel(i + 1):
+            y[i, j] = x[i, j] * i
+
+
+@T.macro
+def sums(x, y):
+    for i in T.Parallel(16):
+        first = x[i, 0]
+        for j in T.Parallel(24):
+            y[i, 3] += x[i, j] * first
+
+
+def program(body):
+    @T.prim_func
+    def main(
+        A: T.Tensor((16, 24), "float32"),
+        B: T.Tensor((16, 24), "float32"),
+        C: T.Tensor((16, 24), "float32"),
+    ):
+        with T.Kernel(1, threads=64):
+            x = T.alloc_fragment((16, 24), "float32")
+            y = T.alloc_fragment((16, 24), "float32")
+            T.copy(A, x)
+            T.clear(y)
+            body(x, y)
+            T.copy(x, B)
+            T.copy(y, C)
+
+    return main
+
+
+def expected(name, a):
+    x, y = a.copy(), np.zeros_like(a)
+    i, j = np.indices(a.shape)
+    match name:
+        case "whole":
+            x[j >= i] *= 2
+        case "three_with_names":
+            y[:] = a[::-1] + np.arange(16)[::-1, None]
+        case "of_rows_of_their_own":
+            y[:] = np.where(j <= i, a * i, 0)
+        case "sums":
+            y[:, 3] = a.sum(1) * a[:, 0]
+        case _:
+            y[:] = a[:, 1:2] + a
+            y[:, 0] = a[:, 1]
+    return x, y
+
+
+CASES = (whole, three_with_names, beside_others, of_rows_of_their_own, sums)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_nests_in_nests(case, target):
+    name = ("whole", "three_with_names", "beside_others", "of_rows_of_their_own", "sums")[case]
+    func = program(CASES[case])
+    a = np.random.default_rng(case).integers(-9, 9, (16, 24)).astype(np.float32)
+    found, oracle = np.zeros((2, 2, 16, 24), np.float32)
+    run_emulated(func, target, [a, *found], ALL_SCHEDULES)
+    interpret(func, a, *oracle)
+    for got, told, want in zip(found, oracle, expected(name, a), strict=True):
+        np.testing.assert_array_equal(told, want)
+        np.testing.assert_array_equal(got, want)
