@@ -46,6 +46,7 @@ class Program:
     source: str = ""
     inputs: list[np.ndarray] = field(default_factory=list)
     outputs: list[tuple[np.ndarray, float]] = field(default_factory=list)  # with tolerance
+    grid: tuple[int, int] = (1, 1)
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{x.dtype}{list(x.shape)}" for x in self.inputs)
@@ -75,6 +76,7 @@ class Writer:
         self.m, self.n = self.number(1, 70), self.number(1, 70)
         self.block = (self.choice([1, 7, 16, 32]), self.choice([1, 5, 16, 24, 64]))
         self.grid = (-(-self.n // self.block[1]), -(-self.m // self.block[0]))
+        self.program.grid = self.grid
 
     # --- drawing ------------------------------------------------------------------------------
 
@@ -285,6 +287,33 @@ class Writer:
         self.emit(f"    T.gemm({left.name}, {right.name}, {result.name})")
         self.keep(result)
 
+    def update(self) -> None:
+        """Iterations that update the same elements of a fragment in turn."""
+        tile = self.any_tile(rank=2)
+        if tile is None or tile.dtype == "uint8":
+            return
+        m, n = tile.shape
+        index, extent = self.choice([
+            ("i", m), ("j", n), ("j // 4", -(-n // 4)), ("i % 3", 3), ("(i + 2 * j) % 5", 5),
+            ("0", 1), ("m - 1 - i", m),
+        ])  # fmt: skip
+        op = self.choice(["+", "max", "min"])
+        bound = tile.bound * (m * n if op == "+" else 1) + 3
+        if bound > limit_of(tile.dtype):
+            return
+        precision = max(tile.precision, precision_of(tile.dtype))
+        result = Tile(self.fresh("t"), (extent,), tile.dtype, bound, precision)
+        self.emit(f'{result.name} = T.alloc_fragment(({extent},), "{tile.dtype}")')
+        self.emit(f"T.fill({result.name}, {self.number(-3, 3)})")
+        place, value = f"{result.name}[{index.replace('m', str(m))}]", f"{tile.name}[i, j]"
+        total = f"{place} + {value}" if op == "+" else f"T.{op}({place}, {value})"
+        self.emit(f"for i, j in T.Parallel({m}, {n}):")
+        cond = self.choice(["", "if (i + j) % 3 < 2:"])
+        if cond:
+            self.emit(f"    {cond}")
+        self.emit(f"    {'    ' if cond else ''}{place} = {total}")
+        self.keep(result)
+
     def repeat(self) -> None:
         """A serial loop that adds to a tile in place."""
         tile = self.any_tile()
@@ -345,6 +374,7 @@ class Writer:
         statements = [
             self.load, self.elementwise, self.elementwise, self.reduce, self.scan, self.convert,
             self.transpose, self.gemm, self.accumulate, self.repeat, self.branch, self.slice,
+            self.update,
         ]  # fmt: skip
         self.load()
         for _ in range(self.number(1, 8)):
@@ -353,10 +383,11 @@ class Writer:
             self.store(tile)
         outputs = [p for p in self.params if p.startswith("Y")]
         params = [p for p in self.params if not p.startswith("Y")] + outputs
+        threads = self.choice([128, 32, 64, 96, 256])
         head = [
             "@T.prim_func",
             f"def main({', '.join(params)}):",
-            f"    with T.Kernel({self.grid[0]}, {self.grid[1]}) as (bx, by):",
+            f"    with T.Kernel({self.grid[0]}, {self.grid[1]}, threads={threads}) as (bx, by):",
         ]
         self.program.source = "\n".join([*head, *self.lines]) + "\n"
         return self.program

@@ -195,15 +195,14 @@ class FoldLowering:
     def _scan(self, stmt: Scan) -> None:
         """Each thread runs along whole rows (inference spreads no scanned axis over threads)."""
         accessor, plan, builder = self.accessor, self.plan, self.builder
-        (along,) = self.points.folded
+        along = self.points.folded[0] if self.points.folded else None  # None: of one element
         loops = PointLoops(accessor, plan.distribution, self.points.names)
         loops.find_slots((self.source, self.target))
         leader = is_first_copy(plan.distribution, accessor.thread)
         keeps = isinstance(accessor.places[self.target.buffer], FragmentPlace)
         before, accessor.leader = accessor.leader, leader if keeps else None
-        scanned = sorted(
-            (d.stride, d.extent) for d in plan.distribution.axes[along] if not d.in_thread
-        )
+        digits_along = () if along is None else plan.distribution.weights(along)
+        scanned = sorted((d.stride, d.extent) for d, _ in digits_along if not d.in_thread)
         others = [
             (d.stride, d.extent)
             for p, axis in enumerate(plan.distribution.axes)
@@ -215,7 +214,7 @@ class FoldLowering:
             stack.enter_context(only(builder, None if keeps else leader))
             digits = {s: stack.enter_context(builder.turns(n)) for s, n in others}
             builder.store(total, self._identity(), 0)
-            weights = {d.stride: w for d, w in plan.distribution.weights(along)}
+            weights = {d.stride: w for d, w in digits_along}
             for stride, turns in sorted(scanned, key=lambda p: -weights[p[0]]):
                 value = stack.enter_context(builder.turns(turns))
                 digits[stride] = add(turns - 1, mul(value, -1)) if stmt.reverse else value
