@@ -138,3 +138,39 @@ def test_operands_are_loaded_as_matrices(target, trans_a, trans_b, used):
     loads = [u.ways for u in bank_uses(launch) if not u.is_store]
     assert loads
     assert set(loads) == {1}
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("target", ["sm_80", "h100"])
+def test_one_row_for_all_rows_of_a_matrix(target):
+    """Sums by a vector of halves in shared memory: its banks were asked for a second axis."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((64, 64), "float16"),
+        B: T.Tensor((64, 64), "float16"),
+        V: T.Tensor((64,), "float16"),
+        C: T.Tensor((64, 64), "float32"),
+    ):
+        with T.Kernel(1, threads=128):
+            a = T.alloc_shared((64, 64), "float16")
+            b = T.alloc_shared((64, 64), "float16")
+            v = T.alloc_shared((64,), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            T.copy(A, a)
+            T.copy(B, b)
+            T.copy(V, v)
+            T.gemm(a, b, c, clear_accum=True)
+            for i, j in T.Parallel(64, 64):
+                c[i, j] = c[i, j] * v[j]
+            T.copy(c, C)
+
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(-3, 4, (2, 64, 64)).astype(np.float16)
+    v = rng.integers(-3, 4, 64).astype(np.float16)
+    c = np.zeros((64, 64), np.float32)
+    plan = run_emulated(main, target, [a, b, v, c], ALL_SCHEDULES)
+    np.testing.assert_array_equal(c, a.astype(np.float32) @ b.astype(np.float32) * v)
+    (launch,) = plan.launches.values()
+    assert any(nest.matrices is not None for nest in launch.nests.values())
+    assert {u.ways for u in bank_uses(launch) if u.buffer.name == "v"} == {1.0}

@@ -181,6 +181,8 @@ def _passes(groups: Table, width: int) -> Table:
 
 
 def _of_matrices(layout: SharedLayout) -> float:
+    if len(layout.shape) < 2:  # a row that all rows of a matrix are
+        return 1.0
     return _of_rows(replace(layout, stages=1, offset_bytes=0))
 
 
