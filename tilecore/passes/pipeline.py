@@ -15,6 +15,7 @@ from tilecore.passes import (
     stages,
     threads,
     tile_guards,
+    write_out,
 )
 
 Pass = Callable[[PrimFunc], PrimFunc]
@@ -31,6 +32,7 @@ PIPELINE: tuple[tuple[str, Pass], ...] = (
 GPU_PIPELINE: tuple[tuple[str, Pass], ...] = (
     ("guard_tiles", tile_guards.run),
     ("merge_nests", merge_nests.run),
+    ("write_out", write_out.run),
     ("private_tiles", private_tiles.run),
     ("open_extents", open_extents.run),
     ("stage_outputs", stage_outputs.run),

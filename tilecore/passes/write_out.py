@@ -1,0 +1,94 @@
+"""write_out: short loops that take parts of a fragment in turn are written out.
+
+Which register holds ``sums[part * 16 + i, j]`` must be known when the kernel is compiled: a loop
+over ``part`` of few turns is as many statements, in each of which it is a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tilecore.ir import nodes
+from tilecore.ir.expr import Expr, Load, Var, const, int_value
+from tilecore.ir.nodes import For, Parallel, PrimFunc, Seq, Stmt
+from tilecore.ir.substitute import Substitution
+from tilecore.ir.trips import trip_count
+from tilecore.ir.visitor import Rewriter, expressions, has_jump, regions, walk, walk_expr
+
+MOST_TURNS, MOST_STATEMENTS = 8, 128
+
+
+def run(func: PrimFunc) -> PrimFunc:
+    """Return the function with such loops written out."""
+    body = _Written().visit(func.body)
+    return func if body is func.body else replace(func, body=body)
+
+
+class _Written(Rewriter):
+    def visit_for(self, loop: For) -> Stmt:
+        kept = self.rebuild(loop)
+        assert isinstance(kept, For)
+        start, step, turns = (int_value(e) for e in (kept.start, kept.step, trip_count(kept)))
+        if start is None or step is None or turns is None or not 1 <= turns <= MOST_TURNS:
+            return kept
+        if kept.kind not in ("serial", "unroll") or kept.annotations or not _may_repeat(kept.body):
+            return kept
+        if turns * sum(1 for _ in walk(kept.body)) > MOST_STATEMENTS:
+            return kept
+        if not any(kept.loop_var in parts for parts in _mixed(kept.body)):
+            return kept
+        turns_of = range(start, start + step * turns, step)
+        return Seq(tuple(_turn(kept, value) for value in turns_of), kept.span)
+
+
+def _may_repeat(body: Stmt) -> bool:
+    if has_jump(body):
+        return False
+    return not any(isinstance(s, (nodes.Alloc, nodes.Gemm, nodes.While)) for s in walk(body))
+
+
+def _mixed(body: Stmt) -> Iterator[set[Expr]]:
+    """Yield what stands in indices by which nests and copies move along fragments."""
+    for stmt in walk(body):
+        for region in regions(stmt):
+            if region.buffer.scope == "fragment":
+                for offset, extent in zip(region.offsets, region.extents, strict=True):
+                    if int_value(extent) != 1:
+                        yield set(walk_expr(offset))
+        if isinstance(stmt, Parallel):
+            names = set(stmt.loop_vars)
+            for index in (i for s in walk(stmt.body) for i in _indices(s)):
+                parts = set(walk_expr(index))
+                if parts & names:
+                    yield parts
+
+
+def _indices(stmt: Stmt) -> Iterator[Expr]:
+    """Yield the indices of fragments in a statement."""
+    if isinstance(stmt, nodes.Store) and stmt.buffer.scope == "fragment":
+        yield from stmt.indices
+    for node in (n for e in expressions(stmt) for n in walk_expr(e)):
+        if isinstance(node, Load) and node.buffer.scope == "fragment":
+            yield from node.indices
+
+
+def _turn(loop: For, value: int) -> Stmt:
+    """Return a turn of a loop, with variables of its own."""
+    names: dict[Var, Expr] = {loop.loop_var: const(value, str(loop.loop_var.dtype))}
+    for stmt in walk(loop.body):
+        found: tuple[Var, ...] = ()
+        match stmt:
+            case nodes.Let(var=var) | For(loop_var=var):
+                found = (var,)
+            case Parallel(loop_vars=loop_vars):
+                found = loop_vars
+        names |= {v: Var(v.name, v.dtype) for v in found}
+    return _Copies(names).stmt(loop.body)
+
+
+class _Copies(Substitution):
+    def stmt(self, stmt: Stmt) -> Stmt:
+        """Return a statement of its own, also where nothing in it changes."""
+        made = super().stmt(stmt)
+        return replace(made) if made is stmt else made  # type: ignore[type-var]
