@@ -144,8 +144,13 @@ class Writer:
             target = self.allocate(first.shape, dtype, bound, precision)
         index = ", ".join("ij"[: len(first.shape)])
         extents = ", ".join(map(str, first.shape))
-        self.emit(f"for {index} in T.Parallel({extents}):")
-        self.emit(f"    {target.name}[{index}] = T.cast({text}, '{dtype}')")
+        lines = [f"for {index} in T.Parallel({extents}):"]
+        if len(first.shape) == 2 and self.choice([False, False, True]):
+            lines = [f"for i in T.Parallel({first.shape[0]}):",
+                     f"    for j in T.Parallel({first.shape[1]}):"]  # fmt: skip
+        lines.append(f"{'    ' * len(lines)}{target.name}[{index}] = T.cast({text}, '{dtype}')")
+        for line in lines:
+            self.emit(line)
         self.keep(target)
 
     def result_type(self, is_float: bool, bound: float) -> str | None:
@@ -328,6 +333,20 @@ class Writer:
         self.emit(f"        {target} = T.cast({target} + k - 3, '{tile.dtype}')")
         self.keep(Tile(tile.name, tile.shape, tile.dtype, bound, tile.precision))
 
+    def parts(self) -> None:
+        """A loop over parts of a tile, the last one first."""
+        tile = self.any_tile(rank=2)
+        if tile is None:
+            return
+        m, n = tile.shape
+        count = self.choice([p for p in (1, 2, 4, 8, 16) if m % p == 0])
+        result = self.allocate(tile.shape, tile.dtype, tile.bound, tile.precision)
+        place = f"[({count} - 1 - s) * {m // count} + i, j]"
+        self.emit(f"for s in T.serial({count}):")
+        self.emit(f"    for i, j in T.Parallel({m // count}, {n}):")
+        self.emit(f"        {result.name}{place} = {tile.name}{place}")
+        self.keep(result)
+
     def branch(self) -> None:
         """A block-dependent branch that overwrites a tile."""
         tile = self.any_tile()
@@ -374,7 +393,7 @@ class Writer:
         statements = [
             self.load, self.elementwise, self.elementwise, self.reduce, self.scan, self.convert,
             self.transpose, self.gemm, self.accumulate, self.repeat, self.branch, self.slice,
-            self.update,
+            self.update, self.parts,
         ]  # fmt: skip
         self.load()
         for _ in range(self.number(1, 8)):
