@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilecore.inference.handed_on import handed_on
+from tilecore.inference.names import without_names
 from tilecore.inference.plan import FusedNest
 from tilecore.inference.storage import Storage
 from tilecore.ir.analysis import kept_axes, read_buffers, written_buffers
@@ -142,8 +143,8 @@ def _stores(stmt: Stmt, nest: Parallel) -> _Member | None:
     if any(v.dtype != "int32" for v in nest.loop_vars):
         return None
     steps = flat([substitute_stmt(nest.body, single) if single else nest.body])
-    stores = tuple(s for s in steps if isinstance(s, Store) and s.buffer.reducer is None)
-    if len(stores) < len(steps):
+    stores = without_names(steps)
+    if stores is None or any(s.buffer.reducer is not None for s in stores):
         return None
     accesses = [_Access(x.buffer, x.indices, False) for s in stores for x in loads(s)]
     accesses += [_Access(s.buffer, s.indices, True) for s in stores]
@@ -184,9 +185,6 @@ def _joins(member: _Member, group: Sequence[_Member]) -> bool:
     folds = {m.folded for m in together if m.folded}
     if member.extents != group[0].extents or len(folds) > 1:
         return False
-    goes_down_columns = any(len(member.extents) - 1 not in folded for folded in folds)
-    if goes_down_columns and any(a.buffer.scope == "global" for m in together for a in m.accesses):
-        return False  # a tensor is read along its rows
     pairs = [
         (_Place.of(a, member.loop_vars), _Place.of(b, other.loop_vars))
         for other in group
