@@ -218,7 +218,10 @@ class FusedLowering:
             close(step, fold.merged([part[step] for part in parts], lanes), total[step])
 
     def _rows_ahead(self) -> RowsAhead:
-        return RowsAhead(self.accessor, self.nest.loop_vars, self.nest.extents, self._reads())
+        nest = self.nest
+        stored = {step.buffer for step in nest.steps if isinstance(step, Store)}
+        updated = {buffer for buffer in stored if buffer.scope != "global"}
+        return RowsAhead(self.accessor, nest.loop_vars, nest.extents, self._reads(), updated)
 
     def _reads(self) -> Iterator[tuple[Buffer, Sequence[Expr]]]:
         for step in self.nest.steps:

@@ -74,7 +74,8 @@ class NestLowering:
         nodes = (n for s in walk(nest.body) for e in expressions(s) for n in _loads(e))
         extents = [int_value(extent) for extent in nest.extents]
         reads = ((n.buffer, n.indices) for n in nodes)
-        return RowsAhead(self.accessor, nest.loop_vars, extents, reads)
+        updated = {s.buffer for s in _stores(nest.body) if s.buffer.scope != "global"}
+        return RowsAhead(self.accessor, nest.loop_vars, extents, reads, updated)
 
     def _dynamic(self, nest: Parallel, var: Var, count: Any, lanes: int) -> None:
         """Emit whole vectors, then the rest, of an axis whose extent is known at run time."""

@@ -7,7 +7,7 @@ begins a new one in every row, and waits for memory there.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from tvm import tirx as tir
 
 from tilecore.inference.streams import size_bytes
+from tilecore.ir.bounds import step_of
 from tilecore.ir.expr import Expr, Var
 from tilecore.ir.nodes import Buffer
 from tilecore.lowering.cpu import prefetch
@@ -35,7 +36,10 @@ class _Line:
 
 
 class RowsAhead:
-    """Fetches pieces of rows for one nest, whose last two loop variables count rows and columns."""
+    """Fetches pieces of rows for one nest, whose last two loop variables count rows and columns.
+
+    ``updated`` tiles are in a cache: what the nest stores was stored before.
+    """
 
     def __init__(
         self,
@@ -43,6 +47,7 @@ class RowsAhead:
         names: Sequence[Var],
         extents: Sequence[int | None],
         reads: Iterable[tuple[Buffer, Sequence[Expr]]],
+        updated: Collection[Buffer],
     ) -> None:
         self.accessor, self.builder = accessor, accessor.builder
         self.reads: list[tuple[Buffer, tuple[Expr, ...]]] = []
@@ -51,26 +56,34 @@ class RowsAhead:
             return
         self.row, self.column = names[-2:]
         self.rows, self.width = int(extents[-2] or 1), extents[-1]
-        self.reads = list(self._short_pieces(reads))
+        self.reads = list(self._short_pieces(reads, updated))
 
     def _short_pieces(
-        self, reads: Iterable[tuple[Buffer, Sequence[Expr]]]
+        self, reads: Iterable[tuple[Buffer, Sequence[Expr]]], updated: Collection[Buffer]
     ) -> Iterator[tuple[Buffer, tuple[Expr, ...]]]:
         seen: set[tuple[Buffer, str]] = set()
         for buffer, indices in reads:
             place = self.accessor.places[buffer]
             key = (buffer, repr(tuple(indices)))
-            if key in seen or not (buffer.root.scope == "global" or place.shift):
+            is_tensor = buffer.root.scope == "global" or place.shift
+            if key in seen or not is_tensor or buffer in updated:
                 continue
             seen.add(key)
-            across = self.accessor.stride_of(buffer, indices, self.row)
-            is_far = across is None or abs(across) > self.width
+            is_far = self._is_far(buffer, indices, place)
             is_near = self.accessor.stride_of(buffer, indices, self.column) == 1
             total = size_bytes(buffer) if not place.shift else 0
             piece_bytes = self.width * buffer.dtype.itemsize
             is_large = total == 0 or total >= LEAST_BYTES
             if is_near and is_far and is_large and piece_bytes <= LONGEST_BYTES:
                 yield buffer, tuple(indices)
+
+    def _is_far(self, buffer: Buffer, indices: Sequence[Expr], place: Place) -> bool:
+        """Return whether the next row is known to begin beyond the end of this one."""
+        steps = [step_of(index, self.row) for index in place.indices(indices)]
+        if None in steps or steps[-1] or not any(steps):
+            return False
+        across = self.accessor.stride_of(buffer, indices, self.row)
+        return across is None or abs(across) > self.width  # None: of a stride not known yet
 
     @contextmanager
     def begun(self) -> Iterator[None]:
