@@ -55,6 +55,7 @@ class OpConstants:
 DEFAULT_OP_CONSTANTS = OpConstants()
 HIDDEN = 0.5
 HELD = 0.5  # of the registers: a smaller tile that a statement updates lies in them
+JOINED = ("parallel", "copy", "fill")  # launches of these alone: their blocks become rows
 NEAR = 0.25  # of L2: smaller tensors are read again from there, as their tiles are counted
 
 
@@ -229,7 +230,9 @@ def _memory_s(
     sizes: dict[Buffer, np.ndarray] = {}
     moved: dict[Buffer, np.ndarray] = {}
     pieces: dict[Buffer, np.ndarray] = {}
+    zero = np.zeros(count)
     for launch in graph.launches:
+        is_joined = all(op.kind in JOINED for op in launch.ops)
         for writes in (False, True):
             for op, access in launch.accesses(writes=writes):
                 size = _column(evaluate(access.footprint_bytes, columns), count)
@@ -237,16 +240,16 @@ def _memory_s(
                 tensor = access.buffer
                 sizes[tensor] = np.maximum(sizes.get(tensor, 0.0), size)
                 moved[tensor] = moved.get(tensor, 0.0) + size * times
-                count_here = _pieces(access, size, columns, count)
-                pieces[tensor] = np.maximum(pieces.get(tensor, 0.0), count_here)
+                begun = zero if is_joined else _pieces(access, size, columns, count)
+                pieces[tensor] = np.maximum(pieces.get(tensor, 0.0), begun)
     once = {tensor: np.minimum(size, moved[tensor]) for tensor, size in sizes.items()}
     again = (
         np.where(size > NEAR * hardware.l2_bytes, moved[tensor] - once[tensor], 0.0)
         for tensor, size in sizes.items()
     )
-    begun = (np.where(size > hardware.l2_bytes, pieces[t], 0.0) for t, size in sizes.items())
+    streams = (np.where(size > hardware.l2_bytes, pieces[t], 0.0) for t, size in sizes.items())
     found: np.ndarray = _total(once.values(), count) / bandwidth
-    found = found + _total(begun, count) * c.piece_s
+    found = found + _total(streams, count) * c.piece_s
     return found + _total(again, count) / (bandwidth * c.again_factor)
 
 
@@ -255,6 +258,8 @@ def _pieces(access: Access, size: np.ndarray, columns: Columns, count: int) -> n
 
     Rows join where a block has one, or where it is as wide as the tensor.
     """
+    if not access.extents:
+        return np.zeros(count)
     width = _column(evaluate(access.extents[-1], columns), count)
     whole = _column(evaluate(access.buffer.shape[-1], columns), count)
     rows = _column(evaluate(access.tile_bytes, columns), count)
