@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 import tilecore.language as T
+from tilecore import runtime
+from tilecore.compiler import compile
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import int_value
 from tilecore.ir.nodes import KernelLaunch
@@ -103,15 +105,25 @@ def test_float32(name, M, N, run_both):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", ["added", "in steps"])
-def test_tiles_that_round(name, dtype, run_both):
-    """What a tile of 16 bits rounds and more is computed with stays a tile."""
+def test_tiles_that_round(name, dtype, run_both, artifacts):
+    """Bit by bit what the same blocks give that are not joined, as there are too few rows."""
     body, expected, _ = BODIES[name]
-    func = blocks(body, dtype=dtype)
-    assert grids(func) == ([(100,)] if name == "added" else [(3, 13)])
+    joined, apart = blocks(body, dtype=dtype), blocks(body, M=63, dtype=dtype)
+    assert grids(joined) == [(100,)]
+    assert grids(apart) == [(3, 8)]
     kind = DType(dtype).numpy
     x, y = (np.random.default_rng(s).standard_normal((100, 77)).astype(kind) for s in (0, 1))
     want = expected(x.astype(np.float64), y.astype(np.float64))
-    run_both(func, [x, y], [np.zeros_like(x)], [want], rtol=0.04, atol=0.04)
+    (found,) = run_both(joined, [x, y], [np.zeros_like(x)], [want], rtol=0.04, atol=0.04)
+    z = np.zeros((63, 77), kind)
+    runtime.load(compile(apart, store=artifacts))(x[:63].copy(), y[:63].copy(), z)
+    np.testing.assert_array_equal(found[:63].view(np.uint16), z.view(np.uint16))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "float8_e4m3fn"])
+def test_other_narrow_tiles_stay(dtype):
+    assert grids(blocks(in_steps, dtype=dtype)) == [(3, 13)]
+    assert grids(blocks(added, dtype=dtype)) == [(100,)]
 
 
 def test_few_rows_stay_blocks():

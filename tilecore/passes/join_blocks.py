@@ -34,6 +34,7 @@ from tilecore.ir.visitor import expressions, flat, walk_expr
 
 LEAST_ROWS = 64  # fewer blocks than this might leave cores idle
 HINTS = ("layout", "swizzle")
+ROUNDING = ("float16", "bfloat16")  # conversions to these round as tiles of them do
 
 
 class _ApartError(Exception):
@@ -116,7 +117,7 @@ def _nodes(stmt: Stmt) -> Iterator[Expr]:
 def _untiled(nest: FusedNest) -> list[Stmt] | None:
     """Return the steps of a nest with values in place of the elements of tiles.
 
-    None: a tile rounds what more is computed with.
+    None: a tile changes what more is computed with, in a way that a conversion might not.
     """
     values: dict[Buffer, Expr] = {}
     found: list[Stmt] = []
@@ -135,7 +136,11 @@ def _untiled(nest: FusedNest) -> list[Stmt] | None:
                 found.append(Let(name, value, step.span))
                 value = name
         elif not is_same and not _is_moved_on(tile, nest.steps):
-            return None
+            if tile.dtype not in ROUNDING:
+                return None
+            name = Var(tile.name, tile.dtype)
+            found.append(Let(name, cast(cast(value, "float32"), tile.dtype), step.span))
+            value = name
         values[tile] = value
     return found
 
