@@ -11,6 +11,7 @@ from typing import Any
 from tvm import tirx as tir
 
 from tilecore.errors import UnsupportedOnTarget
+from tilecore.inference.fusion import alone
 from tilecore.inference.grain import blocks_of_a_share, tiles_of_a_share
 from tilecore.inference.plan import DOTS, PANELS, SUMS, CpuPlan, LaunchPlan, TilePlan
 from tilecore.ir.analysis import kept_axes, pads
@@ -194,6 +195,8 @@ class _LaunchLowering:
             self.accessor.ranges[var] = (0, max(0, extent - 1)) if known else NON_NEGATIVE
             self.accessor.tops[var] = top
             rest = quotient(rest, extent)
+        counted = zip(self.launch.block_vars, grid, strict=True)
+        self.accessor.box = next(((var, 1) for var, extent in counted if extent != 1), None)
         self.statement(self.launch.body)
 
     def _tile_shape(self) -> tuple[int, int] | None:
@@ -273,7 +276,9 @@ class _LaunchLowering:
                 self._nest(fill_nest(stmt))
             case Gemm():
                 self._gemm(stmt)
-            case Reduce() | Scan():
+            case Reduce():
+                self._reduce(stmt)
+            case Scan():
                 FoldLowering(self.accessor, self.target, stmt).emit()
             case Atomic():
                 emit_atomic(self.accessor, stmt, self.target)
@@ -362,8 +367,11 @@ class _LaunchLowering:
         distance: Any = step
         if step is None:
             distance = self.builder.bind(self.accessor.scalar(cast(stmt.step, "int32")))
+        box = self.accessor.box
         with self.builder.loop(count) as index:
+            self.accessor.box = (stmt.loop_var, step) if step is not None else None
             self._iteration(stmt, add(first, mul(index, distance)), bounds)
+            self.accessor.box = box
 
     def _iteration(self, stmt: For, value: Any, bounds: tuple[int, int] | None) -> None:
         self.accessor.assign(stmt.loop_var, value)
@@ -377,6 +385,15 @@ class _LaunchLowering:
         self.accessor.values.pop(stmt.loop_var, None)
 
     # --- nests ---------------------------------------------------------------------------------
+
+    def _reduce(self, stmt: Reduce) -> None:
+        """Emit a reduction; one that reads a tensor in place is a nest, which fetches ahead."""
+        nest = alone(stmt, {}) if self.accessor.places[stmt.src.buffer].shift else None
+        fold = FoldLowering(self.accessor, self.target, stmt)
+        if nest is None:
+            fold.emit()
+        else:
+            FusedLowering(self.accessor, self.target, nest, lambda _: fold.emit()).emit()
 
     def _copy(self, stmt: Copy) -> None:
         accessor = self.accessor
