@@ -201,13 +201,20 @@ class RunRequests:
         state: str,
         result: Mapping[str, Any] | None,
         error: str | None,
-    ) -> None:
+        as_of: int | None = None,
+    ) -> bool:
+        """Close a run unless it was extended more than ``as_of`` times; return whether it is."""
         open_run = (RunRow.id == run_id) & RunRow.state.not_in(FINISHED_STATES)
+        if as_of is not None:
+            extended = session.execute(select(RunRow.round).where(open_run).with_for_update())
+            if extended.scalar() not in (None, as_of):
+                return False
         values = {
             "state": state,
             "result": None if result is None else dict(result),
             "error": error,
             "pause_requested": False,
+            "cancel_requested": False,  # it is cancelled, or had ended before that was seen
             "finished_at": self._database.now(session),
         }
         if change(session, update(RunRow).where(open_run).values(values)):
@@ -216,6 +223,7 @@ class RunRequests:
             change(session, still_open.values(state="cancelled"))
             payload = {"error": error} if error else {}
             add_event(session, self._database, run_id, state.lower(), payload)
+        return True
 
 
 def _state(row: RunRow) -> str:

@@ -111,8 +111,7 @@ class RunDriver:
         if control.round != self.run.round:
             self.reload(self._store.runs.get(self.run.public_id))
         if control.ceiling_s is not None and self._active_s >= control.ceiling_s:
-            self._finish("its ceiling")
-            return True
+            return self._finish("its ceiling")
         if self.is_pausing and not self.leased:
             self._save_time()
             return self._store.runs.settle_pause(self.run.id, self._epoch)
@@ -183,8 +182,7 @@ class RunDriver:
         """Close the run if nothing is left to do; return whether that is so."""
         if not self._session.done or self._open:
             return False
-        self._finish("its budget")
-        return True
+        return self._finish("its budget")
 
     def leave(self) -> None:
         """Save what is not in the database yet; the run stays open."""
@@ -236,20 +234,25 @@ class RunDriver:
         log.warning("worker lost", trial=trial.id, attempt=trial.attempt, why=why)
         self._store.trials.retry_later(trial, self._epoch, why, delay_s)
 
-    def _finish(self, ended_by: str) -> None:
+    def _finish(self, ended_by: str) -> bool:
+        """Close the run with what it has; False: it was extended meanwhile (``apply`` sees it)."""
         self._save_time()
         trials = self._store.trials.of_run(self.run.id)
         if not any(t.measurement and t.measurement.status is MeasureStatus.OK for t in trials):
-            self._close("FAILED", error=_why_nothing_ran(trials))
-            return
+            return self._close("FAILED", error=_why_nothing_ran(trials))
         document = result_document(self._session.result(), self.run, self._active_s)
-        self._close("SUCCEEDED", result=document | {"ended_by": ended_by})
+        return self._close("SUCCEEDED", result=document | {"ended_by": ended_by})
 
     def _close(
         self, state: str, *, result: Mapping[str, Any] | None = None, error: str | None = None
-    ) -> None:
-        self._store.runs.finish(self.run.id, self._epoch, state, result=result, error=error)
-        log.info("run finished", run=self.run.public_id, state=state, error=error)
+    ) -> bool:
+        as_of = None if state == "CANCELLED" else self.run.round
+        is_closed = self._store.runs.finish(
+            self.run.id, self._epoch, state, result=result, error=error, as_of=as_of
+        )
+        if is_closed:
+            log.info("run finished", run=self.run.public_id, state=state, error=error)
+        return is_closed
 
     def _save_time(self) -> None:
         active_s, device_s = self._uncounted

@@ -214,6 +214,19 @@ def test_runs_are_listed_newest_first_and_one_under_way_comes_first(store, new_r
     assert store.runs.list(kernel="conv") == []
 
 
+def test_groups_of_one_priority_take_turns(store, new_run):
+    """A group of hundreds does not make everybody else wait for all of it."""
+    many = [new_run(group="g-1").id for _ in range(4)]
+    single, urgent = new_run().id, new_run(priority=90).id
+    key = store.runs.list(limit=1)[0].hardware.key
+    assert [r.id for r in store.runs.open(key, limit=9)] == [urgent, many[0], single, *many[1:]]
+    epoch = store.leader.acquire("me", 60)
+    for run in store.runs.open(key, limit=2):
+        store.runs.start(run, epoch)
+    order = [r.id for r in store.runs.open(key, limit=9)]
+    assert order == [urgent, many[0], single, *many[1:]]
+
+
 def test_two_claimers_never_get_the_same_trial(store, new_run):
     run = new_run()
     epoch = store.leader.acquire("me", 60)
@@ -362,6 +375,49 @@ def test_runs_wait_for_hardware_that_nobody_offers(store, new_run):
     assert {store.runs.get(r.public_id).state for r in (here, elsewhere)} == {"QUEUED"}
     kinds = [e.kind for e in store.runs.events(elsewhere.id)]
     assert kinds == ["queued", "waits", "paused", "unpaused", "waits", "hardware_joined"]
+
+
+def test_what_is_wished_of_a_run_that_waits_for_hardware_comes_true(store, new_run):
+    """Its node left before the coordinator saw the wish; such runs hung for ever."""
+    epoch = store.leader.acquire("me", 60)
+    cancelled, paused, resumed = new_run(), new_run(), new_run()
+    for run in (cancelled, paused, resumed):
+        under_way(store, run, epoch)
+    store.runs.cancel(cancelled.public_id)
+    for run in (paused, resumed):
+        store.runs.pause(run.public_id)
+    store.runs.match_hardware([], epoch)
+    found = [store.runs.get(r.public_id) for r in (cancelled, paused, resumed)]
+    assert [r.state for r in found] == ["CANCELLED", "PAUSED", "PAUSED"]
+    assert not any(r.pause_requested or r.cancel_requested for r in found)
+    assert {t.state for t in store.trials.of_run(cancelled.id)} == {"cancelled"}
+    assert store.runs.resume(resumed.public_id).state == "QUEUED"
+
+
+def test_a_run_that_was_extended_meanwhile_does_not_end(store, new_run):
+    """The coordinator had decided to end it before it saw the extension, which was lost."""
+    epoch = store.leader.acquire("me", 60)
+    run = new_run(spec={"max_trials": 2, "time_limit_s": 5.0})
+    under_way(store, run, epoch)
+    store.runs.extend(run.public_id, trials=3)
+    assert not store.runs.finish(run.id, epoch, "SUCCEEDED", result={"best": 1}, as_of=0)
+    now = store.runs.get(run.public_id)
+    assert (now.state, now.result, now.spec["max_trials"]) == ("RUNNING", None, 5)
+    assert store.runs.finish(run.id, epoch, "SUCCEEDED", result={"best": 2}, as_of=1)
+    assert store.runs.get(run.public_id).result == {"best": 2}
+
+
+def test_a_run_that_is_to_be_cancelled_is_not_paused_nor_stuck(store, new_run):
+    epoch = store.leader.acquire("me", 60)
+    run = new_run(spec={"max_trials": 2, "time_limit_s": 5.0})
+    under_way(store, run, epoch)
+    store.runs.pause(run.public_id)
+    store.runs.cancel(run.public_id)
+    assert not store.runs.settle_pause(run.id, epoch)
+    # the coordinator ends it before it sees the wish: it may be extended as any other
+    store.runs.finish(run.id, epoch, "SUCCEEDED", result={"best": 1}, as_of=0)
+    assert not store.runs.get(run.public_id).cancel_requested
+    assert store.runs.extend(run.public_id, trials=3).state == "QUEUED"
 
 
 def test_nodes_join_drain_and_get_lost(store, new_run):

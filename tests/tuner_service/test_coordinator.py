@@ -56,6 +56,42 @@ def test_no_more_runs_share_a_device_than_allowed(store, queue_run):
     assert states[0].finished_at <= states[1].started_at
 
 
+def test_an_urgent_run_does_not_wait_for_those_that_may_wait(store, queue_run):
+    """The system's own runs filled all places, and what people asked for waited for them."""
+    epoch = store.leader.acquire("me", 60)
+    limits = replace(LIMITS, max_active_runs=2)
+    station = Station(store, TableMeasurer(), epoch, limits)
+    low = [queue_run(max_trials=60, priority=1) for _ in range(3)]
+    station.step(0.0)
+    urgent = [queue_run(max_trials=2) for _ in range(3)]
+    time.sleep(0.6)
+    station.step(0.0)
+    states = [store.runs.get(r.public_id).state for r in (*low, *urgent)]
+    assert states == ["RUNNING", "RUNNING", "QUEUED", "RUNNING", "RUNNING", "QUEUED"]
+    station.close()
+
+
+def test_a_run_extended_at_its_last_moment_goes_on(store, queue_run):
+    run = queue_run(max_trials=3)
+
+    class Slow(TableMeasurer):
+        """Somebody extends the run while its last results are on their way."""
+
+        def collect(self, timeout_s):
+            found = super().collect(timeout_s)
+            now = store.runs.get(run.public_id)
+            is_last = sum(store.trials.count_by_status(run.id).values()) > 3
+            if found and now.round == 0 and is_last and not self._queue:
+                store.runs.extend(run.public_id, trials=4)
+            return found
+
+    coordinator(store, Slow()).run()
+    done, trials = store.runs.get(run.public_id), store.trials.of_run(run.id)
+    assert (done.state, done.round) == ("SUCCEEDED", 1)
+    assert sum(t.protocol is Protocol.SCREEN for t in trials) == 7
+    assert len({t.measurement_id for t in trials}) == len(trials) == store.count_measurements()
+
+
 def test_lost_workers_are_retried_and_leave_no_record(store, queue_run):
     run = queue_run(max_trials=2)
     coordinator(store, TableMeasurer(lost_attempts=2)).run()
