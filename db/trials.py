@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import and_, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, and_, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from db.events import add_event
@@ -107,6 +107,13 @@ class Trials:
                 add_event(session, self._database, trial.run_id, "retry", payload)
             return done
 
+    def renew(self, trials: Sequence[TrialRecord], epoch: int, lease_s: float) -> int:
+        """Prolong leases of this leader; return how many of them it still holds."""
+        with self._database.write() as session:
+            until = self._database.now(session) + timedelta(seconds=lease_s)
+            held = [_held(trial, epoch) for trial in trials]
+            return change(session, update(TrialRow).where(or_(*held)).values(lease_until=until))
+
     def requeue(self, epoch: int) -> int:
         """Put back what earlier leaders leased and what ran out of time; return how many."""
         with self._database.write() as session:
@@ -158,18 +165,22 @@ class Trials:
 
     @staticmethod
     def _give_up(session: Session, trial: TrialRecord, epoch: int, values: dict[str, Any]) -> bool:
-        held = and_(
-            TrialRow.id == trial.id,
-            TrialRow.state == "leased",
-            TrialRow.attempt == trial.attempt,
-            TrialRow.lease_epoch == epoch,
-        )
-        return change(session, update(TrialRow).where(held).values(values)) == 1
+        return change(session, update(TrialRow).where(_held(trial, epoch)).values(values)) == 1
 
     @staticmethod
     def _put_back(session: Session, where: Any) -> int:
         leased = update(TrialRow).where(TrialRow.state == "leased", where)
         return change(session, leased.values(state="pending"))
+
+
+def _held(trial: TrialRecord, epoch: int) -> ColumnElement[bool]:
+    """Return the condition that a lease is still that of this leader and attempt."""
+    return and_(
+        TrialRow.id == trial.id,
+        TrialRow.state == "leased",
+        TrialRow.attempt == trial.attempt,
+        TrialRow.lease_epoch == epoch,
+    )
 
 
 def _authors(session: Session, run_ids: Sequence[int]) -> Sequence[str | None]:

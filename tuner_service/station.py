@@ -230,7 +230,9 @@ class Station:
         self._store.runs.finish(run.id, self._epoch, "FAILED", error=why)
 
     def _drop(self, run_id: int) -> None:
-        self._drivers.pop(run_id, None)
+        driver = self._drivers.pop(run_id, None)
+        if driver is not None:
+            driver.withdraw()
         self._served.pop(run_id, None)
 
 

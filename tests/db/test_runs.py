@@ -128,6 +128,16 @@ def test_expired_leases_go_back_and_released_ones_too(store, new_run):
     assert [t.attempt for t in store.trials.claim(run.id, epoch, 9, 60)] == [2, 2, 2]
 
 
+def test_leases_are_prolonged_by_who_holds_them(store, new_run):
+    run, epoch = new_run(), store.leader.acquire("me", 60)
+    store.trials.add(run.id, trials(2), epoch)
+    short, other = store.trials.claim(run.id, epoch, 2, 0.0)
+    store.trials.release(epoch, keep=[short])
+    assert store.trials.renew([short, other, replace(short, attempt=9)], epoch, 60) == 1
+    assert store.trials.requeue(epoch) == 0
+    assert [t.id for t in store.trials.of_run(run.id, state="leased")] == [short.id]
+
+
 def test_a_lost_worker_delays_the_next_attempt(store, new_run):
     run = new_run()
     epoch = store.leader.acquire("me", 60)

@@ -308,6 +308,32 @@ def test_a_trial_that_the_workers_forget_is_done_again(store, queue_run):
     assert all(t.losses == t.attempt - 1 >= 1 for t in trials)
 
 
+def test_what_waits_behind_slow_candidates_is_not_done_again(store, queue_run):
+    """Trials that waited longer than a lease were put back before their turn, again and again."""
+    run = queue_run(max_trials=24)
+    limits = replace(LIMITS, lease_s=0.2)
+    coordinator(store, TableMeasurer(delay_s=0.03), limits=limits).run()
+    trials = store.trials.of_run(run.id)
+    assert store.runs.get(run.public_id).state == "SUCCEEDED"
+    assert {(t.attempt, t.losses) for t in trials} == {(1, 0)}
+
+
+def test_workers_do_not_begin_with_what_is_cancelled(store, queue_run, tmp_path):
+    run, other = queue_run(max_trials=60), queue_run(max_trials=2)
+    measurer = TableMeasurer(delay_s=0.05, log=tmp_path / "log")
+    epoch = store.leader.acquire("me", 60)
+    station = Station(store, measurer, epoch, LIMITS)
+    while store.count_measurements() < 3:
+        station.step(0.0)
+    store.runs.cancel(run.public_id)
+    while store.runs.get(other.public_id).state != "SUCCEEDED":
+        station.step(0.0)
+    measured = {t.id for r in (run, other) for t in store.trials.of_run(r.id) if t.measurement}
+    executed = {int(line.split(":")[0]) for line in (tmp_path / "log").read_text().splitlines()}
+    assert executed == measured
+    station.close()
+
+
 def test_what_the_database_missed_is_stored_when_it_is_back(store, queue_run, database_lock):
     run = queue_run(max_trials=20)
     store.database.close()
