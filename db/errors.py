@@ -104,7 +104,7 @@ class BudgetUsedUp(DatabaseError):
 
     code, title = "DB812", "budget-used-up"
     template = "run {run}: expected {expected}, found {found}"
-    default_hint = "extend by more trials and seconds"
+    default_hint = "trials and seconds are separate budgets: docs/rest.md, States"
 
 
 class UnknownNode(DatabaseError):
@@ -165,7 +165,15 @@ class LeaseLost(DatabaseError):
     """A worker tells of a trial that it does not hold."""
 
     code, title = "DB824", "lease-lost"
-    template = "trial {trial}: expected to hear from {holder}, heard from {worker}, or otherwise"
+    template = "trial {trial}: expected to hear from {holder}, heard from {worker}"
+    default_hint = "drop the result and ask for the next trial; ask for longer leases (lease_s)"
+
+
+class AlreadyTold(DatabaseError):
+    """A worker tells something else of a trial than what is known."""
+
+    code, title = "DB828", "already-told"
+    template = "trial {trial}: expected what is known of it ({known}), or nothing, found another"
     default_hint = "drop the result and ask for the next trial; ask for longer leases (lease_s)"
 
 

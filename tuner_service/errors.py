@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeGuard
+
 from db.errors import (
+    AlreadyTold,
     BudgetUsedUp,
     DatabaseError,
     FormatMissing,
@@ -277,11 +281,23 @@ class NoServiceResult(ServiceError):
     default_hint = "look at the run there; TILECORE_SERVICE_TIMEOUT_S is how long to wait"
 
 
+class FaultyParts(Exception):
+    """Several questions came in one request, and some of them cannot be used.
+
+    Args:
+        parts: what was wrong, by the pointer of the part; the answer bears the code of the first.
+    """
+
+    def __init__(self, parts: Sequence[tuple[str, TileError]]) -> None:
+        self.parts = parts
+        super().__init__("; ".join(f"{where}: {error.message}" for where, error in parts))
+
+
 UNKNOWN = (
     UnknownKernel, UnknownHardware, UnknownRun, UnknownNode, UnknownKey, UnknownStudy, UnknownTrial,
     UnknownModel, UnknownProgram,
 )  # fmt: skip
-CONFLICTS = (IllegalTransition, BudgetUsedUp, StudyClosed, LeaseLost)
+CONFLICTS = (IllegalTransition, BudgetUsedUp, StudyClosed, LeaseLost, AlreadyTold)
 
 
 def http_status(error: TileError) -> int:
@@ -298,3 +314,8 @@ def http_status(error: TileError) -> int:
     if isinstance(error, (DatabaseError, CompileFailed, ToolchainMissing, WorkerError)):
         return 503
     return 422 if error.code.startswith(("TC", "RC")) else 500
+
+
+def is_of_request(found: object) -> TypeGuard[TileError]:
+    """Return whether something is an error that the sender of a request has made."""
+    return isinstance(found, TileError) and http_status(found) < 500

@@ -222,7 +222,7 @@ class MeasurePool:
             return {job.request.token for job in self._jobs if job.waits}
 
     def withdraw(self, tokens: Collection[str]) -> None:
-        """Forget requests: lanes begin with none of them, and what they have begun with is dropped."""
+        """Forget requests: no lane begins with one, and what lanes have begun with is dropped."""
         with self._lock:
             self._jobs = {job for job in self._jobs if job.request.token not in tokens}
 

@@ -334,7 +334,7 @@ def test_a_finished_run_goes_on_with_a_larger_budget(store, new_run, make_measur
         store.runs.extend(run.public_id, seconds=1.0)
     with pytest.raises(BudgetUsedUp, match="at most 100000 trials"):
         store.runs.extend(run.public_id, trials=10**6)
-    again = store.runs.extend(run.public_id, trials=3, seconds=1.0)
+    again = store.runs.extend(run.public_id, trials=3, seconds=1.0)[0]
     assert (again.state, again.round, again.planned_trials) == ("QUEUED", 1, 5)
     assert (again.spec["time_limit_s"], again.ceiling_s) == (6.0, 10.0)
     assert (again.active_s, again.device_s, again.finished_at) == (4.0, 2.0, None)
@@ -344,7 +344,7 @@ def test_a_finished_run_goes_on_with_a_larger_budget(store, new_run, make_measur
     assert store.trials.add(run.id, proposals, epoch) == []
     later = [replace(p, round=1) for p in (*trials(3), *proposals)]
     assert store.trials.add(run.id, later, epoch) == later[:2]  # screened once, confirmed again
-    assert store.runs.extend(run.public_id, trials=1).round == 2
+    assert store.runs.extend(run.public_id, trials=1)[0].round == 2
 
 
 def test_a_group_is_queued_whole_and_once(store, make_workload):
@@ -427,7 +427,7 @@ def test_a_run_that_is_to_be_cancelled_is_not_paused_nor_stuck(store, new_run):
     # the coordinator ends it before it sees the wish: it may be extended as any other
     store.runs.finish(run.id, epoch, "SUCCEEDED", result={"best": 1}, as_of=0)
     assert not store.runs.get(run.public_id).cancel_requested
-    assert store.runs.extend(run.public_id, trials=3).state == "QUEUED"
+    assert store.runs.extend(run.public_id, trials=3)[0].state == "QUEUED"
 
 
 def test_nodes_join_drain_and_get_lost(store, new_run):

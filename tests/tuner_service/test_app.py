@@ -99,7 +99,11 @@ def test_a_batch_fails_with_its_first_fault(client):
     for first, code in ((wrong, "TC502"), (unknown, "TC501")):
         requests = [GEMM, first, GEMM | {"top_k": 2}, unknown, wrong]
         refused = client.post("/v1/recommendations:batch", json={"requests": requests})
-        problem(refused, 422 if code == "TC502" else 404, code)
+        told = problem(refused, 422 if code == "TC502" else 404, code)
+        codes = ["TC502", "TC501", "TC502"] if first is wrong else ["TC501", "TC501", "TC502"]
+        assert [e["code"] for e in told["errors"]] == codes
+        assert [e["pointer"] for e in told["errors"]] == [f"/body/requests/{i}" for i in (1, 3, 4)]
+        assert "/body/requests/3: expected one of attention" in told["detail"]
 
 
 def test_a_tuning_run_from_request_to_measured_recommendation(client, store):
@@ -300,6 +304,12 @@ def test_a_misspelt_parameter_is_told(client, method, address):
     assert "found an unknown parameter" in told
     known = client.get("/v1/measurements?kernel=gemm&limit=1&best=true")
     assert known.status_code == 200
+
+
+def test_a_parameter_that_comes_twice_is_told(client):
+    """The last one won, and the other filter was dropped."""
+    told = problem(client.get("/v1/measurements?m=1&n=2&m=3"), 422, "SV901")["detail"]
+    assert told == "/query/m: expected it once, found it several times"
 
 
 def test_a_cursor_belongs_to_its_query(client, store):

@@ -41,7 +41,9 @@ def _of_app(name: str) -> Any:
 
 
 async def known_query(request: Request) -> None:
-    """Refuse parameters that a route does not know: a misspelt filter would filter nothing (SV901).
+    """Refuse parameters that a route does not know, or gets twice (SV901).
+
+    A misspelt filter would filter nothing, and of two the first.
 
     Raises:
         InvalidRequest: there is one.
@@ -54,6 +56,11 @@ async def known_query(request: Request) -> None:
         expected = f"one of {', '.join(sorted(known))}" if known else "no parameters"
         message = f"/query/{unknown[0][:40]}: expected {expected}, found an unknown parameter"
         raise InvalidRequest(message=message)
+    given = request.query_params.multi_items()
+    if len(given) > len(request.query_params):
+        names = [name for name, _ in given]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidRequest(message=f"/query/{twice}: expected it once, found it several times")
 
 
 def _query_names(dependant: Dependant) -> Iterator[str]:

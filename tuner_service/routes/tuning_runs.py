@@ -136,10 +136,27 @@ def resume_tuning_run(run_id: RunId, store: Store) -> TuningRunOut:
     return to_wire(store, store.runs.resume(run_id))
 
 
-@router.post("/{run_id:name}:extend", status_code=202, responses=documented(404, 409, 413, 422))
-def extend_tuning_run(run_id: RunId, extension: Extension, store: Store) -> TuningRunOut:
+@router.post(
+    "/{run_id:name}:extend",
+    status_code=202,
+    responses={
+        200: {"model": TuningRunOut, "description": "The key came before"},
+        **documented(404, 409, 413, 422),
+    },
+)
+def extend_tuning_run(
+    run_id: RunId,
+    extension: Extension,
+    response: Response,
+    store: Store,
+    idempotency_key: IdempotencyKey = None,
+) -> TuningRunOut:
     """Give a run more trials and seconds; a finished one is queued again with all it knows."""
-    extended = store.runs.extend(run_id, trials=extension.trials, seconds=extension.seconds)
+    extended, is_new = store.runs.extend(
+        run_id, trials=extension.trials, seconds=extension.seconds, idempotency_key=idempotency_key
+    )
+    if not is_new:
+        response.status_code = 200
     return to_wire(store, extended)
 
 
