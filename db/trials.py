@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import ColumnElement, and_, func, insert, or_, select, update
@@ -17,6 +18,8 @@ from db.records import NewTrial, TrialRecord
 from db.rows import add_measurements, trial_of
 from db.session import Database, change
 from recommender.measurement import Measurement, MeasureStatus, Protocol
+
+NO_SKEW = timedelta(seconds=1)  # the way to the database takes some of it
 
 
 class Trials:
@@ -85,7 +88,8 @@ class Trials:
             trial_ids = [trial.id for trial, _ in held]
             now = self._database.now(session)
             authors = _authors(session, [trial.run_id for trial, _ in held])
-            measured = [m for _, m in held]
+            skew = now - datetime.now(UTC)
+            measured = [_by_its_clock(m, skew) for _, m in held]
             stored = iter(add_measurements(session, measured, now, trial_ids, authors))
             for trial, m in held:
                 add_event(session, self._database, trial.run_id, "trial", _payload(trial, m))
@@ -150,6 +154,22 @@ class Trials:
         with self._database.read() as session:
             return [trial_of(trial, measured) for trial, measured in session.execute(query)]
 
+    def page(
+        self, run_id: int, *, state: str | None = None, limit: int = 50, after: int | None = None
+    ) -> Sequence[TrialRecord]:
+        """Return trials of a run as they were proposed; ``after`` is the id to go on from."""
+        query = (
+            select(TrialRow, MeasurementRow)
+            .outerjoin(MeasurementRow, MeasurementRow.trial_id == TrialRow.id)
+            .where(TrialRow.run_id == run_id, TrialRow.id > (after or 0))
+            .order_by(TrialRow.id)
+            .limit(limit)
+        )
+        if state is not None:
+            query = query.where(TrialRow.state == state)
+        with self._database.read() as session:
+            return [trial_of(trial, measured) for trial, measured in session.execute(query)]
+
     def count_by_status(self, run_id: int) -> dict[str, int]:
         """Return how many trials ended with which status; open ones count under their state."""
         status = func.coalesce(MeasurementRow.status, TrialRow.state)
@@ -181,6 +201,16 @@ def _held(trial: TrialRecord, epoch: int) -> ColumnElement[bool]:
         TrialRow.attempt == trial.attempt,
         TrialRow.lease_epoch == epoch,
     )
+
+
+def _by_its_clock(measurement: Measurement, skew: timedelta) -> Measurement:
+    """Return a measurement dated by the database's clock, where this host's is another time.
+
+    Coordinators of several hosts write one log: its order, drifts and ages rest on the dates.
+    """
+    if abs(skew) < NO_SKEW:
+        return measurement
+    return replace(measurement, measured_at=measurement.measured_at + skew)
 
 
 def _authors(session: Session, run_ids: Sequence[int]) -> Sequence[str | None]:

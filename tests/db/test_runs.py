@@ -18,6 +18,8 @@ from db.errors import (
 from db.migrate import migrating, upgrade
 from db.models import LeaderRow, TrialRow
 from db.records import MeasurementQuery, NewRun, NewTrial
+from db.session import Database
+from db.store import SqlStore
 from recommender.measurement import MeasureStatus, Protocol
 from tests.db.conftest import HARDWARE, TOOLCHAIN
 from tilecore.tile_config import TileConfig
@@ -450,6 +452,38 @@ def test_nodes_join_drain_and_get_lost(store, new_run):
         store.nodes.drain("n1")
     with pytest.raises(UnknownNode, match="DB813"):
         store.nodes.undrain("n3")
+
+
+def test_measurements_are_dated_by_the_clock_of_the_database(
+    store, store_url, new_run, make_measurement
+):
+    """The clocks of two coordinators differ; the log has one order."""
+
+    class Ahead(Database):
+        def now(self, session):
+            return super().now(session) + timedelta(hours=3)
+
+    other = SqlStore(Ahead(store_url))
+    run, epoch = new_run(), store.leader.acquire("me", 60)
+    here, there = under_way(store, run, epoch)
+    measured = [make_measurement(config=t.config, measured_at=MORNING) for t in (here, there)]
+    store.trials.accept(here, epoch, measured[0])
+    other.trials.accept(there, epoch, measured[1])
+    dates = [t.measurement.measured_at for t in store.trials.of_run(run.id)]
+    assert dates[0] == MORNING
+    assert abs(dates[1] - MORNING - timedelta(hours=3)) < timedelta(seconds=5)
+    other.database.close()
+
+
+def test_trials_are_listed_in_pages(store, new_run, make_measurement):
+    run, epoch = new_run(), store.leader.acquire("me", 60)
+    _, second, *_ = under_way(store, run, epoch, 5)
+    store.trials.accept(second, epoch, make_measurement(config=second.config))
+    page = store.trials.page(run.id, limit=2)
+    rest = store.trials.page(run.id, limit=9, after=page[-1].id)
+    assert [t.sequence for t in (*page, *rest)] == [0, 1, 2, 3, 4]
+    assert page[1].measurement is not None
+    assert [t.id for t in store.trials.page(run.id, state="done")] == [second.id]
 
 
 def test_outcomes_are_accepted_together_and_stale_ones_left_out(store, new_run, make_measurement):

@@ -120,6 +120,10 @@ def test_a_tuning_run_from_request_to_measured_recommendation(client, store):
     assert done["trials"] == {"OK": len(trials)}
     assert {t["state"] for t in trials} == {"done"}
     assert client.get(f"{url}/trials?state=pending").json()["items"] == []
+    page = client.get(f"{url}/trials?limit=3").json()
+    rest = client.get(f"{url}/trials?limit=1000&cursor={page['next_cursor']}").json()
+    assert (page["items"] + rest["items"], rest["next_cursor"]) == (trials, None)
+    problem(client.get(f"{url}/trials?state=done&cursor={page['next_cursor']}"), 422, "SV908")
     best = done["result"]["best"]
     first = client.post("/v1/recommendations", json=GEMM).json()["recommendations"][0]
     assert first["source"] == "measured"

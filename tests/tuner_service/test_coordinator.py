@@ -194,6 +194,7 @@ def test_process_names():
     assert is_process_gone(f"{host}/{boot}/999999999/{start}")
     assert is_process_gone(f"{host}/{boot}/1/{start}")
     assert not is_process_gone(f"elsewhere/{boot}/1/{start}")
+    assert not is_process_gone(f"{host}/{boot}1/999999999/{start}")  # another container's
     assert not is_process_gone("nonsense")
 
 

@@ -104,10 +104,16 @@ def list_trials(
     run_id: RunId,
     store: Store,
     state: Literal["pending", "leased", "done", "failed", "cancelled"] | None = None,
+    limit: Annotated[int, Query(ge=1, le=1000, description="how many items at most")] = 200,
+    cursor: Cursor = None,
 ) -> TrialPage:
-    """Return the trials of a run: measured ones in the order of measuring, then open ones."""
+    """Return the trials of a run in the order in which they were proposed."""
     run = store.runs.get(run_id)
-    return TrialPage(items=[_trial(t) for t in store.trials.of_run(run.id, state=state)])
+    found, more = page_of(
+        f"trials:{run_id}:{state}", limit, cursor,
+        lambda count, last: store.trials.page(run.id, state=state, limit=count, after=last),
+    )  # fmt: skip
+    return TrialPage(items=[_trial(t) for t in found], next_cursor=more)
 
 
 @router.get("/{run_id:name}/result", responses=documented(404))
