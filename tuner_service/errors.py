@@ -281,6 +281,16 @@ class NoServiceResult(ServiceError):
     default_hint = "look at the run there; TILECORE_SERVICE_TIMEOUT_S is how long to wait"
 
 
+class StudyOfAnotherVersion(ServiceError):
+    """A study of a library kernel was made when the kernel had other candidates."""
+
+    code, title, status = "SV934", "study-of-another-version", 409
+    template = (
+        "expected the candidates of {kernel} of when the study was made ({expected}), found {found}"
+    )
+    default_hint = "make a new study: what this one was told stays readable"
+
+
 class FaultyParts(Exception):
     """Several questions came in one request, and some of them cannot be used.
 

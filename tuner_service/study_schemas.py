@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from tuner_service.schemas import Int, Wire
+from tuner_service.schemas import MAX_THREADS, Int, ProblemFields, Wire
 
 TILES = {"BLOCK_M": [64, 128], "BLOCK_N": [64, 128], "num_stages": [2, 3, 4]}
 SharedText = Annotated[str, Field(min_length=1, max_length=200)]
@@ -37,6 +37,14 @@ class StudyRequest(Wire):
     t1: dict[str, Any] | None = Field(
         None, description="instead of parameters, conditions and default: a T1 document"
     )
+    kernel: str | None = Field(
+        None,
+        max_length=64,
+        description="instead of these: a kernel of the library, whose knobs the parameters are, "
+        "for `problem` on `hardware` (a known device; empty: the host of the service)",
+    )
+    problem: ProblemFields | None = Field(None, description="of `kernel`: sizes and other fields")
+    threads: Int = Field(0, ge=0, le=MAX_THREADS, description="of `kernel`: cores; 0: all")
     strategy: Literal["model", "evolutionary", "random", "exhaustive"] = "model"
     max_trials: Int = Field(200, ge=1, le=100_000)
     seed: Int = Field(0, ge=0, le=2**31 - 1)
@@ -73,6 +81,8 @@ class StudyOut(BaseModel):
     strategy: str
     seed: int
     max_trials: int
+    kernel: str | None = Field(description="of the library, whose knobs are the parameters")
+    problem: dict[str, Any] | None
     space_size: int
     trials: dict[str, int]
     best: StudyTrialOut | None
