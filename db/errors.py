@@ -36,6 +36,14 @@ class SchemaTooOld(DatabaseError):
     default_hint = "run `tilecore migrate` (make a backup first)"
 
 
+class SchemaChanged(DatabaseError):
+    """The schema was changed under a process that runs."""
+
+    code, title = "DB829", "schema-changed"
+    template = "{url}: expected the schema that this process began with, found another: {reason}"
+    default_hint = "start this version's processes again after `tilecore migrate`; see /readyz"
+
+
 class DatabaseUnreachable(DatabaseError):
     """The database cannot be opened or connected to."""
 

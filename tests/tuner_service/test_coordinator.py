@@ -5,8 +5,9 @@ import time
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import text
 
-from db.errors import LeadershipLost
+from db.errors import LeadershipLost, SchemaTooNew
 from db.session import Database
 from db.store import SqlStore
 from recommender.measurement import MeasureStatus, Protocol, Toolchain
@@ -185,6 +186,27 @@ def test_a_leader_that_was_replaced_writes_nothing_more(store, queue_run):
     store.leader.acquire("new", 60)
     with pytest.raises(LeadershipLost):
         any(station.step(0.0) for _ in range(100))
+
+
+def test_a_coordinator_ends_when_its_database_is_migrated(store, queue_run):
+    run = queue_run(max_trials=400)
+    worker = coordinator(store, TableMeasurer(delay_s=0.01), leader_ttl_s=0.4)
+    ended = []
+
+    def work():
+        try:
+            worker.run()
+        except SchemaTooNew as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    wait(lambda: store.count_measurements() >= 3)
+    with store.database.write() as session:
+        session.execute(text("update alembic_version set version_num = '9999'"))
+    thread.join(20)
+    assert [error.code for error in ended] == ["DB802"]
+    assert store.runs.get(run.public_id).state == "RUNNING"
 
 
 def test_process_names():

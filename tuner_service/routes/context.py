@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Protocol, TypeVar
 
+from anyio import CapacityLimiter
 from fastapi import Depends, Header, Query, Request
 from fastapi.dependencies.models import Dependant
 from starlette.convertors import StringConvertor, register_url_convertor
@@ -80,6 +81,7 @@ AppAnswers = Annotated[Answers, _of_app("answers")]
 Engine = Annotated[StudyEngine, _of_app("engine")]
 AppModels = Annotated[ModelUploads, _of_app("models")]
 AppMetrics = Annotated[Metrics, _of_app("metrics")]
+Probes = Annotated[CapacityLimiter, _of_app("probes")]
 AppSettings = Annotated[Settings, _of_app("settings")]
 Limit = Annotated[int, Query(ge=1, le=200, description="how many items at most")]
 Cursor = Annotated[
