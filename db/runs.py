@@ -198,7 +198,9 @@ class Runs(RunRequests):
                 ("PAUSED", waits & RunRow.pause_requested, "paused"),
                 ("QUEUED", waits & here, "hardware_joined"),
             ):
-                for run_id in session.scalars(select(RunRow.id).where(where)).all():
+                for run_id in session.scalars(
+                    select(RunRow.id).where(where).order_by(RunRow.id)
+                ).all():
                     if state == "CANCELLED":
                         self._close(session, run_id, state, None, None)
                         continue

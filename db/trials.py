@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -79,6 +79,7 @@ class Trials:
         happened twice exactly one record stays.
         """
         with self._database.write() as session:
+            author_of = _locked_runs(session, {trial.run_id for trial, _ in outcomes})
             is_held = []
             for trial, measurement in outcomes:
                 lost = measurement.status is MeasureStatus.WORKER_LOST
@@ -87,7 +88,7 @@ class Trials:
             held = [outcome for outcome, is_ours in zip(outcomes, is_held, strict=True) if is_ours]
             trial_ids = [trial.id for trial, _ in held]
             now = self._database.now(session)
-            authors = _authors(session, [trial.run_id for trial, _ in held])
+            authors = [author_of[trial.run_id] for trial, _ in held]
             skew = now - datetime.now(UTC)
             measured = [_by_its_clock(m, skew) for _, m in held]
             stored = iter(add_measurements(session, measured, now, trial_ids, authors))
@@ -98,6 +99,7 @@ class Trials:
     def retry_later(self, trial: TrialRecord, epoch: int, reason: str, delay_s: float) -> bool:
         """Put a trial back after a failure that is not its own; False if the lease is gone."""
         with self._database.write() as session:
+            _locked_runs(session, {trial.run_id})
             not_before = self._database.now(session) + timedelta(seconds=delay_s)
             values = {
                 "state": "pending",
@@ -172,16 +174,23 @@ class Trials:
 
     def count_by_status(self, run_id: int) -> dict[str, int]:
         """Return how many trials ended with which status; open ones count under their state."""
+        return self.counts_by_status([run_id])[run_id]
+
+    def counts_by_status(self, run_ids: Sequence[int]) -> dict[int, dict[str, int]]:
+        """Return the same of several runs."""
         status = func.coalesce(MeasurementRow.status, TrialRow.state)
         query = (
-            select(status, func.count())
+            select(TrialRow.run_id, status, func.count())
             .select_from(TrialRow)
             .outerjoin(MeasurementRow, MeasurementRow.trial_id == TrialRow.id)
-            .where(TrialRow.run_id == run_id)
-            .group_by(status)
+            .where(TrialRow.run_id.in_(run_ids))
+            .group_by(TrialRow.run_id, status)
         )
+        found: dict[int, dict[str, int]] = {run_id: {} for run_id in run_ids}
         with self._database.read() as session:
-            return {name: count for name, count in session.execute(query)}  # noqa: C416
+            for run_id, name, count in session.execute(query):
+                found[run_id][name] = count
+        return found
 
     @staticmethod
     def _give_up(session: Session, trial: TrialRecord, epoch: int, values: dict[str, Any]) -> bool:
@@ -213,11 +222,15 @@ def _by_its_clock(measurement: Measurement, skew: timedelta) -> Measurement:
     return replace(measurement, measured_at=measurement.measured_at + skew)
 
 
-def _authors(session: Session, run_ids: Sequence[int]) -> Sequence[str | None]:
-    """Return who asked for each of these runs."""
-    query = select(RunRow.id, RunRow.created_by).where(RunRow.id.in_(set(run_ids)))
-    found = {run_id: author for run_id, author in session.execute(query)}  # noqa: C416
-    return [found[run_id] for run_id in run_ids]
+def _locked_runs(session: Session, run_ids: Collection[int]) -> dict[int, str | None]:
+    """Lock runs whose events are to be written, and return who asked for each of them.
+
+    All who write events of a run hold its row (first, before its trials): so a later event is never
+    seen before an earlier one, and who follows the events by their ids misses none.
+    """
+    query = select(RunRow.id, RunRow.created_by).where(RunRow.id.in_(run_ids)).order_by(RunRow.id)
+    rows = session.execute(query.with_for_update(key_share=True))
+    return {run_id: author for run_id, author in rows}  # noqa: C416
 
 
 def _identity(config: int, protocol: str, number: int) -> tuple[int, str, int]:

@@ -38,6 +38,7 @@ from tuner_service.routes import (
 from tuner_service.routes.context import known_query
 from tuner_service.settings import Settings
 from tuner_service.short_way import ShortWay
+from tuner_service.streams import OpenStreams
 from tuner_service.studies import StudyEngine
 from tuner_service.telemetry import Telemetry
 from tuner_service.wiring import open_store
@@ -86,6 +87,7 @@ def create_app(settings: Settings, store: SqlStore | None = None) -> FastAPI:
     app.state.keyring = Keyring(app.state.store, settings, app.state.metrics)
     app.state.models = ModelUploads(app.state.store)
     app.state.probes = CapacityLimiter(MAX_PROBES)
+    app.state.streams = OpenStreams(settings.max_streams)
     app.state.engine = StudyEngine(app.state.store)
     app.state.answers = Answers(app.state.store, app.state.metrics, settings)
     for part, role in NEEDS.items():

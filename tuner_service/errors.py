@@ -242,6 +242,14 @@ class Overloaded(ServiceError):
     default_hint = "try again after `Retry-After` seconds"
 
 
+class TooManyStreams(ServiceError):
+    """More clients follow runs than the service serves at once."""
+
+    code, title, status = "SV935", "too-many-streams", 503
+    template = "expected at most {limit} open streams of events, found as many"
+    default_hint = "ask for the run itself now and then (GET /v1/tuning-runs/ID), or try later"
+
+
 class ModelsBusy(ServiceError):
     """A cost model comes while another one is looked at."""
 

@@ -15,6 +15,7 @@ from db.errors import (
     UnknownNode,
     UnknownRun,
 )
+from db.events import add_event
 from db.migrate import migrating, upgrade
 from db.models import LeaderRow, TrialRow
 from db.records import MeasurementQuery, NewRun, NewTrial
@@ -475,6 +476,27 @@ def test_measurements_are_dated_by_the_clock_of_the_database(
     other.database.close()
 
 
+def test_events_of_a_run_are_seen_in_their_order(store, second_store, new_run, make_measurement):
+    """A later event was committed before an earlier one: who had read it never saw that."""
+    run, epoch = new_run(), store.leader.acquire("me", 60)
+    first, second = under_way(store, run, epoch)
+    last = store.runs.events(run.id)[-1].id
+
+    def work():
+        second_store.trials.retry_later(second, epoch, "lost", 0.0)
+        second_store.trials.accept(first, epoch, make_measurement(config=first.config))
+
+    with store.runs._row(run.public_id) as (session, row):
+        add_event(session, store.database, row.id, "pause_requested", {})
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join(0.3)
+        assert second_store.runs.events(run.id, after=last) == []
+    thread.join(20)
+    kinds = [e.kind for e in store.runs.events(run.id, after=last)]
+    assert kinds == ["pause_requested", "retry", "trial"]
+
+
 def test_trials_are_listed_in_pages(store, new_run, make_measurement):
     run, epoch = new_run(), store.leader.acquire("me", 60)
     _, second, *_ = under_way(store, run, epoch, 5)
@@ -483,6 +505,9 @@ def test_trials_are_listed_in_pages(store, new_run, make_measurement):
     rest = store.trials.page(run.id, limit=9, after=page[-1].id)
     assert [t.sequence for t in (*page, *rest)] == [0, 1, 2, 3, 4]
     assert page[1].measurement is not None
+    other = new_run()
+    counts = store.trials.counts_by_status([run.id, other.id])
+    assert counts == {run.id: {"OK": 1, "leased": 4}, other.id: {}}
     assert [t.id for t in store.trials.page(run.id, state="done")] == [second.id]
 
 

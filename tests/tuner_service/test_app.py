@@ -2,11 +2,16 @@
 
 import json
 import threading
+import time
+from contextlib import ExitStack
 
+import httpx
 import pytest
 from fastapi.testclient import TestClient
 
+from db.errors import DatabaseUnreachable
 from recommender.measurement import Toolchain
+from tests.tuner_service.serving import served
 from tests.tuner_service.table_measurer import TableMeasurer
 from tuner_service import wiring
 from tuner_service.app import create_app
@@ -148,6 +153,45 @@ def test_events_stream_until_the_end_and_resume(client, store):
     middle = events[3]["id"]
     rest = _events(client.get(f"{url}/events", headers={"Last-Event-ID": middle}))
     assert rest == events[4:]
+
+
+def test_a_stream_outlives_an_outage_of_the_database(client, store):
+    url = client.post("/v1/tuning-runs", json=GEMM | {"max_trials": 3}).headers["location"]
+    coordinate(store)
+    whole = _events(client.get(f"{url}/events"))
+    away = iter([True, False, True, False])
+
+    class Flaky(type(store.runs)):
+        def events(self, *given, **more):
+            if next(away, False):
+                raise DatabaseUnreachable(url="here", reason="it restarts")
+            return super().events(*given, **more)
+
+    client.app.state.store.runs = Flaky(store.database)
+    assert _events(client.get(f"{url}/events")) == whole
+
+
+def test_no_more_streams_are_open_than_allowed(settings, store):
+    """Each asks the database several times a second, for as long as somebody follows."""
+    app = create_app(settings.model_copy(update={"max_streams": 2}), store)
+    with served(app) as address, httpx.Client(base_url=address, timeout=20) as client:
+        url = client.post("/v1/tuning-runs", json=GEMM).headers["location"]
+        with ExitStack() as opened:
+            followed = []
+            for _ in range(2):
+                stream = opened.enter_context(client.stream("GET", f"{url}/events"))
+                followed.append(stream.iter_lines())
+                assert next(followed[-1]).startswith("event: queued")
+            with client.stream("GET", f"{url}/events") as refused:
+                assert refused.status_code == 503
+                refused.read()
+            assert problem(refused, 503, "SV935")["hint"]
+            assert refused.headers["retry-after"]
+            assert client.get(url).status_code == 200
+        client.post(f"{url}:cancel")
+        deadline = time.monotonic() + 20
+        while client.get(f"{url}/events").status_code != 200:
+            assert time.monotonic() < deadline
 
 
 def _events(response):

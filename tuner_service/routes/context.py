@@ -20,6 +20,7 @@ from tuner_service.errors import InvalidCursor, InvalidRequest
 from tuner_service.metrics import Metrics
 from tuner_service.model_uploads import ModelUploads
 from tuner_service.settings import Settings
+from tuner_service.streams import OpenStreams
 from tuner_service.studies import StudyEngine
 
 
@@ -82,6 +83,7 @@ Engine = Annotated[StudyEngine, _of_app("engine")]
 AppModels = Annotated[ModelUploads, _of_app("models")]
 AppMetrics = Annotated[Metrics, _of_app("metrics")]
 Probes = Annotated[CapacityLimiter, _of_app("probes")]
+Streams = Annotated[OpenStreams, _of_app("streams")]
 AppSettings = Annotated[Settings, _of_app("settings")]
 Limit = Annotated[int, Query(ge=1, le=200, description="how many items at most")]
 Cursor = Annotated[
