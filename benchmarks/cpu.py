@@ -90,6 +90,7 @@ def rows() -> Iterator[Row]:
         for m, n in ((512, 1024), (4096, 1024), (4096, 4096)):
             note = ALLOCATES if name == "rms_norm" else ""
             yield Row(f"{name} float32 {m}x{n}", name, {"m": m, "n": n}, note)
+    yield from elements()
 
 
 def products() -> Iterator[Row]:
@@ -112,6 +113,9 @@ def products() -> Iterator[Row]:
         yield Row(label, "gemm", problem)
     for m in (1, 4, 16, 64, 256):
         yield Row(f"int4 bfloat16 M={m}", "dequant_gemm", {"m": m, **wide})
+    for m in (16, 1024):
+        problem = {"m": m, "n": 4096, "k": 1024, "out_dtype": "bfloat16"}
+        yield Row(f"scaled int8 {m}x4096x1024", "scaled_gemm", problem, ALLOCATES)
     layer = {"m": 1024, "n": 4096, "k": 1024, "transpose_b": True}
     for activation in ("relu", "gelu", "gelu_tanh", "silu"):
         problem = {**layer, "activation": activation}
@@ -153,6 +157,22 @@ def attentions() -> Iterator[Row]:
         label = f"backward float32 d64{' causal' if causal else ''}"
         problem = {**HEADS, "dim": 64, "causal": causal}
         yield Row(label, "attention_backward", problem, ALLOCATES)
+
+
+def elements() -> Iterator[Row]:
+    """Yield the rows of elementwise chains and reductions."""
+    for dtype in ("float32", "bfloat16"):
+        for m, n in ((64, 11008), (1024, 11008)):
+            problem = {"m": m, "n": n, "dtype": dtype}
+            yield Row(f"swiglu {dtype} {m}x{n}", "elementwise", problem)
+    added = {"m": 4096, "n": 4096, "combine": "add", "activation": "relu"}
+    yield Row("add, relu float32 4096x4096", "elementwise", added)
+    for axis in ("n", "m"):
+        for op in ("sum", "max"):
+            problem = {"m": 4096, "n": 4096, "op": op, "axis": axis}
+            yield Row(f"{op} along {axis} float32 4096x4096", "reduction", problem)
+    for m, n in ((8, 1 << 20), (1, 1 << 16)):
+        yield Row(f"sum along n float32 {m}x{n}", "reduction", {"m": m, "n": n})
 
 
 class Case:

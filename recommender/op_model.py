@@ -15,7 +15,7 @@ from recommender.cpu_choices import Columns
 from recommender.hardware import HardwareProfile
 from tilecore.graph import TileGraph, evaluate
 from tilecore.graph.graph import Launch
-from tilecore.graph.nodes import TileOp
+from tilecore.graph.nodes import Access, TileOp
 from tilecore.inference.dots import DOTS
 from tilecore.inference.in_place import is_float_copy
 from tilecore.ir.nodes import Buffer, Copy
@@ -49,11 +49,13 @@ class OpConstants:
     row_block_slots: float = 20.0  # the same without products: tiles are on the stack, few or none
     row_slots: float = 7.0  # closing the fold of a row
     again_factor: float = 3.0  # rate of tensors read again, relative to memory
+    piece_s: float = 50e-9  # a row of a block that is narrower than its tensor: a stream begins
 
 
 DEFAULT_OP_CONSTANTS = OpConstants()
 HIDDEN = 0.5
 HELD = 0.5  # of the registers: a smaller tile that a statement updates lies in them
+JOINED = ("parallel", "copy", "fill")  # launches of these alone: their blocks become rows
 NEAR = 0.25  # of L2: smaller tensors are read again from there, as their tiles are counted
 
 
@@ -227,7 +229,10 @@ def _memory_s(
     bandwidth = min(hardware.core_bandwidth_bytes_per_s, hardware.bandwidth_bytes_per_s / cores)
     sizes: dict[Buffer, np.ndarray] = {}
     moved: dict[Buffer, np.ndarray] = {}
+    pieces: dict[Buffer, np.ndarray] = {}
+    zero = np.zeros(count)
     for launch in graph.launches:
+        is_joined = all(op.kind in JOINED for op in launch.ops)
         for writes in (False, True):
             for op, access in launch.accesses(writes=writes):
                 size = _column(evaluate(access.footprint_bytes, columns), count)
@@ -235,13 +240,32 @@ def _memory_s(
                 tensor = access.buffer
                 sizes[tensor] = np.maximum(sizes.get(tensor, 0.0), size)
                 moved[tensor] = moved.get(tensor, 0.0) + size * times
+                begun = zero if is_joined else _pieces(access, size, columns, count)
+                pieces[tensor] = np.maximum(pieces.get(tensor, 0.0), begun)
     once = {tensor: np.minimum(size, moved[tensor]) for tensor, size in sizes.items()}
     again = (
         np.where(size > NEAR * hardware.l2_bytes, moved[tensor] - once[tensor], 0.0)
         for tensor, size in sizes.items()
     )
+    streams = (np.where(size > hardware.l2_bytes, pieces[t], 0.0) for t, size in sizes.items())
     found: np.ndarray = _total(once.values(), count) / bandwidth
+    found = found + _total(streams, count) * c.piece_s
     return found + _total(again, count) / (bandwidth * c.again_factor)
+
+
+def _pieces(access: Access, size: np.ndarray, columns: Columns, count: int) -> np.ndarray:
+    """Return how many rows of blocks a tensor of ``size`` bytes is read by, 0 where they join.
+
+    Rows join where a block has one, or where it is as wide as the tensor.
+    """
+    if not access.extents:
+        return np.zeros(count)
+    width = _column(evaluate(access.extents[-1], columns), count)
+    whole = _column(evaluate(access.buffer.shape[-1], columns), count)
+    rows = _column(evaluate(access.tile_bytes, columns), count)
+    rows = rows / (width * access.buffer.dtype.itemsize)
+    found = size / (width * access.buffer.dtype.itemsize)
+    return np.where((rows > 1) & (width < whole), found, 0.0)
 
 
 def _total(values: Iterable[np.ndarray], count: int) -> np.ndarray:

@@ -6,6 +6,7 @@ import pytest
 import tilecore.language as T
 from tilecore.inference.cpu import infer
 from tilecore.inference.options import CpuOptions
+from tilecore.ir.dtype import DType
 from tilecore.passes.pipeline import run_passes
 from tilecore.target import parse_target
 
@@ -225,3 +226,118 @@ def test_blocks_of_a_task(run_both):
 
     x = np.random.default_rng(3).standard_normal((1100, 20)).astype(np.float32)
     run_both(main, [x], [np.zeros_like(x)], [x + np.arange(1100.0)[:, None]], rtol=1e-6)
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("op", ["sum", "max", "absmax"])
+@pytest.mark.parametrize(("rows", "columns"), [(3, 16), (5, 33), (8, 64), (4, 7), (1, 40)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_columns_of_a_tensor_are_folded_by_rows(dtype, op, rows, columns, run_both):
+    """What is read of a tensor goes to the folds of its columns as it comes."""
+
+    @T.prim_func
+    def main(X: T.Tensor((10, 70), dtype), R: T.Tensor((70,), "float32")):
+        with T.Kernel(T.ceildiv(70, columns)) as b:
+            x = T.alloc_fragment((rows, columns), "float32")
+            r = T.alloc_fragment((columns,), "float32")
+            T.fill(r, 0.25)
+            for k in T.serial(T.ceildiv(10, rows)):
+                for i, j in T.Parallel(rows, columns):
+                    value = T.cast(X[k * rows + i, b * columns + j], "float32")
+                    x[i, j] = value * 2
+                T.reduce(x, r, op, dim=0, clear=False, nan_propagate=True)
+            T.copy(r, R[b * columns])
+
+    x = np.random.default_rng(1).standard_normal((10, 70)).astype(DType(dtype).numpy)
+    x[2, 3] = np.nan
+    doubled = 2.0 * x.astype(np.float64)
+    found = {"sum": doubled.sum(0), "max": doubled.max(0), "absmax": np.abs(doubled).max(0)}[op]
+    want = found + 0.25 if op == "sum" else np.maximum(found, 0.25)
+    assert groups(main) == [2] if rows > 1 else groups(main) in ([], [2])
+    run_both(main, [x], [np.zeros(70, np.float32)], [want], rtol=1e-5)
+
+
+@T.macro
+def names_one_value(x, y, r, q, c):
+    for i, j in T.Parallel(ROWS, COLUMNS):
+        wide = T.exp(x[i, j])
+        y[i, j] = wide + 1
+    T.reduce_sum(y, r, dim=1)
+
+
+@T.macro
+def names_an_element_for_many(x, y, r, q, c):
+    for i, j in T.Parallel(ROWS, COLUMNS):
+        value = x[i, j]
+        y[i, j] = value * value + value
+    T.reduce_sum(y, r, dim=1)
+
+
+@T.macro
+def computes_a_name_for_many(x, y, r, q, c):
+    for i, j in T.Parallel(ROWS, COLUMNS):
+        power = T.exp(x[i, j])
+        y[i, j] = power * power
+    T.reduce_sum(y, r, dim=1)
+
+
+@T.macro
+def names_what_is_stored_anew(x, y, r, q, c):
+    for i, j in T.Parallel(ROWS, COLUMNS):
+        old = x[i, j]
+        x[i, j] = old + 1
+        y[i, j] = old * x[i, j]
+    T.reduce_sum(y, r, dim=1)
+
+
+@T.macro
+def rounds_by_a_name(x, y, r, q, c):
+    for i, j in T.Parallel(ROWS, COLUMNS):
+        short = T.cast(x[i, j] * 3, "bfloat16")
+        y[i, j] = T.cast(short, "float32")
+    T.reduce_sum(y, r, dim=1)
+
+
+NAMED = {  # the body, what it computes, statements in each nest
+    "one value": (names_one_value, lambda x: np.exp(x) + 1, [4]),
+    "an element": (names_an_element_for_many, lambda x: x * x + x, [4]),
+    "computed once": (computes_a_name_for_many, lambda x: np.exp(x) ** 2, [2]),
+    "stored anew": (names_what_is_stored_anew, lambda x: x * (x + 1), [4]),
+    "rounded": (
+        rounds_by_a_name,
+        lambda x: (x * 3).astype(np.float32).astype(DType("bfloat16").numpy).astype(np.float64),
+        [2],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_names_inside_a_nest(name, run_both):
+    """Named values do not keep statements apart where the names can be done without."""
+    body, expected, sizes = NAMED[name]
+    func = rows_kernel(body)
+    assert groups(func) == sizes
+    x = np.random.default_rng(0).integers(-40, 40, (10, COLUMNS)).astype(np.float32) / 16
+    want = expected(x.astype(np.float64))
+    run_both(func, [x], [np.zeros_like(x)], [want], rtol=1e-5, atol=1e-4)
+
+
+def test_a_name_for_what_is_stored_before_its_use_stays(run_both):
+    @T.prim_func
+    def main(X: T.Tensor((6, 70), "float32"), Y: T.Tensor((6, 70), "float32")):
+        with T.Kernel(1):
+            r = T.alloc_fragment((6,), "float32")
+            y = T.alloc_fragment((6, 70), "float32")
+            for i, j in T.Parallel(6, 70):
+                old = X[i, j]
+                X[i, j] = old + 1
+                y[i, j] = old * X[i, j]
+            T.reduce_sum(y, r, dim=1)
+            for i, j in T.Parallel(6, 70):
+                Y[i, j] = y[i, j] + r[i]
+
+    assert groups(main) == []
+    x = np.random.default_rng(4).standard_normal((6, 70)).astype(np.float32)
+    product = x.astype(np.float64) * (x + 1)
+    want = product + product.sum(1, keepdims=True)
+    run_both(main, [], [x, np.zeros_like(x)], [x + 1.0, want], atol=1e-4)

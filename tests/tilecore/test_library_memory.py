@@ -17,6 +17,7 @@ PROBLEMS = {
     "gemm_epilogue": {"m": 45, "n": 70, "k": 33},
     "batched_gemm": {"batch": 3, "m": 45, "n": 70, "k": 33},
     "split_k_gemm": {"m": 5, "n": 20, "k": 300},
+    "scaled_gemm": {"m": 45, "n": 70, "k": 33, "bias": True},
     "dequant_gemm": {"m": 5, "n": 64, "k": 256, "dtype": "float32", "out_dtype": "float32"},
     "grouped_gemm": {"experts": 3, "m": 40, "n": 33, "k": 20},
     "conv2d": {"batch": 1, "height": 9, "width": 11, "channels": 5, "filters": 19, "padding": 1},
@@ -27,6 +28,8 @@ PROBLEMS = {
     "softmax": {"m": 9, "n": 100},
     "rms_norm": {"m": 9, "n": 100},
     "layer_norm": {"m": 9, "n": 100},
+    "elementwise": {"m": 9, "n": 100},
+    "reduction": {"m": 9, "n": 100},
 }
 GUARD, MARGIN = 0xA5, 64
 

@@ -249,8 +249,8 @@ def test_catalog_and_health(client, store):
     found = {kernel["name"]: kernel for kernel in client.get("/v1/kernels").json()}
     assert set(found) == {
         "attention", "attention_backward", "batched_gemm", "conv2d", "decode_attention",
-        "dequant_gemm", "gemm", "gemm_epilogue", "grouped_gemm", "layer_norm", "linear_attention",
-        "rms_norm", "softmax", "split_k_gemm",
+        "dequant_gemm", "elementwise", "gemm", "gemm_epilogue", "grouped_gemm", "layer_norm",
+        "linear_attention", "reduction", "rms_norm", "scaled_gemm", "softmax", "split_k_gemm",
     }  # fmt: skip
     gemm = found["gemm"]
     assert [f["name"] for f in gemm["fields"] if f["required"]] == ["m", "n", "k"]

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilecore.inference.handed_on import handed_on
+from tilecore.inference.names import without_names
 from tilecore.inference.plan import FusedNest
 from tilecore.inference.storage import Storage
 from tilecore.ir.analysis import kept_axes, read_buffers, written_buffers
@@ -84,6 +85,30 @@ def alone(stmt: Stmt, storages: Mapping[Buffer, Storage]) -> FusedNest | None:
     return FusedNest((stmt,), member.loop_vars, member.extents, member.steps, member.folded)
 
 
+def together(launch: KernelLaunch, stmts: Sequence[Stmt]) -> FusedNest | None:
+    """Return all of the statements of a launch as one nest, in their order, None where they differ.
+
+    Statements that share nothing may stand in it, too.
+    """
+    group: list[_Member] = []
+    for stmt in stmts:
+        member = _member(stmt, {})
+        if member is None or (group and member.extents != group[0].extents):
+            return None
+        if not all(a.agrees(b) for a, b in _shared_places(member, group)):
+            return None
+        group.append(member)
+    nest = _nest(group)
+    return replace(nest, handed_on=handed_on(launch, Seq(tuple(stmts)), nest))
+
+
+def _nest(group: Sequence[_Member]) -> FusedNest:
+    names, extents = group[0].loop_vars, group[0].extents
+    steps = tuple(step for m in group for step in _renamed(m, names))
+    folded = frozenset[int]().union(*(m.folded for m in group))
+    return FusedNest(tuple(m.stmt for m in group), names, extents, steps, folded)
+
+
 def _fuse(stmts: Sequence[Stmt], members: Sequence[_Member | None]) -> list[FusedNest]:
     found: list[FusedNest] = []
     taken: set[int] = set()
@@ -103,13 +128,7 @@ def _fuse(stmts: Sequence[Stmt], members: Sequence[_Member | None]) -> list[Fuse
             else:
                 break
         if len(group) > 1:
-            folded = frozenset[int]().union(*(m.folded for m in group))
-            steps = tuple(step for m in group for step in _renamed(m, member.loop_vars))
-            found.append(
-                FusedNest(
-                    tuple(m.stmt for m in group), member.loop_vars, member.extents, steps, folded
-                )
-            )
+            found.append(_nest(group))
     return found
 
 
@@ -142,8 +161,8 @@ def _stores(stmt: Stmt, nest: Parallel) -> _Member | None:
     if any(v.dtype != "int32" for v in nest.loop_vars):
         return None
     steps = flat([substitute_stmt(nest.body, single) if single else nest.body])
-    stores = tuple(s for s in steps if isinstance(s, Store) and s.buffer.reducer is None)
-    if len(stores) < len(steps):
+    stores = without_names(steps)
+    if stores is None or any(s.buffer.reducer is not None for s in stores):
         return None
     accesses = [_Access(x.buffer, x.indices, False) for s in stores for x in loads(s)]
     accesses += [_Access(s.buffer, s.indices, True) for s in stores]
@@ -184,17 +203,19 @@ def _joins(member: _Member, group: Sequence[_Member]) -> bool:
     folds = {m.folded for m in together if m.folded}
     if member.extents != group[0].extents or len(folds) > 1:
         return False
-    goes_down_columns = any(len(member.extents) - 1 not in folded for folded in folds)
-    if goes_down_columns and any(a.buffer.scope == "global" for m in together for a in m.accesses):
-        return False  # a tensor is read along its rows
-    pairs = [
+    pairs = _shared_places(member, group)
+    return bool(pairs) and all(a.agrees(b) for a, b in pairs)
+
+
+def _shared_places(member: _Member, group: Sequence[_Member]) -> list[tuple[_Place, _Place]]:
+    """Return what a member and a group access of the same buffers, pair by pair."""
+    return [
         (_Place.of(a, member.loop_vars), _Place.of(b, other.loop_vars))
         for other in group
         for a in member.accesses
         for b in other.accesses
         if a.buffer.root is b.buffer.root
     ]
-    return bool(pairs) and all(a.agrees(b) for a, b in pairs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,19 +10,23 @@ from tilecore.kernels.conv2d import CONV2D
 from tilecore.kernels.decode_attention import DECODE_ATTENTION
 from tilecore.kernels.definition import KernelDefinition
 from tilecore.kernels.dequant_gemm import DEQUANT_GEMM
+from tilecore.kernels.elementwise import ELEMENTWISE
 from tilecore.kernels.gemm import GEMM
 from tilecore.kernels.gemm_epilogue import GEMM_EPILOGUE
 from tilecore.kernels.grouped_gemm import GROUPED_GEMM
 from tilecore.kernels.linear_attention import LINEAR_ATTENTION
+from tilecore.kernels.reduction import REDUCTION
 from tilecore.kernels.rows import LAYER_NORM, RMS_NORM, SOFTMAX
+from tilecore.kernels.scaled_gemm import SCALED_GEMM
 from tilecore.kernels.split_k_gemm import SPLIT_K_GEMM
 
 KERNELS: dict[str, KernelDefinition] = {
     d.name: d
     for d in (
-        GEMM, GEMM_EPILOGUE, BATCHED_GEMM, SPLIT_K_GEMM, DEQUANT_GEMM, GROUPED_GEMM, CONV2D,
+        GEMM, GEMM_EPILOGUE, BATCHED_GEMM, SPLIT_K_GEMM, SCALED_GEMM, DEQUANT_GEMM, GROUPED_GEMM,
+        CONV2D,
         ATTENTION, ATTENTION_BACKWARD, DECODE_ATTENTION, LINEAR_ATTENTION,
-        SOFTMAX, RMS_NORM, LAYER_NORM,
+        SOFTMAX, RMS_NORM, LAYER_NORM, ELEMENTWISE, REDUCTION,
     )
 }  # fmt: skip
 

@@ -11,28 +11,17 @@ import numpy as np
 import tilecore.language as T
 from tilecore.ir.dtype import DType
 from tilecore.ir.nodes import PrimFunc
+from tilecore.kernels.activations import ACTIVATIONS, activation, exact, torch_activation
 from tilecore.kernels.definition import KernelDefinition, Problem, ProblemField, extent
 from tilecore.kernels.gemm import GEMM
 
 FLOATS = ("float32", "float16", "bfloat16")
-ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
-
-
-def _activation(name: str, x: Any) -> Any:
-    """Return the activation of a sum; gelu is exact, gelu_tanh its usual approximation."""
-    if name == "relu":
-        return T.max(x, T.float32(0))
-    if name == "gelu":
-        return x * 0.5 * (1 + T.erf(x * math.sqrt(0.5)))
-    if name == "gelu_tanh":
-        return x * 0.5 * (1 + T.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
-    return x * T.sigmoid(x) if name == "silu" else x
 
 
 def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
     M, N, K = (extent(problem, name) for name in "mnk")
     dtype, out_dtype, trans_b = problem["dtype"], problem["out_dtype"], bool(problem["transpose_b"])
-    activation = str(problem["activation"])
+    kind = str(problem["activation"])
     has_bias, has_residual = bool(problem["bias"]), bool(problem["residual"])
     block_M, block_N, block_K = knobs["block_M"], knobs["block_N"], knobs["block_K"]
     threads, num_stages = knobs["threads"], knobs["num_stages"]
@@ -61,7 +50,7 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
                 x = C_local[i, j]
                 if has_bias:
                     x = x + T.cast(Bias[bx * block_N + j], "float32")
-                x = _activation(activation, x)
+                x = activation(kind, x)
                 if has_residual:
                     x = x + T.cast(Residual[by * block_M + i, bx * block_N + j], "float32")
                 C_local[i, j] = x
@@ -84,18 +73,8 @@ def _reference(problem: Problem, inputs: Sequence[np.ndarray]) -> Sequence[np.nd
     x = a @ (b.T if problem["transpose_b"] else b)
     if problem["bias"]:
         x = x + bias
-    x = _exact(str(problem["activation"]), x)
+    x = exact(str(problem["activation"]), x)
     return [x + residual if problem["residual"] else x]
-
-
-def _exact(name: str, x: Any) -> Any:
-    if name == "relu":
-        return np.maximum(x, 0)
-    if name == "gelu":
-        return x * 0.5 * (1 + np.vectorize(math.erf, otypes=[float])(x * math.sqrt(0.5)))
-    if name == "gelu_tanh":
-        return x * 0.5 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-    return x / (1 + np.exp(-x)) if name == "silu" else x
 
 
 def _rival(problem: Problem, inputs: Sequence[np.ndarray]) -> Callable[[], Any] | None:
@@ -103,7 +82,7 @@ def _rival(problem: Problem, inputs: Sequence[np.ndarray]) -> Callable[[], Any] 
 
     if problem["out_dtype"] != problem["dtype"]:
         return None
-    dtype, aten = getattr(torch, str(problem["dtype"])), torch.ops.aten
+    dtype = getattr(torch, str(problem["dtype"]))
     a, b, bias, residual = (torch.from_numpy(x.astype(np.float32)).to(dtype) for x in inputs)
     b = b.T if problem["transpose_b"] else b
     total = torch.empty(a.shape[0], b.shape[1], dtype=dtype)
@@ -115,14 +94,7 @@ def _rival(problem: Problem, inputs: Sequence[np.ndarray]) -> Callable[[], Any] 
             torch.addmm(bias, a, b, out=total)
         else:
             torch.mm(a, b, out=total)
-        x = result if kind != "none" else total
-        if kind == "relu":
-            aten.relu.out(total, out=result)
-        elif kind == "silu":
-            aten.silu.out(total, out=result)
-        elif kind != "none":
-            approximate = "tanh" if kind == "gelu_tanh" else "none"
-            aten.gelu.out(total, approximate=approximate, out=result)
+        x = torch_activation(kind, total, result)
         return torch.add(x, residual, out=result) if problem["residual"] else x
 
     return call

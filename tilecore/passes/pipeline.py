@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from tilecore.ir.nodes import PrimFunc
 from tilecore.passes import (
     fold_clear,
+    join_blocks,
     open_extents,
     private_tiles,
     split_tiles,
@@ -23,6 +24,7 @@ PIPELINE: tuple[tuple[str, Pass], ...] = (
     ("drop_stages", stages.run),
     ("fold_clear", fold_clear.run),
     ("split_tiles", split_tiles.run),
+    ("join_blocks", join_blocks.run),
 )
 
 

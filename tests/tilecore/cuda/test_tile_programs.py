@@ -154,6 +154,9 @@ PROBLEMS = {
     "softmax": {"m": 10, "n": 200},
     "rms_norm": {"m": 10, "n": 200},
     "layer_norm": {"m": 10, "n": 200},
+    "elementwise": {"m": 10, "n": 1500},
+    "reduction": {"m": 10, "n": 200},
+    "scaled_gemm": {"m": 50, "n": 80, "k": 72, "dtype": "int8", "bias": True},
 }  # fmt: skip
 KNOBS = {
     "attention_backward": {"block_M": 32, "block_N": 32},
@@ -169,7 +172,7 @@ def test_library_kernels(name, target):
     definition = KERNELS[name]
     fields = {f.name for f in definition.fields}
     given = {k: v for k, v in PROBLEMS[name].items() if k in fields}
-    given |= {k: "bfloat16" for k in ("dtype", "out_dtype") if k in fields}
+    given = {k: "bfloat16" for k in ("dtype", "out_dtype") if k in fields} | given
     problem = definition.parse_problem(given)
     knobs = {k.name: k.default for k in definition.knobs} | KNOBS.get(name, {})
     func = definition.program(problem, knobs)

@@ -93,6 +93,7 @@ class Accessor:
         self.lets: dict[Var, Expr] = {}
         self.pads: dict[Buffer, Expr] = {}  # what loads outside a tensor give, where not 0
         self.tops: dict[Var, Expr] = {}
+        self.box: tuple[Var, int] | None = None  # what counts blocks (steps of a loop), by how much
         self.tile_shape: tuple[int, int] | None = None  # rows and groups AMX is set up for
 
     def scope(self, vector: Var | None = None, lanes: int = 1) -> Scope:

@@ -257,9 +257,22 @@ class FoldLowering:
     def accumulator(self, lanes: int) -> Any:
         """Return memory for a fold of each lane that nothing was folded into yet."""
         memory = self.builder.alloc(lanes, str(self.dtype), "acc")
-        start = constant_of(identity(self.stmt.op, self.dtype), self.dtype, lanes)
-        self.builder.store(memory, start, 0, lanes)
+        self._clear(memory, 0, lanes)
         return memory
+
+    def accumulators(self, count: int, lanes: int) -> Any:
+        """Return memory for ``count`` folds that nothing was folded into yet."""
+        builder = self.builder
+        memory = builder.alloc(count, str(self.dtype), "acc", on_stack=True)
+        with builder.loop(count // lanes) as q:
+            self._clear(memory, mul(q, lanes), lanes)
+        for index in range(count - count % lanes, count):
+            self._clear(memory, index, 1)
+        return memory
+
+    def _clear(self, memory: Any, first: Any, lanes: int) -> None:
+        start = constant_of(identity(self.stmt.op, self.dtype), self.dtype, lanes)
+        self.builder.store(memory, start, first, lanes)
 
     def _value(self, scope: Scope) -> Any:
         """Return the source element (vector) in the type of the accumulator."""
@@ -268,13 +281,13 @@ class FoldLowering:
             value = magnitude(value)
         return widen(lower(value, scope), value, scope, scope.lanes)
 
-    def take(self, memory: Any, scope: Scope) -> None:
+    def take(self, memory: Any, scope: Scope, at: Any = 0) -> None:
         """Fold the element (one per lane) at the loop variables into an accumulator."""
-        self._take(memory, self._value(scope), scope.lanes)
+        self._take(memory, self._value(scope), scope.lanes, at)
 
-    def _take(self, memory: Any, value: Any, lanes: int) -> None:
-        old = self.builder.bind(self.builder.load(memory, 0, lanes))
-        self.builder.store(memory, self._combine(old, self.builder.bind(value)), 0, lanes)
+    def _take(self, memory: Any, value: Any, lanes: int, at: Any = 0) -> None:
+        old = self.builder.bind(self.builder.load(memory, at, lanes))
+        self.builder.store(memory, self._combine(old, self.builder.bind(value)), at, lanes)
 
     def _combine(self, old: Any, value: Any) -> Any:
         step = STEPS[self.stmt.op][1]
@@ -289,10 +302,10 @@ class FoldLowering:
             return tir.Select(replaces, value, old)
         return _STEPS[step](old, value)
 
-    def store(self, total: Any, scope: Scope) -> None:
+    def store(self, total: Any, scope: Scope, at: Any = 0) -> None:
         """Store the result (one per lane) at the loop variables."""
         lanes, kind = scope.lanes, self.dst.buffer.dtype
-        result = self.builder.load(total, 0, lanes)
+        result = self.builder.load(total, at, lanes)
         if isinstance(self.stmt, Reduce) and not self.stmt.clear:
             old = Load(self.dst.buffer, self.dst_indices, kind)
             before = convert(widen(lower(old, scope), old, scope, lanes), kind, self.dtype, lanes)

@@ -26,6 +26,7 @@ from tilecore.lowering.cpu.access import Accessor, Place
 from tilecore.lowering.cpu.bfloat16 import Pairs
 from tilecore.lowering.cpu.fold import UNROLL, FoldLowering
 from tilecore.lowering.cpu.nest import lanes_of, runs_in_vectors, stored_value
+from tilecore.lowering.cpu.rows_ahead import RowsAhead
 from tilecore.lowering.cpu.scalar import Scope, memory_type
 from tilecore.lowering.cpu.tir import add, mul
 from tilecore.target import Target
@@ -110,12 +111,12 @@ class FusedLowering:
         return found
 
     def _accesses(self) -> Iterator[tuple[Buffer, Sequence[Expr]]]:
+        yield from self._reads()
         for step in self.nest.steps:
             if isinstance(step, Reduce):
-                yield from self.folds[step].accesses
+                yield self.folds[step].accesses[1]
             else:
                 yield step.buffer, step.indices
-                yield from ((load.buffer, load.indices) for load in loads(step))
 
     @contextmanager
     def _at(self, values: dict[int, Any]) -> Iterator[None]:
@@ -135,7 +136,10 @@ class FusedLowering:
         places.update({buffer: replace(place, guarded=False) for buffer, place in before.items()})
         if self.folds and self.last not in self.nest.folded:
             with self._loops(self.outer):
-                self._columns()
+                if any(buffer.scope == "global" for buffer, _ in self._accesses()):
+                    self._rows_of_columns()
+                else:
+                    self._columns()
         elif self._folds_rows_together():
             self._groups()
         else:
@@ -192,13 +196,15 @@ class FusedLowering:
         parts = [self._accumulators(lanes) for _ in range(count)]
         total = self._accumulators(1)
         scope = self.accessor.scope(self.var, lanes)
+        rows = self._rows_ahead()
         pairs = 1 if count > 1 or vectors % 2 else 2  # iterations that round together
         ahead = [self._lines_of(one) for one in self.nest.ahead]
-        with self._loops(self.inner):
+        with self._loops(self.inner), rows.begun():
             with self.builder.loop(vectors // (count * pairs)) as q, self._paired(pairs > 1):
                 first = self.builder.bind(mul(q, count * pairs * lanes))
                 for i, part in enumerate(parts * pairs):
                     at = add(first, i * lanes)
+                    rows.fetch(at)
                     self._steps(at, part, scope)
                     for one, per_line in ahead:
                         if i % per_line == 0:
@@ -210,6 +216,19 @@ class FusedLowering:
                     self._steps(index, total, self.accessor.scope())
         for step, fold in self.folds.items():
             close(step, fold.merged([part[step] for part in parts], lanes), total[step])
+
+    def _rows_ahead(self) -> RowsAhead:
+        nest = self.nest
+        stored = {step.buffer for step in nest.steps if isinstance(step, Store)}
+        updated = {buffer for buffer in stored if buffer.scope != "global"}
+        return RowsAhead(self.accessor, nest.loop_vars, nest.extents, self._reads(), updated)
+
+    def _reads(self) -> Iterator[tuple[Buffer, Sequence[Expr]]]:
+        for step in self.nest.steps:
+            if isinstance(step, Reduce):
+                yield self.folds[step].accesses[0]
+            else:
+                yield from ((load.buffer, load.indices) for load in loads(step))
 
     def _lines_of(self, one: Ahead) -> tuple[Ahead, int]:
         """Return what is fetched ahead, and of how many vectors each a cache line has."""
@@ -252,6 +271,31 @@ class FusedLowering:
             with self.builder.loop(rest, start=vectors * self.lanes) as index:
                 self._column(index, 1)
 
+    def _rows_of_columns(self) -> None:
+        """Emit rows, whose vectors go to the folds of their columns: tensors are read by rows."""
+        extent, lanes = self.nest.extents[self.last], self.lanes
+        whole = extent - extent % lanes
+        sums = {step: fold.accumulators(extent, lanes) for step, fold in self.folds.items()}
+        parts = [part for part in ((0, whole, lanes), (whole, extent, 1)) if part[0] < part[1]]
+        rows = self._rows_ahead()
+        with self._loops(self.inner), rows.begun():
+            for part in parts:
+                with self._vectors(*part) as (first, scope):
+                    rows.fetch(first)
+                    self._steps(first, sums, scope, first)
+        for part in parts:
+            with self._vectors(*part) as (first, scope), self._at({self.last: first}):
+                for step, fold in self.folds.items():
+                    fold.store(sums[step], scope, first)
+
+    @contextmanager
+    def _vectors(self, start: int, stop: int, lanes: int) -> Iterator[tuple[Any, Scope]]:
+        """Emit a loop over a part of the last axis; give the first element and its scope."""
+        accessor = self.accessor
+        scope = accessor.scope(self.var, lanes) if lanes > 1 else accessor.scope()
+        with self.builder.loop((stop - start) // lanes) as q:
+            yield self.builder.bind(add(start, mul(q, lanes))), scope
+
     def _column(self, first: Any, lanes: int) -> None:
         scope = self.accessor.scope(self.var, lanes) if lanes > 1 else self.accessor.scope()
         sums = self._accumulators(lanes)
@@ -273,13 +317,13 @@ class FusedLowering:
             for node in walk_expr(e)
         )
 
-    def _steps(self, first: Any, sums: dict[Reduce, Any], scope: Scope) -> None:
+    def _steps(self, first: Any, sums: dict[Reduce, Any], scope: Scope, at: Any = 0) -> None:
         places = self.accessor.places
         before = {buffer: places[buffer] for buffer in self.nest.handed_on}
         with self._at({self.last: first}):
             for step in self.nest.steps:
                 if isinstance(step, Reduce):
-                    self.folds[step].take(sums[step], scope)
+                    self.folds[step].take(sums[step], scope, at)
                     continue
                 value = stored_value(step, scope)
                 if step.buffer in before and not places[step.buffer].is_own:

@@ -194,6 +194,8 @@ class _LaunchLowering:
             self.accessor.ranges[var] = (0, max(0, extent - 1)) if known else NON_NEGATIVE
             self.accessor.tops[var] = top
             rest = quotient(rest, extent)
+        counted = zip(self.launch.block_vars, grid, strict=True)
+        self.accessor.box = next(((var, 1) for var, extent in counted if extent != 1), None)
         self.statement(self.launch.body)
 
     def _tile_shape(self) -> tuple[int, int] | None:
@@ -362,8 +364,11 @@ class _LaunchLowering:
         distance: Any = step
         if step is None:
             distance = self.builder.bind(self.accessor.scalar(cast(stmt.step, "int32")))
+        box = self.accessor.box
         with self.builder.loop(count) as index:
+            self.accessor.box = (stmt.loop_var, step) if step is not None else None
             self._iteration(stmt, add(first, mul(index, distance)), bounds)
+            self.accessor.box = box
 
     def _iteration(self, stmt: For, value: Any, bounds: tuple[int, int] | None) -> None:
         self.accessor.assign(stmt.loop_var, value)

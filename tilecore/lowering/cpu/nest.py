@@ -19,6 +19,7 @@ from tilecore.ir.nodes import Let, Parallel, Seq, Stmt, Store
 from tilecore.ir.visitor import expressions, walk, walk_expr
 from tilecore.lowering.cpu.access import Accessor, Extent
 from tilecore.lowering.cpu.lets import has_vector_form, indices_of, inlined, is_uniform
+from tilecore.lowering.cpu.rows_ahead import RowsAhead
 from tilecore.lowering.cpu.scalar import LIBM, Scope, lower, value_type, widen
 from tilecore.lowering.cpu.tir import add, maximum, mul, quotient, typed
 from tilecore.lowering.cpu.vector_math import FUNCTIONS
@@ -61,10 +62,20 @@ class NestLowering:
             self._dynamic(nest, var, count, lanes)
             return
         whole = size // lanes
-        with self.builder.loop(whole) as q:
-            self._vector(nest, var, mul(q, lanes), lanes, (0, size - 1))
+        rows = self._rows_ahead(nest)
+        with rows.begun(), self.builder.loop(whole) as q:
+            first = self.builder.bind(mul(q, lanes))
+            rows.fetch(first)
+            self._vector(nest, var, first, lanes, (0, size - 1))
         if size % lanes:
             self._scalar(nest.body, var, whole * lanes, size % lanes)
+
+    def _rows_ahead(self, nest: Parallel) -> RowsAhead:
+        nodes = (n for s in walk(nest.body) for e in expressions(s) for n in _loads(e))
+        extents = [int_value(extent) for extent in nest.extents]
+        reads = ((n.buffer, n.indices) for n in nodes)
+        updated = {s.buffer for s in _stores(nest.body) if s.buffer.scope != "global"}
+        return RowsAhead(self.accessor, nest.loop_vars, extents, reads, updated)
 
     def _dynamic(self, nest: Parallel, var: Var, count: Any, lanes: int) -> None:
         """Emit whole vectors, then the rest, of an axis whose extent is known at run time."""
