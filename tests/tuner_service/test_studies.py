@@ -167,7 +167,10 @@ def test_bad_answers_and_closed_studies(client):
     (trial,) = ask(client, url)
     problem(tell(client, url, trial), 422, "SV901")
     problem(tell(client, url, trial, repeats_us=[1.0], failure="both"), 422, "SV901")
-    problem(tell(client, url, trial, repeats_us=[-1.0]), 422, "SV901")
+    for wrong in (-1.0, 0, True, "5", 1e400, None):
+        body = json.dumps({"worker": "w1", "repeats_us": [4.0, wrong]}).encode()
+        path, headers = f"{url}/trials/{trial['id']}:complete", {"content-type": "application/json"}
+        problem(client.post(path, content=body, headers=headers), 422, "SV901")
     problem(tell(client, url, {"id": 999}, repeats_us=[1.0]), 404, "DB823")
     problem(client.get("/v1/studies/none"), 404, "DB821")
     assert client.post(f"{url}:close").json()["state"] == "CLOSED"
