@@ -29,6 +29,10 @@ MEDIA_TYPE = "application/problem+json"
 COMPONENTS = "#/components/schemas/"
 SECONDS = {"description": "Seconds to wait", "schema": {"type": "integer", "minimum": 1}}
 RETRY_AFTER = {"headers": {"Retry-After": SECONDS}}
+UNREADABLE = (  # what Python's reader refuses, but for what pydantic tells better
+    "expected a body of JSON in UTF-8, nested less than a thousand deep, with integers of at most "
+    "4300 digits"
+)
 log = structlog.get_logger()
 
 
@@ -120,7 +124,7 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
         allowed = {"Allow": ", ".join(_methods(request.app, path))}
         known = MethodNotAllowed(method=request.method, path=path)
         return problem_response(path, known, headers=allowed)
-    message = "expected a body of JSON in UTF-8" if error.status_code == 400 else str(error.detail)
+    message = UNREADABLE if error.status_code == 400 else str(error.detail)
     return problem_response(path, InvalidRequest(message=message))
 
 

@@ -152,6 +152,23 @@ def test_a_database_of_a_newer_schema_is_told(client, settings):
     assert client.get("/healthz").status_code == 200
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 20_000 + b"]" * 20_000,
+        b'{"kernel": "gemm", "problem": {"m": ' + b"9" * 5000 + b"}}",
+        '{"kernel": "g\u00e9mm"}'.encode("latin-1"),
+    ],
+    ids=["deep", "long", "latin-1"],
+)
+def test_a_body_that_cannot_be_read_is_told_why(client, body):
+    answer = client.post(
+        "/v1/tuning-runs", content=body, headers={"content-type": "application/json"}
+    )
+    told = problem(answer, 422, "SV901")["detail"]
+    assert "UTF-8, nested less than a thousand deep, with integers of at most 4300" in told
+
+
 def test_a_database_that_hangs_is_told_and_takes_no_threads(settings, store):
     """Probes waited for as long as it hung, each with a thread."""
     ended = threading.Event()
