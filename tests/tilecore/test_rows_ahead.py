@@ -61,3 +61,21 @@ def test_sizes_known_when_the_kernel_runs(run_both):
     assert fetches(main) == 1
     x = np.random.default_rng(0).standard_normal((77, 130), np.float32)
     run_both(main, [x], [np.full_like(x, np.nan)], [x * 2.0 + 1])
+
+
+def test_a_reduction_that_reads_a_tensor_in_place(run_both):
+    @T.prim_func
+    def main(X: T.Tensor((400, 1000), "float32"), Y: T.Tensor((400,), "float32")):
+        with T.Kernel(T.ceildiv(400, 16)) as b:
+            x = T.alloc_fragment((16, 128), "float32")
+            y = T.alloc_fragment((16,), "float32")
+            T.clear(y)
+            for k in T.serial(T.ceildiv(1000, 128)):
+                T.copy(X[b * 16, k * 128], x)
+                T.reduce_sum(x, y, dim=1, clear=False)
+            T.copy(y, Y[b * 16])
+
+    assert fetches(main) > 0
+    x = np.random.default_rng(0).standard_normal((400, 1000), np.float32)
+    want = x.astype(np.float64).sum(1)
+    run_both(main, [x], [np.full(400, np.nan, np.float32)], [want], atol=1e-3)

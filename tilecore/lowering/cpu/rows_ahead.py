@@ -14,8 +14,9 @@ from typing import Any
 
 from tvm import tirx as tir
 
-from tilecore.inference.streams import size_bytes
+from tilecore.inference.storage import Storage
 from tilecore.ir.bounds import step_of
+from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Var
 from tilecore.ir.nodes import Buffer
 from tilecore.lowering.cpu import prefetch
@@ -61,21 +62,23 @@ class RowsAhead:
     def _short_pieces(
         self, reads: Iterable[tuple[Buffer, Sequence[Expr]]], updated: Collection[Buffer]
     ) -> Iterator[tuple[Buffer, tuple[Expr, ...]]]:
-        seen: set[tuple[Buffer, str]] = set()
+        seen: set[tuple[int, ...]] = set()
         for buffer, indices in reads:
             place = self.accessor.places[buffer]
-            key = (buffer, repr(tuple(indices)))
+            key = tuple(map(id, (buffer, *indices)))
             is_tensor = buffer.root.scope == "global" or place.shift
             if key in seen or not is_tensor or buffer in updated:
                 continue
             seen.add(key)
             is_far = self._is_far(buffer, indices, place)
             is_near = self.accessor.stride_of(buffer, indices, self.column) == 1
-            total = size_bytes(buffer) if not place.shift else 0
-            piece_bytes = self.width * buffer.dtype.itemsize
-            is_large = total == 0 or total >= LEAST_BYTES
-            if is_near and is_far and is_large and piece_bytes <= LONGEST_BYTES:
+            piece_bytes = self._piece_bytes(place)
+            is_short = 0 < piece_bytes <= LONGEST_BYTES
+            if is_near and is_far and is_short and _is_large(place):
                 yield buffer, tuple(indices)
+
+    def _piece_bytes(self, place: Place) -> int:
+        return self.width * DType(place.storage.dtype).itemsize
 
     def _is_far(self, buffer: Buffer, indices: Sequence[Expr], place: Place) -> bool:
         """Return whether the next row is known to begin beyond the end of this one."""
@@ -95,8 +98,7 @@ class RowsAhead:
     def _line(self, buffer: Buffer, indices: tuple[Expr, ...]) -> _Line:
         accessor, values = self.accessor, self.accessor.values
         place = accessor.places[buffer]
-        piece_bytes = self.width * buffer.dtype.itemsize
-        ahead = min(math.ceil(AHEAD_BYTES / piece_bytes), self.rows)
+        ahead = min(math.ceil(AHEAD_BYTES / self._piece_bytes(place)), self.rows)
         row, box = values[self.row], accessor.box
         at = place.indices(indices)
         with self._as(self.column, 0):
@@ -126,3 +128,11 @@ class RowsAhead:
         """Fetch the lines of the vector that begins at column ``at`` of the row begun."""
         for line in self.lines:
             prefetch.fetch(self.builder, line.place.memory, add(line.first, at), prefetch.L2)
+
+
+def _is_large(place: Place) -> bool:
+    """Return whether a tensor is too large for a cache, or of a size not known yet."""
+    storage = place.storage
+    if not isinstance(storage, Storage):
+        return True
+    return storage.size * DType(storage.dtype).itemsize >= LEAST_BYTES
