@@ -224,7 +224,8 @@ def test_a_file_of_workloads_is_tuned_as_a_group(cli, store, tmp_path, leader, n
     assert {dict(r.workload.problem)["m"] for r in runs} == {64, 32}
     for run in runs:
         assert f"{run.result['best']['latency_us']:,.1f}" in out
-    status, out, _ = cli("tune", "--file", str(path), "--trials", "3")
+    status, out, err = cli("tune", "--file", str(path), "--trials", "3")
+    assert (status, err) == (0, "")
     assert "2 workloads, 0 queued" in out
     assert len(store.runs.list()) == 2
     status, out, _ = cli("run", "show", runs[0].group)
