@@ -36,6 +36,14 @@ class SchemaTooOld(DatabaseError):
     default_hint = "run `tilecore migrate` (make a backup first)"
 
 
+class SchemaChanged(DatabaseError):
+    """The schema was changed under a process that runs."""
+
+    code, title = "DB829", "schema-changed"
+    template = "{url}: expected the schema that this process began with, found another: {reason}"
+    default_hint = "start this version's processes again after `tilecore migrate`; see /readyz"
+
+
 class DatabaseUnreachable(DatabaseError):
     """The database cannot be opened or connected to."""
 
@@ -104,7 +112,7 @@ class BudgetUsedUp(DatabaseError):
 
     code, title = "DB812", "budget-used-up"
     template = "run {run}: expected {expected}, found {found}"
-    default_hint = "extend by more trials and seconds"
+    default_hint = "trials and seconds are separate budgets: docs/rest.md, States"
 
 
 class UnknownNode(DatabaseError):
@@ -165,7 +173,15 @@ class LeaseLost(DatabaseError):
     """A worker tells of a trial that it does not hold."""
 
     code, title = "DB824", "lease-lost"
-    template = "trial {trial}: expected to hear from {holder}, heard from {worker}, or otherwise"
+    template = "trial {trial}: expected to hear from {holder}, heard from {worker}"
+    default_hint = "drop the result and ask for the next trial; ask for longer leases (lease_s)"
+
+
+class AlreadyTold(DatabaseError):
+    """A worker tells something else of a trial than what is known."""
+
+    code, title = "DB828", "already-told"
+    template = "trial {trial}: expected what is known of it ({known}), or nothing, found another"
     default_hint = "drop the result and ask for the next trial; ask for longer leases (lease_s)"
 
 

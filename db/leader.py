@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 
-from sqlalchemy import select, update
+from sqlalchemy import select, text, update
 from sqlalchemy.orm import Session
 
-from db.errors import LeadershipLost
+from db.errors import LeadershipLost, SchemaTooNew, SchemaTooOld
+from db.migrate import HEAD, REVISIONS
 from db.models import LeaderRow
 from db.records import LeaderRecord
 from db.session import Database, change
@@ -41,8 +42,12 @@ class Leadership:
             ttl_s: how long the lease runs without a renewal.
             is_gone: tells of a leader whose lease still runs whether its process is known to be
                 dead (same host); then there is no need to wait.
+
+        Raises:
+            SchemaTooNew, SchemaTooOld: somebody migrated the database meanwhile (DB802, DB803).
         """
         with self._database.write() as session:
+            check_schema(session, self._database)
             now = self._database.now(session)
             row = session.get(LeaderRow, NAME, with_for_update=True)
             until = now + timedelta(seconds=ttl_s)
@@ -59,8 +64,10 @@ class Leadership:
 
         Raises:
             LeadershipLost: another coordinator leads now (DB806).
+            SchemaTooNew, SchemaTooOld: somebody migrated the database meanwhile (DB802, DB803).
         """
         with self._database.write() as session:
+            check_schema(session, self._database)
             until = self._database.now(session) + timedelta(seconds=ttl_s)
             check_epoch(session, epoch)
             mine = update(LeaderRow).where(LeaderRow.name == NAME, LeaderRow.epoch == epoch)
@@ -71,6 +78,18 @@ class Leadership:
         with self._database.write() as session:
             mine = update(LeaderRow).where(LeaderRow.name == NAME, LeaderRow.epoch == epoch)
             change(session, mine.values(until=self._database.now(session)))
+
+
+def check_schema(session: Session, database: Database) -> None:
+    """Refuse to lead where the schema is not that of this process: what it wrote would lack parts.
+
+    Raises:
+        SchemaTooNew, SchemaTooOld: the schema is another (DB802, DB803).
+    """
+    found = session.execute(text("select version_num from alembic_version")).scalar()
+    if found != HEAD:
+        kind = SchemaTooOld if found in REVISIONS else SchemaTooNew
+        raise kind(url=database.shown_url, expected=HEAD, found=found)
 
 
 def check_epoch(session: Session, epoch: int) -> None:

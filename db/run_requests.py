@@ -12,9 +12,9 @@ from typing import Any
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
-from db.errors import BudgetUsedUp, IllegalTransition, UnknownRun
+from db.errors import BudgetUsedUp, IdempotencyConflict, IllegalTransition, UnknownRun
 from db.events import add_event
-from db.models import RunRow, TrialRow
+from db.models import EventRow, RunRow, TrialRow
 from db.records import FINISHED_STATES, RunRecord
 from db.rows import run_of
 from db.session import Database, change
@@ -80,33 +80,68 @@ class RunRequests:
             add_event(session, self._database, row.id, "unpaused", {})
         return self.get(public_id)
 
-    def extend(self, public_id: str, *, trials: int = 0, seconds: float = 0.0) -> RunRecord:
+    def extend(
+        self, public_id: str, *, trials: int = 0, seconds: float = 0.0,
+        idempotency_key: str | None = None,
+    ) -> tuple[RunRecord, bool]:  # fmt: skip
         """Give a run more trials and seconds; a finished one is queued again with all it knows.
 
         It searches on and then confirms its finalists, those found before included, once more.
 
+        Returns:
+            The run, and whether this extended it (False: the key of an extension came again).
+
         Raises:
             UnknownRun: there is no such run (DB809).
+            IdempotencyConflict: the key came before with another extension of this run (DB807).
             IllegalTransition: it was cancelled, or is to be (DB811).
             BudgetUsedUp: of what is not extended nothing is left, or it would be too much (DB812).
         """
+        asked = _extension(trials, seconds, idempotency_key)
         with self._row(public_id) as (session, row):
-            if row.state == "CANCELLED" or row.cancel_requested:
-                raise IllegalTransition(run=public_id, verb="extended", state=_state(row))
-            spec = dict(row.spec)
-            spec["max_trials"] = int(spec["max_trials"]) + trials
-            spec["time_limit_s"] = float(spec["time_limit_s"]) + seconds
-            ceiling_s = None if row.ceiling_s is None else row.ceiling_s + seconds
-            self._check_budget(session, row, spec, ceiling_s)
-            row.spec, row.planned_trials, row.ceiling_s = spec, spec["max_trials"], ceiling_s
-            row.round += 1
-            if row.state in FINISHED_STATES:
-                row.state, row.finished_at, row.error = "QUEUED", None, None
-                dropped = (TrialRow.run_id == row.id) & (TrialRow.state == "cancelled")
-                change(session, update(TrialRow).where(dropped).values(state="pending"))
-            payload = {"trials": trials, "seconds": seconds}
-            add_event(session, self._database, row.id, "extended", payload)
-        return self.get(public_id)
+            is_new = self._extend(session, row, asked)
+        return self.get(public_id), is_new
+
+    def extend_group(
+        self, group: str, *, trials: int = 0, seconds: float = 0.0,
+        idempotency_key: str | None = None,
+    ) -> tuple[Sequence[RunRecord], bool]:  # fmt: skip
+        """Give every run of a group that is not cancelled more trials and seconds, all or none.
+
+        Returns:
+            The runs, and whether this extended one of them.
+
+        Raises:
+            UnknownRun: there is no such group (DB809).
+            IdempotencyConflict, BudgetUsedUp: see ``extend``.
+        """
+        asked, is_new = _extension(trials, seconds, idempotency_key), False
+        query = select(RunRow).where(RunRow.group_id == group).order_by(RunRow.id)
+        with self._database.write() as session:
+            for row in session.scalars(query.with_for_update(of=RunRow)).all():
+                if row.state != "CANCELLED" and not row.cancel_requested:
+                    is_new |= self._extend(session, row, asked)
+        return self.of_group(group), is_new
+
+    def _extend(self, session: Session, row: RunRow, asked: Mapping[str, Any]) -> bool:
+        """Extend a locked run, unless that was done before under the same key."""
+        if _is_repeated(session, row, asked):
+            return False
+        if row.state == "CANCELLED" or row.cancel_requested:
+            raise IllegalTransition(run=row.public_id, verb="extended", state=_state(row))
+        spec = dict(row.spec)
+        spec["max_trials"] = int(spec["max_trials"]) + asked["trials"]
+        spec["time_limit_s"] = float(spec["time_limit_s"]) + asked["seconds"]
+        ceiling_s = None if row.ceiling_s is None else row.ceiling_s + asked["seconds"]
+        self._check_budget(session, row, spec, ceiling_s)
+        row.spec, row.planned_trials, row.ceiling_s = spec, spec["max_trials"], ceiling_s
+        row.round += 1
+        if row.state in FINISHED_STATES:
+            row.state, row.finished_at, row.error = "QUEUED", None, None
+            dropped = (TrialRow.run_id == row.id) & (TrialRow.state == "cancelled")
+            change(session, update(TrialRow).where(dropped).values(state="pending"))
+        add_event(session, self._database, row.id, "extended", asked)
+        return True
 
     def amend(
         self, public_id: str, *, priority: int | None = None, ceiling_s: float | None = None
@@ -124,7 +159,8 @@ class RunRequests:
                 raise IllegalTransition(run=public_id, verb="changed", state=row.state)
             for name, value in values.items():
                 setattr(row, name, value)
-            add_event(session, self._database, row.id, "amended", values)
+            if values:
+                add_event(session, self._database, row.id, "amended", values)
         return self.get(public_id)
 
     def get(self, public_id: str) -> RunRecord:
@@ -201,13 +237,20 @@ class RunRequests:
         state: str,
         result: Mapping[str, Any] | None,
         error: str | None,
-    ) -> None:
+        as_of: int | None = None,
+    ) -> bool:
+        """Close a run unless it was extended more than ``as_of`` times; return whether it is."""
         open_run = (RunRow.id == run_id) & RunRow.state.not_in(FINISHED_STATES)
+        if as_of is not None:
+            extended = session.execute(select(RunRow.round).where(open_run).with_for_update())
+            if extended.scalar() not in (None, as_of):
+                return False
         values = {
             "state": state,
             "result": None if result is None else dict(result),
             "error": error,
             "pause_requested": False,
+            "cancel_requested": False,  # it is cancelled, or had ended before that was seen
             "finished_at": self._database.now(session),
         }
         if change(session, update(RunRow).where(open_run).values(values)):
@@ -216,6 +259,24 @@ class RunRequests:
             change(session, still_open.values(state="cancelled"))
             payload = {"error": error} if error else {}
             add_event(session, self._database, run_id, state.lower(), payload)
+        return True
+
+
+def _extension(trials: int, seconds: float, idempotency_key: str | None) -> dict[str, Any]:
+    key = {} if idempotency_key is None else {"idempotency_key": idempotency_key}
+    return {"trials": trials, "seconds": seconds, **key}
+
+
+def _is_repeated(session: Session, row: RunRow, asked: Mapping[str, Any]) -> bool:
+    """Return whether an extension was made before under its key; the run's events tell."""
+    key = asked.get("idempotency_key")
+    if key is None:
+        return False
+    query = select(EventRow.payload).where(EventRow.run_id == row.id, EventRow.kind == "extended")
+    known = [e for e in session.scalars(query) if e.get("idempotency_key") == key]
+    if any(e != asked for e in known):
+        raise IdempotencyConflict(key=key)
+    return bool(known)
 
 
 def _state(row: RunRow) -> str:

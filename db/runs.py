@@ -151,15 +151,23 @@ class Runs(RunRequests):
     # --- what the leader does -----------------------------------------------------------------
 
     def open(self, hardware_key: str, *, limit: int = 1) -> Sequence[RunRecord]:
-        """Return runs to work on: those under way, then by priority, the oldest first."""
+        """Return runs to work on: those under way, then by priority.
+
+        Of one priority the groups take turns, each with its oldest run (a run of its own is a group
+        of one): a group of hundreds makes nobody else wait for all of it.
+        """
         under_way = RunRow.state == "RUNNING"
+        is_open = RunRow.state.in_(("RUNNING", "QUEUED"))
+        here = RunRow.hardware.has(HardwareRow.key == hardware_key)
+        turn = func.row_number().over(
+            partition_by=[func.coalesce(RunRow.group_id, RunRow.public_id), RunRow.priority],
+            order_by=[under_way.desc(), RunRow.id],
+        )
+        turns = select(RunRow.id, turn.label("turn")).where(is_open, here).subquery()
         query = (
             select(RunRow)
-            .where(
-                RunRow.state.in_(("RUNNING", "QUEUED")),
-                RunRow.hardware.has(HardwareRow.key == hardware_key),
-            )
-            .order_by(under_way.desc(), RunRow.priority.desc(), RunRow.id)
+            .join(turns, turns.c.id == RunRow.id)
+            .order_by(under_way.desc(), RunRow.priority.desc(), turns.c.turn, RunRow.id)
             .limit(limit)
         )
         with self._database.read() as session:
@@ -176,16 +184,30 @@ class Runs(RunRequests):
             }
 
     def match_hardware(self, offered: Sequence[str], epoch: int) -> None:
-        """Let runs whose hardware nobody offers wait, and those that waited for it go on."""
+        """Let runs whose hardware nobody offers wait, and those that waited for it go on.
+
+        Those that are to be cancelled or paused are so now: no coordinator works on them any more.
+        """
         here = RunRow.hardware.has(HardwareRow.key.in_(offered))
+        waits = RunRow.state == "WAITING_FOR_HARDWARE"
         with self._database.write() as session:
             check_epoch(session, epoch)
             for state, where, kind in (
                 ("WAITING_FOR_HARDWARE", RunRow.state.in_(("QUEUED", "RUNNING")) & ~here, "waits"),
-                ("QUEUED", (RunRow.state == "WAITING_FOR_HARDWARE") & here, "hardware_joined"),
+                ("CANCELLED", waits & RunRow.cancel_requested, ""),
+                ("PAUSED", waits & RunRow.pause_requested, "paused"),
+                ("QUEUED", waits & here, "hardware_joined"),
             ):
-                for run_id in session.scalars(select(RunRow.id).where(where)).all():
-                    self._change(session, RunRow.id == run_id, {"state": state})
+                for run_id in session.scalars(
+                    select(RunRow.id).where(where).order_by(RunRow.id)
+                ).all():
+                    if state == "CANCELLED":
+                        self._close(session, run_id, state, None, None)
+                        continue
+                    values = {"state": state} | (
+                        {"pause_requested": False} if kind == "paused" else {}
+                    )
+                    self._change(session, RunRow.id == run_id, values)
                     add_event(session, self._database, run_id, kind, {})
 
     def start(self, run: RunRecord, epoch: int) -> bool:
@@ -204,10 +226,11 @@ class Runs(RunRequests):
             return started
 
     def settle_pause(self, run_id: int, epoch: int) -> bool:
-        """Turn the wish to pause a run into the state; False: it was withdrawn."""
+        """Turn the wish to pause a run into the state; False: it was withdrawn, or is no more."""
         with self._database.write() as session:
             check_epoch(session, epoch)
             asked = (RunRow.id == run_id) & (RunRow.state == "RUNNING") & RunRow.pause_requested
+            asked &= ~RunRow.cancel_requested
             values = {"state": "PAUSED", "pause_requested": False}
             paused = self._change(session, asked, values) == 1
             if paused:
@@ -232,11 +255,24 @@ class Runs(RunRequests):
         *,
         result: Mapping[str, Any] | None = None,
         error: str | None = None,
-    ) -> None:
-        """Close a run: its result or error, and no trial left open."""
+        as_of: int | None = None,
+    ) -> bool:
+        """Close a run: its result or error, and no trial left open.
+
+        Args:
+            run_id: which.
+            epoch: of the leader.
+            state: how it ended.
+            result: what was found.
+            error: why it failed.
+            as_of: the extensions that the result knows of; None: whatever it was extended by.
+
+        Returns:
+            Whether it is closed; False: it was extended meanwhile, and goes on.
+        """
         with self._database.write() as session:
             check_epoch(session, epoch)
-            self._close(session, run_id, state, result, error)
+            return self._close(session, run_id, state, result, error, as_of)
 
     def add_event(self, run_id: int, kind: str, payload: Mapping[str, Any]) -> None:
         """Record a step of a run."""

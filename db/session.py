@@ -25,13 +25,22 @@ from sqlalchemy import (
 from sqlalchemy import exc as sa_exc
 from sqlalchemy.orm import Session
 
-from db.errors import DatabaseError, DatabaseLocked, DatabaseUnreachable, NotADatabase
+from db.errors import (
+    DatabaseError,
+    DatabaseLocked,
+    DatabaseUnreachable,
+    NotADatabase,
+    SchemaChanged,
+)
 from db.identities import FRESH, REMEMBERED, Natural
 from db.prepared import Prepared
 from db.storable import storable_json, storable_parameters, stored_json
 from tilecore.errors import TileError
 
 CACHE = "cache_size=-32768"  # KiB per connection
+POOL, OVERFLOW = 5, 10  # connections to a server, each for reading and for writing
+UNDEFINED = ("42P01", "42703")  # PostgreSQL: no such table, no such column
+NO_SUCH = ("no such table: ", "no such column: ", "has no column named")  # SQLite
 MAX_REMEMBERED = 200_000  # ids of identities: some 50 MB
 
 
@@ -162,6 +171,11 @@ class Database:
             raise translated from error
         except sa_exc.NoSuchModuleError as error:
             raise DatabaseUnreachable(url=self.shown_url, reason=str(error)) from error
+        except sa_exc.TimeoutError as error:  # of the pool: it hangs, or too many ask
+            reason = f"none of {POOL + OVERFLOW} connections was free for {self.busy_timeout_s:g} s"
+            raise DatabaseUnreachable(
+                url=self.shown_url, reason=reason, hint="see whether the database server answers"
+            ) from error
 
     def translate(self, error: sa_exc.DBAPIError) -> TileError | None:
         """Return our error for one of the driver's, or None for a fault of our own."""
@@ -172,6 +186,8 @@ class Database:
             return NotADatabase(url=self.shown_url, found=text)
         if isinstance(error, sa_exc.IntegrityError):
             return None
+        if getattr(error.orig, "sqlstate", "") in UNDEFINED or any(w in text for w in NO_SUCH):
+            return SchemaChanged(url=self.shown_url, reason=text.splitlines()[0])
         if "disk is full" in text:
             return DatabaseError(url=self.shown_url, reason=text, hint="free some disk space")
         if "disk I/O error" in text:  # also where a full disk has no room for the files beside it
@@ -181,10 +197,32 @@ class Database:
             return DatabaseUnreachable(url=self.shown_url, reason=text.splitlines()[0])
         return None
 
+    def _patience(self) -> dict[str, int]:
+        """Return for how long a server is waited for that a cut link hides, unless the URL says so.
+
+        The system's own limits are a quarter of an hour, or none.
+        """
+        if self._url.get_backend_name() != "postgresql":
+            return {}
+        limit_s = max(2, round(self.busy_timeout_s))
+        wanted = {
+            "connect_timeout": min(limit_s, 10),
+            "tcp_user_timeout": 1000 * limit_s,
+            "keepalives_idle": max(1, limit_s // 3),
+            "keepalives_interval": max(1, limit_s // 6),
+            "keepalives_count": 3,
+        }
+        return {name: value for name, value in wanted.items() if name not in self._url.query}
+
     def _engine(self, *, immediate: bool) -> Engine:
         try:
             if self._url.get_backend_name() != "sqlite":
-                options: dict[str, Any] = {"pool_size": 5}
+                options: dict[str, Any] = {
+                    "pool_size": POOL,
+                    "max_overflow": OVERFLOW,
+                    "pool_timeout": self.busy_timeout_s,
+                    "connect_args": self._patience(),
+                }
                 if not immediate:
                     options |= {"isolation_level": "AUTOCOMMIT", "skip_autocommit_rollback": True}
             else:

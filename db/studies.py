@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -11,7 +12,14 @@ from sqlalchemy import exc as sa_exc
 from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
-from db.errors import IdempotencyConflict, LeaseLost, StudyClosed, UnknownStudy, UnknownTrial
+from db.errors import (
+    AlreadyTold,
+    IdempotencyConflict,
+    LeaseLost,
+    StudyClosed,
+    UnknownStudy,
+    UnknownTrial,
+)
 from db.records import NewStudy, StudyRecord, StudyTrial
 from db.service_models import StudyRow, StudyTrialRow
 from db.session import Database, change
@@ -166,14 +174,14 @@ class Studies:
     ) -> StudyTrial:
         """Store what came of a trial: its times, or none where it failed for the reason ``detail``.
 
-        The same worker may say the same again.
+        The same worker may say the same again; it may be late while nobody else has the trial.
 
         Raises:
             UnknownTrial: the study has no such trial (DB823).
             LeaseLost: another worker holds, or told, the trial (DB824).
+            AlreadyTold: the worker told something else before, or was given up (DB828).
         """
-        ordered = sorted(times_s)
-        median = ordered[len(ordered) // 2] if ordered else None
+        median = statistics.median(times_s) if times_s else None
         with self._database.write() as session:
             query = select(StudyTrialRow).where(
                 StudyTrialRow.id == trial, StudyTrialRow.study_id == study.id
@@ -181,8 +189,14 @@ class Studies:
             row = session.scalars(query.with_for_update()).first()
             if row is None:
                 raise UnknownTrial(found=trial)
-            if row.worker != worker or (row.state != "leased" and row.times_s != list(times_s)):
+            if row.worker != worker:
                 raise LeaseLost(trial=trial, worker=worker, holder=row.worker)
+            is_same = row.times_s == list(times_s) and (times_s or row.detail == detail)
+            if row.state != "leased" and not is_same:
+                known = (
+                    f"{len(row.times_s)} times" if row.times_s else f"failed: {row.detail[:200]}"
+                )
+                raise AlreadyTold(trial=trial, known=known)
             if row.state == "leased":
                 row.state = "failed" if median is None else "ok"
                 row.time_s, row.times_s, row.detail = median, list(times_s), detail

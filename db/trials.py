@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import timedelta
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import and_, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, and_, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from db.events import add_event
@@ -17,6 +18,8 @@ from db.records import NewTrial, TrialRecord
 from db.rows import add_measurements, trial_of
 from db.session import Database, change
 from recommender.measurement import Measurement, MeasureStatus, Protocol
+
+NO_SKEW = timedelta(seconds=1)  # the way to the database takes some of it
 
 
 class Trials:
@@ -76,6 +79,7 @@ class Trials:
         happened twice exactly one record stays.
         """
         with self._database.write() as session:
+            author_of = _locked_runs(session, {trial.run_id for trial, _ in outcomes})
             is_held = []
             for trial, measurement in outcomes:
                 lost = measurement.status is MeasureStatus.WORKER_LOST
@@ -84,8 +88,9 @@ class Trials:
             held = [outcome for outcome, is_ours in zip(outcomes, is_held, strict=True) if is_ours]
             trial_ids = [trial.id for trial, _ in held]
             now = self._database.now(session)
-            authors = _authors(session, [trial.run_id for trial, _ in held])
-            measured = [m for _, m in held]
+            authors = [author_of[trial.run_id] for trial, _ in held]
+            skew = now - datetime.now(UTC)
+            measured = [_by_its_clock(m, skew) for _, m in held]
             stored = iter(add_measurements(session, measured, now, trial_ids, authors))
             for trial, m in held:
                 add_event(session, self._database, trial.run_id, "trial", _payload(trial, m))
@@ -94,6 +99,7 @@ class Trials:
     def retry_later(self, trial: TrialRecord, epoch: int, reason: str, delay_s: float) -> bool:
         """Put a trial back after a failure that is not its own; False if the lease is gone."""
         with self._database.write() as session:
+            _locked_runs(session, {trial.run_id})
             not_before = self._database.now(session) + timedelta(seconds=delay_s)
             values = {
                 "state": "pending",
@@ -106,6 +112,13 @@ class Trials:
                 payload = {"sequence": trial.sequence, "reason": reason, "attempt": trial.attempt}
                 add_event(session, self._database, trial.run_id, "retry", payload)
             return done
+
+    def renew(self, trials: Sequence[TrialRecord], epoch: int, lease_s: float) -> int:
+        """Prolong leases of this leader; return how many of them it still holds."""
+        with self._database.write() as session:
+            until = self._database.now(session) + timedelta(seconds=lease_s)
+            held = [_held(trial, epoch) for trial in trials]
+            return change(session, update(TrialRow).where(or_(*held)).values(lease_until=until))
 
     def requeue(self, epoch: int) -> int:
         """Put back what earlier leaders leased and what ran out of time; return how many."""
@@ -143,28 +156,45 @@ class Trials:
         with self._database.read() as session:
             return [trial_of(trial, measured) for trial, measured in session.execute(query)]
 
+    def page(
+        self, run_id: int, *, state: str | None = None, limit: int = 50, after: int | None = None
+    ) -> Sequence[TrialRecord]:
+        """Return trials of a run as they were proposed; ``after`` is the id to go on from."""
+        query = (
+            select(TrialRow, MeasurementRow)
+            .outerjoin(MeasurementRow, MeasurementRow.trial_id == TrialRow.id)
+            .where(TrialRow.run_id == run_id, TrialRow.id > (after or 0))
+            .order_by(TrialRow.id)
+            .limit(limit)
+        )
+        if state is not None:
+            query = query.where(TrialRow.state == state)
+        with self._database.read() as session:
+            return [trial_of(trial, measured) for trial, measured in session.execute(query)]
+
     def count_by_status(self, run_id: int) -> dict[str, int]:
         """Return how many trials ended with which status; open ones count under their state."""
+        return self.counts_by_status([run_id])[run_id]
+
+    def counts_by_status(self, run_ids: Sequence[int]) -> dict[int, dict[str, int]]:
+        """Return the same of several runs."""
         status = func.coalesce(MeasurementRow.status, TrialRow.state)
         query = (
-            select(status, func.count())
+            select(TrialRow.run_id, status, func.count())
             .select_from(TrialRow)
             .outerjoin(MeasurementRow, MeasurementRow.trial_id == TrialRow.id)
-            .where(TrialRow.run_id == run_id)
-            .group_by(status)
+            .where(TrialRow.run_id.in_(run_ids))
+            .group_by(TrialRow.run_id, status)
         )
+        found: dict[int, dict[str, int]] = {run_id: {} for run_id in run_ids}
         with self._database.read() as session:
-            return {name: count for name, count in session.execute(query)}  # noqa: C416
+            for run_id, name, count in session.execute(query):
+                found[run_id][name] = count
+        return found
 
     @staticmethod
     def _give_up(session: Session, trial: TrialRecord, epoch: int, values: dict[str, Any]) -> bool:
-        held = and_(
-            TrialRow.id == trial.id,
-            TrialRow.state == "leased",
-            TrialRow.attempt == trial.attempt,
-            TrialRow.lease_epoch == epoch,
-        )
-        return change(session, update(TrialRow).where(held).values(values)) == 1
+        return change(session, update(TrialRow).where(_held(trial, epoch)).values(values)) == 1
 
     @staticmethod
     def _put_back(session: Session, where: Any) -> int:
@@ -172,11 +202,35 @@ class Trials:
         return change(session, leased.values(state="pending"))
 
 
-def _authors(session: Session, run_ids: Sequence[int]) -> Sequence[str | None]:
-    """Return who asked for each of these runs."""
-    query = select(RunRow.id, RunRow.created_by).where(RunRow.id.in_(set(run_ids)))
-    found = {run_id: author for run_id, author in session.execute(query)}  # noqa: C416
-    return [found[run_id] for run_id in run_ids]
+def _held(trial: TrialRecord, epoch: int) -> ColumnElement[bool]:
+    """Return the condition that a lease is still that of this leader and attempt."""
+    return and_(
+        TrialRow.id == trial.id,
+        TrialRow.state == "leased",
+        TrialRow.attempt == trial.attempt,
+        TrialRow.lease_epoch == epoch,
+    )
+
+
+def _by_its_clock(measurement: Measurement, skew: timedelta) -> Measurement:
+    """Return a measurement dated by the database's clock, where this host's is another time.
+
+    Coordinators of several hosts write one log: its order, drifts and ages rest on the dates.
+    """
+    if abs(skew) < NO_SKEW:
+        return measurement
+    return replace(measurement, measured_at=measurement.measured_at + skew)
+
+
+def _locked_runs(session: Session, run_ids: Collection[int]) -> dict[int, str | None]:
+    """Lock runs whose events are to be written, and return who asked for each of them.
+
+    All who write events of a run hold its row (first, before its trials): so a later event is never
+    seen before an earlier one, and who follows the events by their ids misses none.
+    """
+    query = select(RunRow.id, RunRow.created_by).where(RunRow.id.in_(run_ids)).order_by(RunRow.id)
+    rows = session.execute(query.with_for_update(key_share=True))
+    return {run_id: author for run_id, author in rows}  # noqa: C416
 
 
 def _identity(config: int, protocol: str, number: int) -> tuple[int, str, int]:

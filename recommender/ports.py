@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol as TypingProtocol
 
@@ -106,6 +106,14 @@ class Measurer(TypingProtocol):
 
     def collect(self, timeout_s: float) -> list[tuple[MeasureRequest, Measurement]]:
         """Return what has finished, waiting up to ``timeout_s`` for the first result."""
+        ...
+
+    def waiting(self) -> Collection[str]:
+        """Return the tokens of requests that wait for a worker: nobody works on them just now."""
+        ...
+
+    def withdraw(self, tokens: Collection[str]) -> None:
+        """Forget requests: what nobody works on is not begun, and none of them has a result."""
         ...
 
     def close(self) -> None:

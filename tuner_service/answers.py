@@ -29,7 +29,7 @@ from tuner_service.dispatch_answers import (
     work_out_table,
 )
 from tuner_service.dispatch_schemas import DispatchTableRequest
-from tuner_service.errors import Overloaded
+from tuner_service.errors import FaultyParts, Overloaded, is_of_request
 from tuner_service.metrics import Metrics
 from tuner_service.schemas import RecommendationRequest
 from tuner_service.settings import Settings
@@ -89,7 +89,8 @@ class Answers:
         """Return the answers to several questions, as many at once as there are processes.
 
         Raises:
-            TileError: see ``of``; of several faults the one of the first question that has one.
+            FaultyParts: some of the questions cannot be understood.
+            TileError: the service or its database is at fault.
         """
         places = asyncio.Semaphore(self._places)
 
@@ -98,9 +99,12 @@ class Answers:
                 return await self.of(request)
 
         found = await asyncio.gather(*map(one, requests), return_exceptions=True)
-        for body in found:
-            if isinstance(body, BaseException):
-                raise body
+        for fault in found:
+            if isinstance(fault, BaseException) and not is_of_request(fault):
+                raise fault
+        parts = [(f"/body/requests/{i}", e) for i, e in enumerate(found) if is_of_request(e)]
+        if parts:
+            raise FaultyParts(parts)
         return [body for body in found if isinstance(body, bytes)]
 
     async def advance(self, order: TuningOrder) -> Answer:

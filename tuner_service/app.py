@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from anyio import CapacityLimiter
 from fastapi import Depends, FastAPI
 
 from db.store import SqlStore
@@ -37,6 +38,7 @@ from tuner_service.routes import (
 from tuner_service.routes.context import known_query
 from tuner_service.settings import Settings
 from tuner_service.short_way import ShortWay
+from tuner_service.streams import OpenStreams
 from tuner_service.studies import StudyEngine
 from tuner_service.telemetry import Telemetry
 from tuner_service.wiring import open_store
@@ -46,6 +48,7 @@ DESCRIPTION = """Recommends tile configs for compute kernels and tunes them on r
 Errors are `application/problem+json` (RFC 9457) with a stable `code`. Times are in microseconds
 (`latency_us`). Lists page by `cursor`. JSON answers of GET bear an `ETag`:
 `If-None-Match` gives 304. `X-Request-ID` is taken over, or made, and stands in the log."""
+MAX_PROBES = 2  # of /readyz that wait for a database that hangs; others are told so at once
 NEEDS = {
     recommendations: Needs("read"),
     measurements: Needs("read"),
@@ -83,6 +86,8 @@ def create_app(settings: Settings, store: SqlStore | None = None) -> FastAPI:
     app.state.metrics = Metrics(app.state.store)
     app.state.keyring = Keyring(app.state.store, settings, app.state.metrics)
     app.state.models = ModelUploads(app.state.store)
+    app.state.probes = CapacityLimiter(MAX_PROBES)
+    app.state.streams = OpenStreams(settings.max_streams)
     app.state.engine = StudyEngine(app.state.store)
     app.state.answers = Answers(app.state.store, app.state.metrics, settings)
     for part, role in NEEDS.items():

@@ -11,7 +11,6 @@ from tuner_service.settings import load_settings
 run_app = typer.Typer(help="Shows and changes a tuning run, or a group of them.")
 node_app = typer.Typer(help="Shows and drains machines of the cluster.")
 Run = Annotated[str, typer.Argument(help="the id of a run, or of a group (g-...)")]
-OneRun = Annotated[str, typer.Argument(help="the id of a run")]
 Node = Annotated[str, typer.Argument(help="the key of a node")]
 
 
@@ -49,7 +48,7 @@ def cancel(run: Run) -> None:
 
 @run_app.command()
 def extend(
-    run: OneRun,
+    run: Run,
     trials: Annotated[int, typer.Option(min=0, help="more screening trials")] = 0,
     seconds: Annotated[float, typer.Option(min=0, help="more seconds of screening")] = 0.0,
 ) -> None:
@@ -61,7 +60,7 @@ def extend(
 
 @run_app.command()
 def amend(
-    run: OneRun,
+    run: Run,
     priority: Annotated[
         int | None, typer.Option(min=1, max=1000, help="weight where runs share a device")
     ] = None,

@@ -26,6 +26,8 @@ from tuner_service.wiring import detected_host
 
 TIMEOUT_S = 120.0  # a service may wait for a free process, then look at the program
 POLL_S = 0.5
+OUTAGE_S = 60.0  # a service that restarts is back by then
+BUSY = (429, 503)
 ACCEPTED = 202
 PAGE = 200  # measurements that are asked for at once
 Watch = Callable[[Mapping[str, Any]], None]
@@ -175,11 +177,18 @@ class ServiceClient:
         return run
 
     def follow(
-        self, run: Mapping[str, Any], sleep: Callable[[float], None] = time.sleep
+        self,
+        run: Mapping[str, Any],
+        sleep: Callable[[float], None] = time.sleep,
+        patience_s: float = OUTAGE_S,
     ) -> Iterator[dict[str, Any]]:
-        """Yield a run as it stands, now and then, until it has ended or is paused."""
+        """Yield a run as it stands, now and then, until it has ended or is paused.
+
+        A service that restarts, or has too much to do, is waited for, up to ``patience_s``.
+        """
         while True:
-            now: dict[str, Any] = self._ask("GET", f"/v1/tuning-runs/{run['id']}").json()
+            path = f"/v1/tuning-runs/{run['id']}"
+            now: dict[str, Any] = self._ask("GET", path, patience_s=patience_s).json()
             yield now
             if now["state"] in FINISHED:
                 return
@@ -193,9 +202,10 @@ class ServiceClient:
             "hardware": question.target,
         }
 
-    def _ask(self, method: str, path: str, **sent: Any) -> httpx.Response:
-        with self._reaching():
-            answer = self._http.request(method, path, **sent)
+    def _ask(
+        self, method: str, path: str, *, patience_s: float = 0.0, **sent: Any
+    ) -> httpx.Response:
+        answer = self._answer(method, path, time.monotonic() + patience_s, sent)
         if answer.is_success:
             return answer
         with self._reaching():
@@ -207,6 +217,25 @@ class ServiceClient:
             url=self.url, code=problem["code"], detail=problem["detail"],
             hint=str(problem.get("hint") or ""),
         )  # fmt: skip
+
+    def _answer(
+        self, method: str, path: str, until: float, sent: Mapping[str, Any]
+    ) -> httpx.Response:
+        """Return what the service says, ``until`` then only if it is not to come again later."""
+        while True:
+            try:
+                with self._reaching():
+                    answer = self._http.request(method, path, **sent)
+            except ServiceUnreachable:
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(POLL_S)
+                continue
+            left_s = until - time.monotonic()
+            if answer.status_code not in BUSY or left_s <= 0:
+                return answer
+            asked_s = answer.headers.get("retry-after", "")
+            time.sleep(min(left_s, float(asked_s) if asked_s.isdigit() else POLL_S))
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -342,19 +343,25 @@ def change_run(settings: Settings, run: str, verb: Verb) -> None:
 
 
 def extend_run(settings: Settings, run: str, *, trials: int, seconds: float) -> None:
-    """Give a run more trials and seconds and print it."""
+    """Give a run, or each run of a group, more trials and seconds and print it."""
     store = wiring.open_store(settings)
     if not trials and not seconds:
         raise InvalidRequest(message="expected --trials, --seconds or both, found neither")
-    _list(store, [store.runs.extend(run, trials=trials, seconds=seconds)])
+    if run.startswith("g-"):
+        _list(store, store.runs.extend_group(run, trials=trials, seconds=seconds)[0])
+    else:
+        _list(store, [store.runs.extend(run, trials=trials, seconds=seconds)[0]])
 
 
 def amend_run(
     settings: Settings, run: str, *, priority: int | None, ceiling_s: float | None
 ) -> None:
-    """Change the priority or the ceiling of an open run and print it."""
+    """Change the priority or the ceiling of an open run, or of those of a group, and print it."""
     store = wiring.open_store(settings)
-    _list(store, [store.runs.amend(run, priority=priority, ceiling_s=ceiling_s)])
+    if priority is None and ceiling_s is None:
+        raise InvalidRequest(message="expected --priority, --ceiling or both, found neither")
+    amend = partial(store.runs.amend, priority=priority, ceiling_s=ceiling_s)
+    _list(store, jobs.change_group(store, run, amend) if run.startswith("g-") else [amend(run)])
 
 
 def show_run(settings: Settings, run: str) -> None:

@@ -19,7 +19,8 @@ class ConditionalGet:
         if scope["type"] != "http" or scope["method"] != "GET":
             await self._app(scope, receive, send)
             return
-        known = {tag.strip() for tag in Headers(scope=scope).get("if-none-match", "").split(",")}
+        given = ",".join(Headers(scope=scope).getlist("if-none-match"))
+        known = {tag.strip().removeprefix("W/") for tag in given.split(",")}  # compared weakly
         start: Message | None = None
 
         async def answer(message: Message) -> None:
@@ -31,8 +32,8 @@ class ConditionalGet:
                 await send(message)
                 return
             headers = MutableHeaders(scope=start)
-            tag = f'W/"{hashlib.blake2b(message["body"], digest_size=12).hexdigest()}"'
-            headers["ETag"] = tag
+            tag = f'"{hashlib.blake2b(message["body"], digest_size=12).hexdigest()}"'
+            headers["ETag"] = f"W/{tag}"
             if tag in known or "*" in known:
                 start["status"] = 304
                 del headers["content-length"], headers["content-type"]

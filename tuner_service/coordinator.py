@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import structlog
 
-from db.errors import DatabaseError, LeadershipLost
+from db.errors import DatabaseError, LeadershipLost, SchemaTooNew, SchemaTooOld
 from db.records import RunRecord
 from db.store import SqlStore
 from recommender.hardware import HardwareProfile
@@ -28,6 +28,7 @@ from tuner_service.workplaces import Workplace
 from workers.errors import WorkerError
 
 log = structlog.get_logger()
+OTHER_SCHEMA = (SchemaTooNew, SchemaTooOld)
 IDLE_POLL_S = 0.3
 AWAY_S = 1.0  # between two attempts, while database or workers are away
 MATCH_S = 2.0  # between two looks at who offers which hardware
@@ -72,7 +73,17 @@ class Coordinator:
         self._stop.set()
 
     def run(self) -> None:
-        """Work until stopped (or, with ``until_idle``, until no run is open)."""
+        """Work until stopped (or, with ``until_idle``, until no run is open).
+
+        Raises:
+            SchemaTooNew, SchemaTooOld: the database was migrated meanwhile (DB802, DB803).
+        """
+        try:
+            self._run()
+        finally:
+            self._workplace.close()
+
+    def _run(self) -> None:
         while not self._stop.is_set():
             # the workers first: who leads without them keeps those out who have some
             epoch = self._lead() if self._has_workers() else None
@@ -84,7 +95,6 @@ class Coordinator:
                 log.error("leadership lost", why=error.message)
             finally:
                 self._close_stations()
-        self._workplace.close()
 
     def _has_workers(self) -> bool:
         try:
@@ -99,6 +109,8 @@ class Coordinator:
         while not self._stop.is_set():
             try:
                 epoch = self._store.leader.acquire(self._owner, self._ttl_s, is_process_gone)
+            except OTHER_SCHEMA:
+                raise
             except DatabaseError as error:
                 log.warning("database away", why=error.message)
                 epoch = None
@@ -246,7 +258,7 @@ class _Heartbeat:
         self._epoch = epoch
         self._ttl_s = ttl_s
         self._ended = threading.Event()
-        self._lost: LeadershipLost | None = None
+        self._lost: DatabaseError | None = None
         self._thread = threading.Thread(target=self._renew, name="heartbeat", daemon=True)
 
     def __enter__(self) -> _Heartbeat:
@@ -258,7 +270,7 @@ class _Heartbeat:
         self._thread.join()
 
     def check(self) -> None:
-        """Raise LeadershipLost if another coordinator took over (DB806)."""
+        """Raise what ended the leadership: another coordinator (DB806), or another schema."""
         if self._lost is not None:
             raise self._lost
 
@@ -266,7 +278,7 @@ class _Heartbeat:
         while not self._ended.wait(self._ttl_s / 4):
             try:
                 self._store.leader.renew(self._epoch, self._ttl_s)
-            except LeadershipLost as error:
+            except (LeadershipLost, *OTHER_SCHEMA) as error:
                 self._lost = error
                 return
             except DatabaseError as error:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeGuard
+
 from db.errors import (
+    AlreadyTold,
     BudgetUsedUp,
     DatabaseError,
     FormatMissing,
@@ -238,6 +242,14 @@ class Overloaded(ServiceError):
     default_hint = "try again after `Retry-After` seconds"
 
 
+class TooManyStreams(ServiceError):
+    """More clients follow runs than the service serves at once."""
+
+    code, title, status = "SV935", "too-many-streams", 503
+    template = "expected at most {limit} open streams of events, found as many"
+    default_hint = "ask for the run itself now and then (GET /v1/tuning-runs/ID), or try later"
+
+
 class ModelsBusy(ServiceError):
     """A cost model comes while another one is looked at."""
 
@@ -277,11 +289,33 @@ class NoServiceResult(ServiceError):
     default_hint = "look at the run there; TILECORE_SERVICE_TIMEOUT_S is how long to wait"
 
 
+class StudyOfAnotherVersion(ServiceError):
+    """A study of a library kernel was made when the kernel had other candidates."""
+
+    code, title, status = "SV934", "study-of-another-version", 409
+    template = (
+        "expected the candidates of {kernel} of when the study was made ({expected}), found {found}"
+    )
+    default_hint = "make a new study: what this one was told stays readable"
+
+
+class FaultyParts(Exception):
+    """Several questions came in one request, and some of them cannot be used.
+
+    Args:
+        parts: what was wrong, by the pointer of the part; the answer bears the code of the first.
+    """
+
+    def __init__(self, parts: Sequence[tuple[str, TileError]]) -> None:
+        self.parts = parts
+        super().__init__("; ".join(f"{where}: {error.message}" for where, error in parts))
+
+
 UNKNOWN = (
     UnknownKernel, UnknownHardware, UnknownRun, UnknownNode, UnknownKey, UnknownStudy, UnknownTrial,
     UnknownModel, UnknownProgram,
 )  # fmt: skip
-CONFLICTS = (IllegalTransition, BudgetUsedUp, StudyClosed, LeaseLost)
+CONFLICTS = (IllegalTransition, BudgetUsedUp, StudyClosed, LeaseLost, AlreadyTold)
 
 
 def http_status(error: TileError) -> int:
@@ -298,3 +332,8 @@ def http_status(error: TileError) -> int:
     if isinstance(error, (DatabaseError, CompileFailed, ToolchainMissing, WorkerError)):
         return 503
     return 422 if error.code.startswith(("TC", "RC")) else 500
+
+
+def is_of_request(found: object) -> TypeGuard[TileError]:
+    """Return whether something is an error that the sender of a request has made."""
+    return isinstance(found, TileError) and http_status(found) < 500

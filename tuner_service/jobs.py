@@ -135,7 +135,7 @@ def submit_group(
 def change_group(
     store: SqlStore, group: str, change: Callable[[str], RunRecord]
 ) -> Sequence[RunRecord]:
-    """Pause, resume or cancel the runs of a group that can be; return all of them.
+    """Pause, resume, cancel or amend the runs of a group that can be; return all of them.
 
     Raises:
         UnknownRun: there is no such group (DB809).

@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from db.storable import storable_text
 from tilecore.errors import TileError
 from tuner_service.errors import (
+    FaultyParts,
     InternalError,
     InvalidRequest,
     MethodNotAllowed,
@@ -28,6 +29,10 @@ MEDIA_TYPE = "application/problem+json"
 COMPONENTS = "#/components/schemas/"
 SECONDS = {"description": "Seconds to wait", "schema": {"type": "integer", "minimum": 1}}
 RETRY_AFTER = {"headers": {"Retry-After": SECONDS}}
+UNREADABLE = (  # what Python's reader refuses, but for what pydantic tells better
+    "expected a body of JSON in UTF-8, nested less than a thousand deep, with integers of at most "
+    "4300 digits"
+)
 log = structlog.get_logger()
 
 
@@ -37,11 +42,12 @@ def problem_response(
     *,
     status: int | None = None,
     faults: list[FieldFault] | None = None,
+    detail: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
-    """Return the response for an error."""
+    """Return the response for an error; ``detail`` takes the place of its message."""
     code = status or http_status(error)
-    detail = error.message if error.span is None else f"{error.span}: {error.message}"
+    detail = _detail(error) if detail is None else detail
     body = Problem(
         type=f"urn:tilecore:error:{error.code}",
         title=error.title,
@@ -58,10 +64,15 @@ def problem_response(
     )
 
 
+def _detail(error: TileError) -> str:
+    return error.message if error.span is None else f"{error.span}: {error.message}"
+
+
 def install(app: FastAPI) -> None:
     """Let ``app`` answer every error as a problem."""
     app.openapi = partial(_openapi, app.openapi)  # type: ignore[method-assign]
     app.add_exception_handler(TileError, _tile_error)
+    app.add_exception_handler(FaultyParts, _faulty_parts)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _internal_error)
@@ -80,6 +91,18 @@ def _openapi(describe: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 async def _tile_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, TileError)
     return problem_response(request.url.path, error)
+
+
+async def _faulty_parts(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, FaultyParts)
+    faults = [
+        FieldFault(pointer=where, detail=storable_text(_detail(fault)), code=fault.code)
+        for where, fault in error.parts
+    ]
+    more = f"; and {len(faults) - 3} more" if len(faults) > 3 else ""
+    summary = "; ".join(f"{f.pointer}: {f.detail}" for f in faults[:3]) + more
+    first = error.parts[0][1]
+    return problem_response(request.url.path, first, faults=faults, detail=summary)
 
 
 async def _validation_error(request: Request, error: Exception) -> JSONResponse:
@@ -101,7 +124,7 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
         allowed = {"Allow": ", ".join(_methods(request.app, path))}
         known = MethodNotAllowed(method=request.method, path=path)
         return problem_response(path, known, headers=allowed)
-    message = "expected a body of JSON in UTF-8" if error.status_code == 400 else str(error.detail)
+    message = UNREADABLE if error.status_code == 400 else str(error.detail)
     return problem_response(path, InvalidRequest(message=message))
 
 

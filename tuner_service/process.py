@@ -12,7 +12,7 @@ import psutil
 def process_name() -> str:
     """Return host, boot, process id and start time: the name of this process and of no other."""
     start = psutil.Process().create_time()
-    return f"{socket.gethostname()}/{_boot_id()}/{os.getpid()}/{start:.2f}"
+    return f"{socket.gethostname()}/{_boot()}/{os.getpid()}/{start:.2f}"
 
 
 def is_process_gone(name: str) -> bool:
@@ -21,7 +21,7 @@ def is_process_gone(name: str) -> bool:
         host, boot, pid, start = name.split("/")
     except ValueError:
         return False
-    if (host, boot) != (socket.gethostname(), _boot_id()):
+    if (host, boot) != (socket.gethostname(), _boot()):
         return False
     try:
         process = psutil.Process(int(pid))
@@ -30,6 +30,17 @@ def is_process_gone(name: str) -> bool:
         return bool(abs(process.create_time() - float(start)) > 0.05)
     except psutil.NoSuchProcess:
         return True
+
+
+def _boot() -> str:
+    """Return what process ids are unique in: a boot, and in it a namespace.
+
+    Containers that share their host's name (pods in its network) do not see each other's processes.
+    """
+    try:
+        return f"{_boot_id()}.{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return _boot_id()
 
 
 def _boot_id() -> str:

@@ -29,6 +29,7 @@ from tuner_service.sent_programs import sent_program
 
 log = structlog.get_logger()
 TIME_UPDATE_S = 1.0
+RENEWED_BELOW = 0.75  # of a lease, while the trial waits for a worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,7 @@ class Limits:
 
     Attributes:
         queue_depth: trials handed to the workers of one kind of device at once.
-        lease_s: how long a trial may be with them.
+        lease_s: how long one of them may work on a trial.
         max_attempts: workers that may get lost under a trial before it fails.
         retry_base_s: how long the first retry waits; each further one twice as long.
         poll_s: how long one step waits for results.
@@ -95,7 +96,10 @@ class RunDriver:
                 self._session.tell(_proposal(trial), trial.measurement)
         self._session.restore(unfinished)
         known = {(t.id, t.attempt) for t in trials if t.state == "leased"}
-        self.leased = {k: v for k, v in self.leased.items() if (v[0].id, v[0].attempt) in known}
+        kept = {k: v for k, v in self.leased.items() if (v[0].id, v[0].attempt) in known}
+        if len(kept) < len(self.leased):
+            self._measurer.withdraw(self.leased.keys() - kept.keys())
+        self.leased = kept
 
     # --- what people want ---------------------------------------------------------------------
 
@@ -111,8 +115,7 @@ class RunDriver:
         if control.round != self.run.round:
             self.reload(self._store.runs.get(self.run.public_id))
         if control.ceiling_s is not None and self._active_s >= control.ceiling_s:
-            self._finish("its ceiling")
-            return True
+            return self._finish("its ceiling")
         if self.is_pausing and not self.leased:
             self._save_time()
             return self._store.runs.settle_pause(self.run.id, self._epoch)
@@ -165,11 +168,29 @@ class RunDriver:
             self._session.tell(_proposal(trial), measurement)
 
     def expire(self) -> None:
-        """Put back what the workers kept for too long: nobody may wait for it for ever."""
-        now = self._clock()
+        """Put back what a worker kept for too long: nobody may wait for it for ever.
+
+        The time of what waits for a worker has not begun: behind many slow candidates it waits for
+        long, and would be put back and measured again and again.
+        """
+        now, lease_s = self._clock(), self._limits.lease_s
+        due = [t for t, (_, at) in self.leased.items() if at - now < lease_s * RENEWED_BELOW]
+        if not due:
+            return
+        waiting = self._measurer.waiting()
+        longer = [token for token in due if token in waiting]
+        if longer:
+            self._store.trials.renew([self.leased[t][0] for t in longer], self._epoch, lease_s)
+            self.leased |= {token: (self.leased[token][0], now + lease_s) for token in longer}
         for token in [k for k, (_, expires_at) in self.leased.items() if expires_at < now]:
             trial, _ = self.leased.pop(token)
-            self._put_back(trial, f"no answer within {self._limits.lease_s:g} s")
+            self._measurer.withdraw([token])
+            self._put_back(trial, f"no answer within {lease_s:g} s")
+
+    def withdraw(self) -> None:
+        """Let the workers forget what they have of the run: it is worked on no more."""
+        if self.leased:
+            self._measurer.withdraw(set(self.leased))
 
     def count_time(self, active_s: float, device_s: float) -> None:
         """Count time spent on the run and its share of the device."""
@@ -183,8 +204,7 @@ class RunDriver:
         """Close the run if nothing is left to do; return whether that is so."""
         if not self._session.done or self._open:
             return False
-        self._finish("its budget")
-        return True
+        return self._finish("its budget")
 
     def leave(self) -> None:
         """Save what is not in the database yet; the run stays open."""
@@ -236,20 +256,25 @@ class RunDriver:
         log.warning("worker lost", trial=trial.id, attempt=trial.attempt, why=why)
         self._store.trials.retry_later(trial, self._epoch, why, delay_s)
 
-    def _finish(self, ended_by: str) -> None:
+    def _finish(self, ended_by: str) -> bool:
+        """Close the run with what it has; False: it was extended meanwhile (``apply`` sees it)."""
         self._save_time()
         trials = self._store.trials.of_run(self.run.id)
         if not any(t.measurement and t.measurement.status is MeasureStatus.OK for t in trials):
-            self._close("FAILED", error=_why_nothing_ran(trials))
-            return
+            return self._close("FAILED", error=_why_nothing_ran(trials))
         document = result_document(self._session.result(), self.run, self._active_s)
-        self._close("SUCCEEDED", result=document | {"ended_by": ended_by})
+        return self._close("SUCCEEDED", result=document | {"ended_by": ended_by})
 
     def _close(
         self, state: str, *, result: Mapping[str, Any] | None = None, error: str | None = None
-    ) -> None:
-        self._store.runs.finish(self.run.id, self._epoch, state, result=result, error=error)
-        log.info("run finished", run=self.run.public_id, state=state, error=error)
+    ) -> bool:
+        as_of = None if state == "CANCELLED" else self.run.round
+        is_closed = self._store.runs.finish(
+            self.run.id, self._epoch, state, result=result, error=error, as_of=as_of
+        )
+        if is_closed:
+            log.info("run finished", run=self.run.public_id, state=state, error=error)
+        return is_closed
 
     def _save_time(self) -> None:
         active_s, device_s = self._uncounted

@@ -295,9 +295,10 @@ class TrialOut(BaseModel):
 
 
 class TrialPage(BaseModel):
-    """All trials of a run."""
+    """Some trials of a run."""
 
     items: list[TrialOut]
+    next_cursor: str | None
 
 
 class MeasurementOut(BaseModel):

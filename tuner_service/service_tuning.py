@@ -28,7 +28,7 @@ from tilecore.portable import MOST_VARIANTS, OpenKnob, PortableProgram, Variant,
 from tilecore.recommending import LOWERING
 from tilecore.tile_config import TileConfig, digest
 from tilecore.tuning import Candidate, TuningAnswer, TuningTask
-from tuner_service.client import ServiceClient
+from tuner_service.client import OUTAGE_S, ServiceClient
 from tuner_service.errors import NoServiceResult
 from tuner_service.settings import Settings
 
@@ -195,7 +195,7 @@ class _Asked:
         run = self.client.queue(self.question | effort, f"autotune-{digest(state)}")
         LOG.info("run %s at %s tunes %s", run["id"], self.client.url, self.program)
         until = time.monotonic() + limit_s
-        for now in self.client.follow(run):
+        for now in self.client.follow(run, patience_s=min(OUTAGE_S, limit_s)):
             run = now
             if time.monotonic() > until:
                 break

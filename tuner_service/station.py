@@ -101,30 +101,42 @@ class Station:
     # --- the steps ----------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        now, room = self._clock(), self._limits.max_active_runs - len(self._drivers)
-        if room <= 0 or now - self._admitted_at < (ADMIT_S if self._drivers else 0.0):
+        """Begin with runs for which there is room.
+
+        Those of a higher priority find as much room again as there is for all: runs that may wait
+        (the system's own among them) never keep out what people are waiting for.
+        """
+        now, most = self._clock(), self._limits.max_active_runs
+        if now - self._admitted_at < (ADMIT_S if self._drivers else 0.0):
+            return
+        if len(self._drivers) >= 2 * most:
             return
         self._admitted_at = now
-        key = self._measurer.hardware.key
-        for run in self._store.runs.open(key, limit=self._limits.max_active_runs):
-            if run.id in self._drivers or room <= 0:
+        for run in self._store.runs.open(self._measurer.hardware.key, limit=3 * most):
+            if run.id in self._drivers:
                 continue
-            room -= 1
-            try:
-                self._check(run)
-                if not self._store.runs.start(run, self._epoch):
-                    continue
-                log.info("run", run=run.public_id, workload=str(run.workload), state=run.state)
-                driver = RunDriver(
-                    self._store, run, self._measurer, self._epoch, self._limits, self._clock
-                )
-            except DatabaseError:
-                raise
-            except Exception as error:  # noqa: BLE001  a fault of one run is not one of the others
-                self._fail(run, error)
-                continue
-            self._served[run.id] = min(self._served.values(), default=0.0)
-            self._drivers[run.id] = driver
+            rivals = sum(d.priority >= run.priority for d in self._drivers.values())
+            is_waiting = run.state != "RUNNING"
+            if len(self._drivers) >= 2 * most or (is_waiting and rivals >= most):
+                return  # what follows has no higher priority
+            self._begin(run)
+
+    def _begin(self, run: RunRecord) -> None:
+        try:
+            self._check(run)
+            if not self._store.runs.start(run, self._epoch):
+                return
+            log.info("run", run=run.public_id, workload=str(run.workload), state=run.state)
+            driver = RunDriver(
+                self._store, run, self._measurer, self._epoch, self._limits, self._clock
+            )
+        except DatabaseError:
+            raise
+        except Exception as error:  # noqa: BLE001  a fault of one run is not one of the others
+            self._fail(run, error)
+            return
+        self._served[run.id] = min(self._served.values(), default=0.0)
+        self._drivers[run.id] = driver
 
     def _follow_controls(self) -> None:
         if not self._drivers:
@@ -218,7 +230,9 @@ class Station:
         self._store.runs.finish(run.id, self._epoch, "FAILED", error=why)
 
     def _drop(self, run_id: int) -> None:
-        self._drivers.pop(run_id, None)
+        driver = self._drivers.pop(run_id, None)
+        if driver is not None:
+            driver.withdraw()
         self._served.pop(run_id, None)
 
 

@@ -12,6 +12,13 @@ from db.store import SqlStore
 from recommender.external import ExternalSpace
 from recommender.search import STRATEGIES, Landscape, Observations
 from tilecore.tile_config import digest
+from tuner_service.study_spaces import (
+    OUTSIDE,
+    KernelSpace,
+    StudySpace,
+    described,
+    rebuilt,
+)
 
 MAX_REMEMBERED = 16  # spaces; the largest take some tens of megabytes
 
@@ -21,34 +28,29 @@ class StudyEngine:
 
     def __init__(self, store: SqlStore) -> None:
         self._store = store
-        self._spaces: OrderedDict[str, tuple[ExternalSpace, Landscape]] = OrderedDict()
+        self._spaces: OrderedDict[str, tuple[StudySpace, Landscape]] = OrderedDict()
         self._lock = threading.Lock()
 
     def create(
-        self, space: ExternalSpace, *, name: str, hardware: str, strategy: str, max_trials: int,
-        seed: int, created_by: str, idempotency_key: str | None,
+        self, space: ExternalSpace | KernelSpace, *, name: str, hardware: str, strategy: str,
+        max_trials: int, seed: int, created_by: str, idempotency_key: str | None,
     ) -> tuple[StudyRecord, bool]:  # fmt: skip
         """Store a study; return it and whether it is new.
 
         Raises:
             IdempotencyConflict: the key came before with another study (DB807).
         """
-        described = {
-            "parameters": [[name, list(values)] for name, values in space.parameters.items()],
-            "conditions": list(space.conditions),
-            "default": None if space.default is None else dict(space.default),
-            "size": len(space),
-        }
-        asked = [described, name, hardware, strategy, max_trials, seed]
+        stored = described(space)
+        asked = [stored, name, hardware, strategy, max_trials, seed]
         return self._store.studies.create(
             NewStudy(
                 name=name,
                 hardware=hardware,
-                space=described,
+                space=stored,
                 space_key=space.key,
                 strategy=strategy,
                 seed=seed,
-                max_trials=min(max_trials, len(space)),
+                max_trials=min(max_trials, len(space) + _is_outside(stored, space)),
                 body_hash=digest(asked),
                 created_by=created_by,
                 idempotency_key=idempotency_key,
@@ -64,6 +66,7 @@ class StudyEngine:
 
         Raises:
             StudyClosed: nothing is given out any more (DB822).
+            StudyOfAnotherVersion: the kernel of the library has other candidates by now (SV934).
         """
         given = list(self._store.studies.lease_again(study, worker, count, lease_s))
         while len(given) < count:
@@ -79,12 +82,12 @@ class StudyEngine:
                 break  # otherwise somebody else took some of the rows meanwhile
         return given
 
-    def _space(self, study: StudyRecord) -> tuple[ExternalSpace, Landscape]:
+    def _space(self, study: StudyRecord) -> tuple[StudySpace, Landscape]:
         """Return the space of a study (without its default) and what a search sees of it."""
         with self._lock:
             found = self._spaces.get(study.space_key)
             if found is None:
-                space = _space_of(study.space)
+                space = rebuilt(self._store, study.space, study.space_key)
                 found = space, space.landscape()
                 self._spaces[study.space_key] = found
                 if len(self._spaces) > MAX_REMEMBERED:
@@ -100,13 +103,15 @@ class StudyEngine:
         space, landscape = self._space(study)
         seen = Observations()
         for trial in known:
+            if trial.row == OUTSIDE:
+                continue
             if trial.state == "leased":
                 seen.pending.add(trial.row)
             else:
                 seen.times_s[trial.row] = trial.time_s
         default = None if known else study.space["default"]
         first = [] if default is None else [space.row(default)]
-        seen.pending.update(first)
+        seen.pending.update(row for row in first if row != OUTSIDE)
         rows = STRATEGIES[study.strategy].ask(count - len(first), landscape, seen, study.seed)
         return first + rows
 
@@ -114,6 +119,7 @@ class StudyEngine:
         return sum(self._store.studies.count(study).values()) < study.max_trials
 
 
-def _space_of(stored: Mapping[str, Any]) -> ExternalSpace:
-    parameters = {name: tuple(values) for name, values in stored["parameters"]}
-    return ExternalSpace(parameters, tuple(stored["conditions"]))
+def _is_outside(stored: Mapping[str, Any], space: ExternalSpace | KernelSpace) -> bool:
+    """Return whether the default is one more than the configurations of the space."""
+    default = stored["default"]
+    return default is not None and space.row(default) == OUTSIDE

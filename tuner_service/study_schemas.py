@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from tuner_service.schemas import Int, Wire
+from tuner_service.schemas import MAX_THREADS, Int, ProblemFields, Seconds, Wire
 
 TILES = {"BLOCK_M": [64, 128], "BLOCK_N": [64, 128], "num_stages": [2, 3, 4]}
 SharedText = Annotated[str, Field(min_length=1, max_length=200)]
 ParameterValue = bool | int | float | Annotated[str, Field(max_length=64)]
 ParameterValues = Annotated[list[ParameterValue], Field(min_length=1, max_length=1024)]
-Microseconds = Annotated[float, Field(gt=0, le=1e12)]
+Microseconds = Annotated[Seconds, Field(gt=0, le=1e12)]  # a number: neither true nor "5"
 ParameterName = Annotated[str, Field(max_length=64)]
 
 
@@ -37,6 +37,14 @@ class StudyRequest(Wire):
     t1: dict[str, Any] | None = Field(
         None, description="instead of parameters, conditions and default: a T1 document"
     )
+    kernel: str | None = Field(
+        None,
+        max_length=64,
+        description="instead of these: a kernel of the library, whose knobs the parameters are, "
+        "for `problem` on `hardware` (a known device; empty: the host of the service)",
+    )
+    problem: ProblemFields | None = Field(None, description="of `kernel`: sizes and other fields")
+    threads: Int = Field(0, ge=0, le=MAX_THREADS, description="of `kernel`: cores; 0: all")
     strategy: Literal["model", "evolutionary", "random", "exhaustive"] = "model"
     max_trials: Int = Field(200, ge=1, le=100_000)
     seed: Int = Field(0, ge=0, le=2**31 - 1)
@@ -73,6 +81,8 @@ class StudyOut(BaseModel):
     strategy: str
     seed: int
     max_trials: int
+    kernel: str | None = Field(description="of the library, whose knobs are the parameters")
+    problem: dict[str, Any] | None
     space_size: int
     trials: dict[str, int]
     best: StudyTrialOut | None
@@ -92,19 +102,14 @@ class SuggestRequest(Wire):
 
     worker: SharedText = Field(max_length=128, description="unique among those who measure")
     count: Int = Field(1, ge=1, le=64)
-    lease_s: float = Field(600.0, gt=0, le=86_400, description="then others may get them")
+    lease_s: Seconds = Field(600.0, gt=0, le=86_400, description="then others may get them")
 
 
 class TellRequest(Wire):
     """Tell what came of a configuration."""
 
     worker: SharedText = Field(max_length=128)
-    repeats_us: (
-        Annotated[
-            list[Annotated[float, Field(gt=0, le=1e12)]], Field(min_length=1, max_length=1000)
-        ]
-        | None
-    ) = None
+    repeats_us: Annotated[list[Microseconds], Field(min_length=1, max_length=1000)] | None = None
     failure: Annotated[str, Field(min_length=1, max_length=4096)] | None = Field(
         None, description="why there is no time: it did not compile, or gave a wrong result"
     )

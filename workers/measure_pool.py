@@ -11,7 +11,7 @@ import contextlib
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol as TypingProtocol
@@ -85,6 +85,7 @@ class _Job:
     request: MeasureRequest
     batch: _Batch
     compiled: Compiled | None = None
+    waits: bool = True  # no lane works on it
 
 
 @dataclass(eq=False, slots=True)
@@ -129,6 +130,7 @@ class MeasurePool:
         self._done: queue.SimpleQueue[tuple[MeasureRequest, Measurement]] = queue.SimpleQueue()
         self._digests: dict[tuple[Workload, TileConfig], str] = {}
         self._lock = threading.Lock()
+        self._jobs: set[_Job] = set()  # without a result, and not withdrawn
         self._stopped = threading.Event()
         self._nodes: dict[str, _Node] = {}
 
@@ -199,6 +201,8 @@ class MeasurePool:
             batch.jobs.append(_Job(request, batch))
             batch.waiting += 1
             jobs.append(batch.jobs[-1])
+        with self._lock:
+            self._jobs.update(jobs)
         for job in jobs:
             self._to_compile.put(job)
 
@@ -211,6 +215,16 @@ class MeasurePool:
                 results.append(self._done.get_nowait())
         except queue.Empty:
             return results
+
+    def waiting(self) -> Collection[str]:
+        """Return the tokens of requests that no lane works on just now."""
+        with self._lock:
+            return {job.request.token for job in self._jobs if job.waits}
+
+    def withdraw(self, tokens: Collection[str]) -> None:
+        """Forget requests: no lane begins with one, and what lanes have begun with is dropped."""
+        with self._lock:
+            self._jobs = {job for job in self._jobs if job.request.token not in tokens}
 
     def close(self) -> None:
         """Stop all processes; what is queued or running has no result any more."""
@@ -244,6 +258,9 @@ class MeasurePool:
     def _compile_lane(self, node: _Node, compiler: Compiler) -> None:
         while (job := self._next(self._to_compile, node)) is not None:
             request = job.request
+            if not self._take([job]):
+                self._compiled(node, job, None)
+                continue
             try:
                 with node.gate.passing():
                     outcome = compiler.compile(request.workload, request.config)
@@ -255,12 +272,22 @@ class MeasurePool:
                 self._compiled(node, job, outcome)
         compiler.close()
 
-    def _compiled(self, node: _Node, job: _Job, outcome: Compiled | Failure) -> None:
+    def _take(self, jobs: Sequence[_Job]) -> list[_Job]:
+        """Begin with jobs; return those that were not withdrawn."""
+        with self._lock:
+            taken = [job for job in jobs if job in self._jobs]
+            for job in taken:
+                job.waits = False
+            return taken
+
+    def _compiled(self, node: _Node, job: _Job, outcome: Compiled | Failure | None) -> None:
+        """Pass a job on to the meters, or report its failure; None: it was withdrawn."""
         if isinstance(outcome, Failure):
             self._report(node, job, outcome)
         else:
             job.compiled = outcome
         with self._lock:
+            job.waits = True
             job.batch.waiting -= 1
             is_last = job.batch.waiting == 0
         if job.request.protocol is Protocol.SCREEN:
@@ -272,7 +299,10 @@ class MeasurePool:
                 self._to_measure.put(ready)
 
     def _measure_lane(self, node: _Node, meter: Meter) -> None:
-        while (jobs := self._next(self._to_measure, node)) is not None:
+        while (ready := self._next(self._to_measure, node)) is not None:
+            jobs = self._take(ready)
+            if not jobs:
+                continue
             try:
                 outcomes = self._measure(node, meter, jobs)
             except Exception as error:  # noqa: BLE001  thread border: a lane must not die
@@ -315,7 +345,10 @@ class MeasurePool:
     # --- results ------------------------------------------------------------------------------
 
     def _report(self, node: _Node, job: _Job, outcome: Timed | Failure) -> None:
-        if not self._stopped.is_set():
+        with self._lock:
+            is_wanted = job in self._jobs
+            self._jobs.discard(job)
+        if is_wanted and not self._stopped.is_set():
             self._done.put((job.request, self._measurement(node, job, outcome)))
 
     def _measurement(self, node: _Node, job: _Job, outcome: Timed | Failure) -> Measurement:

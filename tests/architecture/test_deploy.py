@@ -57,6 +57,24 @@ def test_services_are_confined(compose):
     assert all("127.0.0.1" in port["host_ip"] for ports in open_.values() for port in ports)
 
 
+def test_nothing_runs_as_root(compose, manifests):
+    """PostgreSQL's image begins as root unless it is told not to; those of KubeRay's pods did."""
+    assert re.search(r"^USER (?!root|0)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    as_built = ("prom/prometheus", "grafana/grafana")  # as nobody, and as 472
+    for name, service in compose["services"].items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        is_ours = "TILECORE_IMAGE" in service["image"]
+        assert is_ours or service["image"].split(":")[0] in as_built or service["user"], name
+    for name, pod in pods(manifests).items():
+        (container,) = pod["containers"]
+        context = container["securityContext"]
+        assert context["runAsNonRoot"], name
+        assert context["runAsUser"], name
+        assert context["capabilities"] == {"drop": ["ALL"]}, name
+        assert not context["allowPrivilegeEscalation"], name
+
+
 def test_gpu_workers_have_gpus_and_what_uses_them(compose, manifests):
     worker = compose["services"]["gpu-worker"]
     (device,) = worker["deploy"]["resources"]["reservations"]["devices"]

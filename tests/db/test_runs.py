@@ -15,9 +15,12 @@ from db.errors import (
     UnknownNode,
     UnknownRun,
 )
+from db.events import add_event
 from db.migrate import migrating, upgrade
 from db.models import LeaderRow, TrialRow
 from db.records import MeasurementQuery, NewRun, NewTrial
+from db.session import Database
+from db.store import SqlStore
 from recommender.measurement import MeasureStatus, Protocol
 from tests.db.conftest import HARDWARE, TOOLCHAIN
 from tilecore.tile_config import TileConfig
@@ -128,6 +131,16 @@ def test_expired_leases_go_back_and_released_ones_too(store, new_run):
     assert [t.attempt for t in store.trials.claim(run.id, epoch, 9, 60)] == [2, 2, 2]
 
 
+def test_leases_are_prolonged_by_who_holds_them(store, new_run):
+    run, epoch = new_run(), store.leader.acquire("me", 60)
+    store.trials.add(run.id, trials(2), epoch)
+    short, other = store.trials.claim(run.id, epoch, 2, 0.0)
+    store.trials.release(epoch, keep=[short])
+    assert store.trials.renew([short, other, replace(short, attempt=9)], epoch, 60) == 1
+    assert store.trials.requeue(epoch) == 0
+    assert [t.id for t in store.trials.of_run(run.id, state="leased")] == [short.id]
+
+
 def test_a_lost_worker_delays_the_next_attempt(store, new_run):
     run = new_run()
     epoch = store.leader.acquire("me", 60)
@@ -212,6 +225,19 @@ def test_runs_are_listed_newest_first_and_one_under_way_comes_first(store, new_r
     assert [r.id for r in store.runs.list(state="RUNNING")] == [last.id]
     assert len(store.runs.list(kernel="gemm")) == 3
     assert store.runs.list(kernel="conv") == []
+
+
+def test_groups_of_one_priority_take_turns(store, new_run):
+    """A group of hundreds does not make everybody else wait for all of it."""
+    many = [new_run(group="g-1").id for _ in range(4)]
+    single, urgent = new_run().id, new_run(priority=90).id
+    key = store.runs.list(limit=1)[0].hardware.key
+    assert [r.id for r in store.runs.open(key, limit=9)] == [urgent, many[0], single, *many[1:]]
+    epoch = store.leader.acquire("me", 60)
+    for run in store.runs.open(key, limit=2):
+        store.runs.start(run, epoch)
+    order = [r.id for r in store.runs.open(key, limit=9)]
+    assert order == [urgent, many[0], single, *many[1:]]
 
 
 def test_two_claimers_never_get_the_same_trial(store, new_run):
@@ -311,7 +337,7 @@ def test_a_finished_run_goes_on_with_a_larger_budget(store, new_run, make_measur
         store.runs.extend(run.public_id, seconds=1.0)
     with pytest.raises(BudgetUsedUp, match="at most 100000 trials"):
         store.runs.extend(run.public_id, trials=10**6)
-    again = store.runs.extend(run.public_id, trials=3, seconds=1.0)
+    again = store.runs.extend(run.public_id, trials=3, seconds=1.0)[0]
     assert (again.state, again.round, again.planned_trials) == ("QUEUED", 1, 5)
     assert (again.spec["time_limit_s"], again.ceiling_s) == (6.0, 10.0)
     assert (again.active_s, again.device_s, again.finished_at) == (4.0, 2.0, None)
@@ -321,7 +347,7 @@ def test_a_finished_run_goes_on_with_a_larger_budget(store, new_run, make_measur
     assert store.trials.add(run.id, proposals, epoch) == []
     later = [replace(p, round=1) for p in (*trials(3), *proposals)]
     assert store.trials.add(run.id, later, epoch) == later[:2]  # screened once, confirmed again
-    assert store.runs.extend(run.public_id, trials=1).round == 2
+    assert store.runs.extend(run.public_id, trials=1)[0].round == 2
 
 
 def test_a_group_is_queued_whole_and_once(store, make_workload):
@@ -364,6 +390,49 @@ def test_runs_wait_for_hardware_that_nobody_offers(store, new_run):
     assert kinds == ["queued", "waits", "paused", "unpaused", "waits", "hardware_joined"]
 
 
+def test_what_is_wished_of_a_run_that_waits_for_hardware_comes_true(store, new_run):
+    """Its node left before the coordinator saw the wish; such runs hung for ever."""
+    epoch = store.leader.acquire("me", 60)
+    cancelled, paused, resumed = new_run(), new_run(), new_run()
+    for run in (cancelled, paused, resumed):
+        under_way(store, run, epoch)
+    store.runs.cancel(cancelled.public_id)
+    for run in (paused, resumed):
+        store.runs.pause(run.public_id)
+    store.runs.match_hardware([], epoch)
+    found = [store.runs.get(r.public_id) for r in (cancelled, paused, resumed)]
+    assert [r.state for r in found] == ["CANCELLED", "PAUSED", "PAUSED"]
+    assert not any(r.pause_requested or r.cancel_requested for r in found)
+    assert {t.state for t in store.trials.of_run(cancelled.id)} == {"cancelled"}
+    assert store.runs.resume(resumed.public_id).state == "QUEUED"
+
+
+def test_a_run_that_was_extended_meanwhile_does_not_end(store, new_run):
+    """The coordinator had decided to end it before it saw the extension, which was lost."""
+    epoch = store.leader.acquire("me", 60)
+    run = new_run(spec={"max_trials": 2, "time_limit_s": 5.0})
+    under_way(store, run, epoch)
+    store.runs.extend(run.public_id, trials=3)
+    assert not store.runs.finish(run.id, epoch, "SUCCEEDED", result={"best": 1}, as_of=0)
+    now = store.runs.get(run.public_id)
+    assert (now.state, now.result, now.spec["max_trials"]) == ("RUNNING", None, 5)
+    assert store.runs.finish(run.id, epoch, "SUCCEEDED", result={"best": 2}, as_of=1)
+    assert store.runs.get(run.public_id).result == {"best": 2}
+
+
+def test_a_run_that_is_to_be_cancelled_is_not_paused_nor_stuck(store, new_run):
+    epoch = store.leader.acquire("me", 60)
+    run = new_run(spec={"max_trials": 2, "time_limit_s": 5.0})
+    under_way(store, run, epoch)
+    store.runs.pause(run.public_id)
+    store.runs.cancel(run.public_id)
+    assert not store.runs.settle_pause(run.id, epoch)
+    # the coordinator ends it before it sees the wish: it may be extended as any other
+    store.runs.finish(run.id, epoch, "SUCCEEDED", result={"best": 1}, as_of=0)
+    assert not store.runs.get(run.public_id).cancel_requested
+    assert store.runs.extend(run.public_id, trials=3)[0].state == "QUEUED"
+
+
 def test_nodes_join_drain_and_get_lost(store, new_run):
     epoch = store.leader.acquire("me", 60)
     join = {"hardware": HARDWARE, "devices": 2, "epoch": epoch}
@@ -384,6 +453,62 @@ def test_nodes_join_drain_and_get_lost(store, new_run):
         store.nodes.drain("n1")
     with pytest.raises(UnknownNode, match="DB813"):
         store.nodes.undrain("n3")
+
+
+def test_measurements_are_dated_by_the_clock_of_the_database(
+    store, store_url, new_run, make_measurement
+):
+    """The clocks of two coordinators differ; the log has one order."""
+
+    class Ahead(Database):
+        def now(self, session):
+            return super().now(session) + timedelta(hours=3)
+
+    other = SqlStore(Ahead(store_url))
+    run, epoch = new_run(), store.leader.acquire("me", 60)
+    here, there = under_way(store, run, epoch)
+    measured = [make_measurement(config=t.config, measured_at=MORNING) for t in (here, there)]
+    store.trials.accept(here, epoch, measured[0])
+    other.trials.accept(there, epoch, measured[1])
+    dates = [t.measurement.measured_at for t in store.trials.of_run(run.id)]
+    assert dates[0] == MORNING
+    assert abs(dates[1] - MORNING - timedelta(hours=3)) < timedelta(seconds=5)
+    other.database.close()
+
+
+def test_events_of_a_run_are_seen_in_their_order(store, second_store, new_run, make_measurement):
+    """A later event was committed before an earlier one: who had read it never saw that."""
+    run, epoch = new_run(), store.leader.acquire("me", 60)
+    first, second = under_way(store, run, epoch)
+    last = store.runs.events(run.id)[-1].id
+
+    def work():
+        second_store.trials.retry_later(second, epoch, "lost", 0.0)
+        second_store.trials.accept(first, epoch, make_measurement(config=first.config))
+
+    with store.runs._row(run.public_id) as (session, row):
+        add_event(session, store.database, row.id, "pause_requested", {})
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join(0.3)
+        assert second_store.runs.events(run.id, after=last) == []
+    thread.join(20)
+    kinds = [e.kind for e in store.runs.events(run.id, after=last)]
+    assert kinds == ["pause_requested", "retry", "trial"]
+
+
+def test_trials_are_listed_in_pages(store, new_run, make_measurement):
+    run, epoch = new_run(), store.leader.acquire("me", 60)
+    _, second, *_ = under_way(store, run, epoch, 5)
+    store.trials.accept(second, epoch, make_measurement(config=second.config))
+    page = store.trials.page(run.id, limit=2)
+    rest = store.trials.page(run.id, limit=9, after=page[-1].id)
+    assert [t.sequence for t in (*page, *rest)] == [0, 1, 2, 3, 4]
+    assert page[1].measurement is not None
+    other = new_run()
+    counts = store.trials.counts_by_status([run.id, other.id])
+    assert counts == {run.id: {"OK": 1, "leased": 4}, other.id: {}}
+    assert [t.id for t in store.trials.page(run.id, state="done")] == [second.id]
 
 
 def test_outcomes_are_accepted_together_and_stale_ones_left_out(store, new_run, make_measurement):

@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from db.errors import IdempotencyConflict, LeaseLost, StudyClosed, UnknownStudy, UnknownTrial
+from db.errors import (
+    AlreadyTold,
+    IdempotencyConflict,
+    LeaseLost,
+    StudyClosed,
+    UnknownStudy,
+    UnknownTrial,
+)
 from db.records import NewStudy
 
 NEW = NewStudy(
@@ -72,8 +79,10 @@ def test_told_once_by_who_holds_it(store, second_store, study):
     told = store.studies.complete(study, trial.id, "w1", [3.0, 1.0, 2.0], "fine")
     assert (told.state, told.time_s, told.times_s) == ("ok", 2.0, (3.0, 1.0, 2.0))
     assert store.studies.complete(study, trial.id, "w1", [3.0, 1.0, 2.0], "again") == told
-    with pytest.raises(LeaseLost):
+    with pytest.raises(AlreadyTold, match=r"DB828.*known of it \(3 times\)"):
         store.studies.complete(study, trial.id, "w1", [9.0], "")
+    with pytest.raises(AlreadyTold):
+        store.studies.complete(study, trial.id, "w1", [], "broken")
     with pytest.raises(UnknownTrial):
         store.studies.complete(study, trial.id + 1, "w1", [1.0], "")
     assert store.studies.count(study) == {"ok": 1}
@@ -83,7 +92,21 @@ def test_failures_have_no_time(store, study):
     (trial,) = store.studies.add(study, configs(0), "w1", 60)
     failed = store.studies.complete(study, trial.id, "w1", [], "does not compile")
     assert (failed.state, failed.time_s, failed.detail) == ("failed", None, "does not compile")
+    assert store.studies.complete(study, trial.id, "w1", [], "does not compile") == failed
+    with pytest.raises(AlreadyTold, match="failed: does not compile"):
+        store.studies.complete(study, trial.id, "w1", [], "hangs")
     assert store.studies.trials(study, best_first=True) == []
+
+
+def test_the_median_of_an_even_number_of_times_lies_between(store, study):
+    (trial,) = store.studies.add(study, configs(0), "w1", 60)
+    assert store.studies.complete(study, trial.id, "w1", [1.0, 4.0, 2.0, 9.0], "").time_s == 3.0
+
+
+def test_a_late_answer_counts_while_nobody_else_has_the_trial(store, study):
+    (trial,) = store.studies.add(study, configs(0), "w1", 0.01)
+    time.sleep(0.05)
+    assert store.studies.complete(study, trial.id, "w1", [1.0], "").state == "ok"
 
 
 def test_who_holds_a_trial_too_long_loses_it(store, study):

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -64,6 +64,12 @@ class TableMeasurer:
             with self._log.open("a") as log:
                 log.write(f"{request.token}\n")
         return [(request, self._measure(request))]
+
+    def waiting(self) -> set[str]:
+        return {request.token for request in self._queue}
+
+    def withdraw(self, tokens: Collection[str]) -> None:
+        self._queue = deque(request for request in self._queue if request.token not in tokens)
 
     def close(self) -> None:
         self.is_closed = True

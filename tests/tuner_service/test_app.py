@@ -2,11 +2,16 @@
 
 import json
 import threading
+import time
+from contextlib import ExitStack
 
+import httpx
 import pytest
 from fastapi.testclient import TestClient
 
+from db.errors import DatabaseUnreachable
 from recommender.measurement import Toolchain
+from tests.tuner_service.serving import served
 from tests.tuner_service.table_measurer import TableMeasurer
 from tuner_service import wiring
 from tuner_service.app import create_app
@@ -99,7 +104,11 @@ def test_a_batch_fails_with_its_first_fault(client):
     for first, code in ((wrong, "TC502"), (unknown, "TC501")):
         requests = [GEMM, first, GEMM | {"top_k": 2}, unknown, wrong]
         refused = client.post("/v1/recommendations:batch", json={"requests": requests})
-        problem(refused, 422 if code == "TC502" else 404, code)
+        told = problem(refused, 422 if code == "TC502" else 404, code)
+        codes = ["TC502", "TC501", "TC502"] if first is wrong else ["TC501", "TC501", "TC502"]
+        assert [e["code"] for e in told["errors"]] == codes
+        assert [e["pointer"] for e in told["errors"]] == [f"/body/requests/{i}" for i in (1, 3, 4)]
+        assert "/body/requests/3: expected one of attention" in told["detail"]
 
 
 def test_a_tuning_run_from_request_to_measured_recommendation(client, store):
@@ -116,6 +125,10 @@ def test_a_tuning_run_from_request_to_measured_recommendation(client, store):
     assert done["trials"] == {"OK": len(trials)}
     assert {t["state"] for t in trials} == {"done"}
     assert client.get(f"{url}/trials?state=pending").json()["items"] == []
+    page = client.get(f"{url}/trials?limit=3").json()
+    rest = client.get(f"{url}/trials?limit=1000&cursor={page['next_cursor']}").json()
+    assert (page["items"] + rest["items"], rest["next_cursor"]) == (trials, None)
+    problem(client.get(f"{url}/trials?state=done&cursor={page['next_cursor']}"), 422, "SV908")
     best = done["result"]["best"]
     first = client.post("/v1/recommendations", json=GEMM).json()["recommendations"][0]
     assert first["source"] == "measured"
@@ -140,6 +153,45 @@ def test_events_stream_until_the_end_and_resume(client, store):
     middle = events[3]["id"]
     rest = _events(client.get(f"{url}/events", headers={"Last-Event-ID": middle}))
     assert rest == events[4:]
+
+
+def test_a_stream_outlives_an_outage_of_the_database(client, store):
+    url = client.post("/v1/tuning-runs", json=GEMM | {"max_trials": 3}).headers["location"]
+    coordinate(store)
+    whole = _events(client.get(f"{url}/events"))
+    away = iter([True, False, True, False])
+
+    class Flaky(type(store.runs)):
+        def events(self, *given, **more):
+            if next(away, False):
+                raise DatabaseUnreachable(url="here", reason="it restarts")
+            return super().events(*given, **more)
+
+    client.app.state.store.runs = Flaky(store.database)
+    assert _events(client.get(f"{url}/events")) == whole
+
+
+def test_no_more_streams_are_open_than_allowed(settings, store):
+    """Each asks the database several times a second, for as long as somebody follows."""
+    app = create_app(settings.model_copy(update={"max_streams": 2}), store)
+    with served(app) as address, httpx.Client(base_url=address, timeout=20) as client:
+        url = client.post("/v1/tuning-runs", json=GEMM).headers["location"]
+        with ExitStack() as opened:
+            followed = []
+            for _ in range(2):
+                stream = opened.enter_context(client.stream("GET", f"{url}/events"))
+                followed.append(stream.iter_lines())
+                assert next(followed[-1]).startswith("event: queued")
+            with client.stream("GET", f"{url}/events") as refused:
+                assert refused.status_code == 503
+                refused.read()
+            assert problem(refused, 503, "SV935")["hint"]
+            assert refused.headers["retry-after"]
+            assert client.get(url).status_code == 200
+        client.post(f"{url}:cancel")
+        deadline = time.monotonic() + 20
+        while client.get(f"{url}/events").status_code != 200:
+            assert time.monotonic() < deadline
 
 
 def _events(response):
@@ -300,6 +352,12 @@ def test_a_misspelt_parameter_is_told(client, method, address):
     assert "found an unknown parameter" in told
     known = client.get("/v1/measurements?kernel=gemm&limit=1&best=true")
     assert known.status_code == 200
+
+
+def test_a_parameter_that_comes_twice_is_told(client):
+    """The last one won, and the other filter was dropped."""
+    told = problem(client.get("/v1/measurements?m=1&n=2&m=3"), 422, "SV901")["detail"]
+    assert told == "/query/m: expected it once, found it several times"
 
 
 def test_a_cursor_belongs_to_its_query(client, store):

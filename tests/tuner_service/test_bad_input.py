@@ -2,6 +2,9 @@
 
 import json
 import sqlite3
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
@@ -147,3 +150,45 @@ def test_a_database_of_a_newer_schema_is_told(client, settings):
     body = problem(client.get("/readyz"), 503, "DB802")
     assert "9999" in body["detail"]
     assert client.get("/healthz").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 20_000 + b"]" * 20_000,
+        b'{"kernel": "gemm", "problem": {"m": ' + b"9" * 5000 + b"}}",
+        '{"kernel": "g\u00e9mm"}'.encode("latin-1"),
+    ],
+    ids=["deep", "long", "latin-1"],
+)
+def test_a_body_that_cannot_be_read_is_told_why(client, body):
+    answer = client.post(
+        "/v1/tuning-runs", content=body, headers={"content-type": "application/json"}
+    )
+    told = problem(answer, 422, "SV901")["detail"]
+    assert "UTF-8, nested less than a thousand deep, with integers of at most 4300" in told
+
+
+def test_a_database_that_hangs_is_told_and_takes_no_threads(settings, store):
+    """Probes waited for as long as it hung, each with a thread."""
+    ended = threading.Event()
+
+    class Hanging(type(store.leader)):
+        def current(self):
+            ended.wait(60)
+            return super().current()
+
+    store.leader = Hanging(store.database)
+    with TestClient(create_app(settings, store), raise_server_exceptions=False) as client:
+        with ThreadPoolExecutor(6) as pool:
+            began = time.monotonic()
+            found = list(pool.map(lambda _: client.get("/readyz"), range(6)))
+            took_s = time.monotonic() - began
+            for answer in found:
+                assert problem(answer, 503, "DB804")["detail"].endswith("not answered for 5 s")
+                assert answer.headers["retry-after"] == "5"
+        assert 5 <= took_s < 15
+        ended.set()
+        deadline = time.monotonic() + 20
+        while client.get("/readyz").status_code != 200:
+            assert time.monotonic() < deadline

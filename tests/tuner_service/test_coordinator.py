@@ -5,8 +5,9 @@ import time
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import text
 
-from db.errors import LeadershipLost
+from db.errors import LeadershipLost, SchemaTooNew
 from db.session import Database
 from db.store import SqlStore
 from recommender.measurement import MeasureStatus, Protocol, Toolchain
@@ -54,6 +55,42 @@ def test_no_more_runs_share_a_device_than_allowed(store, queue_run):
     states = [store.runs.get(r.public_id) for r in (first, second)]
     assert [r.state for r in states] == ["SUCCEEDED", "SUCCEEDED"]
     assert states[0].finished_at <= states[1].started_at
+
+
+def test_an_urgent_run_does_not_wait_for_those_that_may_wait(store, queue_run):
+    """The system's own runs filled all places, and what people asked for waited for them."""
+    epoch = store.leader.acquire("me", 60)
+    limits = replace(LIMITS, max_active_runs=2)
+    station = Station(store, TableMeasurer(), epoch, limits)
+    low = [queue_run(max_trials=60, priority=1) for _ in range(3)]
+    station.step(0.0)
+    urgent = [queue_run(max_trials=2) for _ in range(3)]
+    time.sleep(0.6)
+    station.step(0.0)
+    states = [store.runs.get(r.public_id).state for r in (*low, *urgent)]
+    assert states == ["RUNNING", "RUNNING", "QUEUED", "RUNNING", "RUNNING", "QUEUED"]
+    station.close()
+
+
+def test_a_run_extended_at_its_last_moment_goes_on(store, queue_run):
+    run = queue_run(max_trials=3)
+
+    class Slow(TableMeasurer):
+        """Somebody extends the run while its last results are on their way."""
+
+        def collect(self, timeout_s):
+            found = super().collect(timeout_s)
+            now = store.runs.get(run.public_id)
+            is_last = sum(store.trials.count_by_status(run.id).values()) > 3
+            if found and now.round == 0 and is_last and not self._queue:
+                store.runs.extend(run.public_id, trials=4)
+            return found
+
+    coordinator(store, Slow()).run()
+    done, trials = store.runs.get(run.public_id), store.trials.of_run(run.id)
+    assert (done.state, done.round) == ("SUCCEEDED", 1)
+    assert sum(t.protocol is Protocol.SCREEN for t in trials) == 7
+    assert len({t.measurement_id for t in trials}) == len(trials) == store.count_measurements()
 
 
 def test_lost_workers_are_retried_and_leave_no_record(store, queue_run):
@@ -151,6 +188,27 @@ def test_a_leader_that_was_replaced_writes_nothing_more(store, queue_run):
         any(station.step(0.0) for _ in range(100))
 
 
+def test_a_coordinator_ends_when_its_database_is_migrated(store, queue_run):
+    run = queue_run(max_trials=400)
+    worker = coordinator(store, TableMeasurer(delay_s=0.01), leader_ttl_s=0.4)
+    ended = []
+
+    def work():
+        try:
+            worker.run()
+        except SchemaTooNew as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    wait(lambda: store.count_measurements() >= 3)
+    with store.database.write() as session:
+        session.execute(text("update alembic_version set version_num = '9999'"))
+    thread.join(20)
+    assert [error.code for error in ended] == ["DB802"]
+    assert store.runs.get(run.public_id).state == "RUNNING"
+
+
 def test_process_names():
     me = process_name()
     assert not is_process_gone(me)
@@ -158,6 +216,7 @@ def test_process_names():
     assert is_process_gone(f"{host}/{boot}/999999999/{start}")
     assert is_process_gone(f"{host}/{boot}/1/{start}")
     assert not is_process_gone(f"elsewhere/{boot}/1/{start}")
+    assert not is_process_gone(f"{host}/{boot}1/999999999/{start}")  # another container's
     assert not is_process_gone("nonsense")
 
 
@@ -270,6 +329,32 @@ def test_a_trial_that_the_workers_forget_is_done_again(store, queue_run):
     trials = store.trials.of_run(run.id)
     assert store.runs.get(run.public_id).state == "SUCCEEDED"
     assert all(t.losses == t.attempt - 1 >= 1 for t in trials)
+
+
+def test_what_waits_behind_slow_candidates_is_not_done_again(store, queue_run):
+    """Trials that waited longer than a lease were put back before their turn, again and again."""
+    run = queue_run(max_trials=24)
+    limits = replace(LIMITS, lease_s=0.2)
+    coordinator(store, TableMeasurer(delay_s=0.03), limits=limits).run()
+    trials = store.trials.of_run(run.id)
+    assert store.runs.get(run.public_id).state == "SUCCEEDED"
+    assert {(t.attempt, t.losses) for t in trials} == {(1, 0)}
+
+
+def test_workers_do_not_begin_with_what_is_cancelled(store, queue_run, tmp_path):
+    run, other = queue_run(max_trials=60), queue_run(max_trials=2)
+    measurer = TableMeasurer(delay_s=0.05, log=tmp_path / "log")
+    epoch = store.leader.acquire("me", 60)
+    station = Station(store, measurer, epoch, LIMITS)
+    while store.count_measurements() < 3:
+        station.step(0.0)
+    store.runs.cancel(run.public_id)
+    while store.runs.get(other.public_id).state != "SUCCEEDED":
+        station.step(0.0)
+    measured = {t.id for r in (run, other) for t in store.trials.of_run(r.id) if t.measurement}
+    executed = {int(line.split(":")[0]) for line in (tmp_path / "log").read_text().splitlines()}
+    assert executed == measured
+    station.close()
 
 
 def test_what_the_database_missed_is_stored_when_it_is_back(store, queue_run, database_lock):

@@ -67,6 +67,44 @@ def test_a_run_is_paused_resumed_amended_and_extended(client, store):
     assert 0 < again["device_s"] <= again["active_s"]
 
 
+def test_an_extension_that_is_sent_again_counts_once(client, store):
+    url = client.post("/v1/tuning-runs", json=shape(64)).headers["location"]
+    key, more = {"Idempotency-Key": "more"}, {"trials": 3, "seconds": 1.5}
+    first = client.post(f"{url}:extend", json=more, headers=key)
+    again = client.post(f"{url}:extend", json=more, headers=key)
+    assert (first.status_code, again.status_code) == (202, 200)
+    assert first.json() == again.json()
+    problem(client.post(f"{url}:extend", json={"trials": 4}, headers=key), 422, "DB807")
+    other = client.post("/v1/tuning-runs", json=shape(32)).headers["location"]
+    assert client.post(f"{other}:extend", json={"trials": 4}, headers=key).status_code == 202
+    second = client.post(f"{url}:extend", json=more, headers={"Idempotency-Key": "again"}).json()
+    assert (second["round"], second["planned_trials"]) == (2, 10)
+    client.post(f"{url}:cancel")
+    assert client.post(f"{url}:extend", json=more, headers=key).status_code == 200
+    problem(client.post(f"{url}:extend", json=more), 409, "DB811")
+
+
+def test_a_group_is_extended_whole_or_not_at_all(client, store):
+    created = client.post("/v1/tuning-runs:batch", json={"runs": [shape(64), shape(32), shape(16)]})
+    url, runs = created.headers["location"], created.json()["runs"]
+    client.post(f"/v1/tuning-runs/{runs[2]['id']}:cancel")
+    problem(client.post(f"{url}:extend", json={"seconds": 604800}), 409, "DB812")
+    key = {"Idempotency-Key": "more"}
+    grown = client.post(f"{url}:extend", json={"trials": 2}, headers=key)
+    again = client.post(f"{url}:extend", json={"trials": 2}, headers=key)
+    assert (grown.status_code, again.status_code) == (202, 200)
+    assert again.json() == grown.json()
+    assert [r["planned_trials"] for r in grown.json()["runs"]] == [6, 6, 4]
+    coordinate(store)
+    problem(client.post(f"{url}:extend", json={"seconds": 5}), 409, "DB812")
+    assert {r["round"] for r in client.get(url).json()["runs"]} == {0, 1}
+    first = client.post(f"/v1/tuning-runs/{runs[0]['id']}:extend", json={"trials": 1})
+    assert first.json()["state"] == "QUEUED"
+    amended = client.patch(url, json={"priority": 99}).json()["runs"]
+    assert [r["priority"] for r in amended] == [99, 10, 10]
+    problem(client.post("/v1/run-groups/g-none:extend", json={"trials": 2}), 404, "DB809")
+
+
 def test_partial_results_of_a_run_under_way(client, store):
     run_id = client.post("/v1/tuning-runs", json=shape(64, max_trials=60)).json()["id"]
     host, toolchain = wiring.host_profile(store), wiring.host_toolchain().on("cpu")
@@ -119,8 +157,11 @@ def test_a_group_is_queued_watched_and_cancelled_together(client, store):
 
 
 def test_a_group_with_one_bad_workload_queues_nothing(client, store):
-    body = {"runs": [shape(64), shape(-1)]}
-    problem(client.post("/v1/tuning-runs:batch", json=body), 422, "TC502")
+    body = {"runs": [shape(64), shape(-1), shape(64) | {"hardware": "h100"}]}
+    told = problem(client.post("/v1/tuning-runs:batch", json=body), 422, "TC502")
+    found = [(e["pointer"], e["code"]) for e in told["errors"]]
+    assert found == [("/body/runs/1", "TC502"), ("/body/runs/2", "SV906")]
+    assert told["detail"].startswith("/body/runs/1: m: expected")
     problem(client.post("/v1/tuning-runs:batch", json={"runs": []}), 422, "SV901")
     problem(client.get("/v1/run-groups/g-none"), 404, "DB809")
     assert store.runs.list() == []
@@ -183,7 +224,8 @@ def test_a_file_of_workloads_is_tuned_as_a_group(cli, store, tmp_path, leader, n
     assert {dict(r.workload.problem)["m"] for r in runs} == {64, 32}
     for run in runs:
         assert f"{run.result['best']['latency_us']:,.1f}" in out
-    status, out, _ = cli("tune", "--file", str(path), "--trials", "3")
+    status, out, err = cli("tune", "--file", str(path), "--trials", "3")
+    assert (status, err) == (0, "")
     assert "2 workloads, 0 queued" in out
     assert len(store.runs.list()) == 2
     status, out, _ = cli("run", "show", runs[0].group)
@@ -233,6 +275,10 @@ def test_runs_are_changed_from_the_command_line(cli, client, store):  # noqa: F8
     assert store.runs.get(first).priority == 77
     assert cli("run", "extend", first, "--trials", "2")[0] == 0
     assert store.runs.get(first).planned_trials == 6
+    assert cli("run", "extend", group, "--trials", "3")[0] == 0
+    assert [r.planned_trials for r in store.runs.of_group(group)] == [9, 7]
+    assert cli("run", "amend", group, "--priority", "5")[0] == 0
+    assert [r.priority for r in store.runs.of_group(group)] == [5, 5]
     assert "QUEUED" in cli("run", "show", first)[1]
     assert cli("run", "cancel", first)[1].count("CANCELLED") == 1
     for wrong, code in (
@@ -240,6 +286,7 @@ def test_runs_are_changed_from_the_command_line(cli, client, store):  # noqa: F8
         (["run", "pause", "none"], "DB809"),
         (["run", "cancel", "g-none"], "DB809"),
         (["run", "extend", first], "SV901"),
+        (["run", "amend", first], "SV901"),
         (["node", "drain", "none"], "DB813"),
         (["tune", "gemm", "--m", "4", "--file", "x"], "SV901"),
     ):

@@ -4,13 +4,20 @@ import json
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import update
 
+from db.service_models import StudyRow
+from recommender.analytic import estimate
+from recommender.hardware import load_profile
 from recommender.recorded import RecordedSpace
+from recommender.space import SearchSpace
 from tests.recommender import user_programs
 from tests.tuner_service.test_app import problem
 from tests.tuner_service.test_programs import as_data
+from tilecore import kernels
 from tuner_service.app import create_app
 
 DATA = Path(__file__).parents[2] / ".." / "shared" / "data" / "benchmark_hub"
@@ -160,7 +167,10 @@ def test_bad_answers_and_closed_studies(client):
     (trial,) = ask(client, url)
     problem(tell(client, url, trial), 422, "SV901")
     problem(tell(client, url, trial, repeats_us=[1.0], failure="both"), 422, "SV901")
-    problem(tell(client, url, trial, repeats_us=[-1.0]), 422, "SV901")
+    for wrong in (-1.0, 0, True, "5", 1e400, None):
+        body = json.dumps({"worker": "w1", "repeats_us": [4.0, wrong]}).encode()
+        path, headers = f"{url}/trials/{trial['id']}:complete", {"content-type": "application/json"}
+        problem(client.post(path, content=body, headers=headers), 422, "SV901")
     problem(tell(client, url, {"id": 999}, repeats_us=[1.0]), 404, "DB823")
     problem(client.get("/v1/studies/none"), 404, "DB821")
     assert client.post(f"{url}:close").json()["state"] == "CLOSED"
@@ -208,3 +218,91 @@ def test_studies_and_programs_are_found_by_who_made_them(settings, store):
     assert [s["name"] for s in rest] == ["first"]
     other = client.get(f"/v1/studies?created_by=bob&cursor={page['next_cursor']}", headers=bob)
     problem(other, 422, "SV908")
+
+
+KERNEL = {
+    "name": "our gemm",
+    "kernel": "gemm",
+    "problem": {"M": 4096, "n": 4096, "k": 4096, "dtype": "float16"},
+    "hardware": "h200",
+    "max_trials": 24,
+}
+
+
+def time_on_h200(config):
+    """Anybody's times: the service knows nothing of how they come about."""
+    return 100.0 + abs(config["block_M"] - 128) + abs(config["block_N"] - 256) + config["threads"]
+
+
+def test_a_kernel_of_the_library_is_measured_by_outside_workers(client, settings):
+    """No node offers the device: a worker in any language measures on one."""
+    made = client.post("/v1/studies", json=KERNEL)
+    assert made.status_code == 201, made.json()
+    url, study = made.headers["location"], made.json()
+    assert (study["kernel"], study["problem"]["m"]) == ("gemm", 4096)
+    assert study["hardware"] == "NVIDIA H200"
+    space = SearchSpace.build(
+        kernels.get("gemm").on("cuda"),
+        kernels.get("gemm").parse_problem(KERNEL["problem"]),
+        load_profile("h200"),
+    )
+    assert study["space_size"] == len(space)
+    (first,) = ask(client, url)
+    assert first["config"] == dict(kernels.get("gemm").on("cuda").default_config("cuda").items_)
+    told = [first]
+    tell(client, url, first, repeats_us=[time_on_h200(first["config"])])
+    with TestClient(create_app(settings)) as restarted:  # the space is made again, and the same
+        while trials := ask(restarted, url, count=5):
+            for trial in trials:
+                assert space.contains(trial["config"])
+                tell(restarted, url, trial, repeats_us=[time_on_h200(trial["config"])])
+            told += trials
+    assert len({json.dumps(t["config"], sort_keys=True) for t in told}) == len(told) == 24
+    best = client.get(url).json()["best"]["latency_us"]
+    assert best == pytest.approx(min(time_on_h200(t["config"]) for t in told))
+    assert best < time_on_h200(first["config"])
+    # the model's choices, not any: what is expected to be slow is not looked at first
+    expected = estimate(space).time_s
+    early = [expected[space.index(t["config"])] for t in told[1:5]]
+    assert max(early) < np.median(expected)
+
+
+def test_a_default_outside_of_the_space_is_measured_first(client):
+    body = KERNEL | {"problem": {"m": 96, "n": 96, "k": 64}, "hardware": "x86-64-avx512"}
+    url = client.post("/v1/studies", json=body | {"max_trials": 3}).headers["location"]
+    trials = ask(client, url, count=3)
+    default = kernels.get("gemm").on("cpu").default_config("cpu")
+    assert trials[0]["config"] == dict(default.items_)
+    for trial in trials:
+        tell(client, url, trial, repeats_us=[5.0])
+    assert client.get(url).json()["trials"] == {"ok": 3}
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "code"),
+    [
+        ({"kernel": "fft"}, 404, "TC501"),
+        ({"problem": {"m": 4}}, 422, "TC502"),
+        ({"problem": None}, 422, "TC502"),
+        ({"hardware": "h2000"}, 404, "RC601"),
+        ({"threads": 5000}, 422, "SV901"),
+        ({"threads": 900}, 422, "SV907"),
+        ({"parameters": {"a": [1]}}, 422, "SV901"),
+        ({"conditions": ["block_M > 3"]}, 422, "SV901"),
+        ({"default": {"block_M": 64}}, 422, "SV901"),
+        ({"kernel": None, "parameters": {"a": [1]}}, 422, "SV901"),
+    ],
+)
+def test_bad_studies_of_library_kernels(client, store, changes, status, code):
+    problem(client.post("/v1/studies", json=KERNEL | changes), status, code)
+    assert store.studies.list() == []
+
+
+def test_a_study_of_a_kernel_that_has_changed_since_is_refused(client, store):
+    """Numbers of configurations would mean others."""
+    made = client.post("/v1/studies", json=KERNEL)
+    with store.database.write() as session:
+        session.execute(update(StudyRow).values(space_key="0" * 32))
+    refused = client.post(f"{made.headers['location']}/trials:suggest", json={"worker": "w"})
+    assert "found" in problem(refused, 409, "SV934")["detail"]
+    assert client.get(made.headers["location"]).status_code == 200

@@ -119,6 +119,30 @@ class MeasurerContract:
         found = wait_for_all(measurer, twins, WAIT_S)
         assert found["a"].times_s == found["b"].times_s
 
+    def test_what_waits_is_told_and_may_be_withdrawn(self, measurer: Measurer) -> None:
+        measurer.submit([screen(f"t{i}", delay_us=10_000 + i) for i in range(8)])
+        assert measurer.waiting() <= {f"t{i}" for i in range(8)}
+        assert measurer.waiting() >= {"t6", "t7"}  # two compilers at most have begun
+        measurer.withdraw({"t1", "t5", "t6", "t7", "never heard of"})
+        found: dict[str, MeasureStatus] = {}
+        deadline = time.monotonic() + WAIT_S
+        while len(found) < 4:
+            found |= {r.token: m.status for r, m in measurer.collect(1.0)}
+            assert time.monotonic() < deadline
+        assert found == dict.fromkeys(("t0", "t2", "t3", "t4"), S.OK)
+        assert measurer.waiting() == set()
+        assert measurer.collect(1.0) == []
+
+    def test_a_confirmation_goes_on_without_what_is_withdrawn(self, measurer: Measurer) -> None:
+        measurer.submit([confirm(f"c{i}", delay_us=1_000 + i) for i in range(4)])
+        measurer.withdraw({"c3"})
+        found: set[str] = set()
+        deadline = time.monotonic() + WAIT_S
+        while len(found) < 3:
+            found |= {r.token for r, _ in measurer.collect(1.0)}
+            assert time.monotonic() < deadline
+        assert found == {"c0", "c1", "c2"}
+
     def test_an_unknown_kernel_fails_without_a_digest(self, measurer: Measurer) -> None:
         request = MeasureRequest(
             token="x",

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Protocol, TypeVar
 
+from anyio import CapacityLimiter
 from fastapi import Depends, Header, Query, Request
 from fastapi.dependencies.models import Dependant
 from starlette.convertors import StringConvertor, register_url_convertor
@@ -19,6 +20,7 @@ from tuner_service.errors import InvalidCursor, InvalidRequest
 from tuner_service.metrics import Metrics
 from tuner_service.model_uploads import ModelUploads
 from tuner_service.settings import Settings
+from tuner_service.streams import OpenStreams
 from tuner_service.studies import StudyEngine
 
 
@@ -41,7 +43,9 @@ def _of_app(name: str) -> Any:
 
 
 async def known_query(request: Request) -> None:
-    """Refuse parameters that a route does not know: a misspelt filter would filter nothing (SV901).
+    """Refuse parameters that a route does not know, or gets twice (SV901).
+
+    A misspelt filter would filter nothing, and of two the first.
 
     Raises:
         InvalidRequest: there is one.
@@ -54,6 +58,11 @@ async def known_query(request: Request) -> None:
         expected = f"one of {', '.join(sorted(known))}" if known else "no parameters"
         message = f"/query/{unknown[0][:40]}: expected {expected}, found an unknown parameter"
         raise InvalidRequest(message=message)
+    given = request.query_params.multi_items()
+    if len(given) > len(request.query_params):
+        names = [name for name, _ in given]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidRequest(message=f"/query/{twice}: expected it once, found it several times")
 
 
 def _query_names(dependant: Dependant) -> Iterator[str]:
@@ -73,6 +82,8 @@ AppAnswers = Annotated[Answers, _of_app("answers")]
 Engine = Annotated[StudyEngine, _of_app("engine")]
 AppModels = Annotated[ModelUploads, _of_app("models")]
 AppMetrics = Annotated[Metrics, _of_app("metrics")]
+Probes = Annotated[CapacityLimiter, _of_app("probes")]
+Streams = Annotated[OpenStreams, _of_app("streams")]
 AppSettings = Annotated[Settings, _of_app("settings")]
 Limit = Annotated[int, Query(ge=1, le=200, description="how many items at most")]
 Cursor = Annotated[

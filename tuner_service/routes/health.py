@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import anyio
+from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from db.errors import SchemaTooOld
+from db.errors import DatabaseUnreachable, SchemaTooOld
 from db.migrate import HEAD, revision
+from db.store import SqlStore
 from tuner_service.access import Needs
 from tuner_service.problems import documented
-from tuner_service.routes.context import AppMetrics, Store
+from tuner_service.routes.context import AppMetrics, Probes, Store
 from tuner_service.schemas import Health, Readiness
 
 router = APIRouter(tags=["health"])
+READY_WITHIN_S = 5.0
 
 
 @router.get("/healthz")
@@ -22,11 +26,18 @@ async def health() -> Health:
 
 
 @router.get("/readyz", responses=documented(503))
-def ready(store: Store) -> Readiness:
+async def ready(store: Store, probes: Probes) -> Readiness:
     """Say whether the database can be used, and whether a coordinator leads.
 
     Without a coordinator recommendations still work; tuning runs wait.
     """
+    with anyio.move_on_after(READY_WITHIN_S):
+        return await run_sync(_readiness, store, abandon_on_cancel=True, limiter=probes)
+    reason = f"it has not answered for {READY_WITHIN_S:g} s"
+    raise DatabaseUnreachable(url=store.database.shown_url, reason=reason)
+
+
+def _readiness(store: SqlStore) -> Readiness:
     found = revision(store.database)
     if found != HEAD:
         url = store.database.shown_url

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 
 from db.records import RunRecord
 from db.store import SqlStore
-from tuner_service.jobs import change_group, submit_group
+from tilecore.errors import TileError
+from tuner_service.errors import FaultyParts, is_of_request
+from tuner_service.jobs import Effort, change_group, check_offered, submit_group
 from tuner_service.problems import documented
+from tuner_service.questions import Question
 from tuner_service.routes.context import AppSettings, IdempotencyKey, Sender, Store
 from tuner_service.routes.tuning_runs import to_wire, understood
-from tuner_service.schemas import RunGroupOut, TuningRunBatch
+from tuner_service.schemas import Amendment, Extension, RunGroupOut, TuningRunBatch
+from tuner_service.settings import Settings
 
 router = APIRouter(tags=["run groups"])
 GroupId = Annotated[str, Path(max_length=64)]
@@ -37,7 +42,7 @@ def create_run_group(
     idempotency_key: IdempotencyKey = None,
 ) -> RunGroupOut:
     """Queue several tuning runs as one group, all or none."""
-    asked = [understood(store, settings, request) for request in batch.runs]
+    asked = _understood(store, settings, batch)
     runs, is_new = submit_group(
         store, asked, idempotency_key=idempotency_key, created_by=sender.key_name
     )
@@ -69,6 +74,59 @@ def resume_run_group(group_id: GroupId, store: Store) -> RunGroupOut:
 def cancel_run_group(group_id: GroupId, store: Store) -> RunGroupOut:
     """Cancel the open runs of a group; what was measured stays."""
     return _each(store, group_id, store.runs.cancel)
+
+
+@router.post(
+    "/run-groups/{group_id:name}:extend",
+    status_code=202,
+    responses={
+        200: {"model": RunGroupOut, "description": "The key came before"},
+        **documented(404, 409, 413),
+    },
+)
+def extend_run_group(
+    group_id: GroupId,
+    extension: Extension,
+    response: Response,
+    store: Store,
+    idempotency_key: IdempotencyKey = None,
+) -> RunGroupOut:
+    """Give each run of a group that is not cancelled more trials and seconds, all or none."""
+    runs, is_new = store.runs.extend_group(
+        group_id,
+        trials=extension.trials,
+        seconds=extension.seconds,
+        idempotency_key=idempotency_key,
+    )
+    if not is_new:
+        response.status_code = 200
+    return _to_wire(store, runs)
+
+
+@router.patch("/run-groups/{group_id:name}", responses=documented(404, 413))
+def amend_run_group(group_id: GroupId, amendment: Amendment, store: Store) -> RunGroupOut:
+    """Change the priority or the ceiling of the open runs of a group."""
+    return _each(store, group_id, partial(store.runs.amend, **amendment.model_dump()))
+
+
+def _understood(
+    store: SqlStore, settings: Settings, batch: TuningRunBatch
+) -> list[tuple[Question, Effort]]:
+    """Return what each run is to do; all that cannot be queued are told at once."""
+    found, faults = [], []
+    for number, request in enumerate(batch.runs):
+        try:
+            question, effort = understood(store, settings, request)
+            check_offered(store, question, effort)
+        except TileError as error:
+            if not is_of_request(error):
+                raise
+            faults.append((f"/body/runs/{number}", error))
+        else:
+            found.append((question, effort))
+    if faults:
+        raise FaultyParts(faults)
+    return found
 
 
 def _each(store: SqlStore, group_id: str, change: Callable[[str], RunRecord]) -> RunGroupOut:

@@ -7,9 +7,12 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Response
 
 from db.records import StudyRecord, StudyTrial
+from db.store import SqlStore
 from recommender.external import ExternalSpace
 from tuner_service.errors import InvalidRequest
+from tuner_service.hardware import find_hardware
 from tuner_service.problems import documented
+from tuner_service.questions import understand
 from tuner_service.routes.context import (
     CreatedBy,
     Cursor,
@@ -29,6 +32,7 @@ from tuner_service.study_schemas import (
     SuggestRequest,
     TellRequest,
 )
+from tuner_service.study_spaces import KernelSpace
 
 router = APIRouter(prefix="/studies", tags=["studies"])
 StudyId = Annotated[str, Path(max_length=64)]
@@ -40,7 +44,7 @@ TrialId = Annotated[int, Path(ge=1, le=2**62)]
     status_code=201,
     responses={
         200: {"model": StudyOut, "description": "The key came before"},
-        **documented(413),
+        **documented(404, 413),
     },
 )
 def create_study(
@@ -52,10 +56,12 @@ def create_study(
     idempotency_key: IdempotencyKey = None,
 ) -> StudyOut:
     """Describe parameters, conditions and budget of a search."""
+    space = _space(store, request)
+    hardware = space.space.hardware.name if isinstance(space, KernelSpace) else request.hardware
     study, is_new = engine.create(
-        _space(request),
+        space,
         name=request.name,
-        hardware=request.hardware,
+        hardware=hardware,
         strategy=request.strategy,
         max_trials=request.max_trials,
         seed=request.seed,
@@ -136,13 +142,31 @@ def close_study(study_id: StudyId, store: Store) -> StudyOut:
     return _to_wire(store, store.studies.close(study_id))
 
 
-def _space(request: StudyRequest) -> ExternalSpace:
-    if (request.parameters is None) == (request.t1 is None):
-        raise InvalidRequest(message="expected either parameters or t1, found both or none")
+def _space(store: SqlStore, request: StudyRequest) -> ExternalSpace | KernelSpace:
+    given = [name for name in ("parameters", "t1", "kernel") if getattr(request, name) is not None]
+    if len(given) != 1:
+        expected = "expected one of parameters, t1 and kernel"
+        raise InvalidRequest(message=f"{expected}, found {' and '.join(given) or 'none'}")
+    if request.kernel is not None:
+        return _kernel_space(store, request, request.kernel)
+    if request.problem is not None or request.threads:
+        raise InvalidRequest(message="expected problem and threads with kernel, found no kernel")
     if request.t1 is not None:
         return ExternalSpace.of_t1(request.t1)
     parameters = {name: tuple(values) for name, values in (request.parameters or {}).items()}
     return ExternalSpace(parameters, tuple(request.conditions), request.default)
+
+
+def _kernel_space(store: SqlStore, request: StudyRequest, kernel: str) -> KernelSpace:
+    if request.conditions or request.default is not None:
+        raise InvalidRequest(
+            message="expected conditions and default with parameters, found kernel"
+        )
+    hardware = find_hardware(store, request.hardware or None).key  # one like it has other limits
+    question = understand(
+        store, kernel, request.problem or {}, threads=request.threads, hardware=hardware
+    )
+    return KernelSpace.of(store, question)
 
 
 def _to_wire(store: Store, study: StudyRecord) -> StudyOut:
@@ -155,6 +179,8 @@ def _to_wire(store: Store, study: StudyRecord) -> StudyOut:
         strategy=study.strategy,
         seed=study.seed,
         max_trials=study.max_trials,
+        kernel=study.space.get("kernel"),
+        problem=study.space.get("problem"),
         space_size=study.space["size"],
         trials=store.studies.count(study),
         best=_trial(best[0]) if best else None,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import anyio
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Header, Path, Query, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
+from db.errors import DatabaseLocked, DatabaseUnreachable
 from db.records import RunRecord, TrialRecord
 from db.store import SqlStore
 from tuner_service.answering import asked
@@ -25,6 +26,7 @@ from tuner_service.routes.context import (
     Limit,
     Sender,
     Store,
+    Streams,
     page_of,
 )
 from tuner_service.schemas import (
@@ -40,9 +42,11 @@ from tuner_service.schemas import (
 )
 from tuner_service.settings import Settings
 
+T = TypeVar("T")
 router = APIRouter(prefix="/tuning-runs", tags=["tuning runs"])
 RunId = Annotated[str, Path(max_length=64)]
 EVENT_POLL_S = 0.3
+AWAY_S = 1.0  # between two questions to a database that is away
 MAX_EVENT_ID = 2**62
 
 
@@ -90,7 +94,7 @@ def list_tuning_runs(
             state=state, kernel=kernel, group=group, created_by=created_by, limit=count, before=last
         ),
     )  # fmt: skip
-    return TuningRunPage(items=[to_wire(store, r) for r in runs], next_cursor=more)
+    return TuningRunPage(items=all_to_wire(store, runs), next_cursor=more)
 
 
 @router.get("/{run_id:name}", responses=documented(404))
@@ -104,10 +108,16 @@ def list_trials(
     run_id: RunId,
     store: Store,
     state: Literal["pending", "leased", "done", "failed", "cancelled"] | None = None,
+    limit: Annotated[int, Query(ge=1, le=1000, description="how many items at most")] = 200,
+    cursor: Cursor = None,
 ) -> TrialPage:
-    """Return the trials of a run: measured ones in the order of measuring, then open ones."""
+    """Return the trials of a run in the order in which they were proposed."""
     run = store.runs.get(run_id)
-    return TrialPage(items=[_trial(t) for t in store.trials.of_run(run.id, state=state)])
+    found, more = page_of(
+        f"trials:{run_id}:{state}", limit, cursor,
+        lambda count, last: store.trials.page(run.id, state=state, limit=count, after=last),
+    )  # fmt: skip
+    return TrialPage(items=[_trial(t) for t in found], next_cursor=more)
 
 
 @router.get("/{run_id:name}/result", responses=documented(404))
@@ -136,10 +146,27 @@ def resume_tuning_run(run_id: RunId, store: Store) -> TuningRunOut:
     return to_wire(store, store.runs.resume(run_id))
 
 
-@router.post("/{run_id:name}:extend", status_code=202, responses=documented(404, 409, 413, 422))
-def extend_tuning_run(run_id: RunId, extension: Extension, store: Store) -> TuningRunOut:
+@router.post(
+    "/{run_id:name}:extend",
+    status_code=202,
+    responses={
+        200: {"model": TuningRunOut, "description": "The key came before"},
+        **documented(404, 409, 413, 422),
+    },
+)
+def extend_tuning_run(
+    run_id: RunId,
+    extension: Extension,
+    response: Response,
+    store: Store,
+    idempotency_key: IdempotencyKey = None,
+) -> TuningRunOut:
     """Give a run more trials and seconds; a finished one is queued again with all it knows."""
-    extended = store.runs.extend(run_id, trials=extension.trials, seconds=extension.seconds)
+    extended, is_new = store.runs.extend(
+        run_id, trials=extension.trials, seconds=extension.seconds, idempotency_key=idempotency_key
+    )
+    if not is_new:
+        response.status_code = 200
     return to_wire(store, extended)
 
 
@@ -149,8 +176,9 @@ def cancel_tuning_run(run_id: RunId, store: Store) -> TuningRunOut:
     return to_wire(store, store.runs.cancel(run_id))
 
 
-def _run(run_id: RunId, store: Store) -> RunRecord:
+def _run(run_id: RunId, store: Store, streams: Streams) -> RunRecord:
     """Look the run up before the stream begins: after that no status can be sent."""
+    streams.check()
     return store.runs.get(run_id)
 
 
@@ -160,21 +188,35 @@ def _run(run_id: RunId, store: Store) -> RunRecord:
 async def stream_events(
     run: Annotated[RunRecord, Depends(_run)],
     store: Store,
+    streams: Streams,
     last_event_id: Annotated[int, Header(ge=0, le=MAX_EVENT_ID)] = 0,
 ) -> AsyncIterator[ServerSentEvent]:
-    """Stream what happens in a run until it is finished; resume with Last-Event-ID."""
+    """Stream what happens in a run until it is finished; resume with Last-Event-ID.
+
+    While the database is away the stream waits for it.
+    """
     last = last_event_id
+    with streams.place():
+        while True:
+            events = await _when_it_can(partial(store.runs.events, run.id, after=last))
+            for event in events:
+                last = event.id
+                data = {"at": event.at.isoformat(), **event.payload}
+                yield ServerSentEvent(id=str(event.id), event=event.kind, data=data)
+            if run.is_finished and not events:
+                return
+            if not events:
+                await anyio.sleep(EVENT_POLL_S)
+            run = await _when_it_can(partial(store.runs.get, run.public_id))
+
+
+async def _when_it_can(ask: Callable[[], T]) -> T:
+    """Return what the database says, as soon as it says something."""
     while True:
-        events = await run_sync(partial(store.runs.events, run.id, after=last))
-        for event in events:
-            last = event.id
-            data = {"at": event.at.isoformat(), **event.payload}
-            yield ServerSentEvent(id=str(event.id), event=event.kind, data=data)
-        if run.is_finished and not events:
-            return
-        if not events:
-            await anyio.sleep(EVENT_POLL_S)
-        run = await run_sync(store.runs.get, run.public_id)
+        try:
+            return await run_sync(ask)
+        except (DatabaseLocked, DatabaseUnreachable):
+            await anyio.sleep(AWAY_S)
 
 
 def understood(
@@ -196,6 +238,16 @@ def understood(
 
 def to_wire(store: SqlStore, run: RunRecord) -> TuningRunOut:
     """Return a run as it goes over the wire."""
+    return all_to_wire(store, [run])[0]
+
+
+def all_to_wire(store: SqlStore, runs: Sequence[RunRecord]) -> list[TuningRunOut]:
+    """Return runs as they go over the wire; their trials are counted together."""
+    counts = store.trials.counts_by_status([run.id for run in runs])
+    return [_run_out(run, counts[run.id]) for run in runs]
+
+
+def _run_out(run: RunRecord, trials: dict[str, int]) -> TuningRunOut:
     return TuningRunOut(
         id=run.public_id,
         group=run.group,
@@ -209,7 +261,7 @@ def to_wire(store: SqlStore, run: RunRecord) -> TuningRunOut:
         program_digest=run.program_digest,
         toolchain_key=run.toolchain.key,
         spec=dict(run.spec),
-        trials=store.trials.count_by_status(run.id),
+        trials=trials,
         planned_trials=run.planned_trials,
         priority=run.priority,
         ceiling_s=run.ceiling_s,

@@ -1,0 +1,79 @@
+"""What the database layer says where the server hangs, is cut off, or is migrated underneath."""
+
+import psycopg
+import pytest
+from sqlalchemy import text
+
+from db.errors import (
+    DatabaseUnreachable,
+    SchemaChanged,
+    SchemaTooNew,
+    SchemaTooOld,
+)
+from db.migrate import HEAD, REVISIONS
+from db.session import OVERFLOW, POOL, Database
+
+BOTH = pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
+SERVER = pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
+
+
+@SERVER
+def test_who_finds_no_free_connection_is_told_so(store_url):
+    """It was an internal error."""
+    database = Database(store_url, busy_timeout_s=0.2)
+    held = [database.read() for _ in range(POOL + OVERFLOW)]
+    for one in held:
+        one.__enter__().execute(text("select 1"))
+    with (
+        pytest.raises(DatabaseUnreachable, match=r"DB804.*none of 15 connections was free"),
+        database.read() as session,
+    ):
+        session.execute(text("select 1"))
+    for one in held:
+        one.__exit__(None, None, None)
+    with database.read() as session:
+        assert session.execute(text("select 1")).scalar() == 1
+    database.close()
+
+
+@SERVER
+def test_a_server_behind_a_cut_link_is_not_waited_for_for_long(store_url):
+    def limits(url):
+        database = Database(url, busy_timeout_s=30.0)
+        with database.engine.connect() as connection:
+            driver = connection.connection.driver_connection
+            assert isinstance(driver, psycopg.Connection)
+            found = driver.info.get_parameters()
+        database.close()
+        return [found[n] for n in ("tcp_user_timeout", "keepalives_idle", "connect_timeout")]
+
+    assert limits(store_url) == ["30000", "10", "10"]
+    assert limits(f"{store_url}&tcp_user_timeout=7000&connect_timeout=3") == ["7000", "10", "3"]
+
+
+@BOTH
+def test_a_schema_that_was_changed_underneath_is_told(store):
+    with store.database.write() as session:
+        session.execute(text("alter table study rename to moved"))
+        session.execute(text("alter table hardware rename column name to label"))
+    with pytest.raises(SchemaChanged, match="DB829"):
+        store.studies.list()
+    with pytest.raises(SchemaChanged, match="DB829"):
+        store.runs.list()
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("revision", "error"), [("9999", SchemaTooNew), (REVISIONS[-2], SchemaTooOld)]
+)
+def test_nobody_leads_or_goes_on_leading_with_another_schema(store, revision, error):
+    """An old coordinator would write rows that lack what the new schema's queries need."""
+    epoch = store.leader.acquire("me", 60)
+    with store.database.write() as session:
+        session.execute(text(f"update alembic_version set version_num = '{revision}'"))
+    for call in (
+        lambda: store.leader.acquire("other", 60),
+        lambda: store.leader.renew(epoch, 60),
+    ):
+        with pytest.raises(error, match=f"expected schema revision {HEAD}"):
+            call()

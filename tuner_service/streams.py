@@ -1,0 +1,34 @@
+"""Streams: how many clients follow runs at once. Each asks the database several times a second."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tuner_service.errors import TooManyStreams
+
+
+class OpenStreams:
+    """The streams of one process of the service."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._open = 0
+
+    def check(self) -> None:
+        """Complain if there is no place for one more.
+
+        Raises:
+            TooManyStreams: others have to end first (SV935).
+        """
+        if self._open >= self._limit:
+            raise TooManyStreams(limit=self._limit)
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """Take a place for as long as a stream is open."""
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1

@@ -1,0 +1,140 @@
+"""Spaces of studies: parameters that somebody wrote down, or those of a kernel of the library.
+
+A study keeps what makes its space, and the numbers of its configurations; they mean the same as
+long as the space is the same, which the digest of a library kernel's candidates tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from db.store import SqlStore
+from recommender.external import ExternalSpace, Value
+from recommender.screening import SpaceCandidates
+from recommender.search import Landscape
+from recommender.space import SearchSpace
+from tilecore import kernels
+from tilecore.tile_config import TileConfig, digest
+from tuner_service.errors import StudyOfAnotherVersion
+from tuner_service.hardware import find_hardware
+from tuner_service.questions import Question
+
+OUTSIDE = -1  # the number of a default that is none of the candidates
+
+
+class StudySpace(Protocol):
+    """Configurations by number."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def key(self) -> str:
+        """Return what is the same for the same configurations."""
+        ...
+
+    def config(self, row: int) -> Mapping[str, Value]:
+        """Return a configuration."""
+        ...
+
+    def row(self, config: Mapping[str, Value]) -> int:
+        """Return the number of a configuration."""
+        ...
+
+    def landscape(self) -> Landscape:
+        """Return what a search may see."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class KernelSpace:
+    """The candidates of a kernel of the library for a problem on a device."""
+
+    space: SearchSpace
+    threads: int
+    store: SqlStore
+
+    @classmethod
+    def of(cls, store: SqlStore, question: Question) -> KernelSpace:
+        """Return the candidates for what a question asks.
+
+        Raises:
+            EmptySpace: there are none (RC602).
+        """
+        assert question.definition is not None
+        problem = dict(question.workload.problem)
+        space = SearchSpace.build(question.definition, problem, question.hardware)
+        return cls(space, question.workload.threads, store)
+
+    def __len__(self) -> int:
+        return len(self.space)
+
+    @property
+    def key(self) -> str:
+        """Return what is the same for the same candidates."""
+        space = self.space
+        values = [[knob, list(options)] for knob, options in space.values.items()]
+        candidates = [values, space.codes.tolist(), dict(self.default)]
+        asked = [space.definition.name, dict(space.problem), self.threads, space.hardware.key]
+        return digest([asked, candidates])
+
+    @property
+    def default(self) -> Mapping[str, Value]:
+        """The author's config."""
+        return dict(self.space.definition.default_config(self.space.hardware.kind).items_)
+
+    def config(self, row: int) -> Mapping[str, Value]:
+        """Return a candidate, or the author's config."""
+        return self.default if row == OUTSIDE else dict(self.space.config(row).items_)
+
+    def row(self, config: Mapping[str, Any]) -> int:
+        """Return the row of a candidate, or ``OUTSIDE``."""
+        wanted = TileConfig.of(config)
+        return self.space.index(wanted) if self.space.contains(wanted) else OUTSIDE
+
+    def landscape(self) -> Landscape:
+        """Return the candidates as the models see them that answer questions about the kernel."""
+        threads = self.threads or self.space.hardware.cores
+        return SpaceCandidates(self.space, threads, self.store).landscape
+
+
+def described(space: ExternalSpace | KernelSpace) -> dict[str, Any]:
+    """Return what is stored of a space."""
+    if isinstance(space, ExternalSpace):
+        return {
+            "parameters": [[name, list(values)] for name, values in space.parameters.items()],
+            "conditions": list(space.conditions),
+            "default": None if space.default is None else dict(space.default),
+            "size": len(space),
+        }
+    found = space.space
+    return {
+        "kernel": found.definition.name,
+        "problem": dict(found.problem),
+        "threads": space.threads,
+        "hardware": found.hardware.key,
+        "parameters": [[knob, list(options)] for knob, options in found.values.items()],
+        "default": dict(space.default),
+        "size": len(space),
+    }
+
+
+def rebuilt(store: SqlStore, stored: Mapping[str, Any], key: str) -> StudySpace:
+    """Return the space that was stored (an external one without its default).
+
+    Raises:
+        StudyOfAnotherVersion: a kernel of the library has other candidates by now (SV934).
+    """
+    if "kernel" not in stored:
+        parameters = {name: tuple(values) for name, values in stored["parameters"]}
+        return ExternalSpace(parameters, tuple(stored["conditions"]))
+    hardware = find_hardware(store, stored["hardware"])
+    definition = kernels.get(stored["kernel"]).on(hardware.kind)
+    space = SearchSpace.build(definition, dict(stored["problem"]), hardware)
+    found = KernelSpace(space, int(stored["threads"]), store)
+    if found.key != key:
+        raise StudyOfAnotherVersion(
+            kernel=stored["kernel"], expected=key[:12], found=found.key[:12]
+        )
+    return found
