@@ -32,9 +32,9 @@ def test_all_stages_at_once(kernel) -> None:
     names = [line.split()[2] for line in shown.splitlines() if line.startswith("# --- ")]
     assert names == [
         "source", "guard_tiles", "serialize_threads", "drop_stages", "fold_clear", "split_tiles",
-        "inference", "tir",
+        "join_blocks", "inference", "tir",
     ]  # fmt: skip
-    assert shown.count("(unchanged)") == 4
+    assert shown.count("(unchanged)") == 5
 
 
 def test_an_unknown_stage_is_refused(kernel) -> None:

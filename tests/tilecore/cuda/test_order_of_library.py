@@ -26,8 +26,8 @@ def _of_kernel(name):
     definition = KERNELS[name]
     known = {f.name for f in definition.fields}
     sizes = common.PROBLEMS[name] | LONGER.get(name, {})
-    given = {k: v for k, v in sizes.items() if k in known}
-    given |= {k: "bfloat16" for k in ("dtype", "out_dtype") if k in known}
+    given = {k: "bfloat16" for k in ("dtype", "out_dtype") if k in known}
+    given |= {k: v for k, v in sizes.items() if k in known}
     knobs = {k.name: k.default for k in definition.knobs} | common.KNOBS.get(name, {})
     return definition.program(definition.parse_problem(given), knobs)
 
