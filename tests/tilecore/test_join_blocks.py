@@ -194,3 +194,58 @@ def test_columns_without_a_block_stay_as_they_are(run_both):
     want = np.full((100, 77), 5.0)
     want[:, :64] = x[:, :64] + 1.0
     run_both(main, [x], [np.full_like(x, 5)], [want])
+
+
+def test_a_tile_read_after_its_tensor_was_stored_anew(run_both):
+    """The tile has what the tensor had: such blocks stay as they are."""
+
+    @T.prim_func
+    def main(X: T.Tensor((100, 77), "float32"), Y: T.Tensor((100, 77), "float32")):
+        with T.Kernel(T.ceildiv(77, BN), T.ceildiv(100, BM)) as (bx, by):
+            x = T.alloc_shared((BM, BN), "float32")
+            T.copy(X[by * BM, bx * BN], x)
+            for i, j in T.Parallel(BM, BN):
+                X[by * BM + i, bx * BN + j] = x[i, j] + 1
+            for i, j in T.Parallel(BM, BN):
+                Y[by * BM + i, bx * BN + j] = x[i, j] * 2
+
+    x = np.random.default_rng(0).standard_normal((100, 77), np.float32)
+    run_both(main, [], [x, np.full_like(x, np.nan)], [x + 1.0, x * 2.0])
+    assert grids(main) == [(3, 13)]
+
+
+def test_places_that_a_tile_tells(run_both):
+    @T.prim_func
+    def main(
+        X: T.Tensor((96, 77), "float32"), P: T.Tensor((96, 77), "int32"),
+        Y: T.Tensor((96, 77), "float32"), Z: T.Tensor((96, 77), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(T.ceildiv(77, BN), T.ceildiv(96, BM)) as (bx, by):
+            p = T.alloc_shared((BM, BN), "int32")
+            T.copy(P[by * BM, bx * BN], p)
+            for i, j in T.Parallel(BM, BN):
+                row, column = by * BM + i, bx * BN + j
+                Y[p[i, j], column] = X[row, column]
+                Z[row, column] = X[p[i, j], column]
+
+    assert grids(main) == [(96,)]
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((96, 77), np.float32)
+    p = rng.permuted(np.tile(np.arange(96, dtype=np.int32)[:, None], (1, 77)), axis=0)
+    y = np.zeros_like(x)
+    np.put_along_axis(y, p, x, 0)
+    found = [np.full_like(x, np.nan) for _ in range(2)]
+    run_both(main, [x, p], found, [y, np.take_along_axis(x, p, 0)])
+
+
+def test_views_and_workspaces_keep_their_blocks(run_both):
+    @T.prim_func
+    def main(X: T.Tensor((100, 77), "float32"), Y: T.Tensor((7700,), "float32")):
+        with T.Kernel(T.ceildiv(77, BN), T.ceildiv(100, BM)) as (bx, by):
+            z = T.view(Y, (100, 77))
+            for i, j in T.Parallel(BM, BN):
+                z[by * BM + i, bx * BN + j] = X[by * BM + i, bx * BN + j] * 2
+
+    assert grids(main) == [(3, 13)]
+    x = np.random.default_rng(0).standard_normal((100, 77), np.float32)
+    run_both(main, [x], [np.full(7700, np.nan, np.float32)], [(x * 2.0).ravel()])

@@ -97,7 +97,10 @@ def _only_nest(launch: KernelLaunch) -> FusedNest | None:
     """Return the one nest that a launch consists of, its tiles in registers; None: it does more."""
     stmts = flat([launch.body])
     hints = [s for s in stmts if isinstance(s, Annotate) and s.key in HINTS]
-    work = [s for s in stmts if not isinstance(s, Alloc) and s not in hints]
+    allocs = [s for s in stmts if isinstance(s, Alloc)]
+    if any(s.buffer.scope == "global" or s.buffer.base is not None for s in allocs):
+        return None
+    work = [s for s in stmts if s not in hints and s not in allocs]
     nest = together(launch, work) if work else None
     if nest is None or nest.folded:
         return None
@@ -111,23 +114,39 @@ def _nodes(stmt: Stmt) -> Iterator[Expr]:
     return (node for e in expressions(stmt) for node in walk_expr(e))
 
 
+def _read(stmt: Stmt) -> set[Buffer]:
+    return {node.buffer for node in _nodes(stmt) if isinstance(node, Load)}
+
+
+def _loaded(value: Expr) -> set[Buffer]:
+    return {node.buffer for node in walk_expr(value) if isinstance(node, Load)}
+
+
 # --- tiles ---------------------------------------------------------------------------------------
 
 
 def _untiled(nest: FusedNest) -> list[Stmt] | None:
     """Return the steps of a nest with values in place of the elements of tiles.
 
-    None: a tile changes what more is computed with, in a way that a conversion might not.
+    None: a tile changes what more is computed with, in a way that a conversion might not, or has
+    what a tensor had that is stored anew before the tile is read.
     """
     values: dict[Buffer, Expr] = {}
+    stale: set[Buffer] = set()
     found: list[Stmt] = []
     uses = Counter(n.buffer for s in nest.steps for n in _nodes(s) if isinstance(n, Load))
     for step in nest.steps:
         assert isinstance(step, Store)
-        tile, value = step.buffer, _Tiles(values).expr(step.value)
+        if _read(step) & stale:
+            return None
+        inside = _Tiles(values)
+        tile, value = step.buffer, inside.expr(step.value)
         if tile.scope == "global":
-            found.append(replace(step, value=value))
+            indices = tuple(inside.expr(index) for index in step.indices)
+            found.append(replace(step, indices=indices, value=value))
+            stale |= {t for t, v in values.items() if tile.root in {b.root for b in _loaded(v)}}
             continue
+        stale.discard(tile)
         is_same = value.dtype == tile.dtype and isinstance(value, (Const, Load, Var))
         if tile.dtype in EXACT:
             value = cast(value, tile.dtype)
