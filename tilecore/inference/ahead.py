@@ -28,7 +28,10 @@ def fetching(
     tiles: Mapping[Buffer, TilePlan],
     uses: Mapping[Buffer, Sequence[Use]],
 ) -> list[FusedNest]:
-    """Return the nests with what they fetch, those of single statements too that do so."""
+    """Return the nests with what they fetch, those of single statements too that do so.
+
+    A reduction that reads a tensor in place is one, too: nests fetch short pieces of rows.
+    """
     readers: dict[Stmt, list[TilePlan]] = {}
     for buffer, use in _last_readers(tiles, uses).items():
         stmt = use.context.nest if use.role == "load" else use.stmt
@@ -36,14 +39,23 @@ def fetching(
         readers.setdefault(stmt, []).append(tiles[buffer])
     known = {member for nest in nests for member in nest.members}
     storages = {buffer: plan.storage for buffer, plan in tiles.items()}
-    single = (alone(stmt, storages) for stmt in readers if stmt not in known)
+    folds = _folds_in_place(tiles, uses)
+    alone_ones = dict.fromkeys(stmt for stmt in (*readers, *folds) if stmt not in known)
+    single = (alone(stmt, storages) for stmt in alone_ones)
     found = []
     for nest in (*nests, *(nest for nest in single if nest is not None)):
         read = [plan for member in nest.members for plan in readers.get(member, ())]
         lines = tuple(line for plan in read if (line := _ahead(plan, nest, launch)) is not None)
-        if lines or len(nest.members) > 1:
+        if lines or len(nest.members) > 1 or nest.members[0] in folds:
             found.append(replace(nest, ahead=lines))
     return found
+
+
+def _folds_in_place(
+    tiles: Mapping[Buffer, TilePlan], uses: Mapping[Buffer, Sequence[Use]]
+) -> list[Stmt]:
+    in_place = (buffer for buffer, plan in tiles.items() if plan.placement == "in_place")
+    return [u.stmt for b in in_place for u in uses.get(b, ()) if u.role == "fold-src"]
 
 
 def _last_readers(

@@ -36,7 +36,7 @@ def without_names(stmts: Sequence[Stmt]) -> tuple[Store, ...] | None:
         elif isinstance(found, Store):
             kept.append(found)
             written = found.buffer.root
-            stale |= {var for var, value in values.items() if written in _read(value)}
+            stale |= {var for var, value in values.items() if written in roots_read(value)}
         else:
             return None
     return tuple(kept)
@@ -46,7 +46,8 @@ def _is_element(value: Expr) -> bool:
     return isinstance(value.a if isinstance(value, Cast) else value, (Const, Load, Var))
 
 
-def _read(value: Expr) -> set[Buffer]:
+def roots_read(value: Expr) -> set[Buffer]:
+    """Return the roots of the buffers that a value is computed from."""
     return {node.buffer.root for node in walk_expr(value) if isinstance(node, Load)}
 
 

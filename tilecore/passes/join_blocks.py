@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilecore.inference.fusion import together
-from tilecore.inference.names import EXACT
+from tilecore.inference.names import EXACT, roots_read
 from tilecore.inference.plan import FusedNest
+from tilecore.ir.analysis import reads
 from tilecore.ir.bounds import Linear, linear, variables
 from tilecore.ir.expr import Const, Expr, Load, Var, cast, const, int_value
 from tilecore.ir.nodes import (
@@ -30,7 +31,7 @@ from tilecore.ir.nodes import (
     Store,
 )
 from tilecore.ir.substitute import Rebuilder
-from tilecore.ir.visitor import expressions, flat, walk_expr
+from tilecore.ir.visitor import flat, loads
 
 LEAST_ROWS = 64  # fewer blocks than this might leave cores idle
 HINTS = ("layout", "swizzle")
@@ -105,21 +106,9 @@ def _only_nest(launch: KernelLaunch) -> FusedNest | None:
     if nest is None or nest.folded:
         return None
     touched = {step.buffer for step in nest.steps if isinstance(step, Store)}
-    touched |= {n.buffer for s in nest.steps for n in _nodes(s) if isinstance(n, Load)}
+    touched.update(buffer for step in nest.steps for buffer in reads(step))
     tiles = {buffer for buffer in touched if buffer.scope != "global"}
     return nest if tiles <= nest.handed_on else None
-
-
-def _nodes(stmt: Stmt) -> Iterator[Expr]:
-    return (node for e in expressions(stmt) for node in walk_expr(e))
-
-
-def _read(stmt: Stmt) -> set[Buffer]:
-    return {node.buffer for node in _nodes(stmt) if isinstance(node, Load)}
-
-
-def _loaded(value: Expr) -> set[Buffer]:
-    return {node.buffer for node in walk_expr(value) if isinstance(node, Load)}
 
 
 # --- tiles ---------------------------------------------------------------------------------------
@@ -134,17 +123,17 @@ def _untiled(nest: FusedNest) -> list[Stmt] | None:
     values: dict[Buffer, Expr] = {}
     stale: set[Buffer] = set()
     found: list[Stmt] = []
-    uses = Counter(n.buffer for s in nest.steps for n in _nodes(s) if isinstance(n, Load))
+    uses = Counter(load.buffer for step in nest.steps for load in loads(step))
     for step in nest.steps:
         assert isinstance(step, Store)
-        if _read(step) & stale:
+        if stale.intersection(reads(step)):
             return None
         inside = _Tiles(values)
         tile, value = step.buffer, inside.expr(step.value)
         if tile.scope == "global":
             indices = tuple(inside.expr(index) for index in step.indices)
             found.append(replace(step, indices=indices, value=value))
-            stale |= {t for t, v in values.items() if tile.root in {b.root for b in _loaded(v)}}
+            stale |= {t for t, v in values.items() if tile.root in roots_read(v)}
             continue
         stale.discard(tile)
         is_same = value.dtype == tile.dtype and isinstance(value, (Const, Load, Var))
@@ -168,8 +157,8 @@ def _is_moved_on(tile: Buffer, steps: Sequence[Stmt]) -> bool:
     """Return whether elements of a tile are stored as they are, which rounds them as it does."""
     for step in steps:
         assert isinstance(step, Store)
-        loads = [n for n in _nodes(step) if isinstance(n, Load) and n.buffer is tile]
-        if loads and (step.value is not loads[0] or step.buffer.dtype != tile.dtype):
+        read = [load for load in loads(step) if load.buffer is tile]
+        if read and (step.value is not read[0] or step.buffer.dtype != tile.dtype):
             return False
     return True
 
@@ -208,7 +197,7 @@ def _accesses(stmts: Sequence[Stmt]) -> Iterator[tuple[Expr, ...]]:
     for stmt in stmts:
         if isinstance(stmt, Store):
             yield stmt.indices
-        yield from (n.indices for n in _nodes(stmt) if isinstance(n, Load))
+        yield from (load.indices for load in loads(stmt))
 
 
 def _runs_along(indices: Sequence[Expr], columns: _Axis) -> bool:

@@ -11,7 +11,6 @@ from typing import Any
 from tvm import tirx as tir
 
 from tilecore.errors import UnsupportedOnTarget
-from tilecore.inference.fusion import alone
 from tilecore.inference.grain import blocks_of_a_share, tiles_of_a_share
 from tilecore.inference.plan import DOTS, PANELS, SUMS, CpuPlan, LaunchPlan, TilePlan
 from tilecore.ir.analysis import kept_axes, pads
@@ -276,9 +275,7 @@ class _LaunchLowering:
                 self._nest(fill_nest(stmt))
             case Gemm():
                 self._gemm(stmt)
-            case Reduce():
-                self._reduce(stmt)
-            case Scan():
+            case Reduce() | Scan():
                 FoldLowering(self.accessor, self.target, stmt).emit()
             case Atomic():
                 emit_atomic(self.accessor, stmt, self.target)
@@ -385,15 +382,6 @@ class _LaunchLowering:
         self.accessor.values.pop(stmt.loop_var, None)
 
     # --- nests ---------------------------------------------------------------------------------
-
-    def _reduce(self, stmt: Reduce) -> None:
-        """Emit a reduction; one that reads a tensor in place is a nest, which fetches ahead."""
-        nest = alone(stmt, {}) if self.accessor.places[stmt.src.buffer].shift else None
-        fold = FoldLowering(self.accessor, self.target, stmt)
-        if nest is None:
-            fold.emit()
-        else:
-            FusedLowering(self.accessor, self.target, nest, lambda _: fold.emit()).emit()
 
     def _copy(self, stmt: Copy) -> None:
         accessor = self.accessor
