@@ -262,10 +262,9 @@ def _pieces(access: Access, size: np.ndarray, columns: Columns, count: int) -> n
         return np.zeros(count)
     width = _column(evaluate(access.extents[-1], columns), count)
     whole = _column(evaluate(access.buffer.shape[-1], columns), count)
-    rows = _column(evaluate(access.tile_bytes, columns), count)
-    rows = rows / (width * access.buffer.dtype.itemsize)
-    found = size / (width * access.buffer.dtype.itemsize)
-    return np.where((rows > 1) & (width < whole), found, 0.0)
+    tile_bytes = _column(evaluate(access.tile_bytes, columns), count)
+    row_bytes = width * access.buffer.dtype.itemsize
+    return np.where((tile_bytes > row_bytes) & (width < whole), size / row_bytes, 0.0)
 
 
 def _total(values: Iterable[np.ndarray], count: int) -> np.ndarray:

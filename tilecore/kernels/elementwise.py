@@ -23,8 +23,8 @@ from tilecore.kernels.definition import (
     ProblemField,
     extent,
 )
+from tilecore.kernels.rows import FIELDS
 
-FLOATS = ("float32", "float16", "bfloat16")
 OPERATIONS = {"none": 0, "relu": 1, "gelu": 4, "gelu_tanh": 8, "silu": 2}  # per element
 
 
@@ -86,10 +86,7 @@ ELEMENTWISE = KernelDefinition(
     name="elementwise",
     doc="Z[m, n] = activation(X) * Y (gate: SwiGLU and its kin) or activation(X + Y) (add)",
     fields=(
-        ProblemField("m", "dimension", aliases=("M", "rows"), doc="rows"),
-        ProblemField("n", "dimension", aliases=("N", "columns"), doc="columns"),
-        ProblemField("dtype", "dtype", "float32", FLOATS, ("in_dtype",), doc="of all tensors"),
-        ProblemField("accum_dtype", "dtype", "float32", ("float32",), doc="of what is computed"),
+        *FIELDS,
         ProblemField("activation", "choice", "silu", ACTIVATIONS),
         ProblemField("combine", "choice", "gate", ("gate", "add")),
     ),

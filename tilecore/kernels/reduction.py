@@ -22,8 +22,8 @@ from tilecore.kernels.definition import (
     ProblemField,
     extent,
 )
+from tilecore.kernels.rows import FIELDS, matrix_inputs
 
-FLOATS = ("float32", "float16", "bfloat16")
 OPS = ("sum", "mean", "max", "min")
 START = {"sum": 0.0, "mean": 0.0, "max": -float("inf"), "min": float("inf")}
 JOIN_BLOCK = 256  # results that a block of the second launch joins
@@ -74,11 +74,6 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
     return reduction
 
 
-def _inputs(problem: Problem, rng: np.random.Generator) -> Sequence[np.ndarray]:
-    dtype, shape = DType(problem["dtype"]).numpy, (int(problem["m"]), int(problem["n"]))
-    return [rng.standard_normal(shape, dtype=np.float32).astype(dtype)]
-
-
 def _axis(problem: Problem) -> int:
     return 1 if problem["axis"] == "n" else 0
 
@@ -108,10 +103,7 @@ REDUCTION = KernelDefinition(
     name="reduction",
     doc="Y = sum, mean, max or min of X[m, n] along one axis",
     fields=(
-        ProblemField("m", "dimension", aliases=("M", "rows"), doc="rows"),
-        ProblemField("n", "dimension", aliases=("N", "columns"), doc="columns"),
-        ProblemField("dtype", "dtype", "float32", FLOATS, ("in_dtype",), doc="of both tensors"),
-        ProblemField("accum_dtype", "dtype", "float32", ("float32",), doc="of sums"),
+        *FIELDS,
         ProblemField("op", "choice", "sum", OPS),
         ProblemField("axis", "choice", "n", ("n", "m"), doc="that is reduced: n: Y[m], m: Y[n]"),
     ),
@@ -127,7 +119,7 @@ REDUCTION = KernelDefinition(
         THREADS,
     ),
     program=_program,
-    inputs=_inputs,
+    inputs=matrix_inputs(),
     reference=_reference,
     rival=_rival,
     work_flop=lambda problem: float(int(problem["m"]) * int(problem["n"])),

@@ -127,7 +127,9 @@ def _layer_norm(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
     return layer_norm
 
 
-def _inputs(vectors: int) -> Callable[[Problem, np.random.Generator], list[np.ndarray]]:
+def matrix_inputs(vectors: int = 0) -> Callable[[Problem, np.random.Generator], list[np.ndarray]]:
+    """Return what makes X[m, n] and ``vectors`` of n, of unit variance."""
+
     def inputs(problem: Problem, rng: np.random.Generator) -> list[np.ndarray]:
         dtype, n = DType(problem["dtype"]).numpy, int(problem["n"])
         shapes = [(int(problem["m"]), n), *[(n,)] * vectors]
@@ -208,7 +210,7 @@ def _definition(
         fields=FIELDS,
         knobs=KNOBS,
         program=program,
-        inputs=_inputs(vectors),
+        inputs=matrix_inputs(vectors),
         reference=reference,
         rival=rival,
         work_flop=lambda problem: float(operations * int(problem["m"]) * int(problem["n"])),
