@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tilecore import kernels
 from workers.correctness import (
     ALIGNMENT,
     GuardedOutput,
@@ -33,6 +34,20 @@ def test_honest_sums_pass_and_a_missing_term_fails(length):
     assert honest.max_error <= 1
     short = compare(naive_sum(a[:, 1:], b[1:]), expected, rtol, atol)
     assert short.max_error > 100
+
+
+def test_a_chain_that_rounds_each_operation_passes_and_a_narrower_one_fails():
+    elementwise = kernels.get("elementwise")
+    problem = elementwise.parse_problem({"m": 1024, "n": 1024})
+    rng = np.random.default_rng(7)
+    # Twice as wide as a problem's own inputs: what the largest of many millions are like.
+    x, y = 2 * rng.standard_normal((2, 1024, 1024), dtype=np.float32)
+    (expected,) = elementwise.reference(problem, [x, y])
+    rtol, atol = tolerance("float32", "float32", elementwise.reduction_length(problem))
+    each = (x / (np.float32(1) + np.exp(-x))) * y
+    assert compare(each, expected, rtol, atol).passed
+    narrow = (x / (1 + np.exp(-x))).astype(np.float16).astype(np.float32) * y
+    assert not compare(narrow, expected, rtol, atol).passed
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
