@@ -31,8 +31,8 @@ def test_all_stages_at_once(kernel) -> None:
     shown = kernel.show()
     names = [line.split()[2] for line in shown.splitlines() if line.startswith("# --- ")]
     assert names == [
-        "source", "guard_tiles", "serialize_threads", "drop_stages", "fold_clear", "split_tiles",
-        "join_blocks", "inference", "tir",
+        "source", "guard_tiles", "serialize_threads", "vectorize_threads", "drop_stages",
+        "fold_clear", "split_tiles", "join_blocks", "inference", "tir",
     ]  # fmt: skip
     assert shown.count("(unchanged)") == 5
 

@@ -56,6 +56,7 @@ from tilecore.ir.expr import Expr, Load, Var, int_value
 
 SCOPES = ("global", "shared", "fragment", "local")
 LOOP_KINDS = ("serial", "pipelined", "unroll", "vectorized")
+THREADS = "threads"  # kind of a loop over the threads of a block, none of which sees another
 RUNS_ON = "runs_on"  # annotation of a copy
 COALESCED_WIDTH = "coalesced_width"  # annotation of a Parallel: neighbours along its last loop
 SHUFFLES = ("shfl", "shfl_xor", "shfl_up", "shfl_down")

@@ -8,6 +8,7 @@ from tilecore.ir.nodes import PrimFunc
 from tilecore.passes import (
     fold_clear,
     join_blocks,
+    lanes,
     merge_nests,
     open_extents,
     private_tiles,
@@ -23,6 +24,7 @@ Pass = Callable[[PrimFunc], PrimFunc]
 PIPELINE: tuple[tuple[str, Pass], ...] = (
     ("guard_tiles", tile_guards.run),
     ("serialize_threads", threads.run),
+    ("vectorize_threads", lanes.run),
     ("drop_stages", stages.run),
     ("fold_clear", fold_clear.run),
     ("split_tiles", split_tiles.run),

@@ -33,10 +33,10 @@ class _Launches(Rewriter):
 
 class _Loops(Rewriter):
     def visit_copy(self, stmt: Copy) -> Stmt:
-        return _loops(copy_nest(stmt)) if _is_private(stmt) else stmt
+        return element_loops(copy_nest(stmt)) if _is_private(stmt) else stmt
 
     def visit_fill(self, stmt: Fill) -> Stmt:
-        return _loops(fill_nest(stmt)) if _is_private(stmt) else stmt
+        return element_loops(fill_nest(stmt)) if _is_private(stmt) else stmt
 
     def visit_reduce(self, stmt: nodes.Reduce) -> Stmt:
         return _shared_out(stmt)
@@ -59,7 +59,7 @@ def _shared_out(stmt: Stmt) -> Stmt:
     return stmt
 
 
-def _loops(nest: Parallel) -> Stmt:
+def element_loops(nest: Parallel) -> Stmt:
     """Return a nest as loops that one thread runs, unrolled: arrays stay in registers."""
     body = nest.body
     for name, extent in reversed(list(zip(nest.loop_vars, nest.extents, strict=True))):

@@ -329,7 +329,7 @@ class Serializer:
         if predicate:
             inner = nodes.If(self.holds(predicate), inner, None, span)
         bounds = (const(self.active.start), const(self.active.stop), const(1))
-        return nodes.For(self.thread, *bounds, "serial", inner, span=span)
+        return nodes.For(self.thread, *bounds, nodes.THREADS, inner, span=span)
 
     def holds(self, predicate: Predicate) -> Expr:
         """Return whether the thread of the enclosing loop is active."""

@@ -1,0 +1,454 @@
+"""vectorize_threads: the threads of a block become lanes of vectors.
+
+serialize_threads leaves loops over the threads of a block, whose iterations have nothing to do with
+each other. Run one after the other, each thread waits for its own chain of sums, and what it loads
+lies far from what it loads next: neighbouring threads have the neighbouring elements. So a group of
+threads runs in step: loops that all of them run alike stay outside, and each store inside becomes a
+nest over the group. What threads do differently is done by one after the other, as before.
+
+Threads are counted along axes: those of the program, and where it divides its thread index (``tx //
+16``, ``tx % 16``) those it makes. The group is taken along the axis where most accesses are of
+neighbours; private tiles get that axis as their last one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tilecore.ir.analysis import read_buffers, reads, writes, written_buffers
+from tilecore.ir.bounds import Interval, Linear, interval, linear, step_of
+from tilecore.ir.expr import Binary, Cast, Expr, Load, Var, binary, cast, const, int_value
+from tilecore.ir.nests import copy_nest, fill_nest
+from tilecore.ir.nodes import (
+    THREADS,
+    Alloc,
+    Buffer,
+    Copy,
+    Fill,
+    For,
+    If,
+    KernelLaunch,
+    Parallel,
+    PrimFunc,
+    Seq,
+    Stmt,
+    Store,
+)
+from tilecore.ir.substitute import Rebuilder, substitute_stmt
+from tilecore.ir.visitor import (
+    Rewriter,
+    buffers_of,
+    children,
+    expressions,
+    flat,
+    has_jump,
+    loads,
+    regions,
+    walk,
+    walk_expr,
+)
+from tilecore.passes.private_tiles import element_loops
+
+GROUP = 32  # most threads that run in step: sums of four vectors hide their latency
+LEAST = 8  # threads along an axis, fewer fill no vector
+APART = 6.0  # cost of loading a vector whose elements lie apart, relative to neighbours
+OTHER = 4.0  # cost of what is no store, for one thread
+WORTH_IT = 0.8  # of the cost of one thread after the other
+UNKNOWN_TRIPS = 8
+NOT_IN_VECTORS = ("floordiv", "mod", "pow")
+
+
+def run(func: PrimFunc) -> PrimFunc:
+    """Return the function with the threads of its launches in groups."""
+    return replace(func, body=_Launches().visit(func.body))
+
+
+class _Launches(Rewriter):
+    def visit_kernellaunch(self, stmt: KernelLaunch) -> Stmt:
+        launch = replace(stmt, body=_Apart().visit(stmt.body))
+        loops = [s for s in walk(launch) if isinstance(s, For) and s.kind == THREADS]
+        if not loops:
+            return stmt
+        axes = _axes(launch, loops)
+        choices = [_InGroups(launch, axes, a) for a in axes if _group(a.extent) >= LEAST]
+        best = min(choices, key=lambda choice: choice.cost, default=None)
+        return best.launch if best is not None and best.pays else _Serial().visit(launch)
+
+
+class _Apart(Rewriter):
+    """Gives what threads do in a loop and what is done once in it loops of their own.
+
+    Threads then run the loop one after the other, or in groups: what a thread goes through lies in
+    a row.
+    """
+
+    def visit_for(self, stmt: For) -> Stmt:
+        made = self.rebuild(stmt)
+        parts = flat([made.body]) if isinstance(made, For) else []
+        is_mixed = any(isinstance(part, For) and part.kind == THREADS for part in parts)
+        if not is_mixed or not isinstance(made, For) or made.kind == THREADS or not _is_free(made):
+            return made
+        return Seq(tuple(self._alone(made, part) for part in parts), made.span)
+
+    @staticmethod
+    def _alone(loop: For, part: Stmt) -> Stmt:
+        if not isinstance(part, For) or part.kind != THREADS:
+            return replace(loop, body=part)
+        return replace(part, body=replace(loop, body=part.body))
+
+
+def _is_free(loop: For) -> bool:
+    """Return whether the parts of a loop, and the threads in them, have nothing to do with others.
+
+    That is, no part reads or writes what another one writes, and none reads what it writes itself.
+    """
+    parts = flat([loop.body])
+    if has_jump(loop.body) or any(_is_deep(part) for part in parts):
+        return False
+    written = [{b.root for b in written_buffers(part)} for part in parts]
+    read = [{b.root for b in read_buffers(part)} for part in parts]
+    heads = {x.buffer.root for e in expressions(loop) for x in walk_expr(e) if isinstance(x, Load)}
+    for number, mine in enumerate(written):
+        others = (w | r for i, (w, r) in enumerate(zip(written, read, strict=True)) if i != number)
+        if mine & (heads | read[number]) or any(mine & other for other in others):
+            return False
+    return True
+
+
+def _is_deep(part: Stmt) -> bool:
+    """Return whether a part is more than stores, or a loop of threads over them."""
+    inner = flat([part.body]) if isinstance(part, For) and part.kind == THREADS else [part]
+    return not all(isinstance(stmt, Store) for stmt in inner)
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """An axis of the threads: ``thread // inner % extent`` is called ``var``."""
+
+    var: Var
+    inner: int
+    extent: int
+
+
+def _axes(launch: KernelLaunch, loops: Sequence[For]) -> list[_Axis]:
+    """Return the axes of the threads, the innermost first."""
+    thread = loops[0].loop_var
+    count = max(int_value(loop.stop) or 1 for loop in loops)
+    sizes = {_period(e, thread) for s in walk(launch) for x in expressions(s) for e in walk_expr(x)}
+    axes: list[_Axis] = []
+    inner = 1
+    for size in sorted({*(s for s in sizes if s is not None), count}):
+        if size > inner and size % inner == 0 and count % size == 0:
+            axes.append(
+                _Axis(Var(f"{thread.name}_{len(axes)}", thread.dtype), inner, size // inner)
+            )
+            inner = size
+    return axes
+
+
+def _period(expr: Expr, thread: Var) -> int | None:
+    """Return the threads after which a quotient or remainder of the thread index changes anew."""
+    size = _divisor(expr)
+    if size is None or not isinstance(expr, Binary):
+        return None
+    inner = expr.a
+    while isinstance(inner, Cast):
+        inner = inner.a
+    first = _divisor(inner)
+    if first is not None and isinstance(inner, Binary) and inner.op in ("floordiv", "shr"):
+        size, inner = size * first, inner.a
+    form = linear(inner)
+    factor = abs(form.coefficient(thread)) if form is not None else 0
+    return size // factor if factor and size % factor == 0 else None
+
+
+def _divisor(expr: Expr) -> int | None:
+    """Return the number that an expression divides by, or takes the remainder of."""
+    number = int_value(expr.b) if isinstance(expr, Binary) else None
+    if not isinstance(expr, Binary) or number is None or number < 0:
+        return None
+    match expr.op:
+        case "floordiv" | "mod":
+            return number or None
+        case "shr":
+            return 1 << number if number < 31 else None
+        case "bitand":
+            return number + 1 if number & (number + 1) == 0 else None
+        case _:
+            return None
+
+
+class _Places(Rebuilder):
+    """Puts axes in place of the thread index, and private tiles in the order of the axes."""
+
+    def __init__(self, tiles: Mapping[Buffer, Buffer], order: Sequence[_Axis]) -> None:
+        super().__init__()
+        self.tiles, self.order = tiles, order
+        self.number = Linear({a.var: a.inner for a in order}, 0).to_expr()
+        self.thread: Var | None = None  # what ``number`` stands for, in a loop over all threads
+        self.ranges: dict[Var, Interval] = {a.var: (0, a.extent - 1) for a in order}
+
+    def buffer(self, buffer: Buffer) -> Buffer:
+        """Return the tile that stands for a private one."""
+        return self.tiles.get(buffer) or super().buffer(buffer)
+
+    def expr(self, expr: Expr) -> Expr:
+        """Return an expression, with its quotients of axes as axes."""
+        if expr is self.thread:
+            return self.number
+        if isinstance(expr, Load) and expr.buffer in self.tiles:
+            return Load(self.tiles[expr.buffer], self._own(expr.indices), expr.dtype)
+        return self._divided(super().expr(expr))
+
+    def stmt(self, stmt: Stmt) -> Stmt:
+        """Return a statement, rewritten."""
+        if isinstance(stmt, (Copy, Fill)) and self.thread is not None:  # what each does for itself
+            nest = copy_nest(stmt) if isinstance(stmt, Copy) else fill_nest(stmt)
+            return self.stmt(element_loops(nest))
+        if isinstance(stmt, Store) and stmt.buffer in self.tiles:
+            indices, value = self._own(stmt.indices), self.expr(stmt.value)
+            return Store(self.tiles[stmt.buffer], indices, value, stmt.span)
+        if isinstance(stmt, For):
+            first, end = int_value(stmt.start), int_value(stmt.stop)
+            if first is not None and end is not None and end > first:
+                self.ranges[stmt.loop_var] = (first, end - 1)
+        return super().stmt(stmt)
+
+    def _own(self, indices: Sequence[Expr]) -> tuple[Expr, ...]:
+        """Return the indices into a private tile, of which the first one counts threads."""
+        thread, *rest = (self.expr(i) for i in indices)
+        places = []
+        for axis in self.order:
+            place = self._divided(binary("floordiv", thread, axis.inner))
+            places.append(self._divided(binary("mod", place, axis.extent)))
+        return (*rest, *places)
+
+    def _divided(self, expr: Expr) -> Expr:
+        """Return a quotient or remainder without a division, where axes and ranges tell it."""
+        size = _divisor(expr)
+        if size is None or not isinstance(expr, Binary) or not expr.dtype.is_integer:
+            return expr
+        form = linear(expr.a)
+        if form is None:
+            return expr
+        within = {v: c for v, c in form.coefficients.items() if c % size}
+        rest = Linear(within, form.constant % size)
+        bounds = interval(rest.to_expr(), self.ranges)
+        if bounds is None or bounds[0] < 0 or bounds[1] >= size:
+            return expr
+        if expr.op in ("mod", "bitand"):
+            return cast(rest.to_expr(), expr.dtype)
+        whole = {v: c // size for v, c in form.coefficients.items() if v not in within}
+        return cast(Linear(whole, form.constant // size).to_expr(), expr.dtype)
+
+
+class _InGroups(_Places):
+    """A launch whose groups of threads run along ``lane``."""
+
+    def __init__(self, launch: KernelLaunch, axes: Sequence[_Axis], lane: _Axis) -> None:
+        self.lane = lane
+        self.axes = axes[::-1]  # the outermost first: in the order of the threads
+        self.outer = [a for a in self.axes if a is not lane]
+        order = [*self.outer, lane]
+        super().__init__(_private_tiles(launch, order), order)
+        self.group = _group(lane.extent)
+        self.cost = self.serial_cost = 0.0
+        self.launch = self.stmt(launch)
+
+    @property
+    def pays(self) -> bool:
+        """Whether groups are expected to be faster than one thread after the other."""
+        return self.cost < WORTH_IT * self.serial_cost
+
+    def stmt(self, stmt: Stmt) -> Stmt:
+        """Return a statement, with the loops over threads in it rewritten."""
+        if not isinstance(stmt, For) or stmt.kind != THREADS:
+            return super().stmt(stmt)
+        count = math.prod(a.extent for a in self.axes)
+        if (int_value(stmt.start), int_value(stmt.stop)) != (0, count):
+            return super().stmt(replace(stmt, kind="serial"))
+        self.thread = stmt.loop_var
+        body = flat([self.stmt(stmt.body)])
+        self.thread = None
+        self._count(body)
+        if not any(self._is_vector(s) for b in body for s in walk(b)):
+            return self._rows(body) or _nested(self.axes, Seq(tuple(body), stmt.span))
+        if all(isinstance(s, Store) for s in body):
+            return Seq(tuple(map(self._element, body)), stmt.span)
+        chunk = Var(f"{stmt.loop_var.name}_group", stmt.loop_var.dtype)
+        made = Seq(tuple(self._in_step(body, chunk)), stmt.span)
+        return _nested([*self.outer, _Axis(chunk, 1, self.lane.extent // self.group)], made)
+
+    def _rows(self, body: Sequence[Stmt]) -> Stmt | None:
+        """Return a nest of what each thread copies in a row, or None."""
+        loop = body[0]
+        if len(body) > 1 or not isinstance(loop, For) or int_value(loop.start) != 0:
+            return None
+        (store, *more), size = flat([loop.body]), int_value(loop.stop)
+        if more or not isinstance(store, Store) or size is None or int_value(loop.step) != 1:
+            return None
+        if _apart(store.buffer, store.indices, loop.loop_var) != 1 or store.buffer in reads(store):
+            return None
+        names = (*(axis.var for axis in self.axes), loop.loop_var)
+        extents = (*(const(axis.extent) for axis in self.axes), const(size))
+        return Parallel(names, extents, store, span=store.span)
+
+    def _element(self, stmt: Stmt) -> Stmt:
+        """Return a store as a nest over all threads, or as loops over them.
+
+        What threads along an axis store alike, one of them stores.
+        """
+        names = {node for e in expressions(stmt) for node in walk_expr(e)}
+        is_alike = not set(writes(stmt)) & set(reads(stmt))
+        used = {axis for axis in self.axes if axis.var in names or not is_alike}
+        if not self._is_vector(stmt):
+            return _nested([axis for axis in self.axes if axis in used], stmt)
+        order = [axis for axis in self.order if axis in used]
+        extents = tuple(const(axis.extent) for axis in order)
+        return Parallel(tuple(axis.var for axis in order), extents, stmt, span=stmt.span)
+
+    def _in_step(self, body: Sequence[Stmt], chunk: Var) -> Iterator[Stmt]:
+        """Yield statements as the threads of a group run them in step."""
+        lane = Var(self.lane.var.name, chunk.dtype)
+        here = binary("add", binary("mul", chunk, self.group), lane)
+        for stmt in body:
+            if isinstance(stmt, (For, If)) and self._is_common(stmt):
+                yield self._within(stmt, chunk)
+                continue
+            mine = substitute_stmt(stmt, {self.lane.var: here})
+            if self._is_vector(stmt):
+                yield Parallel((lane,), (const(self.group),), mine, span=stmt.span)
+            else:
+                yield _nested([_Axis(lane, 1, self.group)], mine)
+
+    def _within(self, stmt: For | If, chunk: Var) -> Stmt:
+        def made(body: Stmt) -> Stmt:
+            return Seq(tuple(self._in_step(flat([body]), chunk)))
+
+        if isinstance(stmt, For):
+            return replace(stmt, body=made(stmt.body))
+        other = None if stmt.else_body is None else made(stmt.else_body)
+        return replace(stmt, then_body=made(stmt.then_body), else_body=other)
+
+    def _is_common(self, stmt: For | If) -> bool:
+        """Return whether a group runs a loop or branch as one, and some of it in step."""
+        if has_jump(stmt) or not any(self._is_vector(s) for s in walk(stmt)):
+            return False
+        heads = (stmt.start, stmt.stop, stmt.step) if isinstance(stmt, For) else (stmt.cond,)
+        parts = [node for head in heads for node in walk_expr(head)]
+        return not any(part is self.lane.var or isinstance(part, Load) for part in parts)
+
+    # --- what is worth it -------------------------------------------------------------------------
+
+    def _is_vector(self, stmt: Stmt) -> bool:
+        """Return whether neighbouring threads store neighbouring elements, of known places."""
+        if not isinstance(stmt, Store) or _apart(stmt.buffer, stmt.indices, self.lane.var) != 1:
+            return False
+        if any(_apart(x.buffer, x.indices, self.lane.var) is None for x in loads(stmt)):
+            return False
+        parts = (node for e in expressions(stmt) for node in walk_expr(e))
+        whole = (p for p in parts if isinstance(p, Binary) and p.op in NOT_IN_VECTORS)
+        return not any(node is self.lane.var for p in whole for node in walk_expr(p))
+
+    def _count(self, body: Sequence[Stmt], times: float = 1.0, *, apart: bool = False) -> None:
+        """Add what statements cost in groups and one thread after the other, per LEAST threads."""
+        for stmt in body:
+            if isinstance(stmt, Store):
+                steps = [_apart(x.buffer, x.indices, self.lane.var) for x in loads(stmt)]
+                serial = times * LEAST * (2.0 + len(steps))
+                vector = times * (2.0 + sum(1.0 if s in (0, 1) else APART for s in steps))
+                self.cost += vector if self._is_vector(stmt) and not apart else serial
+                self.serial_cost += serial
+            elif not children(stmt):
+                self.cost += times * LEAST * OTHER
+                self.serial_cost += times * LEAST * OTHER
+            else:
+                is_apart = not (isinstance(stmt, (For, If)) and self._is_common(stmt))
+                inside = times * _trips(stmt) if isinstance(stmt, For) else times
+                self._count(flat(children(stmt)), inside, apart=apart or is_apart)
+
+
+def _apart(buffer: Buffer, indices: Sequence[Expr], along: Var) -> int | None:
+    """Return the elements from one access to the next along an axis; None: not known."""
+    if buffer.strides is not None:
+        sizes = [int_value(s) for s in buffer.strides]
+    else:
+        shape = [int_value(e) for e in buffer.shape]
+        sizes = [_product(shape[axis + 1 :]) for axis in range(len(shape))]
+    total = 0
+    for index, size in zip(indices, sizes, strict=True):
+        step = step_of(index, along)
+        if step == 0:
+            continue
+        if step is None or size is None:
+            return None
+        total += step * size
+    return total
+
+
+def _private_tiles(launch: KernelLaunch, order: Sequence[_Axis]) -> dict[Buffer, Buffer]:
+    """Return private tiles that only loads and stores of elements touch, and what they become."""
+    allocs = [s.buffer for s in walk(launch) if isinstance(s, Alloc)]
+    others = {b for s in _others(launch) for b in _named(s)} | {b.base for b in allocs}
+    count = math.prod(a.extent for a in order)
+    extents = tuple(const(a.extent) for a in order)
+    return {
+        tile: replace(tile, shape=(*tile.shape[1:], *extents))
+        for tile in allocs
+        if tile.scope == "local" and tile.shape and int_value(tile.shape[0]) == count
+        if tile.strides is None and tile.base is None and tile not in others
+    }
+
+
+def _others(stmt: Stmt, *, inside: bool = False) -> Iterator[Stmt]:
+    """Yield what touches more than elements: copies and fills of single threads become loops."""
+    is_element = isinstance(stmt, (Alloc, Store, Copy, Fill) if inside else (Alloc, Store))
+    if is_element:
+        return
+    below = children(stmt)
+    if not below:
+        yield stmt
+    for child in below:
+        yield from _others(child, inside=inside or (isinstance(stmt, For) and stmt.kind == THREADS))
+
+
+def _named(stmt: Stmt) -> set[Buffer]:
+    """Return the buffers of which a statement takes more than the value of an element."""
+    loaded = {load.buffer for load in loads(stmt)}
+    return (buffers_of(stmt) - loaded) | set(writes(stmt)) | {r.buffer for r in regions(stmt)}
+
+
+def _trips(loop: For) -> int:
+    first, end = int_value(loop.start), int_value(loop.stop)
+    return UNKNOWN_TRIPS if first is None or end is None else max(0, end - first)
+
+
+def _product(sizes: Sequence[int | None]) -> int | None:
+    known = [s for s in sizes if s is not None]
+    return math.prod(known) if len(known) == len(sizes) else None
+
+
+def _group(extent: int) -> int:
+    """Return how many threads run in step: the most that divide an axis."""
+    return max(g for g in range(1, min(GROUP, extent) + 1) if extent % g == 0)
+
+
+def _nested(axes: Sequence[_Axis], body: Stmt) -> Stmt:
+    """Return a body in loops over axes, the last one innermost."""
+    for axis in reversed(axes):
+        if axis.extent == 1:
+            body = substitute_stmt(body, {axis.var: const(0)})
+        else:
+            bounds = (const(0), const(axis.extent), const(1))
+            body = For(axis.var, *bounds, "serial", body, span=body.span)
+    return body
+
+
+class _Serial(Rewriter):
+    """Makes loops over threads loops like others."""
+
+    def visit_for(self, stmt: For) -> Stmt:
+        made = replace(stmt, body=self.visit(stmt.body))
+        return replace(made, kind="serial") if stmt.kind == THREADS else made
