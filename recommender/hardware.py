@@ -40,6 +40,7 @@ class HardwareProfile:
     peak_flop_per_s: Mapping[str, float] = field(default_factory=dict)  # by dtype: per core (CPU)
     bandwidth_bytes_per_s: float = 10e9  # memory, all cores
     core_bandwidth_bytes_per_s: float = 10e9  # memory, one core
+    turns_gain: float = 1.0  # CPU: a core's rate of reading four rows in turn, over that of one
     launch_s: float = 5e-6  # one call including the parallel fork and join
     target: str = ""  # GPU: the name that tilecore compiles for; its limits are the target's
     clock_hz: float = 0.0  # GPU: at which the peaks hold

@@ -18,7 +18,7 @@ from tilecore.graph.graph import Launch
 from tilecore.graph.nodes import Access, TileOp
 from tilecore.inference.dots import DOTS
 from tilecore.inference.in_place import is_float_copy
-from tilecore.ir.nodes import Buffer, Copy
+from tilecore.ir.nodes import Buffer, Copy, Reduce
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +56,8 @@ DEFAULT_OP_CONSTANTS = OpConstants()
 HIDDEN = 0.5
 HELD = 0.5  # of the registers: a smaller tile that a statement updates lies in them
 JOINED = ("parallel", "copy", "fill")  # launches of these alone: their blocks become rows
+ROWS_IN_TURN, SHORT_BYTES = 4, 1024  # of which HardwareProfile.turns_gain tells; of pieces
+LEAST_GAIN = 1.1  # of reading in turn: less may be what else the machine did
 NEAR = 0.25  # of L2: smaller tensors are read again from there, as their tiles are counted
 
 
@@ -230,9 +232,11 @@ def _memory_s(
     sizes: dict[Buffer, np.ndarray] = {}
     moved: dict[Buffer, np.ndarray] = {}
     pieces: dict[Buffer, np.ndarray] = {}
-    zero = np.zeros(count)
+    gains: dict[Buffer, np.ndarray] = {}
+    zero, one = np.zeros(count), np.ones(count)
     for launch in graph.launches:
         is_joined = all(op.kind in JOINED for op in launch.ops)
+        is_by_rows = not is_joined and all(map(_runs_along_rows, launch.ops))
         for writes in (False, True):
             for op, access in launch.accesses(writes=writes):
                 size = _column(evaluate(access.footprint_bytes, columns), count)
@@ -240,7 +244,11 @@ def _memory_s(
                 tensor = access.buffer
                 sizes[tensor] = np.maximum(sizes.get(tensor, 0.0), size)
                 moved[tensor] = moved.get(tensor, 0.0) + size * times
+                in_turn = is_by_rows and not writes
+                gain = _gain(access, columns, hardware, count) if in_turn else one
                 begun = zero if is_joined else _pieces(access, size, columns, count)
+                begun = np.where(gain > 1.0, 0.0, begun)
+                gains[tensor] = np.maximum(gains.get(tensor, 1.0), gain)
                 pieces[tensor] = np.maximum(pieces.get(tensor, 0.0), begun)
     once = {tensor: np.minimum(size, moved[tensor]) for tensor, size in sizes.items()}
     again = (
@@ -248,7 +256,8 @@ def _memory_s(
         for tensor, size in sizes.items()
     )
     streams = (np.where(size > hardware.l2_bytes, pieces[t], 0.0) for t, size in sizes.items())
-    found: np.ndarray = _total(once.values(), count) / bandwidth
+    arriving = (size / gains[tensor] for tensor, size in once.items())
+    found: np.ndarray = _total(arriving, count) / bandwidth
     found = found + _total(streams, count) * c.piece_s
     return found + _total(again, count) / (bandwidth * c.again_factor)
 
@@ -258,13 +267,39 @@ def _pieces(access: Access, size: np.ndarray, columns: Columns, count: int) -> n
 
     Rows join where a block has one, or where it is as wide as the tensor.
     """
+    rows, row_bytes = _rows(access, columns, count)
+    return np.where(rows > 1, size / row_bytes, 0.0)
+
+
+def _runs_along_rows(op: TileOp) -> bool:
+    """Return whether a statement goes through what it reads row by row."""
+    if isinstance(op.stmt, Reduce):
+        return len(op.stmt.src.extents) - 1 in op.stmt.axes
+    return op.kind in JOINED
+
+
+def _gain(
+    access: Access, columns: Columns, hardware: HardwareProfile, count: int
+) -> np.ndarray:  # fmt: skip
+    """Return how much faster memory answers who reads a few rows in turn, by short pieces."""
+    rows, row_bytes = _rows(access, columns, count)
+    is_short = (rows > 1) & (row_bytes <= SHORT_BYTES)
+    full = hardware.turns_gain if hardware.turns_gain >= LEAST_GAIN else 1.0
+    half = np.sqrt(full)
+    gain = np.where((rows <= ROWS_IN_TURN) & (row_bytes <= SHORT_BYTES / 2), full, half)
+    found: np.ndarray = np.where(is_short & (rows <= 4 * ROWS_IN_TURN), gain, 1.0)
+    return found
+
+
+def _rows(access: Access, columns: Columns, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of a block's part of a tensor, 1 where they join, and the bytes of each."""
     if not access.extents:
-        return np.zeros(count)
+        return np.ones(count), np.ones(count)
     width = _column(evaluate(access.extents[-1], columns), count)
     whole = _column(evaluate(access.buffer.shape[-1], columns), count)
-    tile_bytes = _column(evaluate(access.tile_bytes, columns), count)
     row_bytes = width * access.buffer.dtype.itemsize
-    return np.where((tile_bytes > row_bytes) & (width < whole), size / row_bytes, 0.0)
+    rows = _column(evaluate(access.tile_bytes, columns), count) / row_bytes
+    return np.where(width < whole, rows, 1.0), row_bytes
 
 
 def _total(values: Iterable[np.ndarray], count: int) -> np.ndarray:

@@ -31,6 +31,7 @@ MEMORY_BYTES = 8 << 30
 DTYPES = ("float32", "float64")
 SAMPLES = 9
 STREAM_BYTES = 64 << 20  # per array, two arrays: far beyond a core's own caches, cheap to page in
+ROWS, PIECE = 4, 64  # read in turn, and how many elements of each
 FMA_STEPS = 200_000  # a few ms
 TILE_STEPS = 20_000
 # Outside of this a probe measured something else: 1 FLOP per cycle of a slow core, 4 AVX-512 FMA
@@ -91,6 +92,31 @@ class PeakProbe:
         times_s = _samples(lambda: run(source, target, factor), clock, SAMPLES)
         return 2 * source.nbytes / median(times_s)
 
+    def reading_s(self, *ways: tuple[int, int]) -> list[float]:
+        """Return the seconds in which one core reads STREAM_BYTES, for each way.
+
+        Args:
+            ways: how many parts it reads in turn, and how many elements of each. Their samples
+                are taken by turns, too: what slows the machine down slows down all of them.
+        """
+        from tilecore.lowering.cpu.peaks import STREAM_UNROLL, reading_probe
+
+        elements = STREAM_BYTES // 4
+        source = np.ones(elements, np.float32)
+        out = aligned_copy(np.zeros(STREAM_UNROLL * self._target.lanes("float32"), np.float32))
+        runs = [self._compiled(reading_probe(elements, *way, self._target)) for way in ways]
+        times_s: list[list[float]] = [[] for _ in ways]
+        for _ in range(SAMPLES):
+            for run, own in zip(runs, times_s, strict=True):
+                out[:] = 0
+                begin = time.thread_time()
+                run(source, out)
+                own.append(time.thread_time() - begin)
+                if out.sum() != elements:
+                    reason = f"the sum is {out.sum()}, not {elements}"
+                    raise ProbeFailed(what="reading", reason=reason)
+        return [median(own) for own in times_s]
+
     def launch_s(self, threads: int) -> float:
         """Return the wall time of a parallel call that does nothing."""
         from tilecore.lowering.cpu.peaks import launch_probe
@@ -140,6 +166,7 @@ def measure(
         one_core = _ask(sandbox, "bandwidth_bytes_per_s", 1)
         all_cores = _ask(sandbox, "bandwidth_bytes_per_s", cores)
         launch_s = _ask(sandbox, "launch_s", cores)
+        whole_s, turns_s = _ask(sandbox, "reading_s", (1, PIECE), (ROWS, PIECE))
     finally:
         sandbox.close()
         zygote.close()
@@ -149,15 +176,16 @@ def measure(
         core_bandwidth_bytes_per_s=one_core,
         bandwidth_bytes_per_s=max(one_core, all_cores),
         launch_s=launch_s,
+        turns_gain=whole_s / turns_s,
         source=f"measured {now():%Y-%m-%d}",
     )
 
 
-def _ask(sandbox: Sandbox, method: str, *args: object) -> float:
+def _ask(sandbox: Sandbox, method: str, *args: object) -> Any:
     outcome = sandbox.call(method, *args, timeout_s=PROBE_TIMEOUT_S)
     if not isinstance(outcome, Returned):
         raise ProbeFailed(what=method, reason=describe(outcome))
-    return float(outcome.value)
+    return outcome.value
 
 
 def _check_plausible(peaks: dict[str, float]) -> None:

@@ -63,6 +63,7 @@ def test_peaks_are_plausible_and_keep_the_key() -> None:
     assert f32 > 16e9  # AVX2, one port, 1 GHz
     assert 1e8 < found.core_bandwidth_bytes_per_s <= found.bandwidth_bytes_per_s < 1e12
     assert 1e-7 < found.launch_s < 1e-2
+    assert 0.3 < found.turns_gain < 4
 
 
 def test_the_toolchain_changes_with_the_compiler_and_not_with_kernels(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tilecore.lowering.cpu.peaks import reading_probe
 from tilecore.target import cpu_target, host_features
 from workers.peaks import PeakProbe
 
@@ -12,3 +13,13 @@ def test_tiles_are_faster_than_vectors():
     vectors, tiles = probe.fma_flop_per_s("float32"), probe.tile_flop_per_s("bfloat16")
     assert tiles > 2 * vectors
     assert probe.tile_flop_per_s("int8") > 1.2 * tiles
+
+
+def test_reading_adds_up_every_number_whatever_the_way():
+    times_s = PeakProbe(cpu_target()).reading_s((1, 64), (4, 64), (16, 1024))
+    assert all(1e-4 < time_s < 1.0 for time_s in times_s)
+
+
+def test_reading_wants_whole_pieces():
+    with pytest.raises(ValueError, match="expected 3 parts of pieces of 64, found 1024 elements"):
+        reading_probe(1024, 3, 64, cpu_target())

@@ -96,6 +96,33 @@ def stream_probe(elements: int, tasks: int, target: Target) -> Any:
     return builder.finish("main", [source, result, factor])
 
 
+def reading_probe(elements: int, rows: int, piece: int, target: Target) -> Any:
+    """Return TIR that adds up float32 numbers, of ``rows`` parts a piece of each in turn.
+
+    Parameters of the function: source[elements], out[STREAM_UNROLL * lanes].
+    """
+    lanes = target.lanes("float32")
+    step = lanes * STREAM_UNROLL
+    if piece % step or elements % (rows * piece):
+        raise ValueError(f"expected {rows} parts of pieces of {piece}, found {elements} elements")
+    builder = TirBuilder()
+    source = _param("source", elements, "float32")
+    out = _param("out", step, "float32")
+    sums = builder.registers(STREAM_UNROLL, lanes, "float32")
+    for u, register in enumerate(sums):
+        builder.store(register, builder.load(out, u * lanes, lanes), 0, lanes)
+    part = elements // rows
+    with builder.loop(part // piece) as number, builder.loop(rows) as row:
+        first = builder.bind(row * part + number * piece)
+        with builder.loop(piece // step) as i:
+            for u, register in enumerate(sums):
+                value = builder.load(source, first + i * step + u * lanes, lanes)
+                builder.store(register, builder.load(register, 0, lanes) + value, 0, lanes)
+    for u, register in enumerate(sums):
+        builder.store(out, builder.load(register, 0, lanes), u * lanes, lanes)
+    return builder.finish("main", [source, out])
+
+
 def launch_probe(tasks: int) -> Any:
     """Return TIR of a parallel loop that does next to nothing: its time is fork and join.
 
