@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -181,3 +183,25 @@ def test_elements_of_one_thread_each_become_rows(run_both) -> None:
     assert "in parallel(128):" in grouped(add)
     x = np.random.default_rng(4).standard_normal((64, 1024), dtype=np.float32)
     run_both(add, [x], [np.zeros_like(x)], [x.astype(np.float64) + 1])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_rows_of_threads_become_columns_of_their_tiles_in_blocks(dtype, run_both) -> None:
+    @T.prim_func
+    def main(X: T.Tensor((2, 256), dtype), Y: T.Tensor((2, 256), dtype)):
+        with T.Kernel(2, threads=32) as b:
+            t = T.get_thread_binding()
+            a = T.alloc_local((8,), dtype)
+            for k in T.vectorized(8):
+                a[k] = X[b, t * 8 + k]
+            for _round in T.serial(3):
+                for k in T.serial(8):
+                    a[k] = a[k] + a[7 - k]
+            for k in T.vectorized(8):
+                Y[b, t * 8 + k] = a[k]
+
+    text = grouped(main)
+    assert re.search(r"for k, \w+ in parallel\(8, 32\):\n +a\[k, \w+\] = X", text)
+    assert re.search(r"for \w+, k\w* in parallel\(32, 8\):\n +Y\[", text)
+    x = np.random.default_rng(5).integers(0, 3, (2, 256)).astype(dtype)
+    run_both(main, [x], [np.zeros_like(x)])

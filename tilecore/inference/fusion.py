@@ -17,8 +17,8 @@ from tilecore.inference.names import without_names
 from tilecore.inference.plan import FusedNest
 from tilecore.inference.storage import Storage
 from tilecore.ir.analysis import kept_axes, read_buffers, written_buffers
-from tilecore.ir.bounds import linear
-from tilecore.ir.expr import Expr, Var, int_value
+from tilecore.ir.bounds import linear, variables
+from tilecore.ir.expr import Expr, Load, Var, int_value
 from tilecore.ir.nests import copy_nest, fill_nest, shifted
 from tilecore.ir.nodes import (
     Alloc,
@@ -61,6 +61,22 @@ class _Member:
     accesses: tuple[_Access, ...]
     folded: frozenset[int] = frozenset()
 
+    @property
+    def crosses(self) -> bool:
+        """Whether it only moves elements, from neighbours along one axis to those along another.
+
+        By itself it does so in blocks (lowering/cpu/transposed.py).
+        """
+        if len(self.steps) > 1 or len(self.loop_vars) < 2:
+            return False
+        (step,) = self.steps
+        if not isinstance(step, Store) or not isinstance(step.value, Load):
+            return False
+        read, written = (
+            variables(i[-1]) & {*self.loop_vars} for i in (step.value.indices, step.indices)
+        )
+        return written == {self.loop_vars[-1]} and bool(read) and not read & written
+
 
 def fuse(
     launch: KernelLaunch, elided: Collection[Stmt], storages: Mapping[Buffer, Storage]
@@ -72,7 +88,7 @@ def fuse(
         if isinstance(seq, Seq):
             stmts = [s for s in seq.stmts if s not in elided]
             members = [_member(s, storages) if places[s] == 1 else None for s in stmts]
-            nests = _fuse(stmts, members)
+            nests = _fuse(stmts, [None if m is None or m.crosses else m for m in members])
             found += [replace(n, handed_on=handed_on(launch, seq, n)) for n in nests]
     return found
 

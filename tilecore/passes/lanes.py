@@ -314,6 +314,10 @@ class _InGroups(_Places):
         lane = Var(self.lane.var.name, chunk.dtype)
         here = binary("add", binary("mul", chunk, self.group), lane)
         for stmt in body:
+            across = self._across(stmt, lane)
+            if across:
+                yield Seq(tuple(substitute_stmt(nest, {self.lane.var: here}) for nest in across))
+                continue
             if isinstance(stmt, (For, If)) and self._is_common(stmt):
                 yield self._within(stmt, chunk)
                 continue
@@ -322,6 +326,36 @@ class _InGroups(_Places):
                 yield Parallel((lane,), (const(self.group),), mine, span=stmt.span)
             else:
                 yield _nested([_Axis(lane, 1, self.group)], mine)
+
+    def _across(self, stmt: Stmt, lane: Var) -> list[Parallel]:
+        """Return what each thread moves in a row of its own as nests; none: it does more.
+
+        A thread's row in memory becomes its column of a private tile, or the other way round.
+        """
+        if not isinstance(stmt, For) or stmt.loop_var is lane:
+            return []
+        row, size = stmt.loop_var, int_value(stmt.stop)
+        stores = [s for s in flat([stmt.body]) if isinstance(s, Store)]
+        is_plain = (int_value(stmt.start), int_value(stmt.step)) == (0, 1) and size is not None
+        if not is_plain or len(stores) < len(flat([stmt.body])):
+            return []
+        written = {s.buffer.root for s in stores}
+        nests = []
+        for store in stores:
+            load = store.value
+            if not isinstance(load, Load) or load.buffer.root in written:
+                return []
+            along = self.lane.var, row
+            store_lane, store_row = (_apart(store.buffer, store.indices, v) for v in along)
+            load_lane, load_row = (_apart(load.buffer, load.indices, v) for v in along)
+            lanes, rows = const(self.group), const(size or 0)
+            if store_lane == load_row == 1 and any(index is row for index in store.indices):
+                nests.append(Parallel((row, lane), (rows, lanes), store, span=store.span))
+            elif store_row == load_lane == 1 and (store_lane or 0) >= (size or 0):
+                nests.append(Parallel((lane, row), (lanes, rows), store, span=store.span))
+            else:
+                return []
+        return nests
 
     def _within(self, stmt: For | If, chunk: Var) -> Stmt:
         def made(body: Stmt) -> Stmt:

@@ -65,6 +65,7 @@ from tilecore.lowering.cpu.params import kept_memory, lower_params
 from tilecore.lowering.cpu.scalar import check_dtypes, memory_type
 from tilecore.lowering.cpu.strided import box_place
 from tilecore.lowering.cpu.tir import TirBuilder, add, maximum, minimum, mul, quotient, remainder
+from tilecore.lowering.cpu.transposed import TransposedLowering, transposes
 from tilecore.lowering.cpu.views import bind_let, declare
 from tilecore.target import Target
 
@@ -408,6 +409,8 @@ class _LaunchLowering:
                 kind = GroupNestLowering
             elif decodes(nest, self.accessor):
                 kind = CodeNestLowering
+            elif transposes(nest, self.accessor):
+                kind = TransposedLowering
             kind(self.accessor, self.target, self.statement).emit(nest)
         else:
             self.statement(nest.body)
