@@ -6,10 +6,12 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from db.errors import DatabaseUnreachable
 from db.exact import BEST, FASTEST, KNOWN
 from db.migrate import upgrade
+from db.records import MeasurementQuery
 from db.scope import Shape, fastest
 from db.session import Database
 from db.store import GENERATION, LOG_STATE, SqlStore
@@ -81,7 +83,23 @@ def test_prepared_queries_give_what_sqlalchemy_does(store, query):
         assert [tuple(row) for row in store.database.ask(query, asked)] == expected
 
 
-WINNERS = fastest(Shape(frozenset({"kernel", "hardware_key"}), only_ok=True), "sqlite")
+@pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
+def test_a_server_plans_what_is_asked_once_not_for_every_value(store):
+    """Plans for a value took longer than the answer, and those of the first ten were bad ones."""
+    store.add_all(random_log(random.Random(1), 60))
+    for m in (64, 128, 256):
+        for query in (MeasurementQuery(kernel="gemm", m=m), MeasurementQuery(m=m, winners=True)):
+            store.page(query, limit=5)
+        store.best(workload(m), HARDWARE.key, "p1", TOOLCHAIN.key)
+    plans = "select custom_plans, generic_plans from pg_prepared_statements where statement like "
+    with store.database.read() as session:
+        found = session.execute(text(f"{plans} '%measurement%'")).all()
+        assert session.execute(text("show jit")).scalar() == "off"
+    assert sorted(custom for custom, _ in found) == [0] * len(found)
+    assert sum(generic for _, generic in found) >= 9
+
+
+WINNERS = fastest(Shape(frozenset({"kernel", "hardware_key"}), "sqlite", only_ok=True))
 
 
 @pytest.mark.parametrize(
