@@ -28,6 +28,7 @@ from sqlalchemy import (
     true,
     tuple_,
 )
+from sqlalchemy.sql import FromClause
 
 from db.models import (
     Base,
@@ -69,6 +70,7 @@ HARDWARE, TOOLCHAINS, PROGRAMS = _table(HardwareRow), _table(ToolchainRow), _tab
 TRIALS, RUNS = _table(TrialRow), _table(RunRow)
 PART = LOG.alias("part")
 LIMIT = bindparam("limit", type_=BigInteger())
+WALKED = {"workload": (WORKLOADS, PART.c.workload_id), "facet": (FACETS, PART.c.facet_id)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,36 +229,45 @@ def merged(shape: Shape) -> Select[Any]:
     """Return the query that walks facets or workloads one by one and merges what it finds.
 
     The first row of each says which of them can have any of the first ``limit`` rows: as many as
-    that, those whose own first rows are foremost. The others are looked at once.
+    that, those whose own first rows are foremost. The others are looked at once. Not so of times
+    of workloads, or within some days: there no index has them in order, and a first row takes as
+    long as all of them.
     """
-    by_workload = shape.walked == WORKLOADS.name
-    outer: Table = WORKLOADS if by_workload else FACETS
-    own = PART.c.workload_id if by_workload else PART.c.facet_id
-    conditions = (*shape.timed(PART.c), *shape.conditions(PART.c), *shape.behind(PART.c))
+    outer, own = WALKED[shape.walked]
+    by_workload = outer is WORKLOADS
     chosen = workload_conditions(shape) if by_workload else facet_conditions(shape)
-
-    def rows(of: ColumnElement[int], limit: ColumnElement[int]) -> Select[Any]:
-        inner = select(PART.c.id).where(own == of, *conditions)
-        return inner.order_by(*shape.order(PART.c)).limit(limit)
-
-    first = rows(outer.c.id, literal_column("1")).correlate(outer)
+    conditions = (*shape.timed(PART.c), *shape.conditions(PART.c), *shape.behind(PART.c))
+    keys = (PART.c.measured_at, PART.c.time_s)
     row: Any
+
+    def rows(part: FromClause, limit: ColumnElement[int]) -> Select[Any]:
+        inner = select(PART.c.id).where(own == part.c.id, *conditions)
+        return inner.order_by(*shape.order(PART.c)).limit(limit).correlate(part)
+
+    has_heads = not (shape.by_time and (by_workload or shape.dates(PART.c)))
+    part: FromClause = outer
+    count: ColumnElement[int] = LIMIT
     if shape.dialect == "sqlite":  # knows no LATERAL but looks up ids as fast
-        head = LOG.alias("head")
-        walked = outer.join(head, head.c.id == first.scalar_subquery())
-        foremost = select(outer.c.id).select_from(walked).where(*chosen)
-        part = foremost.order_by(*shape.order(head.c)).limit(LIMIT).subquery("foremost")
-        joined, row = part.join(LOG, LOG.c.id.in_(rows(part.c.id, LIMIT).correlate(part))), LOG.c
-    else:  # and of the second foremost not all but the last row can be among them, and so on
-        keys = (PART.c.measured_at, PART.c.time_s)
-        lateral = first.add_columns(*keys).lateral("head")
-        place = func.row_number().over(order_by=shape.order(lateral.c)).label("place")
-        foremost = select(outer.c.id, place).select_from(outer.join(lateral, true())).where(*chosen)
-        part = foremost.order_by(*shape.order(lateral.c)).limit(LIMIT).subquery("foremost")
-        few = LIMIT + literal_column("1") - part.c.place
-        found = rows(part.c.id, few).add_columns(*keys).correlate(part).lateral("found")
+        if has_heads:
+            head = LOG.alias("head")
+            first = rows(outer, literal_column("1")).scalar_subquery()
+            foremost = select(outer.c.id).join(head, head.c.id == first).where(*chosen)
+            part = foremost.order_by(*shape.order(head.c)).limit(LIMIT).subquery("foremost")
+        joined, row = part.join(LOG, LOG.c.id.in_(rows(part, count))), LOG.c
+    else:
+        if has_heads:
+            lateral = rows(outer, literal_column("1")).add_columns(*keys).lateral("head")
+            order = shape.order(lateral.c)
+            place = func.row_number().over(order_by=order).label("place")
+            foremost = select(outer.c.id, place).join(lateral, true()).where(*chosen)
+            part = foremost.order_by(*order).limit(LIMIT).subquery("foremost")
+            # Of the second foremost all but the last row can be among them, and so on.
+            count = LIMIT + literal_column("1") - part.c.place
+        found = rows(part, count).add_columns(*keys).lateral("found")
         joined, row = part.join(found, true()), found.c
     merged = select(*shape.keys(row)).select_from(joined)
+    if not has_heads:
+        merged = merged.where(*chosen)
     return merged.order_by(*shape.order(row)).limit(LIMIT)
 
 
