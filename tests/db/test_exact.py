@@ -142,7 +142,7 @@ def test_the_fastest_of_some_days_are_not_looked_for_among_all_times(store):
 @pytest.mark.skipif(not postgres.PROGRAMS, reason="no PostgreSQL here: install it")
 def test_a_server_that_was_killed_and_came_back_answers_the_next_question():
     with postgres.postgres_folder() as folder:
-        cluster = postgres.Cluster(folder, postgres.free_port())
+        cluster = postgres.Cluster(folder, postgres.free_port(), postgres.SYSTEM_STAYS)
         cluster.start()
         cluster.wait()
         store = SqlStore(Database(cluster.url("postgres")))
