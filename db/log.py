@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
-from sqlalchemy import Select, func, select
-from sqlalchemy.orm import Session
+from sqlalchemy import Select, bindparam, func, select
 
 from db.errors import NotOneSpace
 from db.exact import BEST, EPOCH, FASTEST, KNOWN
@@ -19,7 +18,7 @@ from db.near import Near, Winners, Workloads
 from db.reader import CHUNK, Reader
 from db.records import MeasurementQuery, MeasurementRecord, Page
 from db.rows import workload_of
-from db.scope import Scope
+from db.scope import Ask, Scope
 from db.session import Database
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, Protocol
@@ -39,6 +38,7 @@ class Log:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._dialect = database.engine.dialect.name
         self._reader = Reader()
         self._indices: dict[str, Workloads] = {}
 
@@ -100,13 +100,10 @@ class Log:
         The key is (time_s, id) with ``best_first``, (number of the workload, id of the device) with
         ``winners``, else (microseconds since 1970, id).
         """
-        with self._database.read() as session:
-            near, distance = self._near(session, query)
-            scope = Scope(query, near)
-            if query.winners:
-                ids, more = _winners(session, scope, limit, after)
-            else:
-                ids, more = _ordered(session, scope, limit, after)
+        near, distance = self._near(query)
+        scope = Scope(query, self._dialect, near)
+        find = _winners if query.winners else _ordered
+        ids, more = find(self._database.ask, scope, limit, after)
         items = self._reader.load(self._database, ids, distance)
         return Page(items=items, next_after=more)
 
@@ -131,9 +128,8 @@ class Log:
             return parquet_pieces(self.stream(query))
         if form == "csv":
             return csv_lines(self.stream(query))
-        with self._database.read() as session:
-            near, _ = self._near(session, query)
-            found = Scope(query, near).subjects(session, 2)
+        near, _ = self._near(query)
+        found = Scope(query, self._dialect, near).subjects(self._database.ask, 2)
         if len(found) != 1:
             raise NotOneSpace(found="none" if not found else "several")
         return t4_chunks(self.stream(query))
@@ -159,42 +155,37 @@ class Log:
 
     def workloads(self, kernel: str) -> Workloads:
         """Return the workloads of a kernel."""
-        with self._database.read() as session:
-            return self._workloads(session, kernel)
-
-    def _workloads(self, session: Session, kernel: str) -> Workloads:
-        where = WorkloadRow.kernel == kernel
-        counted = select(func.count()).select_from(WorkloadRow).where(where)
-        count = session.connection().execute(counted).scalar_one()
+        ((count,),) = self._database.ask(COUNTED, {"kernel": kernel})
         known = self._indices.get(kernel)
         if known is None or len(known.ids) != count:  # workloads are only ever added
-            rows = session.scalars(select(WorkloadRow).where(where)).all()
+            rows: Sequence[Any] = self._database.execute(OF_KERNEL, {"kernel": kernel})
             index = WorkloadIndex([workload_of(row) for row in rows])
             known = Workloads([row.id for row in rows], frozenset(row.key for row in rows), index)
             self._indices[kernel] = known
         return known
 
-    def _near(
-        self, session: Session, query: MeasurementQuery
-    ) -> tuple[list[int] | None, dict[str, float]]:
+    def _near(self, query: MeasurementQuery) -> tuple[list[int] | None, dict[str, float]]:
         """Return the ids of the workloads near by, nearest first, and distances by their keys."""
         if query.near is None:
             return None, {}
-        known = self._workloads(session, query.near.kernel)
+        known = self.workloads(query.near.kernel)
         found = known.index.nearest(query.near, query.near_count)
         index = known.index
         return [known.ids[i] for i, _ in found], {index.workloads[i].key: d for i, d in found}
 
 
-def _ordered(
-    session: Session, scope: Scope, limit: int, after: Key | None
-) -> tuple[list[int], Key | None]:
+_KERNEL = WorkloadRow.kernel == bindparam("kernel", type_=WorkloadRow.kernel.type)
+COUNTED = select(func.count()).select_from(WorkloadRow).where(_KERNEL)
+OF_KERNEL = select(WorkloadRow.__table__).where(_KERNEL)
+
+
+def _ordered(ask: Ask, scope: Scope, limit: int, after: Key | None) -> tuple[list[int], Key | None]:
     by_time = scope.query.best_first
     bound: tuple[Any, int] | None = None
     if after is not None:
         first = after[0] if by_time else EPOCH + _clamped(after[0], 0, LATEST) * MICROSECOND
         bound = (first, after[1])
-    keys = scope.keys(session, bound, limit + 1)
+    keys = scope.keys(ask, bound, limit + 1)
     ids = [number for _, number in keys[:limit]]
     if len(keys) <= limit:
         return ids, None
@@ -207,9 +198,7 @@ def _clamped(value: float, low: int, high: int) -> int:
     return min(max(int(value), low), high)
 
 
-def _winners(
-    session: Session, scope: Scope, limit: int, after: Key | None
-) -> tuple[list[int], Key | None]:
+def _winners(ask: Ask, scope: Scope, limit: int, after: Key | None) -> tuple[list[int], Key | None]:
     """Return the winner of every workload and device; the key is that of the last one returned."""
     last, last_device = (-1, 0) if after is None else (_clamped(after[0], -1, 2**31 - 1), after[1])
     near, behind = scope.near, last - 1
@@ -217,7 +206,7 @@ def _winners(
     looked_at, width = 0, 1 + (limit if scope.query.hardware_key else limit // 4)
     while len(found) <= limit:
         if near is None:
-            ids = scope.workload_ids(session, behind, width)
+            ids = scope.workload_ids(ask, behind, width)
             numbers = {workload: workload for workload in ids}
         else:
             numbers = {w: i for i, w in enumerate(near) if behind < i <= behind + width}
@@ -226,7 +215,7 @@ def _winners(
             break
         behind = max(numbers.values())
         best: dict[tuple[int, int], tuple[bool, float, int]] = {}
-        for workload, device, protocol, time_s, number in scope.fastest(session, ids):
+        for workload, device, protocol, time_s, number in scope.fastest(ask, ids):
             key = (numbers[workload], device)
             order = (protocol != Protocol.CONFIRM.value, time_s, number)
             if key > (last, last_device) and (key not in best or order < best[key]):

@@ -38,7 +38,8 @@ class Near:
     def __init__(self, database: Database, reader: Reader, kernel: str, kept: Winners) -> None:
         """Args: kept: winners of workloads, by their ids, as long as the log stays as it is."""
         self._database, self._reader, self._kernel, self._kept = database, reader, kernel, kept
-        self._shape = Scope(MeasurementQuery(kernel=kernel, winners=True)).shape
+        query = MeasurementQuery(kernel=kernel, winners=True)
+        self._winners = fastest(Scope(query, database.engine.dialect.name).shape)
         self._workloads: dict[int, Workload] = {}
 
     def winners(
@@ -113,9 +114,8 @@ class Near:
         return [winners for winners in found.values() if winners is not None]
 
     def _read(self, ids: Sequence[int]) -> dict[int, Sequence[Measurement]]:
-        query = fastest(self._shape, self._database.engine.dialect.name)
         values = {"kernel": self._kernel, "some": list(ids)}
-        winners = [(row[0], row[-1]) for row in self._database.ask(query, values)]
+        winners = [(row[0], row[-1]) for row in self._database.ask(self._winners, values)]
         numbers = [number for _, number in winners]
         records = self._reader.load(self._database, numbers, None, self._workloads)
         by_id = {record.id: record.measurement for record in records}

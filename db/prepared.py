@@ -26,13 +26,16 @@ class Prepared:
         assert isinstance(compiled, SQLCompiler)
         self._dialect, self._text = dialect, str(compiled)
         self._order = tuple(compiled.positiontup or ()) if compiled.positional else None
-        converters = {n: b.type.bind_processor(dialect) for n, b in compiled.binds.items()}
+        types = {n: b.type.dialect_impl(dialect) for n, b in compiled.binds.items()}
+        converters = {n: kind.bind_processor(dialect) for n, kind in types.items()}
         self._bind = {name: convert for name, convert in converters.items() if convert is not None}
         given = {n: b.effective_value for n, b in compiled.binds.items() if not b.required}
         self._given = dict(self._bound(given))
         self._types = [c.type.dialect_impl(dialect) for c in query.selected_columns]
         self._row = _rows_of(query.selected_columns.keys())
         self._convert: list[tuple[int, Convert]] | None = None
+        # psycopg waits for the sixth time otherwise, on each connection.
+        self._how = {"prepare": True} if dialect.driver == "psycopg" else {}
 
     def rows(self, connection: PoolProxiedConnection, values: Mapping[str, Any]) -> Sequence[Any]:
         """Return the rows, columns as attributes; the driver's errors pass."""
@@ -40,7 +43,9 @@ class Prepared:
         cursor = connection.cursor()
         try:
             cursor.execute(
-                self._text, bound if self._order is None else [bound[n] for n in self._order]
+                self._text,
+                bound if self._order is None else [bound[n] for n in self._order],
+                **self._how,
             )
             if self._convert is None:
                 self._convert = self._converters(cursor.description or ())

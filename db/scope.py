@@ -10,12 +10,13 @@ Statements depend on a query's ``Shape`` alone; values are bound. Each shape is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import (
+    BigInteger,
     Column,
     ColumnElement,
     Select,
@@ -27,7 +28,6 @@ from sqlalchemy import (
     true,
     tuple_,
 )
-from sqlalchemy.orm import Session
 from sqlalchemy.sql import FromClause
 
 from db.models import (
@@ -48,14 +48,14 @@ from recommender.measurement import MeasureStatus
 
 FEW = 1024  # facets or workloads that are walked one by one at most
 DIRECT = 4  # so few are walked at once
-PROBED = 2_000  # next rows of the log looked at first: a scope that is not rare ends there
-FARTHER = 20_000  # rows looked at next, where that costs less than merging
-MERGED = 10_000  # ids that cost as much to merge: each is looked up
+PROBED = (2_000, 6_000, 20_000)  # next rows of the log that are looked at, as far as that pays
+HEAD = 15  # rows that could be looked at while the first one of a facet or workload is found
 FACET_FILTERS = ("protocol", "status", "hardware_key", "toolchain_key")
 WORKLOAD_FILTERS = {"workload_key": "key", "dtype": "dtype", "m": "m", "n": "n", "k": "k",
                     "threads": "threads"}  # fmt: skip
 OWN_INDEX = {"run", "created_by"}  # filters that select few measurements by an index of their own
 OTHER_FILTERS = ("kernel", "program_digest", "since", "until", "run", "created_by")
+Ask = Callable[[Select[Any], Mapping[str, Any]], Sequence[Any]]  # ``Database.ask``
 
 
 def _table(row: type[Base]) -> Table:
@@ -69,6 +69,8 @@ PAIRS = _table(WorkloadFacetRow)
 HARDWARE, TOOLCHAINS, PROGRAMS = _table(HardwareRow), _table(ToolchainRow), _table(ProgramRow)
 TRIALS, RUNS = _table(TrialRow), _table(RunRow)
 PART = LOG.alias("part")
+LIMIT = bindparam("limit", type_=BigInteger())
+WALKED = {"workload": (WORKLOADS, PART.c.workload_id), "facet": (FACETS, PART.c.facet_id)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ class Shape:
     """What a statement depends on: the names of the filters, the order, what is walked."""
 
     names: frozenset[str]
+    dialect: str
     by_time: bool = False
     only_ok: bool = False
     goes_on: bool = False  # behind a key
@@ -83,8 +86,10 @@ class Shape:
 
     @property
     def has_facets(self) -> bool:
-        """Whether a filter selects facets."""
-        return self.only_ok or bool(self.names & {"kernel", *FACET_FILTERS})
+        """Whether a filter selects facets; workloads that are selected tell the kernel, too."""
+        if self.only_ok or self.names & {*FACET_FILTERS}:
+            return True
+        return "kernel" in self.names and not self.has_workloads
 
     @property
     def has_workloads(self) -> bool:
@@ -100,8 +105,11 @@ class Shape:
         value, number = self.keys(row)
         return (value.asc(), number.asc()) if self.by_time else (value.desc(), number.desc())
 
-    def conditions(self, row: Any) -> list[ColumnElement[bool]]:
-        """Return the conditions on a measurement, without that on the part that is walked."""
+    def conditions(self, row: Any, *, is_dated: bool = False) -> list[ColumnElement[bool]]:
+        """Return the conditions on a measurement, without that on the part that is walked.
+
+        ``is_dated``: nor those on the time of measuring.
+        """
         found: list[ColumnElement[bool]] = []
         if self.has_workloads and self.walked != WORKLOADS.name:
             found.append(row.workload_id.in_(workloads(self)))
@@ -110,7 +118,8 @@ class Shape:
         if "program_digest" in self.names:
             programs = select(PROGRAMS.c.id).where(_is(PROGRAMS.c.digest, "program_digest"))
             found.append(row.program_id.in_(programs))
-        found += self.dates(row)
+        if not is_dated:  # twice the same would let PostgreSQL expect next to no rows
+            found += self.dates(row)
         if "run" in self.names:
             trials = select(TRIALS.c.id).join(RUNS, TRIALS.c.run_id == RUNS.c.id)
             found.append(row.trial_id.in_(trials.where(_is(RUNS.c.public_id, "run"))))
@@ -172,13 +181,18 @@ def facet_conditions(shape: Shape) -> list[ColumnElement[bool]]:
 
 def workloads(shape: Shape) -> Select[Any]:
     """Return the query of the workloads that the filters select."""
+    return select(WORKLOADS.c.id).where(*workload_conditions(shape)).correlate(None)
+
+
+def workload_conditions(shape: Shape) -> list[ColumnElement[bool]]:
+    """Return the conditions on a workload."""
     c = WORKLOADS.c
     wanted = [_is(c[column], n) for n, column in WORKLOAD_FILTERS.items() if n in shape.names]
     if "near" in shape.names:
-        wanted.append(c.id.in_(bindparam("near", expanding=True)))
+        wanted.append(is_among(c.id, "near", shape.dialect))
     if "kernel" in shape.names:
         wanted.append(_is(c.kernel, "kernel"))
-    return select(c.id).where(*wanted).correlate(None)
+    return wanted
 
 
 @lru_cache(maxsize=1000)
@@ -186,12 +200,16 @@ def whole(shape: Shape) -> Select[Any]:
     """Return the query of keys that walks the whole log."""
     c = LOG.c
     found = select(*shape.keys(c)).where(*shape.conditions(c), *shape.behind(c))
-    return found.order_by(*shape.order(c)).limit(bindparam("limit"))
+    return found.order_by(*shape.order(c)).limit(LIMIT)
 
 
 @lru_cache(maxsize=1000)
-def probe(shape: Shape) -> Select[Any]:
-    """Return the query of the matching ones among the next rows of the whole log."""
+def probe(shape: Shape, probed: int) -> Select[Any]:
+    """Return the query of the matching ones among the next rows of the whole log.
+
+    ``probed``, how many those are, stands in the text: PostgreSQL guesses a tenth of the log where
+    it is bound, and other plans are good for that.
+    """
     c = LOG.c
     columns = [c.id, c.facet_id, c.workload_id, c.time_s if shape.by_time else c.measured_at]
     if "program_digest" in shape.names:
@@ -200,31 +218,57 @@ def probe(shape: Shape) -> Select[Any]:
         columns.append(c.measured_at)
     ordered_by = shape.timed(c) or shape.dates(c)
     rows = select(*columns).where(*ordered_by, *shape.behind(c)).order_by(*shape.order(c))
-    part = rows.limit(bindparam("probed")).subquery().c
-    found = select(*shape.keys(part)).where(*shape.conditions(part))
-    return found.order_by(*shape.order(part)).limit(bindparam("limit"))
+    part = rows.limit(literal_column(str(probed))).subquery().c
+    is_dated = not shape.by_time
+    found = select(*shape.keys(part)).where(*shape.conditions(part, is_dated=is_dated))
+    return found.order_by(*shape.order(part)).limit(LIMIT)
 
 
 @lru_cache(maxsize=1000)
-def merged(shape: Shape, dialect: str) -> Select[Any]:
-    """Return the query that walks facets or workloads one by one and merges what it finds."""
-    by_workload = shape.walked == WORKLOADS.name
-    outer: Table = WORKLOADS if by_workload else FACETS
-    own = PART.c.workload_id if by_workload else PART.c.facet_id
-    inner = select(PART.c.id).where(
-        own == outer.c.id, *shape.timed(PART.c), *shape.conditions(PART.c), *shape.behind(PART.c)
-    )
-    inner = inner.order_by(*shape.order(PART.c)).limit(bindparam("limit")).correlate(outer)
-    joined: FromClause
+def merged(shape: Shape) -> Select[Any]:
+    """Return the query that walks facets or workloads one by one and merges what it finds.
+
+    The first row of each says which of them can have any of the first ``limit`` rows: as many as
+    that, those whose own first rows are foremost. The others are looked at once. Not so of times
+    of workloads, or within some days: there no index has them in order, and a first row takes as
+    long as all of them.
+    """
+    outer, own = WALKED[shape.walked]
+    by_workload = outer is WORKLOADS
+    chosen = workload_conditions(shape) if by_workload else facet_conditions(shape)
+    conditions = (*shape.timed(PART.c), *shape.conditions(PART.c), *shape.behind(PART.c))
+    keys = (PART.c.measured_at, PART.c.time_s)
     row: Any
-    if dialect == "sqlite":  # knows no LATERAL but looks up ids as fast
-        joined, row = outer.join(LOG, LOG.c.id.in_(inner)), LOG.c
+
+    def rows(part: FromClause, limit: ColumnElement[int]) -> Select[Any]:
+        inner = select(PART.c.id).where(own == part.c.id, *conditions)
+        return inner.order_by(*shape.order(PART.c)).limit(limit).correlate(part)
+
+    has_heads = not (shape.by_time and (by_workload or shape.dates(PART.c)))
+    part: FromClause = outer
+    count: ColumnElement[int] = LIMIT
+    if shape.dialect == "sqlite":  # knows no LATERAL but looks up ids as fast
+        if has_heads:
+            head = LOG.alias("head")
+            first = rows(outer, literal_column("1")).scalar_subquery()
+            foremost = select(outer.c.id).join(head, head.c.id == first).where(*chosen)
+            part = foremost.order_by(*shape.order(head.c)).limit(LIMIT).subquery("foremost")
+        joined, row = part.join(LOG, LOG.c.id.in_(rows(part, count))), LOG.c
     else:
-        part = inner.add_columns(PART.c.measured_at, PART.c.time_s).lateral()
-        joined, row = outer.join(part, true()), part.c
-    chosen = workloads(shape) if by_workload else facets(shape)
-    found = select(*shape.keys(row)).select_from(joined).where(outer.c.id.in_(chosen))
-    return found.order_by(*shape.order(row)).limit(bindparam("limit"))
+        if has_heads:
+            lateral = rows(outer, literal_column("1")).add_columns(*keys).lateral("head")
+            order = shape.order(lateral.c)
+            place = func.row_number().over(order_by=order).label("place")
+            foremost = select(outer.c.id, place).join(lateral, true()).where(*chosen)
+            part = foremost.order_by(*order).limit(LIMIT).subquery("foremost")
+            # Of the second foremost all but the last row can be among them, and so on.
+            count = LIMIT + literal_column("1") - part.c.place
+        found = rows(part, count).add_columns(*keys).lateral("found")
+        joined, row = part.join(found, true()), found.c
+    merged = select(*shape.keys(row)).select_from(joined)
+    if not has_heads:
+        merged = merged.where(*chosen)
+    return merged.order_by(*shape.order(row)).limit(LIMIT)
 
 
 @lru_cache(maxsize=1000)
@@ -235,14 +279,11 @@ def counted(shape: Shape, table: str) -> Select[Any]:
 
 
 @lru_cache(maxsize=1000)
-def fastest(shape: Shape, dialect: str) -> Select[Any]:
+def fastest(shape: Shape) -> Select[Any]:
     """Return the query of the fastest measurement in every facet of the workloads ``some``.
 
     Each is the first of its facet in the index of its workload, so that the rest is not read.
-
-    Args:
-        shape: of the query; its conditions on workloads are not looked at.
-        dialect: of the database.
+    Conditions on workloads are not looked at.
     """
     pair, facet = PAIRS.c, FACETS.c
     others = replace(shape, only_ok=False, names=shape.names & {*OTHER_FILTERS} - {"kernel"})
@@ -253,20 +294,36 @@ def fastest(shape: Shape, dialect: str) -> Select[Any]:
     inner = inner.order_by(PART.c.time_s, PART.c.id).limit(literal_column("1")).correlate(PAIRS)
     joined = PAIRS.join(FACETS, facet.id == pair.facet_id)
     row: Any
-    if dialect == "sqlite":
+    if shape.dialect == "sqlite":
         joined, row = joined.join(LOG, LOG.c.id == inner.scalar_subquery()), LOG.c
     else:
         first = inner.add_columns(PART.c.time_s).lateral()
         joined, row = joined.join(first, true()), first.c
     found = select(pair.workload_id, facet.hardware_id, facet.protocol, row.time_s, row.id)
-    wanted = (is_among(pair.workload_id, "some", dialect), *facet_conditions(shape))
+    wanted = (is_among(pair.workload_id, "some", shape.dialect), *facet_conditions(shape))
     return found.select_from(joined).where(*wanted)
+
+
+@lru_cache(maxsize=1000)
+def workloads_behind(shape: Shape) -> Select[Any]:
+    """Return the query of the first workloads behind one, ascending."""
+    query = workloads(shape).where(WORKLOADS.c.id > bindparam("behind", type_=WORKLOADS.c.id.type))
+    return query.order_by(WORKLOADS.c.id).limit(LIMIT)
+
+
+@lru_cache(maxsize=1000)
+def pairs(shape: Shape) -> Select[Any]:
+    """Return the query of some of the pairs of workload and device of the matching ones."""
+    query = select(LOG.c.workload_id, LOG.c.hardware_id).where(*shape.conditions(LOG.c))
+    return query.distinct().limit(LIMIT)
 
 
 class Scope:
     """The facets, the workloads and the other conditions of one query."""
 
-    def __init__(self, query: MeasurementQuery, near: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, query: MeasurementQuery, dialect: str, near: Sequence[int] | None = None
+    ) -> None:
         self.query, self.near = query, near
         names = (*FACET_FILTERS, *WORKLOAD_FILTERS, *OTHER_FILTERS)
         values = {name: getattr(query, name) for name in names}
@@ -274,11 +331,9 @@ class Scope:
         if near is not None:
             self.values["near"] = list(near)
         only_ok = query.best_first or query.winners
-        self.shape = Shape(frozenset(self.values), query.best_first, only_ok)
+        self.shape = Shape(frozenset(self.values), dialect, query.best_first, only_ok)
 
-    def keys(
-        self, session: Session, after: tuple[Any, int] | None, limit: int
-    ) -> Sequence[tuple[Any, int]]:
+    def keys(self, ask: Ask, after: tuple[Any, int] | None, limit: int) -> Sequence[Any]:
         """Return the keys of the first measurements behind the key ``after``, in order.
 
         Returns:
@@ -289,62 +344,49 @@ class Scope:
         if after is not None:
             values |= {"after_value": after[0], "after_id": after[1]}
         if shape.names & OWN_INDEX or not (shape.has_facets or shape.has_workloads):
-            return _keys(session, whole(shape), values)
-        walked, count = self._few(session)
+            return ask(whole(shape), values)
+        walked, count = self._few(ask)
         by_other_index = shape.by_time and shape.names & {"since", "until"}
         if count > DIRECT and not (by_other_index and walked):
-            found = _keys(session, probe(shape), values | {"probed": max(PROBED, limit)})
-            if len(found) < limit and count * limit > MERGED:
-                farther = min(2 * PROBED * limit // max(len(found), 1), FARTHER)
-                found = _keys(session, probe(shape), values | {"probed": farther})
+            merging = HEAD * count + min(count, limit) * limit // 2 if walked else PROBED[-1]
+            near, *farther = PROBED
+            found = ask(probe(shape, near), values)
+            if len(found) < limit and merging >= PROBED[-1]:
+                wanted = 2 * near * limit // max(len(found), 1)
+                enough = next((rows for rows in farther if rows >= wanted), PROBED[-1])
+                found = ask(probe(shape, enough), values)
             if len(found) == limit:
                 return found
         if not walked:
-            return _keys(session, whole(shape), values)
-        dialect = session.get_bind().dialect.name
-        return _keys(session, merged(replace(shape, walked=walked), dialect), values)
+            return ask(whole(shape), values)
+        return ask(merged(replace(shape, walked=walked)), values)
 
-    def workload_ids(self, session: Session, after: int, limit: int) -> list[int]:
+    def workload_ids(self, ask: Ask, after: int, limit: int) -> list[int]:
         """Return the ids of the first workloads behind ``after``, ascending."""
-        query = workloads(self.shape).where(WORKLOADS.c.id > after)
-        return _ids(session, query.order_by(WORKLOADS.c.id).limit(limit), self.values)
+        values = self.values | {"behind": after, "limit": limit}
+        return [row.id for row in ask(workloads_behind(self.shape), values)]
 
     def fastest(
-        self, session: Session, workload_ids: Sequence[int]
+        self, ask: Ask, workload_ids: Sequence[int]
     ) -> Sequence[tuple[int, int, str, float, int]]:
         """Return the fastest OK measurement in every facet of some workloads.
 
         Returns:
             Workload, device, protocol, time and measurement id.
         """
-        values = self.values | {"some": list(workload_ids)}
-        query = fastest(self.shape, session.get_bind().dialect.name)
-        return [tuple(row) for row in session.connection().execute(query, values).all()]
+        return ask(fastest(self.shape), self.values | {"some": list(workload_ids)})
 
-    def subjects(self, session: Session, limit: int) -> list[tuple[int, int]]:
+    def subjects(self, ask: Ask, limit: int) -> Sequence[tuple[int, int]]:
         """Return some of the pairs of workload and device that have a measurement here."""
-        query = select(LOG.c.workload_id, LOG.c.hardware_id).where(*self.shape.conditions(LOG.c))
-        found = session.connection().execute(query.distinct().limit(limit), self.values)
-        return [(workload, device) for workload, device in found]
+        return ask(pairs(self.shape), self.values | {"limit": limit})
 
-    def _few(self, session: Session) -> tuple[str, int]:
+    def _few(self, ask: Ask) -> tuple[str, int]:
         """Return the table to walk row by row ("": the log as a whole) and of how many rows."""
         count = 0
         parts = ((WORKLOADS.name, self.shape.has_workloads), (FACETS.name, self.shape.has_facets))
         for table, is_selected in parts:
             if is_selected:
-                query = counted(self.shape, table)
-                count = session.connection().execute(query, self.values).scalar_one()
+                count = ask(counted(self.shape, table), self.values)[0][0]
                 if count <= FEW:
                     return table, count
         return "", count
-
-
-def _keys(
-    session: Session, query: Select[Any], values: dict[str, Any]
-) -> Sequence[tuple[Any, int]]:
-    return [(row[0], row[1]) for row in session.connection().execute(query, values).all()]
-
-
-def _ids(session: Session, query: Select[Any], values: dict[str, Any]) -> list[int]:
-    return list(session.connection().execute(query, values).scalars().all())

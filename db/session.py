@@ -39,8 +39,13 @@ from tilecore.errors import TileError
 
 CACHE = "cache_size=-32768"  # KiB per connection
 POOL, OVERFLOW = 5, 10  # connections to a server, each for reading and for writing
+PLANNED_ONCE = (
+    "select set_config('plan_cache_mode', 'force_generic_plan', false), "
+    "set_config('jit', 'off', false)"
+)
 UNDEFINED = ("42P01", "42703")  # PostgreSQL: no such table, no such column
 NO_SUCH = ("no such table: ", "no such column: ", "has no column named")  # SQLite
+MAX_PREPARED = 500  # statements: there is one for every combination of filters
 MAX_REMEMBERED = 200_000  # ids of identities: some 50 MB
 
 
@@ -115,12 +120,16 @@ class Database:
         """
         prepared = self._prepared.get(query)
         if prepared is None:
+            if len(self._prepared) >= MAX_PREPARED:
+                self._prepared.clear()
             prepared = self._prepared[query] = Prepared(query, self._read.dialect)
-        with self.errors():
+        with self.errors(), suppress(self._read.dialect.loaded_dbapi.Error):
             with self._ping.off():
-                connection = self._read.connect()
-            with connection, suppress(self._read.dialect.loaded_dbapi.Error):
-                return prepared.rows(connection.connection, values)
+                connection = self._read.raw_connection()
+            try:
+                return prepared.rows(connection, values)
+            finally:
+                connection.close()
         return self.execute(query, values)
 
     def changes(self) -> int | None:
@@ -239,6 +248,8 @@ class Database:
         event.listen(engine, "before_cursor_execute", _make_storable, retval=True)
         if engine.dialect.name != "sqlite":
             self._ping.listen(engine)
+            if engine.dialect.name == "postgresql" and not immediate:
+                event.listen(engine, "connect", _prepare_postgresql)
             return engine
         event.listen(engine, "connect", _prepare_sqlite)
         if immediate:
@@ -288,6 +299,18 @@ def _make_storable(
     _connection: object, _cursor: object, statement: str, parameters: Any, *_: object
 ) -> tuple[str, Any]:
     return statement, storable_parameters(parameters)
+
+
+def _prepare_postgresql(connection: Any, _record: object) -> None:
+    """Have statements planned once per connection.
+
+    They read by an index whatever is asked for. A plan for each question costs more than most
+    questions, is a bad one where the planner takes rows to be spread evenly in an index, and with
+    it come five of the general plan's per statement and connection. Compiling takes longer than
+    any of them.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(PLANNED_ONCE)
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:

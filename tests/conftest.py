@@ -122,6 +122,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.fixture(scope="session")
+def postgres_template() -> Iterator[tuple[str, str] | None]:
+    """The URL of a PostgreSQL server and the name of a migrated database on it."""
+    from tests import postgres
+
+    with postgres.server_url() as server:
+        if server is None:
+            yield None
+            return
+        with postgres.database(server) as url:
+            yield server, url.rsplit("/", 1)[1].split("?")[0]
+
+
 @pytest.fixture
 def snapshot(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """Compare a text with ``snapshots/<name>.txt`` beside the test (at most 40 lines)."""

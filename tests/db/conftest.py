@@ -56,17 +56,6 @@ def database_path(migrated_file: Path, tmp_path: Path) -> Path:
     return Path(shutil.copy(migrated_file, tmp_path / "tilecore.db"))
 
 
-@pytest.fixture(scope="session")
-def postgres_template() -> Iterator[tuple[str, str] | None]:
-    """The URL of a PostgreSQL server and the name of a migrated database on it."""
-    with postgres.server_url() as server:
-        if server is None:
-            yield None
-            return
-        with postgres.database(server) as url:
-            yield server, url.rsplit("/", 1)[1].split("?")[0]
-
-
 @pytest.fixture
 def store_url(request: pytest.FixtureRequest) -> Iterator[str]:
     """A migrated database of its own: SQLite, or what the test's parameter names."""

@@ -6,11 +6,13 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from db.errors import DatabaseUnreachable
 from db.exact import BEST, FASTEST, KNOWN
 from db.migrate import upgrade
-from db.scope import Shape, fastest
+from db.records import MeasurementQuery
+from db.scope import Shape, fastest, merged
 from db.session import Database
 from db.store import GENERATION, LOG_STATE, SqlStore
 from recommender.measurement import Protocol
@@ -81,7 +83,23 @@ def test_prepared_queries_give_what_sqlalchemy_does(store, query):
         assert [tuple(row) for row in store.database.ask(query, asked)] == expected
 
 
-WINNERS = fastest(Shape(frozenset({"kernel", "hardware_key"}), only_ok=True), "sqlite")
+@pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
+def test_a_server_plans_what_is_asked_once_not_for_every_value(store):
+    """Plans for a value took longer than the answer, and those of the first ten were bad ones."""
+    store.add_all(random_log(random.Random(1), 60))
+    for m in (64, 128, 256):
+        for query in (MeasurementQuery(kernel="gemm", m=m), MeasurementQuery(m=m, winners=True)):
+            store.page(query, limit=5)
+        store.best(workload(m), HARDWARE.key, "p1", TOOLCHAIN.key)
+    plans = "select custom_plans, generic_plans from pg_prepared_statements where statement like "
+    with store.database.read() as session:
+        found = session.execute(text(f"{plans} '%measurement%'")).all()
+        assert session.execute(text("show jit")).scalar() == "off"
+    assert sorted(custom for custom, _ in found) == [0] * len(found)
+    assert sum(generic for _, generic in found) >= 9
+
+
+WINNERS = fastest(Shape(frozenset({"kernel", "hardware_key"}), "sqlite", only_ok=True))
 
 
 @pytest.mark.parametrize(
@@ -105,10 +123,26 @@ def test_the_index_of_times_is_read_not_the_log_of_the_workload(store, query, na
     assert all("USING PRIMARY KEY (workload_id=?" in step for step in pairs)
 
 
+def test_the_fastest_of_some_days_are_not_looked_for_among_all_times(store):
+    """The first row of each part was: 144 ms in a log of a million, as the days' rows lay last."""
+    shape = Shape(
+        frozenset({"kernel", "since", "until"}), "sqlite",
+        by_time=True, only_ok=True, walked="facet",
+    )  # fmt: skip
+    compiled = merged(shape).compile(dialect=store.database.engine.dialect)
+    with store.database.read() as session:
+        plan = session.connection().exec_driver_sql(
+            f"explain query plan {compiled}", tuple(None for _ in compiled.positiontup)
+        )
+        steps = [row[3] for row in plan if row[3].startswith("SEARCH part ")]
+    assert steps
+    assert all("ix_measurement_facet_log (facet_id=? AND measured_at>?" in step for step in steps)
+
+
 @pytest.mark.skipif(not postgres.PROGRAMS, reason="no PostgreSQL here: install it")
 def test_a_server_that_was_killed_and_came_back_answers_the_next_question():
     with postgres.postgres_folder() as folder:
-        cluster = postgres.Cluster(folder, postgres.free_port())
+        cluster = postgres.Cluster(folder, postgres.free_port(), postgres.SYSTEM_STAYS)
         cluster.start()
         cluster.wait()
         store = SqlStore(Database(cluster.url("postgres")))

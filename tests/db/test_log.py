@@ -8,8 +8,9 @@ import sys
 import threading
 import tracemalloc
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from itertools import islice
+from itertools import islice, product
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -22,6 +23,7 @@ from db.exchange.parquet import GROUP
 from db.migrate import open_database
 from db.models import MeasurementRow, WorkloadFacetRow
 from db.records import MeasurementQuery
+from db.scope import Scope, merged
 from db.store import SqlStore
 from recommender.hardware import HardwareProfile
 from recommender.measurement import MeasureStatus, Protocol, Toolchain
@@ -157,6 +159,31 @@ def test_winners_are_the_best_of_each_workload_and_device(filled, filters, limit
     found = all_ids(store, query, limit)
     assert sorted(found) == sorted(order[-1] for order in best.values())
     assert len(set(found)) == len(found)
+
+
+@pytest.mark.parametrize("walked", ["facet", "workload"])
+@pytest.mark.parametrize("by_time", [False, True])
+def test_what_is_merged_of_many_parts_are_the_first_of_all(filled, walked, by_time):
+    """There are more facets and workloads than rows are asked for: most give none, or not all."""
+    store, stored = filled
+    filters = {"kernel": "gemm"} if walked == "facet" else {"kernel": "gemm", "k": 32}
+    query = MeasurementQuery(**filters, best_first=by_time)
+    scope = Scope(query, store.database.engine.dialect.name)
+    order = {
+        i: (m.time_s if by_time else START - m.measured_at, i if by_time else -i)
+        for i, m in stored.items()
+        if m.workload.kernel == "gemm" and (m.time_s is not None or not by_time)
+    }
+    expected = sorted(order, key=order.get)
+    for limit, start in product((1, 2, 7, 19), (0, 1, 30, len(expected) - 5)):
+        shape = replace(scope.shape, walked=walked, goes_on=start > 0)
+        values = scope.values | {"limit": limit}
+        if start:
+            last = stored[expected[start - 1]]
+            values["after_id"] = expected[start - 1]
+            values["after_value"] = last.time_s if by_time else last.measured_at
+        found = [row.id for row in store.database.ask(merged(shape), values)]
+        assert found == expected[start : start + limit]
 
 
 def test_every_facet_that_a_workload_has_a_time_of_is_noted_once(filled):

@@ -47,11 +47,11 @@ def each_database(request: pytest.FixtureRequest, settings: Settings) -> Iterato
     if request.param == "sqlite":
         yield settings
         return
-    with postgres.server_url() as server:
-        if server is None:
-            pytest.skip("no PostgreSQL here: install it, or set TILECORE_TEST_POSTGRES_URL")
-        with postgres.database(server) as url:
-            yield settings.model_copy(update={"database_url": url})
+    template = request.getfixturevalue("postgres_template")
+    if template is None:
+        pytest.skip("no PostgreSQL here: install it, or set TILECORE_TEST_POSTGRES_URL")
+    with postgres.database(*template) as url:
+        yield settings.model_copy(update={"database_url": url})
 
 
 @pytest.fixture

@@ -2,8 +2,10 @@
 
 import io
 import json
+import sqlite3
 import threading
 import time
+from contextlib import closing
 
 import pytest
 from fastapi.testclient import TestClient
@@ -231,6 +233,21 @@ def test_a_file_of_workloads_is_tuned_as_a_group(cli, store, tmp_path, leader, n
     status, out, _ = cli("run", "show", runs[0].group)
     assert status == 0
     assert out.count("SUCCEEDED") == 2
+
+
+def test_a_command_waits_for_whoever_else_writes(cli, store, settings):  # noqa: F811
+    """What made the test above fail now and then: a write beside it that took 0.2 s."""
+    question = understand(store, "gemm", {"m": 32, "n": 64, "k": 64})
+    submit(store, question, Effort(max_trials=3, time_limit_s=60))
+    other = sqlite3.connect(
+        settings.data_dir / "tilecore.db", isolation_level=None, check_same_thread=False
+    )
+    with closing(other):
+        other.execute("begin immediate")
+        threading.Timer(0.6, other.execute, ["commit"]).start()
+        status, _, err = cli("run", "pause", store.runs.list()[0].public_id)
+        assert (status, err) == (0, "")
+        assert not other.in_transaction
 
 
 BAD_FILES = {
