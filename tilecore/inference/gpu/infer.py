@@ -44,6 +44,7 @@ from tilecore.inference.uses import Context, enter
 from tilecore.ir import nodes
 from tilecore.ir.analysis import covers_whole
 from tilecore.ir.expr import int_value
+from tilecore.ir.live_out import left_behind
 from tilecore.ir.nodes import Buffer, Gemm, KernelLaunch, PrimFunc, SourceLaunch, Stmt
 from tilecore.ir.visitor import buffers_of, children, regions, walk
 
@@ -74,7 +75,7 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     variables = frozenset(t for t in tiles if t.is_var and not launch.thread_vars)
     fragments = Fragments(
         teams.whole.count, target.threads_per_warp, target.matrix_moves, spread=spread,
-        variables=variables,
+        variables=variables, left={} if launch.thread_vars else left_behind(launch.body),
     )  # fmt: skip
     for tile in _not_in_registers(launch, tiles, fragments.spread):
         fragments.shared[tile] = "elements are accessed one by one, or through views"
