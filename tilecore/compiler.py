@@ -30,6 +30,7 @@ from tilecore.ir.clusters import refuse_clusters
 from tilecore.ir.expr import Expr, Pointer, Var, int_value
 from tilecore.ir.nodes import Assert, Buffer, PrimFunc, Wait
 from tilecore.ir.printer import Namer, format_expr, format_func, program_digest
+from tilecore.ir.vendor import refuse_cuda_source
 from tilecore.ir.verifier import verify
 from tilecore.ir.visitor import buffers_of, walk
 from tilecore.pass_config import CHECK_ORDER, FAST_MATH, FLOAT32_PRODUCTS, SKIPS_MASKED
@@ -149,6 +150,7 @@ def _plan_cpu(
     """Return the program after the passes and its plan."""
     see: Observer = observer or (lambda stage, value: None)
     verify(func)
+    refuse_cuda_source(func, target.name)
     refuse_clusters(func)
     check_tile_bounds(func)
     check_races(func)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tilecore import compiler
 from tilecore.amd_compiler import lower_amd
 from tilecore.amd_target import AmdTarget
+from tilecore.device_code import KernelEntry
 from tilecore.gpu_compiler import lower_gpu
 from tilecore.gpu_target import GpuTarget
 from tilecore.ir.nodes import Buffer, PrimFunc
@@ -18,8 +20,29 @@ Hook = Callable[..., Any]
 TEXTS = ("cuda", "asm", "tir")  # stages whose result is the generated text, the last one first
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceFunction:
+    """The name of a kernel, as TVM's modules have it."""
+
+    name_hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceModule:
+    """The kernels of a program: how each is launched, by its name."""
+
+    functions: Mapping[DeviceFunction, KernelEntry]
+
+
 class Lowered(dict[str, Any]):
     """The result of every stage of a compilation, by its name."""
+
+    @property
+    def device_mod(self) -> DeviceModule:
+        """The kernels of a GPU's code, by name."""
+        return DeviceModule(
+            {DeviceFunction(entry.name): entry for entry in self.get("launches", ())}
+        )
 
     @property
     def kernel_source(self) -> str:

@@ -22,6 +22,7 @@ from tilecore.ir.clusters import refuse_clusters
 from tilecore.ir.expr import Expr, int_value
 from tilecore.ir.nodes import PrimFunc
 from tilecore.ir.printer import Namer, format_expr, format_func
+from tilecore.ir.vendor import refuse_cuda_source
 from tilecore.ir.verifier import verify
 from tilecore.passes import tensor_memory
 from tilecore.passes.pipeline import GPU_PIPELINE, Pass, run_passes
@@ -51,10 +52,12 @@ def compile_gpu(
         TileError: any fault of the program, its config or the toolchain, by class.
     """
     from tilecore.codegen.cuda import ENTRY
+    from tilecore.codegen.cuda_source import check_entries
     from tilecore.codegen.nvrtc import compile_cuda
 
     plan, program, source = lower_gpu(func, target, knobs=knobs)
     cubin = compile_cuda(source.text, target.arch, fast_math=source.fast_math)
+    check_entries(source, cubin)
     device = DeviceCode(target.arch, source.entries, tensor_maps(program), workspaces(program))
     conflicts = explain_conflicts([u for p in plan.launches.values() for u in bank_uses(p)])
     manifest = Manifest(
@@ -98,11 +101,16 @@ def lower_gpu(
     Of a GPU that is not NVIDIA's the text is for the emulator alone.
     """
     from tilecore.codegen.cuda import generate
+    from tilecore.codegen.cuda_source import generate_with_sources
 
     plan, program = lower_to_tir(func, target, observer, knobs)
     options = GpuOptions.parse(knobs or {}, func.attrs)
-    source = generate(program.func, target, fast_math=options.fast_math)
+    if program.sources:
+        source = generate_with_sources(program, target, func.attrs, fast_math=options.fast_math)
+    else:
+        source = generate(program.func, target, fast_math=options.fast_math)
     if observer is not None:
+        observer("launches", source.entries)
         observer("cuda", source.text)
     return plan, program, source
 
@@ -126,7 +134,8 @@ def lower_to_tir(
     func, plan = plan_gpu(func, target, observer, knobs)
     program = lower_function(func, plan, target)
     see("tir", program.func)
-    if target.kind == "cuda" and GpuOptions.parse(knobs or {}, func.attrs).check_order:
+    checks_order = GpuOptions.parse(knobs or {}, func.attrs).check_order
+    if checks_order and target.kind == "cuda" and plan.launches:
         from tilecore.codegen.order_proof import prove_order
 
         prove_order(program, func.name)
@@ -146,6 +155,8 @@ def plan_gpu(
     """
     see: Observer = observer or (lambda stage, value: None)
     verify(func)
+    if target.kind != "cuda":
+        refuse_cuda_source(func, target.name)
     if not target.has_clusters:
         refuse_clusters(func)
     check_tile_bounds(func)

@@ -31,6 +31,7 @@ from tilecore.ir.nodes import PrimFunc, Region, Stmt
 from tilecore.ir.packed import (
     memory_of,
 )
+from tilecore.ir.vendor import refuse_cuda_source
 
 
 def run(
@@ -57,8 +58,10 @@ def run(
         ShapeMismatch: an index outside a shared, fragment or local tile (TC201).
         ScopeError: a symbol has no value (TC104).
         UnknownPrimitive: a block reaches into another one of its cluster (TC102).
+        UnsupportedOnTarget: it launches CUDA source (TC302).
     """
     refuse_clusters(func)
+    refuse_cuda_source(func, "interpreter (NumPy)")
     machine = _Machine(func, None if seed is None else np.random.default_rng(seed))
     for var, value in (values or {}).items():
         machine.evaluate.set(var, value)

@@ -8,9 +8,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilecore.errors import ArgumentError, TypeMismatch
-from tilecore.ir.nodes import Buffer, PrimFunc
+from tilecore.ir.nodes import Buffer, PrimFunc, SourceLaunch
+from tilecore.ir.visitor import walk
 from tilecore.kernel import JITKernel
-from tilecore.pass_config import check_pass_configs, lowering_config, surrounding_configs
+from tilecore.pass_config import (
+    PassConfigKey,
+    check_pass_configs,
+    lowering_config,
+    surrounding_configs,
+)
 from tilecore.target import Target, emulates_gpus, names_emulator, parse_target
 from tilecore.tile_config import KnobValue
 
@@ -120,7 +126,7 @@ def build(func: PrimFunc, options: JitOptions) -> JITKernel:
     from tilecore import compiler, runtime
 
     target = parse_target(options.target)
-    marked = mark_outputs(func, options.out_idx)
+    marked = _with_flags(mark_outputs(func, options.out_idx), options)
     config = {**lowering_config(surrounding_configs()), **options.config}
     artifact = compiler.compile(marked, target, config)
     if options.verbose:
@@ -131,6 +137,17 @@ def build(func: PrimFunc, options: JitOptions) -> JITKernel:
         is_emulated = emulates_gpus() or names_emulator(options.target)
         return kernel.emulated() if is_emulated else kernel
     return JITKernel(marked, artifact, runtime.load(artifact), options.out_idx)
+
+
+def _with_flags(func: PrimFunc, options: JitOptions) -> PrimFunc:
+    """Return a program that has CUDA source of its own with the flags for its compiler."""
+    flags = options.ignored.get("compile_flags")
+    flags = flags or (options.pass_configs or {}).get(PassConfigKey.TL_DEVICE_COMPILE_FLAGS)
+    if not flags or not any(isinstance(s, SourceLaunch) for s in walk(func.body)):
+        return func
+    given = (flags,) if isinstance(flags, str) else tuple(str(f) for f in flags)
+    known = tuple(func.attrs.get("tilelang_compile_flags", ()))
+    return replace(func, attrs={**func.attrs, "tilelang_compile_flags": (*known, *given)})
 
 
 def par_compile(

@@ -255,6 +255,19 @@ class JITKernel:
         """``get_kernel_source()``, by TileLang's name."""
         return self.get_kernel_source()
 
+    def get_host_source(self) -> str:
+        """Return how a GPU's kernels are launched, a line each; "" of a CPU, where a call is all.
+
+        No code of a host is generated: the runtime passes the arguments.
+        """
+        device = self.artifact.manifest.device
+        entries = () if device is None else device.entries
+        return "".join(
+            f"{e.name}<<<grid{e.grid}, block{e.block}, {e.shared_bytes}>>>"
+            f"({', '.join(a.name for a in e.arguments)})\n"
+            for e in entries
+        )
+
     def show_source(self, which: str = "kernel") -> None:
         """Print the source of the kernel.
 

@@ -104,7 +104,8 @@ def test_more_generated_programs_come_back_whole_and_mean_the_same(tmp_path_fact
 
 def test_every_statement_and_every_field_has_a_form():
     kinds = {k for k in vars(nodes).values() if isinstance(k, type) and issubclass(k, Stmt)}
-    assert {form.kind for form in STATEMENTS.values()} == kinds - {Stmt}
+    # CUDA source does not travel: whoever receives a program cannot check what it does.
+    assert {form.kind for form in STATEMENTS.values()} == kinds - {Stmt, nodes.SourceLaunch}
     for form in STATEMENTS.values():
         assert {f.name for f in dataclasses.fields(form.kind)} == {*form.fields, "span"}
     described = set(read.__globals__["BUFFER_MEMBERS"]) - {"at"}

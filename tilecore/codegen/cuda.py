@@ -72,12 +72,14 @@ class CudaSource:
     fast_math: bool = False
 
 
-def generate(func: Any, target: GpuTarget, *, fast_math: bool = False) -> CudaSource:
+def generate(
+    func: Any, target: GpuTarget, *, fast_math: bool = False, entry: str = ENTRY
+) -> CudaSource:
     """Return the CUDA text of a PrimFunc whose thread bindings are ``thread_extent`` attributes.
 
     Loops of kind UNROLLED become ``#pragma unroll``. Every outermost nest of thread bindings is a
     kernel of its own; bindings of ``clusterCtaIdx`` make clusters. Of a target that is not
-    NVIDIA's the text is for the emulator.
+    NVIDIA's the text is for the emulator. Kernels are called ``entry``_kernel, and _kernel_1, ...
 
     Raises:
         CompileFailed: TVM rejects the program (TC305).
@@ -85,7 +87,7 @@ def generate(func: Any, target: GpuTarget, *, fast_math: bool = False) -> CudaSo
     _use_own_header()
     device = device_of(target)
     try:
-        code, entries = split(func, device)
+        code, entries = split(func, device, entry)
         with device:
             text = CLUSTER_PLACE.sub("", codegen_build(code, device).inspect_source())
     except Exception as error:
@@ -107,7 +109,7 @@ def device_of(target: GpuTarget) -> Any:
     )
 
 
-def split(func: Any, device: Any) -> tuple[Any, tuple[KernelEntry, ...]]:
+def split(func: Any, device: Any, entry: str = ENTRY) -> tuple[Any, tuple[KernelEntry, ...]]:
     """Return (module of kernels with flat indices, their launches) of a PrimFunc."""
     passes = tir.transform
     pipeline = [
@@ -121,7 +123,7 @@ def split(func: Any, device: Any) -> tuple[Any, tuple[KernelEntry, ...]]:
     ]
     with device:
         module = tvm.ir.transform.Sequential(pipeline)(
-            tvm.IRModule({ENTRY: func.with_attr("global_symbol", ENTRY)})
+            tvm.IRModule({entry: func.with_attr("global_symbol", entry)})
         )
         kernels = {
             g: f for g, f in module.functions.items()

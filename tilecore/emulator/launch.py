@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from tilecore.codegen.cuda import CudaSource
+from tilecore.codegen.cuda_source import BEGIN
 from tilecore.device_code import KernelArgument, KernelEntry
 from tilecore.emulator.arguments import SCALARS, TensorMap, span
 from tilecore.emulator.toolchain import load_kernel, load_runtime
 from tilecore.emulator.translate import to_cpp
-from tilecore.errors import EmulationError
+from tilecore.errors import CompileFailed, EmulationError
 from tilecore.gpu_target import GpuTarget
 from tilecore.runtime.dims import evaluate
 from tilecore.target import parse_target
@@ -204,10 +205,22 @@ def build(source: CudaSource) -> EmulatedKernels:
     Raises:
         ToolchainMissing: g++ is not installed (TC306).
         CompileFailed: g++ rejects the text (TC305).
+        EmulationError: the program's own CUDA source is nothing that the emulator knows (TC307).
     """
     target = parse_target(source.arch)
     assert isinstance(target, GpuTarget)
-    return EmulatedKernels(source, target, load_kernel(to_cpp(source)))
+    try:
+        return EmulatedKernels(source, target, load_kernel(to_cpp(source)))
+    except CompileFailed as error:
+        if BEGIN not in source.emulated:
+            raise
+        raise EmulationError(
+            kernel=", ".join(e.name for e in source.entries),
+            what="expected CUDA source of the program that is plain CUDA C++, which the emulator "
+            f"runs; found what it does not know:\n{str(error.fields['detail'])[:1000]}",
+            hint="the emulator has no headers of CUDA's, no inline assembly and no textures; "
+            "compiled for a GPU the source may still be right",
+        ) from error
 
 
 def emulate(

@@ -30,6 +30,7 @@ from tilecore.ir.nodes import (
     Reduce,
     Scan,
     Seq,
+    SourceLaunch,
     Stmt,
     Store,
     Sync,
@@ -113,7 +114,7 @@ class Builder:
         if self.find("kernel") is not None:
             return
         self.loose = self.loose or ScopeError(message=message, hint=hint, span=self.span)
-        if any(isinstance(s, KernelLaunch) for s in self.frames[0].stmts):
+        if any(isinstance(s, (KernelLaunch, SourceLaunch)) for s in self.frames[0].stmts):
             raise self.loose
 
     @contextmanager

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 
 from tilecore.errors import ScopeError
 from tilecore.ir.expr import ExprLike, Var, const, int_value
-from tilecore.ir.nodes import Alloc, For, KernelLaunch, Let, Parallel, Stmt
+from tilecore.ir.nodes import Alloc, For, KernelLaunch, Let, Parallel, SourceLaunch, Stmt
 from tilecore.ir.substitute import Substitution
 from tilecore.ir.visitor import flat, has_jump, walk
 
 
 def launches_kernels(loop: For) -> bool:
     """Return whether a kernel is launched inside ``loop``."""
-    return any(isinstance(s, KernelLaunch) for s in walk(loop.body))
+    return any(isinstance(s, (KernelLaunch, SourceLaunch)) for s in walk(loop.body))
 
 
 def iterations(loop: For) -> Iterator[Stmt]:

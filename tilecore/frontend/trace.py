@@ -17,6 +17,7 @@ from tilecore.frontend import source
 from tilecore.frontend.builder import Builder, building, current
 from tilecore.frontend.scope import Scope, is_symbolic
 from tilecore.frontend.signature import ParamSlot, TensorSpec, scalar, scalar_type
+from tilecore.ir.cuda_source import with_arguments
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Load, Var, const
 from tilecore.ir.negative_index import with_negative_indices
@@ -153,7 +154,7 @@ def finish(
         alone: list[Stmt] = [KernelLaunch((Var("bx"),), one, one, body, place)]
         body = Seq(tuple(alone if launch is None else launch.around(body)), place)
     func = PrimFunc(name, params, body, dict(builder.attrs), span=place)
-    return without_unused_views(with_negative_indices(func))
+    return with_arguments(without_unused_views(with_negative_indices(func)))
 
 
 def resolve_annotations(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tilecore.errors import TypeMismatch
 from tilecore.graph.closed_form import ceildiv, free_vars, product, size_bytes, substitute, total
 from tilecore.graph.describe import describe
 from tilecore.graph.graph import Launch, TileGraph
@@ -28,6 +29,7 @@ from tilecore.ir.nodes import (
     Region,
     Scan,
     Seq,
+    SourceLaunch,
     Stmt,
     Store,
     While,
@@ -44,7 +46,18 @@ def build(func: PrimFunc) -> TileGraph:
     Loop bounds that depend on the block (causal attention) are taken at the block in the middle of
     the grid, those that depend on data at what its tensors leave room for; a While counts as one
     trip.
+
+    Raises:
+        TypeMismatch: it launches CUDA source (TC202).
     """
+    for stmt in _flatten(func.body):
+        if isinstance(stmt, SourceLaunch):
+            raise TypeMismatch(
+                expected="launches of tile operations, whose work and traffic are known",
+                found=f"the CUDA source of kernel `{stmt.entry}`",
+                hint="a program with T.CUDASourceCodeKernel can be compiled and timed, but not "
+                "recommended for",
+            ).at(stmt.span)
     launches = [s for s in _flatten(func.body) if isinstance(s, KernelLaunch)]
     return TileGraph(func, tuple(_build_launch(launch) for launch in launches))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilecore.ir import nodes
+from tilecore.ir.cuda_source import written_by
 from tilecore.ir.expr import Const, Expr, Var, int_value
 from tilecore.ir.fold import reducer_update
 from tilecore.ir.nodes import Buffer, PrimFunc, Region, Stmt
@@ -28,6 +29,8 @@ def reads(stmt: Stmt) -> list[Buffer]:
             found += [src.buffer] if clear else [src.buffer, dst.buffer]
         case nodes.Atomic(buffer=buffer) | nodes.Arrive(buffer=buffer) | nodes.Wait(buffer=buffer):
             found.append(buffer)
+        case nodes.SourceLaunch(arguments=arguments):
+            found += [a for a in arguments if isinstance(a, Buffer)]
         case _:
             pass
     return found
@@ -44,6 +47,8 @@ def writes(stmt: Stmt) -> list[Buffer]:
             return [buffer]
         case nodes.Atomic(buffer=buffer, prev=prev):
             return [buffer] if prev is None else [buffer, prev]
+        case nodes.SourceLaunch():
+            return written_by(stmt)
         case _:
             return []
 

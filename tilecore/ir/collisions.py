@@ -63,6 +63,16 @@ class Place:
                 found[used[0]] = min(run, found.get(used[0], run))
         return found
 
+    @cached_property
+    def is_looked_up(self) -> bool:
+        """Whether data says which element it is, by a load that is another one per iteration."""
+        inner = {*self.names, *self.own}
+        return any(
+            isinstance(n, Load) and any(inner & set(walk_expr(i)) for i in n.indices)
+            for index in self.indices
+            for n in walk_expr(index)
+        )
+
     def may_collide(self, shape: Sequence[int]) -> bool:
         """Return whether two iterations may have the same element."""
         if all(n <= 1 or self.apart.get(p) == 1 for p, n in enumerate(shape)):
@@ -105,22 +115,40 @@ class Place:
         return found
 
 
+def place_of(nest: Parallel, indices: tuple[Expr, ...]) -> Place:
+    """Return the element at ``indices`` of each iteration of a nest."""
+    stmts = list(walk(nest.body))
+    own = frozenset(s.loop_var for s in stmts if isinstance(s, For))
+    lets = {s.var: s.value for s in stmts if isinstance(s, Let)}
+    return Place(nest.loop_vars, _without_names(indices, lets), own)
+
+
 def updated_places(nest: Parallel) -> Iterable[tuple[Buffer, Place]]:
     """Yield the elements that a nest stores to and also reads, reducers aside.
 
     Of variables and local arrays those that an iteration reads before it gives them a value.
     """
     stmts = list(walk(nest.body))
-    own = frozenset(s.loop_var for s in stmts if isinstance(s, For))
-    lets = {s.var: s.value for s in stmts if isinstance(s, Let)}
     private = {s.buffer for s in stmts if isinstance(s, Alloc)}
     loaded = {load.buffer for stmt in stmts for load in loads(stmt)} - private
-    carried: set[Buffer] = set()
-    _find_carried(nest.body, set(), carried)
-    loaded -= {b for b in loaded if b.scope == "local"} - carried
+    loaded -= {b for b in loaded if b.scope == "local"} - carried_by(nest)
     for stmt in stmts:
         if isinstance(stmt, Store) and stmt.buffer in loaded and stmt.buffer.reducer is None:
-            yield stmt.buffer, Place(nest.loop_vars, _without_names(stmt.indices, lets), own)
+            yield stmt.buffer, place_of(nest, stmt.indices)
+
+
+def carried_by(nest: Parallel) -> set[Buffer]:
+    """Return the local tiles and variables that an iteration reads before it sets them."""
+    carried: set[Buffer] = set()
+    _find_carried(nest.body, set(), carried)
+    return carried
+
+
+def set_by(nest: Parallel) -> set[Buffer]:
+    """Return the local tiles and variables that a nest surely gives a value."""
+    if any((int_value(e) or 0) < 1 for e in nest.extents):
+        return set()
+    return _find_carried(nest.body, set(), set())
 
 
 def _find_carried(stmt: Stmt, known: set[Buffer], carried: set[Buffer]) -> set[Buffer]:

@@ -5,6 +5,7 @@ Grammar::
     func   = PrimFunc(name, params, body, attrs)          params: Buffers (global), Vars (scalars)
     stmt   = Seq(stmts)
            | KernelLaunch(block_vars, grid, threads, body)   blocks run in any order, concurrently
+           | SourceLaunch(grid, threads, source, entry, arguments)   a kernel in CUDA C++
            | Alloc(buffer)                                   scope = rest of the enclosing Seq
            | Copy(src, dst, barrier)    tile copy with conversion; outside a global tensor loads
                                         give 0 and stores are skipped; see the node for barrier
@@ -204,6 +205,24 @@ class KernelLaunch(Stmt):
     span: SourceSpan = NO_SPAN
     thread_vars: tuple[Var, ...] = ()
     cluster: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SourceLaunch(Stmt):
+    """A grid of blocks of a kernel that the program gives as CUDA C++ (``source``).
+
+    ``entry`` names the kernel in it, ``arguments`` are what it is passed: addresses of tensors,
+    values of symbols (ir.cuda_source, which sets them when the program's parameters are known).
+    Only NVIDIA's GPUs run it; what it does to its tensors, its parameters say (const or not).
+    """
+
+    grid: tuple[Expr, ...]
+    threads: tuple[Expr, ...]
+    source: str
+    entry: str
+    arguments: tuple[Buffer | Var, ...] = ()
+    cluster: tuple[int, ...] = ()
+    span: SourceSpan = NO_SPAN
 
 
 @dataclass(frozen=True, slots=True, eq=False)

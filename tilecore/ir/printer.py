@@ -203,11 +203,22 @@ def _launch(stmt: nodes.KernelLaunch, namer: Namer) -> str:
     return f"launch {grid} threads({threads}){cluster}:"
 
 
+def _source_launch(stmt: nodes.SourceLaunch, namer: Namer) -> str:
+    """Return the launch with the digest of its source: another source, another program."""
+    grid, threads = (", ".join(_expr(e, namer, 4) for e in x) for x in (stmt.grid, stmt.threads))
+    names = ", ".join(namer.name(a) for a in stmt.arguments)
+    cluster = f" cluster{stmt.cluster}" if stmt.cluster else ""
+    launch = f"launch {grid} threads({threads}){cluster} of {stmt.entry}({names})"
+    return f"{launch} in CUDA source {text_digest(stmt.source)}"
+
+
 def _head(stmt: Stmt, namer: Namer) -> str:  # noqa: C901 - one case per node of the grammar
     """Return the first line of ``stmt``; bodies follow indented."""
     match stmt:
         case nodes.KernelLaunch():
             return _launch(stmt, namer)
+        case nodes.SourceLaunch():
+            return _source_launch(stmt, namer)
         case nodes.Alloc(buffer=b):
             return f"alloc {namer.name(b)}: {_type(b, namer)}"
         case nodes.Copy():

@@ -16,6 +16,7 @@ from tilecore.errors import (
 )
 from tilecore.ir import nodes
 from tilecore.ir.analysis import reads, sets
+from tilecore.ir.cuda_source import launch_faults
 from tilecore.ir.dims import dimensions, extents_of, unbound
 from tilecore.ir.expr import Const, Expr, Load, Var, int_value
 from tilecore.ir.fold import check_fold
@@ -140,6 +141,15 @@ class _Checker:
         for extent in (*stmt.grid, *stmt.threads):
             self.check_integer(extent, "grid extent or thread count")
         self.inside(stmt, *stmt.block_vars, *stmt.thread_vars)
+
+    def source_launch(self, stmt: nodes.SourceLaunch) -> None:
+        for extent in (*stmt.grid, *stmt.threads):
+            self.check_integer(extent, "grid extent or thread count")
+        for argument in stmt.arguments:
+            if isinstance(argument, Buffer):
+                self.check_buffer(argument)
+        for error in launch_faults(stmt):
+            self.fault(error)
 
     def alloc(self, stmt: nodes.Alloc) -> None:
         buffer = stmt.buffer
@@ -310,7 +320,7 @@ class _Checker:
         """Check that the statement may stand where it stands."""
         kinds = [type(s) for s in self.context]
         name = type(stmt).__name__
-        if isinstance(stmt, nodes.KernelLaunch) and kinds:
+        if isinstance(stmt, (nodes.KernelLaunch, nodes.SourceLaunch)) and kinds:
             self.fault(ScopeError(message="a kernel launch stands inside another statement"))
         is_tile = isinstance(stmt, nodes.Alloc) and stmt.buffer.scope != "global"
         needs_kernel = is_tile or isinstance(stmt, (*_TILE_OPS, *_IN_KERNEL))
@@ -411,6 +421,7 @@ class _Checker:
 
 _CHECKS: Mapping[type[Stmt], Callable[[_Checker, Any], None]] = {
     nodes.KernelLaunch: _Checker.launch,
+    nodes.SourceLaunch: _Checker.source_launch,
     nodes.Alloc: _Checker.alloc,
     nodes.Let: _Checker.let,
     nodes.Parallel: _Checker.parallel,

@@ -30,6 +30,7 @@ from tilecore.ir.nodes import (
     Region,
     Scan,
     Seq,
+    SourceLaunch,
     Stmt,
     Store,
     Wait,
@@ -86,6 +87,8 @@ def expressions(stmt: Stmt) -> tuple[Expr, ...]:  # noqa: C901 - one case per no
     match stmt:
         case KernelLaunch(grid=grid, threads=threads):
             found += [*grid, *threads]
+        case SourceLaunch(grid=grid, threads=threads, arguments=arguments):
+            found += [*grid, *threads, *(a for a in arguments if isinstance(a, Var))]
         case Copy(barrier=Load(indices=indices)):
             found += indices
         case Fill(value=value) | Let(value=value) | Pad(value=value):
@@ -168,6 +171,8 @@ def buffers_of(stmt: Stmt) -> set[Buffer]:
         found.update(load.buffer for load in loads(node))
         if isinstance(node, Exchange):
             found.add(node.dst)
+        if isinstance(node, SourceLaunch):
+            found.update(a for a in node.arguments if isinstance(a, Buffer))
         if isinstance(node, (Store, Alloc, Atomic, Arrive, Wait)):
             found.update((node.buffer, node.buffer.root))
         if isinstance(node, Atomic) and node.prev is not None:

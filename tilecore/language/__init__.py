@@ -191,6 +191,7 @@ from tilecore.language.reducer import (
     reducer_init,
     reducer_update,
 )
+from tilecore.language.source_kernel import CUDASourceCodeKernel
 from tilecore.language.sparse import gemm_sp, tcgen05_gemm_sp, wgmma_gemm_sp
 from tilecore.language.sync import (
     named_barrier_arrive,
@@ -338,7 +339,8 @@ __all__ += [
     "make_tensor", "make_tensor_from_addr", "match_buffer", "ptr", "reshape", "view",
 ]  # fmt: skip
 
-__all__ += ["ClusterKernel", "named_barrier_arrive", "sync_grid", *gpu.__all__]
+__all__ += ["CUDASourceCodeKernel", "ClusterKernel", "named_barrier_arrive", "sync_grid"]
+__all__ += gpu.__all__
 
 
 def __getattr__(name: str) -> Any:

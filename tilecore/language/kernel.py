@@ -189,7 +189,7 @@ def Kernel(
     grid = tuple(integer(b, "number of blocks") for b in blocks or (1,))
     count = DEFAULT_THREADS if threads is None else threads
     shape = count if isinstance(count, (tuple, list)) else (count,)
-    return KernelFrame(grid, tuple(as_expr(t) for t in shape), _cluster(cluster_dims))
+    return KernelFrame(grid, tuple(as_expr(t) for t in shape), cluster_of(cluster_dims))
 
 
 def ClusterKernel(
@@ -199,7 +199,8 @@ def ClusterKernel(
     return Kernel(*blocks, threads=threads, prelude=prelude, cluster_dims=cluster_dims)
 
 
-def _cluster(dims: Any) -> tuple[int, ...]:
+def cluster_of(dims: Any) -> tuple[int, ...]:
+    """Return the blocks of a cluster along x, y, z, as numbers."""
     given = dims if isinstance(dims, (tuple, list)) else (1,) if dims is None else (dims,)
     sizes = [int_value(d) for d in given]
     if any(s is None or s < 1 for s in sizes):

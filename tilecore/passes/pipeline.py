@@ -9,6 +9,7 @@ from tilecore.passes import (
     fold_clear,
     join_blocks,
     lanes,
+    looked_up,
     merge_nests,
     open_extents,
     private_tiles,
@@ -35,6 +36,7 @@ PIPELINE: tuple[tuple[str, Pass], ...] = (
 # On a GPU threads and stages are what the program says they are, and so are clears before loops.
 GPU_PIPELINE: tuple[tuple[str, Pass], ...] = (
     ("guard_tiles", tile_guards.run),
+    ("looked_up", looked_up.run),
     ("merge_nests", merge_nests.run),
     ("write_out", write_out.run),
     ("private_tiles", private_tiles.run),

@@ -106,6 +106,43 @@ def test_a_fault_is_reported(name):
         run(body, {"out": np.zeros(128, np.float32)}, instructions, **shape)
 
 
+# What threads of a block do to one element of a tensor, and whether that is in order.
+ON_ONE_ELEMENT = {
+    "a barrier": ("out[threadIdx.x] = 1; __syncthreads(); out[(threadIdx.x + 1) % 128] = 2;", True),
+    "one value": ("out[0] = 3;", True),
+    "atomic updates": ("atomicAdd(out, 1.0f); __syncthreads(); out[threadIdx.x] += out[0];", False),
+    "an atomic update and a load": ("out[1 + threadIdx.x % 64] = atomicAdd(out, 1.0f) * 0;", True),
+    "a warp that waits": (
+        "out[threadIdx.x] = 1; __syncwarp(); out[threadIdx.x ^ 1] = 2;", True,
+    ),
+    "a warp that does not wait": ("out[threadIdx.x] = 1; out[threadIdx.x ^ 1] = 2;", False),
+    "an update without an order": ("out[5] += 1;", False),
+    "bytes side by side": ("((unsigned char*)out)[threadIdx.x] = threadIdx.x;", True),
+    "a wide load": (
+        "out[threadIdx.x] = 1; if (threadIdx.x % 32 == 31)"
+        " { float4 v = *(float4*)(out + threadIdx.x - 3); ((float*)smem)[threadIdx.x] = v.y; }",
+        False,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ON_ONE_ELEMENT)
+def test_races_in_global_memory(name):
+    body, is_ordered = ON_ONE_ELEMENT[name]
+    given = {"out": np.zeros(128, np.float32)}
+    for schedule in (LATE, random_order(1)):
+        if is_ordered:
+            run(body, given, schedule=schedule, **BLOCK)
+        else:
+            with pytest.raises(EmulationError, match=r"race: thread \d+ .*`out` at byte \d+"):
+                run(body, given, schedule=schedule, **BLOCK)
+
+
+def test_what_other_blocks_store_is_not_in_question():
+    body = "out[threadIdx.x] = blockIdx.x;"
+    run(body, {"out": np.zeros(128, np.float32)}, grid=3, options={"resident": 3}, **BLOCK)
+
+
 def test_threads_may_write_one_value_to_one_place():
     out = np.zeros(128, np.float32)
     body = "((int*)smem)[0] = 7; __syncthreads(); out[threadIdx.x] = ((int*)smem)[0];"
@@ -136,8 +173,9 @@ def test_results_that_depend_on_the_order_are_reported():
     from tests.tilecore.cuda.text_kernels import Kernel, pointer, source
 
     made = build(source([Kernel("k", body, (pointer("out", "float"),), threads=128)], []))
+    schedules = (LATE, *map(random_order, range(1, 6)))
     with pytest.raises(EmulationError, match=r"`out`\[0\] is .* under late delivery and"):
-        emulate(made, {"out": np.ones(1, np.float32)}, (LATE, *map(random_order, range(1, 6))))
+        emulate(made, {"out": np.ones(1, np.float32)}, schedules, finds_races=False)
 
 
 def test_inline_assembly_of_unknown_origin_is_refused():

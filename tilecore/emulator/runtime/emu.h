@@ -138,15 +138,23 @@ int reduce(const char* kind, unsigned mask, int value, bool is_signed);
 void spin();  // the thread waits for another one's store
 u64 now();
 
+// The accesses up to atomic_end are one.
+void atomic_begin(void* address, int bytes, bool writes = true);
+void atomic_end();
 template <class T>
 inline T load_ordered(const void* address) {
   spin();
-  return *(const T*)address;
+  atomic_begin((void*)address, sizeof(T), false);
+  T value = *(const T*)address;
+  atomic_end();
+  return value;
 }
 template <class T>
-inline void store_ordered(void* address, T value) { *(T*)address = value; }
-void atomic_begin(void* address, int bytes);  // the accesses up to atomic_end are one
-void atomic_end();
+inline void store_ordered(void* address, T value) {
+  atomic_begin(address, sizeof(T));
+  *(T*)address = value;
+  atomic_end();
+}
 template <class T, class F>
 inline T update(T* address, F combine) {
   atomic_begin(address, sizeof(T));

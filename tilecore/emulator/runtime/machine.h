@@ -148,6 +148,8 @@ struct Range {
   std::string name;
 };
 
+std::string global_place(const void* pointer);  // a byte, for messages
+
 struct Machine {
   std::deque<Fiber> fibers;
   std::deque<Block> blocks;

@@ -140,14 +140,22 @@ static void access(void* pointer, unsigned bytes, bool writes, const void* site)
   }
   if (is_image((const unsigned char*)pointer, bytes)) return;
   const unsigned char* first = check_range(pointer, bytes, writes, what);
+  if (writes) on_global_write(f, pointer, bytes);
+  else on_global_read(f, pointer, bytes);
   if (machine.counts)
     note_access(writes ? GLOBAL_STORE : GLOBAL_LOAD, site, (unsigned char*)pointer - first, bytes);
 }
+std::string global_place(const void* pointer) {
+  const unsigned char* p = (const unsigned char*)pointer;
+  for (const Range& r : machine.ranges)
+    if (is_inside(r, p, 1)) return "`" + r.name + "` at byte " + std::to_string(p - r.first);
+  return "global memory";
+}
 static bool is_atomic = false;
-void atomic_begin(void* pointer, int bytes) {
+void atomic_begin(void* pointer, int bytes, bool writes) {
   check_aligned(pointer, bytes, "an atomic update");
   if (Block* block = block_of(pointer)) shared_at(*block, offset_in(*block, pointer), bytes, "an atomic update");
-  else check_range(pointer, bytes, true, "an atomic update");
+  else check_range(pointer, bytes, writes, "an atomic update");
   is_atomic = true;
 }
 void atomic_end() { is_atomic = false; }

@@ -1,6 +1,7 @@
 #include "machine.h"
 
 #include <cstring>
+#include <unordered_map>
 
 namespace emu {
 namespace {
@@ -11,6 +12,12 @@ struct Suspect {            // a write that races with another one, unless it ch
   unsigned char old[64];
   std::string message;
 } suspect;
+
+constexpr unsigned LINE = 16;  // bytes
+struct Line {
+  Access writes[LINE];
+};
+std::unordered_map<uintptr_t, Line> stored;  // global memory by lines, since the blocks began
 
 void raise(std::vector<unsigned>& a, const std::vector<unsigned>& b) {
   if (a.size() < b.size()) a.resize(b.size());
@@ -34,6 +41,19 @@ std::string name_of(int agent) {
   if (agent < 4 * n && (agent - 3 * n) % WARPGROUP == 1) return "tcgen05.mma";
   if (agent < 4 * n) return "wgmma of the warpgroup of " + thread(agent - 3 * n);
   return "a TMA load";
+}
+void suspect_write(const unsigned char* at, unsigned bytes, const std::string& message) {
+  if (suspect.at) return;
+  suspect.at = at;
+  suspect.bytes = bytes;
+  memcpy(suspect.old, at, bytes);
+  suspect.message = message;
+}
+// Whether a thread must be ordered after a store, and is not.
+bool is_unordered(const Access& store, const Fiber& fiber) {
+  return store.time && store.agent != fiber.number &&
+         machine.fibers[store.agent].block == fiber.block &&
+         clock_of(fiber).at(store.agent) < store.time;
 }
 std::string place(unsigned offset) { return "shared memory at byte " + std::to_string(offset); }
 }  // namespace
@@ -59,6 +79,7 @@ int barrier_agent(int number) { return 4 * resident() + number; }
 Clock& clock_of(const Fiber& fiber) { return clocks[fiber.number]; }
 void start_clocks() {
   suspect.at = nullptr;
+  stored.clear();
   clocks.assign(resident(), Clock());
   for (const Fiber& f : machine.fibers) clocks[f.number].set(f.number, 1);
 }
@@ -112,16 +133,45 @@ void on_write(Block& block, unsigned offset, unsigned bytes, int agent, const Cl
                             " write different values to " + place(i) +
                             "; no barrier is between them";
       if (agent >= resident() || bytes > sizeof suspect.old) fail(message);
-      if (!suspect.at) {
-        suspect.at = block.shared + offset;
-        suspect.bytes = bytes;
-        memcpy(suspect.old, suspect.at, bytes);
-        suspect.message = message;
-      }
+      suspect_write(block.shared + offset, bytes, message);
     }
     cell.write = {agent, time};
     cell.is_generic = !is_async;
     cell.reads.clear();
+  }
+}
+
+void on_global_read(const Fiber& fiber, const void* pointer, unsigned bytes) {
+  if (!machine.finds_races || stored.empty()) return;
+  settle();
+  uintptr_t first = (uintptr_t)pointer;
+  for (uintptr_t line = first / LINE; line <= (first + bytes - 1) / LINE; ++line) {
+    auto found = stored.find(line);
+    if (found == stored.end()) continue;
+    for (uintptr_t p = std::max(first, line * LINE); p < std::min(first + bytes, (line + 1) * LINE); ++p) {
+      const Access& store = found->second.writes[p % LINE];
+      if (is_unordered(store, fiber))
+        fail("race: " + name_of(fiber.number) + " reads " + global_place((void*)p) + ", which " +
+             name_of(store.agent) + " writes; no barrier is between them");
+    }
+  }
+}
+void on_global_write(const Fiber& fiber, const void* pointer, unsigned bytes) {
+  if (!machine.finds_races) return;
+  settle();
+  uintptr_t first = (uintptr_t)pointer;
+  unsigned time = clock_of(fiber).at(fiber.number);
+  for (uintptr_t line = first / LINE; line <= (first + bytes - 1) / LINE; ++line) {
+    Line& at = stored.try_emplace(line, Line{}).first->second;
+    for (uintptr_t p = std::max(first, line * LINE); p < std::min(first + bytes, (line + 1) * LINE); ++p) {
+      Access& store = at.writes[p % LINE];
+      if (is_unordered(store, fiber) && bytes <= sizeof suspect.old)
+        suspect_write((const unsigned char*)pointer, bytes,
+                      "race: " + name_of(fiber.number) + " and " + name_of(store.agent) +
+                          " write different values to " + global_place((void*)p) +
+                          "; no barrier is between them");
+      store = {fiber.number, time};
+    }
   }
 }
 }  // namespace emu

@@ -1,5 +1,10 @@
 // Accesses to shared memory that no barrier orders, found by vector clocks.
 //
+// Of global memory, what threads of one block store: another thread of the block that loads it, or
+// stores something else there, must be ordered after. (That a load comes before a store is not
+// looked at: another order of the threads makes it the other way round.) Nor is what blocks do to
+// each other, nor atomic updates and loads and stores with an order of their own.
+//
 // Whoever accesses memory is an agent: a thread, its cp.async copies, its bulk stores, the products
 // of a warpgroup, the TMA loads that complete at one barrier. A clock says up to which time the
 // accesses of each agent have happened (`seen`), and up to which a proxy fence has made them
@@ -52,5 +57,7 @@ void on_read(Block& block, unsigned offset, unsigned bytes, int agent, const Clo
              bool is_async = false);
 void on_write(Block& block, unsigned offset, unsigned bytes, int agent, const Clock& clock,
               unsigned time, bool is_async = false);
+void on_global_read(const Fiber& fiber, const void* pointer, unsigned bytes);
+void on_global_write(const Fiber& fiber, const void* pointer, unsigned bytes);
 void settle();  // two threads may write one value: look whether the last write changed anything
 }  // namespace emu

@@ -16,7 +16,13 @@ from tilecore.errors import UnsupportedOnTarget
 from tilecore.inference.gpu.distribution import Digit, Distribution, by_slot, coarser, spread
 from tilecore.inference.gpu.loops import Access, Points, axes_of, is_contiguous
 from tilecore.inference.gpu.matrix_moves import matrix_move
-from tilecore.inference.gpu.owners import divided, keeps_all_copies, places_in_turn, runs_of
+from tilecore.inference.gpu.owners import (
+    Left,
+    divided,
+    keeps_all_copies,
+    places_in_turn,
+    runs_of,
+)
 from tilecore.inference.gpu.places import slots_of
 from tilecore.inference.gpu.plan import GemmPlan, NestPlan
 from tilecore.inference.gpu.widths import chunk, lanes_of, most_neighbours, widest, width
@@ -40,6 +46,8 @@ class Fragments:
     spread: frozenset[Buffer] = frozenset()  # what is not the same in, or private to, each thread
 
     variables: frozenset[Buffer] = frozenset()  # of each thread, in a program of none
+
+    left: Left = field(default_factory=dict)  # variables that nests leave a value in
 
     @property
     def updated(self) -> frozenset[Buffer]:
@@ -194,7 +202,7 @@ def _distribution(points: Points, fragments: Fragments) -> Distribution:
         axes[loop] = held.axes[axis]
     rest = [p for p in range(len(points.shape)) if p not in loops.values()]
     order = max((d.stride * d.extent for d in held.digits(in_thread=False)), default=1)
-    in_turn = any(run > 1 for run in runs_of(points, fragments.updated))
+    in_turn = any(run > 1 for run in runs_of(points, fragments.updated, fragments.left))
     pool = [] if in_turn else list(_without(held, set(loops)).copies)
     for loop in reversed(rest):
         digits: list[Digit] = []
@@ -240,7 +248,7 @@ def _free(points: Points, fragments: Fragments) -> Distribution:
     limits = None if most is None else [most[p] for p in order]
     lanes = lanes_of(points, lane, min(threads, fragments.warp))
     lanes = math.gcd(lanes, points.asked_width) if points.asked_width else lanes
-    runs = runs_of(points, fragments.updated)
+    runs = runs_of(points, fragments.updated, fragments.left)
     found = spread(shape, threads, lanes, limits, [runs[p] for p in order])
     axes = [found.axes[order.index(p)] for p in range(len(order))]
     return Distribution(points.shape, tuple(axes), threads)
@@ -320,7 +328,7 @@ def _divided(
     points: Points, distribution: Distribution, fragments: Fragments
 ) -> tuple[Buffer, str] | None:
     """Return a fragment that divides among threads what one of them must update in turn."""
-    found = divided(points, distribution, fragments.updated)
+    found = divided(points, distribution, fragments.updated, fragments.left)
     if found is None:
         return _stored_beside(points, distribution, fragments)
     buffer, loop = found
@@ -342,6 +350,16 @@ def _stored_beside(
     in_memory = [b for b, _ in places_in_turn(points) if b not in fragments.held and not b.is_var]
     if not in_memory or not distribution.copies:
         return None
+    left = fragments.left.get(points.nest, frozenset()) if points.nest is not None else frozenset()
+    if left:
+        name = min(b.name for b in left)
+        raise UnsupportedOnTarget(
+            what=f"a parallel loop that updates elements of `{in_memory[0].name}` in turn and "
+            f"leaves a value in `{name}`",
+            target="gpu", reason="one thread alone runs it; others would not learn the value",
+            span=points.stmt.span,
+            hint=f"use T.serial, or set `{name}` in a loop of its own",
+        )  # fmt: skip
     reason = f"line {points.stmt.span.line} updates elements of {in_memory[0].name} in turn"
     stored = (a.buffer for a in points.accesses if a.is_store)
     return next(((b, reason) for b in stored if b in fragments.held), None)

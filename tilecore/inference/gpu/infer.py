@@ -44,7 +44,8 @@ from tilecore.inference.uses import Context, enter
 from tilecore.ir import nodes
 from tilecore.ir.analysis import covers_whole
 from tilecore.ir.expr import int_value
-from tilecore.ir.nodes import Buffer, Gemm, KernelLaunch, PrimFunc, Stmt
+from tilecore.ir.live_out import left_behind
+from tilecore.ir.nodes import Buffer, Gemm, KernelLaunch, PrimFunc, SourceLaunch, Stmt
 from tilecore.ir.visitor import buffers_of, children, regions, walk
 
 
@@ -56,6 +57,9 @@ def infer(func: PrimFunc, target: GpuTarget, options: GpuOptions) -> GpuPlan:
         UnsupportedOnTarget: a statement that GPUs cannot run (TC302).
     """
     launches = [s for s in walk(func.body) if isinstance(s, KernelLaunch)]
+    for stmt in walk(func.body):
+        if isinstance(stmt, SourceLaunch):
+            _check_source_launch(stmt, target)
     return GpuPlan(func, {launch: _plan(launch, target, options) for launch in launches})
 
 
@@ -71,7 +75,7 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     variables = frozenset(t for t in tiles if t.is_var and not launch.thread_vars)
     fragments = Fragments(
         teams.whole.count, target.threads_per_warp, target.matrix_moves, spread=spread,
-        variables=variables,
+        variables=variables, left={} if launch.thread_vars else left_behind(launch.body),
     )  # fmt: skip
     for tile in _not_in_registers(launch, tiles, fragments.spread):
         fragments.shared[tile] = "elements are accessed one by one, or through views"
@@ -137,7 +141,18 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     )  # fmt: skip
 
 
-def _threads(launch: KernelLaunch, target: GpuTarget) -> tuple[int, int, int]:
+def _check_source_launch(launch: SourceLaunch, target: GpuTarget) -> None:
+    """Check what a launch of a program's own CUDA source asks of the target."""
+    _threads(launch, target)
+    if launch.cluster and not target.has_clusters:
+        raise UnsupportedOnTarget(
+            what=f"cluster_dims={launch.cluster} of `{launch.entry}`", target=target.name,
+            reason="clusters of blocks need sm_90 or later", span=launch.span,
+        )  # fmt: skip
+    _check_cluster(launch, target)
+
+
+def _threads(launch: KernelLaunch | SourceLaunch, target: GpuTarget) -> tuple[int, int, int]:
     values = [int_value(e) for e in launch.threads]
     if any(v is None for v in values):
         raise UnsupportedOnTarget(
@@ -154,7 +169,7 @@ def _threads(launch: KernelLaunch, target: GpuTarget) -> tuple[int, int, int]:
     return known[0], known[1], known[2]
 
 
-def _check_cluster(launch: KernelLaunch, target: GpuTarget) -> None:
+def _check_cluster(launch: KernelLaunch | SourceLaunch, target: GpuTarget) -> None:
     count = math.prod(launch.cluster)
     if count > target.blocks_per_cluster:
         raise InvalidConfig(

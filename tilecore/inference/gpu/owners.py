@@ -5,16 +5,22 @@ points of a nest update in turn, which therefore belong to one thread.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 
 from tilecore.inference.gpu.distribution import Distribution, from_owners
 from tilecore.inference.gpu.loops import Points
 from tilecore.inference.gpu.places import points as points_of_threads
-from tilecore.ir.collisions import Place, updated_places
+from tilecore.ir.collisions import Place, place_of, updated_places
+from tilecore.ir.expr import const
 from tilecore.ir.fragment import Fragment
-from tilecore.ir.nodes import Annotate, Buffer, KernelLaunch
+from tilecore.ir.nodes import Annotate, Buffer, KernelLaunch, Parallel
 from tilecore.ir.visitor import walk
+
+NOTHING: Mapping[Parallel, frozenset[Buffer]] = MappingProxyType({})
+MEMORY = ("shared", "global")
 
 
 def annotated(launch: KernelLaunch, threads: int) -> dict[Buffer, Distribution]:
@@ -31,35 +37,44 @@ def annotated(launch: KernelLaunch, threads: int) -> dict[Buffer, Distribution]:
     return found
 
 
-def places_in_turn(points: Points) -> list[tuple[Buffer, Place]]:
+Left = Mapping[Parallel, frozenset[Buffer]]  # variables whose last value is read behind a nest
+
+
+def places_in_turn(points: Points, left: Left = NOTHING) -> list[tuple[Buffer, Place]]:
     """Return the elements that more than one point of a nest updates.
 
-    Those of shared tiles only where that is certain: programs look up where they write.
+    Those of memory where that is certain, or where data says which they are (passes.looked_up has
+    made what it could atomic); what is indexed by symbols is taken to be as the program means it.
     """
     nest = points.nest
     if nest is None or nest is not points.stmt:
         return []
     found = []
     for buffer, place in updated_places(nest):
-        if buffer.scope == "shared" and _is_looked_up(place, points.shape):
+        is_memory = buffer.scope in MEMORY
+        if is_memory and not place.is_looked_up and _is_unknown(place, points.shape):
             continue
-        if buffer.scope != "global" and place.may_collide(points.shape):
+        if place.may_collide(points.shape):
             found.append((buffer, place))
+    for variable in left.get(nest, frozenset()) - {b for b, _ in found}:
+        place = place_of(nest, (const(0),))  # the last point that sets it has the last word
+        if place.may_collide(points.shape):
+            found.append((variable, place))
     return found
 
 
-def _is_looked_up(place: Place, shape: tuple[int, ...]) -> bool:
+def _is_unknown(place: Place, shape: tuple[int, ...]) -> bool:
     return place.table([np.zeros(1, np.int64) for _ in shape]) is None
 
 
-def runs_of(points: Points, tiles: frozenset[Buffer]) -> list[int]:
+def runs_of(points: Points, tiles: frozenset[Buffer], left: Left = NOTHING) -> list[int]:
     """Return for each loop how many of its consecutive points one thread must have.
 
     The extent of the loop where they may not be spread over threads at all.
     """
     runs = [1] * len(points.shape)
-    for buffer, place in places_in_turn(points):
-        if buffer in tiles or buffer.scope == "shared":
+    for buffer, place in places_in_turn(points, left):
+        if buffer in tiles or buffer.scope in MEMORY:
             for loop, extent in enumerate(points.shape):
                 run = place.apart.get(loop, extent)
                 runs[loop] = min(extent, math.lcm(runs[loop], run))
@@ -67,11 +82,11 @@ def runs_of(points: Points, tiles: frozenset[Buffer]) -> list[int]:
 
 
 def divided(
-    points: Points, distribution: Distribution, tiles: frozenset[Buffer]
+    points: Points, distribution: Distribution, tiles: frozenset[Buffer], left: Left = NOTHING
 ) -> tuple[Buffer, int] | None:
     """Return a tile whose elements points of several threads would update, and such a loop."""
-    for buffer, place in places_in_turn(points):
-        if buffer in tiles or buffer.scope == "shared":
+    for buffer, place in places_in_turn(points, left):
+        if buffer in tiles or buffer.scope in MEMORY:
             loop = _divided_loop(place, points, distribution)
             if loop is not None and not _has_one_owner(place, distribution):
                 return buffer, loop

@@ -26,7 +26,7 @@ from tilecore.ir.expr import (
 )
 from tilecore.ir.fragment import Fragment
 from tilecore.ir.layout import Layout
-from tilecore.ir.nodes import Buffer, PrimFunc, Region, Stmt
+from tilecore.ir.nodes import Buffer, PrimFunc, Region, SourceLaunch, Stmt
 
 _BARE = {"int32": int, "float32": float, "bool": bool}
 _PATTERN = re.compile(r"[A-Za-z0-9_.<>-]+")
@@ -145,6 +145,13 @@ class _Writer:
     # --- statements -----------------------------------------------------------------------
 
     def stmt(self, stmt: Stmt) -> dict[str, Any]:
+        if isinstance(stmt, SourceLaunch):
+            raise InvalidDocument(
+                path="program",
+                expected="tile operations, which whoever receives the program can check",
+                found=f"the CUDA source of kernel `{stmt.entry}`",
+                hint="compile and measure this program where it is written",
+            ).at(stmt.span)
         name = NAMES[type(stmt)]
         found: dict[str, Any] = {"node": name}
         usually = usual(type(stmt))

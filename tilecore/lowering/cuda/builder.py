@@ -154,5 +154,7 @@ class CudaBuilder(TirBuilder):
     def finish(self, name: str, params: list[Any]) -> Any:
         """Return the PrimFunc."""
         body = self._scopes[0]
-        func = tir.PrimFunc(params, body[0] if len(body) == 1 else tir.SeqStmt(body))
+        nothing = tir.Evaluate(index(0))  # every launch is of the program's own CUDA source
+        whole = tir.SeqStmt(body) if len(body) > 1 else body[0] if body else nothing
+        func = tir.PrimFunc(params, whole)
         return func.with_attr("global_symbol", name).with_attr("tirx.noalias", True)

@@ -11,7 +11,7 @@ from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.plan import GpuPlan
 from tilecore.ir import nodes
 from tilecore.ir.analysis import free_vars
-from tilecore.ir.nodes import Buffer, KernelLaunch, PrimFunc, Stmt
+from tilecore.ir.nodes import Buffer, KernelLaunch, PrimFunc, SourceLaunch, Stmt
 from tilecore.ir.printer import Namer
 from tilecore.lowering.cuda.boxes import TensorMap
 from tilecore.lowering.cuda.builder import CudaBuilder
@@ -31,12 +31,19 @@ class LoweredProgram:
         workspaces: tensors that the caller provides and that hold nothing between calls.
         maps: tensor maps that the caller encodes.
         names: what parameters, dimensions and workspaces are called.
+        launches: in the order of the program; ``func`` has no kernel for those of CUDA source.
     """
 
     func: Any
     workspaces: tuple[Buffer, ...]
     maps: tuple[TensorMap, ...]
     names: Namer
+    launches: tuple[KernelLaunch | SourceLaunch, ...] = ()
+
+    @property
+    def sources(self) -> tuple[SourceLaunch, ...]:
+        """The launches of the program's own CUDA source."""
+        return tuple(s for s in self.launches if isinstance(s, SourceLaunch))
 
 
 def lower_function(func: PrimFunc, plan: GpuPlan, target: GpuTarget) -> LoweredProgram:
@@ -81,8 +88,9 @@ def lower_function(func: PrimFunc, plan: GpuPlan, target: GpuTarget) -> LoweredP
         elif isinstance(stmt, (nodes.Alloc, nodes.Let)):
             if not (isinstance(stmt, nodes.Alloc) and is_workspace(stmt.buffer)):
                 prelude.append(stmt)
-        elif not isinstance(stmt, nodes.Annotate):
+        elif not isinstance(stmt, (nodes.Annotate, SourceLaunch)):
             raise unsupported(stmt, target, "statements run inside a T.Kernel region")
     params += [param for _, param in maps]
     made = builder.finish("main", params)
-    return LoweredProgram(made, tuple(workspaces), tuple(m for m, _ in maps), names)
+    launches = tuple(s for s in body if isinstance(s, (KernelLaunch, SourceLaunch)))
+    return LoweredProgram(made, tuple(workspaces), tuple(m for m, _ in maps), names, launches)
