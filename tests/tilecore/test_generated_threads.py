@@ -87,7 +87,7 @@ def condition(draw, k: str | None) -> str:
 
 def statements(draw, count: int, depth: int, k: str | None = None) -> list[str]:
     """Draw a statement, as lines; threads meet at the top alone."""
-    kind = draw(st.integers(0, 12 if depth == DEPTH else 9 if depth else 5))
+    kind = draw(st.integers(0, 13 if depth == DEPTH else 9 if depth else 5))
     value = values(draw, count, k)
     if kind < 2:
         return [f"v = {value}" if k is None else f"v = T.min(v + {value}, 64.0)"]
@@ -120,7 +120,13 @@ def statements(draw, count: int, depth: int, k: str | None = None) -> list[str]:
         reader = draw(st.sampled_from([f"({count} - 1 - t)", "(t // 2)", f"((t * 3) % {count})"]))
         return ["for k in T.serial(4):", f"    R[t, k] = {values(draw, count, 'k', 1)}", SYNC,
                 "for k in T.serial(4):", f"    a[k] = R[{reader}, k]", SYNC]  # fmt: skip
-    return [f"v = T.shfl_xor(v, {draw(st.integers(1, 7))})"] if count % 32 == 0 else inner
+    if kind == 12 and count % 32 == 0:
+        return [f"v = T.shfl_xor(v, {draw(st.integers(1, 7))})"]
+    if kind == 13 and count == 64:  # a warp's own way, in which its threads meet
+        role = [f"T.fill(a, {draw(st.integers(0, 3))})", "S[t] = v", "T.sync_threads(1, 32)",
+                "v = S[31 - t]", "T.sync_threads(1, 32)"]  # fmt: skip
+        return ["if t < 32:", *("    " + line for line in role)]
+    return inner
 
 
 @st.composite

@@ -205,3 +205,28 @@ def test_rows_of_threads_become_columns_of_their_tiles_in_blocks(dtype, run_both
     assert re.search(r"for \w+, k\w* in parallel\(32, 8\):\n +Y\[", text)
     x = np.random.default_rng(5).integers(0, 3, (2, 256)).astype(dtype)
     run_both(main, [x], [np.zeros_like(x)])
+
+
+def test_a_role_of_some_threads_fills_its_own_tiles(run_both) -> None:
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            t = T.get_thread_binding()
+            shared = T.alloc_shared((32,), "float32")
+            a = T.alloc_local((4,), "float32")
+            total = T.alloc_local((1,), "float32")
+            T.fill(a, 1)
+            for step in T.serial(8):
+                total[0] = X[t] + step
+            if t < 32:
+                T.fill(a, 2)
+                shared[t] = X[t]
+                T.sync_threads(1, 32)
+                total[0] += shared[31 - t] * a[3]
+            Y[t] = total[0] + a[0]
+
+    assert "for thread in serial(0, 32):" in grouped(main)
+    x = np.arange(64, dtype=np.float32)
+    expected = x + 8.0
+    expected[:32] += 1 + 2 * x[31::-1]
+    run_both(main, [x], [np.zeros_like(x)], [expected])

@@ -141,9 +141,8 @@ def _axes(launch: KernelLaunch, loops: Sequence[For]) -> list[_Axis]:
     inner = 1
     for size in sorted({*(s for s in sizes if s is not None), count}):
         if size > inner and size % inner == 0 and count % size == 0:
-            axes.append(
-                _Axis(Var(f"{thread.name}_{len(axes)}", thread.dtype), inner, size // inner)
-            )
+            name = Var(f"{thread.name}_{len(axes)}", thread.dtype)
+            axes.append(_Axis(name, inner, size // inner))
             inner = size
     return axes
 
@@ -188,6 +187,7 @@ class _Places(Rebuilder):
         self.tiles, self.order = tiles, order
         self.number = Linear({a.var: a.inner for a in order}, 0).to_expr()
         self.thread: Var | None = None  # what ``number`` stands for, in a loop over all threads
+        self.is_own = False  # whether copies and fills are what each thread does for itself
         self.ranges: dict[Var, Interval] = {a.var: (0, a.extent - 1) for a in order}
 
     def buffer(self, buffer: Buffer) -> Buffer:
@@ -204,7 +204,7 @@ class _Places(Rebuilder):
 
     def stmt(self, stmt: Stmt) -> Stmt:
         """Return a statement, rewritten."""
-        if isinstance(stmt, (Copy, Fill)) and self.thread is not None:  # what each does for itself
+        if isinstance(stmt, (Copy, Fill)) and self.is_own:
             nest = copy_nest(stmt) if isinstance(stmt, Copy) else fill_nest(stmt)
             return self.stmt(element_loops(nest))
         if isinstance(stmt, Store) and stmt.buffer in self.tiles:
@@ -267,11 +267,12 @@ class _InGroups(_Places):
         if not isinstance(stmt, For) or stmt.kind != THREADS:
             return super().stmt(stmt)
         count = math.prod(a.extent for a in self.axes)
-        if (int_value(stmt.start), int_value(stmt.stop)) != (0, count):
-            return super().stmt(replace(stmt, kind="serial"))
-        self.thread = stmt.loop_var
+        is_whole = (int_value(stmt.start), int_value(stmt.stop)) == (0, count)
+        self.thread, self.is_own = stmt.loop_var if is_whole else None, True
         body = flat([self.stmt(stmt.body)])
-        self.thread = None
+        self.thread, self.is_own = None, False
+        if not is_whole:
+            return replace(stmt, kind="serial", body=Seq(tuple(body), stmt.body.span))
         self._count(body)
         if not any(self._is_vector(s) for b in body for s in walk(b)):
             return self._rows(body) or _nested(self.axes, Seq(tuple(body), stmt.span))
