@@ -13,7 +13,7 @@ from tilecore.ir.printer import format_func
 from tilecore.ir.visitor import walk
 from tilecore.passes import lanes, threads
 
-N = 256
+N, K = 8, 128
 
 
 def grouped(func) -> str:
@@ -26,7 +26,7 @@ def split_k(threads_shape, axes):
 
     @T.prim_func
     def gemv(
-        A: T.Tensor((N,), "float32"), B: T.Tensor((N, N), "float32"), C: T.Tensor((N,), "float32")
+        A: T.Tensor((K,), "float32"), B: T.Tensor((N, K), "float32"), C: T.Tensor((N,), "float32")
     ):
         with T.Kernel(N // 4, threads=threads_shape) as b:
             tn = T.get_thread_binding(axes[0])
@@ -37,7 +37,7 @@ def split_k(threads_shape, axes):
                 total[tn] = 0
             T.sync_threads()
             T.clear(acc)
-            for k in T.serial(N // 32):
+            for k in T.serial(K // 32):
                 acc[0] += A[k * 32 + tk] * B[b * 4 + tn, k * 32 + tk]
             T.atomic_add(total[tn], acc[0])
             T.sync_threads()
@@ -57,7 +57,7 @@ def test_threads_run_along_the_axis_whose_neighbours_are_neighbours_in_memory(
         "alloc acc: local float32[1, 4, 32]" in text
     )  # the other axis outside, whatever its number
     rng = np.random.default_rng(0)
-    a, b = rng.standard_normal(N, dtype=np.float32), rng.standard_normal((N, N), dtype=np.float32)
+    a, b = rng.standard_normal(K, dtype=np.float32), rng.standard_normal((N, K), dtype=np.float32)
     expected = b.astype(np.float64) @ a
     run_both(func, [a, b], [np.zeros(N, np.float32)], [expected], rtol=1e-4, atol=1e-4)
 
@@ -171,17 +171,15 @@ def test_few_threads_run_one_after_the_other(count, run_both) -> None:
     run_both(few, [x], [np.zeros(7, np.float32)], [x * 2])
 
 
-def test_elements_of_one_thread_each_become_rows(run_both) -> None:
-    """Blocks of an elementwise program written per thread join as those of tiles do."""
-
+def test_elements_of_one_thread_each_are_a_nest(run_both) -> None:
     @T.prim_func
-    def add(X: T.Tensor((64, 1024), "float32"), Y: T.Tensor((64, 1024), "float32")):
-        with T.Kernel(8, 64, threads=128) as (bx, by):
+    def add(X: T.Tensor((4, 256), "float32"), Y: T.Tensor((4, 256), "float32")):
+        with T.Kernel(2, 4, threads=128) as (bx, by):
             t = T.get_thread_binding()
             Y[by, bx * 128 + t] = X[by, bx * 128 + t] + 1
 
     assert "in parallel(128):" in grouped(add)
-    x = np.random.default_rng(4).standard_normal((64, 1024), dtype=np.float32)
+    x = np.random.default_rng(4).standard_normal((4, 256), dtype=np.float32)
     run_both(add, [x], [np.zeros_like(x)], [x.astype(np.float64) + 1])
 
 
