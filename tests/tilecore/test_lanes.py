@@ -228,3 +228,29 @@ def test_a_role_of_some_threads_fills_its_own_tiles(run_both) -> None:
     expected = x + 8.0
     expected[:32] += 1 + 2 * x[31::-1]
     run_both(main, [x], [np.zeros_like(x)], [expected])
+
+
+def test_a_row_that_is_read_by_another_name_is_not_copied_at_once(run_both) -> None:
+    @T.prim_func
+    def main(X: T.Tensor((32, 16), "float32"), Y: T.Tensor((32, 16), "float32")):
+        with T.Kernel(1, threads=32):
+            t = T.get_thread_binding()
+            total = T.alloc_local((1,), "float32")
+            a = T.alloc_local((16,), "float32")
+            b = T.view(a, (1, 16))
+            total[0] = 0
+            for _k in T.serial(64):  # what groups pay for
+                total[0] += X[0, 0] + t
+            for k in T.serial(16):
+                a[k] = X[t, k]
+            T.sync_threads()
+            for k in T.serial(15):
+                a[k + 1] = b[0, k]
+            T.sync_threads()
+            for k in T.serial(16):
+                Y[t, k] = a[k] + total[0]
+
+    assert "in parallel(32):" in grouped(main)
+    x = np.random.default_rng(6).integers(-4, 5, (32, 16)).astype(np.float32)
+    added = 64.0 * (x[0, 0] + np.arange(32))
+    run_both(main, [x], [np.zeros_like(x)], [np.repeat((x[:, 0] + added)[:, None], 16, 1)])

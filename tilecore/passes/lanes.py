@@ -32,6 +32,7 @@ from tilecore.ir.nodes import (
     Store,
 )
 from tilecore.ir.substitute import substitute_stmt
+from tilecore.ir.trips import trip_count
 from tilecore.ir.visitor import (
     Rewriter,
     children,
@@ -162,7 +163,7 @@ class _InGroups(Places):
         (store, *more), size = flat([loop.body]), int_value(loop.stop)
         if more or not isinstance(store, Store) or size is None or int_value(loop.step) != 1:
             return None
-        if _apart(store.buffer, store.indices, loop.loop_var) != 1 or store.buffer in reads(store):
+        if _apart(store.buffer, store.indices, loop.loop_var) != 1 or _reads_itself(store):
             return None
         names = (*(axis.var for axis in self.axes), loop.loop_var)
         extents = (*(const(axis.extent) for axis in self.axes), const(size))
@@ -174,8 +175,7 @@ class _InGroups(Places):
         What threads along an axis store alike, one of them stores.
         """
         names = {node for e in expressions(stmt) for node in walk_expr(e)}
-        is_alike = not set(writes(stmt)) & set(reads(stmt))
-        used = {axis for axis in self.axes if axis.var in names or not is_alike}
+        used = {axis for axis in self.axes if axis.var in names or _reads_itself(stmt)}
         if not self._is_vector(stmt):
             return _nested([axis for axis in self.axes if axis in used], stmt)
         order = [axis for axis in self.order if axis in used]
@@ -205,26 +205,26 @@ class _InGroups(Places):
 
         A thread's row in memory becomes its column of a private tile, or the other way round.
         """
-        if not isinstance(stmt, For) or stmt.loop_var is lane:
+        size = int_value(stmt.stop) if isinstance(stmt, For) else None
+        if not isinstance(stmt, For) or size is None:
             return []
-        row, size = stmt.loop_var, int_value(stmt.stop)
-        stores = [s for s in flat([stmt.body]) if isinstance(s, Store)]
-        is_plain = (int_value(stmt.start), int_value(stmt.step)) == (0, 1) and size is not None
-        if not is_plain or len(stores) < len(flat([stmt.body])):
+        if (int_value(stmt.start), int_value(stmt.step)) != (0, 1):
             return []
-        written = {s.buffer.root for s in stores}
+        row, written = stmt.loop_var, {b.root for b in written_buffers(stmt.body)}
         nests = []
-        for store in stores:
-            load = store.value
-            if not isinstance(load, Load) or load.buffer.root in written:
+        for store in flat([stmt.body]):
+            load = store.value if isinstance(store, Store) else None
+            if not isinstance(store, Store) or not isinstance(load, Load):
+                return []
+            if load.buffer.root in written:
                 return []
             along = self.lane.var, row
             store_lane, store_row = (_apart(store.buffer, store.indices, v) for v in along)
             load_lane, load_row = (_apart(load.buffer, load.indices, v) for v in along)
-            lanes, rows = const(self.group), const(size or 0)
+            lanes, rows = const(self.group), const(size)
             if store_lane == load_row == 1 and any(index is row for index in store.indices):
                 nests.append(Parallel((row, lane), (rows, lanes), store, span=store.span))
-            elif store_row == load_lane == 1 and (store_lane or 0) >= (size or 0):
+            elif store_row == load_lane == 1 and (store_lane or 0) >= size:
                 nests.append(Parallel((lane, row), (lanes, rows), store, span=store.span))
             else:
                 return []
@@ -277,32 +277,29 @@ class _InGroups(Places):
                 self._count(flat(children(stmt)), inside, apart=apart or is_apart)
 
 
+def _reads_itself(store: Stmt) -> bool:
+    """Return whether a store reads the memory that it writes, by whatever name."""
+    return bool({b.root for b in writes(store)} & {b.root for b in reads(store)})
+
+
 def _apart(buffer: Buffer, indices: Sequence[Expr], along: Var) -> int | None:
     """Return the elements from one access to the next along an axis; None: not known."""
-    if buffer.strides is not None:
-        sizes = [int_value(s) for s in buffer.strides]
-    else:
-        shape = [int_value(e) for e in buffer.shape]
-        sizes = [_product(shape[axis + 1 :]) for axis in range(len(shape))]
+    strides = buffer.strides
     total = 0
-    for index, size in zip(indices, sizes, strict=True):
-        step = step_of(index, along)
-        if step == 0:
-            continue
-        if step is None or size is None:
+    size: Expr = const(1)
+    for axis in reversed(range(len(indices))):
+        stride = int_value(size if strides is None else strides[axis])
+        step = step_of(indices[axis], along)
+        if step is None or (step and stride is None):
             return None
-        total += step * size
+        total += step * (stride or 0)
+        size = binary("mul", size, buffer.shape[axis])
     return total
 
 
 def _trips(loop: For) -> int:
-    first, end = int_value(loop.start), int_value(loop.stop)
-    return UNKNOWN_TRIPS if first is None or end is None else max(0, end - first)
-
-
-def _product(sizes: Sequence[int | None]) -> int | None:
-    known = [s for s in sizes if s is not None]
-    return math.prod(known) if len(known) == len(sizes) else None
+    count = int_value(trip_count(loop))
+    return UNKNOWN_TRIPS if count is None else max(0, count)
 
 
 def _group(extent: int) -> int:

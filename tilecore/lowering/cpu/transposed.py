@@ -14,7 +14,7 @@ from tvm import tirx as tir
 
 from tilecore.inference.storage import Storage
 from tilecore.ir.dtype import DType
-from tilecore.ir.expr import Load, Var, const, int_value
+from tilecore.ir.expr import Load, const, int_value
 from tilecore.ir.nodes import Parallel, Store
 from tilecore.ir.visitor import flat
 from tilecore.lowering.cpu.access import Accessor, store_values
@@ -48,7 +48,7 @@ def _move(nest: Parallel, accessor: Accessor) -> _Move | None:
     if more or not isinstance(store, Store) or not isinstance(store.value, Load):
         return None
     load, last = store.value, nest.loop_vars[-1]
-    if len(extents) < 2 or None in extents or load.dtype != store.value.dtype:
+    if len(extents) < 2 or None in extents:
         return None
     if not _is_plain(accessor, load.buffer) or not _is_plain(accessor, store.buffer):
         return None
@@ -99,7 +99,6 @@ class TransposedLowering(NestLowering):
         accessor, extents = self.accessor, [int_value(e) or 0 for e in nest.extents]
         steps = [1] * len(extents)
         steps[move.read], steps[-1] = move.size, move.lanes
-        outer = {v: accessor.ranges.get(v) for v in nest.loop_vars}
         for var, extent in zip(nest.loop_vars, extents, strict=True):
             accessor.ranges[var], accessor.tops[var] = (0, extent - 1), const(extent)
         is_open = self._may_leave(move.load) or self._may_leave(move.store)
@@ -109,22 +108,15 @@ class TransposedLowering(NestLowering):
                     number = loops.enter_context(self.builder.loop(extent // step))
                     accessor.assign(var, mul(number, step))
                 self._blocks(move)
-        for var, bounds in outer.items():
-            accessor.values.pop(var, None)
-            self._restore(var, bounds)
+        for var in nest.loop_vars:
+            for known in (accessor.values, accessor.ranges, accessor.tops):
+                known.pop(var, None)
         if is_open:
             super().emit(nest)
 
     def _may_leave(self, access: Load | Store) -> bool:
         place = self.accessor.places[access.buffer]
         return bool(self.accessor.open_ends(place, place.indices(access.indices)))
-
-    def _restore(self, var: Var, bounds: Any) -> None:
-        self.accessor.tops.pop(var, None)
-        if bounds is None:
-            self.accessor.ranges.pop(var, None)
-        else:
-            self.accessor.ranges[var] = bounds
 
     def _blocks(self, move: _Move) -> None:
         """Emit the blocks whose columns one vector each holds when they are stored."""
