@@ -189,7 +189,9 @@ class Writer:
 
     def leaf(self, shape: tuple[int, ...]) -> tuple[str, float, float, bool]:
         names = ["i", "j"][: len(shape)]
-        kind = self.choice(["tile", "tile", "row", "loop", "constant"])
+        kind = self.choice(["tile", "tile", "row", "loop", "constant", "element"])
+        if kind == "element":
+            return self.element(names)
         tile = self.any_tile(shape=shape)
         text = f"{tile.name}[{', '.join(names)}]" if tile else ""
         if kind == "row" and len(shape) == 2:
@@ -206,6 +208,18 @@ class Writer:
             return f"T.int32({value})", 4.0, 0.0, False
         wide = "float64" if tile.is_float else "int64"
         return f"T.cast({text}, '{wide}')", tile.bound, tile.precision, tile.is_float
+
+    def element(self, names: list[str]) -> tuple[str, float, float, bool]:
+        """An element of a tensor, in steps that may begin before it and leave it."""
+        source = self.tensor((self.m, self.n))
+        indices = []
+        for extent in source.shape:
+            name, step = self.choice([*names, "bx"]), self.choice([1, 1, 2, 3, -1, -2])
+            first = self.number(-4, extent) if step > 0 else self.number(0, extent + 8)
+            indices.append(f"{name} * {step} + {first}")
+        wide = "float64" if source.is_float else "int64"
+        text = f"T.cast({source.name}[{', '.join(indices)}], '{wide}')"
+        return text, source.bound, source.precision, source.is_float
 
     def reduce(self) -> None:
         tile = self.any_tile(rank=2)
@@ -277,19 +291,20 @@ class Writer:
         dtype = self.choice(["float32", "float16", "int8"])
         accumulator = "int32" if dtype == "int8" else "float32"
         bound = 9.0 * k
-        a, b = self.fresh("A"), self.fresh("B")
-        for name, shape in ((a, (self.m, k)), (b, (k, self.n))):
+        a, b, flip = self.fresh("A"), self.fresh("B"), self.choice([True, False])
+        for name, shape in ((a, (self.m, k)), (b, (self.n, k) if flip else (k, self.n))):
             values = self.rng.integers(-3, 4, shape)
             self.program.inputs.append(values.astype(DType(dtype).numpy))
             self.params.append(f'{name}: T.Tensor({shape}, "{dtype}")')
         left = self.allocate((self.block[0], step), dtype, 3.0, 0.0)
-        right = self.allocate((step, n), dtype, 3.0, 0.0)
+        right = self.allocate((n, step) if flip else (step, n), dtype, 3.0, 0.0)
         result = self.allocate(self.block, accumulator, bound, 0.0)
         self.emit(f"T.clear({result.name})")
         self.emit(f"for k in T.Pipelined({-(-k // step)}, num_stages={self.number(0, 3)}):")
         self.emit(f"    T.copy({a}[by * {self.block[0]}, k * {step}], {left.name})")
-        self.emit(f"    T.copy({b}[k * {step}, bx * {n}], {right.name})")
-        self.emit(f"    T.gemm({left.name}, {right.name}, {result.name})")
+        corner = f"bx * {n}, k * {step}" if flip else f"k * {step}, bx * {n}"
+        self.emit(f"    T.copy({b}[{corner}], {right.name})")
+        self.emit(f"    T.gemm({left.name}, {right.name}, {result.name}, transpose_B={flip})")
         self.keep(result)
 
     def update(self) -> None:

@@ -266,6 +266,8 @@ class _Inference:
             return None
         if source.copy.src.buffer in self.declared:  # it has no address before the grid runs
             return None
+        if None in source.axes:  # panels are packed from boxes of two axes
+            return None
         used = set().union(*(variables(o) for o in source.copy.src.offsets))
         ranges = source.context.ranges
         known = {*self.launch.block_vars, *(loop.loop_var for loop in source.context.loops)}

@@ -12,7 +12,7 @@ from typing import Any
 
 from tvm import tirx as tir
 
-from tilecore.ir.bounds import NON_NEGATIVE, variables
+from tilecore.ir.bounds import NON_NEGATIVE, step_of, variables
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Var, cast, int_value
 from tilecore.ir.nodes import Let, Parallel, Seq, Stmt, Store
@@ -127,9 +127,8 @@ class NestLowering:
             self._vector_body(nest, scope)
         else:
             cond = None
-            flat = accessor.scope()
             for index, extent in ends:
-                one = accessor.inside(index, extent, flat, index + (lanes - 1))
+                one = self._all_lanes_inside(index, extent, var, lanes)
                 cond = one if cond is None else tir.And(cond, one)
             with builder.when(cond):
                 self._vector_body(nest, scope)
@@ -137,6 +136,15 @@ class NestLowering:
                 self._scalar(nest.body, var, start, lanes)
         accessor.values.pop(var, None)
         accessor.ranges.pop(var, None)
+
+    def _all_lanes_inside(self, index: Expr, extent: Extent, var: Var, lanes: int) -> Any:
+        """Return the condition that an index is inside in all lanes, the first one at ``var``."""
+        step = step_of(index, var)
+        assert step is not None  # stride_of the whole access is known
+        scope, reach = self.accessor.scope(), step * (lanes - 1)
+        if step >= 0:
+            return self.accessor.inside(index, extent, scope, index + reach)
+        return self.accessor.inside(index + reach, extent, scope, index)
 
     def _open_ends(self, nest: Parallel) -> list[tuple[Expr, Extent]]:
         found: list[tuple[Expr, Extent]] = []
