@@ -26,6 +26,7 @@ from tilecore.ir.evaluate import Evaluator
 from tilecore.ir.expr import Binary, Expr, Load, Var, binary, const
 from tilecore.ir.indexing import whole
 from tilecore.ir.nodes import Buffer, KernelLaunch, PrimFunc, Seq, Stmt, Sync
+from tilecore.ir.uniform import Uniform
 from tilecore.ir.visitor import Rewriter, children, has_jump, walk, walk_expr
 
 MEETS, ARRIVES = "named", "named_arrive"  # scopes of a Sync
@@ -75,7 +76,7 @@ def with_groups(body: Stmt, thread_vars: Sequence[Var], sizes: Sequence[int | No
     found = [s for s in walk(body) if is_named(s)]
     if not found:
         return body
-    branches = _Branches(thread_vars, sizes)
+    branches = _Branches(Uniform(body, thread_vars, sizes), thread_vars, sizes)
     branches.visit(body)
     kept = branches.met_by_others
     used = [s for s in found if s.barrier in kept]
@@ -128,7 +129,10 @@ class _Branches(Rewriter):
         met_by_others: numbers of barriers.
     """
 
-    def __init__(self, thread_vars: Sequence[Var], sizes: Sequence[int | None]) -> None:
+    def __init__(
+        self, uniform: Uniform, thread_vars: Sequence[Var], sizes: Sequence[int | None]
+    ) -> None:
+        self._uniform = uniform
         known = [size for size in sizes if size is not None]
         self.everyone = np.ones(math.prod(known), bool) if len(known) == len(sizes) else None
         self.met_by_others: set[int] = set()
@@ -214,7 +218,9 @@ class _Branches(Rewriter):
     def _differs(self, *exprs: Expr) -> bool:
         """Return whether threads of a block may see different values of an expression."""
         return any(
-            e.buffer.scope == "local" if isinstance(e, Load) else e in self._own
+            not self._uniform.holds(e)
+            if isinstance(e, Load) and e.buffer.scope == "local"
+            else e in self._own
             for expr in exprs
             for e in walk_expr(expr)
             if isinstance(e, (Load, Var))

@@ -36,6 +36,7 @@ from tilecore.ir.expr import (
     unary,
 )
 from tilecore.ir.nodes import Buffer, PrimFunc, Seq, Stmt
+from tilecore.ir.uniform import Uniform
 from tilecore.ir.visitor import (
     Rewriter,
     children,
@@ -53,7 +54,6 @@ from tilecore.passes.per_thread import PerThread
 from tilecore.passes.roles import Roles, thread_parts
 from tilecore.passes.schedule import settle
 from tilecore.passes.uneven import uneven_loop
-from tilecore.passes.uniform import Uniform
 
 INLINE_NODES = 32  # a longer pure value is kept per thread instead of being computed again
 WARP = 32
@@ -155,7 +155,7 @@ class Serializer:
                 self.private[stmt.buffer] = self.per_thread(stmt.buffer)
         self.values: dict[Var, Expr | Buffer] = {}  # what a Let is: an expression, or kept
         self.each = PerThread(self, self.thread)
-        self.uniform = Uniform(launch)
+        self.uniform = Uniform(launch.body, launch.thread_vars, self.extents)
 
     @property
     def first(self) -> PerThread:

@@ -234,8 +234,13 @@ def turns(count, leaves):
     def main(X: T.Tensor((2,), "int32"), Y: T.Tensor((128,), "int32")):
         with T.Kernel(2, threads=128):
             t = T.get_thread_binding()
+            left = T.alloc_var("int32")
+            left = X[0]
             if t < 64:
                 for i in T.serial(T.if_then_else(leaves == "early", t, 4)):
+                    left = left - t
+                    if leaves == "by a variable" and left <= 0:
+                        T.loop_break()
                     if leaves == "break" and X[i % 2] == t:
                         T.loop_break()
                     for _ in T.serial(4):
@@ -249,9 +254,42 @@ def turns(count, leaves):
     return {s.scope for s in walk(main.body) if isinstance(s, Sync)}
 
 
-@pytest.mark.parametrize("leaves", ["early", "break", "return", "inner", "nobody"])
+@pytest.mark.parametrize("leaves", ["early", "break", "return", "by a variable", "inner", "nobody"])
 def test_a_barrier_in_a_loop_that_threads_leave_apart_is_not_of_the_branch(leaves):
     assert turns(64, leaves) == ({"group"} if leaves in ("inner", "nobody") else {"named"})
+
+
+def test_who_leaves_by_a_variable_that_all_have_alike_meets_the_others():
+    """DeepSeek's top-k: rounds that end when a count in every thread's own variable is used up."""
+
+    @T.prim_func
+    def main(X: T.Tensor((32,), "int32"), Y: T.Tensor((32,), "int32")):
+        with T.Kernel(1, threads=64):
+            t = T.get_thread_binding()
+            tile = T.alloc_shared((32,), "int32")
+            left = T.alloc_var("int32")
+            left = X[0]
+            for i in T.serial(8):
+                if left <= 0:
+                    T.loop_break()
+                if t < 32:
+                    tile[t] = X[t] + i
+                    T.sync_threads(3, 32)
+                    Y[t] = tile[31 - t]
+                T.sync_threads()
+                left = left - tile[1]
+                T.sync_threads()
+
+    x = np.arange(32, dtype=np.int32)
+    x[:2] = 5, 2  # left: 5, 3, 0 after the rounds that add 0, 1
+    for runs in (
+        lambda *given: run(main, *given),
+        runtime.load(compile(main)),
+        lambda *given: run_emulated(main, "sm_80", list(given)),
+    ):
+        y = np.zeros(32, np.int32)
+        runs(x, y)
+        np.testing.assert_array_equal(y, x[::-1] + 1)
 
 
 def test_numbers_and_counts_must_be_known_where_they_matter():

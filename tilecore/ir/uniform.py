@@ -6,32 +6,33 @@ under conditions that all threads meet alike. What cannot be told is taken to di
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tilecore.ir import nodes
 from tilecore.ir.analysis import read_buffers, written_buffers
 from tilecore.ir.bounds import interval
-from tilecore.ir.expr import Expr, Load, Var, int_value
+from tilecore.ir.expr import Expr, Load, Var
 from tilecore.ir.nodes import Buffer, Stmt
 from tilecore.ir.visitor import children, expr_children, expressions, has_jump
 
 
 class Uniform:
-    """Which values are uniform in one launch."""
+    """Which values are uniform in the body of one launch.
 
-    def __init__(self, launch: nodes.KernelLaunch) -> None:
-        self.thread_vars = set(launch.thread_vars)
-        self.ranges = {
-            v: (0, n - 1)
-            for v, e in zip(launch.thread_vars, launch.threads, strict=True)
-            if (n := int_value(e)) is not None
-        }
+    ``sizes``: of the block along the axes of ``thread_vars``; None where that is not known.
+    """
+
+    def __init__(self, body: Stmt, thread_vars: Sequence[Var], sizes: Sequence[int | None]) -> None:
+        known = zip(thread_vars, sizes, strict=False)
+        self.ranges = {v: (0, size - 1) for v, size in known if size is not None}
         self.various: set[Var | Buffer] = {
-            *launch.thread_vars,
-            *(b.root for b in written_buffers(launch) if b.scope == "global"),
+            *thread_vars,
+            *(b.root for b in written_buffers(body) if b.scope == "global"),
         }
         before = -1
         while before != len(self.various):
             before = len(self.various)
-            self.visit(launch.body, True)
+            self.visit(body, True)
 
     def holds(self, *exprs: Expr) -> bool:
         """Return whether all threads have the same values."""
