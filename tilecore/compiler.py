@@ -34,7 +34,7 @@ from tilecore.ir.vendor import refuse_cuda_source
 from tilecore.ir.verifier import verify
 from tilecore.ir.visitor import buffers_of, walk
 from tilecore.pass_config import CHECK_ORDER, FAST_MATH, FLOAT32_PRODUCTS, SKIPS_MASKED
-from tilecore.passes.pipeline import run_passes
+from tilecore.passes.pipeline import cpu_pipeline, run_passes
 from tilecore.target import Target, parse_target
 from tilecore.tile_config import KnobValue
 
@@ -155,9 +155,10 @@ def _plan_cpu(
     check_tile_bounds(func)
     check_races(func)
     see("source", func)
-    func = run_passes(func, observer)
-    verify(func)
-    plan = infer(func, target, CpuOptions.parse(knobs, target, func.attrs))
+    options = CpuOptions.parse(knobs, target, func.attrs)
+    func = run_passes(func, observer, cpu_pipeline(target, options))
+    verify(func, has_versions=True)
+    plan = infer(func, target, options)
     see("inference", plan)
     return func, plan
 

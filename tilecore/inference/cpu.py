@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tilecore.errors import InvalidConfig
 from tilecore.inference import ahead, computed, dots, few_rows, gemm_order, layouts, masks
@@ -51,6 +52,7 @@ from tilecore.ir.nodes import (
     Region,
     Stmt,
 )
+from tilecore.ir.versions import Ranges, launches
 from tilecore.ir.visitor import walk
 from tilecore.target import Target
 
@@ -66,9 +68,12 @@ def infer(func: PrimFunc, target: Target, options: CpuOptions) -> CpuPlan:
         InvalidConfig: the register tile asked for does not fit the gemm or the target (TC303).
         LayoutConflict: a layout annotation cannot be honoured (TC301).
     """
-    launches = [s for s in walk(func.body) if isinstance(s, KernelLaunch)]
-    context = Context(ranges=value_ranges(func))
-    plans = {launch: _Inference(launch, target, options, context).run() for launch in launches}
+    known = value_ranges(func)
+    plans: dict[KernelLaunch, LaunchPlan] = {}
+    for launch, ranges in launches(func.body, known):
+        plan = _Inference(launch, target, options, Context(ranges=dict(ranges))).run()
+        where = _words(ranges, known)
+        plans[launch] = replace(plan, notes=tuple(f"{where}{note}" for note in plan.notes))
     tiles = [tile for plan in plans.values() for tile in plan.tiles.values()]
     if options.keep and not any(tile.is_kept for tile in tiles):
         raise InvalidConfig(
@@ -78,6 +83,16 @@ def infer(func: PrimFunc, target: Target, options: CpuOptions) -> CpuPlan:
         )  # fmt: skip
     summed = {t.output.region.buffer for t in tiles if t.output and t.placement == "output"}
     return CpuPlan(plans, streamed_tensors(func) - summed)
+
+
+def _words(ranges: Ranges, known: Ranges) -> str:
+    """Return where a version of a launch runs, in words; "" for the only one."""
+    changed = [(var, bounds) for var, bounds in ranges.items() if bounds != known[var]]
+    said = [
+        f"{var.name} <= {high}" if high < known[var][1] else f"{var.name} > {low - 1}"
+        for var, (low, high) in changed
+    ]
+    return f"{' and '.join(said)}: " if said else ""
 
 
 class _Inference:

@@ -78,8 +78,9 @@ def enter(stmt: Stmt, context: Context) -> Context:
     match stmt:
         case KernelLaunch(block_vars=block_vars, grid=grid):
             for var, extent in zip(block_vars, grid, strict=True):
-                size = int_value(extent)
-                ranges[var] = NON_NEGATIVE if size is None else (0, max(0, size - 1))
+                found = loop_range(const(0), extent, context)
+                top = NON_NEGATIVE[1] if found is None else min(found[1], NON_NEGATIVE[1])
+                ranges[var] = (0, top)
                 tops[var] = extent
             return replace(context, ranges=ranges, tops=tops)
         case Parallel(loop_vars=loop_vars, extents=extents):

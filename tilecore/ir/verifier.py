@@ -33,14 +33,17 @@ _IN_KERNEL = (
 )  # fmt: skip
 
 
-def faults(func: PrimFunc, symbols: Collection[Var] = ()) -> list[TileError]:
+def faults(
+    func: PrimFunc, symbols: Collection[Var] = (), *, has_versions: bool = False
+) -> list[TileError]:
     """Return every fault of ``func`` in program order, each placed at its source line.
 
     Args:
         func: the program.
         symbols: symbolic knobs that may stay open.
+        has_versions: launches may stand in versions (``ir.versions``), as the passes make them.
     """
-    checker = _Checker(func, symbols)
+    checker = _Checker(func, symbols, has_versions)
     checker.check_params(func)
     checker.check_dimensions(func)
     checker.visit(func.body)
@@ -48,14 +51,16 @@ def faults(func: PrimFunc, symbols: Collection[Var] = ()) -> list[TileError]:
     return checker.found
 
 
-def verify(func: PrimFunc, symbols: Collection[Var] = ()) -> PrimFunc:
-    """Return ``func`` if it is well formed.
+def verify(
+    func: PrimFunc, symbols: Collection[Var] = (), *, has_versions: bool = False
+) -> PrimFunc:
+    """Return ``func`` if it is well formed; arguments as ``faults`` takes them.
 
     Raises:
         TileError: the fault, of its own class, if there is one.
         InvalidProgram: the list of faults, if there are several (TC203).
     """
-    found = faults(func, symbols)
+    found = faults(func, symbols, has_versions=has_versions)
     if len(found) == 1:
         raise found[0]
     if found:
@@ -67,7 +72,8 @@ def verify(func: PrimFunc, symbols: Collection[Var] = ()) -> PrimFunc:
 
 
 class _Checker:
-    def __init__(self, func: PrimFunc, symbols: Collection[Var]) -> None:
+    def __init__(self, func: PrimFunc, symbols: Collection[Var], has_versions: bool) -> None:
+        self.has_versions = has_versions
         self.found: list[TileError] = []
         self.span: SourceSpan = func.span
         self.context: list[Stmt] = []
@@ -320,7 +326,8 @@ class _Checker:
         """Check that the statement may stand where it stands."""
         kinds = [type(s) for s in self.context]
         name = type(stmt).__name__
-        if isinstance(stmt, (nodes.KernelLaunch, nodes.SourceLaunch)) and kinds:
+        around = [k for k in kinds if not (self.has_versions and k is nodes.If)]
+        if isinstance(stmt, (nodes.KernelLaunch, nodes.SourceLaunch)) and around:
             self.fault(ScopeError(message="a kernel launch stands inside another statement"))
         is_tile = isinstance(stmt, nodes.Alloc) and stmt.buffer.scope != "global"
         needs_kernel = is_tile or isinstance(stmt, (*_TILE_OPS, *_IN_KERNEL))

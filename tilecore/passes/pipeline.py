@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
+from tilecore.inference.options import CpuOptions
 from tilecore.ir.nodes import PrimFunc
 from tilecore.passes import (
+    few_rows,
     fold_clear,
     join_blocks,
     lanes,
@@ -20,6 +23,7 @@ from tilecore.passes import (
     tile_guards,
     write_out,
 )
+from tilecore.target import Target
 
 Pass = Callable[[PrimFunc], PrimFunc]
 PIPELINE: tuple[tuple[str, Pass], ...] = (
@@ -31,6 +35,11 @@ PIPELINE: tuple[tuple[str, Pass], ...] = (
     ("split_tiles", split_tiles.run),
     ("join_blocks", join_blocks.run),
 )
+
+
+def cpu_pipeline(target: Target, options: CpuOptions) -> tuple[tuple[str, Pass], ...]:
+    """Return the passes for a CPU, with those that its instructions and the config decide on."""
+    return (*PIPELINE, ("few_rows", partial(few_rows.run, target=target, options=options)))
 
 
 # On a GPU threads and stages are what the program says they are, and so are clears before loops.

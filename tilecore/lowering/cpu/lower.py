@@ -43,6 +43,7 @@ from tilecore.ir.nodes import (
     While,
 )
 from tilecore.ir.trips import trip_count
+from tilecore.ir.versions import narrowed
 from tilecore.ir.visitor import buffers_of, expressions, has_jump, walk, walk_expr
 from tilecore.lowering import rounding
 from tilecore.lowering.cpu import division, float8, stream, vector_math
@@ -91,29 +92,7 @@ def lower_function(func: PrimFunc, plan: CpuPlan, target: Target) -> Any:
     for buffer in plan.streamed:
         place = accessor.places[buffer]
         accessor.places[buffer] = replace(place, stream_bytes=target.vector_bytes)
-    for stmt in _top_level(func.body):
-        if isinstance(stmt, KernelLaunch):
-            launch = _LaunchLowering(accessor, plan.launches[stmt], target, kept)
-            if not kept:
-                launch.emit()
-                continue
-            with builder.when(is_packing != 0):
-                launch.pack_kept()
-            with builder.otherwise():
-                launch.emit()
-        elif isinstance(stmt, Alloc):
-            declare(accessor, stmt.buffer)
-        elif isinstance(stmt, Let):
-            bind_let(accessor, stmt)
-        elif isinstance(stmt, Assert):
-            emit_assert(accessor, stmt)
-        elif not isinstance(stmt, Annotate):
-            raise UnsupportedOnTarget(
-                what=f"a {type(stmt).__name__} outside T.Kernel",
-                target=target,
-                reason="statements run inside a T.Kernel region",
-                span=stmt.span,
-            )
+    _TopLevel(accessor, plan, target, kept, is_packing).emit(func.body)
     return builder.finish("main", params)
 
 
@@ -132,8 +111,62 @@ def _define_functions(builder: TirBuilder, func: PrimFunc, target: Target) -> No
         builder.define_llvm(name, text)
 
 
-def _top_level(body: Stmt) -> tuple[Stmt, ...]:
-    return body.stmts if isinstance(body, Seq) else (body,)
+class _TopLevel:
+    """What stands outside of launches."""
+
+    def __init__(
+        self, accessor: Accessor, plan: CpuPlan, target: Target, kept: Mapping[Buffer, Any],
+        is_packing: Any,
+    ) -> None:  # fmt: skip
+        self.accessor, self.builder = accessor, accessor.builder
+        self.plan, self.target = plan, target
+        self.kept, self.is_packing = kept, is_packing
+
+    def emit(self, stmt: Stmt) -> None:
+        """Emit a statement outside of launches, or a launch."""
+        match stmt:
+            case Seq(stmts=stmts):
+                for child in stmts:
+                    self.emit(child)
+            case KernelLaunch():
+                self._launch(stmt)
+            case If(cond=cond, then_body=then, else_body=other) if other is not None:
+                self._versions(cond, then, other)
+            case Alloc(buffer=buffer):
+                declare(self.accessor, buffer)
+            case Let():
+                bind_let(self.accessor, stmt)
+            case Assert():
+                emit_assert(self.accessor, stmt)
+            case Annotate():
+                pass
+            case _:
+                raise UnsupportedOnTarget(
+                    what=f"a {type(stmt).__name__} outside T.Kernel",
+                    target=self.target,
+                    reason="statements run inside a T.Kernel region",
+                    span=stmt.span,
+                )
+
+    def _launch(self, stmt: KernelLaunch) -> None:
+        launch = _LaunchLowering(self.accessor, self.plan.launches[stmt], self.target, self.kept)
+        if not self.kept:
+            launch.emit()
+            return
+        with self.builder.when(self.is_packing != 0):
+            launch.pack_kept()
+        with self.builder.otherwise():
+            launch.emit()
+
+    def _versions(self, cond: Expr, one: Stmt, other: Stmt) -> None:
+        known = dict(self.accessor.ranges)
+        with self.builder.when(self.accessor.scalar(cond)):
+            self.accessor.ranges.update(narrowed(cond, known, holds=True))
+            self.emit(one)
+        with self.builder.otherwise():
+            self.accessor.ranges.update(narrowed(cond, known, holds=False))
+            self.emit(other)
+        self.accessor.ranges.update(known)
 
 
 class _LaunchLowering:
@@ -191,8 +224,9 @@ class _LaunchLowering:
         for var, extent, top in zip(self.launch.block_vars, grid, self.launch.grid, strict=True):
             last = var is self.launch.block_vars[-1]
             self.accessor.assign(var, rest if last else remainder(rest, extent))
-            known = isinstance(extent, int)
-            self.accessor.ranges[var] = (0, max(0, extent - 1)) if known else NON_NEGATIVE
+            bounds = self.accessor.bounds(top)
+            last_index = NON_NEGATIVE[1] if bounds is None else min(bounds[1] - 1, NON_NEGATIVE[1])
+            self.accessor.ranges[var] = (0, max(0, last_index))
             self.accessor.tops[var] = top
             rest = quotient(rest, extent)
         counted = zip(self.launch.block_vars, grid, strict=True)

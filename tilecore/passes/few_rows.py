@@ -1,0 +1,106 @@
+"""Products of few rows: a version of the launch for them, and steps along K that run together.
+
+A product that has few rows reads its vector operand where it lies (inference.few_rows), and only a
+launch that knows how few they are can do so. Where a dynamic dimension decides, the launch gets
+versions, for one element along it and for a few; which one runs is asked before the grid.
+
+Where that operand is transposed, lanes run along K, and a step of the 32 or 64 elements that suit a
+GPU's shared memory is over before the sums of a row are worth adding up: loops whose iterations do
+nothing but copy two tiles and multiply them take steps of up to DEEP elements. Elements beyond a
+tensor's end are zeros in longer steps as in short ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from tilecore.inference import few_rows
+from tilecore.inference.options import CpuOptions
+from tilecore.inference.plan import TileSource
+from tilecore.inference.regions import gemm_extents
+from tilecore.inference.sources import Sources
+from tilecore.inference.uses import Context, Use, uses
+from tilecore.ir.analysis import pads
+from tilecore.ir.dims import dimensions, value_ranges
+from tilecore.ir.expr import Var
+from tilecore.ir.nodes import Buffer, Gemm, If, KernelLaunch, PrimFunc, Seq, Stmt
+from tilecore.ir.versions import Ranges
+from tilecore.ir.visitor import walk
+from tilecore.passes.long_steps import with_long_steps
+from tilecore.target import Target
+
+FEW = (32, 16, 8, 4)  # rows of the version for few; the first number that inference takes
+ON_THEIR_OWN = ("auto", "none")  # ``pack_b`` of products that may read it in place
+
+
+def run(func: PrimFunc, target: Target, options: CpuOptions) -> PrimFunc:
+    """Return ``func`` with launches for products of few rows."""
+    if options.keep or options.pack_b not in ON_THEIR_OWN:
+        return func
+    return replace(func, body=_Versions(func, target, options).stmt(func.body))
+
+
+class _Versions:
+    def __init__(self, func: PrimFunc, target: Target, options: CpuOptions) -> None:
+        self.target, self.options = target, options
+        self.ranges = value_ranges(func)
+        self.dimensions = dimensions(func)
+
+    def stmt(self, stmt: Stmt) -> Stmt:
+        """Return what stands for a statement outside of launches, or for a launch."""
+        if isinstance(stmt, Seq):
+            return replace(stmt, stmts=tuple(self.stmt(s) for s in stmt.stmts))
+        if not isinstance(stmt, KernelLaunch) or stmt.cluster:
+            return stmt
+        gemms = [s for s in walk(stmt) if isinstance(s, Gemm)]
+        if not gemms:
+            return stmt
+        found = self._for_few(stmt, self.ranges)
+        if found is not None:
+            return found
+        for dimension, tallest in self._rows_of(stmt, gemms):
+            for number in (n for n in FEW if n <= tallest):
+                found = self._for_few(stmt, {**self.ranges, dimension: (0, number)})
+                if found is not None:
+                    few = If(dimension <= number, replace(found), stmt, stmt.span)
+                    one = self._for_few(stmt, {**self.ranges, dimension: (0, 1)})
+                    return few if one is None else If(dimension <= 1, replace(one), few, stmt.span)
+        return stmt
+
+    def _for_few(self, launch: KernelLaunch, ranges: Ranges) -> KernelLaunch | None:
+        """Return the launch as it suits products of few rows; None: it has none."""
+        for candidate in (with_long_steps(launch, ranges), launch):
+            if candidate is not None and self._forms(candidate, ranges):
+                return candidate
+        return None
+
+    def _forms(self, launch: KernelLaunch, ranges: Ranges) -> Mapping[Gemm, str]:
+        by_buffer, sources = _sources(launch, ranges)
+        gemms = [s for s in walk(launch) if isinstance(s, Gemm)]
+        return few_rows.choose(gemms, by_buffer, sources, launch, self.target, self.options)
+
+    def _rows_of(self, launch: KernelLaunch, gemms: Sequence[Gemm]) -> Iterator[tuple[Var, int]]:
+        """Yield the dimensions that rows of a product run along, and the rows of its tile."""
+        _, sources = _sources(launch, self.ranges)
+        for gemm in gemms:
+            source = sources.get(gemm.a.buffer)
+            if source is None or len(source.axes) < 2:
+                continue
+            axis = source.axes[-1 if gemm.transpose_a else -2]
+            extent = None if axis is None else source.copy.src.buffer.shape[axis]
+            if isinstance(extent, Var) and any(extent is d for d in self.dimensions):
+                yield extent, gemm_extents(gemm.c)[0]
+
+
+def _sources(
+    launch: KernelLaunch, ranges: Ranges
+) -> tuple[Mapping[Buffer, Sequence[Use]], Mapping[Buffer, TileSource]]:
+    found = list(uses(launch, Context(ranges=dict(ranges))))
+    by_buffer: dict[Buffer, list[Use]] = {}
+    for use in found:
+        by_buffer.setdefault(use.buffer, []).append(use)
+    order = {id(use): position for position, use in enumerate(found)}
+    known = Sources(by_buffer, order, frozenset(pads(launch)))
+    sources = {b: s for b in by_buffer if b.scope != "global" and (s := known.of(b)) is not None}
+    return by_buffer, sources
