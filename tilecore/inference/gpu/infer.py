@@ -25,6 +25,7 @@ from tilecore.inference.gpu.mfma import plan_mfma
 from tilecore.inference.gpu.options import GpuOptions
 from tilecore.inference.gpu.overlap import with_overlaps
 from tilecore.inference.gpu.owners import annotated
+from tilecore.inference.gpu.pairs import check_pairs, counted_words
 from tilecore.inference.gpu.pipelining import find_pipelines, unawaited_copies
 from tilecore.inference.gpu.plan import (
     GemmPlan,
@@ -80,6 +81,7 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     for tile in _not_in_registers(launch, tiles, fragments.spread):
         fragments.shared[tile] = "elements are accessed one by one, or through views"
     tensor = find_tensor_memory(launch, teams, target, options)
+    check_pairs(launch, target, tensor, options)
     found = _statements(launch.body, enter(launch, Context()))
     statements = [p for p in found if p.stmt not in tensor.transfers]
     _share_between_teams(launch, teams, fragments)
@@ -112,7 +114,7 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
         frozenset(
             _staging(statements, gemms.values(), tensor) | _moved_as_matrices(nests.values())
         ),
-        tensor.words(gemms.values()),
+        tensor.words(gemms.values()) + counted_words(launch),
     ).fit(pipelines)  # fmt: skip
     places = memory.places
     gemms = with_waits(gemms, memory.pipelines)

@@ -72,18 +72,25 @@ def update_boxes(owner: LaunchLowering, update: BoxUpdate) -> None:
 def load_boxes(owner: LaunchLowering, copy: Copy, box: Box) -> None:
     """Emit a copy that one thread asks for as boxes, on a barrier of the program.
 
-    The barrier learns of the bytes here, before the thread arrives at it as the program says.
+    The barrier learns of the bytes here, before the thread arrives at it as the program says; where
+    two blocks multiply together, that of the first one of them.
     """
     builder = owner.builder
     assert copy.barrier is not None
     size = math.prod(box.extents) * box.panels * copy.dst.dtype.itemsize
-    load = ptx.tma_load(len(box.extents))
+    pairs = None if owner.tensor is None else owner.tensor.pairs
+    in_pair = pairs is not None and copy.barrier.buffer.of_cluster
+    load = (ptx.tma_load_pair if in_pair else ptx.tma_load)(len(box.extents))
     with builder.when(tir.EQ(owner.warp, index(owner.team.first // WARP))):
         chosen = builder.bind(ptx.elect().call())
         with builder.when(tir.NE(chosen, index(0))):
             place = owner.accessor.locate(copy.barrier.buffer, copy.barrier.indices)
             full = builder.address(*place)
-            builder.evaluate(ptx.barrier_expect_only().call(full, index(size)))
+            if in_pair and pairs is not None:
+                expect = ptx.barrier_expect_remote().call(full, pairs.first(), index(size))
+            else:
+                expect = ptx.barrier_expect_only().call(full, index(size))
+            builder.evaluate(expect)
             for target, tensor_map, coordinates in boxes_of(owner, box, copy.src, copy.dst):
                 builder.evaluate(load.call(target, tensor_map, full, *coordinates))
         builder.evaluate(ptx.converge_warp().call())
