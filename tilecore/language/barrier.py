@@ -66,6 +66,16 @@ def barrier_place(barrier: Any, what: str) -> tuple[Buffer, Expr]:
     return buffer, barrier.indices[0] if isinstance(barrier, Load) else const(0)
 
 
+def barrier_element(barrier: Any, what: str) -> Load:
+    """Return the barrier that an argument names, as an element of its array.
+
+    Raises:
+        TypeMismatch: it is no barrier (TC202).
+    """
+    buffer, index = barrier_place(barrier, what)
+    return Load(buffer, (index,), buffer.dtype)
+
+
 def arrive(
     barrier: Any, what: str, once: bool, *, after_products: bool = False, in_pair: bool = False
 ) -> None:

@@ -11,7 +11,7 @@ from tilecore.frontend.signature import tensor_spec
 from tilecore.ir.expr import Expr, ExprLike, Load, Var, as_bool, as_expr, cast, const, int_value
 from tilecore.ir.expr import select as if_then_else
 from tilecore.ir.nodes import RUNS_ON, Annotate, Buffer, ClusterCopy, Copy, For
-from tilecore.language.barrier import arrive, barrier_place
+from tilecore.language.barrier import arrive, barrier_element
 from tilecore.language.copy import copy, copy_tile
 from tilecore.language.gemm import GemmWarpPolicy, emit_gemm, gemm
 from tilecore.language.kernel import launch_of
@@ -117,10 +117,7 @@ def copy_cluster(
 
 
 def _place(barrier: Any, what: str) -> Load | None:
-    if barrier is None:
-        return None
-    buffer, index = barrier_place(barrier, what)
-    return Load(buffer, (index,), buffer.dtype)
+    return None if barrier is None else barrier_element(barrier, what)
 
 
 def _blocks(mask: Any, size: int) -> int:

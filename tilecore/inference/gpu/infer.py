@@ -20,7 +20,7 @@ from tilecore.inference.gpu.loops import (
     is_barrier_setup,
     points_of,
 )
-from tilecore.inference.gpu.memory import Needs
+from tilecore.inference.gpu.memory import Memory, Needs
 from tilecore.inference.gpu.mfma import plan_mfma
 from tilecore.inference.gpu.options import GpuOptions
 from tilecore.inference.gpu.overlap import with_overlaps
@@ -116,6 +116,7 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
         ),
         tensor.words(gemms.values()) + counted_words(launch),
     ).fit(pipelines)  # fmt: skip
+    _check_single_copies(launch, teams, memory, target)
     places = memory.places
     gemms = with_waits(gemms, memory.pipelines)
     touched = sharing_memory(places) | {t: {t} for t in tensor.tiles}
@@ -141,6 +142,22 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
         teams, notes + tensor.notes, tensor.tiles, tensor.transfers, tensor.columns,
         memory.multicasts, running_stores(launch, memory.stores, teams),
     )  # fmt: skip
+
+
+def _check_single_copies(
+    launch: KernelLaunch, teams: Teams, memory: Memory, target: GpuTarget
+) -> None:
+    """Check that copies in branches of one thread are boxes: no thread copies a tile alone."""
+    for stmt in walk(launch.body):
+        is_single = isinstance(stmt, nodes.Copy) and id(stmt) in teams.single
+        if is_single and stmt not in memory.loads:
+            has = "cannot bring this tile" if target.has_tma else "comes with sm_90"
+            raise UnsupportedOnTarget(
+                what="a Copy in a branch of one thread", target=target.name, span=stmt.span,
+                reason=f"the tensor memory accelerator, which one thread may ask, {has}",
+                hint="let a whole warp copy: `if tx < 32:` in place of `if tx == 0:`; boxes need "
+                "rows of a multiple of 16 bytes, and tiles at multiples of 128 bytes",
+            )  # fmt: skip
 
 
 def _check_source_launch(launch: SourceLaunch, target: GpuTarget) -> None:

@@ -46,7 +46,7 @@ class Teams:
 
     ``of``: the team of each statement, by id; ``apart``: the branches and loops, by id, that not
     all threads of their team run alike; ``around``: the innermost team around each statement, some
-    threads of which run it.
+    threads of which run it; ``single``: the statements, by id, that one thread at most runs.
     """
 
     whole: Team
@@ -54,6 +54,7 @@ class Teams:
     of: Mapping[int, Team]
     apart: frozenset[int] = frozenset()
     around: Mapping[int, Team] = field(default_factory=dict)
+    single: frozenset[int] = frozenset()
 
     def team(self, stmt: Stmt) -> Team:
         """Return the threads that run a statement together."""
@@ -81,6 +82,8 @@ def find_teams(launch: KernelLaunch, threads: tuple[int, int, int], target: GpuT
     for stmt, is_role in _with_roles(launch.body, apart, bodies, True):
         is_together = isinstance(stmt, Parallel) and bool(stmt.loop_vars)
         is_together |= isinstance(stmt, nodes.Sync) and stmt.scope in MEETINGS
+        if isinstance(stmt, nodes.Copy) and stmt.barrier is not None and id(stmt) in teams.single:
+            continue  # it asks the tensor memory accelerator, which memory.py checks
         if not is_role and (is_together or isinstance(stmt, TILE_STATEMENTS[:-1])):
             raise UnsupportedOnTarget(
                 what=f"a {type(stmt).__name__} in a branch that only some threads take",
@@ -122,12 +125,13 @@ def _teams(launch: KernelLaunch, threads: tuple[int, int, int], whole: Team) -> 
         bodies: dict[int, Team] = {}
         found: dict[int, Team] = {}
         everyone = np.ones(whole.count, bool)
-        values = _thread_values(launch, threads)
-        _Descent(known, apart, values, bodies, found).visit(launch.body, everyone, whole)
+        values, single = _thread_values(launch, threads), set[int]()
+        descent = _Descent(known, apart, values, bodies, found, single)
+        descent.visit(launch.body, everyone, whole)
         changed = learn(launch, known, found)
         if not changed and found == of:
             around = dict(_around(launch.body, bodies, whole))
-            return Teams(whole, bodies, found, frozenset(apart), around)
+            return Teams(whole, bodies, found, frozenset(apart), around, frozenset(single))
         of = found
 
 
@@ -182,7 +186,7 @@ def _thread_values(launch: KernelLaunch, threads: tuple[int, int, int]) -> Evalu
 class _Descent:
     """Notes the team of every statement below one, as far as the thread index decides it.
 
-    Statements that threads do not run alike have none.
+    Statements that threads do not run alike have none; ``single`` are those of one thread.
     """
 
     known: Uniformity
@@ -190,11 +194,14 @@ class _Descent:
     values: Evaluator
     bodies: dict[int, Team]
     of: dict[int, Team]
+    single: set[int]
 
     def visit(self, stmt: Stmt, taken: Mask, team: Team | None) -> None:
         """Look at a statement that the threads in a mask run: ``team``, if they are one."""
         if team is not None:
             self.of[id(stmt)] = team
+        elif np.count_nonzero(taken) == 1:
+            self.single.add(id(stmt))
         if isinstance(stmt, nodes.Let) and not any(map(has_loads, expressions(stmt))):
             with contextlib.suppress(ScopeError):  # it depends on more than the thread
                 self.values.set(stmt.var, self.values(stmt.value))
@@ -202,7 +209,8 @@ class _Descent:
             if team is not None:
                 self.of.update({id(s): team for s in walk(stmt)})
             return  # its points are spread over threads
-        if id(stmt) not in self.apart:
+        is_loop = isinstance(stmt, (nodes.For, nodes.While))
+        if id(stmt) not in self.apart or (is_loop and np.count_nonzero(taken) == 1):
             for child in children(stmt):
                 self.visit(child, taken, team)
         elif isinstance(stmt, If):
