@@ -9,7 +9,7 @@ TENSOR_FORMS = (
     ("float16", "float32", "k", "k"), ("float16", "float16", "m", "k"),
     ("bfloat16", "float32", "k", "n"), ("tfloat32", "float32", "k", "k"),
     ("float8_e4m3fn", "float32", "k", "k"), ("float8_e5m2", "float16", "k", "k"),
-    ("int8", "int32", "k", "k"), ("uint8", "int32", "k", "k"),
+    ("int8", "int32", "m", "n"), ("uint8", "int32", "k", "k"),
 )  # fmt: skip
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 

@@ -73,6 +73,17 @@ def test_descriptors_of_tiles(dtype, a_major, b_major, n, k, a9, b9, a10, b10, t
     assert {int(bits, 16) for bits in found} == expected
 
 
+def test_descriptors_of_tiles_of_8_bits_that_are_contiguous_along_m_and_n():
+    """tcgen05 takes them, wgmma does not; cute's make_umma_desc of Layout_MN_SW128_Atom."""
+    func = product("float8_e4m3fn", True, True, 256, 64, m=256)
+    plan, _, source = lowered(func, "b200")
+    ((gemm,),) = [launch.gemms.values() for launch in plan.launches.values()]
+    assert gemm.kind == "tcgen05"
+    assert {int(bits, 16) for bits in re.findall(r"return (0x[0-9a-f]{12,})ull", source.text)} == {
+        0x4000404002000000
+    }
+
+
 # Of A and of B per instruction, in units of 16 bytes: 32 bytes of a row along K (DeepGEMM:
 # advance_umma_desc_lo), else 16 rows of a panel of 128 or 64 bytes.
 STEPS = [

@@ -140,8 +140,8 @@ def _check_product(
         raise _unsupported(
             what, f"expected {whole} rows, contiguous along K, of A in tensor memory"
         )
-    if any(transposed) and OPERAND_BITS[a] != 16:
-        raise _unsupported(what, "expected K-major operands (16-bit types: or M- and N-major)")
+    if any(transposed) and OPERAND_BITS[a] > 16:
+        raise _unsupported(what, "expected K-major operands (of 8 and 16 bits: or M- and N-major)")
 
 
 @functools.cache
@@ -161,7 +161,7 @@ def tensor_mma(
         b: operand type.
         c: type of the sums.
         a_major: "k" or "m": the axis along which A is contiguous.
-        b_major: "k" or "n"; only 16-bit types take "m" and "n" here.
+        b_major: "k" or "n"; types of 32 bits take no "m" and "n" here.
         m: rows, 64 or 128; of a pair's 128 or 256.
         a_in_tensor_memory: row ``m`` of A is in lane ``m``, its elements along K are packed into
             columns of 32 bits, from the lowest bits on.
