@@ -35,6 +35,7 @@ from tilecore.inference.gpu.plan import (
 )
 from tilecore.inference.gpu.products import plan_gemm
 from tilecore.inference.gpu.quads import plan_quads
+from tilecore.inference.gpu.registers import excesses
 from tilecore.inference.gpu.scratch import folds_across_warps
 from tilecore.inference.gpu.shared import sharing_memory
 from tilecore.inference.gpu.teams import Team, Teams, find_teams, registers_to_trade
@@ -129,7 +130,7 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     trade = registers_to_trade(launch, teams, target)
     if isinstance(trade, str):
         notes = (*notes, f"registers stay where they are: {trade}")
-    notes += why_not
+    notes += (*why_not, *excesses(held, teams.whole.count, target))
     if options.fast_math and target.kind == "cuda":
         notes += ("fast math: functions and divisions of float32 are approximate",)
     unawaited = unawaited_copies(
