@@ -24,7 +24,9 @@ from tilecore.errors import (
     UnknownPrimitive,
     UnsupportedOnTarget,
 )
-from tilecore.ir.nodes import KernelLaunch, Seq, Sync
+from tilecore.graph.describe import gemm_extents
+from tilecore.ir.expr import int_value
+from tilecore.ir.nodes import Gemm, KernelLaunch, Seq, Sync
 from tilecore.ir.visitor import walk
 
 needs_nvrtc = pytest.mark.skipif(load_nvrtc() is None, reason="NVRTC is not installed")
@@ -344,6 +346,11 @@ def test_a_of_both_blocks_lies_in_tensor_memory(pairs):
     plan = run_emulated(from_tensor_memory(M, N, K, pairs), "b200", [a, b, c], ALL_SCHEDULES)
     close(c, expected, "float32")
     assert "A from tensor memory" in plan.explain()
+
+
+def test_a_block_computes_all_columns_of_its_rows():
+    (gemm,) = [s for s in walk(together(256, 64, 32, 128).body) if isinstance(s, Gemm)]
+    assert tuple(map(int_value, gemm_extents(gemm))) == (128, 64, 32)
 
 
 def test_the_order_of_two_blocks_is_proven():

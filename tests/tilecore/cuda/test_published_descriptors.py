@@ -189,14 +189,6 @@ INSTRUCTIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("m", "n", "a", "b", "c", "m_major", "n_major", "bits"), INSTRUCTIONS)
-def test_instruction_descriptors_of_tcgen05(m, n, a, b, c, m_major, n_major, bits):
-    majors = {"a_major": "m" if m_major else "k", "b_major": "n" if n_major else "k"}
-    text = I.tensor_mma(n, a, b, c, m=m, **majors).cuda
-    (found,) = re.findall(r'"r"\((0x[0-9a-f]+)u\)', text)
-    assert int(found, 16) == bits
-
-
 # The same for two blocks of a cluster, whose rows M counts together (cta_group::2).
 PAIRS = [
     (256, 256, "float16", "float16", "float32", False, False, 0x10400010),
@@ -208,13 +200,16 @@ PAIRS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("m", "n", "a", "b", "c", "m_major", "n_major", "bits"), PAIRS)
-def test_instruction_descriptors_of_two_blocks(m, n, a, b, c, m_major, n_major, bits):
+@pytest.mark.parametrize(
+    ("pair", "m", "n", "a", "b", "c", "m_major", "n_major", "bits"),
+    [*((False, *row) for row in INSTRUCTIONS), *((True, *row) for row in PAIRS)],
+)
+def test_instruction_descriptors_of_tcgen05(pair, m, n, a, b, c, m_major, n_major, bits):
     majors = {"a_major": "m" if m_major else "k", "b_major": "n" if n_major else "k"}
-    text = I.tensor_mma(n, a, b, c, m=m, pair=True, **majors).cuda
+    text = I.tensor_mma(n, a, b, c, m=m, pair=pair, **majors).cuda
     (found,) = re.findall(r'"r"\((0x[0-9a-f]+)u\)', text)
     assert int(found, 16) == bits
-    assert "cta_group::2" in text
+    assert f"cta_group::{2 if pair else 1}.kind" in text
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,9 @@ def check_pairs(
         UnsupportedOnTarget: there is no such instruction, or no room for the sums (TC302).
     """
     gemms = [s for s in walk(launch.body) if isinstance(s, Gemm)]
-    for gemm in gemms:
+    for gemm in (g for g in gemms if g.in_pair):
         reason = _why_not(gemm, gemms, target, tensor, options)
-        if gemm.in_pair and reason:
+        if reason:
             raise UnsupportedOnTarget(
                 what=PRODUCT, target=target.name, reason=reason, span=gemm.span,
                 hint="T.tcgen05_gemm without use_2cta, with all of B in each block, multiplies "
