@@ -385,13 +385,15 @@ def test_what_two_blocks_cannot_multiply_is_said():
         return main
 
     def refused(error, match, target="b200", **options):
-        with pytest.raises(error, match=match):
+        with pytest.raises(error, match=match) as found:
             lowered(product(**options), target)
+        return found.value.hint
 
     refused(InvalidConfig, "an even number of blocks in a cluster", cluster=1)
     refused(UnsupportedOnTarget, "two blocks multiply together on sm_100", target="h100")
     refused(UnsupportedOnTarget, "32 rows are neither 64 nor a multiple of 128", rows=32)
-    refused(UnsupportedOnTarget, "no multiple of 32 columns", N=48)
+    hint = refused(UnsupportedOnTarget, "no multiple of 32 columns", N=48)
+    assert "a multiple of 32 columns up to 256" in hint
     refused(UnsupportedOnTarget, "512 columns, of 256 of one instruction", N=512)
     refused(UnsupportedOnTarget, "K = 8 is no multiple of 16", K=8)
     refused(UnsupportedOnTarget, "no tile of T.alloc_tmem", tmem=False)

@@ -16,6 +16,10 @@ from tilecore.ir.nodes import Arrive, Buffer, Gemm, KernelLaunch
 from tilecore.ir.visitor import walk
 
 PRODUCT = "T.tcgen05_gemm(use_2cta=True)"
+FITS = (
+    "64 rows or a multiple of 128 a block, a multiple of 32 columns up to 256, K a multiple of 32 "
+    "bytes, and whole tiles fit; "
+)
 ARRIVAL = "T.tcgen05_mma_arrive(arrive_2cta=True)"
 
 
@@ -33,8 +37,7 @@ def check_pairs(
         if reason:
             raise UnsupportedOnTarget(
                 what=PRODUCT, target=target.name, reason=reason, span=gemm.span,
-                hint="T.tcgen05_gemm without use_2cta, with all of B in each block, multiplies "
-                "block by block",
+                hint=f"{FITS}without use_2cta, with all of B in each block, blocks multiply alone",
             )  # fmt: skip
     told = {s.buffer: s for s in walk(launch.body) if isinstance(s, Arrive) and s.in_pair}
     for stmt in walk(launch.body):
