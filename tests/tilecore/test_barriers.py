@@ -163,6 +163,7 @@ def test_what_reaches_into_another_block_is_refused(what: str) -> None:
         def reach(X: T.Tensor((16, 16), "float32")):
             with T.Kernel(2, threads=32, cluster_dims=2):
                 tile = T.alloc_shared((16, 16), "float32")
+                half = T.alloc_shared((16, 8), "float32")
                 far = T.alloc_cluster_barrier(64)
                 if what == "arrive":
                     T.mbarrier_arrive(far, 0)
@@ -171,7 +172,9 @@ def test_what_reaches_into_another_block_is_refused(what: str) -> None:
                 elif what == "copy":
                     T.copy_cluster(X, tile, dst_block=1)
                 elif what == "gemm":
-                    T.tcgen05_gemm(tile, tile, tile, use_2cta=True)
+                    T.fill(tile, 0)
+                    T.fill(half, 0)
+                    T.tcgen05_gemm(tile, half, tile, use_2cta=True)
                 else:
                     T.tma_copy(X, tile, barrier=far, cluster_mask=3)
 

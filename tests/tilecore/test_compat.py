@@ -86,7 +86,7 @@ def folder(tmp_path: Path) -> Path:
     )
     (tmp_path / "reads.py").write_text(READS)
     (tmp_path / "primitive.py").write_text(
-        "import tilelang\nimport tilelang.language as T\nT.create_tma_descriptor\n"
+        "import tilelang\nimport tilelang.language as T\nT.tma_scatter4\n"
     )
     (tmp_path / "package.py").write_text("import tilelang\nimport no_such_package\n")
     (tmp_path / "neighbour.py").write_text(

@@ -394,8 +394,8 @@ def test_names_that_no_program_means_are_missing_attributes() -> None:
 
 def test_unknown_primitives_say_why() -> None:
     with pytest.raises(UnknownPrimitive, match=r"names an instruction or descriptor of NVIDIA"):
-        T.tma_load  # noqa: B018
-    for name in ("create_tma_descriptor", "tma_load", "tma_scatter4"):
+        T.tma_load_2sm  # noqa: B018
+    for name in ("tma_load_2sm", "tma_store", "tma_scatter4"):
         with pytest.raises(
             UnknownPrimitive, match=r"write T\.tma_copy\(A\[\.\.\.\], tile, barrier"
         ):

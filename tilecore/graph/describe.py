@@ -60,11 +60,12 @@ def describe(stmt: Stmt) -> Described:
 
 
 def gemm_extents(stmt: Gemm) -> tuple[Expr, Expr, Expr]:
-    """Return M, N, K of one ``T.gemm``."""
+    """Return M, N, K of one ``T.gemm``; of two blocks together the block's own rows M."""
     a0, a1 = _matrix(stmt.a)
     b0, b1 = _matrix(stmt.b)
     m, k = (a1, a0) if stmt.transpose_a else (a0, a1)
-    return m, (b0 if stmt.transpose_b else b1), k
+    n = b0 if stmt.transpose_b else b1
+    return m, (binary("mul", n, const(2)) if stmt.in_pair else n), k
 
 
 def _matrix(region: Region) -> tuple[Expr, Expr]:

@@ -17,6 +17,10 @@ def reaches_out(stmt: Stmt) -> str:
     match stmt:
         case nodes.Sync(scope=scope) if scope in SYNCS:
             return SYNCS[scope]
+        case nodes.Gemm(in_pair=True):
+            return "tcgen05_gemm(use_2cta=True)"
+        case nodes.Arrive(in_pair=True):
+            return "tcgen05_mma_arrive(arrive_2cta=True)"
         case nodes.Arrive(rank=rank) if rank is not None:
             return "mbarrier_arrive(..., cta_id)"
         case nodes.ClusterCopy(block=block) if block is not None:
@@ -25,6 +29,11 @@ def reaches_out(stmt: Stmt) -> str:
             return "copy_cluster" if barrier is None else "tma_copy(cluster_mask=...)"
         case _:
             return ""
+
+
+def multiplies_in_pairs(stmt: Stmt) -> bool:
+    """Return whether two blocks multiply together anywhere in ``stmt``."""
+    return any(isinstance(s, nodes.Gemm) and s.in_pair for s in walk(stmt))
 
 
 def uses_clusters(stmt: Stmt) -> bool:

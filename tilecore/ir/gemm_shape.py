@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilecore.errors import ShapeMismatch
 from tilecore.ir.dtype import DType
-from tilecore.ir.expr import Expr
+from tilecore.ir.expr import Expr, binary, const
 from tilecore.ir.indexing import format_shape
 from tilecore.ir.nodes import Gemm, Region
 from tilecore.ir.polynomial import is_equal, is_one
@@ -34,8 +34,12 @@ def accumulator_dtype(gemm: Gemm) -> DType:
     return DType("float32") if dtype.is_float and dtype.bits < 32 else dtype
 
 
-def check_gemm_shape(a: Region, b: Region, c: Region, transpose_a: bool, transpose_b: bool) -> None:
+def check_gemm_shape(
+    a: Region, b: Region, c: Region, transpose_a: bool, transpose_b: bool, *, in_pair: bool = False
+) -> None:
     """Check that the tiles of a matrix product fit together.
+
+    ``in_pair``: B is that of one of two blocks, which has half the columns of C.
 
     Raises:
         ShapeMismatch: M, N or K differ between the tiles, or a tile is no matrix (TC201).
@@ -44,10 +48,11 @@ def check_gemm_shape(a: Region, b: Region, c: Region, transpose_a: bool, transpo
     c_shape = matrix_shape(c, "C")
     m, k = a_shape[::-1] if transpose_a else a_shape
     k_b, n = b_shape[::-1] if transpose_b else b_shape
+    n = binary("mul", n, const(2)) if in_pair else n
     checks = (
         ("K", "A", k, "B", k_b),
         ("M", "A", m, "C", c_shape[0]),
-        ("N", "B", n, "C", c_shape[1]),
+        ("N", "both blocks' B" if in_pair else "B", n, "C", c_shape[1]),
     )
     for axis, first, x, second, y in checks:
         if not is_equal(x, y):
@@ -55,5 +60,6 @@ def check_gemm_shape(a: Region, b: Region, c: Region, transpose_a: bool, transpo
                 what=f"T.gemm: {axis} of {first} and of {second}",
                 expected=f"one extent; {first} has {axis} = {x}",
                 found=f"{axis} = {y}",
-                hint="check the tile shapes and transpose_A / transpose_B",
+                hint="check the tile shapes and transpose_A / transpose_B"
+                + ("; with use_2cta each block has half of B, along N" if in_pair else ""),
             )

@@ -89,7 +89,8 @@ class Buffer:
     shares its memory from the first element on; a tensor at an ``address`` (integer expression)
     owns no memory either. Both come into being with an Alloc, as tiles and workspaces do.
     ``arrive_counts`` makes a shared tile an array of mbarriers: each element counts arrivals, and
-    every so many of them end a phase; phases are numbered from 0 (ir.barrier).
+    every so many of them end a phase; phases are numbered from 0 (ir.barrier). ``of_cluster``:
+    other blocks use them, too (``T.alloc_cluster_barrier``).
     ``in_tensor_memory`` asks for the tensor memory of sm_100 (``T.alloc_tmem``); elsewhere the tile
     is a shared one.
     ``lanes`` above 1: an index along all axes but the last one, which has so many elements, is a
@@ -110,6 +111,7 @@ class Buffer:
     arrive_counts: tuple[int, ...] | None = None
     in_tensor_memory: bool = False
     lanes: int = 1
+    of_cluster: bool = False
 
     @property
     def root(self) -> Buffer:
@@ -286,7 +288,9 @@ class Gemm(Stmt):
     in c's dtype. ``is_async``: the program itself waits for a barrier before it uses c or writes
     a or b again (``T.tcgen05_gemm``); a target may complete the product at once. ``in_group``: the
     program waits for groups of products (``T.wgmma_gemm``, ``T.wait_wgmma``) before it tells others
-    that a or b may be written again.
+    that a or b may be written again. ``in_pair``: it is one of the blocks of ranks 2 i and 2 i + 1
+    of a cluster together: op(b)[K, N / 2], the columns of the first block before those of the
+    other; each has some rows, op(a)[M, K] and c[M, N]. The first block begins it, for both.
     """
 
     a: Region
@@ -299,6 +303,7 @@ class Gemm(Stmt):
     span: SourceSpan = NO_SPAN
     is_async: bool = False
     in_group: bool = False
+    in_pair: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -484,7 +489,8 @@ class Arrive(Stmt):
     """Every thread here, or one for all (``once``), arrives at the barrier ``buffer[index]``.
 
     ``after_products``: when the asynchronous products before it are complete. ``rank``: at that
-    barrier of another block of the cluster.
+    barrier of another block of the cluster. ``in_pair``: the first block of a pair arrives, at that
+    barrier of both.
     """
 
     buffer: Buffer
@@ -493,6 +499,7 @@ class Arrive(Stmt):
     span: SourceSpan = NO_SPAN
     after_products: bool = False
     rank: Expr | None = None
+    in_pair: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -111,6 +111,7 @@ def _type(buffer: Buffer, namer: Namer) -> str:
     marks = " output" if buffer.is_output else " var" if buffer.is_var else ""
     marks += "" if buffer.reducer is None else f" reducer({buffer.reducer})"
     marks += "" if buffer.arrive_counts is None else f" barrier{buffer.arrive_counts}"
+    marks += " of cluster" if buffer.of_cluster else ""
     marks += " in tensor memory" if buffer.in_tensor_memory else ""
     scope = "" if buffer.scope == "global" else f"{buffer.scope} "
     if buffer.strides is not None:
@@ -161,6 +162,7 @@ def _gemm(stmt: nodes.Gemm, namer: Namer) -> str:
     options += "" if stmt.policy == "square" else f" policy={stmt.policy}"
     options += " async" if stmt.is_async else ""
     options += " in_group" if stmt.in_group else ""
+    options += " by two blocks" if stmt.in_pair else ""
     return f"gemm {_region(stmt.c, namer)} += {a} @ {b}{options}"
 
 
@@ -273,6 +275,7 @@ def _head(stmt: Stmt, namer: Namer) -> str:  # noqa: C901 - one case per node of
             word = "arrive once at" if stmt.once else "arrive at"
             when = " after products" if stmt.after_products else ""
             when += f" of block {_expr(stmt.rank, namer, 0)}" if stmt.rank is not None else ""
+            when += " of two blocks" if stmt.in_pair else ""
             return f"{word} {namer.name(b)}[{_expr(stmt.index, namer, 0)}]{when}"
         case nodes.Wait(buffer=b):
             place = f"{namer.name(b)}[{_expr(stmt.index, namer, 0)}]"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from tilecore.errors import (
+    InvalidConfig,
     InvalidProgram,
     ScopeError,
     ShapeMismatch,
@@ -146,6 +148,7 @@ class _Checker:
     def launch(self, stmt: nodes.KernelLaunch) -> None:
         for extent in (*stmt.grid, *stmt.threads):
             self.check_integer(extent, "grid extent or thread count")
+        self.check_pairs(stmt)
         self.inside(stmt, *stmt.block_vars, *stmt.thread_vars)
 
     def source_launch(self, stmt: nodes.SourceLaunch) -> None:
@@ -227,7 +230,9 @@ class _Checker:
 
     def gemm(self, stmt: nodes.Gemm) -> None:
         try:
-            check_gemm_shape(stmt.a, stmt.b, stmt.c, stmt.transpose_a, stmt.transpose_b)
+            check_gemm_shape(
+                stmt.a, stmt.b, stmt.c, stmt.transpose_a, stmt.transpose_b, in_pair=stmt.in_pair
+            )
         except ShapeMismatch as error:
             self.fault(error)
         a, b, c = (r.buffer for r in (stmt.a, stmt.b, stmt.c))
@@ -308,6 +313,19 @@ class _Checker:
             )
         if isinstance(stmt, nodes.Wait):
             self.check_integer(stmt.parity, "parity")
+
+    def check_pairs(self, launch: nodes.KernelLaunch) -> None:
+        """Check that the blocks of a cluster are pairs where two of them work together."""
+        both = (nodes.Gemm, nodes.Arrive)
+        first = next((s for s in walk(launch.body) if isinstance(s, both) and s.in_pair), None)
+        if first is None or math.prod(launch.cluster) % 2 == 0:
+            return
+        error = InvalidConfig(
+            knob="cluster_dims", value=launch.cluster or 1,
+            expected="an even number of blocks in a cluster, for products of two of them together",
+            hint="T.ClusterKernel(..., cluster_dims=2); use_2cta=False multiplies block by block",
+        )  # fmt: skip
+        self.found.append(error.at(first.span))
 
     def jump(self, stmt: nodes.Jump) -> None:
         kinds = (nodes.For, nodes.While, nodes.Parallel, nodes.KernelLaunch)

@@ -24,6 +24,20 @@ def alloc_barrier(arrive_count: int | Sequence[int]) -> Buffer:
         ScopeError: outside ``with T.Kernel(...)`` (TC104).
         TypeMismatch: not a positive number or a list of them (TC202).
     """
+    return _barriers(arrive_count, of_cluster=False)
+
+
+def alloc_cluster_barrier(arrive_count: int | Sequence[int]) -> Buffer:
+    """Return an array of barriers that the blocks of a cluster can reach; see ``alloc_barrier``.
+
+    In a launch with products of two blocks together (``T.tcgen05_gemm(use_2cta=True)``)
+    ``T.tma_copy`` tells the barrier of the first block of the pair, which begins the products, of
+    the bytes of both.
+    """
+    return _barriers(arrive_count, of_cluster=True)
+
+
+def _barriers(arrive_count: int | Sequence[int], *, of_cluster: bool) -> Buffer:
     given: Any = arrive_count if isinstance(arrive_count, (list, tuple)) else [arrive_count]
     counts = [int_value(c) for c in given]
     if not counts or any(c is None or c < 1 for c in counts):
@@ -32,15 +46,11 @@ def alloc_barrier(arrive_count: int | Sequence[int]) -> Buffer:
     buffer = Buffer(
         builder.take_hint("barrier"), (const(len(counts)),), DType("int32"), "shared",
         span=builder.span, arrive_counts=tuple(c for c in counts if c is not None),
+        of_cluster=of_cluster,
     )  # fmt: skip
     builder.allocate(buffer)
     builder.emit(Fill(whole(buffer), const(0), builder.span))
     return buffer
-
-
-def alloc_cluster_barrier(arrive_count: int | Sequence[int]) -> Buffer:
-    """Return an array of barriers that the blocks of a cluster can reach; see ``alloc_barrier``."""
-    return alloc_barrier(arrive_count)
 
 
 def barrier_place(barrier: Any, what: str) -> tuple[Buffer, Expr]:
@@ -56,11 +66,26 @@ def barrier_place(barrier: Any, what: str) -> tuple[Buffer, Expr]:
     return buffer, barrier.indices[0] if isinstance(barrier, Load) else const(0)
 
 
-def arrive(barrier: Any, what: str, once: bool, *, after_products: bool = False) -> None:
-    """Emit an arrival: of every thread that runs it, or one for all of them."""
+def barrier_element(barrier: Any, what: str) -> Load:
+    """Return the barrier that an argument names, as an element of its array.
+
+    Raises:
+        TypeMismatch: it is no barrier (TC202).
+    """
+    buffer, index = barrier_place(barrier, what)
+    return Load(buffer, (index,), buffer.dtype)
+
+
+def arrive(
+    barrier: Any, what: str, once: bool, *, after_products: bool = False, in_pair: bool = False
+) -> None:
+    """Emit an arrival: of every thread that runs it, or one for all of them.
+
+    ``in_pair``: one of the first block of a pair for all, at that barrier of both.
+    """
     builder = current()
     buffer, index = barrier_place(barrier, what)
-    builder.emit(Arrive(buffer, index, once, builder.span, after_products))
+    builder.emit(Arrive(buffer, index, once, builder.span, after_products, in_pair=in_pair))
 
 
 def mbarrier_wait_parity(mbarrier: Any, parity: ExprLike) -> None:
@@ -124,17 +149,19 @@ def cp_async_barrier_noinc(barrier: Any) -> None:
 def tcgen05_mma_arrive(mbar: Any, arrive_2cta: bool = False) -> None:
     """Arrive at a barrier, once, when the products of T.tcgen05_gemm so far are complete.
 
+    Args:
+        mbar: the barrier.
+        arrive_2cta: of products of two blocks: at this barrier of both. The first one arrives.
+
     Raises:
         TypeMismatch: not a barrier (TC202).
-        UnknownPrimitive: it is to arrive in two blocks of a cluster (TC102).
     """
-    if arrive_2cta:
-        alone("tcgen05_mma_arrive(arrive_2cta=True)")
-    arrive(mbar, "tcgen05_mma_arrive", once=True, after_products=True)
+    in_pair = bool(arrive_2cta)
+    arrive(mbar, "tcgen05_mma_arrive", once=True, after_products=True, in_pair=in_pair)
 
 
 def alone(what: str) -> None:
-    """Check that a product or its arrival is not one of two blocks together (cta_group::2).
+    """Check that a block-scaled product is not one of two blocks together (cta_group::2).
 
     Raises:
         UnknownPrimitive: the cluster has several blocks (TC102).

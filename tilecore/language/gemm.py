@@ -67,13 +67,20 @@ def emit_gemm(
     options: Mapping[str, Any],
     *,
     is_async: bool,
+    in_pair: bool = False,
 ) -> None:
     """Emit a product, and the arrival at ``mbar``.
 
     ``kept``: transpose_A, transpose_B, policy and clear_accum of T.gemm. ``is_async``: the program
-    waits for the product itself.
+    waits for the product itself. ``in_pair``: the product is one of two blocks, and so is its
+    arrival.
     """
     unknown = sorted(set(options) - set(_IGNORED))
+    if "use_2cta" in unknown:
+        raise TypeMismatch(
+            expected="T.tcgen05_gemm(..., use_2cta=True), whose barrier the program waits for",
+            found="T.gemm(..., use_2cta=...)",
+        )
     if unknown:
         raise TypeMismatch(
             expected=f"keywords of T.gemm (also accepted: {', '.join(_IGNORED)})",
@@ -84,14 +91,13 @@ def emit_gemm(
         raise ScopeError(message="T.gemm stands inside T.Parallel", hint="use T.serial around it")
     a, b, c = region(A, "A of T.gemm"), region(B, "B of T.gemm"), region(C, "C of T.gemm")
     transpose_a, transpose_b, policy, clear_accum = kept
-    check_gemm_shape(a, b, c, transpose_a, transpose_b)
+    check_gemm_shape(a, b, c, transpose_a, transpose_b, in_pair=in_pair)
     name = policy.value if isinstance(policy, GemmWarpPolicy) else str(policy)
     clear, in_group = as_bool(clear_accum), _wait_of(options) < 0
-    builder.emit(
-        Gemm(a, b, c, transpose_a, transpose_b, clear, name, builder.span, is_async, in_group)
-    )
+    tiles = (a, b, c, transpose_a, transpose_b, clear, name)
+    builder.emit(Gemm(*tiles, builder.span, is_async, in_group, in_pair))
     if mbar is not None:
-        arrive(mbar, "gemm", once=True, after_products=True)
+        arrive(mbar, "gemm", once=True, after_products=True, in_pair=in_pair)
 
 
 def _wait_of(options: Mapping[str, Any]) -> int:

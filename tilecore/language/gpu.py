@@ -39,6 +39,7 @@ from tilecore.language.role import (
     ws,
 )
 from tilecore.language.schedule import PersistentTileScheduler
+from tilecore.language.tma import create_tma_descriptor, tma_load
 from tilecore.language.transfer import (
     alloc_tmem,
     annotate_consumer_reg_alloc,
@@ -91,7 +92,8 @@ __all__ = [
     "annotate_consumer_reg_alloc", "annotate_producer_reg_dealloc", "annotate_ws_schedule",
     "async_copy", "barrier_arrive", "barrier_wait", "block_rank_in_cluster", "cluster_arrive",
     "cluster_arrive_relaxed", "cluster_sync", "cluster_wait", "copy_cluster",
-    "cp_async_barrier_noinc", "cp_async_commit", "cp_async_wait", "deallocate_tmem", "dec_max_nreg",
+    "cp_async_barrier_noinc", "cp_async_commit", "cp_async_wait", "create_tma_descriptor",
+    "deallocate_tmem", "dec_max_nreg",
     "disable_warp_group_reg_alloc", "fence_proxy_async", "get_cluster_dims", "get_cluster_extent",
     "get_cluster_extents", "get_cluster_id", "get_cluster_ids", "get_cluster_size", "inc_max_nreg",
     "mbarrier_arrive", "mbarrier_arrive_expect_tx", "mbarrier_expect_tx", "mbarrier_wait_parity",
@@ -99,7 +101,8 @@ __all__ = [
     "ptx_arrive_cluster_barrier", "ptx_commit_group", "ptx_cp_async", "ptx_wait_group",
     "set_max_nreg", "tcgen05_after_thread_sync", "tcgen05_before_thread_sync", "tcgen05_cp_warpx4",
     "tcgen05_gemm", "tcgen05_gemm_blockscaled", "tcgen05_mma", "tcgen05_mma_arrive",
-    "tcgen05_sf_warp_transpose", "tma_copy", "tma_store_arrive", "tma_store_wait", "wait_wgmma",
+    "tcgen05_sf_warp_transpose", "tma_copy", "tma_load",
+    "tma_store_arrive", "tma_store_wait", "wait_wgmma",
     "warpgroup_arrive", "warpgroup_commit_batch", "warpgroup_fence_operand", "warpgroup_wait",
     "wgmma_gemm", "ws", "ws_op",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 from tilecore.errors import TypeMismatch
 from tilecore.frontend.builder import current
 from tilecore.ir.dtype import DType
-from tilecore.ir.expr import Expr, ExprLike, Load, binary, cast, const
+from tilecore.ir.expr import Expr, ExprLike, Load, binary, cast, const, int_value
 from tilecore.ir.nodes import Buffer, Region, Store
 
 __all__ = ["Pointer", "access_ptr", "address_of", "tvm_access_ptr", "type_annotation"]
@@ -16,10 +16,14 @@ __all__ = ["Pointer", "access_ptr", "address_of", "tvm_access_ptr", "type_annota
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """The place of an element of a row-major tensor or tile; neighbours follow in its order."""
+    """The place of an element of a row-major tensor or tile; neighbours follow in its order.
+
+    ``indices``: of that element, where no offset was added to it; else empty.
+    """
 
     buffer: Buffer
     position: Expr
+    indices: tuple[Expr, ...] = ()
 
     def load(self, distance: ExprLike = 0) -> Expr:
         """Return an element from here on."""
@@ -117,4 +121,5 @@ def _pointer(base: Any, offset: ExprLike) -> Pointer:
     position: Expr = const(0)
     for index, extent in zip(indices, buffer.shape, strict=True):
         position = binary("add", binary("mul", position, extent), index)
-    return Pointer(buffer, binary("add", position, offset))
+    kept = indices if int_value(offset) == 0 else ()
+    return Pointer(buffer, binary("add", position, offset), kept)

@@ -11,7 +11,7 @@ from tilecore.frontend.signature import tensor_spec
 from tilecore.ir.expr import Expr, ExprLike, Load, Var, as_bool, as_expr, cast, const, int_value
 from tilecore.ir.expr import select as if_then_else
 from tilecore.ir.nodes import RUNS_ON, Annotate, Buffer, ClusterCopy, Copy, For
-from tilecore.language.barrier import alone, arrive, barrier_place
+from tilecore.language.barrier import arrive, barrier_element
 from tilecore.language.copy import copy, copy_tile
 from tilecore.language.gemm import GemmWarpPolicy, emit_gemm, gemm
 from tilecore.language.kernel import launch_of
@@ -117,10 +117,7 @@ def copy_cluster(
 
 
 def _place(barrier: Any, what: str) -> Load | None:
-    if barrier is None:
-        return None
-    buffer, index = barrier_place(barrier, what)
-    return Load(buffer, (index,), buffer.dtype)
+    return None if barrier is None else barrier_element(barrier, what)
 
 
 def _blocks(mask: Any, size: int) -> int:
@@ -255,15 +252,18 @@ def tcgen05_gemm(
 ) -> None:
     """Compute what ``T.gemm`` computes, then arrive once at the barrier ``mbar``.
 
+    With ``use_2cta`` the blocks of ranks 2 i and 2 i + 1 of a cluster multiply together (sm_100):
+    ``A`` and ``C`` hold the rows of the block, 64 or a multiple of 128, ``B`` half of the columns
+    of ``C``, those of the first block before those of the other. Both blocks may call it: the first
+    one begins the product, when ``T.cluster_sync`` or a barrier of its own tells it that the tiles
+    of both are there, and arrives at ``mbar`` of both.
+
     Raises:
         ShapeMismatch: M, N or K differ between the tiles (TC201).
         TypeMismatch: an argument is not a tile, or ``mbar`` is no barrier (TC202).
-        UnknownPrimitive: a product of two blocks of a cluster (TC102).
     """
-    if use_2cta:
-        alone("tcgen05_gemm(use_2cta=True)")
     kept = (bool(transpose_A), bool(transpose_B), policy, clear_accum)
-    emit_gemm(A, B, C, kept, mbar, options, is_async=True)
+    emit_gemm(A, B, C, kept, mbar, options, is_async=True, in_pair=bool(use_2cta))
 
 
 tcgen05_mma = tcgen05_gemm

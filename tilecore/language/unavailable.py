@@ -20,8 +20,8 @@ _FAMILIES: dict[str, str] = {
     "it names an instruction or descriptor of NVIDIA GPUs whose bytes the compiler lays out; "
     "write T.tma_copy(A[...], tile, barrier=bar), T.tma_copy(tile, A[...]) or T.copy, for which it "
     "makes descriptors, boxes and swizzles": """
-        create_tma_descriptor alloc_descriptor increase_descriptor_offset tma_load tma_load_2sm
-        tma_gather4 tma_gather4_bytes tma_scatter4""",
+        alloc_descriptor increase_descriptor_offset tma_load_2sm tma_store tma_load_multicast
+        tma_load_im2col tma_gather4 tma_gather4_bytes tma_scatter4""",
     "a tensor that a kernel writes shares no memory with another argument (TC402 at the call); "
     "pass tensors that lie apart, or one tensor and index into it": "annotate_restrict_buffers",
     "a kernel cannot take over clusters that have not started yet (cluster launch control); launch "

@@ -9,7 +9,7 @@ import numpy as np
 
 from tilecore.ordering.barriers import MemoryBarrier
 from tilecore.ordering.machine import Machine
-from tilecore.ordering.operands import Operand, Pointer, Run, addresses, number_of
+from tilecore.ordering.operands import FollowsFromData, Operand, Pointer, Run, addresses, number_of
 from tilecore.ordering.program import Array, Env, Wait
 
 
@@ -91,11 +91,15 @@ def arrive(site: int, pointer: Pointer, rank: Operand = None) -> Run:
     return run
 
 
-def expect(site: int, pointer: Pointer, size: Operand, *, arrives: bool) -> Run:
-    """Bytes that a phase waits for."""
+def expect(
+    site: int, pointer: Pointer, size: Operand, *, arrives: bool, rank: Operand = None
+) -> Run:
+    """Bytes that a phase waits for; ``rank``: of a barrier of another block."""
+    assert not isinstance(rank, Pointer)
+    there = pointer if rank is None else Pointer("shared", offset=pointer.offset, rank=rank)
 
     def run(machine: Machine, env: Env) -> None:
-        for barrier, some in barriers_at(machine, pointer, env, site):
+        for barrier, some in barriers_at(machine, there, env, site):
             barrier.bytes += number_of(size, env) * len(some)
             if arrives:
                 barrier.arrive(machine.clocks.published(some), len(some), site)
@@ -106,10 +110,11 @@ def expect(site: int, pointer: Pointer, size: Operand, *, arrives: bool) -> Run:
 def barrier_wait(site: int, pointer: Pointer, parity: Operand) -> Run:
     """Wait for the last phase of a parity."""
     assert not isinstance(parity, Pointer)
-    assert parity is not None
 
     def run(machine: Machine, env: Env) -> Wait:
-        phase = parity(env)
+        phase = None if parity is None else parity(env)
+        if phase is None:
+            raise FollowsFromData
         asked = []
         for barrier, some in barriers_at(machine, pointer, env, site):
             mine = int(phase[some[0]]) if isinstance(phase, np.ndarray) else int(phase)

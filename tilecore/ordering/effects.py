@@ -20,6 +20,7 @@ from tilecore.ordering.operands import (
     blocks_of,
     masks_of,
     number_of,
+    pair_of,
 )
 from tilecore.ordering.program import Array, Env, Wait
 
@@ -138,17 +139,26 @@ def cp_async_wait(site: int, pending: int) -> Run:
 
 
 def load_box(
-    site: int, target: Pointer, size: int | Operand, pointer: Pointer, mask: Operand = None
-) -> Run:
-    """An asynchronous unit writes bytes, and tells a barrier of them."""
+    site: int, target: Pointer, size: int | Operand, pointer: Pointer, mask: Operand = None, *,
+    in_pair: bool = False,
+) -> Run:  # fmt: skip
+    """An asynchronous unit writes bytes, and tells a barrier of them.
+
+    ``in_pair``: the barrier of the first block of the pair.
+    """
 
     def run(machine: Machine, env: Env) -> None:
         count = size if isinstance(size, int) else number_of(size, env)
         starts, places = addresses(machine, target, env), addresses(machine, pointer, env)
         given = zip(starts, places, env[0].ids, masks_of(mask, env), strict=True)
         for start, place, thread, many in given:
+            told = 0
+            if in_pair:
+                own, first = int(machine.block_of[thread]), pair_of(machine, int(thread))[0]
+                told = (first - own) * machine.program.shared_bytes
             for shift in blocks_of(machine, int(thread), many):
-                _load(machine, int(start) + shift, count, int(place) + shift, int(thread), site)
+                at = int(place) + shift + told
+                _load(machine, int(start) + shift, count, at, int(thread), site)
 
     return run
 

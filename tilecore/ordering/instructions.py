@@ -79,6 +79,9 @@ def _barriers(name: str, args: Args, site: int) -> list[Act] | None:
             arrives = name == "barrier_expect"
             run = bars.expect(site, _pointer(args[0]), args[1], arrives=arrives)
             return [Act(run, site, False, "arrival")]
+        case "barrier_expect_remote":
+            run = bars.expect(site, _pointer(args[0]), args[2], arrives=False, rank=args[1])
+            return [Act(run, site, False, "arrival")]
         case "barrier_wait" | "barrier_wait_cluster" | "barrier_wait_spin":
             run = bars.barrier_wait(site, _pointer(args[0]), args[1])
             return [Act(run, site, True, "wait")]
@@ -101,10 +104,11 @@ def _copies(name: str, args: Args, site: int) -> list[Act] | None:
         return [Act(do.bulk_wait(site, int(found[2])), site, False, "wait")]
     if name.startswith("bulk_"):  # a store or a reduction
         return [Act(do.store_box(site, _pointer(args[1]), args[2]), site)]
-    if found := re.fullmatch(r"tma_load_(\d)d(_multicast)?(_hint)?", name):
-        mask = args[3 + int(found[1])] if found[2] else None
-        size = _pointer(args[1]).size
-        return [Act(do.load_box(site, _pointer(args[0]), size, _pointer(args[2]), mask), site)]
+    if found := re.fullmatch(r"tma_load_(\d)d(_multicast|_pair)?(_hint)?", name):
+        mask = args[3 + int(found[1])] if found[2] == "_multicast" else None
+        target, size, pointer = _pointer(args[0]), _pointer(args[1]).size, _pointer(args[2])
+        run = do.load_box(site, target, size, pointer, mask, in_pair=found[2] == "_pair")
+        return [Act(run, site)]
     if name.startswith("tma_"):
         return [Act(do.store_box(site, _pointer(args[1]), _pointer(args[0]).size), site)]
     return None
@@ -119,11 +123,11 @@ def _products(name: str, args: Args, site: int) -> list[Act] | None:
     if found := re.fullmatch(r"wgmma_wait_(\d+)", name):
         pending = int(found[1])
         return [Act(lambda m, e: m.products.wait(e[0].ids, pending), site, False, "wait")]
-    form = r"tensor_mma_(ss|ts)_m(\d+)n(\d+)_\w+?_(\w+?)_\w+?_(\w\w)"
+    form = r"tensor_mma_(pair_)?(ss|ts)_m(\d+)n(\d+)_\w+?_(\w+?)_\w+?_(\w\w)"
     if found := re.fullmatch(form, name):
         run = matrix.tensor_mma(
-            site, int(found[2]), int(found[3]), BYTES[found[4]], found[5], *args[:4],
-            a_in_tensor=found[1] == "ts",
+            site, int(found[3]), int(found[4]), BYTES[found[5]], found[6], *args[:4],
+            a_in_tensor=found[2] == "ts", in_pair=found[1] is not None,
         )  # fmt: skip
         return [Act(run, site)]
     if name.startswith("tensor_commit"):

@@ -22,12 +22,14 @@ from tilecore.ordering.operands import (
     chunks_of,
     masks_of,
     number_of,
+    pair_of,
 )
 from tilecore.ordering.products import WARPGROUP, Issued
 from tilecore.ordering.program import Array, Env
 from tilecore.ordering.shadow import Shadow
 
 QUARTERS = 4  # of the 128 lanes of tensor memory, one per warp
+FOLDED_ROWS = 128  # of two blocks, whose sums take half the columns of twice the lanes
 
 
 def descriptor(pointer: Pointer, swizzle: int, leading: int, stride: int) -> Any:
@@ -36,13 +38,14 @@ def descriptor(pointer: Pointer, swizzle: int, leading: int, stride: int) -> Any
 
 
 def _granules(machine: Machine, thread: int, given: Any, extent: int, itemsize: int,
-              across_k: bool) -> Array:  # fmt: skip
-    """Return the pieces of shared memory that an operand lies in."""
+              across_k: bool, block: int | None = None) -> Array:  # fmt: skip
+    """Return the pieces of shared memory that an operand lies in: of a block, or the thread's."""
     assert isinstance(given, Descriptor)
     start = given.start[thread] if isinstance(given.start, np.ndarray) else given.start
+    owner = int(machine.block_of[thread]) if block is None else block
     at = chunks_of(
-        int(start) + int(machine.origin[thread]), given.swizzle, given.leading, given.stride,
-        extent, itemsize, across_k,
+        int(start) + owner * machine.program.shared_bytes, given.swizzle, given.leading,
+        given.stride, extent, itemsize, across_k,
     )  # fmt: skip
     each = CHUNK // machine.program.granule
     return at if each == 1 else (at[:, None] * each + np.arange(each)).ravel()
@@ -75,10 +78,9 @@ def wgmma(site: int, n: int, itemsize: int, majors: str, d: Pointer, a: Operand,
 # --- tensor memory ----------------------------------------------------------------------------
 
 
-def _cells(machine: Machine, thread: int, address: int, columns: int, quarters: Array) -> Array:
+def _cells(block: int, address: int, columns: int, quarters: Array) -> Array:
     first = (address & 0xFFFF) + np.arange(columns)
-    block = int(machine.block_of[thread]) * TENSOR_CELLS
-    cells: Array = (block + first[:, None] * QUARTERS + quarters).ravel()
+    cells: Array = (block * TENSOR_CELLS + first[:, None] * QUARTERS + quarters).ravel()
     return cells
 
 
@@ -101,30 +103,38 @@ def tensor_allocate(site: int, pointer: Pointer) -> Run:
 
 def tensor_mma(
     site: int, m: int, n: int, itemsize: int, majors: str, d: Operand, a: Operand, b: Operand,
-    accumulates: Operand, *, a_in_tensor: bool,
+    accumulates: Operand, *, a_in_tensor: bool, in_pair: bool,
 ) -> Run:  # fmt: skip
-    """A product by the thread that runs; products of a block follow each other."""
+    """A product by the thread that runs; products of a block follow each other.
+
+    ``in_pair``: of two blocks, each of which has half of A, of B and of the sums.
+    """
     assert not isinstance(a, Pointer)
     assert not isinstance(b, Pointer)
     assert a is not None
     assert b is not None
+    all_lanes, share = np.arange(QUARTERS), 2 if in_pair else 1
+    columns = n // 2 if in_pair and m == FOLDED_ROWS else n
 
     def run(machine: Machine, env: Env) -> None:
         for thread in env[0].ids.tolist():
             machine.clocks.tick()
             agent, memory = _unit(machine, thread), machine.tensor_memory()
             machine.own_products.setdefault(agent, []).append(machine.clocks.now)
-            all_lanes = np.arange(QUARTERS)
-            if a_in_tensor:
-                at = _cells(machine, thread, number_of(a, env), 8, all_lanes)
-                _own(memory, machine, agent, thread, at, site, writes=False)
-            else:
-                at = _granules(machine, thread, a(env), m, itemsize, majors[0] != "k")
+            own = (int(machine.block_of[thread]),)
+            for block in pair_of(machine, thread) if in_pair else own:
+                if a_in_tensor:
+                    at = _cells(block, number_of(a, env), 8, all_lanes)
+                    _own(memory, machine, agent, thread, at, site, writes=False)
+                else:
+                    across = majors[0] != "k"
+                    at = _granules(machine, thread, a(env), m // share, itemsize, across, block)
+                    machine.shared.read_by(agent, thread, at, site, behind=True)
+                across = majors[1] != "k"
+                at = _granules(machine, thread, b(env), n // share, itemsize, across, block)
                 machine.shared.read_by(agent, thread, at, site, behind=True)
-            at = _granules(machine, thread, b(env), n, itemsize, majors[1] != "k")
-            machine.shared.read_by(agent, thread, at, site, behind=True)
-            at = _cells(machine, thread, number_of(d, env), n, all_lanes)
-            _own(memory, machine, agent, thread, at, site, writes=True)
+                at = _cells(block, number_of(d, env), columns, all_lanes)
+                _own(memory, machine, agent, thread, at, site, writes=True)
 
     return run
 
@@ -188,7 +198,8 @@ def tensor_move(
                 int(given[ids[ids // 32 == warp][0]]) if isinstance(given, np.ndarray) else given
             )
             quarter = warp % (machine.program.threads // 32) % QUARTERS
-            at = _cells(machine, thread, int(where), columns, np.array([quarter]))
+            block = int(machine.block_of[thread])
+            at = _cells(block, int(where), columns, np.array([quarter]))
             (memory.write_by if stores else memory.read_by)(agent, thread, at, site)
 
     return run

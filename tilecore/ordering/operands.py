@@ -104,6 +104,12 @@ def blocks_of(machine: Machine, thread: int, mask: int) -> list[int]:
     return [(b - own) * size for b in range(machine.program.blocks) if mask >> b & 1]
 
 
+def pair_of(machine: Machine, thread: int) -> tuple[int, int]:
+    """Return the blocks of the pair that a thread's block is in: the first one, the other."""
+    first = int(machine.block_of[thread]) // 2 * 2
+    return first, first + 1
+
+
 @dataclass(frozen=True, slots=True)
 class Descriptor:
     """A descriptor of a matrix in shared memory; adding to it moves its start by 16 bytes."""

@@ -13,6 +13,7 @@ import pytest
 
 import tilecore.language as T
 from tests.tilecore.cuda.emulated import lowered
+from tests.tilecore.cuda.test_block_pairs import together
 from tests.tilecore.cuda.text_kernels import run
 from tilecore.lowering.cuda import instructions as I
 
@@ -70,6 +71,17 @@ def test_descriptors_of_tiles(dtype, a_major, b_major, n, k, a9, b9, a10, b10, t
     found = re.findall(r"(?:made = |return )(0x[0-9a-f]{12,})ull", source.text)
     expected = {a9, b9} if target == "h100" else {a10, b10}
     assert {int(bits, 16) for bits in found} == expected
+
+
+def test_descriptors_of_tiles_of_8_bits_that_are_contiguous_along_m_and_n():
+    """tcgen05 takes them, wgmma does not; cute's make_umma_desc of Layout_MN_SW128_Atom."""
+    func = product("float8_e4m3fn", True, True, 256, 64, m=256)
+    plan, _, source = lowered(func, "b200")
+    ((gemm,),) = [launch.gemms.values() for launch in plan.launches.values()]
+    assert gemm.kind == "tcgen05"
+    assert {int(bits, 16) for bits in re.findall(r"return (0x[0-9a-f]{12,})ull", source.text)} == {
+        0x4000404002000000
+    }
 
 
 # Of A and of B per instruction, in units of 16 bytes: 32 bytes of a row along K (DeepGEMM:
@@ -177,9 +189,42 @@ INSTRUCTIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("m", "n", "a", "b", "c", "m_major", "n_major", "bits"), INSTRUCTIONS)
-def test_instruction_descriptors_of_tcgen05(m, n, a, b, c, m_major, n_major, bits):
+# The same for two blocks of a cluster, whose rows M counts together (cta_group::2).
+PAIRS = [
+    (256, 256, "float16", "float16", "float32", False, False, 0x10400010),
+    (256, 64, "float16", "float16", "float32", False, True, 0x10110010),
+    (128, 96, "bfloat16", "bfloat16", "float32", True, True, 0x08198490),
+    (256, 32, "tfloat32", "tfloat32", "float32", False, False, 0x10080910),
+    (256, 128, "float8_e4m3fn", "float8_e5m2", "float32", False, False, 0x10200410),
+    (128, 32, "int8", "uint8", "int32", False, False, 0x080800A0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pair", "m", "n", "a", "b", "c", "m_major", "n_major", "bits"),
+    [*((False, *row) for row in INSTRUCTIONS), *((True, *row) for row in PAIRS)],
+)
+def test_instruction_descriptors_of_tcgen05(pair, m, n, a, b, c, m_major, n_major, bits):
     majors = {"a_major": "m" if m_major else "k", "b_major": "n" if n_major else "k"}
-    text = I.tensor_mma(n, a, b, c, m=m, **majors).cuda
+    text = I.tensor_mma(n, a, b, c, m=m, pair=pair, **majors).cuda
     (found,) = re.findall(r'"r"\((0x[0-9a-f]+)u\)', text)
     assert int(found, 16) == bits
+    assert f"cta_group::{2 if pair else 1}.kind" in text
+
+
+@pytest.mark.parametrize(
+    ("rows", "places"),
+    [  # (row, column) of a block's sums of 64 columns -> (lane, column) of tensor memory
+        (64, {(0, 0): (0, 0), (5, 3): (5, 3), (63, 31): (63, 31), (0, 32): (64, 0),
+              (17, 40): (81, 8), (63, 63): (127, 31)}),
+        (128, {(0, 0): (0, 0), (63, 31): (63, 31), (127, 32): (127, 32)}),
+    ],
+)  # fmt: skip
+def test_where_sums_of_two_blocks_lie(rows, places):
+    """What cute's ``tmem_frg_2sm<float>`` gives; thread t of a warpgroup reads lane t."""
+    plan, _, _ = lowered(together(2 * rows, 64, 32, rows), "b200")
+    (launch,) = plan.launches.values()
+    (copy,) = launch.transfers.values()
+    for place, there in places.items():
+        assert tuple(map(int, copy.spread.owner(place))) == there
+    assert launch.tensor_columns == (32 if rows == 64 else 64)

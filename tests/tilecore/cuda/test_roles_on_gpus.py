@@ -253,3 +253,34 @@ def test_threads_of_a_role_meet_between_their_own_reads_and_writes(target, count
     column = thread % 32 * rows + thread // 32
     expected = [a[c % rows, c // rows :: 32].max() for c in column]
     np.testing.assert_array_equal(b, np.tile(np.array(expected), threads // count))
+
+
+def behind_a_branch_of_some_blocks(first):
+    @T.prim_func
+    def main(X: T.Tensor((3, 64), "float32"), Y: T.Tensor((3, 64), "float32")):
+        with T.Kernel(3, threads=128) as bx:
+            tile = T.alloc_shared((64,), "float32")
+            loaded = T.alloc_barrier(32)
+            tx = T.get_thread_binding()
+            if tx < 32:
+                T.copy(X[bx, :], tile)
+                T.mbarrier_arrive(loaded)
+            elif tx < 64 and bx == 1:
+                T.mbarrier_wait_parity(loaded, 0)
+                T.copy(tile, Y[0, :])
+            elif tx >= first:
+                T.mbarrier_wait_parity(loaded, 0)
+                if bx != 0:
+                    T.copy(tile, Y[bx, :])
+
+    return main
+
+
+def test_a_role_behind_one_that_only_some_blocks_have():
+    """Threads 64 to 127 come by in every block, whatever those before them do."""
+    x = np.random.default_rng(8).standard_normal((3, 64)).astype(np.float32)
+    y = np.zeros_like(x)
+    run_emulated(behind_a_branch_of_some_blocks(64), "h100", [x, y], ALL_SCHEDULES)
+    np.testing.assert_array_equal(y, x[[1, 1, 2]])
+    with pytest.raises(UnsupportedOnTarget, match="a branch that only some threads take"):
+        lowered(behind_a_branch_of_some_blocks(32), "h100")

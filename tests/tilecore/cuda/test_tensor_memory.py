@@ -102,12 +102,20 @@ def test_gemm_without_boxes():
     assert used == "tcgen05"
 
 
+@pytest.mark.parametrize("dtype", ["int8", "float8_e5m2"])
+@pytest.mark.parametrize("trans", [(False, False), (True, True)])
+def test_operands_of_8_bits_need_not_be_contiguous_along_k(dtype, trans):
+    out = "int32" if dtype == "int8" else "float32"
+    size = (136, 96, 80)
+    assert check_gemm("b200", size, (128, 64, 32), 2, dtype, out, trans) == "tcgen05"
+
+
 @pytest.mark.parametrize(
     ("block", "dtype", "trans", "reason"),
     [
         ((96, 64, 64), "float16", (False, True), "96 rows are neither 64 nor a multiple of 128"),
         ((64, 24, 64), "float16", (False, True), "no multiple of 16 columns"),
-        ((128, 64, 64), "int8", (False, False), "not contiguous along K"),
+        ((128, 64, 32), "float32", (False, False), "32-bit elements that are not contiguous along"),
     ],
 )
 def test_what_does_not_suit_is_multiplied_by_warps_and_says_why(block, dtype, trans, reason):

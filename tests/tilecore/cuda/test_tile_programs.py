@@ -20,12 +20,14 @@ from tilecore.codegen.cubin import read_features
 from tilecore.codegen.nvrtc import compile_cuda
 from tilecore.emulator import ALL_SCHEDULES, LATE
 from tilecore.errors import EmulationError, InvalidConfig, UnsupportedOnTarget
+from tilecore.gpu_compiler import plan_gpu
 from tilecore.inference.gpu.banks import bank_uses, conflict_ways, offsets
 from tilecore.inference.gpu.plan import SharedLayout
 from tilecore.ir.analysis import output_positions
 from tilecore.ir.substitute import Rebuilder
 from tilecore.kernels import KERNELS
 from tilecore.lowering.cuda.memory import shared_offset
+from tilecore.target import parse_target
 
 NUMPY = {"bfloat16": ml_dtypes.bfloat16, "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
          "float8_e5m2": ml_dtypes.float8_e5m2}  # fmt: skip
@@ -236,6 +238,47 @@ def test_too_much_shared_memory_names_the_tile():
         lowered(gemm(1024, 1024, 1024, (256, 256, 64), 4, "float16", "float16"), "sm_80")
     assert "A_s" in caught.value.hint or "B_s" in caught.value.hint
     assert "num_stages=2 instead of 4 needs 131072 B" in caught.value.hint
+
+
+def test_fragments_that_no_registers_hold_are_named():
+    def notes(block, threads, target):
+        func = gemm(512, 512, 64, block, 0, "float16", "float16", threads=threads)
+        _, plan = plan_gpu(func, parse_target(target))
+        return [t for t in plan.explain().splitlines() if "of at most" in t]
+
+    (note,) = notes((256, 128, 32), 64, "a100")
+    assert note.startswith("C_l: 512 registers a thread, of at most 255 on a100: the rest is kept")
+    assert note.endswith("(threads=256 can hold them)")
+    assert notes((256, 128, 32), 256, "a100") == []
+    (note,) = notes((256, 512, 32), 1024, "a100")
+    assert "C_l: 128 registers a thread, of at most 64" in note
+    assert note.endswith("(1/2 of the tile fits)")
+
+
+def test_tiles_that_would_fit_are_named():
+    def hint(block, target):
+        func = gemm(512, 512, 512, block, 0, "float16", "float16")
+        with pytest.raises(InvalidConfig, match=f"at most .* B in a block of {target}") as caught:
+            lowered(func, target)
+        return caught.value.hint
+
+    assert "K in steps of 128 instead of 256 needs about 65536 B" in hint((128, 128, 256), "v100")
+    plan_gpu(gemm(512, 512, 512, (128, 128, 128), 0, "float16", "float16"), parse_target("v100"))
+    named = "a block of 384 x 384 instead of 768 x 768 needs about 43008 B, which fits"
+    assert named in hint((768, 768, 24), "rtx2080")
+
+    @T.prim_func
+    def moved(A: T.Tensor((256, 256), "float32"), B: T.Tensor((256, 256), "float32")):
+        with T.Kernel(1, threads=128):
+            tile = T.alloc_shared((256, 256), "float32")
+            T.copy(A, tile)
+            T.copy(tile, B)
+
+    with pytest.raises(InvalidConfig) as caught:
+        lowered(moved, "v100")
+    assert "`tile` takes 262144 B in 1 stages; there is room for one of 98304 B" in (
+        caught.value.hint
+    )
     lowered(gemm(1024, 1024, 1024, (256, 256, 64), 2, "float16", "float16"), "sm_80")
 
 

@@ -78,23 +78,34 @@ void barrier_arrive(void* pointer, int count) {
   tick(me());
   maybe_pause();
 }
-void barrier_arrive_remote(void* pointer, int rank) {
+static MemoryBarrier& remote(void* pointer, int rank, const std::string& what) {
   settle();
-  shared_offset_of(pointer, "mbarrier.arrive");
-  unsigned char* remote = (unsigned char*)cluster_pointer(pointer, rank);
-  Block& block = *block_of(remote);
-  if (block.alive == 0) fail("mbarrier.arrive: block " + std::to_string(rank) + " has exited");
-  MemoryBarrier& b = memory_barrier(block, remote, "mbarrier.arrive (remote)");
-  check_made(b, "mbarrier.arrive (remote)");
+  shared_offset_of(pointer, what.c_str());
+  unsigned char* there = (unsigned char*)cluster_pointer(pointer, rank);
+  Block& block = *block_of(there);
+  if (block.alive == 0) fail(what + ": block " + std::to_string(rank) + " has exited");
+  MemoryBarrier& b = memory_barrier(block, there, (what + " (remote)").c_str());
+  check_made(b, (what + " (remote)").c_str());
+  return b;
+}
+void barrier_arrive_remote(void* pointer, int rank) {
+  MemoryBarrier& b = remote(pointer, rank, "mbarrier.arrive");
   arrive(b, 1, clock_of(me()), "mbarrier.arrive (remote)");
   tick(me());
+  maybe_pause();
+}
+static void expect(MemoryBarrier& b, int bytes) {
+  b.bytes += bytes;
+  if (b.bytes >= 1 << 20) fail("mbarrier.expect_tx: more than 2^20 - 1 bytes are expected");
+}
+void barrier_expect_remote(void* pointer, int rank, int bytes) {
+  expect(remote(pointer, rank, "mbarrier.expect_tx"), bytes);
   maybe_pause();
 }
 void barrier_expect(void* pointer, int bytes, bool arrives) {
   MemoryBarrier& b = own(pointer, "mbarrier.expect_tx");
   check_made(b, "mbarrier.expect_tx");
-  b.bytes += bytes;
-  if (b.bytes >= 1 << 20) fail("mbarrier.expect_tx: more than 2^20 - 1 bytes are expected");
+  expect(b, bytes);
   if (arrives) {
     arrive(b, 1, clock_of(me()), "mbarrier.arrive.expect_tx");
     tick(me());

@@ -95,10 +95,10 @@ static void check_fenced(const MemoryBarrier& b, const char* what) {
   if (!is_fenced && machine.finds_races)
     fail(std::string(what) + ": the barrier was initialised without a fence (fence_barrier_init)");
 }
-void async_load(Block& block, unsigned offset, unsigned bytes, unsigned barrier, const char* what,
-                std::function<void()> copy) {
-  auto found = block.barriers.find(barrier);
-  if (found == block.barriers.end())
+void async_load(Block& block, unsigned offset, unsigned bytes, Block& told, unsigned barrier,
+                const char* what, std::function<void()> copy) {
+  auto found = told.barriers.find(barrier);
+  if (found == told.barriers.end())
     fail(std::string(what) + ": no barrier was initialised at byte " + std::to_string(barrier) +
          " of shared memory");
   check_fenced(found->second, what);
@@ -108,7 +108,7 @@ void async_load(Block& block, unsigned offset, unsigned bytes, unsigned barrier,
   shared_at(block, offset, bytes, what);
   on_write(block, offset, bytes, agent, clock, time, true);
   clock.set(agent, time);
-  Block* target = &block;
+  Block* target = &told;
   post(what, [=] {
     copy();
     complete_bytes(*target, barrier, bytes, clock);
@@ -121,7 +121,7 @@ void bulk_load(void* dst, const void* src, int bytes, void* barrier) {
   if (bytes <= 0 || bytes % 16) fail("cp.async.bulk: expected a multiple of 16 bytes");
   check_range(src, bytes, false, "cp.async.bulk");
   unsigned offset = shared_offset_of(dst, "cp.async.bulk");
-  async_load(my_block(), offset, bytes, shared_offset_of(barrier, "cp.async.bulk"),
+  async_load(my_block(), offset, bytes, my_block(), shared_offset_of(barrier, "cp.async.bulk"),
              "a bulk copy", [=] { memcpy(dst, src, bytes); });
   maybe_pause();
 }

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "functions.h"
+#include "tensor_form.h"
 #include "types.h"
 
 struct alignas(128) CUtensorMap {
@@ -37,6 +38,7 @@ void barrier_invalidate(void* barrier);
 void barrier_arrive(void* barrier, int count);
 void barrier_arrive_remote(void* barrier, int rank);
 void barrier_expect(void* barrier, int bytes, bool arrives);
+void barrier_expect_remote(void* barrier, int rank, int bytes);
 void barrier_wait(void* barrier, int parity);
 int barrier_test(void* barrier, int parity);
 void fence_barrier_init();
@@ -60,6 +62,7 @@ inline void bulk_reduce(void* dst, const void* src, int bytes, const char* op) {
 void bulk_commit();
 void bulk_wait(int pending, bool only_reads);
 void tma_load(void* dst, u64 map, void* barrier, int rank, const int* at, int mask);
+void tma_load_pair(void* dst, u64 map, void* barrier, int rank, const int* at);
 void tma_store(u64 map, const void* src, int rank, const int* at);
 void tma_reduce(u64 map, const void* src, int rank, const int* at, const char* op);
 void check_map(u64 map);
@@ -99,21 +102,21 @@ void wgmma_commit();
 void wgmma_wait(int pending);
 void set_registers(int count, bool grows);
 
-// Tensor memory.
-void tensor_allocate(void* address, int columns);
-void tensor_free(unsigned address, int columns);
-void tensor_mma(int m, int n, int a_type, int b_type, int c_type, unsigned d, u64 a, u64 b,
-                bool accumulates, bool a_transposed, bool b_transposed, bool a_in_tensor);
+// Tensor memory. `pair`: of two blocks (cta_group::2).
+void tensor_allocate(void* address, int columns, bool pair);
+void tensor_free(unsigned address, int columns, bool pair);
+void tensor_mma(const TensorForm& form, unsigned d, u64 a, u64 b, bool accumulates);
 template <int M, int N, class A, class B, class C>
-inline void tensor_mma(unsigned d, u64 a, u64 b, int accumulates, bool a_t, bool b_t) {
-  tensor_mma(M, N, A::id, B::id, C::id, d, a, b, accumulates, a_t, b_t, false);
+inline void tensor_mma(unsigned d, u64 a, u64 b, int accumulates, bool a_t, bool b_t, bool pair) {
+  tensor_mma({M, N, A::id, B::id, C::id, a_t, b_t, false, pair}, d, a, b, accumulates);
 }
 // A lies in tensor memory: rows in lanes, elements along K packed into columns.
 template <int M, int N, class A, class B, class C>
-inline void tensor_mma_ts(unsigned d, unsigned a, u64 b, int accumulates, bool b_t) {
-  tensor_mma(M, N, A::id, B::id, C::id, d, a, b, accumulates, false, b_t, true);
+inline void tensor_mma_ts(unsigned d, unsigned a, u64 b, int accumulates, bool b_t, bool pair) {
+  tensor_mma({M, N, A::id, B::id, C::id, false, b_t, true, pair}, d, a, b, accumulates);
 }
-void tensor_commit(void* barrier, int mask);  // mask: blocks of the cluster, 0: the own one
+// `mask`: blocks of the cluster, 0: the own one.
+void tensor_commit(void* barrier, int mask, bool pair);
 // `halves`: count units of 8 columns of 16 lanes, else count columns of the thread's own lane.
 void tensor_load(void* d, unsigned address, int count, bool halves);
 void tensor_store(unsigned address, const void* s, int count, bool halves);

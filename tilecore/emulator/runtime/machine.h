@@ -12,6 +12,7 @@
 
 #include "profile.h"
 #include "races.h"
+#include "tensor_form.h"
 
 struct uint3_ { unsigned x, y, z; };
 
@@ -95,17 +96,19 @@ struct TensorOperand {  // a descriptor's fields
 };
 // Offset of an element: `x` along M or N, `k` along K, of `size` bytes (wgmma.cpp).
 unsigned operand_place(const TensorOperand& o, int x, int k, int size, bool transposed);
-struct TensorProduct {  // one tcgen05.mma of a block
-  int m, n, a_type, b_type, c_type;
+struct TensorProduct {  // one tcgen05.mma
+  TensorForm form;
+  std::vector<Block*> blocks;  // the one that issues it, and the other of the pair
   unsigned d;
-  TensorOperand a, b;
-  bool accumulates, a_transposed, b_transposed;
-  bool a_in_tensor = false;  // then a.start is its address there
+  TensorOperand a, b;  // where A lies in tensor memory, a.start is its address there
+  bool accumulates;
   bool is_done = false;
 };
 struct TensorMemory {
   std::vector<unsigned> cells;
   bool is_used[512] = {};
+  int group = 0;  // blocks of a product, in all instructions of a kernel
+  std::vector<std::pair<unsigned, int>> pair_calls;  // what allocations and frees were told
   std::deque<TensorProduct> products;  // in flight; `first` have left
   std::deque<std::shared_ptr<std::function<void()>>> commits;  // in flight, in order
   unsigned long long first = 0;
@@ -190,6 +193,7 @@ unsigned random_number();
 void post(std::string what, std::function<void()> run, std::function<bool()> is_over = nullptr);
 
 // Memory (memory.cpp): where a pointer lies, and accesses that the runtime makes for a thread.
+Block& peer_of(const Block& block);  // the other one of its pair (tensor_memory.cpp)
 Block* block_of(const void* pointer);  // whose shared memory holds it, or nullptr
 unsigned shared_offset_of(const void* pointer, const char* what);  // in the own block
 void* cluster_pointer(const void* pointer, int rank);
@@ -209,9 +213,9 @@ void meet_warpgroup(const std::string& what, void* argument,
 MemoryBarrier& memory_barrier(Block& block, const void* pointer, const char* what);
 void complete_bytes(Block& block, unsigned offset, int64_t bytes, const Clock& clock);
 void arrive(MemoryBarrier& barrier, int count, const Clock& clock, const std::string& what);
-// A copy by the TMA unit into shared memory, told to a barrier there; a copy out of it.
-void async_load(Block& block, unsigned offset, unsigned bytes, unsigned barrier, const char* what,
-                std::function<void()> copy);
+// A copy by the TMA unit into shared memory, told to a barrier of block `told`; a copy out of it.
+void async_load(Block& block, unsigned offset, unsigned bytes, Block& told, unsigned barrier,
+                const char* what, std::function<void()> copy);
 void async_store(const void* src, unsigned bytes, const char* what, std::function<void()> read,
                  std::function<void()> write);
 double combine(const std::string& op, double old, double value);

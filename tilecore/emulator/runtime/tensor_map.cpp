@@ -62,27 +62,42 @@ static void check_box(const TensorMap& map, const void* shared, const char* what
          "swizzle of " + std::to_string(map.swizzle));
 }
 
+// A box into the shared memory of a block, of which a barrier of block `told` hears.
+static void load(Block& block, Block& told, unsigned offset, unsigned barrier, const TensorMap& map,
+                 const int* at) {
+  if (block.alive == 0 || told.alive == 0) fail("a TMA load to a block that has exited");
+  std::vector<int> origin(at, at + map.rank);
+  unsigned char* shared = block.shared;
+  async_load(block, offset, box_bytes(map), told, barrier, "a TMA load", [=] {
+    unsigned size = width(map.type) / 8;
+    for_each(map, origin.data(), offset, [&](unsigned place, const unsigned char* from) {
+      if (from) memcpy(shared + place, from, size);
+      else memset(shared + place, map.fills_nan ? 0xff : 0, size);
+    });
+  });
+}
 void tma_load(void* dst, unsigned long long address, void* barrier, int rank, const int* at,
               int mask) {
   settle();
   const TensorMap map = map_at(address, rank);
   check_box(map, dst, "a TMA load");
-  unsigned offset = shared_offset_of(dst, "a TMA load"), bytes = box_bytes(map);
+  unsigned offset = shared_offset_of(dst, "a TMA load");
   unsigned bar = shared_offset_of(barrier, "the barrier of a TMA load");
-  std::vector<int> origin(at, at + rank);
   auto& blocks = my_block().cluster->blocks;
   if (mask >> blocks.size()) fail("a TMA load to blocks that the cluster does not have");
-  for (Block* block : blocks) {
-    if (mask ? !(mask >> block->rank & 1) : block != &my_block()) continue;
-    if (block->alive == 0) fail("a TMA load to a block that has exited");
-    async_load(*block, offset, bytes, bar, "a TMA load", [=] {
-      unsigned size = width(map.type) / 8;
-      for_each(map, origin.data(), offset, [&](unsigned place, const unsigned char* from) {
-        if (from) memcpy(block->shared + place, from, size);
-        else memset(block->shared + place, map.fills_nan ? 0xff : 0, size);
-      });
-    });
-  }
+  for (Block* block : blocks)
+    if (mask ? mask >> block->rank & 1 : block == &my_block())
+      load(*block, *block, offset, bar, map, at);
+  maybe_pause();
+}
+void tma_load_pair(void* dst, unsigned long long address, void* barrier, int rank, const int* at) {
+  settle();
+  const TensorMap map = map_at(address, rank);
+  check_box(map, dst, "a TMA load");
+  Block& mine = my_block();
+  Block& first = mine.rank % 2 ? peer_of(mine) : mine;
+  load(mine, first, shared_offset_of(dst, "a TMA load"),
+       shared_offset_of(barrier, "the barrier of a TMA load"), map, at);
   maybe_pause();
 }
 

@@ -1,4 +1,5 @@
 // Tensor memory (tcgen05): 128 lanes of 512 columns, products that complete with a barrier.
+#include <algorithm>
 #include <cstring>
 
 #include "elements.h"
@@ -9,9 +10,18 @@ namespace {
 constexpr int LANES = 128, COLUMNS = 512;
 constexpr int A_COLUMNS = 8;  // of the A of one product: 32 bytes of each row
 
-TensorMemory& memory() {
-  TensorMemory& m = my_block().tensor;
+TensorMemory& memory_of(Block& block) {
+  TensorMemory& m = block.tensor;
   if (m.cells.empty()) m.cells.assign(LANES * COLUMNS, 0xffffffffu);  // NaN
+  return m;
+}
+// The own memory, for an instruction of one block or of a pair; a kernel has one kind of them.
+TensorMemory& memory(bool pair, const char* what) {
+  TensorMemory& m = memory_of(my_block());
+  if (m.group && m.group != 1 + pair)
+    fail(std::string(what) + ": cta_group::" + std::to_string(1 + pair) +
+         " in a kernel that has instructions of cta_group::" + std::to_string(m.group));
+  m.group = 1 + pair;
   return m;
 }
 void check_columns(const TensorMemory& m, unsigned address, int columns, const char* what) {
@@ -26,37 +36,85 @@ TensorOperand fields(uint64_t bits) {
   return {(unsigned)(bits & 0x3fff) << 4, (unsigned)(bits >> 16 & 0x3fff) << 4,
           (unsigned)(bits >> 32 & 0x3fff) << 4, swizzles[bits >> 61]};
 }
-// The lane that holds a row of a product of 128 or 64 rows.
-int lane_of_row(int m, int row) { return m == LANES ? row : row % 16 + 32 * (row / 16); }
-
-void multiply(Block& block, const TensorProduct& p) {
-  TensorMemory& m = block.tensor;
-  int k = 256 / width(p.a_type), size = width(p.b_type) / 8;
-  std::vector<double> left(k), right(k * p.n);
-  for (int n = 0; n < p.n; ++n)
-    for (int x = 0; x < k; ++x)
-      right[n * k + x] =
-          element(p.b_type, block.shared + operand_place(p.b, n, x, size, p.b_transposed), 0);
-  for (int row = 0; row < p.m; ++row) {
-    const uint32_t* lane = &m.cells[lane_of_row(p.m, row) * COLUMNS + (p.a.start & 0xffff)];
-    for (int x = 0; x < k; ++x)
-      left[x] = p.a_in_tensor
-                    ? element(p.a_type, lane, x)
-                    : element(p.a_type,
-                              block.shared + operand_place(p.a, row, x, size, p.a_transposed), 0);
-    for (int n = 0; n < p.n; ++n) {
-      uint32_t* cell = &m.cells[lane_of_row(p.m, row) * COLUMNS + (p.d & 0xffff) + n];
-      double sum = p.accumulates ? element(p.c_type, cell, 0) : 0.0;
-      for (int x = 0; x < k; ++x) sum += left[x] * right[n * k + x];
-      set_element(p.c_type, cell, 0, sum);
-    }
+// Sums of a product in a block: how many columns they take, and which cell one of them is in.
+int share_of(const TensorProduct& p) { return p.form.n / (int)p.blocks.size(); }
+bool is_folded(const TensorProduct& p) {  // data path layout B
+  return p.form.is_pair && p.form.m == LANES;
+}
+int columns_of(const TensorProduct& p) { return is_folded(p) ? share_of(p) : p.form.n; }
+uint32_t* cell_of(TensorMemory& m, const TensorProduct& p, int row, int n) {
+  int lane = row, column = n, half = LANES / 2;
+  if (is_folded(p)) {
+    lane = row + n / share_of(p) * half;
+    column = n % share_of(p);
+  } else if (p.form.m == half) {
+    lane = row % 16 + 32 * (row / 16);
   }
+  return &m.cells[lane * COLUMNS + (p.d & 0xffff) + column];
+}
+
+void multiply(const TensorProduct& p) {
+  const TensorForm& f = p.form;
+  int k = 256 / width(f.a_type), size = width(f.b_type) / 8, share = share_of(p);
+  std::vector<double> left(k), right(k * f.n);
+  for (int n = 0; n < f.n; ++n)  // each block has some columns of B
+    for (int x = 0; x < k; ++x)
+      right[n * k + x] = element(
+          f.b_type,
+          p.blocks[n / share]->shared + operand_place(p.b, n % share, x, size, f.b_transposed), 0);
+  for (Block* block : p.blocks)  // and some rows of A and of the sums
+    for (int row = 0; row < f.m / (int)p.blocks.size(); ++row) {
+      TensorMemory& m = block->tensor;
+      const uint32_t* lane = &m.cells[row * COLUMNS + (p.a.start & 0xffff)];
+      for (int x = 0; x < k; ++x)
+        left[x] = f.a_in_tensor
+                      ? element(f.a_type, lane, x)
+                      : element(f.a_type,
+                                block->shared + operand_place(p.a, row, x, size, f.a_transposed), 0);
+      for (int n = 0; n < f.n; ++n) {
+        uint32_t* cell = cell_of(m, p, row, n);
+        double sum = p.accumulates ? element(f.c_type, cell, 0) : 0.0;
+        for (int x = 0; x < k; ++x) sum += left[x] * right[n * k + x];
+        set_element(f.c_type, cell, 0, sum);
+      }
+    }
+}
+// Waits for the other block to allocate or free as well; both must be told the same.
+void meet_peer(TensorMemory& m, const char* what) {
+  const TensorMemory* other = &peer_of(my_block()).tensor;
+  size_t calls = m.pair_calls.size();
+  wait_until(std::string(what) + " by the other block of the pair",
+             [=] { return other->pair_calls.size() >= calls; });
+  if (other->pair_calls[calls - 1] != m.pair_calls[calls - 1])
+    fail(std::string(what) + ": the blocks of the pair give different addresses or columns");
+}
+// Fails if a product that is in flight, of the block or of its pair, uses columns.
+void check_in_flight(Block& block, unsigned first, int columns, bool writes, const char* what) {
+  auto look = [&](const Block& owner) {
+    for (const TensorProduct& p : owner.tensor.products) {
+      if (std::find(p.blocks.begin(), p.blocks.end(), &block) == p.blocks.end()) continue;
+      unsigned d = p.d & 0xffff, a = p.a.start & 0xffff;
+      if (d < first + columns && first < d + columns_of(p))
+        fail(std::string(what) + ": a product into these columns is still in flight");
+      if (writes && p.form.a_in_tensor && a < first + columns && first < a + A_COLUMNS)
+        fail(std::string(what) + ": a product that reads these columns is still in flight");
+    }
+  };
+  look(block);
+  if (block.tensor.group == 2) look(peer_of(block));
 }
 }  // namespace
 
-void tensor_allocate(void* address, int columns) {
-  meet_warp("tcgen05.alloc", 0xffffffffu, nullptr, [=](Collective&) {
-    TensorMemory& m = memory();
+Block& peer_of(const Block& block) {
+  auto& blocks = block.cluster->blocks;
+  size_t rank = block.rank ^ 1;
+  if (rank >= blocks.size()) fail("cta_group::2: the block has no other one beside it in its cluster");
+  return *blocks[rank];
+}
+void tensor_allocate(void* address, int columns, bool pair) {
+  const char* what = "tcgen05.alloc";
+  meet_warp(what, 0xffffffffu, nullptr, [=](Collective&) {
+    TensorMemory& m = memory(pair, what);
     int first = 0;
     while (first < COLUMNS) {  // blocks of a power of two lie at multiples of their size
       bool is_free = true;
@@ -66,58 +124,69 @@ void tensor_allocate(void* address, int columns) {
     }
     if (first >= COLUMNS) fail("tcgen05.alloc: no " + std::to_string(columns) + " columns are free");
     for (int c = first; c < first + columns; ++c) m.is_used[c] = true;
-    unsigned offset = shared_offset_of(address, "tcgen05.alloc");
+    unsigned offset = shared_offset_of(address, what);
+    m.pair_calls.push_back({offset, columns});
     const Clock& clock = clock_of(me());
-    shared_at(my_block(), offset, 4, "tcgen05.alloc");
+    shared_at(my_block(), offset, 4, what);
     on_write(my_block(), offset, 4, thread_agent(me()), clock, clock.at(thread_agent(me())));
     memcpy(address, &first, 4);
   });
+  if (pair) meet_peer(my_block().tensor, what);
 }
-void tensor_free(unsigned address, int columns) {
-  meet_warp("tcgen05.dealloc", 0xffffffffu, nullptr, [=](Collective&) {
-    TensorMemory& m = memory();
-    check_columns(m, address, columns, "tcgen05.dealloc");
+void tensor_free(unsigned address, int columns, bool pair) {
+  const char* what = "tcgen05.dealloc";
+  meet_warp(what, 0xffffffffu, nullptr, [=](Collective&) {
+    TensorMemory& m = memory(pair, what);
+    check_columns(m, address, columns, what);
+    check_in_flight(my_block(), address & 0xffff, columns, true, what);
     for (int c = 0; c < columns; ++c) m.is_used[(address & 0xffff) + c] = false;
+    m.pair_calls.push_back({address, columns});
   });
+  if (pair) meet_peer(my_block().tensor, what);
 }
-void tensor_mma(int m_rows, int n, int a_type, int b_type, int c_type, unsigned d,
-                unsigned long long a, unsigned long long b, bool accumulates, bool a_transposed,
-                bool b_transposed, bool a_in_tensor) {
+void tensor_mma(const TensorForm& form, unsigned d, unsigned long long a, unsigned long long b,
+                bool accumulates) {
   settle();
   Block& block = my_block();
-  TensorMemory& m = memory();
-  check_columns(m, d, n, "tcgen05.mma");
+  TensorMemory& m = memory(form.is_pair, "tcgen05.mma");
   if (d >> 16) fail("tcgen05.mma: the accumulator does not begin in lane 0");
   TensorOperand left{(unsigned)a, 0, 0, 0};
-  if (!a_in_tensor) left = fields(a);
-  else check_columns(m, (unsigned)a, A_COLUMNS, "tcgen05.mma, A");
-  TensorProduct p{m_rows, n, a_type, b_type, c_type, d, left, fields(b), accumulates,
-                  a_transposed, b_transposed, a_in_tensor};
+  if (!form.a_in_tensor) left = fields(a);
+  TensorProduct p{form, {&block}, d, left, fields(b), accumulates};
+  if (form.is_pair) {
+    if (block.rank % 2) fail("tcgen05.mma of two blocks: expected a thread of the one of even rank");
+    p.blocks.push_back(&peer_of(block));
+    if (p.blocks[1]->alive == 0) fail("tcgen05.mma of two blocks: the other one has exited");
+  }
   int agent = tensor_agent(block);
   Clock clock = clock_of(me());
   clock.set(agent, ++m.time);
-  int size = width(b_type) / 8, step = 16 / size, k = 256 / width(a_type);
-  auto note = [&](const TensorOperand& o, int extent, bool transposed) {
+  int size = width(form.b_type) / 8, step = 16 / size, k = 256 / width(form.a_type);
+  auto note = [&](Block& owner, const TensorOperand& o, int extent, bool transposed) {
     for (int x = 0; x < extent; x += transposed ? step : 1)
       for (int y = 0; y < k; y += transposed ? 1 : step) {
         unsigned at = operand_place(o, x, y, size, transposed);
-        shared_at(block, at, 16, "tcgen05.mma");
-        on_read(block, at, 16, agent, clock, true);
+        shared_at(owner, at, 16, "tcgen05.mma");
+        on_read(owner, at, 16, agent, clock, true);
       }
   };
-  if (!a_in_tensor) note(p.a, m_rows, a_transposed);
-  note(p.b, n, b_transposed);
+  for (Block* owner : p.blocks) {
+    check_columns(memory_of(*owner), d, columns_of(p), "tcgen05.mma");
+    if (form.a_in_tensor) check_columns(owner->tensor, (unsigned)a, A_COLUMNS, "tcgen05.mma, A");
+    else note(*owner, p.a, form.m / (int)p.blocks.size(), form.a_transposed);
+    note(*owner, p.b, share_of(p), form.b_transposed);
+  }
   if (machine.delivery == EARLY) {
-    multiply(block, p);
+    multiply(p);
     p.is_done = true;
   }
   m.products.push_back(p);
   maybe_pause();
 }
-void tensor_commit(void* barrier, int mask) {
+void tensor_commit(void* barrier, int mask, bool pair) {
   settle();
   Block* block = &my_block();
-  TensorMemory& m = memory();
+  TensorMemory& m = memory(pair, "tcgen05.commit");
   unsigned offset = shared_offset_of(barrier, "tcgen05.commit");
   memory_barrier(*block, barrier, "tcgen05.commit");
   unsigned long long last = m.first + m.products.size();
@@ -127,7 +196,7 @@ void tensor_commit(void* barrier, int mask) {
   auto complete = std::make_shared<std::function<void()>>([=] {
     TensorMemory& tensor = block->tensor;
     while (tensor.first < last) {  // in order, whatever the schedule
-      if (!tensor.products.front().is_done) multiply(*block, tensor.products.front());
+      if (!tensor.products.front().is_done) multiply(tensor.products.front());
       tensor.products.pop_front();
       tensor.first++;
     }
@@ -158,21 +227,14 @@ void tensor_commit(void* barrier, int mask) {
 // The cells that a thread moves, in the order of its registers.
 static std::vector<unsigned*> own_cells(unsigned address, int count, bool halves, bool writes,
                                         const char* what) {
-  TensorMemory& m = memory();
+  TensorMemory& m = memory_of(my_block());
   int columns = halves ? 8 * count : count;
   check_columns(m, address, columns, what);
   unsigned quarter = me().rank / WARP % 4 * WARP, first = address & 0xffff;
   if (address >> 16 != quarter)
     fail(std::string(what) + ": lane " + std::to_string(address >> 16) + ", but the warp has lanes " +
          std::to_string(quarter) + " to " + std::to_string(quarter + 31));
-  for (const TensorProduct& p : m.products) {
-    unsigned d = p.d & 0xffff;
-    if (d < first + columns && first < d + p.n)
-      fail(std::string(what) + ": a product into these columns is still in flight");
-    unsigned a = p.a.start & 0xffff;
-    if (writes && p.a_in_tensor && a < first + columns && first < a + A_COLUMNS)
-      fail(std::string(what) + ": a product that reads these columns is still in flight");
-  }
+  check_in_flight(my_block(), first, columns, writes, what);
   std::vector<unsigned*> cells;
   int lane = lane_of(me());
   auto add = [&](int row, int column) {

@@ -20,11 +20,12 @@ from tilecore.inference.gpu.loops import (
     is_barrier_setup,
     points_of,
 )
-from tilecore.inference.gpu.memory import Needs
+from tilecore.inference.gpu.memory import Memory, Needs
 from tilecore.inference.gpu.mfma import plan_mfma
 from tilecore.inference.gpu.options import GpuOptions
 from tilecore.inference.gpu.overlap import with_overlaps
 from tilecore.inference.gpu.owners import annotated
+from tilecore.inference.gpu.pairs import check_pairs, counted_words
 from tilecore.inference.gpu.pipelining import find_pipelines, unawaited_copies
 from tilecore.inference.gpu.plan import (
     GemmPlan,
@@ -34,6 +35,7 @@ from tilecore.inference.gpu.plan import (
 )
 from tilecore.inference.gpu.products import plan_gemm
 from tilecore.inference.gpu.quads import plan_quads
+from tilecore.inference.gpu.registers import excesses
 from tilecore.inference.gpu.scratch import folds_across_warps
 from tilecore.inference.gpu.shared import sharing_memory
 from tilecore.inference.gpu.teams import Team, Teams, find_teams, registers_to_trade
@@ -80,6 +82,7 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     for tile in _not_in_registers(launch, tiles, fragments.spread):
         fragments.shared[tile] = "elements are accessed one by one, or through views"
     tensor = find_tensor_memory(launch, teams, target, options)
+    check_pairs(launch, target, tensor, options)
     found = _statements(launch.body, enter(launch, Context()))
     statements = [p for p in found if p.stmt not in tensor.transfers]
     _share_between_teams(launch, teams, fragments)
@@ -112,8 +115,9 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
         frozenset(
             _staging(statements, gemms.values(), tensor) | _moved_as_matrices(nests.values())
         ),
-        tensor.words(gemms.values()),
+        tensor.words(gemms.values()) + counted_words(launch),
     ).fit(pipelines)  # fmt: skip
+    _check_single_copies(launch, teams, memory, target)
     places = memory.places
     gemms = with_waits(gemms, memory.pipelines)
     touched = sharing_memory(places) | {t: {t} for t in tensor.tiles}
@@ -126,7 +130,7 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     trade = registers_to_trade(launch, teams, target)
     if isinstance(trade, str):
         notes = (*notes, f"registers stay where they are: {trade}")
-    notes += why_not
+    notes += (*why_not, *excesses(held, teams.whole.count, target))
     if options.fast_math and target.kind == "cuda":
         notes += ("fast math: functions and divisions of float32 are approximate",)
     unawaited = unawaited_copies(
@@ -139,6 +143,22 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
         teams, notes + tensor.notes, tensor.tiles, tensor.transfers, tensor.columns,
         memory.multicasts, running_stores(launch, memory.stores, teams),
     )  # fmt: skip
+
+
+def _check_single_copies(
+    launch: KernelLaunch, teams: Teams, memory: Memory, target: GpuTarget
+) -> None:
+    """Check that copies in branches of one thread are boxes: no thread copies a tile alone."""
+    for stmt in walk(launch.body):
+        is_single = isinstance(stmt, nodes.Copy) and id(stmt) in teams.single
+        if is_single and stmt not in memory.loads:
+            has = "cannot bring this tile" if target.has_tma else "comes with sm_90"
+            raise UnsupportedOnTarget(
+                what="a Copy in a branch of one thread", target=target.name, span=stmt.span,
+                reason=f"the tensor memory accelerator, which one thread may ask, {has}",
+                hint="let a whole warp copy: `if tx < 32:` in place of `if tx == 0:`; boxes need "
+                "rows of a multiple of 16 bytes, and tiles at multiples of 128 bytes",
+            )  # fmt: skip
 
 
 def _check_source_launch(launch: SourceLaunch, target: GpuTarget) -> None:

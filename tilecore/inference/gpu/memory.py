@@ -24,6 +24,9 @@ from tilecore.inference.gpu.teams import Teams
 from tilecore.inference.gpu.updates import updates_of
 from tilecore.ir.nodes import Buffer, ClusterCopy, KernelLaunch, Stmt
 
+FACTORS = (2, 4, 8)  # by which tiles that do not fit might be smaller
+MIN_STEP, MIN_BLOCK = 16, 32  # extents of a product that are worth naming
+
 
 @dataclass(frozen=True, slots=True)
 class Memory:
@@ -105,7 +108,7 @@ class Needs:
             knob="shared memory", value=f"{found.bytes} B", span=self.launch.span,
             expected=f"at most {target.shared_per_block} B in a block of {target.name}",
             hint=f"`{largest.name}` takes {layout.bytes} B in {layout.stages} stages; "
-            + (self._with_fewer_stages(found) or "smaller tiles, or tiles of a narrower type"),
+            + (self._with_fewer_stages(found) or self._with_smaller_tiles(found, largest)),
         )  # fmt: skip
 
     def _with_fewer_stages(self, found: Memory) -> str:
@@ -119,3 +122,37 @@ class Needs:
             if size <= self.target.shared_per_block:
                 return f"num_stages={stages} instead of {most} needs {size} B, which fits"
         return ""
+
+    def _with_smaller_tiles(self, found: Memory, largest: Buffer) -> str:
+        """Return which tiles would fit: of a product, by its extents, else of the largest tile."""
+        limit, places = self.target.shared_per_block, found.places
+        if len(self.gemms) == 1:
+            (plan,) = self.gemms
+            operands = {r.buffer.root for r in (plan.stmt.a, plan.stmt.b)} & places.keys()
+            taken = sum(places[t].bytes for t in operands)
+            rest = max(
+                [found.bytes - taken, *(p.bytes for t, p in places.items() if t not in operands)]
+            )
+            for words, least in ((_step, MIN_STEP), (_block, MIN_BLOCK)):
+                for factor in FACTORS:
+                    size = rest + taken // factor
+                    if size <= limit and words(plan, factor)[1] >= least:
+                        return f"{words(plan, factor)[0]} needs about {size} B, which fits"
+        room = limit - (found.bytes - places[largest].bytes)
+        if room <= 0:
+            return "smaller tiles, or tiles of a narrower type"
+        return f"there is room for one of {room} B beside the other tiles"
+
+
+def _step(plan: GemmPlan, factor: int) -> tuple[str, int]:
+    """Return (a product of fewer elements along K at a time, in words; how many they are)."""
+    k = plan.size[2]
+    return f"K in steps of {k // factor} instead of {k}", k // factor if k % factor == 0 else 0
+
+
+def _block(plan: GemmPlan, factor: int) -> tuple[str, int]:
+    """Return (a product of fewer rows and columns, in words; the smaller count of the two)."""
+    m, n, _ = plan.size
+    is_whole = m % factor == 0 and n % factor == 0
+    words = f"a block of {m // factor} x {n // factor} instead of {m} x {n}"
+    return words, min(m, n) // factor if is_whole else 0

@@ -10,6 +10,7 @@ from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.plan import NestPlan, Pipeline
 from tilecore.ir import nodes
 from tilecore.ir.analysis import covers_whole, pads, reads, writes, written_buffers
+from tilecore.ir.clusters import multiplies_in_pairs
 from tilecore.ir.expr import Load, Var, int_value
 from tilecore.ir.nodes import Buffer, Copy, For, KernelLaunch, Stmt
 from tilecore.ir.visitor import buffers_of, expressions, walk, walk_expr
@@ -24,14 +25,15 @@ def find_pipelines(
     """Return the pipelines of a launch: of loops with ``num_stages`` of at least 2.
 
     Or of 1 where the tensor memory accelerator may fill a tile as soon as its use is over, while
-    threads compute with others.
+    threads compute with others. Not of loops with products of two blocks: the one that begins them
+    must know that the other one's tiles are there, which the program tells it.
     """
     found: dict[Stmt, Pipeline] = {}
     in_registers = isinstance(target, AmdTarget)
     if not in_registers and not target.has_cp_async:
         return found
     for stmt in walk(launch.body):
-        if isinstance(stmt, For) and stmt.kind == "pipelined":
+        if isinstance(stmt, For) and stmt.kind == "pipelined" and not multiplies_in_pairs(stmt):
             stages = int_value(stmt.annotations.get("num_stages", 0)) or 0
             copies = _copies(stmt, launch, nests)
             if stages >= (1 if target.has_tma else 2) and copies and int_value(stmt.step) == 1:

@@ -138,8 +138,9 @@ class GemmPlan:
     Attributes:
         kind: "mma" (a warp's matrix instruction), "quads" (that of Volta), "wgmma" (a warpgroup's),
             "mfma" (a wavefront's), "tcgen05" (one thread's, with sums in tensor memory) or "fma".
-        shape: M, N, K of the instruction (1, 1, 1 for fma).
-        size: M, N, K of the product.
+        shape: M, N, K of the instruction (1, 1, 1 for fma), of two blocks where they multiply
+            together.
+        size: M, N, K of the product; of two blocks the rows of one.
         warps: rows and columns of warps (of warpgroups) over C.
         a, b: the operands.
         c: the accumulators.
@@ -166,6 +167,16 @@ class GemmPlan:
     converts_to: str = ""
 
     @property
+    def rows(self) -> int:
+        """Rows of the instruction in one block."""
+        return self.shape[0] // (2 if self.stmt.in_pair else 1)
+
+    @property
+    def columns_of_b(self) -> int:
+        """Columns of B of the instruction in one block."""
+        return self.shape[1] // (2 if self.stmt.in_pair else 1)
+
+    @property
     def is_tf32(self) -> bool:
         """Whether matrix units read float32 operands, of which they drop bits."""
         return self.kind in ("mma", "wgmma", "tcgen05") and self.stmt.a.dtype == "float32"
@@ -186,12 +197,15 @@ class TensorTile:
         column: the first of the block's columns of 32 bits.
         dtype: of the elements there.
         packed: elements in a column: several of an operand, one of sums.
+        is_folded: whether the second half of the columns of 64 rows lies in lanes 64 to 127, as
+            two blocks sum them up (PTX ISA 9.0, 9.7.16, data path layout B).
     """
 
     shape: tuple[int, ...]
     column: int
     dtype: str = "float32"
     packed: int = 1
+    is_folded: bool = False
 
     @property
     def parts(self) -> int:
@@ -206,7 +220,7 @@ class TensorTile:
     @property
     def row_columns(self) -> int:
         """Columns of a row of a matrix."""
-        return self.shape[-1] // self.packed
+        return self.shape[-1] // self.packed // (2 if self.is_folded else 1)
 
 
 @dataclass(frozen=True, slots=True)

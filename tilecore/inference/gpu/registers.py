@@ -1,9 +1,10 @@
-"""Registers of a thread on sm_90: what fragments take, and what warpgroups hand to each other."""
+"""Registers of a thread: what fragments take, what warpgroups of sm_90 hand to each other."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.distribution import Distribution
 from tilecore.ir.nodes import Buffer
 
@@ -36,3 +37,27 @@ def of_thread(threads: int, fragments: Mapping[Buffer, Distribution]) -> int:
     trade = traded(threads, fragments)
     usual = OF_MULTIPROCESSOR // (threads + PRODUCER_THREADS) // 8 * 8
     return min(MOST, usual if trade is None else trade[0])
+
+
+def excesses(
+    fragments: Mapping[Buffer, Distribution], threads: int, target: GpuTarget
+) -> Iterator[str]:
+    """Yield which fragments alone are more than a thread has registers, and what holds them."""
+
+    def limit(count: int) -> int:
+        return min(target.registers_per_thread, target.registers_per_block // count)
+
+    for buffer, spread in fragments.items():
+        mine = held({buffer: spread})
+        if mine <= limit(threads):
+            continue
+        more = (threads * factor for factor in (2, 4, 8))
+        fits = [
+            t for t in more if t <= target.threads_per_block and mine * threads // t <= limit(t)
+        ]
+        part = -(-mine // limit(threads))
+        hint = f"threads={fits[0]} can hold them" if fits else f"1/{part} of the tile fits"
+        yield (
+            f"{buffer.name}: {mine} registers a thread, of at most {limit(threads)} on "
+            f"{target.name}: the rest is kept in memory, which is slow ({hint})"
+        )

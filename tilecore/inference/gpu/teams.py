@@ -46,7 +46,7 @@ class Teams:
 
     ``of``: the team of each statement, by id; ``apart``: the branches and loops, by id, that not
     all threads of their team run alike; ``around``: the innermost team around each statement, some
-    threads of which run it.
+    threads of which run it; ``single``: the statements, by id, that one thread at most runs.
     """
 
     whole: Team
@@ -54,6 +54,7 @@ class Teams:
     of: Mapping[int, Team]
     apart: frozenset[int] = frozenset()
     around: Mapping[int, Team] = field(default_factory=dict)
+    single: frozenset[int] = frozenset()
 
     def team(self, stmt: Stmt) -> Team:
         """Return the threads that run a statement together."""
@@ -81,6 +82,8 @@ def find_teams(launch: KernelLaunch, threads: tuple[int, int, int], target: GpuT
     for stmt, is_role in _with_roles(launch.body, apart, bodies, True):
         is_together = isinstance(stmt, Parallel) and bool(stmt.loop_vars)
         is_together |= isinstance(stmt, nodes.Sync) and stmt.scope in MEETINGS
+        if isinstance(stmt, nodes.Copy) and stmt.barrier is not None and id(stmt) in teams.single:
+            continue  # it asks the tensor memory accelerator, which memory.py checks
         if not is_role and (is_together or isinstance(stmt, TILE_STATEMENTS[:-1])):
             raise UnsupportedOnTarget(
                 what=f"a {type(stmt).__name__} in a branch that only some threads take",
@@ -122,12 +125,13 @@ def _teams(launch: KernelLaunch, threads: tuple[int, int, int], whole: Team) -> 
         bodies: dict[int, Team] = {}
         found: dict[int, Team] = {}
         everyone = np.ones(whole.count, bool)
-        values = _thread_values(launch, threads)
-        _Descent(known, apart, values, bodies, found).visit(launch.body, everyone, whole)
+        values, single = _thread_values(launch, threads), set[int]()
+        descent = _Descent(known, apart, values, bodies, found, single)
+        descent.visit(launch.body, _Comers(everyone, ~everyone, whole, whole))
         changed = learn(launch, known, found)
         if not changed and found == of:
             around = dict(_around(launch.body, bodies, whole))
-            return Teams(whole, bodies, found, frozenset(apart), around)
+            return Teams(whole, bodies, found, frozenset(apart), around, frozenset(single))
         of = found
 
 
@@ -178,11 +182,41 @@ def _thread_values(launch: KernelLaunch, threads: tuple[int, int, int]) -> Evalu
     return Evaluator(dict(zip(launch.thread_vars, parts, strict=False)))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Comers:
+    """Who runs a statement.
+
+    Attributes:
+        taken: threads that may.
+        unsure: those of them that may not, though others do.
+        team: the threads, if they are one.
+        around: the innermost team that all of them belong to.
+    """
+
+    taken: Mask
+    unsure: Mask
+    team: Team | None
+    around: Team
+
+    def inside(self, mask: Mask, *, holds: bool, is_exact: bool) -> _Comers:
+        """Return who runs a branch, of a condition that holds for the threads of a mask.
+
+        ``is_exact``: for all of them; else for all or for none, and all others go the other way.
+        """
+        if holds or is_exact:
+            taken = self.taken & (mask == holds)
+            unsure = self.unsure & taken
+        else:
+            taken, unsure = self.taken, self.unsure | (self.taken & mask)
+        team = None if unsure.any() else _team(taken)
+        return _Comers(taken, unsure, team, team or self.around)
+
+
 @dataclass(frozen=True, slots=True)
 class _Descent:
     """Notes the team of every statement below one, as far as the thread index decides it.
 
-    Statements that threads do not run alike have none.
+    Statements that threads do not run alike have none; ``single`` are those of one thread.
     """
 
     known: Uniformity
@@ -190,33 +224,36 @@ class _Descent:
     values: Evaluator
     bodies: dict[int, Team]
     of: dict[int, Team]
+    single: set[int]
 
-    def visit(self, stmt: Stmt, taken: Mask, team: Team | None) -> None:
-        """Look at a statement that the threads in a mask run: ``team``, if they are one."""
-        if team is not None:
-            self.of[id(stmt)] = team
+    def visit(self, stmt: Stmt, here: _Comers) -> None:
+        """Look at a statement that some threads run."""
+        is_single = np.count_nonzero(here.taken) == 1
+        if here.team is not None:
+            self.of[id(stmt)] = here.team
+        elif is_single:
+            self.single.add(id(stmt))
         if isinstance(stmt, nodes.Let) and not any(map(has_loads, expressions(stmt))):
             with contextlib.suppress(ScopeError):  # it depends on more than the thread
                 self.values.set(stmt.var, self.values(stmt.value))
         if isinstance(stmt, Parallel) and stmt.loop_vars:
-            if team is not None:
-                self.of.update({id(s): team for s in walk(stmt)})
+            if here.team is not None:
+                self.of.update({id(s): here.team for s in walk(stmt)})
             return  # its points are spread over threads
-        if id(stmt) not in self.apart:
+        is_loop = isinstance(stmt, (nodes.For, nodes.While))
+        if id(stmt) not in self.apart or (is_loop and is_single):
             for child in children(stmt):
-                self.visit(child, taken, team)
+                self.visit(child, here)
         elif isinstance(stmt, If):
-            mask, is_exact = self._mask(stmt.cond, team)
+            mask, is_exact = self._mask(stmt.cond, here.around)
             for body, holds in ((stmt.then_body, True), (stmt.else_body, False)):
-                if body is None or mask is None or not (holds or is_exact):
-                    continue
-                inside = taken & (mask == holds)
-                inner = _team(inside)
-                if inner is not None:
-                    self.bodies[id(body)] = inner
-                self.visit(body, inside, inner)
+                if body is not None and mask is not None:
+                    inside = here.inside(mask, holds=holds, is_exact=is_exact)
+                    if inside.team is not None:
+                        self.bodies[id(body)] = inside.team
+                    self.visit(body, inside)
 
-    def _mask(self, cond: Expr, team: Team | None) -> tuple[Mask | None, bool]:
+    def _mask(self, cond: Expr, team: Team) -> tuple[Mask | None, bool]:
         """Return (which threads a condition may hold for, whether it does for all of them).
 
         What is the same in all threads, in a conjunction, decides for the team as a whole.
@@ -226,7 +263,7 @@ class _Descent:
             if left is None or right is None:
                 return None, False
             return left & right, exact and also
-        if team is not None and not self.known.differs(team, cond):
+        if not self.known.differs(team, cond):
             return np.ones(1, bool), False
         variables = [n for n in walk_expr(cond) if isinstance(n, Var)]
         own = [v for v in variables if id(v) in self.values.values]

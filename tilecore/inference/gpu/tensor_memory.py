@@ -20,6 +20,7 @@ from tilecore.inference.gpu.tensor_products import (
     LANES,
     SUMS,
     UNIT,
+    is_folded,
     misfit,
     spread_rows,
 )
@@ -107,11 +108,18 @@ def find_tensor_memory(
 def _tile(tile: Buffer, shape: tuple[int, ...], column: int, launch: KernelLaunch) -> TensorTile:
     if _is_operand(tile, launch):
         return TensorTile(shape, column, str(tile.dtype), 4 // tile.dtype.itemsize)
-    return TensorTile(shape, column, "int32" if tile.dtype == "int32" else "float32")
+    kind = "int32" if tile.dtype == "int32" else "float32"
+    return TensorTile(shape, column, kind, is_folded=_is_folded(tile, launch))
 
 
 def _is_operand(tile: Buffer, launch: KernelLaunch) -> bool:
     return any(isinstance(s, Gemm) and s.a.buffer is tile for s in walk(launch.body))
+
+
+def _is_folded(tile: Buffer, launch: KernelLaunch) -> bool:
+    """Return whether products of two blocks sum up 64 rows of each in a tile."""
+    gemms = [s for s in walk(launch.body) if isinstance(s, Gemm)]
+    return any(is_folded(g) and g.c.buffer is tile for g in gemms)
 
 
 def _why_not(tile: Buffer, launch: KernelLaunch, teams: Teams, options: GpuOptions) -> str:
@@ -133,6 +141,8 @@ def _why_not(tile: Buffer, launch: KernelLaunch, teams: Teams, options: GpuOptio
                 return "a view shows it in another shape"
         elif tile in (*reads(stmt), *writes(stmt)):
             reason = _use_misfit(stmt, tile, teams.team(stmt), options)
+            if not reason and _is_folded(tile, launch):
+                reason = _folded_misfit(stmt, tile)
             if reason:
                 return f"line {stmt.span.line}: {reason}"
     return ""
@@ -170,6 +180,17 @@ def _use_misfit(stmt: Stmt, tile: Buffer, team: Team, options: GpuOptions) -> st
     if other.buffer.scope != "fragment" or _is_all_of(other, side):
         return ""
     return "a part of a fragment" if _part_start(other, side) is None else ""
+
+
+def _folded_misfit(stmt: Stmt, tile: Buffer) -> str:
+    """Return why a statement cannot use sums of 64 rows of each of two blocks, or ""."""
+    if isinstance(stmt, Gemm):
+        return "" if stmt.in_pair else "it also holds sums of one block alone"
+    if tile.ndim > 2:
+        return "64 rows of each of two blocks are summed up in one matrix, not several"
+    side = _tile_side(stmt, {tile}) if isinstance(stmt, (Copy, Fill)) else None
+    assert side is not None
+    return "" if covers_whole(side) else "64 rows of each of two blocks are copied as a whole"
 
 
 def _region_misfit(region: Region, unit: int) -> str:
@@ -210,7 +231,8 @@ def _transfer(stmt: Copy | Fill, tiles: Mapping[Buffer, TensorTile], team: Team)
     assert rows is not None
     assert columns is not None
     tile = tiles[side.buffer]
-    spread, held, start = spread_rows(rows, columns, team.count, tile.packed), None, 0
+    spread = spread_rows(rows, columns, team.count, tile.packed, is_folded=tile.is_folded)
+    held, start = None, 0
     other = None
     if isinstance(stmt, Copy):
         other = stmt.dst if side is stmt.src else stmt.src

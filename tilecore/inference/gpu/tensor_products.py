@@ -20,6 +20,7 @@ from tilecore.inference.gpu.products import WARPGROUP, size_of
 from tilecore.inference.gpu.teams import Team
 from tilecore.ir import nodes
 from tilecore.ir.analysis import covers_whole
+from tilecore.ir.clusters import multiplies_in_pairs
 from tilecore.ir.expr import int_value
 from tilecore.ir.gemm_shape import accumulator_dtype
 from tilecore.ir.nodes import Gemm, KernelLaunch, Region, Stmt
@@ -28,6 +29,7 @@ from tilecore.ir.visitor import buffers_of, walk
 LANES, COLUMNS = 128, 512
 HALF_LANES = 64  # rows of the smaller product
 WIDEST = 256  # columns of one instruction
+PAIR_STEP = 32  # of which those of two blocks have a multiple
 UNIT = 8  # columns of a thread that are moved as one where there are 64 rows
 # Operand types -> type of the sums; one instruction sums up 32 bytes of each operand.
 SUMS = {
@@ -42,6 +44,7 @@ def misfit(gemm: Gemm, options: GpuOptions) -> str:
     m, n, k = size_of(gemm)
     a, b, c = str(gemm.a.dtype), str(gemm.b.dtype), str(accumulator_dtype(gemm))
     itemsize = gemm.a.dtype.itemsize
+    step = PAIR_STEP if gemm.in_pair else 16
     if a == "float32" and options.float32_products == "exact":
         return "float32_products is exact"
     are_mixed = {a, b} in ({*FLOAT8}, {*INTEGERS})
@@ -49,14 +52,17 @@ def misfit(gemm: Gemm, options: GpuOptions) -> str:
         return f"no product of {a} x {b} into {c}"
     if m != HALF_LANES and m % LANES:
         return f"{m} rows are neither 64 nor a multiple of 128"
-    if n % 16 or _columns(m, n) > COLUMNS:
-        return f"{m} x {n} sums are no multiple of 16 columns within the {COLUMNS} there are"
+    if gemm.in_pair and n > WIDEST:
+        return f"{n} columns, of {WIDEST} of one instruction"
+    if n % step or _columns(m, n) > COLUMNS:
+        return f"{m} x {n} sums are no multiple of {step} columns within the {COLUMNS} there are"
     if k * itemsize % 32:
         return f"K = {k} is no multiple of {32 // itemsize}"
     for region, name, k_first in (
         (gemm.a, "A", gemm.transpose_a), (gemm.b, "B", not gemm.transpose_b),
     ):  # fmt: skip
-        if name == "A" and (region.buffer.in_tensor_memory or _can_move(gemm)):
+        is_there = region.buffer.in_tensor_memory or (_can_move(gemm) and not gemm.in_pair)
+        if name == "A" and is_there:
             continue
         reason = _operand_misfit(region, name, k_first, itemsize)
         if reason:
@@ -83,7 +89,7 @@ def _operand_misfit(region: Region, name: str, k_first: bool, itemsize: int) -> 
         return f"{name} is a part or a view of a shared tile"
     if shape[-1] * itemsize % 32 or shape[-2] % 8:
         return f"{name} has rows of {shape[-1] * itemsize} bytes, not of a multiple of 32"
-    if k_first and itemsize != 2:
+    if k_first and itemsize > 2:  # tf32 has layouts of its own there
         return f"{name} has {8 * itemsize}-bit elements that are not contiguous along K"
     return ""
 
@@ -112,6 +118,8 @@ def refusal(gemm: Gemm, launch: KernelLaunch, options: GpuOptions) -> str:
         return own
     if gemm.c.buffer.scope != "fragment" or not covers_whole(gemm.c):
         return "the sums are not a whole fragment"
+    if multiplies_in_pairs(launch):
+        return "others are of two blocks together; tensor cores sum up one kind in a launch"
     branches = [s for s in walk(launch.body) if isinstance(s, (nodes.If, nodes.While))]
     if launch.thread_vars and any(any(g is gemm for g in walk(s)) for s in branches):
         return "a branch multiplies, which may be a role of warps"
@@ -135,11 +143,11 @@ def plan_tensor_product(gemm: Gemm, team: Team) -> GemmPlan:
     """Return a product whose sums lie in tensor memory; one thread issues it."""
     m, n, k = size_of(gemm)
     step = 32 // gemm.a.dtype.itemsize
-    c = spread_rows(m, n, max(team.count, WARPGROUP))
+    c = spread_rows(m, n, max(team.count, WARPGROUP), is_folded=is_folded(gemm))
     source = "tensor memory" if gemm.a.buffer.in_tensor_memory else "descriptor"
     a = Operand(c, source, gemm.transpose_a)
     b = Operand(c, "descriptor", not gemm.transpose_b)
-    shape = (min(m, LANES), _width(n), step)
+    shape = (min(m, LANES) * (2 if gemm.in_pair else 1), _width(n), step)
     sums = SUMS[str(gemm.a.dtype)]
     return GemmPlan(gemm, "tcgen05", shape, (m, n, k), (1, 1), a, b, c, keeps_c=False, sums=sums)
 
@@ -162,7 +170,7 @@ def with_waits(
     found = dict(gemms)
     for stmt, plan in gemms.items():
         if plan.kind == "tcgen05" and isinstance(stmt, Gemm) and stmt.is_async:
-            is_free = all(_frees_tiles(stmt, p) for p in pipelines.values())
+            is_free = stmt.in_pair or all(_frees_tiles(stmt, p) for p in pipelines.values())
             found[stmt] = replace(plan, is_async=is_free)
     return found
 
@@ -189,12 +197,28 @@ def only_product(pipeline: Pipeline, gemms: Mapping[Stmt, GemmPlan]) -> Gemm | N
     return rest[0] if is_all and not gemms[rest[0]].is_async else None
 
 
-def spread_rows(rows: int, columns: int, threads: int, packed: int = 1) -> Distribution:
+def is_folded(gemm: Gemm) -> bool:
+    """Return whether half of the columns of 64 rows lie in lanes 64 on: where two blocks multiply.
+
+    Source: PTX ISA 9.0, section 9.7.16 (data path layout B); CUTLASS 7107b055, ``tmem_frg_2sm``.
+    """
+    return gemm.in_pair and size_of(gemm)[0] == HALF_LANES
+
+
+def spread_rows(
+    rows: int, columns: int, threads: int, packed: int = 1, *, is_folded: bool = False
+) -> Distribution:
     """Return who moves which elements between tensor memory and registers.
 
-    ``packed``: elements of one register.
+    ``packed``: elements of one register. ``is_folded``: see ``TensorTile``.
     """
     groups = threads // WARPGROUP
+    if is_folded:
+        if columns % (2 * groups * UNIT):
+            groups = 1
+        folded = (by_thread(2, HALF_LANES), by_thread(groups, WARPGROUP),
+                  by_slot(columns // 2 // groups, 1))  # fmt: skip
+        return Distribution((rows, columns), ((by_thread(HALF_LANES, 1),), folded), threads)
     if columns % (groups * UNIT * packed) or threads % (groups * WARPGROUP):
         groups = 1
     each = columns // groups

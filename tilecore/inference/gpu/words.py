@@ -69,6 +69,7 @@ def product_in_words(plan: GemmPlan) -> str:
     rows, columns = plan.warps
     unit = "warpgroups" if plan.kind == "wgmma" else "warps"
     who = "one thread" if plan.kind == "tcgen05" else f"{rows}x{columns} {unit}"
+    who += " for two blocks" if plan.stmt.in_pair else ""
     return (
         f"gemm {'x'.join(map(str, plan.size))}: {how}, {who}; "
         f"A from {plan.a.source}, B from {plan.b.source}"

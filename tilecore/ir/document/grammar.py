@@ -63,7 +63,8 @@ STATEMENTS: Mapping[str, Form] = {
     "gemm": Form(
         nodes.Gemm,
         {"a": "region", "b": "region", "c": "region", "transpose_a": "flag", "transpose_b": "flag",
-         "clear_accum": "expr", "policy": "text", "is_async": "flag", "in_group": "flag"},
+         "clear_accum": "expr", "policy": "text", "is_async": "flag", "in_group": "flag",
+         "in_pair": "flag"},
     ),
     "reduce": Form(
         nodes.Reduce,
@@ -110,7 +111,7 @@ STATEMENTS: Mapping[str, Form] = {
     "arrive": Form(
         nodes.Arrive,
         {"buffer": "buffer", "index": "expr", "once": "flag", "after_products": "flag",
-         "rank": "expr"},
+         "rank": "expr", "in_pair": "flag"},
     ),
     "wait": Form(nodes.Wait, {"buffer": "buffer", "index": "expr", "parity": "expr"}),
     "print": Form(nodes.Print, {"text": "text", "args": "exprs"}),

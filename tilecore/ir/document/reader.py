@@ -23,7 +23,8 @@ from tilecore.ir.verifier import verify
 MEMBERS = {"schema", "name", "at", "files", "vars", "buffers", "params", "attrs", "body"}
 BUFFER_MEMBERS = {
     "name", "shape", "dtype", "scope", "is_output", "is_var", "reducer", "strides", "base",
-    "address", "arrive_counts", "in_tensor_memory", "lanes", "at",
+    "address", "arrive_counts", "in_tensor_memory", "lanes", "of_cluster",
+    "at",
 }  # fmt: skip
 
 
@@ -108,7 +109,7 @@ class _Reader(PartReader):
         shape = self.extents(given.get("shape"), f"{path}/shape")
         optional: dict[str, Any] = {
             name: self.flag(given[name], f"{path}/{name}")
-            for name in ("is_output", "is_var", "in_tensor_memory")
+            for name in ("is_output", "is_var", "in_tensor_memory", "of_cluster")
             if name in given
         }
         if "reducer" in given:

@@ -28,6 +28,9 @@ from tilecore.ir.fragment import Fragment
 from tilecore.ir.layout import Layout
 from tilecore.ir.nodes import Buffer, PrimFunc, Region, SourceLaunch, Stmt
 
+FLAT_MEMBERS = (  # of a buffer: what JSON takes as it is
+    "scope", "is_output", "is_var", "reducer", "in_tensor_memory", "lanes", "of_cluster",
+)  # fmt: skip
 _BARE = {"int32": int, "float32": float, "bool": bool}
 _PATTERN = re.compile(r"[A-Za-z0-9_.<>-]+")
 
@@ -128,7 +131,7 @@ class _Writer:
             "dtype": str(buffer.dtype),
         }
         usually = usual(Buffer)
-        for name in ("scope", "is_output", "is_var", "reducer", "in_tensor_memory", "lanes"):
+        for name in FLAT_MEMBERS:
             value = getattr(buffer, name)
             if value != usually[name]:
                 found[name] = value

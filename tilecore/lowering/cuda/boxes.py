@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -72,20 +73,38 @@ def update_boxes(owner: LaunchLowering, update: BoxUpdate) -> None:
 def load_boxes(owner: LaunchLowering, copy: Copy, box: Box) -> None:
     """Emit a copy that one thread asks for as boxes, on a barrier of the program.
 
-    The barrier learns of the bytes here, before the thread arrives at it as the program says.
+    The barrier learns of the bytes here, before the thread arrives at it as the program says; where
+    two blocks multiply together, that of the first one. In a branch of one thread it is that one.
     """
     builder = owner.builder
     assert copy.barrier is not None
     size = math.prod(box.extents) * box.panels * copy.dst.dtype.itemsize
-    load = ptx.tma_load(len(box.extents))
+    pairs = None if owner.tensor is None else owner.tensor.pairs
+    in_pair = pairs is not None and copy.barrier.buffer.of_cluster
+    load = (ptx.tma_load_pair if in_pair else ptx.tma_load)(len(box.extents))
+    with _one_thread(owner, copy):
+        place = owner.accessor.locate(copy.barrier.buffer, copy.barrier.indices)
+        full = builder.address(*place)
+        if in_pair and pairs is not None:
+            expect = ptx.barrier_expect_remote().call(full, pairs.first(), index(size))
+        else:
+            expect = ptx.barrier_expect_only().call(full, index(size))
+        builder.evaluate(expect)
+        for target, tensor_map, coordinates in boxes_of(owner, box, copy.src, copy.dst):
+            builder.evaluate(load.call(target, tensor_map, full, *coordinates))
+
+
+@contextlib.contextmanager
+def _one_thread(owner: LaunchLowering, copy: Copy) -> Iterator[None]:
+    """Open a branch of one thread of the first warp of a team; its lanes meet behind it."""
+    if id(copy) in owner.plan.teams.single:
+        yield
+        return
+    builder = owner.builder
     with builder.when(tir.EQ(owner.warp, index(owner.team.first // WARP))):
         chosen = builder.bind(ptx.elect().call())
         with builder.when(tir.NE(chosen, index(0))):
-            place = owner.accessor.locate(copy.barrier.buffer, copy.barrier.indices)
-            full = builder.address(*place)
-            builder.evaluate(ptx.barrier_expect_only().call(full, index(size)))
-            for target, tensor_map, coordinates in boxes_of(owner, box, copy.src, copy.dst):
-                builder.evaluate(load.call(target, tensor_map, full, *coordinates))
+            yield
         builder.evaluate(ptx.converge_warp().call())
 
 

@@ -189,7 +189,7 @@ class LaunchLowering:
         end = self.shared_bytes // BARRIER_BYTES
         if self.plan.tensor_tiles:
             self.tensor = TensorMemory(self, end)
-            end = self.tensor.place
+            end = self.tensor.begin
         self.clusters = Clusters(self, end)
         end = self.clusters.place
         if self.plan.has_producer:

@@ -82,9 +82,17 @@ class Meetings:
         elif scope == "warp":
             self.owner.builder.evaluate(ptx.sync_warp().call())
         elif scope in SYNCS:
-            self.owner.clusters.sync(scope)
+            self._sync_cluster(scope)
         else:
             raise unsupported(stmt, self.owner.target, f"no barrier of a {scope} yet")
+
+    def _sync_cluster(self, scope: str) -> None:
+        """Emit the barrier of the cluster; other blocks may read what threads have copied."""
+        if scope != "cluster_wait":
+            self.fence()
+        self.owner.clusters.sync(scope)
+        if self.owner.tensor is not None and scope != "cluster_arrive":
+            self.owner.tensor.fence(before=False)
 
     def _meet_by_name(self, stmt: Stmt) -> None:
         assert isinstance(stmt, nodes.Sync)

@@ -46,11 +46,12 @@ class TensorProduct:
         """Emit the instructions: C += A B, or C = A B."""
         plan, builder, stmt = self.plan, self.builder, self.stmt
         m, n, step = plan.shape
+        rows, columns = plan.rows, plan.columns_of_b
         instruction = ptx.tensor_mma(
             n, operand_kind(str(stmt.a.dtype)), operand_kind(str(stmt.b.dtype)), plan.sums, m=m,
             a_major="m" if plan.a.is_transposed else "k",
             b_major="n" if plan.b.is_transposed else "k",
-            a_in_tensor_memory=plan.a.source == "tensor memory",
+            a_in_tensor_memory=plan.a.source == "tensor memory", pair=stmt.in_pair,
         )  # fmt: skip
         self.memory.fence(before=False)
         a_start = self._left()
@@ -60,11 +61,11 @@ class TensorProduct:
         drops = self._drops()
         with builder.turns(plan.size[2] // step) as turn:
             depth = mul(turn, step)
-            for row in range(0, plan.size[0], m):
+            for row in range(0, plan.size[0], rows):
                 a = self._left_at(a_start, row, depth)
-                for column in range(0, plan.size[1], n):
-                    b = self._advance(b_start, stmt.b, plan.b, column, depth)
-                    place = row // m * tile.row_columns + column
+                for number, column in enumerate(range(0, plan.size[1], n)):
+                    b = self._advance(b_start, stmt.b, plan.b, number * columns, depth)
+                    place = row // rows * tile.row_columns + column
                     there = sums + tir.Cast("uint32", index(place))
                     kept = self._accumulates(turn, drops)
                     builder.evaluate(instruction.call(there, a, b, kept))
@@ -80,7 +81,7 @@ class TensorProduct:
         if self.plan.a.source != "tensor memory":
             return self._advance(start, self.stmt.a, self.plan.a, row, depth)
         tile = self.owner.plan.tensor_tiles[self.stmt.a.buffer]
-        columns = add(row // self.plan.shape[0] * tile.row_columns, quotient(depth, tile.packed))
+        columns = add(row // self.plan.rows * tile.row_columns, quotient(depth, tile.packed))
         return start + tir.Cast("uint32", index(columns))
 
     def _drops(self) -> Any:

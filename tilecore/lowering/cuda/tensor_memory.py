@@ -12,11 +12,13 @@ import tilecore.lowering.cuda.instructions as ptx
 from tilecore.inference.gpu.loops import Access
 from tilecore.inference.gpu.plan import TensorTransfer
 from tilecore.inference.gpu.tensor_memory import tensor_words
+from tilecore.ir.clusters import multiplies_in_pairs
 from tilecore.ir.expr import Load, Var, int_value
 from tilecore.ir.nodes import Arrive, Fill, Region, Stmt
 from tilecore.lowering.cpu.tir import add, index, mul, quotient, remainder
 from tilecore.lowering.cuda.memory import FragmentPlace, is_first_copy, only
 from tilecore.lowering.cuda.nests import PointLoops
+from tilecore.lowering.cuda.pairs import BlockPairs
 from tilecore.lowering.cuda.products import matrix_indices
 from tilecore.lowering.cuda.scalar import convert, from_memory, memory_type, to_memory
 
@@ -32,7 +34,8 @@ BARRIER_WORDS = 2  # of 32 bits
 class TensorMemory:
     """The columns of a block, and the barriers at which products tell that they are complete.
 
-    Their address and the barriers are the last words (of 64 bits) of shared memory before ``end``.
+    Their address, the barriers and what ``BlockPairs`` counts are the last words (of 64 bits) of
+    shared memory before ``end``, from ``begin`` on.
     """
 
     def __init__(self, owner: LaunchLowering, end: int) -> None:
@@ -43,6 +46,8 @@ class TensorMemory:
         waited = [s for s in products if not self.plan.gemms[s].is_async]
         self.done = {id(s): self.place + 1 + n for n, s in enumerate(waited)}
         self.turns: dict[int, Any] = {}
+        self.pairs = BlockPairs(owner, self.place) if multiplies_in_pairs(owner.launch) else None
+        self.begin = self.place if self.pairs is None else self.pairs.place
 
     def allocate(self) -> None:
         """Emit the allocation, and what makes memory barriers; all threads see both."""
@@ -51,11 +56,14 @@ class TensorMemory:
         words = self.owner.view("uint32")
         address = builder.address(words, self.place * BARRIER_WORDS)
         with builder.when(tir.EQ(self.warp, index(0))):
-            builder.evaluate(ptx.tensor_allocate(self.plan.tensor_columns).call(address))
+            allocate = ptx.tensor_allocate(self.plan.tensor_columns, self.pairs is not None)
+            builder.evaluate(allocate.call(address))
         with builder.when(tir.EQ(index(self.owner.number), index(0))):
             for place in self.done.values():
                 there = builder.address(self.owner.view("uint64"), place)
                 builder.evaluate(ptx.barrier_init().call(there, index(1)))
+            if self.pairs is not None:
+                self.pairs.init()
         builder.evaluate(ptx.fence_barrier_init().call())
         self.fence(before=True)
         builder.evaluate(ptx.sync_threads().call())
@@ -75,10 +83,15 @@ class TensorMemory:
         """Emit the end: nobody uses the columns any more."""
         builder = self.builder
         self.fence(before=True)
-        builder.evaluate(ptx.sync_threads().call())
+        if self.pairs is None:
+            builder.evaluate(ptx.sync_threads().call())
+        else:  # nor does the other block
+            self.owner.clusters.sync()
+            self.pairs.await_arrivals()
         self.fence(before=False)
         with builder.when(tir.EQ(self.warp, index(0))):
-            builder.evaluate(ptx.tensor_free(self.plan.tensor_columns).call(self.address))
+            free = ptx.tensor_free(self.plan.tensor_columns, self.pairs is not None)
+            builder.evaluate(free.call(self.address))
 
     def fence(self, *, before: bool) -> None:
         """Emit what orders tensor memory with a barrier that follows (or came before)."""
@@ -90,25 +103,29 @@ class TensorMemory:
     def issuer(self) -> Iterator[None]:
         """Open the branch of the thread that issues all products of its team.
 
-        Its warp meets behind it: what comes next may be for whole warps (.aligned).
+        Its warp meets behind it: what comes next may be for whole warps (.aligned). Where two
+        blocks multiply together, it is one of the first.
         """
         builder, first = self.builder, self.owner.team.first // WARP
-        with builder.when(tir.EQ(self.warp, index(first))):
+        chosen_warp = tir.EQ(self.warp, index(first))
+        if self.pairs is not None:
+            chosen_warp = tir.And(self.pairs.is_first(), chosen_warp)
+        with builder.when(chosen_warp):
             chosen = builder.bind(ptx.elect().call())
             with builder.when(tir.NE(chosen, index(0))):
                 yield
             builder.evaluate(ptx.converge_warp().call())
 
-    def commit(self, barrier: Any) -> None:
-        """Emit an arrival when the products so far are complete."""
-        with self.issuer():
-            self.builder.evaluate(ptx.tensor_commit().call(barrier))
-
     def commit_to(self, stmt: Arrive) -> None:
         """Emit the arrival of a statement when the products so far are complete."""
         with self.issuer():
             place = self.accessor.locate(stmt.buffer, (stmt.index,))
-            self.builder.evaluate(ptx.tensor_commit().call(self.builder.address(*place)))
+            there = self.builder.address(*place)
+            if stmt.in_pair and self.pairs is not None:
+                self.pairs.commit(stmt, there)
+            else:
+                commit = ptx.tensor_commit(pair=self.pairs is not None)
+                self.builder.evaluate(commit.call(there))
 
     def done_barrier(self, product: Stmt) -> Any:
         """Return a pointer to the barrier of a product that is waited for at its end."""
@@ -203,8 +220,9 @@ class Transfer:
     def _move(self) -> None:
         """Emit the instructions: wide moves of a thread's columns, part by part."""
         builder, tile = self.builder, self.tile
-        is_half = tile.shape[-2] < LANES
+        is_half = tile.shape[-2] < LANES and not tile.is_folded
         columns = (int_value(self.plan.tile.extents[-1]) or 0) // tile.packed
+        columns //= 2 if tile.is_folded else 1
         each = self.spread.slots // tile.parts // tile.packed  # registers of a thread
         unit = 4 if is_half else 1  # registers of the smallest move
         mine = each // unit * (UNIT if is_half else 1)  # columns of a thread

@@ -131,6 +131,24 @@ def barrier_expect_only() -> Instruction:
 
 
 @functools.cache
+def barrier_expect_remote() -> Instruction:
+    """Return ``(void* barrier, int rank, int bytes)``: ``barrier_expect_only`` of another block.
+
+    ``barrier`` is the address of the own block's barrier at the same place.
+    Source: CCCL, cuda/__ptx/instructions/generated/mbarrier_expect_tx.h.
+    """
+    text = (
+        "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1; "
+        "mbarrier.expect_tx.relaxed.cluster.shared::cluster.b64 [remote], %2; }"
+    )
+    return Instruction(
+        "tc_barrier_expect_remote", "void* barrier, int rank, int bytes",
+        asm(text, (), [BAR, '"r"(rank)', '"r"(bytes)']),
+        "emu::barrier_expect_remote(barrier, rank, bytes);", arch="sm_90",
+    )  # fmt: skip
+
+
+@functools.cache
 def barrier_wait(arch: str = "sm_90", *, of_cluster: bool = False) -> Instruction:
     """Return ``(void* barrier, int parity)``: wait until the phase of that parity is complete.
 

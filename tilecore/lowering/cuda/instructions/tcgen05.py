@@ -1,10 +1,18 @@
-"""Tensor cores with tensor memory (sm_100a): tcgen05, for one block per product.
+"""Tensor cores with tensor memory (sm_100a): tcgen05, for one block or two blocks of a cluster.
 
 Tensor memory has 128 lanes of 512 columns of 32 bits; an address has the lane in its upper 16 bits.
 A product of 128 rows has row ``m`` in lane ``m`` and element ``n`` in column ``n`` behind the
 accumulator's first; one of 64 rows has row ``m`` in lane ``m % 16 + 32 * (m // 16)``. The warps of
 a warpgroup read 32 lanes each.
-Source: PTX ISA 9.0, section 9.7.16 (TensorCore 5th Generation Family Instructions).
+
+A pair (cta_group::2) is the blocks of ranks ``2 i`` and ``2 i + 1`` of a cluster. Its product has
+half the rows of A and of the sums, and half the columns of B, in each block, at the same places of
+the memories of both; a thread of the first block issues it. Of 256 rows each block has 128, row
+``m`` in lane ``m``; of 128 rows 64, with the second half of the columns in lanes 64 to 127 (data
+path layouts A and B). All tcgen05 instructions of a kernel are for one block, or all for two.
+Sources: PTX ISA 9.0, section 9.7.16 (TensorCore 5th Generation Family Instructions; 9.7.16.5 for
+who issues what); CUTLASS 7107b055, cute/arch/mma_sm100_umma.hpp (``SM100_MMA_*_2x1SM_*``),
+tmem_allocator_sm100.hpp (``Allocator2Sm``) and mma_traits_sm100_frag.hpp (``tmem_frg_2sm``).
 """
 
 from __future__ import annotations
@@ -24,6 +32,7 @@ from tilecore.lowering.cuda.instructions.matrix import OPERAND_BITS, PTX_NAMES
 ARCH = "sm_100a"
 ROWS, COLUMNS = 128, 512
 HALF_ROWS = 64
+PAIR_STEP = 32  # columns of a pair's product are a multiple of (CUTLASS: of B of any type)
 # Operand type -> kind of the instruction, the descriptor's number of the type.
 KINDS = {
     "float16": ("f16", 0), "bfloat16": ("f16", 1), "tfloat32": ("tf32", 2),
@@ -48,31 +57,42 @@ def _columns(count: int) -> None:
         raise _unsupported(f"{count} columns of tensor memory", "expected 32, 64, 128, 256 or 512")
 
 
+def _group(pair: bool) -> tuple[str, str, str]:
+    """Return (the qualifier, what names of device functions have, a C++ bool)."""
+    return f"cta_group::{1 + pair}", "pair_" if pair else "", str(pair).lower()
+
+
 @functools.cache
-def tensor_allocate(columns: int) -> Instruction:
+def tensor_allocate(columns: int, pair: bool = False) -> Instruction:
     """Return ``(void* address)``: one warp writes the address of ``columns`` to shared memory.
 
-    The block allocates no more: others on the multiprocessor may begin to.
+    The block allocates no more: others on the multiprocessor may begin to. ``pair``: a warp of the
+    same number in each of the two blocks, which wait for each other and give the same place.
     """
     _columns(columns)
-    text = f"tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%0], {columns};"
-    release = asm("tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;")
+    group, word, is_pair = _group(pair)
+    text = f"tcgen05.alloc.{group}.sync.aligned.shared::cta.b32 [%0], {columns};"
+    release = asm(f"tcgen05.relinquish_alloc_permit.{group}.sync.aligned;")
     return Instruction(
-        f"tc_tensor_allocate_{columns}", "void* address",
+        f"tc_tensor_allocate_{word}{columns}", "void* address",
         asm(text, (), [f'"r"({shared("address")})']) + f"\n{release}",
-        f"emu::tensor_allocate(address, {columns});", arch=ARCH,
+        f"emu::tensor_allocate(address, {columns}, {is_pair});", arch=ARCH,
     )  # fmt: skip
 
 
 @functools.cache
-def tensor_free(columns: int) -> Instruction:
-    """Return ``(uint32 address)``: the warp that allocated them frees columns."""
+def tensor_free(columns: int, pair: bool = False) -> Instruction:
+    """Return ``(uint32 address)``: the warp that allocated them frees columns.
+
+    ``pair``: a warp of each of the two blocks; no product of either uses them any more.
+    """
     _columns(columns)
-    free = f"tcgen05.dealloc.cta_group::1.sync.aligned.b32 %0, {columns};"
+    group, word, is_pair = _group(pair)
+    free = f"tcgen05.dealloc.{group}.sync.aligned.b32 %0, {columns};"
     return Instruction(
-        f"tc_tensor_free_{columns}", "unsigned address",
+        f"tc_tensor_free_{word}{columns}", "unsigned address",
         asm(free, (), ['"r"(address)']),
-        f"emu::tensor_free(address, {columns});", arch=ARCH,
+        f"emu::tensor_free(address, {columns}, {is_pair});", arch=ARCH,
     )  # fmt: skip
 
 
@@ -98,10 +118,36 @@ def tensor_descriptor(swizzle: int, leading_bytes: int, stride_bytes: int) -> In
     )  # fmt: skip
 
 
+def _check_product(
+    what: str, a: str, b: str, c: str, shape: tuple[int, int], majors: tuple[str, str],
+    a_in_tensor_memory: bool, pair: bool,
+) -> None:  # fmt: skip
+    """Check that there is an instruction; see ``tensor_mma``."""
+    if a not in KINDS or b not in KINDS or c not in SUMS or KINDS[a][0] != KINDS[b][0]:
+        raise _unsupported(what, f"expected two types of one kind among {', '.join(KINDS)}")
+    sums = {"f16": ("float16", "float32"), "f8f6f4": ("float16", "float32"), "i8": ("int32",)}
+    fitting = sums.get(KINDS[a][0], ("float32",))
+    if c not in fitting:
+        raise _unsupported(what, f"expected sums of {' or '.join(fitting)}")
+    (m, n), step = shape, PAIR_STEP if pair else 16
+    half, whole = (ROWS, 2 * ROWS) if pair else (HALF_ROWS, ROWS)
+    if m not in (half, whole):
+        raise _unsupported(what, f"expected {half} or {whole} rows")
+    if not step <= n <= 256 or n % step:
+        raise _unsupported(what, f"expected n = {step}, {2 * step}, ... 256")
+    transposed = (majors[0] != "k", majors[1] != "k")
+    if a_in_tensor_memory and (transposed[0] or m != whole):
+        raise _unsupported(
+            what, f"expected {whole} rows, contiguous along K, of A in tensor memory"
+        )
+    if any(transposed) and OPERAND_BITS[a] > 16:
+        raise _unsupported(what, "expected K-major operands (of 8 and 16 bits: or M- and N-major)")
+
+
 @functools.cache
 def tensor_mma(
     n: int, a: str, b: str, c: str = "float32", *, a_major: str = "k", b_major: str = "k",
-    m: int = ROWS, a_in_tensor_memory: bool = False,
+    m: int = ROWS, a_in_tensor_memory: bool = False, pair: bool = False,
 ) -> Instruction:  # fmt: skip
     """Return ``(uint32 d, uint64 a, uint64 b, int accumulates)``: d (m x n) = a * b (+ d).
 
@@ -110,41 +156,30 @@ def tensor_mma(
     ``tensor_commit`` is.
 
     Args:
-        n: columns, a multiple of 16 up to 256.
+        n: columns, a multiple of 16 up to 256; of a pair's of 32.
         a: operand type ("tfloat32": float32 numbers of which 19 bits count).
         b: operand type.
         c: type of the sums.
         a_major: "k" or "m": the axis along which A is contiguous.
-        b_major: "k" or "n"; only 16-bit types take "m" and "n" here.
-        m: rows, 64 or 128.
+        b_major: "k" or "n"; types of 32 bits take no "m" and "n" here.
+        m: rows, 64 or 128; of a pair's 128 or 256.
         a_in_tensor_memory: row ``m`` of A is in lane ``m``, its elements along K are packed into
             columns of 32 bits, from the lowest bits on.
+        pair: of two blocks; the descriptors and addresses are those of either's own part.
 
     Raises:
         UnsupportedOnTarget: there is no such instruction (TC302).
     """
-    what = f"tcgen05.mma {m} x {n} of {a} x {b} into {c}"
-    if a not in KINDS or b not in KINDS or c not in SUMS or KINDS[a][0] != KINDS[b][0]:
-        raise _unsupported(what, f"expected two types of one kind among {', '.join(KINDS)}")
-    kind = KINDS[a][0]
-    sums = {"f16": ("float16", "float32"), "f8f6f4": ("float16", "float32"), "i8": ("int32",)}
-    if c not in sums.get(kind, ("float32",)):
-        raise _unsupported(what, f"expected sums of {' or '.join(sums.get(kind, ('float32',)))}")
-    if m not in (HALF_ROWS, ROWS):
-        raise _unsupported(what, "expected 64 or 128 rows")
-    if not 16 <= n <= 256 or n % 16:
-        raise _unsupported(what, "expected n = 16, 32, ... 256")
+    group, word, is_pair = _group(pair)
+    what = f"tcgen05.mma {m} x {n} of {a} x {b} into {c}{' by two blocks' if pair else ''}"
+    _check_product(what, a, b, c, (m, n), (a_major, b_major), a_in_tensor_memory, pair)
     transposed = (a_major != "k", b_major != "k")
-    if a_in_tensor_memory and (transposed[0] or m != ROWS):
-        raise _unsupported(what, "expected 128 rows, contiguous along K, of A in tensor memory")
-    if any(transposed) and OPERAND_BITS[a] != 16:
-        raise _unsupported(what, "expected K-major operands (16-bit types: or M- and N-major)")
     bits = SUMS[c] << 4 | KINDS[a][1] << 7 | KINDS[b][1] << 10 | transposed[0] << 15
     bits |= transposed[1] << 16 | (n >> 3) << 17 | (m >> 4) << 24
     left = "[%1]" if a_in_tensor_memory else "%1"
     text = (
         "{ .reg .pred p; setp.ne.b32 p, %4, 0; "
-        f"tcgen05.mma.cta_group::1.kind::{kind} [%0], {left}, %2, %3, p; }}"
+        f"tcgen05.mma.{group}.kind::{KINDS[a][0]} [%0], {left}, %2, %3, p; }}"
     )
     constraint, ctype = ("r", "unsigned") if a_in_tensor_memory else ("l", "unsigned long long")
     operands = ['"r"(d)', f'"{constraint}"(a)', '"l"(b)', f'"r"({bits:#x}u)', '"r"(accumulates)']
@@ -155,29 +190,31 @@ def tensor_mma(
     function = "tensor_mma_ts" if a_in_tensor_memory else "tensor_mma"
     types = f"{PTX_NAMES[c]}_{PTX_NAMES[a]}_{PTX_NAMES[b]}"
     return Instruction(
-        f"tc_tensor_mma_{form}_m{m}n{n}_{types}_{a_major}{b_major}",
+        f"tc_tensor_mma_{word}{form}_m{m}n{n}_{types}_{a_major}{b_major}",
         f"unsigned d, {ctype} a, unsigned long long b, int accumulates",
         asm(text, (), operands),
-        f"emu::{function}<{m}, {n}, {tags}>(d, a, b, accumulates, {flags});", arch=ARCH,
+        f"emu::{function}<{m}, {n}, {tags}>(d, a, b, accumulates, {flags}, {is_pair});", arch=ARCH,
     )  # fmt: skip
 
 
 @functools.cache
-def tensor_commit(multicast: bool = False) -> Instruction:
+def tensor_commit(multicast: bool = False, pair: bool = False) -> Instruction:
     """Return ``(void* barrier[, int mask])``: an arrival when this thread's products are complete.
 
     ``multicast``: at the barrier at this place in each block of the cluster that the mask has.
+    ``pair``: the products are those of two blocks.
     """
-    text = "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster"
+    group, word, is_pair = _group(pair)
+    text = f"tcgen05.commit.{group}.mbarrier::arrive::one.shared::cluster"
     operands = [f'"r"({shared("barrier")})']
     if multicast:
         text += ".multicast::cluster"
         operands.append('"h"((unsigned short)mask)')
     text += f".b64 [%0]{', %1' if multicast else ''};"
     return Instruction(
-        f"tc_tensor_commit{'_multicast' if multicast else ''}",
+        f"tc_tensor_commit{'_pair' if word else ''}{'_multicast' if multicast else ''}",
         f"void* barrier{', int mask' if multicast else ''}", asm(text, (), operands),
-        f"emu::tensor_commit(barrier, {'mask' if multicast else '0'});", arch=ARCH,
+        f"emu::tensor_commit(barrier, {'mask' if multicast else '0'}, {is_pair});", arch=ARCH,
     )  # fmt: skip
 
 

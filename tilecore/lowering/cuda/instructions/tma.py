@@ -10,6 +10,12 @@ from tilecore.lowering.cuda.instructions.base import Instruction, asm, shared
 MAP = '"l"(map)'
 LOAD = "cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes"
 REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
+PAIR_LOAD = LOAD.replace("d.shared", "d.cta_group::2.shared")
+# The barrier at the same place in the first block of the pair: the one of even rank.
+FIRST = (
+    "mov.u32 first, %%cluster_ctarank; and.b32 first, first, 0xfffffffe; "
+    "mapa.shared::cluster.u32 first, %2, first; "
+)
 MAX_RANK = 5
 
 
@@ -56,6 +62,28 @@ def tma_load(rank: int, multicast: bool = False, cache_hint: bool = False) -> In
         name, params, asm(f"{text} [%0], [%1, {coords}], [%2]{tail};", (), inputs),
         f"int c[] = {{{values}}};\nemu::tma_load(dst, map, barrier, {rank}, c, {mask});",
         arch="sm_90",
+    )  # fmt: skip
+
+
+@functools.cache
+def tma_load_pair(rank: int) -> Instruction:
+    """Return ``(void* dst, map, void* barrier, int c0, ...)``: ``tma_load`` in a pair of blocks.
+
+    The bytes go to the own shared memory; of them the barrier at this place in the first block of
+    the pair is told, on which a product of both blocks waits (sm_100).
+    Source: PTX ISA 9.0, section 9.7.9.27.1 (``.cta_group``); CUTLASS 7107b055,
+    cute/arch/copy_sm100_tma.hpp (``SM100_TMA_2SM_LOAD_2D``).
+    """
+    c_params, coords, operands, values = _coordinates(rank, 3)
+    load = f"{PAIR_LOAD.format(rank=rank)} [%0], [%1, {coords}], [first];"
+    text = f"{{ .reg .b32 first; {FIRST}{load} }}"
+    inputs = [f'"r"({shared("dst")})', MAP, f'"r"({shared("barrier")})', *operands]
+    return Instruction(
+        f"tc_tma_load_{rank}d_pair",
+        f"void* dst, unsigned long long map, void* barrier, {c_params}",
+        asm(text, (), inputs),
+        f"int c[] = {{{values}}};\nemu::tma_load_pair(dst, map, barrier, {rank}, c);",
+        arch="sm_100a",
     )  # fmt: skip
 
 
