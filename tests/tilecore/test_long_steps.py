@@ -191,9 +191,10 @@ def test_two_products_of_one_operand(artifacts):
     check(main, [x, g, u], np.maximum(x @ g.T, 0) + x @ u.T, artifacts)
 
 
-def test_stretches_of_a_tile(artifacts):
-    """The first operand lies in a tile that all steps walk along."""
-    m, n, k = 4, 40, 640
+@pytest.mark.parametrize(("k", "expected"), [(640, 2), (544, 17), (576, 2)])
+def test_stretches_of_a_tile(artifacts, k, expected):
+    """The first operand lies in a tile that all steps walk along, and none leaves."""
+    m, n = 4, 40
 
     @T.prim_func
     def main(
@@ -212,9 +213,42 @@ def test_stretches_of_a_tile(artifacts):
                 T.gemm(x[:, ko * 32 : (ko + 1) * 32], b, c, transpose_B=True)
             T.copy(c, C[0, bx * 8])
 
-    assert trips(main) == [2]
+    assert trips(main) == [expected]
     x, b = whole_numbers((m, k), (n, k))
     check(main, [x, b], (x + 1) @ b.T, artifacts)
+
+
+def test_sums_that_the_next_product_reads_are_not_kept_back(artifacts):
+    """The second product of an iteration reads what the first one has summed up so far."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((2, 128), "float32"), B: T.Tensor((128, 128), "float32"),
+        D: T.Tensor((16, 128), "float32"), C: T.Tensor((2, 16), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=128):
+            a = T.alloc_shared((2, 32), "float32")
+            b = T.alloc_shared((128, 32), "float32")
+            d = T.alloc_shared((16, 32), "float32")
+            h = T.alloc_shared((2, 128), "float32")
+            c = T.alloc_fragment((2, 16), "float32")
+            T.clear(h)
+            T.clear(c)
+            for ko in T.serial(4):
+                T.copy(A[0, ko * 32], a)
+                T.copy(B[0, ko * 32], b)
+                T.copy(D[0, ko * 32], d)
+                T.gemm(a, b, h, transpose_B=True)
+                T.gemm(h[:, ko * 32 : (ko + 1) * 32], d, c, transpose_B=True)
+            T.copy(c, C)
+
+    assert trips(main) == [4]
+    a, b, d = (x % 2 for x in whole_numbers((2, 128), (128, 128), (16, 128)))
+    h, total = np.zeros((2, 128), np.float32), np.zeros((2, 16), np.float32)
+    for i in range(0, 128, 32):
+        h += a[:, i : i + 32] @ b[:, i : i + 32].T
+        total += h[:, i : i + 32] @ d[:, i : i + 32].T
+    check(main, [a, b, d], total, artifacts)
 
 
 def nearly_plain(change):

@@ -11,6 +11,7 @@ from tilecore.ir.analysis import covers_whole, kept_axes, pads
 from tilecore.ir.bounds import step_of
 from tilecore.ir.expr import Binary, Expr, Var, binary, ceildiv, const, int_value
 from tilecore.ir.nodes import (
+    THREADS,
     Alloc,
     Annotate,
     Buffer,
@@ -72,24 +73,26 @@ def _steps(loop: For, context: Context, launch: KernelLaunch) -> _Steps | None:
     body = [s for s in flat([loop.body]) if not isinstance(s, Annotate)]
     copies = [s for s in body if isinstance(s, Copy) and s.barrier is None]
     gemms = [s for s in body if isinstance(s, Gemm)]
-    if not gemms or len(copies) + len(gemms) != len(body) or not _counts_up(loop):
+    if not gemms or len(copies) + len(gemms) != len(body) or not _counts_steps(loop):
         return None
     axes = {c.dst.buffer: axis for c in copies if (axis := _axis(c, loop.loop_var)) is not None}
     if len(axes) != len(copies) or not _are_of_the_loop(axes, loop, launch):
         return None
     written = {g.c.buffer.root for g in gemms}
-    if any(c.src.buffer.root in written for c in copies):
+    read = {c.src.buffer.root for c in copies} | {g.a.buffer.root for g in gemms}
+    if read & written:
         return None
     sizes = {_along_k(gemm, axes, loop) for gemm in gemms}
     size = sizes.pop() if len(sizes) == 1 else None
     if size is None or size > DEEP // 2:
         return None
-    whole = _reads_to_the_end(loop, copies, context, launch)
-    return _cut(loop, DEEP // size, whole, axes)
+    are_copied = all(gemm.a.buffer in axes for gemm in gemms)
+    may_overrun = are_copied and _reads_to_the_end(loop, copies, context, launch)
+    return _cut(loop, DEEP // size, may_overrun, axes)
 
 
-def _counts_up(loop: For) -> bool:
-    return int_value(loop.start) == 0 and int_value(loop.step) == 1
+def _counts_steps(loop: For) -> bool:
+    return loop.kind != THREADS and int_value(loop.start) == 0 and int_value(loop.step) == 1
 
 
 def _axis(copy: Copy, var: Var) -> int | None:
@@ -135,7 +138,7 @@ def _along_k(gemm: Gemm, axes: Mapping[Buffer, int], loop: For) -> int | None:
     if gemm.a.buffer in axes:
         return size if axes[gemm.a.buffer] == 1 and covers_whole(gemm.a) else None
     steps = [step_of(offset, loop.loop_var) for offset in gemm.a.offsets]
-    return size if steps[-1] == size and not any(steps[:-1]) else None
+    return size if steps[-1] == size and all(step == 0 for step in steps[:-1]) else None
 
 
 def _adds(gemm: Gemm, loop: For) -> bool:
