@@ -54,6 +54,12 @@ LONG_FILES = (
     "tilecore/test_jit.py",
     "workers/test_gemm_end_to_end.py",
     "workers/test_host.py",
+    "tuner_service/test_dashboard.py",
+    "workers/test_emulated_device.py",
+    "tuner_service/test_programs.py",
+    "tuner_service/test_coordinator.py",
+    "workers/test_own_node.py",
+    "tuner_service/test_packing.py",
     "architecture/test_imports.py",
     "e2e/test_sigkill.py",
 )

@@ -14,7 +14,7 @@ from tilecore.codegen.cuda import CudaSource
 from tilecore.codegen.cuda_source import BEGIN
 from tilecore.device_code import KernelArgument, KernelEntry
 from tilecore.emulator.arguments import SCALARS, TensorMap, span
-from tilecore.emulator.toolchain import load_kernel, load_runtime
+from tilecore.emulator.toolchain import load_kernel, load_runtime, shared_kernel
 from tilecore.emulator.translate import to_cpp
 from tilecore.errors import CompileFailed, EmulationError
 from tilecore.gpu_target import GpuTarget
@@ -209,8 +209,10 @@ def build(source: CudaSource) -> EmulatedKernels:
     """
     target = parse_target(source.arch)
     assert isinstance(target, GpuTarget)
+    # A program's own CUDA source may have variables of its own.
+    load = load_kernel if BEGIN in source.emulated else shared_kernel
     try:
-        return EmulatedKernels(source, target, load_kernel(to_cpp(source)))
+        return EmulatedKernels(source, target, load(to_cpp(source)))
     except CompileFailed as error:
         if BEGIN not in source.emulated:
             raise

@@ -26,6 +26,8 @@ KERNEL_OPTIONS = (
     "-fno-rtti", "-fno-tree-sra", "-fsanitize=thread", "--param",
     "tsan-instrument-func-entry-exit=0",
 )  # fmt: skip
+# What else a kernel calls is there with the runtime: nobody need look for it at each kernel.
+LINK_OPTIONS = ("-shared", "-nostdlib", "-fno-use-linker-plugin")
 RUNTIME_OPTIONS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fno-strict-aliasing")
 LIBRARY, HEADER = "libemu.so", "emu.h"
 TIMEOUT_S = 300
@@ -121,8 +123,18 @@ def load_runtime() -> ctypes.CDLL:
     return ctypes.CDLL(str(runtime_folder() / LIBRARY), mode=ctypes.RTLD_GLOBAL)
 
 
+@functools.lru_cache(maxsize=1024)
+def shared_kernel(text: str) -> ctypes.CDLL:
+    """Return the library of a text that keeps nothing from one launch to the next: one for all.
+
+    Raises:
+        CompileFailed: g++ rejects the text (TC305).
+    """
+    return load_kernel(text)
+
+
 def load_kernel(text: str) -> ctypes.CDLL:
-    """Return the library of a kernel's C++ text.
+    """Return a library of its own of a kernel's C++ text.
 
     Raises:
         CompileFailed: g++ rejects the text (TC305).
@@ -133,5 +145,5 @@ def load_kernel(text: str) -> ctypes.CDLL:
         source, obj, library = (Path(folder) / f"kernel.{e}" for e in ("cpp", "o", "so"))
         source.write_text(text)
         run_compiler(*KERNEL_OPTIONS, "-c", headers, "-o", str(obj), str(source))
-        run_compiler("-shared", "-o", str(library), str(obj))
+        run_compiler(*LINK_OPTIONS, "-o", str(library), str(obj), "-lgcc")
         return ctypes.CDLL(str(library))

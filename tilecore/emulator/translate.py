@@ -30,7 +30,6 @@ _KERNEL = 'extern "C" __global__'
 _ENTRY_HEAD = re.compile(r"__global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(")
 STATIC_ALIGNMENT = 16
 CALLER = """
-#include <utility>
 #define EMU_UNSEEN __attribute__((no_sanitize("thread")))
 template <class... P, size_t... I>
 EMU_UNSEEN static void emu_call(void (*kernel)(P...), void** arguments, std::index_sequence<I...>) {

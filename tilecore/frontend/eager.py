@@ -10,7 +10,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from types import FunctionType
+from functools import lru_cache
+from types import CodeType, FunctionType
 from typing import Any
 
 from tilecore.errors import TypeMismatch
@@ -165,6 +166,12 @@ def is_eager(fn: FunctionType, annotations: Mapping[str, Any]) -> bool:
     """
     if any(isinstance(a, (TensorSpec, PointerSpec)) for a in annotations.values()):
         return True
+    return _is_written_eagerly(fn.__code__, fn.__code__.co_name, fn.__code__.co_filename)
+
+
+@lru_cache(maxsize=1024)
+def _is_written_eagerly(code: CodeType, name: str, file: str) -> bool:
+    # `file` is part of the key: equal functions of two files have equal code objects.
     found = False
 
     def visit(node: ast.AST, look: Callable[[ast.AST], bool]) -> bool:
@@ -178,6 +185,6 @@ def is_eager(fn: FunctionType, annotations: Mapping[str, Any]) -> bool:
         is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
         return is_method and node.func.attr in ("const", "empty")  # type: ignore[attr-defined]
 
-    for stmt in source.parse_function(fn.__code__, fn.__code__.co_name).body:
+    for stmt in source.parse_function(code, name).body:
         found = found or visit(stmt, speaks)
     return found

@@ -27,13 +27,10 @@ class Knowledge:
         after: what a tcgen05.fence::after_thread_sync has taken up of that, and of ``seen``.
     """
 
-    __slots__ = ("after", "best", "fenced", "floor", "seen", "tensor", "units")
+    __slots__ = ("after", "fenced", "seen", "tensor")
 
     def __init__(self, seen: Array, fenced: Array, tensor: Array, after: Array) -> None:
         self.seen, self.fenced, self.tensor, self.after = seen, fenced, tensor, after
-        self.units = -1  # of which ``best`` and ``floor`` know
-        self.best: Array = seen
-        self.floor = 0
 
     def join(self, other: Knowledge) -> Knowledge:
         """Return what either knows; what was taken up is the own."""
@@ -47,6 +44,14 @@ def _most(a: Array, b: Array) -> Array:
     return a if a is b else np.maximum(a, b)
 
 
+def different(numbers: Array) -> Array:
+    """Return the different ones of some small numbers, the least first."""
+    first = numbers[:1]
+    if np.count_nonzero(numbers == first) == len(numbers):
+        return first
+    return np.bincount(numbers).nonzero()[0]
+
+
 class Clocks:
     """The clocks of all threads."""
 
@@ -58,6 +63,8 @@ class Clocks:
         self.nothing: Array = np.zeros(size, np.int64)
         self.bases = [Knowledge(self.nothing, self.nothing, self.nothing, self.nothing)]
         self.base = np.zeros(threads, np.int64)  # of each thread, by number
+        # Of each thread: the least that it knows of a lane of its warp, and of any thread.
+        self.of_warp, self.of_all = np.zeros(threads, np.int64), np.zeros(threads, np.int64)
         self.fenced = np.zeros(threads, np.int64)  # own writes until then are seen by async units
         self.copied = np.zeros(threads, np.int64)  # own cp.async until then have arrived ...
         self.copies_fenced = np.zeros(threads, np.int64)  # ... and are seen by async units
@@ -90,11 +97,11 @@ class Clocks:
     def groups(self, ids: Array) -> Iterator[tuple[Knowledge, Array]]:
         """Yield (what they share, threads) of some threads."""
         of = self.base[ids]
-        first = of[0]
-        if (of == first).all():
-            yield self.bases[first], ids
+        numbers = different(of)
+        if len(numbers) == 1:
+            yield self.bases[numbers[0]], ids
             return
-        for number in np.unique(of):
+        for number in numbers:
             yield self.bases[number], ids[of == number]
 
     def adopt(self, ids: Array, told: Knowledge) -> None:
@@ -107,6 +114,8 @@ class Clocks:
         """Let threads know no more and no less than something."""
         self.bases.append(knowledge)
         self.base[ids] = len(self.bases) - 1
+        least = self.by_warp(knowledge)
+        self.of_warp[ids], self.of_all[ids] = least[ids // WARP], least.min()
         if len(self.bases) > 4096:
             kept, numbers = np.unique(self.base, return_inverse=True)
             self.bases = [self.bases[k] for k in kept]
@@ -167,13 +176,20 @@ class Clocks:
 
     def known(self, ids: Array, agents: Array, times: Array, *, in_tensor: bool = False) -> Array:
         """Return for each thread whether it knows of an event of an agent."""
-        made = np.empty(len(ids), bool)
         of = self.base[ids]
-        for number in of[:1] if (of == of[0]).all() else np.unique(of):
-            at = of == number
-            mine = self.bases[number]
-            made[at] = (mine.after if in_tensor else mine.seen)[agents[at]] >= times[at]
-        if not made.all():
+        numbers = different(of)
+        if len(numbers) == 1:
+            mine = self.bases[numbers[0]]
+            made: Array = (mine.after if in_tensor else mine.seen)[agents] >= times
+        elif not in_tensor and self._know_all(ids, agents, times):
+            return np.ones(len(ids), bool)
+        else:
+            some = [self.bases[n] for n in numbers]
+            told = np.concatenate([k.after if in_tensor else k.seen for k in some])
+            row = np.zeros(int(numbers[-1]) + 1, np.int64)
+            row[numbers] = np.arange(len(some)) * len(self.nothing)
+            made = told[row[of] + agents] >= times
+        if np.count_nonzero(made) < len(made):
             made |= agents == ids
             made |= (agents == ids + self.threads) & (self.copied[ids] >= times)
         return made
@@ -182,22 +198,23 @@ class Clocks:
         """Return for each thread whether async units it starts see a write of an agent."""
         made = np.empty(len(ids), bool)
         of = self.base[ids]
-        for number in np.unique(of):
+        for number in different(of):
             at = of == number
             made[at] = self.bases[number].fenced[agents[at]] >= times[at]
-        if not made.all():
+        if np.count_nonzero(made) < len(made):
             made |= (agents == ids) & (self.fenced[ids] >= times)
             made |= (agents == ids + self.threads) & (self.copies_fenced[ids] >= times)
         return made
 
-    def best(self, mine: Knowledge, readers: list[int]) -> tuple[Array, int]:
-        """Return (per warp the least known time of its lanes, then of ``readers``; the least)."""
-        if mine.units != len(readers):
-            warps = mine.seen[: self.threads]
-            if self.threads % WARP:
-                warps = np.append(warps, np.full(-self.threads % WARP, np.iinfo(np.int64).max))
-            least = warps.reshape(-1, WARP).min(1)
-            mine.best = np.append(least, mine.seen[readers]) if readers else least
-            mine.floor = int(mine.best.min())
-            mine.units = len(readers)
-        return mine.best, mine.floor
+    def _know_all(self, ids: Array, agents: Array, times: Array) -> bool:
+        """Return whether events are of threads, and none is later than what all know of all."""
+        of_threads = int(agents.max()) < self.threads
+        return of_threads and int(times.max()) <= int(self.of_all[ids].min())
+
+    def by_warp(self, mine: Knowledge) -> Array:
+        """Return the least known time of the lanes of each warp."""
+        known = mine.seen[: self.threads]
+        if self.threads % WARP:
+            known = np.append(known, np.full(-self.threads % WARP, np.iinfo(np.int64).max))
+        least: Array = known.reshape(-1, WARP).min(1)
+        return least

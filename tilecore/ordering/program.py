@@ -41,7 +41,7 @@ class Lanes:
 
     def __init__(self, bits: Array) -> None:
         self.bits = bits
-        self.ids: Array = np.flatnonzero(bits)
+        self.ids: Array = bits.nonzero()[0]
 
     def of(self, value: Value) -> Array:
         """Return the values of the threads that run."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilecore.ordering.clocks import WARP, Clocks
+from tilecore.ordering.clocks import WARP, Clocks, different
 from tilecore.ordering.faults import Faults
 from tilecore.ordering.program import Array
 
@@ -21,65 +21,88 @@ class Reads:
     def __init__(self, clocks: Clocks, size: int, *, in_tensor: bool = False) -> None:
         self.clocks, self.size, self.in_tensor = clocks, size, in_tensor
         self.warps = -(-clocks.threads // WARP)
-        columns = self.warps + READERS
-        self.time = np.zeros((size, columns), np.int32)
-        self.lanes = np.zeros((size, self.warps), np.uint32)
-        self.site = np.zeros((size, columns), np.int32)
+        # By place and warp, in one row: indices of one dimension are what NumPy is fast at.
+        self.time, self.site = np.zeros((2, size * self.warps), np.int32)
+        self.lanes = np.zeros(size * self.warps, np.uint32)
+        self.bits = np.left_shift(1, np.arange(clocks.threads) % WARP).astype(np.uint32)
+        self.unit_time, self.unit_site = np.zeros((2, size, READERS), np.int32)
         self.last = np.zeros(size, np.int32)
         self.readers: list[int] = []
 
     def note(self, ids: Array, at: Array, site: int) -> None:
         """Note what threads read; reads of their warp that they know of are forgotten."""
-        now, warp = self.clocks.now, ids // WARP
-        of = self.clocks.base[ids]
-        for number in of[:1] if (of == of[0]).all() else np.unique(of):
-            here = slice(None) if (of == of[0]).all() else of == number
-            best, _ = self.clocks.best(self.clocks.bases[number], self.readers)
-            places, warps = at[here], warp[here]
-            known = self.time[places, warps] <= best[warps]
-            self.lanes[places[known], warps[known]] = 0
-        self.time[at, warp] = now
-        self.site[at, warp] = site
-        np.bitwise_or.at(self.lanes, (at, warp), np.left_shift(1, ids % WARP).astype(np.uint32))
+        now, place = self.clocks.now, at * self.warps + ids // WARP
+        self.lanes[place[self.time[place] <= self.clocks.of_warp[ids]]] = 0
+        self.time[place] = now
+        # Of lanes that read the same, one is noted by an index, which is fast; then the others.
+        bits, order = self.bits[ids], np.arange(len(place), dtype=np.int32)
+        self.site[place] = order
+        others = (self.site[place] != order).nonzero()[0]
+        self.lanes[place] |= bits
+        np.bitwise_or.at(self.lanes, place[others], bits[others])
+        self.site[place] = site
         self.last[at] = now
 
     def note_unit(self, agent: int, at: Array, site: int) -> None:
         """Note what an asynchronous unit reads."""
         if agent not in self.readers:
             self.readers.append(agent)
-        column = self.warps + self.readers.index(agent)
-        self.time[at, column] = self.clocks.now
-        self.site[at, column] = site
+        column = self.readers.index(agent)
+        self.unit_time[at, column] = self.clocks.now
+        self.unit_site[at, column] = site
         self.last[at] = self.clocks.now
 
     def forget(self, at: Array) -> None:
         """Note that what was read is no more there."""
-        self.time[at] = 0
-        self.lanes[at] = 0
+        self.time.reshape(-1, self.warps)[at] = 0
+        self.lanes.reshape(-1, self.warps)[at] = 0
+        if self.readers:
+            self.unit_time[:, : len(self.readers)][at] = 0
         self.last[at] = 0
 
     def unordered(self, ids: Array, at: Array) -> tuple[int, int, int] | None:
         """Return (position in ``at``, agent, site) of a read that a thread does not know of."""
+        last = self.last[at]
+        latest = int(last.max())
+        if not latest or (
+            not self.in_tensor and not self.readers and latest <= int(self.clocks.of_all[ids].min())
+        ):
+            return None
         of = self.clocks.base[ids]
-        for number in np.unique(of):
+        for number in different(of):
             mine = self.clocks.bases[number]
-            best, floor = self.clocks.best(mine, self.readers)
             if self.in_tensor:
                 best, floor = np.append(np.zeros(self.warps), mine.after[self.readers]), -1
-            late = np.flatnonzero((of == number) & (self.last[at] > floor))
+            else:
+                best = np.append(self.clocks.by_warp(mine), mine.seen[self.readers])
+                floor = int(best.min())
+            late = np.flatnonzero((of == number) & (last > floor))
             if not len(late):
                 continue
-            rows, columns = np.nonzero(self.time[at[late]][:, : len(best)] > best)
+            rows, columns = np.nonzero(self._times(at[late]) > best)
             for row, column in zip(late[rows].tolist(), columns.tolist(), strict=True):
                 found = self._reader(mine.seen, int(at[row]), column, int(ids[row]))
                 if found is not None:
-                    return row, found, int(self.site[at[row], column])
+                    return row, found, self._site(int(at[row]), column)
         return None
+
+    def _times(self, at: Array) -> Array:
+        """Return when granules were read, by warp, then by unit that reads."""
+        times: Array = self.time.reshape(-1, self.warps)[at]
+        if not self.readers:
+            return times
+        return np.concatenate((times, self.unit_time[:, : len(self.readers)][at]), axis=1)
+
+    def _site(self, place: int, column: int) -> int:
+        if column < self.warps:
+            return int(self.site[place * self.warps + column])
+        return int(self.unit_site[place, column - self.warps])
 
     def _reader(self, seen: Array, place: int, column: int, thread: int) -> int | None:
         if column >= self.warps:
             return self.readers[column - self.warps]
-        mask, time = int(self.lanes[place, column]), self.time[place, column]
+        cell = place * self.warps + column
+        mask, time = int(self.lanes[cell]), self.time[cell]
         for lane in range(WARP):
             agent = column * WARP + lane
             if mask >> lane & 1 and agent != thread and seen[agent] < time:
@@ -151,15 +174,16 @@ class Shadow:
         """
         ids, at = by.ids, by.at
         writer = self.writer[at]
-        old = np.flatnonzero(writer >= 0)
+        old = (writer >= 0).nonzero()[0]
         if not len(old):
             return
-        ids, at, writer = ids[old], at[old], writer[old]
+        if len(old) < len(at):
+            ids, at, writer = ids[old], at[old], writer[old]
         time = self.time[at]
         in_tensor = self.in_tensor or behind
-        bad = ~self.clocks.known(ids, writer, time, in_tensor=in_tensor)
-        if bad.any():
-            n = int(np.argmax(bad))
+        known = self.clocks.known(ids, writer, time, in_tensor=in_tensor)
+        if np.count_nonzero(known) < len(known):
+            n = int(np.argmin(known))
             self._race(by, int(old[n]), int(writer[n]), int(self.site[at[n]]), "writes")
             return
         if is_async:

@@ -2,6 +2,7 @@
 // stand for PTX (tilecore/lowering/cuda/instructions). The runtime (machine.h) is linked in.
 #pragma once
 #include <cstdio>
+#include <utility>
 
 #include "functions.h"
 #include "tensor_form.h"
