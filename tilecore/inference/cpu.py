@@ -330,7 +330,8 @@ class _Inference:
         flushes = storage.kind == "rows" and all(dots.flushes(g, self.dots) for g in gemms)
         rounding = ", rounded by vcvtneps2bf16" if flushes else ""
         self._note(buffer, storage.describe() + rounding)
-        return TilePlan(buffer, storage, "block", source, flushes=flushes)
+        skips = source is not None and whole and all(g in self.forms for g in gemms)
+        return TilePlan(buffer, storage, "block", source, flushes=flushes, skips_absent=skips)
 
     def _is_staged(
         self, source: TileSource, gemms: Sequence[Gemm], micro: Mapping[Gemm, tuple[int, int]]

@@ -49,6 +49,7 @@ class TilePlan:
         computed: not stored, computed in registers by the gemm that reads it.
 
     flushes: its bfloat16 numbers may be rounded by an instruction that takes subnormal ones for 0.
+    skips_absent: nobody reads rows that lie outside the tensor: they are left as they are.
     """
 
     buffer: Buffer
@@ -59,6 +60,7 @@ class TilePlan:
     output: Output | None = None
     flushes: bool = False
     is_kept: bool = False
+    skips_absent: bool = False
 
     @property
     def packed_size(self) -> int:

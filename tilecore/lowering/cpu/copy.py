@@ -114,8 +114,11 @@ def _same_extents(source: Box, target: Box) -> bool:
     return source.extents == target.extents and all(source.extents)
 
 
-def row_copy(accessor: Accessor, copy: Copy, target: Target) -> None:
-    """Emit a copy of rows; the side that is a tensor gives the limits."""
+def row_copy(accessor: Accessor, copy: Copy, target: Target, skips_absent: bool = False) -> None:
+    """Emit a copy of rows; the side that is a tensor gives the limits.
+
+    ``skips_absent``: nobody reads rows that lie outside the tensor, they need not be 0.
+    """
     builder = accessor.builder
     source, dest = Box(accessor, copy.src), Box(accessor, copy.dst)
     lanes = target.lanes(max((source.dtype, dest.dtype), key=lambda d: DType(d).itemsize))
@@ -134,7 +137,7 @@ def row_copy(accessor: Accessor, copy: Copy, target: Target) -> None:
             builder.bind(add(source_base, mul(r, steps[0]))),
             builder.bind(add(dest_base, mul(r, steps[1]))),
         )  # fmt: skip
-    if fills and row_limit is not None:
+    if fills and row_limit is not None and not skips_absent:
         with builder.loop(_i32(rows) - _i32(count), start=count) as r:
             _zero_row(builder, dest, add(dest_base, mul(r, steps[1])), 0, source.extents[-1], lanes)
 

@@ -432,7 +432,8 @@ class _LaunchLowering:
                     packer.pack(task)
                 return
             if is_row_copy(stmt, source, dest):
-                row_copy(accessor, stmt, self.target)
+                tile = self.plan.tiles.get(stmt.dst.buffer)
+                row_copy(accessor, stmt, self.target, tile is not None and tile.skips_absent)
                 return
         self._nest(copy_nest(stmt))
 
