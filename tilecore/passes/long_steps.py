@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from tilecore.inference.uses import Context, enter
 from tilecore.ir.analysis import covers_whole, kept_axes, pads
 from tilecore.ir.bounds import step_of
-from tilecore.ir.expr import Binary, Expr, Var, binary, ceildiv, const, int_value
+from tilecore.ir.expr import Binary, Const, Expr, Var, binary, ceildiv, const, int_value
 from tilecore.ir.nodes import (
     THREADS,
     Alloc,
@@ -146,7 +146,7 @@ def _adds(gemm: Gemm, loop: For) -> bool:
     clear = gemm.clear_accum
     if isinstance(clear, Binary) and clear.op == "eq":
         return clear.a is loop.loop_var and int_value(clear.b) == 0
-    return int_value(clear) == 0
+    return isinstance(clear, Const) and not clear.value
 
 
 def _mentions(expr: Expr, var: Var) -> bool:
