@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import tilecore.language as T
+from tests.tilecore.products import product
 
 ROWS, LANES = 3, 32
 
@@ -56,28 +57,9 @@ def test_a_piece_for_each_thread_ends_inside_of_the_pieces(run_both, n):
 @pytest.mark.parametrize("block", [(16, 1, 4), (16, 16, 1), (16, 1, 1)])
 def test_tiles_of_one_line(run_both, block, trans_b):
     """A tile of one row or column was packed before the grid as if it had two axes."""
-    (m, n, k), (bm, bn, bk) = (19, 3, 8), block
-    tile, shape = ((bn, bk), (n, k)) if trans_b else ((bk, bn), (k, n))
-
-    @T.prim_func
-    def main(
-        A: T.Tensor((m, k), "float32"), B: T.Tensor(shape, "float32"),
-        C: T.Tensor((m, n), "float32"),
-    ):  # fmt: skip
-        with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), threads=128) as (bx, by):
-            a = T.alloc_shared((bm, bk), "float32")
-            b = T.alloc_shared(tile, "float32")
-            c = T.alloc_fragment((bm, bn), "float32")
-            T.clear(c)
-            for ko in T.Pipelined(T.ceildiv(k, bk), num_stages=2):
-                T.copy(A[by * bm, ko * bk], a)
-                if trans_b:
-                    T.copy(B[bx * bn, ko * bk], b)
-                else:
-                    T.copy(B[ko * bk, bx * bn], b)
-                T.gemm(a, b, c, transpose_B=trans_b)
-            T.copy(c, C[by * bm, bx * bn])
-
+    m, n, k = 19, 3, 8
+    main = product(m, n, k, "float32", block, trans_b)
+    shape = (n, k) if trans_b else (k, n)
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((m, k), np.float32), rng.standard_normal(shape, np.float32)
     wanted = a.astype(np.float64) @ (b.T if trans_b else b)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import tilecore.language as T
+from tests.tilecore.products import product
 from tests.tilecore.x86_paths import here, paths
 from tilecore import runtime
 from tilecore.compiler import compile, lower
@@ -15,36 +16,6 @@ from workers.correctness import tolerance
 
 PATHS = paths("avx2", "avx512", "avx512+avx512_bf16")
 SHAPES = [(1, 40, 100), (3, 33, 64), (7, 130, 77), (13, 5, 3), (16, 64, 300), (1, 1, 1)]
-
-
-def product(m, n, k, dtype, block=(16, 32, 48), trans_b=True, out=None, clear=False):
-    bm, bn, bk = block
-    b_shape, b_tile = ((n, k), (bn, bk)) if trans_b else ((k, n), (bk, bn))
-
-    @T.prim_func
-    def main(
-        A: T.Tensor((m, k), dtype), B: T.Tensor(b_shape, dtype),
-        C: T.Tensor((m, n), out or "float32"),
-    ):  # fmt: skip
-        with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), threads=128) as (bx, by):
-            a = T.alloc_shared((bm, bk), dtype)
-            b = T.alloc_shared(b_tile, dtype)
-            c = T.alloc_fragment((bm, bn), "float32")
-            if not clear:
-                T.clear(c)
-            for ko in T.Pipelined(T.ceildiv(k, bk), num_stages=2):
-                T.copy(A[by * bm, ko * bk], a)
-                if trans_b:
-                    T.copy(B[bx * bn, ko * bk], b)
-                else:
-                    T.copy(B[ko * bk, bx * bn], b)
-                if clear:
-                    T.gemm(a, b, c, transpose_B=trans_b, clear_accum=ko == 0)
-                else:
-                    T.gemm(a, b, c, transpose_B=trans_b)
-            T.copy(c, C[by * bm, bx * bn])
-
-    return main
 
 
 def operands(m, n, k, dtype, trans_b, seed=0):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import tilecore.language as T
+from tests.tilecore import products
 from tests.tilecore.x86_paths import here, paths
 from tilecore import runtime
 from tilecore.compiler import compile
@@ -49,27 +50,8 @@ def check(func, operands, expected, artifacts, path="avx2"):
     np.testing.assert_array_equal(found, expected)
 
 
-def product(m, n, k, block=(16, 32, 32), dtype="float32", trans_b=True, rows=None):
-    bm, bn, bk = block
-    tile, shape = ((bn, bk), (n, k)) if trans_b else ((bk, bn), (k, n))
-
-    @T.prim_func
-    def main(A: T.Tensor((m, k), dtype), B: T.Tensor(shape, dtype), C: T.Tensor((m, n), "float32")):
-        with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), threads=128) as (bx, by):
-            a = T.alloc_shared((bm, bk), dtype)
-            b = T.alloc_shared(tile, dtype)
-            c = T.alloc_fragment((bm, bn), "float32")
-            T.clear(c)
-            for ko in T.Pipelined(T.ceildiv(k, bk), num_stages=3):
-                T.copy(A[by * bm, ko * bk], a)
-                if trans_b:
-                    T.copy(B[bx * bn, ko * bk], b)
-                else:
-                    T.copy(B[ko * bk, bx * bn], b)
-                T.gemm(a, b, c, transpose_B=trans_b)
-            T.copy(c, C[by * bm, bx * bn])
-
-    return main
+def product(m, n, k, block=(16, 32, 32), dtype="float32", trans_b=True):
+    return products.product(m, n, k, dtype, block, trans_b)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from tilecore.inference.regions import distinct, gemm_extents, is_contiguous, le
 from tilecore.inference.sources import Sources
 from tilecore.inference.storage import UNPACKED, Storage, panels, rows, tile_rows
 from tilecore.inference.streams import streamed_tensors
-from tilecore.inference.uses import WRITES, Context, Use, limit_of, uses
+from tilecore.inference.uses import WRITES, Context, Use, grouped, limit_of, uses
 from tilecore.ir.analysis import covers_whole, kept_axes, pads
 from tilecore.ir.bounds import variables
 from tilecore.ir.dims import value_ranges
@@ -103,9 +103,7 @@ class _Inference:
         self.notes: list[str] = []
         self.uses = list(uses(launch, context))
         self.order = {id(use): position for position, use in enumerate(self.uses)}
-        self.by_buffer: dict[Buffer, list[Use]] = {}
-        for use in self.uses:
-            self.by_buffer.setdefault(use.buffer, []).append(use)
+        self.by_buffer = grouped(self.uses)
         self.declared = [s.buffer for s in walk(launch) if isinstance(s, Alloc)]
         self.viewed = {b.base for b in self.by_buffer if b.base is not None}
         self.tiles = {

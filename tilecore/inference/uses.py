@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from tilecore.ir.analysis import kept_axes
@@ -145,6 +145,14 @@ def uses(stmt: Stmt, context: Context | None = None) -> Iterator[Use]:
     inner = enter(stmt, context)
     for child in children(stmt):
         yield from uses(child, inner)
+
+
+def grouped(found: Iterable[Use]) -> dict[Buffer, list[Use]]:
+    """Return the uses of each buffer, in their order."""
+    by_buffer: dict[Buffer, list[Use]] = {}
+    for use in found:
+        by_buffer.setdefault(use.buffer, []).append(use)
+    return by_buffer
 
 
 def limit_of(region: Region, axis: int, context: Context) -> Expr | None:

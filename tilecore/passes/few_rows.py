@@ -20,7 +20,7 @@ from tilecore.inference.options import CpuOptions
 from tilecore.inference.plan import TileSource
 from tilecore.inference.regions import gemm_extents
 from tilecore.inference.sources import Sources
-from tilecore.inference.uses import Context, Use, uses
+from tilecore.inference.uses import Context, Use, grouped, uses
 from tilecore.ir.analysis import pads
 from tilecore.ir.dims import dimensions, value_ranges
 from tilecore.ir.expr import Var
@@ -30,7 +30,12 @@ from tilecore.ir.visitor import walk
 from tilecore.passes.long_steps import with_long_steps
 from tilecore.target import Target
 
-FEW = (32, 16, 8, 4)  # rows of the version for few; the first number that inference takes
+FEW = (
+    few_rows.MOST_ROWS,
+    16,
+    8,
+    4,
+)  # rows of the version for few; the first number that inference takes
 ON_THEIR_OWN = ("auto", "none")  # ``pack_b`` of products that may read it in place
 
 
@@ -70,13 +75,21 @@ class _Versions:
 
     def _for_few(self, launch: KernelLaunch, ranges: Ranges) -> KernelLaunch | None:
         """Return the launch as it suits products of few rows; None: it has none."""
-        for candidate in (with_long_steps(launch, ranges), launch):
-            if candidate is not None and self._forms(candidate, ranges):
-                return candidate
-        return None
-
-    def _forms(self, launch: KernelLaunch, ranges: Ranges) -> Mapping[Gemm, str]:
+        gemms = [s for s in walk(launch) if isinstance(s, Gemm)]
         by_buffer, sources = _sources(launch, ranges)
+        if all(few_rows.most_rows(gemm, sources) > FEW[0] for gemm in gemms):
+            return None
+        longer = with_long_steps(launch, ranges)
+        if longer is not None and self._forms(longer, *_sources(longer, ranges)):
+            return longer
+        return launch if self._forms(launch, by_buffer, sources) else None
+
+    def _forms(
+        self,
+        launch: KernelLaunch,
+        by_buffer: Mapping[Buffer, Sequence[Use]],
+        sources: Mapping[Buffer, TileSource],
+    ) -> Mapping[Gemm, str]:
         gemms = [s for s in walk(launch) if isinstance(s, Gemm)]
         return few_rows.choose(gemms, by_buffer, sources, launch, self.target, self.options)
 
@@ -97,9 +110,7 @@ def _sources(
     launch: KernelLaunch, ranges: Ranges
 ) -> tuple[Mapping[Buffer, Sequence[Use]], Mapping[Buffer, TileSource]]:
     found = list(uses(launch, Context(ranges=dict(ranges))))
-    by_buffer: dict[Buffer, list[Use]] = {}
-    for use in found:
-        by_buffer.setdefault(use.buffer, []).append(use)
+    by_buffer = grouped(found)
     order = {id(use): position for position, use in enumerate(found)}
     known = Sources(by_buffer, order, frozenset(pads(launch)))
     sources = {b: s for b in by_buffer if b.scope != "global" and (s := known.of(b)) is not None}
