@@ -391,10 +391,18 @@ class Writer:
         self.keep(Tile(target.name, target.shape, target.dtype, bound, precision))
 
     def store(self, tile: Tile) -> None:
-        """Store a tile: into a tensor of the whole grid's shape, or one slot per block."""
+        """Store a tile: into a tensor of the whole grid's shape, or one slot per block.
+
+        A slot may have fewer rows than the tile.
+        """
         name = self.fresh("Y")
-        if tile.shape == self.block:
-            shape: tuple[int, ...] = (self.m, self.n)
+        form = self.choice(["whole", "whole", "to the end", "rows", "guarded"])
+        if form != "whole":
+            live = self.number(1, tile.shape[0])
+            shape: tuple[int, ...] = (self.grid[1], self.grid[0], live, *tile.shape[1:])
+            self.store_rows(tile, name, live, form)
+        elif tile.shape == self.block:
+            shape = (self.m, self.n)
             self.emit(f"T.copy({tile.name}, {name}[by * {self.block[0]}, bx * {self.block[1]}])")
         else:
             shape = (self.grid[1], self.grid[0], *tile.shape)
@@ -403,6 +411,18 @@ class Writer:
         self.params.append(f'{name}: T.Tensor({shape}, "{tile.dtype}")')
         array = np.zeros(shape, DType(tile.dtype).numpy)
         self.program.outputs.append((array, 4 * tile.precision * tile.bound))
+
+    def store_rows(self, tile: Tile, name: str, live: int, form: str) -> None:
+        """Store the first ``live`` rows of a tile into its slot."""
+        names, zeros = "ij"[: len(tile.shape)], ", ".join("0" for _ in tile.shape)
+        if form != "guarded":
+            part = f"[0:{live}{', :' * (len(tile.shape) - 1)}]" if form == "rows" else ""
+            self.emit(f"T.copy({tile.name}{part}, {name}[by, bx, {zeros}])")
+            return
+        index = ", ".join(names)
+        self.emit(f"for {index} in T.Parallel({', '.join(map(str, tile.shape))}):")
+        self.emit(f"    if i < {live}:")
+        self.emit(f"        {name}[by, bx, {index}] = {tile.name}[{index}]")
 
     def write(self) -> Program:
         statements = [

@@ -212,6 +212,27 @@ class Known:
         return top is not None and is_equal(top, extent)
 
 
+def narrowed(cond: Expr, ranges: Mapping[Var, Interval], *, holds: bool) -> dict[Var, Interval]:
+    """Return ``ranges`` where a condition that compares variables with numbers holds, or not."""
+    if isinstance(cond, Unary) and cond.op == "not":
+        return narrowed(cond.a, ranges, holds=not holds)
+    if not isinstance(cond, Binary):
+        return dict(ranges)
+    if cond.op == ("and" if holds else "or"):
+        return narrowed(cond.b, narrowed(cond.a, ranges, holds=holds), holds=holds)
+    var, number = cond.a, int_value(cond.b)
+    while isinstance(var, Cast) and var.a.dtype.is_integer:
+        var = var.a
+    if not isinstance(var, Var) or number is None or var not in ranges:
+        return dict(ranges)
+    low, high = ranges[var]
+    opposite = {"lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
+    op = cond.op if holds else opposite.get(cond.op, "")
+    low = {"ge": max(low, number), "gt": max(low, number + 1), "eq": number}.get(op, low)
+    high = {"le": min(high, number), "lt": min(high, number - 1), "eq": number}.get(op, high)
+    return {**ranges, var: (low, high)} if low <= high else dict(ranges)
+
+
 def step_of(expr: Expr, var: Var) -> int | None:
     """Return how ``expr`` grows with ``var``; None: not by a known number.
 

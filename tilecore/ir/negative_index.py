@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from tilecore.ir import nodes
-from tilecore.ir.bounds import NON_NEGATIVE, Interval, interval, linear
+from tilecore.ir.bounds import NON_NEGATIVE, Interval, interval, linear, narrowed
 from tilecore.ir.dims import value_ranges
-from tilecore.ir.expr import Binary, Cast, Expr, Load, Select, Unary, Var, binary, int_value
+from tilecore.ir.expr import Binary, Expr, Load, Select, Unary, Var, binary, int_value
 from tilecore.ir.nodes import Buffer, PrimFunc, Region, Stmt
 from tilecore.ir.substitute import Rebuilder
 from tilecore.ir.visitor import loads, regions, walk, walk_expr
@@ -139,9 +139,9 @@ class _FromStart(Rebuilder):
         """Return a branch, in which its condition narrows the ranges."""
         cond = self.expr(stmt.cond)
         outside = dict(self.ranges)
-        self.ranges.update(_narrowed(cond, outside, True))
+        self.ranges = narrowed(cond, outside, holds=True)
         then = self.stmt(stmt.then_body)
-        self.ranges = {**outside, **_narrowed(cond, outside, False)}
+        self.ranges = narrowed(cond, outside, holds=False)
         other = None if stmt.else_body is None else self.stmt(stmt.else_body)
         self.ranges = outside
         if cond is stmt.cond and then is stmt.then_body and other is stmt.else_body:
@@ -179,25 +179,3 @@ class _FromStart(Rebuilder):
         if bounds is None or bounds[0] < 0 <= bounds[1]:
             return None
         return bounds[1] < 0
-
-
-def _narrowed(cond: Expr, ranges: dict[Var, Interval], holds: bool) -> dict[Var, Interval]:
-    """Return the ranges of the variables that a condition compares with numbers."""
-    if isinstance(cond, Unary) and cond.op == "not":
-        return _narrowed(cond.a, ranges, not holds)
-    if not isinstance(cond, Binary):
-        return {}
-    if cond.op == ("and" if holds else "or"):
-        first = _narrowed(cond.a, ranges, holds)
-        return {**first, **_narrowed(cond.b, {**ranges, **first}, holds)}
-    var, number = cond.a, int_value(cond.b)
-    while isinstance(var, Cast) and var.a.dtype.is_integer:
-        var = var.a
-    if not isinstance(var, Var) or number is None or var not in ranges:
-        return {}
-    low, high = ranges[var]
-    opposite = {"lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
-    op = cond.op if holds else opposite.get(cond.op, "")
-    low = {"ge": max(low, number), "gt": max(low, number + 1), "eq": number}.get(op, low)
-    high = {"le": min(high, number), "lt": min(high, number - 1), "eq": number}.get(op, high)
-    return {var: (low, high)} if low <= high else {}

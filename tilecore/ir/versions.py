@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tilecore.ir.bounds import Interval
-from tilecore.ir.expr import Binary, Expr, Var, int_value
+from tilecore.ir.bounds import Interval, narrowed
+from tilecore.ir.expr import Var
 from tilecore.ir.nodes import If, KernelLaunch, Seq, Stmt
 
 Ranges = Mapping[Var, Interval]
@@ -27,15 +27,3 @@ def launches(stmt: Stmt, ranges: Ranges) -> Iterator[tuple[KernelLaunch, Ranges]
             yield from launches(then, narrowed(stmt.cond, ranges, holds=True))
             if other is not None:
                 yield from launches(other, narrowed(stmt.cond, ranges, holds=False))
-
-
-def narrowed(cond: Expr, ranges: Ranges, *, holds: bool) -> Ranges:
-    """Return ``ranges`` where a condition ``dimension <= number`` holds, or does not."""
-    if not isinstance(cond, Binary) or cond.op != "le" or not isinstance(cond.a, Var):
-        return ranges
-    bounds, number = ranges.get(cond.a), int_value(cond.b)
-    if bounds is None or number is None:
-        return ranges
-    low, high = bounds
-    kept = (low, min(high, number)) if holds else (max(low, number + 1), high)
-    return {**ranges, cond.a: kept}

@@ -27,6 +27,7 @@ from tilecore.ir.expr import Var
 from tilecore.ir.nodes import Buffer, Gemm, If, KernelLaunch, PrimFunc, Seq, Stmt
 from tilecore.ir.versions import Ranges
 from tilecore.ir.visitor import walk
+from tilecore.passes import live_rows
 from tilecore.passes.long_steps import with_long_steps
 from tilecore.target import Target
 
@@ -76,21 +77,18 @@ class _Versions:
     def _for_few(self, launch: KernelLaunch, ranges: Ranges) -> KernelLaunch | None:
         """Return the launch as it suits products of few rows; None: it has none."""
         gemms = [s for s in walk(launch) if isinstance(s, Gemm)]
-        by_buffer, sources = _sources(launch, ranges)
+        _, sources = _sources(launch, ranges)
         if all(few_rows.most_rows(gemm, sources) > FEW[0] for gemm in gemms):
             return None
+        launch = live_rows.cut(launch, ranges)
         longer = with_long_steps(launch, ranges)
-        if longer is not None and self._forms(longer, *_sources(longer, ranges)):
+        if longer is not None and self._forms(longer, ranges):
             return longer
-        return launch if self._forms(launch, by_buffer, sources) else None
+        return launch if self._forms(launch, ranges) else None
 
-    def _forms(
-        self,
-        launch: KernelLaunch,
-        by_buffer: Mapping[Buffer, Sequence[Use]],
-        sources: Mapping[Buffer, TileSource],
-    ) -> Mapping[Gemm, str]:
+    def _forms(self, launch: KernelLaunch, ranges: Ranges) -> Mapping[Gemm, str]:
         gemms = [s for s in walk(launch) if isinstance(s, Gemm)]
+        by_buffer, sources = _sources(launch, ranges)
         return few_rows.choose(gemms, by_buffer, sources, launch, self.target, self.options)
 
     def _rows_of(self, launch: KernelLaunch, gemms: Sequence[Gemm]) -> Iterator[tuple[Var, int]]:

@@ -12,6 +12,7 @@ from tilecore.passes import (
     fold_clear,
     join_blocks,
     lanes,
+    live_rows,
     looked_up,
     merge_nests,
     open_extents,
@@ -32,6 +33,7 @@ PIPELINE: tuple[tuple[str, Pass], ...] = (
     ("vectorize_threads", lanes.run),
     ("drop_stages", stages.run),
     ("fold_clear", fold_clear.run),
+    ("live_rows", live_rows.run),
     ("split_tiles", split_tiles.run),
     ("join_blocks", join_blocks.run),
 )

@@ -14,7 +14,7 @@ from tilecore.errors import UnsupportedOnTarget
 from tilecore.inference.grain import blocks_of_a_share, tiles_of_a_share
 from tilecore.inference.plan import DOTS, PANELS, SUMS, CpuPlan, LaunchPlan, TilePlan
 from tilecore.ir.analysis import kept_axes, pads
-from tilecore.ir.bounds import NON_NEGATIVE
+from tilecore.ir.bounds import NON_NEGATIVE, narrowed
 from tilecore.ir.expr import Binary, Call, Expr, cast, int_value
 from tilecore.ir.nests import copy_nest, fill_nest
 from tilecore.ir.nodes import (
@@ -43,7 +43,6 @@ from tilecore.ir.nodes import (
     While,
 )
 from tilecore.ir.trips import trip_count
-from tilecore.ir.versions import narrowed
 from tilecore.ir.visitor import buffers_of, expressions, has_jump, walk, walk_expr
 from tilecore.lowering import rounding
 from tilecore.lowering.cpu import division, float8, stream, vector_math
