@@ -1,10 +1,15 @@
-"""Which cases of a grid `make test` runs: each value, and each combination that the code crosses.
+"""Which cases of a test `make test` runs.
 
-A test over a grid is marked ``covering("a b", ...)``. Of its cases a few are kept that hold each
+A test over a grid is marked ``covering("a b", ...)``. Of its cases some are kept that hold each
 combination of the values of ``a`` and ``b`` that the grid has, and each value of every parameter
-that no text names. The others get the marker ``exhaustive``: `make exhaustive` runs them, and
-`.ci/run` after `make test`. Arguments that one ``parametrize`` gives together are one parameter,
-of which every row is a value: any of their names stands for it.
+that no text names. Arguments that one ``parametrize`` gives together are one parameter, of which
+every row is a value: any of their names stands for it.
+
+A test whose cases take long is marked ``few(n)``: of its cases, or of those that cover its grid, n
+are kept, spread over their order.
+
+The others get the marker ``exhaustive``: `make exhaustive` runs them, and `.ci/run` after
+`make test`.
 """
 
 from __future__ import annotations
@@ -18,17 +23,37 @@ Combination = tuple[tuple[str, ...], tuple[str, ...]]  # parameters and their va
 
 
 def mark_repetitions(items: Iterable[pytest.Item]) -> None:
-    """Mark as ``exhaustive`` the cases of grids that repeat what the cases kept cover."""
-    grids: dict[str, list[pytest.Item]] = {}
+    """Mark as ``exhaustive`` the cases that repeat what the cases kept show."""
+    items = list(items)
+    for name, cases in _marked(items, "covering").items():
+        _leave_out(cases, cover([frozenset(_combinations(name, case)) for case in cases]))
+    for cases in _marked(items, "few").values():
+        marker = cases[0].get_closest_marker("few")
+        assert marker is not None
+        _leave_out(cases, spread(len(cases), *marker.args))
+
+
+def _marked(items: Iterable[pytest.Item], marker: str) -> dict[str, list[pytest.Item]]:
+    """Return the cases of `make test` of each test that is marked so."""
+    found: dict[str, list[pytest.Item]] = {}
     for item in items:
-        kinds = {marker.name for marker in item.iter_markers()}
-        if "covering" in kinds and "exhaustive" not in kinds:
-            grids.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for name, cases in grids.items():
-        kept = cover([frozenset(_combinations(name, case)) for case in cases])
-        for position, case in enumerate(cases):
-            if position not in kept:
-                case.add_marker(pytest.mark.exhaustive)
+        kinds = {m.name for m in item.iter_markers()}
+        if marker in kinds and "exhaustive" not in kinds:
+            found.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    return found
+
+
+def _leave_out(cases: Sequence[pytest.Item], kept: set[int]) -> None:
+    for position, case in enumerate(cases):
+        if position not in kept:
+            case.add_marker(pytest.mark.exhaustive)
+
+
+def spread(cases: int, kept: int) -> set[int]:
+    """Return ``kept`` positions of so many cases, the first and the last one among them."""
+    if kept >= cases:
+        return set(range(cases))
+    return {i * (cases - 1) // max(1, kept - 1) for i in range(kept)}
 
 
 def cover(cases: Sequence[frozenset[Combination]]) -> set[int]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.grids import cover
+from tests.grids import cover, spread
 
 ROOT = Path(__file__).parents[2]
 GRID = textwrap.dedent(
@@ -28,6 +28,18 @@ GRID = textwrap.dedent(
     @pytest.mark.parametrize("b", [0, 1, 2, 3, pytest.param(4, marks=pytest.mark.exhaustive)])
     @pytest.mark.parametrize("a", range(4))
     def test_values(a, b):
+        pass
+
+    @pytest.mark.few(2)
+    @pytest.mark.parametrize("c", range(7))
+    def test_long(c):
+        pass
+
+    @pytest.mark.few(3)
+    @pytest.mark.covering
+    @pytest.mark.parametrize("b", range(5))
+    @pytest.mark.parametrize("a", range(3))
+    def test_long_grid(a, b):
         pass
 
     def test_plain():
@@ -67,7 +79,7 @@ def collected(folder, *options):
     """Return names and parameters of the tests that pytest chooses."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *options, str(folder)]
     done = subprocess.run(
-        [*command, "-p", "no:cacheprovider", "-o", "markers=covering\nexhaustive"],
+        [*command, "-p", "no:cacheprovider", "-o", "markers=covering\nfew\nexhaustive"],
         capture_output=True, text=True, check=False, cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
@@ -79,9 +91,9 @@ def test_each_case_is_in_one_of_the_two_parts(tmp_path):
     (tmp_path / "test_one.py").write_text(GRID)
     (tmp_path / "conftest.py").write_text(CONFTEST)
     first, rest = (collected(tmp_path, "-m", m) for m in ("not exhaustive", "exhaustive"))
-    assert len(first) + len(rest) == len({*first, *rest}) == len(collected(tmp_path)) == 45
+    assert len(first) + len(rest) == len({*first, *rest}) == len(collected(tmp_path)) == 67
     assert "test_plain" in first
-    grid = [name[len("test_grid[") : -1].split("-") for name in first if "grid" in name]
+    grid = [name[len("test_grid[") : -1].split("-") for name in first if "test_grid[" in name]
     assert len(grid) == 6  # x, y with each row of b and its bound
     rows = [("1", "8"), ("1", "9"), ("2", "8")]
     assert {tuple(case[:3]) for case in grid} == {(a, *row) for a in "xy" for row in rows}
@@ -89,6 +101,15 @@ def test_each_case_is_in_one_of_the_two_parts(tmp_path):
     values = [name for name in first if "values" in name]
     assert len(values) == 4
     assert {name[len("test_values[") : -1].split("-")[1] for name in values} == set("0123")
+    assert [name for name in first if "long[" in name] == ["test_long[0]", "test_long[6]"]
+    assert len([name for name in first if "long_grid" in name]) == 3
+
+
+def test_cases_that_take_long_are_spread():
+    assert spread(7, 2) == {0, 6}
+    assert spread(7, 3) == {0, 3, 6}
+    assert spread(2, 3) == spread(2, 2) == {0, 1}
+    assert spread(5, 1) == {0}
 
 
 def test_an_unknown_parameter_is_told(tmp_path):
