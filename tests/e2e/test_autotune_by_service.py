@@ -116,6 +116,7 @@ def machine(tmp_path):
     return run
 
 
+@pytest.mark.exhaustive
 def test_a_service_tunes_once_and_every_machine_gets_the_result(service, machine):
     url, store, serving = service
     first, measured_here, said = machine("one", url)

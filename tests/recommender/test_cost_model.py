@@ -44,6 +44,7 @@ def test_interval_covers_an_unseen_workload(outcome) -> None:
     assert np.median(error) < 0.5 * np.median(np.abs(np.log(ratio)))
 
 
+@pytest.mark.exhaustive
 def test_equal_incumbent_is_not_replaced(outcome) -> None:
     measurements = [m for s in SHAPES for m in sample(workload(*s), 60)]
     again = train(measurements, GEMM, incumbent=outcome.model)

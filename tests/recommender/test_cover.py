@@ -52,6 +52,7 @@ def test_a_minimum_cover_is_as_small_and_fast_as_brute_force_finds(seed):
     assert np.all(loss[np.arange(len(loss)), found.serves] <= TOLERANCE)
 
 
+@pytest.mark.few(3)
 @pytest.mark.covering
 @pytest.mark.parametrize("seed", range(15))
 @pytest.mark.parametrize("count", [1, 2])

@@ -152,6 +152,7 @@ LIBRARY = [
 ROWS_MOVED_BYTES = 512  # of a row's number that another division of warps needs elsewhere
 
 
+@pytest.mark.few(5)
 @pytest.mark.covering
 @pytest.mark.parametrize("device", ["a100", "h100"])
 @pytest.mark.parametrize("case", LIBRARY, ids=lambda c: f"{c[0]}-{c[1].get('m', '')}")

@@ -69,6 +69,7 @@ def test_a_gemm_of_a_user_gets_the_answer_of_the_library(device):
     assert not found.notes
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("device", DEVICES)
 def test_an_attention_of_a_user_gets_the_answer_of_the_library(device):
     sizes = {"batch": 4, "heads": 16, "kv_heads": 16, "seq_q": 2048, "seq_kv": 2048, "dim": 128}
@@ -78,6 +79,7 @@ def test_an_attention_of_a_user_gets_the_answer_of_the_library(device):
     assert found.traces == 1
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_values_chosen_here_are_no_worse_than_those_of_the_library(device):
     problem = {"m": 1000, "n": 1024, "k": 2048, "dtype": "float16", "out_dtype": "float16"}

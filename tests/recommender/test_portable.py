@@ -54,6 +54,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", CASES)
 def test_what_can_be_a_symbol_is_one_and_the_rest_has_variants(name):
     program, sizes, opened, chosen = CASES[name]
@@ -64,6 +65,7 @@ def test_what_can_be_a_symbol_is_one_and_the_rest_has_variants(name):
     assert len(found.variants) <= 64
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", CASES)
 def test_values_put_in_give_the_program_that_python_traces(name):
     program, sizes, opened, _ = CASES[name]
@@ -105,6 +107,7 @@ def test_extents_of_tensors_are_sizes():
     assert found.digest == sent(programs.eager_matmul, M=1, N=2, K=3).digest
 
 
+@pytest.mark.few(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("device", ["h100", "host"])
 @pytest.mark.parametrize("name", CASES)

@@ -42,6 +42,7 @@ def benchmark(folder, progress, document):
     return run.stdout, run.stderr.splitlines()
 
 
+@pytest.mark.exhaustive
 def test_a_stopped_run_continues_and_tells_the_same(folder, tmp_path):
     progress, document = tmp_path / "progress.jsonl", tmp_path / "rows.json"
     told, found = benchmark(folder, progress, document)

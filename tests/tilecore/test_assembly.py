@@ -68,6 +68,7 @@ def uses_stack(body):
     return any(re.search(frame, line) for line in body)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("target", "micro_m", "micro_n"),
     [("avx512", 14, 2), ("avx512", 8, 3), ("avx512", 28, 1), ("avx512", 0, 0),
@@ -103,6 +104,7 @@ def test_what_is_fetched_ahead_takes_no_address_of_its_own(target):
         assert len(counters) <= 4
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("target", "dtype", "accum", "name"),
     [

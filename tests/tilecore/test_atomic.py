@@ -33,6 +33,7 @@ def contended(blocks, n, dtype):
     return main
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_update_is_lost_between_cores(run_both, dtype):
     blocks, n = 300, 3

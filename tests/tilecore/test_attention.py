@@ -22,6 +22,7 @@ def problem_of(name, **more):
     return ATTENTION.parse_problem({"batch": 2, **SHAPES[name], **more})
 
 
+@pytest.mark.few(2)
 @pytest.mark.covering
 @pytest.mark.parametrize(
     ("name", "causal"),

@@ -28,6 +28,7 @@ def run(problem, inputs, artifacts):
     return found
 
 
+@pytest.mark.few(2)
 @pytest.mark.covering
 @pytest.mark.parametrize(
     ("name", "causal"),

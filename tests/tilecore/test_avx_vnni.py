@@ -39,6 +39,7 @@ def wanted(a, b):
     return a.astype(np.int64) @ b.astype(np.int64)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize(
     ("shape", "trans_a", "trans_b"),
@@ -65,6 +66,7 @@ def test_sums_of_outermost_values_over_a_long_reduction(store, dtype):
         assert (out == k * int(x) * int(y)).all()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("config", [{"micro_m": 4, "micro_n": 3}, {"micro_m": 12, "micro_n": 1},
                                     {"pack_a": "rows"}, {"pack_b": "block"}], ids=str)  # fmt: skip

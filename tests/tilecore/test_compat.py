@@ -133,6 +133,7 @@ def test_options_of_pytest_choose_tests(folder: Path) -> None:
     assert (outcome.kind, outcome.passed, outcome.skipped) == (runner.CHECKED, 1, 1)
 
 
+@pytest.mark.exhaustive
 def test_a_program_that_hangs_is_out_of_time(tmp_path: Path) -> None:
     (tmp_path / "hang.py").write_text("import tilelang, time\ntime.sleep(600)\n")
     found, _ = surveyed(tmp_path, limit=3)
@@ -368,6 +369,7 @@ assert len(best.get_profiler()._get_inputs(with_output=True)) == 3
 """
 
 
+@pytest.mark.exhaustive
 def test_a_program_for_an_older_release(tmp_path) -> None:
     program = tmp_path / "program.py"
     program.write_text(OLDER)
@@ -430,6 +432,7 @@ def test_a_rewrite_of_tvms_trees_is_refused(tmp_path) -> None:
     assert "TC302 tvm.tirx.stmt_functor.ir_transform on target llvm" in outcome.reason
 
 
+@pytest.mark.exhaustive
 def test_a_survey_builds_for_gpus_too(folder: Path) -> None:
     table = folder / "gpu.md"
     given = ["--survey", str(folder), "--match", "^.*/add.py", "--gpu-out", str(table)]

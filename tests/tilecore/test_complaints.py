@@ -122,6 +122,7 @@ SIZES = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("m", "n", "k", "threads"), SIZES)
 @pytest.mark.parametrize("policy", [T.GemmWarpPolicy.Square, T.GemmWarpPolicy.FullCol])
 def test_no_column_row_or_tail_is_lost(m, n, k, threads, policy, artifacts):

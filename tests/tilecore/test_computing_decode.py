@@ -20,6 +20,7 @@ def of_few(found, *args):
     return "splits" in stage.program.space
 
 
+@pytest.mark.few(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(
@@ -40,6 +41,7 @@ def test_few_queries(heads, kv_heads, queries, keys, is_causal):
     assert of_few(tilecore.compute(function), q, k, v)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(BFLOAT16, 1e-2), (FLOAT16, 2e-3)])
 @pytest.mark.parametrize("kv_heads", [8, 2])
 def test_half_types(dtype, tolerance, kv_heads):
@@ -78,6 +80,7 @@ def test_the_cache_is_read_where_it_lies_and_the_result_written_as_it_is_read():
     assert "splits" in plan.stages[1].program.space
 
 
+@pytest.mark.exhaustive
 def test_what_else_is_asked_goes_the_general_way():
     q, k, v = torch.randn(1, 2, 1, 32), torch.randn(1, 2, 300, 32), torch.randn(1, 2, 300, 32)
     mask = torch.randn(1, 300)

@@ -50,6 +50,7 @@ def gemm_case(m, n, k, config=None, store=None, **fields):
     assert error <= bound * np.sqrt(k) * 4, (config, error)
 
 
+@pytest.mark.few(2)
 @pytest.mark.covering("pack_a pack_b")
 @pytest.mark.parametrize("pack_a", ["none", "rows", "block"])
 @pytest.mark.parametrize("pack_b", ["block", "grid"])
@@ -58,6 +59,7 @@ def test_gemm_is_right_for_every_packing_and_ragged_shapes(store, shape, pack_a,
     gemm_case(*shape, {"pack_a": pack_a, "pack_b": pack_b, "block_M": 48, "block_N": 64}, store)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("trans_a", [False, True])
 @pytest.mark.parametrize("trans_b", [False, True])
 def test_gemm_transposes(store, trans_a, trans_b):
@@ -70,6 +72,7 @@ def test_gemm_element_types(store, dtype):
     gemm_case(50, 70, 90, None, store, dtype=dtype, out_dtype=dtype, accum_dtype=accum)
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_gemm_random_configs(store, data):
@@ -432,6 +435,7 @@ def test_half_accumulators_are_rounded_once_per_product(store, dtype):
     assert ((c.double() - want).abs() <= bound).all()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("pack_a", ["none", "rows", "block"])
 @pytest.mark.parametrize("clears", ["fill", "argument"])
 def test_rows_and_columns_outside_the_operands_are_zero_in_the_accumulator(store, pack_a, clears):

@@ -30,6 +30,7 @@ def check(found, problem, inputs):
     assert report.passed, report.detail
 
 
+@pytest.mark.few(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("shape", [(1, 130, 200), (5, 64, 128), (33, 50, 77), (16, 200, 300)])
 @pytest.mark.parametrize("path", PATHS)
@@ -43,6 +44,7 @@ def test_ragged_shapes_on_every_path(path, shape, block, zeros, artifacts):
     check(found, problem, inputs)
 
 
+@pytest.mark.few(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("group", [8, 32, 40, 64, 128, 256, 384])
 @pytest.mark.parametrize("form", [*TABLES, *FP8])
@@ -121,6 +123,7 @@ VALUES = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("name", VALUES)
 @pytest.mark.parametrize("path", PATHS)

@@ -19,6 +19,7 @@ def fresh_dynamo():
     torch._dynamo.reset()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_one_graph_runs_the_kernels_of_all_sizes(backend):
     own = table(sizes=(32, 33), created_at=f"for {backend}")  # equal tables share an operator
@@ -106,6 +107,7 @@ def padded(m, block):
     return pad
 
 
+@pytest.mark.exhaustive
 def test_where_sizes_of_outputs_are_not_known_ahead_the_graph_breaks():
     ours = table(
         "pad", {}, BLOCKS, sizes=(8, 16), program_digest="",

@@ -54,6 +54,7 @@ def dynamic_gemm(dims, block=(32, 48, 16), dtype="float32"):
     return main
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("index", ["int32", "int64"])
 def test_one_gemm_kernel_for_every_size(store, index):
     func = dynamic_gemm([("m", index, 0), ("n", index, 0), ("k", index, 0)])
@@ -66,6 +67,7 @@ def test_one_gemm_kernel_for_every_size(store, index):
         np.testing.assert_allclose(out, a.astype(np.float64) @ b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "config", [{"pack_a": "none"}, {"pack_a": "rows"}, {"pack_a": "block", "pack_b": "block"}]
 )
@@ -83,6 +85,7 @@ def test_only_the_rows_are_dynamic(store, config):
         np.testing.assert_allclose(out, a.astype(np.float64) @ b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("trans_a", [False, True])
 @pytest.mark.parametrize("trans_b", [False, True])
 def test_batches_of_transposed_operands(store, trans_a, trans_b):

@@ -19,6 +19,7 @@ def steps(n, step, first, dtype):
     return main
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "float64"])
 @pytest.mark.parametrize(
     ("step", "first"), [(1, 0), (2, 0), (4, 3), (-1, LANES), (-2, 40), (3, -10)]
@@ -53,6 +54,7 @@ def test_a_piece_for_each_thread_ends_inside_of_the_pieces(run_both, n):
     run_both(main, [x], [np.full((4, LANES), 99, np.int8)], [wanted])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("trans_b", [True, False])
 @pytest.mark.parametrize("block", [(16, 1, 4), (16, 16, 1), (16, 1, 1)])
 def test_tiles_of_one_line(run_both, block, trans_b):

@@ -39,6 +39,7 @@ def test_elementwise(combine, activation, m, n, dtype, artifacts):
     check("elementwise", artifacts, fields, block_M=4, block_N=256)
 
 
+@pytest.mark.few(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(("m", "n"), SHAPES)

@@ -41,6 +41,7 @@ def is_in_place(artifact):
     return any("few rows: b is read in place" in note for note in artifact.manifest.notes)
 
 
+@pytest.mark.few(3)
 @pytest.mark.covering("dtype trans_b", "trans_b shape")
 @pytest.mark.parametrize("pack_a", ["none", "block"])
 @pytest.mark.parametrize("trans_b", [True, False])
@@ -57,6 +58,7 @@ def test_ragged_shapes(artifacts, path, dtype, trans_b, pack_a, shape):
     checked(artifact, *operands(m, n, k, dtype, trans_b), trans_b)
 
 
+@pytest.mark.few(2)
 @pytest.mark.covering("clear trans_b", "out block")
 @pytest.mark.parametrize("trans_b", [True, False])
 @pytest.mark.parametrize("out", ["bfloat16", "float32"])
@@ -86,6 +88,7 @@ def test_rows_known_at_run_time(artifacts, trans_b):
         checked(artifact, *operands(4, 70, 90, "float32", trans_b), trans_b)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("trans_b", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_operands_at_any_address(artifacts, dtype, trans_b):

@@ -38,6 +38,7 @@ def test_every_code_has_the_value_torch_gives_it(store, name):
     torch.testing.assert_close(found, codes.float(), rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_floats_round_as_in_torch(store, name):
     kernel = runtime.load(compile(convert("float32", name), store=store))

@@ -22,6 +22,7 @@ def in_chunks(words):
     return np.ascontiguousarray(turned).reshape(rows, count)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("granularity", "trans_a", "trans_b"),
     [(128, False, True), (32, False, False), (64, True, True)],

@@ -22,6 +22,7 @@ def notes(func, artifacts, **config):
     return "\n".join(compile(func, "avx512", config, artifacts).manifest.notes)
 
 
+@pytest.mark.few(3)
 @pytest.mark.covering("pack_a pack_b", "pack_a shape", "trans pack_b")
 @pytest.mark.parametrize("pack_a", ["none", "rows", "block"])
 @pytest.mark.parametrize("pack_b", ["block", "grid"])

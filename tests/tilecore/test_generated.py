@@ -40,7 +40,7 @@ def check(program: Program, path: str, artifacts, tmp_path) -> None:
 FIXTURES = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
-@settings(max_examples=12, suppress_health_check=FIXTURES)
+@settings(max_examples=6, suppress_health_check=FIXTURES)
 @given(program=programs(), path=PATHS)
 def test_compiled_code_agrees_with_the_oracle(
     program: Program, path: str, artifacts, tmp_path

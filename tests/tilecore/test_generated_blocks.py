@@ -137,7 +137,7 @@ def artifacts_of(tmp_path):
     return lambda name: ArtifactStore(tmp_path / str(name))
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=FIXTURES)
+@settings(max_examples=6, deadline=None, suppress_health_check=FIXTURES)
 @given(program=programs())
 def test_rows_compute_what_blocks_do(program, artifacts_of, tmp_path):
     check(program, artifacts_of, tmp_path)

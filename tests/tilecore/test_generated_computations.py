@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
@@ -10,9 +11,7 @@ import tilecore
 from tests.tilecore.computation_generator import Drawn, computations
 
 
-@settings(max_examples=30)
-@given(drawn=computations())
-def test_computations_agree_with_torch(drawn: Drawn) -> None:
+def check(drawn: Drawn) -> None:
     names = {"torch": torch, "F": F}
     exec(drawn.source, names)
     function = names["computation"]
@@ -26,3 +25,16 @@ def test_computations_agree_with_torch(drawn: Drawn) -> None:
 
 def _listed(results: torch.Tensor | tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
     return [results] if isinstance(results, torch.Tensor) else list(results)
+
+
+@settings(max_examples=10)
+@given(drawn=computations())
+def test_computations_agree_with_torch(drawn: Drawn) -> None:
+    check(drawn)
+
+
+@pytest.mark.exhaustive
+@settings(max_examples=80)
+@given(drawn=computations())
+def test_more_computations_agree_with_torch(drawn: Drawn) -> None:
+    check(drawn)

@@ -175,7 +175,7 @@ def check(program: Threads, tmp_path) -> None:
 FIXTURES = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=FIXTURES)
+@settings(max_examples=4, deadline=None, suppress_health_check=FIXTURES)
 @given(program=programs())
 def test_random_programs_of_threads_agree(program, tmp_path) -> None:
     check(program, tmp_path)

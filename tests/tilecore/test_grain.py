@@ -73,6 +73,7 @@ def test_work_that_the_call_decides_is_taken_for_much() -> None:
     assert "T.parallel" in text(repeated(8, T.dynamic("times")))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("rows", [0, 1, 7, 4096])
 def test_grids_of_a_dynamic_size(rows: int) -> None:
     kernel = tilelang.compile(scaled(T.dynamic("rows")), target="llvm")

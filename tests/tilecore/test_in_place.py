@@ -134,6 +134,7 @@ PROGRAMS = {
 }  # fmt: skip
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("rows", [12, 10])  # whole blocks, and rows that the tensor has not
 @pytest.mark.parametrize("body", PROGRAMS, ids=lambda body: body.__name__)
 def test_what_nests_read_along_rows_is_not_copied(body, rows, run_both):

@@ -38,6 +38,7 @@ def close(found, a, b, transpose_b=False):
     return bool(((found.double() - expected).abs() <= narrow * scale).all())
 
 
+@pytest.mark.few(2)
 @pytest.mark.covering("dtype transpose_b")
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("shape", [(1, 96, 200), (7, 130, 77), (64, 64, 96), (100, 333, 150)])

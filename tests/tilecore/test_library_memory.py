@@ -57,6 +57,7 @@ def test_every_kernel_is_here():
     assert set(PROBLEMS) == set(kernels.KERNELS)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_unaligned_tensors(name, artifacts):
     definition, problem, kernel = built(name, artifacts)

@@ -86,6 +86,7 @@ def blank(shape, dtype):
     return np.full(shape, np.nan if DType(dtype).is_float else -7).astype(DType(dtype).numpy)
 
 
+@pytest.mark.few(3)
 @pytest.mark.covering("dtype trans_a trans_b", "dtype shape")
 @pytest.mark.parametrize("trans_b", [False, True])
 @pytest.mark.parametrize("trans_a", [False, True])
@@ -108,6 +109,7 @@ def test_every_transposition_and_ragged_shapes(store, path, dtype, trans_a, tran
     expect(a.T if trans_a else a, b.T if trans_b else b, out, k)
 
 
+@pytest.mark.few(2)
 @pytest.mark.covering("dtype trans_a")
 @pytest.mark.parametrize("block", [(40, 48, 33), (17, 16, 7), (128, 80, 130)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
@@ -123,6 +125,7 @@ def test_tiles_whose_depth_is_no_multiple_of_a_group(store, path, dtype, block, 
     expect(a.T if trans_a else a, b if trans_a else b.T, out, 140)
 
 
+@pytest.mark.few(3)
 @pytest.mark.covering("dtype trans_a shape", "dtype config")
 @pytest.mark.parametrize("config", [{}, {"pack_b": "block", "micro_m": 4, "micro_n": 2}])
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "uint8"])
@@ -173,6 +176,7 @@ def test_tiles_read_whole_are_zero_beyond_the_tensor(store, path, dtype, trans_a
         np.testing.assert_allclose(sums, out.sum(-1, dtype=np.float64), rtol=1e-6, atol=1e-5)
 
 
+@pytest.mark.few(2)
 @pytest.mark.covering("dtype config")
 @pytest.mark.parametrize(
     "config",
@@ -189,6 +193,7 @@ def test_packing_and_register_tiles(store, path, k, dtype, config):
     expect(a, b, out, k)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 @pytest.mark.parametrize("path", PATHS)
 def test_one_kernel_for_every_size(store, path, dtype):

@@ -92,6 +92,7 @@ def convolution(N, H, W, C, F, K, S, D, P, dtype, primitive, blocks=(32, 16, 24)
     return main, OH, OW
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("shape", "window"),
     [

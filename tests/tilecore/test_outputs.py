@@ -70,6 +70,7 @@ def check(func, path, store, m, n, k, dtype, out, factor=1):
     return "\n".join(artifact.manifest.notes)
 
 
+@pytest.mark.few(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("shape", [(64, 96, 80), (70, 101, 77), (1, 1, 70), (33, 49, 65)])
 @pytest.mark.parametrize(
@@ -85,6 +86,7 @@ def test_the_last_of_several_steps_writes(store, path, dtype, out, shape):
     assert (NOW in notes) == (LATE not in notes)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("out", ["bfloat16", "float32"])
 @pytest.mark.parametrize("path", PATHS)
 def test_sums_of_one_step_are_not_kept(store, path, out):
@@ -94,6 +96,7 @@ def test_sums_of_one_step_are_not_kept(store, path, out):
     assert NOW in notes
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("path", PATHS)
 def test_sums_that_are_used_otherwise_are_kept(store, path):
     func = product(70, 101, 77, "bfloat16", "bfloat16", 32, "scaled")
@@ -104,6 +107,7 @@ def test_sums_that_are_used_otherwise_are_kept(store, path):
     assert LATE not in check(func, path, store, 70, 101, 77, "bfloat16", "bfloat16")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("path", PATHS)
 def test_steps_counted_at_run_time(store, path):
     func = product(T.dynamic("m"), T.dynamic("n"), T.dynamic("k"), "bfloat16", "bfloat16", 32)

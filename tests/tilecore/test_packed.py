@@ -122,6 +122,7 @@ def test_integers_wrap_and_compute_as_int32(store):
     np.testing.assert_array_equal(c, wrapped**2 - 3 * wrapped[::-1] + np.maximum(wrapped, -2))
 
 
+@pytest.mark.few(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("transpose", [False, True])

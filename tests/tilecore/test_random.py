@@ -61,6 +61,7 @@ def test_known_vectors(run_both, counter, key, result):
     run_both(main, [given], [np.zeros(4, np.uint32)], [np.array(result)], rtol=0, atol=0)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("seed", "offset"), [(42, 0), (-5, 3), (2**40 + 9, 1)])
 def test_each_thread_draws_from_its_own_stream(run_both, seed, offset):
     blocks, threads, count = 3, 8, 7
@@ -144,6 +145,7 @@ def test_normal_numbers_come_in_pairs(run_both, bit):
     assert abs(a.std() - 1) < 0.05
 
 
+@pytest.mark.exhaustive
 def test_a_stream_begun_in_a_branch_lasts(run_both):
     @T.prim_func
     def main(n: T.int32, A: T.Tensor((6,), "uint32")):

@@ -312,6 +312,7 @@ def attention(batch, heads, length, dim, block, causal):
     return main
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("length", "causal"), [(64, False), (96, True), (70, False)])
 def test_flash_attention(run_both, length, causal):
     torch = pytest.importorskip("torch")
@@ -555,6 +556,7 @@ def test_tile_that_nothing_sets_is_reported():
     assert np.isnan(out).all()
 
 
+@pytest.mark.few(3)
 @pytest.mark.covering("op dtype")
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "float16"])
 @pytest.mark.parametrize("rows", [16, 37])

@@ -75,6 +75,7 @@ def matmul(m: int, n: int, k: int, producer_first: bool, in_loop: bool):
     return program
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("producer_first", "in_loop"), [(True, False), (False, False), (True, True)]
 )
@@ -312,6 +313,7 @@ def test_a_fragment_belongs_to_one_role() -> None:
         tilelang.compile(shares, target="llvm")
 
 
+@pytest.mark.exhaustive
 def test_a_role_may_depend_on_more_than_the_thread(run_both: RunBoth) -> None:
     """One elected thread arrives; blocks take their roles by their number too."""
 

@@ -148,6 +148,7 @@ def same(a, b):
     np.testing.assert_array_equal(np.signbit(a)[numbers], np.signbit(b)[numbers])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("mode", ["rz", "ru", "rd", "rn"])
 def test_every_target_rounds_the_exact_value(run_both, mode, dtype):

@@ -72,6 +72,7 @@ def test_grids_of_any_size_on_any_number_of_threads(is_shared, cores):
         torch.testing.assert_close(doubled(x, 1000), x * 2)
 
 
+@pytest.mark.exhaustive
 def test_torchs_threads_are_the_ones_that_run():
     """Kernels start no thread where torch has as many already."""
     found = run(
@@ -115,6 +116,7 @@ def test_calls_of_many_threads_at_once():
     assert wrong == [0] * 4
 
 
+@pytest.mark.exhaustive
 def test_kernels_that_were_called_before_torch_came():
     gemm = kernels.get("gemm")
     problem = gemm.parse_problem({"m": 300, "n": 400, "k": 50})

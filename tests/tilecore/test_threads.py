@@ -273,6 +273,7 @@ def test_a_tile_operation_takes_a_scalar_that_every_thread_has() -> None:
     np.testing.assert_allclose(found, want, rtol=1e-5)
 
 
+@pytest.mark.few(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("axes", [(0,), (1,), (2,), (0, 2), (1, 2), (0, 1)])
 @pytest.mark.parametrize("op", ["sum", "max", "prod"])
@@ -489,6 +490,7 @@ def test_a_vote_is_not_about_a_float(vote) -> None:
     assert caught.value.span.file == __file__
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("n", "lanes"), [(33, 32), (150, 16), (5, 32)])
 def test_warps_that_meet_in_a_loop_may_run_it_differently_often(run_both, n, lanes):
     """All threads ran such a loop as often as the first one did."""

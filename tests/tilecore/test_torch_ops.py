@@ -54,6 +54,7 @@ def graph_of(function, *inputs):
     return str(torch.export.export(Module(), inputs).graph)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_a_call_is_one_node_of_one_graph(backend):
     kernel = scaled(5, 33)
@@ -100,6 +101,7 @@ def test_given_outputs_are_written_in_place():
     torch.testing.assert_close(found, y + 1)
 
 
+@pytest.mark.exhaustive
 def test_programs_without_outputs_and_tensors_read_and_written():
     @T.prim_func
     def grow(X: T.Tensor((16,), "int32"), by: T.int32):
@@ -227,6 +229,7 @@ def test_functions_in_the_eager_style_are_nodes_too():
         torch.testing.assert_close(compiled(x), (x.sin() + 7.75) * 2)
 
 
+@pytest.mark.exhaustive
 def test_what_chooses_its_kernel_otherwise_breaks_the_graph():
     def model(x):
         return added(x + 1) * scaled(4, 4)(x)  # a default that the kernel takes; a lazy function

@@ -69,6 +69,7 @@ def units_off(found, exact):
     return np.abs(found.astype(np.float64) - exact) / last
 
 
+@pytest.mark.few(3)
 @pytest.mark.covering
 @pytest.mark.parametrize("target", ["avx2", "avx512"])
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -105,6 +106,7 @@ def test_exp_leaves_the_range_as_libm_does(artifacts):
     np.testing.assert_array_equal(found, np.array([0, 0, np.inf, np.inf], np.float32))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("target", ["avx2", "avx512"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_special_values_and_tails(name, target, artifacts):

@@ -82,6 +82,7 @@ class Mortal(Answerer):
         return super().answer(generation, request)
 
 
+@pytest.mark.exhaustive
 def test_a_question_that_ends_processes_fails_alone(settings, store):
     desk = AnswerDesk(settings.model_copy(update={"answer_processes": 1}), Mortal)
     desk.open()

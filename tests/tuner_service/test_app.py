@@ -299,6 +299,7 @@ BAD_QUESTIONS = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", BAD_QUESTIONS)
 @pytest.mark.parametrize("path", ["/v1/recommendations", "/v1/tuning-runs"])
 def test_bad_questions(client, store, path, name):

@@ -59,6 +59,7 @@ WRONG = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", WRONG)
 def test_questions_about_kernels(client, store, case):
     body, status, code = WRONG[case]
@@ -81,6 +82,7 @@ ILLEGAL = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", ILLEGAL)
 def test_illegal_configs_of_programs(client, store, case):
     fixed, code = ILLEGAL[case]

@@ -77,6 +77,7 @@ BAD_INPUT = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", BAD_INPUT)
 def test_bad_input_gets_one_message_and_status_2(cli, store, name):
     arguments, code = BAD_INPUT[name]
@@ -129,6 +130,7 @@ def test_names_of_keys_are_those_that_rest_takes(cli, store, name):
     assert store.keys.count() == 0
 
 
+@pytest.mark.exhaustive
 def test_a_disk_without_room_is_told_as_such(settings):
     """A process may write no files longer than 16 KiB: to SQLite that is a disk that is full."""
     environment = {

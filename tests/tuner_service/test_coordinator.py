@@ -275,6 +275,7 @@ def test_a_paused_run_lets_others_pass_and_goes_on_where_it_stood(store, queue_r
     assert sum(t.protocol is Protocol.SCREEN for t in store.trials.of_run(run.id)) == 30
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("while_open", [True, False])
 def test_an_extended_run_searches_on_and_confirms_again(store, queue_run, while_open):
     run = queue_run(max_trials=4)
@@ -331,6 +332,7 @@ def test_a_trial_that_the_workers_forget_is_done_again(store, queue_run):
     assert all(t.losses == t.attempt - 1 >= 1 for t in trials)
 
 
+@pytest.mark.exhaustive
 def test_what_waits_behind_slow_candidates_is_not_done_again(store, queue_run):
     """Trials that waited longer than a lease were put back before their turn, again and again."""
     run = queue_run(max_trials=24)

@@ -131,6 +131,7 @@ def test_the_front_door_leads_to_the_dashboard(serve):
     assert (answer.status_code, answer.headers["location"]) == (307, "/dashboard")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("address", PAGES)
 def test_pages_of_an_empty_database(serve, address):
     document = read(serve(), address)
@@ -153,6 +154,7 @@ def test_the_overview_of_a_filled_database(finished):
     assert wiring.detected_host().name in links
 
 
+@pytest.mark.few(1)
 def test_every_page_that_pages_lead_to_is_there(each_database):
     app = create_app(each_database.model_copy(update={"answer_processes": 0}))
     with TestClient(app, raise_server_exceptions=False) as client:
@@ -330,6 +332,7 @@ def test_every_kernel_has_its_fields(serve):
         assert document.texts("section", id="answer") == []
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("query", "field", "status"),
     [
@@ -365,6 +368,7 @@ FIELDS = {
 }  # fmt: skip
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("page", FIELDS)
 def test_whatever_readers_type_they_get_a_page(serve, page):
     client = serve()
@@ -377,6 +381,7 @@ def test_whatever_readers_type_they_get_a_page(serve, page):
             Document(answer.text)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["nope", "a" * 500, "%3Cscript%3E", "x:cancel", "%F0%9F"])
 def test_unknown_things_are_pages(serve, name):
     document = read(serve(), f"/dashboard/runs/{name}", 404)
@@ -483,6 +488,7 @@ def test_over_https_the_cookie_is_secure(serve, store):
     assert "Secure" in answer.headers["set-cookie"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("key", ["", "tc_no", "x" * 5000, EVIL, "é", "a b", "\0"])
 def test_a_wrong_key_is_answered_as_rest_does(serve, key):
     client = serve(auth="required")
@@ -508,6 +514,7 @@ def test_keys_have_one_rate_limit_for_pages_and_rest(serve, store):
     assert again.status_code == 429
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "wanted",
     ["https://example.com", "//example.com", "/\\example.com", "/v1/keys", "/dashboard/login",

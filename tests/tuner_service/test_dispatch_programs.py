@@ -70,6 +70,7 @@ def product_is_right(run, m, rng, n=72, k=40):
     )
 
 
+@pytest.mark.exhaustive
 def test_a_table_by_the_command_line_runs_the_program_at_every_size(cli, tmp_path):  # noqa: F811
     path = tmp_path / "table.json"
     status, shown, said = cli(

@@ -86,6 +86,7 @@ def test_the_same_request_again_has_the_table(client, store):
     assert len(groups(store)) == 2
 
 
+@pytest.mark.exhaustive
 def test_another_key_or_question_begins_anew_but_tunes_no_shape_twice(client, store):
     client.post(PATH, json=REQUEST)
     coordinate(store)
@@ -111,6 +112,7 @@ def test_requests_at_the_same_time_queue_one_group(client, store):
     assert len(groups(store)) == 1
 
 
+@pytest.mark.exhaustive
 def test_an_answering_process_queues_and_answers_the_same(settings, store):
     order = TuningOrder(
         request=DispatchTuningRequest(**REQUEST),
@@ -134,6 +136,7 @@ def test_a_run_that_was_cancelled_is_told_and_another_key_goes_on(client, store)
     assert (anew.status_code, anew.json()["stage"]) == (202, "tuning")
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("changes", "status", "code"),
     [
@@ -174,6 +177,7 @@ def test_the_command_line_waits_for_the_service(cli, url, workers, tmp_path):  #
     assert (status, "TC502" in said, "Traceback" in said) == (2, True, False), said
 
 
+@pytest.mark.exhaustive
 def test_the_client_tells_how_it_stands(client, store):
     def watch(now):
         told.append(now["stage"])

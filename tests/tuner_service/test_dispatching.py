@@ -77,6 +77,7 @@ def test_weights_from_a_file_of_counts(cli, tmp_path):  # noqa: F811
     }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -148,6 +149,7 @@ def work(settings, store, runs):
     ).run()  # fmt: skip
 
 
+@pytest.mark.exhaustive
 def test_tuned_tables_rest_on_what_was_measured_side_by_side(settings, store):
     store.save_hardware(replace(wiring.detected_host(), source="measured 2026-11-22"))
     asked = AskedTable(

@@ -71,6 +71,7 @@ def test_a_slower_device_is_noticed_tuned_again_once_and_believed(settings, stor
     assert again["state"] == "needed"
 
 
+@pytest.mark.exhaustive
 def test_the_run_after_a_drift_ends_it(settings, store, tune):
     for factor in (1.0, 1.0, 1.0, 1.5, 1.5, 1.5):
         tune(factor)

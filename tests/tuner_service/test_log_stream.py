@@ -61,6 +61,7 @@ def test_a_stream_into_a_full_disk_counts_what_it_is_told():
         assert stream._notice().startswith(b'{"event": "log.lines_lost", "lines": 3, ')
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")
 def test_a_coordinator_works_on_where_its_log_has_no_room(settings, store):
     settings.log_file.symlink_to(FULL)

@@ -123,6 +123,7 @@ def test_only_administrators_upload(settings, store, good, bearer):  # noqa: F81
     problem(upload(client, good + b" ", headers=admin), 413, "SV904")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("form", ["ubj", "json"])
 def test_files_that_are_damaged_or_something_else(client, booster, form):
     raw = bytes(booster.save_raw(form))

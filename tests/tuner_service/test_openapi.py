@@ -15,22 +15,25 @@ STREAMS = "/events$"  # an open run streams until it ends, which here it never d
 
 @pytest.fixture
 def server(each_database):
-    """A service on a free port, a key of an administrator, and how many examples it gets."""
+    """A service on a free port, and a key of an administrator."""
     changes = {"auth": "required", "rate_limit": "1000000/second", "access_log": "off"}
     app = create_app(each_database.model_copy(update=changes))
     store = app.state.store
-    examples = 5 if each_database.database_url is None else 2
     with served(app) as address:
-        yield address, store.keys.create("fuzz", "admin")[1], examples
+        yield address, store.keys.create("fuzz", "admin")[1]
 
 
 @pytest.mark.parametrize(
-    "each_database",
-    ["sqlite", pytest.param("postgresql", marks=pytest.mark.exhaustive)],
-    indirect=True,
+    ("each_database", "examples"),
+    [
+        ("sqlite", 2),
+        pytest.param("sqlite", 5, marks=pytest.mark.exhaustive),
+        pytest.param("postgresql", 2, marks=pytest.mark.exhaustive),
+    ],
+    indirect=["each_database"],
 )
-def test_generated_requests_get_documented_answers(server, tmp_path):
-    url, key, examples = server
+def test_generated_requests_get_documented_answers(server, examples, tmp_path):
+    url, key = server
     command = [sys.executable, "-m", "schemathesis.cli", f"--config-file={CONFIG}", "run"]
     command += [f"{url}/openapi.json", "--checks=all", f"--max-examples={examples}", "--seed=7"]
     command += [f"--header=Authorization: Bearer {key}", f"--exclude-path-regex={STREAMS}"]

@@ -79,6 +79,7 @@ def test_an_eager_function_and_its_tensors(installed):
     np.testing.assert_allclose(out, a.astype(np.float32) @ b.astype(np.float32), atol=0.1)
 
 
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.skipif(load_nvrtc() is None, reason="NVRTC is not installed")
 @pytest.mark.parametrize("device", ["sm_80", "h100"])
@@ -195,6 +196,7 @@ BAD = {
 }  # fmt: skip
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("case", BAD)
 def test_bad_command_lines(cli, tmp_path, case):  # noqa: F811
     texts = {"syntax": "def f(:\n", "fails": "x = 1\n1 / 0\n", "exits": "raise SystemExit(3)\n"}

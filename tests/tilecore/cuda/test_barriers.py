@@ -141,6 +141,7 @@ def test_a_loop_that_may_not_run_orders_nothing(turns, target):
             assert np.array_equal(c, told[::-1])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("columns", [64, 40])
 def test_what_a_fold_across_warps_leaves_is_told_to_the_units(columns, target):

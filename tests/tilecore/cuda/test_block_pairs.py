@@ -92,6 +92,7 @@ def check_together(M, N, K, rows, dtype="float16", out="float32", transposes=(Fa
     return plan
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("M", "N", "K", "rows", "dtype", "transposes"),
     [
@@ -171,6 +172,7 @@ def run_roles(M, N, K, block, stages, **options):
     return plan
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("M", "N", "K", "block", "boxes"),
     [
@@ -201,6 +203,7 @@ BUGS = {
 }  # fmt: skip
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", BUGS)
 def test_a_seeded_bug_is_caught(name):
     text, number, message = BUGS[name]
@@ -289,6 +292,7 @@ def run_changed(func, old, new, arguments):
     emulate(changed, values, ALL_SCHEDULES, known=reached)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_changed_kernel_is_caught(name):
     old, new, message = CHANGES[name]

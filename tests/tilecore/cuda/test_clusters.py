@@ -176,6 +176,7 @@ def ring(M, N, K, stages):
     return main
 
 
+@pytest.mark.exhaustive
 def test_a_pipeline_whose_tiles_are_loaded_for_two_blocks():
     M, N, K = 128, 128, 320
     rng = np.random.default_rng(3)
@@ -211,6 +212,7 @@ def clustered(M, N, K, block, cluster, stages, threads=128):
     return main
 
 
+@pytest.mark.few(2)
 @pytest.mark.covering
 @TARGETS
 @pytest.mark.parametrize(
@@ -230,6 +232,7 @@ def test_tiles_that_blocks_share_are_loaded_once(target, cluster, sent):
     assert text.count(".multicast::cluster [%0]") == 1
 
 
+@pytest.mark.few(1)
 @TARGETS
 def test_a_block_waits_until_all_have_read_a_tile_that_they_share(target):
     func = clustered(128, 128, 512, (128, 64, 64), 2, 2)

@@ -166,6 +166,7 @@ WGMMA = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(3)
 @pytest.mark.covering
 @pytest.mark.parametrize(("dtype", "c_type", "a_major", "b_major", "swizzle"), WGMMA)
 @pytest.mark.parametrize("in_registers", [False, True])

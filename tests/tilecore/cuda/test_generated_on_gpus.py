@@ -37,7 +37,7 @@ def check(program: Program, target: str, tmp_path) -> None:
         assert difference.max(initial=0.0) <= tolerance, (target, program)
 
 
-@settings(max_examples=8, suppress_health_check=FIXTURES)
+@settings(max_examples=4, suppress_health_check=FIXTURES)
 @given(program=programs(), target=TARGETS)
 def test_emulated_code_agrees_with_the_oracle(program: Program, target: str, tmp_path) -> None:
     assume(math.prod(program.grid) <= MOST_BLOCKS)

@@ -93,6 +93,7 @@ def everywhere(func, target, inputs, outputs):
     return found
 
 
+@pytest.mark.few(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("rows", "width"), [(13, 20), (24, 33)])
@@ -104,6 +105,7 @@ def test_a_shared_tile_is_kept_across_two_waits(rows, width, target):
         np.testing.assert_allclose(y, want, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.few(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("blocks", "threads", "experts", "n"), [(3, 64, 37, 500), (2, 96, 5, 77)])
@@ -181,6 +183,7 @@ def test_a_nest_with_a_wait_in_it(target):
         np.testing.assert_array_equal(a, np.full(192, 191, np.float32))
 
 
+@pytest.mark.few(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("target", [*TARGETS, "gfx942"])
 def test_fragments_are_kept(target):

@@ -121,6 +121,7 @@ def test_a_product_over_nothing_needs_no_tensor_maps():
         torch.testing.assert_close(c, a.float().T @ b.float(), atol=1e-2, rtol=1e-3)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("threads", "has_boxes"), [(48, False), (96, True), (1024, False)])
 def test_a_warpgroup_that_issues_copies_has_warps_of_its_own(threads, has_boxes):
     """It comes behind whole warps, and a block has at most 1024 threads."""

@@ -90,6 +90,7 @@ def check(definition, problem, values, inputs, outputs):
         assert report.passed, report.detail
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "run",
     [
@@ -139,6 +140,7 @@ REAL = {
 FETCHED = {"a100": "LDGSTS", "h100": "UTMALDG"}
 
 
+@pytest.mark.few(4)
 @pytest.mark.skipif(load_nvrtc() is None, reason="NVRTC is not installed")
 @pytest.mark.parametrize(
     ("name", "device"),

@@ -100,6 +100,7 @@ BODIES = {
 IN_TURN = ("halved", "compared", "groups")  # no one atomic update does this
 
 
+@pytest.mark.few(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("scope", ["shared", "global"])
@@ -127,6 +128,7 @@ def test_no_update_is_lost(name, scope, target):
 TYPES = ("float16", "bfloat16", "float64", "int8", "uint8", "int16", "int32", "uint32", "int64")
 
 
+@pytest.mark.few(3)
 @pytest.mark.covering
 @pytest.mark.parametrize("scope", ["shared", "global"])
 @pytest.mark.parametrize("dtype", TYPES)
@@ -216,6 +218,7 @@ def found(where):
     return main
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("where", ["tensor", "fragment", "loop"])
 def test_a_variable_that_one_point_sets_is_known_to_all_threads(where, target):

@@ -47,6 +47,7 @@ def staged(block, dtype, out, sums, is_transposed, scaled):
     return main
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("target", "block", "dtype", "out", "sums", "is_transposed", "scaled", "used"),
     [
@@ -94,6 +95,7 @@ def test_the_epilogue_of_hopper_is_short():
     assert features.instructions < 560
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("target", "trans_a", "trans_b", "used"),
     [

@@ -121,6 +121,7 @@ def everywhere(func, target, x, out):
     return found
 
 
+@pytest.mark.few(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -132,6 +133,7 @@ def test_one_half_of_a_block_hands_rows_to_the_other(rows, width, dtype, target)
         np.testing.assert_array_equal(y, 2 * x[:, ::-1].astype(np.float32))
 
 
+@pytest.mark.few(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("rows", "width"), [(2, 40), (4, 77)])
@@ -144,6 +146,7 @@ def test_two_groups_take_turns(rows, width, target):
         np.testing.assert_allclose(y, want, rtol=1e-5)
 
 
+@pytest.mark.few(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("rows", "width"), [(2, 40), (3, 131)])
@@ -205,6 +208,7 @@ def by_role(role_of, count, meets_other):
     return main
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("role_of", [
     lambda t, F: F[t // 32], lambda t, F: t // 64, lambda t, F: t // 32 % 2
 ])  # fmt: skip

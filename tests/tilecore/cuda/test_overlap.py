@@ -88,6 +88,7 @@ def latent_reference(q, q_pe, kv, k_pe, lengths, out):
     return expected
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("stages", [2, 3])
 def test_every_number_of_iterations(stages):
     """None, one, a part of one and several; one tile is read by the first and the last product."""
@@ -118,6 +119,7 @@ def test_registers_decide():
     assert all(p.overlap is None for p in launch.pipelines.values())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("dim", "block", "threads"), [(128, (128, 192), 256), (64, (192, 128), 384)]
 )
@@ -221,6 +223,7 @@ def grouped_arguments(M, N, K):
     return [a, b, np.full((M, N), 7, np.float32)]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("target", "call"),
     [
@@ -266,6 +269,7 @@ def test_waits_are_known_numbers(call):
                 call()
 
 
+@pytest.mark.exhaustive
 def test_descriptors_of_many_products_do_not_spill():
     """The compiler would keep the descriptors of the instructions of a loop in registers."""
     parts, turns = 8, 8

@@ -93,6 +93,7 @@ def test_its_machine_code_has_boxes_and_hands_registers_over():
     assert "tc_registers_inc_232" in source.text
 
 
+@pytest.mark.exhaustive
 def test_without_such_an_accelerator_the_threads_copy():
     M, N, K = 200, 72, 400
     a, b, c = arguments(M, N, K)
@@ -103,6 +104,7 @@ def test_without_such_an_accelerator_the_threads_copy():
     assert "sm_80 has no setmaxnreg" in launch.explain()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("call", "number"),
     [("tc_barrier_wait(", 0), ("tc_barrier_wait(", 1), ("tc_barrier_expect_only(", 0)],
@@ -187,6 +189,7 @@ def updating(op, dtype, rows, columns):
     return main
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("op", "dtype", "target"),
     [

@@ -100,6 +100,7 @@ EXPECTED = {
 }  # fmt: skip
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", EXPECTED)
 def test_updates_in_turn(name, target):
@@ -135,6 +136,7 @@ def test_the_place_of_the_largest(target):
     np.testing.assert_array_equal(b, a.argmax(1))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_variable_and_a_shared_tile(target):
     @T.prim_func

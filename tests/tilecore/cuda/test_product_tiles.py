@@ -14,6 +14,7 @@ from tilecore.ir.dtype import DType
 # --- Volta --------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("sums", ["float16", "float32"])
 @pytest.mark.parametrize("trans", TRANSPOSES)
@@ -101,6 +102,7 @@ def sliced(trans, a_start, b_start, size, dynamic):
     return main
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("trans", "a_start", "b_start", "size", "dynamic", "kind"),
     [
@@ -130,6 +132,7 @@ def test_slices_of_shared_tiles(trans, a_start, b_start, size, dynamic, kind):
     assert {g.kind for g in launch.gemms.values()} == {kind}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("columns", "threads"), [(320, 128), (192, 256), (96, 256)])
 def test_instructions_begin_at_panels(columns, threads):
     """320 columns were cut at 160, in the middle of a panel of 64."""
@@ -166,6 +169,7 @@ def test_tiles_that_views_see_are_read_by_warps():
 # --- what random programs found ------------------------------------------------------------------
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("target", "size", "dtype", "out", "trans", "kind"),
     [

@@ -42,6 +42,7 @@ def matrices(a, b, trans):
 # --- sums in float16 -----------------------------------------------------------------------------
 
 
+@pytest.mark.few(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("trans", TRANSPOSES[1:3])
 @pytest.mark.parametrize(
@@ -71,6 +72,7 @@ def test_products_of_float8_are_summed_up_in_float16(target):
     assert np.all(np.abs(c - left @ right) <= 4 * 2.0**-11 * (np.abs(left) @ np.abs(right)))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("target", "opcode"), [("sm_80", "HMMA"), ("h100", "HGMMA")])
 def test_sums_in_float16_take_half_the_registers(target, opcode):
     found = []
@@ -95,6 +97,7 @@ def tf32(values, *, cut):
     return ((bits if cut else bits + 0x1000) & 0xFFFFE000).astype(np.uint32).view(np.float32)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("target", "trans"),
     [*(("sm_80", t) for t in TRANSPOSES), *(("h100", t) for t in TRANSPOSES[:2])],
@@ -204,6 +207,7 @@ def test_exact_float32_is_an_option(tmp_path):
 # --- float64 and integers ------------------------------------------------------------------------
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("target", "depth", "how", "trans"),
     [("sm_80", 16, "m8n8k4", t) for t in TRANSPOSES]
@@ -223,6 +227,7 @@ def test_float64_on_matrix_units(target, depth, how, trans):
     assert np.all(np.abs(c - left @ right) <= 40 * 2.0**-53 * (np.abs(left) @ np.abs(right)))
 
 
+@pytest.mark.few(2)
 @pytest.mark.covering
 @pytest.mark.parametrize(
     ("target", "how", "trans_b"),
@@ -262,6 +267,7 @@ def nibbles(values):
     return np.ascontiguousarray(codes[:, ::2] | codes[:, 1::2] << 4)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("target", "dtype", "trans", "how"),
     [
@@ -320,6 +326,7 @@ def test_both_kinds_of_float8_together(target, kind):
     assert product.kind == kind
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("target", "a_type", "b_type", "sums", "opcode"),
     [

@@ -106,6 +106,7 @@ BITS = {"float16": "u2", "bfloat16": "u2", "tfloat32": "u4", "int8": "u1", "uint
 SUMS = {"float32": np.float32, "int32": np.int32, "float64": np.float64}
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("shape", "a", "b", "c", "lane", "a_at", "b_at", "c_at"), FRAGMENTS)
 def test_the_fragments_of_mma(shape, a, b, c, lane, a_at, b_at, c_at):
     """A single 1 in A lights up its row, with a single 1 in B the element where they meet."""

@@ -20,12 +20,14 @@ from tilecore.errors import EmulationError
 needs_nvrtc = pytest.mark.skipif(load_nvrtc() is None, reason="NVRTC is not installed")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("trans", [(False, False), (False, True), (True, False), (True, True)])
 def test_gemm_with_ragged_edges_and_all_transposes(trans):
     size, block = (200, 80, 200), (128, 64, 64)
     assert check_gemm("b200", size, block, 3, "float16", "float16", trans) == "tcgen05"
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("block", "dtype", "out", "threads"),
     [
@@ -45,6 +47,7 @@ def test_gemm_element_types_and_tiles(block, dtype, out, threads):
     assert used == "tcgen05"
 
 
+@pytest.mark.exhaustive
 def test_float32_is_multiplied_as_tf32_unless_it_must_be_exact():
     size = (136, 72, 104)
     func = gemm(*size, (128, 64, 32), 2, "float32", "float32", trans=(False, True))
@@ -60,6 +63,7 @@ def test_float32_is_multiplied_as_tf32_unless_it_must_be_exact():
     assert np.all(np.abs(c - left @ right) <= 2.0**-20 * (np.abs(left) @ np.abs(right)))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("left", "right"), [("float8_e4m3fn", "float8_e5m2"), ("uint8", "int8"), ("uint8", "uint8")]
 )
@@ -102,6 +106,7 @@ def test_gemm_without_boxes():
     assert used == "tcgen05"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", ["int8", "float8_e5m2"])
 @pytest.mark.parametrize("trans", [(False, False), (True, True)])
 def test_operands_of_8_bits_need_not_be_contiguous_along_k(dtype, trans):
@@ -110,6 +115,7 @@ def test_operands_of_8_bits_need_not_be_contiguous_along_k(dtype, trans):
     assert check_gemm("b200", size, (128, 64, 32), 2, dtype, out, trans) == "tcgen05"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("block", "dtype", "trans", "reason"),
     [
@@ -129,6 +135,7 @@ def test_what_does_not_suit_is_multiplied_by_warps_and_says_why(block, dtype, tr
     assert check_gemm("b200", (192, 48, 128), block, 2, dtype, out, trans) == "mma"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("block", "threads", "causal", "kinds"),
     [
@@ -261,6 +268,7 @@ def test_sums_that_begin_with_values_and_are_used_between_products():
     }
 
 
+@pytest.mark.exhaustive
 def test_a_loop_that_runs_again_and_a_length_known_at_run_time():
     """Blocks take several tiles each; phases of all barriers go on from tile to tile."""
     M, N, blocks = 256, 64, 1
@@ -328,6 +336,7 @@ def run_explicit(func, M, N, K, dtype, out, **options):
     return launch
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("block", "stages", "dtype", "out", "accum"),
     [
@@ -391,6 +400,7 @@ def test_a_warp_that_copies_and_one_that_multiplies():
     assert [g.is_async for g in launch.gemms.values()] == [True]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("shape", "start"),
     [

@@ -67,6 +67,7 @@ def check_gemm(
     return product.kind
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("trans", [(False, False), (False, True), (True, False), (True, True)])
 @pytest.mark.parametrize(("target", "kind"), [("sm_80", "mma"), ("h100", "wgmma")])
 def test_gemm_with_ragged_edges_and_all_transposes(target, kind, trans):
@@ -74,6 +75,7 @@ def test_gemm_with_ragged_edges_and_all_transposes(target, kind, trans):
     assert used == kind
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("target", "dtype", "out", "trans_b", "kind"),
     [
@@ -99,6 +101,7 @@ def test_gemm_element_types(target, dtype, out, trans_b, kind):
     assert used == kind
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("block", "threads"), [((128, 256, 64), 256), ((64, 32, 32), 128), ((128, 64, 128), 256)]
 )
@@ -107,12 +110,14 @@ def test_gemm_by_several_warpgroups_and_other_swizzles(block, threads):
     check_gemm("h100", size, block, 2, "float16", "float16", threads=threads)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("stages", [0, 1, 2, 4])
 def test_gemm_of_fewer_steps_than_stages(stages):
     for target in ("sm_80", "h100"):
         check_gemm(target, (64, 64, 64), (64, 64, 32), stages, "float16", "float16")
 
 
+@pytest.mark.few(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
@@ -166,6 +171,7 @@ KNOBS = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.covering
 @pytest.mark.parametrize("target", ["sm_80", "h100"])
 @pytest.mark.parametrize("name", sorted(PROBLEMS))
@@ -213,6 +219,7 @@ def test_attention_has_no_spills(target, opcode):
     assert features.opcodes[opcode] > 0
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("target", "removed"),
     [
@@ -414,6 +421,7 @@ def test_columns_of_a_row_major_tile_conflict():
     assert read.ways == 16  # 16 threads read elements of one column, 2 columns at once
 
 
+@pytest.mark.exhaustive
 def test_the_example_for_hopper_runs():
     example = Path(__file__).parents[3] / "examples" / "gemm_for_hopper.py"
     done = subprocess.run(

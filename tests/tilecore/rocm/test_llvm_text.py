@@ -12,6 +12,7 @@ from tests.tilecore.cuda.tile_programs import attention, gemm
 from tests.tilecore.rocm.llvm_on_cpu import run_text
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("target", "dtype", "out", "trans_b"),
     [

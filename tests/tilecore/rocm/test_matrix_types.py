@@ -67,6 +67,7 @@ def plans_of(plan):
     return list(launch.gemms.values()), launch.notes
 
 
+@pytest.mark.few(3)
 @pytest.mark.covering
 @pytest.mark.parametrize("trans", TRANSPOSED)
 @pytest.mark.parametrize(("target", "a", "b", "step"), TYPES)
@@ -85,6 +86,7 @@ def test_products_with_ragged_edges_and_all_transposes(target, a, b, step, trans
         assert_product(c, x, y, trans)
 
 
+@pytest.mark.few(3)
 @RUNS
 @pytest.mark.parametrize(("target", "a", "b", "step"), [t for t in TYPES if t[1] != "float64"])
 def test_every_number_times_every_number(target, a, b, step, run):
@@ -102,6 +104,7 @@ def test_every_number_times_every_number(target, a, b, step, run):
         np.testing.assert_array_equal(c, expected)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", LIMITS)
 def test_the_numbers_that_documents_give(dtype):
     least, code, most, not_numbers = LIMITS[dtype]
@@ -152,6 +155,7 @@ def fragments(M, N, K, types, total, held, trans):
     return main
 
 
+@pytest.mark.few(3)
 @pytest.mark.covering("target held")
 @RUNS
 @pytest.mark.parametrize("held", ["a", "b", "ab"])
@@ -206,6 +210,7 @@ def chained(M, N, K, D, dtype, total):
     return main
 
 
+@pytest.mark.few(3)
 @RUNS
 @pytest.mark.parametrize(
     ("target", "dtype", "source"),
@@ -261,6 +266,7 @@ def batched(batch, size, dtype, total, out):
     return main
 
 
+@pytest.mark.few(2)
 @RUNS
 @pytest.mark.parametrize(
     ("target", "dtype", "out"),
@@ -318,6 +324,7 @@ def two_products(size, dtype, total):
     return main
 
 
+@pytest.mark.few(2)
 @RUNS
 @pytest.mark.parametrize(
     ("target", "dtype"), [("gfx942", E4Z), ("gfx942", E5), ("gfx90a", "float64")]
@@ -337,6 +344,7 @@ def test_products_that_share_sums(target, dtype, run):
     assert_product(c, left, right, (False, True))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("dtype", "depth", "kind"),
     [(E4Z, 48, "fma"), (E4, 48, "mfma"), (E4, 24, "fma"), ("float64", 12, "mfma")],

@@ -67,6 +67,7 @@ OPCODES = [
 FLAGS = {"gfx90a": 0x53F, "gfx942": 0x54C}
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("target", "dtype", "k", "lane", "row", "depths", "sums"), FRAGMENTS)
 def test_the_fragments_of_mfma(target, dtype, k, lane, row, depths, sums):
     """A single 1 in A and a single 1 in B meet where K is the same."""
@@ -107,6 +108,7 @@ def test_modifiers_of_matrix_instructions_are_zero():
     assert not any(word in line for line in products for word in ("cbsz", "abid", "blgp"))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("target", "a", "b", "opcode"), OPCODES)
 def test_the_opcode_of_element_types(target, a, b, opcode):
     total = SUMS.get(a, "float32")
