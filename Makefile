@@ -7,7 +7,8 @@ N ?= 1024
 K ?= 1024
 DTYPE ?= float32
 TUNE_ARGS ?=
-TEST_PROCESSES ?= 2
+# Three on two cores: some tests wait for what they start.
+TEST_PROCESSES ?= 3
 CPU ?= avx512+avx512_vnni+amx_bf16+amx_int8+amx_tile
 
 BIN := $(VENV)/bin
@@ -42,10 +43,10 @@ serve: $(STAMP) ## start the REST service and a coordinator
 
 # Tests start hundreds of processes: without bytecode each would compile all that it imports.
 test exhaustive: export PYTHONDONTWRITEBYTECODE =
-test: $(STAMP) ## run the tests but for repetitions, files side by side on two cores
+test: $(STAMP) ## run the tests but for repetitions and long cases, files side by side
 	@$(PYTEST) -m "not exhaustive" --durations=12
 
-exhaustive: $(STAMP) ## run what `make test` leaves out: the rest of the grids, more generated cases
+exhaustive: $(STAMP) ## run what `make test` leaves out: the rest of the grids, long cases, more generated ones
 	@$(PYTEST) -m exhaustive --durations=12
 
 chaos: $(STAMP) ## kill everything 50 times during one run of 300 trials (15 minutes)

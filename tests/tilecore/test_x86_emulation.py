@@ -123,7 +123,6 @@ WRONG = {
 }  # fmt: skip
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_operands_are_wrong_results(name, artifacts):
     target, dtype, pattern, changed = WRONG[name]

@@ -90,7 +90,6 @@ def test_near_and_winners(client):
     assert winners == [64, 128, 2048]
 
 
-@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("query", "code"),
     [

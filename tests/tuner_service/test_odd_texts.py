@@ -59,7 +59,6 @@ def client(each_database):
         yield client
 
 
-@pytest.mark.few(1)
 def test_odd_texts_are_refused_or_stored(client):
     """PostgreSQL refused a NUL in 17 places: each was a 500 (SV905)."""
     for address in ADDRESSES:

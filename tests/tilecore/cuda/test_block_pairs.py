@@ -203,7 +203,6 @@ BUGS = {
 }  # fmt: skip
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("name", BUGS)
 def test_a_seeded_bug_is_caught(name):
     text, number, message = BUGS[name]
@@ -292,7 +291,6 @@ def run_changed(func, old, new, arguments):
     emulate(changed, values, ALL_SCHEDULES, known=reached)
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_changed_kernel_is_caught(name):
     old, new, message = CHANGES[name]

@@ -113,7 +113,6 @@ def test_a_product_in_tensor_memory():
     _check(BODY, ALL_SCHEDULES)
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("name", BUGS)
 def test_a_bug_is_caught(name):
     old, new, message = BUGS[name]

@@ -99,7 +99,6 @@ FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.few(8)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_reported(name):
     body, instructions, shape, message = FAULTS[name]

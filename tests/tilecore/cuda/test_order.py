@@ -72,7 +72,6 @@ def test_a_bug_in_the_product_for_sm80_is_named(change):
     assert re.search(SM80[change], "\n".join(found)), found
 
 
-@pytest.mark.few(4)
 @pytest.mark.parametrize("change", SM90)
 def test_a_bug_in_the_product_for_sm90_is_named(change):
     found = faults(gemm_sm90(128, 128, 256, change=change), BOXES)
@@ -137,7 +136,6 @@ SPARE = {"gemm": 1, "transposed gemm": 1}
 FREE = ("registers", "tensor fence")
 
 
-@pytest.mark.few(3)
 @pytest.mark.parametrize(("name", "target"), CASES)
 def test_whatever_orders_in_a_loop_is_missed_where_it_is_left_out(name, target):
     """Every barrier, fence, wait, arrival and commit."""
@@ -163,7 +161,6 @@ ORDERING = {
 }  # fmt: skip
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("target", ORDERING)
 def test_every_kind_of_instruction_that_orders_is_missed(target):
     (kernel,) = kernels(PROGRAMS["gemm"], target)

@@ -104,7 +104,6 @@ def test_without_such_an_accelerator_the_threads_copy():
     assert "sm_80 has no setmaxnreg" in launch.explain()
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("call", "number"),
     [("tc_barrier_wait(", 0), ("tc_barrier_wait(", 1), ("tc_barrier_expect_only(", 0)],

@@ -400,7 +400,6 @@ def test_a_warp_that_copies_and_one_that_multiplies():
     assert [g.is_async for g in launch.gemms.values()] == [True]
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("shape", "start"),
     [

@@ -219,7 +219,6 @@ def test_attention_has_no_spills(target, opcode):
     assert features.opcodes[opcode] > 0
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("target", "removed"),
     [
