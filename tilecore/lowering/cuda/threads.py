@@ -11,7 +11,8 @@ from tvm import tirx as tir
 from tilecore.errors import UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
 from tilecore.ir import nodes
-from tilecore.ir.expr import Load, cast, const
+from tilecore.ir.dtype import DType
+from tilecore.ir.expr import Load, cast, const, int_value
 from tilecore.ir.fold import reducer_update
 from tilecore.ir.nodes import Arrive, Atomic, Exchange, Wait
 from tilecore.lowering.cpu.tir import add, index, mul, remainder
@@ -123,11 +124,13 @@ def emit_exchange(accessor: Accessor, stmt: Exchange) -> None:
     """Emit a shuffle, or a combination of the values of lanes of a warp (a power of two)."""
     builder, isa, width = accessor.builder, accessor.isa, stmt.width
     given = stmt.args[0]
-    kind = "int32" if given.dtype == "bool" else str(given.dtype)
-    carrier = "float32" if kind == "bfloat16" else kind
+    kind = _exchanged(str(given.dtype))
+    carrier = value_type(kind)
     value = builder.bind(convert(accessor.scalar(given), str(given.dtype), kind))
     if stmt.op in SHUFFLES:
         lane = accessor.scalar(cast(stmt.args[1], "int32"))
+        if stmt.op != "shfl" and int_value(stmt.args[1]) is None:
+            lane = builder.bind(tir.if_then_else(_is_within(lane, width), lane, index(0)))
         lanes = [accessor.scalar(m) for m in stmt.args[2:]]
         shuffle = isa.shuffle(SHUFFLES[stmt.op], carrier, width, is_masked=bool(lanes))
         result = shuffle.call(*lanes, value, lane)
@@ -136,13 +139,42 @@ def emit_exchange(accessor: Accessor, stmt: Exchange) -> None:
         result = isa.vote(stmt.op, is_masked=bool(lanes)).call(*lanes, value)
         kind = "uint32" if stmt.op == "ballot" else "int32"
     else:
-        distance, result = width // 2, value
-        while distance:
-            other = isa.shuffle("xor", carrier, width).call(result, index(distance))
-            result = builder.bind(operate(FOLDS[stmt.op], result, builder.bind(other), kind))
-            distance //= 2
+        result = _folded(accessor, stmt, value, kind)
     zeros = tuple(const(0) for _ in stmt.dst.shape)
     accessor.store(stmt.dst, zeros, builder.bind(result), kind)
+
+
+def _exchanged(dtype: str) -> str:
+    """Return the type that lanes tell each other: shuffles carry 16 bits of a float and more."""
+    kind = DType(dtype)
+    is_narrow = not kind.is_float and kind.bits < 32
+    return "int32" if is_narrow else dtype
+
+
+def _is_within(distance: Any, width: int) -> Any:
+    """Return whether a distance is one between lanes of a group."""
+    return tir.And(tir.GE(distance, index(0)), tir.LT(distance, index(width)))
+
+
+def _folded(accessor: Accessor, stmt: Exchange, value: Any, kind: str) -> Any:
+    """Return what the values of all lanes of a group make together, in each of them.
+
+    Where the last group has fewer lanes, its first one collects those that are there.
+    """
+    builder, isa, width = accessor.builder, accessor.isa, stmt.width
+    carrier, result, distance = value_type(kind), value, stmt.width // 2
+    short = accessor.thread_count % width
+    while distance:
+        shuffle = isa.shuffle("down" if short else "xor", carrier, width)
+        other = builder.bind(shuffle.call(result, index(distance)))
+        folded = operate(FOLDS[stmt.op], result, other, kind)
+        if short:
+            last = index(accessor.thread_count - distance)
+            is_there = tir.LT(index(accessor.thread), last)
+            folded = tir.if_then_else(is_there, folded, result)
+        result = builder.bind(folded)
+        distance //= 2
+    return isa.shuffle("idx", carrier, width).call(result, index(0)) if short else result
 
 
 Scratch = Callable[[str], tuple[Any, int]]
@@ -204,7 +236,7 @@ def _source(op: str, lane: Any, given: Any, width: int) -> Any:
     there = {"shfl_xor": tir.bitwise_xor, "shfl_up": tir.Sub, "shfl_down": tir.Add}[op](
         index(lane), given
     )
-    inside = tir.And(tir.GE(there, index(0)), tir.LT(there, index(width)))
+    inside = tir.And(_is_within(given, width), _is_within(there, width))
     return tir.if_then_else(inside, there, index(lane))
 
 

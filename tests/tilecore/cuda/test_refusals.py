@@ -1,0 +1,191 @@
+"""What a GPU lacks is refused when it is compiled: by code, place, limit and what would fit.
+
+A table: each row is a program that asks for it. What is beside the limit, and right, must compute
+the same as the interpreter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import tilecore
+import tilecore.language as T
+from tests.tilecore.cuda.emulated import lowered, run_emulated
+from tilecore.codegen.nvrtc import load_nvrtc
+from tilecore.emulator import LATE
+from tilecore.errors import InvalidConfig, LaunchFailed, TileError
+from tilecore.interpreter import run as interpret
+from tilecore.runtime.cuda import check_grid
+
+needs_nvrtc = pytest.mark.skipif(load_nvrtc() is None, reason="NVRTC is not installed")
+Make = Callable[[], object]
+
+
+def refused(make: Make, target: str) -> TileError:
+    """Return the error of a program, traced or lowered, which names its place."""
+    with pytest.raises(TileError) as found:
+        lowered(make(), target)  # type: ignore[arg-type]
+    assert found.value.span is not None
+    assert found.value.span.file == __file__
+    return found.value
+
+
+def plain(threads, grid=(1,), cluster=None):
+    @T.prim_func
+    def main(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(*grid, threads=threads, cluster_dims=cluster):
+            for i in T.Parallel(64):
+                B[i] = A[i] + 1.0
+
+    return main
+
+
+# Program, target, code, what the message says, what the hint says.
+LAUNCHES = {
+    "no thread": (lambda: plain(0), "h100", "TC303", "at least one thread", ""),
+    "fewer than none": (lambda: plain(-32), "h100", "TC303", "at least one thread", ""),
+    "four axes": (lambda: plain((1, 1, 1, 32)), "a100", "TC303", "at most 3 axes", ""),
+    "too many threads": (
+        lambda: plain((1024, 2)), "a100", "TC303", "threads=2048: expected at most 1024",
+        "threads=1024",
+    ),
+    "too many along z": (
+        lambda: plain((1, 1, 128)), "a100", "TC303", "at most 64 threads of a block along z",
+        r"threads=\(128, 1, 1\)",
+    ),
+    "too many blocks along y": (
+        lambda: plain(64, (1, 65536)), "a100", "TC303", "0 to 65535 blocks along y",
+        "the longest axis of T.Kernel first",
+    ),
+    "too many blocks": (
+        lambda: plain(64, (2**31,)), "a100", "TC303", "0 to 2147483647 blocks", "a block do more"
+    ),
+    "too many blocks, AMD": (
+        lambda: plain(64, (2**31,)), "gfx942", "TC303", "0 to 2147483647 blocks", "a block do more"
+    ),
+    "fewer blocks than none": (lambda: plain(64, (-1,)), "a100", "TC303", "grid=-1 blocks", ""),
+    "a large cluster": (
+        lambda: plain(64, (16,), 16), "h100", "TC303", "at most 8 blocks in a cluster", "=8 fits"
+    ),
+    "half a cluster": (
+        lambda: plain(64, (6,), 4), "h100", "TC303", "divisors of the grid, which has 6",
+        "2 along x fits, or a grid of a multiple of 4",
+    ),
+    "a cluster of more axes than the grid": (
+        lambda: plain(64, (4,), (2, 2)), "h100", "TC303", "which has 1 blocks", "1 along y fits"
+    ),
+    "a cluster of four axes": (
+        lambda: plain(64, (4, 4, 4), (2, 1, 1, 2)), "h100", "TC202", "along at most 3 axes", ""
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_a_launch_that_no_device_begins(name):
+    make, target, code, message, hint = LAUNCHES[name]
+    error = refused(make, target)
+    assert error.code == code
+    assert_says(error, message, hint)
+
+
+def assert_says(error: TileError, message: str, hint: str) -> None:
+    assert re.search(message, error.message), error.message
+    assert re.search(hint, error.hint), error.hint
+
+
+def test_a_call_with_half_a_cluster():
+    check_grid("main", (4, 2, 1), (2, 2, 1))
+    with pytest.raises(LaunchFailed, match=r"whole clusters of 2 x 1 x 1 blocks, found 3 x 1 x 1"):
+        check_grid("main", (3, 1, 1), (2, 1, 1))
+
+
+@needs_nvrtc
+def test_arrays_that_are_more_than_the_local_memory_of_a_thread():
+    """The driver refuses to load such a kernel."""
+
+    @T.prim_func
+    def main(A: T.Tensor((64,), "int32"), B: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            tx = T.get_thread_binding()
+            x = T.alloc_local((150000,), "int32")
+            x[A[tx]] = tx
+            B[tx] = x[A[(tx + 1) % 64]]
+
+    with pytest.raises(InvalidConfig, match=r"expected at most 524288 B of a thread on a100"):
+        tilecore.compile(main, target="a100")
+
+
+# --- exchanges ------------------------------------------------------------------------------------
+
+
+def exchange(of, dtype="float32", threads=64):
+    @T.prim_func
+    def main(A: T.Tensor((threads,), dtype), B: T.Tensor((threads,), dtype)):
+        with T.Kernel(1, threads=threads):
+            tx = T.get_thread_binding()
+            B[tx] = T.cast(of(A[tx], tx), dtype)
+
+    return main
+
+
+EXCHANGES = {
+    "backwards": (lambda: exchange(lambda v, t: T.shfl_down(v, -1)), "distance from 0 to 31"),
+    "beyond the warp": (lambda: exchange(lambda v, t: T.shfl_up(v, 32)), "distance from 0 to 31"),
+    "beyond the group": (
+        lambda: exchange(lambda v, t: T.shfl_xor(v, 8, width=8)), "0 to 7 for T.shfl_xor"
+    ),
+    "bits of floats": (
+        lambda: exchange(lambda v, t: T.warp_reduce_bitor(v)), "integers for T.warp_reduce_bitor"
+    ),
+    "a lane and a half": (lambda: exchange(lambda v, t: T.shfl_sync(v, 1.5)), "an integer lane"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_an_exchange_that_means_nothing(name):
+    make, message = EXCHANGES[name]
+    error = refused(make, "a100")
+    assert error.code == "TC202"
+    assert_says(error, message, "")
+
+
+WAYS = {
+    "down": lambda v, t: T.shfl_down(v, 3),
+    "a lane": lambda v, t: T.shfl_sync(v, 5, width=8),
+    "a distance of the thread": lambda v, t: T.shfl_xor(v, t % 9, width=8),
+    "a distance up of the thread": lambda v, t: T.shfl_up(v, t // 2 - 1),
+    "sum": lambda v, t: T.warp_reduce_sum(v),
+    "max": lambda v, t: T.warp_reduce_max(v),
+}  # fmt: skip
+
+
+def agrees(func, target, a):
+    b, expected = np.zeros_like(a), np.zeros_like(a)
+    interpret(func, a.copy(), expected)
+    run_emulated(func, target, [a, b], (LATE,))
+    np.testing.assert_array_equal(b.astype(np.float64), expected.astype(np.float64))
+
+
+@pytest.mark.covering("way dtype")
+@pytest.mark.parametrize("target", ["v100", "a100", "h100", "gfx942"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "float8_e4m3fn"])
+@pytest.mark.parametrize("way", WAYS)
+def test_narrow_values_go_from_lane_to_lane(way, dtype, target):
+    """They ended in a KeyError, or in an error of NVRTC's."""
+    kind = T.dtype(dtype).numpy
+    a = np.random.default_rng(1).integers(0, 2, 64).astype(np.float32).astype(kind)
+    agrees(exchange(WAYS[way], dtype), target, a)
+
+
+@pytest.mark.covering("way target")
+@pytest.mark.parametrize("target", ["a100", "h100", "gfx942"])
+@pytest.mark.parametrize("threads", [33, 40, 48, 84])
+@pytest.mark.parametrize("way", ["sum", "max"])
+def test_a_warp_that_is_not_full_is_reduced(way, threads, target):
+    """Lanes that are not there were counted, or gave what nobody defines."""
+    a = np.random.default_rng(2).integers(-9, 10, threads).astype(np.int32)
+    agrees(exchange(WAYS[way], "int32", threads), target, a)
