@@ -189,3 +189,151 @@ def test_a_warp_that_is_not_full_is_reduced(way, threads, target):
     """Lanes that are not there were counted, or gave what nobody defines."""
     a = np.random.default_rng(2).integers(-9, 10, threads).astype(np.int32)
     agrees(exchange(WAYS[way], "int32", threads), target, a)
+
+
+# --- barriers -------------------------------------------------------------------------------------
+
+
+def waiting(count=64, parity=0, nreg=None, threads=64):
+    """Threads tell a barrier and wait for it; ``parity`` may be a function of the turn."""
+
+    @T.prim_func
+    def main(A: T.Tensor((4, threads), "float32"), B: T.Tensor((4, threads), "float32")):
+        with T.Kernel(1, threads=threads):
+            tx = T.get_thread_binding()
+            tile = T.alloc_shared((threads,), "float32")
+            bar = T.alloc_barrier(count)
+            if nreg is not None:
+                T.set_max_nreg(*nreg)
+            for turn in T.serial(4):
+                tile[tx] = A[turn, tx]
+                T.mbarrier_arrive(bar)
+                T.mbarrier_wait_parity(bar, parity(turn) if callable(parity) else parity)
+                B[turn, tx] = tile[threads - 1 - tx]
+                T.sync_threads()
+
+    return main
+
+
+def short_role():
+    @T.prim_func
+    def main(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            tx = T.get_thread_binding()
+            tile = T.alloc_shared((64,), "float32")
+            if tx < 32:
+                T.copy(A, tile)
+            T.sync_threads()
+            B[tx] = tile[tx]
+
+    return main
+
+
+def single_copy(columns):
+    @T.prim_func
+    def main(A: T.Tensor((64, columns), "float16"), B: T.Tensor((64, columns), "float16")):
+        with T.Kernel(1, threads=64):
+            tile = T.alloc_shared((64, columns), "float16")
+            bar = T.alloc_barrier(1)
+            if T.get_thread_binding() == 0:
+                T.tma_copy(A, tile, barrier=bar)
+                T.mbarrier_arrive(bar)
+            T.mbarrier_wait_parity(bar, 0)
+            T.copy(tile, B)
+
+    return main
+
+
+BARRIERS = {
+    "more arrivals than are counted": (
+        lambda: waiting(2**20), "h100", "TC202", "from 1 to 1048575", ""
+    ),
+    "no arrival": (lambda: waiting(0), "h100", "TC202", "from 1 to 1048575", ""),
+    "an old architecture": (
+        waiting, "rtx2080", "TC302", "on target rtx2080: mbarriers come with sm_80", "sync_threads"
+    ),
+    "AMD": (waiting, "gfx942", "TC302", "on target gfx942: mbarriers", "sync_threads"),
+    "registers": (lambda: waiting(nreg=(44, 0)), "h100", "TC202", "multiple of 8 from 24", ""),
+    "neither more nor fewer": (lambda: waiting(nreg=(40, 2)), "h100", "TC202", "0 or 1", ""),
+    "half a wavefront": (
+        short_role, "gfx942", "TC302", "a role of 32 threads from 0 on .*64 threads have a role",
+        "multiples of 64",
+    ),
+    "a box of short rows": (
+        lambda: single_copy(20), "h100", "TC302", "cannot bring this tile", "multiple of 16 bytes"
+    ),
+    "a box on sm_80": (
+        lambda: single_copy(64), "a100", "TC302", "comes with sm_90", "let a whole warp copy"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BARRIERS)
+def test_a_barrier_or_role_that_there_is_not(name):
+    make, target, code, message, hint = BARRIERS[name]
+    error = refused(make, target)
+    assert error.code == code
+    assert_says(error, message, hint)
+
+
+@pytest.mark.parametrize("target", ["a100", "h100"])
+def test_a_parity_is_the_last_bit_of_what_is_given(target):
+    """Hardware takes 0 and 1 only; the turn itself was handed to it."""
+    func = waiting(parity=lambda turn: turn + 2)
+    a = np.random.default_rng(3).standard_normal((4, 64)).astype(np.float32)
+    agrees(func, target, a)
+    assert "& 1" in lowered(func, target)[2].text
+    known = waiting(parity=lambda turn: turn % 2)  # which TVM writes as a bit, too: once
+    assert lowered(known, target)[2].text.count("& 1)") == 1
+
+
+# --- atomic updates, tensor memory ----------------------------------------------------------------
+
+
+def update(op, dtype):
+    @T.prim_func
+    def main(A: T.Tensor((64,), dtype), B: T.Tensor((4,), dtype)):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(64):
+                getattr(T, op)(B[i % 4], A[i])
+
+    return main
+
+
+@pytest.mark.parametrize("target", ["v100", "gfx942"])
+@pytest.mark.parametrize("dtype", ["bool", "float8_e5m2"])
+def test_updates_of_types_that_no_instruction_updates(dtype, target):
+    """The error of an instruction did not know where the program stands, nor the target."""
+    error = refused(lambda: update("atomic_add", dtype), target)
+    assert error.code == "TC302"
+    assert_says(error, f"atomic add of {dtype} on target {target}: expected add, .* of int32", "")
+
+
+def summed_up(rows=128, columns=64):
+    @T.prim_func
+    def main(A: T.Tensor((rows, 16), "float16"), C: T.Tensor((rows, columns), "float32")):
+        with T.Kernel(1, threads=128):
+            A_s = T.alloc_shared((rows, 16), "float16")
+            B_s = T.alloc_shared((columns, 16), "float16")
+            sums = T.alloc_tmem((rows, columns), "float32")
+            done = T.alloc_barrier(1)
+            T.copy(A, A_s)
+            T.fill(B_s, 1)
+            T.tcgen05_gemm(A_s, B_s, sums, transpose_B=True, clear_accum=True, mbar=done)
+            T.mbarrier_wait_parity(done, 0)
+            T.copy(sums, C)
+
+    return main
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "why"),
+    [(128, 528, "128 x 528 sums are no multiple of 16 columns within the 512 there are"),
+     (256, 512, "256 x 512 sums are no multiple of 16 columns within the 512 there are"),
+     (96, 640, "96 rows are neither 64 nor a multiple of 128")],
+)  # fmt: skip
+def test_sums_that_fit_neither_tensor_memory_nor_shared_memory(rows, columns, why):
+    """The hint spoke of shared memory alone, where nobody had asked for it."""
+    error = refused(lambda: summed_up(rows, columns), "b200")
+    assert error.code == "TC303"
+    assert_says(error, "shared memory=", rf"sums: shared instead of tensor memory \(.*{why}\)")

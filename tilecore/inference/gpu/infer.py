@@ -112,7 +112,7 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
         frozenset(
             _staging(statements, gemms.values(), tensor) | _moved_as_matrices(nests.values())
         ),
-        tensor.words(gemms.values()) + counted_words(launch),
+        tensor.words(gemms.values()) + counted_words(launch), tensor.notes,
     ).fit(pipelines)  # fmt: skip
     _check_single_copies(launch, teams, memory, target)
     places = memory.places

@@ -53,7 +53,7 @@ def misfit(gemm: Gemm, options: GpuOptions) -> str:
     if m != HALF_LANES and m % LANES:
         return f"{m} rows are neither 64 nor a multiple of 128"
     if gemm.in_pair and n > WIDEST:
-        return f"{n} columns, of {WIDEST} of one instruction"
+        return f"{n} columns, of at most {WIDEST} of one instruction"
     if n % step or _columns(m, n) > COLUMNS:
         return f"{m} x {n} sums are no multiple of {step} columns within the {COLUMNS} there are"
     if k * itemsize % 32:

@@ -12,7 +12,7 @@ from tilecore.errors import UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
 from tilecore.ir import nodes
 from tilecore.ir.dtype import DType
-from tilecore.ir.expr import Load, cast, const, int_value
+from tilecore.ir.expr import Binary, Cast, Const, Expr, Load, binary, cast, const, int_value
 from tilecore.ir.fold import reducer_update
 from tilecore.ir.nodes import Arrive, Atomic, Exchange, Wait
 from tilecore.lowering.cpu.tir import add, index, mul, remainder
@@ -252,6 +252,7 @@ def init_barriers(accessor: Accessor, buffers: list[nodes.Buffer], target: GpuTa
         raise UnsupportedOnTarget(
             what=f"the barrier `{buffers[0].name}`", target=target.name,
             reason="mbarriers come with sm_80", span=buffers[0].span,
+            hint="T.sync_threads() between threads, T.Pipelined for copies that run ahead",
         )  # fmt: skip
     with builder.when(tir.EQ(index(accessor.thread), index(0))):
         for buffer in buffers:
@@ -275,10 +276,26 @@ def emit_arrive(accessor: Accessor, stmt: Arrive) -> None:
         builder.evaluate(call)
 
 
+def _is_bit(value: Expr) -> bool:
+    """Return whether a parity is surely 0 or 1: hardware takes no other."""
+    match value:
+        case Const(value=known):
+            return known in (0, 1)
+        case Cast(a=inner):
+            return inner.dtype == "bool" or _is_bit(inner)
+        case Binary(op="mod", b=Const(value=2)) | Binary(op="bitand", b=Const(value=1)):
+            return True
+        case Binary(op="bitxor" | "bitand" | "bitor", a=a, b=b):
+            return _is_bit(a) and _is_bit(b)
+        case _:
+            return False
+
+
 def emit_wait(accessor: Accessor, stmt: Wait, target: GpuTarget, of_cluster: bool) -> None:
     """Emit a wait for the last phase of a parity; ``of_cluster``: other blocks arrive too."""
     place = accessor.locate(stmt.buffer, (stmt.index,))
-    parity = accessor.scalar(cast(stmt.parity, "int32"))
+    given = cast(stmt.parity, "int32")
+    parity = accessor.scalar(given if _is_bit(given) else binary("bitand", given, 1))
     arch = f"sm_{target.capability}"
     call = barrier.barrier_wait(arch, of_cluster=of_cluster).call(
         accessor.builder.address(*place), parity
