@@ -17,7 +17,7 @@ import tilecore.language as T
 from tests.tilecore.cuda.emulated import lowered, run_emulated
 from tilecore.codegen.nvrtc import load_nvrtc
 from tilecore.emulator import LATE
-from tilecore.errors import InvalidConfig, LaunchFailed, TileError
+from tilecore.errors import InvalidConfig, LaunchFailed, TileError, TypeMismatch
 from tilecore.interpreter import run as interpret
 from tilecore.runtime.cuda import check_grid
 
@@ -337,3 +337,71 @@ def test_sums_that_fit_neither_tensor_memory_nor_shared_memory(rows, columns, wh
     error = refused(lambda: summed_up(rows, columns), "b200")
     assert error.code == "TC303"
     assert_says(error, "shared memory=", rf"sums: shared instead of tensor memory \(.*{why}\)")
+
+
+# --- numbers --------------------------------------------------------------------------------------
+
+
+def computed(of):
+    @T.prim_func
+    def main(A: T.Tensor((64,), "int32"), B: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(64):
+                B[i] = of(A[i], i)
+
+    return main
+
+
+NUMBERS = {
+    "divided by 0": (lambda x, i: x // 0, "a divisor of .* other than 0"),
+    "modulo 0": (lambda x, i: x % 0, "a divisor of .* other than 0"),
+    "shifted too far": (lambda x, i: x << 32, "int32 .* by 0 to 31 bits, found 32"),
+    "shifted backwards": (lambda x, i: x >> -1, "int32 .* by 0 to 31 bits, found -1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ["a100", "gfx942", "llvm"])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_what_has_no_value_is_said_at_its_place(name, target):
+    """TVM's words came out, as TC305 without a place or as an InternalError."""
+    make, message = NUMBERS[name]
+    with pytest.raises(TypeMismatch, match=message) as found:
+        tilecore.compile(computed(make), target=target)
+    assert found.value.span is not None
+
+
+@pytest.mark.parametrize("target", ["a100", "h100", "gfx942"])
+def test_a_tile_of_a_size_that_a_call_decides(target):
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def main(A: T.Tensor((n,), "float32")):
+        with T.Kernel(1, threads=64):
+            tile = T.alloc_shared((n,), "float32")
+            T.copy(A, tile)
+
+    error = refused(lambda: main, target)
+    assert error.code == "TC302"
+    assert_says(error, "a tile `tile` of a size known only at run time", "of the largest size")
+
+
+@pytest.mark.parametrize("given", [0, -32, 24, 32.0])
+def test_factors_of_a_number_of_elements_that_no_instruction_has(given):
+    def make():
+        @T.prim_func
+        def main(A: T.Tensor((128, 128), "float8_e4m3fn")):
+            with T.Kernel(1, threads=128):
+                A_s = T.alloc_shared((128, 128), "float8_e4m3fn")
+                factors = T.alloc_tmem((128, 4), "uint32")
+                sums = T.alloc_tmem((128, 128), "float32")
+                T.copy(A, A_s)
+                T.tcgen05_gemm_blockscaled(
+                    A_s, A_s, sums, factors, factors, transpose_B=True, k_start=0,
+                    sf_a_granularity_k=given, sf_b_granularity_k=32,
+                )  # fmt: skip
+
+        return main
+
+    error = refused(make, "b200")
+    assert error.code == "TC202"
+    assert_says(error, "a multiple of 16 elements that share a factor", "")

@@ -13,7 +13,7 @@ from tilecore.inference.gpu.barriers import Barriers
 from tilecore.inference.gpu.boxes import running_stores
 from tilecore.inference.gpu.distribution import Distribution
 from tilecore.inference.gpu.fragments import Fragments, distribute
-from tilecore.inference.gpu.limits import check_launch, check_source_launch
+from tilecore.inference.gpu.limits import check_launch, check_source_launch, check_tiles
 from tilecore.inference.gpu.loops import (
     Points,
     accessed_outside_points,
@@ -69,6 +69,7 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     layouts.check(launch)
     teams = find_teams(launch, threads, target)
     tiles = [s.buffer for s in walk(launch.body) if isinstance(s, nodes.Alloc)]
+    check_tiles(tiles, target)
     spread = frozenset(_spread(launch, tiles))
     viewed = {t.base for t in tiles if t.base is not None}
     variables = frozenset(t for t in tiles if t.is_var and not launch.thread_vars)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 
 from tilecore.errors import InvalidConfig, UnsupportedOnTarget
 from tilecore.gpu_target import MOST_BLOCKS, GpuTarget
 from tilecore.ir.expr import int_value
-from tilecore.ir.nodes import KernelLaunch, SourceLaunch
+from tilecore.ir.nodes import Buffer, KernelLaunch, SourceLaunch
 
 AXES = "xyz"
 
@@ -105,4 +106,20 @@ def _check_cluster(launch: KernelLaunch | SourceLaunch, target: GpuTarget) -> No
                 knob="cluster_dims", value=launch.cluster, span=launch.span,
                 expected=f"divisors of the grid, which has {blocks} blocks along an axis",
                 hint=f"{fits} along {AXES[axis]} fits, or a grid of a multiple of {size} blocks",
+            )  # fmt: skip
+
+
+def check_tiles(tiles: Iterable[Buffer], target: GpuTarget) -> None:
+    """Check that the sizes of tiles are known: memory is laid out when code is generated.
+
+    Raises:
+        UnsupportedOnTarget: that of one is known only at run time (TC302).
+    """
+    for tile in tiles:
+        if tile.scope != "global" and tile.static_shape is None:
+            raise UnsupportedOnTarget(
+                what=f"a tile `{tile.name}` of a size known only at run time", target=target.name,
+                reason="registers and shared memory are laid out when code is generated",
+                hint="a tile of the largest size, or a loop over tiles of a known one",
+                span=tile.span,
             )  # fmt: skip
