@@ -261,6 +261,8 @@ class _Checker:
             self.fault(error)
 
     def scan(self, stmt: nodes.Scan) -> None:
+        if "bool" in (stmt.src.buffer.dtype, stmt.dst.buffer.dtype):
+            self.fault(TypeMismatch(expected="numbers for a running fold", found="bool"))
         if not same_extents(stmt.src.extents, stmt.dst.extents):
             self.fault(
                 ShapeMismatch(

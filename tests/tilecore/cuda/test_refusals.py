@@ -191,6 +191,29 @@ def test_a_warp_that_is_not_full_is_reduced(way, threads, target):
     agrees(exchange(WAYS[way], "int32", threads), target, a)
 
 
+@pytest.mark.covering("op dtype")
+@pytest.mark.parametrize("target", ["v100", "h100", "gfx942"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16"])
+@pytest.mark.parametrize("op", ["reduce_sum", "reduce_absmax", "reduce_bitor"])
+def test_rows_of_narrow_integers_are_reduced_by_shuffles(op, dtype, target):
+    """Those of 16 bits ended in a KeyError."""
+
+    @T.prim_func
+    def main(A: T.Tensor((8, 40), dtype), B: T.Tensor((8,), dtype)):
+        with T.Kernel(1, threads=96):
+            a = T.alloc_fragment((8, 40), dtype)
+            b = T.alloc_fragment((8,), dtype)
+            T.copy(A, a)
+            getattr(T, op)(a, b, dim=1)
+            T.copy(b, B)
+
+    a = np.random.default_rng(4).integers(0, 3, (8, 40)).astype(dtype)
+    b, expected = np.zeros(8, dtype), np.zeros(8, dtype)
+    interpret(main, a.copy(), expected)
+    run_emulated(main, target, [a, b], (LATE,))
+    np.testing.assert_array_equal(b, expected)
+
+
 # --- barriers -------------------------------------------------------------------------------------
 
 
@@ -405,3 +428,19 @@ def test_factors_of_a_number_of_elements_that_no_instruction_has(given):
     error = refused(make, "b200")
     assert error.code == "TC202"
     assert_says(error, "a multiple of 16 elements that share a factor", "")
+
+
+@pytest.mark.parametrize("target", ["a100", "llvm"])
+def test_a_running_sum_of_bools(target):
+    """It ended in a KeyError on GPUs."""
+
+    @T.prim_func
+    def main(A: T.Tensor((8, 16), "bool"), B: T.Tensor((8, 16), "bool")):
+        with T.Kernel(1, threads=64):
+            tile = T.alloc_shared((8, 16), "bool")
+            T.copy(A, tile)
+            T.cumsum(tile, dim=1)
+            T.copy(tile, B)
+
+    with pytest.raises(TypeMismatch, match="numbers for a running fold, found bool"):
+        tilecore.compile(main, target=target)

@@ -11,7 +11,6 @@ from tvm import tirx as tir
 from tilecore.errors import UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
 from tilecore.ir import nodes
-from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Binary, Cast, Const, Expr, Load, binary, cast, const, int_value
 from tilecore.ir.fold import reducer_update
 from tilecore.ir.nodes import Arrive, Atomic, Exchange, Wait
@@ -27,7 +26,14 @@ from tilecore.lowering.cuda.instructions.atomic import (
 )
 from tilecore.lowering.cuda.instructions.base import Instruction
 from tilecore.lowering.cuda.memory import SharedPlace, TensorPlace
-from tilecore.lowering.cuda.scalar import constant, convert, from_memory, operate, value_type
+from tilecore.lowering.cuda.scalar import (
+    constant,
+    convert,
+    exchanged_type,
+    from_memory,
+    operate,
+    value_type,
+)
 
 SHUFFLES = {"shfl": "idx", "shfl_xor": "xor", "shfl_up": "up", "shfl_down": "down"}
 FOLDS = {
@@ -124,7 +130,7 @@ def emit_exchange(accessor: Accessor, stmt: Exchange) -> None:
     """Emit a shuffle, or a combination of the values of lanes of a warp (a power of two)."""
     builder, isa, width = accessor.builder, accessor.isa, stmt.width
     given = stmt.args[0]
-    kind = _exchanged(str(given.dtype))
+    kind = exchanged_type(str(given.dtype))
     carrier = value_type(kind)
     value = builder.bind(convert(accessor.scalar(given), str(given.dtype), kind))
     if stmt.op in SHUFFLES:
@@ -142,13 +148,6 @@ def emit_exchange(accessor: Accessor, stmt: Exchange) -> None:
         result = _folded(accessor, stmt, value, kind)
     zeros = tuple(const(0) for _ in stmt.dst.shape)
     accessor.store(stmt.dst, zeros, builder.bind(result), kind)
-
-
-def _exchanged(dtype: str) -> str:
-    """Return the type that lanes tell each other: shuffles carry 16 bits of a float and more."""
-    kind = DType(dtype)
-    is_narrow = not kind.is_float and kind.bits < 32
-    return "int32" if is_narrow else dtype
 
 
 def _is_within(distance: Any, width: int) -> Any:
