@@ -137,6 +137,8 @@ def emit_exchange(accessor: Accessor, stmt: Exchange) -> None:
         lane = accessor.scalar(cast(stmt.args[1], "int32"))
         if stmt.op != "shfl" and int_value(stmt.args[1]) is None:
             lane = builder.bind(tir.if_then_else(_is_within(lane, width), lane, index(0)))
+        if accessor.thread_count % width:
+            lane = _where_there(accessor, stmt, lane)
         lanes = [accessor.scalar(m) for m in stmt.args[2:]]
         shuffle = isa.shuffle(SHUFFLES[stmt.op], carrier, width, is_masked=bool(lanes))
         result = shuffle.call(*lanes, value, lane)
@@ -155,6 +157,26 @@ def _is_within(distance: Any, width: int) -> Any:
     return tir.And(tir.GE(distance, index(0)), tir.LT(distance, index(width)))
 
 
+def _where_there(accessor: Accessor, stmt: Exchange, lane: Any) -> Any:
+    """Return the lane or distance of a shuffle, that of the own lane where no thread is.
+
+    The last group of a block may have fewer lanes; what others give is not defined.
+    """
+    thread, width = index(accessor.thread), stmt.width
+    match stmt.op:
+        case "shfl":
+            own = remainder(thread, width)
+            there = thread - own + tir.FloorMod(lane, index(width))
+        case "shfl_xor":
+            own, there = index(0), tir.bitwise_xor(thread, lane)
+        case "shfl_down":
+            own, there = index(0), thread + lane
+        case _:
+            return lane
+    is_there = tir.LT(there, index(accessor.thread_count))
+    return accessor.builder.bind(tir.if_then_else(is_there, lane, own))
+
+
 def _folded(accessor: Accessor, stmt: Exchange, value: Any, kind: str) -> Any:
     """Return what the values of all lanes of a group make together, in each of them.
 
@@ -165,12 +187,12 @@ def _folded(accessor: Accessor, stmt: Exchange, value: Any, kind: str) -> Any:
     short = accessor.thread_count % width
     while distance:
         shuffle = isa.shuffle("down" if short else "xor", carrier, width)
-        other = builder.bind(shuffle.call(result, index(distance)))
+        last = index(accessor.thread_count - distance)
+        is_there = tir.LT(index(accessor.thread), last)
+        there = tir.if_then_else(is_there, index(distance), index(0)) if short else index(distance)
+        other = builder.bind(shuffle.call(result, there))
         folded = operate(FOLDS[stmt.op], result, other, kind)
-        if short:
-            last = index(accessor.thread_count - distance)
-            is_there = tir.LT(index(accessor.thread), last)
-            folded = tir.if_then_else(is_there, folded, result)
+        folded = tir.if_then_else(is_there, folded, result) if short else folded
         result = builder.bind(folded)
         distance //= 2
     return isa.shuffle("idx", carrier, width).call(result, index(0)) if short else result
