@@ -41,6 +41,7 @@ class AmdTarget(GpuTarget):
     registers_per_block: int = SIMDS * 512 * 64
     register_unit: int = 8 * 64
     threads_per_warp: int = 64
+    threads_along_z: int = 1024
     blocks_per_cluster: int = 1
 
     kind = "rocm"

@@ -20,10 +20,11 @@ from tilecore.inference.races import check_races
 from tilecore.inference.tile_bounds import check_tile_bounds
 from tilecore.ir.clusters import refuse_clusters
 from tilecore.ir.expr import Expr, int_value
-from tilecore.ir.nodes import PrimFunc
+from tilecore.ir.nodes import Alloc, PrimFunc
 from tilecore.ir.printer import Namer, format_expr, format_func
 from tilecore.ir.vendor import refuse_cuda_source
 from tilecore.ir.verifier import verify
+from tilecore.ir.visitor import walk
 from tilecore.passes import tensor_memory
 from tilecore.passes.pipeline import GPU_PIPELINE, Pass, run_passes
 from tilecore.tile_config import KnobValue
@@ -58,6 +59,7 @@ def compile_gpu(
     plan, program, source = lower_gpu(func, target, knobs=knobs)
     cubin = compile_cuda(source.text, target.arch, fast_math=source.fast_math)
     check_entries(source, cubin)
+    _check_frames(func, cubin, target)
     device = DeviceCode(target.arch, source.entries, tensor_maps(program), workspaces(program))
     conflicts = explain_conflicts([u for p in plan.launches.values() for u in bank_uses(p)])
     manifest = Manifest(
@@ -77,6 +79,21 @@ def compile_gpu(
         path.write_bytes(cubin.data)
 
     return store.put(manifest, format_func(func), write, source.text)
+
+
+def _check_frames(func: PrimFunc, cubin: Cubin, target: GpuTarget) -> None:
+    """Check that the arrays of a thread that lie in no register fit its local memory."""
+    if cubin.frame_bytes <= target.local_per_thread:
+        return
+    local = [
+        s.buffer for s in walk(func.body) if isinstance(s, Alloc) and s.buffer.scope == "local"
+    ]
+    span = local[0].span if local else func.span
+    raise InvalidConfig(
+        knob="local memory", value=f"{cubin.frame_bytes} B", span=span,
+        expected=f"at most {target.local_per_thread} B of a thread on {target.name}",
+        hint="smaller arrays of T.alloc_local, or one of T.alloc_global for all threads",
+    )  # fmt: skip
 
 
 def _resident_blocks(entries: Sequence[KernelEntry], cubin: Cubin, target: GpuTarget) -> int:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 KB = 1024
 DEFAULT_ARCH = "sm_80"  # of "cuda" where no device is at hand: also runs on sm_86 and sm_89
 PROBE_TIMEOUT_S = 10
+MOST_BLOCKS = (2**31 - 1, 65535, 65535)  # of a grid along x, y and z, on every device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +45,10 @@ class GpuTarget:
     registers_per_multiprocessor: int = 64 * KB
     registers_per_thread: int = 255
     registers_per_block: int = 64 * KB
+    local_per_thread: int = 512 * KB
     register_unit: int = 256  # registers are given to a warp in units of these
     threads_per_block: int = 1024
+    threads_along_z: int = 64
     threads_per_warp: int = 32
     blocks_per_cluster: int = 8  # that every device grants
 

@@ -388,7 +388,7 @@ def _source(op: str, lane: int, given: int, width: int) -> int:
     if op == "shfl":
         return given % width
     source = {"shfl_xor": lane ^ given, "shfl_up": lane - given, "shfl_down": lane + given}[op]
-    return source if 0 <= source < width else lane
+    return source if 0 <= given < width and 0 <= source < width else lane
 
 
 def _combined(op: str, lanes: Mapping[int, Any]) -> Any:

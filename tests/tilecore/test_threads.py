@@ -523,3 +523,26 @@ def test_warps_that_meet_in_a_loop_may_run_it_differently_often(run_both, n, lan
     got = run_both(counts, [x], outs)
     assert np.array_equal(got[0], y.reshape(-1)[:n])
     assert (got[1] <= 0).all()
+
+
+def test_a_distance_outside_of_the_group_gives_the_own_value(run_both):
+    """As on GPUs; the first thread read another one's value where the distance was negative."""
+
+    @T.prim_func
+    def main(X: T.Tensor((40,), "int32"), Y: T.Tensor((3, 40), "int32")):
+        with T.Kernel(1, threads=40):
+            tx = T.get_thread_binding()
+            Y[0, tx] = T.shfl_xor(X[tx], tx % 11, width=8)
+            Y[1, tx] = T.shfl_up(X[tx], tx // 2 - 4)
+            Y[2, tx] = T.shfl_down(X[tx], 2 - tx)
+
+    def lane(t, source, distance, width):
+        start = t // width * width
+        is_there = 0 <= distance < width and start <= source < min(start + width, 40)
+        return source if is_there else t
+
+    ways = [lambda t: (t ^ t % 11, t % 11, 8), lambda t: (t - (t // 2 - 4), t // 2 - 4, 32),
+            lambda t: (t + 2 - t, 2 - t, 32)]  # fmt: skip
+    x = np.arange(100, 140, dtype=np.int32)
+    expected = np.array([[x[lane(t, *way(t))] for t in range(40)] for way in ways])
+    run_both(main, [x], [np.zeros((3, 40), np.int32)], [expected])

@@ -63,6 +63,11 @@ class Cubin:
         return max((u.registers for u in self.kernels.values()), default=0)
 
     @property
+    def frame_bytes(self) -> int:
+        """The most local memory of a thread that one of the kernels uses."""
+        return max((u.frame_bytes for u in self.kernels.values()), default=0)
+
+    @property
     def spills(self) -> int:
         """Bytes of registers that all kernels store to memory for want of room."""
         return sum(u.spill_store_bytes for u in self.kernels.values())

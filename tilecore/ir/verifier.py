@@ -20,7 +20,7 @@ from tilecore.ir import nodes
 from tilecore.ir.analysis import reads, sets
 from tilecore.ir.cuda_source import launch_faults
 from tilecore.ir.dims import dimensions, extents_of, unbound
-from tilecore.ir.expr import Const, Expr, Load, Var, int_value
+from tilecore.ir.expr import Binary, Const, Expr, Load, Var, int_value
 from tilecore.ir.fold import check_fold
 from tilecore.ir.gemm_shape import check_gemm_shape
 from tilecore.ir.indexing import format_shape, same_extents
@@ -30,6 +30,7 @@ from tilecore.ir.polynomial import is_equal, product
 from tilecore.ir.visitor import expressions, regions, walk, walk_expr
 
 _TILE_OPS = (nodes.Copy, nodes.Fill, nodes.Gemm, nodes.Reduce, nodes.Scan)
+_DIVISIONS, _SHIFTS = ("div", "floordiv", "mod"), ("shl", "shr")
 _IN_KERNEL = (
     nodes.Parallel, nodes.Store, nodes.Atomic, nodes.Sync, nodes.Exchange, nodes.Arrive, nodes.Wait,
 )  # fmt: skip
@@ -260,6 +261,8 @@ class _Checker:
             self.fault(error)
 
     def scan(self, stmt: nodes.Scan) -> None:
+        if "bool" in (stmt.src.buffer.dtype, stmt.dst.buffer.dtype):
+            self.fault(TypeMismatch(expected="numbers for a running fold", found="bool"))
         if not same_extents(stmt.src.extents, stmt.dst.extents):
             self.fault(
                 ShapeMismatch(
@@ -369,6 +372,17 @@ class _Checker:
             elif isinstance(node, Load):
                 self.check_buffer(node.buffer)
                 self.check_indices(node.buffer, node.indices)
+            elif isinstance(node, Binary) and node.dtype.is_integer:
+                self.check_second(node)
+
+    def check_second(self, node: Binary) -> None:
+        """Check a known divisor or number of bits, which no hardware gives a meaning to."""
+        second, bits = int_value(node.b), node.dtype.bits
+        if node.op in _DIVISIONS and second == 0:
+            self.fault(TypeMismatch(expected=f"a divisor of `{node.a}` other than 0", found=0))
+        elif node.op in _SHIFTS and second is not None and not 0 <= second < bits:
+            expected = f"a shift of the {node.dtype} `{node.a}` by 0 to {bits - 1} bits"
+            self.fault(TypeMismatch(expected=expected, found=second))
 
     def check_buffer(self, buffer: Buffer) -> None:
         if id(buffer) not in self.live:

@@ -13,6 +13,8 @@ from tilecore.ir.indexing import whole
 from tilecore.ir.nodes import Arrive, Buffer, Fill, Wait
 from tilecore.language.kernel import launch_of
 
+MOST_ARRIVALS = 2**20 - 1  # that a phase of an mbarrier counts (PTX ISA, mbarrier.init)
+
 
 def alloc_barrier(arrive_count: int | Sequence[int]) -> Buffer:
     """Return an array of barriers: one, or one per entry of a list.
@@ -40,8 +42,11 @@ def alloc_cluster_barrier(arrive_count: int | Sequence[int]) -> Buffer:
 def _barriers(arrive_count: int | Sequence[int], *, of_cluster: bool) -> Buffer:
     given: Any = arrive_count if isinstance(arrive_count, (list, tuple)) else [arrive_count]
     counts = [int_value(c) for c in given]
-    if not counts or any(c is None or c < 1 for c in counts):
-        raise TypeMismatch(expected="a number of arrivals, or a list of them", found=arrive_count)
+    if not counts or any(c is None or not 1 <= c <= MOST_ARRIVALS for c in counts):
+        raise TypeMismatch(
+            expected=f"a number of arrivals from 1 to {MOST_ARRIVALS}, or a list of them",
+            found=arrive_count,
+        )
     builder = current()
     buffer = Buffer(
         builder.take_hint("barrier"), (const(len(counts)),), DType("int32"), "shared",
@@ -169,6 +174,8 @@ def alone(what: str) -> None:
     if launch_of(what).cluster_size > 1:
         raise UnknownPrimitive(
             name=what,
-            reason="it multiplies with other blocks of a cluster, for which there is no code; let "
-            "each block multiply its own tile, without use_2cta",
+            reason="it multiplies with other blocks of a cluster, for which there is no code with "
+            "factors",
+            hint="without use_2cta, with all of B and its factors in each block, blocks multiply "
+            "alone; T.tcgen05_gemm(use_2cta=True) takes operands without factors",
         )

@@ -12,7 +12,18 @@ from typing import Any
 from tilecore.errors import ShapeMismatch, TypeMismatch
 from tilecore.frontend.builder import current
 from tilecore.ir.dtype import DType
-from tilecore.ir.expr import Expr, ExprLike, Load, Var, as_expr, binary, cast, const, reinterpret
+from tilecore.ir.expr import (
+    Expr,
+    ExprLike,
+    Load,
+    Var,
+    as_expr,
+    binary,
+    cast,
+    const,
+    int_value,
+    reinterpret,
+)
 from tilecore.ir.indexing import format_shape, varying_axes
 from tilecore.ir.nodes import Alloc, Buffer, Parallel, Region, Store
 from tilecore.ir.polynomial import is_equal
@@ -27,6 +38,7 @@ __all__ = [
 WORD = DType("uint32")
 LANES, COLUMNS = 32, 4  # a chunk of factors: one word for each of 128 rows
 CHUNK = LANES * COLUMNS
+GRANULE = 16  # elements along K that share a factor: 16 or 32 of an instruction
 ROW_MAJOR, CHUNKS = "rowmajor", "blockscaled_chunk_kmajor"
 Place = Callable[[Expr, Expr], Expr]  # (row, place along K) -> the word that holds the factor
 
@@ -146,7 +158,7 @@ def tcgen05_gemm_blockscaled(
 
     Raises:
         ShapeMismatch: M, N or K differ between the tiles (TC201).
-        TypeMismatch: an argument is not a tile (TC202).
+        TypeMismatch: an argument is not a tile, or no granularity (TC202).
         UnknownPrimitive: a product of two blocks of a cluster (TC102).
     """
     _ = wg_wait
@@ -154,6 +166,8 @@ def tcgen05_gemm_blockscaled(
         alone("tcgen05_gemm_blockscaled(use_2cta=True)")
 
     def factor(factors: Region, granularity: int) -> Place:
+        _check_granularity(granularity, "tcgen05_gemm_blockscaled")
+
         def place(row: Expr, k: Expr) -> Expr:
             chunk, inside = binary("floordiv", row, CHUNK), binary("mod", row, CHUNK)
             column = binary("add", binary("mul", chunk, COLUMNS), binary("floordiv", inside, LANES))
@@ -216,6 +230,8 @@ def mma_gemm_blockscaled(
         raise TypeMismatch(expected=f"sf_layout {ROW_MAJOR} or {CHUNKS}", found=repr(layout))
 
     def factor(factors: Region, granularity: int) -> Place:
+        _check_granularity(granularity, "mma_gemm_blockscaled")
+
         def place(row: Expr, k: Expr) -> Expr:
             number = binary("floordiv", k, granularity)
             at = (row, binary("floordiv", number, 4))
@@ -232,6 +248,20 @@ def mma_gemm_blockscaled(
     left = _scaled(A, "A", bool(transpose_A), kind, factor(sfa, sf_a_granularity_k))
     right = _scaled(B, "B", not transpose_B, kind, factor(sfb, sf_b_granularity_k))
     gemm(left, right, C, False, True, policy, clear_accum)
+
+
+def _check_granularity(given: Any, what: str) -> None:
+    """Check how many elements along K share a factor: instructions read K in steps of 16.
+
+    Raises:
+        TypeMismatch: no multiple of 16 (TC202).
+    """
+    count = int_value(given)
+    if count is None or count < GRANULE or count % GRANULE:
+        raise TypeMismatch(
+            expected=f"a multiple of {GRANULE} elements that share a factor in T.{what}",
+            found=given,
+        )
 
 
 def _in_chunks(row: Expr, word: Expr, words: Expr) -> tuple[Expr, Expr]:

@@ -203,8 +203,10 @@ def cluster_of(dims: Any) -> tuple[int, ...]:
     """Return the blocks of a cluster along x, y, z, as numbers."""
     given = dims if isinstance(dims, (tuple, list)) else (1,) if dims is None else (dims,)
     sizes = [int_value(d) for d in given]
-    if any(s is None or s < 1 for s in sizes):
-        raise TypeMismatch(expected="cluster_dims as positive numbers", found=repr(dims))
+    if any(s is None or s < 1 for s in sizes) or len(sizes) > 3:
+        raise TypeMismatch(
+            expected="cluster_dims as positive numbers, along at most 3 axes", found=repr(dims)
+        )
     return tuple(s for s in sizes if s is not None)
 
 

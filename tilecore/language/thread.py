@@ -154,7 +154,12 @@ def _shuffle(op: str, value: ExprLike, lane: ExprLike, width: Any, mask: Any) ->
     known = int_value(width)
     if known is None or known < 1:
         raise TypeMismatch(expected=f"a width of 1 or more for T.{op}", found=width)
-    given = as_expr(value)
+    given, distance = as_expr(value), int_value(lane)
+    if op != "shfl" and distance is not None and not 0 <= distance < known:
+        raise TypeMismatch(
+            expected=f"a distance from 0 to {known - 1} for T.{op}, within the {known} lanes of a "
+            "group", found=distance,
+        )  # fmt: skip
     return _exchange(op, (given, as_expr(lane), *_lanes(op, mask)), known, given.dtype)
 
 
@@ -178,17 +183,20 @@ def _lanes(op: str, mask: Any) -> tuple[Expr, ...]:
 
 
 def shfl_xor(value: ExprLike, delta: ExprLike, width: Any = WARP, mask: Any = None) -> Load:
-    """Return ``value`` of the thread whose lane differs in the bits of ``delta``."""
+    """Return ``value`` of the thread whose lane differs in the bits of ``delta``.
+
+    Outside of the group it is the own one.
+    """
     return _shuffle("shfl_xor", value, delta, width, mask)
 
 
 def shfl_up(value: ExprLike, delta: ExprLike, width: Any = WARP, mask: Any = None) -> Load:
-    """Return ``value`` of the thread ``delta`` lanes below."""
+    """Return ``value`` of the thread ``delta`` lanes below, or the own one."""
     return _shuffle("shfl_up", value, delta, width, mask)
 
 
 def shfl_down(value: ExprLike, delta: ExprLike, width: Any = WARP, mask: Any = None) -> Load:
-    """Return ``value`` of the thread ``delta`` lanes above."""
+    """Return ``value`` of the thread ``delta`` lanes above, or the own one."""
     return _shuffle("shfl_down", value, delta, width, mask)
 
 
@@ -273,6 +281,8 @@ def syncthreads_count(predicate: ExprLike) -> Load:
 
 def _warp_reduce(op: str, value: ExprLike) -> Load:
     given = as_expr(value)
+    if given.dtype.is_float and op.startswith("bit"):
+        raise TypeMismatch(expected=f"integers for T.warp_reduce_{op}", found=given.dtype)
     return _exchange(op, (given,), WARP, given.dtype)
 
 

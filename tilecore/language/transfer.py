@@ -304,7 +304,8 @@ def set_max_nreg(reg_count: Any, is_inc: Any) -> None:
         TypeMismatch: not such numbers (TC202).
     """
     count, grows = int_value(reg_count), int_value(is_inc)
-    if count is None or grows is None or count % 8 or not MIN_REGISTERS <= count <= MAX_REGISTERS:
+    is_count = count is not None and count % 8 == 0 and MIN_REGISTERS <= count <= MAX_REGISTERS
+    if not is_count or grows not in (0, 1):
         raise TypeMismatch(
             expected=f"T.set_max_nreg(multiple of 8 from {MIN_REGISTERS} to {MAX_REGISTERS}, "
             "0 or 1)",

@@ -140,7 +140,7 @@ def chunks_of(
         itemsize: bytes of an element.
         across_k: whether the operand is contiguous along M or N.
 
-    Source: PTX ISA 9.0, section 9.7.15.5 (shared memory matrix layout).
+    Source: PTX ISA 9.0, section 9.7.15.5.1.2 (shared memory matrix layout).
     """
     if across_k:
         x, k = np.arange(0, extent, CHUNK // itemsize), np.arange(ROW_BYTES // itemsize)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -63,7 +64,8 @@ def _source_lane(op: str, thread: Expr, base: Expr, width: int, given: Expr) -> 
         return binary("add", base, binary("mod", given, width))
     op_name = {"shfl_xor": "bitxor", "shfl_up": "sub", "shfl_down": "add"}[op]
     source = binary(op_name, lane, given)
-    inside = binary("and", binary("ge", source, 0), binary("lt", source, width))
+    parts = [x for n in (given, source) for x in (binary("ge", n, 0), binary("lt", n, width))]
+    inside = functools.reduce(lambda a, b: binary("and", a, b), parts)
     return binary("add", base, select(inside, source, lane))
 
 

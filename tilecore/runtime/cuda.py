@@ -20,6 +20,7 @@ from typing import Any
 from tilecore.artifact import Artifact
 from tilecore.device_code import DeviceCode, KernelEntry, TensorMapRecipe, Workspace
 from tilecore.errors import ArgumentError, ArtifactError, LaunchFailed
+from tilecore.gpu_target import MOST_BLOCKS
 from tilecore.ir.dtype import DType
 from tilecore.runtime import dims
 from tilecore.runtime.driver import (
@@ -39,7 +40,6 @@ SCALARS = {
     "float32": ctypes.c_float, "float64": ctypes.c_double,
 }  # fmt: skip
 MOST_SIGNATURES = 256  # shapes and scalars that a kernel is kept prepared for
-MOST_BLOCKS = (2**31 - 1, 65535, 65535)  # of a grid along x, y and z
 
 
 @dataclass(slots=True)
@@ -241,7 +241,7 @@ class CudaKernel:
         grid = three(entry.grid)
         if 0 in grid:
             return
-        check_grid(entry.name, grid)
+        check_grid(entry.name, grid, three(entry.cluster))
         recipes = {m.name: m for m in self._code.maps}
         kept: list[Any] = []
         addresses = []
@@ -279,8 +279,8 @@ class CudaKernel:
         )
 
 
-def check_grid(name: str, grid: Sequence[int]) -> None:
-    """Check that a launch may have so many blocks.
+def check_grid(name: str, grid: Sequence[int], cluster: Sequence[int] = (1, 1, 1)) -> None:
+    """Check that a launch may have so many blocks, and that clusters can be made of them.
 
     Source: CUDA C++ Programming Guide 13.0, technical specifications per compute capability.
 
@@ -292,6 +292,12 @@ def check_grid(name: str, grid: Sequence[int]) -> None:
             call=f"launch of {name}",
             detail=f"expected at most {MOST_BLOCKS[0]} blocks along x and {MOST_BLOCKS[1]} along y"
             f" and z, found {' x '.join(map(str, grid))}; put the longest axis of T.Kernel first",
+        )
+    if any(n % size for n, size in zip(grid, cluster, strict=True)):
+        raise LaunchFailed(
+            call=f"launch of {name}",
+            detail=f"expected whole clusters of {' x '.join(map(str, cluster))} blocks, found "
+            f"{' x '.join(map(str, grid))} blocks; round the grid of T.Kernel up to a multiple",
         )
 
 

@@ -366,6 +366,47 @@ def test_the_order_of_two_blocks_is_proven():
         lowered(changed, "b200")
 
 
+def in_a_loop(M, N, K, stages, *, meets=True):
+    """Products of two blocks in T.Pipelined: both meet when the tiles of both are there."""
+    rows, half, BK = M // 2, N // 2, 32
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((M, K), "float16"), B: T.Tensor((N, K), "float16"),
+        C: T.Tensor((M, N), "float32"),
+    ):  # fmt: skip
+        with T.ClusterKernel(2, threads=128, cluster_dims=2) as bx:
+            A_s = T.alloc_shared((rows, BK), "float16")
+            B_s = T.alloc_shared((half, BK), "float16")
+            sums = T.alloc_tmem((rows, N), "float32")
+            done = T.alloc_cluster_barrier(1)
+            result = T.alloc_fragment((rows, N), "float32")
+            for k in T.Pipelined(K // BK, num_stages=stages):
+                T.copy(A[bx * rows, k * BK], A_s)
+                T.copy(B[bx * half, k * BK], B_s)
+                if meets:
+                    T.cluster_sync()
+                T.tcgen05_gemm(
+                    A_s, B_s, sums, transpose_B=True, clear_accum=k == 0, mbar=done, use_2cta=True
+                )
+                T.mbarrier_wait_parity(done, k % 2)
+            T.copy(sums, result)
+            T.copy(result, C[bx * rows, 0])
+
+    return main
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+def test_two_blocks_multiply_in_a_pipelined_loop(stages):
+    """Copies do not run ahead of the barrier of the cluster, whatever num_stages says."""
+    a, b, expected = operands(256, 32, 96, "float16", (False, True), seed=stages)
+    c = np.zeros((256, 32), np.float32)
+    run_emulated(in_a_loop(256, 32, 96, stages), "b200", [a, b, c], ALL_SCHEDULES)
+    close(c, expected, "float32")
+    with pytest.raises(OrderFault, match=r"which tcgen05\.mma of block 0 reads"):
+        lowered(in_a_loop(256, 32, 96, stages, meets=False), "b200")
+
+
 def test_what_two_blocks_cannot_multiply_is_said():
     def product(rows=128, N=64, K=32, dtype="float16", cluster=2, threads=128, tmem=True):
         @T.prim_func
@@ -396,7 +437,8 @@ def test_what_two_blocks_cannot_multiply_is_said():
     refused(UnsupportedOnTarget, "32 rows are neither 64 nor a multiple of 128", rows=32)
     hint = refused(UnsupportedOnTarget, "no multiple of 32 columns", N=48)
     assert "a multiple of 32 columns up to 256" in hint
-    refused(UnsupportedOnTarget, "512 columns, of 256 of one instruction", N=512)
+    hint = refused(UnsupportedOnTarget, "512 columns, of at most 256 of one instruction", N=512)
+    assert "2 products into 2 tiles of T.alloc_tmem of 256 columns or less" in hint
     refused(UnsupportedOnTarget, "K = 8 is no multiple of 16", K=8)
     refused(UnsupportedOnTarget, "no tile of T.alloc_tmem", tmem=False)
     refused(UnsupportedOnTarget, "threads from 0 on are no whole warpgroups", threads=64)

@@ -166,7 +166,6 @@ void shuffle(const char* kind, u64 mask, void* value, int bytes, int source) {
       Shuffled* to = (Shuffled*)c.arguments[i];
       if (!to) continue;
       Shuffled* from = (Shuffled*)c.arguments[to->source];
-      if (!from && !(c.mask >> to->source & 1) && (mask >> to->source & 1)) from = to;
       if (!from)
         fail(std::string(kind) + ": lane " + std::to_string(i) + " reads lane " +
              std::to_string(to->source) + ", which does not take part");

@@ -42,17 +42,19 @@ inline T __shfl_sync(emu::u64 mask, T value, int lane, int width = 32) {
 }
 template <class T>
 inline T __shfl_xor_sync(emu::u64 mask, T value, int bits, int width = 32) {
-  int own = emu::lane(), other = own ^ bits;
-  return emu_shuffle("shfl.bfly", mask, value, other / width == own / width ? other : own);
+  int own = emu::lane(), other = own ^ (bits & 31);  // groups before the own one can be read
+  return emu_shuffle("shfl.bfly", mask, value, other / width <= own / width ? other : own);
 }
 template <class T>
 inline T __shfl_down_sync(emu::u64 mask, T value, int delta, int width = 32) {
   int own = emu::lane();
+  delta &= 31;  // as many bits of it count (PTX ISA, shfl.sync)
   return emu_shuffle("shfl.down", mask, value, own % width + delta < width ? own + delta : own);
 }
 template <class T>
 inline T __shfl_up_sync(emu::u64 mask, T value, int delta, int width = 32) {
   int own = emu::lane();
+  delta &= 31;
   return emu_shuffle("shfl.up", mask, value, own % width >= delta ? own - delta : own);
 }
 // HIP's: of all lanes of the wavefront.
@@ -64,7 +66,7 @@ inline T __shfl(T value, int lane, int width = 64) {
 template <class T>
 inline T __shfl_xor(T value, int bits, int width = 64) {
   int own = emu::lane(), other = own ^ bits;
-  return emu_shuffle("shfl.bfly", ~0ull, value, other / width == own / width ? other : own);
+  return emu_shuffle("shfl.bfly", ~0ull, value, other / width <= own / width ? other : own);
 }
 template <class T>
 inline T __shfl_down(T value, int delta, int width = 64) {

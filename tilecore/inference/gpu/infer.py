@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
 
 from tilecore.amd_target import AmdTarget
-from tilecore.errors import InvalidConfig, UnsupportedOnTarget
+from tilecore.errors import UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference import layouts
 from tilecore.inference.gpu.barriers import Barriers
 from tilecore.inference.gpu.boxes import running_stores
 from tilecore.inference.gpu.distribution import Distribution
 from tilecore.inference.gpu.fragments import Fragments, distribute
+from tilecore.inference.gpu.limits import check_launch, check_source_launch, check_tiles
 from tilecore.inference.gpu.loops import (
     Points,
     accessed_outside_points,
@@ -45,7 +45,6 @@ from tilecore.inference.gpu.vectors import wide_loops
 from tilecore.inference.uses import Context, enter
 from tilecore.ir import nodes
 from tilecore.ir.analysis import covers_whole
-from tilecore.ir.expr import int_value
 from tilecore.ir.live_out import left_behind
 from tilecore.ir.nodes import Buffer, Gemm, KernelLaunch, PrimFunc, SourceLaunch, Stmt
 from tilecore.ir.visitor import buffers_of, children, regions, walk
@@ -61,17 +60,16 @@ def infer(func: PrimFunc, target: GpuTarget, options: GpuOptions) -> GpuPlan:
     launches = [s for s in walk(func.body) if isinstance(s, KernelLaunch)]
     for stmt in walk(func.body):
         if isinstance(stmt, SourceLaunch):
-            _check_source_launch(stmt, target)
+            check_source_launch(stmt, target)
     return GpuPlan(func, {launch: _plan(launch, target, options) for launch in launches})
 
 
 def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLaunchPlan:
-    threads = _threads(launch, target)
+    threads = check_launch(launch, target)
     layouts.check(launch)
-    if target.has_clusters:
-        _check_cluster(launch, target)
     teams = find_teams(launch, threads, target)
     tiles = [s.buffer for s in walk(launch.body) if isinstance(s, nodes.Alloc)]
+    check_tiles(tiles, target)
     spread = frozenset(_spread(launch, tiles))
     viewed = {t.base for t in tiles if t.base is not None}
     variables = frozenset(t for t in tiles if t.is_var and not launch.thread_vars)
@@ -115,7 +113,7 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
         frozenset(
             _staging(statements, gemms.values(), tensor) | _moved_as_matrices(nests.values())
         ),
-        tensor.words(gemms.values()) + counted_words(launch),
+        tensor.words(gemms.values()) + counted_words(launch), tensor.notes,
     ).fit(pipelines)  # fmt: skip
     _check_single_copies(launch, teams, memory, target)
     places = memory.places
@@ -158,50 +156,6 @@ def _check_single_copies(
                 reason=f"the tensor memory accelerator, which one thread may ask, {has}",
                 hint="let a whole warp copy: `if tx < 32:` in place of `if tx == 0:`; boxes need "
                 "rows of a multiple of 16 bytes, and tiles at multiples of 128 bytes",
-            )  # fmt: skip
-
-
-def _check_source_launch(launch: SourceLaunch, target: GpuTarget) -> None:
-    """Check what a launch of a program's own CUDA source asks of the target."""
-    _threads(launch, target)
-    if launch.cluster and not target.has_clusters:
-        raise UnsupportedOnTarget(
-            what=f"cluster_dims={launch.cluster} of `{launch.entry}`", target=target.name,
-            reason="clusters of blocks need sm_90 or later", span=launch.span,
-        )  # fmt: skip
-    _check_cluster(launch, target)
-
-
-def _threads(launch: KernelLaunch | SourceLaunch, target: GpuTarget) -> tuple[int, int, int]:
-    values = [int_value(e) for e in launch.threads]
-    if any(v is None for v in values):
-        raise UnsupportedOnTarget(
-            what="a number of threads known only at run time", target=target.name,
-            reason="code is generated for one number of threads", span=launch.span,
-        )  # fmt: skip
-    known = [v for v in values if v is not None] + [1] * (3 - len(values))
-    count = known[0] * known[1] * known[2]
-    if count > target.threads_per_block:
-        raise InvalidConfig(
-            knob="threads", value=count, span=launch.span,
-            expected=f"at most {target.threads_per_block} threads in a block of {target.name}",
-        )  # fmt: skip
-    return known[0], known[1], known[2]
-
-
-def _check_cluster(launch: KernelLaunch | SourceLaunch, target: GpuTarget) -> None:
-    count = math.prod(launch.cluster)
-    if count > target.blocks_per_cluster:
-        raise InvalidConfig(
-            knob="cluster_dims", value=launch.cluster, span=launch.span,
-            expected=f"at most {target.blocks_per_cluster} blocks in a cluster of {target.name}",
-        )  # fmt: skip
-    for size, extent in zip(launch.cluster, launch.grid, strict=False):
-        blocks = int_value(extent)
-        if blocks is not None and blocks % size:
-            raise InvalidConfig(
-                knob="cluster_dims", value=launch.cluster, span=launch.span,
-                expected=f"divisors of the grid, which has {blocks} blocks along an axis",
             )  # fmt: skip
 
 

@@ -47,7 +47,8 @@ class Needs:
     """What decides about the shared memory of a launch.
 
     ``viewed``: tiles that views see in another shape; ``staging``: those that take sums;
-    ``tensor_words``: of 64 bits, which go with tensor memory.
+    ``tensor_words``: of 64 bits, which go with tensor memory; ``outside``: why tiles that ask for
+    it do not lie there.
     """
 
     launch: KernelLaunch
@@ -59,6 +60,7 @@ class Needs:
     viewed: frozenset[Buffer]
     staging: frozenset[Buffer]
     tensor_words: int = 0
+    outside: tuple[str, ...] = ()
 
     def fit(self, pipelines: Mapping[Stmt, Pipeline]) -> Memory:
         """Return the shared memory of a block.
@@ -107,7 +109,8 @@ class Needs:
         return InvalidConfig(
             knob="shared memory", value=f"{found.bytes} B", span=self.launch.span,
             expected=f"at most {target.shared_per_block} B in a block of {target.name}",
-            hint=f"`{largest.name}` takes {layout.bytes} B in {layout.stages} stages; "
+            hint="".join(f"{why}; " for why in self.outside)
+            + f"`{largest.name}` takes {layout.bytes} B in {layout.stages} stages; "
             + (self._with_fewer_stages(found) or self._with_smaller_tiles(found, largest)),
         )  # fmt: skip
 

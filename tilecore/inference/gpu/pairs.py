@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from tilecore.errors import UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.options import GpuOptions
+from tilecore.inference.gpu.products import size_of
 from tilecore.inference.gpu.tensor_memory import TensorMemory
-from tilecore.inference.gpu.tensor_products import misfit
+from tilecore.inference.gpu.tensor_products import WIDEST, misfit
 from tilecore.ir.nodes import Arrive, Buffer, Gemm, KernelLaunch
 from tilecore.ir.visitor import walk
 
@@ -37,7 +38,7 @@ def check_pairs(
         if reason:
             raise UnsupportedOnTarget(
                 what=PRODUCT, target=target.name, reason=reason, span=gemm.span,
-                hint=f"{FITS}without use_2cta, with all of B in each block, blocks multiply alone",
+                hint=_fits(gemm),
             )  # fmt: skip
     told = {s.buffer: s for s in walk(launch.body) if isinstance(s, Arrive) and s.in_pair}
     for stmt in walk(launch.body):
@@ -55,6 +56,18 @@ def check_pairs(
                 "block must know how often, before its memory goes to another one", span=stmt.span,
                 hint="another T.alloc_cluster_barrier for what threads tell",
             )  # fmt: skip
+
+
+def _fits(gemm: Gemm) -> str:
+    """Return what two blocks can multiply instead."""
+    columns = size_of(gemm)[1]
+    if columns > WIDEST:
+        parts = -(-columns // WIDEST)
+        return (
+            f"{parts} products into {parts} tiles of T.alloc_tmem of {WIDEST} columns or less, "
+            f"each of {WIDEST // 2} columns of B in either block"
+        )
+    return f"{FITS}without use_2cta, with all of B in each block, blocks multiply alone"
 
 
 def told_barriers(launch: KernelLaunch) -> Iterator[Buffer]:

@@ -198,7 +198,7 @@ class TensorTile:
         dtype: of the elements there.
         packed: elements in a column: several of an operand, one of sums.
         is_folded: whether the second half of the columns of 64 rows lies in lanes 64 to 127, as
-            two blocks sum them up (PTX ISA 9.0, 9.7.16, data path layout B).
+            two blocks sum them up (PTX ISA 9.0, 9.7.16.10.5, layout B).
     """
 
     shape: tuple[int, ...]

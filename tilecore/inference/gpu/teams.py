@@ -90,6 +90,8 @@ def find_teams(launch: KernelLaunch, threads: tuple[int, int, int], target: GpuT
                 target=target.name, span=stmt.span,
                 reason="whole warps next to each other may share out a tile operation, which the "
                 "thread index alone must choose",
+                hint=f"`if tx < {target.threads_per_warp}:` lets one warp do it, "
+                "T.if_then_else or a loop around all threads what data decides",
             )  # fmt: skip
     taken = named(walk(launch.body))
     if taken and target.kind != "cuda":
@@ -98,13 +100,17 @@ def find_teams(launch: KernelLaunch, threads: tuple[int, int, int], target: GpuT
         raise UnsupportedOnTarget(
             what="T.named_barrier_arrive" if arrives else "T.sync_threads between branches",
             target=target.name, span=first.span,
-            reason="there are no named barriers; use barriers of T.alloc_barrier",
+            reason="there are no named barriers",
+            hint="T.sync_threads() of all threads of the block, outside of the branches",
         )  # fmt: skip
     warp = target.threads_per_warp
-    if any(t.first % warp or t.count % warp for t in teams.all):
+    broken = next((t for t in teams.all if t.first % warp or t.count % warp), None)
+    if broken is not None:
         raise UnsupportedOnTarget(
-            what=f"a role of other than whole warps of {warp} threads", target=target.name,
-            reason="lanes of a warp work together", span=launch.span,
+            what=f"a role of {broken.count} threads from {broken.first} on", target=target.name,
+            reason=f"lanes of a warp work together: whole warps of {warp} threads have a role",
+            hint=f"branches on the thread index at multiples of {warp}, in a block of a multiple "
+            f"of {warp} threads", span=launch.span,
         )  # fmt: skip
     if len(teams.all) > MAX_TEAMS - len(taken):
         raise UnsupportedOnTarget(

@@ -3,7 +3,7 @@
 Tensor memory has 128 lanes of 512 columns of 32 bits. A tile of 128 rows has row ``m`` in lane
 ``m``; 128 further rows are further columns; one of 64 rows has 16 rows in each quarter of the
 lanes. A warp reaches the quarter that its number within its warpgroup names, so that warpgroups
-share out the columns. Source: PTX ISA 9.0, section 9.7.16 (tcgen05, data path layouts D and F).
+share out the columns. Source: PTX ISA 9.0, section 9.7.16.10.5 (data path layouts D and F).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def misfit(gemm: Gemm, options: GpuOptions) -> str:
     if m != HALF_LANES and m % LANES:
         return f"{m} rows are neither 64 nor a multiple of 128"
     if gemm.in_pair and n > WIDEST:
-        return f"{n} columns, of {WIDEST} of one instruction"
+        return f"{n} columns, of at most {WIDEST} of one instruction"
     if n % step or _columns(m, n) > COLUMNS:
         return f"{m} x {n} sums are no multiple of {step} columns within the {COLUMNS} there are"
     if k * itemsize % 32:
@@ -200,7 +200,7 @@ def only_product(pipeline: Pipeline, gemms: Mapping[Stmt, GemmPlan]) -> Gemm | N
 def is_folded(gemm: Gemm) -> bool:
     """Return whether half of the columns of 64 rows lie in lanes 64 on: where two blocks multiply.
 
-    Source: PTX ISA 9.0, section 9.7.16 (data path layout B); CUTLASS 7107b055, ``tmem_frg_2sm``.
+    Source: PTX ISA 9.0, section 9.7.16.10.5 (layout B); CUTLASS 7107b055, ``tmem_frg_2sm``.
     """
     return gemm.in_pair and size_of(gemm)[0] == HALF_LANES
 

@@ -11,7 +11,6 @@ from tvm import tirx as tir
 from tilecore.inference.gpu.distribution import Digit, Distribution
 from tilecore.inference.gpu.plan import NestPlan
 from tilecore.inference.gpu.scratch import folded_digits, folds_in_warp
-from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Load, Var
 from tilecore.ir.fold import STEPS, accumulator_dtype, identity
 from tilecore.ir.nodes import Reduce, Scan
@@ -19,7 +18,15 @@ from tilecore.lowering.cpu.tir import add, index, mul, quotient, remainder
 from tilecore.lowering.cuda.access import Accessor
 from tilecore.lowering.cuda.memory import FragmentPlace, is_first_copy, only
 from tilecore.lowering.cuda.nests import PointLoops
-from tilecore.lowering.cuda.scalar import constant, convert, differs, function, operate, value_type
+from tilecore.lowering.cuda.scalar import (
+    constant,
+    convert,
+    differs,
+    exchanged_type,
+    function,
+    operate,
+    value_type,
+)
 
 
 class FoldLowering:
@@ -134,7 +141,7 @@ class FoldLowering:
         builder = self.builder
         isa = self.accessor.isa
         if folds_in_warp(digit, isa.warp):
-            shuffled = "int32" if DType(self.kind).bits < 16 else self.kind
+            shuffled = exchanged_type(self.kind)
             move = isa.shuffle("xor", shuffled, isa.warp)
             distance = digit.stride * digit.extent // 2
             while distance >= digit.stride:

@@ -50,7 +50,7 @@ from tilecore.lowering.cuda.running import RunningProducts
 from tilecore.lowering.cuda.scalar import memory_type
 from tilecore.lowering.cuda.tcgen05 import TensorProduct
 from tilecore.lowering.cuda.tensor_memory import TensorMemory
-from tilecore.lowering.cuda.tensors import unsupported
+from tilecore.lowering.cuda.tensors import placing, unsupported
 from tilecore.lowering.cuda.threads import (
     broadcast,
     emit_atomic,
@@ -225,7 +225,7 @@ class LaunchLowering:
 
     def statement(self, stmt: Stmt) -> None:
         """Emit one statement, after the barrier that it needs."""
-        with self.builder.at(stmt.span):
+        with placing(stmt, self.target), self.builder.at(stmt.span):
             self.running.before(stmt)
             if stmt in self.plan.barriers:
                 self.meetings.sync()
@@ -332,8 +332,12 @@ class LaunchLowering:
         size = DType(dtype).itemsize
         return view, self.scratch_start // size + self.team.first * max(1, SCRATCH_BYTES // size)
 
-    def inner(self, stmt: Stmt) -> None:  # noqa: C901 - one case per node
+    def inner(self, stmt: Stmt) -> None:
         """Emit a statement that each thread runs by itself."""
+        with placing(stmt, self.target):
+            self._inner(stmt)
+
+    def _inner(self, stmt: Stmt) -> None:  # noqa: C901 - one case per node
         accessor, builder = self.accessor, self.builder
         match stmt:
             case nodes.Seq(stmts=stmts):

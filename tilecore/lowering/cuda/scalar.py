@@ -47,6 +47,12 @@ def value_type(dtype: str) -> str:
     return "float32" if dtype in BITS else NIBBLES.get(dtype, dtype)
 
 
+def exchanged_type(dtype: str) -> str:
+    """Return the type that lanes tell each other: integers of 32 bits and more, floats."""
+    kind = DType(dtype)
+    return "int32" if not kind.is_float and kind.bits < 32 else dtype
+
+
 def from_memory(value: Any, dtype: str) -> Any:
     """Return a loaded value as it is computed with."""
     if dtype in NIBBLES:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 
 from tvm import tirx as tir
 
-from tilecore.errors import UnsupportedOnTarget
+from tilecore.errors import TileError, UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
 from tilecore.ir.expr import Expr, cast, const, int_value
 from tilecore.ir.nodes import Buffer, Stmt
@@ -66,3 +68,18 @@ def unsupported(stmt: Stmt, target: GpuTarget, reason: str) -> UnsupportedOnTarg
     return UnsupportedOnTarget(
         what=f"a {type(stmt).__name__} statement", target=target.name, reason=reason, span=stmt.span
     )
+
+
+@contextlib.contextmanager
+def placing(stmt: Stmt, target: GpuTarget) -> Iterator[None]:
+    """Say of errors inside where they happened and on which target; instructions do not know it."""
+    try:
+        yield
+    except UnsupportedOnTarget as error:
+        if error.span is not None or not stmt.span.is_known:
+            raise
+        fields = {**error.fields, "target": target.name}
+        raise UnsupportedOnTarget(span=stmt.span, hint=error.hint, **fields) from error
+    except TileError as error:
+        error.at(stmt.span)
+        raise

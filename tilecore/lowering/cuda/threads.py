@@ -11,7 +11,7 @@ from tvm import tirx as tir
 from tilecore.errors import UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
 from tilecore.ir import nodes
-from tilecore.ir.expr import Load, cast, const
+from tilecore.ir.expr import Binary, Cast, Const, Expr, Load, binary, cast, const, int_value
 from tilecore.ir.fold import reducer_update
 from tilecore.ir.nodes import Arrive, Atomic, Exchange, Wait
 from tilecore.lowering.cpu.tir import add, index, mul, remainder
@@ -26,7 +26,14 @@ from tilecore.lowering.cuda.instructions.atomic import (
 )
 from tilecore.lowering.cuda.instructions.base import Instruction
 from tilecore.lowering.cuda.memory import SharedPlace, TensorPlace
-from tilecore.lowering.cuda.scalar import constant, convert, from_memory, operate, value_type
+from tilecore.lowering.cuda.scalar import (
+    constant,
+    convert,
+    exchanged_type,
+    from_memory,
+    operate,
+    value_type,
+)
 
 SHUFFLES = {"shfl": "idx", "shfl_xor": "xor", "shfl_up": "up", "shfl_down": "down"}
 FOLDS = {
@@ -123,11 +130,15 @@ def emit_exchange(accessor: Accessor, stmt: Exchange) -> None:
     """Emit a shuffle, or a combination of the values of lanes of a warp (a power of two)."""
     builder, isa, width = accessor.builder, accessor.isa, stmt.width
     given = stmt.args[0]
-    kind = "int32" if given.dtype == "bool" else str(given.dtype)
-    carrier = "float32" if kind == "bfloat16" else kind
+    kind = exchanged_type(str(given.dtype))
+    carrier = value_type(kind)
     value = builder.bind(convert(accessor.scalar(given), str(given.dtype), kind))
     if stmt.op in SHUFFLES:
         lane = accessor.scalar(cast(stmt.args[1], "int32"))
+        if stmt.op != "shfl" and int_value(stmt.args[1]) is None:
+            lane = builder.bind(tir.if_then_else(_is_within(lane, width), lane, index(0)))
+        if accessor.thread_count % width:
+            lane = _where_there(accessor, stmt, lane)
         lanes = [accessor.scalar(m) for m in stmt.args[2:]]
         shuffle = isa.shuffle(SHUFFLES[stmt.op], carrier, width, is_masked=bool(lanes))
         result = shuffle.call(*lanes, value, lane)
@@ -136,13 +147,55 @@ def emit_exchange(accessor: Accessor, stmt: Exchange) -> None:
         result = isa.vote(stmt.op, is_masked=bool(lanes)).call(*lanes, value)
         kind = "uint32" if stmt.op == "ballot" else "int32"
     else:
-        distance, result = width // 2, value
-        while distance:
-            other = isa.shuffle("xor", carrier, width).call(result, index(distance))
-            result = builder.bind(operate(FOLDS[stmt.op], result, builder.bind(other), kind))
-            distance //= 2
+        result = _folded(accessor, stmt, value, kind)
     zeros = tuple(const(0) for _ in stmt.dst.shape)
     accessor.store(stmt.dst, zeros, builder.bind(result), kind)
+
+
+def _is_within(distance: Any, width: int) -> Any:
+    """Return whether a distance is one between lanes of a group."""
+    return tir.And(tir.GE(distance, index(0)), tir.LT(distance, index(width)))
+
+
+def _where_there(accessor: Accessor, stmt: Exchange, lane: Any) -> Any:
+    """Return the lane or distance of a shuffle, that of the own lane where no thread is.
+
+    The last group of a block may have fewer lanes; what others give is not defined.
+    """
+    thread, width = index(accessor.thread), stmt.width
+    match stmt.op:
+        case "shfl":
+            own = remainder(thread, width)
+            there = thread - own + tir.FloorMod(lane, index(width))
+        case "shfl_xor":
+            own, there = index(0), tir.bitwise_xor(thread, lane)
+        case "shfl_down":
+            own, there = index(0), thread + lane
+        case _:
+            return lane
+    is_there = tir.LT(there, index(accessor.thread_count))
+    return accessor.builder.bind(tir.if_then_else(is_there, lane, own))
+
+
+def _folded(accessor: Accessor, stmt: Exchange, value: Any, kind: str) -> Any:
+    """Return what the values of all lanes of a group make together, in each of them.
+
+    Where the last group has fewer lanes, its first one collects those that are there.
+    """
+    builder, isa, width = accessor.builder, accessor.isa, stmt.width
+    carrier, result, distance = value_type(kind), value, stmt.width // 2
+    short = accessor.thread_count % width
+    while distance:
+        shuffle = isa.shuffle("down" if short else "xor", carrier, width)
+        last = index(accessor.thread_count - distance)
+        is_there = tir.LT(index(accessor.thread), last)
+        there = tir.if_then_else(is_there, index(distance), index(0)) if short else index(distance)
+        other = builder.bind(shuffle.call(result, there))
+        folded = operate(FOLDS[stmt.op], result, other, kind)
+        folded = tir.if_then_else(is_there, folded, result) if short else folded
+        result = builder.bind(folded)
+        distance //= 2
+    return isa.shuffle("idx", carrier, width).call(result, index(0)) if short else result
 
 
 Scratch = Callable[[str], tuple[Any, int]]
@@ -204,7 +257,7 @@ def _source(op: str, lane: Any, given: Any, width: int) -> Any:
     there = {"shfl_xor": tir.bitwise_xor, "shfl_up": tir.Sub, "shfl_down": tir.Add}[op](
         index(lane), given
     )
-    inside = tir.And(tir.GE(there, index(0)), tir.LT(there, index(width)))
+    inside = tir.And(_is_within(given, width), _is_within(there, width))
     return tir.if_then_else(inside, there, index(lane))
 
 
@@ -220,6 +273,7 @@ def init_barriers(accessor: Accessor, buffers: list[nodes.Buffer], target: GpuTa
         raise UnsupportedOnTarget(
             what=f"the barrier `{buffers[0].name}`", target=target.name,
             reason="mbarriers come with sm_80", span=buffers[0].span,
+            hint="T.sync_threads() between threads, T.Pipelined for copies that run ahead",
         )  # fmt: skip
     with builder.when(tir.EQ(index(accessor.thread), index(0))):
         for buffer in buffers:
@@ -243,10 +297,26 @@ def emit_arrive(accessor: Accessor, stmt: Arrive) -> None:
         builder.evaluate(call)
 
 
+def _is_bit(value: Expr) -> bool:
+    """Return whether a parity is surely 0 or 1: hardware takes no other."""
+    match value:
+        case Const(value=known):
+            return known in (0, 1)
+        case Cast(a=inner):
+            return inner.dtype == "bool" or _is_bit(inner)
+        case Binary(op="mod", b=Const(value=2)) | Binary(op="bitand", b=Const(value=1)):
+            return True
+        case Binary(op="bitxor" | "bitand" | "bitor", a=a, b=b):
+            return _is_bit(a) and _is_bit(b)
+        case _:
+            return False
+
+
 def emit_wait(accessor: Accessor, stmt: Wait, target: GpuTarget, of_cluster: bool) -> None:
     """Emit a wait for the last phase of a parity; ``of_cluster``: other blocks arrive too."""
     place = accessor.locate(stmt.buffer, (stmt.index,))
-    parity = accessor.scalar(cast(stmt.parity, "int32"))
+    given = cast(stmt.parity, "int32")
+    parity = accessor.scalar(given if _is_bit(given) else binary("bitand", given, 1))
     arch = f"sm_{target.capability}"
     call = barrier.barrier_wait(arch, of_cluster=of_cluster).call(
         accessor.builder.address(*place), parity

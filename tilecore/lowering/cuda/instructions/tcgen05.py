@@ -10,9 +10,10 @@ half the rows of A and of the sums, and half the columns of B, in each block, at
 the memories of both; a thread of the first block issues it. Of 256 rows each block has 128, row
 ``m`` in lane ``m``; of 128 rows 64, with the second half of the columns in lanes 64 to 127 (data
 path layouts A and B). All tcgen05 instructions of a kernel are for one block, or all for two.
-Sources: PTX ISA 9.0, section 9.7.16 (TensorCore 5th Generation Family Instructions; 9.7.16.5 for
-who issues what); CUTLASS 7107b055, cute/arch/mma_sm100_umma.hpp (``SM100_MMA_*_2x1SM_*``),
-tmem_allocator_sm100.hpp (``Allocator2Sm``) and mma_traits_sm100_frag.hpp (``tmem_frg_2sm``).
+Sources: PTX ISA 9.0, section 9.7.16 (TensorCore 5th Generation Family Instructions: 9.7.16.5 for
+who issues what, 9.7.16.10.5 for the layouts); CUTLASS 7107b055, cute/arch/mma_sm100_umma.hpp
+(``SM100_MMA_*_2x1SM_*``), tmem_allocator_sm100.hpp (``Allocator2Sm``) and
+mma_traits_sm100_frag.hpp (``tmem_frg_2sm``).
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def tma_load_pair(rank: int) -> Instruction:
 
     The bytes go to the own shared memory; of them the barrier at this place in the first block of
     the pair is told, on which a product of both blocks waits (sm_100).
-    Source: PTX ISA 9.0, section 9.7.9.27.1 (``.cta_group``); CUTLASS 7107b055,
+    Source: PTX ISA 9.0, section 9.7.9.27.1.2 (``.cta_group``); CUTLASS 7107b055,
     cute/arch/copy_sm100_tma.hpp (``SM100_TMA_2SM_LOAD_2D``).
     """
     c_params, coords, operands, values = _coordinates(rank, 3)
