@@ -7,7 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Row, Select, Text, bindparam, cast, select
+from pydantic_core import from_json
+from sqlalchemy import (
+    ColumnElement,
+    Row,
+    Select,
+    Text,
+    and_,
+    bindparam,
+    cast,
+    func,
+    literal_column,
+    select,
+)
 from sqlalchemy.orm import Session
 
 from db.models import (
@@ -83,10 +95,10 @@ class Reader:
         shared = self._shared(execute, rows, workloads or {})
         texts = [row[column] for row in rows for column in DECODED]
         # One call for all of them: most are so short that a call costs more than what is in them.
-        values = iter(json.loads(f"[{','.join(texts)}]"))
+        values = iter(_decoded(f"[{','.join(texts)}]"))
         return [
             _record(row, decoded, shared, distance or {})
-            for row, *decoded in zip(rows, values, values, values, values, strict=True)
+            for row, *decoded in zip(rows, values, values, values, strict=True)
         ]
 
     def _shared(
@@ -122,6 +134,20 @@ class Reader:
         return found | read | given
 
 
+def _decoded(text: str) -> Any:
+    """Return the value of JSON of the database, three times as fast as ``json`` does."""
+    try:
+        return from_json(text)
+    except ValueError:  # half a surrogate pair, of a release that stored them
+        return json.loads(text)
+
+
+@lru_cache(maxsize=MAX_KEPT)
+def _config(knobs: str) -> TileConfig:
+    """Return a config: there are far fewer than measurements of them."""
+    return TileConfig.of(_decoded(knobs))
+
+
 def _value(table: type[Base], row: Any) -> Any:
     if table is WorkloadRow:
         return workload_of(row)
@@ -135,11 +161,11 @@ def _value(table: type[Base], row: Any) -> Any:
 def _record(
     row: Row[Any], decoded: Sequence[Any], shared: Shared, distance: Mapping[str, float]
 ) -> MeasurementRecord:
-    knobs, metrics, times_s, reference_times_s = decoded
+    metrics, times_s, reference_times_s = decoded
     workload = shared[WorkloadRow, row.workload_id]
     measurement = Measurement(
         workload=workload,
-        config=TileConfig.of(knobs),
+        config=_config(row.knobs),
         hardware=shared[HardwareRow, (row.hardware_id, row.updated_at)],
         toolchain=shared[ToolchainRow, row.toolchain_id],
         program_digest=row.digest,
@@ -162,20 +188,24 @@ def _record(
     )  # fmt: skip
 
 
-def _flat() -> Select[Any]:
+def _columns() -> tuple[Any, ...]:
     row = MeasurementRow
     # PostgreSQL would read all programs, which are many, to join those of a page.
     program = select(ProgramRow.digest).where(ProgramRow.id == row.program_id).scalar_subquery()
-    json_columns = (ConfigRow.knobs, row.metrics, SampleRow.times_s, SampleRow.reference_times_s)
-    columns: tuple[Any, ...] = (
-            *(cast(column, Text).label(column.key) for column in json_columns),
-            row.id, row.workload_id, row.hardware_id, program.label("digest"), row.toolchain_id,
-            row.protocol, row.threads, row.status, row.compile_s, row.max_error, row.detail,
-            row.worker, row.measured_at, row.driver_id, row.created_by,
-            HardwareRow.updated_at, RunRow.public_id,
-        )  # fmt: skip
+    json_columns = (row.metrics, SampleRow.times_s, SampleRow.reference_times_s, ConfigRow.knobs)
     return (
-        select(*columns)
+        *(cast(column, Text).label(column.key) for column in json_columns),
+        row.id, row.workload_id, row.hardware_id, program.label("digest"), row.toolchain_id,
+        row.protocol, row.threads, row.status, row.compile_s, row.max_error, row.detail,
+        row.worker, row.measured_at, row.driver_id, row.created_by,
+        HardwareRow.updated_at, RunRow.public_id,
+    )  # fmt: skip
+
+
+def _flat() -> Select[Any]:
+    row = MeasurementRow
+    return (
+        select(*_columns())
         .join(HardwareRow, row.hardware_id == HardwareRow.id)
         .join(ConfigRow, row.config_id == ConfigRow.id)
         .join(SampleRow, SampleRow.measurement_id == row.id)
@@ -184,8 +214,39 @@ def _flat() -> Select[Any]:
     )
 
 
+def with_records(
+    keys: Select[Any], most: int, *, wanted: ColumnElement[int] | None = None
+) -> Select[Any]:
+    """Return the query of ``keys`` with the columns of ``FLAT`` before theirs, in no order.
+
+    Args:
+        keys: a query with the column ``id``.
+        most: so many rows at most. It stands in the text: of a bound limit PostgreSQL expects a
+            tenth of the log, and would read it as a whole for so many.
+        wanted: with fewer keys than this, the columns of ``FLAT`` are null, and nothing is read
+            for them.
+    """
+    row, found = MeasurementRow, keys.cte("keys")
+    number = select(found).limit(literal_column(str(most))).subquery("part")
+    chosen = row.id == number.c.id
+    if wanted is not None:
+        count = select(func.count()).select_from(found).scalar_subquery()
+        chosen = and_(chosen, count >= wanted)
+    own = [column.label(f"key_{name}") for name, column in number.c.items()]
+    return (
+        select(*_columns(), *own)
+        .select_from(number)
+        .outerjoin(row, chosen)
+        .outerjoin(HardwareRow, row.hardware_id == HardwareRow.id)
+        .outerjoin(ConfigRow, row.config_id == ConfigRow.id)
+        .outerjoin(SampleRow, SampleRow.measurement_id == row.id)
+        .outerjoin(TrialRow, row.trial_id == TrialRow.id)
+        .outerjoin(RunRow, TrialRow.run_id == RunRow.id)
+    )
+
+
 FLAT = _flat()
-DECODED = range(4)  # its columns of JSON, as texts
+DECODED = range(3)  # its columns of JSON, as texts; ``knobs`` is another
 
 
 @lru_cache

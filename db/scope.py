@@ -10,9 +10,10 @@ Statements depend on a query's ``Shape`` alone; values are bound. Each shape is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import (
@@ -42,14 +43,16 @@ from db.models import (
     WorkloadFacetRow,
     WorkloadRow,
 )
+from db.reader import with_records
 from db.records import MeasurementQuery
 from db.types import is_among
 from recommender.measurement import MeasureStatus
 
 FEW = 1024  # facets or workloads that are walked one by one at most
-DIRECT = 4  # so few are walked at once
 PROBED = (2_000, 6_000, 20_000)  # next rows of the log that are looked at, as far as that pays
-HEAD = 15  # rows that could be looked at while the first one of a facet or workload is found
+KEPT_FOR, MAX_KEPT = 64, 1000  # pages that know of one another; filters
+HEAD = 30  # rows that could be looked at while the first one of a facet or workload is found
+MOST_FASTEST = 2**20  # of some workloads: no limit, but PostgreSQL would guess one
 FACET_FILTERS = ("protocol", "status", "hardware_key", "toolchain_key")
 WORKLOAD_FILTERS = {"workload_key": "key", "dtype": "dtype", "m": "m", "n": "n", "k": "k",
                     "threads": "threads"}  # fmt: skip
@@ -97,12 +100,16 @@ class Shape:
         return bool(self.names & {"near", *WORKLOAD_FILTERS})
 
     def keys(self, row: Any) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
-        """Return what says where some measurements stand in the order: a value, and the id."""
+        """Return what says where some measurements stand in the order: ``value`` and ``id``."""
+        value, number = self._place(row)
+        return value.label("value"), number
+
+    def _place(self, row: Any) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
         return row.time_s if self.by_time else row.measured_at, row.id
 
     def order(self, row: Any) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
         """Return the columns of the order of some measurements."""
-        value, number = self.keys(row)
+        value, number = self._place(row)
         return (value.asc(), number.asc()) if self.by_time else (value.desc(), number.desc())
 
     def conditions(self, row: Any, *, is_dated: bool = False) -> list[ColumnElement[bool]]:
@@ -145,7 +152,7 @@ class Shape:
         if not self.goes_on:
             return []
         first = LOG.c.time_s if self.by_time else LOG.c.measured_at
-        key = tuple_(*self.keys(row))
+        key = tuple_(*self._place(row))
         bound = tuple_(_bound(first, "after_value"), _bound(LOG.c.id, "after_id"))
         return [key > bound if self.by_time else key < bound]
 
@@ -196,6 +203,18 @@ def workload_conditions(shape: Shape) -> list[ColumnElement[bool]]:
 
 
 @lru_cache(maxsize=1000)
+def first_rows(shape: Shape, most: int, probed: int = 0) -> Select[Any]:
+    """Return the query of the first rows of ``reader.FLAT``, ``most`` at most, with their keys.
+
+    With ``probed`` only of those among so many rows of the whole log; what belongs to them is read
+    where they are as many as wanted.
+    """
+    if probed:
+        return with_records(probe(shape, probed), most, wanted=LIMIT)
+    return with_records(merged(shape) if shape.walked else whole(shape), most)
+
+
+@lru_cache(maxsize=1000)
 def whole(shape: Shape) -> Select[Any]:
     """Return the query of keys that walks the whole log."""
     c = LOG.c
@@ -237,7 +256,7 @@ def merged(shape: Shape) -> Select[Any]:
     by_workload = outer is WORKLOADS
     chosen = workload_conditions(shape) if by_workload else facet_conditions(shape)
     conditions = (*shape.timed(PART.c), *shape.conditions(PART.c), *shape.behind(PART.c))
-    keys = (PART.c.measured_at, PART.c.time_s)
+    key = PART.c.time_s if shape.by_time else PART.c.measured_at  # the indices have one of them
     row: Any
 
     def rows(part: FromClause, limit: ColumnElement[int]) -> Select[Any]:
@@ -256,14 +275,14 @@ def merged(shape: Shape) -> Select[Any]:
         joined, row = part.join(LOG, LOG.c.id.in_(rows(part, count))), LOG.c
     else:
         if has_heads:
-            lateral = rows(outer, literal_column("1")).add_columns(*keys).lateral("head")
+            lateral = rows(outer, literal_column("1")).add_columns(key).lateral("head")
             order = shape.order(lateral.c)
             place = func.row_number().over(order_by=order).label("place")
             foremost = select(outer.c.id, place).join(lateral, true()).where(*chosen)
             part = foremost.order_by(*order).limit(LIMIT).subquery("foremost")
             # Of the second foremost all but the last row can be among them, and so on.
             count = LIMIT + literal_column("1") - part.c.place
-        found = rows(part, count).add_columns(*keys).lateral("found")
+        found = rows(part, count).add_columns(key).lateral("found")
         joined, row = part.join(found, true()), found.c
     merged = select(*shape.keys(row)).select_from(joined)
     if not has_heads:
@@ -305,6 +324,12 @@ def fastest(shape: Shape) -> Select[Any]:
 
 
 @lru_cache(maxsize=1000)
+def fastest_records(shape: Shape) -> Select[Any]:
+    """Return the query of ``reader.FLAT`` of what ``fastest`` finds."""
+    return with_records(fastest(shape), MOST_FASTEST)
+
+
+@lru_cache(maxsize=1000)
 def workloads_behind(shape: Shape) -> Select[Any]:
     """Return the query of the first workloads behind one, ascending."""
     query = workloads(shape).where(WORKLOADS.c.id > bindparam("behind", type_=WORKLOADS.c.id.type))
@@ -333,33 +358,37 @@ class Scope:
         only_ok = query.best_first or query.winners
         self.shape = Shape(frozenset(self.values), dialect, query.best_first, only_ok)
 
-    def keys(self, ask: Ask, after: tuple[Any, int] | None, limit: int) -> Sequence[Any]:
-        """Return the keys of the first measurements behind the key ``after``, in order.
+    def rows(
+        self, ask: Ask, after: tuple[Any, int] | None, limit: int, ways: Ways
+    ) -> Sequence[Any]:
+        """Return the first measurements behind the key ``after``, in order.
 
         Returns:
-            Of each its time, or when it was measured, as the order says; and its id.
+            Of each the columns of ``FLAT`` and its key: ``key_value``, ``key_id``.
         """
         shape = replace(self.shape, goes_on=after is not None)
         values = self.values | {"limit": limit}
         if after is not None:
             values |= {"after_value": after[0], "after_id": after[1]}
+        found = self._rows(ask, shape, values, ways)
+        place = attrgetter("key_value", "key_id")
+        return sorted(found, key=place, reverse=not shape.by_time)
+
+    def _rows(self, ask: Ask, shape: Shape, values: Mapping[str, Any], ways: Ways) -> Sequence[Any]:
+        limit, most = values["limit"], _most(values["limit"])
         if shape.names & OWN_INDEX or not (shape.has_facets or shape.has_workloads):
-            return ask(whole(shape), values)
-        walked, count = self._few(ask)
-        by_other_index = shape.by_time and shape.names & {"since", "until"}
-        if count > DIRECT and not (by_other_index and walked):
-            merging = HEAD * count + min(count, limit) * limit // 2 if walked else PROBED[-1]
-            near, *farther = PROBED
-            found = ask(probe(shape, near), values)
-            if len(found) < limit and merging >= PROBED[-1]:
-                wanted = 2 * near * limit // max(len(found), 1)
-                enough = next((rows for rows in farther if rows >= wanted), PROBED[-1])
-                found = ask(probe(shape, enough), values)
-            if len(found) == limit:
+            return ask(first_rows(shape, most), values)
+        way = ways.of(self, ask)
+        merging = HEAD * way.count + min(way.count, limit) * limit // 2
+        by_date = shape.by_time and shape.names & {"since", "until"}
+        if way.walked and (by_date or merging <= PROBED[0]):
+            return ask(first_rows(replace(shape, walked=way.walked), most), values)
+        while way.probed:
+            found = ask(first_rows(shape, most, way.probed), values)
+            if len(found) >= limit:
                 return found
-        if not walked:
-            return ask(whole(shape), values)
-        return ask(merged(replace(shape, walked=walked)), values)
+            way.probed = _farther(way.probed, limit, len(found), merging if way.walked else None)
+        return ask(first_rows(replace(shape, walked=way.walked), most), values)
 
     def workload_ids(self, ask: Ask, after: int, limit: int) -> list[int]:
         """Return the ids of the first workloads behind ``after``, ascending."""
@@ -380,13 +409,73 @@ class Scope:
         """Return some of the pairs of workload and device that have a measurement here."""
         return ask(pairs(self.shape), self.values | {"limit": limit})
 
-    def _few(self, ask: Ask) -> tuple[str, int]:
-        """Return the table to walk row by row ("": the log as a whole) and of how many rows."""
+    def way(self, ask: Ask) -> Way:
+        """Return how to walk: the table to walk row by row, and of how many rows."""
+        if "near" in self.values or "workload_key" in self.values:  # these are few
+            return Way(WORKLOADS.name, len(self.near or (1,)))
         count = 0
         parts = ((WORKLOADS.name, self.shape.has_workloads), (FACETS.name, self.shape.has_facets))
         for table, is_selected in parts:
             if is_selected:
                 count = ask(counted(self.shape, table), self.values)[0][0]
                 if count <= FEW:
-                    return table, count
-        return "", count
+                    return Way(table, count)
+        return Way("", count)
+
+
+@dataclass(slots=True)
+class Way:
+    """How to find what some filters select; a guess, which no row depends on.
+
+    Attributes:
+        walked: the table to walk row by row; "": the log as a whole.
+        count: of its rows that are selected.
+        probed: of how many rows of the log the next probe looks at; 0: probes find too little.
+        asked: how often it was asked for.
+    """
+
+    walked: str
+    count: int
+    probed: int = PROBED[0]
+    asked: int = 0
+
+
+class Ways:
+    """What was found out about filters by the last pages of theirs, so that the next one need not.
+
+    It is found out anew every ``KEPT_FOR`` pages: the log grows.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, Way] = {}
+
+    def of(self, scope: Scope, ask: Ask) -> Way:
+        """Return the way of a query."""
+        if scope.near is not None:
+            return scope.way(ask)
+        values = {n: v for n, v in scope.values.items() if n not in ("since", "until")}
+        key = (scope.shape, *values.values())
+        way = self._kept.get(key)
+        if way is None or way.asked >= KEPT_FOR:
+            if len(self._kept) >= MAX_KEPT:
+                self._kept.clear()
+            way = self._kept[key] = scope.way(ask)
+        way.asked += 1
+        return way
+
+
+def _most(limit: int) -> int:
+    """Return a number of rows that is not smaller; there are few of these, each a statement."""
+    return max(64, 1 << (limit - 1).bit_length())
+
+
+def _farther(probed: int, limit: int, found: int, merging: int | None) -> int:
+    """Return how many rows to look at after ``probed`` ones had too few; 0: it does not pay.
+
+    ``merging``: the rows that could be looked at while parts are merged; None: they cannot be.
+    """
+    expected = probed * limit // max(found, 1)
+    farther = [rows for rows in PROBED if rows > probed]
+    if merging is None:
+        return next((rows for rows in farther if rows >= 2 * expected), (farther or [0])[-1])
+    return next((rows for rows in farther if rows >= 2 * expected), 0) if expected < merging else 0

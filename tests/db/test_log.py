@@ -20,10 +20,11 @@ from sqlalchemy import select
 from db.errors import FormatMissing, NotOneSpace
 from db.exchange.csv_log import COLUMNS
 from db.exchange.parquet import GROUP
+from db.log import Log
 from db.migrate import open_database
 from db.models import MeasurementRow, WorkloadFacetRow
 from db.records import MeasurementQuery
-from db.scope import Scope, merged
+from db.scope import Scope, _farther, first_rows, merged
 from db.store import SqlStore
 from recommender.hardware import HardwareProfile
 from recommender.measurement import MeasureStatus, Protocol, Toolchain
@@ -184,6 +185,68 @@ def test_what_is_merged_of_many_parts_are_the_first_of_all(filled, walked, by_ti
             values["after_value"] = last.time_s if by_time else last.measured_at
         found = [row.id for row in store.database.ask(merged(shape), values)]
         assert found == expected[start : start + limit]
+
+
+@pytest.mark.parametrize("by_time", [False, True])
+def test_records_are_read_with_a_probe_that_found_enough(filled, by_time):
+    store, stored = filled
+    scope = Scope(
+        MeasurementQuery(kernel="gemm", best_first=by_time), store.database.engine.dialect.name
+    )
+    have = sum(
+        m.workload.kernel == "gemm" and (m.time_s is not None or not by_time)
+        for m in stored.values()
+    )
+    for limit, expected in ((7, 7), (have, have), (have + 1, have)):
+        values = scope.values | {"limit": limit}
+        found = store.database.ask(first_rows(scope.shape, 512, 1000), values)
+        assert len(found) == expected
+        assert [row.id for row in found] == [
+            row.key_id if expected == limit else None for row in found
+        ]
+
+
+def test_what_one_page_found_out_about_filters_the_next_one_need_not(filled):
+    """How many facets match was counted, and rows were looked at in vain, for every page."""
+    store, _ = filled
+    log, asked = Log(store.database), []
+
+    class Counted:
+        def __init__(self, database):
+            self.engine, self.execute = database.engine, database.execute
+
+        def ask(self, query, values):
+            asked.append(query)
+            return store.database.ask(query, values)
+
+    log._database = Counted(store.database)
+    for query in (
+        MeasurementQuery(kernel="gemm"),
+        MeasurementQuery(kernel="gemm", best_first=True),
+        MeasurementQuery(status=MeasureStatus.UNSTABLE, dtype="float16"),
+    ):
+        first = log.page(query, limit=5)
+        asked.clear()
+        again = log.page(query, limit=5)
+        log.page(query, limit=5, after=again.next_after)
+        assert len(asked) == 2
+        assert [r.id for r in again.items] == [r.id for r in first.items]
+
+
+@pytest.mark.parametrize(
+    ("probed", "found", "merging", "farther"),
+    [
+        (2_000, 50, 9_000, 6_000),  # it was nearly enough
+        (2_000, 20, 9_000, 20_000),
+        (2_000, 0, 9_000, 0),
+        (2_000, 20, 3_000, 0),  # to merge takes less
+        (20_000, 50, 50_000, 0),
+        (2_000, 0, None, 20_000),  # it cannot be merged
+        (20_000, 0, None, 0),
+    ],
+)
+def test_a_probe_is_followed_by_a_longer_one_where_that_pays(probed, found, merging, farther):
+    assert _farther(probed, 51, found, merging) == farther
 
 
 def test_every_facet_that_a_workload_has_a_time_of_is_noted_once(filled):
