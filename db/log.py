@@ -39,7 +39,7 @@ class Log:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._dialect = database.engine.dialect.name
-        self._reader = Reader()
+        self._reader = Reader(self._dialect)
         self._ways = Ways()
         self._indices: dict[str, Workloads] = {}
 
@@ -92,7 +92,7 @@ class Log:
         }
         found = self._database.ask(query, key)
         known = {row.workload_id: workload for row in found}
-        records = self._reader.records(self._database.execute, found, None, known)
+        records = self._reader.records(self._database.ask, found, None, known)
         return [r.measurement for r in records]
 
     def page(self, query: MeasurementQuery, *, limit: int, after: Key | None = None) -> Page:
@@ -111,7 +111,7 @@ class Log:
             date = EPOCH + _clamped(after[0], 0, LATEST) * MICROSECOND
             bound = (after[0] if query.best_first else date, after[1])
         rows = scope.rows(self._database.ask, bound, limit + 1, self._ways)
-        items = self._reader.records(self._database.execute, rows[:limit], distance)
+        items = self._reader.records(self._database.ask, rows[:limit], distance)
         if len(rows) <= limit:
             return Page(items=items)
         value, number = rows[limit - 1].key_value, rows[limit - 1].key_id

@@ -11,8 +11,9 @@ from db.models import FacetRow, HardwareRow, WorkloadFacetRow
 from db.reader import Reader
 from db.records import MeasurementQuery
 from db.rows import hardware_of
-from db.scope import Scope, fastest_records
+from db.scope import Scope
 from db.session import Database
+from db.shape import fastest_records
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, MeasureStatus
 from recommender.nearest import UNUSABLE, WorkloadIndex
@@ -116,7 +117,7 @@ class Near:
     def _read(self, ids: Sequence[int]) -> dict[int, Sequence[Measurement]]:
         values = {"kernel": self._kernel, "some": list(ids)}
         rows = self._database.ask(self._winners, values)
-        records = self._reader.records(self._database.execute, rows, None, self._workloads)
+        records = self._reader.records(self._database.ask, rows, None, self._workloads)
         read: dict[int, list[Measurement]] = {number: [] for number in ids}
         for row, record in sorted(zip(rows, records, strict=True), key=lambda both: both[1].id):
             read[row.workload_id].append(record.measurement)

@@ -14,10 +14,10 @@ from sqlalchemy import (
     Select,
     Text,
     and_,
-    bindparam,
     cast,
     func,
     literal_column,
+    or_,
     select,
 )
 from sqlalchemy.orm import Session
@@ -46,8 +46,8 @@ from tilecore.tile_config import TileConfig
 MAX_KEPT = 50_000  # workloads, devices and toolchains in memory
 PROTOCOLS = {protocol.value: protocol for protocol in Protocol}
 STATUSES = {status.value: status for status in MeasureStatus}
-CHUNK = 400  # ids asked for in one statement: below the limits of those with a place for each
-Execute = Callable[[Select[Any], Mapping[str, Any]], Sequence[Row[Any]]]
+CHUNK = 400  # rows asked for in one statement
+Execute = Callable[[Select[Any], Mapping[str, Any]], Sequence[Any]]
 Shared = Mapping[tuple[type[Base], Any], Any]
 
 
@@ -63,7 +63,8 @@ class Reader:
     The profile of a device does change (``SqlStore.save_hardware``): it is kept with its date.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, dialect: str) -> None:
+        self._dialect = dialect
         self._kept: dict[tuple[type[Base], Any], Any] = {}
 
     def load(
@@ -83,7 +84,7 @@ class Reader:
         rows: list[Row[Any]] = []
         for start in range(0, len(ids), CHUNK):
             rows += database.ask(query, {"ids": ids[start : start + CHUNK]})
-        records = self.records(database.execute, rows, distance, workloads)
+        records = self.records(database.ask, rows, distance, workloads)
         found = {record.id: record for record in records}
         return [found[number] for number in ids if number in found]
 
@@ -125,11 +126,9 @@ class Reader:
         for table, key in wanted - found.keys():
             by_table.setdefault(table, {})[key[0] if table is HardwareRow else key] = key
         for table, keys in by_table.items():
-            numbers = list(keys)
-            for start in range(0, len(numbers), CHUNK):
-                some = {"ids": numbers[start : start + CHUNK]}
-                for row in execute(REFERRED[table], some):
-                    read[table, keys[row.id]] = _value(table, row)
+            for row in execute(referred(table, self._dialect), {"ids": list(keys)}):
+                own = (row.id, row.updated_at) if table is HardwareRow else row.id
+                read[table, keys.get(row.id, own)] = _value(table, row)
         self._kept = read if len(kept) + len(read) > MAX_KEPT else kept | read
         return found | read | given
 
@@ -255,7 +254,15 @@ def by_ids(dialect: str) -> Select[Any]:
     return FLAT.where(is_among(MeasurementRow.__table__.c.id, "ids", dialect))
 
 
-REFERRED: dict[type[Base], Select[Any]] = {
-    row: select(row.__table__).where(row.__table__.c.id.in_(bindparam("ids", expanding=True)))
-    for row in (WorkloadRow, HardwareRow, ToolchainRow, DriverRow)
-}
+@lru_cache
+def referred(table: type[Base], dialect: str) -> Select[Any]:
+    """Return the query of rows by their ids, bound as ``ids``.
+
+    Of what there is little of, the newest ones come with them: they are asked for next.
+    """
+    rows: Any = table.__table__
+    wanted = is_among(rows.c.id, "ids", dialect)
+    if table is not WorkloadRow:
+        last = select(func.max(rows.c.id)).scalar_subquery()
+        wanted = or_(wanted, rows.c.id > last - literal_column(str(CHUNK)))
+    return select(rows).where(wanted)

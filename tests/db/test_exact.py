@@ -12,8 +12,8 @@ from db.errors import DatabaseUnreachable
 from db.exact import BEST, FASTEST, KNOWN
 from db.migrate import upgrade
 from db.records import MeasurementQuery
-from db.scope import Shape, fastest, merged
 from db.session import Database
+from db.shape import Shape, fastest, merged
 from db.store import GENERATION, LOG_STATE, SqlStore
 from recommender.measurement import Protocol
 from tests import postgres
