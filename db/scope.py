@@ -21,6 +21,7 @@ from db.shape import (
     FACETS,
     FEW,
     OTHER_FILTERS,
+    PAIRS,
     WORKLOAD_FILTERS,
     WORKLOADS,
     Shape,
@@ -33,6 +34,7 @@ from db.shape import (
 
 PROBED = (2_000, 6_000, 20_000)  # next rows of the log that are looked at, as far as that pays
 HEAD = 30  # rows that could be looked at while the first one of a facet or workload is found
+FEW_OF_SHAPE = 8  # workloads of one shape, say: element types, threads, what follows the product
 KEPT_FOR, MAX_KEPT = 64, 1000  # pages that know of one another; filters
 OWN_INDEX = {"run", "created_by"}  # filters that select few measurements by an index of their own
 Ask = Callable[[Select[Any], Mapping[str, Any]], Sequence[Any]]  # ``Database.ask``
@@ -76,14 +78,17 @@ class Scope:
         way = ways.of(self, ask)
         merging = HEAD * way.count + min(way.count, limit) * limit // 2
         by_date = shape.by_time and shape.names & {"since", "until"}
-        if way.walked and (by_date or merging <= PROBED[0]):
-            return ask(first_rows(replace(shape, walked=way.walked), most), values)
+        walked = way.walked
+        if walked == WORKLOADS.name and shape.by_time and not by_date:
+            walked = PAIRS.name
+        if walked and (by_date or merging <= PROBED[0]):
+            return ask(first_rows(replace(shape, walked=walked), most), values)
         while way.probed:
             found = ask(first_rows(shape, most, way.probed), values)
             if len(found) >= limit:
                 return found
-            way.probed = _farther(way.probed, limit, len(found), merging if way.walked else None)
-        return ask(first_rows(replace(shape, walked=way.walked), most), values)
+            way.probed = _farther(way.probed, limit, len(found), merging if walked else None)
+        return ask(first_rows(replace(shape, walked=walked), most), values)
 
     def workload_ids(self, ask: Ask, after: int, limit: int) -> list[int]:
         """Return the ids of the first workloads behind ``after``, ascending."""
@@ -106,8 +111,10 @@ class Scope:
 
     def way(self, ask: Ask) -> Way:
         """Return how to walk: the table to walk row by row, and of how many rows."""
-        if "near" in self.values or "workload_key" in self.values:  # these are few
-            return Way(WORKLOADS.name, len(self.near or (1,)))
+        if self.near is not None:
+            return Way(WORKLOADS.name, len(self.near))
+        if self.shape.names & {"workload_key"} or self.shape.names >= {"m", "n", "k"}:
+            return Way(WORKLOADS.name, FEW_OF_SHAPE)
         count = 0
         parts = ((WORKLOADS.name, self.shape.has_workloads), (FACETS.name, self.shape.has_facets))
         for table, is_selected in parts:

@@ -60,7 +60,11 @@ HARDWARE, TOOLCHAINS, PROGRAMS = _table(HardwareRow), _table(ToolchainRow), _tab
 TRIALS, RUNS = _table(TrialRow), _table(RunRow)
 PART = LOG.alias("part")
 LIMIT = bindparam("limit", type_=BigInteger())
-WALKED = {"workload": (WORKLOADS, PART.c.workload_id), "facet": (FACETS, PART.c.facet_id)}
+WALKED = {  # parts of the log in which it lies in order, and the columns that say which
+    WORKLOADS.name: ("workload_id",),
+    FACETS.name: ("facet_id",),
+    PAIRS.name: ("workload_id", "facet_id"),  # of those with times
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,7 @@ class Shape:
     by_time: bool = False
     only_ok: bool = False
     goes_on: bool = False  # behind a key
-    walked: str = ""  # table that is walked row by row
+    walked: str = ""  # one of WALKED: walked part by part
 
     @property
     def has_facets(self) -> bool:
@@ -105,9 +109,9 @@ class Shape:
         ``is_dated``: nor those on the time of measuring.
         """
         found: list[ColumnElement[bool]] = []
-        if self.has_workloads and self.walked != WORKLOADS.name:
+        if self.has_workloads and "workload_id" not in WALKED.get(self.walked, ()):
             found.append(row.workload_id.in_(workloads(self)))
-        if self.has_facets and self.walked != FACETS.name:
+        if self.has_facets and "facet_id" not in WALKED.get(self.walked, ()):
             found.append(row.facet_id.in_(facets(self)))
         if "program_digest" in self.names:
             programs = select(PROGRAMS.c.id).where(_is(PROGRAMS.c.digest, "program_digest"))
@@ -232,49 +236,58 @@ def probe(shape: Shape, probed: int) -> Select[Any]:
 
 @lru_cache(maxsize=1000)
 def merged(shape: Shape) -> Select[Any]:
-    """Return the query that walks facets or workloads one by one and merges what it finds.
+    """Return the query that walks parts of the log one by one and merges what it finds.
 
     The first row of each says which of them can have any of the first ``limit`` rows: as many as
     that, those whose own first rows are foremost. The others are looked at once. Not so of times
-    of workloads, or within some days: there no index has them in order, and a first row takes as
-    long as all of them.
+    within some days: no index has them in order, and a first row takes as long as all of them.
     """
-    outer, own = WALKED[shape.walked]
-    by_workload = outer is WORKLOADS
-    chosen = workload_conditions(shape) if by_workload else facet_conditions(shape)
+    own = WALKED[shape.walked]
+    chosen = _chosen(shape).subquery("chosen")
     conditions = (*shape.timed(PART.c), *shape.conditions(PART.c), *shape.behind(PART.c))
     key = PART.c.time_s if shape.by_time else PART.c.measured_at  # the indices have one of them
     row: Any
 
     def rows(part: FromClause, limit: ColumnElement[int]) -> Select[Any]:
-        inner = select(PART.c.id).where(own == part.c.id, *conditions)
+        of_part = [PART.c[column] == part.c[column] for column in own]
+        inner = select(PART.c.id).where(*of_part, *conditions)
         return inner.order_by(*shape.order(PART.c)).limit(limit).correlate(part)
 
-    has_heads = not (shape.by_time and (by_workload or shape.dates(PART.c)))
-    part: FromClause = outer
+    has_heads = not (shape.by_time and shape.dates(PART.c))
+    part: FromClause = chosen
     count: ColumnElement[int] = LIMIT
     if shape.dialect == "sqlite":  # knows no LATERAL but looks up ids as fast
         if has_heads:
             head = LOG.alias("head")
-            first = rows(outer, literal_column("1")).scalar_subquery()
-            foremost = select(outer.c.id).join(head, head.c.id == first).where(*chosen)
+            first = rows(chosen, literal_column("1")).scalar_subquery()
+            foremost = select(*chosen.c).join(head, head.c.id == first)
             part = foremost.order_by(*shape.order(head.c)).limit(LIMIT).subquery("foremost")
         joined, row = part.join(LOG, LOG.c.id.in_(rows(part, count))), LOG.c
     else:
         if has_heads:
-            lateral = rows(outer, literal_column("1")).add_columns(key).lateral("head")
+            lateral = rows(chosen, literal_column("1")).add_columns(key).lateral("head")
             order = shape.order(lateral.c)
             place = func.row_number().over(order_by=order).label("place")
-            foremost = select(outer.c.id, place).join(lateral, true()).where(*chosen)
+            foremost = select(*chosen.c, place).join(lateral, true())
             part = foremost.order_by(*order).limit(LIMIT).subquery("foremost")
             # Of the second foremost all but the last row can be among them, and so on.
             count = LIMIT + literal_column("1") - part.c.place
         found = rows(part, count).add_columns(key).lateral("found")
         joined, row = part.join(found, true()), found.c
-    merged = select(*shape.keys(row)).select_from(joined)
-    if not has_heads:
-        merged = merged.where(*chosen)
-    return merged.order_by(*shape.order(row)).limit(LIMIT)
+    query = select(*shape.keys(row)).select_from(joined)
+    return query.order_by(*shape.order(row)).limit(LIMIT)
+
+
+def _chosen(shape: Shape) -> Select[Any]:
+    """Return the query of the parts of the log that are walked, by the columns of ``WALKED``."""
+    if shape.walked == FACETS.name:
+        return select(FACETS.c.id.label("facet_id")).where(*facet_conditions(shape))
+    if shape.walked == WORKLOADS.name:
+        return select(WORKLOADS.c.id.label("workload_id")).where(*workload_conditions(shape))
+    pairs = PAIRS.join(WORKLOADS, WORKLOADS.c.id == PAIRS.c.workload_id)
+    pairs = pairs.join(FACETS, FACETS.c.id == PAIRS.c.facet_id)
+    wanted = (*workload_conditions(shape), *facet_conditions(shape))
+    return select(PAIRS.c.workload_id, PAIRS.c.facet_id).select_from(pairs).where(*wanted)
 
 
 @lru_cache(maxsize=1000)

@@ -163,8 +163,10 @@ def test_winners_are_the_best_of_each_workload_and_device(filled, filters, limit
     assert len(set(found)) == len(found)
 
 
-@pytest.mark.parametrize("walked", ["facet", "workload"])
-@pytest.mark.parametrize("by_time", [False, True])
+@pytest.mark.parametrize(
+    ("walked", "by_time"),
+    [("facet", False), ("facet", True), ("workload", False), ("workload_facet", True)],
+)
 def test_what_is_merged_of_many_parts_are_the_first_of_all(filled, walked, by_time):
     """There are more facets and workloads than rows are asked for: most give none, or not all."""
     store, stored = filled
