@@ -9,7 +9,7 @@ large the log is and however deep the page.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
 
@@ -83,11 +83,13 @@ class Scope:
             walked = PAIRS.name
         if walked and (by_date or merging <= PROBED[0]):
             return ask(first_rows(replace(shape, walked=walked), most), values)
-        while way.probed:
-            found = ask(first_rows(shape, most, way.probed), values)
+        probed = way.probed[shape.goes_on]
+        while probed:
+            found = ask(first_rows(shape, most, probed), values)
             if len(found) >= limit:
                 return found
-            way.probed = _farther(way.probed, limit, len(found), merging if walked else None)
+            probed = _farther(probed, limit, len(found), merging if walked else None)
+            way.probed[shape.goes_on] = probed
         return ask(first_rows(replace(shape, walked=walked), most), values)
 
     def workload_ids(self, ask: Ask, after: int, limit: int) -> list[int]:
@@ -132,13 +134,14 @@ class Way:
     Attributes:
         walked: the table to walk row by row; "": the log as a whole.
         count: of its rows that are selected.
-        probed: of how many rows of the log the next probe looks at; 0: probes find too little.
+        probed: of how many rows of the log the next probe looks at, for first pages and for those
+            behind others; 0: probes find too little.
         asked: how often it was asked for.
     """
 
     walked: str
     count: int
-    probed: int = PROBED[0]
+    probed: dict[bool, int] = field(default_factory=lambda: dict.fromkeys((False, True), PROBED[0]))
     asked: int = 0
 
 

@@ -24,7 +24,7 @@ from db.log import Log
 from db.migrate import open_database
 from db.models import MeasurementRow, WorkloadFacetRow
 from db.records import MeasurementQuery
-from db.scope import Scope, _farther
+from db.scope import PROBED, Scope, Ways, _farther
 from db.shape import first_rows, merged
 from db.store import SqlStore
 from recommender.hardware import HardwareProfile
@@ -237,6 +237,19 @@ def test_what_one_page_found_out_about_filters_the_next_one_need_not(filled):
         assert len(walks) == 2
         assert all("id" in columns for columns in others)  # what records refer to; no counts
         assert [r.id for r in again.items] == [r.id for r in first.items]
+
+
+def test_the_last_page_of_a_filter_does_not_make_first_pages_slow(filled):
+    """The end of the log is where probes find too little, whatever lies at its start."""
+    store, _ = filled
+    scope = Scope(MeasurementQuery(kernel="gemm"), store.database.engine.dialect.name)
+    ways = Ways()
+    way = ways.of(scope, store.database.ask)
+    way.count = 1000  # so many that a look at the next rows comes first
+    assert len(scope.rows(store.database.ask, None, 5, ways)) == 5
+    at_end = scope.rows(store.database.ask, (START, 0), 5, ways)
+    assert at_end == []
+    assert way.probed == {False: PROBED[0], True: 0}
 
 
 @pytest.mark.parametrize(
