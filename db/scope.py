@@ -77,19 +77,21 @@ class Scope:
             return ask(first_rows(shape, most), values)
         way = ways.of(self, ask)
         merging = HEAD * way.count + min(way.count, limit) * limit // 2
-        by_date = shape.by_time and shape.names & {"since", "until"}
+        is_dated = bool(shape.names & {"since", "until"})
+        by_date = shape.by_time and is_dated
         walked = way.walked
         if walked == WORKLOADS.name and shape.by_time and not by_date:
             walked = PAIRS.name
         if walked and (by_date or merging <= PROBED[0]):
             return ask(first_rows(replace(shape, walked=walked), most), values)
-        probed = way.probed[shape.goes_on]
+        probed = PROBED[0] if is_dated else way.probed[shape.goes_on]  # other days, other rows
         while probed:
             found = ask(first_rows(shape, most, probed), values)
             if len(found) >= limit:
                 return found
             probed = _farther(probed, limit, len(found), merging if walked else None)
-            way.probed[shape.goes_on] = probed
+            if not is_dated:
+                way.probed[shape.goes_on] = probed
         return ask(first_rows(replace(shape, walked=walked), most), values)
 
     def workload_ids(self, ask: Ask, after: int, limit: int) -> list[int]:

@@ -250,6 +250,13 @@ def test_the_last_page_of_a_filter_does_not_make_first_pages_slow(filled):
     at_end = scope.rows(store.database.ask, (START, 0), 5, ways)
     assert at_end == []
     assert way.probed == {False: PROBED[0], True: 0}
+    way.probed[True] = PROBED[0]
+    query = MeasurementQuery(kernel="gemm", until=START + timedelta(hours=30))
+    days = Scope(query, store.database.engine.dialect.name)
+    dated = ways.of(days, store.database.ask)
+    dated.count = 1000
+    assert days.rows(store.database.ask, (START, 0), 5, ways) == []
+    assert dated.probed[True] == PROBED[0]  # other days may have more
 
 
 @pytest.mark.parametrize(
