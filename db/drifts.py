@@ -33,7 +33,7 @@ class Drifts:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._reader = Reader()
+        self._reader = Reader(database.engine.dialect.name)
 
     def history(self, run: RunRecord) -> Sequence[tuple[str, Sequence[Measurement]]]:
         """Return the OK measurements of the last runs like this one, by run, since the last drift.

@@ -18,7 +18,7 @@ from db.near import Near, Winners, Workloads
 from db.reader import CHUNK, Reader
 from db.records import MeasurementQuery, MeasurementRecord, Page
 from db.rows import workload_of
-from db.scope import Ask, Scope
+from db.scope import Ask, Scope, Ways
 from db.session import Database
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, Protocol
@@ -39,7 +39,8 @@ class Log:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._dialect = database.engine.dialect.name
-        self._reader = Reader()
+        self._reader = Reader(self._dialect)
+        self._ways = Ways()
         self._indices: dict[str, Workloads] = {}
 
     def best(
@@ -91,7 +92,7 @@ class Log:
         }
         found = self._database.ask(query, key)
         known = {row.workload_id: workload for row in found}
-        records = self._reader.records(self._database.execute, found, None, known)
+        records = self._reader.records(self._database.ask, found, None, known)
         return [r.measurement for r in records]
 
     def page(self, query: MeasurementQuery, *, limit: int, after: Key | None = None) -> Page:
@@ -102,10 +103,20 @@ class Log:
         """
         near, distance = self._near(query)
         scope = Scope(query, self._dialect, near)
-        find = _winners if query.winners else _ordered
-        ids, more = find(self._database.ask, scope, limit, after)
-        items = self._reader.load(self._database, ids, distance)
-        return Page(items=items, next_after=more)
+        if query.winners:
+            ids, more = _winners(self._database.ask, scope, limit, after)
+            return Page(items=self._reader.load(self._database, ids, distance), next_after=more)
+        bound: tuple[Any, int] | None = None
+        if after is not None:
+            date = EPOCH + _clamped(after[0], 0, LATEST) * MICROSECOND
+            bound = (after[0] if query.best_first else date, after[1])
+        rows = scope.rows(self._database.ask, bound, limit + 1, self._ways)
+        items = self._reader.records(self._database.ask, rows[:limit], distance)
+        if len(rows) <= limit:
+            return Page(items=items)
+        value, number = rows[limit - 1].key_value, rows[limit - 1].key_id
+        key = value if query.best_first else (value - EPOCH) // MICROSECOND
+        return Page(items=items, next_after=(key, number))
 
     def stream(self, query: MeasurementQuery) -> Iterator[MeasurementRecord]:
         """Yield all measurements that match; a few hundred at a time are in memory."""
@@ -177,20 +188,6 @@ class Log:
 _KERNEL = WorkloadRow.kernel == bindparam("kernel", type_=WorkloadRow.kernel.type)
 COUNTED = select(func.count()).select_from(WorkloadRow).where(_KERNEL)
 OF_KERNEL = select(WorkloadRow.__table__).where(_KERNEL)
-
-
-def _ordered(ask: Ask, scope: Scope, limit: int, after: Key | None) -> tuple[list[int], Key | None]:
-    by_time = scope.query.best_first
-    bound: tuple[Any, int] | None = None
-    if after is not None:
-        first = after[0] if by_time else EPOCH + _clamped(after[0], 0, LATEST) * MICROSECOND
-        bound = (first, after[1])
-    keys = scope.keys(ask, bound, limit + 1)
-    ids = [number for _, number in keys[:limit]]
-    if len(keys) <= limit:
-        return ids, None
-    value, number = keys[limit - 1]
-    return ids, (value if by_time else (value - EPOCH) // MICROSECOND, number)
 
 
 def _clamped(value: float, low: int, high: int) -> int:

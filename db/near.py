@@ -11,8 +11,9 @@ from db.models import FacetRow, HardwareRow, WorkloadFacetRow
 from db.reader import Reader
 from db.records import MeasurementQuery
 from db.rows import hardware_of
-from db.scope import Scope, fastest
+from db.scope import Scope
 from db.session import Database
+from db.shape import fastest_records
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, MeasureStatus
 from recommender.nearest import UNUSABLE, WorkloadIndex
@@ -39,7 +40,7 @@ class Near:
         """Args: kept: winners of workloads, by their ids, as long as the log stays as it is."""
         self._database, self._reader, self._kernel, self._kept = database, reader, kernel, kept
         query = MeasurementQuery(kernel=kernel, winners=True)
-        self._winners = fastest(Scope(query, database.engine.dialect.name).shape)
+        self._winners = fastest_records(Scope(query, database.engine.dialect.name).shape)
         self._workloads: dict[int, Workload] = {}
 
     def winners(
@@ -115,14 +116,11 @@ class Near:
 
     def _read(self, ids: Sequence[int]) -> dict[int, Sequence[Measurement]]:
         values = {"kernel": self._kernel, "some": list(ids)}
-        winners = [(row[0], row[-1]) for row in self._database.ask(self._winners, values)]
-        numbers = [number for _, number in winners]
-        records = self._reader.load(self._database, numbers, None, self._workloads)
-        by_id = {record.id: record.measurement for record in records}
+        rows = self._database.ask(self._winners, values)
+        records = self._reader.records(self._database.ask, rows, None, self._workloads)
         read: dict[int, list[Measurement]] = {number: [] for number in ids}
-        for workload, number in winners:
-            if number in by_id:
-                read[workload].append(by_id[number])
+        for row, record in sorted(zip(rows, records, strict=True), key=lambda both: both[1].id):
+            read[row.workload_id].append(record.measurement)
         return dict(read)
 
 

@@ -219,7 +219,7 @@ def read_weights(text: str) -> tuple[str, Sequence[tuple[dict[str, int], float]]
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ValueError(f"more than {MAX_BYTES} bytes")
-        content = path.read_text(encoding="utf-8")
+        content = path.read_text(encoding="utf-8-sig")  # spreadsheets begin with a mark
         rows = json.loads(content) if path.suffix == ".json" else _csv(content)
         if not isinstance(rows, list):
             raise ValueError(f"{type(rows).__name__} instead of a list")

@@ -33,6 +33,7 @@ UNREADABLE = (  # what Python's reader refuses, but for what pydantic tells bett
     "expected a body of JSON in UTF-8, nested less than a thousand deep, with integers of at most "
     "4300 digits"
 )
+FOR_CURL = "with curl: -H 'content-type: application/json'"
 log = structlog.get_logger()
 
 
@@ -112,7 +113,12 @@ async def _validation_error(request: Request, error: Exception) -> JSONResponse:
         for e in error.errors()
     ]
     summary = "; ".join(f"{f.pointer}: {f.detail}" for f in faults[:3])
-    return problem_response(request.url.path, InvalidRequest(message=summary), faults=faults)
+    fault = InvalidRequest(message=summary)
+    if isinstance(error.body, bytes):  # it was not read as JSON
+        found = request.headers.get("content-type") or "none"
+        expected = "expected the header `Content-Type: application/json`"
+        fault = InvalidRequest(message=f"{expected}, found {found}", hint=FOR_CURL)
+    return problem_response(request.url.path, fault, faults=faults)
 
 
 async def _http_error(request: Request, error: Exception) -> JSONResponse:

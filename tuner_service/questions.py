@@ -149,7 +149,7 @@ def assigned(field: str, texts: Sequence[str]) -> dict[str, Any]:
     """Return the values of ``FIELD=VALUE`` texts.
 
     Raises:
-        InvalidProblem: one without a value (TC502).
+        InvalidProblem: one without a value, or a field that comes twice (TC502).
     """
     found: dict[str, Any] = {}
     flags = {"true": True, "false": False}
@@ -157,6 +157,8 @@ def assigned(field: str, texts: Sequence[str]) -> dict[str, Any]:
         name, separator, text = (part.strip() for part in assignment.partition("="))
         if not separator:
             raise InvalidProblem(field=field, expected="FIELD=VALUE", found=repr(assignment))
+        if name in found:
+            raise InvalidProblem(field=name, expected="one value", found="several")
         is_number = re.fullmatch(r"-?[0-9]{1,18}", text) is not None
         found[name] = int(text) if is_number else flags.get(text.lower(), text)
     return found

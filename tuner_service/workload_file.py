@@ -63,7 +63,7 @@ def _entries(path: Path) -> Sequence[tuple[str, Parse, Any]]:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ValueError(f"expected at most {MAX_BYTES} bytes, found {path.stat().st_size}")
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # spreadsheets begin with a mark
         if path.suffix == ".json":
             listed = json.loads(text)
             if not isinstance(listed, list):
@@ -71,6 +71,9 @@ def _entries(path: Path) -> Sequence[tuple[str, Parse, Any]]:
             return [(f"entry {i}", _of_json, entry) for i, entry in enumerate(listed, 1)]
         if path.suffix == ".csv":
             table = csv.DictReader(text.splitlines(), strict=True)
+            names = list(table.fieldnames or ())
+            if len(set(names)) < len(names):
+                raise ValueError(f"expected every column once, found {', '.join(names)}")
             return [(f"line {i}", _of_row, row) for i, row in enumerate(table, 2)]
         lines = [line.split("#")[0].split() for line in text.splitlines()]
         return [(f"line {i}", _of_words, words) for i, words in enumerate(lines, 1) if words]
@@ -94,17 +97,17 @@ def _of_json(where: str, found: Any) -> Entry:
 def _of_row(where: str, row: Mapping[str | None, Any]) -> Entry:
     if None in row or None in row.values():
         raise ValueError("expected as many values as the first line has names")
-    return _of_texts(where, {str(name): str(value) for name, value in row.items() if value != ""})
+    return _of_texts(where, [f"{name}={value}" for name, value in row.items() if value != ""])
 
 
 def _of_words(where: str, words: Sequence[str]) -> Entry:
     kernel = [] if "=" in words[0] else [f"kernel={words[0]}"]
     texts = [*kernel, *words[1 if kernel else 0 :]]
-    return _of_texts(where, dict(text.partition("=")[::2] for text in texts))
+    return _of_texts(where, texts)
 
 
-def _of_texts(where: str, texts: Mapping[str, str]) -> Entry:
-    found = assigned("workload", [f"{name}={value}" for name, value in texts.items()])
+def _of_texts(where: str, texts: Sequence[str]) -> Entry:
+    found = assigned("workload", texts)
     fields = {name: value for name, value in found.items() if name not in OF_THE_RUN}
     return _entry(where, found, fields)
 

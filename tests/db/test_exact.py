@@ -12,8 +12,8 @@ from db.errors import DatabaseUnreachable
 from db.exact import BEST, FASTEST, KNOWN
 from db.migrate import upgrade
 from db.records import MeasurementQuery
-from db.scope import Shape, fastest, merged
 from db.session import Database
+from db.shape import Shape, fastest, merged
 from db.store import GENERATION, LOG_STATE, SqlStore
 from recommender.measurement import Protocol
 from tests import postgres
@@ -137,6 +137,21 @@ def test_the_fastest_of_some_days_are_not_looked_for_among_all_times(store):
         steps = [row[3] for row in plan if row[3].startswith("SEARCH part ")]
     assert steps
     assert all("ix_measurement_facet_log (facet_id=? AND measured_at>?" in step for step in steps)
+
+
+def test_the_fastest_of_a_workload_are_read_in_order_facet_by_facet(store):
+    """All times of a workload were read and sorted for its fastest ten."""
+    names = frozenset({"kernel", "m", "n", "k", "hardware_key"})
+    shape = Shape(names, "sqlite", by_time=True, only_ok=True, walked="workload_facet")
+    compiled = merged(shape).compile(dialect=store.database.engine.dialect)
+    with store.database.read() as session:
+        plan = session.connection().exec_driver_sql(
+            f"explain query plan {compiled}", tuple(None for _ in compiled.positiontup)
+        )
+        steps = [row[3] for row in plan if row[3].startswith("SEARCH part ")]
+    assert steps
+    index = "ix_measurement_workload_times (workload_id=? AND facet_id=?"
+    assert all(index in step for step in steps)
 
 
 @pytest.mark.skipif(not postgres.PROGRAMS, reason="no PostgreSQL here: install it")

@@ -20,10 +20,12 @@ from sqlalchemy import select
 from db.errors import FormatMissing, NotOneSpace
 from db.exchange.csv_log import COLUMNS
 from db.exchange.parquet import GROUP
+from db.log import Log
 from db.migrate import open_database
 from db.models import MeasurementRow, WorkloadFacetRow
 from db.records import MeasurementQuery
-from db.scope import Scope, merged
+from db.scope import PROBED, Scope, Ways, _farther
+from db.shape import first_rows, merged
 from db.store import SqlStore
 from recommender.hardware import HardwareProfile
 from recommender.measurement import MeasureStatus, Protocol, Toolchain
@@ -161,8 +163,10 @@ def test_winners_are_the_best_of_each_workload_and_device(filled, filters, limit
     assert len(set(found)) == len(found)
 
 
-@pytest.mark.parametrize("walked", ["facet", "workload"])
-@pytest.mark.parametrize("by_time", [False, True])
+@pytest.mark.parametrize(
+    ("walked", "by_time"),
+    [("facet", False), ("facet", True), ("workload", False), ("workload_facet", True)],
+)
 def test_what_is_merged_of_many_parts_are_the_first_of_all(filled, walked, by_time):
     """There are more facets and workloads than rows are asked for: most give none, or not all."""
     store, stored = filled
@@ -184,6 +188,91 @@ def test_what_is_merged_of_many_parts_are_the_first_of_all(filled, walked, by_ti
             values["after_value"] = last.time_s if by_time else last.measured_at
         found = [row.id for row in store.database.ask(merged(shape), values)]
         assert found == expected[start : start + limit]
+
+
+@pytest.mark.parametrize("by_time", [False, True])
+def test_records_are_read_with_a_probe_that_found_enough(filled, by_time):
+    store, stored = filled
+    scope = Scope(
+        MeasurementQuery(kernel="gemm", best_first=by_time), store.database.engine.dialect.name
+    )
+    have = sum(
+        m.workload.kernel == "gemm" and (m.time_s is not None or not by_time)
+        for m in stored.values()
+    )
+    for limit, expected in ((7, 7), (have, have), (have + 1, have)):
+        values = scope.values | {"limit": limit}
+        found = store.database.ask(first_rows(scope.shape, 512, 1000), values)
+        assert len(found) == expected
+        assert [row.id for row in found] == [
+            row.key_id if expected == limit else None for row in found
+        ]
+
+
+def test_what_one_page_found_out_about_filters_the_next_one_need_not(filled):
+    """How many facets match was counted, and rows were looked at in vain, for every page."""
+    store, _ = filled
+    log, asked = Log(store.database), []
+
+    class Counted:
+        def __init__(self, database):
+            self.engine, self.execute = database.engine, database.execute
+
+        def ask(self, query, values):
+            asked.append(set(query.selected_columns.keys()))
+            return store.database.ask(query, values)
+
+    log._database = Counted(store.database)
+    for query in (
+        MeasurementQuery(kernel="gemm"),
+        MeasurementQuery(kernel="gemm", best_first=True),
+        MeasurementQuery(status=MeasureStatus.UNSTABLE, dtype="float16"),
+    ):
+        first = log.page(query, limit=5)
+        asked.clear()
+        again = log.page(query, limit=5)
+        log.page(query, limit=5, after=again.next_after)
+        walks = [columns for columns in asked if "key_id" in columns]
+        others = [columns for columns in asked if "key_id" not in columns]
+        assert len(walks) == 2
+        assert all("id" in columns for columns in others)  # what records refer to; no counts
+        assert [r.id for r in again.items] == [r.id for r in first.items]
+
+
+def test_the_last_page_of_a_filter_does_not_make_first_pages_slow(filled):
+    """The end of the log is where probes find too little, whatever lies at its start."""
+    store, _ = filled
+    scope = Scope(MeasurementQuery(kernel="gemm"), store.database.engine.dialect.name)
+    ways = Ways()
+    way = ways.of(scope, store.database.ask)
+    way.count = 1000  # so many that a look at the next rows comes first
+    assert len(scope.rows(store.database.ask, None, 5, ways)) == 5
+    at_end = scope.rows(store.database.ask, (START, 0), 5, ways)
+    assert at_end == []
+    assert way.probed == {False: PROBED[0], True: 0}
+    way.probed[True] = PROBED[0]
+    query = MeasurementQuery(kernel="gemm", until=START + timedelta(hours=30))
+    days = Scope(query, store.database.engine.dialect.name)
+    dated = ways.of(days, store.database.ask)
+    dated.count = 1000
+    assert days.rows(store.database.ask, (START, 0), 5, ways) == []
+    assert dated.probed[True] == PROBED[0]  # other days may have more
+
+
+@pytest.mark.parametrize(
+    ("probed", "found", "merging", "farther"),
+    [
+        (2_000, 50, 9_000, 6_000),  # it was nearly enough
+        (2_000, 20, 9_000, 20_000),
+        (2_000, 0, 9_000, 0),
+        (2_000, 20, 3_000, 0),  # to merge takes less
+        (20_000, 50, 50_000, 0),
+        (2_000, 0, None, 20_000),  # it cannot be merged
+        (20_000, 0, None, 0),
+    ],
+)
+def test_a_probe_is_followed_by_a_longer_one_where_that_pays(probed, found, merging, farther):
+    assert _farther(probed, 51, found, merging) == farther
 
 
 def test_every_facet_that_a_workload_has_a_time_of_is_noted_once(filled):

@@ -10,6 +10,7 @@ from sqlalchemy import exc as sa_exc
 from sqlalchemy import text
 
 from db.errors import ModelCorrupt
+from db.reader import _decoded
 from db.records import MeasurementQuery
 from db.snapshot import Snapshot
 from recommender.hardware import HardwareProfile
@@ -248,3 +249,8 @@ def test_one_model_is_active_and_damage_is_noticed(store):
         session.execute(text("update model_version set blob = x'00' where state = 'active'"))
     with pytest.raises(ModelCorrupt, match="DB808"):
         store.active_model("gemm")
+
+
+def test_json_that_older_releases_stored_is_read():
+    """Half a surrogate pair, which ``json`` takes and faster parsers refuse."""
+    assert _decoded('[{"a": 1.5}, "\\ud800"]') == [{"a": 1.5}, "\ud800"]

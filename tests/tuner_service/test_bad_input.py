@@ -171,6 +171,18 @@ def test_a_body_that_cannot_be_read_is_told_why(client, body):
     assert "UTF-8, nested less than a thousand deep, with integers of at most 4300" in told
 
 
+@pytest.mark.parametrize("path", [*QUESTIONS, *BATCHES, "/v1/studies", "/v1/keys"])
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", None])
+def test_a_body_that_is_not_said_to_be_json_is_told_which_header_it_needs(client, path, kind):
+    """What ``curl -d`` sends: "Input should be a valid dictionary" told nobody what to do."""
+    headers = {} if kind is None else {"content-type": kind}
+    answer = client.post(path, content=json.dumps(GEMM).encode(), headers=headers)
+    told = problem(answer, 422, "SV901")
+    expected = "expected the header `Content-Type: application/json`"
+    assert told["detail"] == f"{expected}, found {kind or 'none'}"
+    assert "curl" in told["hint"]
+
+
 def test_a_database_that_hangs_is_told_and_takes_no_threads(settings, store):
     """Probes waited for as long as it hung, each with a thread."""
     ended = threading.Event()

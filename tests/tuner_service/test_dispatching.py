@@ -129,6 +129,12 @@ def test_files_of_weights_that_make_no_sense(tmp_path, store, content):
     assert caught.value.code in ("RC611", "TC502")
 
 
+def test_counted_shapes_of_a_spreadsheet_are_read(tmp_path):
+    path = tmp_path / "shapes.csv"
+    path.write_text("m,weight\n16,9\n", encoding="utf-8-sig")
+    assert read_weights(str(path)) == ("log", [({"m": 16}, 9.0)])
+
+
 def test_fields_of_one_value_stay_fields():
     gemm = kernels.get("gemm")
     fixed, sizes = split_sizes(gemm, {"m": "1:8", "n": "64", "K": "32", "dtype": "float32"})

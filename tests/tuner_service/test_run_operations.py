@@ -23,6 +23,7 @@ from tuner_service.jobs import Effort, submit
 from tuner_service.questions import understand
 from tuner_service.run_driver import Limits
 from tuner_service.watch import is_led
+from tuner_service.workload_file import read_workloads
 from tuner_service.workplaces import HostWorkplace
 
 
@@ -264,7 +265,25 @@ BAD_FILES = {
     "nested.json": ('[{"m": [4], "n": 4, "k": 4}]', "entry 1: TC502"),
     "threads.txt": ("gemm m=4 n=4 k=4 threads=all\n", "line 1: threads: expected an integer"),
     "binary.txt": (b"\xff\xfe\x00", "decode"),
+    "twice.txt": ("gemm m=4 m=8 n=4 k=4\n", "line 1: TC502 m: expected one value, found several"),
+    "twice.csv": ("m,n,k,m\n4,4,4,8\n", "expected every column once, found m, n, k, m"),
 }
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("bom.csv", "kernel,m,n,k\ngemm,4,8,16\n"),
+        ("bom.txt", "gemm m=4 n=8 k=16\n"),
+        ("bom.json", '[{"m": 4, "n": 8, "k": 16}]'),
+    ],
+)
+def test_files_of_spreadsheets_are_read(tmp_path, name, text):
+    """The mark they begin with became part of the first column's name."""
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8-sig")
+    (entry,) = read_workloads(path, lambda entry: entry)
+    assert (entry.kernel, dict(entry.problem)) == ("gemm", {"m": 4, "n": 8, "k": 16})
 
 
 @pytest.mark.parametrize("name", BAD_FILES)

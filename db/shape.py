@@ -1,0 +1,343 @@
+"""The statements that walk the log, and the shape of a query, on which alone they depend.
+
+Values are bound, so that each shape is built once. How they are put together: ``db.scope``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Select,
+    Table,
+    bindparam,
+    func,
+    literal_column,
+    select,
+    true,
+    tuple_,
+)
+from sqlalchemy.sql import FromClause
+
+from db.models import (
+    Base,
+    FacetRow,
+    HardwareRow,
+    MeasurementRow,
+    ProgramRow,
+    RunRow,
+    ToolchainRow,
+    TrialRow,
+    WorkloadFacetRow,
+    WorkloadRow,
+)
+from db.reader import with_records
+from db.types import is_among
+from recommender.measurement import MeasureStatus
+
+FEW = 1024  # facets or workloads that are walked one by one at most
+MOST_FASTEST = 2**20  # of some workloads: no limit, but PostgreSQL would guess one
+FACET_FILTERS = ("protocol", "status", "hardware_key", "toolchain_key")
+WORKLOAD_FILTERS = {"workload_key": "key", "dtype": "dtype", "m": "m", "n": "n", "k": "k",
+                    "threads": "threads"}  # fmt: skip
+OTHER_FILTERS = ("kernel", "program_digest", "since", "until", "run", "created_by")
+
+
+def _table(row: type[Base]) -> Table:
+    table = row.__table__
+    assert isinstance(table, Table)
+    return table
+
+
+LOG, FACETS, WORKLOADS = _table(MeasurementRow), _table(FacetRow), _table(WorkloadRow)
+PAIRS = _table(WorkloadFacetRow)
+HARDWARE, TOOLCHAINS, PROGRAMS = _table(HardwareRow), _table(ToolchainRow), _table(ProgramRow)
+TRIALS, RUNS = _table(TrialRow), _table(RunRow)
+PART = LOG.alias("part")
+LIMIT = bindparam("limit", type_=BigInteger())
+WALKED = {  # parts of the log in which it lies in order, and the columns that say which
+    WORKLOADS.name: ("workload_id",),
+    FACETS.name: ("facet_id",),
+    PAIRS.name: ("workload_id", "facet_id"),  # of those with times
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a statement depends on: the names of the filters, the order, what is walked."""
+
+    names: frozenset[str]
+    dialect: str
+    by_time: bool = False
+    only_ok: bool = False
+    goes_on: bool = False  # behind a key
+    walked: str = ""  # one of WALKED: walked part by part
+
+    @property
+    def has_facets(self) -> bool:
+        """Whether a filter selects facets; workloads that are selected tell the kernel, too."""
+        if self.only_ok or self.names & {*FACET_FILTERS}:
+            return True
+        return "kernel" in self.names and not self.has_workloads
+
+    @property
+    def has_workloads(self) -> bool:
+        """Whether a filter selects workloads."""
+        return bool(self.names & {"near", *WORKLOAD_FILTERS})
+
+    def keys(self, row: Any) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
+        """Return what says where some measurements stand in the order: ``value`` and ``id``."""
+        value, number = self._place(row)
+        return value.label("value"), number
+
+    def _place(self, row: Any) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
+        return row.time_s if self.by_time else row.measured_at, row.id
+
+    def order(self, row: Any) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
+        """Return the columns of the order of some measurements."""
+        value, number = self._place(row)
+        return (value.asc(), number.asc()) if self.by_time else (value.desc(), number.desc())
+
+    def conditions(self, row: Any, *, is_dated: bool = False) -> list[ColumnElement[bool]]:
+        """Return the conditions on a measurement, without that on the part that is walked.
+
+        ``is_dated``: nor those on the time of measuring.
+        """
+        found: list[ColumnElement[bool]] = []
+        if self.has_workloads and "workload_id" not in WALKED.get(self.walked, ()):
+            found.append(row.workload_id.in_(workloads(self)))
+        if self.has_facets and "facet_id" not in WALKED.get(self.walked, ()):
+            found.append(row.facet_id.in_(facets(self)))
+        if "program_digest" in self.names:
+            programs = select(PROGRAMS.c.id).where(_is(PROGRAMS.c.digest, "program_digest"))
+            found.append(row.program_id.in_(programs))
+        if not is_dated:  # twice the same would let PostgreSQL expect next to no rows
+            found += self.dates(row)
+        if "run" in self.names:
+            trials = select(TRIALS.c.id).join(RUNS, TRIALS.c.run_id == RUNS.c.id)
+            found.append(row.trial_id.in_(trials.where(_is(RUNS.c.public_id, "run"))))
+        if "created_by" in self.names:
+            found.append(row.created_by == _bound(LOG.c.created_by, "created_by"))
+        return found
+
+    def dates(self, row: Any) -> list[ColumnElement[bool]]:
+        """Return the conditions on the time of measuring."""
+        found: list[ColumnElement[bool]] = []
+        if "since" in self.names:
+            found.append(row.measured_at >= _bound(LOG.c.measured_at, "since"))
+        if "until" in self.names:
+            found.append(row.measured_at < _bound(LOG.c.measured_at, "until"))
+        return found
+
+    def timed(self, row: Any) -> list[ColumnElement[bool]]:
+        """Return the condition of the index of the times of a workload, where they are in order."""
+        return [row.time_s.is_not(None)] if self.by_time else []
+
+    def behind(self, row: Any) -> list[ColumnElement[bool]]:
+        """Return the condition of the rows that come behind the key, if there is one."""
+        if not self.goes_on:
+            return []
+        first = LOG.c.time_s if self.by_time else LOG.c.measured_at
+        key = tuple_(*self._place(row))
+        bound = tuple_(_bound(first, "after_value"), _bound(LOG.c.id, "after_id"))
+        return [key > bound if self.by_time else key < bound]
+
+
+def _bound(column: Column[Any], name: str) -> Any:
+    return bindparam(name, type_=column.type)
+
+
+def _is(column: Column[Any], name: str) -> ColumnElement[bool]:
+    found: ColumnElement[bool] = column == _bound(column, name)
+    return found
+
+
+def facets(shape: Shape) -> Select[Any]:
+    """Return the query of the facets that the filters select."""
+    return select(FACETS.c.id).where(*facet_conditions(shape)).correlate(None)
+
+
+def facet_conditions(shape: Shape) -> list[ColumnElement[bool]]:
+    """Return the conditions on a facet."""
+    c, names = FACETS.c, shape.names
+    wanted = [_is(c[name], name) for name in ("kernel", "protocol", "status") if name in names]
+    if shape.only_ok:
+        wanted.append(c.status == MeasureStatus.OK.value)
+    if "hardware_key" in names:
+        devices = select(HARDWARE.c.id).where(_is(HARDWARE.c.key, "hardware_key"))
+        wanted.append(c.hardware_id == devices.scalar_subquery())
+    if "toolchain_key" in names:
+        toolchains = select(TOOLCHAINS.c.id).where(_is(TOOLCHAINS.c.key, "toolchain_key"))
+        wanted.append(c.toolchain_id == toolchains.scalar_subquery())
+    return wanted
+
+
+def workloads(shape: Shape) -> Select[Any]:
+    """Return the query of the workloads that the filters select."""
+    return select(WORKLOADS.c.id).where(*workload_conditions(shape)).correlate(None)
+
+
+def workload_conditions(shape: Shape) -> list[ColumnElement[bool]]:
+    """Return the conditions on a workload."""
+    c = WORKLOADS.c
+    wanted = [_is(c[column], n) for n, column in WORKLOAD_FILTERS.items() if n in shape.names]
+    if "near" in shape.names:
+        wanted.append(is_among(c.id, "near", shape.dialect))
+    if "kernel" in shape.names:
+        wanted.append(_is(c.kernel, "kernel"))
+    return wanted
+
+
+@lru_cache(maxsize=1000)
+def first_rows(shape: Shape, most: int, probed: int = 0) -> Select[Any]:
+    """Return the query of the first rows of ``reader.FLAT``, ``most`` at most, with their keys.
+
+    With ``probed`` only of those among so many rows of the whole log; what belongs to them is read
+    where they are as many as wanted.
+    """
+    if probed:
+        return with_records(probe(shape, probed), most, wanted=LIMIT)
+    return with_records(merged(shape) if shape.walked else whole(shape), most)
+
+
+@lru_cache(maxsize=1000)
+def whole(shape: Shape) -> Select[Any]:
+    """Return the query of keys that walks the whole log."""
+    c = LOG.c
+    found = select(*shape.keys(c)).where(*shape.conditions(c), *shape.behind(c))
+    return found.order_by(*shape.order(c)).limit(LIMIT)
+
+
+@lru_cache(maxsize=1000)
+def probe(shape: Shape, probed: int) -> Select[Any]:
+    """Return the query of the matching ones among the next rows of the whole log.
+
+    ``probed``, how many those are, stands in the text: PostgreSQL guesses a tenth of the log where
+    it is bound, and other plans are good for that.
+    """
+    c = LOG.c
+    columns = [c.id, c.facet_id, c.workload_id, c.time_s if shape.by_time else c.measured_at]
+    if "program_digest" in shape.names:
+        columns.append(c.program_id)
+    if shape.by_time and shape.names & {"since", "until"}:
+        columns.append(c.measured_at)
+    ordered_by = shape.timed(c) or shape.dates(c)
+    rows = select(*columns).where(*ordered_by, *shape.behind(c)).order_by(*shape.order(c))
+    part = rows.limit(literal_column(str(probed))).subquery().c
+    is_dated = not shape.by_time
+    found = select(*shape.keys(part)).where(*shape.conditions(part, is_dated=is_dated))
+    return found.order_by(*shape.order(part)).limit(LIMIT)
+
+
+@lru_cache(maxsize=1000)
+def merged(shape: Shape) -> Select[Any]:
+    """Return the query that walks parts of the log one by one and merges what it finds.
+
+    The first row of each says which of them can have any of the first ``limit`` rows: as many as
+    that, those whose own first rows are foremost. The others are looked at once. Not so of times
+    within some days: no index has them in order, and a first row takes as long as all of them.
+    """
+    own = WALKED[shape.walked]
+    chosen = _chosen(shape).subquery("chosen")
+    conditions = (*shape.timed(PART.c), *shape.conditions(PART.c), *shape.behind(PART.c))
+    key = PART.c.time_s if shape.by_time else PART.c.measured_at  # the indices have one of them
+    row: Any
+
+    def rows(part: FromClause, limit: ColumnElement[int]) -> Select[Any]:
+        of_part = [PART.c[column] == part.c[column] for column in own]
+        inner = select(PART.c.id).where(*of_part, *conditions)
+        return inner.order_by(*shape.order(PART.c)).limit(limit).correlate(part)
+
+    has_heads = not (shape.by_time and shape.dates(PART.c))
+    part: FromClause = chosen
+    count: ColumnElement[int] = LIMIT
+    if shape.dialect == "sqlite":  # knows no LATERAL but looks up ids as fast
+        if has_heads:
+            head = LOG.alias("head")
+            first = rows(chosen, literal_column("1")).scalar_subquery()
+            foremost = select(*chosen.c).join(head, head.c.id == first)
+            part = foremost.order_by(*shape.order(head.c)).limit(LIMIT).subquery("foremost")
+        joined, row = part.join(LOG, LOG.c.id.in_(rows(part, count))), LOG.c
+    else:
+        if has_heads:
+            lateral = rows(chosen, literal_column("1")).add_columns(key).lateral("head")
+            order = shape.order(lateral.c)
+            place = func.row_number().over(order_by=order).label("place")
+            foremost = select(*chosen.c, place).join(lateral, true())
+            part = foremost.order_by(*order).limit(LIMIT).subquery("foremost")
+            # Of the second foremost all but the last row can be among them, and so on.
+            count = LIMIT + literal_column("1") - part.c.place
+        found = rows(part, count).add_columns(key).lateral("found")
+        joined, row = part.join(found, true()), found.c
+    query = select(*shape.keys(row)).select_from(joined)
+    return query.order_by(*shape.order(row)).limit(LIMIT)
+
+
+def _chosen(shape: Shape) -> Select[Any]:
+    """Return the query of the parts of the log that are walked, by the columns of ``WALKED``."""
+    if shape.walked == FACETS.name:
+        return select(FACETS.c.id.label("facet_id")).where(*facet_conditions(shape))
+    if shape.walked == WORKLOADS.name:
+        return select(WORKLOADS.c.id.label("workload_id")).where(*workload_conditions(shape))
+    pairs = PAIRS.join(WORKLOADS, WORKLOADS.c.id == PAIRS.c.workload_id)
+    pairs = pairs.join(FACETS, FACETS.c.id == PAIRS.c.facet_id)
+    wanted = (*workload_conditions(shape), *facet_conditions(shape))
+    return select(PAIRS.c.workload_id, PAIRS.c.facet_id).select_from(pairs).where(*wanted)
+
+
+@lru_cache(maxsize=1000)
+def counted(shape: Shape, table: str) -> Select[Any]:
+    """Return the query of how many workloads or facets are selected, FEW + 1 at most."""
+    ids = workloads(shape) if table == WORKLOADS.name else facets(shape)
+    return select(func.count()).select_from(ids.limit(FEW + 1).subquery())
+
+
+@lru_cache(maxsize=1000)
+def fastest(shape: Shape) -> Select[Any]:
+    """Return the query of the fastest measurement in every facet of the workloads ``some``.
+
+    Each is the first of its facet in the index of its workload, so that the rest is not read.
+    Conditions on workloads are not looked at.
+    """
+    pair, facet = PAIRS.c, FACETS.c
+    others = replace(shape, only_ok=False, names=shape.names & {*OTHER_FILTERS} - {"kernel"})
+    inner = select(PART.c.id).where(
+        PART.c.workload_id == pair.workload_id, PART.c.facet_id == pair.facet_id,
+        PART.c.time_s.is_not(None), *others.conditions(PART.c),
+    )  # fmt: skip
+    inner = inner.order_by(PART.c.time_s, PART.c.id).limit(literal_column("1")).correlate(PAIRS)
+    joined = PAIRS.join(FACETS, facet.id == pair.facet_id)
+    row: Any
+    if shape.dialect == "sqlite":
+        joined, row = joined.join(LOG, LOG.c.id == inner.scalar_subquery()), LOG.c
+    else:
+        first = inner.add_columns(PART.c.time_s).lateral()
+        joined, row = joined.join(first, true()), first.c
+    found = select(pair.workload_id, facet.hardware_id, facet.protocol, row.time_s, row.id)
+    wanted = (is_among(pair.workload_id, "some", shape.dialect), *facet_conditions(shape))
+    return found.select_from(joined).where(*wanted)
+
+
+@lru_cache(maxsize=1000)
+def fastest_records(shape: Shape) -> Select[Any]:
+    """Return the query of ``reader.FLAT`` of what ``fastest`` finds."""
+    return with_records(fastest(shape), MOST_FASTEST)
+
+
+@lru_cache(maxsize=1000)
+def workloads_behind(shape: Shape) -> Select[Any]:
+    """Return the query of the first workloads behind one, ascending."""
+    query = workloads(shape).where(WORKLOADS.c.id > bindparam("behind", type_=WORKLOADS.c.id.type))
+    return query.order_by(WORKLOADS.c.id).limit(LIMIT)
+
+
+@lru_cache(maxsize=1000)
+def pairs(shape: Shape) -> Select[Any]:
+    """Return the query of some of the pairs of workload and device of the matching ones."""
+    query = select(LOG.c.workload_id, LOG.c.hardware_id).where(*shape.conditions(LOG.c))
+    return query.distinct().limit(LIMIT)
