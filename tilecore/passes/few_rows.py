@@ -31,12 +31,8 @@ from tilecore.passes import live_rows
 from tilecore.passes.long_steps import with_long_steps
 from tilecore.target import Target
 
-FEW = (
-    few_rows.MOST_ROWS,
-    16,
-    8,
-    4,
-)  # rows of the version for few; the first number that inference takes
+# Rows of the version for few: the first number that inference takes.
+FEW = (few_rows.MOST_ROWS, 16, 8, 4)
 ON_THEIR_OWN = ("auto", "none")  # ``pack_b`` of products that may read it in place
 
 
@@ -67,28 +63,36 @@ class _Versions:
             return found
         for dimension, tallest in self._rows_of(stmt, gemms):
             for number in (n for n in FEW if n <= tallest):
-                found = self._for_few(stmt, {**self.ranges, dimension: (0, number)})
+                found = self._version(stmt, dimension, number)
                 if found is not None:
                     few = If(dimension <= number, replace(found), stmt, stmt.span)
-                    one = self._for_few(stmt, {**self.ranges, dimension: (0, 1)})
+                    one = self._version(stmt, dimension, 1)
                     return few if one is None else If(dimension <= 1, replace(one), few, stmt.span)
         return stmt
+
+    def _version(self, launch: KernelLaunch, dimension: Var, most: int) -> KernelLaunch | None:
+        """Return the launch for at most so many elements along a dimension; None: it has none."""
+        ranges = {**self.ranges, dimension: (0, most)}
+        return self._for_few(live_rows.cut(launch, ranges), ranges)
 
     def _for_few(self, launch: KernelLaunch, ranges: Ranges) -> KernelLaunch | None:
         """Return the launch as it suits products of few rows; None: it has none."""
         gemms = [s for s in walk(launch) if isinstance(s, Gemm)]
-        _, sources = _sources(launch, ranges)
+        by_buffer, sources = _sources(launch, ranges)
         if all(few_rows.most_rows(gemm, sources) > FEW[0] for gemm in gemms):
             return None
-        launch = live_rows.cut(launch, ranges)
         longer = with_long_steps(launch, ranges)
-        if longer is not None and self._forms(longer, ranges):
+        if longer is not None and self._forms(longer, *_sources(longer, ranges)):
             return longer
-        return launch if self._forms(launch, ranges) else None
+        return launch if self._forms(launch, by_buffer, sources) else None
 
-    def _forms(self, launch: KernelLaunch, ranges: Ranges) -> Mapping[Gemm, str]:
+    def _forms(
+        self,
+        launch: KernelLaunch,
+        by_buffer: Mapping[Buffer, Sequence[Use]],
+        sources: Mapping[Buffer, TileSource],
+    ) -> Mapping[Gemm, str]:
         gemms = [s for s in walk(launch) if isinstance(s, Gemm)]
-        by_buffer, sources = _sources(launch, ranges)
         return few_rows.choose(gemms, by_buffer, sources, launch, self.target, self.options)
 
     def _rows_of(self, launch: KernelLaunch, gemms: Sequence[Gemm]) -> Iterator[tuple[Var, int]]:
