@@ -9,20 +9,15 @@ compared with torch's.
 
 from __future__ import annotations
 
-import argparse
-import json
 import re
-import statistics
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import tilecore
 import tilecore.language as T
-from benchmarks.cpu import interleaved
-from tilecore import runtime
+from benchmarks.against_torch import one_thread, options, timed, write
 from tilecore.ir.nodes import PrimFunc
 
 Call = Callable[[], Any]
@@ -159,15 +154,8 @@ def cases() -> Iterator[tuple[str, PrimFunc, list[torch.Tensor], torch.Tensor, C
 
 def main() -> None:
     """Time every program and its rival, print, write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--match", default="")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    runtime.set_num_threads(1)
+    args = options(__doc__).parse_args()
+    one_thread()
     found = []
     for label, program, inputs, out, rival in cases():
         if not re.search(args.match, label):
@@ -180,13 +168,8 @@ def main() -> None:
         for call in calls.values():
             call()
         torch.testing.assert_close(out, other, rtol=2e-3, atol=2e-3)
-        times = {n: statistics.median(t) for n, t in interleaved(calls, 1, args.rounds).items()}
-        row = {"label": label, **{f"{n}_us": 1e6 * t for n, t in times.items()}}
-        found.append(row)
-        ratio = times["torch"] / times["ours"]
-        print(f"{label:45} {row['ours_us']:9.0f} us, torch {row['torch_us']:9.0f}: {ratio:.2f}")
-    if args.json:
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+        found.append(timed(label, calls, args.rounds, 45))
+    write(found, args.json)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,7 @@ one process. Every result is compared with float64's.
 
 from __future__ import annotations
 
-import argparse
-import json
 import re
-import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -23,7 +20,7 @@ from typing import Any
 import torch
 
 import tilecore.language as T
-from benchmarks.cpu import interleaved
+from benchmarks.against_torch import one_thread, options, timed, write
 from tilecore import runtime
 from tilecore.artifact import ArtifactStore
 from tilecore.compiler import compile
@@ -96,16 +93,10 @@ def kernel_of(program: PrimFunc, folder: Path, choices: tuple[str, ...]) -> Any:
 
 def main() -> None:
     """Time every program both ways and its rival, print, write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--match", default="")
+    parser = options(__doc__)
     parser.add_argument("--dtypes", default="float32,bfloat16")
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    runtime.set_num_threads(1)
+    one_thread()
     found = []
     with tempfile.TemporaryDirectory() as folder:
         for label, dtype, transposed, rows, kernels in cases(
@@ -125,17 +116,8 @@ def main() -> None:
                 call()
                 error = ((outputs[name].double() - exact).abs().max() / exact.abs().max()).item()
                 assert error < (1e-5 if dtype == "float32" else 2e-2), (label, name, error)
-            samples = interleaved(calls, 1, args.rounds)
-            times = {name: statistics.median(own) for name, own in samples.items()}
-            row = {"label": label, **{f"{n}_us": 1e6 * t for n, t in times.items()}}
-            found.append(row)
-            print(
-                f"{label:36} {row['before_us']:8.0f} -> {row['ours_us']:7.0f} us, torch "
-                f"{row['torch_us']:8.0f}: {times['torch'] / times['ours']:.2f}",
-                flush=True,
-            )
-    if args.json:
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+            found.append(timed(label, calls, args.rounds, 36))
+    write(found, args.json)
 
 
 if __name__ == "__main__":

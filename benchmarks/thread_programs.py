@@ -11,10 +11,7 @@ Every result is compared with torch's.
 
 from __future__ import annotations
 
-import argparse
-import json
 import re
-import statistics
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -24,7 +21,7 @@ from typing import Any
 import torch
 
 import tilecore.language as T
-from benchmarks.cpu import interleaved
+from benchmarks.against_torch import one_thread, options, timed, write
 from tilecore import runtime
 from tilecore.artifact import ArtifactStore
 from tilecore.compiler import compile
@@ -166,15 +163,8 @@ def cases() -> Iterator[tuple[str, PrimFunc, list[Any], Any, Callable[..., Any]]
 
 def main() -> None:
     """Time every program both ways and its rival, print, write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--match", default="")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    runtime.set_num_threads(1)
+    args = options(__doc__).parse_args()
+    one_thread()
     found = []
     for label, program, inputs, out, rival in cases():
         if not re.search(args.match, label):
@@ -192,17 +182,8 @@ def main() -> None:
                 call()
             for name in ("ours", "before"):
                 torch.testing.assert_close(outputs[name], outputs["torch"], rtol=2e-2, atol=0.1)
-            samples = interleaved(calls, 1, args.rounds)
-        times = {name: statistics.median(own) for name, own in samples.items()}
-        row = {"label": label, **{f"{n}_us": 1e6 * t for n, t in times.items()}}
-        found.append(row)
-        print(
-            f"{label:36} {row['before_us']:7.0f} -> {row['ours_us']:6.0f} us, torch "
-            f"{row['torch_us']:6.0f}: {times['torch'] / times['ours']:.2f}",
-            flush=True,
-        )
-    if args.json:
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+            found.append(timed(label, calls, args.rounds, 36))
+    write(found, args.json)
 
 
 if __name__ == "__main__":
