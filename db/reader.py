@@ -201,13 +201,16 @@ def _columns() -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def _flat() -> Select[Any]:
+def _with_referred(query: Select[Any], *, isouter: bool = False) -> Select[Any]:
+    """Return a query of measurements with the tables that ``_columns`` are of.
+
+    ``isouter``: where it may have no measurement.
+    """
     row = MeasurementRow
     return (
-        select(*_columns())
-        .join(HardwareRow, row.hardware_id == HardwareRow.id)
-        .join(ConfigRow, row.config_id == ConfigRow.id)
-        .join(SampleRow, SampleRow.measurement_id == row.id)
+        query.join(HardwareRow, row.hardware_id == HardwareRow.id, isouter=isouter)
+        .join(ConfigRow, row.config_id == ConfigRow.id, isouter=isouter)
+        .join(SampleRow, SampleRow.measurement_id == row.id, isouter=isouter)
         .outerjoin(TrialRow, row.trial_id == TrialRow.id)
         .outerjoin(RunRow, TrialRow.run_id == RunRow.id)
     )
@@ -232,19 +235,11 @@ def with_records(
         count = select(func.count()).select_from(found).scalar_subquery()
         chosen = and_(chosen, count >= wanted)
     own = [column.label(f"key_{name}") for name, column in number.c.items()]
-    return (
-        select(*_columns(), *own)
-        .select_from(number)
-        .outerjoin(row, chosen)
-        .outerjoin(HardwareRow, row.hardware_id == HardwareRow.id)
-        .outerjoin(ConfigRow, row.config_id == ConfigRow.id)
-        .outerjoin(SampleRow, SampleRow.measurement_id == row.id)
-        .outerjoin(TrialRow, row.trial_id == TrialRow.id)
-        .outerjoin(RunRow, TrialRow.run_id == RunRow.id)
-    )
+    query = select(*_columns(), *own).select_from(number).outerjoin(row, chosen)
+    return _with_referred(query, isouter=True)
 
 
-FLAT = _flat()
+FLAT = _with_referred(select(*_columns()))
 DECODED = range(3)  # its columns of JSON, as texts; ``knobs`` is another
 
 

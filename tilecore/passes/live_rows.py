@@ -153,13 +153,9 @@ class _Rows:
 
     def _is_kept(self, tile: Buffer) -> bool:
         """Return whether a tile stays as it is, whatever is read of it."""
-        is_special = tile.reducer or tile.arrive_counts or tile.is_var or tile.lanes > 1
-        return (
-            bool(is_special)
-            or tile.base is not None
-            or tile in self.viewed
-            or (tile.scope == "local")
-        )
+        is_view = tile.base is not None or tile in self.viewed
+        is_special = tile.reducer or tile.arrive_counts or tile.lanes > 1
+        return is_view or bool(is_special) or tile.scope == "local"
 
     def live(self) -> dict[Axis, int]:
         """Return the axes that are longer than what is read, with the number of rows read."""
