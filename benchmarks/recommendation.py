@@ -44,10 +44,10 @@ from recommender.knob_shapes import shapes
 from recommender.recorded import RecordedSpace
 from recommender.replay import replay
 from recommender.search import STRATEGIES, Landscape, Observations, Strategy
-from recommender.transfer import Sources
+from recommender.transfer import FIRST, Sources
 
 WARM, SCRATCH = (8, 16, 64), (50, 100, 200)
-FIRST, WARM_BATCH = 4, 4  # configs of the cover that a warm search begins with; its batches
+WARM_BATCH = 4
 REACHABLE = {"zero": 1, "five": 5, "warm": 50}  # of the fastest on each other device
 TUNED_ON = ("convolution_milo", "old_pnpoly")
 KERNEL_TUNER = Path(__file__).parent / "kernel_tuner_replay.py"
@@ -128,21 +128,16 @@ def spaces(folder: Path) -> dict[str, dict[str, RecordedSpace]]:
     return found
 
 
-def speed_of(space: RecordedSpace, configs: Sequence[tuple[str, ...]]) -> float:
-    """Return the best share of the best speed among configs; 0: all failed or are not there."""
-    rows = {c: r for r, c in enumerate(space.configs)}
-    return max(float(space.speed[rows[c]]) if c in rows else 0.0 for c in configs)
-
-
-def plain_cover(sources: Sources, count: int) -> list[tuple[str, ...]]:
+def plain_cover(sources: Sources, count: int) -> list[int]:
     """Return a greedy cover of measured speeds."""
-    best = np.zeros(sources.speeds.shape[1])
+    speeds = np.nan_to_num(sources.speeds[: sources.candidates])
+    best = np.zeros(speeds.shape[1])
     rows: list[int] = []
     for _ in range(count):
-        gain = np.maximum(sources.speeds, best).mean(axis=1) + 1e-3 * sources.portable
+        gain = np.maximum(speeds, best).mean(axis=1) + 1e-3 * sources.portable
         rows.append(int(np.argmax(gain)))
-        best = np.maximum(best, sources.speeds[rows[-1]])
-    return [sources.configs[row] for row in rows]
+        best = np.maximum(best, speeds[rows[-1]])
+    return rows
 
 
 def constant(value: float, marks: Sequence[int]) -> Row:
@@ -195,26 +190,26 @@ def transfer(
     progress: Progress, seeds: int,
 ) -> None:  # fmt: skip
     """Add what is reached on a device where the others' measurements are known."""
-    sources = Sources.of(others)
-    fastest = np.argsort(-sources.speeds, axis=0, kind="stable")
+    sources = Sources.of(target, others)
+    there = np.nan_to_num(sources.speeds[: sources.candidates])
+    fastest = np.argsort(-there, axis=0, kind="stable")
     top = {
-        ("zero", "baseline"): [sources.configs[int(np.argmax(sources.portable))]],
-        ("zero", "ours"): [sources.configs[int(np.argmax(sources.expected))]],
+        ("zero", "baseline"): [int(np.argmax(sources.portable))],
+        ("zero", "ours"): [int(np.argmax(sources.expected))],
         ("five", "baseline"): plain_cover(sources, 5),
         ("five", "ours"): sources.cover(5),
     }
     for situation, count in REACHABLE.items():
-        rows = fastest[:count].ravel()
-        top[situation, "reachable"] = [sources.configs[row] for row in rows]
-    for (situation, method), configs in top.items():
-        value = speed_of(target, configs)
+        top[situation, "reachable"] = fastest[:count].ravel().tolist()
+    for (situation, method), rows in top.items():
+        value = float(target.speed[rows].max())
         marks = WARM if situation == "warm" else (0,)
         progress.once(
             (*head, situation, method), lambda value=value, marks=marks: constant(value, marks)
         )
-    number = {c: r for r, c in enumerate(target.configs)}
-    first = [number[c] for c in sources.cover(FIRST) if c in number]
-    for method, landscape in (("ours", sources.landscape(target)), ("baseline", None)):
+    first = sources.cover(FIRST)
+    known = sources.landscape(target.landscape())
+    for method, landscape in (("ours", known), ("baseline", None)):
         progress.once(
             (*head, "warm", method),
             lambda landscape=landscape: searched(

@@ -217,6 +217,33 @@ class Studies:
         with self._database.read() as session:
             return [_trial(row) for row in session.scalars(query)]
 
+    def related(self, name: str, space_key: str, least: int, limit: int) -> Sequence[str]:
+        """Return the studies of a name and a space that were told of ``least`` rows, newest first.
+
+        Returns:
+            Their public ids, at most ``limit``.
+        """
+        query = (
+            select(StudyRow.public_id)
+            .join(StudyTrialRow, StudyTrialRow.study_id == StudyRow.id)
+            .where(StudyRow.space_key == space_key, StudyRow.name == name)
+            .where(StudyTrialRow.told_at.is_not(None))
+            .group_by(StudyRow.id, StudyRow.public_id)
+            .having(func.count() >= least)
+            .order_by(StudyRow.id.desc())
+            .limit(limit)
+        )
+        with self._database.read() as session:
+            return list(session.scalars(query))
+
+    def told_before(self, study: StudyRecord, other: StudyRecord) -> dict[int, float | None]:
+        """Return what another study had been told when this one began: times by row."""
+        query = select(StudyTrialRow.row, StudyTrialRow.time_s).where(
+            StudyTrialRow.study_id == other.id, StudyTrialRow.told_at <= study.created_at
+        )
+        with self._database.read() as session:
+            return dict(row.tuple() for row in session.execute(query.order_by(StudyTrialRow.id)))
+
     def count(self, study: StudyRecord) -> dict[str, int]:
         """Return how many trials there are in each state."""
         query = (

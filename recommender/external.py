@@ -115,12 +115,17 @@ class ExternalSpace:
             raise _fault("default", "a configuration of the space", json.dumps(dict(config)))
         return found
 
+    def features(self) -> NDArray[np.float64]:
+        """Return values as numbers, a row per configuration (texts by their place)."""
+        columns = [
+            _numbers(values)[digit]
+            for values, digit in zip(self.parameters.values(), self._digits, strict=True)
+        ]
+        return np.stack(columns, axis=1)
+
     def landscape(self) -> Landscape:
         """Return what a search may see: values and neighbours."""
-        digits = np.stack(np.unravel_index(self._codes, self._sizes), axis=1)
-        columns = [
-            _numbers(values)[digits[:, i]] for i, values in enumerate(self.parameters.values())
-        ]
+        digits = np.stack(self._digits, axis=1)
         strides = [math.prod(self._sizes[i + 1 :]) for i in range(len(self._sizes))]
 
         def neighbours(row: int) -> list[int]:
@@ -134,8 +139,12 @@ class ExternalSpace:
             known[known] = self._codes[at[known]] == np.array(near)[known]
             return [int(r) for r in at[known]]
 
-        features = shapes(np.stack(columns, axis=1))
-        return Landscape(np.ones(len(self)), features, neighbours)
+        return Landscape(np.ones(len(self)), shapes(self.features()), neighbours)
+
+    @property
+    def _digits(self) -> tuple[NDArray[np.intp], ...]:
+        """The places of configurations' values, a parameter each."""
+        return np.unravel_index(self._codes, self._sizes)
 
     @property
     def _sizes(self) -> tuple[int, ...]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, lru_cache
 from pathlib import Path
 
+from recommender.gpu_names import FAMILY, plain, steps_between
 from tilecore.amd_target import find_amd_target
 from tilecore.gpu_target import find_gpu_target
 from tilecore.tile_config import digest
@@ -161,22 +161,27 @@ def nearest_profile(name: str) -> HardwareProfile | None:
     """Return the shipped profile of the GPU most like one that no profile has, or None.
 
     That is the one of its architecture and number of multiprocessors, where the compiler knows the
-    device, else the one whose name is most like it.
+    device, else of those of its architecture or family the one whose name is most like it, else of
+    all.
     """
     gpus = [p for p in map(load_profile, profile_names()) if p.kind != "cpu"]
     target = find_gpu_target(name) or find_amd_target(name)
     if target is not None:
         alike = [p for p in gpus if p.arch == target.arch]
         return min(alike, key=lambda p: abs(p.cores - target.multiprocessors), default=None)
-    wanted = _plain(name)
-    spellings = {_plain(n): p for p in gpus for n in (p.name, p.target, *p.aliases)}
-    found = difflib.get_close_matches(wanted, list(spellings), n=1, cutoff=LIKENESS)
+    steps = {p.name: steps_between(name, p.name) for p in gpus}
+    nearest = min(steps.values())
+    is_kin = nearest <= FAMILY
+    wanted = plain(name)
+    spellings = {
+        plain(n): p
+        for p in gpus
+        if not is_kin or steps[p.name] == nearest
+        for n in (p.name, p.target, *p.aliases)
+    }
+    cutoff = 0.0 if is_kin else LIKENESS
+    found = difflib.get_close_matches(wanted, list(spellings), n=1, cutoff=cutoff)
     return spellings[found[0]] if found else None
-
-
-def _plain(name: str) -> str:
-    """Return a name without what says nothing about the device."""
-    return re.sub(r"nvidia|amd|geforce|tesla|instinct|[^a-z0-9]", "", name.lower())
 
 
 @cache

@@ -90,6 +90,11 @@ class RecordedSpace:
         return len(self.configs)
 
     @property
+    def device(self) -> str:
+        """Where it was measured, as files called KERNEL__DEVICE say; the whole name of others."""
+        return self.name.rpartition("__")[2]
+
+    @property
     def best_s(self) -> float:
         """The smallest time of all."""
         return float(np.nanmin(self.time_s))

@@ -1,8 +1,10 @@
-"""Transfer: which configs of a measured space to take, or to try first, on a device never measured.
+"""Transfer: which configs of a space to take, or to try first, on a device never measured.
 
 What was measured on other devices is evidence of two kinds: the speed of a config itself, which is
 lucky where it is the best of thousands, and the speed of configs like it, which trees smooth out of
-all of them. Their geometric mean is expected: a config must be fast, and be among fast ones.
+all of them. Their geometric mean is expected: a config must be fast, and be among fast ones. Where
+a device was not asked about a config, the trees answer alone. The nearer a device, the more it
+counts.
 """
 
 from __future__ import annotations
@@ -15,106 +17,146 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recommender.cost_model import CostModel
+from recommender.cost_model import MIN_ROWS, CostModel
+from recommender.gpu_names import steps_between
 from recommender.recorded import Config, RecordedSpace
 from recommender.search import Landscape
 
 LEAST_SPEED = 0.02  # of the best: slower ones, and failures, are all alike to the trees
 SMOOTHING_ROUNDS, SMOOTHING_RATE = 200, 0.15
+FIRST = 4  # configs of the cover that a search begins with
 DEFINITE = 1e-3  # weight of the expectation among covers that are equally good
+PER_STEP = 0.5  # of a device's weight, for every step that it is farther away
 
 
 @dataclass(frozen=True, eq=False)
 class Sources:
-    """Spaces of one kernel and problem, measured on several devices.
+    """What is known of one kernel and problem on several devices.
 
     Attributes:
-        configs: those that any of the spaces has.
-        speeds: of the best on that device; a row per config, a column per device; 0: it failed or
-            was not measured there.
-        features: knob values as numbers.
+        features: knob values as numbers, a row per config; the candidates come first.
+        speeds: of the best on that device; a row per config, a column per device; 0: it failed,
+            NaN: it was not measured there.
+        weights: of the devices, 1 together.
+        candidates: how many of the rows may be taken.
     """
 
-    configs: tuple[Config, ...]
-    speeds: NDArray[np.float64]
     features: NDArray[np.float64]
+    speeds: NDArray[np.float64]
+    weights: NDArray[np.float64]
+    candidates: int
 
     @classmethod
-    def of(cls, spaces: Sequence[RecordedSpace]) -> Sources:
-        """Return the evidence in spaces that have the same knobs.
+    def of(cls, target: RecordedSpace, others: Sequence[RecordedSpace]) -> Sources:
+        """Return what recordings of other devices say of the configs of one.
+
+        The times of ``target`` are not looked at; how near devices are their names tell.
 
         Raises:
-            ValueError: there is none, or their knobs differ.
+            ValueError: there are no others, or their knobs differ.
         """
-        if not spaces or any(s.knobs != spaces[0].knobs for s in spaces):
+        if not others or any(space.knobs != target.knobs for space in others):
             raise ValueError("expected spaces with the same knobs")
-        order: dict[Config, int] = {}
-        merged: list[NDArray[np.float64]] = []
-        for space in spaces:
+        order: dict[Config, int] = {config: row for row, config in enumerate(target.configs)}
+        merged = list(target.features)
+        for space in others:
             for config, row in zip(space.configs, space.features, strict=True):
                 if config not in order:
                     order[config] = len(order)
                     merged.append(row)
-        speeds = np.zeros((len(order), len(spaces)))
-        for column, space in enumerate(spaces):
+        speeds = np.full((len(order), len(others)), np.nan)
+        for column, space in enumerate(others):
             speeds[[order[c] for c in space.configs], column] = space.speed
-        return cls(tuple(order), speeds, np.stack(merged))
+        steps = [steps_between(target.device, space.device) for space in others]
+        return cls(np.stack(merged), speeds, weights(steps), len(target))
+
+    @classmethod
+    def told(
+        cls,
+        features: NDArray[np.float64],
+        times_s: Sequence[dict[int, float | None]],
+        steps: Sequence[int],
+    ) -> Sources | None:
+        """Return what was told of some rows of a space by others; None: too little to learn from.
+
+        Args:
+            features: a row per candidate.
+            times_s: of each device, by row; None: it failed.
+            steps: how far each device is away.
+        """
+        columns, distances = [], []
+        for times, distance in zip(times_s, steps, strict=True):
+            best_s = min((t for t in times.values() if t is not None), default=None)
+            if best_s is None or len(times) < MIN_ROWS:
+                continue
+            column = np.full(len(features), np.nan)
+            column[list(times)] = [0.0 if t is None else best_s / t for t in times.values()]
+            columns.append(column)
+            distances.append(distance)
+        if not columns:
+            return None
+        return cls(features, np.stack(columns, axis=1), weights(distances), len(features))
 
     @property
     def portable(self) -> NDArray[np.float64]:
-        """The mean speed of each config: the lookup that a model has to beat."""
-        found: NDArray[np.float64] = self.speeds.mean(axis=1)
+        """The mean speed of each candidate: the lookup that a model has to beat."""
+        found: NDArray[np.float64] = np.nan_to_num(self.speeds[: self.candidates]).mean(axis=1)
         return found
 
     @cached_property
     def smoothed(self) -> NDArray[np.float64]:
-        """The speeds as trees see them from the knobs, device by device."""
+        """The speeds of candidates as trees see them from the knobs, device by device."""
         inputs = np.log2(np.maximum(self.features, 0.0) + 1.0).astype(np.float32)
         columns = []
         for speed in self.speeds.T:
-            target = np.log(np.maximum(speed, LEAST_SPEED))
+            known = ~np.isnan(speed)
+            target = np.log(np.maximum(speed[known], LEAST_SPEED))
             model = CostModel.fit(
-                inputs, target, np.zeros(len(target)), feature_schema="transfer",
+                inputs[known], target, np.zeros(len(target)), feature_schema="transfer",
                 rounds=SMOOTHING_ROUNDS, rate=SMOOTHING_RATE, feature_share=1.0,
                 with_interval=False,
             )  # fmt: skip
-            columns.append(model.predict(inputs).factor)
+            columns.append(model.predict(inputs[: self.candidates]).factor)
         return np.stack(columns, axis=1)
 
     @cached_property
     def trusted(self) -> NDArray[np.float64]:
         """The speeds that count: measured and smoothed, their geometric mean."""
-        found: NDArray[np.float64] = np.sqrt(np.maximum(self.speeds, 0.0) * self.smoothed)
+        measured = self.speeds[: self.candidates]
+        smoothed = np.minimum(self.smoothed, 1.0)
+        both = np.sqrt(np.maximum(measured, 0.0) * self.smoothed)
+        found: NDArray[np.float64] = np.where(np.isnan(measured), smoothed, both)
         return found
 
     @cached_property
     def expected(self) -> NDArray[np.float64]:
-        """The speed to expect of each config on another device."""
+        """The speed to expect of each candidate on another device."""
         logs = np.log(np.maximum(self.trusted, LEAST_SPEED**2))
-        found: NDArray[np.float64] = np.exp(logs.mean(axis=1))
+        found: NDArray[np.float64] = np.exp(logs @ self.weights)
         return found
 
-    def cover(self, count: int) -> list[Config]:
-        """Return configs of which one is fast on each device, the most promising one first."""
+    def cover(self, count: int) -> list[int]:
+        """Return rows of which one is fast on each device, the most promising one first."""
         rows = [int(np.argmax(self.expected))]
         best = self.trusted[rows[0]]
-        while len(rows) < min(count, len(self.configs)):
-            gain = np.maximum(self.trusted, best).mean(axis=1) + DEFINITE * self.expected
+        while len(rows) < min(count, self.candidates):
+            gain = np.maximum(self.trusted, best) @ self.weights + DEFINITE * self.expected
             gain[rows] = -1.0
             rows.append(int(np.argmax(gain)))
             best = np.maximum(best, self.trusted[rows[-1]])
-        return [self.configs[row] for row in rows]
+        return rows
 
-    def landscape(self, space: RecordedSpace) -> Landscape:
-        """Return a space as a search sees it that knows these sources."""
-        number = {config: row for row, config in enumerate(self.configs)}
-        rows = [number.get(config, -1) for config in space.configs]
-        known = np.array(rows) >= 0
-        expected = np.where(known, self.expected[rows], LEAST_SPEED)
-        there = np.where(known[:, None], np.log(self.smoothed[rows]), np.nan)
-        own = space.landscape()
+    def landscape(self, own: Landscape) -> Landscape:
+        """Return the candidates, a search's ``own``, as one sees them that knows these sources."""
+        there = np.log(self.smoothed)
         features: NDArray[Any] = np.concatenate([own.features, there], axis=1).astype(np.float32)
-        trusted = np.where(known[:, None], self.trusted[rows], LEAST_SPEED)
-        evidence = -np.log(np.maximum(trusted, LEAST_SPEED**2))
-        prior_s = 1.0 / np.maximum(expected, LEAST_SPEED**2)
+        evidence = -np.log(np.maximum(self.trusted, LEAST_SPEED**2))
+        prior_s = 1.0 / np.maximum(self.expected, LEAST_SPEED**2)
         return Landscape(prior_s, features, own.neighbours, evidence)
+
+
+def weights(steps: Sequence[int]) -> NDArray[np.float64]:
+    """Return what devices so many steps away weigh, 1 together."""
+    found = PER_STEP ** np.array(steps, dtype=np.float64)
+    shares: NDArray[np.float64] = found / found.sum()
+    return shares

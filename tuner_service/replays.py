@@ -14,12 +14,11 @@ from rich.table import Table
 from recommender.recorded import RecordedSpace
 from recommender.replay import replay
 from recommender.search import STRATEGIES
-from recommender.transfer import Sources
+from recommender.transfer import FIRST, Sources
 from tilecore.errors import InvalidConfig
 
 Curves = NDArray[np.float64]  # a row per seed: fraction of the best speed after each trial
 CHECKPOINTS = (1, 4, 8, 16, 32, 64, 100, 200, 400, 800)
-COVER = 8  # configs of other devices that a warm search begins with
 WIDTH, HEIGHT, MARGIN = 640, 360, 48  # of the drawing, pixels
 COLOURS = ("#1b6ca8", "#c0392b", "#27803b", "#8e44ad", "#b9770e", "#117a65")
 
@@ -38,9 +37,7 @@ def replayed(
     trials = min(trials, len(space))
     landscape, first = space.landscape(), []
     if sources is not None:
-        landscape = sources.landscape(space)
-        rows = {config: row for row, config in enumerate(space.configs)}
-        first = [rows[config] for config in sources.cover(COVER) if config in rows]
+        landscape, first = sources.landscape(landscape), sources.cover(FIRST)
     made = [
         replay(
             space, STRATEGIES[strategy], trials=trials, seed=seed, landscape=landscape, first=first
@@ -132,7 +129,7 @@ def run(
                 raise InvalidConfig(
                     knob="known", value=other.name, expected=f"the knobs of {space.name}"
                 )
-        sources = Sources.of(others) if others else None
+        sources = Sources.of(space, others) if others else None
         for strategy in strategies:
             found[f"{space.name}, {strategy}"] = replayed(
                 space, strategy, trials=trials, seeds=seeds, sources=sources

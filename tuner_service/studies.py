@@ -1,16 +1,24 @@
-"""Studies: the search engine for kernels that others run (ask and tell)."""
+"""Studies: the search engine for kernels that others run (ask and tell).
+
+A study of a kernel and a space that were searched before, on whatever device, begins with what is
+fast there, and weighs what was told there against what it is told itself.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from db.records import NewStudy, StudyRecord, StudyTrial
 from db.store import SqlStore
+from recommender.cost_model import MIN_ROWS
 from recommender.external import ExternalSpace
+from recommender.gpu_names import steps_between
 from recommender.search import STRATEGIES, Landscape, Observations
+from recommender.transfer import FIRST, Sources
 from tilecore.tile_config import digest
 from tuner_service.study_spaces import (
     OUTSIDE,
@@ -21,6 +29,16 @@ from tuner_service.study_spaces import (
 )
 
 MAX_REMEMBERED = 16  # spaces; the largest take some tens of megabytes
+MAX_RELATED = 8  # studies that one learns from, the newest
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a study's search sees: the space, its landscape, and the rows to begin with."""
+
+    space: StudySpace
+    landscape: Landscape
+    first: Sequence[int] = ()
 
 
 class StudyEngine:
@@ -28,25 +46,31 @@ class StudyEngine:
 
     def __init__(self, store: SqlStore) -> None:
         self._store = store
-        self._spaces: OrderedDict[str, tuple[StudySpace, Landscape]] = OrderedDict()
+        self._views: OrderedDict[str, View] = OrderedDict()
         self._lock = threading.Lock()
 
     def create(
         self, space: ExternalSpace | KernelSpace, *, name: str, hardware: str, strategy: str,
         max_trials: int, seed: int, created_by: str, idempotency_key: str | None,
+        warm_start: bool = True,
     ) -> tuple[StudyRecord, bool]:  # fmt: skip
         """Store a study; return it and whether it is new.
+
+        With ``warm_start`` it learns from earlier studies of its name and space.
 
         Raises:
             IdempotencyConflict: the key came before with another study (DB807).
         """
         stored = described(space)
-        asked = [stored, name, hardware, strategy, max_trials, seed]
+        asked = [stored, name, hardware, strategy, max_trials, seed, *([] if warm_start else [0])]
+        related: Sequence[str] = ()
+        if warm_start and isinstance(space, ExternalSpace) and strategy != "random":
+            related = self._store.studies.related(name, space.key, MIN_ROWS, MAX_RELATED)
         return self._store.studies.create(
             NewStudy(
                 name=name,
                 hardware=hardware,
-                space=stored,
+                space={**stored, "learns_from": list(related)},
                 space_key=space.key,
                 strategy=strategy,
                 seed=seed,
@@ -74,7 +98,7 @@ class StudyEngine:
             rows = self._ask(study, wanted)
             if not rows:
                 break
-            space, _ = self._space(study)
+            space = self._view(study).space
             configs = {row: space.config(row) for row in rows}
             made = self._store.studies.add(study, configs, worker, lease_s)
             given += made
@@ -82,25 +106,46 @@ class StudyEngine:
                 break  # otherwise somebody else took some of the rows meanwhile
         return given
 
-    def _space(self, study: StudyRecord) -> tuple[StudySpace, Landscape]:
+    def _view(self, study: StudyRecord) -> View:
         """Return the space of a study (without its default) and what a search sees of it."""
+        related = study.space.get("learns_from", ())
+        key = study.public_id if related else study.space_key
         with self._lock:
-            found = self._spaces.get(study.space_key)
+            found = self._views.get(key)
             if found is None:
                 space = rebuilt(self._store, study.space, study.space_key)
-                found = space, space.landscape()
-                self._spaces[study.space_key] = found
-                if len(self._spaces) > MAX_REMEMBERED:
-                    self._spaces.popitem(last=False)
-            self._spaces.move_to_end(study.space_key)
+                found = self._warm(study, space, related) or View(space, space.landscape())
+                self._views[key] = found
+                if len(self._views) > MAX_REMEMBERED:
+                    self._views.popitem(last=False)
+            self._views.move_to_end(key)
             return found
+
+    def _warm(self, study: StudyRecord, space: StudySpace, related: Sequence[str]) -> View | None:
+        """Return a space as one sees it that knows earlier studies; None: they tell too little.
+
+        Of them counts what they had been told when the study began: what it asks for stays the
+        same after a restart.
+        """
+        if not related or not isinstance(space, ExternalSpace):
+            return None
+        studies = self._store.studies
+        others = [studies.get(public_id) for public_id in related]
+        told = [studies.told_before(study, other) for other in others]
+        for times in told:
+            times.pop(OUTSIDE, None)
+        steps = [steps_between(study.hardware, other.hardware) for other in others]
+        sources = Sources.told(space.features(), told, steps)
+        if sources is None:
+            return None
+        return View(space, sources.landscape(space.landscape()), sources.cover(FIRST))
 
     def _ask(self, study: StudyRecord, count: int) -> list[int]:
         known = self._store.studies.trials(study)
         count = min(count, study.max_trials - len(known))
         if count <= 0:
             return []
-        space, landscape = self._space(study)
+        view = self._view(study)
         seen = Observations()
         for trial in known:
             if trial.row == OUTSIDE:
@@ -109,11 +154,13 @@ class StudyEngine:
                 seen.pending.add(trial.row)
             else:
                 seen.times_s[trial.row] = trial.time_s
-        default = None if known else study.space["default"]
-        first = [] if default is None else [space.row(default)]
+        default = study.space["default"]
+        planned = [] if default is None else [view.space.row(default)]
+        taken = {trial.row for trial in known}
+        first = [row for row in dict.fromkeys([*planned, *view.first]) if row not in taken][:count]
         seen.pending.update(row for row in first if row != OUTSIDE)
-        rows = STRATEGIES[study.strategy].ask(count - len(first), landscape, seen, study.seed)
-        return first + rows
+        strategy = STRATEGIES[study.strategy]
+        return first + strategy.ask(count - len(first), view.landscape, seen, study.seed)
 
     def _has_room(self, study: StudyRecord) -> bool:
         return sum(self._store.studies.count(study).values()) < study.max_trials

@@ -46,6 +46,11 @@ class StudyRequest(Wire):
     problem: ProblemFields | None = Field(None, description="of `kernel`: sizes and other fields")
     threads: Int = Field(0, ge=0, le=MAX_THREADS, description="of `kernel`: cores; 0: all")
     strategy: Literal["model", "evolutionary", "random", "exhaustive"] = "model"
+    warm_start: bool = Field(
+        True,
+        description="begin with what earlier studies of this name and these parameters and "
+        "conditions found, on whatever hardware: the nearer it is, the more they count",
+    )
     max_trials: Int = Field(200, ge=1, le=100_000)
     seed: Int = Field(0, ge=0, le=2**31 - 1)
 
@@ -83,6 +88,7 @@ class StudyOut(BaseModel):
     max_trials: int
     kernel: str | None = Field(description="of the library, whose knobs are the parameters")
     problem: dict[str, Any] | None
+    learns_from: list[str] = Field(description="earlier studies, newest first")
     space_size: int
     trials: dict[str, int]
     best: StudyTrialOut | None

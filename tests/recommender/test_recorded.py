@@ -9,9 +9,6 @@ import pytest
 
 from recommender.errors import InvalidRecording
 from recommender.recorded import RecordedSpace
-from recommender.replay import replay
-from recommender.search import STRATEGIES
-from recommender.transfer import Sources
 
 RECORDED = Path(__file__).parent / "recorded" / "convolution_milo__A100.csv.gz"
 ROWS = [("16", "1", 4.0), ("32", "1", 2.0), ("32", "2", None), ("64", "2", 8.0)]
@@ -92,46 +89,3 @@ def test_damaged_archives_are_refused(tmp_path):
         except InvalidRecording:
             continue
         assert len(space) == 4362  # a byte of the archive's header: a name, a date
-
-
-def devices(count, seed=0):
-    """Return one landscape on several made-up devices: shared optimum, own noise, lucky points."""
-    rng = np.random.default_rng(seed)
-    configs = [(str(a), str(b)) for a in range(1, 33) for b in range(1, 33)]
-    grid = np.array(configs, dtype=float)
-    shared = np.exp(-((grid[:, 0] - 20) ** 2 + (grid[:, 1] - 12) ** 2) / 200)
-    found = []
-    for number in range(count):
-        speed = shared * np.exp(rng.normal(0, 0.05, len(grid)))
-        speed[rng.integers(len(grid))] = 1.5  # lucky on this device alone
-        found.append(RecordedSpace(f"k__{number}", ("a", "b"), tuple(configs), 1e-3 / speed))
-    return found
-
-
-def test_luck_on_one_device_is_not_carried_to_another():
-    spaces = devices(3)
-    sources = Sources.of(spaces[:2])
-    chosen = sources.configs[int(np.argmax(sources.expected))]
-    assert spaces[2].speed[spaces[2].configs.index(chosen)] > 0.55  # the lucky point is 1.5 times
-    cover = sources.cover(4)
-    assert len(set(cover)) == 4
-    assert cover[0] == chosen
-
-
-def test_a_search_that_knows_other_devices_starts_where_they_are_fast():
-    spaces = devices(3)
-    sources, target = Sources.of(spaces[:2]), spaces[2]
-    first = [target.configs.index(c) for c in sources.cover(4)]
-    warm = replay(
-        target, STRATEGIES["model"], trials=16, landscape=sources.landscape(target), first=first
-    )
-    cold = [replay(target, STRATEGIES["model"], trials=1, seed=s)[0] for s in range(8)]
-    assert warm[0] > np.mean(cold) + 0.2
-    assert warm[0] > 0.6  # of the lucky point, which is 1.5 times as fast as the best of the rest
-
-
-def test_spaces_of_other_kernels_are_no_evidence():
-    spaces = devices(1)
-    other = RecordedSpace("x", ("c",), (("1",),), np.ones(1))
-    with pytest.raises(ValueError, match="same knobs"):
-        Sources.of([*spaces, other])

@@ -67,6 +67,7 @@ def create_study(
         seed=request.seed,
         created_by=sender.author,
         idempotency_key=idempotency_key,
+        warm_start=request.warm_start,
     )
     response.headers["Location"] = f"/v1/studies/{study.public_id}"
     if not is_new:
@@ -181,6 +182,7 @@ def _to_wire(store: Store, study: StudyRecord) -> StudyOut:
         max_trials=study.max_trials,
         kernel=study.space.get("kernel"),
         problem=study.space.get("problem"),
+        learns_from=study.space.get("learns_from", []),
         space_size=study.space["size"],
         trials=store.studies.count(study),
         best=_trial(best[0]) if best else None,

@@ -1,0 +1,117 @@
+"""What other devices say of a space, for one that was never measured."""
+
+import numpy as np
+import pytest
+
+from recommender.recorded import RecordedSpace
+from recommender.replay import replay
+from recommender.search import STRATEGIES
+from recommender.transfer import Sources
+
+
+def devices(count, seed=0):
+    """Return one landscape on several made-up devices: shared optimum, own noise, lucky points."""
+    rng = np.random.default_rng(seed)
+    configs = [(str(a), str(b)) for a in range(1, 33) for b in range(1, 33)]
+    grid = np.array(configs, dtype=float)
+    shared = np.exp(-((grid[:, 0] - 20) ** 2 + (grid[:, 1] - 12) ** 2) / 200)
+    found = []
+    for number in range(count):
+        speed = shared * np.exp(rng.normal(0, 0.05, len(grid)))
+        speed[rng.integers(len(grid))] = 1.5  # lucky on this device alone
+        found.append(RecordedSpace(f"k__{number}", ("a", "b"), tuple(configs), 1e-3 / speed))
+    return found
+
+
+def test_luck_on_one_device_is_not_carried_to_another():
+    spaces = devices(3)
+    sources = Sources.of(spaces[2], spaces[:2])
+    chosen = int(np.argmax(sources.expected))
+    assert spaces[2].speed[chosen] > 0.55  # the lucky point is 1.5 times as fast
+    cover = sources.cover(4)
+    assert len(set(cover)) == 4
+    assert cover[0] == chosen
+
+
+def test_a_search_that_knows_other_devices_starts_where_they_are_fast():
+    spaces = devices(3)
+    target = spaces[2]
+    sources = Sources.of(target, spaces[:2])
+    known = sources.landscape(target.landscape())
+    warm = replay(target, STRATEGIES["model"], trials=16, landscape=known, first=sources.cover(4))
+    cold = [replay(target, STRATEGIES["model"], trials=1, seed=s)[0] for s in range(8)]
+    assert warm[0] > np.mean(cold) + 0.2
+    assert warm[0] > 0.6  # of the lucky point, which is 1.5 times as fast as the best of the rest
+
+
+def test_spaces_of_other_kernels_are_no_evidence():
+    spaces = devices(1)
+    other = RecordedSpace("x", ("c",), (("1",),), np.ones(1))
+    with pytest.raises(ValueError, match="same knobs"):
+        Sources.of(spaces[0], [other])
+
+
+def named(name, configs, time_s):
+    return RecordedSpace(name, ("a", "b"), tuple(configs), np.array(time_s, dtype=float))
+
+
+def test_the_nearer_a_device_the_more_it_counts():
+    grid = [(str(a), str(b)) for a in range(1, 9) for b in range(1, 9)]
+
+    def fastest_at(name, a, b):
+        return named(name, grid, [1 + abs(int(x) - a) + abs(int(y) - b) for x, y in grid])
+
+    ampere, turing, amd = (
+        fastest_at("k__RTX_A4000", 2, 2), fastest_at("k__RTX_2080_Ti", 7, 2),
+        fastest_at("k__W6600", 7, 7),
+    )  # fmt: skip
+    chosen = {}
+    for device in ("NVIDIA RTX A6000", "TITAN RTX", "AMD Radeon PRO W6800"):
+        target = fastest_at(f"k__{device}", 1, 1)
+        sources = Sources.of(target, [ampere, turing, amd])
+        assert sources.weights.sum() == pytest.approx(1)
+        chosen[device] = grid[int(np.argmax(sources.expected))]
+    assert chosen == {
+        "NVIDIA RTX A6000": ("2", "2"), "TITAN RTX": ("7", "2"), "AMD Radeon PRO W6800": ("7", "7"),
+    }  # fmt: skip
+    assert set(np.round(Sources.of(named("k__x", grid, [1] * 64), [ampere, amd]).weights, 6)) == {
+        0.5
+    }
+
+
+def test_what_a_device_was_not_asked_is_no_failure_there():
+    rng = np.random.default_rng(0)
+    grid = [(str(a), str(b)) for a in range(1, 17) for b in range(1, 17)]
+    time_s = np.array([1 + (abs(int(a) - 12) + abs(int(b) - 12)) / 4 for a, b in grid])
+    whole = named("k__one", grid, time_s * rng.uniform(0.95, 1.05, 256))
+    best = grid.index(("12", "12"))
+    asked = [row for row in rng.permutation(256)[:160] if row != best]
+    part = named("k__two", [grid[r] for r in asked], time_s[asked])
+    failed = named("k__two", grid, [np.nan if r not in asked else time_s[r] for r in range(256)])
+    target = named("k__three", grid, time_s)
+    unasked, broken = (Sources.of(target, [whole, second]) for second in (part, failed))
+    assert unasked.expected[best] > 0.85 * unasked.expected.max()
+    assert broken.expected[best] < 0.5 * broken.expected.max()
+
+
+def test_only_candidates_of_the_target_are_taken():
+    grid = [(str(a), "1") for a in range(1, 33)]
+    other = named("k__one", grid, [1 + abs(int(a) - 30) for a, _ in grid])
+    target = named("k__two", grid[:16], np.ones(16))
+    sources = Sources.of(target, [other])
+    assert len(sources.expected) == len(sources.landscape(target.landscape())) == 16
+    assert all(row < 16 for row in sources.cover(20))
+    assert len(sources.cover(20)) == 16
+    assert int(np.argmax(sources.expected)) >= 13  # nearest to what was fastest there
+
+
+def test_too_little_told_is_no_evidence():
+    features = np.arange(32.0)[:, None]
+    few = {row: 1.0 + row for row in range(4)}
+    failures = dict.fromkeys(range(16))
+    assert Sources.told(features, [few, failures], [0, 0]) is None
+    enough = {**{row: 1.0 + row for row in range(12)}, 20: None}
+    found = Sources.told(features, [few, enough], [0, 2])
+    assert found is not None
+    assert found.weights.tolist() == [1.0]
+    assert found.cover(1) == [0]
