@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
-from tilecore.ir.expr import Binary, Call, Cast, Expr, Load, Select, Unary, Var
+from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var
 from tilecore.ir.nodes import (
     Alloc,
     Arrive,
@@ -129,6 +129,8 @@ def has_jump(stmt: Stmt) -> bool:
 
 def expr_children(expr: Expr) -> tuple[Expr, ...]:
     """Return the direct operands of ``expr``."""
+    if isinstance(expr, (Var, Const)):  # most are
+        return ()
     if isinstance(expr, Binary):
         return (expr.a, expr.b)
     if isinstance(expr, (Unary, Cast)):
