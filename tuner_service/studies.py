@@ -132,8 +132,6 @@ class StudyEngine:
         studies = self._store.studies
         others = [studies.get(public_id) for public_id in related]
         told = [studies.told_before(study, other) for other in others]
-        for times in told:
-            times.pop(OUTSIDE, None)
         steps = [steps_between(study.hardware, other.hardware) for other in others]
         sources = Sources.told(space.features(), told, steps)
         if sources is None:
