@@ -24,6 +24,22 @@ define i32 @tilecore_team(i32 %threads) {
   ret i32 0
 }
 
+; How many threads run a grid; before it is told of any, many.
+define i32 @tilecore_threads() {
+entry:
+  %pool = load ptr, ptr @pool
+  %is_none = icmp eq ptr %pool, null
+  br i1 %is_none, label %many, label %some
+
+many:
+  ret i32 65536
+
+some:
+  %cores.at = getelementptr %pool, ptr %pool, i32 0, i32 4
+  %cores = load i32, ptr %cores.at
+  ret i32 %cores
+}
+
 define internal void @share(ptr %job) {
 entry:
   %env = alloca %env

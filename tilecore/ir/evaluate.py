@@ -13,7 +13,19 @@ from typing import Any
 import numpy as np
 
 from tilecore.errors import ScopeError
-from tilecore.ir.expr import ROUNDED, Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var
+from tilecore.ir.expr import (
+    NUM_THREADS,
+    ROUNDED,
+    Binary,
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Select,
+    Unary,
+    Var,
+)
 from tilecore.ir.packed import reinterpreted
 from tilecore.ir.rounding import rounded
 
@@ -37,7 +49,7 @@ _CALLS: dict[str, Callable[..., Value]] = {
     "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan,
     "atan2": np.arctan2, "sinh": np.sinh, "cosh": np.cosh, "log1p": np.log1p, "fmod": np.fmod,
     "abs": np.abs, "floor": np.floor, "ceil": np.ceil, "round": np.rint,
-    "trunc": np.trunc,
+    "trunc": np.trunc, NUM_THREADS: lambda: 1,
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ Grammar (every node carries ``dtype``)::
          | Select(cond, a, b)                    value of a or b; only the chosen side is meaningful
          | Cast(a, dtype)
          | Load(buffer, indices)                 element of a tile or tensor
-         | Call(name, args)                      math function in CALLS, or "reinterpret"
+         | Call(name, args)                      math function in CALLS, "reinterpret", NUM_THREADS
 
 Python operators on an ``Expr`` build expressions: ``a // b`` and ``a % b`` are floor division and
 floor remainder, ``a / b`` is true division on floats. Constants fold at once, with the rounding of
@@ -50,6 +50,7 @@ ROUNDED = {"add_rn": 2, "mul_rn": 2, "fma_rn": 3} | {
     for op, count in (("add", 2), ("mul", 2), ("div", 2), ("fma", 3), ("sqrt", 1))
     for mode in ("rz", "ru", "rd")
 }
+NUM_THREADS = "num_threads"
 CALLS = (
     "exp", "exp2", "exp10", "log", "log2", "log10", "sqrt", "rsqrt", "tanh", "sigmoid", "erf",
     "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "log1p", "fmod", "abs",
@@ -271,7 +272,11 @@ class Load(Expr):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Call(Expr):
-    """A math function of CALLS; "reinterpret" gives the bits of its argument another type."""
+    """A math function of CALLS; "reinterpret" gives the bits of its argument another type.
+
+    NUM_THREADS has no arguments: how many threads run the blocks of a launch, where versions of it
+    are chosen (``ir.versions``).
+    """
 
     name: str
     args: tuple[Expr, ...]
@@ -507,6 +512,11 @@ def reinterpret(value: ExprLike, dtype: str) -> Expr:
     if a.dtype.bits != kind.bits or "bool" in (a.dtype, kind):
         raise TypeMismatch(expected=f"a value of {kind.bits} bits for {kind}", found=a.dtype)
     return a if a.dtype == kind else Call("reinterpret", (a,), kind)
+
+
+def num_threads() -> Expr:
+    """Return how many threads run the blocks of a launch; the oracle has one."""
+    return Call(NUM_THREADS, (), DType("int32"))
 
 
 def ceildiv(a: ExprLike, b: ExprLike) -> Expr | int:

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from tilecore.inference import few_rows
 from tilecore.inference.options import CpuOptions
-from tilecore.inference.plan import TileSource
+from tilecore.inference.plan import SUMS, TileSource
 from tilecore.inference.regions import gemm_extents
 from tilecore.inference.sources import Sources
 from tilecore.inference.uses import Context, Use, grouped, uses
@@ -27,7 +27,7 @@ from tilecore.ir.expr import Var
 from tilecore.ir.nodes import Buffer, Gemm, If, KernelLaunch, PrimFunc, Seq, Stmt
 from tilecore.ir.versions import Ranges
 from tilecore.ir.visitor import walk
-from tilecore.passes import live_rows
+from tilecore.passes import live_rows, wide_blocks
 from tilecore.passes.long_steps import with_long_steps
 from tilecore.target import Target
 
@@ -58,22 +58,30 @@ class _Versions:
         gemms = [s for s in walk(stmt) if isinstance(s, Gemm)]
         if not gemms:
             return stmt
-        found = self._for_few(stmt, self.ranges)
-        if found is not None:
-            return found
+        known = self._for_few(stmt, self.ranges)
+        if known is not None:
+            return self._in_blocks(known, self.ranges)
         for dimension, tallest in self._rows_of(stmt, gemms):
             for number in (n for n in FEW if n <= tallest):
                 found = self._version(stmt, dimension, number)
                 if found is not None:
-                    few = If(dimension <= number, replace(found), stmt, stmt.span)
+                    few = If(dimension <= number, found, stmt, stmt.span)
                     one = self._version(stmt, dimension, 1)
-                    return few if one is None else If(dimension <= 1, replace(one), few, stmt.span)
+                    return few if one is None else If(dimension <= 1, one, few, stmt.span)
         return stmt
 
-    def _version(self, launch: KernelLaunch, dimension: Var, most: int) -> KernelLaunch | None:
+    def _version(self, launch: KernelLaunch, dimension: Var, most: int) -> Stmt | None:
         """Return the launch for at most so many elements along a dimension; None: it has none."""
         ranges = {**self.ranges, dimension: (0, most)}
-        return self._for_few(live_rows.cut(launch, ranges), ranges)
+        found = self._for_few(live_rows.cut(launch, ranges), ranges)
+        return None if found is None else self._in_blocks(replace(found), ranges)
+
+    def _in_blocks(self, launch: KernelLaunch, ranges: Ranges) -> Stmt:
+        """Return the launch in the blocks that suit its products, perhaps in versions."""
+        by_buffer, sources = _sources(launch, ranges)
+        forms = self._forms(launch, by_buffer, sources)
+        in_place = [gemm for gemm, form in forms.items() if form == SUMS]
+        return wide_blocks.widened(launch, in_place, sources) or launch
 
     def _for_few(self, launch: KernelLaunch, ranges: Ranges) -> KernelLaunch | None:
         """Return the launch as it suits products of few rows; None: it has none."""

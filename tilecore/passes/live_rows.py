@@ -81,12 +81,13 @@ def cut(launch: KernelLaunch, ranges: Ranges) -> KernelLaunch:
     return shorter
 
 
-def _extent(axis: Axis) -> int | None:
+def axis_extent(axis: Axis) -> int | None:
+    """Return how long an axis is, None if that is not known."""
     thing, position = axis
     return int_value((thing.shape if isinstance(thing, Buffer) else thing.extents)[position])
 
 
-def _spans(region: Region, axis: int) -> bool:
+def spans(region: Region, axis: int) -> bool:
     """Return whether a region has all that its tile has along an axis."""
     size = int_value(region.buffer.shape[axis])
     is_whole = int_value(region.offsets[axis]) == 0 and int_value(region.extents[axis]) == size
@@ -122,7 +123,7 @@ def _folded(stmt: Reduce | Scan) -> list[Pair] | None:
     return [(stmt.src, s, stmt.dst, d) for s, d in zip(sources, targets, strict=True)]
 
 
-def _pairs(stmt: Stmt) -> list[Pair] | None:
+def pairs_of(stmt: Stmt) -> list[Pair] | None:
     """Return the axes that a tile op runs through together, of what it reads and of what it sets.
 
     None: that is not told.
@@ -161,7 +162,7 @@ class _Rows:
         """Return the axes that are longer than what is read, with the number of rows read."""
         found: dict[Axis, int] = {}
         for axis in self.leader:
-            count, extent = self.read[self._leader(axis)], _extent(axis)
+            count, extent = self.read[self._leader(axis)], axis_extent(axis)
             if count is not None and extent is not None and max(1, count) < extent:
                 found[axis] = max(1, count)
         return found
@@ -174,7 +175,7 @@ class _Rows:
             thing, position = axis
             # Lanes run along the last axis of a tile: shorter ones are not worth it.
             is_last = isinstance(thing, Buffer) and 0 < position == thing.ndim - 1
-            is_kept = is_last or thing in self.kept or _extent(axis) is None
+            is_kept = is_last or thing in self.kept or axis_extent(axis) is None
             self.read[axis] = None if is_kept else 0
         while self.leader[axis] != axis:
             axis = self.leader[axis]
@@ -190,7 +191,7 @@ class _Rows:
     def need(self, axis: Axis, count: int | None) -> None:
         """Note that the first ``count`` rows along an axis are read; None: that all may be."""
         leader = self._leader(axis)
-        before, extent = self.read[leader], _extent(axis)
+        before, extent = self.read[leader], axis_extent(axis)
         is_all = before is None or count is None or extent is None or count >= extent
         self.read[leader] = None if is_all else max(before or 0, count or 0)
 
@@ -233,8 +234,8 @@ class _Rows:
         while isinstance(index, Cast):
             index = index.a
         loop = self.loops.get(index) if isinstance(index, Var) else None
-        extent = None if loop is None else _extent(loop)
-        return loop if extent is not None and extent == _extent((buffer, axis)) else None
+        extent = None if loop is None else axis_extent(loop)
+        return loop if extent is not None and extent == axis_extent((buffer, axis)) else None
 
     def _effect(self, stmt: Stmt, context: Context) -> None:
         """Note what is needed for what a statement does."""
@@ -271,7 +272,7 @@ class _Rows:
             self.need(loop, count)
 
     def _tile_op(self, stmt: Stmt, context: Context) -> None:
-        pairs = _pairs(stmt)
+        pairs = pairs_of(stmt)
         if pairs is None:
             self._keep(stmt)
             return
@@ -285,14 +286,14 @@ class _Rows:
 
     def _pair(self, pair: Pair, context: Context) -> None:
         source, i, target, j = pair
-        if _spans(source, i) and _spans(target, j):
+        if spans(source, i) and spans(target, j):
             self.tie((source.buffer, i), (target.buffer, j))
-        elif _spans(source, i) and target.buffer.scope == "global":
+        elif spans(source, i) and target.buffer.scope == "global":
             rest = _rest(target.buffer.shape[j], target.offsets[j], context)
             self.need((source.buffer, i), rest)
         else:
             self._read(source, i, context)
-            if not _spans(target, j):
+            if not spans(target, j):
                 self._read(target, j, context)
 
     def _read(self, region: Region, axis: int, context: Context) -> None:
@@ -374,9 +375,9 @@ class _Cut(Rebuilder):
 
     def _tile_op(self, stmt: TileOp) -> Stmt:
         extents = {id(region): list(region.extents) for region in regions(stmt)}
-        for pair in _pairs(stmt) or ():
+        for pair in pairs_of(stmt) or ():
             sides = (pair[:2], pair[2:])
-            counts = [self.live.get((r.buffer, axis)) for r, axis in sides if _spans(r, axis)]
+            counts = [self.live.get((r.buffer, axis)) for r, axis in sides if spans(r, axis)]
             count = min((n for n in counts if n is not None), default=None)
             if count is not None:
                 for region, axis in sides:

@@ -38,6 +38,7 @@ from tilecore.target import Target
 SUM = "tilecore_sum_of_four"
 AT_ONCE = 4  # sums whose lanes are added up together
 HIGH_HALF = -0x10000
+LONG_BYTES = 8 << 10  # of rows of b that a core's fetchers follow by themselves
 FETCHED_LINES = 2048  # of cache, of rows ahead: a core's own caches keep those in use beside them
 
 
@@ -284,7 +285,10 @@ class SumsLowering(FewRowsLowering):
 
     def _fetch_next_rows(self, column: Any, count: int) -> None:
         """Fetch what the next pass reads at these columns; more rows would be in its way."""
-        size = self.lanes * DType(self.b_place.storage.dtype).itemsize
+        itemsize = DType(self.b_place.storage.dtype).itemsize
+        if self.plan.n * itemsize >= LONG_BYTES:
+            return
+        size = self.lanes * itemsize
         for step in range(self.pass_depth, 2 * self.pass_depth):
             for j in range(0, count, max(1, CACHE_LINE_BYTES // size)):
                 place = self.b.at(add(self.k, step), add(column, j * self.lanes))

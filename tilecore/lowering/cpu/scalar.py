@@ -19,7 +19,19 @@ from tvm import tirx as tir
 
 from tilecore.errors import UnsupportedOnTarget
 from tilecore.ir.dtype import DType
-from tilecore.ir.expr import ROUNDED, Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var
+from tilecore.ir.expr import (
+    NUM_THREADS,
+    ROUNDED,
+    Binary,
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Select,
+    Unary,
+    Var,
+)
 from tilecore.lowering import rounding
 from tilecore.lowering.cpu import float8, vector_math
 from tilecore.lowering.cpu.division import divide
@@ -304,6 +316,8 @@ _TIR_CALLS: dict[str, Callable[[Any], Any]] = {
 
 
 def _call(expr: Call, scope: Scope) -> Any:
+    if expr.name == NUM_THREADS:
+        return tir.call_pure_extern("int32", "tilecore_threads")
     lanes, kind = _lanes(expr, scope), value_type(expr.dtype)
     args = [widen(lower(a, scope), a, scope, lanes) for a in expr.args]
     if expr.name == "reinterpret":
