@@ -2,8 +2,8 @@
 
 A block of the 128 columns that suit a GPU's tile reads a row of weights stored as (K, N) in a piece
 of 256 or 512 bytes, each in another page of memory, where the fetchers of a core begin anew. A
-product of few rows does little else than read them: one block of 1024 columns in place of eight
-takes 0.5 to 0.7 of the time (benchmarks/results/wide_blocks_zen3_2026-11-26.md).
+product of few rows does little else than read them: wider blocks take 0.37 to 0.71 of the time
+(benchmarks/results/wide_blocks_zen3_2026-11-26.md).
 
 Columns are joined where each is computed on its own: axes that statements run through together,
 index by index, are as long as a block is wide, and what says where a column lies in a tensor says
