@@ -139,6 +139,28 @@ def test_kernels_that_were_called_before_torch_came():
     assert found == "True True"
 
 
+def test_kernels_know_how_many_threads_there_are():
+    """With torch and without: it decides between versions of a launch."""
+    gemm = kernels.get("gemm")
+    problem = gemm.parse_problem({"m": 300, "n": 400, "k": 50})
+    artifact = compile(gemm.program(problem, dict(gemm.default_config())))
+    found = run(
+        "import ctypes, sys",
+        "sys.modules['torch'] = None  # not installed; tvm_ffi would import it",
+        "from tilecore.runtime import load, set_num_threads",
+        f"kernel = load({str(artifact.path)!r})",
+        f"library = ctypes.CDLL({str(artifact.library)!r})",
+        "print(library.tilecore_threads())",
+        "set_num_threads(1)",
+        "print(library.tilecore_threads())",
+        "del sys.modules['torch']",
+        "import torch",
+        f"kernel = load({str(artifact.path)!r})",
+        "print(library.tilecore_threads())",
+    )
+    assert [int(n) for n in found.split()] == [CORES, 1, 1]
+
+
 def test_a_forked_child_has_threads_of_its_own():
     """OpenMP would wait in it for threads that the parent has."""
     found = run(

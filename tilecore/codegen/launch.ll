@@ -24,7 +24,7 @@ define i32 @tilecore_team(i32 %threads) {
   ret i32 0
 }
 
-; How many threads run a grid; before it is told of any, many.
+; How many threads run a grid; many, as long as nobody told.
 define i32 @tilecore_threads() {
 entry:
   %pool = load ptr, ptr @pool

@@ -41,6 +41,8 @@ class LoadedKernel:
         self._common: frozenset[type] = frozenset()  # types that the entry looks at
         self._knows_torch = False
         self._meet_torch()
+        if not self._knows_torch:
+            use_threads_of_torch(artifact.library)  # there are none, but it learns so
 
     def __call__(self, *arguments: Any) -> None:
         """Run the kernel; output tensors are written in place.

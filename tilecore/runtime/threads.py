@@ -29,6 +29,9 @@ class Pool(ctypes.Structure):
     )  # fmt: skip
 
 
+_ALONE = Pool(None, None, None, None, 1)  # for libraries without torch: tells the number alone
+
+
 @dataclass(slots=True)
 class Shared:
     """Threads of an OpenMP runtime, and how it starts them."""
@@ -40,18 +43,21 @@ class Shared:
 def join(library: Path, cores: int) -> bool:
     """Let a loaded kernel library run its grids on torch's threads; return whether it can.
 
+    Where it cannot, it is told how many threads of TVM's there are.
+
     Args:
         library: loaded in this process, and to stay so.
         cores: that kernels use; later ``resize`` says how many.
     """
-    found = _openmp()
-    if found is None:
-        return False
+    found = _openmp() if sys.modules.get("torch") is not None else None
     handle = ctypes.CDLL(str(library))
     try:
         slot, launch = ctypes.c_void_p.in_dll(handle, SLOT), handle[LAUNCH]
-        handle[JOIN](ctypes.byref(found.pool))
+        handle[JOIN](ctypes.byref(_ALONE if found is None else found.pool))
     except (AttributeError, ValueError):  # it has no grid
+        return False
+    if found is None:
+        _ALONE.cores = cores
         return False
     address = ctypes.cast(launch, ctypes.c_void_p).value
     if slot.value != address:
@@ -60,7 +66,8 @@ def join(library: Path, cores: int) -> bool:
 
 
 def resize(cores: int) -> None:
-    """Set how many of torch's threads kernels use."""
+    """Set how many threads kernels use."""
+    _ALONE.cores = cores
     found = _openmp() if _has_torch() else None
     if found is not None:
         found.pool.cores = cores
