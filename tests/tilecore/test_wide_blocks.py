@@ -279,6 +279,14 @@ def bias_of_blocks(bx, c, s, r, S, Y):
 
 
 @T.macro
+def rows_by_block(bx, c, s, r, S, Y):
+    T.copy(S[bx : bx + ROWS], r)
+    for i, j in T.Parallel(ROWS, COLUMNS):
+        c[i, j] += r[i]
+    T.copy(c, Y[0, bx * COLUMNS])
+
+
+@T.macro
 def half_of_a_tile(bx, c, s, r, S, Y):
     T.fill(c[:, 0:64], 1)
     T.copy(c, Y[0, bx * COLUMNS])
@@ -313,6 +321,9 @@ APART = {
     by_column_of_block: lambda c, s: out_of_blocks(in_blocks(c) + IN_BLOCK),
     some_blocks: lambda c, s: out_of_blocks(in_blocks(c) * (IN_GRID % 2 * 2 - 1)),
     bias_of_blocks: lambda c, s: out_of_blocks(in_blocks(c) + s[:COLUMNS]),
+    rows_by_block: lambda c, s: out_of_blocks(
+        in_blocks(c) + s[torch.arange(ROWS)[:, None] + torch.arange(BLOCKS)][..., None]
+    ),
     half_of_a_tile: lambda c, s: out_of_blocks(torch.where(IN_BLOCK < 64, 1.0, in_blocks(c))),
     half_of_a_nest: lambda c, s: out_of_blocks(torch.where(IN_BLOCK < 64, 1.0, in_blocks(c))),
     once_per_column_of_a_loop: lambda c, s: c * 2,
@@ -418,7 +429,7 @@ def test_columns_that_no_block_takes(check, finish, blocks) -> None:
     check(func, [a, b, s], wanted, into=torch.full((ROWS, N), 7.0))
 
 
-@pytest.mark.parametrize("end", [N - 128, N - 100, N])
+@pytest.mark.parametrize("end", [N - 100, N, N + 100])  # blocks end at 5020
 def test_an_output_that_ends_before_the_blocks(check, end) -> None:
     func = finished(stored_before, (ROWS, end))
     a, b, s = operands()
