@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +18,32 @@ import torch
 
 from benchmarks.cpu import interleaved
 from tilecore import runtime
+from tilecore.artifact import ArtifactStore
+from tilecore.compiler import compile
+from tilecore.ir.nodes import PrimFunc
 
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Case:
+    """A program of an element type with its inputs, the exact result, and torch's call.
+
+    The program's output comes last, of ``out_type``.
+    """
+
+    label: str
+    dtype: str
+    program: PrimFunc
+    inputs: Sequence[torch.Tensor]
+    exact: torch.Tensor
+    rival: Callable[[], Any]
+    out_type: torch.dtype
+
+    @property
+    def tolerance(self) -> float:
+        """How far off a result may be, of its largest element."""
+        return 1e-5 if self.dtype == "float32" else 2e-2
 
 
 def options(document: str | None) -> argparse.ArgumentParser:
@@ -45,6 +74,33 @@ def timed(label: str, calls: Mapping[str, Callable[[], Any]], rounds: int, width
         flush=True,
     )
     return {"label": label, **row}
+
+
+def before_and_now(
+    cases: Iterable[Case],
+    given: argparse.Namespace,
+    without: Callable[[], AbstractContextManager[Any]],
+    width: int,
+) -> list[Row]:
+    """Return the medians of cases; "before" is what is compiled where ``without`` is entered."""
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        now, before = (ArtifactStore(Path(folder) / name) for name in ("now", "before"))
+        for case in cases:
+            if not re.search(given.match, case.label):
+                continue
+            kernels = {"ours": compile(case.program, store=now)}
+            with without():
+                kernels["before"] = compile(case.program, store=before)
+            calls: dict[str, Callable[[], Any]] = {"torch": case.rival}
+            for name, kernel in kernels.items():
+                out = torch.empty(case.exact.shape, dtype=case.out_type)
+                calls[name] = partial(runtime.load(kernel), *case.inputs, out)
+                calls[name]()
+                error = (out.double() - case.exact).abs().max() / case.exact.abs().max()
+                assert error.item() < case.tolerance, (case.label, name, error)
+            found.append(timed(case.label, calls, given.rounds, width))
+    return found
 
 
 def write(rows: Sequence[Row], path: Path | None) -> None:

@@ -10,21 +10,14 @@ medians, taken by turns in one process. Every result is compared with float64's.
 
 from __future__ import annotations
 
-import re
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import torch
 
 import tilecore.language as T
-from benchmarks.against_torch import one_thread, options, timed, write
-from tilecore import runtime
-from tilecore.artifact import ArtifactStore
-from tilecore.compiler import compile
+from benchmarks.against_torch import Case, before_and_now, one_thread, options, write
 from tilecore.ir.nodes import PrimFunc
 from tilecore.passes import live_rows
 
@@ -115,67 +108,46 @@ def token(k: int, n: int, dtype: str) -> PrimFunc:
     return main
 
 
-Case = tuple[str, str, PrimFunc, list[torch.Tensor], torch.Tensor, Callable[[], Any]]
+def token_case(k_size: int, n: int, dtype: str) -> Case:
+    """Return a token's product with weights of a type."""
+    kind = getattr(torch, dtype)
+    x, w = torch.randn(k_size).to(kind), torch.randn(k_size, n).to(kind)
+    return Case(
+        f"{dtype} token, ({k_size}, {n}) weights", dtype, token(k_size, n, dtype), [x.float(), w],
+        x.double() @ w.double(), partial(torch.mv, w.T, x), torch.float32,
+    )  # fmt: skip
+
+
+def decoding_case(batch: int, keys: int, dtype: str) -> Case:
+    """Return attention of one query per sequence."""
+    kind = getattr(torch, dtype)
+    q = torch.randn(batch, HEADS, DIM).to(kind)
+    k, v = (torch.randn(batch, keys, GROUPS, DIM).to(kind) for _ in range(2))
+    given = [q[:, :, None], k.transpose(1, 2), v.transpose(1, 2)]
+    attention = partial(torch.nn.functional.scaled_dot_product_attention, enable_gqa=True)
+    exact = attention(*(x.double() for x in given))[:, :, 0]
+    return Case(
+        f"{dtype} decoding, {batch} x {keys} keys", dtype, decoding(batch, keys, dtype),
+        [q, k, v], exact, partial(attention, *given), kind,
+    )  # fmt: skip
 
 
 def cases() -> Iterator[Case]:
-    """Yield label, element type, program, inputs, the exact result, and torch's call."""
+    """Yield decoding, and tokens."""
     for dtype in ("float16", "bfloat16", "float32"):
-        kind = getattr(torch, dtype)
         for batch, keys in ((1, 8192), (8, 1024)):
-            q = torch.randn(batch, HEADS, DIM).to(kind)
-            k, v = (torch.randn(batch, keys, GROUPS, DIM).to(kind) for _ in range(2))
-            given = [q[:, :, None], k.transpose(1, 2), v.transpose(1, 2)]
-            attention = partial(torch.nn.functional.scaled_dot_product_attention, enable_gqa=True)
-            label = f"{dtype} decoding, {batch} x {keys} keys"
-            exact = attention(*(x.double() for x in given))[:, :, 0]
-            yield (
-                label,
-                dtype,
-                decoding(batch, keys, dtype),
-                [q, k, v],
-                exact,
-                partial(attention, *given),
-            )
+            yield decoding_case(batch, keys, dtype)
     for dtype in ("bfloat16", "float32"):
-        kind = getattr(torch, dtype)
         for k_size, n in ((2048, 4096), (4096, 2048)):
-            x, w = torch.randn(k_size).to(kind), torch.randn(k_size, n).to(kind)
-            exact = x.double() @ w.double()
-            label = f"{dtype} token, ({k_size}, {n}) weights"
-            yield (
-                label,
-                dtype,
-                token(k_size, n, dtype),
-                [x.float(), w],
-                exact,
-                partial(torch.mv, w.T, x),
-            )
+            yield token_case(k_size, n, dtype)
 
 
 def main() -> None:
     """Time every program both ways and its rival, print, write."""
     args = options(__doc__).parse_args()
     one_thread()
-    found = []
-    with tempfile.TemporaryDirectory() as folder:
-        for label, dtype, program, inputs, exact, rival in cases():
-            if not re.search(args.match, label):
-                continue
-            kernels = {"ours": compile(program, store=ArtifactStore(Path(folder) / "now"))}
-            with mock.patch.object(live_rows, "cut", lambda launch, _: launch):
-                store = ArtifactStore(Path(folder) / "before")
-                kernels["before"] = compile(program, store=store)
-            out_type = torch.float32 if exact.ndim == 1 else getattr(torch, dtype)
-            calls: dict[str, Callable[[], Any]] = {"torch": rival}
-            for name, kernel in kernels.items():
-                out = torch.empty(exact.shape, dtype=out_type)
-                calls[name] = partial(runtime.load(kernel), *inputs, out)
-                calls[name]()
-                error = ((out.double() - exact).abs().max() / exact.abs().max()).item()
-                assert error < (1e-5 if dtype == "float32" else 2e-2), (label, name, error)
-            found.append(timed(label, calls, args.rounds, 38))
-    write(found, args.json)
+    without = partial(mock.patch.object, live_rows, "cut", lambda launch, _: launch)
+    write(before_and_now(cases(), args, without, 38), args.json)
 
 
 if __name__ == "__main__":
