@@ -58,9 +58,9 @@ class _Versions:
         gemms = [s for s in walk(stmt) if isinstance(s, Gemm)]
         if not gemms:
             return stmt
-        known = self._for_few(stmt, self.ranges)
-        if known is not None:
-            return self._in_blocks(known, self.ranges)
+        found = self._for_few(stmt, self.ranges)
+        if found is not None:
+            return found
         for dimension, tallest in self._rows_of(stmt, gemms):
             for number in (n for n in FEW if n <= tallest):
                 found = self._version(stmt, dimension, number)
@@ -73,35 +73,34 @@ class _Versions:
     def _version(self, launch: KernelLaunch, dimension: Var, most: int) -> Stmt | None:
         """Return the launch for at most so many elements along a dimension; None: it has none."""
         ranges = {**self.ranges, dimension: (0, most)}
-        found = self._for_few(live_rows.cut(launch, ranges), ranges)
-        return None if found is None else self._in_blocks(replace(found), ranges)
+        return self._for_few(replace(live_rows.cut(launch, ranges)), ranges)
 
-    def _in_blocks(self, launch: KernelLaunch, ranges: Ranges) -> Stmt:
-        """Return the launch in the blocks that suit its products, perhaps in versions."""
-        by_buffer, sources = _sources(launch, ranges)
-        forms = self._forms(launch, by_buffer, sources)
-        in_place = [gemm for gemm, form in forms.items() if form == SUMS]
-        return wide_blocks.widened(launch, in_place, sources) or launch
-
-    def _for_few(self, launch: KernelLaunch, ranges: Ranges) -> KernelLaunch | None:
-        """Return the launch as it suits products of few rows; None: it has none."""
+    def _for_few(self, launch: KernelLaunch, ranges: Ranges) -> Stmt | None:
+        """Return the launch as it suits products of few rows, perhaps in versions; None: not so."""
         gemms = [s for s in walk(launch) if isinstance(s, Gemm)]
         by_buffer, sources = _sources(launch, ranges)
         if all(few_rows.most_rows(gemm, sources) > FEW[0] for gemm in gemms):
             return None
         longer = with_long_steps(launch, ranges)
-        if longer is not None and self._forms(longer, *_sources(longer, ranges)):
-            return longer
-        return launch if self._forms(launch, by_buffer, sources) else None
+        if longer is not None:
+            found = self._in_blocks(longer, *_sources(longer, ranges))
+            if found is not None:
+                return found
+        return self._in_blocks(launch, by_buffer, sources)
 
-    def _forms(
+    def _in_blocks(
         self,
         launch: KernelLaunch,
         by_buffer: Mapping[Buffer, Sequence[Use]],
         sources: Mapping[Buffer, TileSource],
-    ) -> Mapping[Gemm, str]:
+    ) -> Stmt | None:
+        """Return the launch in the blocks that suit its products of few rows; None: it has none."""
         gemms = [s for s in walk(launch) if isinstance(s, Gemm)]
-        return few_rows.choose(gemms, by_buffer, sources, launch, self.target, self.options)
+        forms = few_rows.choose(gemms, by_buffer, sources, launch, self.target, self.options)
+        if not forms:
+            return None
+        sums = [gemm for gemm, form in forms.items() if form == SUMS]
+        return wide_blocks.widened(launch, sums, sources) or launch
 
     def _rows_of(self, launch: KernelLaunch, gemms: Sequence[Gemm]) -> Iterator[tuple[Var, int]]:
         """Yield the dimensions that rows of a product run along, and the rows of its tile."""

@@ -18,7 +18,7 @@ from tilecore.assertion import parse_failure
 from tilecore.errors import AliasError, ArgumentError, ArtifactError, UnknownTarget
 from tilecore.ir.dtype import DType
 from tilecore.runtime import dims
-from tilecore.runtime.library import load_library, use_threads_of_torch
+from tilecore.runtime.library import join_threads, load_library
 from tilecore.runtime.native import ENTRY, table_of
 from tilecore.runtime.quick import QuickCheck, QuickChecks, quick_check
 from tilecore.runtime.tensor import TensorView, view
@@ -42,7 +42,7 @@ class LoadedKernel:
         self._knows_torch = False
         self._meet_torch()
         if not self._knows_torch:
-            use_threads_of_torch(artifact.library)  # there are none, but it learns so
+            join_threads(artifact.library)
 
     def __call__(self, *arguments: Any) -> None:
         """Run the kernel; output tensors are written in place.
@@ -72,7 +72,7 @@ class LoadedKernel:
         torch = sys.modules.get("torch")
         if torch is not None:
             self._quick, self._knows_torch = quick_check(self.parameters, torch), True
-            use_threads_of_torch(self.artifact.library)
+            join_threads(self.artifact.library)
             if self._checked is not None:
                 self._common = frozenset((torch.Tensor, torch.nn.Parameter, int, float, bool))
 

@@ -54,8 +54,8 @@ def load_library(path: Path, entry: str) -> tuple[Any, Any]:
         raise ArtifactError(path=path, reason=str(error).splitlines()[-1]) from error
 
 
-def use_threads_of_torch(library: Path) -> None:
-    """Let a loaded kernel library run its grids on torch's threads, where that is possible."""
+def join_threads(library: Path) -> None:
+    """Let a loaded library run its grids on torch's threads, where there are, and know how many."""
     if threads.join(library, num_threads()):
         _fork_apart()
 

@@ -29,7 +29,7 @@ class Pool(ctypes.Structure):
     )  # fmt: skip
 
 
-_ALONE = Pool(None, None, None, None, 1)  # for libraries without torch: tells the number alone
+_ALONE = Pool(None, None, None, None, 1)  # without torch: TVM's launch, and how many threads
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ def join(library: Path, cores: int) -> bool:
         library: loaded in this process, and to stay so.
         cores: that kernels use; later ``resize`` says how many.
     """
-    found = _openmp() if sys.modules.get("torch") is not None else None
+    found = _openmp() if _has_torch() else None
     handle = ctypes.CDLL(str(library))
     try:
         slot, launch = ctypes.c_void_p.in_dll(handle, SLOT), handle[LAUNCH]
