@@ -329,7 +329,10 @@ class ModelRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewStudy:
-    """A study to be stored; ``space`` holds parameters, conditions, default and size."""
+    """A study to be stored.
+
+    ``space`` holds parameters, conditions, default and size, and the studies that it learns from.
+    """
 
     name: str
     space: Mapping[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 NAMES = Path(__file__).with_suffix(".toml")
@@ -29,7 +29,7 @@ def plain(name: str) -> str:
     return re.sub(r"(?<!\d)-|-(?!\d)", "", words)  # numbers stay apart
 
 
-@cache
+@lru_cache(maxsize=1024)  # names come from clients, too
 def architecture_of(name: str) -> Architecture | None:
     """Return the architecture of a GPU's name ("NVIDIA RTX A4000", "RTX_2080_Ti"), or of its own.
 

@@ -4,6 +4,8 @@ import pytest
 
 from recommender.gpu_names import STRANGER, architecture_of, steps_between
 from recommender.hardware import load_profile, nearest_profile, profile_names
+from tilecore.amd_target import amd_targets
+from tilecore.gpu_target import gpu_targets
 
 
 @pytest.mark.parametrize(
@@ -44,6 +46,13 @@ def test_profiles_are_of_the_architecture_that_their_names_tell():
             found = architecture_of(name)
             assert found is not None, name
             assert profile.arch.rstrip("a") == found.arch.rstrip("a"), name
+
+
+@pytest.mark.parametrize("target", [*gpu_targets().values(), *amd_targets().values()], ids=str)
+def test_devices_that_the_compiler_knows_are_of_its_architecture(target):
+    found = architecture_of(target.device)
+    assert found is not None
+    assert found.arch.rstrip("a") == target.arch.rstrip("a")
 
 
 @pytest.mark.parametrize(

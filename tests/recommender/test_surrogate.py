@@ -45,12 +45,6 @@ def test_evidence_that_is_right_is_followed_and_what_is_wrong_is_left():
     assert np.median(TRUTH[alone]) < 0.3
 
 
-def test_from_scratch_the_fast_are_told_apart_though_most_is_slow():
-    log_time = np.where(TRUTH < 0.1, TRUTH, 5.0 + TRUTH)  # 6 % of the candidates are fast
-    picks = [int(np.argmin(s)) for s in members(told(80, log_time=log_time), count=8)]
-    assert np.median(log_time[picks]) < 0.1
-
-
 def test_places_are_ranks_and_failures_come_last():
     seen = Told(np.arange(5), np.array([2.0, np.nan, 0.5, 9.0, np.nan]))
     assert seen.places.tolist() == [0.25, 1.0, 0.0, 0.5, 1.0]
