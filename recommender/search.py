@@ -182,7 +182,7 @@ class ModelGuidedSearch:
     def _scores(
         self, count: int, landscape: Landscape, seen: Observations, rng: np.random.Generator
     ) -> Iterator[np.ndarray]:
-        """Yield how slow every row is as each member sees it: by the prior at first."""
+        """Yield the log time of every row as each member sees it: the prior's at first."""
         prior = np.log(landscape.prior_s)
         if len(seen.times_s) < MIN_ROWS or not seen.good:
             yield prior

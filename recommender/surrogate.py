@@ -4,9 +4,7 @@ Each member sees a bootstrap of what was told, so that its best candidate is one
 the best: a batch takes a pick of each (Thompson sampling). A member is a line through what was
 known before (other devices, a model), whose slopes are drawn from their posterior, and trees on
 what the line leaves. The trees learn the head of the times only: how slow the slow ones are says
-nothing of the fast, and takes splits away from them. Where nothing was known before, trees learn
-the places of what was told among each other: from scratch most of it is far from fast, and the
-head of that is no head.
+nothing of the fast, and takes splits away from them.
 """
 
 from __future__ import annotations
@@ -45,13 +43,6 @@ class Told:
         """Which of them have a time."""
         return ~np.isnan(self.log_time)
 
-    @property
-    def places(self) -> NDArray[np.float64]:
-        """The place of each among all, 0 the fastest; 1: it failed."""
-        order = np.argsort(np.argsort(self.log_time, kind="stable"), kind="stable")
-        found: NDArray[np.float64] = np.where(self.worked, order / max(1, len(order) - 1), 1.0)
-        return found
-
     def bootstrap(self, rng: np.random.Generator) -> Told:
         """Return as many drawn with replacement; all as they are if none drawn has a time."""
         drawn = rng.integers(len(self.rows), size=len(self.rows))
@@ -67,42 +58,27 @@ def plausible_times(
     members: Sequence[int],
     rng: np.random.Generator,
 ) -> Iterator[NDArray[np.float64]]:
-    """Yield how slow every candidate is as each member sees it.
-
-    That is a log time, or from scratch a place among what was told, 0 to 1.
+    """Yield the log time of every candidate as each member sees it.
 
     Args:
         told: at least MIN_ROWS of the cost model, at least one with a time.
-        evidence: log times by what was known before, a column per source; all alike: nothing was.
+        evidence: log times by what was known before, a column per source.
         features: a row per candidate.
         members: numbers of members; number 0 sees everything as it was told.
         rng: of bootstraps, slopes and trees.
     """
-    is_from_scratch = bool((evidence == evidence[0]).all())
     for number in members:
         seen = told if number == 0 else told.bootstrap(rng)
-        if is_from_scratch:
-            yield _learned(features, seen.rows, seen.places, rng)
-            continue
         line = _line(seen, evidence, rng if number else None)
         limit = float(np.nanquantile(seen.log_time, HEAD))
         reference = np.minimum(line, limit)
         target = np.where(seen.worked, np.minimum(seen.log_time, limit), limit + FAILURE_PENALTY)
-        left = _learned(features, seen.rows, target - reference[seen.rows], rng)
-        yield reference + left + TIE * line
-
-
-def _learned(
-    features: NDArray[Any], rows: NDArray[np.intp], target: NDArray[np.float64],
-    rng: np.random.Generator,
-) -> NDArray[np.float64]:  # fmt: skip
-    """Return what trees that learn ``target`` of some rows say of all."""
-    model = CostModel.fit(
-        features[rows], target, np.zeros(len(target)), feature_schema="session",
-        seed=int(rng.integers(1 << 30)), rounds=ROUNDS, rate=RATE, with_interval=False,
-    )  # fmt: skip
-    found: NDArray[np.float64] = np.log(model.predict(features).factor)
-    return found
+        model = CostModel.fit(
+            features[seen.rows], target - reference[seen.rows], np.zeros(len(target)),
+            feature_schema="session", seed=int(rng.integers(1 << 30)), rounds=ROUNDS, rate=RATE,
+            with_interval=False,
+        )  # fmt: skip
+        yield reference + np.log(model.predict(features).factor) + TIE * line
 
 
 def _line(

@@ -45,11 +45,6 @@ def test_evidence_that_is_right_is_followed_and_what_is_wrong_is_left():
     assert np.median(TRUTH[alone]) < 0.3
 
 
-def test_places_are_ranks_and_failures_come_last():
-    seen = Told(np.arange(5), np.array([2.0, np.nan, 0.5, 9.0, np.nan]))
-    assert seen.places.tolist() == [0.25, 1.0, 0.0, 0.5, 1.0]
-
-
 def test_where_candidates_fail_others_are_preferred():
     fails = GRID[:, 0] >= 16  # the fastest of all among them
     times = np.where(fails, np.nan, TRUTH)
