@@ -12,6 +12,8 @@ GEMM on this host with an API key (needed, so that its check is in the figures):
   each, as a run leaves them (records made up by the analytic model).
 - one record: the same with one measurement each: the rest of the list has to be worked out.
 - cold: questions never measured, each asked once; the space has tens of thousands of configs.
+- beside a run, beside a near run: 200 questions with one measurement each, again and again, while a
+  run stores ten measurements per second: of another, larger GEMM, or of one amid the questions.
 
 With `--requests N` it sends N requests of every kind instead (`mixed_requests.py`: answers from
 memory, from the database and cold ones, pages and files of the log, runs, studies, keys, bad input)
@@ -36,15 +38,19 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import fastapi
+import numpy as np
 import psutil
 from mixed_requests import Client, drive
 
@@ -58,6 +64,11 @@ from tuner_service.wiring import open_store
 
 MEASURED, TUNED, FIRST_ROW = 4000, 8000, 64
 CLIENTS = 4
+AGAIN, RUN_PER_S = 200, 10.0  # questions that are asked again and again; measurements beside them
+RUNS = {
+    "beside a run": {"m": 8192, "n": 4096, "k": 4096},
+    "beside a near run": {"m": FIRST_ROW + AGAIN // 2, "n": 512, "k": 1024},
+}
 SCRIPT = """
 local asked = {first}
 request = function()
@@ -103,6 +114,39 @@ def fill(
             for rank, config in enumerate(configs)
         ]  # fmt: skip
     store.add_all(found)
+
+
+@contextmanager
+def running(store: Any, problem: dict[str, Any]) -> Iterator[None]:
+    """Store measurements as a run does that tries random configs: sometimes a faster one."""
+    question = understand(store, "gemm", problem)
+    space = SearchSpace.build(
+        question.definition, dict(question.workload.problem), question.hardware
+    )
+    rng, ended = np.random.default_rng(5), threading.Event()
+
+    def store_some() -> None:
+        began, count = time.monotonic(), 0
+        while not ended.wait(max(0.0, began + count / RUN_PER_S - time.monotonic())):
+            time_s = 1e-3 * float(rng.lognormal(1.0, 0.5))
+            store.add(
+                Measurement(
+                    workload=question.workload, config=space.config(int(rng.integers(len(space)))),
+                    hardware=question.hardware, toolchain=question.toolchain,
+                    program_digest=question.program_digest, protocol=Protocol.SCREEN, threads=1,
+                    status=MeasureStatus.OK, times_s=(time_s,) * 3,
+                    reference_times_s=(2e-3,) * 3, measured_at=datetime.now(UTC),
+                )
+            )  # fmt: skip
+            count += 1
+
+    thread = threading.Thread(target=store_some)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def memory_mib(process: psutil.Process) -> float:
@@ -187,7 +231,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--clients", default="1,2,8,64")
-    parser.add_argument("--answers", default="cache,database,one record,cold")
+    parser.add_argument("--answers", default=",".join(("cache,database,one record,cold", *RUNS)))
     parser.add_argument("--tuned", type=int, default=TUNED, help="questions that were tuned before")
     parser.add_argument("--requests", type=int, help="of every kind: memory instead of latency")
     parser.add_argument("--json", type=Path)
@@ -223,6 +267,9 @@ def main() -> None:
             "database": {"first": FIRST_ROW, "last": FIRST_ROW + given.tuned - 1, "n": 640},
             "one record": {"first": FIRST_ROW, "last": FIRST_ROW + MEASURED - 1, "n": 512},
             "cold": {"first": FIRST_ROW, "last": 1_000_000, "n": 768},
+            **{
+                kind: {"first": FIRST_ROW, "last": FIRST_ROW + AGAIN - 1, "n": 512} for kind in RUNS
+            },
         }
         try:
             for kind in given.answers.split(","):
@@ -230,11 +277,15 @@ def main() -> None:
                 for clients in map(int, given.clients.split(",")):
                     time.sleep(3)  # what clients of the last run left behind is worked out
                     load(url, SCRIPT.format(**(shape | {"first": 32, "last": 32}), key=key), 1, 1.0)
+                    run = running(store, RUNS[kind]) if kind in RUNS else nullcontext()
+                    if kind in RUNS:
+                        load(url, SCRIPT.format(**shape, key=key), 2, 5.0)
                     before = cpu_s(process)
-                    found = load(url, SCRIPT.format(**shape, key=key), clients, given.seconds)
+                    with run:
+                        found = load(url, SCRIPT.format(**shape, key=key), clients, given.seconds)
                     used = (b - a for a, b in zip(before, cpu_s(process), strict=True))
                     found["cpu_ms"], found["desk_cpu_ms"] = (1e3 * s / found["sent"] for s in used)
-                    if kind != "cache":  # the next run asks what this one did not
+                    if kind != "cache" and kind not in RUNS:  # the next asks what this one did not
                         found["asked_again"] = max(
                             0, shape["first"] + found["sent"] - shape["last"]
                         )

@@ -147,22 +147,17 @@ class Log:
 
     def nearest(
         self, workload: Workload, count: int, hardware: HardwareProfile | None = None,
-        known: Workloads | None = None, kept: Winners | None = None,
     ) -> Sequence[Measurement]:  # fmt: skip
         """Return the fastest of each device, toolchain and protocol, of near workloads.
 
         ``count`` of them, and of those measured on devices like ``hardware`` (``Near.winners``).
-
-        Args:
-            workload: what is asked about.
-            count: of workloads.
-            hardware: the device that it is asked for.
-            known: those to look among (``workloads``); None: those that there are now.
-            kept: what was found before, where the log has not changed since.
         """
-        kept = {} if kept is None else kept
-        near = Near(self._database, self._reader, workload.kernel, kept)
-        return near.winners(workload, known or self.workloads(workload.kernel), count, hardware)
+        known = self.workloads(workload.kernel)
+        return self.near(workload.kernel, {}).winners(workload, known, count, hardware)
+
+    def near(self, kernel: str, kept: Winners) -> Near:
+        """Return what looks up winners of a kernel; ``kept``: those known before that hold."""
+        return Near(self._database, self._reader, kernel, kept)
 
     def workloads(self, kernel: str) -> Workloads:
         """Return the workloads of a kernel."""

@@ -34,11 +34,16 @@ class Workloads:
 
 
 class Near:
-    """Looks up winners: of a workload the fastest OK of every device, toolchain and protocol."""
+    """Looks up winners: of a workload the fastest OK of every device, toolchain and protocol.
+
+    Attributes:
+        looked_at: ids of the workloads whose winners were asked for.
+    """
 
     def __init__(self, database: Database, reader: Reader, kernel: str, kept: Winners) -> None:
-        """Args: kept: winners of workloads, by their ids, as long as the log stays as it is."""
+        """Args: kept: winners of workloads, by their ids, as long as these stay as they are."""
         self._database, self._reader, self._kernel, self._kept = database, reader, kernel, kept
+        self.looked_at: set[int] = set()
         query = MeasurementQuery(kernel=kernel, winners=True)
         self._winners = fastest_records(Scope(query, database.engine.dialect.name).shape)
         self._workloads: dict[int, Workload] = {}
@@ -104,6 +109,7 @@ class Near:
 
     def _of(self, ids: Sequence[int]) -> list[Sequence[Measurement]]:
         """Return the winners of some workloads."""
+        self.looked_at.update(ids)
         found = {number: self._kept.get(number) for number in ids}
         missing = [number for number, winners in found.items() if winners is None]
         if missing:

@@ -1,10 +1,12 @@
-"""Snapshot: a store whose profiles and models are read once, for as long as they stay the same."""
+"""Snapshot: a store whose profiles, models and winners are read once, as long as they hold."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
-from typing import TypeVar, cast
+from typing import Self, TypeVar, cast
 
+from db.changes import Changes
 from db.near import Winners, Workloads
 from db.store import SqlStore
 from recommender.hardware import HardwareProfile
@@ -16,17 +18,39 @@ Found = TypeVar("Found")
 
 
 class Snapshot(SqlStore):
-    """The store as answers of one generation see it (``SqlStore.generation``).
+    """The store as answers see it between two changes (``db.changes``).
 
     Devices, active models, which workloads there are and what won for them are asked for once. What
     was measured for exactly the workload of a question is asked for every time.
+
+    Attributes:
+        looked_at: ids of the workloads whose winners were asked for.
     """
 
     def __init__(self, store: SqlStore) -> None:
         super().__init__(store.database)
         self.log = store.log  # with its index of workloads
+        self.looked_at: set[int] = set()
         self._facts: dict[tuple[str, str], object] = {}
         self._winners: Winners = {}
+
+    def after(self, changes: Changes) -> Self:
+        """Return a snapshot that keeps what changes leave as it is; this one stays as it is."""
+        later = self.view()
+        if changes.everything:
+            later._facts, later._winners = {}, {}
+        else:
+            gone = {("workloads", kernel) for kernel in changes.grown}
+            later._facts = {key: v for key, v in self._facts.copy().items() if key not in gone}
+            kept = dict(self._winners)
+            later._winners = {key: v for key, v in kept.items() if key not in changes.won}
+        return later
+
+    def view(self) -> Self:
+        """Return the same for one question, with a ``looked_at`` of its own."""
+        one = copy.copy(self)
+        one.looked_at = set()
+        return one
 
     def hardware(self, key: str) -> HardwareProfile | None:
         """Return the stored profile of a device kind."""
@@ -56,8 +80,11 @@ class Snapshot(SqlStore):
         self, workload: Workload, *, count: int = 9, hardware: HardwareProfile | None = None
     ) -> Sequence[Measurement]:
         """Return the fastest OK ones of each device, toolchain and protocol, of near workloads."""
+        near = self.log.near(workload.kernel, self._winners)
         known = self._workloads(workload.kernel)
-        return self.log.nearest(workload, count, hardware, known, self._winners)
+        found = near.winners(workload, known, count, hardware)
+        self.looked_at |= near.looked_at
+        return found
 
     def _workloads(self, kernel: str) -> Workloads:
         return self._once("workloads", kernel, lambda: self.log.workloads(kernel))

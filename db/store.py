@@ -24,7 +24,7 @@ from db.rows import (
     hardware_of,
 )
 from db.runs import Runs
-from db.service_models import CompactionRow, DriftRow, InstallationRow, ModelRow
+from db.service_models import CompactionRow, InstallationRow
 from db.session import Database
 from db.studies import Studies
 from db.trials import Trials
@@ -188,22 +188,7 @@ class SqlStore:
         """Return how many of everything there are."""
         return count(self.database)
 
-    def generation(self) -> tuple[object, ...]:
-        """Return a value that changes whenever a measurement, model or profile does."""
-        (found,) = self.database.ask(GENERATION, {})
-        return tuple(found)
-
 
 NEWEST = select(func.max(MeasurementRow.id)).scalar_subquery()
 REMOVED = select(func.sum(CompactionRow.removed)).scalar_subquery()
 LOG_STATE = select(NEWEST, REMOVED)
-GENERATION = select(
-    NEWEST,
-    select(func.max(ModelRow.id)).scalar_subquery(),
-    select(func.sum(ModelRow.id)).where(ModelRow.state == "active").scalar_subquery(),
-    select(func.max(HardwareRow.updated_at)).scalar_subquery(),
-    select(func.count(HardwareRow.id)).scalar_subquery(),
-    select(func.max(DriftRow.id)).scalar_subquery(),
-    select(func.count(DriftRow.ended_at)).scalar_subquery(),
-    REMOVED,
-)

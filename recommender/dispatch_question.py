@@ -65,8 +65,12 @@ class DispatchQuestion:
 
     def workload(self, shape: Shape) -> Workload:
         """Return the workload of a shape."""
-        name = self.name if self.program is None else kernel_name(self.program.digest)
-        return Workload.of(name, self.problem(shape), self.threads)
+        return Workload.of(self.logged, self.problem(shape), self.threads)
+
+    @property
+    def logged(self) -> str:
+        """What the log calls the kernel."""
+        return self.name if self.program is None else kernel_name(self.program.digest)
 
     @property
     def name(self) -> str:

@@ -1,8 +1,9 @@
 """AnswerDesk: processes that work out answers, since one process has one interpreter lock.
 
-A child is forked from a process that has imported all it needs; it opens the database itself and
-keeps what devices and models it read until the service says that the database has changed. A child
-that ends is replaced and the question asked once more; if that ends too, the question fails alone.
+A child is forked from a process that has imported all it needs; it opens the database itself, keeps
+what devices, models and winners it read, and looks what was committed since when the service says
+that something was. A child that ends is replaced and the question asked once more; if that ends
+too, the question fails alone.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from typing import Any
 
 from anyio.to_thread import run_sync
 
+from db.changes import Follower
 from db.session import Database
 from db.snapshot import Snapshot
 from db.store import SqlStore
 from tilecore.errors import TileError
-from tuner_service.answering import Answer, work_out_undoubted
+from tuner_service.answer_memory import Answer
+from tuner_service.answering import work_out_undoubted
 from tuner_service.dispatch_answers import (
     ORDER,
     TABLE,
@@ -54,21 +57,23 @@ class Answerer:
 
     def __init__(self, url: str, busy_timeout_s: float) -> None:
         self._store = SqlStore(Database(url, busy_timeout_s=busy_timeout_s))
-        self._known: tuple[tuple[object, ...], Snapshot] | None = None
+        self._follower = Follower(self._store.database)
+        self._snapshot, self._moment = Snapshot(self._store), -1
 
-    def answer(self, generation: tuple[object, ...], request: str) -> Answer | TileError | None:
+    def answer(self, moment: int, request: str) -> Answer | TileError | None:
         """Return the answer to a question in JSON, why there is none, or None: not from here."""
-        if self._known is None or self._known[0] != generation:
-            self._known = generation, Snapshot(self._store)
         try:
+            if self._moment != moment:
+                self._snapshot = self._snapshot.after(self._follower.look())
+                self._moment = moment
             if request.startswith(TABLE):
                 asked = DispatchTableRequest.model_validate_json(request.removeprefix(TABLE))
-                return work_out_table(self._known[1], asked)
+                return work_out_table(self._snapshot, asked)
             if request.startswith(ORDER):
                 order = TuningOrder.model_validate_json(request.removeprefix(ORDER))
                 return advance_table(self._store, order)
             return work_out_undoubted(
-                self._known[1], RecommendationRequest.model_validate_json(request)
+                self._snapshot, RecommendationRequest.model_validate_json(request)
             )
         except TileError as error:
             return error
@@ -111,32 +116,32 @@ class AnswerDesk:
         """End the processes."""
         self._zygote.close()
 
-    async def told(self, generation: tuple[object, ...], request: str) -> Answer | None:
+    async def told(self, moment: int, request: str) -> Answer | None:
         """Return what ``ask`` does; no thread waits for a process that is ready."""
         if len(request) > LONG or time.monotonic() < self._away_until:
-            return await run_sync(self.ask, generation, request)
+            return await run_sync(self.ask, moment, request)
         try:
             sandbox = self._free.get_nowait()
         except queue.Empty:
             return None
         outcome: Outcome | None = None
         try:
-            outcome = await sandbox.awaited("answer", generation, request, timeout_s=LIMIT_S)
+            outcome = await sandbox.awaited("answer", moment, request, timeout_s=LIMIT_S)
         except WorkerError as error:
             LOG.info("an answering process is lost: %s", error.message)
         finally:
             self._free.put(sandbox)
         if outcome is None:  # it has to be started
-            return await run_sync(self.ask, generation, request)
+            return await run_sync(self.ask, moment, request)
         if isinstance(outcome, Crashed):
-            return await run_sync(self.ask, generation, request, 1)
+            return await run_sync(self.ask, moment, request, 1)
         return _meant(outcome, request)
 
-    def ask(self, generation: tuple[object, ...], request: str, tries: int = 2) -> Answer | None:
+    def ask(self, moment: int, request: str, tries: int = 2) -> Answer | None:
         """Return the answer to a question; None: it is to be worked out here.
 
         Args:
-            generation: of the database; a change makes the child read devices and models again.
+            moment: of the database; after another one the child looks what was committed.
             request: a ``RecommendationRequest`` in JSON, TABLE and a ``DispatchTableRequest``, or
                 ORDER and a ``TuningOrder``.
             tries: how many processes may end over it.
@@ -152,9 +157,9 @@ class AnswerDesk:
         except queue.Empty:  # none is ready yet
             return None
         try:
-            outcome = sandbox.call("answer", generation, request, timeout_s=LIMIT_S)
+            outcome = sandbox.call("answer", moment, request, timeout_s=LIMIT_S)
             if isinstance(outcome, Crashed) and tries > 1:  # perhaps for something else than this
-                outcome = sandbox.call("answer", generation, request, timeout_s=LIMIT_S)
+                outcome = sandbox.call("answer", moment, request, timeout_s=LIMIT_S)
         except WorkerError as error:
             LOG.warning("answers are worked out in the service itself: %s", error.message)
             self._away_until = time.monotonic() + START_AGAIN_S
@@ -168,7 +173,7 @@ class AnswerDesk:
         for _ in range(self.places):
             sandbox = Sandbox(self._zygote, self._answerer, *where)
             try:
-                sandbox.call("answer", (), FIRST, timeout_s=LIMIT_S)
+                sandbox.call("answer", 0, FIRST, timeout_s=LIMIT_S)
             except (WorkerError, OSError) as error:  # OSError: closed while it started
                 LOG.warning("an answering process does not start: %s", error)
                 return

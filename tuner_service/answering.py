@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
 from typing import Any
 
+from db.snapshot import Snapshot
 from db.store import SqlStore
 from recommender.recommendation import Recommendation
+from tuner_service.answer_memory import Answer, Basis
 from tuner_service.doubts import remeasurement
 from tuner_service.errors import InvalidRequest
 from tuner_service.questions import (
@@ -31,28 +33,20 @@ from tuner_service.settings import Settings
 ASK_AGAIN_S = 30.0  # whether a worker is there by now that can measure again
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """An answer as it goes over the wire, and what the metrics say of it."""
-
-    body: bytes
-    kernel: str
-    source: str
-    until: float = math.inf  # on the monotonic clock
-
-
-def work_out(store: SqlStore, settings: Settings, request: RecommendationRequest) -> Answer:
+def work_out(snapshot: Snapshot, settings: Settings, request: RecommendationRequest) -> Answer:
     """Return the answer to a question; what it rests on may have to be measured again.
 
     Raises:
         TileError: what ``questions.understand`` and ``questions.ranked_with_evidence`` raise.
     """
+    store = snapshot.view()
     question = asked(store, request)
     ranked, evidence = ranked_with_evidence(store, question, top_k=request.top_k)
-    return _told(question, ranked, remeasurement(store, settings, question, evidence))
+    again = remeasurement(store, settings, question, evidence)
+    return _told(question, ranked, store.looked_at, again)
 
 
-def work_out_undoubted(store: SqlStore, request: RecommendationRequest) -> Answer | None:
+def work_out_undoubted(snapshot: Snapshot, request: RecommendationRequest) -> Answer | None:
     """Return the same, None where something speaks against what was measured.
 
     It changes nothing in the database.
@@ -60,15 +54,19 @@ def work_out_undoubted(store: SqlStore, request: RecommendationRequest) -> Answe
     Raises:
         TileError: see ``work_out``.
     """
+    store = snapshot.view()
     question = asked(store, request)
     ranked, evidence = ranked_with_evidence(store, question, top_k=request.top_k)
     if evidence.best is not None and evidence.best.doubts:
         return None
-    return _told(question, ranked, None)
+    return _told(question, ranked, store.looked_at, None)
 
 
 def _told(
-    question: Question, ranked: Sequence[Recommendation], again: Remeasurement | None
+    question: Question,
+    ranked: Sequence[Recommendation],
+    near: Collection[int],
+    again: Remeasurement | None,
 ) -> Answer:
     response = RecommendationResponse(
         workload=question.workload.as_dict(),
@@ -84,7 +82,8 @@ def _told(
     is_open = again is not None and again.state == "needed"
     until = time.monotonic() + ASK_AGAIN_S if is_open else math.inf
     kernel = question.workload.kernel if question.sent is None else "program"
-    return Answer(body, kernel, ranked[0].source, until)
+    basis = Basis(question.workload.kernel, question.workload.key, frozenset(near))
+    return Answer(body, kernel, ranked[0].source, basis, until)
 
 
 def _of_table(question: Question) -> dict[str, Any]:

@@ -10,17 +10,19 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
 from anyio.to_thread import run_sync
 
+from db.changes import Changes, Follower
+from db.session import Database
 from db.snapshot import Snapshot
 from db.store import SqlStore
 from tuner_service.answer_desk import AnswerDesk
-from tuner_service.answering import Answer, work_out
+from tuner_service.answer_memory import Answer, AnswerMemory
+from tuner_service.answering import work_out
 from tuner_service.dispatch_answers import (
     ORDER,
     TABLE,
@@ -38,6 +40,7 @@ from workers.program_desk import PLACES, WAIT_S
 
 FRESH_S = 0.1  # an answer from memory is at most so far behind the database
 MAX_REMEMBERED = 4096
+MAX_CHANGES = 4096  # one every FRESH_S / 2 at most: an answer that nobody asked for so long is gone
 MAX_WAITING = 64  # questions that are worked out, or wait for it
 # Who is refused and asks again at once would leave the working threads no interpreter lock: beside
 # 2,200 refusals/s no answer at all was worked out in 6 s (measured on 2 cores).
@@ -49,18 +52,24 @@ Answerable = RecommendationRequest | DispatchTableRequest
 class Answers:
     """Answers of one process."""
 
-    def __init__(self, store: SqlStore, metrics: Metrics, settings: Settings) -> None:
+    def __init__(
+        self,
+        store: SqlStore,
+        metrics: Metrics,
+        settings: Settings,
+        follower: Callable[[Database], Follower] = Follower,
+    ) -> None:
         self.desk = AnswerDesk(settings)
         self._store, self._database = store, store.database
         self._settings = settings
         self._metrics = metrics
-        self._known: OrderedDict[str, Answer] = OrderedDict()
+        self._memory = AnswerMemory(MAX_REMEMBERED, MAX_CHANGES)
         self._asked: dict[str, asyncio.Task[Answer]] = {}
         self._places = self.desk.places or os.cpu_count() or 1
         self._cores = anyio.CapacityLimiter(self._places)
         # A program takes seconds; whoever asks about kernels does not wait for it.
         self._programs = asyncio.Semaphore(PROGRAMS)
-        self._generation: tuple[object, ...] = ()
+        self._follower = follower(store.database)
         self._snapshot = Snapshot(store)
         self._checked_at = -FRESH_S
         self._changes: int | None = None  # of the database, when it was asked the last time
@@ -78,7 +87,7 @@ class Answers:
         await self._be_fresh()
         is_table = isinstance(request, DispatchTableRequest)
         key = (TABLE if is_table else "") + request.model_dump_json()
-        found = self._kept(key)
+        found = self._memory.get(key, time.monotonic())
         if found is None:
             found = await self._work_out(key, request)
         if not is_table:
@@ -118,18 +127,10 @@ class Answers:
             async with self._place_for_program():
                 return await run_sync(advance_table, self._store, order)
         async with self._cores:
-            made = await self.desk.told(self._generation, ORDER + order.model_dump_json())
+            made = await self.desk.told(self._memory.moment, ORDER + order.model_dump_json())
             if made is not None:
                 return made
             return await run_sync(advance_table, self._store, order)
-
-    def _kept(self, key: str) -> Answer | None:
-        """Return an answer that holds, None if there is none."""
-        found = self._known.get(key)
-        if found is None or found.until < time.monotonic():
-            return None
-        self._known.move_to_end(key)
-        return found
 
     async def _be_fresh(self) -> None:
         """Wait until what is remembered is FRESH_S behind the database at most.
@@ -151,21 +152,21 @@ class Answers:
             await asyncio.shield(self._check)
 
     async def _refresh(self) -> None:
-        """Forget all answers if there is anything new that they might rest on."""
+        """Look what was committed: answers that rest on it hold no longer."""
         began = time.monotonic()
         try:
-            self._changes, generation = await run_sync(self._state)
+            self._changes, found = await run_sync(self._look)
         finally:
             self._checked_at = began
-        if generation != self._generation:
-            self._generation, self._snapshot = generation, Snapshot(self._store)
-            self._known.clear()
-            self._asked.clear()  # those who wait get what they asked for; it is not remembered
+        if found:
+            self._memory.change(found)
+            self._snapshot = self._snapshot.after(found)
+            self._asked.clear()  # those who wait get what they asked for
 
-    def _state(self) -> tuple[int | None, tuple[object, ...]]:
-        """Return how the database is, and behind which of its changes that was read."""
+    def _look(self) -> tuple[int | None, Changes]:
+        """Return how the database is, and what was committed before that."""
         changes = self._database.changes()
-        return changes, self._store.generation()
+        return changes, self._follower.look()
 
     async def _work_out(self, key: str, request: Answerable) -> Answer:
         task = self._asked.get(key)
@@ -179,7 +180,7 @@ class Answers:
         return await asyncio.shield(task)  # a client that leaves takes nobody's answer with it
 
     async def _compute(self, key: str, request: Answerable) -> Answer:
-        generation = self._generation
+        began = self._memory.moment
         try:
             if request.program is None:
                 async with self._cores:
@@ -190,10 +191,7 @@ class Answers:
         finally:
             if self._asked.get(key) is asyncio.current_task():
                 del self._asked[key]
-        if generation == self._generation:
-            self._known[key] = made
-            if len(self._known) > MAX_REMEMBERED:
-                self._known.popitem(last=False)
+        self._memory.keep(key, made, began)
         return made
 
     @asynccontextmanager
@@ -211,9 +209,9 @@ class Answers:
 
     async def _made(self, key: str, request: Answerable) -> Answer:
         """Return an answer of another process, or of this one: programs wait for their own desk."""
-        generation, snapshot = self._generation, self._snapshot
+        snapshot = self._snapshot
         if request.kernel is not None:
-            made = await self.desk.told(generation, key)
+            made = await self.desk.told(self._memory.moment, key)
             if made is not None:
                 return made
         return await run_sync(self._worked_out, snapshot, request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from recommender.dispatch_question import DispatchQuestion
 from recommender.errors import InvalidShapes
 from recommender.shapes import parse_sizes
 from tilecore.tile_config import digest
-from tuner_service.answering import Answer
+from tuner_service.answer_memory import Answer, Basis
 from tuner_service.dispatch_evidence import LoggedSessions
 from tuner_service.dispatch_schemas import (
     MAX_WIRE_SHAPES,
@@ -88,7 +89,8 @@ def advance_table(store: SqlStore, order: TuningOrder) -> Answer:
         trials=dict(trials), planned_trials=sum(run.planned_trials for run in now.runs),
         runs=[run.public_id for run in now.runs],
     )  # fmt: skip
-    return Answer(progress.model_dump_json().encode(), asked.kernel, WAITING)
+    body = progress.model_dump_json().encode()
+    return Answer(body, asked.kernel, WAITING, Basis(asked.kernel), until=-math.inf)
 
 
 def _asked(request: TableQuestion) -> AskedTable:
@@ -122,7 +124,8 @@ def _table(request: TableQuestion, question: DispatchQuestion, times: Times) -> 
     )
     table = dispatch_table(question, times, choice)
     body = json.dumps(table.to_json(), allow_nan=False).encode()
-    return Answer(body, "program" if request.program else str(request.kernel), "table")
+    kernel = "program" if request.program else str(request.kernel)
+    return Answer(body, kernel, "table", Basis(question.logged), math.inf)
 
 
 def _sent(request: TableQuestion) -> StoredForDispatch | None:

@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from db.changes import EVERYTHING, Follower
 from db.records import NewTrial
 from recommender.drift import Drift
 from recommender.measurement import Protocol
@@ -64,19 +65,22 @@ def test_a_drift_is_open_once_until_a_later_run_succeeded(
     store, second_store, tuned, new_run, make_measurement
 ):
     key = (tuned[0].workload, HARDWARE.key, "p1", TOOLCHAIN.key)
-    before = store.generation()
+    follower = Follower(store.database)
+    while follower.look():
+        pass
     assert store.drifts.open(*key) is None
     found = store.drifts.add(tuned[-1], DRIFT)
     assert found is not None
-    assert store.generation() != before
+    assert follower.look() == EVERYTHING
     assert second_store.drifts.open(*key) == found
     assert store.drifts.add(tuned[-1], DRIFT) is None
     assert store.drifts.open(*key[:2], "p2", key[3]) is None
     assert not store.drifts.end(tuned[-1])  # it began before
-    generation = store.generation()
+    while follower.look():
+        pass
     assert store.drifts.end(new_run())
     assert store.drifts.open(*key) is None
-    assert store.generation() != generation
+    assert follower.look() == EVERYTHING
     assert best(store, make_measurement) == 1.3
     again = store.drifts.add(tuned[-1], Drift(START + timedelta(days=3), 1.1, 2, 2))
     assert again is not None

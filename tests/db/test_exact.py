@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
+from db.changes import STATE, TAIL, Follower
 from db.errors import DatabaseUnreachable
 from db.exact import BEST, FASTEST, KNOWN
 from db.migrate import upgrade
 from db.records import MeasurementQuery
 from db.session import Database
 from db.shape import Shape, fastest, merged
-from db.store import GENERATION, LOG_STATE, SqlStore
+from db.store import LOG_STATE, SqlStore
 from recommender.measurement import Protocol
 from tests import postgres
 from tests.db.conftest import HARDWARE, TOOLCHAIN, measurement, workload
@@ -67,13 +68,13 @@ def test_best_and_fastest_are_those_of_a_count_by_hand(store):
 
 
 @both
-@pytest.mark.parametrize("query", [BEST, FASTEST, KNOWN, LOG_STATE, GENERATION])
+@pytest.mark.parametrize("query", [BEST, FASTEST, KNOWN, LOG_STATE, STATE, TAIL])
 def test_prepared_queries_give_what_sqlalchemy_does(store, query):
     for m in random_log(random.Random(1), 60):
         store.add(m)
     values = {
         "workload": workload(64).key, "kernel": "gemm", "hardware": HARDWARE.key, "digest": "p1",
-        "toolchain": TOOLCHAIN.key, "driver": "d1", "count": 5,
+        "toolchain": TOOLCHAIN.key, "driver": "d1", "count": 5, "closed": 7, "most": 50,
     }  # fmt: skip
     wanted = query.compile(store.database.engine).params
     asked = {name: value for name, value in values.items() if name in wanted}
@@ -167,7 +168,13 @@ def test_a_server_that_was_killed_and_came_back_answers_the_next_question():
             store.add(stored)
             key = (stored.workload, HARDWARE.key, "p1", TOOLCHAIN.key)
             assert store.best(*key) == stored
-            for ask in (lambda: store.best(*key), store.generation, store.all_hardware):
+            follower = Follower(store.database)
+            follower.look()
+            for ask in (
+                lambda: store.best(*key),
+                lambda: follower.look().kernels,
+                store.all_hardware,
+            ):
                 expected = ask()
                 restart(cluster)  # nobody asks meanwhile
                 assert ask() == expected

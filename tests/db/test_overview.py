@@ -1,7 +1,5 @@
 """What the store tells of itself: counts for metrics, and whether anything is new."""
 
-from dataclasses import replace
-
 import pytest
 
 from db.records import NewTrial
@@ -46,26 +44,3 @@ def test_counts(store, new_run, make_measurement):
     assert found.models["gemm"]["top1"] == 0.9
     assert "note" not in found.models["gemm"]
     assert found.devices == {(hardware.name, "active"): 6, (hardware.name, "lost"): 1}
-
-
-def test_the_generation_changes_with_what_answers_rest_on(store, new_run, make_measurement):
-    def saved(promote):
-        return store.models.save(
-            kernel="gemm", blob=b"m", feature_schema="s", metrics={}, trained_on=3, promote=promote
-        )
-
-    seen = [store.generation()]
-    hardware = make_measurement().hardware
-    for act in (
-        lambda: store.add(make_measurement()),
-        lambda: saved(False),
-        lambda: saved(True),
-        lambda: store.save_hardware(replace(hardware, source="measured")),
-        lambda: store.save_hardware(replace(hardware, name="another")),
-    ):
-        act()
-        seen.append(store.generation())
-    assert len(set(seen)) == len(seen)
-    new_run()
-    store.keys.create("k", "read")
-    assert store.generation() == seen[-1]

@@ -55,7 +55,7 @@ def test_processes_answer_as_the_service_itself_does(settings, store):
         for asked in ASKED:
             here, there = (c.post("/v1/recommendations", json=asked) for c in (alone, client))
             assert (there.status_code, there.content) == (here.status_code, here.content)
-        assert desk.ask((), REQUEST).body == client.post("/v1/recommendations", json=GEMM).content
+        assert desk.ask(0, REQUEST).body == client.post("/v1/recommendations", json=GEMM).content
         question = questions.understand(store, "gemm", GEMM["problem"])
         store.add(old := measured(question, program_digest="another"))
         time.sleep(FRESH_S)
@@ -76,10 +76,10 @@ def test_processes_answer_as_the_service_itself_does(settings, store):
 class Mortal(Answerer):
     """Ends over one question."""
 
-    def answer(self, generation, request):
+    def answer(self, moment, request):
         if '"m":13,' in request:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().answer(generation, request)
+        return super().answer(moment, request)
 
 
 @pytest.mark.exhaustive
@@ -89,16 +89,16 @@ def test_a_question_that_ends_processes_fails_alone(settings, store):
     opened(desk)
     fatal = REQUEST.replace('"m":64,', '"m":13,')
     with pytest.raises(AnswerLost, match=r"SV925.*SIGKILL"):
-        desk.ask((), fatal)
-    answer = desk.ask((), REQUEST)
+        desk.ask(0, fatal)
+    answer = desk.ask(0, REQUEST)
     assert answer is not None
     child = psutil.Process(desk._zygote._running.process.pid).children()[0]
     child.kill()  # between two questions: nobody notices
-    assert desk.ask((), REQUEST).body == answer.body
+    assert desk.ask(0, REQUEST).body == answer.body
     # This takes its children along; the next question starts it again.
     desk._zygote._running.process.kill()
     desk._zygote._running.process.wait()
-    assert desk.ask((), REQUEST).body == answer.body
+    assert desk.ask(0, REQUEST).body == answer.body
     app = create_app(settings, store)
     app.state.answers.desk = desk
     refused = TestClient(app).post(
@@ -113,7 +113,7 @@ def test_no_thread_waits_for_a_process_that_is_ready(settings, store):
     desk = AnswerDesk(settings.model_copy(update={"answer_processes": 1}), Mortal)
     desk.open()
     opened(desk)
-    expected = desk.ask((), REQUEST).body
+    expected = desk.ask(0, REQUEST).body
     fatal, wrong = REQUEST.replace('"m":64,', '"m":13,'), REQUEST.replace('"m":64,', '"m":-1,')
     before = threading.active_count()
 

@@ -11,6 +11,7 @@ from fastapi.responses import Response
 from markupsafe import Markup
 from pydantic import ValidationError
 
+from db.snapshot import Snapshot
 from db.store import SqlStore
 from recommender.errors import UnknownHardware
 from tilecore import kernels
@@ -62,7 +63,7 @@ def _answer(
     try:
         question = RecommendationRequest.model_validate(body)
         quiet = settings.model_copy(update={"retune": "off"})
-        found = work_out(store, quiet, question).body
+        found = work_out(Snapshot(store), quiet, question).body
         return RecommendationResponse.model_validate_json(found), {}, 200
     except ValidationError as error:
         return None, _of_form(error), 422
