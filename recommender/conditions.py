@@ -59,27 +59,39 @@ class Condition:
         nodes = list(ast.walk(self._tree))
         if len(nodes) > MAX_NODES:
             raise self._fault(f"{len(nodes)} parts, more than {MAX_NODES}")
+        called = {node.func for node in nodes if isinstance(node, ast.Call)}
         for node in nodes:
-            self._check(node, parameters)
+            if node not in called:
+                self._check(node, parameters)
         self.names = {n.id for n in nodes if isinstance(n, ast.Name)} & set(parameters)
 
-    def holds(self, columns: Columns) -> NDArray[np.bool_]:
+    def holds(self, columns: Columns, wanted: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:
         """Return where the condition holds.
 
+        Args:
+            columns: values of the parameters, by name.
+            wanted: the configurations of which it is asked; None: all. Others may get any value.
+
         Raises:
-            InvalidExternalSpace: it does not compute with these values (RC610).
+            InvalidExternalSpace: it does not compute with these values, or divides by zero where
+                what stands before it has not settled the matter, as in Python (RC610).
         """
         count = len(next(iter(columns.values())))
         try:
             with np.errstate(all="ignore"):
-                found = _value(self._tree, columns)
-            return np.broadcast_to(np.asarray(found).astype(bool), (count,))
+                found = _value(self._tree, columns, _all(count) if wanted is None else wanted)
+            return np.broadcast_to(_truth(found), (count,))
         except (TypeError, ValueError) as error:
             raise self._fault(f"values it cannot compute with: {error}") from error
+        except _DividedByZero as error:
+            used = sorted(self.names)
+            row = ", ".join(f"{name} = {_shown(columns[name][error.row])}" for name in used)
+            where = f" where {row}: ask for another value before" if row else ""
+            raise self._fault(f"a division by zero{where}") from error
 
     def _check(self, node: ast.AST, parameters: Collection[str]) -> None:
         if isinstance(node, ast.Name):
-            if node.id not in parameters and node.id not in _CALLS:
+            if node.id not in parameters:
                 known = ", ".join(parameters)
                 raise self._fault(f"`{node.id}`, which is no parameter (there are {known})")
         elif isinstance(node, ast.Constant):
@@ -105,29 +117,78 @@ _PARTS = (
 )  # fmt: skip
 
 
-def _value(node: ast.expr, columns: Columns) -> Any:
+class _DividedByZero(Exception):
+    """An operation that Python refuses, in the configuration ``row``."""
+
+    def __init__(self, row: int) -> None:
+        super().__init__(row)
+        self.row = row
+
+
+def _value(node: ast.expr, columns: Columns, reached: NDArray[np.bool_]) -> Any:
+    """Return values of an expression; ``reached``: the configurations of which it is wanted."""
     match node:
         case ast.Constant(value=value):
             return float(value) if isinstance(value, (int, float)) else value
         case ast.Name(id=name):
             return columns[name]
         case ast.Tuple(elts=parts) | ast.List(elts=parts):
-            return [_value(part, columns) for part in parts]
+            return [_value(part, columns, reached) for part in parts]
         case ast.UnaryOp(op=operator, operand=operand):
-            return _UNARY[type(operator)](_value(operand, columns))
+            return _UNARY[type(operator)](_value(operand, columns, reached))
         case ast.BinOp(left=left, op=binary, right=right):
-            return _BINARY[type(binary)](_value(left, columns), _value(right, columns))
+            a, b = _value(left, columns, reached), _value(right, columns, reached)
+            _refuse_zero(type(binary), a, b, reached)
+            return _BINARY[type(binary)](a, b)
         case ast.BoolOp(op=logic, values=parts):
-            join = np.logical_and if isinstance(logic, ast.And) else np.logical_or
-            return _join(join, [_value(part, columns) for part in parts])
+            return _until_settled(isinstance(logic, ast.And), parts, columns, reached)
         case ast.Compare(left=first, ops=operators, comparators=others):
-            values = [_value(part, columns) for part in (first, *others)]
-            pairs = zip(operators, values, values[1:], strict=False)
-            return _join(np.logical_and, [_COMPARE[type(o)](a, b) for o, a, b in pairs])
+            before, found = _value(first, columns, reached), _all(len(reached))
+            for compare, other in zip(operators, others, strict=True):
+                value = _value(other, columns, reached & found)
+                found = found & _truth(_COMPARE[type(compare)](before, value))
+                before = value
+            return found
         case ast.Call(func=ast.Name(id=name), args=arguments):
-            values = [_value(argument, columns) for argument in arguments]
+            values = [_value(argument, columns, reached) for argument in arguments]
             return _CALLS[name](*values) if name == "abs" else _join(_CALLS[name], values)
     raise TypeError(f"`{type(node).__name__}` has no value")
+
+
+def _until_settled(
+    is_and: bool, parts: list[ast.expr], columns: Columns, reached: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Return a conjunction or disjunction; a part is wanted where those before it left it open."""
+    found = np.full(len(reached), is_and)
+    for part in parts:
+        truth = _truth(_value(part, columns, reached & (found == is_and)))
+        found = found & truth if is_and else found | truth
+    return found
+
+
+def _refuse_zero(operator: type[ast.operator], a: Any, b: Any, reached: NDArray[np.bool_]) -> None:
+    """Raise where Python would: division by zero, and zero to a negative power."""
+    if operator in (ast.Div, ast.FloorDiv, ast.Mod):
+        fails = reached & (np.asarray(b) == 0)
+    elif operator is ast.Pow:
+        fails = reached & (np.asarray(a) == 0) & (np.asarray(b) < 0)
+    else:
+        return
+    if fails.any():
+        raise _DividedByZero(int(np.argmax(fails)))
+
+
+def _shown(value: Any) -> str:
+    return repr(str(value)) if isinstance(value, str) else f"{value:g}"
+
+
+def _all(count: int) -> NDArray[np.bool_]:
+    return np.ones(count, bool)
+
+
+def _truth(value: Any) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = np.asarray(value).astype(bool)
+    return found
 
 
 def _join(function: Callable[[Any, Any], Any], values: list[Any]) -> Any:

@@ -159,7 +159,9 @@ class ExternalSpace:
             names = [name for name in self.parameters if name in condition.names]
             names = names or [next(iter(self.parameters))]
             choices = np.meshgrid(*(_column(self.parameters[n]) for n in names), indexing="ij")
-            holds = condition.holds({n: c.ravel() for n, c in zip(names, choices, strict=True)})
+            columns = {n: c.ravel() for n, c in zip(names, choices, strict=True)}
+            others = tuple(i for i, n in enumerate(self.parameters) if n not in names)
+            holds = condition.holds(columns, mask.any(axis=others).ravel())  # conditions in turn
             shape = [len(v) if n in names else 1 for n, v in self.parameters.items()]
             mask &= np.reshape(holds, shape)
         codes = np.flatnonzero(mask)

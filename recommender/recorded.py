@@ -107,7 +107,7 @@ class RecordedSpace:
     @cached_property
     def features(self) -> NDArray[np.float64]:
         """Knob values as numbers, a row per configuration (texts by their rank)."""
-        return np.stack([_numbers(column) for column in zip(*self.configs, strict=True)], axis=1)
+        return numbers_of(self.configs)
 
     def landscape(self, prior_s: NDArray[Any] | None = None) -> Landscape:
         """Return what a search may see: knob values and neighbours, no times."""
@@ -182,6 +182,15 @@ def _seconds(time_ms: Any, worked: bool) -> float:
     except (TypeError, ValueError):
         return math.nan
     return found if 0 < found < math.inf else math.nan
+
+
+def numbers_of(configs: Iterable[Config]) -> NDArray[np.float64]:
+    """Return values of knobs as numbers, a row per configuration.
+
+    Texts are numbered by their rank among those of all ``configs``: rows of two calls may not be
+    compared.
+    """
+    return np.stack([_numbers(column) for column in zip(*configs, strict=True)], axis=1)
 
 
 def _numbers(texts: Iterable[str]) -> NDArray[np.float64]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from recommender.cost_model import MIN_ROWS, CostModel
 from recommender.gpu_names import steps_between
-from recommender.recorded import Config, RecordedSpace
+from recommender.recorded import Config, RecordedSpace, numbers_of
 from recommender.search import Landscape
 
 LEAST_SPEED = 0.02  # of the best: slower ones, and failures, are all alike to the trees
@@ -57,18 +57,17 @@ class Sources:
         """
         if not others or any(space.knobs != target.knobs for space in others):
             raise ValueError("expected spaces with the same knobs")
-        order: dict[Config, int] = {config: row for row, config in enumerate(target.configs)}
-        merged = list(target.features)
-        for space in others:
-            for config, row in zip(space.configs, space.features, strict=True):
-                if config not in order:
-                    order[config] = len(order)
-                    merged.append(row)
-        speeds = np.full((len(order), len(others)), np.nan)
+        configs = list(target.configs)
+        order: dict[Config, int] = {config: row for row, config in enumerate(configs)}
+        for config in (config for space in others for config in space.configs):
+            if config not in order:
+                order[config] = len(configs)
+                configs.append(config)
+        speeds = np.full((len(configs), len(others)), np.nan)
         for column, space in enumerate(others):
             speeds[[order[c] for c in space.configs], column] = space.speed
         steps = [steps_between(target.device, space.device) for space in others]
-        return cls(np.stack(merged), speeds, weights(steps), len(target))
+        return cls(numbers_of(configs), speeds, weights(steps), len(target))
 
     @classmethod
     def told(

@@ -25,7 +25,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -41,6 +40,7 @@ from tilecore.ir.substitute import substitute
 from tilecore.ir.visitor import walk
 from tilecore.recommending import LOWERING
 from tilecore.tile_config import KnobValue
+from tilecore.utils.json_once import once
 
 SCHEMA = 1
 MOST_BYTES = 1 << 20
@@ -193,7 +193,7 @@ def parse(text: bytes | str, limits: Limits | None = None) -> PortableProgram:
     if len(text) > MOST_BYTES:
         raise InvalidDocument(path="/", expected=f"at most {MOST_BYTES} bytes", found=len(text))
     try:
-        document = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
+        document = json.loads(text, object_pairs_hook=once, parse_constant=_no_constant)
     except RecursionError:
         raise InvalidDocument(path="/", expected="less deep nesting", found="more") from None
     except ValueError as error:
@@ -368,14 +368,6 @@ def _words(values: Values) -> str:
 
 def _names(values: Values) -> str:
     return ", ".join(values) or "no values"
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        counts = Counter(name for name, _ in pairs)
-        raise ValueError(f"member {counts.most_common(1)[0][0][:40]!r} twice in one object")
-    return found
 
 
 def _no_constant(name: str) -> Any:

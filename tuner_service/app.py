@@ -19,7 +19,7 @@ from tuner_service.conditional import ConditionalGet
 from tuner_service.dashboard import routes as pages
 from tuner_service.dashboard.shell import Shell
 from tuner_service.metrics import Metrics
-from tuner_service.middleware import BodyLimit, PlainAddress
+from tuner_service.middleware import BodyLimit, FieldsOnce, PlainAddress
 from tuner_service.model_uploads import ModelUploads
 from tuner_service.routes import (
     catalog,
@@ -102,6 +102,7 @@ def create_app(settings: Settings, store: SqlStore | None = None) -> FastAPI:
     problems.install(app)
     # The last one added meets a request first.
     app.add_middleware(ShortWay, answers=app.state.answers)
+    app.add_middleware(FieldsOnce, but=f"/v1{programs.router.prefix}")
     app.add_middleware(PlainAddress)
     app.add_middleware(
         BodyLimit,

@@ -26,6 +26,7 @@ from recommender.shapes import (
 from tilecore import kernels
 from tilecore.errors import InvalidProblem
 from tilecore.kernels.definition import KernelDefinition
+from tilecore.utils.json_once import once
 from tuner_service.errors import TooManyThreads
 from tuner_service.hardware import find_hardware
 from tuner_service.wiring import compile_target, host_toolchain
@@ -220,7 +221,8 @@ def read_weights(text: str) -> tuple[str, Sequence[tuple[dict[str, int], float]]
         if path.stat().st_size > MAX_BYTES:
             raise ValueError(f"more than {MAX_BYTES} bytes")
         content = path.read_text(encoding="utf-8-sig")  # spreadsheets begin with a mark
-        rows = json.loads(content) if path.suffix == ".json" else _csv(content)
+        is_json = path.suffix == ".json"
+        rows = json.loads(content, object_pairs_hook=once) if is_json else _csv(content)
         if not isinstance(rows, list):
             raise ValueError(f"{type(rows).__name__} instead of a list")
         return "log", [_counted(number, row) for number, row in enumerate(rows, 1)]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tilecore.errors import TileError
+from tilecore.utils.json_once import once
 from tuner_service.errors import InvalidWorkloads
 from tuner_service.questions import assigned
 
@@ -65,7 +66,7 @@ def _entries(path: Path) -> Sequence[tuple[str, Parse, Any]]:
             raise ValueError(f"expected at most {MAX_BYTES} bytes, found {path.stat().st_size}")
         text = path.read_text(encoding="utf-8-sig")  # spreadsheets begin with a mark
         if path.suffix == ".json":
-            listed = json.loads(text)
+            listed = json.loads(text, object_pairs_hook=once)
             if not isinstance(listed, list):
                 raise ValueError(f"expected a list, found {type(listed).__name__}")
             return [(f"entry {i}", _of_json, entry) for i, entry in enumerate(listed, 1)]

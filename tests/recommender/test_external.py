@@ -27,6 +27,7 @@ CONDITIONS = ("(BM + BN) * 64 * stages <= 48 * 1024", "layout == 'nt' or BN % 12
         "a <= b", "not a == 2 and b > 1", "a in (1, 2) or b not in [3]", "1 < a <= b < 9",
         "a * b % 4 == 0", "-a + b // 2 >= -1", "min(a, b, 3) == a", "max(a, b) - abs(a - b) < 4",
         "a ** 2 < b", "a / b <= 0.5", "s == 'x' or a == 1", "s in ('x', 'y')", "True", "a",
+        "a != 0 and b % a == 0", "a == 0 or b // a > 1", "0 < a <= b / a", "not a or a ** -b < 1",
     ],
 )  # fmt: skip
 def test_conditions_mean_what_python_means(text):
@@ -44,13 +45,35 @@ def test_conditions_mean_what_python_means(text):
         "__import__('os')", "a.real", "a[0]", "(lambda: 1)()", "open('x')", "c <= 1", "a <", "",
         "f'{a}'", "[x for x in a]", "a := 1", "min()", "abs(x=1)", "1j", "None", "a if a else b",
         "a" * 3000, "+".join(["a"] * 500), "(" * 300 + "a" + ")" * 300, "\0", "abs(a, b)",
-        "a < 'x'", "-'x'", "a and 'x' * 2",
+        "a < 'x'", "-'x'", "a and 'x' * 2", "max", "min < a", "max(min, a)",
     ],
 )  # fmt: skip
 def test_anything_else_is_refused_with_its_reason(text):
     columns = {"a": np.array([1.0, 2.0]), "b": np.array([1.0, 2.0])}
     with pytest.raises(InvalidExternalSpace, match="RC610"):
         Condition(text, "ab").holds(columns)
+
+
+@pytest.mark.parametrize("text", ["b % a == 0", "1 / 0 > a", "a ** -1 < 9", "a > 1 or b // a > 1"])
+def test_a_division_by_zero_is_told_with_where_it_happens(text):
+    columns = {"a": np.array([4, 1, 0]), "b": np.array([4, 5, 6])}
+    with pytest.raises(InvalidExternalSpace, match="a division by zero where a = "):
+        Condition(text, "ab").holds(columns)
+    if "1 / 0" not in text:
+        held = Condition(text, "ab").holds(columns, np.array([True, True, False]))
+        assert held[:2].tolist() == [
+            bool(eval(text, {"a": a, "b": b})) for a, b in ((4, 4), (1, 5))
+        ]
+
+
+def test_a_condition_is_asked_of_what_those_before_it_keep():
+    domain = {"a": (0, 1, 2), "s": ("x", "y"), "b": (2, 3)}
+    space = ExternalSpace(domain, ("a != 0 or s == 'y'", "s == 'x'", "b % a == 0"))
+    assert [space.config(row) for row in range(len(space))] == [
+        {"a": 1, "s": "x", "b": 2}, {"a": 1, "s": "x", "b": 3}, {"a": 2, "s": "x", "b": 2},
+    ]  # fmt: skip
+    with pytest.raises(InvalidExternalSpace, match="a division by zero where a = 0, b = 2"):
+        len(ExternalSpace(domain, ("b % a == 0", "a != 0")))
 
 
 @given(st.text(max_size=60))

@@ -115,3 +115,21 @@ def test_too_little_told_is_no_evidence():
     assert found is not None
     assert found.weights.tolist() == [1.0]
     assert found.cover(1) == [0]
+
+
+def test_texts_mean_the_same_on_every_device():
+    """A device that was asked about fewer layouts numbered those it had, by another rank each."""
+    slow = {"col": 4.0, "nhwc": 2.0, "row": 1.0}
+
+    def recorded(*layouts):
+        grid = [(layout, str(b)) for layout in layouts for b in range(1, 25)]
+        return named(
+            "k__" + "_".join(layouts), grid, [slow[a] * (1 + int(b) / 100) for a, b in grid]
+        )
+
+    target = recorded("col", "row")
+    rows = {layout: [i for i, c in enumerate(target.configs) if c[0] == layout] for layout in slow}
+    for source in (recorded("col", "nhwc", "row"), recorded("nhwc", "row")):
+        found = Sources.of(target, [source])
+        assert len(set(found.features[:, 0].tolist())) == 3
+        assert found.expected[rows["row"]].min() > found.expected[rows["col"]].max()

@@ -1,6 +1,7 @@
 """Bad input over REST, by the list of the first issue: each a problem with a stable code."""
 
 import json
+import re
 import sqlite3
 import threading
 import time
@@ -169,6 +170,25 @@ def test_a_body_that_cannot_be_read_is_told_why(client, body):
     )
     told = problem(answer, 422, "SV901")["detail"]
     assert "UTF-8, nested less than a thousand deep, with integers of at most 4300" in told
+
+
+@pytest.mark.parametrize("path", [*QUESTIONS, *BATCHES, "/v1/studies", "/v1/keys"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"kernel": "gemm", "kernel": "x"}',
+        b' {"problem": {"m": 4, "n": 4, "m": 8}}',
+        b'[{"a": 1, "a": 1}]',
+    ],
+)
+def test_a_field_that_comes_twice_is_told(client, path, body):
+    """The last one counted, silently."""
+    told = problem(
+        client.post(path, content=body, headers={"content-type": "application/json"}), 422, "SV901"
+    )
+    assert re.search(
+        r"every field once, found member '(kernel|m|a)' twice in one object", told["detail"]
+    )
 
 
 @pytest.mark.parametrize("path", [*QUESTIONS, *BATCHES, "/v1/studies", "/v1/keys"])

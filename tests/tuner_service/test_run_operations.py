@@ -266,6 +266,7 @@ BAD_FILES = {
     "threads.txt": ("gemm m=4 n=4 k=4 threads=all\n", "line 1: threads: expected an integer"),
     "binary.txt": (b"\xff\xfe\x00", "decode"),
     "twice.txt": ("gemm m=4 m=8 n=4 k=4\n", "line 1: TC502 m: expected one value, found several"),
+    "twice.json": ('[{"m": 4, "n": 4, "k": 4, "m": 8}]', "member 'm' twice in one object"),
     "twice.csv": ("m,n,k,m\n4,4,4,8\n", "expected every column once, found m, n, k, m"),
 }
 

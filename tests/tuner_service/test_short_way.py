@@ -17,7 +17,6 @@ GOOD = [
     json.dumps(GEMM | {"top_k": 3, "threads": 1.0}),
     json.dumps({"kernel": "gemm", "problem": {"M": 65.0, "n": 64, "k": 64, "transpose_b": True}}),
     json.dumps({"kernel": "softmax", "problem": {"m": 10, "n": 20}, "hardware": "h100"}),
-    json.dumps(GEMM)[:-1] + ', "top_k": 2, "top_k": 1}',
 ]
 BAD = [
     "", "{", "[]", "null", "7", '"gemm"', "{}", '{"kernel": "fft"}', "[" * 5000,
@@ -30,6 +29,7 @@ BAD = [
     json.dumps(GEMM | {"problem": SHAPE | {"dtype": "\ud800"}}),
     json.dumps(GEMM | {"hardware": "a\0b"}), json.dumps(GEMM | {"hardware": "no such device"}),
     json.dumps(GEMM | {"program": "0" * 32}), json.dumps(GEMM | {"fixed": {"block_M": 64}}),
+    json.dumps(GEMM)[:-1] + ', "top_k": 2, "top_k": 1}',
     json.dumps(GEMM | {"threads": 4000}), json.dumps({"program": "0" * 32, "problem": {}}),
 ]  # fmt: skip
 
