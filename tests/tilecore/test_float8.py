@@ -1,5 +1,6 @@
 """Eight-bit floats against torch: every code, and rounding to nearest even of random floats."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -8,6 +9,7 @@ import tilecore.language as T
 from tilecore import runtime
 from tilecore.artifact import ArtifactStore
 from tilecore.compiler import compile
+from tilecore.interpreter import run
 
 NAMES = ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"]
 
@@ -108,3 +110,39 @@ def test_numpy_arrays_and_arithmetic_between_types(store):
 def test_tfloat32_is_float32():
     assert T.tfloat32 == T.float32
     assert T.dtype("tfloat32") == "float32"
+
+
+ENDS = {
+    "sum": lambda a, b: a + b,
+    "quotient": lambda a, b: a / b,
+    "logarithm": lambda a, _: T.log(a),
+    "power": lambda a, b: T.pow(a, b),
+    "negative": lambda a, _: -a,
+}
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("operation", ENDS)
+def test_oracle_and_kernel_agree_on_what_goes_beyond_a_type(store, name, operation):
+    """The oracle had NaN where float8_e4m3fn has its largest, as in log(0)."""
+    compute = ENDS[operation]
+
+    @T.prim_func
+    def main(A: T.Tensor((4096,), name), B: T.Tensor((4096,), name), C: T.Tensor((4096,), name)):
+        with T.Kernel(1):
+            for i in T.Parallel(4096):
+                C[i] = compute(A[i], B[i])
+
+    a, b = np.arange(4096).astype(np.uint8), np.arange(4096, dtype=np.uint32) * 2654435761 >> 13
+    kind, b = getattr(ml_dtypes, name), b.astype(np.uint8)
+    expected = np.zeros(4096, kind)
+    run(main, a.view(kind), b.view(kind), expected)
+    found = torch.empty(4096, dtype=torch.uint8)
+    shaped = [
+        x.view(getattr(torch, name)) for x in (torch.from_numpy(a), torch.from_numpy(b), found)
+    ]
+    runtime.load(compile(main, store=store))(*shaped)
+    got, want = (x.view(kind).astype(np.float32) for x in (found.numpy(), expected))
+    np.testing.assert_array_equal(got, want)
+    assert np.isfinite(want).any()

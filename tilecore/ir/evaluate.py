@@ -33,7 +33,9 @@ Value = Any  # a NumPy scalar or array of the dtype of the expression
 Mask = Any  # True, or a bool array
 LoadHook = Callable[[Load, tuple[Value, ...], Mask], Value]
 
-E4M3FN_MAX = 448.0
+E4M3FN_MAX, E8M0_MIN = 448.0, 2.0**-127
+# Arithmetic of NumPy's own gives NaN where these go beyond what they hold.
+LIMITED = frozenset({"float8_e4m3fn", "float8_e8m0fnu"})
 _ERF = np.vectorize(math.erf, otypes=[np.float64])
 _BINARY: dict[str, Callable[[Value, Value], Value]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.true_divide,
@@ -92,7 +94,10 @@ class Evaluator:
                 return self._binary(expr, mask)
             case Unary():
                 a = self(expr.a, mask)
-                return {"neg": np.negative, "not": np.logical_not, "bitnot": np.invert}[expr.op](a)
+                if expr.dtype in LIMITED:
+                    a = np.asarray(a).astype(np.float32)
+                found = {"neg": np.negative, "not": np.logical_not, "bitnot": np.invert}[expr.op](a)
+                return convert(found, expr.dtype.numpy) if expr.dtype in LIMITED else found
             case Select():
                 return self._select(expr, mask)
             case Cast():
@@ -116,6 +121,9 @@ class Evaluator:
         b = self(expr.b, mask)
         if expr.op in ("floordiv", "mod") and expr.dtype.is_integer:
             b = np.where(b == 0, np.ones_like(b), b)[()]  # only in lanes that do not count
+        if expr.dtype in LIMITED:
+            a, b = (np.asarray(x).astype(np.float32) for x in (a, b))
+            return convert(_BINARY[expr.op](a, b), expr.dtype.numpy)
         result = _BINARY[expr.op](a, b)
         return np.asarray(result).astype(expr.dtype.numpy, copy=False)[()]
 
@@ -136,18 +144,21 @@ class Evaluator:
             return rounded(expr.name, *args)[()]
         narrow = expr.dtype.is_float and expr.dtype.bits < 32
         result = _CALLS[expr.name](*(a.astype(np.float32) if narrow else a for a in args))
-        return np.asarray(result).astype(expr.dtype.numpy)[()]
+        return convert(result, expr.dtype.numpy)
 
 
 def convert(value: Value, dtype: np.dtype[Any]) -> Value:
     """Return ``value`` converted as the tile IR converts: float to int truncates toward zero.
 
-    Numbers too large for float8_e4m3fn become its largest (as in torch; ml_dtypes gives NaN).
+    As in torch, where ml_dtypes gives NaN: numbers too large for float8_e4m3fn become its largest,
+    and float8_e8m0fnu, which has neither sign nor zero, takes magnitudes, at least its smallest.
     """
     if dtype.name == "float4_e2m1fn":  # its largest, as on a GPU (ml_dtypes gives 0)
         value = np.where(np.isnan(np.asarray(value).astype(np.float64)), 6.0, value)
     if dtype.name == "float8_e4m3fn":
         value = np.clip(np.asarray(value).astype(np.float64), -E4M3FN_MAX, E4M3FN_MAX)
+    if dtype.name == "float8_e8m0fnu":
+        value = np.maximum(np.abs(np.asarray(value).astype(np.float64)), E8M0_MIN)
     with np.errstate(invalid="ignore", over="ignore"):
         return np.asarray(value).astype(dtype)[()]
 
