@@ -16,6 +16,9 @@ UNROLLED = 3  # of TVM's kinds of loops: kept as `#pragma unroll`
 DATA_PARALLEL = 1  # kind of an iteration variable that is bound to threads
 INT32_MAX = 2**31 - 1
 AXES = ("x", "y", "z")
+# Turns of nested loops that are written out together: four times the registers of a thread. Who
+# keeps more elements than that has them in memory anyway, and the compiler would take minutes.
+MOST_WRITTEN_OUT = 1024
 
 
 class CudaBuilder(TirBuilder):
@@ -26,6 +29,7 @@ class CudaBuilder(TirBuilder):
         self.count = 0  # statements emitted so far
         self.span: Any = None  # where the statement stands that is emitted
         self._spans: dict[SourceSpan, Any] = {}
+        self._written_out = 1  # turns of loops that were opened and closed here
 
     @contextlib.contextmanager
     def at(self, span: SourceSpan) -> Iterator[None]:
@@ -95,21 +99,34 @@ class CudaBuilder(TirBuilder):
         self.emit(body)
 
     @contextlib.contextmanager
-    def turns(self, extent: int, *, unrolled: bool = True) -> Iterator[Any]:
-        """Open a loop of known length and yield its variable, or 0 if it has one turn."""
+    def turns(
+        self, extent: int, *, unrolled: bool = True, at_any_length: bool = False
+    ) -> Iterator[Any]:
+        """Open a loop of known length and yield its variable, or 0 if it has one turn.
+
+        Args:
+            extent: how many turns it has.
+            unrolled: whether they are written out, unless that is too much (MOST_WRITTEN_OUT).
+            at_any_length: whether they are then, too.
+        """
         if extent == 1:
             yield 0
             return
+        before, self._written_out = self._written_out, 1
         var = tir.Var(self.name("i"), "int32")
         self._scopes.append([])
         yield var
         body = self._close()
-        if unrolled:
+        together = self._written_out * extent
+        is_written_out = unrolled and (at_any_length or together <= MOST_WRITTEN_OUT)
+        self._written_out = max(before, together if is_written_out else self._written_out)
+        if is_written_out:
             # 0: the pragma is printed; TVM itself would write out every turn.
             kept = {"pragma_unroll_explicit": tir.IntImm("bool", 0)}
             self.emit(tir.For(var, index(0), index(extent), UNROLLED, body, annotations=kept))
         else:
-            self.emit(tir.For(var, index(0), index(extent), 0, body))
+            kept = {"disable_unroll": tir.IntImm("bool", 1)} if unrolled else {}
+            self.emit(tir.For(var, index(0), index(extent), 0, body, annotations=kept))
 
     @contextlib.contextmanager
     def kept_loop(self, extent: Any) -> Iterator[Any]:

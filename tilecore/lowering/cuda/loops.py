@@ -42,7 +42,7 @@ class Loops:
         start, trips, step = self.trips(stmt)
         builder = self.owner.builder
         if isinstance(trips, int) and stmt.kind in ("unroll", "vectorized"):
-            loop = builder.turns(trips) if trips else builder.loop(0)
+            loop = builder.turns(trips, at_any_length=True) if trips else builder.loop(0)
         else:
             loop = builder.loop(trips)
         with loop as turn, self.owner.running.turns(stmt.body, trips):
