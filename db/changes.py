@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    BindParameter,
     Integer,
     Select,
     Text,
@@ -28,6 +28,9 @@ from db.service_models import CompactionRow, DriftRow, ModelRow
 from db.session import Database
 
 MOST = 2000  # new measurements that are told apart
+# PostgreSQL: how many of the last numbers are looked at in the beginning. One that a transaction
+# under way then took before these is told with the next of its workload.
+RECENT = 1000
 # PostgreSQL: between taking a number and being listed as a transaction that writes.
 UNLISTED_S = 1.0
 
@@ -64,7 +67,7 @@ class Follower:
 
     Measurements are numbered as they are written; on PostgreSQL transactions may commit in another
     order. There, numbers behind ``_closed`` are looked for again until all transactions have ended
-    that may have taken one of them.
+    that may have taken one of them (of any database of the server: its snapshots do not tell).
     """
 
     def __init__(self, database: Database) -> None:
@@ -75,7 +78,6 @@ class Follower:
         self._closed = 0  # no measurement with this number or a lower one will be committed
         self._seen: set[int] = set()  # numbers behind it
         self._closing: tuple[int, _Moment] | None = None  # the next number like that, and how old
-        self._unsure: _Moment | None = None  # what was under way then may not be told apart
 
     def look(self) -> Changes:
         """Return what was committed since the last look; everything at the first one."""
@@ -84,25 +86,42 @@ class Follower:
         if facts != self._facts:
             self._facts = facts
             return self._begin(found)
-        if self._unsure is not None:
-            if self._unsure.is_over(found):
-                self._unsure = None
-            return EVERYTHING
         if found.newest == self._closed:
             return NOTHING
-        rows = self._database.ask(TAIL, {"closed": self._closed, "most": MOST + 1})
-        if len(rows) > MOST:
+        numbers = self._numbers()
+        if len(numbers) > MOST:
             return self._begin(found)
-        changes = _told([row for row in rows if row.id not in self._seen])
-        self._seen = {row.id for row in rows}
-        self._close(found, max(self._seen, default=self._closed))
+        changes = self._told(numbers - self._seen)
+        self._seen = numbers
+        self._close(found, max(numbers, default=self._closed))
         return changes
 
     def _begin(self, found: Any) -> Changes:
         """Follow what comes from now on."""
-        self._closed, self._closing, self._seen = found.newest, None, set()
-        self._unsure = None if self._is_serial else self._moment()
+        self._closed = found.newest if self._is_serial else max(0, found.newest - RECENT)
+        self._closing, self._seen = None, set()
+        if not self._is_serial:
+            self._close(found, found.newest)
+            self._seen = self._numbers()
         return EVERYTHING
+
+    def _numbers(self) -> set[int]:
+        """Return the numbers of measurements behind the closed ones."""
+        rows = self._database.ask(NUMBERS, {"closed": self._closed, "most": MOST + 1})
+        return {row.id for row in rows}
+
+    def _told(self, new: set[int]) -> Changes:
+        """Return what measurements change."""
+        if not new:
+            return NOTHING
+        rows = self._database.ask(TOLD, {"first": min(new), "last": max(new)})
+        rows = [row for row in rows if row.id in new]
+        return Changes(
+            kernels=frozenset(row.kernel for row in rows),
+            grown=frozenset(row.kernel for row in rows if row.is_first),
+            workloads=frozenset(row.key for row in rows),
+            won=frozenset(row.workload_id for row in rows if row.is_fastest),
+        )
 
     def _close(self, found: Any, newest: int) -> None:
         """Note up to which number nothing will be committed any more."""
@@ -132,15 +151,6 @@ class _Moment:
         return bool(found.under_way > self.transaction) and time.monotonic() - self.at > UNLISTED_S
 
 
-def _told(rows: Sequence[Any]) -> Changes:
-    return Changes(
-        kernels=frozenset(row.kernel for row in rows),
-        grown=frozenset(row.kernel for row in rows if row.is_first),
-        workloads=frozenset(row.key for row in rows),
-        won=frozenset(row.workload_id for row in rows if row.is_fastest),
-    )
-
-
 FACTS = (
     select(func.max(ModelRow.id)).scalar_subquery(),
     select(func.sum(ModelRow.id)).where(ModelRow.state == "active").scalar_subquery(),
@@ -164,8 +174,20 @@ UNDER_WAY = _number(func.pg_snapshot_xmin(func.pg_current_snapshot())).label("un
 NEXT_TRANSACTION = select(_number(func.pg_current_xact_id()))
 
 
-def _tail() -> Select[Any]:
-    """Return the query of measurements with higher numbers than ``closed``."""
+def _number_of(name: str) -> BindParameter[int]:
+    return bindparam(name, type_=MeasurementRow.id.type)
+
+
+NUMBERS = (
+    select(MeasurementRow.id)
+    .where(MeasurementRow.id > _number_of("closed"))
+    .order_by(MeasurementRow.id)
+    .limit(bindparam("most", type_=Integer()))
+)
+
+
+def _told() -> Select[Any]:
+    """Return the query of what measurements from ``first`` to ``last`` change."""
     log, other = MeasurementRow, aliased(MeasurementRow)
     same_pair = and_(
         other.workload_id == log.workload_id, other.facet_id == log.facet_id,
@@ -183,10 +205,8 @@ def _tail() -> Select[Any]:
         )
         .join(WorkloadRow, WorkloadRow.id == log.workload_id)
         .join(FacetRow, FacetRow.id == log.facet_id)
-        .where(log.id > bindparam("closed", type_=log.id.type))
-        .order_by(log.id)
-        .limit(bindparam("most", type_=Integer()))
+        .where(log.id.between(_number_of("first"), _number_of("last")))
     )  # fmt: skip
 
 
-TAIL = _tail()
+TOLD = _told()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from db.changes import STATE, TAIL, Follower
+from db.changes import NUMBERS, STATE, TOLD, Follower
 from db.errors import DatabaseUnreachable
 from db.exact import BEST, FASTEST, KNOWN
 from db.migrate import upgrade
@@ -68,13 +68,14 @@ def test_best_and_fastest_are_those_of_a_count_by_hand(store):
 
 
 @both
-@pytest.mark.parametrize("query", [BEST, FASTEST, KNOWN, LOG_STATE, STATE, TAIL])
+@pytest.mark.parametrize("query", [BEST, FASTEST, KNOWN, LOG_STATE, STATE, NUMBERS, TOLD])
 def test_prepared_queries_give_what_sqlalchemy_does(store, query):
     for m in random_log(random.Random(1), 60):
         store.add(m)
     values = {
         "workload": workload(64).key, "kernel": "gemm", "hardware": HARDWARE.key, "digest": "p1",
         "toolchain": TOOLCHAIN.key, "driver": "d1", "count": 5, "closed": 7, "most": 50,
+        "first": 7, "last": 20,
     }  # fmt: skip
     wanted = query.compile(store.database.engine).params
     asked = {name: value for name, value in values.items() if name in wanted}
