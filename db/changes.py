@@ -80,7 +80,18 @@ class Follower:
         self._closing: tuple[int, _Moment] | None = None  # the next number like that, and how old
 
     def look(self) -> Changes:
-        """Return what was committed since the last look; everything at the first one."""
+        """Return what was committed since the last look; everything at the first one.
+
+        Raises:
+            DatabaseError: it cannot be asked; the next look then tells everything.
+        """
+        try:
+            return self._look()
+        except BaseException:
+            self._facts = None
+            raise
+
+    def _look(self) -> Changes:
         (found,) = self._database.ask(self._state, {})
         facts = tuple(found)[1 : 1 + len(FACTS)]
         if facts != self._facts:

@@ -7,6 +7,7 @@ from sqlalchemy import text
 
 from db import changes
 from db.changes import EVERYTHING, NOTHING, Changes, Follower
+from db.errors import DatabaseLocked
 from db.rows import add_measurements
 from db.snapshot import Snapshot
 from recommender.measurement import MeasureStatus, Protocol
@@ -160,6 +161,30 @@ def test_what_is_under_way_elsewhere_costs_no_more_than_numbers(store, second_st
             assert follower.look() == NOTHING
     assert found.count(EVERYTHING) == 2
     assert all(one.won for one in found if one != EVERYTHING)
+
+
+@pytest.mark.parametrize(
+    ("store_url", "failing"),
+    [
+        ("sqlite", "STATE"), ("sqlite", "NUMBERS"), ("sqlite", "TOLD"),
+        ("postgresql", "TOLD"), ("postgresql", "NEXT_TRANSACTION"),
+    ],
+    indirect=["store_url"],
+)  # fmt: skip
+def test_what_a_failed_look_may_have_missed_is_told(store, follower, monkeypatch, failing):
+    ask = store.database.ask
+
+    def fail(query, values):
+        if query is getattr(changes, failing):
+            raise DatabaseLocked(url="", timeout_s=1.0)
+        return ask(query, values)
+
+    store.add(measurement())
+    monkeypatch.setattr(store.database, "ask", fail)
+    with pytest.raises(DatabaseLocked):
+        follower.look()
+    monkeypatch.setattr(store.database, "ask", ask)
+    assert follower.look() == EVERYTHING
 
 
 @ENGINES
