@@ -81,9 +81,10 @@ def _key(
 PROFILE_FOLDER = Path(__file__).parent / "profiles"
 
 
-def profile_names() -> list[str]:
+@cache
+def profile_names() -> tuple[str, ...]:
     """Return the names of the shipped profiles."""
-    return sorted(path.stem for path in PROFILE_FOLDER.glob("*.toml"))
+    return tuple(sorted(path.stem for path in PROFILE_FOLDER.glob("*.toml")))
 
 
 def emulated(profile: HardwareProfile) -> HardwareProfile:
@@ -125,11 +126,10 @@ def load_profile(name: str) -> HardwareProfile:
     first, _, device = wanted.partition(" ")
     if first == EMULATED and device:
         return emulated(load_profile(device))
-    for stem in profile_names():
-        profile = _read_profile(PROFILE_FOLDER / f"{stem}.toml")
-        if wanted in {stem, profile.name.lower(), *(alias.lower() for alias in profile.aliases)}:
-            return profile
-    raise UnknownHardware(known=", ".join(profile_names()), found=name)
+    found = _profiles().get(wanted)
+    if found is None:
+        raise UnknownHardware(known=", ".join(profile_names()), found=name)
+    return found
 
 
 def with_assumed_rates(profile: HardwareProfile) -> HardwareProfile:
@@ -185,6 +185,16 @@ def nearest_profile(name: str) -> HardwareProfile | None:
 
 
 @cache
+def _profiles() -> dict[str, HardwareProfile]:
+    """Return the shipped profiles by their names and aliases in small letters."""
+    found: dict[str, HardwareProfile] = {}
+    for stem in profile_names():
+        profile = _read_profile(PROFILE_FOLDER / f"{stem}.toml")
+        for name in (stem, profile.name, *profile.aliases):
+            found.setdefault(name.lower(), profile)
+    return found
+
+
 def _read_profile(path: Path) -> HardwareProfile:
     from recommender.errors import InvalidProfile
 
