@@ -96,6 +96,7 @@ def test_what_else_is_asked_goes_the_general_way():
         assert not of_few(tilecore.compute(function), *args)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target", ["h100", "a100"])
 def test_a_gpu_has_a_program_of_its_own(target):
     q, k, v = (torch.randn(1, 2, n, 64).half() for n in (1, 300, 300))
