@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, MutableMapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -161,9 +161,12 @@ class Memory:
     ) -> tuple[tuple[Any, ...], Any]:
         """Return (indices clipped into the buffer, which of them were inside)."""
         array = self.array(buffer)
-        inside: Any = np.asarray(True)
+        inside: Any = True
         clipped = []
         for axis, (index, extent) in enumerate(zip(indices, array.shape, strict=True)):
+            if _is_within(index, extent):
+                clipped.append(index)
+                continue
             good = np.logical_and(np.greater_equal(index, 0), np.less(index, extent))
             if buffer.scope != "global" and np.any(np.logical_and(mask, np.logical_not(good))):
                 bad = np.asarray(index)[...].ravel()
@@ -183,6 +186,8 @@ class Memory:
         if 0 in array.shape:
             return self._pad(expr.buffer)[()]
         place, inside = self.locate(expr.buffer, indices, mask)
+        if inside is True:
+            return array[place]
         return np.where(inside, array[place], self._pad(expr.buffer))[()]
 
     def _pad(self, buffer: Buffer) -> Array:
@@ -201,11 +206,17 @@ class Memory:
             return
         place, inside = self.locate(stmt.buffer, indices, mask)
         active = np.logical_and(mask, inside)
+        if not any(np.ndim(x) for x in (*place, value, active)):
+            if active:
+                array[place] = value
+            return
         *full, value, active = np.broadcast_arrays(*place, value, active)
         if not full:  # a tensor without axes
             array[()] = value if active else array[()]
-            return
-        array[tuple(p[active] for p in full)] = value[active]
+        elif active.all():  # in this order: of equal places the last one counts
+            array[tuple(p.ravel() for p in full)] = value.ravel()
+        else:
+            array[tuple(p[active] for p in full)] = value[active]
 
     def update(self, op: str, stmt: nodes.Atomic | nodes.Store, expr: Expr, mask: Mask) -> Value:
         """Update elements one after the other; return what the last one held before."""
@@ -222,31 +233,82 @@ class Memory:
 
     def read(self, region: Region) -> Array:
         """Return a copy of a region without its axes of size 1; padded outside a tensor."""
-        grids, shape = self._box(region)
+        offsets, shape = self._box(region)
         array = self.array(region.buffer)
-        found = self._pad(region.buffer)
-        if 0 not in array.shape:
-            place, inside = self.locate(region.buffer, grids, True)
-            found = np.where(inside, array[place], found)
+        part = self._part(region, offsets, shape)
+        if part is not None and part.is_whole:
+            found = array[part.place].copy()
+        elif part is not None:
+            found = np.full(shape, self._pad(region.buffer))
+            found[part.of_region] = array[part.place]
+        else:
+            found = self._pad(region.buffer)
+            if 0 not in array.shape:
+                place, inside = self.locate(region.buffer, _grids(offsets, shape), True)
+                found = np.where(inside, array[place], found)
         return np.broadcast_to(found, shape).reshape([n for n in shape if n != 1])
 
     def write(self, region: Region, value: Array) -> None:
         """Set a region; skipped outside a global tensor."""
-        grids, shape = self._box(region)
+        offsets, shape = self._box(region)
         array = self.array(region.buffer)
         if 0 in array.shape:
             return
-        place, inside = self.locate(region.buffer, grids, True)
         wide = np.broadcast_to(value, [n for n in shape if n != 1]).reshape(shape)
+        part = self._part(region, offsets, shape)
+        if part is not None:
+            array[part.place] = convert(wide[part.of_region], array.dtype)
+            return
+        place, inside = self.locate(region.buffer, _grids(offsets, shape), True)
         *full, active = np.broadcast_arrays(*place, np.broadcast_to(inside, shape))
         array[tuple(p[active] for p in full)] = convert(wide, array.dtype)[active]
 
-    def _box(self, region: Region) -> tuple[list[Array], list[int]]:
+    def _box(self, region: Region) -> tuple[list[int], list[int]]:
+        """Return first elements and extents."""
         offsets = [int(self.evaluate(o)) for o in region.offsets]
-        shape = [int(self.evaluate(e)) for e in region.extents]
-        grids = []
-        for axis, (offset, extent) in enumerate(zip(offsets, shape, strict=True)):
-            ones = [1] * len(shape)
-            ones[axis] = extent
-            grids.append((offset + np.arange(extent)).reshape(ones))
-        return grids, shape
+        return offsets, [int(self.evaluate(e)) for e in region.extents]
+
+    def _part(self, region: Region, offsets: list[int], shape: list[int]) -> _Part | None:
+        """Return what of a region exists; None where its elements are looked at one by one.
+
+        Those are packed ones, and a tile's of which some do not exist, which is an error.
+        """
+        array = self.array(region.buffer)
+        if isinstance(array, PackedArray) or len(offsets) != array.ndim:
+            return None
+        place, of_region = [], []
+        for first, count, extent in zip(offsets, shape, array.shape, strict=True):
+            start, stop = max(first, 0), max(min(first + count, extent), 0)
+            place.append(slice(start, max(start, stop)))
+            of_region.append(slice(start - first, max(start, stop) - first))
+        is_whole = all(p.stop - p.start == n for p, n in zip(place, shape, strict=True))
+        if not is_whole and region.buffer.scope != "global":
+            return None
+        return _Part(tuple(place), tuple(of_region), is_whole)
+
+
+class _Part(NamedTuple):
+    """What of a region exists, as slices of its buffer and of the region."""
+
+    place: tuple[slice, ...]
+    of_region: tuple[slice, ...]
+    is_whole: bool
+
+
+def _is_within(index: Value, extent: int) -> bool:
+    """Return whether all elements of an index are known to lie in an axis."""
+    if np.ndim(index) == 0:
+        return not isinstance(index, np.bool_) and bool(0 <= index < extent)
+    if index.dtype == np.bool_ or not index.size:
+        return False
+    return bool(index.min() >= 0 and index.max() < extent)
+
+
+def _grids(offsets: Sequence[int], shape: Sequence[int]) -> list[Array]:
+    """Return the indices of a box along each axis, which broadcast against each other."""
+    grids = []
+    for axis, (offset, extent) in enumerate(zip(offsets, shape, strict=True)):
+        ones = [1] * len(shape)
+        ones[axis] = extent
+        grids.append((offset + np.arange(extent)).reshape(ones))
+    return grids

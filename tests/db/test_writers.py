@@ -25,7 +25,11 @@ print(json.dumps(database.writers(sys.argv[2], measurement())))
 """
 
 
-@pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.parametrize(
+    "store_url",
+    ["sqlite", pytest.param("postgresql", marks=pytest.mark.exhaustive)],
+    indirect=True,
+)
 def test_32_writers_lose_nothing(store_url):
     done = subprocess.run(
         [sys.executable, "-c", CODE, str(BENCHMARKS), store_url],

@@ -204,19 +204,20 @@ def document(**changes):
 
 REFUSED = {
     "no object": ([], "/: expected an object"),
-    "schema": (document(schema=2), "/schema"),
-    "name": (document(name="../x"), "/name"),
-    "two of one name": (document(sizes=["block_M"]), "/knobs: expected different names"),
-    "no variants": (document(variants=[]), "/variants: expected at least one"),
-    "a knob of the lowering": (document(lowering={"fixed": {"nasm": 1}}), "/lowering/fixed"),
-    "values of two kinds": (document(knobs=[{"name": "a", "values": [1, "b"]}]), "/knobs/0/values"),
-    "symbols": (document(sizes=["M", "N", "Q"]), "/variants/0/program/vars/2"),
+    "schema": ({"schema": 2}, "/schema"),
+    "name": ({"name": "../x"}, "/name"),
+    "two of one name": ({"sizes": ["block_M"]}, "/knobs: expected different names"),
+    "no variants": ({"variants": []}, "/variants: expected at least one"),
+    "a knob of the lowering": ({"lowering": {"fixed": {"nasm": 1}}}, "/lowering/fixed"),
+    "values of two kinds": ({"knobs": [{"name": "a", "values": [1, "b"]}]}, "/knobs/0/values"),
+    "symbols": ({"sizes": ["M", "N", "Q"]}, "/variants/0/program/vars/2"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_malformed_programs(case):
-    value, message = REFUSED[case]
+    changes, message = REFUSED[case]
+    value = document(**changes) if isinstance(changes, dict) else changes
     with pytest.raises(InvalidDocument) as caught:
         read_portable(value)
     assert message in str(caught.value)

@@ -75,6 +75,7 @@ def test_unaligned_tensors(name, artifacts):
     assert all((margins() == GUARD).all() for _, margins in placed)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_an_output_that_overlaps_an_input_is_refused(name, artifacts):
     definition, problem, kernel = built(name, artifacts)

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounterWithBackend
 
 import tilecore
 import tilecore.language as T
@@ -54,7 +53,7 @@ def graph_of(function, *inputs):
     return str(torch.export.export(Module(), inputs).graph)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)  # other tests here use inductor
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_a_call_is_one_node_of_one_graph(backend):
     kernel = scaled(5, 33)
@@ -76,6 +75,8 @@ def test_sizes_of_the_call_give_those_of_several_outputs():
     def model(x, y):
         s, p = kernel(x * 1.0, y, 3.0)
         return s.relu(), p + 1
+
+    from torch._dynamo.testing import CompileCounterWithBackend  # takes seconds
 
     counted = CompileCounterWithBackend("inductor")
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counted)

@@ -62,7 +62,7 @@ def check(artifacts):
 # --- products -------------------------------------------------------------------------------------
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("m", [1, 3, 7])
 @pytest.mark.parametrize(("n", "k"), [(5000, 130), (5120, 128), (4097, 257), (11008, 129)])
@@ -75,6 +75,7 @@ def test_ragged_products(check, dtype, m, n, k) -> None:
     check(func, [a, b], a.double() @ b.double(), rtol, atol)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("out", ["bfloat16", "float32"])
 @pytest.mark.parametrize("clear", [True, False])
 def test_how_sums_begin_and_end(artifacts, out, clear) -> None:

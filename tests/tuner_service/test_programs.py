@@ -165,6 +165,7 @@ def test_a_program_is_compiled_checked_and_timed_by_sandboxed_workers(client, st
     assert found["result"]["best"]["protocol"] == min(ends)  # a confirmed time, if there is one
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(load_nvrtc() is None, reason="NVRTC is not installed")
 def test_a_program_is_tuned_for_an_emulated_gpu(client, store, settings):
     sizes = {"M": 64, "N": 48, "K": 40}

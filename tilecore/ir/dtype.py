@@ -17,6 +17,7 @@ BITS = {
     "float8_e4m3fn": 8, "float8_e5m2": 8, "float8_e4m3fnuz": 8, "float8_e5m2fnuz": 8,
     "float8_e8m0fnu": 8, "int4": 4, "uint4": 4, "float4_e2m1fn": 4,
 }  # fmt: skip
+_NUMPY = {name: np.dtype(getattr(ml_dtypes, name, name)) for name in BITS}
 # What torch and NumPy keep pairs of 4-bit elements in; NumPy has bytes for all of them.
 _TORCH_STORAGE = {"int4": "int8", "uint4": "uint8", "float4_e2m1fn": "float4_e2m1fn_x2"}
 _ALIASES = {
@@ -88,7 +89,7 @@ class DType(str):
     @property
     def bits(self) -> int:
         """Width of one element in memory."""
-        return BITS[str(self)]
+        return BITS[self]
 
     @property
     def itemsize(self) -> int:
@@ -120,7 +121,7 @@ class DType(str):
     @property
     def is_float(self) -> bool:
         """Whether values are floating point."""
-        return "float" in str(self)
+        return "float" in self
 
     @property
     def is_integer(self) -> bool:
@@ -135,8 +136,7 @@ class DType(str):
     @property
     def numpy(self) -> np.dtype[Any]:
         """The NumPy dtype (bfloat16 and float8 from ml_dtypes)."""
-        name = str(self)
-        return np.dtype(getattr(ml_dtypes, name) if hasattr(ml_dtypes, name) else name)
+        return _NUMPY[self]
 
 
 def promote(a: str, b: str) -> DType:

@@ -75,7 +75,7 @@ class Evaluator:
         """Give ``var`` a value, converted to its dtype."""
         if id(var) not in self.values:
             self._keep.append(var)
-        self.values[id(var)] = np.asarray(value).astype(var.dtype.numpy)[()]
+        self.values[id(var)] = _as_dtype(value, var.dtype.numpy)
 
     def __call__(self, expr: Expr, mask: Mask = True) -> Value:
         """Return the value of ``expr``.
@@ -119,13 +119,12 @@ class Evaluator:
             b = self(expr.b, np.logical_and(mask, np.logical_not(decides)))
             return np.logical_and(a, b) if expr.op == "and" else np.logical_or(a, b)
         b = self(expr.b, mask)
-        if expr.op in ("floordiv", "mod") and expr.dtype.is_integer:
+        if expr.op in ("floordiv", "mod") and expr.dtype.is_integer and (np.ndim(b) or not b):
             b = np.where(b == 0, np.ones_like(b), b)[()]  # only in lanes that do not count
         if expr.dtype in LIMITED:
             a, b = (np.asarray(x).astype(np.float32) for x in (a, b))
             return convert(_BINARY[expr.op](a, b), expr.dtype.numpy)
-        result = _BINARY[expr.op](a, b)
-        return np.asarray(result).astype(expr.dtype.numpy, copy=False)[()]
+        return _as_dtype(_BINARY[expr.op](a, b), expr.dtype.numpy)
 
     def _select(self, expr: Select, mask: Mask) -> Value:
         cond = np.asarray(self(expr.cond, mask))
@@ -145,6 +144,13 @@ class Evaluator:
         narrow = expr.dtype.is_float and expr.dtype.bits < 32
         result = _CALLS[expr.name](*(a.astype(np.float32) if narrow else a for a in args))
         return convert(result, expr.dtype.numpy)
+
+
+def _as_dtype(value: Value, dtype: np.dtype[Any]) -> Value:
+    """Return a value of NumPy's in an element type, itself where it has that type."""
+    if isinstance(value, np.generic) and value.dtype == dtype:
+        return value
+    return np.asarray(value).astype(dtype, copy=False)[()]
 
 
 def convert(value: Value, dtype: np.dtype[Any]) -> Value:

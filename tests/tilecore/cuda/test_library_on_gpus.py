@@ -137,15 +137,17 @@ REAL = {
     "linear_attention": {"batch": 4, "heads": 16, "seq_len": 4096, "dim": 128, "dim_v": 128,
                          "dtype": "bfloat16"},
 }  # fmt: skip
+LONG = ("attention_backward", "dequant_gemm")  # to prove; test_order_of_library.py has small ones
 FETCHED = {"a100": "LDGSTS", "h100": "UTMALDG"}
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.skipif(load_nvrtc() is None, reason="NVRTC is not installed")
 @pytest.mark.parametrize(
     ("name", "device"),
     [
-        *((name, "h100") for name in sorted(REAL)),
+        *((name, "h100") for name in sorted(REAL) if name not in LONG),
+        *(pytest.param(name, "h100", marks=pytest.mark.exhaustive) for name in LONG),
         ("decode_attention", "a100"),
         pytest.param("attention_backward", "a100", marks=pytest.mark.exhaustive),
         pytest.param("dequant_gemm", "a100", marks=pytest.mark.exhaustive),

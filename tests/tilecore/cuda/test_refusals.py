@@ -170,7 +170,7 @@ def agrees(func, target, a):
     np.testing.assert_array_equal(b.astype(np.float64), expected.astype(np.float64))
 
 
-@pytest.mark.covering("way dtype")
+@pytest.mark.covering
 @pytest.mark.parametrize("target", ["v100", "a100", "h100", "gfx942"])
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "float8_e4m3fn"])
 @pytest.mark.parametrize("way", WAYS)
@@ -181,7 +181,7 @@ def test_narrow_values_go_from_lane_to_lane(way, dtype, target):
     agrees(exchange(WAYS[way], dtype), target, a)
 
 
-@pytest.mark.covering("way target")
+@pytest.mark.covering
 @pytest.mark.parametrize("target", ["a100", "h100", "gfx942"])
 @pytest.mark.parametrize("threads", [33, 40, 48, 84])
 @pytest.mark.parametrize("way", WAYS)
@@ -191,7 +191,7 @@ def test_a_warp_that_is_not_full_exchanges_what_is_there(way, threads, target):
     agrees(exchange(WAYS[way], "int32", threads), target, a)
 
 
-@pytest.mark.covering("op dtype")
+@pytest.mark.covering
 @pytest.mark.parametrize("target", ["v100", "h100", "gfx942"])
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16"])
 @pytest.mark.parametrize("op", ["reduce_sum", "reduce_absmax", "reduce_bitor"])

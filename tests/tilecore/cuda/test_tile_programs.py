@@ -171,7 +171,7 @@ KNOBS = {
 }
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.covering
 @pytest.mark.parametrize("target", ["sm_80", "h100"])
 @pytest.mark.parametrize("name", sorted(PROBLEMS))

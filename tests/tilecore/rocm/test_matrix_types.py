@@ -67,7 +67,7 @@ def plans_of(plan):
     return list(launch.gemms.values()), launch.notes
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("trans", TRANSPOSED)
 @pytest.mark.parametrize(("target", "a", "b", "step"), TYPES)
