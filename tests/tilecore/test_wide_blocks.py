@@ -300,6 +300,13 @@ def half_of_a_nest(bx, c, s, r, S, Y):
 
 
 @T.macro
+def half_of_a_tensor(bx, c, s, r, S, Y):
+    T.copy(c, Y[0, bx * COLUMNS])
+    start = bx * COLUMNS
+    T.copy(S[start : start + 64], Y[0, start : start + 64])
+
+
+@T.macro
 def once_per_column_of_a_loop(bx, c, s, r, S, Y):
     for j in T.serial(COLUMNS):
         for i in T.Parallel(ROWS):
@@ -374,6 +381,9 @@ APART = {
     ),
     half_of_a_tile: lambda c, s: out_of_blocks(torch.where(IN_BLOCK < 64, 1.0, in_blocks(c))),
     half_of_a_nest: lambda c, s: out_of_blocks(torch.where(IN_BLOCK < 64, 1.0, in_blocks(c))),
+    half_of_a_tensor: lambda c, s: out_of_blocks(
+        torch.where(IN_BLOCK < 64, in_blocks(torch.stack([s, c[1]])), in_blocks(c))
+    ),
     once_per_column_of_a_loop: lambda c, s: c * 2,
     told_of_columns: lambda c, s: c,
     assert_of_columns: lambda c, s: c,
