@@ -301,10 +301,65 @@ def half_of_a_nest(bx, c, s, r, S, Y):
 
 
 @T.macro
+def half_of_a_tensor(bx, c, s, r, S, Y):
+    T.copy(c, Y[0, bx * COLUMNS])
+    start = bx * COLUMNS
+    T.copy(S[start : start + 64], Y[0, start : start + 64])
+
+
+@T.macro
 def once_per_column_of_a_loop(bx, c, s, r, S, Y):
     for j in T.serial(COLUMNS):
         for i in T.Parallel(ROWS):
             Y[i, bx * COLUMNS + j] = c[i, j] * 2
+
+
+@T.macro
+def told_of_columns(bx, c, s, r, S, Y):
+    """Of those beyond the blocks of the program, which are none."""
+    for i, j in T.Parallel(ROWS, COLUMNS):
+        if bx * COLUMNS + j >= BLOCKS * COLUMNS:
+            T.print(c[i, j])
+        Y[i, bx * COLUMNS + j] = c[i, j]
+
+
+@T.macro
+def assert_of_columns(bx, c, s, r, S, Y):
+    """Of those of the program: joined blocks may have more."""
+    for i, j in T.Parallel(ROWS, COLUMNS):
+        T.device_assert(bx * COLUMNS + j < BLOCKS * COLUMNS, "a column of no block")
+        Y[i, bx * COLUMNS + j] = c[i, j]
+
+
+@T.macro
+def until_it_is_enough(bx, c, s, r, S, Y):
+    steps = T.alloc_var("int32", init=0)
+    while steps < 3:
+        steps += 1
+        for i, j in T.Parallel(ROWS, COLUMNS):
+            c[i, j] += 1
+    T.copy(c, Y[0, bx * COLUMNS])
+
+
+@T.macro
+def left_early(bx, c, s, r, S, Y):
+    for step in T.serial(5):
+        if step == 3:
+            break
+        for i, j in T.Parallel(ROWS, COLUMNS):
+            c[i, j] += 1
+    T.copy(c, Y[0, bx * COLUMNS])
+
+
+@T.macro
+def at_a_barrier(bx, c, s, r, S, Y):
+    arrived = T.alloc_barrier(128)
+    T.copy(S[bx * COLUMNS], s)
+    T.mbarrier_arrive(arrived)
+    T.mbarrier_wait_parity(arrived, 0)
+    for i, j in T.Parallel(ROWS, COLUMNS):
+        c[i, j] += s[j]
+    T.copy(c, Y[0, bx * COLUMNS])
 
 
 def softmax_of_blocks(c, s):
@@ -327,7 +382,15 @@ APART = {
     ),
     half_of_a_tile: lambda c, s: out_of_blocks(torch.where(IN_BLOCK < 64, 1.0, in_blocks(c))),
     half_of_a_nest: lambda c, s: out_of_blocks(torch.where(IN_BLOCK < 64, 1.0, in_blocks(c))),
+    half_of_a_tensor: lambda c, s: out_of_blocks(
+        torch.where(IN_BLOCK < 64, in_blocks(torch.stack([s, c[1]])), in_blocks(c))
+    ),
     once_per_column_of_a_loop: lambda c, s: c * 2,
+    told_of_columns: lambda c, s: c,
+    assert_of_columns: lambda c, s: c,
+    until_it_is_enough: lambda c, s: c + 3,
+    left_early: lambda c, s: c + 3,
+    at_a_barrier: lambda c, s: c + s,
 }
 
 
@@ -374,6 +437,25 @@ def onto_itself(bx, c, s, r, S, Y):
         Y[i, bx * COLUMNS + j] = Y[i, bx * COLUMNS + j] * 2 + c[i, j]
 
 
+@T.macro
+def columns_by_columns(bx, c, s, r, S, Y):
+    """The diagonal blocks of what columns make of each other."""
+    again = T.alloc_shared((ROWS, COLUMNS), "float32")
+    table = T.alloc_fragment((COLUMNS, COLUMNS), "float32")
+    T.copy(c, again)
+    T.gemm(c, again, table, transpose_A=True, clear_accum=True)
+    T.copy(table, Y[bx * COLUMNS, bx * COLUMNS])
+
+
+SIDE = 3 * COLUMNS + 10
+
+
+def diagonal(c):
+    whole = c.T @ c
+    blocks = torch.arange(SIDE) // COLUMNS
+    return torch.where(blocks[:, None] == blocks, whole[:SIDE, :SIDE], 0)
+
+
 def last_first(c):
     whole = torch.full((ROWS, BLOCKS * COLUMNS), torch.nan, dtype=torch.float64)
     whole[:] = torch.nn.functional.pad(c, (0, BLOCKS * COLUMNS - N))
@@ -389,6 +471,7 @@ def last_first(c):
         (added, (ROWS, N), lambda c: c),
         (added_by_rows, (ROWS, N), lambda c: c),
         (onto_itself, (ROWS, N), lambda c: c),
+        (columns_by_columns, (SIDE, SIDE), diagonal),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -440,3 +523,130 @@ def test_an_output_that_ends_before_the_blocks(check, end) -> None:
     beyond = BLOCKS * COLUMNS - 100  # columns of the last block that lie behind the weights are 0
     wanted[:, : min(end, beyond)] = whole[:, : min(end, beyond)]
     check(func, [a, b, s], wanted, into=torch.full((ROWS, end), 7.0))
+
+
+# --- several products -----------------------------------------------------------------------------
+
+
+def swiglu(scaled=False):
+    """Two products of a block, of weights one beside the other; of 8 bits the second, if scaled."""
+    kind = "int8" if scaled else "float32"
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((ROWS, K), "float32"), B: T.Tensor((K, N), "float32"),
+        C: T.Tensor((K, N), kind), S: T.Tensor((N,), "float32"), Y: T.Tensor((ROWS, N), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(BLOCKS, threads=128) as bx:
+            a = T.alloc_shared((ROWS, DEPTH), "float32")
+            b = T.alloc_shared((DEPTH, COLUMNS), "float32")
+            q = T.alloc_shared((DEPTH, COLUMNS), kind)
+            w = T.alloc_shared((DEPTH, COLUMNS), "float32")
+            gate = T.alloc_fragment((ROWS, COLUMNS), "float32")
+            up = T.alloc_fragment((ROWS, COLUMNS), "float32")
+            T.clear(gate)
+            T.clear(up)
+            for ko in T.Pipelined(T.ceildiv(K, DEPTH), num_stages=2):
+                T.copy(A[0, ko * DEPTH], a)
+                T.copy(B[ko * DEPTH, bx * COLUMNS], b)
+                T.copy(C[ko * DEPTH, bx * COLUMNS], q)
+                if scaled:
+                    for k, j in T.Parallel(DEPTH, COLUMNS):
+                        w[k, j] = T.cast(q[k, j], "float32") * S[bx * COLUMNS + j]
+                T.gemm(a, b, gate)
+                T.gemm(a, w if scaled else q, up)
+            for i, j in T.Parallel(ROWS, COLUMNS):
+                up[i, j] *= T.max(gate[i, j], 0)
+            T.copy(up, Y[0, bx * COLUMNS])
+
+    return main
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_two_products_of_a_block(check, scaled) -> None:
+    """Weights of 8 bits are not read in place, but computed for as many columns."""
+    func = swiglu(scaled)
+    assert grids(func) == [3, BLOCKS]
+    a, b, s = operands()
+    c = rows(K, N, seed=3)
+    weights = c.double()
+    if scaled:
+        c = (c * 20).to(torch.int8)
+        weights = c.double() * s.double()
+    wanted = (a.double() @ b.double()).clamp(min=0) * (a.double() @ weights)
+    check(func, [a, b, c, s], wanted, rtol=1e-3, atol=5e-2)
+
+
+def split(splits, is_added):
+    """Return a product whose sums are split along K, added or side by side."""
+    part = -(-K // splits // DEPTH) * DEPTH
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((ROWS, K), "float32"), B: T.Tensor((K, N), "float32"),
+        Y: T.Tensor((ROWS, N) if is_added else (splits, ROWS, N), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(BLOCKS, splits, threads=128) as (bx, bz):
+            a = T.alloc_shared((ROWS, DEPTH), "float32")
+            b = T.alloc_shared((DEPTH, COLUMNS), "float32")
+            c = T.alloc_fragment((ROWS, COLUMNS), "float32")
+            T.clear(c)
+            for ko in T.Pipelined(part // DEPTH, num_stages=2):
+                T.copy(A[0, bz * part + ko * DEPTH], a)
+                T.copy(B[bz * part + ko * DEPTH, bx * COLUMNS], b)
+                T.gemm(a, b, c)
+            if is_added:
+                for i, j in T.Parallel(ROWS, COLUMNS):
+                    T.atomic_add(Y[i, bx * COLUMNS + j], c[i, j])
+            else:
+                T.copy(c, Y[bz, 0, bx * COLUMNS])
+
+    return main
+
+
+@pytest.mark.parametrize("is_added", [False, True])
+@pytest.mark.parametrize("splits", [2, 3])
+def test_sums_in_parts(check, splits, is_added) -> None:
+    func = split(splits, is_added)
+    assert grids(func) == ([BLOCKS] if is_added else [3, BLOCKS])
+    a, b, _ = operands()
+    part = -(-K // splits // DEPTH) * DEPTH
+    parts = [a[:, i : i + part].double() @ b[i : i + part].double() for i in range(0, K, part)]
+    wanted = torch.stack(parts + [torch.zeros_like(parts[0])] * (splits - len(parts)))
+    wanted = wanted.sum(0) if is_added else wanted
+    check(func, [a, b], wanted, into=torch.zeros(wanted.shape))
+
+
+def test_products_that_nothing_joins(check) -> None:
+    """Keys and values of a block have their columns in common, and a nest that reads neither."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((ROWS, K), "float32"), B: T.Tensor((K, N), "float32"),
+        C: T.Tensor((K, N), "float32"), S: T.Tensor((N,), "float32"),
+        Y: T.Tensor((3, ROWS, N), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(BLOCKS, threads=128) as bx:
+            a = T.alloc_shared((ROWS, DEPTH), "float32")
+            b = T.alloc_shared((DEPTH, COLUMNS), "float32")
+            d = T.alloc_shared((DEPTH, COLUMNS), "float32")
+            keys = T.alloc_fragment((ROWS, COLUMNS), "float32")
+            values = T.alloc_fragment((ROWS, COLUMNS), "float32")
+            T.clear(keys)
+            T.clear(values)
+            for ko in T.Pipelined(T.ceildiv(K, DEPTH), num_stages=2):
+                T.copy(A[0, ko * DEPTH], a)
+                T.copy(B[ko * DEPTH, bx * COLUMNS], b)
+                T.copy(C[ko * DEPTH, bx * COLUMNS], d)
+                T.gemm(a, b, keys)
+                T.gemm(a, d, values)
+            T.copy(keys, Y[0, 0, bx * COLUMNS])
+            T.copy(values, Y[1, 0, bx * COLUMNS])
+            for i, j in T.Parallel(ROWS, COLUMNS):
+                Y[2, i, bx * COLUMNS + j] = S[bx * COLUMNS + j] * 2
+
+    assert grids(main) == [3, BLOCKS]
+    a, b, s = operands()
+    c = rows(K, N, seed=3)
+    sums = [a.double() @ b.double(), a.double() @ c.double(), s.double().expand(ROWS, N) * 2]
+    check(main, [a, b, c, s], torch.stack(sums))

@@ -156,6 +156,7 @@ class _Columns:
 
     def __init__(self, launch: KernelLaunch, block: Var, width: int, first: Axis) -> None:
         self.launch, self.block, self.width = launch, block, width
+        self.first = first
         self.axes: set[Axis] = {first}
         self.loops: dict[Var, Axis] = {
             var: (nest, i)
@@ -180,13 +181,30 @@ class _Columns:
     def _ties(self) -> Iterator[tuple[Axis, Axis]]:
         for stmt in walk(self.launch.body):
             for source, i, target, j in pairs_of(stmt) or ():
-                if "global" not in (source.buffer.scope, target.buffer.scope):
-                    yield (source.buffer, i), (target.buffer, j)
+                one, other = self._axis(source, i), self._axis(target, j)
+                if one is not None and other is not None:
+                    yield one, other
             for buffer, indices in _elements(stmt):
                 for axis, index in enumerate(indices):
-                    loop = self._loop(index)
-                    if loop is not None and buffer.scope != "global":
-                        yield (buffer, axis), loop
+                    if buffer.scope == "global":
+                        yield from ((self.first, loop) for loop in self._cut_loops(index))
+                    elif (found := self._loop(index)) is not None:
+                        yield (buffer, axis), found
+
+    def _axis(self, region: Region, axis: int) -> Axis | None:
+        """Return the axis of a tile, of the columns of a tensor the first one; None: neither."""
+        if region.buffer.scope != "global":
+            return region.buffer, axis
+        return self.first if self._has_columns(region, axis) else None
+
+    def _cut_loops(self, index: Expr) -> Iterator[Axis]:
+        """Yield the loops that run through the columns of a block along a tensor's axis."""
+        form = linear(index)
+        if form is None:
+            return
+        for var, step in form.coefficients.items():
+            if var in self.loops and form.coefficient(self.block) == step * self.width:
+                yield self.loops[var]
 
     def _loop(self, index: Expr) -> Axis | None:
         """Return the loop whose variable an index is."""
@@ -203,7 +221,10 @@ class _Columns:
             return False
         if any(axis_extent(axis) != self.width for axis in self.axes):
             return False
-        tiles = {thing for thing, _ in self.axes if isinstance(thing, Buffer)}
+        along = [thing for thing, _ in self.axes if isinstance(thing, Buffer)]
+        tiles = set(along)
+        if len(along) > len(tiles):  # columns by columns
+            return False
         allocated = {s.buffer for s in walk(launch.body) if isinstance(s, Alloc)}
         if not tiles <= allocated or any(map(_is_special, allocated)):
             return False

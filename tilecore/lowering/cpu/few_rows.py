@@ -9,7 +9,7 @@ meanwhile: few long streams.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm import tirx as tir
@@ -225,15 +225,12 @@ class SumsLowering(FewRowsLowering):
 
     def _clear(self) -> None:
         """Clear c before the first pass."""
-        builder, lanes = self.builder, self.lanes
+        builder = self.builder
         rows = self.plan.m if self.rows is None or not self.in_output else self.rows
 
         def clear() -> None:
             with builder.loop(rows) as row:
-                for j in range(-(-self.plan.n // lanes)):
-                    value = zero(self.c.place.storage.dtype, lanes)
-                    offset, mask = self.c.at(row, j * lanes), self._mask(0, j)
-                    vector_store(builder, self.c.place, value, offset, lanes, mask)
+                self._clear_row(row)
 
         if self.clears:
             clear()
@@ -255,11 +252,23 @@ class SumsLowering(FewRowsLowering):
         sums = builder.registers(size * count, lanes, "float32")
         mask = None if is_whole else self._edge_mask(column)
         places = [(i, j) for i in range(size) for j in range(count)]
-        for i, j in places:
-            with self._row_guard(row, i, edge):
-                offset = self.c.at(add(row, i), add(column, j * lanes))
-                value = vector_load(builder, self.c.place, offset, lanes, "float32", mask)
-                builder.store(sums[i * count + j], value, 0, lanes)
+
+        def load(*, edge: bool) -> None:
+            for i, j in places:
+                with self._row_guard(row, i, edge):
+                    offset = self.c.at(add(row, i), add(column, j * lanes))
+                    value = vector_load(builder, self.c.place, offset, lanes, "float32", mask)
+                    builder.store(sums[i * count + j], value, 0, lanes)
+
+        def store(*, edge: bool) -> None:
+            for i, j in places:
+                with self._row_guard(row, i, edge):
+                    total = builder.load(sums[i * count + j], 0, lanes)
+                    offset = self.c.at(add(row, i), add(column, j * lanes))
+                    value = self._stored(total, self.c.place)
+                    vector_store(builder, self.c.place, value, offset, lanes, mask)
+
+        self._by_rows(load, row, size, edge)
         bases = self._a_bases(row, size, edge)
         if size == self.plan.most_rows:
             self._fetch_next_rows(column, count)
@@ -277,11 +286,25 @@ class SumsLowering(FewRowsLowering):
                     register = sums[i * count + j]
                     total = builder.load(register, 0, lanes) + factor * vector
                     builder.store(register, total, 0, lanes)
-        for i, j in places:
-            with self._row_guard(row, i, edge):
-                value = self._stored(builder.load(sums[i * count + j], 0, lanes), self.c.place)
-                offset = self.c.at(add(row, i), add(column, j * lanes))
-                vector_store(builder, self.c.place, value, offset, lanes, mask)
+        self._by_rows(store, row, size, edge)
+
+    def _edge(self, row: Any, size: int, column: Any, count: int, *, is_whole: bool) -> None:
+        """Emit one register tile for groups that are whole and for the last one.
+
+        Products are the same for both: they are most of the code, which LLVM takes its time for.
+        """
+        with self.builder.when(tir.LT(_i32(row), _i32(self.rows))):
+            self._tile(row, size, column, count, is_whole=is_whole, edge=True)
+
+    def _by_rows(self, move: Callable[..., None], row: Any, size: int, edge: bool) -> None:
+        """Move sums of all rows, or at the edge of those that are there."""
+        if not edge:
+            move(edge=False)
+            return
+        with self.builder.when(tir.LE(_i32(add(row, size)), _i32(self.rows))):
+            move(edge=False)
+        with self.builder.otherwise():
+            move(edge=True)
 
     def _fetch_next_rows(self, column: Any, count: int) -> None:
         """Fetch what the next pass reads at these columns; more rows would be in its way."""

@@ -43,6 +43,7 @@ from tilecore.lowering.cpu.tir import add, broadcast, maximum, minimum, mul
 from tilecore.target import Target
 
 STEPS_AHEAD = 32  # of K
+CLEARED_AT_ONCE = 16  # vectors of a row: LLVM takes a second for hundreds of stores one by one
 PRODUCTS = 24  # of registers, at least, in an iteration: in up to four steps of K
 
 
@@ -167,11 +168,17 @@ class GemmLowering:
         cond = short[0] if len(short) == 1 else tir.Or(*short)
         if clear is None:
             cond = tir.And(cond, self.accessor.scalar(self.gemm.clear_accum))
-        value = zero(self.c.place.storage.dtype, self.lanes)
         with self.builder.when(cond), self.builder.loop(self.plan.m) as row:
-            for j in range(-(-self.plan.n // self.lanes)):
-                offset, mask = self.c.at(row, j * self.lanes), self._mask(0, j)
-                vector_store(self.builder, self.c.place, value, offset, self.lanes, mask)
+            self._clear_row(row)
+
+    def _clear_row(self, row: Any) -> None:
+        """Clear a row of c."""
+        builder, lanes = self.builder, self.lanes
+        value = zero(self.c.place.storage.dtype, lanes)
+        for j, _ in builder.runs(-(-self.plan.n // lanes), CLEARED_AT_ONCE):
+            column = builder.bind(mul(j, lanes))
+            offset, mask = self.c.at(row, column), self._mask(column, 0)
+            vector_store(builder, self.c.place, value, offset, lanes, mask)
 
     def _sums(self, panel: Any, column: Any, row: Any, size: int, count: int) -> None:
         """Emit one group of rows by one panel, unless all its sums are hidden."""
