@@ -23,7 +23,6 @@ from tuner_service.run_driver import Limits
 from tuner_service.workplaces import HostWorkplace
 
 pytestmark = [
-    pytest.mark.exhaustive,  # shorter: test_sigkill.py, test_service.py, workers/test_ray_pool.py
     pytest.mark.timeout(600),
     pytest.mark.skipif(not PROGRAMS, reason="needs PostgreSQL's programs"),
 ]
