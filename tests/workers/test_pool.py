@@ -75,7 +75,10 @@ def test_two_confirm_batches_of_one_submit_keep_their_tokens(tmp_path: Path) -> 
     with make_pool(tmp_path) as pool:
         requests = [confirm("a"), screen("b"), confirm("c", delay_us=100)]
         found = wait_for_all(pool, requests, WAIT_S)
-    assert {m.status for m in found.values()} == {MeasureStatus.OK}
+    told = {token: (m.config, m.protocol) for token, m in found.items()}
+    assert told == {r.token: (r.config, r.protocol) for r in requests}
+    # A busy machine times some of them too unevenly.
+    assert {m.status for m in found.values()} <= {MeasureStatus.OK, MeasureStatus.UNSTABLE}
 
 
 def _zygotes() -> set[psutil.Process]:
