@@ -11,6 +11,7 @@ import numpy as np
 from recommender.cpu_choices import Columns, Tiling
 from recommender.cpu_model import DEFAULT_CONSTANTS, CpuConstants, core_terms
 from recommender.cpu_terms import CoreTerms
+from recommender.few_rows_model import joined_blocks
 from recommender.gpu_model import gpu_terms
 from recommender.hardware import HardwareProfile
 from recommender.op_model import op_terms
@@ -160,10 +161,17 @@ def estimate_graph(
     if site is None or site.a.source is None or site.b.source is None:
         return _of_ops(graph, columns, hardware, _cores(threads, hardware), work_flop)
     t = Tiling(site, columns, hardware)
-    core = core_terms(t, site, hardware, constants)
     blocks = np.broadcast_to(evaluate(site.launch.blocks, columns), t.blocks.shape)
     grids = np.maximum(1.0, blocks / t.blocks)
-    return _of_product(t, core, grids, hardware, _cores(threads, hardware), work_flop)
+    core = core_terms(t, site, hardware, constants)
+
+    def on(cores: int) -> Estimates:
+        joined = joined_blocks(t, site, grids, cores)
+        own = core if joined is None else core_terms(t, site, hardware, constants, joined)
+        share = t.busiest_share(cores, grids, joined)
+        return _of_product(t, own, share, hardware, cores, work_flop, on)
+
+    return on(_cores(threads, hardware))
 
 
 def _cores(threads: int, hardware: HardwareProfile) -> int:
@@ -171,13 +179,15 @@ def _cores(threads: int, hardware: HardwareProfile) -> int:
 
 
 def _of_product(
-    t: Tiling, core: CoreTerms, grids: np.ndarray, hardware: HardwareProfile, cores: int,
-    work_flop: float,
+    t: Tiling, core: CoreTerms, spread: np.ndarray, hardware: HardwareProfile, cores: int,
+    work_flop: float, on: Callable[[int], Estimates],
 ) -> Estimates:  # fmt: skip
-    """Return the estimates of one product: what one core takes, spread over ``cores``."""
+    """Return the estimates of one product: what one core takes, spread over ``cores``.
+
+    ``spread``: the share of the busiest core; ``on`` returns the estimates of another number.
+    """
     core = core.times(t.products)
     alone = core.kernel + core.calls + (core.update_c + (core.pack_a + core.pack_b))
-    spread = t.busiest_share(cores, grids)
     launch = hardware.launch_s * (1.0 if cores > 1 else 0.2) * (1.0 + t.is_b_hoisted)
 
     @cache
@@ -203,7 +213,7 @@ def _of_product(
     time_s = np.asarray(alone * spread + (core.pack_b_once / cores + launch))
     return Estimates(
         time_s, terms, resources, t, work_flop, cores,
-        again=lambda n: _of_product(t, core, grids, hardware, _cores(n, hardware), work_flop),
+        again=lambda n: on(_cores(n, hardware)),
     )  # fmt: skip
 
 

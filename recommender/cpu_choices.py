@@ -293,7 +293,7 @@ class Tiling:
         last = self.m - (self.grid_m - 1) * self.block_m
         return self._full_row_tiles, np.ceil(last / self.micro_m)
 
-    def busiest_share(self, cores: int, grids: Floats) -> Floats:
+    def busiest_share(self, cores: int, grids: Floats, joined: Floats | None = None) -> Floats:
         """Share of all work that the busiest core has.
 
         Cores run neighbouring blocks, as many as each other but for the last; block columns follow
@@ -303,6 +303,7 @@ class Tiling:
         Args:
             cores: how many run.
             grids: two-dimensional grids of every candidate, one after the other.
+            joined: how many neighbours along n are one block (None: each is one).
         """
         whole, blocks = divmod(np.ceil(self.blocks * grids / cores), self.blocks)
         rows, columns = divmod(blocks, self.grid_n)
@@ -311,7 +312,11 @@ class Tiling:
         grid = self.row_tiles * self.panels
         work = whole * grid + rows * high * self.panels + begun
         share: Floats = np.minimum(1.0, work / (grids * grid))
-        return share
+        if joined is None:
+            return share
+        each = np.ceil(np.ceil(self.grid_n / joined) * grids / cores)
+        columns = each * joined * self.block_n
+        return np.where(joined > 1, np.minimum(1.0, columns / (self.n * grids)), share)
 
     @cached_property
     def depth(self) -> Floats:

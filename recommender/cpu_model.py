@@ -63,9 +63,16 @@ DEFAULT_CONSTANTS = CpuConstants()
 
 
 def core_terms(
-    t: Tiling, site: Contraction, hardware: HardwareProfile, constants: CpuConstants
+    t: Tiling,
+    site: Contraction,
+    hardware: HardwareProfile,
+    constants: CpuConstants,
+    side_by_side: np.ndarray | None = None,
 ) -> CoreTerms:
-    """Return where the time of one core goes for every candidate of ``t``."""
+    """Return where the time of one core goes for every candidate of ``t``.
+
+    ``side_by_side``: how many blocks of few rows run as one (``few_rows_model.joined_blocks``).
+    """
     if t.dot is not None and t.dot.is_tiled:
         return tile_terms(t, site, hardware, constants.tiles)
     c, group = constants, 1 if t.dot is None else t.dot.group
@@ -115,7 +122,7 @@ def core_terms(
     )  # fmt: skip
     if not may_hold(t.is_b_in_place):
         return found
-    return with_few_rows(found, t, site, hardware, c.few_rows)
+    return with_few_rows(found, t, site, hardware, c.few_rows, side_by_side)
 
 
 def _stream_bytes_per_k(

@@ -1,8 +1,8 @@
 """Analytic time of products of few rows whose vector operand is read where it lies.
 
 Every element of B comes from memory once, row by row: in pieces as long as a block is wide, or
-deep where B is transposed. Few rows of A leave few products per element, by vector instructions
-whose operands come from memory.
+deep where B is transposed. Blocks side by side are joined as far as threads have work. Few rows of
+A leave few products per element, by vector instructions whose operands come from memory.
 """
 
 from __future__ import annotations
@@ -14,9 +14,13 @@ import numpy as np
 
 from recommender.cpu_choices import Tiling
 from recommender.cpu_terms import CoreTerms, fma_slot_s
+from recommender.factored import may_hold
 from recommender.hardware import HardwareProfile
 from tilecore.graph import Contraction
 from tilecore.inference.few_rows import MOST_ROWS_AT_ONCE, ROWS_AT_ONCE, streams_of_dots
+from tilecore.ir.nodes import Atomic, Reduce, Scan
+from tilecore.ir.visitor import walk
+from tilecore.passes import wide_blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +52,45 @@ def read_s(size: float, hardware: HardwareProfile, constants: FewRowsConstants) 
     return size / (hardware.core_bandwidth_bytes_per_s * constants.bandwidth_factor)
 
 
+def joined_blocks(t: Tiling, site: Contraction, grids: np.ndarray, cores: int) -> np.ndarray | None:
+    """Return how many blocks along N of every config run as one on so many cores; None: all alone.
+
+    Mirrors ``tilecore.passes.wide_blocks``, where columns that a program adds up, compares or
+    updates atomically count as joined with each other.
+    """
+    size = float(site.dtype.itemsize)
+    if site.b.is_transposed or t.k * t.n * size < wide_blocks.LEAST_BYTES:
+        return None
+    if not may_hold(t.is_b_in_place) or not _are_columns_apart(site):
+        return None
+    few, most = (piece // (t.block_n * size) for piece in wide_blocks.PIECES_BYTES)
+    wanted = np.maximum(few, t.grid_n // wide_blocks.FEW_BLOCKS)
+    joined = np.maximum(1.0, np.minimum(most, wanted))
+    joined = np.ceil(t.grid_n / np.ceil(t.grid_n / joined))
+    blocks = np.ceil(t.grid_n / joined) * grids
+    idle, fair = wide_blocks.IDLE
+    are_busy = np.ceil(blocks / cores) * cores * fair <= blocks * idle
+    are_busy |= blocks >= wide_blocks.MANY_BLOCKS
+    return np.where(t.is_b_in_place & are_busy, joined, 1.0)
+
+
+def _are_columns_apart(site: Contraction) -> bool:
+    stmts = (stmt for op in site.launch.ops for stmt in walk(op.stmt))
+    return not any(isinstance(stmt, (Reduce, Scan, Atomic)) for stmt in stmts)
+
+
 def with_few_rows(
     terms: CoreTerms,
     t: Tiling,
     site: Contraction,
     hardware: HardwareProfile,
     constants: FewRowsConstants,
+    side_by_side: np.ndarray | None = None,
 ) -> CoreTerms:
-    """Return ``terms`` with the times of those configs that read B in place."""
+    """Return ``terms`` with the times of those configs that read B in place.
+
+    ``side_by_side``: how many blocks along N run as one (``joined_blocks``).
+    """
     c, in_place, slot_s = constants, t.is_b_in_place, fma_slot_s(site, hardware)
     is_deep, size = site.b.is_transposed, float(site.dtype.itemsize)
     fma = t.rows * (t.n * t.k * slot_s / t.lanes)
@@ -67,7 +102,8 @@ def with_few_rows(
         lost = c.dots_start_bytes / (np.minimum(t.block_k, t.k) * size * streams)
     else:
         fma = fma / c.efficiency
-        lost = c.start_bytes / (np.minimum(t.block_n, t.n) * size)
+        width = t.block_n if side_by_side is None else t.block_n * side_by_side
+        lost = c.start_bytes / (np.minimum(width, t.n) * size)
     memory = read_s(t.k * t.n * size, hardware, c) * (1.0 + lost)
     joined = (memory**c.overlap_power + fma**c.overlap_power) ** (1 / c.overlap_power)
     if is_deep:

@@ -8,9 +8,16 @@ import pytest
 from recommender.analytic import ADVICE, estimate
 from recommender.cpu_choices import Tiling, instruction
 from recommender.features import NAMES, features
+from recommender.few_rows_model import joined_blocks
 from recommender.hardware import load_profile
 from recommender.space import SearchSpace
 from tests.recommender.support import GEMM, HOST, space_of, workload
+from tilecore.inference.options import CpuOptions
+from tilecore.ir.expr import int_value
+from tilecore.ir.nodes import KernelLaunch
+from tilecore.ir.visitor import walk
+from tilecore.passes.pipeline import cpu_pipeline, run_passes
+from tilecore.target import parse_target
 
 CUBE = workload(1024, 1024, 1024)
 BASE = GEMM.default_config().replace(
@@ -67,11 +74,39 @@ def test_few_rows_wait_for_memory(m, transpose_b) -> None:
         pieces = [{"block_N": n, "block_K": 64} for n in (2048, 512, 128)]
     times = [time_of(weights, **knobs, **p, pack_b="none") for p in pieces]
     assert times == sorted(times)
-    assert times[-1] > 1.5 * times[0] or m == 16
+    if transpose_b:
+        assert times[-1] > 1.5 * times[0] or m == 16
+    else:  # narrow blocks are joined for one thread
+        assert times[-1] < 1.05 * times[0]
+        many = replace(HOST, cores=32)
+        alone = [time_of(weights, 32, many, **knobs, **p, pack_b="none") for p in pieces[1:]]
+        assert alone[-1] > 0.4 * alone[0] or m == 16  # four times as many threads have work
     slow = replace(HOST, core_bandwidth_bytes_per_s=1e9, name="slow memory")
     for pack_b in ("none", "block"):
         config = {**knobs, **pieces[0], "pack_b": pack_b}
         assert time_of(weights, hardware=slow, **config) > 2 * time_of(weights, **config)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 4096, 4096), (3, 5000, 2048), (1, 512, 64)])
+def test_blocks_of_few_rows_are_joined_as_the_compiler_does(m, n, k, dtype) -> None:
+    """Blocks of the first version, which is the one for a single thread."""
+    w = workload(m, n, k, dtype=dtype, out_dtype=dtype)
+    target = parse_target("avx512")
+    options = CpuOptions.parse({"pack_b": "none"}, target, {})
+    pipeline = cpu_pipeline(target, options)
+    configs = [BASE.replace(block_M=16, block_N=wide, pack_b="none") for wide in (32, 128, 384)]
+    space = space_of(w)
+    t = Tiling(space.site, space.known(space.table(configs)), HOST)
+    alone = np.ones(len(configs))
+    joined = joined_blocks(t, space.site, alone, 1)
+    for number, config in enumerate(configs):
+        func = run_passes(GEMM.program(dict(w.problem), config), pipeline=pipeline)
+        launch = next(s for s in walk(func.body) if isinstance(s, KernelLaunch))
+        blocks = t.grid_n / (1 if joined is None else joined)
+        assert int_value(launch.grid[0]) == np.ceil(blocks[number])
+    if joined is not None:
+        assert (joined_blocks(t, space.site, alone, 7) == 1).all()  # of four blocks at most
 
 
 def test_inferred_knobs_mean_what_the_lowering_infers() -> None:

@@ -45,12 +45,14 @@ class Writer:
         self.outputs: list[str] = []
         self.head: list[str] = []
         self.body: list[str] = []
-        self.m, self.n, self.k = self.number(1, 8), self.number(17, 200), self.number(1, 80)
+        of_call = self.choice([False, False, True])  # the number of rows
+        self.m, self.n, self.k = self.number(1, 20), self.number(17, 200), self.number(1, 80)
+        self.m = self.m if of_call else -(-self.m // 3)
         self.block_m = self.choice([self.m, 4, 8, 16])
         self.block_n, self.block_k = self.choice([16, 32]), self.choice([16, 32])
         self.splits = self.choice([1, 1, 1, 2, 3])
         self.dtype = self.choice(["float32", "float32", *NARROW])
-        self.rows = self.choice([str(self.m), str(self.m), "m"])  # known, or of the call
+        self.rows = "m" if of_call else str(self.m)
         self.columns = self.choice([str(self.n), str(self.n), "n"])
         self.tiles = list(TILES)
         self.is_plain = self.choice([True, True, True, False])  # columns stand on their own
