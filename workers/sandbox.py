@@ -132,6 +132,7 @@ class Zygote:
         name: for messages.
         preload: modules imported before the first fork.
         absent: modules whose import fails in it, as if they were not installed.
+        later: modules that are imported once something of them is used.
         environment: variables set for the process, on top of the inherited ones.
         memory_bytes: address space a child may add to what the imports took, None: no limit.
         spares: where the process comes from if there is one, and goes to at the end.
@@ -140,6 +141,7 @@ class Zygote:
     name: str
     preload: Sequence[str] = ()
     absent: Sequence[str] = ()
+    later: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     memory_bytes: int | None = None
     spares: Spares | None = None
@@ -219,7 +221,8 @@ class Zygote:
         """Return what makes two processes alike; variables that are inherited come with a child."""
         settings = tuple(sorted(self.environment.items()))
         place = os.getcwd(), *sys.path
-        return tuple(self.preload), tuple(self.absent), settings, self.memory_bytes, place
+        modules = tuple(self.preload), tuple(self.absent), tuple(self.later)
+        return modules, settings, self.memory_bytes, place
 
     def _start(self) -> Forking:
         kept = None if self.spares is None else self.spares.take(self._kind())
@@ -232,6 +235,7 @@ class Zygote:
             "control_fd": theirs.fileno(),
             "preload": list(self.preload),
             "absent": list(self.absent),
+            "later": list(self.later),
             "memory_bytes": self.memory_bytes,
         }
         settings = [f"{name}={value}" for name, value in sorted(self.environment.items())]
