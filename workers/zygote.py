@@ -46,11 +46,13 @@ def serve(config: dict[str, Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the owner's business
     control = socket.socket(fileno=config["control_fd"])
     sys.modules.update(dict.fromkeys(config["absent"]))  # None: its import raises ImportError
+    gc.disable()  # imports make much, and hardly any garbage
     for module in config["preload"]:
         with contextlib.suppress(ImportError):  # an optional rival may not be installed
             importlib.import_module(module)
     gc.collect()
     gc.freeze()  # a full collection of a child would walk, and copy, all that was imported
+    gc.enable()
     adopt_orphans()
     own = children()  # of what was imported
     candidates: dict[int, int] = {}  # pid -> status pipe

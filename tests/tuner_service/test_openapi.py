@@ -26,7 +26,7 @@ def server(each_database):
 @pytest.mark.parametrize(
     ("each_database", "examples"),
     [
-        ("sqlite", 1),
+        ("sqlite", 2),
         pytest.param("sqlite", 5, marks=pytest.mark.exhaustive),
         pytest.param("postgresql", 2, marks=pytest.mark.exhaustive),
     ],
