@@ -175,14 +175,14 @@ NEWEST = select(func.coalesce(func.max(MeasurementRow.id), 0)).scalar_subquery()
 STATE = select(NEWEST, *FACTS)
 
 
-def _number(of_transaction: Any) -> Any:
+def _as_number(of_transaction: Any) -> Any:
     return cast(cast(of_transaction, Text), BigInteger)
 
 
 # The first transaction that has not ended; what is under way may have higher numbers than the
 # snapshot's xmax, so that a number has to be taken to know one that nobody has yet.
-UNDER_WAY = _number(func.pg_snapshot_xmin(func.pg_current_snapshot())).label("under_way")
-NEXT_TRANSACTION = select(_number(func.pg_current_xact_id()))
+UNDER_WAY = _as_number(func.pg_snapshot_xmin(func.pg_current_snapshot())).label("under_way")
+NEXT_TRANSACTION = select(_as_number(func.pg_current_xact_id()))
 
 
 def _number_of(name: str) -> BindParameter[int]:
@@ -197,7 +197,7 @@ NUMBERS = (
 )
 
 
-def _told() -> Select[Any]:
+def _changed() -> Select[Any]:
     """Return the query of what measurements from ``first`` to ``last`` change."""
     log, other = MeasurementRow, aliased(MeasurementRow)
     same_pair = and_(
@@ -220,4 +220,4 @@ def _told() -> Select[Any]:
     )  # fmt: skip
 
 
-TOLD = _told()
+TOLD = _changed()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass
+from itertools import islice
 
 from db.changes import Changes
 
@@ -99,4 +100,4 @@ class AnswerMemory:
         count = self.moment - since
         if count > len(self._changes):
             return False
-        return not any(answer.basis.is_touched(self._changes[-1 - i]) for i in range(count))
+        return not any(map(answer.basis.is_touched, islice(reversed(self._changes), count)))

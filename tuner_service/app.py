@@ -101,8 +101,8 @@ def create_app(settings: Settings, store: SqlStore | None = None) -> FastAPI:
     app.include_router(pages.router)
     problems.install(app)
     # The last one added meets a request first.
-    app.add_middleware(ShortWay, answers=app.state.answers)
     app.add_middleware(FieldsOnce, but=f"/v1{programs.router.prefix}")
+    app.add_middleware(ShortWay, answers=app.state.answers)
     app.add_middleware(PlainAddress)
     app.add_middleware(
         BodyLimit,

@@ -1,7 +1,7 @@
 """ShortWay: questions that can be read are answered past routing and dependencies. Pure ASGI.
 
 These take several times what is left to do for an answer from memory. What cannot be read goes on
-to the route, which says why; so it validates as the route does.
+to the route and what stands before it, which say why; so it validates as they do.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tilecore.errors import TileError
+from tilecore.utils.json_once import once
 from tuner_service.answers import Answers
 from tuner_service.middleware import replay
 from tuner_service.problems import problem_response
@@ -27,7 +28,7 @@ ROUTE = SimpleNamespace(path=PATH)  # what telemetry calls it
 class ShortWay:
     """Answers ``POST /v1/recommendations``, which any key may send that is let in.
 
-    It comes behind all that refuses requests, and behind what joins their bodies.
+    It comes behind what refuses requests by who sends them, and behind what joins their bodies.
     """
 
     def __init__(self, app: ASGIApp, answers: Answers) -> None:
@@ -60,6 +61,6 @@ def _read(kind: str, body: bytes) -> RecommendationRequest | None:
     if kind.partition(";")[0].strip().lower() != "application/json":
         return None
     try:
-        return RecommendationRequest.model_validate(json.loads(body))
-    except (ValueError, RecursionError):  # no JSON, or no question
+        return RecommendationRequest.model_validate(json.loads(body, object_pairs_hook=once))
+    except (ValueError, RecursionError):  # no JSON, a field twice, or no question
         return None
