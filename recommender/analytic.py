@@ -163,13 +163,16 @@ def estimate_graph(
     t = Tiling(site, columns, hardware)
     blocks = np.broadcast_to(evaluate(site.launch.blocks, columns), t.blocks.shape)
     grids = np.maximum(1.0, blocks / t.blocks)
-    core = core_terms(t, site, hardware, constants)
+
+    @cache
+    def apart() -> CoreTerms:
+        return core_terms(t, site, hardware, constants)
 
     def on(cores: int) -> Estimates:
         joined = joined_blocks(t, site, grids, cores)
-        own = core if joined is None else core_terms(t, site, hardware, constants, joined)
+        core = apart() if joined is None else core_terms(t, site, hardware, constants, joined)
         share = t.busiest_share(cores, grids, joined)
-        return _of_product(t, own, share, hardware, cores, work_flop, on)
+        return _of_product(t, core, share, hardware, cores, work_flop, on)
 
     return on(_cores(threads, hardware))
 
