@@ -6,7 +6,8 @@ that no text names. Arguments that one ``parametrize`` gives together are one pa
 every row is a value: any of their names stands for it.
 
 A test whose cases take long is marked ``few(n)``: of its cases, or of those that cover its grid, n
-are kept, spread over their order.
+are kept, spread over their order. Of ``few(1)`` the test's name chooses which, so that of tests
+with the same cases some keep one, some another.
 
 The others get the marker ``exhaustive``: `make exhaustive` runs them, and `.ci/run` after
 `make test`.
@@ -14,6 +15,7 @@ The others get the marker ``exhaustive``: `make exhaustive` runs them, and `.ci/
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -27,10 +29,10 @@ def mark_repetitions(items: Iterable[pytest.Item]) -> None:
     items = list(items)
     for name, cases in _marked(items, "covering").items():
         _leave_out(cases, cover([frozenset(_combinations(name, case)) for case in cases]))
-    for cases in _marked(items, "few").values():
+    for name, cases in _marked(items, "few").items():
         marker = cases[0].get_closest_marker("few")
         assert marker is not None
-        _leave_out(cases, spread(len(cases), *marker.args))
+        _leave_out(cases, spread(name, len(cases), *marker.args))
 
 
 def _marked(items: Iterable[pytest.Item], marker: str) -> dict[str, list[pytest.Item]]:
@@ -49,11 +51,13 @@ def _leave_out(cases: Sequence[pytest.Item], kept: set[int]) -> None:
             case.add_marker(pytest.mark.exhaustive)
 
 
-def spread(cases: int, kept: int) -> set[int]:
-    """Return ``kept`` positions of so many cases, the first and the last one among them."""
+def spread(name: str, cases: int, kept: int) -> set[int]:
+    """Return ``kept`` positions of the cases of a test, of several the first and the last one."""
     if kept >= cases:
         return set(range(cases))
-    return {i * (cases - 1) // max(1, kept - 1) for i in range(kept)}
+    if kept == 1:
+        return {zlib.crc32(name.encode()) % cases}
+    return {i * (cases - 1) // (kept - 1) for i in range(kept)}
 
 
 def cover(cases: Sequence[frozenset[Combination]]) -> set[int]:

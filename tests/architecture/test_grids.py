@@ -87,6 +87,7 @@ def collected(folder, *options):
     return [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
 
 
+@pytest.mark.exhaustive
 def test_each_case_is_in_one_of_the_two_parts(tmp_path):
     (tmp_path / "test_one.py").write_text(GRID)
     (tmp_path / "conftest.py").write_text(CONFTEST)
@@ -106,10 +107,12 @@ def test_each_case_is_in_one_of_the_two_parts(tmp_path):
 
 
 def test_cases_that_take_long_are_spread():
-    assert spread(7, 2) == {0, 6}
-    assert spread(7, 3) == {0, 3, 6}
-    assert spread(2, 3) == spread(2, 2) == {0, 1}
-    assert spread(5, 1) == {0}
+    assert spread("a", 7, 2) == {0, 6}
+    assert spread("a", 7, 3) == {0, 3, 6}
+    assert spread("a", 2, 3) == spread("a", 2, 2) == {0, 1}
+    names = [f"test_{number}" for number in range(100)]
+    assert {len(spread(name, 5, 1)) for name in names} == {1}
+    assert set().union(*(spread(name, 5, 1) for name in names)) == set(range(5))
 
 
 def test_an_unknown_parameter_is_told(tmp_path):

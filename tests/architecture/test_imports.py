@@ -41,7 +41,7 @@ CASES = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", CASES)
 def test_processes_load_no_more_than_they_need(name):
     code, forbidden = CASES[name]

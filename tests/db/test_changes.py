@@ -33,6 +33,7 @@ def ids_of(store, *workloads):
     return frozenset(known.ids[known.index.workloads.index(w)] for w in workloads)
 
 
+@pytest.mark.few(1)
 @ENGINES
 def test_everything_is_new_at_first_then_nothing(store):
     follower = Follower(store.database)
@@ -53,6 +54,7 @@ def test_what_was_measured_is_told_once(store, follower):
     assert [follower.look() for _ in range(4)] == [NOTHING] * 4
 
 
+@pytest.mark.few(1)
 @ENGINES
 def test_winners_are_told_from_others(store, follower, new_run):
     subject = workload()
@@ -87,6 +89,7 @@ def test_winners_are_told_from_others(store, follower, new_run):
     assert (found.grown, found.won) == (frozenset({"gemm"}), frozenset())
 
 
+@pytest.mark.few(1)
 @ENGINES
 def test_models_and_devices_change_everything(store, follower):
     def saved(promote):
@@ -107,6 +110,7 @@ def test_models_and_devices_change_everything(store, follower):
         assert follower.look() == EVERYTHING
 
 
+@pytest.mark.few(1)
 @ENGINES
 def test_more_than_is_told_apart_changes_everything(store, follower, monkeypatch):
     monkeypatch.setattr(changes, "MOST", 3)
@@ -121,6 +125,7 @@ def test_more_than_is_told_apart_changes_everything(store, follower, monkeypatch
     assert follower.look().won == ids_of(store, workload())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("is_known", [True, False])
 def test_what_commits_after_higher_numbers_is_told(store, second_store, monkeypatch, is_known):
@@ -163,6 +168,7 @@ def test_what_is_under_way_elsewhere_costs_no_more_than_numbers(store, second_st
     assert all(one.won for one in found if one != EVERYTHING)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("store_url", "failing"),
     [
@@ -187,6 +193,7 @@ def test_what_a_failed_look_may_have_missed_is_told(store, follower, monkeypatch
     assert follower.look() == EVERYTHING
 
 
+@pytest.mark.few(1)
 @ENGINES
 def test_a_snapshot_keeps_what_changes_leave_as_it_is(store, follower):
     def reads(snapshot, subject):

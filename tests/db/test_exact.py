@@ -46,6 +46,7 @@ def in_turn(log, protocol, driver):
     return sorted(found, key=lambda m: m.time_s)  # stable: the first one stored of equal ones
 
 
+@pytest.mark.few(1)
 @both
 def test_best_and_fastest_are_those_of_a_count_by_hand(store):
     seed = random.randrange(2**32)
@@ -67,6 +68,7 @@ def test_best_and_fastest_are_those_of_a_count_by_hand(store):
         assert store.fastest(*key, count=5) == expected, seed
 
 
+@pytest.mark.few(1)
 @both
 @pytest.mark.parametrize("query", [BEST, FASTEST, KNOWN, LOG_STATE, STATE, NUMBERS, TOLD])
 def test_prepared_queries_give_what_sqlalchemy_does(store, query):

@@ -26,6 +26,7 @@ def test_the_database_does_not_hold_the_key(store):
     assert not any(secret in str(value) or secret[12:] in str(value) for value in row)
 
 
+@pytest.mark.few(1)
 def test_expired_and_revoked_keys_are_not_valid(store, second_store):
     first, _ = store.keys.create("never", "read")
     now = first.created_at

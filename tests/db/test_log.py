@@ -132,6 +132,7 @@ FILTERS = {
 }
 
 
+@pytest.mark.few(1)
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     filters=st.fixed_dictionaries(FILTERS), best=st.booleans(), limit=st.sampled_from((3, 40, 500))
@@ -147,6 +148,7 @@ def test_every_combination_of_filters_pages_like_a_list(filled, filters, best, l
     assert all_ids(store, query, limit) == found
 
 
+@pytest.mark.few(1)
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(filters=st.fixed_dictionaries(FILTERS), limit=st.sampled_from((1, 7, 100)))
 def test_winners_are_the_best_of_each_workload_and_device(filled, filters, limit):
@@ -341,6 +343,7 @@ def test_a_bad_key_shows_an_empty_page(filled):
         assert sum(len(items) for items in pages) in (0, 5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
 def test_winners_of_one_batch_come_in_the_order_of_their_first_measurements(
     store, make_measurement, make_workload
@@ -405,6 +408,7 @@ def test_csv_holds_every_record(filled):
         assert datetime.fromisoformat(line["measured_at"]) == m.measured_at
 
 
+@pytest.mark.few(1)
 def test_parquet_holds_every_record_with_its_types(filled):
     parquet = pytest.importorskip("pyarrow.parquet")
     store, stored = filled

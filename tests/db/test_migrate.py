@@ -50,6 +50,7 @@ def test_models_and_migrations_agree_and_go_back(store):
     assert revision(store.database) == HEAD
 
 
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
 @pytest.mark.parametrize("until", REVISIONS[:-1])
@@ -87,6 +88,7 @@ def _tables(connection):
     return found.tables.values()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
 def test_authors_get_the_names_of_their_keys(store):
     key, _ = store.keys.create("alice", "tune")

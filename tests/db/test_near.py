@@ -19,6 +19,7 @@ def sizes(found, hardware):
     return {dict(m.workload.problem)["m"] for m in found if m.hardware.key == hardware.key}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("crowd", [GPU, OTHER_CPU])
 @pytest.mark.parametrize("form", [lambda store: store, Snapshot])
 def test_records_of_other_devices_do_not_take_the_places_of_this_one(store, crowd, form):

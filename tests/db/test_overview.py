@@ -9,6 +9,7 @@ from tilecore.tile_config import TileConfig
 pytestmark = pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
 
 
+@pytest.mark.few(1)
 def test_counts(store, new_run, make_measurement):
     empty = store.counts()
     assert (empty.runs, empty.trials, empty.lost_executions, empty.models) == ({}, {}, 0, {})

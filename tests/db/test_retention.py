@@ -17,6 +17,8 @@ from recommender.measurement import Protocol
 from tests.db.test_log import DEVICES, START, TOOLCHAINS, some
 from tilecore.tile_config import TileConfig
 
+pytestmark = pytest.mark.few(1)  # a case takes long
+
 both = pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
 BARE = RetentionPolicy(keep_days=1, keep_best=1, keep_recent=0, keep_training=0)
 

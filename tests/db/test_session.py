@@ -51,6 +51,7 @@ def test_a_server_behind_a_cut_link_is_not_waited_for_for_long(store_url):
     assert limits(f"{store_url}&tcp_user_timeout=7000&connect_timeout=3") == ["7000", "10", "3"]
 
 
+@pytest.mark.few(1)
 @BOTH
 def test_a_schema_that_was_changed_underneath_is_told(store):
     with store.database.write() as session:
@@ -62,6 +63,7 @@ def test_a_schema_that_was_changed_underneath_is_told(store):
         store.runs.list()
 
 
+@pytest.mark.few(1)
 @BOTH
 @pytest.mark.parametrize(
     ("revision", "error"), [("9999", SchemaTooNew), (REVISIONS[-2], SchemaTooOld)]

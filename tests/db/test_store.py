@@ -64,6 +64,7 @@ def test_best_prefers_confirmed_times_and_needs_the_exact_key(store, make_measur
     assert store.best(fast.workload, "other", "p1", TOOLCHAIN.key) is None
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
 def test_what_databases_refuse_costs_no_record(store, make_measurement, new_run):
     """A candidate's NUL, or half a surrogate pair of its file name, made its result unstorable."""
@@ -89,6 +90,7 @@ def test_what_databases_refuse_costs_no_record(store, make_measurement, new_run)
     assert store.runs.get(run.public_id).spec["weights"] == [1.5, None]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
 def test_fastest_begins_with_the_best_and_names_each_config_once(store, make_measurement):
     def add(time_s, block, protocol=Protocol.CONFIRM, driver="d1"):
@@ -128,6 +130,7 @@ def test_a_snapshot_reads_devices_and_models_once_and_measurements_always(store,
     assert later.active_model("gemm").blob == b"m"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
 def test_best_prefers_times_of_this_driver(store, make_measurement):
     def confirmed(time_s, driver):
@@ -191,6 +194,7 @@ def test_measurements_cannot_be_changed_or_deleted(store, make_measurement):
             session.execute(text(change))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("row", [("OK", None), ("COMPILE_ERROR", 1.0), ("ODD", None)])
 def test_the_database_itself_refuses_impossible_rows(store, make_measurement, database_path, row):
     store.add(make_measurement())

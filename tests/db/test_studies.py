@@ -37,6 +37,7 @@ def configs(*rows):
     return {row: {"a": row} for row in rows}
 
 
+@pytest.mark.few(1)
 def test_a_study_is_kept_and_found(store, second_store, study):
     assert second_store.studies.get(study.public_id) == study
     other, _ = store.studies.create(replace(NEW, name="gemm"))
@@ -46,6 +47,7 @@ def test_a_study_is_kept_and_found(store, second_store, study):
         store.studies.get("none")
 
 
+@pytest.mark.few(1)
 def test_the_same_key_is_the_same_study(store):
     first = store.studies.create(replace(NEW, idempotency_key="k"))
     assert first[1]
@@ -54,6 +56,7 @@ def test_the_same_key_is_the_same_study(store):
         store.studies.create(replace(NEW, idempotency_key="k", body_hash="c"))
 
 
+@pytest.mark.few(1)
 def test_a_row_is_given_out_once(store, second_store, study):
     first = store.studies.add(study, configs(3, 1), "w1", 60)
     assert [t.row for t in first] == [3, 1]
@@ -63,6 +66,7 @@ def test_a_row_is_given_out_once(store, second_store, study):
     assert [t.id for t in store.studies.lease_again(study, "w1", 5, 60)] == [t.id for t in first]
 
 
+@pytest.mark.few(1)
 def test_no_more_than_the_budget_however_many_ask(store, study):
     def take(worker):
         rows = range(worker * 10, worker * 10 + 10)
@@ -72,6 +76,7 @@ def test_no_more_than_the_budget_however_many_ask(store, study):
         assert sum(pool.map(take, range(8))) == NEW.max_trials
 
 
+@pytest.mark.few(1)
 def test_told_once_by_who_holds_it(store, second_store, study):
     (trial,) = store.studies.add(study, configs(0), "w1", 60)
     with pytest.raises(LeaseLost):
@@ -88,6 +93,7 @@ def test_told_once_by_who_holds_it(store, second_store, study):
     assert store.studies.count(study) == {"ok": 1}
 
 
+@pytest.mark.few(1)
 def test_failures_have_no_time(store, study):
     (trial,) = store.studies.add(study, configs(0), "w1", 60)
     failed = store.studies.complete(study, trial.id, "w1", [], "does not compile")
@@ -98,17 +104,20 @@ def test_failures_have_no_time(store, study):
     assert store.studies.trials(study, best_first=True) == []
 
 
+@pytest.mark.few(1)
 def test_the_median_of_an_even_number_of_times_lies_between(store, study):
     (trial,) = store.studies.add(study, configs(0), "w1", 60)
     assert store.studies.complete(study, trial.id, "w1", [1.0, 4.0, 2.0, 9.0], "").time_s == 3.0
 
 
+@pytest.mark.few(1)
 def test_a_late_answer_counts_while_nobody_else_has_the_trial(store, study):
     (trial,) = store.studies.add(study, configs(0), "w1", 0.01)
     time.sleep(0.05)
     assert store.studies.complete(study, trial.id, "w1", [1.0], "").state == "ok"
 
 
+@pytest.mark.few(1)
 def test_who_holds_a_trial_too_long_loses_it(store, study):
     (trial,) = store.studies.add(study, configs(0), "w1", 0.01)
     time.sleep(0.05)
@@ -119,6 +128,7 @@ def test_who_holds_a_trial_too_long_loses_it(store, study):
     assert store.studies.complete(study, trial.id, "w2", [1.0], "").state == "ok"
 
 
+@pytest.mark.few(1)
 def test_what_stops_three_workers_is_a_failure(store, study):
     store.studies.add(study, configs(0), "w1", 0.01)
     for worker in ("w2", "w3"):
@@ -130,6 +140,7 @@ def test_what_stops_three_workers_is_a_failure(store, study):
     assert (trial.state, trial.detail) == ("failed", "3 workers did not answer")
 
 
+@pytest.mark.few(1)
 def test_a_closed_study_gives_out_nothing_but_listens(store, study):
     (trial,) = store.studies.add(study, configs(0), "w1", 60)
     assert store.studies.close(study.public_id).state == "CLOSED"

@@ -41,6 +41,7 @@ def test_32_writers_lose_nothing(store_url):
     assert (found["records_lost"], found["updates_lost"]) == (0, 0)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
 def test_writers_of_the_same_new_things_in_opposite_orders_do_not_wait_in_turn(store_url):
     rounds, size = 6, 120

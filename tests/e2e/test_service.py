@@ -52,6 +52,7 @@ def leader_pid(store):
     return int(leader.owner.split("/")[2]) if leader and leader.is_alive else None
 
 
+@pytest.mark.exhaustive
 def test_tune_survives_the_death_of_its_coordinator_and_answers_at_once_later(settings, store):
     command = [*CLI, "tune", *GEMM, "--trials", "4"]
     environment = {**settings.environment(), "COLUMNS": "120"}

@@ -45,7 +45,7 @@ def zygote():
     made.close()
 
 
-@pytest.mark.few(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", [1, 2])
 def test_sigkill_at_random_points(tmp_path, seed, zygote):
     url, log, rng = f"sqlite:///{tmp_path}/tilecore.db", tmp_path / "log", random.Random(seed)

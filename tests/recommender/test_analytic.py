@@ -87,6 +87,7 @@ def test_few_rows_wait_for_memory(m, transpose_b) -> None:
         assert time_of(weights, hardware=slow, **config) > 2 * time_of(weights, **config)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 4096, 4096), (3, 5000, 2048), (1, 512, 64)])
 def test_blocks_of_few_rows_are_joined_as_the_compiler_does(m, n, k, dtype) -> None:

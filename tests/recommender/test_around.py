@@ -124,6 +124,7 @@ def test_the_rest_of_the_list_is_about_as_good_as_with_the_whole_space(seed, ran
     assert fastest[0] <= 1.3 * fastest[1]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["gemm", "softmax", "batched_gemm", "attention", "dequant_gemm"])
 def test_a_programs_version_is_the_same_from_one_trace_for_all_sizes(name):
     rng = np.random.default_rng(5)

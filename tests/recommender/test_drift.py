@@ -34,7 +34,7 @@ def rate(repeats, noise, shift=1.0, within=RUNS):
     return sum(f is not None and f[0] <= limit for f in found) / SEQUENCES
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.05])
 def test_scatter_and_loud_neighbours_are_no_drift(repeats, noise):
     assert rate(repeats, noise) <= 0.02

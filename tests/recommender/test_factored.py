@@ -65,6 +65,7 @@ def test_few_combinations_stay_few(both):
     assert not isinstance(found + factored["b"] * factored["c"], Factored)  # as many as configs
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("kernel", "problem", "device"),
     [

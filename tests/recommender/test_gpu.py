@@ -74,6 +74,7 @@ def test_every_gpu_gets_a_recommendation_below_its_peak(name):
     np.testing.assert_allclose(total, found.time_s)
 
 
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("device", ["h100", "a100"])
 @pytest.mark.parametrize("make", [gemm_space, attention_space])
@@ -152,7 +153,7 @@ LIBRARY = [
 ROWS_MOVED_BYTES = 512  # of a row's number that another division of warps needs elsewhere
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("device", ["a100", "h100"])
 @pytest.mark.parametrize("case", LIBRARY, ids=lambda c: f"{c[0]}-{c[1].get('m', '')}")

@@ -98,6 +98,7 @@ def test_one_thread_is_scaled_to_all() -> None:
     assert "one thread, scaled to 2" in first.rationale
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("changed", ["digest", "toolchain", "name", "fixed", "space"])
 def test_what_is_of_something_else_does_not_answer(changed) -> None:
     asked = question()
@@ -131,6 +132,7 @@ def test_winners_of_near_sizes_come_before_the_model_and_far_ones_behind() -> No
 # --- of the library's gemm ----------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("program", [programs.matmul, programs.branching])
 def test_gemm_that_was_measured_tells_its_tiles_to_a_product_of_a_user(program) -> None:
     is_plain = program is programs.matmul
@@ -169,6 +171,7 @@ def test_measurements_of_the_program_go_before_those_of_gemm() -> None:
     assert found[1].config["block_N"] == GEMM_TILES["block_N"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("program", "given"),
     [

@@ -41,7 +41,7 @@ def space_of(name: str, problem: dict[str, object], host: HardwareProfile = HOST
     return SearchSpace.build(definition, definition.parse_problem(problem), host)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", MEASURED)
 def test_choices_come_near_the_fastest_that_was_measured(name: str) -> None:
     reached = []

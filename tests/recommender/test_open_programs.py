@@ -58,6 +58,7 @@ def shown(answer):
     return [({**r.config, **getattr(r, "lowering", {})}, r.time_s, r.bound_by) for r in answer]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_gemm_of_a_user_gets_the_answer_of_the_library(device):
     problem = {"m": 1000, "n": 1024, "k": 2048, "dtype": "float16", "out_dtype": "float16"}
@@ -69,7 +70,7 @@ def test_a_gemm_of_a_user_gets_the_answer_of_the_library(device):
     assert not found.notes
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("device", DEVICES)
 def test_an_attention_of_a_user_gets_the_answer_of_the_library(device):
     sizes = {"batch": 4, "heads": 16, "kv_heads": 16, "seq_q": 2048, "seq_kv": 2048, "dim": 128}
@@ -79,7 +80,7 @@ def test_an_attention_of_a_user_gets_the_answer_of_the_library(device):
     assert found.traces == 1
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_values_chosen_here_are_no_worse_than_those_of_the_library(device):
     problem = {"m": 1000, "n": 1024, "k": 2048, "dtype": "float16", "out_dtype": "float16"}
@@ -105,6 +106,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("device", ["h100", "host"])
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -234,6 +236,7 @@ def test_configs_the_compiler_refuses_are_left_out():
         advise(replace(question, space={"threads": (128,)}), DEVICES["h100"], refuses)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("device", ["host", "h100"])
 def test_a_length_that_is_data_is_taken_to_be_what_the_tensors_hold(device):
     sizes = {"M": 512, "N": 640, "K": 768}
@@ -245,6 +248,7 @@ def test_a_length_that_is_data_is_taken_to_be_what_the_tensors_hold(device):
     assert any("the loop over ko" in note and "user_programs.py:" in note for note in data.notes)
 
 
+@pytest.mark.few(1)
 @pytest.mark.covering("device")
 @pytest.mark.parametrize("device", ["h100", "a100", "mi300x"])
 @pytest.mark.parametrize("sizes", [(16, 16, 64), (8, 8, 8), (24, 16, 33), (1, 1, 128)])

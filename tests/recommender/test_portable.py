@@ -107,7 +107,7 @@ def test_extents_of_tensors_are_sizes():
     assert found.digest == sent(programs.eager_matmul, M=1, N=2, K=3).digest
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("device", ["h100", "host"])
 @pytest.mark.parametrize("name", CASES)
@@ -214,6 +214,7 @@ REFUSED = {
 }  # fmt: skip
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", REFUSED)
 def test_malformed_programs(case):
     changes, message = REFUSED[case]

@@ -29,6 +29,7 @@ def test_recorded_space_has_failures(recorded: RecordedSpace) -> None:
     assert np.isnan(recorded.time_s).sum() == 161
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 def test_strategies_never_repeat_and_are_deterministic(name: str, recorded: RecordedSpace) -> None:
     landscape, strategy = recorded.landscape(), STRATEGIES[name]

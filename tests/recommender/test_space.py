@@ -42,7 +42,7 @@ def test_every_candidate_is_legal_and_found_again(m, n, k, isa, row) -> None:
     assert all(type(value) in (int, str) for value in config.values())
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("isa", ["avx2", "avx512"])
 @pytest.mark.parametrize(

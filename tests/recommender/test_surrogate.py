@@ -52,6 +52,7 @@ def test_where_candidates_fail_others_are_preferred():
     assert np.mean(fails[picks]) < 0.5
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("good", [1, 8])
 def test_few_that_worked_are_enough(good):
     times = np.where(np.arange(len(TRUTH)) < 0, 0.0, np.nan)

@@ -63,6 +63,7 @@ def test_estimates_follow_the_peak_of_the_type():
     assert estimate(space_of("int8", shape, slow), threads=1).time_s.min() > times["int8"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", FIELDS)
 def test_choices_among_recorded_configs(dtype):
     kept = []

@@ -70,7 +70,7 @@ def test_confirmations_come_in_one_batch_after_all_screens() -> None:
     assert not s.done
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("cut", [0, 1, 19, 21, 23])
 def test_restarted_anywhere_it_finishes_with_nothing_lost_or_doubled(cut: int) -> None:
     device, store = SimulatedDevice(WORK), MemoryStore()

@@ -57,6 +57,11 @@ class Writer:
         self.tiles = list(TILES)
         self.is_plain = self.choice([True, True, True, False])  # columns stand on their own
 
+    @property
+    def has_one_row_of_blocks(self) -> bool:
+        """Whether what no row tells apart is stored by one block alone."""
+        return self.rows != "m" and self.m <= self.block_m
+
     # --- drawing ------------------------------------------------------------------------------
 
     def number(self, low: int, high: int) -> int:
@@ -273,7 +278,7 @@ class Writer:
         if self.choice([True, False]):
             self.emit("for i, j in T.Parallel(BM, BN):",
                       f"    {target}[i, j] = {g}[j, j] % 64")  # fmt: skip
-        elif self.splits == 1:
+        elif self.splits == 1 and self.has_one_row_of_blocks:
             name = f"Y{len(self.outputs)}"
             self.output(name, (self.n, self.n), f"{self.columns}, {self.columns}")
             self.emit(f"T.copy({g}, {name}[bx * BN, bx * BN])")
@@ -289,7 +294,7 @@ class Writer:
         usual = ["box", "box", "elements", "guarded", "rows"]
         near = ["some", "shifted", "before", "short", "turned"]
         far = ["half", "onto itself", "added", "by blocks"]
-        if self.rows != "m" and self.m <= self.block_m:
+        if self.has_one_row_of_blocks:
             near.append("columns")
         wild = usual + near + ([] if self.is_plain else far)
         form = self.choice(wild if self.number(0, 1) else usual)

@@ -68,7 +68,7 @@ def uses_stack(body):
     return any(re.search(frame, line) for line in body)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("target", "micro_m", "micro_n"),
     [("avx512", 14, 2), ("avx512", 8, 3), ("avx512", 28, 1), ("avx512", 0, 0),
@@ -90,6 +90,7 @@ def test_float32_is_summed_in_registers(target, micro_m, micro_n):
         assert not any(re.search(r", \S*\(\S+\)$", x) for x in body)  # no stores
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target", ["avx2", "avx512"])
 def test_what_is_fetched_ahead_takes_no_address_of_its_own(target):
     attention = kernels.get("attention")
@@ -104,7 +105,7 @@ def test_what_is_fetched_ahead_takes_no_address_of_its_own(target):
         assert len(counters) <= 4
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("target", "dtype", "accum", "name"),
     [
@@ -129,6 +130,7 @@ def test_dots_are_summed_in_registers(target, dtype, accum, name):
         assert not stores
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("micro_m", "micro_n"), [(6, 2), (4, 3), (0, 0)])
 def test_products_of_bytes_on_client_cpus_take_registers_of_256_bits(micro_m, micro_n):
     func = product("int8", "int32", 2048)
@@ -190,6 +192,7 @@ def test_few_rows_fetch_every_line_of_the_next_ones_of_b_once(target, dtype, nam
     assert not uses_stack(body)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("rows", "is_fetched"), [(4, True), (16, False)])
 def test_sums_of_few_rows_fetch_what_the_next_pass_reads(rows, is_fetched):
     gemm = kernels.get("gemm")

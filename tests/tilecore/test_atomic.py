@@ -33,7 +33,7 @@ def contended(blocks, n, dtype):
     return main
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_update_is_lost_between_cores(run_both, dtype):
     blocks, n = 300, 3
@@ -71,6 +71,7 @@ def test_many_cores_on_one_counter(artifacts):
         assert (np.diff(drawn, axis=1) > 0).all()
 
 
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int32"])
 @pytest.mark.parametrize("form", ["element", "slice", "mixed"])

@@ -22,7 +22,7 @@ def problem_of(name, **more):
     return ATTENTION.parse_problem({"batch": 2, **SHAPES[name], **more})
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize(
     ("name", "causal"),
@@ -83,6 +83,7 @@ def test_counts():
     assert ATTENTION.traffic_bytes(problem) == 4 * 2 * 32 * (2 * 4 * 33 + 2 * 2 * 70)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_nan_and_infinity_reach_the_rows_that_see_them(dtype, artifacts):
     problem = problem_of("groups", causal=True, dtype=dtype)

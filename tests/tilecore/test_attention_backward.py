@@ -28,7 +28,7 @@ def run(problem, inputs, artifacts):
     return found
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize(
     ("name", "causal"),

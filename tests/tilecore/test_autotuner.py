@@ -144,6 +144,7 @@ def test_a_candidate_that_hangs_is_left_out() -> None:
     assert "RUN_TIMEOUT" in result.failures[0][1]
 
 
+@pytest.mark.exhaustive
 def test_inputs_may_depend_on_the_config_and_programs_may_write_in_place() -> None:
     def kernel(parts: int):
         @T.prim_func
@@ -163,6 +164,7 @@ def test_inputs_may_depend_on_the_config_and_programs_may_write_in_place() -> No
     assert result.failures == []
 
 
+@pytest.mark.exhaustive
 def test_tensors_of_any_type_and_strides_reach_the_workers() -> None:
     def kernel(block: int):
         @T.prim_func

@@ -64,6 +64,7 @@ def tuner(target, configs=CONFIGS, **profile):
     return made.set_profile_args(ref_prog=lambda a, b: a.float() @ b.float(), **profile)
 
 
+@pytest.mark.exhaustive
 def test_what_ran_on_the_emulator_is_told_apart_and_remembered():
     configs = [{**CONFIGS[0], "factor": 1.5}, *CONFIGS]
     found = tuner("emulated h200", configs).run()

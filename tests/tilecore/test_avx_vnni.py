@@ -11,6 +11,8 @@ from tilecore.artifact import ArtifactStore
 from tilecore.compiler import compile
 from tilecore.ir.dtype import DType
 
+pytestmark = pytest.mark.few(1)  # a case takes long
+
 KINDS = ("int8", "uint8")
 
 
@@ -39,7 +41,6 @@ def wanted(a, b):
     return a.astype(np.int64) @ b.astype(np.int64)
 
 
-@pytest.mark.few(3)
 @pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize(
     ("shape", "trans_a", "trans_b"),
@@ -66,7 +67,6 @@ def test_sums_of_outermost_values_over_a_long_reduction(store, dtype):
         assert (out == k * int(x) * int(y)).all()
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("config", [{"micro_m": 4, "micro_n": 3}, {"micro_m": 12, "micro_n": 1},
                                     {"pack_a": "rows"}, {"pack_b": "block"}], ids=str)  # fmt: skip

@@ -17,6 +17,7 @@ RunBoth = Callable[..., list[np.ndarray]]
 RNG = np.random.default_rng(0)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("asks", [False, True])
 def test_a_product_in_tensor_memory_waits_for_its_barrier(run_both: RunBoth, asks: bool) -> None:
     m, n, k = 50, 40, 70

@@ -26,7 +26,7 @@ def check(name, artifacts, config, **values):
     np.testing.assert_allclose(rival, expected, rtol=max(rtol, 1e-4), atol=max(atol, 1e-3))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("transposed", [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -37,7 +37,7 @@ def test_batches(batch, m, n, k, dtype, transposed, artifacts):
     check("batched_gemm", artifacts, BLOCKS, batch=batch, m=m, n=n, k=k, **kinds, **flags)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("transposed", [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize(("splits", "k"), [(2, 1000), (4, 130), (8, 100)])

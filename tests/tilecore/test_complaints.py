@@ -25,6 +25,7 @@ def numbers(*shape: int) -> np.ndarray:
 # --- layouts of valid programs are found (2883, 2398, 1374, 40) -----------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("n", [128, 192, 229, 257])
 def test_rows_of_any_width(n, artifacts):
     """2398: wider than the threads and no multiple of them."""
@@ -122,7 +123,7 @@ SIZES = [
 ]  # fmt: skip
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("m", "n", "k", "threads"), SIZES)
 @pytest.mark.parametrize("policy", [T.GemmWarpPolicy.Square, T.GemmWarpPolicy.FullCol])
 def test_no_column_row_or_tail_is_lost(m, n, k, threads, policy, artifacts):

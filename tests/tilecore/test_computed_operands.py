@@ -10,6 +10,8 @@ from tilecore.compiler import compile
 from tilecore.interpreter import run
 from tilecore.ir.dtype import DType
 
+pytestmark = pytest.mark.few(1)  # a case takes long
+
 PATHS = paths("avx512+avx512_bf16", "avx512", "avx2", "avx512+amx_bf16+amx_tile")
 PAIRS = "avx512+avx512_bf16"
 BFLOAT = DType("bfloat16").numpy
@@ -70,7 +72,6 @@ def is_computed(notes):
     return any("b is computed in registers" in note for note in notes)
 
 
-@pytest.mark.few(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("path", PATHS)
@@ -81,7 +82,6 @@ def test_values_and_edges(path, value, m, n, k, artifacts):
     assert is_computed(notes) == (path == PAIRS)
 
 
-@pytest.mark.few(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("tile", [(2, 16), (6, 48), (8, 80), (24, 128), (64, 16)])
 @pytest.mark.parametrize("m", [1, 4, 6])
@@ -98,7 +98,6 @@ def test_other_tiles_are_stored(tile, artifacts):
     assert not is_computed(notes)
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize(("m", "block", "computed"), [
     (1, 64, True), (5, 64, True), (13, 16, True), (14, 16, False), (20, 4, True), (30, 16, False),
 ])  # fmt: skip
@@ -121,7 +120,6 @@ def test_a_config_can_have_it_stored(artifacts):
     assert not is_computed(notes)
 
 
-@pytest.mark.few(3)
 @pytest.mark.parametrize(("m", "block", "form", "computed"), [
     (1, 16, "int4", True), (6, 16, "int4", True), (13, 16, "int4", True),
     (13, 16, "float8_e4m3fn", True), (14, 16, "float8_e4m3fn", False),
@@ -286,7 +284,6 @@ BODIES = {
 }
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("name", BODIES)
 def test_an_operand_is_stored(name, artifacts):
     func = in_order(BODIES[name])

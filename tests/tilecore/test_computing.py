@@ -70,7 +70,7 @@ def test_products_take_what_follows_into_their_kernel():
     check(block, torch.randn(2, 37, 64), scaled(64, 192), torch.randn(64), 4, kernels=4)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "shapes",
     [
@@ -131,7 +131,7 @@ def test_elements_broadcast_as_in_torch():
     check(lambda x: torch.sin(x) + x.cos() + torch.exp2(x) + torch.log2(x.abs() + 1), x)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(("queries", "keys"), [(100, 100), (50, 77), (1, 33)])
 def test_attention_is_one_kernel(queries, keys, is_causal):
@@ -160,6 +160,7 @@ def test_attention_by_hand_with_masks_and_grouped_queries():
     )  # fmt: skip
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(BFLOAT16, 1e-2), (FLOAT16, 2e-3)])
 def test_half_types_are_rounded_once(dtype, tolerance):
     x, w, b = torch.randn(33, 64).to(dtype), scaled(64, 50).to(dtype), torch.randn(50).to(dtype)
@@ -292,7 +293,7 @@ def test_the_programs_are_tilelang_that_runs_by_itself(tmp_path):
     assert "legal configs by the" in text  # the analytic model, or one that ships for this machine
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target", ["h100", "a100", "mi300x"])
 def test_the_same_functions_are_programs_of_gpus(target):
     x, w, b = torch.randn(50, 70).half(), scaled(70, 90).half(), torch.randn(90).half()
@@ -310,7 +311,7 @@ def test_the_same_functions_are_programs_of_gpus(target):
         assert (found.double() - want).abs().max() <= 2e-3 * want.abs().max()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target", ["h100", "a100", "mi300x", "auto"])
 def test_products_of_one_operand_are_one_kernel_where_that_is_faster(target):
     """On GPUs the model decides; on a CPU it is not faster (docs/compute.md)."""

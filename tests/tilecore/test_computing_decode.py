@@ -7,6 +7,8 @@ import torch.nn.functional as F
 import tilecore
 from tests.tilecore.test_computing import BFLOAT16, FLOAT16, check
 
+pytestmark = pytest.mark.few(1)  # a case takes long
+
 
 def attention(q, k, v, *, is_causal=False):
     return F.scaled_dot_product_attention(
@@ -20,7 +22,6 @@ def of_few(found, *args):
     return "splits" in stage.program.space
 
 
-@pytest.mark.few(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(
@@ -41,7 +42,6 @@ def test_few_queries(heads, kv_heads, queries, keys, is_causal):
     assert of_few(tilecore.compute(function), q, k, v)
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(BFLOAT16, 1e-2), (FLOAT16, 2e-3)])
 @pytest.mark.parametrize("kv_heads", [8, 2])
 def test_half_types(dtype, tolerance, kv_heads):

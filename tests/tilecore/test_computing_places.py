@@ -187,7 +187,7 @@ def test_inputs_are_read_in_their_strides():
     assert tilecore.compute(lambda x: x.sum())(np.ones((3, 4), np.float32)).shape == ()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target", ["h100", "a100", "mi300x"])
 def test_gpus_read_views_where_they_lie(target):
     x, w = torch.randn(2, 40, 64).half(), scaled(64, 192).half()

@@ -50,7 +50,7 @@ def gemm_case(m, n, k, config=None, store=None, **fields):
     assert error <= bound * np.sqrt(k) * 4, (config, error)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.covering("pack_a pack_b")
 @pytest.mark.parametrize("pack_a", ["none", "rows", "block"])
 @pytest.mark.parametrize("pack_b", ["block", "grid"])
@@ -59,13 +59,14 @@ def test_gemm_is_right_for_every_packing_and_ragged_shapes(store, shape, pack_a,
     gemm_case(*shape, {"pack_a": pack_a, "pack_b": pack_b, "block_M": 48, "block_N": 64}, store)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("trans_a", [False, True])
 @pytest.mark.parametrize("trans_b", [False, True])
 def test_gemm_transposes(store, trans_a, trans_b):
     gemm_case(70, 90, 45, {"pack_a": "none"}, store, transpose_a=trans_a, transpose_b=trans_b)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_gemm_element_types(store, dtype):
     accum = "float64" if dtype == "float64" else "float32"
@@ -91,6 +92,7 @@ def test_gemm_random_configs(store, data):
     gemm_case(m, n, k, config, store)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("trans_b", [False, True])
 def test_a_product_is_the_vector_operand_of_the_next(store, trans_b):
     @T.prim_func
@@ -131,6 +133,7 @@ def relu_gemm(M, N, K, block=32):
     return main
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shape", [(64, 64, 64), (50, 70, 33)])
 def test_epilogue_on_the_accumulator(store, shape):
     m, n, k = shape
@@ -404,6 +407,7 @@ def test_calls_after_the_first_are_checked_as_closely(store):
     assert torch.equal(y, x * 2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_accumulators_are_rounded_once_per_product(store, dtype):
     import torch
@@ -435,7 +439,7 @@ def test_half_accumulators_are_rounded_once_per_product(store, dtype):
     assert ((c.double() - want).abs() <= bound).all()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("pack_a", ["none", "rows", "block"])
 @pytest.mark.parametrize("clears", ["fill", "argument"])
 def test_rows_and_columns_outside_the_operands_are_zero_in_the_accumulator(store, pack_a, clears):

@@ -30,7 +30,7 @@ def run(problem, inputs, artifacts, **config):
     return found
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.covering("dtype causal")
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", SHAPES)
@@ -75,7 +75,7 @@ def test_nan_reaches_the_rows_that_see_it(artifacts):
     np.testing.assert_array_equal(np.isnan(found).any(axis=-1), expected)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("streams", [1, 4, 16])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_products_of_any_number_of_streams_stay_in_registers(streams, dtype, artifacts):

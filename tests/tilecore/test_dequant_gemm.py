@@ -15,6 +15,8 @@ from tilecore.kernels.dequant_gemm import FP8, TABLES, pack_codes, unpack_codes
 from tilecore.target import parse_target
 from workers.correctness import compare, tolerance
 
+pytestmark = pytest.mark.few(1)  # a case takes long
+
 DEFINITION = kernels.get("dequant_gemm")
 PATHS = paths("avx2", "avx512", "avx512+avx512_bf16", "avx512+amx_bf16+amx_tile")
 
@@ -30,7 +32,6 @@ def check(found, problem, inputs):
     assert report.passed, report.detail
 
 
-@pytest.mark.few(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("shape", [(1, 130, 200), (5, 64, 128), (33, 50, 77), (16, 200, 300)])
 @pytest.mark.parametrize("path", PATHS)
@@ -44,7 +45,6 @@ def test_ragged_shapes_on_every_path(path, shape, block, zeros, artifacts):
     check(found, problem, inputs)
 
 
-@pytest.mark.few(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("group", [8, 32, 40, 64, 128, 256, 384])
 @pytest.mark.parametrize("form", [*TABLES, *FP8])
@@ -123,7 +123,6 @@ VALUES = {
 }
 
 
-@pytest.mark.few(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("name", VALUES)
 @pytest.mark.parametrize("path", PATHS)

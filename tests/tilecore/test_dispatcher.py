@@ -61,7 +61,7 @@ def right(c, a, b):
     torch.testing.assert_close(c.double(), a.double() @ b.double(), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shapes", ["auto", "static", "dynamic"])
 def test_every_size_is_computed_right_whatever_serves_it(shapes):
     dispatcher = tilecore.Dispatcher(table(), shapes=shapes)

@@ -54,6 +54,7 @@ def test_library_kernels_come_back_whole(name):
         same(again(func), func)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["softmax", "dequant_gemm"])
 def test_what_comes_back_is_lowered_to_the_same_code(name):
     func, target = library(name), parse_target("llvm")

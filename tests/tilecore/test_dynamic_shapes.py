@@ -67,7 +67,7 @@ def test_one_gemm_kernel_for_every_size(store, index):
         np.testing.assert_allclose(out, a.astype(np.float64) @ b, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "config", [{"pack_a": "none"}, {"pack_a": "rows"}, {"pack_a": "block", "pack_b": "block"}]
 )
@@ -85,7 +85,7 @@ def test_only_the_rows_are_dynamic(store, config):
         np.testing.assert_allclose(out, a.astype(np.float64) @ b, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("trans_a", [False, True])
 @pytest.mark.parametrize("trans_b", [False, True])
 def test_batches_of_transposed_operands(store, trans_a, trans_b):

@@ -6,6 +6,8 @@ import pytest
 import tilecore.language as T
 from tests.tilecore.products import product
 
+pytestmark = pytest.mark.few(1)  # a case takes long
+
 ROWS, LANES = 3, 32
 
 
@@ -19,7 +21,6 @@ def steps(n, step, first, dtype):
     return main
 
 
-@pytest.mark.few(3)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "float64"])
 @pytest.mark.parametrize(
     ("step", "first"), [(1, 0), (2, 0), (4, 3), (-1, LANES), (-2, 40), (3, -10)]
@@ -54,7 +55,6 @@ def test_a_piece_for_each_thread_ends_inside_of_the_pieces(run_both, n):
     run_both(main, [x], [np.full((4, LANES), 99, np.int8)], [wanted])
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("trans_b", [True, False])
 @pytest.mark.parametrize("block", [(16, 1, 4), (16, 16, 1), (16, 1, 1)])
 def test_tiles_of_one_line(run_both, block, trans_b):

@@ -29,6 +29,7 @@ def check(name, artifacts, fields, **knobs):
     assert report.passed, report.detail
 
 
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(("m", "n"), SHAPES)
@@ -39,7 +40,7 @@ def test_elementwise(combine, activation, m, n, dtype, artifacts):
     check("elementwise", artifacts, fields, block_M=4, block_N=256)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(("m", "n"), SHAPES)
@@ -51,6 +52,7 @@ def test_reduction(splits, axis, op, m, n, dtype, artifacts):
     check("reduction", artifacts, fields, splits=splits, block_M=4, block_N=64)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("op", ["sum", "max", "min"])
 @pytest.mark.parametrize("axis", ["m", "n"])
 def test_extremes_are_torchs(axis, op, artifacts):

@@ -24,6 +24,7 @@ def product(M, N, K, dtype="float32"):
     return main
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shape", [(40, 50, 0), (0, 50, 20), (40, 0, 20), (0, 0, 0)])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_products_of_nothing(run_both, shape, dtype):

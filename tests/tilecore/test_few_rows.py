@@ -14,6 +14,8 @@ from tilecore.ir.dtype import DType
 from tilecore.target import parse_target
 from workers.correctness import tolerance
 
+pytestmark = pytest.mark.few(1)  # a case takes long
+
 PATHS = paths("avx2", "avx512", "avx512+avx512_bf16")
 SHAPES = [(1, 40, 100), (3, 33, 64), (7, 130, 77), (13, 5, 3), (16, 64, 300), (1, 1, 1)]
 
@@ -41,7 +43,6 @@ def is_in_place(artifact):
     return any("few rows: b is read in place" in note for note in artifact.manifest.notes)
 
 
-@pytest.mark.few(3)
 @pytest.mark.covering("dtype trans_b", "trans_b shape")
 @pytest.mark.parametrize("pack_a", ["none", "block"])
 @pytest.mark.parametrize("trans_b", [True, False])
@@ -58,7 +59,6 @@ def test_ragged_shapes(artifacts, path, dtype, trans_b, pack_a, shape):
     checked(artifact, *operands(m, n, k, dtype, trans_b), trans_b)
 
 
-@pytest.mark.few(2)
 @pytest.mark.covering("clear trans_b", "out block")
 @pytest.mark.parametrize("trans_b", [True, False])
 @pytest.mark.parametrize("out", ["bfloat16", "float32"])
@@ -88,7 +88,6 @@ def test_rows_known_at_run_time(artifacts, trans_b):
         checked(artifact, *operands(4, 70, 90, "float32", trans_b), trans_b)
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("trans_b", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_operands_at_any_address(artifacts, dtype, trans_b):

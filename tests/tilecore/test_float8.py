@@ -31,6 +31,7 @@ def convert(source, target):
     return main
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_code_has_the_value_torch_gives_it(store, name):
     kernel = runtime.load(compile(convert(name, "float32"), store=store))
@@ -40,7 +41,7 @@ def test_every_code_has_the_value_torch_gives_it(store, name):
     torch.testing.assert_close(found, codes.float(), rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_floats_round_as_in_torch(store, name):
     kernel = runtime.load(compile(convert("float32", name), store=store))
@@ -65,6 +66,7 @@ def test_floats_round_as_in_torch(store, name):
     assert torch.equal(got[zero].signbit(), want[zero].signbit())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
 def test_gemm_of_eight_bit_operands(store, name):
     m = T.dynamic("m")
@@ -121,7 +123,7 @@ ENDS = {
 }
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("operation", ENDS)
 def test_oracle_and_kernel_agree_on_what_goes_beyond_a_type(store, name, operation):

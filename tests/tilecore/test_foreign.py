@@ -82,7 +82,7 @@ def reference(bits, to, raw):
     return quads(half & 0x0F0F | (half & 0xF0F0) << np.uint32(12), 1, 4)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.covering("bits sign to")
 @pytest.mark.parametrize("to", ["f16", "i8s"])
 @pytest.mark.parametrize("sign", ["u", "s"])

@@ -132,7 +132,7 @@ CASES = {  # the program's body, what it computes, statements in each nest
 }  # fmt: skip
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", CASES)
 def test_programs(name, run_both):
     body, expected, sizes = CASES[name]
@@ -143,6 +143,7 @@ def test_programs(name, run_both):
     run_both(func, [x], [np.zeros_like(x)], [want], rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("op", ["sum", "max", "min", "absmax"])
 @pytest.mark.parametrize(("rows", "columns"), [(3, 16), (5, 333), (1, 64), (4, 7)])
@@ -230,7 +231,7 @@ def test_blocks_of_a_task(run_both):
     run_both(main, [x], [np.zeros_like(x)], [x + np.arange(1100.0)[:, None]], rtol=1e-6)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("op", ["sum", "max", "absmax"])
 @pytest.mark.parametrize(("rows", "columns"), [(3, 16), (5, 33), (8, 64), (4, 7), (1, 40)])
@@ -314,7 +315,7 @@ NAMED = {  # the body, what it computes, statements in each nest
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", NAMED)
 def test_names_inside_a_nest(name, run_both):
     """Named values do not keep statements apart where the names can be done without."""

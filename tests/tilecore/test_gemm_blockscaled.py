@@ -22,7 +22,7 @@ def in_chunks(words):
     return np.ascontiguousarray(turned).reshape(rows, count)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("granularity", "trans_a", "trans_b"),
     [(128, False, True), (32, False, False), (64, True, True)],
@@ -85,6 +85,7 @@ def test_factors_in_tensor_memory(run_both, granularity, trans_a, trans_b):
     run_both(main, given, [np.zeros((M, N), np.float32)], [expected], rtol=1e-4, atol=1e-2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("layout", [None, "rowmajor", "blockscaled_chunk_kmajor"])
 @pytest.mark.parametrize("kind", ["float4_e2m1fn", "float8_e5m2"])

@@ -22,7 +22,7 @@ def notes(func, artifacts, **config):
     return "\n".join(compile(func, "avx512", config, artifacts).manifest.notes)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.covering("pack_a pack_b", "pack_a shape", "trans pack_b")
 @pytest.mark.parametrize("pack_a", ["none", "rows", "block"])
 @pytest.mark.parametrize("pack_b", ["block", "grid"])
@@ -43,6 +43,7 @@ def test_wide_tiles_are_right_at_ragged_edges(artifacts, shape, pack_a, pack_b, 
     np.testing.assert_allclose(out, expected, atol=2e-4)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_narrow_rows_are_widened_where_they_are_copied(artifacts, dtype):
     func = product(50, 300, 90, dtype=dtype, out_dtype="float32")

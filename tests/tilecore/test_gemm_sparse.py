@@ -36,7 +36,7 @@ def sparse_matrix(m, k, kept, size, dtype):
     return dense.astype(DType(dtype).numpy)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("dtype", "meta", "trans_a", "trans_b"),
     [

@@ -9,6 +9,8 @@ from tilecore.errors import InvalidProblem
 from tilecore.interpreter import run
 from workers.correctness import compare, tolerance
 
+pytestmark = pytest.mark.few(1)  # a case takes long
+
 GROUPED, CONV = kernels.get("grouped_gemm"), kernels.get("conv2d")
 SMALL = {"block_M": 8, "block_N": 32}
 
@@ -30,7 +32,6 @@ def checked(definition, problem, inputs, artifacts, **knobs):
     check(definition, problem, inputs, found)
 
 
-@pytest.mark.few(2)
 @pytest.mark.covering("dtype trans_b", "trans_b pack_b")
 @pytest.mark.parametrize("pack_b", ["auto", "none"])
 @pytest.mark.parametrize("trans_b", [True, False])
@@ -81,7 +82,6 @@ def test_rows_of_no_group_stay(artifacts):
     np.testing.assert_allclose(found[9:18], a[9:18] @ b[1], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.few(2)
 @pytest.mark.covering("sizes block_k")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("block_k", [16, 32])

@@ -122,7 +122,7 @@ PROGRAMS = {
 }  # fmt: skip
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rows", [12, 10])  # whole blocks, and one whose nests run one by one
 @pytest.mark.parametrize("body", PROGRAMS, ids=lambda body: body.__name__)
 def test_only_what_nobody_else_reads_stays_in_registers(body, rows, run_both):

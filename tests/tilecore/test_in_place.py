@@ -134,7 +134,7 @@ PROGRAMS = {
 }  # fmt: skip
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rows", [12, 10])  # whole blocks, and rows that the tensor has not
 @pytest.mark.parametrize("body", PROGRAMS, ids=lambda body: body.__name__)
 def test_what_nests_read_along_rows_is_not_copied(body, rows, run_both):
@@ -159,6 +159,7 @@ def test_what_nests_read_along_rows_is_not_copied(body, rows, run_both):
     run_both(main, [x], [np.zeros_like(x), np.zeros(rows, np.float32)], atol=1e-4)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("source", "tile", "is_read"),
     [
@@ -295,6 +296,7 @@ def test_rows_are_fetched_to_the_cache_that_holds_them(columns, cache):
     assert fetching(program) == [("x", name) for name in cache]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target", ["avx512", "avx2"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_each_line_is_fetched_once_and_small_tiles_take_no_memory_of_the_pool(target, dtype):

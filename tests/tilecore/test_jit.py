@@ -258,6 +258,7 @@ def test_the_package_is_lazy_and_jit_stays_a_decorator() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=120)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["quickstart.py", "quickstart_lazy.py"])
 def test_examples_run(name: str, capsys: pytest.CaptureFixture) -> None:
     runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")

@@ -92,7 +92,7 @@ BODIES = {  # the body, what it computes, whether blocks are joined
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", BODIES)
 @pytest.mark.parametrize(("M", "N"), [(100, 77), (64, 64), (96, 40)])
 def test_float32(name, M, N, run_both):
@@ -104,7 +104,7 @@ def test_float32(name, M, N, run_both):
     run_both(func, [x, y], [np.full_like(x, np.nan)], [want], rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", ["added", "in steps"])
 def test_tiles_that_round(name, dtype, run_both, artifacts):

@@ -46,6 +46,7 @@ def split_k(threads_shape, axes):
     return gemv
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("shape", "axes"), [((4, 32), (0, 1)), ((32, 4), (1, 0))])
 def test_threads_run_along_the_axis_whose_neighbours_are_neighbours_in_memory(
     shape, axes, run_both
@@ -183,6 +184,7 @@ def test_elements_of_one_thread_each_are_a_nest(run_both) -> None:
     run_both(add, [x], [np.zeros_like(x)], [x.astype(np.float64) + 1])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_rows_of_threads_become_columns_of_their_tiles_in_blocks(dtype, run_both) -> None:
     @T.prim_func

@@ -57,7 +57,7 @@ def test_every_kernel_is_here():
     assert set(PROBLEMS) == set(kernels.KERNELS)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_unaligned_tensors(name, artifacts):
     definition, problem, kernel = built(name, artifacts)
@@ -75,7 +75,7 @@ def test_unaligned_tensors(name, artifacts):
     assert all((margins() == GUARD).all() for _, margins in placed)
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_an_output_that_overlaps_an_input_is_refused(name, artifacts):
     definition, problem, kernel = built(name, artifacts)

@@ -70,6 +70,7 @@ def test_nibbles_below_their_middle_are_negative(run_both):
     run_both(main, [a], [np.zeros(n, np.float32)], [(a & 15).astype(float) - 8])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("op", ["add", "mul", "sub", "max"])
 def test_arithmetic_of_truths_is_that_of_integers(run_both, op):
     n = 40

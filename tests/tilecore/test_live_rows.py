@@ -198,6 +198,7 @@ BODIES = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("body", BODIES, ids=lambda b: b.__name__)
 def test_rows_that_nothing_reads(run_both, body) -> None:
     func = of_rows(body)
@@ -234,6 +235,7 @@ def test_products_of_one_row(run_both) -> None:
     run_both(main, [x, w], [np.zeros(50, np.float32)], [x @ w])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("transpose", [False, True])
 def test_rows_of_a_transposed_operand_stay(run_both, transpose) -> None:
     """Lanes run along the last axis of a tile, which is not cut."""
@@ -358,6 +360,7 @@ STAY = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("body", STAY, ids=lambda b: b.__name__)
 def test_rows_that_something_reads(run_both, body) -> None:
     func = of_rows(body)
@@ -417,6 +420,7 @@ def test_rows_of_a_dynamic_tensor_stay() -> None:
     assert (ROWS, N) in shapes(main).values()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("m", [1, 5, ROWS, ROWS + 1, 2 * ROWS - 1])
 def test_last_rows_of_a_grid(artifacts, m) -> None:
     """A tile is cut where no block of the grid has more rows."""

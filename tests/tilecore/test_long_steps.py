@@ -54,7 +54,7 @@ def product(m, n, k, block=(16, 32, 32), dtype="float32", trans_b=True):
     return products.product(m, n, k, dtype, block, trans_b)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("k", "depth", "expected"),
     [(1024, 32, 2), (1024, 256, 2), (500, 32, 1), (1056, 32, 3), (1000, 64, 2), (544, 32, 2)],
@@ -112,7 +112,7 @@ def test_what_keeps_its_steps(func, why):
     assert str(passed(func)) == str(run_passes(func)), why
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("chunk", "expected"), [(8, 1), (12, 2), (17, 17), (34, 17), (40, 5)])
 def test_a_part_of_k_is_not_left(artifacts, chunk, expected):
     """What lies behind the last iteration of a part is the next part's."""
@@ -197,7 +197,7 @@ def test_two_products_of_one_operand(artifacts):
     check(main, [x, g, u], np.maximum(x @ g.T, 0) + x @ u.T, artifacts)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("k", "expected"), [(640, 2), (544, 17), (576, 2)])
 def test_stretches_of_a_tile(artifacts, k, expected):
     """The first operand lies in a tile that all steps walk along, and none leaves."""
@@ -300,7 +300,7 @@ def expected_of(change, a, b):
     return total + (b[:, 224:226].T if change == "read later" else 0)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("change", ["backwards", "halting", "scaled", "begun again", "read later"])
 def test_loops_of_another_meaning_keep_it(artifacts, change):
     func = nearly_plain(change)
@@ -323,7 +323,7 @@ def conditions(func):
     return [str(s.cond) for s in walk(passed(func).body) if isinstance(s, If)]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.covering("dtype trans_b")
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("trans_b", [True, False])

@@ -109,7 +109,7 @@ def left_out(notes):
     return {name for name, text in words.items() if any(text in note for note in notes)}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("hidden", MASKS)
@@ -134,6 +134,7 @@ def test_which_products_are_left_out(first, skips, expected):
     assert left_out(plan.explain().splitlines()) == expected
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_no_row_of_a_register_tile_sees_is_not_multiplied(dtype, artifacts):
     inputs = operands(dtype=dtype)
@@ -145,7 +146,7 @@ def test_what_no_row_of_a_register_tile_sees_is_not_multiplied(dtype, artifacts)
     assert np.isnan(found[0][33:]).all()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("hidden", MASKS)
 @pytest.mark.parametrize("first", [False, True])
@@ -313,7 +314,7 @@ def test_leave_is_a_truth_value():
         check(attention(MASKS["later"]), "avx512", {"skips_masked": 2})
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("queries", "keys", "causal"), [
     (192, 192, True), (70, 201, True), (192, 192, False), (64, 100, False),

@@ -46,7 +46,7 @@ def operands(dtype, width):
     return a, (rng.integers(0, 2, 20)).astype(np.int32)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.covering("dtype fill")
 @pytest.mark.parametrize("width", [7, 64, 77, 200])
 @pytest.mark.parametrize("dtype", DTYPES)

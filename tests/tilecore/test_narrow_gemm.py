@@ -17,6 +17,8 @@ from tilecore.ir.dtype import DType
 from tilecore.target import parse_target, widest_target
 from workers.correctness import tolerance
 
+pytestmark = pytest.mark.few(1)  # a case takes long
+
 PATHS = paths("avx2", CLIENT, "avx512", VECTOR, TILES)
 INSTRUCTIONS = {
     "avx2": {"int8": "vpmaddwd", "uint8": "vpmaddwd"},
@@ -86,7 +88,6 @@ def blank(shape, dtype):
     return np.full(shape, np.nan if DType(dtype).is_float else -7).astype(DType(dtype).numpy)
 
 
-@pytest.mark.few(3)
 @pytest.mark.covering("dtype trans_a trans_b", "dtype shape")
 @pytest.mark.parametrize("trans_b", [False, True])
 @pytest.mark.parametrize("trans_a", [False, True])
@@ -109,7 +110,6 @@ def test_every_transposition_and_ragged_shapes(store, path, dtype, trans_a, tran
     expect(a.T if trans_a else a, b.T if trans_b else b, out, k)
 
 
-@pytest.mark.few(2)
 @pytest.mark.covering("dtype trans_a")
 @pytest.mark.parametrize("block", [(40, 48, 33), (17, 16, 7), (128, 80, 130)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
@@ -125,7 +125,6 @@ def test_tiles_whose_depth_is_no_multiple_of_a_group(store, path, dtype, block, 
     expect(a.T if trans_a else a, b if trans_a else b.T, out, 140)
 
 
-@pytest.mark.few(3)
 @pytest.mark.covering("dtype trans_a shape", "dtype config")
 @pytest.mark.parametrize("config", [{}, {"pack_b": "block", "micro_m": 4, "micro_n": 2}])
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "uint8"])
@@ -176,7 +175,6 @@ def test_tiles_read_whole_are_zero_beyond_the_tensor(store, path, dtype, trans_a
         np.testing.assert_allclose(sums, out.sum(-1, dtype=np.float64), rtol=1e-6, atol=1e-5)
 
 
-@pytest.mark.few(2)
 @pytest.mark.covering("dtype config")
 @pytest.mark.parametrize(
     "config",
@@ -193,7 +191,6 @@ def test_packing_and_register_tiles(store, path, k, dtype, config):
     expect(a, b, out, k)
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 @pytest.mark.parametrize("path", PATHS)
 def test_one_kernel_for_every_size(store, path, dtype):

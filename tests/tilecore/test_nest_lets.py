@@ -9,6 +9,7 @@ from tilecore.ir.dtype import DType
 from tilecore.target import parse_target
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("n", [5, 64, 77])
 def test_values_read_before_a_store_stay(run_both, n):
     @T.prim_func

@@ -35,7 +35,7 @@ def agree(run_both, main, inputs, expected, places):
             np.testing.assert_allclose(got, want, rtol=bound, atol=0)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("dtype", "places"), [("float16", 1), ("float32", 8), ("float64", 8)])
 def test_inverse_hyperbolic_functions_and_hypot(run_both, dtype, places):
     x = floats(dtype)
@@ -59,7 +59,7 @@ def test_inverse_hyperbolic_functions_and_hypot(run_both, dtype, places):
         agree(run_both, main, [x, y], [np.stack(functions).astype(dtype)], places)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_signs_neighbours_and_exponents(run_both, dtype):
     x = floats(dtype)
@@ -85,7 +85,7 @@ def test_signs_neighbours_and_exponents(run_both, dtype):
         agree(run_both, main, [x, y, e], [np.stack(expected).astype(dtype)], 0)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "uint32", "int64"])
 def test_bits_of_integers(run_both, dtype):
     bits = np.dtype(dtype).itemsize * 8

@@ -15,6 +15,7 @@ from tilecore.ir.dtype import DType
 # --- movement ---------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
 def test_transpose(run_both, dtype):
     M, N = 37, 50
@@ -35,6 +36,7 @@ def test_transpose(run_both, dtype):
     run_both(main, [a], outputs, [a.T.astype(float), a[:8, :16].T.astype(float)])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shape", [(2, 3, 4), (2, 3, 4, 5), (2, 3, 1), (2, 1, 3)])
 def test_transpose_of_the_last_two_axes(run_both, shape):
     turned = (*shape[:-2], shape[-1], shape[-2])
@@ -92,7 +94,7 @@ def convolution(N, H, W, C, F, K, S, D, P, dtype, primitive, blocks=(32, 16, 24)
     return main, OH, OW
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("shape", "window"),
     [
@@ -120,6 +122,7 @@ def test_convolution_by_im2col(run_both, shape, window):
     run_both(func, inputs, [np.zeros(want.shape, np.float32)], [want], atol=1e-4)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
 def test_values_outside_a_tensor_may_be_chosen(run_both, dtype):
     M, N = 30, 40
@@ -167,6 +170,7 @@ def test_padded_operands_of_a_gemm(run_both):
     run_both(main, [a, b], [np.zeros((20, 20), np.float32)], [expected])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("blocks", [1, 4, 7, 30])
 def test_persistent_blocks_take_every_tile_once(run_both, blocks):
     M, N = 5, 4
@@ -197,6 +201,7 @@ FUNCTIONS = {
 }  # fmt: skip
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_functions_of_one_value(run_both, dtype):
     names = list(FUNCTIONS)
@@ -245,6 +250,7 @@ def test_functions_of_two_values_and_predicates(run_both):
     run_both(main, [a, b], [np.zeros((6, n), np.float32)], [expected])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("source", "target"),
     [("float32", "int32"), ("float16", "uint16"), ("bfloat16", "int16"), ("uint16", "bfloat16"),
@@ -290,6 +296,7 @@ def test_a_narrow_shift_that_is_made_wider_keeps_its_bits(run_both, dtype):
     run_both(main, [a], outputs, expected, rtol=0)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 def test_rounding_and_stated_rounding(run_both, dtype):
     n = 64
@@ -383,6 +390,7 @@ def checked(blocks):
     return main
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("blocks", [1, 50])
 def test_failed_assertions_name_message_and_line(artifacts, blocks):
     func = checked(blocks)

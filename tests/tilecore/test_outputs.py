@@ -12,6 +12,8 @@ from tilecore.interpreter import run
 from tilecore.ir.dtype import DType
 from workers.correctness import tolerance
 
+pytestmark = pytest.mark.few(1)  # a case takes long
+
 PATHS = paths("avx2", "avx512", TILES)
 LATE, NOW = "copied to the output by its last step", "accumulated in the output itself"
 
@@ -70,7 +72,6 @@ def check(func, path, store, m, n, k, dtype, out, factor=1):
     return "\n".join(artifact.manifest.notes)
 
 
-@pytest.mark.few(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("shape", [(64, 96, 80), (70, 101, 77), (1, 1, 70), (33, 49, 65)])
 @pytest.mark.parametrize(
@@ -86,7 +87,6 @@ def test_the_last_of_several_steps_writes(store, path, dtype, out, shape):
     assert (NOW in notes) == (LATE not in notes)
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("out", ["bfloat16", "float32"])
 @pytest.mark.parametrize("path", PATHS)
 def test_sums_of_one_step_are_not_kept(store, path, out):

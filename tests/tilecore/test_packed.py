@@ -52,6 +52,7 @@ def random_bytes(*shape, seed=0):
     return np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
 
 
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("n", [2, 30, 32, 200])
@@ -71,6 +72,7 @@ def test_numbers_of_every_code(store, name, n):
     np.testing.assert_array_equal(b, unpack(a, name))
 
 
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("block", [16, 64, 7])
@@ -122,7 +124,7 @@ def test_integers_wrap_and_compute_as_int32(store):
     np.testing.assert_array_equal(c, wrapped**2 - 3 * wrapped[::-1] + np.maximum(wrapped, -2))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("transpose", [False, True])
@@ -182,6 +184,7 @@ def test_operands_read_in_place(store):
         np.testing.assert_array_equal(c, unpack(a, "int4") @ unpack(b, "int4").T)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_view_of_a_packed_tile(store, name):
     @T.prim_func

@@ -15,7 +15,7 @@ def store(tmp_path_factory):
     return ArtifactStore(tmp_path_factory.mktemp("artifacts"))
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.covering("micro_n dtype", "dtype is_open")
 @pytest.mark.parametrize("micro_n", [1, 2, 3, 4])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])

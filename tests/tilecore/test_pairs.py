@@ -51,7 +51,7 @@ def test_one_instruction_rounds_two_vectors():
         assert f"\t{name}\t" in generate(tir, target).inspect_source("asm")
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("keys", [32, 48, 64, 96, 160])
 def test_weights_keep_their_places(artifacts, keys):
     rng = np.random.default_rng(keys)

@@ -9,6 +9,7 @@ from tilecore.errors import InvalidProblem
 from tilecore.ir.verifier import verify
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", sorted(kernels.KERNELS))
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_accepted_element_types_make_a_program(name, kind):

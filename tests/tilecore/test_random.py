@@ -61,7 +61,7 @@ def test_known_vectors(run_both, counter, key, result):
     run_both(main, [given], [np.zeros(4, np.uint32)], [np.array(result)], rtol=0, atol=0)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("seed", "offset"), [(42, 0), (-5, 3), (2**40 + 9, 1)])
 def test_each_thread_draws_from_its_own_stream(run_both, seed, offset):
     blocks, threads, count = 3, 8, 7
@@ -116,6 +116,7 @@ def test_parallel_loops_draw_for_all_iterations(run_both):
     run_both(main, [], outputs, expected, rtol=0, atol=0)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("bit", [32, 64])
 def test_normal_numbers_come_in_pairs(run_both, bit):
     n = 2001

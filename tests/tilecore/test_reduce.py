@@ -62,6 +62,7 @@ def check_reduction(run_both, op, shape, dim, dtype, out_dtype=None, seed=0, **o
     run_both(func, [a], [b], [expected], rtol=bound, atol=bound * max(1, shape[axis]) ** 0.5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("op", ["sum", "max", "min", "abssum", "absmax"])
 @pytest.mark.parametrize(("shape", "dim"), [((7, 45), 1), ((45, 37), 0), ((3, 20, 9), -2)])
@@ -69,6 +70,7 @@ def test_reduce_any_axis(run_both, op, shape, dim):
     check_reduction(run_both, op, shape, dim, "float32")
 
 
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int32", "int64", "int8"])
 @pytest.mark.parametrize("op", ["sum", "absmax", "min"])
@@ -76,6 +78,7 @@ def test_reduce_element_types(run_both, op, dtype):
     check_reduction(run_both, op, (5, 70), -1, dtype)
 
 
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("op", ["bitand", "bitor", "bitxor"])
 @pytest.mark.parametrize("dtype", ["int32", "uint8", "bool"])
@@ -83,6 +86,7 @@ def test_reduce_bits(run_both, op, dtype):
     check_reduction(run_both, op, (6, 40), -1, dtype)
 
 
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("op", ["sum", "max", "absmax", "bitor"])
 @pytest.mark.parametrize("scopes", [("s", "f"), ("f", "s"), ("l", "l")])
@@ -91,6 +95,7 @@ def test_reduce_into_what_the_tile_holds(run_both, op, scopes):
     check_reduction(run_both, op, (9, 33), 1, dtype, clear=False, keepdim=True, scopes=scopes)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("dtype", "out_dtype"),
     [("float16", "float32"), ("bfloat16", "float32"), ("int8", "int32"), ("float32", "float16")],
@@ -137,6 +142,7 @@ def nan_program(op, keeps, dim):
     return main
 
 
+@pytest.mark.few(1)
 @pytest.mark.covering("op keeps")
 @pytest.mark.parametrize("op", ["max", "min"])
 @pytest.mark.parametrize("keeps", [False, True])
@@ -208,6 +214,7 @@ def test_reduction_beyond_the_edge_of_a_tensor_takes_zeros(run_both):
     run_both(main, [a], [np.zeros(20, np.float32)], [expected])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("block", [32, 128])
 def test_softmax_with_a_running_maximum(run_both, block):
     M, N = 24, 200
@@ -312,7 +319,7 @@ def attention(batch, heads, length, dim, block, causal):
     return main
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("length", "causal"), [(64, False), (96, True), (70, False)])
 def test_flash_attention(run_both, length, causal):
     torch = pytest.importorskip("torch")
@@ -346,6 +353,7 @@ def scan_program(op, shape, dim, reverse, dtype, in_place):
     return main
 
 
+@pytest.mark.few(1)
 @pytest.mark.covering("op reverse")
 @pytest.mark.parametrize(
     ("shape", "dim"), [((37, 45), 0), ((5, 70), -1), ((4, 9, 21), 1), ((50,), 0)]
@@ -362,6 +370,7 @@ def test_scans(run_both, op, shape, dim, reverse):
     run_both(func, [a], [np.zeros(shape, np.float32)], [expected], atol=1e-4)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int32"])
 def test_scan_element_types(run_both, dtype):
     a = values(np.random.default_rng(6), (6, 40), dtype)
@@ -413,6 +422,7 @@ def test_any_of_as_the_condition_of_a_while(run_both):
 # --- reducers ---------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("op", ["sum", "max", "min"])
 @pytest.mark.parametrize("dtype", ["float32", "int32", "float16"])
@@ -556,7 +566,7 @@ def test_tile_that_nothing_sets_is_reported():
     assert np.isnan(out).all()
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.covering("op dtype")
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "float16"])
 @pytest.mark.parametrize("rows", [16, 37])

@@ -46,6 +46,7 @@ def check(found, arguments):
     np.testing.assert_array_equal(np.asarray(found[1]), np.full(rows, shift))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("library", [torch, np])
 def test_sizes_strides_and_numbers_change_from_call_to_call(kernel, library):
     rng = np.random.default_rng(0)

@@ -75,7 +75,7 @@ def matmul(m: int, n: int, k: int, producer_first: bool, in_loop: bool):
     return program
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("producer_first", "in_loop"), [(True, False), (False, False), (True, True)]
 )
@@ -88,6 +88,7 @@ def test_a_producer_and_a_consumer(run_both: RunBoth, producer_first: bool, in_l
     np.testing.assert_allclose(c, a @ b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("producer_first", [True, False])
 def test_a_producer_runs_no_further_ahead_than_it_must(producer_first: bool) -> None:
     """Programs keep one mask for two stages: right on a GPU, where the consumer is quicker."""

@@ -148,7 +148,7 @@ def same(a, b):
     np.testing.assert_array_equal(np.signbit(a)[numbers], np.signbit(b)[numbers])
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("mode", ["rz", "ru", "rd", "rn"])
 def test_every_target_rounds_the_exact_value(run_both, mode, dtype):
@@ -167,6 +167,7 @@ def test_every_target_rounds_the_exact_value(run_both, mode, dtype):
         same(found, compiled)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("mode", ["rz", "ru", "rd"])
 def test_signs_of_zeros_and_overflow(run_both, mode, dtype):
@@ -201,6 +202,7 @@ def test_a_multiply_add_is_rounded_once(run_both, dtype):
     same(found[0], np.array([1 + eps, 1 + 2 * eps, 1.0, 1.0], dtype))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_multiply_add_of_16_bits_is_rounded_once(run_both, dtype):
     kind = np.float16 if dtype == "float16" else ml_dtypes.bfloat16
@@ -251,6 +253,7 @@ def test_halves_round_to_nearest_only(dtype):
         T.ieee_fsqrt(4.0, "up")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_product_that_is_added_is_rounded_before(run_both, dtype):
     """No compiler contracts x * y with the sum, though each may do so with a plain one."""

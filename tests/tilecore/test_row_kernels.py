@@ -16,7 +16,7 @@ def built(definition, problem, artifacts, **knobs):
     return runtime.load(compile(program, store=artifacts))
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.covering("name dtype", "name m", "dtype m")
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(("m", "n", "block"), [(5, 7, 4), (33, 100, 1), (20, 1003, 64)])

@@ -40,7 +40,7 @@ def test_short_pieces_of_large_tensors(shape, block, count):
     assert fetches(chain(*shape, *block)) == count
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize(("M", "N"), [(400, 1000), (333, 1024)])
 def test_results_are_what_they_were(M, N, steps, run_both):

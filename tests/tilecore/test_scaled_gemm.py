@@ -11,7 +11,7 @@ from workers.correctness import compare, tolerance
 KNOBS = {"block_M": 32, "block_N": 64, "block_K": 64}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
 @pytest.mark.parametrize("out_dtype", ["float32", "float16", "bfloat16"])

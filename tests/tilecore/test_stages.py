@@ -133,6 +133,7 @@ def test_loops_may_depend_on_a_block_index(run_both: RunBoth) -> None:
     np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 @pytest.mark.parametrize(("stages", "ahead"), [(1, 0), (3, 0), (3, 2)])

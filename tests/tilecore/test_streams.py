@@ -80,7 +80,7 @@ def test_not_sums_that_grow_in_the_output():
     np.testing.assert_allclose(c, a @ b, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("target", ["avx2", "llvm"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])

@@ -40,7 +40,7 @@ def instructions(artifact):
     return found.stdout
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.covering("dtype size")
 @pytest.mark.parametrize("n", [7, 8, 50, 64])
 @pytest.mark.parametrize("size", [2, 4, 8, 16])
@@ -75,7 +75,7 @@ def test_an_index_that_may_leave_the_table_is_not_picked(artifacts):
     assert (found[1][8:16] == 0).all()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("shape", [(1, 130, 200), (3, 64, 128), (33, 50, 77), (16, 200, 300)])
@@ -93,7 +93,7 @@ def test_codes_are_decoded_by_shuffles_of_bytes(artifacts, shape, zeros):
         assert "vpshufb" in instructions(artifact)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("shifts", "depth"), [("pairs", 8), ("turn", 8), ("back", 8), ("two", 2)])
 @pytest.mark.parametrize("path", PATHS)
 def test_codes_in_every_order_of_a_word(artifacts, path, shifts, depth):

@@ -61,6 +61,7 @@ def run(*lines: str) -> str:
     return out.strip()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("is_shared", [True, False])
 @pytest.mark.parametrize("cores", [1, 2, 5])
 def test_grids_of_any_size_on_any_number_of_threads(is_shared, cores):

@@ -318,6 +318,7 @@ def test_allreduce_over_what_is_no_thread_axis_is_named() -> None:
                     T.tvm_thread_allreduce(T.uint32(1), A[bx], True, found[0], bx)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("scope", ["fragment", "shared"])
 def test_what_all_threads_store_alike_is_stored_once(run_both, scope):
     allocate = T.alloc_fragment if scope == "fragment" else T.alloc_shared
@@ -490,7 +491,7 @@ def test_a_vote_is_not_about_a_float(vote) -> None:
     assert caught.value.span.file == __file__
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("n", "lanes"), [(33, 32), (150, 16), (5, 32)])
 def test_warps_that_meet_in_a_loop_may_run_it_differently_often(run_both, n, lanes):
     """All threads ran such a loop as often as the first one did."""

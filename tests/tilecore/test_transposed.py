@@ -44,7 +44,7 @@ def shuffles(func, target: str = "avx2") -> int:
     return str(module).count("T.Shuffle")
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["tiles", "stored in rows", "read in rows"])
 @pytest.mark.parametrize("dtype", TYPES)
 def test_every_element_comes_across(dtype, how, run_both) -> None:

@@ -63,6 +63,7 @@ def test_lanes_are_read_before_they_are_written(store):
     assert a.tolist() == [1, 0, 3, 2, 5, 4, 7, 6]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("source", "target"),
     [("float32", "int8"), ("int8", "float32"), ("bfloat16", "uint32"), ("uint64", "float16"),
@@ -87,6 +88,7 @@ def test_reinterpretation_between_widths(store, source, target):
     np.testing.assert_array_equal(found.view(np.uint8), raw)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("bits", [32, 64, 128, 256])
 def test_loads_and_stores_of_a_width(store, bits):
     lanes = bits // 32

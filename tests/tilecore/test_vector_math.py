@@ -69,7 +69,7 @@ def units_off(found, exact):
     return np.abs(found.astype(np.float64) - exact) / last
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("target", ["avx2", "avx512"])
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -147,6 +147,7 @@ def test_vectors_of_many_registers(name, artifacts):
     assert np.abs(found - np.trunc(want)).max() <= (np.abs(want - np.rint(want)) < 1e-4).any()
 
 
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("name", ["erf", "tanh", "log"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])

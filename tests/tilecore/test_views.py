@@ -26,6 +26,7 @@ def run_both(func, inputs, outputs, store):
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shape", [(48,), (6, 8), (2, 3, 8)])
 def test_reshaped_tensors_share_memory(store, shape):
     @T.prim_func
@@ -42,6 +43,7 @@ def test_reshaped_tensors_share_memory(store, shape):
     np.testing.assert_array_equal(y, x.ravel() + 1)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("scope", ["shared", "fragment", "local"])
 def test_views_of_tiles_see_what_the_tile_holds(store, scope):
     allocate = {"shared": T.alloc_shared, "fragment": T.alloc_fragment, "local": T.alloc_local}
@@ -66,6 +68,7 @@ def test_views_of_tiles_see_what_the_tile_holds(store, scope):
     np.testing.assert_array_equal(x, want + 1)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("dtype", "last"), [("int32", 12), ("uint8", 48), ("float64", 6)])
 def test_bits_seen_as_another_type_in_both_directions(store, dtype, last):
     @T.prim_func
@@ -91,6 +94,7 @@ def test_bits_seen_as_another_type_in_both_directions(store, dtype, last):
     np.testing.assert_array_equal(y, want.view(T.dtype(dtype).numpy))
 
 
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("size", [16, 4096])
 @pytest.mark.parametrize("is_tensor", [False, True])
@@ -280,6 +284,7 @@ def pointer_gemm(dtype):
     return main
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_tensors_made_of_pointers(store, dtype):
     func = pointer_gemm(dtype)

@@ -17,6 +17,8 @@ from tilecore.passes.pipeline import cpu_pipeline, run_passes
 from tilecore.target import parse_target
 from workers.correctness import tolerance
 
+pytestmark = pytest.mark.few(1)  # a case takes long
+
 ROWS, K, N = 2, 130, 5000  # 40 blocks, which three times 14 overrun; weights that are large enough
 COLUMNS, DEPTH = 128, 32
 BLOCKS = -(-N // COLUMNS)
@@ -62,7 +64,6 @@ def check(artifacts):
 # --- products -------------------------------------------------------------------------------------
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("m", [1, 3, 7])
 @pytest.mark.parametrize(("n", "k"), [(5000, 130), (5120, 128), (4097, 257), (11008, 129)])

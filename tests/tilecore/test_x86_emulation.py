@@ -123,6 +123,7 @@ WRONG = {
 }  # fmt: skip
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_operands_are_wrong_results(name, artifacts):
     target, dtype, pattern, changed = WRONG[name]
@@ -167,7 +168,7 @@ FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", FAULTS)
 def test_what_a_processor_traps_on_is_an_error(name, artifacts):
     pattern, changed, message = FAULTS[name]
@@ -280,7 +281,7 @@ def targets_of(dtype, number, config):
     return (*chosen, CLIENT) if dtype in ("int8", "uint8") else chosen
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "run",
     [

@@ -109,6 +109,7 @@ def test_a_question_that_ends_processes_fails_alone(settings, store):
     desk.close()
 
 
+@pytest.mark.exhaustive
 def test_no_thread_waits_for_a_process_that_is_ready(settings, store):
     desk = AnswerDesk(settings.model_copy(update={"answer_processes": 1}), Mortal)
     desk.open()
@@ -157,6 +158,7 @@ class Stillborn(Answerer):
         raise OSError("no database here")
 
 
+@pytest.mark.exhaustive
 def test_where_no_process_starts_the_service_answers(settings, store):
     desk = AnswerDesk(settings.model_copy(update={"answer_processes": 1}), Stillborn)
     desk.open()

@@ -337,6 +337,7 @@ def test_other_errors_are_problems_too(client):
     assert problem(broken, 422, "SV901")["errors"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("method", "address"),
     [

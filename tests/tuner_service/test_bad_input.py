@@ -83,7 +83,7 @@ ILLEGAL = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", ILLEGAL)
 def test_illegal_configs_of_programs(client, store, case):
     fixed, code = ILLEGAL[case]
@@ -191,6 +191,7 @@ def test_a_field_that_comes_twice_is_told(client, path, body):
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("path", [*QUESTIONS, *BATCHES, "/v1/studies", "/v1/keys"])
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", None])
 def test_a_body_that_is_not_said_to_be_json_is_told_which_header_it_needs(client, path, kind):

@@ -77,7 +77,7 @@ BAD_INPUT = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", BAD_INPUT)
 def test_bad_input_gets_one_message_and_status_2(cli, store, name):
     arguments, code = BAD_INPUT[name]
@@ -88,6 +88,7 @@ def test_bad_input_gets_one_message_and_status_2(cli, store, name):
     assert store.runs.list() == []
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -122,6 +123,7 @@ def test_a_ray_address_without_a_port_is_refused(cli):
     assert "TILECORE_RAY_ADDRESS: Value error, expected HOST:PORT" in err
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["", "a\nb", "\x1b[31mred", "n" * 65])
 def test_names_of_keys_are_those_that_rest_takes(cli, store, name):
     status, out, err = cli("keys", "create", name)

@@ -27,6 +27,8 @@ from tuner_service.questions import understand
 from tuner_service.run_driver import Limits
 from tuner_service.workplaces import HostWorkplace
 
+pytestmark = pytest.mark.few(1)  # a case takes long
+
 EVIL = "<script>alert('x')</script>"
 QUESTION = "/dashboard/recommend?kernel=gemm&problem.m=64&problem.n=64&problem.k=64"
 PAGES = ["/dashboard", "/dashboard/runs", "/dashboard/log", "/dashboard/recommend", QUESTION]
@@ -332,7 +334,6 @@ def test_every_kernel_has_its_fields(serve):
         assert document.texts("section", id="answer") == []
 
 
-@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("query", "field", "status"),
     [
@@ -368,7 +369,6 @@ FIELDS = {
 }  # fmt: skip
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("page", FIELDS)
 def test_whatever_readers_type_they_get_a_page(serve, page):
     client = serve()
@@ -488,7 +488,6 @@ def test_over_https_the_cookie_is_secure(serve, store):
     assert "Secure" in answer.headers["set-cookie"]
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("key", ["", "tc_no", "x" * 5000, EVIL, "é", "a b", "\0"])
 def test_a_wrong_key_is_answered_as_rest_does(serve, key):
     client = serve(auth="required")
@@ -514,7 +513,6 @@ def test_keys_have_one_rate_limit_for_pages_and_rest(serve, store):
     assert again.status_code == 429
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "wanted",
     ["https://example.com", "//example.com", "/\\example.com", "/v1/keys", "/dashboard/login",

@@ -192,6 +192,7 @@ def test_a_tuned_table_rests_on_measurements_of_the_program(settings, store):
     assert Dispatcher(table, program=programs.matmul).doubts == ()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

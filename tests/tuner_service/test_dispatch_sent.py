@@ -101,7 +101,7 @@ def test_what_was_measured_of_a_program_is_what_its_table_rests_on(client, asked
     assert table.measured_share() == pytest.approx(1.0)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("changes", "status", "code"),
     [

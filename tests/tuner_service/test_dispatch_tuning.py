@@ -136,7 +136,7 @@ def test_a_run_that_was_cancelled_is_told_and_another_key_goes_on(client, store)
     assert (anew.status_code, anew.json()["stage"]) == (202, "tuning")
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("changes", "status", "code"),
     [

@@ -77,7 +77,7 @@ def test_weights_from_a_file_of_counts(cli, tmp_path):  # noqa: F811
     }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -226,6 +226,7 @@ def test_a_table_for_a_gpu_that_is_not_here(client):
     assert table.target not in ("", "llvm")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("changes", "code"),
     [

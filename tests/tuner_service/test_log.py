@@ -90,6 +90,7 @@ def test_near_and_winners(client):
     assert winners == [64, 128, 2048]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("query", "code"),
     [
@@ -178,6 +179,7 @@ def test_the_command_line_writes_files(tilecore, tmp_path):
     assert (status, out.count("confirm")) == (0, 3)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

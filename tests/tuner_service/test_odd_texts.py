@@ -59,6 +59,7 @@ def client(each_database):
         yield client
 
 
+@pytest.mark.few(1)
 def test_odd_texts_are_refused_or_stored(client):
     """PostgreSQL refused a NUL in 17 places: each was a 500 (SV905)."""
     for address in ADDRESSES:
@@ -80,6 +81,7 @@ def test_odd_texts_are_refused_or_stored(client):
     assert client.post("/v1/recommendations", json=GEMM).status_code == 200
 
 
+@pytest.mark.few(1)
 def test_numbers_that_are_none_are_refused(client):
     url = client.post("/v1/studies", json=STUDY).headers["location"]
     (trial,) = client.post(f"{url}/trials:suggest", json={"worker": "w"}).json()["items"]

@@ -23,19 +23,24 @@ def server(each_database):
         yield address, store.keys.create("fuzz", "admin")[1]
 
 
+RANDOM = "examples,fuzzing,stateful"
+ALL = f"{RANDOM},coverage"  # every border of every field: 3,000 requests
+
+
 @pytest.mark.parametrize(
-    ("each_database", "examples"),
+    ("each_database", "examples", "phases"),
     [
-        ("sqlite", 2),
-        pytest.param("sqlite", 5, marks=pytest.mark.exhaustive),
-        pytest.param("postgresql", 2, marks=pytest.mark.exhaustive),
+        ("sqlite", 3, RANDOM),
+        pytest.param("sqlite", 5, ALL, marks=pytest.mark.exhaustive),
+        pytest.param("postgresql", 2, ALL, marks=pytest.mark.exhaustive),
     ],
     indirect=["each_database"],
 )
-def test_generated_requests_get_documented_answers(server, examples, tmp_path):
+def test_generated_requests_get_documented_answers(server, examples, phases, tmp_path):
     url, key = server
     command = [sys.executable, "-m", "schemathesis.cli", f"--config-file={CONFIG}", "run"]
     command += [f"{url}/openapi.json", "--checks=all", f"--max-examples={examples}", "--seed=7"]
+    command += [f"--phases={phases}"]
     command += [f"--header=Authorization: Bearer {key}", f"--exclude-path-regex={STREAMS}"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

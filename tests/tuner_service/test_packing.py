@@ -113,7 +113,7 @@ BAD = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", BAD)
 def test_what_cannot_be_packed_is_told(cli, tmp_path, name):
     options, code = BAD[name]

@@ -216,7 +216,7 @@ BAD = {
 }  # fmt: skip
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", BAD)
 def test_bad_programs(client, case):
     text, status, code, detail = BAD[case]

@@ -59,6 +59,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_doubtful_answer_is_queued_where_a_worker_is_there(
     settings, store, question, leader, what

@@ -215,6 +215,7 @@ def leader(store):
     thread.join(20)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_of_workloads_is_tuned_as_a_group(cli, store, tmp_path, leader, name):  # noqa: F811
     path = tmp_path / name
@@ -287,6 +288,7 @@ def test_files_of_spreadsheets_are_read(tmp_path, name, text):
     assert (entry.kernel, dict(entry.problem)) == ("gemm", {"m": 4, "n": 8, "k": 16})
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", BAD_FILES)
 def test_a_bad_file_of_workloads_is_told_line_by_line(cli, store, tmp_path, name):  # noqa: F811
     content, message = BAD_FILES[name]

@@ -62,6 +62,7 @@ def told(response):
     return response.status_code, headers, response.content
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("body", [*GOOD, *BAD], ids=range(len(GOOD) + len(BAD)))
 def test_both_ways_say_the_same(client, routed, body):
     short, long = (c.post(URL, content=body, headers=JSON) for c in (client, routed))
@@ -69,6 +70,7 @@ def test_both_ways_say_the_same(client, routed, body):
     assert (short.status_code == 200) == (body in GOOD)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["text/plain", "", "application/json; charset=utf-8",
                                   "application/vnd.x+json", "APPLICATION/JSON"])  # fmt: skip
 def test_other_content_types(client, routed, kind):

@@ -208,6 +208,7 @@ BAD = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", BAD)
 def test_bad_studies(client, store, name):
     body, code = BAD[name]
@@ -331,6 +332,7 @@ def test_a_default_outside_of_the_space_is_measured_first(client):
     assert client.get(url).json()["trials"] == {"ok": 3}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("changes", "status", "code"),
     [

@@ -52,6 +52,7 @@ def request(token: str, wanted: TileConfig, protocol: Protocol) -> MeasureReques
     return MeasureRequest(token=token, workload=WORKLOAD, config=wanted, protocol=protocol)
 
 
+@pytest.mark.exhaustive
 @needs_nvrtc
 def test_each_fault_has_its_status_and_the_others_are_fine(pool: LocalPool) -> None:
     good = request("good", config(0), Protocol.SCREEN)
@@ -70,6 +71,7 @@ def test_each_fault_has_its_status_and_the_others_are_fine(pool: LocalPool) -> N
         assert (m.hardware, m.threads) == (HARDWARE, HARDWARE.cores)
 
 
+@pytest.mark.exhaustive
 @needs_nvrtc
 @pytest.mark.parametrize("name", ["gemm", "linear_attention"])
 def test_products_of_float32_are_those_of_tensor_cores(pool: LocalPool, name: str) -> None:

@@ -40,6 +40,7 @@ def requests(protocol: Protocol) -> list[MeasureRequest]:
     ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("protocol", list(Protocol))
 def test_gemm_candidates_through_the_pool(pool: LocalPool, protocol: Protocol) -> None:
     found = wait_for_all(pool, requests(protocol), 240)

@@ -28,6 +28,7 @@ print(sum(p.name() == "raylet" for p in psutil.process_iter()))
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(
     not network.works() or shutil.which("unshare") is None,
     reason="needs root and network namespaces",

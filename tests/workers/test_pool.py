@@ -15,14 +15,13 @@ from workers.pool import LocalPool, wait_for_all
 
 
 def make_pool(path: Path, **options: object) -> LocalPool:
+    settings = {"compile_timeout_s": 6.0, "run_timeout_s": 6.0} | options
     return LocalPool(
         HARDWARE,
         artifact_dir=path,
         compile_workers=2,
-        compile_timeout_s=6.0,
-        run_timeout_s=6.0,
         toolbox=FaultToolbox(),
-        **options,  # type: ignore[arg-type]
+        **settings,  # type: ignore[arg-type]
     )
 
 
@@ -35,14 +34,14 @@ class TestLocalPool(MeasurerContract):
 
 def test_close_ends_a_hanging_candidate_and_every_process(tmp_path: Path) -> None:
     others = _zygotes()  # of tests that ran in this process before
-    pool = make_pool(tmp_path)
+    pool = make_pool(tmp_path, compile_timeout_s=WAIT_S, run_timeout_s=WAIT_S)
     wait_for_all(pool, [screen("ok")], WAIT_S)
     pool.submit([screen("hang", "hang"), screen("compile", "compile-hang")])
     time.sleep(0.3)
     assert _zygotes() - others
     start = time.monotonic()
     pool.close()
-    assert time.monotonic() - start < 4.0
+    assert time.monotonic() - start < WAIT_S / 2
     assert _zygotes() - others == set()
 
 

@@ -103,6 +103,7 @@ def measured(tools, workload, problem, config, tmp_path):
 KNOBS = {"block_M": 32, "block_N": 32, "block_K": 16, "num_stages": 1, "threads": 128}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("judge", [ORACLE, COMPILED])
 def test_candidates_agree_with_the_reference_config(judge, tmp_path, monkeypatch):
     if judge == COMPILED:

@@ -70,7 +70,14 @@ class TestRayPool(MeasurerContract):
         with make_pool(tmp_path_factory.mktemp("artifacts"), 1, compile_workers=2) as pool:
             yield pool
 
+    @pytest.mark.exhaustive
+    def test_each_fault_has_its_status_and_the_next_candidate_is_fine(
+        self, measurer: Measurer
+    ) -> None:
+        super().test_each_fault_has_its_status_and_the_next_candidate_is_fine(measurer)
 
+
+@pytest.mark.exhaustive
 def test_a_killed_meter_is_a_lost_worker_and_restarts(cluster: None, tmp_path: Path) -> None:
     with make_pool(tmp_path, epoch=2) as pool:
         wait_for_all(pool, [screen("ok")], WAIT_S)
@@ -91,6 +98,7 @@ def test_a_killed_meter_is_a_lost_worker_and_restarts(cluster: None, tmp_path: P
         assert not alive, "the candidate's process outlived its actor"
 
 
+@pytest.mark.exhaustive
 def test_a_new_leader_kills_the_actors_of_the_old_one(cluster: None, tmp_path: Path) -> None:
     old = make_pool(tmp_path, epoch=10)
     old.submit([screen("hang", "hang")])
@@ -101,6 +109,7 @@ def test_a_new_leader_kills_the_actors_of_the_old_one(cluster: None, tmp_path: P
     old.close()
 
 
+@pytest.mark.exhaustive
 def test_pools_of_two_databases_leave_each_other_alone(cluster: None, tmp_path: Path) -> None:
     with make_pool(tmp_path, epoch=15, installation="one") as one:
         assert wait_for_all(one, [screen("a")], WAIT_S)["a"].status is MeasureStatus.OK
@@ -159,6 +168,7 @@ def test_a_node_that_is_not_what_it_offers_is_refused(cluster: None, tmp_path: P
     assert "not what it offers" in row.detail
 
 
+@pytest.mark.exhaustive
 def test_code_for_a_gpu_is_compiled_on_one_node_and_measured_on_another(
     cluster: None, tmp_path: Path
 ) -> None:
@@ -195,6 +205,7 @@ def test_code_for_a_gpu_is_compiled_on_one_node_and_measured_on_another(
                 assert ("illegal memory access" in m.detail) == is_guilty
 
 
+@pytest.mark.exhaustive
 def test_innocents_of_lost_actors_of_two_nodes_are_measured_when_tried_again(
     cluster: None, tmp_path: Path
 ) -> None:

@@ -54,6 +54,7 @@ def call(sandbox: Sandbox, method: str, *args: object) -> Outcome:
     return sandbox.call(method, *args, timeout_s=LIMIT_S)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fault", ["orphan", "daemons"])
 def test_a_call_answers_for_the_processes_that_it_leaves(sandbox: Sandbox, fault: str) -> None:
     found = call(sandbox, "run", fault)

@@ -3,6 +3,8 @@
 ``change`` takes the name of a seeded bug, see test_seeded_bugs.py.
 """
 
+import functools
+
 import tvm
 from tvm import tirx as tir
 
@@ -68,13 +70,18 @@ def static_shared(size, dtype, name):
 
 
 def tensor_map(name):
+    return tir.Var(name, tensor_map_type())
+
+
+@functools.cache  # TVM reads the text of all modules to find a function's
+def tensor_map_type():
     from tvm.script import tirx as T
 
     @T.prim_func
     def probe(M: T.TensorMap()):
         T.device_entry()
 
-    return tir.Var(name, probe.params[0].ty)
+    return probe.params[0].ty
 
 
 def gemm_sm80(m, n, k, bm=64, bn=64, bk=32, stages=3, change=""):

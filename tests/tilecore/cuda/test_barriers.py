@@ -41,6 +41,7 @@ def by_rows(step, width):
     return main
 
 
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
@@ -121,6 +122,7 @@ def around_a_loop(turns):
     return main
 
 
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("turns", [3, None])
@@ -141,7 +143,7 @@ def test_a_loop_that_may_not_run_orders_nothing(turns, target):
             assert np.array_equal(c, told[::-1])
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("columns", [64, 40])
 def test_what_a_fold_across_warps_leaves_is_told_to_the_units(columns, target):
@@ -166,6 +168,7 @@ def test_what_a_fold_across_warps_leaves_is_told_to_the_units(columns, target):
     assert np.abs(b - expected).max() < 1e-5 * ROWS
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_fold_across_warps_is_a_barrier(target):
     """What was read before it may be written behind it, turn by turn."""
@@ -192,6 +195,7 @@ def test_a_fold_across_warps_is_a_barrier(target):
     assert "Copy" not in before
 
 
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("form", ["branch", "sum in a loop", "thread after thread", "role"])

@@ -29,6 +29,8 @@ from tilecore.ir.expr import int_value
 from tilecore.ir.nodes import Gemm, KernelLaunch, Seq, Sync
 from tilecore.ir.visitor import walk
 
+pytestmark = pytest.mark.few(1)  # a case takes long
+
 needs_nvrtc = pytest.mark.skipif(load_nvrtc() is None, reason="NVRTC is not installed")
 
 
@@ -92,7 +94,6 @@ def check_together(M, N, K, rows, dtype="float16", out="float32", transposes=(Fa
     return plan
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("M", "N", "K", "rows", "dtype", "transposes"),
     [
@@ -172,7 +173,6 @@ def run_roles(M, N, K, block, stages, **options):
     return plan
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("M", "N", "K", "block", "boxes"),
     [

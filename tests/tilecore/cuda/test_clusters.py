@@ -39,6 +39,7 @@ def test_blocks_know_their_rank_and_wait_for_each_other(target):
     assert source.entries[0].cluster == (2, 4, 1)
 
 
+@pytest.mark.few(1)
 @TARGETS
 def test_all_blocks_arrive_at_the_barrier_of_one(target):
     @T.prim_func
@@ -67,6 +68,7 @@ def test_all_blocks_arrive_at_the_barrier_of_one(target):
         run_emulated(main, target, [x, y], ALL_SCHEDULES, without=arrival.strip())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("shape", "part", "dtype"),
     [((128,), (128,), "float32"), ((4, 64), (4, 31), "float32"), ((2, 4, 32), (2, 4, 16), "int8")],
@@ -111,6 +113,7 @@ def multicast(M, N, block, mask):
     return main
 
 
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("width", [256, 252])
 @pytest.mark.parametrize("mask", [0b0011, 0b1110])
@@ -212,7 +215,7 @@ def clustered(M, N, K, block, cluster, stages, threads=128):
     return main
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.covering
 @TARGETS
 @pytest.mark.parametrize(

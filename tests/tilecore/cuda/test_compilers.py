@@ -37,6 +37,7 @@ COMPILERS = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_generated_text_compiles(compiler):
     source = generate(gemm_sm90(128, 128, 256), parse_target("h100"))
@@ -47,6 +48,7 @@ def test_generated_text_compiles(compiler):
     assert {"HGMMA", "UTMALDG"} <= found.opcodes.keys()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_text_that_is_no_program(compiler):
     with pytest.raises(CompileFailed, match="nonsense"):

@@ -84,6 +84,7 @@ def body(text, parameters="const float* A, float* B", name="k"):
 COPY = body("  int i = blockIdx.x * blockDim.x + threadIdx.x;\n  B[i] = A[i];")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_100a"])
 def test_a_source_gets_tensors_and_sizes_by_name(target):
     a = RNG.standard_normal((5, 61)).astype(np.float32)
@@ -305,6 +306,7 @@ FAULTS = {
 }  # fmt: skip
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", FAULTS)
 def test_the_emulator_finds_faults_of_sources_or_says_what_it_lacks(case):
     source, message = FAULTS[case]

@@ -12,7 +12,7 @@ from tilecore.lowering.cuda import instructions as I
 BARRIER = [I.barrier_init(), I.barrier_expect(), I.barrier_wait(), I.fence_barrier_init()]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rank", [1, 2, 3, 4, 5])
 def test_tma_loads_and_stores_boxes_across_the_edge(rank):
     shape, box, at = (5, 4, 3, 6, 16)[-rank:], (2, 3, 2, 4, 8)[-rank:], (-1, 2, 1, -2, 12)[-rank:]
@@ -310,6 +310,7 @@ def test_conversions():
     assert np.abs(tf32 / np.where(x == 0, 1, x) - 1)[1:].max() <= 2.0**-11
 
 
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("signed", [False, True])

@@ -21,6 +21,7 @@ from tilecore.runtime import CudaKernel
 from tilecore.target import gpu_programs_on_cpu, parse_gpu_target
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target", ["sm_80", "h100"])
 def test_a_kernel_of_a_gpu_on_cpu_tensors(target):
     program = gemm(96, 64, 96, (64, 64, 32), 2, "bfloat16", "bfloat16")
@@ -62,6 +63,7 @@ def _summed(source):
     return main
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("source", "maps"), [("view", ["W"]), ("address", [])])
 def test_maps_of_views_and_none_of_addresses(source, maps):
     """Once a map bore the name of its view, which no argument has, and addresses got maps too."""

@@ -108,6 +108,7 @@ def _bytes(form):
     return s.m * s.k * WIDTH[a] // 32, s.k * s.n * WIDTH[a] // 32, s.m * s.n * size // 32
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("c_type", ["float32", "float16"])
 @pytest.mark.parametrize(("a_layout", "b_layout"), [("row", "col"), ("col", "row")])
 def test_mma_of_quads(c_type, a_layout, b_layout):
@@ -132,6 +133,7 @@ def test_mma_of_quads(c_type, a_layout, b_layout):
             assert abs(d[lane, i] - want) < 0.02
 
 
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("transposed", [False, True])
@@ -166,7 +168,7 @@ WGMMA = [
 ]  # fmt: skip
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize(("dtype", "c_type", "a_major", "b_major", "swizzle"), WGMMA)
 @pytest.mark.parametrize("in_registers", [False, True])

@@ -113,6 +113,7 @@ def test_a_product_in_tensor_memory():
     _check(BODY, ALL_SCHEDULES)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", BUGS)
 def test_a_bug_is_caught(name):
     old, new, message = BUGS[name]

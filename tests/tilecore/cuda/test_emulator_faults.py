@@ -99,6 +99,7 @@ FAULTS = {
 }  # fmt: skip
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_reported(name):
     body, instructions, shape, message = FAULTS[name]
@@ -126,6 +127,7 @@ ON_ONE_ELEMENT = {
 }  # fmt: skip
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ON_ONE_ELEMENT)
 def test_races_in_global_memory(name):
     body, is_ordered = ON_ONE_ELEMENT[name]

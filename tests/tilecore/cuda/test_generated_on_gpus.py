@@ -52,6 +52,7 @@ def test_more_emulated_code_agrees_with_the_oracle(program: Program, target: str
     check(program, target, tmp_path)
 
 
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("target", ["sm_80", "h100", "gfx942"])
 @pytest.mark.parametrize(("shape", "dim"), [((1, 1), 0), ((1, 5), 0), ((7, 1), 1), ((7, 1), 0)])

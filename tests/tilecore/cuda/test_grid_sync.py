@@ -10,6 +10,8 @@ from tilecore.compiler import compile
 from tilecore.emulator import ALL_SCHEDULES
 from tilecore.interpreter import run
 
+pytestmark = pytest.mark.few(1)  # a case takes long
+
 TARGETS = ("sm_75", "sm_80", "sm_90a", "sm_100a")
 RNG = np.random.default_rng(20261125)
 
@@ -93,7 +95,6 @@ def everywhere(func, target, inputs, outputs):
     return found
 
 
-@pytest.mark.few(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("rows", "width"), [(13, 20), (24, 33)])
@@ -105,7 +106,6 @@ def test_a_shared_tile_is_kept_across_two_waits(rows, width, target):
         np.testing.assert_allclose(y, want, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.few(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("blocks", "threads", "experts", "n"), [(3, 64, 37, 500), (2, 96, 5, 77)])
@@ -183,7 +183,6 @@ def test_a_nest_with_a_wait_in_it(target):
         np.testing.assert_array_equal(a, np.full(192, 191, np.float32))
 
 
-@pytest.mark.few(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("target", [*TARGETS, "gfx942"])
 def test_fragments_are_kept(target):

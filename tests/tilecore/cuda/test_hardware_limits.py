@@ -36,6 +36,7 @@ def trading(counts):
     return main
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("counts", "is_there"), [((240, 24), True), ((224, 64), False)])
 def test_warpgroups_share_what_the_block_has_at_its_launch(counts, is_there):
     """384 threads begin with 168 registers each: 504 for one thread of each warpgroup, not 512."""
@@ -68,6 +69,7 @@ def shifted(by):
     return main
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("by", [0, 8])
 def test_boxes_are_stored_at_places_that_are_not_negative(by):
     a = np.random.default_rng(0).standard_normal((96, 64)).astype(np.float16)
@@ -121,7 +123,7 @@ def test_a_product_over_nothing_needs_no_tensor_maps():
         torch.testing.assert_close(c, a.float().T @ b.float(), atol=1e-2, rtol=1e-3)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("threads", "has_boxes"), [(48, False), (96, True), (1024, False)])
 def test_a_warpgroup_that_issues_copies_has_warps_of_its_own(threads, has_boxes):
     """It comes behind whole warps, and a block has at most 1024 threads."""
@@ -219,6 +221,7 @@ def test_a_wait_for_a_parity_that_no_phase_has():
         run(body, {"a": np.zeros(1, np.float32)}, used, shared_bytes=64)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("writes", [False, True])
 def test_what_the_launch_writes_itself_is_no_box(writes):
     """The accelerator would not see what threads wrote to the tensor."""
@@ -249,6 +252,7 @@ def test_what_the_launch_writes_itself_is_no_box(writes):
 REGISTERS = [(384, 168), (512, 128), (640, 96)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(load_nvrtc() is None, reason="NVRTC is not installed")
 @pytest.mark.parametrize(("threads", "registers"), REGISTERS)
 def test_the_assembler_gives_threads_as_many_registers(threads, registers):

@@ -37,7 +37,7 @@ def _ctype(instruction):
     return instruction.cuda.split("__device__ ")[1].rsplit(f" {instruction.name}(", 1)[0]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_70", "sm_75", "sm_80", "sm_89", "sm_90", "sm_90a", "sm_100a"])
 def test_the_assembler_takes_every_instruction(arch):

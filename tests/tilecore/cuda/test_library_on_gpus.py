@@ -90,7 +90,7 @@ def check(definition, problem, values, inputs, outputs):
         assert report.passed, report.detail
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "run",
     [
@@ -141,7 +141,7 @@ LONG = ("attention_backward", "dequant_gemm")  # to prove; test_order_of_library
 FETCHED = {"a100": "LDGSTS", "h100": "UTMALDG"}
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.skipif(load_nvrtc() is None, reason="NVRTC is not installed")
 @pytest.mark.parametrize(
     ("name", "device"),

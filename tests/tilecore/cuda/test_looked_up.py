@@ -15,6 +15,8 @@ from tilecore.ir.visitor import walk
 from tilecore.passes import looked_up
 from tilecore.target import parse_target
 
+pytestmark = pytest.mark.few(1)  # a case takes long
+
 TARGETS = ("sm_80", "h100", "gfx942")
 SCHEDULES = (LATE, Schedule("random", 3))
 N, BINS = 192, 12
@@ -100,7 +102,6 @@ BODIES = {
 IN_TURN = ("halved", "compared", "groups")  # no one atomic update does this
 
 
-@pytest.mark.few(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("scope", ["shared", "global"])
@@ -128,7 +129,6 @@ def test_no_update_is_lost(name, scope, target):
 TYPES = ("float16", "bfloat16", "float64", "int8", "uint8", "int16", "int32", "uint32", "int64")
 
 
-@pytest.mark.few(3)
 @pytest.mark.covering
 @pytest.mark.parametrize("scope", ["shared", "global"])
 @pytest.mark.parametrize("dtype", TYPES)
@@ -218,7 +218,6 @@ def found(where):
     return main
 
 
-@pytest.mark.few(3)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("where", ["tensor", "fragment", "loop"])
 def test_a_variable_that_one_point_sets_is_known_to_all_threads(where, target):

@@ -14,6 +14,8 @@ from tilecore.codegen.nvrtc import compile_cuda
 from tilecore.emulator import ALL_SCHEDULES
 from tilecore.inference.gpu.banks import bank_uses
 
+pytestmark = pytest.mark.few(1)  # a case takes long
+
 
 def staged(block, dtype, out, sums, is_transposed, scaled):
     """C (or its transpose), staged through a shared tile by a nest that may do arithmetic."""
@@ -47,7 +49,6 @@ def staged(block, dtype, out, sums, is_transposed, scaled):
     return main
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("target", "block", "dtype", "out", "sums", "is_transposed", "scaled", "used"),
     [
@@ -95,7 +96,6 @@ def test_the_epilogue_of_hopper_is_short():
     assert features.instructions < 560
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("target", "trans_a", "trans_b", "used"),
     [

@@ -92,7 +92,7 @@ def expected(name, a):
 CASES = (whole, three_with_names, beside_others, of_rows_of_their_own, sums)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("case", range(len(CASES)))
 def test_nests_in_nests(case, target):

@@ -121,7 +121,7 @@ def everywhere(func, target, x, out):
     return found
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -133,7 +133,7 @@ def test_one_half_of_a_block_hands_rows_to_the_other(rows, width, dtype, target)
         np.testing.assert_array_equal(y, 2 * x[:, ::-1].astype(np.float32))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("rows", "width"), [(2, 40), (4, 77)])
@@ -146,7 +146,7 @@ def test_two_groups_take_turns(rows, width, target):
         np.testing.assert_allclose(y, want, rtol=1e-5)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("rows", "width"), [(2, 40), (3, 131)])
@@ -208,7 +208,7 @@ def by_role(role_of, count, meets_other):
     return main
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("role_of", [
     lambda t, F: F[t // 32], lambda t, F: t // 64, lambda t, F: t // 32 % 2
 ])  # fmt: skip
@@ -337,6 +337,7 @@ def test_an_arrival_that_is_missing_is_a_deadlock_everywhere():
         run_emulated(func, "sm_80", [x, y])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("cut", [f"tc_bar_arrive({FULL}, 128);", f"tc_bar_sync({FREE}, 128);"])
 def test_a_barrier_that_is_cut_out_of_the_code_is_found(cut):
     x, y = (np.zeros((3, 37), np.float32) for _ in range(2))

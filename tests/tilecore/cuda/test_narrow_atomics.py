@@ -37,6 +37,7 @@ def updating(op, dtype, size, count):
     return main
 
 
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("op", ["add", "max", "min"])
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16"])
@@ -55,6 +56,7 @@ def test_updates_of_neighbours(op, dtype):
     np.testing.assert_array_equal(b, expected)
 
 
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("schedule", ALL_SCHEDULES, ids=str)
 @pytest.mark.parametrize("dtype", ["int8", "uint16"])

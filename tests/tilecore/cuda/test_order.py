@@ -72,6 +72,7 @@ def test_a_bug_in_the_product_for_sm80_is_named(change):
     assert re.search(SM80[change], "\n".join(found)), found
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("change", SM90)
 def test_a_bug_in_the_product_for_sm90_is_named(change):
     found = faults(gemm_sm90(128, 128, 256, change=change), BOXES)
@@ -118,7 +119,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "target"), CASES)
 def test_programs_are_in_order_and_wait_for_nothing_in_vain(name, target):
     program = lowered(PROGRAMS[name], target, is_ordered=False)[1]
@@ -136,6 +137,7 @@ SPARE = {"gemm": 1, "transposed gemm": 1}
 FREE = ("registers", "tensor fence")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "target"), CASES)
 def test_whatever_orders_in_a_loop_is_missed_where_it_is_left_out(name, target):
     """Every barrier, fence, wait, arrival and commit."""
@@ -161,6 +163,7 @@ ORDERING = {
 }  # fmt: skip
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target", ORDERING)
 def test_every_kind_of_instruction_that_orders_is_missed(target):
     (kernel,) = kernels(PROGRAMS["gemm"], target)
@@ -182,7 +185,7 @@ DROPPED = [
 ]  # fmt: skip
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("target", "name"), DROPPED)
 def test_the_proof_and_the_emulator_agree(target, name):
     func = PROGRAMS["gemm"]
@@ -231,6 +234,7 @@ def ring(*, waits=True, frees=True, count=128):
     return main
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("parts", "producer"), [(1, 1), (2, 0)])
 def test_a_producer_and_a_consumer_wait_for_nothing_in_vain(parts, producer):
     """Nor do they tell the TMA of tiles that it has filled itself."""

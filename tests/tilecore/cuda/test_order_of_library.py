@@ -49,7 +49,7 @@ def tir_of(name, target):
     return lowered(make(of), target, is_ordered=False)[1]
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", CASES)
@@ -79,7 +79,7 @@ SPARE = {
 }
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", CASES)

@@ -135,6 +135,7 @@ def test_softmax_runs_between_products_without_spills(dim, block, threads):
     assert places == sorted(places)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("removed", ["tc_wgmma_wait_1();", "tc_wgmma_wait_0();"])
 def test_both_waits_are_needed(removed):
     arrays = latent_arguments(176, 64, 32, [170, 170, 100, 170])
@@ -223,7 +224,7 @@ def grouped_arguments(M, N, K):
     return [a, b, np.full((M, N), 7, np.float32)]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("target", "call"),
     [

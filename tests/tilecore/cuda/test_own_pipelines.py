@@ -13,6 +13,8 @@ from tilecore.emulator import ALL_SCHEDULES
 from tilecore.errors import EmulationError, TypeMismatch
 from tilecore.ir.visitor import walk
 
+pytestmark = pytest.mark.few(1)  # a case takes long
+
 
 def specialized_gemm(M, N, K, parts=1, producer=1):
     """A producer and a consumer warpgroup, two stages; each tile comes in ``parts`` of columns."""
@@ -188,7 +190,6 @@ def updating(op, dtype, rows, columns):
     return main
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("op", "dtype", "target"),
     [

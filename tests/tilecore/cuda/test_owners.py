@@ -100,7 +100,7 @@ EXPECTED = {
 }  # fmt: skip
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", EXPECTED)
 def test_updates_in_turn(name, target):
@@ -114,6 +114,7 @@ def test_updates_in_turn(name, target):
     np.testing.assert_array_equal(oracle, b)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_place_of_the_largest(target):
     @T.prim_func
@@ -136,7 +137,7 @@ def test_the_place_of_the_largest(target):
     np.testing.assert_array_equal(b, a.argmax(1))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_variable_and_a_shared_tile(target):
     @T.prim_func
@@ -220,6 +221,7 @@ OTHERS = T.Fragment((2, 64), forward_fn=lambda i, k: (i * 64 + k, 0))
 ODD = T.Fragment((32, 64), forward_fn=lambda i, j: ((i * 64 + j) * 7 % 128, (i * 64 + j) // 128))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", ["owners", "others", "odd"])
 def test_layouts_of_fragments(name, target):

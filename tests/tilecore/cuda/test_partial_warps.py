@@ -41,7 +41,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("target", ["h100", "sm_80", "gfx942"])

@@ -70,7 +70,7 @@ def everywhere(func, target, x):
     return found
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -83,7 +83,7 @@ def test_every_thread_runs_a_nest_over_its_own_array(rows, width, dtype, target)
         np.testing.assert_allclose(y, want + 1, rtol=1e-6)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("rows", "width"), [(5, 7), (9, 32)])

@@ -11,10 +11,11 @@ from tests.tilecore.cuda.tile_programs import gemm
 from tilecore.emulator import ALL_SCHEDULES
 from tilecore.ir.dtype import DType
 
+pytestmark = pytest.mark.few(1)  # a case takes long
+
 # --- Volta --------------------------------------------------------------------------------------
 
 
-@pytest.mark.few(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("sums", ["float16", "float32"])
 @pytest.mark.parametrize("trans", TRANSPOSES)
@@ -102,7 +103,6 @@ def sliced(trans, a_start, b_start, size, dynamic):
     return main
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("trans", "a_start", "b_start", "size", "dynamic", "kind"),
     [
@@ -132,7 +132,6 @@ def test_slices_of_shared_tiles(trans, a_start, b_start, size, dynamic, kind):
     assert {g.kind for g in launch.gemms.values()} == {kind}
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize(("columns", "threads"), [(320, 128), (192, 256), (96, 256)])
 def test_instructions_begin_at_panels(columns, threads):
     """320 columns were cut at 160, in the middle of a panel of 64."""
@@ -169,7 +168,6 @@ def test_tiles_that_views_see_are_read_by_warps():
 # --- what random programs found ------------------------------------------------------------------
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("target", "size", "dtype", "out", "trans", "kind"),
     [

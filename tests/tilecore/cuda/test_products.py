@@ -14,6 +14,8 @@ from tilecore.codegen.nvrtc import compile_cuda
 from tilecore.emulator import ALL_SCHEDULES, LATE
 from tilecore.errors import InvalidConfig
 
+pytestmark = pytest.mark.few(1)  # a case takes long
+
 TRANSPOSES = [(False, False), (False, True), (True, False), (True, True)]
 
 
@@ -42,7 +44,6 @@ def matrices(a, b, trans):
 # --- sums in float16 -----------------------------------------------------------------------------
 
 
-@pytest.mark.few(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("trans", TRANSPOSES[1:3])
 @pytest.mark.parametrize(
@@ -97,7 +98,6 @@ def tf32(values, *, cut):
     return ((bits if cut else bits + 0x1000) & 0xFFFFE000).astype(np.uint32).view(np.float32)
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("target", "trans"),
     [*(("sm_80", t) for t in TRANSPOSES), *(("h100", t) for t in TRANSPOSES[:2])],
@@ -207,7 +207,6 @@ def test_exact_float32_is_an_option(tmp_path):
 # --- float64 and integers ------------------------------------------------------------------------
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("target", "depth", "how", "trans"),
     [("sm_80", 16, "m8n8k4", t) for t in TRANSPOSES]
@@ -267,7 +266,6 @@ def nibbles(values):
     return np.ascontiguousarray(codes[:, ::2] | codes[:, 1::2] << 4)
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("target", "dtype", "trans", "how"),
     [
@@ -326,7 +324,6 @@ def test_both_kinds_of_float8_together(target, kind):
     assert product.kind == kind
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("target", "a_type", "b_type", "sums", "opcode"),
     [

@@ -17,6 +17,7 @@ def _profile(body, instructions=(), dtype=np.float32):
     return build(source([kernel], instructions)).profile({"out": out})
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("index", "found"),
     [
@@ -33,6 +34,7 @@ def test_bank_conflicts_of_words(index, found):
     assert (load.requests, load.found, load.ideal, load.excess) == (1, found, 1, found - 1)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("stride", "found"), [(16, 4), (32, 8), (128, 32), (144, 4)])
 def test_bank_conflicts_of_vectors(stride, found):
     body = f"float4 v = *(float4*)(smem + {stride} * threadIdx.x);\n"
@@ -41,6 +43,7 @@ def test_bank_conflicts_of_vectors(stride, found):
     assert (load.lane_bytes, load.requests, load.found, load.ideal) == (16, 1, found, 4)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("stride", "found"), [(16, 1), (64, 4), (80, 1), (128, 8)])
 def test_bank_conflicts_of_matrices(stride, found):
     body = f"unsigned r[1];\ntc_ldmatrix_x1(r, smem + {stride} * (threadIdx.x % 8));"
@@ -48,6 +51,7 @@ def test_bank_conflicts_of_matrices(stride, found):
     assert (load.requests, load.found, load.ideal) == (1, found, 1)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("index", "found"), [("threadIdx.x", 4), ("8 * threadIdx.x", 32), ("threadIdx.x + 4", 5)]
 )

@@ -62,7 +62,7 @@ def product(dtype, a_major, b_major, n, k, m=128):
     return main
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target", ["h100", "b200"])
 @pytest.mark.parametrize(("dtype", "a_major", "b_major", "n", "k", "a9", "b9", "a10", "b10"), TILES)
 def test_descriptors_of_tiles(dtype, a_major, b_major, n, k, a9, b9, a10, b10, target):
@@ -93,7 +93,7 @@ STEPS = [
 ]  # fmt: skip
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target", ["h100", "b200"])
 @pytest.mark.parametrize(("a_major", "b_major", "n", "k", "steps"), STEPS)
 def test_how_descriptors_go_on_along_k(a_major, b_major, n, k, steps, target):
@@ -138,6 +138,7 @@ def offset(index, digits):
     return total
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_emulator_reads_canonical_layouts(name):
     dtype, major, n, swizzle, leading, stride, (across, along) = EXAMPLES[name]

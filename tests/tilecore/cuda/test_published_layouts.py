@@ -27,6 +27,7 @@ SWIZZLED = {
 }  # fmt: skip
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("swizzle", SWIZZLED)
 def test_the_swizzles_of_shared_tiles(swizzle):
     """A tile of 16 rows of one panel, as the generator lays it out and as TMA fills it."""
@@ -106,7 +107,7 @@ BITS = {"float16": "u2", "bfloat16": "u2", "tfloat32": "u4", "int8": "u1", "uint
 SUMS = {"float32": np.float32, "int32": np.int32, "float64": np.float64}
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("shape", "a", "b", "c", "lane", "a_at", "b_at", "c_at"), FRAGMENTS)
 def test_the_fragments_of_mma(shape, a, b, c, lane, a_at, b_at, c_at):
     """A single 1 in A lights up its row, with a single 1 in B the element where they meet."""
@@ -148,6 +149,7 @@ QUAD_SUMS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("sums", QUAD_SUMS)
 @pytest.mark.parametrize("layouts", [("row", "col"), ("col", "row")])
 def test_the_fragments_of_quad_pairs(sums, layouts):

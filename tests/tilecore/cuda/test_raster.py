@@ -20,6 +20,7 @@ def numbered(grid, panel, order):
     return main
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("order", ["row", "column", "mlx"])
 @pytest.mark.parametrize(
     ("grid", "panel"),
@@ -32,6 +33,7 @@ def test_every_block_runs_once(grid, panel, order):
     np.testing.assert_array_equal(y, column + row * 100 + z * 10000 + 1)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("order", ["row", "column"])
 def test_the_order_is_that_of_panels(order):
     """Blocks take numbers from a counter as they start; the emulator starts them in order."""

@@ -170,6 +170,7 @@ def agrees(func, target, a):
     np.testing.assert_array_equal(b.astype(np.float64), expected.astype(np.float64))
 
 
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("target", ["v100", "a100", "h100", "gfx942"])
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "float8_e4m3fn"])
@@ -181,6 +182,7 @@ def test_narrow_values_go_from_lane_to_lane(way, dtype, target):
     agrees(exchange(WAYS[way], dtype), target, a)
 
 
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("target", ["a100", "h100", "gfx942"])
 @pytest.mark.parametrize("threads", [33, 40, 48, 84])
@@ -191,6 +193,7 @@ def test_a_warp_that_is_not_full_exchanges_what_is_there(way, threads, target):
     agrees(exchange(WAYS[way], "int32", threads), target, a)
 
 
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("target", ["v100", "h100", "gfx942"])
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16"])
@@ -299,6 +302,7 @@ def test_a_barrier_or_role_that_there_is_not(name):
     assert_says(error, message, hint)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target", ["a100", "h100"])
 def test_a_parity_is_the_last_bit_of_what_is_given(target):
     """Hardware takes 0 and 1 only; the turn itself was handed to it."""

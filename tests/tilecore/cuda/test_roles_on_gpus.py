@@ -8,6 +8,8 @@ from tests.tilecore.cuda.emulated import lowered, run_emulated
 from tilecore.emulator import ALL_SCHEDULES
 from tilecore.errors import UnsupportedOnTarget
 
+pytestmark = pytest.mark.few(1)  # a case takes long
+
 
 @pytest.mark.parametrize("target", ["sm_80", "h100"])
 def test_loops_over_variables_that_all_threads_have_alike(target):

@@ -39,6 +39,7 @@ def arguments(M, N):
     ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target", ["h100", "a100"])
 def test_a_program_waits_for_its_stores(target):
     a, b = arguments(200, 96)

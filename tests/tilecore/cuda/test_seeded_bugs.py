@@ -84,12 +84,14 @@ def test_the_product_for_sm90_is_right_under_every_schedule():
     run_sm90("", ALL_SCHEDULES)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("change", SM80)
 def test_a_bug_in_the_product_for_sm80_is_caught(change):
     with pytest.raises(EmulationError, match=SM80[change]):
         run_sm80(change, (LATE,))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("change", SM90)
 def test_a_bug_in_the_product_for_sm90_is_caught(change):
     with pytest.raises(EmulationError, match=SM90[change]):

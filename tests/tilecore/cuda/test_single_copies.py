@@ -135,6 +135,7 @@ CASES = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("shape", "box", "at", "dtype", "code", "stages"), CASES)
 def test_a_thread_loads_a_box_that_it_describes(shape, box, at, dtype, code, stages):
     func = described(shape, box, at, dtype, code, stages)

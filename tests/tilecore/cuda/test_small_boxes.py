@@ -41,6 +41,7 @@ def rows_of(width, rows, how):
     return main
 
 
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_100a"])
 @pytest.mark.parametrize("how", ["stores", "updates", "loads"])

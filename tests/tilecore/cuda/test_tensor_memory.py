@@ -17,17 +17,17 @@ from tilecore.codegen.nvrtc import compile_cuda, load_nvrtc
 from tilecore.emulator import ALL_SCHEDULES
 from tilecore.errors import EmulationError
 
+pytestmark = pytest.mark.few(1)  # a case takes long
+
 needs_nvrtc = pytest.mark.skipif(load_nvrtc() is None, reason="NVRTC is not installed")
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("trans", [(False, False), (False, True), (True, False), (True, True)])
 def test_gemm_with_ragged_edges_and_all_transposes(trans):
     size, block = (200, 80, 200), (128, 64, 64)
     assert check_gemm("b200", size, block, 3, "float16", "float16", trans) == "tcgen05"
 
 
-@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("block", "dtype", "out", "threads"),
     [
@@ -63,7 +63,6 @@ def test_float32_is_multiplied_as_tf32_unless_it_must_be_exact():
     assert np.all(np.abs(c - left @ right) <= 2.0**-20 * (np.abs(left) @ np.abs(right)))
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("left", "right"), [("float8_e4m3fn", "float8_e5m2"), ("uint8", "int8"), ("uint8", "uint8")]
 )
@@ -106,7 +105,6 @@ def test_gemm_without_boxes():
     assert used == "tcgen05"
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", ["int8", "float8_e5m2"])
 @pytest.mark.parametrize("trans", [(False, False), (True, True)])
 def test_operands_of_8_bits_need_not_be_contiguous_along_k(dtype, trans):
@@ -115,7 +113,6 @@ def test_operands_of_8_bits_need_not_be_contiguous_along_k(dtype, trans):
     assert check_gemm("b200", size, (128, 64, 32), 2, dtype, out, trans) == "tcgen05"
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("block", "dtype", "trans", "reason"),
     [
@@ -135,7 +132,6 @@ def test_what_does_not_suit_is_multiplied_by_warps_and_says_why(block, dtype, tr
     assert check_gemm("b200", (192, 48, 128), block, 2, dtype, out, trans) == "mma"
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("block", "threads", "causal", "kinds"),
     [
@@ -336,7 +332,6 @@ def run_explicit(func, M, N, K, dtype, out, **options):
     return launch
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("block", "stages", "dtype", "out", "accum"),
     [

@@ -39,7 +39,7 @@ def reference(a, width):
     return pairs.reshape(-1)[: a.size]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize(

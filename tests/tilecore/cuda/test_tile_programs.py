@@ -67,7 +67,7 @@ def check_gemm(
     return product.kind
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("trans", [(False, False), (False, True), (True, False), (True, True)])
 @pytest.mark.parametrize(("target", "kind"), [("sm_80", "mma"), ("h100", "wgmma")])
 def test_gemm_with_ragged_edges_and_all_transposes(target, kind, trans):
@@ -75,7 +75,7 @@ def test_gemm_with_ragged_edges_and_all_transposes(target, kind, trans):
     assert used == kind
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("target", "dtype", "out", "trans_b", "kind"),
     [
@@ -101,7 +101,7 @@ def test_gemm_element_types(target, dtype, out, trans_b, kind):
     assert used == kind
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("block", "threads"), [((128, 256, 64), 256), ((64, 32, 32), 128), ((128, 64, 128), 256)]
 )
@@ -110,14 +110,14 @@ def test_gemm_by_several_warpgroups_and_other_swizzles(block, threads):
     check_gemm("h100", size, block, 2, "float16", "float16", threads=threads)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("stages", [0, 1, 2, 4])
 def test_gemm_of_fewer_steps_than_stages(stages):
     for target in ("sm_80", "h100"):
         check_gemm(target, (64, 64, 64), (64, 64, 32), stages, "float16", "float16")
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ KNOBS = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("target", ["sm_80", "h100"])
 @pytest.mark.parametrize("name", sorted(PROBLEMS))
@@ -209,6 +209,7 @@ def test_recommended_tiles_keep_registers_and_use_the_units_of_hopper():
     assert "C75" not in cubin.log  # wgmma is not serialised
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("target", "opcode"), [("a100", "HMMA"), ("h100", "HGMMA")])
 def test_attention_has_no_spills(target, opcode):
     func = attention(1, 4096, 8, 128, (128, 64), 2, 256, "float16", True)
@@ -219,6 +220,7 @@ def test_attention_has_no_spills(target, opcode):
     assert features.opcodes[opcode] > 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("target", "removed"),
     [
@@ -306,6 +308,7 @@ def test_tile_operations_of_a_part_of_a_warp_are_refused():
         lowered(main, "h100")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target", ["sm_80", "h100"])
 def test_roles_of_warps_work_side_by_side(target):
     """A producer and two consumers that a program writes itself, ordered by mbarriers."""
@@ -348,6 +351,7 @@ def test_roles_of_warps_work_side_by_side(target):
     assert {g.kind for g in launch.gemms.values()} == {"mma" if target == "sm_80" else "wgmma"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target", ["sm_80", "h100"])
 def test_main_paths_have_no_predicted_bank_conflicts(target):
     programs = (

@@ -11,6 +11,8 @@ import tilecore.language as T
 from tests.tilecore.cuda.emulated import run_emulated
 from tests.tilecore.rocm.llvm_on_cpu import run_text
 
+pytestmark = pytest.mark.few(1)  # a case takes long
+
 PAIRS = list(itertools.product([0.0, -0.0, 1.0, -2.0, np.nan, np.inf], repeat=2))
 N = len(PAIRS)
 

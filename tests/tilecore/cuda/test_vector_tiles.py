@@ -51,7 +51,7 @@ def largest(rows, width, element, lanes):
     return main
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize(("element", "lanes"), [
@@ -67,7 +67,7 @@ def test_largest_magnitudes_of_columns(rows, width, element, lanes, place):
     np.testing.assert_array_equal(y.astype(np.float64), want)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("place", PLACES)
 def test_vectors_are_updated_sliced_copied_and_filled(place):
     @T.prim_func

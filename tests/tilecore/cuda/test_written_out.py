@@ -68,7 +68,7 @@ def arguments(rows=32):
     return a, b, a.T.astype(np.float32) @ b.astype(np.float32)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("take", [under_a_condition, with_names, by_copies])
 def test_parts_come_from_registers(take, target):
@@ -81,7 +81,7 @@ def test_parts_come_from_registers(take, target):
         assert "c" in {tile.name for tile in launch.fragments}, launch.explain()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target", TARGETS)
 def test_many_parts_come_from_shared_memory(target):
     a, b, want = arguments(64)

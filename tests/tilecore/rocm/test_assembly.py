@@ -18,6 +18,8 @@ from tilecore.runtime import load
 from tilecore.show import stage_texts
 from tilecore.target import gpu_programs_on_cpu, parse_target
 
+pytestmark = pytest.mark.few(1)  # a case takes long
+
 
 def usage(func, target):
     *_, code = lower_amd(func, parse_target(target))
@@ -32,7 +34,6 @@ def assert_lean(found, target):
     assert parse_target(target).occupancy(256, found.registers, found.shared_bytes) >= 1
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("target", "dtype", "opcode"),
     [
@@ -56,7 +57,6 @@ def test_products_use_matrix_instructions_and_wide_accesses(target, dtype, opcod
     assert code.relocatable.startswith(b"\x7fELF")
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("target", "dtype"),
     [("gfx942", "float8_e4m3fn"), ("gfx90a", "float8_e4m3fnuz"), ("gfx90a", "float8_e5m2")],
@@ -93,7 +93,6 @@ def test_loads_of_the_next_tiles_begin_before_the_products_and_are_waited_for_af
     assert len(places("s_barrier")) == 1
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("trans", [(False, False), (True, False), (True, True)])
 def test_operands_whose_k_is_the_first_axis_are_read_in_rows(trans):
     func = gemm(512, 512, 512, (128, 128, 32), 2, "float16", "float32", "float32", trans, 256)

@@ -20,17 +20,17 @@ from tests.tilecore.rocm.llvm_on_cpu import run_text
 from tilecore.emulator import ALL_SCHEDULES
 from tilecore.errors import EmulationError
 
+pytestmark = pytest.mark.few(1)  # a case takes long
+
 test_flash_attention.__test__ = test_library_kernels.__test__ = False
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("trans", [(False, False), (False, True), (True, False), (True, True)])
 def test_products_with_ragged_edges_and_all_transposes(trans):
     size = (136, 72, 136)
     assert check_gemm("mi300x", size, (64, 64, 64), 3, "float16", "float16", trans) == "mfma"
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("target", "dtype", "out", "trans_b", "kind"),
     [

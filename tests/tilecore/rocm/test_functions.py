@@ -11,6 +11,8 @@ from tests.tilecore.rocm.llvm_on_cpu import run_text
 from tilecore.amd_compiler import lower_amd
 from tilecore.target import parse_target
 
+pytestmark = pytest.mark.few(1)  # a case takes long
+
 ONE = {"sin": T.sin, "cos": T.cos, "tan": T.tan, "asin": T.asin, "acos": T.acos, "atan": T.atan,
        "sinh": T.sinh, "cosh": T.cosh, "log1p": T.log1p}  # fmt: skip
 TWO = {"atan2": T.atan2, "pow": T.pow, "fmod": T.fmod}

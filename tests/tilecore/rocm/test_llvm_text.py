@@ -12,7 +12,7 @@ from tests.tilecore.cuda.tile_programs import attention, gemm
 from tests.tilecore.rocm.llvm_on_cpu import run_text
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("target", "dtype", "out", "trans_b"),
     [
@@ -35,6 +35,7 @@ def test_products_with_ragged_edges(target, dtype, out, trans_b):
     close(c, left @ (right.T if trans_b else right), out)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("causal", [False, True])
 def test_flash_attention(causal):
     B, S, H, D = 1, 128, 1, 64

@@ -14,6 +14,8 @@ from tests.tilecore.cuda.tile_programs import gemm
 from tests.tilecore.rocm.llvm_on_cpu import run_text
 from tilecore.emulator import ALL_SCHEDULES
 
+pytestmark = pytest.mark.few(1)  # a case takes long
+
 E4Z, E5Z, E4, E5 = "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e4m3fn", "float8_e5m2"
 RUNS = pytest.mark.parametrize("run", [run_emulated, run_text])
 TRANSPOSED = [(False, False), (False, True), (True, False), (True, True)]
@@ -67,7 +69,6 @@ def plans_of(plan):
     return list(launch.gemms.values()), launch.notes
 
 
-@pytest.mark.few(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("trans", TRANSPOSED)
 @pytest.mark.parametrize(("target", "a", "b", "step"), TYPES)
@@ -86,7 +87,6 @@ def test_products_with_ragged_edges_and_all_transposes(target, a, b, step, trans
         assert_product(c, x, y, trans)
 
 
-@pytest.mark.few(3)
 @RUNS
 @pytest.mark.parametrize(("target", "a", "b", "step"), [t for t in TYPES if t[1] != "float64"])
 def test_every_number_times_every_number(target, a, b, step, run):
@@ -104,7 +104,6 @@ def test_every_number_times_every_number(target, a, b, step, run):
         np.testing.assert_array_equal(c, expected)
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", LIMITS)
 def test_the_numbers_that_documents_give(dtype):
     least, code, most, not_numbers = LIMITS[dtype]
@@ -155,7 +154,6 @@ def fragments(M, N, K, types, total, held, trans):
     return main
 
 
-@pytest.mark.few(3)
 @pytest.mark.covering("target held")
 @RUNS
 @pytest.mark.parametrize("held", ["a", "b", "ab"])
@@ -210,7 +208,6 @@ def chained(M, N, K, D, dtype, total):
     return main
 
 
-@pytest.mark.few(3)
 @RUNS
 @pytest.mark.parametrize(
     ("target", "dtype", "source"),
@@ -266,7 +263,6 @@ def batched(batch, size, dtype, total, out):
     return main
 
 
-@pytest.mark.few(2)
 @RUNS
 @pytest.mark.parametrize(
     ("target", "dtype", "out"),
@@ -324,7 +320,6 @@ def two_products(size, dtype, total):
     return main
 
 
-@pytest.mark.few(2)
 @RUNS
 @pytest.mark.parametrize(
     ("target", "dtype"), [("gfx942", E4Z), ("gfx942", E5), ("gfx90a", "float64")]
@@ -344,7 +339,6 @@ def test_products_that_share_sums(target, dtype, run):
     assert_product(c, left, right, (False, True))
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("dtype", "depth", "kind"),
     [(E4Z, 48, "fma"), (E4, 48, "mfma"), (E4, 24, "fma"), ("float64", 12, "mfma")],

@@ -28,7 +28,7 @@ def conversions(N, dtype):
     return main
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", NAMES)
 def test_all_codes_and_values_of_all_sizes(dtype):
     kind = getattr(ml_dtypes, dtype)
@@ -67,7 +67,7 @@ def test_all_codes_of_four_bits():
     np.testing.assert_array_equal(w, sizes + [-x for x in sizes])
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", NAMES[:4])
 def test_products_of_8_bit_floats(dtype):
     func = gemm(72, 64, 96, (64, 64, 32), 2, dtype, "float32", "float32", (False, True), 128)

@@ -67,7 +67,7 @@ OPCODES = [
 FLAGS = {"gfx90a": 0x53F, "gfx942": 0x54C}
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("target", "dtype", "k", "lane", "row", "depths", "sums"), FRAGMENTS)
 def test_the_fragments_of_mfma(target, dtype, k, lane, row, depths, sums):
     """A single 1 in A and a single 1 in B meet where K is the same."""
@@ -108,7 +108,7 @@ def test_modifiers_of_matrix_instructions_are_zero():
     assert not any(word in line for line in products for word in ("cbsz", "abid", "blgp"))
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("target", "a", "b", "opcode"), OPCODES)
 def test_the_opcode_of_element_types(target, a, b, opcode):
     total = SUMS.get(a, "float32")
@@ -131,6 +131,7 @@ def products_of_subnormals(run, target):
     return a.astype(np.float64), b.astype(np.float64), c
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("run", [run_emulated, run_text])
 def test_gfx90a_takes_subnormal_float16_for_zero(run):
     a, b, c = products_of_subnormals(run, "gfx942")
@@ -246,6 +247,7 @@ def test_updates_have_the_order_that_was_asked_for():
     assert calls == ["tc_thread_fence_gpu", "tc_atomic_add_int32", "tc_thread_fence_gpu"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target", ["gfx90a", "gfx942", "sm_80"])
 def test_the_last_block_sees_what_the_others_left(target):
     x = np.arange(256, dtype=np.float32).reshape(4, 64)
