@@ -286,8 +286,13 @@ class FoldLowering:
         self._take(memory, self._value(scope), scope.lanes, at)
 
     def _take(self, memory: Any, value: Any, lanes: int, at: Any = 0) -> None:
-        old = self.builder.bind(self.builder.load(memory, at, lanes))
+        old = self._old(self.builder.load(memory, at, lanes), lanes)
         self.builder.store(memory, self._combine(old, self.builder.bind(value)), at, lanes)
+
+    def _old(self, value: Any, lanes: int) -> Any:
+        """Bind a value in whose place the fold is stored."""
+        is_chosen = STEPS[self.stmt.op][1] in ("max", "min")
+        return self.builder.frozen(value, lanes) if is_chosen else self.builder.bind(value)
 
     def _combine(self, old: Any, value: Any) -> Any:
         step = STEPS[self.stmt.op][1]
@@ -309,7 +314,7 @@ class FoldLowering:
         if isinstance(self.stmt, Reduce) and not self.stmt.clear:
             old = Load(self.dst.buffer, self.dst_indices, kind)
             before = convert(widen(lower(old, scope), old, scope, lanes), kind, self.dtype, lanes)
-            result = self._combine(self.builder.bind(result), self.builder.bind(before))
+            result = self._combine(self.builder.bind(result), self._old(before, lanes))
         self.accessor.store(self.dst.buffer, self.dst_indices, result, self.dtype, scope)
 
 

@@ -18,6 +18,7 @@ from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Var,
 from tilecore.ir.nodes import Let, Parallel, Seq, Stmt, Store
 from tilecore.ir.visitor import expressions, walk, walk_expr
 from tilecore.lowering.cpu.access import Accessor, Extent
+from tilecore.lowering.cpu.blended import blended
 from tilecore.lowering.cpu.lets import has_vector_form, indices_of, inlined, is_uniform
 from tilecore.lowering.cpu.rows_ahead import RowsAhead
 from tilecore.lowering.cpu.scalar import LIBM, Scope, lower, value_type, widen
@@ -53,6 +54,9 @@ class NestLowering:
             with self._running(var, count, 0) as _:
                 self._axis(nest, axis + 1)
             return
+        choices = blended(nest)
+        if choices is not None and self._vectorises(choices, var):
+            nest = choices
         lanes = moving_lanes(nest.body, var, self.target) or lanes_of(nest.body, self.target)
         short = size is not None and size < lanes
         if lanes == 1 or short or not self._vectorises(nest, var):

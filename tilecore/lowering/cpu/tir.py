@@ -13,7 +13,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import tirx as tir
+from tvm.ir.expr import TensorLoad
 from tvm.tirx.buffer import is_buffer_var
 
 from tilecore.ir.dtype import DType
@@ -26,6 +28,15 @@ REGISTER_BYTES = 1024  # smaller "global" buffers become stack slots, then regis
 # What one buffer and all of a kernel may take of the stack. Memory of TVM's pool costs each task as
 # much as the norm of 300 elements (AMD Zen 4, 2026-11-24).
 SLOT_BYTES, STACK_BYTES = 16 << 10, 64 << 10
+# Elements that x86-64 stores under a mask, as LLVM calls them.
+MASKED = {
+    "float32": "float", "float64": "double", "int32": "i32", "uint32": "i32", "int64": "i64",
+    "uint64": "i64",
+}  # fmt: skip
+FROZEN = """define linkonce_odr hidden {kind} @{name}({kind} %x) alwaysinline {{
+  %y = freeze {kind} %x
+  ret {kind} %y
+}}"""
 ON_STACK = {"disable_lower_builtin": tir.IntImm("bool", 1)}  # TVM leaves the buffer to LLVM
 
 
@@ -168,7 +179,36 @@ class TirBuilder:
 
     def store(self, buffer: Any, value: Any, offset: Any, lanes: int = 1, stride: int = 1) -> None:
         """Store ``lanes`` elements from ``offset`` on."""
-        self.emit(tir.BufferStore(buffer, value, [ramp(offset, lanes, stride)]))
+        place = ramp(offset, lanes, stride)
+        if lanes > 1 and stride == 1 and isinstance(value, tir.Select):
+            value = self._blended(buffer, place, value)
+        self.emit(tir.BufferStore(buffer, value, [place]))
+
+    def _blended(self, buffer: Any, place: Any, choice: Any) -> Any:
+        """Return a choice between something new and what is stored there, to be stored there."""
+
+        def held(arm: Any) -> Any:
+            if not isinstance(arm, TensorLoad) or not arm.source.same_as(buffer):
+                return arm
+            is_there = tvm_ffi.structural_equal(arm.indices[0], place)
+            return self.frozen(arm, place.lanes) if is_there else arm
+
+        arms = [held(arm) for arm in (choice.true_value, choice.false_value)]
+        return tir.Select(choice.condition, *arms)
+
+    def frozen(self, value: Any, lanes: int) -> Any:
+        """Bind a value; if it is loaded, LLVM does not see that it is.
+
+        Of a choice between that and something new, to be stored there, it would make a store under
+        a mask, which takes 12 cycles on Zen 2 to 4 (uops.info, VMASKMOVPS (M256, YMM, YMM)), and
+        after which every processor waits before it loads the place again. This it blends.
+        """
+        is_loaded = lanes > 1 and isinstance(value, TensorLoad)
+        element = MASKED.get(str(value.source.dtype)) if is_loaded else None
+        if element is None:
+            return self.bind(value)
+        kind, name = f"<{lanes} x {element}>", f"tilecore_frozen_{element}{lanes}"
+        return self.call_llvm(str(value.ty), name, FROZEN.format(kind=kind, name=name), value)
 
     def bind(self, value: Any) -> Any:
         """Name a value so that it is computed once."""
