@@ -220,12 +220,6 @@ def _of_product(
     )  # fmt: skip
 
 
-def _largest_share(blocks: np.ndarray, cores: int) -> np.ndarray:
-    """Return the share of all blocks that the busiest core runs (static contiguous chunks)."""
-    share: np.ndarray = np.ceil(blocks / cores) / blocks
-    return share
-
-
 def _bandwidth_loss(hardware: HardwareProfile, cores: int) -> float:
     """Return by how much a core's bandwidth shrinks when ``cores`` of them share the memory."""
     wanted = cores * hardware.core_bandwidth_bytes_per_s
@@ -237,17 +231,18 @@ def _of_ops(
 ) -> Estimates:
     """Return the estimates of a program that is not one product (see op_model)."""
     t = op_terms(graph, columns, hardware, cores)
-    blocks = np.maximum.reduce(
-        [np.broadcast_to(evaluate(x.blocks, columns), t.memory.shape) for x in graph.launches]
-    ).astype(np.float64)
     resources = {
         "products": t.products / cores, "work": t.work / cores, "tiles": t.tiles / cores,
         "runs": t.runs / cores, "memory": t.memory / cores,
     }  # fmt: skip
     shares = t.shares
     terms = {name: seconds * shares[name] for name, seconds in resources.items()}
-    terms["imbalance"] = (t.busy_s / cores) * (_largest_share(blocks, cores) * cores - 1.0)
-    terms["launch"] = np.full(len(blocks), hardware.launch_s * len(graph.launches))
+    # Few cores do not get what all of them get from memory.
+    alone = t.memory / _bandwidth_loss(hardware, cores) * t.busiest
+    slower = np.maximum(alone - resources["memory"], 0.0)
+    waited = t.busy_s * (t.busiest - 1.0 / cores)
+    terms["imbalance"] = waited * shares["work"] + slower * shares["memory"]
+    terms["launch"] = np.full(len(t.memory), hardware.launch_s * len(graph.launches))
     return Estimates(
         _total(terms.values()), lambda: terms, lambda: resources, None, work_flop, cores,
         again=lambda n: _of_ops(graph, columns, hardware, _cores(n, hardware), work_flop),

@@ -63,13 +63,18 @@ NEAR = 0.25  # of L2: smaller tensors are read again from there, as their tiles 
 
 @dataclass(frozen=True, slots=True)
 class OpTerms:
-    """Seconds of one thread that runs the whole program alone, by cause (arrays)."""
+    """Seconds of one thread that runs the whole program alone, by cause (arrays).
+
+    Attributes:
+        busiest: share of all this that the busiest of the cores runs.
+    """
 
     products: np.ndarray
     work: np.ndarray
     tiles: np.ndarray
     runs: np.ndarray
     memory: np.ndarray
+    busiest: np.ndarray
 
     @property
     def busy_s(self) -> np.ndarray:
@@ -103,7 +108,7 @@ def op_terms(
     count = len(next(iter(columns.values())))
     zero = np.zeros(count)
     slot_s = _slot_s(hardware)
-    products, work, tiles, runs = zero, zero, zero, zero
+    products, work, tiles, runs, longest, before = zero, zero, zero, zero, zero, zero
     for launch in graph.launches:
         blocks = _column(evaluate(launch.blocks, columns), count)
         start = constants.row_block_slots if _is_of_rows(launch) else constants.block_slots
@@ -118,8 +123,17 @@ def op_terms(
             work = work + times * _work_s(op, columns, hardware, constants, count)
             tiles = tiles + times * _bytes(op, columns, hardware, count) / rate
             runs = runs + times * _run_slots(op, columns, constants, count) * slot_s
+        busy = products + work + tiles + runs
+        longest, before = longest + (busy - before) * _largest_share(blocks, cores), busy
     memory = _memory_s(graph, columns, hardware, cores, constants, count)
-    return OpTerms(products, work, tiles, runs, memory)
+    return OpTerms(products, work, tiles, runs, memory, longest / before)
+
+
+def _largest_share(blocks: np.ndarray, cores: int) -> np.ndarray:
+    """Return the share of all blocks that the busiest core runs (static contiguous chunks)."""
+    some = np.maximum(blocks, 1.0)
+    share: np.ndarray = np.ceil(some / cores) / some
+    return share
 
 
 def _is_of_rows(launch: Launch) -> bool:

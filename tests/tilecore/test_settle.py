@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
+import torch
 
+import tilecore
 import tilecore.language as T
 from tilecore.ir.expr import Select
 from tilecore.ir.nodes import If, Store
@@ -63,6 +65,24 @@ def hashed(X, x, bx, by, m, n):
             x[i, j] = x[i, j] + 1.0
 
 
+@T.macro
+def never(X, x, bx, by, m, n):
+    """Loops, nests and branches that nothing is left of."""
+    T.copy(X[by * BLOCK, bx * BLOCK], x)
+    for k in T.serial(3):
+        for i, j in T.Parallel(BLOCK, BLOCK):
+            if i + k < 0:
+                x[i, j] = 0.0
+        if k > 5:
+            T.clear(x)
+    if bx < 0:
+        T.clear(x)
+    else:
+        for i, j in T.Parallel(BLOCK, BLOCK):
+            if x[i, j] > 0.0 and j >= BLOCK:
+                x[i, j] = 2.0
+
+
 def program(body, m, n, block_rows):
     @T.prim_func
     def main(X: T.Tensor((m, n), "float32"), Y: T.Tensor((m, n), "float32")):
@@ -89,7 +109,8 @@ def conditions(func):
 @pytest.mark.parametrize(
     ("body", "size", "left"),
     [(guarded, (32, 48), 0), (guarded, (32, 40), 1), (guarded, (30, 48), 1), (stored, (32, 48), 0),
-     (stored, (30, 48), 1), (nested, (32, 48), 2), (in_words, (32, 48), 1), (hashed, (32, 48), 1)],
+     (stored, (30, 48), 1), (nested, (32, 48), 2), (in_words, (32, 48), 1), (hashed, (32, 48), 1),
+     (never, (32, 48), 0)],
 )  # fmt: skip
 def test_what_is_known_is_not_asked(body, size, left, run_both):
     m, n = size
@@ -106,6 +127,19 @@ def test_sizes_of_the_call_are_asked(run_both):
     for rows in (1, 16, 37):
         x = np.random.default_rng(0).standard_normal((rows, 48)).astype(np.float32)
         run_both(func, [x], [np.full_like(x, np.nan)])
+
+
+def test_a_launch_that_nothing_is_left_of():
+    @T.prim_func
+    def main(X: T.Tensor((32, 48), "float32")):
+        with T.Kernel(2, 3, threads=128) as (by, bx):
+            for i, j in T.Parallel(BLOCK, BLOCK):
+                if by * BLOCK + i >= 32:
+                    X[by * BLOCK + i, bx * BLOCK + j] = 1.0
+
+    x = np.ones((32, 48), np.float32)
+    tilecore.compile(main)(torch.from_numpy(x))
+    assert np.all(x == 1)
 
 
 def test_a_program_without_conditions_stays_the_same_object():

@@ -44,11 +44,15 @@ def _settled(stmt: Stmt, context: Context) -> Stmt:
                 found.append(_settled(one, context))
                 if isinstance(one, Let):
                     context = replace(context, lets={**context.lets, one.var: one.value})
-            same = all(a is b for a, b in zip(found, stmts, strict=True))
-            return stmt if same else replace(stmt, stmts=tuple(found))
+            if all(a is b for a, b in zip(found, stmts, strict=True)):
+                return stmt
+            return replace(stmt, stmts=tuple(s for s in found if not _is_empty(s)))
         case KernelLaunch(body=body) | Parallel(body=body) | For(body=body) | While(body=body):
             new = _settled(body, enter(stmt, context))
-            return stmt if new is body else replace(stmt, body=new)
+            if new is body:
+                return stmt
+            is_nothing = _is_empty(new) and isinstance(stmt, (Parallel, For))
+            return Seq((), stmt.span) if is_nothing else replace(stmt, body=new)
         case If():
             return _branch(stmt, context)
         case Store(value=value) | Let(value=value):
@@ -72,7 +76,13 @@ def _branch(stmt: If, context: Context) -> Stmt:
     other = None if stmt.else_body is None else inside(stmt.else_body, holds=False)
     if cond is stmt.cond and then is stmt.then_body and other is stmt.else_body:
         return stmt
+    if _is_empty(then) and (other is None or _is_empty(other)):
+        return Seq((), stmt.span)
     return replace(stmt, cond=cond, then_body=then, else_body=other)
+
+
+def _is_empty(stmt: Stmt) -> bool:
+    return isinstance(stmt, Seq) and not stmt.stmts
 
 
 class _Conditions(Rebuilder):
