@@ -118,6 +118,7 @@ def test_serve_answers_tunes_and_stops_with_everything_it_started(settings, stor
     assert not store.leader.current().is_alive
 
 
+@pytest.mark.exhaustive
 def test_outside_workers_tune_a_kernel_of_their_own_with_a_key(settings, store):
     port, (_, key) = free_port(), store.keys.create("bench", "tune")
     environment = {**settings.environment(), "TILECORE_AUTH": "required", "TILECORE_KEY": key}

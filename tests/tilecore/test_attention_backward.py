@@ -84,6 +84,7 @@ class _Given:
         return array
 
 
+@pytest.mark.exhaustive
 def test_nan_reaches_what_depends_on_it(artifacts):
     problem = problem_of("groups")
     inputs = list(BACKWARD.inputs(problem, np.random.default_rng(0)))

@@ -300,6 +300,7 @@ def product(A, B, block_M: int = 32, block_N: int = 32, block_K: int = 32):
     return C
 
 
+@pytest.mark.exhaustive
 def test_what_was_tuned_is_recommended() -> None:
     a, b = torch.randn(70, 50), torch.randn(50, 130)
     torch.testing.assert_close(product(a, b), a @ b, rtol=1e-4, atol=1e-4)

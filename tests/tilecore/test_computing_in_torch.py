@@ -117,6 +117,7 @@ def test_a_call_is_one_node_of_one_graph(backend):
     assert counted.frame_count == 1
 
 
+@pytest.mark.exhaustive
 def test_several_results_strides_and_tensors_that_are_returned_as_they_came():
     held = torch.randn(6)
 

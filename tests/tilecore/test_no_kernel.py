@@ -74,6 +74,7 @@ def test_a_statement_beside_a_kernel_is_refused():
             T.launch_thread("threadIdx.x", 4)
 
 
+@pytest.mark.exhaustive
 def test_axes_bound_by_name_are_the_launch(run_both):
     n = 1000
 

@@ -162,6 +162,7 @@ def test_kernels_know_how_many_threads_there_are():
     assert [int(n) for n in found.split()] == [CORES, 1, 1]
 
 
+@pytest.mark.exhaustive
 def test_a_forked_child_has_threads_of_its_own():
     """OpenMP would wait in it for threads that the parent has."""
     found = run(

@@ -69,6 +69,7 @@ def test_a_call_is_one_node_of_one_graph(backend):
     assert (explained.graph_count, explained.graph_break_count) == (1, 0)
 
 
+@pytest.mark.exhaustive
 def test_sizes_of_the_call_give_those_of_several_outputs():
     kernel = sum_and_product()
 
@@ -213,6 +214,7 @@ def added(X, Y=None, by=1.0, block=8, shift: T.float32 = 0.0):
     return Z
 
 
+@pytest.mark.exhaustive
 def test_functions_in_the_eager_style_are_nodes_too():
     def model(x):
         y = added(x.sin(), by=2.0, shift=0.5)

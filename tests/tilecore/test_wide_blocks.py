@@ -618,6 +618,7 @@ def test_sums_in_parts(check, splits, is_added) -> None:
     check(func, [a, b], wanted, into=torch.zeros(wanted.shape))
 
 
+@pytest.mark.exhaustive
 def test_products_that_nothing_joins(check) -> None:
     """Keys and values of a block have their columns in common, and a nest that reads neither."""
 

@@ -220,6 +220,7 @@ def test_process_names():
     assert not is_process_gone("nonsense")
 
 
+@pytest.mark.exhaustive
 def test_runs_share_a_device_by_priority(store, queue_run):
     from tests.tuner_service.conftest import gemm
 
@@ -255,6 +256,7 @@ def wait(condition, timeout_s=60.0):
         time.sleep(0.005)
 
 
+@pytest.mark.exhaustive
 def test_a_paused_run_lets_others_pass_and_goes_on_where_it_stood(store, queue_run):
     run = queue_run(max_trials=30)
     worker = coordinator(store, TableMeasurer(delay_s=0.01), until_idle=False)

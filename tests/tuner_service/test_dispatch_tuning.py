@@ -59,6 +59,7 @@ def groups(store):
     return {run.group for run in store.runs.list()}
 
 
+@pytest.mark.exhaustive
 def test_the_same_request_again_has_the_table(client, store):
     begun = client.post(PATH, json=REQUEST)
     assert (begun.status_code, begun.headers["retry-after"]) == (202, "2"), begun.text
@@ -163,6 +164,7 @@ def test_a_program_is_tuned_by_who_has_its_function(here, url, store, workers): 
     product_is_right(run, 91, np.random.default_rng(34))
 
 
+@pytest.mark.exhaustive
 def test_the_command_line_waits_for_the_service(cli, url, workers, tmp_path):  # noqa: F811
     path = tmp_path / "table.json"
     arguments = ["--n", "72", "--k", "40", "--m", "16,64", "--service", url, "--tune"]

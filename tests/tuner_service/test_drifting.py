@@ -87,6 +87,7 @@ def test_the_run_after_a_drift_ends_it(settings, store, tune):
     assert len(store.runs.list()) == 10
 
 
+@pytest.mark.exhaustive
 def test_a_steady_device_is_left_alone(store, tune):
     for factor in (1.0, 1.02, 0.98, 1.4, 1.4, 1.01, 0.99, 1.3):
         tune(factor)

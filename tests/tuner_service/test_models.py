@@ -68,6 +68,7 @@ def answers(client):
     return client.post("/v1/recommendations", json=GEMM).json()["recommendations"][0]
 
 
+@pytest.mark.exhaustive
 def test_a_better_model_answers_a_worse_one_does_not_and_one_can_go_back(
     client, store, measurements, good, bad
 ):
@@ -123,7 +124,7 @@ def test_only_administrators_upload(settings, store, good, bearer):  # noqa: F81
     problem(upload(client, good + b" ", headers=admin), 413, "SV904")
 
 
-@pytest.mark.few(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("form", ["ubj", "json"])
 def test_files_that_are_damaged_or_something_else(client, booster, form):
     raw = bytes(booster.save_raw(form))

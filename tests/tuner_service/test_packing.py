@@ -46,6 +46,7 @@ def run_pack(folder: Path, *options: object) -> str:
     return done.stdout
 
 
+@pytest.mark.exhaustive
 def test_a_pack_goes_to_a_device_and_its_results_come_back(cli, store, tmp_path):
     listed, folder, results = tmp_path / "w.txt", tmp_path / "pack", tmp_path / "results.jsonl"
     listed.write_text(WORKLOADS)

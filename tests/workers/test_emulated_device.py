@@ -94,6 +94,7 @@ LIBRARY = {
 }  # fmt: skip
 
 
+@pytest.mark.exhaustive
 @needs_nvrtc
 def test_library_kernels_go_the_road_of_devices(pool: LocalPool) -> None:
     wanted = [

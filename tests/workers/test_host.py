@@ -53,6 +53,7 @@ def test_caches_come_from_sys(tmp_path: Path) -> None:
     assert host.cache_sizes(tmp_path) == {1: 32 << 10, 2: 1 << 20}
 
 
+@pytest.mark.exhaustive
 def test_peaks_are_plausible_and_keep_the_key() -> None:
     detected = host.detect()
     found: HardwareProfile = measure(detected)

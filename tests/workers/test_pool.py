@@ -45,6 +45,7 @@ def test_close_ends_a_hanging_candidate_and_every_process(tmp_path: Path) -> Non
     assert _zygotes() - others == set()
 
 
+@pytest.mark.exhaustive
 def test_a_killed_forking_process_is_a_lost_worker_and_is_replaced(tmp_path: Path) -> None:
     others = _zygotes()
     with make_pool(tmp_path) as pool:

@@ -123,6 +123,7 @@ def test_pools_of_two_databases_leave_each_other_alone(cluster: None, tmp_path: 
             assert late.status is MeasureStatus.OK
 
 
+@pytest.mark.exhaustive
 def test_a_drained_node_ends_what_is_under_way_and_works_again(
     cluster: None, tmp_path: Path
 ) -> None:
