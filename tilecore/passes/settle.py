@@ -14,6 +14,7 @@ from tilecore.ir.bounds import Interval, Known, linear, narrowed
 from tilecore.ir.dims import value_ranges
 from tilecore.ir.expr import Binary, Cast, Const, Expr, Unary, Var, binary, const
 from tilecore.ir.nodes import (
+    Buffer,
     For,
     If,
     KernelLaunch,
@@ -91,6 +92,10 @@ class _Conditions(Rebuilder):
     def __init__(self, known: Known) -> None:
         super().__init__()
         self.known = known
+
+    def buffer(self, buffer: Buffer) -> Buffer:
+        """Return ``buffer``: statements that stay as they are name it, too."""
+        return buffer
 
     def expr(self, expr: Expr) -> Expr:
         """Return ``expr`` with fewer conditions."""

@@ -207,7 +207,7 @@ class TirBuilder:
         element = MASKED.get(str(value.source.dtype)) if is_loaded else None
         if element is None:
             return self.bind(value)
-        kind, name = f"<{lanes} x {element}>", f"tilecore_frozen_{element}{lanes}"
+        kind, name = f"<{lanes} x {element}>", f"tilecore_frozen_{lanes}x{element}"
         return self.call_llvm(str(value.ty), name, FROZEN.format(kind=kind, name=name), value)
 
     def bind(self, value: Any) -> Any:
