@@ -317,9 +317,9 @@ def once_per_column_of_a_loop(bx, c, s, r, S, Y):
 
 @T.macro
 def told_of_columns(bx, c, s, r, S, Y):
-    """Of those beyond the blocks of the program, which are none."""
+    """Of those beyond the blocks of the program, which are none (so that it is not seen)."""
     for i, j in T.Parallel(ROWS, COLUMNS):
-        if bx * COLUMNS + j >= BLOCKS * COLUMNS:
+        if T.cast(bx * COLUMNS + j, "uint32") >= T.cast(BLOCKS * COLUMNS, "uint32"):
             T.print(c[i, j])
         Y[i, bx * COLUMNS + j] = c[i, j]
 
