@@ -75,6 +75,17 @@ def test_tiles_and_cores_make_it_faster() -> None:
     assert (estimate(space_of("attention", problem), threads=2).time_s < with_tiles).all()
 
 
+def test_a_grid_of_one_block_keeps_one_core_busy() -> None:
+    """The grid that joins its parts has 16 blocks, and next to nothing to do."""
+    space = space_of("reduction", {"m": 4096, "n": 4096, "axis": "m"})
+    block = {"block_M": 64, "block_N": 4096, "threads": 128}
+    columns = space.table([TileConfig.of(**block, splits=splits) for splits in (1, 2)])
+    alone, both = (estimate(space, columns, threads=cores).time_s for cores in (1, 2))
+    one, two = both / alone
+    assert two < 0.8
+    assert one > 1.2 * two
+
+
 def losses(host: HardwareProfile) -> dict[int, float]:
     """Return how much longer rows take in larger blocks than one by one."""
     space = space_of("layer_norm", {"m": 4096, "n": 4096}, host)

@@ -7,7 +7,7 @@ import torch
 import tilecore
 import tilecore.language as T
 from tilecore.ir.expr import Select
-from tilecore.ir.nodes import If, Store
+from tilecore.ir.nodes import If, Parallel, Seq, Store
 from tilecore.ir.visitor import expressions, walk, walk_expr
 from tilecore.passes import settle
 from tilecore.passes.pipeline import run_passes
@@ -66,6 +66,16 @@ def hashed(X, x, bx, by, m, n):
 
 
 @T.macro
+def several(X, x, bx, by, m, n):
+    """A branch that is always taken: its stores stand beside the others."""
+    for i, j in T.Parallel(BLOCK, BLOCK):
+        x[i, j] = X[by * BLOCK + i, bx * BLOCK + j]
+        if by * BLOCK + i < m:
+            x[i, j] = x[i, j] + 1.0
+            x[i, j] = x[i, j] * 2.0
+
+
+@T.macro
 def never(X, x, bx, by, m, n):
     """Loops, nests and branches that nothing is left of."""
     T.copy(X[by * BLOCK, bx * BLOCK], x)
@@ -110,7 +120,7 @@ def conditions(func):
     ("body", "size", "left"),
     [(guarded, (32, 48), 0), (guarded, (32, 40), 1), (guarded, (30, 48), 1), (stored, (32, 48), 0),
      (stored, (30, 48), 1), (nested, (32, 48), 2), (in_words, (32, 48), 1), (hashed, (32, 48), 1),
-     (never, (32, 48), 0)],
+     (several, (32, 48), 0), (never, (32, 48), 0)],
 )  # fmt: skip
 def test_what_is_known_is_not_asked(body, size, left, run_both):
     m, n = size
@@ -118,6 +128,13 @@ def test_what_is_known_is_not_asked(body, size, left, run_both):
     assert conditions(func) == left
     x = np.random.default_rng(0).standard_normal((m, n)).astype(np.float32)
     run_both(func, [x], [np.full_like(x, np.nan)])
+
+
+def test_what_is_left_of_branches_is_one_sequence():
+    func = run_passes(program(several, 32, 48, 2))
+    (nest,) = (s for s in walk(func.body) if isinstance(s, Parallel))
+    assert isinstance(nest.body, Seq)
+    assert [type(stmt) for stmt in nest.body.stmts] == [Store] * 3
 
 
 def test_sizes_of_the_call_are_asked(run_both):

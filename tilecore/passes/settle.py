@@ -12,7 +12,18 @@ from dataclasses import replace
 from tilecore.inference.uses import Context, enter
 from tilecore.ir.bounds import Interval, Known, linear, narrowed
 from tilecore.ir.dims import value_ranges
-from tilecore.ir.expr import Binary, Cast, Const, Expr, Unary, Var, binary, const
+from tilecore.ir.expr import (
+    COMPARISONS,
+    Binary,
+    Cast,
+    Const,
+    Expr,
+    Unary,
+    Var,
+    binary,
+    const,
+    holds,
+)
 from tilecore.ir.nodes import (
     Buffer,
     For,
@@ -27,9 +38,7 @@ from tilecore.ir.nodes import (
     While,
 )
 from tilecore.ir.substitute import Rebuilder
-from tilecore.ir.visitor import walk_expr
-
-COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+from tilecore.ir.visitor import flat, walk_expr
 
 
 def run(func: PrimFunc) -> PrimFunc:
@@ -47,7 +56,7 @@ def _settled(stmt: Stmt, context: Context) -> Stmt:
                     context = replace(context, lets={**context.lets, one.var: one.value})
             if all(a is b for a, b in zip(found, stmts, strict=True)):
                 return stmt
-            return replace(stmt, stmts=tuple(s for s in found if not _is_empty(s)))
+            return replace(stmt, stmts=tuple(flat(found)))
         case KernelLaunch(body=body) | Parallel(body=body) | For(body=body) | While(body=body):
             new = _settled(body, enter(stmt, context))
             if new is body:
@@ -69,12 +78,12 @@ def _branch(stmt: If, context: Context) -> Stmt:
         chosen = stmt.then_body if cond.value else stmt.else_body
         return Seq((), stmt.span) if chosen is None else _settled(chosen, context)
 
-    def inside(body: Stmt, *, holds: bool) -> Stmt:
-        ranges = narrowed(cond, context.ranges, holds=holds)
+    def inside(body: Stmt, *, is_met: bool) -> Stmt:
+        ranges = narrowed(cond, context.ranges, holds=is_met)
         return _settled(body, replace(enter(stmt, context), ranges=ranges))
 
-    then = inside(stmt.then_body, holds=True)
-    other = None if stmt.else_body is None else inside(stmt.else_body, holds=False)
+    then = inside(stmt.then_body, is_met=True)
+    other = None if stmt.else_body is None else inside(stmt.else_body, is_met=False)
     if cond is stmt.cond and then is stmt.then_body and other is stmt.else_body:
         return stmt
     if _is_empty(then) and (other is None or _is_empty(other)):
@@ -100,9 +109,9 @@ class _Conditions(Rebuilder):
     def expr(self, expr: Expr) -> Expr:
         """Return ``expr`` with fewer conditions."""
         if isinstance(expr, Binary) and expr.op in COMPARISONS:
-            holds = _outcome(expr, self.known)
-            if holds is not None:
-                return const(holds, "bool")
+            outcome = _outcome(expr, self.known)
+            if outcome is not None:
+                return const(outcome, "bool")
         if isinstance(expr, Binary) and expr.op in ("and", "or"):
             one, other = self.expr(expr.a), self.expr(expr.b)
             for part, rest in ((one, other), (other, one)):
@@ -137,10 +146,8 @@ def _fits(expr: Expr, known: Known) -> bool:
         if isinstance(node, Var) and node in known.lets and not _fits(known.lets[node], known):
             return False
         if isinstance(node, (Binary, Unary, Cast)):
-            bounds, dtype = known.bounds(node), node.dtype
-            most = (1 << (dtype.bits - dtype.is_signed)) - 1
-            least = -most - 1 if dtype.is_signed else 0
-            if bounds is None or bounds[0] < least or bounds[1] > most:
+            bounds = known.bounds(node)
+            if bounds is None or not all(holds(node.dtype, end) for end in bounds):
                 return False
     return True
 

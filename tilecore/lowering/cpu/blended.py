@@ -7,14 +7,14 @@ under masks, which are slow (``TirBuilder.frozen``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilecore.ir.expr import Binary, Expr, Load, Select, Var, cast, int_value
 from tilecore.ir.nodes import Buffer, If, Parallel, Seq, Stmt, Store
-from tilecore.ir.visitor import walk_expr
+from tilecore.ir.visitor import flat, walk_expr
 
-TRAPPING = ("floordiv", "mod", "div")  # of integers: where the divisor is 0
+TRAPPING = ("floordiv", "mod")  # of integers: where the divisor is 0
 
 
 def blended(nest: Parallel) -> Parallel | None:
@@ -23,7 +23,7 @@ def blended(nest: Parallel) -> Parallel | None:
     Needed is a condition of what may not run where it does not hold: loads of tensors or beyond the
     ends of tiles, divisions of integers, stores to tensors.
     """
-    stmts = _stmts(nest.body)
+    stmts = flat([nest.body])
     if not any(isinstance(stmt, If) for stmt in stmts):
         return None
     extents = {v: int_value(e) for v, e in zip(nest.loop_vars, nest.extents, strict=True)}
@@ -38,11 +38,11 @@ def blended(nest: Parallel) -> Parallel | None:
 
 def _choices(stmt: If, extents: Mapping[Var, int | None]) -> list[Store] | None:
     """Return the stores of both branches as choices, or None if one of them cannot be one."""
-    read = {load.buffer for load in _loads(stmt.cond)}
+    read = {node.buffer for node in walk_expr(stmt.cond) if isinstance(node, Load)}
     found: list[Store] = []
     bodies = [(stmt.then_body, True)]
     bodies += [] if stmt.else_body is None else [(stmt.else_body, False)]
-    stores = [(store, holds) for body, holds in bodies for store in _stmts(body)]
+    stores = [(store, holds) for body, holds in bodies for store in flat([body])]
     for number, (store, holds) in enumerate(stores):
         if not isinstance(store, Store) or store.buffer.dtype.is_packed:
             return None
@@ -77,11 +77,3 @@ def _is_inside(buffer: Buffer, indices: Sequence[Expr], extents: Mapping[Var, in
         if not inside:
             return False
     return True
-
-
-def _loads(expr: Expr) -> Iterator[Load]:
-    return (node for node in walk_expr(expr) if isinstance(node, Load))
-
-
-def _stmts(body: Stmt) -> tuple[Stmt, ...]:
-    return body.stmts if isinstance(body, Seq) else (body,)

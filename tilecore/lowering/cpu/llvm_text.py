@@ -5,6 +5,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
+LLVM_TYPES = {
+    "float64": "double", "float32": "float", "float16": "half", "bool": "i8",
+    **{f"{sign}int{bits}": f"i{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+}  # fmt: skip
 LANES = (1, 2, 4, 8, 16, 32, 64)
 FMA_NAMES = {n: f"llvm.fma.v{n}f32" for n in LANES[1:]}
 FMA_DECLARATIONS = {

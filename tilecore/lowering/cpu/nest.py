@@ -54,14 +54,13 @@ class NestLowering:
             with self._running(var, count, 0) as _:
                 self._axis(nest, axis + 1)
             return
-        choices = blended(nest)
-        if choices is not None and self._vectorises(choices, var):
-            nest = choices
-        lanes = moving_lanes(nest.body, var, self.target) or lanes_of(nest.body, self.target)
+        steady = blended(nest) or nest
+        lanes = moving_lanes(steady.body, var, self.target) or lanes_of(steady.body, self.target)
         short = size is not None and size < lanes
-        if lanes == 1 or short or not self._vectorises(nest, var):
+        if lanes == 1 or short or not self._vectorises(steady, var):
             self._scalar(nest.body, var, 0, count)
             return
+        nest = steady
         if size is None:
             self._dynamic(nest, var, count, lanes)
             return

@@ -7,12 +7,9 @@ from typing import Any
 from tvm import tirx as tir
 
 from tilecore.ir.dtype import DType
+from tilecore.lowering.cpu.llvm_text import LLVM_TYPES
 from tilecore.lowering.cpu.tir import TirBuilder, index
 
-LLVM_TYPES = {
-    "float64": "double", "float32": "float", "float16": "half", "bool": "i8",
-    **{f"{sign}int{bits}": f"i{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
-}  # fmt: skip
 FENCE = "tilecore_fence"
 HINT = "!tilecore_stream"
 

@@ -19,6 +19,7 @@ from tvm.ir.expr import TensorLoad
 from tvm.tirx.buffer import is_buffer_var
 
 from tilecore.ir.dtype import DType
+from tilecore.lowering.cpu.llvm_text import LLVM_TYPES
 
 SERIAL, PARALLEL = 0, 1
 CPU = 1  # device type of DLPack
@@ -28,11 +29,7 @@ REGISTER_BYTES = 1024  # smaller "global" buffers become stack slots, then regis
 # What one buffer and all of a kernel may take of the stack. Memory of TVM's pool costs each task as
 # much as the norm of 300 elements (AMD Zen 4, 2026-11-24).
 SLOT_BYTES, STACK_BYTES = 16 << 10, 64 << 10
-# Elements that x86-64 stores under a mask, as LLVM calls them.
-MASKED = {
-    "float32": "float", "float64": "double", "int32": "i32", "uint32": "i32", "int64": "i64",
-    "uint64": "i64",
-}  # fmt: skip
+MASKED_BYTES = (4, 8)  # of elements that x86-64 stores under a mask
 FROZEN = """define linkonce_odr hidden {kind} @{name}({kind} %x) alwaysinline {{
   %y = freeze {kind} %x
   ret {kind} %y
@@ -203,10 +200,12 @@ class TirBuilder:
         a mask, which takes 12 cycles on Zen 2 to 4 (uops.info, VMASKMOVPS (M256, YMM, YMM)), and
         after which every processor waits before it loads the place again. This it blends.
         """
-        is_loaded = lanes > 1 and isinstance(value, TensorLoad)
-        element = MASKED.get(str(value.source.dtype)) if is_loaded else None
-        if element is None:
+        if lanes == 1 or not isinstance(value, TensorLoad):
             return self.bind(value)
+        dtype = DType(str(value.source.dtype))
+        if dtype.itemsize not in MASKED_BYTES or dtype not in LLVM_TYPES:
+            return self.bind(value)
+        element = LLVM_TYPES[dtype]
         kind, name = f"<{lanes} x {element}>", f"tilecore_frozen_{lanes}x{element}"
         return self.call_llvm(str(value.ty), name, FROZEN.format(kind=kind, name=name), value)
 
