@@ -23,9 +23,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import aliased
 
-from db.models import FacetRow, HardwareRow, MeasurementRow, WorkloadRow
+from db.models import HardwareRow, MeasurementRow, WorkloadRow
+from db.rows import workload_of
 from db.service_models import CompactionRow, DriftRow, ModelRow
 from db.session import Database
+from recommender.workload import Workload
 
 MOST = 2000  # new measurements that are told apart
 # PostgreSQL: how many of the last numbers are looked at in the beginning. One that a transaction
@@ -42,8 +44,8 @@ class Changes:
     Attributes:
         everything: devices, models, drifts, what is kept of the log; or more than is told apart.
         kernels: of which something was measured.
-        grown: kernels of which a workload was measured for the first time, or for the first time
-            on a device, with a toolchain, by a protocol.
+        grown: workloads that were measured for the first time, or for the first time on a device,
+            with a toolchain, by a protocol.
         workloads: keys of those of which something was measured.
         won: ids of workloads that have a new fastest measurement of a device, toolchain and
             protocol.
@@ -51,7 +53,7 @@ class Changes:
 
     everything: bool = False
     kernels: frozenset[str] = frozenset()
-    grown: frozenset[str] = frozenset()
+    grown: frozenset[Workload] = frozenset()
     workloads: frozenset[str] = frozenset()
     won: frozenset[int] = frozenset()
 
@@ -129,7 +131,7 @@ class Follower:
         rows = [row for row in rows if row.id in new]
         return Changes(
             kernels=frozenset(row.kernel for row in rows),
-            grown=frozenset(row.kernel for row in rows if row.is_first),
+            grown=frozenset(workload_of(row) for row in rows if row.is_first),
             workloads=frozenset(row.key for row in rows),
             won=frozenset(row.workload_id for row in rows if row.is_fastest),
         )
@@ -199,7 +201,7 @@ NUMBERS = (
 
 def _changed() -> Select[Any]:
     """Return the query of what measurements from ``first`` to ``last`` change."""
-    log, other = MeasurementRow, aliased(MeasurementRow)
+    log, other, subject = MeasurementRow, aliased(MeasurementRow), WorkloadRow
     same_pair = and_(
         other.workload_id == log.workload_id, other.facet_id == log.facet_id,
         other.time_s.is_not(None),
@@ -210,12 +212,11 @@ def _changed() -> Select[Any]:
     of_workload = exists().where(other.workload_id == log.workload_id, is_older)
     return (
         select(
-            log.id, log.workload_id, WorkloadRow.key, FacetRow.kernel,
+            log.id, log.workload_id, subject.key, subject.kernel, subject.problem, subject.threads,
             and_(is_ok, ~exists().where(same_pair, is_faster)).label("is_fastest"),
             case((is_ok, ~in_pair), else_=~of_workload).label("is_first"),
         )
-        .join(WorkloadRow, WorkloadRow.id == log.workload_id)
-        .join(FacetRow, FacetRow.id == log.facet_id)
+        .join(subject, subject.id == log.workload_id)
         .where(log.id.between(_number_of("first"), _number_of("last")))
     )  # fmt: skip
 

@@ -14,15 +14,13 @@ from db.exchange.csv_log import csv_lines
 from db.exchange.parquet import parquet_pieces
 from db.exchange.t4 import t4_chunks
 from db.models import WorkloadRow
-from db.near import Near, Winners, Workloads
-from db.reader import CHUNK, Reader
+from db.near import NO_WORKLOADS, Near, Winners, Workloads
+from db.reader import Reader
 from db.records import MeasurementQuery, MeasurementRecord, Page
-from db.rows import workload_of
-from db.scope import Ask, Scope, Ways
+from db.scope import Scope, Ways
 from db.session import Database
 from recommender.hardware import HardwareProfile
-from recommender.measurement import Measurement, Protocol
-from recommender.nearest import WorkloadIndex
+from recommender.measurement import Measurement
 from recommender.workload import Workload
 from tilecore.tile_config import TileConfig
 
@@ -104,8 +102,11 @@ class Log:
         near, distance = self._near(query)
         scope = Scope(query, self._dialect, near)
         if query.winners:
-            ids, more = _winners(self._database.ask, scope, limit, after)
-            return Page(items=self._reader.load(self._database, ids, distance), next_after=more)
+            last = (-1, 0) if after is None else (_clamped(after[0], -1, 2**31 - 1), after[1])
+            found = scope.winners(self._database.ask, last, limit + 1)
+            items = self._reader.records(self._database.ask, found[:limit], distance)
+            more = found[limit - 1] if len(found) > limit else None
+            return Page(items=items, next_after=more and (more.key_number, more.key_device))
         bound: tuple[Any, int] | None = None
         if after is not None:
             date = EPOCH + _clamped(after[0], 0, LATEST) * MICROSECOND
@@ -160,15 +161,18 @@ class Log:
         return Near(self._database, self._reader, kernel, kept)
 
     def workloads(self, kernel: str) -> Workloads:
-        """Return the workloads of a kernel."""
+        """Return the workloads of a kernel, by their ids; they are only ever added."""
+        known = self._indices.get(kernel, NO_WORKLOADS)
         ((count,),) = self._database.ask(COUNTED, {"kernel": kernel})
-        known = self._indices.get(kernel)
-        if known is None or len(known.ids) != count:  # workloads are only ever added
-            rows: Sequence[Any] = self._database.execute(OF_KERNEL, {"kernel": kernel})
-            index = WorkloadIndex([workload_of(row) for row in rows])
-            known = Workloads([row.id for row in rows], frozenset(row.key for row in rows), index)
-            self._indices[kernel] = known
+        if len(known.ids) != count:
+            rows = self._workload_rows(kernel, behind=known.ids[-1] if known.ids else 0)
+            if not rows or len(known.ids) + len(rows) != rows[0].count:  # lower ids came late
+                known, rows = NO_WORKLOADS, self._workload_rows(kernel, behind=0)
+            known = self._indices[kernel] = known.with_more(rows)
         return known
+
+    def _workload_rows(self, kernel: str, *, behind: int) -> Sequence[Any]:
+        return self._database.execute(OF_KERNEL, {"kernel": kernel, "behind": behind})
 
     def _near(self, query: MeasurementQuery) -> tuple[list[int] | None, dict[str, float]]:
         """Return the ids of the workloads near by, nearest first, and distances by their keys."""
@@ -182,39 +186,13 @@ class Log:
 
 _KERNEL = WorkloadRow.kernel == bindparam("kernel", type_=WorkloadRow.kernel.type)
 COUNTED = select(func.count()).select_from(WorkloadRow).where(_KERNEL)
-OF_KERNEL = select(WorkloadRow.__table__).where(_KERNEL)
+OF_KERNEL = (
+    select(WorkloadRow.__table__, COUNTED.scalar_subquery().label("count"))
+    .where(_KERNEL, WorkloadRow.id > bindparam("behind", type_=WorkloadRow.id.type))
+    .order_by(WorkloadRow.id)
+)
 
 
 def _clamped(value: float, low: int, high: int) -> int:
     """Return a part of a key that a stranger may have forged, as one the database can hold."""
     return min(max(int(value), low), high)
-
-
-def _winners(ask: Ask, scope: Scope, limit: int, after: Key | None) -> tuple[list[int], Key | None]:
-    """Return the winner of every workload and device; the key is that of the last one returned."""
-    last, last_device = (-1, 0) if after is None else (_clamped(after[0], -1, 2**31 - 1), after[1])
-    near, behind = scope.near, last - 1
-    found: list[tuple[int, int, int]] = []
-    looked_at, width = 0, 1 + (limit if scope.query.hardware_key else limit // 4)
-    while len(found) <= limit:
-        if near is None:
-            ids = scope.workload_ids(ask, behind, width)
-            numbers = {workload: workload for workload in ids}
-        else:
-            numbers = {w: i for i, w in enumerate(near) if behind < i <= behind + width}
-            ids = list(numbers)
-        if not ids:
-            break
-        behind = max(numbers.values())
-        best: dict[tuple[int, int], tuple[bool, float, int]] = {}
-        for workload, device, protocol, time_s, number in scope.fastest(ask, ids):
-            key = (numbers[workload], device)
-            order = (protocol != Protocol.CONFIRM.value, time_s, number)
-            if key > (last, last_device) and (key not in best or order < best[key]):
-                best[key] = order
-        found += [(*key, best[key][-1]) for key in sorted(best)]
-        looked_at += len(ids)  # the next step is as long as the rest takes at this rate
-        rest = looked_at * (limit + 1 - len(found)) // max(len(found), 1)
-        width = max(width, min(rest, CHUNK))
-    more = found[limit - 1][:2] if len(found) > limit else None
-    return [number for *_, number in found[:limit]], more

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import bindparam, select
 
 from db.models import FacetRow, HardwareRow, WorkloadFacetRow
 from db.reader import Reader
 from db.records import MeasurementQuery
-from db.rows import hardware_of
+from db.rows import hardware_of, workload_of
 from db.scope import Scope
 from db.session import Database
-from db.shape import fastest_records
+from db.shape import fastest
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, MeasureStatus
 from recommender.nearest import UNUSABLE, WorkloadIndex
@@ -32,20 +34,33 @@ class Workloads:
     keys: frozenset[str]
     index: WorkloadIndex
 
+    def with_more(self, rows: Sequence[Any]) -> Workloads:
+        """Return these and those of more rows."""
+        return Workloads(
+            [*self.ids, *(row.id for row in rows)],
+            self.keys.union(row.key for row in rows),
+            self.index.with_more([workload_of(row) for row in rows]),
+        )
+
+
+NO_WORKLOADS = Workloads([], frozenset(), WorkloadIndex([]))
+
 
 class Near:
     """Looks up winners: of a workload the fastest OK of every device, toolchain and protocol.
 
     Attributes:
         looked_at: ids of the workloads whose winners were asked for.
+        reach: a workload that is farther away than this would change nothing in what was found.
     """
 
     def __init__(self, database: Database, reader: Reader, kernel: str, kept: Winners) -> None:
         """Args: kept: winners of workloads, by their ids, as long as these stay as they are."""
         self._database, self._reader, self._kernel, self._kept = database, reader, kernel, kept
         self.looked_at: set[int] = set()
+        self.reach = -1.0
         query = MeasurementQuery(kernel=kernel, winners=True)
-        self._winners = fastest_records(Scope(query, database.engine.dialect.name).shape)
+        self._winners = fastest(Scope(query, database.engine.dialect.name).shape)
         self._workloads: dict[int, Workload] = {}
 
     def winners(
@@ -56,7 +71,9 @@ class Near:
         With ``hardware`` also those of the ``count`` nearest ones that were measured on devices of
         its kind, and on the device itself: many records of others do not crowd them out.
         """
-        first = self._of([number for number, _ in self._nearest(workload, known, count)])
+        near = self._nearest(workload, known, count)
+        self.reach = max(self.reach, near[-1][1] if len(near) == count else math.inf)
+        first = self._of([number for number, _ in near])
         found = [m for winners in first for m in winners]
         if (
             hardware is None
@@ -65,9 +82,13 @@ class Near:
         ):
             return found
         far = self._nearest(workload, known, max(count, BLOCKS[-1]))[count:]
-        rest = [number for number, distance in far if distance <= UNUSABLE]
+        rest = {number: distance for number, distance in far if distance <= UNUSABLE}
         for keys in (self._keys_like(hardware), {hardware.key}):
-            more = self._measured_on(keys, rest, self._missing(first, keys, count))
+            missing = self._missing(first, keys, count)
+            more = self._measured_on(keys, list(rest), missing)
+            if missing > 0:
+                last = rest[more[-1]] if len(more) == missing else UNUSABLE
+                self.reach = max(self.reach, last)
             found += [m for winners in self._of(more) for m in winners if m not in found]
         return found
 

@@ -8,6 +8,7 @@ large the log is and however deep the page.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -26,16 +27,16 @@ from db.shape import (
     WORKLOADS,
     Shape,
     counted,
-    fastest,
     first_rows,
     pairs,
-    workloads_behind,
+    winners,
 )
 
 PROBED = (2_000, 6_000, 20_000)  # next rows of the log that are looked at, as far as that pays
 HEAD = 30  # rows that could be looked at while the first one of a facet or workload is found
 FEW_OF_SHAPE = 8  # workloads of one shape, say: element types, threads, what follows the product
 KEPT_FOR, MAX_KEPT = 64, 1000  # pages that know of one another; filters
+MOST_WORKLOADS = 512  # that are looked through for winners in one statement
 OWN_INDEX = {"run", "created_by"}  # filters that select few measurements by an index of their own
 Ask = Callable[[Select[Any], Mapping[str, Any]], Sequence[Any]]  # ``Database.ask``
 
@@ -94,20 +95,25 @@ class Scope:
                 way.probed[shape.goes_on] = probed
         return ask(first_rows(replace(shape, walked=walked), most), values)
 
-    def workload_ids(self, ask: Ask, after: int, limit: int) -> list[int]:
-        """Return the ids of the first workloads behind ``after``, ascending."""
-        values = self.values | {"behind": after, "limit": limit}
-        return [row.id for row in ask(workloads_behind(self.shape), values)]
-
-    def fastest(
-        self, ask: Ask, workload_ids: Sequence[int]
-    ) -> Sequence[tuple[int, int, str, float, int]]:
-        """Return the fastest OK measurement in every facet of some workloads.
+    def winners(self, ask: Ask, after: tuple[int, int], limit: int) -> list[Any]:
+        """Return the first winners behind the number of a workload and the id of a device.
 
         Returns:
-            Workload, device, protocol, time and measurement id.
+            Of each the columns of ``FLAT`` and its key: ``key_number``, ``key_device``.
         """
-        return ask(fastest(self.shape), self.values | {"some": list(workload_ids)})
+        found: list[Any] = []
+        looked_at, width = 0, 3 * limit // 2 if self.query.hardware_key else limit // 4
+        while True:
+            width = 16 * max(1, min(math.ceil(width / 16), MOST_WORKLOADS // 16))
+            left = limit - len(found)
+            key = {"after_number": after[0], "after_device": after[1], "limit": left}
+            rows = ask(winners(self.shape, _most(left), width), self.values | key)
+            found += [row for row in rows if row.id is not None]
+            end = rows[0].key_end
+            if len(found) >= limit or end is None:
+                return sorted(found, key=attrgetter("key_number", "key_device"))
+            after, looked_at = (end + 1, 0), looked_at + width
+            width = looked_at * (limit - len(found)) // max(len(found), 1)
 
     def subjects(self, ask: Ask, limit: int) -> Sequence[tuple[int, int]]:
         """Return some of the pairs of workload and device that have a measurement here."""

@@ -16,6 +16,7 @@ from sqlalchemy import (
     Select,
     Table,
     bindparam,
+    case,
     func,
     literal_column,
     select,
@@ -37,8 +38,8 @@ from db.models import (
     WorkloadRow,
 )
 from db.reader import with_records
-from db.types import is_among
-from recommender.measurement import MeasureStatus
+from db.types import is_among, place_among
+from recommender.measurement import MeasureStatus, Protocol
 
 FEW = 1024  # facets or workloads that are walked one by one at most
 MOST_FASTEST = 2**20  # of some workloads: no limit, but PostgreSQL would guess one
@@ -299,41 +300,71 @@ def counted(shape: Shape, table: str) -> Select[Any]:
 
 @lru_cache(maxsize=1000)
 def fastest(shape: Shape) -> Select[Any]:
-    """Return the query of the fastest measurement in every facet of the workloads ``some``.
+    """Return the query of ``reader.FLAT`` of the fastest in every facet of the workloads ``some``.
 
-    Each is the first of its facet in the index of its workload, so that the rest is not read.
     Conditions on workloads are not looked at.
     """
-    pair, facet = PAIRS.c, FACETS.c
+    found = _fastest(shape, PAIRS).where(is_among(PAIRS.c.workload_id, "some", shape.dialect))
+    return with_records(found, MOST_FASTEST)
+
+
+def _fastest(shape: Shape, pairs: FromClause, *more: ColumnElement[Any]) -> Select[Any]:
+    """Return the query of the fastest measurement of each of some ``PAIRS``.
+
+    Each is the first of its facet in the index of its workload, so that the rest is not read.
+    """
+    pair, facet = pairs.c, FACETS.c
     others = replace(shape, only_ok=False, names=shape.names & {*OTHER_FILTERS} - {"kernel"})
     inner = select(PART.c.id).where(
         PART.c.workload_id == pair.workload_id, PART.c.facet_id == pair.facet_id,
         PART.c.time_s.is_not(None), *others.conditions(PART.c),
     )  # fmt: skip
-    inner = inner.order_by(PART.c.time_s, PART.c.id).limit(literal_column("1")).correlate(PAIRS)
-    joined = PAIRS.join(FACETS, facet.id == pair.facet_id)
+    inner = inner.order_by(PART.c.time_s, PART.c.id).limit(literal_column("1")).correlate(pairs)
+    joined = pairs.join(FACETS, facet.id == pair.facet_id)
     row: Any
     if shape.dialect == "sqlite":
         joined, row = joined.join(LOG, LOG.c.id == inner.scalar_subquery()), LOG.c
     else:
         first = inner.add_columns(PART.c.time_s).lateral()
         joined, row = joined.join(first, true()), first.c
-    found = select(pair.workload_id, facet.hardware_id, facet.protocol, row.time_s, row.id)
-    wanted = (is_among(pair.workload_id, "some", shape.dialect), *facet_conditions(shape))
-    return found.select_from(joined).where(*wanted)
+    found = select(row.id, row.time_s, facet.hardware_id, facet.protocol, *more)
+    return found.select_from(joined).where(*facet_conditions(shape))
 
 
 @lru_cache(maxsize=1000)
-def fastest_records(shape: Shape) -> Select[Any]:
-    """Return the query of ``reader.FLAT`` of what ``fastest`` finds."""
-    return with_records(fastest(shape), MOST_FASTEST)
+def winners(shape: Shape, most: int, width: int) -> Select[Any]:
+    """Return the query of ``reader.FLAT`` of the winners of workloads, one of each device.
 
+    Those behind the ``key_number`` and ``key_device`` that are bound as ``after_number`` and
+    ``after_device``, the first ``limit`` ones (``most`` at most) of the next ``width`` workloads.
+    The number of a workload is its id; with ``near``, its place there. ``key_end``, of every row,
+    is the last number that was looked at, null where no workloads are left. Without a winner there
+    is one row, without ``id``.
+    """
+    number: ColumnElement[int] = WORKLOADS.c.id
+    if "near" in shape.names:
+        number = place_among(WORKLOADS.c.id, "near", shape.dialect)
+    after = [bindparam(f"after_{name}", type_=BigInteger()) for name in ("number", "device")]
+    chosen = select(WORKLOADS.c.id, number.label("number"))
+    chosen = chosen.where(*workload_conditions(shape), number >= after[0]).order_by(number)
+    looked_at = chosen.limit(literal_column(str(width))).cte("looked_at")
+    is_full = func.count() == literal_column(str(width))
+    end = select(case((is_full, func.max(looked_at.c.number))).label("end")).subquery()
 
-@lru_cache(maxsize=1000)
-def workloads_behind(shape: Shape) -> Select[Any]:
-    """Return the query of the first workloads behind one, ascending."""
-    query = workloads(shape).where(WORKLOADS.c.id > bindparam("behind", type_=WORKLOADS.c.id.type))
-    return query.order_by(WORKLOADS.c.id).limit(LIMIT)
+    of_these = select(*PAIRS.c, looked_at.c.number).join_from(
+        looked_at, PAIRS, PAIRS.c.workload_id == looked_at.c.id
+    )
+    # The limit keeps databases from going through all facets for each of the workloads.
+    some = of_these.limit(literal_column(str(MOST_FASTEST))).subquery("some")
+    first = _fastest(shape, some, some.c.number).subquery("first").c
+    rivals = (first.number, first.hardware_id)
+    order = (first.protocol != Protocol.CONFIRM.value, first.time_s, first.id)
+    place = func.row_number().over(partition_by=rivals, order_by=order).label("place")
+    ranked = select(first.id, first.number, first.hardware_id.label("device"), place)
+    part = ranked.where(tuple_(*rivals) > tuple_(*after)).subquery("ranked").c
+    found = select(part.id, part.number, part.device).where(part.place == literal_column("1"))
+    best = found.order_by(part.number, part.device).limit(LIMIT).subquery("best")
+    return with_records(select(*best.c, end.c.end).select_from(end.outerjoin(best, true())), most)
 
 
 @lru_cache(maxsize=1000)

@@ -25,12 +25,14 @@ class Snapshot(SqlStore):
 
     Attributes:
         looked_at: ids of the workloads whose winners were asked for.
+        reach: a workload that is farther away than this would change nothing in what was found.
     """
 
     def __init__(self, store: SqlStore) -> None:
         super().__init__(store.database)
         self.log = store.log  # with its index of workloads
         self.looked_at: set[int] = set()
+        self.reach = -1.0
         self._facts: dict[tuple[str, str], object] = {}
         self._winners: Winners = {}
 
@@ -40,16 +42,16 @@ class Snapshot(SqlStore):
         if changes.everything:
             later._facts, later._winners = {}, {}
         else:
-            gone = {("workloads", kernel) for kernel in changes.grown}
+            gone = {("workloads", workload.kernel) for workload in changes.grown}
             later._facts = {key: v for key, v in self._facts.copy().items() if key not in gone}
             kept = dict(self._winners)
             later._winners = {key: v for key, v in kept.items() if key not in changes.won}
         return later
 
     def view(self) -> Self:
-        """Return the same for one question, with a ``looked_at`` of its own."""
+        """Return the same for one question, with ``looked_at`` and ``reach`` of its own."""
         one = copy.copy(self)
-        one.looked_at = set()
+        one.looked_at, one.reach = set(), -1.0
         return one
 
     def hardware(self, key: str) -> HardwareProfile | None:
@@ -84,6 +86,7 @@ class Snapshot(SqlStore):
         known = self._workloads(workload.kernel)
         found = near.winners(workload, known, count, hardware)
         self.looked_at |= near.looked_at
+        self.reach = max(self.reach, near.reach)
         return found
 
     def _workloads(self, kernel: str) -> Workloads:

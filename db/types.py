@@ -17,6 +17,7 @@ from sqlalchemy import (
     Text,
     any_,
     bindparam,
+    cast,
     func,
     select,
 )
@@ -76,4 +77,14 @@ def is_among(column: ColumnElement[int], name: str, dialect: str) -> ColumnEleme
     if dialect == "sqlite":
         return column.in_(select(func.json_each(ids).table_valued("value").c.value))
     found: ColumnElement[bool] = column == any_(ids)
+    return found
+
+
+def place_among(column: ColumnElement[int], name: str, dialect: str) -> ColumnElement[int]:
+    """Return the place of a column among the ids bound as ``name``, counted from 0; else null."""
+    ids = bindparam(name, type_=Ids())
+    if dialect == "sqlite":
+        each = func.json_each(ids).table_valued("key", "value").c
+        return select(each.key).where(each.value == column).scalar_subquery()
+    found: ColumnElement[int] = func.array_position(ids, cast(column, BigInteger)) - 1
     return found

@@ -62,6 +62,27 @@ class WorkloadIndex:
         self._sizes = {name: ~np.isnan(logs) for name, logs in self._logs.items()}
         self._values = {name: _Coded.of(column) for name, column in columns.items()}
 
+    def with_more(self, workloads: Sequence[Workload]) -> WorkloadIndex:
+        """Return the index of these workloads and more behind them; this one stays as it is."""
+        more = WorkloadIndex(workloads)
+        counts = len(self.workloads), len(workloads)
+        found = WorkloadIndex([])
+        found.workloads = [*self.workloads, *workloads]
+        found._threads = np.concatenate([self._threads, more._threads])
+        for name in sorted(self._values.keys() | more._values.keys()):
+            parts = [
+                index._logs.get(name, np.full(count, math.nan))
+                for index, count in zip((self, more), counts, strict=True)
+            ]
+            found._logs[name] = np.concatenate(parts)
+            found._sizes[name] = ~np.isnan(found._logs[name])
+            values = [
+                index._values.get(name) or _Coded.of([None] * count)
+                for index, count in zip((self, more), counts, strict=True)
+            ]
+            found._values[name] = values[0].then(values[1])
+        return found
+
     def nearest(self, workload: Workload, count: int) -> list[tuple[int, float]]:
         """Return the positions of the nearest workloads and how far they are, nearest first.
 
@@ -110,6 +131,13 @@ class _Coded:
         texts = [repr(value) for value in column]
         numbers = {text: i for i, text in enumerate(dict.fromkeys(texts))}
         return cls(numbers, np.array([numbers[text] for text in texts], dtype=np.int32))
+
+    def then(self, other: _Coded) -> _Coded:
+        """Return this column with another one behind it."""
+        numbers = dict(self.numbers)
+        renumbered = [numbers.setdefault(text, len(numbers)) for text in other.numbers]
+        codes = np.array(renumbered, dtype=np.int32)[other.codes]
+        return _Coded(numbers, np.concatenate([self.codes, codes]))
 
     def may_differ(self, value: object) -> bool:
         """Return False where every workload has this value."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 from itertools import islice
 
 from db.changes import Changes
+from recommender.nearest import workload_distance
+from recommender.workload import Workload
+
+MANY = 50  # new workloads that are not looked at one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,21 +20,28 @@ class Basis:
 
     Attributes:
         kernel: as the log calls it.
-        workload: key of the one that was asked about; None: all workloads of the kernel.
+        workload: the one that was asked about; None: all of the kernel.
         near: ids of workloads whose winners were looked at.
+        reach: how far from the workload others that are new might change the answer.
     """
 
     kernel: str
-    workload: str | None = None
+    workload: Workload | None = None
     near: frozenset[int] = frozenset()
+    reach: float = math.inf
 
     def is_touched(self, changes: Changes) -> bool:
         """Return whether another answer might follow from changes."""
         if changes.everything or self.kernel not in changes.kernels:
             return changes.everything
-        if self.workload is None or self.kernel in changes.grown:
+        if self.workload is None or self.workload.key in changes.workloads:
             return True
-        return self.workload in changes.workloads or not self.near.isdisjoint(changes.won)
+        if not self.near.isdisjoint(changes.won):
+            return True
+        if len(changes.grown) > MANY:
+            return self.reach >= 0
+        within = self.reach * (1 + 1e-9)  # indices compute distances in arrays
+        return any(workload_distance(w, self.workload) <= within for w in changes.grown)
 
 
 @dataclass(frozen=True, slots=True)

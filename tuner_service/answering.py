@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -43,7 +43,7 @@ def work_out(snapshot: Snapshot, settings: Settings, request: RecommendationRequ
     question = asked(store, request)
     ranked, evidence = ranked_with_evidence(store, question, top_k=request.top_k)
     again = remeasurement(store, settings, question, evidence)
-    return _told(question, ranked, store.looked_at, again)
+    return _told(question, ranked, store, again)
 
 
 def work_out_undoubted(snapshot: Snapshot, request: RecommendationRequest) -> Answer | None:
@@ -59,13 +59,13 @@ def work_out_undoubted(snapshot: Snapshot, request: RecommendationRequest) -> An
     ranked, evidence = ranked_with_evidence(store, question, top_k=request.top_k)
     if evidence.best is not None and evidence.best.doubts:
         return None
-    return _told(question, ranked, store.looked_at, None)
+    return _told(question, ranked, store, None)
 
 
 def _told(
     question: Question,
     ranked: Sequence[Recommendation],
-    near: Collection[int],
+    store: Snapshot,
     again: Remeasurement | None,
 ) -> Answer:
     response = RecommendationResponse(
@@ -82,7 +82,8 @@ def _told(
     is_open = again is not None and again.state == "needed"
     until = time.monotonic() + ASK_AGAIN_S if is_open else math.inf
     kernel = question.workload.kernel if question.sent is None else "program"
-    basis = Basis(question.workload.kernel, question.workload.key, frozenset(near))
+    workload, near = question.workload, frozenset(store.looked_at)
+    basis = Basis(workload.kernel, workload, near, store.reach)
     return Answer(body, kernel, ranked[0].source, basis, until)
 
 

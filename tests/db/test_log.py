@@ -302,6 +302,26 @@ def test_records_near_a_shape_come_with_their_distance(filled):
     assert store.page(MeasurementQuery(near=elsewhere), limit=5).items == []
 
 
+@pytest.mark.few(1)
+@pytest.mark.parametrize("limit", [1, 5, 100])
+@pytest.mark.parametrize(
+    "filters",
+    [{}, {"threads": 1}, {"m": 4096, "dtype": "float16"}, {"hardware_key": DEVICES[1].key}],
+)
+def test_winners_near_a_shape_pass_the_other_filters(filled, filters, limit):
+    store, stored = filled
+    asked = Workload.of("gemm", {"m": 4000, "n": 64, "k": 32, "dtype": "float32"})
+    query = MeasurementQuery(near=asked, near_count=7, winners=True, **filters)
+    log = store.page(MeasurementQuery(near=asked, near_count=7), limit=500).items
+    near = {r.measurement.workload for r in log}
+    matching = [m for m in stored.values() if m.workload in near and matches(query, m)]
+    found = [stored[number] for number in all_ids(store, query, limit)]
+    distances = [workload_distance(m.workload, asked) for m in found]
+    assert distances == sorted(distances)
+    pairs = [str((m.workload, m.hardware)) for m in found]
+    assert sorted(pairs) == sorted({str((m.workload, m.hardware)) for m in matching})
+
+
 def test_a_new_workload_is_found_near_by_at_once(store, make_measurement, make_workload):
     store.add(make_measurement(workload=make_workload(64)))
     query = MeasurementQuery(near=make_workload(1000), near_count=1)

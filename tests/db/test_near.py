@@ -1,12 +1,14 @@
 """What lies near a workload: records of devices that tell nothing do not crowd out the others."""
 
+import random
 from dataclasses import replace
 
 import pytest
 
+from db.rows import add_measurements
 from db.snapshot import Snapshot
 from recommender.hardware import HardwareProfile, load_profile
-from recommender.nearest import best_nearby
+from recommender.nearest import best_nearby, workload_distance
 from tests.db.conftest import HARDWARE, TOOLCHAIN, measurement, workload
 
 GPU = load_profile("h100-sxm")
@@ -47,6 +49,48 @@ def test_devices_of_its_kind_are_found_behind_others(store):
     near = store.nearest(workload(120), hardware=asked_for)
     assert sizes(near, GPU) == {160, 200}
     assert all(m.hardware.key != GPU.key for m in store.nearest(workload(120)))
+
+
+@pytest.mark.parametrize("measured", [(HARDWARE,), (OTHER_CPU, GPU), (HARDWARE, GPU), ()])
+@pytest.mark.parametrize("count", [2, 5])
+def test_new_workloads_beyond_the_reach_change_nothing_that_was_found(store, measured, count):
+    """What is new changes some answers, those of workloads that it is near to."""
+    rng, asked = random.Random(f"{len(measured)} {count}"), workload(120)
+    for _ in range(8):
+        size = round(2 ** rng.uniform(4, 14))
+        store.add_all([measurement(workload=workload(size), hardware=rng.choice(measured))
+                       for _ in measured])  # fmt: skip
+    before = Snapshot(store)
+    found, changed = before.nearest(asked, count=count, hardware=HARDWARE), []
+    for i in range(24):
+        new = workload(round(2 ** rng.uniform(3, 15)))
+        store.add(measurement(1e-4 - i * 1e-6, workload=new, hardware=rng.choice((HARDWARE, GPU))))
+        after = Snapshot(store)
+        differs = after.nearest(asked, count=count, hardware=HARDWARE) != found
+        if workload_distance(new, asked) > before.reach:
+            assert not differs
+        changed.append(differs)
+        before, found = after, after.nearest(asked, count=count, hardware=HARDWARE)
+    assert any(changed)
+    assert not all(changed)
+
+
+@pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
+def test_workloads_that_were_numbered_first_and_committed_last_are_found(store, second_store):
+    early, late, last = workload(256), workload(512), workload(1024)
+    store.add(measurement())
+    assert store.log.workloads("gemm").index.workloads == [workload()]
+    with store.database.write() as session:
+        add_measurements(session, [measurement(workload=early)], measurement().measured_at)
+        session.flush()
+        second_store.add(measurement(workload=late))
+        assert list(store.log.workloads("gemm").index.workloads) == [workload(), late]
+    assert list(store.log.workloads("gemm").index.workloads) == [workload(), early, late]
+    second_store.add(measurement(workload=last))
+    known = store.log.workloads("gemm")
+    assert list(known.index.workloads) == [workload(), early, late, last]
+    assert known.ids == sorted(known.ids)
+    assert known.keys == {w.key for w in known.index.workloads}
 
 
 def test_what_is_too_far_to_carry_over_is_not_looked_for(store):

@@ -29,6 +29,22 @@ def test_nearest_is_what_the_distance_says(known, asked, count):
     assert all(d == pytest.approx(distances[i]) for i, d in found)
 
 
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(PROBLEMS, max_size=6), st.lists(PROBLEMS, max_size=6), st.lists(PROBLEMS, max_size=3),
+    PROBLEMS,
+)  # fmt: skip
+def test_an_index_that_grew_is_like_one_of_all(first, second, third, asked):
+    parts = [[Workload.of("gemm", p, i % 3) for i, p in enumerate(part)]
+             for part in (first, second, third)]  # fmt: skip
+    grown = WorkloadIndex(parts[0]).with_more(parts[1]).with_more(parts[2])
+    whole = WorkloadIndex([*parts[0], *parts[1], *parts[2]])
+    wanted = Workload.of("gemm", asked, 1)
+    assert list(grown.workloads) == list(whole.workloads)
+    for count in (1, 4, 20):
+        assert grown.nearest(wanted, count) == whole.nearest(wanted, count)
+
+
 def test_of_many_numbers_of_threads_the_one_asked_for_comes_first():
     known = [Workload.of("gemm", {"m": 64}, threads) for threads in range(20)]
     found = WorkloadIndex(known).nearest(Workload.of("gemm", {"m": 64}, 17), 3)

@@ -181,6 +181,6 @@ def test_answers_are_kept_while_something_else_is_measured(store, settings):
 
     first, grown, slower, failed, faster = asyncio.run(all_of_it())
     assert first == [64, 65, 60000]
-    assert grown == [64, 65, 60000]  # a workload more
+    assert grown == [64, 65]  # a workload more; nine are nearer to 60000
     assert slower == failed == [64]
     assert faster == [64, 65]
