@@ -26,8 +26,8 @@ from db.store import SqlStore
 from recommender.measurement import Measurement, Protocol
 from recommender.ports import MeasureRequest
 from tests.chaos.site import Site
-from tests.chaos.stand_in import StandInMeasurer
 from tests.postgres import database, server_url
+from tests.tuner_service.table_measurer import TableMeasurer
 from tuner_service import wiring
 from tuner_service.jobs import Effort, submit
 from tuner_service.questions import understand
@@ -65,7 +65,7 @@ def _events(store: SqlStore, run: RunRecord) -> list:  # type: ignore[type-arg]
     return found
 
 
-class InstantMeasurer(StandInMeasurer):
+class InstantMeasurer(TableMeasurer):
     """Many devices that need no time: what is left is the coordinator's own work."""
 
     devices = 64

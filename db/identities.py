@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -140,9 +140,9 @@ def program_id(session: Session, kernel: str, digest: str) -> int:
     return identities(session, ProgramRow, ("kernel", "digest"), {key: {}})[key]
 
 
-def config_id(session: Session, config: TileConfig) -> int:
-    """Return the id of a config."""
-    return _one(session, ConfigRow, config.key, config_columns(config))
+def config_ids(session: Session, configs: Iterable[TileConfig]) -> dict[TileConfig, int]:
+    """Return the ids of configs."""
+    return _by_key(session, ConfigRow, {c: c.key for c in configs}, config_columns)
 
 
 def _one(session: Session, row: type[Base], key: str, rest: Mapping[str, Any]) -> int:

@@ -7,18 +7,20 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, and_, func, insert, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
-from db.events import add_event
-from db.identities import config_id
+from db.events import add_event, add_events
+from db.identities import config_ids
 from db.leader import check_epoch
 from db.models import MeasurementRow, RunRow, TrialRow
 from db.records import NewTrial, TrialRecord
 from db.rows import add_measurements, trial_of
 from db.session import Database, change
+from db.types import is_among
 from recommender.measurement import Measurement, MeasureStatus, Protocol
 
+Lease = tuple[int, int]  # id and attempt of a trial
 NO_SKEW = timedelta(seconds=1)  # the way to the database takes some of it
 
 
@@ -30,22 +32,29 @@ class Trials:
 
     def add(self, run_id: int, new: Sequence[NewTrial], epoch: int) -> Sequence[NewTrial]:
         """Persist proposals before anybody works on them; return those that were known already."""
-        repeated = []
+        repeated: list[NewTrial] = []
+        rows: list[dict[str, Any]] = []
         with self._database.write() as session:
             check_epoch(session, epoch)
-            columns = (TrialRow.sequence, TrialRow.config_id, TrialRow.protocol, TrialRow.round)
-            stored = session.execute(select(*columns).where(TrialRow.run_id == run_id)).all()
-            known = {_identity(*row[1:]) for row in stored}
-            sequence = 1 + max((row.sequence for row in stored), default=-1)
+            ids = config_ids(session, [trial.config for trial in new])
+            of_run = TrialRow.run_id == run_id
+            last = session.scalar(select(func.max(TrialRow.sequence)).where(of_run))
+            first = 0 if last is None else last + 1
+            dialect = self._database.engine.dialect.name
+            config = TrialRow.__table__.c.config_id
+            columns = (config, TrialRow.protocol, TrialRow.round)
+            named = select(*columns).where(of_run, is_among(config, "configs", dialect))
+            stored = session.execute(named, {"configs": list(ids.values())})
+            known = {_identity(*row) for row in stored}
             for trial in new:
-                key = config_id(session, trial.config)
-                identity = _identity(key, trial.protocol.value, trial.round)
+                identity = _identity(ids[trial.config], trial.protocol.value, trial.round)
                 if identity in known:
                     repeated.append(trial)
                     continue
-                session.execute(insert(TrialRow).values(_new_row(run_id, sequence, key, trial)))
                 known.add(identity)
-                sequence += 1
+                rows.append(_new_row(run_id, first + len(rows), ids[trial.config], trial))
+            if rows:
+                session.connection().execute(insert(TrialRow.__table__), rows)  # type: ignore[arg-type]
         return repeated
 
     def claim(self, run_id: int, epoch: int, limit: int, lease_s: float) -> Sequence[TrialRecord]:
@@ -80,21 +89,28 @@ class Trials:
         """
         with self._database.write() as session:
             author_of = _locked_runs(session, {trial.run_id for trial, _ in outcomes})
-            is_held = []
-            for trial, measurement in outcomes:
-                lost = measurement.status is MeasureStatus.WORKER_LOST
-                values = {"state": "failed" if lost else "done", "last_error": None}
-                is_held.append(self._give_up(session, trial, epoch, values))
-            held = [outcome for outcome, is_ours in zip(outcomes, is_held, strict=True) if is_ours]
-            trial_ids = [trial.id for trial, _ in held]
+            places: dict[Lease, int] = {}  # of several outcomes of one lease the first counts
+            for place, (trial, _) in enumerate(outcomes):
+                places.setdefault(_lease(trial), place)
+            leases: set[Lease] = set()
+            for state in ("done", "failed"):
+                ended = [
+                    lease for lease, i in places.items() if _end_state(outcomes[i][1]) == state
+                ]
+                values = {"state": state, "last_error": None}
+                leases |= self._give_up(session, ended, epoch, values)
+            held = [place for lease, place in places.items() if lease in leases]
+            ours = [outcomes[place] for place in held]
             now = self._database.now(session)
-            authors = [author_of[trial.run_id] for trial, _ in held]
             skew = now - datetime.now(UTC)
-            measured = [_by_its_clock(m, skew) for _, m in held]
-            stored = iter(add_measurements(session, measured, now, trial_ids, authors))
-            for trial, m in held:
-                add_event(session, self._database, trial.run_id, "trial", _payload(trial, m))
-            return [next(stored) if is_ours else None for is_ours in is_held]
+            ids = add_measurements(
+                session, [_by_its_clock(m, skew) for _, m in ours], now,
+                [trial.id for trial, _ in ours], [author_of[trial.run_id] for trial, _ in ours],
+            )  # fmt: skip
+            told = [(trial.run_id, _payload(trial, m)) for trial, m in ours]
+            add_events(session, now, "trial", told)
+            stored = dict(zip(held, ids, strict=True))
+            return [stored.get(place) for place in range(len(outcomes))]
 
     def retry_later(self, trial: TrialRecord, epoch: int, reason: str, delay_s: float) -> bool:
         """Put a trial back after a failure that is not its own; False if the lease is gone."""
@@ -107,7 +123,7 @@ class Trials:
                 "not_before": not_before,
                 "losses": TrialRow.losses + 1,
             }
-            done = self._give_up(session, trial, epoch, values)
+            done = bool(self._give_up(session, [_lease(trial)], epoch, values))
             if done:
                 payload = {"sequence": trial.sequence, "reason": reason, "attempt": trial.attempt}
                 add_event(session, self._database, trial.run_id, "retry", payload)
@@ -117,8 +133,8 @@ class Trials:
         """Prolong leases of this leader; return how many of them it still holds."""
         with self._database.write() as session:
             until = self._database.now(session) + timedelta(seconds=lease_s)
-            held = [_held(trial, epoch) for trial in trials]
-            return change(session, update(TrialRow).where(or_(*held)).values(lease_until=until))
+            held = update(TrialRow).where(_held(list(map(_lease, trials)), epoch))
+            return change(session, held.values(lease_until=until))
 
     def requeue(self, epoch: int) -> int:
         """Put back what earlier leaders leased and what ran out of time; return how many."""
@@ -193,8 +209,18 @@ class Trials:
         return found
 
     @staticmethod
-    def _give_up(session: Session, trial: TrialRecord, epoch: int, values: dict[str, Any]) -> bool:
-        return change(session, update(TrialRow).where(_held(trial, epoch)).values(values)) == 1
+    def _give_up(
+        session: Session, leases: Sequence[Lease], epoch: int, values: dict[str, Any]
+    ) -> set[Lease]:
+        """Change the trials of those leases that are held; return these."""
+        if not leases:
+            return set()
+        given_up = update(TrialRow).where(_held(leases, epoch)).values(values)
+        found = session.execute(
+            given_up.returning(TrialRow.id, TrialRow.attempt),
+            execution_options={"synchronize_session": False},
+        )
+        return {(number, attempt) for number, attempt in found}
 
     @staticmethod
     def _put_back(session: Session, where: Any) -> int:
@@ -202,14 +228,21 @@ class Trials:
         return change(session, leased.values(state="pending"))
 
 
-def _held(trial: TrialRecord, epoch: int) -> ColumnElement[bool]:
-    """Return the condition that a lease is still that of this leader and attempt."""
+def _lease(trial: TrialRecord) -> Lease:
+    return trial.id, trial.attempt
+
+
+def _held(leases: Sequence[Lease], epoch: int) -> ColumnElement[bool]:
+    """Return the condition of the trials whose leases are still those of this leader."""
     return and_(
-        TrialRow.id == trial.id,
+        tuple_(TrialRow.id, TrialRow.attempt).in_(leases),
         TrialRow.state == "leased",
-        TrialRow.attempt == trial.attempt,
         TrialRow.lease_epoch == epoch,
     )
+
+
+def _end_state(measurement: Measurement) -> str:
+    return "failed" if measurement.status is MeasureStatus.WORKER_LOST else "done"
 
 
 def _by_its_clock(measurement: Measurement, skew: timedelta) -> Measurement:

@@ -6,7 +6,8 @@ from typing import Protocol
 
 import numpy as np
 
-from recommender.analytic import estimate
+from recommender.analytic import Estimates, estimate
+from recommender.cpu_choices import Columns
 from recommender.features import features
 from recommender.ports import MeasurementStore
 from recommender.predict import active_model
@@ -50,11 +51,12 @@ class SpaceCandidates:
     def __init__(self, space: SearchSpace, threads: int, store: MeasurementStore) -> None:
         self._space, self._threads = space, threads
         whole = estimate(space, threads=threads)
+        self._estimates = {1: whole.on(1), threads: whole}  # of all configs, by threads
         table = features(space, space.factored, whole)
         name, dtype = space.definition.name, str(space.problem["dtype"])
-        self._learned = learned = active_model(store, name, space.hardware, dtype)
-        factor = 1.0 if learned is None else learned.factors(space, space.factored, whole).factor
-        self.landscape = Landscape(whole.time_s * factor, table, self._neighbours)
+        self._learned = active_model(store, name, space.hardware, dtype)
+        self._expected: dict[int, np.ndarray] = {}  # times of the space on a number of threads
+        self.landscape = Landscape(self._expected_s(threads), table, self._neighbours)
 
     def __len__(self) -> int:
         return len(self._space)
@@ -69,18 +71,34 @@ class SpaceCandidates:
 
     def scale(self, config: TileConfig) -> float:
         """Return the expected time with all threads over that with one."""
-        columns = self._space.table([config])
-        whole = estimate(self._space, columns, threads=self._threads).time_s[0]
-        return float(whole / estimate(self._space, columns, threads=1).time_s[0])
+        row, known = self.row(config), self._estimates
+        if row is not None:
+            return float(known[self._threads].time_s[row] / known[1].time_s[row])
+        whole = estimate(self._space, self._space.table([config]), threads=self._threads)
+        return float(whole.time_s[0] / whole.on(1).time_s[0])
 
     def predicted_s(self, config: TileConfig, threads: int) -> float | None:
         """Return the expected time on ``threads`` threads (0: the workload's)."""
+        row, wanted = self.row(config), threads or self._threads
+        if row is not None and wanted in self._estimates:
+            return float(self._expected_s(wanted)[row])
         columns = self._space.table([config])
-        estimates = estimate(self._space, columns, threads=threads or self._threads)
+        return float(self._corrected(columns, estimate(self._space, columns, threads=wanted))[0])
+
+    def _expected_s(self, threads: int) -> np.ndarray:
+        """Return the expected times of all configs: thousands at once take as long as a few."""
+        if threads not in self._expected:
+            whole = self._estimates[threads]
+            self._expected[threads] = self._corrected(self._space.factored, whole)
+        return self._expected[threads]
+
+    def _corrected(self, columns: Columns, estimates: Estimates) -> np.ndarray:
+        """Return the times of the analytic model, with what the cost model learned, if any."""
         if self._learned is None:
-            return float(estimates.time_s[0])
-        factor = self._learned.factors(self._space, columns, estimates).factor[0]
-        return float(estimates.time_s[0] * factor)
+            return estimates.time_s
+        found = self._learned.factors(self._space, columns, estimates)
+        corrected: np.ndarray = estimates.time_s * found.factor
+        return corrected
 
     def _neighbours(self, row: int) -> list[int]:
         return self._space.neighbours(self._space.config(row))

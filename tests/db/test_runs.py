@@ -150,6 +150,44 @@ def test_leases_are_prolonged_by_who_holds_them(store, new_run):
 
 
 @pytest.mark.few(1)
+def test_leases_of_thousands_of_devices_are_held_at_once(store, new_run, make_measurement):
+    """One leader serves them; a condition for each of 1,200 was too deep for SQLite."""
+    run, epoch = new_run(), store.leader.acquire("me", 60)
+    assert store.trials.add(run.id, trials(1200), epoch) == []
+    assert len(store.trials.add(run.id, trials(1201), epoch)) == 1200
+    claimed = store.trials.claim(run.id, epoch, 1201, 60)
+    assert [t.sequence for t in claimed] == list(range(1201))
+    assert store.trials.renew(claimed, epoch, 60) == 1201
+    outcomes = [(t, make_measurement(config=t.config)) for t in claimed]
+    assert None not in store.trials.accept_all(outcomes, epoch)
+    assert store.trials.count_by_status(run.id) == {"OK": 1201}
+
+
+@pytest.mark.few(1)
+def test_of_outcomes_of_one_trial_the_first_of_the_held_lease_is_stored(
+    store, new_run, make_measurement
+):
+    run, epoch = new_run(), store.leader.acquire("me", 60)
+    store.trials.add(run.id, trials(2), epoch)
+    stale, other = store.trials.claim(run.id, epoch, 2, -1)
+    store.trials.requeue(epoch)
+    held, again = store.trials.claim(run.id, epoch, 2, 60)
+    assert (held.id, again.id) == (stale.id, other.id)
+    lost = make_measurement(None, status=MeasureStatus.WORKER_LOST, config=other.config)
+    outcomes = [
+        (stale, make_measurement(1e-3, config=held.config)),
+        (held, make_measurement(2e-3, config=held.config)),
+        (again, lost),
+        (held, make_measurement(3e-3, config=held.config)),
+        (again, make_measurement(4e-3, config=other.config)),
+    ]
+    found = store.trials.accept_all(outcomes, epoch)
+    assert [number is None for number in found] == [True, False, False, True, True]
+    ended = store.trials.of_run(run.id)
+    assert [(t.state, t.measurement.time_s) for t in ended] == [("done", 2e-3), ("failed", None)]
+
+
+@pytest.mark.few(1)
 def test_a_lost_worker_delays_the_next_attempt(store, new_run):
     run = new_run()
     epoch = store.leader.acquire("me", 60)

@@ -1,5 +1,6 @@
 """TableMeasurer: times that follow from the config alone. Implements recommender.ports.Measurer."""
 
+import functools
 import time
 from collections import deque
 from collections.abc import Collection, Sequence
@@ -9,7 +10,7 @@ from pathlib import Path
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, MeasureStatus, Protocol, Toolchain
 from recommender.ports import MeasureRequest
-from recommender.workload import digest_of
+from recommender.workload import Workload, digest_of
 from tilecore import kernels
 
 TOOLCHAIN = Toolchain(tilecore="table", tvm="none", llvm="none")
@@ -22,6 +23,12 @@ HARDWARE = HardwareProfile(
     peak_flop_per_s={"float32": 1e11},
     source="measured 2026-11-20",
 )
+
+
+@functools.cache
+def _program_digest(workload: Workload) -> str:
+    sent = digest_of(workload.kernel)
+    return sent or kernels.get(workload.kernel).program_digest(dict(workload.problem))
 
 
 class TableMeasurer:
@@ -81,14 +88,13 @@ class TableMeasurer:
             status, times, detail = MeasureStatus.WORKER_LOST, (), "the node went away"
         elif request.config.get("block_M") == self._broken_block_m is not None:
             status, times, detail = MeasureStatus.WRONG_RESULT, (), "element 3 is off by 0.5"
-        kernel, problem = request.workload.kernel, dict(request.workload.problem)
         confirmed = request.protocol is Protocol.CONFIRM and status is MeasureStatus.OK
         return Measurement(
             workload=request.workload,
             config=request.config,
             hardware=self.hardware,
             toolchain=self._toolchain,
-            program_digest=digest_of(kernel) or kernels.get(kernel).program_digest(problem),
+            program_digest=_program_digest(request.workload),
             protocol=request.protocol,
             threads=1 if request.protocol is Protocol.SCREEN else self.hardware.cores,
             status=status,
