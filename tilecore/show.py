@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tilecore import compiler
@@ -17,6 +18,7 @@ from tilecore.ir.printer import format_func
 from tilecore.target import Target
 
 MACHINE_STAGES = {"llvm": "ll", "asm": "s"}  # name: TVM's format
+WITHOUT_TEXT = "launches"  # of a GPU's kernels, for ``engine.lower``
 LONG_STAGES = (*MACHINE_STAGES, "cuda")
 
 
@@ -34,14 +36,14 @@ def stage_texts(func: PrimFunc, target: Target | GpuTarget, knobs: Any = None) -
     stages: dict[str, Any] = {}
     if isinstance(target, AmdTarget):
         lower_amd(func, target, stages.__setitem__)
-        return {name: _text(value) for name, value in stages.items()}
+        return _texts(stages)
     if isinstance(target, GpuTarget):
         lower_gpu(func, target, stages.__setitem__, knobs)
-        return {name: _text(value) for name, value in stages.items()}
+        return _texts(stages)
     plan, tir = compiler.lower(func, target, knobs or {}, stages.__setitem__)
     module = generate(tir, target.using(plan.features))
     machine = {name: module.inspect_source(form) for name, form in MACHINE_STAGES.items()}
-    return {**{name: _text(value) for name, value in stages.items()}, **machine}
+    return _texts(stages) | machine
 
 
 def show(
@@ -67,6 +69,10 @@ def show(
             parts.append(f"# --- {name} ---\n{shown}\n")
             before = text
     return "\n".join(parts)
+
+
+def _texts(stages: Mapping[str, Any]) -> dict[str, str]:
+    return {name: _text(value) for name, value in stages.items() if name != WITHOUT_TEXT}
 
 
 def _text(value: Any) -> str:

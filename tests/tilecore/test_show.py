@@ -37,6 +37,25 @@ def test_all_stages_at_once(kernel) -> None:
     assert shown.count("(unchanged)") == 8
 
 
+@pytest.mark.parametrize(
+    ("target", "stage", "word"),
+    [("h100", "cuda", "__global__"), ("mi300x", "asm", "s_endpgm"), ("mi300x", "llvm", "define")],
+)
+def test_the_code_of_gpus_has_its_text(target, stage, word) -> None:
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
+        with T.Kernel(2, threads=32) as b:
+            for i in T.Parallel(32):
+                Y[b * 32 + i] = X[b * 32 + i] * 2.0
+
+    kernel = tilelang.compile(main, target=target)
+    assert word in kernel.show(stage)
+    assert "func main(X: float32[64]" in kernel.show("source")
+    assert word not in kernel.show()
+    with pytest.raises(TypeMismatch, match=rf"source, .*{stage}.*found 'launches'"):
+        kernel.show("launches")
+
+
 def test_an_unknown_stage_is_refused(kernel) -> None:
     with pytest.raises(TypeMismatch, match=r"source, guard_tiles.*found 'ptx'"):
         kernel.show("ptx")
