@@ -49,6 +49,7 @@ def cpu_pipeline(target: Target, options: CpuOptions) -> tuple[tuple[str, Pass],
 # On a GPU threads and stages are what the program says they are, and so are clears before loops.
 GPU_PIPELINE: tuple[tuple[str, Pass], ...] = (
     ("guard_tiles", tile_guards.run),
+    ("settle", settle.run),
     ("looked_up", looked_up.run),
     ("merge_nests", merge_nests.run),
     ("write_out", write_out.run),

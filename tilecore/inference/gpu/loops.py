@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from tilecore.inference.uses import Context
@@ -14,7 +14,7 @@ from tilecore.ir.bounds import linear, step_of
 from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var, int_value
 from tilecore.ir.nests import copy_nest, fill_nest, shifted
 from tilecore.ir.nodes import Buffer, Copy, Fill, Parallel, Reduce, Scan, Stmt
-from tilecore.ir.visitor import children, loads, walk_expr
+from tilecore.ir.visitor import children, loads, walk, walk_expr
 
 TILE_STATEMENTS = (
     nodes.Copy, nodes.Fill, nodes.Gemm, nodes.Reduce, nodes.Scan, nodes.Parallel,
@@ -24,12 +24,21 @@ MAX_OPEN = 1 << 16  # points along a loop whose extent is known only when the ke
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Access:
-    """An element that each point reads or writes; ``always``: whatever conditions say."""
+    """An element that each point reads or writes.
+
+    Attributes:
+        buffer: what it is of.
+        indices: where.
+        is_store: whether it is written.
+        always: whether each point does so for which ``under`` holds.
+        under: conditions on the indices of points, and whether they are to hold or not.
+    """
 
     buffer: Buffer
     indices: tuple[Expr, ...]
     is_store: bool
     always: bool
+    under: tuple[tuple[Expr, bool], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +134,8 @@ def _nest(stmt: Stmt, nest: Parallel, context: Context) -> Points | None:
     known = _extents(nest.extents, context)
     if known is None:
         return None
-    accesses = tuple(_accesses(nest.body, True))
+    inner = {stmt.var for stmt in walk(nest.body) if isinstance(stmt, nodes.Let)}
+    accesses = tuple(_accesses(nest.body, _Where(inner)))
     return Points(stmt, nest.loop_vars, known[0], accesses, context, (), nest, known[1])
 
 
@@ -169,21 +179,49 @@ def shifted_to(region: nodes.Region, names: tuple[Var, ...]) -> tuple[Expr, ...]
     return region.offsets
 
 
-def _accesses(stmt: Stmt, always: bool) -> Iterator[Access]:
+@dataclass(frozen=True, slots=True)
+class _Where:
+    """Which points come to a place in a nest.
+
+    Attributes:
+        inner: variables that the nest defines.
+        always: whether all do for which ``under`` holds (``Access``).
+        under: conditions of indices.
+    """
+
+    inner: set[Var]
+    always: bool = True
+    under: tuple[tuple[Expr, bool], ...] = ()
+
+    def within(self, cond: Expr, *, holds: bool) -> _Where:
+        """Return the points for which a condition holds or not, as far as indices say so."""
+        parts = list(walk_expr(cond))
+        if any(isinstance(p, (Load, Call)) or p in self.inner for p in parts):
+            return replace(self, always=False)
+        return replace(self, under=(*self.under, (cond, holds)))
+
+
+def _accesses(stmt: Stmt, where: _Where) -> Iterator[Access]:
     for expr in _expressions(stmt):
-        yield from _loads(expr, always)
+        yield from _loads(expr, where)
+    nowhere = replace(where, always=False)
     match stmt:
         case nodes.Store(buffer=buffer, indices=indices):
-            yield Access(buffer, indices, True, always)
+            yield Access(buffer, indices, True, where.always, where.under)
         case nodes.Atomic(buffer=buffer, indices=indices, prev=prev):
             yield Access(buffer, indices, True, False)
             if prev is not None:
                 yield Access(prev, (), True, False)
+        case nodes.If(cond=cond, then_body=then, else_body=other):
+            yield from _accesses(then, where.within(cond, holds=True))
+            if other is not None:
+                yield from _accesses(other, where.within(cond, holds=False))
+        case nodes.Seq(stmts=stmts):
+            for child in stmts:
+                yield from _accesses(child, where)
         case _:
-            pass
-    inner = always and isinstance(stmt, nodes.Seq)
-    for child in children(stmt):
-        yield from _accesses(child, inner)
+            for child in children(stmt):
+                yield from _accesses(child, nowhere)
 
 
 def _expressions(stmt: Stmt) -> tuple[Expr, ...]:
@@ -192,24 +230,24 @@ def _expressions(stmt: Stmt) -> tuple[Expr, ...]:
     return tuple(expressions(stmt))
 
 
-def _loads(expr: Expr, always: bool) -> Iterator[Access]:
+def _loads(expr: Expr, where: _Where) -> Iterator[Access]:
     match expr:
         case Load(buffer=buffer, indices=indices):
-            yield Access(buffer, indices, False, always)
+            yield Access(buffer, indices, False, where.always, where.under)
             for index in indices:
-                yield from _loads(index, always)
+                yield from _loads(index, where)
         case Select(cond=cond, a=a, b=b):
-            yield from _loads(cond, always)
-            yield from _loads(a, False)
-            yield from _loads(b, False)
+            yield from _loads(cond, where)
+            yield from _loads(a, where.within(cond, holds=True))
+            yield from _loads(b, where.within(cond, holds=False))
         case Binary(a=a, b=b):
-            yield from _loads(a, always)
-            yield from _loads(b, always)
+            yield from _loads(a, where)
+            yield from _loads(b, where)
         case Unary(a=a) | Cast(a=a):
-            yield from _loads(a, always)
+            yield from _loads(a, where)
         case Call(args=args):
             for arg in args:
-                yield from _loads(arg, always)
+                yield from _loads(arg, where)
         case _:
             pass
 

@@ -8,11 +8,12 @@ from dataclasses import replace
 
 from tilecore.inference.gpu.loops import Access, Points, divisor, is_contiguous
 from tilecore.inference.gpu.plan import CHUNK_BYTES
-from tilecore.ir.bounds import linear
-from tilecore.ir.expr import Expr, Var, int_value
+from tilecore.ir.bounds import linear, step_of
+from tilecore.ir.expr import Binary, Expr, Unary, Var, binary, int_value
 from tilecore.ir.nodes import Buffer
 
 MAX_LANES = 16
+MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
 
 def most_neighbours(points: Points) -> int:
@@ -38,7 +39,35 @@ def width(access: Access, points: Points, loop: int) -> int:
     buffer = access.buffer
     if not access.always or buffer.dtype.is_packed:
         return 1
-    return math.gcd(alignment(access, points, loop), chunk(access))
+    alike = (_lanes_alike(cond, points, loop) for cond, _ in access.under)
+    return math.gcd(alignment(access, points, loop), chunk(access), *alike)
+
+
+def _lanes_alike(cond: Expr, points: Points, loop: int) -> int:
+    """Return a power of two: for so many neighbours, from a multiple of it on, ``cond`` is alike.
+
+    That is where a comparison changes its outcome at a multiple of it.
+    """
+    name, lets = points.names[loop], points.context.lets
+    if step_of(cond, name) == 0:
+        return MAX_LANES
+    if isinstance(cond, Unary) and cond.op == "not":
+        return _lanes_alike(cond.a, points, loop)
+    if not isinstance(cond, Binary):
+        return 1
+    if cond.op in ("and", "or"):
+        return math.gcd(*(_lanes_alike(part, points, loop) for part in (cond.a, cond.b)))
+    op, moving, fixed = cond.op, cond.a, cond.b
+    if step_of(moving, name) == 0:
+        op, moving, fixed = MIRRORED.get(op, ""), fixed, moving
+    rest = _without_name(moving, {name})
+    if (step_of(moving, name), step_of(fixed, name)) != (1, 0) or rest is None:
+        return 1
+    if op in ("le", "gt"):  # less than one more
+        fixed = binary("add", fixed, 1)
+    elif op not in ("lt", "ge"):
+        return 1
+    return math.gcd(divisor(rest, lets), divisor(fixed, lets), MAX_LANES)
 
 
 def chunk(access: Access) -> int:

@@ -63,6 +63,7 @@ class Accessor:
         warpgroup: TIR number of its warpgroup, which the compiler knows to be one for a warp.
         turn: the points being emitted, and where these find fragments.
         staged: elements that a wide access has brought, by access: see ``nests.py``.
+        decided: conditions that neighbours have alike, by the id of their expression.
         leader: condition under which stores to memory happen, if not all threads do them.
     """
 
@@ -80,6 +81,7 @@ class Accessor:
         self.turn: Turn | None = None
         self.slots: dict[tuple[int, tuple[Expr, ...]], Slots] = {}
         self.staged: dict[tuple[Buffer, tuple[int, ...], bool], tuple[Any, Any]] = {}
+        self.decided: dict[int, Any] = {}
         self.leader: Any | None = None
 
     @property

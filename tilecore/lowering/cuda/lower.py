@@ -351,7 +351,11 @@ class LaunchLowering:
                     if stmt in self.plan.ends:
                         self.meetings.sync()
             case nodes.If(cond=cond, then_body=then, else_body=other):
-                with builder.when(accessor.scalar(cond)), self._as_team(then):
+                known = accessor.decided.get(id(cond))
+                with (
+                    builder.when(accessor.scalar(cond) if known is None else known),
+                    self._as_team(then),
+                ):
                     self._branch(then)
                 if other is not None:
                     with builder.otherwise(), self._as_team(other):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -37,6 +38,10 @@ UNROLLED_SLOTS = 64  # points of a thread that are written out where no fragment
 # Those of less than a word whose loads may lie outside of a tensor: each holds a register, and its
 # address two more, until it is stored.
 GUARDED_SLOTS = 16
+
+
+AccessKey = tuple[nodes.Buffer, tuple[int, ...], bool]  # the name of one in ``Accessor.staged``
+Conditions = tuple[tuple[Expr, bool], ...]
 
 
 class PointLoops:
@@ -106,8 +111,10 @@ class PointLoops:
             yield digits
 
     @contextlib.contextmanager
-    def at(self, digits: dict[int, Any], lane: Any = 0) -> Iterator[None]:
-        """Name the point of these digits, where it exists."""
+    def at(
+        self, digits: dict[int, Any], lane: Any = 0, *, is_checked: bool = True
+    ) -> Iterator[None]:
+        """Name the point of these digits, where it exists, if that is to be checked."""
         accessor, distribution = self.accessor, self.distribution
         here = dict(digits)
         if self.lanes > 1:
@@ -120,6 +127,8 @@ class PointLoops:
                 extent = distribution.shape[axis]
                 stack.enter_context(accessor.bound(name, value, (0, extent - 1), const(extent)))
                 limit = self.limits.get(axis)
+                if not is_checked:
+                    continue
                 if limit is not None:
                     one = tir.LT(index(value), index(accessor.integer(limit)))
                 elif distribution.is_padded(axis):
@@ -149,8 +158,13 @@ class NestLowering:
         # Where slots are looked up by number, the lanes have to be written out too.
         self.plan = replace(plan, lanes=1, wide=frozenset()) if self.has_table else plan
         self.loops.lanes = self.plan.lanes
-        found = [self.points.accesses[n] for n in sorted(self.plan.wide)]
-        self.wide = list({access_key(a): a for a in found}.values())
+        # What is written the same way in several places moves where it is asked for in any.
+        self.wide: list[Access] = []
+        self.under: dict[AccessKey, list[Conditions]] = {}
+        for access in (self.points.accesses[n] for n in sorted(self.plan.wide)):
+            places = self.under.setdefault(access_key(access), [])
+            self.wide += [] if places else [access]
+            places.append(access.under)
 
     def emit(self) -> None:
         """Emit all points of the thread."""
@@ -202,21 +216,42 @@ class NestLowering:
         arrays = [
             builder.local(lanes, memory_type(str(a.buffer.dtype)), a.buffer.name) for a in self.wide
         ]
+        accessor, before = self.accessor, self.accessor.decided
+        with self.loops.at(digits, is_checked=False):
+            accessor.decided = before | {
+                id(cond): builder.bind(accessor.scalar(cond))
+                for places in self.under.values()
+                for under in places
+                for cond, _ in under
+            }
         with self.loops.at(digits):
             for access, array in zip(self.wide, arrays, strict=True):
                 if not access.is_store:
                     self._move(access, array)
         with builder.turns(lanes) as lane:
             for access, array in zip(self.wide, arrays, strict=True):
-                self.accessor.staged[access_key(access)] = (array, lane)
+                accessor.staged[access_key(access)] = (array, lane)
             with self.loops.at(digits, lane):
                 self.statement(nest.body)
             for access in self.wide:
-                del self.accessor.staged[access_key(access)]
+                del accessor.staged[access_key(access)]
         with self.loops.at(digits):
             for access, array in zip(self.wide, arrays, strict=True):
                 if access.is_store:
                     self._move(access, array)
+        accessor.decided = before
+
+    def _where(self, access: Access) -> Any | None:
+        """Return the condition under which an access is asked for, None: it always is."""
+        decided, found = self.accessor.decided, None
+        places = self.under[access_key(access)]
+        if () in places:
+            return None
+        for under in places:
+            held = [decided[id(c)] if holds else tir.Not(decided[id(c)]) for c, holds in under]
+            one = functools.reduce(tir.And, held)
+            found = one if found is None else tir.Or(found, one)
+        return found
 
     def _move(self, access: Access, array: Any) -> None:
         """Move the lanes of an access between memory and an array of the thread."""
@@ -246,11 +281,17 @@ class NestLowering:
                 pair = (there, here) if access.is_store else (here, there)
                 builder.evaluate(move.call(*pair))
 
+        under = self._where(access)
         if access.is_store:
-            with accessor.storing(place, access.indices):
+            with contextlib.ExitStack() as stack:
+                if under is not None:
+                    stack.enter_context(builder.when(under))
+                stack.enter_context(accessor.storing(place, access.indices))
                 chunks()
             return
         cond = accessor.guard(place, access.indices) if isinstance(place, TensorPlace) else None
+        if under is not None:
+            cond = under if cond is None else tir.And(under, cond)
         if cond is None:
             chunks()
             return
@@ -266,7 +307,7 @@ class NestLowering:
             builder.store(array, raw, lane)
 
 
-def access_key(access: Access) -> tuple[nodes.Buffer, tuple[int, ...], bool]:
+def access_key(access: Access) -> AccessKey:
     """Return the name of an access among ``Accessor.staged``."""
     return access.buffer, tuple(id(i) for i in access.indices), access.is_store
 
