@@ -7,13 +7,16 @@ half of each 32-byte sector goes to memory at a time. From a shared tile whole r
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from tilecore.ir import nodes
 from tilecore.ir.analysis import covers_whole, kept_axes
-from tilecore.ir.expr import int_value
+from tilecore.ir.bounds import step_of
+from tilecore.ir.expr import Expr, Load, Var, int_value
 from tilecore.ir.indexing import whole
-from tilecore.ir.nodes import Buffer, Copy, Gemm, KernelLaunch, PrimFunc, Stmt
-from tilecore.ir.visitor import Rewriter, walk
+from tilecore.ir.nodes import Buffer, Copy, Gemm, If, KernelLaunch, Parallel, PrimFunc, Stmt, Store
+from tilecore.ir.substitute import Substitution
+from tilecore.ir.visitor import Rewriter, walk, walk_expr
 
 CHUNK_BYTES = 16
 
@@ -21,6 +24,24 @@ CHUNK_BYTES = 16
 def run(func: PrimFunc) -> PrimFunc:
     """Return the function with a shared tile between accumulators and the tensors they go to."""
     return dataclasses.replace(func, body=_Launches().visit(func.body))
+
+
+def _conditional(stmt: Stmt) -> tuple[list[Expr], Stmt]:
+    """Return a statement without what stands around it, and the conditions that do."""
+    match stmt:
+        case nodes.Seq(stmts=(only,)):
+            return _conditional(only)
+        case If(cond=cond, then_body=then, else_body=None):
+            conditions, body = _conditional(then)
+            return [cond, *conditions], body
+        case _:
+            return [], stmt
+
+
+def _under(conditions: Sequence[Expr], stmt: Stmt) -> Stmt:
+    for cond in reversed(conditions):
+        stmt = If(cond, stmt, span=stmt.span)
+    return stmt
 
 
 class _Launches(Rewriter):
@@ -42,6 +63,47 @@ class _Stager(Rewriter):
         to_tile = dataclasses.replace(copy, dst=whole(tile))
         to_tensor = dataclasses.replace(copy, src=whole(tile))
         return nodes.Seq((nodes.Alloc(tile, copy.span), to_tile, to_tensor), copy.span)
+
+    def visit_parallel(self, nest: Parallel) -> Stmt:
+        """Split a nest that stores what it makes of sums: it fills a tile, another one stores."""
+        conditions, body = _conditional(nest.body)
+        if not isinstance(body, Store) or not self._is_of_sums(nest, body):
+            return nest
+        again = [part for e in (*conditions, *body.indices) for part in walk_expr(e)]
+        if any(isinstance(p, Load) and p.buffer.scope not in ("global", "shared") for p in again):
+            return nest  # the threads that store would have to hold it, too
+        name, dtype = f"{body.buffer.name}_tile", body.buffer.dtype
+        tile = Buffer(name, nest.extents, dtype, "shared", span=nest.span)
+        names = tuple(Var(var.name, var.dtype) for var in nest.loop_vars)
+        there = Substitution(dict(zip(nest.loop_vars, names, strict=True)))
+        value = Load(tile, names, tile.dtype)
+        filled = Store(tile, nest.loop_vars, body.value, body.span)
+        stored = Store(body.buffer, tuple(map(there.expr, body.indices)), value, body.span)
+        to_tile = _under(conditions, filled)
+        to_tensor = _under([there.expr(cond) for cond in conditions], stored)
+        stmts = (
+            nodes.Alloc(tile, nest.span),
+            dataclasses.replace(nest, body=to_tile),
+            dataclasses.replace(nest, loop_vars=names, body=to_tensor),
+        )
+        return nodes.Seq(stmts, nest.span)
+
+    def _is_of_sums(self, nest: Parallel, store: Store) -> bool:
+        """Return whether a nest goes through all of some sums, row by row of a tensor."""
+        target, names = store.buffer, nest.loop_vars
+        if len(names) != 2 or target.scope != "global" or target.dtype.is_packed:
+            return False
+        taken = {
+            part.buffer
+            for part in walk_expr(store.value)
+            if isinstance(part, Load) and list(map(id, part.indices)) == list(map(id, names))
+        }
+        extents = tuple(map(int_value, nest.extents))
+        if not any(b.scope == "fragment" and b.static_shape == extents for b in taken & self.sums):
+            return False
+        *rows, last = store.indices
+        is_row = step_of(last, names[1]) == 1 and all(step_of(i, names[1]) == 0 for i in rows)
+        return is_row and (extents[-1] or 0) * target.dtype.itemsize % CHUNK_BYTES == 0
 
     def _is_output(self, copy: Copy) -> bool:
         """Return whether a copy takes sums to rows of a tensor that are worth the way."""
