@@ -28,7 +28,11 @@ CONDITIONS = {  # name: (condition of row, column, rows, columns, a number; byte
     "one": (lambda i, j, m, n, r: j == 32, 0),
     "diagonal": (lambda i, j, m, n, r: i < j, 0),
     "of rows in turn": (lambda i, j, m, n, r: i % 2 == 0, 16),
-    "of columns in turn": (lambda i, j, m, n, r: j % 16 < 8, 0),
+    "of columns in turn": (lambda i, j, m, n, r: j % 16 < 8, 16),
+    "of fours in turn": (lambda i, j, m, n, r: j // 4 % 2 == 0, 8),
+    "of groups in turn": (lambda i, j, m, n, r: (j // 8 + i) % 3 != 1, 16),
+    "of threes": (lambda i, j, m, n, r: j // 3 % 2 == 0, 0),
+    "named": (lambda i, j, m, n, r: T.And(j // 8 * 8 + i > 20, j < n), 16),
     "other columns": (lambda i, j, m, n, r: j < r * 8, 16),
 }
 

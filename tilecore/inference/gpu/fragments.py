@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 
 from tilecore.errors import UnsupportedOnTarget
 from tilecore.inference.gpu.distribution import Digit, Distribution, by_slot, coarser, spread
-from tilecore.inference.gpu.loops import Access, Points, axes_of, is_contiguous
+from tilecore.inference.gpu.loops import Access, Points, axes_of
 from tilecore.inference.gpu.matrix_moves import matrix_move
+from tilecore.inference.gpu.neighbours import lanes_in_memory
 from tilecore.inference.gpu.owners import (
     Left,
     divided,
@@ -238,9 +239,12 @@ def _free(points: Points, fragments: Fragments) -> Distribution:
     threads = fragments.threads
     if not points.shape:
         return Distribution((), (), threads)
-    counts = points.lane_loops
+    counts = [
+        sum(lanes_in_memory(access, points, p) > 0 for access in points.accesses)
+        for p in range(len(points.shape))
+    ]
     last = len(points.shape) - 1
-    lane = max(counts, key=lambda p: (counts[p], p))
+    lane = max(range(len(counts)), key=lambda p: (counts[p], p))
     lane = last if points.asked_width or not counts[lane] else lane
     order = [p for p in range(len(points.shape)) if p != lane] + [lane]
     shape = [points.shape[p] for p in order]
@@ -376,11 +380,11 @@ def nest_plan(points: Points, distribution: Distribution, fragments: Fragments) 
     for loop, digits in enumerate(distribution.axes):
         if not digits or digits[-1].in_thread or digits[-1].stride != 1:
             continue
-        name, most = points.names[loop], digits[-1].extent
+        most = digits[-1].extent
         widths = {
             n: math.gcd(width(a, points, loop), most)
             for n, a in enumerate(points.accesses)
-            if is_contiguous(a, name)
+            if lanes_in_memory(a, points, loop)
         }
         lanes = widest(points, widths)
         while lanes > 1 and points.shape[loop] % lanes:

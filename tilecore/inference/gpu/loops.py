@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 from tilecore.inference.uses import Context
 from tilecore.ir import nodes
@@ -14,12 +13,28 @@ from tilecore.ir.bounds import linear, step_of
 from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var, int_value
 from tilecore.ir.nests import copy_nest, fill_nest, shifted
 from tilecore.ir.nodes import Buffer, Copy, Fill, Parallel, Reduce, Scan, Stmt
+from tilecore.ir.substitute import substitute_expr
 from tilecore.ir.visitor import children, loads, walk, walk_expr
 
 TILE_STATEMENTS = (
     nodes.Copy, nodes.Fill, nodes.Gemm, nodes.Reduce, nodes.Scan, nodes.Parallel,
 )  # fmt: skip
 MAX_OPEN = 1 << 16  # points along a loop whose extent is known only when the kernel runs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Condition:
+    """A condition under which something is done.
+
+    Attributes:
+        written: the expression that the program has there.
+        meaning: the same without the names that the nest gives to values.
+        holds: whether it is to hold or not.
+    """
+
+    written: Expr
+    meaning: Expr
+    holds: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,14 +46,14 @@ class Access:
         indices: where.
         is_store: whether it is written.
         always: whether each point does so for which ``under`` holds.
-        under: conditions on the indices of points, and whether they are to hold or not.
+        under: conditions on the indices of points.
     """
 
     buffer: Buffer
     indices: tuple[Expr, ...]
     is_store: bool
     always: bool
-    under: tuple[tuple[Expr, bool], ...] = ()
+    under: tuple[Condition, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,14 +72,6 @@ class Points:
     folded: tuple[int, ...] = ()
     nest: Parallel | None = None
     limits: Mapping[int, Expr] = field(default_factory=dict)
-
-    @cached_property
-    def lane_loops(self) -> dict[int, int]:
-        """For each loop how many accesses of memory have its points side by side."""
-        found = {}
-        for position, name in enumerate(self.names):
-            found[position] = sum(1 for access in self.accesses if is_contiguous(access, name))
-        return found
 
     @property
     def asked_width(self) -> int:
@@ -134,8 +141,11 @@ def _nest(stmt: Stmt, nest: Parallel, context: Context) -> Points | None:
     known = _extents(nest.extents, context)
     if known is None:
         return None
-    inner = {stmt.var for stmt in walk(nest.body) if isinstance(stmt, nodes.Let)}
-    accesses = tuple(_accesses(nest.body, _Where(inner)))
+    names: dict[Var, Expr] = {}
+    for inner in walk(nest.body):
+        if isinstance(inner, nodes.Let):
+            names[inner.var] = substitute_expr(inner.value, names)
+    accesses = tuple(_accesses(nest.body, _Where(names)))
     return Points(stmt, nest.loop_vars, known[0], accesses, context, (), nest, known[1])
 
 
@@ -184,21 +194,21 @@ class _Where:
     """Which points come to a place in a nest.
 
     Attributes:
-        inner: variables that the nest defines.
+        names: what the nest gives names to.
         always: whether all do for which ``under`` holds (``Access``).
         under: conditions of indices.
     """
 
-    inner: set[Var]
+    names: Mapping[Var, Expr]
     always: bool = True
-    under: tuple[tuple[Expr, bool], ...] = ()
+    under: tuple[Condition, ...] = ()
 
     def within(self, cond: Expr, *, holds: bool) -> _Where:
         """Return the points for which a condition holds or not, as far as indices say so."""
-        parts = list(walk_expr(cond))
-        if any(isinstance(p, (Load, Call)) or p in self.inner for p in parts):
+        meaning = substitute_expr(cond, self.names)
+        if any(isinstance(part, (Load, Call)) for part in walk_expr(meaning)):
             return replace(self, always=False)
-        return replace(self, under=(*self.under, (cond, holds)))
+        return replace(self, under=(*self.under, Condition(cond, meaning, holds)))
 
 
 def _accesses(stmt: Stmt, where: _Where) -> Iterator[Access]:

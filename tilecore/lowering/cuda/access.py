@@ -98,6 +98,11 @@ class Accessor:
         """Lower a scalar expression."""
         return lower(expr, self.scope)
 
+    def decided_or(self, written: Expr, value: Expr) -> Any:
+        """Return what neighbours have alike, where that was decided, else ``value`` as it is."""
+        known = self.decided.get(id(written))
+        return self.scalar(value) if known is None else known
+
     def integer(self, expr: Expr) -> Any:
         """Return an integer expression as int32: a Python int where it is known."""
         known = int_value(expr)

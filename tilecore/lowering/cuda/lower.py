@@ -351,11 +351,7 @@ class LaunchLowering:
                     if stmt in self.plan.ends:
                         self.meetings.sync()
             case nodes.If(cond=cond, then_body=then, else_body=other):
-                known = accessor.decided.get(id(cond))
-                with (
-                    builder.when(accessor.scalar(cond) if known is None else known),
-                    self._as_team(then),
-                ):
+                with builder.when(accessor.decided_or(cond, cond)), self._as_team(then):
                     self._branch(then)
                 if other is not None:
                     with builder.otherwise(), self._as_team(other):
@@ -367,7 +363,7 @@ class LaunchLowering:
             case nodes.Store(buffer=buffer, indices=indices, value=value):
                 accessor.store(buffer, indices, builder.bind(accessor.scalar(value)), value.dtype)
             case nodes.Let(var=var, value=value):
-                accessor.values[var] = builder.bind(accessor.scalar(value))
+                accessor.values[var] = builder.bind(accessor.decided_or(var, value))
                 accessor.lets[var] = value
             case nodes.Atomic():
                 emit_atomic(accessor, stmt)

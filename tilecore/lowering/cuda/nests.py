@@ -11,7 +11,7 @@ from typing import Any
 from tvm import tirx as tir
 
 from tilecore.inference.gpu.distribution import Distribution
-from tilecore.inference.gpu.loops import Access
+from tilecore.inference.gpu.loops import Access, Condition
 from tilecore.inference.gpu.places import Slots, slots_of
 from tilecore.inference.gpu.plan import CHUNK_BYTES, NestPlan
 from tilecore.ir import nodes
@@ -41,7 +41,6 @@ GUARDED_SLOTS = 16
 
 
 AccessKey = tuple[nodes.Buffer, tuple[int, ...], bool]  # the name of one in ``Accessor.staged``
-Conditions = tuple[tuple[Expr, bool], ...]
 
 
 class PointLoops:
@@ -160,7 +159,7 @@ class NestLowering:
         self.loops.lanes = self.plan.lanes
         # What is written the same way in several places moves where it is asked for in any.
         self.wide: list[Access] = []
-        self.under: dict[AccessKey, list[Conditions]] = {}
+        self.under: dict[AccessKey, list[tuple[Condition, ...]]] = {}
         for access in (self.points.accesses[n] for n in sorted(self.plan.wide)):
             places = self.under.setdefault(access_key(access), [])
             self.wide += [] if places else [access]
@@ -218,11 +217,10 @@ class NestLowering:
         ]
         accessor, before = self.accessor, self.accessor.decided
         with self.loops.at(digits, is_checked=False):
+            conditions = (c for places in self.under.values() for under in places for c in under)
             accessor.decided = before | {
-                id(cond): builder.bind(accessor.scalar(cond))
-                for places in self.under.values()
-                for under in places
-                for cond, _ in under
+                key: builder.bind(accessor.scalar(meaning))
+                for key, meaning in {id(c.written): c.meaning for c in conditions}.items()
             }
         with self.loops.at(digits):
             for access, array in zip(self.wide, arrays, strict=True):
@@ -248,7 +246,8 @@ class NestLowering:
         if () in places:
             return None
         for under in places:
-            held = [decided[id(c)] if holds else tir.Not(decided[id(c)]) for c, holds in under]
+            values = [decided[id(c.written)] for c in under]
+            held = [v if c.holds else tir.Not(v) for c, v in zip(under, values, strict=True)]
             one = functools.reduce(tir.And, held)
             found = one if found is None else tir.Or(found, one)
         return found

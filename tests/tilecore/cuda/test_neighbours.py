@@ -1,0 +1,102 @@
+"""Indices that jump, as those of convolutions do: what lies between the jumps moves at once."""
+
+import numpy as np
+import pytest
+
+import tilecore.language as T
+from tests.tilecore.cuda.emulated import lowered, run_emulated
+from tilecore.emulator import LATE, Schedule
+from tilecore.interpreter import run
+
+BATCH, SIZE, KERNEL, FILTERS = 2, 7, 3, 32
+
+
+def convolution(channels, step, pad, columns, named):
+    """Return a convolution as a product whose left side is gathered, as TileLang's example was."""
+    out, rows = (SIZE + 2 * pad - KERNEL) // step + 1, 32
+    points, depth = BATCH * out * out, KERNEL * KERNEL * channels
+
+    @T.prim_func
+    def main(
+        data: T.Tensor((BATCH, SIZE, SIZE, channels), "float16"),
+        weights: T.Tensor((depth, FILTERS), "float16"), C: T.Tensor((points, FILTERS), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(T.ceildiv(points, rows), threads=64) as by:
+            left = T.alloc_shared((rows, columns), "float16")
+            right = T.alloc_shared((columns, FILTERS), "float16")
+            sums = T.alloc_fragment((rows, FILTERS), "float32")
+            T.clear(sums)
+            for ko in T.Pipelined(T.ceildiv(depth, columns), num_stages=2):
+                for i, j in T.Parallel(rows, columns):
+                    k, m = ko * columns + j, by * rows + i
+                    y = m % (out * out) // out * step + k // (KERNEL * channels) - pad
+                    x = m % out * step + k // channels % KERNEL - pad
+                    image, channel = m // (out * out), k % channels
+                    if named:
+                        inside = T.And(T.And(y >= 0, x >= 0), T.And(y < SIZE, x < SIZE))
+                        left[i, j] = T.if_then_else(inside, data[image, y, x, channel], 0)
+                    else:
+                        left[i, j] = T.if_then_else(
+                            T.And(T.And(y >= 0, x >= 0), T.And(y < SIZE, x < SIZE)),
+                            data[image, y, x, channel], T.float16(0),
+                        )  # fmt: skip
+                T.copy(weights[ko * columns, 0], right)
+                T.gemm(left, right, sums)
+            T.copy(sums, C[by * rows, 0])
+
+    return main
+
+
+CASES = [  # channels, step, padding, columns, the bytes that move at once
+    (32, 1, 1, 32, 16), (8, 2, 1, 32, 16), (24, 1, 0, 32, 16), (4, 1, 1, 32, 8), (12, 1, 1, 32, 8),
+    (6, 1, 1, 32, 4), (3, 2, 0, 32, 0), (5, 1, 1, 48, 0),
+]  # fmt: skip
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("target", ["sm_80", "h100", "gfx942"])
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize(("channels", "step", "pad", "columns", "copied"), CASES)
+def test_a_convolution_is_what_the_program_says(
+    channels, step, pad, columns, copied, named, target
+):
+    func = convolution(channels, step, pad, columns, named)
+    rng = np.random.default_rng(channels)
+    shapes = [tuple(int(e.value) for e in b.shape) for b in func.buffers]
+    data, weights = (rng.integers(-3, 4, shape).astype(np.float16) for shape in shapes[:2])
+    wanted, found = np.zeros(shapes[2], np.float32), np.zeros(shapes[2], np.float32)
+    run(func, data, weights, wanted)
+    run_emulated(func, target, [data, weights, found], (LATE, Schedule(seed=9)))
+    np.testing.assert_array_equal(found, wanted)
+    text = lowered(func, "h100")[2].text.rpartition('extern "C"')[2]
+    loads = [line for line in text.splitlines() if "tc_copy_" in line and "&(data_ptr" in line]
+    assert [f"tc_copy_{copied}(" in line for line in loads] == [True] * len(loads)
+    assert bool(loads) is (copied > 0)
+
+
+@pytest.mark.parametrize(
+    ("place", "copied"),
+    [
+        (lambda j: j % 32, 16), (lambda j: (j + 8) % 32, 16), (lambda j: (j + 4) % 32, 8),
+        (lambda j: (j + 1) % 32, 0), (lambda j: j % 24 + j // 24, 0), (lambda j: j % 7, 0),
+        (lambda j: j // 16 * 16 + j % 16, 16), (lambda j: j // 2, 0), (lambda j: 63 - j, 0),
+        (lambda j: (j - 8) % 32, 16), (lambda j: (j // 8 % 2) * 8 + j % 8, 16),
+    ],
+)  # fmt: skip
+def test_pieces_of_a_row(place, copied):
+    @T.prim_func
+    def main(A: T.Tensor((8, 64), "float16"), B: T.Tensor((8, 64), "float16")):
+        with T.Kernel(1, threads=32):
+            for i, j in T.Parallel(8, 64):
+                B[i, j] = A[i, place(j)] + T.float16(1)
+
+    a = np.random.default_rng(1).integers(-9, 9, (8, 64)).astype(np.float16)
+    wanted, found = np.zeros_like(a), np.zeros_like(a)
+    run(main, a, wanted)
+    for target in ("sm_80", "gfx942"):
+        run_emulated(main, target, [a, found], (LATE,))
+        np.testing.assert_array_equal(found, wanted)
+    text = lowered(main, "sm_80")[2].text.rpartition('extern "C"')[2]
+    loads = [line for line in text.splitlines() if "tc_copy_" in line and "&(A_ptr" in line]
+    assert {f"tc_copy_{copied}(" in line for line in loads} <= {True}
+    assert bool(loads) is (copied == 16)  # else what is stored moves in wider pieces

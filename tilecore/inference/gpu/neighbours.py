@@ -1,0 +1,131 @@
+"""How expressions change from neighbour to neighbour: from one point of a loop to the next.
+
+Neighbours come in groups that begin at multiples of a power of two. ``k // 64`` is alike in a group
+of 16 and ``k % 64`` grows by one, as indices of convolutions do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from tilecore.inference.gpu.loops import Access, Points, divisor
+from tilecore.ir.bounds import step_of
+from tilecore.ir.expr import (
+    Binary,
+    Cast,
+    Const,
+    Expr,
+    Select,
+    Unary,
+    Var,
+    binary,
+    const,
+    int_value,
+)
+
+MAX_LANES = 16
+MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+Course = tuple[int | None, int]  # how much from one to the next (None: unknown), in what groups
+UNKNOWN: Course = (None, 1)
+
+
+def course(expr: Expr, name: Var, lets: Mapping[Var, Expr]) -> Course:
+    """Return by how much an expression grows with ``name`` within groups of neighbours."""
+    step = step_of(expr, name)
+    if step is not None:
+        return step, MAX_LANES
+    match expr:
+        case Binary(op="floordiv" | "mod", a=a, b=Const(value=value)) if (
+            expr.dtype.is_integer and int(value) > 0
+        ):
+            inner, lanes = course(a, name, lets)
+            if inner == 0:
+                return 0, lanes
+            if inner != 1:
+                return UNKNOWN
+            lanes = math.gcd(lanes, int(value), start(a, name, lets))
+            return (0 if expr.op == "floordiv" else 1), lanes
+        case Binary(op="add" | "sub", a=a, b=b):
+            (one, lanes), (other, others) = course(a, name, lets), course(b, name, lets)
+            if one is None or other is None:
+                return UNKNOWN
+            return (one + other if expr.op == "add" else one - other), math.gcd(lanes, others)
+        case Binary(op="mul", a=a, b=b):
+            factor, rest = (int_value(a), b) if int_value(a) is not None else (int_value(b), a)
+            inner, lanes = course(rest, name, lets)
+            if factor is not None and inner is not None:
+                return factor * inner, lanes
+        case Cast(a=a) if a.dtype.is_integer and expr.dtype.is_integer and _is_wide(expr, a):
+            return course(a, name, lets)
+        case _:
+            pass
+    lanes = min((_alike(part, name, lets) for part in _parts(expr)), default=1)
+    return (0, lanes) if lanes > 1 else UNKNOWN
+
+
+def _is_wide(expr: Cast, inner: Expr) -> bool:
+    return min(expr.dtype.bits, inner.dtype.bits) >= 32
+
+
+def _parts(expr: Expr) -> tuple[Expr, ...]:
+    match expr:
+        case Binary(a=a, b=b):
+            return a, b
+        case Unary(a=a) | Cast(a=a):
+            return (a,)
+        case Select(cond=cond, a=a, b=b):
+            return cond, a, b
+        case _:
+            return ()
+
+
+def _alike(expr: Expr, name: Var, lets: Mapping[Var, Expr]) -> int:
+    step, lanes = course(expr, name, lets)
+    return lanes if step == 0 else 1
+
+
+def start(expr: Expr, name: Var, lets: Mapping[Var, Expr]) -> int:
+    """Return a number that divides an integer expression at the first of any group."""
+    return divisor(expr, {**lets, name: const(0)})
+
+
+def lanes_alike(cond: Expr, name: Var, lets: Mapping[Var, Expr]) -> int:
+    """Return a power of two: groups of so many neighbours have a condition alike.
+
+    A comparison that changes its outcome does so at a multiple of it.
+    """
+    alike = _alike(cond, name, lets)
+    if alike > 1:
+        return alike
+    if isinstance(cond, Unary) and cond.op == "not":
+        return lanes_alike(cond.a, name, lets)
+    if not isinstance(cond, Binary):
+        return 1
+    if cond.op in ("and", "or"):
+        return math.gcd(*(lanes_alike(part, name, lets) for part in (cond.a, cond.b)))
+    op, moving, fixed = cond.op, cond.a, cond.b
+    if course(moving, name, lets)[0] == 0:
+        op, moving, fixed = MIRRORED.get(op, ""), fixed, moving
+    (step, lanes), (other, others) = course(moving, name, lets), course(fixed, name, lets)
+    if (step, other) != (1, 0):
+        return 1
+    if op in ("le", "gt"):  # less than one more
+        fixed = binary("add", fixed, 1)
+    elif op not in ("lt", "ge"):
+        return 1
+    return math.gcd(lanes, others, start(moving, name, lets), start(fixed, name, lets))
+
+
+def lanes_in_memory(access: Access, points: Points, loop: int) -> int:
+    """Return the neighbours along ``loop`` that lie side by side in memory; 0: none do."""
+    buffer, indices = access.buffer, access.indices
+    if buffer.scope not in ("global", "shared") or not indices:
+        return 0
+    if buffer.strides is not None and int_value(buffer.strides[-1]) != 1:
+        return 0
+    name, lets = points.names[loop], points.context.lets
+    found = [course(index, name, lets) for index in indices]
+    if [step for step, _ in found] != [*[0] * (len(indices) - 1), 1]:
+        return 0
+    return math.gcd(*(lanes for _, lanes in found))
