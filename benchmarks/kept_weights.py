@@ -1,6 +1,6 @@
 """Weights packed once (JITKernel.keep) beside packing in every call, and beside torch.
 
-    python benchmarks/kept_weights.py [--rounds 15] [--threads 1 2] [--out FILE]
+    PYTHONPATH=. python benchmarks/kept_weights.py [--rounds 15] [--threads 1 2] [--out FILE]
 
 All compute A (m, k) @ W (k, n) with the config recommended on a machine that measured nothing,
 interleaved in one process. Rivals: torch.mm with a given output, and oneDNN's linear layer with a

@@ -115,8 +115,9 @@ class CostModels:
                 raise UnknownModel(found=model_id)
             if found.state == "candidate":
                 raise IllegalTransition(
-                    run=f"model {model_id}", verb="activated", state="a candidate that lost"
-                )
+                    run=f"model {model_id}", verb="activated", state="a candidate that lost",
+                    hint="only what beat the incumbent and the lookup answers; upload a better one",
+                )  # fmt: skip
             if found.state == "retired":
                 _retire(session, found.kernel)
                 chosen = update(ModelRow).where(ModelRow.id == model_id)

@@ -10,7 +10,10 @@ import torch
 
 import tilecore
 
-matmul = tilecore.Dispatcher(sys.argv[1] if len(sys.argv) > 1 else "table.json")
+try:
+    matmul = tilecore.Dispatcher(sys.argv[1] if len(sys.argv) > 1 else "table.json")
+except tilecore.errors.InvalidDispatchTable as error:
+    sys.exit(f"{error}\n{__doc__}")
 print(matmul)
 print(matmul.compile_all(), "kernels")
 

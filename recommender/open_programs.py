@@ -26,6 +26,7 @@ from tilecore.kernels.definition import Knob, ProgramDefinition
 from tilecore.recommending import OpenProgram, ProgramAdvice, RecommendedConfig, knob_kind
 from tilecore.tile_config import KnobValue, TileConfig
 
+MOST = 50  # configs of an answer
 MOST_REFUSED = 64  # configs that the compiler refuses, after which the answer stays shorter
 Check = Callable[[PrimFunc, Mapping[str, KnobValue]], object]
 
@@ -48,8 +49,11 @@ def advise(
         NothingOpen: no parameter is open (RC608).
         NoClosedForm: sizes or lengths of loops are known at the call only (RC609).
         EmptySpace: no config can run on the device (RC602).
+        TypeMismatch: so many configs are never returned, or none is asked for (TC202).
         TileError: the program's own fault, whatever values its knobs get.
     """
+    if not 1 <= question.top_k <= MOST:
+        raise TypeMismatch(expected=f"top_k from 1 to {MOST}", found=str(question.top_k))
     traces = trace_all(question, hardware)
     begin = time.perf_counter()
     try:

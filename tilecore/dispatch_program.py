@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from tilecore.dispatch_table import DispatchTable
 from tilecore.errors import InvalidDispatchTable, InvalidProblem, TypeMismatch, UnknownKernel
 from tilecore.ir.dims import dimensions
 from tilecore.ir.nodes import PrimFunc
-from tilecore.jit import JITImpl
+from tilecore.jit import JITImpl, jit
 from tilecore.kernels.definition import KernelDefinition
 from tilecore.portable import at_sizes
 from tilecore.recommending import LOWERING
@@ -21,14 +22,21 @@ from tilecore.tile_config import KnobValue
 Make = Callable[[Mapping[str, Any], Mapping[str, Any]], PrimFunc]
 
 
-def maker(table: DispatchTable, program: JITImpl | AutoTuneImpl | Make | None, path: str) -> Make:
-    """Return what makes the traced program of a problem and a config."""
+def maker(table: DispatchTable, program: object, path: str) -> Make:
+    """Return what makes the traced program of a problem and a config.
+
+    Raises:
+        InvalidDispatchTable: ``program`` makes none, and the library has none (TC506).
+    """
     if isinstance(program, AutoTuneImpl):
         program = program.impl
     if isinstance(program, JITImpl):
-        return _of_function(program)
+        return _of_function(program, path)
+    if callable(program):
+        return _checked(program, path) if _is_make(program) else _of_function(jit(program), path)
     if program is not None:
-        return program
+        expected = "program=, the function that makes it"
+        raise InvalidDispatchTable(path=path, expected=expected, found=repr(program))
     try:
         definition = definition_of(table)
     except UnknownKernel as error:
@@ -39,19 +47,45 @@ def maker(table: DispatchTable, program: JITImpl | AutoTuneImpl | Make | None, p
     return _of_library(definition, table, path)
 
 
+def _is_make(program: Callable[..., Any]) -> bool:
+    """Return whether a function takes (problem, config), not the arguments of a program."""
+    try:
+        inspect.signature(program).bind({}, {})
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _checked(make: Callable[..., object], path: str) -> Make:
+    def traced(problem: Mapping[str, Any], config: Mapping[str, Any]) -> PrimFunc:
+        found = make(problem, config)
+        if not isinstance(found, PrimFunc):
+            expected = "a program= that returns a traced program of (problem, config)"
+            raise InvalidDispatchTable(path=path, expected=expected, found=type(found).__name__)
+        return found
+
+    return traced
+
+
 def settled_lowering(program: JITImpl | AutoTuneImpl | Make | None) -> Mapping[str, KnobValue]:
     """Return the knobs of the lowering that a function's ``@tilelang.jit`` settles."""
     impl = program.impl if isinstance(program, AutoTuneImpl) else program
     return impl.options.config if isinstance(impl, JITImpl) else {}
 
 
-def _of_function(impl: JITImpl) -> Make:
+def _of_function(impl: JITImpl, path: str) -> Make:
     """Return the program of a function: sizes that are no arguments are axes of its tensors."""
 
     def traced(problem: Mapping[str, Any], config: Mapping[str, Any]) -> PrimFunc:
         knobs = {k: v for k, v in config.items() if k not in LOWERING}
         own = impl.own_arguments({**problem, **knobs})
-        func = impl.program(**own)
+        try:
+            func = impl.program(**own)
+        except TypeError as error:
+            if "required" not in str(error):  # a fault in the function
+                raise
+            expected = "a table whose fields, dims and knobs are the function's arguments"
+            raise InvalidDispatchTable(path=path, expected=expected, found=str(error)) from error
         rest = {k: v for k, v in problem.items() if k not in own}
         known = {v.name for v in dimensions(func)}
         strange = sorted(set(rest) - known)

@@ -72,7 +72,10 @@ def read_table(document: Any, path: str = "table") -> DispatchTable:
     """
     root = Place(path)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        root.fail(f"an object with format {FORMAT!r}", _kind(document))
+        found = _kind(document)
+        if isinstance(document, dict) and document and all(key.isdecimal() for key in document):
+            found = "a file of `tilecore dispatch --format vllm`"
+        root.fail(f"an object with format {FORMAT!r}", found)
     if document.get("version") != VERSION:
         root.at("version").fail(f"{VERSION}, which this tilecore reads", document.get("version"))
     fields = {k: v for k, v in document.items() if k not in ("format", "version")}

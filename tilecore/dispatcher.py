@@ -73,7 +73,7 @@ class Dispatcher:
 
         Args:
             table: a dispatch table or the file that has one.
-            program: of a kernel that is not of the library: a function under ``@tilelang.jit``
+            program: of a kernel that is not of the library: a function (under ``@tilelang.jit``)
                 whose arguments are the table's fields, dims and knobs (dims may be dynamic axes of
                 its tensors, too), or (problem, config) -> traced program.
             target: what to compile for; None: what the table says.
@@ -215,6 +215,9 @@ class Dispatcher:
         if len(sizes) > len(names) or set(given) != set(names) or len(given) < len(sizes):
             found = ", ".join([*map(str, sizes), *(f"{k}={v}" for k, v in by_name.items())])
             raise TypeMismatch(expected=f"a size for {', '.join(names)}", found=found or "none")
+        if not all(isinstance(size, int) for size in given.values()):
+            found = ", ".join(f"{name}={given[name]!r}" for name in names)
+            raise TypeMismatch(expected="sizes that are integers", found=found)
         return tuple(given[name] for name in names)
 
     def _choose(self, sizes: Shape) -> int:
@@ -222,7 +225,8 @@ class Dispatcher:
         if min(sizes) < 1 or (self._beyond == "error" and not self.table.covers(sizes)):
             ends = (f"{d} from {a} to {b}" for d, (a, b) in zip(self.table.dims, span, strict=True))
             found = ", ".join(f"{d}={s}" for d, s in zip(self.table.dims, sizes, strict=True))
-            raise OutsideDispatchTable(expected="sizes " + ", ".join(ends), found=found)
+            hint = "sizes are 1 at least" if min(sizes) < 1 else OutsideDispatchTable.default_hint
+            raise OutsideDispatchTable(expected="sizes " + ", ".join(ends), found=found, hint=hint)
         known = self._known.get(sizes)
         return self.table.choose(sizes) if known is None else known
 

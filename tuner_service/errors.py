@@ -166,7 +166,7 @@ class RunHeld(ServiceError):
 
     code, title = "SV916", "run-held"
     template = "tuning run {run} is {state}{why}"
-    default_hint = "`tilecore run resume ID` or `tilecore node list`, then the same command again"
+    default_hint = "`tilecore run resume ID`, then the same command again"
 
 
 class CannotListen(ServiceError):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -16,6 +17,7 @@ from recommender.replay import replay
 from recommender.search import STRATEGIES
 from recommender.transfer import FIRST, Sources
 from tilecore.errors import InvalidConfig
+from tuner_service.errors import InvalidRequest
 
 Curves = NDArray[np.float64]  # a row per seed: fraction of the best speed after each trial
 CHECKPOINTS = (1, 4, 8, 16, 32, 64, 100, 200, 400, 800)
@@ -51,8 +53,9 @@ def print_curves(console: Console, found: Mapping[str, Curves]) -> None:
     """Print what is reached after some numbers of trials: the mean over seeds, the worst seed."""
     longest = max(c.shape[1] for c in found.values())
     marks = [n for n in CHECKPOINTS if n < longest] + [longest]
-    table = Table(title="fraction of the best speed after n trials: mean (worst seed)")
-    table.add_column("space, strategy", overflow="fold", min_width=28)
+    title = "fraction of the best speed after n trials: mean (worst seed)"
+    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))  # 80 columns
+    table.add_column("space, strategy", overflow="fold")
     for mark in marks:
         table.add_column(str(mark), justify="right")
     for title, curves in found.items():
@@ -98,7 +101,10 @@ def draw(found: Mapping[str, Curves], path: Path) -> None:
         down = 16 + 14 * number
         text = f'<text x="{MARGIN}" y="{down}" fill="{colour}">{html.escape(title)}</text>'
         parts.append(text)
-    path.write_text("\n".join([*parts, "</svg>", ""]))
+    try:
+        path.write_text("\n".join([*parts, "</svg>", ""]))
+    except OSError as error:
+        raise InvalidRequest(message=f"--plot {path}: {error.strerror}") from error
 
 
 def run(
@@ -119,6 +125,7 @@ def run(
     Raises:
         InvalidRecording: a file holds no space (RC607).
         InvalidConfig: no such strategy, or spaces with other knobs (TC303).
+        InvalidRequest: the drawing cannot be written (SV901).
     """
     others = [RecordedSpace.load(path) for path in known]
     found: dict[str, Curves] = {}

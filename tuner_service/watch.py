@@ -25,6 +25,9 @@ POLL_S = 0.2
 STOP_TIMEOUT_S = 30.0
 MAX_STARTS = 4
 HELD = ("PAUSED", "WAITING_FOR_HARDWARE")
+WHO_OFFERS = (
+    "`tilecore node list` says who offers what; start `tilecore worker` where the device is"
+)
 
 
 class CoordinatorProcess:
@@ -121,7 +124,8 @@ def follow(
         if state in FINISHED_STATES and not events:
             return
         if state in HELD and not events:
-            raise RunHeld(run=run.public_id, state=state, why=_why(run, state))
+            hint = RunHeld.default_hint if state == "PAUSED" else WHO_OFFERS
+            raise RunHeld(run=run.public_id, state=state, why=_why(run, state), hint=hint)
         if not events:
             if coordinator is not None:
                 coordinator.ensure(store)

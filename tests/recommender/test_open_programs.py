@@ -256,3 +256,9 @@ def test_products_smaller_than_an_instruction_have_a_config(device, sizes):
     """Where no config is worth trying, one that can run is recommended."""
     found = ask(programs.matmul, device, **dict(zip("MNK", sizes, strict=True)))
     assert found[0].config["block_M"] >= 16
+
+
+@pytest.mark.parametrize("top_k", [0, -1, 51])
+def test_no_answer_has_so_many_configs(top_k):
+    with pytest.raises(TypeMismatch, match="top_k from 1 to 50"):
+        ask(programs.matmul, M=64, N=64, K=64, top_k=top_k)

@@ -1,6 +1,7 @@
 """``@tilecore.compute``: plain functions of tensors, against themselves in float64."""
 
 import math
+import operator
 from typing import NamedTuple
 
 import numpy as np
@@ -349,6 +350,21 @@ def test_tuning_takes_what_is_fastest_and_right(tmp_path, monkeypatch):
 # --- what it refuses --------------------------------------------------------------------------
 
 
+def adds_to_its_argument(x, y):
+    x += y
+    return x
+
+
+def test_what_was_computed_may_be_updated():
+    def function(x, y):
+        z = x * 2
+        z += y
+        return z
+
+    x, y = torch.randn(3, 4), torch.randn(4)
+    torch.testing.assert_close(tilecore.compute(function)(x, y), function(x, y))
+
+
 def asks_for_elements(x, y):
     return x if x.sum() > 0 else y
 
@@ -371,6 +387,8 @@ def asks_for_elements(x, y):
         (lambda x, y: torch.zeros(3, 4).add_(x), UnsupportedSyntax, "`add_`"),
         (lambda x, y: np.split(x, 1)[0], UnsupportedSyntax, "`numpy.split`"),  # not as in torch
         (lambda x, y: x.transpose(), UnsupportedSyntax, "transpose"),
+        (adds_to_its_argument, UnsupportedSyntax, "an update in place"),
+        (lambda x, y: operator.imul(x.T, 2), UnsupportedSyntax, "an update in place"),
         (asks_for_elements, UnsupportedSyntax, "where Python decides"),
         (lambda x, y: x.max(dim=1), UnsupportedSyntax, "amax"),
         (lambda x, y: x[y > 0], UnsupportedSyntax, "integers, slices"),

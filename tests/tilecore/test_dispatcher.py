@@ -134,6 +134,10 @@ def test_sizes_and_modes_that_make_no_sense_are_refused():
             dispatcher.config_for(*given)
     with pytest.raises(TypeMismatch, match="a size for m"):
         dispatcher.config_for(n=3)
+    with pytest.raises(TypeMismatch, match="integers, found m='a'"):
+        dispatcher.config_for("a")
+    with pytest.raises(OutsideDispatchTable, match="1 at least"):
+        dispatcher.config_for(0)
     with pytest.raises(TypeMismatch, match="auto, static, dynamic"):
         tilecore.Dispatcher(table(), shapes="padded")
     with pytest.raises(TypeMismatch, match="nearest, error"):
@@ -148,6 +152,9 @@ def test_a_table_on_disk_and_what_is_no_table(tmp_path):
     path.write_text("{}")
     with pytest.raises(InvalidDispatchTable, match=str(path)):
         tilecore.Dispatcher(str(path))
+    path.write_text('{"16": {"block_M": 4}}')
+    with pytest.raises(InvalidDispatchTable, match="format vllm"):
+        tilecore.Dispatcher(path)
     with pytest.raises(InvalidDispatchTable, match="a kernel of the library"):
         tilecore.Dispatcher(table("nothing", {"n": 96, "k": 70}))
 
@@ -253,6 +260,19 @@ def test_a_program_of_the_users_own():
 
     x = torch.randn(3, 24)
     torch.testing.assert_close(tilecore.Dispatcher(own, program=make)(x), x * 3)
+    plain = tilecore.Dispatcher(own, program=scaled_copy.wrapped)  # without @tilelang.jit
+    torch.testing.assert_close(plain(x), x * 3)
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [(print, "found NoneType"), (3, "found 3"), (scaled_copy, "missing .* 'n'"),
+     (scaled_copy.wrapped, "missing .* 'n'")],
+)  # fmt: skip
+def test_what_makes_no_program_of_a_table_is_refused(program, said):
+    configs = (TileConfig.of(block_M=1), TileConfig.of(block_M=8))
+    with pytest.raises(InvalidDispatchTable, match=said):
+        tilecore.Dispatcher(table("copy", {"rows": 24}, configs=configs), program=program)
 
 
 def test_a_dimension_that_no_input_has_is_refused():

@@ -286,6 +286,19 @@ def test_replay_refuses_what_is_no_recording(cli, tmp_path):
     assert "RC607" in shown
 
 
+def test_a_drawing_that_cannot_be_written_is_told(cli, tmp_path):
+    drawing = tmp_path / "nowhere" / "curves.svg"
+    few = ("--trials", "2", "--seeds", "1", "--strategy", "random")
+    status, _, shown = cli("replay", str(RECORDED), *few, "--plot", str(drawing))
+    assert (status, "SV901" in shown, str(drawing) in shown) == (2, True, True)
+
+
+@pytest.mark.parametrize("address", ["nix", "localhost:", ":6379", "localhost:66000", "a:b"])
+def test_a_worker_needs_an_address(cli, address):
+    status, _, shown = cli("worker", "--address", address)
+    assert (status, "expected HOST:PORT" in shown) == (2, True)
+
+
 def test_api_keys(cli, store):
     status, out, err = cli("keys", "create", "ci [x]", "--role", "tune", "--expires-in-days", "2")
     secret = out.strip()

@@ -138,10 +138,23 @@ def _binary(name: str, *, is_turned: bool = False) -> Any:
     return method
 
 
+def _in_place(name: str) -> Any:
+    def method(self: Traced, other: Any) -> Any:
+        if self.node.kind in ("input", "view"):  # what the caller has would change
+            raise UnsupportedSyntax(
+                expected="a computation that changes no tensor of its caller's",
+                found="an update in place", span=_caller(), hint="write x = x + 1, not x += 1",
+            )  # fmt: skip
+        return called(name, (self, other), {})
+
+    return method
+
+
 for _name in ("add", "sub", "mul", "truediv", "pow", "matmul", "lt", "le", "gt", "ge", "eq", "ne"):
     setattr(Traced, f"__{_name}__", _binary(_name))
 for _name in ("add", "sub", "mul", "truediv", "pow", "matmul"):
     setattr(Traced, f"__r{_name}__", _binary(_name, is_turned=True))
+    setattr(Traced, f"__i{_name}__", _in_place(_name))
 setattr(Traced, "__hash__", object.__hash__)  # noqa: B010 (an __eq__ of its own took it)
 
 

@@ -119,6 +119,9 @@ class ParamSlot:
 
     name: str
 
+    def __repr__(self) -> str:
+        return f"the tensor given for `{self.name}`"
+
     def __getitem__(self, key: Any) -> Any:
         raise self.unannotated()
 
