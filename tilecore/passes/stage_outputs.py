@@ -44,6 +44,13 @@ def _under(conditions: Sequence[Expr], stmt: Stmt) -> Stmt:
     return stmt
 
 
+def _is_held(value: Expr, nest: Parallel) -> bool:
+    """Return whether a value is made of fragments' elements at the indices of a nest alone."""
+    names = list(map(id, nest.loop_vars))
+    taken = [part for part in walk_expr(value) if isinstance(part, Load)]
+    return all(p.buffer.scope == "fragment" and list(map(id, p.indices)) == names for p in taken)
+
+
 class _Launches(Rewriter):
     def visit_kernellaunch(self, launch: KernelLaunch) -> Stmt:
         sums = {s.c.buffer for s in walk(launch.body) if isinstance(s, Gemm)}
@@ -79,7 +86,8 @@ class _Stager(Rewriter):
         value = Load(tile, names, tile.dtype)
         filled = Store(tile, nest.loop_vars, body.value, body.span)
         stored = Store(body.buffer, tuple(map(there.expr, body.indices)), value, body.span)
-        to_tile = _under(conditions, filled)
+        # What registers hold may fill the tile whole, which matrix instructions do.
+        to_tile = filled if _is_held(body.value, nest) else _under(conditions, filled)
         to_tensor = _under([there.expr(cond) for cond in conditions], stored)
         stmts = (
             nodes.Alloc(tile, nest.span),

@@ -100,3 +100,27 @@ def test_pieces_of_a_row(place, copied):
     loads = [line for line in text.splitlines() if "tc_copy_" in line and "&(A_ptr" in line]
     assert {f"tc_copy_{copied}(" in line for line in loads} <= {True}
     assert bool(loads) is (copied == 16)  # else what is stored moves in wider pieces
+
+
+@pytest.mark.parametrize(
+    ("cond", "place"),
+    [
+        (lambda i, j: j // 8 % 2 == 0, lambda j: j), (lambda i, j: j < 40, lambda j: j),
+        (lambda i, j: i < 5, lambda j: (j + 8) % 64), (lambda i, j: i < 5, lambda j: j % 24),
+    ],
+)  # fmt: skip
+def test_more_neighbours_than_one_access_moves_have_to_be_alike(cond, place):
+    """A thread has 16 elements of a byte, and those that it reads come in two moves."""
+
+    @T.prim_func
+    def main(A: T.Tensor((8, 64), "float16"), B: T.Tensor((8, 64), "int8")):
+        with T.Kernel(1, threads=32):
+            for i, j in T.Parallel(8, 64):
+                B[i, j] = T.cast(T.if_then_else(cond(i, j), A[i, place(j)], T.float16(7)), "int8")
+
+    a = np.random.default_rng(1).integers(-9, 9, (8, 64)).astype(np.float16)
+    wanted, found = np.zeros((8, 64), np.int8), np.zeros((8, 64), np.int8)
+    run(main, a, wanted)
+    for target in ("sm_80", "gfx942"):
+        run_emulated(main, target, [a, found], (LATE,))
+        np.testing.assert_array_equal(found, wanted)

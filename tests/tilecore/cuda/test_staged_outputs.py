@@ -106,3 +106,44 @@ def widths(form, target):
     stores = [line for line in text.splitlines() if "tc_copy_" in line and "&(C_ptr" in line]
     return {int(line.split("tc_copy_")[1].split("((&(C_ptr")[0]) for line in stores
             if "((&(C_ptr" in line}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ["sm_80", "h100", "gfx942"])
+def test_a_shared_tile_keeps_what_a_condition_leaves(target):
+    """Matrices of 8x8 elements go to shared memory at once, whatever conditions say."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((64, 32), "float16"), B: T.Tensor((32, 64), "float16"),
+        R: T.Tensor((1,), "int32"), C: T.Tensor((64, 64), "float16"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=128):
+            a, b = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 64), "float16")
+            sums = T.alloc_fragment((64, 64), "float32")
+            kept = T.alloc_shared((64, 64), "float16")
+            rows = R[0]
+            T.copy(A, a)
+            T.copy(B, b)
+            T.fill(kept, 5)
+            T.clear(sums)
+            T.gemm(a, b, sums)
+            for i, j in T.Parallel(64, 64):
+                if i < rows:
+                    kept[i, j] = sums[i, j]
+            T.copy(kept, C)
+
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-3, 4, s).astype(np.float16) for s in ((64, 32), (32, 64)))
+    found, rows = np.zeros((64, 64), np.float16), np.array([21], np.int32)
+    run_emulated(main, target, [a, b, rows, found], (LATE,))
+    wanted = np.full((64, 64), 5, np.float16)
+    wanted[:21] = (a.astype(np.float32) @ b.astype(np.float32))[:21]
+    np.testing.assert_array_equal(found, wanted)
+    if target == "h100":  # what registers happen to hold may be what was there
+        assert "stmatrix" not in lowered(main, target)[2].text
+
+
+def test_sums_for_some_rows_only_fill_their_tile_by_matrices():
+    text = lowered(program("if"), "h100")[2].text.rpartition('extern "C"')[2]
+    assert "tc_stmatrix" in text
+    assert "tc_stmatrix" not in lowered(program("scaled"), "h100")[2].text

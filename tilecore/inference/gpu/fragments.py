@@ -26,7 +26,14 @@ from tilecore.inference.gpu.owners import (
 )
 from tilecore.inference.gpu.places import slots_of
 from tilecore.inference.gpu.plan import GemmPlan, NestPlan
-from tilecore.inference.gpu.widths import chunk, lanes_of, most_neighbours, widest, width
+from tilecore.inference.gpu.widths import (
+    chunk,
+    group,
+    lanes_of,
+    most_neighbours,
+    widest,
+    width,
+)
 from tilecore.ir.nodes import Buffer, Reduce, Scan, Stmt
 
 
@@ -393,6 +400,7 @@ def nest_plan(points: Points, distribution: Distribution, fragments: Fragments) 
             n
             for n in widths
             if width(points.accesses[n], points, loop) >= min(lanes, chunk(points.accesses[n]))
+            and group(points.accesses[n], points, loop) >= lanes
         ) - _reread(points)
         if lanes > best.lanes and wide:
             best = NestPlan(points, distribution, lanes, loop, wide)

@@ -45,6 +45,8 @@ def matrix_move(
     if len(rows) != 1 or len(columns) != 1:
         return None
     access = points.accesses[number]
+    if access.under:  # matrices go whole
+        return None
     for inner, is_transposed in ((columns[0], False), (rows[0], True)):
         if is_contiguous(access, points.names[inner]):
             if aligned(access, points, inner) < ROW_ELEMENTS:

@@ -35,10 +35,14 @@ def width(access: Access, points: Points, loop: int) -> int:
     buffer = access.buffer
     if not access.always or buffer.dtype.is_packed:
         return 1
+    return math.gcd(alignment(access, points, loop), chunk(access), group(access, points, loop))
+
+
+def group(access: Access, points: Points, loop: int) -> int:
+    """Return how many neighbours lie side by side and are asked for by the same conditions."""
     name, lets = points.names[loop], points.context.lets
     alike = (lanes_alike(cond.meaning, name, lets) for cond in access.under)
-    lanes = lanes_in_memory(access, points, loop) or 1
-    return math.gcd(alignment(access, points, loop), chunk(access), lanes, *alike)
+    return math.gcd(lanes_in_memory(access, points, loop) or 1, *alike)
 
 
 def chunk(access: Access) -> int:
