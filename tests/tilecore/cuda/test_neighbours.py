@@ -124,3 +124,51 @@ def test_more_neighbours_than_one_access_moves_have_to_be_alike(cond, place):
     for target in ("sm_80", "gfx942"):
         run_emulated(main, target, [a, found], (LATE,))
         np.testing.assert_array_equal(found, wanted)
+
+
+def gathered(form):
+    """Return a program that reads rows which a table names."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((16, 64), "float16"), R: T.Tensor((64,), "int32"),
+        B: T.Tensor((8, 64), "float16"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=32):
+            for i, j in T.Parallel(8, 64):
+                row = R[i]
+                if form == "row":
+                    B[i, j] = A[row, j] + T.float16(1)
+                elif form == "row of some columns":
+                    of_some = R[j // 4]
+                    B[i, j] = A[of_some, j] + T.float16(1)
+                elif form == "row of each column":
+                    of_each = R[j]
+                    B[i, j] = A[of_each, j]
+                elif form == "turned by eights":
+                    B[i, j] = A[i, (j + row * 8) % 64]
+                elif form == "turned":
+                    B[i, j] = A[i, (j + row) % 64]
+                else:
+                    is_low = row < 8
+                    B[i, j] = T.if_then_else(is_low, A[row, j], T.float16(9))
+
+    return main
+
+
+@pytest.mark.parametrize(
+    ("form", "is_wide"),
+    [("row", True), ("row of some columns", False), ("row of each column", False),
+     ("turned by eights", True), ("turned", False), ("some rows", False)],
+)  # fmt: skip
+def test_rows_that_a_table_names(form, is_wide):
+    """The name of a row is given in the nest: what moves for many points needs it before."""
+    rng = np.random.default_rng(0)
+    a, rows = rng.integers(-9, 9, (16, 64)).astype(np.float16), rng.integers(0, 16, 64)
+    table, wanted, found = rows.astype(np.int32), *(np.zeros((8, 64), np.float16) for _ in "wf")
+    run(gathered(form), a, table, wanted)
+    for target in ("sm_80", "h100", "gfx942"):
+        run_emulated(gathered(form), target, [a, table, found], (LATE,))
+        np.testing.assert_array_equal(found, wanted)
+    text = lowered(gathered(form), "sm_80")[2].text.rpartition('extern "C"')[2]
+    assert any("tc_copy_16" in x and "&(A_ptr" in x for x in text.splitlines()) is is_wide

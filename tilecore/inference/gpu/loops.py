@@ -47,6 +47,7 @@ class Access:
         is_store: whether it is written.
         always: whether each point does so for which ``under`` holds.
         under: conditions on the indices of points.
+        meaning: the indices without the names that the nest gives to values; (): they have none.
     """
 
     buffer: Buffer
@@ -54,6 +55,12 @@ class Access:
     is_store: bool
     always: bool
     under: tuple[Condition, ...] = ()
+    meaning: tuple[Expr, ...] = ()
+
+    @property
+    def place(self) -> tuple[Expr, ...]:
+        """The indices by what is known outside of the nest."""
+        return self.meaning or self.indices
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,6 +217,11 @@ class _Where:
             return replace(self, always=False)
         return replace(self, under=(*self.under, Condition(cond, meaning, holds)))
 
+    def access(self, buffer: Buffer, indices: tuple[Expr, ...], *, is_store: bool) -> Access:
+        """Return an access of these points."""
+        meaning = tuple(substitute_expr(i, self.names) for i in indices) if self.names else ()
+        return Access(buffer, indices, is_store, self.always, self.under, meaning)
+
 
 def _accesses(stmt: Stmt, where: _Where) -> Iterator[Access]:
     for expr in _expressions(stmt):
@@ -217,7 +229,7 @@ def _accesses(stmt: Stmt, where: _Where) -> Iterator[Access]:
     nowhere = replace(where, always=False)
     match stmt:
         case nodes.Store(buffer=buffer, indices=indices):
-            yield Access(buffer, indices, True, where.always, where.under)
+            yield where.access(buffer, indices, is_store=True)
         case nodes.Atomic(buffer=buffer, indices=indices, prev=prev):
             yield Access(buffer, indices, True, False)
             if prev is not None:
@@ -243,7 +255,7 @@ def _expressions(stmt: Stmt) -> tuple[Expr, ...]:
 def _loads(expr: Expr, where: _Where) -> Iterator[Access]:
     match expr:
         case Load(buffer=buffer, indices=indices):
-            yield Access(buffer, indices, False, where.always, where.under)
+            yield where.access(buffer, indices, is_store=False)
             for index in indices:
                 yield from _loads(index, where)
         case Select(cond=cond, a=a, b=b):

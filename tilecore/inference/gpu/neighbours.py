@@ -7,7 +7,7 @@ of 16 and ``k % 64`` grows by one, as indices of convolutions do.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from tilecore.inference.gpu.loops import Access, Points, divisor
 from tilecore.ir.bounds import step_of
@@ -16,6 +16,7 @@ from tilecore.ir.expr import (
     Cast,
     Const,
     Expr,
+    Load,
     Select,
     Unary,
     Var,
@@ -23,6 +24,8 @@ from tilecore.ir.expr import (
     const,
     int_value,
 )
+from tilecore.ir.nodes import Buffer
+from tilecore.ir.visitor import walk_expr
 
 MAX_LANES = 16
 MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
@@ -117,12 +120,24 @@ def lanes_alike(cond: Expr, name: Var, lets: Mapping[Var, Expr]) -> int:
     return math.gcd(lanes, others, start(moving, name, lets), start(fixed, name, lets))
 
 
+def _loads(expr: Expr) -> Iterator[Load]:
+    return (part for part in walk_expr(expr) if isinstance(part, Load))
+
+
+def _stays(load: Load, stored: set[Buffer]) -> bool:
+    """Return whether an element is in memory, and the nest does not write there."""
+    return load.buffer.scope in ("global", "shared") and load.buffer.root not in stored
+
+
 def lanes_in_memory(access: Access, points: Points, loop: int) -> int:
     """Return the neighbours along ``loop`` that lie side by side in memory; 0: none do."""
-    buffer, indices = access.buffer, access.indices
+    buffer, indices = access.buffer, access.place
     if buffer.scope not in ("global", "shared") or not indices:
         return 0
     if buffer.strides is not None and int_value(buffer.strides[-1]) != 1:
+        return 0
+    stored = {a.buffer.root for a in points.accesses if a.is_store}
+    if any(not _stays(load, stored) for index in indices for load in _loads(index)):
         return 0
     name, lets = points.names[loop], points.context.lets
     found = [course(index, name, lets) for index in indices]

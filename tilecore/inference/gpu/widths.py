@@ -57,7 +57,7 @@ def alignment(access: Access, points: Points, loop: int) -> int:
     """
     buffer, name, lets = access.buffer, points.names[loop], points.context.lets
     found = int_value(buffer.shape[-1]) or 1  # an access lies inside a row, or outside of it
-    for axis, index in enumerate(access.indices):
+    for axis, index in enumerate(access.place):
         found = math.gcd(found, start(index, name, lets) * _stride(buffer, axis))
     return math.gcd(found, MAX_LANES)
 

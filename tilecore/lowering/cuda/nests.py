@@ -259,7 +259,7 @@ class NestLowering:
         itemsize = access.buffer.dtype.itemsize
         per_chunk = min(self.plan.lanes, CHUNK_BYTES // itemsize)
         move = copy_bytes(per_chunk * itemsize)
-        memory, offset = accessor.locate(access.buffer, access.indices)
+        memory, offset = accessor.locate(access.buffer, access.place)
         offset = builder.bind(offset) if not isinstance(offset, int) else offset
         is_swizzled = isinstance(place, SharedPlace) and place.layout.swizzle_bytes
 
@@ -267,7 +267,7 @@ class NestLowering:
             if not (first and is_swizzled):
                 return add(offset, first)
             # Chunks that follow each other in a row do not in memory.
-            *outer, last = access.indices
+            *outer, last = access.place
             there = accessor.locate(access.buffer, (*outer, binary("add", last, first)))[1]
             return builder.bind(there) if not isinstance(there, int) else there
 
@@ -285,10 +285,10 @@ class NestLowering:
             with contextlib.ExitStack() as stack:
                 if under is not None:
                     stack.enter_context(builder.when(under))
-                stack.enter_context(accessor.storing(place, access.indices))
+                stack.enter_context(accessor.storing(place, access.place))
                 chunks()
             return
-        cond = accessor.guard(place, access.indices) if isinstance(place, TensorPlace) else None
+        cond = accessor.guard(place, access.place) if isinstance(place, TensorPlace) else None
         if under is not None:
             cond = under if cond is None else tir.And(under, cond)
         if cond is None:
