@@ -18,7 +18,8 @@ from tilecore.ir.nodes import Buffer, Copy, Gemm, If, KernelLaunch, Parallel, Pr
 from tilecore.ir.substitute import Substitution
 from tilecore.ir.visitor import Rewriter, walk, walk_expr
 
-CHUNK_BYTES = 16
+CHUNK_BYTES, SECTOR_BYTES = 16, 32
+TOGETHER = 8  # neighbours of a row that the threads of an instruction hold
 
 
 def run(func: PrimFunc) -> PrimFunc:
@@ -100,6 +101,8 @@ class _Stager(Rewriter):
         """Return whether a nest goes through all of some sums, row by row of a tensor."""
         target, names = store.buffer, nest.loop_vars
         if len(names) != 2 or target.scope != "global" or target.dtype.is_packed:
+            return False
+        if TOGETHER * target.dtype.itemsize >= SECTOR_BYTES:
             return False
         taken = {
             part.buffer

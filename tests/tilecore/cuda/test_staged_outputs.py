@@ -10,8 +10,8 @@ from tilecore.interpreter import run
 
 M, N, K, ROWS, COLUMNS, STEP = 48, 128, 64, 64, 64, 32
 KNOWN = 37  # rows that count
-STAGED = ("if", "scaled", "plain", "added", "scattered", "two conditions", "float32")
-DIRECT = ("turned", "held condition", "half", "two stores", "else")
+STAGED = ("if", "scaled", "plain", "added", "scattered", "two conditions")
+DIRECT = ("turned", "held condition", "half", "two stores", "else", "float32")
 
 
 def program(form):
