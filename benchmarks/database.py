@@ -36,6 +36,8 @@ from campaigns import DAYS, FAILURES, START, Recording, campaigns, read
 from sqlalchemy import text
 
 from db.migrate import open_database, upgrade
+from db.models import MeasurementRow
+from db.reader import FLAT
 from db.records import MeasurementQuery, NewRun
 from db.session import Database
 from db.store import SqlStore
@@ -74,7 +76,8 @@ def stored_keys(store: SqlStore) -> list[Any]:
     found = []
     for start in range(0, len(campaigns), 500):
         ids = [c[-1] for c in campaigns[start : start + 500]]
-        for record in store.log._reader.load(store.database, ids):
+        rows = store.database.execute(FLAT.where(MeasurementRow.id.in_(ids)), {})
+        for record in store.log._reader.records(store.database.ask, rows, None):
             m = record.measurement
             found.append((m.workload, m.hardware.key, m.program_digest, m.toolchain.key))
     return found

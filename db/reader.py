@@ -37,7 +37,6 @@ from db.models import (
 )
 from db.records import MeasurementRecord
 from db.rows import hardware_of, toolchain_of, workload_of
-from db.session import Database
 from db.types import is_among
 from recommender.measurement import Measurement, MeasureStatus, Protocol
 from recommender.workload import Workload
@@ -66,27 +65,6 @@ class Reader:
     def __init__(self, dialect: str) -> None:
         self._dialect = dialect
         self._kept: dict[tuple[type[Base], Any], Any] = {}
-
-    def load(
-        self, database: Database, ids: Sequence[int],
-        distance: Mapping[str, float] | None = None,
-        workloads: Mapping[int, Workload] | None = None,
-    ) -> list[MeasurementRecord]:  # fmt: skip
-        """Return the records with these ids, in this order.
-
-        Args:
-            database: where they are; it is asked on a connection of its own.
-            ids: of measurements that exist.
-            distance: of workloads, by their key, from the one that was asked for.
-            workloads: those that are known already, by their ids.
-        """
-        query = by_ids(database.engine.dialect.name)
-        rows: list[Row[Any]] = []
-        for start in range(0, len(ids), CHUNK):
-            rows += database.ask(query, {"ids": ids[start : start + CHUNK]})
-        records = self.records(database.ask, rows, distance, workloads)
-        found = {record.id: record for record in records}
-        return [found[number] for number in ids if number in found]
 
     def records(
         self, execute: Execute, rows: Sequence[Row[Any]],
@@ -241,12 +219,6 @@ def with_records(
 
 FLAT = _with_referred(select(*_columns()))
 DECODED = range(3)  # its columns of JSON, as texts; ``knobs`` is another
-
-
-@lru_cache
-def by_ids(dialect: str) -> Select[Any]:
-    """Return the query of the rows with the ids that are bound as ``ids``."""
-    return FLAT.where(is_among(MeasurementRow.__table__.c.id, "ids", dialect))
 
 
 @lru_cache

@@ -388,9 +388,9 @@ def run_cli(arguments: list[str]) -> int:
 
 def _is_no_fault_of_the_user(error: TileError) -> bool:
     from tuner_service.errors import ServiceError
-    from workers.errors import DeviceMissing, InvalidPack, NoAddress
+    from workers.errors import DeviceMissing, InvalidPack
 
-    if isinstance(error, InvalidPack | DeviceMissing | NoAddress):
+    if isinstance(error, InvalidPack | DeviceMissing):
         return False
     return error.code.startswith("WK") or (isinstance(error, ServiceError) and error.status >= 500)
 

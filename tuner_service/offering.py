@@ -8,6 +8,7 @@ from recommender.hardware import HardwareProfile, load_profile
 from tuner_service import wiring
 from tuner_service.errors import InvalidRequest
 from tuner_service.hardware import HOST_NAMES
+from tuner_service.settings import is_address
 from workers.devices import cuda_devices, devices_of
 from workers.errors import DeviceMissing
 from workers.offer import become_node, check_address, join_command
@@ -16,7 +17,14 @@ err = Console(stderr=True)
 
 
 def worker(address: str, *, offer: str, devices: int | None, node_ip: str | None) -> None:
-    """Become a node of the Ray cluster at ``address``; does not return."""
+    """Become a node of the Ray cluster at ``address``; does not return.
+
+    Raises:
+        InvalidRequest: that is no address (SV901), or as ``offered`` raises it.
+        ClusterUnavailable: nothing answers there (WK707).
+    """
+    if not is_address(address):
+        raise InvalidRequest(message=f"--address: expected HOST:PORT, found {address}")
     hardware, there = offered(offer)
     cores = wiring.detected_host().cores
     devices = devices or there

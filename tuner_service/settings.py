@@ -79,7 +79,7 @@ class Settings(BaseSettings):
     @field_validator("ray_address")
     @classmethod
     def _is_address(cls, text: str | None) -> str | None:
-        if text is not None and not re.fullmatch(r".+:[0-9]{1,5}", text):
+        if text is not None and not is_address(text):
             raise ValueError("expected HOST:PORT of a Ray head")
         return text
 
@@ -155,3 +155,9 @@ def load_settings(**overrides: object) -> Settings:
             for e in error.errors()
         )
         raise InvalidSettings(message=faults) from error
+
+
+def is_address(text: str) -> bool:
+    """Return whether a text has the form HOST:PORT."""
+    found = re.fullmatch(r".+:([0-9]{1,5})", text)
+    return found is not None and 0 < int(found[1]) < 65536

@@ -83,11 +83,3 @@ class DeskBusy(WorkerError):
     code, title = "WK711", "desk-busy"
     template = "expected a free process to look at a program with, found {places} busy ones"
     default_hint = "try again in some seconds"
-
-
-class NoAddress(WorkerError):
-    """What is given for the address of a cluster is none."""
-
-    code, title = "WK712", "no-address"
-    template = "expected HOST:PORT, found {found}"
-    default_hint = "the address of the cluster's Ray head: `ray start --head` prints it"

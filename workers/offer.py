@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from recommender.hardware import HardwareProfile, emulated, load_profile, profile_names
 from workers.devices import cuda_devices
-from workers.errors import ClusterUnavailable, NoAddress
+from workers.errors import ClusterUnavailable
 from workers.host import detect
 
 RESOURCE_PREFIX = "hw:"
@@ -57,17 +57,15 @@ def check_address(address: str) -> None:
     """Complain where nothing listens: Ray itself would try for a minute.
 
     Raises:
-        NoAddress: it is none (WK712).
         ClusterUnavailable: nothing answers at the address (WK707).
     """
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise NoAddress(found=address)
     try:
         with socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S):
             return
-    except OSError as error:
-        raise ClusterUnavailable(address=address, reason=error.strerror or str(error)) from error
+    except (OSError, ValueError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ClusterUnavailable(address=address, reason=reason) from error
 
 
 def become_node(command: Sequence[str]) -> None:

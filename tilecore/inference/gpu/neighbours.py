@@ -13,11 +13,11 @@ from tilecore.inference.gpu.loops import Access, Points, divisor
 from tilecore.ir.bounds import step_of
 from tilecore.ir.expr import (
     Binary,
+    Call,
     Cast,
     Const,
     Expr,
     Load,
-    Select,
     Unary,
     Var,
     binary,
@@ -25,7 +25,7 @@ from tilecore.ir.expr import (
     int_value,
 )
 from tilecore.ir.nodes import Buffer
-from tilecore.ir.visitor import walk_expr
+from tilecore.ir.visitor import expr_children, walk_expr
 
 MAX_LANES = 16
 MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
@@ -63,24 +63,13 @@ def course(expr: Expr, name: Var, lets: Mapping[Var, Expr]) -> Course:
             return course(a, name, lets)
         case _:
             pass
-    lanes = min((_alike(part, name, lets) for part in _parts(expr)), default=1)
+    parts = () if isinstance(expr, Call) else expr_children(expr)
+    lanes = min((_alike(part, name, lets) for part in parts), default=1)
     return (0, lanes) if lanes > 1 else UNKNOWN
 
 
 def _is_wide(expr: Cast, inner: Expr) -> bool:
     return min(expr.dtype.bits, inner.dtype.bits) >= 32
-
-
-def _parts(expr: Expr) -> tuple[Expr, ...]:
-    match expr:
-        case Binary(a=a, b=b):
-            return a, b
-        case Unary(a=a) | Cast(a=a):
-            return (a,)
-        case Select(cond=cond, a=a, b=b):
-            return cond, a, b
-        case _:
-            return ()
 
 
 def _alike(expr: Expr, name: Var, lets: Mapping[Var, Expr]) -> int:
