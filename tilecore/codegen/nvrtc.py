@@ -28,6 +28,8 @@ NVCC_TIMEOUT_S = 300
 UNKNOWN_ARCH = ("invalid value for --gpu-architecture", "Unsupported gpu architecture")
 OPTIONS = ("--std=c++17", "--ptxas-options=-v")
 FAST_MATH = "--use_fast_math"
+# Where there is a driver, NVRTC keeps machine code, and says nothing of what ptxas said of it.
+NO_CACHE, CACHES = "-no-cache", (12, 9)
 _USED = re.compile(r"Used (\d+) registers")
 _ENTRY = re.compile(r"Compiling entry function '([^']+)'")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -189,7 +191,7 @@ class Nvrtc:
         """Return (cubin, log), ``more`` options given; raises CompileFailed (TC305)."""
         options = [
             f"--gpu-architecture={arch}", *OPTIONS, *more, "-default-device", "-w",
-            f"-I{include_folder()}",
+            f"-I{include_folder()}", *([NO_CACHE] if self.version >= CACHES else []),
         ]  # fmt: skip
         program = ctypes.c_void_p()
         lib = self._library
