@@ -168,7 +168,8 @@ def nearest_profile(name: str) -> HardwareProfile | None:
     target = find_gpu_target(name) or find_amd_target(name)
     if target is not None:
         alike = [p for p in gpus if p.arch == target.arch]
-        return min(alike, key=lambda p: abs(p.cores - target.multiprocessors), default=None)
+        own = next((p for p in alike if target.device in (p.target, *p.aliases)), None)
+        return own or min(alike, key=lambda p: abs(p.cores - target.multiprocessors), default=None)
     steps = {p.name: steps_between(name, p.name) for p in gpus}
     nearest = min(steps.values())
     is_kin = nearest <= FAMILY

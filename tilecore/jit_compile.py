@@ -67,6 +67,8 @@ def options_of(keywords: Mapping[str, Any]) -> JitOptions:
             f"{', '.join(_COMPATIBLE)}",
             found=", ".join(unknown),
         )
+    if own.get("target", "") is None:  # TileLang's default
+        own["target"] = "auto"
     pass_configs = own.get("pass_configs") or {}
     check_pass_configs(pass_configs)
     own["config"] = {**lowering_config(pass_configs), **(own.get("config") or {})}
@@ -106,7 +108,7 @@ def compile(
     Args:
         func: what ``@T.prim_func`` returned.
         out_idx: positions of the parameters the kernel allocates and returns.
-        target: "auto", "llvm" or a Target.
+        target: "auto" (this machine's NVIDIA GPU, else its CPU), "llvm", "h100", ... or a Target.
         keywords: further keywords of JitOptions, and those of TileLang.
 
     Raises:

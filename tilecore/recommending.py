@@ -22,9 +22,10 @@ from tilecore.errors import (
     TypeMismatch,
     program_error,
 )
+from tilecore.gpu_target import GpuTarget
 from tilecore.ir.expr import Var
 from tilecore.ir.nodes import PrimFunc
-from tilecore.target import Target
+from tilecore.target import Target, parse_target
 from tilecore.tile_config import KnobValue, TileConfig
 
 GROUP = "tilecore.recommender"
@@ -173,7 +174,9 @@ def installed_recommender() -> Recommender:
 
 
 def device_name(target: object) -> str | None:
-    """Return the device that the target of ``jit`` names, None for this machine."""
+    """Return the device that the target of ``jit`` names, None for this machine's CPU."""
+    if target == "auto" and isinstance(parse_target(target), GpuTarget):
+        return "cuda"
     is_cpu = target in (None, "auto") or (isinstance(target, Target) and target.kind == "llvm")
     return None if is_cpu else str(getattr(target, "device", target))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from tilecore import amx
 from tilecore.amd_target import amd_targets, find_amd_target
 from tilecore.errors import UnknownTarget, UnsupportedOnTarget
-from tilecore.gpu_target import GpuTarget, find_gpu_target, gpu_targets
+from tilecore.gpu_target import GpuTarget, device_of_torch, find_gpu_target, gpu_targets
 from tilecore.ir.dtype import DType
 
 CPU_NAMES = ("llvm", "cpu", "c", "auto")
@@ -218,6 +218,7 @@ def parse_target(
     "avx512" and "avx2" mean these instructions alone; features may follow
     ("avx512+avx512_bf16", "avx2+avx_vnni"). GPUs go by device ("h100") or architecture ("sm_90a",
     "cuda -arch=sm_90a"); "cuda" alone is this machine's first device, or sm_80 where there is none.
+    "auto" is the first NVIDIA device where torch can hold tensors on it, else the CPU.
     AMD's likewise ("mi300x", "gfx942", "rocm -arch=gfx90a"; "hip" and "rocm" alone are gfx942).
     A target of TVM stands for its kind and architecture. "emulated h200" is the target of an H200,
     "emulated avx512+amx_tile" one whose code runs on every CPU (tilecore.emulator).
@@ -231,6 +232,8 @@ def parse_target(
         return _emulated(str(target)[len(EMULATED) :].strip())
     name, arch = _name_and_arch(target)
     where = _GPU_PROGRAMS.get()
+    if name == "auto" and where is None:
+        return device_of_torch() or cpu_target()
     if where and arch is None and name in ("auto", *GPU_NAMES):
         name = where
     if name in CPU_NAMES or (name in GPU_NAMES and where == ""):

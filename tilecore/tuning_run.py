@@ -13,14 +13,15 @@ from typing import Any
 
 import numpy as np
 
+from tilecore.amd_target import AmdTarget
 from tilecore.errors import TileError, TuningFailed, TypeMismatch
-from tilecore.gpu_target import GpuTarget
+from tilecore.gpu_target import GpuTarget, device_of_torch
 from tilecore.ir.expr import Pointer
 from tilecore.ir.nodes import Buffer, PrimFunc
 from tilecore.jit import JITImpl
 from tilecore.kernel import JITKernel, input_parameters
 from tilecore.logged import name_of, problem_of
-from tilecore.profiler import TensorSupplyType, Tolerance, do_bench, listed, supply_all
+from tilecore.profiler import TensorSupplyType, Tolerance, do_bench, listed, on_device, supply_all
 from tilecore.recommending import device_name
 from tilecore.target import Target, emulates_gpus, parse_target
 from tilecore.tile_config import TileConfig
@@ -272,7 +273,14 @@ class Tuning:
                 found="nothing",
                 hint="call it inside `with set_autotune_inputs(...)`, or give supply_prog=",
             )
-        return supply_all(params, self.options.supply_type, np.random.default_rng(0))
+        made = supply_all(params, self.options.supply_type, np.random.default_rng(0))
+        return on_device(made, self._tensors_on())
+
+    def _tensors_on(self) -> str:
+        """Return where references of this tuning find their inputs."""
+        target = parse_target(self.impl.options.target)
+        is_device = isinstance(target, GpuTarget) and not isinstance(target, AmdTarget)
+        return "cuda" if is_device and device_of_torch() is not None else "cpu"
 
     def _reference(self, inputs: Sequence[Any]) -> Sequence[Any] | None:
         if self.options.ref_prog is None or self.options.skip_check:

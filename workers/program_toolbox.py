@@ -73,7 +73,8 @@ class ProgramToolbox:
         for c in candidates:
             lowering = {**dict(self.knobs), **c.lowering}
             self._file(c.config).write_bytes(pickle.dumps((c.program, lowering)))
-            cases[program_digest(c.program)] = Case(c.inputs, c.expected)
+            expected = None if c.expected is None else _on_host(c.expected)
+            cases[program_digest(c.program)] = Case(_on_host(c.inputs), expected)
         torch = sys.modules.get("torch")
         if torch is not None:  # plain pickle cannot restore tensors of float8
             torch.save(cases, self.folder / TORCH_CASES)
@@ -190,6 +191,11 @@ class ProgramProblem:
     def rival(self) -> Call | None:
         """Return None: what the same work would cost otherwise is the user's to say."""
         return None
+
+
+def _on_host(values: Sequence[Any]) -> list[Any]:
+    """Return values with the tensors of a device as tensors of this process's memory."""
+    return [v.cpu() if hasattr(v, "cpu") else v for v in values]
 
 
 def _copy(tensor: Any) -> Any:

@@ -1,4 +1,4 @@
-"""``tilelang.carver.arch``: the device as programs see it."""
+"""``tilelang.carver.arch``: the device as programs see it: what "auto" compiles for."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from tilecore.target import Target, cpu_target
+from tilecore.gpu_target import GpuTarget
+from tilecore.target import Target, cpu_target, parse_target, runs_gpu_programs
 
 
 @dataclass(frozen=True)
 class TileDevice:
-    """A device with its number of processors (here: cores)."""
+    """A device with its number of processors: cores, or multiprocessors."""
 
     name: str = "cpu"
     compute_max_core: int = field(default_factory=lambda: os.cpu_count() or 1)
-    target: Target = field(default_factory=cpu_target)
+    target: Target | GpuTarget = field(default_factory=cpu_target)
 
 
 class CPU(TileDevice):
@@ -24,7 +25,7 @@ class CPU(TileDevice):
 
 
 class CUDA(TileDevice):
-    """An NVIDIA GPU; no device of this process is one."""
+    """An NVIDIA GPU."""
 
 
 class CDNA(TileDevice):
@@ -34,7 +35,14 @@ class CDNA(TileDevice):
 def get_arch(target: Any = "auto") -> TileDevice:
     """Return the device of this process."""
     _ = target
-    return CPU()
+    gpu = _gpu()
+    return CPU() if gpu is None else CUDA(gpu.device, gpu.multiprocessors, gpu)
+
+
+def _gpu() -> GpuTarget | None:
+    """Return the GPU that programs run on, None where they run on the CPU or the emulator."""
+    found = None if runs_gpu_programs() else parse_target("auto")
+    return found if isinstance(found, GpuTarget) else None
 
 
 auto_infer_current_arch = get_arch
@@ -51,8 +59,12 @@ def is_cdna_arch(arch: TileDevice) -> bool:
 
 
 def get_num_sms() -> int:
-    """Return how many blocks run at once: the cores. Persistent kernels launch that many."""
-    return os.cpu_count() or 1
+    """Return how many blocks run at once: multiprocessors, or cores.
+
+    Persistent kernels launch that many.
+    """
+    gpu = _gpu()
+    return (os.cpu_count() or 1) if gpu is None else gpu.multiprocessors
 
 
 driver = SimpleNamespace(get_num_sms=get_num_sms)
