@@ -2,6 +2,7 @@
 
     python benchmarks/gpu_ladder.py TILELANG --results FILE [--limit 120] [--only REGEX]
                                     [--target sm_80|h100]
+    python benchmarks/gpu_ladder.py TILELANG --results FILE --device [--jobs 8]    # on a GPU
     python benchmarks/gpu_ladder.py --results FILE --table OUT.md
 
 Every program of benchmarks/data/gpu_ladder.toml (rows 17 to 46) runs for sm_80 and sm_90a as a
@@ -9,7 +10,8 @@ process of its own: what it compiles is built by NVRTC, and runs on the emulator
 device; its own comparisons are the verdict. Sizes are those of docs/compatibility_arguments.toml
 and gpu_ladder.toml, tuners take the first config that compiles. Results are lines of JSON, one per
 program and target; the same command goes on where it stopped. TILELANG is a checkout of the public
-repository.
+repository. With --device the programs run on this machine's GPU, several at a time, at the sizes
+that their authors gave them; what they print is kept.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import sys
 import tempfile
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ LADDER = ROOT / "benchmarks" / "data" / "gpu_ladder.toml"
 ARGUMENTS = ROOT / "docs" / "compatibility_arguments.toml"
 TARGETS = {"sm_80": "sm_80", "h100": "sm_90a"}  # names for the compiler, and of the columns
 REASON_CHARACTERS = 110
+SAID_CHARACTERS = 3000
 PLAIN = ("passes its own check", "runs, checks nothing")
 DEFINES = "defines kernels, runs none"
 Row = dict[str, Any]
@@ -68,6 +71,28 @@ def climb(folder: Path, path: str, target: str, limit_s: float) -> Row:
         outcome["kind"] = DEFINES
     row = {"program": path, "target": target, "tests": " ".join(tests), "wall_s": found.wall_s}
     return {**row, **outcome, "built": kernels}
+
+
+def climb_on_device(
+    folder: Path, paths: Sequence[str], limit_s: float, jobs: int, keep: Callable[[Row], None]
+) -> None:
+    """Pass what becomes of programs on this machine's GPU to ``keep``."""
+    from tilecore.compat import survey
+    from tilecore.compat.runner import Machine
+
+    calls = tomllib.loads(LADDER.read_text())["kernels"]
+    with tempfile.TemporaryDirectory(prefix="tilecore-") as scratch:
+
+        def tell(found: survey.Surveyed) -> None:
+            said = Path(scratch) / f"{found.program.replace('/', '-')}.txt"
+            printed = said.read_text(errors="replace")[-SAID_CHARACTERS:] if said.exists() else ""
+            row = {"program": found.program, "target": "device", "wall_s": found.wall_s}
+            keep({**row, **asdict(found.outcome), "printed": printed})
+
+        survey.survey(
+            [folder / p for p in paths], folder, limit_s, arguments=calls, jobs=jobs, tell=tell,
+            machine=Machine(is_device=True), outputs=Path(scratch),
+        )  # fmt: skip
 
 
 def read(path: Path) -> dict[tuple[str, str], Row]:
@@ -146,9 +171,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--target", choices=list(TARGETS), help="only this one of the targets")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds per program")
     parser.add_argument("--table", type=Path, help="write the table of the results (Markdown)")
+    parser.add_argument("--device", action="store_true", help="run on this machine's GPU")
+    parser.add_argument("--jobs", type=int, default=8, help="--device: programs at a time")
     given = parser.parse_args(argv)
     known = read(given.results)
-    if given.folder is not None:
+    if given.device and given.folder is not None:
+        with given.results.open("a") as file:
+
+            def keep(row: Row) -> None:
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+                print(f"{row['wall_s']:6.1f} s  {row['program']}: {verdict_cell(row)}", flush=True)
+
+            paths = [p for _, p in rungs() if re.search(given.only, p)]
+            left = [p for p in paths if (p, "device") not in known]
+            climb_on_device(given.folder.resolve(), left, given.limit, given.jobs, keep)
+    elif given.folder is not None:
         with given.results.open("a") as file:
             for _, path in rungs():
                 for target in [given.target] if given.target else TARGETS:

@@ -13,7 +13,8 @@ from pathlib import Path
 from tilecore.compat import gpu_builds, runner, survey
 from tilecore.compat.gpu_builds import Builds
 from tilecore.compat.runner import Machine
-from tilecore.errors import TileError
+from tilecore.errors import TileError, ToolchainMissing
+from tilecore.gpu_target import device_of_torch
 from tilecore.target import parse_gpu_target
 
 
@@ -46,12 +47,15 @@ def main(argv: list[str] | None = None) -> int:
         "--emulate", default="", metavar="TARGET",
         help='run the code of this GPU on the emulator ("h100") instead of code for the CPU',
     )  # fmt: skip
+    parser.add_argument(
+        "--device", action="store_true", help="run on this machine's GPU instead of its CPU"
+    )
     parser.add_argument("--gpu-out", type=Path, help="survey: the table of these builds (Markdown)")
     parser.add_argument("program", type=Path, nargs="?")
     parser.add_argument("args", nargs=argparse.REMAINDER)
     given = parser.parse_args(argv)
     try:
-        machine = _machine(given.sm, given.emulate)
+        machine = _machine(given.sm, given.emulate, given.device)
     except TileError as error:
         print(error, file=sys.stderr)
         return 2
@@ -68,14 +72,29 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _machine(sm: str | None, emulated: str) -> Machine:
-    """Return what programs see: by default the emulated GPU's compute capability, or Hopper's."""
+def _machine(sm: str | None, emulated: str, is_device: bool) -> Machine:
+    """Return what programs see: by default the emulated GPU's compute capability, or Hopper's.
+
+    Raises:
+        ToolchainMissing: they are to run on a GPU, and there is none (TC306).
+    """
+    if is_device:
+        if device_of_torch() is None:
+            hint = "leave out --device: programs run on this CPU"
+            raise ToolchainMissing(tool="a CUDA device", purpose="--device", hint=hint)
+        return Machine(is_device=True)
     number = 90
     if emulated:
         number = parse_gpu_target(emulated).capability
     if sm is not None:
         number = int(sm)
     return Machine(divmod(number, 10), emulated)
+
+
+def _runs_on(given: argparse.Namespace) -> str:
+    if given.device:
+        return "this machine's GPU"
+    return f"{given.emulate}, emulated" if given.emulate else "llvm"
 
 
 def _survey(given: argparse.Namespace, machine: Machine) -> int:
@@ -115,7 +134,7 @@ def _survey(given: argparse.Namespace, machine: Machine) -> int:
         given.out.write_text(
             survey.markdown(
                 found, "TileLang programs on tilecore", given.source or folder.name,
-                f"{given.emulate}, emulated" if given.emulate else "llvm",
+                _runs_on(given),
             )
         )  # fmt: skip
     return 0

@@ -39,10 +39,12 @@ class Machine:
     Attributes:
         sm: compute capability of the GPU that the program is told of.
         emulated: a GPU whose code runs on the emulator; "": the CPU's.
+        is_device: it is this machine's GPU, and nothing stands in for it.
     """
 
     sm: tuple[int, int] = CAPABILITY
     emulated: str = ""
+    is_device: bool = False
 
 
 THIS_MACHINE = Machine()
@@ -78,7 +80,10 @@ def environment(program: Path, arguments: Sequence[str], machine: Machine) -> It
     around = [str(p) for p in program.parents if (p / "examples").is_dir()]
     sys.path[:0] = [str(program.parent), *around[:1]]
     try:
-        with aliased(), cuda_on_cpu(machine.sm), gpu_programs_on_cpu(machine.emulated):
+        with aliased(), contextlib.ExitStack() as stack:
+            if not machine.is_device:
+                stack.enter_context(cuda_on_cpu(machine.sm))
+                stack.enter_context(gpu_programs_on_cpu(machine.emulated))
             yield
     finally:
         sys.argv, sys.path[:] = argv, path

@@ -54,6 +54,7 @@ class Child:
         tests: Sequence[str],
         builds: Builds | None = None,
         machine: Machine = THIS_MACHINE,
+        output: Path | None = None,
     ) -> None:
         self.program, self.arguments = program, arguments
         self.limit_s, self.start_s = limit_s, time.monotonic()
@@ -61,7 +62,7 @@ class Child:
         sys.stdout.flush()
         self._pid = os.fork()
         if self._pid == 0:
-            _run(program, arguments, tests, self._answer.fileno(), builds, machine)
+            _run(program, arguments, tests, self._answer.fileno(), builds, machine, output)
 
     def poll(self) -> Outcome | None:
         """Return what became of the program, None while it runs; kill it past its limit."""
@@ -106,6 +107,7 @@ def survey(
     tell: Callable[[Surveyed], None] = lambda _: None,
     builds: Builds | None = None,
     machine: Machine = THIS_MACHINE,
+    outputs: Path | None = None,
 ) -> list[Surveyed]:
     """Run programs and return what became of them, by name.
 
@@ -119,7 +121,10 @@ def survey(
         tell: called with every outcome as it is known.
         builds: builds for GPUs what the programs compile.
         machine: what the programs see, and what runs them.
+        outputs: folder for what the programs print; None: nobody reads it.
     """
+    if machine.is_device:  # a process that has opened the driver can no longer fork
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # noqa: TID251  # torch's, not ours
     _preload()
     waiting = deque(paths)
     running: list[Child] = []
@@ -127,10 +132,12 @@ def survey(
     while waiting or running:
         while waiting and len(running) < jobs:
             path = waiting.popleft()
-            given = (arguments or {}).get(path.relative_to(folder).as_posix(), ())
+            name = path.relative_to(folder).as_posix()
+            given = (arguments or {}).get(name, ())
             if builds is not None:
-                builds.program = path.relative_to(folder).as_posix()
-            running.append(Child(path, given, limit_s, tests, builds, machine))
+                builds.program = name
+            output = None if outputs is None else outputs / f"{name.replace('/', '-')}.txt"
+            running.append(Child(path, given, limit_s, tests, builds, machine, output))
         for child in list(running):
             outcome = child.poll()
             if outcome is not None:
@@ -144,17 +151,19 @@ def survey(
 
 def _run(
     program: Path, arguments: Arguments, tests: Sequence[str], answer: int, builds: Builds | None,
-    machine: Machine,
+    machine: Machine, output: Path | None,
 ) -> NoReturn:  # fmt: skip
     os.setpgid(0, 0)
     null = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):
-        os.dup2(null, descriptor)
+    said = null if output is None else os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for descriptor, place in enumerate((null, said, said)):
+        os.dup2(place, descriptor)
     os.chdir(program.parent)
     try:
         with contextlib.nullcontext() if builds is None else listening(builds):
             outcome = attempt(program, arguments, machine, tests)
         os.write(answer, json.dumps(asdict(outcome)).encode())
+        sys.stdout.flush()
     finally:
         os._exit(0)
 
