@@ -230,3 +230,45 @@ def test_threads_meet_before_a_branch_of_some_that_reads_what_all_wrote(form, ta
     y = np.zeros_like(x)
     run_emulated(main, target, [x, p, y], ALL_SCHEDULES)
     assert np.array_equal(y, x + p.sum(0) if form == "sum in a loop" else x[::-1])
+
+
+def exchanged(kind, rounds=3):
+    """Threads give each other their elements through a tile, a part at a time, there and back."""
+    width = 4
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((THREADS, rounds * width), "float32"),
+        B: T.Tensor((THREADS, rounds * width), "float32"),
+    ):
+        with T.Kernel(1, threads=THREADS):
+            local = T.alloc_local((rounds * width,), "float32")
+            tile = T.alloc_shared((THREADS, width), "float32")
+            tx = T.get_thread_binding()
+            for i in T.vectorized(rounds * width):
+                local[i] = A[tx, i]
+            other = tx % 8 * (THREADS // 8) + tx // 8
+            for r in T.serial(rounds):
+                for j in kind(width):
+                    tile[tx, j] = local[r * width + j]
+                for j in kind(width):
+                    local[r * width + j] = tile[other, j]
+            for i in T.vectorized(rounds * width):
+                B[tx, i] = local[i]
+
+    return main
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kind", [T.vectorized, T.serial, T.unroll])
+def test_threads_that_move_vectors_meet_before_and_behind_each_turn(kind, target):
+    """One barrier before a tile is written again, one before it is read; none for each element."""
+    func = exchanged(kind)
+    a = np.random.default_rng(2).standard_normal((THREADS, 12)).astype(np.float32)
+    b = np.zeros_like(a)
+    run_emulated(func, target, [a, b], ALL_SCHEDULES)
+    thread = np.arange(THREADS)
+    np.testing.assert_array_equal(b, a[thread % 8 * (THREADS // 8) + thread // 8])
+    kernel = lowered(func, target)[2].text.rpartition('extern "C"')[2]
+    assert kernel.count("tc_sync_threads();") == 2

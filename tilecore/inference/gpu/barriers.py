@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
 
+import numpy as np
+
 from tilecore.inference.gpu.loops import TILE_STATEMENTS
 from tilecore.inference.gpu.plan import Pipeline
 from tilecore.inference.gpu.teams import Team, Teams
@@ -18,7 +20,8 @@ from tilecore.inference.gpu.turns import write_apart
 from tilecore.ir import nodes
 from tilecore.ir.analysis import reads, writes
 from tilecore.ir.bounds import linear
-from tilecore.ir.expr import Expr, Load, int_value
+from tilecore.ir.evaluate import evaluate
+from tilecore.ir.expr import Call, Expr, Load, Var, int_value
 from tilecore.ir.named_barriers import is_named
 from tilecore.ir.nodes import Buffer, KernelLaunch, Stmt
 from tilecore.ir.polynomial import Key, structural_key
@@ -129,6 +132,8 @@ class Barriers:
                 )
                 after = self._walk(then, touched)
                 return after.union(self._walk(other, touched) if other is not None else touched)
+            case nodes.For(kind="vectorized"):  # one access of a thread: none can stand inside
+                return self._touch(stmt, self._of(stmt), touched)
             case nodes.For() | nodes.While():
                 return self._loop(stmt, touched)
             case _:
@@ -311,7 +316,7 @@ class Barriers:
             for other in others:
                 if other.buffer.root not in places:
                     continue
-                if one.own is not None and one.own == other.own:
+                if one.buffer is other.buffer and one.own & other.own:
                     continue
                 if not matter(one, other):
                     continue
@@ -347,7 +352,7 @@ class Barriers:
             read = {Touch(b, is_tile, team) for b in reads(node) if self._matters(b)}
             seen = {t.buffer for t in loaded.read}
             read = {t for t in read if t.buffer not in seen}
-            own = None
+            own: frozenset[tuple[int, Key]] = frozenset()
             if isinstance(node, nodes.Store) and not is_tile:
                 own = self._own(node.indices)
             until = node.barrier if isinstance(node, nodes.Copy) and node in self.loads else None
@@ -362,25 +367,35 @@ class Barriers:
 
     def _of_exprs(self, team: Team, *exprs: Expr, is_tile: bool = False) -> Touched:
         found = {
-            Touch(n.buffer, is_tile, team, None if is_tile else self._own(n.indices))
+            Touch(n.buffer, is_tile, team, frozenset() if is_tile else self._own(n.indices))
             for e in exprs
             for n in walk_expr(e)
             if isinstance(n, Load) and self._matters(n.buffer)
         }
         return Touched(read=frozenset(found))
 
-    def _own(self, indices: tuple[Expr, ...]) -> tuple[Key, ...] | None:
-        """Return the element, if no two threads have the same one whenever they come by."""
+    def _own(self, indices: tuple[Expr, ...]) -> frozenset[tuple[int, Key]]:
+        """Return the axes, with the index, along which no two threads ever have the same index."""
         threads = self.launch.thread_vars
         if not threads or any(int_value(t) != 1 for t in self.launch.threads[1:]):
-            return None
-        known = {id(threads[0]), *(id(v) for v in self.launch.block_vars)}
-        forms = [linear(i) for i in indices]
-        if any(f is None or any(id(v) not in known for v in f.coefficients) for f in forms):
-            return None
-        if not any(f is not None and f.coefficient(threads[0]) for f in forms):
-            return None
-        return tuple(structural_key(i) for i in indices)
+            return frozenset()
+        found = ((axis, i) for axis, i in enumerate(indices) if self._is_own(i, threads[0]))
+        return frozenset((axis, structural_key(i)) for axis, i in found)
+
+    def _is_own(self, index: Expr, thread: Var) -> bool:
+        """Return whether an index is another one in each thread, whenever the threads come by."""
+        form = linear(index)
+        if form is not None:
+            known = {id(thread), *(id(v) for v in self.launch.block_vars)}
+            return bool(form.coefficient(thread)) and all(id(v) in known for v in form.coefficients)
+        count = int_value(self.launch.threads[0])
+        if count is None or any(
+            isinstance(n, (Load, Call)) or (isinstance(n, Var) and n is not thread)
+            for n in walk_expr(index)
+        ):
+            return False
+        values = np.asarray(evaluate(index, {thread: np.arange(count)}))
+        return len(np.unique(values)) == count
 
     def _matters(self, buffer: Buffer) -> bool:
         if buffer.arrive_counts is not None:

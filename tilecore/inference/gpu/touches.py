@@ -13,15 +13,15 @@ from tilecore.ir.polynomial import Key
 class Touch:
     """An access of a buffer: by a tile statement, or by each thread for itself.
 
-    ``own``: the element, where each thread has one of its own; ``source``: the id of the statement;
-    ``until``: the barriers of the program on which who reads what is written here waits;
+    ``own``: (axis, index) where no two threads ever have the same index; ``source``: the id of the
+    statement; ``until``: the barriers of the program on which who reads what is written here waits;
     ``is_apart``: whether the same statement has written other elements since.
     """
 
     buffer: Buffer
     is_tile: bool
     team: Team
-    own: tuple[Key, ...] | None = None
+    own: frozenset[tuple[int, Key]] = frozenset()
     source: int = 0
     until: Buffer | None = None
     is_apart: bool = False
