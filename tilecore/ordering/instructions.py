@@ -73,7 +73,7 @@ def _barriers(name: str, args: Args, site: int) -> list[Act] | None:
             return [Act(bars.barrier_invalidate(site, _pointer(args[0])), site, False, "setup")]
         case "barrier_arrive":
             return [Act(bars.arrive(site, _pointer(args[0])), site, False, "arrival")]
-        case "barrier_arrive_remote":
+        case "barrier_arrive_remote" | "barrier_free_remote":
             return [Act(bars.arrive(site, _pointer(args[0]), args[1]), site, False, "arrival")]
         case "barrier_expect" | "barrier_expect_only":
             arrives = name == "barrier_expect"

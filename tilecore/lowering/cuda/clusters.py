@@ -81,11 +81,11 @@ class Clusters:
             stride *= size
         return self.builder.bind(index(total))
 
-    def arrive_in_all(self, group: Group, barrier: Any) -> None:
-        """Emit an arrival at a barrier of each block of a group."""
+    def free_in_all(self, group: Group, barrier: Any) -> None:
+        """Emit an arrival at a barrier of each block of a group, by who has read a tile."""
         first = self.first_of(group)
         for offset in group.offsets:
-            call = ptx.barrier_arrive_remote().call(barrier, index(add(first, offset)))
+            call = ptx.barrier_free_remote().call(barrier, index(add(first, offset)))
             self.builder.evaluate(call)
 
     def mask_of(self, group: Group) -> Any:

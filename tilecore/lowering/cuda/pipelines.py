@@ -188,9 +188,8 @@ class BoxPipelines:
                 for copy, box in zip(pipeline.copies, pipeline.boxes, strict=True):
                     group = pipeline.group(copy)
                     empty = self.barrier(copy, "empty", stage)
-                    wait = ptx.barrier_wait(of_cluster=group is not None)
                     with builder.at(copy.span):
-                        builder.evaluate(wait.call(empty, index(1) - parity))
+                        builder.evaluate(ptx.barrier_wait().call(empty, index(1) - parity))
                         self._load(copy, box, self.barrier(copy, "full", stage), group)
             self.next_turn(pipeline)
         use_stage(self.owner, pipeline.copies, 0)
@@ -328,7 +327,7 @@ class BoxPipelines:
             if group is None:
                 builder.evaluate(ptx.barrier_arrive().call(empty))
             else:
-                self.owner.clusters.arrive_in_all(group, empty)
+                self.owner.clusters.free_in_all(group, empty)
         self.met = builder.count if is_met else -1
 
     def _is_for_products(self, pipeline: Pipeline, copy: Copy) -> bool:

@@ -111,6 +111,24 @@ def barrier_arrive_remote() -> Instruction:
 
 
 @functools.cache
+def barrier_free_remote() -> Instruction:
+    """Return ``(void* barrier, int rank)``: as ``barrier_arrive_remote``, by who has only read.
+
+    What it releases is the block's alone: one for the cluster would wait for all its accesses of
+    memory (MEMBAR.ALL.GPU) each time. Source: CUTLASS, cutlass/arch/barrier.h, ClusterBarrier.
+    """
+    text = (
+        "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1; "
+        "mbarrier.arrive.shared::cluster.b64 _, [remote]; }"
+    )
+    return Instruction(
+        "tc_barrier_free_remote", "void* barrier, int rank",
+        asm(text, (), [BAR, '"r"(rank)']), "emu::barrier_arrive_remote(barrier, rank);",
+        arch="sm_90",
+    )  # fmt: skip
+
+
+@functools.cache
 def barrier_expect() -> Instruction:
     """Return ``(void* barrier, int bytes)``: one arrival; the phase also waits for ``bytes``."""
     text = "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
