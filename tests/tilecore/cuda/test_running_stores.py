@@ -97,3 +97,52 @@ def test_waits_are_known_numbers():
         def main(A: T.Tensor((4,), "float32")):
             with T.Kernel(1, threads=128):
                 T.tma_store_wait(-1)
+
+
+def tiles_in_turn(tiles, reads_back=False):
+    """A block computes one tile after another and stores them."""
+    BM, BN = 64, 64
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((tiles * BM, BN), "float32"), B: T.Tensor((tiles * BM, BN), "float32"),
+        C: T.Tensor((BM, BN), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=128):
+            tile = T.alloc_shared((BM, BN), "float32")
+            part = T.alloc_fragment((BM, BN), "float32")
+            for w in T.serial(tiles):
+                T.copy(A[w * BM, 0], part)
+                for i, j in T.Parallel(BM, BN):
+                    part[i, j] += 1
+                T.copy(part, tile)
+                T.copy(tile, B[w * BM, 0])
+            if reads_back:
+                T.copy(B[0, 0], C)
+
+    return main
+
+
+@pytest.mark.few(1)
+def test_a_store_of_a_loop_is_waited_for_where_its_tile_is_needed_again():
+    func = tiles_in_turn(3)
+    a = np.random.default_rng(4).standard_normal((192, 64)).astype(np.float32)
+    b, c = np.zeros_like(a), np.zeros((64, 64), np.float32)
+    run_emulated(func, "h100", [a, b, c], ALL_SCHEDULES)
+    np.testing.assert_array_equal(b, a + 1)
+    kernel = lowered(func, "h100")[2].text.rpartition('extern "C"')[2]
+    store, first = kernel.index("tc_tma_store"), kernel.index("tc_bulk_wait_0();")
+    assert first < store  # before the tile is written, not behind the store
+    assert kernel.rindex("tc_bulk_wait_read_0();") > store
+    for wait in ("tc_bulk_wait_0();", "tc_bulk_wait_read_0();"):
+        with pytest.raises(EmulationError, match=r"race|still read|in flight|leaves"):
+            run_emulated(func, "h100", [a, b, c], ALL_SCHEDULES, without=wait, is_ordered=False)
+
+
+@pytest.mark.few(1)
+def test_what_is_read_again_is_stored_before():
+    func = tiles_in_turn(3, reads_back=True)
+    a = np.random.default_rng(5).standard_normal((192, 64)).astype(np.float32)
+    b, c = np.zeros_like(a), np.zeros((64, 64), np.float32)
+    run_emulated(func, "h100", [a, b, c], ALL_SCHEDULES)
+    np.testing.assert_array_equal(c, a[:64] + 1)

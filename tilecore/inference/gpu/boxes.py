@@ -94,13 +94,18 @@ def stores_of(
 def running_stores(
     launch: KernelLaunch, stores: Mapping[Stmt, Box], teams: Teams
 ) -> frozenset[Stmt]:
-    """Return the stores that may run on: the program waits, or nothing comes after them.
+    """Return the stores that may run on: the program waits, or nothing needs them soon.
 
     Stores are in no order. One that happens once, to a tensor that nothing else of the launch
-    writes, need not be complete before the kernel ends. Roles may not tell each other of tiles.
+    writes, need not be complete before the kernel ends. In a loop that is waited for where the
+    threads meet next, if tiles are all that the launch writes and nothing reads them again. Roles
+    may not tell each other of tiles.
     """
     repeated = {s for n in walk(launch.body) if isinstance(n, (For, nodes.While)) for s in walk(n)}
     written = [b.root for s in walk(launch.body) for b in writes(s)]
+    targets = {s.dst.buffer.root for s in stores if isinstance(s, Copy)}
+    is_all = all(b in targets for b in written if b.scope == "global")
+    read = {b.root for b in read_buffers(launch.body)}
     return frozenset(
         s
         for s in stores
@@ -108,9 +113,9 @@ def running_stores(
         and (
             RUNS_ON in s.annotations
             or (
-                s not in repeated
-                and written.count(s.dst.buffer.root) == 1
+                written.count(s.dst.buffer.root) == 1
                 and teams.team(s) == teams.whole
+                and (s not in repeated or (is_all and s.dst.buffer.root not in read))
             )
         )
     )

@@ -13,7 +13,7 @@ from tilecore.inference.gpu.plan import Pipeline
 from tilecore.ir import nodes
 from tilecore.ir.clusters import SYNCS
 from tilecore.ir.named_barriers import ARRIVES, MEETS, MOST, named
-from tilecore.ir.nodes import Stmt
+from tilecore.ir.nodes import RUNS_ON, Stmt
 from tilecore.ir.visitor import has_jump, walk
 from tilecore.lowering.cpu.tir import index
 from tilecore.lowering.cuda.hidden_writes import HiddenWrites
@@ -31,13 +31,14 @@ class Meetings:
 
     Attributes:
         has_stored: whether a tile may still be read.
+        repeats: whether stores of loops are under way, which have no order among each other.
         has_written: whether threads may have written a tile of asynchronous units since they last
             told these of it.
     """
 
     def __init__(self, owner: LaunchLowering) -> None:
         self.owner = owner
-        self.has_stored = False
+        self.has_stored = self.repeats = False
         self.has_written = False
         self.hidden = HiddenWrites(owner.plan)
 
@@ -47,6 +48,12 @@ class Meetings:
         before = self.has_written
         if isinstance(stmt, (nodes.For, nodes.While)):
             self.has_written = self.hidden.at_turn(stmt, before)
+            if any(
+                s in self.owner.plan.running and RUNS_ON not in s.annotations
+                for s in walk(stmt)
+                if isinstance(s, nodes.Copy)
+            ):
+                self.has_stored = self.repeats = True
         elif isinstance(stmt, nodes.ClusterCopy):  # its threads meet when they have written
             self.has_written |= self.hidden.by(stmt)
         yield
@@ -143,7 +150,7 @@ class Meetings:
         """Make what threads wrote to shared memory visible to instructions that read it."""
         self.await_copies()
         if self.has_stored:
-            self.await_stores(0, only_reads=True)
+            self.await_stores(0, only_reads=not self.repeats)
         plan = self.owner.plan
         kinds = {product.kind for product in plan.gemms.values()}
         is_read = kinds & {"wgmma", "tcgen05"} or plan.stores or plan.loads or plan.updates
