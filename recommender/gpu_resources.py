@@ -6,7 +6,7 @@ divide it, which tiles lie in how many stages, and what registers fragments need
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -33,7 +33,9 @@ from tilecore.inference.gpu.products import WARP, WARPGROUP, WGMMA_COLUMNS, divi
 from tilecore.inference.gpu.shared import panel_of
 from tilecore.ir.expr import Var
 from tilecore.ir.gemm_shape import accumulator_dtype
-from tilecore.ir.nodes import Buffer, Copy, Gemm, Reduce
+from tilecore.ir.nodes import Atomic, Buffer, Copy, Gemm, Reduce
+from tilecore.passes.persistent import LEAST_STAGES, OPERANDS
+from tilecore.passes.persistent import OTHER_REGISTERS as OTHERS_OF_A_THREAD
 from tilecore.target import parse_gpu_target
 
 Columns = Mapping[str, NDArray[np.int64]]
@@ -131,11 +133,14 @@ def block_resources(
     threads = _threads(launch, columns)
     stages = _stages(launch, columns, target)
     deepest = np.maximum.reduce([np.ones_like(threads), *stages.values()])
-    shared = _shared_bytes(launch, columns, stages) + _scratch_bytes(
-        launch, columns, threads, found
-    )
+    beside_tiles = _scratch_bytes(launch, columns, threads, found)
     if target.has_tma:
-        shared = shared + BARRIERS_OF_STAGE_BYTES * np.add.reduce([0 * threads, *stages.values()])
+        all_stages = np.add.reduce([0 * threads, *stages.values()])
+        beside_tiles = beside_tiles + BARRIERS_OF_STAGE_BYTES * all_stages
+    shared = _shared_bytes(launch, columns, stages) + beside_tiles
+    whole = _all_shared_bytes(launch, columns, stages) + beside_tiles
+    stays = _stays(launch, columns, target, stages, threads) & (whole <= target.shared_per_block)
+    shared = np.where(stays, whole, shared)
     held = _fragment_registers(launch, columns, threads)
     operands = [p.operand_registers for p in found]
     beside = OTHER_REGISTERS + np.maximum.reduce([0 * threads, *operands])
@@ -277,7 +282,7 @@ def _shared_bytes(launch: Launch, columns: Columns, stages: Mapping[Buffer, Floa
     tiles = [t for t in launch.tiles if t.scope == "shared"]
     spans: dict[Buffer, list[int]] = {}
     outgoing: list[tuple[int, Floats]] = []
-    sums = {op.stmt.c.buffer for op in launch.ops if isinstance(op.stmt, Gemm)}
+    leaving = {id(op): size for op, size in _outgoing(launch, columns)}
     position, last = -1, None
     for op in launch.ops:
         outer = op.loops[0].var if op.loops else op
@@ -286,26 +291,78 @@ def _shared_bytes(launch: Launch, columns: Columns, stages: Mapping[Buffer, Floa
             if access.buffer.root in tiles:
                 span = spans.setdefault(access.buffer.root, [position, position])
                 span[1] = position
-        if isinstance(op.stmt, Copy) and op.stmt.src.buffer in sums:
-            target = op.stmt.dst.buffer
-            if target.scope == "global" and len(op.stmt.src.extents) == 2:
-                size = numbers(1, columns) * target.dtype.itemsize
-                for extent in op.stmt.src.extents:
-                    size = size * numbers(extent, columns)
-                outgoing.append((position, size))
+        if id(op) in leaving:
+            outgoing.append((position, leaving[id(op)]))
     moments = []
     for moment in range(position + 1):
         alive = numbers(0, columns)
         for tile, (first, end) in spans.items():
             if first <= moment <= end:
-                size = numbers(1, columns) * tile.dtype.itemsize
-                for extent in tile.shape:
-                    size = size * numbers(extent, columns)
-                alive = alive + np.ceil(size / 16) * 16 * stages.get(tile, 1.0)
+                alive = alive + _tile_bytes(tile, columns, stages)
         for when, size in outgoing:
             alive = alive + (when == moment) * size
         moments.append(alive)
     found: Floats = np.maximum.reduce([numbers(0, columns), *moments])
+    return found
+
+
+def _outgoing(launch: Launch, columns: Columns) -> Iterator[tuple[TileOp, Floats]]:
+    """Yield the copies of sums to tensors, and the bytes of the tiles that they go through."""
+    sums = {op.stmt.c.buffer for op in launch.ops if isinstance(op.stmt, Gemm)}
+    for op in launch.ops:
+        if not isinstance(op.stmt, Copy) or op.stmt.src.buffer not in sums:
+            continue
+        target = op.stmt.dst.buffer
+        if target.scope == "global" and len(op.stmt.src.extents) == 2:
+            size = numbers(1, columns) * target.dtype.itemsize
+            for extent in op.stmt.src.extents:
+                size = size * numbers(extent, columns)
+            yield op, size
+
+
+def _tile_bytes(tile: Buffer, columns: Columns, stages: Mapping[Buffer, Floats]) -> Floats:
+    size = numbers(1, columns) * tile.dtype.itemsize
+    for extent in tile.shape:
+        size = size * numbers(extent, columns)
+    return np.ceil(size / 16) * 16 * stages.get(tile, 1.0)
+
+
+def _all_shared_bytes(launch: Launch, columns: Columns, stages: Mapping[Buffer, Floats]) -> Floats:
+    """Return the bytes of all shared tiles: of a block that computes one tile after another."""
+    sizes = [_tile_bytes(t, columns, stages) for t in launch.tiles if t.scope == "shared"]
+    sizes += [size for _, size in _outgoing(launch, columns)]
+    found: Floats = np.add.reduce([numbers(0, columns), *sizes])
+    return found
+
+
+def _stays(
+    launch: Launch, columns: Columns, target: GpuTarget, stages: Mapping[Buffer, Floats],
+    threads: Floats,
+) -> NDArray[np.bool_]:  # fmt: skip
+    """Return where blocks stay for further tiles (``tilecore.passes.persistent``)."""
+    never = np.zeros(len(threads), dtype=bool)
+    loops = {loop.var: loop for op in launch.ops for loop in op.loops}
+    outputs = [a for op in launch.ops for a in op.writes if a.buffer.scope == "global"]
+    gemms = [op for op in launch.ops if isinstance(op.stmt, Gemm)]
+    if target.kind != "cuda" or not target.has_wgmma or len(loops) != 1 or len(outputs) != 1:
+        return never
+    (loop,) = loops.values()
+    if loop.kind != "pipelined" or loop.varies or not gemms or len(stages) != OPERANDS:
+        return never
+    if not all(op.loops for op in gemms) or any(isinstance(op.stmt, Atomic) for op in launch.ops):
+        return never
+    flying = np.add.reduce([_tile_bytes(t, columns, stages) for t in stages])
+    held = [t for t in launch.tiles if t.scope == "fragment"]
+    bytes_held = np.add.reduce([numbers(0, columns), *[_tile_bytes(t, columns, {}) for t in held]])
+    by_thread = np.floor(bytes_held / (REGISTER_BYTES * threads)) + OTHERS_OF_A_THREAD
+    is_full = (2 * flying > target.shared_per_multiprocessor) | (
+        2 * threads * by_thread > target.registers_per_multiprocessor
+    )
+    found: NDArray[np.bool_] = (
+        is_full
+        & (numbers(loop.num_stages, columns) >= LEAST_STAGES)
+        & (numbers(launch.blocks, columns) > target.multiprocessors)
+    )
     return found
 
 

@@ -25,7 +25,7 @@ from tilecore.ir.printer import Namer, format_expr, format_func
 from tilecore.ir.vendor import refuse_cuda_source
 from tilecore.ir.verifier import verify
 from tilecore.ir.visitor import walk
-from tilecore.passes import tensor_memory
+from tilecore.passes import panels, persistent, tensor_memory
 from tilecore.passes.pipeline import GPU_PIPELINE, Pass, run_passes
 from tilecore.tile_config import KnobValue
 
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from tilecore.lowering.cuda.program import LoweredProgram
 
 Observer = Callable[[str, Any], None]
-SHARED_MEMORY = "shared memory"  # the limit that programs without staged outputs may still keep
+SHARED_MEMORY = "shared memory"  # the limit that programs may still keep without these passes
+OPTIONAL = ((), ("persistent",), ("persistent", "stage_outputs"))
 
 
 def compile_gpu(
@@ -187,25 +188,31 @@ def plan_gpu(
 def _plan(
     func: PrimFunc, target: GpuTarget, observer: Observer | None, options: GpuOptions
 ) -> tuple[PrimFunc, GpuPlan]:
-    """Return the program after the passes and its plan; outputs are staged where there is room."""
+    """Return the program after the passes and its plan: all of them where there is room."""
     pipeline = passes_for(target, options)
-    passed = run_passes(func, observer, pipeline)
-    verify(passed)
-    try:
-        return passed, infer(passed, target, options)
-    except InvalidConfig as error:
-        if error.fields.get("knob") != SHARED_MEMORY:
-            raise
-        passed = run_passes(func, None, [p for p in pipeline if p[0] != "stage_outputs"])
-        return passed, infer(passed, target, options)
+    for left_out in OPTIONAL:
+        passed = run_passes(func, observer, [p for p in pipeline if p[0] not in left_out])
+        verify(passed)
+        try:
+            return passed, infer(passed, target, options)
+        except InvalidConfig as error:
+            if error.fields.get("knob") != SHARED_MEMORY or left_out is OPTIONAL[-1]:
+                raise
+    raise AssertionError("one of them is returned or raises")
 
 
 def passes_for(target: GpuTarget, options: GpuOptions) -> tuple[tuple[str, Pass], ...]:
     """Return the passes of a target, in order."""
-    own: tuple[tuple[str, Pass], ...] = ()
+    found = list(GPU_PIPELINE)
+    if target.kind == "cuda":
+        order: list[tuple[str, Pass]] = [("panels", functools.partial(panels.run, target=target))]
+        if target.has_wgmma:
+            order.append(("persistent", functools.partial(persistent.run, target=target)))
+        at = [name for name, _ in found].index("stage_outputs")
+        found[at:at] = order
     if target.has_tcgen05:
-        own = (("tensor_memory", functools.partial(tensor_memory.run, options=options)),)
-    return GPU_PIPELINE + own
+        found.append(("tensor_memory", functools.partial(tensor_memory.run, options=options)))
+    return tuple(found)
 
 
 def tensor_maps(program: LoweredProgram) -> tuple[TensorMapRecipe, ...]:

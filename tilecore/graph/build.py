@@ -122,7 +122,11 @@ class _Walker:
         first = substitute(substitute(stmt.start, self.lets), middle)
         self.middles[stmt.loop_var] = binary("add", first, half)
         stages = as_expr(stmt.annotations.get("num_stages", 1))
-        return Loop(stmt.loop_var, trips, stmt.kind, stages, expected is not None, stmt.span)
+        ends = [substitute(e, self.lets) for e in (stmt.start, stmt.stop)]
+        varies = expected is not None or bool(free_vars(*ends) & {*self.launch.block_vars})
+        return Loop(
+            stmt.loop_var, trips, stmt.kind, stages, expected is not None, stmt.span, varies
+        )
 
     def _record(self, stmt: Stmt, loops: tuple[Loop, ...]) -> None:
         kind, reads, writes, work = describe(stmt)

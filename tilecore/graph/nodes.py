@@ -33,6 +33,7 @@ class Loop:
     Attributes:
         trip_count: free of block variables (see build).
         is_data: whether the length is data: ``trip_count`` is what is expected of it.
+        varies: whether blocks differ in it.
         span: where it stands in the program.
     """
 
@@ -42,6 +43,7 @@ class Loop:
     num_stages: Expr
     is_data: bool = False
     span: SourceSpan = NO_SPAN
+    varies: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

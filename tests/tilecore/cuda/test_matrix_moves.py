@@ -86,7 +86,7 @@ def test_accumulators_are_stored_as_matrices(
 
 def test_the_epilogue_of_hopper_is_short():
     """992 instructions, with 64 stores of 4 bytes and their addresses, before."""
-    func = gemm(4096, 4096, 4096, (128, 256, 64), 3, "float16", "float16", threads=256)
+    func = gemm(1024, 4096, 4096, (128, 256, 64), 3, "float16", "float16", threads=256)
     _, _, source = lowered(func, "h100")
     cubin = compile_cuda(source.text, source.arch)
     (features,) = read_features(cubin.data, source.arch).values()

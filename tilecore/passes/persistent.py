@@ -1,0 +1,198 @@
+"""persistent: blocks that stay, and compute one tile of a product after another.
+
+Where copies run ahead of the products (warps that do nothing but load), those of the next tile fly
+while the sums of the last one are stored. A block per multiprocessor goes through the tiles in the
+order that the grid had, panels and all. Of a grid that needs no second wave nothing is gained.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from tilecore.gpu_target import GpuTarget
+from tilecore.ir import nodes
+from tilecore.ir.analysis import writes
+from tilecore.ir.dtype import DType
+from tilecore.ir.expr import Expr, Var, binary, const, int_value
+from tilecore.ir.nodes import (
+    Alloc,
+    Annotate,
+    Copy,
+    For,
+    Gemm,
+    If,
+    KernelLaunch,
+    PrimFunc,
+    Seq,
+    Stmt,
+)
+from tilecore.ir.visitor import Rewriter, flat, walk
+from tilecore.passes.panels import SWIZZLE, copies_of_products
+
+# What a body may consist of: nothing that a block does once, or that other blocks wait for.
+KNOWN = (
+    Alloc, Annotate, Copy, For, Gemm, If, Seq, nodes.Fill, nodes.Let, nodes.Parallel, nodes.Reduce,
+    nodes.Store,
+)  # fmt: skip
+LEAST_STAGES = 2
+OPERANDS = 2  # tiles in flight: of one product, or of attention's two
+OTHER_REGISTERS = 24  # of a thread, beside fragments
+INT32 = DType("int32")
+
+
+def run(func: PrimFunc, target: GpuTarget) -> PrimFunc:
+    """Return the function with launches of resident blocks where tiles are products."""
+    return dataclasses.replace(func, body=_Launches(target).visit(func.body))
+
+
+class _Launches(Rewriter):
+    def __init__(self, target: GpuTarget) -> None:
+        self.target = target
+
+    def visit_kernellaunch(self, launch: KernelLaunch) -> Stmt:
+        extents = [int_value(e) for e in launch.grid]
+        grid = [e for e in extents if e is not None]
+        workers = self.target.multiprocessors
+        if len(grid) < len(extents) or math.prod(grid) <= workers:
+            return launch
+        if not self._is_product(launch):
+            return launch
+        return _resident(launch, grid, workers)
+
+    def _is_product(self, launch: KernelLaunch) -> bool:
+        """Return whether a block does nothing but a pipelined loop of products, and stores sums."""
+        if launch.thread_vars or launch.cluster:
+            return False
+        stmts = list(walk(launch.body))
+        if not all(isinstance(s, KNOWN) for s in stmts):
+            return False
+        gemms = [s for s in stmts if isinstance(s, Gemm)]
+        loops = [s for s in stmts if isinstance(s, For)]
+        if len(loops) != 1 or not gemms or any(g.is_async or g.in_group for g in gemms):
+            return False
+        stages = loops[0].annotations.get("num_stages")
+        known = int_value(stages) if isinstance(stages, Expr) else stages
+        if loops[0].kind != "pipelined" or not isinstance(known, int) or known < LEAST_STAGES:
+            return False
+        if int_value(loops[0].stop) is None or any(g not in walk(loops[0]) for g in gemms):
+            return False  # blocks that loop as long as others
+        top = flat([launch.body])
+        if loops[0] not in top or not self._fills(launch, known):
+            return False
+        allocated = [s for s in stmts if isinstance(s, Alloc)]
+        if any(a not in top or _is_kept(a.buffer) for a in allocated):
+            return False
+        outputs = [b for s in stmts for b in writes(s) if b.root.scope == "global"]
+        return len(outputs) == 1
+
+    def _fills(self, launch: KernelLaunch, stages: int) -> bool:
+        """Return whether tiles in flight, or sums, leave no room for another block."""
+        tiles = {c.dst.buffer.root: c.dst.buffer for c in copies_of_products(launch)}
+        threads = math.prod(int_value(t) or 0 for t in launch.threads)
+        if len(tiles) != OPERANDS or not threads:
+            return False
+        held = [
+            s.buffer for s in walk(launch.body)
+            if isinstance(s, Alloc) and s.buffer.scope == "fragment"
+        ]  # fmt: skip
+        used, registers = (_bytes(found) for found in (list(tiles.values()), held))
+        if used is None or registers is None:
+            return False
+        by_thread = registers // (4 * threads) + OTHER_REGISTERS
+        target = self.target
+        return (
+            2 * stages * used > target.shared_per_multiprocessor
+            or 2 * threads * by_thread > target.registers_per_multiprocessor
+        )
+
+
+def _bytes(buffers: Sequence[nodes.Buffer]) -> int | None:
+    """Return the bytes of tiles, None if one has no known shape."""
+    shapes = [b.static_shape for b in buffers]
+    if any(shape is None for shape in shapes):
+        return None
+    return sum(math.prod(b.static_shape or ()) * b.dtype.itemsize for b in buffers)
+
+
+def _is_kept(buffer: nodes.Buffer) -> bool:
+    """Return whether a block makes something of its own of memory when it begins."""
+    is_open = any(int_value(e) is None for e in buffer.shape)
+    return buffer.arrive_counts is not None or buffer.scope == "global" or is_open
+
+
+def _resident(launch: KernelLaunch, grid: Sequence[int], workers: int) -> KernelLaunch:
+    """Return a launch of so many blocks that go through the tiles of another one."""
+    top = flat([launch.body])
+    before = [s for s in top if isinstance(s, Alloc) or _is_layout(s)]
+    after = [s for s in top if s not in before]
+    worker, wave = Var("worker", INT32), Var("wave", INT32)
+    total = math.prod(grid)
+    tile = Var("tile", INT32)
+    places = _places(tile, grid, _rows(launch))
+    lets = [
+        nodes.Let(var, value, launch.span)
+        for var, value in zip(launch.block_vars, places, strict=True)
+    ]
+    number = binary("add", binary("mul", wave, const(workers, "int32")), worker)
+    guarded = If(
+        binary("lt", tile, const(total, "int32")), Seq((*lets, *after), launch.span),
+        span=launch.span,
+    )  # fmt: skip
+    turn = Seq((nodes.Let(tile, number, launch.span), guarded), launch.span)
+    loop = For(
+        wave, const(0, "int32"), const(-(-total // workers), "int32"), const(1, "int32"), "serial",
+        turn, span=launch.span,
+    )  # fmt: skip
+    return dataclasses.replace(
+        launch, block_vars=(worker,), grid=(const(workers, "int32"),),
+        body=Seq((*before, loop), launch.span),
+    )  # fmt: skip
+
+
+def _is_layout(stmt: Stmt) -> bool:
+    return isinstance(stmt, Annotate) and stmt.key != SWIZZLE
+
+
+def _rows(launch: KernelLaunch) -> int:
+    """Return the rows of a panel; 0: row by row; below 0: columns."""
+    for stmt in walk(launch.body):
+        if isinstance(stmt, Annotate) and stmt.key == SWIZZLE and stmt.value.get("enable", True):
+            size = stmt.value.get("panel_size", 1)
+            rows = (int_value(size) if isinstance(size, Expr) else size) or 1
+            return rows if str(stmt.value.get("order", "row")).startswith("row") else -rows
+    return 0
+
+
+def _places(tile: Var, grid: Sequence[int], rows: int) -> list[Expr]:
+    """Return the block indices of a tile's number, panel by panel as ``T.use_swizzle`` says."""
+
+    def number(value: int) -> Expr:
+        return const(value, "int32")
+
+    def div(a: Expr, b: Expr) -> Expr:
+        return binary("floordiv", a, b)
+
+    def mod(a: Expr, b: Expr) -> Expr:
+        return binary("mod", a, b)
+
+    if len(grid) == 1:
+        return [tile]
+    layer = grid[0] * grid[1]
+    within = tile if len(grid) == 2 else mod(tile, number(layer))
+    more = [] if len(grid) == 2 else [div(tile, number(layer))]
+    if rows == 0:
+        return [mod(within, number(grid[0])), div(within, number(grid[0])), *more]
+    along, across = (0, 1) if rows > 0 else (1, 0)
+    panel = min(abs(rows), grid[across])
+    size = number(grid[along] * panel)
+    first = binary("mul", div(within, size), number(panel))
+    rest = mod(within, size)
+    height: Expr = number(panel)
+    if grid[across] % panel:
+        height = binary("min", height, binary("sub", number(grid[across]), first))
+    found: list[Expr] = [tile, tile]
+    found[along] = div(rest, height)
+    found[across] = binary("add", first, mod(rest, height))
+    return [*found, *more]
