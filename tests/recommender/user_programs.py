@@ -83,8 +83,10 @@ def attention(B, H, S, D, block_M, block_N, num_stages=1, threads=128, dtype="fl
                 weigh(scores, top, shrink, part, total, scale)
                 T.copy(scores, weights)
                 T.gemm(weights, v, out, policy=T.GemmWarpPolicy.FullRow)
+            for i in T.Parallel(block_M):
+                total[i] = 1 / total[i]
             for i, j in T.Parallel(block_M, D):
-                out[i, j] /= total[i]
+                out[i, j] *= total[i]
             T.copy(out, Out[bz, by, bx * block_M, 0])
 
     return main

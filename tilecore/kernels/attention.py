@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from tilecore.ir.nodes import PrimFunc
 from tilecore.kernels.definition import (
     NUM_STAGES,
     THREADS,
+    GpuVariant,
     KernelDefinition,
     Knob,
     Problem,
@@ -54,7 +56,7 @@ def sizes(problem: Problem) -> tuple[int, int, int, int, int, int]:
     return batch, heads, kv_heads, seq_q, seq_kv, dim
 
 
-def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
+def _program(problem: Problem, knobs: Mapping[str, Any], on_gpu: bool = False) -> PrimFunc:
     B, H, HK, SQ, SK, D = sizes(problem)
     dtype, causal = problem["dtype"], bool(problem["causal"])
     block_M, block_N = knobs["block_M"], knobs["block_N"]
@@ -103,8 +105,14 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
                 if is_narrow:
                     T.copy(scores, weights)
                 T.gemm(weights, v, out, policy=T.GemmWarpPolicy.FullRow)
-            for i, j in T.Parallel(block_M, D):
-                out[i, j] /= total[i]
+            if on_gpu:  # where a division takes ten instructions
+                for i in T.Parallel(block_M):
+                    total[i] = 1 / total[i]
+                for i, j in T.Parallel(block_M, D):
+                    out[i, j] *= total[i]
+            else:
+                for i, j in T.Parallel(block_M, D):
+                    out[i, j] /= total[i]
             T.copy(out, O[bz, by, bx * block_M, 0])
 
     return attention
@@ -169,29 +177,36 @@ def traffic_bytes(problem: Problem) -> float:
     return float(B * D * (2 * H * SQ + 2 * HK * SK) * DType(problem["dtype"]).itemsize)
 
 
+KNOBS = (
+    Knob(
+        "block_M",
+        64,
+        {"cpu": (16, 32, 48, 64, 96, 128, 192, 256), "cuda": (64, 128, 192)},
+        doc="queries per block",
+    ),
+    Knob(
+        "block_N",
+        128,
+        {
+            "cpu": (16, 32, 64, 96, 128, 192, 256, 384, 512, 1024),
+            "cuda": (32, 64, 96, 128, 160),
+        },
+        doc="keys per step",
+    ),
+    replace(NUM_STAGES, default=1, values={"cpu": (1,), "cuda": (1, 2, 3)}),
+    THREADS,
+)
+KNOBS_ON_GPU = (
+    Knob("block_M", 128, {"cuda": (64, 128, 192)}, doc=KNOBS[0].doc),
+    Knob("block_N", 128, {"cuda": (32, 64, 96, 128, 160)}, doc=KNOBS[1].doc),
+    replace(NUM_STAGES, default=2, values={"cuda": (1, 2, 3)}),
+    replace(THREADS, default=256),
+)
 ATTENTION = KernelDefinition(
     name="attention",
     doc="O[b, h, q, d] = softmax(Q K^T / sqrt(d)) V",
     fields=FIELDS,
-    knobs=(
-        Knob(
-            "block_M",
-            64,
-            {"cpu": (16, 32, 48, 64, 96, 128, 192, 256), "cuda": (64, 128, 192)},
-            doc="queries per block",
-        ),
-        Knob(
-            "block_N",
-            128,
-            {
-                "cpu": (16, 32, 64, 96, 128, 192, 256, 384, 512, 1024),
-                "cuda": (32, 64, 96, 128, 160),
-            },
-            doc="keys per step",
-        ),
-        replace(NUM_STAGES, default=1, values={"cpu": (1,), "cuda": (1, 2, 3)}),
-        THREADS,
-    ),
+    knobs=KNOBS,
     program=_program,
     inputs=inputs,
     reference=reference,
@@ -201,4 +216,5 @@ ATTENTION = KernelDefinition(
     reduction_length=lambda problem: 16,  # weights sum to 1: an average
     rounded_dtype=lambda problem: str(problem["dtype"]),  # weights
     on_device=ATTENTION_ON_DEVICE,
+    gpu=GpuVariant(KNOBS_ON_GPU, functools.partial(_program, on_gpu=True)),
 )

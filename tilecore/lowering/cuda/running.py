@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 MOST = 7  # groups that a wait may leave under way
 BODIES = (nodes.For, nodes.While, nodes.If)
 TOLD = (nodes.Sync, nodes.Arrive, nodes.ClusterCopy)  # others learn that memory is free
+LOUD = (Gemm, nodes.For, nodes.While, nodes.Jump, nodes.Wait, nodes.Annotate, *TOLD)
 
 
 @dataclass(slots=True)
@@ -99,7 +100,8 @@ class RunningProducts:
 
     def before(self, stmt: Stmt) -> None:
         """Emit the wait that a statement needs."""
-        if stmt in self.owner.plan.barriers or isinstance(stmt, (*BODIES, *TOLD)):
+        is_body = isinstance(stmt, BODIES) and not self._is_quiet(stmt)
+        if stmt in self.owner.plan.barriers or is_body or isinstance(stmt, TOLD):
             self.drain(all_of_them=False)
         youngest = [n for n, r in enumerate(self.groups) if self._meets(r, stmt)]
         if youngest:
@@ -120,7 +122,7 @@ class RunningProducts:
         gemm = product.stmt
         if isinstance(stmt, nodes.Seq):
             return False
-        if isinstance(stmt, BODIES):  # what is inside is asked for one by one
+        if isinstance(stmt, BODIES) and not self._is_quiet(stmt):  # what is inside asks by itself
             loaded = {
                 n.buffer for e in expressions(stmt) for n in walk_expr(e) if isinstance(n, Load)
             }
@@ -131,6 +133,14 @@ class RunningProducts:
             return True
         read = {gemm.a.buffer.root, gemm.b.buffer.root}
         return not read.isdisjoint(b.root for b in written_buffers(stmt))
+
+    def _is_quiet(self, stmt: Stmt) -> bool:
+        """Return whether a branch is waited for like any other statement.
+
+        Threads do not meet in it, nor do products begin: what is under way before it is after it.
+        """
+        inside = list(walk(stmt))
+        return not any(isinstance(s, LOUD) or s in self.owner.plan.barriers for s in inside)
 
     def _follows(self, gemm: Gemm, product: Running) -> bool:
         """Return whether a product adds to the sums of another as the same instruction does."""
@@ -143,7 +153,7 @@ class RunningProducts:
         """Emit a body that may not run."""
         before = [*self.older, *self.groups]
         yield
-        if self.owner.accessor.turn is None:
+        if self.owner.accessor.turn is None and not self._is_quiet(body):
             self.drain(all_of_them=id(body) in self.owner.plan.teams.bodies)
             self.older, self.groups = _union(before, [*self.older, *self.groups]), []
 

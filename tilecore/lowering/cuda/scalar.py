@@ -64,7 +64,20 @@ def to_memory(value: Any, dtype: str) -> Any:
     """Return a computed value as it is stored; floats round to nearest even."""
     if dtype in NIBBLES:
         return tir.bitwise_and(tir.Cast("uint8", value), tir.IntImm("uint8", 15))
-    return tir.Cast(BITS[dtype], narrow(dtype).call(value)) if dtype in BITS else value
+    if dtype not in BITS:
+        return value
+    rounded_already = _bits_of(value, dtype)
+    if rounded_already is not None:
+        return rounded_already
+    return tir.Cast(BITS[dtype], narrow(dtype).call(value))
+
+
+def _bits_of(value: Any, dtype: str) -> Any:
+    """Return the bits in memory that a value was widened from, None where it is another one."""
+    args: Any = getattr(value, "args", ())
+    if len(args) < 2 or getattr(args[0], "value", None) != widen(dtype).name:
+        return None
+    return args[1].value if isinstance(args[1], tir.Cast) else None
 
 
 def _nibble(value: Any, dtype: str) -> Any:
