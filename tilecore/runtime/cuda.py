@@ -69,6 +69,50 @@ class _Bound:
     workspaces: list[Callable[[], Any]] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class _Accepted:
+    """A call that was looked at closely, and what another one must be to be like it.
+
+    Attributes:
+        tensors: position, element type, shape, strides and device.
+        numbers: position, Python type and value.
+        apart: pairs of tensors of which the first is written, with their bytes.
+    """
+
+    bound: _Bound
+    count: int
+    alignment: int
+    tensors: Sequence[tuple[int, Any, Any, Any, Any]]
+    numbers: Sequence[tuple[int, type, Any]]
+    apart: Sequence[tuple[int, int, int, int]]
+
+    def addresses(self, arguments: Sequence[Any]) -> list[int] | None:
+        """Return the addresses of a call's tensors, None where it must be looked at."""
+        if len(arguments) != self.count:
+            return None
+        found = []
+        try:
+            for i, dtype, shape, strides, device in self.tensors:
+                t = arguments[i]
+                if t.dtype is not dtype or t.shape != shape or t.device != device:
+                    return None
+                if t.stride() != strides:
+                    return None
+                address = t.data_ptr()
+                if address % self.alignment:
+                    return None
+                found.append(address)
+        except (AttributeError, TypeError):
+            return None
+        for i, kind, value in self.numbers:
+            if type(arguments[i]) is not kind or arguments[i] != value:
+                return None
+        for one, other, size, its in self.apart:
+            if found[one] < found[other] + its and found[other] < found[one] + size:
+                return None
+        return found
+
+
 class CudaKernel:
     """A GPU artifact in this process; call it with all arguments in parameter order.
 
@@ -94,7 +138,7 @@ class CudaKernel:
         self._scalars = [i for i, _ in self._numbers]
         self._written = [n for n, (_, p) in enumerate(self._tensors) if p.is_written]
         self._bound: dict[Any, _Bound] = {}
-        self._last: tuple[Any, _Bound] | None = None
+        self._last: _Accepted | None = None
         self._lock = threading.Lock()
 
     def __call__(self, *arguments: Any) -> None:
@@ -106,20 +150,22 @@ class CudaKernel:
             AliasError: a written tensor shares memory with another one (TC403).
             LaunchFailed: the driver refused the launch (TC405).
         """
-        if self._last is not None and self._last[0] == self._signature(arguments):
-            bound = self._last[1]
-            addresses = self._addresses(arguments)
-            if self._are_apart(addresses, bound.nbytes):
-                self._launch(bound, addresses)
+        last = self._last
+        if last is not None:
+            addresses = last.addresses(arguments)
+            if addresses is not None:
+                self._launch(last.bound, addresses)
                 return
         self._first_call(arguments)
 
     def unchecked(self, *arguments: Any) -> None:
         """Run the kernel with arguments that a call has accepted before (for timing loops)."""
-        signature = self._signature(arguments)
-        is_last = self._last is not None and self._last[0] == signature
-        bound = self._last[1] if self._last and is_last else self._find(arguments, signature)
-        self._launch(bound, self._addresses(arguments))
+        addresses = None if self._last is None else self._last.addresses(arguments)
+        if self._last is None or addresses is None:
+            bound = self._find(arguments, self._signature(arguments))
+            self._launch(bound, self._addresses(arguments))
+        else:
+            self._launch(self._last.bound, addresses)
 
     # --- arguments --------------------------------------------------------------------------------
 
@@ -139,19 +185,6 @@ class CudaKernel:
     def _addresses(self, arguments: Sequence[Any]) -> list[int]:
         return [0 if (t := arguments[i]) is None else t.data_ptr() for i in self._positions]
 
-    def _are_apart(self, addresses: Sequence[int], nbytes: Sequence[int]) -> bool:
-        """Return whether addresses are aligned and no written tensor meets another one."""
-        alignment = self._code.alignment
-        for address in addresses:
-            if address % alignment:
-                return False
-        for n in self._written:
-            start, end = addresses[n], addresses[n] + nbytes[n]
-            for m, (other, size) in enumerate(zip(addresses, nbytes, strict=True)):
-                if m != n and start < other + size and other < end:
-                    return False
-        return True
-
     def _first_call(self, arguments: Sequence[Any]) -> None:
         """Check the arguments closely, then run the kernel."""
         given = check(self.parameters, arguments, self._driver.device_type)
@@ -165,7 +198,27 @@ class CudaKernel:
                 )  # fmt: skip
         bound = self._find(given, self._signature(given))
         self._launch(bound, self._addresses(given))
-        self._last = self._signature(arguments), bound
+        self._last = self._as_before(arguments, bound)
+
+    def _as_before(self, arguments: Sequence[Any], bound: _Bound) -> _Accepted | None:
+        """Return what tells calls like this one; None: each is looked at closely."""
+        tensors = [arguments[i] for i in self._positions]
+        if any(t is None or not hasattr(t, "data_ptr") for t in tensors):
+            return None
+        apart = [
+            (one, other, bound.nbytes[one], bound.nbytes[other])
+            for one in self._written
+            for other in range(len(tensors))
+            if one != other
+        ]
+        return _Accepted(
+            bound, len(arguments), self._code.alignment,
+            [
+                (i, t.dtype, t.shape, t.stride(), t.device)
+                for i, t in zip(self._positions, tensors, strict=True)
+            ],
+            [(i, type(arguments[i]), arguments[i]) for i in self._scalars], apart,
+        )  # fmt: skip
 
     def _find(self, arguments: Sequence[Any], signature: Any) -> _Bound:
         """Return the launches for a signature, made at its first call."""

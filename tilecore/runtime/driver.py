@@ -96,6 +96,8 @@ class CudaDriver:
         raw = getattr(getattr(self._torch, "_C", None), "_cuda_getCurrentRawStream", None)
         self.stream = raw or self._stream
         self._encode: Any = None
+        fast = getattr(getattr(self._torch, "_C", None), "_cuda_getDevice", None)
+        self._device: Any = fast or self._torch.cuda.current_device
 
     def _stream(self, device: int) -> int:
         return int(self._torch.cuda.current_stream(device).cuda_stream)
@@ -105,7 +107,7 @@ class CudaDriver:
         if not getattr(self._thread, "has_context", False):
             self._enter_context(device)
             self._thread.has_context = True
-        if self._torch.cuda.current_device() == device:
+        if self._device() == device:
             return NOTHING
         found: contextlib.AbstractContextManager[Any] = self._torch.cuda.device(device)
         return found
@@ -187,9 +189,10 @@ class CudaDriver:
     ) -> None:  # fmt: skip
         """Launch a kernel; ``parameters`` is the address of an array of addresses."""
         api = self._api
-        if tuple(cluster) == (1, 1, 1):
+        if cluster == (1, 1, 1):
             result = api.cuLaunchKernel(kernel, *grid, *block, shared_bytes, stream, parameters, 0)
-            self._done("cuLaunchKernel", result)
+            if result[0]:
+                self._done("cuLaunchKernel", result)
             return
         config, attribute = api.CUlaunchConfig(), api.CUlaunchAttribute()
         attribute.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
