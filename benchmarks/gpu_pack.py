@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,7 @@ LARGE: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 ]
 TOLERANCE = {"float16": 4e-3, "bfloat16": 2e-2, "float32": 2e-5}
 REPEATS, WARM_UP = 30, 5
+LIMIT_S = 60.0  # of a case
 
 
 # --- build: without a GPU ------------------------------------------------------------------------
@@ -90,7 +92,7 @@ def build_case(
 
     chosen = parse_target(target)
     assert isinstance(chosen, GpuTarget)
-    definition = KERNELS[name]
+    definition = KERNELS[name].on("cuda")
     parsed = definition.parse_problem(problem)
     func = definition.program(parsed, {k.name: k.default for k in definition.knobs} | knobs)
     artifact = compile(func, chosen, store=ArtifactStore(place / "store"))
@@ -139,13 +141,37 @@ def run(folder: Path) -> list[dict[str, Any]]:
         case = json.loads((place / "case.json").read_text())
         if "error" in case:
             continue
-        try:
-            result = run_small(place, case) if case["is_small"] else run_large(place, case)
-        except Exception as error:  # noqa: BLE001  # a case that fails is a result
-            result = {"status": "failed", "error": str(error)[:500]}
+        result = isolated(run_small if case["is_small"] else run_large, place, case)
         found.append({"case": place.name, **case, **result})
         print(f"{place.name:24} {json.dumps(result)}")
     return found
+
+
+def isolated(
+    work: Callable[[Path, dict[str, Any]], dict[str, Any]], place: Path, case: dict[str, Any]
+) -> dict[str, Any]:
+    """Return what ``work`` finds in a forked process: a case that breaks CUDA costs itself."""
+    ours, theirs = multiprocessing.Pipe()
+
+    def answer() -> None:
+        try:
+            theirs.send(work(place, case))
+        except Exception as error:  # noqa: BLE001  # a case that fails is a result
+            theirs.send({"status": "failed", "error": str(error)[:500]})
+
+    process = multiprocessing.get_context("fork").Process(target=answer)
+    process.start()
+    theirs.close()
+    try:
+        if ours.poll(LIMIT_S):
+            found: dict[str, Any] = ours.recv()
+            return found
+        return {"status": "failed", "error": f"nothing after {LIMIT_S:.0f} s"}
+    except EOFError:
+        return {"status": "failed", "error": "the process died"}
+    finally:
+        process.kill()
+        process.join()
 
 
 def run_small(place: Path, case: dict[str, Any]) -> dict[str, Any]:
