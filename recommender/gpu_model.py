@@ -25,6 +25,7 @@ from recommender.hardware import HardwareProfile
 from tilecore.graph import TileGraph
 from tilecore.graph.graph import Launch
 from tilecore.graph.nodes import Access, TileOp
+from tilecore.inference.gpu.products import WARPGROUP
 from tilecore.ir.nodes import Copy, Gemm
 
 SHARED_BYTES_PER_CLOCK = 128  # of a multiprocessor (CUDA C++ Programming Guide, "Shared Memory")
@@ -38,18 +39,22 @@ OVERLAP = 8.0  # of the norm that joins times which overlap; infinity would be t
 class GpuConstants:
     """Properties of the generated code and of devices.
 
-    Source: set by hand from published microbenchmarks; nothing was measured on a device.
+    Source: set by hand from published microbenchmarks, but for what benchmarks/calibrate_gpu_model.py
+    fits to what was measured on an H200 (benchmarks/data/h200, 2026-11-26).
     """
 
-    tensor_efficiency: float = 0.92  # of the peak of wgmma and of sm_80's mma, operands at hand
+    tensor_efficiency: float = 0.97  # of the peak of wgmma and of sm_80's mma, operands at hand
     warp_efficiency: float = 0.62  # of mma.sync where warpgroups have instructions of their own
     fma_efficiency: float = 0.7
-    work_efficiency: float = 0.5  # of one operation per lane and clock
-    special_operations: float = 6.0  # ordinary ones around an exp2 or its like
+    work_efficiency: float = 0.65  # of one operation per lane and clock
+    special_operations: float = 1.8  # ordinary ones around an exp2 or its like
     memory_latency_s: float = 0.7e-6  # from a load to its data, under load
-    step_clocks: float = 60.0  # barriers and addresses of one step of a loop
-    block_clocks: float = 1500.0  # starting a block, and its end
-    memory_efficiency: float = 0.88
+    box_latency_s: float = 0.25e-6  # the same of boxes (TMA) that a warp of its own asks for
+    group_overlap: float = 0.95  # of the shorter of products and work, where warpgroups take turns
+    own_overlap: float = 0.4  # the same within a warpgroup
+    step_clocks: float = 75.0  # barriers and addresses of one step of a loop
+    block_clocks: float = 600.0  # starting a block, and its end
+    memory_efficiency: float = 0.83
     l2_share: float = 0.7  # of its bytes that tensors read again may fill
 
 
@@ -107,10 +112,14 @@ class _LaunchModel:
         load, store = loaded / per_core, stored / per_core
         steps = self._steps()
         overhead = (k.block_clocks + steps * k.step_clocks) / hardware.clock_hz
-        ahead = np.maximum(1.0, block.stages - 1)
-        waiting = steps * k.memory_latency_s / ahead + k.memory_latency_s
-        busy = tensor + fma + work
-        is_ahead = block.stages > 1
+        # A loop of one product of warpgroups keeps the tiles of the product that runs.
+        ahead = block.stages - 1 - self._is_kept_running()
+        latency = k.box_latency_s if self._has_boxes() else k.memory_latency_s
+        waiting = (steps * latency + load) / np.maximum(1.0, ahead) + latency
+        computed = fma + work
+        hidden = np.minimum(tensor, computed) * self._overlap()
+        busy = tensor + computed - hidden
+        is_ahead = ahead >= 1
         inner = np.where(
             is_ahead, _side_by_side(busy, shared, load, waiting),
             _side_by_side(busy, shared) + _side_by_side(load, waiting),
@@ -144,6 +153,32 @@ class _LaunchModel:
         return terms, resources
 
     # --- one block, in seconds of the multiprocessor that it has to itself --------------------
+
+    def _has_boxes(self) -> bool:
+        return self.target.kind == "cuda" and self.target.has_tma
+
+    def _is_kept_running(self) -> Floats:
+        """Return 1 where a loop leaves its only product running while it asks for the next."""
+        if len(self.products) != 1 or not self._has_boxes():
+            return numbers(0, self.columns)
+        found: Floats = numbers(1, self.columns) * self.products[0].is_grouped
+        return found
+
+    def _overlap(self) -> Floats:
+        """Return which share of the shorter of products and work other warps hide."""
+        grouped = [p.is_grouped for p in self.products]
+        if not grouped:
+            return numbers(0, self.columns)
+        groups = self._threads() / WARPGROUP
+        is_grouped = np.logical_and.reduce(grouped)
+        hidden = np.where(groups > 1, self.k.group_overlap, self.k.own_overlap)
+        found: Floats = np.where(is_grouped, hidden, 0.0)
+        return found
+
+    def _threads(self) -> Floats:
+        """Return the threads of a block that compute."""
+        found: Floats = np.multiply.reduce([numbers(t, self.columns) for t in self.launch.threads])
+        return found
 
     def _trips(self, op: TileOp) -> Floats:
         return numbers(op.trips, self.columns)

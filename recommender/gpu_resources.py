@@ -30,6 +30,7 @@ from tilecore.inference.gpu.matrix_units import (
 )
 from tilecore.inference.gpu.mfma import mfma_step, mfma_types
 from tilecore.inference.gpu.products import WARP, WARPGROUP, WGMMA_COLUMNS, divide_warps
+from tilecore.inference.gpu.registers import MANY, TRADED
 from tilecore.inference.gpu.shared import panel_of
 from tilecore.ir.expr import Var
 from tilecore.ir.gemm_shape import accumulator_dtype
@@ -49,7 +50,6 @@ OTHER_REGISTERS = 22
 # whose estimate was near the limit, built on 2026-11-22, 171 spill nothing.
 LEAST_REGISTERS = 46
 PRODUCER_THREADS = WARPGROUP  # the warpgroup that issues TMA copies
-PRODUCER_REGISTERS = 24
 REGISTER_STEP = 8  # registers of a thread come in eights
 BARRIERS_OF_STAGE_BYTES = 16  # two mbarriers: full and empty
 FOLDED_BYTES = 4  # of what a thread tells others of a fold across warps
@@ -146,7 +146,7 @@ def block_resources(
     beside = OTHER_REGISTERS + np.maximum.reduce([0 * threads, *operands])
     registers, least = held + beside, held + np.minimum(beside, LEAST_REGISTERS)
     total = threads + (PRODUCER_THREADS if stages and target.has_tma else 0)
-    resident = _resident(threads, total, registers, shared, target)
+    resident = _resident(threads, total, held, registers, shared, target)
     return BlockResources(total, shared, registers, least, resident, deepest)
 
 
@@ -436,14 +436,18 @@ def _register_spans(launch: Launch, tiles: Collection[Buffer]) -> dict[Buffer, r
 
 
 def _resident(
-    threads: Floats, total: Floats, registers: Floats, shared: Floats, target: GpuTarget
-) -> Floats:
+    threads: Floats, total: Floats, held: Floats, registers: Floats, shared: Floats,
+    target: GpuTarget,
+) -> Floats:  # fmt: skip
     """Return how many blocks a multiprocessor holds."""
-    extra = total - threads
+    # Warps that only copy are launched with as many as those that compute, unless these take over
+    # some of theirs.
     kept = np.minimum(registers, target.registers_per_thread)
-    mean = np.where(
-        extra > 0, (kept * threads + PRODUCER_REGISTERS * extra) / np.maximum(total, 1), kept
-    )
+    mean = kept + 0.0
+    for count, (_, left) in TRADED.items():
+        taken = (threads == count) & (total > threads) & (held >= MANY)
+        shared_out = (kept * threads + left * (total - threads)) / np.maximum(total, 1)
+        mean = np.where(taken, shared_out, mean)
     found = np.zeros_like(total)
     fits = (shared <= target.shared_per_block) & (total <= target.threads_per_block)
     rounded = np.ceil(mean[fits] / REGISTER_STEP) * REGISTER_STEP

@@ -1,0 +1,157 @@
+"""Fit the constants of the GPU model to measured candidates, and say how well they rank.
+
+    python benchmarks/calibrate_gpu_model.py benchmarks/data/h200/*.jsonl.gz [--fit] [--device h200]
+
+Files are results of packs (``tilecore import`` reads them too). For each workload: the time of the
+candidate that the model takes for the fastest, and of the best of its first three, beside the
+fastest one; Spearman's rank correlation; the logarithm of predicted over measured time. ``--fit``
+looks for constants with less of the squared error of that, workload by workload relative to its own
+median, and prints them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.optimize import minimize
+from scipy.stats import spearmanr
+
+from recommender.gpu_model import DEFAULT_GPU_CONSTANTS, GpuConstants, gpu_terms
+from recommender.hardware import HardwareProfile, load_profile
+from recommender.space import SearchSpace
+from tilecore import kernels
+from tilecore.tile_config import TileConfig
+
+FITTED = (
+    "tensor_efficiency", "work_efficiency", "special_operations", "box_latency_s", "step_clocks",
+    "block_clocks", "memory_efficiency", "group_overlap", "own_overlap",
+)  # fmt: skip
+SHARES = ("tensor_efficiency", "memory_efficiency", "group_overlap", "own_overlap")  # at most 1
+FAST_WEIGHT = 3.0  # of the fast half of a workload: they decide what is recommended
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A workload with its measured candidates."""
+
+    name: str
+    space: SearchSpace
+    columns: Any
+    time_s: np.ndarray[Any, Any]
+
+
+def lines(paths: Sequence[Path]) -> Iterator[Mapping[str, Any]]:
+    """Yield the measurements of result files."""
+    for path in paths:
+        opened = gzip.open(path, "rt") if path.suffix == ".gz" else path.open()
+        with opened as file:
+            for line in file:
+                found = json.loads(line)
+                if "workload" in found and found["status"] == "OK":
+                    yield found
+
+
+def read(paths: Sequence[Path], hardware: HardwareProfile) -> list[Measured]:
+    """Return the workloads of result files."""
+    times: dict[tuple[str, str], dict[TileConfig, float]] = defaultdict(dict)
+    for row in lines(paths):
+        if row["protocol"] != "screen":
+            continue
+        key = row["workload"]["kernel"], json.dumps(row["workload"]["problem"], sort_keys=True)
+        config, time_s = TileConfig.of(row["config"]), statistics.median(row["times_s"])
+        times[key][config] = min(time_s, times[key].get(config, time_s))
+    found = []
+    for (kernel, problem), known in sorted(times.items()):
+        definition = kernels.get(kernel).on("cuda")
+        space = SearchSpace.build(definition, json.loads(problem), hardware)
+        legal = [c for c in known if space.contains(dict(c))]
+        if len(legal) > 3:
+            columns = space.table([dict(c) for c in legal])
+            found.append(
+                Measured(f"{kernel} {problem}", space, columns, np.array([known[c] for c in legal]))
+            )
+    return found
+
+
+def predicted(one: Measured, hardware: HardwareProfile, k: GpuConstants) -> np.ndarray[Any, Any]:
+    """Return the model's times of a workload's candidates."""
+    terms = gpu_terms(one.space.graph, one.columns, hardware, k).terms
+    total: np.ndarray[Any, Any] = np.add.reduce(list(terms.values()))
+    return total
+
+
+def report(data: Sequence[Measured], hardware: HardwareProfile, k: GpuConstants) -> None:
+    """Print how well the model ranks, per kernel."""
+    rows: dict[str, list[tuple[float, ...]]] = defaultdict(list)
+    for one in data:
+        times, made = one.time_s, predicted(one, hardware, k)
+        order, best = np.argsort(made), one.time_s.min()
+        rows[one.name.split()[0]].append((
+            best / times[order[0]], best / times[order[:3]].min(),
+            float(spearmanr(made, times).statistic), float(np.median(np.log(made / times))),
+        ))  # fmt: skip
+    for kernel, found in rows.items():
+        first, three, rank, scale = np.array(found).T
+        print(
+            f"{kernel:18} {len(found):3} workloads; first: median {np.median(first):.3f}, "
+            f"p10 {np.quantile(first, 0.1):.3f}; best of three: {np.median(three):.3f}, "
+            f"{np.quantile(three, 0.1):.3f}; rank correlation {np.median(rank):.2f}; "
+            f"log of predicted over measured {np.median(scale):+.2f}"
+        )
+
+
+def loss(data: Sequence[Measured], hardware: HardwareProfile, k: GpuConstants) -> float:
+    """Return the mean squared error of logarithms, what is fast counting more."""
+    total = []
+    for one in data:
+        gap = np.log(predicted(one, hardware, k) / one.time_s)
+        weight = np.where(one.time_s <= np.median(one.time_s), FAST_WEIGHT, 1.0)
+        total.append(float(np.average(np.minimum(gap**2, 4.0), weights=weight)))
+    return statistics.fmean(total)
+
+
+def fit(data: Sequence[Measured], hardware: HardwareProfile, k: GpuConstants) -> GpuConstants:
+    """Return constants near ``k`` with less error."""
+    start = np.log([getattr(k, name) for name in FITTED])
+
+    def made(x: np.ndarray[Any, Any]) -> GpuConstants:
+        values = dict(zip(FITTED, np.exp(x), strict=True))
+        return replace(k, **{n: min(v, 1.0) if n in SHARES else v for n, v in values.items()})
+
+    found = minimize(
+        lambda x: loss(data, hardware, made(x)), start, method="Powell",
+        options={"maxiter": 6, "xtol": 0.02, "ftol": 1e-3},
+    )  # fmt: skip
+    return made(found.x)
+
+
+def main() -> None:
+    """Report, fit and report again."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("--device", default="h200")
+    parser.add_argument("--fit", action="store_true")
+    given = parser.parse_args()
+    hardware = load_profile(given.device)
+    data = read(given.files, hardware)
+    report(data, hardware, DEFAULT_GPU_CONSTANTS)
+    if given.fit:
+        better = fit(data, hardware, DEFAULT_GPU_CONSTANTS)
+        for name in FITTED:
+            print(f"{name}: {getattr(DEFAULT_GPU_CONSTANTS, name):.4g} -> {getattr(better, name):.4g}")
+        report(data, hardware, better)
+
+
+if __name__ == "__main__":
+    main()
