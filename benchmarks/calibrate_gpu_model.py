@@ -52,8 +52,7 @@ class Measured:
 def lines(paths: Sequence[Path]) -> Iterator[Mapping[str, Any]]:
     """Yield the measurements of result files."""
     for path in paths:
-        opened = gzip.open(path, "rt") if path.suffix == ".gz" else path.open()
-        with opened as file:
+        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
             for line in file:
                 found = json.loads(line)
                 if "workload" in found and found["status"] == "OK":
@@ -149,7 +148,9 @@ def main() -> None:
     if given.fit:
         better = fit(data, hardware, DEFAULT_GPU_CONSTANTS)
         for name in FITTED:
-            print(f"{name}: {getattr(DEFAULT_GPU_CONSTANTS, name):.4g} -> {getattr(better, name):.4g}")
+            print(
+                f"{name}: {getattr(DEFAULT_GPU_CONSTANTS, name):.4g} -> {getattr(better, name):.4g}"
+            )
         report(data, hardware, better)
 
 

@@ -142,7 +142,7 @@ def _memory(arguments: Mapping[str, Any]) -> tuple[list[tuple[int, int]], dict[s
             named[name] = value.item() if isinstance(value, np.generic) else value
             continue
         first = span(array)[0]
-        number = next(i for i, (at, size) in enumerate(regions) if at <= first <= at + size)
+        number = next(i for i, (at, size) in enumerate(regions) if at <= first < at + max(size, 1))
         box = (tuple(value.box), value.swizzle) if isinstance(value, TensorMap) else ((), 0)
         named[name] = Array(
             number, array.ctypes.data - regions[number][0], array.dtype.name, array.shape,
@@ -322,7 +322,9 @@ def _with_types(case: Case) -> Case:
     for name, value in arguments.items():
         if not isinstance(value, Array) or value.dtype not in ("uint8", "uint16"):
             continue
-        dtype = named.get(name) or ("bfloat16" if "__nv_bfloat16" in case.text else value.dtype)
+        dtype = named.get(name, "")
+        if value.dtype == "uint16" and dtype != "bfloat16" and "nv_bfloat16" in case.text:
+            dtype = "bfloat16"
         if dtype in TOLERANCE and (value.dtype == "uint16") == (dtype == "bfloat16"):
             arguments[name] = replace(value, dtype=dtype)
     return replace(case, arguments=arguments)

@@ -39,8 +39,8 @@ OVERLAP = 8.0  # of the norm that joins times which overlap; infinity would be t
 class GpuConstants:
     """Properties of the generated code and of devices.
 
-    Source: set by hand from published microbenchmarks, but for what benchmarks/calibrate_gpu_model.py
-    fits to what was measured on an H200 (benchmarks/data/h200, 2026-11-26).
+    Source: published microbenchmarks, and what benchmarks/calibrate_gpu_model.py fits to what was
+    measured on an H200 (benchmarks/data/h200, 2026-11-26).
     """
 
     tensor_efficiency: float = 0.97  # of the peak of wgmma and of sm_80's mma, operands at hand

@@ -441,19 +441,20 @@ def _resident(
 ) -> Floats:  # fmt: skip
     """Return how many blocks a multiprocessor holds."""
     # Warps that only copy are launched with as many as those that compute, unless these take over
-    # some of theirs.
+    # some of theirs. Nothing was measured of sm_100, whose sums lie in tensor memory.
     kept = np.minimum(registers, target.registers_per_thread)
     mean = kept + 0.0
     for count, (_, left) in TRADED.items():
         taken = (threads == count) & (total > threads) & (held >= MANY)
+        taken |= (total > threads) & target.has_tcgen05
         shared_out = (kept * threads + left * (total - threads)) / np.maximum(total, 1)
         mean = np.where(taken, shared_out, mean)
     found = np.zeros_like(total)
     fits = (shared <= target.shared_per_block) & (total <= target.threads_per_block)
     rounded = np.ceil(mean[fits] / REGISTER_STEP) * REGISTER_STEP
     distinct, where = _distinct(total[fits], rounded, shared[fits])
-    held = [target.occupancy(t, r, s) for t, r, s in distinct]
-    found[fits] = np.array(held, dtype=np.float64)[where]
+    blocks = [target.occupancy(t, r, s) for t, r, s in distinct]
+    found[fits] = np.array(blocks, dtype=np.float64)[where]
     return found
 
 

@@ -90,6 +90,37 @@ def test_shared_memory_is_what_the_compiler_takes(device, make):
         assert block.shared_bytes[row] == made.shared_bytes, space.config(row)
 
 
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("make", "config", "resident"),
+    [
+        # Warps that copy are launched with as many registers as those that compute.
+        (attention_space, {"block_M": 64, "block_N": 96, "num_stages": 2, "threads": 128}, 1),
+        (attention_space, {"block_M": 64, "block_N": 32, "num_stages": 2, "threads": 128}, 2),
+        (attention_space, {"block_M": 128, "block_N": 128, "num_stages": 2, "threads": 256}, 1),
+        (gemm_space, {"block_M": 128, "block_N": 128, "block_K": 32, "num_stages": 3,
+                      "threads": 128}, 1),
+        (gemm_space, {"block_M": 16, "block_N": 64, "block_K": 128, "num_stages": 4,
+                      "threads": 64}, 2),
+    ],
+)  # fmt: skip
+def test_blocks_that_a_multiprocessor_holds(make, config, resident):
+    """As the driver's occupancy was on an H200, 2026-11-26 (benchmarks/data/h200)."""
+    space = make("h200")
+    columns = space.table([config])
+    (launch,) = space.graph.launches
+    target = target_of(space.hardware)
+    block = block_resources(launch, columns, target, products(launch, columns, target))
+    assert block.resident[0] == resident
+
+
+def test_a_block_whose_sums_leave_no_registers_is_not_worth_trying():
+    """256 x 256 sums of 512 threads, beside warps that copy: 2 KB spilled."""
+    space = gemm_space("h200")
+    config = {"block_M": 256, "block_N": 256, "block_K": 64, "num_stages": 3, "threads": 512}
+    assert not space.contains(config)
+
+
 def test_what_does_not_fit_is_named():
     space = gemm_space("h100")
     huge = {"block_M": 256, "block_N": 256, "block_K": 128, "num_stages": 4, "threads": 256}

@@ -1,0 +1,158 @@
+"""Blocks that stay for further tiles, panels of blocks, and long blocks first."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import tilecore.language as T
+from tests.tilecore.cuda.emulated import lowered, run_emulated
+from tests.tilecore.cuda.test_tile_programs import close, random
+from tilecore.emulator import ALL_SCHEDULES
+from tilecore.emulator.launch import emulate
+from tilecore.gpu_compiler import lower_gpu
+from tilecore.ir.nodes import KernelLaunch
+from tilecore.ir.visitor import walk
+from tilecore.passes import panels, persistent
+from tilecore.target import parse_gpu_target
+
+FEW = replace(parse_gpu_target("h100"), multiprocessors=3)
+
+
+def product(M, N, K, block, stages=2, order=None):
+    BM, BN, BK = block
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"),
+        C: T.Tensor((M, N), "float16"),
+    ):  # fmt: skip
+        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=256) as (bx, by):
+            if order is not None:
+                T.use_swizzle(2, order=order)
+            A_s = T.alloc_shared((BM, BK), "float16")
+            B_s = T.alloc_shared((BK, BN), "float16")
+            sums = T.alloc_fragment((BM, BN), "float32")
+            T.clear(sums)
+            for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
+                T.copy(A[by * BM, k * BK], A_s)
+                T.copy(B[k * BK, bx * BN], B_s)
+                T.gemm(A_s, B_s, sums)
+            T.copy(sums, C[by * BM, bx * BN])
+
+    return main
+
+
+def triangle(rows, width, block, backwards=False):
+    """Each block sums the keys up to its own rows."""
+
+    @T.prim_func
+    def main(A: T.Tensor((rows, width), "float16"), B: T.Tensor((rows, width), "float32")):
+        with T.Kernel(T.ceildiv(rows, block), threads=128) as bx:
+            tile = T.alloc_shared((block, width), "float16")
+            sums = T.alloc_fragment((block, width), "float32")
+            T.clear(sums)
+            steps = T.ceildiv(rows, block) - bx if backwards else bx + 1
+            for k in T.Pipelined(steps, num_stages=2):
+                T.copy(A[k * block, 0], tile)
+                for i, j in T.Parallel(block, width):
+                    sums[i, j] += tile[i, j]
+            T.copy(sums, B[bx * block, 0])
+
+    return main
+
+
+def run(func, target, arguments):
+    """Run a program for a target on the emulator under all schedules, its order proven too."""
+    from tests.tilecore.cuda.emulated import bound
+    from tilecore.pass_config import CHECK_ORDER
+
+    plan, program, source = lower_gpu(func, target, knobs={CHECK_ORDER: True})
+    values, reached = bound(func, program, arguments)
+    emulate(source, values, ALL_SCHEDULES, known=reached)
+    return plan, source
+
+
+@pytest.mark.few(1)
+@pytest.mark.covering
+@pytest.mark.parametrize("order", [None, "row", "column"])
+@pytest.mark.parametrize(("m", "n", "k"), [(640, 200, 200), (256, 640, 72)])
+def test_each_tile_is_computed_once_by_blocks_that_stay(m, n, k, order):
+    func = product(m, n, k, (128, 128, 64), 4, order)
+    rng = np.random.default_rng(m)
+    a, b = random(rng, (m, k), "float16"), random(rng, (k, n), "float16")
+    c = np.full((m, n), np.nan, np.float16)
+    _, source = run(func, FEW, [a, b, c])
+    close(c, a.astype(np.float64) @ b.astype(np.float64), "float16")
+    assert source.entries[0].grid == (3, 1, 1)
+
+
+def test_the_loads_of_the_next_tile_do_not_wait_for_the_stores_of_the_last():
+    """Warps that load go through all tiles; the thread that stores waits before the next store."""
+    _, _, source = lower_gpu(product(640, 256, 256, (128, 128, 64), 4), FEW)
+    kernel = source.text.rpartition('extern "C"')[2]
+    producer, consumer = kernel.split("} else {", 1)
+    assert "tc_tma_load" in producer
+    assert "tc_bulk_wait" not in producer
+    assert consumer.index("tc_bulk_wait_0();") < consumer.index("tc_tma_store")
+
+
+@pytest.mark.parametrize(
+    ("func", "why"),
+    [
+        (product(384, 128, 64, (128, 128, 64), 4), "no second wave"),
+        (product(1280, 256, 64, (64, 64, 32), 2), "several fit a multiprocessor"),
+        (product(640, 256, 256, (128, 128, 64), 1), "nothing flies ahead"),
+    ],
+    ids=["few tiles", "small tiles", "one stage"],
+)
+def test_when_blocks_do_not_stay(func, why):
+    (launch,) = [s for s in walk(persistent.run(func, FEW).body) if isinstance(s, KernelLaunch)]
+    assert len(launch.block_vars) == 2, why
+
+
+def test_where_tiles_do_not_fit_beside_the_outgoing_one_blocks_do_not_stay():
+    func = product(1280, 1024, 64, (128, 256, 64), 4)
+    _, _, source = lower_gpu(func, FEW)
+    assert source.entries[0].grid == (4, 10, 1)
+    _, _, source = lower_gpu(product(1280, 1024, 64, (128, 256, 64), 3), FEW)
+    assert source.entries[0].grid == (3, 1, 1)
+
+
+def test_panels_are_as_wide_as_high():
+    h100 = parse_gpu_target("h100")
+    for block, rows in (((128, 256), 16), ((256, 128), 8), ((128, 128), 11)):
+        func = product(8192, 8192, 64, (*block, 64))
+        (launch,) = [s for s in walk(func.body) if isinstance(s, KernelLaunch)]
+        assert panels.rows_of_panel(launch, h100) == rows
+    own = product(8192, 8192, 64, (128, 128, 64), order="row")
+    (launch,) = [s for s in walk(own.body) if isinstance(s, KernelLaunch)]
+    assert panels.rows_of_panel(launch, h100) == 0  # the program says it
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("backwards", [False, True])
+def test_blocks_that_loop_longer_begin_first(backwards):
+    func = triangle(192, 64, 32, backwards)
+    a = random(np.random.default_rng(3), (192, 64), "float16")
+    b = np.zeros((192, 64), np.float32)
+    run_emulated(func, "h100", [a, b], ALL_SCHEDULES)
+    parts = a.astype(np.float32).reshape(6, 32, 64)
+    expected = np.stack([parts[: 6 - i if backwards else i + 1].sum(0) for i in range(6)])
+    np.testing.assert_allclose(b.reshape(6, 32, 64), expected, rtol=1e-5, atol=1e-4)
+    (launch,) = [s for s in walk(func.body) if isinstance(s, KernelLaunch)]
+    assert (panels.longest_first(launch) is launch) == backwards
+
+
+def test_softmax_beside_a_running_product_where_a_mask_is_conditional():
+    """Only the sums that the mask is for are waited for, in the branch as before it."""
+    from tilecore.kernels.attention import ATTENTION
+
+    definition = ATTENTION.on("cuda")
+    sizes = {"batch": 1, "heads": 2, "kv_heads": 2, "seq_q": 256, "seq_kv": 256, "dim": 64}
+    problem = definition.parse_problem({**sizes, "causal": True, "dtype": "float16"})
+    func = definition.program(problem, dict(definition.default_config("cuda")))
+    kernel = lowered(func, "h100")[2].text.rpartition('extern "C"')[2]
+    loop = kernel[kernel.rindex("#pragma unroll 1") :]
+    assert loop.index("tc_wgmma_wait_1();") < loop.index("tc_exp2(")
+    assert "exp2f(" not in kernel
