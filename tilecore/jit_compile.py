@@ -136,8 +136,11 @@ def build(func: PrimFunc, options: JitOptions) -> JITKernel:
     if artifact.manifest.target != "llvm":
         # Loaded by its first call: to compile it takes no GPU.
         kernel = JITKernel(marked, artifact, None, options.out_idx)
-        is_emulated = emulates_gpus() or names_emulator(options.target)
-        return kernel.emulated() if is_emulated else kernel
+        if emulates_gpus() or names_emulator(options.target):
+            return kernel.emulated()
+        if options.target == "auto":
+            kernel.or_on_cpu(lambda: build(func, replace(options, target="llvm")))
+        return kernel
     return JITKernel(marked, artifact, runtime.load(artifact), options.out_idx)
 
 

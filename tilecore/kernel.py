@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,6 +73,8 @@ class JITKernel:
         self.kept = kept or {}
         self.output_positions = marked_outputs(prim_func)
         self._outputs: OutputMaker | None = None
+        self._make_for_cpu: Callable[[], JITKernel] | None = None
+        self._for_cpu: JITKernel | None = None
         self.out_idx = list(self.output_positions) if out_idx is None else out_idx
         self.latency: float | None = None
         self.ref_latency: float | None = None
@@ -210,10 +212,22 @@ class JITKernel:
 
     def run(self, *tensors: Any) -> Any:
         """Run the kernel as a call does, also where torch traces."""
+        if self._make_for_cpu is not None and _lie_here(tensors):
+            if self._for_cpu is None:
+                self._for_cpu = self._make_for_cpu()
+            return self._for_cpu.run(*tensors)
         arguments = self._arguments(tensors)
         self.loaded(*arguments)
         outputs = [arguments[i] for i in self.output_positions]
         return (outputs if len(outputs) > 1 else outputs[0]) if outputs else None
+
+    def or_on_cpu(self, make: Callable[[], JITKernel]) -> JITKernel:
+        """Return this kernel of a GPU, which runs what ``make`` returns for tensors of the CPU.
+
+        The program left open where it runs: tensors decide.
+        """
+        self._make_for_cpu = make
+        return self
 
     def _arguments(self, tensors: Sequence[Any]) -> list[Any]:
         """Return one argument per parameter: what is given or kept, and new outputs."""
@@ -328,3 +342,9 @@ class JITKernel:
 
     def __repr__(self) -> str:
         return f"JITKernel({self.prim_func.name}, {self.artifact.manifest.target})"
+
+
+def _lie_here(values: Sequence[Any]) -> bool:
+    """Return whether the first tensor of a call lies in this machine's own memory."""
+    tensor = next((v for v in values if hasattr(v, "shape")), None)
+    return tensor is not None and not getattr(tensor, "is_cuda", False)

@@ -3,10 +3,15 @@
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
+import tilecore as tilelang
+import tilecore.language as T
 from tilecore import gpu_target, profiler
 from tilecore.carver import arch
+from tilecore.codegen.nvrtc import load_nvrtc
 from tilecore.compat.__main__ import main as compat
 from tilecore.gpu_target import GpuTarget, find_gpu_target
 from tilecore.jit_compile import options_of
@@ -19,10 +24,7 @@ def h200(monkeypatch):
     """A machine with an H200 and a torch that can use it."""
     found = find_gpu_target("h200")
     monkeypatch.setattr(gpu_target, "local_device", lambda: found)
-    monkeypatch.setattr(
-        gpu_target.importlib, "import_module",
-        lambda name: SimpleNamespace(version=SimpleNamespace(cuda="13.0")),
-    )  # fmt: skip
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     return found
 
 
@@ -44,9 +46,31 @@ def test_auto_is_the_cpu_for_programs_that_run_there_and_for_a_torch_without_cud
         found = parse_target("auto")
         assert isinstance(found, GpuTarget)
         assert found.device == "a100"
-    without = SimpleNamespace(version=SimpleNamespace(cuda=None))
-    monkeypatch.setattr(gpu_target.importlib, "import_module", lambda name: without)
+    monkeypatch.setattr(torch.version, "cuda", None)
     assert isinstance(parse_target("auto"), Target)
+
+
+@tilelang.jit
+def doubled(A):
+    """Twice a tensor, in the eager style."""
+    n = T.const("n")
+    A: T.Tensor((n,), "float32")
+    B = T.empty((n,), "float32")
+    with T.Kernel(T.ceildiv(n, 64), threads=64) as bx:
+        for i in T.Parallel(64):
+            B[bx * 64 + i] = A[bx * 64 + i] * 2
+    return B
+
+
+@pytest.mark.skipif(load_nvrtc() is None, reason="NVRTC is not installed")
+def test_tensors_decide_where_a_program_runs_that_leaves_it_open(h200):
+    kernel = doubled.compile(n=100)
+    assert kernel.artifact.manifest.isa == "h200"
+    a = torch.arange(100, dtype=torch.float32)
+    assert torch.equal(kernel(a), 2 * a)
+    assert torch.equal(doubled(a), 2 * a)
+    b = np.ones(100, np.float32)
+    assert (kernel(b) == 2).all()
 
 
 class Event:
