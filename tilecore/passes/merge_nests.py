@@ -2,17 +2,20 @@
 
 On a GPU the points of a nest are spread over threads all at once. A nest that stands beside other
 statements of its point, or whose extents follow from it, is a loop of the thread that has the
-point.
+point. A serial loop whose turns fill different elements of a shared tile, from elsewhere, is a nest
+as well (``T.im2col`` goes row by row): few threads would have work in each turn.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from types import MappingProxyType
 
-from tilecore.ir.expr import Var, const
-from tilecore.ir.nodes import For, Let, Parallel, PrimFunc, Seq, Stmt
-from tilecore.ir.visitor import Rewriter, has_loads, walk, walk_expr
+from tilecore.inference.gpu.turns import write_apart
+from tilecore.ir.expr import Expr, Load, Var, const, int_value
+from tilecore.ir.nodes import Buffer, For, If, Let, Parallel, PrimFunc, Seq, Stmt, Store
+from tilecore.ir.visitor import Rewriter, expressions, has_loads, walk, walk_expr
 
 
 def run(func: PrimFunc) -> PrimFunc:
@@ -22,6 +25,13 @@ def run(func: PrimFunc) -> PrimFunc:
 
 
 class _Merged(Rewriter):
+    def visit_for(self, loop: For) -> Stmt:
+        made = self.rebuild(loop)
+        if not isinstance(made, For) or not _fills_apart(made):
+            return made
+        nest = Parallel((made.loop_var,), (made.stop,), made.body, span=made.span)
+        return self.visit_parallel(nest)
+
     def visit_parallel(self, nest: Parallel) -> Stmt:
         inside = _inside(nest)
         while inside is not None:
@@ -46,6 +56,31 @@ def _inside(nest: Parallel) -> tuple[tuple[Let, ...], Parallel] | None:
     own: set[Var] = {*nest.loop_vars, *(s.var for s in names)}
     depends = any(n in own for e in inner.extents for n in walk_expr(e) if isinstance(n, Var))
     return None if depends or len(names) < len(stmts) - 1 else (names, inner)
+
+
+def _fills_apart(loop: For) -> bool:
+    """Return whether a loop does nothing but fill a shared tile, other elements in each turn."""
+    is_plain = loop.kind == "serial" and int_value(loop.start) == 0 and int_value(loop.step) == 1
+    if not is_plain or int_value(loop.stop) is None:
+        return False
+    stmts = loop.body.stmts if isinstance(loop.body, Seq) else (loop.body,)
+    if not stmts or not isinstance(stmts[-1], Parallel):
+        return False
+    if not all(isinstance(s, Let) and not has_loads(s.value) for s in stmts[:-1]):
+        return False
+    inside = list(walk(stmts[-1]))
+    if not all(isinstance(s, (Parallel, Seq, Let, If, Store)) for s in inside):
+        return False
+    stores = [s for s in inside if isinstance(s, Store)]
+    if len(stores) != 1 or stores[0].buffer.scope != "shared":
+        return False
+    tile = stores[0].buffer
+    used = {b.root for s in inside for e in expressions(s) for b in _loaded(e)}
+    return tile.root not in used and write_apart(stmts[-1], tile, loop)
+
+
+def _loaded(expr: Expr) -> Iterator[Buffer]:
+    return (n.buffer for n in walk_expr(expr) if isinstance(n, Load))
 
 
 class _Loops(Rewriter):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tilecore.language as T
-from tests.tilecore.cuda.emulated import run_emulated
+from tests.tilecore.cuda.emulated import lowered, run_emulated
 from tilecore.emulator import ALL_SCHEDULES
 from tilecore.interpreter import run as interpret
 
@@ -105,3 +105,51 @@ def test_nests_in_nests(case, target):
     for got, told, want in zip(found, oracle, expected(name, a), strict=True):
         np.testing.assert_array_equal(told, want)
         np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("target", TARGETS)
+def test_rows_that_a_loop_fills_one_by_one_are_filled_together(target):
+    """T.im2col goes row by row: all threads have work, 16 bytes at a time."""
+    N, H, W, C, K, BM, BK = 1, 7, 6, 64, 3, 32, 64
+    rows, depth = N * H * W, K * K * C
+
+    @T.prim_func
+    def main(X: T.Tensor((N, H, W, C), "float16"), Y: T.Tensor((rows, depth), "float16")):
+        with T.Kernel(T.ceildiv(rows, BM), threads=128) as by:
+            tile = T.alloc_shared((BM, BK), "float16")
+            for step in T.serial(depth // BK):
+                T.im2col(X, tile, by, step, K, 1, 1, 1)
+                T.copy(tile, Y[by * BM, step * BK])
+
+    x = np.random.default_rng(5).standard_normal((N, H, W, C)).astype(np.float16)
+    y = np.zeros((rows, depth), np.float16)
+    run_emulated(main, target, [x, y], ALL_SCHEDULES)
+    padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    windows = [padded[:, i : i + H, j : j + W] for i in range(K) for j in range(K)]
+    np.testing.assert_array_equal(y, np.concatenate(windows, -1).reshape(rows, depth))
+    kernel = lowered(main, target)[2].text.rpartition('extern "C"')[2]
+    assert "tc_copy_4(" not in kernel
+    assert kernel.count("tc_copy_16(") >= 2
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("target", TARGETS)
+def test_rows_that_follow_from_the_ones_before_are_filled_in_order(target):
+    @T.prim_func
+    def main(A: T.Tensor((8, 64), "float32"), B: T.Tensor((8, 64), "float32")):
+        with T.Kernel(1, threads=64):
+            tile = T.alloc_shared((9, 64), "float32")
+            T.clear(tile)
+            for i in T.serial(8):
+                for j in T.Parallel(64):
+                    tile[i + 1, j] = tile[i, 63 - j] + A[i, j]
+            for i, j in T.Parallel(8, 64):
+                B[i, j] = tile[i + 1, j]
+
+    a = np.random.default_rng(6).integers(-9, 9, (8, 64)).astype(np.float32)
+    b, row = np.zeros_like(a), np.zeros(64, np.float32)
+    run_emulated(main, target, [a, b], ALL_SCHEDULES)
+    for i in range(8):
+        row = row[::-1] + a[i]
+        np.testing.assert_array_equal(b[i], row)
