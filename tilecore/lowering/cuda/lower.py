@@ -47,7 +47,7 @@ from tilecore.lowering.cuda.products import FmaLowering, MmaLowering, ProductLow
 from tilecore.lowering.cuda.quads import QuadLowering
 from tilecore.lowering.cuda.raster import rasterized
 from tilecore.lowering.cuda.running import RunningProducts
-from tilecore.lowering.cuda.scalar import memory_type
+from tilecore.lowering.cuda.scalar import bound, memory_type
 from tilecore.lowering.cuda.tcgen05 import TensorProduct
 from tilecore.lowering.cuda.tensor_memory import TensorMemory
 from tilecore.lowering.cuda.tensors import placing, unsupported
@@ -361,7 +361,8 @@ class LaunchLowering:
             case nodes.Store() if reducer_update(stmt) is not None:
                 emit_update(accessor, stmt)
             case nodes.Store(buffer=buffer, indices=indices, value=value):
-                accessor.store(buffer, indices, builder.bind(accessor.scalar(value)), value.dtype)
+                made = bound(builder, accessor.scalar(value), str(value.dtype))
+                accessor.store(buffer, indices, made, value.dtype)
             case nodes.Let(var=var, value=value):
                 accessor.values[var] = builder.bind(accessor.decided_or(var, value))
                 accessor.lets[var] = value

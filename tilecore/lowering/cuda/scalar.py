@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tvm_ffi
@@ -24,6 +24,9 @@ from tilecore.lowering.cpu.tir import index
 from tilecore.lowering.cuda.instructions.base import C_TYPES, Instruction
 from tilecore.lowering.cuda.instructions.math import rounded
 from tilecore.lowering.cuda.narrow import narrow, widen
+
+if TYPE_CHECKING:
+    from tilecore.lowering.cuda.builder import CudaBuilder
 
 BITS = {"bfloat16": "uint16", **dict.fromkeys(float8.NAMES, "uint8")}
 NIBBLES = {"int4": "int8", "uint4": "uint8"}  # computed in 8 bits, each in a byte but in tensors
@@ -78,6 +81,12 @@ def _bits_of(value: Any, dtype: str) -> Any:
     if len(args) < 2 or getattr(args[0], "value", None) != widen(dtype).name:
         return None
     return args[1].value if isinstance(args[1], tir.Cast) else None
+
+
+def bound(builder: CudaBuilder, value: Any, dtype: str) -> Any:
+    """Return a computed value by name; of one that was rounded the bits, which are stored again."""
+    bits = _bits_of(value, dtype) if dtype in BITS else None
+    return builder.bind(value) if bits is None else from_memory(builder.bind(bits), dtype)
 
 
 def _nibble(value: Any, dtype: str) -> Any:
