@@ -47,7 +47,9 @@ def eager_matmul(A, B, block_M: int = 64, block_N: int = 64, block_K: int = 32):
 
 
 @tilelang.jit(out_idx=-1)
-def attention(B, H, S, D, block_M, block_N, num_stages=1, threads=128, dtype="float16"):
+def attention(
+    B, H, S, D, block_M, block_N, num_stages=1, threads=128, dtype="float16", divides=True
+):
     scale = LOG2_E / math.sqrt(D)
 
     @T.prim_func
@@ -83,10 +85,14 @@ def attention(B, H, S, D, block_M, block_N, num_stages=1, threads=128, dtype="fl
                 weigh(scores, top, shrink, part, total, scale)
                 T.copy(scores, weights)
                 T.gemm(weights, v, out, policy=T.GemmWarpPolicy.FullRow)
-            for i in T.Parallel(block_M):
-                total[i] = 1 / total[i]
-            for i, j in T.Parallel(block_M, D):
-                out[i, j] *= total[i]
+            if divides:
+                for i, j in T.Parallel(block_M, D):
+                    out[i, j] /= total[i]
+            else:
+                for i in T.Parallel(block_M):
+                    total[i] = 1 / total[i]
+                for i, j in T.Parallel(block_M, D):
+                    out[i, j] *= total[i]
             T.copy(out, Out[bz, by, bx * block_M, 0])
 
     return main
