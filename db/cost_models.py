@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import func, select, update
+from sqlalchemy import ColumnElement, func, select, update
 from sqlalchemy.orm import Session, defer
 
 from db.errors import IllegalTransition, ModelCorrupt, UnknownModel
@@ -23,13 +23,13 @@ class CostModels:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def active(self, kernel: str) -> StoredModel | None:
-        """Return the promoted cost model of a kernel.
+    def active(self, kernel: str, family: str) -> StoredModel | None:
+        """Return the promoted cost model of a kernel for devices of a family.
 
         Raises:
             ModelCorrupt: its bytes are not those that were saved (DB808).
         """
-        query = select(ModelRow).where(ModelRow.kernel == kernel, ModelRow.state == "active")
+        query = select(ModelRow).where(*_is_active(kernel, family))
         with self._database.read() as session:
             row = session.scalars(query).first()
         return None if row is None else _checked(row)
@@ -51,6 +51,7 @@ class CostModels:
         self,
         *,
         kernel: str,
+        family: str,
         blob: bytes,
         feature_schema: str,
         metrics: Mapping[str, Any],
@@ -60,12 +61,16 @@ class CostModels:
         created_by: str | None = None,
         reason: str | None = None,
     ) -> int:
-        """Store a model; with ``promote`` it replaces the active one. Returns its id."""
+        """Store a model of devices of a family; with ``promote`` it replaces the active one.
+
+        Returns its id.
+        """
         with self._database.write() as session:
             if promote:
-                _retire(session, kernel)
+                _retire(session, kernel, family)
             row = ModelRow(
                 kernel=kernel,
+                family=family,
                 state="active" if promote else "candidate",
                 feature_schema=feature_schema,
                 sha256=hashlib.sha256(blob).hexdigest(),
@@ -109,7 +114,9 @@ class CostModels:
             IllegalTransition: it never was active: it did not earn that (DB811).
         """
         with self._database.write() as session:
-            query = select(ModelRow.kernel, ModelRow.state).where(ModelRow.id == model_id)
+            query = select(ModelRow.kernel, ModelRow.family, ModelRow.state).where(
+                ModelRow.id == model_id
+            )
             found = session.execute(query.with_for_update()).first()
             if found is None:
                 raise UnknownModel(found=model_id)
@@ -119,7 +126,7 @@ class CostModels:
                     hint="only what beat the incumbent and the lookup answers; upload a better one",
                 )  # fmt: skip
             if found.state == "retired":
-                _retire(session, found.kernel)
+                _retire(session, found.kernel, found.family)
                 chosen = update(ModelRow).where(ModelRow.id == model_id)
                 change(session, chosen.values(state="active"))
         return self.get(model_id)
@@ -136,8 +143,12 @@ class CostModels:
             return [_record(row, size) for row, size in session.execute(query)]
 
 
-def _retire(session: Session, kernel: str) -> None:
-    active = update(ModelRow).where(ModelRow.kernel == kernel, ModelRow.state == "active")
+def _is_active(kernel: str, family: str) -> Sequence[ColumnElement[bool]]:
+    return ModelRow.kernel == kernel, ModelRow.family == family, ModelRow.state == "active"
+
+
+def _retire(session: Session, kernel: str, family: str) -> None:
+    active = update(ModelRow).where(*_is_active(kernel, family))
     change(session, active.values(state="retired"))
 
 
@@ -152,6 +163,7 @@ def _record(row: ModelRow, size: int) -> ModelRecord:
     return ModelRecord(
         id=row.id,
         kernel=row.kernel,
+        family=row.family,
         state=row.state,
         feature_schema=row.feature_schema,
         sha256=row.sha256,

@@ -21,7 +21,7 @@ class Counts:
         trials: by state.
         lost_executions: executions of trials whose worker or coordinator was lost.
         measurements: by kernel and status.
-        models: kernel -> metric -> value, of the active models.
+        models: (kernel, family of devices) -> metric -> value, of the active models.
         devices: of the cluster's nodes, by the name of the hardware and the state of the node.
     """
 
@@ -29,7 +29,7 @@ class Counts:
     trials: Mapping[str, int]
     lost_executions: int
     measurements: Mapping[tuple[str, str], int]
-    models: Mapping[str, Mapping[str, float]]
+    models: Mapping[tuple[str, str], Mapping[str, float]]
     devices: Mapping[tuple[str, str], int]
 
 
@@ -51,7 +51,9 @@ def count(database: Database) -> Counts:
         .join(HardwareRow, HardwareRow.id == NodeRow.hardware_id)
         .group_by(HardwareRow.name, NodeRow.state)
     )
-    models = select(ModelRow.kernel, ModelRow.metrics).where(ModelRow.state == "active")
+    models = select(ModelRow.kernel, ModelRow.family, ModelRow.metrics).where(
+        ModelRow.state == "active"
+    )
     with database.read() as session:
         runs = session.execute(select(RunRow.state, func.count()).group_by(RunRow.state))
         trials = session.execute(select(TrialRow.state, func.count()).group_by(TrialRow.state))
@@ -62,7 +64,7 @@ def count(database: Database) -> Counts:
                 session.execute(select(lost).where(TrialRow.attempt > 1)).scalar_one()
             ),
             measurements={(k, s): int(n) for k, s, n in session.execute(kinds)},
-            models={kernel: _numbers(metrics) for kernel, metrics in session.execute(models)},
+            models={(kernel, of): _numbers(found) for kernel, of, found in session.execute(models)},
             devices={(name, s): int(n) for name, s, n in session.execute(devices)},
         )
 

@@ -308,6 +308,7 @@ class ModelRecord:
     """A version of a cost model, without its bytes.
 
     Attributes:
+        family: of which devices: "cpu", or the architecture of GPUs.
         state: active; retired (was active); candidate (never was).
         origin: trained or uploaded.
         reason: why it was promoted, or not.
@@ -315,6 +316,7 @@ class ModelRecord:
 
     id: int
     kernel: str
+    family: str
     state: str
     feature_schema: str
     sha256: str

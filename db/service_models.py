@@ -36,7 +36,7 @@ class InstallationRow(Base):
 
 
 class ModelRow(Base):
-    """A cost model, trained here or uploaded; at most one per kernel is active.
+    """A cost model, trained or uploaded; at most one per kernel and family of devices is active.
 
     Retired ones were active before; candidates never were: ``reason`` says why.
     """
@@ -47,6 +47,7 @@ class ModelRow(Base):
         Index(
             "ix_model_version_active",
             "kernel",
+            "family",
             unique=True,
             sqlite_where=text("state = 'active'"),
             postgresql_where=text("state = 'active'"),
@@ -54,6 +55,7 @@ class ModelRow(Base):
     )
     id: Mapped[int] = mapped_column(primary_key=True)
     kernel: Mapped[str] = mapped_column(String(64))
+    family: Mapped[str] = mapped_column(String(32), server_default="cpu")
     state: Mapped[str] = mapped_column(String(16))
     feature_schema: Mapped[str] = mapped_column(String(64))
     sha256: Mapped[str] = mapped_column(String(64))

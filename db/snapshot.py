@@ -62,13 +62,17 @@ class Snapshot(SqlStore):
         """Return all stored profiles by name."""
         return self._once("all hardware", "", super().all_hardware)
 
-    def active_model(self, kernel: str) -> StoredModel | None:
-        """Return the promoted cost model of a kernel.
+    def active_model(self, kernel: str, family: str) -> StoredModel | None:
+        """Return the promoted cost model of a kernel for devices of a family.
 
         Raises:
             ModelCorrupt: its bytes are not those that were saved (DB808).
         """
-        return self._once("model", kernel, lambda: super(Snapshot, self).active_model(kernel))
+        return self._once(
+            "model",
+            f"{kernel} {family}",
+            lambda: super(Snapshot, self).active_model(kernel, family),
+        )
 
     def has_drifted(self) -> bool:
         """Return whether times of anything changed that nobody has tuned since."""

@@ -167,13 +167,13 @@ class SqlStore:
 
     # --- cost models --------------------------------------------------------------------------
 
-    def active_model(self, kernel: str) -> StoredModel | None:
-        """Return the promoted cost model of a kernel.
+    def active_model(self, kernel: str, family: str) -> StoredModel | None:
+        """Return the promoted cost model of a kernel for devices of a family.
 
         Raises:
             ModelCorrupt: its bytes are not those that were saved (DB808).
         """
-        return self.models.active(kernel)
+        return self.models.active(kernel, family)
 
     def has_drifted(self) -> bool:
         """Return whether times of anything changed that nobody has tuned since."""

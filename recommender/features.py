@@ -9,18 +9,17 @@ import numpy as np
 
 from recommender.analytic import Estimates
 from recommender.cpu_choices import Columns, Floats, Tiling
+from recommender.gpu_features import gpu_features
 from recommender.space import SearchSpace
+from recommender.workload_features import FLAGS, KNOBS, SIZES, knob_features, problem_features
 from tilecore.graph import evaluate
-from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr
-from tilecore.kernels.definition import KernelDefinition, Problem
 from tilecore.tile_config import digest
 
 TERMS = (
     "fma", "loads", "latency", "l2", "l3", "calls", "update_c", "pack_a", "pack_b", "pack_b_once",
     "imbalance", "launch", "products", "work", "tiles", "runs", "memory",
 )  # fmt: skip
-SIZES, FLAGS, KNOBS = 6, 6, 8  # of a problem and of its kernel, in their order; more are not seen
 NAMES = (
     *(f"share_{name}" for name in TERMS),
     "log_time", "log_intensity", "threads", "log_m", "log_n", "log_k",
@@ -36,13 +35,15 @@ SCHEMA = f"cpu-3-{digest(list(NAMES), 8)}"
 
 
 def features(space: SearchSpace, columns: Columns, estimates: Estimates) -> np.ndarray:
-    """Return one row of NAMES per config, float32.
+    """Return one row per config, float32: of NAMES, for GPUs of ``gpu_features.NAMES``.
 
     Args:
         space: program, problem and device.
         columns: knob values per config.
         estimates: of exactly these configs.
     """
+    if space.hardware.kind != "cpu":
+        return gpu_features(space, columns, estimates)
     t = estimates.tiling
     count = len(estimates.time_s)
     rows: dict[str, np.ndarray] = {
@@ -50,14 +51,10 @@ def features(space: SearchSpace, columns: Columns, estimates: Estimates) -> np.n
         / estimates.time_s
         for name in TERMS
     }
-    definition = space.definition
-    assert isinstance(definition, KernelDefinition)  # models are of the library's kernels
-    traffic = definition.traffic_bytes(space.problem)
     rows["log_time"] = np.log(estimates.time_s)
-    rows["log_intensity"] = np.full(count, math.log(estimates.work_flop / traffic))
     rows["threads"] = np.full(count, float(estimates.threads))
-    rows |= _problem_features(definition, space.problem, count)
-    rows |= _knob_features(space, columns)
+    rows |= problem_features(space, estimates.work_flop, count)
+    rows |= knob_features(space.definition.knobs, "cpu", columns)
     if t is not None:
         rows |= _tile_features(space, t, estimates.threads)
     else:
@@ -67,38 +64,6 @@ def features(space: SearchSpace, columns: Columns, estimates: Estimates) -> np.n
         if name in rows:
             matrix[:, i] = rows[name]
     return matrix
-
-
-def _problem_features(
-    definition: KernelDefinition, problem: Problem, count: int
-) -> dict[str, np.ndarray]:
-    sizes = [math.log(int(problem[f.name])) for f in definition.fields if f.kind == "dimension"]
-    flags = [
-        float(f.choices.index(str(problem[f.name])) if f.kind == "choice" else problem[f.name])
-        for f in definition.fields
-        if f.kind in ("flag", "choice")
-    ]
-    found = {f"size_{i}": value for i, value in enumerate(sizes[:SIZES])}
-    found |= {f"flag_{i}": value for i, value in enumerate(flags[:FLAGS])}
-    found["itemsize"] = float(DType(str(problem["dtype"])).itemsize)
-    return {name: np.full(count, value) for name, value in found.items()}
-
-
-def _knob_features(space: SearchSpace, columns: Columns) -> dict[str, np.ndarray]:
-    """Return what configs set: numbers by their logarithm, choices by their place."""
-    found = {}
-    for i, knob in enumerate(space.definition.knobs[:KNOBS]):
-        if knob.name not in columns:
-            continue
-        column = columns[knob.name]
-        if isinstance(knob.default, str):
-            options = knob.values_on(space.hardware.kind)
-            found[f"knob_{i}"] = np.select(
-                [column == v for v in options], range(len(options)), -1.0
-            )
-        else:
-            found[f"knob_{i}"] = np.log2(1.0 + column)
-    return found
 
 
 def _block_features(

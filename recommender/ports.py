@@ -72,7 +72,7 @@ class MeasurementStore(TypingProtocol):
         """
         ...
 
-    def active_model(self, kernel: str) -> StoredModel | None:
+    def active_model(self, kernel: str, family: str) -> StoredModel | None:
         """Return the promoted cost model of a kernel."""
         ...
 

@@ -14,7 +14,8 @@ from recommender.around import around
 from recommender.cost_model import CostModel, Prediction
 from recommender.cpu_choices import Columns
 from recommender.errors import InvalidModel
-from recommender.features import SCHEMA, features
+from recommender.families import family_of, schema_of
+from recommender.features import features
 from recommender.hardware import HardwareProfile
 from recommender.ports import MeasurementStore
 from recommender.prior import PRIOR_THREADS, prior
@@ -115,24 +116,23 @@ def shipped(kernel: str, hardware: HardwareProfile, dtype: str) -> Learned | Non
 def active_model(
     store: MeasurementStore, kernel: str, hardware: HardwareProfile, dtype: str
 ) -> Learned | None:
-    """Return the promoted model of a kernel, else the one that ships for such devices.
+    """Return the promoted model of a kernel for a device, else the one that ships for such devices.
 
     None where this version can read neither, or neither was trained on the element type.
     """
-    if hardware.kind != "cpu":  # features are the CPU's
-        return None
-    stored = store.active_model(kernel)
-    if stored is not None and stored.feature_schema == SCHEMA:
+    family = family_of(hardware)
+    stored, schema = store.active_model(kernel, family), schema_of(family)
+    if stored is not None and stored.feature_schema == schema:
         with suppress(InvalidModel):
-            model = _load(stored.blob)
+            model = _load(stored.blob, schema)
             if model.knows(dtype):
                 return Learned(model, "predicted")
     return shipped(kernel, hardware, dtype)
 
 
 @lru_cache(maxsize=8)
-def _load(blob: bytes) -> CostModel:
-    return CostModel.from_bytes(blob, feature_schema=SCHEMA)
+def _load(blob: bytes, schema: str) -> CostModel:
+    return CostModel.from_bytes(blob, feature_schema=schema)
 
 
 def forecast(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from recommender.cost_model import CostModel
 from recommender.errors import InvalidModel
-from recommender.features import SCHEMA
+from recommender.families import family_of, schema_of
 from recommender.hardware import HardwareProfile
 
 PRIOR_THREADS = 1  # of all recordings that they were trained on
@@ -23,7 +23,12 @@ FOLDER = Path(__file__).parent / "priors"
 
 def prior(kernel: str, hardware: HardwareProfile) -> CostModel | None:
     """Return the model that ships for a kernel on devices of this kind, None without one."""
-    return _load(FOLDER / file_name(kernel, hardware.arch))
+    return prior_of(kernel, family_of(hardware), hardware.arch)
+
+
+def prior_of(kernel: str, family: str, arch: str) -> CostModel | None:
+    """Return the model that ships for a kernel on devices of a family with this instruction set."""
+    return _load(FOLDER / file_name(kernel, arch), schema_of(family))
 
 
 def file_name(kernel: str, arch: str) -> str:
@@ -32,9 +37,9 @@ def file_name(kernel: str, arch: str) -> str:
 
 
 @lru_cache(maxsize=32)
-def _load(path: Path) -> CostModel | None:
+def _load(path: Path, schema: str) -> CostModel | None:
     try:
         blob = gzip.decompress(path.read_bytes())
-        return CostModel.from_bytes(blob, feature_schema=SCHEMA)
+        return CostModel.from_bytes(blob, feature_schema=schema)
     except (OSError, EOFError, zlib.error, InvalidModel):  # none, or a damaged installation
         return None

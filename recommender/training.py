@@ -10,7 +10,8 @@ import numpy as np
 from recommender.analytic import ANALYTIC_SPREAD, estimate
 from recommender.cost_model import MIN_ROWS, CostModel
 from recommender.errors import NotEnoughMeasurements
-from recommender.features import SCHEMA, features
+from recommender.families import CPU, family_of, schema_of
+from recommender.features import features
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, MeasureStatus
 from recommender.nearest import device_distance, workload_distance
@@ -59,11 +60,12 @@ def train(
     measurements: Sequence[Measurement],
     definition: KernelDefinition,
     *,
+    family: str = CPU,
     incumbent: CostModel | None = None,
     seed: int = 0,
     folds: int = FOLDS,
 ) -> TrainingOutcome:
-    """Return a model for ``definition`` trained on ``measurements``.
+    """Return a model for ``definition`` trained on those of ``measurements`` that are of a family.
 
     It is promoted only if, on workloads held out of training, its first choice is better than that
     of the analytic model, of the nearest measured workload, and of the incumbent (which may have
@@ -73,7 +75,7 @@ def train(
     Raises:
         NotEnoughMeasurements: fewer than MIN_ROWS successful measurements (RC606).
     """
-    groups = list(make_groups(measurements, definition))
+    groups = list(make_groups(measurements, definition, family))
     rows = sum(len(g.configs) for g in groups)
     if rows < MIN_ROWS:
         raise NotEnoughMeasurements(
@@ -91,6 +93,7 @@ def judge(
     measurements: Sequence[Measurement],
     definition: KernelDefinition,
     *,
+    family: str = CPU,
     incumbent: CostModel | None = None,
 ) -> TrainingOutcome:
     """Return how a model that was trained elsewhere does on ``measurements``, and its interval.
@@ -99,7 +102,7 @@ def judge(
     nearest other measured workload, and of the incumbent. Any of the models may have seen the
     measurements.
     """
-    groups = list(make_groups(measurements, definition))
+    groups = list(make_groups(measurements, definition, family))
     names = {_name(g) for g in groups}
     ratios: dict[str, list[float]] = {}
     for group in groups:
@@ -120,15 +123,15 @@ def judge(
 
 
 def make_groups(
-    measurements: Sequence[Measurement], definition: KernelDefinition
+    measurements: Sequence[Measurement], definition: KernelDefinition, family: str = CPU
 ) -> Iterator[Group]:
     """Yield the OK measurements of ``definition`` by workload, device, threads and protocol.
 
-    Those of GPUs are left out: the features are the CPU's.
+    Those of devices of other families are left out: they have other features.
     """
     found: dict[tuple[str, str, int, str], list[Measurement]] = {}
     for m in measurements:
-        is_known = m.workload.kernel == definition.name and m.hardware.kind == "cpu"
+        is_known = m.workload.kernel == definition.name and family_of(m.hardware) == family
         if m.status is MeasureStatus.OK and is_known:
             key = (m.workload.key, m.hardware.key, m.threads, m.protocol)
             found.setdefault(key, []).append(m)
@@ -163,7 +166,7 @@ def fit_groups(groups: Sequence[Group], seed: int, *, with_interval: bool) -> Co
         np.concatenate([g.features for g in groups]),
         np.concatenate([g.log_ratio for g in groups]),
         names,
-        feature_schema=SCHEMA,
+        feature_schema=schema_of(family_of(groups[0].hardware)),
         seed=seed,
         with_interval=with_interval,
         dtypes=sorted({str(dict(g.workload.problem)["dtype"]) for g in groups}),

@@ -64,11 +64,12 @@ def list_models(
 def upload_model(
     file: Annotated[Path, typer.Argument(help="a model of XGBoost, UBJ or JSON")],
     kernel: Annotated[str, typer.Option(help="whose times it predicts")] = "gemm",
+    devices: Annotated[str, typer.Option(help="cpu, or the architecture of GPUs: sm_90a")] = "cpu",
 ) -> None:
     """Store a model of XGBoost; it answers if it beats the incumbent and the lookup."""
     from tuner_service import operations
 
-    operations.upload_model(load_settings(), file, kernel)
+    operations.upload_model(load_settings(), file, kernel, devices)
 
 
 @model_app.command("activate")

@@ -306,11 +306,11 @@ def print_group(
 def print_models(console: Console, models: Sequence[ModelRecord]) -> None:
     """Print versions of cost models."""
     table = Table()
-    for title in ("id", "kernel", "state", "origin", "made", "by", "reason"):
+    for title in ("id", "kernel", "devices", "state", "origin", "made", "by", "reason"):
         table.add_column(title, no_wrap=title != "reason")
     for m in models:
-        made, by = f"{m.created_at:%Y-%m-%d %H:%M}", escape(m.created_by or "")
-        table.add_row(str(m.id), m.kernel, m.state, m.origin, made, by, m.reason or "")
+        made, by = f"{m.created_at:%Y-%m-%d}", escape(m.created_by or "")
+        table.add_row(str(m.id), m.kernel, m.family, m.state, m.origin, made, by, m.reason or "")
     console.print(table)
 
 

@@ -150,9 +150,11 @@ def _families(counts: Counts) -> Iterator[Metric]:
         measured.add_metric(labels, number)
     yield measured
     models = GaugeMetricFamily(
-        "tilecore_cost_model", "Metrics of the active cost models", labels=("kernel", "metric")
+        "tilecore_cost_model",
+        "Metrics of the active cost models",
+        labels=("kernel", "family", "metric"),
     )
-    for kernel, metrics in counts.models.items():
+    for (kernel, family), metrics in counts.models.items():
         for name, value in metrics.items():
-            models.add_metric((kernel, name), value)
+            models.add_metric((kernel, family, name), value)
     yield models

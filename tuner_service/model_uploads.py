@@ -18,7 +18,7 @@ from db.errors import IllegalTransition
 from db.records import ModelRecord
 from db.store import SqlStore
 from recommender.errors import InvalidModel
-from recommender.features import NAMES, SCHEMA
+from recommender.families import CPU, family_of_schema, feature_names, schema_of
 from recommender.model_file import check_structure, parse
 from recommender.model_trial import REFUSED
 from tilecore import kernels
@@ -50,7 +50,8 @@ class ModelUploads:
         """Store a model of XGBoost (UBJ or JSON); it answers from now on if it earned that.
 
         Its target is the logarithm of measured over analytic time, its features are those of
-        ``recommender.features``. It is held to what trained models are held to.
+        ``recommender.features``, for GPUs of ``recommender.gpu_features``; their version says of
+        which devices it is. It is held to what trained models are held to.
 
         Raises:
             UnknownKernel: no such kernel (TC501).
@@ -58,11 +59,11 @@ class ModelUploads:
             ModelsBusy: another one is being looked at (SV924).
         """
         definition = kernels.get(kernel)
-        _check_bytes(raw, sha256, feature_schema)
+        family = _checked(raw, sha256, feature_schema)
         if not self._lock.acquire(blocking=False):
             raise ModelsBusy()
         try:
-            document = tried(raw, len(NAMES))
+            document = tried(raw, len(feature_names(family)))
             from recommender.cost_model import CostModel
             from recommender.training import judge
 
@@ -70,10 +71,12 @@ class ModelUploads:
                 kernel=definition.name, only_ok=True, limit=TRAINING_LIMIT
             )
             model = CostModel.of_json(document, feature_schema=feature_schema)
-            incumbent = incumbent_of(self._store, definition.name, detected_host())
-            judged = judge(model, found, definition, incumbent=incumbent)
+            arch = detected_host().arch if family == CPU else family
+            incumbent = incumbent_of(self._store, definition.name, family, arch)
+            judged = judge(model, found, definition, family=family, incumbent=incumbent)
             new = self._store.models.save(
                 kernel=definition.name,
+                family=family,
                 blob=judged.model.to_bytes(),
                 feature_schema=feature_schema,
                 metrics=judged.metrics,
@@ -98,24 +101,27 @@ class ModelUploads:
                 (DB811).
         """
         stored = self._store.models.load(model_id)
-        if stored.feature_schema != SCHEMA:
-            state = f"of features {stored.feature_schema}, not {SCHEMA}"
+        if family_of_schema(stored.feature_schema) is None:
+            state = f"of features {stored.feature_schema}, which this version does not compute"
             raise IllegalTransition(run=f"model {model_id}", verb="activated", state=state)
         return self._store.models.activate(model_id)
 
 
-def _check_bytes(raw: bytes, sha256: str, feature_schema: str) -> None:
-    """Refuse what need not be looked into."""
+def _checked(raw: bytes, sha256: str, feature_schema: str) -> str:
+    """Refuse what need not be looked into; return the family of devices that a model is of."""
     found = hashlib.sha256(raw).hexdigest()
     if found != sha256.lower():
         hint = "send the file as it is, with `sha256sum FILE`"
         raise InvalidModel(expected=f"a file with sha256 {sha256}", found=found, hint=hint)
-    if feature_schema != SCHEMA:
-        hint = "train on the features of this version: recommender.features.NAMES"
-        raise InvalidModel(expected=f"feature_schema {SCHEMA}", found=feature_schema, hint=hint)
+    family = family_of_schema(feature_schema)
+    if family is None:
+        hint = "train on the features of this version: recommender.features.NAMES, or gpu_features"
+        known = f"feature_schema {schema_of(CPU)}, or for GPUs as {schema_of('sm_90a')}"
+        raise InvalidModel(expected=known, found=feature_schema, hint=hint)
     if raw.startswith(PICKLES):
         hint = "a pickle runs code when it is read: save the model by Booster.save_model"
         raise InvalidModel(expected="a UBJ or JSON model", found="a pickle", hint=hint)
+    return family
 
 
 def tried(raw: bytes, features: int) -> bytes:

@@ -18,6 +18,7 @@ class ModelOut(BaseModel):
 
     id: int
     kernel: str
+    family: str = Field(description="of which devices: cpu, or the architecture of GPUs")
     state: Literal["candidate", "active", "retired"] = Field(
         description="retired: was active; candidate: never was"
     )

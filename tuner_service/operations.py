@@ -61,9 +61,9 @@ def list_models(settings: Settings, kernel: str | None, *, limit: int) -> None:
     show.print_models(out, store.models.list(kernel=name, limit=limit))
 
 
-def upload_model(settings: Settings, file: Path, kernel: str) -> None:
+def upload_model(settings: Settings, file: Path, kernel: str, devices: str) -> None:
     """Store a model of XGBoost and say whether it answers from now on."""
-    from recommender.features import SCHEMA
+    from recommender.families import schema_of
     from tuner_service.model_uploads import ModelUploads
 
     try:
@@ -72,7 +72,7 @@ def upload_model(settings: Settings, file: Path, kernel: str) -> None:
         raise InvalidRequest(message=f"{file}: cannot be read: {error.strerror}") from error
     sha256 = hashlib.sha256(raw).hexdigest()
     uploads = ModelUploads(wiring.open_store(settings))
-    found = uploads.add(kernel, raw, sha256=sha256, feature_schema=SCHEMA)
+    found = uploads.add(kernel, raw, sha256=sha256, feature_schema=schema_of(devices))
     show.print_models(out, [found])
 
 

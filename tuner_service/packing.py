@@ -6,7 +6,7 @@ import queue
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,11 @@ from rich.console import Console
 
 from db.store import SqlStore
 from recommender.campaign import Choice, choose
+from recommender.errors import NotEnoughMeasurements
+from recommender.families import family_of
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, MeasureStatus
-from recommender.workload import Workload
+from recommender.workload import Workload, digest_of
 from tilecore.tile_config import TileConfig
 from tuner_service import jobs, questions, wiring
 from tuner_service.errors import InvalidRequest
@@ -152,6 +154,8 @@ def _compilers(settings: Settings, hardware: HardwareProfile) -> Iterator[Compil
 def import_results(settings: Settings, paths: Sequence[Path]) -> None:
     """Store the results of files, all or none, and print what they were; a second time nothing.
 
+    Cost models of their kernels and devices are trained on what is known now.
+
     Raises:
         InvalidPack: a file cannot be read, or a line of it is none of ours (WK709).
     """
@@ -168,6 +172,21 @@ def import_results(settings: Settings, paths: Sequence[Path]) -> None:
         f"{len(new)} measurements stored, {known} known already, {lost} of lost workers left out",
         highlight=False, soft_wrap=True,
     )  # fmt: skip
+    _learn(store, new)
+
+
+def _learn(store: SqlStore, new: Sequence[Measurement]) -> None:
+    """Train the cost models that new results are about, and print what became of them."""
+    from tuner_service.learning import train_for
+
+    fine = [m for m in new if m.status is MeasureStatus.OK and not digest_of(m.workload.kernel)]
+    for (kernel, family), hardware in {
+        (m.workload.kernel, family_of(m.hardware)): m.hardware for m in fine
+    }.items():
+        with suppress(NotEnoughMeasurements):
+            outcome = train_for(store, kernel, hardware)
+            about = f"cost model of {kernel} for {family}: {outcome.reason}"
+            out.print(about, highlight=False, soft_wrap=True)
 
 
 def _unknown(store: SqlStore, found: Sequence[Measurement]) -> Iterator[Measurement]:

@@ -94,8 +94,9 @@ def test_winners_are_told_from_others(store, follower, new_run):
 def test_models_and_devices_change_everything(store, follower):
     def saved(promote):
         store.models.save(
-            kernel="gemm", blob=b"m", feature_schema="s", metrics={}, trained_on=3, promote=promote
-        )
+            kernel="gemm", family="cpu", blob=b"m", feature_schema="s", metrics={}, trained_on=3,
+            promote=promote,
+        )  # fmt: skip
 
     store.add(measurement())
     for act in (

@@ -34,14 +34,15 @@ def test_counts(store, new_run, make_measurement):
     store.add_all([make_measurement(None), make_measurement()])
     metrics = {"top1": 0.9, "note": "text", "is_good": True}
     store.models.save(
-        kernel="gemm", blob=b"m", feature_schema="s", metrics=metrics, trained_on=3, promote=True
-    )
+        kernel="gemm", family="cpu", blob=b"m", feature_schema="s", metrics=metrics, trained_on=3,
+        promote=True,
+    )  # fmt: skip
     found = store.counts()
     assert found.runs == {"QUEUED": 1}
     assert sum(found.trials.values()) == 3
     assert found.trials["done"] == 1
     assert found.lost_executions == 1
     assert found.measurements == {("gemm", "OK"): 2, ("gemm", "COMPILE_ERROR"): 1}
-    assert found.models["gemm"]["top1"] == 0.9
-    assert "note" not in found.models["gemm"]
+    assert found.models["gemm", "cpu"]["top1"] == 0.9
+    assert "note" not in found.models["gemm", "cpu"]
     assert found.devices == {(hardware.name, "active"): 6, (hardware.name, "lost"): 1}

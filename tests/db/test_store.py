@@ -119,15 +119,15 @@ def test_a_snapshot_reads_devices_and_models_once_and_measurements_always(store,
     first = make_measurement(2e-4, protocol=Protocol.CONFIRM)
     key = (first.workload, HARDWARE.key, "p1", TOOLCHAIN.key)
     assert snapshot.hardware(HARDWARE.key) is None
-    assert (snapshot.active_model("gemm"), snapshot.best(*key)) == (None, None)
+    assert (snapshot.active_model("gemm", "cpu"), snapshot.best(*key)) == (None, None)
     store.add(first)
     model = {"blob": b"m", "feature_schema": "s", "metrics": {}, "trained_on": 1}
-    store.models.save(kernel="gemm", promote=True, **model)
+    store.models.save(kernel="gemm", family="cpu", promote=True, **model)
     assert snapshot.best(*key) == first
-    assert (snapshot.hardware(HARDWARE.key), snapshot.active_model("gemm")) == (None, None)
+    assert (snapshot.hardware(HARDWARE.key), snapshot.active_model("gemm", "cpu")) == (None, None)
     later = Snapshot(store)
     assert later.hardware(HARDWARE.key) == store.hardware(HARDWARE.key) is not None
-    assert later.active_model("gemm").blob == b"m"
+    assert later.active_model("gemm", "cpu").blob == b"m"
 
 
 @pytest.mark.few(1)
@@ -237,22 +237,26 @@ def test_hardware_profile_is_replaced_by_a_measured_one(store):
 
 
 def test_one_model_is_active_and_damage_is_noticed(store):
-    def save(blob, promote):
+    def save(blob, promote, family="cpu"):
         return store.models.save(
-            kernel="gemm", blob=blob, feature_schema="f1", metrics={"r": 1.0}, trained_on=9,
-            promote=promote,
+            kernel="gemm", family=family, blob=blob, feature_schema="f1", metrics={"r": 1.0},
+            trained_on=9, promote=promote,
         )  # fmt: skip
 
-    assert store.active_model("gemm") is None
+    assert store.active_model("gemm", "cpu") is None
     save(b"one", True)
     save(b"candidate", False)
-    assert store.active_model("gemm").blob == b"one"
+    assert store.active_model("gemm", "cpu").blob == b"one"
     newest = save(b"two", True)
-    assert (store.active_model("gemm").id, store.active_model("gemm").blob) == (newest, b"two")
+    save(b"of GPUs", True, "sm_90a")
+    found = store.active_model("gemm", "cpu")
+    assert (found.id, found.blob) == (newest, b"two")
+    assert store.active_model("gemm", "sm_90a").blob == b"of GPUs"
+    assert store.active_model("gemm", "gfx942") is None
     with store.database.write() as session:
         session.execute(text("update model_version set blob = x'00' where state = 'active'"))
     with pytest.raises(ModelCorrupt, match="DB808"):
-        store.active_model("gemm")
+        store.active_model("gemm", "cpu")
 
 
 def test_json_that_older_releases_stored_is_read():

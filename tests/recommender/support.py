@@ -176,8 +176,8 @@ class MemoryStore:
                 groups.setdefault(key, []).append(m)
         return [min(group, key=lambda m: m.time_s or math.inf) for group in groups.values()]
 
-    def active_model(self, kernel: str) -> StoredModel | None:
-        return self.model
+    def active_model(self, kernel: str, family: str) -> StoredModel | None:
+        return self.model if family == "cpu" else None
 
 
 def sample(w: Workload, count: int, seed: int = 0) -> list[Measurement]:

@@ -13,6 +13,7 @@ from db.exchange.t4 import t4_measurements
 from recommender import prior as module
 from recommender.analytic import estimate
 from recommender.errors import InvalidRecording
+from recommender.features import SCHEMA
 from recommender.hardware import load_profile
 from recommender.ports import StoredModel
 from recommender.predict import shipped
@@ -55,7 +56,7 @@ def test_a_model_is_not_asked_about_element_types_that_it_never_met():
     assert shipped("gemm", HOST, "bfloat16").source == "prior"
     store = MemoryStore()
     store.model = StoredModel(
-        id=1, kernel="gemm", blob=model.to_bytes(), feature_schema=module.SCHEMA, metrics={},
+        id=1, kernel="gemm", blob=model.to_bytes(), feature_schema=SCHEMA, metrics={},
         trained_on=9,
     )  # fmt: skip
     assert ask(store=store)[0].source == "predicted"
@@ -70,7 +71,7 @@ def test_a_model_trained_here_goes_before_it():
     blob = gzip.decompress(SHIPPED[0].read_bytes())
     store = MemoryStore()
     store.model = StoredModel(
-        id=1, kernel="gemm", blob=blob, feature_schema=module.SCHEMA, metrics={}, trained_on=9
+        id=1, kernel="gemm", blob=blob, feature_schema=SCHEMA, metrics={}, trained_on=9
     )
     assert ask(store=store)[0].source == "predicted"
     store.model = replace(store.model, feature_schema="of another version")

@@ -4,12 +4,14 @@ import hashlib
 import random
 import struct
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 import xgboost
 from fastapi.testclient import TestClient
 
+from recommender.families import schema_of
 from recommender.features import SCHEMA
 from recommender.training import make_groups, train
 from tests.recommender.support import GEMM as KERNEL
@@ -17,9 +19,13 @@ from tests.recommender.support import sample, workload
 from tests.tuner_service.test_access import bearer  # noqa: F401
 from tests.tuner_service.test_app import GEMM, problem
 from tests.tuner_service.test_cli import cli  # noqa: F401
+from tilecore.kernels.attention import ATTENTION
 from tuner_service.app import create_app
 from tuner_service.errors import ModelsBusy
 from tuner_service.model_uploads import ModelUploads
+from workers.pack_results import read_results
+
+RECORDED = Path(__file__).parents[2] / "benchmarks/data/h200/c5_2026-11-26.jsonl.gz"
 
 SHAPES = [(512, 512, 512), (1024, 1024, 1024), (1000, 1000, 1000), (64, 2048, 2048)]
 
@@ -53,6 +59,24 @@ def bad(measurements):
 def client(settings, store):
     with TestClient(create_app(settings, store), raise_server_exceptions=False) as client:
         yield client
+
+
+def test_a_model_of_gpus_is_another_one(client, store):
+    recorded = [m for m in read_results(RECORDED) if m.workload.kernel == "attention"]
+    store.add_all(recorded)
+    known = {m.workload.key for m in recorded[:400]}
+    model = train([m for m in recorded if m.workload.key in known], ATTENTION, family="sm_90a")
+    raw = bytes(model.model.booster.save_raw("ubj"))
+    found = upload(client, raw, schema=schema_of("sm_90a"), kernel="attention").json()
+    assert (found["family"], found["kernel"]) == ("sm_90a", "attention")
+    assert found["metrics"]["rows"] == len(
+        {(m.workload.key, m.protocol, m.config) for m in recorded}
+    )
+    other = upload(client, raw, schema=schema_of("gfx942"), kernel="attention").json()
+    assert (other["family"], other["state"]) == ("gfx942", "candidate")  # nothing was measured
+    assert "too few workloads" in other["reason"]
+    problem(upload(client, raw, schema=SCHEMA, kernel="attention"), 422, "RC604")
+    problem(upload(client, raw, schema="sm_90a-0-abc", kernel="attention"), 422, "RC604")
 
 
 def upload(client, raw, *, sha256=None, schema=SCHEMA, kernel="gemm", headers=None):
@@ -89,14 +113,14 @@ def test_a_better_model_answers_a_worse_one_does_not_and_one_can_go_back(
     # a later version that was promoted, as training does
     stored = store.models.load(first["id"])
     later = store.models.save(
-        kernel="gemm", blob=stored.blob, feature_schema=SCHEMA, metrics={}, trained_on=9,
-        promote=True,
+        kernel="gemm", family="cpu", blob=stored.blob, feature_schema=SCHEMA, metrics={},
+        trained_on=9, promote=True,
     )  # fmt: skip
     assert client.get(f"/v1/models/{first['id']}").json()["state"] == "retired"
     back = client.post(f"/v1/models/{first['id']}:activate").json()
     assert (back["id"], back["state"]) == (first["id"], "active")
     assert client.get(f"/v1/models/{later}").json()["state"] == "retired"
-    assert store.active_model("gemm").id == first["id"]
+    assert store.active_model("gemm", "cpu").id == first["id"]
     problem(client.post(f"/v1/models/{worse['id']}:activate"), 409, "DB811")
     problem(client.post("/v1/models/999:activate"), 404, "DB825")
     problem(client.get("/v1/models/999"), 404, "DB825")

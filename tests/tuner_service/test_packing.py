@@ -18,6 +18,7 @@ from tuner_service.cli import run_cli
 
 pytestmark = pytest.mark.skipif(load_nvrtc() is None, reason="NVRTC is not installed")
 DEVICE = load_profile("emulated a100")
+RECORDED = Path(__file__).parents[2] / "benchmarks/data/h200/c5_2026-11-26.jsonl.gz"
 WORKLOADS = "gemm m=64 n=48 k=32 dtype=float16 out_dtype=float16\nsoftmax m=4 n=64\n"
 
 
@@ -78,6 +79,23 @@ def test_a_pack_goes_to_a_device_and_its_results_come_back(cli, store, tmp_path)
     status, shown, _ = cli("import", results)
     assert "0 measurements stored" in shown
     assert store.count_measurements() == len(measured)
+
+
+def test_what_comes_back_teaches_a_cost_model_of_its_gpus(cli, store):
+    status, shown, error = cli("import", RECORDED)
+    assert status == 0, error
+    assert "cost model of attention for sm_90a: promoted: 0.99" in shown
+    assert "cost model of gemm for sm_90a: " in shown
+    assert store.active_model("attention", "sm_90a") is not None
+    assert store.active_model("attention", "cpu") is None
+    sizes = {"batch": 3, "heads": 24, "kv_heads": 8, "seq_q": 3072, "seq_kv": 3072, "dim": 128}
+    given = [x for k, v in sizes.items() for x in ("--set", f"{k}={v}")]
+    question = ("recommend", "attention", *given, "--set", "dtype=float16", "--hardware")
+    status, shown, error = cli(*question, "h200", "--json")
+    assert status == 0, error
+    assert "predicted" in {r["source"] for r in json.loads(shown)}
+    status, shown, _ = cli("model", "list")
+    assert "sm_90a" in shown
 
 
 BAD = {

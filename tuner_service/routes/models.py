@@ -88,6 +88,7 @@ def _to_wire(m: ModelRecord) -> ModelOut:
     return ModelOut(
         id=m.id,
         kernel=m.kernel,
+        family=m.family,
         state=m.state,  # type: ignore[arg-type]  # the database closes the set
         origin=m.origin,  # type: ignore[arg-type]  # written by this program only
         feature_schema=m.feature_schema,
