@@ -217,15 +217,16 @@ def _choices(
 def nearest_choice(group: Group, known: Sequence[Group]) -> int:
     """Return the row most like the winner of the nearest other workload: what a lookup gives."""
 
-    def distance(other: Group) -> float:
-        return workload_distance(group.workload, other.workload) + device_distance(
+    def distance(other: Group) -> tuple[float, str, int]:
+        apart = workload_distance(group.workload, other.workload) + device_distance(
             group.hardware, other.hardware
         )
+        return apart, _name(other), len(other.configs)  # the order of measurements decides nothing
 
     nearest = min(known, key=distance)
     winner = nearest.configs[int(np.argmin(nearest.time_s))]
     likeness = [sum(config.get(k) == v for k, v in winner.items()) for config in group.configs]
-    return int(np.argmax(likeness))
+    return max(range(len(likeness)), key=lambda row: (likeness[row], group.configs[row].key))
 
 
 def _verdict(metrics: Mapping[str, float]) -> tuple[bool, str]:

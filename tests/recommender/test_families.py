@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from recommender import gpu_model
+from recommender import analytic, gpu_model
 from recommender.analytic import estimate
 from recommender.errors import NotEnoughMeasurements
 from recommender.families import family_of, family_of_schema, feature_names, schema_of
@@ -78,11 +79,18 @@ def test_on_shapes_held_out_it_chooses_better_than_formulas_that_were_never_fitt
     rough = replace(
         gpu_model.DEFAULT_GPU_CONSTANTS, group_overlap=0.0, own_overlap=0.0, step_clocks=0.0
     )
-    monkeypatch.setattr(gpu_model.gpu_terms, "__defaults__", (rough,))
+    monkeypatch.setattr(analytic, "gpu_terms", partial(gpu_model.gpu_terms, constants=rough))
     found = train(recorded, ATTENTION, family="sm_90a")
     assert found.is_promoted
     assert found.metrics["model"] > 0.97
     assert found.metrics["model"] > found.metrics["analytic"]
+
+
+def test_the_order_of_measurements_does_not_say_which_shape_is_the_nearest(recorded):
+    some = [m for m in recorded if m.workload.kernel == "attention"]
+    first, second = (train(rows, ATTENTION, family="sm_90a").metrics for rows in (some, some[::-1]))
+    assert first["nearest"] == second["nearest"]
+    assert first["analytic"] == second["analytic"]
 
 
 def test_it_answers_for_gpus_of_its_family(recorded):
