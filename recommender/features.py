@@ -11,7 +11,14 @@ from recommender.analytic import Estimates
 from recommender.cpu_choices import Columns, Floats, Tiling
 from recommender.gpu_features import gpu_features
 from recommender.space import SearchSpace
-from recommender.workload_features import FLAGS, KNOBS, SIZES, knob_features, problem_features
+from recommender.workload_features import (
+    FLAGS,
+    KNOBS,
+    SIZES,
+    knob_features,
+    matrix,
+    problem_features,
+)
 from tilecore.graph import evaluate
 from tilecore.ir.expr import Expr
 from tilecore.tile_config import digest
@@ -59,11 +66,7 @@ def features(space: SearchSpace, columns: Columns, estimates: Estimates) -> np.n
         rows |= _tile_features(space, t, estimates.threads)
     else:
         rows |= _block_features(space, columns, estimates.threads, count)
-    matrix = np.zeros((count, len(NAMES)), dtype=np.float32)  # what a program lacks stays 0
-    for i, name in enumerate(NAMES):
-        if name in rows:
-            matrix[:, i] = rows[name]
-    return matrix
+    return matrix(NAMES, rows, count)
 
 
 def _block_features(

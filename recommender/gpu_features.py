@@ -9,7 +9,14 @@ import numpy as np
 from recommender.analytic import Estimates
 from recommender.cpu_choices import Columns
 from recommender.space import SearchSpace
-from recommender.workload_features import FLAGS, KNOBS, SIZES, knob_features, problem_features
+from recommender.workload_features import (
+    FLAGS,
+    KNOBS,
+    SIZES,
+    knob_features,
+    matrix,
+    problem_features,
+)
 from tilecore.graph import evaluate
 from tilecore.tile_config import digest
 
@@ -44,8 +51,4 @@ def gpu_features(space: SearchSpace, columns: Columns, estimates: Estimates) -> 
     rows |= problem_features(space, estimates.work_flop, count)
     kind = space.hardware.kind
     rows |= knob_features(space.definition.knobs_of(kind), kind, columns)
-    matrix = np.zeros((count, len(NAMES)), dtype=np.float32)  # what a program lacks stays 0
-    for i, name in enumerate(NAMES):
-        if name in rows:
-            matrix[:, i] = rows[name]
-    return matrix
+    return matrix(NAMES, rows, count)

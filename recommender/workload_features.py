@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -52,4 +52,13 @@ def knob_features(knobs: Sequence[Knob], kind: str, columns: Columns) -> dict[st
             )
         else:
             found[f"knob_{i}"] = np.log2(1.0 + column)
+    return found
+
+
+def matrix(names: Sequence[str], rows: Mapping[str, np.ndarray], count: int) -> np.ndarray:
+    """Return features by the order of their names, float32 [count, names]."""
+    found = np.zeros((count, len(names)), dtype=np.float32)  # what a program lacks stays 0
+    for i, name in enumerate(names):
+        if name in rows:
+            found[:, i] = rows[name]
     return found

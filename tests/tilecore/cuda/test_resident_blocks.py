@@ -8,6 +8,7 @@ import pytest
 import tilecore.language as T
 from tests.tilecore.cuda.emulated import lowered, run_emulated
 from tests.tilecore.cuda.test_tile_programs import close, random
+from tests.tilecore.cuda.tile_programs import gemm
 from tilecore.emulator import ALL_SCHEDULES
 from tilecore.emulator.launch import emulate
 from tilecore.gpu_compiler import lower_gpu
@@ -20,27 +21,7 @@ FEW = replace(parse_gpu_target("h100"), multiprocessors=3)
 
 
 def product(M, N, K, block, stages=2, order=None):
-    BM, BN, BK = block
-
-    @T.prim_func
-    def main(
-        A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"),
-        C: T.Tensor((M, N), "float16"),
-    ):  # fmt: skip
-        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=256) as (bx, by):
-            if order is not None:
-                T.use_swizzle(2, order=order)
-            A_s = T.alloc_shared((BM, BK), "float16")
-            B_s = T.alloc_shared((BK, BN), "float16")
-            sums = T.alloc_fragment((BM, BN), "float32")
-            T.clear(sums)
-            for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
-                T.copy(A[by * BM, k * BK], A_s)
-                T.copy(B[k * BK, bx * BN], B_s)
-                T.gemm(A_s, B_s, sums)
-            T.copy(sums, C[by * BM, bx * BN])
-
-    return main
+    return gemm(M, N, K, block, stages, "float16", "float16", threads=256, order=order)
 
 
 def triangle(rows, width, block, backwards=False):

@@ -4,9 +4,13 @@ import tilecore.language as T
 
 
 def gemm(
-    M, N, K, block, stages, dtype, out, accum="float32", trans=(False, False), threads=128, b=None
-):
-    """C = op(A) op(B), as TileLang's examples write it; ``b``: type of B where it is another."""
+    M, N, K, block, stages, dtype, out, accum="float32", trans=(False, False), threads=128, b=None,
+    order="row",
+):  # fmt: skip
+    """C = op(A) op(B), as TileLang's examples write it.
+
+    ``b``: type of B where it is another; ``order``: of panels of two, None: left open.
+    """
     BM, BN, BK = block
     tA, tB = trans
     dtype_b = b or dtype
@@ -21,7 +25,8 @@ def gemm(
             A_s = T.alloc_shared((BK, BM) if tA else (BM, BK), dtype)
             B_s = T.alloc_shared((BN, BK) if tB else (BK, BN), dtype_b)
             C_l = T.alloc_fragment((BM, BN), accum)
-            T.use_swizzle(panel_size=2)
+            if order is not None:
+                T.use_swizzle(panel_size=2, order=order)
             T.clear(C_l)
             for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
                 if tA:
