@@ -1,12 +1,14 @@
 """Fit the constants of the GPU model to measured candidates, and say how well they rank.
 
-    python benchmarks/calibrate_gpu_model.py benchmarks/data/h200/*.jsonl.gz [--fit] [--device h200]
+    python benchmarks/calibrate_gpu_model.py benchmarks/data/h200/*.jsonl.gz [--fit | --learn]
 
 Files are results of packs (``tilecore import`` reads them too). For each workload: the time of the
 candidate that the model takes for the fastest, and of the best of its first three, beside the
 fastest one; Spearman's rank correlation; the logarithm of predicted over measured time. ``--fit``
 looks for constants with less of the squared error of that, workload by workload relative to its own
-median, and prints them.
+median, and prints them. ``--learn`` trains cost models as ``tilecore import`` does, a quarter of
+the shapes left out in turn, on top of the constants as they are and of those that were set by
+hand before anything was measured: the mean of best time over chosen time by who chose.
 """
 
 from __future__ import annotations
@@ -17,25 +19,37 @@ import json
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from scipy.optimize import minimize
 from scipy.stats import spearmanr
 
+from recommender.errors import NotEnoughMeasurements
+from recommender.families import family_of
 from recommender.gpu_model import DEFAULT_GPU_CONSTANTS, GpuConstants, gpu_terms
 from recommender.hardware import HardwareProfile, load_profile
 from recommender.space import SearchSpace
+from recommender.training import train
 from tilecore import kernels
 from tilecore.tile_config import TileConfig
+from workers.pack_results import read_results
 
 FITTED = (
     "tensor_efficiency", "work_efficiency", "special_operations", "box_latency_s", "step_clocks",
     "block_clocks", "memory_efficiency", "group_overlap", "own_overlap",
 )  # fmt: skip
 SHARES = ("tensor_efficiency", "memory_efficiency", "group_overlap", "own_overlap")  # at most 1
+BY_HAND = GpuConstants(
+    tensor_efficiency=0.92, work_efficiency=0.5, special_operations=6.0, box_latency_s=0.7e-6,
+    group_overlap=0.0, own_overlap=0.0, step_clocks=60.0, block_clocks=1500.0,
+    memory_efficiency=0.88,
+)  # fmt: skip
 FAST_WEIGHT = 3.0  # of the fast half of a workload: they decide what is recommended
 
 
@@ -133,6 +147,20 @@ def fit(data: Sequence[Measured], hardware: HardwareProfile, k: GpuConstants) ->
     return made(found.x)
 
 
+def learn(paths: Sequence[Path], hardware: HardwareProfile) -> None:
+    """Print what cost models choose on shapes that were left out."""
+    measured = [m for path in paths for m in read_results(path)]
+    for title, constants in (("fitted", DEFAULT_GPU_CONSTANTS), ("by hand", BY_HAND)):
+        for kernel in sorted({m.workload.kernel for m in measured}):
+            with (
+                patch("recommender.analytic.gpu_terms", partial(gpu_terms, constants=constants)),
+                suppress(NotEnoughMeasurements),
+            ):
+                outcome = train(measured, kernels.get(kernel), family=family_of(hardware))
+                figures = {k: round(v, 3) for k, v in outcome.metrics.items()}
+                print(f"constants {title}: {kernel}: {figures}; {outcome.reason}")
+
+
 def main() -> None:
     """Report, fit and report again."""
     parser = argparse.ArgumentParser(
@@ -141,8 +169,12 @@ def main() -> None:
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--device", default="h200")
     parser.add_argument("--fit", action="store_true")
+    parser.add_argument("--learn", action="store_true")
     given = parser.parse_args()
     hardware = load_profile(given.device)
+    if given.learn:
+        learn(given.files, hardware)
+        return
     data = read(given.files, hardware)
     report(data, hardware, DEFAULT_GPU_CONSTANTS)
     if given.fit:
