@@ -367,10 +367,11 @@ def _launch(
     shared = evaluate(entry.shared_bytes, case.sizes)
     parameters = (ctypes.c_void_p * max(1, len(pointers)))(*pointers)
     kernel = driver.kernel(library, entry.name, 0, shared)
-    driver.launch(
-        kernel, grid, three(entry.block), three(entry.cluster), shared, driver.stream(0),
+    launch = driver.launcher(
+        kernel, grid, three(entry.block), three(entry.cluster), shared,
         ctypes.addressof(parameters),
     )  # fmt: skip
+    launch(driver.stream(0))
 
 
 def _difference(array: Array, found: bytes, expected: bytes) -> float:

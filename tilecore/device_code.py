@@ -6,7 +6,7 @@ parameters and dimensions by name; the runtime evaluates them at a call.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,6 +119,16 @@ class DeviceCode:
     maps: tuple[TensorMapRecipe, ...] = ()
     workspaces: tuple[Workspace, ...] = ()
     alignment: int = ALIGNMENT
+
+    @property
+    def extents(self) -> Iterator[Extent]:
+        """All numbers and expressions that launches, maps and workspaces depend on."""
+        for entry in self.entries:
+            yield from (*entry.grid, *entry.block, *entry.cluster, entry.shared_bytes)
+        for found in self.maps:
+            yield from (*found.shape, *(found.strides or ()))
+        for workspace in self.workspaces:
+            yield from workspace.shape
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> DeviceCode:

@@ -216,10 +216,16 @@ class JITKernel:
             if self._for_cpu is None:
                 self._for_cpu = self._make_for_cpu()
             return self._for_cpu.run(*tensors)
-        arguments = self._arguments(tensors)
-        self.loaded(*arguments)
-        outputs = [arguments[i] for i in self.output_positions]
-        return (outputs if len(outputs) > 1 else outputs[0]) if outputs else None
+        is_whole = len(tensors) == len(self.given) and not self.kept
+        arguments = tensors if is_whole else self._arguments(tensors)
+        loaded = self._loaded
+        (self.loaded if loaded is None else loaded)(*arguments)
+        positions = self.output_positions
+        if not positions:
+            return None
+        if len(positions) == 1:
+            return arguments[positions[0]]
+        return [arguments[i] for i in positions]
 
     def or_on_cpu(self, make: Callable[[], JITKernel]) -> JITKernel:
         """Return this kernel of a GPU, which runs what ``make`` returns for tensors of the CPU.
@@ -346,5 +352,7 @@ class JITKernel:
 
 def _lie_here(values: Sequence[Any]) -> bool:
     """Return whether the first tensor of a call lies in this machine's own memory."""
-    tensor = next((v for v in values if hasattr(v, "shape")), None)
-    return tensor is not None and not getattr(tensor, "is_cuda", False)
+    for value in values:
+        if hasattr(value, "shape"):
+            return not getattr(value, "is_cuda", False)
+    return False

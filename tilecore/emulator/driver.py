@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-from collections.abc import Sequence
-from typing import Any
+import threading
+from collections.abc import Callable, Sequence
 
 from tilecore.codegen.cuda import CudaSource
 from tilecore.emulator.arguments import MAX_BOX, encode_map
@@ -13,7 +12,9 @@ from tilecore.emulator.launch import LATE, EmulatedKernels, Schedule, build
 from tilecore.errors import LaunchFailed
 from tilecore.gpu_target import capability
 from tilecore.ir.dtype import DType
-from tilecore.runtime.driver import NOTHING, MapShape
+from tilecore.runtime.driver import MapShape
+
+RUNNING = threading.Lock()  # a library has one machine, which runs one launch at a time
 
 
 class EmulatedDriver:
@@ -37,10 +38,8 @@ class EmulatedDriver:
         """Return 0: launches run at once."""
         return 0 * device
 
-    def on(self, device: int) -> contextlib.AbstractContextManager[Any]:
-        """Return a context that changes nothing."""
-        _ = device
-        return NOTHING
+    def on(self, device: int) -> None:
+        """Return None: every thread launches on the emulator."""
 
     def load(self, cubin: bytes) -> EmulatedKernels:
         """Return the source's kernels; the machine code is not looked at."""
@@ -66,17 +65,23 @@ class EmulatedDriver:
         )
         ctypes.memmove(target, ctypes.addressof(made), ctypes.sizeof(made))
 
-    def launch(
+    def launcher(
         self, kernel: tuple[EmulatedKernels, str], grid: Sequence[int], block: Sequence[int],
-        cluster: Sequence[int], shared_bytes: int, stream: int, parameters: Any,
-    ) -> None:  # fmt: skip
-        """Run the kernel; raises EmulationError (TC307)."""
-        _ = stream
+        cluster: Sequence[int], shared_bytes: int, parameters: int,
+    ) -> Callable[[int], None]:  # fmt: skip
+        """Return what runs the kernel; that raises EmulationError (TC307)."""
         library, name = kernel
-        self.launches += 1
-        library.launch(
-            name, (grid, block, cluster), shared_bytes, ctypes.c_void_p(parameters), self._schedule
-        )
+
+        def launch(stream: int) -> None:
+            _ = stream
+            with RUNNING:
+                self.launches += 1
+                library.launch(
+                    name, (grid, block, cluster), shared_bytes, ctypes.c_void_p(parameters),
+                    self._schedule,
+                )  # fmt: skip
+
+        return launch
 
 
 def map_faults(target: int, address: int, shape: MapShape) -> list[str]:

@@ -1,9 +1,9 @@
 """CudaKernel: launches the kernels of a cubin from torch tensors, on torch's current stream.
 
 Nothing but torch and cuda-bindings is needed: no TVM, no CUDA toolkit. What depends on shapes
-(grids, scalars, the shapes of tensor maps) is computed at the first call with these shapes; later
-calls exchange addresses. A call allocates through torch alone and waits for nothing, so that CUDA
-graphs capture it.
+(grids, the shapes of tensor maps) is computed at the first call with these shapes; later calls
+exchange addresses and numbers (``launcher``). A call allocates through torch alone and waits for
+nothing, so that CUDA graphs capture it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,17 @@ import ctypes
 import functools
 import importlib
 import math
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tilecore.artifact import Artifact
-from tilecore.device_code import DeviceCode, KernelEntry, TensorMapRecipe, Workspace
+from tilecore.device_code import (
+    DeviceCode,
+    KernelArgument,
+    KernelEntry,
+    TensorMapRecipe,
+    Workspace,
+)
 from tilecore.errors import ArgumentError, ArtifactError, LaunchFailed
 from tilecore.gpu_target import MOST_BLOCKS
 from tilecore.ir.dtype import DType
@@ -32,85 +36,10 @@ from tilecore.runtime.driver import (
     check_arch,
 )
 from tilecore.runtime.kernel import check
+from tilecore.runtime.launcher import SCALARS, Bound, Call, TensorMap, call_of
 
-SCALARS = {
-    "bool": ctypes.c_bool, "int8": ctypes.c_int8, "int16": ctypes.c_int16,
-    "int32": ctypes.c_int32, "int64": ctypes.c_int64, "uint8": ctypes.c_uint8,
-    "uint16": ctypes.c_uint16, "uint32": ctypes.c_uint32, "uint64": ctypes.c_uint64,
-    "float32": ctypes.c_float, "float64": ctypes.c_double,
-}  # fmt: skip
-MOST_SIGNATURES = 256  # shapes and scalars that a kernel is kept prepared for
-
-
-@dataclass(slots=True)
-class _Launch:
-    """One launch with the parameters of the last call, which it owns."""
-
-    kernel: Any
-    grid: tuple[int, ...]
-    block: tuple[int, ...]
-    cluster: tuple[int, ...]
-    shared_bytes: int
-    parameters_at: int  # an array of addresses
-    kept: Any  # what these are the addresses of
-
-
-@dataclass(slots=True)
-class _Bound:
-    """A kernel for arguments of one signature: what a call changes in it."""
-
-    device: int
-    nbytes: list[int]  # of the tensors
-    launches: list[_Launch] = field(default_factory=list)
-    # Tensors go by number: those of the call, then workspaces.
-    addresses: list[tuple[Any, int]] = field(default_factory=list)  # parameter, tensor
-    maps: list[tuple[int, int, MapShape]] = field(default_factory=list)  # where to, tensor
-    encoded: list[int] = field(default_factory=list)  # the address that each map has
-    workspaces: list[Callable[[], Any]] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class _Accepted:
-    """A call that was looked at closely, and what another one must be to be like it.
-
-    Attributes:
-        tensors: position, element type, shape, strides and device.
-        numbers: position, Python type and value.
-        apart: pairs of tensors of which the first is written, with their bytes.
-    """
-
-    bound: _Bound
-    count: int
-    alignment: int
-    tensors: Sequence[tuple[int, Any, Any, Any, Any]]
-    numbers: Sequence[tuple[int, type, Any]]
-    apart: Sequence[tuple[int, int, int, int]]
-
-    def addresses(self, arguments: Sequence[Any]) -> list[int] | None:
-        """Return the addresses of a call's tensors, None where it must be looked at."""
-        if len(arguments) != self.count:
-            return None
-        found = []
-        try:
-            for i, dtype, shape, strides, device in self.tensors:
-                t = arguments[i]
-                if t.dtype is not dtype or t.shape != shape or t.device != device:
-                    return None
-                if t.stride() != strides:
-                    return None
-                address = t.data_ptr()
-                if address % self.alignment:
-                    return None
-                found.append(address)
-        except (AttributeError, TypeError):
-            return None
-        for i, kind, value in self.numbers:
-            if type(arguments[i]) is not kind or arguments[i] != value:
-                return None
-        for one, other, size, its in self.apart:
-            if found[one] < found[other] + its and found[other] < found[one] + size:
-                return None
-        return found
+MOST_SIGNATURES = 256  # shapes and sizes that a kernel is kept prepared for
+PLAIN = frozenset((int, float, bool))  # numbers that a launch takes as they are
 
 
 class CudaKernel:
@@ -135,11 +64,12 @@ class CudaKernel:
         self._names = [p.name for _, p in self._tensors]
         self._names += [w.name for w in self._code.workspaces]
         self._positions = [i for i, _ in self._tensors]
-        self._scalars = [i for i, _ in self._numbers]
-        self._written = [n for n, (_, p) in enumerate(self._tensors) if p.is_written]
-        self._bound: dict[Any, _Bound] = {}
-        self._last: _Accepted | None = None
-        self._lock = threading.Lock()
+        sizes = dims.names_in(self._code.extents).union(*map(dims.names, self.parameters))
+        self._sizes = [i for i, p in self._numbers if p.name in sizes]
+        self._free = {p.name: i for i, p in self._numbers if p.name not in sizes}
+        self._count = len(self.parameters)
+        self._calls: dict[Any, Call] = {}
+        self._last: Call | None = None
 
     def __call__(self, *arguments: Any) -> None:
         """Run the kernel on torch's current stream; output tensors are written in place.
@@ -151,42 +81,23 @@ class CudaKernel:
             LaunchFailed: the driver refused the launch (TC405).
         """
         last = self._last
-        if last is not None:
-            addresses = last.addresses(arguments)
-            if addresses is not None:
-                self._launch(last.bound, addresses)
-                return
-        self._first_call(arguments)
+        if last is None or len(arguments) != self._count or not last(*arguments):
+            self._other_call(arguments)
 
     def unchecked(self, *arguments: Any) -> None:
         """Run the kernel with arguments that a call has accepted before (for timing loops)."""
-        addresses = None if self._last is None else self._last.addresses(arguments)
-        if self._last is None or addresses is None:
-            bound = self._find(arguments, self._signature(arguments))
-            self._launch(bound, self._addresses(arguments))
-        else:
-            self._launch(self._last.bound, addresses)
+        last = self._last
+        if last is None or len(arguments) != self._count or not last(*arguments):
+            self._run(arguments)
 
     # --- arguments --------------------------------------------------------------------------------
 
-    def _signature(self, arguments: Sequence[Any]) -> Any:
-        """Return what the launch depends on, or None where an argument is of no known kind."""
-        if len(arguments) != len(self.parameters):
-            return None
-        try:
-            shapes = [
-                None if (t := arguments[i]) is None else (t.dtype, t.shape, t.stride(), t.device)
-                for i in self._positions
-            ]
-        except (AttributeError, TypeError):
-            return None
-        return (*shapes, *[arguments[i] for i in self._scalars])
-
-    def _addresses(self, arguments: Sequence[Any]) -> list[int]:
-        return [0 if (t := arguments[i]) is None else t.data_ptr() for i in self._positions]
-
-    def _first_call(self, arguments: Sequence[Any]) -> None:
-        """Check the arguments closely, then run the kernel."""
+    def _other_call(self, arguments: Sequence[Any]) -> None:
+        """Run the kernel for arguments that are not like those of the last call."""
+        known = self._calls.get(self._signature(arguments))
+        if known is not None and known(*arguments):
+            self._last = known
+            return
         given = check(self.parameters, arguments, self._driver.device_type)
         for position, spec in self._tensors:
             tensor = given[position]
@@ -196,62 +107,60 @@ class CudaKernel:
                     expected=f"memory aligned to {self._code.alignment} bytes",
                     found=f"address {tensor.data_ptr():#x}", hint="call .clone()",
                 )  # fmt: skip
-        bound = self._find(given, self._signature(given))
-        self._launch(bound, self._addresses(given))
-        self._last = self._as_before(arguments, bound)
+        # Later calls are compared with this one as its caller wrote it, where that can be run.
+        is_plain = all(type(arguments[i]) in PLAIN for i, _ in self._numbers)
+        self._run(arguments if is_plain else given)
 
-    def _as_before(self, arguments: Sequence[Any], bound: _Bound) -> _Accepted | None:
-        """Return what tells calls like this one; None: each is looked at closely."""
-        tensors = [arguments[i] for i in self._positions]
-        if any(t is None or not hasattr(t, "data_ptr") for t in tensors):
+    def _run(self, arguments: Sequence[Any]) -> None:
+        """Run the kernel for accepted arguments."""
+        signature = self._signature(arguments)
+        call = self._calls.get(signature)
+        if call is None or not call(*arguments):
+            call = self._prepared(arguments)
+            if not call(*arguments):
+                raise AssertionError("arguments that no call has accepted")
+            if signature is not None:
+                if len(self._calls) >= MOST_SIGNATURES:
+                    self._calls.clear()
+                self._calls[signature] = call
+        self._last = call
+
+    def _signature(self, arguments: Sequence[Any]) -> Any:
+        """Return what the launch depends on, or None where an argument is of no known kind."""
+        if len(arguments) != self._count:
             return None
-        apart = [
-            (one, other, bound.nbytes[one], bound.nbytes[other])
-            for one in self._written
-            for other in range(len(tensors))
-            if one != other
-        ]
-        return _Accepted(
-            bound, len(arguments), self._code.alignment,
-            [
-                (i, t.dtype, t.shape, t.stride(), t.device)
-                for i, t in zip(self._positions, tensors, strict=True)
-            ],
-            [(i, type(arguments[i]), arguments[i]) for i in self._scalars], apart,
-        )  # fmt: skip
-
-    def _find(self, arguments: Sequence[Any], signature: Any) -> _Bound:
-        """Return the launches for a signature, made at its first call."""
-        bound = self._bound.get(signature)
-        if bound is None:
-            bound = self._bind(arguments)
-            if len(self._bound) >= MOST_SIGNATURES:
-                self._bound.clear()
-            self._bound[signature] = bound
-        return bound
+        try:
+            shapes = [
+                None if (t := arguments[i]) is None else (t.dtype, t.shape, t.stride(), t.device)
+                for i in self._positions
+            ]
+        except (AttributeError, TypeError):
+            return None
+        kinds = [type(arguments[i]) for i, _ in self._numbers]
+        if not PLAIN.issuperset(kinds):
+            return None
+        return (*shapes, *kinds, *[arguments[i] for i in self._sizes])
 
     # --- launches ---------------------------------------------------------------------------------
 
-    def _launch(self, bound: _Bound, addresses: Sequence[int]) -> None:
-        driver = self._driver
-        with self._lock, driver.on(bound.device):
-            held = list(addresses)
-            # Kept until the launch; then torch's allocator keeps the order of the stream.
-            kept = [make() for make in bound.workspaces]
-            held += [workspace.data_ptr() for workspace in kept]
-            for slot, index in bound.addresses:
-                slot.value = held[index]
-            for number, (target, index, map_) in enumerate(bound.maps):
-                if bound.encoded[number] != held[index]:
-                    if held[index] and all(map_.extents):  # no map describes what is not there
-                        driver.encode_map(target, held[index], map_)
-                    bound.encoded[number] = held[index]
-            stream = driver.stream(bound.device)
-            for launch in bound.launches:
-                driver.launch(
-                    launch.kernel, launch.grid, launch.block, launch.cluster,
-                    launch.shared_bytes, stream, launch.parameters_at,
-                )  # fmt: skip
+    def _prepared(self, arguments: Sequence[Any]) -> Call:
+        """Return what runs the kernel for the shapes and sizes of a call."""
+        tensors = [arguments[i] for i in self._positions]
+        device = next((int(t.device.index or 0) for t in tensors if t is not None), 0)
+        check_arch(self.artifact.path, self._code.arch, self._driver.capability(device))
+        values: dict[str, Any] = {
+            **dims.with_absent(
+                self.parameters, arguments, dims.bind(self.parameters, list(arguments))
+            ),
+            **{spec.name: arguments[i] for i, spec in self._numbers},
+        }
+        sizes = {k: int(v) for k, v in values.items() if not isinstance(v, float)}
+        bound = Bound(device, (ctypes.c_uint64 * max(1, len(self._names)))())
+        bound.numbers = {i: [] for i in self._free.values()}
+        bound.workspaces = [self._workspace(w, sizes, device) for w in self._code.workspaces]
+        for entry in self._code.entries:
+            self._bind_entry(bound, entry, values, sizes)
+        return call_of(bound, self.parameters, arguments, self._driver, self._code.alignment)
 
     def _workspace(self, workspace: Workspace, sizes: Mapping[str, int], device: int) -> Any:
         """Return a function that allocates a workspace."""
@@ -264,28 +173,8 @@ class CudaKernel:
             device=torch.device(kind, device) if kind == "cuda" else torch.device(kind),
         )
 
-    def _bind(self, arguments: Sequence[Any]) -> _Bound:
-        """Return the launches for the shapes and scalars of a call."""
-        tensors = [arguments[i] for i in self._positions]
-        device = next((int(t.device.index or 0) for t in tensors if t is not None), 0)
-        check_arch(self.artifact.path, self._code.arch, self._driver.capability(device))
-        values: dict[str, Any] = {
-            **dims.with_absent(
-                self.parameters, arguments, dims.bind(self.parameters, list(arguments))
-            ),
-            **{spec.name: arguments[i] for i, spec in self._numbers},
-        }
-        sizes = {k: int(v) for k, v in values.items() if not isinstance(v, float)}
-        bound = _Bound(device, [0 if t is None else t.nbytes for t in tensors])
-        for workspace in self._code.workspaces:
-            make = self._workspace(workspace, sizes, device)
-            bound.workspaces.append(make)
-        for entry in self._code.entries:
-            self._bind_entry(bound, entry, values, sizes)
-        return bound
-
     def _bind_entry(
-        self, bound: _Bound, entry: KernelEntry, values: Mapping[str, Any],
+        self, bound: Bound, entry: KernelEntry, values: Mapping[str, Any],
         sizes: Mapping[str, int],
     ) -> None:  # fmt: skip
         def three(extents: Sequence[int | str]) -> tuple[int, ...]:
@@ -295,41 +184,39 @@ class CudaKernel:
         if 0 in grid:
             return
         check_grid(entry.name, grid, three(entry.cluster))
-        recipes = {m.name: m for m in self._code.maps}
-        kept: list[Any] = []
-        addresses = []
-        for argument in entry.arguments:
-            if argument.kind == "tensor":
-                slot: Any = ctypes.c_void_p()
-                bound.addresses.append((slot, self._names.index(argument.name)))
-            elif argument.kind == "tensor_map":
-                recipe = recipes[argument.name]
-                slot = (ctypes.c_ubyte * (MAP_BYTES + MAP_ALIGNMENT))()
-                address = ctypes.addressof(slot) + -ctypes.addressof(slot) % MAP_ALIGNMENT
-                tensor = self._names.index(recipe.tensor)
-                bound.maps.append((address, tensor, map_shape(recipe, sizes)))
-                bound.encoded.append(-1)
-                kept.append(slot)
-                addresses.append(address)
-                continue
-            else:
-                slot = SCALARS[argument.dtype](values[argument.name])
-            kept.append(slot)
-            addresses.append(ctypes.addressof(slot))
+        addresses = [self._parameter(bound, a, values, sizes) for a in entry.arguments]
         shared = dims.evaluate(entry.shared_bytes, sizes)
         parameters = (ctypes.c_void_p * max(1, len(addresses)))(*addresses)
+        bound.kept.append(parameters)
         kernel = self._driver.kernel(self._library, entry.name, bound.device, shared)
         bound.launches.append(
-            _Launch(
-                kernel=kernel,
-                grid=grid,
-                block=three(entry.block),
-                cluster=three(entry.cluster),
-                shared_bytes=shared,
-                parameters_at=ctypes.addressof(parameters),
-                kept=(parameters, *kept),
+            self._driver.launcher(
+                kernel, grid, three(entry.block), three(entry.cluster), shared,
+                ctypes.addressof(parameters),
             )
-        )
+        )  # fmt: skip
+
+    def _parameter(
+        self, bound: Bound, argument: KernelArgument, values: Mapping[str, Any],
+        sizes: Mapping[str, int],
+    ) -> int:  # fmt: skip
+        """Return the address of what a launch passes for a parameter of a CUDA kernel."""
+        if argument.kind == "tensor":
+            word = ctypes.sizeof(ctypes.c_uint64)
+            return ctypes.addressof(bound.words) + word * self._names.index(argument.name)
+        if argument.kind == "tensor_map":
+            recipe = next(m for m in self._code.maps if m.name == argument.name)
+            memory = (ctypes.c_ubyte * (MAP_BYTES + MAP_ALIGNMENT))()
+            bound.kept.append(memory)
+            at = ctypes.addressof(memory) + -ctypes.addressof(memory) % MAP_ALIGNMENT
+            tensor = self._names.index(recipe.tensor)
+            bound.maps.append(TensorMap(at, tensor, map_shape(recipe, sizes)))
+            return at
+        slot: Any = SCALARS[argument.dtype](values[argument.name])
+        bound.kept.append(slot)
+        if argument.name in self._free:
+            bound.numbers[self._free[argument.name]].append(slot)
+        return ctypes.addressof(slot)
 
 
 def check_grid(name: str, grid: Sequence[int], cluster: Sequence[int] = (1, 1, 1)) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tilecore.artifact import ParameterSpec
@@ -150,8 +150,17 @@ def output_shape(position: int, spec: ParameterSpec, values: Mapping[str, int]) 
 
 def missing(spec: ParameterSpec, values: Mapping[str, int]) -> list[str]:
     """Return the names in the shape of a parameter that have no value."""
-    texts = [e for e in (*spec.shape, *(spec.strides or ())) if isinstance(e, str)]
-    return sorted({n for t in texts for n in _names(t)} - values.keys())
+    return sorted(names(spec) - values.keys())
+
+
+def names(spec: ParameterSpec) -> set[str]:
+    """Return the names in the shape and the strides of a parameter."""
+    return names_in((*spec.shape, *(spec.strides or ())))
+
+
+def names_in(extents: Iterable[int | str]) -> set[str]:
+    """Return the names in some extents."""
+    return {name for e in extents if isinstance(e, str) for name in _names(e)}
 
 
 def with_absent(

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import functools
 import importlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tilecore.errors import ArtifactError, LaunchFailed, ToolchainMissing
 
 HINT = "pip install cuda-bindings (torch for CUDA brings it), on a machine with NVIDIA's driver"
-NOTHING = contextlib.nullcontext()
 # CUtensorMap of CUDA 13's cuda.h; the driver asks for a multiple of 64 bytes.
 MAP_BYTES, MAP_ALIGNMENT = 128, 128
 MAP_AXES = 5
@@ -49,8 +49,8 @@ class Driver(Protocol):
     def stream(self, device: int) -> int:
         """Return the handle of torch's current stream."""
 
-    def on(self, device: int) -> contextlib.AbstractContextManager[Any]:
-        """Return a context in which this thread launches on a device."""
+    def on(self, device: int) -> AbstractContextManager[Any] | None:
+        """Return a context in which this thread launches on a device, None where it does now."""
 
     def load(self, cubin: bytes) -> Any:
         """Return a library of kernels."""
@@ -61,11 +61,18 @@ class Driver(Protocol):
     def encode_map(self, target: int, address: int, shape: MapShape) -> None:
         """Write the tensor map of a tensor at ``address`` to host memory at ``target``."""
 
-    def launch(
+    def launcher(
         self, kernel: Any, grid: Sequence[int], block: Sequence[int], cluster: Sequence[int],
-        shared_bytes: int, stream: int, parameters: int,
-    ) -> None:  # fmt: skip
-        """Launch a kernel; ``parameters`` is the address of an array of addresses."""
+        shared_bytes: int, parameters: int,
+    ) -> Callable[[int], None]:  # fmt: skip
+        """Return what launches a kernel on a stream, which it is given.
+
+        ``parameters`` is the address of an array of addresses, read at each launch.
+        """
+
+
+class _Thread(threading.local):
+    has_context = False
 
 
 class CudaDriver:
@@ -92,7 +99,7 @@ class CudaDriver:
         if not self._torch.cuda.is_available():
             raise ToolchainMissing(tool="a CUDA device", purpose="CUDA kernels", hint=HINT)
         self._torch.cuda.init()
-        self._thread = threading.local()  # has a context, or not yet
+        self._thread = _Thread()
         raw = getattr(getattr(self._torch, "_C", None), "_cuda_getCurrentRawStream", None)
         self.stream = raw or self._stream
         self._encode: Any = None
@@ -102,14 +109,14 @@ class CudaDriver:
     def _stream(self, device: int) -> int:
         return int(self._torch.cuda.current_stream(device).cuda_stream)
 
-    def on(self, device: int) -> contextlib.AbstractContextManager[Any]:
-        """Return a context in which this thread launches on a device."""
-        if not getattr(self._thread, "has_context", False):
+    def on(self, device: int) -> AbstractContextManager[Any] | None:
+        """Return a context in which this thread launches on a device, None where it does now."""
+        if not self._thread.has_context:
             self._enter_context(device)
             self._thread.has_context = True
         if self._device() == device:
-            return NOTHING
-        found: contextlib.AbstractContextManager[Any] = self._torch.cuda.device(device)
+            return None
+        found: AbstractContextManager[Any] = self._torch.cuda.device(device)
         return found
 
     def _enter_context(self, device: int) -> None:
@@ -183,26 +190,48 @@ class CudaDriver:
         )
         return make(int(found[1]))
 
-    def launch(
+    def launcher(
         self, kernel: Any, grid: Sequence[int], block: Sequence[int], cluster: Sequence[int],
-        shared_bytes: int, stream: int, parameters: int,
-    ) -> None:  # fmt: skip
-        """Launch a kernel; ``parameters`` is the address of an array of addresses."""
-        api = self._api
-        if cluster == (1, 1, 1):
-            result = api.cuLaunchKernel(kernel, *grid, *block, shared_bytes, stream, parameters, 0)
+        shared_bytes: int, parameters: int,
+    ) -> Callable[[int], None]:  # fmt: skip
+        """Return what launches a kernel on a stream, which it is given.
+
+        ``parameters`` is the address of an array of addresses, read at each launch.
+        """
+        done = self._done
+        if tuple(cluster) != (1, 1, 1):
+            return self._cluster_launcher(kernel, grid, block, cluster, shared_bytes, parameters)
+        start = functools.partial(self._api.cuLaunchKernel, kernel, *grid, *block, shared_bytes)
+
+        def launch(stream: int) -> None:
+            result = start(stream, parameters, 0)
             if result[0]:
-                self._done("cuLaunchKernel", result)
-            return
+                done("cuLaunchKernel", result)
+
+        return launch
+
+    def _cluster_launcher(
+        self, kernel: Any, grid: Sequence[int], block: Sequence[int], cluster: Sequence[int],
+        shared_bytes: int, parameters: int,
+    ) -> Callable[[int], None]:  # fmt: skip
+        api, done = self._api, self._done
         config, attribute = api.CUlaunchConfig(), api.CUlaunchAttribute()
         attribute.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
         value = attribute.value.clusterDim
         value.x, value.y, value.z = cluster
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = block
-        config.sharedMemBytes, config.hStream = shared_bytes, api.CUstream(stream)
+        config.sharedMemBytes = shared_bytes
         config.attrs, config.numAttrs = [attribute], 1
-        self._done("cuLaunchKernelEx", api.cuLaunchKernelEx(config, kernel, parameters, 0))
+        start = api.cuLaunchKernelEx
+
+        def launch(stream: int) -> None:
+            config.hStream = api.CUstream(stream)
+            result = start(config, kernel, parameters, 0)
+            if result[0]:
+                done("cuLaunchKernelEx", result)
+
+        return launch
 
 
 def check_arch(path: Any, arch: str, capability: int) -> None:

@@ -6,6 +6,8 @@ The path through NVIDIA's driver has not run on a device here.
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -86,13 +88,89 @@ def test_grids_scalars_and_workspaces_follow_the_dimensions_of_a_call(scaled):
     assert driver.launches == 8
 
 
-def test_a_call_with_other_addresses_reuses_the_launch(scaled):
+@pytest.fixture
+def prepared(scaled, monkeypatch):
+    """The kernel, and the grids of the launches that were prepared for it so far."""
+    kernel, driver = scaled
+    grids, launcher = [], driver.launcher
+
+    def counted(found, grid, *rest):
+        grids.append(grid)
+        return launcher(found, grid, *rest)
+
+    monkeypatch.setattr(driver, "launcher", counted)
+    return kernel, grids
+
+
+def _runs(kernel, n=64, factor=1.0):
+    x, y = torch.randn(n), torch.full((n,), float("nan"))
+    kernel(x, y, factor)
+    torch.testing.assert_close(y, x * factor + torch.arange(n))
+
+
+def test_calls_with_other_addresses_and_numbers_reuse_the_launches(prepared):
+    kernel, grids = prepared
+    for factor in (1.0, 2.5, -3.0, 2.5):
+        _runs(kernel, factor=factor)
+    assert grids == [(1, 1, 1)] * 2
+    _runs(kernel, factor=2)  # an integer is another kind of call
+    _runs(kernel, factor=-7)
+    assert len(grids) == 4
+
+
+def test_calls_of_sizes_that_alternate_are_looked_at_once(prepared, monkeypatch):
+    kernel, grids = prepared
+    for n in (64, 300):
+        _runs(kernel, n)
+    monkeypatch.setattr("tilecore.runtime.cuda.check", None)
+    for n in (64, 300, 64, 300):
+        _runs(kernel, n)
+    assert grids == [(1, 1, 1)] * 2 + [(3, 1, 1)] * 2
+
+
+def test_calls_on_many_threads_do_not_mix_up_their_tensors(scaled):
     kernel, _ = scaled
-    for _ in range(3):
-        x, y = torch.randn(64), torch.empty(64)
-        kernel(x, y, 1.0)
-        torch.testing.assert_close(y, x + torch.arange(64))
-    assert len(kernel._bound) == 1
+    _runs(kernel)
+    with ThreadPoolExecutor(4) as threads:
+        runs = [threads.submit(_runs, kernel, n, float(n)) for n in (64, 65, 64, 130) * 8]
+    assert [run.result() for run in runs] == [None] * 32
+
+
+def test_a_kernel_runs_on_the_device_of_its_tensors(scaled, monkeypatch):
+    kernel, driver = scaled
+    inside = []
+
+    @contextmanager
+    def device():
+        inside.append(True)
+        yield
+        inside.pop()
+
+    monkeypatch.setattr(driver, "on", lambda _: None if inside else device())
+    monkeypatch.setattr(driver, "stream", lambda _: 0 if inside else pytest.fail("elsewhere"))
+    _runs(kernel)
+    _runs(kernel)
+    assert not inside
+
+
+def test_memory_that_is_shared_or_not_aligned_is_refused_after_calls_like_it(scaled):
+    kernel, _ = scaled
+    _runs(kernel)
+    memory = torch.randn(160)
+    kernel(memory[:64], memory[64:128], 1.0)
+    for x, y in ((memory[:64], memory[60:124]), (memory[96:], memory[64:128])):
+        with pytest.raises(AliasError):
+            kernel(x, y, 1.0)
+    with pytest.raises(ArgumentError, match="aligned to 16 bytes"):
+        kernel(memory[:64], memory[65:129], 1.0)
+    with pytest.raises(ArgumentError, match="contiguous"):
+        kernel(memory[:128:2], torch.empty(64), 1.0)
+    with pytest.raises(ArgumentError, match="dtype float32"):
+        kernel(memory[:64], torch.empty(64, dtype=torch.int32), 1.0)
+    with pytest.raises(ArgumentError, match="a tensor on the cpu"):
+        kernel(memory[:64], torch.empty(64, device="meta"), 1.0)
+    with pytest.raises(ArgumentError, match=r"torch\.Tensor"):
+        kernel(memory[:64], "y", 1.0)
 
 
 def test_an_empty_grid_is_not_launched(scaled):
@@ -197,7 +275,7 @@ def test_calls_cost_microseconds(scaled):
     import time
 
     kernel, driver = scaled
-    driver.launch = lambda *_: None
+    driver.launcher = lambda *_: lambda stream: None
     x, y = torch.randn(256), torch.empty(256)
     kernel(x, y, 1.0)
     begin = time.thread_time()
