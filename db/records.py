@@ -265,7 +265,8 @@ class RetentionPolicy:
         keep_best: so many of the fastest of each workload, device, toolchain, program, protocol and
             driver, before and after every drift. At least 1: no answer ever gets worse.
         keep_recent: so many of the newest of each workload and device.
-        keep_training: so many of the newest OK ones of each kernel: models are trained on them.
+        keep_training: so many of the newest OK ones of each kernel and family of devices (CPUs;
+            GPUs of one architecture): models are trained on them.
         above_bytes: nothing is removed while the database is smaller.
     """
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, Table, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, Row, Select, Table, and_, delete, func, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -32,6 +32,7 @@ from db.records import FINISHED_STATES, CompactionReport, RetentionPolicy
 from db.service_models import CompactedRow, CompactionRow, DriftRow
 from db.session import Database, change
 from db.space import give_back, size_bytes
+from db.trained import devices_by_family
 from recommender.measurement import MeasureStatus
 
 CHUNK = 400  # rows deleted in one transaction
@@ -183,22 +184,30 @@ class Retention:
 NEWEST_DRIFT = select(func.max(DriftRow.id))
 
 
-def _trained_since(session: Session, kernel: str, count: int) -> datetime | None:
-    """Return the date of the last of the newest OK measurements of a kernel that are kept.
+Trained = Sequence[tuple[Sequence[int], datetime]]
 
-    None: there are fewer.
+
+def _trained_since(session: Session, kernel: str, count: int) -> Trained:
+    """Return the devices of each family that has more OK measurements of a kernel than are kept.
+
+    And the date of the last of the newest of them, which are.
     """
-    facets = select(FacetRow.id).where(FacetRow.kernel == kernel, FacetRow.status == OK)
-    dates = select(MeasurementRow.measured_at).where(MeasurementRow.facet_id.in_(facets))
-    ordered = dates.order_by(MeasurementRow.measured_at.desc())
-    if count == 0:
-        newest = session.execute(ordered.limit(1)).scalar()
-        return None if newest is None else newest + timedelta(microseconds=1)
-    return session.execute(ordered.offset(count - 1).limit(1)).scalar()
+    found = []
+    for devices in devices_by_family(session, kernel).values():
+        ids = [device.id for device in devices]
+        facets = select(FacetRow.id).where(
+            FacetRow.kernel == kernel, FacetRow.status == OK, FacetRow.hardware_id.in_(ids)
+        )
+        dates = select(MeasurementRow.measured_at).where(MeasurementRow.facet_id.in_(facets))
+        newest = dates.order_by(MeasurementRow.measured_at.desc())
+        since = session.execute(newest.offset(max(0, count - 1)).limit(1)).scalar()
+        if since is not None:
+            found.append((ids, since if count else since + timedelta(microseconds=1)))
+    return found
 
 
 def _superfluous(
-    workload: int, policy: RetentionPolicy, cutoff: datetime, trained_since: datetime | None
+    workload: int, policy: RetentionPolicy, cutoff: datetime, trained: Trained
 ) -> Select[Any]:
     """Return the query of the measurements of a workload that the policy does not keep."""
     row = MeasurementRow
@@ -220,7 +229,7 @@ def _superfluous(
     by_age = func.row_number().over(partition_by=row.hardware_id, order_by=newest_first)
     ranked = (
         select(
-            row.id, row.trial_id, row.measured_at, row.status,
+            row.id, row.trial_id, row.measured_at, row.status, row.hardware_id,
             by_time.label("by_time"), by_age.label("by_age"),
         )
         .where(row.workload_id == workload)
@@ -228,14 +237,15 @@ def _superfluous(
         .c
     )  # fmt: skip
     is_failure = ranked.status != OK
-    untrained = [is_failure] if trained_since is None else [
-        is_failure, ranked.measured_at < trained_since
-    ]  # fmt: skip
+    untrained = [
+        and_(ranked.hardware_id.in_(devices), ranked.measured_at < since)
+        for devices, since in trained
+    ]
     return select(ranked.id, ranked.status).where(
         ranked.measured_at < cutoff,
         ranked.by_age > policy.keep_recent,
         or_(is_failure, ranked.by_time > policy.keep_best),
-        or_(*untrained),
+        or_(is_failure, *untrained),
         _has_ended(ranked.trial_id),
         # SQLite gives the highest id again once it is free, and caches ask for it
         ranked.id < select(func.max(row.id)).scalar_subquery(),

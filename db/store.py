@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from heapq import merge
+from itertools import islice
+from operator import attrgetter
 
 from sqlalchemy import func, select, update
 
@@ -27,6 +30,7 @@ from db.runs import Runs
 from db.service_models import CompactionRow, InstallationRow
 from db.session import Database
 from db.studies import Studies
+from db.trained import devices_by_family
 from db.trials import Trials
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, MeasureStatus, Protocol
@@ -111,6 +115,19 @@ class SqlStore:
             self._recent.clear()
         self._recent[query, limit] = (newest, found)
         return found
+
+    def training(self, kernel: str, family: str, *, limit: int) -> Sequence[Measurement]:
+        """Return the newest OK measurements of a kernel on devices of one family, newest first."""
+        with self.database.read() as session:
+            families = devices_by_family(session, kernel)
+            keys = [row.key for row in families.get(family, ())]
+        if len(families) <= 1:  # the kernel's are the family's
+            return self.measurements(kernel=kernel, only_ok=True, limit=limit) if keys else []
+        found = [
+            self.measurements(kernel=kernel, hardware_key=key, only_ok=True, limit=limit)
+            for key in keys
+        ]
+        return list(islice(merge(*found, key=attrgetter("measured_at"), reverse=True), limit))
 
     def nearest(
         self, workload: Workload, *, count: int = 9, hardware: HardwareProfile | None = None

@@ -30,7 +30,10 @@ def compact(
         int, typer.Option(min=0, help="so many of the newest of each workload and device")
     ] = KEPT.keep_recent,
     keep_training: Annotated[
-        int, typer.Option(min=0, help="so many of the newest OK ones of each kernel")
+        int,
+        typer.Option(
+            min=0, help="so many of the newest OK ones of each kernel and family of devices"
+        ),
     ] = KEPT.keep_training,
     above_mib: Annotated[int, typer.Option(min=0, help="only if the database is larger")] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only count")] = False,

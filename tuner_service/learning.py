@@ -46,7 +46,7 @@ def train_for(store: SqlStore, kernel: str, hardware: HardwareProfile) -> Traini
         NotEnoughMeasurements: there are too few yet (RC606).
     """
     definition, family = kernels.get(kernel), family_of(hardware)
-    measurements = store.measurements(kernel=definition.name, only_ok=True, limit=TRAINING_LIMIT)
+    measurements = store.training(definition.name, family, limit=TRAINING_LIMIT)
     incumbent = incumbent_of(store, definition.name, family, hardware.arch)
     outcome = train(measurements, definition, family=family, incumbent=incumbent)
     store.models.save(

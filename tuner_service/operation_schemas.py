@@ -56,7 +56,7 @@ class CompactionRequest(Wire):
     )  # fmt: skip
     keep_training: Int = Field(
         KEPT.keep_training, ge=0, le=2**31 - 1,
-        description="so many of the newest OK ones of each kernel",
+        description="so many of the newest OK ones of each kernel and family of devices",
     )  # fmt: skip
     above_mib: Int = Field(0, ge=0, le=2**31 - 1, description="only if the database is larger")
     dry_run: StrictBool = Field(False, description="only count")
