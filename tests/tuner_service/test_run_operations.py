@@ -15,6 +15,7 @@ from recommender.hardware import HardwareProfile
 from tests.tuner_service.table_measurer import TableMeasurer
 from tests.tuner_service.test_app import GEMM, coordinate, problem
 from tests.tuner_service.test_cli import cli  # noqa: F401  a fixture
+from tilecore import kernels
 from tuner_service import wiring
 from tuner_service.app import create_app
 from tuner_service.console import print_nodes
@@ -286,6 +287,26 @@ def test_files_of_spreadsheets_are_read(tmp_path, name, text):
     path.write_text(text, encoding="utf-8-sig")
     (entry,) = read_workloads(path, lambda entry: entry)
     assert (entry.kernel, dict(entry.problem)) == ("gemm", {"m": 4, "n": 8, "k": 16})
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("w.csv", "kernel,batch,height,width,channels,filters,kernel_size\nconv2d,1,9,8,7,6,5\n"),
+        ("w.txt", "conv2d batch=1 height=9 width=8 channels=7 filters=6 kernel_size=5\n"),
+        (
+            "w.json",
+            '[{"kernel": "conv2d", "batch": 1, "height": 9, "width": 8, "channels": 7,'
+            ' "filters": 6, "kernel_size": 5}]',
+        ),
+    ],
+)
+def test_a_convolution_has_a_window_in_every_kind_of_file(tmp_path, name, text):
+    """Its field "kernel" cannot stand there, beside the name of the kernel."""
+    path = tmp_path / name
+    path.write_text(text)
+    (problem,) = read_workloads(path, lambda e: kernels.get(e.kernel).parse_problem(e.problem))
+    assert (problem["width"], problem["filters"], problem["kernel"]) == (8, 6, 5)
 
 
 @pytest.mark.few(1)

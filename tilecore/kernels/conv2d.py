@@ -114,9 +114,10 @@ def _traffic_bytes(problem: Problem) -> float:
 
 
 def _dimension(
-    name: str, default: int | None = None, least: int = 1, doc: str = ""
-) -> ProblemField:
-    return ProblemField(name, "dimension", default, doc=doc, least=least)
+    name: str, default: int | None = None, least: int = 1, doc: str = "",
+    aliases: tuple[str, ...] = (),
+) -> ProblemField:  # fmt: skip
+    return ProblemField(name, "dimension", default, aliases=aliases, doc=doc, least=least)
 
 
 CONV2D = KernelDefinition(
@@ -124,7 +125,8 @@ CONV2D = KernelDefinition(
     doc="Y[n * oh * ow, f] = X[n, h, w, c] convolved with Filter[kh * kw * c, f]",
     fields=(
         *(_dimension(name) for name in SIZES[:5]),
-        _dimension("kernel", 3, doc="height and width of the window"),
+        # in files of workloads "kernel" is the name of the kernel
+        _dimension("kernel", 3, doc="height and width of the window", aliases=("kernel_size",)),
         _dimension("stride", 1),
         _dimension("dilation", 1),
         _dimension("padding", 0, 0, "zeros around the image"),
