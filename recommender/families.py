@@ -13,7 +13,9 @@ from recommender import features, gpu_features
 from recommender.hardware import EMULATED, HardwareProfile
 
 CPU = "cpu"
-_GPU = re.compile(r"((?:emulated-)?(?:sm_[0-9]+[a-z]?|gfx[0-9a-f]+))-1-" + gpu_features.DIGEST)
+VERSION = 2  # of the analytic model of GPUs, on which models of GPUs build
+_END = f"-{VERSION}-{gpu_features.DIGEST}"
+_GPU = re.compile(r"((?:emulated-)?(?:sm_[0-9]+[a-z]?|gfx[0-9a-f]+))" + _END)
 
 
 def family_of(hardware: HardwareProfile) -> str:
@@ -25,7 +27,7 @@ def family_of(hardware: HardwareProfile) -> str:
 
 def schema_of(family: str) -> str:
     """Return the version of the features of a family's models, which names the family."""
-    return features.SCHEMA if family == CPU else f"{family}-1-{gpu_features.DIGEST}"
+    return features.SCHEMA if family == CPU else family + _END
 
 
 def family_of_schema(schema: str) -> str | None:

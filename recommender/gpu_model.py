@@ -53,6 +53,7 @@ class GpuConstants:
     group_overlap: float = 0.95  # of the shorter of products and work, where warpgroups take turns
     own_overlap: float = 0.4  # the same within a warpgroup
     step_clocks: float = 75.0  # barriers and addresses of one step of a loop
+    issue_clocks: float = 110.0  # of a warpgroup in a step, which no other block can use meanwhile
     block_clocks: float = 600.0  # starting a block, and its end
     memory_efficiency: float = 0.83
     l2_share: float = 0.7  # of its bytes that tensors read again may fill
@@ -118,14 +119,17 @@ class _LaunchModel:
         waiting = (steps * latency + load) / np.maximum(1.0, ahead) + latency
         computed = fma + work
         hidden = np.minimum(tensor, computed) * self._overlap()
-        busy = tensor + computed - hidden
+        # A block of fewer warps than there are schedulers leaves some of them idle.
+        share = np.minimum(1.0, self._threads() / WARPGROUP)
+        busy, moved = (tensor + computed - hidden) / share, shared / share
         is_ahead = ahead >= 1
         inner = np.where(
-            is_ahead, _side_by_side(busy, shared, load, waiting),
-            _side_by_side(busy, shared) + _side_by_side(load, waiting),
+            is_ahead, _side_by_side(busy, moved, load, waiting),
+            _side_by_side(busy, moved) + _side_by_side(load, waiting),
         )  # fmt: skip
         alone = inner + store + overhead
-        most = _side_by_side(tensor, fma + work, shared, load + store)
+        each_step = k.issue_clocks * self._threads() / WARPGROUP / hardware.clock_hz
+        most = _side_by_side(tensor, computed + steps * each_step, shared, load + store)
 
         def together(blocks: Floats) -> Floats:
             return _side_by_side(alone, blocks * most)
