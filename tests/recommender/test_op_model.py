@@ -31,7 +31,9 @@ HOSTS = {
     for name, document in MEASURED.items()
 }
 ROWS = ("softmax", "rms_norm", "layer_norm")
-OLDER = ("xeon", "zen3")  # recorded before rows were as they are
+# Recorded before rows were as they are, and on the Xeon before windows of a convolution were
+# gathered in one step (16 times as long then).
+CHANGED = {"xeon": (*ROWS, "conv2d"), "zen3": ROWS}
 HOST = HOSTS["xeon"]
 HEADS = {"batch": 1, "heads": 8, "kv_heads": 8, "seq_q": 512, "seq_kv": 512, "dim": 64}
 
@@ -46,13 +48,13 @@ def space_of(name: str, problem: dict[str, object], host: HardwareProfile = HOST
 def test_choices_come_near_the_fastest_that_was_measured(name: str) -> None:
     reached = []
     for entry in MEASURED[name]["spaces"]:
-        if name in OLDER and entry["kernel"] in ROWS:
+        if entry["kernel"] in CHANGED.get(name, ()):
             continue
         space = space_of(entry["kernel"], entry["problem"], HOSTS[name])
         columns = space.table([TileConfig.of(c) for c in entry["configs"]])
         choice = int(np.argmin(estimate(space, columns, threads=1).time_s))
         reached.append(min(entry["time_s"]) / entry["time_s"][choice])
-    assert len(reached) >= (23 if name in OLDER else 30)
+    assert len(reached) >= (21 if name in CHANGED else 30)
     assert statistics.fmean(reached) >= (0.93 if name == "zen3 later" else 0.94)
     assert min(reached) >= (0.6 if name == "zen3 later" else 0.7)
 

@@ -171,6 +171,22 @@ def test_reductions_and_updates_are_operations() -> None:
     assert [evaluate(a.tile_bytes, {}) for a in update.writes] == [64]
 
 
+def test_elements_that_a_nest_gathers_count_once() -> None:
+    @T.prim_func
+    def program(A: T.Tensor((4, 8, 16), "float32"), B: T.Tensor((4, 128), "float32")):
+        with T.Kernel(4) as b:
+            tile = T.alloc_shared((64,), "float32")
+            for i in T.Parallel(64):
+                tile[i] = A[b, i // 16, i % 16] + B[b, i]
+
+    (op,) = build(program).launches[0].ops
+    gathered, plain = op.reads
+    assert [evaluate(e, {}) for e in gathered.extents] == [1, 8, 16]  # the box that it lies in
+    assert evaluate(gathered.tile_bytes, {}) == 64 * 4
+    assert plain.most is None
+    assert evaluate(plain.tile_bytes, {}) == 64 * 4
+
+
 def test_trip_counts_that_depend_on_outer_loops_are_taken_in_the_middle() -> None:
     @T.prim_func
     def program(A: T.Tensor((64, 32), "float32")):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tilecore.errors import TypeMismatch
 from tilecore.graph.closed_form import ceildiv, free_vars, product, size_bytes, substitute, total
-from tilecore.graph.describe import describe
+from tilecore.graph.describe import Touched, describe
 from tilecore.graph.graph import Launch, TileGraph
 from tilecore.graph.lengths import expected_trips
 from tilecore.graph.nodes import Access, Loop, TileOp
@@ -26,7 +26,6 @@ from tilecore.ir.nodes import (
     Parallel,
     PrimFunc,
     Reduce,
-    Region,
     Scan,
     Seq,
     SourceLaunch,
@@ -141,7 +140,8 @@ class _Walker:
         )
         self.ops.append(op)
 
-    def _access(self, region: Region, loops: tuple[Loop, ...]) -> Access:
+    def _access(self, touched: Touched, loops: tuple[Loop, ...]) -> Access:
+        region = touched.region
         offsets = tuple(substitute(o, self.lets) for o in region.offsets)
         used = free_vars(*offsets)
         sizes: dict[Var, Expr] = dict(
@@ -154,6 +154,7 @@ class _Walker:
             block_axes=frozenset(i for i, v in enumerate(self.launch.block_vars) if v in used),
             loops=tuple(loop for loop in loops if loop.var in used),
             axis_steps=tuple(_steps(o, sizes) for o in offsets),
+            most=touched.most,
         )
 
 

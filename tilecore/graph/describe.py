@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from tilecore.graph.closed_form import ceildiv, free_vars, minimum, product, substitute
 from tilecore.graph.nodes import Work
@@ -27,32 +28,42 @@ from tilecore.ir.nodes import (
 )
 from tilecore.ir.visitor import walk_expr
 
-Described = tuple[str, list[Region], list[Region], list[Work]]
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Touched:
+    """What one execution of a statement touches of a buffer: at most ``most`` elements of a box."""
+
+    region: Region
+    most: Expr | None = None  # all of the box
+
+
+Described = tuple[str, list[Touched], list[Touched], list[Work]]
 
 
 def describe(stmt: Stmt) -> Described:
     """Return kind, regions read, regions written and work of one execution of a tile statement."""
     if isinstance(stmt, Copy):
         work = Work("elementwise", stmt.dst.buffer.dtype, product(stmt.dst.extents))
-        return "copy", [stmt.src], [stmt.dst], [work]
+        return "copy", [Touched(stmt.src)], [Touched(stmt.dst)], [work]
     if isinstance(stmt, Fill):
         work = Work("elementwise", stmt.dst.buffer.dtype, product(stmt.dst.extents))
-        return "fill", [], [stmt.dst], [work]
+        return "fill", [], [Touched(stmt.dst)], [work]
     if isinstance(stmt, Gemm):
         m, n, k = gemm_extents(stmt)
         work = Work("fma", stmt.a.buffer.dtype, product((2, m, n, k)))
-        reads = [stmt.a, stmt.b]
+        reads = [Touched(stmt.a), Touched(stmt.b)]
         if (
             int_value(stmt.clear_accum) is None
             and getattr(stmt.clear_accum, "value", None) is not True
         ):
-            reads.append(stmt.c)
-        return "gemm", reads, [stmt.c], [work]
+            reads.append(Touched(stmt.c))
+        return "gemm", reads, [Touched(stmt.c)], [work]
     if isinstance(stmt, (Reduce, Scan)):
         work = Work("elementwise", stmt.dst.buffer.dtype, product(stmt.src.extents))
         keeps = isinstance(stmt, Reduce) and not stmt.clear
         kind = "reduce" if isinstance(stmt, Reduce) else "scan"
-        return kind, [stmt.src, stmt.dst] if keeps else [stmt.src], [stmt.dst], [work]
+        read = [stmt.src, stmt.dst] if keeps else [stmt.src]
+        return kind, [Touched(r) for r in read], [Touched(stmt.dst)], [work]
     if isinstance(stmt, Parallel):
         extents = dict(zip(stmt.loop_vars, stmt.extents, strict=True))
         return ("parallel", *_describe_nest(stmt.body, extents))
@@ -76,10 +87,10 @@ def _matrix(region: Region) -> tuple[Expr, Expr]:
 
 def _describe_nest(
     body: Stmt, extents: Mapping[Var, Expr]
-) -> tuple[list[Region], list[Region], list[Work]]:
+) -> tuple[list[Touched], list[Touched], list[Work]]:
     """Return reads, writes and work of scalar code under a parallel nest."""
-    reads: list[Region] = []
-    writes: list[Region] = []
+    reads: list[Touched] = []
+    writes: list[Touched] = []
     work: list[Work] = []
     count = product(extents.values())
     for stmt, factor in _scalar_stmts(body, const(1)):
@@ -123,12 +134,20 @@ def _expressions(stmt: Stmt) -> tuple[Expr, ...]:
     return (stmt.cond,) if isinstance(stmt, If) else ()
 
 
-def _box(buffer: Buffer, indices: tuple[Expr, ...], extents: Mapping[Var, Expr]) -> Region:
-    """Return the box that ``indices`` cover while the nest runs (unit coefficients assumed)."""
+def _box(buffer: Buffer, indices: tuple[Expr, ...], extents: Mapping[Var, Expr]) -> Touched:
+    """Return the box that ``indices`` cover while the nest runs (unit coefficients assumed).
+
+    A variable that several of them have (the rows of a convolution, by division and remainder)
+    counts for the box along each of these axes, but only once for the elements.
+    """
     zero = {var: const(0) for var in extents}
     offsets = tuple(substitute(i, zero) for i in indices)
     sizes = tuple(
         minimum(product(extents[v] for v in extents if v in free_vars(i)), size)
         for i, size in zip(indices, buffer.shape, strict=True)
     )
-    return Region(buffer, offsets, sizes)
+    used = [free_vars(i) & extents.keys() for i in indices]
+    together = set().union(*used)
+    is_shared = sum(map(len, used)) > len(together)
+    most = product(extents[v] for v in extents if v in together) if is_shared else None
+    return Touched(Region(buffer, offsets, sizes), most)

@@ -66,6 +66,7 @@ class Access:
             tensor is the same for all blocks that differ only along the other axes.
         loops: the loops around the op on whose variables the offsets depend.
         axis_steps: per axis the number of boxes that lie side by side along it.
+        most: elements that one execution touches at most; None: those of the box.
     """
 
     buffer: Buffer
@@ -74,11 +75,14 @@ class Access:
     block_axes: frozenset[int]
     loops: tuple[Loop, ...]
     axis_steps: tuple[Expr, ...]
+    most: Expr | None = None
 
     @property
     def tile_bytes(self) -> Expr:
-        """Bytes of one box."""
-        return size_bytes(self.extents, self.buffer.dtype)
+        """Bytes that one execution touches."""
+        if self.most is None:
+            return size_bytes(self.extents, self.buffer.dtype)
+        return size_bytes([minimum(product(self.extents), self.most)], self.buffer.dtype)
 
     @property
     def footprint_bytes(self) -> Expr:
