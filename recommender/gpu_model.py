@@ -110,7 +110,7 @@ class _LaunchModel:
         loaded = numbers(self.launch.block_bytes(writes=False), self.columns)
         stored = numbers(self.launch.block_bytes(writes=True), self.columns)
         per_core = hardware.l2_bandwidth_bytes_per_s / hardware.cores
-        load, store = loaded / per_core, stored / per_core
+        load, store = loaded / per_core, stored * block.sectors / per_core
         steps = self._steps()
         overhead = (k.block_clocks + steps * k.step_clocks) / hardware.clock_hz
         # A loop of one product of warpgroups keeps the tiles of the product that runs.

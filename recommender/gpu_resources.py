@@ -37,6 +37,7 @@ from tilecore.ir.gemm_shape import accumulator_dtype
 from tilecore.ir.nodes import Atomic, Buffer, Copy, Gemm, Reduce
 from tilecore.passes.persistent import LEAST_STAGES, OPERANDS
 from tilecore.passes.persistent import OTHER_REGISTERS as OTHERS_OF_A_THREAD
+from tilecore.passes.stage_outputs import SECTOR_BYTES, TOGETHER
 from tilecore.target import parse_gpu_target
 
 Columns = Mapping[str, NDArray[np.int64]]
@@ -94,6 +95,8 @@ class BlockResources:
     Attributes:
         threads: of a block, with a warpgroup that only copies.
         shared_bytes: of tiles, by liveness, stages counted.
+        sectors: for each sector of memory that sums fill, how many are written: more than one
+            where the shared tile through which whole rows go out has no room.
         registers: of a thread, estimated.
         least_registers: of a thread whose operands come as late as they can.
         resident: blocks that a multiprocessor holds at a time; 0: none fits.
@@ -102,6 +105,7 @@ class BlockResources:
 
     threads: Floats
     shared_bytes: Floats
+    sectors: Floats
     registers: Floats
     least_registers: Floats
     resident: Floats
@@ -141,13 +145,17 @@ def block_resources(
     whole = _all_shared_bytes(launch, columns, stages) + beside_tiles
     stays = _stays(launch, columns, target, stages, threads) & (whole <= target.shared_per_block)
     shared = np.where(stays, whole, shared)
+    is_direct = shared > target.shared_per_block
+    direct = _shared_bytes(launch, columns, stages, is_staged=False) + beside_tiles
+    shared = np.where(is_direct, direct, shared)
+    sectors = np.where(is_direct, _sectors(launch, columns), 1.0)
     held = _fragment_registers(launch, columns, threads)
     operands = [p.operand_registers for p in found]
     beside = OTHER_REGISTERS + np.maximum.reduce([0 * threads, *operands])
     registers, least = held + beside, held + np.minimum(beside, LEAST_REGISTERS)
     total = threads + (PRODUCER_THREADS if stages and target.has_tma else 0)
     resident = _resident(threads, total, held, registers, shared, target)
-    return BlockResources(total, shared, registers, least, resident, deepest)
+    return BlockResources(total, shared, sectors, registers, least, resident, deepest)
 
 
 def numbers(expr: object, columns: Columns) -> Floats:
@@ -277,12 +285,17 @@ def _pipelined(op: TileOp) -> Loop | None:
     return next((loop for loop in op.loops if loop.kind == "pipelined"), None)
 
 
-def _shared_bytes(launch: Launch, columns: Columns, stages: Mapping[Buffer, Floats]) -> Floats:
-    """Return the most bytes of shared tiles alive at once, sums on their way out included."""
+def _shared_bytes(
+    launch: Launch, columns: Columns, stages: Mapping[Buffer, Floats], *, is_staged: bool = True
+) -> Floats:
+    """Return the most bytes of shared tiles alive at once.
+
+    ``is_staged``: sums on their way out are among them.
+    """
     tiles = [t for t in launch.tiles if t.scope == "shared"]
     spans: dict[Buffer, list[int]] = {}
     outgoing: list[tuple[int, Floats]] = []
-    leaving = {id(op): size for op, size in _outgoing(launch, columns)}
+    leaving = {id(op): size for op, size in _outgoing(launch, columns) if is_staged}
     position, last = -1, None
     for op in launch.ops:
         outer = op.loops[0].var if op.loops else op
@@ -318,6 +331,12 @@ def _outgoing(launch: Launch, columns: Columns) -> Iterator[tuple[TileOp, Floats
             for extent in op.stmt.src.extents:
                 size = size * numbers(extent, columns)
             yield op, size
+
+
+def _sectors(launch: Launch, columns: Columns) -> float:
+    """Return how many sectors are written for one if threads store the sums that they hold."""
+    sizes = [op.writes[0].buffer.dtype.itemsize for op, _ in _outgoing(launch, columns)]
+    return max((max(1.0, SECTOR_BYTES / (TOGETHER * size)) for size in sizes), default=1.0)
 
 
 def _tile_bytes(tile: Buffer, columns: Columns, stages: Mapping[Buffer, Floats]) -> Floats:

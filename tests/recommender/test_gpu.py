@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import tilecore
 from recommender.analytic import estimate
 from recommender.errors import EmptySpace
 from recommender.gpu_model import GpuConstants, gpu_terms
@@ -88,6 +89,27 @@ def test_shared_memory_is_what_the_compiler_takes(device, make):
         plan, _, _ = lower_gpu(program, target)
         (made,) = plan.launches.values()
         assert block.shared_bytes[row] == made.shared_bytes, space.config(row)
+
+
+@pytest.mark.few(1)
+@pytest.mark.covering
+@pytest.mark.parametrize("device", ["mi300x", "mi250"])
+@pytest.mark.parametrize(("rows", "columns"), [(64, 128), (128, 256), (256, 256)])
+def test_sums_that_find_no_room_in_shared_memory_go_out_directly(device, rows, columns):
+    config = {"block_M": rows, "block_N": columns, "block_K": 32, "num_stages": 1, "threads": 512}
+    problem = {"m": 512, "n": 512, "k": 512, "dtype": "float16"}
+    for out_dtype, staged in (("float16", 128 * 256), ("float32", 64 * 256)):
+        definition = kernels.get("gemm").on("rocm")
+        full = definition.parse_problem(problem | {"out_dtype": out_dtype})
+        space = SearchSpace.build(definition, full, load_profile(device))
+        assert space.contains(config)
+        target, table = target_of(space.hardware), space.table([config])
+        (launch,) = space.graph.launches
+        block = block_resources(launch, table, target, products(launch, table, target))
+        made = tilecore.compile(definition.program(full, config), target=device)
+        assert block.shared_bytes[0] == made.artifact.manifest.resources["shared_bytes"]
+        is_direct = rows * columns > staged
+        assert block.sectors[0] == (2 if is_direct and out_dtype == "float16" else 1)
 
 
 @pytest.mark.few(1)
