@@ -115,6 +115,10 @@ def _traffic_bytes(problem: Problem) -> float:
     )
 
 
+# MFMA takes any multiple of 16 or 32 rows as readily; AMD's own libraries have all of these
+# (benchmarks/gpu_winners.py).
+AMD_TILES = (16, 32, 64, 96, 128, 160, 192, 224, 256)
+
 GEMM = KernelDefinition(
     name="gemm",
     doc="C[m, n] = op(A) @ op(B)",
@@ -144,6 +148,7 @@ GEMM = KernelDefinition(
             {
                 "cpu": (16, 32, 64, 96, 112, 128, 192, 224, 256, 448, 512, 1024, 2048),
                 "cuda": (16, 32, 64, 128, 192, 256),
+                "rocm": AMD_TILES,
             },
             doc="rows of C per block",
         ),
@@ -153,6 +158,7 @@ GEMM = KernelDefinition(
             {
                 "cpu": (32, 64, 128, 192, 256, 384, 512, 1024, 2048),
                 "cuda": (16, 32, 64, 96, 128, 192, 256),
+                "rocm": AMD_TILES,
             },
             doc="columns of C per block",
         ),
