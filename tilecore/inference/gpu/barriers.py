@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from tilecore.ir.named_barriers import is_named
 from tilecore.ir.nodes import Buffer, KernelLaunch, Stmt
 from tilecore.ir.polynomial import Key, structural_key
 from tilecore.ir.trips import trip_count
-from tilecore.ir.visitor import buffers_of, children, expressions, walk, walk_expr
+from tilecore.ir.visitor import buffers_of, children, expressions, flat, walk, walk_expr
 
 
 class _Unordered(Exception):
@@ -132,7 +133,7 @@ class Barriers:
                 )
                 after = self._walk(then, touched)
                 return after.union(self._walk(other, touched) if other is not None else touched)
-            case nodes.For(kind="vectorized"):  # one access of a thread: none can stand inside
+            case nodes.For(kind="vectorized") if self._is_at_once(stmt):  # none can stand inside
                 return self._touch(stmt, self._of(stmt), touched)
             case nodes.For() | nodes.While():
                 return self._loop(stmt, touched)
@@ -221,6 +222,11 @@ class Barriers:
                 after = self._turn(stmt.body, entry)
                 if len(self.before) + len(self.ends) == count:
                     return after if _surely_runs(stmt) else entry
+
+    def _is_at_once(self, loop: nodes.For) -> bool:
+        """Return whether no statement of a loop needs that the threads meet behind another one."""
+        pairs = combinations([self._of(s) for s in flat([loop.body])], 2)
+        return not any(self._conflict(own, one, self._are_together) for one, own in pairs)
 
     def _next(self, stmt: nodes.For | nodes.While, after: Touched) -> Touched:
         """Return what a turn leaves, as the next one finds it."""

@@ -46,7 +46,7 @@ from tilecore.inference.uses import Context, enter
 from tilecore.ir import nodes
 from tilecore.ir.analysis import covers_whole
 from tilecore.ir.live_out import left_behind
-from tilecore.ir.nodes import Buffer, Gemm, KernelLaunch, PrimFunc, SourceLaunch, Stmt
+from tilecore.ir.nodes import Buffer, For, Gemm, KernelLaunch, PrimFunc, SourceLaunch, Stmt
 from tilecore.ir.visitor import buffers_of, children, regions, walk
 
 
@@ -123,7 +123,10 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     barriers, ends = Barriers(
         launch, touched, memory.pipelines, teams, memory.loads, meeting
     ).find()
-    overlapped, why_not = with_overlaps(memory.pipelines, gemms, held, barriers, teams.whole.count)
+    nests = {s: n for s, n in nests.items() if not isinstance(s, For) or not _meets(s, barriers)}
+    overlapped, why_not = with_overlaps(
+        memory.pipelines, gemms, held, barriers, teams.whole.count
+    )
     notes = tuple(f"{t.name}: kept in shared memory ({why})" for t, why in fragments.shared.items())
     trade = registers_to_trade(launch, teams, target)
     if isinstance(trade, str):
@@ -157,6 +160,11 @@ def _check_single_copies(
                 hint="let a whole warp copy: `if tx < 32:` in place of `if tx == 0:`; boxes need "
                 "rows of a multiple of 16 bytes, and tiles at multiples of 128 bytes",
             )  # fmt: skip
+
+
+def _meets(loop: For, barriers: Set[Stmt]) -> bool:
+    """Return whether the threads meet inside a loop: what it moves is not moved at once."""
+    return any(s in barriers for s in walk(loop.body))
 
 
 def _in_shared(tile: Buffer, fragments: Fragments) -> bool:
