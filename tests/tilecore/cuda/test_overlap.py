@@ -365,7 +365,7 @@ def test_iterations_with_reductions_in_which_threads_meet_do_not_overlap():
     @T.prim_func
     def main(
         Q: T.Tensor((rows, dim), "float16"), K: T.Tensor((steps * keys, dim), "float16"),
-        V: T.Tensor((steps * keys, dim), "float16"), O: T.Tensor((rows, dim), "float32"),
+        V: T.Tensor((steps * keys, dim), "float16"), Out: T.Tensor((rows, dim), "float32"),
         tops: T.Tensor((keys,), "float32"), sums: T.Tensor((keys,), "float32"),
     ):  # fmt: skip
         with T.Kernel(1, threads=256):
@@ -387,7 +387,7 @@ def test_iterations_with_reductions_in_which_threads_meet_do_not_overlap():
                 T.copy(scores, weights)
                 T.reduce_sum(scores, total, dim=0)
                 T.gemm(weights, v, out)
-            T.copy(out, O)
+            T.copy(out, Out)
             T.copy(top, tops)
             T.copy(total, sums)
 
