@@ -272,3 +272,24 @@ def test_threads_that_move_vectors_meet_before_and_behind_each_turn(kind, target
     np.testing.assert_array_equal(b, a[thread % 8 * (THREADS // 8) + thread // 8])
     kernel = lowered(func, target)[2].text.rpartition('extern "C"')[2]
     assert kernel.count("tc_sync_threads();") == 2
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kind", [T.vectorized, T.unroll])
+def test_threads_meet_between_the_statements_of_a_turn(kind, target):
+    """What one statement of a loop over neighbours writes, the next one reads of other threads."""
+
+    @T.prim_func
+    def main(A: T.Tensor((THREADS, 4), "float32"), B: T.Tensor((THREADS, 4), "float32")):
+        with T.Kernel(1, threads=THREADS):
+            tile = T.alloc_shared((THREADS, 4), "float32")
+            tx = T.get_thread_binding()
+            for j in kind(4):
+                tile[tx, j] = A[tx, j]
+                B[tx, j] = tile[THREADS - 1 - tx, j]
+
+    a = np.random.default_rng(2).standard_normal((THREADS, 4)).astype(np.float32)
+    b = np.zeros_like(a)
+    run_emulated(main, target, [a, b], ALL_SCHEDULES)
+    np.testing.assert_array_equal(b, a[::-1])
