@@ -17,7 +17,7 @@ from tests.recommender import user_programs as programs
 from tests.recommender.support import HOST, MemoryStore
 from tilecore.advice import question_of
 from tilecore.compiler import check
-from tilecore.errors import ProgramError, TileError, TypeMismatch
+from tilecore.errors import InvalidProblem, ProgramError, TileError, TypeMismatch
 from tilecore.graph import build, sole_contraction
 from tilecore.kernels.attention import ATTENTION
 from tilecore.kernels.gemm import GEMM
@@ -220,6 +220,17 @@ def test_bad_questions_get_errors_with_codes(case):
         ask(program, space=space, **given)
     assert caught.value.code[:2] in ("TC", "RC")
     assert "expected" in str(caught.value) or caught.value.code in ("RC602", "TC105")
+
+
+@pytest.mark.parametrize("device", ["host", "h100"])
+@pytest.mark.parametrize("empty", [{"M": 0}, {"K": 0}, {"M": 0, "N": 0}])
+@pytest.mark.filterwarnings("error")
+def test_a_tensor_without_elements_is_refused_by_its_size(device, empty):
+    """Once "the compiler refuses all that were tried", after a warning of NumPy's."""
+    with pytest.raises(InvalidProblem, match="expected a size of at least 1, found 0") as caught:
+        ask(programs.matmul, device, **{**GEMM_SIZES, **empty})
+    field = next(iter(empty)) if len(empty) == 1 else "axis 0 of A"
+    assert caught.value.fields["field"] == field
 
 
 def test_configs_the_compiler_refuses_are_left_out():
