@@ -97,6 +97,15 @@ def test_bad_input_gets_one_message_and_status_2(cli, store, name):
         ["tune", "--trials", "0"],
         ["tune", "--executor", "slurm"],
         ["recommend", *GEMM, "--top-k", "0"],
+        ["recommend", *GEMM, "--top-k", "51"],
+        ["tune", *GEMM, "--time-limit", "inf"],  # once a run that ended as FAILED
+        ["tune", *GEMM, "--trials", "9" * 20],  # once an OverflowError
+        ["tune", *GEMM, "--seed", "9" * 20],
+        ["tune", *GEMM, "--ceiling", "inf"],
+        ["run", "extend", "ID", "--seconds", "inf"],
+        ["run", "extend", "ID", "--trials", "9" * 20],
+        ["run", "amend", "ID", "--ceiling", "inf"],
+        ["dispatch", *GEMM, "--tune", "--trials", "9" * 20],
         ["serve", "--port", "99999999"],
         ["measurements", "--status", "FINE"],
     ],
@@ -168,12 +177,16 @@ def test_a_newer_database(cli, settings):
         open_database(settings.url)
 
 
-def test_a_setting_that_cannot_be_used(cli, monkeypatch):
-    monkeypatch.setenv("TILECORE_PORT", "eighty")
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("TILECORE_PORT", "eighty"), ("TILECORE_TIME_LIMIT_S", "inf"), ("TILECORE_LEASE_S", "nan")],
+)
+def test_a_setting_that_cannot_be_used(cli, monkeypatch, name, text):
+    monkeypatch.setenv(name, text)
     status, _, err = cli("runs")
     assert status == 2
-    assert "TILECORE_PORT" in err
-    assert "'eighty'" in err
+    assert name in err
+    assert f"'{text}'" in err
     with pytest.raises(InvalidSettings):
         load_settings()
 
