@@ -74,6 +74,8 @@ BAD_INPUT = {
     "no value": (["recommend", *GEMM, "--set", "transpose_a"], "TC502"),
     "wrong value": (["recommend", *GEMM, "--set", "transpose_a=7"], "TC502"),
     "too many threads": (["tune", *GEMM, "--threads", "4000"], "SV907"),
+    "no address": (["dispatch", *GEMM, "--m", "1:16", "--service", "nix"], "SV936"),
+    "nobody's field": (["recommend", *GEMM, "--set", "=3"], "TC502"),
 }
 
 
@@ -344,3 +346,37 @@ def test_a_password_comes_from_a_file(tmp_path):
     secret.unlink()
     with pytest.raises(InvalidSettings, match="PASSWORD_FILE"):
         _ = settings.url
+
+
+HINTED = {
+    "unknown kernel": (["recommend", "gemmm", "--m", "4"], "did you mean `gemm`?"),
+    "a kernel of one's own": (["recommend", "zzz", "--m", "4"], "path/program.py:function"),
+    "missing dimension": (["recommend", "gemm", "--m", "4"], "gemm needs m, n, k; its defaults:"),
+    "unknown field": (["recommend", *GEMM, "--set", "dtyp=int8"], "did you mean `dtype`?"),
+    "too many threads": (["recommend", *GEMM, "--threads", "4000"], "leave threads out"),
+    "unknown hardware": (["log", "--hardware", "h20"], "did you mean `h200`?"),
+    "no address": (["dispatch", *GEMM, "--m", "1:16", "--service", "nix"], "http://"),
+}
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("name", HINTED)
+def test_errors_that_people_meet_often_say_what_to_do(cli, name):
+    arguments, hint = HINTED[name]
+    status, _, err = cli(*arguments)
+    assert status == 2
+    assert hint in err.partition("hint:")[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("", "none under @tilelang.jit"), ("def made(): pass\n", "did you mean `made`?"),
+     ("raise SystemExit(3)\n", '__name__ == "__main__"')],
+)  # fmt: skip
+def test_a_file_without_the_function_says_what_it_has(cli, tmp_path, text, told):
+    file = tmp_path / "program.py"
+    file.write_text(text)
+    status, _, err = cli("recommend", f"{file}:mad", "--m", "4")
+    assert status == 2
+    assert err.startswith("error: SV913 ")
+    assert told in err
