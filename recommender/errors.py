@@ -57,8 +57,10 @@ class InvalidRecording(TileError):
 
     code, title = "RC607", "invalid-recording"
     template = "{path}: {reason}"
-    default_hint = "expected CSV with knobs, `status` and `time_ms`, T4 results, or a cache of \
-Kernel Tuner"
+    default_hint = (
+        "expected CSV with knobs, `status` and `time_ms`, T4 results (`tilecore log --export "
+        "FILE.t4.json`), or a cache of Kernel Tuner"
+    )
 
 
 class NothingOpen(TileError):

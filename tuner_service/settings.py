@@ -156,10 +156,15 @@ def load_settings(**overrides: object) -> Settings:
         return Settings(**given)  # type: ignore[arg-type]
     except ValidationError as error:
         faults = "; ".join(
-            f"TILECORE_{'_'.join(map(str, e['loc'])).upper()}: {e['msg']}, found {e['input']!r}"
+            f"TILECORE_{'_'.join(map(str, e['loc'])).upper()}: {said(e['msg'])}, found {e['input']!r}"
             for e in error.errors()
         )
         raise InvalidSettings(message=faults) from error
+
+
+def said(message: str) -> str:
+    """Return what a validator of ours says, without what pydantic puts before it."""
+    return message.removeprefix("Value error, ")
 
 
 def is_address(text: str) -> bool:

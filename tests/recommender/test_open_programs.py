@@ -270,6 +270,12 @@ def test_products_smaller_than_an_instruction_have_a_config(device, sizes):
     assert found[0].config["block_M"] >= 16
 
 
+def test_an_answer_is_a_line_in_a_console():
+    found = ask(programs.matmul, M=64, N=64, K=64, top_k=2)
+    assert repr(found).startswith("ProgramAdvice(2 configs for NVIDIA H100 80GB HBM3; the first ")
+    assert len(repr(found)) < 200
+
+
 @pytest.mark.parametrize("top_k", [0, -1, 51])
 def test_no_answer_has_so_many_configs(top_k):
     with pytest.raises(TypeMismatch, match="top_k from 1 to 50"):

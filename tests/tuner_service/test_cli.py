@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import sqlite3
 import subprocess
@@ -131,7 +132,7 @@ def test_an_address_that_cannot_be_had_is_told_before_anything_starts(cli, host)
 def test_a_ray_address_without_a_port_is_refused(cli):
     status, _, err = cli("coordinator", "--ray-address", "head")
     assert status == 2
-    assert "TILECORE_RAY_ADDRESS: Value error, expected HOST:PORT" in err
+    assert "TILECORE_RAY_ADDRESS: expected HOST:PORT" in err
 
 
 @pytest.mark.few(1)
@@ -346,6 +347,19 @@ def test_a_password_comes_from_a_file(tmp_path):
     secret.unlink()
     with pytest.raises(InvalidSettings, match="PASSWORD_FILE"):
         _ = settings.url
+
+
+@pytest.mark.parametrize("arguments", [["-h"], ["tune", "-h"], ["keys", "create", "-h"]])
+def test_help_has_the_short_name_that_people_try(cli, arguments):
+    status, out, _ = cli(*arguments)
+    assert status == 0
+    assert "Usage: tilecore" in out
+
+
+def test_the_version(cli):
+    status, out, _ = cli("--version")
+    assert status == 0
+    assert re.fullmatch(r"tilecore [0-9]+\.[0-9]+\.[0-9]+.*\n", out)
 
 
 HINTED = {
