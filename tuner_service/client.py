@@ -257,10 +257,10 @@ class ServiceClient:
 def _checked(url: str) -> str:
     try:
         address = httpx.URL(url)
-        is_address = address.scheme in ("http", "https") and bool(address.host)
-    except httpx.InvalidURL:
-        is_address = False
-    if not is_address or " " in url or not 0 <= (address.port or 0) < 65536:
+    except httpx.InvalidURL as error:
+        raise NoServiceAddress(found=url) from error
+    is_served = address.scheme in ("http", "https") and bool(address.host)
+    if not is_served or " " in url or not 0 <= (address.port or 0) < 65536:
         raise NoServiceAddress(found=url)
     return url
 

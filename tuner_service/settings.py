@@ -156,7 +156,8 @@ def load_settings(**overrides: object) -> Settings:
         return Settings(**given)  # type: ignore[arg-type]
     except ValidationError as error:
         faults = "; ".join(
-            f"TILECORE_{'_'.join(map(str, e['loc'])).upper()}: {said(e['msg'])}, found {e['input']!r}"
+            f"TILECORE_{'_'.join(map(str, e['loc'])).upper()}: {said(e['msg'])}, "
+            f"found {e['input']!r}"
             for e in error.errors()
         )
         raise InvalidSettings(message=faults) from error
