@@ -1,5 +1,6 @@
 """The command line: one clear message and exit status 2 for bad input, never a traceback."""
 
+import io
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from sqlalchemy import make_url
 
 from db.errors import SchemaTooNew
@@ -19,6 +21,7 @@ from db.migrate import HEAD, open_database
 from tests.tuner_service.table_measurer import TableMeasurer
 from tuner_service import wiring
 from tuner_service.cli import run_cli
+from tuner_service.console import print_runs
 from tuner_service.coordinator import Coordinator
 from tuner_service.errors import InvalidSettings
 from tuner_service.jobs import Effort, submit
@@ -251,6 +254,17 @@ def test_lists(cli, tuned):
     assert out.count("gemm 64x64x64") == 3
     status, out, _ = cli("recommend", *GEMM, "--top-k", "1")
     assert "measured" in out
+
+
+def test_a_list_of_runs_can_be_read_in_80_columns(tuned):
+    """Once the workload had two characters a line there."""
+    file = io.StringIO()
+    print_runs(Console(width=80, file=file), [(tuned, {"done": 3})])
+    out = file.getvalue()
+    assert tuned.public_id in out
+    assert "3 trials" in out
+    assert "gemm 64x64x64 float32" in out
+    assert f"{tuned.created_at:%Y-%m-%d}" in out
 
 
 def test_migrate_says_what_it_did(cli, settings):
