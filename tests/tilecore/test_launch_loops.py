@@ -7,7 +7,15 @@ import pytest
 
 import tilecore as tilelang
 import tilecore.language as T
-from tilecore.errors import AssertionFailed, ScopeError, ShapeMismatch, TypeMismatch
+from tilecore.errors import (
+    AssertionFailed,
+    InvalidConfig,
+    ScopeError,
+    ShapeMismatch,
+    TypeMismatch,
+    UnknownTarget,
+)
+from tilecore.target import parse_target
 
 
 def test_launches_in_a_loop_run_one_after_the_other(run_both):
@@ -162,3 +170,40 @@ def test_a_loop_that_no_counter_counts_is_refused_at_its_line(loop, target):
     with pytest.raises(TypeMismatch, match="int32 can count to") as caught:
         tilelang.compile(main, out_idx=[1], target=target)
     assert caught.value.span is not None
+
+
+def test_a_buffer_is_no_condition_of_a_loop():
+    """Once the program was traced for ever."""
+
+    def program():
+        @T.prim_func
+        def main(A: T.Tensor((4,), "float32")):
+            with T.Kernel(1):
+                kept = T.alloc_shared((4,), "float32")
+                while kept:
+                    T.clear(kept)
+
+    with pytest.raises(TypeMismatch, match="found the buffer `kept`") as caught:
+        program()
+    assert caught.value.span is not None
+
+
+@pytest.mark.parametrize("target", ["llvm", "h100"])
+@pytest.mark.parametrize("blocks", [-4, 1 << 40])
+def test_a_grid_that_cannot_be_is_refused_at_its_line(target, blocks):
+    """On CPUs once a ZeroDivisionError, or a ValueError of TVM's."""
+
+    @T.prim_func
+    def main(A: T.Tensor((1,), "float32"), B: T.Tensor((1,), "float32")):
+        with T.Kernel(blocks):
+            B[0] = A[0]
+
+    with pytest.raises(InvalidConfig, match="expected 0 to 2147483647 blocks") as caught:
+        tilelang.compile(main, out_idx=[1], target=target)
+    assert caught.value.span is not None
+
+
+@pytest.mark.parametrize("target", ["", " "])
+def test_a_target_without_a_name_is_none(target):
+    with pytest.raises(UnknownTarget, match="expected one of llvm"):
+        parse_target(target)

@@ -150,6 +150,15 @@ class _Checker:
     def launch(self, stmt: nodes.KernelLaunch) -> None:
         for extent in (*stmt.grid, *stmt.threads):
             self.check_integer(extent, "grid extent or thread count")
+        for extent in stmt.grid:
+            blocks = int_value(extent)
+            if blocks is not None and not 0 <= blocks <= MOST_TURNS:
+                self.fault(
+                    InvalidConfig(
+                        knob="grid", value=f"{blocks} blocks", expected=f"0 to {MOST_TURNS} blocks",
+                        hint="let a block do more" if blocks > 0 else "",
+                    )
+                )  # fmt: skip
         self.check_pairs(stmt)
         self.inside(stmt, *stmt.block_vars, *stmt.thread_vars)
 
