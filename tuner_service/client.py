@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -256,11 +257,13 @@ class ServiceClient:
 
 def _checked(url: str) -> str:
     try:
-        address = httpx.URL(url)
-    except httpx.InvalidURL as error:
+        httpx.URL(url)
+        parts = urlsplit(url)
+        is_served = parts.scheme in ("http", "https") and bool(parts.hostname)
+        is_served = is_served and parts.port != 0  # what is no port at all raises
+    except (httpx.InvalidURL, ValueError) as error:
         raise NoServiceAddress(found=url) from error
-    is_served = address.scheme in ("http", "https") and bool(address.host)
-    if not is_served or " " in url or not 0 <= (address.port or 0) < 65536:
+    if not is_served or " " in url:
         raise NoServiceAddress(found=url)
     return url
 

@@ -285,7 +285,7 @@ class ServiceUnreachable(ServiceError):
     default_hint = "start one with `tilecore serve`, or leave out --service"
 
 
-class NoServiceAddress(ServiceError):
+class NoServiceAddress(ServiceUnreachable):
     """The address of a service that a client is given is none."""
 
     code, title, status = "SV936", "no-service-address", 422

@@ -51,7 +51,7 @@ def test_a_service_that_stays_away_is_told():
 @pytest.mark.parametrize(
     "url",
     ["nix", "", "localhost:8711", "ftp://h", "http://", "http://h:abc", "http://h:99999",
-     "http://[::1", "http://a b", "http://h\x00"],
+     "http://[::1", "http://[", "http://h:0", "http://a b", "http://h\x00"],
 )  # fmt: skip
 def test_what_is_no_address_is_told_before_anything_is_sent(url):
     """Some were a service that does not answer (exit status 1), some an error of httpx."""
