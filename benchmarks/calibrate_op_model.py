@@ -1,6 +1,6 @@
 """Fit the constants of recommender/op_model.py to measured spaces of the library's kernels.
 
-    python benchmarks/calibrate_op_model.py SPACES.json.. [--measure [--match REGEX]]
+    python -m benchmarks.calibrate_op_model SPACES.json.. [--measure [--match REGEX]]
         [--trials 400] [--leave-out] [--start NAME=VALUE..]
 
 ``--measure`` first measures up to 20 configs of every row of benchmarks/cpu.py that this model is
@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cpu import Case, interleaved, profile, rows
 
+from benchmarks.cpu import Case, interleaved, profile, rows
 from recommender.analytic import estimate
 from recommender.hardware import HardwareProfile
 from recommender.op_model import DEFAULT_OP_CONSTANTS, OpConstants, op_terms

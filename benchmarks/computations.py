@@ -1,6 +1,6 @@
 """Computations beside torch: what ``@tilecore.compute`` makes of plain functions, nothing tuned.
 
-    python benchmarks/computations.py [--match REGEX] [--rounds 9] [--threads 1 2] [--tune N]
+    python -m benchmarks.computations [--match REGEX] [--rounds 9] [--threads 1 2] [--tune N]
         [--json FILE]
 
 torch eager, torch.compile and ours, interleaved, each with new outputs per call: one thread by
@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from cpu import interleaved
 
 import tilecore
+from benchmarks.cpu import interleaved
 from tilecore.artifact import compiler_versions
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))

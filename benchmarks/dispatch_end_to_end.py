@@ -1,6 +1,6 @@
 """A dispatch table made by measuring, then run: against per-shape tuning, one config, torch.
 
-    python benchmarks/dispatch_end_to_end.py FOLDER [--dtype bfloat16] [--threads 1] [--trials 24]
+    python -m benchmarks.dispatch_end_to_end FOLDER [--dtype bfloat16] [--threads 1] [--trials 24]
         [--rounds 15] [--out benchmarks/results/NAME.json]
 
 ``tilecore dispatch gemm --tune`` tunes a GEMM (N = K = 1024) at the sizes of M in SAMPLED and
@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cpu import interleaved
 
 import tilecore
+from benchmarks.cpu import interleaved
 from db.store import SqlStore
 from tilecore import kernels
 from tilecore.artifact import compiler_versions

@@ -1,6 +1,6 @@
 """Weights packed once (JITKernel.keep) beside packing in every call, and beside torch.
 
-    PYTHONPATH=. python benchmarks/kept_weights.py [--rounds 15] [--threads 1 2] [--out FILE]
+    python -m benchmarks.kept_weights [--rounds 15] [--threads 1 2] [--out FILE]
 
 All compute A (m, k) @ W (k, n) with the config recommended on a machine that measured nothing,
 interleaved in one process. Rivals: torch.mm with a given output, and oneDNN's linear layer with a
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cpu import interleaved, profile, ratio
 
+from benchmarks.cpu import interleaved, profile, ratio
 from recommender.hardware import HardwareProfile
 from recommender.predict import forecast, shipped
 from recommender.space import SearchSpace

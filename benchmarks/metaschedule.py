@@ -1,6 +1,6 @@
 """GEMM float32 tuned by TVM's MetaSchedule and by tilecore, on one thread, and torch.
 
-    python benchmarks/metaschedule.py [--size 1024] [--trials 64] [--candidates 24]
+    python -m benchmarks.metaschedule [--size 1024] [--trials 64] [--candidates 24]
                                       [--out benchmarks/results/NAME.json]
 
 Both tune without a measurement of this machine, one after the other; their wall times count
@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 import torch
 import tvm
-from cpu import Call, Case, Row, by_time, interleaved, profile, ratio
 from tvm import te
 from tvm.s_tir import meta_schedule as ms
 
+from benchmarks.cpu import Call, Case, Row, by_time, interleaved, profile, ratio
 from tilecore.artifact import ArtifactStore, compiler_versions
 from tilecore.target import parse_target
 
@@ -116,7 +116,7 @@ def main() -> None:
     flop = 2 * args.size**3
     found = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": f"python benchmarks/metaschedule.py --size {args.size} --trials {args.trials} "
+        "command": f"python -m benchmarks.metaschedule --size {args.size} --trials {args.trials} "
         f"--candidates {args.candidates} --rounds {args.rounds}",
         "machine": host.name,
         "versions": {**compiler_versions(), "torch": torch.__version__},

@@ -1,7 +1,7 @@
 """Record tuned spaces of the library's kernels on this machine as T4 data, to learn and judge by.
 
-    python benchmarks/record_cpu_spaces.py compile ARTIFACTS [--match REGEX] [--configs 150]
-    python benchmarks/record_cpu_spaces.py measure ARTIFACTS FOLDER [--match REGEX] [--configs 150]
+    python -m benchmarks.record_cpu_spaces compile ARTIFACTS [--match REGEX] [--configs 150]
+    python -m benchmarks.record_cpu_spaces measure ARTIFACTS FOLDER [--match REGEX] [--configs 150]
 
 Of every workload the default config, the analytic model's first third, as many at random from its
 best quarter and the rest at random from everything; a smaller space whole. ``compile`` fills
@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cpu import ALLOCATES, TYPES, Call, Row, interleaved, profile
 
+from benchmarks.cpu import ALLOCATES, TYPES, Call, Row, interleaved, profile
 from db.exchange.t4 import t4_chunks
 from db.records import MeasurementRecord
 from recommender.analytic import estimate

@@ -1,6 +1,6 @@
 """Record the same configs at many shapes of one GEMM: full matrices to judge dispatch tables by.
 
-    python benchmarks/record_dispatch.py ARTIFACTS FOLDER [--match REGEX] [--configs 64]
+    python -m benchmarks.record_dispatch ARTIFACTS FOLDER [--match REGEX] [--configs 64]
 
 Two families of float32 products: ``m`` (20 sizes of M, N = K = 1024) and ``mn`` (M x N, K = 1024).
 Every shape gets the same configs: what the model that ships likes best at each of the family's
@@ -22,9 +22,9 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from cpu import Row, profile
-from record_cpu_spaces import Recording
 
+from benchmarks.cpu import Row, profile
+from benchmarks.record_cpu_spaces import Recording
 from db.exchange.t4 import t4_chunks
 from db.records import MeasurementRecord
 from recommender.analytic import estimate

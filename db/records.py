@@ -16,6 +16,9 @@ FINISHED_STATES = ("SUCCEEDED", "FAILED", "CANCELLED")
 ROLES = ("read", "tune", "admin")  # each may do what those before it may
 OPEN_STATES = ("QUEUED", "RUNNING", "PAUSED", "WAITING_FOR_HARDWARE")
 DEFAULT_PRIORITY = 10
+MAX_TRIALS = 100_000  # of a run
+MAX_TIME_S = 7 * 86_400.0
+MAX_SEED = 2**31 - 1
 CAUSES = ("stale", "drift")  # of runs that the system queues by itself
 
 

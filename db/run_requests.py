@@ -15,13 +15,11 @@ from sqlalchemy.orm import Session
 from db.errors import BudgetUsedUp, IdempotencyConflict, IllegalTransition, UnknownRun
 from db.events import add_event
 from db.models import EventRow, RunRow, TrialRow
-from db.records import FINISHED_STATES, RunRecord
+from db.records import FINISHED_STATES, MAX_TIME_S, MAX_TRIALS, RunRecord
 from db.rows import run_of
 from db.session import Database, change
 from recommender.measurement import Protocol
 
-MAX_TRIALS = 100_000
-MAX_TIME_S = 7 * 86_400.0
 IDLE_STATES = ("QUEUED", "WAITING_FOR_HARDWARE", "PAUSED")  # no coordinator works on it
 
 

@@ -18,6 +18,7 @@ class EmptySpace(TileError):
 
     code, title = "RC602", "empty-space"
     template = "{kernel} on {hardware}: no legal config; {reason}"
+    default_hint = "leave more knobs open, or ask for another device"
 
 
 class InvalidProfile(TileError):
@@ -25,6 +26,7 @@ class InvalidProfile(TileError):
 
     code, title = "RC603", "invalid-profile"
     template = "{path}: {reason}"
+    default_hint = "the profiles in recommender/profiles show the form"
 
 
 class InvalidModel(TileError):
@@ -47,6 +49,7 @@ class NotEnoughMeasurements(TileError):
 
     code, title = "RC606", "not-enough-measurements"
     template = "expected at least {expected}, found {found}"
+    default_hint = "measure more: `tilecore tune`"
 
 
 class InvalidRecording(TileError):
@@ -54,8 +57,10 @@ class InvalidRecording(TileError):
 
     code, title = "RC607", "invalid-recording"
     template = "{path}: {reason}"
-    default_hint = "expected CSV with knobs, `status` and `time_ms`, T4 results, or a cache of \
-Kernel Tuner"
+    default_hint = (
+        "expected CSV with knobs, `status` and `time_ms`, T4 results (`tilecore log --export "
+        "FILE.t4.json`), or a cache of Kernel Tuner"
+    )
 
 
 class NothingOpen(TileError):

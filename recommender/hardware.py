@@ -11,6 +11,7 @@ from pathlib import Path
 
 from recommender.gpu_names import FAMILY, plain, steps_between
 from tilecore.amd_target import find_amd_target
+from tilecore.errors import did_you_mean
 from tilecore.gpu_target import find_gpu_target
 from tilecore.tile_config import digest
 
@@ -128,7 +129,8 @@ def load_profile(name: str) -> HardwareProfile:
         return emulated(load_profile(device))
     found = _profiles().get(wanted)
     if found is None:
-        raise UnknownHardware(known=", ".join(profile_names()), found=name)
+        hint = did_you_mean(name, _profiles())
+        raise UnknownHardware(known=", ".join(profile_names()), found=name, hint=hint)
     return found
 
 

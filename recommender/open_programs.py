@@ -19,14 +19,14 @@ from recommender.recommendation import Recommendation
 from recommender.remembered import Known, remembered
 from recommender.space import SearchSpace, space_of
 from recommender.tracing import Family, trace_all
-from tilecore.errors import TileError, TypeMismatch
+from tilecore.errors import InvalidProblem, TileError, TypeMismatch
 from tilecore.graph import TileGraph, evaluate
+from tilecore.ir.expr import int_value
 from tilecore.ir.nodes import PrimFunc
 from tilecore.kernels.definition import Knob, ProgramDefinition
 from tilecore.recommending import OpenProgram, ProgramAdvice, RecommendedConfig, knob_kind
-from tilecore.tile_config import KnobValue, TileConfig
+from tilecore.tile_config import MOST_RETURNED, KnobValue, TileConfig
 
-MOST = 50  # configs of an answer
 MOST_REFUSED = 64  # configs that the compiler refuses, after which the answer stays shorter
 Check = Callable[[PrimFunc, Mapping[str, KnobValue]], object]
 
@@ -49,12 +49,15 @@ def advise(
         NothingOpen: no parameter is open (RC608).
         NoClosedForm: sizes or lengths of loops are known at the call only (RC609).
         EmptySpace: no config can run on the device (RC602).
+        InvalidProblem: a tensor has no elements (TC502).
         TypeMismatch: so many configs are never returned, or none is asked for (TC202).
         TileError: the program's own fault, whatever values its knobs get.
     """
-    if not 1 <= question.top_k <= MOST:
-        raise TypeMismatch(expected=f"top_k from 1 to {MOST}", found=str(question.top_k))
+    if not 1 <= question.top_k <= MOST_RETURNED:
+        raise TypeMismatch(expected=f"top_k from 1 to {MOST_RETURNED}", found=str(question.top_k))
     traces = trace_all(question, hardware)
+    for family in traces.families:
+        _refuse_empty_tensors(question, family.graph.func)
     begin = time.perf_counter()
     try:
         spaces = spaces_of(question, hardware, traces.families)
@@ -81,6 +84,17 @@ def advise(
         trace_s=traces.seconds, evaluate_s=evaluated - begin, check_s=checked - evaluated,
         notes=tuple(notes),
     )  # fmt: skip
+
+
+def _refuse_empty_tensors(question: OpenProgram, func: PrimFunc) -> None:
+    """Check that there is something to compute: a time per element of none is no number."""
+    for tensor in func.buffers:
+        for axis, extent in enumerate(tensor.shape):
+            if int_value(extent) != 0:
+                continue
+            zeros = [k for k, v in question.fixed.items() if v == 0 and not isinstance(v, bool)]
+            field = zeros[0] if len(zeros) == 1 else f"axis {axis} of {tensor.name}"
+            raise InvalidProblem(field=field, expected="a size of at least 1", found=0)
 
 
 def definition_of(question: OpenProgram, family: Family) -> ProgramDefinition:

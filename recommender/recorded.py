@@ -133,7 +133,8 @@ def _text(path: Path) -> str:
             raise InvalidRecording(path=path.name, reason=f"more than {MAX_BYTES >> 20} MiB")
         return raw.decode()
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise InvalidRecording(path=path.name, reason=str(error)) from error
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InvalidRecording(path=path.name, reason=reason) from error
 
 
 def _csv_rows(text: str) -> list[tuple[Mapping[str, str], float]]:

@@ -14,8 +14,8 @@ from recommender.errors import InvalidShapes
 SAMPLES = 32  # sizes taken of a range, unless more or fewer are asked for
 MAX_SHAPES = 256
 WEIGHTINGS = ("log", "uniform")
-_RANGE = re.compile(r"([0-9]{1,9}):([0-9]{1,9})")
-_LIST = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*")
+_RANGE = re.compile(r"([0-9]{1,30}):([0-9]{1,30})")
+_LIST = re.compile(r"[0-9]{1,30}(,[0-9]{1,30})*")
 Shape = tuple[int, ...]
 
 

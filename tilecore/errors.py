@@ -13,7 +13,9 @@ Errors are picklable: they cross process borders.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import linecache
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,6 +93,13 @@ class TileError(Exception):
         if self.hint:
             lines.append(f"  hint: {self.hint}")
         return "\n".join(lines)
+
+
+def did_you_mean(found: object, known: Iterable[str]) -> str:
+    """Return a hint at the known name that is most like what was found; '': none is."""
+    by_lower = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(str(found).lower(), by_lower, n=1)
+    return f"did you mean `{by_lower[close[0]]}`?" if close else ""
 
 
 def _rebuild(
@@ -237,6 +246,7 @@ class CompileFailed(TileError):
 
     code, title = "TC305", "compile-failed"
     template = "{stage}: {detail}"
+    default_hint = "the program is well formed: please report it with the target and this text"
 
 
 class ToolchainMissing(TileError):
@@ -311,6 +321,7 @@ class UnknownKernel(TileError):
 
     code, title = "TC501", "unknown-kernel"
     template = "expected one of {known}, found {found!r}"
+    default_hint = "a program of your own is named path/program.py:function; REST takes its digest"
 
 
 class InvalidProblem(TileError):

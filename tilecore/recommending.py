@@ -142,6 +142,10 @@ class ProgramAdvice(Sequence[RecommendedConfig]):
     def __iter__(self) -> Iterator[RecommendedConfig]:
         return iter(self.configs)
 
+    def __repr__(self) -> str:
+        first = f"; the first {self.configs[0].config}" if self.configs else ""
+        return f"ProgramAdvice({len(self)} configs for {self.hardware}{first})"
+
     def __str__(self) -> str:
         lines = [
             f"{self.hardware}: {self.legal} legal of {self.enumerated} configs, {self.traces} "

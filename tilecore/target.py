@@ -307,7 +307,7 @@ def _name_and_arch(target: object) -> tuple[str, str | None]:
         attributes = getattr(target, "attrs", {})
         arch = attributes.get("arch") or attributes.get("mcpu")
         return str(getattr(kind, "name", kind)).lower(), None if arch is None else str(arch)
-    first, *options = str(target).split()
+    first, *options = str(target).split() or [""]
     given = [
         o.partition("=")[2]
         for o in options

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 KnobValue = int | str | bool
+MOST_RETURNED = 50  # configs of one answer
 
 
 def canonical_json(value: object) -> str:

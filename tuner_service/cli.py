@@ -10,8 +10,10 @@ from typing import Annotated, Literal
 
 import typer
 
+from db.records import MAX_SEED, MAX_TIME_S, MAX_TRIALS
 from recommender.measurement import MeasureStatus, Protocol
 from tilecore.errors import TileError
+from tilecore.tile_config import MOST_RETURNED
 from tuner_service import cli_dispatch, cli_packs
 from tuner_service.cli_keys import key_app
 from tuner_service.cli_operations import db_app, model_app
@@ -25,7 +27,26 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        from importlib.metadata import version
+
+        typer.echo(f"tilecore {version('tilecore')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _of_all_commands(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="show it and end"),
+    ] = False,
+) -> None: ...
+
 
 app.add_typer(key_app, name="keys")
 app.add_typer(run_app, name="run")
@@ -58,7 +79,7 @@ State = Literal[
 Priority = Annotated[int, typer.Option(min=1, max=1000, help="weight where runs share a device")]
 Ceiling = Annotated[
     float | None,
-    typer.Option(min=1.0, help="end with what there is after so many seconds"),
+    typer.Option(min=1.0, max=MAX_TIME_S, help="end with what there is after so many seconds"),
 ]
 CreatedBy = Annotated[
     str | None, typer.Option(help="only what the API key with this name asked for")
@@ -93,9 +114,13 @@ def tune(
     dtype: Dtype = None,
     fields: Fields = None,
     threads: Threads = 0,
-    trials: Annotated[int | None, typer.Option(min=1, help="screening trials at most")] = None,
-    time_limit: Annotated[float | None, typer.Option(min=1.0, help="seconds of screening")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="of the search")] = 0,
+    trials: Annotated[
+        int | None, typer.Option(min=1, max=MAX_TRIALS, help="screening trials at most")
+    ] = None,
+    time_limit: Annotated[
+        float | None, typer.Option(min=1.0, max=MAX_TIME_S, help="seconds of screening")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the search")] = 0,
     force: Annotated[bool, typer.Option("--force", help="tune again")] = False,
     file: Annotated[
         Path | None, typer.Option(help="tune every workload of a .txt, .csv or .json file")
@@ -163,7 +188,7 @@ def recommend(
     hardware: Annotated[
         str | None, typer.Option("--hardware", "--target", help="a device; default: this host")
     ] = None,
-    top_k: Annotated[int, typer.Option(min=1, max=50, help="how many configs")] = 5,
+    top_k: Annotated[int, typer.Option(min=1, max=MOST_RETURNED, help="how many configs")] = 5,
     fixed: Fixed = None,
     space: Space = None,
     size: Sizes = None,

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from db.records import MAX_TRIALS
 from recommender.shapes import SAMPLES
 from tuner_service.settings import load_settings
 
@@ -50,7 +51,9 @@ def dispatch(
     tune: Annotated[
         bool, typer.Option("--tune", help="measure: tune each shape, then cross-measure")
     ] = False,
-    trials: Annotated[int, typer.Option(min=1, help="screening trials of a shape")] = TRIALS,
+    trials: Annotated[
+        int, typer.Option(min=1, max=MAX_TRIALS, help="screening trials of a shape")
+    ] = TRIALS,
     trust_predictions: Annotated[
         bool, typer.Option("--trust-predictions", help="also at shapes that were measured")
     ] = False,

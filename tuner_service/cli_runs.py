@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from db.records import MAX_TIME_S, MAX_TRIALS
 from tuner_service.settings import load_settings
 
 run_app = typer.Typer(help="Shows and changes a tuning run, or a group of them.")
@@ -49,8 +50,10 @@ def cancel(run: Run) -> None:
 @run_app.command()
 def extend(
     run: Run,
-    trials: Annotated[int, typer.Option(min=0, help="more screening trials")] = 0,
-    seconds: Annotated[float, typer.Option(min=0, help="more seconds of screening")] = 0.0,
+    trials: Annotated[int, typer.Option(min=0, max=MAX_TRIALS, help="more screening trials")] = 0,
+    seconds: Annotated[
+        float, typer.Option(min=0, max=MAX_TIME_S, help="more seconds of screening")
+    ] = 0.0,
 ) -> None:
     """Give an open or finished run a larger budget."""
     from tuner_service import commands
@@ -64,7 +67,9 @@ def amend(
     priority: Annotated[
         int | None, typer.Option(min=1, max=1000, help="weight where runs share a device")
     ] = None,
-    ceiling: Annotated[float | None, typer.Option(min=1.0, help="seconds of work at most")] = None,
+    ceiling: Annotated[
+        float | None, typer.Option(min=1.0, max=MAX_TIME_S, help="seconds of work at most")
+    ] = None,
 ) -> None:
     """Change priority or ceiling of an open run."""
     from tuner_service import commands

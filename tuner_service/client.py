@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -21,7 +22,7 @@ from tilecore.dispatch_table import DispatchTable
 from tilecore.portable import PortableProgram
 from tilecore.recommending import LOWERING, OpenProgram, ProgramAdvice, RecommendedConfig
 from tilecore.tile_config import TileConfig
-from tuner_service.errors import Refused, ServiceUnreachable
+from tuner_service.errors import NoServiceAddress, Refused, ServiceUnreachable
 from tuner_service.wiring import detected_host
 
 TIMEOUT_S = 120.0  # a service may wait for a free process, then look at the program
@@ -52,11 +53,15 @@ class Sent:
 
 
 class ServiceClient:
-    """Talks to one service; use as a context manager."""
+    """Talks to one service; use as a context manager.
+
+    Raises:
+        NoServiceAddress: it is no address of a service (SV936).
+    """
 
     def __init__(self, url: str, key: str | None = None) -> None:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self.url = url.rstrip("/")
+        self.url = _checked(url).rstrip("/")
         # To read the authorities that one trusts takes 30 ms and more: only where they are asked.
         has_tls = self.url.lower().startswith("https:")
         self._http = httpx.Client(
@@ -248,6 +253,19 @@ class ServiceClient:
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             found = str(error) or type(error).__name__
             raise ServiceUnreachable(url=self.url, found=found) from error
+
+
+def _checked(url: str) -> str:
+    try:
+        httpx.URL(url)
+        parts = urlsplit(url)
+        is_served = parts.scheme in ("http", "https") and bool(parts.hostname)
+        is_served = is_served and parts.port != 0  # what is no port at all raises
+    except (httpx.InvalidURL, ValueError) as error:
+        raise NoServiceAddress(found=url) from error
+    if not is_served or " " in url:
+        raise NoServiceAddress(found=url)
+    return url
 
 
 def _device(question: OpenProgram) -> HardwareProfile:

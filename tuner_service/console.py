@@ -206,21 +206,20 @@ def print_profile(console: Console, profile: HardwareProfile) -> None:
 
 
 def print_runs(console: Console, runs: Sequence[tuple[RunRecord, Mapping[str, int]]]) -> None:
-    """Print a list of runs."""
+    """Print a list of runs, two lines each: what people copy stays whole in 80 columns."""
     table = Table()
-    for title in ("run", "state", "workload", "trials", "best µs", "created", "by"):
-        table.add_column(title, no_wrap=title in ("run", "state"))
+    table.add_column("run", min_width=36)
+    for title in ("state", "best µs", "created, by"):
+        table.add_column(title)
     for run, counts in runs:
         best = (run.result or {}).get("best") or {}
         latency = best.get("latency_us")
+        by = escape(run.created_by or (f"({run.cause})" if run.cause else ""))
         table.add_row(
-            run.public_id,
-            run.state,
-            workload_text(run.workload.kernel, dict(run.workload.problem)),
-            str(sum(counts.values())),
+            f"{run.public_id}\n{workload_text(run.workload.kernel, dict(run.workload.problem))}",
+            f"{run.state}\n{sum(counts.values())} trials",
             "" if latency is None else f"{latency:,.1f}",
-            f"{run.created_at:%Y-%m-%d %H:%M}",
-            escape(run.created_by or (f"({run.cause})" if run.cause else "")),
+            f"{run.created_at:%Y-%m-%d\n%H:%M} {by}",
         )
     console.print(table)
 

@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
-from db.records import DEFAULT_PRIORITY
-from db.run_requests import MAX_TIME_S, MAX_TRIALS
+from db.records import DEFAULT_PRIORITY, MAX_SEED, MAX_TIME_S, MAX_TRIALS
 from tilecore.kernels.definition import MAX_DIMENSION
 from tuner_service.schemas import (
     MAX_THREADS,
@@ -115,7 +114,7 @@ class DispatchTuningRequest(TableQuestion):
         None, gt=0, le=MAX_TIME_S, description="a run ends with what it has after so much work"
     )
     priority: Int = Field(DEFAULT_PRIORITY, ge=1, le=1000, description="weight among runs")
-    seed: Int = Field(0, ge=0, le=2**31 - 1)
+    seed: Int = Field(0, ge=0, le=MAX_SEED)
     wait_for_hardware: bool = Field(
         False, strict=True, description="queue runs even where nobody has offered the device yet"
     )

@@ -225,6 +225,8 @@ def read_weights(text: str) -> tuple[str, Sequence[tuple[dict[str, int], float]]
         rows = json.loads(content, object_pairs_hook=once) if is_json else _csv(content)
         if not isinstance(rows, list):
             raise ValueError(f"{type(rows).__name__} instead of a list")
+        if not rows:
+            raise ValueError("no shape in it")
         return "log", [_counted(number, row) for number, row in enumerate(rows, 1)]
     except (OSError, ValueError, csv.Error, RecursionError) as error:
         found = getattr(error, "strerror", None) or str(error)

@@ -23,6 +23,7 @@ from tuner_service.errors import ExportFailed, RunFailed
 from tuner_service.settings import Settings
 
 Form = Literal["table", "vllm"]
+PLACE = "name a file in an existing, writable folder: table.json"
 Follow = Callable[[Settings, SqlStore, Sequence[RunRecord]], None]
 
 
@@ -41,6 +42,8 @@ def dispatch(
 
     With a ``service`` it answers, and its workers tune (``dispatch_by_service.ask``).
     """
+    if output is not None:
+        _check_place(output)
     if service is not None:
         from tuner_service.dispatch_by_service import ask
 
@@ -58,8 +61,17 @@ def dispatch(
         try:
             write_json(output, table.as_vllm() if form == "vllm" else table.to_json())
         except OSError as error:
-            raise ExportFailed(path=output, reason=error.strerror or str(error)) from error
+            reason = error.strerror or str(error)
+            raise ExportFailed(path=output, reason=reason, hint=PLACE) from error
         commands.out.print(f"written: {output}", soft_wrap=True, highlight=False)
+
+
+def _check_place(output: Path) -> None:
+    """Complain of a place that no file can have, before anything is measured."""
+    if output.is_dir():
+        raise ExportFailed(path=output, reason="it is a folder", hint=PLACE)
+    if not output.absolute().parent.is_dir():
+        raise ExportFailed(path=output, reason="its folder does not exist", hint=PLACE)
 
 
 def make_table(

@@ -61,6 +61,7 @@ class MethodNotAllowed(ServiceError):
 
     code, title, status = "SV903", "method-not-allowed", 405
     template = "{method} is not possible on {path}"
+    default_hint = "the header `Allow` has the methods that are; see /docs"
 
 
 class BodyTooLarge(ServiceError):
@@ -68,6 +69,9 @@ class BodyTooLarge(ServiceError):
 
     code, title, status = "SV904", "body-too-large", 413
     template = "expected a body of at most {limit} bytes, found {found}"
+    default_hint = (
+        "send it in parts; an operator sets the limit (TILECORE_MAX_BODY_BYTES and others)"
+    )
 
 
 class InternalError(ServiceError):
@@ -95,6 +99,7 @@ class TooManyThreads(ServiceError):
 
     code, title, status = "SV907", "too-many-threads", 422
     template = "threads: expected 0 (all) to {cores} on {hardware}, found {found}"
+    default_hint = "leave threads out: all cores are used"
 
 
 class InvalidCursor(ServiceError):
@@ -102,6 +107,7 @@ class InvalidCursor(ServiceError):
 
     code, title, status = "SV908", "invalid-cursor", 422
     template = "cursor: expected one from `next_cursor` of the same query, found {found!r}"
+    default_hint = "begin again without a cursor, and keep the filters from page to page"
 
 
 class CoordinatorStopped(ServiceError):
@@ -117,6 +123,7 @@ class InvalidSettings(ServiceError):
 
     code, title, status = "SV910", "invalid-settings", 422
     template = "{message}"
+    default_hint = "correct or unset it: each setting has a default (tuner_service/settings.py)"
 
 
 class RunFailed(ServiceError):
@@ -124,6 +131,9 @@ class RunFailed(ServiceError):
 
     code, title, status = "SV911", "run-failed", 409
     template = "tuning run {run} ended as {state}: {error}"
+    default_hint = (
+        "what it had found stays: `tilecore run show ID`, or GET /v1/tuning-runs/ID/trials"
+    )
 
 
 class StaleRun(ServiceError):
@@ -212,6 +222,7 @@ class Forbidden(ServiceError):
 
     code, title, status = "SV921", "forbidden", 403
     template = "expected a key with the role {expected}, found {found}"
+    default_hint = "an operator makes keys: `tilecore keys create NAME --role read|tune|admin`"
 
 
 class RateLimited(ServiceError):
@@ -272,6 +283,17 @@ class ServiceUnreachable(ServiceError):
     code, title = "SV917", "service-unreachable"
     template = "expected a tilecore service at {url}, found {found}"
     default_hint = "start one with `tilecore serve`, or leave out --service"
+
+
+class NoServiceAddress(ServiceUnreachable):
+    """The address of a service that a client is given is none."""
+
+    code, title, status = "SV936", "no-service-address", 422
+    template = "expected the address of a service (http://HOST:8711), found {found!r}"
+    default_hint = (
+        "it begins with http:// or https:// and is given by --service, `service=` or "
+        "TILECORE_SERVICE_URL"
+    )
 
 
 class Refused(ServiceError):

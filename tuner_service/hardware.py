@@ -13,6 +13,7 @@ from recommender.hardware import (
     nearest_profile,
     profile_names,
 )
+from tilecore.errors import did_you_mean
 from tuner_service.wiring import host_profile
 
 HOST_NAMES = ("host", "cpu", "auto", "local")
@@ -41,8 +42,9 @@ def find_hardware(store: SqlStore, name: str | None) -> HardwareProfile:
     for profile in profiles:
         if name.lower() in _names(profile) or (len(name) >= 8 and profile.key.startswith(name)):
             return profile
-    known = ", ".join(dict.fromkeys(["host", *profile_names(), *(p.name for p in profiles)]))
-    raise UnknownHardware(known=known, found=name)
+    known = dict.fromkeys(["host", *profile_names(), *(p.name for p in profiles)])
+    hint = did_you_mean(name, [*known, *(n for p in profiles for n in _names(p))])
+    raise UnknownHardware(known=", ".join(known), found=name, hint=hint)
 
 
 def find_hardware_or_like(store: SqlStore, name: str | None) -> tuple[HardwareProfile, str]:

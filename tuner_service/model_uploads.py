@@ -118,6 +118,8 @@ def _checked(raw: bytes, sha256: str, feature_schema: str) -> str:
         hint = "train on the features of this version: recommender.features.NAMES, or gpu_features"
         known = f"feature_schema {schema_of(CPU)}, or for GPUs as {schema_of('sm_90a')}"
         raise InvalidModel(expected=known, found=feature_schema, hint=hint)
+    if not raw:
+        raise InvalidModel(expected="a UBJ or JSON model", found="an empty file")
     if raw.startswith(PICKLES):
         hint = "a pickle runs code when it is read: save the model by Booster.save_model"
         raise InvalidModel(expected="a UBJ or JSON model", found="a pickle", hint=hint)

@@ -62,10 +62,16 @@ def list_models(settings: Settings, kernel: str | None, *, limit: int) -> None:
 
 
 def upload_model(settings: Settings, file: Path, kernel: str, devices: str) -> None:
-    """Store a model of XGBoost and say whether it answers from now on."""
+    """Store a model of XGBoost and say whether it answers from now on.
+
+    Raises:
+        InvalidRequest: the file cannot be read, or there are no such devices (SV901).
+        InvalidModel: why it is refused (RC604).
+    """
     from recommender.families import schema_of
     from tuner_service.model_uploads import ModelUploads
 
+    _check_devices(devices)
     try:
         raw = file.read_bytes()
     except OSError as error:
@@ -74,6 +80,22 @@ def upload_model(settings: Settings, file: Path, kernel: str, devices: str) -> N
     uploads = ModelUploads(wiring.open_store(settings))
     found = uploads.add(kernel, raw, sha256=sha256, feature_schema=schema_of(devices))
     show.print_models(out, [found])
+
+
+def _check_devices(devices: str) -> None:
+    from recommender.families import CPU, family_of, family_of_schema, schema_of
+    from recommender.hardware import load_profile, nearest_profile, profile_names
+
+    if family_of_schema(schema_of(devices)) is not None:
+        return
+    gpus = {family_of(load_profile(name)) for name in profile_names()} - {CPU}
+    like = nearest_profile(devices)
+    hint = "a model is of all CPUs, or of all GPUs of an architecture"
+    raise InvalidRequest(
+        message=f"--devices: expected {CPU} or an architecture ({', '.join(sorted(gpus))}), "
+        f"found {devices!r}",
+        hint=hint if like is None else f"{hint}; {like.name} is {family_of(like)}",
+    )
 
 
 def activate_model(settings: Settings, model: int) -> None:

@@ -56,6 +56,7 @@ def pack(
         expected = 'an NVIDIA GPU (h200, a100, "emulated h200", ...)'
         raise InvalidRequest(message=f"--target: expected {expected}, found {hardware.name}")
     asked = _questions(store, kernel, problem, file, target)
+    writer = PackWriter(folder, hardware, toolchain, limit_bytes)
     chosen = []  # complain of any workload before the first is compiled
     for question in asked:
         jobs.check_emulated(question)
@@ -65,7 +66,6 @@ def pack(
             program_digest=question.program_digest, toolchain_key=toolchain.key, seed=seed,
         )  # fmt: skip
         chosen.append((question, choices))
-    writer = PackWriter(folder, hardware, toolchain, limit_bytes)
     with _compilers(settings, hardware) as compile_all:
         for number, (question, choices) in enumerate(chosen, 1):
             outcomes = compile_all(question.workload, [c.config for c in choices])
@@ -160,7 +160,11 @@ def import_results(settings: Settings, paths: Sequence[Path]) -> None:
         InvalidPack: a file cannot be read, or a line of it is none of ours (WK709).
     """
     store = wiring.open_store(settings)
-    found = [m for path in paths for m in read_results(path)]
+    read = {path: list(read_results(path)) for path in paths}
+    for path, of_path in read.items():
+        if not of_path:
+            out.print(f"{path}: no result in it", highlight=False, soft_wrap=True)
+    found = [m for of_path in read.values() for m in of_path]
     usable = [m for m in found if m.status is not MeasureStatus.WORKER_LOST]
     new = list(_unknown(store, usable))
     store.add_all(new)

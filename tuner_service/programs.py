@@ -19,7 +19,13 @@ from recommender.portable_tracing import portable
 from tilecore.advice import question_of
 from tilecore.autotuner import AutoTuneImpl
 from tilecore.compat.modules import aliased
-from tilecore.errors import InvalidProblem, SourceSpan, TileError, program_error
+from tilecore.errors import (
+    InvalidProblem,
+    SourceSpan,
+    TileError,
+    did_you_mean,
+    program_error,
+)
 from tilecore.jit import JITImpl
 from tilecore.recommending import OpenProgram, ProgramAdvice
 from tuner_service import commands, wiring
@@ -168,9 +174,11 @@ def loaded(program: str) -> Iterator[Any]:
             names = _run(path)
             if name not in names:
                 known = [n for n, v in names.items() if isinstance(v, (JITImpl, AutoTuneImpl))]
+                expected = f"one of {', '.join(known)}" if known else f"a function {name}"
                 raise InvalidProgramFile(
-                    program=str(path), expected=f"one of {', '.join(known) or 'its functions'}",
-                    found=name,
+                    program=str(path), expected=expected,
+                    found=name if known else "none of that name, and none under @tilelang.jit",
+                    hint=did_you_mean(name, known or [n for n, v in names.items() if callable(v)]),
                 )  # fmt: skip
             yield names[name]
     finally:
@@ -184,7 +192,10 @@ def _run(path: Path) -> dict[str, Any]:
         raise
     except SystemExit as end:
         raise InvalidProgramFile(
-            program=str(path), expected="a file that can be imported", found=f"exit({end.code})"
+            program=str(path),
+            expected="a file that can be imported",
+            found=f"exit({end.code})",
+            hint='what is to run as a script goes under `if __name__ == "__main__":`',
         ) from end
     except SyntaxError as error:
         raise program_error(error, SourceSpan(str(path), error.lineno or 0)) from error

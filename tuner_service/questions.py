@@ -155,7 +155,7 @@ def assigned(field: str, texts: Sequence[str]) -> dict[str, Any]:
     flags = {"true": True, "false": False}
     for assignment in texts:
         name, separator, text = (part.strip() for part in assignment.partition("="))
-        if not separator:
+        if not separator or not name:
             raise InvalidProblem(field=field, expected="FIELD=VALUE", found=repr(assignment))
         if name in found:
             raise InvalidProblem(field=name, expected="one value", found="several")

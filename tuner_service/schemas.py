@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from db.records import DEFAULT_PRIORITY
-from db.run_requests import MAX_TIME_S, MAX_TRIALS
+from db.records import DEFAULT_PRIORITY, MAX_SEED, MAX_TIME_S, MAX_TRIALS
 from db.storable import UNSTORABLE
+from tilecore.tile_config import MOST_RETURNED
 
 MAX_THREADS = 4096
 GEMM_EXAMPLE = {"m": 1000, "n": 1024, "k": 512, "dtype": "float32"}
@@ -94,7 +94,7 @@ class QuestionIn(Wire):
 class RecommendationRequest(QuestionIn):
     """Ask for ranked tile configs."""
 
-    top_k: Int = Field(5, ge=1, le=50)
+    top_k: Int = Field(5, ge=1, le=MOST_RETURNED)
 
 
 class BatchRequest(Wire):
@@ -172,7 +172,7 @@ class TuningRunRequest(QuestionIn):
         None, gt=0, le=MAX_TIME_S, description="end with what there is after so much work"
     )
     priority: Int = Field(DEFAULT_PRIORITY, ge=1, le=1000, description="weight among runs")
-    seed: Int = Field(0, ge=0, le=2**31 - 1)
+    seed: Int = Field(0, ge=0, le=MAX_SEED)
     wait_for_hardware: bool = Field(
         False, strict=True, description="queue the run even where nobody has offered the device yet"
     )

@@ -11,6 +11,7 @@ from urllib.parse import quote
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from db.records import MAX_TIME_S, MAX_TRIALS
 from tuner_service.errors import InvalidSettings
 
 RATE_LIMIT, WRONG_KEY_LIMIT = "6000/minute", "30/minute"
@@ -27,7 +28,11 @@ class Settings(BaseSettings):
     """Everything an operator can set. Durations are in seconds."""
 
     model_config = SettingsConfigDict(
-        env_prefix="TILECORE_", extra="ignore", frozen=True, env_ignore_empty=True
+        env_prefix="TILECORE_",
+        extra="ignore",
+        frozen=True,
+        env_ignore_empty=True,
+        allow_inf_nan=False,
     )
 
     data_dir: Path = Field(default_factory=default_data_dir)
@@ -46,11 +51,11 @@ class Settings(BaseSettings):
     lease_s: float = Field(900.0, gt=0)
     max_attempts: int = Field(6, ge=1)  # executions of a trial whose worker got lost
     retry_base_s: float = Field(0.5, ge=0)
-    max_trials: int = Field(96, ge=1, le=100_000)  # of a run that does not say
-    time_limit_s: float = Field(900.0, gt=0)  # of a run that does not say
+    max_trials: int = Field(96, ge=1, le=MAX_TRIALS)  # of a run that does not say
+    time_limit_s: float = Field(900.0, gt=0, le=MAX_TIME_S)  # of a run that does not say
     # Runs that the system queues by itself, where answers rest on what may no longer hold:
     retune: Literal["auto", "off"] = "auto"
-    retune_trials: int = Field(24, ge=1, le=100_000)
+    retune_trials: int = Field(24, ge=1, le=MAX_TRIALS)
     retune_max_open: int = Field(8, ge=1, le=1000)
     max_body_bytes: int = Field(65_536, ge=1024)
     max_model_bytes: int = Field(16 << 20, ge=1024)  # of an uploaded cost model
@@ -151,10 +156,16 @@ def load_settings(**overrides: object) -> Settings:
         return Settings(**given)  # type: ignore[arg-type]
     except ValidationError as error:
         faults = "; ".join(
-            f"TILECORE_{'_'.join(map(str, e['loc'])).upper()}: {e['msg']}, found {e['input']!r}"
+            f"TILECORE_{'_'.join(map(str, e['loc'])).upper()}: {said(e['msg'])}, "
+            f"found {e['input']!r}"
             for e in error.errors()
         )
         raise InvalidSettings(message=faults) from error
+
+
+def said(message: str) -> str:
+    """Return what a validator of ours says, without what pydantic puts before it."""
+    return message.removeprefix("Value error, ")
 
 
 def is_address(text: str) -> bool:

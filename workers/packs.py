@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import tarfile
 import zipfile
@@ -29,6 +30,8 @@ from workers.errors import InvalidPack
 
 SCHEMA = 1
 HEAD, CODE, RUN, CANDIDATES = "pack.json", "code.zip", "run.py", "candidates.json"
+OWN = re.compile(r"pack\.json|code\.zip|run\.py|[0-9]{3,}-.*\.tar\.xz")
+OTHER_FOLDER = "name another folder"
 PACKAGES = ("tilecore", "recommender", "workers")
 SOURCES = (".py", ".toml", ".h", ".cpp")
 NOT_NEEDED = ("kernel.cu", "program.txt")  # of an artifact, to run it
@@ -162,11 +165,15 @@ class PackWriter:
         folder: of the first pack; the others are FOLDER-2, FOLDER-3, ...
         hardware, toolchain: what all candidates are for and made with.
         limit_bytes: of one pack.
+
+    Raises:
+        InvalidPack: the folder is none, or holds anything else than a pack (WK709).
     """
 
     def __init__(
         self, folder: Path, hardware: HardwareProfile, toolchain: Toolchain, limit_bytes: int
     ) -> None:
+        _refuse_others(folder)
         self._folder, self._limit = folder, limit_bytes
         self._hardware, self._toolchain = hardware, toolchain
         self._workloads: list[PackedWorkload] = []
@@ -202,7 +209,8 @@ class PackWriter:
             name = f"{len(self._workloads):03d}-{workload.kernel}.tar.xz"
             (place / name).write_bytes(archive)
         except OSError as error:
-            raise InvalidPack(path=place, reason=error.strerror or str(error)) from error
+            reason = error.strerror or str(error)
+            raise InvalidPack(path=place, reason=reason, hint=OTHER_FOLDER) from error
         self._workloads.append(PackedWorkload(workload, program_digest, name))
         self._bytes += len(archive)
         return len(archive)
@@ -241,16 +249,27 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
     archive.addfile(entry, io.BytesIO(content))
 
 
+def _refuse_others(place: Path) -> None:
+    """Check that nothing is lost where a pack is written: results of an older one may be there."""
+    if not place.exists():
+        return
+    if not place.is_dir():
+        raise InvalidPack(path=place, reason="expected a folder, found a file", hint=OTHER_FOLDER)
+    others = sorted(p.name for p in place.iterdir() if p.is_dir() or not OWN.fullmatch(p.name))
+    if others:
+        raise InvalidPack(
+            path=place, hint=OTHER_FOLDER,
+            reason="expected a new folder, or one with nothing but a pack, found "
+            f"{', '.join(others[:3])}",
+        )  # fmt: skip
+
+
 def _begin(place: Path) -> None:
     """Make the folder of a pack, with all but its workloads; an older pack in it goes."""
-    if (place / HEAD).exists() or (place / CODE).exists():
-        shutil.rmtree(place)
+    _refuse_others(place)
     place.mkdir(parents=True, exist_ok=True)
-    if any(place.iterdir()):
-        raise InvalidPack(
-            path=place, reason="expected a new folder, or one with a pack, found other files",
-            hint="name another folder",
-        )  # fmt: skip
+    for file in place.iterdir():
+        file.unlink()
     (place / CODE).write_bytes(_code())
     shutil.copyfile(RUNNER, place / RUN)
 

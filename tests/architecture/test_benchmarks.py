@@ -13,11 +13,26 @@ def starts(script: Path) -> bool:
     return '__name__ == "__main__"' in script.read_text()
 
 
+def modules_of(tree: ast.Module) -> set[str]:
+    """Return the first parts of the modules that a script takes names from."""
+    return {n.module.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+
+
+def from_the_root(script: Path) -> bool:
+    """Return whether a script, or one beside it that it imports, needs the root of the project."""
+    modules = modules_of(ast.parse(script.read_text()))
+    beside = (script.with_name(f"{name}.py") for name in modules)
+    return bool(modules & {"tests", "benchmarks"}) or any(
+        s.is_file() and s != script and from_the_root(s) for s in beside
+    )
+
+
 @pytest.mark.parametrize("script", [s for s in SCRIPTS if starts(s)], ids=lambda s: s.stem)
 def test_scripts_that_import_from_the_root_are_started_as_modules(script):
     tree = ast.parse(script.read_text())
-    modules = {n.module.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
     command = f"benchmarks/{script.name}"
-    if modules & {"tests", "benchmarks"}:
+    if from_the_root(script):
         command = f"-m benchmarks.{script.stem}"
     assert f"python {command}" in (ast.get_docstring(tree) or "")
+    if from_the_root(script):  # beside a script that is a module nothing is found by its bare name
+        assert not modules_of(tree) & {s.stem for s in SCRIPTS if from_the_root(s)}

@@ -17,7 +17,7 @@ from tests.recommender import user_programs as programs
 from tests.recommender.support import HOST, MemoryStore
 from tilecore.advice import question_of
 from tilecore.compiler import check
-from tilecore.errors import ProgramError, TileError, TypeMismatch
+from tilecore.errors import InvalidProblem, ProgramError, TileError, TypeMismatch
 from tilecore.graph import build, sole_contraction
 from tilecore.kernels.attention import ATTENTION
 from tilecore.kernels.gemm import GEMM
@@ -222,6 +222,17 @@ def test_bad_questions_get_errors_with_codes(case):
     assert "expected" in str(caught.value) or caught.value.code in ("RC602", "TC105")
 
 
+@pytest.mark.parametrize("device", ["host", "h100"])
+@pytest.mark.parametrize("empty", [{"M": 0}, {"K": 0}, {"M": 0, "N": 0}])
+@pytest.mark.filterwarnings("error")
+def test_a_tensor_without_elements_is_refused_by_its_size(device, empty):
+    """Once "the compiler refuses all that were tried", after a warning of NumPy's."""
+    with pytest.raises(InvalidProblem, match="expected a size of at least 1, found 0") as caught:
+        ask(programs.matmul, device, **{**GEMM_SIZES, **empty})
+    field = next(iter(empty)) if len(empty) == 1 else "axis 0 of A"
+    assert caught.value.fields["field"] == field
+
+
 def test_configs_the_compiler_refuses_are_left_out():
     question = question_of(programs.matmul, (), GEMM_SIZES, target=None, top_k=3)
 
@@ -257,6 +268,12 @@ def test_products_smaller_than_an_instruction_have_a_config(device, sizes):
     """Where no config is worth trying, one that can run is recommended."""
     found = ask(programs.matmul, device, **dict(zip("MNK", sizes, strict=True)))
     assert found[0].config["block_M"] >= 16
+
+
+def test_an_answer_is_a_line_in_a_console():
+    found = ask(programs.matmul, M=64, N=64, K=64, top_k=2)
+    assert repr(found).startswith("ProgramAdvice(2 configs for NVIDIA H100 80GB HBM3; the first ")
+    assert len(repr(found)) < 200
 
 
 @pytest.mark.parametrize("top_k", [0, -1, 51])

@@ -80,6 +80,13 @@ def test_sizes_that_make_no_sense_are_refused_with_what_was_expected(text):
     assert caught.value.code == "RC611"
 
 
+@pytest.mark.parametrize("text", ["1:99999999999999", "99999999999999", "1,99999999999999"])
+def test_sizes_that_are_too_large_are_told_how_large_they_may_be(text):
+    """Once "expected sizes as FIRST:LAST", which it was."""
+    with pytest.raises(InvalidShapes, match="1048576"):
+        parse_sizes("m", text)
+
+
 def test_sizes_as_people_write_them():
     assert parse_sizes("m", "1:4096") == Sizes(low=1, high=4096)
     assert parse_sizes("m", "16, 1,16") == Sizes(values=(1, 16))

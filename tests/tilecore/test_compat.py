@@ -433,6 +433,12 @@ def test_a_rewrite_of_tvms_trees_is_refused(tmp_path) -> None:
 
 
 @pytest.mark.exhaustive
+def test_a_survey_of_no_program_says_so(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "plain.py").write_text("print(1)\n")
+    main(["--survey", str(tmp_path)])
+    assert "expected a program that imports tilelang below" in capsys.readouterr().err
+
+
 def test_a_survey_builds_for_gpus_too(folder: Path) -> None:
     table = folder / "gpu.md"
     given = ["--survey", str(folder), "--match", "^.*/add.py", "--gpu-out", str(table)]

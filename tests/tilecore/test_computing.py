@@ -336,7 +336,11 @@ def test_tuning_takes_what_is_fastest_and_right(tmp_path, monkeypatch):
     found = tilecore.compute(lambda x, w: torch.relu(x @ w))
     args = torch.randn(33, 70), scaled(70, 130)
     before = found(*args)
-    (stage,) = found.tune(*args, trials=2).stages
+    plan = found.tune(*args, trials=2)
+    (stage,) = plan.stages
+    assert repr(plan).startswith(f"Plan({stage.program.name}; ")  # once pages of it, in a console
+    assert len(f"{plan!r}{stage!r}") < 300
+    assert "us measured" in repr(stage)
     assert stage.chosen.source == "measured"
     assert "fastest of 2 configs" in found.explain(*args)
     torch.testing.assert_close(found(*args), before, rtol=1e-4, atol=1e-5)

@@ -1,11 +1,21 @@
 """Loops around kernel launches, and slices of tensors whose size is known at run time only."""
 
+import time
+
 import numpy as np
 import pytest
 
 import tilecore as tilelang
 import tilecore.language as T
-from tilecore.errors import AssertionFailed, ScopeError, ShapeMismatch
+from tilecore.errors import (
+    AssertionFailed,
+    InvalidConfig,
+    ScopeError,
+    ShapeMismatch,
+    TypeMismatch,
+    UnknownTarget,
+)
+from tilecore.target import parse_target
 
 
 def test_launches_in_a_loop_run_one_after_the_other(run_both):
@@ -126,3 +136,74 @@ def test_an_access_that_leaves_its_tile_under_a_condition_stops_the_program(by_t
     np.testing.assert_array_equal(found, [3, 0, 0, 0, 0])
     with pytest.raises(AssertionFailed, match="index of `tile`, axis 0: expected 0 to 7, found 0"):
         widen(np.ones(3, np.float32), n=5)
+
+
+def test_a_loop_of_very_many_turns_compiles_at_once():
+    """Once the compiler walked through all its numbers, three times."""
+    turns = (1 << 31) - 1
+
+    @T.prim_func
+    def main(A: T.Tensor((1,), "float32"), B: T.Tensor((1,), "float32")):
+        with T.Kernel(1):
+            for i in T.serial(turns):
+                for j in T.serial(turns, 0, -2):
+                    if i + j > 7:
+                        B[0] = A[0]
+
+    began = time.perf_counter()
+    tilelang.compile(main, out_idx=[1], target="llvm")
+    assert time.perf_counter() - began < 30
+
+
+@pytest.mark.parametrize("target", ["llvm", "h100"])
+@pytest.mark.parametrize("loop", [T.serial, T.Parallel])
+def test_a_loop_that_no_counter_counts_is_refused_at_its_line(loop, target):
+    """Once hours, or a ValueError of TVM's."""
+    turns = 1 << 40
+
+    @T.prim_func
+    def main(A: T.Tensor((1,), "float32"), B: T.Tensor((1,), "float32")):
+        with T.Kernel(1):
+            for _ in loop(turns):
+                B[0] = A[0]
+
+    with pytest.raises(TypeMismatch, match="int32 can count to") as caught:
+        tilelang.compile(main, out_idx=[1], target=target)
+    assert caught.value.span is not None
+
+
+def test_a_buffer_is_no_condition_of_a_loop():
+    """Once the program was traced for ever."""
+
+    def program():
+        @T.prim_func
+        def main(A: T.Tensor((4,), "float32")):
+            with T.Kernel(1):
+                kept = T.alloc_shared((4,), "float32")
+                while kept:
+                    T.clear(kept)
+
+    with pytest.raises(TypeMismatch, match="found the buffer `kept`") as caught:
+        program()
+    assert caught.value.span is not None
+
+
+@pytest.mark.parametrize("target", ["llvm", "h100"])
+@pytest.mark.parametrize("blocks", [-4, 1 << 40])
+def test_a_grid_that_cannot_be_is_refused_at_its_line(target, blocks):
+    """On CPUs once a ZeroDivisionError, or a ValueError of TVM's."""
+
+    @T.prim_func
+    def main(A: T.Tensor((1,), "float32"), B: T.Tensor((1,), "float32")):
+        with T.Kernel(blocks):
+            B[0] = A[0]
+
+    with pytest.raises(InvalidConfig, match="expected 0 to 2147483647 blocks") as caught:
+        tilelang.compile(main, out_idx=[1], target=target)
+    assert caught.value.span is not None
+
+
+@pytest.mark.parametrize("target", ["", " "])
+def test_a_target_without_a_name_is_none(target):
+    with pytest.raises(UnknownTarget, match="expected one of llvm"):
+        parse_target(target)

@@ -1,7 +1,9 @@
 """The command line: one clear message and exit status 2 for bad input, never a traceback."""
 
+import io
 import json
 import os
+import re
 import socket
 import sqlite3
 import subprocess
@@ -11,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from sqlalchemy import make_url
 
 from db.errors import SchemaTooNew
@@ -18,6 +21,7 @@ from db.migrate import HEAD, open_database
 from tests.tuner_service.table_measurer import TableMeasurer
 from tuner_service import wiring
 from tuner_service.cli import run_cli
+from tuner_service.console import print_runs
 from tuner_service.coordinator import Coordinator
 from tuner_service.errors import InvalidSettings
 from tuner_service.jobs import Effort, submit
@@ -74,6 +78,8 @@ BAD_INPUT = {
     "no value": (["recommend", *GEMM, "--set", "transpose_a"], "TC502"),
     "wrong value": (["recommend", *GEMM, "--set", "transpose_a=7"], "TC502"),
     "too many threads": (["tune", *GEMM, "--threads", "4000"], "SV907"),
+    "no address": (["dispatch", *GEMM, "--m", "1:16", "--service", "nix"], "SV936"),
+    "nobody's field": (["recommend", *GEMM, "--set", "=3"], "TC502"),
 }
 
 
@@ -97,6 +103,15 @@ def test_bad_input_gets_one_message_and_status_2(cli, store, name):
         ["tune", "--trials", "0"],
         ["tune", "--executor", "slurm"],
         ["recommend", *GEMM, "--top-k", "0"],
+        ["recommend", *GEMM, "--top-k", "51"],
+        ["tune", *GEMM, "--time-limit", "inf"],  # once a run that ended as FAILED
+        ["tune", *GEMM, "--trials", "9" * 20],  # once an OverflowError
+        ["tune", *GEMM, "--seed", "9" * 20],
+        ["tune", *GEMM, "--ceiling", "inf"],
+        ["run", "extend", "ID", "--seconds", "inf"],
+        ["run", "extend", "ID", "--trials", "9" * 20],
+        ["run", "amend", "ID", "--ceiling", "inf"],
+        ["dispatch", *GEMM, "--tune", "--trials", "9" * 20],
         ["serve", "--port", "99999999"],
         ["measurements", "--status", "FINE"],
     ],
@@ -120,7 +135,7 @@ def test_an_address_that_cannot_be_had_is_told_before_anything_starts(cli, host)
 def test_a_ray_address_without_a_port_is_refused(cli):
     status, _, err = cli("coordinator", "--ray-address", "head")
     assert status == 2
-    assert "TILECORE_RAY_ADDRESS: Value error, expected HOST:PORT" in err
+    assert "TILECORE_RAY_ADDRESS: expected HOST:PORT" in err
 
 
 @pytest.mark.few(1)
@@ -168,12 +183,16 @@ def test_a_newer_database(cli, settings):
         open_database(settings.url)
 
 
-def test_a_setting_that_cannot_be_used(cli, monkeypatch):
-    monkeypatch.setenv("TILECORE_PORT", "eighty")
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("TILECORE_PORT", "eighty"), ("TILECORE_TIME_LIMIT_S", "inf"), ("TILECORE_LEASE_S", "nan")],
+)
+def test_a_setting_that_cannot_be_used(cli, monkeypatch, name, text):
+    monkeypatch.setenv(name, text)
     status, _, err = cli("runs")
     assert status == 2
-    assert "TILECORE_PORT" in err
-    assert "'eighty'" in err
+    assert name in err
+    assert f"'{text}'" in err
     with pytest.raises(InvalidSettings):
         load_settings()
 
@@ -235,6 +254,17 @@ def test_lists(cli, tuned):
     assert out.count("gemm 64x64x64") == 3
     status, out, _ = cli("recommend", *GEMM, "--top-k", "1")
     assert "measured" in out
+
+
+def test_a_list_of_runs_can_be_read_in_80_columns(tuned):
+    """Once the workload had two characters a line there."""
+    file = io.StringIO()
+    print_runs(Console(width=80, file=file), [(tuned, {"done": 3})])
+    out = file.getvalue()
+    assert tuned.public_id in out
+    assert "3 trials" in out
+    assert "gemm 64x64x64 float32" in out
+    assert f"{tuned.created_at:%Y-%m-%d}" in out
 
 
 def test_migrate_says_what_it_did(cli, settings):
@@ -331,3 +361,50 @@ def test_a_password_comes_from_a_file(tmp_path):
     secret.unlink()
     with pytest.raises(InvalidSettings, match="PASSWORD_FILE"):
         _ = settings.url
+
+
+@pytest.mark.parametrize("arguments", [["-h"], ["tune", "-h"], ["keys", "create", "-h"]])
+def test_help_has_the_short_name_that_people_try(cli, arguments):
+    status, out, _ = cli(*arguments)
+    assert status == 0
+    assert "Usage: tilecore" in out
+
+
+def test_the_version(cli):
+    status, out, _ = cli("--version")
+    assert status == 0
+    assert re.fullmatch(r"tilecore [0-9]+\.[0-9]+\.[0-9]+.*\n", out)
+
+
+HINTED = {
+    "unknown kernel": (["recommend", "gemmm", "--m", "4"], "did you mean `gemm`?"),
+    "a kernel of one's own": (["recommend", "zzz", "--m", "4"], "path/program.py:function"),
+    "missing dimension": (["recommend", "gemm", "--m", "4"], "gemm needs m, n, k; its defaults:"),
+    "unknown field": (["recommend", *GEMM, "--set", "dtyp=int8"], "did you mean `dtype`?"),
+    "too many threads": (["recommend", *GEMM, "--threads", "4000"], "leave threads out"),
+    "unknown hardware": (["log", "--hardware", "h20"], "did you mean `h200`?"),
+    "no address": (["dispatch", *GEMM, "--m", "1:16", "--service", "nix"], "http://"),
+}
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("name", HINTED)
+def test_errors_that_people_meet_often_say_what_to_do(cli, name):
+    arguments, hint = HINTED[name]
+    status, _, err = cli(*arguments)
+    assert status == 2
+    assert hint in err.partition("hint:")[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("", "none under @tilelang.jit"), ("def made(): pass\n", "did you mean `made`?"),
+     ("raise SystemExit(3)\n", '__name__ == "__main__"')],
+)  # fmt: skip
+def test_a_file_without_the_function_says_what_it_has(cli, tmp_path, text, told):
+    file = tmp_path / "program.py"
+    file.write_text(text)
+    status, _, err = cli("recommend", f"{file}:mad", "--m", "4")
+    assert status == 2
+    assert err.startswith("error: SV913 ")
+    assert told in err

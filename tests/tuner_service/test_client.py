@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 
 from tests.tuner_service.serving import served
 from tuner_service.client import ServiceClient
-from tuner_service.errors import Refused, ServiceUnreachable
+from tuner_service.errors import NoServiceAddress, Refused, ServiceUnreachable
 
 PROBLEM = {"code": "DB804", "detail": "it restarts", "title": "database-unreachable"}
 
@@ -46,6 +46,18 @@ def test_a_service_that_stays_away_is_told():
             client._ask("GET", "/v1/tuning-runs/r")
     with ServiceClient(url) as client, pytest.raises(ServiceUnreachable, match="SV917"):
         next(client.follow({"id": "r"}, patience_s=0.5))
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["nix", "", "localhost:8711", "ftp://h", "http://", "http://h:abc", "http://h:99999",
+     "http://[::1", "http://[", "http://h:0", "http://a b", "http://h\x00"],
+)  # fmt: skip
+def test_what_is_no_address_is_told_before_anything_is_sent(url):
+    """Some were a service that does not answer (exit status 1), some an error of httpx."""
+    with pytest.raises(NoServiceAddress, match="SV936") as caught:
+        ServiceClient(url)
+    assert "http://" in caught.value.hint
 
 
 def test_a_service_that_is_started_again_is_found():

@@ -7,6 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from recommender.dispatch import dispatch_table
+from recommender.errors import InvalidShapes
 from recommender.measurement import Protocol
 from recommender.shapes import Sizes
 from tests.tuner_service.table_measurer import TableMeasurer
@@ -127,6 +128,26 @@ def test_files_of_weights_that_make_no_sense(tmp_path, store, content):
     with pytest.raises(TileError) as caught:
         understand_table(store, asked())
     assert caught.value.code in ("RC611", "TC502")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("w.csv", ""), ("w.csv", "m,weight\n"), ("w.json", "[]")]
+)
+def test_a_file_of_weights_without_a_shape_is_named(tmp_path, name, content):
+    """Once it was as if none had been given."""
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InvalidShapes, match=rf"{name}: expected .* found no shape in it"):
+        read_weights(str(tmp_path / name))
+
+
+def test_a_place_that_cannot_be_written_is_told_before_anything_is_measured(cli, tmp_path, store):  # noqa: F811
+    asked = ("dispatch", "gemm", "--n", "64", "--k", "64", "--m", "1:8", "--tune", "--output")
+    for place in (tmp_path / "none" / "t.json", tmp_path):
+        status, shown, complaint = cli(*asked, str(place))
+        assert (status, shown) == (2, "")
+        assert complaint.startswith("error: SV914 ")
+        assert "csv" not in complaint
+    assert store.runs.list() == []
 
 
 def test_counted_shapes_of_a_spreadsheet_are_read(tmp_path):

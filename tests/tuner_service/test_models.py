@@ -213,6 +213,30 @@ def test_models_are_looked_at_one_by_one(store, good, measurements):
     assert sorted(outcomes) == ["SV924", "candidate"]
 
 
+@pytest.mark.parametrize(
+    ("devices", "hint"),
+    [("z80", "all GPUs of an architecture"), ("h200", "NVIDIA H200 is sm_90a"), ("", "")],
+)
+def test_devices_that_there_are_not_are_told_which_there_are(cli, tmp_path, devices, hint):  # noqa: F811
+    file = tmp_path / "model.ubj"
+    file.write_bytes(b"{}")
+    status, _, err = cli("model", "upload", str(file), "--devices", devices)
+    assert status == 2
+    assert (
+        "--devices: expected cpu or an architecture (gfx90a, gfx942, sm_100a, sm_70, sm_80" in err
+    )
+    assert hint in err.partition("hint: ")[2]
+
+
+def test_an_empty_file_is_no_model(cli, tmp_path):  # noqa: F811
+    """Once a message about a process that died."""
+    file = tmp_path / "model.ubj"
+    file.touch()
+    status, _, err = cli("model", "upload", str(file))
+    assert status == 2
+    assert "found an empty file" in err
+
+
 def test_models_on_the_command_line(cli, store, measurements, good, tmp_path):  # noqa: F811
     store.add_all(measurements)
     file = tmp_path / "model.ubj"

@@ -142,6 +142,23 @@ def test_what_cannot_be_packed_is_told(cli, tmp_path, name):
     assert not (tmp_path / "pack").exists()
 
 
+def test_a_folder_that_cannot_be_is_told_before_anything_is_compiled(cli, tmp_path):
+    (tmp_path / "pack").touch()
+    status, shown, error = cli(
+        "pack", tmp_path / "pack", "--set", "m=64", "--set", "n=64", "--set", "k=64"
+    )
+    assert (status, shown) == (2, "")
+    assert "expected a folder, found a file" in error
+
+
+def test_of_an_empty_file_nothing_is_read_and_that_is_told(cli, tmp_path):
+    (tmp_path / "none.jsonl").touch()
+    status, shown, _ = cli("import", tmp_path / "none.jsonl")
+    assert status == 0
+    assert f"{tmp_path / 'none.jsonl'}: no result in it" in shown
+    assert "0 measurements stored" in shown
+
+
 def test_of_a_file_with_a_fault_nothing_is_stored(cli, store, tmp_path):
     path = tmp_path / "results.jsonl"
     header = {

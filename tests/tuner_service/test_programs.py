@@ -304,8 +304,13 @@ def test_a_client_traces_here_and_asks_there(installed, url, store):  # noqa: F8
 
 
 def test_services_that_are_none(installed):  # noqa: F811
-    for url in ("http://127.0.0.1:9", "nonsense", "http://["):
-        with pytest.raises(ServiceUnreachable, match="expected a tilecore service"):
+    told = {
+        "http://127.0.0.1:9": "SV917.*expected a tilecore service",
+        "nonsense": "SV936.*expected the address of a service",
+        "http://[": "SV936.*expected the address of a service",
+    }
+    for url, match in told.items():
+        with pytest.raises(ServiceUnreachable, match=match):
             programs.matmul.recommend(**SIZES, service=url)
 
 

@@ -83,9 +83,37 @@ def test_what_is_more_than_a_pack_holds_becomes_another_one(tmp_path, artifacts)
         write(tmp_path / "three", artifacts, 1000)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("not to be removed")
-    with pytest.raises(InvalidPack, match=r"WK709.*other files"):
+    with pytest.raises(InvalidPack, match=r"WK709.*nothing but a pack, found thesis"):
         write(tmp_path / "mine", artifacts)
     assert (tmp_path / "mine" / "thesis.txt").exists()
+
+
+@pytest.mark.parametrize("mine", ["results.jsonl", "notes/a.txt"])
+def test_what_lies_beside_an_older_pack_is_not_removed_with_it(tmp_path, artifacts, mine):
+    """Once the whole folder went: results of the older pack, or all beside somebody's code.zip."""
+    folder = tmp_path / "pack"
+    write(folder, artifacts).close()
+    (folder / mine).parent.mkdir(exist_ok=True)
+    (folder / mine).write_text("not to be removed")
+    with pytest.raises(InvalidPack, match=r"WK709.*found (results|notes)"):
+        write(folder, artifacts)
+    assert (folder / mine).exists()
+    assert Pack.open(folder).workloads
+
+
+def test_a_pack_takes_the_place_of_an_older_one(tmp_path, artifacts):
+    write(tmp_path / "pack", artifacts).close()
+    (tmp_path / "pack" / "001-softmax.tar.xz").write_text("of an older pack")
+    write(tmp_path / "pack", artifacts).close()
+    assert not (tmp_path / "pack" / "001-softmax.tar.xz").exists()
+    assert Pack.open(tmp_path / "pack").workloads
+
+
+def test_a_file_is_no_folder(tmp_path, artifacts):
+    (tmp_path / "pack").touch()
+    with pytest.raises(InvalidPack, match=r"WK709.*expected a folder") as caught:
+        write(tmp_path / "pack", artifacts)
+    assert caught.value.hint == "name another folder"
 
 
 def test_damaged_packs_are_told(tmp_path, artifacts):

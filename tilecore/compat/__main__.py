@@ -104,6 +104,9 @@ def _survey(given: argparse.Namespace, machine: Machine) -> int:
         return 2
     files = survey.programs(folder, every=given.every)
     chosen = [p for p in files if re.search(given.match, p.as_posix())]
+    if not chosen:
+        which = "a program that imports tilelang" if not given.every else "a program"
+        print(f"expected {which} below {given.survey}, found none (--every: all)", file=sys.stderr)
 
     arguments = {}
     if given.arguments is not None:

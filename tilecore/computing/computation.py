@@ -57,6 +57,11 @@ class Stage:
     chosen: RecommendedConfig
     kernel: JITKernel = field(init=False)
 
+    def __repr__(self) -> str:
+        chosen = self.chosen
+        time_us = f"{chosen.time_s * 1e6:.1f} us {chosen.source}"
+        return f"Stage({self.program.name}; {chosen.config}; {time_us})"
+
     def build(self) -> None:
         """Compile it with its config."""
         func = self.function.program(**self.chosen.config)
@@ -110,6 +115,12 @@ class Plan:
     results: Sequence[Place]
     is_single: bool
     alignment: int = 1
+
+    def __repr__(self) -> str:
+        names = ", ".join(stage.program.name for stage in self.stages)
+        copies = sum(isinstance(step, Copy) for step in self.steps)
+        beside = f"; {copies} copies" if copies else ""
+        return f"Plan({names}{beside}; {self.time_s * 1e6:.1f} us)"
 
     @property
     def stages(self) -> list[Stage]:

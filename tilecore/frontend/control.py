@@ -12,7 +12,7 @@ from tilecore.frontend.builder import Builder, Frame
 from tilecore.frontend.loops import LoopSpec
 from tilecore.frontend.loops import loop as make_loop
 from tilecore.ir.expr import Const, Expr, as_bool, const
-from tilecore.ir.nodes import Alloc, If, Jump, While
+from tilecore.ir.nodes import Alloc, Buffer, If, Jump, While
 from tilecore.ir.visitor import has_jump
 
 
@@ -87,6 +87,11 @@ def while_loop(builder: Builder, test: Callable[[], Any], endless: bool) -> Iter
     """
     before = len(builder.stmts)
     cond = const(True) if endless else test()
+    if isinstance(cond, Buffer):  # to Python it is true for ever, and so would be the trace
+        raise TypeMismatch(
+            expected="a condition after `while`", found=f"the buffer `{cond.name}`",
+            hint=f"test an element of it: `{cond.name}[...]`",
+        )  # fmt: skip
     if endless or (isinstance(cond, Expr) and not isinstance(cond, Const)):
         # What the test does (T.any_of, T.atomic_load) happens again before each iteration.
         again = [s for s in builder.stmts[before:] if not isinstance(s, Alloc)]

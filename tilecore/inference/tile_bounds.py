@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from tilecore.errors import ShapeMismatch, SourceSpan
 from tilecore.ir import nodes
-from tilecore.ir.bounds import Interval, interval, linear
+from tilecore.ir.bounds import Interval, ends, interval, linear
 from tilecore.ir.expr import Expr, Load, Select, Var, int_value
 from tilecore.ir.nodes import Buffer, PrimFunc, Stmt
 from tilecore.ir.visitor import children, expr_children, expressions, has_jump
@@ -96,7 +96,7 @@ class _Checker:
                     return False
                 values = range(first, last, by)
                 if values:
-                    self.ranges[name] = (min(values), max(values))
+                    self.ranges[name] = ends(values)
                 return True if values else None
             case _:
                 return True

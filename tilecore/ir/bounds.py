@@ -28,6 +28,11 @@ Interval = tuple[int, int]  # inclusive on both ends
 NON_NEGATIVE: Interval = (0, 2**31 - 1)  # an index whose end is known only at run time
 
 
+def ends(values: range) -> Interval:
+    """Return the least and the greatest of some numbers, however many, without counting them."""
+    return (min(values[0], values[-1]), max(values[0], values[-1]))
+
+
 @dataclass(frozen=True, slots=True)
 class Linear:
     """``constant + sum(coefficients[var] * var)``."""

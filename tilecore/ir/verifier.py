@@ -30,6 +30,7 @@ from tilecore.ir.polynomial import is_equal, product
 from tilecore.ir.visitor import expressions, regions, walk, walk_expr
 
 _TILE_OPS = (nodes.Copy, nodes.Fill, nodes.Gemm, nodes.Reduce, nodes.Scan)
+MOST_TURNS = 2**31 - 1
 _DIVISIONS, _SHIFTS = ("div", "floordiv", "mod"), ("shl", "shr")
 _IN_KERNEL = (
     nodes.Parallel, nodes.Store, nodes.Atomic, nodes.Sync, nodes.Exchange, nodes.Arrive, nodes.Wait,
@@ -149,6 +150,15 @@ class _Checker:
     def launch(self, stmt: nodes.KernelLaunch) -> None:
         for extent in (*stmt.grid, *stmt.threads):
             self.check_integer(extent, "grid extent or thread count")
+        for extent in stmt.grid:
+            blocks = int_value(extent)
+            if blocks is not None and not 0 <= blocks <= MOST_TURNS:
+                self.fault(
+                    InvalidConfig(
+                        knob="grid", value=f"{blocks} blocks", expected=f"0 to {MOST_TURNS} blocks",
+                        hint="let a block do more" if blocks > 0 else "",
+                    )
+                )  # fmt: skip
         self.check_pairs(stmt)
         self.inside(stmt, *stmt.block_vars, *stmt.thread_vars)
 
@@ -190,14 +200,28 @@ class _Checker:
     def parallel(self, stmt: nodes.Parallel) -> None:
         for extent in stmt.extents:
             self.check_integer(extent, "loop extent")
+            self.check_count(extent)
         self.inside(stmt, *stmt.loop_vars)
 
     def for_loop(self, stmt: nodes.For) -> None:
         for bound in (stmt.start, stmt.stop, stmt.step):
             self.check_integer(bound, "loop bound")
+            self.check_count(bound)
         if int_value(stmt.step) == 0:
             self.fault(TypeMismatch(expected="a step other than 0", found=0))
         self.inside(stmt, stmt.loop_var)
+
+    def check_count(self, bound: Expr) -> None:
+        """Report a bound that generated code, which counts in int32, never gets to."""
+        found = int_value(bound)
+        if found is not None and abs(found) > MOST_TURNS:
+            self.fault(
+                TypeMismatch(
+                    expected=f"a loop bound that an int32 can count to (at most {MOST_TURNS})",
+                    found=found,
+                    hint="share its turns out among loops in each other, or blocks",
+                )
+            )
 
     def while_loop(self, stmt: nodes.While) -> None:
         self.check_bool(stmt.cond)

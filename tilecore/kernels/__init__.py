@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilecore.errors import UnknownKernel
+from tilecore.errors import UnknownKernel, did_you_mean
 from tilecore.kernels.attention import ATTENTION
 from tilecore.kernels.attention_backward import ATTENTION_BACKWARD
 from tilecore.kernels.batched_gemm import BATCHED_GEMM
@@ -38,5 +38,7 @@ def get(name: str) -> KernelDefinition:
         UnknownKernel: no such kernel (TC501).
     """
     if name not in KERNELS:
-        raise UnknownKernel(known=", ".join(sorted(KERNELS)), found=name)
+        raise UnknownKernel(
+            known=", ".join(sorted(KERNELS)), found=name, hint=did_you_mean(name, KERNELS)
+        )
     return KERNELS[name]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tilecore.errors import InvalidProblem
+from tilecore.errors import InvalidProblem, did_you_mean
 from tilecore.ir.expr import Expr
 from tilecore.ir.nodes import PrimFunc
 from tilecore.tile_config import KnobValue, TileConfig
@@ -193,8 +193,9 @@ class KernelDefinition(ProgramDefinition):
             if found is None:
                 expected = ", ".join(f.name for f in self.fields)
                 raise InvalidProblem(
-                    field=name, expected=f"one of {expected}", found="unknown field"
-                )
+                    field=name, expected=f"one of {expected}", found="unknown field",
+                    hint=did_you_mean(name, known),
+                )  # fmt: skip
             if found.name in given and given[found.name] != value:
                 raise InvalidProblem(field=name, expected="one value", found="two spellings")
             given[found.name] = value
@@ -203,9 +204,17 @@ class KernelDefinition(ProgramDefinition):
             f = f.fitting(result.get("dtype"))
             value = given.get(f.name, f.default)
             if value is None:
-                raise InvalidProblem(field=f.name, expected=f"a {f.kind}", found="nothing")
+                raise InvalidProblem(
+                    field=f.name, expected=f"a {f.kind}", found="nothing", hint=self._takes()
+                )
             result[f.name] = _check(f, value)
         return result
+
+    def _takes(self) -> str:
+        """Return which fields have to be given, and which may be."""
+        needed = ", ".join(f.name for f in self.fields if f.default is None)
+        rest = " ".join(f"{f.name}={f.default}" for f in self.fields if f.default is not None)
+        return f"{self.name} needs {needed}; its defaults: {rest or 'none'}"
 
 
 def _check(f: ProblemField, value: Any) -> int | str | bool:

@@ -12,6 +12,7 @@ from typing import Any
 from tilecore.errors import ArtifactError, ToolchainMissing
 from tilecore.runtime import threads
 
+HINT = "install it: `make venv`, or pip install apache-tvm"
 _asked: list[int] = []  # threads, once somebody has said how many
 SPIN, THREADS = b"TVM_THREAD_POOL_SPIN_COUNT", b"TVM_NUM_THREADS"
 
@@ -30,10 +31,12 @@ def runtime_api() -> Any:
     libc.setenv(THREADS, str(len(os.sched_getaffinity(0))).encode(), 0)
     spec = importlib.util.find_spec("tvm")
     if spec is None or spec.origin is None:
-        raise ToolchainMissing(tool="libtvm_runtime (package apache-tvm)", purpose="CPU kernels")
+        raise ToolchainMissing(
+            tool="libtvm_runtime (package apache-tvm)", purpose="CPU kernels", hint=HINT
+        )
     library = Path(spec.origin).parent / "lib" / "libtvm_runtime.so"
     if not library.is_file():
-        raise ToolchainMissing(tool=str(library.name), purpose="CPU kernels")
+        raise ToolchainMissing(tool=str(library.name), purpose="CPU kernels", hint=HINT)
     import tvm_ffi
 
     ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)

@@ -14,7 +14,7 @@ from tilecore.errors import UnsupportedOnTarget
 from tilecore.inference.grain import blocks_of_a_share, tiles_of_a_share
 from tilecore.inference.plan import DOTS, PANELS, SUMS, CpuPlan, LaunchPlan, TilePlan
 from tilecore.ir.analysis import kept_axes, pads
-from tilecore.ir.bounds import NON_NEGATIVE, narrowed
+from tilecore.ir.bounds import NON_NEGATIVE, ends, narrowed
 from tilecore.ir.expr import Binary, Call, Expr, cast, int_value
 from tilecore.ir.nests import copy_nest, fill_nest
 from tilecore.ir.nodes import (
@@ -388,7 +388,7 @@ class _LaunchLowering:
                 self._iteration(stmt, start, (start, start))
                 return
             count: Any = len(values)
-            bounds = (min(values), max(values)) if values else (start, start)
+            bounds = ends(values) if values else (start, start)
         else:
             trips = self.accessor.scalar(cast(trip_count(stmt), "int32"))
             count = self.builder.bind(maximum(0, trips))
